@@ -1,0 +1,59 @@
+"""The errors a user can meet.
+
+Each says what was expected, what was found, where in the user's model, and what to do about it.
+The command line prints the message alone and exits with code 2; anything outside this tree is a bug of ours.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(eq=False)
+class DistIRError(Exception):
+    """Base of all errors that a user can cause and mend.
+
+    `message` says what was expected and what was found; `where` is a place in the user's model or
+    file (`model.py:12`, a parameter's name, a path); `hint` says what to do next.
+    """
+
+    message: str
+    where: str = ""
+    hint: str = ""
+
+    def __str__(self) -> str:
+        place = f"{self.where}: " if self.where else ""
+        advice = f"\n  hint: {self.hint}" if self.hint else ""
+        return f"{place}{self.message}{advice}"
+
+
+class PlacementError(DistIRError):
+    """A placement that cannot be read, or does not fit the tensor or the mesh it is for."""
+
+
+class AnnotationError(DistIRError):
+    """Annotations that name nothing, or that cannot hold together."""
+
+
+class UnsupportedOpError(DistIRError):
+    """The model uses an op that has no entry in the op table."""
+
+
+class ImportModelError(DistIRError):
+    """A model that a frontend cannot turn into a program."""
+
+
+class VerificationError(DistIRError):
+    """A program breaks a rule of its stage."""
+
+
+class ParseError(DistIRError):
+    """Program text that does not follow the grammar."""
+
+
+class BundleError(DistIRError):
+    """A bundle that is missing, half-written, damaged, or of another format version."""
+
+
+class RunError(DistIRError):
+    """A launch that cannot proceed: wrong world size, wrong inputs, ranks that disagree, a time-out."""
