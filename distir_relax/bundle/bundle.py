@@ -1,0 +1,44 @@
+"""A bundle in memory: what the compiler makes, what a file holds, what a rank runs."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from distir_relax.bundle.format import Manifest
+from distir_relax.bundle.weights import WeightSource
+from distir_relax.errors import BundleError
+
+STAGE_FILES = {"sharded": "sharded.txt", "distributed": "distir.txt", "ranked": "ranked.txt"}
+
+
+@dataclass(frozen=True)
+class Bundle:
+    """All that ranks need to run a plan.
+
+    `programs` maps the paths that the manifest names to their texts, `texts` the names of the
+    stage files (`distir.txt`, `sharded.txt`, `ranked.txt`) to theirs. `path` is the folder the
+    bundle was read from, if any. Raises BundleError when a program of the manifest has no text.
+    """
+
+    manifest: Manifest
+    programs: Mapping[str, str]
+    weights: WeightSource
+    texts: Mapping[str, str] = field(default_factory=dict)
+    path: Path | None = None
+
+    def __post_init__(self) -> None:
+        for program in self.manifest.programs:
+            for path in program.paths:
+                if path not in self.programs:
+                    raise BundleError(f"the manifest names the program {path!r}, but the bundle does not hold it")
+
+    def stage(self, name: str) -> str:
+        """The program text at stage `sharded`, `distributed` or `ranked`. Raises BundleError when there is none."""
+        if name not in STAGE_FILES:
+            raise BundleError(f"unknown stage {name!r}", hint=f"stages: {', '.join(STAGE_FILES)}")
+        file = STAGE_FILES[name]
+        if file not in self.texts:
+            raise BundleError(f"the bundle holds no {file}", str(self.path or self.manifest.name))
+        return self.texts[file]
