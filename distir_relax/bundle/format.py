@@ -8,7 +8,7 @@ from __future__ import annotations
 import itertools
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field, fields, is_dataclass
 from typing import Any
 
 from distir_relax.errors import BundleError
@@ -34,7 +34,7 @@ class Mesh:
 
     def __post_init__(self) -> None:
         if not self.shape or len(self.shape) != len(self.axes) or len(set(self.axes)) != len(self.axes):
-            raise BundleError(f"a mesh needs one distinct axis name per size, found shape {self.shape}, axes {self.axes}")
+            raise BundleError(f"a mesh needs one distinct axis name per size, found {self.shape} and {self.axes}")
         if any(size < 1 for size in self.shape):
             raise BundleError(f"mesh sizes must be at least 1, found {self.shape}")
 
@@ -163,8 +163,8 @@ class Manifest:
                 raise BundleError(f"{len(constant.values)} values for {world} ranks", constant.name)
             if constant.dtype not in DTYPE_BYTES:
                 raise BundleError(f"unknown dtype {constant.dtype!r}", constant.name)
-        for group in (self.inputs, self.outputs, (*self.weights, *self.rank_constants)):
-            names = [item.name for item in group]
+        held = [item.name for item in self.weights] + [item.name for item in self.rank_constants]
+        for names in ([item.name for item in self.inputs], [item.name for item in self.outputs], held):
             if repeated := {name for name in names if names.count(name) > 1}:
                 raise BundleError(f"names are given twice: {', '.join(sorted(repeated))}")
 
@@ -254,7 +254,7 @@ def _check_covered(tensor: Tensor) -> None:
 
 
 def _plain(value: object) -> object:
-    if hasattr(value, "__dataclass_fields__"):
+    if is_dataclass(value) and not isinstance(value, type):
         return {item.name: _plain(getattr(value, item.name)) for item in fields(value)}
     if isinstance(value, Mapping):
         return {key: _plain(item) for key, item in value.items()}

@@ -53,14 +53,15 @@ class FileWeights:
         from safetensors import SafetensorError, safe_open
 
         self.path = path
+        open_untyped: Any = safe_open
         try:
             # The handle maps the file; it stays open for as long as weights may be read.
-            self._file: Any = safe_open(str(path), framework="pt")
+            self._file = open_untyped(str(path), framework="pt")
         except FileNotFoundError:
             raise BundleError("the weights are missing", str(path), "compile the model again") from None
         except (SafetensorError, OSError) as wrong:
             raise BundleError(
-                f"the weights are damaged or half-written: {wrong}", str(path), "compile again, or copy the bundle again"
+                f"the weights are damaged or half-written: {wrong}", str(path), "compile the model again"
             ) from None
         names = set(self._file.keys())
         for tensor in tensors:
