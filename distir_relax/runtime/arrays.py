@@ -1,0 +1,74 @@
+"""Torch tensors and numpy arrays as one kind inside the communicators, and back to what the caller gave."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+from distir_relax.errors import RunError
+
+if TYPE_CHECKING:
+    import numpy as np
+    import torch
+
+    Array = torch.Tensor | np.ndarray[Any, Any]
+
+
+def as_torch(x: Array) -> torch.Tensor:
+    """`x` as a torch tensor of the same dtype, sharing memory wherever numpy's layout allows."""
+    import numpy as np
+    import torch
+
+    if isinstance(x, torch.Tensor):
+        return x.detach()
+    if any(stride < 0 for stride in x.strides) or not x.flags.writeable:
+        x = np.ascontiguousarray(x) if x.flags.writeable else x.copy()
+    if x.dtype.name == "bfloat16":
+        return torch.from_numpy(x.view(np.int16)).view(torch.bfloat16)
+    return torch.from_numpy(x)
+
+
+def like(result: torch.Tensor, x: Array) -> Any:
+    """`result` as the kind of array that `x` is: torch stays torch, numpy becomes numpy, without a copy."""
+    import torch
+
+    if isinstance(x, torch.Tensor):
+        return result
+    if result.dtype == torch.bfloat16:
+        return result.view(torch.int16).numpy().view(x.dtype)
+    return result.numpy()
+
+
+def split(x: torch.Tensor, sizes: Sequence[int], dim: int = 0) -> list[torch.Tensor]:
+    """Views of consecutive parts of `x` along `dim`, of the given sizes."""
+    return list(x.split_with_sizes(list(sizes), dim))
+
+
+def combine(parts: Sequence[torch.Tensor], op: str) -> torch.Tensor:
+    """The sum, min or max of equally shaped `parts`, taken in their order, in new memory."""
+    import torch
+
+    result = parts[0].clone()
+    for part in parts[1:]:
+        if op == "sum":
+            result += part
+        elif op == "min":
+            torch.minimum(result, part, out=result)
+        else:
+            torch.maximum(result, part, out=result)
+    return result
+
+
+def torch_dtype(name: str) -> torch.dtype:
+    """The torch dtype called `name` ("float32"). Raises RunError when there is none."""
+    import torch
+
+    dtype = getattr(torch, name, None)
+    if not isinstance(dtype, torch.dtype):
+        raise RunError(f"unknown dtype {name!r}")
+    return dtype
+
+
+def dtype_name(dtype: torch.dtype) -> str:
+    """The name of a torch dtype: "float32" for `torch.float32`."""
+    return str(dtype).removeprefix("torch.")

@@ -1,0 +1,64 @@
+"""Bringing the shards of an output together on rank 0."""
+
+from __future__ import annotations
+
+import math
+from typing import TYPE_CHECKING
+
+from distir_relax.bundle import Tensor, local_intervals, local_shape
+from distir_relax.errors import RunError
+from distir_relax.runtime.arrays import dtype_name, torch_dtype
+
+if TYPE_CHECKING:
+    import torch
+
+    from distir_relax.runtime.communicator import Communicator
+
+
+def assemble(comm: Communicator, tensor: Tensor, local: torch.Tensor) -> torch.Tensor | None:
+    """The global tensor on rank 0, None elsewhere. Raises RunError when `local` is not the shard that `tensor` says."""
+    import torch
+
+    expected = (local_shape(tensor, comm.mesh, comm.rank), tensor.dtype)
+    found = (tuple(local.shape), dtype_name(local.dtype))
+    if found != expected:
+        raise RunError(
+            f"rank {comm.rank} computed {found[1]} {found[0]}, the bundle promises {expected[1]} {expected[0]}",
+            f"output {tensor.name}",
+        )
+    owners = [rank for rank in range(comm.world_size) if _owns(comm, tensor, rank)]
+    if comm.rank != 0:
+        if comm.rank in owners and local.numel():
+            comm._send(local.contiguous().view(-1), 0)
+        return None
+    if len(owners) == 1:
+        return local.cpu()
+    whole = torch.empty(tensor.shape, dtype=torch_dtype(tensor.dtype))
+    for rank in owners:
+        shape = local_shape(tensor, comm.mesh, rank)
+        if not math.prod(shape):
+            continue
+        if rank == 0:
+            part = local.cpu()
+        else:
+            received = torch.empty(shape, dtype=local.dtype, device=local.device)
+            comm._recv(received.view(-1), rank)
+            part = received.cpu()
+        place(whole, part, local_intervals(tensor, comm.mesh, rank))
+    return whole
+
+
+def place(whole: torch.Tensor, part: torch.Tensor, intervals: list[list[tuple[int, int]]]) -> None:
+    """Write `part`, whose dims are the joined `intervals` of the dims of `whole`, to where it belongs."""
+    import torch
+
+    index = [torch.cat([torch.arange(a, b) for a, b in pieces]) for pieces in intervals]
+    if any(len(pieces) != 1 for pieces in intervals):
+        whole[torch.meshgrid(*index, indexing="ij")] = part
+        return
+    whole[tuple(slice(pieces[0][0], pieces[0][1]) for pieces in intervals)] = part
+
+
+def _owns(comm: Communicator, tensor: Tensor, rank: int) -> bool:
+    split = {shard.axis for shard in tensor.shards}
+    return all(index == 0 for axis, index in enumerate(comm.mesh.coordinates(rank)) if axis not in split)

@@ -1,0 +1,89 @@
+"""The torch backend: a rank's program is a Python module, opened by name and stepped through like any other."""
+
+from __future__ import annotations
+
+import linecache
+import types
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+from distir_relax.bundle import Bundle, local_intervals
+from distir_relax.errors import BundleError
+from distir_relax.runtime.arrays import torch_dtype
+from distir_relax.runtime.watchdog import Steps
+
+if TYPE_CHECKING:
+    import torch
+
+    from distir_relax.runtime.communicator import Communicator
+
+
+def load(bundle: Bundle, rank: int, comm: Communicator, device: str = "cpu") -> TorchProgram:
+    """See `Backend.load`."""
+    module = _load_module(bundle, rank)
+    weights = load_weights(bundle, rank, device)
+    prepare = getattr(module, "prepare", None)
+    if prepare is not None:
+        import torch
+
+        with torch.inference_mode():
+            weights = prepare(weights)
+    return TorchProgram(module.main, comm, weights, getattr(module, "STEPS", ()))
+
+
+def load_weights(bundle: Bundle, rank: int, device: str = "cpu") -> dict[str, torch.Tensor]:
+    """This rank's shards of the weights, and its rank constants, by name."""
+    import torch
+
+    manifest = bundle.manifest
+    weights = {
+        tensor.name: bundle.weights.read(tensor.name, local_intervals(tensor, manifest.mesh, rank)).to(device)
+        for tensor in manifest.weights
+    }
+    for constant in manifest.rank_constants:
+        value = torch.tensor(constant.values[rank], dtype=torch_dtype(constant.dtype))
+        weights[constant.name] = value.reshape(constant.shape).to(device)
+    return weights
+
+
+class TorchProgram:
+    """A `RankProgram` that calls the module's `main(comm, weights, *inputs)`."""
+
+    def __init__(
+        self, main: Callable[..., Any], comm: Communicator, weights: dict[str, torch.Tensor], steps: Steps
+    ) -> None:
+        self._main = main
+        self._comm = comm
+        self._weights = weights
+        self.steps = steps
+
+    def __call__(self, *inputs: torch.Tensor) -> list[torch.Tensor]:
+        """See `RankProgram`."""
+        import torch
+
+        with torch.inference_mode():
+            return list(self._main(self._comm, self._weights, *inputs))
+
+
+def _load_module(bundle: Bundle, rank: int) -> types.ModuleType:
+    program = bundle.manifest.program_of(rank)
+    if program.torch is None:
+        raise BundleError(
+            "the bundle holds no torch programs", str(bundle.path or bundle.manifest.name),
+            "compile with --backend torch, or run with --backend tvm")  # fmt: skip
+    text = bundle.programs[program.torch]
+    if bundle.path is not None:
+        file = str((bundle.path / program.torch).resolve())
+    else:
+        # Debuggers and tracebacks find the lines of a program that is in no file here.
+        file = f"<{bundle.manifest.name}/{program.torch}>"
+        linecache.cache[file] = (len(text), None, text.splitlines(keepends=True), file)
+    module = types.ModuleType(program.name)
+    module.__file__ = file
+    try:
+        exec(compile(text, file, "exec"), module.__dict__)
+    except SyntaxError as wrong:
+        raise BundleError(f"not a Python program: {wrong.msg}", f"{file}:{wrong.lineno}") from None
+    if not callable(getattr(module, "main", None)):
+        raise BundleError("the program defines no main(comm, weights, ...)", file)
+    return module

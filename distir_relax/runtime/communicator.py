@@ -1,0 +1,306 @@
+"""Collectives over the axes of a mesh: what a rank's program calls.
+
+A collective along an axis runs in the group of ranks that differ from each other along that axis only. Sizes are per
+index along the axis; they may be uneven, and 0. Below, `[a|b]` is a on the first rank of the group and b on the second.
+
+    all_reduce       [a | b]          =>  [a+b | a+b]
+    all_gather       [a | b]          =>  [ab  | ab]
+    reduce_scatter   [a0 a1 | b0 b1]  =>  [a0+b0 | a1+b1]
+    all_to_all       [a0 a1 | b0 b1]  =>  [a0 b0 | a1 b1]
+    shard            [ab | ab]        =>  [a | b]
+
+Subclasses move flat, contiguous torch tensors (the methods with an underscore); everything about dims is here.
+"""
+
+from __future__ import annotations
+
+import math
+from abc import ABC, abstractmethod
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any
+
+from distir_relax.bundle import Mesh, Tensor
+from distir_relax.errors import RunError
+from distir_relax.runtime.arrays import as_torch, dtype_name, like, split, torch_dtype
+from distir_relax.runtime.progress import Progress, Traffic
+
+if TYPE_CHECKING:
+    import torch
+
+    from distir_relax.runtime.arrays import Array
+
+REDUCTIONS = ("sum", "mean", "min", "max")
+
+
+class Communicator(ABC):
+    """The ranks of a mesh, seen from one of them.
+
+    Arrays are torch tensors or numpy arrays, contiguous or not; a result is of the kind of `x`. `step` is the index
+    into the program's STEPS, for the watchdog. `out`, where given, receives the result, and is returned; for
+    `all_reduce` it may be `x` itself. Methods raise RunError when sizes do not fit `x`, or a peer has failed.
+    """
+
+    def __init__(self, rank: int, mesh: Mesh, device: str = "cpu") -> None:
+        self.rank = rank
+        self.mesh = mesh
+        self.world_size = mesh.world_size
+        self.device = device
+        self.traffic = Traffic()
+        self.progress = Progress()
+        self._coordinates = mesh.coordinates(rank)
+        self._axes = {name: index for index, name in enumerate(mesh.axes)}
+
+    def all_reduce(self, x: Array, axis: str, op: str, step: int = 0, out: Array | None = None) -> Any:
+        """Combine `x` over the group with `op` (sum, mean, min or max); every rank gets the result.
+
+        float16 and bfloat16 are reduced in float32. Raises RunError for the mean of integers.
+        """
+        index, n, _ = self._place(axis)
+        source = as_torch(x)
+        _check_reduction(op, source)
+        with self._step(step, "all_reduce", 2 * (n - 1) * _bytes(source) // n):
+            target = source.new_empty(source.shape) if out is None else as_torch(out)
+            if out is not x:
+                target.copy_(source)
+            if n > 1 and source.numel():
+                self._reduce_into(target, index, op)
+            return like(target, x) if out is None else self._settle(target, out)
+
+    def all_gather(
+        self, x: Array, axis: str, dim: int, sizes: Sequence[int], step: int = 0, out: Array | None = None
+    ) -> Any:
+        """Join the shards of the group along `dim`, in rank order; `sizes[i]` is the size of shard i along `dim`."""
+        index, n, me = self._place(axis)
+        source = as_torch(x)
+        self._check_sizes("all_gather", sizes, n, axis, source, dim, sizes[me] if me < len(sizes) else -1)
+        row = _row_bytes(source, dim)
+        with self._step(step, "all_gather", row * (sum(sizes) - sizes[(me + 1) % n])):
+            shapes = [_with(source.shape, {dim: size}) for size in sizes]
+            counts = [math.prod(shape) for shape in shapes]
+            target = _flat_target(out, dim, source, _with(source.shape, {dim: sum(sizes)}))
+            flat = self._all_gather(source.contiguous().view(-1), counts, index, target)
+            return self._join(flat, counts, shapes, dim, x, out)
+
+    def reduce_scatter(
+        self, x: Array, axis: str, dim: int, sizes: Sequence[int], op: str, step: int = 0, out: Array | None = None
+    ) -> Any:
+        """Combine `x` over the group with `op`; rank i keeps part i along `dim`, of size `sizes[i]`."""
+        index, n, me = self._place(axis)
+        source = as_torch(x)
+        _check_reduction(op, source)
+        self._check_sizes("reduce_scatter", sizes, n, axis, source, dim, sum(sizes))
+        row = _row_bytes(source, dim)
+        with self._step(step, "reduce_scatter", row * (sum(sizes) - sizes[me])):
+            shape = _with(source.shape, {dim: sizes[me]})
+            if n == 1 or not source.numel():
+                return self._give(source.reshape(shape).clone(), x, out)
+            pieces = split(source, sizes, dim)
+            wide = _accumulator(source.dtype, op)
+            flat = _flatten(pieces, source, dim).to(wide)
+            counts = [piece.numel() for piece in pieces]
+            part = self._reduce_scatter(flat, counts, index, "sum" if op == "mean" else op)
+            if op == "mean":
+                part = part / n
+            return self._give(part.to(source.dtype).view(shape), x, out)
+
+    def all_to_all(
+        self, x: Array, axis: str, split_dim: int, split_sizes: Sequence[int], concat_dim: int,
+        concat_sizes: Sequence[int], step: int = 0, out: Array | None = None,
+    ) -> Any:  # fmt: skip
+        """Move the split from `concat_dim` to `split_dim`.
+
+        Rank i holds `concat_sizes[i]` along `concat_dim` and all of `split_dim`; it ends with `split_sizes[i]` along
+        `split_dim` and all of `concat_dim`.
+        """
+        index, n, me = self._place(axis)
+        source = as_torch(x)
+        self._check_sizes("all_to_all", split_sizes, n, axis, source, split_dim, sum(split_sizes))
+        self._check_sizes("all_to_all", concat_sizes, n, axis, source, concat_dim, concat_sizes[me])
+        if split_dim == concat_dim:
+            raise RunError(f"all_to_all needs two dims, found dim {split_dim} twice")
+        row = _row_bytes(source, split_dim)
+        with self._step(step, "all_to_all", row * (sum(split_sizes) - split_sizes[me])):
+            pieces = split(source, split_sizes, split_dim)
+            shapes = [_with(source.shape, {split_dim: split_sizes[me], concat_dim: size}) for size in concat_sizes]
+            counts = [math.prod(shape) for shape in shapes]
+            sent = [piece.numel() for piece in pieces]
+            flat = self._all_to_all(_flatten(pieces, source, split_dim), sent, counts, index)
+            return self._join(flat, counts, shapes, concat_dim, x, out)
+
+    def shard(
+        self, x: Array, axis: str, dim: int, sizes: Sequence[int], step: int = 0, out: Array | None = None
+    ) -> Any:
+        """This rank's part of `x` along `dim`, contiguous; `sizes[i]` is that of rank i. Nothing is sent."""
+        _, n, me = self._place(axis)
+        source = as_torch(x)
+        self._check_sizes("shard", sizes, n, axis, source, dim, sum(sizes))
+        part = source.narrow(dim, sum(sizes[:me]), sizes[me])
+        return self._give(part.contiguous(), x, out)
+
+    def send(self, x: Array, peer: int, step: int = 0) -> None:
+        """Send `x` to the world rank `peer`, which must `recv` it with the same shape and dtype."""
+        self._check_peer(peer)
+        source = as_torch(x).contiguous()
+        with self._step(step, "send", _bytes(source)):
+            self._send(source.view(-1), peer)
+
+    def recv(self, shape: Sequence[int], dtype: str, peer: int, step: int = 0, out: Array | None = None) -> Any:
+        """What the world rank `peer` sends: a torch tensor of `shape` and `dtype` ("float32"), or `out`."""
+        import torch
+
+        self._check_peer(peer)
+        with self._step(step, "recv", 0):
+            target = None if out is None else as_torch(out)
+            if target is None or not target.is_contiguous():
+                target = torch.empty(tuple(shape), dtype=torch_dtype(dtype), device=self.device)
+            self._recv(target.view(-1), peer)
+            return target if out is None else self._settle(target, out)
+
+    def barrier(self, step: int = 0) -> None:
+        """Wait for every rank of the mesh."""
+        with self._step(step, "barrier", 0):
+            self._barrier()
+
+    def assemble(self, tensor: Tensor, local: Array) -> Any:
+        """The global value of an output on rank 0, and None elsewhere; a torch tensor on the CPU.
+
+        `local` is this rank's shard as `tensor` lays it out. Replicas are taken from the lowest rank.
+        What this moves is not counted in `traffic`. Raises RunError when `local` has another shape or dtype.
+        """
+        from distir_relax.runtime.assemble import assemble
+
+        self.progress.enter(f"collecting output {tensor.name}", "gather")
+        result = assemble(self, tensor, as_torch(local))
+        self.progress.leave()
+        return result
+
+    @contextmanager
+    def _step(self, step: int, kind: str, sent: int) -> Iterator[None]:
+        self.progress.enter(step, kind)
+        yield
+        self.progress.leave()
+        self.traffic.add(kind, sent)
+
+    def _place(self, axis: str) -> tuple[int, int, int]:
+        index = self._axes.get(axis)
+        if index is None:
+            raise RunError(f"the mesh has no axis {axis!r}", hint=f"its axes: {', '.join(self.mesh.axes)}")
+        return index, self.mesh.shape[index], self._coordinates[index]
+
+    def _check_peer(self, peer: int) -> None:
+        if not 0 <= peer < self.world_size or peer == self.rank:
+            raise RunError(f"rank {self.rank} cannot exchange with rank {peer} of {self.world_size}")
+
+    def _check_sizes(
+        self, kind: str, sizes: Sequence[int], n: int, axis: str, x: torch.Tensor, dim: int, expected: int
+    ) -> None:
+        if len(sizes) != n or not 0 <= dim < x.dim() or x.shape[dim] != expected:
+            raise RunError(
+                f"{kind} along {axis!r} (size {n}) of a tensor of shape {tuple(x.shape)} on rank {self.rank}: "
+                f"sizes {list(sizes)} do not fit its dim {dim}"
+            )
+
+    def _reduce_into(self, x: torch.Tensor, axis: int, op: str) -> None:
+        wide = _accumulator(x.dtype, op)
+        work = x if wide == x.dtype and x.is_contiguous() else x.to(wide).contiguous()
+        self._all_reduce(work.view(-1), axis, "sum" if op == "mean" else op)
+        if op == "mean":
+            work /= self.mesh.shape[axis]
+        if work is not x:
+            x.copy_(work)
+
+    def _join(
+        self, flat: torch.Tensor, counts: list[int], shapes: list[tuple[int, ...]], dim: int, x: Array, out: Array | None
+    ) -> Any:
+        import torch
+
+        total = _with(shapes[0], {dim: sum(shape[dim] for shape in shapes)})
+        if math.prod(total[:dim]) == 1:
+            return self._give(flat.view(total), x, out)
+        parts = [part.view(shape) for part, shape in zip(split(flat, counts), shapes, strict=True)]
+        return self._give(torch.cat(parts, dim), x, out)
+
+    def _give(self, result: torch.Tensor, x: Array, out: Array | None) -> Any:
+        return like(result, x) if out is None else self._settle(result, out)
+
+    def _settle(self, result: torch.Tensor, out: Array) -> Array:
+        target = as_torch(out)
+        if target.data_ptr() != result.data_ptr() or target.stride() != result.stride():
+            target.copy_(result)
+        return out
+
+    @abstractmethod
+    def _all_reduce(self, x: torch.Tensor, axis: int, op: str) -> None:
+        """Reduce the flat `x` in place with sum, min or max over the group along mesh axis `axis`."""
+
+    @abstractmethod
+    def _all_gather(self, x: torch.Tensor, counts: list[int], axis: int, out: torch.Tensor | None) -> torch.Tensor:
+        """The flat shards of the group one after the other, in `out` where given; `counts` are elements."""
+
+    @abstractmethod
+    def _reduce_scatter(self, x: torch.Tensor, counts: list[int], axis: int, op: str) -> torch.Tensor:
+        """This rank's part of the flat `x` (parts of `counts` elements), combined over the group."""
+
+    @abstractmethod
+    def _all_to_all(self, x: torch.Tensor, sent: list[int], received: list[int], axis: int) -> torch.Tensor:
+        """Part i of the flat `x` (of `sent[i]` elements) goes to rank i; returns what came, in rank order."""
+
+    @abstractmethod
+    def _send(self, x: torch.Tensor, peer: int) -> None:
+        """Send the flat `x`."""
+
+    @abstractmethod
+    def _recv(self, x: torch.Tensor, peer: int) -> None:
+        """Receive into the flat `x`."""
+
+    @abstractmethod
+    def _barrier(self) -> None:
+        """Wait for all ranks."""
+
+
+def _check_reduction(op: str, x: torch.Tensor) -> None:
+    if op not in REDUCTIONS:
+        raise RunError(f"unknown reduction {op!r}", hint=f"known: {', '.join(REDUCTIONS)}")
+    if op == "mean" and not x.is_floating_point():
+        raise RunError(f"the mean of {dtype_name(x.dtype)} over ranks is not a {dtype_name(x.dtype)}")
+    if op == "sum" and dtype_name(x.dtype) == "bool":
+        raise RunError("truth values cannot be summed over ranks", hint="use max for or, min for and")
+
+
+def _accumulator(dtype: torch.dtype, op: str) -> torch.dtype:
+    """The dtype in which values of `dtype` are reduced: one that every transport has, wide enough for a sum."""
+    import torch
+
+    if dtype in (torch.float16, torch.bfloat16):
+        return torch.float32
+    return torch.uint8 if dtype == torch.bool else dtype
+
+
+def _bytes(x: torch.Tensor) -> int:
+    return x.numel() * x.element_size()
+
+
+def _row_bytes(x: torch.Tensor, dim: int) -> int:
+    return math.prod(size for d, size in enumerate(x.shape) if d != dim) * x.element_size()
+
+
+def _with(shape: Sequence[int], sizes: dict[int, int]) -> tuple[int, ...]:
+    return tuple(sizes.get(dim, size) for dim, size in enumerate(shape))
+
+
+def _flatten(pieces: Sequence[torch.Tensor], whole: torch.Tensor, dim: int) -> torch.Tensor:
+    import torch
+
+    if whole.is_contiguous() and math.prod(whole.shape[:dim]) == 1:
+        return whole.view(-1)
+    return torch.cat([piece.reshape(-1) for piece in pieces])
+
+
+def _flat_target(out: Array | None, dim: int, x: torch.Tensor, shape: tuple[int, ...]) -> torch.Tensor | None:
+    """`out` itself as a flat buffer where gathering straight into it gives the right order, else None."""
+    if out is None or math.prod(shape[:dim]) != 1:
+        return None
+    target = as_torch(out)
+    fits = target.is_contiguous() and tuple(target.shape) == shape and target.dtype == x.dtype
+    return target.view(-1) if fits else None

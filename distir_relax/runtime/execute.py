@@ -1,0 +1,165 @@
+"""Running a bundle once: in memory, or from files to a file, under mpirun, torchrun or neither."""
+
+from __future__ import annotations
+
+import json
+import sys
+import traceback
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from distir_relax.bundle import Bundle, read_bundle
+from distir_relax.errors import DistIRError, RunError
+from distir_relax.runtime.inputs import atomic_file, check_inputs, check_writable, read_npz, write_npz
+from distir_relax.runtime.progress import Traffic
+from distir_relax.runtime.report import RunReport, make_report
+from distir_relax.runtime.session import RankSession, Session, limit_threads
+from distir_relax.runtime.watchdog import DEFAULT_TIMEOUT
+from distir_relax.runtime.world import World
+
+if TYPE_CHECKING:
+    import torch
+
+    from distir_relax.runtime.arrays import Array
+
+
+@dataclass(frozen=True)
+class RunOptions:
+    """What `distir run` is asked: files to read and write, and how to run."""
+
+    bundle: Path
+    input: Path | None = None
+    output: Path | None = None
+    backend: str = "torch"
+    device: str = "cpu"
+    timeout: float = DEFAULT_TIMEOUT
+    repeat: int = 1
+    report: Path | None = None
+
+
+def run_bundle(
+    bundle: Bundle, inputs: Mapping[str, Array], backend: str = "torch", device: str = "cpu",
+    timeout: float = DEFAULT_TIMEOUT,
+) -> dict[str, torch.Tensor]:  # fmt: skip
+    """Run once with all ranks as threads of this process: global inputs to global outputs.
+
+    Raises what `Session` raises.
+    """
+    return Session(bundle, backend, device, timeout)(inputs)
+
+
+def run_threads(options: RunOptions) -> RunReport:
+    """`distir run` by itself: ranks as threads. Raises DistIRError; the output is written whole or not at all."""
+    bundle = read_bundle(options.bundle)
+    inputs = _prepare(options, bundle)
+    session = Session(bundle, options.backend, options.device, options.timeout)
+    seconds: list[float] = []
+    for warm in _rounds(options.repeat):
+        outputs = session(inputs)
+        if not warm:
+            seconds.append(session.seconds)
+    traffic = [comm.traffic for comm in session.communicators]
+    report = make_report(bundle.manifest, options.backend, "threads", seconds, traffic)
+    _write(options, outputs, report)
+    return report
+
+
+def run_rank(world: World, options: RunOptions) -> RunReport | None:
+    """`distir run` as one rank of a launch; the report on rank 0, None elsewhere.
+
+    First all ranks agree that each can read the bundle and the inputs, that their number is the mesh's, and
+    that they have the same schedule: a DistIRError there is raised on all ranks alike. An error of one
+    rank after that is printed and ends the launch: code 2 for the user's errors, 1 with a traceback for others.
+    """
+    try:
+        return _run_rank(world, options)
+    except _Agreed as agreed:
+        raise agreed.error from None
+    except DistIRError as error:
+        print(f"error on rank {world.rank}: {error}", file=sys.stderr, flush=True)
+        world.abort(2)
+    except Exception:
+        print(f"rank {world.rank} failed:\n{traceback.format_exc()}", file=sys.stderr, flush=True)
+        world.abort(1)
+    return None
+
+
+class _Agreed(Exception):
+    def __init__(self, error: DistIRError) -> None:
+        super().__init__(str(error))
+        self.error = error
+
+
+@contextmanager
+def _agreed(world: World) -> Iterator[None]:
+    """An error of any rank inside the block becomes the same error on every rank after it."""
+    mine = None
+    try:
+        yield
+    except DistIRError as error:
+        mine = error
+    try:
+        world.agree(mine)
+    except DistIRError as error:
+        raise _Agreed(error) from None
+
+
+def _run_rank(world: World, options: RunOptions) -> RunReport | None:
+    limit_threads(world.local_size)
+    with _agreed(world):
+        # One rank of a node hashes the weights; the others check their header and size.
+        bundle = read_bundle(options.bundle, verify_weights=world.local_rank == 0)
+        world.check_size(bundle.manifest.mesh)
+        inputs = _prepare(options, bundle)
+    manifest = bundle.manifest
+    try:
+        world.agree_equal("the bundle", [manifest.format, manifest.name, manifest.schedule_hash])
+    except RunError as error:
+        raise _Agreed(error) from None
+    with _agreed(world):
+        session = RankSession(world, bundle, options.backend, options.device, options.timeout)
+        session.load()
+    seconds: list[float] = []
+    for warm in _rounds(options.repeat):
+        outputs = session(inputs)
+        if not warm:
+            seconds.append(session.seconds)
+    traffic = session.communicator.traffic
+    everyone: list[Any] = world.exchange([seconds, traffic.calls, traffic.bytes])
+    report = make_report(
+        manifest,
+        options.backend,
+        world.kind,
+        [max(times) for times in zip(*(theirs[0] for theirs in everyone), strict=True)],
+        [Traffic(calls, sent) for _, calls, sent in everyone],
+    )
+    with _agreed(world):
+        if world.rank == 0:
+            _write(options, outputs, report)
+    return report if world.rank == 0 else None
+
+
+def _prepare(options: RunOptions, bundle: Bundle) -> dict[str, Any]:
+    """The inputs, checked, once it is sure that the outputs can be written."""
+    inputs: dict[str, Any] = {} if options.input is None else dict(read_npz(options.input))
+    check_inputs(bundle.manifest, inputs)
+    for target in (options.output, options.report):
+        if target is not None:
+            check_writable(target)
+    return inputs
+
+
+def _rounds(repeat: int) -> list[bool]:
+    """One entry a call, True where its time does not count: the first of several warms up."""
+    return [False] if repeat <= 1 else [True] + [False] * repeat
+
+
+def _write(options: RunOptions, outputs: Mapping[str, torch.Tensor], report: RunReport) -> None:
+    if options.output is not None:
+        write_npz(options.output, outputs)
+    if options.report is not None:
+        with atomic_file(options.report) as temporary:
+            temporary.write_text(json.dumps(report.to_json(), indent=1) + "\n", encoding="utf-8")

@@ -1,0 +1,144 @@
+"""A run's inputs and outputs: checked, sliced for a rank, read from and written to `.npz` files."""
+
+from __future__ import annotations
+
+import difflib
+import os
+import tempfile
+import zipfile
+from collections.abc import Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from distir_relax.bundle import Manifest, Tensor, local_intervals
+from distir_relax.errors import RunError
+from distir_relax.runtime.arrays import as_torch, dtype_name, torch_dtype
+
+if TYPE_CHECKING:
+    import numpy as np
+    import torch
+
+    from distir_relax.runtime.arrays import Array
+
+
+def check_inputs(manifest: Manifest, inputs: Mapping[str, Array]) -> None:
+    """Raise RunError unless `inputs` are the global arrays that the manifest asks for, in dtype and shape.
+
+    numpy has no bfloat16: such an input is given in float32, and cast.
+    """
+    expected = {tensor.name: tensor for tensor in manifest.inputs}
+    signature = ", ".join(f"{t.name}: {t.dtype} {t.shape}" for t in manifest.inputs) or "nothing"
+    for name, tensor in expected.items():
+        if name not in inputs:
+            raise RunError(
+                f"the input is missing; found {', '.join(map(repr, inputs)) or 'none'}", f"input {name!r}",
+                f"the program takes {signature}")  # fmt: skip
+        value = inputs[name]
+        found = str(value.dtype).removeprefix("torch.")
+        accepted = (tensor.dtype, "float32") if tensor.dtype == "bfloat16" else (tensor.dtype,)
+        if found not in accepted or tuple(value.shape) != tensor.shape:
+            raise RunError(
+                f"expected {tensor.dtype} {tensor.shape}, found {found} {tuple(value.shape)}", f"input {name!r}",
+                "" if found in accepted else f"cast it: {name}.astype({accepted[-1]!r})")  # fmt: skip
+    for name in inputs:
+        if name not in expected:
+            near = difflib.get_close_matches(name, expected, 1)
+            hint = f"did you mean {near[0]!r}?" if near else f"the program takes {signature}"
+            raise RunError("the program has no such input", f"input {name!r}", hint)
+
+
+def local_inputs(manifest: Manifest, inputs: Mapping[str, Array], rank: int, device: str) -> list[torch.Tensor]:
+    """The shards of `rank`, contiguous, on `device`, in the manifest's order."""
+    return [_local(tensor, manifest, inputs[tensor.name], rank).to(device) for tensor in manifest.inputs]
+
+
+def read_npz(path: str | Path) -> dict[str, np.ndarray[Any, Any]]:
+    """The named arrays of an `.npz` file. Raises RunError when it is missing or not one; never unpickles."""
+    import numpy as np
+
+    try:
+        with np.load(path, allow_pickle=False) as file:
+            if not isinstance(file, np.lib.npyio.NpzFile):
+                raise RunError("expected named arrays (.npz), found a single array (.npy)", str(path), _HOW)
+            return {name: file[name] for name in file.files}
+    except FileNotFoundError:
+        raise RunError("there is no such input file", str(path), _HOW) from None
+    except (OSError, ValueError, EOFError, zipfile.BadZipFile, KeyError) as wrong:
+        raise RunError(f"not a readable .npz file: {wrong}", str(path), _HOW) from None
+
+
+def check_writable(path: str | Path) -> None:
+    """Raise RunError unless a file can be made at `path`."""
+    target = Path(path)
+    if target.is_dir():
+        raise RunError("expected a file's name, found a folder", str(target))
+    if not target.parent.is_dir():
+        raise RunError("there is no such folder to write in", str(target.parent))
+    if not os.access(target.parent, os.W_OK):
+        raise RunError("no permission to write in this folder", str(target.parent))
+
+
+def write_npz(path: str | Path, arrays: Mapping[str, torch.Tensor]) -> None:
+    """Write named arrays to an `.npz` file, whole or not at all; bfloat16 is written as float32.
+
+    Raises RunError when the file cannot be written.
+    """
+    import numpy as np
+    import torch
+
+    plain = {name: (x.float() if x.dtype == torch.bfloat16 else x).cpu().numpy() for name, x in arrays.items()}
+    with atomic_file(path) as temporary, temporary.open("wb") as file:
+        np.savez(file, **plain)  # type: ignore[arg-type]
+
+
+class atomic_file:
+    """`with atomic_file(path) as temporary:` fill `temporary`, which becomes `path` when the block ends well.
+
+    Raises RunError when it cannot be written; nothing is left behind then.
+    """
+
+    def __init__(self, path: str | Path) -> None:
+        self._target = Path(path)
+
+    def __enter__(self) -> Path:
+        try:
+            handle, name = tempfile.mkstemp(prefix=f".{self._target.name}.", dir=self._target.parent)
+        except OSError as wrong:
+            raise RunError(f"cannot be written: {wrong.strerror}", str(self._target)) from None
+        os.close(handle)
+        self._temporary = Path(name)
+        return self._temporary
+
+    def __exit__(self, kind: object, error: BaseException | None, traceback: object) -> None:
+        try:
+            if error is None:
+                umask = os.umask(0)
+                os.umask(umask)
+                self._temporary.chmod(0o666 & ~umask)
+                self._temporary.replace(self._target)
+                return
+        except OSError as wrong:
+            error = wrong
+        self._temporary.unlink(missing_ok=True)
+        if isinstance(error, OSError):
+            raise RunError(f"cannot be written: {error.strerror}", str(self._target)) from None
+
+
+_HOW = "write one with numpy.savez('x.npz', name=array, ...)"
+
+
+def _local(tensor: Tensor, manifest: Manifest, value: Array, rank: int) -> torch.Tensor:
+    import torch
+
+    part = as_torch(value)
+    for dim, pieces in enumerate(local_intervals(tensor, manifest.mesh, rank)):
+        if pieces == [(0, tensor.shape[dim])]:
+            continue
+        if len(pieces) == 1:
+            part = part.narrow(dim, pieces[0][0], pieces[0][1] - pieces[0][0])
+        elif pieces:
+            part = torch.cat([part.narrow(dim, start, stop - start) for start, stop in pieces], dim)
+        else:
+            part = part.narrow(dim, 0, 0)
+    wanted = torch_dtype(tensor.dtype)
+    return (part if dtype_name(part.dtype) == tensor.dtype else part.to(wanted)).contiguous()

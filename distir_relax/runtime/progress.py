@@ -1,0 +1,52 @@
+"""What a rank is doing and has sent: the record that the watchdog and the reports read."""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass, field
+
+
+@dataclass
+class Traffic:
+    """Calls and bytes sent by one rank, per kind of communication.
+
+    Bytes are what the rank sends under a ring algorithm, for a group of n ranks: an all-reduce of B
+    bytes sends 2 (n-1) B / n; an all-gather every shard but the next rank's; a reduce-scatter all of its input but
+    its own part; an all-to-all every piece that is not its own; a send the whole message. A receive counts nothing.
+    """
+
+    calls: dict[str, int] = field(default_factory=dict)
+    bytes: dict[str, int] = field(default_factory=dict)
+
+    def add(self, kind: str, sent: int) -> None:
+        """Count one call of `kind` that sent `sent` bytes."""
+        self.calls[kind] = self.calls.get(kind, 0) + 1
+        self.bytes[kind] = self.bytes.get(kind, 0) + sent
+
+    @property
+    def total_bytes(self) -> int:
+        """Bytes sent by communication of every kind."""
+        return sum(self.bytes.values())
+
+
+class Progress:
+    """Where a rank is in its program. Written by the rank's thread, read by the watchdog's."""
+
+    def __init__(self) -> None:
+        self.current: tuple[int | str, str] | None = None
+        self.last: tuple[int | str, str] | None = None
+        self.since = time.monotonic()
+        self.finished = False
+
+    def enter(self, step: int | str, kind: str) -> None:
+        """The rank starts to wait in communication `kind` of `step` (an index, or words for what has no index)."""
+        self.since = time.monotonic()
+        self.current = (step, kind)
+
+    def leave(self) -> None:
+        """The rank has done what it entered."""
+        self.last, self.current = self.current, None
+
+    def waiting(self) -> float:
+        """Seconds that the rank has been waiting in its current communication; 0 when it is in none."""
+        return time.monotonic() - self.since if self.current is not None else 0.0

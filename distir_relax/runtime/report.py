@@ -1,0 +1,77 @@
+"""What a run cost: time per step, bytes communicated and weight bytes held, rank by rank."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from statistics import median
+from typing import Any
+
+from distir_relax.bundle import Manifest, local_bytes
+from distir_relax.runtime.progress import Traffic
+
+
+@dataclass(frozen=True)
+class RankReport:
+    """One rank's part: the bytes of its shards of the weights, and what one step sent, by kind of communication."""
+
+    rank: int
+    program: str
+    weight_bytes: int
+    sent_bytes: dict[str, int]
+    calls: dict[str, int]
+
+
+@dataclass(frozen=True)
+class RunReport:
+    """A run of all ranks. A step is one call of the program; `step_seconds` is the median of the slowest rank's times.
+
+    Bytes are counted as `Traffic` says, for one step.
+    """
+
+    name: str
+    backend: str
+    transport: str
+    steps: int
+    step_seconds: float
+    ranks: tuple[RankReport, ...]
+
+    def to_json(self) -> dict[str, Any]:
+        """The report as plain dicts and lists."""
+        return {
+            "name": self.name,
+            "backend": self.backend,
+            "transport": self.transport,
+            "world_size": len(self.ranks),
+            "steps": self.steps,
+            "step_seconds": self.step_seconds,
+            "ranks": [
+                {
+                    "rank": rank.rank,
+                    "program": rank.program,
+                    "weight_bytes": rank.weight_bytes,
+                    "sent_bytes": sum(rank.sent_bytes.values()),
+                    "by_kind": {
+                        kind: {"calls": rank.calls[kind], "sent_bytes": sent} for kind, sent in rank.sent_bytes.items()
+                    },
+                }
+                for rank in self.ranks
+            ],
+        }
+
+
+def make_report(
+    manifest: Manifest, backend: str, transport: str, seconds: Sequence[float], traffic: Sequence[Traffic]
+) -> RunReport:
+    """The report of a run: `seconds` per step (of the slowest rank), `traffic` of one step per rank."""
+    ranks = tuple(
+        RankReport(
+            rank,
+            manifest.program_of(rank).name,
+            sum(local_bytes(tensor, manifest.mesh, rank) for tensor in manifest.weights),
+            dict(sent.bytes),
+            dict(sent.calls),
+        )
+        for rank, sent in enumerate(traffic)
+    )
+    return RunReport(manifest.name, backend, transport, len(seconds), median(seconds), ranks)
