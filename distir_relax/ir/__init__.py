@@ -1,0 +1,72 @@
+"""What a program is: types, ops, functions, their text form, and the rules they obey."""
+
+from distir_relax.ir.parser import parse
+from distir_relax.ir.placement import (
+    REDUCTIONS,
+    Cut,
+    DeviceMesh,
+    Partial,
+    Placement,
+    R,
+    Replicate,
+    Segment,
+    Shard,
+    parse_placement,
+    parse_placements,
+    print_placements,
+)
+from distir_relax.ir.printer import print_attribute, print_function, print_module, print_op
+from distir_relax.ir.program import STAGES, Attribute, Function, Input, Module, Op, Output, Value
+from distir_relax.ir.types import (
+    DTYPES,
+    DTensorType,
+    PerRank,
+    PlacedType,
+    Size,
+    TensorType,
+    Type,
+    at_rank,
+    per_rank,
+    print_devices,
+)
+from distir_relax.ir.verify import verify, verify_placements
+
+__all__ = [
+    "DTYPES",
+    "REDUCTIONS",
+    "STAGES",
+    "Attribute",
+    "Cut",
+    "DTensorType",
+    "DeviceMesh",
+    "Function",
+    "Input",
+    "Module",
+    "Op",
+    "Output",
+    "Partial",
+    "PerRank",
+    "PlacedType",
+    "Placement",
+    "R",
+    "Replicate",
+    "Segment",
+    "Shard",
+    "Size",
+    "TensorType",
+    "Type",
+    "Value",
+    "at_rank",
+    "parse",
+    "parse_placement",
+    "parse_placements",
+    "per_rank",
+    "print_attribute",
+    "print_devices",
+    "print_function",
+    "print_module",
+    "print_op",
+    "print_placements",
+    "verify",
+    "verify_placements",
+]

@@ -1,0 +1,52 @@
+"""What each op means: the op table, one family a file."""
+
+from distir_relax.ops import (
+    attention,
+    communication,
+    contraction,
+    indexing,
+    pointwise,
+    reduction,
+    shape,
+)
+from distir_relax.ops.builder import Builder, infer, tensor_type
+from distir_relax.ops.check import check
+from distir_relax.ops.expression import evaluate, is_infix, relax_expression, torch_expression
+from distir_relax.ops.registry import (
+    Emitter,
+    Expansion,
+    OpDef,
+    aten_spellings,
+    define,
+    entries,
+    lookup,
+    lookup_aten,
+)
+from distir_relax.ops.rule import BLOCKED, PARALLEL, Factor, Rule, parse_rule
+
+FAMILIES = (attention, communication, contraction, indexing, pointwise, reduction, shape)
+
+__all__ = [
+    "BLOCKED",
+    "FAMILIES",
+    "PARALLEL",
+    "Builder",
+    "Emitter",
+    "Expansion",
+    "Factor",
+    "OpDef",
+    "Rule",
+    "aten_spellings",
+    "check",
+    "define",
+    "entries",
+    "evaluate",
+    "infer",
+    "is_infix",
+    "lookup",
+    "lookup_aten",
+    "parse_rule",
+    "relax_expression",
+    "tensor_type",
+    "torch_expression",
+]

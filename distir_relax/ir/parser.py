@@ -1,0 +1,277 @@
+"""Reads program text: `parse(print_module(m)) == m`. The grammar is at the end of ``docs/ir.md``."""
+
+from __future__ import annotations
+
+import json
+import re
+from dataclasses import dataclass, field
+
+from distir_relax.errors import ParseError
+from distir_relax.ir.placement import DeviceMesh, parse_placements
+from distir_relax.ir.program import ROLES, STAGES, Attribute, Function, Input, Module, Op, Output, Value
+from distir_relax.ir.types import DTYPES, DTensorType, PerRank, PlacedType, Size, TensorType, Type
+
+
+def parse(text: str, source: str = "<text>") -> Module:
+    """Read a module. Raises `ParseError` with the line, what was expected and what was found."""
+    return _Parser(_tokenize(text, source), source).module()
+
+
+_LONG_DTYPE = {short: long for long, (short, _) in DTYPES.items()}
+_TOKEN = re.compile(
+    r"""(?P<space>[ \t\r]+)|(?P<newline>\n)|(?P<comment>\#[^\n]*)
+    |(?P<string>"(?:[^"\\]|\\.)*")
+    |(?P<number>-?(?:inf\b|nan\b|\d+\.\d*(?:[eE][+-]?\d+)?|\d+[eE][+-]?\d+|\d+))
+    |(?P<value>%[A-Za-z_][\w.]*)|(?P<at>@[A-Za-z_][\w.]*)|(?P<word>[A-Za-z_][\w.]*)
+    |(?P<dots>\.\.)|(?P<mark>[()\[\]{}:,=|@*])""",
+    re.VERBOSE,
+)
+
+
+@dataclass(slots=True)
+class _Token:
+    kind: str
+    text: str
+    line: int
+
+
+def _tokenize(text: str, source: str) -> list[_Token]:
+    tokens: list[_Token] = []
+    line, position = 1, 0
+    while position < len(text):
+        match = _TOKEN.match(text, position)
+        if not match:
+            raise ParseError(f"cannot read {text[position : position + 20]!r}", where=f"{source}:{line}")
+        kind = match.lastgroup or ""
+        if kind not in ("space", "newline"):
+            tokens.append(_Token(kind, match.group(), line))
+        line += kind == "newline"
+        position = match.end()
+    tokens.append(_Token("end", "the end of the text", line))
+    return tokens
+
+
+@dataclass(slots=True)
+class _Parser:
+    tokens: list[_Token]
+    source: str
+    position: int = 0
+    values: dict[str, Value] = field(default_factory=dict)
+
+    def module(self) -> Module:
+        self.expect("module")
+        stage = self.take("at", "the stage, such as @global").text[1:]
+        if stage not in STAGES:
+            self.fail(f"one of the stages {', '.join(STAGES)}", stage)
+        self.expect("{")
+        meshes: list[DeviceMesh] = []
+        ranks: tuple[str, ...] = ()
+        functions: list[Function] = []
+        while not self.accept("}"):
+            if self.accept("mesh"):
+                meshes.append(self.mesh())
+            elif self.accept("ranks"):
+                self.expect("=")
+                self.expect("(")
+                names = []
+                while not self.accept(")"):
+                    names.append(self.take("at", "a function's name").text[1:])
+                    self.accept(",")
+                ranks = tuple(names)
+            else:
+                functions.append(self.function())
+        if self.peek().kind != "end":
+            self.fail("nothing after the module", self.peek().text)
+        return Module(stage, tuple(functions), tuple(meshes), ranks)
+
+    def mesh(self) -> DeviceMesh:
+        for mark in ("[", None, "]", "=", "device_mesh", "("):
+            if mark is None:
+                self.integer()
+            else:
+                self.expect(mark)
+        shape = self.attribute()
+        self.expect(",")
+        axes = self.attribute()
+        self.expect(")")
+        return DeviceMesh(shape, axes)  # type: ignore[arg-type]
+
+    def function(self) -> Function:
+        self.expect("func")
+        name = self.take("at", "the function's name").text[1:]
+        self.values = {}
+        self.expect("(")
+        inputs: list[Input] = []
+        while not self.accept(")"):
+            role = self.take("word", "an input's role").text
+            if role not in ROLES:
+                self.fail(f"one of the roles {', '.join(ROLES)}", role)
+            value = self.definition()
+            self.accept(",")
+            inputs.append(Input(value, role, self.remark()))
+        self.expect("{")
+        ops: list[Op] = []
+        while self.peek().text != "return":
+            ops.append(self.op())
+        self.expect("return")
+        outputs: list[Output] = []
+        while not self.accept("}"):
+            label = json.loads(self.take("string", "an output's name").text)
+            self.expect(":")
+            outputs.append(Output(label, self.use()))
+            self.accept(",")
+        return Function(name, tuple(inputs), tuple(ops), tuple(outputs))
+
+    def op(self) -> Op:
+        results: list[tuple[str, Type]] = []
+        while not self.accept("="):
+            results.append(self.typed_name())
+            self.accept(",")
+        name = self.take("word", "an op's name").text
+        self.expect("(")
+        operands: list[Value] = []
+        while not self.accept(")"):
+            operands.append(self.use())
+            self.accept(",")
+        attrs: dict[str, Attribute] = {}
+        if self.accept("{"):
+            while not self.accept("}"):
+                key = self.take("word", "an attribute's name").text
+                self.expect("=")
+                attrs[key] = self.attribute()
+                self.accept(",")
+        defined = tuple(self.define(*result) for result in results)
+        return Op(name, tuple(operands), defined, attrs, self.remark())
+
+    def definition(self) -> Value:
+        return self.define(*self.typed_name())
+
+    def typed_name(self) -> tuple[str, Type]:
+        name = self.take("value", "a value such as %x").text[1:]
+        self.expect(":")
+        return name, self.type()
+
+    def define(self, name: str, kind: Type) -> Value:
+        if name in self.values:
+            self.fail("each value to be defined once", f"%{name} again")
+        self.values[name] = Value(name, kind)
+        return self.values[name]
+
+    def use(self) -> Value:
+        name = self.take("value", "a value such as %x").text[1:]
+        if name not in self.values:
+            self.fail("a value defined above", f"%{name}")
+        return self.values[name]
+
+    def type(self) -> Type:
+        head = self.take("word", "a type such as f32[4,8]").text
+        if head == "R.DTensor":
+            self.expect("(")
+            shape = self.attribute()
+            self.expect(",")
+            dtype = json.loads(self.take("string", "a dtype").text)
+            self.expect(",")
+            mesh = json.loads(self.take("string", 'a mesh such as "mesh[0]"').text)
+            self.expect(",")
+            placements = parse_placements(json.loads(self.take("string", "placements").text))
+            self.expect(")")
+            return DTensorType(shape, dtype, placements, int(mesh[5:-1]))  # type: ignore[arg-type]
+        if head not in _LONG_DTYPE:
+            self.fail(f"a dtype, one of {', '.join(_LONG_DTYPE)}", head)
+        self.expect("[")
+        sizes: list[Size] = []
+        while not self.accept("]"):
+            sizes.append(self.size())
+            self.accept(",")
+        if not self.accept("@"):
+            return TensorType(tuple(sizes), _LONG_DTYPE[head])  # type: ignore[arg-type]
+        return PlacedType(tuple(sizes), _LONG_DTYPE[head], self.devices())
+
+    def devices(self) -> tuple[int, ...]:
+        self.expect("{")
+        devices: list[int] = []
+        while not self.accept("}"):
+            devices.append(self.integer())
+            if self.accept(".."):
+                devices += range(devices[-1] + 1, self.integer() + 1)
+            self.accept(",")
+        return tuple(devices)
+
+    def size(self) -> Size:
+        values: list[int] = []
+        while True:
+            value, count = self.integer(), 1
+            if self.accept("*"):
+                count = self.integer()
+            values += [value] * count
+            if not self.accept("|"):
+                return values[0] if len(values) == 1 else PerRank(tuple(values))
+
+    def attribute(self) -> Attribute:
+        token = self.next()
+        if token.kind == "string":
+            return str(json.loads(token.text))
+        if token.kind == "number":
+            return int(token.text) if re.fullmatch(r"-?\d+", token.text) else float(token.text)
+        if token.text in ("inf", "nan"):
+            return float(token.text)
+        if token.text in ("True", "False", "None"):
+            return {"True": True, "False": False, "None": None}[token.text]
+        if token.text == "[":
+            size = self.size()
+            self.expect("]")
+            return size
+        if token.text == "(":
+            items: list[Attribute] = []
+            while not self.accept(")"):
+                items.append(self.attribute())
+                self.accept(",")
+            return tuple(items)
+        return self.fail("an attribute", token.text)
+
+    def remark(self) -> str:
+        if self.position < len(self.tokens) and self.tokens[self.position].kind == "comment":
+            text = self.tokens[self.position].text[1:].split(" ; ")[0].strip()
+            self.position += 1
+            return text
+        return ""
+
+    def integer(self) -> int:
+        return int(self.take("number", "a number").text)
+
+    def peek(self) -> _Token:
+        while self.tokens[self.position].kind == "comment":
+            self.position += 1
+        return self.tokens[self.position]
+
+    def next(self) -> _Token:
+        token = self.peek()
+        if token.kind != "end":
+            self.position += 1
+        return token
+
+    def accept(self, text: str) -> bool:
+        position = self.position
+        while self.tokens[position].kind == "comment":
+            position += 1
+        if self.tokens[position].text != text:
+            return False
+        self.position = position + 1
+        return True
+
+    def expect(self, text: str) -> None:
+        token = self.next()
+        if token.text != text:
+            self.position -= 1
+            self.fail(repr(text), token.text)
+
+    def take(self, kind: str, what: str) -> _Token:
+        token = self.next()
+        if token.kind != kind:
+            self.position -= 1
+            self.fail(what, token.text)
+        return token
+
+    def fail(self, expected: str, found: str) -> Attribute:
+        line = self.tokens[min(self.position, len(self.tokens) - 1)].line
+        raise ParseError(f"expected {expected}, found {found!r}", where=f"{self.source}:{line}")

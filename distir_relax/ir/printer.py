@@ -1,0 +1,65 @@
+"""Programs as text. `parser.parse` reads it back to the same program.
+
+The text of each op is one line: results with their types, the op, its operands, its attributes, and after ``#``
+the place in the user's model. The grammar is at the end of ``docs/ir.md``.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+
+from distir_relax.ir.program import Attribute, Function, Module, Op, Value
+from distir_relax.ir.types import PerRank
+
+Note = Callable[[Value], str]
+
+
+def print_module(module: Module, note: Note | None = None) -> str:
+    """The module as text. `note` may add a remark to each value's line, after the place; the parser skips it."""
+    lines = [f"module @{module.stage} {{"]
+    lines += [f"  mesh[{i}] = {mesh}" for i, mesh in enumerate(module.meshes)]
+    if module.ranks:
+        lines.append(f"  ranks = ({', '.join('@' + name for name in module.ranks)},)")
+    for function in module.functions:
+        lines += ["  " + line for line in print_function(function, note).splitlines()]
+    return "\n".join([*lines, "}"]) + "\n"
+
+
+def print_function(function: Function, note: Note | None = None) -> str:
+    """One function as text."""
+    lines = [f"func @{function.name}("]
+    for item in function.inputs:
+        text = f"  {item.role} {item.value}: {item.value.type},"
+        lines.append(text + _remark(item.location, note(item.value) if note else ""))
+    lines.append(") {")
+    lines += ["  " + print_op(op, note) for op in function.ops]
+    outputs = ", ".join(f"{json.dumps(o.name)}: {o.value}" for o in function.outputs)
+    return "\n".join([*lines, f"  return {outputs}", "}"])
+
+
+def print_op(op: Op, note: Note | None = None) -> str:
+    """One op as text."""
+    results = ", ".join(f"{r}: {r.type}" for r in op.results)
+    operands = ", ".join(map(str, op.operands))
+    attrs = ", ".join(f"{key}={print_attribute(value)}" for key, value in op.attrs.items())
+    text = f"{results} = {op.name}({operands})" + (f" {{{attrs}}}" if attrs else "")
+    return text + _remark(op.location, note(op.results[0]) if note and op.results else "")
+
+
+def print_attribute(value: Attribute) -> str:
+    """One attribute: a Python literal, or ``[a|b]`` for numbers rank by rank."""
+    if isinstance(value, PerRank):
+        return f"[{value}]"
+    if isinstance(value, tuple):
+        inner = ", ".join(map(print_attribute, value))
+        return f"({inner},)" if len(value) == 1 else f"({inner})"
+    if isinstance(value, str):
+        return json.dumps(value)
+    return repr(value)
+
+
+def _remark(location: str, note: str) -> str:
+    if not location and not note:
+        return ""
+    return f"  # {location}" + (f" ; {note}" if note else "")

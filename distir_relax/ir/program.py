@@ -1,0 +1,100 @@
+"""Programs: ``Module > Function > Op > Value``, straight-line and in static single assignment form.
+
+Everything is a frozen dataclass; a pass builds a new program. A module is at exactly one stage:
+
+===========  ==============  ============================================  =====================
+stage        types           what is new                                   made by
+===========  ==============  ============================================  =====================
+global       `TensorType`    the user's model                              frontends
+sharded      `DTensorType`   every value laid out, `redistribute` ops      `sharding.propagate`
+distributed  `PlacedType`    device sets, explicit communication           `lowering.to_distir`
+ranked       `TensorType`    one function per distinct rank                `lowering.project`
+===========  ==============  ============================================  =====================
+
+In the distributed stage program order is the schedule: a device runs its ops one at a time, in this order.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from distir_relax.ir.placement import DeviceMesh
+from distir_relax.ir.types import PerRank, Type
+
+STAGES = ("global", "sharded", "distributed", "ranked")
+ROLES = ("input", "parameter", "constant", "rank_constant", "state")
+
+Attribute = int | float | bool | str | None | PerRank | tuple["Attribute", ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Value:
+    """A named tensor, defined once: by a function's input or by an op."""
+
+    name: str
+    type: Type
+
+    def __str__(self) -> str:
+        return f"%{self.name}"
+
+
+@dataclass(frozen=True, slots=True)
+class Op:
+    """One operation. `name` is its entry in the op table; `location` is the place in the user's model."""
+
+    name: str
+    operands: tuple[Value, ...]
+    results: tuple[Value, ...]
+    attrs: Mapping[str, Attribute] = field(default_factory=dict)
+    location: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Input:
+    """A function's input. `role`: input, parameter, constant, rank_constant (a small tensor whose value differs by
+    rank) or state. `location` is where the user annotated or declared it."""
+
+    value: Value
+    role: str = "input"
+    location: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Output:
+    """A function's output and the name under which the user gets it."""
+
+    name: str
+    value: Value
+
+
+@dataclass(frozen=True, slots=True)
+class Function:
+    """Inputs, ops in program order, outputs."""
+
+    name: str
+    inputs: tuple[Input, ...]
+    ops: tuple[Op, ...]
+    outputs: tuple[Output, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Module:
+    """Functions at one stage. `ranks` (ranked stage) names the function that each rank runs."""
+
+    stage: str
+    functions: tuple[Function, ...]
+    meshes: tuple[DeviceMesh, ...] = ()
+    ranks: tuple[str, ...] = ()
+
+    @property
+    def main(self) -> Function:
+        """The entry function."""
+        return self.functions[0]
+
+    def function(self, name: str) -> Function:
+        """The function called `name`; raises KeyError when there is none."""
+        for candidate in self.functions:
+            if candidate.name == name:
+                return candidate
+        raise KeyError(name)

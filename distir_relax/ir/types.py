@@ -1,0 +1,123 @@
+"""What a value is, at each stage of a program.
+
+``TensorType``   global and ranked stages: a tensor of one device
+``DTensorType``  sharded stage: a global tensor with its placement along each mesh axis
+``PlacedType``   distributed stage: one local tensor on each device of a set; shapes may differ by device
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+from distir_relax.ir.placement import Placement, print_placements
+
+DTYPES = {
+    "float64": ("f64", 8),
+    "float32": ("f32", 4),
+    "float16": ("f16", 2),
+    "bfloat16": ("bf16", 2),
+    "int64": ("i64", 8),
+    "int32": ("i32", 4),
+    "int16": ("i16", 2),
+    "int8": ("i8", 1),
+    "uint8": ("u8", 1),
+    "bool": ("bool", 1),
+}
+"""Each dtype with its short name in program text and its size in bytes."""
+
+
+@dataclass(frozen=True, slots=True)
+class PerRank:
+    """A number that differs by device: `values[i]` is for the i-th device of the op's device set."""
+
+    values: tuple[int, ...]
+
+    def __str__(self) -> str:
+        runs: list[tuple[int, int]] = []
+        for value in self.values:
+            if runs and runs[-1][0] == value:
+                runs[-1] = (value, runs[-1][1] + 1)
+            else:
+                runs.append((value, 1))
+        if len(self.values) <= 8 or len(runs) > len(self.values) // 2:
+            return "|".join(map(str, self.values))
+        return "|".join(f"{value}*{count}" for value, count in runs)
+
+
+Size = int | PerRank
+
+
+def per_rank(values: list[int] | tuple[int, ...]) -> Size:
+    """The values as one number where they agree, rank by rank where they do not."""
+    return values[0] if len(set(values)) == 1 else PerRank(tuple(values))
+
+
+def at_rank(size: Size, index: int) -> int:
+    """The number that holds for the device at `index` in the device set."""
+    return size.values[index] if isinstance(size, PerRank) else size
+
+
+@dataclass(frozen=True, slots=True)
+class TensorType:
+    """A tensor of `shape` and `dtype` on one device."""
+
+    shape: tuple[int, ...]
+    dtype: str
+
+    @property
+    def elements(self) -> int:
+        """The number of elements."""
+        return math.prod(self.shape)
+
+    @property
+    def bytes(self) -> int:
+        """The size in bytes."""
+        return self.elements * DTYPES[self.dtype][1]
+
+    def __str__(self) -> str:
+        return f"{DTYPES[self.dtype][0]}[{','.join(map(str, self.shape))}]"
+
+
+@dataclass(frozen=True, slots=True)
+class DTensorType:
+    """A tensor of global `shape`, laid out over mesh number `mesh` by one placement per mesh axis."""
+
+    shape: tuple[int, ...]
+    dtype: str
+    placements: tuple[Placement, ...]
+    mesh: int = 0
+
+    @property
+    def tensor(self) -> TensorType:
+        """The type without its layout."""
+        return TensorType(self.shape, self.dtype)
+
+    def __str__(self) -> str:
+        return f'R.DTensor({self.shape!r}, "{self.dtype}", "mesh[{self.mesh}]", "{print_placements(self.placements)}")'
+
+
+@dataclass(frozen=True, slots=True)
+class PlacedType:
+    """One local tensor on each of `devices` (ascending). A dim is a number, or a number per device."""
+
+    shape: tuple[Size, ...]
+    dtype: str
+    devices: tuple[int, ...]
+
+    def local(self, index: int) -> TensorType:
+        """The type on the device at `index` in `devices`."""
+        return TensorType(tuple(at_rank(d, index) for d in self.shape), self.dtype)
+
+    def __str__(self) -> str:
+        return f"{DTYPES[self.dtype][0]}[{','.join(map(str, self.shape))}] @ {print_devices(self.devices)}"
+
+
+Type = TensorType | DTensorType | PlacedType
+
+
+def print_devices(devices: tuple[int, ...]) -> str:
+    """``{0,1}``; a long run of neighbours is ``{0..1023}``."""
+    if len(devices) > 3 and devices == tuple(range(devices[0], devices[-1] + 1)):
+        return f"{{{devices[0]}..{devices[-1]}}}"
+    return f"{{{','.join(map(str, devices))}}}"

@@ -1,0 +1,120 @@
+"""The rules that every program obeys, stage by stage; run before and after each pass in tests."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from distir_relax.errors import VerificationError
+from distir_relax.ir.placement import DeviceMesh, Shard
+from distir_relax.ir.program import STAGES, Function, Module, Op, Value
+from distir_relax.ir.types import DTensorType, PerRank, PlacedType, TensorType
+
+OpCheck = Callable[[Op, str], None]
+
+_TYPE_OF_STAGE = {"global": TensorType, "sharded": DTensorType, "distributed": PlacedType, "ranked": TensorType}
+
+
+def verify(module: Module, check_op: OpCheck | None = None) -> None:
+    """Raise `VerificationError` unless `module` obeys the rules of its stage.
+
+    - every value is defined once, before its uses, and used with the type it was defined with;
+    - every type is the stage's own; placements fit their mesh and shape, cuts add up to their dim;
+    - in the distributed stage, sizes rank by rank list one size per device;
+    - in the ranked stage, every rank names a function.
+
+    `check_op(op, stage)` adds what the op table knows (`ops.check`).
+    """
+    if module.stage not in STAGES:
+        raise VerificationError(f"a module is at one of the stages {', '.join(STAGES)}, found {module.stage!r}")
+    if not module.functions:
+        raise VerificationError("a module has at least one function, found none")
+    for function in module.functions:
+        _verify_function(module, function, check_op)
+    names = {f.name for f in module.functions}
+    if len(names) != len(module.functions):
+        raise VerificationError("functions have distinct names, found one twice")
+    if missing := set(module.ranks) - names:
+        raise VerificationError(f"every rank runs a function of the module, found no {sorted(missing)}")
+    if module.stage == "ranked" and module.meshes and len(module.ranks) != module.meshes[0].size:
+        raise VerificationError(
+            f"a ranked module names the function of each of its {module.meshes[0].size} ranks, found {len(module.ranks)}"
+        )
+
+
+def _verify_function(module: Module, function: Function, check_op: OpCheck | None) -> None:
+    defined: dict[str, Value] = {}
+
+    def define(value: Value, where: str) -> None:
+        if value.name in defined:
+            raise VerificationError(f"{value} is defined twice in @{function.name}", where)
+        _verify_type(module, value, where)
+        defined[value.name] = value
+
+    def use(value: Value, where: str) -> None:
+        if value.name not in defined:
+            raise VerificationError(f"{value} is used before it is defined in @{function.name}", where)
+        if defined[value.name] != value:
+            raise VerificationError(
+                f"{value} is used as {value.type} but was defined as {defined[value.name].type} in @{function.name}",
+                where,
+            )
+
+    for item in function.inputs:
+        define(item.value, item.location)
+    for op in function.ops:
+        where = op.location or f"@{function.name}, {op.name}"
+        for operand in op.operands:
+            use(operand, where)
+        if check_op:
+            check_op(op, module.stage)
+        for result in op.results:
+            define(result, where)
+    for output in function.outputs:
+        use(output.value, f"output {output.name!r}")
+
+
+def _verify_type(module: Module, value: Value, where: str) -> None:
+    kind = value.type
+    expected = _TYPE_OF_STAGE[module.stage]
+    if not isinstance(kind, expected):
+        raise VerificationError(
+            f"the {module.stage} stage has {expected.__name__} values, found {value}: {kind}", where
+        )
+    if isinstance(kind, DTensorType):
+        if kind.mesh >= len(module.meshes):
+            raise VerificationError(f"{value} lies on mesh[{kind.mesh}], found {len(module.meshes)} meshes", where)
+        verify_placements(kind, module.meshes[kind.mesh], f"{where} {value}".strip())
+    if isinstance(kind, PlacedType):
+        if tuple(sorted(set(kind.devices))) != kind.devices or not kind.devices:
+            raise VerificationError(f"{value} needs a set of devices in ascending order, found {kind.devices}", where)
+        for size in kind.shape:
+            if isinstance(size, PerRank) and len(size.values) != len(kind.devices):
+                raise VerificationError(
+                    f"{value} lists {len(size.values)} sizes for {len(kind.devices)} devices", where
+                )
+
+
+def verify_placements(kind: DTensorType, mesh: DeviceMesh, where: str) -> None:
+    """Raise `VerificationError` unless the placements fit the mesh and cut each dim exactly."""
+    if len(kind.placements) != len(mesh.shape):
+        raise VerificationError(f"expected one placement per axis of {mesh}, found {kind}", where)
+    split: set[int] = set()
+    for axis, placement in enumerate(kind.placements):
+        if not isinstance(placement, Shard):
+            continue
+        if not 0 <= placement.dim < len(kind.shape):
+            raise VerificationError(
+                f"{placement} names dim {placement.dim} of a tensor of {len(kind.shape)} dims", where
+            )
+        if placement.dim in split:
+            raise VerificationError(f"{kind} splits dim {placement.dim} along two mesh axes", where)
+        split.add(placement.dim)
+        cut = placement.cut
+        if cut is None:
+            raise VerificationError(f"{placement} does not say how dim {placement.dim} is cut", where)
+        if cut.ranks != mesh.shape[axis] or cut.total != kind.shape[placement.dim]:
+            raise VerificationError(
+                f"{placement} cuts {cut.total} elements for {cut.ranks} devices; "
+                f"the dim has {kind.shape[placement.dim]} and the axis {mesh.shape[axis]}",
+                where,
+            )

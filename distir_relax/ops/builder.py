@@ -1,0 +1,84 @@
+"""Writes global programs op by op; types come from the op table."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from typing import Any
+
+from distir_relax.errors import DistIRError, VerificationError
+from distir_relax.ir import Attribute, Function, Input, Op, Output, TensorType, Value
+from distir_relax.ops.registry import lookup
+
+
+class Builder:
+    """Builds one function of the global stage.
+
+    Set `location` before emitting to say which place of the user's model the next ops come from.
+    """
+
+    def __init__(self) -> None:
+        self.inputs: list[Input] = []
+        self.ops: list[Op] = []
+        self.location = ""
+        self.hint = ""
+        self._taken: set[str] = set()
+
+    def input(self, name: str, kind: TensorType, role: str = "input", location: str = "") -> Value:
+        """Declare an input of the function."""
+        value = Value(self.fresh(name), kind)
+        self.inputs.append(Input(value, role, location))
+        return value
+
+    def emit(self, name: str, *operands: Value, **attrs: Attribute) -> Any:
+        """Add an op; its value, or the tuple of its values when it has several.
+
+        Raises `VerificationError` when the operands do not fit the op, `UnsupportedOpError` when there is no such op.
+        """
+        types = infer(name, [tensor_type(v) for v in operands], attrs, self.location)
+        hint = self.hint or name.rsplit(".", 1)[-1]
+        results = tuple(Value(self.fresh(hint), kind) for kind in types)
+        self.ops.append(Op(name, operands, results, attrs, self.location))
+        return results[0] if len(results) == 1 else results
+
+    def constant(self, value: float | int | bool, dtype: str) -> Value:
+        """A scalar."""
+        number = bool(value) if dtype == "bool" else float(value) if "float" in dtype else int(value)
+        hint, self.hint = self.hint, ""
+        result: Value = self.emit("constant", value=number, dtype=dtype)
+        self.hint = hint
+        return result
+
+    def function(self, name: str, outputs: Sequence[tuple[str, Value]]) -> Function:
+        """The function built so far, with these outputs."""
+        return Function(name, tuple(self.inputs), tuple(self.ops), tuple(Output(n, v) for n, v in outputs))
+
+    def fresh(self, hint: str) -> str:
+        """A name made from `hint` that no value has yet."""
+        base = re.sub(r"[^\w.]", "_", hint) or "v"
+        if not re.match(r"[A-Za-z_]", base):
+            base = "v" + base
+        name, count = base, 0
+        while name in self._taken:
+            count += 1
+            name = f"{base}_{count}"
+        self._taken.add(name)
+        return name
+
+
+def tensor_type(value: Value) -> TensorType:
+    """The type of a value of the global or ranked stage."""
+    if not isinstance(value.type, TensorType):
+        raise VerificationError(f"{value} is not a tensor of one device: {value.type}")
+    return value.type
+
+
+def infer(name: str, types: Sequence[TensorType], attrs: Any, location: str = "") -> tuple[TensorType, ...]:
+    """The result types of op `name`; raises `VerificationError` when the operands do not fit it."""
+    try:
+        return lookup(name, location).infer(types, attrs)
+    except DistIRError:
+        raise
+    except (ValueError, IndexError, KeyError, TypeError) as error:
+        found = ", ".join(map(str, types))
+        raise VerificationError(f"{name} cannot take ({found}) with {dict(attrs)}: {error}", location) from None

@@ -1,0 +1,185 @@
+"""Ops that lay tensors out, and ops in which devices take part together.
+
+Global and sharded stages
+    ``annotate_sharding(x) {placements}``   the user's mark on a value; the value itself is unchanged
+    ``redistribute(x) {placements}``        the same global tensor in another layout
+
+Distributed and ranked stages, along a mesh axis of n devices (`sizes` lists a size for each index along it)::
+
+    all_reduce       [a]   [b]     =>  [a+b]  [a+b]
+    all_gather       [A]   [B]     =>  [A,B]  [A,B]
+    reduce_scatter   [a,b] [c,d]   =>  [a+c]  [b+d]
+    all_to_all       [A,B] [C,D]   =>  [A;C]  [B;D]
+    shard            [A,B] [A,B]   =>  [A]    [B]       no communication
+    shard_start                    =>  0      len(A)    the position of the first element
+    slices           [A,B,C]       =>  [A,C]            several stretches of one dim, in the order given
+    pad_tail         [A]           =>  [A,0]            local: fills a short shard up
+    trim_tail        [A,0]         =>  [A]              local: takes the filling off again
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from distir_relax.ir import TensorType
+from distir_relax.ops.registry import Attrs, Types, define, operands
+from distir_relax.ops.rule import Rule, parse_rule
+
+
+def _same(types: Types, attrs: Attrs) -> tuple[TensorType, ...]:
+    return (types[0],)
+
+
+def _identity_rule(types: Types, attrs: Attrs, results: Types) -> Rule:
+    return parse_rule("... -> ...", [types[0].shape], [results[0].shape])
+
+
+def _no_rule(types: Types, attrs: Attrs, results: Types) -> Rule:
+    raise NotImplementedError("ops of the distributed stage are split already")
+
+
+def _resized(t: TensorType, dim: int, size: int) -> TensorType:
+    return TensorType((*t.shape[:dim], size, *t.shape[dim + 1 :]), t.dtype)
+
+
+_FREE: dict[str, Any] = {"flops": lambda types, attrs, results: 0.0}
+
+for _name in ("annotate_sharding", "redistribute"):
+    define(_name, infer=_same, rule=_identity_rule, torch="{0}", linear=(operands(0),), **_FREE)
+
+define(
+    "all_reduce",
+    infer=_same,
+    rule=_no_rule,
+    torch="comm.all_reduce({0}, {axis}, {op}, step={step})",
+    on_communicator=True,
+    communicates=True,
+)
+define(
+    "all_gather",
+    infer=lambda types, attrs: (_resized(types[0], attrs["dim"], sum(attrs["sizes"])),),
+    rule=_no_rule,
+    torch="comm.all_gather({0}, {axis}, {dim}, {sizes}, step={step})",
+    on_communicator=True,
+    communicates=True,
+    **_FREE,
+)
+
+
+def _mine(types: Types, attrs: Attrs) -> tuple[TensorType, ...]:
+    if types[0].shape[attrs["dim"]] != sum(attrs["sizes"]):
+        raise ValueError(f"sizes {attrs['sizes']} do not add up to dim {attrs['dim']} of {types[0].shape}")
+    return (_resized(types[0], attrs["dim"], attrs["size"]),)
+
+
+define(
+    "reduce_scatter",
+    infer=_mine,
+    rule=_no_rule,
+    torch="comm.reduce_scatter({0}, {axis}, {dim}, {sizes}, {op}, step={step})",
+    on_communicator=True,
+    communicates=True,
+)
+define(
+    "shard",
+    infer=_mine,
+    rule=_no_rule,
+    torch="comm.shard({0}, {axis}, {dim}, {sizes})",
+    on_communicator=True,
+    **_FREE,
+)
+define(
+    "all_to_all",
+    infer=lambda types, attrs: (
+        _resized(
+            _resized(types[0], attrs["split_dim"], attrs["size"]), attrs["concat_dim"], sum(attrs["concat_sizes"])
+        ),
+    ),
+    rule=_no_rule,
+    torch="comm.all_to_all({0}, {axis}, {split_dim}, {split_sizes}, {concat_dim}, {concat_sizes}, step={step})",
+    on_communicator=True,
+    communicates=True,
+    **_FREE,
+)
+define(
+    "shard_start",
+    infer=lambda types, attrs: (TensorType((), attrs["dtype"]),),
+    rule=_no_rule,
+    torch="comm.shard_start({axis}, {sizes}, {dtype})",
+    on_communicator=True,
+    **_FREE,
+)
+
+
+def _infer_slices(types: Types, attrs: Attrs) -> tuple[TensorType, ...]:
+    return (_resized(types[0], attrs["dim"], sum(b - a for a, b in attrs["intervals"])),)
+
+
+def _stretches(attrs: Attrs, form: str) -> list[str]:
+    return [form.format(a=a, b=b, dim=attrs["dim"]) for a, b in attrs["intervals"]]
+
+
+define(
+    "slices",
+    infer=_infer_slices,
+    rule=_no_rule,
+    torch=lambda attrs: (
+        "torch.cat(["
+        + ", ".join(_stretches(attrs, "{{0}}[{p}{{a}}:{{b}}]".format(p=":, " * attrs["dim"])))
+        + "], {dim})"
+    ),
+    relax=lambda attrs: (
+        "R.concat([" + ", ".join(_stretches(attrs, "R.strided_slice({{0}}, ({dim},), ({a},), ({b},))")) + "], {dim})"
+    ),
+    **_FREE,
+)
+
+
+def _tail(attrs: Attrs, have: str) -> int:
+    return int(attrs["blocks"] * attrs[have])
+
+
+define(
+    "pad_tail",
+    infer=lambda types, attrs: (_resized(types[0], attrs["dim"], _tail(attrs, "padded")),),
+    rule=_no_rule,
+    torch=lambda attrs: _torch_tail(attrs, "F.pad({x}, {widths}, value={value})", attrs["size"]),
+    relax=lambda attrs: _relax_tail(attrs, pad=True),
+    **_FREE,
+)
+define(
+    "trim_tail",
+    infer=lambda types, attrs: (_resized(types[0], attrs["dim"], _tail(attrs, "size")),),
+    rule=_no_rule,
+    torch=lambda attrs: _torch_trim(attrs),
+    relax=lambda attrs: _relax_tail(attrs, pad=False),
+    **_FREE,
+)
+
+
+def _torch_tail(attrs: Attrs, form: str, size: int) -> str:
+    rank, dim, blocks = attrs["rank"], attrs["dim"], attrs["blocks"]
+    widths = (0, 0) * (rank - 1 - dim) + (0, attrs["padded"] - attrs["size"])
+    inner = "{0}" if blocks == 1 else f"{{0}}.unflatten({dim}, ({blocks}, {size}))"
+    padded = form.format(x=inner, widths=widths, value=attrs["value"])
+    return padded if blocks == 1 else f"{padded}.flatten({dim}, {dim + 1})"
+
+
+def _torch_trim(attrs: Attrs) -> str:
+    dim, blocks = attrs["dim"], attrs["blocks"]
+    if blocks == 1:
+        return f"{{0}}[{':, ' * dim}:{attrs['size']}]"
+    narrowed = f"{{0}}.unflatten({dim}, ({blocks}, {attrs['padded']}))[{':, ' * (dim + 1)}:{attrs['size']}]"
+    return f"{narrowed}.flatten({dim}, {dim + 1})"
+
+
+def _relax_tail(attrs: Attrs, pad: bool) -> str:
+    shape, dim, blocks = tuple(attrs["shape"]), attrs["dim"], attrs["blocks"]
+    have, want = (attrs["size"], attrs["padded"]) if pad else (attrs["padded"], attrs["size"])
+    opened = f"R.reshape({{0}}, {(*shape[:dim], blocks, have, *shape[dim + 1 :])!r})"
+    if pad:
+        widths = [0, 0] * (dim + 1) + [0, want - have] + [0, 0] * (len(shape) - dim - 1)
+        changed = f'R.nn.pad({opened}, {widths!r}, "constant", {attrs["value"]})'
+    else:
+        changed = f"R.strided_slice({opened}, ({dim + 1},), (0,), ({want},))"
+    return f"R.reshape({changed}, {(*shape[:dim], blocks * want, *shape[dim + 1 :])!r})"

@@ -1,0 +1,117 @@
+"""Products that sum over a shared dim: matmul and linear. Both are linear in each operand, the other held fixed."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from distir_relax.ir import TensorType
+from distir_relax.ops.pointwise import broadcast, promote
+from distir_relax.ops.registry import Attrs, Types, aten, define, operands
+from distir_relax.ops.rule import Rule, parse_rule
+from distir_relax.ops.shape import reshape_to
+
+
+def _flops(types: Types, attrs: Attrs, results: Types) -> float:
+    return 2.0 * results[0].elements * types[0].shape[-1]
+
+
+def _infer_matmul(types: Types, attrs: Attrs) -> tuple[TensorType, ...]:
+    a, b = types
+    if len(a.shape) < 2 or len(b.shape) < 2 or a.shape[-1] != b.shape[-2] or a.dtype != b.dtype:
+        raise ValueError("the last dim of the first operand meets the second last of the second")
+    batch = broadcast([TensorType(a.shape[:-2], a.dtype), TensorType(b.shape[:-2], b.dtype)])
+    return (TensorType((*batch, a.shape[-2], b.shape[-1]), a.dtype),)
+
+
+define(
+    "matmul",
+    infer=_infer_matmul,
+    rule="... m k, ... k n -> ... m n",
+    torch="torch.matmul({0}, {1})",
+    relax="R.matmul({0}, {1})",
+    linear=(operands(0), operands(1)),
+    flops=_flops,
+)
+
+
+def _infer_linear(types: Types, attrs: Attrs) -> tuple[TensorType, ...]:
+    x, w = types[:2]
+    if len(w.shape) != 2 or x.shape[-1] != w.shape[1] or x.dtype != w.dtype:
+        raise ValueError("the last dim of the input meets the last dim of the weight")
+    return (TensorType((*x.shape[:-1], w.shape[0]), x.dtype),)
+
+
+define(
+    "linear",
+    infer=_infer_linear,
+    rule="... k, n k -> ... n",
+    torch="F.linear({0}, {1})",
+    relax="R.matmul({0}, R.permute_dims({1}))",
+    linear=(operands(0), operands(1)),
+    flops=_flops,
+)
+
+
+def _biased_rule(text: str) -> Any:
+    def rule(types: Types, attrs: Attrs, results: Types) -> Rule:
+        return parse_rule(text, [t.shape for t in types], [results[0].shape])
+
+    return rule
+
+
+# A product with its bias added: made by the local fusion of a rank's program, where nothing is split any more.
+# Their rules block the summed dim, since each device would add the bias to its own partial sum.
+define(
+    "linear_bias",
+    infer=lambda types, attrs: _infer_linear(types, attrs),
+    rule=_biased_rule("... [k], n [k], n -> ... n"),
+    torch="F.linear({0}, {1}, {2})",
+    relax="R.add(R.matmul({0}, R.permute_dims({1})), {2})",
+    flops=_flops,
+)
+define(
+    "matmul_bias",
+    infer=lambda types, attrs: _infer_matmul(types[:2], attrs),
+    rule=_biased_rule("m [k], [k] n, n -> m n"),
+    torch="torch.addmm({2}, {0}, {1})",
+    relax="R.add(R.matmul({0}, {1}), {2})",
+    flops=_flops,
+)
+
+
+@aten("linear.default")
+def _linear(g: Any, x: Any, weight: Any, bias: Any = None) -> Any:
+    y = g.emit("linear", x, weight)
+    # The bias is an op of its own: where the summed dim is split it must be added once, after the reduction.
+    return y if bias is None else g.emit("add", y, bias)
+
+
+@aten("addmm.default")
+def _addmm(g: Any, bias: Any, a: Any, b: Any, beta: float = 1, alpha: float = 1) -> Any:
+    y = g.emit("matmul", a, b)
+    if alpha != 1:
+        y = g.emit("multiply", y, g.constant(alpha, y.type.dtype))
+    if beta != 1:
+        bias = g.emit("multiply", bias, g.constant(beta, bias.type.dtype))
+    return g.emit("add", *promote(g, y, bias))
+
+
+@aten("mm.default", "bmm.default", "matmul.default")
+def _matmul(g: Any, a: Any, b: Any) -> Any:
+    left, right = a, b
+    if len(a.type.shape) == 1:
+        left = reshape_to(g, a, (1, *a.type.shape))
+    if len(b.type.shape) == 1:
+        right = reshape_to(g, b, (*b.type.shape, 1))
+    y = g.emit("matmul", left, right)
+    shape = y.type.shape
+    if len(a.type.shape) == 1:
+        shape = (*shape[:-2], shape[-1])
+    if len(b.type.shape) == 1:
+        shape = shape[:-1]
+    return reshape_to(g, y, shape)
+
+
+@aten("baddbmm.default")
+def _baddbmm(g: Any, bias: Any, a: Any, b: Any, beta: float = 1, alpha: float = 1) -> Any:
+    return _addmm(g, bias, a, b, beta, alpha)

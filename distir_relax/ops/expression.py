@@ -1,0 +1,83 @@
+"""An op as an expression: the one text that is both its reference semantics and the code of a backend."""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Mapping, Sequence
+from functools import lru_cache
+from types import CodeType
+from typing import TYPE_CHECKING, Any
+
+from distir_relax.ir import Op
+from distir_relax.ops.registry import Expression, lookup
+
+if TYPE_CHECKING:
+    import torch
+
+
+def torch_expression(op: Op, operands: Sequence[str]) -> str:
+    """The torch code of `op` applied to the given operand expressions.
+
+    An operand that is a number literal is written in place where the op is an infix operator.
+    """
+    return _fill(lookup(op.name, op.location).torch, op.attrs, operands)
+
+
+def relax_expression(op: Op, operands: Sequence[str]) -> str:
+    """The Relax code of `op`, with the namespace of Relax ops as `R`."""
+    entry = lookup(op.name, op.location)
+    if entry.relax:
+        return _fill(entry.relax, op.attrs, operands)
+    arguments = [*operands, *(f"{key}={_literal(value)}" for key, value in op.attrs.items())]
+    return f"R.{op.name}({', '.join(arguments)})"
+
+
+def evaluate(op: Op, operands: Sequence[torch.Tensor]) -> tuple[torch.Tensor, ...]:
+    """Run `op` on tensors: its reference semantics. Ops that communicate have none."""
+    import torch
+    import torch.nn.functional as F
+
+    names = [f"a{i}" for i in range(len(operands))]
+    scope: dict[str, Any] = {"torch": torch, "F": F, **dict(zip(names, operands, strict=True))}
+    result = eval(_compiled(torch_expression(op, names)), scope)
+    return tuple(result) if isinstance(result, (tuple, list)) else (result,)
+
+
+def is_infix(op: Op) -> bool:
+    """Whether the op's torch code is an infix operator, so that a number may stand for an operand."""
+    code = lookup(op.name).torch
+    return isinstance(code, str) and bool(re.fullmatch(r"\{0\} \S+ \{1\}", code))
+
+
+@lru_cache(maxsize=65536)
+def _compiled(text: str) -> CodeType:
+    return compile(text, text, "eval")
+
+
+class _Attribute:
+    """An attribute in a template: ``{shape}`` is a literal, ``{dtype!s}`` the bare text."""
+
+    def __init__(self, value: object) -> None:
+        self.value = value
+
+    def __str__(self) -> str:
+        return str(self.value)
+
+    def __format__(self, spec: str) -> str:
+        return _literal(self.value)
+
+
+def _fill(template: Expression, attrs: Mapping[str, Any], operands: Sequence[str]) -> str:
+    text = template if isinstance(template, str) else template(attrs)
+    if "{*}" in text:
+        text = text.replace("{*}", ", ".join(operands))
+    return text.format(*operands, **{key: _Attribute(value) for key, value in attrs.items()})
+
+
+def _literal(value: object) -> str:
+    if isinstance(value, float) and not math.isfinite(value):
+        return f'float("{value}")'
+    if isinstance(value, tuple):
+        return f"({', '.join(map(_literal, value))}{',' if len(value) == 1 else ''})"
+    return repr(value)

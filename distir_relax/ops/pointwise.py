@@ -1,0 +1,278 @@
+"""Element by element: arithmetic, activations, comparisons, casts. Operands broadcast."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+from distir_relax.ir import TensorType
+from distir_relax.ops.registry import Attrs, Types, aten, define, operands
+from distir_relax.ops.rule import Rule, parse_rule
+
+
+def broadcast(types: Types) -> tuple[int, ...]:
+    """The shape that all operands broadcast to; raises ValueError when there is none."""
+    rank = max(len(t.shape) for t in types)
+    shape = []
+    for i in range(rank):
+        sizes = {t.shape[i - rank + len(t.shape)] for t in types if i - rank + len(t.shape) >= 0} - {1}
+        if len(sizes) > 1:
+            raise ValueError(f"shapes {[t.shape for t in types]} do not broadcast")
+        shape.append(sizes.pop() if sizes else 1)
+    return tuple(shape)
+
+
+def _same_dtype(types: Types) -> str:
+    if len({t.dtype for t in types}) != 1:
+        raise ValueError(f"operands have dtypes {[t.dtype for t in types]}, expected one")
+    return types[0].dtype
+
+
+def _infer(types: Types, attrs: Attrs) -> tuple[TensorType, ...]:
+    return (TensorType(broadcast(types), _same_dtype(types)),)
+
+
+def _infer_bool(types: Types, attrs: Attrs) -> tuple[TensorType, ...]:
+    _same_dtype(types)
+    return (TensorType(broadcast(types), "bool"),)
+
+
+def _infer_where(types: Types, attrs: Attrs) -> tuple[TensorType, ...]:
+    return (TensorType(broadcast(types), _same_dtype(types[1:])),)
+
+
+def _infer_astype(types: Types, attrs: Attrs) -> tuple[TensorType, ...]:
+    return (TensorType(types[0].shape, attrs["dtype"]),)
+
+
+def _rule(types: Types, attrs: Attrs, results: Types) -> Rule:
+    return parse_rule(", ".join(["..."] * len(types)) + " -> ...", [t.shape for t in types], [results[0].shape])
+
+
+def _unary(name: str, torch: str, relax: str = "", *, linear: bool = False, **fields: Any) -> None:
+    sets = (operands(0),) if linear else ()
+    define(name, infer=_infer, rule=_rule, torch=torch, relax=relax, linear=sets, pointwise=True, **fields)
+
+
+def _binary(name: str, torch: str, *linear: frozenset[int]) -> None:
+    define(name, infer=_infer, rule=_rule, torch=torch, linear=linear, pointwise=True)
+
+
+_binary("add", "{0} + {1}", operands(0, 1))
+_binary("subtract", "{0} - {1}", operands(0, 1))
+_binary("multiply", "{0} * {1}", operands(0), operands(1))
+_binary("divide", "{0} / {1}", operands(0))
+_binary("floor_divide", "{0} // {1}")
+_binary("mod", "{0} % {1}")
+_binary("power", "{0} ** {1}")
+_binary("maximum", "torch.maximum({0}, {1})")
+_binary("minimum", "torch.minimum({0}, {1})")
+_binary("logical_and", "torch.logical_and({0}, {1})")
+_binary("logical_or", "torch.logical_or({0}, {1})")
+_binary("logical_xor", "torch.logical_xor({0}, {1})")
+
+_unary("negative", "-{0}", linear=True)
+_unary("exp", "torch.exp({0})", flops=lambda types, attrs, results: 8.0 * results[0].elements)
+_unary("log", "torch.log({0})", flops=lambda types, attrs, results: 8.0 * results[0].elements)
+_unary("sqrt", "torch.sqrt({0})")
+_unary("rsqrt", "torch.rsqrt({0})")
+_unary("abs", "torch.abs({0})")
+_unary("square", "torch.square({0})")
+_unary("tanh", "torch.tanh({0})", flops=lambda types, attrs, results: 8.0 * results[0].elements)
+_unary("sigmoid", "torch.sigmoid({0})", flops=lambda types, attrs, results: 8.0 * results[0].elements)
+_unary("erf", "torch.erf({0})", flops=lambda types, attrs, results: 8.0 * results[0].elements)
+_unary("sin", "torch.sin({0})")
+_unary("cos", "torch.cos({0})")
+_unary("floor", "torch.floor({0})")
+_unary("ceil", "torch.ceil({0})")
+_unary("sign", "torch.sign({0})")
+_unary("logical_not", "torch.logical_not({0})")
+_unary("nn.relu", "F.relu({0})")
+_unary("nn.gelu", "F.gelu({0})", flops=lambda types, attrs, results: 12.0 * results[0].elements)
+_unary(
+    "nn.gelu_tanh", 'F.gelu({0}, approximate="tanh")', flops=lambda types, attrs, results: 12.0 * results[0].elements
+)
+_unary("nn.silu", "F.silu({0})", flops=lambda types, attrs, results: 10.0 * results[0].elements)
+_unary("clip", "torch.clamp({0}, {min}, {max})", "R.clip({0}, {min}, {max})")
+define(
+    "astype",
+    infer=_infer_astype,
+    rule=_rule,
+    torch="{0}.to(torch.{dtype!s})",
+    relax="R.astype({0}, {dtype})",
+    pointwise=True,
+)
+
+for _name, _symbol in (
+    ("equal", "=="),
+    ("not_equal", "!="),
+    ("less", "<"),
+    ("less_equal", "<="),
+    ("greater", ">"),
+    ("greater_equal", ">="),
+):
+    define(_name, infer=_infer_bool, rule=_rule, torch=f"{{0}} {_symbol} {{1}}", pointwise=True)
+
+define(
+    "where",
+    infer=_infer_where,
+    rule=_rule,
+    torch="torch.where({0}, {1}, {2})",
+    linear=(operands(1, 2),),
+    pointwise=True,
+)
+
+
+def _infer_constant(types: Types, attrs: Attrs) -> tuple[TensorType, ...]:
+    return (TensorType((), attrs["dtype"]),)
+
+
+define(
+    "constant",
+    infer=_infer_constant,
+    rule=lambda types, attrs, results: Rule((), (), ((),)),
+    torch="torch.tensor({value}, dtype=torch.{dtype!s})",
+    relax="R.const({value}, {dtype})",
+    pointwise=True,
+    flops=lambda types, attrs, results: 0.0,
+)
+
+_PROMOTION = ("bool", "uint8", "int8", "int16", "int32", "int64", "float16", "bfloat16", "float32", "float64")
+
+
+def promote(g: Any, *items: Any, floating: bool = False) -> list[Any]:
+    """The items as values of one dtype, by torch's rules: a Python number never widens a tensor within its kind.
+
+    `floating` asks for a floating dtype, as torch's true division and transcendental functions do.
+    """
+    tensors = [item.type.dtype for item in items if hasattr(item, "type")]
+    dimensioned = [item.type.dtype for item in items if hasattr(item, "type") and item.type.shape] or tensors
+    dtype = max(dimensioned, key=_PROMOTION.index)
+    if {"float16", "bfloat16"} <= set(dimensioned):
+        dtype = "float32"
+    for other in tensors:
+        if "float" in other and "float" not in dtype:
+            dtype = other
+    for item in items:
+        if isinstance(item, float) and "float" not in dtype:
+            dtype = "float32"
+        elif isinstance(item, int) and not isinstance(item, bool) and dtype == "bool":
+            dtype = "int64"
+    if floating and "float" not in dtype:
+        dtype = "float32"
+    return [cast(g, item, dtype) if hasattr(item, "type") else g.constant(item, dtype) for item in items]
+
+
+def cast(g: Any, value: Any, dtype: str) -> Any:
+    """`value` as `dtype`; itself when it is that already."""
+    return value if value.type.dtype == dtype else g.emit("astype", value, dtype=dtype)
+
+
+def _aten_binary(name: str, *spellings: str, floating: bool = False) -> None:
+    def convert(g: Any, a: Any, b: Any) -> Any:
+        return g.emit(name, *promote(g, a, b, floating=floating))
+
+    aten(*spellings)(convert)
+
+
+def _aten_unary(name: str, *spellings: str, floating: bool = False) -> None:
+    def convert(g: Any, x: Any) -> Any:
+        return g.emit(name, promote(g, x, floating=True)[0] if floating else x)
+
+    aten(*spellings)(convert)
+
+
+_aten_binary("multiply", "mul.Tensor", "mul.Scalar")
+_aten_binary("divide", "div.Tensor", "div.Scalar", "true_divide.Tensor", floating=True)
+_aten_binary("power", "pow.Tensor_Tensor", "pow.Scalar")
+_aten_binary("maximum", "maximum.default")
+_aten_binary("minimum", "minimum.default")
+_aten_binary("mod", "remainder.Tensor", "remainder.Scalar")
+_aten_binary("floor_divide", "floor_divide.default")
+for _relax, _aten in (("equal", "eq"), ("not_equal", "ne"), ("less", "lt"), ("less_equal", "le")):
+    _aten_binary(_relax, f"{_aten}.Tensor", f"{_aten}.Scalar")
+_aten_binary("greater", "gt.Tensor", "gt.Scalar")
+_aten_binary("greater_equal", "ge.Tensor", "ge.Scalar")
+for _name in ("exp", "log", "sqrt", "rsqrt", "tanh", "sigmoid", "erf", "sin", "cos"):
+    _aten_unary(_name, f"{_name}.default", floating=True)
+_aten_unary("negative", "neg.default")
+_aten_unary("abs", "abs.default")
+_aten_unary("square", "square.default")
+_aten_unary("floor", "floor.default")
+_aten_unary("ceil", "ceil.default")
+_aten_unary("sign", "sign.default")
+_aten_unary("nn.relu", "relu.default", "relu_.default")
+_aten_unary("nn.silu", "silu.default", "silu_.default")
+
+
+def _logical(name: str, *spellings: str) -> None:
+    def convert(g: Any, *items: Any) -> Any:
+        return g.emit(name, *[_truth(g, item) for item in items])
+
+    aten(*spellings)(convert)
+
+
+def _truth(g: Any, item: Any) -> Any:
+    if not hasattr(item, "type"):
+        return g.constant(bool(item), "bool")
+    return item if item.type.dtype == "bool" else g.emit("not_equal", item, g.constant(0, item.type.dtype))
+
+
+_logical("logical_and", "logical_and.default", "__and__.Tensor", "bitwise_and.Tensor")
+_logical("logical_or", "logical_or.default", "__or__.Tensor", "bitwise_or.Tensor")
+_logical("logical_xor", "logical_xor.default", "bitwise_xor.Tensor")
+_logical("logical_not", "logical_not.default", "bitwise_not.default")
+
+
+@aten("add.Tensor", "add.Scalar", "add_.Tensor")
+def _add(g: Any, a: Any, b: Any, alpha: float = 1) -> Any:
+    return g.emit("add", *_scaled(g, a, b, alpha))
+
+
+@aten("sub.Tensor", "sub.Scalar")
+def _sub(g: Any, a: Any, b: Any, alpha: float = 1) -> Any:
+    return g.emit("subtract", *_scaled(g, a, b, alpha))
+
+
+@aten("rsub.Scalar", "rsub.Tensor")
+def _rsub(g: Any, a: Any, b: Any, alpha: float = 1) -> Any:
+    return g.emit("subtract", *reversed(_scaled(g, b, a, alpha)))
+
+
+def _scaled(g: Any, a: Any, b: Any, alpha: float) -> list[Any]:
+    a, b = promote(g, a, b)
+    if alpha != 1:
+        b = g.emit("multiply", b, g.constant(alpha, b.type.dtype))
+    return [a, b]
+
+
+@aten("pow.Tensor_Scalar")
+def _pow(g: Any, x: Any, exponent: float) -> Any:
+    if exponent == 2:
+        return g.emit("square", x)
+    return g.emit("power", *promote(g, x, exponent))
+
+
+@aten("gelu.default")
+def _gelu(g: Any, x: Any, approximate: str = "none") -> Any:
+    return g.emit("nn.gelu_tanh" if approximate == "tanh" else "nn.gelu", x)
+
+
+@aten("where.self", "where.ScalarOther", "where.ScalarSelf", "where.Scalar")
+def _where(g: Any, condition: Any, a: Any, b: Any) -> Any:
+    values = [a, b]
+    if not any(hasattr(v, "type") for v in values):
+        values = [g.constant(v, "float32" if any(isinstance(v, float) for v in values) else "int64") for v in values]
+    return g.emit("where", condition, *promote(g, *values))
+
+
+@aten("masked_fill.Scalar", "masked_fill.Tensor", "masked_fill_.Scalar")
+def _masked_fill(g: Any, x: Any, mask: Any, value: Any) -> Any:
+    filler = cast(g, value, x.type.dtype) if hasattr(value, "type") else g.constant(value, x.type.dtype)
+    return g.emit("where", mask, filler, x)
+
+
+@aten("clamp.default", "clamp_.default")
+def _clamp(g: Any, x: Any, low: float | None = None, high: float | None = None) -> Any:
+    lowest, highest = (-math.inf, math.inf) if "float" in x.type.dtype else (-(2**63), 2**63 - 1)
+    return g.emit("clip", x, min=lowest if low is None else low, max=highest if high is None else high)

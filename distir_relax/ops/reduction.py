@@ -1,0 +1,221 @@
+"""Ops that see a whole dim at once: reductions, softmax and the norms."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+from distir_relax.ir import TensorType, Value
+from distir_relax.ops.pointwise import cast
+from distir_relax.ops.registry import Attrs, Expansion, Types, aten, define, operands
+from distir_relax.ops.rule import Rule, parse_rule
+
+
+def _infer_reduce(types: Types, attrs: Attrs) -> tuple[TensorType, ...]:
+    shape = types[0].shape
+    if any(not 0 <= a < len(shape) for a in attrs["axis"]):
+        raise ValueError(f"axes {attrs['axis']} of a tensor of {len(shape)} dims")
+    if attrs["keepdims"]:
+        return (TensorType(tuple(1 if i in attrs["axis"] else n for i, n in enumerate(shape)), types[0].dtype),)
+    return (TensorType(tuple(n for i, n in enumerate(shape) if i not in attrs["axis"]), types[0].dtype),)
+
+
+def _reduce_rule(how: str) -> Any:
+    def rule(types: Types, attrs: Attrs, results: Types) -> Rule:
+        names = [f"d{i}" for i in range(len(types[0].shape))]
+        kept = ["1" if i in attrs["axis"] else n for i, n in enumerate(names)]
+        right = " ".join(k for k in kept if attrs["keepdims"] or k != "1").replace("1", "()")
+        return parse_rule(f"{' '.join(names)} -> {right}", [types[0].shape], [results[0].shape], reduce=how)
+
+    return rule
+
+
+def _torch_axes(name: str) -> str:
+    return f"torch.{name}({{0}}, dim={{axis}}, keepdim={{keepdims}})"
+
+
+def _relax_axes(name: str) -> str:
+    return f"R.{name}({{0}}, {{axis}}, {{keepdims}})"
+
+
+_INPUT_FLOPS = {"flops": lambda types, attrs, results: float(types[0].elements)}
+
+define(
+    "sum",
+    infer=_infer_reduce,
+    rule=_reduce_rule("sum"),
+    torch=_torch_axes("sum"),
+    relax=_relax_axes("sum"),
+    linear=(operands(0),),
+    **_INPUT_FLOPS,
+)
+for _name in ("max", "min"):
+    define(
+        _name,
+        infer=_infer_reduce,
+        rule=_reduce_rule(_name),
+        torch=_torch_axes(f"a{_name}"),
+        relax=_relax_axes(_name),
+        **_INPUT_FLOPS,
+    )
+
+
+def _split_mean(x: Expansion) -> tuple[Value, ...]:
+    """The mean of a split dim: each device sums its own part and divides by the size of the whole."""
+    count = math.prod(x.types[0].shape[a] for a in x.attrs["axis"])
+    total = x.emit("sum", x.operands[0], axis=x.attrs["axis"], keepdims=x.attrs["keepdims"])
+    scale = x.emit("constant", value=1.0 / count, dtype=x.types[0].dtype)
+    return (x.emit("multiply", total, scale),)
+
+
+define(
+    "mean",
+    infer=_infer_reduce,
+    rule=_reduce_rule("sum"),
+    torch=_torch_axes("mean"),
+    relax=_relax_axes("mean"),
+    linear=(operands(0),),
+    expand={"*": _split_mean},
+    **_INPUT_FLOPS,
+)
+
+
+# softmax, cumulative sums, norms: the dim they see must be whole
+
+
+def _infer_same(types: Types, attrs: Attrs) -> tuple[TensorType, ...]:
+    axis = attrs.get("axis", 0)
+    if not 0 <= axis < max(1, len(types[0].shape)):
+        raise ValueError(f"axis {axis} of a tensor of {len(types[0].shape)} dims")
+    return (TensorType(types[0].shape, types[0].dtype),)
+
+
+def _axis_rule(types: Types, attrs: Attrs, results: Types) -> Rule:
+    text = " ".join(f"[d{i}]" if i == attrs["axis"] else f"d{i}" for i in range(len(types[0].shape)))
+    return parse_rule(f"{text} -> {text}", [types[0].shape], [results[0].shape])
+
+
+for _name in ("softmax", "log_softmax"):
+    define(
+        f"nn.{_name}",
+        infer=_infer_same,
+        rule=_axis_rule,
+        torch=f"F.{_name}({{0}}, {{axis}})",
+        relax=f"R.nn.{_name}({{0}}, {{axis}})",
+        flops=lambda types, attrs, results: 12.0 * results[0].elements,
+    )
+define(
+    "cumsum",
+    infer=_infer_same,
+    rule=_axis_rule,
+    torch="torch.cumsum({0}, {axis})",
+    relax="R.cumsum({0}, {axis})",
+    linear=(operands(0),),
+)
+
+
+def _infer_norm(types: Types, attrs: Attrs) -> tuple[TensorType, ...]:
+    normal = types[0].shape[len(types[0].shape) - len(types[1].shape) :]
+    if any(t.shape != normal for t in types[1:]):
+        raise ValueError(f"weights {[t.shape for t in types[1:]]} do not fit the last dims of {types[0].shape}")
+    return (types[0],)
+
+
+def _norm_rule(types: Types, attrs: Attrs, results: Types) -> Rule:
+    rank, normal = len(types[0].shape), len(types[1].shape)
+    inner = " ".join(f"[n{i}]" for i in range(normal))
+    outer = " ".join(f"d{i}" for i in range(rank - normal))
+    weights = ", ".join([inner] * (len(types) - 1))
+    return parse_rule(f"{outer} {inner}, {weights} -> {outer} {inner}", [t.shape for t in types], [results[0].shape])
+
+
+_NORM_FLOPS = {"flops": lambda types, attrs, results: 8.0 * results[0].elements}
+
+define(
+    "nn.layer_norm",
+    infer=_infer_norm,
+    rule=_norm_rule,
+    torch="F.layer_norm({0}, {1}.shape, {1}, {2}, {epsilon})",
+    relax="R.nn.layer_norm({0}, {1}, {2}, {axes}, {epsilon})",
+    **_NORM_FLOPS,
+)
+define(
+    "nn.rms_norm",
+    infer=_infer_norm,
+    rule=_norm_rule,
+    torch="F.rms_norm({0}, {1}.shape, {1}, {epsilon})",
+    relax="R.nn.rms_norm({0}, {1}, {axes}, {epsilon})",
+    **_NORM_FLOPS,
+)
+
+
+# ATen spellings
+
+
+def _axes(x: Any, dim: Any) -> tuple[int, ...]:
+    rank = len(x.type.shape)
+    dims = range(rank) if dim is None or dim == [] else [dim] if isinstance(dim, int) else dim
+    return tuple(sorted(d + rank if d < 0 else d for d in dims))
+
+
+def _converted(g: Any, x: Any, dtype: Any, summing: bool = False) -> Any:
+    if dtype is not None:
+        return cast(g, x, str(dtype).removeprefix("torch."))
+    return cast(g, x, "int64") if summing and "float" not in x.type.dtype else x
+
+
+@aten("sum.dim_IntList", "sum.default")
+def _sum(g: Any, x: Any, dim: Any = None, keepdim: bool = False, dtype: Any = None) -> Any:
+    return g.emit("sum", _converted(g, x, dtype, True), axis=_axes(x, dim), keepdims=keepdim)
+
+
+@aten("mean.dim", "mean.default")
+def _mean(g: Any, x: Any, dim: Any = None, keepdim: bool = False, dtype: Any = None) -> Any:
+    return g.emit("mean", _converted(g, x, dtype), axis=_axes(x, dim), keepdims=keepdim)
+
+
+@aten("amax.default")
+def _amax(g: Any, x: Any, dim: Any = None, keepdim: bool = False) -> Any:
+    return g.emit("max", x, axis=_axes(x, dim), keepdims=keepdim)
+
+
+@aten("amin.default")
+def _amin(g: Any, x: Any, dim: Any = None, keepdim: bool = False) -> Any:
+    return g.emit("min", x, axis=_axes(x, dim), keepdims=keepdim)
+
+
+@aten("softmax.int", "_softmax.default")
+def _softmax(g: Any, x: Any, dim: int, dtype: Any = None) -> Any:
+    return g.emit("nn.softmax", _converted(g, x, dtype or None), axis=_axes(x, dim)[0])
+
+
+@aten("log_softmax.int", "_log_softmax.default")
+def _log_softmax(g: Any, x: Any, dim: int, dtype: Any = None) -> Any:
+    return g.emit("nn.log_softmax", _converted(g, x, dtype or None), axis=_axes(x, dim)[0])
+
+
+@aten("cumsum.default")
+def _cumsum(g: Any, x: Any, dim: int, dtype: Any = None) -> Any:
+    return g.emit("cumsum", _converted(g, x, dtype, True), axis=_axes(x, dim)[0])
+
+
+def _filled(g: Any, like: Any, shape: tuple[int, ...], value: float) -> Any:
+    return g.emit("broadcast_to", g.constant(value, like.type.dtype), shape=shape)
+
+
+@aten("layer_norm.default")
+def _layer_norm(
+    g: Any, x: Any, shape: list[int], weight: Any = None, bias: Any = None, eps: float = 1e-5, cudnn: bool = True
+) -> Any:
+    axes = tuple(range(len(x.type.shape) - len(shape), len(x.type.shape)))
+    weight = _filled(g, x, tuple(shape), 1.0) if weight is None else weight
+    bias = _filled(g, x, tuple(shape), 0.0) if bias is None else bias
+    return g.emit("nn.layer_norm", x, weight, bias, axes=axes, epsilon=eps)
+
+
+@aten("rms_norm.default")
+def _rms_norm(g: Any, x: Any, shape: list[int], weight: Any = None, eps: float | None = None) -> Any:
+    axes = tuple(range(len(x.type.shape) - len(shape), len(x.type.shape)))
+    weight = _filled(g, x, tuple(shape), 1.0) if weight is None else weight
+    smallest = {"float64": 2.0**-52, "float16": 2.0**-10, "bfloat16": 2.0**-7}.get(x.type.dtype, 2.0**-23)
+    return g.emit("nn.rms_norm", x, weight, axes=axes, epsilon=smallest if eps is None else eps)

@@ -1,0 +1,167 @@
+"""The op table: one entry per op holds all that any pass needs to know about it.
+
+Nothing else in the project may switch on an op's name. An entry is made by `define`, in the file of its family;
+the spellings of other vocabularies stand beside it (`aten`).
+"""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Protocol
+
+from distir_relax.errors import UnsupportedOpError
+from distir_relax.ir import Attribute, PlacedType, Size, TensorType, Value
+from distir_relax.ops.rule import Rule, parse_rule
+
+Types = Sequence[TensorType]
+Attrs = Mapping[str, Any]
+Infer = Callable[[Types, Attrs], tuple[TensorType, ...]]
+RuleOf = Callable[[Types, Attrs, Types], Rule]
+Localize = Callable[[Attrs, Types, Types], dict[str, Attribute]]
+Expand = Callable[["Expansion"], "tuple[Value, ...]"]
+Expression = str | Callable[[Attrs], str]
+Work = Callable[[Types, Attrs, Types], float]
+
+
+@dataclass(frozen=True)
+class OpDef:
+    """One op.
+
+    `infer` gives the result types from the operand types and attributes; it raises ValueError on a misuse.
+    `rule` is the factor rule, as text or computed from types.
+    `torch` is a Python expression over ``{0}``, ``{1}``, … (operands) and ``{attr}`` (attributes as literals;
+    ``{attr!s}`` as bare text), evaluated with `torch` and `F` in scope: both the reference semantics and the code of
+    the torch backend. An op of several results gives a tuple. It may depend on the attributes: then it is a function.
+    `relax` is the same, with `R` (the Relax ops) in scope and tuples as results; by default the op of the same name
+    called with the operands and the attributes as keywords.
+    `linear` lists the sets of operands in which the op is linear jointly, the others held fixed: ``({0}, {1})`` for
+    matmul, ``({0, 1},)`` for add; ``ALL`` is all operands jointly. It decides where a pending sum may pass.
+    `localize` gives the attributes of a shard from its local operand and result types.
+    `expand` gives, for a factor whose split needs more than the op itself, the ops that the devices run instead.
+    `flops` counts floating-point operations; by default one per element of the result.
+    `on_communicator` marks ops that a rank's communicator performs; those marked `communicates` need other devices.
+    """
+
+    name: str
+    infer: Infer
+    rule: str | RuleOf
+    torch: Expression
+    relax: Expression = ""
+    linear: tuple[frozenset[int], ...] | str = ()
+    localize: Localize | None = None
+    expand: Mapping[str, Expand] = field(default_factory=dict)
+    flops: Work | None = None
+    on_communicator: bool = False
+    communicates: bool = False
+    pointwise: bool = False
+
+    def rule_for(self, operands: Types, attrs: Attrs, results: Types) -> Rule:
+        """The factor rule of an instance with these types."""
+        if callable(self.rule):
+            return self.rule(operands, attrs, results)
+        return parse_rule(self.rule, [t.shape for t in operands], [t.shape for t in results])
+
+    def linear_sets(self, count: int) -> tuple[frozenset[int], ...]:
+        """The sets of operands in which an instance with `count` operands is linear."""
+        return (frozenset(range(count)),) if isinstance(self.linear, str) else self.linear
+
+
+class Emitter(Protocol):
+    """What an `expand` writes ops with: see `Expansion`."""
+
+    def emit(self, name: str, *operands: Value, **attrs: Attribute) -> Any:
+        """Add an op on all devices of the mesh; its value, or the tuple of its values."""
+
+
+@dataclass(frozen=True)
+class Expansion:
+    """An op whose factor is split along mesh axis `axis` into `sizes` elements, index by index.
+
+    `operands` are its local operands; `types` and `result_types` the global types; `emitter.emit` adds a local op.
+    An entry's `expand` names the factor; ``"*"`` stands for any that is reduced.
+    """
+
+    emitter: Emitter
+    operands: tuple[Value, ...]
+    attrs: Attrs
+    axis: str
+    sizes: tuple[int, ...]
+    types: tuple[TensorType, ...]
+    result_types: tuple[TensorType, ...]
+
+    def emit(self, name: str, *operands: Value, **attrs: Attribute) -> Any:
+        """Add a local op."""
+        return self.emitter.emit(name, *operands, **attrs)
+
+    @staticmethod
+    def shape(value: Value) -> tuple[Size, ...]:
+        """The local shape of a value, device by device where it differs."""
+        assert isinstance(value.type, PlacedType)
+        return value.type.shape
+
+
+ALL = "all"
+
+AtenConverter = Callable[..., Any]
+
+_OPS: dict[str, OpDef] = {}
+_ATEN: dict[str, AtenConverter] = {}
+
+
+def define(name: str, **fields: Any) -> OpDef:
+    """Add an entry to the table; the fields are those of `OpDef`. Raises ValueError when the name is taken."""
+    if name in _OPS:
+        raise ValueError(f"op {name!r} is defined twice")
+    entry = OpDef(name, **fields)
+    _OPS[name] = entry
+    return entry
+
+
+def aten(*spellings: str) -> Callable[[AtenConverter], AtenConverter]:
+    """Declare how ATen ops are written with the entries of this file.
+
+    The decorated function takes the `Builder` and the ATen op's own arguments, tensors as values, and returns a
+    value or a tuple of values: ``@aten("relu.default")``.
+    """
+
+    def register(convert: AtenConverter) -> AtenConverter:
+        for spelling in spellings:
+            if spelling in _ATEN:
+                raise ValueError(f"aten.{spelling} is converted twice")
+            _ATEN[spelling] = convert
+        return convert
+
+    return register
+
+
+def lookup(name: str, where: str = "") -> OpDef:
+    """The entry of op `name`. Raises `UnsupportedOpError` with near misses."""
+    if name in _OPS:
+        return _OPS[name]
+    near = difflib.get_close_matches(name, _OPS, n=3)
+    hint = f"did you mean {' or '.join(near)}? " if near else ""
+    raise UnsupportedOpError(
+        f"there is no op {name!r} in the op table", where, hint + "CONTRIBUTING.md shows how to add one entry for it"
+    )
+
+
+def lookup_aten(spelling: str) -> AtenConverter | None:
+    """The conversion of an ATen op such as ``relu.default``, or None."""
+    return _ATEN.get(spelling)
+
+
+def entries() -> tuple[OpDef, ...]:
+    """All entries, in the order of definition."""
+    return tuple(_OPS.values())
+
+
+def aten_spellings() -> tuple[str, ...]:
+    """All ATen ops that have a conversion."""
+    return tuple(_ATEN)
+
+
+def operands(*indices: int) -> frozenset[int]:
+    """A set of operand positions, for `OpDef.linear`."""
+    return frozenset(indices)
