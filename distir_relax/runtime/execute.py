@@ -18,7 +18,7 @@ from distir_relax.runtime.progress import Traffic
 from distir_relax.runtime.report import RunReport, make_report
 from distir_relax.runtime.session import RankSession, Session, limit_threads
 from distir_relax.runtime.watchdog import DEFAULT_TIMEOUT
-from distir_relax.runtime.world import World
+from distir_relax.runtime.world import World, check_size
 
 if TYPE_CHECKING:
     import torch
@@ -112,7 +112,7 @@ def _run_rank(world: World, options: RunOptions) -> RunReport | None:
     with _agreed(world):
         # One rank of a node hashes the weights; the others check their header and size.
         bundle = read_bundle(options.bundle, verify_weights=world.local_rank == 0)
-        world.check_size(bundle.manifest.mesh)
+        check_size(bundle.manifest.mesh, world.size)
         inputs = _prepare(options, bundle)
     manifest = bundle.manifest
     try:

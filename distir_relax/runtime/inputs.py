@@ -56,13 +56,13 @@ def read_npz(path: str | Path) -> dict[str, np.ndarray[Any, Any]]:
     """The named arrays of an `.npz` file. Raises RunError when it is missing or not one; never unpickles."""
     import numpy as np
 
+    if not Path(path).is_file():
+        raise RunError("there is no such input file", str(path), _HOW)
+    if not zipfile.is_zipfile(path):
+        raise RunError("not an .npz file, or a truncated one", str(path), _HOW)
     try:
         with np.load(path, allow_pickle=False) as file:
-            if not isinstance(file, np.lib.npyio.NpzFile):
-                raise RunError("expected named arrays (.npz), found a single array (.npy)", str(path), _HOW)
             return {name: file[name] for name in file.files}
-    except FileNotFoundError:
-        raise RunError("there is no such input file", str(path), _HOW) from None
     except (OSError, ValueError, EOFError, zipfile.BadZipFile, KeyError) as wrong:
         raise RunError(f"not a readable .npz file: {wrong}", str(path), _HOW) from None
 

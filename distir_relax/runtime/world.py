@@ -47,8 +47,19 @@ def connect(mesh: Mesh, device: str = "cpu") -> Communicator | None:
     world = join_world()
     if world is None:
         return None
-    world.check_size(mesh)
+    check_size(mesh, world.size)
     return world.communicator(mesh, device)
+
+
+def check_size(mesh: Mesh, size: int) -> None:
+    """Raise RunError when `size` ranks are not as many as `mesh` has."""
+    if size == mesh.world_size:
+        return
+    grid = ", ".join(f"{axis}={extent}" for axis, extent in zip(mesh.axes, mesh.shape, strict=True))
+    raise RunError(
+        f"expected {mesh.world_size} ranks for the mesh ({grid}), found {size}",
+        hint=f"start {mesh.world_size} (mpirun -n {mesh.world_size} distir run ...), or compile for {size} ranks",
+    )
 
 
 class World(ABC):
@@ -83,16 +94,6 @@ class World(ABC):
     @abstractmethod
     def close(self) -> None:
         """Leave the launch in good order; every rank calls this."""
-
-    def check_size(self, mesh: Mesh) -> None:
-        """Raise RunError when the number of ranks is not that of `mesh`."""
-        if self.size == mesh.world_size:
-            return
-        grid = ", ".join(f"{axis}={size}" for axis, size in zip(mesh.axes, mesh.shape, strict=True))
-        raise RunError(
-            f"expected {mesh.world_size} ranks for the mesh ({grid}), found {self.size}",
-            hint=f"start {mesh.world_size}: mpirun -n {mesh.world_size} distir run ..., or compile for {self.size} ranks",
-        )
 
     def agree(self, error: DistIRError | None) -> None:
         """Raise the same error on every rank if any rank has one; return on every rank if none has."""

@@ -1,0 +1,145 @@
+"""What works on this machine, and how to mend what does not."""
+
+from __future__ import annotations
+
+import os
+import platform
+import shutil
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from importlib.metadata import PackageNotFoundError, version
+
+from distir_relax.errors import DistIRError, RunError
+from distir_relax.runtime.launch import find_mpirun, launch_environment, mpirun_command
+
+FFI_PIN = "0.1.14.post1"
+
+
+@dataclass(frozen=True)
+class Finding:
+    """The result of one check. `essential` ones must be ok for models to be compiled and run at all."""
+
+    name: str
+    ok: bool
+    detail: str
+    mend: str = ""
+    essential: bool = True
+
+
+def examine() -> Iterator[Finding]:
+    """Run all checks, giving each finding as it is made."""
+    for check in _CHECKS:
+        yield check()
+
+
+def two_ranks() -> None:
+    """One of the two ranks that the MPI check starts: a real all-reduce. Exits with an error when its sum is wrong."""
+    import torch
+
+    from distir_relax.bundle import Mesh
+    from distir_relax.runtime.world import connect
+
+    comm = connect(Mesh((2,), ("pair",)))
+    if comm is None:
+        raise SystemExit("started without an MPI launcher")
+    total = comm.all_reduce(torch.arange(4.0) * (comm.rank + 1), "pair", "sum")
+    if total.tolist() != [0.0, 3.0, 6.0, 9.0]:
+        raise SystemExit(f"the all-reduce gave {total.tolist()}")
+
+
+def _python() -> Finding:
+    found = platform.python_version()
+    return Finding("Python", sys.version_info >= (3, 11), found, "install Python 3.11 or newer")
+
+
+def _packages() -> Finding:
+    names = ("torch", "numpy", "safetensors")
+    missing = [name for name in names if _version(name) is None]
+    detail = ", ".join(f"{name} {_version(name) or 'missing'}" for name in names)
+    return Finding("packages", not missing, detail, f"pip install {' '.join(missing)}")
+
+
+def _threads() -> Finding:
+    try:
+        import torch
+    except ImportError as wrong:
+        return Finding("torch threads", False, str(wrong), "pip install torch")
+    cores = len(os.sched_getaffinity(0))
+    detail = f"{torch.get_num_threads()} threads on {cores} cores; ranks of a launch share the cores"
+    return Finding("torch threads", True, detail)
+
+
+def _mpi4py() -> Finding:
+    found = _version("mpi4py")
+    return Finding("mpi4py", found is not None, found or "missing", "pip install mpi4py", essential=False)
+
+
+def _mpirun() -> Finding:
+    try:
+        launcher = find_mpirun()
+    except RunError as wrong:
+        return Finding("mpirun", False, wrong.message, wrong.hint, essential=False)
+    return Finding("mpirun", True, f"{launcher.version} at {launcher.path}", essential=False)
+
+
+def _all_reduce() -> Finding:
+    name = "all-reduce on 2 ranks"
+    mend = "mpi4py and mpirun must be of the same MPI: pip install 'distir-relax[mpi]'"
+    try:
+        program = [sys.executable, "-c", "from distir_relax.runtime.doctor import two_ranks; two_ranks()"]
+        command = mpirun_command(find_mpirun(), 2, program, "1")
+        done = subprocess.run(
+            command, env=launch_environment("1"), capture_output=True, text=True, timeout=60, check=False
+        )
+    except DistIRError as wrong:
+        return Finding(name, False, wrong.message, wrong.hint, essential=False)
+    except subprocess.TimeoutExpired:
+        return Finding(name, False, "no answer within 60 s", mend, essential=False)
+    detail = "right" if done.returncode == 0 else _last_line(done.stderr, done.returncode)
+    return Finding(name, done.returncode == 0, detail, mend, essential=False)
+
+
+def _tvm() -> Finding:
+    mend = f"pip install apache-tvm 'apache-tvm-ffi=={FFI_PIN}'"
+    found = _version("apache-tvm")
+    if found is None:
+        return Finding("TVM", False, "missing: only the torch backend works", mend, essential=False)
+    try:
+        done = subprocess.run(
+            [sys.executable, "-c", "import tvm"], capture_output=True, text=True, timeout=120, check=False
+        )
+    except subprocess.TimeoutExpired:
+        return Finding("TVM", False, "cannot be imported within 120 s", mend, essential=False)
+    detail = found if done.returncode == 0 else _last_line(done.stderr, done.returncode)
+    return Finding("TVM", done.returncode == 0, detail, mend, essential=False)
+
+
+def _tvm_ffi() -> Finding:
+    found = _version("apache-tvm-ffi")
+    mend = f"pip install 'apache-tvm-ffi=={FFI_PIN}': newer ones crash when a module is saved"
+    return Finding("TVM's ffi", found == FFI_PIN, found or "missing", mend, essential=False)
+
+
+def _compiler() -> Finding:
+    found = next((path for name in ("gcc", "clang", "cc") if (path := shutil.which(name))), None)
+    detail = found or "none: TVM programs are compiled when they are loaded, every time"
+    return Finding("C compiler for TVM", found is not None, detail, "install gcc or clang", essential=False)
+
+
+def _version(package: str) -> str | None:
+    try:
+        return version(package)
+    except PackageNotFoundError:
+        return None
+
+
+def _last_line(text: str, code: int) -> str:
+    lines = [line for line in text.splitlines() if line.strip(" -")]
+    return lines[-1] if lines else f"exit code {code}"
+
+
+_CHECKS: tuple[Callable[[], Finding], ...] = (
+    _python, _packages, _threads, _mpi4py, _mpirun, _all_reduce, _tvm, _tvm_ffi, _compiler,
+)  # fmt: skip

@@ -1,0 +1,85 @@
+"""Starting the ranks of a bundle with this machine's mpirun."""
+
+from __future__ import annotations
+
+import os
+import shlex
+import shutil
+import subprocess
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from distir_relax.errors import RunError
+
+
+@dataclass(frozen=True)
+class Launcher:
+    """An mpirun: where it is, whose it is ("Open MPI" or "MPICH"), and how it names its version."""
+
+    path: str
+    family: str
+    version: str
+
+
+def launch(n: int, arguments: Sequence[str]) -> int:
+    """Run `distir <arguments>` on `n` ranks, having printed the command; the exit code of the launch.
+
+    Raises RunError when there is no mpirun.
+    """
+    launcher = find_mpirun()
+    threads = os.environ.get("OMP_NUM_THREADS") or str(max(1, _cores() // n))
+    command = mpirun_command(launcher, n, [sys.executable, "-m", "distir_relax", *arguments], threads)
+    print(shlex.join(command), file=sys.stderr, flush=True)
+    with subprocess.Popen(command, env=launch_environment(threads)) as process:
+        while True:
+            try:
+                return process.wait()
+            except KeyboardInterrupt:
+                # The terminal has sent it to mpirun as well, which ends the ranks in its own order.
+                continue
+
+
+def find_mpirun() -> Launcher:
+    """The mpirun beside this Python, else the first in PATH. Raises RunError when there is none or it does not run."""
+    beside = Path(sys.prefix) / "bin" / "mpirun"
+    path = str(beside) if os.access(beside, os.X_OK) else shutil.which("mpirun") or shutil.which("mpiexec")
+    if path is None:
+        raise RunError(
+            "there is no mpirun here",
+            hint="pip install 'distir-relax[mpi]', or load your cluster's MPI; without it, distir run uses threads",
+        )
+    try:
+        answer = subprocess.run([path, "--version"], capture_output=True, text=True, timeout=30, check=False)
+    except (OSError, subprocess.TimeoutExpired) as wrong:
+        raise RunError(f"mpirun does not run: {wrong}", path, "reinstall it, or put another first in PATH") from None
+    text = (answer.stdout + answer.stderr).strip()
+    if any(word in text for word in ("Open MPI", "OpenRTE", "prte")):
+        family = "Open MPI"
+    elif any(word in text for word in ("HYDRA", "MPICH", "Intel(R) MPI")):
+        family = "MPICH"
+    else:
+        raise RunError(f"an mpirun of neither Open MPI nor MPICH: {text[:80]!r}", path, "start the ranks by hand")
+    return Launcher(path, family, text.splitlines()[0])
+
+
+def mpirun_command(launcher: Launcher, n: int, program: Sequence[str], threads: str) -> list[str]:
+    """The command that starts `program` on `n` ranks, unbound, each with `threads` threads."""
+    if launcher.family == "MPICH":
+        return [launcher.path, "-bind-to", "none", "-genv", "OMP_NUM_THREADS", threads, "-n", str(n), *program]
+    flags = ["--bind-to", "none", "-x", "OMP_NUM_THREADS"]
+    if os.geteuid() == 0:
+        flags.append("--allow-run-as-root")
+    if n > _cores():
+        flags.append("--oversubscribe")
+    return [launcher.path, *flags, "-n", str(n), *program]
+
+
+def launch_environment(threads: str) -> dict[str, str]:
+    """This process's environment with the number of threads per rank."""
+    return {**os.environ, "OMP_NUM_THREADS": threads}
+
+
+def _cores() -> int:
+    return len(os.sched_getaffinity(0))
