@@ -222,8 +222,12 @@ def _local_split(attrs: Attrs, types: Types, results: Types) -> dict[str, Any]:
 
 
 def _relax_split(attrs: Attrs) -> str:
-    ends = [sum(attrs["sizes"][: i + 1]) for i in range(len(attrs["sizes"]) - 1)]
-    return f"R.split({{0}}, {ends!r}, {{axis}})"
+    ends = [sum(attrs["sizes"][: i + 1]) for i in range(len(attrs["sizes"]))]
+    if 0 not in attrs["sizes"]:
+        return f"R.split({{0}}, {ends[:-1]!r}, {{axis}})"
+    # R.split makes no part without elements.
+    cuts = zip([0, *ends], ends, strict=False)
+    return "(" + ", ".join(f"R.strided_slice({{0}}, ({{axis}},), ({a},), ({b},))" for a, b in cuts) + ",)"
 
 
 define(
