@@ -1,0 +1,216 @@
+"""Which dims are the same dim: the factors of all ops of a program, joined into classes.
+
+Each op's rule says which of its dims share a factor. Read over a whole program this gives, for each dim of each value,
+a list of *slots*, outermost first (a fused QKV projection's 2304 columns are ``3 12 64``: parts, heads, width), and
+joins the slots that an op ties together into *classes* (the 12 heads, wherever they appear). A split belongs to a
+class: it is cut once for every member, in units that all of them can bear.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import defaultdict
+from dataclasses import dataclass, field
+from itertools import pairwise
+
+from distir_relax.ir import Function, Op, TensorType, Value
+from distir_relax.ops import BLOCKED, Rule, lookup, tensor_type
+
+Slot = tuple[str, int, int]
+"""(value name, dim, slot index in the dim counted from the outermost)."""
+
+
+@dataclass(frozen=True, slots=True)
+class Atom:
+    """The part of one op's factor that is one slot wherever it stands.
+
+    `places` gives, for each operand and then each result, the (dim, slot) where it stands, or None.
+    """
+
+    name: str
+    kind: str
+    size: int
+    places: tuple[tuple[int, int] | None, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Factoring:
+    """The slots, atoms and classes of one function."""
+
+    slots: dict[str, tuple[tuple[int, ...], ...]]
+    atoms: tuple[tuple[Atom, ...], ...]
+    classes: dict[Slot, Slot]
+    blocked: frozenset[Slot]
+
+    def size(self, slot: Slot) -> int:
+        """The number of units in a slot."""
+        value, dim, index = slot
+        return self.slots[value][dim][index]
+
+    def around(self, slot: Slot) -> tuple[int, int]:
+        """How often the slot repeats in its dim, and how many elements one unit has: (outer, inner)."""
+        sizes = self.slots[slot[0]][slot[1]]
+        return math.prod(sizes[: slot[2]]), math.prod(sizes[slot[2] + 1 :])
+
+    def is_blocked(self, slot: Slot) -> bool:
+        """Whether some op of the program needs the whole of the slot's class on one device."""
+        return self.classes[slot] in self.blocked
+
+
+def factorize(function: Function) -> Factoring:
+    """The slots and classes of all values of `function`, a function of the global stage."""
+    state = _Refinement(function)
+    state.run()
+    return state.result()
+
+
+@dataclass(slots=True)
+class _Refinement:
+    function: Function
+    rules: list[Rule] = field(default_factory=list)
+    marks: dict[tuple[str, int], set[int]] = field(default_factory=dict)
+    """For each dim, the products of its inner slots: {1, …, size}."""
+    factor_marks: list[list[set[int]]] = field(default_factory=list)
+    torn: list[set[int]] = field(default_factory=list)
+    """For each op, the factors whose boundaries do not nest with those of other ops: these cannot be split there."""
+    users: dict[str, list[int]] = field(default_factory=lambda: defaultdict(list))
+
+    def run(self) -> None:
+        for item in self.function.inputs:
+            self._declare(item.value)
+        for number, op in enumerate(self.function.ops):
+            for value in op.results:
+                self._declare(value)
+            rule = lookup(op.name, op.location).rule_for(_types(op.operands), op.attrs, _types(op.results))
+            self.rules.append(rule)
+            self.factor_marks.append([{1, f.size} for f in rule.factors])
+            self.torn.append(set())
+            for name in {v.name for v in (*op.operands, *op.results)}:
+                self.users[name].append(number)
+        pending = list(range(len(self.rules)))
+        queued = set(pending)
+        while pending:
+            number = pending.pop()
+            queued.discard(number)
+            for name in self._refine(number):
+                for user in self.users[name]:
+                    if user not in queued:
+                        queued.add(user)
+                        pending.append(user)
+
+    def _declare(self, value: Value) -> None:
+        for dim, size in enumerate(tensor_type(value).shape):
+            self.marks[value.name, dim] = {1, size}
+
+    def _refine(self, number: int) -> set[str]:
+        """Carry boundaries between the dims of one op; the values whose dims got new ones."""
+        touched: set[str] = set()
+        rule, marks, torn = self.rules[number], self.factor_marks[number], self.torn[number]
+        changed = True
+        while changed:
+            changed = False
+            for name, dim, factor, offset in _positions(self.function.ops[number], rule):
+                own, size = self.marks[name, dim], rule.factors[factor].size
+                for mark in sorted(own):
+                    if offset < mark < offset * size and mark // offset not in marks[factor]:
+                        if mark % offset or not _nests(marks[factor], mark // offset):
+                            torn.add(factor)
+                        else:
+                            marks[factor].add(mark // offset)
+                            changed = True
+                for mark in marks[factor]:
+                    if offset * mark not in own:
+                        if _nests(own, offset * mark):
+                            own.add(offset * mark)
+                            touched.add(name)
+                            changed = True
+                        else:
+                            torn.add(factor)
+        return touched
+
+    def result(self) -> Factoring:
+        bounds = {key: sorted(found, reverse=True) for key, found in self.marks.items()}
+        slots: dict[str, list[tuple[int, ...]]] = defaultdict(list)
+        for (name, _), marks in bounds.items():
+            slots[name].append(tuple(a // b for a, b in pairwise(marks)))
+        parent: dict[Slot, Slot] = {
+            (name, dim, i): (name, dim, i)
+            for name, dims in slots.items()
+            for dim, sizes in enumerate(dims)
+            for i in range(len(sizes))
+        }
+
+        def find(slot: Slot) -> Slot:
+            while parent[slot] != slot:
+                parent[slot] = parent[parent[slot]]
+                slot = parent[slot]
+            return slot
+
+        atoms: list[tuple[Atom, ...]] = []
+        blocked_slots: list[Slot] = []
+        for number, op in enumerate(self.function.ops):
+            found = self._atoms(number, bounds)
+            names = [v.name for v in (*op.operands, *op.results)]
+            for atom in found:
+                members = [(names[t], *place) for t, place in enumerate(atom.places) if place]
+                for a, b in pairwise(members):
+                    parent[find(a)] = find(b)
+                if atom.kind == BLOCKED:
+                    blocked_slots += members
+            atoms.append(tuple(found))
+        classes = {slot: find(slot) for slot in parent}
+        return Factoring(
+            {name: tuple(dims) for name, dims in slots.items()},
+            tuple(atoms),
+            classes,
+            frozenset(classes[slot] for slot in blocked_slots),
+        )
+
+    def _atoms(self, number: int, bounds: dict[tuple[str, int], list[int]]) -> list[Atom]:
+        op, rule = self.function.ops[number], self.rules[number]
+        tensors = [*op.operands, *op.results]
+        dims = [*rule.operands, *rule.results]
+        atoms: list[Atom] = []
+        for index, factor in enumerate(rule.factors):
+            where = []
+            for t, value in enumerate(tensors):
+                for dim, inside in enumerate(dims[t]):
+                    if index in inside:
+                        offset = math.prod(rule.factors[f].size for f in inside[inside.index(index) + 1 :])
+                        where.append((t, value.name, dim, offset))
+            if index in self.torn[number]:
+                for t, name, dim, offset in where:
+                    marks = bounds[name, dim]
+                    for i, (high, low) in enumerate(pairwise(marks)):
+                        if low < offset * factor.size and high > offset:
+                            places = tuple((dim, i) if u == t else None for u in range(len(tensors)))
+                            atoms.append(Atom(factor.name, BLOCKED, high // low, places))
+                continue
+            for high, low in pairwise(sorted(self.factor_marks[number][index], reverse=True)):
+                found: dict[int, tuple[int, int]] = {}
+                for t, name, dim, offset in where:
+                    found[t] = (dim, bounds[name, dim].index(offset * high))
+                atoms.append(
+                    Atom(factor.name, factor.kind, high // low, tuple(found.get(t) for t in range(len(tensors))))
+                )
+        return atoms
+
+
+def _positions(op: Op, rule: Rule) -> list[tuple[str, int, int, int]]:
+    """Where each factor stands: (value, dim, factor, number of elements of the factors inside it)."""
+    found = []
+    for value, dims in zip((*op.operands, *op.results), (*rule.operands, *rule.results), strict=True):
+        for dim, inside in enumerate(dims):
+            offset = 1
+            for factor in reversed(inside):
+                found.append((value.name, dim, factor, offset))
+                offset *= rule.factors[factor].size
+    return found
+
+
+def _nests(marks: set[int], mark: int) -> bool:
+    return all(mark % m == 0 or m % mark == 0 for m in marks)
+
+
+def _types(values: tuple[Value, ...]) -> list[TensorType]:
+    return [tensor_type(v) for v in values]

@@ -1,0 +1,180 @@
+"""How far annotations reach: from each annotated value, forwards and backwards over the factors of ops.
+
+The search is breadth first over all annotations at once, so the nearest annotation decides; it stops at values the
+user laid out otherwise and at ops that need a factor whole. Every value keeps the reason for its layout.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict, deque
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from distir_relax.errors import AnnotationError, PlacementError
+from distir_relax.ir import DeviceMesh, Function, Op, Partial, Placement, Shard, Value, parse_placements
+from distir_relax.ops import BLOCKED, tensor_type
+from distir_relax.sharding.cuts import balanced, chunked, units_of
+from distir_relax.sharding.factors import Factoring, Slot
+
+Split = tuple[int, int]
+"""(dim, slot index): what of a value is split along a mesh axis."""
+
+ANNOTATION = "annotate_sharding"
+
+
+@dataclass(slots=True)
+class Wanted:
+    """What annotations ask for.
+
+    `splits[value][axis]` is the split wanted along a mesh axis, or None; `pinned` are the values the user laid out;
+    `units[axis][class]` is how many units of a class each device along the axis holds; `reasons[value, axis]` says why.
+    """
+
+    splits: dict[str, list[Split | None]]
+    pinned: dict[str, Op]
+    units: list[dict[Slot, tuple[int, ...]]]
+    reasons: dict[tuple[str, int], str] = field(default_factory=dict)
+
+
+def spread(function: Function, factoring: Factoring, mesh: DeviceMesh) -> Wanted:
+    """What every value's layout should be, given the annotations in `function` (global stage).
+
+    Raises `PlacementError` for a placement that does not fit its tensor and `AnnotationError` for two that cannot
+    both hold.
+    """
+    search = _Search(function, factoring, mesh)
+    for op in function.ops:
+        if op.name == ANNOTATION:
+            search.pin(op)
+    search.run()
+    return search.wanted
+
+
+def split_of(value: Value, placement: Shard, factoring: Factoring, where: str) -> Slot:
+    """The slot that ``S[dim]`` cuts: the outermost of the dim's slots that every user of it can bear.
+
+    Raises `PlacementError` when the tensor has no such dim, or nothing in it to split.
+    """
+    shape = tensor_type(value).shape
+    if not 0 <= placement.dim < len(shape):
+        dims = "no dims" if not shape else f"dims 0 to {len(shape) - 1}"
+        raise PlacementError(f"{placement} does not fit {value}: {tensor_type(value)}, which has {dims}", where)
+    slots = [(value.name, placement.dim, i) for i in range(len(factoring.slots[value.name][placement.dim]))]
+    if not slots:
+        raise PlacementError(f"{placement} splits a dim of size 1 of {value}: {tensor_type(value)}", where)
+    return next((slot for slot in slots if not factoring.is_blocked(slot)), slots[0])
+
+
+@dataclass(slots=True)
+class _Search:
+    function: Function
+    factoring: Factoring
+    mesh: DeviceMesh
+    wanted: Wanted = field(init=False)
+    queue: deque[tuple[str, int, Split, str]] = field(default_factory=deque)
+    users: Mapping[str, list[tuple[int, int]]] = field(init=False)
+    """For each value, the (op number, tensor index) where it stands."""
+    cut_by: dict[tuple[int, Slot], str] = field(default_factory=dict)
+    """Who gave the sizes of a class along an axis, when somebody did."""
+
+    def __post_init__(self) -> None:
+        values = [i.value for i in self.function.inputs] + [v for op in self.function.ops for v in op.results]
+        axes = len(self.mesh.shape)
+        self.wanted = Wanted({v.name: [None] * axes for v in values}, {}, [{} for _ in range(axes)])
+        users: dict[str, list[tuple[int, int]]] = defaultdict(list)
+        for number, op in enumerate(self.function.ops):
+            for position, value in enumerate((*op.operands, *op.results)):
+                users[value.name].append((number, position))
+        self.users = users
+
+    def pin(self, op: Op) -> None:
+        """Take up one annotation."""
+        value, text = op.results[0], str(op.attrs["placements"])
+        placements = parse_placements(text)
+        if len(placements) != len(self.mesh.shape):
+            raise PlacementError(
+                f"{text!r} gives {len(placements)} placements for {len(self.mesh.shape)} mesh axes", op.location
+            )
+        self._reject_contradiction(op, text)
+        self.wanted.pinned[value.name] = op
+        taken: dict[int, int] = {}
+        for axis, placement in enumerate(placements):
+            if isinstance(placement, Partial):
+                raise PlacementError(f"{placement} is what a compiler finds, not a layout to ask for", op.location)
+            if not isinstance(placement, Shard):
+                continue
+            if placement.dim in taken:
+                raise PlacementError(f"{text!r} splits dim {placement.dim} along two mesh axes", op.location)
+            taken[placement.dim] = axis
+            slot = split_of(value, placement, self.factoring, op.location)
+            self._cut(slot, axis, placement, op.location)
+            self.wanted.splits[value.name][axis] = slot[1:]
+            reason = f"from the annotation at {op.location or 'an unknown place'}"
+            self.wanted.reasons[value.name, axis] = reason
+            self.queue.append((value.name, axis, slot[1:], reason))
+
+    def _reject_contradiction(self, op: Op, text: str) -> None:
+        source = op.operands[0].name
+        for other in self.wanted.pinned.values():
+            if other.operands[0].name == source and self._is_stored(source) and other.attrs["placements"] != text:
+                raise AnnotationError(
+                    f"%{source} is annotated {other.attrs['placements']!r} at {other.location} and {text!r} here",
+                    op.location,
+                    "a tensor is stored one way: give it one placement",
+                )
+
+    def _is_stored(self, name: str) -> bool:
+        return any(item.value.name == name for item in self.function.inputs)
+
+    def _cut(self, slot: Slot, axis: int, placement: Placement, where: str) -> None:
+        assert isinstance(placement, Shard)
+        ranks, size = self.mesh.shape[axis], self.factoring.size(slot)
+        owner = self.factoring.classes[slot]
+        if placement.cut is None:
+            units = chunked(size, ranks) if placement.chunk else balanced(size, ranks)
+        else:
+            if placement.cut.ranks != ranks:
+                raise PlacementError(f"{placement} gives {placement.cut.ranks} sizes for {ranks} devices", where)
+            units = units_of(placement.cut, *self._extent(slot), where)
+        asked = placement.cut is not None or placement.chunk
+        given = self.cut_by.get((axis, owner))
+        if asked and given is not None and self.wanted.units[axis][owner] != units:
+            raise AnnotationError(
+                f"{placement} cuts a dim that the annotation at {given} cuts otherwise",
+                where,
+                "give both the same sizes",
+            )
+        if asked or owner not in self.wanted.units[axis]:
+            self.wanted.units[axis][owner] = units
+        if asked:
+            self.cut_by[axis, owner] = where
+
+    def _extent(self, slot: Slot) -> tuple[int, int, int]:
+        outer, inner = self.factoring.around(slot)
+        return outer, self.factoring.size(slot), inner
+
+    def run(self) -> None:
+        """Carry every wanted split as far as it goes."""
+        while self.queue:
+            name, axis, split, reason = self.queue.popleft()
+            for number, position in self.users[name]:
+                op = self.function.ops[number]
+                tensors = (*op.operands, *op.results)
+                for atom in self.factoring.atoms[number]:
+                    if atom.places[position] != split or atom.kind == BLOCKED:
+                        continue
+                    for other, place in enumerate(atom.places):
+                        if place is not None:
+                            through = reason if op.name == ANNOTATION else f"{reason}, through {op.name} {atom.name}"
+                            self._reach(tensors[other].name, axis, place, through)
+
+    def _reach(self, name: str, axis: int, split: Split, reason: str) -> None:
+        splits = self.wanted.splits[name]
+        if name in self.wanted.pinned or splits[axis] is not None:
+            return
+        if any(other is not None and other[0] == split[0] for other in splits):
+            return
+        splits[axis] = split
+        short = reason.split(", through ")
+        self.wanted.reasons[name, axis] = ", through ".join([short[0], *short[-1:]] if len(short) > 1 else short)
+        self.queue.append((name, axis, split, reason.split(", through ")[0]))
