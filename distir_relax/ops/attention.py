@@ -37,7 +37,7 @@ def _torch(attrs: Attrs) -> str:
 def _relax(attrs: Attrs) -> str:
     scores = "R.multiply(R.matmul({0}, R.permute_dims({1}, (0, 1, 3, 2))), R.const({scale}, {dtype}))"
     if attrs["causal"]:
-        scores = f"R.add({scores}, causal_mask({{0}}, {{1}}))"
+        scores = f"R.where(causal_mask({{0}}, {{1}}), {scores}, R.const(-1e30, {{dtype}}))"
     if attrs["masked"]:
         scores = (
             f"R.where({{3}}, {scores}, R.const(-1e30, {{dtype}}))" if attrs["boolean"] else f"R.add({scores}, {{3}})"

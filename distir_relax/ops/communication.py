@@ -176,6 +176,10 @@ def _torch_trim(attrs: Attrs) -> str:
 def _relax_tail(attrs: Attrs, pad: bool) -> str:
     shape, dim, blocks = tuple(attrs["shape"]), attrs["dim"], attrs["blocks"]
     have, want = (attrs["size"], attrs["padded"]) if pad else (attrs["padded"], attrs["size"])
+    if pad and (blocks == 1 or have == 0):
+        # R.reshape takes a dim of 0 for "as it was", so a shard without elements is padded as it is.
+        widths = [0, 0] * dim + [0, blocks * (want - have)] + [0, 0] * (len(shape) - dim - 1)
+        return f'R.nn.pad({{0}}, {widths!r}, "constant", {attrs["value"]})'
     opened = f"R.reshape({{0}}, {(*shape[:dim], blocks, have, *shape[dim + 1 :])!r})"
     if pad:
         widths = [0, 0] * (dim + 1) + [0, want - have] + [0, 0] * (len(shape) - dim - 1)
