@@ -1,0 +1,6 @@
+"""What each rank does, in what order: DistIR, tail blocks, projection, emission, bundles."""
+
+from distir_relax.lowering.project import Project, project
+from distir_relax.lowering.to_distir import ToDistIR
+
+__all__ = ["Project", "ToDistIR", "project"]

@@ -44,8 +44,8 @@ def _resized(t: TensorType, dim: int, size: int) -> TensorType:
 
 _FREE: dict[str, Any] = {"flops": lambda types, attrs, results: 0.0}
 
-for _name in ("annotate_sharding", "redistribute"):
-    define(_name, infer=_same, rule=_identity_rule, torch="{0}", linear=(operands(0),), **_FREE)
+for _name, _role in (("annotate_sharding", "annotation"), ("redistribute", "redistribution")):
+    define(_name, infer=_same, rule=_identity_rule, torch="{0}", linear=(operands(0),), role=_role, **_FREE)
 
 define(
     "all_reduce",
@@ -145,6 +145,7 @@ define(
     rule=_no_rule,
     torch=lambda attrs: _torch_tail(attrs, "F.pad({x}, {widths}, value={value})", attrs["size"]),
     relax=lambda attrs: _relax_tail(attrs, pad=True),
+    role="tail",
     **_FREE,
 )
 define(
@@ -153,6 +154,7 @@ define(
     rule=_no_rule,
     torch=lambda attrs: _torch_trim(attrs),
     relax=lambda attrs: _relax_tail(attrs, pad=False),
+    role="tail",
     **_FREE,
 )
 

@@ -134,6 +134,7 @@ define(
     torch="torch.tensor({value}, dtype=torch.{dtype!s})",
     relax="R.const({value}, {dtype})",
     pointwise=True,
+    role="scalar",
     flops=lambda types, attrs, results: 0.0,
 )
 

@@ -41,6 +41,9 @@ class OpDef:
     `localize` gives the attributes of a shard from its local operand and result types.
     `expand` gives, for a factor whose split needs more than the op itself, the ops that the devices run instead.
     `flops` counts floating-point operations; by default one per element of the result.
+    `role` tells the few ops that passes treat apart: ``annotation`` and ``redistribution`` (layouts, the tensor stays
+    the same), ``scalar`` (a number), ``tail`` (does nothing where it leaves the type as it is); all others are
+    ``compute``.
     `on_communicator` marks ops that a rank's communicator performs; those marked `communicates` need other devices.
     """
 
@@ -53,6 +56,7 @@ class OpDef:
     localize: Localize | None = None
     expand: Mapping[str, Expand] = field(default_factory=dict)
     flops: Work | None = None
+    role: str = "compute"
     on_communicator: bool = False
     communicates: bool = False
     pointwise: bool = False

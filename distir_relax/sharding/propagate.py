@@ -30,7 +30,7 @@ from distir_relax.ops import BLOCKED, PARALLEL, lookup, tensor_type
 from distir_relax.sharding.cuts import balanced, cut_of
 from distir_relax.sharding.factors import Atom, Factoring, Slot, factorize
 from distir_relax.sharding.redistribute import cost
-from distir_relax.sharding.spread import ANNOTATION, Split, Wanted, spread
+from distir_relax.sharding.spread import Split, Wanted, is_annotation, spread
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,7 +102,7 @@ class _Layout:
             self.values[item.value.name] = value
             inputs.append(Input(value, item.role, item.location))
         for number, op in enumerate(self.function.ops):
-            if op.name == ANNOTATION:
+            if is_annotation(op):
                 self._annotation(op)
             else:
                 self._place(number, op)

@@ -38,10 +38,10 @@ def _delay(function: Function) -> Function:
     reductions: dict[str, Op] = {}
     """The `redistribute` ops, by the value they define, that reduce along one or more axes."""
     for op in function.ops:
-        moved = _move(op, reductions, uses) if op.name != "redistribute" else None
+        moved = None if _is_redistribution(op) else _move(op, reductions, uses)
         if moved is None:
             ops.append(op)
-            if op.name == "redistribute" and _reduced_axes(op):
+            if _is_redistribution(op) and _reduced_axes(op):
                 reductions[op.results[0].name] = op
             continue
         gone, new, reduction = moved
@@ -93,6 +93,10 @@ def _reduced_axes(op: Op) -> tuple[int, ...]:
 def _others_whole(op: Op, group: frozenset[int], axes: tuple[int, ...]) -> bool:
     kinds = [v.type for i, v in enumerate(op.operands) if i not in group] + [v.type for v in op.results]
     return all(isinstance(k, DTensorType) and isinstance(k.placements[a], Replicate) for k in kinds for a in axes)
+
+
+def _is_redistribution(op: Op) -> bool:
+    return lookup(op.name, op.location).role == "redistribution"
 
 
 def _size(value: Value) -> int:

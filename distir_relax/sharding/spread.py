@@ -12,14 +12,17 @@ from dataclasses import dataclass, field
 
 from distir_relax.errors import AnnotationError, PlacementError
 from distir_relax.ir import DeviceMesh, Function, Op, Partial, Placement, Shard, Value, parse_placements
-from distir_relax.ops import BLOCKED, tensor_type
+from distir_relax.ops import BLOCKED, lookup, tensor_type
 from distir_relax.sharding.cuts import balanced, chunked, units_of
 from distir_relax.sharding.factors import Factoring, Slot
 
 Split = tuple[int, int]
 """(dim, slot index): what of a value is split along a mesh axis."""
 
-ANNOTATION = "annotate_sharding"
+
+def is_annotation(op: Op) -> bool:
+    """Whether the op is a user's mark on a value."""
+    return lookup(op.name, op.location).role == "annotation"
 
 
 @dataclass(slots=True)
@@ -44,7 +47,7 @@ def spread(function: Function, factoring: Factoring, mesh: DeviceMesh) -> Wanted
     """
     search = _Search(function, factoring, mesh)
     for op in function.ops:
-        if op.name == ANNOTATION:
+        if is_annotation(op):
             search.pin(op)
     search.run()
     return search.wanted
@@ -165,7 +168,7 @@ class _Search:
                         continue
                     for other, place in enumerate(atom.places):
                         if place is not None:
-                            through = reason if op.name == ANNOTATION else f"{reason}, through {op.name} {atom.name}"
+                            through = reason if is_annotation(op) else f"{reason}, through {op.name} {atom.name}"
                             self._reach(tensors[other].name, axis, place, through)
 
     def _reach(self, name: str, axis: int, split: Split, reason: str) -> None:

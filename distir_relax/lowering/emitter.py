@@ -1,0 +1,88 @@
+"""Writes ops of the distributed stage: types are inferred device by device, once per distinct local program."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from distir_relax.ir import Attribute, DeviceMesh, Op, PlacedType, Size, TensorType, Value, per_rank
+from distir_relax.ops import infer
+from distir_relax.ops.check import local_attrs
+
+
+@dataclass(slots=True)
+class PlacedEmitter:
+    """Adds ops on all devices of `mesh`. `location` and `hint` (for names) hold for the ops that follow."""
+
+    mesh: DeviceMesh
+    taken: set[str]
+    ops: list[Op] = field(default_factory=list)
+    location: str = ""
+    hint: str = "v"
+
+    @property
+    def devices(self) -> tuple[int, ...]:
+        """All devices of the mesh."""
+        return tuple(range(self.mesh.size))
+
+    def emit(self, name: str, *operands: Value, **attrs: Attribute) -> Value | tuple[Value, ...]:
+        """Add an op; its value, or the tuple of its values. Its results are named after `hint`."""
+        results = tuple(Value(self.fresh(self.hint), kind) for kind in self.infer(name, operands, attrs))
+        self.ops.append(Op(name, operands, results, attrs, self.location))
+        return results[0] if len(results) == 1 else results
+
+    def one(self, name: str, *operands: Value, **attrs: Attribute) -> Value:
+        """Like `emit`, for an op of one result."""
+        result = self.emit(name, *operands, **attrs)
+        assert isinstance(result, Value)
+        return result
+
+    def infer(self, name: str, operands: tuple[Value, ...], attrs: Mapping[str, Attribute]) -> tuple[PlacedType, ...]:
+        """The result types on all devices."""
+        kinds = [placed(v) for v in operands]
+        found: dict[object, tuple[TensorType, ...]] = {}
+        rows: list[tuple[TensorType, ...]] = []
+        for device in self.devices:
+            types, mine = tuple(k.local(device) for k in kinds), local_attrs(attrs, device)
+            key = (types, tuple(mine.items()))
+            if key not in found:
+                found[key] = infer(name, types, mine, self.location)
+            rows.append(found[key])
+        return tuple(self.join(list(column)) for column in zip(*rows, strict=True))
+
+    def join(self, types: list[TensorType]) -> PlacedType:
+        """One placed type from the local types of all devices."""
+        sizes = tuple(per_rank(list(dim)) for dim in zip(*(t.shape for t in types), strict=True))
+        return PlacedType(sizes, types[0].dtype, self.devices)
+
+    def fresh(self, name: str) -> str:
+        """`name`, or a numbered variant of it when it is taken."""
+        candidate, count = name, 0
+        while candidate in self.taken:
+            count += 1
+            candidate = f"{name}_{count}"
+        self.taken.add(candidate)
+        return candidate
+
+    def by_index(self, axis: int, sizes: tuple[int, ...]) -> Size:
+        """A number for each index along a mesh axis, as a number for each device."""
+        return per_rank([sizes[self.mesh.coordinates(d)[axis]] for d in self.devices])
+
+
+def placed(value: Value) -> PlacedType:
+    """The type of a value of the distributed stage."""
+    assert isinstance(value.type, PlacedType), f"{value}: {value.type}"
+    return value.type
+
+
+def merge_attrs(rows: list[dict[str, Attribute]]) -> dict[str, Attribute]:
+    """Attributes of all devices as one: rank by rank where numbers differ."""
+    return {key: _merge([row[key] for row in rows]) for key in rows[0]}
+
+
+def _merge(values: list[Attribute]) -> Attribute:
+    if all(v == values[0] for v in values):
+        return values[0]
+    if all(isinstance(v, tuple) for v in values):
+        return tuple(_merge(list(items)) for items in zip(*values, strict=True))
+    return per_rank([v for v in values if isinstance(v, int)])

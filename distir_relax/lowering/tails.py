@@ -1,0 +1,126 @@
+"""Tail blocks: what the devices with a short shard do.
+
+``ragged``  every device works on its own shapes; nothing is ever padded.
+``pad``     short shards are filled up to the largest, so that all devices run the same body; only the devices that are
+            short carry a `pad_tail`, or a `trim_tail` before their shard leaves them.
+
+Padding must not change a result. Where a split dim is reduced the filling has to be neutral (0 for a sum), so the
+value of the filling is followed from op to op: zeros stay zeros through whatever is linear, and a number stays a known
+number through element-wise ops. Where it is not known to be neutral, it is filled anew before the reduction.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, field
+
+from distir_relax.ir import DTensorType, Op, Partial, PlacedType, Shard, Value
+from distir_relax.lowering.emitter import PlacedEmitter, placed
+from distir_relax.ops import evaluate, lookup
+
+MODES = ("ragged", "pad")
+
+NEUTRAL = {"sum": 0.0, "max": -math.inf, "min": math.inf}
+
+
+@dataclass(slots=True)
+class Tails:
+    """How tail blocks are treated, and what is known of their filling.
+
+    `filling[value, axis]` is the number in the filling of a local value along a mesh axis, or None when unknown.
+    """
+
+    mode: str
+    filling: dict[tuple[str, int], float | None] = field(default_factory=dict)
+
+    def size(self, placement: Shard) -> tuple[int, ...]:
+        """The elements of the split dim that each index along the axis works on."""
+        assert placement.cut is not None
+        sizes = placement.cut.local_sizes()
+        return sizes if self.mode == "ragged" else (max(sizes),) * len(sizes)
+
+    def pad(self, emitter: PlacedEmitter, value: Value, axis: int, placement: Shard, number: float = 0.0) -> Value:
+        """`value` with short shards filled up with `number`; itself where there is nothing to fill."""
+        return self._resize(emitter, "pad_tail", value, axis, placement, number)
+
+    def trim(self, emitter: PlacedEmitter, value: Value, axis: int, placement: Shard) -> Value:
+        """`value` without its filling along one axis."""
+        return self._resize(emitter, "trim_tail", value, axis, placement, 0.0)
+
+    def _resize(
+        self, emitter: PlacedEmitter, name: str, value: Value, axis: int, placement: Shard, number: float
+    ) -> Value:
+        assert placement.cut is not None
+        (segment,) = placement.cut.segments
+        if self.mode == "ragged" or len(set(segment.sizes)) == 1:
+            return value
+        kind = placed(value)
+        result = emitter.one(
+            name,
+            value,
+            dim=placement.dim,
+            blocks=segment.repeat,
+            size=emitter.by_index(axis, segment.sizes),
+            padded=max(segment.sizes),
+            value=_number(number, kind),
+            rank=len(kind.shape),
+            shape=kind.shape,
+        )
+        if name == "pad_tail":
+            self.filling[result.name, axis] = number
+        return result
+
+    def neutralize(self, emitter: PlacedEmitter, value: Value, axis: int, placement: Shard, reduction: str) -> Value:
+        """`value`, its filling made neutral for a reduction over the split dim."""
+        if self.filling.get((value.name, axis)) == NEUTRAL[reduction]:
+            return value
+        trimmed = self.trim(emitter, value, axis, placement)
+        return self.pad(emitter, trimmed, axis, placement, NEUTRAL[reduction])
+
+    def follow(self, op: Op, axis: int, operands: list[Value], results: list[Value]) -> None:
+        """Note what the filling of the results is; `op` is the op in the sharded stage."""
+        if self.mode == "ragged":
+            return
+        for result, local in zip(op.results, results, strict=True):
+            if _is_split(result, axis):
+                self.filling[local.name, axis] = self._after(op, axis, operands)
+
+    def _after(self, op: Op, axis: int, operands: list[Value]) -> float | None:
+        entry = lookup(op.name)
+        known = [self.filling.get((v.name, axis)) for v in operands]
+        split = [_is_split(v, axis) for v in op.operands]
+        if entry.pointwise and op.operands and all(n is not None for n in known):
+            return _apply(op, known)
+        for group in entry.linear_sets(len(operands)):
+            if all(split[i] and known[i] == 0.0 for i in group):
+                return 0.0
+        return None
+
+    def note_constant(self, value: Value, number: float, axes: int) -> None:
+        """A scalar constant is the same number everywhere, also beside a filling."""
+        for axis in range(axes):
+            self.filling[value.name, axis] = number
+
+
+def _apply(op: Op, numbers: list[float | None]) -> float | None:
+    import torch
+
+    dtypes = [v.type.dtype for v in op.operands]
+    tensors = [torch.tensor(n, dtype=getattr(torch, d)) for n, d in zip(numbers, dtypes, strict=True)]
+    result = float(evaluate(op, tensors)[0])
+    return None if math.isnan(result) else result
+
+
+def _number(number: float, kind: PlacedType) -> float | int:
+    return number if "float" in kind.dtype else int(number)
+
+
+def _is_split(value: Value, axis: int) -> bool:
+    kind = value.type
+    return isinstance(kind, DTensorType) and isinstance(kind.placements[axis], Shard)
+
+
+def is_pending(value: Value, axis: int) -> bool:
+    """Whether a value of the sharded stage waits for a reduction along a mesh axis."""
+    kind = value.type
+    return isinstance(kind, DTensorType) and isinstance(kind.placements[axis], Partial)
