@@ -4,6 +4,7 @@ from distir_relax.ops import (
     attention,
     communication,
     contraction,
+    identity,
     indexing,
     pointwise,
     reduction,
@@ -24,7 +25,7 @@ from distir_relax.ops.registry import (
 )
 from distir_relax.ops.rule import BLOCKED, PARALLEL, Factor, Rule, parse_rule
 
-FAMILIES = (attention, communication, contraction, indexing, pointwise, reduction, shape)
+FAMILIES = (attention, communication, contraction, identity, indexing, pointwise, reduction, shape)
 
 __all__ = [
     "BLOCKED",

@@ -1,0 +1,44 @@
+"""Places in the user's model, as short as a person would say them: ``model.py:12``."""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Iterable
+from pathlib import Path
+from types import TracebackType
+
+_FRAME = re.compile(r'File "(?P<file>[^"]+)", line (?P<line>\d+)')
+_OURS = str(Path(__file__).resolve().parent.parent) + os.sep
+
+
+def short_location(file: str, line: int) -> str:
+    """``model.py:12``; an ``__init__.py`` is told apart by its folder."""
+    path = Path(file)
+    name = f"{path.parent.name}/{path.name}" if path.name == "__init__.py" else path.name
+    return f"{name}:{line}"
+
+
+def location_in_stack(stack: str | None) -> str:
+    """The innermost frame of a printed stack that is in neither torch nor this package; "" when there is none."""
+    return _innermost((m["file"], int(m["line"])) for m in _FRAME.finditer(stack or ""))
+
+
+def location_of_error(traceback: TracebackType | None) -> str:
+    """The innermost frame of the user's model in a traceback; "" when there is none."""
+    frames = []
+    while traceback:
+        frames.append((traceback.tb_frame.f_code.co_filename, traceback.tb_lineno))
+        traceback = traceback.tb_next
+    return _innermost(frames)
+
+
+def _innermost(frames: Iterable[tuple[str, int]]) -> str:
+    import torch
+
+    libraries = (os.path.dirname(torch.__file__) + os.sep, _OURS)
+    found = ""
+    for file, line in frames:
+        if not file.startswith((*libraries, "<")):
+            found = short_location(file, line)
+    return found
