@@ -125,7 +125,7 @@ define(
     rule=_no_rule,
     torch=lambda attrs: (
         "torch.cat(["
-        + ", ".join(_stretches(attrs, "{{0}}[{p}{{a}}:{{b}}]".format(p=":, " * attrs["dim"])))
+        + ", ".join(_stretches(attrs, "{{{{0}}}}[{p}{{a}}:{{b}}]".format(p=":, " * attrs["dim"])))
         + "], {dim})"
     ),
     relax=lambda attrs: (

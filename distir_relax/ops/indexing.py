@@ -60,7 +60,7 @@ define(
     infer=_infer_take,
     rule=_take_rule,
     torch=_torch_take,
-    relax="R.take({0}, {1}, {axis})",
+    relax='R.take({0}, {1}, {axis}, "clip")',
     linear=(operands(0),),
     expand={"axis": _split_take},
     flops=lambda types, attrs, results: 0.0,

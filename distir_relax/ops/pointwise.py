@@ -54,8 +54,8 @@ def _unary(name: str, torch: str, relax: str = "", *, linear: bool = False, **fi
     define(name, infer=_infer, rule=_rule, torch=torch, relax=relax, linear=sets, pointwise=True, **fields)
 
 
-def _binary(name: str, torch: str, *linear: frozenset[int]) -> None:
-    define(name, infer=_infer, rule=_rule, torch=torch, linear=linear, pointwise=True)
+def _binary(name: str, torch: str, *linear: frozenset[int], relax: str = "") -> None:
+    define(name, infer=_infer, rule=_rule, torch=torch, relax=relax, linear=linear, pointwise=True)
 
 
 _binary("add", "{0} + {1}", operands(0, 1))
@@ -63,7 +63,7 @@ _binary("subtract", "{0} - {1}", operands(0, 1))
 _binary("multiply", "{0} * {1}", operands(0), operands(1))
 _binary("divide", "{0} / {1}", operands(0))
 _binary("floor_divide", "{0} // {1}")
-_binary("mod", "{0} % {1}")
+_binary("mod", "{0} % {1}", relax="R.floor_mod({0}, {1})")
 _binary("power", "{0} ** {1}")
 _binary("maximum", "torch.maximum({0}, {1})")
 _binary("minimum", "torch.minimum({0}, {1})")
