@@ -1,0 +1,31 @@
+"""distir-relax: mark a few tensors with `annotate_sharding`, get one program per rank, launch them with `mpirun`."""
+
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING, Any
+
+from distir_relax.errors import DistIRError
+
+if TYPE_CHECKING:
+    from distir_relax.compiler import Plan, SurpriseGather, compile
+    from distir_relax.ir import DeviceMesh
+    from distir_relax.sharding.annotate import annotate_sharding
+
+__version__ = "0.1.0"
+__all__ = ["DeviceMesh", "DistIRError", "Plan", "SurpriseGather", "annotate_sharding", "compile"]
+
+# A rank that runs a bundle imports this package too, and must not pay for the compiler.
+_HOMES = {
+    "DeviceMesh": "distir_relax.ir",
+    "Plan": "distir_relax.compiler",
+    "SurpriseGather": "distir_relax.compiler",
+    "annotate_sharding": "distir_relax.sharding.annotate",
+    "compile": "distir_relax.compiler",
+}
+
+
+def __getattr__(name: str) -> Any:
+    if name in _HOMES:
+        return getattr(importlib.import_module(_HOMES[name]), name)
+    raise AttributeError(f"module 'distir_relax' has no attribute {name!r}")

@@ -60,6 +60,5 @@ def print_attribute(value: Attribute) -> str:
 
 
 def _remark(location: str, note: str) -> str:
-    if not location and not note:
-        return ""
-    return f"  # {location}" + (f" ; {note}" if note else "")
+    parts = [part for part in (location, f"; {note}" if note else "") if part]
+    return f"  # {' '.join(parts)}" if parts else ""

@@ -12,7 +12,7 @@ from distir_relax.ops import (
 )
 from distir_relax.ops.builder import Builder, infer, tensor_type
 from distir_relax.ops.check import check
-from distir_relax.ops.expression import evaluate, is_infix, relax_expression, torch_expression
+from distir_relax.ops.expression import evaluate, relax_expression, torch_expression
 from distir_relax.ops.registry import (
     Emitter,
     Expansion,
@@ -43,7 +43,6 @@ __all__ = [
     "entries",
     "evaluate",
     "infer",
-    "is_infix",
     "lookup",
     "lookup_aten",
     "parse_rule",

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import re
 from collections.abc import Mapping, Sequence
 from functools import lru_cache
 from types import CodeType
@@ -17,10 +16,7 @@ if TYPE_CHECKING:
 
 
 def torch_expression(op: Op, operands: Sequence[str]) -> str:
-    """The torch code of `op` applied to the given operand expressions.
-
-    An operand that is a number literal is written in place where the op is an infix operator.
-    """
+    """The torch code of `op` applied to the given operand expressions."""
     return _fill(lookup(op.name, op.location).torch, op.attrs, operands)
 
 
@@ -42,12 +38,6 @@ def evaluate(op: Op, operands: Sequence[torch.Tensor]) -> tuple[torch.Tensor, ..
     scope: dict[str, Any] = {"torch": torch, "F": F, **dict(zip(names, operands, strict=True))}
     result = eval(_compiled(torch_expression(op, names)), scope)
     return tuple(result) if isinstance(result, (tuple, list)) else (result,)
-
-
-def is_infix(op: Op) -> bool:
-    """Whether the op's torch code is an infix operator, so that a number may stand for an operand."""
-    code = lookup(op.name).torch
-    return isinstance(code, str) and bool(re.fullmatch(r"\{0\} \S+ \{1\}", code))
 
 
 @lru_cache(maxsize=65536)

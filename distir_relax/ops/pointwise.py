@@ -55,7 +55,8 @@ def _unary(name: str, torch: str, relax: str = "", *, linear: bool = False, **fi
 
 
 def _binary(name: str, torch: str, *linear: frozenset[int], relax: str = "") -> None:
-    define(name, infer=_infer, rule=_rule, torch=torch, relax=relax, linear=linear, pointwise=True)
+    numbers = operands() if torch.startswith("torch.") else operands(0, 1)
+    define(name, infer=_infer, rule=_rule, torch=torch, relax=relax, linear=linear, numbers=numbers, pointwise=True)
 
 
 _binary("add", "{0} + {1}", operands(0, 1))
@@ -111,7 +112,7 @@ for _name, _symbol in (
     ("greater", ">"),
     ("greater_equal", ">="),
 ):
-    define(_name, infer=_infer_bool, rule=_rule, torch=f"{{0}} {_symbol} {{1}}", pointwise=True)
+    define(_name, infer=_infer_bool, rule=_rule, torch=f"{{0}} {_symbol} {{1}}", numbers=operands(0, 1), pointwise=True)
 
 define(
     "where",
@@ -119,6 +120,7 @@ define(
     rule=_rule,
     torch="torch.where({0}, {1}, {2})",
     linear=(operands(1, 2),),
+    numbers=operands(1, 2),
     pointwise=True,
 )
 

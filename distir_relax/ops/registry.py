@@ -40,6 +40,7 @@ class OpDef:
     matmul, ``({0, 1},)`` for add; ``ALL`` is all operands jointly. It decides where a pending sum may pass.
     `localize` gives the attributes of a shard from its local operand and result types.
     `expand` gives, for a factor whose split needs more than the op itself, the ops that the devices run instead.
+    `numbers` are the operands for which the torch expression takes a Python number as well as a tensor.
     `flops` counts floating-point operations; by default one per element of the result.
     `role` tells the few ops that passes treat apart: ``annotation`` and ``redistribution`` (layouts, the tensor stays
     the same), ``scalar`` (a number), ``tail`` (does nothing where it leaves the type as it is); all others are
@@ -56,6 +57,7 @@ class OpDef:
     localize: Localize | None = None
     expand: Mapping[str, Expand] = field(default_factory=dict)
     flops: Work | None = None
+    numbers: frozenset[int] = frozenset()
     role: str = "compute"
     on_communicator: bool = False
     communicates: bool = False

@@ -1,0 +1,142 @@
+"""The whole pipeline in one call: a model and its annotations in, a plan for every rank out."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from distir_relax.bundle import Bundle, write_bundle
+from distir_relax.errors import AnnotationError, ImportModelError
+from distir_relax.frontends.imported import Imported
+from distir_relax.ir import DeviceMesh, Module, Value, print_module
+from distir_relax.lowering import Project, ToDistIR
+from distir_relax.lowering.to_bundle import BACKENDS, to_bundle
+from distir_relax.sharding import DelayReductions, Propagate
+from distir_relax.sharding.annotate import apply_shardings
+
+if TYPE_CHECKING:
+    from distir_relax.runtime.session import Session
+
+
+class SurpriseGather(UserWarning):
+    """The program gathers a split tensor where nobody asked for it."""
+
+
+@dataclass
+class Plan:
+    """A compiled model: one program per distinct rank, with everything on the way there.
+
+    `modules` holds the program at each stage (``global``, ``sharded``, ``distributed``, ``ranked``); `reasons` says
+    why each value lies as it does. `plan(x)` runs it here, ranks as threads, and returns what the model returns.
+    """
+
+    name: str
+    imported: Imported
+    modules: Mapping[str, Module]
+    tail: str
+    reasons: Mapping[str, str]
+    _sessions: dict[str, Session] = field(default_factory=dict, repr=False)
+
+    @property
+    def mesh(self) -> DeviceMesh:
+        """The devices that the plan is for."""
+        return self.modules["sharded"].meshes[0]
+
+    def text(self, stage: str) -> str:
+        """The program at a stage, as text. The sharded stage carries the reason for each placement."""
+        return print_module(self.modules[stage], self._reason if stage == "sharded" else None)
+
+    def bundle(self, backends: Sequence[str] = BACKENDS) -> Bundle:
+        """All that ranks need, in memory; the weights are the model's own tensors, not copies."""
+        return to_bundle(
+            self.name,
+            self.modules["sharded"],
+            self.modules["distributed"],
+            self.modules["ranked"],
+            self.imported.tensors,
+            self.tail,
+            tuple(backends),
+            self._reason,
+        )
+
+    def save(self, path: str | Path, backends: Sequence[str] = BACKENDS, overwrite: bool = True) -> Path:
+        """Write the bundle folder at `path`, whole or not at all; see ``docs/bundle.md``.
+
+        A bundle that is there already is replaced unless `overwrite` is false; anything else is never touched.
+        Raises `BundleError` when `path` cannot be written.
+        """
+        write_bundle(self.bundle(backends), Path(path), overwrite=overwrite)
+        return Path(path)
+
+    def __call__(self, *args: Any, backend: str = "torch", **kwargs: Any) -> Any:
+        """Run the plan on the model's own arguments, ranks as threads of this process; returns what the model does.
+
+        The first call of a backend loads it. Raises `RunError` for arguments unlike the example's.
+        """
+        from distir_relax.runtime.session import Session
+
+        if backend not in self._sessions:
+            self._sessions[backend] = Session(self.bundle((backend,)), backend)
+        return self.imported.rebuild(self._sessions[backend](self.imported.flatten(args, kwargs)))
+
+    def _reason(self, value: Value) -> str:
+        return self.reasons.get(value.name, "")
+
+
+def compile(
+    model: Any,
+    example_inputs: Sequence[Any] = (),
+    example_kwargs: Mapping[str, Any] | None = None,
+    *,
+    shardings: Mapping[str, str] | None = None,
+    mesh: DeviceMesh | None = None,
+    tail: str = "ragged",
+    name: str | None = None,
+) -> Plan:
+    """Compile `model` for the devices of a mesh.
+
+    `model` is a `torch.nn.Module` with the example call that its shapes are taken from, or a TVM `IRModule`.
+    Annotations stand in the model (`annotate_sharding`), or are given as `shardings`: glob patterns over names of
+    parameters and inputs, each with its placement, together with `mesh`. `tail` says what ranks with a short shard
+    do: ``ragged`` (own shapes) or ``pad`` (filled up to the largest shard).
+
+    Raises a `DistIRError`: `ImportModelError` and `UnsupportedOpError` for what cannot be read, `AnnotationError` and
+    `PlacementError` for annotations that cannot hold. Warns `SurpriseGather` where a split tensor is gathered unasked.
+    """
+    imported = _import(model, example_inputs, example_kwargs)
+    if shardings:
+        target = mesh or next(iter(imported.module.meshes), None)
+        if target is None:
+            raise AnnotationError("shardings were given without a mesh", hint='pass mesh=DeviceMesh((2,), ("tp",))')
+        imported = apply_shardings(imported, shardings, target)
+    propagation = Propagate(mesh).run(imported.module)
+    for message in propagation.warnings:
+        warnings.warn(message, SurpriseGather, stacklevel=2)
+    sharded = DelayReductions().run(propagation.module)
+    distributed = ToDistIR(tail).run(sharded)
+    modules = {
+        "global": imported.module,
+        "sharded": sharded,
+        "distributed": distributed,
+        "ranked": Project().run(distributed),
+    }
+    return Plan(name or type(model).__name__.lower(), imported, modules, tail, propagation.reasons)
+
+
+def _import(model: Any, args: Sequence[Any], kwargs: Mapping[str, Any] | None) -> Imported:
+    kinds = {f"{kind.__module__.split('.')[0]}.{kind.__name__}" for kind in type(model).__mro__}
+    if "torch.Module" in kinds:
+        from distir_relax.frontends.torch import import_torch
+
+        return import_torch(model, tuple(args), kwargs)
+    if "tvm.IRModule" in kinds:
+        from distir_relax.frontends.relax import import_relax
+
+        return import_relax(model)
+    raise ImportModelError(
+        f"expected a torch.nn.Module or a TVM IRModule, found {type(model).__name__}",
+        hint="for a file, build the model in a function and name it: distir compile model.py:build",
+    )
