@@ -138,6 +138,14 @@ class Communicator(ABC):
         part = source.narrow(dim, sum(sizes[:me]), sizes[me])
         return self._give(part.contiguous(), x, out)
 
+    def shard_start(self, axis: str, sizes: Sequence[int], dtype: str, out: Array | None = None) -> Any:
+        """Where this rank's part begins in a dim cut into `sizes` along `axis`: a tensor without dims. Nothing is sent."""
+        import torch
+
+        _, _, me = self._place(axis)
+        start = torch.tensor(sum(sizes[:me]), dtype=torch_dtype(dtype), device=self.device)
+        return start if out is None else self._settle(start, out)
+
     def send(self, x: Array, peer: int, step: int = 0) -> None:
         """Send `x` to the world rank `peer`, which must `recv` it with the same shape and dtype."""
         self._check_peer(peer)
