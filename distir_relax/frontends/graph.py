@@ -88,7 +88,7 @@ class GraphImporter:
             if known is result or torch.equal(known, result):
                 return value
         value = self.builder.input(name, self._type(result, name), "constant", self.builder.location)
-        self.tensors[value.name] = result.contiguous()
+        self.tensors[value.name] = self.builder.known[value.name] = result.contiguous()
         same_type.append((result, value))
         return value
 

@@ -3,11 +3,13 @@
 from distir_relax.ops import (
     attention,
     communication,
+    composite,
     contraction,
     identity,
     indexing,
     pointwise,
     reduction,
+    selection,
     shape,
 )
 from distir_relax.ops.builder import Builder, infer, tensor_type
@@ -25,7 +27,18 @@ from distir_relax.ops.registry import (
 )
 from distir_relax.ops.rule import BLOCKED, PARALLEL, Factor, Rule, parse_rule
 
-FAMILIES = (attention, communication, contraction, identity, indexing, pointwise, reduction, shape)
+FAMILIES = (
+    attention,
+    communication,
+    composite,
+    contraction,
+    identity,
+    indexing,
+    pointwise,
+    reduction,
+    selection,
+    shape,
+)
 
 __all__ = [
     "BLOCKED",

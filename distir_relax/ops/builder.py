@@ -22,6 +22,8 @@ class Builder:
         self.ops: list[Op] = []
         self.location = ""
         self.hint = ""
+        # Data of constant inputs by value name, where the frontend knows it: a conversion may be simpler for it.
+        self.known: dict[str, Any] = {}
         self._taken: set[str] = set()
 
     def input(self, name: str, kind: TensorType, role: str = "input", location: str = "") -> Value:

@@ -79,29 +79,61 @@ def _index_select(g: Any, x: Any, dim: int, ids: Any) -> Any:
 
 @aten("index.Tensor")
 def _index(g: Any, x: Any, indices: list[Any]) -> Any:
-    """Indexing by an open mesh: each index varies along one dim of the result, in the order of the dims it indexes.
+    """Indexing by tensors that broadcast together.
 
-    That is what masks built by broadcasting ask for; each index is then a `take` of its own.
+    Masks built by broadcasting ask for an open mesh: each index varies along one dim of the result, in the order of the
+    dims it indexes. Each is then a `take` of its own, which splits further than the general op.
     """
     used = [(dim, index) for dim, index in enumerate(indices) if index is not None]
+    if any(index.type.dtype == "bool" for _, index in used):
+        raise NotImplementedError("indexing by a mask, whose result has a shape that depends on data")
+    return _take_mesh(g, x, used) if _is_open_mesh(used) else _take_points(g, x, used)
+
+
+def _varying(index: Any, rank: int) -> list[int]:
+    lead = rank - len(index.type.shape)
+    return [i + lead for i, n in enumerate(index.type.shape) if n != 1]
+
+
+def _is_open_mesh(used: list[tuple[int, Any]]) -> bool:
+    rank = max(len(index.type.shape) for _, index in used)
+    homes = [_varying(index, rank) for _, index in used]
+    flat = [home for wide in homes for home in wide]
+    adjacent = all(dim == used[0][0] + i for i, (dim, _) in enumerate(used))
+    return adjacent and all(len(wide) <= 1 for wide in homes) and flat == sorted(set(flat))
+
+
+def _take_mesh(g: Any, x: Any, used: list[tuple[int, Any]]) -> Any:
     first = used[0][0]
     rank = max(len(index.type.shape) for _, index in used)
-    taken = 0
-    homes: list[int] = []
-    for position, (dim, index) in enumerate(used):
-        lead = rank - len(index.type.shape)
-        wide = [i + lead for i, n in enumerate(index.type.shape) if n != 1]
-        if dim != first + position or len(wide) > 1 or (wide and homes and wide[0] <= max(homes)):
-            raise NotImplementedError("index tensors that are not an open mesh (one varying dim each, in order)")
-        homes += wide
-        axis = first + taken
-        if wide:
-            x = g.emit("take", x, reshape_to(g, index, (index.type.elements,)), axis=axis)
-            taken += 1
-        else:
-            x = g.emit("take", x, reshape_to(g, index, ()), axis=axis)
-    shape = x.type.shape
     spread = [1] * rank
-    for home, size in zip(homes, shape[first : first + taken], strict=True):
-        spread[home] = size
-    return reshape_to(g, x, (*shape[:first], *spread, *shape[first + taken :]))
+    taken = 0
+    for _, index in used:
+        wide = _varying(index, rank)
+        axis = first + taken
+        if not (wide and _counts_up(g, index, x.type.shape[axis])):
+            x = g.emit("take", x, reshape_to(g, index, (index.type.elements,) if wide else ()), axis=axis)
+        if wide:
+            spread[wide[0]] = x.type.shape[axis]
+            taken += 1
+    return reshape_to(g, x, (*x.type.shape[:first], *spread, *x.type.shape[first + taken :]))
+
+
+def _counts_up(g: Any, index: Any, size: int) -> bool:
+    """Whether a constant index is 0, 1, …, size - 1, which takes all as it is."""
+    data = g.known.get(index.name)
+    return data is not None and data.flatten().tolist() == list(range(size))
+
+
+def _take_points(g: Any, x: Any, used: list[tuple[int, Any]]) -> Any:
+    dims = [dim for dim, _ in used]
+    rest = [i for i in range(len(x.type.shape)) if i not in dims]
+    order = (*dims, *rest)
+    if order != tuple(range(len(order))):
+        x = g.emit("permute_dims", x, axes=order)
+    y = g.emit("index_tensor", x, *[index for _, index in used], count=len(used))
+    # The picked dims stand where the first index was when all are neighbours, and first otherwise.
+    rank = len(y.type.shape) - len(rest)
+    home = dims[0] if dims == list(range(dims[0], dims[-1] + 1)) else 0
+    back = (*range(rank, rank + home), *range(rank), *range(rank + home, rank + len(rest)))
+    return y if back == tuple(range(len(back))) else g.emit("permute_dims", y, axes=back)

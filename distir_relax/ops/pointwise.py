@@ -87,6 +87,10 @@ _unary("cos", "torch.cos({0})")
 _unary("floor", "torch.floor({0})")
 _unary("ceil", "torch.ceil({0})")
 _unary("sign", "torch.sign({0})")
+_unary("round", "torch.round({0})")
+_unary("trunc", "torch.trunc({0})")
+_unary("tan", "torch.tan({0})")
+_unary("atan", "torch.atan({0})")
 _unary("logical_not", "torch.logical_not({0})")
 _unary("nn.relu", "F.relu({0})")
 _unary("nn.gelu", "F.gelu({0})", flops=lambda types, attrs, results: 12.0 * results[0].elements)
@@ -113,6 +117,9 @@ for _name, _symbol in (
     ("greater_equal", ">="),
 ):
     define(_name, infer=_infer_bool, rule=_rule, torch=f"{{0}} {_symbol} {{1}}", numbers=operands(0, 1), pointwise=True)
+
+for _name in ("isnan", "isinf", "isfinite"):
+    define(_name, infer=_infer_bool, rule=_rule, torch=f"torch.{_name}({{0}})", pointwise=True)
 
 define(
     "where",
@@ -185,11 +192,11 @@ def _aten_unary(name: str, *spellings: str, floating: bool = False) -> None:
     aten(*spellings)(convert)
 
 
-_aten_binary("multiply", "mul.Tensor", "mul.Scalar")
-_aten_binary("divide", "div.Tensor", "div.Scalar", "true_divide.Tensor", floating=True)
+_aten_binary("multiply", "mul.Tensor", "mul.Scalar", "mul_.Tensor", "mul_.Scalar")
+_aten_binary("divide", "div.Tensor", "div.Scalar", "div_.Tensor", "div_.Scalar", "true_divide.Tensor", floating=True)
 _aten_binary("power", "pow.Tensor_Tensor", "pow.Scalar")
-_aten_binary("maximum", "maximum.default")
-_aten_binary("minimum", "minimum.default")
+_aten_binary("maximum", "maximum.default", "max.other")
+_aten_binary("minimum", "minimum.default", "min.other")
 _aten_binary("mod", "remainder.Tensor", "remainder.Scalar")
 _aten_binary("floor_divide", "floor_divide.default")
 for _relax, _aten in (("equal", "eq"), ("not_equal", "ne"), ("less", "lt"), ("less_equal", "le")):
@@ -204,6 +211,12 @@ _aten_unary("square", "square.default")
 _aten_unary("floor", "floor.default")
 _aten_unary("ceil", "ceil.default")
 _aten_unary("sign", "sign.default")
+_aten_unary("round", "round.default")
+_aten_unary("trunc", "trunc.default")
+_aten_unary("tan", "tan.default", floating=True)
+_aten_unary("atan", "atan.default", floating=True)
+for _name in ("isnan", "isinf", "isfinite"):
+    _aten_unary(_name, f"{_name}.default")
 _aten_unary("nn.relu", "relu.default", "relu_.default")
 _aten_unary("nn.silu", "silu.default", "silu_.default")
 
@@ -227,12 +240,12 @@ _logical("logical_xor", "logical_xor.default", "bitwise_xor.Tensor")
 _logical("logical_not", "logical_not.default", "bitwise_not.default")
 
 
-@aten("add.Tensor", "add.Scalar", "add_.Tensor")
+@aten("add.Tensor", "add.Scalar", "add_.Tensor", "add_.Scalar")
 def _add(g: Any, a: Any, b: Any, alpha: float = 1) -> Any:
     return g.emit("add", *_scaled(g, a, b, alpha))
 
 
-@aten("sub.Tensor", "sub.Scalar")
+@aten("sub.Tensor", "sub.Scalar", "sub_.Tensor", "sub_.Scalar")
 def _sub(g: Any, a: Any, b: Any, alpha: float = 1) -> Any:
     return g.emit("subtract", *_scaled(g, a, b, alpha))
 
