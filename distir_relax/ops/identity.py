@@ -35,7 +35,7 @@ def _to(g: Any, x: Any, dtype: Any = None, *options: Any, **more: Any) -> Any:
     return x if dtype is None else cast(g, x, str(dtype).removeprefix("torch."))
 
 
-@aten("dropout.default", "dropout_.default", "feature_dropout.default", "native_dropout.default")
+@aten("dropout.default", "dropout_.default", "feature_dropout.default")
 def _dropout(g: Any, x: Any, p: float, train: bool) -> Any:
     if train and p > 0:
         raise NotImplementedError("dropout is active: call model.eval() before compiling")

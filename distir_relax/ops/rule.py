@@ -93,11 +93,8 @@ _Spec = tuple[tuple[tuple[str, bool], ...], ...]
 
 @lru_cache(maxsize=4096)
 def _split_tensors(text: str) -> tuple[tuple[str, ...], ...]:
-    return tuple(
-        tuple(re.findall(r"\.\.\.|\([^)]*\)|[^\s()]+", tensor))
-        for tensor in text.split(",")
-        if tensor.strip() or "," in text
-    )
+    # Between two commas, or alone, nothing stands for a scalar.
+    return tuple(tuple(re.findall(r"\.\.\.|\([^)]*\)|[^\s()]+", tensor)) for tensor in text.split(","))
 
 
 def _spread(tokens: tuple[str, ...], shape: tuple[int, ...], rule: str) -> _Spec:

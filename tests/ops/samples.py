@@ -1,0 +1,164 @@
+"""Sample instances of every op: operand types and attributes. An entry of the op table needs one row here.
+
+A type is written as in program text (``f64[6,5]``). Floats are drawn from a normal distribution; ``i64[4] < 6`` are
+integers below 6 and ``f64[4] > 0`` are positive floats.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+
+from distir_relax.ir import DTYPES
+
+
+@dataclass(frozen=True)
+class Sample:
+    """One instance of an op: the operands as text, and the attributes."""
+
+    operands: tuple[str, ...]
+    attrs: Mapping[str, Any] = field(default_factory=dict)
+
+
+def of(*operands: str, **attrs: Any) -> Sample:
+    return Sample(operands, attrs)
+
+
+def draw(text: str, generator: torch.Generator) -> torch.Tensor:
+    """A tensor as `text` describes it."""
+    match = re.fullmatch(r"(\w+)\[([\d,]*)\](?: ([<>]) (\d+))?", text)
+    assert match, text
+    short, dims, relation, bound = match.groups()
+    shape = [int(n) for n in dims.split(",") if n]
+    dtype = getattr(torch, {short: long for long, (short, _) in DTYPES.items()}[short])
+    if dtype == torch.bool:
+        return torch.rand(shape, generator=generator) > 0.5
+    if not dtype.is_floating_point:
+        return torch.randint(0, int(bound or 10), shape, generator=generator, dtype=dtype)
+    drawn = torch.randn(shape, generator=generator, dtype=dtype)
+    return drawn.abs() + 0.1 if relation == ">" else drawn
+
+
+_UNARY = [
+    "negative",
+    "exp",
+    "sqrt",
+    "rsqrt",
+    "log",
+    "abs",
+    "square",
+    "tanh",
+    "sigmoid",
+    "erf",
+    "sin",
+    "cos",
+    "tan",
+    "atan",
+    "floor",
+    "ceil",
+    "round",
+    "trunc",
+    "sign",
+    "nn.relu",
+    "nn.gelu",
+    "nn.gelu_tanh",
+    "nn.silu",
+    "isnan",
+    "isinf",
+    "isfinite",
+]
+_BINARY = [
+    "add",
+    "subtract",
+    "multiply",
+    "divide",
+    "floor_divide",
+    "mod",
+    "power",
+    "maximum",
+    "minimum",
+    "equal",
+    "not_equal",
+    "less",
+    "less_equal",
+    "greater",
+    "greater_equal",
+]
+
+SAMPLES: dict[str, list[Sample]] = {
+    **{name: [of("f64[4,6] > 0")] for name in _UNARY},
+    **{name: [of("f64[4,6] > 0", "f64[4,6] > 0"), of("f64[3,4,1] > 0", "f64[5] > 0")] for name in _BINARY},
+    **{name: [of("bool[4,6]", "bool[6]")] for name in ("logical_and", "logical_or", "logical_xor")},
+    "logical_not": [of("bool[4,6]")],
+    "clip": [of("f64[4,6]", min=-0.5, max=float("inf"))],
+    "astype": [of("f64[4,6]", dtype="int32"), of("bool[4]", dtype="float32")],
+    "where": [of("bool[4,1]", "f64[4,6]", "f64[6]")],
+    "constant": [of(value=2.5, dtype="float32"), of(value=float("-inf"), dtype="float64")],
+    "matmul": [of("f64[4,5]", "f64[5,6]"), of("f64[2,1,4,5]", "f64[3,5,6]")],
+    "linear": [of("f64[2,4,5]", "f64[6,5]")],
+    "linear_bias": [of("f64[2,4,5]", "f64[6,5]", "f64[6]")],
+    "matmul_bias": [of("f64[4,5]", "f64[5,6]", "f64[6]")],
+    "take": [
+        of("f64[7,5]", "i64[2,3] < 7", axis=0),
+        of("f64[4,7,5]", "i64[3] < 7", axis=1),
+        of("f64[4,7]", "i64[] < 7", axis=1),
+    ],
+    "index_tensor": [
+        of("f64[4,5,6]", "i64[3,2] < 4", "i64[2] < 5", count=2),
+        of("f64[4,5]", "i64[3] < 4", count=1),
+    ],
+    "gather_elements": [of("f64[4,5]", "i64[4,3] < 5", axis=1), of("f64[4,5]", "i64[2,5] < 4", axis=0)],
+    "sum": [
+        of("f64[4,5,6]", axis=(1,), keepdims=False),
+        of("f64[4,5,6]", axis=(0, 2), keepdims=True),
+        of("f64[4]", axis=(0,), keepdims=False),
+    ],
+    "mean": [of("f64[4,5,6]", axis=(1,), keepdims=False), of("f64[4,5,6]", axis=(0, 2), keepdims=True)],
+    "max": [of("f64[4,5,6]", axis=(1,), keepdims=False)],
+    "min": [of("f64[4,5,6]", axis=(2,), keepdims=True)],
+    "argmax": [of("f64[4,5,6]", axis=1, keepdims=False), of("f64[4,5]", axis=1, keepdims=True)],
+    "argmin": [of("f64[4,5,6]", axis=0, keepdims=False)],
+    "topk": [of("f64[4,5,6]", k=2, axis=1, largest=True), of("f64[4,5]", k=1, axis=0, largest=False)],
+    "argsort": [of("f64[4,5]", axis=0, descending=True)],
+    "flip": [of("f64[4,5]", axis=0)],
+    "tril": [of("f64[3,4,5]", k=1)],
+    "triu": [of("f64[3,4,5]", k=-1)],
+    "nn.softmax": [of("f64[4,5,6]", axis=1)],
+    "nn.log_softmax": [of("f64[4,5,6]", axis=2)],
+    "cumsum": [of("f64[4,5]", axis=0)],
+    "nn.layer_norm": [of("f64[4,5,6]", "f64[6]", "f64[6]", axes=(2,), epsilon=1e-5)],
+    "nn.rms_norm": [of("f64[4,5,6]", "f64[5,6]", axes=(1, 2), epsilon=1e-6)],
+    "nn.scaled_dot_product_attention": [
+        of("f64[2,4,5,6]", "f64[2,4,7,6]", "f64[2,4,7,3]", scale=0.5, causal=False, masked=False, boolean=False),
+        of("f64[2,4,5,6]", "f64[2,4,5,6]", "f64[2,4,5,6]", scale=0.5, causal=True, masked=False, boolean=False),
+        of(
+            *("f64[2,4,5,6]", "f64[2,4,7,6]", "f64[2,4,7,3]", "f64[2,1,5,7]"),
+            **{"scale": 0.5, "causal": False, "masked": True, "boolean": False},
+        ),
+    ],
+    "reshape": [
+        of("f64[4,6]", shape=(4, 2, 3)),
+        of("f64[4,2,3]", shape=(4, 6)),
+        of("f64[4,6]", shape=(24,)),
+        of("f64[6,4]", shape=(8, 3)),
+        of("f64[4,1,6]", shape=(1, 2, 2, 6)),
+    ],
+    "permute_dims": [of("f64[4,5,6]", axes=(2, 0, 1))],
+    "broadcast_to": [of("f64[4,1,6]", shape=(3, 4, 5, 6)), of("f64[]", shape=(4,))],
+    "concat": [of("f64[4,2,3]", "f64[4,5,3]", axis=1), of("f64[4,3]", "f64[4,3]", "f64[4,3]", axis=0)],
+    "split": [of("f64[4,6]", sizes=(2, 2, 2), axis=1), of("f64[4,6]", sizes=(1, 5), axis=1)],
+    "strided_slice": [of("f64[4,6,5]", axes=(1,), begin=(1,), end=(6,), strides=(2,))],
+    "pad": [of("f64[4,6]", low=(0, 1), high=(0, 2), value=1.5)],
+    "annotate_sharding": [of("f64[4,6]", placements="S[0]")],
+    "redistribute": [of("f64[4,6]", placements="S[0]")],
+    "slices": [of("f64[4,9]", dim=1, intervals=((0, 2), (5, 9)))],
+    "pad_tail": [
+        of("f64[4,6]", dim=1, blocks=2, size=3, padded=5, value=0.0, rank=2, shape=(4, 6)),
+        of("f64[4,6]", dim=0, blocks=1, size=4, padded=5, value=0.0, rank=2, shape=(4, 6)),
+    ],
+    "trim_tail": [of("f64[4,10]", dim=1, blocks=2, size=3, padded=5, value=0.0, rank=2, shape=(4, 10))],
+}
