@@ -12,7 +12,7 @@ from distir_relax.bundle import Bundle, write_bundle
 from distir_relax.errors import AnnotationError, ImportModelError
 from distir_relax.frontends.imported import Imported
 from distir_relax.ir import DeviceMesh, Module, Value, print_module
-from distir_relax.lowering import Project, ToDistIR
+from distir_relax.lowering import FuseLocal, Project, ToDistIR
 from distir_relax.lowering.to_bundle import BACKENDS, to_bundle
 from distir_relax.sharding import DelayReductions, Propagate
 from distir_relax.sharding.annotate import apply_shardings
@@ -121,7 +121,7 @@ def compile(
         "global": imported.module,
         "sharded": sharded,
         "distributed": distributed,
-        "ranked": Project().run(distributed),
+        "ranked": FuseLocal().run(Project().run(distributed)),
     }
     return Plan(name or type(model).__name__.lower(), imported, modules, tail, propagation.reasons)
 

@@ -98,6 +98,7 @@ class _Lowering:
         for axis, factor in reduced.items():
             if factor:
                 operands = [self._neutral(v, local, op, axis) for v, local in zip(op.operands, operands, strict=True)]
+        self.emitter.hint = op.results[0].name
         entry = lookup(op.name, op.location)
         split = [(axis, factor) for axis, factor in reduced.items() if factor]
         for axis, factor in split:

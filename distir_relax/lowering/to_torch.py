@@ -11,7 +11,7 @@ from distir_relax.ir import Function, Module, Op, Value, print_op
 from distir_relax.ops import lookup, tensor_type, torch_expression
 
 # Values larger than this are let go after their last use; the line is not worth it for smaller ones.
-_LARGE = 1 << 16
+_LARGE = 1 << 20
 
 
 def to_torch(module: Module, name: str) -> dict[str, str]:
@@ -35,6 +35,8 @@ class _Emission:
     names: dict[str, str] = field(default_factory=dict)
     taken: set[str] = field(default_factory=lambda: {"comm", "weights", "torch", "F", "STEPS", "main", "prepare"})
     numbers: dict[str, str] = field(default_factory=dict)
+    packed: dict[str, str] = field(default_factory=dict)
+    """The op's packed weights, by the name of the op's result."""
 
     def text(self) -> str:
         fixed = self._fixed()
@@ -43,6 +45,7 @@ class _Emission:
                 self._name(item.value)
             else:
                 self.names[item.value.name] = f"weights[{json.dumps(item.value.name)}]"
+        self._choose_packed(fixed)
         prepare = self._prepare(fixed)
         inputs = [self.names[i.value.name] for i in self.function.inputs if i.role == "input"]
         body = self._body(fixed)
@@ -53,8 +56,9 @@ class _Emission:
         return (
             f'"""{self.model}: the program of rank{"s" if len(self.ranks) > 1 else ""} {whose} of '
             f'{len(self.module.ranks)}. Written by distir-relax."""\n\n'
-            "import torch\nimport torch.nn.functional as F\n\n"
-            f"STEPS = {{\n{table}}}\n\n\n"
+            "import torch\nimport torch.nn.functional as F\n"
+            + ("\nfrom distir_relax.runtime.packing import pack_linear\n\n" if self.packed else "\n")
+            + f"STEPS = {{\n{table}}}\n\n\n"
             + prepare
             + f"def main({', '.join(['comm', 'weights', *inputs])}):\n"
             + "".join(f"    {line}\n" for line in body)
@@ -73,22 +77,23 @@ class _Emission:
     def _prepare(self, fixed: set[str]) -> str:
         """The function `prepare`, or nothing when every weight is used as it is."""
         early = [op for op in self.function.ops if op.results[0].name in fixed and not self._is_number(op)]
-        self._note_numbers()
-        if not early:
-            return ""
-        lines = [line for op in early for line in self._lines(op)]
         late = [op for op in self.function.ops if op.results[0].name not in fixed]
-        wanted = {v.name: v for op in late for v in op.operands if v.name in fixed}
-        wanted.update({o.value.name: o.value for o in self.function.outputs if o.value.name in fixed})
-        kept = [name for name in wanted if name not in self.numbers]
-        entries = "".join(f"        {json.dumps(name)}: {self.names[name]},\n" for name in kept)
-        for name in kept:
-            self.names[name] = f"weights[{json.dumps(name)}]"
-        return (
-            "def prepare(weights):\n"
-            + "".join(f"    {line}\n" for line in lines)
-            + f"    return {{\n{entries}    }}\n\n\n"
-        )
+        self._note_numbers()
+        if not early and not self.packed:
+            return ""
+        used = {o.value.name for o in self.function.outputs}
+        for op in late:
+            packed = self._packed_operands(op)
+            used.update(v.name for i, v in enumerate(op.operands) if i not in packed)
+        for op in early:
+            for value in op.results:
+                self.names[value.name] = f"weights[{json.dumps(value.name)}]"
+        lines = [line for op in early for line in self._lines(op)]
+        lines += dict.fromkeys(self._pack(op) for op in late if op.results[0].name in self.packed)
+        weights = [i.value.name for i in self.function.inputs if i.role != "input"]
+        made = [v.name for op in early for v in op.results]
+        lines += [f"del {self.names[name]}" for name in (*weights, *made) if name not in used]
+        return "def prepare(weights):\n" + "".join(f"    {line}\n" for line in lines) + "    return weights\n\n\n"
 
     def _body(self, fixed: set[str]) -> list[str]:
         late = [op for op in self.function.ops if op.results[0].name not in fixed]
@@ -116,10 +121,46 @@ class _Emission:
             self.numbers[v.name] if v.name in self.numbers and i in literal else self._use(v)
             for i, v in enumerate(op.operands)
         ]
-        code = torch_expression(op, operands)
-        targets = ", ".join(self._name(v) for v in op.results)
+        form = entry.packed if op.results[0].name in self.packed else None
+        if form:
+            packed = f"weights[{json.dumps(self.packed[op.results[0].name])}]"
+            code = form.apply.format(*operands, packed=packed)
+        else:
+            code = torch_expression(op, operands)
+        targets = ", ".join(self.names.get(v.name) or self._name(v) for v in op.results)
         place = f"  # {op.location}" if op.location else ""
         return [f"{targets} = {code}{place}"]
+
+    def _choose_packed(self, fixed: set[str]) -> None:
+        """Which ops use a packed form of their weights, and its name; see `OpDef.packed`."""
+        taken: dict[str, object] = {}
+        for op in self.function.ops:
+            form = lookup(op.name).packed
+            if (
+                form is None
+                or op.results[0].name in fixed
+                or not all(op.operands[i].name in fixed for i in form.weights)
+            ):
+                continue
+            if any(len(tensor_type(op.operands[i]).shape) > 2 for i in form.weights):
+                continue
+            base = f"{op.operands[form.weights[0]].name}.packed"
+            same = (form, tuple(op.operands[i] for i in form.weights), _rows(op))
+            name, count = base, 1
+            while taken.setdefault(name, same) != same:
+                count += 1
+                name = f"{base}_{count}"
+            self.packed[op.results[0].name] = name
+
+    def _packed_operands(self, op: Op) -> tuple[int, ...]:
+        form = lookup(op.name).packed
+        return form.weights if form and op.results[0].name in self.packed else ()
+
+    def _pack(self, op: Op) -> str:
+        form = lookup(op.name).packed
+        assert form is not None
+        code = form.prepare.format(*(self.names.get(v.name, "") for v in op.operands), rows=_rows(op))
+        return f"weights[{json.dumps(self.packed[op.results[0].name])}] = {code}"
 
     def _use(self, value: Value) -> str:
         if value.name in self.numbers:
@@ -150,6 +191,11 @@ class _Emission:
         self.taken.add(name)
         self.names[value.name] = name
         return name
+
+
+def _rows(op: Op) -> int:
+    result = tensor_type(op.results[0])
+    return result.elements // result.shape[-1] if result.elements else 0
 
 
 def _brief(line: str) -> str:

@@ -6,8 +6,7 @@ from typing import Any
 
 from distir_relax.ir import TensorType
 from distir_relax.ops.pointwise import broadcast, promote
-from distir_relax.ops.registry import Attrs, Types, aten, define, operands
-from distir_relax.ops.rule import Rule, parse_rule
+from distir_relax.ops.registry import Attrs, Packed, Types, aten, define, operands
 from distir_relax.ops.shape import reshape_to
 
 
@@ -28,6 +27,7 @@ define(
     infer=_infer_matmul,
     rule="... m k, ... k n -> ... m n",
     torch="torch.matmul({0}, {1})",
+    packed=Packed((1,), "pack_linear({1}.t(), rows={rows})", "{packed}({0})"),
     relax="R.matmul({0}, {1})",
     linear=(operands(0), operands(1)),
     flops=_flops,
@@ -46,35 +46,43 @@ define(
     infer=_infer_linear,
     rule="... k, n k -> ... n",
     torch="F.linear({0}, {1})",
+    packed=Packed((1,), "pack_linear({1}, rows={rows})", "{packed}({0})"),
     relax="R.matmul({0}, R.permute_dims({1}))",
     linear=(operands(0), operands(1)),
     flops=_flops,
 )
 
 
-def _biased_rule(text: str) -> Any:
-    def rule(types: Types, attrs: Attrs, results: Types) -> Rule:
-        return parse_rule(text, [t.shape for t in types], [results[0].shape])
+def _infer_biased(infer: Any) -> Any:
+    def infer_biased(types: Types, attrs: Attrs) -> tuple[TensorType, ...]:
+        (result,) = infer(types[:2], attrs)
+        if types[2] != TensorType(result.shape[-1:], result.dtype):
+            raise ValueError(f"a bias {types[2]} for a result {result}")
+        return (result,)
 
-    return rule
+    return infer_biased
 
 
 # A product with its bias added: made by the local fusion of a rank's program, where nothing is split any more.
-# Their rules block the summed dim, since each device would add the bias to its own partial sum.
+# Their rules keep the summed dim whole, since each device would add the bias to its own partial sum.
 define(
     "linear_bias",
-    infer=lambda types, attrs: _infer_linear(types, attrs),
-    rule=_biased_rule("... [k], n [k], n -> ... n"),
+    infer=_infer_biased(_infer_linear),
+    rule="... [k], n [k], n -> ... n",
     torch="F.linear({0}, {1}, {2})",
     relax="R.add(R.matmul({0}, R.permute_dims({1})), {2})",
+    pattern="add(linear(0, 1), 2)",
+    packed=Packed((1, 2), "pack_linear({1}, {2}, rows={rows})", "{packed}({0})"),
     flops=_flops,
 )
 define(
     "matmul_bias",
-    infer=lambda types, attrs: _infer_matmul(types[:2], attrs),
-    rule=_biased_rule("m [k], [k] n, n -> m n"),
-    torch="torch.addmm({2}, {0}, {1})",
+    infer=_infer_biased(_infer_matmul),
+    rule="... m [k], [k] n, n -> ... m n",
+    torch="torch.matmul({0}, {1}) + {2}",
     relax="R.add(R.matmul({0}, {1}), {2})",
+    pattern="add(matmul(0, 1), 2)",
+    packed=Packed((1, 2), "pack_linear({1}.t(), {2}, rows={rows})", "{packed}({0})"),
     flops=_flops,
 )
 

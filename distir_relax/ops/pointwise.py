@@ -54,14 +54,24 @@ def _unary(name: str, torch: str, relax: str = "", *, linear: bool = False, **fi
     define(name, infer=_infer, rule=_rule, torch=torch, relax=relax, linear=sets, pointwise=True, **fields)
 
 
-def _binary(name: str, torch: str, *linear: frozenset[int], relax: str = "") -> None:
+def _binary(name: str, torch: str, *linear: frozenset[int], relax: str = "", commutative: bool = False) -> None:
     numbers = operands() if torch.startswith("torch.") else operands(0, 1)
-    define(name, infer=_infer, rule=_rule, torch=torch, relax=relax, linear=linear, numbers=numbers, pointwise=True)
+    define(
+        name,
+        infer=_infer,
+        rule=_rule,
+        torch=torch,
+        relax=relax,
+        linear=linear,
+        numbers=numbers,
+        pointwise=True,
+        commutative=commutative,
+    )
 
 
-_binary("add", "{0} + {1}", operands(0, 1))
+_binary("add", "{0} + {1}", operands(0, 1), commutative=True)
 _binary("subtract", "{0} - {1}", operands(0, 1))
-_binary("multiply", "{0} * {1}", operands(0), operands(1))
+_binary("multiply", "{0} * {1}", operands(0), operands(1), commutative=True)
 _binary("divide", "{0} / {1}", operands(0))
 _binary("floor_divide", "{0} // {1}")
 _binary("mod", "{0} % {1}", relax="R.floor_mod({0}, {1})")
@@ -95,7 +105,12 @@ _unary("logical_not", "torch.logical_not({0})")
 _unary("nn.relu", "F.relu({0})")
 _unary("nn.gelu", "F.gelu({0})", flops=lambda types, attrs, results: 12.0 * results[0].elements)
 _unary(
-    "nn.gelu_tanh", 'F.gelu({0}, approximate="tanh")', flops=lambda types, attrs, results: 12.0 * results[0].elements
+    "nn.gelu_tanh",
+    'F.gelu({0}, approximate="tanh")',
+    flops=lambda types, attrs, results: 12.0 * results[0].elements,
+    # As models spell it out: 0.5 x (1 + tanh(sqrt(2 / pi) (x + 0.044715 x^3))).
+    pattern="multiply(multiply(0, 0.5), add(tanh(multiply("
+    "add(0, multiply(power(0, 3.0), 0.044715)), 0.7978845608028654)), 1.0))",
 )
 _unary("nn.silu", "F.silu({0})", flops=lambda types, attrs, results: 10.0 * results[0].elements)
 _unary("clip", "torch.clamp({0}, {min}, {max})", "R.clip({0}, {min}, {max})")

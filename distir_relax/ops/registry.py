@@ -26,6 +26,19 @@ Work = Callable[[Types, Attrs, Types], float]
 
 
 @dataclass(frozen=True)
+class Packed:
+    """A form of an op for weights that never change.
+
+    `weights` are the operands that must be such; `prepare` is the expression over them, run once; `apply` the expression over ``{0}``, … and ``{packed}``.
+    Both see `pack_linear` of `distir_relax.runtime.packing`, and ``{rows}``, the rows of the op's result.
+    """
+
+    weights: tuple[int, ...]
+    prepare: str
+    apply: str
+
+
+@dataclass(frozen=True)
 class OpDef:
     """One op.
 
@@ -41,6 +54,9 @@ class OpDef:
     `localize` gives the attributes of a shard from its local operand and result types.
     `expand` gives, for a factor whose split needs more than the op itself, the ops that the devices run instead.
     `numbers` are the operands for which the torch expression takes a Python number as well as a tensor.
+    `pattern` says which ops a fused op stands for: ``add(linear(0, 1), 2)``, numbers without a point being operands;
+    a rank's program is written with the fused op. `commutative` lets a pattern match both ways round.
+    `packed` is how the torch backend may lay out a weight once, when the program is loaded.
     `flops` counts floating-point operations; by default one per element of the result.
     `role` tells the few ops that passes treat apart: ``annotation`` and ``redistribution`` (layouts, the tensor stays
     the same), ``scalar`` (a number), ``tail`` (does nothing where it leaves the type as it is); all others are
@@ -58,6 +74,9 @@ class OpDef:
     expand: Mapping[str, Expand] = field(default_factory=dict)
     flops: Work | None = None
     numbers: frozenset[int] = frozenset()
+    pattern: str = ""
+    commutative: bool = False
+    packed: Packed | None = None
     role: str = "compute"
     on_communicator: bool = False
     communicates: bool = False
