@@ -21,6 +21,7 @@ def as_torch(x: Array) -> torch.Tensor:
 
     if isinstance(x, torch.Tensor):
         return x.detach()
+    x = np.asarray(x)
     if any(stride < 0 for stride in x.strides) or not x.flags.writeable:
         x = np.ascontiguousarray(x) if x.flags.writeable else x.copy()
     if x.dtype.name == "bfloat16":

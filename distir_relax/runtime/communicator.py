@@ -125,7 +125,9 @@ class Communicator(ABC):
             shapes = [_with(source.shape, {split_dim: split_sizes[me], concat_dim: size}) for size in concat_sizes]
             counts = [math.prod(shape) for shape in shapes]
             sent = [piece.numel() for piece in pieces]
-            flat = self._all_to_all(_flatten(pieces, source, split_dim), sent, counts, index)
+            rest = math.prod(size for d, size in enumerate(source.shape) if d not in (split_dim, concat_dim))
+            largest = rest * max(sum(split_sizes) * max(concat_sizes), max(split_sizes) * sum(concat_sizes))
+            flat = self._all_to_all(_flatten(pieces, source, split_dim), sent, counts, index, largest)
             return self._join(flat, counts, shapes, concat_dim, x, out)
 
     def shard(
@@ -251,8 +253,13 @@ class Communicator(ABC):
         """This rank's part of the flat `x` (parts of `counts` elements), combined over the group."""
 
     @abstractmethod
-    def _all_to_all(self, x: torch.Tensor, sent: list[int], received: list[int], axis: int) -> torch.Tensor:
-        """Part i of the flat `x` (of `sent[i]` elements) goes to rank i; returns what came, in rank order."""
+    def _all_to_all(
+        self, x: torch.Tensor, sent: list[int], received: list[int], axis: int, largest: int
+    ) -> torch.Tensor:
+        """Part i of the flat `x` (of `sent[i]` elements) goes to rank i; returns what came, in rank order.
+
+        No rank of the group sends or receives more than `largest` elements: what all of them can decide by.
+        """
 
     @abstractmethod
     def _send(self, x: torch.Tensor, peer: int) -> None:

@@ -79,10 +79,10 @@ def run_rank(world: World, options: RunOptions) -> RunReport | None:
     except _Agreed as agreed:
         raise agreed.error from None
     except DistIRError as error:
-        print(f"error on rank {world.rank}: {error}", file=sys.stderr, flush=True)
+        _tell(f"error on rank {world.rank}: {error}\n")
         world.abort(2)
     except Exception:
-        print(f"rank {world.rank} failed:\n{traceback.format_exc()}", file=sys.stderr, flush=True)
+        _tell(f"rank {world.rank} failed:\n{traceback.format_exc()}")
         world.abort(1)
     return None
 
@@ -140,6 +140,11 @@ def _run_rank(world: World, options: RunOptions) -> RunReport | None:
         if world.rank == 0:
             _write(options, outputs, report)
     return report if world.rank == 0 else None
+
+
+def _tell(message: str) -> None:
+    sys.stderr.write(message)
+    sys.stderr.flush()
 
 
 def _prepare(options: RunOptions, bundle: Bundle) -> dict[str, Any]:

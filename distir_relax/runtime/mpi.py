@@ -115,10 +115,12 @@ class MPICommunicator(Communicator):
         self._by_axis[axis].Reduce_scatter(_buffer(host), _buffer(result), counts, self._ops[op])
         return result.to(x.device)
 
-    def _all_to_all(self, x: torch.Tensor, sent: list[int], received: list[int], axis: int) -> torch.Tensor:
+    def _all_to_all(
+        self, x: torch.Tensor, sent: list[int], received: list[int], axis: int, largest: int
+    ) -> torch.Tensor:
         host = _host(x)
         result = _empty(host, sum(received))
-        if max(sum(sent), sum(received)) > MAX_COUNT:
+        if largest > MAX_COUNT:
             self._pairwise(split(host, sent), split(result, received), axis)
         else:
             self._by_axis[axis].Alltoallv(

@@ -124,6 +124,7 @@ class RankSession:
         )  # fmt: skip
         with watchdog:
             self._wait_at("the start of the run")
+            comm.progress.last = None
             self.seconds, outputs = _run(self.bundle, comm, self._program, local)
             # A rank that left early could not say, in a stall of the others, that it has finished.
             self._wait_at("the end of the run")
@@ -136,8 +137,10 @@ class RankSession:
 
     def _end(self, lines: list[str]) -> None:
         if self.communicator.rank == 0:
-            print(f"error: {_stall(self._timeout, [])}", file=sys.stderr)
-        print("\n".join(lines), file=sys.stderr, flush=True)
+            lines = [f"error: {_stall(self._timeout, [])}", *lines]
+        # One write, so that the lines of different ranks do not mix.
+        sys.stderr.write("".join(f"{line}\n" for line in lines))
+        sys.stderr.flush()
         # The other ranks look twice a second, and need the time to print theirs.
         time.sleep(1.5)
         self._world.abort(2)

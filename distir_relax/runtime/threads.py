@@ -73,7 +73,7 @@ class ThreadCommunicator(Communicator):
 
     def _meet(self, axis: int, value: Any) -> list[Any]:
         group = self._groups[axis]
-        return self._world.meet(group, (axis, group[0]), self.rank, value)
+        return self._world.meet(group, ("axis", axis, group[0]), self.rank, value)
 
     def _all_reduce(self, x: torch.Tensor, axis: int, op: str) -> None:
         import torch
@@ -105,7 +105,9 @@ class ThreadCommunicator(Communicator):
         self._meet(axis, None)
         return part
 
-    def _all_to_all(self, x: torch.Tensor, sent: list[int], received: list[int], axis: int) -> torch.Tensor:
+    def _all_to_all(
+        self, x: torch.Tensor, sent: list[int], received: list[int], axis: int, largest: int
+    ) -> torch.Tensor:
         import torch
 
         me = self._coordinates[axis]
@@ -117,19 +119,19 @@ class ThreadCommunicator(Communicator):
 
     def _send(self, x: torch.Tensor, peer: int) -> None:
         pair = (self.rank, peer)
-        self._world.meet(pair, pair, self.rank, x)
-        self._world.meet(pair, pair, self.rank, None)
+        self._world.meet(pair, ("message", *pair), self.rank, x)
+        self._world.meet(pair, ("message", *pair), self.rank, None)
 
     def _recv(self, x: torch.Tensor, peer: int) -> None:
         pair = (peer, self.rank)
-        message = self._world.meet(pair, pair, self.rank, None)[0]
+        message = self._world.meet(pair, ("message", *pair), self.rank, None)[0]
         if message.numel() != x.numel() or message.dtype != x.dtype:
             raise RunError(
                 f"rank {self.rank} expects {x.numel()} x {dtype_name(x.dtype)} from rank {peer}, "
                 f"which sends {message.numel()} x {dtype_name(message.dtype)}"
             )
         x.copy_(message)
-        self._world.meet(pair, pair, self.rank, None)
+        self._world.meet(pair, ("message", *pair), self.rank, None)
 
     def _barrier(self) -> None:
         self._world.meet(tuple(range(self.world_size)), "barrier", self.rank, None)

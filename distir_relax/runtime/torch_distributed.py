@@ -117,7 +117,9 @@ class TorchCommunicator(Communicator):
         # Combined in rank order, so that the result does not depend on who came first.
         return combine(received, op)
 
-    def _all_to_all(self, x: torch.Tensor, sent: list[int], received: list[int], axis: int) -> torch.Tensor:
+    def _all_to_all(
+        self, x: torch.Tensor, sent: list[int], received: list[int], axis: int, largest: int
+    ) -> torch.Tensor:
         result = x.new_empty(sum(received))
         self._swap(split(x, sent), split(result, received), axis)
         return result
@@ -168,4 +170,6 @@ def _peers_alive(doing: str) -> Iterator[None]:
     try:
         yield
     except RuntimeError as wrong:
-        raise RunError(f"cannot {doing} the other ranks; one of them has ended: {str(wrong).splitlines()[0]}") from None
+        # gloo's messages end in advice that is not ours to give.
+        reason = str(wrong).splitlines()[0].partition(". This is")[0]
+        raise RunError(f"cannot {doing} the other ranks; one of them has ended: {reason}") from None

@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import hashlib
+import itertools
 from collections.abc import Sequence
+from typing import Any
 
+import numpy as np
 import torch
 
 from distir_relax.bundle import Bundle, Manifest, Mesh, Program, Shard, Tensor, TensorWeights
@@ -22,12 +25,26 @@ def main(comm, weights, x):
     return (z, h)
 '''
 
+RAISES_ON_1 = SUM_COLUMNS.replace("    z =", "    if comm.rank == 1:\n        raise ValueError('a kernel failed')\n    z =")
+WRONG_SHAPE = SUM_COLUMNS.replace("return (z, h)", "return (z, h[:, :1])")
+DEADLOCK = '''
+STEPS = ["%a = all_reduce(%x) (model.py:2)", "%b = recv(%x) (model.py:3)", "send(%x) (model.py:4)"]
+
+
+def main(comm, weights, x):
+    n = comm.world_size
+    a = comm.all_reduce(x, "tp", "sum", step=0)
+    b = comm.recv((4, 6), "float32", (comm.rank + 1) % n, step=1)
+    comm.send(x, (comm.rank - 1) % n, step=2)
+    return (a, b)
+'''
+
 
 def cut(size: int, sizes: Sequence[int]) -> tuple[tuple[tuple[int, int], ...], ...]:
     """Consecutive intervals of the given sizes, one per index along an axis."""
     starts = [sum(sizes[:i]) for i in range(len(sizes) + 1)]
     assert starts[-1] == size
-    return tuple(((a, b),) for a, b in zip(starts[:-1], starts[1:], strict=True))
+    return tuple(((a, b),) for a, b in itertools.pairwise(starts))
 
 
 def mlp_bundle(sizes: Sequence[int], text: str = SUM_COLUMNS, rows: int = 4) -> Bundle:
@@ -52,4 +69,19 @@ def mlp_bundle(sizes: Sequence[int], text: str = SUM_COLUMNS, rows: int = 4) -> 
         ),
     )
     weights = TensorWeights({"up": up, "down": down})
-    return Bundle(manifest, {"programs/main_0.py": text}, weights, {"distir.txt": "schedule\n"})
+    return Bundle(manifest, {"programs/main_0.py": text}, weights, {"distir.txt": "%z = all_reduce(%y)\n"})
+
+
+def example_input(rows: int = 4) -> np.ndarray[Any, Any]:
+    """An input for `mlp_bundle`."""
+    return np.random.default_rng(3).standard_normal((rows, 6)).astype("float32")
+
+
+def expected_outputs(bundle: Bundle, x: np.ndarray[Any, Any]) -> dict[str, np.ndarray[Any, Any]]:
+    """What `mlp_bundle` computes, in numpy and float64."""
+    up, down = (
+        bundle.weights.read(tensor.name, [[(0, size)] for size in tensor.shape]).double().numpy()
+        for tensor in bundle.manifest.weights
+    )
+    hidden = np.maximum(x.astype("float64") @ up, 0)
+    return {"z": hidden @ down, "h": hidden}

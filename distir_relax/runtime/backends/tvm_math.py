@@ -1,0 +1,128 @@
+"""float32 functions as polynomials, which LLVM turns into vector code; the C library's are called element by element.
+
+The approximations are those of Cephes (exp) and Eigen (tanh, erf), good to some units in the last place.
+NaN stays NaN. Other element types keep TVM's own functions.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+_TANH_TOP = (-2.76076847742355e-16, 2.00018790482477e-13, -8.60467152213735e-11, 5.12229709037114e-08,
+             1.48572235717979e-05, 6.37261928875436e-04, 4.89352455891786e-03)  # fmt: skip
+_TANH_BOTTOM = (1.19825839466702e-06, 1.18534705686654e-04, 2.26843463243900e-03, 4.89352518554385e-03)
+_ERF_TOP = (-2.72614225801306e-10, 2.77068142495902e-08, -2.10102402082508e-06, -5.69250639462346e-05,
+            -7.34990630326855e-04, -2.95459980854025e-03, -1.60960333262415e-02)  # fmt: skip
+_ERF_BOTTOM = (-1.45660718464996e-05, -2.13374055278905e-04, -1.68282697438203e-03, -7.37332916720468e-03,
+               -1.42647390514189e-02)  # fmt: skip
+_EXP = (1.9875691500e-4, 1.3981999507e-3, 8.3334519073e-3, 4.1665795894e-2, 1.6666665459e-1, 5.0000001201e-1)
+
+
+def exp(x: Any) -> Any:
+    """e^x of a TIR expression."""
+    from tvm import tirx
+
+    if str(x.ty.dtype) != "float32":
+        return tirx.exp(x)
+    clamped = _clamp(x, -87.33, 88.72)
+    whole = tirx.floor(clamped * _f32(1.0 / math.log(2.0)) + _f32(0.5))
+    # log(2) in two parts, so that the difference is exact.
+    rest = clamped - whole * _f32(0.693359375) - whole * _f32(-2.12194440e-4)
+    mantissa = _horner(rest, _EXP) * rest * rest + rest + _f32(1.0)
+    # A power of two is its exponent's bits; in two factors, since 2^128 has none.
+    power = tirx.reinterpret("float32", tirx.shift_left(whole.astype("int32") + _i32(126), _i32(23)))
+    value = mantissa * power * _f32(2.0)
+    return tirx.Select(x > _f32(88.72), x * _f32(math.inf), tirx.Select(x < _f32(-87.33), _f32(0.0), value))
+
+
+def tanh(x: Any) -> Any:
+    """The hyperbolic tangent of a TIR expression."""
+    from tvm import tirx
+
+    if str(x.ty.dtype) != "float32":
+        return tirx.tanh(x)
+    y = _clamp(x, -7.90531110763549805, 7.90531110763549805)
+    return y * _horner(y * y, _TANH_TOP) / _horner(y * y, _TANH_BOTTOM)
+
+
+def erf(x: Any) -> Any:
+    """The error function of a TIR expression."""
+    from tvm import tirx
+
+    if str(x.ty.dtype) != "float32":
+        return tirx.erf(x)
+    y = _clamp(x, -4.0, 4.0)
+    return y * _horner(y * y, _ERF_TOP) / _horner(y * y, _ERF_BOTTOM)
+
+
+def legalizations() -> Mapping[str, Callable[[Any, Any], Any]]:
+    """For `relax.transform.LegalizeOps`: the Relax ops that are made of these functions."""
+
+    def one(dtype: Any) -> Any:
+        from tvm import tirx
+
+        return tirx.const(1.0, dtype)
+
+    def sigmoid(x: Any) -> Any:
+        return one(x.ty.dtype) / (one(x.ty.dtype) + exp(-x))
+
+    def gelu(x: Any) -> Any:
+        half = x * _like(0.5, x)
+        return half * (one(x.ty.dtype) + erf(x * _like(math.sqrt(0.5), x)))
+
+    def gelu_tanh(x: Any) -> Any:
+        inner = _like(math.sqrt(2.0 / math.pi), x) * (x + _like(0.044715, x) * x * x * x)
+        return x * _like(0.5, x) * (one(x.ty.dtype) + tanh(inner))
+
+    def silu(x: Any) -> Any:
+        return x * sigmoid(x)
+
+    functions = {"exp": exp, "tanh": tanh, "erf": erf, "sigmoid": sigmoid,
+                 "nn.gelu": gelu, "nn.gelu_tanh": gelu_tanh, "nn.silu": silu}  # fmt: skip
+    return {f"relax.{name}": _elementwise(name, function) for name, function in functions.items()}
+
+
+def _elementwise(name: str, function: Callable[[Any], Any]) -> Callable[[Any, Any], Any]:
+    def legalize(builder: Any, call: Any) -> Any:
+        from tvm import te
+
+        def compute(x: Any) -> Any:
+            return te.compute(x.shape, lambda *i: function(x(*i)), name=name.rsplit(".", 1)[-1])
+
+        return builder.call_te(compute, call.args[0], primfunc_name_hint=name.rsplit(".", 1)[-1])
+
+    return legalize
+
+
+def _clamp(x: Any, low: float, high: float) -> Any:
+    from tvm import tirx
+
+    # Comparisons with NaN are false, so that NaN passes.
+    return tirx.Select(x < _f32(low), _f32(low), tirx.Select(x > _f32(high), _f32(high), x))
+
+
+def _horner(x: Any, coefficients: Sequence[float]) -> Any:
+    value = _f32(coefficients[0])
+    for coefficient in coefficients[1:]:
+        value = value * x + _f32(coefficient)
+    return value
+
+
+def _like(value: float, x: Any) -> Any:
+    from tvm import tirx
+
+    return tirx.const(value, x.ty.dtype)
+
+
+def _f32(value: float) -> Any:
+    from tvm import tirx
+
+    return tirx.const(value, "float32")
+
+
+def _i32(value: int) -> Any:
+    from tvm import tirx
+
+    return tirx.const(value, "int32")

@@ -1,0 +1,128 @@
+"""The manifest: what it accepts, what each rank holds."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from distir_relax.bundle import (
+    Manifest,
+    Mesh,
+    Program,
+    RankConstant,
+    Shard,
+    Tensor,
+    local_bytes,
+    local_intervals,
+    local_shape,
+)
+from distir_relax.errors import BundleError
+
+
+def columns(*pieces: list[tuple[int, int]]) -> tuple[tuple[tuple[int, int], ...], ...]:
+    return tuple(map(tuple, pieces))
+
+
+def manifest() -> Manifest:
+    split = Shard(0, 1, columns([(0, 2), (5, 6)], [], [(2, 5)]))
+    return Manifest(
+        name="m",
+        mesh=Mesh((3,), ("tp",)),
+        tail="pad",
+        schedule_hash="abc",
+        programs=(Program("main_0", "programs/main_0.py", "programs/main_0.json", ("x", "start")), Program("main_1")),
+        ranks=(0, 1, 0),
+        inputs=(Tensor("x", "float32", (4, 6), "R"),),
+        outputs=(Tensor("y", "bfloat16", (4, 6), "S[1]", (split,)),),
+        weights=(Tensor("w", "float32", (4, 6), "S[1]", (split,)),),
+        rank_constants=(RankConstant("start", "int64", (2,), ([0, 1], [2, 3], [4, 5])),),
+        checksums={"a": "b"},
+    )
+
+
+def test_json_round_trip() -> None:
+    made = manifest()
+    read = Manifest.from_json(json.loads(json.dumps(made.to_json())))
+    assert read.to_json() == made.to_json()
+    assert replace(read, rank_constants=()) == replace(made, rank_constants=())
+    assert [list(values) for values in read.rank_constants[0].values] == [[0, 1], [2, 3], [4, 5]]
+    assert read.program_of(1).name == "main_1"
+
+
+def test_what_a_rank_holds() -> None:
+    made = manifest()
+    tensor = made.outputs[0]
+    assert [local_intervals(tensor, made.mesh, rank)[1] for rank in range(3)] == [[(0, 2), (5, 6)], [], [(2, 5)]]
+    assert [local_shape(tensor, made.mesh, rank) for rank in range(3)] == [(4, 3), (4, 0), (4, 3)]
+    assert [local_bytes(tensor, made.mesh, rank) for rank in range(3)] == [24, 0, 24]
+    assert local_intervals(made.inputs[0], made.mesh, 2) == [[(0, 4)], [(0, 6)]]
+
+
+def test_two_axes_on_one_dim_hold_the_intersection() -> None:
+    mesh = Mesh((2, 2), ("dp", "tp"))
+    outer = Shard(0, 0, columns([(0, 5)], [(5, 10)]))
+    inner = Shard(1, 0, columns([(0, 3), (5, 8)], [(3, 5), (8, 10)]))
+    tensor = Tensor("x", "int8", (10,), "", (outer, inner))
+    held = [local_intervals(tensor, mesh, rank)[0] for rank in range(4)]
+    assert held == [[(0, 3)], [(3, 5)], [(5, 8)], [(8, 10)]]
+
+
+@given(st.lists(st.integers(1, 4), min_size=1, max_size=4))
+def test_ranks_are_numbered_row_by_row(shape: list[int]) -> None:
+    mesh = Mesh(tuple(shape), tuple(f"a{i}" for i in range(len(shape))))
+    places = [mesh.coordinates(rank) for rank in range(mesh.world_size)]
+    assert places == sorted(set(places))
+    assert [mesh.rank(place) for place in places] == list(range(mesh.world_size))
+    for axis, size in enumerate(shape):
+        for rank in range(mesh.world_size):
+            group = mesh.group(rank, axis)
+            assert len(group) == size
+            assert group[places[rank][axis]] == rank
+            assert len({places[r][:axis] + places[r][axis + 1 :] for r in group}) == 1
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"ranks": (0, 1)}, "3 ranks, but programs are given for 2"),
+        ({"ranks": (0, 1, 2)}, "beyond the 2"),
+        ({"inputs": (Tensor("x", "float31", (4,)),)}, "unknown dtype 'float31'"),
+        ({"inputs": (Tensor("x", "float32", (4,)),) * 2}, "given twice: x"),
+        ({"inputs": (Tensor("x", "int8", (4,), "", (Shard(1, 0, ()),)),)}, "does not fit"),
+        ({"inputs": (Tensor("x", "int8", (4,), "", (Shard(0, 1, ()),)),)}, "does not fit"),
+        ({"inputs": (Tensor("x", "int8", (4,), "", (Shard(0, 0, columns([], [])),)),)}, "2 interval lists"),
+        ({"inputs": (Tensor("x", "int8", (4,), "", (Shard(0, 0, columns([], [(2, 5)], [])),)),)}, r"\[2, 5\) leaves"),
+        (
+            {"outputs": (Tensor("y", "int8", (4,), "", (Shard(0, 0, columns([(0, 1)], [], [(2, 4)])),)),)},
+            "no rank holds index 1 of dim 0",
+        ),
+        ({"rank_constants": (RankConstant("c", "int64", (), (1, 2)),)}, "2 values for 3 ranks"),
+    ],
+)
+def test_parts_that_do_not_fit(change: dict[str, object], message: str) -> None:
+    with pytest.raises(BundleError, match=message):
+        replace(manifest(), **change)
+
+
+@pytest.mark.parametrize(("shape", "axes"), [((), ()), ((2,), ("a", "b")), ((2, 2), ("a", "a")), ((0,), ("a",))])
+def test_meshes_that_are_none(shape: tuple[int, ...], axes: tuple[str, ...]) -> None:
+    with pytest.raises(BundleError, match="mesh"):
+        Mesh(shape, axes)
+
+
+def test_json_of_another_version_or_kind() -> None:
+    plain = manifest().to_json()
+    with pytest.raises(BundleError, match="has format 2, this version reads format 1"):
+        Manifest.from_json({**plain, "format": 2})
+    with pytest.raises(BundleError, match="no format number"):
+        Manifest.from_json([])
+    with pytest.raises(BundleError, match="lacks the field 'mesh'"):
+        Manifest.from_json({key: value for key, value in plain.items() if key != "mesh"})
+    with pytest.raises(BundleError, match="wrong type"):
+        Manifest.from_json({**plain, "ranks": ["0", 1, 0]})
+    with pytest.raises(BundleError, match="wrong type"):
+        Manifest.from_json({**plain, "inputs": 3})

@@ -1,0 +1,33 @@
+"""The program of the launched tests: every collective, on the meshes given as arguments (`3`, `2x3`)."""
+
+from __future__ import annotations
+
+import sys
+
+import every_collective
+
+from distir_relax.bundle import Mesh
+from distir_relax.runtime import mpi
+from distir_relax.runtime.world import join_world
+
+
+def main() -> None:
+    world = join_world()
+    assert world is not None, "not started by a launcher"
+    for text in sys.argv[1:]:
+        shape = tuple(map(int, text.split("x")))
+        axes = ("dp", "tp")[-len(shape) :]
+        every_collective.check_all(world.communicator(Mesh(shape, axes)))
+        # The same with pieces so small that every buffer takes several, as those beyond 2^30 elements do.
+        largest, mpi.MAX_COUNT = mpi.MAX_COUNT, 4
+        every_collective.check_all(world.communicator(Mesh(shape, axes)))
+        mpi.MAX_COUNT = largest
+    assert world.exchange({"rank": world.rank}) == [{"rank": rank} for rank in range(world.size)]
+    # One write a line: launchers forward what ranks print in pieces.
+    sys.stdout.write(f"rank {world.rank} of {world.size} ({world.kind}) right\n")
+    sys.stdout.flush()
+    world.close()
+
+
+if __name__ == "__main__":
+    main()

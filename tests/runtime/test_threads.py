@@ -1,0 +1,147 @@
+"""Communicators over threads: every collective on many meshes, and failures that release the others."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+
+import every_collective
+import numpy as np
+import pytest
+import torch
+
+from distir_relax.bundle import Mesh
+from distir_relax.errors import RunError
+from distir_relax.runtime.communicator import Communicator
+from distir_relax.runtime.threads import RankReleased, ThreadWorld, wait_for
+
+pytestmark = pytest.mark.timeout(60)
+
+
+def on_all_ranks(mesh: Mesh, work: Callable[[Communicator], None]) -> list[Communicator]:
+    """Run `work` on every rank of `mesh`, in threads; the communicators. Raises the first error."""
+    world = ThreadWorld(mesh)
+    comms = [world.communicator(rank) for rank in range(mesh.world_size)]
+
+    def guarded(comm: Communicator) -> None:
+        try:
+            work(comm)
+        except RankReleased:
+            pass
+        except BaseException as error:
+            world.abort(error)
+
+    threads = [threading.Thread(target=guarded, args=(comm,), daemon=True) for comm in comms]
+    for thread in threads:
+        thread.start()
+    assert wait_for(threads, world, grace=5), "a rank hangs"
+    if world.error is not None:
+        raise world.error
+    return list(comms)
+
+
+@pytest.mark.parametrize(
+    "mesh",
+    [
+        Mesh((1,), ("tp",)),
+        Mesh((2,), ("tp",)),
+        Mesh((3,), ("tp",)),
+        Mesh((5,), ("tp",)),
+        Mesh((7,), ("tp",)),
+        Mesh((2, 3), ("dp", "tp")),
+        Mesh((2, 1, 2), ("dp", "pp", "tp")),
+    ],
+    ids=lambda mesh: "x".join(map(str, mesh.shape)),
+)
+def test_every_collective(mesh: Mesh) -> None:
+    on_all_ranks(mesh, every_collective.check_all)
+
+
+def test_an_error_of_one_rank_releases_the_others() -> None:
+    def work(comm: Communicator) -> None:
+        if comm.rank == 2:
+            raise ValueError("rank 2 broke")
+        comm.all_reduce(torch.ones(3), "tp", "sum")
+
+    with pytest.raises(ValueError, match="rank 2 broke"):
+        on_all_ranks(Mesh((3,), ("tp",)), work)
+
+
+def test_bytes_are_those_of_a_ring() -> None:
+    sizes = [3, 0, 5]
+
+    def work(comm: Communicator) -> None:
+        x = torch.zeros(8, 2)
+        comm.all_reduce(x, "tp", "sum")
+        comm.all_reduce(x, "tp", "max")
+        comm.reduce_scatter(x, "tp", 0, sizes, "sum")
+        comm.all_gather(x[: sizes[comm.rank]], "tp", 0, sizes)
+        comm.all_to_all(x[: sizes[comm.rank]], "tp", 1, [1, 1, 0], 0, sizes)
+        comm.shard(x, "tp", 0, sizes)
+        if comm.rank == 0:
+            comm.send(x, 1)
+        if comm.rank == 1:
+            comm.recv((8, 2), "float32", 0)
+
+    comms = on_all_ranks(Mesh((3,), ("tp",)), work)
+    row = 2 * 4
+    for rank, comm in enumerate(comms):
+        sent = comm.traffic.bytes
+        assert sent["all_reduce"] == 2 * (2 * 2 * 8 * row // 3)
+        assert comm.traffic.calls["all_reduce"] == 2
+        assert sent["reduce_scatter"] == (8 - sizes[rank]) * row
+        assert sent["all_gather"] == (8 - sizes[(rank + 1) % 3]) * row
+        assert sent["all_to_all"] == sizes[rank] * 4 * (2 - [1, 1, 0][rank])
+        assert sent.get("send") == (8 * row if rank == 0 else None)
+        assert "shard" not in sent
+        assert comm.traffic.total_bytes == sum(sent.values())
+
+
+@pytest.mark.parametrize(
+    ("call", "message"),
+    [
+        (lambda c: c.all_reduce(torch.ones(2), "pp", "sum"), "no axis 'pp'"),
+        (lambda c: c.all_reduce(torch.ones(2), "tp", "product"), "unknown reduction 'product'"),
+        (lambda c: c.all_reduce(torch.ones(2, dtype=torch.int32), "tp", "mean"), "the mean of int32"),
+        (lambda c: c.all_reduce(torch.ones(2, dtype=torch.bool), "tp", "sum"), "cannot be summed"),
+        (lambda c: c.all_gather(torch.ones(2), "tp", 0, [1, 1]), "do not fit its dim 0"),
+        (lambda c: c.all_gather(torch.ones(2), "tp", 0, [2]), "do not fit"),
+        (lambda c: c.all_gather(torch.ones(2), "tp", 1, [2, 2]), "do not fit its dim 1"),
+        (lambda c: c.reduce_scatter(torch.ones(3), "tp", 0, [1, 1], "sum"), "do not fit"),
+        (lambda c: c.shard(torch.ones(3), "tp", 0, [1, 1]), "do not fit"),
+        (lambda c: c.all_to_all(torch.ones(2), "tp", 0, [1, 1], 0, [2, 2]), "two dims"),
+        (lambda c: c.send(torch.ones(2), c.rank), "cannot exchange with rank"),
+        (lambda c: c.recv((2,), "float32", 2), "rank 2 of 2"),
+        (lambda c: c.recv((2,), "float31", 1 - c.rank), "unknown dtype 'float31'"),
+    ],
+)
+def test_calls_that_do_not_fit(call: Callable[[Communicator], None], message: str) -> None:
+    with pytest.raises(RunError, match=message):
+        on_all_ranks(Mesh((2,), ("tp",)), call)
+
+
+def test_ranks_that_disagree_on_a_message() -> None:
+    def work(comm: Communicator) -> None:
+        if comm.rank == 0:
+            comm.send(torch.ones(3), 1)
+        else:
+            comm.recv((4,), "float32", 0)
+
+    with pytest.raises(RunError, match="expects 4 x float32 from rank 0, which sends 3 x float32"):
+        on_all_ranks(Mesh((2,), ("tp",)), work)
+
+
+def test_ranks_that_disagree_on_a_shape() -> None:
+    with pytest.raises(RunError, match="elements"):
+        on_all_ranks(Mesh((2,), ("tp",)), lambda comm: comm.all_reduce(torch.ones(3 + comm.rank), "tp", "sum"))
+
+
+def test_every_rank_gets_the_same_bits() -> None:
+    results: dict[int, torch.Tensor] = {}
+
+    def work(comm: Communicator) -> None:
+        x = torch.from_numpy(np.random.default_rng(comm.rank).standard_normal(1001).astype("float32"))
+        results[comm.rank] = comm.all_reduce(x, "tp", "sum")
+
+    on_all_ranks(Mesh((5,), ("tp",)), work)
+    assert all(torch.equal(results[0], result) for result in results.values())
