@@ -20,7 +20,10 @@ def short_location(file: str, line: int) -> str:
 
 
 def location_in_stack(stack: str | None) -> str:
-    """The innermost frame of a printed stack that is in neither torch nor this package; "" when there is none."""
+    """The innermost frame of a printed stack that is in neither torch nor this package; "" when there is none.
+
+    `torch.export` records the frames of functions called ``forward`` only: an op of a helper has its caller's line.
+    """
     return _innermost((m["file"], int(m["line"])) for m in _FRAME.finditer(stack or ""))
 
 
