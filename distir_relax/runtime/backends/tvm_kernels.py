@@ -13,11 +13,12 @@ Texts are cached, so that equal shapes share a kernel. Element types are float32
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any
+
+from distir_relax.runtime.backends.tvm_math import exp
 
 PANEL_BYTES = 128
 FLOATS = {"float32": 4, "float64": 8}
@@ -97,9 +98,7 @@ def packed_product(m: int, k: int, n: int, dtype: str, machine: Machine) -> Any:
     if rest:
         text += f"for p in range({n // width}, {panels}):\n"
         text += f'    edge = T.sblock_alloc_buffer(({width},), "{dtype}", scope="local")\n{_indent(body(partial))}'
-    arguments = (
-        f"x: {_buffer((m, k), dtype)}, w: {_buffer((panels, k, width), dtype)}, y: {_buffer((m, n), dtype)}"
-    )
+    arguments = f"x: {_buffer((m, k), dtype)}, w: {_buffer((panels, k, width), dtype)}, y: {_buffer((m, n), dtype)}"
     return _function(arguments, text)
 
 
@@ -137,15 +136,12 @@ def product(a: tuple[int, ...], b: tuple[int, ...], dtype: str, machine: Machine
     for position, (name, extent) in reversed(list(enumerate(zip(names, batch, strict=True)))):
         threads = machine.threads if position == 0 else 1
         text = f"for {name} in {_outer(extent, threads)}:\n{_indent(text)}"
-    return _function(
-        f"a: {_buffer(a, dtype)}, b: {_buffer(b, dtype)}, y: {_buffer((*batch, m, n), dtype)}", text
-    )
+    return _function(f"a: {_buffer(a, dtype)}, b: {_buffer(b, dtype)}, y: {_buffer((*batch, m, n), dtype)}", text)
 
 
 @lru_cache(maxsize=None)
-def softmax(shape: tuple[int, ...], dtype: str, machine: Machine) -> Any:
+def softmax(rows: int, n: int, dtype: str, machine: Machine) -> Any:
     """Softmax over the last dim: ``x (rows, n) -> y (rows, n)``."""
-    rows, n = math.prod(shape[:-1]), shape[-1]
     lanes = machine.lanes(dtype)
     text = f"""
 for i in {_outer(rows, machine.threads)}:
@@ -157,7 +153,7 @@ for i in {_outer(rows, machine.threads)}:
 {_along(n, lanes, "best[{v}] = T.max(best[{v}], x[i, {c}])")}
     for v in range(1, {lanes}):
         best[0] = T.max(best[0], best[v])
-{_along(n, lanes, "y[i, {c}] = T.exp(x[i, {c}] - best[0])", "total[{v}] = total[{v}] + y[i, {c}]")}
+{_along(n, lanes, "y[i, {c}] = exp(x[i, {c}] - best[0])", "total[{v}] = total[{v}] + y[i, {c}]")}
     for v in range(1, {lanes}):
         total[0] = total[0] + total[v]
     total[0] = T.{dtype}(1) / total[0]
@@ -203,7 +199,10 @@ def _block(
     for (s, z), column in zip(vectors, right, strict=True):
         cell = f"acc[{_span(f'r * {width} + {s}', z)}]"
         add.append(f"{cell} = {cell} + {_fill(left.format(row=row), z)} * {column}")
-    lines = [f"for i in range({count}):", f'    acc = T.sblock_alloc_buffer(({size * width},), "{dtype}", scope="local")']
+    lines = [
+        f"for i in range({count}):",
+        f'    acc = T.sblock_alloc_buffer(({size * width},), "{dtype}", scope="local")',
+    ]
     for head, body in (("", zero), (f"for k in range({k}):", add), ("", store(row, "r"))):
         deep = "    " if not head else "        "
         lines += [f"    {head}"] if head else []
@@ -261,8 +260,9 @@ def _indent(text: str) -> str:
 
 def _function(arguments: str, body: str) -> Any:
     from tvm.script import from_source
+    from tvm.script import tirx
 
     head = f"@T.prim_func(private=True, s_tir=True)\ndef kernel({arguments}):\n"
     # The buffers of a call never overlap, and nothing in here may be fused into another kernel.
     attrs = '    T.func_attr({"tirx.noalias": True, "op_pattern": 8})\n'
-    return from_source(f"# from tvm.script import tirx as T\n{head}{attrs}{_indent(body)}")
+    return from_source(f"{head}{attrs}{_indent(body)}", extra_vars={"T": tirx, "exp": exp})

@@ -1,0 +1,159 @@
+"""At least one small instance of every op that a rank runs by itself, with odd shapes: what backends are tested on."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+
+from distir_relax.ir import Attribute, Function, Input, Module, Op, Output, TensorType, Value
+from distir_relax.ops import infer, lookup
+
+Sample = tuple[str, list[TensorType], dict[str, Attribute]]
+
+
+def f32(*shape: int) -> TensorType:
+    """A float32 tensor type."""
+    return TensorType(shape, "float32")
+
+
+def of(dtype: str, *shape: int) -> TensorType:
+    """A tensor type."""
+    return TensorType(shape, dtype)
+
+
+def samples() -> list[Sample]:
+    """Instances as (op, operand types, attributes)."""
+    found: list[Sample] = []
+    for name in ("add", "subtract", "multiply", "divide", "maximum", "minimum"):
+        found.append((name, [f32(3, 5, 7), f32(5, 1)], {}))
+    for name in ("floor_divide", "mod"):
+        found += [(name, [f32(3, 7), f32(7)], {}), (name, [of("int64", 3, 7), of("int64", 7)], {})]
+    found.append(("power", [f32(3, 5), f32(3, 5)], {}))
+    for name in ("logical_and", "logical_or", "logical_xor"):
+        found.append((name, [of("bool", 3, 5), of("bool", 5)], {}))
+    found.append(("logical_not", [of("bool", 3, 5)], {}))
+    for name in ("negative", "exp", "log", "sqrt", "rsqrt", "abs", "square", "tanh", "sigmoid", "erf", "sin", "cos",
+                 "floor", "ceil", "sign", "nn.relu", "nn.gelu", "nn.gelu_tanh", "nn.silu"):  # fmt: skip
+        found.append((name, [f32(3, 37)], {}))
+    found += [
+        ("exp", [of("float64", 3, 5)], {}),
+        ("nn.gelu", [f32(0, 5)], {}),
+        ("clip", [f32(3, 5)], {"min": 0.5, "max": 1.25}),
+        ("clip", [f32(3, 5)], {"min": float("-inf"), "max": 1.0}),
+        ("clip", [of("int64", 7)], {"min": 1, "max": 2**63 - 1}),
+        ("astype", [of("int64", 3, 5)], {"dtype": "float32"}),
+        ("astype", [f32(3, 5)], {"dtype": "int32"}),
+        ("astype", [of("bool", 3)], {"dtype": "float32"}),
+    ]
+    for name in ("equal", "not_equal", "less", "less_equal", "greater", "greater_equal"):
+        found.append((name, [of("int64", 4, 5), of("int64", 5)], {}))
+    found += [
+        ("where", [of("bool", 4, 1), f32(4, 5), f32()], {}),
+        ("constant", [], {"value": 2.5, "dtype": "float32"}),
+        ("constant", [], {"value": True, "dtype": "bool"}),
+        ("constant", [], {"value": float("-inf"), "dtype": "float32"}),
+        ("reshape", [f32(2, 3, 35)], {"shape": (6, 5, 7)}),
+        ("reshape", [f32(1, 0, 4, 8)], {"shape": (1, 4, 0)}),
+        ("permute_dims", [f32(2, 3, 5)], {"axes": (2, 0, 1)}),
+        ("broadcast_to", [f32(3, 1)], {"shape": (2, 3, 5)}),
+        ("concat", [f32(3, 2), f32(3, 5)], {"axis": 1}),
+        ("concat", [f32(3, 0), f32(3, 5)], {"axis": 1}),
+        ("split", [f32(3, 7)], {"axis": 1, "sizes": (2, 4, 1)}),
+        ("split", [f32(3, 7)], {"axis": 1, "sizes": (3, 0, 4)}),
+        ("split", [f32(3, 7)], {"axis": 1, "sizes": (7,)}),
+        ("strided_slice", [f32(7, 9)], {"axes": (1, 0), "begin": (2, 1), "end": (9, 4), "strides": (3, 1)}),
+        ("strided_slice", [f32(7, 9)], {"axes": (1,), "begin": (2,), "end": (2,), "strides": (1,)}),
+        ("pad", [f32(3, 5)], {"low": (0, 2), "high": (1, 0), "value": 1.5}),
+        ("slices", [f32(3, 11)], {"dim": 1, "intervals": ((1, 3), (5, 6), (8, 11))}),
+        ("slices", [f32(11)], {"dim": 0, "intervals": ((4, 9),)}),
+        *_tails(),
+        ("matmul", [f32(5, 7), f32(7, 3)], {}),
+        ("matmul", [f32(2, 3, 5, 7), f32(3, 7, 33)], {}),
+        ("matmul", [f32(4, 0), f32(0, 3)], {}),
+        ("matmul", [of("float64", 5, 7), of("float64", 7, 3)], {}),
+        ("linear", [f32(2, 5, 63), f32(17, 63)], {}),
+        ("linear", [f32(4, 0), f32(3, 0)], {}),
+        ("linear_bias", [f32(2, 5, 7), f32(3, 7), f32(3)], {}),
+        ("matmul_bias", [f32(5, 7), f32(7, 3), f32(3)], {}),
+        ("take", [f32(5, 6), of("int64", 2, 3)], {"axis": 0}),
+        ("take", [f32(3, 5), of("int32", 4)], {"axis": 1}),
+        ("cumsum", [f32(3, 7)], {"axis": 1}),
+        ("cumsum", [of("int64", 3, 7)], {"axis": 0}),
+        ("nn.layer_norm", [f32(2, 3, 37), f32(37), f32(37)], {"axes": (2,), "epsilon": 1e-5}),
+        ("nn.layer_norm", [f32(2, 3, 5), f32(3, 5), f32(3, 5)], {"axes": (1, 2), "epsilon": 1e-5}),
+        ("nn.rms_norm", [f32(2, 3, 37), f32(37)], {"axes": (2,), "epsilon": 1e-6}),
+        ("nn.softmax", [f32(2, 3, 37)], {"axis": 2}),
+        ("nn.softmax", [f32(2, 3, 5)], {"axis": 1}),
+        ("nn.log_softmax", [f32(2, 3, 37)], {"axis": 2}),
+    ]  # fmt: skip
+    for name in ("sum", "mean", "max", "min"):
+        found += [
+            (name, [f32(3, 5, 7)], {"axis": (0, 2), "keepdims": True}),
+            (name, [f32(3, 5, 7)], {"axis": (1,), "keepdims": False}),
+        ]
+    found.append(("sum", [f32(4, 0)], {"axis": (1,), "keepdims": False}))
+    return [*found, *_attention()]
+
+
+def _tails() -> list[Sample]:
+    shape = {"rank": 2, "dim": 1, "value": 0.0}
+    narrow, wide = {**shape, "size": 3, "padded": 4}, {**shape, "size": 0, "padded": 4}
+    return [
+        ("pad_tail", [f32(5, 3)], {**narrow, "blocks": 1, "shape": (5, 3)}),
+        ("pad_tail", [f32(5, 9)], {**narrow, "blocks": 3, "shape": (5, 9)}),
+        ("pad_tail", [f32(5, 0)], {**wide, "blocks": 3, "shape": (5, 0)}),
+        ("trim_tail", [f32(5, 4)], {**narrow, "blocks": 1, "shape": (5, 4)}),
+        ("trim_tail", [f32(5, 12)], {**narrow, "blocks": 3, "shape": (5, 12)}),
+        ("trim_tail", [f32(5, 12)], {**wide, "blocks": 3, "shape": (5, 12)}),
+    ]
+
+
+def _attention() -> list[Sample]:
+    q, k, v = f32(2, 3, 5, 8), f32(2, 3, 7, 8), f32(2, 3, 7, 6)
+    plain: dict[str, Attribute] = {"scale": 0.35, "causal": False, "masked": False, "boolean": False}
+    plain["dtype"] = "float32"
+    name = "nn.scaled_dot_product_attention"
+    return [
+        (name, [q, k, v], plain),
+        (name, [q, k, v], {**plain, "causal": True}),
+        (name, [q, k, v, f32(2, 1, 5, 7)], {**plain, "masked": True}),
+        (name, [q, k, v, of("bool", 5, 7)], {**plain, "masked": True, "boolean": True}),
+        (name, [f32(2, 0, 5, 8), f32(2, 0, 7, 8), f32(2, 0, 7, 6)], plain),
+    ]
+
+
+def sample_module(chosen: Sequence[Sample]) -> tuple[Module, list[Op]]:
+    """A ranked module of one rank that runs all samples side by side, and the op of each sample."""
+    inputs: list[Input] = []
+    ops: list[Op] = []
+    outputs: list[Output] = []
+    for number, (name, types, attrs) in enumerate(chosen):
+        operands = tuple(Value(f"x{number}_{i}", kind) for i, kind in enumerate(types))
+        results = tuple(Value(f"y{number}_{i}", kind) for i, kind in enumerate(infer(name, types, attrs)))
+        inputs += [Input(value) for value in operands]
+        ops.append(Op(name, operands, results, attrs))
+        outputs += [Output(value.name, value) for value in results]
+    function = Function("main_0", tuple(inputs), tuple(ops), tuple(outputs))
+    return Module("ranked", (function,), ranks=("main_0",)), ops
+
+
+def data(kind: TensorType, name: str, generator: torch.Generator) -> torch.Tensor:
+    """Values of the type that suit op `name`: positive where it needs that, small row numbers, mixed truths."""
+    if kind.dtype == "bool":
+        values = torch.randint(0, 2, kind.shape, generator=generator).bool()
+        # A row of a mask that hides everything has no answer.
+        values[..., :1] = True
+        return values
+    if "int" in kind.dtype:
+        return torch.randint(1, 5, kind.shape, generator=generator, dtype=getattr(torch, kind.dtype))
+    values = torch.randn(kind.shape, generator=generator, dtype=getattr(torch, kind.dtype))
+    return values.abs() + 0.1 if name in ("log", "sqrt", "rsqrt", "power") else values * 2
+
+
+def local_ops() -> set[str]:
+    """The names of the ops that a rank runs by itself."""
+    from distir_relax.ops import entries
+
+    layout = {"annotate_sharding", "redistribute"}
+    return {e.name for e in entries() if not lookup(e.name).on_communicator} - layout
