@@ -1,0 +1,157 @@
+"""The command line, as a user meets it: what it prints, where, and with which exit code."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+# The hand-written bundles and the launching helpers are the runtime tests'.
+sys.path.insert(0, str(Path(__file__).parent / "runtime"))
+
+from handmade import RAISES_ON_1, example_input, expected_outputs, mlp_bundle
+from processes import python
+
+from distir_relax.bundle import write_bundle
+
+pytestmark = pytest.mark.timeout(120)
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    """A folder with a bundle for 3 ranks and its input."""
+    write_bundle(mlp_bundle([3, 0, 2]), tmp_path / "m.dist")
+    np.savez(tmp_path / "x.npz", x=example_input())
+    return tmp_path
+
+
+def distir(*arguments: object) -> subprocess.CompletedProcess[str]:
+    return python("-m", "distir_relax", *arguments)
+
+
+def fails(message: str, *arguments: object) -> str:
+    """The command exits with 2 and one message; what it said."""
+    done = distir(*arguments)
+    assert done.returncode == 2, (done.stdout, done.stderr)
+    assert message in done.stderr, done.stderr
+    assert done.stderr.count("error:") == 1
+    assert "Traceback (most recent call last)" not in done.stderr
+    assert done.stdout == ""
+    return done.stderr
+
+
+def check_answer(file: Path) -> None:
+    found = np.load(file)
+    for name, value in expected_outputs(mlp_bundle([3, 0, 2]), example_input()).items():
+        np.testing.assert_allclose(found[name], value, rtol=1e-5, atol=1e-5)
+
+
+def test_run_with_threads(folder: Path) -> None:
+    done = distir(
+        "run", folder / "m.dist", "-i", folder / "x.npz", "-o", folder / "y.npz", "--report", folder / "r.json",
+        "--repeat", 2,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    check_answer(folder / "y.npz")
+    assert "mlp: 3 ranks (threads), torch," in done.stdout
+    report = json.loads((folder / "r.json").read_text())
+    assert [rank["weight_bytes"] for rank in report["ranks"]] == [132, 0, 88]
+
+
+def test_launch(folder: Path) -> None:
+    done = distir("launch", "-n", 3, folder / "m.dist", "-i", folder / "x.npz", "-o", folder / "y.npz")
+    assert done.returncode == 0, done.stderr
+    check_answer(folder / "y.npz")
+    assert "mpirun" in done.stderr.splitlines()[0], "the command is printed"
+    assert "-n 3" in done.stderr.splitlines()[0]
+    assert "3 ranks (mpi)" in done.stdout
+
+
+def test_launch_passes_the_exit_code_on(folder: Path) -> None:
+    write_bundle(mlp_bundle([3, 2], RAISES_ON_1), folder / "bad.dist")
+    done = distir("launch", folder / "bad.dist", "-i", folder / "x.npz", "-o", folder / "y.npz")
+    assert done.returncode == 1
+    assert "ValueError: a kernel failed" in done.stderr
+    assert not (folder / "y.npz").exists()
+
+
+def test_launch_with_the_wrong_number_of_ranks(folder: Path) -> None:
+    fails("expected 3 ranks for the mesh (tp=3), found 2", "launch", "-n", 2, folder / "m.dist")
+
+
+def test_show(folder: Path) -> None:
+    done = distir("show", folder / "m.dist")
+    assert (done.returncode, done.stdout) == (0, "%z = all_reduce(%y)\n")
+    fails("the bundle holds no sharded.txt", "show", folder / "m.dist", "--stage", "sharded")
+
+
+def test_errors_of_run(folder: Path) -> None:
+    bundle, x, y = folder / "m.dist", folder / "x.npz", folder / "y.npz"
+    fails("there is no such bundle", "run", folder / "none.dist")
+    fails("input 'x': the input is missing", "run", bundle, "-o", y)
+    fails("there is no such input file", "run", bundle, "-i", folder / "none.npz", "-o", y)
+    fails("not an .npz file", "run", bundle, "-i", bundle / "manifest.json", "-o", y)
+    fails("no such folder to write in", "run", bundle, "-i", x, "-o", folder / "none" / "y.npz")
+    np.savez(folder / "wrong.npz", x=np.zeros((6, 4), "float32"))
+    fails("expected float32 (4, 6), found float32 (6, 4)", "run", bundle, "-i", folder / "wrong.npz", "-o", y)
+    assert not y.exists()
+    assert not any(item.name.startswith(".") for item in folder.iterdir()), "temporary files remain"
+
+
+def test_usage_errors() -> None:
+    assert distir("run").returncode == 2
+    assert distir("run", "a.dist", "--backend", "jax").returncode == 2
+    assert distir("nonsense").returncode == 2
+    assert distir("run", "--help").returncode == 0
+
+
+@pytest.mark.parametrize(
+    ("target", "message"),
+    [
+        ("model.py", "expected FILE.py:FUNCTION"),
+        ("none.py:build", "none.py: there is no such file"),
+        ("model.py:biuld", "the function 'biuld' does not exist\n  hint: the file has: build"),
+        ("model.py:number", "the function 'number' is not a function"),
+        ("broken.py:build", "broken.py:2: not a Python program"),
+        ("raising.py:build", "raising.py:2: raised ZeroDivisionError when it was called: division by zero"),
+        ("importing.py:build", "importing.py:1: raised ModuleNotFoundError when it was imported"),
+        ("model.py:needs", "the function needs width"),
+        ("model.py:text", "expected a Plan or a tuple (model, example_inputs), found str"),
+    ],
+)
+def test_compile_targets_that_are_none(tmp_path: Path, target: str, message: str) -> None:
+    (tmp_path / "model.py").write_text(
+        "number = 3\ndef build(): ...\ndef needs(width): ...\ndef text():\n    return 'model'\n"
+    )
+    (tmp_path / "broken.py").write_text("x = 1\ndef build(:\n")
+    (tmp_path / "raising.py").write_text("def build():\n    return helper() / 0\ndef helper():\n    return 1\n")
+    (tmp_path / "importing.py").write_text("import no_such_module_here\n")
+    said = fails(message, "compile", tmp_path / target, "-o", tmp_path / "out.dist")
+    assert "site-packages" not in said
+    assert "compile_target.py" not in said, "frames of ours are shown"
+    assert not (tmp_path / "out.dist").exists()
+
+
+@pytest.mark.parametrize(
+    ("option", "message"),
+    [
+        (("--shard", "weight"), "expected PATTERN=PLACEMENT"),
+        (("--ranks", "3"), "has no parameter ranks"),
+    ],
+)
+def test_compile_options_that_do_not_fit(tmp_path: Path, option: tuple[str, str], message: str) -> None:
+    (tmp_path / "model.py").write_text("def build(): ...\n")
+    fails(message, "compile", tmp_path / "model.py:build", "-o", tmp_path / "out.dist", *option)
+
+
+def test_doctor() -> None:
+    done = distir("doctor")
+    assert done.returncode == 0, done.stdout
+    lines = {line[5:27].strip(): line[:4].strip() for line in done.stdout.splitlines() if not line.startswith(" ")}
+    assert lines["Python"] == "ok"
+    assert lines["all-reduce on 2 ranks"] == "ok"
+    assert lines["packages"] == "ok"
