@@ -11,7 +11,7 @@ import json
 import os
 import threading
 from collections.abc import Callable, Mapping, Sequence
-from functools import lru_cache
+from functools import cache
 from typing import TYPE_CHECKING, Any
 
 from distir_relax.bundle import Bundle
@@ -77,11 +77,11 @@ class TvmProgram:
 
     def __call__(self, *inputs: torch.Tensor) -> list[torch.Tensor]:
         """See `RankProgram`."""
-        import torch
+        from torch.utils.dlpack import from_dlpack
 
         arguments = [_to_tvm(inputs[i]) for i in self._positions]
         results = _call(self._comm, self._main, [*arguments, *self._weights])
-        return [torch.from_dlpack(results[i]) for i in range(self._outputs)]
+        return [from_dlpack(results[i]) for i in range(self._outputs)]
 
 
 _current = threading.local()
@@ -111,15 +111,15 @@ def _packed(name: str) -> Callable[..., None]:
     """The packed function of a communicator's method: operands, the attributes as JSON, the result's buffer."""
 
     def call(*arguments: Any) -> None:
-        import torch
+        from torch.utils.dlpack import from_dlpack
 
         *operands, attributes, result = arguments
         try:
             method = getattr(_current.comm, name)
             names = _parameters(type(_current.comm), name)
             options = {key: value for key, value in _attributes(attributes).items() if key in names}
-            target = torch.from_dlpack(result)
-            values = [torch.from_dlpack(x) for x in operands]
+            target = from_dlpack(result)
+            values = [from_dlpack(x) for x in operands]
             if "out" in names:
                 method(*values, **options, out=target)
             else:
@@ -131,12 +131,16 @@ def _packed(name: str) -> Callable[..., None]:
     return call
 
 
-@lru_cache(maxsize=None)
-def _parameters(kind: type, name: str) -> frozenset[str]:
-    return frozenset(inspect.signature(getattr(kind, name)).parameters)
+def _parameters(kind: type[Any], name: str) -> frozenset[str]:
+    if (kind, name) not in _known:
+        _known[kind, name] = frozenset(inspect.signature(getattr(kind, name)).parameters)
+    return _known[kind, name]
 
 
-@lru_cache(maxsize=None)
+_known: dict[tuple[type[Any], str], frozenset[str]] = {}
+
+
+@cache
 def _attributes(text: str) -> Mapping[str, Any]:
     loaded: Mapping[str, Any] = json.loads(text)
     return loaded
@@ -144,11 +148,11 @@ def _attributes(text: str) -> Mapping[str, Any]:
 
 def _to_tvm(x: torch.Tensor) -> Any:
     """A copy in memory aligned as TVM's code expects it."""
-    import torch
     import tvm
+    from torch.utils.dlpack import from_dlpack
 
     target = tvm.runtime.empty(tuple(x.shape), str(x.dtype).removeprefix("torch."))
-    torch.from_dlpack(target).copy_(x)
+    from_dlpack(target).copy_(x)
     return target
 
 

@@ -15,7 +15,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import lru_cache
+from functools import cache
 from typing import Any
 
 from distir_relax.runtime.backends.tvm_math import exp
@@ -48,7 +48,7 @@ def packed_shape(k: int, n: int, dtype: str) -> tuple[int, int, int]:
     return (-(-n // width), k, width)
 
 
-@lru_cache(maxsize=None)
+@cache
 def pack(k: int, n: int, dtype: str, transposed: bool) -> Any:
     """``w (k, n)``, or ``(n, k)`` when `transposed`, to its packed form."""
     width = panel_width(dtype)
@@ -70,7 +70,7 @@ for p in {_outer(panels, 1)}:
     )
 
 
-@lru_cache(maxsize=None)
+@cache
 def packed_product(m: int, k: int, n: int, dtype: str, machine: Machine) -> Any:
     """``x (m, k), packed w -> y (m, n)``."""
     width, lanes = panel_width(dtype), machine.lanes(dtype)
@@ -102,7 +102,7 @@ def packed_product(m: int, k: int, n: int, dtype: str, machine: Machine) -> Any:
     return _function(arguments, text)
 
 
-@lru_cache(maxsize=None)
+@cache
 def product(a: tuple[int, ...], b: tuple[int, ...], dtype: str, machine: Machine) -> Any:
     """``a (..., m, k), b (..., k, n) -> y (..., m, n)``; leading dims broadcast."""
     m, k, n = a[-2], a[-1], b[-1]
@@ -139,7 +139,7 @@ def product(a: tuple[int, ...], b: tuple[int, ...], dtype: str, machine: Machine
     return _function(f"a: {_buffer(a, dtype)}, b: {_buffer(b, dtype)}, y: {_buffer((*batch, m, n), dtype)}", text)
 
 
-@lru_cache(maxsize=None)
+@cache
 def softmax(rows: int, n: int, dtype: str, machine: Machine) -> Any:
     """Softmax over the last dim: ``x (rows, n) -> y (rows, n)``."""
     lanes = machine.lanes(dtype)
@@ -162,7 +162,7 @@ for i in {_outer(rows, machine.threads)}:
     return _function(f"x: {_buffer((rows, n), dtype)}, y: {_buffer((rows, n), dtype)}", text)
 
 
-@lru_cache(maxsize=None)
+@cache
 def layer_norm(rows: int, n: int, dtype: str, epsilon: float, machine: Machine) -> Any:
     """Layer norm over the last dim: ``x (rows, n), scale (n), shift (n) -> y (rows, n)``."""
     lanes = machine.lanes(dtype)
@@ -259,10 +259,11 @@ def _indent(text: str) -> str:
 
 
 def _function(arguments: str, body: str) -> Any:
-    from tvm.script import from_source
-    from tvm.script import tirx
+    from tvm.script import from_source, tirx
 
     head = f"@T.prim_func(private=True, s_tir=True)\ndef kernel({arguments}):\n"
     # The buffers of a call never overlap, and nothing in here may be fused into another kernel.
     attrs = '    T.func_attr({"tirx.noalias": True, "op_pattern": 8})\n'
-    return from_source(f"{head}{attrs}{_indent(body)}", extra_vars={"T": tirx, "exp": exp})
+    # TVM's analyses expect a root block.
+    block = f'    with T.sblock("root"):\n{_indent(_indent(body))}'
+    return from_source(f"{head}{attrs}{block}", extra_vars={"T": tirx, "exp": exp})

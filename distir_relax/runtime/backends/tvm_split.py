@@ -108,7 +108,7 @@ class _Splitter:
         right = call.args[1]
         if right not in self.early and right not in self.weights:
             return None
-        source = self.definitions.get(right)
+        source: Any = self.definitions.get(right)
         return (source.args[0], True) if _is_op(source, "relax.permute_dims") else (right, False)
 
     def _emit(self, builder: Any, early: bool) -> None:
