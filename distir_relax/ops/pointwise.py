@@ -267,7 +267,7 @@ def _sub(g: Any, a: Any, b: Any, alpha: float = 1) -> Any:
 
 @aten("rsub.Scalar", "rsub.Tensor")
 def _rsub(g: Any, a: Any, b: Any, alpha: float = 1) -> Any:
-    return g.emit("subtract", *reversed(_scaled(g, b, a, alpha)))
+    return g.emit("subtract", *_scaled(g, b, a, alpha))
 
 
 def _scaled(g: Any, a: Any, b: Any, alpha: float) -> list[Any]:

@@ -405,7 +405,7 @@ def _stack(g: Any, tensors: list[Any], dim: int = 0) -> Any:
     return _cat(g, [_unsqueeze(g, t, axis) for t in tensors], axis)
 
 
-@aten("split.Tensor", "split.default")
+@aten("split.Tensor")
 def _split(g: Any, x: Any, size: int, dim: int = 0) -> Any:
     axis = _axis(dim, len(x.type.shape))
     total = x.type.shape[axis]

@@ -272,6 +272,6 @@ def test_all_annotations_have_one_mesh() -> None:
 
 
 def test_types_with_no_program_form() -> None:
-    with pytest.raises(UnsupportedOpError, match="x has dtype torch.complex64, expected one of float64"):
+    with pytest.raises(UnsupportedOpError, match=r"x has dtype torch\.complex64, expected one of float64"):
         import_torch(Call(lambda m, x: x.real), (torch.ones(3, 4, dtype=torch.complex64),))
     assert agrees(lambda m, x: x.double()).module.main.outputs[0].value.type == TensorType((3, 4), "float64")

@@ -1,0 +1,63 @@
+"""Every ATen spelling against torch: a model of that one op is exported, imported, interpreted and compared."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from aten_calls import CALLS, Call
+from samples import draw
+from torch.utils._pytree import tree_leaves, tree_map
+
+from distir_relax.analysis.interpret import interpret
+from distir_relax.frontends import graph
+from distir_relax.frontends.torch import import_torch
+from distir_relax.ir import verify
+from distir_relax.ops import aten_spellings, check, lookup_aten
+
+CASES = [(spelling, i) for spelling, calls in CALLS.items() for i in range(len(calls))]
+
+
+def test_every_spelling_has_a_call() -> None:
+    missing = set(aten_spellings()) - set(CALLS)
+    assert not missing, f"add a row to tests/ops/aten_calls.py for {sorted(missing)}"
+    assert not set(CALLS) - set(aten_spellings())
+
+
+@pytest.mark.parametrize(("spelling", "number"), CASES)
+def test_it_means_what_torch_means(spelling: str, number: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    converted: list[str] = []
+    monkeypatch.setattr(graph, "lookup_aten", lambda name: converted.append(name) or lookup_aten(name))
+    model = OneOp(spelling, CALLS[spelling][number])
+    imported = import_torch(model, model.inputs)
+    verify(imported.module, check)
+    inputs = {**imported.tensors, **imported.flatten(model.inputs, {})}
+    found = imported.rebuild(interpret(imported.module.main, inputs))
+    expected = model(*model.inputs)
+    assert spelling in converted
+    for a, b in zip(tree_leaves(found), tree_leaves(expected), strict=True):
+        torch.testing.assert_close(a, b, equal_nan=True)
+
+
+class OneOp(torch.nn.Module):
+    """Applies one ATen op to its inputs; an op that works in place gets a copy of the first."""
+
+    def __init__(self, spelling: str, call: Call) -> None:
+        super().__init__()
+        name, overload = spelling.split(".")
+        self.op: Any = getattr(getattr(torch.ops.aten, name), overload)
+        self.in_place = self.op._schema.is_mutable
+        self.args, self.kwargs = call
+        generator = torch.Generator().manual_seed(0)
+        texts = [x for x in tree_leaves(call) if is_type(x)]
+        self.inputs = tuple(draw(text, generator) for text in texts)
+
+    def forward(self, *inputs: torch.Tensor) -> Any:
+        rest = iter([x.clone() for x in inputs] if self.in_place else inputs)
+        args, kwargs = tree_map(lambda x: next(rest) if is_type(x) else x, (self.args, self.kwargs))
+        return self.op(*args, **kwargs)
+
+
+def is_type(x: Any) -> bool:
+    return isinstance(x, str) and "[" in x
