@@ -1,0 +1,7 @@
+"""What can be said about a program: reference executors."""
+
+from distir_relax.analysis.interpret import interpret
+from distir_relax.analysis.layout import assemble, scatter
+from distir_relax.analysis.reference import execute
+
+__all__ = ["assemble", "execute", "interpret", "scatter"]

@@ -19,6 +19,7 @@ Distributed and ranked stages, along a mesh axis of n devices (`sizes` lists a s
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 from distir_relax.ir import TensorType
@@ -52,6 +53,7 @@ define(
     infer=_same,
     rule=_no_rule,
     torch="comm.all_reduce({0}, {axis}, {op}, step={step})",
+    together=lambda parts, attrs: [_reduced(parts, attrs["op"]).clone() for _ in parts],
     on_communicator=True,
     communicates=True,
 )
@@ -60,6 +62,7 @@ define(
     infer=lambda types, attrs: (_resized(types[0], attrs["dim"], sum(attrs["sizes"])),),
     rule=_no_rule,
     torch="comm.all_gather({0}, {axis}, {dim}, {sizes}, step={step})",
+    together=lambda parts, attrs: [_joined(parts, attrs["dim"]) for _ in parts],
     on_communicator=True,
     communicates=True,
     **_FREE,
@@ -77,6 +80,7 @@ define(
     infer=_mine,
     rule=_no_rule,
     torch="comm.reduce_scatter({0}, {axis}, {dim}, {sizes}, {op}, step={step})",
+    together=lambda parts, attrs: list(_reduced(parts, attrs["op"]).split(attrs["sizes"], attrs["dim"])),
     on_communicator=True,
     communicates=True,
 )
@@ -85,6 +89,7 @@ define(
     infer=_mine,
     rule=_no_rule,
     torch="comm.shard({0}, {axis}, {dim}, {sizes})",
+    together=lambda parts, attrs: [x.split(attrs["sizes"], attrs["dim"])[i] for i, x in enumerate(parts)],
     on_communicator=True,
     **_FREE,
 )
@@ -97,6 +102,10 @@ define(
     ),
     rule=_no_rule,
     torch="comm.all_to_all({0}, {axis}, {split_dim}, {split_sizes}, {concat_dim}, {concat_sizes}, step={step})",
+    together=lambda parts, attrs: [
+        _joined([x.split(attrs["split_sizes"], attrs["split_dim"])[i] for x in parts], attrs["concat_dim"])
+        for i in range(len(parts))
+    ],
     on_communicator=True,
     communicates=True,
     **_FREE,
@@ -106,6 +115,7 @@ define(
     infer=lambda types, attrs: (TensorType((), attrs["dtype"]),),
     rule=_no_rule,
     torch="comm.shard_start({axis}, {sizes}, {dtype})",
+    together=lambda parts, attrs: _starts(attrs),
     on_communicator=True,
     **_FREE,
 )
@@ -139,31 +149,11 @@ def _tail(attrs: Attrs, have: str) -> int:
     return int(attrs["blocks"] * attrs[have])
 
 
-define(
-    "pad_tail",
-    infer=lambda types, attrs: (_resized(types[0], attrs["dim"], _tail(attrs, "padded")),),
-    rule=_no_rule,
-    torch=lambda attrs: _torch_tail(attrs, "F.pad({x}, {widths}, value={value})", attrs["size"]),
-    relax=lambda attrs: _relax_tail(attrs, pad=True),
-    role="tail",
-    **_FREE,
-)
-define(
-    "trim_tail",
-    infer=lambda types, attrs: (_resized(types[0], attrs["dim"], _tail(attrs, "size")),),
-    rule=_no_rule,
-    torch=lambda attrs: _torch_trim(attrs),
-    relax=lambda attrs: _relax_tail(attrs, pad=False),
-    role="tail",
-    **_FREE,
-)
-
-
-def _torch_tail(attrs: Attrs, form: str, size: int) -> str:
-    rank, dim, blocks = attrs["rank"], attrs["dim"], attrs["blocks"]
-    widths = (0, 0) * (rank - 1 - dim) + (0, attrs["padded"] - attrs["size"])
+def _torch_pad(attrs: Attrs) -> str:
+    rank, dim, blocks, size = attrs["rank"], attrs["dim"], attrs["blocks"], attrs["size"]
+    widths = (0, 0) * (rank - 1 - dim) + (0, attrs["padded"] - size)
     inner = "{0}" if blocks == 1 else f"{{0}}.unflatten({dim}, ({blocks}, {size}))"
-    padded = form.format(x=inner, widths=widths, value=attrs["value"])
+    padded = f"F.pad({inner}, {widths}, value={{value}})"
     return padded if blocks == 1 else f"{padded}.flatten({dim}, {dim + 1})"
 
 
@@ -181,11 +171,53 @@ def _relax_tail(attrs: Attrs, pad: bool) -> str:
     if pad and (blocks == 1 or have == 0):
         # R.reshape takes a dim of 0 for "as it was", so a shard without elements is padded as it is.
         widths = [0, 0] * dim + [0, blocks * (want - have)] + [0, 0] * (len(shape) - dim - 1)
-        return f'R.nn.pad({{0}}, {widths!r}, "constant", {attrs["value"]})'
+        return f'R.nn.pad({{0}}, {widths!r}, "constant", {{value}})'
     opened = f"R.reshape({{0}}, {(*shape[:dim], blocks, have, *shape[dim + 1 :])!r})"
     if pad:
         widths = [0, 0] * (dim + 1) + [0, want - have] + [0, 0] * (len(shape) - dim - 1)
-        changed = f'R.nn.pad({opened}, {widths!r}, "constant", {attrs["value"]})'
+        changed = f'R.nn.pad({opened}, {widths!r}, "constant", {{value}})'
     else:
         changed = f"R.strided_slice({opened}, ({dim + 1},), (0,), ({want},))"
     return f"R.reshape({changed}, {(*shape[:dim], blocks * want, *shape[dim + 1 :])!r})"
+
+
+define(
+    "pad_tail",
+    infer=lambda types, attrs: (_resized(types[0], attrs["dim"], _tail(attrs, "padded")),),
+    rule=_no_rule,
+    torch=_torch_pad,
+    relax=lambda attrs: _relax_tail(attrs, pad=True),
+    role="tail",
+    **_FREE,
+)
+define(
+    "trim_tail",
+    infer=lambda types, attrs: (_resized(types[0], attrs["dim"], _tail(attrs, "size")),),
+    rule=_no_rule,
+    torch=_torch_trim,
+    relax=lambda attrs: _relax_tail(attrs, pad=False),
+    role="tail",
+    **_FREE,
+)
+
+
+def _reduced(parts: Sequence[Any], op: str) -> Any:
+    import torch
+
+    stacked = torch.stack(list(parts))
+    if op == "sum":
+        return stacked.sum(0)
+    return stacked.mean(0) if op == "mean" else stacked.amax(0) if op == "max" else stacked.amin(0)
+
+
+def _joined(parts: Sequence[Any], dim: int) -> Any:
+    import torch
+
+    return torch.cat(list(parts), dim)
+
+
+def _starts(attrs: Attrs) -> list[Any]:
+    import torch
+
+    dtype = getattr(torch, attrs["dtype"])
+    return [torch.tensor(sum(attrs["sizes"][:i]), dtype=dtype) for i in range(len(attrs["sizes"]))]

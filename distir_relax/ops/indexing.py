@@ -40,7 +40,7 @@ def _split_take(x: Expansion) -> tuple[Value, ...]:
     axis, rows = x.attrs["axis"], x.types[0].dtype
     rank = len(x.types[0].shape)
     held = x.shape(table)[axis]
-    if 0 in x.sizes:
+    if x.may_be_empty(table, axis):
         # A device without rows still looks something up, and masks it.
         table = x.emit("pad", table, low=(0,) * rank, high=tuple(int(d == axis) for d in range(rank)), value=0)
     start = x.emit("shard_start", axis=x.axis, sizes=x.sizes, dtype=x.types[1].dtype)

@@ -7,7 +7,7 @@ from typing import Any
 
 from distir_relax.ir import TensorType, Value
 from distir_relax.ops.pointwise import cast
-from distir_relax.ops.registry import Attrs, Expansion, Types, aten, define, operands
+from distir_relax.ops.registry import Attrs, Expand, Expansion, Types, aten, define, operands
 from distir_relax.ops.rule import Rule, parse_rule
 
 
@@ -49,13 +49,29 @@ define(
     linear=(operands(0),),
     **_INPUT_FLOPS,
 )
-for _name in ("max", "min"):
+
+
+def _extreme_of_none(name: str, lowest: float) -> Expand:
+    def expand(x: Expansion) -> tuple[Value, ...]:
+        """A device without elements has no extreme: it takes that of the value neutral to the reduction."""
+        value, rank = x.operands[0], len(x.types[0].shape)
+        empty = tuple(int(d in x.attrs["axis"] and x.may_be_empty(value, d)) for d in range(rank))
+        if any(empty):
+            number = lowest if "float" in x.types[0].dtype else (2**31 - 1) * (1 if lowest > 0 else -1)
+            value = x.emit("pad", value, low=(0,) * rank, high=empty, value=number)
+        return (x.emit(name, value, axis=x.attrs["axis"], keepdims=x.attrs["keepdims"]),)
+
+    return expand
+
+
+for _name, _lowest in (("max", -math.inf), ("min", math.inf)):
     define(
         _name,
         infer=_infer_reduce,
         rule=_reduce_rule(_name),
         torch=_torch_axes(f"a{_name}"),
         relax=_relax_axes(_name),
+        expand={"*": _extreme_of_none(_name, _lowest)},
         **_INPUT_FLOPS,
     )
 

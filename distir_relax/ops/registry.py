@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 from distir_relax.errors import UnsupportedOpError
-from distir_relax.ir import Attribute, PlacedType, Size, TensorType, Value
+from distir_relax.ir import Attribute, PerRank, PlacedType, Size, TensorType, Value
 from distir_relax.ops.rule import Rule, parse_rule
 
 Types = Sequence[TensorType]
@@ -22,6 +22,7 @@ RuleOf = Callable[[Types, Attrs, Types], Rule]
 Localize = Callable[[Attrs, Types, Types], dict[str, Attribute]]
 Expand = Callable[["Expansion"], "tuple[Value, ...]"]
 Expression = str | Callable[[Attrs], str]
+Together = Callable[[Sequence[Any], Attrs], list[Any]]
 Work = Callable[[Types, Attrs, Types], float]
 
 
@@ -61,6 +62,8 @@ class OpDef:
     `role` tells the few ops that passes treat apart: ``annotation`` and ``redistribution`` (layouts, the tensor stays
     the same), ``scalar`` (a number), ``tail`` (does nothing where it leaves the type as it is); all others are
     ``compute``.
+    `together` is the reference semantics of an op of the communicator: from the operand of each device along the axis
+    (none for an op without operands), and the attributes, the result on each.
     `on_communicator` marks ops that a rank's communicator performs; those marked `communicates` need other devices.
     """
 
@@ -79,6 +82,7 @@ class OpDef:
     packed: Packed | None = None
     role: str = "compute"
     on_communicator: bool = False
+    together: Together | None = None
     communicates: bool = False
     pointwise: bool = False
 
@@ -125,6 +129,11 @@ class Expansion:
         """The local shape of a value, device by device where it differs."""
         assert isinstance(value.type, PlacedType)
         return value.type.shape
+
+    def may_be_empty(self, value: Value, dim: int) -> bool:
+        """Whether some device holds nothing of `value` along `dim`."""
+        size = self.shape(value)[dim]
+        return 0 in size.values if isinstance(size, PerRank) else size == 0
 
 
 ALL = "all"

@@ -152,7 +152,11 @@ class _Layout:
                 continue
             partial = replace(self._value(value, tuple(give)), name=self._fresh(f"{value.name}.partial"))
             results.append(partial)
-            target = tuple(w if p else g for g, w, p in zip(give, wish, pending, strict=True))
+            kept = {g.dim for g in give if isinstance(g, Shard)}
+            target = tuple(
+                g if not p else R if isinstance(w, Shard) and w.dim in kept else w
+                for g, w, p in zip(give, wish, pending, strict=True)
+            )
             after.append((partial, value, target))
         self.ops.append(Op(op.name, moved, tuple(results), op.attrs, op.location))
         for partial, value, target in after:
