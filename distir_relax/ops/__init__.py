@@ -24,6 +24,7 @@ from distir_relax.ops.registry import (
     entries,
     lookup,
     lookup_aten,
+    lookup_relax,
 )
 from distir_relax.ops.rule import BLOCKED, PARALLEL, Factor, Rule, parse_rule
 
@@ -58,6 +59,7 @@ __all__ = [
     "infer",
     "lookup",
     "lookup_aten",
+    "lookup_relax",
     "parse_rule",
     "relax_expression",
     "tensor_type",

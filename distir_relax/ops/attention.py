@@ -7,7 +7,7 @@ from typing import Any
 
 from distir_relax.ir import TensorType
 from distir_relax.ops.pointwise import promote
-from distir_relax.ops.registry import Attrs, Types, aten, define, operands
+from distir_relax.ops.registry import Attrs, Types, aten, define, operands, relax_spelling
 from distir_relax.ops.rule import Rule, parse_rule
 from distir_relax.ops.shape import reshape_to
 
@@ -89,3 +89,16 @@ def _repeat_heads(g: Any, x: Any, times: int) -> Any:
     b, h, s, d = x.type.shape
     wide = g.emit("broadcast_to", reshape_to(g, x, (b, h, 1, s, d)), shape=(b, h, times, s, d))
     return reshape_to(g, wide, (b, h * times, s, d))
+
+
+@relax_spelling("relax.nn.attention", "relax.nn.attention_bias")
+def _relax_attention(g: Any, args: Any, attrs: Any) -> Any:
+    """Relax has (batch, row, head, dim), and may start the causal mask at the bottom right."""
+    q, k, v = (g.emit("permute_dims", x, axes=(0, 2, 1, 3)) for x in args[:3])
+    if attrs["window_size"] is not None:
+        raise NotImplementedError("attention with a window")
+    causal = attrs["causal_mask"]
+    if causal == "BottomRight" and q.type.shape[2] != k.type.shape[2]:
+        raise NotImplementedError("a causal mask aligned at the bottom right of scores that are not square")
+    y = _attention(g, q, k, v, *args[3:], causal=causal is not None, scale=attrs["scale"])
+    return g.emit("permute_dims", y, axes=(0, 2, 1, 3))

@@ -6,7 +6,7 @@ from typing import Any
 
 from distir_relax.ir import TensorType
 from distir_relax.ops.pointwise import broadcast, promote
-from distir_relax.ops.registry import Attrs, Packed, Types, aten, define, operands
+from distir_relax.ops.registry import Attrs, Packed, Types, aten, define, operands, relax_spelling
 from distir_relax.ops.shape import reshape_to
 
 
@@ -123,3 +123,10 @@ def _matmul(g: Any, a: Any, b: Any) -> Any:
 @aten("baddbmm.default")
 def _baddbmm(g: Any, bias: Any, a: Any, b: Any, beta: float = 1, alpha: float = 1) -> Any:
     return _addmm(g, bias, a, b, beta, alpha)
+
+
+@relax_spelling("relax.matmul")
+def _relax_matmul(g: Any, args: Any, attrs: Any) -> Any:
+    if attrs["out_dtype"] not in (None, "", "void", args[0].type.dtype):
+        raise NotImplementedError(f"a product of {args[0].type.dtype} in {attrs['out_dtype']}")
+    return _matmul(g, *args)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from distir_relax.ir import TensorType, Value
-from distir_relax.ops.registry import Attrs, Expansion, Types, aten, define, operands
+from distir_relax.ops.registry import Attrs, Expansion, Types, aten, define, operands, relax_spelling
 from distir_relax.ops.rule import Rule, parse_rule
 from distir_relax.ops.shape import reshape_to
 
@@ -137,3 +137,11 @@ def _take_points(g: Any, x: Any, used: list[tuple[int, Any]]) -> Any:
     home = dims[0] if dims == list(range(dims[0], dims[-1] + 1)) else 0
     back = (*range(rank, rank + home), *range(rank), *range(rank + home, rank + len(rest)))
     return y if back == tuple(range(len(back))) else g.emit("permute_dims", y, axes=back)
+
+
+@relax_spelling("relax.take")
+def _relax_take(g: Any, args: Any, attrs: Any) -> Any:
+    table, ids = args
+    if attrs["axis"] is None:
+        table = reshape_to(g, table, (table.type.elements,))
+    return g.emit("take", table, ids, axis=(attrs["axis"] or 0) % len(table.type.shape))

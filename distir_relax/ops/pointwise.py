@@ -6,7 +6,7 @@ import math
 from typing import Any
 
 from distir_relax.ir import TensorType
-from distir_relax.ops.registry import Attrs, Types, aten, define, operands
+from distir_relax.ops.registry import Attrs, Types, aten, define, operands, relax_spelling
 from distir_relax.ops.rule import Rule, parse_rule
 
 
@@ -307,3 +307,24 @@ def _masked_fill(g: Any, x: Any, mask: Any, value: Any) -> Any:
 def _clamp(g: Any, x: Any, low: float | None = None, high: float | None = None) -> Any:
     lowest, highest = (-math.inf, math.inf) if "float" in x.type.dtype else (-(2**63), 2**63 - 1)
     return g.emit("clip", x, min=lowest if low is None else low, max=highest if high is None else high)
+
+
+@relax_spelling("relax.astype")
+def _relax_astype(g: Any, args: Any, attrs: Any) -> Any:
+    return cast(g, args[0], attrs["dtype"])
+
+
+@relax_spelling("relax.clip")
+def _relax_clip(g: Any, args: Any, attrs: Any) -> Any:
+    kind = float if "float" in args[0].type.dtype else int
+    return g.emit("clip", args[0], min=kind(args[1]), max=kind(args[2]))
+
+
+@relax_spelling("relax.floor_mod")
+def _relax_floor_mod(g: Any, args: Any, attrs: Any) -> Any:
+    return g.emit("mod", *args)
+
+
+@relax_spelling("relax.mod")
+def _relax_mod(g: Any, args: Any, attrs: Any) -> Any:
+    raise NotImplementedError("a remainder with the sign of the dividend; relax.floor_mod has that of the divisor")

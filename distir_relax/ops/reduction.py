@@ -7,7 +7,7 @@ from typing import Any
 
 from distir_relax.ir import TensorType, Value
 from distir_relax.ops.pointwise import cast
-from distir_relax.ops.registry import Attrs, Expand, Expansion, Types, aten, define, operands
+from distir_relax.ops.registry import Attrs, Expand, Expansion, Types, aten, define, operands, relax_spelling
 from distir_relax.ops.rule import Rule, parse_rule
 
 
@@ -235,3 +235,56 @@ def _rms_norm(g: Any, x: Any, shape: list[int], weight: Any = None, eps: float |
     weight = _filled(g, x, tuple(shape), 1.0) if weight is None else weight
     smallest = {"float64": 2.0**-52, "float16": 2.0**-10, "bfloat16": 2.0**-7}.get(x.type.dtype, 2.0**-23)
     return g.emit("nn.rms_norm", x, weight, axes=axes, epsilon=smallest if eps is None else eps)
+
+
+# Relax spellings
+
+
+def _relax_reduction(name: str) -> None:
+    def convert(g: Any, args: Any, attrs: Any) -> Any:
+        return g.emit(name, args[0], axis=_axes(args[0], attrs["axis"]), keepdims=attrs["keepdims"])
+
+    relax_spelling(f"relax.{name}")(convert)
+
+
+def _relax_along_axis(name: str) -> None:
+    def convert(g: Any, args: Any, attrs: Any) -> Any:
+        return g.emit(name, args[0], axis=_axes(args[0], attrs["axis"])[0])
+
+    relax_spelling(f"relax.{name}")(convert)
+
+
+for _name in ("sum", "mean", "max", "min"):
+    _relax_reduction(_name)
+for _name in ("nn.softmax", "nn.log_softmax"):
+    _relax_along_axis(_name)
+
+
+@relax_spelling("relax.cumsum")
+def _relax_cumsum(g: Any, args: Any, attrs: Any) -> Any:
+    if attrs["exclusive"]:
+        raise NotImplementedError("an exclusive cumulative sum")
+    x = args[0] if attrs["dtype"] in (None, "", "void") else cast(g, args[0], attrs["dtype"])
+    if attrs["axis"] is None:
+        x = g.emit("reshape", x, shape=(x.type.elements,))
+    return g.emit("cumsum", x, axis=_axes(x, attrs["axis"] or 0)[0])
+
+
+@relax_spelling("relax.nn.layer_norm")
+def _relax_layer_norm(g: Any, args: Any, attrs: Any) -> Any:
+    x, weight, bias = args
+    weight = weight if attrs["scale"] else _filled(g, x, weight.type.shape, 1.0)
+    bias = bias if attrs["center"] else _filled(g, x, bias.type.shape, 0.0)
+    return g.emit("nn.layer_norm", x, weight, bias, axes=_last_axes(x, attrs), epsilon=attrs["epsilon"])
+
+
+@relax_spelling("relax.nn.rms_norm")
+def _relax_rms_norm(g: Any, args: Any, attrs: Any) -> Any:
+    return g.emit("nn.rms_norm", *args, axes=_last_axes(args[0], attrs), epsilon=attrs["epsilon"])
+
+
+def _last_axes(x: Any, attrs: Any) -> tuple[int, ...]:
+    axes, rank = _axes(x, attrs["axes"]), len(x.type.shape)
+    if axes != tuple(range(rank - len(axes), rank)):
+        raise NotImplementedError(f"a norm over dims {axes}, which are not the last of {rank}")
+    return axes

@@ -139,9 +139,11 @@ class Expansion:
 ALL = "all"
 
 AtenConverter = Callable[..., Any]
+RelaxConverter = Callable[[Any, Sequence[Any], Mapping[str, Any]], Any]
 
 _OPS: dict[str, OpDef] = {}
 _ATEN: dict[str, AtenConverter] = {}
+_RELAX: dict[str, RelaxConverter] = {}
 
 
 def define(name: str, **fields: Any) -> OpDef:
@@ -170,6 +172,24 @@ def aten(*spellings: str) -> Callable[[AtenConverter], AtenConverter]:
     return register
 
 
+def relax_spelling(*names: str) -> Callable[[RelaxConverter], RelaxConverter]:
+    """Declare how Relax ops that differ from their entry are written with the entries of this file.
+
+    The decorated function takes the `Builder`, the call's arguments (tensors as values, tuples as lists, shapes as
+    tuples of numbers) and its attributes by name, and returns a value or a tuple of values:
+    ``@relax_spelling("relax.take")``. A pointwise op of the same name and operands needs none.
+    """
+
+    def register(convert: RelaxConverter) -> RelaxConverter:
+        for name in names:
+            if name in _RELAX:
+                raise ValueError(f"{name} is converted twice")
+            _RELAX[name] = convert
+        return convert
+
+    return register
+
+
 def lookup(name: str, where: str = "") -> OpDef:
     """The entry of op `name`. Raises `UnsupportedOpError` with near misses."""
     if name in _OPS:
@@ -184,6 +204,11 @@ def lookup(name: str, where: str = "") -> OpDef:
 def lookup_aten(spelling: str) -> AtenConverter | None:
     """The conversion of an ATen op such as ``relu.default``, or None."""
     return _ATEN.get(spelling)
+
+
+def lookup_relax(name: str) -> RelaxConverter | None:
+    """The conversion of a Relax op such as ``relax.take``, or None where it has none or needs none."""
+    return _RELAX.get(name)
 
 
 def entries() -> tuple[OpDef, ...]:

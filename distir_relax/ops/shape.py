@@ -7,7 +7,7 @@ import math
 from typing import Any
 
 from distir_relax.ir import TensorType
-from distir_relax.ops.registry import ALL, Attrs, Types, aten, define, operands
+from distir_relax.ops.registry import ALL, Attrs, Types, aten, define, operands, relax_spelling
 from distir_relax.ops.rule import BLOCKED, Factor, Rule, parse_rule
 
 _FREE = {"flops": lambda types, attrs, results: 0.0}
@@ -461,3 +461,86 @@ def _pad(g: Any, x: Any, widths: list[int], *rest: Any) -> Any:
     for i in range(len(widths) // 2):
         low[rank - 1 - i], high[rank - 1 - i] = widths[2 * i], widths[2 * i + 1]
     return g.emit("pad", x, low=tuple(low), high=tuple(high), value=value)
+
+
+# Relax spellings
+
+
+@relax_spelling("relax.reshape")
+def _relax_reshape(g: Any, args: Any, attrs: Any) -> Any:
+    return reshape_to(g, args[0], args[1])
+
+
+@relax_spelling("relax.expand_dims")
+def _relax_expand_dims(g: Any, args: Any, attrs: Any) -> Any:
+    rank = len(args[0].type.shape) + len(attrs["axis"])
+    new = {_axis(a, rank) for a in attrs["axis"]}
+    rest = iter(args[0].type.shape)
+    return reshape_to(g, args[0], tuple(1 if i in new else next(rest) for i in range(rank)))
+
+
+@relax_spelling("relax.squeeze")
+def _relax_squeeze(g: Any, args: Any, attrs: Any) -> Any:
+    return _squeeze(g, args[0], attrs["axis"])
+
+
+@relax_spelling("relax.flatten")
+def _relax_flatten(g: Any, args: Any, attrs: Any) -> Any:
+    return reshape_to(g, args[0], (args[0].type.elements,))
+
+
+@relax_spelling("relax.permute_dims")
+def _relax_permute(g: Any, args: Any, attrs: Any) -> Any:
+    rank = len(args[0].type.shape)
+    return _permute(g, args[0], attrs["axes"] if attrs["axes"] is not None else list(reversed(range(rank))))
+
+
+@relax_spelling("relax.broadcast_to")
+def _relax_broadcast(g: Any, args: Any, attrs: Any) -> Any:
+    return args[0] if args[0].type.shape == args[1] else g.emit("broadcast_to", args[0], shape=args[1])
+
+
+@relax_spelling("relax.full")
+def _relax_full(g: Any, args: Any, attrs: Any) -> Any:
+    return g.emit("broadcast_to", args[1], shape=args[0])
+
+
+@relax_spelling("relax.zeros", "relax.ones")
+def _relax_filled(g: Any, args: Any, attrs: Any) -> Any:
+    value = g.constant(int(attrs["op"] == "relax.ones"), attrs["dtype"])
+    return g.emit("broadcast_to", value, shape=args[0])
+
+
+@relax_spelling("relax.concat")
+def _relax_concat(g: Any, args: Any, attrs: Any) -> Any:
+    return _cat(g, args[0], attrs["axis"] or 0)
+
+
+@relax_spelling("relax.split")
+def _relax_split_call(g: Any, args: Any, attrs: Any) -> Any:
+    axis = _axis(attrs["axis"], len(args[0].type.shape))
+    total, where = args[0].type.shape[axis], attrs["indices_or_sections"]
+    if isinstance(where, int):
+        size = -(-total // where)
+        ends = [min(total, size * (i + 1)) for i in range(where)]
+    else:
+        ends = [*where, total]
+    return split_with_sizes(g, args[0], [b - a for a, b in zip([0, *ends], ends, strict=False)], axis)
+
+
+@relax_spelling("relax.strided_slice")
+def _relax_strided_slice(g: Any, args: Any, attrs: Any) -> Any:
+    x, axes, begins, ends, *steps = args
+    for axis, begin, end, step in zip(axes, begins, ends, steps[0] if steps else [1] * len(axes), strict=True):
+        if step < 1:
+            raise NotImplementedError(f"a slice with step {step}")
+        x = _slice(g, x, axis, begin, end, step)
+    return x
+
+
+@relax_spelling("relax.nn.pad")
+def _relax_nn_pad(g: Any, args: Any, attrs: Any) -> Any:
+    if attrs["pad_mode"] != "constant":
+        raise NotImplementedError(f"padding of mode {attrs['pad_mode']!r}")
+    widths = attrs["pad_width"]
+    return g.emit("pad", args[0], low=tuple(widths[::2]), high=tuple(widths[1::2]), value=attrs["pad_value"])
