@@ -3,20 +3,23 @@
 from __future__ import annotations
 
 import json
+import re
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
+import torch
 
 # The hand-written bundles and the launching helpers are the runtime tests'.
 sys.path.insert(0, str(Path(__file__).parent / "runtime"))
 
 from handmade import RAISES_ON_1, example_input, expected_outputs, mlp_bundle
-from processes import python
+from processes import python, start
 
-from distir_relax.bundle import write_bundle
+from distir_relax.bundle import read_bundle, write_bundle
 
 pytestmark = pytest.mark.timeout(120)
 
@@ -89,6 +92,17 @@ def test_show(folder: Path) -> None:
     fails("the bundle holds no sharded.txt", "show", folder / "m.dist", "--stage", "sharded")
 
 
+def test_show_on_a_terminal_is_coloured_and_says_the_same(folder: Path) -> None:
+    program = folder / "terminal.py"
+    program.write_text(
+        "import pty, sys\n"
+        f"pty.spawn([sys.executable, '-m', 'distir_relax', 'show', {str(folder / 'm.dist')!r}])\n"
+    )
+    done = start([sys.executable, str(program)], TERM="xterm-256color", NO_COLOR="")
+    assert "\x1b[" in done.stdout
+    assert re.sub(r"\x1b\[[0-9;]*m", "", done.stdout).replace("\r", "") == "%z = all_reduce(%y)\n"
+
+
 def test_errors_of_run(folder: Path) -> None:
     bundle, x, y = folder / "m.dist", folder / "x.npz", folder / "y.npz"
     fails("there is no such bundle", "run", folder / "none.dist")
@@ -136,15 +150,56 @@ def test_compile_targets_that_are_none(tmp_path: Path, target: str, message: str
     assert not (tmp_path / "out.dist").exists()
 
 
+MODEL = """
+from collections import OrderedDict
+
+import torch
+
+
+def build(width=7):
+    torch.manual_seed(0)
+    layers = {"up": torch.nn.Linear(6, width), "relu": torch.nn.ReLU(), "down": torch.nn.Linear(width, 5)}
+    return torch.nn.Sequential(OrderedDict(layers)), (torch.zeros(4, 6),)
+"""
+
+
+def test_compile_then_run(tmp_path: Path) -> None:
+    (tmp_path / "model.py").write_text(MODEL)
+    np.savez(tmp_path / "x.npz", **{"input": example_input()})
+    bundle = tmp_path / "m.dist"
+    done = distir(
+        "compile", tmp_path / "model.py:build", "-o", bundle, "--backend", "torch", "--mesh", "3", "--tail", "pad",
+        "--shard", "up.weight=S[0]", "--name", "small",
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    assert done.stdout == f"wrote {bundle}\n"
+    manifest = read_bundle(bundle).manifest
+    assert (manifest.name, manifest.tail, manifest.mesh.shape) == ("small", "pad", (3,))
+    assert "S[0" in next(weight for weight in manifest.weights if weight.name == "up.weight").placement
+    for stage in ("sharded", "distributed", "ranked"):
+        assert distir("show", bundle, "--stage", stage).stdout == read_bundle(bundle).stage(stage)
+    done = distir("run", bundle, "-i", tmp_path / "x.npz", "-o", tmp_path / "y.npz")
+    assert done.returncode == 0, done.stderr
+    scope: dict[str, Any] = {}
+    exec(MODEL, scope)
+    expected = scope["build"]()[0](torch.from_numpy(example_input())).detach().numpy()
+    (found,) = np.load(tmp_path / "y.npz").values()
+    np.testing.assert_allclose(found, expected, rtol=1e-5, atol=1e-5)
+
+
 @pytest.mark.parametrize(
     ("option", "message"),
     [
         (("--shard", "weight"), "expected PATTERN=PLACEMENT"),
         (("--ranks", "3"), "has no parameter ranks"),
+        (("--mesh", "2y3"), "expected sizes such as 2 or 2x3, found '2y3'"),
+        (("--mesh", "2x3", "--axes", "tp"), "expected 2 distinct names, found 'tp'"),
+        (("--mesh", "2", "--shard", "up.wait=S[0]"), "matches no"),
+        (("--mesh", "2", "--shard", "up.weight=S[7]"), "S[7]"),
     ],
 )
-def test_compile_options_that_do_not_fit(tmp_path: Path, option: tuple[str, str], message: str) -> None:
-    (tmp_path / "model.py").write_text("def build(): ...\n")
+def test_compile_options_that_do_not_fit(tmp_path: Path, option: tuple[str, ...], message: str) -> None:
+    (tmp_path / "model.py").write_text(MODEL)
     fails(message, "compile", tmp_path / "model.py:build", "-o", tmp_path / "out.dist", *option)
 
 

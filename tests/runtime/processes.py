@@ -23,10 +23,10 @@ def environment() -> dict[str, str]:
     return {**clean, "PYTHONPATH": path, "OMP_NUM_THREADS": "1", "COLUMNS": "200", "NO_COLOR": "1"}
 
 
-def start(command: list[str]) -> subprocess.CompletedProcess[str]:
-    """Run `command` to its end; past the limit, end it and its ranks and fail with what they printed."""
+def start(command: list[str], **variables: str) -> subprocess.CompletedProcess[str]:
+    """Run `command` to its end with these environment variables too; past the limit, end it and its ranks and fail with what they printed."""
     with subprocess.Popen(
-        command, env=environment(), stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+        command, env={**environment(), **variables}, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
     ) as process:
         try:
             out, err = process.communicate(timeout=LIMIT)
