@@ -1,0 +1,349 @@
+"""TVM Relax modules in: one function, read binding by binding in the op table's terms.
+
+The op table's vocabulary is Relax's, so that most ops keep name and operands; the others' spellings stand beside
+their entries (`ops.registry.relax_spelling`). `R.dist.annotate_sharding` becomes our annotation.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+from distir_relax.errors import AnnotationError, DistIRError, ImportModelError, RunError, UnsupportedOpError
+from distir_relax.frontends.imported import Imported
+from distir_relax.ir import DTYPES, DeviceMesh, Module, TensorType, Value, print_placements
+from distir_relax.ops import Builder, entries, lookup_relax
+from distir_relax.sharding.annotate import fit_placements
+
+if TYPE_CHECKING:
+    import torch
+    import tvm
+
+
+def import_relax(
+    mod: tvm.IRModule, function: str | None = None, params: Mapping[str, Any] | Sequence[Any] | None = None
+) -> Imported:
+    """Read in a function of `mod`: the one named, else ``main``, else the only public one.
+
+    Relax does not tell weights from inputs. `params` gives the weights: by name, or in order the data of the last
+    parameters, those beyond the attribute ``num_input`` where the function has it; every other parameter is an input.
+    Constants of the module become constants of the program; calls of other Relax functions are inlined.
+
+    Raises `ImportModelError` for a module that is no straight-line program of known shapes, `UnsupportedOpError` for
+    an op without an entry in the op table, `AnnotationError` and `PlacementError` for annotations that do not fit.
+    """
+    name, chosen = _choose(mod, function)
+    importer = _Importer(mod, name)
+    for parameter, data in zip(chosen.params, _data(chosen, name, params), strict=True):
+        importer.declare(parameter, data)
+    result = importer.body(chosen.body)
+    names = {item.value.name: item.value.name for item in importer.builder.inputs if item.role != "constant"}
+    outputs = list(importer.outputs(result))
+    program = importer.builder.function("main", outputs)
+    inputs = [(item.value.name, item.value.type) for item in program.inputs if item.role == "input"]
+    return Imported(
+        module=Module("global", (program,), importer.meshes or _declared_meshes(mod)),
+        tensors=importer.tensors,
+        names=names,
+        flatten=lambda args, kwargs: _flatten(name, inputs, args, kwargs),
+        rebuild=lambda tensors: _rebuild(result, iter([tensors[label] for label, _ in outputs])),
+    )
+
+
+def _choose(mod: Any, name: str | None) -> tuple[str, Any]:
+    from tvm import relax
+
+    functions = {var.name_hint: f for var, f in mod.functions.items() if isinstance(f, relax.Function)}
+    public = [key for key, f in functions.items() if "global_symbol" in (f.attrs or {})] or list(functions)
+    if name is None:
+        name = "main" if "main" in functions else public[0] if len(public) == 1 else None
+    if name is None or name not in functions:
+        raise ImportModelError(
+            f"expected a Relax function to compile, found {', '.join(functions) or 'none'}",
+            hint="call it main, or import it by name: import_relax(mod, function=...)",
+        )
+    return name, functions[name]
+
+
+def _data(function: Any, name: str, params: Mapping[str, Any] | Sequence[Any] | None) -> list[Any]:
+    """The data of each parameter, None for inputs."""
+    parameters = [p.name for p in function.params]
+    if params is None:
+        return [None] * len(parameters)
+    if isinstance(params, Mapping):
+        if unknown := set(params) - set(parameters):
+            raise ImportModelError(f"@{name} has no parameters {', '.join(sorted(unknown))}")
+        return [params.get(p) for p in parameters]
+    inputs = int((function.attrs or {}).get("num_input", len(parameters) - len(params)))
+    if inputs + len(params) != len(parameters):
+        raise ImportModelError(
+            f"@{name} has {len(parameters)} parameters and {inputs} inputs, found data for {len(params)}"
+        )
+    return [None] * inputs + list(params)
+
+
+class _Importer:
+    """Reads bindings into a `Builder`. A Relax value is one of ours, a list of them (a tuple), or a Python constant."""
+
+    def __init__(self, mod: Any, name: str) -> None:
+        self.builder = Builder()
+        self.tensors: dict[str, torch.Tensor] = {}
+        self.meshes: tuple[DeviceMesh, ...] = ()
+        self._module = mod
+        self._function = name
+        self._values: dict[Any, Any] = {}
+        self._open: list[str] = [name]
+
+    def declare(self, parameter: Any, data: Any) -> None:
+        """Make a parameter of the function an input, with its layout where its type has one."""
+        self.builder.location = f"@{self._function}, {parameter.name}"
+        kind = self._type(parameter.ty)
+        role = "input" if data is None else "parameter"
+        value = self.builder.input(parameter.name, kind, role, self.builder.location)
+        if data is not None:
+            self.tensors[value.name] = self._checked(data, kind, parameter.name)
+        self._values[parameter] = value
+        mesh = getattr(parameter.ty, "device_mesh", None)
+        if mesh is not None:
+            self._values[parameter] = self._annotate(value, mesh, str(parameter.ty.placement), parameter.name)
+
+    def body(self, body: Any) -> Any:
+        """Read the blocks of a function; what it returns."""
+        from tvm import relax
+
+        if not isinstance(body, relax.SeqExpr):
+            return self.value(body)
+        for block in body.blocks:
+            for binding in block.bindings:
+                self.builder.location = f"@{self._function}, {binding.var.name}"
+                self.builder.hint = binding.var.name
+                self._values[binding.var] = self._bound(binding)
+        return self.value(body.body)
+
+    def outputs(self, result: Any) -> Iterator[tuple[str, Value]]:
+        """The values of a result with the names they had in Relax, made distinct."""
+        seen: dict[str, int] = {}
+        for value in _leaves(result):
+            if not isinstance(value, Value):
+                raise ImportModelError(f"expected tensors as results, found {value!r}", f"@{self._function}")
+            count = seen[value.name] = seen.get(value.name, 0) + 1
+            yield (value.name if count == 1 else f"{value.name}_{count}", value)
+
+    def value(self, expression: Any) -> Any:
+        """What an argument of a call stands for."""
+        import tvm
+        from tvm import relax
+
+        if isinstance(expression, relax.Var):
+            return self._values[expression]
+        if isinstance(expression, relax.Tuple):
+            return [self.value(item) for item in expression.fields]
+        if isinstance(expression, relax.TupleGetItem):
+            return self.value(expression.tuple_value)[expression.index]
+        if isinstance(expression, relax.ShapeExpr):
+            return tuple(self._number(n) for n in expression.values)
+        if isinstance(expression, tvm.ir.GenericConst):
+            return self._constant(expression)
+        if isinstance(expression, tvm.ir.StringImm):
+            return str(expression.value)
+        if isinstance(expression, tvm.ir.Call):
+            return self._call(expression)
+        return self._number(expression)
+
+    def _bound(self, binding: Any) -> Any:
+        from tvm import relax
+
+        value = getattr(binding, "value", None)
+        if isinstance(binding, relax.MatchCast) or isinstance(value, relax.If) or value is None:
+            raise ImportModelError(
+                f"expected a straight-line program of known shapes, found {type(value).__name__}",
+                self.builder.location,
+                "bind symbolic shapes and conditions before compiling",
+            )
+        return value if isinstance(value, relax.Function) else self.value(value)
+
+    def _call(self, call: Any) -> Any:
+        import tvm
+        from tvm import relax
+
+        if isinstance(call.op, relax.GlobalVar):
+            callee = self._module[call.op]
+            if isinstance(callee, relax.Function):
+                return self._inline(call.op.name_hint, callee, call.args)
+            raise self._unsupported(call.op.name_hint)
+        if isinstance(call.op, relax.Var):
+            return self._inline(call.op.name, self._values[call.op], call.args)
+        if not isinstance(call.op, tvm.ir.Op):
+            raise self._unsupported(str(call.op))
+        name = str(call.op.name)
+        if name in ("relax.dist.annotate_sharding", "relax.dist.redistribute"):
+            value = self.value(call.args[0])
+            return self._annotate(value, call.attrs.device_mesh, str(call.attrs.placement), self.builder.hint)
+        return self._convert(name, call)
+
+    def _convert(self, name: str, call: Any) -> Any:
+        convert = lookup_relax(name)
+        ours = name.removeprefix("relax.")
+        pointwise = {entry.name for entry in entries() if entry.pointwise}
+        if convert is None and ours not in pointwise:
+            callee = getattr(call.args[0], "name_hint", "") if call.args else ""
+            raise self._unsupported(f"{name} of {callee}" if callee else name)
+        arguments = [self.value(item) for item in call.args]
+        try:
+            if convert is None:
+                return self.builder.emit(ours, *arguments)
+            return convert(self.builder, arguments, _Attributes(call.attrs, name))
+        except DistIRError:
+            raise
+        except NotImplementedError as error:
+            raise UnsupportedOpError(f"{name}: {error}", self.builder.location) from None
+
+    def _inline(self, name: str, function: Any, arguments: Any) -> Any:
+        if name in self._open:
+            raise ImportModelError(f"@{name} calls itself", self.builder.location)
+        values = [self.value(item) for item in arguments]
+        outer, location, hint = self._function, self.builder.location, self.builder.hint
+        self._function = name
+        self._open.append(name)
+        # The parameters' names are bound afresh by each call.
+        for parameter, value in zip(function.params, values, strict=True):
+            self._values[parameter] = value
+        result = self.body(function.body)
+        self._open.pop()
+        self._function, self.builder.location, self.builder.hint = outer, location, hint
+        return result
+
+    def _annotate(self, value: Value, relax_mesh: Any, text: str, hint: str) -> Value:
+        where = self.builder.location
+        mesh = _mesh(relax_mesh, where)
+        if self.meshes and self.meshes[0] != mesh:
+            raise AnnotationError(f"expected one mesh for all annotations, found {mesh} and {self.meshes[0]}", where)
+        self.meshes = (mesh,)
+        assert isinstance(value.type, TensorType)
+        placements = print_placements(fit_placements(text.strip('"'), mesh, value.type.shape, where))
+        self.builder.hint = hint if hint != value.name else f"{value.name}.sharded"
+        marked: Value = self.builder.emit("annotate_sharding", value, placements=placements)
+        return marked
+
+    def _constant(self, expression: Any) -> Value:
+        from torch.utils.dlpack import from_dlpack
+
+        data = from_dlpack(expression.data)
+        kind = self._type(expression.ty)
+        if not kind.shape:
+            return self.builder.constant(data.item(), kind.dtype)
+        value = self.builder.input("constant", kind, "constant", self.builder.location)
+        self.tensors[value.name] = data
+        return value
+
+    def _type(self, kind: Any) -> TensorType:
+        kind = getattr(kind, "tensor_ty", kind)
+        shape = getattr(kind, "shape", None)
+        dtype = str(getattr(kind, "dtype", ""))
+        if shape is None or dtype not in DTYPES:
+            raise ImportModelError(f"expected a tensor of known shape, found {kind}", self.builder.location)
+        return TensorType(tuple(self._number(n) for n in shape), dtype)
+
+    def _number(self, expression: Any) -> Any:
+        if isinstance(expression, (int, float)):
+            return expression
+        value = getattr(expression, "value", None)
+        if not isinstance(value, (int, float)):
+            raise ImportModelError(
+                f"expected a number known now, found {expression}", self.builder.location,
+                "bind symbolic shapes first: relax.transform.BindSymbolicVars",
+            )  # fmt: skip
+        return value
+
+    def _checked(self, data: Any, kind: TensorType, name: str) -> torch.Tensor:
+        tensor = _as_torch(data)
+        found = TensorType(tuple(tensor.shape), str(tensor.dtype).removeprefix("torch."))
+        if found != kind:
+            raise ImportModelError(f"expected {kind} as the data of {name}, found {found}", self.builder.location)
+        return tensor
+
+    def _unsupported(self, name: str) -> UnsupportedOpError:
+        return UnsupportedOpError(
+            f"there is no entry for {name} in the op table",
+            self.builder.location,
+            "CONTRIBUTING.md shows how to add one; call_tir has none: give the op itself, before LegalizeOps",
+        )
+
+
+class _Attributes(Mapping[str, Any]):
+    """The attributes of a Relax call as plain Python; ``op`` is the call's own name."""
+
+    def __init__(self, attrs: Any, name: str) -> None:
+        self._attrs = attrs
+        self._name = name
+
+    def __getitem__(self, key: str) -> Any:
+        return self._name if key == "op" else _plain(getattr(self._attrs, key))
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(())
+
+    def __len__(self) -> int:
+        return 0
+
+
+def _plain(value: Any) -> Any:
+    if value is None or isinstance(value, (bool, int, float, str)):
+        return str(value) if isinstance(value, str) else value
+    if hasattr(value, "value"):
+        return _plain(value.value)
+    if hasattr(value, "__len__") and not hasattr(value, "type_code"):
+        return [_plain(item) for item in value]
+    return str(value)
+
+
+def _mesh(relax_mesh: Any, where: str) -> DeviceMesh:
+    shape = tuple(int(n) for n in relax_mesh.shape)
+    ids = [int(i) for i in relax_mesh.device_ids]
+    if ids != list(range(math.prod(shape))):
+        raise AnnotationError(f"expected the devices 0 to {math.prod(shape) - 1} in order, found {ids}", where)
+    return DeviceMesh(shape)
+
+
+def _declared_meshes(mod: Any) -> tuple[DeviceMesh, ...]:
+    declared = dict(mod.global_infos).get("mesh", ()) if mod.global_infos else ()
+    return tuple(_mesh(info, "module_global_infos") for info in list(declared)[:1])
+
+
+def _leaves(result: Any) -> Iterator[Any]:
+    if isinstance(result, list):
+        for item in result:
+            yield from _leaves(item)
+    else:
+        yield result
+
+
+def _flatten(
+    name: str, inputs: Sequence[tuple[str, Any]], args: tuple[Any, ...], kwargs: Mapping[str, Any]
+) -> dict[str, torch.Tensor]:
+    order = [label for label, _ in inputs]
+    given = {**dict(zip(order, args, strict=False)), **kwargs}
+    if len(args) > len(order) or set(given) != set(order) or set(order[: len(args)]) & set(kwargs):
+        found = [*(["?"] * len(args)), *kwargs]
+        raise RunError(f"@{name} takes the inputs {', '.join(order)}; found {len(found)}: {', '.join(found)}")
+    return {label: _as_torch(given[label]) for label in order}
+
+
+def _rebuild(result: Any, tensors: Iterator[Any]) -> Any:
+    return tuple(_rebuild(item, tensors) for item in result) if isinstance(result, list) else next(tensors)
+
+
+def _as_torch(data: Any) -> torch.Tensor:
+    """A torch tensor from one of torch, numpy or TVM, without a copy where that is possible."""
+    import numpy as np
+    import torch
+    from torch.utils.dlpack import from_dlpack
+
+    if isinstance(data, torch.Tensor):
+        return data.detach()
+    if isinstance(data, np.ndarray):
+        return torch.from_numpy(data if data.flags.writeable else data.copy())
+    if hasattr(data, "__dlpack__"):
+        return from_dlpack(data)
+    raise RunError(f"expected a tensor of torch, numpy or TVM, found {type(data).__name__}")
