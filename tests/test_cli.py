@@ -95,8 +95,7 @@ def test_show(folder: Path) -> None:
 def test_show_on_a_terminal_is_coloured_and_says_the_same(folder: Path) -> None:
     program = folder / "terminal.py"
     program.write_text(
-        "import pty, sys\n"
-        f"pty.spawn([sys.executable, '-m', 'distir_relax', 'show', {str(folder / 'm.dist')!r}])\n"
+        f"import pty, sys\npty.spawn([sys.executable, '-m', 'distir_relax', 'show', {str(folder / 'm.dist')!r}])\n"
     )
     done = start([sys.executable, str(program)], TERM="xterm-256color", NO_COLOR="")
     assert "\x1b[" in done.stdout

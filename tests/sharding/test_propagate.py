@@ -1,0 +1,158 @@
+"""Propagation: what annotations reach, where splits fall, what is refused."""
+
+from __future__ import annotations
+
+import pytest
+
+from distir_relax.errors import AnnotationError, DistIRError, PlacementError
+from distir_relax.ir import DeviceMesh, DTensorType, Module, TensorType, Value, verify
+from distir_relax.ops import Builder, check
+from distir_relax.sharding import Propagate, Propagation
+from tests.rfc import rfc_module
+
+
+def mesh(*shape: int) -> DeviceMesh:
+    return DeviceMesh(shape, ("tp",) if len(shape) == 1 else ("dp", "tp"))
+
+
+def propagate(module: Module, *shape: int) -> Propagation:
+    found = Propagate(mesh(*shape)).run(module)
+    verify(found.module, check)
+    return found
+
+
+def layouts(propagation: Propagation) -> dict[str, str]:
+    """The placements of every value, by name."""
+    main = propagation.module.main
+    values = [i.value for i in main.inputs] + [v for op in main.ops for v in op.results]
+    return {v.name: ", ".join(map(str, v.type.placements)) for v in values if isinstance(v.type, DTensorType)}
+
+
+def attention_block(heads: int, width: int, fused: bool = True) -> tuple[Builder, Value]:
+    """GPT-2's attention over 5 tokens; the weight that is to be annotated is returned."""
+    g = Builder()
+    dim = heads * width
+    x = g.input("x", TensorType((1, 5, dim), "float32"))
+    w = g.input("w", TensorType((dim, 3 * dim), "float32"), "parameter")
+    marked = g.emit("annotate_sharding", w, placements="S[1]")
+    qkv = g.emit("matmul", x, marked)
+    parts = g.emit("split", qkv, sizes=(dim,) * 3, axis=2)
+    heads_of = [
+        g.emit("permute_dims", g.emit("reshape", p, shape=(1, 5, heads, width)), axes=(0, 2, 1, 3)) for p in parts
+    ]
+    attrs = {"scale": 0.5, "causal": True, "masked": False, "boolean": False, "dtype": "float32"}
+    y = g.emit("nn.scaled_dot_product_attention", *heads_of, **attrs)
+    y = g.emit("reshape", g.emit("permute_dims", y, axes=(0, 2, 1, 3)), shape=(1, 5, dim))
+    return g, g.emit("matmul", y, g.input("o", TensorType((dim, dim), "float32"), "parameter"))
+
+
+def test_rfc_example() -> None:
+    found = layouts(propagate(rfc_module(), 2))
+    assert found["A"] == "S[1: 64|63]"
+    assert found["B"] == "S[0: 64|63]"
+    assert found["Y"] == "S[1: 64|63]"
+    assert found["Z.partial"] == "I[sum]"
+    assert found["Z"] == "R"
+    assert found["C"] == "R"
+
+
+@pytest.mark.parametrize(
+    ("ranks", "sizes"),
+    [(2, (832, 768)), (3, (576, 512, 512)), (5, (320,) * 5), (7, (256, 256, 256, 256, 192, 192, 192))],
+)
+def test_fused_qkv_is_cut_by_heads(ranks: int, sizes: tuple[int, ...]) -> None:
+    """gpt2-xl has 25 heads of 64, so 1600 columns are never cut 800 | 800; a rank holds three stretches of the weight."""
+    builder, y = attention_block(25, 64)
+    found = layouts(propagate(Module("global", (builder.function("main", [("y", y)]),)), ranks))
+    text = "|".join(map(str, sizes))
+    assert found["w"] == f"S[1: 3*({text})]"
+    assert found["o"] == f"S[0: {text}]"
+    assert found["matmul_1.partial"] == "I[sum]"
+
+
+def test_user_sizes_and_chunks() -> None:
+    assert layouts(propagate(rfc_module(66, "S[1: 64|2]"), 2))["B"] == "S[0: 64|2]"
+    assert layouts(propagate(rfc_module(7, "S[1: chunk]"), 5))["B"] == "S[0: 2|2|2|1|0]"
+    assert layouts(propagate(rfc_module(7, "S[1]"), 5))["B"] == "S[0: 2|2|1|1|1]"
+    assert layouts(propagate(rfc_module(2, "S[1]"), 5))["B"] == "S[0: 1|1|0|0|0]"
+
+
+def test_sizes_that_tear_a_head_apart() -> None:
+    builder, y = attention_block(3, 4)
+    annotation = builder.ops[0]
+    builder.ops[0] = type(annotation)(
+        annotation.name, annotation.operands, annotation.results, {"placements": "S[1: 15|21]"}, "model.py:3"
+    )
+    with pytest.raises(PlacementError, match=r"model.py:3.*units of 12 elements"):
+        propagate(Module("global", (builder.function("main", [("y", y)]),)), 2)
+
+
+def test_two_mesh_axes() -> None:
+    found = layouts(propagate(rfc_module(127, "R, S[1]"), 3, 2))
+    assert found["A"] == "R, S[1: 64|63]"
+    g = Builder()
+    x = g.input("x", TensorType((7, 6), "float32"))
+    x = g.emit("annotate_sharding", x, placements="S[0], R")
+    w = g.emit("annotate_sharding", g.input("w", TensorType((6, 9), "float32"), "parameter"), placements="R, S[1]")
+    y = g.emit("nn.relu", g.emit("matmul", x, w))
+    found = layouts(propagate(Module("global", (g.function("main", [("y", y)]),)), 3, 2))
+    assert found[y.name] == "S[0: 3|2|2], S[1: 5|4]"
+
+
+def test_reasons_name_the_annotation_and_the_op() -> None:
+    reasons = propagate(rfc_module(), 2).reasons
+    assert reasons["A"] == "from the annotation at rfc.py:12"
+    assert reasons["B"] == "from the annotation at rfc.py:12, through matmul k"
+
+
+def test_a_gather_nobody_asked_for_is_a_warning() -> None:
+    g = Builder()
+    x = g.emit("annotate_sharding", g.input("x", TensorType((4, 6), "float32")), placements="S[1]")
+    g.location = "model.py:8"
+    y = g.emit("nn.softmax", x, axis=1)
+    warnings = propagate(Module("global", (g.function("main", [("y", y)]),)), 2).warnings
+    assert len(warnings) == 1
+    assert warnings[0].startswith("model.py:8: %x (S[1: 3|3]) is gathered, 96 bytes, because softmax")
+
+
+@pytest.mark.parametrize(
+    ("placement", "error", "message"),
+    [
+        ("S[7]", PlacementError, r"S\[7\] does not fit .*dims 0 to 1"),
+        ("S[1: 64|64]", PlacementError, "add up to 128, the dim has 127"),
+        ("S[1: 64|60|3]", PlacementError, "3 sizes for 2 devices"),
+        ("S[0], S[1]", PlacementError, "2 placements for 1 mesh axes"),
+        ("I[sum]", PlacementError, "not a layout to ask for"),
+        ("Q", PlacementError, "is not a placement"),
+    ],
+)
+def test_illegal_placements(placement: str, error: type[DistIRError], message: str) -> None:
+    with pytest.raises(error, match=message):
+        Propagate(mesh(2)).run(rfc_module(127, placement))
+
+
+def test_a_tensor_is_stored_one_way() -> None:
+    g = Builder()
+    w = g.input("w", TensorType((4, 6), "float32"), "parameter")
+    g.location = "model.py:3"
+    a = g.emit("annotate_sharding", w, placements="S[0]")
+    g.location = "model.py:9"
+    b = g.emit("annotate_sharding", w, placements="S[1]")
+    y = g.emit("add", a, b)
+    with pytest.raises(AnnotationError, match=r"model.py:9: .*'S\[0\]' at model.py:3 and 'S\[1\]' here"):
+        propagate(Module("global", (g.function("main", [("y", y)]),)), 2)
+
+
+def test_an_annotation_in_the_middle_redistributes() -> None:
+    g = Builder()
+    x = g.emit("annotate_sharding", g.input("x", TensorType((4, 6), "float32")), placements="S[0]")
+    y = g.emit("annotate_sharding", g.emit("nn.relu", x), placements="S[1]")
+    found = propagate(Module("global", (g.function("main", [("y", y)]),)), 2)
+    assert [op.name for op in found.module.main.ops] == ["nn.relu", "redistribute"]
+    assert found.warnings == ()
+    assert layouts(found)[y.name] == "S[1: 3|3]"
+
+
+def test_no_mesh() -> None:
+    with pytest.raises(AnnotationError, match="no annotation and no mesh"):
+        Propagate().run(rfc_module())

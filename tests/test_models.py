@@ -1,0 +1,98 @@
+"""Whole models through the whole pipeline, ranks as threads: they give what unsharded torch gives."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+import distir_relax as dr
+from distir_relax.ir import verify
+from distir_relax.ops import check
+from tests.zoo import Case, gpt2, minilm, mlp
+
+
+def compile_case(case: Case, ranks: int, tail: str) -> dr.Plan:
+    mesh = dr.DeviceMesh((ranks,), ("tp",))
+    plan = dr.compile(case.model, case.args, case.kwargs, shardings=case.shardings, mesh=mesh, tail=tail)
+    for module in plan.modules.values():
+        verify(module, check)
+    return plan
+
+
+def largest_difference(found: Any, expected: Any) -> float:
+    assert type(found) is type(expected)
+    if isinstance(expected, torch.Tensor):
+        return float((found - expected).detach().abs().max())
+    pairs = [(found[key], expected[key]) for key in expected if isinstance(expected[key], torch.Tensor)]
+    assert pairs
+    return max(float((a - b).abs().max()) for a, b in pairs)
+
+
+@pytest.mark.parametrize("tail", ["ragged", "pad"])
+@pytest.mark.parametrize("ranks", [2, 3, 5])
+@pytest.mark.parametrize("make", [mlp, gpt2, minilm])
+def test_torch_backend(make: Any, ranks: int, tail: str) -> None:
+    case = make()
+    plan = compile_case(case, ranks, tail)
+    with torch.no_grad():
+        expected = case.model(*case.args, **case.kwargs)
+    assert largest_difference(plan(*case.args, **case.kwargs), expected) < 1e-5
+
+
+@pytest.mark.parametrize("tail", ["ragged", "pad"])
+@pytest.mark.parametrize(("make", "ranks"), [(mlp, 2), (mlp, 3), (gpt2, 3), (minilm, 5)])
+def test_tvm_backend(make: Any, ranks: int, tail: str) -> None:
+    case = make()
+    plan = compile_case(case, ranks, tail)
+    with torch.no_grad():
+        expected = case.model(*case.args, **case.kwargs)
+    assert largest_difference(plan(*case.args, backend="tvm", **case.kwargs), expected) < 1e-4
+
+
+def test_gpt2_is_cut_by_heads_and_by_vocabulary() -> None:
+    """Twelve heads of 64 on five ranks are 3|3|2|2|2; a tied table of 50257 rows serves both ends."""
+    case = gpt2(layers=1, vocabulary=50257, width=768, heads=12)
+    plan = compile_case(case, 5, "ragged")
+    text = plan.text("sharded")
+    assert '"S[1: 3*(192|192|128|128|128)]"' in text
+    assert '"S[0: 10052|10052|10051|10051|10051]"' in text
+    names = [i.value.name for i in plan.modules["sharded"].main.inputs]
+    assert len([n for n in names if n in ("transformer.wte.weight", "lm_head.weight")]) == 1
+
+
+def test_annotation_in_the_model() -> None:
+    mesh = dr.DeviceMesh((2,), ("tp",))
+
+    class Annotated(torch.nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.up = torch.nn.Linear(8, 15)
+            self.down = torch.nn.Linear(15, 8)
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            weight = dr.annotate_sharding(self.up.weight, mesh, "S[0]")
+            return self.down(torch.relu(torch.nn.functional.linear(x, weight, self.up.bias)))
+
+    torch.manual_seed(0)
+    model, x = Annotated().eval(), torch.randn(3, 8)
+    plan = dr.compile(model, example_inputs=(x,))
+    assert "S[0: 8|7]" in plan.text("sharded")
+    assert "from the annotation at test_models.py:" in plan.text("sharded")
+    assert largest_difference(plan(x), model(x)) < 1e-6
+    with pytest.raises(dr.DistIRError, match=r"\(3, 8\)"):
+        plan(torch.randn(4, 8))
+
+
+def test_the_front_door_is_light() -> None:
+    """Importing the package, or what a rank needs to start, brings in neither TVM nor the compiler."""
+    code = (
+        "import sys, distir_relax, distir_relax.cli, distir_relax.runtime.execute\n"
+        "heavy = [m for m in ('torch', 'tvm', 'onnx', 'distir_relax.compiler', 'distir_relax.ops') if m in sys.modules]\n"
+        "assert not heavy, heavy\n"
+    )
+    subprocess.run([sys.executable, "-c", code], check=True, timeout=60, cwd=Path(__file__).parent.parent)
