@@ -55,7 +55,9 @@ InputOption = Annotated[Path | None, typer.Option("--input", "-i", help="The inp
 OutputOption = Annotated[Path | None, typer.Option("--output", "-o", help="Write the global outputs to this .npz.")]
 BackendOption = Annotated[Backend, typer.Option(help="What runs the ranks' programs.")]
 DeviceOption = Annotated[Device, typer.Option(help="Where the ranks compute.")]
-TimeoutOption = Annotated[float, typer.Option(min=0, help="End when a rank waits longer than this (seconds; 0: never).")]
+TimeoutOption = Annotated[
+    float, typer.Option(min=0, help="End when a rank waits longer than this (seconds; 0: never).")
+]
 RepeatOption = Annotated[int, typer.Option(min=1, help="Run so many timed steps, after one to warm up.")]
 ReportOption = Annotated[Path | None, typer.Option(help="Write times, bytes sent and weight bytes to this .json.")]
 

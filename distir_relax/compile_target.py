@@ -156,7 +156,9 @@ def _is_users(filename: str) -> bool:
 def _sharding(text: str) -> tuple[str, str]:
     pattern, equals, placement = text.partition("=")
     if not pattern or not equals or not placement:
-        raise PlacementError("expected PATTERN=PLACEMENT", f"--shard {text}", "for example: --shard 'layer.*.weight=S[0]'")
+        raise PlacementError(
+            "expected PATTERN=PLACEMENT", f"--shard {text}", "for example: --shard 'layer.*.weight=S[0]'"
+        )
     return pattern, placement
 
 

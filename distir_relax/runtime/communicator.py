@@ -221,7 +221,13 @@ class Communicator(ABC):
             x.copy_(work)
 
     def _join(
-        self, flat: torch.Tensor, counts: list[int], shapes: list[tuple[int, ...]], dim: int, x: Array, out: Array | None
+        self,
+        flat: torch.Tensor,
+        counts: list[int],
+        shapes: list[tuple[int, ...]],
+        dim: int,
+        x: Array,
+        out: Array | None,
     ) -> Any:
         import torch
 

@@ -185,7 +185,9 @@ def _run(
     seconds = time.perf_counter() - start
     expected = bundle.manifest.outputs
     if len(results) != len(expected):
-        raise RunError(f"the program of rank {comm.rank} gives {len(results)} outputs, the bundle names {len(expected)}")
+        raise RunError(
+            f"the program of rank {comm.rank} gives {len(results)} outputs, the bundle names {len(expected)}"
+        )
     outputs = {}
     for tensor, result in zip(expected, results, strict=True):
         whole = comm.assemble(tensor, result)

@@ -50,7 +50,9 @@ def bundle() -> Bundle:
         ),
     )
     texts = {"distir.txt": "the schedule, with ünicode\n", "ranked.txt": "ranked\n"}
-    return Bundle(manifest, {"programs/main_0.py": "def main(comm, weights): return ()\n"}, TensorWeights(weights), texts)
+    return Bundle(
+        manifest, {"programs/main_0.py": "def main(comm, weights): return ()\n"}, TensorWeights(weights), texts
+    )
 
 
 @pytest.fixture

@@ -143,7 +143,13 @@ def _messages(comm: Communicator) -> None:
     # A ring, in an order that cannot deadlock even when a send waits for its receive.
     for source in range(n):
         target = (source + 1) % n
-        for dtype, shape in (("float32", (2, 3)), ("bfloat16", (5,)), ("int64", ()), ("float32", (0, 4)), ("bool", (3,))):
+        for dtype, shape in (
+            ("float32", (2, 3)),
+            ("bfloat16", (5,)),
+            ("int64", ()),
+            ("float32", (0, 4)),
+            ("bool", (3,)),
+        ):
             x = torch.from_numpy(values(source, shape)).to(getattr(torch, dtype))
             if comm.rank == source:
                 comm.send(x.t() if x.dim() == 2 else x, target)

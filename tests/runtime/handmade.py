@@ -12,7 +12,7 @@ import torch
 
 from distir_relax.bundle import Bundle, Manifest, Mesh, Program, Shard, Tensor, TensorWeights
 
-SUM_COLUMNS = '''
+SUM_COLUMNS = """
 import torch.nn.functional as F
 
 STEPS = ["%h = matmul(%x, %up) (model.py:7)", "%y = matmul(%h, %down) (model.py:8)", "%z = all_reduce(%y) (model.py:8)"]
@@ -23,11 +23,13 @@ def main(comm, weights, x):
     y = h @ weights["down"]
     z = comm.all_reduce(y, "tp", "sum", step=2, out=y)
     return (z, h)
-'''
+"""
 
-RAISES_ON_1 = SUM_COLUMNS.replace("    z =", "    if comm.rank == 1:\n        raise ValueError('a kernel failed')\n    z =")
+RAISES_ON_1 = SUM_COLUMNS.replace(
+    "    z =", "    if comm.rank == 1:\n        raise ValueError('a kernel failed')\n    z ="
+)
 WRONG_SHAPE = SUM_COLUMNS.replace("return (z, h)", "return (z, h[:, :1])")
-DEADLOCK = '''
+DEADLOCK = """
 STEPS = ["%a = all_reduce(%x) (model.py:2)", "%b = recv(%x) (model.py:3)", "send(%x) (model.py:4)"]
 
 
@@ -37,7 +39,7 @@ def main(comm, weights, x):
     b = comm.recv((4, 6), "float32", (comm.rank + 1) % n, step=1)
     comm.send(x, (comm.rank - 1) % n, step=2)
     return (a, b)
-'''
+"""
 
 
 def cut(size: int, sizes: Sequence[int]) -> tuple[tuple[tuple[int, int], ...], ...]:

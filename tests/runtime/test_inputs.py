@@ -16,7 +16,11 @@ def test_round_trip(tmp_path: Path) -> None:
     arrays = {"a": torch.arange(6).reshape(2, 3), "half": torch.ones(2, dtype=torch.bfloat16), "s": torch.tensor(2.0)}
     write_npz(tmp_path / "y.npz", arrays)
     found = read_npz(tmp_path / "y.npz")
-    assert {name: value.dtype.name for name, value in found.items()} == {"a": "int64", "half": "float32", "s": "float32"}
+    assert {name: value.dtype.name for name, value in found.items()} == {
+        "a": "int64",
+        "half": "float32",
+        "s": "float32",
+    }
     for name, value in arrays.items():
         np.testing.assert_array_equal(found[name], value.float().numpy())
     assert [item.name for item in tmp_path.iterdir()] == ["y.npz"]
