@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import torch
 
 from distir_relax.ir import Attribute, Function, Input, Module, Op, Output, TensorType, Value
-from distir_relax.ops import infer, lookup
+from distir_relax.ops import entries, evaluate, infer, lookup, tensor_type
 
 Sample = tuple[str, list[TensorType], dict[str, Attribute]]
 
@@ -34,7 +34,7 @@ def samples() -> list[Sample]:
         found.append((name, [of("bool", 3, 5), of("bool", 5)], {}))
     found.append(("logical_not", [of("bool", 3, 5)], {}))
     for name in ("negative", "exp", "log", "sqrt", "rsqrt", "abs", "square", "tanh", "sigmoid", "erf", "sin", "cos",
-                 "floor", "ceil", "sign", "nn.relu", "nn.gelu", "nn.gelu_tanh", "nn.silu"):  # fmt: skip
+                 "floor", "ceil", "round", "trunc", "sign", "tan", "atan", "isnan", "isinf", "isfinite", "nn.relu", "nn.gelu", "nn.gelu_tanh", "nn.silu"):  # fmt: skip
         found.append((name, [f32(3, 37)], {}))
     found += [
         ("exp", [of("float64", 3, 5)], {}),
@@ -87,6 +87,22 @@ def samples() -> list[Sample]:
         ("nn.softmax", [f32(2, 3, 5)], {"axis": 1}),
         ("nn.log_softmax", [f32(2, 3, 37)], {"axis": 2}),
     ]  # fmt: skip
+    for name in ("argmax", "argmin"):
+        found += [
+            (name, [f32(3, 5, 7)], {"axis": 1, "keepdims": False}),
+            (name, [f32(3, 7)], {"axis": 1, "keepdims": True}),
+        ]
+    for name in ("tril", "triu"):
+        found += [(name, [f32(3, 5, 7)], {"k": 1}), (name, [f32(7, 5)], {"k": -1})]
+    found += [
+        ("topk", [f32(3, 7)], {"axis": 1, "k": 3, "largest": True}),
+        ("topk", [f32(7, 3)], {"axis": 0, "k": 2, "largest": False}),
+        ("argsort", [f32(3, 7)], {"axis": 1, "descending": True}),
+        ("argsort", [f32(7, 3)], {"axis": 0, "descending": False}),
+        ("gather_elements", [f32(5, 6), of("int64", 5, 4)], {"axis": 1}),
+        ("index_tensor", [f32(5, 6, 2), of("int64", 3, 1), of("int64", 4)], {"count": 2}),
+        ("flip", [f32(3, 5)], {"axis": 1}),
+    ]
     for name in ("sum", "mean", "max", "min"):
         found += [
             (name, [f32(3, 5, 7)], {"axis": (0, 2), "keepdims": True}),
@@ -153,7 +169,27 @@ def data(kind: TensorType, name: str, generator: torch.Generator) -> torch.Tenso
 
 def local_ops() -> set[str]:
     """The names of the ops that a rank runs by itself."""
-    from distir_relax.ops import entries
-
     layout = {"annotate_sharding", "redistribute"}
     return {e.name for e in entries() if not lookup(e.name).on_communicator} - layout
+
+
+def operand_data(ops: Sequence[Op]) -> list[list[torch.Tensor]]:
+    """Values for the operands of each op."""
+    generator = torch.Generator().manual_seed(0)
+    return [[data(tensor_type(v), op.name, generator) for v in op.operands] for op in ops]
+
+
+def check_against_reference(
+    ops: Sequence[Op], operands: Sequence[Sequence[torch.Tensor]], results: Sequence[torch.Tensor], tolerance: float
+) -> None:
+    """Fail unless `results`, those of all ops one after the other, are what the op table says, type and all."""
+    found = iter(results)
+    for op, values in zip(ops, operands, strict=True):
+        for expected in evaluate(op, values):
+            got = next(found)
+            where = f"{op.name} of {[tuple(v.shape) for v in values]} with {dict(op.attrs)}"
+            assert (got.dtype, got.shape) == (expected.dtype, expected.shape), where
+            torch.testing.assert_close(
+                got.double(), expected.double(), atol=tolerance, rtol=tolerance, equal_nan=True,
+                msg=lambda text, where=where: f"{where}: {text}")  # fmt: skip
+    assert next(found, None) is None
