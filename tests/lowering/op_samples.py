@@ -139,17 +139,22 @@ def _attention() -> list[Sample]:
     ]
 
 
-def sample_module(chosen: Sequence[Sample]) -> tuple[Module, list[Op]]:
-    """A ranked module of one rank that runs all samples side by side, and the op of each sample."""
+def sample_module(chosen: Sequence[Sample], weights: str = "none") -> tuple[Module, list[Op]]:
+    """A ranked module of one rank that runs all samples side by side, and the op of each sample.
+
+    `weights` says which operands are parameters: none, all, or those from the second on.
+    """
+    first = {"none": 99, "second": 1, "all": 0}[weights]
     inputs: list[Input] = []
     ops: list[Op] = []
     outputs: list[Output] = []
     for number, (name, types, attrs) in enumerate(chosen):
         operands = tuple(Value(f"x{number}_{i}", kind) for i, kind in enumerate(types))
         results = tuple(Value(f"y{number}_{i}", kind) for i, kind in enumerate(infer(name, types, attrs)))
-        inputs += [Input(value) for value in operands]
+        inputs += [Input(value, "input" if i < first else "parameter") for i, value in enumerate(operands)]
         ops.append(Op(name, operands, results, attrs))
         outputs += [Output(value.name, value) for value in results]
+    inputs.sort(key=lambda item: item.role)
     function = Function("main_0", tuple(inputs), tuple(ops), tuple(outputs))
     return Module("ranked", (function,), ranks=("main_0",)), ops
 

@@ -1,0 +1,31 @@
+"""The tvm backend's kernels, fusion and split into what runs once and what runs each time, op by op."""
+
+from __future__ import annotations
+
+import pytest
+from op_samples import check_against_reference, operand_data, sample_module, samples
+
+from distir_relax.bundle import Mesh
+from distir_relax.lowering.to_relax import to_relax_json
+from distir_relax.runtime.threads import ThreadWorld
+
+pytest.importorskip("tvm")
+
+
+@pytest.mark.parametrize("weights", ["none", "second", "all"])
+def test_every_op_means_in_the_tvm_backend_what_it_means_in_the_op_table(weights: str) -> None:
+    """Operands may be inputs, or weights that kernels pack and constants are folded from when they are loaded."""
+    from distir_relax.runtime.backends.tvm import TvmProgram
+    from distir_relax.runtime.backends.tvm_compile import compile_program
+
+    module, ops = sample_module(samples(), weights=weights)
+    operands = operand_data(ops)
+    data = {
+        v.name: x for op, values in zip(ops, operands, strict=True) for v, x in zip(op.operands, values, strict=True)
+    }
+    names = [item.value.name for item in module.main.inputs]
+    count = sum(item.role == "input" for item in module.main.inputs)
+    compiled = compile_program(to_relax_json(module)["main_0"], count)
+    comm = ThreadWorld(Mesh((1,), ("tp",))).communicator(0)
+    program = TvmProgram(compiled, comm, [data[name] for name in names[count:]], range(count))
+    check_against_reference(ops, operands, program(*(data[name] for name in names[:count])), tolerance=3e-6)
