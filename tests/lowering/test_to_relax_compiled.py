@@ -25,7 +25,7 @@ def test_every_op_means_in_the_tvm_backend_what_it_means_in_the_op_table(weights
     }
     names = [item.value.name for item in module.main.inputs]
     count = sum(item.role == "input" for item in module.main.inputs)
-    compiled = compile_program(to_relax_json(module)["main_0"], count)
+    compiled = compile_program(to_relax_json(module)["main_0"], range(count))
     comm = ThreadWorld(Mesh((1,), ("tp",))).communicator(0)
     program = TvmProgram(compiled, comm, [data[name] for name in names[count:]], range(count))
     check_against_reference(ops, operands, program(*(data[name] for name in names[:count])), tolerance=3e-6)

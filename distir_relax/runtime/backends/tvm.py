@@ -36,18 +36,16 @@ def load(bundle: Bundle, rank: int, comm: Communicator, device: str = "cpu") -> 
             "the bundle holds no Relax programs", str(bundle.path or manifest.name),
             "compile with --backend tvm, or run with --backend torch")  # fmt: skip
     names = [item.name for item in manifest.inputs]
-    taken = [name for name in program.arguments if name in names]
-    if list(program.arguments[: len(taken)]) != taken:
-        raise BundleError("a program takes its inputs first, then its weights", program.relax)
+    held = load_weights(bundle, rank, device)
+    inputs = [i for i, name in enumerate(program.arguments) if name not in held]
     try:
         from distir_relax.runtime.backends.tvm_compile import compile_program
 
-        compiled = compile_program(bundle.programs[program.relax], len(taken), _threads(manifest.mesh.world_size))
+        compiled = compile_program(bundle.programs[program.relax], inputs, _threads(manifest.mesh.world_size))
     except ImportError as missing:
         raise RunError(f"TVM cannot be imported: {missing}", hint="pip install apache-tvm") from None
-    held = load_weights(bundle, rank, device)
-    return TvmProgram(compiled, comm, [held[name] for name in program.arguments[len(taken) :]],
-                      [names.index(name) for name in taken])  # fmt: skip
+    weights = [held[name] for name in program.arguments if name in held]
+    return TvmProgram(compiled, comm, weights, [names.index(program.arguments[i]) for i in inputs])
 
 
 class TvmProgram:

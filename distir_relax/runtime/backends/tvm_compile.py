@@ -6,6 +6,7 @@ First `tvm_split` sets apart what is computed once, and puts in our kernels; the
 from __future__ import annotations
 
 import threading
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -32,21 +33,21 @@ class Compiled:
     calls: frozenset[str]
 
 
-def compile_program(text: str, inputs: int, threads: int = 1) -> Compiled:
-    """Compile a Relax program (JSON) whose first `inputs` parameters are inputs, the others weights.
+def compile_program(text: str, inputs: Sequence[int], threads: int = 1) -> Compiled:
+    """Compile a Relax program (JSON) whose parameters at the positions `inputs` are inputs, the others weights.
 
     Ranks of one process that run the same program share the result. Raises BundleError when the text is no such
     program, RunError when TVM cannot compile it here.
     """
-    key = (text, inputs, threads)
+    key = (text, tuple(inputs), threads)
     with _lock:
         if key not in _compiled:
-            _compiled[key] = _compile(text, inputs, threads)
+            _compiled[key] = _compile(*key)
         return _compiled[key]
 
 
 _lock = threading.Lock()
-_compiled: dict[tuple[str, int, int], Compiled] = {}
+_compiled: dict[tuple[str, tuple[int, ...], int], Compiled] = {}
 
 
 def machine(threads: int) -> tuple[Any, kernels.Machine]:
@@ -60,7 +61,7 @@ def machine(threads: int) -> tuple[Any, kernels.Machine]:
     return target, kernels.Machine(64 if wide else 32, 13 if wide else 6, threads)
 
 
-def _compile(text: str, inputs: int, threads: int) -> Compiled:
+def _compile(text: str, inputs: tuple[int, ...], threads: int) -> Compiled:
     import tvm
     from tvm import relax
 

@@ -10,7 +10,7 @@ runs when the weights are loaded; the rest is ``main``::
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -32,19 +32,19 @@ class Split:
     calls: frozenset[str]
 
 
-def split_program(function: Any, inputs: int, host: kernels.Machine) -> Split:
-    """Split a straight-line Relax function whose first `inputs` parameters are inputs, the others weights."""
+def split_program(function: Any, inputs: Sequence[int], host: kernels.Machine) -> Split:
+    """Split a straight-line Relax function whose parameters at the positions `inputs` are inputs, the others weights."""
     return _Splitter(function, inputs, host).run()
 
 
 class _Splitter:
     """Values are known by the variables of the original function; `early` are those that weights alone determine."""
 
-    def __init__(self, function: Any, inputs: int, host: kernels.Machine) -> None:
+    def __init__(self, function: Any, inputs: Sequence[int], host: kernels.Machine) -> None:
         from tvm.ir import GenericConst
 
-        self.inputs = list(function.params)[:inputs]
-        self.weights = list(function.params)[inputs:]
+        self.inputs = [function.params[i] for i in inputs]
+        self.weights = [p for i, p in enumerate(function.params) if i not in inputs]
         self.host = host
         bindings = [b for block in function.body.blocks for b in block.bindings]
         # Constants are written where they are used.
