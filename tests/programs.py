@@ -75,7 +75,7 @@ class Generator:
         dims = [d for d, n in enumerate(shape) if n > 1]
         self.random.shuffle(dims)
         placements = []
-        for n in self.mesh.shape:
+        for _ in self.mesh.shape:
             if not dims or self.random.random() < 0.25:
                 placements.append("R")
                 continue

@@ -22,7 +22,7 @@ _TOKEN = re.compile(
     r"""(?P<space>[ \t\r]+)|(?P<newline>\n)|(?P<comment>\#[^\n]*)
     |(?P<string>"(?:[^"\\]|\\.)*")
     |(?P<number>-?(?:inf\b|nan\b|\d+\.(?!\.)\d*(?:[eE][+-]?\d+)?|\d+[eE][+-]?\d+|\d+))
-    |(?P<value>%[A-Za-z_][\w.]*)|(?P<at>@[A-Za-z_][\w.]*)|(?P<word>[A-Za-z_][\w.]*)
+    |(?P<value>%[\w.]+)|(?P<at>@[A-Za-z_][\w.]*)|(?P<word>[A-Za-z_][\w.]*)
     |(?P<dots>\.\.)|(?P<mark>[()\[\]{}:,=|@*])""",
     re.VERBOSE,
 )

@@ -183,7 +183,7 @@ class _Emission:
         """A Python identifier for a value, made from its name."""
         base = re.sub(r"\W", "_", value.name)
         if keyword.iskeyword(base) or not base.isidentifier():
-            base = f"{base}_"
+            base = f"v_{base}"
         name, count = base, 1
         while name in self.taken:
             count += 1

@@ -58,8 +58,6 @@ class Builder:
     def fresh(self, hint: str) -> str:
         """A name made from `hint` that no value has yet."""
         base = re.sub(r"[^\w.]", "_", hint) or "v"
-        if not re.match(r"[A-Za-z_]", base):
-            base = "v" + base
         name, count = base, 0
         while name in self._taken:
             count += 1

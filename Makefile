@@ -1,0 +1,37 @@
+# make demo   shows the main job on a fresh machine      make test   passes all tests on one
+PYTHON ?= python3
+VENV   := .venv
+BIN    := $(VENV)/bin
+READY  := $(VENV)/.ready
+
+.PHONY: demo test quick lint fuzz bench clean
+
+demo: $(READY)
+	$(BIN)/python examples/minilm.py
+
+test: $(READY) lint
+	$(BIN)/python -m pytest
+
+quick: $(READY)
+	$(BIN)/python -m pytest -x -q -m "not mpirun"
+
+lint: $(READY)
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+	$(BIN)/lint-imports
+
+fuzz: $(READY)
+	$(BIN)/python -m tests.fuzz 5000
+
+bench: $(READY)
+	$(BIN)/python benchmarks/gpt2.py
+
+$(READY): pyproject.toml constraints.txt
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || { echo "Python 3.11 or newer is needed; set PYTHON=..."; exit 1; }
+	$(PYTHON) -m venv $(VENV)
+	$(BIN)/python -m pip install --quiet --progress-bar on --constraint constraints.txt --editable '.[test]'
+	@touch $(READY)
+
+clean:
+	rm -rf $(VENV) build *.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache
