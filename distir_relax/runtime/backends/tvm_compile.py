@@ -58,7 +58,7 @@ def machine(threads: int) -> tuple[Any, kernels.Machine]:
     cpu = codegen.llvm_get_system_cpu()
     target = tvm.target.Target({"kind": "llvm", "mcpu": cpu})
     wide = codegen.llvm_cpu_has_features("avx512f", target)
-    return target, kernels.Machine(64 if wide else 32, 13 if wide else 6, threads)
+    return target, kernels.Machine(64 if wide else 32, 12 if wide else 6, threads)
 
 
 def _compile(text: str, inputs: tuple[int, ...], threads: int) -> Compiled:

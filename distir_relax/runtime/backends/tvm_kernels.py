@@ -1,9 +1,9 @@
 """Kernels that TVM's defaults are many times too slow for: products, softmax, layer norm; written as TIR text.
 
-A product is computed in blocks of `ROWS` rows by one panel of `PANEL` columns, which stay in vector registers while
-the summed dim runs::
+A product is computed in blocks of some rows by one panel of columns, two vectors wide, which stay in registers
+while the summed dim runs::
 
-    x (m, k)   w packed (panels, k, PANEL)   y (m, n)        acc[r, :] += x[row r, k] * w[panel, k, :]
+    x (m, k)   w packed (panels, k, width)   y (m, n)        acc[r, :] += x[row r, k] * w[panel, k, :]
 
 Weights are packed once, when they are loaded; the last panel is filled up with zeros. Other right-hand sides are read
 where they lie: the last panel then overlaps the one before it, so that it needs no filling.
@@ -20,7 +20,6 @@ from typing import Any
 
 from distir_relax.runtime.backends.tvm_math import exp
 
-PANEL_BYTES = 128
 FLOATS = {"float32": 4, "float64": 8}
 
 
@@ -29,7 +28,7 @@ class Machine:
     """What kernels are written for: bytes of a vector register, rows that fit the registers, threads of the rank."""
 
     vector_bytes: int = 64
-    rows: int = 13
+    rows: int = 12
     threads: int = 1
 
     def lanes(self, dtype: str) -> int:
@@ -37,22 +36,16 @@ class Machine:
         return self.vector_bytes // FLOATS[dtype]
 
 
-def panel_width(dtype: str) -> int:
-    """Columns of a packed panel."""
-    return PANEL_BYTES // FLOATS[dtype]
-
-
-def packed_shape(k: int, n: int, dtype: str) -> tuple[int, int, int]:
-    """The shape of a packed (k, n) weight."""
-    width = panel_width(dtype)
+def packed_shape(k: int, n: int, dtype: str, machine: Machine) -> tuple[int, int, int]:
+    """The shape of a packed (k, n) weight: (panels, k, width)."""
+    width = 2 * machine.lanes(dtype)
     return (-(-n // width), k, width)
 
 
 @cache
-def pack(k: int, n: int, dtype: str, transposed: bool) -> Any:
+def pack(k: int, n: int, dtype: str, transposed: bool, machine: Machine) -> Any:
     """``w (k, n)``, or ``(n, k)`` when `transposed`, to its packed form."""
-    width = panel_width(dtype)
-    panels = -(-n // width)
+    panels, _, width = packed_shape(k, n, dtype, machine)
     source = f"w[p * {width} + c, r]" if transposed else f"w[r, p * {width} + c]"
     shape = (n, k) if transposed else (k, n)
     # Reads of a transposed weight run along its rows.
@@ -60,7 +53,7 @@ def pack(k: int, n: int, dtype: str, transposed: bool) -> Any:
     return _function(
         f"w: {_buffer(shape, dtype)}, y: {_buffer((panels, k, width), dtype)}",
         f"""
-for p in {_outer(panels, 1)}:
+for p in range({panels}):
     {loops}:
         if p * {width} + c < {n}:
             y[p, r, c] = {source}
@@ -73,8 +66,8 @@ for p in {_outer(panels, 1)}:
 @cache
 def packed_product(m: int, k: int, n: int, dtype: str, machine: Machine) -> Any:
     """``x (m, k), packed w -> y (m, n)``."""
-    width, lanes = panel_width(dtype), machine.lanes(dtype)
-    panels, rest = -(-n // width), n % width
+    panels, _, width = packed_shape(k, n, dtype, machine)
+    lanes, rest = width // 2, n % width
     vectors = [(start, lanes) for start in range(0, width, lanes)]
     weights = [f"w[p, k, {_span(start, size)}]" for start, size in vectors]
     blocks = _row_blocks(m, machine.rows)

@@ -130,8 +130,8 @@ class _Splitter:
 
         shape, dtype = _shape(weight), _dtype(weight)
         k, n = reversed(shape) if transposed else shape
-        kernel = builder.add_func(kernels.pack(k, n, dtype, transposed), "pack")
-        kind = relax.TensorType(kernels.packed_shape(k, n, dtype), dtype)
+        kernel = builder.add_func(kernels.pack(k, n, dtype, transposed, self.host), "pack")
+        kind = relax.TensorType(kernels.packed_shape(k, n, dtype, self.host), dtype)
         return builder.emit(relax.call_tir(kernel, [self.values[weight]], kind))
 
 
