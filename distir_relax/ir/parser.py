@@ -81,7 +81,7 @@ class _Parser:
             else:
                 functions.append(self.function())
         if self.peek().kind != "end":
-            self.fail("nothing after the module", self.peek().text)
+            self.fail("nothing after the module", self.next().text)
         return Module(stage, tuple(functions), tuple(meshes), ranks)
 
     def mesh(self) -> DeviceMesh:
@@ -262,16 +262,14 @@ class _Parser:
     def expect(self, text: str) -> None:
         token = self.next()
         if token.text != text:
-            self.position -= 1
             self.fail(repr(text), token.text)
 
     def take(self, kind: str, what: str) -> _Token:
         token = self.next()
         if token.kind != kind:
-            self.position -= 1
             self.fail(what, token.text)
         return token
 
     def fail(self, expected: str, found: str) -> Attribute:
-        line = self.tokens[min(self.position, len(self.tokens) - 1)].line
+        line = self.tokens[max(self.position - 1, 0)].line  # of the token just read
         raise ParseError(f"expected {expected}, found {found!r}", where=f"{self.source}:{line}")

@@ -16,6 +16,7 @@ A cut may have several segments, each split by itself: ``S[1: 3*(384|384)]`` is 
 
 from __future__ import annotations
 
+import json
 import math
 import re
 from dataclasses import dataclass
@@ -63,7 +64,8 @@ class DeviceMesh:
         return tuple(reversed(index))
 
     def __str__(self) -> str:
-        return f"device_mesh({self.shape!r}, {self.axes!r})".replace("'", '"')
+        axes = "".join(f"{json.dumps(axis)}, " for axis in self.axes).rstrip(" " if len(self.axes) == 1 else ", ")
+        return f"device_mesh({self.shape!r}, ({axes}))"
 
 
 @dataclass(frozen=True, slots=True)
