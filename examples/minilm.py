@@ -77,7 +77,6 @@ def show_similarity(vectors: torch.Tensor) -> None:
     """The table of cosine similarities, and each sentence's nearest neighbour."""
     similarity = vectors @ vectors.T
     table = Table(title="Cosine similarity, computed on 2 ranks", box=SIMPLE_HEAD, pad_edge=False, padding=(0, 1, 0, 0))
-    table.add_column("")
     table.add_column("sentence", no_wrap=True)
     for i in range(len(SENTENCES)):
         table.add_column(str(i + 1), justify="right", no_wrap=True)
@@ -85,7 +84,7 @@ def show_similarity(vectors: torch.Tensor) -> None:
         cells = []
         for j, value in enumerate(similarity[i].tolist()):
             cells.append("[dim]1[/]" if i == j else f"[bold green]{value:.2f}[/]" if value > 0.4 else f"{value:.2f}")
-        table.add_row(str(i + 1), sentence, *cells)
+        table.add_row(f"{i + 1} {sentence}", *cells)
     console.print(table)
     console.print("Nearest pairs:")
     pairs = [(float(similarity[i, j]), i, j) for i in range(len(SENTENCES)) for j in range(i)]
