@@ -1,0 +1,131 @@
+"""Kernels and functions of the tvm backend against numpy and torch, at sizes that divide by nothing."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+tvm = pytest.importorskip("tvm")
+
+MACHINES = {"wide": (64, 12, 1), "narrow": (32, 6, 1), "threads": (64, 12, 2)}
+
+
+def _machine(name: str) -> Any:
+    from distir_relax.runtime.backends.tvm_kernels import Machine
+
+    return Machine(*MACHINES[name])
+
+
+def _run(kernel: Any, *operands: np.ndarray[Any, Any], result: tuple[int, ...]) -> np.ndarray[Any, Any]:
+    """Compile and run one kernel; its result's buffer holds NaN before."""
+    from distir_relax.runtime.backends.tvm_compile import machine
+
+    target, _ = machine(1)
+    module = tvm.compile(tvm.IRModule({"main": kernel.with_attr("global_symbol", "main")}), target)
+    y = tvm.runtime.tensor(np.full(result, np.nan, operands[0].dtype))
+    module["main"](*[tvm.runtime.tensor(x) for x in operands], y)
+    found: np.ndarray[Any, Any] = y.numpy()
+    return found
+
+
+def _random(*shape: int, dtype: str = "float32") -> np.ndarray[Any, Any]:
+    return np.random.default_rng(sum(shape)).standard_normal(shape).astype(dtype)
+
+
+PRODUCTS = [(1, 1, 1), (1, 7, 3), (13, 5, 32), (14, 63, 127), (25, 33, 1), (2, 3, 65), (128, 16, 33), (1, 64, 257)]
+
+
+@pytest.mark.parametrize("host", MACHINES)
+@pytest.mark.parametrize("dtype", ["float32", "float64"])
+def test_products_with_packed_weights(dtype: str, host: str) -> None:
+    from distir_relax.runtime.backends import tvm_kernels as kernels
+
+    machine = _machine(host)
+    for m, k, n in PRODUCTS:
+        x, w = _random(m, k, dtype=dtype), _random(k, n, dtype=dtype)
+        shape = kernels.packed_shape(k, n, dtype, machine)
+        panels = [
+            _run(kernels.pack(k, n, dtype, transposed, machine), np.ascontiguousarray(source), result=shape)
+            for transposed, source in ((False, w), (True, w.T))
+        ]
+        np.testing.assert_array_equal(panels[0], panels[1])
+        assert np.count_nonzero(panels[0]) == k * n
+        found = _run(kernels.packed_product(m, k, n, dtype, machine), x, panels[0], result=(m, n))
+        np.testing.assert_allclose(found, x @ w, atol=1e-4 if dtype == "float32" else 1e-12, err_msg=f"{m} {k} {n}")
+
+
+@pytest.mark.parametrize(
+    ("a", "b"),
+    [
+        ((5, 7), (7, 3)),
+        ((5, 3), (3, 31)),
+        ((5, 4), (4, 1)),
+        ((13, 9), (9, 17)),
+        ((3, 5, 7), (3, 7, 9)),
+        ((2, 1, 5, 7), (3, 7, 33)),
+        ((1, 6, 1, 16), (1, 6, 16, 77)),
+        ((5, 7), (2, 7, 65)),
+        ((2, 3, 5, 7), (7, 15)),
+    ],
+    ids=str,
+)
+@pytest.mark.parametrize("host", ["wide", "narrow"])
+def test_batched_products_of_any_two_shapes(a: tuple[int, ...], b: tuple[int, ...], host: str) -> None:
+    from distir_relax.runtime.backends import tvm_kernels as kernels
+
+    x, y = _random(*a), _random(*b)
+    expected = x @ y
+    found = _run(kernels.product(a, b, "float32", _machine(host)), x, y, result=expected.shape)
+    np.testing.assert_allclose(found, expected, atol=1e-5)
+
+
+@pytest.mark.parametrize("shape", [(1, 1), (3, 7), (5, 16), (4, 37), (2, 129)], ids=str)
+def test_softmax_and_layer_norm(shape: tuple[int, int]) -> None:
+    from distir_relax.runtime.backends import tvm_kernels as kernels
+
+    x, scale, shift = _random(*shape) * 9, _random(shape[1]), _random(shape[1])
+    machine = _machine("wide")
+    expected = torch.softmax(torch.from_numpy(x), 1).numpy()
+    found = _run(kernels.softmax(*shape, "float32", machine), x, result=shape)
+    np.testing.assert_allclose(found, expected, rtol=1e-5, atol=1e-7)
+    tensors = [torch.from_numpy(a) for a in (x, scale, shift)]
+    expected = torch.nn.functional.layer_norm(tensors[0], (shape[1],), tensors[1], tensors[2], 1e-5).numpy()
+    found = _run(kernels.layer_norm(*shape, "float32", 1e-5, machine), x, scale, shift, result=shape)
+    np.testing.assert_allclose(found, expected, rtol=1e-4, atol=2e-5)
+
+
+def test_rows_that_softmax_masks_in_part_are_exact() -> None:
+    from distir_relax.runtime.backends import tvm_kernels as kernels
+
+    x = np.array([[0.0, -np.inf, 0.0], [-1e30, 3.0, -1e30], [1e4, 1e4, -1e4]], dtype="float32")
+    found = _run(kernels.softmax(3, 3, "float32", _machine("wide")), x, result=(3, 3))
+    np.testing.assert_allclose(found, [[0.5, 0, 0.5], [0, 1, 0], [0.5, 0.5, 0]], rtol=1e-6)
+
+
+FUNCTIONS = {
+    "exp": (torch.exp, 3e-7),
+    "tanh": (torch.tanh, 6e-7),
+    "erf": (torch.erf, 6e-7),
+}
+
+
+@pytest.mark.parametrize("name", FUNCTIONS)
+def test_functions_are_as_good_as_float32(name: str) -> None:
+    from tvm import te
+
+    from distir_relax.runtime.backends import tvm_math
+
+    function, tolerance = FUNCTIONS[name]
+    edges = torch.tensor(
+        [0.0, -0.0, 1e-30, -1e-8, 88.5, 88.9, -87.2, -88.0, 1e30, -1e30, torch.inf, -torch.inf, torch.nan]
+    )
+    x = torch.cat([torch.linspace(-20, 20, 4001), torch.linspace(-85, 88, 501), edges])
+    placeholder = te.placeholder((len(x),), "float32")
+    result = te.compute(placeholder.shape, lambda i: getattr(tvm_math, name)(placeholder(i)))
+    found = torch.from_numpy(_run(te.create_prim_func([placeholder, result]), x.numpy(), result=(len(x),)))
+    torch.testing.assert_close(
+        found, function(x), rtol=tolerance, atol=2e-7 if name != "exp" else 2e-38, equal_nan=True
+    )
