@@ -72,10 +72,13 @@ def _export(model: torch.nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any
         raise
     except Exception as error:  # torch.export raises whatever the model or the tracer raises
         cause = next((line for line in str(error).splitlines() if line.strip()), "no message")
+        hint = "does the model run on these inputs? Control flow that depends on tensor values cannot be captured"
+        if "Cache" in cause:
+            hint = "a transformers model returns its cache unless example_kwargs say use_cache=False"
         raise ImportModelError(
-            f"torch.export cannot capture {type(model).__name__}: {type(error).__name__}: {cause}",
+            f"torch.export cannot capture {type(model).__name__}: {type(error).__name__}: {cause.split('. ')[0]}",
             location_of_error(error.__traceback__),
-            "does the model run on these inputs? Control flow that depends on tensor values cannot be captured",
+            hint,
         ) from error
 
 

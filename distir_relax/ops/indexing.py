@@ -111,7 +111,9 @@ def _take_mesh(g: Any, x: Any, used: list[tuple[int, Any]]) -> Any:
     for _, index in used:
         wide = _varying(index, rank)
         axis = first + taken
-        if not (wide and _counts_up(g, index, x.type.shape[axis])):
+        if _counts_up(g, index, x.type.shape[axis]):
+            x = x if wide else reshape_to(g, x, (*x.type.shape[:axis], *x.type.shape[axis + 1 :]))
+        else:
             x = g.emit("take", x, reshape_to(g, index, (index.type.elements,) if wide else ()), axis=axis)
         if wide:
             spread[wide[0]] = x.type.shape[axis]

@@ -15,6 +15,7 @@ import transformers
 from torch.utils._pytree import tree_leaves
 
 from distir_relax.analysis.interpret import interpret
+from distir_relax.errors import ImportModelError
 from distir_relax.frontends.torch import import_torch
 from distir_relax.ir import parse, print_module, verify
 from distir_relax.ops import check
@@ -114,3 +115,18 @@ def test_places_are_lines_of_the_model() -> None:
     attention = next(op for op in main.ops if op.name == "nn.scaled_dot_product_attention")
     assert attention.location.startswith("modeling_gpt2.py:")
     assert all(op.location for op in main.ops)
+
+
+def test_a_cache_in_the_result_is_explained() -> None:
+    model, call = gpt2()
+    with pytest.raises(ImportModelError, match="cannot capture GPT2LMHeadModel") as raised:
+        import_torch(model.eval(), (), {**call, "use_cache": True})
+    assert "use_cache=False" in raised.value.hint
+
+
+def test_the_mask_of_a_single_sequence_needs_no_look_up() -> None:
+    model, call = gpt2()
+    one = {"input_ids": tokens(1), "attention_mask": torch.ones(1, 9, dtype=torch.long), "use_cache": False}
+    main = import_torch(model.eval(), (), {**call, **one}).module.main
+    tables = [op.operands[0].name for op in main.ops if op.name == "take"]
+    assert tables == ["transformer.wte.weight", "transformer.wpe.weight"]

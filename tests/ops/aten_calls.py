@@ -137,6 +137,7 @@ CALLS: dict[str, list[Call]] = {
         call("f32[3,4,5]", [None, "i64[2,3] < 4", "i64[3] < 5"]),
         call("f32[3,4,5]", ["i64[2] < 3", None, "i64[2] < 5"]),
         call("f32[3,4,5]", [None, torch.arange(4)]),
+        call("f32[1,4]", [torch.zeros(1, 1, dtype=torch.int64), torch.arange(4)]),
         call("f32[3,4,5]", [torch.arange(3)[:, None], torch.arange(3)]),
     ],
     "gather.default": [call(X, 1, "i64[3,2] < 4"), call(X, 0, "i64[2,3] < 3")],
