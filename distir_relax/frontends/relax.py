@@ -187,7 +187,9 @@ class _Importer:
         ours = name.removeprefix("relax.")
         pointwise = {entry.name for entry in entries() if entry.pointwise}
         if convert is None and ours not in pointwise:
-            callee = getattr(call.args[0], "name_hint", "") if call.args else ""
+            callee = next(
+                (n for a in call.args[:1] for k in ("name_hint", "global_symbol") if (n := getattr(a, k, ""))), ""
+            )
             raise self._unsupported(f"{name} of {callee}" if callee else name)
         arguments = [self.value(item) for item in call.args]
         try:
@@ -229,7 +231,7 @@ class _Importer:
     def _constant(self, expression: Any) -> Value:
         from torch.utils.dlpack import from_dlpack
 
-        data = from_dlpack(expression.data)
+        data = from_dlpack(expression.value)
         kind = self._type(expression.ty)
         if not kind.shape:
             return self.builder.constant(data.item(), kind.dtype)

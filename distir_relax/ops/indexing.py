@@ -143,7 +143,4 @@ def _take_points(g: Any, x: Any, used: list[tuple[int, Any]]) -> Any:
 
 @relax_spelling("relax.take")
 def _relax_take(g: Any, args: Any, attrs: Any) -> Any:
-    table, ids = args
-    if attrs["axis"] is None:
-        table = reshape_to(g, table, (table.type.elements,))
-    return g.emit("take", table, ids, axis=(attrs["axis"] or 0) % len(table.type.shape))
+    return g.emit("take", *args, axis=(attrs["axis"] or 0) % len(args[0].type.shape))
