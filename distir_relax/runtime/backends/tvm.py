@@ -155,8 +155,10 @@ def _to_tvm(x: torch.Tensor) -> Any:
 
 
 def _threads(ranks: int) -> int:
-    """This rank's share of the node's cores, unless OMP_NUM_THREADS says otherwise."""
+    """This rank's share of the node's cores, unless OMP_NUM_THREADS says otherwise; TVM's pool gets as many."""
     given = os.environ.get("OMP_NUM_THREADS", "")
-    if given.isdigit() and int(given) > 0:
-        return int(given)
-    return max(1, len(os.sched_getaffinity(0)) // ranks)
+    count = int(given) if given.isdigit() and int(given) > 0 else max(1, len(os.sched_getaffinity(0)) // ranks)
+    # TVM would use half the cores, and bind the threads of all ranks to the same ones.
+    os.environ.setdefault("TVM_NUM_THREADS", str(count))
+    os.environ.setdefault("TVM_BIND_THREADS", "0")
+    return count
