@@ -195,7 +195,7 @@ class _Importer:
         try:
             if convert is None:
                 return self.builder.emit(ours, *arguments)
-            return convert(self.builder, arguments, _Attributes(call.attrs, name))
+            return convert(self.builder, arguments, _attributes(call))
         except DistIRError:
             raise
         except NotImplementedError as error:
@@ -273,21 +273,10 @@ class _Importer:
         )
 
 
-class _Attributes(Mapping[str, Any]):
+def _attributes(call: Any) -> dict[str, Any]:
     """The attributes of a Relax call as plain Python; ``op`` is the call's own name."""
-
-    def __init__(self, attrs: Any, name: str) -> None:
-        self._attrs = attrs
-        self._name = name
-
-    def __getitem__(self, key: str) -> Any:
-        return self._name if key == "op" else _plain(getattr(self._attrs, key))
-
-    def __iter__(self) -> Iterator[str]:
-        return iter(())
-
-    def __len__(self) -> int:
-        return 0
+    fields = type(call.attrs).__tvm_ffi_type_info__.fields if call.attrs is not None else ()
+    return {"op": str(call.op.name), **{f.name: _plain(getattr(call.attrs, f.name)) for f in fields}}
 
 
 def _plain(value: Any) -> Any:
