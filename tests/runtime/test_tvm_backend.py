@@ -4,13 +4,26 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
+from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 from handmade import cut, mlp_bundle
+from processes import mpirun
 
 from distir_relax import ir
-from distir_relax.bundle import Bundle, Manifest, Mesh, Program, RankConstant, Shard, Tensor, TensorWeights
+from distir_relax.bundle import (
+    Bundle,
+    Manifest,
+    Mesh,
+    Program,
+    RankConstant,
+    Shard,
+    Tensor,
+    TensorWeights,
+    write_bundle,
+)
 from distir_relax.errors import BundleError, RunError
 from distir_relax.lowering.to_relax import to_relax_json
 from distir_relax.runtime.execute import run_bundle
@@ -109,6 +122,20 @@ def test_collectives_read_and_write_the_machines_buffers(sizes: list[int]) -> No
         assert list(found) == list(expected)
         for name, value in expected.items():
             torch.testing.assert_close(found[name], value, atol=1e-5, rtol=1e-5)
+
+
+@pytest.mark.parametrize("sizes", [[3, 2], [4, 0, 3]], ids=str)
+def test_the_same_under_mpirun(sizes: list[int], tmp_path: Path) -> None:
+    bundle = tvm_bundle(sizes)
+    x = torch.randn(bundle.manifest.inputs[0].shape, generator=torch.Generator().manual_seed(0))
+    path = write_bundle(bundle, tmp_path / "m.dist")
+    np.savez(tmp_path / "x.npz", x=x.numpy())
+    files = ["--input", tmp_path / "x.npz", "--output", tmp_path / "y.npz"]
+    done = mpirun(len(sizes), "-m", "distir_relax", "run", path, "--backend", "tvm", *files)
+    assert done.returncode == 0, done.stderr
+    found = np.load(tmp_path / "y.npz")
+    for name, value in run_bundle(bundle, {"x": x}, backend="tvm").items():
+        np.testing.assert_allclose(found[name], value.numpy(), atol=1e-6, rtol=1e-6)
 
 
 def test_results_of_a_call_outlive_the_next_call() -> None:

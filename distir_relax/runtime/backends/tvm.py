@@ -65,8 +65,8 @@ class TvmProgram:
             _register(name)
         self.steps = compiled.steps
         self._comm = comm
+        self._compiled = compiled
         self._positions = positions
-        self._outputs = compiled.outputs
         self._machine = relax.VirtualMachine(compiled.executable, tvm.cpu())
         tensors = [_to_tvm(weight) for weight in weights]
         prepared = _call(comm, self._machine["prepare"], tensors)
@@ -79,7 +79,7 @@ class TvmProgram:
 
         arguments = [_to_tvm(inputs[i]) for i in self._positions]
         results = _call(self._comm, self._main, [*arguments, *self._weights])
-        return [from_dlpack(results[i]) for i in range(self._outputs)]
+        return [from_dlpack(results[i]) for i in range(self._compiled.outputs)]
 
 
 _current = threading.local()

@@ -6,6 +6,7 @@ First `tvm_split` sets apart what is computed once, and puts in our kernels; the
 from __future__ import annotations
 
 import threading
+import weakref
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -41,13 +42,15 @@ def compile_program(text: str, inputs: Sequence[int], threads: int = 1) -> Compi
     """
     key = (text, tuple(inputs), threads)
     with _lock:
-        if key not in _compiled:
-            _compiled[key] = _compile(*key)
-        return _compiled[key]
+        compiled = _compiled.get(key)
+        if compiled is None:
+            compiled = _compiled[key] = _compile(*key)
+        return compiled
 
 
 _lock = threading.Lock()
-_compiled: dict[tuple[str, tuple[int, ...], int], Compiled] = {}
+_compiled: weakref.WeakValueDictionary[tuple[str, tuple[int, ...], int], Compiled] = weakref.WeakValueDictionary()
+"""Programs that some rank of this process still holds."""
 
 
 def machine(threads: int) -> tuple[Any, kernels.Machine]:
