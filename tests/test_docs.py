@@ -1,0 +1,133 @@
+"""The documents: links lead somewhere, paths and programs in them are real, code in them works."""
+
+from __future__ import annotations
+
+import ast
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+import distir_relax
+from distir_relax.ir import parse, print_module
+
+ROOT = Path(__file__).parent.parent
+DOCUMENTS = sorted([*ROOT.glob("*.md"), *(ROOT / "docs").glob("*.md")])
+NAMES = [str(path.relative_to(ROOT)) for path in DOCUMENTS]
+TREES = ("distir_relax/", "tests/", "examples/", "benchmarks/", "docs/")
+
+
+def text_of(name: str) -> str:
+    return (ROOT / name).read_text(encoding="utf-8")
+
+
+def code_blocks(name: str, kind: str) -> list[str]:
+    return re.findall(rf"^```{kind}\n(.*?)^```$", text_of(name), re.DOTALL | re.MULTILINE)
+
+
+def prose(name: str) -> str:
+    """The text without its code blocks."""
+    return re.sub(r"^```.*?^```$", "", text_of(name), flags=re.DOTALL | re.MULTILINE)
+
+
+def anchors(path: Path) -> set[str]:
+    """The anchors that a Markdown viewer makes of a document's headings."""
+    headings = re.findall(r"^#+ (.*)$", path.read_text(encoding="utf-8"), re.MULTILINE)
+    return {re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-") for heading in headings}
+
+
+def test_the_documents_are_all_there() -> None:
+    expected = {"README.md", "ARCHITECTURE.md", "CONTRIBUTING.md", "CHANGELOG.md"}
+    assert expected | {f"docs/{page}.md" for page in ("bundle", "ir", "placements", "runtime")} <= set(NAMES)
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_links_lead_somewhere(name: str) -> None:
+    for target in re.findall(r"\]\(([^)\s]+)\)", prose(name)):
+        if target.startswith(("http://", "https://")):
+            continue
+        file, _, anchor = target.partition("#")
+        path = (ROOT / name).parent / file if file else ROOT / name
+        assert path.exists(), f"{name} links to {target}"
+        assert not anchor or anchor in anchors(path), f"{name} links to {target}, which has no such heading"
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_paths_exist(name: str) -> None:
+    for code in re.findall(r"`([^`\n]+)`", prose(name)):
+        for word in code.split():
+            path = word.split(":")[0].rstrip(",;")
+            if path.startswith(TREES) and not (set(path) & set("*<>{}")):
+                assert (ROOT / path).exists(), f"{name} names {path}"
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_names_of_the_package_exist(name: str) -> None:
+    for dotted in re.findall(r"`(distir_relax(?:\.\w+)+)", prose(name)):
+        parts = dotted.split(".")[1:]
+        found: object = distir_relax
+        for i, part in enumerate(parts):
+            module = ".".join(["distir_relax", *parts[: i + 1]])
+            if not hasattr(found, part):
+                __import__(module)
+            found = getattr(found, part)
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_programs_parse_and_print_as_they_stand(name: str) -> None:
+    for block in code_blocks(name, "distir"):
+        module = parse(block, name)
+        printed = print_module(module)
+        assert parse(printed) == module
+        without_reasons = re.sub(r"  # ; .*$| ; .*$", "", block, flags=re.MULTILINE)
+        assert printed == without_reasons, name
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_python_is_python(name: str) -> None:
+    for block in code_blocks(name, "python"):
+        ast.parse(block)
+
+
+_TRY_OUTER = """
+import torch
+import distir_relax as dr
+from tvm.script.parser import ir as I
+from tvm.script.parser import relax as R
+
+
+class Outer(torch.nn.Module):
+    def forward(self, a, b):
+        return torch.outer(a, b)
+
+
+@I.ir_module(s_tir=True)
+class RelaxOuter:
+    @R.function
+    def main(a: R.Tensor((7,), "float32"), b: R.Tensor((5,), "float32")) -> R.Tensor((7, 5), "float32"):
+        y = R.outer(a, b)
+        return y
+
+
+a, b, mesh = torch.randn(7), torch.randn(5), dr.DeviceMesh((3,), ("tp",))
+for plan in (dr.compile(Outer(), (a, b), shardings={"a": "S[0]"}, mesh=mesh),
+             dr.compile(RelaxOuter, shardings={"a": "S[0]"}, mesh=mesh)):
+    assert "f32[3|2|2,5]" in plan.text("distributed")
+    for backend in ("torch", "tvm"):
+        torch.testing.assert_close(plan(a, b, backend=backend), torch.outer(a, b))
+"""
+
+
+def test_the_worked_example_of_an_op_works(tmp_path: Path) -> None:
+    """In a process of its own: the entry must not stay in this one's op table."""
+    (entry,) = code_blocks("CONTRIBUTING.md", "python")
+    program = tmp_path / "outer.py"
+    program.write_text(entry + _TRY_OUTER, encoding="utf-8")
+    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
+    done = subprocess.run(
+        [sys.executable, str(program)], env=environment, capture_output=True, text=True, timeout=120, check=False
+    )
+    assert done.returncode == 0, done.stderr
