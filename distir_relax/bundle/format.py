@@ -122,16 +122,6 @@ class Program:
 
 
 @dataclass(frozen=True)
-class RankConstant:
-    """A small tensor whose value differs by rank; `values[r]` is a (nested) list of shape `shape`."""
-
-    name: str
-    dtype: str
-    shape: tuple[int, ...]
-    values: tuple[Any, ...]
-
-
-@dataclass(frozen=True)
 class Manifest:
     """The table of contents of a bundle. Raises BundleError when its parts do not fit each other."""
 
@@ -144,7 +134,6 @@ class Manifest:
     inputs: tuple[Tensor, ...]
     outputs: tuple[Tensor, ...]
     weights: tuple[Tensor, ...] = ()
-    rank_constants: tuple[RankConstant, ...] = ()
     checksums: Mapping[str, str] = field(default_factory=dict)
     format: int = FORMAT
 
@@ -158,13 +147,8 @@ class Manifest:
             tensor.check(self.mesh)
         for tensor in self.outputs:
             _check_covered(tensor)
-        for constant in self.rank_constants:
-            if len(constant.values) != world:
-                raise BundleError(f"{len(constant.values)} values for {world} ranks", constant.name)
-            if constant.dtype not in DTYPE_BYTES:
-                raise BundleError(f"unknown dtype {constant.dtype!r}", constant.name)
-        held = [item.name for item in self.weights] + [item.name for item in self.rank_constants]
-        for names in ([item.name for item in self.inputs], [item.name for item in self.outputs], held):
+        for tensors in (self.inputs, self.outputs, self.weights):
+            names = [tensor.name for tensor in tensors]
             if repeated := {name for name in names if names.count(name) > 1}:
                 raise BundleError(f"names are given twice: {', '.join(sorted(repeated))}")
 
@@ -202,10 +186,6 @@ class Manifest:
                 inputs=tuple(map(_tensor, data["inputs"])),
                 outputs=tuple(map(_tensor, data["outputs"])),
                 weights=tuple(map(_tensor, data.get("weights", ()))),
-                rank_constants=tuple(
-                    RankConstant(_text(c["name"]), _text(c["dtype"]), _ints(c["shape"]), tuple(c["values"]))
-                    for c in data.get("rank_constants", ())
-                ),
                 checksums={_text(k): _text(v) for k, v in data.get("checksums", {}).items()},
             )
         except KeyError as missing:

@@ -23,7 +23,7 @@ from distir_relax.ir.placement import DeviceMesh
 from distir_relax.ir.types import PerRank, Type
 
 STAGES = ("global", "sharded", "distributed", "ranked")
-ROLES = ("input", "parameter", "constant", "rank_constant", "state")
+ROLES = ("input", "parameter", "constant", "state")
 
 Attribute = int | float | bool | str | None | PerRank | tuple["Attribute", ...]
 
@@ -52,8 +52,9 @@ class Op:
 
 @dataclass(frozen=True, slots=True)
 class Input:
-    """A function's input. `role`: input, parameter, constant, rank_constant (a small tensor whose value differs by
-    rank) or state. `location` is where the user annotated or declared it."""
+    """A function's input. `role`: input, parameter, constant, or state (updated by the program).
+
+    `location` is where the user declared it."""
 
     value: Value
     role: str = "input"

@@ -25,7 +25,6 @@ from distir_relax.bundle import (
     Manifest,
     Mesh,
     Program,
-    RankConstant,
     Shard,
     Tensor,
     TensorWeights,
@@ -64,7 +63,7 @@ def test_a_session_is_called_many_times() -> None:
 
 
 def test_uneven_inputs_constants_and_prepare_on_a_2x3_mesh() -> None:
-    # y[i, j] = 10 x[i, j] + start of j's shard, x split on both dims; `prepare` makes the 10.
+    # y[i, j] = 10 x[i, j] + a number of the rank, x split on both dims; `prepare` makes the 10.
     text = """
 STEPS = []
 
@@ -74,7 +73,8 @@ def prepare(weights):
 
 
 def main(comm, weights, x, bias):
-    return (x * weights["ten"] + weights["start"] + bias, x.sum().reshape(1))
+    start = comm.shard_start("tp", (6, 1, 0), "int64")
+    return (x * weights["ten"] + start + bias, x.sum().reshape(1))
 """
     mesh = Mesh((2, 3), ("dp", "tp"))
     splits = (Shard(0, 0, cut(5, [2, 3])), Shard(1, 1, (((0, 1), (4, 6)), (), ((1, 4),))))
@@ -89,12 +89,11 @@ def main(comm, weights, x, bias):
             )),
         ),
         weights=(Tensor("five", "float32", ()),),
-        rank_constants=(RankConstant("start", "int64", (1,), tuple([s] for s in (0, 6, 1, 0, 6, 1))),),
     )  # fmt: skip
     bundle = Bundle(manifest, {"programs/main_0.py": text}, TensorWeights({"five": torch.tensor(5.0)}))
     x = np.arange(30, dtype="float32").reshape(5, 6)
     found = run_bundle(bundle, {"x": x, "bias": np.float32(0.5).reshape(())})
-    starts = np.array([0, 1, 1, 1, 0, 0])
+    starts = np.array([0, 7, 7, 7, 0, 0])
     np.testing.assert_array_equal(found["y"].numpy(), x * 10 + starts + 0.5)
     blocks = [x[rows][:, columns].sum() for rows in (slice(2), slice(2, 5)) for columns in ([0, 4, 5], [], [1, 2, 3])]
     np.testing.assert_array_equal(found["sums"].numpy(), blocks)

@@ -18,7 +18,6 @@ from distir_relax.bundle import (
     Manifest,
     Mesh,
     Program,
-    RankConstant,
     Shard,
     Tensor,
     TensorWeights,
@@ -43,7 +42,6 @@ def mlp_program(sizes: Sequence[int], rank: int, rows: Sequence[int]) -> str:
     input %x: f32[{total},6],
     parameter %up: f32[6,{n}],
     parameter %down: f32[5,{n}],
-    rank_constant %first: i64[],
   ) {{
     %a: f32[{total},{n}] = matmul(%x, %up)
     %h: f32[{total},{n}] = nn.relu(%a)
@@ -54,6 +52,7 @@ def mlp_program(sizes: Sequence[int], rank: int, rows: Sequence[int]) -> str:
     %mine: f32[{rows[rank]},5] = shard(%z) {{axis="tp", dim=0, sizes={tuple(rows)}, size={rows[rank]}}}
     %hidden: f32[{total},{hidden}] = all_gather(%h) {{axis="tp", dim=1, sizes={tuple(sizes)}, step=7}}
     %wide: f32[{rows[rank]},{hidden}] = all_to_all(%h) {{axis="tp", split_dim=0, split_sizes={tuple(rows)}, size={rows[rank]}, concat_dim=1, concat_sizes={tuple(sizes)}, step=8}}
+    %first: i64[] = shard_start() {{axis="tp", sizes={tuple(rows)}, dtype="int64"}}
     %ids: f32[] = astype(%first) {{dtype="float32"}}
     %start: f32[{rows[rank]},5] = add(%mine, %ids)
     return "z": %z, "whole": %whole, "hidden": %hidden, "wide": %wide, "start": %start
@@ -62,7 +61,7 @@ def mlp_program(sizes: Sequence[int], rank: int, rows: Sequence[int]) -> str:
 
 
 def tvm_bundle(
-    sizes: Sequence[int], text: str | None = None, order: tuple[str, ...] = ("x", "up", "down", "first")
+    sizes: Sequence[int], text: str | None = None, order: tuple[str, ...] = ("x", "up", "down")
 ) -> Bundle:
     """The bundle of `mlp_program` on as many ranks as there are `sizes`; row cuts are uneven too."""
     ranks, hidden = len(sizes), sum(sizes)
@@ -102,7 +101,6 @@ def tvm_bundle(
             Tensor("up", "float32", (6, hidden), "S[1]", (columns,)),
             Tensor("down", "float32", (5, hidden), "S[1]", (columns,)),
         ),
-        rank_constants=(RankConstant("first", "int64", (), tuple(sum(rows[:i]) for i in range(ranks))),),
     )
     return Bundle(manifest, programs, TensorWeights(weights), {"distir.txt": "schedule\n"})
 
@@ -193,7 +191,7 @@ def test_a_damaged_program_is_a_bundle_error(text: str) -> None:
 def test_inputs_may_stand_among_the_weights() -> None:
     x = torch.randn(4, 6, generator=torch.Generator().manual_seed(0))
     expected = run_bundle(tvm_bundle([2, 3]), {"x": x}, backend="tvm")
-    found = run_bundle(tvm_bundle([2, 3], order=("up", "down", "x", "first")), {"x": x}, backend="tvm")
+    found = run_bundle(tvm_bundle([2, 3], order=("up", "down", "x")), {"x": x}, backend="tvm")
     for name, value in expected.items():
         torch.testing.assert_close(found[name], value, atol=0, rtol=0)
 

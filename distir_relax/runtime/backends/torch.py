@@ -32,7 +32,7 @@ def load(bundle: Bundle, rank: int, comm: Communicator, device: str = "cpu") -> 
 
 
 def load_weights(bundle: Bundle, rank: int, device: str = "cpu") -> dict[str, torch.Tensor]:
-    """This rank's shards of the weights, and its rank constants, by name."""
+    """This rank's shards of the weights, by name."""
     import torch
 
     manifest = bundle.manifest
@@ -40,9 +40,6 @@ def load_weights(bundle: Bundle, rank: int, device: str = "cpu") -> dict[str, to
         tensor.name: bundle.weights.read(tensor.name, local_intervals(tensor, manifest.mesh, rank)).to(device)
         for tensor in manifest.weights
     }
-    for constant in manifest.rank_constants:
-        value = torch.tensor(constant.values[rank], dtype=torch_dtype(constant.dtype))
-        weights[constant.name] = value.reshape(constant.shape).to(device)
     return weights
 
 
