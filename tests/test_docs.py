@@ -12,7 +12,9 @@ from pathlib import Path
 import pytest
 
 import distir_relax
-from distir_relax.ir import parse, print_module
+from distir_relax.ir import DTYPES, STAGES, parse, print_module
+from distir_relax.ir.program import ROLES
+from distir_relax.ops import entries
 
 ROOT = Path(__file__).parent.parent
 DOCUMENTS = sorted([*ROOT.glob("*.md"), *(ROOT / "docs").glob("*.md")])
@@ -131,3 +133,28 @@ def test_the_worked_example_of_an_op_works(tmp_path: Path) -> None:
         [sys.executable, str(program)], env=environment, capture_output=True, text=True, timeout=120, check=False
     )
     assert done.returncode == 0, done.stderr
+
+
+def test_the_grammar_names_every_stage_role_and_dtype() -> None:
+    (grammar,) = code_blocks("docs/ir.md", "ebnf")
+    shown = {
+        rule: set(re.findall(r'"(\w+)"', re.search(rf"^{rule} +=(.*?);", grammar, re.DOTALL | re.MULTILINE)[1]))  # type: ignore[index]
+        for rule in ("stage", "role", "dtype")
+    }
+    assert shown == {"stage": set(STAGES), "role": set(ROLES), "dtype": {short for short, _ in DTYPES.values()}}
+
+
+def test_the_table_of_pending_sums_is_that_of_the_op_table() -> None:
+    """Every op that is linear in an operand is in the table of what lets a pending sum pass, and no other is."""
+    (table,) = re.findall(r"\| op \| `I\[sum\]` passes \|\n(.*?)\n\n", text_of("docs/placements.md"), re.DOTALL)
+    passes = " ".join(row for row in table.splitlines() if "| yes" in row).replace(
+        "attention", "scaled_dot_product_attention"
+    )
+    passes = passes.replace("`I + I`", "add").replace("`I - I`", "subtract")
+    layouts = {"annotate_sharding", "redistribute"}
+    for entry in entries():
+        if entry.pattern or entry.on_communicator or entry.name in layouts:
+            continue
+        name = entry.name.removeprefix("nn.")
+        shown = re.search(rf"\b{name}\b", passes) is not None
+        assert shown == bool(entry.linear), f"docs/placements.md and the op table differ on {entry.name}"
