@@ -74,7 +74,9 @@ def main() -> int:
     parser.add_argument("--ranks", type=int, nargs="*", default=[2, 3, 5])
     options = parser.parse_args()
     failed = 0
-    print(f"{'model':8} {'ranks':>5} {'tail':7} {'programs':>8} {'backend':8} {'difference':>10} {'ms/step':>8} {'whole s':>8}")
+    print(
+        f"{'model':8} {'ranks':>5} {'tail':7} {'programs':>8} {'backend':8} {'difference':>10} {'ms/step':>8} {'whole s':>8}"
+    )
     for name in options.model:
         build, inputs, expected, where = {"rfc": rfc, "minilm": minilm, "gpt2": gpt2}[name]()
         for ranks in options.ranks:

@@ -47,9 +47,10 @@ def compile_target(options: CompileOptions) -> Path:
     function = _find(module, file, function_name)
     made = _call(function, file, options)
     if isinstance(made, distir_relax.Plan):
-        unused = [flag for flag, given in (("--shard", shardings), ("--mesh", options.mesh)) if given]
-        if options.tail is not None and "tail" not in inspect.signature(function).parameters:
-            unused.append("--tail")
+        given = {"--shard": shardings, "--mesh": options.mesh, "--axes": options.axes}
+        unused = [flag for flag, value in given.items() if value]
+        taken = inspect.signature(function).parameters
+        unused += [f"--{name}" for name in ("tail", "name") if getattr(options, name) is not None and name not in taken]
         if unused:
             raise ImportModelError(
                 f"the function returns a finished Plan, to which {', '.join(unused)} cannot be applied", options.target,

@@ -100,7 +100,8 @@ def compile(
 
     `model` is a `torch.nn.Module` with the example call that its shapes are taken from, or a TVM `IRModule`.
     Annotations stand in the model (`annotate_sharding`), or are given as `shardings`: glob patterns over names of
-    parameters and inputs, each with its placement, together with `mesh`. `tail` says what ranks with a short shard
+    parameters and inputs, each with its placement, together with `mesh`. A `mesh` given here takes the place of the one that annotations in the model name: the same model
+    for another number of devices. `tail` says what ranks with a short shard
     do: ``ragged`` (own shapes) or ``pad`` (filled up to the largest shard).
 
     Raises a `DistIRError`: `ImportModelError` and `UnsupportedOpError` for what cannot be read, `AnnotationError` and

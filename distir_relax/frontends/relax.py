@@ -267,9 +267,11 @@ class _Importer:
 
     def _unsupported(self, name: str) -> UnsupportedOpError:
         return UnsupportedOpError(
-            f"there is no entry for {name} in the op table",
+            f"the op table has no Relax spelling for {name}",
             self.builder.location,
-            "CONTRIBUTING.md shows how to add one; call_tir has none: give the op itself, before LegalizeOps",
+            "give the op itself, before LegalizeOps: a call_tir does not say what it computes"
+            if name.endswith("call_tir")
+            else "CONTRIBUTING.md shows how to add one",
         )
 
 

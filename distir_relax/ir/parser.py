@@ -167,15 +167,7 @@ class _Parser:
         head = self.take("word", "a type such as f32[4,8]").text
         if head == "R.DTensor":
             self.expect("(")
-            shape = self.attribute()
-            self.expect(",")
-            dtype = json.loads(self.take("string", "a dtype").text)
-            self.expect(",")
-            mesh = json.loads(self.take("string", 'a mesh such as "mesh[0]"').text)
-            self.expect(",")
-            placements = parse_placements(json.loads(self.take("string", "placements").text))
-            self.expect(")")
-            return DTensorType(shape, dtype, placements, int(mesh[5:-1]))  # type: ignore[arg-type]
+            return self.dtensor()
         if head not in _LONG_DTYPE:
             self.fail(f"a dtype, one of {', '.join(_LONG_DTYPE)}", head)
         self.expect("[")
@@ -186,6 +178,24 @@ class _Parser:
         if not self.accept("@"):
             return TensorType(tuple(sizes), _LONG_DTYPE[head])  # type: ignore[arg-type]
         return PlacedType(tuple(sizes), _LONG_DTYPE[head], self.devices())
+
+    def dtensor(self) -> DTensorType:
+        shape = self.attribute()
+        if not isinstance(shape, tuple) or not all(isinstance(n, int) for n in shape):
+            self.fail("a shape such as (4, 8)", str(shape))
+        self.expect(",")
+        dtype = json.loads(self.take("string", "a dtype").text)
+        if dtype not in DTYPES:
+            self.fail(f"a dtype, one of {', '.join(DTYPES)}", dtype)
+        self.expect(",")
+        mesh = re.fullmatch(r"mesh\[(\d+)\]", json.loads(self.take("string", 'a mesh such as "mesh[0]"').text))
+        if mesh is None:
+            self.fail('a mesh such as "mesh[0]"', self.tokens[self.position - 1].text)
+        self.expect(",")
+        placements = parse_placements(json.loads(self.take("string", "placements").text))
+        self.expect(")")
+        assert mesh is not None
+        return DTensorType(shape, dtype, placements, int(mesh[1]))  # type: ignore[arg-type]
 
     def devices(self) -> tuple[int, ...]:
         self.expect("{")

@@ -174,12 +174,12 @@ def parse_placement(text: str) -> Placement:
     if stripped in ("R", "Replicate()"):
         return R
     if match := _SHARD.fullmatch(stripped):
-        how = (match["how"] or "").strip()
+        how, dim = (match["how"] or "").strip(), int(match["dim"] or match["torch"])
         if how == "chunk":
-            return Shard(int(match["dim"]), chunk=True)
-        return Shard(int(match["dim"]), _parse_cut(how, text) if how else None)
+            return Shard(dim, chunk=True)
+        return Shard(dim, _parse_cut(how, text) if how else None)
     if match := _PARTIAL.fullmatch(stripped):
-        reduction = match["op"].lower()
+        reduction = (match["ours"] or match["rfc"] or match["torch"]).lower()
         if reduction in REDUCTIONS:
             return Partial(reduction)
     raise PlacementError(
@@ -198,8 +198,8 @@ def print_placements(placements: tuple[Placement, ...]) -> str:
     return ", ".join(map(str, placements))
 
 
-_SHARD = re.compile(r"(?:S|Shard)[\[(](?:dim=)?(?P<dim>-?\d+)\s*(?::(?P<how>[^\]]*))?[\])]")
-_PARTIAL = re.compile(r"(?:I|P|Partial)(?:_|\[|\()['\"]?(?P<op>[a-zA-Z]+)['\"]?[\])]?")
+_SHARD = re.compile(r"S\[\s*(?P<dim>-?\d+)\s*(?::(?P<how>[^\]]+))?\]|(?:S|Shard)\((?:dim=)?(?P<torch>-?\d+)\)")
+_PARTIAL = re.compile(r"I\[(?P<ours>\w+)\]|I_(?P<rfc>[a-zA-Z]+)|(?:P|Partial)\(['\"]?(?P<torch>\w+)['\"]?\)")
 _SEGMENT = re.compile(r"(?:(?P<repeat>\d+)\s*\*\s*)?\(?\s*(?P<sizes>\d+(?:\s*\|\s*\d+)*)\s*\)?")
 
 

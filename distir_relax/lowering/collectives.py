@@ -9,7 +9,7 @@ from __future__ import annotations
 from distir_relax.ir import Attribute, Cut, DeviceMesh, DTensorType, Partial, Replicate, Shard, Value
 from distir_relax.lowering.emitter import PlacedEmitter, placed
 from distir_relax.lowering.tails import Tails
-from distir_relax.sharding import Step, plan
+from distir_relax.sharding import Step, exchanges, plan
 
 
 def lower_redistribute(
@@ -57,7 +57,7 @@ def _exchange(emitter: PlacedEmitter, tails: Tails, value: Value, step: Step) ->
     assert isinstance(step.source, Shard)
     assert isinstance(step.target, Shard)
     have, want = _cut(step.source), _cut(step.target)
-    if step.source.dim == step.target.dim or not (have.is_block and want.is_block):
+    if not exchanges(step.source, step.target):
         whole = _gather(emitter, tails, value, Step(step.axis, step.source, Replicate()))
         return _slice(emitter, tails, whole, Step(step.axis, Replicate(), step.target))
     value = tails.trim(emitter, value, step.axis, step.source)

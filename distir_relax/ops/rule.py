@@ -103,7 +103,7 @@ def _spread(tokens: tuple[str, ...], shape: tuple[int, ...], rule: str) -> _Spec
     for token in tokens:
         if token == "...":
             count = len(shape) - len(tokens) + 1
-            dims += [((f"_{count - 1 - i}", False),) for i in range(count)]
+            dims += [((f"dim -{count - i}", False),) for i in range(count)]
         else:
             names = token.strip("()").split()
             dims.append(tuple((name.strip("[]"), name.startswith("[")) for name in names if name != "1"))

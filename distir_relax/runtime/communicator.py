@@ -45,6 +45,8 @@ class Communicator(ABC):
         self.rank = rank
         self.mesh = mesh
         self.world_size = mesh.world_size
+        self.local_size = mesh.world_size
+        """The ranks that share this node's cores."""
         self.device = device
         self.traffic = Traffic()
         self.progress = Progress()

@@ -98,6 +98,7 @@ class RankSession:
         self._world = world
         self._timeout = timeout
         self.communicator = world.communicator(bundle.manifest.mesh, rank_device(device, world.local_rank))
+        self.communicator.local_size = world.local_size
         self._program: RankProgram | None = None
         self._backend = backend
         self.seconds = 0.0

@@ -2,7 +2,7 @@
 
 from distir_relax.sharding.factors import Factoring, factorize
 from distir_relax.sharding.propagate import Propagate, Propagation
-from distir_relax.sharding.redistribute import Step, cost, plan
+from distir_relax.sharding.redistribute import Step, cost, exchanges, plan
 from distir_relax.sharding.reductions import DelayReductions
 
 __all__ = [
@@ -12,6 +12,7 @@ __all__ = [
     "Propagation",
     "Step",
     "cost",
+    "exchanges",
     "factorize",
     "plan",
 ]

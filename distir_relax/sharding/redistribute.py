@@ -12,8 +12,8 @@ def cost(source: Placement, target: Placement, ranks: int, size: float) -> float
     """Bytes that each device sends to take a tensor of `size` bytes from `source` to `target` along an axis.
 
     Ring algorithms: with n devices an all-gather or a reduce-scatter sends (n-1)/n of the tensor, an all-reduce twice
-    that (Thakur, Rabenseifner and Gropp, 2005); an all-to-all sends (n-1)/n of the device's own shard; taking one's
-    own slice sends nothing. Raises `PlacementError` for what cannot be done: splitting a value into terms of a sum.
+    that (Thakur, Rabenseifner and Gropp, 2005); an all-to-all sends (n-1)/n of the device's own shard, and where it
+    does not do (`exchanges`) the tensor is gathered; taking one's own slice sends nothing. Raises `PlacementError` for what cannot be done: splitting a value into terms of a sum.
     """
     if source == target:
         return 0.0
@@ -24,12 +24,18 @@ def cost(source: Placement, target: Placement, ranks: int, size: float) -> float
         case Shard(), Replicate():
             return part * size
         case Shard(), Shard():
-            return part * size / ranks
+            return part * size / ranks if exchanges(source, target) else part * size
         case Partial(), Replicate():
             return 2 * part * size
         case Partial(), Shard():
             return part * size
     raise PlacementError(f"cannot lay {source} out as {target}")
+
+
+def exchanges(source: Shard, target: Shard) -> bool:
+    """Whether one all-to-all takes a tensor from `source` to `target`: other dims, and shards that are one block each."""
+    blocks = all(p.cut is None or p.cut.is_block for p in (source, target))
+    return blocks and source.dim != target.dim
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,7 +48,7 @@ class Step:
 
 
 def plan(source: DTensorType, target: DTensorType, mesh: DeviceMesh) -> tuple[Step, ...]:
-    """The steps that take a tensor from one layout to the other, cheapest order first.
+    """The steps that take a tensor from one layout to the other, axis by axis.
 
     Reductions come first (they shrink what follows when they scatter), then exchanges and gathers, then slices; a dim
     is never split along two axes at once.

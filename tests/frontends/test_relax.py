@@ -284,7 +284,7 @@ def test_types_with_a_layout_are_annotations() -> None:
 
 
 BAD: list[tuple[str, type[DistIRError], str]] = [
-    (RFC.replace("R.nn.gelu(lv0)", "R.nn.leakyrelu(lv0, 0.1)"), UnsupportedOpError, "@foo, Y: there is no entry for relax.nn.leakyrelu"),
+    (RFC.replace("R.nn.gelu(lv0)", "R.nn.leakyrelu(lv0, 0.1)"), UnsupportedOpError, "@foo, Y: the op table has no Relax spelling for relax.nn.leakyrelu"),
     (RFC.replace("R.nn.gelu(lv0)", "R.mod(lv0, lv0)"), UnsupportedOpError, "@foo, Y: relax.mod: a remainder with the sign"),
     (RFC.replace("S[1]", "S[7]"), PlacementError, "@foo, A_1"),
     (RFC.replace("foo(", "foo(s: R.Shape([3]), "), ImportModelError, "expected a tensor of known shape"),
@@ -292,7 +292,7 @@ BAD: list[tuple[str, type[DistIRError], str]] = [
     (
         RFC.replace("R.matmul(x, A_1)", 'R.call_dps_packed("f", (x,), out_ty=R.Tensor((128, 127), "float32"))'),
         UnsupportedOpError,
-        "@foo, lv0: there is no entry for relax.call_dps_packed of f",
+        "@foo, lv0: the op table has no Relax spelling for relax.call_dps_packed of f",
     ),
     (RFC + RFC.replace("foo", "bar"), ImportModelError, "expected a Relax function to compile, found bar, foo|foo, bar"),
 ]  # fmt: skip
@@ -306,7 +306,9 @@ def test_what_cannot_be_read_is_named_with_its_place(text: str, kind: type[DistI
 
 def test_call_tir_has_no_entry() -> None:
     lowered = relax.transform.LegalizeOps()(script(RFC.replace("S[1]", "R")))
-    with pytest.raises(UnsupportedOpError, match=r"@foo, lv0: there is no entry for relax\.call_tir of matmul"):
+    with pytest.raises(
+        UnsupportedOpError, match=r"@foo, lv0: the op table has no Relax spelling for relax\.call_tir of matmul"
+    ):
         import_relax(lowered)
 
 

@@ -41,7 +41,7 @@ def load(bundle: Bundle, rank: int, comm: Communicator, device: str = "cpu") -> 
     try:
         from distir_relax.runtime.backends.tvm_compile import compile_program
 
-        compiled = compile_program(bundle.programs[program.relax], inputs, _threads(manifest.mesh.world_size))
+        compiled = compile_program(bundle.programs[program.relax], inputs, _threads(comm.local_size))
     except ImportError as missing:
         raise RunError(f"TVM cannot be imported: {missing}", hint="pip install apache-tvm") from None
     weights = [held[name] for name in program.arguments if name in held]
