@@ -2,6 +2,6 @@
 
 from distir_relax.analysis.interpret import interpret
 from distir_relax.analysis.layout import assemble, scatter
-from distir_relax.analysis.reference import execute
+from distir_relax.analysis.reference import execute, run_devices
 
-__all__ = ["assemble", "execute", "interpret", "scatter"]
+__all__ = ["assemble", "execute", "interpret", "run_devices", "scatter"]

@@ -30,17 +30,28 @@ def execute(sharded: Module, distributed: Module, inputs: Mapping[str, torch.Ten
     for item in sharded.main.inputs:
         assert isinstance(item.value.type, DTensorType)
         values[item.value.name] = scatter(inputs[item.value.name], item.value.type, mesh)
+    held = run_devices(distributed, values)
+    outputs = {}
+    for outer in sharded.main.outputs:
+        assert isinstance(outer.value.type, DTensorType)
+        outputs[outer.name] = assemble(held[outer.name], outer.value.type, mesh)
+    return outputs
+
+
+def run_devices(distributed: Module, locals_: Mapping[str, list[torch.Tensor]]) -> dict[str, list[torch.Tensor]]:
+    """What each device holds of each output, by output name, from what each holds of each input, by value name.
+
+    Raises `VerificationError` when a device computes a tensor of another type than the program says.
+    """
+    mesh = distributed.meshes[0]
+    values = dict(locals_)
     for op in distributed.main.ops:
         operands = [values[v.name] for v in op.operands]
         rows = _together(op, operands, mesh) if lookup(op.name).on_communicator else _apart(op, operands, mesh)
         for number, value in enumerate(op.results):
             values[value.name] = [row[number] for row in rows]
             _check(op, value.type, values[value.name])
-    outputs = {}
-    for outer, inner in zip(sharded.main.outputs, distributed.main.outputs, strict=True):
-        assert isinstance(outer.value.type, DTensorType)
-        outputs[outer.name] = assemble(values[inner.value.name], outer.value.type, mesh)
-    return outputs
+    return {output.name: values[output.value.name] for output in distributed.main.outputs}
 
 
 def _apart(op: Op, operands: list[list[torch.Tensor]], mesh: DeviceMesh) -> list[tuple[torch.Tensor, ...]]:
@@ -66,7 +77,7 @@ def _together(op: Op, operands: list[list[torch.Tensor]], mesh: DeviceMesh) -> l
             if all(a == b or i == axis for i, (a, b) in enumerate(zip(mesh.coordinates(r), here, strict=True)))
         ]
         parts = [operands[0][r] for r in group] if operands else []
-        for r, result in zip(group, together(parts, op.attrs), strict=True):
+        for r, result in zip(group, together(parts, local_attrs(op.attrs, group[0])), strict=True):
             rows[r] = (result,)
     return [rows[rank] for rank in range(mesh.size)]
 

@@ -19,6 +19,7 @@ from __future__ import annotations
 import json
 import math
 import re
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from distir_relax.errors import PlacementError
@@ -163,6 +164,26 @@ class Partial:
 
 Placement = Replicate | Shard | Partial
 R = Replicate()
+
+
+def intersect(first: Sequence[Interval], second: Sequence[Interval]) -> list[Interval]:
+    """What two lists of intervals, each in order, have in common, in order."""
+    found = ((max(a, c), min(b, d)) for a, b in first for c, d in second)
+    return [(start, stop) for start, stop in found if start < stop]
+
+
+def held_intervals(placements: Sequence[Placement], dim: int, size: int, coordinates: Sequence[int]) -> list[Interval]:
+    """The intervals of a dim of `size` elements that the device at `coordinates` holds, in order.
+
+    Each mesh axis that cuts the dim says by itself what its indices hold of it; a device holds what all of them leave
+    it. The cuts of the axes must be decided.
+    """
+    held = [(0, size)] if size else []
+    for placement, index in zip(placements, coordinates, strict=True):
+        if isinstance(placement, Shard) and placement.dim == dim:
+            assert placement.cut is not None
+            held = intersect(held, placement.cut.intervals(index))
+    return held
 
 
 def parse_placement(text: str) -> Placement:

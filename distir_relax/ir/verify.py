@@ -98,7 +98,6 @@ def verify_placements(kind: DTensorType, mesh: DeviceMesh, where: str) -> None:
     """Raise `VerificationError` unless the placements fit the mesh and cut each dim exactly."""
     if len(kind.placements) != len(mesh.shape):
         raise VerificationError(f"expected one placement per axis of {mesh}, found {kind}", where)
-    split: set[int] = set()
     for axis, placement in enumerate(kind.placements):
         if not isinstance(placement, Shard):
             continue
@@ -106,9 +105,6 @@ def verify_placements(kind: DTensorType, mesh: DeviceMesh, where: str) -> None:
             raise VerificationError(
                 f"{placement} names dim {placement.dim} of a tensor of {len(kind.shape)} dims", where
             )
-        if placement.dim in split:
-            raise VerificationError(f"{kind} splits dim {placement.dim} along two mesh axes", where)
-        split.add(placement.dim)
         cut = placement.cut
         if cut is None:
             raise VerificationError(f"{placement} does not say how dim {placement.dim} is cut", where)

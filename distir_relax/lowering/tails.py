@@ -12,9 +12,10 @@ number through element-wise ops. Where it is not known to be neutral, it is fill
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from distir_relax.ir import DTensorType, Op, Partial, PlacedType, Shard, Value
+from distir_relax.ir import DTensorType, Op, Partial, PlacedType, Placement, Shard, Value
 from distir_relax.lowering.emitter import PlacedEmitter, placed
 from distir_relax.ops import evaluate, lookup
 
@@ -46,6 +47,30 @@ class Tails:
     def trim(self, emitter: PlacedEmitter, value: Value, axis: int, placement: Shard) -> Value:
         """`value` without its filling along one axis."""
         return self._resize(emitter, "trim_tail", value, axis, placement, 0.0)
+
+    def trim_all(
+        self, emitter: PlacedEmitter, value: Value, placements: Sequence[Placement], axes: set[int], dims: set[int]
+    ) -> Value:
+        """`value`, which lies as `placements`, without its filling along mesh axes `axes` and in tensor dims `dims`."""
+        for axis, placement in self._padded(placements, axes, dims):
+            value = self.trim(emitter, value, axis, placement)
+        return value
+
+    def pad_all(
+        self, emitter: PlacedEmitter, value: Value, placements: Sequence[Placement], axes: set[int], dims: set[int]
+    ) -> Value:
+        """The inverse of `trim_all`, filling with zeros."""
+        for axis, placement in self._padded(placements, axes, dims):
+            value = self.pad(emitter, value, axis, placement)
+        return value
+
+    @staticmethod
+    def _padded(placements: Sequence[Placement], axes: set[int], dims: set[int]) -> list[tuple[int, Shard]]:
+        return [
+            (axis, p)
+            for axis, p in enumerate(placements)
+            if isinstance(p, Shard) and (axis in axes or p.dim in dims) and is_padded(placements, axis)
+        ]
 
     def _resize(
         self, emitter: PlacedEmitter, name: str, value: Value, axis: int, placement: Shard, number: float
@@ -100,6 +125,17 @@ class Tails:
         """A scalar constant is the same number everywhere, also beside a filling."""
         for axis in range(axes):
             self.filling[value.name, axis] = number
+
+
+def is_padded(placements: Sequence[Placement], axis: int) -> bool:
+    """Whether short shards along a mesh axis are filled up in mode ``pad``.
+
+    They are where the axis alone cuts its dim, into stretches of the same sizes; other shards keep their own sizes.
+    """
+    placement = placements[axis]
+    if not isinstance(placement, Shard) or placement.cut is None or len(placement.cut.segments) > 1:
+        return False
+    return sum(isinstance(p, Shard) and p.dim == placement.dim for p in placements) == 1
 
 
 def _apply(op: Op, numbers: list[float | None]) -> float | None:

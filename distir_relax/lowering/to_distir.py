@@ -24,10 +24,12 @@ from distir_relax.ir import (
     Shard,
     Size,
     Value,
+    held_intervals,
+    per_rank,
 )
 from distir_relax.lowering.collectives import lower_redistribute
 from distir_relax.lowering.emitter import PlacedEmitter, merge_attrs, placed
-from distir_relax.lowering.tails import MODES, Tails, is_pending
+from distir_relax.lowering.tails import MODES, Tails, is_padded, is_pending
 from distir_relax.ops import PARALLEL, Expansion, lookup
 
 
@@ -71,7 +73,7 @@ class _Lowering:
         value = local
         self.emitter.hint = f"{local.name}.padded"
         for axis, placement in enumerate(kind.placements):
-            if isinstance(placement, Shard):
+            if isinstance(placement, Shard) and is_padded(kind.placements, axis):
                 value = self.tails.pad(self.emitter, value, axis, placement)
                 # A shard that needs no filling has one of any value.
                 self.tails.filling.setdefault((value.name, axis), 0.0)
@@ -81,8 +83,9 @@ class _Lowering:
     def _output(self, output: Output) -> Value:
         value = self.values[output.value.name]
         self.emitter.hint = f"{output.value.name}.trimmed"
-        for axis, placement in enumerate(_dtensor(output.value).placements):
-            if isinstance(placement, Shard):
+        placements = _dtensor(output.value).placements
+        for axis, placement in enumerate(placements):
+            if isinstance(placement, Shard) and is_padded(placements, axis):
                 value = self.tails.trim(self.emitter, value, axis, placement)
         return value
 
@@ -123,7 +126,7 @@ class _Lowering:
 
     def _neutral(self, value: Value, local: Value, op: Op, axis: int) -> Value:
         placement = _dtensor(value).placements[axis]
-        if not isinstance(placement, Shard):
+        if not isinstance(placement, Shard) or not is_padded(_dtensor(value).placements, axis):
             return local
         self.emitter.hint = f"{local.name}.refilled"
         reduction = next(p.reduction for v in op.results if isinstance(p := _dtensor(v).placements[axis], Partial))
@@ -171,11 +174,19 @@ class _Lowering:
     def _local_type(self, kind: DTensorType, ragged: bool = False) -> PlacedType:
         shape: list[Size] = list(kind.shape)
         for axis, placement in enumerate(kind.placements):
-            if isinstance(placement, Shard):
-                assert placement.cut is not None
-                sizes = placement.cut.local_sizes() if ragged else self.tails.size(placement)
-                shape[placement.dim] = self.emitter.by_index(axis, sizes)
+            if not isinstance(placement, Shard):
+                continue
+            if not ragged and is_padded(kind.placements, axis):
+                shape[placement.dim] = self.emitter.by_index(axis, self.tails.size(placement))
+            else:
+                shape[placement.dim] = per_rank(
+                    [self._held(kind, placement.dim, device) for device in self.emitter.devices]
+                )
         return PlacedType(tuple(shape), kind.dtype, self.emitter.devices)
+
+    def _held(self, kind: DTensorType, dim: int, device: int) -> int:
+        pieces = held_intervals(kind.placements, dim, kind.shape[dim], self.mesh.coordinates(device))
+        return sum(stop - start for start, stop in pieces)
 
 
 def _dtensor(value: Value) -> DTensorType:

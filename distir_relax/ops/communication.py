@@ -10,6 +10,7 @@ Distributed and ranked stages, along a mesh axis of n devices (`sizes` lists a s
     all_gather       [A]   [B]     =>  [A,B]  [A,B]
     reduce_scatter   [a,b] [c,d]   =>  [a+c]  [b+d]
     all_to_all       [A,B] [C,D]   =>  [A;C]  [B;D]
+    resplit          [A,B,C] [D]   =>  [A]    [B,C,D]  between two cuts of one dim: pieces[i][j] go from i to j
     shard            [A,B] [A,B]   =>  [A]    [B]       no communication
     shard_start                    =>  0      len(A)    the position of the first element
     slices           [A,B,C]       =>  [A,C]            several stretches of one dim, in the order given
@@ -104,6 +105,19 @@ define(
     torch="comm.all_to_all({0}, {axis}, {split_dim}, {split_sizes}, {concat_dim}, {concat_sizes}, step={step})",
     together=lambda parts, attrs: [
         _joined([x.split(attrs["split_sizes"], attrs["split_dim"])[i] for x in parts], attrs["concat_dim"])
+        for i in range(len(parts))
+    ],
+    on_communicator=True,
+    communicates=True,
+    **_FREE,
+)
+define(
+    "resplit",
+    infer=lambda types, attrs: (_resized(types[0], attrs["dim"], attrs["size"]),),
+    rule=_no_rule,
+    torch="comm.resplit({0}, {axis}, {dim}, {pieces}, step={step})",
+    together=lambda parts, attrs: [
+        _joined([x.split(row, attrs["dim"])[i] for x, row in zip(parts, attrs["pieces"], strict=True)], attrs["dim"])
         for i in range(len(parts))
     ],
     on_communicator=True,

@@ -132,6 +132,29 @@ class Communicator(ABC):
             flat = self._all_to_all(_flatten(pieces, source, split_dim), sent, counts, index, largest)
             return self._join(flat, counts, shapes, concat_dim, x, out)
 
+    def resplit(
+        self, x: Array, axis: str, dim: int, pieces: Sequence[Sequence[int]], step: int = 0, out: Array | None = None
+    ) -> Any:
+        """From one cut of `dim` to another: rank i sends its stretch j, of `pieces[i][j]` elements along `dim`, to rank j.
+
+        The stretches of a rank stand one after the other; it ends with what it receives, in the order of the ranks.
+        """
+        index, n, me = self._place(axis)
+        source = as_torch(x)
+        sizes, received = list(pieces[me]), [row[me] for row in pieces]
+        self._check_sizes("resplit", sizes, n, axis, source, dim, sum(sizes))
+        row = _row_bytes(source, dim)
+        with self._step(step, "resplit", row * (sum(sizes) - sizes[me])):
+            parts = split(source, sizes, dim)
+            shapes = [_with(source.shape, {dim: size}) for size in received]
+            counts = [math.prod(shape) for shape in shapes]
+            rest = math.prod(size for d, size in enumerate(source.shape) if d != dim)
+            largest = rest * sum(map(sum, pieces))
+            flat = self._all_to_all(
+                _flatten(parts, source, dim), [part.numel() for part in parts], counts, index, largest
+            )
+            return self._join(flat, counts, shapes, dim, x, out)
+
     def shard(
         self, x: Array, axis: str, dim: int, sizes: Sequence[int], step: int = 0, out: Array | None = None
     ) -> Any:

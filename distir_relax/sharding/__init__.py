@@ -2,7 +2,7 @@
 
 from distir_relax.sharding.factors import Factoring, factorize
 from distir_relax.sharding.propagate import Propagate, Propagation
-from distir_relax.sharding.redistribute import Step, cost, exchanges, plan
+from distir_relax.sharding.redistribute import Step, bytes_sent, cost, plan, step_cost, steps_bytes
 from distir_relax.sharding.reductions import DelayReductions
 
 __all__ = [
@@ -11,8 +11,10 @@ __all__ = [
     "Propagate",
     "Propagation",
     "Step",
+    "bytes_sent",
     "cost",
-    "exchanges",
     "factorize",
     "plan",
+    "step_cost",
+    "steps_bytes",
 ]

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Sequence
+from itertools import pairwise
+
 from distir_relax.errors import PlacementError
 from distir_relax.ir import Cut, Segment
 
@@ -43,3 +46,27 @@ def units_of(cut: Cut, outer: int, size: int, inner: int, where: str) -> tuple[i
 def cut_of(units: tuple[int, ...], outer: int, inner: int) -> Cut:
     """The cut of a dim of `outer` stretches, of whose units of `inner` elements each device holds `units`."""
     return Cut((Segment(outer, tuple(n * inner for n in units)),))
+
+
+def refined(size: int, others: Sequence[Cut], ranks: int) -> Cut:
+    """A balanced cut of a dim of `size` elements that also cuts the shards of `others` into even parts."""
+    bounds = {0, size}
+    for other in others:
+        position = 0
+        for segment in other.segments:
+            for _ in range(segment.repeat):
+                for width in segment.sizes:
+                    position += width
+                    bounds.add(position)
+    return merged(Segment(1, balanced(b - a, ranks)) for a, b in pairwise(sorted(bounds)))
+
+
+def merged(segments: Iterable[Segment]) -> Cut:
+    """The cut of these segments in order, equal neighbours written as one."""
+    found: list[Segment] = []
+    for segment in segments:
+        if found and found[-1].sizes == segment.sizes:
+            found[-1] = Segment(found[-1].repeat + segment.repeat, segment.sizes)
+        else:
+            found.append(segment)
+    return Cut(tuple(found))

@@ -73,7 +73,7 @@ def test_good_programs_pass(text: str) -> None:
         (SHARDED, "S[0: 3|1], R", "S[0: 3|1]", "expected one placement per axis"),
         (SHARDED, "S[0: 3|1], R", "S[2: 3|1], R", "names dim 2 of a tensor of 2 dims"),
         (SHARDED, "S[0: 3|1], R", "S[0], R", "does not say how dim 0 is cut"),
-        (SHARDED, "S[0: 3|1], R", "S[0: 3|1], S[0: 2|1|1]", "splits dim 0 along two mesh axes"),
+        (SHARDED, "S[0: 3|1], R", "S[0: 3|1], S[0: 2|1|2]", "cuts 5 elements for 3 devices; the dim has 4"),
         (SHARDED, '"mesh[0]"', '"mesh[1]"', r"lies on mesh\[1\], found 1 meshes"),
         (DISTRIBUTED, "%y: f32[3|1,6]", "%y: f32[2|2,6]", r"model.py:7: nn.relu gives \(f32\[3,6\]\)"),
         (DISTRIBUTED, "input %x: f32[3|1,6]", "input %x: f32[3|1|1,6]", "lists 3 sizes for 2 devices"),

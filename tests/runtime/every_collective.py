@@ -99,6 +99,16 @@ def _movements(comm: Communicator, axis: str, group: tuple[int, ...], me: int, n
             x = _given(mine, numpy_kind)
             found = comm.all_to_all(x, axis, dim, sizes, concat, others)
             same(found, np.split(whole, cuts, dim)[me], numpy_kind)
+        # Rank i sends (i + 2 j) % 4 rows to rank j.
+        pieces = [[(i + 2 * j) % 4 for j in range(n)] for i in range(n)]
+        theirs = [
+            values(rank, tuple(sum(pieces[i]) if d == dim else 2 + d for d in range(3))) for i, rank in enumerate(group)
+        ]
+        stretches = [np.split(x, np.cumsum(row)[:-1], dim) for x, row in zip(theirs, pieces, strict=True)]
+        expected = np.concatenate([row[me] for row in stretches], dim)
+        for contiguous in (True, False):
+            x = _given(theirs[me], numpy_kind, contiguous)
+            same(comm.resplit(x, axis, dim, pieces), expected, numpy_kind)
 
 
 def _dtypes(comm: Communicator, axis: str, group: tuple[int, ...], me: int) -> None:
