@@ -1,4 +1,4 @@
-"""`distir compile FILE.py:FUNCTION`: call the user's function and compile what it returns."""
+"""`distir compile`: call the user's function and compile what it returns, or compile an ONNX file."""
 
 from __future__ import annotations
 
@@ -29,6 +29,7 @@ class CompileOptions:
     axes: str | None = None
     ranks: int | None = None
     name: str | None = None
+    input_shapes: tuple[str, ...] = ()
 
 
 def compile_target(options: CompileOptions) -> Path:
@@ -39,10 +40,18 @@ def compile_target(options: CompileOptions) -> Path:
     """
     import distir_relax
 
+    shardings = dict(map(_sharding, options.shardings))
+    if options.target.endswith(".onnx"):
+        return _compile_onnx(shardings, options)
     file, _, function_name = options.target.rpartition(":")
     if not file or not function_name.isidentifier():
-        raise ImportModelError("expected FILE.py:FUNCTION", options.target, "for example: examples/mlp.py:build")
-    shardings = dict(map(_sharding, options.shardings))
+        raise ImportModelError(
+            "expected FILE.py:FUNCTION or FILE.onnx", options.target, "for example: examples/mlp.py:build"
+        )
+    if options.input_shapes:
+        raise ImportModelError(
+            "--input-shape is for ONNX files", options.target, "the function's example has the shapes"
+        )
     module = _load(Path(file))
     function = _find(module, file, function_name)
     made = _call(function, file, options)
@@ -77,6 +86,26 @@ def _compile(made: Any, shardings: dict[str, str], options: CompileOptions) -> A
     given: dict[str, Any] = {"example_inputs": tuple(example_inputs)}
     if kwargs:
         given["example_kwargs"] = dict(kwargs)
+    return distir_relax.compile(model, **given, **_common(shardings, options))
+
+
+def _compile_onnx(shardings: dict[str, str], options: CompileOptions) -> Path:
+    import distir_relax
+
+    if options.ranks is not None:
+        raise ImportModelError(
+            f"--ranks {options.ranks} is for functions", options.target, f"give --mesh {options.ranks} and --shard"
+        )
+    shapes = dict(map(_input_shape, options.input_shapes))
+    plan = distir_relax.compile(options.target, input_shapes=shapes, **_common(shardings, options))
+    return plan.save(options.output, backends=options.backends)
+
+
+def _common(shardings: dict[str, str], options: CompileOptions) -> dict[str, Any]:
+    """The arguments of `compile` that any model takes, where they were given."""
+    import distir_relax
+
+    given: dict[str, Any] = {}
     if shardings:
         given["shardings"] = shardings
     if options.mesh is not None or options.axes is not None:
@@ -85,7 +114,17 @@ def _compile(made: Any, shardings: dict[str, str], options: CompileOptions) -> A
         given["tail"] = options.tail
     if options.name is not None:
         given["name"] = options.name
-    return distir_relax.compile(model, **given)
+    return given
+
+
+def _input_shape(text: str) -> tuple[str, tuple[int, ...]]:
+    name, equals, shape = text.rpartition("=")
+    sizes = shape.split(",") if shape else []
+    if not name or not equals or not all(size.strip().isdecimal() for size in sizes):
+        raise ImportModelError(
+            "expected NAME=SIZES", f"--input-shape {text}", "for example: --input-shape x=1,3,224,224"
+        )
+    return name, tuple(map(int, sizes))
 
 
 def _call(function: Callable[..., Any], file: str, options: CompileOptions) -> Any:

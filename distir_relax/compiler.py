@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import warnings
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -82,6 +83,17 @@ class Plan:
             self._sessions[backend] = Session(self.bundle((backend,)), backend)
         return self.imported.rebuild(self._sessions[backend](self.imported.flatten(args, kwargs)))
 
+    def to_onnx_sharding(self, model: Any) -> Any:
+        """A copy of an ONNX model with this plan's layouts as its multi-device metadata (IR version 11).
+
+        `model` is the path or the `onnx.ModelProto` that the plan was compiled from. Raises `PlacementError` for a
+        mesh of several axes, and for sizes that the metadata cannot express.
+        """
+        from distir_relax.frontends.onnx_sharding import write_sharding
+        from distir_relax.frontends.onnx_tensors import load_model
+
+        return write_sharding(load_model(model), self.modules["sharded"], self.imported.values)
+
     def _reason(self, value: Value) -> str:
         return self.reasons.get(value.name, "")
 
@@ -91,6 +103,7 @@ def compile(
     example_inputs: Sequence[Any] = (),
     example_kwargs: Mapping[str, Any] | None = None,
     *,
+    input_shapes: Mapping[str, Sequence[int]] | None = None,
     shardings: Mapping[str, str] | None = None,
     mesh: DeviceMesh | None = None,
     tail: str = "ragged",
@@ -98,7 +111,8 @@ def compile(
 ) -> Plan:
     """Compile `model` for the devices of a mesh.
 
-    `model` is a `torch.nn.Module` with the example call that its shapes are taken from, or a TVM `IRModule`.
+    `model` is a `torch.nn.Module` with the example call that its shapes are taken from, a TVM `IRModule`, or an ONNX
+    model (a path or an `onnx.ModelProto`) with `input_shapes` for the inputs whose dims it leaves open.
     Annotations stand in the model (`annotate_sharding`), or are given as `shardings`: glob patterns over names of
     parameters and inputs, each with its placement, together with `mesh`. A `mesh` given here takes the place of the one that annotations in the model name: the same model
     for another number of devices. `tail` says what ranks with a short shard
@@ -107,7 +121,7 @@ def compile(
     Raises a `DistIRError`: `ImportModelError` and `UnsupportedOpError` for what cannot be read, `AnnotationError` and
     `PlacementError` for annotations that cannot hold. Warns `SurpriseGather` where a split tensor is gathered unasked.
     """
-    imported = _import(model, example_inputs, example_kwargs)
+    imported = _import(model, example_inputs, example_kwargs, input_shapes)
     if shardings:
         target = mesh or next(iter(imported.module.meshes), None)
         if target is None:
@@ -124,11 +138,31 @@ def compile(
         "distributed": distributed,
         "ranked": FuseLocal().run(Project().run(distributed)),
     }
-    return Plan(name or type(model).__name__.lower(), imported, modules, tail, propagation.reasons)
+    return Plan(name or _default_name(model), imported, modules, tail, propagation.reasons)
 
 
-def _import(model: Any, args: Sequence[Any], kwargs: Mapping[str, Any] | None) -> Imported:
+def _default_name(model: Any) -> str:
+    path = isinstance(model, (str, Path))
+    return re.sub(r"\W+", "_", Path(model).stem if path else type(model).__name__).strip("_").lower() or "model"
+
+
+def _import(
+    model: Any,
+    args: Sequence[Any],
+    kwargs: Mapping[str, Any] | None,
+    input_shapes: Mapping[str, Sequence[int]] | None,
+) -> Imported:
     kinds = {f"{kind.__module__.split('.')[0]}.{kind.__name__}" for kind in type(model).__mro__}
+    if isinstance(model, (str, Path)) or "onnx.ModelProto" in kinds:
+        from distir_relax.frontends.onnx import import_onnx
+
+        if args or kwargs:
+            raise ImportModelError("an ONNX model takes input_shapes, not an example call")
+        return import_onnx(model, input_shapes)
+    if input_shapes:
+        raise ImportModelError(
+            f"input_shapes are for ONNX models, found {type(model).__name__}", hint="give example_inputs"
+        )
     if "torch.Module" in kinds:
         from distir_relax.frontends.torch import import_torch
 
@@ -138,6 +172,6 @@ def _import(model: Any, args: Sequence[Any], kwargs: Mapping[str, Any] | None) -
 
         return import_relax(model)
     raise ImportModelError(
-        f"expected a torch.nn.Module or a TVM IRModule, found {type(model).__name__}",
+        f"expected a torch.nn.Module, a TVM IRModule or an ONNX model, found {type(model).__name__}",
         hint="for a file, build the model in a function and name it: distir compile model.py:build",
     )

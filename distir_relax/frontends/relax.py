@@ -10,7 +10,8 @@ import math
 from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from distir_relax.errors import AnnotationError, DistIRError, ImportModelError, RunError, UnsupportedOpError
+from distir_relax.errors import AnnotationError, DistIRError, ImportModelError, UnsupportedOpError
+from distir_relax.frontends.arguments import as_tensor, named_arguments
 from distir_relax.frontends.imported import Imported
 from distir_relax.ir import DTYPES, DeviceMesh, Module, TensorType, Value, print_placements
 from distir_relax.ops import Builder, entries, lookup_relax
@@ -41,12 +42,12 @@ def import_relax(
     names = {item.value.name: item.value.name for item in importer.builder.inputs if item.role != "constant"}
     outputs = list(importer.outputs(result))
     program = importer.builder.function("main", outputs)
-    inputs = [(item.value.name, item.value.type) for item in program.inputs if item.role == "input"]
+    inputs = [item.value.name for item in program.inputs if item.role == "input"]
     return Imported(
         module=Module("global", (program,), importer.meshes or _declared_meshes(mod)),
         tensors=importer.tensors,
         names=names,
-        flatten=lambda args, kwargs: _flatten(name, inputs, args, kwargs),
+        flatten=lambda args, kwargs: named_arguments(f"@{name}", inputs, args, kwargs),
         rebuild=lambda tensors: _rebuild(result, iter([tensors[label] for label, _ in outputs])),
     )
 
@@ -259,7 +260,7 @@ class _Importer:
         return value
 
     def _checked(self, data: Any, kind: TensorType, name: str) -> torch.Tensor:
-        tensor = _as_torch(data)
+        tensor = as_tensor(data)
         found = TensorType(tuple(tensor.shape), str(tensor.dtype).removeprefix("torch."))
         if found != kind:
             raise ImportModelError(f"expected {kind} as the data of {name}, found {found}", self.builder.location)
@@ -312,31 +313,5 @@ def _leaves(result: Any) -> Iterator[Any]:
         yield result
 
 
-def _flatten(
-    name: str, inputs: Sequence[tuple[str, Any]], args: tuple[Any, ...], kwargs: Mapping[str, Any]
-) -> dict[str, torch.Tensor]:
-    order = [label for label, _ in inputs]
-    given = {**dict(zip(order, args, strict=False)), **kwargs}
-    if len(args) > len(order) or set(given) != set(order) or set(order[: len(args)]) & set(kwargs):
-        found = [*(["?"] * len(args)), *kwargs]
-        raise RunError(f"@{name} takes the inputs {', '.join(order)}; found {len(found)}: {', '.join(found)}")
-    return {label: _as_torch(given[label]) for label in order}
-
-
 def _rebuild(result: Any, tensors: Iterator[Any]) -> Any:
     return tuple(_rebuild(item, tensors) for item in result) if isinstance(result, list) else next(tensors)
-
-
-def _as_torch(data: Any) -> torch.Tensor:
-    """A torch tensor from one of torch, numpy or TVM, without a copy where that is possible."""
-    import numpy as np
-    import torch
-    from torch.utils.dlpack import from_dlpack
-
-    if isinstance(data, torch.Tensor):
-        return data.detach()
-    if isinstance(data, np.ndarray):
-        return torch.from_numpy(data if data.flags.writeable else data.copy())
-    if hasattr(data, "__dlpack__"):
-        return from_dlpack(data)
-    raise RunError(f"expected a tensor of torch, numpy or TVM, found {type(data).__name__}")

@@ -7,10 +7,10 @@ from typing import TYPE_CHECKING, Any
 
 from distir_relax.errors import DistIRError, ImportModelError
 from distir_relax.frontends.graph import GraphImporter
-from distir_relax.frontends.imported import Imported
+from distir_relax.frontends.imported import Imported, live
 from distir_relax.frontends.location import location_of_error
 from distir_relax.frontends.structure import CallSignature, ResultStructure, leaf_names, result_names
-from distir_relax.ir import Function, Module, Value
+from distir_relax.ir import Module, Value
 
 if TYPE_CHECKING:
     import torch
@@ -157,7 +157,7 @@ def _finish(
             fixed[label] = result
     if not outputs:
         raise ImportModelError("expected a model that returns at least one tensor, found none")
-    main = _live(importer.builder.function("main", outputs))
+    main = live(importer.builder.function("main", outputs))
     kept = {item.value.name for item in main.inputs}
     return Imported(
         module=Module("global", (main,), importer.meshes),
@@ -166,15 +166,3 @@ def _finish(
         flatten=signature.flatten,
         rebuild=ResultStructure(program.call_spec.out_spec, fixed).rebuild,
     )
-
-
-def _live(function: Function) -> Function:
-    """The function without ops and inputs that reach no output; the user's inputs all stay."""
-    needed = {output.value.name for output in function.outputs}
-    ops = []
-    for op in reversed(function.ops):
-        if any(result.name in needed for result in op.results):
-            ops.append(op)
-            needed |= {operand.name for operand in op.operands}
-    inputs = tuple(item for item in function.inputs if item.role == "input" or item.value.name in needed)
-    return Function(function.name, inputs, tuple(reversed(ops)), function.outputs)

@@ -4,6 +4,7 @@ from distir_relax.ops import (
     attention,
     communication,
     composite,
+    composite_onnx,
     contraction,
     identity,
     indexing,
@@ -16,6 +17,7 @@ from distir_relax.ops import (
 from distir_relax.ops.builder import Builder, infer, tensor_type
 from distir_relax.ops.check import check
 from distir_relax.ops.expression import evaluate, relax_expression, torch_expression
+from distir_relax.ops.onnx_operands import OnnxOperands
 from distir_relax.ops.registry import (
     Emitter,
     Expansion,
@@ -25,7 +27,9 @@ from distir_relax.ops.registry import (
     entries,
     lookup,
     lookup_aten,
+    lookup_onnx,
     lookup_relax,
+    onnx_spellings,
 )
 from distir_relax.ops.rule import BLOCKED, PARALLEL, Factor, Rule, parse_rule
 
@@ -51,6 +55,7 @@ __all__ = [
     "Emitter",
     "Expansion",
     "Factor",
+    "OnnxOperands",
     "OpDef",
     "Rule",
     "aten_spellings",
@@ -61,7 +66,9 @@ __all__ = [
     "infer",
     "lookup",
     "lookup_aten",
+    "lookup_onnx",
     "lookup_relax",
+    "onnx_spellings",
     "parse_rule",
     "relax_expression",
     "tensor_type",

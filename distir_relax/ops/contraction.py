@@ -6,7 +6,7 @@ from typing import Any
 
 from distir_relax.ir import TensorType
 from distir_relax.ops.pointwise import broadcast, promote
-from distir_relax.ops.registry import Attrs, Packed, Types, aten, define, operands, relax_spelling
+from distir_relax.ops.registry import Attrs, Packed, Types, aten, define, onnx_spelling, operands, relax_spelling
 from distir_relax.ops.shape import reshape_to
 
 
@@ -130,3 +130,26 @@ def _relax_matmul(g: Any, args: Any, attrs: Any) -> Any:
     if attrs["out_dtype"] not in (None, "", "void", args[0].type.dtype):
         raise NotImplementedError(f"a product of {args[0].type.dtype} in {attrs['out_dtype']}")
     return _matmul(g, *args)
+
+
+# ONNX spellings
+
+
+@onnx_spelling("MatMul")
+def _onnx_matmul(g: Any, x: Any, attrs: Any) -> Any:
+    return _matmul(g, x[0], x[1])
+
+
+@onnx_spelling("Gemm")
+def _onnx_gemm(g: Any, x: Any, attrs: Any) -> Any:
+    a, b = x[0], x[1]
+    if attrs.get("transA", 0):
+        a = g.emit("permute_dims", a, axes=(1, 0))
+    y = g.emit("linear" if attrs.get("transB", 0) else "matmul", a, b)
+    alpha, beta = attrs.get("alpha", 1.0), attrs.get("beta", 1.0)
+    if alpha != 1:
+        y = g.emit("multiply", y, g.constant(alpha, y.type.dtype))
+    if not x.has(2) or beta == 0:
+        return y
+    bias = x[2] if beta == 1 else g.emit("multiply", x[2], g.constant(beta, y.type.dtype))
+    return g.emit("add", y, bias)

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 from typing import Any
 
+import numpy as np
+
 from distir_relax.ops.pointwise import cast
-from distir_relax.ops.registry import aten
+from distir_relax.ops.registry import aten, onnx_spelling
 
 
 @aten(
@@ -40,3 +42,16 @@ def _dropout(g: Any, x: Any, p: float, train: bool) -> Any:
     if train and p > 0:
         raise NotImplementedError("dropout is active: call model.eval() before compiling")
     return x
+
+
+@onnx_spelling("Identity")
+def _onnx_same(g: Any, x: Any, attrs: Any) -> Any:
+    return x[0]
+
+
+@onnx_spelling("Dropout")
+def _onnx_dropout(g: Any, x: Any, attrs: Any) -> Any:
+    ratio = x.number(1, attrs.get("ratio", 0.5))
+    if x.number(2, False) and ratio > 0:
+        raise NotImplementedError("dropout is active: export the model in eval mode")
+    return x[0], np.ones(x[0].type.shape, dtype=bool)

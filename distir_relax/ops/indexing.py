@@ -4,8 +4,10 @@ from __future__ import annotations
 
 from typing import Any
 
+import numpy as np
+
 from distir_relax.ir import TensorType, Value
-from distir_relax.ops.registry import Attrs, Expansion, Types, aten, define, operands, relax_spelling
+from distir_relax.ops.registry import Attrs, Expansion, Types, aten, define, onnx_spelling, operands, relax_spelling
 from distir_relax.ops.rule import Rule, parse_rule
 from distir_relax.ops.shape import reshape_to
 
@@ -144,3 +146,36 @@ def _take_points(g: Any, x: Any, used: list[tuple[int, Any]]) -> Any:
 @relax_spelling("relax.take")
 def _relax_take(g: Any, args: Any, attrs: Any) -> Any:
     return g.emit("take", *args, axis=(attrs["axis"] or 0) % len(args[0].type.shape))
+
+
+# ONNX spellings
+
+
+def counted_from_front(g: Any, x: Any, index: int, size: int) -> Any:
+    """The indices that operand `index` of an ONNX node holds, into a dim of `size`: ONNX lets them count from the end."""
+    numbers = x.known_numbers(index)
+    if numbers is not None:
+        data = x.array(index)
+        return x.constant(np.where(data < 0, data + size, data).astype(data.dtype))
+    ids = x[index]
+    dtype = ids.type.dtype
+    below = g.emit("less", ids, g.constant(0, dtype))
+    return g.emit("where", below, g.emit("add", ids, g.constant(size, dtype)), ids)
+
+
+@onnx_spelling("Gather")
+def _onnx_gather(g: Any, x: Any, attrs: Any) -> Any:
+    shape = x[0].type.shape
+    axis = attrs.get("axis", 0) % len(shape)
+    numbers = x.known_numbers(1)
+    if numbers is not None and numbers:
+        data = x.array(1)
+        first = numbers[0] % shape[axis]
+        run = list(range(first, first + len(numbers)))
+        if data.ndim <= 1 and [n % shape[axis] for n in numbers] == run:
+            # Neighbours are a slice, which needs no look-up.
+            y = x[0]
+            if len(run) < shape[axis]:
+                y = g.emit("strided_slice", y, axes=(axis,), begin=(first,), end=(run[-1] + 1,), strides=(1,))
+            return y if data.ndim else reshape_to(g, y, (*shape[:axis], *shape[axis + 1 :]))
+    return g.emit("take", x[0], counted_from_front(g, x, 1, shape[axis]), axis=axis)

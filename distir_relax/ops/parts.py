@@ -6,7 +6,7 @@ from typing import Any
 
 from distir_relax.ir import TensorType
 from distir_relax.ops.pointwise import promote
-from distir_relax.ops.registry import ALL, Attrs, Types, aten, define, operands, relax_spelling
+from distir_relax.ops.registry import ALL, Attrs, Types, aten, define, onnx_spelling, operands, relax_spelling
 from distir_relax.ops.rule import Rule, parse_rule
 from distir_relax.ops.shape import FREE, axis_of, names_of, squeeze, unsqueeze
 
@@ -268,3 +268,61 @@ def _relax_nn_pad(g: Any, args: Any, attrs: Any) -> Any:
         raise NotImplementedError(f"padding of mode {attrs['pad_mode']!r}")
     widths = attrs["pad_width"]
     return g.emit("pad", args[0], low=tuple(widths[::2]), high=tuple(widths[1::2]), value=attrs["pad_value"])
+
+
+# ONNX spellings
+
+
+@onnx_spelling("Concat")
+def _onnx_concat(g: Any, x: Any, attrs: Any) -> Any:
+    return _cat(g, [x[i] for i in range(len(x))], attrs["axis"])
+
+
+@onnx_spelling("Split")
+def _onnx_split(g: Any, x: Any, attrs: Any) -> Any:
+    axis = axis_of(attrs.get("axis", 0), len(x[0].type.shape))
+    total, sizes = x[0].type.shape[axis], x.numbers(1, attrs.get("split"))
+    if sizes is None:
+        count = attrs.get("num_outputs", attrs["outputs"])
+        size = -(-total // count)
+        sizes = [max(0, min(size, total - i * size)) for i in range(count)]
+    return split_with_sizes(g, x[0], sizes, axis)
+
+
+@onnx_spelling("Slice")
+def _onnx_slice(g: Any, x: Any, attrs: Any) -> Any:
+    y, begins, ends = x[0], x.numbers(1, attrs.get("starts")), x.numbers(2, attrs.get("ends"))
+    axes = x.numbers(3, attrs.get("axes", list(range(len(begins)))))
+    for axis, begin, end, step in zip(axes, begins, ends, x.numbers(4, [1] * len(axes)), strict=True):
+        axis = axis_of(axis, len(y.type.shape))
+        if step > 0:
+            y = _slice(g, y, axis, begin, end, step)
+            continue
+        # Backwards: the same elements forwards, then reversed.
+        size = y.type.shape[axis]
+        first, last = max(-size - 1, min(begin, size - 1)), max(-size - 1, min(end, size))
+        picked = range(size)[slice(first, None if last == -size - 1 else last, step)]
+        y = _slice(g, y, axis, picked[-1] if picked else 0, picked[0] + 1 if picked else 0, -step)
+        y = g.emit("flip", y, axis=axis)
+    return y
+
+
+@onnx_spelling("Pad")
+def _onnx_pad(g: Any, x: Any, attrs: Any) -> Any:
+    mode = attrs.get("mode", "constant")
+    if mode != "constant":
+        raise NotImplementedError(f"padding of mode {mode!r}")
+    rank = len(x[0].type.shape)
+    widths = x.numbers(1, attrs.get("pads", attrs.get("paddings")))
+    axes = [axis_of(a, rank) for a in x.numbers(3, list(range(rank)))]
+    low, high = [0] * rank, [0] * rank
+    for i, axis in enumerate(axes):
+        low[axis], high[axis] = widths[i], widths[len(axes) + i]
+    y = x[0]
+    for axis in range(rank):
+        # Negative padding takes elements away.
+        y = _slice(g, y, axis, max(0, -low[axis]), y.type.shape[axis] - max(0, -high[axis]))
+    low, high = [max(0, n) for n in low], [max(0, n) for n in high]
+    if not any(low + high):
+        return y
+    return g.emit("pad", y, low=tuple(low), high=tuple(high), value=x.number(2, attrs.get("value", 0)))

@@ -5,8 +5,8 @@ from __future__ import annotations
 import math
 from typing import Any
 
-from distir_relax.ir import TensorType
-from distir_relax.ops.registry import Attrs, Types, aten, define, operands, relax_spelling
+from distir_relax.ir import DTYPES, TensorType
+from distir_relax.ops.registry import Attrs, Types, aten, define, onnx_spelling, operands, relax_spelling
 from distir_relax.ops.rule import Rule, parse_rule
 
 
@@ -305,7 +305,9 @@ def _masked_fill(g: Any, x: Any, mask: Any, value: Any) -> Any:
 
 @aten("clamp.default", "clamp_.default")
 def _clamp(g: Any, x: Any, low: float | None = None, high: float | None = None) -> Any:
-    lowest, highest = (-math.inf, math.inf) if "float" in x.type.dtype else (-(2**63), 2**63 - 1)
+    bits = 8 * DTYPES[x.type.dtype][1]
+    least, most = (0, 2**bits - 1) if x.type.dtype == "uint8" else (-(2 ** (bits - 1)), 2 ** (bits - 1) - 1)
+    lowest, highest = (-math.inf, math.inf) if "float" in x.type.dtype else (least, most)
     return g.emit("clip", x, min=lowest if low is None else low, max=highest if high is None else high)
 
 
@@ -328,3 +330,70 @@ def _relax_floor_mod(g: Any, args: Any, attrs: Any) -> Any:
 @relax_spelling("relax.mod")
 def _relax_mod(g: Any, args: Any, attrs: Any) -> Any:
     raise NotImplementedError("a remainder with the sign of the dividend; relax.floor_mod has that of the divisor")
+
+
+# ONNX spellings
+
+
+def _onnx_pointwise(op_type: str, name: str) -> None:
+    def convert(g: Any, x: Any, attrs: Any) -> Any:
+        return g.emit(name, *x.pointwise())
+
+    onnx_spelling(op_type)(convert)
+
+
+def _onnx_folded(op_type: str, name: str) -> None:
+    """An op of any number of operands, applied to two at a time."""
+
+    def convert(g: Any, x: Any, attrs: Any) -> Any:
+        total, *rest = x.pointwise()
+        for item in rest:
+            total = g.emit(name, total, item)
+        return total
+
+    onnx_spelling(op_type)(convert)
+
+
+for _onnx, _name in {
+    **{"Sub": "subtract", "Mul": "multiply", "Neg": "negative", "Not": "logical_not", "Relu": "nn.relu"},
+    **{"And": "logical_and", "Or": "logical_or", "Xor": "logical_xor", "Add": "add", "IsNaN": "isnan"},
+    **{n.title(): n for n in ("exp", "log", "sqrt", "abs", "tanh", "sigmoid", "erf", "sin", "cos", "tan", "atan")},
+    **{n.title(): n for n in ("floor", "ceil", "sign", "round", "equal", "less", "greater", "where")},
+    **{"LessOrEqual": "less_equal", "GreaterOrEqual": "greater_equal"},
+}.items():
+    _onnx_pointwise(_onnx, _name)
+for _onnx, _name in {"Max": "maximum", "Min": "minimum", "Sum": "add"}.items():
+    _onnx_folded(_onnx, _name)
+
+
+@onnx_spelling("Div")
+def _onnx_div(g: Any, x: Any, attrs: Any) -> Any:
+    a, b = x.pointwise()
+    if "float" in a.type.dtype:
+        return g.emit("divide", a, b)
+    # ONNX divides integers towards zero, floor_divide downwards: they agree where both are positive.
+    sign = g.emit("multiply", g.emit("sign", a), g.emit("sign", b))
+    return g.emit("multiply", sign, g.emit("floor_divide", g.emit("abs", a), g.emit("abs", b)))
+
+
+@onnx_spelling("Pow")
+def _onnx_pow(g: Any, x: Any, attrs: Any) -> Any:
+    a, b = x.pointwise()
+    if x.known_numbers(1) == [2]:
+        return g.emit("square", a)
+    return g.emit("power", a, cast(g, b, a.type.dtype))
+
+
+@onnx_spelling("Cast", "CastLike")
+def _onnx_cast(g: Any, x: Any, attrs: Any) -> Any:
+    return cast(g, x[0], attrs["to"] if "to" in attrs else x[1].type.dtype)
+
+
+@onnx_spelling("Clip")
+def _onnx_clip(g: Any, x: Any, attrs: Any) -> Any:
+    return _clamp(g, x[0], x.number(1, attrs.get("min")), x.number(2, attrs.get("max")))
+
+
+@onnx_spelling("Gelu")
+def _onnx_gelu(g: Any, x: Any, attrs: Any) -> Any:
+    return _gelu(g, x[0], attrs.get("approximate", "none"))

@@ -7,8 +7,19 @@ from typing import Any
 
 from distir_relax.ir import TensorType, Value
 from distir_relax.ops.pointwise import cast
-from distir_relax.ops.registry import Attrs, Expand, Expansion, Types, aten, define, operands, relax_spelling
+from distir_relax.ops.registry import (
+    Attrs,
+    Expand,
+    Expansion,
+    Types,
+    aten,
+    define,
+    onnx_spelling,
+    operands,
+    relax_spelling,
+)
 from distir_relax.ops.rule import Rule, parse_rule
+from distir_relax.ops.shape import reshape_to
 
 
 def _infer_reduce(types: Types, attrs: Attrs) -> tuple[TensorType, ...]:
@@ -288,3 +299,80 @@ def _last_axes(x: Any, attrs: Any) -> tuple[int, ...]:
     if axes != tuple(range(rank - len(axes), rank)):
         raise NotImplementedError(f"a norm over dims {axes}, which are not the last of {rank}")
     return axes
+
+
+# ONNX spellings
+
+
+def _onnx_axes(x: Any, attrs: Any) -> tuple[int, ...]:
+    """The dims that a reduction is over: an attribute in old models, an operand in new ones; all when there is none."""
+    axes = x.numbers(1, attrs.get("axes"))
+    return () if not axes and attrs.get("noop_with_empty_axes", 0) else _axes(x[0], axes or None)
+
+
+def _onnx_reduction(name: str) -> None:
+    def convert(g: Any, x: Any, attrs: Any) -> Any:
+        axes = _onnx_axes(x, attrs)
+        if name in ("max", "min") and not all(x[0].type.shape[a] for a in axes):
+            raise NotImplementedError(f"the {name} of no elements")
+        return g.emit(name, x[0], axis=axes, keepdims=bool(attrs.get("keepdims", 1))) if axes else x[0]
+
+    onnx_spelling(f"Reduce{name.title()}")(convert)
+
+
+for _name in ("sum", "mean", "max", "min"):
+    _onnx_reduction(_name)
+
+
+def _onnx_softmax(op_type: str, name: str) -> None:
+    def convert(g: Any, x: Any, attrs: Any) -> Any:
+        if attrs["opset"] >= 13:
+            return g.emit(name, x[0], axis=_axes(x[0], attrs.get("axis", -1))[0])
+        # Before opset 13 all dims from the axis on are one.
+        shape = x[0].type.shape
+        axis = attrs.get("axis", 1) % len(shape)
+        flat = reshape_to(g, x[0], (*shape[:axis], math.prod(shape[axis:])))
+        return reshape_to(g, g.emit(name, flat, axis=axis), shape)
+
+    onnx_spelling(op_type)(convert)
+
+
+_onnx_softmax("Softmax", "nn.softmax")
+_onnx_softmax("LogSoftmax", "nn.log_softmax")
+
+
+@onnx_spelling("CumSum")
+def _onnx_cumsum(g: Any, x: Any, attrs: Any) -> Any:
+    axis = _axes(x[0], x.number(1))[0]
+    y = g.emit("flip", x[0], axis=axis) if attrs.get("reverse", 0) else x[0]
+    # Integers are summed in 64 bits, as torch does.
+    total = cast(g, g.emit("cumsum", _converted(g, y, None, True), axis=axis), y.type.dtype)
+    total = g.emit("subtract", total, y) if attrs.get("exclusive", 0) else total
+    return g.emit("flip", total, axis=axis) if attrs.get("reverse", 0) else total
+
+
+@onnx_spelling("LayerNormalization")
+def _onnx_layer_norm(g: Any, x: Any, attrs: Any) -> Any:
+    shape = list(x[0].type.shape[attrs.get("axis", -1) :])
+    weight, bias = (_fitted(g, x, i, shape) for i in (1, 2))
+    y = _layer_norm(g, x[0], shape, weight, bias, attrs.get("epsilon", 1e-5))
+    if attrs["outputs"] == 1:
+        return y
+    axes = tuple(range(len(x[0].type.shape) - len(shape), len(x[0].type.shape)))
+    mean = g.emit("mean", x[0], axis=axes, keepdims=True)
+    variance = g.emit("mean", g.emit("square", g.emit("subtract", x[0], mean)), axis=axes, keepdims=True)
+    epsilon = g.constant(attrs.get("epsilon", 1e-5), x[0].type.dtype)
+    return y, mean, g.emit("rsqrt", g.emit("add", variance, epsilon))
+
+
+@onnx_spelling("RMSNormalization")
+def _onnx_rms_norm(g: Any, x: Any, attrs: Any) -> Any:
+    shape = list(x[0].type.shape[attrs.get("axis", -1) :])
+    return _rms_norm(g, x[0], shape, _fitted(g, x, 1, shape), attrs.get("epsilon", 1e-5))
+
+
+def _fitted(g: Any, x: Any, index: int, shape: list[int]) -> Any:
+    """The scale or bias of a norm, which ONNX broadcasts to the normalised dims."""
+    if not x.has(index) or list(x[index].type.shape) == shape:
+        return x[index] if x.has(index) else None
+    return g.emit("broadcast_to", x[index], shape=tuple(shape))

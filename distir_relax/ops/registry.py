@@ -13,6 +13,7 @@ from typing import Any, Protocol
 
 from distir_relax.errors import UnsupportedOpError
 from distir_relax.ir import Attribute, PerRank, PlacedType, Size, TensorType, Value
+from distir_relax.ops.onnx_operands import OnnxOperands
 from distir_relax.ops.rule import Rule, parse_rule
 
 Types = Sequence[TensorType]
@@ -140,10 +141,12 @@ ALL = "all"
 
 AtenConverter = Callable[..., Any]
 RelaxConverter = Callable[[Any, Sequence[Any], Mapping[str, Any]], Any]
+OnnxConverter = Callable[[Any, OnnxOperands, Mapping[str, Any]], Any]
 
 _OPS: dict[str, OpDef] = {}
 _ATEN: dict[str, AtenConverter] = {}
 _RELAX: dict[str, RelaxConverter] = {}
+_ONNX: dict[str, OnnxConverter] = {}
 
 
 def define(name: str, **fields: Any) -> OpDef:
@@ -190,6 +193,25 @@ def relax_spelling(*names: str) -> Callable[[RelaxConverter], RelaxConverter]:
     return register
 
 
+def onnx_spelling(*op_types: str) -> Callable[[OnnxConverter], OnnxConverter]:
+    """Declare how ONNX ops are written with the entries of this file.
+
+    The decorated function takes the `Builder`, the node's `OnnxOperands` and its attributes by name (with ``opset``,
+    the version of the operator set), and returns a value, a numpy array that is known at import, or a tuple of those:
+    ``@onnx_spelling("Gemm")``. An op of another domain than ONNX's own is named ``domain::Op``. What cannot be
+    expressed raises NotImplementedError with the reason.
+    """
+
+    def register(convert: OnnxConverter) -> OnnxConverter:
+        for op_type in op_types:
+            if op_type in _ONNX:
+                raise ValueError(f"the ONNX op {op_type} is converted twice")
+            _ONNX[op_type] = convert
+        return convert
+
+    return register
+
+
 def lookup(name: str, where: str = "") -> OpDef:
     """The entry of op `name`. Raises `UnsupportedOpError` with near misses."""
     if name in _OPS:
@@ -209,6 +231,16 @@ def lookup_aten(spelling: str) -> AtenConverter | None:
 def lookup_relax(name: str) -> RelaxConverter | None:
     """The conversion of a Relax op such as ``relax.take``, or None where it has none or needs none."""
     return _RELAX.get(name)
+
+
+def lookup_onnx(op_type: str) -> OnnxConverter | None:
+    """The conversion of an ONNX op such as ``Gemm`` or ``domain::Op``, or None."""
+    return _ONNX.get(op_type)
+
+
+def onnx_spellings() -> tuple[str, ...]:
+    """All ONNX ops that have a conversion."""
+    return tuple(_ONNX)
 
 
 def entries() -> tuple[OpDef, ...]:

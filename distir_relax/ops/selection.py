@@ -8,8 +8,9 @@ from __future__ import annotations
 from typing import Any
 
 from distir_relax.ir import TensorType
+from distir_relax.ops.indexing import counted_from_front
 from distir_relax.ops.pointwise import broadcast
-from distir_relax.ops.registry import Attrs, Types, aten, define, operands
+from distir_relax.ops.registry import Attrs, Types, aten, define, onnx_spelling, operands
 from distir_relax.ops.rule import Rule, parse_rule
 from distir_relax.ops.shape import reshape_to
 
@@ -285,3 +286,41 @@ def _tril(g: Any, x: Any, diagonal: int = 0) -> Any:
 @aten("triu.default")
 def _triu(g: Any, x: Any, diagonal: int = 0) -> Any:
     return g.emit("triu", x, k=diagonal)
+
+
+# ONNX spellings
+
+
+def _onnx_arg(op_type: str, name: str) -> None:
+    def convert(g: Any, x: Any, attrs: Any) -> Any:
+        axis, keepdims = _positive(x[0], attrs.get("axis", 0)), bool(attrs.get("keepdims", 1))
+        if not attrs.get("select_last_index", 0):
+            return g.emit(name, x[0], axis=axis, keepdims=keepdims)
+        backwards = g.emit(name, g.emit("flip", x[0], axis=axis), axis=axis, keepdims=keepdims)
+        return g.emit("subtract", g.constant(x[0].type.shape[axis] - 1, "int64"), backwards)
+
+    onnx_spelling(op_type)(convert)
+
+
+_onnx_arg("ArgMax", "argmax")
+_onnx_arg("ArgMin", "argmin")
+
+
+@onnx_spelling("TopK")
+def _onnx_topk(g: Any, x: Any, attrs: Any) -> Any:
+    """Of equal elements the first comes first, which only a stable sort promises."""
+    axis, k = _positive(x[0], attrs.get("axis", -1)), x.number(1, attrs.get("k"))
+    order = g.emit("argsort", x[0], axis=axis, descending=bool(attrs.get("largest", 1)))
+    picked = g.emit("strided_slice", order, axes=(axis,), begin=(0,), end=(k,), strides=(1,))
+    return g.emit("gather_elements", x[0], picked, axis=axis), picked
+
+
+@onnx_spelling("GatherElements")
+def _onnx_gather_elements(g: Any, x: Any, attrs: Any) -> Any:
+    axis = _positive(x[0], attrs.get("axis", 0))
+    return _gather(g, x[0], axis, counted_from_front(g, x, 1, x[0].type.shape[axis]))
+
+
+@onnx_spelling("Trilu")
+def _onnx_trilu(g: Any, x: Any, attrs: Any) -> Any:
+    return g.emit("triu" if attrs.get("upper", 1) else "tril", x[0], k=x.number(1, 0))

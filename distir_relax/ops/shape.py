@@ -6,8 +6,10 @@ import itertools
 import math
 from typing import Any
 
+import numpy as np
+
 from distir_relax.ir import TensorType
-from distir_relax.ops.registry import Attrs, Types, aten, define, operands, relax_spelling
+from distir_relax.ops.registry import Attrs, Types, aten, define, onnx_spelling, operands, relax_spelling
 from distir_relax.ops.rule import BLOCKED, Factor, Rule, parse_rule
 
 # For entries that only move elements.
@@ -293,3 +295,59 @@ def _relax_full(g: Any, args: Any, attrs: Any) -> Any:
 def _relax_filled(g: Any, args: Any, attrs: Any) -> Any:
     value = g.constant(int(attrs["op"] == "relax.ones"), attrs["dtype"])
     return g.emit("broadcast_to", value, shape=args[0])
+
+
+# ONNX spellings
+
+
+@onnx_spelling("Shape")
+def _onnx_shape(g: Any, x: Any, attrs: Any) -> Any:
+    return np.array(x[0].type.shape[slice(attrs.get("start"), attrs.get("end"))], dtype=np.int64)
+
+
+@onnx_spelling("Size")
+def _onnx_size(g: Any, x: Any, attrs: Any) -> Any:
+    return np.array(x[0].type.elements, dtype=np.int64)
+
+
+@onnx_spelling("Reshape")
+def _onnx_reshape(g: Any, x: Any, attrs: Any) -> Any:
+    own, asked = x[0].type.shape, x.numbers(1, attrs.get("shape"))
+    if not attrs.get("allowzero", 0):
+        asked = [own[i] if n == 0 else n for i, n in enumerate(asked)]
+    return _view(g, x[0], asked)
+
+
+@onnx_spelling("Flatten")
+def _onnx_flatten(g: Any, x: Any, attrs: Any) -> Any:
+    shape = x[0].type.shape
+    axis = axis_of(attrs.get("axis", 1), len(shape))
+    return reshape_to(g, x[0], (math.prod(shape[:axis]), math.prod(shape[axis:])))
+
+
+@onnx_spelling("Unsqueeze")
+def _onnx_unsqueeze(g: Any, x: Any, attrs: Any) -> Any:
+    axes = x.numbers(1, attrs.get("axes"))
+    rank = len(x[0].type.shape) + len(axes)
+    new = {axis_of(a, rank) for a in axes}
+    rest = iter(x[0].type.shape)
+    return reshape_to(g, x[0], tuple(1 if i in new else next(rest) for i in range(rank)))
+
+
+@onnx_spelling("Squeeze")
+def _onnx_squeeze(g: Any, x: Any, attrs: Any) -> Any:
+    return squeeze(g, x[0], x.numbers(1, attrs.get("axes")))
+
+
+@onnx_spelling("Transpose")
+def _onnx_transpose(g: Any, x: Any, attrs: Any) -> Any:
+    return _permute(g, x[0], attrs["perm"] if "perm" in attrs else list(reversed(range(len(x[0].type.shape)))))
+
+
+@onnx_spelling("Expand")
+def _onnx_expand(g: Any, x: Any, attrs: Any) -> Any:
+    """The wanted shape and the tensor's own broadcast to each other."""
+    own, asked = list(x[0].type.shape), x.numbers(1)
+    rank = max(len(own), len(asked))
+    own, asked = [1] * (rank - len(own)) + own, [1] * (rank - len(asked)) + asked
+    return _expand(g, x[0], [want if have == 1 else have for have, want in zip(own, asked, strict=True)])

@@ -1,0 +1,103 @@
+"""Every ONNX spelling against the test cases of the ONNX standard itself, which come with the onnx package."""
+
+from __future__ import annotations
+
+import re
+import warnings
+from collections import defaultdict
+from typing import Any
+
+import numpy as np
+import onnx
+import pytest
+import torch
+from onnx.backend.test.case.node import collect_testcases
+
+from distir_relax.analysis.interpret import interpret
+from distir_relax.errors import UnsupportedOpError
+from distir_relax.frontends.arguments import as_tensor
+from distir_relax.frontends.onnx import import_onnx
+from distir_relax.ir import parse, print_module, verify
+from distir_relax.ops import check, onnx_spellings
+
+# What a program cannot say, and refuses: everything else is computed.
+REFUSED = re.compile(
+    r"training_dropout|dequantizelinear_blocked|gathernd_example_int32_batch_dim1|(edge|reflect|wrap)_pad|"
+    r"reduce_(max|min|log_sum_exp)_empty_set|attention_4d_(causal_)?padded_kv_bf16|"
+    r"einsum_(transpose|sum|batch_diagonal|inner_prod|scalar)"
+)
+# Sequences and optional values are no tensors.
+NO_TENSORS = {"test_identity_sequence", "test_identity_opt"}
+
+
+def cases() -> dict[str, list[Any]]:
+    """The cases made of spelled ops only, by the ops in them; those of one op by that op."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        collected = collect_testcases()
+    found: dict[str, list[Any]] = defaultdict(list)
+    for case in collected:
+        ops = {node.op_type for node in case.model.graph.node} if case.model else set()
+        if ops and ops <= set(onnx_spellings()) and case.name not in NO_TENSORS:
+            found[ops.pop() if len(ops) == 1 else "several"].append(case)
+    return found
+
+
+CASES = cases()
+
+
+def run(case: Any, inputs: list[Any], known: set[str]) -> list[torch.Tensor]:
+    """The case's outputs, with the inputs `known` built into the model as initialisers."""
+    model = onnx.ModelProto()
+    model.CopyFrom(case.model)
+    feeds: dict[str, Any] = {}
+    for item, data in zip(case.model.graph.input, inputs, strict=False):
+        if item.name in known:
+            model.graph.initializer.append(onnx.numpy_helper.from_array(data, item.name))
+        else:
+            feeds[item.name] = data
+    imported = import_onnx(model, {name: data.shape for name, data in feeds.items()})
+    verify(imported.module, check)
+    assert parse(print_module(imported.module)) == imported.module
+    found = interpret(imported.module.main, {**imported.tensors, **imported.flatten((), feeds)})
+    return [found[item.name] for item in case.model.graph.output]
+
+
+def run_or_refuse(case: Any, inputs: list[Any]) -> list[torch.Tensor] | UnsupportedOpError:
+    """With all inputs given at run time; where shapes depend on them, with all but the first known."""
+    try:
+        return run(case, inputs, set())
+    except UnsupportedOpError:
+        try:
+            return run(case, inputs, {item.name for item in list(case.model.graph.input)[1:]})
+        except UnsupportedOpError as error:
+            return error
+
+
+def array(data: Any) -> np.ndarray[Any, Any]:
+    return onnx.numpy_helper.to_array(data) if isinstance(data, onnx.TensorProto) else np.asarray(data)
+
+
+@pytest.mark.parametrize("op_type", sorted(CASES))
+def test_it_means_what_the_standard_says(op_type: str) -> None:
+    computed = 0
+    for case in CASES[op_type]:
+        for given, expected in case.data_sets:
+            results = run_or_refuse(case, [array(x) for x in given])
+            if isinstance(results, UnsupportedOpError):
+                assert "found dtype" in results.message or REFUSED.search(case.name), f"{case.name}: {results}"
+                continue
+            computed += 1
+            for result, wanted in zip(results, expected, strict=True):
+                target = as_tensor(array(wanted))
+                half = target.dtype in (torch.float16, torch.bfloat16)
+                tolerance = {"rtol": 2e-2, "atol": 2e-3} if half else {"rtol": 1e-5, "atol": 1e-5}
+                torch.testing.assert_close(
+                    result, target, equal_nan=True, msg=lambda text, name=case.name: f"{name}: {text}", **tolerance
+                )
+    assert computed
+
+
+def test_every_spelling_has_a_case() -> None:
+    shown = {node.op_type for found in CASES.values() for case in found for node in case.model.graph.node}
+    assert shown == set(onnx_spellings())
