@@ -73,12 +73,7 @@ def main() -> None:
 
 @app.command("compile")
 def compile_command(
-    target: Annotated[
-        str,
-        typer.Argument(
-            metavar="FILE.py:FUNCTION | FILE.onnx", help="A function that returns the model, or an ONNX file."
-        ),
-    ],
+    target: Annotated[str, typer.Argument(metavar="FILE.py:FUNCTION", help="A function that returns the model.")],
     output: Annotated[Path, typer.Option("--output", "-o", help="The bundle to write.")],
     tail: Annotated[Tail | None, typer.Option(help="Uneven shards: own shapes per rank, or padded.")] = None,
     backend: Annotated[list[Backend] | None, typer.Option(help="Write programs for it; may be repeated.")] = None,
@@ -87,14 +82,11 @@ def compile_command(
     axes: Annotated[str | None, typer.Option(metavar="dp,tp", help="The names of the mesh's axes.")] = None,
     ranks: Annotated[int | None, typer.Option(min=1, help="Passed to the function as its parameter ranks.")] = None,
     name: Annotated[str | None, typer.Option(help="The program's name in the bundle.")] = None,
-    input_shape: Annotated[
-        list[str] | None, typer.Option(metavar="NAME=1,3,224,224", help="The shape of an input of FILE.onnx.")
-    ] = None,
 ) -> None:
     """Compile a model to a bundle.
 
     FUNCTION returns a Plan, or (model, example_inputs). It is given --ranks, --tail and --name where it
-    has parameters of these names. An ONNX file needs --input-shape for the inputs whose dims it leaves open.
+    has parameters of these names.
     """
     from distir_relax.compile_target import CompileOptions, compile_target
 
@@ -108,7 +100,6 @@ def compile_command(
         axes=axes,
         ranks=ranks,
         name=name,
-        input_shapes=tuple(input_shape or ()),
     )
     typer.echo(f"wrote {compile_target(options)}")
 
@@ -123,6 +114,29 @@ def show(
     from distir_relax.highlight import print_program
 
     print_program(read_bundle(bundle, verify_weights=False).stage(stage.value))
+
+
+@app.command()
+def rules(
+    op: Annotated[str | None, typer.Argument(metavar="OP", help="An op to explain; all ops, if not given.")] = None,
+    operands: Annotated[list[str] | None, typer.Argument(metavar="TYPE", help="Operands such as f32[4,5].")] = None,
+    attr: Annotated[list[str] | None, typer.Option(metavar="KEY=VALUE", help="An attribute; may be repeated.")] = None,
+) -> None:
+    """Print how each op may be split, or explain one op, on operands of given types."""
+    from rich.console import Console
+    from rich.table import Table
+
+    from distir_relax.analysis.rules import explain_rule, parse_attrs, table
+
+    if op is not None:
+        typer.echo(explain_rule(op, operands or (), parse_attrs(attr or ())))
+        return
+    shown = Table(box=None, pad_edge=False, header_style="")
+    for title in ("op", "rule", "a pending sum passes", "torch"):
+        shown.add_column(title)
+    for row in table():
+        shown.add_row(*(text.replace("[", "\\[") for text in row))
+    Console(width=None if sys.stdout.isatty() else 200, highlight=False).print(shown)
 
 
 @app.command()

@@ -1,0 +1,143 @@
+"""The op table in words: what may be split, what is then still to be reduced, what must stay whole."""
+
+from __future__ import annotations
+
+import ast
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+from distir_relax.errors import DistIRError, UnsupportedOpError
+from distir_relax.ir import DTYPES, TensorType
+from distir_relax.ops import BLOCKED, PARALLEL, Factor, OpDef, Rule, entries, infer, lookup
+
+
+def table() -> list[tuple[str, str, str, str]]:
+    """For each op that a model may contain: its name, rule, the operands that let a pending sum pass, torch code.
+
+    A rule that depends on shapes or attributes is ``by shape``; `explain_rule` shows it for an instance.
+    """
+    return [
+        (entry.name, _rule_text(entry), _linear(entry), _torch(entry))
+        for entry in entries()
+        if entry.role in ("compute", "scalar") and not entry.on_communicator
+    ]
+
+
+def explain_rule(name: str, operands: Sequence[str] = (), attrs: Mapping[str, Any] | None = None) -> str:
+    """An op's rule in words, for an instance with `operands` (types as in program text: ``f32[4,5]``) and `attrs`.
+
+    Without operands an instance is made up from the rule. Raises `UnsupportedOpError` for an op that is not in the
+    table, and `DistIRError` for operands that the op does not take, or that have to be given.
+    """
+    entry = lookup(name)
+    types = [_parse_type(text) for text in operands] or _made_up(entry)
+    try:
+        results = infer(name, types, attrs or {})
+        rule = entry.rule_for(types, attrs or {}, results)
+    except NotImplementedError:
+        raise UnsupportedOpError(f"{name} is an op of the compiler's own, which has no rule") from None
+    except DistIRError as error:
+        hint = f"distir rules {name} 'f32[4,6]' ... --attr axis=1, with the operands and attributes of a real one"
+        raise DistIRError(error.message, "", hint) from None
+    except (ValueError, IndexError, KeyError, TypeError) as error:
+        raise DistIRError(f"{name} has no instance with ({', '.join(map(str, types))}): {error}") from None
+    given = f" with {', '.join(f'{k}={v}' for k, v in attrs.items())}" if attrs else ""
+    lines = [f"{name}: {_rule_text(entry)}"]
+    lines.append(f"{', '.join(map(str, types))} -> {', '.join(map(str, results))}{given}")
+    lines += [f"  {line}" for line in _factors(rule, entry)]
+    lines += [f"  a pending sum may pass: {_linear(entry)}"] if entry.linear else ["  no pending sum may pass"]
+    lines.append(f"  torch: {_torch(entry)}")
+    return "\n".join(lines)
+
+
+def parse_attrs(texts: Sequence[str]) -> dict[str, Any]:
+    """Attributes from ``key=value`` texts, values as Python literals. Raises `DistIRError` for other texts."""
+    found = {}
+    for text in texts:
+        key, equals, value = text.partition("=")
+        try:
+            found[key] = ast.literal_eval(value)
+        except (ValueError, SyntaxError):
+            raise DistIRError(f"expected key=value, such as axis=1 or shape=(4,6), found {text!r}") from None
+        assert equals
+    return found
+
+
+def _factors(rule: Rule, entry: OpDef) -> Iterator[str]:
+    for index, factor in enumerate(rule.factors):
+        places = [
+            f"dim {dim} of {what}"
+            for what, dims in (
+                *((f"operand {i}", d) for i, d in enumerate(rule.operands)),
+                *(("the result" if len(rule.results) == 1 else f"result {i}", d) for i, d in enumerate(rule.results)),
+            )
+            for dim, inside in enumerate(dims)
+            if index in inside
+        ]
+        yield f"{factor.name} ({factor.size}): {', '.join(places)}: {_meaning(factor, entry)}"
+
+
+def _meaning(factor: Factor, entry: OpDef) -> str:
+    if factor.kind == BLOCKED:
+        return "must be whole on one device"
+    parts = " (the devices run other ops then)" if factor.name in entry.expand or "*" in entry.expand else ""
+    if factor.kind == PARALLEL:
+        return f"may be split; each device computes its part{parts}"
+    if factor.kind in ("sum", "max", "min"):
+        return f"may be split; the result is I[{factor.kind}] then{parts}"
+    return f"may be split; it is a {factor.kind}{parts}"
+
+
+def _rule_text(entry: OpDef) -> str:
+    if isinstance(entry.rule, str):
+        return entry.rule
+    return "each element by itself" if entry.pointwise else "by shape"
+
+
+def _linear(entry: OpDef) -> str:
+    if isinstance(entry.linear, str):
+        return "all operands together"
+    sets = [
+        " and ".join(str(i) for i in sorted(group)) + (" together" if len(group) > 1 else "") for group in entry.linear
+    ]
+    return f"operand {' or '.join(sets)}" if sets else ""
+
+
+def _torch(entry: OpDef) -> str:
+    return entry.torch if isinstance(entry.torch, str) else "by attributes"
+
+
+def _parse_type(text: str) -> TensorType:
+    match = re.fullmatch(r"(\w+)\[([\d,]*)\]", text)
+    dtypes = {short: long for long, (short, _) in DTYPES.items()}
+    if match is None or match[1] not in dtypes:
+        raise DistIRError(f"expected an operand's type, such as f32[4,5], found {text!r}")
+    return TensorType(tuple(int(n) for n in match[2].split(",") if n), dtypes[match[1]])
+
+
+def _made_up(entry: OpDef) -> list[TensorType]:
+    """Small operands of different sizes, one for each name in the rule; matrices for an op that takes any shape."""
+    if not isinstance(entry.rule, str):
+        for count in range(1, 4):
+            types = [TensorType((2, 3), "float32")] * count
+            try:
+                entry.rule_for(types, {}, infer(entry.name, types, {}))
+            except (DistIRError, ValueError, IndexError, KeyError, TypeError, NotImplementedError):
+                continue
+            return types
+        raise DistIRError(
+            f"the rule of {entry.name} depends on shapes and attributes",
+            hint=f"give an instance: distir rules {entry.name} 'f32[4,6]' ... --attr axis=1",
+        )
+    sizes: dict[str, int] = {}
+    found = []
+    for operand in entry.rule.split("->")[0].split(","):
+        shape = []
+        for token in re.findall(r"\.\.\.|\([^)]*\)|[^\s()]+", operand):
+            size = 1
+            for name in ["4"] if token == "..." else token.strip("()").split():
+                size *= 1 if name == "1" else sizes.setdefault(name, len(sizes) + 2)
+            shape.append(size)
+        found.append(TensorType(tuple(shape), "float32"))
+    return found

@@ -1,0 +1,62 @@
+"""Every op, sharded in every way that its operands can lie, computes what it computes whole."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+import pytest
+from samples import of
+from validator import GRID, MESHES, Case, validate, validated
+
+from distir_relax.ir import DeviceMesh
+from distir_relax.ops import OpDef, lookup, parse_rule, registry
+
+
+@pytest.mark.parametrize("mesh", [*MESHES, GRID], ids=lambda mesh: "x".join(map(str, mesh.shape)))
+@pytest.mark.parametrize(("name", "number"), validated())
+def test_no_combination_of_placements_is_wrong(name: str, number: int, mesh: DeviceMesh) -> None:
+    """A draw of the combinations; `tests/ops/validator.py` runs all of them."""
+    wrong, _ = validate(name, number, mesh, most=10)
+    assert not wrong, "\n".join(map(str, wrong))
+
+
+@pytest.fixture
+def change(monkeypatch: pytest.MonkeyPatch) -> Callable[..., OpDef]:
+    """Gives an op other fields, for one test."""
+
+    def changed(name: str, **fields: Any) -> OpDef:
+        entry = replace(lookup(name), **fields)
+        monkeypatch.setitem(registry._OPS, name, entry)
+        return entry
+
+    return changed
+
+
+def test_a_wrong_rule_is_found(change: Callable[..., OpDef]) -> None:
+    """A softmax whose dim may be split, a product that is a maximum, a square that is linear."""
+    change("nn.softmax", rule="a b c -> a b c")
+    assert validate("nn.softmax", 0, MESHES[0])[0]
+    change("matmul", rule=lambda types, attrs, results: parse_rule(
+        "m k, k n -> m n", [t.shape for t in types], [t.shape for t in results], reduce="max"))  # fmt: skip
+    assert validate("matmul", 0, MESHES[0])[0]
+    change("square", linear=(frozenset({0}),))
+    assert validate("square", 0, MESHES[1])[0]
+
+
+def test_a_missing_rule_is_listed(change: Callable[..., OpDef]) -> None:
+    """An op that could run on the shards as they are, if its rule said so."""
+    sample = "negative"
+    assert not validate(sample, 0, MESHES[0])[1]
+    change(sample, linear=(), rule="[a] b -> [a] b")
+    _, missing = validate(sample, 0, MESHES[0])
+    assert {finding.layouts for finding in missing} == {(("S[0]",),), (("S[0: chunk]",),), (("I[sum]",),)}
+
+
+def test_terms_are_unlike() -> None:
+    """A pending sum whose terms are equal would let a wrong rule pass."""
+    case = Case("nn.relu", of("f64[4,6]"), MESHES[1], (("I[sum]",),))
+    terms = case.data["x0"]
+    assert len({float(term.sum()) for term in terms}) == 3
+    assert float((terms.sum(0) - case.operands[0]).abs().max()) < 1e-12
