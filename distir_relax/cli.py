@@ -73,7 +73,12 @@ def main() -> None:
 
 @app.command("compile")
 def compile_command(
-    target: Annotated[str, typer.Argument(metavar="FILE.py:FUNCTION", help="A function that returns the model.")],
+    target: Annotated[
+        str,
+        typer.Argument(
+            metavar="FILE.py:FUNCTION | FILE.onnx", help="A function that returns the model, or an ONNX file."
+        ),
+    ],
     output: Annotated[Path, typer.Option("--output", "-o", help="The bundle to write.")],
     tail: Annotated[Tail | None, typer.Option(help="Uneven shards: own shapes per rank, or padded.")] = None,
     backend: Annotated[list[Backend] | None, typer.Option(help="Write programs for it; may be repeated.")] = None,
@@ -82,11 +87,14 @@ def compile_command(
     axes: Annotated[str | None, typer.Option(metavar="dp,tp", help="The names of the mesh's axes.")] = None,
     ranks: Annotated[int | None, typer.Option(min=1, help="Passed to the function as its parameter ranks.")] = None,
     name: Annotated[str | None, typer.Option(help="The program's name in the bundle.")] = None,
+    input_shape: Annotated[
+        list[str] | None, typer.Option(metavar="NAME=1,3,224,224", help="The shape of an input of FILE.onnx.")
+    ] = None,
 ) -> None:
     """Compile a model to a bundle.
 
     FUNCTION returns a Plan, or (model, example_inputs). It is given --ranks, --tail and --name where it
-    has parameters of these names.
+    has parameters of these names. An ONNX file needs --input-shape for the inputs whose dims it leaves open.
     """
     from distir_relax.compile_target import CompileOptions, compile_target
 
@@ -100,6 +108,7 @@ def compile_command(
         axes=axes,
         ranks=ranks,
         name=name,
+        input_shapes=tuple(input_shape or ()),
     )
     typer.echo(f"wrote {compile_target(options)}")
 
