@@ -1,4 +1,7 @@
-"""Many random programs: ``python -m tests.fuzz COUNT [FIRST_SEED]``. Prints the seed of each that fails; exits 1 then."""
+"""Many random programs, and as many windows: ``python -m tests.fuzz COUNT [FIRST_SEED]``.
+
+Prints the seed of each that fails; exits 1 then.
+"""
 
 from __future__ import annotations
 
@@ -8,10 +11,11 @@ import traceback
 import torch
 
 from tests.test_random_programs import MESHES, check_program
+from tests.windows import check_case
 
 
 def main(count: int, first: int = 10_000) -> int:
-    """Run `count` programs, round the meshes and both ways of treating tails."""
+    """Run `count` programs and `count` windows, round the meshes and both ways of treating tails."""
     torch.set_num_threads(1)
     cases = [(mesh, tail) for mesh in MESHES for tail in ("ragged", "pad")]
     failed = 0
@@ -22,7 +26,12 @@ def main(count: int, first: int = 10_000) -> int:
         except Exception:
             failed += 1
             print(f"seed {first + number}, mesh {mesh}, tail {tail}:\n{traceback.format_exc(limit=-3)}")
-    print(f"{count - failed} passed, {failed} failed")
+        try:
+            check_case(first + number, tail)
+        except Exception:
+            failed += 1
+            print(f"window {first + number}, tail {tail}:\n{traceback.format_exc(limit=-3)}")
+    print(f"{2 * count - failed} passed, {failed} failed")
     return 1 if failed else 0
 
 

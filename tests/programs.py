@@ -230,7 +230,35 @@ def _head_split(g: Generator, x: Value) -> list[Value]:
     return [g.builder.emit("reshape", part, shape=(*lead, heads, width)) for part in parts]
 
 
+def _window(g: Generator, x: Value) -> list[Value]:
+    """A convolution or pooling over the last dims, with a bias or not."""
+    shape = x.type.shape
+    if len(shape) not in (3, 4) or min(shape) < 1:
+        shape = (g.size(), g.size(), g.size(), g.size())
+        x = g.fresh(shape)
+    count = len(shape) - 2
+    kernel = tuple(min(n, g.random.choice((1, 2, 3))) for n in shape[2:])
+    low = tuple(g.random.randint(0, k // 2) for k in kernel)
+    attrs = {"strides": tuple(g.random.choice((1, 1, 2)) for _ in kernel), "padding": (*low, *low)}
+    kind = g.random.choice(("conv", "conv", "max", "avg", "transposed", "batch_norm"))
+    if kind == "batch_norm":
+        vectors = [g.fresh((shape[1],)) for _ in range(3)]
+        spread = g.builder.emit("square", g.fresh((shape[1],)))
+        shift = g.builder.emit("add", spread, g.builder.constant(0.5, "float64"))
+        return [g.builder.emit("nn.batch_norm", x, *vectors, shift, epsilon=1e-5)]
+    if kind in ("max", "avg"):
+        more = {"dilation": (1,) * count} if kind == "max" else {"counted": (0,) * 2 * count}
+        return [g.builder.emit(f"nn.{kind}_pool{count}d", x, pool_size=kernel, **attrs, **more)]
+    groups = g.random.choice([n for n in (1, 1, 2, 3) if shape[1] % n == 0])
+    inner, outer = shape[1] // groups, g.random.choice((1, 2, 3))
+    weight = (groups * outer, inner) if kind == "conv" else (shape[1], outer)
+    name = f"nn.conv{count}d{'_transpose' if kind == 'transposed' else ''}"
+    w = g.fresh((*weight, *kernel))
+    return [g.builder.emit(name, x, w, **attrs, dilation=(1,) * count, groups=groups)]
+
+
 STEPS = (
     _pointwise, _number, _binary, _binary, _matmul, _linear, _linear, _reshape, _reshape, _permute, _split, _concat,
     _slice, _reduce, _softmax, _norm, _take, _broadcast, _attention, _head_split,
+    _window, _window,
 )  # fmt: skip

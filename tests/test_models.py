@@ -13,7 +13,7 @@ import torch
 import distir_relax as dr
 from distir_relax.ir import verify
 from distir_relax.ops import check
-from tests.zoo import Case, gpt2, minilm, mlp
+from tests.zoo import Case, gpt2, minilm, mlp, mobilenet, resnet, unet
 
 
 def compile_case(case: Case, ranks: int, tail: str) -> dr.Plan:
@@ -52,6 +52,30 @@ def test_tvm_backend(make: Any, ranks: int, tail: str) -> None:
     with torch.no_grad():
         expected = case.model(*case.args, **case.kwargs)
     assert largest_difference(plan(*case.args, backend="tvm", **case.kwargs), expected) < 1e-4
+
+
+@pytest.mark.parametrize("tail", ["ragged", "pad"])
+@pytest.mark.parametrize("ranks", [2, 3, 5])
+@pytest.mark.parametrize("make", [resnet, mobilenet, unet])
+def test_pictures_split_in_space(make: Any, ranks: int, tail: str) -> None:
+    """Rows or columns stay where they are from the first layer to the last: halos are sent, nothing is gathered."""
+    case = make()
+    plan = compile_case(case, ranks, tail)
+    names = [op.name for op in plan.modules["distributed"].main.ops]
+    assert "send" in names
+    assert "all_gather" not in names
+    with torch.no_grad():
+        expected = case.model(*case.args)
+    assert largest_difference(plan(*case.args), expected) < 1e-5
+
+
+@pytest.mark.parametrize(("make", "ranks", "tail"), [(resnet, 3, "ragged"), (mobilenet, 5, "pad"), (unet, 2, "ragged")])
+def test_pictures_with_tvm(make: Any, ranks: int, tail: str) -> None:
+    case = make()
+    plan = compile_case(case, ranks, tail)
+    with torch.no_grad():
+        expected = case.model(*case.args)
+    assert largest_difference(plan(*case.args, backend="tvm"), expected) < 1e-4
 
 
 def test_gpt2_is_cut_by_heads_and_by_vocabulary() -> None:

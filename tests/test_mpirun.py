@@ -10,7 +10,7 @@ import torch
 
 import distir_relax as dr
 from tests.runtime.processes import mpirun, python, torchrun
-from tests.zoo import Case, gpt2, minilm
+from tests.zoo import Case, gpt2, minilm, resnet
 
 pytestmark = [pytest.mark.mpirun, pytest.mark.timeout(180)]
 
@@ -24,6 +24,8 @@ def saved(case: Case, ranks: int, tail: str, folder: Path, backends: tuple[str, 
     np.savez(folder / "in.npz", **{name: tensor.numpy() for name, tensor in inputs.items()})
     with torch.no_grad():
         expected = case.model(*case.args, **case.kwargs)
+    if isinstance(expected, torch.Tensor):
+        expected = {"output": expected}
     return {key: value.numpy() for key, value in expected.items() if isinstance(value, torch.Tensor)}
 
 
@@ -53,6 +55,15 @@ def test_gpt2_with_torch(ranks: int, tail: str, tmp_path: Path) -> None:
 def test_gpt2_with_tvm(ranks: int, tail: str, tmp_path: Path) -> None:
     expected = saved(gpt2(layers=1), ranks, tail, tmp_path, ("tvm",))
     done = mpirun(ranks, "-m", "distir_relax", *run_arguments(tmp_path, "tvm"))
+    assert done.returncode == 0, done.stderr
+    agrees(tmp_path, expected, 1e-4)
+
+
+@pytest.mark.parametrize(("backend", "tail"), [("torch", "ragged"), ("tvm", "pad")])
+def test_halos_between_processes(backend: str, tail: str, tmp_path: Path) -> None:
+    case = resnet()
+    expected = saved(case, 3, tail, tmp_path, (backend,))
+    done = mpirun(3, "-m", "distir_relax", *run_arguments(tmp_path, backend))
     assert done.returncode == 0, done.stderr
     agrees(tmp_path, expected, 1e-4)
 

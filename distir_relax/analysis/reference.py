@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 from distir_relax.analysis.layout import assemble, scatter
 from distir_relax.errors import VerificationError
-from distir_relax.ir import DeviceMesh, DTensorType, Module, Op, PlacedType, TensorType
+from distir_relax.ir import DeviceMesh, DTensorType, Module, Op, PlacedType, TensorType, Value
 from distir_relax.ops import evaluate, lookup
 from distir_relax.ops.check import local_attrs
 
@@ -44,29 +44,52 @@ def run_devices(distributed: Module, locals_: Mapping[str, list[torch.Tensor]]) 
     Raises `VerificationError` when a device computes a tensor of another type than the program says.
     """
     mesh = distributed.meshes[0]
-    values = dict(locals_)
+    values = {name: dict(enumerate(tensors)) for name, tensors in locals_.items()}
     for op in distributed.main.ops:
         operands = [values[v.name] for v in op.operands]
-        rows = _together(op, operands, mesh) if lookup(op.name).on_communicator else _apart(op, operands, mesh)
+        entry = lookup(op.name)
+        if entry.role == "transfer":
+            rows = _transferred(op, operands[0])
+        else:
+            rows = _together(op, operands, mesh) if entry.on_communicator else _apart(op, operands)
         for number, value in enumerate(op.results):
-            values[value.name] = [row[number] for row in rows]
+            values[value.name] = {rank: row[number] for rank, row in rows.items()}
             _check(op, value.type, values[value.name])
-    return {output.name: values[output.value.name] for output in distributed.main.outputs}
+    return {
+        output.name: [values[output.value.name][rank] for rank in range(mesh.size)]
+        for output in distributed.main.outputs
+    }
 
 
-def _apart(op: Op, operands: list[list[torch.Tensor]], mesh: DeviceMesh) -> list[tuple[torch.Tensor, ...]]:
-    rows = []
-    for rank in range(mesh.size):
-        local = Op(op.name, op.operands, op.results, local_attrs(op.attrs, rank), op.location)
-        rows.append(evaluate(local, [x[rank] for x in operands]))
+Held = dict[int, "torch.Tensor"]
+"""The local tensor of each device that has one."""
+
+Row = tuple["torch.Tensor", ...]
+
+
+def _apart(op: Op, operands: list[Held]) -> dict[int, Row]:
+    kind = op.results[0].type
+    assert isinstance(kind, PlacedType)
+    rows = {}
+    for index, rank in enumerate(kind.devices):
+        held = [x[rank] for x in operands if rank in x]
+        values = tuple(Value(f"x{i}", _type_of(x)) for i, x in enumerate(held))
+        rows[rank] = evaluate(Op(op.name, values, (), local_attrs(op.attrs, index), op.location), held)
     return rows
 
 
-def _together(op: Op, operands: list[list[torch.Tensor]], mesh: DeviceMesh) -> list[tuple[torch.Tensor, ...]]:
+def _transferred(op: Op, operand: Held) -> dict[int, Row]:
+    source, target = op.operands[0].type, op.results[0].type
+    assert isinstance(source, PlacedType)
+    assert isinstance(target, PlacedType)
+    return {b: (operand[a],) for a, b in zip(source.devices, target.devices, strict=True)}
+
+
+def _together(op: Op, operands: list[Held], mesh: DeviceMesh) -> dict[int, Row]:
     together = lookup(op.name).together
     assert together is not None
     axis = mesh.axes.index(str(op.attrs["axis"]))
-    rows: dict[int, tuple[torch.Tensor, ...]] = {}
+    rows: dict[int, Row] = {}
     for rank in range(mesh.size):
         if rank in rows:
             continue
@@ -79,12 +102,16 @@ def _together(op: Op, operands: list[list[torch.Tensor]], mesh: DeviceMesh) -> l
         parts = [operands[0][r] for r in group] if operands else []
         for r, result in zip(group, together(parts, local_attrs(op.attrs, group[0])), strict=True):
             rows[r] = (result,)
-    return [rows[rank] for rank in range(mesh.size)]
+    return rows
 
 
-def _check(op: Op, kind: object, found: list[torch.Tensor]) -> None:
+def _check(op: Op, kind: object, found: Held) -> None:
     assert isinstance(kind, PlacedType)
-    for rank, tensor in enumerate(found):
-        actual = TensorType(tuple(tensor.shape), str(tensor.dtype).removeprefix("torch."))
-        if actual != kind.local(rank):
-            raise VerificationError(f"{op.name} on rank {rank} is {kind.local(rank)}, computed {actual}", op.location)
+    for index, rank in enumerate(kind.devices):
+        actual = _type_of(found[rank])
+        if actual != kind.local(index):
+            raise VerificationError(f"{op.name} on rank {rank} is {kind.local(index)}, computed {actual}", op.location)
+
+
+def _type_of(tensor: torch.Tensor) -> TensorType:
+    return TensorType(tuple(tensor.shape), str(tensor.dtype).removeprefix("torch."))

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 
 from distir_relax.ir import Attribute, DeviceMesh, Op, PlacedType, Size, TensorType, Value, per_rank
 from distir_relax.ops import infer
-from distir_relax.ops.check import local_attrs
+from distir_relax.ops.check import local_attrs, local_operands
 
 
 @dataclass(slots=True)
@@ -37,23 +37,31 @@ class PlacedEmitter:
         assert isinstance(result, Value)
         return result
 
-    def infer(self, name: str, operands: tuple[Value, ...], attrs: Mapping[str, Attribute]) -> tuple[PlacedType, ...]:
-        """The result types on all devices."""
-        kinds = [placed(v) for v in operands]
+    def on(self, devices: tuple[int, ...], name: str, *operands: Value, **attrs: Attribute) -> Value:
+        """Like `one`, on some devices; each gives the op the operands that it holds. A `transfer` ends on them."""
+        (kind,) = self.infer(name, operands, attrs, devices)
+        result = Value(self.fresh(self.hint), kind)
+        self.ops.append(Op(name, operands, (result,), attrs, self.location))
+        return result
+
+    def infer(
+        self,
+        name: str,
+        operands: tuple[Value, ...],
+        attrs: Mapping[str, Attribute],
+        devices: tuple[int, ...] | None = None,
+    ) -> tuple[PlacedType, ...]:
+        """The result types on `devices`, by default all of them."""
+        chosen = self.devices if devices is None else devices
         found: dict[object, tuple[TensorType, ...]] = {}
         rows: list[tuple[TensorType, ...]] = []
-        for device in self.devices:
-            types, mine = tuple(k.local(device) for k in kinds), local_attrs(attrs, device)
+        for index, types in enumerate(local_operands(name, [placed(v) for v in operands], chosen)):
+            mine = local_attrs(attrs, index)
             key = (types, tuple(mine.items()))
             if key not in found:
                 found[key] = infer(name, types, mine, self.location)
             rows.append(found[key])
-        return tuple(self.join(list(column)) for column in zip(*rows, strict=True))
-
-    def join(self, types: list[TensorType]) -> PlacedType:
-        """One placed type from the local types of all devices."""
-        sizes = tuple(per_rank(list(dim)) for dim in zip(*(t.shape for t in types), strict=True))
-        return PlacedType(sizes, types[0].dtype, self.devices)
+        return tuple(_join(list(column), chosen) for column in zip(*rows, strict=True))
 
     def fresh(self, name: str) -> str:
         """`name`, or a numbered variant of it when it is taken."""
@@ -73,6 +81,11 @@ def placed(value: Value) -> PlacedType:
     """The type of a value of the distributed stage."""
     assert isinstance(value.type, PlacedType), f"{value}: {value.type}"
     return value.type
+
+
+def _join(types: list[TensorType], devices: tuple[int, ...]) -> PlacedType:
+    sizes = tuple(per_rank(list(dim)) for dim in zip(*(t.shape for t in types), strict=True))
+    return PlacedType(sizes, types[0].dtype, devices)
 
 
 def merge_attrs(rows: list[dict[str, Attribute]]) -> dict[str, Attribute]:

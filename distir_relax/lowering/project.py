@@ -9,8 +9,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from distir_relax.ir import Function, Input, Module, Op, Output, PlacedType, Value
-from distir_relax.ops import lookup
+from distir_relax.ir import Attribute, Function, Input, Module, Op, Output, PlacedType, Value
+from distir_relax.ops import infer, lookup, tensor_type
 from distir_relax.ops.check import local_attrs
 
 
@@ -48,12 +48,15 @@ def project(function: Function, rank: int) -> Function:
             inputs.append(Input(values[item.value.name], item.role, item.location))
     ops: list[Op] = []
     for step, op in enumerate(function.ops):
-        if not any(_is_on(v, rank) for v in (*op.operands, *op.results)):
-            continue
-        operands = tuple(values[v.name] for v in op.operands)
-        results = tuple(local(v) for v in op.results)
         entry = lookup(op.name, op.location)
-        if entry.role == "tail" and operands[0].type == results[0].type:
+        if entry.role == "transfer":
+            ops += _transfer(op, rank, step, values)
+            continue
+        if not _is_on(op.results[0], rank):
+            continue
+        operands = tuple(values[v.name] for v in op.operands if _is_on(v, rank))
+        results = tuple(local(v) for v in op.results)
+        if entry.trivial and len(operands) == 1 and operands[0].type == results[0].type:
             values[op.results[0].name] = operands[0]
             continue
         kind = op.results[0].type
@@ -65,6 +68,26 @@ def project(function: Function, rank: int) -> Function:
         ops.append(Op(op.name, operands, results, attrs, op.location))
     outputs = tuple(Output(o.name, values[o.value.name]) for o in function.outputs if _is_on(o.value, rank))
     return Function(function.name, tuple(inputs), tuple(ops), outputs)
+
+
+def _transfer(op: Op, rank: int, step: int, values: dict[str, Value]) -> list[Op]:
+    """What `rank` does in an op of role ``transfer``: it sends, it receives, or it has no part in it."""
+    ((value,), (result,)) = op.operands, op.results
+    source, target = value.type, result.type
+    assert isinstance(source, PlacedType)
+    assert isinstance(target, PlacedType)
+    if rank in source.devices:
+        peer = target.devices[source.devices.index(rank)]
+        held = values[value.name]
+        sent = Value(f"{result.name}.sent", infer("send", [tensor_type(held)], {"peer": peer}, op.location)[0])
+        return [Op("send", (held,), (sent,), {"peer": peer, "step": step}, op.location)]
+    if rank in target.devices:
+        index = target.devices.index(rank)
+        kind = target.local(index)
+        values[result.name] = Value(result.name, kind)
+        attrs: dict[str, Attribute] = {"shape": kind.shape, "dtype": kind.dtype, "peer": source.devices[index], "step": step}
+        return [Op("recv", (), (values[result.name],), attrs, op.location)]
+    return []
 
 
 def _is_on(value: Value, rank: int) -> bool:

@@ -7,6 +7,7 @@ many there are.
 
 from __future__ import annotations
 
+from collections.abc import Container, Mapping
 from dataclasses import dataclass, field, replace
 
 from distir_relax.errors import DistIRError, VerificationError
@@ -24,11 +25,13 @@ from distir_relax.ir import (
     Shard,
     Size,
     Value,
+    at_rank,
     held_intervals,
     per_rank,
 )
 from distir_relax.lowering.collectives import lower_redistribute
 from distir_relax.lowering.emitter import PlacedEmitter, merge_attrs, placed
+from distir_relax.lowering.halos import SplitWindow, fetch, paddings, split_windows
 from distir_relax.lowering.tails import MODES, Tails, is_padded, is_pending
 from distir_relax.ops import PARALLEL, Expansion, lookup
 
@@ -69,7 +72,7 @@ class _Lowering:
 
     def _input(self, item: Input) -> Input:
         kind = _dtensor(item.value)
-        local = Value(item.value.name, self._local_type(kind, ragged=True))
+        local = Value(item.value.name, self._local_type(kind, range(len(self.mesh.shape))))
         value = local
         self.emitter.hint = f"{local.name}.padded"
         for axis, placement in enumerate(kind.placements):
@@ -108,8 +111,11 @@ class _Lowering:
             expand = entry.expand.get(factor[0]) or entry.expand.get("*")
             if expand:
                 return list(expand(self._expansion(op, operands, axis, factor[1])))
-        kinds = [self._local_type(_dtensor(v)) for v in op.results]
-        attrs = self._local_attrs(op, operands, kinds)
+        windows = split_windows(op)
+        operands = fetch(self.emitter, self.tails, operands, windows)
+        cut = {window.axis for window in windows}
+        kinds = [self._local_type(_dtensor(v), cut) for v in op.results]
+        attrs = self._local_attrs(op, operands, kinds, windows)
         inferred = self.emitter.infer(op.name, tuple(operands), attrs)
         if list(inferred) != kinds:
             raise VerificationError(
@@ -122,7 +128,11 @@ class _Lowering:
             self.tails.note_constant(results[0], float(op.attrs["value"]), len(self.mesh.shape))  # type: ignore[arg-type]
         for axis in axes:
             self.tails.follow(op, axis, operands, results)
-        return results
+        self.emitter.hint = f"{op.results[0].name}.padded"
+        return [
+            self.tails.pad_all(self.emitter, value, _dtensor(v).placements, cut, set()) if cut else value
+            for v, value in zip(op.results, results, strict=True)
+        ]
 
     def _neutral(self, value: Value, local: Value, op: Op, axis: int) -> Value:
         placement = _dtensor(value).placements[axis]
@@ -161,22 +171,33 @@ class _Lowering:
             tuple(_dtensor(v).tensor for v in op.results),
         )
 
-    def _local_attrs(self, op: Op, operands: list[Value], results: list[PlacedType]) -> dict[str, Attribute]:
-        localize = lookup(op.name).localize
-        if localize is None:
+    def _local_attrs(
+        self, op: Op, operands: list[Value], results: list[PlacedType], windows: list[SplitWindow]
+    ) -> dict[str, Attribute]:
+        entry = lookup(op.name)
+        if entry.localize is None and not windows:
             return dict(op.attrs)
+        ends = paddings(self.emitter, windows)
         rows = []
         for device in self.emitter.devices:
-            types = [placed(v).local(device) for v in operands]
-            rows.append(localize(op.attrs, types, [r.local(device) for r in results]))
+            attrs: Mapping[str, Attribute] = op.attrs
+            if windows:
+                assert entry.padded is not None
+                mine = {i: (at_rank(low, device), at_rank(high, device)) for i, (low, high) in ends.items()}
+                attrs = entry.padded(attrs, mine)
+            if entry.localize is not None:
+                types = [placed(v).local(device) for v in operands]
+                attrs = entry.localize(attrs, types, [r.local(device) for r in results])
+            rows.append(dict(attrs))
         return merge_attrs(rows)
 
-    def _local_type(self, kind: DTensorType, ragged: bool = False) -> PlacedType:
+    def _local_type(self, kind: DTensorType, ragged: Container[int] = ()) -> PlacedType:
+        """The local type of a value, as it is along the mesh axes `ragged`, short shards filled up along the others."""
         shape: list[Size] = list(kind.shape)
         for axis, placement in enumerate(kind.placements):
             if not isinstance(placement, Shard):
                 continue
-            if not ragged and is_padded(kind.placements, axis):
+            if axis not in ragged and is_padded(kind.placements, axis):
                 shape[placement.dim] = self.emitter.by_index(axis, self.tails.size(placement))
             else:
                 shape[placement.dim] = per_rank(

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 
 from distir_relax.errors import VerificationError
 from distir_relax.ir import Function, Module, Op, PerRank, TensorType, Value, print_op
-from distir_relax.ops import lookup, relax_expression, tensor_type
+from distir_relax.ops import is_zero, lookup, relax_expression, tensor_type
 
 if TYPE_CHECKING:
     import tvm
@@ -99,6 +99,8 @@ def _emit_op(builder: Any, op: Op, values: dict[str, Any], scope: Mapping[str, A
             PACKED_PREFIX + op.name, [*operands, _attributes(op)], kinds[0] if len(kinds) == 1 else kinds
         )
         found: Any = [call] if len(kinds) == 1 else _items(builder, call, len(kinds), op)
+    elif is_zero(op):
+        found = [relax.op.zeros(results[0].shape, results[0].dtype)]
     elif all(kind.elements == 0 for kind in results):
         found = [None] * len(results)
     else:

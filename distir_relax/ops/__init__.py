@@ -8,15 +8,19 @@ from distir_relax.ops import (
     contraction,
     identity,
     indexing,
+    normalization,
     parts,
     pointwise,
+    pooling,
     reduction,
+    resize,
     selection,
     shape,
+    window,
 )
 from distir_relax.ops.builder import Builder, infer, tensor_type
 from distir_relax.ops.check import check
-from distir_relax.ops.expression import evaluate, relax_expression, torch_expression
+from distir_relax.ops.expression import evaluate, is_zero, relax_expression, torch_expression
 from distir_relax.ops.onnx_operands import OnnxOperands
 from distir_relax.ops.registry import (
     Emitter,
@@ -31,26 +35,34 @@ from distir_relax.ops.registry import (
     lookup_relax,
     onnx_spellings,
 )
-from distir_relax.ops.rule import BLOCKED, PARALLEL, Factor, Rule, parse_rule
+from distir_relax.ops.rule import BLOCKED, PARALLEL, WINDOW, Factor, Rule, parse_rule
+from distir_relax.ops.sliding import Window
 
 FAMILIES = (
     attention,
     communication,
     composite,
+    composite_onnx,
+    composite_onnx,
     contraction,
     identity,
     indexing,
+    normalization,
     parts,
     pointwise,
+    pooling,
     reduction,
+    resize,
     selection,
     shape,
+    window,
 )
 
 __all__ = [
     "BLOCKED",
     "FAMILIES",
     "PARALLEL",
+    "WINDOW",
     "Builder",
     "Emitter",
     "Expansion",
@@ -58,12 +70,14 @@ __all__ = [
     "OnnxOperands",
     "OpDef",
     "Rule",
+    "Window",
     "aten_spellings",
     "check",
     "define",
     "entries",
     "evaluate",
     "infer",
+    "is_zero",
     "lookup",
     "lookup_aten",
     "lookup_onnx",

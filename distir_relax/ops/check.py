@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping, Sequence
 
 from distir_relax.errors import VerificationError
-from distir_relax.ir import Attribute, Op, PerRank, PlacedType, TensorType, Value, at_rank
+from distir_relax.ir import Attribute, Op, PerRank, PlacedType, TensorType, Value, at_rank, print_devices
 from distir_relax.ops.builder import infer
+from distir_relax.ops.registry import lookup
 
 
 def check(op: Op, stage: str) -> None:
@@ -14,12 +15,34 @@ def check(op: Op, stage: str) -> None:
 
     In the distributed stage this holds on each device.
     """
-    if stage == "distributed":
-        for device in _devices(op):
-            attrs = local_attrs(op.attrs, device[1])
-            _compare(op, [_local(v, device) for v in op.operands], [_local(v, device) for v in op.results], attrs)
-    else:
+    if stage != "distributed":
         _compare(op, [_tensor(v) for v in op.operands], [_tensor(v) for v in op.results], op.attrs)
+        return
+    results = [_placed(v) for v in op.results]
+    _check_ends(op, [_placed(v).devices for v in op.operands], results[0].devices)
+    seen = set()
+    for index, types in enumerate(local_operands(op.name, [_placed(v) for v in op.operands], results[0].devices)):
+        found, attrs = tuple(r.local(index) for r in results), local_attrs(op.attrs, index)
+        key = (types, found, tuple(map(str, attrs.values())))
+        if key not in seen:
+            seen.add(key)
+            _compare(op, list(types), list(found), attrs)
+
+
+def local_operands(
+    name: str, operands: Sequence[PlacedType], devices: tuple[int, ...]
+) -> Iterator[tuple[TensorType, ...]]:
+    """On each of the devices of an op's results, the types of the operands that it has there: those it holds.
+
+    A `transfer` takes its operand from the device at the same place in the operand's set.
+    """
+    if lookup(name).role == "transfer":
+        for index in range(len(devices)):
+            yield tuple(kind.local(index) for kind in operands)
+        return
+    places = [{device: index for index, device in enumerate(kind.devices)} for kind in operands]
+    for device in devices:
+        yield tuple(k.local(place[device]) for k, place in zip(operands, places, strict=True) if device in place)
 
 
 def local_attrs(attrs: Mapping[str, Attribute], index: int) -> dict[str, Attribute]:
@@ -35,20 +58,22 @@ def _local_attribute(value: Attribute, index: int) -> Attribute:
     return value
 
 
-def _devices(op: Op) -> list[tuple[int, int]]:
-    """The distinct (device, index) pairs to check: one for each different local program."""
-    kinds = [v.type for v in (*op.operands, *op.results) if isinstance(v.type, PlacedType)]
-    devices = kinds[0].devices if kinds else ()
-    seen: dict[object, tuple[int, int]] = {}
-    for index, device in enumerate(devices):
-        key = (tuple(k.local(index) for k in kinds), tuple(map(str, local_attrs(op.attrs, index).values())))
-        seen.setdefault(key, (device, index))
-    return list(seen.values())
+def _check_ends(op: Op, sources: list[tuple[int, ...]], targets: tuple[int, ...]) -> None:
+    """A `transfer` has a target for each source, and no device waits for itself."""
+    if lookup(op.name).role != "transfer":
+        return
+    if len(sources[0]) != len(targets) or set(sources[0]) & set(targets):
+        raise VerificationError(
+            f"{op.name} goes from each device to one of as many others, found {print_devices(sources[0])} to "
+            f"{print_devices(targets)}",
+            op.location,
+        )
 
 
-def _local(value: Value, device: tuple[int, int]) -> TensorType:
-    assert isinstance(value.type, PlacedType)
-    return value.type.local(device[1])
+def _placed(value: Value) -> PlacedType:
+    if not isinstance(value.type, PlacedType):
+        raise VerificationError(f"{value} lies on no devices: {value.type}")
+    return value.type
 
 
 def _tensor(value: Value) -> TensorType:

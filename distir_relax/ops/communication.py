@@ -16,6 +16,10 @@ Distributed and ranked stages, along a mesh axis of n devices (`sizes` lists a s
     slices           [A,B,C]       =>  [A,C]            several stretches of one dim, in the order given
     pad_tail         [A]           =>  [A,0]            local: fills a short shard up
     trim_tail        [A,0]         =>  [A]              local: takes the filling off again
+
+Between devices (each device of the operand's set sends to the one at the same place in the result's set)::
+
+    send             [A]  .        =>  .    [A]         on its rank, `send` to a `peer`, or `recv` from one
 """
 
 from __future__ import annotations
@@ -135,6 +139,32 @@ define(
 )
 
 
+def _infer_send(types: Types, attrs: Attrs) -> tuple[TensorType, ...]:
+    # A rank that has sent holds nothing of the result; an op has a result all the same.
+    return (TensorType((0,), types[0].dtype) if "peer" in attrs else types[0],)
+
+
+define(
+    "send",
+    infer=_infer_send,
+    rule=_no_rule,
+    torch="comm.send({0}, {peer}, step={step})",
+    role="transfer",
+    on_communicator=True,
+    communicates=True,
+    **_FREE,
+)
+define(
+    "recv",
+    infer=lambda types, attrs: (TensorType(attrs["shape"], attrs["dtype"]),),
+    rule=_no_rule,
+    torch="comm.recv({shape}, {dtype}, {peer}, step={step})",
+    on_communicator=True,
+    communicates=True,
+    **_FREE,
+)
+
+
 def _infer_slices(types: Types, attrs: Attrs) -> tuple[TensorType, ...]:
     return (_resized(types[0], attrs["dim"], sum(b - a for a, b in attrs["intervals"])),)
 
@@ -201,7 +231,7 @@ define(
     rule=_no_rule,
     torch=_torch_pad,
     relax=lambda attrs: _relax_tail(attrs, pad=True),
-    role="tail",
+    trivial=True,
     **_FREE,
 )
 define(
@@ -210,7 +240,7 @@ define(
     rule=_no_rule,
     torch=_torch_trim,
     relax=lambda attrs: _relax_tail(attrs, pad=False),
-    role="tail",
+    trivial=True,
     **_FREE,
 )
 

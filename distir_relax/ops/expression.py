@@ -9,6 +9,7 @@ from types import CodeType
 from typing import TYPE_CHECKING, Any
 
 from distir_relax.ir import Op
+from distir_relax.ops.builder import infer, tensor_type
 from distir_relax.ops.registry import Expression, lookup
 
 if TYPE_CHECKING:
@@ -17,7 +18,19 @@ if TYPE_CHECKING:
 
 def torch_expression(op: Op, operands: Sequence[str]) -> str:
     """The torch code of `op` applied to the given operand expressions."""
-    return _fill(lookup(op.name, op.location).torch, op.attrs, operands)
+    entry = lookup(op.name, op.location)
+    if is_zero(op):
+        (result,) = infer(op.name, [tensor_type(v) for v in op.operands], op.attrs, op.location)
+        return f"{operands[0]}.new_zeros({_literal(result.shape)})"
+    return _fill(entry.torch, op.attrs, operands)
+
+
+def is_zero(op: Op) -> bool:
+    """Whether the result of a local op is zero because it is made from nothing, or has no elements itself."""
+    if not lookup(op.name, op.location).zero_if_empty:
+        return False
+    types = [tensor_type(v) for v in op.operands]
+    return any(t.elements == 0 for t in (*types, *infer(op.name, types, op.attrs, op.location)))
 
 
 def relax_expression(op: Op, operands: Sequence[str]) -> str:

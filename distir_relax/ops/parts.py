@@ -38,6 +38,7 @@ define(
     torch="torch.cat([{*}], {axis})",
     relax="R.concat([{*}], {axis})",
     linear=ALL,
+    trivial=True,
     **FREE,
 )
 
@@ -122,6 +123,7 @@ define(
     torch=_torch_slice,
     relax="R.strided_slice({0}, {axes}, {begin}, {end}, {strides})",
     linear=(operands(0),),
+    trivial=True,
     **FREE,
 )
 

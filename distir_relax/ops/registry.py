@@ -25,6 +25,7 @@ Expand = Callable[["Expansion"], "tuple[Value, ...]"]
 Expression = str | Callable[[Attrs], str]
 Together = Callable[[Sequence[Any], Attrs], list[Any]]
 Work = Callable[[Types, Attrs, Types], float]
+Padded = Callable[[Attrs, Mapping[int, tuple[int, int]]], dict[str, Attribute]]
 
 
 @dataclass(frozen=True)
@@ -61,8 +62,13 @@ class OpDef:
     `packed` is how the torch backend may lay out a weight once, when the program is loaded.
     `flops` counts floating-point operations; by default one per element of the result.
     `role` tells the few ops that passes treat apart: ``annotation`` and ``redistribution`` (layouts, the tensor stays
-    the same), ``scalar`` (a number), ``tail`` (does nothing where it leaves the type as it is); all others are
-    ``compute``.
+    the same), ``scalar`` (a number), ``transfer`` (from each device of the operand's set to the device at the same
+    place in the result's); all others are ``compute``.
+    `trivial` marks ops that do nothing where they have one operand and leave its type as it is.
+    `padded` gives the attributes of an op with windows whose operands hold just what a device's part of the result
+    needs: the padding (low, high) left at the ends, by the index of the window.
+    `zero_if_empty` marks ops whose result is zero where an operand has no elements, and whose implementations may
+    refuse that.
     `together` is the reference semantics of an op of the communicator: from the operand of each device along the axis
     (none for an op without operands), and the attributes, the result on each.
     `on_communicator` marks ops that a rank's communicator performs; those marked `communicates` need other devices.
@@ -86,6 +92,9 @@ class OpDef:
     together: Together | None = None
     communicates: bool = False
     pointwise: bool = False
+    trivial: bool = False
+    padded: Padded | None = None
+    zero_if_empty: bool = False
 
     def rule_for(self, operands: Types, attrs: Attrs, results: Types) -> Rule:
         """The factor rule of an instance with these types."""

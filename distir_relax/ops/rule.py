@@ -16,7 +16,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 
-PARALLEL, BLOCKED = "parallel", "blocked"
+from distir_relax.ops.sliding import Window
+
+PARALLEL, BLOCKED, WINDOW = "parallel", "blocked", "window"
 
 Dims = tuple[tuple[int, ...], ...]
 """For each dim of a tensor, the indices of its factors, outermost first."""
@@ -33,11 +35,16 @@ class Factor:
 
 @dataclass(frozen=True, slots=True)
 class Rule:
-    """The factors of one op instance, and where they stand in each operand and result."""
+    """The factors of one op instance, and where they stand in each operand and result.
+
+    `windows` ties dims that have no factor in common, since neighbouring elements of one read overlapping stretches of
+    the other: where the result dim is split, devices fetch from each other what they lack (see `lowering.halos`).
+    """
 
     factors: tuple[Factor, ...]
     operands: tuple[Dims, ...]
     results: tuple[Dims, ...]
+    windows: tuple[Window, ...] = ()
 
     def index(self, name: str) -> int:
         """The index of the factor called `name`; raises KeyError when it has size 1 or is not in the rule."""

@@ -21,6 +21,13 @@ def chunked(size: int, ranks: int) -> tuple[int, ...]:
     return tuple(max(0, min(block, size - i * block)) for i in range(ranks))
 
 
+def scaled(sizes: tuple[int, ...], size: int) -> tuple[int, ...]:
+    """`size` in the proportions of `sizes`: 10 as 3, 2 is 6, 4."""
+    total = sum(sizes)
+    ends = [(2 * sum(sizes[:i]) * size + total) // (2 * total) for i in range(len(sizes) + 1)]
+    return tuple(b - a for a, b in pairwise(ends))
+
+
 def units_of(cut: Cut, outer: int, size: int, inner: int, where: str) -> tuple[int, ...]:
     """The units that each device holds when the user cuts a dim of `outer` x `size` x `inner` elements as `cut`.
 

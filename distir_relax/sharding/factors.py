@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from itertools import pairwise
 
 from distir_relax.ir import Function, Op, TensorType, Value
-from distir_relax.ops import BLOCKED, Rule, lookup, tensor_type
+from distir_relax.ops import BLOCKED, WINDOW, Rule, lookup, tensor_type
 
 Slot = tuple[str, int, int]
 """(value name, dim, slot index in the dim counted from the outermost)."""
@@ -24,13 +24,16 @@ Slot = tuple[str, int, int]
 class Atom:
     """The part of one op's factor that is one slot wherever it stands.
 
-    `places` gives, for each operand and then each result, the (dim, slot) where it stands, or None.
+    `places` gives, for each operand and then each result, the (dim, slot) where it stands, or None. An atom of kind
+    ``window`` ties the two dims of a sliding window, which are cut each by itself; `reach` is how many elements around
+    its own a device may need.
     """
 
     name: str
     kind: str
     size: int
     places: tuple[tuple[int, int] | None, ...]
+    reach: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -157,7 +160,7 @@ class _Refinement:
                     parent[find(a)] = find(b)
                 if atom.kind == BLOCKED:
                     blocked_slots += members
-            atoms.append(tuple(found))
+            atoms.append((*found, *self._window_atoms(number, slots)))
         classes = {slot: find(slot) for slot in parent}
         return Factoring(
             {name: tuple(dims) for name, dims in slots.items()},
@@ -165,6 +168,20 @@ class _Refinement:
             classes,
             frozenset(classes[slot] for slot in blocked_slots),
         )
+
+    def _window_atoms(self, number: int, slots: dict[str, list[tuple[int, ...]]]) -> list[Atom]:
+        """The windows of one op, between the outermost slots of their dims: a device's part is one block."""
+        op = self.function.ops[number]
+        atoms = []
+        for window in self.rules[number].windows:
+            places: list[tuple[int, int] | None] = [None] * (len(op.operands) + len(op.results))
+            source, target = op.operands[window.operand], op.results[0]
+            if slots[source.name][window.operand_dim] and slots[target.name][window.result_dim]:
+                places[window.operand] = (window.operand_dim, 0)
+                places[len(op.operands)] = (window.result_dim, 0)
+                name = f"window {window.index}"
+                atoms.append(Atom(name, WINDOW, window.size, tuple(places), window.extent - 1))
+        return atoms
 
     def _atoms(self, number: int, bounds: dict[tuple[str, int], list[int]]) -> list[Atom]:
         op, rule = self.function.ops[number], self.rules[number]

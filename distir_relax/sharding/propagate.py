@@ -26,7 +26,7 @@ from distir_relax.ir import (
     Value,
     print_placements,
 )
-from distir_relax.ops import BLOCKED, PARALLEL, lookup, tensor_type
+from distir_relax.ops import BLOCKED, PARALLEL, WINDOW, lookup, tensor_type
 from distir_relax.sharding.cuts import balanced, cut_of
 from distir_relax.sharding.factors import Atom, Factoring, Slot, factorize
 from distir_relax.sharding.redistribute import cost
@@ -39,7 +39,16 @@ class Propagation:
 
     module: Module
     reasons: dict[str, str]
-    warnings: tuple[str, ...]
+    gathers: tuple[Gather, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Gather:
+    """A split tensor that is gathered unasked: the value gathered, its size in bytes, and the message for the user."""
+
+    value: str
+    bytes: int
+    message: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,7 +75,7 @@ class Propagate:
         function = layout.run()
         reasons = {name: "; ".join(_reasons(wanted, name, len(mesh.shape))) for name in wanted.splits}
         sharded = Module("sharded", (function,), (mesh,))
-        return Propagation(sharded, {k: v for k, v in reasons.items() if v}, tuple(layout.warnings))
+        return Propagation(sharded, {k: v for k, v in reasons.items() if v}, tuple(layout.gathers))
 
 
 def _reasons(wanted: Wanted, name: str, axes: int) -> list[str]:
@@ -90,7 +99,7 @@ class _Layout:
     """The sharded value that stands for each global value."""
     converted: dict[tuple[str, Placed], Value] = field(default_factory=dict)
     ops: list[Op] = field(default_factory=list)
-    warnings: list[str] = field(default_factory=list)
+    gathers: list[Gather] = field(default_factory=list)
     names: set[str] = field(default_factory=set)
 
     def run(self) -> Function:
@@ -190,7 +199,7 @@ class _Layout:
                 place = atom.places[t] if atom else None
                 if place is not None:
                     placed.append(self._shard(value, axis, place))
-                elif atom and atom.kind != PARALLEL and t >= count:
+                elif atom and atom.kind not in (PARALLEL, WINDOW) and t >= count:
                     placed.append(Partial(atom.kind))
                 else:
                     placed.append(R)
@@ -199,6 +208,12 @@ class _Layout:
             if any(isinstance(p, Shard) and p.dim in taken[t] for t, p in enumerate(placed)):
                 continue
             moves = sum(self._cost(v, p, n, axis) for v, p, n in zip(operands, have, placed[:count], strict=True))
+            if atom and atom.kind == WINDOW:
+                moves += sum(
+                    atom.reach * tensor_type(v).bytes / atom.size
+                    for v, place in zip(op.operands, atom.places, strict=False)
+                    if place is not None
+                )
             apart = not (atom and have == placed[:count] and any(isinstance(p, Shard) for p in have))
             for value, give, wish in zip(op.results, placed[count:], wishes, strict=True):
                 moves += self._cost(value, give, wish[axis], axis)
@@ -236,10 +251,11 @@ class _Layout:
             assert isinstance(kind, DTensorType)
             result = Value(self._fresh(name) if unasked else name, replace(kind, placements=target))
             if unasked and any(isinstance(h, Shard) and t == R for h, t in zip(have, target, strict=True)):
-                self.warnings.append(
+                message = (
                     f"{where or 'the program'}: %{value.name} ({print_placements(have)}) is gathered, "
                     f"{kind.tensor.bytes:,} bytes, because {name.rsplit('.', 1)[-1]} needs the whole of a split dim"
                 )
+                self.gathers.append(Gather(result.name, kind.tensor.bytes, message))
             self.ops.append(Op("redistribute", (value,), (result,), {"placements": print_placements(target)}, where))
             self.converted[key] = result
         return self.converted[key]

@@ -12,8 +12,8 @@ from dataclasses import dataclass, field
 
 from distir_relax.errors import AnnotationError, PlacementError
 from distir_relax.ir import DeviceMesh, Function, Op, Partial, Placement, Shard, Value, parse_placements
-from distir_relax.ops import BLOCKED, lookup, tensor_type
-from distir_relax.sharding.cuts import balanced, chunked, units_of
+from distir_relax.ops import BLOCKED, WINDOW, lookup, tensor_type
+from distir_relax.sharding.cuts import balanced, chunked, scaled, units_of
 from distir_relax.sharding.factors import Factoring, Slot
 
 Split = tuple[int, int]
@@ -168,16 +168,27 @@ class _Search:
                         continue
                     for other, place in enumerate(atom.places):
                         if place is not None:
-                            through = reason if is_annotation(op) else f"{reason}, through {op.name} {atom.name}"
-                            self._reach(tensors[other].name, axis, place, through)
+                            if atom.kind == WINDOW:
+                                self._cut_alike(axis, (name, *split), (tensors[other].name, *place))
+                            way = "" if is_annotation(op) else f", through {op.name} {atom.name} of %{name}"
+                            self._reach(tensors[other].name, axis, place, reason, way)
 
-    def _reach(self, name: str, axis: int, split: Split, reason: str) -> None:
+    def _cut_alike(self, axis: int, source: Slot, target: Slot) -> None:
+        """Cut a dim behind a window, or before it, in the proportions that the user gave the other."""
+        classes, units = self.factoring.classes, self.wanted.units[axis]
+        given = self.cut_by.get((axis, classes[source]))
+        if given is None or classes[target] in units:
+            return
+        units[classes[target]] = scaled(units[classes[source]], self.factoring.size(target))
+        self.cut_by[axis, classes[target]] = given
+
+    def _reach(self, name: str, axis: int, split: Split, reason: str, way: str) -> None:
+        """Split a value that nothing has split; its reason is the annotation and the `way` from the value before it."""
         splits = self.wanted.splits[name]
         if name in self.wanted.pinned or splits[axis] is not None:
             return
         if any(other is not None and other[0] == split[0] for other in splits):
             return
         splits[axis] = split
-        short = reason.split(", through ")
-        self.wanted.reasons[name, axis] = ", through ".join([short[0], *short[-1:]] if len(short) > 1 else short)
-        self.queue.append((name, axis, split, reason.split(", through ")[0]))
+        self.wanted.reasons[name, axis] = reason + way
+        self.queue.append((name, axis, split, reason))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from typing import Any
 
@@ -149,9 +150,41 @@ SPELLINGS: list[tuple[str, Callable[[Any, Any, Any], Any]]] = [
     ("where", lambda R, x, i: R.where(R.greater(x, relax.const(0.0, "float32")), x, R.negative(x))),
     ("gelu_tanh", lambda R, x, i: R.nn.gelu_tanh(x)),
     ("silu", lambda R, x, i: R.nn.silu(R.rsqrt(R.square(x)))),
+    ("conv1d", lambda R, x, i: R.nn.conv1d(x, _weights(6, 2, 3), 2, (1, 0), 1, 2)),
+    ("conv2d", lambda R, x, i: R.nn.conv2d(_picture(R, x), _weights(6, 1, 2, 3), 1, (1, 0), (2, 1), 3)),
+    ("conv2d, all ends", lambda R, x, i: R.nn.conv2d(_picture(R, x), _weights(2, 3, 2, 3), (2, 1), (1, 0, 2, 1))),
+    ("conv3d", lambda R, x, i: R.nn.conv3d(_volume(R, x), _weights(2, 1, 2, 3, 1), padding=1)),
+    ("conv1d_transpose", lambda R, x, i: R.nn.conv1d_transpose(x, _weights(4, 3, 3), 2, 1, 1)),
+    ("conv2d_transpose", lambda R, x, i: R.nn.conv2d_transpose(_picture(R, x), _weights(3, 2, 2, 3), 2, (1, 0, 0, 1))),
+    ("conv3d_transpose", lambda R, x, i: R.nn.conv3d_transpose(_volume(R, x), _weights(1, 2, 2, 2, 1), (1, 2, 1))),
+    ("max_pool1d", lambda R, x, i: R.nn.max_pool1d(x, 2, 2, (1, 1))),
+    ("max_pool2d", lambda R, x, i: R.nn.max_pool2d(_picture(R, x), (3, 2), (2, 1), 1)),
+    ("max_pool3d", lambda R, x, i: R.nn.max_pool3d(_volume(R, x), 2)),
+    ("avg_pool1d", lambda R, x, i: R.nn.avg_pool1d(x, 3, 2, (1, 1), count_include_pad=True)),
+    ("avg_pool2d", lambda R, x, i: R.nn.avg_pool2d(_picture(R, x), (3, 2), (2, 1), 1)),
+    ("avg_pool3d", lambda R, x, i: R.nn.avg_pool3d(_volume(R, x), 2)),
+    ("adaptive_avg_pool1d", lambda R, x, i: R.nn.adaptive_avg_pool1d(x, 1)),
+    ("adaptive_avg_pool2d", lambda R, x, i: R.nn.adaptive_avg_pool2d(_picture(R, x), (2, 5))),
+    ("adaptive_avg_pool3d", lambda R, x, i: R.nn.adaptive_avg_pool3d(_volume(R, x), (3, 2, 1))),
+    (
+        "batch_norm",
+        lambda R, x, i: R.nn.batch_norm(R.permute_dims(x, [0, 2, 1]), *[_row(2.0)] * 4, 1, training=False)[0],
+    ),
     ("attention", lambda R, x, i: R.nn.attention(*[R.expand_dims(x, 2)] * 3, causal_mask="TopLeft")),
     ("attention, scaled", lambda R, x, i: R.nn.attention(*[R.expand_dims(x, 2)] * 3, scale=0.3)),
 ]
+
+
+def _weights(*shape: int) -> Any:
+    return relax.const(np.linspace(-1, 1, math.prod(shape), dtype="float32").reshape(shape))
+
+
+def _picture(R: Any, x: Any) -> Any:
+    return R.expand_dims(x, 0)
+
+
+def _volume(R: Any, x: Any) -> Any:
+    return R.expand_dims(x, [0, 1])
 
 
 def _row(value: float) -> Any:

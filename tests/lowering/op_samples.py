@@ -87,6 +87,7 @@ def samples() -> list[Sample]:
         ("nn.softmax", [f32(2, 3, 5)], {"axis": 1}),
         ("nn.log_softmax", [f32(2, 3, 37)], {"axis": 2}),
     ]  # fmt: skip
+    found += _windows()
     for name in ("argmax", "argmin"):
         found += [
             (name, [f32(3, 5, 7)], {"axis": 1, "keepdims": False}),
@@ -110,6 +111,46 @@ def samples() -> list[Sample]:
         ]
     found.append(("sum", [f32(4, 0)], {"axis": (1,), "keepdims": False}))
     return [*found, *_attention()]
+
+
+def _windows() -> list[Sample]:
+    one: dict[str, Attribute] = {"groups": 1, "dilation": (1, 1)}
+    line: dict[str, Attribute] = {"groups": 1, "dilation": (1,)}
+    cube: dict[str, Attribute] = {"groups": 1, "dilation": (1, 1, 1), "strides": (1, 2, 1)}
+    return [
+        ("nn.conv1d", [f32(2, 3, 9), f32(5, 3, 3)], {**line, "strides": (2,), "padding": (1, 0)}),
+        ("nn.conv2d", [f32(2, 3, 9, 7), f32(5, 3, 3, 2)], {**one, "strides": (2, 1), "padding": (1, 0, 0, 2)}),
+        ("nn.conv2d", [f32(2, 4, 9, 7), f32(4, 1, 3, 3)],
+         {"groups": 4, "dilation": (2, 1), "strides": (1, 1), "padding": (2, 1, 2, 1)}),
+        ("nn.conv2d", [f32(2, 3, 0, 7), f32(5, 3, 3, 2)], {**one, "strides": (1, 1), "padding": (2, 0, 0, 0)}),
+        ("nn.conv2d", [f32(2, 0, 4, 4), f32(5, 0, 3, 2)], {**one, "strides": (1, 1), "padding": (0, 0, 0, 0)}),
+        ("nn.conv3d", [f32(2, 3, 4, 5, 6), f32(5, 3, 2, 3, 1)], {**cube, "padding": (0, 1, 0, 1, 1, 0)}),
+        ("nn.conv1d_transpose", [f32(2, 3, 5), f32(3, 4, 3)], {**line, "strides": (2,), "padding": (1, 0)}),
+        ("nn.conv2d_transpose", [f32(2, 3, 5, 4), f32(3, 4, 3, 2)],
+         {**one, "strides": (2, 1), "padding": (1, 0, 0, 0)}),
+        ("nn.conv2d_transpose", [f32(2, 4, 5, 4), f32(4, 3, 2, 2)],
+         {**one, "groups": 2, "strides": (3, 2), "padding": (0, 0, -1, 0)}),
+        ("nn.conv3d_transpose", [f32(2, 3, 2, 3, 2), f32(3, 4, 2, 2, 1)], {**cube, "padding": (0,) * 6}),
+        ("nn.max_pool1d", [f32(2, 3, 9)],
+         {"pool_size": (3,), "strides": (2,), "padding": (1, 2), "dilation": (1,)}),
+        ("nn.max_pool2d", [f32(2, 3, 9, 7)],
+         {"pool_size": (3, 2), "strides": (2, 1), "padding": (1, 0, 2, 1), "dilation": (2, 1)}),
+        ("nn.max_pool2d", [f32(2, 3, 0, 7)],
+         {"pool_size": (3, 2), "strides": (2, 1), "padding": (2, 0, 0, 0), "dilation": (1, 1)}),
+        ("nn.max_pool3d", [f32(2, 3, 4, 5, 6)],
+         {"pool_size": (2, 2, 3), "strides": (2, 1, 2), "padding": (0,) * 6, "dilation": (1, 1, 1)}),
+        ("nn.avg_pool1d", [f32(2, 3, 9)],
+         {"pool_size": (3,), "strides": (2,), "padding": (1, 1), "counted": (1, 1)}),
+        ("nn.avg_pool2d", [f32(2, 3, 9, 7)],
+         {"pool_size": (3, 2), "strides": (2, 1), "padding": (1, 0, 1, 1), "counted": (1, 0, 0, 0)}),
+        ("nn.avg_pool2d", [f32(2, 3, 8, 6)],
+         {"pool_size": (2, 2), "strides": (2, 2), "padding": (0,) * 4, "counted": (0,) * 4}),
+        ("nn.avg_pool3d", [f32(2, 3, 4, 5, 6)],
+         {"pool_size": (2, 2, 3), "strides": (2, 1, 2), "padding": (0, 0, 1) * 2, "counted": (0,) * 6}),
+        ("nn.batch_norm", [f32(2, 5, 3, 4), *[f32(5)] * 4], {"epsilon": 1e-5}),
+        ("nn.upsample_nearest", [f32(2, 3, 4, 5)], {"strides": (2, 3), "padding": (0, 0, 0, 0)}),
+        ("nn.upsample_nearest", [f32(2, 3, 4, 5)], {"strides": (2, 1), "padding": (1, 0, 1, 0)}),
+    ]  # fmt: skip
 
 
 def _tails() -> list[Sample]:
@@ -169,7 +210,7 @@ def data(kind: TensorType, name: str, generator: torch.Generator) -> torch.Tenso
     if "int" in kind.dtype:
         return torch.randint(1, 5, kind.shape, generator=generator, dtype=getattr(torch, kind.dtype))
     values = torch.randn(kind.shape, generator=generator, dtype=getattr(torch, kind.dtype))
-    return values.abs() + 0.1 if name in ("log", "sqrt", "rsqrt", "power") else values * 2
+    return values.abs() + 0.1 if name in ("log", "sqrt", "rsqrt", "power", "nn.batch_norm") else values * 2
 
 
 def local_ops() -> set[str]:

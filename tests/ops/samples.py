@@ -140,6 +140,40 @@ SAMPLES: dict[str, list[Sample]] = {
             **{"scale": 0.5, "causal": False, "masked": True, "boolean": False},
         ),
     ],
+    "nn.conv1d": [
+        of("f64[2,4,9]", "f64[6,4,3]", strides=(2,), padding=(1, 0), dilation=(2,), groups=1),
+        of("f64[2,4,9]", "f64[6,4,1]", strides=(1,), padding=(0, 0), dilation=(1,), groups=1),
+    ],
+    "nn.conv2d": [
+        of("f64[2,4,7,6]", "f64[6,4,3,2]", strides=(1, 2), padding=(1, 0, 1, 0), dilation=(1, 2), groups=1),
+        of("f64[2,4,7,6]", "f64[6,2,3,3]", strides=(1, 1), padding=(1, 2, 0, 1), dilation=(1, 1), groups=2),
+        of("f64[2,4,7,6]", "f64[8,1,1,1]", strides=(1, 1), padding=(0, 0, 0, 0), dilation=(1, 1), groups=4),
+    ],
+    "nn.conv3d": [
+        of("f64[2,4,3,4,5]", "f64[3,4,2,1,3]", strides=(1,) * 3, padding=(0, 0, 1) * 2, dilation=(1,) * 3, groups=1)
+    ],
+    "nn.conv1d_transpose": [of("f64[2,4,5]", "f64[4,3,3]", strides=(2,), padding=(1, 0), dilation=(1,), groups=1)],
+    "nn.conv2d_transpose": [
+        of("f64[2,4,3,5]", "f64[4,3,3,2]", strides=(2, 1), padding=(1, 0, 1, 0), dilation=(1, 2), groups=1),
+        of("f64[2,6,3,5]", "f64[6,2,2,2]", strides=(3, 1), padding=(0, 1, -1, 0), dilation=(1, 1), groups=3),
+    ],
+    "nn.conv3d_transpose": [
+        of("f64[2,4,2,3,2]", "f64[4,3,2,2,1]", strides=(2,) * 3, padding=(0,) * 6, dilation=(1,) * 3, groups=1)
+    ],
+    "nn.max_pool1d": [of("f64[2,4,9]", pool_size=(3,), strides=(2,), padding=(1, 2), dilation=(1,))],
+    "nn.max_pool2d": [of("f64[2,4,9,6]", pool_size=(3, 1), strides=(2, 1), padding=(1, 0, 1, 0), dilation=(2, 1))],
+    "nn.max_pool3d": [of("f64[2,4,4,3,5]", pool_size=(2,) * 3, strides=(2,) * 3, padding=(0,) * 6, dilation=(1,) * 3)],
+    "nn.avg_pool1d": [of("f64[2,4,9]", pool_size=(3,), strides=(2,), padding=(1, 1), counted=(1, 0))],
+    "nn.avg_pool2d": [
+        of("f64[2,4,9,6]", pool_size=(3, 1), strides=(2, 1), padding=(1, 0, 1, 0), counted=(0, 0, 0, 0)),
+        of("f64[2,4,9,6]", pool_size=(3, 2), strides=(2, 1), padding=(1, 0, 1, 1), counted=(1, 0, 1, 1)),
+    ],
+    "nn.avg_pool3d": [of("f64[2,4,4,3,5]", pool_size=(2,) * 3, strides=(2,) * 3, padding=(0,) * 6, counted=(0,) * 6)],
+    "nn.batch_norm": [of("f64[4,5,6]", "f64[5]", "f64[5]", "f64[5]", "f64[5] > 0", epsilon=1e-5)],
+    "nn.upsample_nearest": [
+        of("f64[2,4,3,5]", strides=(2, 3), padding=(0, 0, 0, 0)),
+        of("f64[2,4,3,5]", strides=(2, 1), padding=(1, 0, 0, 0)),
+    ],
     "reshape": [
         of("f64[4,6]", shape=(4, 2, 3)),
         of("f64[4,2,3]", shape=(4, 6)),

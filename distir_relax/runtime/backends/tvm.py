@@ -121,7 +121,9 @@ def _packed(name: str) -> Callable[..., None]:
             if "out" in names:
                 method(*values, **options, out=target)
             else:
-                target.copy_(method(*values, **options))
+                received = method(*values, **options)
+                if received is not None:
+                    target.copy_(received)
         except BaseException as error:
             _current.error = error
             raise

@@ -1,0 +1,271 @@
+"""Pooling over one to three spatial dims: maxima and averages of windows.
+
+The attributes are those of convolutions (`distir_relax.ops.window`), with `pool_size` for the kernel; an average has
+no dilation. A `ceil_mode` is written as more padding at the high ends. A maximum's padding is minus infinity. Of an
+average's padding, `counted` (low ends, then high ends) is what its divisor counts in.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from typing import Any
+
+from distir_relax.ir import Attribute, TensorType
+from distir_relax.ops.registry import Attrs, Types, aten, define, operands, relax_spelling
+from distir_relax.ops.rule import Rule, parse_rule
+from distir_relax.ops.sliding import Window
+from distir_relax.ops.window import (
+    batched,
+    ends,
+    need_layout,
+    per_dim,
+    relax_padding,
+    set_padding,
+    spatial,
+    spatial_names,
+    torch_widths,
+    window_sizes,
+    windows_of,
+    with_windows,
+)
+
+
+def _windows(types: Types, attrs: Attrs) -> tuple[Window, ...]:
+    return windows_of(types[0], attrs, attrs["pool_size"])
+
+
+def _infer_pool(types: Types, attrs: Attrs) -> tuple[TensorType, ...]:
+    if len(types[0].shape) != spatial(attrs) + 2 or "float" not in types[0].dtype:
+        raise ValueError(f"floats of {spatial(attrs) + 2} dims")
+    return (TensorType((*types[0].shape[:2], *window_sizes(_windows(types, attrs))), types[0].dtype),)
+
+
+def _pool_rule(types: Types, attrs: Attrs, results: Types) -> Rule:
+    windows = _windows(types, attrs)
+    text = f"n c {spatial_names(windows)}"
+    return with_windows(parse_rule(f"{text} -> {text}", [types[0].shape], [results[0].shape]), windows)
+
+
+def _flops(types: Types, attrs: Attrs, results: Types) -> float:
+    return float(results[0].elements * math.prod(attrs["pool_size"]))
+
+
+def _torch_max(name: str) -> Any:
+    def expression(attrs: Attrs) -> str:
+        low, high = ends(attrs)
+        padded = "{0}" if not any((*low, *high)) else f'F.pad({{0}}, {torch_widths(low, high)!r}, value=float("-inf"))'
+        return f"F.{name}({padded}, {{pool_size}}, {{strides}}, 0, {{dilation}})"
+
+    return expression
+
+
+def _padding_of_average(attrs: Attrs, new: Mapping[int, tuple[int, int]]) -> dict[str, Attribute]:
+    counted, count = list(attrs["counted"]), spatial(attrs)
+    for i, (low, high) in new.items():
+        counted[i], counted[i + count] = min(low, counted[i]), min(high, counted[i + count])
+    return {**set_padding(attrs, new), "counted": tuple(counted)}
+
+
+def _all_counted(attrs: Attrs) -> bool:
+    return bool(attrs["counted"] == attrs["padding"])
+
+
+def _counted_ends(attrs: Attrs) -> tuple[tuple[int, ...], tuple[int, ...]]:
+    return ends({"padding": attrs["counted"]})
+
+
+def _torch_average(name: str) -> Any:
+    def expression(attrs: Attrs) -> str:
+        (low, high), (first, last) = ends(attrs), _counted_ends(attrs)
+        pool = f"F.{name}({{}}, {{{{pool_size}}}}, {{{{strides}}}})"
+        if not any((*low, *high)):
+            return pool.format("{0}").replace("{{", "{").replace("}}", "}")
+        total = pool.format(f"F.pad({{0}}, {torch_widths(low, high)!r})").replace("{{", "{").replace("}}", "}")
+        if _all_counted(attrs):
+            return total
+        ones = f"F.pad(torch.ones_like({{0}}[:1, :1]), {torch_widths(first, last)!r}, value=1.0)"
+        rest = torch_widths(
+            [a - b for a, b in zip(low, first, strict=True)], [a - b for a, b in zip(high, last, strict=True)]
+        )
+        share = pool.format(f"F.pad({ones}, {rest!r})").replace("{{", "{").replace("}}", "}")
+        return f"{total} / {share}"
+
+    return expression
+
+
+def _relax_widths(low: tuple[int, ...], high: tuple[int, ...]) -> list[int]:
+    return [0, 0, 0, 0, *(n for pair in zip(low, high, strict=True) for n in pair)]
+
+
+def _relax_average(name: str) -> Any:
+    def expression(attrs: Attrs) -> str:
+        (low, high), (first, last) = ends(attrs), _counted_ends(attrs)
+        zeros = (0,) * len(attrs["padding"])
+        pool = f"R.nn.{name}({{data}}, {{pool_size}}, {{strides}}, {zeros!r}, count_include_pad=True)"
+        if not any((*low, *high)):
+            return pool.replace("{data}", "{0}")
+        widths = _relax_widths(low, high)
+        total = pool.replace("{data}", f"R.nn.pad({{0}}, {widths!r})")
+        if _all_counted(attrs):
+            return total
+        inner = _relax_widths(first, last)
+        outer = [a - b for a, b in zip(widths, inner, strict=True)]
+        ones = f'R.nn.pad(R.nn.pad(R.ones_like({{0}}), {inner!r}, "constant", 1.0), {outer!r})'
+        return f"R.divide({total}, {pool.replace('{data}', ones)})"
+
+    return expression
+
+
+for _n in (1, 2, 3):
+    define(
+        f"nn.max_pool{_n}d",
+        infer=_infer_pool,
+        rule=_pool_rule,
+        torch=_torch_max(f"max_pool{_n}d"),
+        relax=f"R.nn.max_pool{_n}d({{0}}, {{pool_size}}, {{strides}}, {{padding}}, {{dilation}})",
+        padded=set_padding,
+        zero_if_empty=True,
+        flops=_flops,
+    )
+    define(
+        f"nn.avg_pool{_n}d",
+        infer=_infer_pool,
+        rule=_pool_rule,
+        torch=_torch_average(f"avg_pool{_n}d"),
+        relax=_relax_average(f"avg_pool{_n}d"),
+        linear=(operands(0),),
+        padded=_padding_of_average,
+        zero_if_empty=True,
+        flops=_flops,
+    )
+
+
+# ATen spellings
+
+
+def _ceil_more(x: Any, attrs: Mapping[str, Any]) -> tuple[int, ...]:
+    """The padding at each high end that a `ceil_mode` stands for: the last window must begin before it."""
+    more = []
+    for w in windows_of(x.type, attrs, attrs["pool_size"]):
+        span = w.size + w.low + w.high - w.extent
+        count = -(-span // w.stride) + 1
+        if (count - 1) * w.stride >= w.size + w.low:
+            count -= 1
+        more.append(max(0, (count - 1) * w.stride - span))
+    return tuple(more)
+
+
+def _pooled(g: Any, name: str, x: Any, ceil: bool, attrs: dict[str, Any]) -> Any:
+    count = spatial(attrs)
+
+    def emit(data: Any) -> Any:
+        low, high = ends(attrs)
+        if ceil:
+            high = tuple(a + b for a, b in zip(high, _ceil_more(data, attrs), strict=True))
+        return g.emit(f"nn.{name}{count}d", data, **{**attrs, "padding": (*low, *high)})
+
+    return batched(g, x, count, emit)
+
+
+def _max_pool(count: int) -> Any:
+    def convert(
+        g: Any, x: Any, size: Any, stride: Any = (), padding: Any = 0, dilation: Any = 1, ceil: bool = False
+    ) -> Any:
+        low = per_dim(padding, count)
+        attrs = {
+            "pool_size": per_dim(size, count),
+            "strides": per_dim(stride or size, count),
+            "padding": (*low, *low),
+            "dilation": per_dim(dilation, count),
+        }
+        return _pooled(g, "max_pool", x, ceil, attrs)
+
+    return convert
+
+
+def _avg_pool(count: int) -> Any:
+    def convert(
+        g: Any, x: Any, size: Any, stride: Any = (), padding: Any = 0, ceil: bool = False, include: bool = True,
+        divisor: int | None = None,
+    ) -> Any:  # fmt: skip
+        low, pool = per_dim(padding, count), per_dim(size, count)
+        attrs = {
+            "pool_size": pool,
+            "strides": per_dim(stride or size, count),
+            "padding": (*low, *low),
+            "counted": (*low, *low) if include else (0,) * 2 * count,
+        }
+        if divisor is None:
+            return _pooled(g, "avg_pool", x, ceil, attrs)
+        if ceil:
+            raise NotImplementedError("an average of windows with both ceil_mode and a divisor of its own")
+        y = _pooled(g, "avg_pool", x, False, {**attrs, "counted": attrs["padding"]})
+        return g.emit("multiply", y, g.constant(math.prod(pool) / divisor, y.type.dtype))
+
+    return convert
+
+
+def _adaptive_average(count: int) -> Any:
+    def convert(g: Any, x: Any, size: Any) -> Any:
+        wanted, axes = per_dim(size, count), tuple(range(len(x.type.shape) - count, len(x.type.shape)))
+        have = tuple(x.type.shape[a] for a in axes)
+        if all(n == 1 for n in wanted):
+            return g.emit("mean", x, axis=axes, keepdims=True)
+        if any(n % m for n, m in zip(have, wanted, strict=True)):
+            raise NotImplementedError(f"windows of unequal size, from {have} to {wanted}")
+        pool = tuple(n // m for n, m in zip(have, wanted, strict=True))
+        return _avg_pool(count)(g, x, pool)
+
+    return convert
+
+
+for _n in (1, 2, 3):
+    aten(f"max_pool{_n}d.default")(_max_pool(_n))
+    aten(f"avg_pool{_n}d.default")(_avg_pool(_n))
+    aten("adaptive_avg_pool1d.default" if _n == 1 else f"adaptive_avg_pool{_n}d.default")(_adaptive_average(_n))
+
+
+# Relax spellings
+
+
+def _relax_pool(name: str, count: int) -> None:
+    letters = "DHW"[3 - count :] if count > 1 else "W"
+
+    def convert(g: Any, args: Any, attrs: Any) -> Any:
+        need_layout(attrs, layout="NC" + letters, out_layout="NC" + letters)
+        padding = relax_padding(attrs["padding"], count)
+        found = {
+            "pool_size": per_dim(attrs["pool_size"], count),
+            "strides": per_dim(attrs["strides"], count),
+            "padding": padding,
+        }
+        dilation = per_dim(attrs["dilation"], count)
+        if name == "max_pool":
+            found["dilation"] = dilation
+        else:
+            if dilation != (1,) * count:
+                raise NotImplementedError(f"an average of windows with dilation {dilation}")
+            found["counted"] = padding if attrs["count_include_pad"] else (0,) * 2 * count
+        if attrs["ceil_mode"]:
+            raise NotImplementedError("a pooling with ceil_mode; give the padding at the high ends instead")
+        return _pooled(g, name, args[0], False, found)
+
+    relax_spelling(f"relax.nn.{name}{count}d")(convert)
+
+
+def _relax_adaptive(count: int) -> None:
+    letters = "DHW"[3 - count :] if count > 1 else "W"
+
+    def convert(g: Any, args: Any, attrs: Any) -> Any:
+        need_layout(attrs, layout="NC" + letters, out_layout="NC" + letters)
+        size = attrs["output_size"]
+        return args[0] if size is None else _adaptive_average(count)(g, args[0], size)
+
+    relax_spelling(f"relax.nn.adaptive_avg_pool{count}d")(convert)
+
+
+for _n in (1, 2, 3):
+    _relax_pool("max_pool", _n)
+    _relax_pool("avg_pool", _n)
+    _relax_adaptive(_n)

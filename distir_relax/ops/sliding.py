@@ -1,0 +1,79 @@
+"""Sliding windows: which elements of a dim each element of a result dim is made from. Exact interval arithmetic.
+
+A *gathering* window (convolution, pooling) reads, for result element `o`, the positions `o*stride - low + dilation*j`
+for `j` below `kernel`. A *scattering* one (transposed convolution, upsampling) writes, for operand element `i`, the
+positions `i*stride - low + dilation*j`. What lies outside the operand is padding; a scattering window's result is
+what is left when `low` and `high` elements are taken off its ends (or, when negative, put on).
+
+The size of the result follows from the size of the operand and the padding at both ends::
+
+    gathering   (n + low + high - extent) // stride + 1
+    scattering  (n - 1) * stride + extent - low - high
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+GATHER, SCATTER = "gather", "scatter"
+
+
+@dataclass(frozen=True, slots=True)
+class Window:
+    """How dim `operand_dim` (of size `size`) of operand number `operand` feeds dim `result_dim` of the first result.
+
+    `index` is the window's place among the op's spatial dims; `kind` is ``gather`` or ``scatter``.
+    """
+
+    index: int
+    operand: int
+    operand_dim: int
+    result_dim: int
+    size: int
+    kernel: int
+    stride: int = 1
+    dilation: int = 1
+    low: int = 0
+    high: int = 0
+    kind: str = GATHER
+
+    @property
+    def extent(self) -> int:
+        """The positions from the first to the last element of the kernel."""
+        return (self.kernel - 1) * self.dilation + 1
+
+    @property
+    def result_size(self) -> int:
+        """The size of the result dim; negative when the operand is too small for the kernel."""
+        return self.sized(self.size, self.low, self.high)
+
+    def sized(self, size: int, low: int, high: int) -> int:
+        """The size of the result dim for an operand of `size` elements and the given padding."""
+        if self.kind == SCATTER:
+            return (size - 1) * self.stride + self.extent - low - high
+        return (size + low + high - self.extent) // self.stride + 1
+
+    def reads(self, start: int, stop: int) -> tuple[int, int]:
+        """The interval of the operand that the result's elements [start, stop) are made from; (0, 0) for none."""
+        if self.kind == SCATTER:
+            first = -(-(start + self.low - self.extent + 1) // self.stride)
+            last = (stop - 1 + self.low) // self.stride + 1
+        else:
+            first = start * self.stride - self.low
+            last = (stop - 1) * self.stride - self.low + self.extent
+        first, last = max(first, 0), min(last, self.size)
+        return (first, last) if start < stop and first < last else (0, 0)
+
+    def padding(self, start: int, stop: int) -> tuple[int, int]:
+        """The padding at both ends with which `reads(start, stop)` alone gives the result's elements [start, stop)."""
+        first, last = self.reads(start, stop)
+        count, held = stop - start, last - first
+        if self.kind == SCATTER:
+            low = start + self.low - first * self.stride if held else 0
+            return low, (held - 1) * self.stride + self.extent - low - count
+        if not count:
+            return self.extent - 1, 0
+        begin = start * self.stride - self.low
+        span = (count - 1) * self.stride + self.extent
+        low = first - begin if held else span
+        return low, span - low - held

@@ -1,0 +1,330 @@
+"""Convolutions, plain and transposed, over one to three spatial dims: ``nn.conv2d`` and its family.
+
+Layouts are torch's: data ``N C spatial``, weights ``O I spatial`` (``I O spatial`` for transposed ones). The attributes:
+`strides` and `dilation` per spatial dim, `groups`, and `padding`: the low ends of all spatial dims, then the high ends.
+A transposed convolution's padding is what is taken off its result; torch's `output_padding` makes the high ends smaller.
+A spatial dim is split with halos (`distir_relax.ops.sliding`); channels in are summed, channels out and groups are free.
+The bias is an op of its own: where channels in are split it must be added once, after the reduction.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from typing import Any
+
+from distir_relax.ir import Attribute, TensorType
+from distir_relax.ops.registry import Attrs, Types, aten, define, operands, relax_spelling
+from distir_relax.ops.rule import Rule, parse_rule
+from distir_relax.ops.shape import reshape_to
+from distir_relax.ops.sliding import GATHER, SCATTER, Window
+
+
+def spatial(attrs: Attrs) -> int:
+    """How many spatial dims the op has."""
+    return len(attrs["padding"]) // 2
+
+
+def windows_of(x: TensorType, attrs: Attrs, kernel: Sequence[int], kind: str = GATHER) -> tuple[Window, ...]:
+    """The window along each spatial dim of `x`, dims 2 and up; `attrs` may lack a dilation."""
+    count = spatial(attrs)
+    dilation = attrs.get("dilation", (1,) * count)
+    return tuple(
+        Window(
+            i, 0, i + 2, i + 2, x.shape[i + 2], kernel[i], attrs["strides"][i], dilation[i],
+            attrs["padding"][i], attrs["padding"][i + count], kind,
+        )
+        for i in range(count)
+    )  # fmt: skip
+
+
+def window_sizes(windows: Sequence[Window]) -> tuple[int, ...]:
+    """The sizes of the result's spatial dims; ValueError when a kernel does not fit its operand."""
+    for window in windows:
+        if window.result_size < 0:
+            raise ValueError(
+                f"a kernel that covers {window.extent} of a dim of {window.size} with padding {window.low}, {window.high}"
+            )
+    return tuple(window.result_size for window in windows)
+
+
+def is_plain(window: Window) -> bool:
+    """Whether each element of the result is made from the one at its own place: no window at all."""
+    return (window.kernel, window.stride, window.low, window.high) == (1, 1, 0, 0)
+
+
+def spatial_names(windows: Sequence[Window]) -> str:
+    """The spatial dims in a rule's text: a factor for those that are no window at all, nothing for the others."""
+    return " ".join(f"s{w.index}" if is_plain(w) else "()" for w in windows)
+
+
+def with_windows(rule: Rule, windows: Sequence[Window]) -> Rule:
+    """The rule, with the windows that its text leaves out."""
+    return replace(rule, windows=tuple(w for w in windows if not is_plain(w)))
+
+
+def set_padding(attrs: Attrs, ends: Mapping[int, tuple[int, int]]) -> dict[str, Attribute]:
+    """The attributes with other padding at both ends of some spatial dims: `OpDef.padded` of these ops."""
+    padding, count = list(attrs["padding"]), spatial(attrs)
+    for i, (low, high) in ends.items():
+        padding[i], padding[i + count] = low, high
+    return {**attrs, "padding": tuple(padding)}
+
+
+def torch_widths(low: Sequence[int], high: Sequence[int]) -> tuple[int, ...]:
+    """The argument of `F.pad` for the last dims: the last dim first."""
+    return tuple(n for pair in reversed(list(zip(low, high, strict=True))) for n in pair)
+
+
+def ends(attrs: Attrs) -> tuple[tuple[int, ...], tuple[int, ...]]:
+    """The padding at the low ends and at the high ends."""
+    count = spatial(attrs)
+    return tuple(attrs["padding"][:count]), tuple(attrs["padding"][count:])
+
+
+# convolution
+
+
+def _conv_windows(types: Types, attrs: Attrs) -> tuple[Window, ...]:
+    return windows_of(types[0], attrs, types[1].shape[2:])
+
+
+def _infer_conv(types: Types, attrs: Attrs) -> tuple[TensorType, ...]:
+    x, w = types
+    _check_shapes(x, w, attrs)
+    if x.shape[1] != w.shape[1] * attrs["groups"] or (attrs["groups"] and w.shape[0] % attrs["groups"]):
+        raise ValueError(f"{x.shape[1]} channels in, weights {w.shape} and {attrs['groups']} groups do not fit")
+    return (TensorType((x.shape[0], w.shape[0], *window_sizes(_conv_windows(types, attrs))), x.dtype),)
+
+
+def _check_shapes(x: TensorType, w: TensorType, attrs: Attrs) -> None:
+    if not len(x.shape) == len(w.shape) == spatial(attrs) + 2 or x.dtype != w.dtype:
+        raise ValueError(f"data and weights of {spatial(attrs) + 2} dims and one dtype")
+
+
+def _conv_rule(types: Types, attrs: Attrs, results: Types) -> Rule:
+    windows, groups = _conv_windows(types, attrs), attrs["groups"]
+    names = spatial_names(windows)
+    kernel = " ".join(f"[k{w.index}]" for w in windows)
+    sizes = {"g": groups, "o": types[1].shape[0] // groups}
+    text = f"n (g i) {names}, (g o) i {kernel} -> n (g o) {names}"
+    return with_windows(parse_rule(text, [t.shape for t in types], [results[0].shape], sizes), windows)
+
+
+def _local_conv(attrs: Attrs, types: Types, results: Types) -> dict[str, Any]:
+    inner = types[1].shape[1]
+    return {**attrs, "groups": types[0].shape[1] // inner if inner else attrs["groups"]}
+
+
+def _flops(types: Types, attrs: Attrs, results: Types) -> float:
+    return 2.0 * results[0].elements * math.prod(types[1].shape[1:])
+
+
+def _transposed_flops(types: Types, attrs: Attrs, results: Types) -> float:
+    return 2.0 * types[0].elements * math.prod(types[1].shape[1:])
+
+
+def _torch_conv(name: str) -> Any:
+    def expression(attrs: Attrs) -> str:
+        low, high = ends(attrs)
+        if low == high:
+            return f"F.{name}({{0}}, {{1}}, None, {{strides}}, {low!r}, {{dilation}}, {{groups}})"
+        padded = f"F.pad({{0}}, {torch_widths(low, high)!r})"
+        return f"F.{name}({padded}, {{1}}, None, {{strides}}, 0, {{dilation}}, {{groups}})"
+
+    return expression
+
+
+def _torch_transposed(name: str) -> Any:
+    def expression(attrs: Attrs) -> str:
+        low, high = ends(attrs)
+        call = f"F.{name}({{0}}, {{1}}, None, {{strides}}, {{taken}}, 0, {{groups}}, {{dilation}})"
+        if low == high and min(low) >= 0:
+            return call.replace("{taken}", repr(low))
+        taken = torch_widths([-n for n in low], [-n for n in high])
+        return f"F.pad({call.replace('{taken}', '0')}, {taken!r})"
+
+    return expression
+
+
+def _relax_transposed(name: str) -> Any:
+    def expression(attrs: Attrs) -> str:
+        low, high = ends(attrs)
+        zeros = (0,) * len(low)
+        call = (
+            f"R.nn.{name}({{0}}, {{1}}, {{strides}}, {tuple(max(n, 0) for n in (*low, *high))!r}, {zeros!r}, "
+            "{dilation}, {groups})"
+        )
+        widths = [0, 0, 0, 0, *(max(-n, 0) for pair in zip(low, high, strict=True) for n in pair)]
+        return f"R.nn.pad({call}, {widths!r})" if any(widths) else call
+
+    return expression
+
+
+def _transposed_windows(types: Types, attrs: Attrs) -> tuple[Window, ...]:
+    return windows_of(types[0], attrs, types[1].shape[2:], SCATTER)
+
+
+def _infer_transposed(types: Types, attrs: Attrs) -> tuple[TensorType, ...]:
+    x, w = types
+    _check_shapes(x, w, attrs)
+    if x.shape[1] != w.shape[0] or (attrs["groups"] and w.shape[0] % attrs["groups"]):
+        raise ValueError(f"{x.shape[1]} channels in, weights {w.shape} and {attrs['groups']} groups do not fit")
+    sizes = window_sizes(_transposed_windows(types, attrs))
+    return (TensorType((x.shape[0], w.shape[1] * attrs["groups"], *sizes), x.dtype),)
+
+
+def _transposed_rule(types: Types, attrs: Attrs, results: Types) -> Rule:
+    windows, groups = _transposed_windows(types, attrs), attrs["groups"]
+    names = spatial_names(windows)
+    kernel = " ".join(f"[k{w.index}]" for w in windows)
+    sizes = {"g": groups, "i": types[1].shape[0] // groups, "o": types[1].shape[1]}
+    text = f"n (g i) {names}, (g i) o {kernel} -> n (g o) {names}"
+    return with_windows(parse_rule(text, [t.shape for t in types], [results[0].shape], sizes), windows)
+
+
+def _local_transposed(attrs: Attrs, types: Types, results: Types) -> dict[str, Any]:
+    inner = types[1].shape[1]
+    return {**attrs, "groups": results[0].shape[1] // inner if inner else attrs["groups"]}
+
+
+for _n in (1, 2, 3):
+    define(
+        f"nn.conv{_n}d",
+        infer=_infer_conv,
+        rule=_conv_rule,
+        torch=_torch_conv(f"conv{_n}d"),
+        relax=f"R.nn.conv{_n}d({{0}}, {{1}}, {{strides}}, {{padding}}, {{dilation}}, {{groups}})",
+        linear=(operands(0), operands(1)),
+        localize=_local_conv,
+        padded=set_padding,
+        zero_if_empty=True,
+        flops=_flops,
+    )
+    define(
+        f"nn.conv{_n}d_transpose",
+        infer=_infer_transposed,
+        rule=_transposed_rule,
+        torch=_torch_transposed(f"conv_transpose{_n}d"),
+        relax=_relax_transposed(f"conv{_n}d_transpose"),
+        linear=(operands(0), operands(1)),
+        localize=_local_transposed,
+        padded=set_padding,
+        zero_if_empty=True,
+        flops=_transposed_flops,
+    )
+
+
+# ATen spellings
+
+
+def per_dim(value: Any, count: int) -> tuple[int, ...]:
+    """A number for each of `count` spatial dims, given as one for all or one for each."""
+    found = [value] if isinstance(value, int) else list(value)
+    return tuple(int(n) for n in (found * count if len(found) == 1 else found))
+
+
+def batched(g: Any, x: Any, count: int, convert: Any) -> Any:
+    """`convert(x)` where x has a batch dim; an `x` without one is given one for the time."""
+    if len(x.type.shape) == count + 2:
+        return convert(x)
+    y = convert(reshape_to(g, x, (1, *x.type.shape)))
+    return reshape_to(g, y, y.type.shape[1:])
+
+
+def _add_bias(g: Any, y: Any, bias: Any) -> Any:
+    if bias is None:
+        return y
+    return g.emit("add", y, reshape_to(g, bias, (*bias.type.shape, *(1 for _ in y.type.shape[2:]))))
+
+
+def _conv(
+    g: Any, x: Any, weight: Any, bias: Any = None, stride: Any = 1, padding: Any = 0, dilation: Any = 1, groups: int = 1
+) -> Any:
+    count = len(weight.type.shape) - 2
+    dilation, stride = per_dim(dilation, count), per_dim(stride, count)
+    if padding == "valid":
+        padding = 0
+    if padding == "same":
+        total = [d * (k - 1) for d, k in zip(dilation, weight.type.shape[2:], strict=True)]
+        low = tuple(n // 2 for n in total)
+        high = tuple(n - n // 2 for n in total)
+    else:
+        low = high = per_dim(padding, count)
+    attrs = {"strides": stride, "padding": (*low, *high), "dilation": dilation, "groups": groups}
+    return batched(
+        g, x, count, lambda data: _add_bias(g, g.emit(f"nn.conv{count}d", data, weight, **attrs), bias)
+    )  # fmt: skip
+
+
+def _conv_transpose(
+    g: Any, x: Any, weight: Any, bias: Any = None, stride: Any = 1, padding: Any = 0, output_padding: Any = 0,
+    groups: int = 1, dilation: Any = 1,
+) -> Any:  # fmt: skip
+    count = len(weight.type.shape) - 2
+    low, more = per_dim(padding, count), per_dim(output_padding, count)
+    attrs = {
+        "strides": per_dim(stride, count),
+        "padding": (*low, *(a - b for a, b in zip(low, more, strict=True))),
+        "dilation": per_dim(dilation, count),
+        "groups": groups,
+    }
+    return batched(
+        g, x, count, lambda data: _add_bias(g, g.emit(f"nn.conv{count}d_transpose", data, weight, **attrs), bias)
+    )  # fmt: skip
+
+
+aten(*(f"conv{n}d.{how}" for n in (1, 2, 3) for how in ("default", "padding")))(_conv)
+aten("conv_transpose1d.default", "conv_transpose2d.input", "conv_transpose3d.input")(_conv_transpose)
+
+
+@aten("convolution.default")
+def _convolution(
+    g: Any, x: Any, weight: Any, bias: Any, stride: Any, padding: Any, dilation: Any, transposed: bool,
+    output_padding: Any, groups: int,
+) -> Any:  # fmt: skip
+    if transposed:
+        return _conv_transpose(g, x, weight, bias, stride, padding, output_padding, groups, dilation)
+    return _conv(g, x, weight, bias, stride, padding, dilation, groups)
+
+
+# Relax spellings
+
+
+def relax_padding(padding: Any, count: int) -> tuple[int, ...]:
+    """Relax's padding, which may name one number, one for each dim, or one for each end."""
+    found = per_dim(padding, count)
+    return found if len(found) == 2 * count else (*found, *found)
+
+
+def need_layout(attrs: Mapping[str, Any], **wanted: str) -> None:
+    """Raise NotImplementedError unless the call has torch's layouts."""
+    for key, layout in wanted.items():
+        if attrs[key] not in (layout, "", None):
+            raise NotImplementedError(f"{key} {attrs[key]}; expected {layout}")
+
+
+def _relax_conv(count: int, transposed: bool) -> None:
+    name = f"nn.conv{count}d{'_transpose' if transposed else ''}"
+    letters = "DHW"[3 - count :] if count > 1 else "W"
+
+    def convert(g: Any, args: Any, attrs: Any) -> Any:
+        kernel = ("IO" if transposed else "OI") + letters
+        need_layout(attrs, data_layout="NC" + letters, kernel_layout=kernel, out_layout="NC" + letters)
+        if attrs["out_dtype"] not in (None, "", "void", args[0].type.dtype):
+            raise NotImplementedError(f"a convolution of {args[0].type.dtype} in {attrs['out_dtype']}")
+        padding = relax_padding(attrs["padding"], count)
+        if transposed:
+            more = per_dim(attrs["output_padding"], count)
+            padding = (*padding[:count], *(a - b for a, b in zip(padding[count:], more, strict=True)))
+        dilation, strides = per_dim(attrs["dilation"], count), per_dim(attrs["strides"], count)
+        groups = int(attrs["groups"])
+        return g.emit(name, *args, strides=strides, padding=padding, dilation=dilation, groups=groups)
+
+    relax_spelling(f"relax.{name}")(convert)
+
+
+for _n in (1, 2, 3):
+    _relax_conv(_n, False)
+    _relax_conv(_n, True)

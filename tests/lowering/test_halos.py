@@ -1,0 +1,164 @@
+"""Windows over split dims: what is fetched from whom, joined in which order, and a grid of cases against the whole op."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from distir_relax.analysis import execute, interpret
+from distir_relax.errors import VerificationError
+from distir_relax.ir import DeviceMesh, Module, TensorType, parse, print_module, verify
+from distir_relax.lowering import Project, ToDistIR
+from distir_relax.ops import Builder, Window, check
+from distir_relax.sharding import Propagate
+from tests.test_golden import compare
+from tests.windows import check_case
+
+BLOCKS = 8
+
+
+@pytest.mark.parametrize("block", range(BLOCKS))
+def test_grid(block: int) -> None:
+    """Stride, dilation, asymmetric padding, groups, several split dims, uneven and empty shards, both tails."""
+    for number in range(block, 800, BLOCKS):
+        check_case(number, ("ragged", "pad")[number // BLOCKS % 2])
+
+
+def sharded_conv(placement: str, ranks: int, rows: int = 5, kernel: int = 3) -> Module:
+    """A convolution over `rows` rows, "same" padding, its input split as `placement`."""
+    builder = Builder()
+    x = builder.input("x", TensorType((1, 2, rows, 4), "float64"))
+    w = builder.input("w", TensorType((3, 2, kernel, 1), "float64"), "parameter")
+    builder.location = "conv.py:7"
+    x = builder.emit("annotate_sharding", x, placements=placement)
+    builder.location, builder.hint = "conv.py:8", "y"
+    low = kernel // 2
+    y = builder.emit("nn.conv2d", x, w, strides=(1, 1), padding=(low, 0, low, 0), dilation=(1, 1), groups=1)
+    mesh = DeviceMesh((ranks,), ("rows",))
+    return Propagate(mesh).run(Module("global", (builder.function("main", [("y", y)]),), (mesh,))).module
+
+
+def test_the_rfc_example() -> None:
+    """Five rows on two ranks, 3|2: rank 1's halo comes from above, so it is joined in front of its own rows."""
+    distributed = ToDistIR().run(sharded_conv("S[2]", 2))
+    ranked = Project().run(distributed)
+    for name, module in (("distributed", distributed), ("ranked", ranked)):
+        verify(module, check)
+        text = print_module(module)
+        assert parse(text) == module
+        compare(f"conv_{name}.txt", text)
+
+
+def test_a_halo_over_several_neighbours() -> None:
+    """A kernel of 7 over shards of one row: each rank fetches from up to three neighbours on either side."""
+    sharded = sharded_conv("S[2]", 7, rows=7, kernel=7)
+    distributed = ToDistIR().run(sharded)
+    sends = [op for op in distributed.main.ops if op.name == "send"]
+    pairs = {
+        (a, b) for op in sends for a, b in zip(op.operands[0].type.devices, op.results[0].type.devices, strict=True)
+    }
+    assert pairs == {(a, b) for a in range(7) for b in range(7) if 0 < abs(a - b) <= 3}
+    tensors = {"x": torch.randn(1, 2, 7, 4, dtype=torch.float64), "w": torch.randn(3, 2, 7, 1, dtype=torch.float64)}
+    whole = torch.conv2d(tensors["x"], tensors["w"], padding=(3, 0))
+    torch.testing.assert_close(execute(sharded, distributed, tensors)["y"], whole)
+
+
+def test_the_number_of_sends_does_not_grow_with_the_ranks() -> None:
+    counts = set()
+    for ranks in (4, 16, 64):
+        distributed = ToDistIR().run(sharded_conv("S[2]", ranks, rows=3 * ranks))
+        counts.add(sum(op.name == "send" for op in distributed.main.ops))
+    assert counts == {4}
+
+
+def test_no_device_both_sends_and_receives_in_one_op() -> None:
+    for ranks, rows, kernel in ((5, 11, 3), (6, 6, 5), (7, 9, 7)):
+        for op in ToDistIR().run(sharded_conv("S[2]", ranks, rows, kernel)).main.ops:
+            if op.name == "send":
+                assert not set(op.operands[0].type.devices) & set(op.results[0].type.devices)
+
+
+def test_aligned_windows_need_nothing() -> None:
+    builder = Builder()
+    x = builder.input("x", TensorType((1, 1, 12), "float64"))
+    x = builder.emit("annotate_sharding", x, placements="S[2]")
+    y = builder.emit("nn.max_pool1d", x, pool_size=(2,), strides=(2,), padding=(0, 0), dilation=(1,))
+    mesh = DeviceMesh((3,), ("rows",))
+    module = Module("global", (builder.function("main", [("y", y)]),), (mesh,))
+    ops = ToDistIR().run(Propagate().run(module).module).main.ops
+    assert [op.name for op in ops] == ["nn.max_pool1d"]
+
+
+def test_sizes_that_the_user_gave_are_kept_behind_a_window() -> None:
+    """Twelve rows as 8|4 are six rows as 4|2 behind a stride of 2: the faster device stays the busier one."""
+    builder = Builder()
+    x = builder.input("x", TensorType((1, 1, 12), "float64"))
+    w = builder.input("w", TensorType((1, 1, 3), "float64"), "parameter")
+    x = builder.emit("annotate_sharding", x, placements="S[2: 8|4]")
+    y = builder.emit("nn.conv1d", x, w, strides=(2,), padding=(1, 1), dilation=(1,), groups=1)
+    mesh = DeviceMesh((2,), ("rows",))
+    sharded = Propagate().run(Module("global", (builder.function("main", [("y", y)]),), (mesh,))).module
+    assert str(sharded.main.outputs[0].value.type.placements[0]) == "S[2: 4|2]"
+
+
+def test_a_gathered_window_is_exact_in_ranges_and_padding() -> None:
+    """What `reads` and `padding` say, against the definition, element by element."""
+    for kind in ("gather", "scatter"):
+        for size, kernel, stride, dilation, low, high in (
+            (9, 3, 1, 1, 1, 1), (9, 3, 2, 2, 2, 0), (5, 1, 3, 1, 0, 2), (6, 4, 3, 1, 0, 1), (4, 2, 3, 2, 1, 0),
+        ):  # fmt: skip
+            window = Window(0, 0, 2, 2, size, kernel, stride, dilation, low, high, kind)
+            for start in range(window.result_size + 1):
+                for stop in range(start, window.result_size + 1):
+                    first, last = window.reads(start, stop)
+                    wanted = set()
+                    for o in range(start, stop):
+                        for j in range(kernel):
+                            if kind == "gather":
+                                wanted.add(o * stride - low + dilation * j)
+                            elif (o + low - dilation * j) % stride == 0:
+                                wanted.add((o + low - dilation * j) // stride)
+                    assert all(first <= i < last for i in wanted if 0 <= i < size)
+                    ends = window.padding(start, stop)
+                    assert window.sized(last - first, *ends) == stop - start
+
+
+def test_operands_that_do_not_fit() -> None:
+    builder = Builder()
+    x = builder.input("x", TensorType((1, 2, 3), "float64"))
+    w = builder.input("w", TensorType((1, 2, 5), "float64"))
+    attrs = {"strides": (1,), "dilation": (1,), "groups": 1}
+    with pytest.raises(VerificationError, match=r"kernel that covers 5 of a dim of 3 with padding 0, 0"):
+        builder.emit("nn.conv1d", x, w, padding=(0, 0), **attrs)
+    with pytest.raises(VerificationError, match="2 groups do not fit"):
+        builder.emit("nn.conv1d", x, w, padding=(1, 1), **{**attrs, "groups": 2})
+
+
+def test_splits_along_two_spatial_dims_fetch_the_corners() -> None:
+    builder = Builder()
+    x = builder.input("x", TensorType((1, 1, 5, 7), "float64"))
+    w = builder.input("w", TensorType((1, 1, 3, 3), "float64"), "parameter")
+    x = builder.emit("annotate_sharding", x, placements="S[2], S[3]")
+    y = builder.emit("nn.conv2d", x, w, strides=(1, 1), padding=(1, 1, 1, 1), dilation=(1, 1), groups=1)
+    mesh = DeviceMesh((2, 3), ("rows", "columns"))
+    module = Module("global", (builder.function("main", [("y", y)]),), (mesh,))
+    sharded = Propagate().run(module).module
+    assert [str(p) for p in sharded.main.outputs[0].value.type.placements] == ["S[2: 3|2]", "S[3: 3|2|2]"]
+    tensors = {"x": torch.randn(1, 1, 5, 7, dtype=torch.float64), "w": torch.randn(1, 1, 3, 3, dtype=torch.float64)}
+    found = execute(sharded, ToDistIR().run(sharded), tensors)["y"]
+    torch.testing.assert_close(found, interpret(module.main, tensors)["y"], rtol=1e-12, atol=1e-12)
+
+
+@pytest.mark.parametrize("targets", ["{1}", "{0,2}", "{2,3,4}"])
+def test_a_send_needs_a_device_of_its_own_at_each_end(targets: str) -> None:
+    text = f"""
+module @distributed {{
+  mesh[0] = device_mesh((5,), ("rows",))
+  func @main(input %x: f32[3] @ {{0,1}}) {{
+    %y: f32[3] @ {targets} = send(%x)
+    return "y": %x
+  }}
+}}
+"""
+    with pytest.raises(VerificationError, match="send goes from each device to one of as many others"):
+        verify(parse(text), check)

@@ -1,0 +1,128 @@
+"""Random convolutions and poolings, split along batch, channels and spatial dims: a case for each number."""
+
+from __future__ import annotations
+
+import random
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from distir_relax.analysis import execute, interpret
+from distir_relax.ir import DeviceMesh, Module, TensorType, verify
+from distir_relax.lowering import Project, ToDistIR
+from distir_relax.ops import Builder, check
+from distir_relax.sharding import DelayReductions, Propagate
+
+MESHES = (*(DeviceMesh((n,), ("x",)) for n in (2, 3, 4, 5, 6, 7)), DeviceMesh((2, 3), ("x", "y")), DeviceMesh((3, 2)))
+FAMILIES = ("conv", "conv", "conv", "transposed", "max", "average", "upsample")
+
+
+@dataclass
+class Case:
+    """A global module of one windowed op on random data, with random annotations."""
+
+    module: Module
+    tensors: dict[str, torch.Tensor]
+    text: str
+
+
+def case(number: int) -> Case:
+    """The case of that number: always the same."""
+    while (found := _attempt(number)) is None:
+        number += 1 << 20
+    return found
+
+
+def check_case(number: int, tail: str) -> None:
+    """Fail unless the sharded program computes what the op does, to 1e-9 in float64."""
+    found = case(number)
+    sharded = DelayReductions().run(Propagate().run(found.module).module)
+    distributed = ToDistIR(tail).run(sharded)
+    for module in (found.module, sharded, distributed, Project().run(distributed)):
+        verify(module, check)
+    expected = interpret(found.module.main, found.tensors)["y"]
+    result = execute(sharded, distributed, found.tensors)["y"]
+    torch.testing.assert_close(result, expected, rtol=1e-9, atol=1e-9, msg=lambda m: f"case {number} {found.text}: {m}")
+
+
+def _attempt(number: int) -> Case | None:
+    draw = random.Random(number)
+    mesh = draw.choice(MESHES)
+    family = draw.choice(FAMILIES)
+    count = draw.choice((1, 2, 2, 2, 2, 3))
+    kernel = tuple(draw.randint(1, 5) for _ in range(count))
+    strides = tuple(draw.randint(1, 3) for _ in range(count))
+    dilation = tuple(draw.randint(1, 2) for _ in range(count))
+    low = tuple(draw.randint(0, 2) for _ in range(count))
+    high = low if draw.random() < 0.5 else tuple(draw.randint(0, 2) for _ in range(count))
+    groups = draw.choice((1, 1, 2, 3))
+    spatial = tuple(draw.randint(1, 13 if count < 3 else 7) for _ in range(count))
+    batch, inner, outer = draw.randint(1, 3), draw.randint(1, 3), draw.randint(1, 3)
+    attrs: dict[str, Any] = {"strides": strides, "padding": (*low, *high)}
+    data = TensorType((batch, groups * inner, *spatial), "float64")
+    builder = Builder()
+    x = builder.input("x", data)
+    if family in ("conv", "transposed"):
+        name = f"nn.conv{count}d" + ("_transpose" if family == "transposed" else "")
+        shape = (groups * outer, inner) if family == "conv" else (groups * inner, outer)
+        operands = [x, builder.input("w", TensorType((*shape, *kernel), "float64"), "parameter")]
+        attrs.update(dilation=dilation, groups=groups)
+    elif family == "upsample":
+        name, operands, attrs["padding"] = "nn.upsample_nearest", [x], (0,) * 2 * count
+    else:
+        name, operands = f"nn.{'max' if family == 'max' else 'avg'}_pool{count}d", [x]
+        # A window of padding alone has no maximum and no average.
+        low, high = tuple(min(n, k // 2) for n, k in zip(low, kernel, strict=True)), ()
+        high = tuple(draw.randint(0, n) for n in low)
+        attrs.update(padding=(*low, *high), pool_size=kernel)
+        if family == "max":
+            attrs["dilation"] = dilation
+        else:
+            attrs["counted"] = draw.choice(((*low, *high), (0,) * 2 * count, (*low, *(0 for _ in high))))
+    annotated, sized = {v.name: v for v in operands}, False
+    for value in draw.sample(list(annotated.values()), draw.randint(1, len(operands))):
+        builder.location = f"windows.py:{value.name}"
+        placements = _placements(draw, value.type.shape, mesh, value.name == "x")
+        sized = sized or ":" in placements
+        annotated[value.name] = builder.emit("annotate_sharding", value, placements=placements)
+    try:
+        y = builder.emit(name, *annotated.values(), **attrs)
+    except Exception:
+        return None
+    if y.type.elements == 0:
+        return None
+    if draw.random() < 0.4:
+        # Where the window is none, the dims are one and have one cut.
+        placements = _placements(draw, y.type.shape, mesh, True, not sized)
+        y = builder.emit("annotate_sharding", y, placements=placements)
+    generator = torch.Generator().manual_seed(number)
+    tensors = {
+        i.value.name: torch.randn(i.value.type.shape, generator=generator, dtype=torch.float64) for i in builder.inputs
+    }
+    function = builder.function("main", [("y", y)])
+    text = f"{name} {attrs} of {[v.type.shape for v in operands]} on {mesh.shape}"
+    return Case(Module("global", (function,), (mesh,)), tensors, text)
+
+
+def _placements(
+    draw: random.Random, shape: tuple[int, ...], mesh: DeviceMesh, spatial: bool, sized: bool = True
+) -> str:
+    """A random placement, mostly along spatial dims, sometimes with sizes of its own."""
+    dims = [d for d in range(len(shape)) if shape[d] > 1 and (spatial or d < 2)]
+    draw.shuffle(dims)
+    if spatial and draw.random() < 0.8:
+        dims.sort(key=lambda d: d < 2)
+    found = []
+    for n in mesh.shape:
+        if not dims or draw.random() < 0.1:
+            found.append("R")
+            continue
+        dim = dims.pop(0)
+        if dim < 2 or not sized or draw.random() < 0.6:
+            found.append(f"S[{dim}]")
+            continue
+        ends = sorted(draw.randint(0, shape[dim]) for _ in range(n - 1))
+        sizes = [b - a for a, b in zip([0, *ends], [*ends, shape[dim]], strict=True)]
+        found.append(f"S[{dim}: {'|'.join(map(str, sizes))}]")
+    return ", ".join(found)
