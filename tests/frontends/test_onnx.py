@@ -13,6 +13,7 @@ from onnx import TensorProto, helper, numpy_helper
 
 import distir_relax as dr
 from distir_relax.analysis.interpret import interpret
+from distir_relax.cli import app
 from distir_relax.errors import ImportModelError, RunError, UnsupportedOpError
 from distir_relax.frontends.imported import Imported
 from distir_relax.frontends.onnx import import_onnx
@@ -287,3 +288,28 @@ def test_the_call_is_checked() -> None:
         dr.compile(figure_4(normal(6, 5)), (x,))
     with pytest.raises(ImportModelError, match="input_shapes are for ONNX models"):
         dr.compile(torch.nn.Linear(2, 2), (torch.ones(1, 2),), input_shapes={"input": (1, 2)})
+
+
+def test_the_command_line_compiles_a_file(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path, x = tmp_path / "m.onnx", normal(3, 8, 6)
+    onnx.save(figure_4(normal(6, 5)), str(path))
+    np.savez(tmp_path / "x.npz", x=x)
+
+    def distir(*arguments: object) -> None:
+        app([str(a) for a in arguments], standalone_mode=False)
+
+    given = ("compile", path, "--shard", "gemm.B=S[1]", "--mesh", 3, "-o", tmp_path / "m.dist")
+    distir(*given, "--input-shape", "x=3,8,6")
+    distir("run", tmp_path / "m.dist", "-i", tmp_path / "x.npz", "-o", tmp_path / "y.npz")
+    assert "m: 3 ranks" in capsys.readouterr().out
+    expected = (2 * x).reshape(24, 6) @ normal(6, 5)
+    np.testing.assert_allclose(np.load(tmp_path / "y.npz")["y"], expected, rtol=1e-5, atol=1e-5)
+    with pytest.raises(ImportModelError, match=r"x: \(batch, 8, 6\)") as raised:
+        distir(*given)
+    assert "--input-shape x=1,..." in raised.value.hint
+    with pytest.raises(ImportModelError, match="expected NAME=SIZES"):
+        distir(*given, "--input-shape", "x=3,a,6")
+    with pytest.raises(ImportModelError, match="--ranks 3 is for functions"):
+        distir(*given, "--ranks", 3)
+    with pytest.raises(ImportModelError, match="--input-shape is for ONNX files"):
+        distir("compile", "model.py:build", "--input-shape", "x=3,8,6", "-o", tmp_path / "m.dist")

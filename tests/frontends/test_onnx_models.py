@@ -1,0 +1,132 @@
+"""Models that torch exports to ONNX, sharded by the names in the file: they give what unsharded torch gives."""
+
+from __future__ import annotations
+
+import os
+import warnings
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+os.environ["HF_HUB_OFFLINE"] = "1"
+
+import pytest
+import torch
+import transformers
+
+import distir_relax as dr
+from distir_relax.ir import parse, print_module
+
+transformers.logging.set_verbosity_error()
+torch.set_num_threads(1)
+
+SMALL = {"num_hidden_layers": 2, "num_attention_heads": 5, "hidden_size": 60, "intermediate_size": 70, "vocab_size": 97}
+LLAMA = {"*/[qkv]_proj/MatMul.B": "S[1]", "*/gate_proj/MatMul.B": "S[1]"}
+
+Made = tuple[Any, dict[str, torch.Tensor], dict[str, str]]
+
+
+def tokens(length: int) -> torch.Tensor:
+    return torch.randint(0, 97, (2, length), generator=torch.Generator().manual_seed(0))
+
+
+def positions() -> torch.Tensor:
+    return torch.arange(9).expand(2, 9)
+
+
+def mask() -> torch.Tensor:
+    found = torch.ones(2, 9, dtype=torch.long)
+    found[1, 6:] = 0
+    return found
+
+
+def mlp() -> Made:
+    layers = (
+        torch.nn.LayerNorm(8),
+        torch.nn.Linear(8, 13),
+        torch.nn.GELU(),
+        torch.nn.Linear(13, 4),
+        torch.nn.Softmax(-1),
+    )
+    return torch.nn.Sequential(*layers), {"input": torch.randn(3, 8)}, {"1.weight": "S[0]"}
+
+
+def gpt2() -> Made:
+    config = transformers.GPT2Config(n_layer=2, n_embd=60, n_head=5, vocab_size=97)
+    shardings = {"*.c_attn.weight": "S[1]", "*.c_fc.weight": "S[1]", "*.wte.weight": "S[0]"}
+    return transformers.GPT2LMHeadModel(config), {"input_ids": tokens(9), "attention_mask": mask()}, shardings
+
+
+def bert() -> Made:
+    shardings = {"*attention/self/*/MatMul.B": "S[1]", "*intermediate/dense/MatMul.B": "S[1]"}
+    model = transformers.BertForMaskedLM(transformers.BertConfig(**SMALL))
+    return model, {"input_ids": tokens(9), "attention_mask": mask()}, shardings
+
+
+def llama() -> Made:
+    config = transformers.LlamaConfig(num_key_value_heads=5, **SMALL)
+    call = {"input_ids": tokens(9), "attention_mask": mask(), "position_ids": positions()}
+    return transformers.LlamaForCausalLM(config), call, LLAMA
+
+
+def t5() -> Made:
+    config = transformers.T5Config(d_model=60, d_ff=70, d_kv=12, num_layers=2, num_heads=5, vocab_size=97)
+    call = {"input_ids": tokens(9), "decoder_input_ids": tokens(5)}
+    shardings = {"*Attention/[qkv]/MatMul.B": "S[1]", "*/wi/MatMul.B": "S[1]"}
+    return transformers.T5ForConditionalGeneration(config), call, shardings
+
+
+class Positional(torch.nn.Module):
+    """Takes its inputs by position, as the exporter gives them, and returns the first result."""
+
+    def __init__(self, model: Any, names: list[str]) -> None:
+        super().__init__()
+        self.model, self.names = model, names
+
+    def forward(self, *inputs: torch.Tensor) -> Any:
+        found = self.model(**dict(zip(self.names, inputs, strict=True)), use_cache=False, return_dict=False)
+        return found[0]
+
+
+def exported(
+    make: Callable[[], Made], folder: Path
+) -> tuple[Path, dict[str, torch.Tensor], torch.Tensor, dict[str, str]]:
+    torch.manual_seed(0)
+    model, call, shardings = make()
+    for parameter in model.parameters():
+        # The exporter makes equal tensors one: fresh biases, all zero, would tie layers that have nothing in common.
+        torch.nn.init.normal_(parameter, std=0.1)
+    module = model.eval() if make is mlp else Positional(model, list(call)).eval()
+    path = folder / f"{make.__name__}.onnx"
+    with warnings.catch_warnings(), torch.no_grad():
+        warnings.simplefilter("ignore")
+        torch.onnx.export(
+            module, tuple(call.values()), str(path), input_names=list(call), opset_version=18, dynamo=False
+        )
+        return path, call, module(*call.values()), shardings
+
+
+@pytest.mark.parametrize("make", [mlp, gpt2, bert, llama, t5], ids=lambda f: f.__name__)
+def test_it_gives_what_torch_gives_on_several_ranks(make: Callable[[], Made], tmp_path: Path) -> None:
+    path, call, expected, shardings = exported(make, tmp_path)
+    for ranks, tail in ((2, "ragged"), (3, "pad"), (5, "ragged")):
+        mesh = dr.DeviceMesh((ranks,), ("tp",))
+        plan = dr.compile(path, shardings=shardings, mesh=mesh, tail=tail)
+        assert parse(print_module(plan.modules["global"])) == plan.modules["global"]
+        torch.testing.assert_close(plan(**call), expected, atol=2e-5, rtol=2e-5)
+        names = {op.name for op in plan.modules["distributed"].main.ops}
+        assert "all_reduce" in names
+
+
+@pytest.mark.parametrize("make", [gpt2, t5], ids=lambda f: f.__name__)
+def test_layouts_written_to_the_model_are_read_from_it(make: Callable[[], Made], tmp_path: Path) -> None:
+    path, call, expected, shardings = exported(make, tmp_path)
+    plan = dr.compile(path, shardings=shardings, mesh=dr.DeviceMesh((3,), ("tp",)))
+    again = dr.compile(plan.to_onnx_sharding(path))
+    torch.testing.assert_close(again(**call), expected, atol=2e-5, rtol=2e-5)
+
+    def communication(found: dr.Plan) -> list[tuple[str, str]]:
+        ops = found.modules["distributed"].main.ops
+        return [(op.name, str(op.results[0].type)) for op in ops if op.name in ("all_reduce", "all_gather")]
+
+    assert communication(again) == communication(plan)
