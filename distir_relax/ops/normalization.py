@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from distir_relax.ir import TensorType
-from distir_relax.ops.registry import Attrs, Types, aten, define, relax_spelling
+from distir_relax.ops.registry import Attrs, Types, aten, define, onnx_spelling, relax_spelling
 from distir_relax.ops.rule import Rule, parse_rule
 
 
@@ -62,3 +62,10 @@ def _relax_batch_norm(g: Any, args: Any, attrs: Any) -> Any:
         raise NotImplementedError("a batch norm that is in training mode, off axis 1, or without scale and shift")
     y = g.emit("nn.batch_norm", *args, epsilon=attrs["epsilon"])
     return y, args[3], args[4]
+
+
+@onnx_spelling("BatchNormalization")
+def _onnx_batch_norm(g: Any, x: Any, attrs: Any) -> Any:
+    if attrs.get("training_mode", 0) or not attrs.get("spatial", 1):
+        raise NotImplementedError("a batch norm in training mode, or one that is not per channel")
+    return g.emit("nn.batch_norm", *[x[i] for i in range(5)], epsilon=attrs.get("epsilon", 1e-5))

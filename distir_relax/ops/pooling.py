@@ -12,13 +12,14 @@ from collections.abc import Mapping
 from typing import Any
 
 from distir_relax.ir import Attribute, TensorType
-from distir_relax.ops.registry import Attrs, Types, aten, define, operands, relax_spelling
+from distir_relax.ops.registry import Attrs, Types, aten, define, onnx_spelling, operands, relax_spelling
 from distir_relax.ops.rule import Rule, parse_rule
 from distir_relax.ops.sliding import Window
 from distir_relax.ops.window import (
     batched,
     ends,
     need_layout,
+    onnx_windows,
     per_dim,
     relax_padding,
     set_padding,
@@ -269,3 +270,36 @@ for _n in (1, 2, 3):
     _relax_pool("max_pool", _n)
     _relax_pool("avg_pool", _n)
     _relax_adaptive(_n)
+
+
+# ONNX spellings
+
+
+def _onnx_pool(op_type: str, name: str) -> None:
+    def convert(g: Any, x: Any, attrs: Any) -> Any:
+        kernel = tuple(attrs["kernel_shape"])
+        found: dict[str, Any] = {"pool_size": kernel, **onnx_windows(x[0], kernel, attrs)}
+        if "float" not in x[0].type.dtype:
+            raise NotImplementedError(f"a pooling of {x[0].type.dtype}")
+        if name == "avg_pool":
+            if any(d != 1 for d in found.pop("dilation")):
+                raise NotImplementedError("an average of windows with a dilation")
+            found["counted"] = found["padding"] if attrs.get("count_include_pad", 0) else (0,) * 2 * len(kernel)
+        return _pooled(g, name, x[0], bool(attrs.get("ceil_mode", 0)), found)
+
+    onnx_spelling(op_type)(convert)
+
+
+_onnx_pool("MaxPool", "max_pool")
+_onnx_pool("AveragePool", "avg_pool")
+
+
+def _onnx_global(op_type: str, name: str) -> None:
+    def convert(g: Any, x: Any, attrs: Any) -> Any:
+        return g.emit(name, x[0], axis=tuple(range(2, len(x[0].type.shape))), keepdims=True)
+
+    onnx_spelling(op_type)(convert)
+
+
+_onnx_global("GlobalAveragePool", "mean")
+_onnx_global("GlobalMaxPool", "max")

@@ -15,7 +15,7 @@ from dataclasses import replace
 from typing import Any
 
 from distir_relax.ir import Attribute, TensorType
-from distir_relax.ops.registry import Attrs, Types, aten, define, operands, relax_spelling
+from distir_relax.ops.registry import Attrs, Types, aten, define, onnx_spelling, operands, relax_spelling
 from distir_relax.ops.rule import Rule, parse_rule
 from distir_relax.ops.shape import reshape_to
 from distir_relax.ops.sliding import GATHER, SCATTER, Window
@@ -328,3 +328,49 @@ def _relax_conv(count: int, transposed: bool) -> None:
 for _n in (1, 2, 3):
     _relax_conv(_n, False)
     _relax_conv(_n, True)
+
+
+# ONNX spellings
+
+
+def onnx_windows(x: Any, kernel: Sequence[int], attrs: Attrs) -> dict[str, tuple[int, ...]]:
+    """The strides, dilation and padding of an ONNX op with windows over `x`."""
+    count = len(kernel)
+    strides, dilation = (tuple(attrs.get(key, (1,) * count)) for key in ("strides", "dilations"))
+    padding, how = tuple(attrs.get("pads", (0,) * 2 * count)), attrs.get("auto_pad", "NOTSET")
+    if how.startswith("SAME"):
+        sizes = zip(x.type.shape[2:], kernel, strides, dilation, strict=True)
+        total = [max(0, (-(-n // s) - 1) * s + (k - 1) * d + 1 - n) for n, k, s, d in sizes]
+        padding = _dealt_out(total, how)
+    return {"strides": strides, "dilation": dilation, "padding": padding}
+
+
+def _dealt_out(total: Sequence[int], how: str) -> tuple[int, ...]:
+    """Padding for both ends of each dim; the odd element goes to the high end where `how` says upper."""
+    less, more = tuple(n // 2 for n in total), tuple(n - n // 2 for n in total)
+    return (*less, *more) if how == "SAME_UPPER" else (*more, *less)
+
+
+@onnx_spelling("Conv")
+def _onnx_conv(g: Any, x: Any, attrs: Any) -> Any:
+    kernel = x[1].type.shape[2:]
+    found = onnx_windows(x[0], kernel, attrs)
+    y = g.emit(f"nn.conv{len(kernel)}d", x[0], x[1], **found, groups=attrs.get("group", 1))
+    return _add_bias(g, y, x[2] if x.has(2) else None)
+
+
+@onnx_spelling("ConvTranspose")
+def _onnx_conv_transpose(g: Any, x: Any, attrs: Any) -> Any:
+    kernel = x[1].type.shape[2:]
+    count, how = len(kernel), attrs.get("auto_pad", "NOTSET")
+    found = onnx_windows(x[0], kernel, {**attrs, "auto_pad": "NOTSET"})
+    more = attrs.get("output_padding", (0,) * count)
+    sizes = list(zip(x[0].type.shape[2:], kernel, found["strides"], found["dilation"], strict=True))
+    wanted = attrs.get("output_shape", [n * s for n, _, s, _ in sizes] if how.startswith("SAME") else None)
+    if wanted is not None:
+        whole = [s * (n - 1) + (k - 1) * d + 1 + p for (n, k, s, d), p in zip(sizes, more, strict=True)]
+        found["padding"] = _dealt_out([a - b for a, b in zip(whole, wanted[-count:], strict=True)], how)
+    low, high = found["padding"][:count], found["padding"][count:]
+    found["padding"] = (*low, *(a - b for a, b in zip(high, more, strict=True)))
+    y = g.emit(f"nn.conv{count}d_transpose", x[0], x[1], **found, groups=attrs.get("group", 1))
+    return _add_bias(g, y, x[2] if x.has(2) else None)

@@ -130,3 +130,43 @@ def test_layouts_written_to_the_model_are_read_from_it(make: Callable[[], Made],
         return [(op.name, str(op.results[0].type)) for op in ops if op.name in ("all_reduce", "all_gather")]
 
     assert communication(again) == communication(plan)
+
+
+class Convolutional(torch.nn.Module):
+    """A U-Net in small: convolutions with norms, pooling, upsampling both ways, and a sum across."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        nn = torch.nn
+        self.stem = nn.Sequential(nn.Conv2d(3, 6, 3, padding=1, bias=False), nn.BatchNorm2d(6), nn.ReLU())
+        self.down = nn.Sequential(nn.MaxPool2d(2), nn.Conv2d(6, 8, 3, 2, 1, groups=2), nn.SiLU(), nn.AvgPool2d(3, 1, 1))
+        self.up = nn.Sequential(nn.ConvTranspose2d(8, 6, 4, 2, 1), nn.Upsample(scale_factor=2))
+        self.head = nn.Sequential(nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(6, 5))
+
+    def forward(self, x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        first = self.stem(x)
+        joined = first + self.up(self.down(first))
+        return joined, self.head(joined)
+
+
+@pytest.mark.parametrize("placement", ["S[2]", "S[3]"])
+def test_an_image_is_split_in_space(placement: str, tmp_path: Path) -> None:
+    torch.manual_seed(0)
+    model, path = Convolutional().eval(), tmp_path / "unet.onnx"
+    x = torch.randn(1, 3, 20, 24)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        torch.onnx.export(
+            model, (x,), str(path), input_names=["x"], output_names=["image", "classes"], opset_version=17,
+            dynamic_axes={"x": {2: "height", 3: "width"}}, dynamo=False,
+        )  # fmt: skip
+    with torch.no_grad():
+        image, classes = model(x)
+    for ranks in (2, 3, 5):
+        mesh = dr.DeviceMesh((ranks,), ("tp",))
+        plan = dr.compile(path, input_shapes={"x": (1, 3, 20, 24)}, shardings={"x": placement}, mesh=mesh)
+        found = plan(x)
+        assert list(found) == ["image", "classes"]
+        torch.testing.assert_close(found["image"], image, atol=1e-5, rtol=1e-5)
+        torch.testing.assert_close(found["classes"], classes, atol=1e-5, rtol=1e-5)
+        assert any(op.name == "send" for op in plan.modules["distributed"].main.ops)

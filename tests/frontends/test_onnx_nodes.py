@@ -24,8 +24,12 @@ from distir_relax.ops import check, onnx_spellings
 REFUSED = re.compile(
     r"training_dropout|dequantizelinear_blocked|gathernd_example_int32_batch_dim1|(edge|reflect|wrap)_pad|"
     r"reduce_(max|min|log_sum_exp)_empty_set|attention_4d_(causal_)?padded_kv_bf16|"
-    r"einsum_(transpose|sum|batch_diagonal|inner_prod|scalar)"
+    r"einsum_(transpose|sum|batch_diagonal|inner_prod|scalar)|"
+    r"averagepool_[23]d_dilations|batchnorm_.*_training_mode|maxpool_2d_uint8|maxpool_with_argmax|"
+    r"resize_(downsample|tf_crop|upsample_scales_(linear|cubic)|upsample_sizes_(nearest|cubic))"
 )
+# The standard shows its result with four digits.
+ROUNDED = {"test_averagepool_2d_ceil_last_window_starts_on_pad"}
 # Sequences and optional values are no tensors.
 NO_TENSORS = {"test_identity_sequence", "test_identity_opt"}
 
@@ -92,6 +96,8 @@ def test_it_means_what_the_standard_says(op_type: str) -> None:
                 target = as_tensor(array(wanted))
                 half = target.dtype in (torch.float16, torch.bfloat16)
                 tolerance = {"rtol": 2e-2, "atol": 2e-3} if half else {"rtol": 1e-5, "atol": 1e-5}
+                if case.name in ROUNDED:
+                    tolerance["atol"] = 1e-4
                 torch.testing.assert_close(
                     result, target, equal_nan=True, msg=lambda text, name=case.name: f"{name}: {text}", **tolerance
                 )
