@@ -6,6 +6,7 @@ import pytest
 import torch
 
 from distir_relax.analysis import execute, interpret
+from distir_relax.analysis.rules import explain_rule
 from distir_relax.errors import VerificationError
 from distir_relax.ir import DeviceMesh, Module, TensorType, parse, print_module, verify
 from distir_relax.lowering import Project, ToDistIR
@@ -76,6 +77,12 @@ def test_no_device_both_sends_and_receives_in_one_op() -> None:
         for op in ToDistIR().run(sharded_conv("S[2]", ranks, rows, kernel)).main.ops:
             if op.name == "send":
                 assert not set(op.operands[0].type.devices) & set(op.results[0].type.devices)
+
+
+def test_distir_rules_explains_windows() -> None:
+    attrs = {"strides": (2,), "padding": (0, 0), "dilation": (1,), "groups": 1}
+    text = explain_rule("nn.conv1d", ["f32[2,3,9]", "f32[4,3,3]"], attrs)
+    assert "window 0 (kernel 3, stride 2, dilation 1): dim 2 of operand 0, dim 2 of the result: may be split" in text
 
 
 def test_aligned_windows_need_nothing() -> None:
