@@ -126,6 +126,30 @@ def show(
 
 
 @app.command()
+def explain(
+    bundle: BundleArgument,
+    value: Annotated[str, typer.Argument(metavar="%VALUE", help="A value of the sharded stage.")],
+) -> None:
+    """Say why a value lies as it does, what is sent for it, and what another layout would send."""
+    from distir_relax.bundle import read_bundle
+    from distir_relax.report import explain as explanation
+
+    typer.echo(explanation(read_bundle(bundle, verify_weights=False), value))
+
+
+@app.command()
+def diff(
+    first: BundleArgument,
+    second: Annotated[Path, typer.Argument(metavar="BUNDLE", help="Another one, of the same model.")],
+) -> None:
+    """Print what differs between two bundles: placements, collectives, bytes sent and held."""
+    from distir_relax.bundle import read_bundle
+    from distir_relax.report import diff as difference
+
+    typer.echo(difference(*(read_bundle(path, verify_weights=False) for path in (first, second))))
+
+
+@app.command()
 def rules(
     op: Annotated[str | None, typer.Argument(metavar="OP", help="An op to explain; all ops, if not given.")] = None,
     operands: Annotated[list[str] | None, typer.Argument(metavar="TYPE", help="Operands such as f32[4,5].")] = None,

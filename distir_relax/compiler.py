@@ -15,7 +15,7 @@ from distir_relax.frontends.imported import Imported
 from distir_relax.ir import DeviceMesh, Module, Value, print_module
 from distir_relax.lowering import FuseLocal, Project, ToDistIR
 from distir_relax.lowering.to_bundle import BACKENDS, to_bundle
-from distir_relax.sharding import DelayReductions, Propagate
+from distir_relax.sharding import DelayReductions, Propagate, Propagation, traffic
 from distir_relax.sharding.annotate import apply_shardings
 
 if TYPE_CHECKING:
@@ -31,7 +31,8 @@ class Plan:
     """A compiled model: one program per distinct rank, with everything on the way there.
 
     `modules` holds the program at each stage (``global``, ``sharded``, ``distributed``, ``ranked``); `reasons` says
-    why each value lies as it does. `plan(x)` runs it here, ranks as threads, and returns what the model returns.
+    why each value lies as it does, and what a `redistribute` sends. `plan(x)` runs it here, ranks as threads, and
+    returns what the model returns.
     """
 
     name: str
@@ -108,6 +109,7 @@ def compile(
     mesh: DeviceMesh | None = None,
     tail: str = "ragged",
     name: str | None = None,
+    gather_threshold: int = 1 << 20,
 ) -> Plan:
     """Compile `model` for the devices of a mesh.
 
@@ -119,7 +121,8 @@ def compile(
     do: ``ragged`` (own shapes) or ``pad`` (filled up to the largest shard).
 
     Raises a `DistIRError`: `ImportModelError` and `UnsupportedOpError` for what cannot be read, `AnnotationError` and
-    `PlacementError` for annotations that cannot hold. Warns `SurpriseGather` where a split tensor is gathered unasked.
+    `PlacementError` for annotations that cannot hold. Warns `SurpriseGather` where a split tensor of at least
+    `gather_threshold` bytes is gathered unasked; of smaller ones the text of the sharded stage says so.
     """
     imported = _import(model, example_inputs, example_kwargs, input_shapes)
     if shardings:
@@ -128,8 +131,9 @@ def compile(
             raise AnnotationError("shardings were given without a mesh", hint='pass mesh=DeviceMesh((2,), ("tp",))')
         imported = apply_shardings(imported, shardings, target)
     propagation = Propagate(mesh).run(imported.module)
-    for message in propagation.warnings:
-        warnings.warn(message, SurpriseGather, stacklevel=2)
+    for gather in propagation.gathers:
+        if gather.bytes >= gather_threshold:
+            warnings.warn(gather.message, SurpriseGather, stacklevel=2)
     sharded = DelayReductions().run(propagation.module)
     distributed = ToDistIR(tail).run(sharded)
     modules = {
@@ -138,12 +142,21 @@ def compile(
         "distributed": distributed,
         "ranked": FuseLocal().run(Project().run(distributed)),
     }
-    return Plan(name or _default_name(model), imported, modules, tail, propagation.reasons)
+    return Plan(name or _default_name(model), imported, modules, tail, _remarks(propagation, sharded))
 
 
 def _default_name(model: Any) -> str:
     path = isinstance(model, (str, Path))
     return re.sub(r"\W+", "_", Path(model).stem if path else type(model).__name__).strip("_").lower() or "model"
+
+
+def _remarks(propagation: Propagation, sharded: Module) -> dict[str, str]:
+    """Why each value lies as it does, and for a `redistribute` what it sends and whether anybody asked for it."""
+    unasked = {gather.value for gather in propagation.gathers}
+    found = {name: [reason] for name, reason in propagation.reasons.items()}
+    for moved in traffic(sharded):
+        found.setdefault(moved.result, []).append(str(moved))
+    return {name: "; ".join([*texts, *(["unasked"] if name in unasked else [])]) for name, texts in found.items()}
 
 
 def _import(

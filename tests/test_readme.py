@@ -73,7 +73,7 @@ def test_the_commands_of_the_shell(tmp_path: Path) -> None:
     assert call([sys.executable, "model.py"], tmp_path).returncode == 0
     lines = shell_lines()
     assert {line.split()[1] for line in lines if line.startswith("distir")} == {
-        "compile", "show", "run", "launch", "doctor",
+        "compile", "show", "run", "launch", "explain", "diff", "rules", "doctor",
     }  # fmt: skip
     for line in lines:
         (tmp_path / "y.npz").unlink(missing_ok=True)

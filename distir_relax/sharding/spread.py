@@ -170,7 +170,9 @@ class _Search:
                         if place is not None:
                             if atom.kind == WINDOW:
                                 self._cut_alike(axis, (name, *split), (tensors[other].name, *place))
-                            way = "" if is_annotation(op) else f", through {op.name} {atom.name} of %{name}"
+                            way = (
+                                "" if is_annotation(op) else f", through {op.name} {atom.name} of %{self._stored(name)}"
+                            )
                             self._reach(tensors[other].name, axis, place, reason, way)
 
     def _cut_alike(self, axis: int, source: Slot, target: Slot) -> None:
@@ -181,6 +183,11 @@ class _Search:
             return
         units[classes[target]] = scaled(units[classes[source]], self.factoring.size(target))
         self.cut_by[axis, classes[target]] = given
+
+    def _stored(self, name: str) -> str:
+        """The input that a user's mark is on, or else the value itself."""
+        marked = self.wanted.pinned.get(name)
+        return marked.operands[0].name if marked and self._is_stored(marked.operands[0].name) else name
 
     def _reach(self, name: str, axis: int, split: Split, reason: str, way: str) -> None:
         """Split a value that nothing has split; its reason is the annotation and the `way` from the value before it."""

@@ -102,17 +102,17 @@ def test_two_mesh_axes() -> None:
 def test_reasons_name_the_annotation_and_the_op() -> None:
     reasons = propagate(rfc_module(), 2).reasons
     assert reasons["A"] == "from the annotation at rfc.py:12"
-    assert reasons["B"] == "from the annotation at rfc.py:12, through matmul k"
+    assert reasons["B"] == "from the annotation at rfc.py:12, through matmul k of %Y"
 
 
-def test_a_gather_nobody_asked_for_is_a_warning() -> None:
+def test_a_gather_nobody_asked_for_is_noted() -> None:
     g = Builder()
     x = g.emit("annotate_sharding", g.input("x", TensorType((4, 6), "float32")), placements="S[1]")
     g.location = "model.py:8"
     y = g.emit("nn.softmax", x, axis=1)
-    warnings = propagate(Module("global", (g.function("main", [("y", y)]),)), 2).warnings
-    assert len(warnings) == 1
-    assert warnings[0].startswith("model.py:8: %x (S[1: 3|3]) is gathered, 96 bytes, because softmax")
+    (gather,) = propagate(Module("global", (g.function("main", [("y", y)]),)), 2).gathers
+    assert gather.bytes == 96
+    assert gather.message.startswith("model.py:8: %x (S[1: 3|3]) is gathered, 96 bytes, because softmax")
 
 
 @pytest.mark.parametrize(
@@ -149,7 +149,7 @@ def test_an_annotation_in_the_middle_redistributes() -> None:
     y = g.emit("annotate_sharding", g.emit("nn.relu", x), placements="S[1]")
     found = propagate(Module("global", (g.function("main", [("y", y)]),)), 2)
     assert [op.name for op in found.module.main.ops] == ["nn.relu", "redistribute"]
-    assert found.warnings == ()
+    assert found.gathers == ()
     assert layouts(found)[y.name] == "S[1: 3|3]"
 
 
