@@ -94,7 +94,7 @@ def cost(source: Placement, target: Placement, ranks: int, size: float) -> float
 
 _SLICE, _SCATTER = 1, 2
 _EXCHANGE, _REDUCE = 1, 2
-_STAY, _GATHER = 0, 1
+_GATHER = 1
 
 
 @dataclass(frozen=True, slots=True)
