@@ -19,6 +19,8 @@ from distir_relax.sharding import DelayReductions, Propagate, Propagation, traff
 from distir_relax.sharding.annotate import apply_shardings
 
 if TYPE_CHECKING:
+    import tvm
+
     from distir_relax.runtime.session import Session
 
 
@@ -94,6 +96,15 @@ class Plan:
         from distir_relax.frontends.onnx_tensors import load_model
 
         return write_sharding(load_model(model), self.modules["sharded"], self.imported.values)
+
+    def to_relax_dtensor(self) -> tvm.IRModule:
+        """The sharded program in TVM's own terms, `R.DTensor` types and `R.dist.redistribute`: see ``docs/tvm.md``.
+
+        Raises `PlacementError` for a layout, and `UnsupportedOpError` for an op, that these cannot express.
+        """
+        from distir_relax.lowering.to_relax_dtensor import to_relax_dtensor
+
+        return to_relax_dtensor(self.modules["sharded"])
 
     def _reason(self, value: Value) -> str:
         return self.reasons.get(value.name, "")

@@ -1,7 +1,9 @@
 """TVM Relax modules in: one function, read binding by binding in the op table's terms.
 
 The op table's vocabulary is Relax's, so that most ops keep name and operands; the others' spellings stand beside
-their entries (`ops.registry.relax_spelling`). `R.dist.annotate_sharding` becomes our annotation.
+their entries (`ops.registry.relax_spelling`). `R.dist.annotate_sharding` and `R.dist.redistribute` become our
+annotations, and so do the `R.DTensor` types of parameters and results. Those of the values between are what a
+propagation found before: they are found anew.
 """
 
 from __future__ import annotations
@@ -40,7 +42,7 @@ def import_relax(
         importer.declare(parameter, data)
     result = importer.body(chosen.body)
     names = {item.value.name: item.value.name for item in importer.builder.inputs if item.role != "constant"}
-    outputs = list(importer.outputs(result))
+    outputs = list(importer.outputs(result, chosen.ret_ty))
     program = importer.builder.function("main", outputs)
     inputs = [item.value.name for item in program.inputs if item.role == "input"]
     return Imported(
@@ -104,10 +106,7 @@ class _Importer:
         value = self.builder.input(parameter.name, kind, role, self.builder.location)
         if data is not None:
             self.tensors[value.name] = self._checked(data, kind, parameter.name)
-        self._values[parameter] = value
-        mesh = getattr(parameter.ty, "device_mesh", None)
-        if mesh is not None:
-            self._values[parameter] = self._annotate(value, mesh, str(parameter.ty.placement), parameter.name)
+        self._values[parameter] = self._laid_out(value, parameter.ty, parameter.name)
 
     def body(self, body: Any) -> Any:
         """Read the blocks of a function; what it returns."""
@@ -122,14 +121,15 @@ class _Importer:
                 self._values[binding.var] = self._bound(binding)
         return self.value(body.body)
 
-    def outputs(self, result: Any) -> Iterator[tuple[str, Value]]:
-        """The values of a result with the names they had in Relax, made distinct."""
+    def outputs(self, result: Any, kind: Any) -> Iterator[tuple[str, Value]]:
+        """The values of a result with the names they had in Relax, made distinct, as the function's type lays them."""
         seen: dict[str, int] = {}
-        for value in _leaves(result):
+        for value, declared in _leaves(result, kind):
             if not isinstance(value, Value):
                 raise ImportModelError(f"expected tensors as results, found {value!r}", f"@{self._function}")
             count = seen[value.name] = seen.get(value.name, 0) + 1
-            yield (value.name if count == 1 else f"{value.name}_{count}", value)
+            self.builder.location = f"@{self._function}, result {value.name}"
+            yield (value.name if count == 1 else f"{value.name}_{count}", self._laid_out(value, declared, value.name))
 
     def value(self, expression: Any) -> Any:
         """What an argument of a call stands for."""
@@ -216,6 +216,11 @@ class _Importer:
         self._open.pop()
         self._function, self.builder.location, self.builder.hint = outer, location, hint
         return result
+
+    def _laid_out(self, value: Value, kind: Any, hint: str) -> Value:
+        """The value, annotated where its Relax type has a layout."""
+        mesh = getattr(kind, "device_mesh", None)
+        return value if mesh is None else self._annotate(value, mesh, str(kind.placement), hint)
 
     def _annotate(self, value: Value, relax_mesh: Any, text: str, hint: str) -> Value:
         where = self.builder.location
@@ -305,12 +310,14 @@ def _declared_meshes(mod: Any) -> tuple[DeviceMesh, ...]:
     return tuple(_mesh(info, "module_global_infos") for info in list(declared)[:1])
 
 
-def _leaves(result: Any) -> Iterator[Any]:
+def _leaves(result: Any, kind: Any) -> Iterator[tuple[Any, Any]]:
+    """The values in a result, each with its type where the result's type goes that far."""
     if isinstance(result, list):
-        for item in result:
-            yield from _leaves(item)
+        fields = list(getattr(kind, "fields", None) or [None] * len(result))
+        for item, field in zip(result, fields, strict=True):
+            yield from _leaves(item, field)
     else:
-        yield result
+        yield result, kind
 
 
 def _rebuild(result: Any, tensors: Iterator[Any]) -> Any:

@@ -56,6 +56,14 @@ def to_relax_json(module: Module) -> dict[str, str]:
     }
 
 
+def relax_scope() -> dict[str, Any]:
+    """What the op table's Relax expressions may name: the Relax ops as ``R``, and what they lack."""
+    from tvm import relax
+
+    ops = SimpleNamespace(**{name: getattr(relax.op, name) for name in dir(relax.op)}, const=relax.const)
+    return {"R": ops, "causal_mask": _causal_mask}
+
+
 def _check_stage(module: Module) -> None:
     if module.stage != "ranked":
         raise VerificationError(f"expected a module of the ranked stage, found the {module.stage} stage")
@@ -65,7 +73,7 @@ def _emit_function(function: Function) -> Any:
     from tvm import relax
 
     builder = relax.BlockBuilder()
-    scope = _scope()
+    scope = relax_scope()
     values: dict[str, Any] = {}
     parameters = []
     for item in function.inputs:
@@ -154,14 +162,6 @@ def _relax_type(kind: TensorType) -> Any:
     return relax.TensorType(kind.shape, kind.dtype)
 
 
-def _scope() -> dict[str, Any]:
-    """What the table's Relax expressions may name."""
-    from tvm import relax
-
-    ops = SimpleNamespace(**{name: getattr(relax.op, name) for name in dir(relax.op)}, const=relax.const)
-    return {"R": ops, "causal_mask": _causal_mask}
-
-
 def _causal_mask(query: Any, key: Any) -> Any:
     """A boolean (s, t): row i may look at columns 0 to i."""
     from tvm import relax
@@ -175,6 +175,7 @@ __all__: Sequence[str] = (
     "PACKED_PREFIX",
     "RANKS_ATTRIBUTE",
     "STEPS_ATTRIBUTE",
+    "relax_scope",
     "to_relax",
     "to_relax_json",
 )

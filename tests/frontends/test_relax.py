@@ -312,7 +312,8 @@ def test_types_with_a_layout_are_annotations() -> None:
 """
     imported = import_relax(script(text))
     marks = [op for op in imported.module.main.ops if op.name == "annotate_sharding"]
-    assert [(op.operands[0].name, op.attrs["placements"]) for op in marks] == [("A", "S[1]")]
+    assert [(op.operands[0].name, op.attrs["placements"]) for op in marks] == [("A", "S[1]"), ("y", "S[1]")]
+    assert [output.name for output in imported.module.main.outputs] == ["y"]
     assert imported.module.meshes == (ir.DeviceMesh((2,)),)
 
 
