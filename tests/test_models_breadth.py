@@ -1,4 +1,7 @@
-"""Unmodified transformers models, tensor-parallel by names of their parameters: they give what unsharded torch gives."""
+"""Unmodified transformers models give what unsharded torch gives.
+
+Transformers are tensor-parallel by names of their parameters, convolutional models are split along the picture.
+"""
 
 from __future__ import annotations
 
@@ -14,7 +17,8 @@ import transformers
 
 import distir_relax as dr
 from distir_relax.ir import verify
-from distir_relax.ops import check
+from distir_relax.ops import check, lookup
+from tests.vision import convnext, mobilenet_v2, resnet50, vit
 
 transformers.logging.set_verbosity_error()
 torch.set_num_threads(1)
@@ -69,7 +73,7 @@ def mixtral_by_width() -> Made:
     return mixtral({"*.experts.down_proj": "S[2]"})
 
 
-MODELS = [llama, qwen2, bert, t5, mixtral_by_experts, mixtral_by_width]
+MODELS = [llama, qwen2, bert, t5, mixtral_by_experts, mixtral_by_width, vit]
 
 
 def compile_checked(made: Made, ranks: int, tail: str = "ragged") -> dr.Plan:
@@ -92,6 +96,22 @@ def test_it_gives_what_torch_gives(make: Callable[[], Made]) -> None:
         torch.testing.assert_close(plan(**call).logits, expected, atol=1e-5, rtol=1e-5)
         split = [i for i in plan.modules["sharded"].main.inputs if "S[" in str(i.value.type)]
         assert len(split) >= len(shardings)
+
+
+@pytest.mark.parametrize("make", [resnet50, mobilenet_v2, convnext], ids=lambda f: f.__name__)
+def test_pictures_are_split_from_the_first_layer_to_the_last(make: Callable[[], Made]) -> None:
+    """Halos are sent, and the one sum over the picture is reduced: rows or columns are never gathered."""
+    torch.manual_seed(0)
+    model, call, shardings = make()
+    with torch.no_grad():
+        expected = model.eval()(**call).logits
+    assert expected.std() > 1e-3
+    for ranks, tail in ((2, "ragged"), (3, "pad"), (5, "ragged"), (5, "pad")):
+        plan = compile_checked((model, call, shardings), ranks, tail)
+        torch.testing.assert_close(plan(**call).logits, expected, atol=1e-4, rtol=1e-4)
+        names = [op.name for op in plan.modules["distributed"].main.ops if lookup(op.name).communicates]
+        assert set(names) == {"send", "all_reduce"}
+        assert names.count("all_reduce") == 1
 
 
 def test_the_25_heads_of_gpt2_xl_on_any_number_of_ranks() -> None:

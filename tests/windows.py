@@ -15,7 +15,7 @@ from distir_relax.ops import Builder, check
 from distir_relax.sharding import DelayReductions, Propagate
 
 MESHES = (*(DeviceMesh((n,), ("x",)) for n in (2, 3, 4, 5, 6, 7)), DeviceMesh((2, 3), ("x", "y")), DeviceMesh((3, 2)))
-FAMILIES = ("conv", "conv", "conv", "transposed", "max", "average", "upsample")
+FAMILIES = ("conv", "conv", "conv", "transposed", "max", "average", "upsample", "pad")
 
 
 @dataclass
@@ -70,6 +70,8 @@ def _attempt(number: int) -> Case | None:
         attrs.update(dilation=dilation, groups=groups)
     elif family == "upsample":
         name, operands, attrs["padding"] = "nn.upsample_nearest", [x], (0,) * 2 * count
+    elif family == "pad":
+        name, operands, attrs = "pad", [x], {"low": (0, 0, *low), "high": (0, 0, *high), "value": 0.5}
     else:
         name, operands = f"nn.{'max' if family == 'max' else 'avg'}_pool{count}d", [x]
         # A window of padding alone has no maximum and no average.

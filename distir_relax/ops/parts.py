@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any
 
-from distir_relax.ir import TensorType
+from distir_relax.ir import Attribute, TensorType
 from distir_relax.ops.pointwise import promote
 from distir_relax.ops.registry import ALL, Attrs, Types, aten, define, onnx_spelling, operands, relax_spelling
 from distir_relax.ops.rule import Rule, parse_rule
 from distir_relax.ops.shape import FREE, axis_of, names_of, squeeze, unsqueeze
+from distir_relax.ops.sliding import Window
 
 # concat
 
@@ -137,11 +140,22 @@ def _infer_pad(types: Types, attrs: Attrs) -> tuple[TensorType, ...]:
 
 
 def _pad_rule(types: Types, attrs: Attrs, results: Types) -> Rule:
-    names = names_of(len(types[0].shape))
-    touched = [bool(a or b) for a, b in zip(attrs["low"], attrs["high"], strict=True)]
-    left = " ".join(f"[{n}]" if t else n for t, n in zip(touched, names, strict=True))
-    right = " ".join(f"[{n}p]" if t else n for t, n in zip(touched, names, strict=True))
-    return parse_rule(f"{left} -> {right}", [types[0].shape], [results[0].shape])
+    """A padded dim is a window of one element: a device pads its part by what the padding is in it."""
+    x, windows = types[0], []
+    names = names_of(len(x.shape))
+    for d, (low, high) in enumerate(zip(attrs["low"], attrs["high"], strict=True)):
+        if low or high:
+            names[d] = "()"
+            windows.append(Window(d, 0, d, d, x.shape[d], 1, low=low, high=high))
+    text = " ".join(names)
+    return replace(parse_rule(f"{text} -> {text}", [x.shape], [results[0].shape]), windows=tuple(windows))
+
+
+def _set_ends(attrs: Attrs, ends: Mapping[int, tuple[int, int]]) -> dict[str, Attribute]:
+    found: dict[str, Attribute] = dict(attrs)
+    for i, key in enumerate(("low", "high")):
+        found[key] = tuple(ends[d][i] if d in ends else n for d, n in enumerate(attrs[key]))
+    return found
 
 
 def _torch_pad(attrs: Attrs) -> str:
@@ -156,7 +170,7 @@ def _relax_pad(attrs: Attrs) -> str:
     return f'R.nn.pad({{0}}, {widths!r}, "constant", {{value}})'
 
 
-define("pad", infer=_infer_pad, rule=_pad_rule, torch=_torch_pad, relax=_relax_pad, **FREE)
+define("pad", infer=_infer_pad, rule=_pad_rule, torch=_torch_pad, relax=_relax_pad, padded=_set_ends, **FREE)
 
 
 # ATen spellings

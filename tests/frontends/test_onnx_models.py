@@ -16,6 +16,8 @@ import transformers
 
 import distir_relax as dr
 from distir_relax.ir import parse, print_module
+from distir_relax.ops import lookup
+from tests import vision
 
 transformers.logging.set_verbosity_error()
 torch.set_num_threads(1)
@@ -170,3 +172,43 @@ def test_an_image_is_split_in_space(placement: str, tmp_path: Path) -> None:
         torch.testing.assert_close(found["image"], image, atol=1e-5, rtol=1e-5)
         torch.testing.assert_close(found["classes"], classes, atol=1e-5, rtol=1e-5)
         assert any(op.name == "send" for op in plan.modules["distributed"].main.ops)
+
+
+class OfPictures(torch.nn.Module):
+    """The logits alone, by position."""
+
+    def __init__(self, model: Any) -> None:
+        super().__init__()
+        self.model = model
+
+    def forward(self, pixel_values: torch.Tensor) -> torch.Tensor:
+        return self.model(pixel_values=pixel_values).logits
+
+
+@pytest.mark.parametrize(
+    ("make", "shardings", "sent"),
+    [
+        (vision.resnet50, None, {"send", "all_reduce"}),
+        (vision.mobilenet_v2, None, {"send", "all_reduce"}),
+        (vision.vit, {"*/[qkv]_proj/MatMul.B": "S[1]", "*/fc1/MatMul.B": "S[1]"}, {"all_reduce"}),
+    ],
+    ids=["resnet50", "mobilenet_v2", "vit"],
+)
+def test_models_of_pictures(
+    make: Callable[[], vision.Made], shardings: dict[str, str] | None, sent: set[str], tmp_path: Path
+) -> None:
+    torch.manual_seed(0)
+    model, call, in_space = make()
+    module, path = OfPictures(model.eval()).eval(), tmp_path / "model.onnx"
+    with warnings.catch_warnings(), torch.no_grad():
+        warnings.simplefilter("ignore")
+        torch.onnx.export(
+            module, (call["pixel_values"],), str(path), input_names=["pixel_values"], opset_version=18, dynamo=False
+        )
+        expected = module(**call)
+    for ranks, tail in ((2, "ragged"), (3, "pad"), (5, "ragged")):
+        mesh = dr.DeviceMesh((ranks,), ("tp",))
+        plan = dr.compile(path, shardings=shardings or in_space, mesh=mesh, tail=tail)
+        # The exporter folds batch norms into weights, which rounds anew.
+        torch.testing.assert_close(plan(**call), expected, atol=1e-4, rtol=1e-4)
+        assert {op.name for op in plan.modules["distributed"].main.ops if lookup(op.name).communicates} == sent

@@ -186,7 +186,7 @@ SAMPLES: dict[str, list[Sample]] = {
     "concat": [of("f64[4,2,3]", "f64[4,5,3]", axis=1), of("f64[4,3]", "f64[4,3]", "f64[4,3]", axis=0)],
     "split": [of("f64[4,6]", sizes=(2, 2, 2), axis=1), of("f64[4,6]", sizes=(1, 5), axis=1)],
     "strided_slice": [of("f64[4,6,5]", axes=(1,), begin=(1,), end=(6,), strides=(2,))],
-    "pad": [of("f64[4,6]", low=(0, 1), high=(0, 2), value=1.5)],
+    "pad": [of("f64[4,6]", low=(0, 1), high=(0, 2), value=1.5), of("f64[4,5]", low=(2, -1), high=(1, 3), value=0.5)],
     "annotate_sharding": [of("f64[4,6]", placements="S[0]")],
     "redistribute": [of("f64[4,6]", placements="S[0]")],
     "slices": [of("f64[4,9]", dim=1, intervals=((0, 2), (5, 9)))],
