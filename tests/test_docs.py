@@ -43,7 +43,7 @@ def anchors(path: Path) -> set[str]:
 
 def test_the_documents_are_all_there() -> None:
     expected = {"README.md", "ARCHITECTURE.md", "CONTRIBUTING.md", "CHANGELOG.md"}
-    assert expected | {f"docs/{page}.md" for page in ("bundle", "ir", "placements", "runtime")} <= set(NAMES)
+    assert expected | {f"docs/{page}.md" for page in ("bundle", "ir", "placements", "runtime", "tvm")} <= set(NAMES)
 
 
 @pytest.mark.parametrize("name", NAMES)

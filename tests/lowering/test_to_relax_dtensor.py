@@ -88,7 +88,8 @@ class Rows(torch.nn.Module):
         self.up, self.down = torch.nn.Linear(6, 8), torch.nn.Linear(8, 6)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        return torch.relu(self.down(torch.sigmoid(self.up(x)) * 0.5) + x)
+        down: torch.Tensor = self.down(torch.sigmoid(self.up(x)) * 0.5)
+        return torch.relu(down + x)
 
 
 class Attention(torch.nn.Module):
@@ -100,7 +101,8 @@ class Attention(torch.nn.Module):
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         q, k, v = (f(x).reshape(2, 5, 4, 3).transpose(1, 2) for f in (self.q, self.k, self.v))
-        return torch.softmax(q @ k.transpose(2, 3), -1) @ v
+        mixed: torch.Tensor = torch.softmax(q @ k.transpose(2, 3), -1) @ v
+        return mixed
 
 
 class Moves(torch.nn.Module):
@@ -140,7 +142,7 @@ def test_a_program_goes_to_tvm_and_back_and_stays_the_same(name: str) -> None:
     torch.testing.assert_close(again(*inputs), model(x).detach(), atol=1e-5, rtol=1e-5)
 
 
-def layouts(plan: Any) -> tuple[dict[str, tuple[object, ...]], list[object]]:
+def layouts(plan: Any) -> tuple[object, object]:
     """The placements of all values that Relax names, and of the results."""
     main: Function = plan.modules["sharded"].main
     values = [i.value for i in main.inputs] + [v for op in main.ops for v in op.results if op.name != "constant"]
