@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from distir_relax.ir import TensorType
+from distir_relax.ops.interpolate import ALIGN_CORNERS, ASYMMETRIC, HALF_PIXEL, resize, wanted_size
 from distir_relax.ops.registry import Attrs, Types, aten, define, onnx_spelling, operands
 from distir_relax.ops.rule import Rule, parse_rule
 from distir_relax.ops.shape import reshape_to
@@ -77,10 +78,9 @@ define(
 
 @aten("upsample_nearest1d.vec", "upsample_nearest2d.vec", "upsample_nearest3d.vec")
 def _upsample_nearest(g: Any, x: Any, size: Any = None, scales: Any = None) -> Any:
-    have = x.type.shape[2:]
-    wanted = [int(n * s) for n, s in zip(have, scales, strict=True)] if size is None else list(size)
+    have, wanted = x.type.shape[2:], wanted_size(x, size, scales)
     if any(m % n for n, m in zip(have, wanted, strict=True)):
-        raise NotImplementedError(f"resizing {have} to {tuple(wanted)}, which is not by whole factors")
+        return resize(g, x, wanted, "nearest_neighbor", ASYMMETRIC)
     times = tuple(m // n for n, m in zip(have, wanted, strict=True))
     return g.emit("nn.upsample_nearest", x, strides=times, padding=(0,) * 2 * len(times))
 
@@ -109,7 +109,12 @@ def _onnx_resize(g: Any, x: Any, attrs: Any) -> Any:
     old = attrs["opset"] < 11
     place = attrs.get("coordinate_transformation_mode", "asymmetric" if old else "half_pixel")
     rounding = attrs.get("nearest_mode", "floor" if old else "round_prefer_floor")
-    if attrs.get("mode", "nearest") != "nearest" or (place, rounding) not in _REPEATS:
+    mode = attrs.get("mode", "nearest")
+    smooth = mode in ("linear", "cubic") and place in (HALF_PIXEL, "pytorch_half_pixel", ALIGN_CORNERS)
+    plain = (
+        not attrs.get("antialias") and attrs.get("cubic_coeff_a", -0.75) == -0.75 and not attrs.get("exclude_outside")
+    )
+    if not (smooth and plain) and (mode != "nearest" or (place, rounding) not in _REPEATS):
         raise NotImplementedError(f"resizing of mode {attrs.get('mode', 'nearest')!r}, {place!r}, {rounding!r}")
     have, rank = x[0].type.shape, len(x[0].type.shape)
     axes = [a % rank for a in attrs.get("axes", range(rank))]
@@ -124,4 +129,12 @@ def _onnx_resize(g: Any, x: Any, attrs: Any) -> Any:
             raise NotImplementedError("resizing by other than whole factors")
     if tuple(wanted[:2]) != have[:2] or attrs.get("keep_aspect_ratio_policy", "stretch") != "stretch":
         raise NotImplementedError("resizing of batch or channels, or to an aspect ratio")
-    return x[0] if tuple(wanted) == have else _upsample_nearest(g, x[0], wanted[2:])
+    if tuple(wanted) == have:
+        return x[0]
+    if not smooth:
+        if any(m % n for n, m in zip(have, wanted, strict=True)):
+            raise NotImplementedError(f"resizing {have} to {tuple(wanted)} by the nearest element")
+        return _upsample_nearest(g, x[0], wanted[2:])
+    if len(have) > (4 if mode == "cubic" else 5) or (place == "pytorch_half_pixel" and 1 in wanted[2:]):
+        raise NotImplementedError(f"resizing of mode {mode!r}, {place!r} to {tuple(wanted)}")
+    return resize(g, x[0], tuple(wanted[2:]), mode, ALIGN_CORNERS if place == ALIGN_CORNERS else HALF_PIXEL)

@@ -166,6 +166,13 @@ SPELLINGS: list[tuple[str, Callable[[Any, Any, Any], Any]]] = [
     ("adaptive_avg_pool1d", lambda R, x, i: R.nn.adaptive_avg_pool1d(x, 1)),
     ("adaptive_avg_pool2d", lambda R, x, i: R.nn.adaptive_avg_pool2d(_picture(R, x), (2, 5))),
     ("adaptive_avg_pool3d", lambda R, x, i: R.nn.adaptive_avg_pool3d(_volume(R, x), (3, 2, 1))),
+    ("image.resize2d", lambda R, x, i: R.image.resize2d(_picture(R, x), (7, 3), method="linear")),
+    (
+        "image.resize3d",
+        lambda R, x, i: R.image.resize3d(
+            _volume(R, x), (2, 5, 7), method="linear", coordinate_transformation_mode="align_corners"
+        ),
+    ),
     (
         "batch_norm",
         lambda R, x, i: R.nn.batch_norm(R.permute_dims(x, [0, 2, 1]), *[_row(2.0)] * 4, 1, training=False)[0],

@@ -148,6 +148,17 @@ def _windows() -> list[Sample]:
         ("nn.avg_pool3d", [f32(2, 3, 4, 5, 6)],
          {"pool_size": (2, 2, 3), "strides": (2, 1, 2), "padding": (0, 0, 1) * 2, "counted": (0,) * 6}),
         ("nn.batch_norm", [f32(2, 5, 3, 4), *[f32(5)] * 4], {"epsilon": 1e-5}),
+        *(
+            ("image.resize2d", [f32(2, 3, 4, 5)], {"size": size, "method": method, "coordinate_transformation_mode": place})
+            for method, place, size in (
+                ("linear", "half_pixel", (7, 3)), ("linear", "align_corners", (7, 1)), ("cubic", "half_pixel", (3, 7)),
+                ("cubic", "align_corners", (4, 9)), ("nearest_neighbor", "asymmetric", (7, 3)),
+            )
+        ),
+        ("image.resize3d", [f32(2, 3, 2, 4, 5)],
+         {"size": (3, 3, 7), "method": "linear", "coordinate_transformation_mode": "half_pixel"}),
+        ("image.resize3d", [f32(2, 3, 2, 4, 5)],
+         {"size": (3, 4, 7), "method": "nearest_neighbor", "coordinate_transformation_mode": "asymmetric"}),
         ("nn.upsample_nearest", [f32(2, 3, 4, 5)], {"strides": (2, 3), "padding": (0, 0, 0, 0)}),
         ("nn.upsample_nearest", [f32(2, 3, 4, 5)], {"strides": (2, 1), "padding": (1, 0, 1, 0)}),
     ]  # fmt: skip

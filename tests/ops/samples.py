@@ -174,6 +174,13 @@ SAMPLES: dict[str, list[Sample]] = {
         of("f64[2,4,3,5]", strides=(2, 3), padding=(0, 0, 0, 0)),
         of("f64[2,4,3,5]", strides=(2, 1), padding=(1, 0, 0, 0)),
     ],
+    "image.resize2d": [
+        of("f64[2,4,3,5]", size=(5, 5), method="linear", coordinate_transformation_mode="half_pixel"),
+        of("f64[2,4,3,5]", size=(3, 7), method="cubic", coordinate_transformation_mode="align_corners"),
+    ],
+    "image.resize3d": [
+        of("f64[2,4,2,3,5]", size=(3, 3, 4), method="nearest_neighbor", coordinate_transformation_mode="asymmetric"),
+    ],
     "reshape": [
         of("f64[4,6]", shape=(4, 2, 3)),
         of("f64[4,2,3]", shape=(4, 6)),

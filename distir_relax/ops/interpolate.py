@@ -1,0 +1,145 @@
+"""Resizing to any size: ``image.resize2d`` and ``image.resize3d``, nearest, linear and cubic.
+
+The attributes are Relax's: `size` per spatial dim, `method`, and how a result's position is taken back to the operand's,
+`coordinate_transformation_mode`: ``half_pixel`` (torch's ``align_corners=False``) or ``align_corners`` for ``linear`` and
+``cubic``, ``asymmetric`` for ``nearest_neighbor``. The data is ``N C spatial``.
+
+A dim that changes its size must be whole on one device: which elements one of the result is made from follows no fixed
+stride. The others, batch and channels are free.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from distir_relax.ir import TensorType
+from distir_relax.ops.registry import Attrs, Types, aten, define, operands, relax_spelling
+from distir_relax.ops.rule import Rule, parse_rule
+from distir_relax.ops.shape import reshape_to
+from distir_relax.ops.window import need_layout, per_dim
+
+ASYMMETRIC, HALF_PIXEL, ALIGN_CORNERS = "asymmetric", "half_pixel", "align_corners"
+
+_MODES = {
+    **{("nearest_neighbor", ASYMMETRIC, n): "nearest" for n in (2, 3)},
+    **{("linear", place, 2): "bilinear" for place in (HALF_PIXEL, ALIGN_CORNERS)},
+    **{("linear", place, 3): "trilinear" for place in (HALF_PIXEL, ALIGN_CORNERS)},
+    **{("cubic", place, 2): "bicubic" for place in (HALF_PIXEL, ALIGN_CORNERS)},
+}
+
+
+def sized_rule(types: Types, attrs: Attrs, results: Types) -> Rule:
+    """The rule of an op over ``N C spatial`` that must see all of each spatial dim whose size it changes."""
+    sides: tuple[list[str], list[str]] = ["n", "c"], ["n", "c"]
+    for i, (have, want) in enumerate(zip(types[0].shape[2:], results[0].shape[2:], strict=True)):
+        for side, letter in zip(sides, "ab", strict=True):
+            side.append(f"s{i}" if have == want else f"[{letter}{i}]")
+    return parse_rule(" -> ".join(map(" ".join, sides)), [types[0].shape], [results[0].shape])
+
+
+def local_size(key: str) -> Any:
+    """A `localize` that sets attribute `key` to the sizes of the result's spatial dims."""
+    return lambda attrs, types, results: {**attrs, key: results[0].shape[2:]}
+
+
+def resize(g: Any, x: Any, size: tuple[int, ...], method: str, place: str) -> Any:
+    """Emit the resizing of the spatial dims of `x` to `size`; one spatial dim is made two for the time."""
+    if len(size) == 1:
+        y = resize(g, reshape_to(g, x, (*x.type.shape[:2], 1, x.type.shape[2])), (1, *size), method, place)
+        return reshape_to(g, y, (*x.type.shape[:2], *size))
+    return g.emit(f"image.resize{len(size)}d", x, size=size, method=method, coordinate_transformation_mode=place)
+
+
+def wanted_size(x: Any, size: Any, scales: Any) -> tuple[int, ...]:
+    """The spatial sizes asked for by sizes or by factors; NotImplementedError where a factor gives no whole size."""
+    if size is not None:
+        return tuple(size)
+    exact = [n * s for n, s in zip(x.type.shape[2:], scales, strict=True)]
+    if any(n != int(n) for n in exact):
+        raise NotImplementedError(
+            f"resizing {x.type.shape[2:]} by {tuple(scales)}, which gives no whole sizes; give sizes"
+        )
+    return tuple(int(n) for n in exact)
+
+
+def _mode(attrs: Attrs) -> tuple[str, str, int]:
+    return attrs["method"], attrs["coordinate_transformation_mode"], len(attrs["size"])
+
+
+def _infer_resize(types: Types, attrs: Attrs) -> tuple[TensorType, ...]:
+    x, size = types[0], attrs["size"]
+    if _mode(attrs) not in _MODES:
+        raise ValueError(f"expected one of {sorted({key[:2] for key in _MODES if key[2] == len(size)})}")
+    if len(x.shape) != len(size) + 2 or "float" not in x.dtype:
+        raise ValueError(f"floats of {len(size) + 2} dims")
+    return (TensorType((*x.shape[:2], *size), x.dtype),)
+
+
+def _torch_resize(attrs: Attrs) -> str:
+    aligned = f", align_corners={attrs['coordinate_transformation_mode'] == ALIGN_CORNERS}"
+    mode = _MODES[_mode(attrs)]
+    return f'F.interpolate({{0}}, {{size}}, mode="{mode}"{aligned if mode != "nearest" else ""})'
+
+
+def _relax_resize(attrs: Attrs) -> str:
+    place, size = attrs["coordinate_transformation_mode"], list(attrs["size"])
+    one = [i for i, n in enumerate(size) if n == 1] if place == ALIGN_CORNERS else []
+    # TVM divides by the size less one: of two elements, aligned at the corners, the first is the one wanted.
+    asked = tuple(2 if i in one else n for i, n in enumerate(size))
+    text = (
+        f"R.image.resize{len(size)}d({{0}}, {asked!r}, layout={'NCDHW' if len(size) == 3 else 'NCHW'!r}, "
+        f'method={{method}}, coordinate_transformation_mode={place!r}, rounding_method="floor")'
+    )
+    for i in one:
+        text = f"R.strided_slice({text}, ({i + 2},), (0,), (1,))"
+    return text
+
+
+for _n in (2, 3):
+    define(
+        f"image.resize{_n}d",
+        infer=_infer_resize,
+        rule=sized_rule,
+        torch=_torch_resize,
+        relax=_relax_resize,
+        linear=(operands(0),),
+        localize=local_size("size"),
+        zero_if_empty=True,
+        flops=lambda types, attrs, results: 8.0 * results[0].elements,
+    )
+
+
+# ATen spellings
+
+
+def _upsample(method: str) -> Any:
+    def convert(g: Any, x: Any, size: Any, align: bool, scales: Any = None) -> Any:
+        return resize(g, x, wanted_size(x, size, scales), method, ALIGN_CORNERS if align else HALF_PIXEL)
+
+    return convert
+
+
+aten("upsample_linear1d.vec", "upsample_bilinear2d.vec", "upsample_trilinear3d.vec")(_upsample("linear"))
+aten("upsample_bicubic2d.vec")(_upsample("cubic"))
+
+
+# Relax spellings
+
+
+def _relax_resize_of(count: int) -> None:
+    def convert(g: Any, args: Any, attrs: Any) -> Any:
+        need_layout(attrs, layout="NCDHW" if count == 3 else "NCHW", out_dtype="void")
+        method, place = attrs["method"], attrs["coordinate_transformation_mode"]
+        if method == "nearest_neighbor" and attrs["rounding_method"] != "floor":
+            raise NotImplementedError(f"resizing to the nearest element, rounded by {attrs['rounding_method']!r}")
+        if method == "cubic" and (attrs["cubic_alpha"] != -0.75 or attrs["cubic_exclude"]):
+            raise NotImplementedError("cubic resizing with other than -0.75 as coefficient, or without the edges")
+        if (method, place, count) not in _MODES:
+            raise NotImplementedError(f"resizing by {method!r}, {place!r}")
+        return resize(g, args[0], per_dim(args[1], count), method, place)
+
+    relax_spelling(f"relax.image.resize{count}d")(convert)
+
+
+for _n in (2, 3):
+    _relax_resize_of(_n)
