@@ -29,7 +29,7 @@ import distir_relax as dr
 LIMIT = 1e-4
 
 
-def rfc():  # noqa: ANN201
+def rfc():
     """The RFC's module: how to compile it, its inputs, and its output."""
     import rfc as example
 
@@ -39,7 +39,7 @@ def rfc():  # noqa: ANN201
     return example.build, inputs, expected, None
 
 
-def minilm():  # noqa: ANN201
+def minilm():
     """MiniLM: how to compile it, its inputs, and its output."""
     import minilm as example
 
@@ -51,7 +51,7 @@ def minilm():  # noqa: ANN201
     return example.build, {k: v.numpy() for k, v in inputs.items()}, {"last_hidden_state": hidden.numpy()}, where
 
 
-def gpt2():  # noqa: ANN201
+def gpt2():
     """GPT-2 small: how to compile it, its inputs, and its output."""
     from gpt2 import SHARDINGS, model_and_ids
 
@@ -86,7 +86,7 @@ def main() -> int:
     return 1 if failed else 0
 
 
-def _case(name, build, inputs, expected, where, ranks, tail, backends) -> int:  # noqa: ANN001
+def _case(name, build, inputs, expected, where, ranks, tail, backends) -> int:
     failed = 0
     with tempfile.TemporaryDirectory() as folder:
         here = Path(folder)

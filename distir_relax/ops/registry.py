@@ -56,6 +56,7 @@ class OpDef:
     matmul, ``({0, 1},)`` for add; ``ALL`` is all operands jointly. It decides where a pending sum may pass.
     `localize` gives the attributes of a shard from its local operand and result types.
     `expand` gives, for a factor whose split needs more than the op itself, the ops that the devices run instead.
+    `positional` are the factors of which a device must hold one block, because the op tells elements by position.
     `numbers` are the operands for which the torch expression takes a Python number as well as a tensor.
     `pattern` says which ops a fused op stands for: ``add(linear(0, 1), 2)``, numbers without a point being operands;
     a rank's program is written with the fused op. `commutative` lets a pattern match both ways round.
@@ -82,6 +83,7 @@ class OpDef:
     linear: tuple[frozenset[int], ...] | str = ()
     localize: Localize | None = None
     expand: Mapping[str, Expand] = field(default_factory=dict)
+    positional: frozenset[str] = frozenset()
     flops: Work | None = None
     numbers: frozenset[int] = frozenset()
     pattern: str = ""

@@ -190,7 +190,7 @@ class _Layout:
         count = len(operands)
         have = [_placements(v)[axis] for v in operands]
         taken = [{p.dim for p in settled if isinstance(p, Shard)} for settled in (*needs, *gives)]
-        work = self._work(op)
+        work, positional = self._work(op), lookup(op.name, op.location).positional
         best: tuple[tuple[bool, float], list[Placement], list[Placement]] | None = None
         candidates: list[Atom | None] = [a for a in self.factoring.atoms[number] if a.kind != BLOCKED]
         for atom in [*candidates, None]:
@@ -206,6 +206,8 @@ class _Layout:
             if atom and not self._is_useful(placed, have, [w[axis] for w in wishes]):
                 continue
             if any(isinstance(p, Shard) and p.dim in taken[t] for t, p in enumerate(placed)):
+                continue
+            if atom and atom.name in positional and any(isinstance(p, Shard) and not _is_block(p) for p in placed):
                 continue
             moves = sum(self._cost(v, p, n, axis) for v, p, n in zip(operands, have, placed[:count], strict=True))
             if atom and atom.kind == WINDOW:
@@ -271,6 +273,10 @@ class _Layout:
     def _value(self, value: Value, placements: Placed) -> Value:
         kind = tensor_type(value)
         return Value(value.name, DTensorType(kind.shape, kind.dtype, placements))
+
+
+def _is_block(placement: Shard) -> bool:
+    return placement.cut is not None and placement.cut.is_block
 
 
 def _placements(value: Value) -> Placed:

@@ -153,6 +153,18 @@ def test_an_annotation_in_the_middle_redistributes() -> None:
     assert layouts(found)[y.name] == "S[1: 3|3]"
 
 
+def test_a_table_cut_in_stretches_is_not_looked_up_in_part() -> None:
+    """Rows cut ``2*(2|1)`` have no one first row per device, so the table is gathered for the look-up."""
+    g = Builder()
+    table = g.emit("annotate_sharding", g.input("t", TensorType((6, 4), "float32")), placements="S[0]")
+    y = g.emit("take", table, g.input("ids", TensorType((5,), "int64")), axis=0)
+    z = g.emit("split", table, sizes=(3, 3), axis=0)
+    found = layouts(propagate(Module("global", (g.function("main", [("y", y), ("z", z[0])]),)), 2))
+    assert found["t"] == "S[0: 2*(2|1)]"
+    assert found["t.take"] == "R"
+    assert found[y.name] == "R"
+
+
 def test_no_mesh() -> None:
     with pytest.raises(AnnotationError, match="no annotation and no mesh"):
         Propagate().run(rfc_module())
