@@ -19,7 +19,7 @@ from distir_relax.ir.placement import (
     print_placements,
 )
 from distir_relax.ir.printer import print_attribute, print_function, print_module, print_op
-from distir_relax.ir.program import STAGES, Attribute, Function, Input, Module, Op, Output, Value
+from distir_relax.ir.program import STAGES, Attribute, Function, Input, Module, Op, Output, Value, fresh_name
 from distir_relax.ir.types import (
     DTYPES,
     DTensorType,
@@ -61,6 +61,7 @@ __all__ = [
     "Type",
     "Value",
     "at_rank",
+    "fresh_name",
     "held_intervals",
     "intersect",
     "parse",

@@ -28,6 +28,16 @@ ROLES = ("input", "parameter", "constant", "state")
 Attribute = int | float | bool | str | None | PerRank | tuple["Attribute", ...]
 
 
+def fresh_name(name: str, taken: set[str]) -> str:
+    """`name`, or ``name_1``, ``name_2``, … when it is taken; the name returned is then in `taken`."""
+    candidate, count = name, 0
+    while candidate in taken:
+        count += 1
+        candidate = f"{name}_{count}"
+    taken.add(candidate)
+    return candidate
+
+
 @dataclass(frozen=True, slots=True)
 class Value:
     """A named tensor, defined once: by a function's input or by an op."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from distir_relax.ir import Attribute, DeviceMesh, Op, PlacedType, Size, TensorType, Value, per_rank
+from distir_relax.ir import Attribute, DeviceMesh, Op, PlacedType, Size, TensorType, Value, fresh_name, per_rank
 from distir_relax.ops import infer
 from distir_relax.ops.check import local_attrs, local_operands
 
@@ -65,12 +65,7 @@ class PlacedEmitter:
 
     def fresh(self, name: str) -> str:
         """`name`, or a numbered variant of it when it is taken."""
-        candidate, count = name, 0
-        while candidate in self.taken:
-            count += 1
-            candidate = f"{name}_{count}"
-        self.taken.add(candidate)
-        return candidate
+        return fresh_name(name, self.taken)
 
     def by_index(self, axis: int, sizes: tuple[int, ...]) -> Size:
         """A number for each index along a mesh axis, as a number for each device."""

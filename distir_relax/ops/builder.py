@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from distir_relax.errors import DistIRError, VerificationError
-from distir_relax.ir import Attribute, Function, Input, Op, Output, TensorType, Value
+from distir_relax.ir import Attribute, Function, Input, Op, Output, TensorType, Value, fresh_name
 from distir_relax.ops.registry import lookup
 
 
@@ -57,13 +57,7 @@ class Builder:
 
     def fresh(self, hint: str) -> str:
         """A name made from `hint` that no value has yet."""
-        base = re.sub(r"[^\w.]", "_", hint) or "v"
-        name, count = base, 0
-        while name in self._taken:
-            count += 1
-            name = f"{base}_{count}"
-        self._taken.add(name)
-        return name
+        return fresh_name(re.sub(r"[^\w.]", "_", hint) or "v", self._taken)
 
 
 def tensor_type(value: Value) -> TensorType:

@@ -176,14 +176,7 @@ def aten(*spellings: str) -> Callable[[AtenConverter], AtenConverter]:
     value or a tuple of values: ``@aten("relu.default")``.
     """
 
-    def register(convert: AtenConverter) -> AtenConverter:
-        for spelling in spellings:
-            if spelling in _ATEN:
-                raise ValueError(f"aten.{spelling} is converted twice")
-            _ATEN[spelling] = convert
-        return convert
-
-    return register
+    return _enter(_ATEN, spellings, "aten.{}")
 
 
 def relax_spelling(*names: str) -> Callable[[RelaxConverter], RelaxConverter]:
@@ -194,14 +187,7 @@ def relax_spelling(*names: str) -> Callable[[RelaxConverter], RelaxConverter]:
     ``@relax_spelling("relax.take")``. A pointwise op of the same name and operands needs none.
     """
 
-    def register(convert: RelaxConverter) -> RelaxConverter:
-        for name in names:
-            if name in _RELAX:
-                raise ValueError(f"{name} is converted twice")
-            _RELAX[name] = convert
-        return convert
-
-    return register
+    return _enter(_RELAX, names, "{}")
 
 
 def onnx_spelling(*op_types: str) -> Callable[[OnnxConverter], OnnxConverter]:
@@ -213,11 +199,17 @@ def onnx_spelling(*op_types: str) -> Callable[[OnnxConverter], OnnxConverter]:
     expressed raises NotImplementedError with the reason.
     """
 
-    def register(convert: OnnxConverter) -> OnnxConverter:
-        for op_type in op_types:
-            if op_type in _ONNX:
-                raise ValueError(f"the ONNX op {op_type} is converted twice")
-            _ONNX[op_type] = convert
+    return _enter(_ONNX, op_types, "the ONNX op {}")
+
+
+def _enter(table: dict[str, Callable[..., Any]], keys: tuple[str, ...], called: str) -> Callable[[Any], Any]:
+    """A decorator that enters a converter in `table` under each of `keys`; ValueError when one is there already."""
+
+    def register(convert: Callable[..., Any]) -> Callable[..., Any]:
+        for key in keys:
+            if key in table:
+                raise ValueError(f"{called.format(key)} is converted twice")
+            table[key] = convert
         return convert
 
     return register

@@ -24,6 +24,7 @@ from distir_relax.ir import (
     R,
     Shard,
     Value,
+    fresh_name,
     print_placements,
 )
 from distir_relax.ops import BLOCKED, PARALLEL, WINDOW, lookup, tensor_type
@@ -159,7 +160,7 @@ class _Layout:
                 results.append(self._value(value, tuple(give)))
                 self.values[value.name] = results[-1]
                 continue
-            partial = replace(self._value(value, tuple(give)), name=self._fresh(f"{value.name}.partial"))
+            partial = replace(self._value(value, tuple(give)), name=fresh_name(f"{value.name}.partial", self.names))
             results.append(partial)
             kept = {g.dim for g in give if isinstance(g, Shard)}
             target = tuple(
@@ -251,7 +252,7 @@ class _Layout:
         if key not in self.converted:
             kind = value.type
             assert isinstance(kind, DTensorType)
-            result = Value(self._fresh(name) if unasked else name, replace(kind, placements=target))
+            result = Value(fresh_name(name, self.names) if unasked else name, replace(kind, placements=target))
             if unasked and any(isinstance(h, Shard) and t == R for h, t in zip(have, target, strict=True)):
                 message = (
                     f"{where or 'the program'}: %{value.name} ({print_placements(have)}) is gathered, "
@@ -261,14 +262,6 @@ class _Layout:
             self.ops.append(Op("redistribute", (value,), (result,), {"placements": print_placements(target)}, where))
             self.converted[key] = result
         return self.converted[key]
-
-    def _fresh(self, name: str) -> str:
-        count, base = 0, name
-        while name in self.names:
-            count += 1
-            name = f"{base}_{count}"
-        self.names.add(name)
-        return name
 
     def _value(self, value: Value, placements: Placed) -> Value:
         kind = tensor_type(value)
