@@ -267,8 +267,8 @@ def _leaves(item: Any) -> list[Any]:
 
 
 def _shape(x: Any) -> tuple[int, ...]:
-    return tuple(x.type.shape if isinstance(x, Value) else x.shape)
+    return tensor_type(x).shape if isinstance(x, Value) else tuple(x.shape)
 
 
 def _dtype(x: Any) -> str:
-    return str(x.type.dtype) if isinstance(x, Value) else str(x.dtype).removeprefix("torch.")
+    return tensor_type(x).dtype if isinstance(x, Value) else str(x.dtype).removeprefix("torch.")

@@ -1,8 +1,10 @@
 """What a program is: types, ops, functions, their text form, and the rules they obey."""
 
+from distir_relax.ir.inline import inline, on_devices
 from distir_relax.ir.parser import parse
 from distir_relax.ir.placement import (
     REDUCTIONS,
+    At,
     Cut,
     DeviceMesh,
     Interval,
@@ -19,7 +21,19 @@ from distir_relax.ir.placement import (
     print_placements,
 )
 from distir_relax.ir.printer import print_attribute, print_function, print_module, print_op
-from distir_relax.ir.program import STAGES, Attribute, Function, Input, Module, Op, Output, Value, fresh_name
+from distir_relax.ir.program import (
+    CALL,
+    STAGES,
+    WAIT,
+    Attribute,
+    Function,
+    Input,
+    Module,
+    Op,
+    Output,
+    Value,
+    fresh_name,
+)
 from distir_relax.ir.types import (
     DTYPES,
     DTensorType,
@@ -28,6 +42,7 @@ from distir_relax.ir.types import (
     Size,
     TensorType,
     Type,
+    Untyped,
     at_rank,
     per_rank,
     print_devices,
@@ -35,9 +50,12 @@ from distir_relax.ir.types import (
 from distir_relax.ir.verify import verify, verify_placements
 
 __all__ = [
+    "CALL",
     "DTYPES",
     "REDUCTIONS",
     "STAGES",
+    "WAIT",
+    "At",
     "Attribute",
     "Cut",
     "DTensorType",
@@ -59,11 +77,14 @@ __all__ = [
     "Size",
     "TensorType",
     "Type",
+    "Untyped",
     "Value",
     "at_rank",
     "fresh_name",
     "held_intervals",
+    "inline",
     "intersect",
+    "on_devices",
     "parse",
     "parse_placement",
     "parse_placements",

@@ -1,4 +1,7 @@
-"""Reads program text: `parse(print_module(m)) == m`. The grammar is at the end of ``docs/ir.md``."""
+"""Reads program text: `parse(print_module(m)) == m`. The grammar is at the end of ``docs/ir.md``.
+
+A person may leave out the types of values; they are `Untyped` then, until `analysis.infer_types` finds them.
+"""
 
 from __future__ import annotations
 
@@ -8,8 +11,8 @@ from dataclasses import dataclass, field
 
 from distir_relax.errors import ParseError
 from distir_relax.ir.placement import DeviceMesh, parse_placements
-from distir_relax.ir.program import ROLES, STAGES, Attribute, Function, Input, Module, Op, Output, Value
-from distir_relax.ir.types import DTYPES, DTensorType, PerRank, PlacedType, Size, TensorType, Type
+from distir_relax.ir.program import CALL, ROLES, STAGES, Attribute, Function, Input, Module, Op, Output, Value
+from distir_relax.ir.types import DTYPES, DTensorType, PerRank, PlacedType, Size, TensorType, Type, Untyped
 
 
 def parse(text: str, source: str = "<text>") -> Module:
@@ -106,9 +109,9 @@ class _Parser:
             role = self.take("word", "an input's role").text
             if role not in ROLES:
                 self.fail(f"one of the roles {', '.join(ROLES)}", role)
-            value = self.definition()
+            value, layout = self.definition(), self.layout()
             self.accept(",")
-            inputs.append(Input(value, role, self.remark()))
+            inputs.append(Input(value, role, self.remark(), layout))
         self.expect("{")
         ops: list[Op] = []
         while self.peek().text != "return":
@@ -118,7 +121,7 @@ class _Parser:
         while not self.accept("}"):
             label = json.loads(self.take("string", "an output's name").text)
             self.expect(":")
-            outputs.append(Output(label, self.use()))
+            outputs.append(Output(label, self.use(), self.layout()))
             self.accept(",")
         return Function(name, tuple(inputs), tuple(ops), tuple(outputs))
 
@@ -128,13 +131,17 @@ class _Parser:
             results.append(self.typed_name())
             self.accept(",")
         name = self.take("word", "an op's name").text
+        callee = self.take("at", "a function's name such as @layer").text[1:] if name == CALL else ""
         self.expect("(")
         operands: list[Value] = []
         while not self.accept(")"):
             operands.append(self.use())
             self.accept(",")
         attrs: dict[str, Attribute] = {}
-        if self.accept("{"):
+        if callee:
+            self.expect("on")
+            attrs = {"callee": callee, "devices": self.devices()}
+        elif self.accept("{"):
             while not self.accept("}"):
                 key = self.take("word", "an attribute's name").text
                 self.expect("=")
@@ -148,8 +155,16 @@ class _Parser:
 
     def typed_name(self) -> tuple[str, Type]:
         name = self.take("value", "a value such as %x").text[1:]
-        self.expect(":")
-        return name, self.type()
+        if self.accept(":"):
+            return name, self.type()
+        return name, Untyped(self.devices() if self.accept("@") else ())
+
+    def layout(self) -> DTensorType | None:
+        if not self.accept("as"):
+            return None
+        self.expect("R.DTensor")
+        self.expect("(")
+        return self.dtensor()
 
     def define(self, name: str, kind: Type) -> Value:
         if name in self.values:

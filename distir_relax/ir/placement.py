@@ -6,6 +6,7 @@
 ``S[dim: a|b]``    split along ``dim``; index 0 along the axis holds ``a`` elements, index 1 ``b``
 ``S[dim: chunk]``  split along ``dim`` into blocks of ``ceil(n / ranks)``, as torch and TVM do
 ``I[op]``          intermediate: each device holds a term of a reduction still to be made
+``At[i]``          only index ``i`` along the axis holds it: an input or output of one pipeline stage
 =================  ==========================================================================
 
 A cut may have several segments, each split by itself: ``S[1: 3*(384|384)]`` is a fused QKV weight of
@@ -162,7 +163,17 @@ class Partial:
         return f"I[{self.reduction}]"
 
 
-Placement = Replicate | Shard | Partial
+@dataclass(frozen=True, slots=True)
+class At:
+    """Only the devices at `index` along the axis hold the tensor; how the devices of a distributed program get it."""
+
+    index: int
+
+    def __str__(self) -> str:
+        return f"At[{self.index}]"
+
+
+Placement = Replicate | Shard | Partial | At
 R = Replicate()
 
 
@@ -199,6 +210,8 @@ def parse_placement(text: str) -> Placement:
         if how == "chunk":
             return Shard(dim, chunk=True)
         return Shard(dim, _parse_cut(how, text) if how else None)
+    if match := _AT.fullmatch(stripped):
+        return At(int(match["index"]))
     if match := _PARTIAL.fullmatch(stripped):
         reduction = (match["ours"] or match["rfc"] or match["torch"]).lower()
         if reduction in REDUCTIONS:
@@ -220,6 +233,7 @@ def print_placements(placements: tuple[Placement, ...]) -> str:
 
 
 _SHARD = re.compile(r"S\[\s*(?P<dim>-?\d+)\s*(?::(?P<how>[^\]]+))?\]|(?:S|Shard)\((?:dim=)?(?P<torch>-?\d+)\)")
+_AT = re.compile(r"At\[\s*(?P<index>\d+)\s*\]")
 _PARTIAL = re.compile(r"I\[(?P<ours>\w+)\]|I_(?P<rfc>[a-zA-Z]+)|(?:P|Partial)\(['\"]?(?P<torch>\w+)['\"]?\)")
 _SEGMENT = re.compile(r"(?:(?P<repeat>\d+)\s*\*\s*)?\(?\s*(?P<sizes>\d+(?:\s*\|\s*\d+)*)\s*\)?")
 

@@ -9,8 +9,8 @@ from __future__ import annotations
 import json
 from collections.abc import Callable
 
-from distir_relax.ir.program import Attribute, Function, Module, Op, Value
-from distir_relax.ir.types import PerRank
+from distir_relax.ir.program import CALL, Attribute, Function, Module, Op, Value
+from distir_relax.ir.types import DTensorType, PerRank, print_devices
 
 Note = Callable[[Value], str]
 
@@ -30,11 +30,11 @@ def print_function(function: Function, note: Note | None = None) -> str:
     """One function as text."""
     lines = [f"func @{function.name}("]
     for item in function.inputs:
-        text = f"  {item.role} {item.value}: {item.value.type},"
+        text = f"  {item.role} {item.value}: {item.value.type}{_layout(item.layout)},"
         lines.append(text + _remark(item.location, note(item.value) if note else ""))
     lines.append(") {")
     lines += ["  " + print_op(op, note) for op in function.ops]
-    outputs = ", ".join(f"{json.dumps(o.name)}: {o.value}" for o in function.outputs)
+    outputs = ", ".join(f"{json.dumps(o.name)}: {o.value}{_layout(o.layout)}" for o in function.outputs)
     return "\n".join([*lines, f"  return {outputs}", "}"])
 
 
@@ -42,8 +42,11 @@ def print_op(op: Op, note: Note | None = None) -> str:
     """One op as text."""
     results = ", ".join(f"{r}: {r.type}" for r in op.results)
     operands = ", ".join(map(str, op.operands))
-    attrs = ", ".join(f"{key}={print_attribute(value)}" for key, value in op.attrs.items())
-    text = f"{results} = {op.name}({operands})" + (f" {{{attrs}}}" if attrs else "")
+    if op.name == CALL:
+        text = f"{results} = {CALL} @{op.attrs['callee']}({operands}) on {print_devices(op.attrs['devices'])}"  # type: ignore[arg-type]
+    else:
+        attrs = ", ".join(f"{key}={print_attribute(value)}" for key, value in op.attrs.items())
+        text = f"{results} = {op.name}({operands})" + (f" {{{attrs}}}" if attrs else "")
     return text + _remark(op.location, note(op.results[0]) if note and op.results else "")
 
 
@@ -57,6 +60,10 @@ def print_attribute(value: Attribute) -> str:
     if isinstance(value, str):
         return json.dumps(value)
     return repr(value)
+
+
+def _layout(layout: DTensorType | None) -> str:
+    return f" as {layout}" if layout else ""
 
 
 def _remark(location: str, note: str) -> str:

@@ -11,7 +11,8 @@ distributed  `PlacedType`    device sets, explicit communication           `lowe
 ranked       `TensorType`    one function per distinct rank                `lowering.project`
 ===========  ==============  ============================================  =====================
 
-In the distributed stage program order is the schedule: a device runs its ops one at a time, in this order.
+In the distributed stage program order is the schedule: a device runs its ops one at a time, in this order. An op
+`CALL` runs another function of the module, whose devices are numbered from 0 and stand for the call's own, in order.
 """
 
 from __future__ import annotations
@@ -20,10 +21,16 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from distir_relax.ir.placement import DeviceMesh
-from distir_relax.ir.types import PerRank, Type
+from distir_relax.ir.types import DTensorType, PerRank, Type
 
 STAGES = ("global", "sharded", "distributed", "ranked")
 ROLES = ("input", "parameter", "constant", "state")
+
+CALL = "call"
+"""The op that runs a function; its attributes are `callee` and `devices`, which stand for the callee's 0, 1, 2, …"""
+
+WAIT = "wait"
+"""The op that joins the stream on which its operand is made; an op names its stream with the attribute `stream`."""
 
 Attribute = int | float | bool | str | None | PerRank | tuple["Attribute", ...]
 
@@ -64,19 +71,22 @@ class Op:
 class Input:
     """A function's input. `role`: input, parameter, constant, or state (updated by the program).
 
-    `location` is where the user declared it."""
+    `location` is where the user declared it. `layout` is the global tensor that the devices hold pieces of, where a
+    program of the distributed stage says so."""
 
     value: Value
     role: str = "input"
     location: str = ""
+    layout: DTensorType | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class Output:
-    """A function's output and the name under which the user gets it."""
+    """A function's output and the name under which the user gets it; `layout` as for an `Input`."""
 
     name: str
     value: Value
+    layout: DTensorType | None = None
 
 
 @dataclass(frozen=True, slots=True)

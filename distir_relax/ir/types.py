@@ -113,7 +113,17 @@ class PlacedType:
         return f"{DTYPES[self.dtype][0]}[{','.join(map(str, self.shape))}] @ {print_devices(self.devices)}"
 
 
-Type = TensorType | DTensorType | PlacedType
+@dataclass(frozen=True, slots=True)
+class Untyped:
+    """A value whose type program text left out; its `devices`, where it gave them."""
+
+    devices: tuple[int, ...] = ()
+
+    def __str__(self) -> str:
+        return f"? @ {print_devices(self.devices)}" if self.devices else "?"
+
+
+Type = TensorType | DTensorType | PlacedType | Untyped
 
 
 def print_devices(devices: tuple[int, ...]) -> str:

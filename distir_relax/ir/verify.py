@@ -5,9 +5,10 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from distir_relax.errors import VerificationError
+from distir_relax.ir.inline import on_devices
 from distir_relax.ir.placement import DeviceMesh, Shard
-from distir_relax.ir.program import STAGES, Function, Module, Op, Value
-from distir_relax.ir.types import DTensorType, PerRank, PlacedType, TensorType
+from distir_relax.ir.program import CALL, STAGES, WAIT, Function, Module, Op, Value
+from distir_relax.ir.types import DTensorType, PerRank, PlacedType, TensorType, print_devices
 
 OpCheck = Callable[[Op, str], None]
 
@@ -19,7 +20,8 @@ def verify(module: Module, check_op: OpCheck | None = None) -> None:
 
     - every value is defined once, before its uses, and used with the type it was defined with;
     - every type is the stage's own; placements fit their mesh and shape, cuts add up to their dim;
-    - in the distributed stage, sizes rank by rank list one size per device;
+    - in the distributed stage, sizes rank by rank list one size per device; a call names a function of the module
+      that does not call itself, and gives and takes what it does; what a stream makes is used elsewhere after a wait;
     - in the ranked stage, every rank names a function.
 
     `check_op(op, stage)` adds what the op table knows (`ops.check`).
@@ -28,11 +30,12 @@ def verify(module: Module, check_op: OpCheck | None = None) -> None:
         raise VerificationError(f"a module is at one of the stages {', '.join(STAGES)}, found {module.stage!r}")
     if not module.functions:
         raise VerificationError("a module has at least one function, found none")
-    for function in module.functions:
-        _verify_function(module, function, check_op)
     names = {f.name for f in module.functions}
     if len(names) != len(module.functions):
         raise VerificationError("functions have distinct names, found one twice")
+    _verify_no_recursion(module)
+    for function in module.functions:
+        _verify_function(module, function, check_op)
     if missing := set(module.ranks) - names:
         raise VerificationError(f"every rank runs a function of the module, found no {sorted(missing)}")
     if module.stage == "ranked" and module.meshes and len(module.ranks) != module.meshes[0].size:
@@ -65,12 +68,73 @@ def _verify_function(module: Module, function: Function, check_op: OpCheck | Non
         where = op.location or f"@{function.name}, {op.name}"
         for operand in op.operands:
             use(operand, where)
-        if check_op:
+        if op.name == CALL:
+            _verify_call(module, op, where)
+        elif check_op:
             check_op(op, module.stage)
         for result in op.results:
             define(result, where)
     for output in function.outputs:
         use(output.value, f"output {output.name!r}")
+    _verify_streams(function)
+
+
+def _verify_no_recursion(module: Module) -> None:
+    calls = {f.name: [str(op.attrs["callee"]) for op in f.ops if op.name == CALL] for f in module.functions}
+
+    def visit(name: str, above: tuple[str, ...]) -> None:
+        if name in above:
+            raise VerificationError(f"a function does not call itself, found {' -> '.join((*above, name))}")
+        for callee in dict.fromkeys(calls.get(name, [])):
+            visit(callee, (*above, name))
+
+    for name in calls:
+        visit(name, ())
+
+
+def _verify_call(module: Module, op: Op, where: str) -> None:
+    name: object = op.attrs["callee"]
+    devices: tuple[int, ...] = op.attrs["devices"]  # type: ignore[assignment]
+    functions = {f.name: f for f in module.functions}
+    if module.stage != "distributed" or name not in functions:
+        raise VerificationError(f"a call names a function of a module of the distributed stage, found @{name}", where)
+    callee = functions[str(name)]
+    inside = [i.value for i in callee.inputs]
+    if len(op.operands) != len(inside) or len(op.results) != len(callee.outputs):
+        raise VerificationError(
+            f"@{name} takes {len(inside)} values and gives {len(callee.outputs)}, "
+            f"found {len(op.operands)} and {len(op.results)}",
+            where,
+        )
+    if tuple(sorted(set(devices))) != devices:
+        raise VerificationError(f"a call is on a set of devices in ascending order, found {devices}", where)
+    pairs = [*zip(op.operands, inside, strict=True), *zip(op.results, (o.value for o in callee.outputs), strict=True)]
+    for outer, inner in pairs:
+        kind = inner.type
+        if not isinstance(kind, PlacedType) or max(kind.devices) >= len(devices):
+            raise VerificationError(f"{inner} of @{name} lies beyond the devices {print_devices(devices)}", where)
+        if on_devices(kind, devices) != outer.type:
+            raise VerificationError(
+                f"{inner} of @{name} is {on_devices(kind, devices)} in this call, found {outer}: {outer.type}",
+                where,
+            )
+
+
+def _verify_streams(function: Function) -> None:
+    made_on: dict[str, object] = {}
+    for op in function.ops:
+        stream = op.attrs.get("stream")
+        for value in op.operands:
+            if made_on.get(value.name) not in (None, stream) and op.name != WAIT:
+                raise VerificationError(
+                    f"{value} is made on stream {made_on[value.name]!r} of @{function.name}",
+                    op.location,
+                    f"wait for it first: %ready = {WAIT}({value})",
+                )
+        made_on.update((v.name, stream) for v in op.results)
+    for output in function.outputs:
+        if made_on.get(output.value.name):
+            raise VerificationError(f"output {output.name!r} is still on a stream, expected a {WAIT} before it")
 
 
 def _verify_type(module: Module, value: Value, where: str) -> None:

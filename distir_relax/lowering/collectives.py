@@ -24,7 +24,8 @@ from distir_relax.ir import (
     held_intervals,
     intersect,
 )
-from distir_relax.lowering.emitter import PlacedEmitter, merge_attrs, placed
+from distir_relax.lowering.emitter import PlacedEmitter, merge_attrs
+from distir_relax.ops.placed import placed
 from distir_relax.lowering.tails import Tails
 from distir_relax.sharding import Step, plan
 

@@ -5,9 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from distir_relax.ir import Attribute, DeviceMesh, Op, PlacedType, Size, TensorType, Value, fresh_name, per_rank
-from distir_relax.ops import infer
-from distir_relax.ops.check import local_attrs, local_operands
+from distir_relax.ir import Attribute, DeviceMesh, Op, PlacedType, Size, Value, fresh_name, per_rank
+from distir_relax.ops.placed import infer_placed, placed
 
 
 @dataclass(slots=True)
@@ -53,15 +52,7 @@ class PlacedEmitter:
     ) -> tuple[PlacedType, ...]:
         """The result types on `devices`, by default all of them."""
         chosen = self.devices if devices is None else devices
-        found: dict[object, tuple[TensorType, ...]] = {}
-        rows: list[tuple[TensorType, ...]] = []
-        for index, types in enumerate(local_operands(name, [placed(v) for v in operands], chosen)):
-            mine = local_attrs(attrs, index)
-            key = (types, tuple(mine.items()))
-            if key not in found:
-                found[key] = infer(name, types, mine, self.location)
-            rows.append(found[key])
-        return tuple(_join(list(column), chosen) for column in zip(*rows, strict=True))
+        return infer_placed(name, [placed(v) for v in operands], attrs, chosen, self.location)
 
     def fresh(self, name: str) -> str:
         """`name`, or a numbered variant of it when it is taken."""
@@ -70,17 +61,6 @@ class PlacedEmitter:
     def by_index(self, axis: int, sizes: tuple[int, ...]) -> Size:
         """A number for each index along a mesh axis, as a number for each device."""
         return per_rank([sizes[self.mesh.coordinates(d)[axis]] for d in self.devices])
-
-
-def placed(value: Value) -> PlacedType:
-    """The type of a value of the distributed stage."""
-    assert isinstance(value.type, PlacedType), f"{value}: {value.type}"
-    return value.type
-
-
-def _join(types: list[TensorType], devices: tuple[int, ...]) -> PlacedType:
-    sizes = tuple(per_rank(list(dim)) for dim in zip(*(t.shape for t in types), strict=True))
-    return PlacedType(sizes, types[0].dtype, devices)
 
 
 def merge_attrs(rows: list[dict[str, Attribute]]) -> dict[str, Attribute]:

@@ -20,7 +20,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from distir_relax.ir import DeviceMesh, DTensorType, Op, Shard, Size, Value, per_rank
-from distir_relax.lowering.emitter import PlacedEmitter, placed
+from distir_relax.lowering.emitter import PlacedEmitter
+from distir_relax.ops.placed import placed
 from distir_relax.lowering.tails import Tails
 from distir_relax.ops import Window, lookup
 

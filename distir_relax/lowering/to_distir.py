@@ -30,7 +30,8 @@ from distir_relax.ir import (
     per_rank,
 )
 from distir_relax.lowering.collectives import lower_redistribute
-from distir_relax.lowering.emitter import PlacedEmitter, merge_attrs, placed
+from distir_relax.lowering.emitter import PlacedEmitter, merge_attrs
+from distir_relax.ops.placed import placed
 from distir_relax.lowering.halos import SplitWindow, fetch, paddings, split_windows
 from distir_relax.lowering.tails import MODES, Tails, is_padded, is_pending
 from distir_relax.ops import PARALLEL, Expansion, lookup

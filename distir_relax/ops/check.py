@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 
 from distir_relax.errors import VerificationError
-from distir_relax.ir import Attribute, Op, PerRank, PlacedType, TensorType, Value, at_rank, print_devices
+from distir_relax.ir import Attribute, Op, PerRank, PlacedType, TensorType, Untyped, Value, at_rank, print_devices
 from distir_relax.ops.builder import infer
 from distir_relax.ops.registry import lookup
 
@@ -17,6 +17,8 @@ def check(op: Op, stage: str) -> None:
     """
     if stage != "distributed":
         _compare(op, [_tensor(v) for v in op.operands], [_tensor(v) for v in op.results], op.attrs)
+        return
+    if lookup(op.name, op.location).mixed:
         return
     results = [_placed(v) for v in op.results]
     _check_ends(op, [_placed(v).devices for v in op.operands], results[0].devices)
@@ -79,6 +81,8 @@ def _placed(value: Value) -> PlacedType:
 def _tensor(value: Value) -> TensorType:
     if isinstance(value.type, PlacedType):
         raise VerificationError(f"{value} lies on several devices: {value.type}")
+    if isinstance(value.type, Untyped):
+        raise VerificationError(f"{value} has no type yet", hint="infer_types finds the types that a text left out")
     return value.type if isinstance(value.type, TensorType) else value.type.tensor
 
 

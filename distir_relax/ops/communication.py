@@ -28,7 +28,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from distir_relax.ir import TensorType
-from distir_relax.ops.registry import Attrs, Types, define, operands
+from distir_relax.ops.registry import Attrs, Cost, Types, define, operands
 from distir_relax.ops.rule import Rule, parse_rule
 
 
@@ -61,6 +61,7 @@ define(
     together=lambda parts, attrs: [_reduced(parts, attrs["op"]).clone() for _ in parts],
     on_communicator=True,
     communicates=True,
+    cost=Cost(collective="all_reduce"),
 )
 define(
     "all_gather",
@@ -70,6 +71,7 @@ define(
     together=lambda parts, attrs: [_joined(parts, attrs["dim"]) for _ in parts],
     on_communicator=True,
     communicates=True,
+    cost=Cost(collective="all_gather"),
     **_FREE,
 )
 
@@ -88,6 +90,7 @@ define(
     together=lambda parts, attrs: list(_reduced(parts, attrs["op"]).split(attrs["sizes"], attrs["dim"])),
     on_communicator=True,
     communicates=True,
+    cost=Cost(collective="reduce_scatter"),
 )
 define(
     "shard",
@@ -96,6 +99,7 @@ define(
     torch="comm.shard({0}, {axis}, {dim}, {sizes})",
     together=lambda parts, attrs: [x.split(attrs["sizes"], attrs["dim"])[i] for i, x in enumerate(parts)],
     on_communicator=True,
+    cost=Cost(view=True),
     **_FREE,
 )
 define(
@@ -113,6 +117,7 @@ define(
     ],
     on_communicator=True,
     communicates=True,
+    cost=Cost(collective="all_to_all"),
     **_FREE,
 )
 define(
@@ -126,6 +131,7 @@ define(
     ],
     on_communicator=True,
     communicates=True,
+    cost=Cost(collective="all_to_all"),
     **_FREE,
 )
 define(
@@ -152,6 +158,7 @@ define(
     role="transfer",
     on_communicator=True,
     communicates=True,
+    cost=Cost(collective="send"),
     **_FREE,
 )
 define(
@@ -161,6 +168,7 @@ define(
     torch="comm.recv({shape}, {dtype}, {peer}, step={step})",
     on_communicator=True,
     communicates=True,
+    cost=Cost(collective="send"),
     **_FREE,
 )
 

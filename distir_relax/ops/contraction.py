@@ -2,16 +2,24 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 from distir_relax.ir import TensorType
 from distir_relax.ops.pointwise import broadcast, promote
-from distir_relax.ops.registry import Attrs, Packed, Types, aten, define, onnx_spelling, operands, relax_spelling
+from distir_relax.ops.registry import Attrs, Cost, Packed, Types, aten, define, onnx_spelling, operands, relax_spelling
 from distir_relax.ops.shape import reshape_to
 
 
 def _flops(types: Types, attrs: Attrs, results: Types) -> float:
     return 2.0 * results[0].elements * types[0].shape[-1]
+
+
+def _product(types: Types, attrs: Attrs, results: Types) -> tuple[int, int, int, int]:
+    inner, columns = types[0].shape[-1], results[0].shape[-1]
+    if len(types[1].shape) == 2:
+        return 1, results[0].elements // columns if columns else 0, columns, inner
+    return math.prod(results[0].shape[:-2]), results[0].shape[-2], columns, inner
 
 
 def _infer_matmul(types: Types, attrs: Attrs) -> tuple[TensorType, ...]:
@@ -31,6 +39,7 @@ define(
     relax="R.matmul({0}, {1})",
     linear=(operands(0), operands(1)),
     flops=_flops,
+    cost=Cost(product=_product),
 )
 
 
@@ -50,6 +59,7 @@ define(
     relax="R.matmul({0}, R.permute_dims({1}))",
     linear=(operands(0), operands(1)),
     flops=_flops,
+    cost=Cost(product=_product),
 )
 
 
@@ -74,6 +84,7 @@ define(
     pattern="add(linear(0, 1), 2)",
     packed=Packed((1, 2), "pack_linear({1}, {2}, rows={rows})", "{packed}({0})"),
     flops=_flops,
+    cost=Cost(product=_product),
 )
 define(
     "matmul_bias",
@@ -84,6 +95,7 @@ define(
     pattern="add(matmul(0, 1), 2)",
     packed=Packed((1, 2), "pack_linear({1}.t(), {2}, rows={rows})", "{packed}({0})"),
     flops=_flops,
+    cost=Cost(product=_product),
 )
 
 

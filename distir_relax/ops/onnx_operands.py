@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from distir_relax.ir import Value
+from distir_relax.ir import TensorType, Value
 
 
 class OnnxOperands:
@@ -72,7 +72,7 @@ class OnnxOperands:
 
         An array of one element that widens no other operand becomes a scalar.
         """
-        ranks = [len(x.type.shape) for x in self._items if isinstance(x, Value)]
+        ranks = [len(x.type.shape) for x in self._items if isinstance(x, Value) and isinstance(x.type, TensorType)]
         ranks += [x.ndim for x in self._items if not isinstance(x, Value) and x.size != 1]
         widest = max(ranks, default=-1)
         return [

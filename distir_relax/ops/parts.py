@@ -10,7 +10,7 @@ from distir_relax.ir import Attribute, TensorType
 from distir_relax.ops.pointwise import promote
 from distir_relax.ops.registry import ALL, Attrs, Types, aten, define, onnx_spelling, operands, relax_spelling
 from distir_relax.ops.rule import Rule, parse_rule
-from distir_relax.ops.shape import FREE, axis_of, names_of, squeeze, unsqueeze
+from distir_relax.ops.shape import FREE, VIEW, axis_of, names_of, squeeze, unsqueeze
 from distir_relax.ops.sliding import Window
 
 # concat
@@ -89,7 +89,7 @@ define(
     relax=_relax_split,
     linear=(operands(0),),
     localize=_local_split,
-    **FREE,
+    **VIEW,
 )
 
 
@@ -127,7 +127,7 @@ define(
     relax="R.strided_slice({0}, {axes}, {begin}, {end}, {strides})",
     linear=(operands(0),),
     trivial=True,
-    **FREE,
+    **VIEW,
 )
 
 

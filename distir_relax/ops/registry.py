@@ -26,6 +26,38 @@ Expression = str | Callable[[Attrs], str]
 Together = Callable[[Sequence[Any], Attrs], list[Any]]
 Work = Callable[[Types, Attrs, Types], float]
 Padded = Callable[[Attrs, Mapping[int, tuple[int, int]]], dict[str, Attribute]]
+Mixed = Callable[[Sequence[Any], Attrs], "tuple[Any, ...] | None"]
+Product = Callable[[Types, Attrs, Types], "tuple[int, int, int, int]"]
+
+
+@dataclass(frozen=True)
+class Cost:
+    """What running an op takes, as far as it depends on the op alone; a device profile makes seconds of it.
+
+    `moved` is the bytes read and written, by default those of all operands and results.
+    `product` is (batch, rows, columns, inner) of an op that is a matrix product: devices are slower on small ones.
+    `seconds`, where given, is the op's time itself, whatever the device.
+    `workspace` is the bytes that the op needs while it runs.
+    `view` marks ops whose result shares the storage of operand 0, so that they take no time and no memory.
+    `in_place` marks ops whose result takes over the storage of operand 0, which nothing may use afterwards.
+    `gradient` is the operand, if any, that is the gradient of a weight: memory reports tell it from activations.
+    `collective` is what a communication is to the network: ``all_reduce``, ``all_gather``, ``reduce_scatter``,
+    ``all_to_all`` or ``send``.
+    """
+
+    moved: Work | None = None
+    product: Product | None = None
+    seconds: Work | None = None
+    workspace: Work | None = None
+    view: bool = False
+    in_place: bool = False
+    gradient: int | None = None
+    collective: str = ""
+
+    @property
+    def shares(self) -> bool:
+        """Whether the result lies in the storage of operand 0."""
+        return self.view or self.in_place
 
 
 @dataclass(frozen=True)
@@ -61,10 +93,14 @@ class OpDef:
     `pattern` says which ops a fused op stands for: ``add(linear(0, 1), 2)``, numbers without a point being operands;
     a rank's program is written with the fused op. `commutative` lets a pattern match both ways round.
     `packed` is how the torch backend may lay out a weight once, when the program is loaded.
-    `flops` counts floating-point operations; by default one per element of the result.
+    `flops` counts floating-point operations; by default one per element of the result. `cost` is what else decides
+    how long the op takes and what memory it needs.
+    `mixed` gives the results where only some operands are known numbers: it takes a tensor for each of those and a
+    `TensorType` for each other, and gives such a row, or None where it needs to know more. An op that has it may have
+    results whose types only numbers decide.
     `role` tells the few ops that passes treat apart: ``annotation`` and ``redistribution`` (layouts, the tensor stays
     the same), ``scalar`` (a number), ``transfer`` (from each device of the operand's set to the device at the same
-    place in the result's); all others are ``compute``.
+    place in the result's), ``call`` (runs a function), ``wait`` (joins a stream); all others are ``compute``.
     `trivial` marks ops that do nothing where they have one operand and leave its type as it is.
     `padded` gives the attributes of an op with windows whose operands hold just what a device's part of the result
     needs: the padding (low, high) left at the ends, by the index of the window.
@@ -85,6 +121,8 @@ class OpDef:
     expand: Mapping[str, Expand] = field(default_factory=dict)
     positional: frozenset[str] = frozenset()
     flops: Work | None = None
+    cost: Cost = Cost()
+    mixed: Mixed | None = None
     numbers: frozenset[int] = frozenset()
     pattern: str = ""
     commutative: bool = False

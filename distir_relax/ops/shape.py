@@ -9,11 +9,12 @@ from typing import Any
 import numpy as np
 
 from distir_relax.ir import TensorType
-from distir_relax.ops.registry import Attrs, Types, aten, define, onnx_spelling, operands, relax_spelling
+from distir_relax.ops.registry import Attrs, Cost, Types, aten, define, onnx_spelling, operands, relax_spelling
 from distir_relax.ops.rule import BLOCKED, Factor, Rule, parse_rule
 
 # For entries that only move elements.
-FREE = {"flops": lambda types, attrs, results: 0.0}
+FREE: dict[str, Any] = {"flops": lambda types, attrs, results: 0.0}
+VIEW: dict[str, Any] = {**FREE, "cost": Cost(view=True)}
 
 
 def names_of(count: int) -> list[str]:
@@ -108,7 +109,7 @@ define(
     relax="R.reshape({0}, {shape})",
     linear=(operands(0),),
     localize=_result_shape,
-    **FREE,
+    **VIEW,
 )
 
 
@@ -134,7 +135,7 @@ define(
     torch="{0}.permute({axes})",
     relax="R.permute_dims({0}, {axes})",
     linear=(operands(0),),
-    **FREE,
+    **VIEW,
 )
 
 
@@ -163,7 +164,7 @@ define(
     relax="R.broadcast_to({0}, {shape})",
     linear=(operands(0),),
     localize=_result_shape,
-    **FREE,
+    **VIEW,
 )
 
 

@@ -1,0 +1,121 @@
+"""The abstract interpreter: runs a program of any stage, line by line, over the values of a domain.
+
+Algorithm 1 of the DistIR paper. The domain says what a value is and what an op does with it: a type, a tensor, a
+tensor for each device, what is known of one, or a handle with which time and memory are counted.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Generic, TypeVar
+
+from distir_relax.errors import VerificationError
+from distir_relax.ir import CALL, Function, Module, Op, Value
+
+A = TypeVar("A")
+
+
+class Domain(Generic[A]):
+    """What values are and what ops do with them. A domain overrides `apply`, and the others where it needs to."""
+
+    def apply(self, op: Op, operands: Sequence[A]) -> Sequence[A]:
+        """What `op` gives; it is not a call."""
+        raise NotImplementedError
+
+    def call(self, op: Op, callee: Function, operands: Sequence[A], run: Callable[[Sequence[A]], list[A]]) -> list[A]:
+        """What a call gives. `run` interprets the callee; a domain that knows its results already need not run it."""
+        return run(operands)
+
+    def release(self, value: Value, element: A) -> None:
+        """`value` is used no more in its function."""
+
+
+@dataclass(slots=True)
+class _Step:
+    op: Op
+    operands: list[int]
+    results: list[int]
+    dead: list[tuple[Value, int]]
+    callee: Function | None
+
+
+@dataclass(slots=True)
+class _Code:
+    """A function with values as slots of a list, and what is used for the last time where."""
+
+    steps: list[_Step]
+    slots: int
+    unused: list[tuple[Value, int]]
+    outputs: list[int]
+
+
+@dataclass
+class Interpreter(Generic[A]):
+    """Interprets the functions of `module` over `domain`."""
+
+    module: Module
+    domain: Domain[A]
+    _codes: dict[str, _Code] = field(default_factory=dict)
+
+    def run(self, inputs: Sequence[A], function: Function | None = None) -> list[A]:
+        """What a function gives, its entry function by default, for these inputs in order.
+
+        Raises `VerificationError` for another number of inputs, and what the domain raises.
+        """
+        chosen = function or self.module.main
+        if len(inputs) != len(chosen.inputs):
+            raise VerificationError(f"@{chosen.name} takes {len(chosen.inputs)} inputs, found {len(inputs)}")
+        code = self._codes.get(chosen.name)
+        if code is None:
+            code = self._codes[chosen.name] = _compile(self.module, chosen)
+        domain = self.domain
+        apply, release = domain.apply, domain.release
+        slots: list[A | None] = [*inputs, *([None] * (code.slots - len(inputs)))]
+        for value, slot in code.unused:
+            release(value, slots[slot])  # type: ignore[arg-type]
+        for step in code.steps:
+            operands: list[A] = [slots[i] for i in step.operands]  # type: ignore[misc]
+            if step.callee is None:
+                results = apply(step.op, operands)
+            else:
+                callee = step.callee
+                results = domain.call(step.op, callee, operands, lambda given, callee=callee: self.run(given, callee))  # type: ignore[misc]
+            for i, result in zip(step.results, results, strict=True):
+                slots[i] = result
+            for value, i in step.dead:
+                release(value, slots[i])  # type: ignore[arg-type]
+                slots[i] = None
+        return [slots[i] for i in code.outputs]  # type: ignore[misc]
+
+
+def _compile(module: Module, function: Function) -> _Code:
+    place = {item.value.name: i for i, item in enumerate(function.inputs)}
+    values = [item.value for item in function.inputs]
+    functions = {f.name: f for f in module.functions}
+    steps = []
+    for op in function.ops:
+        try:
+            operands = [place[v.name] for v in op.operands]
+        except KeyError as missing:
+            raise VerificationError(f"%{missing.args[0]} is used before it is defined", op.location) from None
+        results = []
+        for value in op.results:
+            results.append(len(values))
+            place[value.name] = len(values)
+            values.append(value)
+        callee = None
+        if op.name == CALL:
+            callee = functions.get(str(op.attrs["callee"]))
+            if callee is None:
+                raise VerificationError(f"there is no function @{op.attrs['callee']}", op.location)
+        steps.append(_Step(op, operands, results, [], callee))
+    outputs = [place[o.value.name] for o in function.outputs]
+    seen = set(outputs)
+    for step in reversed(steps):
+        for i in (*step.results, *step.operands):
+            if i not in seen:
+                seen.add(i)
+                step.dead.append((values[i], i))
+    unused = [(values[i], i) for i in range(len(function.inputs)) if i not in seen]
+    return _Code(steps, len(values), unused, outputs)
