@@ -57,3 +57,7 @@ class BundleError(DistIRError):
 
 class RunError(DistIRError):
     """A launch that cannot proceed: wrong world size, wrong inputs, ranks that disagree, a time-out."""
+
+
+class ProfileError(DistIRError):
+    """A device profile that is missing or wrong, or too small for the program."""

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Generic, TypeVar
 
 from distir_relax.errors import VerificationError
@@ -23,8 +24,18 @@ class Domain(Generic[A]):
         """What `op` gives; it is not a call."""
         raise NotImplementedError
 
-    def call(self, op: Op, callee: Function, operands: Sequence[A], run: Callable[[Sequence[A]], list[A]]) -> list[A]:
-        """What a call gives. `run` interprets the callee; a domain that knows its results already need not run it."""
+    def call(
+        self,
+        op: Op,
+        callee: Function,
+        operands: Sequence[A],
+        last: Sequence[bool],
+        run: Callable[[Sequence[A]], list[A]],
+    ) -> list[A]:
+        """What a call gives. `last` tells which operands are used no more after it.
+
+        `run` interprets the callee; a domain that knows its results already need not run it.
+        """
         return run(operands)
 
     def release(self, value: Value, element: A) -> None:
@@ -38,6 +49,7 @@ class _Step:
     results: list[int]
     dead: list[tuple[Value, int]]
     callee: Function | None
+    last: list[bool] = field(default_factory=list)
 
 
 @dataclass(slots=True)
@@ -80,13 +92,16 @@ class Interpreter(Generic[A]):
                 results = apply(step.op, operands)
             else:
                 callee = step.callee
-                results = domain.call(step.op, callee, operands, lambda given, callee=callee: self.run(given, callee))  # type: ignore[misc]
+                results = domain.call(step.op, callee, operands, step.last, partial(self._enter, callee))
             for i, result in zip(step.results, results, strict=True):
                 slots[i] = result
             for value, i in step.dead:
                 release(value, slots[i])  # type: ignore[arg-type]
                 slots[i] = None
         return [slots[i] for i in code.outputs]  # type: ignore[misc]
+
+    def _enter(self, callee: Function, inputs: Sequence[A]) -> list[A]:
+        return self.run(inputs, callee)
 
 
 def _compile(module: Module, function: Function) -> _Code:
@@ -117,5 +132,7 @@ def _compile(module: Module, function: Function) -> _Code:
             if i not in seen:
                 seen.add(i)
                 step.dead.append((values[i], i))
+        gone = {i for _, i in step.dead}
+        step.last = [i in gone for i in step.operands]
     unused = [(values[i], i) for i in range(len(function.inputs)) if i not in seen]
     return _Code(steps, len(values), unused, outputs)

@@ -121,7 +121,12 @@ class _Types(Domain[Known]):
         return results
 
     def call(
-        self, op: Op, callee: Function, operands: Sequence[Known], run: Callable[[Sequence[Known]], list[Known]]
+        self,
+        op: Op,
+        callee: Function,
+        operands: Sequence[Known],
+        last: Sequence[bool],
+        run: Callable[[Sequence[Known]], list[Known]],
     ) -> list[Known]:
         devices: tuple[int, ...] = op.attrs["devices"]  # type: ignore[assignment]
         inside = [_renumbered(x, devices, op) for x in operands]

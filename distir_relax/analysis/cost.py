@@ -1,0 +1,62 @@
+"""How long an op takes on a device: a roofline over what its entry says of it, with slower matrix products for small
+sizes."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from distir_relax.analysis.profile import Matrix, Profile
+from distir_relax.ir import TensorType
+from distir_relax.ops import OpDef
+
+
+def op_seconds(
+    profile: Profile,
+    entry: OpDef,
+    operands: Sequence[TensorType],
+    attrs: Mapping[str, Any],
+    results: Sequence[TensorType],
+) -> float:
+    """The time of an op that does not communicate, on local operands; nothing for one that only views a tensor."""
+    cost = entry.cost
+    if cost.seconds:
+        return cost.seconds(operands, attrs, results)
+    if cost.view or entry.role == "scalar":
+        return 0.0
+    moved = moved_bytes(entry, operands, attrs, results)
+    reading = moved / memory_bandwidth(profile, moved)
+    dtype = operands[0].dtype if operands else results[0].dtype
+    computing = 0.0
+    if cost.product:
+        matrix: Matrix = profile.rate(profile.matrix, dtype)
+        batch, rows, columns, inner = cost.product(operands, attrs, results)
+        if min(batch, rows, columns, inner) > 0:
+            padded = (rows + matrix.half_rows) * (columns + matrix.half_columns) * (inner + matrix.half_inner)
+            computing = 2.0 * batch * padded / matrix.flops
+    else:
+        computing = flops(entry, operands, attrs, results) / profile.rate(profile.vector, dtype)
+    return profile.overhead + (max(computing, reading) if profile.overlap else computing + reading)
+
+
+def flops(
+    entry: OpDef, operands: Sequence[TensorType], attrs: Mapping[str, Any], results: Sequence[TensorType]
+) -> float:
+    """The floating-point operations of an op."""
+    if entry.flops:
+        return entry.flops(operands, attrs, results)
+    return float(sum(t.elements for t in results))
+
+
+def moved_bytes(
+    entry: OpDef, operands: Sequence[TensorType], attrs: Mapping[str, Any], results: Sequence[TensorType]
+) -> float:
+    """The bytes that an op reads and writes."""
+    if entry.cost.moved:
+        return entry.cost.moved(operands, attrs, results)
+    return float(sum(t.bytes for t in operands) + sum(t.bytes for t in results))
+
+
+def memory_bandwidth(profile: Profile, moved: float) -> float:
+    """The bandwidth at which so many bytes are read and written: faster where they fit a cache."""
+    return profile.cache_bandwidth if profile.cache and moved <= profile.cache else profile.bandwidth

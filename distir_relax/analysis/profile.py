@@ -1,0 +1,204 @@
+"""What a machine can do: its devices and the links between them, as a TOML file that a person can read and write.
+
+The format is described in ``docs/simulator.md``. Bandwidths are bytes per second, times seconds, sizes bytes.
+"""
+
+from __future__ import annotations
+
+import tomllib
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from importlib import resources
+from pathlib import Path
+from typing import Any
+
+from distir_relax.errors import ProfileError
+
+
+@dataclass(frozen=True)
+class Matrix:
+    """How fast matrix products are: flop/s of a large one, and the rows, columns and inner size of half that speed.
+
+    A product of m x k with k x n takes ``2 (m + half_rows) (n + half_columns) (k + half_inner) / flops``.
+    """
+
+    flops: float
+    half_rows: float = 0.0
+    half_columns: float = 0.0
+    half_inner: float = 0.0
+
+
+@dataclass(frozen=True)
+class Level:
+    """One level of a topology: units of `size` devices whose links have this latency and bandwidth, per device."""
+
+    name: str
+    size: int
+    latency: float
+    bandwidth: float
+
+
+@dataclass(frozen=True)
+class Line:
+    """A measured collective over `ranks` devices: ``latency + bytes * seconds_per_byte``, whatever the formulas say."""
+
+    collective: str
+    ranks: int
+    latency: float
+    seconds_per_byte: float
+
+
+@dataclass(frozen=True)
+class Profile:
+    """A machine. `matrix` and `vector` (flop/s of all other ops) are by dtype; an op takes at least `overhead`.
+
+    `overlap` tells whether an op computes while it reads and writes (a roofline), or one after the other.
+    `levels` go from the innermost to the outermost; devices are numbered so that neighbours share a unit.
+    """
+
+    name: str
+    devices: int
+    memory: float
+    bandwidth: float
+    overhead: float
+    matrix: Mapping[str, Matrix]
+    vector: Mapping[str, float]
+    levels: tuple[Level, ...]
+    lines: tuple[Line, ...] = ()
+    overlap: bool = True
+    cache: float = 0.0
+    cache_bandwidth: float = 0.0
+    collective_overhead: float = 0.0
+    notes: Mapping[str, str] = field(default_factory=dict)
+
+    def with_nodes(self, nodes: int) -> Profile:
+        """The machine with so many of its outermost but one units: ``dgx-h100`` with 4 nodes has 32 devices."""
+        inner = self.levels[-2].size if len(self.levels) > 1 else self.levels[-1].size
+        return replace(self, devices=inner * nodes)
+
+    def rate(self, table: Mapping[str, Any], dtype: str) -> Any:
+        """The entry of a table for a dtype; the slowest one where the dtype has none."""
+        if dtype in table:
+            return table[dtype]
+        return min(table.values(), key=lambda entry: entry.flops if isinstance(entry, Matrix) else entry)
+
+
+def load_profile(name: str | Path) -> Profile:
+    """A profile by its name (``dgx2-v100``, ``dgx-h100:4`` for 4 nodes) or from a TOML file.
+
+    Raises `ProfileError` when there is none, or when something in it is missing or is not what it should be.
+    """
+    text, _, nodes = str(name).partition(":") if not str(name).endswith(".toml") else (str(name), "", "")
+    path = Path(text)
+    if path.suffix == ".toml":
+        if not path.is_file():
+            raise ProfileError("there is no such profile file", str(path))
+        source = path.read_text()
+    else:
+        folder = resources.files("distir_relax.profiles")
+        file = folder / f"{text}.toml"
+        if not file.is_file():
+            known = ", ".join(
+                sorted(f.name.removesuffix(".toml") for f in folder.iterdir() if f.name.endswith(".toml"))
+            )
+            raise ProfileError(f"there is no profile {text!r}", "", f"there are {known}, or give a .toml file")
+        source = file.read_text()
+    profile = read_profile(source, str(name))
+    if nodes:
+        if not nodes.isdigit() or int(nodes) < 1:
+            raise ProfileError(f"expected a number of nodes after the colon, found {nodes!r}", str(name))
+        profile = profile.with_nodes(int(nodes))
+    return profile
+
+
+def read_profile(text: str, where: str = "") -> Profile:
+    """The profile that a TOML text describes. Raises `ProfileError` as `load_profile` does."""
+    try:
+        data = tomllib.loads(text)
+    except tomllib.TOMLDecodeError as error:
+        raise ProfileError(f"not TOML: {error}", where) from None
+    reader = _Reader(where)
+    device = reader.table(data, "device")
+    matrix = {
+        dtype: Matrix(**{key: reader.number(row, key, f"device.matrix.{dtype}") for key in row})
+        for dtype, row in reader.table(device, "matrix").items()
+    }
+    vector = reader.table(device, "vector")
+    levels = tuple(
+        Level(str(row.get("name", "link")), int(reader.number(row, "size", "level")), *(reader.number(row, key, "level") for key in ("latency", "bandwidth")))
+        for row in reader.rows(data, "level")
+    )  # fmt: skip
+    lines = tuple(
+        Line(
+            str(row.get("name")),
+            int(reader.number(row, "ranks", "collective")),
+            reader.number(row, "latency", "collective", zero=True),
+            reader.number(row, "seconds_per_byte", "collective"),
+        )
+        for row in data.get("collective", [])
+    )
+    if not levels:
+        raise ProfileError("a profile has at least one [[level]] of links", where)
+    return Profile(
+        name=str(data.get("name", where)),
+        devices=int(reader.number(data, "devices", "")),
+        memory=reader.number(device, "memory", "device"),
+        bandwidth=reader.number(device, "bandwidth", "device"),
+        overhead=reader.number(device, "overhead", "device", zero=True),
+        matrix=matrix,
+        vector={dtype: reader.number(vector, dtype, "device.vector") for dtype in vector},
+        levels=levels,
+        lines=lines,
+        overlap=bool(device.get("overlap", True)),
+        cache=float(device.get("cache", 0.0)),
+        cache_bandwidth=float(device.get("cache_bandwidth", 0.0)),
+        collective_overhead=float(data.get("collective_overhead", 0.0)),
+    )
+
+
+def print_profile(profile: Profile, comment: str = "") -> str:
+    """The profile as TOML; `comment` goes at its head."""
+    lines = [f"# {line}".rstrip() for line in comment.splitlines()]
+    lines += [f'name = "{profile.name}"', f"devices = {profile.devices}"]
+    if profile.collective_overhead:
+        lines.append(f"collective_overhead = {profile.collective_overhead:.6g}")
+    lines += ["", "[device]", f"memory = {profile.memory:.6g}", f"bandwidth = {profile.bandwidth:.6g}"]
+    lines += [f"overhead = {profile.overhead:.6g}", f"overlap = {str(profile.overlap).lower()}"]
+    if profile.cache:
+        lines += [f"cache = {profile.cache:.6g}", f"cache_bandwidth = {profile.cache_bandwidth:.6g}"]
+    for dtype, matrix in profile.matrix.items():
+        lines += ["", f"[device.matrix.{dtype}]", f"flops = {matrix.flops:.6g}"]
+        for key in ("half_rows", "half_columns", "half_inner"):
+            lines.append(f"{key} = {getattr(matrix, key):.6g}")
+    lines += ["", "[device.vector]", *(f"{dtype} = {rate:.6g}" for dtype, rate in profile.vector.items())]
+    for level in profile.levels:
+        lines += ["", "[[level]]", f'name = "{level.name}"', f"size = {level.size}"]
+        lines += [f"latency = {level.latency:.6g}", f"bandwidth = {level.bandwidth:.6g}"]
+    for line in profile.lines:
+        lines += ["", "[[collective]]", f'name = "{line.collective}"', f"ranks = {line.ranks}"]
+        lines += [f"latency = {line.latency:.6g}", f"seconds_per_byte = {line.seconds_per_byte:.6g}"]
+    return "\n".join(lines) + "\n"
+
+
+@dataclass(frozen=True)
+class _Reader:
+    where: str
+
+    def table(self, data: Mapping[str, Any], key: str) -> Mapping[str, Any]:
+        found = data.get(key)
+        if not isinstance(found, dict) or not found:
+            raise ProfileError(f"expected a table [{key}]", self.where)
+        return found
+
+    def rows(self, data: Mapping[str, Any], key: str) -> list[Mapping[str, Any]]:
+        found = data.get(key, [])
+        if not isinstance(found, list):
+            raise ProfileError(f"expected tables [[{key}]]", self.where)
+        return found
+
+    def number(self, data: Mapping[str, Any], key: str, inside: str, zero: bool = False) -> float:
+        found = data.get(key)
+        allowed = zero or key.startswith("half_")
+        if not isinstance(found, (int, float)) or isinstance(found, bool) or found < 0 or (found == 0 and not allowed):
+            raise ProfileError(f"expected a positive number {key!r} in [{inside}], found {found!r}", self.where)
+        return float(found)

@@ -1,0 +1,293 @@
+"""The simulator: when each op of a distributed program runs on each device, and what memory is live.
+
+A domain of the abstract interpreter (section 3.3 of the DistIR paper). Devices that do the same are one class, and a
+function that is called again in the same state is not simulated again: its clocks, memory and time line are reused.
+The state of a call is how far apart the clocks of its devices are, and which operands it uses for the last time.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+
+from distir_relax.analysis.classes import DeviceClasses, Devices
+from distir_relax.analysis.interpreter import Domain, Interpreter
+from distir_relax.analysis.memory import ACTIVATIONS, CATEGORIES, GRADIENTS, OF_ROLE, WORKSPACE, Gradients
+from distir_relax.analysis.profile import Profile
+from distir_relax.analysis.simulation import Called, Change, Event, Peak, Simulation
+from distir_relax.analysis.work import Bytes, Planner, Work
+from distir_relax.errors import VerificationError
+from distir_relax.ir import Function, Module, Op, Value
+
+
+def simulate_module(module: Module, profile: Profile) -> Simulation:
+    """Run a program of the distributed stage on the machine of a profile, without running it.
+
+    Raises `VerificationError` for a program that is not of that stage or lacks types, `ProfileError` for one that uses
+    devices which the machine does not have.
+    """
+    if module.stage != "distributed":
+        raise VerificationError(f"a program of the distributed stage is simulated, found the {module.stage} stage")
+    classes = DeviceClasses(module, profile)
+    domain = _Simulator(module, profile, classes)
+    main = module.main
+    frame = domain.enter(main, None, [0] * (classes.count * domain.streams), (False,) * len(main.outputs))
+    inputs = []
+    for item in main.inputs:
+        handle = Handle(domain.planner.bytes_of(item.value, None), OF_ROLE[item.role], False)
+        frame.change(handle, 1)
+        inputs.append(handle)
+    frame.note_peak([(c, 0) for c in range(classes.count)], None)
+    Interpreter(module, domain).run(inputs)
+    return Simulation(
+        module, profile, classes.of, classes.members, frame.clocks, frame.busy, frame.beside, frame.peaks,
+        frame.events, frame.changes, frame.device_ops,
+    )  # fmt: skip
+
+
+@dataclass(slots=True, eq=False)
+class Handle:
+    """The storage of a value, of which several values may be views: its bytes by class, and who may free it.
+
+    `number` is its place among the inputs of the function being simulated, -1 for what the function made.
+    """
+
+    bytes: Bytes
+    category: int
+    freeable: bool
+    users: int = 1
+    number: int = -1
+
+
+@dataclass(slots=True)
+class _Frame:
+    """A function being simulated, time and memory counted from its start."""
+
+    function: Function
+    devices: Devices | None
+    gradients: frozenset[str]
+    made_on: dict[str, int]
+    clocks: list[int]
+    classes: int
+    works: dict[int, Work]
+    live: list[list[int]] = field(init=False)
+    total: list[int] = field(init=False)
+    peaks: list[Peak] = field(init=False)
+    busy: list[list[int]] = field(init=False)
+    beside: list[int] = field(init=False)
+    events: list[Event | Called] = field(default_factory=list)
+    changes: list[Change | Called] = field(default_factory=list)
+    freed: set[int] = field(default_factory=set)
+    device_ops: int = 0
+
+    def __post_init__(self) -> None:
+        n = self.classes
+        self.live = [[0] * len(CATEGORIES) for _ in range(n)]
+        self.total, self.beside = [0] * n, [0] * n
+        self.peaks = [Peak(0, (0,) * len(CATEGORIES), ()) for _ in range(n)]
+        self.busy = [[0] * n, [0] * n]
+
+    def change(self, handle: Handle, sign: int) -> None:
+        """Storage is taken (1) or given back (-1)."""
+        for c, size in handle.bytes:
+            self.live[c][handle.category] += sign * size
+            self.total[c] += sign * size
+            self.changes.append(Change(self.clocks[c], c, sign * size, handle.category))
+
+    def note_peak(self, needed: Sequence[tuple[int, int]], op: Op | None) -> None:
+        """Note if more memory is live now than ever before, with what `op` needs on each class while it runs."""
+        for c, extra in needed:
+            if self.total[c] + extra > self.peaks[c].bytes:
+                split = list(self.live[c])
+                split[WORKSPACE] += extra
+                self.peaks[c] = Peak(self.total[c] + extra, tuple(split), (op,) if op else ())
+
+
+@dataclass(frozen=True, slots=True)
+class _Summary:
+    """What a call does, from its start; reused whenever it is entered in the same state.
+
+    `outputs` has, for each output, the number of the input in whose storage it lies, or -1, and otherwise which of
+    `made`, the storages that the function made and gives, it is.
+    """
+
+    frame: _Frame
+    began: tuple[int, ...]
+    outputs: tuple[tuple[int, int], ...]
+    made: tuple[Handle, ...]
+
+
+@dataclass
+class _Simulator(Domain[Handle]):
+    module: Module
+    profile: Profile
+    classes: DeviceClasses
+    planner: Planner = field(init=False)
+    streams: int = field(init=False)
+    frames: list[_Frame] = field(default_factory=list)
+    gradients: Gradients = field(init=False)
+    _works: dict[tuple[str, int], dict[int, Work]] = field(default_factory=dict)
+    _made_on: dict[str, dict[str, int]] = field(default_factory=dict)
+    _summaries: dict[object, _Summary] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        names = {str(op.attrs["stream"]) for f in self.module.functions for op in f.ops if "stream" in op.attrs}
+        numbers = {name: i + 1 for i, name in enumerate(sorted(names))}
+        self.streams = len(numbers) + 1
+        self.planner = Planner(self.profile, self.classes, numbers)
+        self.gradients = Gradients(self.module)
+
+    def enter(
+        self, function: Function, devices: Devices | None, clocks: list[int], outputs: tuple[bool, ...]
+    ) -> _Frame:
+        """Begin a function on `devices`, None for the entry function."""
+        works = self._works.setdefault((function.name, id(devices)), {})
+        made_on = self._made_on.get(function.name)
+        if made_on is None:
+            streams = self.planner.streams
+            made_on = self._made_on[function.name] = {
+                v.name: streams[str(op.attrs["stream"])]
+                for op in function.ops
+                if "stream" in op.attrs
+                for v in op.results
+            }
+        gradients = self.gradients.of(function, outputs)
+        self.frames.append(_Frame(function, devices, gradients, made_on, clocks, self.classes.count, works))
+        return self.frames[-1]
+
+    def apply(self, op: Op, operands: Sequence[Handle]) -> list[Handle]:
+        frame = self.frames[-1]
+        work = frame.works.get(id(op))
+        if work is None:
+            work = frame.works[id(op)] = self.planner.plan(op, frame.devices, frame.made_on)
+        results = []
+        took = False
+        for value, made in zip(op.results, work.makes, strict=True):
+            if made is None:
+                operands[0].users += 1
+                results.append(operands[0])
+                continue
+            took = True
+            results.append(Handle(made, GRADIENTS if value.name in frame.gradients else ACTIVATIONS, True))
+            frame.change(results[-1], 1)
+        if took or any(extra for _, extra in work.workspace):
+            frame.note_peak(work.workspace, op)
+        clocks = frame.clocks
+        busy = frame.beside if work.stream else frame.busy[work.kind]
+        for step in work.steps:
+            start = max([clocks[c] for c in step.waits])
+            for c in step.sets:
+                clocks[c] = start + step.duration
+            for c in step.classes:
+                busy[c] += step.duration
+            frame.events.append(Event(op, step.classes, start, step.duration, work.kind, work.stream))
+        for clock, other in work.joins:
+            clocks[clock] = max(clocks[clock], clocks[other])
+        frame.device_ops += work.devices
+        return results
+
+    def release(self, value: Value, element: Handle) -> None:
+        element.users -= 1
+        if element.users == 0 and element.freeable:
+            frame = self.frames[-1]
+            frame.change(element, -1)
+            frame.freed.add(element.number)
+            element.freeable = False
+
+    def call(
+        self,
+        op: Op,
+        callee: Function,
+        operands: Sequence[Handle],
+        last: Sequence[bool],
+        run: Callable[[Sequence[Handle]], list[Handle]],
+    ) -> list[Handle]:
+        frame = self.frames[-1]
+        devices = self.classes.mapped(op.attrs["devices"], frame.devices)  # type: ignore[arg-type]
+        clocks, base = self._relative(frame, devices)
+        # Storage that is used for the last time in this call is the function's to free.
+        ends: dict[int, int] = {}
+        for handle, gone in zip(operands, last, strict=True):
+            ends[id(handle)] = ends.get(id(handle), 0) + gone
+        first: dict[int, int] = {}
+        shape = tuple(
+            (first.setdefault(id(h), i), h.category, h.freeable and ends[id(h)] == h.users)
+            for i, h in enumerate(operands)
+        )
+        outputs = tuple(v.name in frame.gradients for v in op.results)
+        key = (callee.name, id(devices), tuple(clocks), shape, outputs)
+        summary = self._summaries.get(key)
+        if summary is None:
+            summary = self._simulate(callee, devices, clocks, shape, outputs, operands, run)
+            self._summaries[key] = summary
+        return self._take_over(frame, op, summary, operands, base)
+
+    def _relative(self, frame: _Frame, devices: Devices) -> tuple[list[int], int]:
+        """The clocks of a call's devices from the earliest of them on; those of other devices do not matter."""
+        present, count = self.planner.present(devices), frame.classes
+        base = min(frame.clocks[c] for c in present)
+        clocks = [0] * len(frame.clocks)
+        for c in present:
+            # A stream that is behind its device's own order has nothing left to do.
+            for place in range(c, len(clocks), count):
+                clocks[place] = max(frame.clocks[place], frame.clocks[c]) - base
+        return clocks, base
+
+    def _simulate(
+        self,
+        callee: Function,
+        devices: Devices,
+        clocks: list[int],
+        shape: Sequence[tuple[int, int, bool]],
+        outputs: tuple[bool, ...],
+        operands: Sequence[Handle],
+        run: Callable[[Sequence[Handle]], list[Handle]],
+    ) -> _Summary:
+        frame = self.enter(callee, devices, list(clocks), outputs)
+        inside: list[Handle] = []
+        for i, (where, category, mine) in enumerate(shape):
+            if where != i:
+                inside[where].users += 1
+                inside.append(inside[where])
+            else:
+                inside.append(Handle(operands[i].bytes, category, mine, number=i))
+        given = run(inside)
+        self.frames.pop()
+        made: dict[int, int] = {}
+        places = tuple((h.number, -1 if h.number >= 0 else made.setdefault(id(h), len(made))) for h in given)
+        kept = {id(h): h for h in given if h.number < 0}
+        return _Summary(frame, tuple(clocks), places, tuple(kept.values()))
+
+    def _take_over(
+        self, frame: _Frame, op: Op, summary: _Summary, operands: Sequence[Handle], base: int
+    ) -> list[Handle]:
+        """Let the caller go on from where a call leaves it."""
+        inner = summary.frame
+        called = Called(op, inner.events, inner.changes, base)
+        frame.events.append(called)
+        frame.changes.append(called)
+        for place, (before, after) in enumerate(zip(summary.began, inner.clocks, strict=True)):
+            if after != before:
+                frame.clocks[place] = base + after
+        for c in self.planner.present(inner.devices or ()):
+            peak = inner.peaks[c]
+            if frame.total[c] + peak.bytes > frame.peaks[c].bytes:
+                split = tuple(a + b for a, b in zip(frame.live[c], peak.split, strict=True))
+                frame.peaks[c] = Peak(frame.total[c] + peak.bytes, split, (op, *peak.ops))
+            frame.live[c] = [a + b for a, b in zip(frame.live[c], inner.live[c], strict=True)]
+            frame.total[c] += inner.total[c]
+            frame.beside[c] += inner.beside[c]
+            for kind in (0, 1):
+                frame.busy[kind][c] += inner.busy[kind][c]
+        frame.device_ops += inner.device_ops
+        for number in inner.freed:
+            if number >= 0:
+                operands[number].freeable = False
+                frame.freed.add(operands[number].number)
+        made = [Handle(h.bytes, h.category, True, 0) for h in summary.made]
+        results = []
+        for number, new in summary.outputs:
+            handle = operands[number] if number >= 0 else made[new]
+            handle.users += 1
+            results.append(handle)
+        return results

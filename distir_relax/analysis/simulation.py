@@ -1,0 +1,210 @@
+"""What a simulation found: makespan, each device's time line, memory and where it peaks."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from distir_relax.analysis.memory import CATEGORIES
+from distir_relax.analysis.profile import Profile
+from distir_relax.analysis.work import COMMUNICATION, COMPUTE, FEMTOSECONDS
+from distir_relax.ir import Module, Op
+
+
+@dataclass(frozen=True, slots=True)
+class Event:
+    """An op that keeps classes of devices busy, in femtoseconds from the start of its function."""
+
+    op: Op
+    classes: tuple[int, ...]
+    start: int
+    duration: int
+    kind: int
+    stream: int
+
+
+@dataclass(frozen=True, slots=True)
+class Change:
+    """Memory taken (bytes > 0) or given back on one class, at a time from the start of its function."""
+
+    time: int
+    device_class: int
+    bytes: int
+    category: int
+
+
+@dataclass(frozen=True, slots=True)
+class Called:
+    """A call: the events and changes of its function, from `base` on."""
+
+    op: Op
+    events: list[Event | Called]
+    changes: list[Change | Called]
+    base: int
+
+
+@dataclass(frozen=True, slots=True)
+class Peak:
+    """The most memory live at once: its bytes, how it splits into categories, and the op at which it stands.
+
+    `ops` leads from the entry function through calls to the op; it is empty where the inputs alone are the peak.
+    """
+
+    bytes: int
+    split: tuple[int, ...]
+    ops: tuple[Op, ...]
+
+    def __str__(self) -> str:
+        if not self.ops:
+            return "the inputs"
+        path = " in ".join(f"%{op.results[0].name} = {op.name}" if op.results else op.name for op in reversed(self.ops))
+        return f"{path}{f' ({self.ops[-1].location})' if self.ops[-1].location else ''}"
+
+
+@dataclass
+class Simulation:
+    """A program's run on a machine, as predicted. Times are seconds, sizes bytes.
+
+    `class_of[d]` is the class of device `d`; devices of a class do the same at the same times. `samples` is how many
+    samples the program processes, where that is known.
+    """
+
+    module: Module
+    profile: Profile
+    class_of: npt.NDArray[Any]
+    members: list[npt.NDArray[Any]]
+    clocks: list[int]
+    busy: list[list[int]]
+    beside: list[int]
+    peaks: list[Peak]
+    _events: list[Event | Called] = field(repr=False)
+    _changes: list[Change | Called] = field(repr=False)
+    device_ops: int = 0
+    samples: int | None = None
+
+    @property
+    def makespan(self) -> float:
+        """From the start to the end of the last op on any device."""
+        return max(self.clocks) / FEMTOSECONDS
+
+    @property
+    def throughput(self) -> float | None:
+        """Samples per second; None where the number of samples is not known."""
+        return self.samples / self.makespan if self.samples and self.makespan else None
+
+    @property
+    def devices(self) -> int:
+        """How many devices there are."""
+        return len(self.class_of)
+
+    @property
+    def compute(self) -> npt.NDArray[Any]:
+        """For each device, how long it computes."""
+        return self._by_device(self.busy[COMPUTE])
+
+    @property
+    def communicate(self) -> npt.NDArray[Any]:
+        """For each device, how long it communicates while it does nothing else."""
+        return self._by_device(self.busy[COMMUNICATION])
+
+    @property
+    def idle(self) -> npt.NDArray[Any]:
+        """For each device, how long it waits: compute + communicate + idle is the makespan."""
+        found: npt.NDArray[Any] = self.makespan - self.compute - self.communicate
+        return found
+
+    @property
+    def overlapped(self) -> npt.NDArray[Any]:
+        """For each device, how long its streams are busy beside its own order of ops."""
+        return self._by_device(self.beside)
+
+    @property
+    def bubble(self) -> float:
+        """The share of the devices' time in which they wait."""
+        return float(self.idle.mean() / self.makespan) if self.makespan else 0.0
+
+    @property
+    def communication(self) -> float:
+        """The share of the devices' time in which they communicate and do nothing else."""
+        return float(self.communicate.mean() / self.makespan) if self.makespan else 0.0
+
+    @property
+    def peak_memory(self) -> npt.NDArray[Any]:
+        """For each device, the most bytes that are live at once."""
+        found: npt.NDArray[Any] = np.array([peak.bytes for peak in self.peaks])[self.class_of]
+        return found
+
+    @property
+    def fits(self) -> bool:
+        """Whether every device's peak is within its memory."""
+        return max(peak.bytes for peak in self.peaks) <= self.profile.memory
+
+    def peak(self, device: int) -> Peak:
+        """Where the memory of a device peaks."""
+        return self.peaks[int(self.class_of[device])]
+
+    def events(self) -> Iterator[tuple[Event, int]]:
+        """Every op that keeps devices busy, in program order, with its start in femtoseconds from the beginning."""
+        return _flat(self._events, 0)
+
+    def memory_curve(self, device: int) -> list[tuple[float, tuple[int, ...]]]:
+        """The live memory of a device by category (`CATEGORIES`), each time it changes, in program order."""
+        mine = int(self.class_of[device])
+        live = [0] * len(CATEGORIES)
+        curve: list[tuple[float, tuple[int, ...]]] = []
+        for change, base in _changes(self._changes, 0):
+            if change.device_class != mine or not change.bytes:
+                continue
+            live[change.category] += change.bytes
+            time = (base + change.time) / FEMTOSECONDS
+            if curve and curve[-1][0] == time and change.bytes > 0:
+                curve.pop()
+            curve.append((time, tuple(live)))
+        return curve
+
+    def as_json(self) -> dict[str, Any]:
+        """The result as plain numbers and lists, for machines."""
+        return {
+            "makespan_s": self.makespan,
+            "throughput": self.throughput,
+            "samples": self.samples,
+            "peak_memory_bytes": self.peak_memory.tolist(),
+            "bubble": self.bubble,
+            "communication": self.communication,
+            "fits": self.fits,
+            "profile": self.profile.name,
+            "devices": self.devices,
+            "compute_s": self.compute.tolist(),
+            "communication_s": self.communicate.tolist(),
+            "idle_s": self.idle.tolist(),
+            "overlapped_s": self.overlapped.tolist(),
+            "peak": [
+                {"op": str(peak), **dict(zip(CATEGORIES, peak.split, strict=True))}
+                for peak in (self.peaks[c] for c in self.class_of)
+            ],
+            "device_ops": self.device_ops,
+        }
+
+    def _by_device(self, by_class: list[int]) -> npt.NDArray[Any]:
+        found: npt.NDArray[Any] = (np.array(by_class, dtype=float) / FEMTOSECONDS)[self.class_of]
+        return found
+
+
+def _flat(events: list[Event | Called], base: int) -> Iterator[tuple[Event, int]]:
+    for event in events:
+        if isinstance(event, Called):
+            yield from _flat(event.events, base + event.base)
+        else:
+            yield event, base + event.start
+
+
+def _changes(changes: list[Change | Called], base: int) -> Iterator[tuple[Change, int]]:
+    for change in changes:
+        if isinstance(change, Called):
+            yield from _changes(change.changes, base + change.base)
+        else:
+            yield change, base

@@ -1,0 +1,191 @@
+"""What each op does to the devices of its classes: how long it keeps them, with whom, and what memory it takes."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from distir_relax.analysis.classes import DeviceClasses, Devices
+from distir_relax.analysis.cost import op_seconds
+from distir_relax.analysis.network import seconds_of
+from distir_relax.analysis.profile import Profile
+from distir_relax.errors import VerificationError
+from distir_relax.ir import Op, PlacedType, TensorType, Value
+from distir_relax.ops import OpDef, lookup
+from distir_relax.ops.check import local_attrs
+
+FEMTOSECONDS = 1e15
+"""Time is counted in whole femtoseconds, so that equal states are recognised."""
+
+COMPUTE, COMMUNICATION = 0, 1
+
+Bytes = tuple[tuple[int, int], ...]
+"""Bytes by class."""
+
+
+@dataclass(frozen=True, slots=True)
+class Step:
+    """One thing that happens: it starts when all clocks of `waits` are there, and moves those of `sets`."""
+
+    classes: tuple[int, ...]
+    waits: tuple[int, ...]
+    sets: tuple[int, ...]
+    duration: int
+
+
+@dataclass(frozen=True, slots=True)
+class Work:
+    """What an op does. `makes` has the bytes of each result, None where it lies in the storage of operand 0.
+
+    `joins` are the clocks that a wait sets, each with that of the stream it waits for. `stream` is 0 for the devices'
+    own order of ops. `devices` is how many devices the op keeps busy; `workspace` names each of its classes.
+    """
+
+    steps: tuple[Step, ...]
+    makes: tuple[Bytes | None, ...]
+    workspace: Bytes
+    kind: int
+    stream: int
+    devices: int
+    joins: tuple[tuple[int, int], ...] = ()
+
+
+@dataclass
+class Planner:
+    """Finds the work of ops; times are computed once for each distinct local op."""
+
+    profile: Profile
+    classes: DeviceClasses
+    streams: Mapping[str, int]
+    """The number of each stream, from 1 on. The clock of class c on stream s is c + s * (number of classes)."""
+    _bytes: dict[tuple[int, int], Bytes] = field(default_factory=dict)
+    _present: dict[int, tuple[int, ...]] = field(default_factory=dict)
+    _times: dict[object, int] = field(default_factory=dict)
+
+    def present(self, devices: Devices) -> tuple[int, ...]:
+        """The classes of a device set."""
+        found = self._present.get(id(devices))
+        if found is None:
+            self.classes.index(devices)
+            found = self._present[id(devices)] = tuple(sorted(set(self.classes.of[list(devices)].tolist())))
+        return found
+
+    def bytes_of(self, value: Value, onto: Devices | None) -> Bytes:
+        """What a value takes on each class that has it. `onto` are the devices of the function's call."""
+        kind = placed_type(value)
+        key = (id(kind), id(onto))
+        found = self._bytes.get(key)
+        if found is None:
+            devices = self.classes.mapped(kind.devices, onto)
+            found = tuple((c, kind.local(i).bytes) for c, i in self._representatives(devices))
+            self._bytes[key] = found
+        return found
+
+    def plan(self, op: Op, onto: Devices | None, made_on: Mapping[str, int]) -> Work:
+        """The work of an op of a function that runs on `onto`, of the entry function if that is None.
+
+        `made_on` has the stream of the function's values that are made on one.
+        """
+        entry = lookup(op.name, op.location)
+        results = [placed_type(v) for v in op.results]
+        devices = self.classes.mapped(results[0].devices, onto)
+        makes = tuple(None if entry.cost.shares else self.bytes_of(v, onto) for v in op.results)
+        if entry.role == "wait":
+            return Work((), makes, (), COMMUNICATION, 0, 0, self._joins(devices, made_on.get(op.operands[0].name, 0)))
+        stream = self.streams[str(op.attrs["stream"])] if "stream" in op.attrs else 0
+        if entry.communicates or entry.role == "transfer":
+            steps = self._communication(op, entry, devices, onto, stream)
+            kind = COMMUNICATION
+        else:
+            steps = self._computation(op, entry, devices, onto, stream)
+            kind = COMPUTE
+        count = 0 if entry.cost.view or entry.role == "scalar" else len(devices)
+        if entry.role == "transfer":
+            count *= 2
+        return Work(steps, makes, self._workspace(op, entry, devices), kind, stream, count)
+
+    def _computation(
+        self, op: Op, entry: OpDef, devices: Devices, onto: Devices | None, stream: int
+    ) -> tuple[Step, ...]:
+        steps = []
+        for c, i in self._representatives(devices):
+            operands = self._operands(op, devices[i], onto)
+            attrs = local_attrs(op.attrs, i)
+            results = [placed_type(v).local(i) for v in op.results]
+            key = (op.name, tuple(operands), tuple(map(str, attrs.items())), tuple(results))
+            if key not in self._times:
+                self._times[key] = femtoseconds(op_seconds(self.profile, entry, operands, attrs, results))
+            steps.append(self._step((c,), stream, self._times[key]))
+        return tuple(step for step in steps if step.duration)
+
+    def _operands(self, op: Op, device: int, onto: Devices | None) -> list[TensorType]:
+        found = []
+        for value in op.operands:
+            kind = placed_type(value)
+            place = self.classes.index(self.classes.mapped(kind.devices, onto)).get(device)
+            if place is not None:
+                found.append(kind.local(place))
+        return found
+
+    def _communication(
+        self, op: Op, entry: OpDef, devices: Devices, onto: Devices | None, stream: int
+    ) -> tuple[Step, ...]:
+        """Each set of classes that communicate with each other, once."""
+        collective = entry.cost.collective
+        steps: dict[tuple[int, ...], Step] = {}
+        operand = placed_type(op.operands[0])
+        source = self.classes.mapped(operand.devices, onto)
+        index = self.classes.index(source)
+        if entry.role == "transfer":
+            groups = [
+                ((source[i], devices[i]), [operand.local(i).bytes])
+                for _, i in (*self._representatives(source), *self._representatives(devices))
+            ]
+        else:
+            rows = self.classes.groups(str(op.attrs["axis"]), devices)
+            groups = []
+            wanted = {self.classes.members[c][0] for c in self.present(devices)}
+            for row in rows[[any(d in wanted for d in row) for row in rows.tolist()]].tolist():
+                groups.append((tuple(row), [operand.local(index[d]).bytes for d in row]))
+        for members, held in groups:
+            present = tuple(sorted({int(self.classes.of[d]) for d in members}))
+            if present not in steps:
+                key = (collective, tuple(members), tuple(held))
+                if key not in self._times:
+                    self._times[key] = femtoseconds(seconds_of(self.profile, collective, members, held))
+                steps[present] = self._step(present, stream, self._times[key])
+        return tuple(steps.values())
+
+    def _step(self, classes: tuple[int, ...], stream: int, duration: int) -> Step:
+        if not stream:
+            return Step(classes, classes, classes, duration)
+        clocks = tuple(c + stream * self.classes.count for c in classes)
+        return Step(classes, (*classes, *clocks), clocks, duration)
+
+    def _joins(self, devices: Devices, stream: int) -> tuple[tuple[int, int], ...]:
+        return tuple((c, c + stream * self.classes.count) for c in self.present(devices)) if stream else ()
+
+    def _workspace(self, op: Op, entry: OpDef, devices: Devices) -> Bytes:
+        needs = entry.cost.workspace
+        found = []
+        for c, i in self._representatives(devices):
+            results = [placed_type(v).local(i) for v in op.results]
+            found.append((c, int(needs([], local_attrs(op.attrs, i), results)) if needs else 0))
+        return tuple(found)
+
+    def _representatives(self, devices: Devices) -> list[tuple[int, int]]:
+        """For each class of a device set, all of which is in it, the place there of one of its devices."""
+        index = self.classes.index(devices)
+        return [(c, index[int(self.classes.members[c][0])]) for c in self.present(devices)]
+
+
+def femtoseconds(seconds: float) -> int:
+    """A time as a whole number."""
+    return round(seconds * FEMTOSECONDS)
+
+
+def placed_type(value: Value) -> PlacedType:
+    """The type of a value. Raises `VerificationError` when it has none yet or lies on no devices."""
+    if not isinstance(value.type, PlacedType):
+        raise VerificationError(f"{value} has no type on devices: {value.type}", "", "infer_types finds it")
+    return value.type
