@@ -8,12 +8,28 @@ from typing import TYPE_CHECKING, Any
 from distir_relax.errors import DistIRError
 
 if TYPE_CHECKING:
+    from distir_relax.analysis.profile import load_profile
     from distir_relax.compiler import Plan, SurpriseGather, compile
     from distir_relax.ir import DeviceMesh
+    from distir_relax.ops import define as define_op
     from distir_relax.sharding.annotate import annotate_sharding
+    from distir_relax.simulator import simulate
+    from distir_relax.transforms import ProgramBuilder, Strategy
 
 __version__ = "0.1.0"
-__all__ = ["DeviceMesh", "DistIRError", "Plan", "SurpriseGather", "annotate_sharding", "compile"]
+__all__ = [
+    "DeviceMesh",
+    "DistIRError",
+    "Plan",
+    "ProgramBuilder",
+    "Strategy",
+    "SurpriseGather",
+    "annotate_sharding",
+    "compile",
+    "define_op",
+    "load_profile",
+    "simulate",
+]
 
 # A rank that runs a bundle imports this package too, and must not pay for the compiler.
 _HOMES = {
@@ -22,10 +38,17 @@ _HOMES = {
     "SurpriseGather": "distir_relax.compiler",
     "annotate_sharding": "distir_relax.sharding.annotate",
     "compile": "distir_relax.compiler",
+    "define_op": "distir_relax.ops",
+    "load_profile": "distir_relax.analysis.profile",
+    "ProgramBuilder": "distir_relax.transforms",
+    "simulate": "distir_relax.simulator",
+    "Strategy": "distir_relax.transforms",
 }
+# Inside the op table the word "op" goes without saying.
+_NAMES = {"define_op": "define"}
 
 
 def __getattr__(name: str) -> Any:
     if name in _HOMES:
-        return getattr(importlib.import_module(_HOMES[name]), name)
+        return getattr(importlib.import_module(_HOMES[name]), _NAMES.get(name, name))
     raise AttributeError(f"module 'distir_relax' has no attribute {name!r}")

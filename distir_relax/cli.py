@@ -173,6 +173,47 @@ def rules(
 
 
 @app.command()
+def simulate(
+    model: Annotated[
+        str, typer.Argument(metavar="MODEL", help="A bundle, a program's text, FILE.py:FUNCTION or FILE.onnx.")
+    ],
+    profile: Annotated[str, typer.Option(help="The machine: a name (NAME:NODES for several nodes) or a .toml file.")],
+    strategy: Annotated[str | None, typer.Option(metavar="D/T/P/K", help="Passed to the function.")] = None,
+    global_batch: Annotated[int | None, typer.Option(min=1, help="Passed to the function; for the throughput.")] = None,
+    input_shape: Annotated[
+        list[str] | None, typer.Option(metavar="NAME=1,3,224,224", help="The shape of an input of FILE.onnx.")
+    ] = None,
+    shard: Annotated[list[str] | None, typer.Option(metavar="PATTERN=PLACEMENT", help="For FILE.onnx.")] = None,
+    mesh: Annotated[str | None, typer.Option(metavar="2x3", help="The mesh's shape, for FILE.onnx.")] = None,
+    axes: Annotated[str | None, typer.Option(metavar="dp,tp", help="The names of the mesh's axes.")] = None,
+    trace: Annotated[Path | None, typer.Option(help="Write the time line to this .json, for Perfetto.")] = None,
+    html: Annotated[Path | None, typer.Option(help="Write a report page to this .html.")] = None,
+    json: Annotated[bool, typer.Option("--json", help="Print the result as JSON.")] = False,
+) -> None:
+    """Predict time and memory of a program on a machine, without running it."""
+    from distir_relax.compile_target import read_mesh, read_shapes, read_shardings
+    from distir_relax.report.simulation import json_text, summary, write_trace
+    from distir_relax.simulator import simulate as predict
+
+    found = predict(
+        model,
+        profile=profile,
+        strategy=strategy,
+        global_batch=global_batch,
+        input_shapes=read_shapes(input_shape or ()),
+        shardings=read_shardings(shard or ()),
+        mesh=read_mesh(mesh, axes),
+    )
+    if trace is not None:
+        write_trace(found, trace)
+    if html is not None:
+        from distir_relax.report.page import write_page
+
+        write_page(found, html, title=f"{model} on {found.profile.name}")
+    typer.echo(json_text(found) if json else summary(found))
+
+
+@app.command()
 def run(
     bundle: BundleArgument,
     input: InputOption = None,

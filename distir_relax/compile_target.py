@@ -2,18 +2,15 @@
 
 from __future__ import annotations
 
-import difflib
-import importlib.util
 import inspect
-import sys
-import traceback
-from collections.abc import Callable
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from types import ModuleType
 from typing import Any
 
-from distir_relax.errors import DistIRError, ImportModelError, PlacementError
+from distir_relax.errors import ImportModelError, PlacementError
+from distir_relax.ir import DeviceMesh
+from distir_relax.user_function import call_function, find_function
 
 
 @dataclass(frozen=True)
@@ -40,21 +37,16 @@ def compile_target(options: CompileOptions) -> Path:
     """
     import distir_relax
 
-    shardings = dict(map(_sharding, options.shardings))
+    shardings = read_shardings(options.shardings)
     if options.target.endswith(".onnx"):
         return _compile_onnx(shardings, options)
-    file, _, function_name = options.target.rpartition(":")
-    if not file or not function_name.isidentifier():
-        raise ImportModelError(
-            "expected FILE.py:FUNCTION or FILE.onnx", options.target, "for example: examples/mlp.py:build"
-        )
     if options.input_shapes:
         raise ImportModelError(
             "--input-shape is for ONNX files", options.target, "the function's example has the shapes"
         )
-    module = _load(Path(file))
-    function = _find(module, file, function_name)
-    made = _call(function, file, options)
+    function = find_function(options.target)
+    offered = {"ranks": options.ranks, "tail": options.tail, "name": options.name}
+    made = call_function(function, options.target, offered, required=("ranks",))
     if isinstance(made, distir_relax.Plan):
         given = {"--shard": shardings, "--mesh": options.mesh, "--axes": options.axes}
         unused = [flag for flag, value in given.items() if value]
@@ -69,6 +61,21 @@ def compile_target(options: CompileOptions) -> Path:
         plan = _compile(made, shardings, options)
     plan.save(options.output, backends=options.backends)
     return options.output
+
+
+def read_shapes(texts: Sequence[str]) -> dict[str, tuple[int, ...]]:
+    """Shapes of inputs by name from ``x=1,3,224,224``. Raises `ImportModelError` for other texts."""
+    return dict(map(_input_shape, texts))
+
+
+def read_shardings(texts: Sequence[str]) -> dict[str, str]:
+    """Placements by pattern from ``layer.*.weight=S[0]``. Raises `PlacementError` for other texts."""
+    return dict(map(_sharding, texts))
+
+
+def read_mesh(shape: str | None, axes: str | None) -> DeviceMesh | None:
+    """The mesh of ``2x3`` with axes ``dp,tp``, None where neither is given. Raises `PlacementError` for other texts."""
+    return None if shape is None and axes is None else _read_mesh(shape, axes)
 
 
 def _compile(made: Any, shardings: dict[str, str], options: CompileOptions) -> Any:
@@ -96,20 +103,19 @@ def _compile_onnx(shardings: dict[str, str], options: CompileOptions) -> Path:
         raise ImportModelError(
             f"--ranks {options.ranks} is for functions", options.target, f"give --mesh {options.ranks} and --shard"
         )
-    shapes = dict(map(_input_shape, options.input_shapes))
+    shapes = read_shapes(options.input_shapes)
     plan = distir_relax.compile(options.target, input_shapes=shapes, **_common(shardings, options))
     return plan.save(options.output, backends=options.backends)
 
 
 def _common(shardings: dict[str, str], options: CompileOptions) -> dict[str, Any]:
     """The arguments of `compile` that any model takes, where they were given."""
-    import distir_relax
 
     given: dict[str, Any] = {}
     if shardings:
         given["shardings"] = shardings
     if options.mesh is not None or options.axes is not None:
-        given["mesh"] = distir_relax.DeviceMesh(*_mesh(options.mesh, options.axes))
+        given["mesh"] = read_mesh(options.mesh, options.axes)
     if options.tail is not None:
         given["tail"] = options.tail
     if options.name is not None:
@@ -127,72 +133,6 @@ def _input_shape(text: str) -> tuple[str, tuple[int, ...]]:
     return name, tuple(map(int, sizes))
 
 
-def _call(function: Callable[..., Any], file: str, options: CompileOptions) -> Any:
-    parameters = inspect.signature(function).parameters
-    offered = {"ranks": options.ranks, "tail": options.tail, "name": options.name}
-    arguments = {name: value for name, value in offered.items() if value is not None and name in parameters}
-    if options.ranks is not None and "ranks" not in parameters:
-        raise ImportModelError(
-            f"--ranks {options.ranks} was given, but the function has no parameter ranks", options.target,
-            f"write def {function.__name__}(ranks=2): ...")  # fmt: skip
-    needed = [
-        name for name, parameter in parameters.items()
-        if parameter.default is parameter.empty and parameter.kind not in (parameter.VAR_POSITIONAL, parameter.VAR_KEYWORD)
-        and name not in arguments
-    ]  # fmt: skip
-    if needed:
-        hint = f"give --{needed[0]}" if needed[0] in offered else "give them default values"
-        raise ImportModelError(f"the function needs {', '.join(needed)}", options.target, hint)
-    return _users_code(lambda: function(**arguments), file, "was called")
-
-
-def _load(file: Path) -> ModuleType:
-    if not file.is_file():
-        raise ImportModelError("there is no such file", str(file))
-    spec = importlib.util.spec_from_file_location(file.stem, file)
-    if spec is None or spec.loader is None:
-        raise ImportModelError("expected a Python file (.py)", str(file))
-    module = importlib.util.module_from_spec(spec)
-    # As for a script: the file's neighbours can be imported, and its classes know their module.
-    sys.path.insert(0, str(file.resolve().parent))
-    sys.modules[file.stem] = module
-    loader = spec.loader
-    _users_code(lambda: loader.exec_module(module), str(file), "was imported")
-    return module
-
-
-def _find(module: ModuleType, file: str, name: str) -> Callable[..., Any]:
-    function = getattr(module, name, None)
-    if callable(function):
-        return function  # type: ignore[no-any-return]
-    own = [key for key, value in vars(module).items() if callable(value) and not key.startswith("_")]
-    near = difflib.get_close_matches(name, own, 3) or own[:6]
-    problem = "is not a function" if function is not None else "does not exist"
-    raise ImportModelError(f"the function {name!r} {problem}", file, f"the file has: {', '.join(near)}" if near else "")
-
-
-def _users_code(action: Callable[[], Any], file: str, moment: str) -> Any:
-    """Run the user's code; what it raises is told with the user's own frames only."""
-    try:
-        return action()
-    except DistIRError:
-        raise
-    except SyntaxError as wrong:
-        raise ImportModelError(f"not a Python program: {wrong.msg}", f"{wrong.filename}:{wrong.lineno}") from None
-    except (Exception, SystemExit) as wrong:
-        frames = [frame for frame in traceback.extract_tb(wrong.__traceback__) if _is_users(frame.filename)]
-        place = f"{frames[-1].filename}:{frames[-1].lineno}" if frames else file
-        lines = "".join(traceback.format_list(frames)).rstrip()
-        message = f"raised {type(wrong).__name__} when it {moment}: {wrong}"
-        raise ImportModelError(f"{message}\n{lines}" if lines else message, place) from None
-
-
-def _is_users(filename: str) -> bool:
-    ours = str(Path(__file__).parent)
-    outside = ("site-packages", "dist-packages", f"{sys.base_prefix}/lib", "<frozen")
-    return not filename.startswith(ours) and not any(part in filename for part in outside)
-
-
 def _sharding(text: str) -> tuple[str, str]:
     pattern, equals, placement = text.partition("=")
     if not pattern or not equals or not placement:
@@ -202,7 +142,7 @@ def _sharding(text: str) -> tuple[str, str]:
     return pattern, placement
 
 
-def _mesh(shape_text: str | None, axes_text: str | None) -> tuple[tuple[int, ...], tuple[str, ...]]:
+def _read_mesh(shape_text: str | None, axes_text: str | None) -> DeviceMesh:
     sizes = (shape_text or "").lower().split("x")
     if not all(size.isdecimal() and int(size) > 0 for size in sizes):
         raise PlacementError(
@@ -213,4 +153,4 @@ def _mesh(shape_text: str | None, axes_text: str | None) -> tuple[tuple[int, ...
     axes = tuple(axes_text.split(",")) if axes_text else default
     if len(axes) != len(shape) or len(set(axes)) != len(axes) or not all(axes):
         raise PlacementError(f"expected {len(shape)} distinct names, found {axes_text!r}", "--axes")
-    return shape, axes
+    return DeviceMesh(shape, axes)

@@ -2,6 +2,6 @@
 
 from distir_relax.analysis.interpret import interpret
 from distir_relax.analysis.layout import assemble, scatter
-from distir_relax.analysis.reference import execute, run_devices
+from distir_relax.analysis.reference import execute, execute_program, run_devices
 
-__all__ = ["assemble", "execute", "interpret", "run_devices", "scatter"]
+__all__ = ["assemble", "execute", "execute_program", "interpret", "run_devices", "scatter"]

@@ -1,13 +1,15 @@
-"""The reference executor: runs a program of the global stage op by op, on real tensors."""
+"""The reference executor of the global stage: the abstract interpreter over real tensors."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
+from distir_relax.analysis.interpreter import Domain, Interpreter
 from distir_relax.errors import RunError
-from distir_relax.ir import Function, TensorType
+from distir_relax.ir import Function, Module, Op
 from distir_relax.ops import evaluate
+from distir_relax.ops.dispatch import type_of
 
 if TYPE_CHECKING:
     import torch
@@ -19,21 +21,19 @@ def interpret(function: Function, inputs: Mapping[str, torch.Tensor]) -> dict[st
     `inputs` holds a tensor for each of the function's inputs, parameters and constants included, by value name.
     Raises `RunError` when one is missing or is not of the declared shape and dtype.
     """
-    values: dict[str, torch.Tensor] = {}
-    last_use = {v.name: i for i, op in enumerate(function.ops) for v in op.operands}
-    kept = {output.value.name for output in function.outputs}
+    tensors = []
     for item in function.inputs:
         name = item.value.name
         if name not in inputs:
             raise RunError(f"expected a tensor for {item.role} {name!r}, found none")
-        found = TensorType(tuple(inputs[name].shape), str(inputs[name].dtype).removeprefix("torch."))
+        found = type_of(inputs[name])
         if found != item.value.type:
             raise RunError(f"expected {item.value.type} for {item.role} {name!r}, found {found}")
-        values[name] = inputs[name]
-    for position, op in enumerate(function.ops):
-        results = evaluate(op, [values[v.name] for v in op.operands])
-        values.update(zip((v.name for v in op.results), results, strict=True))
-        for name in {v.name for v in op.operands}:
-            if last_use[name] == position and name not in kept:
-                del values[name]
-    return {output.name: values[output.value.name] for output in function.outputs}
+        tensors.append(inputs[name])
+    results = Interpreter(Module("global", (function,)), _Tensors()).run(tensors)
+    return {output.name: tensor for output, tensor in zip(function.outputs, results, strict=True)}
+
+
+class _Tensors(Domain["torch.Tensor"]):
+    def apply(self, op: Op, operands: Sequence[torch.Tensor]) -> Sequence[torch.Tensor]:
+        return evaluate(op, operands)

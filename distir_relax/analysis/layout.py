@@ -2,17 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
-from distir_relax.ir import DeviceMesh, DTensorType, Partial, Placement, held_intervals
+from distir_relax.ir import DeviceMesh, DTensorType, Partial, Placement, held_intervals, holds
 
 if TYPE_CHECKING:
     import torch
 
 
-def scatter(tensor: torch.Tensor, kind: DTensorType, mesh: DeviceMesh) -> list[torch.Tensor]:
-    """What each device of `mesh` holds of `tensor` laid out as `kind`.
+def scatter(tensor: torch.Tensor, kind: DTensorType, mesh: DeviceMesh) -> dict[int, torch.Tensor]:
+    """What each device of `mesh` that holds some of `tensor`, laid out as `kind`, holds of it.
 
     Along an axis of ``I`` the devices hold unlike terms, drawn at random but always the same, so that no op can be
     right on them by chance.
@@ -25,34 +25,36 @@ def scatter(tensor: torch.Tensor, kind: DTensorType, mesh: DeviceMesh) -> list[t
     for axis in pending:
         split = {at: _terms(whole, kind.placements[axis], mesh.shape[axis], generator) for at, whole in wholes.items()}
         wholes = {(*at, i): term for at, terms in split.items() for i, term in enumerate(terms)}
-    found = []
+    found = {}
     for rank in range(mesh.size):
         coordinates = mesh.coordinates(rank)
+        if not holds(kind.placements, coordinates):
+            continue
         local = wholes[tuple(coordinates[axis] for axis in pending)]
         for dim, index in enumerate(_index(kind, mesh, rank)):
             if len(index) != kind.shape[dim]:
                 local = local.index_select(dim, index)
-        found.append(local.contiguous())
+        found[rank] = local.contiguous()
     return found
 
 
-def assemble(locals_: Sequence[torch.Tensor], kind: DTensorType, mesh: DeviceMesh) -> torch.Tensor:
+def assemble(locals_: Mapping[int, torch.Tensor], kind: DTensorType, mesh: DeviceMesh) -> torch.Tensor:
     """The global tensor from what each device holds, terms reduced.
 
     Raises ValueError when devices that should agree do not.
     """
     import torch
 
-    held = {mesh.coordinates(rank): local for rank, local in enumerate(locals_)}
+    held = {mesh.coordinates(rank): local for rank, local in locals_.items()}
     for axis, placement in enumerate(kind.placements):
         if isinstance(placement, Partial):
             held = {
                 at: _reduced([held[(*at[:axis], i, *at[axis + 1 :])] for i in range(mesh.shape[axis])], placement)
                 for at in held
             }
-    result = torch.zeros(kind.shape, dtype=locals_[0].dtype)
+    result = torch.zeros(kind.shape, dtype=next(iter(locals_.values())).dtype)
     seen = torch.zeros(kind.shape, dtype=torch.bool)
-    for rank in range(mesh.size):
+    for rank in sorted(locals_):
         index = _index(kind, mesh, rank)
         where = torch.meshgrid(*index, indexing="ij") if index else ()
         local = held[mesh.coordinates(rank)]

@@ -1,22 +1,30 @@
 """The reference executor of the distributed stage: all devices in one process, one op at a time.
 
 It runs the schedule itself, before projection and emission, with the reference semantics of the op table; so it tells
-an error of lowering from one of the runtime.
+an error of lowering from one of the runtime. It is the abstract interpreter over tensors, one for each device.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
+from distir_relax.analysis.classes import groups_along, mesh_with
+from distir_relax.analysis.interpreter import Domain, Interpreter
 from distir_relax.analysis.layout import assemble, scatter
-from distir_relax.errors import VerificationError
-from distir_relax.ir import DeviceMesh, DTensorType, Module, Op, PlacedType, TensorType, Value
+from distir_relax.errors import RunError, VerificationError
+from distir_relax.ir import DTensorType, Function, Module, Op, PlacedType, Value, on_devices
 from distir_relax.ops import evaluate, lookup
 from distir_relax.ops.check import local_attrs
+from distir_relax.ops.dispatch import type_of
+from distir_relax.ops.placed import placed
 
 if TYPE_CHECKING:
     import torch
+
+Held = Mapping[int, "torch.Tensor"]
+"""The local tensor of each device that has one."""
 
 
 def execute(sharded: Module, distributed: Module, inputs: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
@@ -25,93 +33,134 @@ def execute(sharded: Module, distributed: Module, inputs: Mapping[str, torch.Ten
     `sharded` says how inputs and outputs lie. Raises `VerificationError` when a device computes a tensor of another
     type than the program says, and ValueError when devices that hold the same part of an output disagree.
     """
-    mesh = distributed.meshes[0]
-    values: dict[str, list[torch.Tensor]] = {}
-    for item in sharded.main.inputs:
-        assert isinstance(item.value.type, DTensorType)
-        values[item.value.name] = scatter(inputs[item.value.name], item.value.type, mesh)
-    held = run_devices(distributed, values)
-    outputs = {}
-    for outer in sharded.main.outputs:
-        assert isinstance(outer.value.type, DTensorType)
-        outputs[outer.name] = assemble(held[outer.name], outer.value.type, mesh)
-    return outputs
+    into = {item.value.name: _layout(item.value.type) for item in sharded.main.inputs}
+    out = {outer.name: _layout(outer.value.type) for outer in sharded.main.outputs}
+    return _execute(distributed, inputs, into, out)
 
 
-def run_devices(distributed: Module, locals_: Mapping[str, list[torch.Tensor]]) -> dict[str, list[torch.Tensor]]:
+def execute_program(distributed: Module, inputs: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+    """Like `execute`, for a program whose own inputs and outputs say how they lie (``as R.DTensor(…)``).
+
+    What has no layout is taken, and given, as it is on the first of its devices.
+    """
+    into = {item.value.name: item.layout or _whole(item.value) for item in distributed.main.inputs}
+    out = {outer.name: outer.layout or _whole(outer.value) for outer in distributed.main.outputs}
+    return _execute(distributed, inputs, into, out)
+
+
+def run_devices(distributed: Module, locals_: Mapping[str, Held]) -> dict[str, Held]:
     """What each device holds of each output, by output name, from what each holds of each input, by value name.
 
     Raises `VerificationError` when a device computes a tensor of another type than the program says.
     """
-    mesh = distributed.meshes[0]
-    values = {name: dict(enumerate(tensors)) for name, tensors in locals_.items()}
-    for op in distributed.main.ops:
-        operands = [values[v.name] for v in op.operands]
-        entry = lookup(op.name)
-        if entry.role == "transfer":
-            rows = _transferred(op, operands[0])
+    found = Interpreter(distributed, _Devices(distributed)).run(
+        [locals_[item.value.name] for item in distributed.main.inputs]
+    )
+    return {output.name: held for output, held in zip(distributed.main.outputs, found, strict=True)}
+
+
+def _execute(
+    distributed: Module,
+    inputs: Mapping[str, torch.Tensor],
+    into: Mapping[str, DTensorType | PlacedType],
+    out: Mapping[str, DTensorType | PlacedType],
+) -> dict[str, torch.Tensor]:
+    held: dict[str, Held] = {}
+    for name, layout in into.items():
+        if name not in inputs:
+            raise RunError(f"expected a tensor for the input {name!r}, found none")
+        if isinstance(layout, DTensorType):
+            held[name] = scatter(inputs[name], layout, distributed.meshes[layout.mesh])
         else:
-            rows = _together(op, operands, mesh) if entry.on_communicator else _apart(op, operands)
-        for number, value in enumerate(op.results):
-            values[value.name] = {rank: row[number] for rank, row in rows.items()}
-            _check(op, value.type, values[value.name])
-    return {
-        output.name: [values[output.value.name][rank] for rank in range(mesh.size)]
-        for output in distributed.main.outputs
-    }
+            held[name] = dict.fromkeys(layout.devices, inputs[name])
+    outputs = {}
+    for name, found in run_devices(distributed, held).items():
+        layout = out[name]
+        if isinstance(layout, DTensorType):
+            outputs[name] = assemble(found, layout, distributed.meshes[layout.mesh])
+        else:
+            outputs[name] = found[layout.devices[0]]
+    return outputs
 
 
-Held = dict[int, "torch.Tensor"]
-"""The local tensor of each device that has one."""
+def _layout(kind: object) -> DTensorType:
+    assert isinstance(kind, DTensorType)
+    return kind
+
+
+def _whole(value: Value) -> PlacedType:
+    return placed(value)
+
 
 Row = tuple["torch.Tensor", ...]
 
 
-def _apart(op: Op, operands: list[Held]) -> dict[int, Row]:
-    kind = op.results[0].type
-    assert isinstance(kind, PlacedType)
+@dataclass
+class _Devices(Domain[Held]):
+    """A value is what each device holds of it; inside a call, devices keep the numbers that they have outside."""
+
+    module: Module
+    onto: list[tuple[int, ...] | None] = field(default_factory=lambda: [None])
+
+    def apply(self, op: Op, operands: Sequence[Held]) -> Sequence[Held]:
+        kinds = [self._kind(v) for v in op.results]
+        entry = lookup(op.name, op.location)
+        if entry.role == "transfer":
+            source = self._kind(op.operands[0])
+            pairs = zip(source.devices, kinds[0].devices, strict=True)
+            rows: dict[int, Row] = {b: (operands[0][a],) for a, b in pairs}
+        elif entry.on_communicator:
+            rows = self._together(op, operands, kinds[0].devices)
+        else:
+            rows = _apart(op, operands, kinds[0].devices)
+        found = [{device: row[number] for device, row in rows.items()} for number in range(len(kinds))]
+        for kind, held in zip(kinds, found, strict=True):
+            _check(op, kind, held)
+        return found
+
+    def call(
+        self,
+        op: Op,
+        callee: Function,
+        operands: Sequence[Held],
+        last: Sequence[bool],
+        run: Callable[[Sequence[Held]], list[Held]],
+    ) -> list[Held]:
+        devices: tuple[int, ...] = op.attrs["devices"]  # type: ignore[assignment]
+        above = self.onto[-1]
+        self.onto.append(devices if above is None else tuple(above[i] for i in devices))
+        found = run(operands)
+        self.onto.pop()
+        return found
+
+    def _kind(self, value: Value) -> PlacedType:
+        onto = self.onto[-1]
+        return placed(value) if onto is None else on_devices(placed(value), onto)
+
+    def _together(self, op: Op, operands: Sequence[Held], devices: tuple[int, ...]) -> dict[int, Row]:
+        together = lookup(op.name).together
+        assert together is not None
+        axis = str(op.attrs["axis"])
+        rows: dict[int, Row] = {}
+        index = {device: i for i, device in enumerate(devices)}
+        for group in groups_along(mesh_with(self.module, axis), axis, devices).tolist():
+            parts = [operands[0][r] for r in group] if operands else []
+            for r, result in zip(group, together(parts, local_attrs(op.attrs, index[group[0]])), strict=True):
+                rows[r] = (result,)
+        return rows
+
+
+def _apart(op: Op, operands: Sequence[Held], devices: tuple[int, ...]) -> dict[int, Row]:
     rows = {}
-    for index, rank in enumerate(kind.devices):
+    for index, rank in enumerate(devices):
         held = [x[rank] for x in operands if rank in x]
-        values = tuple(Value(f"x{i}", _type_of(x)) for i, x in enumerate(held))
+        values = tuple(Value(f"x{i}", type_of(x)) for i, x in enumerate(held))
         rows[rank] = evaluate(Op(op.name, values, (), local_attrs(op.attrs, index), op.location), held)
     return rows
 
 
-def _transferred(op: Op, operand: Held) -> dict[int, Row]:
-    source, target = op.operands[0].type, op.results[0].type
-    assert isinstance(source, PlacedType)
-    assert isinstance(target, PlacedType)
-    return {b: (operand[a],) for a, b in zip(source.devices, target.devices, strict=True)}
-
-
-def _together(op: Op, operands: list[Held], mesh: DeviceMesh) -> dict[int, Row]:
-    together = lookup(op.name).together
-    assert together is not None
-    axis = mesh.axes.index(str(op.attrs["axis"]))
-    rows: dict[int, Row] = {}
-    for rank in range(mesh.size):
-        if rank in rows:
-            continue
-        here = mesh.coordinates(rank)
-        group = [
-            r
-            for r in range(mesh.size)
-            if all(a == b or i == axis for i, (a, b) in enumerate(zip(mesh.coordinates(r), here, strict=True)))
-        ]
-        parts = [operands[0][r] for r in group] if operands else []
-        for r, result in zip(group, together(parts, local_attrs(op.attrs, group[0])), strict=True):
-            rows[r] = (result,)
-    return rows
-
-
-def _check(op: Op, kind: object, found: Held) -> None:
-    assert isinstance(kind, PlacedType)
+def _check(op: Op, kind: PlacedType, found: Held) -> None:
     for index, rank in enumerate(kind.devices):
-        actual = _type_of(found[rank])
+        actual = type_of(found[rank])
         if actual != kind.local(index):
             raise VerificationError(f"{op.name} on rank {rank} is {kind.local(index)}, computed {actual}", op.location)
-
-
-def _type_of(tensor: torch.Tensor) -> TensorType:
-    return TensorType(tuple(tensor.shape), str(tensor.dtype).removeprefix("torch."))

@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
+import numpy as np
+
 from distir_relax.analysis.classes import DeviceClasses, Devices
 from distir_relax.analysis.cost import op_seconds
 from distir_relax.analysis.network import seconds_of
@@ -61,6 +63,7 @@ class Planner:
     _bytes: dict[tuple[int, int], Bytes] = field(default_factory=dict)
     _present: dict[int, tuple[int, ...]] = field(default_factory=dict)
     _times: dict[object, int] = field(default_factory=dict)
+    _firsts: dict[tuple[str, int], list[Devices]] = field(default_factory=dict)
 
     def present(self, devices: Devices) -> tuple[int, ...]:
         """The classes of a device set."""
@@ -133,28 +136,39 @@ class Planner:
         """Each set of classes that communicate with each other, once."""
         collective = entry.cost.collective
         steps: dict[tuple[int, ...], Step] = {}
+        groups: list[tuple[Devices, tuple[int, ...]]]
         operand = placed_type(op.operands[0])
         source = self.classes.mapped(operand.devices, onto)
         index = self.classes.index(source)
         if entry.role == "transfer":
             groups = [
-                ((source[i], devices[i]), [operand.local(i).bytes])
+                ((source[i], devices[i]), (operand.local(i).bytes,))
                 for _, i in (*self._representatives(source), *self._representatives(devices))
             ]
         else:
-            rows = self.classes.groups(str(op.attrs["axis"]), devices)
-            groups = []
-            wanted = {self.classes.members[c][0] for c in self.present(devices)}
-            for row in rows[[any(d in wanted for d in row) for row in rows.tolist()]].tolist():
-                groups.append((tuple(row), [operand.local(index[d]).bytes for d in row]))
+            groups = [
+                (members, _held(operand, members, index)) for members in self._groups(str(op.attrs["axis"]), devices)
+            ]
         for members, held in groups:
-            present = tuple(sorted({int(self.classes.of[d]) for d in members}))
+            present = self.present(members)
             if present not in steps:
-                key = (collective, tuple(members), tuple(held))
+                self.classes.index(members)
+                key = (collective, id(members), held if len(set(held)) > 1 else held[0])
                 if key not in self._times:
                     self._times[key] = femtoseconds(seconds_of(self.profile, collective, members, held))
                 steps[present] = self._step(present, stream, self._times[key])
         return tuple(steps.values())
+
+    def _groups(self, axis: str, devices: Devices) -> list[Devices]:
+        """For each class of a device set, the group along a mesh axis that its first device is in."""
+        key = (axis, id(devices))
+        found = self._firsts.get(key)
+        if found is None:
+            rows = self.classes.groups(axis, devices)
+            firsts = [self.classes.members[c][0] for c in self.present(devices)]
+            chosen = rows[np.isin(rows, firsts).any(axis=1)]
+            found = self._firsts[key] = [tuple(row) for row in chosen.tolist()]
+        return found
 
     def _step(self, classes: tuple[int, ...], stream: int, duration: int) -> Step:
         if not stream:
@@ -182,6 +196,13 @@ class Planner:
 def femtoseconds(seconds: float) -> int:
     """A time as a whole number."""
     return round(seconds * FEMTOSECONDS)
+
+
+def _held(kind: PlacedType, members: Devices, index: Mapping[int, int]) -> tuple[int, ...]:
+    """The bytes that devices hold of a type, whose device set has them at the places that `index` says."""
+    if all(isinstance(size, int) for size in kind.shape):
+        return (kind.local(0).bytes,) * len(members)
+    return tuple(kind.local(index[d]).bytes for d in members)
 
 
 def placed_type(value: Value) -> PlacedType:

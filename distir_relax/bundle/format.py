@@ -13,7 +13,7 @@ from typing import Any
 
 from distir_relax.errors import BundleError
 
-FORMAT = 1
+FORMAT = 2
 DTYPE_BYTES = {
     "float64": 8, "float32": 4, "float16": 2, "bfloat16": 2,
     "int64": 8, "int32": 4, "int16": 2, "int8": 1, "uint8": 1, "bool": 1,
@@ -75,18 +75,28 @@ class Shard:
 
 @dataclass(frozen=True)
 class Tensor:
-    """A global tensor and its layout. `placement` is for people; `shards` is what the runtime follows."""
+    """A global tensor and its layout. `placement` is for people; `shards` is what the runtime follows.
+
+    `ranks` are those that hold some of it, where not all do: the tensors of a pipeline stage.
+    """
 
     name: str
     dtype: str
     shape: tuple[int, ...]
     placement: str = "R"
     shards: tuple[Shard, ...] = ()
+    ranks: tuple[int, ...] | None = None
+
+    def is_on(self, rank: int) -> bool:
+        """Whether `rank` holds some of the tensor."""
+        return self.ranks is None or rank in self.ranks
 
     def check(self, mesh: Mesh) -> None:
         """Raise BundleError unless dtype, dims, axes and intervals fit the tensor and `mesh`."""
         if self.dtype not in DTYPE_BYTES:
             raise BundleError(f"unknown dtype {self.dtype!r}", self.name, f"known: {', '.join(DTYPE_BYTES)}")
+        if self.ranks is not None and not all(0 <= rank < mesh.world_size for rank in self.ranks):
+            raise BundleError(f"ranks {list(self.ranks)} are not all of the {mesh.world_size} there are", self.name)
         seen = set()
         for shard in self.shards:
             if not 0 <= shard.axis < len(mesh.shape) or not 0 <= shard.dim < len(self.shape):
@@ -123,7 +133,10 @@ class Program:
 
 @dataclass(frozen=True)
 class Manifest:
-    """The table of contents of a bundle. Raises BundleError when its parts do not fit each other."""
+    """The table of contents of a bundle. Raises BundleError when its parts do not fit each other.
+
+    `updates` leads from each weight that the programs change to the output that is its new value.
+    """
 
     name: str
     mesh: Mesh
@@ -134,6 +147,7 @@ class Manifest:
     inputs: tuple[Tensor, ...]
     outputs: tuple[Tensor, ...]
     weights: tuple[Tensor, ...] = ()
+    updates: Mapping[str, str] = field(default_factory=dict)
     checksums: Mapping[str, str] = field(default_factory=dict)
     format: int = FORMAT
 
@@ -186,6 +200,7 @@ class Manifest:
                 inputs=tuple(map(_tensor, data["inputs"])),
                 outputs=tuple(map(_tensor, data["outputs"])),
                 weights=tuple(map(_tensor, data.get("weights", ()))),
+                updates={_text(k): _text(v) for k, v in data.get("updates", {}).items()},
                 checksums={_text(k): _text(v) for k, v in data.get("checksums", {}).items()},
             )
         except KeyError as missing:
@@ -209,13 +224,13 @@ def local_intervals(tensor: Tensor, mesh: Mesh, rank: int) -> list[list[Interval
 
 
 def local_shape(tensor: Tensor, mesh: Mesh, rank: int) -> tuple[int, ...]:
-    """The shape of what `rank` holds of `tensor`."""
+    """The shape of what `rank` holds of `tensor`, which is on it."""
     return tuple(sum(stop - start for start, stop in pieces) for pieces in local_intervals(tensor, mesh, rank))
 
 
 def local_bytes(tensor: Tensor, mesh: Mesh, rank: int) -> int:
     """The bytes of what `rank` holds of `tensor`."""
-    return math.prod(local_shape(tensor, mesh, rank)) * DTYPE_BYTES[tensor.dtype]
+    return tensor.is_on(rank) * math.prod(local_shape(tensor, mesh, rank)) * DTYPE_BYTES[tensor.dtype]
 
 
 def _check_covered(tensor: Tensor) -> None:
@@ -249,9 +264,11 @@ def _tensor(data: Mapping[str, Any]) -> Tensor:
               tuple(tuple((_int(a), _int(b)) for a, b in pieces) for pieces in s["intervals"]))
         for s in data.get("shards", ())
     )  # fmt: skip
+    ranks = data.get("ranks")
     return Tensor(
-        _text(data["name"]), _text(data["dtype"]), _ints(data["shape"]), _text(data.get("placement", "R")), shards
-    )
+        _text(data["name"]), _text(data["dtype"]), _ints(data["shape"]), _text(data.get("placement", "R")), shards,
+        None if ranks is None else _ints(ranks),
+    )  # fmt: skip
 
 
 def _int(value: object) -> int:

@@ -197,6 +197,11 @@ def held_intervals(placements: Sequence[Placement], dim: int, size: int, coordin
     return held
 
 
+def holds(placements: Sequence[Placement], coordinates: Sequence[int]) -> bool:
+    """Whether the device at `coordinates` holds anything of a tensor: `At` leaves out the others along its axis."""
+    return all(not isinstance(p, At) or p.index == i for p, i in zip(placements, coordinates, strict=True))
+
+
 def parse_placement(text: str) -> Placement:
     """Read one placement, in our spelling, the RFC's or torch's.
 

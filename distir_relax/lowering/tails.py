@@ -15,7 +15,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from distir_relax.ir import DTensorType, Op, Partial, PlacedType, Placement, Shard, Value
+from distir_relax.ir import DTensorType, Op, Partial, PlacedType, Placement, Shard, Untyped, Value
 from distir_relax.lowering.emitter import PlacedEmitter
 from distir_relax.ops.placed import placed
 from distir_relax.ops import evaluate, lookup
@@ -142,7 +142,7 @@ def is_padded(placements: Sequence[Placement], axis: int) -> bool:
 def _apply(op: Op, numbers: list[float | None]) -> float | None:
     import torch
 
-    dtypes = [placed(v).dtype for v in op.operands]
+    dtypes = [v.type.dtype for v in op.operands if not isinstance(v.type, Untyped)]
     tensors = [torch.tensor(n, dtype=getattr(torch, d)) for n, d in zip(numbers, dtypes, strict=True)]
     result = float(evaluate(op, tensors)[0])
     return None if math.isnan(result) else result

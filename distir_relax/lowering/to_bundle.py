@@ -3,13 +3,29 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING
 
 from distir_relax import bundle as format_
-from distir_relax.errors import DistIRError
-from distir_relax.ir import DeviceMesh, DTensorType, Function, Module, Shard, Value, print_module, print_placements
+from distir_relax.errors import DistIRError, VerificationError
+from distir_relax.ir import (
+    At,
+    DeviceMesh,
+    DTensorType,
+    Function,
+    Module,
+    Shard,
+    TensorType,
+    Value,
+    holds,
+    inline,
+    print_module,
+    print_placements,
+)
+from distir_relax.lowering.fuse import FuseLocal
+from distir_relax.lowering.project import Project
 from distir_relax.lowering.to_torch import to_torch
+from distir_relax.ops import lookup
 
 if TYPE_CHECKING:
     import torch
@@ -31,9 +47,58 @@ def to_bundle(
 
     Raises `DistIRError` for an unknown backend, and what the emission of a backend raises.
     """
+    mesh = sharded.meshes[0]
+    texts = {"sharded.txt": print_module(sharded, note), "distir.txt": print_module(distributed)}
+    main = sharded.main
+    layouts = [(i.value.name, _layout(i.value.type), i.role) for i in main.inputs]
+    outputs = [(o.name, _layout(o.value.type)) for o in main.outputs]
+    return _bundle(name, mesh, ranked, texts, layouts, outputs, {}, tensors, tail, backends)
+
+
+def program_bundle(
+    name: str, module: Module, tensors: Mapping[str, torch.Tensor], backends: tuple[str, ...] = ("torch",)
+) -> format_.Bundle:
+    """A bundle of a program of the distributed stage that says itself how its inputs and outputs lie.
+
+    `tensors` are its parameters, constants and state by name. Raises `DistIRError` for an input or output without a
+    layout, for a tensor that is missing or unlike what the program takes, and as `to_bundle` does.
+    """
+    flat = inline(module)
+    main = flat.main
+    _check_updates(main)
+    for what, label, layout in (
+        *(("input", i.value.name, i.layout) for i in main.inputs),
+        *(("output", o.name, o.layout) for o in main.outputs),
+    ):
+        if layout is None:
+            raise DistIRError(
+                f"the {what} {label!r} does not say how it lies", hint=f'write it: {_EXAMPLE}, or tensor(…) in a builder'
+            )
+    layouts = [(i.value.name, _layout(i.layout), i.role) for i in main.inputs]
+    _check_tensors([(label, kind) for label, kind, role in layouts if role != "input"], tensors)
+    ranked = FuseLocal().run(Project().run(flat))
+    texts = {"distir.txt": print_module(module)}
+    outputs = [(o.name, _layout(o.layout)) for o in main.outputs]
+    return _bundle(name, flat.meshes[0], ranked, texts, layouts, outputs, _updates(main), tensors, "ragged", backends)
+
+
+_EXAMPLE = 'input %x: f32[4,8] @ {0,1} as R.DTensor((8, 8), "float32", "mesh[0]", "S[0]")'
+
+
+def _bundle(
+    name: str,
+    mesh: DeviceMesh,
+    ranked: Module,
+    texts: dict[str, str],
+    inputs: Sequence[tuple[str, DTensorType, str]],
+    outputs: Sequence[tuple[str, DTensorType]],
+    updates: Mapping[str, str],
+    tensors: Mapping[str, torch.Tensor],
+    tail: str,
+    backends: tuple[str, ...],
+) -> format_.Bundle:
     if not backends or set(backends) - set(BACKENDS):
         raise DistIRError(f"backends are {', '.join(BACKENDS)}, found {', '.join(backends) or 'none'}")
-    mesh = sharded.meshes[0]
     files: dict[str, str] = {}
     paths: dict[str, dict[str, str]] = {f.name: {} for f in ranked.functions}
     if "torch" in backends:
@@ -46,11 +111,6 @@ def to_bundle(
         for program, text in to_relax_json(ranked).items():
             paths[program]["relax"] = f"programs/{program}.json"
             files[f"programs/{program}.json"] = text
-    texts = {
-        "sharded.txt": print_module(sharded, note),
-        "distir.txt": print_module(distributed),
-        "ranked.txt": print_module(ranked),
-    }
     order = [f.name for f in ranked.functions]
     manifest = format_.Manifest(
         name=name,
@@ -64,24 +124,62 @@ def to_bundle(
             for f in ranked.functions
         ),
         ranks=tuple(order.index(function) for function in ranked.ranks),
-        inputs=_tensors(sharded.main, mesh, lambda role: role == "input"),
-        outputs=tuple(_tensor(o.name, o.value, mesh) for o in sharded.main.outputs),
-        weights=_tensors(sharded.main, mesh, lambda role: role != "input"),
+        inputs=tuple(_tensor(label, kind, mesh) for label, kind, role in inputs if role == "input"),
+        outputs=tuple(_tensor(label, kind, mesh) for label, kind in outputs),
+        weights=tuple(_tensor(label, kind, mesh) for label, kind, role in inputs if role != "input"),
+        updates=updates,
     )
-    return format_.Bundle(manifest, files, format_.TensorWeights(tensors), texts)
+    return format_.Bundle(manifest, files, format_.TensorWeights(tensors), {**texts, "ranked.txt": print_module(ranked)})
 
 
-def _tensors(function: Function, mesh: DeviceMesh, wanted: Callable[[str], bool]) -> tuple[format_.Tensor, ...]:
-    return tuple(_tensor(i.value.name, i.value, mesh) for i in function.inputs if wanted(i.role))
-
-
-def _tensor(name: str, value: Value, mesh: DeviceMesh) -> format_.Tensor:
-    kind = value.type
+def _layout(kind: object) -> DTensorType:
     assert isinstance(kind, DTensorType)
+    return kind
+
+
+def _check_tensors(expected: Sequence[tuple[str, DTensorType]], tensors: Mapping[str, torch.Tensor]) -> None:
+    for name, kind in expected:
+        if name not in tensors:
+            raise DistIRError(f"expected a tensor for {name!r}, found none")
+        found = TensorType(tuple(tensors[name].shape), str(tensors[name].dtype).removeprefix("torch."))
+        if found != kind.tensor:
+            raise DistIRError(f"expected {kind.tensor} for {name!r}, found {found}")
+
+
+def _check_updates(main: Function) -> None:
+    """Nothing may use a tensor, or a view of it, after it was updated in place."""
+    storage = {i.value.name: i.value.name for i in main.inputs}
+    updated: dict[str, str] = {}
+    for op in main.ops:
+        cost = lookup(op.name, op.location).cost
+        for value in op.operands:
+            if storage[value.name] in updated:
+                raise VerificationError(f"{op.name} uses {value} after {updated[storage[value.name]]}", op.location)
+        if cost.in_place:
+            updated[storage[op.operands[0].name]] = f"{op.name} has updated it in place"
+        for value in op.results:
+            storage[value.name] = storage[op.operands[0].name] if cost.view and op.operands else value.name
+
+
+def _updates(main: Function) -> dict[str, str]:
+    """For each weight that an op updates in place, the output that is its new value."""
+    parameters = {i.value.name for i in main.inputs if i.role != "input"}
+    of = {
+        op.results[0].name: op.operands[0].name
+        for op in main.ops
+        if lookup(op.name).cost.in_place and op.operands[0].name in parameters
+    }
+    return {of[o.value.name]: o.name for o in main.outputs if o.value.name in of}
+
+
+def _tensor(name: str, kind: DTensorType, mesh: DeviceMesh) -> format_.Tensor:
     shards = []
     for axis, placement in enumerate(kind.placements):
         if isinstance(placement, Shard):
             assert placement.cut is not None
             intervals = tuple(tuple(placement.cut.intervals(i)) for i in range(mesh.shape[axis]))
             shards.append(format_.Shard(axis, placement.dim, intervals))
-    return format_.Tensor(name, kind.dtype, kind.shape, print_placements(kind.placements), tuple(shards))
+    ranks = None
+    if any(isinstance(p, At) for p in kind.placements):
+        ranks = tuple(rank for rank in range(mesh.size) if holds(kind.placements, mesh.coordinates(rank)))
+    return format_.Tensor(name, kind.dtype, kind.shape, print_placements(kind.placements), tuple(shards), ranks)

@@ -67,7 +67,8 @@ class _Emission:
 
     def _fixed(self) -> set[str]:
         """The values that depend on weights alone, so that they are computed once."""
-        fixed = {i.value.name for i in self.function.inputs if i.role != "input"}
+        changed = {op.operands[0].name for op in self.function.ops if lookup(op.name).cost.in_place}
+        fixed = {i.value.name for i in self.function.inputs if i.role != "input"} - changed
         for op in self.function.ops:
             entry = lookup(op.name, op.location)
             if not entry.on_communicator and all(v.name in fixed for v in op.operands):
@@ -127,6 +128,8 @@ class _Emission:
             code = form.apply.format(*operands, packed=packed)
         else:
             code = torch_expression(op, operands)
+        if entry.cost.in_place:
+            code = f"{operands[0]}.copy_({code})"
         targets = ", ".join(self.names.get(v.name) or self._name(v) for v in op.results)
         place = f"  # {op.location}" if op.location else ""
         return [f"{targets} = {code}{place}"]

@@ -27,6 +27,8 @@ from distir_relax.ops.check import check
 from distir_relax.ops.expression import evaluate, is_zero, relax_expression, torch_expression
 from distir_relax.ops.onnx_operands import OnnxOperands
 from distir_relax.ops.registry import (
+    OF_PROGRAMS,
+    Cost,
     Emitter,
     Expansion,
     OpDef,
@@ -44,9 +46,11 @@ from distir_relax.ops.sliding import Window
 
 __all__ = [
     "BLOCKED",
+    "OF_PROGRAMS",
     "PARALLEL",
     "WINDOW",
     "Builder",
+    "Cost",
     "Emitter",
     "Expansion",
     "Factor",

@@ -50,6 +50,7 @@ define(
     torch="torch.tensor({0}.shape, dtype=torch.int64)",
     relax="R.shape_to_tensor(R.shape_of({0}))",
     mixed=_mixed_shape_of,
+    role="shape",
     flops=lambda types, attrs, results: 0.0,
 )
 
@@ -76,6 +77,7 @@ define(
     torch="{0}.reshape(tuple({1}.tolist()))",
     relax="R.reshape({0}, R.tensor_to_shape({1}))",
     mixed=_mixed_dynamic,
+    role="shape",
     flops=lambda types, attrs, results: 0.0,
     cost=Cost(view=True),
 )

@@ -100,7 +100,8 @@ class OpDef:
     results whose types only numbers decide.
     `role` tells the few ops that passes treat apart: ``annotation`` and ``redistribution`` (layouts, the tensor stays
     the same), ``scalar`` (a number), ``transfer`` (from each device of the operand's set to the device at the same
-    place in the result's), ``call`` (runs a function), ``wait`` (joins a stream); all others are ``compute``.
+    place in the result's), ``call`` (runs a function), ``wait`` (joins a stream), ``shape`` (computes with
+    shapes); the last three are for distributed programs only. All others are ``compute``.
     `trivial` marks ops that do nothing where they have one operand and leave its type as it is.
     `padded` gives the attributes of an op with windows whose operands hold just what a device's part of the result
     needs: the padding (low, high) left at the ends, by the index of the window.
@@ -187,6 +188,8 @@ class Expansion:
 
 
 ALL = "all"
+OF_PROGRAMS = ("call", "wait", "shape")
+"""The roles of ops that stand in distributed programs only."""
 
 AtenConverter = Callable[..., Any]
 RelaxConverter = Callable[[Any, Sequence[Any], Mapping[str, Any]], Any]

@@ -15,33 +15,37 @@ if TYPE_CHECKING:
     from distir_relax.runtime.communicator import Communicator
 
 
-def assemble(comm: Communicator, tensor: Tensor, local: torch.Tensor) -> torch.Tensor | None:
-    """The global tensor on rank 0, None elsewhere. Raises RunError when `local` is not the shard that `tensor` says."""
+def assemble(comm: Communicator, tensor: Tensor, local: torch.Tensor | None) -> torch.Tensor | None:
+    """The global tensor on rank 0, None elsewhere. `local` is None on a rank that holds nothing of it.
+
+    Raises RunError when `local` is not the shard that `tensor` says.
+    """
     import torch
 
-    expected = (local_shape(tensor, comm.mesh, comm.rank), tensor.dtype)
-    found = (tuple(local.shape), dtype_name(local.dtype))
-    if found != expected:
-        raise RunError(
-            f"rank {comm.rank} computed {found[1]} {found[0]}, the bundle promises {expected[1]} {expected[0]}",
-            f"output {tensor.name}",
-        )
-    owners = [rank for rank in range(comm.world_size) if _owns(comm, tensor, rank)]
+    if local is not None:
+        expected = (local_shape(tensor, comm.mesh, comm.rank), tensor.dtype)
+        found = (tuple(local.shape), dtype_name(local.dtype))
+        if found != expected:
+            raise RunError(
+                f"rank {comm.rank} computed {found[1]} {found[0]}, the bundle promises {expected[1]} {expected[0]}",
+                f"output {tensor.name}",
+            )
+    owners = _owners(comm, tensor)
     if comm.rank != 0:
-        if comm.rank in owners and local.numel():
+        if comm.rank in owners and local is not None and local.numel():
             comm._send(local.contiguous().view(-1), 0)
         return None
-    if len(owners) == 1:
+    if owners == [0] and local is not None:
         return local.cpu()
     whole = torch.empty(tensor.shape, dtype=torch_dtype(tensor.dtype))
     for rank in owners:
         shape = local_shape(tensor, comm.mesh, rank)
         if not math.prod(shape):
             continue
-        if rank == 0:
+        if rank == 0 and local is not None:
             part = local.cpu()
         else:
-            received = torch.empty(shape, dtype=local.dtype, device=local.device)
+            received = torch.empty(shape, dtype=torch_dtype(tensor.dtype), device=comm.device)
             comm._recv(received.view(-1), rank)
             part = received.cpu()
         place(whole, part, local_intervals(tensor, comm.mesh, rank))
@@ -59,6 +63,10 @@ def place(whole: torch.Tensor, part: torch.Tensor, intervals: list[list[tuple[in
     whole[tuple(slice(pieces[0][0], pieces[0][1]) for pieces in intervals)] = part
 
 
-def _owns(comm: Communicator, tensor: Tensor, rank: int) -> bool:
-    split = {shard.axis for shard in tensor.shards}
-    return all(index == 0 for axis, index in enumerate(comm.mesh.coordinates(rank)) if axis not in split)
+def _owners(comm: Communicator, tensor: Tensor) -> list[int]:
+    """The lowest rank of those that hold the same piece, for each piece."""
+    found: dict[object, int] = {}
+    for rank in range(comm.world_size) if tensor.ranks is None else tensor.ranks:
+        pieces = local_intervals(tensor, comm.mesh, rank)
+        found.setdefault(tuple(map(tuple, pieces)), rank)
+    return list(found.values())

@@ -197,16 +197,16 @@ class Communicator(ABC):
         with self._step(step, "barrier", 0):
             self._barrier()
 
-    def assemble(self, tensor: Tensor, local: Array) -> Any:
+    def assemble(self, tensor: Tensor, local: Array | None) -> Any:
         """The global value of an output on rank 0, and None elsewhere; a torch tensor on the CPU.
 
-        `local` is this rank's shard as `tensor` lays it out. Replicas are taken from the lowest rank.
+        `local` is this rank's shard as `tensor` lays it out, None where it holds nothing of it. Replicas are taken from the lowest rank.
         What this moves is not counted in `traffic`. Raises RunError when `local` has another shape or dtype.
         """
         from distir_relax.runtime.assemble import assemble
 
         self.progress.enter(f"collecting output {tensor.name}", "gather")
-        result = assemble(self, tensor, as_torch(local))
+        result = assemble(self, tensor, None if local is None else as_torch(local))
         self.progress.leave()
         return result
 

@@ -48,8 +48,9 @@ def check_inputs(manifest: Manifest, inputs: Mapping[str, Array]) -> None:
 
 
 def local_inputs(manifest: Manifest, inputs: Mapping[str, Array], rank: int, device: str) -> list[torch.Tensor]:
-    """The shards of `rank`, contiguous, on `device`, in the manifest's order."""
-    return [_local(tensor, manifest, inputs[tensor.name], rank).to(device) for tensor in manifest.inputs]
+    """What `rank` holds of the inputs, contiguous, on `device`, in the manifest's order."""
+    held = [tensor for tensor in manifest.inputs if tensor.is_on(rank)]
+    return [_local(tensor, manifest, inputs[tensor.name], rank).to(device) for tensor in held]
 
 
 def read_npz(path: str | Path) -> dict[str, np.ndarray[Any, Any]]:

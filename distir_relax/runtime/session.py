@@ -184,14 +184,15 @@ def _run(
 
         torch.cuda.synchronize()
     seconds = time.perf_counter() - start
-    expected = bundle.manifest.outputs
+    expected = [tensor for tensor in bundle.manifest.outputs if tensor.is_on(comm.rank)]
     if len(results) != len(expected):
         raise RunError(
             f"the program of rank {comm.rank} gives {len(results)} outputs, the bundle names {len(expected)}"
         )
     outputs = {}
-    for tensor, result in zip(expected, results, strict=True):
-        whole = comm.assemble(tensor, result)
+    found = {tensor.name: result for tensor, result in zip(expected, results, strict=True)}
+    for tensor in bundle.manifest.outputs:
+        whole = comm.assemble(tensor, found.get(tensor.name))
         if whole is not None:
             outputs[tensor.name] = whole
     comm.progress.finished = True

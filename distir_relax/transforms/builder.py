@@ -59,6 +59,7 @@ class ProgramBuilder:
         self.functions: dict[str, FunctionBuilder] = {}
         self._types: dict[object, Any] = {}
         self._kept: dict[int, object] = {}
+        self._devices: dict[tuple[int, ...], tuple[int, ...]] = {}
 
     def function(self, name: str) -> FunctionBuilder:
         """A new function. Its devices are numbered from 0, unless it is the entry: those are the mesh's.
@@ -103,6 +104,14 @@ class ProgramBuilder:
             found = self._types[key] = make()
         return found
 
+    def same(self, kind: PlacedType) -> PlacedType:
+        """A type equal to `kind`, always the same object."""
+        return self.memo(("kind", self.keep(kind)), lambda: self._first(kind))
+
+    def _first(self, kind: PlacedType) -> PlacedType:
+        devices = self._devices.setdefault(kind.devices, kind.devices)
+        return self.memo(("same", kind.shape, kind.dtype, id(devices)), lambda: kind)
+
     def keep(self, item: object) -> int:
         """A number for an object that stays alive as long as the builder does."""
         self._kept[id(item)] = item
@@ -132,7 +141,7 @@ class FunctionBuilder:
 
     def like(self, name: str, kind: PlacedType, role: str = "input", layout: DTensorType | None = None) -> Value:
         """An input of a type."""
-        value = Value(fresh_name(name, self._taken), kind)
+        value = Value(fresh_name(name, self._taken), self.program.same(kind))
         self.inputs.append(Input(value, role, "", layout))
         return value
 
@@ -205,11 +214,14 @@ class FunctionBuilder:
         kinds = [placed(v) for v in operands]
         for kind in kinds:
             self.program.keep(kind)
-        return infer_placed(name, kinds, attrs, devices or result_devices(name, kinds))
+        found = infer_placed(name, kinds, attrs, devices or result_devices(name, kinds))
+        return tuple(map(self.program.same, found))
 
     def _outside(self, value: Value, devices: tuple[int, ...], number: int) -> PlacedType:
         kind = placed(value)
-        return self.program.memo((self.program.keep(kind), number), lambda: on_devices(kind, devices))
+        return self.program.memo(
+            (self.program.keep(kind), number), lambda: self.program.same(on_devices(kind, devices))
+        )
 
 
 def at_indices(mesh: DeviceMesh, fixed: Mapping[int, int]) -> list[int]:

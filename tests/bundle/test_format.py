@@ -112,8 +112,8 @@ def test_meshes_that_are_none(shape: tuple[int, ...], axes: tuple[str, ...]) -> 
 
 def test_json_of_another_version_or_kind() -> None:
     plain = manifest().to_json()
-    with pytest.raises(BundleError, match="has format 2, this version reads format 1"):
-        Manifest.from_json({**plain, "format": 2})
+    with pytest.raises(BundleError, match="has format 3, this version reads format 2"):
+        Manifest.from_json({**plain, "format": 3})
     with pytest.raises(BundleError, match="no format number"):
         Manifest.from_json([])
     with pytest.raises(BundleError, match="lacks the field 'mesh'"):

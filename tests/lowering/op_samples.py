@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import torch
 
 from distir_relax.ir import Attribute, Function, Input, Module, Op, Output, TensorType, Value
-from distir_relax.ops import entries, evaluate, infer, lookup, tensor_type
+from distir_relax.ops import OF_PROGRAMS, entries, evaluate, infer, tensor_type
 
 Sample = tuple[str, list[TensorType], dict[str, Attribute]]
 
@@ -37,6 +37,10 @@ def samples() -> list[Sample]:
                  "floor", "ceil", "round", "trunc", "sign", "tan", "atan", "isnan", "isinf", "isfinite", "nn.relu", "nn.gelu", "nn.gelu_tanh", "nn.silu"):  # fmt: skip
         found.append((name, [f32(3, 37)], {}))
     found += [
+        ("relu_grad", [f32(3, 5), f32(3, 5)], {}),
+        ("squared_error_grad", [f32(3, 5), f32(3, 5)], {"scale": 0.25}),
+        ("sgd", [f32(3, 5), f32(3, 5)], {"rate": 0.1}),
+        ("momentum", [f32(3, 5), f32(3, 5)], {"decay": 0.9}),
         ("exp", [of("float64", 3, 5)], {}),
         ("nn.gelu", [f32(0, 5)], {}),
         ("clip", [f32(3, 5)], {"min": 0.5, "max": 1.25}),
@@ -227,7 +231,7 @@ def data(kind: TensorType, name: str, generator: torch.Generator) -> torch.Tenso
 def local_ops() -> set[str]:
     """The names of the ops that a rank runs by itself."""
     layout = {"annotate_sharding", "redistribute"}
-    return {e.name for e in entries() if not lookup(e.name).on_communicator} - layout
+    return {e.name for e in entries() if not e.on_communicator and e.role not in OF_PROGRAMS} - layout
 
 
 def operand_data(ops: Sequence[Op]) -> list[list[torch.Tensor]]:

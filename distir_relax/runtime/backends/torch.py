@@ -39,8 +39,10 @@ def load_weights(bundle: Bundle, rank: int, device: str = "cpu") -> dict[str, to
     weights = {
         tensor.name: bundle.weights.read(tensor.name, local_intervals(tensor, manifest.mesh, rank)).to(device)
         for tensor in manifest.weights
+        if tensor.is_on(rank)
     }
-    return weights
+    # What a program changes is its own: the bundle's tensors may be shared with other ranks, and are the user's.
+    return {name: weight.clone() if name in manifest.updates else weight for name, weight in weights.items()}
 
 
 class TorchProgram:

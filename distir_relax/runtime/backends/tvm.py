@@ -35,7 +35,9 @@ def load(bundle: Bundle, rank: int, comm: Communicator, device: str = "cpu") -> 
         raise BundleError(
             "the bundle holds no Relax programs", str(bundle.path or manifest.name),
             "compile with --backend tvm, or run with --backend torch")  # fmt: skip
-    names = [item.name for item in manifest.inputs]
+    if manifest.updates:
+        raise RunError("the tvm backend does not run programs that update their weights", hint="run with --backend torch")
+    names = [item.name for item in manifest.inputs if item.is_on(rank)]
     held = load_weights(bundle, rank, device)
     inputs = [i for i, name in enumerate(program.arguments) if name not in held]
     try:

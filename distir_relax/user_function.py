@@ -1,0 +1,101 @@
+"""A user's function in a Python file: found by name, called with what it takes, its errors told with its own frames."""
+
+from __future__ import annotations
+
+import difflib
+import importlib.util
+import inspect
+import sys
+import traceback
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+from distir_relax.errors import DistIRError, ImportModelError
+
+
+def find_function(target: str) -> Callable[..., Any]:
+    """The function that ``FILE.py:FUNCTION`` names.
+
+    Raises `ImportModelError` when the target is not of that form, the file or the function is missing, or importing
+    the file raises.
+    """
+    file, _, name = target.rpartition(":")
+    if not file or not name.isidentifier():
+        raise ImportModelError("expected FILE.py:FUNCTION or FILE.onnx", target, "for example: examples/mlp.py:build")
+    return _find(_load(Path(file)), file, name)
+
+
+def call_function(
+    function: Callable[..., Any], target: str, offered: Mapping[str, Any], required: Sequence[str] = ()
+) -> Any:
+    """Call a user's function with those of the `offered` arguments that are not None and that it has parameters for.
+
+    Raises `ImportModelError` when a `required` argument is given and the function does not take it, when it needs
+    others, and when it raises.
+    """
+    parameters = inspect.signature(function).parameters
+    file = target.rpartition(":")[0]
+    arguments = {name: value for name, value in offered.items() if value is not None and name in parameters}
+    for name in required:
+        if offered.get(name) is not None and name not in parameters:
+            raise ImportModelError(
+                f"--{name.replace('_', '-')} {offered[name]} was given, but the function has no parameter {name}", target,
+                f"write def {function.__name__}({name}=...): ...")  # fmt: skip
+    needed = [
+        name for name, parameter in parameters.items()
+        if parameter.default is parameter.empty and parameter.kind not in (parameter.VAR_POSITIONAL, parameter.VAR_KEYWORD)
+        and name not in arguments
+    ]  # fmt: skip
+    if needed:
+        hint = f"give --{needed[0].replace('_', '-')}" if needed[0] in offered else "give them default values"
+        raise ImportModelError(f"the function needs {', '.join(needed)}", target, hint)
+    return _users_code(lambda: function(**arguments), file, "was called")
+
+
+def _load(file: Path) -> ModuleType:
+    if not file.is_file():
+        raise ImportModelError("there is no such file", str(file))
+    spec = importlib.util.spec_from_file_location(file.stem, file)
+    if spec is None or spec.loader is None:
+        raise ImportModelError("expected a Python file (.py)", str(file))
+    module = importlib.util.module_from_spec(spec)
+    # As for a script: the file's neighbours can be imported, and its classes know their module.
+    sys.path.insert(0, str(file.resolve().parent))
+    sys.modules[file.stem] = module
+    loader = spec.loader
+    _users_code(lambda: loader.exec_module(module), str(file), "was imported")
+    return module
+
+
+def _find(module: ModuleType, file: str, name: str) -> Callable[..., Any]:
+    function = getattr(module, name, None)
+    if callable(function):
+        return function  # type: ignore[no-any-return]
+    own = [key for key, value in vars(module).items() if callable(value) and not key.startswith("_")]
+    near = difflib.get_close_matches(name, own, 3) or own[:6]
+    problem = "is not a function" if function is not None else "does not exist"
+    raise ImportModelError(f"the function {name!r} {problem}", file, f"the file has: {', '.join(near)}" if near else "")
+
+
+def _users_code(action: Callable[[], Any], file: str, moment: str) -> Any:
+    """Run the user's code; what it raises is told with the user's own frames only."""
+    try:
+        return action()
+    except DistIRError:
+        raise
+    except SyntaxError as wrong:
+        raise ImportModelError(f"not a Python program: {wrong.msg}", f"{wrong.filename}:{wrong.lineno}") from None
+    except (Exception, SystemExit) as wrong:
+        frames = [frame for frame in traceback.extract_tb(wrong.__traceback__) if _is_users(frame.filename)]
+        place = f"{frames[-1].filename}:{frames[-1].lineno}" if frames else file
+        lines = "".join(traceback.format_list(frames)).rstrip()
+        message = f"raised {type(wrong).__name__} when it {moment}: {wrong}"
+        raise ImportModelError(f"{message}\n{lines}" if lines else message, place) from None
+
+
+def _is_users(filename: str) -> bool:
+    ours = str(Path(__file__).parent)
+    outside = ("site-packages", "dist-packages", f"{sys.base_prefix}/lib", "<frozen")
+    return not filename.startswith(ours) and not any(part in filename for part in outside)
