@@ -36,7 +36,8 @@ def op_seconds(
             computing = 2.0 * batch * padded / matrix.flops
     else:
         computing = flops(entry, operands, attrs, results) / profile.rate(profile.vector, dtype)
-    return profile.overhead + (max(computing, reading) if profile.overlap else computing + reading)
+    busy = max(computing, reading) if profile.overlap else computing + reading
+    return max(profile.dispatch, profile.overhead + busy)
 
 
 def flops(

@@ -50,7 +50,10 @@ class Line:
 
 @dataclass(frozen=True)
 class Profile:
-    """A machine. `matrix` and `vector` (flop/s of all other ops) are by dtype; an op takes at least `overhead`.
+    """A machine. `matrix` and `vector` (flop/s of all other ops) are by dtype; `overhead` is added to each op.
+
+    `dispatch` is the least time from one op to the next: a host that launches kernels on an accelerator gets no
+    further, but long kernels hide it.
 
     `overlap` tells whether an op computes while it reads and writes (a roofline), or one after the other.
     `levels` go from the innermost to the outermost; devices are numbered so that neighbours share a unit.
@@ -66,6 +69,7 @@ class Profile:
     levels: tuple[Level, ...]
     lines: tuple[Line, ...] = ()
     overlap: bool = True
+    dispatch: float = 0.0
     cache: float = 0.0
     cache_bandwidth: float = 0.0
     collective_overhead: float = 0.0
@@ -150,6 +154,7 @@ def read_profile(text: str, where: str = "") -> Profile:
         levels=levels,
         lines=lines,
         overlap=bool(device.get("overlap", True)),
+        dispatch=float(device.get("dispatch", 0.0)),
         cache=float(device.get("cache", 0.0)),
         cache_bandwidth=float(device.get("cache_bandwidth", 0.0)),
         collective_overhead=float(data.get("collective_overhead", 0.0)),
@@ -164,6 +169,8 @@ def print_profile(profile: Profile, comment: str = "") -> str:
         lines.append(f"collective_overhead = {profile.collective_overhead:.6g}")
     lines += ["", "[device]", f"memory = {profile.memory:.6g}", f"bandwidth = {profile.bandwidth:.6g}"]
     lines += [f"overhead = {profile.overhead:.6g}", f"overlap = {str(profile.overlap).lower()}"]
+    if profile.dispatch:
+        lines.append(f"dispatch = {profile.dispatch:.6g}")
     if profile.cache:
         lines += [f"cache = {profile.cache:.6g}", f"cache_bandwidth = {profile.cache_bandwidth:.6g}"]
     for dtype, matrix in profile.matrix.items():

@@ -255,8 +255,9 @@ class _Parser:
         return self.fail("an attribute", token.text)
 
     def remark(self) -> str:
-        if self.position < len(self.tokens) and self.tokens[self.position].kind == "comment":
-            text = self.tokens[self.position].text[1:].split(" ; ")[0].strip()
+        here = self.tokens[self.position]
+        if here.kind == "comment" and here.line == self.tokens[self.position - 1].line:
+            text = here.text[1:].split(" ; ")[0].strip()
             self.position += 1
             return text
         return ""
