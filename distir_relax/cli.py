@@ -214,6 +214,35 @@ def simulate(
 
 
 @app.command()
+def calibrate(
+    output: Annotated[Path, typer.Option("--output", "-o", help="The profile to write, a .toml file.")],
+    n: Annotated[int, typer.Option("-n", min=1, help="Ranks, measured together with mpirun.")] = 2,
+    device: DeviceOption = Device.cpu,
+    name: Annotated[str, typer.Option(help="The profile's name.")] = "",
+    links: Annotated[str | None, typer.Option(help="Take the links from this profile (with -n 1).")] = None,
+) -> None:
+    """Measure this machine's ops and collectives, and write the profile that explains them."""
+    from distir_relax.calibration.calibrate import calibrate as measure_and_fit
+
+    found = measure_and_fit(output, n, device.value, name, links)
+    for group, error in found.errors.items():
+        typer.echo(f"{group:16} median error of the fit {error:.1%}")
+    typer.echo(f"wrote {output}")
+
+
+@app.command(hidden=True)
+def measure(output: Path, device: DeviceOption = Device.cpu) -> None:
+    """One rank of `distir calibrate`."""
+    from distir_relax.calibration.calibrate import measure as run_benchmarks
+    from distir_relax.runtime.world import join_world
+
+    world = join_world()
+    run_benchmarks(output, device.value, world)
+    if world is not None:
+        world.close()
+
+
+@app.command()
 def run(
     bundle: BundleArgument,
     input: InputOption = None,

@@ -3,6 +3,7 @@ sizes."""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -36,8 +37,15 @@ def op_seconds(
             computing = 2.0 * batch * padded / matrix.flops
     else:
         computing = flops(entry, operands, attrs, results) / profile.rate(profile.vector, dtype)
-    busy = max(computing, reading) if profile.overlap else computing + reading
-    return max(profile.dispatch, profile.overhead + busy)
+    return max(profile.dispatch, profile.overhead + _together(computing, reading, profile.overlap))
+
+
+def _together(computing: float, moving: float, overlap: float) -> float:
+    """The time of an op that does both: see `Profile.overlap`."""
+    longer = max(computing, moving)
+    if math.isinf(overlap) or not longer:
+        return longer
+    return float(longer * (1.0 + (min(computing, moving) / longer) ** overlap) ** (1.0 / overlap))
 
 
 def flops(

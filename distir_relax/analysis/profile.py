@@ -5,6 +5,7 @@ The format is described in ``docs/simulator.md``. Bandwidths are bytes per secon
 
 from __future__ import annotations
 
+import math
 import tomllib
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
@@ -55,7 +56,8 @@ class Profile:
     `dispatch` is the least time from one op to the next: a host that launches kernels on an accelerator gets no
     further, but long kernels hide it.
 
-    `overlap` tells whether an op computes while it reads and writes (a roofline), or one after the other.
+    `overlap` tells how well an op hides reading and writing behind computing: it takes
+    ``(computing ** overlap + moving ** overlap) ** (1 / overlap)``, the sum for 1, the roofline's maximum for infinity.
     `levels` go from the innermost to the outermost; devices are numbered so that neighbours share a unit.
     """
 
@@ -68,7 +70,7 @@ class Profile:
     vector: Mapping[str, float]
     levels: tuple[Level, ...]
     lines: tuple[Line, ...] = ()
-    overlap: bool = True
+    overlap: float = math.inf
     dispatch: float = 0.0
     cache: float = 0.0
     cache_bandwidth: float = 0.0
@@ -153,7 +155,7 @@ def read_profile(text: str, where: str = "") -> Profile:
         vector={dtype: reader.number(vector, dtype, "device.vector") for dtype in vector},
         levels=levels,
         lines=lines,
-        overlap=bool(device.get("overlap", True)),
+        overlap=float(device.get("overlap", math.inf)),
         dispatch=float(device.get("dispatch", 0.0)),
         cache=float(device.get("cache", 0.0)),
         cache_bandwidth=float(device.get("cache_bandwidth", 0.0)),
@@ -168,7 +170,7 @@ def print_profile(profile: Profile, comment: str = "") -> str:
     if profile.collective_overhead:
         lines.append(f"collective_overhead = {profile.collective_overhead:.6g}")
     lines += ["", "[device]", f"memory = {profile.memory:.6g}", f"bandwidth = {profile.bandwidth:.6g}"]
-    lines += [f"overhead = {profile.overhead:.6g}", f"overlap = {str(profile.overlap).lower()}"]
+    lines += [f"overhead = {profile.overhead:.6g}", f"overlap = {profile.overlap:.6g}"]
     if profile.dispatch:
         lines.append(f"dispatch = {profile.dispatch:.6g}")
     if profile.cache:

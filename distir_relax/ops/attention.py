@@ -7,7 +7,7 @@ from typing import Any
 
 from distir_relax.ir import TensorType
 from distir_relax.ops.pointwise import promote
-from distir_relax.ops.registry import Attrs, Types, aten, define, operands, relax_spelling
+from distir_relax.ops.registry import Attrs, Cost, Types, aten, define, operands, relax_spelling
 from distir_relax.ops.rule import Rule, parse_rule
 from distir_relax.ops.shape import reshape_to
 
@@ -45,6 +45,12 @@ def _relax(attrs: Attrs) -> str:
     return f"R.matmul(R.nn.softmax({scores}, 3), {{2}})"
 
 
+def _products(types: Types, attrs: Attrs, results: Types) -> tuple[int, int, int, int]:
+    """Scores, and values weighted by them: as one product over the widths of both."""
+    (b, h, s, d), (_, _, t, e) = types[0].shape, types[2].shape
+    return b * h, s, t, d + e
+
+
 define(
     "nn.scaled_dot_product_attention",
     infer=_infer,
@@ -53,6 +59,7 @@ define(
     relax=_relax,
     linear=(operands(2),),
     flops=lambda types, attrs, results: 4.0 * results[0].elements * types[1].shape[2],
+    cost=Cost(product=_products),
 )
 
 

@@ -1,0 +1,117 @@
+"""A profile fitted to measurements: the cost model itself is evaluated, and its parameters changed until it agrees.
+
+The loss is the mean of squared logarithms of predicted over measured, so that small and large ops count alike; each
+parameter is moved up and down by a factor that shrinks (a coordinate search: no gradient, no tuning).
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from statistics import median
+
+from distir_relax.analysis.cost import op_seconds
+from distir_relax.analysis.profile import Level, Line, Matrix, Profile
+from distir_relax.calibration.measure import CollectiveTime
+from distir_relax.calibration.samples import OpSample
+from distir_relax.ops import lookup
+
+Parameters = dict[str, float]
+
+
+def fit_device(
+    start: Profile, dtype: str, samples: Sequence[OpSample], seconds: Sequence[float]
+) -> tuple[Profile, dict[str, float]]:
+    """`start` with the device that explains these times best, and the median error of each group of ops."""
+    begin: Parameters = {
+        "overhead": max(1e-7, 0.8 * min(seconds)),
+        "bandwidth": 2e10,
+        "cache": 4e6,
+        "cache_bandwidth": 5e10,
+        "vector": 5e9,
+        "flops": 1e11,
+        "half_rows": 2.0,
+        "half_columns": 8.0,
+        "half_inner": 8.0,
+        "overlap": 3.0,
+    }
+    prepared = [(lookup(s.op), s.operands, s.attrs, s.results, t) for s, t in zip(samples, seconds, strict=True)]
+
+    def loss(x: Parameters) -> float:
+        profile = _with(start, dtype, x)
+        return sum(math.log(op_seconds(profile, e, o, a, r) / t) ** 2 for e, o, a, r, t in prepared) / len(prepared)
+
+    found, _ = minimise(loss, begin)
+    profile = _with(start, dtype, found)
+    errors: dict[str, list[float]] = {}
+    for sample, (entry, operands, attrs, results, t) in zip(samples, prepared, strict=True):
+        errors.setdefault(sample.group, []).append(abs(op_seconds(profile, entry, operands, attrs, results) / t - 1))
+    return profile, {group: median(found) for group, found in errors.items()}
+
+
+def fit_links(start: Profile, times: Sequence[CollectiveTime]) -> tuple[Profile, dict[str, float]]:
+    """`start` with a line for each collective and number of ranks, and the median error of each collective.
+
+    The innermost level gets the latency and bandwidth of a send.
+    """
+    lines: list[Line] = []
+    errors: dict[str, float] = {}
+    for collective, ranks in sorted({(t.collective, t.ranks) for t in times}):
+        mine = [t for t in times if (t.collective, t.ranks) == (collective, ranks)]
+        latency, slope = fit_line([t.bytes for t in mine], [t.seconds for t in mine])
+        lines.append(Line(collective, ranks, latency, slope))
+        off = median(abs((latency + t.bytes * slope) / t.seconds - 1) for t in mine)
+        errors[collective] = max(off, errors.get(collective, 0.0))
+    levels = list(start.levels)
+    for line in lines:
+        if line.collective == "send":
+            levels[0] = Level(levels[0].name, levels[0].size, line.latency, 1.0 / line.seconds_per_byte)
+    return replace(start, lines=tuple(lines), levels=tuple(levels)), errors
+
+
+def fit_line(sizes: Sequence[float], seconds: Sequence[float]) -> tuple[float, float]:
+    """The line ``a + b * size`` of least relative error; both are positive."""
+
+    def loss(x: Parameters) -> float:
+        return sum(math.log((x["a"] + x["b"] * n) / t) ** 2 for n, t in zip(sizes, seconds, strict=True))
+
+    begin = {"a": min(seconds), "b": seconds[-1] / max(1.0, sizes[-1])}
+    found, _ = minimise(loss, begin)
+    return found["a"], found["b"]
+
+
+def minimise(
+    loss: Callable[[Parameters], float], start: Mapping[str, float], step: float = 0.7, rounds: int = 200
+) -> tuple[Parameters, float]:
+    """Parameters, all positive, at a minimum of `loss`, and its value there."""
+    x, best = dict(start), loss(dict(start))
+    steps = dict.fromkeys(x, step)
+    for _ in range(rounds):
+        for key in x:
+            for sign in (1.0, -1.0):
+                tried = {**x, key: x[key] * math.exp(sign * steps[key])}
+                value = loss(tried)
+                if value < best:
+                    x, best = tried, value
+                    steps[key] *= 1.5
+                    break
+            else:
+                steps[key] *= 0.5
+        if max(steps.values()) < 1e-3:
+            break
+    return x, best
+
+
+def _with(start: Profile, dtype: str, x: Parameters) -> Profile:
+    matrix = Matrix(x["flops"], x["half_rows"], x["half_columns"], x["half_inner"])
+    return replace(
+        start,
+        overhead=x["overhead"],
+        bandwidth=x["bandwidth"],
+        cache=x["cache"],
+        cache_bandwidth=x["cache_bandwidth"],
+        matrix={**start.matrix, dtype: matrix},
+        vector={**start.vector, dtype: x["vector"]},
+        overlap=max(1.0, x["overlap"]),
+    )

@@ -1,0 +1,171 @@
+"""Running microbenchmarks: ops on this device, collectives between the ranks of a launch.
+
+All ranks of a launch run the same op at the same time, as they do in a program, so that what they share (memory,
+caches) is shared here too.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import asdict, dataclass
+from statistics import median
+from typing import TYPE_CHECKING, Any
+
+from distir_relax.bundle import Mesh
+from distir_relax.calibration.samples import OpSample, payloads
+from distir_relax.ir import Op, Value
+from distir_relax.ops import torch_expression
+from distir_relax.runtime.world import World
+
+if TYPE_CHECKING:
+    import torch
+
+    from distir_relax.runtime.communicator import Communicator
+
+# What a benchmark takes at least, in seconds: less would be the clock's own noise.
+_ENOUGH = 4e-3
+_ROUNDS = 5
+# Operands that a program reads once are taken in turn from so many bytes, more than caches hold.
+_COLD = 96e6
+
+
+@dataclass(frozen=True)
+class CollectiveTime:
+    """How long a communication of `bytes` took over `ranks` devices. `bytes` is what `network.seconds_of` counts."""
+
+    collective: str
+    ranks: int
+    bytes: int
+    seconds: float
+
+    def plain(self) -> dict[str, Any]:
+        """The fields, for JSON."""
+        return asdict(self)
+
+
+def time_op(sample: OpSample, device: str, wait: Callable[[], None]) -> float:
+    """The seconds that one op takes, in a row of many as in a program. `wait` is called before each round."""
+    import torch
+    import torch.nn.functional as F
+
+    generator = torch.Generator(device=device).manual_seed(0)
+    count = 1
+    if sample.cold:
+        moved = sum(sample.operands[i].bytes for i in sample.cold)
+        count = max(1, min(64, int(_COLD / max(1, moved))))
+    variants = [[_draw(kind, device, generator) for kind in sample.operands]]
+    for _ in range(count - 1):
+        fresh = list(variants[0])
+        for i in sample.cold:
+            fresh[i] = variants[0][i].clone()
+        variants.append(fresh)
+    names = [f"a{i}" for i in range(len(sample.operands))]
+    values = tuple(Value(name, kind) for name, kind in zip(names, sample.operands, strict=True))
+    code = torch_expression(Op(sample.op, values, (), sample.attrs), names)
+    scope: dict[str, Any] = {"torch": torch, "F": F}
+    exec(f"def run({', '.join(names)}):\n    return {code}\n", scope)
+    run = scope["run"]
+
+    def repeat(times: int) -> float:
+        _settle(device)
+        wait()
+        start = time.perf_counter()
+        for i in range(times):
+            run(*variants[i % count])
+        _settle(device)
+        return (time.perf_counter() - start) / times
+
+    with torch.inference_mode():
+        repeat(2)
+        times = max(2, min(4000, int(_ENOUGH / max(1e-7, repeat(2)))))
+        return median(repeat(times) for _ in range(_ROUNDS))
+
+
+def time_ops(samples: Sequence[OpSample], device: str, world: World | None) -> list[float]:
+    """The seconds of each op; on several ranks the median over them. Every rank calls this."""
+    mine = [time_op(sample, device, (lambda: None) if world is None else (lambda: _meet(world))) for sample in samples]
+    if world is None or world.size == 1:
+        return mine
+    return [median(column) for column in zip(*world.exchange(mine), strict=True)]
+
+
+def time_collectives(world: World, device: str, scale: int) -> list[CollectiveTime]:
+    """The times of all collectives over all ranks of a launch, and over parts of it. Every rank calls this."""
+    found: list[CollectiveTime] = []
+    for count in (n for n in range(2, world.size + 1) if world.size % n == 0):
+        comm = world.communicator(Mesh((world.size // count, count), ("apart", "together")), device)
+        for elements in payloads(scale):
+            for collective, held, messages, run in _collectives(comm, count, elements, device):
+                seconds = _time_together(world, run, device) / messages
+                found.append(CollectiveTime(collective, count, held, seconds))
+    return found
+
+
+def _collectives(
+    comm: Communicator, count: int, elements: int, device: str
+) -> Iterator[tuple[str, int, int, Callable[[], object]]]:
+    """Each collective, the bytes that count for it, how many messages one run of it is, and the run itself."""
+    import torch
+
+    sizes = [elements // count + (i < elements % count) for i in range(count)]
+    index = comm.mesh.coordinates(comm.rank)[1]
+    x = torch.ones(elements, dtype=torch.float32, device=device)
+    part = x[: sizes[index]].contiguous()
+    peer = comm.rank ^ 1
+    yield "all_reduce", 4 * elements, 1, lambda: comm.all_reduce(x, "together", "sum")
+    yield "all_gather", 4 * elements, 1, lambda: comm.all_gather(part, "together", 0, sizes)
+    yield "reduce_scatter", 4 * elements, 1, lambda: comm.reduce_scatter(x, "together", 0, sizes, "sum")
+    square = x[: elements - elements % count].view(count, -1)
+    columns = square.shape[1]
+    split = [columns // count + (i < columns % count) for i in range(count)]
+    yield "all_to_all", square.numel() * 4, 1, lambda: comm.all_to_all(square, "together", 1, split, 0, [count] * count)
+    if count == 2:
+
+        def there_and_back() -> None:
+            if comm.rank < peer:
+                comm.send(x, peer)
+                comm.recv((elements,), "float32", peer)
+            else:
+                comm.recv((elements,), "float32", peer)
+                comm.send(x, peer)
+
+        yield "send", 4 * elements, 2, there_and_back
+
+
+def _time_together(world: World, run: Callable[[], object], device: str) -> float:
+    """The seconds of a communication that all ranks repeat: the slowest rank's, the median of several rounds."""
+
+    def repeat(times: int) -> float:
+        _settle(device)
+        _meet(world)
+        start = time.perf_counter()
+        for _ in range(times):
+            run()
+        _settle(device)
+        return (time.perf_counter() - start) / times
+
+    repeat(2)
+    once = max(world.exchange(repeat(2)))
+    times = max(2, min(4000, int(_ENOUGH / max(1e-7, once))))
+    rounds = world.exchange([repeat(times) for _ in range(_ROUNDS)])
+    found: float = median(max(column) for column in zip(*rounds, strict=True))
+    return found
+
+
+def _meet(world: World) -> None:
+    world.exchange(0)
+
+
+def _settle(device: str) -> None:
+    if device != "cpu":
+        import torch
+
+        torch.cuda.synchronize()
+
+
+def _draw(kind: Any, device: str, generator: torch.Generator) -> torch.Tensor:
+    import torch
+
+    dtype = getattr(torch, kind.dtype)
+    return torch.randn(kind.shape, generator=generator, device=device).to(dtype)

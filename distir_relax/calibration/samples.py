@@ -1,0 +1,90 @@
+"""What calibration runs: ops of each kind over a range of sizes, and collectives over a range of payloads.
+
+The sizes are not round, and not those of the models that a profile is validated with: a fit is worth something only
+away from what it was fitted to.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from distir_relax.ir import TensorType
+from distir_relax.ops import infer
+
+
+@dataclass(frozen=True)
+class OpSample:
+    """One op on operands of given types. `group` is what it tells about: ``products``, ``elementwise``,
+    ``rows``, ``attention``.
+
+    `cold` are the operands that a program reads once a step, weights: they do not come from a cache.
+    """
+
+    group: str
+    op: str
+    operands: tuple[TensorType, ...]
+    attrs: Mapping[str, Any] = field(default_factory=dict)
+    cold: tuple[int, ...] = ()
+
+    @property
+    def results(self) -> tuple[TensorType, ...]:
+        """The types of its results."""
+        return infer(self.op, self.operands, self.attrs)
+
+    def __str__(self) -> str:
+        return f"{self.op}({', '.join(map(str, self.operands))})"
+
+
+def op_samples(dtype: str, scale: int) -> list[OpSample]:
+    """The ops to run. `scale` multiplies the larger sizes: 1 for a core of a CPU, 8 for a GPU."""
+    return [*_products(dtype, scale), *_elementwise(dtype, scale), *_rows(dtype, scale)]
+
+
+def payloads(scale: int) -> tuple[int, ...]:
+    """The sizes of tensors, in elements, with which collectives are measured."""
+    return tuple(int(n * (scale if n > 10_000 else 1)) for n in (3, 190, 3_100, 24_000, 97_000, 390_000, 1_550_000))
+
+
+def _products(dtype: str, scale: int) -> Iterator[OpSample]:
+    sides = ((88, 350), (350, 88), (350, 350), (350, 1400), (1400, 350), (700, 700), (1100, 1100), (1400, 1400))
+    scaled = [(k * scale, n * scale) for k, n in sides]
+    for inner, columns in scaled:
+        for rows in (1, 3, 7, 14, 29, 58, 115, 230, 460):
+            if rows * inner * columns > 2.5e8 * scale**3:
+                continue
+            weight = TensorType((columns, inner), dtype)
+            yield OpSample("products", "linear", (TensorType((rows, inner), dtype), weight), cold=(1,))
+    # As a weight's gradient is made: the batch is what is summed over.
+    for inner, columns in scaled[2:]:
+        for rows in (3, 14, 58, 230):
+            yield OpSample("products", "matmul", (TensorType((inner, rows), dtype), TensorType((rows, columns), dtype)))
+
+
+def _elementwise(dtype: str, scale: int) -> Iterator[OpSample]:
+    for count in (700, 6_000, 50_000, 210_000, 860_000, 2_600_000):
+        shape = (count * (scale if count > 10_000 else 1),)
+        x = TensorType(shape, dtype)
+        for op in ("add", "multiply", "relu_grad"):
+            yield OpSample("elementwise", op, (x, x))
+        yield OpSample("elementwise", "sgd", (x, x), {"rate": 0.01})
+        for op in ("nn.relu", "nn.gelu_tanh", "nn.gelu", "tanh"):
+            yield OpSample("elementwise", op, (x,))
+
+
+def _rows(dtype: str, scale: int) -> Iterator[OpSample]:
+    for rows, width in ((3, 350), (29, 350), (115, 700), (460, 700), (920, 1100)):
+        x, w = TensorType((rows * scale, width), dtype), TensorType((width,), dtype)
+        yield OpSample("rows", "nn.layer_norm", (x, w, w), {"axes": (1,), "epsilon": 1e-5})
+        yield OpSample("rows", "nn.softmax", (x,), {"axis": 1})
+    for batch, heads, length, width in (
+        (1, 3, 29, 48),
+        (2, 5, 58, 48),
+        (3, 5, 115, 48),
+        (1, 7, 230, 48),
+        (5, 7, 115, 80),
+    ):
+        q = TensorType((batch, heads * scale, length, width), dtype)
+        attrs = {"scale": 0.15, "causal": True, "masked": False}
+        yield OpSample("attention", "nn.scaled_dot_product_attention", (q, q, q), attrs)
