@@ -243,6 +243,40 @@ def measure(output: Path, device: DeviceOption = Device.cpu) -> None:
 
 
 @app.command()
+def validate(
+    targets: Annotated[
+        list[str], typer.Argument(metavar="TARGET", help="Bundles, or FILE.py:FUNCTION that returns configurations.")
+    ],
+    profile: Annotated[str, typer.Option(help="The machine: a name or a .toml file, best from distir calibrate.")],
+    steps: Annotated[int, typer.Option(min=1, help="Timed steps of each configuration.")] = 9,
+    threads: Annotated[int, typer.Option(min=1, help="Threads of a rank, as when the profile was calibrated.")] = 1,
+    plot: Annotated[Path | None, typer.Option(help="Write a scatter plot to this .svg.")] = None,
+    json: Annotated[bool, typer.Option("--json", help="Print the result as JSON.")] = False,
+) -> None:
+    """Run configurations for real and compare their times with the simulator's."""
+    from distir_relax.analysis.profile import load_profile
+    from distir_relax.calibration.validate import validate as run_and_compare
+    from distir_relax.report.validation import json_text, table, write_plot
+
+    found = run_and_compare(targets, load_profile(profile), steps, threads)
+    if plot is not None:
+        write_plot(found, plot)
+    typer.echo(json_text(found) if json else table(found))
+
+
+@app.command(hidden=True)
+def time_bundles(request: Path, answer: Path) -> None:
+    """One rank of `distir validate`."""
+    from distir_relax.calibration.validate import time_bundles as run_all
+    from distir_relax.runtime.world import join_world
+
+    world = join_world()
+    assert world is not None, "distir validate starts this with mpirun"
+    run_all(request, answer, world)
+    world.close()
+
+
+@app.command()
 def run(
     bundle: BundleArgument,
     input: InputOption = None,

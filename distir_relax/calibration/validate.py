@@ -1,0 +1,171 @@
+"""`distir validate`: run configurations for real and compare their times with what the simulator predicts."""
+
+from __future__ import annotations
+
+import json
+import os
+import tempfile
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from statistics import median
+from typing import TYPE_CHECKING, Any
+
+from distir_relax.analysis.profile import Profile
+from distir_relax.analysis.simulate import simulate_module
+from distir_relax.analysis.types import infer_types
+from distir_relax.bundle import Bundle, Manifest, read_bundle, write_bundle
+from distir_relax.calibration.statistics import mean_absolute_percentage_error, spearman
+from distir_relax.compiler import Plan
+from distir_relax.errors import ImportModelError, RunError
+from distir_relax.ir import Module, Untyped, parse
+from distir_relax.lowering.to_bundle import program_bundle
+from distir_relax.runtime.launch import launch
+from distir_relax.runtime.session import RankSession, limit_threads
+from distir_relax.runtime.world import World
+from distir_relax.user_function import call_function, find_function
+
+if TYPE_CHECKING:
+    import torch
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """One configuration: the seconds of a step, predicted and measured (the median of several steps)."""
+
+    name: str
+    ranks: int
+    predicted: float
+    measured: float
+
+    @property
+    def error(self) -> float:
+        """How far off the prediction is: 0.1 is a tenth too long."""
+        return self.predicted / self.measured - 1
+
+
+@dataclass(frozen=True)
+class Validation:
+    """All outcomes, and how well they agree."""
+
+    outcomes: tuple[Outcome, ...]
+
+    @property
+    def mape(self) -> float:
+        """The mean absolute percentage error."""
+        return mean_absolute_percentage_error(*self._columns())
+
+    @property
+    def spearman(self) -> float:
+        """The rank correlation of predictions and measurements."""
+        return spearman(*self._columns())
+
+    def as_json(self) -> dict[str, Any]:
+        """For machines."""
+        return {"spearman": self.spearman, "mape": self.mape, "outcomes": [asdict(o) for o in self.outcomes]}
+
+    def _columns(self) -> tuple[list[float], list[float]]:
+        return [o.predicted for o in self.outcomes], [o.measured for o in self.outcomes]
+
+
+def validate(targets: Sequence[str], profile: Profile, steps: int = 9, threads: int = 1) -> Validation:
+    """Run configurations with mpirun, each rank with `threads` threads, and compare them with `profile`.
+
+    A target is a bundle, or ``FILE.py:FUNCTION`` of a function that returns configurations by name: plans, or pairs of
+    a distributed program and its tensors. Inputs are drawn at random. Raises RunError when a launch fails, and what
+    reading the targets raises.
+    """
+    configurations = [found for target in targets for found in _load(target)]
+    if not configurations:
+        raise ImportModelError("there is no configuration to run", ", ".join(targets))
+    predicted = [simulate_module(module, profile).makespan for _, module, _ in configurations]
+    with tempfile.TemporaryDirectory() as folder:
+        paths = []
+        for i, (_, _, bundle) in enumerate(configurations):
+            paths.append(bundle.path or write_bundle(bundle, Path(folder) / f"{i}.dist"))
+        by_ranks: dict[int, list[int]] = {}
+        for i, (_, _, bundle) in enumerate(configurations):
+            by_ranks.setdefault(bundle.manifest.mesh.world_size, []).append(i)
+        measured: dict[int, float] = {}
+        for ranks, numbers in sorted(by_ranks.items()):
+            request, answer = Path(folder) / "request.json", Path(folder) / "answer.json"
+            request.write_text(json.dumps({"bundles": [str(paths[i]) for i in numbers], "steps": steps}))
+            before = os.environ.get("OMP_NUM_THREADS")
+            os.environ["OMP_NUM_THREADS"] = str(threads)
+            try:
+                code = launch(ranks, ["time-bundles", str(request), str(answer)])
+            finally:
+                os.environ.pop("OMP_NUM_THREADS")
+                if before is not None:
+                    os.environ["OMP_NUM_THREADS"] = before
+            if code != 0:
+                raise RunError(f"a configuration failed on {ranks} ranks", hint="its message is above")
+            measured.update(zip(numbers, json.loads(answer.read_text()), strict=True))
+    return Validation(
+        tuple(
+            Outcome(name, bundle.manifest.mesh.world_size, predicted[i], measured[i])
+            for i, (name, _, bundle) in enumerate(configurations)
+        )
+    )
+
+
+def time_bundles(request: Path, answer: Path, world: World) -> None:
+    """As one rank of a launch, run the bundles that `request` lists; rank 0 writes the median seconds of each."""
+    limit_threads(world.local_size)
+    asked = json.loads(request.read_text())
+    found = []
+    for path in asked["bundles"]:
+        bundle = read_bundle(Path(path), verify_weights=False)
+        session = RankSession(world, bundle)
+        inputs = _random_inputs(bundle.manifest)
+        seconds = []
+        for _ in range(asked["steps"] + 2):
+            session(inputs)
+            seconds.append(session.seconds)
+        rows = world.exchange(seconds)
+        found.append(median(max(column) for column in list(zip(*rows, strict=True))[2:]))
+    if world.rank == 0:
+        answer.write_text(json.dumps(found))
+
+
+def _load(target: str) -> list[tuple[str, Module, Bundle]]:
+    """The configurations of a target: name, distributed program, bundle."""
+    if Path(target).is_dir():
+        bundle = read_bundle(Path(target))
+        module = parse(bundle.stage("distributed"), target)
+        return [(bundle.manifest.name, _typed(module), bundle)]
+    made = call_function(find_function(target), target, {})
+    if not isinstance(made, Mapping):
+        raise ImportModelError(
+            f"expected configurations by name, found {type(made).__name__}", target,
+            "return {'name': plan, 'other': (module, tensors)}")  # fmt: skip
+    return [_configuration(str(name), entry, target) for name, entry in made.items()]
+
+
+def _configuration(name: str, entry: object, target: str) -> tuple[str, Module, Bundle]:
+    if isinstance(entry, Plan):
+        return name, entry.modules["distributed"], entry.bundle(("torch",))
+    if isinstance(entry, tuple) and len(entry) == 2 and isinstance(entry[0], Module):
+        module = _typed(entry[0])
+        return name, module, program_bundle(name, module, entry[1])
+    raise ImportModelError(f"expected a plan or (module, tensors) for {name!r}, found {type(entry).__name__}", target)
+
+
+def _typed(module: Module) -> Module:
+    values = (v for f in module.functions for op in f.ops for v in op.results)
+    return infer_types(module) if any(isinstance(v.type, Untyped) for v in values) else module
+
+
+def _random_inputs(manifest: Manifest) -> dict[str, torch.Tensor]:
+    """Numbers for each input; small ones where they may be indices."""
+    import torch
+
+    generator = torch.Generator().manual_seed(0)
+    found = {}
+    for tensor in manifest.inputs:
+        dtype = getattr(torch, tensor.dtype)
+        if dtype.is_floating_point:
+            found[tensor.name] = torch.randn(tensor.shape, generator=generator).to(dtype)
+        else:
+            found[tensor.name] = torch.randint(0, 2, tensor.shape, generator=generator).to(dtype)
+    return found
