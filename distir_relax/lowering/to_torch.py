@@ -100,6 +100,7 @@ class _Emission:
         late = [op for op in self.function.ops if op.results[0].name not in fixed]
         last = {v.name: number for number, op in enumerate(late) for v in op.operands}
         kept = {o.value.name for o in self.function.outputs}
+        kept |= {i.value.name for i in self.function.inputs if i.role != "input"}
         lines: list[str] = []
         for number, op in enumerate(late):
             lines += self._lines(op)
