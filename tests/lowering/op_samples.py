@@ -103,7 +103,12 @@ def samples() -> list[Sample]:
         ("gather_elements", [f32(5, 6), of("int64", 5, 4)], {"axis": 1}),
         ("index_tensor", [f32(5, 6, 2), of("int64", 3, 1), of("int64", 4)], {"count": 2}),
         ("flip", [f32(3, 5)], {"axis": 1}),
+        ("segment_sum", [f32(6, 5), of("int64", 6)], {"num_segments": 7}),
+        ("segment_sum", [f32(3), of("int64", 3)], {"num_segments": 5}),
+        ("arange", [], {"start": 1, "end": 12, "step": 3, "dtype": "int64"}),
     ]
+    for how in ("update", "add", "mul", "max", "min"):
+        found.append(("scatter_elements", [f32(5, 6), of("int64", 1, 6), f32(1, 6)], {"axis": 0, "reduction": how}))
     for name in ("sum", "mean", "max", "min"):
         found += [
             (name, [f32(3, 5, 7)], {"axis": (0, 2), "keepdims": True}),

@@ -112,6 +112,13 @@ SAMPLES: dict[str, list[Sample]] = {
         of("f64[4,5]", "i64[3] < 4", count=1),
     ],
     "gather_elements": [of("f64[4,5]", "i64[4,3] < 5", axis=1), of("f64[4,5]", "i64[2,5] < 4", axis=0)],
+    "scatter_elements": [
+        of("f64[4,5]", "i64[3,5] < 4", "f64[3,5]", axis=0, reduction="update"),
+        of("f64[4,5]", "i64[4,7] < 5", "f64[4,7]", axis=1, reduction="add"),
+        of("f64[7,3]", "i64[5,3] < 7", "f64[5,3]", axis=0, reduction="max"),
+    ],
+    "segment_sum": [of("f64[6,5]", "i64[6] < 7", num_segments=7), of("f64[7]", "i64[7] < 3", num_segments=4)],
+    "arange": [of(start=2, end=9, step=2, dtype="int64")],
     "sum": [
         of("f64[4,5,6]", axis=(1,), keepdims=False),
         of("f64[4,5,6]", axis=(0, 2), keepdims=True),
@@ -193,7 +200,7 @@ SAMPLES: dict[str, list[Sample]] = {
     "concat": [of("f64[4,2,3]", "f64[4,5,3]", axis=1), of("f64[4,3]", "f64[4,3]", "f64[4,3]", axis=0)],
     "split": [of("f64[4,6]", sizes=(2, 2, 2), axis=1), of("f64[4,6]", sizes=(1, 5), axis=1)],
     "strided_slice": [of("f64[4,6,5]", axes=(1,), begin=(1,), end=(6,), strides=(2,))],
-    "pad": [of("f64[4,6]", low=(0, 1), high=(0, 2), value=1.5), of("f64[4,5]", low=(2, -1), high=(1, 3), value=0.5)],
+    "pad": [of("f64[4,6]", low=(0, 1), high=(0, 2), value=1.5), of("f64[4,5]", low=(2, -1), high=(1, 3), value=0.0)],
     "annotate_sharding": [of("f64[4,6]", placements="S[0]")],
     "redistribute": [of("f64[4,6]", placements="S[0]")],
     "slices": [of("f64[4,9]", dim=1, intervals=((0, 2), (5, 9)))],

@@ -49,7 +49,7 @@ def test_each_factor_splits_as_the_rule_says(name: str, number: int) -> None:
 @pytest.mark.parametrize(("name", "number"), CASES)
 def test_pending_sums_pass_through_linear_operands(name: str, number: int) -> None:
     case = Case(name, SAMPLES[name][number])
-    for operands in case.entry.linear_sets(len(case.operands)):
+    for operands in case.entry.linear_sets(len(case.operands), case.attrs):
         shares = [0.6, 0.4]
         noise = {i: draw(case.sample.operands[i], case.generator) for i in operands}
         # Not 0.6 x and 0.4 x alone: those would let abs and relu pass.
