@@ -7,6 +7,7 @@ from distir_relax.ops import (  # noqa: F401
     composite,
     composite_onnx,
     contraction,
+    grouped,
     identity,
     indexing,
     interpolate,

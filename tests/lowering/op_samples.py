@@ -102,9 +102,12 @@ def samples() -> list[Sample]:
         ("argsort", [f32(7, 3)], {"axis": 0, "descending": False}),
         ("gather_elements", [f32(5, 6), of("int64", 5, 4)], {"axis": 1}),
         ("index_tensor", [f32(5, 6, 2), of("int64", 3, 1), of("int64", 4)], {"count": 2}),
+        ("sum", [of("int32", 3, 5)], {"axis": (1,), "keepdims": False}),
+        ("cumsum", [of("int32", 3, 5)], {"axis": 1}),
         ("flip", [f32(3, 5)], {"axis": 1}),
         ("segment_sum", [f32(6, 5), of("int64", 6)], {"num_segments": 7}),
         ("segment_sum", [f32(3), of("int64", 3)], {"num_segments": 5}),
+        ("grouped_matmul", [f32(5, 7), f32(3, 7, 4), of("int64", 3), of("int64", 3)], {}),
         ("arange", [], {"start": 1, "end": 12, "step": 3, "dtype": "int64"}),
     ]
     for how in ("update", "add", "mul", "max", "min"):

@@ -249,6 +249,10 @@ CALLS: dict[str, list[Call]] = {
     "upsample_bicubic2d.vec": [call("f32[2,3,4,5]", [7, 3], False, None), call("f32[2,3,4,5]", [7, 3], True, None)],
     "upsample_trilinear3d.vec": [call("f32[2,3,2,4,5]", [3, 4, 7], False, None)],
     "pixel_shuffle.default": [call("f32[2,12,3,5]", 2), call("f32[9,2,2]", 3)],
+    "transformers.grouped_mm_fallback.default": [
+        call("f32[9,5]", "f32[4,5,3]", torch.tensor([2, 2, 7, 9], dtype=torch.int32))
+    ],
+    "_grouped_mm.default": [call("bf16[9,8]", "bf16[3,8,16]", torch.tensor([2, 7, 9], dtype=torch.int32))],
     "flip.default": [call(X, [0, -1])],
     "roll.default": [call(X, [1], [0]), call(X, [5, -1], [1, 0]), call(X, [3])],
     "movedim.int": [call("f32[2,3,4]", 0, -1)],

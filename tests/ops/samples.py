@@ -118,11 +118,13 @@ SAMPLES: dict[str, list[Sample]] = {
         of("f64[7,3]", "i64[5,3] < 7", "f64[5,3]", axis=0, reduction="max"),
     ],
     "segment_sum": [of("f64[6,5]", "i64[6] < 7", num_segments=7), of("f64[7]", "i64[7] < 3", num_segments=4)],
+    "grouped_matmul": [of("f64[7,5]", "f64[3,5,4]", "i64[3] < 3", "i64[3] < 8")],
     "arange": [of(start=2, end=9, step=2, dtype="int64")],
     "sum": [
         of("f64[4,5,6]", axis=(1,), keepdims=False),
         of("f64[4,5,6]", axis=(0, 2), keepdims=True),
         of("f64[4]", axis=(0,), keepdims=False),
+        of("i32[4,3]", axis=(0,), keepdims=False),
     ],
     "mean": [of("f64[4,5,6]", axis=(1,), keepdims=False), of("f64[4,5,6]", axis=(0, 2), keepdims=True)],
     "max": [of("f64[4,5,6]", axis=(1,), keepdims=False)],
@@ -136,7 +138,7 @@ SAMPLES: dict[str, list[Sample]] = {
     "triu": [of("f64[3,4,5]", k=-1)],
     "nn.softmax": [of("f64[4,5,6]", axis=1)],
     "nn.log_softmax": [of("f64[4,5,6]", axis=2)],
-    "cumsum": [of("f64[4,5]", axis=0)],
+    "cumsum": [of("f64[4,5]", axis=0), of("i32[4]", axis=0)],
     "nn.layer_norm": [of("f64[4,5,6]", "f64[6]", "f64[6]", axes=(2,), epsilon=1e-5)],
     "nn.rms_norm": [of("f64[4,5,6]", "f64[5,6]", axes=(1, 2), epsilon=1e-6)],
     "nn.scaled_dot_product_attention": [
