@@ -34,7 +34,7 @@ class GraphImporter:
 
     def __init__(self) -> None:
         self.builder = Builder()
-        self.tensors: dict[str, torch.Tensor] = {}
+        self.tensors: dict[str, torch.Tensor] = self.builder.tensors
         self.meshes: tuple[DeviceMesh, ...] = ()
         self._annotated_at = ""
         # What each node stands for. It keeps all results alive, so that an id names one tensor in `_hints`.

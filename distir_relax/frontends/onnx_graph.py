@@ -53,7 +53,7 @@ class OnnxGraph:
 
     def __init__(self, file: str, sharding: OnnxSharding | None = None) -> None:
         self.builder = Builder()
-        self.tensors: dict[str, torch.Tensor] = {}
+        self.tensors: dict[str, torch.Tensor] = self.builder.tensors
         self._file = file
         self._sharding = sharding
         self._marked: dict[tuple[str, str], Value] = {}

@@ -91,7 +91,7 @@ class _Importer:
 
     def __init__(self, mod: Any, name: str) -> None:
         self.builder = Builder()
-        self.tensors: dict[str, torch.Tensor] = {}
+        self.tensors: dict[str, torch.Tensor] = self.builder.tensors
         self.meshes: tuple[DeviceMesh, ...] = ()
         self._module = mod
         self._function = name

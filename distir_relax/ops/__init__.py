@@ -2,6 +2,7 @@
 
 # Each family enters its ops in the table when it is imported.
 from distir_relax.ops import (  # noqa: F401
+    adaptive,
     attention,
     communication,
     composite,

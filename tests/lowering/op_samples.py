@@ -155,6 +155,9 @@ def _windows() -> list[Sample]:
          {"pool_size": (2, 2), "strides": (2, 2), "padding": (0,) * 4, "counted": (0,) * 4}),
         ("nn.avg_pool3d", [f32(2, 3, 4, 5, 6)],
          {"pool_size": (2, 2, 3), "strides": (2, 1, 2), "padding": (0, 0, 1) * 2, "counted": (0,) * 6}),
+        ("nn.adaptive_avg_pool1d", [f32(2, 3, 7)], {"output_size": (5,)}),
+        ("nn.adaptive_avg_pool2d", [f32(2, 3, 7, 5)], {"output_size": (3, 7)}),
+        ("nn.adaptive_avg_pool3d", [f32(2, 3, 3, 7, 5)], {"output_size": (2, 3, 4)}),
         ("nn.batch_norm", [f32(2, 5, 3, 4), *[f32(5)] * 4], {"epsilon": 1e-5}),
         *(
             ("image.resize2d", [f32(2, 3, 4, 5)], {"size": size, "method": method, "coordinate_transformation_mode": place})

@@ -226,9 +226,34 @@ CALLS: dict[str, list[Call]] = {
         call("f32[4,9,8]", [2, 2]),
     ],
     "avg_pool3d.default": [call("f32[2,4,4,5,6]", [2, 2, 3], [2, 1, 2], [1, 0, 1], False, False)],
-    "adaptive_avg_pool1d.default": [call("f32[2,4,9]", [3])],
-    "adaptive_avg_pool2d.default": [call("f32[2,4,9,8]", [1, 1]), call("f32[2,4,9,8]", [3, 2])],
-    "adaptive_avg_pool3d.default": [call("f32[2,4,4,3,6]", [2, 3, 1])],
+    "adaptive_avg_pool1d.default": [call("f32[2,4,9]", [3]), call("f32[4,9]", [5])],
+    "adaptive_avg_pool2d.default": [
+        call("f32[2,4,9,8]", [1, 1]),
+        call("f32[2,4,9,8]", [3, 2]),
+        call("f32[2,4,7,5]", [3, 7]),
+    ],
+    "adaptive_avg_pool3d.default": [call("f32[2,4,4,3,6]", [2, 3, 1]), call("f32[2,4,4,3,6]", [3, 2, 6])],
+    "adaptive_max_pool1d.default": [call("f32[2,4,9]", [3]), call("f32[4,9]", [5])],
+    "adaptive_max_pool2d.default": [call("f32[2,4,9,8]", [3, 2]), call("f32[2,4,7,5]", [3, 7])],
+    "adaptive_max_pool3d.default": [call("f32[2,4,4,3,6]", [3, 2, 6])],
+    "max_pool1d_with_indices.default": [call("f32[4,9]", [3], [2], [1])],
+    "max_pool2d_with_indices.default": [
+        call("f32[2,4,9,8]", [3, 2], [2, 1], [1, 0], [2, 1], True),
+        call("f32[4,9,8]", [3]),
+    ],
+    "max_pool3d_with_indices.default": [call("f32[2,4,4,5,6]", [2, 2, 3], [2, 1, 2], [1, 0, 1])],
+    "max_unpool2d.default": [
+        call("f32[2,3,2,2]", torch.arange(0, 24, 2).reshape(1, 3, 2, 2).expand(2, 3, 2, 2) % 35, [5, 7])
+    ],
+    "max_unpool3d.default": [
+        call(
+            "f32[3,1,2,2]",
+            torch.tensor([0, 9, 23, 11]).expand(3, 4).reshape(3, 1, 2, 2),
+            [2, 3, 4],
+            [2, 1, 2],
+            [0, 0, 0],
+        )
+    ],
     "batch_norm.default": [
         call("f32[2,3,4,5]", "f32[3]", "f32[3]", "f32[3]", "f32[3] > 0", False, 0.1, 1e-5, False),
         call("f32[2,3,4]", None, None, "f32[3]", "f32[3] > 0", False, 0.1, 1e-3, False),

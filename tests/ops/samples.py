@@ -178,6 +178,9 @@ SAMPLES: dict[str, list[Sample]] = {
         of("f64[2,4,9,6]", pool_size=(3, 2), strides=(2, 1), padding=(1, 0, 1, 1), counted=(1, 0, 1, 1)),
     ],
     "nn.avg_pool3d": [of("f64[2,4,4,3,5]", pool_size=(2,) * 3, strides=(2,) * 3, padding=(0,) * 6, counted=(0,) * 6)],
+    "nn.adaptive_avg_pool1d": [of("f64[2,4,9]", output_size=(4,))],
+    "nn.adaptive_avg_pool2d": [of("f64[2,4,9,6]", output_size=(4, 6))],
+    "nn.adaptive_avg_pool3d": [of("f64[2,4,3,5,2]", output_size=(2, 3, 2))],
     "nn.batch_norm": [of("f64[4,5,6]", "f64[5]", "f64[5]", "f64[5]", "f64[5] > 0", epsilon=1e-5)],
     "nn.upsample_nearest": [
         of("f64[2,4,3,5]", strides=(2, 3), padding=(0, 0, 0, 0)),

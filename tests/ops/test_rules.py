@@ -90,7 +90,11 @@ class Case:
                     joined = self.join(pieces, rule, index, position)
                 else:
                     stacked = torch.stack(pieces)
-                    joined = stacked.sum(0, dtype=stacked.dtype) if factor.kind == "sum" else getattr(stacked, f"a{factor.kind}")(0)
+                    joined = (
+                        stacked.sum(0, dtype=stacked.dtype)
+                        if factor.kind == "sum"
+                        else getattr(stacked, f"a{factor.kind}")(0)
+                    )
                 torch.testing.assert_close(joined, whole, msg=f"split {factor} into {sizes}")
 
     def part(self, rule: Rule, index: int, start: int, size: int) -> tuple[torch.Tensor, ...]:
