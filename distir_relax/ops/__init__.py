@@ -19,6 +19,7 @@ from distir_relax.ops import (  # noqa: F401
     pooling,
     reduction,
     resize,
+    resize_onnx,
     scatter,
     scatter_calls,
     selection,
