@@ -126,6 +126,8 @@ SPELLINGS: list[tuple[str, Callable[[Any, Any, Any], Any]]] = [
     ("split indices", lambda R, x, i: R.split(x, [1, 3], -1)[2]),
     ("strided_slice", lambda R, x, i: R.strided_slice(x, [1, 2], [1, -3], [100, 5], [2, 1])),
     ("pad", lambda R, x, i: R.nn.pad(x, [0, 0, 1, 2, 0, 3], "constant", 2.5)),
+    ("pad by reflection", lambda R, x, i: R.nn.pad(x, [0, 0, 1, 2, 0, 3], "reflect")),
+    ("pad by the edge", lambda R, x, i: R.nn.pad(x, [0, 0, 1, 2, 0, 3], "replicate")),
     ("sum", lambda R, x, i: R.sum(x, -1, True)),
     ("sum all", lambda R, x, i: R.sum(x)),
     ("mean", lambda R, x, i: R.mean(x, [0, 2])),
