@@ -8,6 +8,7 @@ from distir_relax.ops import (  # noqa: F401
     composite,
     composite_math,
     composite_onnx,
+    composite_relax,
     composite_shape,
     contraction,
     grouped,

@@ -137,12 +137,6 @@ def _product(g: Any, a: Any, b: Any) -> Any:
     return _aten(g, "matmul.default", a, b)
 
 
-@aten("outer.default")
-def _outer(g: Any, a: Any, b: Any) -> Any:
-    a, b = promote(g, a, b)
-    return g.emit("multiply", reshape_to(g, a, (a.type.elements, 1)), b)
-
-
 @aten("logsumexp.default")
 def _logsumexp(g: Any, x: Any, dim: list[int], keepdim: bool = False) -> Any:
     """The largest element is taken out first, so that no exponential overflows; where it is infinite, it is the sum."""
