@@ -17,8 +17,8 @@ from dataclasses import dataclass, field
 
 from distir_relax.ir import DTensorType, Op, Partial, PlacedType, Placement, Shard, Untyped, Value
 from distir_relax.lowering.emitter import PlacedEmitter
+from distir_relax.ops import evaluate, lookup, number_range
 from distir_relax.ops.placed import placed
-from distir_relax.ops import evaluate, lookup
 
 MODES = ("ragged", "pad")
 
@@ -117,7 +117,7 @@ class Tails:
         split = [_is_split(v, axis) for v in op.operands]
         if entry.pointwise and op.operands and all(n is not None for n in known):
             return _apply(op, known)
-        for group in entry.linear_sets(len(operands)):
+        for group in entry.linear_sets(len(operands), op.attrs):
             if all(split[i] and known[i] == 0.0 for i in group):
                 return 0.0
         return None
@@ -149,7 +149,9 @@ def _apply(op: Op, numbers: list[float | None]) -> float | None:
 
 
 def _number(number: float, kind: PlacedType) -> float | int:
-    return number if "float" in kind.dtype else int(number)
+    """The number in the value's dtype, an infinity as the last number that it has."""
+    least, most = number_range(kind.dtype)
+    return number if "float" in kind.dtype else int(min(max(number, least), most))
 
 
 def _is_split(value: Value, axis: int) -> bool:

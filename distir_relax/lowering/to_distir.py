@@ -105,12 +105,15 @@ class _Lowering:
         for axis, factor in reduced.items():
             if factor:
                 operands = [self._neutral(v, local, op, axis) for v, local in zip(op.operands, operands, strict=True)]
-        self.emitter.hint = op.results[0].name
         entry = lookup(op.name, op.location)
-        split = [(axis, factor) for axis, factor in reduced.items() if factor]
-        for axis, factor in split:
-            expand = entry.expand.get(factor[0]) or entry.expand.get("*")
-            if expand:
+        for axis in axes:
+            pairs = enumerate(zip(op.operands, operands, strict=True))
+            operands = [self._refilled(v, local, axis, "sum") if i in entry.indices else local for i, (v, local) in pairs]
+        self.emitter.hint = op.results[0].name
+        for axis in axes:
+            factor = reduced[axis] or self._expanded_factor(op, axis)
+            expand = factor and (entry.expand.get(factor[0]) or entry.expand.get("*"))
+            if factor and expand:
                 return list(expand(self._expansion(op, operands, axis, factor[1])))
         windows = split_windows(op)
         operands = fetch(self.emitter, self.tails, operands, windows)
@@ -136,11 +139,15 @@ class _Lowering:
         ]
 
     def _neutral(self, value: Value, local: Value, op: Op, axis: int) -> Value:
+        reduction = next(p.reduction for v in op.results if isinstance(p := _dtensor(v).placements[axis], Partial))
+        return self._refilled(value, local, axis, reduction)
+
+    def _refilled(self, value: Value, local: Value, axis: int, reduction: str) -> Value:
+        """`local` with short shards along `axis` filled with what `reduction` is indifferent to: zeros for a sum."""
         placement = _dtensor(value).placements[axis]
         if not isinstance(placement, Shard) or not is_padded(_dtensor(value).placements, axis):
             return local
         self.emitter.hint = f"{local.name}.refilled"
-        reduction = next(p.reduction for v in op.results if isinstance(p := _dtensor(v).placements[axis], Partial))
         return self.tails.neutralize(self.emitter, local, axis, placement, reduction)
 
     def _reduced_factor(self, op: Op, axis: int) -> tuple[str, Shard] | None:
@@ -160,14 +167,31 @@ class _Lowering:
                         return rule.factors[index].name, placement
         raise VerificationError(f"{op.name} leaves a pending sum, but none of its operands is split", op.location)
 
+    def _expanded_factor(self, op: Op, axis: int) -> tuple[str, Shard] | None:
+        """The factor of the results whose split along `axis` needs other ops than the op itself; None when there is none."""
+        expand = lookup(op.name).expand
+        if not expand:
+            return None
+        types = [_dtensor(v).tensor for v in op.operands]
+        rule = lookup(op.name).rule_for(types, op.attrs, [_dtensor(v).tensor for v in op.results])
+        for value, dims in zip(op.results, rule.results, strict=True):
+            placement = _dtensor(value).placements[axis]
+            if isinstance(placement, Shard):
+                for index in dims[placement.dim]:
+                    if rule.factors[index].name in expand:
+                        return rule.factors[index].name, placement
+        return None
+
     def _expansion(self, op: Op, operands: list[Value], axis: int, placement: Shard) -> Expansion:
         assert placement.cut is not None
+        value = next(v for v in (*op.operands, *op.results) if _dtensor(v).placements[axis] == placement)
         return Expansion(
             self.emitter,
             tuple(operands),
             op.attrs,
             self.mesh.axes[axis],
             placement.cut.local_sizes(),
+            self._local_type(_dtensor(value)).shape[placement.dim],
             tuple(_dtensor(v).tensor for v in op.operands),
             tuple(_dtensor(v).tensor for v in op.results),
         )

@@ -2,29 +2,42 @@
 
 # Each family enters its ops in the table when it is imported.
 from distir_relax.ops import (  # noqa: F401
+    adaptive,
     attention,
     communication,
     composite,
+    composite_math,
     composite_onnx,
+    composite_relax,
+    composite_shape,
     contraction,
     gradient,
+    grouped,
     identity,
     indexing,
     interpolate,
     normalization,
     parts,
+    points,
     pointwise,
     pooling,
     program,
     reduction,
     resize,
+    resize_onnx,
+    scatter,
+    scatter_calls,
     selection,
     shape,
     window,
 )
 from distir_relax.ops.builder import Builder, infer, tensor_type
 from distir_relax.ops.check import check
+from distir_relax.ops.data_dependent import HINT as DATA_DEPENDENT_HINT
+from distir_relax.ops.data_dependent import REASON as DATA_DEPENDENT
+from distir_relax.ops.data_dependent import is_data_dependent
 from distir_relax.ops.expression import evaluate, is_zero, relax_expression, torch_expression
+from distir_relax.ops.numbers import number_range
 from distir_relax.ops.onnx_operands import OnnxOperands
 from distir_relax.ops.registry import (
     OF_PROGRAMS,
@@ -46,6 +59,8 @@ from distir_relax.ops.sliding import Window
 
 __all__ = [
     "BLOCKED",
+    "DATA_DEPENDENT",
+    "DATA_DEPENDENT_HINT",
     "OF_PROGRAMS",
     "PARALLEL",
     "WINDOW",
@@ -64,11 +79,13 @@ __all__ = [
     "entries",
     "evaluate",
     "infer",
+    "is_data_dependent",
     "is_zero",
     "lookup",
     "lookup_aten",
     "lookup_onnx",
     "lookup_relax",
+    "number_range",
     "onnx_spellings",
     "parse_rule",
     "relax_expression",

@@ -7,7 +7,7 @@ the spellings of other vocabularies stand beside it (`aten`).
 from __future__ import annotations
 
 import difflib
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Container, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
@@ -85,10 +85,12 @@ class OpDef:
     `relax` is the same, with `R` (the Relax ops) in scope and tuples as results; by default the op of the same name
     called with the operands and the attributes as keywords.
     `linear` lists the sets of operands in which the op is linear jointly, the others held fixed: ``({0}, {1})`` for
-    matmul, ``({0, 1},)`` for add; ``ALL`` is all operands jointly. It decides where a pending sum may pass.
+    matmul, ``({0, 1},)`` for add; ``ALL`` is all operands jointly; a function of the attributes where they decide. It
+    says where a pending sum may pass.
     `localize` gives the attributes of a shard from its local operand and result types.
     `expand` gives, for a factor whose split needs more than the op itself, the ops that the devices run instead.
     `positional` are the factors of which a device must hold one block, because the op tells elements by position.
+    `indices` are the operands that say which elements are read or written: what fills their short shards must be valid.
     `numbers` are the operands for which the torch expression takes a Python number as well as a tensor.
     `pattern` says which ops a fused op stands for: ``add(linear(0, 1), 2)``, numbers without a point being operands;
     a rank's program is written with the fused op. `commutative` lets a pattern match both ways round.
@@ -117,10 +119,11 @@ class OpDef:
     rule: str | RuleOf
     torch: Expression
     relax: Expression = ""
-    linear: tuple[frozenset[int], ...] | str = ()
+    linear: tuple[frozenset[int], ...] | str | Callable[[Attrs], tuple[frozenset[int], ...]] = ()
     localize: Localize | None = None
     expand: Mapping[str, Expand] = field(default_factory=dict)
     positional: frozenset[str] = frozenset()
+    indices: Container[int] = ()
     flops: Work | None = None
     cost: Cost = Cost()
     mixed: Mixed | None = None
@@ -143,8 +146,10 @@ class OpDef:
             return self.rule(operands, attrs, results)
         return parse_rule(self.rule, [t.shape for t in operands], [t.shape for t in results])
 
-    def linear_sets(self, count: int) -> tuple[frozenset[int], ...]:
-        """The sets of operands in which an instance with `count` operands is linear."""
+    def linear_sets(self, count: int, attrs: Attrs) -> tuple[frozenset[int], ...]:
+        """The sets of operands in which an instance with `count` operands and these attributes is linear."""
+        if callable(self.linear):
+            return self.linear(attrs)
         return (frozenset(range(count)),) if isinstance(self.linear, str) else self.linear
 
 
@@ -160,6 +165,7 @@ class Expansion:
     """An op whose factor is split along mesh axis `axis` into `sizes` elements, index by index.
 
     `operands` are its local operands; `types` and `result_types` the global types; `emitter.emit` adds a local op.
+    `held` is what a device works on of the split dim: its size, and what fills it up to the largest shard.
     An entry's `expand` names the factor; ``"*"`` stands for any that is reduced.
     """
 
@@ -168,12 +174,25 @@ class Expansion:
     attrs: Attrs
     axis: str
     sizes: tuple[int, ...]
+    held: Size
     types: tuple[TensorType, ...]
     result_types: tuple[TensorType, ...]
 
     def emit(self, name: str, *operands: Value, **attrs: Attribute) -> Any:
         """Add a local op."""
         return self.emitter.emit(name, *operands, **attrs)
+
+    def start(self, dtype: str) -> Value:
+        """The position, a scalar, of the first element of the split dim that a device holds."""
+        value: Value = self.emit("shard_start", axis=self.axis, sizes=self.sizes, dtype=dtype)
+        return value
+
+    def local_rows(self, ids: Value, dtype: str) -> tuple[Value, Value]:
+        """Numbers of elements of the split dim, counted from the first that a device holds; and which it holds."""
+        row = self.emit("subtract", ids, self.start(dtype))
+        zero = self.emit("constant", value=0, dtype=dtype)
+        end = self.emit("constant", value=self.held, dtype=dtype)
+        return row, self.emit("logical_and", self.emit("greater_equal", row, zero), self.emit("less", row, end))
 
     @staticmethod
     def shape(value: Value) -> tuple[Size, ...]:

@@ -126,6 +126,8 @@ SPELLINGS: list[tuple[str, Callable[[Any, Any, Any], Any]]] = [
     ("split indices", lambda R, x, i: R.split(x, [1, 3], -1)[2]),
     ("strided_slice", lambda R, x, i: R.strided_slice(x, [1, 2], [1, -3], [100, 5], [2, 1])),
     ("pad", lambda R, x, i: R.nn.pad(x, [0, 0, 1, 2, 0, 3], "constant", 2.5)),
+    ("pad by reflection", lambda R, x, i: R.nn.pad(x, [0, 0, 1, 2, 0, 3], "reflect")),
+    ("pad by the edge", lambda R, x, i: R.nn.pad(x, [0, 0, 1, 2, 0, 3], "replicate")),
     ("sum", lambda R, x, i: R.sum(x, -1, True)),
     ("sum all", lambda R, x, i: R.sum(x)),
     ("mean", lambda R, x, i: R.mean(x, [0, 2])),
@@ -177,6 +179,37 @@ SPELLINGS: list[tuple[str, Callable[[Any, Any, Any], Any]]] = [
         "batch_norm",
         lambda R, x, i: R.nn.batch_norm(R.permute_dims(x, [0, 2, 1]), *[_row(2.0)] * 4, 1, training=False)[0],
     ),
+    ("scatter_elements", lambda R, x, i: R.scatter_elements(x, _ids(3, 4, 7), _weights(3, 4, 7), -1, "max")),
+    ("scatter_nd", lambda R, x, i: R.scatter_nd(x, i, _weights(2, 5), "add")),
+    ("scatter_nd, one index", lambda R, x, i: R.scatter_nd(x, _ids(2, 1), _weights(2, 4, 5), "update")),
+    ("index_put", lambda R, x, i: R.index_put(x, (_ids(6), _ids(6), _ids(6)), _weights(6), True)),
+    ("gather_nd", lambda R, x, i: R.gather_nd(x, i)),
+    ("index_tensor", lambda R, x, i: R.index_tensor(x, [_ids(2, 1), i])),
+    ("one_hot", lambda R, x, i: R.one_hot(i, 3, -1, 5, 1)),
+    ("arange", lambda R, x, i: R.add(x, R.arange(1, 11, 2, "float32"))),
+    ("argmax", lambda R, x, i: R.argmax(x, 1)),
+    ("argmin", lambda R, x, i: R.argmin(x, -1, True)),
+    ("argmin of all", lambda R, x, i: R.argmin(x)),
+    ("topk", lambda R, x, i: R.topk(x, 2, -1, "both", True, "int64")[1]),
+    ("topk values", lambda R, x, i: R.topk(x, 3, 1, "values", False)),
+    ("argsort", lambda R, x, i: R.argsort(x, 1, True, "int32")),
+    ("sort", lambda R, x, i: R.sort(x, -1, True)),
+    ("gather_elements", lambda R, x, i: R.gather_elements(x, _ids(3, 4, 2), -1)),
+    ("flip", lambda R, x, i: R.flip(x, -1)),
+    ("tril", lambda R, x, i: R.tril(x, 1)),
+    ("triu", lambda R, x, i: R.triu(x, -1)),
+    ("stack", lambda R, x, i: R.stack([x, x], -1)),
+    ("tile", lambda R, x, i: R.tile(x, (2, 3))),
+    ("repeat", lambda R, x, i: R.repeat(x, 2, 1)),
+    ("repeat all", lambda R, x, i: R.repeat(x, 2)),
+    ("meshgrid", lambda R, x, i: R.meshgrid([_row(1.0), _weights(3)], "ij")[1]),
+    ("zeros_like", lambda R, x, i: R.add(x, R.zeros_like(x))),
+    ("ones_like", lambda R, x, i: R.ones_like(x, "int32")),
+    ("full_like", lambda R, x, i: R.full_like(x, relax.const(2.5, "float32"))),
+    ("einsum", lambda R, x, i: R.einsum([x, x], "abc,adc->abd")),
+    ("variance", lambda R, x, i: R.variance(x, [1], True)),
+    ("std", lambda R, x, i: R.std(x, [0, 2])),
+    ("leakyrelu", lambda R, x, i: R.nn.leakyrelu(x, 0.2)),
     ("attention", lambda R, x, i: R.nn.attention(*[R.expand_dims(x, 2)] * 3, causal_mask="TopLeft")),
     ("attention, scaled", lambda R, x, i: R.nn.attention(*[R.expand_dims(x, 2)] * 3, scale=0.3)),
 ]
@@ -184,6 +217,10 @@ SPELLINGS: list[tuple[str, Callable[[Any, Any, Any], Any]]] = [
 
 def _weights(*shape: int) -> Any:
     return relax.const(np.linspace(-1, 1, math.prod(shape), dtype="float32").reshape(shape))
+
+
+def _ids(*shape: int) -> Any:
+    return relax.const((np.arange(math.prod(shape), dtype="int64") % 3).reshape(shape))
 
 
 def _picture(R: Any, x: Any) -> Any:
@@ -325,7 +362,7 @@ def test_types_with_a_layout_are_annotations() -> None:
 
 
 BAD: list[tuple[str, type[DistIRError], str]] = [
-    (RFC.replace("R.nn.gelu(lv0)", "R.nn.leakyrelu(lv0, 0.1)"), UnsupportedOpError, "@foo, Y: the op table has no Relax spelling for relax.nn.leakyrelu"),
+    (RFC.replace("R.nn.gelu(lv0)", "R.nn.selu(lv0)"), UnsupportedOpError, "@foo, Y: the op table has no Relax spelling for relax.nn.selu"),
     (RFC.replace("R.nn.gelu(lv0)", "R.mod(lv0, lv0)"), UnsupportedOpError, "@foo, Y: relax.mod: a remainder with the sign"),
     (RFC.replace("S[1]", "S[7]"), PlacementError, "@foo, A_1"),
     (RFC.replace("foo(", "foo(s: R.Shape([3]), "), ImportModelError, "expected a tensor of known shape"),
@@ -335,6 +372,7 @@ BAD: list[tuple[str, type[DistIRError], str]] = [
         UnsupportedOpError,
         "@foo, lv0: the op table has no Relax spelling for relax.call_dps_packed of f",
     ),
+    (RFC.replace("R.multiply(Z, C)", "R.nonzero(Z)"), UnsupportedOpError, "@foo, O: relax.nonzero: how many elements"),
     (RFC + RFC.replace("foo", "bar"), ImportModelError, "expected a Relax function to compile, found bar, foo|foo, bar"),
 ]  # fmt: skip
 
