@@ -45,8 +45,7 @@ def _split_take(x: Expansion) -> tuple[Value, ...]:
     if x.may_be_empty(table, axis):
         # A device without rows still looks something up, and masks it.
         table = x.emit("pad", table, low=(0,) * rank, high=tuple(int(d == axis) for d in range(rank)), value=0)
-    start = x.emit("shard_start", axis=x.axis, sizes=x.sizes, dtype=x.types[1].dtype)
-    row = x.emit("subtract", ids, start)
+    row = x.emit("subtract", ids, x.start(x.types[1].dtype))
     zero = x.emit("constant", value=0, dtype=x.types[1].dtype)
     end = x.emit("constant", value=held, dtype=x.types[1].dtype)
     mine = x.emit("logical_and", x.emit("greater_equal", row, zero), x.emit("less", row, end))

@@ -205,12 +205,7 @@ def _layouts(kind: TensorType, mesh: DeviceMesh, how: str) -> list[Layout]:
     single = ["R", *_splits(kind, how)]
     if kind.dtype.startswith("float"):
         single.append("I[sum]")
-    found = []
-    for layout in itertools.product(single, repeat=len(mesh.shape)):
-        dims = [placement for placement in layout if placement.startswith("S")]
-        if len(dims) == len(set(dims)):
-            found.append(layout)
-    return found
+    return list(itertools.product(single, repeat=len(mesh.shape)))
 
 
 def _splits(kind: TensorType, how: str) -> list[str]:
