@@ -106,8 +106,8 @@ def _stretches(cut: Cut, length: int) -> list[list[Segment]]:
     found: list[list[Segment]] = []
     room = 0
     for segment in cut.segments:
-        for _ in range(segment.repeat):
-            width = sum(segment.sizes)
+        width = sum(segment.sizes)
+        for _ in range(segment.repeat if width else 0):
             if not room:
                 found.append([])
                 room = length

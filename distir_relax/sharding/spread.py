@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from distir_relax.errors import AnnotationError, PlacementError
 from distir_relax.ir import Cut, DeviceMesh, Function, Op, Partial, Placement, Shard, Value, parse_placements
 from distir_relax.ops import BLOCKED, WINDOW, lookup, tensor_type
-from distir_relax.sharding.cuts import balanced, chunked, refined, reject_crossing, scaled, units_of
+from distir_relax.sharding.cuts import balanced, chunked, nested, refined, reject_crossing, scaled, units_of
 from distir_relax.sharding.factors import Factoring, Slot
 
 Split = tuple[int, int]
@@ -102,7 +102,6 @@ class _Search:
                 f"{text!r} gives {len(placements)} placements for {len(self.mesh.shape)} mesh axes", op.location
             )
         self._reject_contradiction(op, text)
-        reject_crossing(placements, op.location)
         self.wanted.pinned[value.name] = op
         for axis, placement in enumerate(placements):
             if isinstance(placement, Partial):
@@ -115,6 +114,7 @@ class _Search:
             reason = f"from the annotation at {op.location or 'an unknown place'}"
             self.wanted.reasons[value.name, axis] = reason
             self.queue.append((value.name, axis, slot[1:], reason))
+        reject_crossing(placements, op.location)
 
     def _reject_contradiction(self, op: Op, text: str) -> None:
         source = op.operands[0].name
@@ -191,10 +191,12 @@ class _Search:
             size = self.factoring.size(owner)
             done: list[Cut] = []
             for axis in sorted(axes, key=lambda a: (not self._is_sized(a, owner), a)):
-                units = self.wanted.units[axis]
+                units, ranks = self.wanted.units[axis], self.mesh.shape[axis]
                 if not self._is_sized(axis, owner):
                     divide = chunked if (axis, owner) in self.chunks else balanced
-                    units[owner] = refined(size, done, self.mesh.shape[axis], divide)
+                    block = Cut.of(*divide(size, ranks))
+                    fits = all(nested(other, block) for other in done)
+                    units[owner] = block if fits else refined(size, done, ranks, divide)
                 done.append(units[owner])
 
     def _is_sized(self, axis: int, owner: Slot) -> bool:
