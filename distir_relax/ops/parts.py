@@ -7,6 +7,7 @@ from dataclasses import replace
 from typing import Any
 
 from distir_relax.ir import Attribute, TensorType
+from distir_relax.ops.mirror import pad_from_within
 from distir_relax.ops.pointwise import promote
 from distir_relax.ops.registry import ALL, Attrs, Types, aten, define, onnx_spelling, operands, relax_spelling
 from distir_relax.ops.rule import Rule, parse_rule
@@ -245,6 +246,8 @@ def _pad(g: Any, x: Any, widths: list[int], *rest: Any) -> Any:
     low, high = [0] * rank, [0] * rank
     for i in range(len(widths) // 2):
         low[rank - 1 - i], high[rank - 1 - i] = widths[2 * i], widths[2 * i + 1]
+    if rest and isinstance(rest[0], str) and rest[0] != "constant":
+        return pad_from_within(g, x, low, high, rest[0])
     return g.emit("pad", x, low=tuple(low), high=tuple(high), value=value)
 
 
@@ -280,9 +283,9 @@ def _relax_strided_slice(g: Any, args: Any, attrs: Any) -> Any:
 
 @relax_spelling("relax.nn.pad")
 def _relax_nn_pad(g: Any, args: Any, attrs: Any) -> Any:
-    if attrs["pad_mode"] != "constant":
-        raise NotImplementedError(f"padding of mode {attrs['pad_mode']!r}")
     widths = attrs["pad_width"]
+    if attrs["pad_mode"] != "constant":
+        return pad_from_within(g, args[0], widths[::2], widths[1::2], attrs["pad_mode"])
     return g.emit("pad", args[0], low=tuple(widths[::2]), high=tuple(widths[1::2]), value=attrs["pad_value"])
 
 
@@ -326,8 +329,6 @@ def _onnx_slice(g: Any, x: Any, attrs: Any) -> Any:
 @onnx_spelling("Pad")
 def _onnx_pad(g: Any, x: Any, attrs: Any) -> Any:
     mode = attrs.get("mode", "constant")
-    if mode != "constant":
-        raise NotImplementedError(f"padding of mode {mode!r}")
     rank = len(x[0].type.shape)
     widths = x.numbers(1, attrs.get("pads", attrs.get("paddings")))
     axes = [axis_of(a, rank) for a in x.numbers(3, list(range(rank)))]
@@ -341,4 +342,6 @@ def _onnx_pad(g: Any, x: Any, attrs: Any) -> Any:
     low, high = [max(0, n) for n in low], [max(0, n) for n in high]
     if not any(low + high):
         return y
+    if mode != "constant":
+        return pad_from_within(g, y, low, high, {"edge": "replicate", "wrap": "circular"}.get(mode, mode))
     return g.emit("pad", y, low=tuple(low), high=tuple(high), value=x.number(2, attrs.get("value", 0)))

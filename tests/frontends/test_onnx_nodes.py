@@ -22,7 +22,7 @@ from distir_relax.ops import check, onnx_spellings
 
 # What a program cannot say, and refuses: everything else is computed.
 REFUSED = re.compile(
-    r"training_dropout|dequantizelinear_blocked|gathernd_example_int32_batch_dim1|(edge|reflect|wrap)_pad|"
+    r"training_dropout|dequantizelinear_blocked|gathernd_example_int32_batch_dim1|"
     r"reduce_(max|min|log_sum_exp)_empty_set|attention_4d_(causal_)?padded_kv_bf16|"
     r"einsum_(transpose|sum|batch_diagonal|inner_prod|scalar)|"
     r"averagepool_[23]d_dilations|batchnorm_.*_training_mode|maxpool_2d_uint8|maxpool_with_argmax|"

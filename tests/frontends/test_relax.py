@@ -126,6 +126,9 @@ SPELLINGS: list[tuple[str, Callable[[Any, Any, Any], Any]]] = [
     ("split indices", lambda R, x, i: R.split(x, [1, 3], -1)[2]),
     ("strided_slice", lambda R, x, i: R.strided_slice(x, [1, 2], [1, -3], [100, 5], [2, 1])),
     ("pad", lambda R, x, i: R.nn.pad(x, [0, 0, 1, 2, 0, 3], "constant", 2.5)),
+    ("pad, reflected", lambda R, x, i: R.nn.pad(x, [0, 0, 1, 2, 0, 3], "reflect")),
+    ("pad, repeated", lambda R, x, i: R.nn.pad(x, [0, 0, 1, 2, 0, 3], "replicate")),
+    ("pad, circular", lambda R, x, i: R.nn.pad(x, [0, 0, 1, 2, 0, 3], "circular")),
     ("sum", lambda R, x, i: R.sum(x, -1, True)),
     ("sum all", lambda R, x, i: R.sum(x)),
     ("mean", lambda R, x, i: R.mean(x, [0, 2])),
@@ -135,6 +138,8 @@ SPELLINGS: list[tuple[str, Callable[[Any, Any, Any], Any]]] = [
     ("log_softmax", lambda R, x, i: R.nn.log_softmax(x, 1)),
     ("cumsum", lambda R, x, i: R.cumsum(x, -1)),
     ("layer_norm", lambda R, x, i: R.nn.layer_norm(x, _row(2.0), _row(0.5), -1, 1e-5)),
+    ("group_norm", lambda R, x, i: R.nn.group_norm(_flipped(R, x), _row(2.0), _row(0.5), 1, 1, [2], 1e-5)),
+    ("instance_norm", lambda R, x, i: R.nn.instance_norm(_flipped(R, x), _row(2.0), _row(0.5), 1, [2], 1e-5)),
     ("rms_norm", lambda R, x, i: R.nn.rms_norm(x, _row(2.0), -1, 1e-6)),
     ("take", lambda R, x, i: R.take(x, i, 1)),
     ("take flat", lambda R, x, i: R.take(R.flatten(x), i)),
@@ -175,7 +180,7 @@ SPELLINGS: list[tuple[str, Callable[[Any, Any, Any], Any]]] = [
     ),
     (
         "batch_norm",
-        lambda R, x, i: R.nn.batch_norm(R.permute_dims(x, [0, 2, 1]), *[_row(2.0)] * 4, 1, training=False)[0],
+        lambda R, x, i: R.nn.batch_norm(_flipped(R, x), *[_row(2.0)] * 4, 1, training=False)[0],
     ),
     ("attention", lambda R, x, i: R.nn.attention(*[R.expand_dims(x, 2)] * 3, causal_mask="TopLeft")),
     ("attention, scaled", lambda R, x, i: R.nn.attention(*[R.expand_dims(x, 2)] * 3, scale=0.3)),
@@ -192,6 +197,11 @@ def _picture(R: Any, x: Any) -> Any:
 
 def _volume(R: Any, x: Any) -> Any:
     return R.expand_dims(x, [0, 1])
+
+
+def _flipped(R: Any, x: Any) -> Any:
+    """Its last dim of 5 as channels."""
+    return R.permute_dims(x, [0, 2, 1])
 
 
 def _row(value: float) -> Any:
