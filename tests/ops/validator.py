@@ -2,7 +2,7 @@
 
     python tests/ops/validator.py [OP ...]        prints what is wrong, what is missing, and how many were run
 
-All combinations on 2 and on 3 devices, and a draw of 300 for each sample on 2x3 devices.
+All combinations on 2 and on 3 devices, and up to 4,000 of each sample, drawn, on 2x3 devices.
 
 *Wrong*: the sharded program computes other numbers than the op run whole. *Missing*: running the op on the shards as
 they lie would have been right, and the compiler communicated first. Operands are laid out as a user would: annotated
@@ -267,7 +267,7 @@ def main(names: Sequence[str]) -> int:
     """Validate ops, all of them by default; the exit code says whether any is wrong."""
     chosen = [(name, number) for name, number in validated() if not names or name in names]
     totals = {"combinations": 0, "wrong": 0, "missing": 0}
-    for (name, number), (mesh, most) in itertools.product(chosen, [*((mesh, None) for mesh in MESHES), (GRID, 300)]):
+    for (name, number), (mesh, most) in itertools.product(chosen, [*((mesh, None) for mesh in MESHES), (GRID, 4000)]):
         wrong, missing = validate(name, number, mesh, most)
         count = sum(1 for _ in combinations(SAMPLES[name][number], mesh))
         totals["combinations"] += count if most is None else min(most, count)
