@@ -57,11 +57,14 @@ def t5() -> Made:
     return transformers.T5ForConditionalGeneration(config), call, shardings
 
 
-def mixtral(shardings: dict[str, str]) -> Made:
-    """A mixture of experts. Its own loop over the experts that tokens reach depends on data: a batched product does not."""
-    config = transformers.MixtralConfig(num_key_value_heads=3, num_local_experts=7, num_experts_per_tok=2, **SMALL)
+def mixtral(shardings: dict[str, str], experts: str = "") -> Made:
+    """A mixture of experts: tokens sorted by expert, or (``batched_mm``) every token with its experts' own matrices."""
+    # torch's own grouped product wants rows of a multiple of 16 bytes.
+    sizes = {**SMALL, "intermediate_size": 76}
+    config = transformers.MixtralConfig(num_key_value_heads=3, num_local_experts=7, num_experts_per_tok=2, **sizes)
     model = transformers.MixtralForCausalLM(config)
-    model.set_experts_implementation("batched_mm")
+    if experts:
+        model.set_experts_implementation(experts)
     return model, {"input_ids": tokens(), "use_cache": False}, {**ATTENTION, **shardings}
 
 
@@ -73,7 +76,16 @@ def mixtral_by_width() -> Made:
     return mixtral({"*.experts.down_proj": "S[2]"})
 
 
-MODELS = [llama, qwen2, bert, t5, mixtral_by_experts, mixtral_by_width, vit]
+def mixtral_batched_by_experts() -> Made:
+    return mixtral({"*.experts.gate_up_proj": "S[0]", "*.experts.down_proj": "S[0]"}, "batched_mm")
+
+
+def mixtral_batched_by_width() -> Made:
+    return mixtral({"*.experts.down_proj": "S[2]"}, "batched_mm")
+
+
+MIXTURES = [mixtral_by_experts, mixtral_by_width, mixtral_batched_by_experts, mixtral_batched_by_width]
+MODELS = [llama, qwen2, bert, t5, *MIXTURES, vit]
 
 
 def compile_checked(made: Made, ranks: int, tail: str = "ragged") -> dr.Plan:
@@ -112,6 +124,14 @@ def test_pictures_are_split_from_the_first_layer_to_the_last(make: Callable[[], 
         names = [op.name for op in plan.modules["distributed"].main.ops if lookup(op.name).communicates]
         assert set(names) == {"send", "all_reduce"}
         assert names.count("all_reduce") == 1
+
+
+def test_a_mixture_cut_by_width_is_reduced_twice_a_layer() -> None:
+    """Once behind the attention, once behind the experts: the rows sorted by expert are never gathered."""
+    torch.manual_seed(0)
+    plan = compile_checked(mixtral_by_width(), 3)
+    ops = plan.modules["distributed"].main.ops
+    assert [op.name for op in ops if lookup(op.name).communicates] == ["all_reduce"] * 4
 
 
 def test_the_25_heads_of_gpt2_xl_on_any_number_of_ranks() -> None:

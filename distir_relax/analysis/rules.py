@@ -46,7 +46,8 @@ def explain_rule(name: str, operands: Sequence[str] = (), attrs: Mapping[str, An
     lines = [f"{name}: {_rule_text(entry)}"]
     lines.append(f"{', '.join(map(str, types))} -> {', '.join(map(str, results))}{given}")
     lines += [f"  {line}" for line in _factors(rule, entry)]
-    lines += [f"  a pending sum may pass: {_linear(entry)}"] if entry.linear else ["  no pending sum may pass"]
+    sets = entry.linear_sets(len(types), attrs or {})
+    lines += [f"  a pending sum may pass: {_groups(sets)}"] if sets else ["  no pending sum may pass"]
     lines.append(f"  torch: {_torch(entry)}")
     return "\n".join(lines)
 
@@ -104,10 +105,12 @@ def _rule_text(entry: OpDef) -> str:
 def _linear(entry: OpDef) -> str:
     if isinstance(entry.linear, str):
         return "all operands together"
-    sets = [
-        " and ".join(str(i) for i in sorted(group)) + (" together" if len(group) > 1 else "") for group in entry.linear
-    ]
-    return f"operand {' or '.join(sets)}" if sets else ""
+    return "by attributes" if callable(entry.linear) else _groups(entry.linear)
+
+
+def _groups(sets: Sequence[frozenset[int]]) -> str:
+    texts = [" and ".join(str(i) for i in sorted(group)) + (" together" if len(group) > 1 else "") for group in sets]
+    return f"operand {' or '.join(texts)}" if texts else ""
 
 
 def _torch(entry: OpDef) -> str:

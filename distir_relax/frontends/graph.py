@@ -14,7 +14,7 @@ from distir_relax.errors import AnnotationError, DistIRError, ImportModelError, 
 from distir_relax.frontends.inplace import check_in_place, is_in_place
 from distir_relax.frontends.location import location_in_stack
 from distir_relax.ir import DTYPES, DeviceMesh, TensorType, Value
-from distir_relax.ops import Builder, lookup_aten, tensor_type
+from distir_relax.ops import DATA_DEPENDENT, DATA_DEPENDENT_HINT, Builder, lookup_aten, tensor_type
 
 if TYPE_CHECKING:
     import torch
@@ -34,7 +34,7 @@ class GraphImporter:
 
     def __init__(self) -> None:
         self.builder = Builder()
-        self.tensors: dict[str, torch.Tensor] = {}
+        self.tensors: dict[str, torch.Tensor] = self.builder.tensors
         self.meshes: tuple[DeviceMesh, ...] = ()
         self._annotated_at = ""
         # What each node stands for. It keeps all results alive, so that an id names one tensor in `_hints`.
@@ -156,6 +156,8 @@ class GraphImporter:
 
     def _convert(self, node: Node, name: str, args: Any, kwargs: Any) -> Any:
         convert = lookup_aten(name)
+        if _is_shaped_by_data(node.meta.get("val")):
+            raise UnsupportedOpError(f"aten.{name}: {DATA_DEPENDENT}", self.builder.location, DATA_DEPENDENT_HINT)
         if convert is None:
             raise _unsupported(name, self.builder.location)
         try:
@@ -216,6 +218,14 @@ class GraphImporter:
         from torch.fx import Node
 
         return _map(item, lambda x: self._bound[x] if isinstance(x, Node) else x)
+
+
+def _is_shaped_by_data(results: Any) -> bool:
+    """Whether a result of a node has a dim that is a symbol."""
+    import torch
+
+    items = results if isinstance(results, (tuple, list)) else [results]
+    return any(isinstance(n, torch.SymInt) for t in items if isinstance(t, torch.Tensor) for n in t.shape)
 
 
 def _unsupported(name: str, location: str) -> UnsupportedOpError:

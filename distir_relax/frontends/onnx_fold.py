@@ -3,16 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from distir_relax.analysis.interpret import interpret
 from distir_relax.errors import UnsupportedOpError
 from distir_relax.frontends.onnx_tensors import as_numpy, as_torch, type_of
 from distir_relax.ir import Value
 from distir_relax.ops import Builder, OnnxOperands
-
-if TYPE_CHECKING:
-    import torch
 
 
 def evaluate_known(
@@ -23,18 +20,18 @@ def evaluate_known(
     So a node means the same whether it is folded or not. Raises NotImplementedError and `UnsupportedOpError` where
     the op table cannot express the node.
     """
-    builder, data = Builder(), dict[str, "torch.Tensor"]()
+    builder = Builder()
     builder.location = where
 
     def place(array: Any) -> Value:
         value = builder.input("known", type_of(array), "constant")
-        data[value.name] = builder.known[value.name] = as_torch(array, where)
+        builder.tensors[value.name] = builder.known[value.name] = as_torch(array, where)
         return value
 
     result = convert(builder, OnnxOperands(operands, place, builder.known), attrs)
     results = list(result) if isinstance(result, (tuple, list)) else [result]
     wanted = [(str(i), item) for i, item in enumerate(results) if isinstance(item, Value)]
-    found = interpret(builder.function("main", wanted), data)
+    found = interpret(builder.function("main", wanted), builder.tensors)
     return [as_numpy(found[str(i)]) if str(i) in found else item for i, item in enumerate(results)]
 
 

@@ -18,7 +18,15 @@ from distir_relax.frontends.onnx_functions import function_nodes, function_of
 from distir_relax.frontends.onnx_sharding import OnnxSharding, node_key
 from distir_relax.frontends.onnx_tensors import as_array, as_torch, dtype_name, type_of
 from distir_relax.ir import TensorType, Value, print_placements
-from distir_relax.ops import Builder, OnnxOperands, lookup_onnx, tensor_type
+from distir_relax.ops import (
+    DATA_DEPENDENT,
+    DATA_DEPENDENT_HINT,
+    Builder,
+    OnnxOperands,
+    is_data_dependent,
+    lookup_onnx,
+    tensor_type,
+)
 from distir_relax.sharding.annotate import fit_placements
 
 if TYPE_CHECKING:
@@ -45,7 +53,7 @@ class OnnxGraph:
 
     def __init__(self, file: str, sharding: OnnxSharding | None = None) -> None:
         self.builder = Builder()
-        self.tensors: dict[str, torch.Tensor] = {}
+        self.tensors: dict[str, torch.Tensor] = self.builder.tensors
         self._file = file
         self._sharding = sharding
         self._marked: dict[tuple[str, str], Value] = {}
@@ -82,6 +90,10 @@ class OnnxGraph:
             raise self._unsupported(node, domain, "draw random numbers outside and pass them in as an input")
         if not any(isinstance(x, Value) for x in operands):
             return self._fold(node, operands, domain, opsets)
+        if is_data_dependent(f"onnx.{node.op_type}") and not domain:
+            raise UnsupportedOpError(
+                f"the ONNX op {node.op_type}: {DATA_DEPENDENT}", self.builder.location, DATA_DEPENDENT_HINT
+            )
         convert = lookup_onnx(f"{domain}::{node.op_type}" if domain else node.op_type)
         if convert is None:
             return self._expand(node, operands, domain, opsets)

@@ -16,7 +16,7 @@ from distir_relax.errors import AnnotationError, DistIRError, ImportModelError, 
 from distir_relax.frontends.arguments import as_tensor, named_arguments
 from distir_relax.frontends.imported import Imported
 from distir_relax.ir import DTYPES, DeviceMesh, Module, TensorType, Value, print_placements
-from distir_relax.ops import Builder, entries, lookup_relax
+from distir_relax.ops import DATA_DEPENDENT, DATA_DEPENDENT_HINT, Builder, entries, is_data_dependent, lookup_relax
 from distir_relax.sharding.annotate import fit_placements
 
 if TYPE_CHECKING:
@@ -91,7 +91,7 @@ class _Importer:
 
     def __init__(self, mod: Any, name: str) -> None:
         self.builder = Builder()
-        self.tensors: dict[str, torch.Tensor] = {}
+        self.tensors: dict[str, torch.Tensor] = self.builder.tensors
         self.meshes: tuple[DeviceMesh, ...] = ()
         self._module = mod
         self._function = name
@@ -272,6 +272,8 @@ class _Importer:
         return tensor
 
     def _unsupported(self, name: str) -> UnsupportedOpError:
+        if is_data_dependent(name):
+            return UnsupportedOpError(f"{name}: {DATA_DEPENDENT}", self.builder.location, DATA_DEPENDENT_HINT)
         return UnsupportedOpError(
             f"the op table has no Relax spelling for {name}",
             self.builder.location,

@@ -116,7 +116,7 @@ class Tails:
         split = [_is_split(v, axis) for v in op.operands]
         if entry.pointwise and op.operands and all(n is not None for n in known):
             return _apply(op, known)
-        for group in entry.linear_sets(len(operands)):
+        for group in entry.linear_sets(len(operands), op.attrs):
             if all(split[i] and known[i] == 0.0 for i in group):
                 return 0.0
         return None

@@ -51,11 +51,11 @@ class ToDistIR:
 
 
 @dataclass(frozen=True, slots=True)
-class _Reduced:
-    """A factor that is reduced over a split dim: its name, and the first operand and dim of it where it stands."""
+class _Factor:
+    """A factor that is split: its name, and the first operand or result where it is, and the dim there."""
 
     name: str
-    operand: int
+    tensor: int
     dim: int
 
 
@@ -115,10 +115,11 @@ class _Lowering:
             operands = [self._neutral(v, local, op, axis) for v, local in zip(op.operands, operands, strict=True)]
         self.emitter.hint = op.results[0].name
         entry = lookup(op.name, op.location)
-        for factor in reduced.values():
+        factors = {axis: f for axis in axes if (f := reduced.get(axis) or self._expanded_factor(op, axis))}
+        for factor in factors.values():
             if expand := entry.expand.get(factor.name) or entry.expand.get("*"):
-                split = [axis for axis, other in reduced.items() if other == factor]
-                return self._padded(op, list(expand(self._expansion(op, operands, split, factor))), ragged)
+                split = [axis for axis, other in factors.items() if other == factor]
+                return self._padded(op, list(expand(self._expansion(op, operands, split, factor, ragged))), ragged)
         windows = split_windows(op, self.mesh)
         operands = fetch(self.emitter, self.tails, operands, windows)
         cut = ragged.union(*(window.axes for window in windows))
@@ -160,7 +161,7 @@ class _Lowering:
         reduction = next(p.reduction for v in op.results if isinstance(p := _dtensor(v).placements[axis], Partial))
         return self.tails.neutralize(self.emitter, local, axis, placement, reduction)
 
-    def _reduced_factor(self, op: Op, axis: int) -> _Reduced | None:
+    def _reduced_factor(self, op: Op, axis: int) -> _Factor | None:
         """The factor that is summed over a split dim along `axis`; None when there is none.
 
         A pending sum that merely passes through comes in with an operand.
@@ -174,16 +175,34 @@ class _Lowering:
             if isinstance(placement, Shard):
                 for index in dims[placement.dim]:
                     if rule.factors[index].kind != PARALLEL:
-                        return _Reduced(rule.factors[index].name, number, placement.dim)
+                        return _Factor(rule.factors[index].name, number, placement.dim)
         raise VerificationError(f"{op.name} leaves a pending sum, but none of its operands is split", op.location)
 
-    def _expansion(self, op: Op, operands: list[Value], axes: list[int], factor: _Reduced) -> Expansion:
-        kind = _dtensor(op.operands[factor.operand])
+    def _expanded_factor(self, op: Op, axis: int) -> _Factor | None:
+        """The factor of the results whose split along `axis` needs other ops than the op itself; None when there is none."""
+        expand = lookup(op.name).expand
+        if not expand:
+            return None
+        types = [_dtensor(v).tensor for v in op.operands]
+        rule = lookup(op.name).rule_for(types, op.attrs, [_dtensor(v).tensor for v in op.results])
+        for number, (value, dims) in enumerate(zip(op.results, rule.results, strict=True), len(op.operands)):
+            placement = _dtensor(value).placements[axis]
+            if isinstance(placement, Shard):
+                for index in dims[placement.dim]:
+                    if rule.factors[index].name in expand:
+                        return _Factor(rule.factors[index].name, number, placement.dim)
+        return None
+
+    def _expansion(
+        self, op: Op, operands: list[Value], axes: list[int], factor: _Factor, ragged: Container[int]
+    ) -> Expansion:
+        kind = _dtensor((*op.operands, *op.results)[factor.tensor])
         return Expansion(
             self.emitter,
             tuple(operands),
             op.attrs,
             tuple((self.mesh.axes[axis], self._parts(kind, factor.dim, axes[: i + 1])) for i, axis in enumerate(axes)),
+            self._local_type(kind, ragged).shape[factor.dim],
             tuple(_dtensor(v).tensor for v in op.operands),
             tuple(_dtensor(v).tensor for v in op.results),
         )

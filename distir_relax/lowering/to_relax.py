@@ -61,7 +61,7 @@ def relax_scope() -> dict[str, Any]:
     from tvm import relax
 
     ops = SimpleNamespace(**{name: getattr(relax.op, name) for name in dir(relax.op)}, const=relax.const)
-    return {"R": ops, "causal_mask": _causal_mask}
+    return {"R": ops, "causal_mask": _causal_mask, "grouped_matmul": _grouped_matmul}
 
 
 def _check_stage(module: Module) -> None:
@@ -168,6 +168,19 @@ def _causal_mask(query: Any, key: Any) -> Any:
 
     rows, columns = relax.op.arange(int(query.ty.shape[2])), relax.op.arange(int(key.ty.shape[2]))
     return relax.op.greater_equal(relax.op.expand_dims(rows, 1), relax.op.expand_dims(columns, 0))
+
+
+def _grouped_matmul(x: Any, weights: Any, starts: Any, ends: Any) -> Any:
+    """Each row times the matrix of its group; zero for a row of none."""
+    from tvm import relax
+
+    op = relax.op
+    rows = op.arange(0, int(x.ty.shape[0]), 1, str(starts.ty.dtype))
+    first, end = op.expand_dims(starts, 1), op.expand_dims(ends, 1)
+    mine = op.logical_and(op.greater_equal(rows, first), op.less(rows, end))
+    products = op.matmul(op.expand_dims(x, 0), weights)
+    zero = relax.const(0, str(x.ty.dtype))
+    return op.sum(op.where(op.expand_dims(mine, 2), products, zero), 0)
 
 
 __all__: Sequence[str] = (

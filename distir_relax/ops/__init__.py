@@ -2,26 +2,35 @@
 
 # Each family enters its ops in the table when it is imported.
 from distir_relax.ops import (  # noqa: F401
+    adaptive,
     attention,
     communication,
     composite,
     composite_onnx,
     contraction,
+    grouped,
     identity,
     indexing,
     interpolate,
     normalization,
     parts,
+    points,
     pointwise,
     pooling,
     reduction,
     resize,
+    resize_onnx,
+    scatter,
+    scatter_calls,
     selection,
     shape,
     window,
 )
 from distir_relax.ops.builder import Builder, infer, tensor_type
 from distir_relax.ops.check import check
+from distir_relax.ops.data_dependent import HINT as DATA_DEPENDENT_HINT
+from distir_relax.ops.data_dependent import REASON as DATA_DEPENDENT
+from distir_relax.ops.data_dependent import is_data_dependent
 from distir_relax.ops.expression import evaluate, is_zero, relax_expression, torch_expression
 from distir_relax.ops.onnx_operands import OnnxOperands
 from distir_relax.ops.registry import (
@@ -42,6 +51,8 @@ from distir_relax.ops.sliding import Window
 
 __all__ = [
     "BLOCKED",
+    "DATA_DEPENDENT",
+    "DATA_DEPENDENT_HINT",
     "PARALLEL",
     "WINDOW",
     "Builder",
@@ -58,6 +69,7 @@ __all__ = [
     "entries",
     "evaluate",
     "infer",
+    "is_data_dependent",
     "is_zero",
     "lookup",
     "lookup_aten",

@@ -22,8 +22,11 @@ class Builder:
         self.ops: list[Op] = []
         self.location = ""
         self.hint = ""
-        # Data of constant inputs by value name, where the frontend knows it: a conversion may be simpler for it.
+        # Data of parameters and constants by value name.
+        self.tensors: dict[str, Any] = {}
+        # Of these, what the frontend knows never to change: a conversion may be simpler for it.
         self.known: dict[str, Any] = {}
+        self._arrays: list[tuple[Value, Any]] = []
         self._taken: set[str] = set()
 
     def input(self, name: str, kind: TensorType, role: str = "input", location: str = "") -> Value:
@@ -50,6 +53,17 @@ class Builder:
         result: Value = self.emit("constant", value=number, dtype=dtype)
         self.hint = hint
         return result
+
+    def array(self, data: Any, hint: str) -> Value:
+        """A constant with the data of a torch tensor; equal ones are one."""
+        kind = TensorType(tuple(data.shape), str(data.dtype).removeprefix("torch."))
+        for value, known in self._arrays:
+            if value.type == kind and bool((known == data).all()):
+                return value
+        value = self.input(hint, kind, "constant", self.location)
+        self.tensors[value.name] = self.known[value.name] = data
+        self._arrays.append((value, data))
+        return value
 
     def function(self, name: str, outputs: Sequence[tuple[str, Value]]) -> Function:
         """The function built so far, with these outputs."""

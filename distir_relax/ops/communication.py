@@ -250,7 +250,7 @@ def _reduced(parts: Sequence[Any], op: str) -> Any:
 
     stacked = torch.stack(list(parts))
     if op == "sum":
-        return stacked.sum(0)
+        return stacked.sum(0, dtype=stacked.dtype)
     return stacked.mean(0) if op == "mean" else stacked.amax(0) if op == "max" else stacked.amin(0)
 
 

@@ -34,7 +34,8 @@ def _full_like(g: Any, x: Any, value: Any, *, dtype: Any = None) -> Any:
     return _filled(g, x.type.shape, value, _dtype_name(dtype, x))
 
 
-@aten("zeros_like.default")
+# What an empty tensor holds is anyone's guess.
+@aten("zeros_like.default", "empty_like.default")
 def _zeros_like(g: Any, x: Any, *, dtype: Any = None) -> Any:
     return _filled(g, x.type.shape, 0, _dtype_name(dtype, x))
 
@@ -49,7 +50,7 @@ def _new_full(g: Any, x: Any, shape: Sequence[int], value: Any, *, dtype: Any = 
     return _filled(g, shape, value, _dtype_name(dtype, x))
 
 
-@aten("new_zeros.default")
+@aten("new_zeros.default", "new_empty.default")
 def _new_zeros(g: Any, x: Any, shape: Sequence[int], *, dtype: Any = None) -> Any:
     return _filled(g, shape, 0, _dtype_name(dtype, x))
 

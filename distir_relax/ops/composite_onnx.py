@@ -5,9 +5,6 @@ from __future__ import annotations
 import math
 from typing import Any
 
-import numpy as np
-
-from distir_relax.ops.indexing import counted_from_front
 from distir_relax.ops.pointwise import cast
 from distir_relax.ops.registry import lookup_aten, onnx_spelling
 from distir_relax.ops.shape import axis_of, reshape_to
@@ -151,37 +148,6 @@ def _space_to_depth(g: Any, x: Any, attrs: Any) -> Any:
 @onnx_spelling("Einsum")
 def _einsum(g: Any, x: Any, attrs: Any) -> Any:
     return _aten(g, "einsum.default", attrs["equation"], [x[i] for i in range(len(x))])
-
-
-# Indices
-
-
-@onnx_spelling("OneHot")
-def _one_hot(g: Any, x: Any, attrs: Any) -> Any:
-    depth, values = int(x.number(1)), x[2]
-    ids = counted_from_front(g, x, 0, depth)
-    ids = cast(g, ids, "int64")
-    rank = len(ids.type.shape) + 1
-    axis = axis_of(attrs.get("axis", -1), rank)
-    ids = _aten(g, "unsqueeze.default", ids, axis)
-    classes = x.constant(np.arange(depth).reshape([depth if i == axis else 1 for i in range(rank)]))
-    off, on = (reshape_to(g, part, ()) for part in g.emit("split", values, sizes=(1, 1), axis=0))
-    return g.emit("where", g.emit("equal", ids, classes), on, off)
-
-
-@onnx_spelling("GatherND")
-def _gather_nd(g: Any, x: Any, attrs: Any) -> Any:
-    if attrs.get("batch_dims", 0):
-        raise NotImplementedError("GatherND with batch dims")
-    shape, ids = x[0].type.shape, x[1]
-    count = ids.type.shape[-1]
-    parts = [ids] if count == 1 else g.emit("split", ids, sizes=(1,) * count, axis=len(ids.type.shape) - 1)
-    indices = []
-    for part, size in zip(parts, shape, strict=False):
-        flat = reshape_to(g, part, ids.type.shape[:-1])
-        below = g.emit("less", flat, g.constant(0, flat.type.dtype))
-        indices.append(g.emit("where", below, g.emit("add", flat, g.constant(size, flat.type.dtype)), flat))
-    return g.emit("index_tensor", x[0], *indices, count=count)
 
 
 # Quantised weights

@@ -41,14 +41,11 @@ def _split_take(x: Expansion) -> tuple[Value, ...]:
     table, ids = x.operands
     axis, rows = x.attrs["axis"], x.types[0].dtype
     rank = len(x.types[0].shape)
-    held = x.shape(table)[axis]
     if x.may_be_empty(table, axis):
         # A device without rows still looks something up, and masks it.
         table = x.emit("pad", table, low=(0,) * rank, high=tuple(int(d == axis) for d in range(rank)), value=0)
-    row = x.emit("subtract", ids, x.start(x.types[1].dtype))
+    row, mine = x.local_rows(ids, x.types[1].dtype)
     zero = x.emit("constant", value=0, dtype=x.types[1].dtype)
-    end = x.emit("constant", value=held, dtype=x.types[1].dtype)
-    mine = x.emit("logical_and", x.emit("greater_equal", row, zero), x.emit("less", row, end))
     found = x.emit("take", table, x.emit("where", mine, row, zero), axis=axis)
     if rank - axis > 1:
         mine = x.emit("reshape", mine, shape=(*x.shape(mine), *(1,) * (rank - axis - 1)))
@@ -80,16 +77,30 @@ def _index_select(g: Any, x: Any, dim: int, ids: Any) -> Any:
 
 
 @aten("index.Tensor")
-def _index(g: Any, x: Any, indices: list[Any]) -> Any:
+def index(g: Any, x: Any, indices: list[Any]) -> Any:
     """Indexing by tensors that broadcast together.
 
     Masks built by broadcasting ask for an open mesh: each index varies along one dim of the result, in the order of the
     dims it indexes. Each is then a `take` of its own, which splits further than the general op.
     """
-    used = [(dim, index) for dim, index in enumerate(indices) if index is not None]
-    if any(index.type.dtype == "bool" for _, index in used):
+    used = [(dim, ids) for dim, ids in enumerate(indices) if ids is not None]
+    if any(ids.type.dtype == "bool" for _, ids in used):
         raise NotImplementedError("indexing by a mask, whose result has a shape that depends on data")
+    used = [(dim, from_front(g, ids, x.type.shape[dim])) for dim, ids in used]
     return _take_mesh(g, x, used) if _is_open_mesh(used) else _take_points(g, x, used)
+
+
+def from_front(g: Any, index: Any, size: int) -> Any:
+    """Indices into a dim of `size`, those counted from its end counted from the front.
+
+    A split dim is looked up by position, where a number below zero would be nobody's.
+    """
+    data = g.known.get(index.name)
+    if data is not None and (not data.numel() or int(data.min()) >= 0):
+        return index
+    dtype = index.type.dtype
+    below = g.emit("less", index, g.constant(0, dtype))
+    return g.emit("where", below, g.emit("add", index, g.constant(size, dtype)), index)
 
 
 def _varying(index: Any, rank: int) -> list[int]:
@@ -157,10 +168,7 @@ def counted_from_front(g: Any, x: Any, index: int, size: int) -> Any:
     if numbers is not None:
         data = x.array(index)
         return x.constant(np.where(data < 0, data + size, data).astype(data.dtype))
-    ids = x[index]
-    dtype = ids.type.dtype
-    below = g.emit("less", ids, g.constant(0, dtype))
-    return g.emit("where", below, g.emit("add", ids, g.constant(size, dtype)), ids)
+    return from_front(g, x[index], size)
 
 
 @onnx_spelling("Gather")

@@ -171,7 +171,16 @@ def _relax_pad(attrs: Attrs) -> str:
     return f'R.nn.pad({{0}}, {widths!r}, "constant", {{value}})'
 
 
-define("pad", infer=_infer_pad, rule=_pad_rule, torch=_torch_pad, relax=_relax_pad, padded=_set_ends, **FREE)
+define(
+    "pad",
+    infer=_infer_pad,
+    rule=_pad_rule,
+    torch=_torch_pad,
+    relax=_relax_pad,
+    linear=lambda attrs: () if attrs["value"] else (operands(0),),
+    padded=_set_ends,
+    **FREE,
+)
 
 
 # ATen spellings

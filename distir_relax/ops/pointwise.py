@@ -297,7 +297,7 @@ def _where(g: Any, condition: Any, a: Any, b: Any) -> Any:
     return g.emit("where", condition, *promote(g, *values))
 
 
-@aten("masked_fill.Scalar", "masked_fill.Tensor", "masked_fill_.Scalar")
+@aten("masked_fill.Scalar", "masked_fill.Tensor", "masked_fill_.Scalar", "masked_fill_.Tensor")
 def _masked_fill(g: Any, x: Any, mask: Any, value: Any) -> Any:
     filler = cast(g, value, x.type.dtype) if hasattr(value, "type") else g.constant(value, x.type.dtype)
     return g.emit("where", mask, filler, x)

@@ -8,10 +8,11 @@ average's padding, `counted` (low ends, then high ends) is what its divisor coun
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from distir_relax.ir import Attribute, TensorType
+from distir_relax.ops.pointwise import cast
 from distir_relax.ops.registry import Attrs, Types, aten, define, onnx_spelling, operands, relax_spelling
 from distir_relax.ops.rule import Rule, parse_rule
 from distir_relax.ops.sliding import Window
@@ -30,6 +31,8 @@ from distir_relax.ops.window import (
     windows_of,
     with_windows,
 )
+
+Seen = Callable[[Any, Attrs], None]
 
 
 def _windows(types: Types, attrs: Attrs) -> tuple[Window, ...]:
@@ -157,19 +160,33 @@ def _ceil_more(x: Any, attrs: Mapping[str, Any]) -> tuple[int, ...]:
     return tuple(more)
 
 
-def _pooled(g: Any, name: str, x: Any, ceil: bool, attrs: dict[str, Any]) -> Any:
+def pooled(g: Any, name: str, x: Any, ceil: bool, attrs: dict[str, Any], seen: Seen | None = None) -> Any:
+    """A pooling of `x`, whose batch dim may be missing; a `ceil_mode` becomes padding.
+
+    `seen` is called with the data and the attributes that the op is written with.
+    """
     count = spatial(attrs)
+    if "float" not in x.type.dtype:
+        # Every 8-bit integer is a float32; wider integers are not.
+        if x.type.dtype not in ("uint8", "int8") or name != "max_pool":
+            raise NotImplementedError(f"a pooling of {x.type.dtype}")
+        return cast(g, pooled(g, name, cast(g, x, "float32"), ceil, attrs, seen), x.type.dtype)
 
     def emit(data: Any) -> Any:
         low, high = ends(attrs)
         if ceil:
             high = tuple(a + b for a, b in zip(high, _ceil_more(data, attrs), strict=True))
-        return g.emit(f"nn.{name}{count}d", data, **{**attrs, "padding": (*low, *high)})
+        full = {**attrs, "padding": (*low, *high)}
+        if seen is not None:
+            seen(data, full)
+        return g.emit(f"nn.{name}{count}d", data, **full)
 
     return batched(g, x, count, emit)
 
 
-def _max_pool(count: int) -> Any:
+def max_pool(count: int, seen: Seen | None = None) -> Any:
+    """The conversion of a maximum of windows over `count` spatial dims; `seen` is as in `pooled`."""
+
     def convert(
         g: Any, x: Any, size: Any, stride: Any = (), padding: Any = 0, dilation: Any = 1, ceil: bool = False
     ) -> Any:
@@ -180,7 +197,7 @@ def _max_pool(count: int) -> Any:
             "padding": (*low, *low),
             "dilation": per_dim(dilation, count),
         }
-        return _pooled(g, "max_pool", x, ceil, attrs)
+        return pooled(g, "max_pool", x, ceil, attrs, seen)
 
     return convert
 
@@ -198,23 +215,23 @@ def _avg_pool(count: int) -> Any:
             "counted": (*low, *low) if include else (0,) * 2 * count,
         }
         if divisor is None:
-            return _pooled(g, "avg_pool", x, ceil, attrs)
+            return pooled(g, "avg_pool", x, ceil, attrs)
         if ceil:
             raise NotImplementedError("an average of windows with both ceil_mode and a divisor of its own")
-        y = _pooled(g, "avg_pool", x, False, {**attrs, "counted": attrs["padding"]})
+        y = pooled(g, "avg_pool", x, False, {**attrs, "counted": attrs["padding"]})
         return g.emit("multiply", y, g.constant(math.prod(pool) / divisor, y.type.dtype))
 
     return convert
 
 
-def _adaptive_average(count: int) -> Any:
+def adaptive_average(count: int) -> Any:
+    """The conversion of an average over equal windows, as many as are asked for along each dim."""
+
     def convert(g: Any, x: Any, size: Any) -> Any:
         wanted, axes = per_dim(size, count), tuple(range(len(x.type.shape) - count, len(x.type.shape)))
         have = tuple(x.type.shape[a] for a in axes)
         if all(n == 1 for n in wanted):
             return g.emit("mean", x, axis=axes, keepdims=True)
-        if any(n % m for n, m in zip(have, wanted, strict=True)):
-            raise NotImplementedError(f"windows of unequal size, from {have} to {wanted}")
         pool = tuple(n // m for n, m in zip(have, wanted, strict=True))
         return _avg_pool(count)(g, x, pool)
 
@@ -222,9 +239,8 @@ def _adaptive_average(count: int) -> Any:
 
 
 for _n in (1, 2, 3):
-    aten(f"max_pool{_n}d.default")(_max_pool(_n))
+    aten(f"max_pool{_n}d.default")(max_pool(_n))
     aten(f"avg_pool{_n}d.default")(_avg_pool(_n))
-    aten("adaptive_avg_pool1d.default" if _n == 1 else f"adaptive_avg_pool{_n}d.default")(_adaptive_average(_n))
 
 
 # Relax spellings
@@ -250,48 +266,27 @@ def _relax_pool(name: str, count: int) -> None:
             found["counted"] = padding if attrs["count_include_pad"] else (0,) * 2 * count
         if attrs["ceil_mode"]:
             raise NotImplementedError("a pooling with ceil_mode; give the padding at the high ends instead")
-        return _pooled(g, name, args[0], False, found)
+        return pooled(g, name, args[0], False, found)
 
     relax_spelling(f"relax.nn.{name}{count}d")(convert)
-
-
-def _relax_adaptive(count: int) -> None:
-    letters = "DHW"[3 - count :] if count > 1 else "W"
-
-    def convert(g: Any, args: Any, attrs: Any) -> Any:
-        need_layout(attrs, layout="NC" + letters, out_layout="NC" + letters)
-        size = attrs["output_size"]
-        return args[0] if size is None else _adaptive_average(count)(g, args[0], size)
-
-    relax_spelling(f"relax.nn.adaptive_avg_pool{count}d")(convert)
 
 
 for _n in (1, 2, 3):
     _relax_pool("max_pool", _n)
     _relax_pool("avg_pool", _n)
-    _relax_adaptive(_n)
 
 
 # ONNX spellings
 
 
-def _onnx_pool(op_type: str, name: str) -> None:
-    def convert(g: Any, x: Any, attrs: Any) -> Any:
-        kernel = tuple(attrs["kernel_shape"])
-        found: dict[str, Any] = {"pool_size": kernel, **onnx_windows(x[0], kernel, attrs)}
-        if "float" not in x[0].type.dtype:
-            raise NotImplementedError(f"a pooling of {x[0].type.dtype}")
-        if name == "avg_pool":
-            if any(d != 1 for d in found.pop("dilation")):
-                raise NotImplementedError("an average of windows with a dilation")
-            found["counted"] = found["padding"] if attrs.get("count_include_pad", 0) else (0,) * 2 * len(kernel)
-        return _pooled(g, name, x[0], bool(attrs.get("ceil_mode", 0)), found)
-
-    onnx_spelling(op_type)(convert)
-
-
-_onnx_pool("MaxPool", "max_pool")
-_onnx_pool("AveragePool", "avg_pool")
+@onnx_spelling("AveragePool")
+def _onnx_average(g: Any, x: Any, attrs: Any) -> Any:
+    kernel = tuple(attrs["kernel_shape"])
+    found: dict[str, Any] = {"pool_size": kernel, **onnx_windows(x[0], kernel, attrs)}
+    if any(d != 1 for d in found.pop("dilation")):
+        raise NotImplementedError("an average of windows with a dilation")
+    found["counted"] = found["padding"] if attrs.get("count_include_pad", 0) else (0,) * 2 * len(kernel)
+    return pooled(g, "avg_pool", x[0], bool(attrs.get("ceil_mode", 0)), found)
 
 
 def _onnx_global(op_type: str, name: str) -> None:

@@ -55,7 +55,7 @@ define(
     "sum",
     infer=_infer_reduce,
     rule=_reduce_rule("sum"),
-    torch=_torch_axes("sum"),
+    torch="torch.sum({0}, dim={axis}, keepdim={keepdims}, dtype={0}.dtype)",
     relax=_relax_axes("sum"),
     linear=(operands(0),),
     **_INPUT_FLOPS,
@@ -135,7 +135,7 @@ define(
     "cumsum",
     infer=_infer_same,
     rule=_axis_rule,
-    torch="torch.cumsum({0}, {axis})",
+    torch="torch.cumsum({0}, {axis}, dtype={0}.dtype)",
     relax="R.cumsum({0}, {axis})",
     linear=(operands(0),),
 )

@@ -53,7 +53,8 @@ class OpDef:
     `relax` is the same, with `R` (the Relax ops) in scope and tuples as results; by default the op of the same name
     called with the operands and the attributes as keywords.
     `linear` lists the sets of operands in which the op is linear jointly, the others held fixed: ``({0}, {1})`` for
-    matmul, ``({0, 1},)`` for add; ``ALL`` is all operands jointly. It decides where a pending sum may pass.
+    matmul, ``({0, 1},)`` for add; ``ALL`` is all operands jointly; a function of the attributes where they decide. It
+    says where a pending sum may pass.
     `localize` gives the attributes of a shard from its local operand and result types.
     `expand` gives, for a factor whose split needs more than the op itself, the ops that the devices run instead.
     `positional` are the factors of which a device must hold one block, because the op tells elements by position.
@@ -80,7 +81,7 @@ class OpDef:
     rule: str | RuleOf
     torch: Expression
     relax: Expression = ""
-    linear: tuple[frozenset[int], ...] | str = ()
+    linear: tuple[frozenset[int], ...] | str | Callable[[Attrs], tuple[frozenset[int], ...]] = ()
     localize: Localize | None = None
     expand: Mapping[str, Expand] = field(default_factory=dict)
     positional: frozenset[str] = frozenset()
@@ -104,8 +105,10 @@ class OpDef:
             return self.rule(operands, attrs, results)
         return parse_rule(self.rule, [t.shape for t in operands], [t.shape for t in results])
 
-    def linear_sets(self, count: int) -> tuple[frozenset[int], ...]:
-        """The sets of operands in which an instance with `count` operands is linear."""
+    def linear_sets(self, count: int, attrs: Attrs) -> tuple[frozenset[int], ...]:
+        """The sets of operands in which an instance with `count` operands and these attributes is linear."""
+        if callable(self.linear):
+            return self.linear(attrs)
         return (frozenset(range(count)),) if isinstance(self.linear, str) else self.linear
 
 
@@ -121,14 +124,16 @@ class Expansion:
     """An op whose factor is split along one or several mesh axes.
 
     `parts` says how, axis by axis: the name of the axis, and how many elements each index along it holds of what the
-    axes before it leave. `operands` are the op's local operands; `types` and `result_types` the global types;
-    `emitter.emit` adds a local op. An entry's `expand` names the factor; ``"*"`` stands for any that is reduced.
+    axes before it leave; `held` is what a device works on of the split dim: its size, and what fills it up to the
+    largest shard. `operands` are the op's local operands; `types` and `result_types` the global types; `emitter.emit`
+    adds a local op. An entry's `expand` names the factor; ``"*"`` stands for any that is reduced.
     """
 
     emitter: Emitter
     operands: tuple[Value, ...]
     attrs: Attrs
     parts: tuple[tuple[str, tuple[Size, ...]], ...]
+    held: Size
     types: tuple[TensorType, ...]
     result_types: tuple[TensorType, ...]
 
@@ -143,6 +148,13 @@ class Expansion:
         for start in starts[1:]:
             total = self.emit("add", total, start)
         return total
+
+    def local_rows(self, ids: Value, dtype: str) -> tuple[Value, Value]:
+        """Numbers of elements of the split dim, counted from the first that a device holds; and which it holds."""
+        row = self.emit("subtract", ids, self.start(dtype))
+        zero = self.emit("constant", value=0, dtype=dtype)
+        end = self.emit("constant", value=self.held, dtype=dtype)
+        return row, self.emit("logical_and", self.emit("greater_equal", row, zero), self.emit("less", row, end))
 
     @staticmethod
     def shape(value: Value) -> tuple[Size, ...]:

@@ -54,7 +54,7 @@ def _move(op: Op, reductions: dict[str, Op], uses: Counter[str]) -> tuple[list[O
     """The reductions that go, the op on pending operands, and the reduction behind it; or None."""
     if len(op.results) != 1:
         return None
-    for group in lookup(op.name, op.location).linear_sets(len(op.operands)):
+    for group in lookup(op.name, op.location).linear_sets(len(op.operands), op.attrs):
         found = [reductions.get(op.operands[i].name) for i in sorted(group)]
         if any(r is None or uses[r.results[0].name] != 1 for r in found):
             continue

@@ -265,6 +265,9 @@ def test_errors_name_the_node_and_say_what_to_do(tmp_path: Path) -> None:
     with pytest.raises(UnsupportedOpError, match="RandomNormal") as raised:
         import_onnx(random)
     assert "draw random numbers outside" in raised.value.hint
+    with pytest.raises(UnsupportedOpError, match=r"made:y: the ONNX op NonZero: how many elements") as raised:
+        import_onnx(model([helper.make_node("NonZero", ["x"], ["y"])], {"x": (3,)}, ["y"]))
+    assert "fixed number of elements" in raised.value.hint
     with pytest.raises(ImportModelError, match="'q' is used before any node gives it"):
         import_onnx(model([helper.make_node("Neg", ["q"], ["y"])], {"x": (3,)}, ["y"]))
     with pytest.raises(ImportModelError, match="no valid Transpose"):

@@ -182,6 +182,14 @@ SPELLINGS: list[tuple[str, Callable[[Any, Any, Any], Any]]] = [
         "batch_norm",
         lambda R, x, i: R.nn.batch_norm(_flipped(R, x), *[_row(2.0)] * 4, 1, training=False)[0],
     ),
+    ("scatter_elements", lambda R, x, i: R.scatter_elements(x, _ids(3, 4, 7), _weights(3, 4, 7), -1, "max")),
+    ("scatter_nd", lambda R, x, i: R.scatter_nd(x, i, _weights(2, 5), "add")),
+    ("scatter_nd, one index", lambda R, x, i: R.scatter_nd(x, _ids(2, 1), _weights(2, 4, 5), "update")),
+    ("index_put", lambda R, x, i: R.index_put(x, (_ids(6), _ids(6), _ids(6)), _weights(6), True)),
+    ("gather_nd", lambda R, x, i: R.gather_nd(x, i)),
+    ("index_tensor", lambda R, x, i: R.index_tensor(x, [_ids(2, 1), i])),
+    ("one_hot", lambda R, x, i: R.one_hot(i, 3, -1, 5, 1)),
+    ("arange", lambda R, x, i: R.add(x, R.arange(1, 11, 2, "float32"))),
     ("attention", lambda R, x, i: R.nn.attention(*[R.expand_dims(x, 2)] * 3, causal_mask="TopLeft")),
     ("attention, scaled", lambda R, x, i: R.nn.attention(*[R.expand_dims(x, 2)] * 3, scale=0.3)),
 ]
@@ -189,6 +197,10 @@ SPELLINGS: list[tuple[str, Callable[[Any, Any, Any], Any]]] = [
 
 def _weights(*shape: int) -> Any:
     return relax.const(np.linspace(-1, 1, math.prod(shape), dtype="float32").reshape(shape))
+
+
+def _ids(*shape: int) -> Any:
+    return relax.const((np.arange(math.prod(shape), dtype="int64") % 3).reshape(shape))
 
 
 def _picture(R: Any, x: Any) -> Any:
@@ -345,6 +357,7 @@ BAD: list[tuple[str, type[DistIRError], str]] = [
         UnsupportedOpError,
         "@foo, lv0: the op table has no Relax spelling for relax.call_dps_packed of f",
     ),
+    (RFC.replace("R.multiply(Z, C)", "R.nonzero(Z)"), UnsupportedOpError, "@foo, O: relax.nonzero: how many elements"),
     (RFC + RFC.replace("foo", "bar"), ImportModelError, "expected a Relax function to compile, found bar, foo|foo, bar"),
 ]  # fmt: skip
 

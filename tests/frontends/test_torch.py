@@ -226,6 +226,22 @@ def test_random_numbers_are_refused() -> None:
         import_torch(Call(lambda m, x: x + torch.rand(4)), (torch.ones(3, 4),))
 
 
+@pytest.mark.parametrize(
+    ("op", "spelling"),
+    [
+        (lambda x: x.nonzero(), "nonzero.default"),
+        (lambda x: x[x > 0], "index.Tensor"),
+        (lambda x: x.unique(), "_unique2.default"),
+        (lambda x: torch.bincount(x.flatten().long()), "bincount.default"),
+    ],
+)
+def test_results_that_data_shape_are_refused(op: Any, spelling: str) -> None:
+    with pytest.raises(UnsupportedOpError, match=f"aten.{spelling}: how many elements its result has") as raised:
+        import_torch(Call(lambda m, x: op(x)), (torch.ones(3, 4),))  # data shape it
+    assert raised.value.where
+    assert "fixed number of elements" in raised.value.hint
+
+
 def test_active_dropout_is_refused() -> None:
     model = nn.Sequential(nn.Linear(4, 4), nn.Dropout(0.1))
     with pytest.raises(ImportModelError, match=r"training mode: its dropout '1' drops 10%") as raised:

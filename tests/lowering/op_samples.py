@@ -102,8 +102,16 @@ def samples() -> list[Sample]:
         ("argsort", [f32(7, 3)], {"axis": 0, "descending": False}),
         ("gather_elements", [f32(5, 6), of("int64", 5, 4)], {"axis": 1}),
         ("index_tensor", [f32(5, 6, 2), of("int64", 3, 1), of("int64", 4)], {"count": 2}),
+        ("sum", [of("int32", 3, 5)], {"axis": (1,), "keepdims": False}),
+        ("cumsum", [of("int32", 3, 5)], {"axis": 1}),
         ("flip", [f32(3, 5)], {"axis": 1}),
+        ("segment_sum", [f32(6, 5), of("int64", 6)], {"num_segments": 7}),
+        ("segment_sum", [f32(3), of("int64", 3)], {"num_segments": 5}),
+        ("grouped_matmul", [f32(5, 7), f32(3, 7, 4), of("int64", 3), of("int64", 3)], {}),
+        ("arange", [], {"start": 1, "end": 12, "step": 3, "dtype": "int64"}),
     ]
+    for how in ("update", "add", "mul", "max", "min"):
+        found.append(("scatter_elements", [f32(5, 6), of("int64", 1, 6), f32(1, 6)], {"axis": 0, "reduction": how}))
     for name in ("sum", "mean", "max", "min"):
         found += [
             (name, [f32(3, 5, 7)], {"axis": (0, 2), "keepdims": True}),
@@ -147,6 +155,9 @@ def _windows() -> list[Sample]:
          {"pool_size": (2, 2), "strides": (2, 2), "padding": (0,) * 4, "counted": (0,) * 4}),
         ("nn.avg_pool3d", [f32(2, 3, 4, 5, 6)],
          {"pool_size": (2, 2, 3), "strides": (2, 1, 2), "padding": (0, 0, 1) * 2, "counted": (0,) * 6}),
+        ("nn.adaptive_avg_pool1d", [f32(2, 3, 7)], {"output_size": (5,)}),
+        ("nn.adaptive_avg_pool2d", [f32(2, 3, 7, 5)], {"output_size": (3, 7)}),
+        ("nn.adaptive_avg_pool3d", [f32(2, 3, 3, 7, 5)], {"output_size": (2, 3, 4)}),
         ("nn.batch_norm", [f32(2, 5, 3, 4), *[f32(5)] * 4], {"epsilon": 1e-5}),
         *(
             ("image.resize2d", [f32(2, 3, 4, 5)], {"size": size, "method": method, "coordinate_transformation_mode": place})

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import operator
 from typing import Any
 
 import pytest
 import torch
+import transformers.integrations.moe  # noqa: F401 - declares ops of its own
 from aten_calls import CALLS, Call
 from samples import draw
 from torch.utils._pytree import tree_leaves, tree_map
@@ -45,8 +47,7 @@ class OneOp(torch.nn.Module):
 
     def __init__(self, spelling: str, call: Call) -> None:
         super().__init__()
-        name, overload = spelling.split(".")
-        self.op: Any = getattr(getattr(torch.ops.aten, name), overload)
+        self.op: Any = operator.attrgetter(spelling if spelling.count(".") > 1 else f"aten.{spelling}")(torch.ops)
         self.in_place = self.op._schema.is_mutable
         self.args, self.kwargs = call
         generator = torch.Generator().manual_seed(0)

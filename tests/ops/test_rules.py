@@ -49,8 +49,8 @@ def test_each_factor_splits_as_the_rule_says(name: str, number: int) -> None:
 @pytest.mark.parametrize(("name", "number"), CASES)
 def test_pending_sums_pass_through_linear_operands(name: str, number: int) -> None:
     case = Case(name, SAMPLES[name][number])
-    for operands in case.entry.linear_sets(len(case.operands)):
-        shares = [0.6, 0.4]
+    for operands in case.entry.linear_sets(len(case.operands), case.attrs):
+        shares = [0.6, 0.4] if case.operands[min(operands)].is_floating_point() else [3, -2]
         noise = {i: draw(case.sample.operands[i], case.generator) for i in operands}
         # Not 0.6 x and 0.4 x alone: those would let abs and relu pass.
         terms = [
@@ -90,7 +90,11 @@ class Case:
                     joined = self.join(pieces, rule, index, position)
                 else:
                     stacked = torch.stack(pieces)
-                    joined = stacked.sum(0) if factor.kind == "sum" else getattr(stacked, f"a{factor.kind}")(0)
+                    joined = (
+                        stacked.sum(0, dtype=stacked.dtype)
+                        if factor.kind == "sum"
+                        else getattr(stacked, f"a{factor.kind}")(0)
+                    )
                 torch.testing.assert_close(joined, whole, msg=f"split {factor} into {sizes}")
 
     def part(self, rule: Rule, index: int, start: int, size: int) -> tuple[torch.Tensor, ...]:
