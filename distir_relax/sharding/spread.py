@@ -179,25 +179,41 @@ class _Search:
     def refine(self) -> None:
         """Where values are split along several axes by one class, divide what one axis leaves by the next.
 
-        Sizes that a user gave stay; the other axes divide within them, in the order of the mesh.
+        Sizes that a user gave stay; the other axes divide within them, in the order of the mesh. Where two annotations
+        gave sizes that do not divide each other's parts, values between them keep the split of the first axis alone.
         """
-        together: dict[Slot, set[int]] = defaultdict(set)
+        together: dict[Slot, list[str]] = defaultdict(list)
         for name, splits in self.wanted.splits.items():
             for split in {s for s in splits if s is not None}:
-                alike = [axis for axis, other in enumerate(splits) if other == split]
-                if len(alike) > 1:
-                    together[self.factoring.classes[name, *split]].update(alike)
-        for owner, axes in together.items():
-            size = self.factoring.size(owner)
+                if splits.count(split) > 1:
+                    together[self.factoring.classes[name, *split]].append(name)
+        for owner, names in together.items():
+            shared = {axis for name in names for axis in self._axes_of(name, owner)}
             done: list[Cut] = []
-            for axis in sorted(axes, key=lambda a: (not self._is_sized(a, owner), a)):
-                units, ranks = self.wanted.units[axis], self.mesh.shape[axis]
-                if not self._is_sized(axis, owner):
-                    divide = chunked if (axis, owner) in self.chunks else balanced
-                    block = Cut.of(*divide(size, ranks))
-                    fits = all(nested(other, block) for other in done)
-                    units[owner] = block if fits else refined(size, done, ranks, divide)
-                done.append(units[owner])
+            for axis in sorted(shared, key=lambda a: (not self._is_sized(a, owner), a)):
+                cut = self._refined(owner, axis, done)
+                if all(nested(other, cut) for other in done):
+                    done.append(cut)
+                    continue
+                for name in names:
+                    if name not in self.wanted.pinned and axis in self._axes_of(name, owner):
+                        self.wanted.splits[name][axis] = None
+                        del self.wanted.reasons[name, axis]
+
+    def _axes_of(self, name: str, owner: Slot) -> list[int]:
+        """The axes along which a value is to be split by a class."""
+        splits = enumerate(self.wanted.splits[name])
+        return [axis for axis, s in splits if s is not None and self.factoring.classes[name, *s] == owner]
+
+    def _refined(self, owner: Slot, axis: int, others: list[Cut]) -> Cut:
+        """The cut of a class along an axis, beside those along others: as the user gave it, or dividing theirs."""
+        units, ranks, size = self.wanted.units[axis], self.mesh.shape[axis], self.factoring.size(owner)
+        if not self._is_sized(axis, owner):
+            divide = chunked if (axis, owner) in self.chunks else balanced
+            block = Cut.of(*divide(size, ranks))
+            fits = all(nested(other, block) for other in others)
+            units[owner] = block if fits else refined(size, others, ranks, divide)
+        return units[owner]
 
     def _is_sized(self, axis: int, owner: Slot) -> bool:
         return (axis, owner) in self.cut_by and (axis, owner) not in self.chunks

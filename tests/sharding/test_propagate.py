@@ -167,6 +167,15 @@ def test_annotations_along_unlike_axes_meet() -> None:
     assert found[z.name] == "R, S[0: 2|1|1 + 1|1|1]"
 
 
+def test_sizes_of_two_annotations_that_cross_are_not_put_together() -> None:
+    g = Builder()
+    x = g.emit("annotate_sharding", g.input("x", TensorType((7, 4), "float32")), placements="S[0: 5|2], R")
+    y = g.emit("annotate_sharding", g.input("y", TensorType((7, 4), "float32")), placements="R, S[0: 3|2|2]")
+    z = g.emit("add", g.emit("add", x, y), g.input("w", TensorType((7, 4), "float32"), "parameter"))
+    found = layouts(propagate(Module("global", (g.function("main", [("z", z)]),)), 2, 3))
+    assert found["w"] == found[z.name] == "S[0: 5|2], R"
+
+
 def test_a_look_up_along_two_axes() -> None:
     """Each device holds one block of the table, so its part of the look-up is a term along both axes."""
     g = Builder()
