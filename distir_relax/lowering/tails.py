@@ -17,7 +17,7 @@ from dataclasses import dataclass, field
 
 from distir_relax.ir import DTensorType, Op, Partial, PlacedType, Placement, Shard, Value
 from distir_relax.lowering.emitter import PlacedEmitter, placed
-from distir_relax.ops import evaluate, lookup
+from distir_relax.ops import evaluate, lookup, number_range
 
 MODES = ("ragged", "pad")
 
@@ -150,7 +150,9 @@ def _apply(op: Op, numbers: list[float | None]) -> float | None:
 
 
 def _number(number: float, kind: PlacedType) -> float | int:
-    return number if "float" in kind.dtype else int(number)
+    """The number in the value's dtype, an infinity as the last number that it has."""
+    least, most = number_range(kind.dtype)
+    return number if "float" in kind.dtype else int(min(max(number, least), most))
 
 
 def _is_split(value: Value, axis: int) -> bool:

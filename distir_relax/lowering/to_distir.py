@@ -113,8 +113,11 @@ class _Lowering:
         reduced = {axis: factor for axis in axes if (factor := self._reduced_factor(op, axis))}
         for axis in reduced.keys() - ragged:
             operands = [self._neutral(v, local, op, axis) for v, local in zip(op.operands, operands, strict=True)]
-        self.emitter.hint = op.results[0].name
         entry = lookup(op.name, op.location)
+        for axis in set(axes) - ragged:
+            pairs = enumerate(zip(op.operands, operands, strict=True))
+            operands = [self._refilled(v, local, axis, "sum") if i in entry.indices else local for i, (v, local) in pairs]
+        self.emitter.hint = op.results[0].name
         factors = {axis: f for axis in axes if (f := reduced.get(axis) or self._expanded_factor(op, axis))}
         for factor in factors.values():
             if expand := entry.expand.get(factor.name) or entry.expand.get("*"):
@@ -154,11 +157,15 @@ class _Lowering:
         ]
 
     def _neutral(self, value: Value, local: Value, op: Op, axis: int) -> Value:
+        reduction = next(p.reduction for v in op.results if isinstance(p := _dtensor(v).placements[axis], Partial))
+        return self._refilled(value, local, axis, reduction)
+
+    def _refilled(self, value: Value, local: Value, axis: int, reduction: str) -> Value:
+        """`local` with short shards along `axis` filled with what `reduction` is indifferent to: zeros for a sum."""
         placement = _dtensor(value).placements[axis]
         if not isinstance(placement, Shard) or not is_padded(_dtensor(value).placements, axis):
             return local
         self.emitter.hint = f"{local.name}.refilled"
-        reduction = next(p.reduction for v in op.results if isinstance(p := _dtensor(v).placements[axis], Partial))
         return self.tails.neutralize(self.emitter, local, axis, placement, reduction)
 
     def _reduced_factor(self, op: Op, axis: int) -> _Factor | None:

@@ -6,7 +6,10 @@ from distir_relax.ops import (  # noqa: F401
     attention,
     communication,
     composite,
+    composite_math,
     composite_onnx,
+    composite_relax,
+    composite_shape,
     contraction,
     grouped,
     identity,
@@ -32,6 +35,7 @@ from distir_relax.ops.data_dependent import HINT as DATA_DEPENDENT_HINT
 from distir_relax.ops.data_dependent import REASON as DATA_DEPENDENT
 from distir_relax.ops.data_dependent import is_data_dependent
 from distir_relax.ops.expression import evaluate, is_zero, relax_expression, torch_expression
+from distir_relax.ops.numbers import number_range
 from distir_relax.ops.onnx_operands import OnnxOperands
 from distir_relax.ops.registry import (
     Emitter,
@@ -75,6 +79,7 @@ __all__ = [
     "lookup_aten",
     "lookup_onnx",
     "lookup_relax",
+    "number_range",
     "onnx_spellings",
     "parse_rule",
     "relax_expression",

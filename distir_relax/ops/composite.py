@@ -300,16 +300,42 @@ def _roll(g: Any, x: Any, shifts: list[int], dims: list[int] = []) -> Any:  # no
 
 @aten("einsum.default")
 def _einsum(g: Any, equation: str, tensors: list[Any], *, path: Any = None) -> Any:
-    """A contraction of two tensors: both are brought to (shared, own, summed) and multiplied as matrices."""
-    left, _, right = equation.replace(" ", "").partition("->")
+    """The operands are contracted two by two, from the left; letters in one operand alone are summed before."""
+    terms, right = _einsum_terms(equation, [len(t.type.shape) for t in tensors])
+    if any(len(set(t)) != len(t) for t in (*terms, right)):
+        raise NotImplementedError(f"einsum {equation!r}: a letter twice in one operand")
+    values = promote(g, *tensors)
+    for i, (term, value) in enumerate(zip(terms, values, strict=True)):
+        used = set(right).union(*(other for j, other in enumerate(terms) if j != i))
+        if alone := [d for d, letter in enumerate(term) if letter not in used]:
+            values[i] = g.emit("sum", value, axis=tuple(alone), keepdims=False)
+            terms[i] = "".join(letter for letter in term if letter in used)
+    (a, *rest), (x, *others) = terms, values
+    for i, (b, y) in enumerate(zip(rest, others, strict=True)):
+        needed = set(right).union(*rest[i + 1 :])
+        kept = "".join(dict.fromkeys(letter for letter in a + b if letter in needed))
+        x, a = _contract(g, a, b, kept, x, y), kept
+    return _aten(g, "permute.default", x, [a.index(c) for c in right])
+
+
+def _einsum_terms(equation: str, ranks: Sequence[int]) -> tuple[list[str], str]:
+    """The letters of each operand and of the result; an ellipsis becomes capital letters that the equation lacks."""
+    left, arrow, right = equation.replace(" ", "").partition("->")
     terms = left.split(",")
-    if "." in equation or not right or len(terms) != 2 or any(len(set(t)) != len(t) for t in (*terms, right)):
-        raise NotImplementedError(f"einsum {equation!r}: expected two operands, a result, and no repeated letter")
-    a, b = terms
-    x, y = promote(g, *tensors)
-    for name, other in ((a, b), (b, a)):
-        if set(name) - set(other) - set(right):
-            raise NotImplementedError(f"einsum {equation!r}: a letter that is summed over in one operand only")
+    spare = [letter for letter in "ZYXWVUTSRQPONMLKJIHGFEDCBA" if letter not in equation]
+    widths = [rank - len(term) + 3 for term, rank in zip(terms, ranks, strict=True) if "..." in term]
+    if len(set(widths)) > 1:
+        raise NotImplementedError(f"einsum {equation!r}: dims in ... that broadcast")
+    dots = "".join(spare[: widths[0]]) if widths else ""
+    terms = [term.replace("...", dots) for term in terms]
+    if not arrow:
+        letters = "".join(terms)
+        right = "..." + "".join(sorted(c for c in set(letters) - set(dots) if letters.count(c) == 1))
+    return terms, right.replace("...", dots)
+
+
+def _contract(g: Any, a: str, b: str, right: str, x: Any, y: Any) -> Any:
+    """Two operands are brought to (shared, own, summed) and multiplied as matrices."""
     batch = [c for c in a if c in b and c in right]
     summed = [c for c in a if c in b and c not in right]
     rows, columns = [c for c in a if c not in b], [c for c in b if c not in a]

@@ -62,6 +62,7 @@ define(
     linear=(operands(0),),
     expand={"axis": _split_take},
     positional=frozenset({"axis"}),
+    indices=operands(1),
     flops=lambda types, attrs, results: 0.0,
 )
 

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
 from distir_relax.ir import Attribute, TensorType
-from distir_relax.ops.mirror import pad_from_within
+from distir_relax.ops.pad_modes import pad_by
 from distir_relax.ops.pointwise import promote
 from distir_relax.ops.registry import ALL, Attrs, Types, aten, define, onnx_spelling, operands, relax_spelling
 from distir_relax.ops.rule import Rule, parse_rule
@@ -248,16 +249,25 @@ def _narrow(g: Any, x: Any, dim: int, start: int, length: int) -> Any:
     return _slice(g, x, dim, start, start + length)
 
 
-@aten("constant_pad_nd.default", "pad.default")
-def _pad(g: Any, x: Any, widths: list[int], *rest: Any) -> Any:
-    value = rest[-1] if rest and rest[-1] is not None and not isinstance(rest[-1], str) else 0
+@aten("constant_pad_nd.default")
+def _pad(g: Any, x: Any, widths: list[int], value: float = 0) -> Any:
+    return _pad_mode(g, x, widths, "constant", value)
+
+
+@aten("pad.default")
+def _pad_mode(g: Any, x: Any, widths: list[int], mode: str = "constant", value: float | None = None) -> Any:
     rank = len(x.type.shape)
     low, high = [0] * rank, [0] * rank
     for i in range(len(widths) // 2):
         low[rank - 1 - i], high[rank - 1 - i] = widths[2 * i], widths[2 * i + 1]
-    if rest and isinstance(rest[0], str) and rest[0] != "constant":
-        return pad_from_within(g, x, low, high, rest[0])
-    return g.emit("pad", x, low=tuple(low), high=tuple(high), value=value)
+    if mode != "constant":
+        return pad_by(g, x, low, high, mode)
+    return g.emit("pad", x, low=tuple(low), high=tuple(high), value=value or 0)
+
+
+for _n in (1, 2, 3):
+    for _name, _mode in (("reflection", "reflect"), ("replication", "replicate")):
+        aten(f"{_name}_pad{_n}d.default")(functools.partial(_pad_mode, mode=_mode))
 
 
 # Relax spellings
@@ -293,8 +303,10 @@ def _relax_strided_slice(g: Any, args: Any, attrs: Any) -> Any:
 @relax_spelling("relax.nn.pad")
 def _relax_nn_pad(g: Any, args: Any, attrs: Any) -> Any:
     widths = attrs["pad_width"]
+    if attrs["pad_mode"] not in ("constant", "reflect", "replicate", "circular"):
+        raise NotImplementedError(f"padding of mode {attrs['pad_mode']!r}")
     if attrs["pad_mode"] != "constant":
-        return pad_from_within(g, args[0], widths[::2], widths[1::2], attrs["pad_mode"])
+        return pad_by(g, args[0], widths[::2], widths[1::2], attrs["pad_mode"])
     return g.emit("pad", args[0], low=tuple(widths[::2]), high=tuple(widths[1::2]), value=attrs["pad_value"])
 
 
@@ -345,12 +357,12 @@ def _onnx_pad(g: Any, x: Any, attrs: Any) -> Any:
     for i, axis in enumerate(axes):
         low[axis], high[axis] = widths[i], widths[len(axes) + i]
     y = x[0]
+    if mode != "constant":
+        return pad_by(g, y, low, high, mode)
     for axis in range(rank):
         # Negative padding takes elements away.
         y = _slice(g, y, axis, max(0, -low[axis]), y.type.shape[axis] - max(0, -high[axis]))
     low, high = [max(0, n) for n in low], [max(0, n) for n in high]
     if not any(low + high):
         return y
-    if mode != "constant":
-        return pad_from_within(g, y, low, high, {"edge": "replicate", "wrap": "circular"}.get(mode, mode))
     return g.emit("pad", y, low=tuple(low), high=tuple(high), value=x.number(2, attrs.get("value", 0)))

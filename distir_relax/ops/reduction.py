@@ -6,6 +6,7 @@ import math
 from typing import Any
 
 from distir_relax.ir import TensorType, Value
+from distir_relax.ops.numbers import number_range
 from distir_relax.ops.pointwise import cast
 from distir_relax.ops.registry import (
     Attrs,
@@ -68,7 +69,7 @@ def _extreme_of_none(name: str, lowest: float) -> Expand:
         value, rank = x.operands[0], len(x.types[0].shape)
         empty = tuple(int(d in x.attrs["axis"] and x.may_be_empty(value, d)) for d in range(rank))
         if any(empty):
-            number = lowest if "float" in x.types[0].dtype else (2**31 - 1) * (1 if lowest > 0 else -1)
+            number = number_range(x.types[0].dtype)[lowest > 0]
             value = x.emit("pad", value, low=(0,) * rank, high=empty, value=number)
         return (x.emit(name, value, axis=x.attrs["axis"], keepdims=x.attrs["keepdims"]),)
 

@@ -7,7 +7,7 @@ the spellings of other vocabularies stand beside it (`aten`).
 from __future__ import annotations
 
 import difflib
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Container, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
@@ -58,6 +58,7 @@ class OpDef:
     `localize` gives the attributes of a shard from its local operand and result types.
     `expand` gives, for a factor whose split needs more than the op itself, the ops that the devices run instead.
     `positional` are the factors of which a device must hold one block, because the op tells elements by position.
+    `indices` are the operands that say which elements are read or written: what fills their short shards must be valid.
     `numbers` are the operands for which the torch expression takes a Python number as well as a tensor.
     `pattern` says which ops a fused op stands for: ``add(linear(0, 1), 2)``, numbers without a point being operands;
     a rank's program is written with the fused op. `commutative` lets a pattern match both ways round.
@@ -85,6 +86,7 @@ class OpDef:
     localize: Localize | None = None
     expand: Mapping[str, Expand] = field(default_factory=dict)
     positional: frozenset[str] = frozenset()
+    indices: Container[int] = ()
     flops: Work | None = None
     numbers: frozenset[int] = frozenset()
     pattern: str = ""

@@ -91,6 +91,7 @@ define(
     linear=lambda attrs: (operands(0, 2),) if attrs["reduction"] in ("update", "add") else (),
     expand={"axis": _split_scatter},
     positional=frozenset({"axis"}),
+    indices=operands(1),
     flops=lambda types, attrs, results: float(types[2].elements),
 )
 
@@ -127,6 +128,7 @@ define(
     linear=(operands(0),),
     expand={"segment": _split_segments},
     positional=frozenset({"segment"}),
+    indices=operands(1),
     zero_if_empty=True,
     flops=lambda types, attrs, results: float(types[0].elements),
 )

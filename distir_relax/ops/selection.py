@@ -5,6 +5,7 @@ The dim they look along must be whole on a device; all others split freely.
 
 from __future__ import annotations
 
+import sys
 from typing import Any
 
 from distir_relax.ir import TensorType
@@ -126,6 +127,7 @@ define(
     torch="torch.gather({0}, {axis}, {1})",
     relax="R.gather_elements({0}, {1}, {axis})",
     linear=(operands(0),),
+    indices=operands(1),
     flops=lambda types, attrs, results: 0.0,
 )
 
@@ -158,6 +160,8 @@ define(
     torch=lambda attrs: "{0}[" + ", ".join(f"{{{i + 1}}}" for i in range(attrs["count"])) + "]",
     relax=lambda attrs: "R.index_tensor({0}, [" + ", ".join(f"{{{i + 1}}}" for i in range(attrs["count"])) + "])",
     linear=(operands(0),),
+    # All operands but the data, however many there are.
+    indices=range(1, sys.maxsize),
     flops=lambda types, attrs, results: 0.0,
 )
 
