@@ -1,6 +1,7 @@
-"""Many random programs, and as many windows: ``python -m tests.fuzz COUNT [FIRST_SEED]``.
+"""Many random programs, and as many windows: ``python -m tests.fuzz COUNT [SEED]``.
 
-Prints the seed of each that fails; exits 1 then.
+A program that fails is shrunk and printed, with the line that runs it again; a window is printed by its number. Exits
+1 then.
 """
 
 from __future__ import annotations
@@ -9,30 +10,43 @@ import sys
 import traceback
 
 import torch
+from hypothesis import given, seed, settings
 
-from tests.test_random_programs import MESHES, check_program
+from tests.programs import Program
+from tests.test_random_programs import MESHES, SETTINGS, TAILS, check_program, programs
 from tests.windows import check_case
 
 
 def main(count: int, first: int = 10_000) -> int:
-    """Run `count` programs and `count` windows, round the meshes and both ways of treating tails."""
+    """Run `count` programs and `count` windows, over the meshes and both ways of treating tails."""
     torch.set_num_threads(1)
-    cases = [(mesh, tail) for mesh in MESHES for tail in ("ragged", "pad")]
+    cases = [(mesh, tail) for mesh in MESHES for tail in TAILS]
     failed = 0
-    for number in range(count):
-        mesh, tail = cases[number % len(cases)]
+    for mesh, tail in cases:
         try:
-            check_program(first + number, MESHES[mesh], tail)
+            _run_programs(count // len(cases), first, mesh, tail)
         except Exception:
             failed += 1
-            print(f"seed {first + number}, mesh {mesh}, tail {tail}:\n{traceback.format_exc(limit=-3)}")
+            print(f"programs, seed {first}, mesh {mesh}, tail {tail}:\n{traceback.format_exc(limit=-3)}", flush=True)
+    for number in range(count):
+        tail = TAILS[number % 2]
         try:
             check_case(first + number, tail)
         except Exception:
             failed += 1
-            print(f"window {first + number}, tail {tail}:\n{traceback.format_exc(limit=-3)}")
-    print(f"{2 * count - failed} passed, {failed} failed")
+            print(f"window {first + number}, tail {tail}:\n{traceback.format_exc(limit=-3)}", flush=True)
+    print(f"{count // len(cases) * len(cases)} programs and {count} windows, {failed} failed")
     return 1 if failed else 0
+
+
+def _run_programs(count: int, first: int, mesh: str, tail: str) -> None:
+    @seed(first)
+    @settings(SETTINGS, max_examples=count, print_blob=True)
+    @given(programs(MESHES[mesh]))
+    def run(program: Program) -> None:
+        check_program(program, tail)
+
+    run()
 
 
 if __name__ == "__main__":

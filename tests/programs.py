@@ -1,4 +1,8 @@
-"""Random small programs over the op table, with random annotations: odd sizes, asymmetric data."""
+"""Random small programs over the op table, with random annotations: odd sizes, asymmetric data.
+
+Every choice is drawn from one `random.Random`. Hypothesis gives one whose draws it controls, so that a program that
+fails shrinks to the fewest ops and the smallest sizes; what is simplest stands first in each choice.
+"""
 
 from __future__ import annotations
 
@@ -7,45 +11,47 @@ from dataclasses import dataclass, field
 
 import torch
 
-from distir_relax.ir import DeviceMesh, Module, TensorType, Value
+from distir_relax.ir import DeviceMesh, Module, TensorType, Value, print_module
 from distir_relax.ops import Builder
+from tests.placements import draw_placements
 
 SIZES = (1, 2, 3, 5, 6, 7, 9)
 
 
-@dataclass
+@dataclass(repr=False)
 class Program:
-    """A global module with data for its inputs."""
+    """A global module with data for its inputs. Hypothesis shows one that fails as text."""
 
     module: Module
     tensors: dict[str, torch.Tensor]
 
+    def __repr__(self) -> str:
+        return f"\n{print_module(self.module)}"
+
 
 @dataclass
 class Generator:
-    """Builds one program from a seed. The same seed gives the same program."""
+    """Builds one program of `ops` steps. The same draws give the same program."""
 
-    seed: int
+    random: random.Random
     mesh: DeviceMesh
     ops: int = 9
-    annotations: int = 3
-    random: random.Random = field(init=False)
-    builder: Builder = field(init=False)
+    builder: Builder = field(default_factory=Builder)
     tensors: dict[str, torch.Tensor] = field(default_factory=dict)
     annotated: set[str] = field(default_factory=set)
-    chunk: bool = field(init=False)
+    cuts: list[str] = field(init=False)
+    """How the next annotations cut a dim; the last holds for all that follow."""
 
     def build(self) -> Program:
-        self.random = random.Random(self.seed)
-        self.chunk = self.random.random() < 0.2
-        self.builder = Builder()
+        # Two annotations that give one class unlike sizes are an error, so one gives sizes, or all cut in chunks.
+        self.cuts = self.random.choice(([""], [""], [""], ["chunk"], ["sizes", ""]))
         values = [self.fresh((self.size(), self.size(), self.size())), self.fresh((self.size(), self.size()))]
         for number in range(self.ops):
             self.builder.location = f"program.py:{number + 1}"
             source = self.random.choice(values[-4:])
             step = self.random.choice(STEPS)
             values += [v for v in step(self, source) if v.type.elements <= 4000]
-            if self.annotations and self.random.random() < 0.5:
+            if self.random.random() < 0.5:
                 value = self.random.choice(values)
                 # A stored tensor has one layout, so it is annotated once.
                 if value.name not in self.annotated:
@@ -74,14 +80,10 @@ class Generator:
         shape = value.type.shape
         dims = [d for d, n in enumerate(shape) if n > 1]
         self.random.shuffle(dims)
-        placements = []
-        for _ in self.mesh.shape:
-            if not dims or self.random.random() < 0.25:
-                placements.append("R")
-                continue
-            dim = dims.pop()
-            placements.append(f"S[{dim}: chunk]" if self.chunk else f"S[{dim}]")
-        return self.builder.emit("annotate_sharding", value, placements=", ".join(placements))
+        cut = self.cuts[0]
+        placements = draw_placements(self.random, shape, dims, self.mesh, lambda dim: cut)
+        self.cuts = self.cuts[1:] or self.cuts
+        return self.builder.emit("annotate_sharding", value, placements=placements)
 
 
 def _pointwise(g: Generator, x: Value) -> list[Value]:

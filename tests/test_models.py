@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import subprocess
 import sys
+import warnings
 from pathlib import Path
 from typing import Any
 
@@ -52,6 +53,35 @@ def test_tvm_backend(make: Any, ranks: int, tail: str) -> None:
     with torch.no_grad():
         expected = case.model(*case.args, **case.kwargs)
     assert largest_difference(plan(*case.args, backend="tvm", **case.kwargs), expected) < 1e-4
+
+
+WHOLE_GRID = {
+    "mlp": (lambda: mlp(13, 127), {"0.weight": "S[0], S[0]", "2.weight": "S[1], S[1]"}),
+    "mlp of given sizes": (lambda: mlp(13, 127), {"0.weight": "S[0: 64|63], S[0: 0|60|4 + 21|21|21]"}),
+    "gpt2": (
+        lambda: gpt2(1, vocabulary=97, width=35, heads=7),
+        {"*.c_attn.weight": "S[1], S[1]", "*.c_fc.weight": "S[1], S[1]", "*.wte.weight": "S[0], S[0]"},
+    ),
+    "resnet": (resnet, {"picture": "S[2], S[2]"}),
+}
+
+
+@pytest.mark.parametrize("tail", ["ragged", "pad"])
+@pytest.mark.parametrize("name", WHOLE_GRID)
+def test_one_dim_split_along_both_axes_of_a_grid(name: str, tail: str) -> None:
+    """Seven heads, 97 words, 127 columns and the rows of a picture on 2x3 ranks; nothing is gathered unasked."""
+    make, shardings = WHOLE_GRID[name]
+    case, mesh = make(), dr.DeviceMesh((2, 3), ("a", "b"))
+    with warnings.catch_warnings():
+        warnings.simplefilter("error", dr.SurpriseGather)
+        plan = dr.compile(
+            case.model, case.args, case.kwargs, shardings=shardings, mesh=mesh, tail=tail, gather_threshold=1
+        )
+    for module in plan.modules.values():
+        verify(module, check)
+    with torch.no_grad():
+        expected = case.model(*case.args, **case.kwargs)
+    assert largest_difference(plan(*case.args, **case.kwargs), expected) < 1e-5
 
 
 @pytest.mark.parametrize("tail", ["ragged", "pad"])

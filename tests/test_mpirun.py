@@ -10,14 +10,20 @@ import torch
 
 import distir_relax as dr
 from tests.runtime.processes import mpirun, python, torchrun
-from tests.zoo import Case, gpt2, minilm, resnet
+from tests.zoo import Case, gpt2, minilm, mlp, resnet
 
 pytestmark = [pytest.mark.mpirun, pytest.mark.timeout(180)]
 
 
 def saved(case: Case, ranks: int, tail: str, folder: Path, backends: tuple[str, ...]) -> dict[str, np.ndarray]:
+    """Compile for `ranks` in a row; see `saved_on`."""
+    return saved_on(dr.DeviceMesh((ranks,), ("tp",)), case, tail, folder, backends)
+
+
+def saved_on(
+    mesh: dr.DeviceMesh, case: Case, tail: str, folder: Path, backends: tuple[str, ...]
+) -> dict[str, np.ndarray]:
     """Compile into ``plan.dist`` with its inputs in ``in.npz``; what unsharded torch gives."""
-    mesh = dr.DeviceMesh((ranks,), ("tp",))
     plan = dr.compile(case.model, case.args, case.kwargs, shardings=case.shardings, mesh=mesh, tail=tail)
     plan.save(folder / "plan.dist", backends=backends)
     inputs = plan.imported.flatten(case.args, case.kwargs)
@@ -66,6 +72,16 @@ def test_halos_between_processes(backend: str, tail: str, tmp_path: Path) -> Non
     done = mpirun(3, "-m", "distir_relax", *run_arguments(tmp_path, backend))
     assert done.returncode == 0, done.stderr
     agrees(tmp_path, expected, 1e-4)
+
+
+@pytest.mark.parametrize(("backend", "tail"), [("torch", "ragged"), ("tvm", "pad")])
+def test_weights_split_along_both_axes_of_a_grid(backend: str, tail: str, tmp_path: Path) -> None:
+    case = mlp(13, 127)
+    case.shardings = {"0.weight": "S[0], S[0]"}
+    expected = saved_on(dr.DeviceMesh((2, 3), ("a", "b")), case, tail, tmp_path, (backend,))
+    done = mpirun(6, "-m", "distir_relax", *run_arguments(tmp_path, backend))
+    assert done.returncode == 0, done.stderr
+    agrees(tmp_path, expected, 1e-5)
 
 
 def test_minilm_on_five_ranks(tmp_path: Path) -> None:

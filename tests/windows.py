@@ -13,6 +13,7 @@ from distir_relax.ir import DeviceMesh, Module, TensorType, verify
 from distir_relax.lowering import Project, ToDistIR
 from distir_relax.ops import Builder, check
 from distir_relax.sharding import DelayReductions, Propagate
+from tests.placements import draw_placements
 
 MESHES = (*(DeviceMesh((n,), ("x",)) for n in (2, 3, 4, 5, 6, 7)), DeviceMesh((2, 3), ("x", "y")), DeviceMesh((3, 2)))
 FAMILIES = ("conv", "conv", "conv", "transposed", "max", "average", "upsample", "pad")
@@ -115,16 +116,8 @@ def _placements(
     draw.shuffle(dims)
     if spatial and draw.random() < 0.8:
         dims.sort(key=lambda d: d < 2)
-    found = []
-    for n in mesh.shape:
-        if not dims or draw.random() < 0.1:
-            found.append("R")
-            continue
-        dim = dims.pop(0)
-        if dim < 2 or not sized or draw.random() < 0.6:
-            found.append(f"S[{dim}]")
-            continue
-        ends = sorted(draw.randint(0, shape[dim]) for _ in range(n - 1))
-        sizes = [b - a for a, b in zip([0, *ends], [*ends, shape[dim]], strict=True)]
-        found.append(f"S[{dim}: {'|'.join(map(str, sizes))}]")
-    return ", ".join(found)
+
+    def how(dim: int) -> str:
+        return "" if dim < 2 or not sized or draw.random() < 0.6 else "sizes"
+
+    return draw_placements(draw, shape, dims, mesh, how, whole=0.1)

@@ -17,6 +17,7 @@ A cut may have several segments, each split by itself: ``S[1: 3*(384|384)]`` is 
 
 from __future__ import annotations
 
+import itertools
 import json
 import math
 import re
@@ -200,6 +201,25 @@ def held_intervals(placements: Sequence[Placement], dim: int, size: int, coordin
 def holds(placements: Sequence[Placement], coordinates: Sequence[int]) -> bool:
     """Whether the device at `coordinates` holds anything of a tensor: `At` leaves out the others along its axis."""
     return all(not isinstance(p, At) or p.index == i for p, i in zip(placements, coordinates, strict=True))
+
+
+def block_bounds(placements: Sequence[Placement], dim: int, size: int, mesh: Sequence[int]) -> tuple[int, ...] | None:
+    """Where the blocks of a dim of `size` elements begin, one for each device along the axes that cut it, and its end.
+
+    The devices are taken row by row. None unless each holds one block (or nothing) and the blocks follow each other in
+    that order. `placements` may be those of the first axes of `mesh` only.
+    """
+    cuts = [(axis, p.cut) for axis, p in enumerate(placements) if isinstance(p, Shard) and p.dim == dim]
+    bounds = [0]
+    for indices in itertools.product(*(range(mesh[axis]) for axis, _ in cuts)):
+        held = [(0, size)]
+        for (_, cut), index in zip(cuts, indices, strict=True):
+            assert cut is not None
+            held = intersect(held, cut.intervals(index))
+        if len(held) > 1 or any(start != bounds[-1] for start, _ in held):
+            return None
+        bounds.append(held[0][1] if held else bounds[-1])
+    return tuple(bounds)
 
 
 def parse_placement(text: str) -> Placement:

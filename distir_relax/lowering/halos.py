@@ -15,11 +15,13 @@ and every device passes its sends and receives in that order, so none waits for 
 
 from __future__ import annotations
 
+import itertools
 from collections import defaultdict
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import astuple, dataclass
+from itertools import pairwise
 
-from distir_relax.ir import DeviceMesh, DTensorType, Op, Shard, Size, Value, per_rank
+from distir_relax.ir import DeviceMesh, DTensorType, Op, Placement, Shard, Size, Value, block_bounds, per_rank
 from distir_relax.lowering.emitter import PlacedEmitter
 from distir_relax.ops.placed import placed
 from distir_relax.lowering.tails import Tails
@@ -28,29 +30,36 @@ from distir_relax.ops import Window, lookup
 
 @dataclass(frozen=True, slots=True)
 class SplitWindow:
-    """A window whose dims are split along mesh axis number `axis`, as `source` and `target` say."""
+    """A window whose dims are split along the mesh axes numbered `axes`.
+
+    Devices are counted row by row along these axes. `source` and `target` are where the block of each begins in the
+    operand's dim and in the result's, and the end of the last; `placements` is how the operand lies.
+    """
 
     window: Window
-    axis: int
-    source: Shard
-    target: Shard
+    axes: tuple[int, ...]
+    source: tuple[int, ...]
+    target: tuple[int, ...]
+    placements: tuple[Placement, ...]
 
-    def starts(self) -> tuple[int, ...]:
-        """Where the operand's shard of each index along the axis begins; the last one ends at the last number."""
-        return _ends(self.source)
+    def index(self, mesh: DeviceMesh, device: int) -> int:
+        """The number of a device along the axes."""
+        coordinates = mesh.coordinates(device)
+        number = 0
+        for axis in self.axes:
+            number = number * mesh.shape[axis] + coordinates[axis]
+        return number
 
     def needs(self) -> list[tuple[int, int]]:
-        """The rows of the operand that each index along the axis needs."""
-        ends = _ends(self.target)
-        return [self.window.reads(a, b) for a, b in zip(ends, ends[1:], strict=False)]
+        """The rows of the operand that each device needs."""
+        return [self.window.reads(a, b) for a, b in pairwise(self.target)]
 
     def padding(self) -> list[tuple[int, int]]:
-        """The padding at both ends of the rows that each index along the axis needs."""
-        ends = _ends(self.target)
-        return [self.window.padding(a, b) for a, b in zip(ends, ends[1:], strict=False)]
+        """The padding at both ends of the rows that each device needs."""
+        return [self.window.padding(a, b) for a, b in pairwise(self.target)]
 
 
-def split_windows(op: Op) -> list[SplitWindow]:
+def split_windows(op: Op, mesh: DeviceMesh) -> list[SplitWindow]:
     """The windows of an op of the sharded stage along whose dims it is split."""
     results = [_dtensor(v) for v in op.results]
     kinds = [_dtensor(v) for v in op.operands]
@@ -59,12 +68,12 @@ def split_windows(op: Op) -> list[SplitWindow]:
     rule = lookup(op.name).rule_for([k.tensor for k in kinds], op.attrs, [k.tensor for k in results])
     found = []
     for window in rule.windows:
-        pairs = zip(kinds[window.operand].placements, results[0].placements, strict=True)
-        for axis, (source, target) in enumerate(pairs):
-            if isinstance(target, Shard) and target.dim == window.result_dim:
-                assert isinstance(source, Shard)
-                assert source.dim == window.operand_dim
-                found.append(SplitWindow(window, axis, source, target))
+        kind = kinds[window.operand]
+        axes = _axes(results[0], window.result_dim)
+        if axes:
+            assert axes == _axes(kind, window.operand_dim)
+            bounds = _bounds(kind, window.operand_dim, mesh), _bounds(results[0], window.result_dim, mesh)
+            found.append(SplitWindow(window, axes, *bounds, kind.placements))
     return found
 
 
@@ -75,7 +84,7 @@ def fetch(emitter: PlacedEmitter, tails: Tails, operands: Sequence[Value], split
     for item in split:
         position = item.window.operand
         emitter.hint = f"{operands[position].name}.trimmed"
-        moved[position] = tails.trim(emitter, moved[position], item.axis, item.source)
+        moved[position] = tails.trim_all(emitter, moved[position], item.placements, set(item.axes), set())
     for item in split:
         position = item.window.operand
         moved[position] = _exchange(emitter, moved[position], item, operands[position].name)
@@ -87,8 +96,8 @@ def paddings(emitter: PlacedEmitter, split: Sequence[SplitWindow]) -> dict[int, 
     """For each window, the padding at its low and its high end, device by device."""
     found: dict[int, tuple[Size, Size]] = {}
     for item in split:
-        low, high = zip(*item.padding(), strict=True)
-        found[item.window.index] = emitter.by_index(item.axis, low), emitter.by_index(item.axis, high)
+        rows = [item.padding()[item.index(emitter.mesh, device)] for device in emitter.devices]
+        found[item.window.index] = per_rank([low for low, _ in rows]), per_rank([high for _, high in rows])
     return found
 
 
@@ -96,18 +105,31 @@ Piece = tuple[int, int]
 """The rows [start, stop) of a shard."""
 
 
+@dataclass(frozen=True, slots=True)
+class _Way:
+    """A way from one device to another: the difference of their numbers, and of their indices along each axis.
+
+    Those who send and those who receive over the same way are of two parities.
+    """
+
+    distance: int
+    parity: int
+    shift: tuple[int, ...]
+
+
 def _exchange(emitter: PlacedEmitter, value: Value, split: SplitWindow, name: str) -> Value:
     """`value` with the rows that each device needs along one dim; new values are named after `name`."""
-    dim = split.window.operand_dim
+    dim, mesh = split.window.operand_dim, emitter.mesh
     received: list[tuple[int, Value]] = []
-    for (distance, _), pieces in sorted(_transfers(split).items(), key=lambda item: (abs(item[0][0]), item[0])):
+    ways = _transfers(split, mesh)
+    for way, pieces in sorted(ways.items(), key=lambda item: (abs(item[0].distance), astuple(item[0]))):
         emitter.hint = f"{name}.edge"
-        part = _cut(emitter, value, dim, split.axis, pieces)
-        targets = _devices(emitter.mesh, split.axis, [index + distance for index in pieces])
+        part = _cut(emitter, value, split, pieces)
+        targets = _devices(mesh, split, [index + way.distance for index in pieces])
         emitter.hint = f"{name}.halo"
-        received.append((distance, emitter.on(targets, "send", part)))
+        received.append((way.distance, emitter.on(targets, "send", part)))
     emitter.hint = f"{name}.rows"
-    own = _cut(emitter, value, dim, split.axis, dict(enumerate(_kept(split))))
+    own = _cut(emitter, value, split, dict(enumerate(_kept(split))))
     if not received:
         return own
     # The rows of a lower index, which lies a larger distance before the device, go first.
@@ -116,36 +138,38 @@ def _exchange(emitter: PlacedEmitter, value: Value, split: SplitWindow, name: st
     return emitter.on(emitter.devices, "concat", *before, own, *after, axis=dim)
 
 
-def _transfers(split: SplitWindow) -> dict[tuple[int, int], dict[int, Piece]]:
-    """What is sent: by (distance along the axis, parity), the rows of its shard that each sending index gives.
+def _transfers(split: SplitWindow, mesh: DeviceMesh) -> dict[_Way, dict[int, Piece]]:
+    """What is sent: by way, the rows of its shard that each sending index gives.
 
-    Two parities keep those who send apart from those who receive.
+    Devices that are shifted alike are in the same order before and after, so the first sends to the first.
     """
-    starts = split.starts()
-    found: dict[tuple[int, int], dict[int, Piece]] = defaultdict(dict)
+    places = list(itertools.product(*(range(mesh.shape[axis]) for axis in split.axes)))
+    found: dict[_Way, dict[int, Piece]] = defaultdict(dict)
     for target, (first, last) in enumerate(split.needs()):
-        for source, (start, stop) in enumerate(zip(starts, starts[1:], strict=False)):
+        for source, (start, stop) in enumerate(pairwise(split.source)):
             begin, end = max(first, start), min(last, stop)
             if source != target and begin < end:
                 distance = target - source
-                found[distance, source // abs(distance) % 2][source] = (begin - start, end - start)
+                shift = tuple(b - a for a, b in zip(places[source], places[target], strict=True))
+                way = _Way(distance, source // abs(distance) % 2, shift)
+                found[way][source] = (begin - start, end - start)
     return found
 
 
 def _kept(split: SplitWindow) -> list[Piece]:
     """The rows of its own shard that each index needs."""
-    starts = split.starts()
     kept = []
-    for (first, last), start, stop in zip(split.needs(), starts, starts[1:], strict=False):
+    for (first, last), (start, stop) in zip(split.needs(), pairwise(split.source), strict=True):
         begin, end = max(first, start), min(last, stop)
         kept.append((begin - start, end - start) if begin < end else (0, 0))
     return kept
 
 
-def _cut(emitter: PlacedEmitter, value: Value, dim: int, axis: int, pieces: dict[int, Piece]) -> Value:
-    """Rows of `value` on the devices at some indices along a mesh axis; itself where that is all of it."""
-    devices = _devices(emitter.mesh, axis, list(pieces))
-    rows = [pieces[emitter.mesh.coordinates(d)[axis]] for d in devices]
+def _cut(emitter: PlacedEmitter, value: Value, split: SplitWindow, pieces: dict[int, Piece]) -> Value:
+    """Rows of `value` on the devices of some numbers; itself where that is all of it."""
+    dim = split.window.operand_dim
+    devices = _devices(emitter.mesh, split, list(pieces))
+    rows = [pieces[split.index(emitter.mesh, d)] for d in devices]
     kind = placed(value)
     held = [kind.local(kind.devices.index(d)).shape[dim] for d in devices]
     if devices == kind.devices and all(row == (0, n) for row, n in zip(rows, held, strict=True)):
@@ -154,15 +178,18 @@ def _cut(emitter: PlacedEmitter, value: Value, dim: int, axis: int, pieces: dict
     return emitter.on(devices, "strided_slice", value, axes=(dim,), begin=(begin,), end=(end,), strides=(1,))
 
 
-def _devices(mesh: DeviceMesh, axis: int, indices: Sequence[int]) -> tuple[int, ...]:
-    return tuple(d for d in range(mesh.size) if mesh.coordinates(d)[axis] in indices)
+def _devices(mesh: DeviceMesh, split: SplitWindow, indices: Sequence[int]) -> tuple[int, ...]:
+    return tuple(d for d in range(mesh.size) if split.index(mesh, d) in indices)
 
 
-def _ends(placement: Shard) -> tuple[int, ...]:
-    assert placement.cut is not None
-    assert placement.cut.is_block
-    sizes = placement.cut.local_sizes()
-    return tuple(sum(sizes[:i]) for i in range(len(sizes) + 1))
+def _axes(kind: DTensorType, dim: int) -> tuple[int, ...]:
+    return tuple(axis for axis, p in enumerate(kind.placements) if isinstance(p, Shard) and p.dim == dim)
+
+
+def _bounds(kind: DTensorType, dim: int, mesh: DeviceMesh) -> tuple[int, ...]:
+    bounds = block_bounds(kind.placements, dim, kind.shape[dim], mesh.shape)
+    assert bounds is not None, f"{kind} is not split in blocks"
+    return bounds
 
 
 def _dtensor(value: Value) -> DTensorType:

@@ -131,12 +131,14 @@ class Tails:
 def is_padded(placements: Sequence[Placement], axis: int) -> bool:
     """Whether short shards along a mesh axis are filled up in mode ``pad``.
 
-    They are where the axis alone cuts its dim, into stretches of the same sizes; other shards keep their own sizes.
+    They are where the axis alone cuts its dim, into stretches of the same sizes; other shards keep their own sizes. An
+    axis of one device cuts nothing.
     """
     placement = placements[axis]
     if not isinstance(placement, Shard) or placement.cut is None or len(placement.cut.segments) > 1:
         return False
-    return sum(isinstance(p, Shard) and p.dim == placement.dim for p in placements) == 1
+    others = (p for i, p in enumerate(placements) if i != axis and isinstance(p, Shard) and p.dim == placement.dim)
+    return placement.cut.ranks > 1 and all(p.cut is not None and p.cut.ranks == 1 for p in others)
 
 
 def _apply(op: Op, numbers: list[float | None]) -> float | None:

@@ -51,6 +51,15 @@ class ToDistIR:
         return Module("distributed", (function,), module.meshes)
 
 
+@dataclass(frozen=True, slots=True)
+class _Factor:
+    """A factor that is split: its name, and the first operand or result where it is, and the dim there."""
+
+    name: str
+    tensor: int
+    dim: int
+
+
 @dataclass(slots=True)
 class _Lowering:
     function: Function
@@ -99,25 +108,25 @@ class _Lowering:
         return [value]
 
     def _op(self, op: Op) -> list[Value]:
-        operands = [self.values[v.name] for v in op.operands]
         axes = range(len(self.mesh.shape))
-        reduced = {axis: self._reduced_factor(op, axis) for axis in axes}
-        for axis, factor in reduced.items():
-            if factor:
-                operands = [self._neutral(v, local, op, axis) for v, local in zip(op.operands, operands, strict=True)]
+        ragged = _unlike_axes(op)
+        operands = [self._trimmed(v, ragged) for v in op.operands]
+        reduced = {axis: factor for axis in axes if (factor := self._reduced_factor(op, axis))}
+        for axis in reduced.keys() - ragged:
+            operands = [self._neutral(v, local, op, axis) for v, local in zip(op.operands, operands, strict=True)]
         entry = lookup(op.name, op.location)
-        for axis in axes:
+        for axis in set(axes) - ragged:
             pairs = enumerate(zip(op.operands, operands, strict=True))
             operands = [self._refilled(v, local, axis, "sum") if i in entry.indices else local for i, (v, local) in pairs]
         self.emitter.hint = op.results[0].name
-        for axis in axes:
-            factor = reduced[axis] or self._expanded_factor(op, axis)
-            expand = factor and (entry.expand.get(factor[0]) or entry.expand.get("*"))
-            if factor and expand:
-                return list(expand(self._expansion(op, operands, axis, factor[1])))
-        windows = split_windows(op)
+        factors = {axis: f for axis in axes if (f := reduced.get(axis) or self._expanded_factor(op, axis))}
+        for factor in factors.values():
+            if expand := entry.expand.get(factor.name) or entry.expand.get("*"):
+                split = [axis for axis, other in factors.items() if other == factor]
+                return self._padded(op, list(expand(self._expansion(op, operands, split, factor, ragged))), ragged)
+        windows = split_windows(op, self.mesh)
         operands = fetch(self.emitter, self.tails, operands, windows)
-        cut = {window.axis for window in windows}
+        cut = ragged.union(*(window.axes for window in windows))
         kinds = [self._local_type(_dtensor(v), cut) for v in op.results]
         attrs = self._local_attrs(op, operands, kinds, windows)
         inferred = self.emitter.infer(op.name, tuple(operands), attrs)
@@ -132,10 +141,20 @@ class _Lowering:
             self.tails.note_constant(results[0], float(op.attrs["value"]), len(self.mesh.shape))  # type: ignore[arg-type]
         for axis in axes:
             self.tails.follow(op, axis, operands, results)
+        return self._padded(op, results, cut)
+
+    def _trimmed(self, value: Value, axes: set[int]) -> Value:
+        """The local value of an operand, without its filling along `axes`."""
+        local = self.values[value.name]
+        self.emitter.hint = f"{local.name}.trimmed"
+        return self.tails.trim_all(self.emitter, local, _dtensor(value).placements, axes, set())
+
+    def _padded(self, op: Op, results: list[Value], axes: set[int]) -> list[Value]:
+        """The results of an op, filled up along `axes`."""
         self.emitter.hint = f"{op.results[0].name}.padded"
         return [
-            self.tails.pad_all(self.emitter, value, _dtensor(v).placements, cut, set()) if cut else value
-            for v, value in zip(op.results, results, strict=True)
+            self.tails.pad_all(self.emitter, local, _dtensor(v).placements, axes, set())
+            for v, local in zip(op.results, results, strict=True)
         ]
 
     def _neutral(self, value: Value, local: Value, op: Op, axis: int) -> Value:
@@ -150,8 +169,8 @@ class _Lowering:
         self.emitter.hint = f"{local.name}.refilled"
         return self.tails.neutralize(self.emitter, local, axis, placement, reduction)
 
-    def _reduced_factor(self, op: Op, axis: int) -> tuple[str, Shard] | None:
-        """The factor that is summed over a split dim along `axis`, and how that dim is split; None when there is none.
+    def _reduced_factor(self, op: Op, axis: int) -> _Factor | None:
+        """The factor that is summed over a split dim along `axis`; None when there is none.
 
         A pending sum that merely passes through comes in with an operand.
         """
@@ -159,42 +178,53 @@ class _Lowering:
             return None
         types = [_dtensor(v).tensor for v in op.operands]
         rule = lookup(op.name).rule_for(types, op.attrs, [_dtensor(v).tensor for v in op.results])
-        for value, dims in zip(op.operands, rule.operands, strict=True):
+        for number, (value, dims) in enumerate(zip(op.operands, rule.operands, strict=True)):
             placement = _dtensor(value).placements[axis]
             if isinstance(placement, Shard):
                 for index in dims[placement.dim]:
                     if rule.factors[index].kind != PARALLEL:
-                        return rule.factors[index].name, placement
+                        return _Factor(rule.factors[index].name, number, placement.dim)
         raise VerificationError(f"{op.name} leaves a pending sum, but none of its operands is split", op.location)
 
-    def _expanded_factor(self, op: Op, axis: int) -> tuple[str, Shard] | None:
+    def _expanded_factor(self, op: Op, axis: int) -> _Factor | None:
         """The factor of the results whose split along `axis` needs other ops than the op itself; None when there is none."""
         expand = lookup(op.name).expand
         if not expand:
             return None
         types = [_dtensor(v).tensor for v in op.operands]
         rule = lookup(op.name).rule_for(types, op.attrs, [_dtensor(v).tensor for v in op.results])
-        for value, dims in zip(op.results, rule.results, strict=True):
+        for number, (value, dims) in enumerate(zip(op.results, rule.results, strict=True), len(op.operands)):
             placement = _dtensor(value).placements[axis]
             if isinstance(placement, Shard):
                 for index in dims[placement.dim]:
                     if rule.factors[index].name in expand:
-                        return rule.factors[index].name, placement
+                        return _Factor(rule.factors[index].name, number, placement.dim)
         return None
 
-    def _expansion(self, op: Op, operands: list[Value], axis: int, placement: Shard) -> Expansion:
-        assert placement.cut is not None
-        value = next(v for v in (*op.operands, *op.results) if _dtensor(v).placements[axis] == placement)
+    def _expansion(
+        self, op: Op, operands: list[Value], axes: list[int], factor: _Factor, ragged: Container[int]
+    ) -> Expansion:
+        kind = _dtensor((*op.operands, *op.results)[factor.tensor])
         return Expansion(
             self.emitter,
             tuple(operands),
             op.attrs,
-            self.mesh.axes[axis],
-            placement.cut.local_sizes(),
-            self._local_type(_dtensor(value)).shape[placement.dim],
+            tuple((self.mesh.axes[axis], self._parts(kind, factor.dim, axes[: i + 1])) for i, axis in enumerate(axes)),
+            self._local_type(kind, ragged).shape[factor.dim],
             tuple(_dtensor(v).tensor for v in op.operands),
             tuple(_dtensor(v).tensor for v in op.results),
         )
+
+    def _parts(self, kind: DTensorType, dim: int, axes: list[int]) -> tuple[Size, ...]:
+        """How many elements of `dim` each index along the last of `axes` holds of what the axes before leave it."""
+        placements = [kind.placements[axis] for axis in axes]
+        rows = []
+        for device in self.emitter.devices:
+            *before, _ = (self.mesh.coordinates(device)[axis] for axis in axes)
+            indices = range(self.mesh.shape[axes[-1]])
+            held = (held_intervals(placements, dim, kind.shape[dim], [*before, i]) for i in indices)
+            rows.append([sum(stop - start for start, stop in pieces) for pieces in held])
+        return tuple(per_rank(list(column)) for column in zip(*rows, strict=True))
 
     def _local_attrs(
         self, op: Op, operands: list[Value], results: list[PlacedType], windows: list[SplitWindow]
@@ -220,7 +250,7 @@ class _Lowering:
         """The local type of a value, as it is along the mesh axes `ragged`, short shards filled up along the others."""
         shape: list[Size] = list(kind.shape)
         for axis, placement in enumerate(kind.placements):
-            if not isinstance(placement, Shard):
+            if not isinstance(placement, Shard) or self.mesh.shape[axis] == 1:
                 continue
             if axis not in ragged and is_padded(kind.placements, axis):
                 shape[placement.dim] = self.emitter.by_index(axis, self.tails.size(placement))
@@ -233,6 +263,16 @@ class _Lowering:
     def _held(self, kind: DTensorType, dim: int, device: int) -> int:
         pieces = held_intervals(kind.placements, dim, kind.shape[dim], self.mesh.coordinates(device))
         return sum(stop - start for start, stop in pieces)
+
+
+def _unlike_axes(op: Op) -> set[int]:
+    """The mesh axes along which short shards are filled up in some of the op's values and not in others."""
+    kinds = [_dtensor(v) for v in (*op.operands, *op.results)]
+    return {
+        axis
+        for axis in range(len(kinds[0].placements))
+        if len({is_padded(k.placements, axis) for k in kinds if isinstance(k.placements[axis], Shard)}) > 1
+    }
 
 
 def _dtensor(value: Value) -> DTensorType:

@@ -21,43 +21,6 @@ def _number(g: Any, like: Any, value: float) -> Any:
     return g.constant(value, like.type.dtype)
 
 
-# Norms over channels
-
-
-def _scaled_and_shifted(g: Any, x: Any, weight: Any, bias: Any) -> Any:
-    """Each channel, dim 1, by its own factor and shift."""
-    wide = (x.type.shape[1], *(1,) * (len(x.type.shape) - 2))
-    y = x if weight is None else g.emit("multiply", x, reshape_to(g, weight, wide))
-    return y if bias is None else g.emit("add", y, reshape_to(g, bias, wide))
-
-
-def _normalized(g: Any, x: Any, dims: list[int], epsilon: float) -> Any:
-    centred = g.emit("subtract", x, _aten(g, "mean.dim", x, dims, True))
-    variance = _aten(g, "mean.dim", g.emit("square", centred), dims, True)
-    return g.emit("multiply", centred, g.emit("rsqrt", g.emit("add", variance, _number(g, x, epsilon))))
-
-
-@aten("group_norm.default")
-def _group_norm(
-    g: Any, x: Any, groups: int, weight: Any = None, bias: Any = None, epsilon: float = 1e-5, cudnn: bool = True
-) -> Any:
-    batch, channels, *rest = x.type.shape
-    opened = reshape_to(g, x, (batch, groups, channels // groups, *rest))
-    y = _normalized(g, opened, list(range(2, len(opened.type.shape))), epsilon)
-    return _scaled_and_shifted(g, reshape_to(g, y, x.type.shape), weight, bias)
-
-
-@aten("instance_norm.default")
-def _instance_norm(
-    g: Any, x: Any, weight: Any, bias: Any, mean: Any, variance: Any, use_input: bool, momentum: float, epsilon: float,
-    cudnn: bool = True,
-) -> Any:  # fmt: skip
-    if not use_input:
-        raise NotImplementedError("an instance norm with statistics of its own")
-    y = _normalized(g, x, list(range(2, len(x.type.shape))), epsilon)
-    return _scaled_and_shifted(g, y, weight, bias)
-
-
 # Activations
 
 

@@ -116,18 +116,6 @@ def _lp_normalization(g: Any, x: Any, attrs: Any) -> Any:
     return g.emit("where", g.emit("equal", norm, zero), zero, g.emit("divide", x[0], norm))
 
 
-@onnx_spelling("InstanceNormalization")
-def _instance_normalization(g: Any, x: Any, attrs: Any) -> Any:
-    dims = list(range(2, len(x[0].type.shape)))
-    mean = _aten(g, "mean.dim", x[0], dims, True)
-    centred = g.emit("subtract", x[0], mean)
-    variance = _aten(g, "mean.dim", g.emit("square", centred), dims, True)
-    epsilon = g.constant(attrs.get("epsilon", 1e-5), x[0].type.dtype)
-    y = g.emit("multiply", centred, g.emit("rsqrt", g.emit("add", variance, epsilon)))
-    scale, bias = (reshape_to(g, x[i], (*x[i].type.shape, *(1,) * len(dims))) for i in (1, 2))
-    return g.emit("add", g.emit("multiply", y, scale), bias)
-
-
 # Shapes
 
 

@@ -1,4 +1,4 @@
-"""Batch normalization, at inference: each channel has its own scale and shift."""
+"""Norms of pictures: batch norm at inference, and group and instance norms, written as means."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ from typing import Any
 from distir_relax.ir import TensorType
 from distir_relax.ops.registry import Attrs, Types, aten, define, onnx_spelling, relax_spelling
 from distir_relax.ops.rule import Rule, parse_rule
+from distir_relax.ops.shape import reshape_to
 
 
 def _infer_batch_norm(types: Types, attrs: Attrs) -> tuple[TensorType, ...]:
@@ -69,3 +70,79 @@ def _onnx_batch_norm(g: Any, x: Any, attrs: Any) -> Any:
     if attrs.get("training_mode", 0) or not attrs.get("spatial", 1):
         raise NotImplementedError("a batch norm in training mode, or one that is not per channel")
     return g.emit("nn.batch_norm", *[x[i] for i in range(5)], epsilon=attrs.get("epsilon", 1e-5))
+
+
+# Group and instance norms, of means: these may be over split dims, and then a few numbers are sent for each group
+
+
+@aten("group_norm.default")
+def _group_norm(
+    g: Any, x: Any, groups: int, weight: Any = None, bias: Any = None, eps: float = 1e-5, cudnn: bool = True
+) -> Any:
+    batch, channels, *places = x.type.shape
+    opened = reshape_to(g, x, (batch, groups, channels // groups, *places))
+    dims = tuple(range(2, len(opened.type.shape)))
+    mean = g.emit("mean", opened, axis=dims, keepdims=True)
+    centred = g.emit("subtract", opened, mean)
+    variance = g.emit("mean", g.emit("square", centred), axis=dims, keepdims=True)
+    scale = g.emit("rsqrt", g.emit("add", variance, g.constant(eps, x.type.dtype)))
+    y = reshape_to(g, g.emit("multiply", centred, scale), x.type.shape)
+    for name, vector in (("multiply", weight), ("add", bias)):
+        if vector is not None:
+            y = g.emit(name, y, reshape_to(g, vector, (channels, *(1,) * len(places))))
+    return y
+
+
+@aten("instance_norm.default")
+def _instance_norm(
+    g: Any,
+    x: Any,
+    weight: Any,
+    bias: Any,
+    mean: Any,
+    var: Any,
+    use_input_stats: bool,
+    momentum: float,
+    eps: float,
+    cudnn: bool,
+) -> Any:
+    if use_input_stats:
+        return _group_norm(g, x, x.type.shape[1], weight, bias, eps)
+    return _batch_norm(g, x, weight, bias, mean, var, False, momentum, eps, cudnn)
+
+
+def _relax_norm(name: str) -> None:
+    def convert(g: Any, args: Any, attrs: Any) -> Any:
+        x, weight, bias = args
+        rank = len(x.type.shape)
+        if attrs["channel_axis"] % rank != 1 or sorted(a % rank for a in attrs["axes"]) != list(range(2, rank)):
+            raise NotImplementedError("a norm whose channels are not dim 1, or that leaves out dims of the picture")
+        weight, bias = weight if attrs["scale"] else None, bias if attrs["center"] else None
+        return _group_norm(g, x, attrs.get("num_groups", x.type.shape[1]), weight, bias, attrs["epsilon"])
+
+    relax_spelling(f"relax.nn.{name}")(convert)
+
+
+for _name in ("group_norm", "instance_norm"):
+    _relax_norm(_name)
+
+
+@onnx_spelling("GroupNormalization")
+def _onnx_group_norm(g: Any, x: Any, attrs: Any) -> Any:
+    groups, channels = attrs["num_groups"], x[0].type.shape[1]
+    # Before opset 21 scale and bias have one number for each group.
+    scale, bias = (_repeated(g, x[i], channels) for i in (1, 2))
+    return _group_norm(g, x[0], groups, scale, bias, attrs.get("epsilon", 1e-5))
+
+
+def _repeated(g: Any, vector: Any, channels: int) -> Any:
+    (size,) = vector.type.shape
+    if size == channels:
+        return vector
+    wide = g.emit("broadcast_to", reshape_to(g, vector, (size, 1)), shape=(size, channels // size))
+    return reshape_to(g, wide, (channels,))
+
+
+@onnx_spelling("InstanceNormalization")
+def _onnx_instance_norm(g: Any, x: Any, attrs: Any) -> Any:
+    return _group_norm(g, x[0], x[0].type.shape[1], x[1], x[2], attrs.get("epsilon", 1e-5))

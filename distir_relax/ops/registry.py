@@ -162,18 +162,18 @@ class Emitter(Protocol):
 
 @dataclass(frozen=True)
 class Expansion:
-    """An op whose factor is split along mesh axis `axis` into `sizes` elements, index by index.
+    """An op whose factor is split along one or several mesh axes.
 
-    `operands` are its local operands; `types` and `result_types` the global types; `emitter.emit` adds a local op.
-    `held` is what a device works on of the split dim: its size, and what fills it up to the largest shard.
-    An entry's `expand` names the factor; ``"*"`` stands for any that is reduced.
+    `parts` says how, axis by axis: the name of the axis, and how many elements each index along it holds of what the
+    axes before it leave; `held` is what a device works on of the split dim: its size, and what fills it up to the
+    largest shard. `operands` are the op's local operands; `types` and `result_types` the global types; `emitter.emit`
+    adds a local op. An entry's `expand` names the factor; ``"*"`` stands for any that is reduced.
     """
 
     emitter: Emitter
     operands: tuple[Value, ...]
     attrs: Attrs
-    axis: str
-    sizes: tuple[int, ...]
+    parts: tuple[tuple[str, tuple[Size, ...]], ...]
     held: Size
     types: tuple[TensorType, ...]
     result_types: tuple[TensorType, ...]
@@ -183,9 +183,12 @@ class Expansion:
         return self.emitter.emit(name, *operands, **attrs)
 
     def start(self, dtype: str) -> Value:
-        """The position, a scalar, of the first element of the split dim that a device holds."""
-        value: Value = self.emit("shard_start", axis=self.axis, sizes=self.sizes, dtype=dtype)
-        return value
+        """The position in the whole dim of the first element that a device holds, a scalar of `dtype`."""
+        starts = [self.emit("shard_start", axis=axis, sizes=sizes, dtype=dtype) for axis, sizes in self.parts]
+        total: Value = starts[0]
+        for start in starts[1:]:
+            total = self.emit("add", total, start)
+        return total
 
     def local_rows(self, ids: Value, dtype: str) -> tuple[Value, Value]:
         """Numbers of elements of the split dim, counted from the first that a device holds; and which it holds."""

@@ -113,8 +113,9 @@ def _conv_rule(types: Types, attrs: Attrs, results: Types) -> Rule:
 
 
 def _local_conv(attrs: Attrs, types: Types, results: Types) -> dict[str, Any]:
+    # Where a device has no channels of any group, it does not matter how many groups there are.
     inner = types[1].shape[1]
-    return {**attrs, "groups": types[0].shape[1] // inner if inner else attrs["groups"]}
+    return {**attrs, "groups": types[0].shape[1] // inner if inner else 1}
 
 
 def _flops(types: Types, attrs: Attrs, results: Types) -> float:
@@ -186,7 +187,7 @@ def _transposed_rule(types: Types, attrs: Attrs, results: Types) -> Rule:
 
 def _local_transposed(attrs: Attrs, types: Types, results: Types) -> dict[str, Any]:
     inner = types[1].shape[1]
-    return {**attrs, "groups": results[0].shape[1] // inner if inner else attrs["groups"]}
+    return {**attrs, "groups": results[0].shape[1] // inner if inner else 1}
 
 
 for _n in (1, 2, 3):

@@ -11,7 +11,6 @@ from dataclasses import replace
 from distir_relax.bundle import Bundle
 from distir_relax.errors import DistIRError
 from distir_relax.ir import (
-    Cut,
     DeviceMesh,
     DTensorType,
     Function,
@@ -26,7 +25,7 @@ from distir_relax.ir import (
 )
 from distir_relax.ops import lookup
 from distir_relax.sharding import bytes_sent, traffic
-from distir_relax.sharding.cuts import balanced
+from distir_relax.sharding.cuts import refined
 
 _REASON = re.compile(
     r"(?P<root>from the annotation at .+?)(?:, through (?P<op>\S+) (?P<factor>.+) of %(?P<source>\S+))?"
@@ -121,14 +120,13 @@ def _alternative(module: Module, name: str, kind: DTensorType) -> list[str]:
 
 
 def _layouts(kind: DTensorType, mesh: DeviceMesh) -> Iterator[tuple[Placement, ...]]:
-    options: list[list[Placement]] = [
-        [R, *(Shard(dim, Cut.of(*balanced(size, n))) for dim, size in enumerate(kind.shape) if size > 1)]
-        for n in mesh.shape
-    ]
-    for layout in itertools.product(*options):
-        dims = [p.dim for p in layout if isinstance(p, Shard)]
-        if len(dims) == len(set(dims)):
-            yield layout
+    dims: list[int | None] = [None, *(dim for dim, size in enumerate(kind.shape) if size > 1)]
+    for chosen in itertools.product(dims, repeat=len(mesh.shape)):
+        layout: list[Placement] = []
+        for dim, ranks in zip(chosen, mesh.shape, strict=True):
+            before = [p.cut for p in layout if isinstance(p, Shard) and p.dim == dim and p.cut]
+            layout.append(R if dim is None else Shard(dim, refined(kind.shape[dim], before, ranks)))
+        yield tuple(layout)
 
 
 def _is_redistribution(op: Op) -> bool:

@@ -28,6 +28,7 @@ from distir_relax.ir import (
     parse_placements,
     print_placements,
 )
+from distir_relax.sharding.cuts import reject_crossing
 
 if TYPE_CHECKING:
     import torch
@@ -61,7 +62,8 @@ def fit_placements(
     """The placements that `placement` gives, checked against `mesh` and `shape`; negative dims are made positive.
 
     Raises `PlacementError` when they cannot be read, when there is not one per mesh axis, when one names a dim that
-    is not there or that another axis splits already, and when sizes do not add up to their dim.
+    is not there, when sizes do not add up to their dim, and when those of two axes that split one dim do not fit each
+    other.
     """
     items = placement if isinstance(placement, (list, tuple)) else [placement]
     try:
@@ -154,16 +156,12 @@ def _fit(text: str, mesh: DeviceMesh, shape: tuple[int, ...]) -> tuple[Placement
             f"found {len(placements)} in {text!r}",
             hint='separate them by commas: "S[0], R"',
         )
-    split: set[int] = set()
-    fitted: list[Placement] = []
-    for axis, placement in enumerate(placements):
-        if isinstance(placement, Shard):
-            placement = _fit_shard(placement, mesh.shape[axis], shape)
-            if placement.dim in split:
-                raise PlacementError(f"{text!r} splits dim {placement.dim} along two mesh axes")
-            split.add(placement.dim)
-        fitted.append(placement)
-    return tuple(fitted)
+    fitted = tuple(
+        _fit_shard(placement, mesh.shape[axis], shape) if isinstance(placement, Shard) else placement
+        for axis, placement in enumerate(placements)
+    )
+    reject_crossing(fitted, "")
+    return fitted
 
 
 def _fit_shard(shard: Shard, ranks: int, shape: tuple[int, ...]) -> Shard:

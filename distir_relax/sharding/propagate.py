@@ -8,10 +8,12 @@ pending reduction is made explicit as an ``I`` value with its `redistribute` beh
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 
 from distir_relax.errors import AnnotationError
 from distir_relax.ir import (
+    Cut,
     DeviceMesh,
     DTensorType,
     Function,
@@ -24,11 +26,12 @@ from distir_relax.ir import (
     R,
     Shard,
     Value,
+    block_bounds,
     fresh_name,
     print_placements,
 )
 from distir_relax.ops import BLOCKED, PARALLEL, WINDOW, lookup, tensor_type
-from distir_relax.sharding.cuts import balanced, cut_of
+from distir_relax.sharding.cuts import balanced, cut_of, nested
 from distir_relax.sharding.factors import Atom, Factoring, Slot, factorize
 from distir_relax.sharding.redistribute import cost
 from distir_relax.sharding.spread import Split, Wanted, is_annotation, spread
@@ -132,11 +135,11 @@ class _Layout:
         outer, inner = self.factoring.around(slot)
         return Shard(split[0], cut_of(self._units(axis, slot), outer, inner))
 
-    def _units(self, axis: int, slot: Slot) -> tuple[int, ...]:
+    def _units(self, axis: int, slot: Slot) -> Cut:
         owner = self.factoring.classes[slot]
         units = self.wanted.units[axis]
         if owner not in units:
-            units[owner] = balanced(self.factoring.size(slot), self.mesh.shape[axis])
+            units[owner] = Cut.of(*balanced(self.factoring.size(slot), self.mesh.shape[axis]))
         return units[owner]
 
     def _place(self, number: int, op: Op) -> None:
@@ -162,10 +165,8 @@ class _Layout:
                 continue
             partial = replace(self._value(value, tuple(give)), name=fresh_name(f"{value.name}.partial", self.names))
             results.append(partial)
-            kept = {g.dim for g in give if isinstance(g, Shard)}
             target = tuple(
-                g if not p else R if isinstance(w, Shard) and w.dim in kept else w
-                for g, w, p in zip(give, wish, pending, strict=True)
+                g if not p else w if _divides(w, give) else R for g, w, p in zip(give, wish, pending, strict=True)
             )
             after.append((partial, value, target))
         self.ops.append(Op(op.name, moved, tuple(results), op.attrs, op.location))
@@ -190,7 +191,6 @@ class _Layout:
         tensors = (*op.operands, *op.results)
         count = len(operands)
         have = [_placements(v)[axis] for v in operands]
-        taken = [{p.dim for p in settled if isinstance(p, Shard)} for settled in (*needs, *gives)]
         work, positional = self._work(op), lookup(op.name, op.location).positional
         best: tuple[tuple[bool, float], list[Placement], list[Placement]] | None = None
         candidates: list[Atom | None] = [a for a in self.factoring.atoms[number] if a.kind != BLOCKED]
@@ -206,9 +206,12 @@ class _Layout:
                     placed.append(R)
             if atom and not self._is_useful(placed, have, [w[axis] for w in wishes]):
                 continue
-            if any(isinstance(p, Shard) and p.dim in taken[t] for t, p in enumerate(placed)):
+            settled = (*needs, *gives)
+            if not all(_divides(p, before) for p, before in zip(placed, settled, strict=True)):
                 continue
-            if atom and atom.name in positional and any(isinstance(p, Shard) and not _is_block(p) for p in placed):
+            if atom and (atom.name in positional or atom.kind == WINDOW) and not self._is_blocks(
+                tensors, placed, settled
+            ):
                 continue
             moves = sum(self._cost(v, p, n, axis) for v, p, n in zip(operands, have, placed[:count], strict=True))
             if atom and atom.kind == WINDOW:
@@ -237,6 +240,16 @@ class _Layout:
     @staticmethod
     def _is_useful(placed: list[Placement], have: list[Placement], wish: list[Placement]) -> bool:
         return any(isinstance(p, Shard) and p == q for p, q in zip(placed, [*have, *wish], strict=True))
+
+    def _is_blocks(
+        self, tensors: Sequence[Value], placed: Sequence[Placement], settled: Sequence[Sequence[Placement]]
+    ) -> bool:
+        """Whether each device holds one block of every split dim, in order, after the axes that are `settled`."""
+        return all(
+            block_bounds([*before, p], p.dim, tensor_type(v).shape[p.dim], self.mesh.shape) is not None
+            for v, p, before in zip(tensors, placed, settled, strict=True)
+            if isinstance(p, Shard)
+        )
 
     def _cost(self, value: Value, source: Placement, target: Placement, axis: int) -> float:
         kind = value.type
@@ -268,8 +281,12 @@ class _Layout:
         return Value(value.name, DTensorType(kind.shape, kind.dtype, placements))
 
 
-def _is_block(placement: Shard) -> bool:
-    return placement.cut is not None and placement.cut.is_block
+def _divides(placement: Placement, others: Sequence[Placement]) -> bool:
+    """Whether a split divides each part that `others` leave of its dim by itself; anything else does no harm."""
+    if not isinstance(placement, Shard) or placement.cut is None:
+        return True
+    cuts = (p.cut for p in others if isinstance(p, Shard) and p.dim == placement.dim)
+    return all(cut is not None and nested(cut, placement.cut) for cut in cuts)
 
 
 def _placements(value: Value) -> Placed:

@@ -11,9 +11,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from distir_relax.errors import AnnotationError, PlacementError
-from distir_relax.ir import DeviceMesh, Function, Op, Partial, Placement, Shard, Value, parse_placements
+from distir_relax.ir import Cut, DeviceMesh, Function, Op, Partial, Placement, Shard, Value, parse_placements
 from distir_relax.ops import BLOCKED, WINDOW, lookup, tensor_type
-from distir_relax.sharding.cuts import balanced, chunked, scaled, units_of
+from distir_relax.sharding.cuts import balanced, chunked, nested, refined, reject_crossing, scaled, units_of
 from distir_relax.sharding.factors import Factoring, Slot
 
 Split = tuple[int, int]
@@ -30,12 +30,12 @@ class Wanted:
     """What annotations ask for.
 
     `splits[value][axis]` is the split wanted along a mesh axis, or None; `pinned` are the values the user laid out;
-    `units[axis][class]` is how many units of a class each device along the axis holds; `reasons[value, axis]` says why.
+    `units[axis][class]` is how the units of a class are cut along the axis; `reasons[value, axis]` says why.
     """
 
     splits: dict[str, list[Split | None]]
     pinned: dict[str, Op]
-    units: list[dict[Slot, tuple[int, ...]]]
+    units: list[dict[Slot, Cut]]
     reasons: dict[tuple[str, int], str] = field(default_factory=dict)
 
 
@@ -50,6 +50,7 @@ def spread(function: Function, factoring: Factoring, mesh: DeviceMesh) -> Wanted
         if is_annotation(op):
             search.pin(op)
     search.run()
+    search.refine()
     return search.wanted
 
 
@@ -79,6 +80,8 @@ class _Search:
     """For each value, the (op number, tensor index) where it stands."""
     cut_by: dict[tuple[int, Slot], str] = field(default_factory=dict)
     """Who gave the sizes of a class along an axis, when somebody did."""
+    chunks: set[tuple[int, Slot]] = field(default_factory=set)
+    """The classes that are to be cut into blocks of equal size along an axis."""
 
     def __post_init__(self) -> None:
         values = [i.value for i in self.function.inputs] + [v for op in self.function.ops for v in op.results]
@@ -100,21 +103,18 @@ class _Search:
             )
         self._reject_contradiction(op, text)
         self.wanted.pinned[value.name] = op
-        taken: dict[int, int] = {}
         for axis, placement in enumerate(placements):
             if isinstance(placement, Partial):
                 raise PlacementError(f"{placement} is what a compiler finds, not a layout to ask for", op.location)
             if not isinstance(placement, Shard):
                 continue
-            if placement.dim in taken:
-                raise PlacementError(f"{text!r} splits dim {placement.dim} along two mesh axes", op.location)
-            taken[placement.dim] = axis
             slot = split_of(value, placement, self.factoring, op.location)
             self._cut(slot, axis, placement, op.location)
             self.wanted.splits[value.name][axis] = slot[1:]
             reason = f"from the annotation at {op.location or 'an unknown place'}"
             self.wanted.reasons[value.name, axis] = reason
             self.queue.append((value.name, axis, slot[1:], reason))
+        reject_crossing(placements, op.location)
 
     def _reject_contradiction(self, op: Op, text: str) -> None:
         source = op.operands[0].name
@@ -134,7 +134,7 @@ class _Search:
         ranks, size = self.mesh.shape[axis], self.factoring.size(slot)
         owner = self.factoring.classes[slot]
         if placement.cut is None:
-            units = chunked(size, ranks) if placement.chunk else balanced(size, ranks)
+            units = Cut.of(*(chunked if placement.chunk else balanced)(size, ranks))
         else:
             if placement.cut.ranks != ranks:
                 raise PlacementError(f"{placement} gives {placement.cut.ranks} sizes for {ranks} devices", where)
@@ -151,6 +151,7 @@ class _Search:
             self.wanted.units[axis][owner] = units
         if asked:
             self.cut_by[axis, owner] = where
+            (self.chunks.add if placement.chunk else self.chunks.discard)((axis, owner))
 
     def _extent(self, slot: Slot) -> tuple[int, int, int]:
         outer, inner = self.factoring.around(slot)
@@ -175,13 +176,56 @@ class _Search:
                             )
                             self._reach(tensors[other].name, axis, place, reason, way)
 
+    def refine(self) -> None:
+        """Where values are split along several axes by one class, divide what one axis leaves by the next.
+
+        Sizes that a user gave stay; the other axes divide within them, in the order of the mesh. Where two annotations
+        gave sizes that do not divide each other's parts, values between them keep the split of the first axis alone.
+        """
+        together: dict[Slot, list[str]] = defaultdict(list)
+        for name, splits in self.wanted.splits.items():
+            for split in {s for s in splits if s is not None}:
+                if splits.count(split) > 1:
+                    together[self.factoring.classes[name, *split]].append(name)
+        for owner, names in together.items():
+            shared = {axis for name in names for axis in self._axes_of(name, owner)}
+            done: list[Cut] = []
+            for axis in sorted(shared, key=lambda a: (not self._is_sized(a, owner), a)):
+                cut = self._refined(owner, axis, done)
+                if all(nested(other, cut) for other in done):
+                    done.append(cut)
+                    continue
+                for name in names:
+                    if name not in self.wanted.pinned and axis in self._axes_of(name, owner):
+                        self.wanted.splits[name][axis] = None
+                        del self.wanted.reasons[name, axis]
+
+    def _axes_of(self, name: str, owner: Slot) -> list[int]:
+        """The axes along which a value is to be split by a class."""
+        splits = enumerate(self.wanted.splits[name])
+        return [axis for axis, s in splits if s is not None and self.factoring.classes[name, *s] == owner]
+
+    def _refined(self, owner: Slot, axis: int, others: list[Cut]) -> Cut:
+        """The cut of a class along an axis, beside those along others: as the user gave it, or dividing theirs."""
+        units, ranks, size = self.wanted.units[axis], self.mesh.shape[axis], self.factoring.size(owner)
+        if not self._is_sized(axis, owner):
+            divide = chunked if (axis, owner) in self.chunks else balanced
+            block = Cut.of(*divide(size, ranks))
+            fits = all(nested(other, block) for other in others)
+            units[owner] = block if fits else refined(size, others, ranks, divide)
+        return units[owner]
+
+    def _is_sized(self, axis: int, owner: Slot) -> bool:
+        return (axis, owner) in self.cut_by and (axis, owner) not in self.chunks
+
     def _cut_alike(self, axis: int, source: Slot, target: Slot) -> None:
         """Cut a dim behind a window, or before it, in the proportions that the user gave the other."""
         classes, units = self.factoring.classes, self.wanted.units[axis]
         given = self.cut_by.get((axis, classes[source]))
-        if given is None or classes[target] in units:
+        if given is None or classes[target] in units or not units[classes[source]].is_block:
             return
-        units[classes[target]] = scaled(units[classes[source]], self.factoring.size(target))
+        (segment,) = units[classes[source]].segments
+        units[classes[target]] = Cut.of(*scaled(segment.sizes, self.factoring.size(target)))
         self.cut_by[axis, classes[target]] = given
 
     def _stored(self, name: str) -> str:
@@ -193,8 +237,6 @@ class _Search:
         """Split a value that nothing has split; its reason is the annotation and the `way` from the value before it."""
         splits = self.wanted.splits[name]
         if name in self.wanted.pinned or splits[axis] is not None:
-            return
-        if any(other is not None and other[0] == split[0] for other in splits):
             return
         splits[axis] = split
         self.wanted.reasons[name, axis] = reason + way

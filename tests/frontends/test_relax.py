@@ -128,6 +128,7 @@ SPELLINGS: list[tuple[str, Callable[[Any, Any, Any], Any]]] = [
     ("pad", lambda R, x, i: R.nn.pad(x, [0, 0, 1, 2, 0, 3], "constant", 2.5)),
     ("pad by reflection", lambda R, x, i: R.nn.pad(x, [0, 0, 1, 2, 0, 3], "reflect")),
     ("pad by the edge", lambda R, x, i: R.nn.pad(x, [0, 0, 1, 2, 0, 3], "replicate")),
+    ("pad, circular", lambda R, x, i: R.nn.pad(x, [0, 0, 1, 2, 0, 3], "circular")),
     ("sum", lambda R, x, i: R.sum(x, -1, True)),
     ("sum all", lambda R, x, i: R.sum(x)),
     ("mean", lambda R, x, i: R.mean(x, [0, 2])),
@@ -137,6 +138,8 @@ SPELLINGS: list[tuple[str, Callable[[Any, Any, Any], Any]]] = [
     ("log_softmax", lambda R, x, i: R.nn.log_softmax(x, 1)),
     ("cumsum", lambda R, x, i: R.cumsum(x, -1)),
     ("layer_norm", lambda R, x, i: R.nn.layer_norm(x, _row(2.0), _row(0.5), -1, 1e-5)),
+    ("group_norm", lambda R, x, i: R.nn.group_norm(_flipped(R, x), _row(2.0), _row(0.5), 1, 1, [2], 1e-5)),
+    ("instance_norm", lambda R, x, i: R.nn.instance_norm(_flipped(R, x), _row(2.0), _row(0.5), 1, [2], 1e-5)),
     ("rms_norm", lambda R, x, i: R.nn.rms_norm(x, _row(2.0), -1, 1e-6)),
     ("take", lambda R, x, i: R.take(x, i, 1)),
     ("take flat", lambda R, x, i: R.take(R.flatten(x), i)),
@@ -177,7 +180,7 @@ SPELLINGS: list[tuple[str, Callable[[Any, Any, Any], Any]]] = [
     ),
     (
         "batch_norm",
-        lambda R, x, i: R.nn.batch_norm(R.permute_dims(x, [0, 2, 1]), *[_row(2.0)] * 4, 1, training=False)[0],
+        lambda R, x, i: R.nn.batch_norm(_flipped(R, x), *[_row(2.0)] * 4, 1, training=False)[0],
     ),
     ("scatter_elements", lambda R, x, i: R.scatter_elements(x, _ids(3, 4, 7), _weights(3, 4, 7), -1, "max")),
     ("scatter_nd", lambda R, x, i: R.scatter_nd(x, i, _weights(2, 5), "add")),
@@ -229,6 +232,11 @@ def _picture(R: Any, x: Any) -> Any:
 
 def _volume(R: Any, x: Any) -> Any:
     return R.expand_dims(x, [0, 1])
+
+
+def _flipped(R: Any, x: Any) -> Any:
+    """Its last dim of 5 as channels."""
+    return R.permute_dims(x, [0, 2, 1])
 
 
 def _row(value: float) -> Any:

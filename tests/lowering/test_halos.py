@@ -20,8 +20,8 @@ BLOCKS = 8
 
 @pytest.mark.parametrize("block", range(BLOCKS))
 def test_grid(block: int) -> None:
-    """Stride, dilation, asymmetric padding, groups, several split dims, uneven and empty shards, both tails."""
-    for number in range(block, 800, BLOCKS):
+    """Stride, dilation, asymmetric padding, groups, several split dims, several axes on one, uneven and empty shards."""
+    for number in range(block, 1600, BLOCKS):
         check_case(number, ("ragged", "pad")[number // BLOCKS % 2])
 
 

@@ -53,6 +53,8 @@ def test_it_vanishes_under_torch_compile() -> None:
         ("R, S[1: 2|0|4]", GRID, (R, Shard(1, Cut.of(2, 0, 4)))),
         (Shard(0), MESH, (Shard(0),)),
         ([Shard(0), "R"], GRID, (Shard(0), R)),
+        ("S[0], S[-2]", GRID, (Shard(0), Shard(0))),
+        ("S[1: 4|2], S[1]", GRID, (Shard(1, Cut.of(4, 2)), Shard(1))),
         ([dtensor.Shard(0), dtensor.Replicate()], GRID, (Shard(0), R)),
     ],
 )
@@ -70,7 +72,7 @@ def test_spellings(placement: object, mesh: DeviceMesh, expected: Any) -> None:
         ("S[0], R", MESH, "expected one placement for each of the 1 mesh axes (tp), found 2"),
         ("S[1: 3|4]", MESH, "the sizes of S[1: 3|4] add up to 7, but dim 1 of shape (4, 6) has 6"),
         ("S[1: 2|2|2]", MESH, "lists 3 sizes, but the mesh axis has 2 devices"),
-        ("S[0], S[-2]", GRID, "splits dim 0 along two mesh axes"),
+        ("S[1: 4|2], S[1: 2|2|2]", GRID, "of S[1: 2|2|2] do not divide each part of S[1: 4|2] by itself"),
     ],
 )
 def test_illegal_placements_are_refused_at_the_call(placement: str, mesh: DeviceMesh, message: str) -> None:

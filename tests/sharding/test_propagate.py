@@ -12,7 +12,7 @@ from tests.rfc import rfc_module
 
 
 def mesh(*shape: int) -> DeviceMesh:
-    return DeviceMesh(shape, ("tp",) if len(shape) == 1 else ("dp", "tp"))
+    return DeviceMesh(shape, ("tp",) if len(shape) == 1 else ("dp", "tp", "pp")[: len(shape)])
 
 
 def propagate(module: Module, *shape: int) -> Propagation:
@@ -28,13 +28,13 @@ def layouts(propagation: Propagation) -> dict[str, str]:
     return {v.name: ", ".join(map(str, v.type.placements)) for v in values if isinstance(v.type, DTensorType)}
 
 
-def attention_block(heads: int, width: int, fused: bool = True) -> tuple[Builder, Value]:
-    """GPT-2's attention over 5 tokens; the weight that is to be annotated is returned."""
+def attention_block(heads: int, width: int, placement: str = "S[1]") -> tuple[Builder, Value]:
+    """GPT-2's attention over 5 tokens, its fused weight laid out as `placement`; its result is returned."""
     g = Builder()
     dim = heads * width
     x = g.input("x", TensorType((1, 5, dim), "float32"))
     w = g.input("w", TensorType((dim, 3 * dim), "float32"), "parameter")
-    marked = g.emit("annotate_sharding", w, placements="S[1]")
+    marked = g.emit("annotate_sharding", w, placements=placement)
     qkv = g.emit("matmul", x, marked)
     parts = g.emit("split", qkv, sizes=(dim,) * 3, axis=2)
     heads_of = [
@@ -97,6 +97,102 @@ def test_two_mesh_axes() -> None:
     y = g.emit("nn.relu", g.emit("matmul", x, w))
     found = layouts(propagate(Module("global", (g.function("main", [("y", y)]),)), 3, 2))
     assert found[y.name] == "S[0: 3|2|2], S[1: 5|4]"
+
+
+@pytest.mark.parametrize(
+    ("placement", "shape", "weight"),
+    [
+        ("S[1], S[1]", (2, 3), "S[1: 4|3], S[1: 2|1|1 + 1|1|1]"),
+        ("S[1: chunk], S[1: chunk]", (2, 3), "S[1: 4|3], S[1: 2|2|0 + 1|1|1]"),
+        ("S[1: 5|2], S[1]", (2, 3), "S[1: 5|2], S[1: 2|2|1 + 1|1|0]"),
+        ("S[1], S[1: 3|0|1 + 0|0|3]", (2, 3), "S[1: 4|3], S[1: 3|0|1 + 0|0|3]"),
+        ("S[1], S[1: 4|0|3]", (2, 3), "S[1: 2|2 + 2|1], S[1: 4|0|3]"),
+        ("S[1: 0|7], S[1: 5|2]", (2, 2), "S[1: 0|7], S[1: 5|2]"),
+        ("S[1], R, S[1]", (2, 3, 2), "S[1: 4|3], R, S[1: 2|2 + 2|1]"),
+        ("S[1], S[1], S[1]", (2, 2, 2), "S[1: 4|3], S[1: 2|2 + 2|1], S[1: 3*(1|1) + 1|0]"),
+    ],
+)
+def test_one_dim_along_several_axes(placement: str, shape: tuple[int, ...], weight: str) -> None:
+    """The cut along one axis divides what those before it leave, the user's sizes first; the sum is pending along all."""
+    found = layouts(propagate(rfc_module(7, placement), *shape))
+    assert found["A"] == found["Y"] == weight
+    assert found["B"] == weight.replace("S[1", "S[0")
+    assert found["Z.partial"] == ", ".join("R" if p == "R" else "I[sum]" for p in placement.split(", "))
+    assert found["Z"] == ", ".join("R" for _ in shape)
+
+
+def test_heads_along_two_axes() -> None:
+    """25 heads on 2x3 devices are 5|4|4 and 4|4|4, in each of the three parts of the fused weight."""
+    builder, y = attention_block(25, 64, "S[1], S[1]")
+    found = layouts(propagate(Module("global", (builder.function("main", [("y", y)]),)), 2, 3))
+    inner = "320|256|256 + 256|256|256"
+    assert found["o"] == f"S[0: 832|768], S[0: {inner}]"
+    assert found["w"] == f"S[1: 3*(832|768)], S[1: {inner} + {inner} + {inner}]"
+    assert found["scaled_dot_product_attention"] == "S[1: 13|12], S[1: 5|4|4 + 4|4|4]"
+    assert found["matmul_1.partial"] == "I[sum], I[sum]"
+
+
+@pytest.mark.parametrize("inner", ["45|30|0 + 15|15|0", "15|10|0 + 5|5|0 + 15|10|0 + 5|5|0 + 15|10|0 + 5|5|0"])
+def test_sizes_of_a_fused_weight(inner: str) -> None:
+    """Sizes are those of the whole dim, as if its three stretches were one, or stretch by stretch."""
+    outer = "75|30" if inner.startswith("45") else "3*(25|10)"
+    builder, y = attention_block(7, 5, f"S[1: {outer}], S[1: {inner}]")
+    found = layouts(propagate(Module("global", (builder.function("main", [("y", y)]),)), 2, 3))
+    assert found["o"] == "S[0: 25|10], S[0: 15|10|0 + 5|5|0]"
+    assert found["scaled_dot_product_attention"] == "S[1: 5|2], S[1: 3|2|0 + 1|1|0]"
+
+
+@pytest.mark.parametrize(
+    ("placement", "message"),
+    [
+        ("S[1: 4|3], S[1: 3|2|2]", r"(?s)S\[1: 3\|2\|2\] do not divide .*list the sizes .*S\[1: 2\|1\|1 \+ 1\|1\|1\]"),
+        ("S[1: 4|3], S[1: 2|2|1 + 1|1|1]", "add up to 8, the dim has 7"),
+        ("S[1: 4|3], S[1: 2|2 + 2|1]", "2 sizes for 3 devices"),
+    ],
+)
+def test_sizes_along_two_axes_that_do_not_fit(placement: str, message: str) -> None:
+    with pytest.raises(PlacementError, match=message):
+        Propagate(mesh(2, 3)).run(rfc_module(7, placement))
+
+
+def test_annotations_along_unlike_axes_meet() -> None:
+    """A value that one annotation splits along one axis and another along the other is split along both."""
+    g = Builder()
+    x = g.emit("annotate_sharding", g.input("x", TensorType((7, 4), "float32")), placements="S[0], R")
+    y = g.emit("nn.relu", x)
+    z = g.emit("annotate_sharding", g.emit("tanh", y), placements="R, S[0]")
+    found = layouts(propagate(Module("global", (g.function("main", [("z", z)]),)), 2, 3))
+    assert found["x"] == "S[0: 4|3], R"
+    assert found[y.name] == "S[0: 4|3], S[0: 2|1|1 + 1|1|1]"
+    assert found[z.name] == "R, S[0: 2|1|1 + 1|1|1]"
+
+
+def test_sizes_of_two_annotations_that_cross_are_not_put_together() -> None:
+    g = Builder()
+    x = g.emit("annotate_sharding", g.input("x", TensorType((7, 4), "float32")), placements="S[0: 5|2], R")
+    y = g.emit("annotate_sharding", g.input("y", TensorType((7, 4), "float32")), placements="R, S[0: 3|2|2]")
+    z = g.emit("add", g.emit("add", x, y), g.input("w", TensorType((7, 4), "float32"), "parameter"))
+    found = layouts(propagate(Module("global", (g.function("main", [("z", z)]),)), 2, 3))
+    assert found["w"] == found[z.name] == "S[0: 5|2], R"
+
+
+def test_a_look_up_along_two_axes() -> None:
+    """Each device holds one block of the table, so its part of the look-up is a term along both axes."""
+    g = Builder()
+    table = g.emit("annotate_sharding", g.input("t", TensorType((7, 4), "float32")), placements="S[0], S[0]")
+    y = g.emit("take", table, g.input("ids", TensorType((5,), "int64")), axis=0)
+    found = layouts(propagate(Module("global", (g.function("main", [("y", y)]),)), 2, 3))
+    assert found[f"{y.name}.partial"] == "I[sum], I[sum]"
+
+
+def test_a_window_along_two_axes() -> None:
+    g = Builder()
+    x = g.emit("annotate_sharding", g.input("x", TensorType((1, 1, 11), "float32")), placements="S[2], S[2]")
+    attrs = {"strides": (1,), "padding": (1, 1), "dilation": (1,), "groups": 1}
+    y = g.emit("nn.conv1d", x, g.input("w", TensorType((1, 1, 3), "float32"), "parameter"), **attrs)
+    found = propagate(Module("global", (g.function("main", [("y", y)]),)), 2, 3)
+    assert layouts(found)[y.name] == layouts(found)["x"] == "S[2: 6|5], S[2: 2|2|2 + 2|2|1]"
+    assert [op.name for op in found.module.main.ops] == ["nn.conv1d"]
 
 
 def test_reasons_name_the_annotation_and_the_op() -> None:
