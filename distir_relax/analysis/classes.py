@@ -192,8 +192,15 @@ def groups_along(mesh: DeviceMesh, axis: str, devices: Devices) -> Array:
 def _numbered(rows: Array) -> Array:
     """The same number for equal rows."""
     columns = rows.reshape(len(rows), -1)
-    found: Array = np.unique(columns, axis=0, return_inverse=True)[1].reshape(-1)
-    return found
+    if columns.shape[1] > 4:
+        found: Array = np.unique(columns, axis=0, return_inverse=True)[1].reshape(-1)
+        return found
+    # Few columns: numbers of pairs, which sort much faster than rows do.
+    found = columns[:, 0]
+    for column in columns.T[1:]:
+        low = int(column.min())
+        found = np.unique(found * (int(column.max()) - low + 1) + (column - low), return_inverse=True)[1]
+    return np.unique(found, return_inverse=True)[1]
 
 
 def _types(function: Function) -> Iterator[PlacedType]:

@@ -30,7 +30,8 @@ def infer_placed(
 
     Raises `VerificationError` when the operands do not fit the op on some device.
     """
-    if not _differs(operands, attrs) and all(k.devices == devices for k in operands):
+    alike = lookup(name, location).role == "transfer" or all(k.devices == devices for k in operands)
+    if alike and not _differs(operands, attrs):
         types = infer(name, [k.local(0) for k in operands], attrs, location)
         return tuple(PlacedType(t.shape, t.dtype, devices) for t in types)
     found: dict[object, tuple[TensorType, ...]] = {}

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from itertools import accumulate
 
 from distir_relax.errors import DistIRError
-from distir_relax.ir import DeviceMesh, Module, PlacedType, Value, fresh_name, per_rank
+from distir_relax.ir import DeviceMesh, Module, PlacedType, Size, Value, fresh_name, per_rank
 from distir_relax.ops.placed import placed
 from distir_relax.sharding.cuts import balanced
 from distir_relax.transforms.builder import FunctionBuilder, ProgramBuilder
@@ -119,8 +119,12 @@ class _Training:
         if count == 1:
             return [whole]
         kind = placed(whole)
-        rows = [balanced(kind.local(i).shape[0], count) for i in range(len(kind.devices))]
-        sizes = tuple(per_rank(list(column)) for column in zip(*rows, strict=True))
+        held = kind.shape[0]
+        if isinstance(held, int):
+            sizes: tuple[Size, ...] = balanced(held, count)
+        else:
+            rows = [balanced(n, count) for n in held.values]
+            sizes = tuple(per_rank(list(column)) for column in zip(*rows, strict=True))
         return list(main.emit("split", whole, axis=0, sizes=sizes, hint=whole.name))
 
     def _split(self, layer: int) -> str:
