@@ -155,7 +155,7 @@ class Case:
             DTensorType(t.shape, t.dtype, tuple(self._placed(t, axis, text) for axis, text in enumerate(layout)))
             for t, layout in zip(self.types, self.layouts, strict=True)
         ]
-        parts = [scatter(x, kind, self.mesh) for x, kind in zip(self.operands, kinds, strict=True)]
+        parts = [self._scattered(x, kind) for x, kind in zip(self.operands, kinds, strict=True)]
         wholes = self._run(self.operands, self.attrs)
         results = [_type_of(x) for x in wholes]
         for how in ("", ": chunk"):
@@ -171,12 +171,16 @@ class Case:
                     return "; ".join(print_placements(kind.placements) for kind in targets)
         return ""
 
+    def _scattered(self, tensor: torch.Tensor, kind: DTensorType) -> list[torch.Tensor]:
+        held = scatter(tensor, kind, self.mesh)
+        return [held[rank] for rank in range(self.mesh.size)]
+
     def _is_right(
         self, parts: list[list[torch.Tensor]], targets: list[DTensorType], wholes: Sequence[torch.Tensor]
     ) -> bool:
         rows = []
         try:
-            expected = [[_type_of(x) for x in scatter(w, t, self.mesh)] for w, t in zip(wholes, targets, strict=True)]
+            expected = [[_type_of(x) for x in self._scattered(w, t)] for w, t in zip(wholes, targets, strict=True)]
             for rank in range(self.mesh.size):
                 operands = [part[rank] for part in parts]
                 types, mine = [_type_of(x) for x in operands], [column[rank] for column in expected]
@@ -185,7 +189,7 @@ class Case:
                     return False
                 rows.append(self._run(operands, attrs))
             for number, (kind, whole) in enumerate(zip(targets, wholes, strict=True)):
-                found = assemble([_rounded(row[number]) for row in rows], kind, self.mesh)
+                found = assemble({rank: _rounded(row[number]) for rank, row in enumerate(rows)}, kind, self.mesh)
                 torch.testing.assert_close(found, whole, rtol=1e-6, atol=1e-6)
         except (DistIRError, ValueError, AssertionError, RuntimeError, IndexError):
             return False
