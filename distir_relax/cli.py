@@ -186,6 +186,9 @@ def simulate(
     shard: Annotated[list[str] | None, typer.Option(metavar="PATTERN=PLACEMENT", help="For FILE.onnx.")] = None,
     mesh: Annotated[str | None, typer.Option(metavar="2x3", help="The mesh's shape, for FILE.onnx.")] = None,
     axes: Annotated[str | None, typer.Option(metavar="dp,tp", help="The names of the mesh's axes.")] = None,
+    import_: Annotated[
+        list[Path] | None, typer.Option("--import", metavar="FILE.py", help="Import it first: it registers ops.")
+    ] = None,
     trace: Annotated[Path | None, typer.Option(help="Write the time line to this .json, for Perfetto.")] = None,
     html: Annotated[Path | None, typer.Option(help="Write a report page to this .html.")] = None,
     json: Annotated[bool, typer.Option("--json", help="Print the result as JSON.")] = False,
@@ -194,7 +197,10 @@ def simulate(
     from distir_relax.compile_target import read_mesh, read_shapes, read_shardings
     from distir_relax.report.simulation import json_text, summary, write_trace
     from distir_relax.simulator import simulate as predict
+    from distir_relax.user_function import import_file
 
+    for file in import_ or ():
+        import_file(file)
     found = predict(
         model,
         profile=profile,

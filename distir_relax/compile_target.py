@@ -8,8 +8,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from distir_relax.bundle import write_bundle
 from distir_relax.errors import ImportModelError, PlacementError
-from distir_relax.ir import DeviceMesh
+from distir_relax.ir import DeviceMesh, Module
+from distir_relax.lowering.to_bundle import program_bundle
 from distir_relax.user_function import call_function, find_function
 
 
@@ -47,15 +49,18 @@ def compile_target(options: CompileOptions) -> Path:
     function = find_function(options.target)
     offered = {"ranks": options.ranks, "tail": options.tail, "name": options.name}
     made = call_function(function, options.target, offered, required=("ranks",))
+    if isinstance(made, tuple) and len(made) == 2 and isinstance(made[0], Module):
+        _reject(options, "a distributed program", ("tail", "mesh", "axes"), bool(shardings))
+        bundle = program_bundle(options.name or function.__name__, made[0], made[1])
+        return write_bundle(bundle, options.output, overwrite=True)
     if isinstance(made, distir_relax.Plan):
-        given = {"--shard": shardings, "--mesh": options.mesh, "--axes": options.axes}
-        unused = [flag for flag, value in given.items() if value]
         taken = inspect.signature(function).parameters
-        unused += [f"--{name}" for name in ("tail", "name") if getattr(options, name) is not None and name not in taken]
-        if unused:
-            raise ImportModelError(
-                f"the function returns a finished Plan, to which {', '.join(unused)} cannot be applied", options.target,
-                "return (model, example_inputs) instead, or take the option as a parameter")  # fmt: skip
+        _reject(
+            options,
+            "a finished Plan",
+            ("mesh", "axes", *(n for n in ("tail", "name") if n not in taken)),
+            bool(shardings),
+        )
         plan = made
     else:
         plan = _compile(made, shardings, options)
@@ -76,6 +81,15 @@ def read_shardings(texts: Sequence[str]) -> dict[str, str]:
 def read_mesh(shape: str | None, axes: str | None) -> DeviceMesh | None:
     """The mesh of ``2x3`` with axes ``dp,tp``, None where neither is given. Raises `PlacementError` for other texts."""
     return None if shape is None and axes is None else _read_mesh(shape, axes)
+
+
+def _reject(options: CompileOptions, what: str, names: Sequence[str], shardings: bool) -> None:
+    """Raise `ImportModelError` when options are given that cannot be applied to what the function returns."""
+    unused = ["--shard"] * shardings + [f"--{name}" for name in names if getattr(options, name) is not None]
+    if unused:
+        raise ImportModelError(
+            f"the function returns {what}, to which {', '.join(unused)} cannot be applied", options.target,
+            "return (model, example_inputs) instead, or take the option as a parameter")  # fmt: skip
 
 
 def _compile(made: Any, shardings: dict[str, str], options: CompileOptions) -> Any:

@@ -24,7 +24,7 @@ def find_function(target: str) -> Callable[..., Any]:
     file, _, name = target.rpartition(":")
     if not file or not name.isidentifier():
         raise ImportModelError("expected FILE.py:FUNCTION or FILE.onnx", target, "for example: examples/mlp.py:build")
-    return _find(_load(Path(file)), file, name)
+    return _find(import_file(Path(file)), file, name)
 
 
 def call_function(
@@ -54,7 +54,8 @@ def call_function(
     return _users_code(lambda: function(**arguments), file, "was called")
 
 
-def _load(file: Path) -> ModuleType:
+def import_file(file: Path) -> ModuleType:
+    """Import a user's file, as a script would find it. Raises `ImportModelError` when it is missing or raises."""
     if not file.is_file():
         raise ImportModelError("there is no such file", str(file))
     spec = importlib.util.spec_from_file_location(file.stem, file)

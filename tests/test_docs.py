@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 
 import distir_relax
+from distir_relax.analysis.profile import read_profile
 from distir_relax.ir import DTYPES, STAGES, parse, print_module
 from distir_relax.ir.program import ROLES
 from distir_relax.ops import OF_PROGRAMS, entries
@@ -43,7 +44,9 @@ def anchors(path: Path) -> set[str]:
 
 def test_the_documents_are_all_there() -> None:
     expected = {"README.md", "ARCHITECTURE.md", "CONTRIBUTING.md", "CHANGELOG.md"}
-    assert expected | {f"docs/{page}.md" for page in ("bundle", "ir", "placements", "runtime", "tvm")} <= set(NAMES)
+    assert expected | {
+        f"docs/{page}.md" for page in ("bundle", "ir", "placements", "runtime", "simulator", "tvm")
+    } <= set(NAMES)
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -133,6 +136,22 @@ def test_the_worked_example_of_an_op_works(tmp_path: Path) -> None:
         [sys.executable, str(program)], env=environment, capture_output=True, text=True, timeout=120, check=False
     )
     assert done.returncode == 0, done.stderr
+
+
+@pytest.mark.parametrize("number", range(len(code_blocks("docs/simulator.md", "python"))))
+def test_the_code_on_the_simulator_runs(number: int, tmp_path: Path) -> None:
+    block = code_blocks("docs/simulator.md", "python")[number]
+    program = tmp_path / block.splitlines()[0].removeprefix("# ")
+    program.write_text(block, encoding="utf-8")
+    done = subprocess.run(
+        [sys.executable, str(program)], cwd=ROOT, capture_output=True, text=True, timeout=60, check=False
+    )
+    assert done.returncode == 0, done.stderr
+
+
+def test_the_profile_on_the_simulators_page_can_be_read() -> None:
+    (text,) = code_blocks("docs/simulator.md", "toml")
+    assert read_profile(text).devices == 16
 
 
 def test_the_grammar_names_every_stage_role_and_dtype() -> None:

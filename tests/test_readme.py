@@ -10,7 +10,8 @@ from pathlib import Path
 
 import pytest
 
-README = (Path(__file__).parent.parent / "README.md").read_text(encoding="utf-8")
+ROOT = Path(__file__).parent.parent
+README = (ROOT / "README.md").read_text(encoding="utf-8")
 _BLOCK = re.compile(
     r"(?:<!-- output: (?P<label>[^\n]+?) -->\n)?```(?P<kind>\w+)\n(?P<text>.*?)^```$", re.DOTALL | re.MULTILINE
 )
@@ -70,22 +71,27 @@ def test_a_program_prints_what_is_shown(name: str, tmp_path: Path) -> None:
 @pytest.mark.mpirun
 def test_the_commands_of_the_shell(tmp_path: Path) -> None:
     (tmp_path / "model.py").write_text(programs()["model.py"][0], encoding="utf-8")
+    for folder in ("benchmarks", "examples"):
+        (tmp_path / folder).symlink_to(ROOT / folder)
     assert call([sys.executable, "model.py"], tmp_path).returncode == 0
     lines = shell_lines()
     assert {line.split()[1] for line in lines if line.startswith("distir")} == {
-        "compile", "show", "run", "launch", "explain", "diff", "rules", "doctor",
+        "compile", "show", "run", "launch", "explain", "diff", "rules", "doctor", "simulate",
     }  # fmt: skip
     for line in lines:
         (tmp_path / "y.npz").unlink(missing_ok=True)
         done = call(line.split(), tmp_path)
         assert done.returncode == 0, f"{line}\n{done.stderr}"
         assert (tmp_path / "y.npz").exists() == ("--output" in line), line
-    assert (tmp_path / "report.json").exists()
-    errors = [(label, text) for label, text in blocks("text") if label.startswith("distir ")]
-    assert errors
-    for command, shown in errors:
+    for written in ("report.json", "trace.json", "report.html"):
+        assert (tmp_path / written).exists()
+    commands = [(label, text) for label, text in blocks("text") if label.startswith("distir ")]
+    assert len(commands) == 2
+    for command, shown in commands:
         done = call(command.split(), tmp_path)
-        assert (done.returncode, done.stderr) == (2, shown)
+        assert (done.returncode, done.stderr if shown.startswith("error") else done.stdout) == (
+            2 if shown.startswith("error") else 0, shown,
+        )  # fmt: skip
 
 
 def test_a_model_sharded_from_the_shell(tmp_path: Path) -> None:

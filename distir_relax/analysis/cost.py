@@ -29,7 +29,10 @@ def op_seconds(
     reading = moved / memory_bandwidth(profile, moved)
     dtype = operands[0].dtype if operands else results[0].dtype
     computing = 0.0
-    if cost.product:
+    rate = profile.ops.get(dtype, {}).get(entry.name)
+    if rate:
+        computing = flops(entry, operands, attrs, results) / rate
+    elif cost.product:
         matrix: Matrix = profile.rate(profile.matrix, dtype)
         batch, rows, columns, inner = cost.product(operands, attrs, results)
         if min(batch, rows, columns, inner) > 0:

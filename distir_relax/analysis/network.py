@@ -4,6 +4,7 @@ With n devices, a latency of ``a`` seconds and ``b`` seconds a byte, for a tenso
 
     ring all-reduce           2 (n - 1) (a + B b / n)          each device sends 2 B (n - 1) / n bytes
     doubling all-reduce       ceil(log2 n) (a + B b)           fewer steps: better for little data
+    tree all-reduce           2 (ceil(log2 n) a + B b)         up and down a tree, in a pipeline: better on many devices
     ring all-gather           (n - 1) (a + s b)                s the largest shard
     ring reduce-scatter       (n - 1) (a + s b)
     pairwise all-to-all       (n - 1) (a + B b / n)
@@ -52,8 +53,10 @@ def seconds_of(profile: Profile, collective: str, members: Sequence[int], held: 
             taken = (count - 1) * (a + each * b)
         case "all_reduce":
             ring = 2 * (count - 1) * (a + each * b)
-            doubling = math.ceil(math.log2(count)) * (a + payload * b)
-            taken = min(ring, doubling, _hierarchical(profile, members, payload))
+            rounds = math.ceil(math.log2(count))
+            doubling = rounds * (a + payload * b)
+            tree = 2 * (rounds * a + payload * b)
+            taken = min(ring, doubling, tree, _hierarchical(profile, members, payload))
         case _:
             raise ProfileError(f"there is no model of the communication {collective!r}")
     return profile.collective_overhead + taken

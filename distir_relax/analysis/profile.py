@@ -53,6 +53,8 @@ class Line:
 class Profile:
     """A machine. `matrix` and `vector` (flop/s of all other ops) are by dtype; `overhead` is added to each op.
 
+    `ops` has, by dtype and name, the flop/s of ops that were measured one by one, as their entries count operations.
+
     `dispatch` is the least time from one op to the next: a host that launches kernels on an accelerator gets no
     further, but long kernels hide it.
 
@@ -72,10 +74,10 @@ class Profile:
     lines: tuple[Line, ...] = ()
     overlap: float = math.inf
     dispatch: float = 0.0
+    ops: Mapping[str, Mapping[str, float]] = field(default_factory=dict)
     cache: float = 0.0
     cache_bandwidth: float = 0.0
     collective_overhead: float = 0.0
-    notes: Mapping[str, str] = field(default_factory=dict)
 
     def with_nodes(self, nodes: int) -> Profile:
         """The machine with so many of its outermost but one units: ``dgx-h100`` with 4 nodes has 32 devices."""
@@ -143,6 +145,8 @@ def read_profile(text: str, where: str = "") -> Profile:
         )
         for row in data.get("collective", [])
     )
+    measured = reader.table(device, "ops") if "ops" in device else {}
+    ops = {dtype: {name: reader.number(row, name, "device.ops") for name in row} for dtype, row in measured.items()}
     if not levels:
         raise ProfileError("a profile has at least one [[level]] of links", where)
     return Profile(
@@ -157,6 +161,7 @@ def read_profile(text: str, where: str = "") -> Profile:
         lines=lines,
         overlap=float(device.get("overlap", math.inf)),
         dispatch=float(device.get("dispatch", 0.0)),
+        ops=ops,
         cache=float(device.get("cache", 0.0)),
         cache_bandwidth=float(device.get("cache_bandwidth", 0.0)),
         collective_overhead=float(data.get("collective_overhead", 0.0)),
@@ -180,6 +185,8 @@ def print_profile(profile: Profile, comment: str = "") -> str:
         for key in ("half_rows", "half_columns", "half_inner"):
             lines.append(f"{key} = {getattr(matrix, key):.6g}")
     lines += ["", "[device.vector]", *(f"{dtype} = {rate:.6g}" for dtype, rate in profile.vector.items())]
+    for dtype, rates in profile.ops.items():
+        lines += ["", f"[device.ops.{dtype}]", *(f'"{name}" = {rate:.6g}' for name, rate in rates.items())]
     for level in profile.levels:
         lines += ["", "[[level]]", f'name = "{level.name}"', f"size = {level.size}"]
         lines += [f"latency = {level.latency:.6g}", f"bandwidth = {level.bandwidth:.6g}"]

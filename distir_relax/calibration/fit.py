@@ -29,13 +29,14 @@ def fit_device(
         "bandwidth": 2e10,
         "cache": 4e6,
         "cache_bandwidth": 5e10,
-        "vector": 5e9,
         "flops": 1e11,
         "half_rows": 2.0,
         "half_columns": 8.0,
         "half_inner": 8.0,
         "overlap": 3.0,
     }
+    own = sorted({sample.op for sample in samples if sample.group != "products"})
+    begin.update((f"op {name}", 5e9) for name in own)
     prepared = [(lookup(s.op), s.operands, s.attrs, s.results, t) for s, t in zip(samples, seconds, strict=True)]
 
     def loss(x: Parameters) -> float:
@@ -112,6 +113,7 @@ def _with(start: Profile, dtype: str, x: Parameters) -> Profile:
         cache=x["cache"],
         cache_bandwidth=x["cache_bandwidth"],
         matrix={**start.matrix, dtype: matrix},
-        vector={**start.vector, dtype: x["vector"]},
+        vector={**start.vector, dtype: median(rate for key, rate in x.items() if key.startswith("op "))},
+        ops={**start.ops, dtype: {key[3:]: rate for key, rate in x.items() if key.startswith("op ")}},
         overlap=max(1.0, x["overlap"]),
     )

@@ -25,7 +25,7 @@ define(
     "relu_grad",
     infer=_like_first,
     rule=_rule,
-    torch="torch.where({0} > 0, {1}, 0.0)",
+    torch="torch.ops.aten.threshold_backward({1}, {0}, 0)",
     relax="R.where(R.greater({0}, R.zeros_like({0})), {1}, R.zeros_like({1}))",
     linear=(operands(1),),
     pointwise=True,
