@@ -18,22 +18,28 @@ def op_seconds(
     operands: Sequence[TensorType],
     attrs: Mapping[str, Any],
     results: Sequence[TensorType],
+    fixed: bool = False,
+    cold: bool = False,
 ) -> float:
-    """The time of an op that does not communicate, on local operands; nothing for one that only views a tensor."""
+    """The time of an op that does not communicate, on local operands; nothing for one that only views a tensor.
+
+    `fixed`: the op's weight never changes, so that a backend may lay it out once. `cold`: it is not in a cache.
+    """
     cost = entry.cost
     if cost.seconds:
         return cost.seconds(operands, attrs, results)
     if cost.view or entry.role == "scalar":
         return 0.0
     moved = moved_bytes(entry, operands, attrs, results)
-    reading = moved / memory_bandwidth(profile, moved)
+    reading = moved / (profile.bandwidth if cold else memory_bandwidth(profile, moved))
     dtype = operands[0].dtype if operands else results[0].dtype
     computing = 0.0
     rate = profile.ops.get(dtype, {}).get(entry.name)
     if rate:
         computing = flops(entry, operands, attrs, results) / rate
     elif cost.product:
-        matrix: Matrix = profile.rate(profile.matrix, dtype)
+        packed = fixed and entry.packed is not None and dtype in profile.packed
+        matrix: Matrix = profile.packed[dtype] if packed else profile.rate(profile.matrix, dtype)
         batch, rows, columns, inner = cost.product(operands, attrs, results)
         if min(batch, rows, columns, inner) > 0:
             padded = (rows + matrix.half_rows) * (columns + matrix.half_columns) * (inner + matrix.half_inner)

@@ -53,6 +53,8 @@ class Line:
 class Profile:
     """A machine. `matrix` and `vector` (flop/s of all other ops) are by dtype; `overhead` is added to each op.
 
+    `packed` is `matrix` for products with weights that never change, which a backend lays out once, where that differs.
+    A device whose weights fit its `cache` reads them at `cache_bandwidth`, as it does what an op moves if it fits.
     `ops` has, by dtype and name, the flop/s of ops that were measured one by one, as their entries count operations.
 
     `dispatch` is the least time from one op to the next: a host that launches kernels on an accelerator gets no
@@ -75,6 +77,7 @@ class Profile:
     overlap: float = math.inf
     dispatch: float = 0.0
     ops: Mapping[str, Mapping[str, float]] = field(default_factory=dict)
+    packed: Mapping[str, Matrix] = field(default_factory=dict)
     cache: float = 0.0
     cache_bandwidth: float = 0.0
     collective_overhead: float = 0.0
@@ -127,10 +130,8 @@ def read_profile(text: str, where: str = "") -> Profile:
         raise ProfileError(f"not TOML: {error}", where) from None
     reader = _Reader(where)
     device = reader.table(data, "device")
-    matrix = {
-        dtype: Matrix(**{key: reader.number(row, key, f"device.matrix.{dtype}") for key in row})
-        for dtype, row in reader.table(device, "matrix").items()
-    }
+    matrix = reader.products(device, "matrix")
+    packed = reader.products(device, "packed") if "packed" in device else {}
     vector = reader.table(device, "vector")
     levels = tuple(
         Level(str(row.get("name", "link")), int(reader.number(row, "size", "level")), *(reader.number(row, key, "level") for key in ("latency", "bandwidth")))
@@ -162,6 +163,7 @@ def read_profile(text: str, where: str = "") -> Profile:
         overlap=float(device.get("overlap", math.inf)),
         dispatch=float(device.get("dispatch", 0.0)),
         ops=ops,
+        packed=packed,
         cache=float(device.get("cache", 0.0)),
         cache_bandwidth=float(device.get("cache_bandwidth", 0.0)),
         collective_overhead=float(data.get("collective_overhead", 0.0)),
@@ -180,10 +182,10 @@ def print_profile(profile: Profile, comment: str = "") -> str:
         lines.append(f"dispatch = {profile.dispatch:.6g}")
     if profile.cache:
         lines += [f"cache = {profile.cache:.6g}", f"cache_bandwidth = {profile.cache_bandwidth:.6g}"]
-    for dtype, matrix in profile.matrix.items():
-        lines += ["", f"[device.matrix.{dtype}]", f"flops = {matrix.flops:.6g}"]
-        for key in ("half_rows", "half_columns", "half_inner"):
-            lines.append(f"{key} = {getattr(matrix, key):.6g}")
+    for kind, products in (("matrix", profile.matrix), ("packed", profile.packed)):
+        for dtype, matrix in products.items():
+            lines += ["", f"[device.{kind}.{dtype}]", f"flops = {matrix.flops:.6g}"]
+            lines += [f"{key} = {getattr(matrix, key):.6g}" for key in ("half_rows", "half_columns", "half_inner")]
     lines += ["", "[device.vector]", *(f"{dtype} = {rate:.6g}" for dtype, rate in profile.vector.items())]
     for dtype, rates in profile.ops.items():
         lines += ["", f"[device.ops.{dtype}]", *(f'"{name}" = {rate:.6g}' for name, rate in rates.items())]
@@ -205,6 +207,12 @@ class _Reader:
         if not isinstance(found, dict) or not found:
             raise ProfileError(f"expected a table [{key}]", self.where)
         return found
+
+    def products(self, device: Mapping[str, Any], kind: str) -> dict[str, Matrix]:
+        return {
+            dtype: Matrix(**{key: self.number(row, key, f"device.{kind}.{dtype}") for key in row})
+            for dtype, row in self.table(device, kind).items()
+        }
 
     def rows(self, data: Mapping[str, Any], key: str) -> list[Mapping[str, Any]]:
         found = data.get(key, [])

@@ -18,6 +18,7 @@ from distir_relax.analysis.simulation import Called, Change, Event, Peak, Simula
 from distir_relax.analysis.work import Bytes, Planner, Work
 from distir_relax.errors import VerificationError
 from distir_relax.ir import Function, Module, Op, Value
+from distir_relax.ops import lookup
 
 
 def simulate_module(module: Module, profile: Profile) -> Simulation:
@@ -134,7 +135,15 @@ class _Simulator(Domain[Handle]):
         names = {str(op.attrs["stream"]) for f in self.module.functions for op in f.ops if "stream" in op.attrs}
         numbers = {name: i + 1 for i, name in enumerate(sorted(names))}
         self.streams = len(numbers) + 1
-        self.planner = Planner(self.profile, self.classes, numbers)
+        changes = any(lookup(op.name, op.location).cost.in_place for f in self.module.functions for op in f.ops)
+        self.planner = Planner(self.profile, self.classes, numbers, not changes)
+        held = [0] * self.classes.count
+        for item in self.module.main.inputs:
+            if item.role == "parameter":
+                for c, size in self.planner.bytes_of(item.value, None):
+                    held[c] += size
+        # A step that updates weights goes over their gradients too.
+        self.planner.cold = frozenset(c for c, size in enumerate(held) if size * (1 + changes) > self.profile.cache)
         self.gradients = Gradients(self.module)
 
     def enter(
@@ -159,7 +168,8 @@ class _Simulator(Domain[Handle]):
         frame = self.frames[-1]
         work = frame.works.get(id(op))
         if work is None:
-            work = frame.works[id(op)] = self.planner.plan(op, frame.devices, frame.made_on)
+            work = self.planner.plan(op, frame.devices, frame.made_on, self._step_long(frame))
+            frame.works[id(op)] = work
         results = []
         took = False
         for value, made in zip(op.results, work.makes, strict=True):
@@ -185,6 +195,11 @@ class _Simulator(Domain[Handle]):
             clocks[clock] = max(clocks[clock], clocks[other])
         frame.device_ops += work.devices
         return results
+
+    @staticmethod
+    def _step_long(frame: _Frame) -> frozenset[str]:
+        """The values that live through a step, so that others have pushed them out of a cache: weights, gradients."""
+        return frame.gradients.union(i.value.name for i in frame.function.inputs if i.role == "parameter")
 
     def release(self, value: Value, element: Handle) -> None:
         element.users -= 1

@@ -60,6 +60,10 @@ class Planner:
     classes: DeviceClasses
     streams: Mapping[str, int]
     """The number of each stream, from 1 on. The clock of class c on stream s is c + s * (number of classes)."""
+    fixed: bool = False
+    """Whether the program leaves its weights as they are."""
+    cold: frozenset[int] = frozenset()
+    """The classes whose weights are too many for a cache."""
     _bytes: dict[tuple[int, int], Bytes] = field(default_factory=dict)
     _present: dict[int, tuple[int, ...]] = field(default_factory=dict)
     _times: dict[object, int] = field(default_factory=dict)
@@ -84,10 +88,12 @@ class Planner:
             self._bytes[key] = found
         return found
 
-    def plan(self, op: Op, onto: Devices | None, made_on: Mapping[str, int]) -> Work:
+    def plan(
+        self, op: Op, onto: Devices | None, made_on: Mapping[str, int], weights: frozenset[str] = frozenset()
+    ) -> Work:
         """The work of an op of a function that runs on `onto`, of the entry function if that is None.
 
-        `made_on` has the stream of the function's values that are made on one.
+        `made_on` has the stream of the function's values that are made on one, `weights` are those that are weights, or their gradients.
         """
         entry = lookup(op.name, op.location)
         results = [placed_type(v) for v in op.results]
@@ -100,7 +106,7 @@ class Planner:
             steps = self._communication(op, entry, devices, onto, stream)
             kind = COMMUNICATION
         else:
-            steps = self._computation(op, entry, devices, onto, stream)
+            steps = self._computation(op, entry, devices, onto, stream, weights)
             kind = COMPUTE
         count = 0 if entry.cost.view or entry.role == "scalar" else len(devices)
         if entry.role == "transfer":
@@ -108,16 +114,19 @@ class Planner:
         return Work(steps, makes, self._workspace(op, entry, devices), kind, stream, count)
 
     def _computation(
-        self, op: Op, entry: OpDef, devices: Devices, onto: Devices | None, stream: int
+        self, op: Op, entry: OpDef, devices: Devices, onto: Devices | None, stream: int, weights: frozenset[str]
     ) -> tuple[Step, ...]:
         steps = []
+        weighed = any(v.name in weights for v in op.operands)
         for c, i in self._representatives(devices):
             operands = self._operands(op, devices[i], onto)
             attrs = local_attrs(op.attrs, i)
             results = [placed_type(v).local(i) for v in op.results]
-            key = (op.name, tuple(operands), tuple(map(str, attrs.items())), tuple(results))
+            fixed, cold = weighed and self.fixed, weighed and c in self.cold
+            key = (op.name, tuple(operands), tuple(map(str, attrs.items())), tuple(results), fixed, cold)
             if key not in self._times:
-                self._times[key] = femtoseconds(op_seconds(self.profile, entry, operands, attrs, results))
+                seconds = op_seconds(self.profile, entry, operands, attrs, results, fixed, cold)
+                self._times[key] = femtoseconds(seconds)
             steps.append(self._step((c,), stream, self._times[key]))
         return tuple(step for step in steps if step.duration)
 

@@ -27,7 +27,7 @@ def fit_device(
     begin: Parameters = {
         "overhead": max(1e-7, 0.8 * min(seconds)),
         "bandwidth": 2e10,
-        "cache": 4e6,
+        "cache": 2e7,
         "cache_bandwidth": 5e10,
         "flops": 1e11,
         "half_rows": 2.0,
@@ -35,19 +35,23 @@ def fit_device(
         "half_inner": 8.0,
         "overlap": 3.0,
     }
-    own = sorted({sample.op for sample in samples if sample.group != "products"})
+    own = sorted({sample.op for sample in samples if not sample.group.startswith("products")})
     begin.update((f"op {name}", 5e9) for name in own)
-    prepared = [(lookup(s.op), s.operands, s.attrs, s.results, t) for s, t in zip(samples, seconds, strict=True)]
+    begin.update({f"packed {key}": begin[key] for key in ("flops", "half_rows", "half_columns", "half_inner")})
+    prepared = [
+        ((lookup(s.op), s.operands, s.attrs, s.results, s.fixed, s.cold), t)
+        for s, t in zip(samples, seconds, strict=True)
+    ]
 
     def loss(x: Parameters) -> float:
         profile = _with(start, dtype, x)
-        return sum(math.log(op_seconds(profile, e, o, a, r) / t) ** 2 for e, o, a, r, t in prepared) / len(prepared)
+        return sum(math.log(op_seconds(profile, *op) / t) ** 2 for op, t in prepared) / len(prepared)
 
     found, _ = minimise(loss, begin)
     profile = _with(start, dtype, found)
     errors: dict[str, list[float]] = {}
-    for sample, (entry, operands, attrs, results, t) in zip(samples, prepared, strict=True):
-        errors.setdefault(sample.group, []).append(abs(op_seconds(profile, entry, operands, attrs, results) / t - 1))
+    for sample, (op, t) in zip(samples, prepared, strict=True):
+        errors.setdefault(sample.group, []).append(abs(op_seconds(profile, *op) / t - 1))
     return profile, {group: median(found) for group, found in errors.items()}
 
 
@@ -105,7 +109,8 @@ def minimise(
 
 
 def _with(start: Profile, dtype: str, x: Parameters) -> Profile:
-    matrix = Matrix(x["flops"], x["half_rows"], x["half_columns"], x["half_inner"])
+    keys = ("flops", "half_rows", "half_columns", "half_inner")
+    matrix, packed = Matrix(*(x[key] for key in keys)), Matrix(*(x[f"packed {key}"] for key in keys))
     return replace(
         start,
         overhead=x["overhead"],
@@ -113,6 +118,7 @@ def _with(start: Profile, dtype: str, x: Parameters) -> Profile:
         cache=x["cache"],
         cache_bandwidth=x["cache_bandwidth"],
         matrix={**start.matrix, dtype: matrix},
+        packed={**start.packed, dtype: packed},
         vector={**start.vector, dtype: median(rate for key, rate in x.items() if key.startswith("op "))},
         ops={**start.ops, dtype: {key[3:]: rate for key, rate in x.items() if key.startswith("op ")}},
         overlap=max(1.0, x["overlap"]),

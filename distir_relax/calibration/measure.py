@@ -15,7 +15,8 @@ from typing import TYPE_CHECKING, Any
 from distir_relax.bundle import Mesh
 from distir_relax.calibration.samples import OpSample, payloads
 from distir_relax.ir import Op, Value
-from distir_relax.ops import torch_expression
+from distir_relax.ops import lookup, torch_expression
+from distir_relax.runtime.packing import pack_linear
 from distir_relax.runtime.world import World
 
 if TYPE_CHECKING:
@@ -50,22 +51,27 @@ def time_op(sample: OpSample, device: str, wait: Callable[[], None]) -> float:
     import torch.nn.functional as F
 
     generator = torch.Generator(device=device).manual_seed(0)
-    count = 1
-    if sample.cold:
-        moved = sum(sample.operands[i].bytes for i in sample.cold)
-        count = max(1, min(64, int(_COLD / max(1, moved))))
     variants = [[_draw(kind, device, generator) for kind in sample.operands]]
-    for _ in range(count - 1):
-        fresh = list(variants[0])
-        for i in sample.cold:
-            fresh[i] = variants[0][i].clone()
-        variants.append(fresh)
+    if sample.cold and sample.weight is not None:
+        copies = max(1, min(64, int(_COLD / max(1, sample.operands[sample.weight].bytes))))
+        for _ in range(copies - 1):
+            variants.append(list(variants[0]))
+            variants[-1][sample.weight] = variants[0][sample.weight].clone()
     names = [f"a{i}" for i in range(len(sample.operands))]
-    values = tuple(Value(name, kind) for name, kind in zip(names, sample.operands, strict=True))
-    code = torch_expression(Op(sample.op, values, (), sample.attrs), names)
-    scope: dict[str, Any] = {"torch": torch, "F": F}
+    scope: dict[str, Any] = {"torch": torch, "F": F, "pack_linear": pack_linear}
+    form = lookup(sample.op).packed
+    if sample.fixed and form is not None:
+        rows = sample.results[0].elements // sample.results[0].shape[-1]
+        for variant in variants:
+            packed = eval(form.prepare.format(*names, rows=rows), {**scope, **dict(zip(names, variant, strict=True))})
+            variant[form.weights[0]] = packed
+        code = form.apply.format(*names, packed=names[form.weights[0]])
+    else:
+        values = tuple(Value(name, kind) for name, kind in zip(names, sample.operands, strict=True))
+        code = torch_expression(Op(sample.op, values, (), sample.attrs), names)
     exec(f"def run({', '.join(names)}):\n    return {code}\n", scope)
     run = scope["run"]
+    count = len(variants)
 
     def repeat(times: int) -> float:
         _settle(device)
@@ -145,9 +151,10 @@ def _time_together(world: World, run: Callable[[], object], device: str) -> floa
         _settle(device)
         return (time.perf_counter() - start) / times
 
-    repeat(2)
-    once = max(world.exchange(repeat(2)))
-    times = max(2, min(4000, int(_ENOUGH / max(1e-7, once))))
+    repeat(5)
+    once = max(world.exchange(repeat(5)))
+    # Ranks leave the meeting one after the other, which must not weigh.
+    times = max(5, min(4000, int(4 * _ENOUGH / max(1e-7, once))))
     rounds = world.exchange([repeat(times) for _ in range(_ROUNDS)])
     found: float = median(max(column) for column in zip(*rounds, strict=True))
     return found

@@ -19,14 +19,17 @@ class OpSample:
     """One op on operands of given types. `group` is what it tells about: ``products``, ``elementwise``,
     ``rows``, ``attention``.
 
-    `cold` are the operands that a program reads once a step, weights: they do not come from a cache.
+    `weight` is the operand that is a weight, if one is. It is `fixed` where the backend may lay it out once, and `cold`
+    where it does not come from a cache.
     """
 
     group: str
     op: str
     operands: tuple[TensorType, ...]
     attrs: Mapping[str, Any] = field(default_factory=dict)
-    cold: tuple[int, ...] = ()
+    weight: int | None = None
+    fixed: bool = False
+    cold: bool = False
 
     @property
     def results(self) -> tuple[TensorType, ...]:
@@ -54,8 +57,11 @@ def _products(dtype: str, scale: int) -> Iterator[OpSample]:
         for rows in (1, 3, 7, 14, 29, 58, 115, 230, 460):
             if rows * inner * columns > 2.5e8 * scale**3:
                 continue
-            weight = TensorType((columns, inner), dtype)
-            yield OpSample("products", "linear", (TensorType((rows, inner), dtype), weight), cold=(1,))
+            x, weight = TensorType((rows, inner), dtype), TensorType((columns, inner), dtype)
+            yield OpSample("products, packed", "linear", (x, weight), weight=1, fixed=True)
+            if rows in (1, 7, 29, 115):
+                yield OpSample("products, cold", "linear", (x, weight), weight=1, fixed=True, cold=True)
+            yield OpSample("products", "matmul", (x, TensorType((inner, columns), dtype)), weight=1)
     # As a weight's gradient is made: the batch is what is summed over.
     for inner, columns in scaled[2:]:
         for rows in (3, 14, 58, 230):
