@@ -14,7 +14,7 @@ from distir_relax.analysis.types import infer_types
 from distir_relax.bundle import read_bundle
 from distir_relax.compiler import Plan, compile
 from distir_relax.errors import DistIRError, ImportModelError
-from distir_relax.ir import DeviceMesh, Module, Untyped, parse
+from distir_relax.ir import DeviceMesh, Module, parse
 from distir_relax.transforms.strategy import Strategy
 from distir_relax.user_function import call_function, find_function
 
@@ -63,7 +63,7 @@ def load_module(
     if isinstance(model, Plan):
         return _without(wanted, model.modules["distributed"], "a plan")
     if isinstance(model, Module):
-        return _without(wanted, _typed(model), "a module")
+        return _without(wanted, infer_types(model), "a module")
     text = str(model)
     if text.endswith(".onnx") or not isinstance(model, (str, Path)):
         chosen = mesh or DeviceMesh((1,), ("device",))
@@ -83,7 +83,7 @@ def load_module(
         source = path.read_text()
     except (OSError, UnicodeDecodeError) as error:
         raise ImportModelError(f"not a program's text: {error}", text) from None
-    return _without({"strategy": wanted.get("strategy")}, _typed(parse(source, text)), "a program's text")
+    return _without({"strategy": wanted.get("strategy")}, infer_types(parse(source, text)), "a program's text")
 
 
 def _from_function(target: str, wanted: Mapping[str, Any]) -> tuple[Module, int | None]:
@@ -97,9 +97,9 @@ def _from_function(target: str, wanted: Mapping[str, Any]) -> tuple[Module, int 
     if isinstance(made, Plan):
         return made.modules["distributed"], samples
     if isinstance(made, tuple) and made and isinstance(made[0], Module):
-        return _typed(made[0]), samples
+        return infer_types(made[0]), samples
     if isinstance(made, Module):
-        return _typed(made), samples
+        return infer_types(made), samples
     if isinstance(made, tuple) and len(made) in (2, 3):
         kwargs = made[2] if len(made) == 3 else None
         inputs = made[1] if isinstance(made[1], (tuple, list)) else (made[1],)
@@ -107,19 +107,6 @@ def _from_function(target: str, wanted: Mapping[str, Any]) -> tuple[Module, int 
     raise ImportModelError(
         f"expected a module, a Plan or a tuple (model, example_inputs), found {type(made).__name__}", target
     )
-
-
-def _typed(module: Module) -> Module:
-    """The module with all types, inferred where a text left some out."""
-    if module.stage != "distributed":
-        raise DistIRError(
-            f"a program of the distributed stage is simulated, found the {module.stage} stage",
-            hint="a bundle's distir.txt is one",
-        )
-    values = (
-        v for f in module.functions for v in (*(i.value for i in f.inputs), *(r for op in f.ops for r in op.results))
-    )
-    return infer_types(module) if any(isinstance(v.type, Untyped) for v in values) else module
 
 
 def _without(wanted: Mapping[str, Any], module: Module, what: str) -> tuple[Module, None]:

@@ -6,7 +6,7 @@ follows from them is known too, so that shapes computed by the program itself (f
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
@@ -69,8 +69,16 @@ def propagate_types(
 
 
 def infer_types(module: Module) -> Module:
-    """The program with the types that its text left out; see `propagate_types`."""
+    """The program with the types that its text left out; itself where it left out none. See `propagate_types`."""
+    if module.stage == "distributed" and not any(isinstance(kind, Untyped) for kind in _all_types(module)):
+        return module
     return propagate_types(module)[0]
+
+
+def _all_types(module: Module) -> Iterator[object]:
+    for function in module.functions:
+        yield from (item.value.type for item in function.inputs)
+        yield from (value.type for op in function.ops for value in op.results)
 
 
 def _given(value: Value, given: torch.Tensor | PlacedType | None) -> Known:

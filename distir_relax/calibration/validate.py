@@ -18,7 +18,7 @@ from distir_relax.bundle import Bundle, Manifest, read_bundle, write_bundle
 from distir_relax.calibration.statistics import mean_absolute_percentage_error, spearman
 from distir_relax.compiler import Plan
 from distir_relax.errors import ImportModelError, RunError
-from distir_relax.ir import Module, Untyped, parse
+from distir_relax.ir import Module, parse
 from distir_relax.lowering.to_bundle import program_bundle
 from distir_relax.runtime.launch import launch
 from distir_relax.runtime.session import RankSession, limit_threads
@@ -133,7 +133,7 @@ def _load(target: str) -> list[tuple[str, Module, Bundle]]:
     if Path(target).is_dir():
         bundle = read_bundle(Path(target))
         module = parse(bundle.stage("distributed"), target)
-        return [(bundle.manifest.name, _typed(module), bundle)]
+        return [(bundle.manifest.name, infer_types(module), bundle)]
     made = call_function(find_function(target), target, {})
     if not isinstance(made, Mapping):
         raise ImportModelError(
@@ -146,14 +146,9 @@ def _configuration(name: str, entry: object, target: str) -> tuple[str, Module, 
     if isinstance(entry, Plan):
         return name, entry.modules["distributed"], entry.bundle(("torch",))
     if isinstance(entry, tuple) and len(entry) == 2 and isinstance(entry[0], Module):
-        module = _typed(entry[0])
+        module = infer_types(entry[0])
         return name, module, program_bundle(name, module, entry[1])
     raise ImportModelError(f"expected a plan or (module, tensors) for {name!r}, found {type(entry).__name__}", target)
-
-
-def _typed(module: Module) -> Module:
-    values = (v for f in module.functions for op in f.ops for v in op.results)
-    return infer_types(module) if any(isinstance(v.type, Untyped) for v in values) else module
 
 
 def _random_inputs(manifest: Manifest) -> dict[str, torch.Tensor]:
