@@ -17,7 +17,7 @@ from distir_relax.analysis.work import COMMUNICATION, FEMTOSECONDS
 from distir_relax.report.matrix import matrix
 from distir_relax.report.memory import memory_charts
 from distir_relax.report.simulation import class_name, write_text
-from distir_relax.report.timeline import Timeline, as_data, timeline
+from distir_relax.report.timeline import LANES, Timeline, as_data, timeline
 from distir_relax.report.units import count, seconds, size
 
 ROWS = 15
@@ -126,11 +126,10 @@ def _row(row: OpTime) -> str:
 
 
 def _timeline_note(simulation: Simulation, line: Timeline) -> str:
-    classes = len(simulation.members)
-    lanes = len({name.partition(", stream")[0] for name, _ in line.lanes})
     parts = ["Devices that do the same at the same times share a lane."]
-    if lanes < classes:
-        parts.append(_shown(lanes, classes))
+    classes = len(simulation.members)
+    if classes > LANES:
+        parts.append(_shown(LANES, classes))
     if line.joined:
         parts.append(
             f"{line.joined:,} ops shorter than {seconds(line.threshold / FEMTOSECONDS)} are drawn together "

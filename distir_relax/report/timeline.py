@@ -18,8 +18,8 @@ from distir_relax.report.trace import stream_name
 LANES = 32
 """How many classes of devices are drawn."""
 
-BARS = 60_000
-"""How many bars a page has at most, plus a lane's worth of rounding."""
+BARS = 40_000
+"""How many bars a page has at most: some 2 MB. Full lanes still have more of them than a screen has pixels."""
 
 
 class Bar(NamedTuple):
@@ -63,7 +63,7 @@ def shown_classes(simulation: Simulation, limit: int) -> list[int]:
 
 
 def timeline(simulation: Simulation, limit: int = BARS) -> Timeline:
-    """The lanes of a simulation, of no more than about `limit` bars together."""
+    """The lanes of a simulation, of no more than `limit` bars together."""
     shown = shown_classes(simulation, LANES)
     collected = _Collected(set(shown))
     for event, start, calls in simulation.events_in_calls():

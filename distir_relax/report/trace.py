@@ -22,7 +22,7 @@ FEMTOSECONDS_PER_NANOSECOND = 10**6
 
 def write_trace(simulation: Simulation, path: Path) -> None:
     """Write `trace` as JSON. Raises `DistIRError` when the file cannot be written."""
-    write_text(path, json.dumps(trace(simulation)))
+    write_text(path, json.dumps(trace(simulation), separators=(",", ":")))
 
 
 def trace(simulation: Simulation) -> dict[str, Any]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from pathlib import Path
 
 import numpy as np
@@ -9,7 +10,27 @@ import pytest
 
 from distir_relax.analysis.traffic import bytes_between
 from distir_relax.analysis.types import infer_types
-from distir_relax.ir import DeviceMesh, Module, PerRank, parse
+from distir_relax.ir import (
+    Cut,
+    DeviceMesh,
+    DTensorType,
+    Function,
+    Input,
+    Module,
+    Op,
+    Output,
+    Partial,
+    PerRank,
+    Placement,
+    R,
+    Shard,
+    Value,
+    parse,
+    print_placements,
+)  # fmt: skip
+from distir_relax.lowering import ToDistIR
+from distir_relax.sharding import bytes_sent
+from distir_relax.sharding.cuts import balanced
 from distir_relax.simulator import simulate
 from distir_relax.transforms.builder import ProgramBuilder
 
@@ -108,3 +129,31 @@ def test_blocks_keep_the_sum() -> None:
     assert blocks.shape == (3, 3)
     assert blocks.sum() == pytest.approx(found.bytes.sum())
     assert blocks[0, 0] > 0
+
+
+@pytest.mark.parametrize("mesh", [DeviceMesh((3,), ("a",)), DeviceMesh((2, 3), ("a", "b"))], ids=["3", "2x3"])
+def test_redistributions_send_what_their_plans_say(mesh: DeviceMesh) -> None:
+    # 6 x 12 x 18 splits evenly along either axis and both, so that the planner's bytes of a device hold for each.
+    shape, count = (6, 12, 18), len(mesh.shape)
+    one_axis: list[Placement] = [R, Partial("sum"), *(Shard(dim, Cut.of(1)) for dim in range(3))]
+    layouts = [p for p in itertools.product(one_axis, repeat=count) if len({*map(str, p)}) == count or R in p]
+    for source, target in itertools.product(layouts, layouts):
+        if any(isinstance(p, Partial) for p in target):
+            continue
+        have, want = (
+            DTensorType(shape, "float32", tuple(cut(p, n) for p, n in zip(row, mesh.shape, strict=True)))
+            for row in (source, target)
+        )
+        x, y = Value("x", have), Value("y", want)
+        op = Op("redistribute", (x,), (y,), {"placements": print_placements(want.placements)})
+        function = Function("main", (Input(x),), (op,), (Output("y", y),))
+        module = ToDistIR().run(Module("sharded", (function,), (mesh,)))
+        assert bytes_between(module).bytes.sum() == pytest.approx(mesh.size * bytes_sent(have, want, mesh)), (
+            f"{print_placements(have.placements)} to {print_placements(want.placements)}"
+        )
+
+
+def cut(placement: Placement, ranks: int) -> Placement:
+    if not isinstance(placement, Shard):
+        return placement
+    return Shard(placement.dim, Cut.of(*balanced((6, 12, 18)[placement.dim], ranks)))
