@@ -195,7 +195,8 @@ def simulate(
 ) -> None:
     """Predict time and memory of a program on a machine, without running it."""
     from distir_relax.compile_target import read_mesh, read_shapes, read_shardings
-    from distir_relax.report.simulation import json_text, summary, write_trace
+    from distir_relax.report.simulation import json_text, summary
+    from distir_relax.report.trace import write_trace
     from distir_relax.simulator import simulate as predict
     from distir_relax.user_function import import_file
 

@@ -27,6 +27,7 @@ def test_the_wheel_holds_one_package(tmp_path: Path) -> None:
         entry = archive.read(next(n for n in names if n.endswith("entry_points.txt"))).decode()
     assert {name.split("/")[0].split("-")[0] for name in names} == {"distir_relax"}
     assert "distir_relax/py.typed" in names
+    assert "distir_relax/report/templates/page.html" in names
     assert "distir = distir_relax.cli:main" in entry
 
 

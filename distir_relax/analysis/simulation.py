@@ -12,7 +12,10 @@ import numpy.typing as npt
 from distir_relax.analysis.memory import CATEGORIES
 from distir_relax.analysis.profile import Profile
 from distir_relax.analysis.work import COMMUNICATION, COMPUTE, FEMTOSECONDS
-from distir_relax.ir import Module, Op
+from distir_relax.ir import CALL, Module, Op
+
+MemoryCurve = list[tuple[float, tuple[int, ...]]]
+"""Live bytes by category, from a time in seconds on."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,7 +64,7 @@ class Peak:
     def __str__(self) -> str:
         if not self.ops:
             return "the inputs"
-        path = " in ".join(f"%{op.results[0].name} = {op.name}" if op.results else op.name for op in reversed(self.ops))
+        path = " in ".join(_named(op) for op in reversed(self.ops))
         return f"{path}{f' ({self.ops[-1].location})' if self.ops[-1].location else ''}"
 
 
@@ -149,22 +152,30 @@ class Simulation:
 
     def events(self) -> Iterator[tuple[Event, int]]:
         """Every op that keeps devices busy, in program order, with its start in femtoseconds from the beginning."""
-        return _flat(self._events, 0)
+        return ((event, start) for event, start, _ in _flat(self._events, 0, ()))
 
-    def memory_curve(self, device: int) -> list[tuple[float, tuple[int, ...]]]:
+    def events_in_calls(self) -> Iterator[tuple[Event, int, tuple[Op, ...]]]:
+        """As `events`, with the calls that lead from the entry function to the op."""
+        return _flat(self._events, 0, ())
+
+    def memory_curve(self, device: int) -> MemoryCurve:
         """The live memory of a device by category (`CATEGORIES`), each time it changes, in program order."""
-        mine = int(self.class_of[device])
-        live = [0] * len(CATEGORIES)
-        curve: list[tuple[float, tuple[int, ...]]] = []
+        return self.memory_curves()[int(self.class_of[device])]
+
+    def memory_curves(self) -> list[MemoryCurve]:
+        """For each class of devices, what `memory_curve` gives for each of its devices."""
+        live = [[0] * len(CATEGORIES) for _ in self.members]
+        curves: list[MemoryCurve] = [[] for _ in self.members]
         for change, base in _changes(self._changes, 0):
-            if change.device_class != mine or not change.bytes:
+            if not change.bytes:
                 continue
-            live[change.category] += change.bytes
+            mine, curve = live[change.device_class], curves[change.device_class]
+            mine[change.category] += change.bytes
             time = (base + change.time) / FEMTOSECONDS
             if curve and curve[-1][0] == time and change.bytes > 0:
                 curve.pop()
-            curve.append((time, tuple(live)))
-        return curve
+            curve.append((time, tuple(mine)))
+        return curves
 
     def as_json(self) -> dict[str, Any]:
         """The result as plain numbers and lists, for machines."""
@@ -194,12 +205,19 @@ class Simulation:
         return found
 
 
-def _flat(events: list[Event | Called], base: int) -> Iterator[tuple[Event, int]]:
+def _named(op: Op) -> str:
+    name = f"call @{op.attrs['callee']}" if op.name == CALL else op.name
+    return f"{op.results[0]} = {name}" if op.results else name
+
+
+def _flat(
+    events: list[Event | Called], base: int, calls: tuple[Op, ...]
+) -> Iterator[tuple[Event, int, tuple[Op, ...]]]:
     for event in events:
         if isinstance(event, Called):
-            yield from _flat(event.events, base + event.base)
+            yield from _flat(event.events, base + event.base, (*calls, event.op))
         else:
-            yield event, base + event.start
+            yield event, base + event.start, calls
 
 
 def _changes(changes: list[Change | Called], base: int) -> Iterator[tuple[Change, int]]:

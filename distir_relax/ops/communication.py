@@ -117,7 +117,7 @@ define(
     ],
     on_communicator=True,
     communicates=True,
-    cost=Cost(collective="all_to_all"),
+    cost=Cost(collective="all_to_all", pieces=lambda attrs, i: attrs["split_sizes"]),
     **_FREE,
 )
 define(
@@ -131,7 +131,7 @@ define(
     ],
     on_communicator=True,
     communicates=True,
-    cost=Cost(collective="all_to_all"),
+    cost=Cost(collective="all_to_all", pieces=lambda attrs, i: attrs["pieces"][i]),
     **_FREE,
 )
 define(

@@ -43,6 +43,8 @@ class Cost:
     `gradient` is the operand, if any, that is the gradient of a weight: memory reports tell it from activations.
     `collective` is what a communication is to the network: ``all_reduce``, ``all_gather``, ``reduce_scatter``,
     ``all_to_all`` or ``send``.
+    `pieces` tells, for an ``all_to_all``, how the device at a place along the axis divides what it holds among all: a
+    number for each, in any unit. By default equally.
     """
 
     moved: Work | None = None
@@ -53,6 +55,7 @@ class Cost:
     in_place: bool = False
     gradient: int | None = None
     collective: str = ""
+    pieces: Callable[[Attrs, int], Sequence[int]] | None = None
 
     @property
     def shares(self) -> bool:

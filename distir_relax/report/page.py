@@ -1,0 +1,160 @@
+"""The report page: one HTML file that needs nothing else, with time line, memory, top ops and communication."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Iterable
+from dataclasses import dataclass
+from html import escape
+from importlib import resources
+from pathlib import Path
+from string import Template
+
+from distir_relax.analysis.memory import CATEGORIES
+from distir_relax.analysis.simulation import Simulation
+from distir_relax.analysis.work import COMMUNICATION, FEMTOSECONDS
+from distir_relax.report.matrix import matrix
+from distir_relax.report.memory import memory_charts
+from distir_relax.report.simulation import class_name, write_text
+from distir_relax.report.timeline import LANES, Timeline, as_data, timeline
+from distir_relax.report.units import count, seconds, size
+
+ROWS = 15
+"""How many ops the table of top ops has."""
+
+SCRIPTS = ("common.js", "timeline.js", "memory.js", "matrix.js")
+
+
+def write_page(simulation: Simulation, path: Path, title: str) -> None:
+    """Write `page` to a file. Raises `DistIRError` when it cannot be written."""
+    write_text(path, page(simulation, title))
+
+
+def page(simulation: Simulation, title: str) -> str:
+    """The report as the text of an HTML file."""
+    line = timeline(simulation)
+    makespan = max(simulation.clocks)
+    traffic = matrix(simulation)
+    charts = memory_charts(simulation)
+    data = {
+        "timeline": as_data(line, makespan),
+        "memory": {"charts": charts, "categories": CATEGORIES[:-1], "device": simulation.profile.memory},
+        "matrix": traffic,
+        "makespan": simulation.makespan,
+    }
+    folder = resources.files("distir_relax.report") / "templates"
+    return Template((folder / "page.html").read_text()).substitute(
+        title=escape(title),
+        style=(folder / "page.css").read_text(),
+        headline="".join(_figure(*row) for row in _headline(simulation)),
+        timeline_note=escape(_timeline_note(simulation, line)),
+        memory_note=escape(_memory_note(len(charts), len(simulation.members))),
+        ops="".join(_row(row) for row in top_ops(simulation)[:ROWS]),
+        ops_note=escape(_ops_note(len(top_ops(simulation)))),
+        matrix_note=escape(_matrix_note(traffic["block"], traffic["total"])),
+        # A script ends at "</script" wherever that stands, so no "<" may be in its data.
+        data=json.dumps(data, separators=(",", ":")).replace("<", "\\u003c"),
+        script="\n".join((folder / name).read_text() for name in SCRIPTS),
+    )
+
+
+@dataclass(frozen=True)
+class OpTime:
+    """An op of the program's vocabulary: on how many devices it ran, all together, for how many seconds in sum."""
+
+    name: str
+    communicates: bool
+    count: int
+    total: float
+    share: float
+
+
+def top_ops(simulation: Simulation) -> list[OpTime]:
+    """The ops by the time that they take on all devices together; the share is of all devices' time."""
+    counts: dict[tuple[str, bool], int] = {}
+    totals: dict[tuple[str, bool], int] = {}
+    members = [len(m) for m in simulation.members]
+    for event, _ in simulation.events():
+        key = (event.op.name, event.kind == COMMUNICATION)
+        devices = sum(members[c] for c in event.classes)
+        counts[key] = counts.get(key, 0) + devices
+        totals[key] = totals.get(key, 0) + event.duration * devices
+    whole = simulation.makespan * simulation.devices
+    rows = [
+        OpTime(*key, counts[key], taken / FEMTOSECONDS, taken / FEMTOSECONDS / whole if whole else 0.0)
+        for key, taken in totals.items()
+    ]
+    return sorted(rows, key=lambda row: (-row.total, row.name))
+
+
+def _headline(s: Simulation) -> Iterable[tuple[str, str, str, bool]]:
+    device = int(s.peak_memory.argmax())
+    peak = s.peak(device)
+    yield "makespan", seconds(s.makespan), f"on {count(s.devices, 'device')} of {s.profile.name}", False
+    if s.throughput is not None:
+        yield "throughput", f"{_digits(s.throughput)}/s", f"samples, of {s.samples:,} in all", False
+    note = f"of {size(s.profile.memory)}, {class_name(s, int(s.class_of[device]))}"
+    yield "peak memory", size(peak.bytes), note if s.fits else f"does not fit: {note}", not s.fits
+    yield "compute", f"{max(1 - s.bubble - s.communication, 0.0):.1%}", "of all devices' time", False
+    beside = s.overlapped.any()
+    note = f"and {seconds(float(s.overlapped.mean()))} a device beside computing" if beside else "of all devices' time"
+    yield "communication", f"{s.communication:.1%}", note, False
+    yield "bubble", f"{s.bubble:.1%}", "waiting, of all devices' time", False
+
+
+def _digits(value: float) -> str:
+    """A number to four digits, without an exponent."""
+    places = 3 - math.floor(math.log10(value))
+    return f"{round(value, places):,.{max(places, 0)}f}"
+
+
+def _figure(name: str, value: str, note: str, bad: bool) -> str:
+    return (
+        f'<div class="figure{" bad" if bad else ""}"><dt>{escape(name)}</dt><dd>{escape(value)}</dd>'
+        f"<small>{escape(note)}</small></div>"
+    )
+
+
+def _row(row: OpTime) -> str:
+    kind = "communication" if row.communicates else "compute"
+    return (
+        f'<tr><td><i class="swatch {kind}"></i><code>{escape(row.name)}</code></td><td>{row.count:,}</td>'
+        f"<td>{escape(seconds(row.total))}</td><td>{row.share:.1%}</td>"
+        f'<td class="share"><i class="{kind}" style="width:{min(row.share, 1):.2%}"></i></td></tr>'
+    )
+
+
+def _timeline_note(simulation: Simulation, line: Timeline) -> str:
+    parts = ["Devices that do the same at the same times share a lane."]
+    classes = len(simulation.members)
+    if classes > LANES:
+        parts.append(_shown(LANES, classes))
+    if line.joined:
+        parts.append(
+            f"{line.joined:,} ops shorter than {seconds(line.threshold / FEMTOSECONDS)} are drawn together "
+            "with their neighbours: the bar shows how much of its time is compute, communication and idle."
+        )
+    return " ".join(parts)
+
+
+def _memory_note(charts: int, classes: int) -> str:
+    return f"All charts have the same scale. {_shown(charts, classes)}" if charts > 1 else ""
+
+
+def _shown(shown: int, classes: int) -> str:
+    return "" if shown == classes else f"{shown} of {classes:,} classes of devices are shown."
+
+
+def _ops_note(ops: int) -> str:
+    shown = f"The first {ROWS} of {ops}. " if ops > ROWS else ""
+    return f"{shown}Count and total are over all devices; the share is of all devices' time."
+
+
+def _matrix_note(block: int, total: float) -> str:
+    if not total:
+        return "The devices send each other nothing."
+    rows = (
+        f"A row is a block of {block} devices; the diagonal is what they send among themselves. " if block > 1 else ""
+    )
+    return f"{rows}{size(total)} in all. Collectives are counted as rings."

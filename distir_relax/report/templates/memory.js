@@ -1,0 +1,81 @@
+const memory = data.memory;
+const memoryBox = document.getElementById("memory");
+const LEFT = 62, HEIGHT = 210, BOTTOM = 24, TOP = 16;
+
+memory.categories.forEach((name, i) => {
+  const item = html("li", "", document.getElementById("memory-legend"));
+  html("i", "swatch", item).style.background = `var(--c${i})`;
+  item.append(name);
+});
+
+// All charts have one scale, so that their heights compare; the device's limit is drawn where that leaves room.
+const highest = Math.max(1, ...memory.charts.map((chart) => chart.peak[1]));
+const limitShown = memory.device <= 2 * highest;
+const memoryTop = limitShown ? Math.max(highest, memory.device) * 1.05 : highest * 1.1;
+const memorySpan = data.makespan || 1;
+
+const figures = memory.charts.map((chart) => {
+  const figure = html("figure", "", memoryBox);
+  const caption = html("figcaption", "", figure, chart.name);
+  html("br", "", caption);
+  html("span", "", caption, chart.text);
+  return { chart, svg: element("svg", { role: "img", "aria-label": `${chart.name}: ${chart.text}` }, figure) };
+});
+
+const drawMemory = redrawn(memoryBox, () => figures.forEach(drawChart));
+
+function drawChart({ chart, svg }) {
+  const width = svg.clientWidth || 300, room = width - LEFT - 10;
+  const x = (time) => LEFT + Math.min(time / memorySpan, 1) * room;
+  const y = (bytes) => TOP + (1 - bytes / memoryTop) * (HEIGHT - TOP - BOTTOM);
+  svg.setAttribute("viewBox", `0 0 ${width} ${HEIGHT}`);
+  svg.setAttribute("height", HEIGHT);
+  svg.replaceChildren();
+  for (const bytes of ticks(0, memoryTop, 4)) {
+    element("line", { class: "axis", x1: LEFT, x2: width - 10, y1: y(bytes), y2: y(bytes) }, svg);
+    element("text", { x: LEFT - 6, y: y(bytes) + 4, "text-anchor": "end" }, svg, bytes ? size(bytes) : "0");
+  }
+  for (const time of ticks(0, memorySpan, room / 110)) {
+    const anchor = x(time) > width - 40 ? "end" : time ? "middle" : "start";
+    element("text", { x: x(time), y: HEIGHT - 6, "text-anchor": anchor }, svg, time ? seconds(time) : "0");
+  }
+  drawAreas(chart, svg, x, y);
+  if (limitShown) {
+    element("line", { class: "limit", x1: LEFT, x2: width - 10, y1: y(memory.device), y2: y(memory.device) }, svg);
+    element("text", { x: LEFT + 4, y: y(memory.device) - 4 }, svg, `the device's ${size(memory.device)}`);
+  }
+  const [time, bytes] = chart.peak;
+  element("circle", { class: "peak", cx: x(time), cy: y(bytes), r: 4 }, svg);
+  const side = x(time) > width / 2 ? [-9, "end"] : [9, "start"];
+  element("text", { class: "strong", x: x(time) + side[0], y: y(bytes) + (limitShown ? 16 : -2), "text-anchor": side[1] }, svg, size(bytes));
+}
+
+// A value holds from its time to the next one's: the areas are stairs, stacked in the order of the categories.
+function drawAreas(chart, svg, x, y) {
+  const points = chart.points, ends = points.map((_, i) => (i + 1 < points.length ? points[i + 1][0] : memorySpan));
+  const below = points.map(() => 0);
+  memory.categories.forEach((_, k) => {
+    const upper = points.map((point, i) => below[i] + point[k + 1]);
+    if (points.length && points.some((point) => point[k + 1])) {
+      const up = points.map((point, i) => `${x(point[0]).toFixed(1)},${y(upper[i]).toFixed(1)} ${x(ends[i]).toFixed(1)},${y(upper[i]).toFixed(1)}`);
+      const down = points.map((point, i) => `${x(ends[i]).toFixed(1)},${y(below[i]).toFixed(1)} ${x(point[0]).toFixed(1)},${y(below[i]).toFixed(1)}`);
+      element("polygon", { points: [...up, ...down.reverse()].join(" "), fill: `var(--c${k})` }, svg);
+    }
+    upper.forEach((value, i) => { below[i] = value; });
+  });
+}
+
+for (const { chart, svg } of figures) {
+  svg.addEventListener("pointermove", (event) => {
+    const box = svg.getBoundingClientRect();
+    const time = (event.clientX - box.left - LEFT) / (box.width - LEFT - 10) * memorySpan;
+    const i = bisect(chart.points.length, (k) => chart.points[k][0] <= time) - 1;
+    if (i < 0 || time > memorySpan) { hideTip(); return; }
+    const [at, ...parts] = chart.points[i];
+    const rows = memory.categories.map((name, k) => `${name} ${size(parts[k])}`).reverse();
+    const all = parts.reduce((a, b) => a + b, 0);
+    showTip([`${chart.name}, from ${at ? seconds(at) : "the start"}`, `${size(all)} live`, ...rows].join("\n"), event);
+  });
+  svg.addEventListener("pointerleave", hideTip);
+}
+drawMemory();

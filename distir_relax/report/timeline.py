@@ -1,0 +1,184 @@
+"""The time line as the report page draws it: a lane of bars for each class of devices and each of its streams.
+
+A page must stay small whatever the program, so bars that would be narrower than a pixel are joined with their
+neighbours; a joined bar knows how many ops it has and how much of its time they compute and communicate.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple
+
+from distir_relax.analysis.simulation import Simulation
+from distir_relax.analysis.work import COMPUTE, FEMTOSECONDS
+from distir_relax.ir import Op
+from distir_relax.report.simulation import class_name
+from distir_relax.report.trace import stream_name
+
+LANES = 32
+"""How many classes of devices are drawn."""
+
+BARS = 40_000
+"""How many bars a page has at most: some 2 MB. Full lanes still have more of them than a screen has pixels."""
+
+
+class Bar(NamedTuple):
+    """One op, or neighbours drawn as one, of which `op` takes the longest; times in femtoseconds."""
+
+    start: int
+    end: int
+    op: int
+    call: int
+    longest: int
+    compute: int
+    communicate: int
+    ops: int = 1
+
+
+@dataclass
+class Timeline:
+    """Lanes of bars. `ops` and `calls` are what the bars refer to; `joined` ops shorter than `threshold` share bars."""
+
+    lanes: list[tuple[str, list[Bar]]]
+    ops: list[Op]
+    calls: list[tuple[Op, ...]]
+    threshold: int = 0
+    joined: int = 0
+
+
+def shown_classes(simulation: Simulation, limit: int) -> list[int]:
+    """The classes of devices that a page shows, by their first device: all, or `limit` of them at equal distances.
+
+    The class with the highest peak of memory is always there.
+    """
+    ordered = sorted(range(len(simulation.members)), key=lambda c: int(simulation.members[c][0]))
+    if len(ordered) <= limit:
+        return ordered
+    chosen = {ordered[i * len(ordered) // limit] for i in range(limit)}
+    highest = max(ordered, key=lambda c: simulation.peaks[c].bytes)
+    if highest not in chosen:
+        chosen.remove(max(chosen, key=ordered.index))
+        chosen.add(highest)
+    return [c for c in ordered if c in chosen]
+
+
+def timeline(simulation: Simulation, limit: int = BARS) -> Timeline:
+    """The lanes of a simulation, of no more than `limit` bars together."""
+    shown = shown_classes(simulation, LANES)
+    collected = _Collected(set(shown))
+    for event, start, calls in simulation.events_in_calls():
+        if event.duration:
+            collected.add(event.classes, event.stream, start, start + event.duration, event.kind, event.op, calls)
+            collected.streams.setdefault(event.stream, stream_name(event))
+    lanes = collected.lanes
+    threshold = 0
+    while sum(map(len, lanes.values())) > limit:
+        threshold = 2 * threshold or max(max(simulation.clocks) >> 20, 1)
+        lanes = {key: _join(bars, threshold) for key, bars in lanes.items()}
+    found = []
+    for c in shown:
+        for stream in sorted(s for k, s in lanes if k == c):
+            name = class_name(simulation, c) + (f", {collected.streams[stream]}" if stream else "")
+            found.append((name, lanes[c, stream]))
+    joined = sum(bar.ops for bars in lanes.values() for bar in bars if bar.ops > 1)
+    return Timeline(found, collected.ops, collected.calls, threshold, joined)
+
+
+def as_data(line: Timeline, makespan: int) -> dict[str, Any]:
+    """A time line as the page's script takes it: numbers count `unit` seconds, starts from the end before."""
+    unit = max(makespan // 10**9, 1)
+    texts = _Numbered()
+    lanes = []
+    for name, bars in line.lanes:
+        columns: dict[str, list[Any]] = {"gap": [], "length": [], "kind": [], "op": [], "call": [], "joined": []}
+        before = 0
+        for bar in bars:
+            start, end = bar.start // unit, bar.end // unit
+            columns["gap"].append(start - before)
+            columns["length"].append(end - start)
+            columns["kind"].append(2 if bar.ops > 1 else 0 if bar.compute else 1)
+            columns["op"].append(texts.of("op", bar.op, _op_text(line.ops[bar.op])))
+            columns["call"].append(texts.of("call", bar.call, _call_text(line.calls[bar.call])))
+            if bar.ops > 1:
+                columns["joined"].append([bar.ops, bar.compute // unit, bar.communicate // unit])
+            before = end
+        lanes.append({"name": name, **columns})
+    return {"unit": unit / FEMTOSECONDS, "span": max(makespan // unit, 1), "lanes": lanes, "texts": texts.texts}
+
+
+@dataclass
+class _Collected:
+    """The bars of the classes `wanted`, one an op, by class and stream."""
+
+    wanted: set[int]
+    lanes: dict[tuple[int, int], list[Bar]] = field(default_factory=dict)
+    streams: dict[int, str] = field(default_factory=dict)
+    ops: list[Op] = field(default_factory=list)
+    calls: list[tuple[Op, ...]] = field(default_factory=list)
+    _op_numbers: dict[int, int] = field(default_factory=dict)
+    _call_numbers: dict[tuple[int, ...], int] = field(default_factory=dict)
+
+    def add(
+        self, classes: tuple[int, ...], stream: int, start: int, end: int, kind: int, op: Op, calls: tuple[Op, ...]
+    ) -> None:
+        number = self._op_numbers.setdefault(id(op), len(self.ops))
+        if number == len(self.ops):
+            self.ops.append(op)
+        path = self._call_numbers.setdefault(tuple(map(id, calls)), len(self.calls))
+        if path == len(self.calls):
+            self.calls.append(calls)
+        taken = end - start
+        split = (taken, 0) if kind == COMPUTE else (0, taken)
+        bar = Bar(start, end, number, path, taken, *split)
+        for c in classes:
+            if c in self.wanted:
+                self.lanes.setdefault((c, stream), []).append(bar)
+
+
+@dataclass
+class _Numbered:
+    """Texts, each once."""
+
+    texts: list[str] = field(default_factory=list)
+    _numbers: dict[tuple[str, int], int] = field(default_factory=dict)
+
+    def of(self, kind: str, number: int, text: str) -> int:
+        found = self._numbers.setdefault((kind, number), len(self.texts))
+        if found == len(self.texts):
+            self.texts.append(text)
+        return found
+
+
+def _join(bars: list[Bar], threshold: int) -> list[Bar]:
+    """Join neighbours that are shorter than `threshold`, and nearer to each other, until a bar is as long as that."""
+    found: list[Bar] = []
+    for bar in bars:
+        last = found[-1] if found else None
+        if (
+            last is not None
+            and last.end - last.start < threshold
+            and bar.end - bar.start < threshold
+            and bar.start - last.end < threshold
+        ):
+            longest = last if last.longest >= bar.longest else bar
+            found[-1] = Bar(
+                last.start, bar.end, longest.op, longest.call, longest.longest,
+                last.compute + bar.compute, last.communicate + bar.communicate, last.ops + bar.ops,
+            )  # fmt: skip
+        else:
+            found.append(bar)
+    return found
+
+
+def _op_text(op: Op) -> str:
+    results = ", ".join(map(str, op.results))
+    text = f"{f'{results} = ' if results else ''}{op.name}({', '.join(map(str, op.operands))})"
+    return f"{text}\n{op.location}" if op.location else text
+
+
+def _call_text(calls: tuple[Op, ...]) -> str:
+    return "\n".join(
+        f"{f'{op.results[0]} = ' if op.results else ''}call @{op.attrs['callee']}"
+        f"{f' ({op.location})' if op.location else ''}"
+        for op in reversed(calls)
+    )

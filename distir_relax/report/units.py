@@ -1,0 +1,24 @@
+"""Figures as people read them: times, sizes and counts with their units."""
+
+from __future__ import annotations
+
+
+def seconds(value: float) -> str:
+    """A time in seconds, to four digits: ``42.43 ms``."""
+    for unit, scale in (("s", 1.0), ("ms", 1e-3), ("us", 1e-6)):
+        if value >= scale:
+            return f"{value / scale:.4g} {unit}"
+    return f"{value / 1e-9:.4g} ns"
+
+
+def size(value: float) -> str:
+    """A number of bytes, to three digits, in powers of 1000: ``1.22 GB``."""
+    for unit, scale in (("PB", 1e15), ("TB", 1e12), ("GB", 1e9), ("MB", 1e6), ("kB", 1e3)):
+        if value >= scale:
+            return f"{value / scale:.3g} {unit}"
+    return f"{value:.0f} B"
+
+
+def count(number: int, what: str) -> str:
+    """How many of something: ``1 device``, ``4,096 devices``."""
+    return f"{number:,} {what}{'' if number == 1 else 's'}"
