@@ -17,7 +17,7 @@ from distir_relax.calibration.samples import op_samples
 from distir_relax.errors import RunError
 from distir_relax.runtime.inputs import atomic_file, check_writable
 from distir_relax.runtime.launch import launch
-from distir_relax.runtime.session import limit_threads
+from distir_relax.runtime.session import keep_memory, limit_threads
 from distir_relax.runtime.world import World
 
 DTYPES = {"cpu": ("float32",), "cuda": ("float32", "float16", "bfloat16")}
@@ -61,14 +61,16 @@ def measure(output: Path, device: str, world: World | None) -> None:
     import torch
 
     limit_threads(world.local_size if world else 1)
+    keep_memory()
     scale = 1 if device == "cpu" else 6
     ops = {dtype: time_ops(op_samples(dtype, scale), device, world) for dtype in DTYPES[device]}
     collectives = time_collectives(world, device, scale) if world and world.size > 1 else []
-    memory = torch.cuda.get_device_properties(0).total_memory if device != "cpu" else _host_memory()
+    card = torch.cuda.get_device_properties(0) if device != "cpu" else None
     found: dict[str, Any] = {
         "ops": ops,
         "collectives": [t.plain() for t in collectives],
-        "memory": memory,
+        "memory": card.total_memory if card else _host_memory(),
+        "cache": card.L2_cache_size if card else _host_cache(),
         "scale": scale,
         "machine": torch.cuda.get_device_name(0) if device != "cpu" else _processor(),
         "torch": torch.__version__,
@@ -81,8 +83,10 @@ def fit(measured: Mapping[str, Any], name: str, ranks: int, device: str, links: 
     """The profile that explains measurements, as `measure` writes them."""
     level = Level("this machine", max(2, ranks), 1e-6, 1e10)
     levels = load_profile(links).levels if links else (level,)
-    memory = float(measured["memory"]) / (ranks if device == "cpu" else 1)
-    profile = Profile(name, max(ranks, levels[-1].size), memory, 1.0, 0.0, {}, {}, levels)
+    # The ranks of a host share its memory and its last cache.
+    share = ranks if device == "cpu" else 1
+    memory, cache = float(measured["memory"]) / share, float(measured["cache"]) / share
+    profile = Profile(name, max(ranks, levels[-1].size), memory, 1.0, 0.0, {}, {}, levels, cache=cache)
     errors: dict[str, float] = {}
     for dtype, seconds in measured["ops"].items():
         profile, found = fit_device(profile, dtype, op_samples(dtype, int(measured["scale"])), seconds)
@@ -99,6 +103,16 @@ def _host_memory() -> int:
     import os
 
     return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+
+
+def _host_cache() -> int:
+    """The bytes of the last cache that all cores share; 32 MB where the system does not say."""
+    sizes = []
+    for file in Path("/sys/devices/system/cpu/cpu0/cache").glob("index*/size"):
+        digits = file.read_text().strip().rstrip("K")
+        if digits.isdigit():
+            sizes.append(1024 * int(digits))
+    return max(sizes, default=32 << 20)
 
 
 def _processor() -> str:

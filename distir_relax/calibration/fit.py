@@ -23,11 +23,11 @@ Parameters = dict[str, float]
 def fit_device(
     start: Profile, dtype: str, samples: Sequence[OpSample], seconds: Sequence[float]
 ) -> tuple[Profile, dict[str, float]]:
-    """`start` with the device that explains these times best, and the median error of each group of ops."""
+    """`start`, whose cache is known, with the device that explains these times best, and the median error of each
+    group of ops."""
     begin: Parameters = {
         "overhead": max(1e-7, 0.8 * min(seconds)),
         "bandwidth": 2e10,
-        "cache": 2e7,
         "cache_bandwidth": 5e10,
         "flops": 1e11,
         "half_rows": 2.0,
@@ -115,7 +115,6 @@ def _with(start: Profile, dtype: str, x: Parameters) -> Profile:
         start,
         overhead=x["overhead"],
         bandwidth=x["bandwidth"],
-        cache=x["cache"],
         cache_bandwidth=x["cache_bandwidth"],
         matrix={**start.matrix, dtype: matrix},
         packed={**start.packed, dtype: packed},

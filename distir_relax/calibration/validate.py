@@ -21,7 +21,7 @@ from distir_relax.errors import ImportModelError, RunError
 from distir_relax.ir import Module, parse
 from distir_relax.lowering.to_bundle import program_bundle
 from distir_relax.runtime.launch import launch
-from distir_relax.runtime.session import RankSession, limit_threads
+from distir_relax.runtime.session import RankSession, keep_memory, limit_threads
 from distir_relax.runtime.world import World
 from distir_relax.user_function import call_function, find_function
 
@@ -112,6 +112,7 @@ def validate(targets: Sequence[str], profile: Profile, steps: int = 9, threads: 
 def time_bundles(request: Path, answer: Path, world: World) -> None:
     """As one rank of a launch, run the bundles that `request` lists; rank 0 writes the median seconds of each."""
     limit_threads(world.local_size)
+    keep_memory()
     asked = json.loads(request.read_text())
     found = []
     for path in asked["bundles"]:

@@ -16,7 +16,7 @@ from distir_relax.errors import DistIRError, RunError
 from distir_relax.runtime.inputs import atomic_file, check_inputs, check_writable, read_npz, write_npz
 from distir_relax.runtime.progress import Traffic
 from distir_relax.runtime.report import RunReport, make_report
-from distir_relax.runtime.session import RankSession, Session, limit_threads
+from distir_relax.runtime.session import RankSession, Session, keep_memory, limit_threads
 from distir_relax.runtime.watchdog import DEFAULT_TIMEOUT
 from distir_relax.runtime.world import World, check_size
 
@@ -109,6 +109,7 @@ def _agreed(world: World) -> Iterator[None]:
 
 def _run_rank(world: World, options: RunOptions) -> RunReport | None:
     limit_threads(world.local_size)
+    keep_memory()
     with _agreed(world):
         # One rank of a node hashes the weights; the others check their header and size.
         bundle = read_bundle(options.bundle, verify_weights=world.local_rank == 0)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import os
 import sys
 import threading
@@ -172,6 +173,21 @@ def limit_threads(local_size: int) -> None:
 
     if "OMP_NUM_THREADS" not in os.environ:
         torch.set_num_threads(max(1, len(os.sched_getaffinity(0)) // local_size))
+
+
+def keep_memory() -> None:
+    """Let this process keep the memory that tensors free, where the C library is glibc.
+
+    By default large blocks go back to the system and come again page by page, which costs a step with many of them more
+    than a third of its time.
+    """
+    try:
+        mallopt = ctypes.CDLL(None).mallopt
+    except (AttributeError, OSError):
+        return
+    trim_threshold, mmap_threshold = -1, -3
+    mallopt(mmap_threshold, 1 << 30)
+    mallopt(trim_threshold, 2**31 - 1)
 
 
 def _run(
