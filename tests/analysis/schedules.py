@@ -88,16 +88,20 @@ class Writer:
         return chosen
 
 
-def schedule(seed: int) -> Module:
-    """A program on six devices: a few functions for 2, 3 and 6 devices, called again and again, and sends between."""
+def schedule(seed: int, even: bool = False) -> Module:
+    """A program on six devices: a few functions for 2, 3 and 6 devices, called again and again, and sends between.
+
+    If `even`, all devices have as many rows, so that the three devices of a row do the same.
+    """
     draw = random.Random(seed)
+    rows = dict.fromkeys(ROWS, 4) if even else ROWS
     program = ProgramBuilder(MESH)
     callees: dict[int, list[FunctionBuilder]] = {}
     for number in range(5):
-        count = draw.choice((2, 3, 6))
+        count = draw.choice((3, 6) if even else (2, 3, 6))
         f = program.function(f"f{number}")
         inside = tuple(range(count))
-        x = f.input("x", (ROWS[count], WIDTH), "float64", inside)
+        x = f.input("x", (rows[count], WIDTH), "float64", inside)
         w = f.input("w", (WIDTH, WIDTH), "float64", inside)
         writer = Writer(draw, f, inside, [x], [w])
         writer.write(draw.randint(0, 4), callees)
@@ -105,10 +109,12 @@ def schedule(seed: int) -> Module:
             f.output(f"{'square' if value in writer.square else 'tall'}{i}", value)
         callees.setdefault(count, []).append(f)
     main = program.function("main")
-    sets = [program.devices(), *(program.devices(a=i) for i in range(2)), *(program.devices(b=i) for i in range(3))]
+    sets = [program.devices(), *(program.devices(a=i) for i in range(2))]
+    if not even:
+        sets += [program.devices(b=i) for i in range(3)]
     writers = []
     for i, devices in enumerate(sets):
-        x = main.input(f"x{i}", (ROWS[len(devices)], WIDTH), "float64", devices)
+        x = main.input(f"x{i}", (rows[len(devices)], WIDTH), "float64", devices)
         w = main.input(f"w{i}", (WIDTH, WIDTH), "float64", devices, "parameter")
         writers.append(Writer(draw, main, devices, [x], [w]))
         writers[-1].product()

@@ -14,8 +14,9 @@ from distir_relax.analysis.classes import DeviceClasses
 from distir_relax.analysis.profile import Level, Profile
 from distir_relax.analysis.simulate import simulate_module
 from distir_relax.analysis.simulation import Simulation
+from distir_relax.analysis.types import infer_types
 from distir_relax.analysis.work import COMMUNICATION, COMPUTE
-from distir_relax.ir import CALL, Module, inline, verify
+from distir_relax.ir import CALL, Module, inline, parse, verify
 from distir_relax.ops import check
 from tests.analysis.schedules import schedule
 from tests.machines import machine
@@ -125,16 +126,20 @@ def test_calls_give_exactly_what_the_inlined_program_gives(seed: int) -> None:
     assert events[0] == events[1]
 
 
+@pytest.mark.parametrize("even", [True, False])
 @pytest.mark.parametrize("seed", SEEDS)
-def test_classes_of_devices_give_what_single_devices_give(seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    classes = simulated(seed)
-    assert len(classes.members) <= classes.devices
+def test_classes_of_devices_give_what_single_devices_give(
+    seed: int, even: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    module = schedule(seed, even)
+    classes = simulate_module(module, MACHINE)
+    assert len(classes.members) == (2 if even else 6)
 
     def apart(self: DeviceClasses, facts: object) -> None:
         self.of = np.arange(len(self.of))
 
     monkeypatch.setattr(DeviceClasses, "_refine", apart)
-    single = simulate_module(program(seed), MACHINE)
+    single = simulate_module(module, MACHINE)
     assert len(single.members) == single.devices == classes.devices
     of = classes.class_of.tolist()
     streams = range(len(single.clocks) // single.devices)
@@ -148,3 +153,36 @@ def test_classes_of_devices_give_what_single_devices_give(seed: int, monkeypatch
     for device in range(single.devices):
         assert classes.memory_curve(device) == single.memory_curve(device)
     assert classes.makespan == single.makespan
+
+
+VIEWS = """
+module @distributed {
+  mesh[0] = device_mesh((2,), ("d",))
+  func @main(input %x: f64[4,6] @ {0,1}, input %small: f64[2,6] @ {0}) {
+    %plain = nn.relu(%small)
+    %first = call @f(%plain) on {0}
+    %whole = nn.relu(%x)
+    %part @ {0} = strided_slice(%whole) {axes=(0,), begin=(1,), end=(3,), strides=(1,)}
+    %second = call @f(%part) on {0}
+    %after = nn.relu(%x)
+    return "first": %first, "second": %second, "after": %after
+  }
+  func @f(input %x) {
+    %y = nn.relu(%x)
+    %z = nn.relu(%y)
+    return "z": %z
+  }
+}
+"""
+
+
+def test_a_call_that_uses_a_view_for_the_last_time_frees_all_that_it_is_a_view_of() -> None:
+    """On the devices of the call and on others; a call on a tensor of the same type that is no view frees less."""
+    module = infer_types(parse(VIEWS))
+    verify(module, check)
+    called, flat = (simulate_module(m, MACHINE) for m in (module, inline(module)))
+    x, small = 4 * 6 * 8, 2 * 6 * 8
+    assert [sum(called.memory_curve(d)[-1][1]) for d in (0, 1)] == [2 * x + 3 * small, 2 * x]
+    for device in (0, 1):
+        assert called.memory_curve(device) == flat.memory_curve(device)
+    assert called.peak_memory.tolist() == flat.peak_memory.tolist()
