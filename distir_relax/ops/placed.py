@@ -30,7 +30,7 @@ def infer_placed(
 
     Raises `VerificationError` when the operands do not fit the op on some device.
     """
-    if not _differs(operands, attrs) and all(k.devices == devices for k in operands):
+    if not differs(operands, attrs) and all(k.devices == devices for k in operands):
         types = infer(name, [k.local(0) for k in operands], attrs, location)
         return tuple(PlacedType(t.shape, t.dtype, devices) for t in types)
     found: dict[object, tuple[TensorType, ...]] = {}
@@ -42,6 +42,11 @@ def infer_placed(
             found[key] = infer(name, types, mine, location)
         rows.append(found[key])
     return tuple(joined(column, devices) for column in zip(*rows, strict=True))
+
+
+def differs(operands: Sequence[PlacedType], attrs: Mapping[str, Any]) -> bool:
+    """Whether a size of the operands or an attribute is given rank by rank."""
+    return any(not isinstance(d, int) for k in operands for d in k.shape) or local_attrs(attrs, 0) != dict(attrs)
 
 
 def joined(types: Sequence[TensorType], devices: tuple[int, ...]) -> PlacedType:
@@ -63,8 +68,3 @@ def result_devices(name: str, operands: Sequence[PlacedType], location: str = ""
             f"the operands of {name} lie on different devices: {where}", location, "send them to one place first"
         )
     return operands[0].devices
-
-
-def _differs(operands: Sequence[PlacedType], attrs: Mapping[str, Any]) -> bool:
-    """Whether something is given rank by rank."""
-    return any(not isinstance(d, int) for k in operands for d in k.shape) or local_attrs(attrs, 0) != dict(attrs)
