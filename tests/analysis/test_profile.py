@@ -78,6 +78,9 @@ def test_a_file_is_read_by_its_path(tmp_path: Path) -> None:
     profile = load_profile(tmp_path / "own.toml")
     assert (profile.name, profile.devices, profile.matrix["float32"].half_rows) == ("small", 3, 3.0)
     assert load_profile(str(tmp_path / "own.toml")) == profile
+    (tmp_path / "own.toml").write_bytes(b"\xff\xfe")
+    with pytest.raises(ProfileError, match=r"own.toml: cannot be read"):
+        load_profile(tmp_path / "own.toml")
 
 
 def test_a_number_of_nodes() -> None:
@@ -115,6 +118,7 @@ def test_an_unknown_name_lists_the_known_ones() -> None:
         ("devices = 3", "devices =", "own: not TOML: "),
         ("devices = 3", "", "expected a positive number 'devices' in []"),
         ("devices = 3", "devices = 0", "expected a positive number 'devices' in [], found 0"),
+        ("devices = 3", "devices = inf", "expected a whole number 'devices' in [], found inf"),
         ("devices = 3", "devices = 2.5", "expected a whole number 'devices' in [], found 2.5"),
         ("memory = 1e9", "", "expected a positive number 'memory' in [device], found None"),
         ("memory = 1e9", "memory = -1", "expected a positive number 'memory' in [device], found -1"),
@@ -122,18 +126,27 @@ def test_an_unknown_name_lists_the_known_ones() -> None:
         ("memory = 1e9", "memory = nan", "expected a positive number 'memory' in [device], found nan"),
         ("bandwidth = 1e10", 'bandwidth = "fast"', "'bandwidth' in [device], found 'fast'"),
         ("overhead = 0", "overhead = 0\noverlap = 'much'", "'overlap' in [device], found 'much'"),
-        ("overhead = 0", "overhead = 0\noverlap = 0.5", "'overlap' in [device] of at least 1, found 0.5"),
+        (
+            "overhead = 0",
+            "overhead = 0\noverlap = 0.5",
+            "expected a number of at least 1 'overlap' in [device], found 0.5",
+        ),
         ("overhead = 0", "overhead = 0\ndispatch = []", "'dispatch' in [device], found []"),
         ("overhead = 0", "overhead = 0\ncache = 1e6", "'cache_bandwidth' in [device]"),
-        ("[device.matrix.float32]\nflops = 1e12\nhalf_rows = 3", "", "expected a table [matrix]"),
+        ("[device.matrix.float32]\nflops = 1e12\nhalf_rows = 3", "", "expected a table [device.matrix]"),
         ("flops = 1e12", "", "expected a positive number 'flops' in [device.matrix.float32]"),
-        ("half_rows = 3", "half_row = 3", "'half_row' in [device.matrix.float32]"),
+        ("half_rows = 3", "half_rows = -1", "at least 0 'half_rows' in [device.matrix.float32], found -1"),
+        (
+            "half_rows = 3",
+            "half_row = 3",
+            "there is no 'half_row' in [device.matrix.float32]\n  hint: there are flops, half_rows",
+        ),
         ("[device.matrix.float32]", "[device.matrix]", "expected a table [device.matrix.flops]"),
-        ("[device.vector]\nfloat32 = 1e11", "", "expected a table [vector]"),
+        ("[device.vector]\nfloat32 = 1e11", "", "expected a table [device.vector]"),
         ("float32 = 1e11", "float32 = 0", "'float32' in [device.vector], found 0"),
         (SMALL[SMALL.index("[[level]]") :], "", "at least one [[level]] of links"),
         ("[[level]]", "[level]", "expected tables [[level]]"),
-        ("latency = 1e-6\n", "", "expected a positive number 'latency' in [level], found None"),
+        ("latency = 1e-6\n", "", "expected a number of at least 0 'latency' in [level], found None"),
         ("size = 4\n", "", "expected a positive number 'size' in [level], found None"),
         ("[[level]]", "[collective]\nranks = 2\n[[level]]", "expected tables [[collective]]"),
         ("[[level]]", "[[collective]]\nname = 'send'\n[[level]]", "'ranks' in [collective]"),
