@@ -21,6 +21,11 @@ def _rule(types: Types, attrs: Attrs, results: Types) -> Rule:
     return parse_rule(f"{same} -> ...", [t.shape for t in types], [results[0].shape])
 
 
+def _mask(types: Types, attrs: Attrs, results: Types) -> float:
+    """Where the result of the forward step is above 0, one byte an element."""
+    return float(results[0].elements)
+
+
 define(
     "relu_grad",
     infer=_like_first,
@@ -29,6 +34,7 @@ define(
     relax="R.where(R.greater({0}, R.zeros_like({0})), {1}, R.zeros_like({1}))",
     linear=(operands(1),),
     pointwise=True,
+    cost=Cost(workspace=_mask),
 )
 
 
