@@ -16,7 +16,7 @@ from distir_relax.analysis.memory import ACTIVATIONS, CATEGORIES, GRADIENTS, OF_
 from distir_relax.analysis.profile import Profile
 from distir_relax.analysis.simulation import Called, Change, Event, Peak, Simulation
 from distir_relax.analysis.work import Bytes, Planner, Work
-from distir_relax.errors import VerificationError
+from distir_relax.errors import ProfileError, VerificationError
 from distir_relax.ir import Function, Module, Op, Value
 
 
@@ -29,6 +29,11 @@ def simulate_module(module: Module, profile: Profile) -> Simulation:
     if module.stage != "distributed":
         raise VerificationError(f"a program of the distributed stage is simulated, found the {module.stage} stage")
     classes = DeviceClasses(module, profile)
+    if len(classes.of) > profile.devices:
+        raise ProfileError(
+            f"the program uses {len(classes.of)} devices, the profile {profile.name} has {profile.devices}",
+            hint="give a profile of more devices or nodes",
+        )
     domain = _Simulator(module, profile, classes)
     main = module.main
     frame = domain.enter(main, None, [0] * (classes.count * domain.streams), (False,) * len(main.outputs))
