@@ -12,7 +12,7 @@ from functools import partial
 from typing import Generic, TypeVar
 
 from distir_relax.errors import VerificationError
-from distir_relax.ir import CALL, Function, Module, Op, Value
+from distir_relax.ir import CALL, Function, Module, Op, Value, verify_no_recursion
 
 A = TypeVar("A")
 
@@ -64,11 +64,14 @@ class _Code:
 
 @dataclass
 class Interpreter(Generic[A]):
-    """Interprets the functions of `module` over `domain`."""
+    """Interprets the functions of `module` over `domain`. Raises `VerificationError` when one calls itself."""
 
     module: Module
     domain: Domain[A]
     _codes: dict[str, _Code] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        verify_no_recursion(self.module)
 
     def run(self, inputs: Sequence[A], function: Function | None = None) -> list[A]:
         """What a function gives, its entry function by default, for these inputs in order.

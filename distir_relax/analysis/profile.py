@@ -99,12 +99,15 @@ def load_profile(name: str | Path) -> Profile:
 
     Raises `ProfileError` when there is none, or when something in it is missing or is not what it should be.
     """
-    text, _, nodes = str(name).partition(":") if not str(name).endswith(".toml") else (str(name), "", "")
+    text, colon, nodes = str(name).partition(":") if not str(name).endswith(".toml") else (str(name), "", "")
     path = Path(text)
     if path.suffix == ".toml":
         if not path.is_file():
             raise ProfileError("there is no such profile file", str(path))
-        source = path.read_text()
+        try:
+            source = path.read_text()
+        except (OSError, UnicodeDecodeError) as error:
+            raise ProfileError(f"cannot be read: {error}", str(path)) from None
     else:
         folder = resources.files("distir_relax.profiles")
         file = folder / f"{text}.toml"
@@ -115,7 +118,7 @@ def load_profile(name: str | Path) -> Profile:
             raise ProfileError(f"there is no profile {text!r}", "", f"there are {known}, or give a .toml file")
         source = file.read_text()
     profile = read_profile(source, str(name))
-    if nodes:
+    if colon:
         if not nodes.isdigit() or int(nodes) < 1:
             raise ProfileError(f"expected a number of nodes after the colon, found {nodes!r}", str(name))
         profile = profile.with_nodes(int(nodes))
@@ -132,41 +135,51 @@ def read_profile(text: str, where: str = "") -> Profile:
     device = reader.table(data, "device")
     matrix = reader.products(device, "matrix")
     packed = reader.products(device, "packed") if "packed" in device else {}
-    vector = reader.table(device, "vector")
+    vector = reader.table(device, "vector", "device.")
     levels = tuple(
-        Level(str(row.get("name", "link")), int(reader.number(row, "size", "level")), *(reader.number(row, key, "level") for key in ("latency", "bandwidth")))
+        Level(
+            str(row.get("name", "link")),
+            reader.whole(row, "size", "level"),
+            reader.number(row, "latency", "level", least=0.0),
+            reader.number(row, "bandwidth", "level"),
+        )
         for row in reader.rows(data, "level")
-    )  # fmt: skip
+    )
     lines = tuple(
         Line(
             str(row.get("name")),
-            int(reader.number(row, "ranks", "collective")),
-            reader.number(row, "latency", "collective", zero=True),
+            reader.whole(row, "ranks", "collective"),
+            reader.number(row, "latency", "collective", least=0.0),
             reader.number(row, "seconds_per_byte", "collective"),
         )
-        for row in data.get("collective", [])
+        for row in reader.rows(data, "collective")
     )
-    measured = reader.table(device, "ops") if "ops" in device else {}
-    ops = {dtype: {name: reader.number(row, name, "device.ops") for name in row} for dtype, row in measured.items()}
+    measured = reader.table(device, "ops", "device.") if "ops" in device else {}
+    ops = {
+        dtype: {name: reader.number(row, name, f"device.ops.{dtype}") for name in row}
+        for dtype in measured
+        for row in (reader.table(measured, dtype, "device.ops."),)
+    }
     if not levels:
         raise ProfileError("a profile has at least one [[level]] of links", where)
+    cache = reader.number(device, "cache", "device", 0.0, least=0.0)
     return Profile(
         name=str(data.get("name", where)),
-        devices=int(reader.number(data, "devices", "")),
+        devices=reader.whole(data, "devices", ""),
         memory=reader.number(device, "memory", "device"),
         bandwidth=reader.number(device, "bandwidth", "device"),
-        overhead=reader.number(device, "overhead", "device", zero=True),
+        overhead=reader.number(device, "overhead", "device", least=0.0),
         matrix=matrix,
         vector={dtype: reader.number(vector, dtype, "device.vector") for dtype in vector},
         levels=levels,
         lines=lines,
-        overlap=float(device.get("overlap", math.inf)),
-        dispatch=float(device.get("dispatch", 0.0)),
+        overlap=reader.number(device, "overlap", "device", math.inf, least=1.0),
+        dispatch=reader.number(device, "dispatch", "device", 0.0, least=0.0),
         ops=ops,
         packed=packed,
-        cache=float(device.get("cache", 0.0)),
-        cache_bandwidth=float(device.get("cache_bandwidth", 0.0)),
-        collective_overhead=float(data.get("collective_overhead", 0.0)),
+        cache=cache,
+        cache_bandwidth=reader.number(device, "cache_bandwidth", "device") if cache else 0.0,
+        collective_overhead=reader.number(data, "collective_overhead", "", 0.0, least=0.0),
     )
 
 
@@ -202,27 +215,46 @@ def print_profile(profile: Profile, comment: str = "") -> str:
 class _Reader:
     where: str
 
-    def table(self, data: Mapping[str, Any], key: str) -> Mapping[str, Any]:
+    def table(self, data: Mapping[str, Any], key: str, above: str = "") -> Mapping[str, Any]:
         found = data.get(key)
         if not isinstance(found, dict) or not found:
-            raise ProfileError(f"expected a table [{key}]", self.where)
+            raise ProfileError(f"expected a table [{above}{key}]", self.where)
         return found
 
     def products(self, device: Mapping[str, Any], kind: str) -> dict[str, Matrix]:
-        return {
-            dtype: Matrix(**{key: self.number(row, key, f"device.{kind}.{dtype}") for key in row})
-            for dtype, row in self.table(device, kind).items()
-        }
+        tables = self.table(device, kind, "device.")
+        return {dtype: self._matrix(tables, dtype, f"device.{kind}.") for dtype in tables}
 
     def rows(self, data: Mapping[str, Any], key: str) -> list[Mapping[str, Any]]:
         found = data.get(key, [])
-        if not isinstance(found, list):
+        if not isinstance(found, list) or not all(isinstance(row, dict) for row in found):
             raise ProfileError(f"expected tables [[{key}]]", self.where)
         return found
 
-    def number(self, data: Mapping[str, Any], key: str, inside: str, zero: bool = False) -> float:
-        found = data.get(key)
-        allowed = zero or key.startswith("half_")
-        if not isinstance(found, (int, float)) or isinstance(found, bool) or found < 0 or (found == 0 and not allowed):
-            raise ProfileError(f"expected a positive number {key!r} in [{inside}], found {found!r}", self.where)
+    def _matrix(self, tables: Mapping[str, Any], dtype: str, above: str) -> Matrix:
+        row, inside = self.table(tables, dtype, above), f"{above}{dtype}"
+        halves = ("half_rows", "half_columns", "half_inner")
+        if unknown := set(row) - {"flops", *halves}:
+            raise ProfileError(
+                f"there is no {min(unknown)!r} in [{inside}]", self.where, f"there are flops, {', '.join(halves)}"
+            )
+        return Matrix(
+            self.number(row, "flops", inside), *(self.number(row, key, inside, 0.0, least=0.0) for key in halves)
+        )
+
+    def whole(self, data: Mapping[str, Any], key: str, inside: str) -> int:
+        found = self.number(data, key, inside)
+        if not found.is_integer():
+            raise ProfileError(f"expected a whole number {key!r} in [{inside}], found {found!r}", self.where)
+        return int(found)
+
+    def number(
+        self, data: Mapping[str, Any], key: str, inside: str, default: float | None = None, least: float | None = None
+    ) -> float:
+        """A number above 0, or one of at least `least`; `default` where there is none."""
+        found = data.get(key, default)
+        right = isinstance(found, (int, float)) and not isinstance(found, bool)
+        if not right or not (found > 0 if least is None else found >= least):
+            wanted = "a positive number" if least is None else f"a number of at least {least:g}"
+            raise ProfileError(f"expected {wanted} {key!r} in [{inside}], found {found!r}", self.where)
         return float(found)

@@ -16,7 +16,7 @@ from distir_relax.analysis.memory import ACTIVATIONS, CATEGORIES, GRADIENTS, OF_
 from distir_relax.analysis.profile import Profile
 from distir_relax.analysis.simulation import Called, Change, Event, Peak, Simulation
 from distir_relax.analysis.work import Bytes, Planner, Work
-from distir_relax.errors import VerificationError
+from distir_relax.errors import ProfileError, VerificationError
 from distir_relax.ir import Function, Module, Op, Value
 from distir_relax.ops import lookup
 
@@ -30,6 +30,11 @@ def simulate_module(module: Module, profile: Profile) -> Simulation:
     if module.stage != "distributed":
         raise VerificationError(f"a program of the distributed stage is simulated, found the {module.stage} stage")
     classes = DeviceClasses(module, profile)
+    if len(classes.of) > profile.devices:
+        raise ProfileError(
+            f"the program uses {len(classes.of)} devices, the profile {profile.name} has {profile.devices}",
+            hint="give a profile of more devices or nodes",
+        )
     domain = _Simulator(module, profile, classes)
     main = module.main
     frame = domain.enter(main, None, [0] * (classes.count * domain.streams), (False,) * len(main.outputs))
@@ -225,15 +230,20 @@ class _Simulator(Domain[Handle]):
         for handle, gone in zip(operands, last, strict=True):
             ends[id(handle)] = ends.get(id(handle), 0) + gone
         first: dict[int, int] = {}
+        # Only what lies on the devices of the call is freed there; a view may be of more than the operand's type.
         shape = tuple(
-            (first.setdefault(id(h), i), h.category, h.freeable and ends[id(h)] == h.users)
+            (
+                first.setdefault(id(h), i),
+                h.category,
+                self.planner.parted(h.bytes, devices)[0] if h.freeable and ends[id(h)] == h.users else None,
+            )
             for i, h in enumerate(operands)
         )
         outputs = tuple(v.name in frame.gradients for v in op.results)
         key = (callee.name, id(devices), tuple(clocks), shape, outputs)
         summary = self._summaries.get(key)
         if summary is None:
-            summary = self._simulate(callee, devices, clocks, shape, outputs, operands, run)
+            summary = self._simulate(callee, devices, clocks, shape, outputs, run)
             self._summaries[key] = summary
         return self._take_over(frame, op, summary, operands, base)
 
@@ -253,9 +263,8 @@ class _Simulator(Domain[Handle]):
         callee: Function,
         devices: Devices,
         clocks: list[int],
-        shape: Sequence[tuple[int, int, bool]],
+        shape: Sequence[tuple[int, int, Bytes | None]],
         outputs: tuple[bool, ...],
-        operands: Sequence[Handle],
         run: Callable[[Sequence[Handle]], list[Handle]],
     ) -> _Summary:
         frame = self.enter(callee, devices, list(clocks), outputs)
@@ -265,7 +274,7 @@ class _Simulator(Domain[Handle]):
                 inside[where].users += 1
                 inside.append(inside[where])
             else:
-                inside.append(Handle(operands[i].bytes, category, mine, number=i))
+                inside.append(Handle(mine or (), category, mine is not None, number=i))
         given = run(inside)
         self.frames.pop()
         made: dict[int, int] = {}
@@ -297,8 +306,11 @@ class _Simulator(Domain[Handle]):
         frame.device_ops += inner.device_ops
         for number in inner.freed:
             if number >= 0:
-                operands[number].freeable = False
-                frame.freed.add(operands[number].number)
+                handle = operands[number]
+                handle.freeable = False
+                frame.freed.add(handle.number)
+                elsewhere = self.planner.parted(handle.bytes, inner.devices or ())[1]
+                frame.change(Handle(elsewhere, handle.category, False), -1)
         made = [Handle(h.bytes, h.category, True, 0) for h in summary.made]
         results = []
         for number, new in summary.outputs:

@@ -26,7 +26,7 @@ from distir_relax.ir import (
 )
 from distir_relax.ops import lookup
 from distir_relax.ops.dispatch import dispatch, type_of
-from distir_relax.ops.placed import infer_placed, result_devices
+from distir_relax.ops.placed import differs, infer_placed, result_devices
 
 if TYPE_CHECKING:
     import torch
@@ -161,9 +161,9 @@ class _Types(Domain[Known]):
             devices = result_devices(op.name, kinds, op.location)
         elif entry.role != "transfer":
             _check_together(op, kinds, devices)
-        if not operands or entry.mixed or any(isinstance(x, Number) for x in operands):
-            if entry.on_communicator and entry.role != "transfer":
-                return infer_placed(op.name, kinds, op.attrs, devices, op.location)
+        # Where devices differ in sizes or attributes, nothing is one number on all of them.
+        alone = entry.on_communicator and entry.role != "transfer"
+        if not alone and not differs(kinds, op.attrs) and (not operands or entry.mixed or _any_number(operands)):
             known = [x.value if isinstance(x, Number) else x.local(0) for x in operands]
             if entry.role == "transfer":
                 return tuple(_placed(x, devices) for x in known)
@@ -183,6 +183,10 @@ class _Types(Domain[Known]):
     def _note(self, value: Value, element: Known) -> None:
         if len(self.frames) == 1:
             self.known[value.name] = element
+
+
+def _any_number(operands: Sequence[Known]) -> bool:
+    return any(isinstance(x, Number) for x in operands)
 
 
 def _check_together(op: Op, kinds: Sequence[PlacedType], devices: tuple[int, ...]) -> None:

@@ -65,6 +65,7 @@ class Planner:
     cold: frozenset[int] = frozenset()
     """The classes whose weights are too many for a cache."""
     _bytes: dict[tuple[int, int], Bytes] = field(default_factory=dict)
+    _parted: dict[tuple[Bytes, int], tuple[Bytes, Bytes]] = field(default_factory=dict)
     _present: dict[int, tuple[int, ...]] = field(default_factory=dict)
     _times: dict[object, int] = field(default_factory=dict)
     _firsts: dict[tuple[str, int], list[Devices]] = field(default_factory=dict)
@@ -86,6 +87,16 @@ class Planner:
             devices = self.classes.mapped(kind.devices, onto)
             found = tuple((c, kind.local(i).bytes) for c, i in self._representatives(devices))
             self._bytes[key] = found
+        return found
+
+    def parted(self, held: Bytes, devices: Devices) -> tuple[Bytes, Bytes]:
+        """What is held on the classes of a device set, and what on others."""
+        key = (held, id(devices))
+        found = self._parted.get(key)
+        if found is None:
+            present = set(self.present(devices))
+            inside = tuple((c, n) for c, n in held if c in present)
+            found = self._parted[key] = inside, tuple((c, n) for c, n in held if c not in present)
         return found
 
     def plan(

@@ -19,6 +19,7 @@ from distir_relax.calibration.statistics import mean_absolute_percentage_error, 
 from distir_relax.compiler import Plan
 from distir_relax.errors import ImportModelError, RunError
 from distir_relax.ir import Module, parse
+from distir_relax.lowering import FuseLocal
 from distir_relax.lowering.to_bundle import program_bundle
 from distir_relax.runtime.launch import launch
 from distir_relax.runtime.session import RankSession, keep_memory, limit_threads
@@ -134,7 +135,7 @@ def _load(target: str) -> list[tuple[str, Module, Bundle]]:
     if Path(target).is_dir():
         bundle = read_bundle(Path(target))
         module = parse(bundle.stage("distributed"), target)
-        return [(bundle.manifest.name, infer_types(module), bundle)]
+        return [(bundle.manifest.name, FuseLocal().run(module), bundle)]
     made = call_function(find_function(target), target, {})
     if not isinstance(made, Mapping):
         raise ImportModelError(
@@ -145,7 +146,7 @@ def _load(target: str) -> list[tuple[str, Module, Bundle]]:
 
 def _configuration(name: str, entry: object, target: str) -> tuple[str, Module, Bundle]:
     if isinstance(entry, Plan):
-        return name, entry.modules["distributed"], entry.bundle(("torch",))
+        return name, FuseLocal().run(entry.modules["distributed"]), entry.bundle(("torch",))
     if isinstance(entry, tuple) and len(entry) == 2 and isinstance(entry[0], Module):
         module = infer_types(entry[0])
         return name, module, program_bundle(name, module, entry[1])

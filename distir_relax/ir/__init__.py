@@ -1,6 +1,6 @@
 """What a program is: types, ops, functions, their text form, and the rules they obey."""
 
-from distir_relax.ir.inline import inline, on_devices
+from distir_relax.ir.inline import inline, on_devices, verify_no_recursion
 from distir_relax.ir.parser import parse
 from distir_relax.ir.placement import (
     REDUCTIONS,
@@ -100,5 +100,6 @@ __all__ = [
     "print_op",
     "print_placements",
     "verify",
+    "verify_no_recursion",
     "verify_placements",
 ]

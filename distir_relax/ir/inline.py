@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+from distir_relax.errors import VerificationError
 from distir_relax.ir.program import CALL, Function, Module, Op, Value, fresh_name
 from distir_relax.ir.types import PlacedType
 
@@ -13,8 +14,26 @@ def on_devices(kind: PlacedType, devices: tuple[int, ...]) -> PlacedType:
     return replace(kind, devices=tuple(devices[i] for i in kind.devices))
 
 
+def verify_no_recursion(module: Module) -> None:
+    """Raise `VerificationError` when a function calls itself, by way of others or not."""
+    calls = {f.name: [str(op.attrs["callee"]) for op in f.ops if op.name == CALL] for f in module.functions}
+
+    def visit(name: str, above: tuple[str, ...]) -> None:
+        if name in above:
+            raise VerificationError(f"a function does not call itself, found {' -> '.join((*above, name))}")
+        for callee in dict.fromkeys(calls.get(name, [])):
+            visit(callee, (*above, name))
+
+    for name in calls:
+        visit(name, ())
+
+
 def inline(module: Module) -> Module:
-    """The module with its entry function alone, calls replaced by the ops of what they call."""
+    """The module with its entry function alone, calls replaced by the ops of what they call.
+
+    Raises `VerificationError` when a function calls itself.
+    """
+    verify_no_recursion(module)
     main = module.main
     if not any(op.name == CALL for op in main.ops):
         return replace(module, functions=(main,)) if len(module.functions) > 1 else module

@@ -10,7 +10,7 @@ import json
 from collections.abc import Callable
 
 from distir_relax.ir.program import CALL, Attribute, Function, Module, Op, Value
-from distir_relax.ir.types import DTensorType, PerRank, print_devices
+from distir_relax.ir.types import DTensorType, PerRank, Untyped, print_devices
 
 Note = Callable[[Value], str]
 
@@ -30,7 +30,7 @@ def print_function(function: Function, note: Note | None = None) -> str:
     """One function as text."""
     lines = [f"func @{function.name}("]
     for item in function.inputs:
-        text = f"  {item.role} {item.value}: {item.value.type}{_layout(item.layout)},"
+        text = f"  {item.role} {_definition(item.value)}{_layout(item.layout)},"
         lines.append(text + _remark(item.location, note(item.value) if note else ""))
     lines.append(") {")
     lines += ["  " + print_op(op, note) for op in function.ops]
@@ -40,7 +40,7 @@ def print_function(function: Function, note: Note | None = None) -> str:
 
 def print_op(op: Op, note: Note | None = None) -> str:
     """One op as text."""
-    results = ", ".join(f"{r}: {r.type}" for r in op.results)
+    results = ", ".join(map(_definition, op.results))
     operands = ", ".join(map(str, op.operands))
     if op.name == CALL:
         text = f"{results} = {CALL} @{op.attrs['callee']}({operands}) on {print_devices(op.attrs['devices'])}"  # type: ignore[arg-type]
@@ -60,6 +60,12 @@ def print_attribute(value: Attribute) -> str:
     if isinstance(value, str):
         return json.dumps(value)
     return repr(value)
+
+
+def _definition(value: Value) -> str:
+    if not isinstance(value.type, Untyped):
+        return f"{value}: {value.type}"
+    return f"{value} @ {print_devices(value.type.devices)}" if value.type.devices else str(value)
 
 
 def _layout(layout: DTensorType | None) -> str:

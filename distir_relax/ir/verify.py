@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from distir_relax.errors import VerificationError
-from distir_relax.ir.inline import on_devices
+from distir_relax.ir.inline import on_devices, verify_no_recursion
 from distir_relax.ir.placement import DeviceMesh, Shard
 from distir_relax.ir.program import CALL, STAGES, WAIT, Function, Module, Op, Value
 from distir_relax.ir.types import DTensorType, PerRank, PlacedType, TensorType, print_devices
@@ -33,7 +33,7 @@ def verify(module: Module, check_op: OpCheck | None = None) -> None:
     names = {f.name for f in module.functions}
     if len(names) != len(module.functions):
         raise VerificationError("functions have distinct names, found one twice")
-    _verify_no_recursion(module)
+    verify_no_recursion(module)
     for function in module.functions:
         _verify_function(module, function, check_op)
     if missing := set(module.ranks) - names:
@@ -77,19 +77,6 @@ def _verify_function(module: Module, function: Function, check_op: OpCheck | Non
     for output in function.outputs:
         use(output.value, f"output {output.name!r}")
     _verify_streams(function)
-
-
-def _verify_no_recursion(module: Module) -> None:
-    calls = {f.name: [str(op.attrs["callee"]) for op in f.ops if op.name == CALL] for f in module.functions}
-
-    def visit(name: str, above: tuple[str, ...]) -> None:
-        if name in above:
-            raise VerificationError(f"a function does not call itself, found {' -> '.join((*above, name))}")
-        for callee in dict.fromkeys(calls.get(name, [])):
-            visit(callee, (*above, name))
-
-    for name in calls:
-        visit(name, ())
 
 
 def _verify_call(module: Module, op: Op, where: str) -> None:

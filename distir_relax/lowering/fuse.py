@@ -1,6 +1,6 @@
-"""Local optimisation of a rank's program: several ops become the one fused op that stands for them.
+"""Local optimisation of programs: several ops become the one fused op that stands for them.
 
-Which fused ops there are, and what they stand for, is said by their entries in the op table (`OpDef.pattern`).
+A rank runs its program so; a program of the distributed stage is fused the same way before it is simulated. Which fused ops there are, and what they stand for, is said by their entries in the op table (`OpDef.pattern`).
 """
 
 from __future__ import annotations
@@ -9,17 +9,18 @@ from collections import Counter
 from dataclasses import dataclass, replace
 
 from distir_relax.errors import VerificationError
-from distir_relax.ir import Function, Module, Op
-from distir_relax.ops import infer, tensor_type
-from distir_relax.ops.patterns import fusions, match
+from distir_relax.ir import Function, Module, Op, PlacedType
+from distir_relax.ops import infer, lookup, tensor_type
+from distir_relax.ops.patterns import Match, fusions, match
+from distir_relax.ops.placed import infer_placed
 
 
 @dataclass(frozen=True, slots=True)
 class FuseLocal:
-    """The pass: ranked stage in and out."""
+    """The pass: ranked or distributed stage, in and out."""
 
     def run(self, module: Module) -> Module:
-        """Fuse in every function. Equal ranks stay equal."""
+        """Fuse in every function. Equal ranks stay equal; in the distributed stage, what runs on the same devices."""
         return replace(module, functions=tuple(_fuse(f) for f in module.functions))
 
 
@@ -32,31 +33,46 @@ def _fuse(function: Function) -> Function:
     gone: set[str] = set()
     # From the last op to the first, so that the largest pattern takes what smaller ones inside it would.
     for op in reversed(function.ops):
-        if op.results[0].name in gone:
+        if not op.results or op.results[0].name in gone:
             continue
         for name, pattern in fusions():
             found = match(pattern, op, producers, single)
             if found is None or any(o.results[0].name in gone for o in found.inner):
                 continue
-            try:
-                types = infer(name, [tensor_type(v) for v in found.operands], {})
-            except VerificationError:
-                continue
-            if types != tuple(v.type for v in op.results):
+            if not _gives(name, found, op):
                 continue
             fused[op.results[0].name] = Op(name, found.operands, op.results, {}, op.location)
             gone.update(o.results[0].name for o in found.inner)
             break
-    ops = [fused.get(op.results[0].name, op) for op in function.ops if op.results[0].name not in gone]
+    kept = [op for op in function.ops if not op.results or op.results[0].name not in gone]
+    ops = [fused.get(op.results[0].name, op) if op.results else op for op in kept]
     return replace(function, ops=tuple(_without_unused(ops, {o.value.name for o in function.outputs})))
 
 
+def _gives(name: str, found: Match, op: Op) -> bool:
+    """Whether the fused op can stand for `op`: it gives the same types, on the same devices."""
+    kinds = [v.type for v in found.operands]
+    placed = [kind for kind in kinds if isinstance(kind, PlacedType)]
+    made = [v.type for o in (*found.inner, op) for v in o.results]
+    if any("stream" in o.attrs for o in (*found.inner, op)):
+        return False
+    try:
+        if not placed:
+            return infer(name, [tensor_type(v) for v in found.operands], {}) == tuple(v.type for v in op.results)
+        if len({kind.devices for kind in (*placed, *made) if isinstance(kind, PlacedType)}) > 1:
+            return False
+        return infer_placed(name, placed, {}, placed[0].devices) == tuple(v.type for v in op.results)
+    except VerificationError:
+        return False
+
+
 def _without_unused(ops: list[Op], outputs: set[str]) -> list[Op]:
-    """Scalars that only fused ops used are left over."""
+    """What nothing uses is left out, such as scalars of fused ops; but not what other devices take part in."""
     used = set(outputs)
     kept: list[Op] = []
     for op in reversed(ops):
-        if "step" in op.attrs or any(v.name in used for v in op.results):
+        entry = lookup(op.name, op.location)
+        if entry.communicates or entry.role == "call" or any(v.name in used for v in op.results):
             used.update(v.name for v in op.operands)
             kept.append(op)
     return kept[::-1]

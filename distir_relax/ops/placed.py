@@ -31,7 +31,7 @@ def infer_placed(
     Raises `VerificationError` when the operands do not fit the op on some device.
     """
     alike = lookup(name, location).role == "transfer" or all(k.devices == devices for k in operands)
-    if alike and not _differs(operands, attrs):
+    if alike and not differs(operands, attrs):
         types = infer(name, [k.local(0) for k in operands], attrs, location)
         return tuple(PlacedType(t.shape, t.dtype, devices) for t in types)
     found: dict[object, tuple[TensorType, ...]] = {}
@@ -43,6 +43,11 @@ def infer_placed(
             found[key] = infer(name, types, mine, location)
         rows.append(found[key])
     return tuple(joined(column, devices) for column in zip(*rows, strict=True))
+
+
+def differs(operands: Sequence[PlacedType], attrs: Mapping[str, Any]) -> bool:
+    """Whether a size of the operands or an attribute is given rank by rank."""
+    return any(not isinstance(d, int) for k in operands for d in k.shape) or local_attrs(attrs, 0) != dict(attrs)
 
 
 def joined(types: Sequence[TensorType], devices: tuple[int, ...]) -> PlacedType:
@@ -64,8 +69,3 @@ def result_devices(name: str, operands: Sequence[PlacedType], location: str = ""
             f"the operands of {name} lie on different devices: {where}", location, "send them to one place first"
         )
     return operands[0].devices
-
-
-def _differs(operands: Sequence[PlacedType], attrs: Mapping[str, Any]) -> bool:
-    """Whether something is given rank by rank."""
-    return any(not isinstance(d, int) for k in operands for d in k.shape) or local_attrs(attrs, 0) != dict(attrs)

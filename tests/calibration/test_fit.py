@@ -1,0 +1,99 @@
+"""Fits find a machine again from the times that the cost model gives it."""
+
+from __future__ import annotations
+
+import math
+import random
+from dataclasses import replace
+
+import pytest
+
+from distir_relax.analysis.cost import op_seconds
+from distir_relax.analysis.network import seconds_of
+from distir_relax.analysis.profile import Matrix, Profile
+from distir_relax.calibration.fit import fit_device, fit_line, fit_links, minimise
+from distir_relax.calibration.measure import CollectiveTime
+from distir_relax.calibration.samples import OpSample, op_samples, payloads
+from distir_relax.ir import TensorType
+from distir_relax.ops import lookup
+from tests.machines import link, machine
+
+TRUE = replace(
+    machine(8, bandwidth=1.3e10, overhead=3e-6),
+    matrix={"float32": Matrix(1.9e11, 3.0, 20.0, 12.0)},
+    vector={"float32": 7e9},
+    overlap=2.0,
+    cache=2e6,
+    cache_bandwidth=6e10,
+)
+
+
+def seconds(profile: Profile, sample: OpSample) -> float:
+    return op_seconds(profile, lookup(sample.op), sample.operands, sample.attrs, sample.results)
+
+
+def test_a_made_up_device_is_found_again() -> None:
+    samples = op_samples("float32", 1)
+    times = [seconds(TRUE, sample) for sample in samples]
+    found, errors = fit_device(machine(8), "float32", samples, times)
+    assert set(errors) == {"products", "elementwise", "rows", "attention"}
+    assert max(errors.values()) < 0.05
+    off = [abs(seconds(found, sample) / time - 1) for sample, time in zip(samples, times, strict=True)]
+    assert sum(off) / len(off) < 0.05
+    assert found.matrix["float32"].flops == pytest.approx(TRUE.matrix["float32"].flops, rel=0.05)
+    assert found.vector["float32"] == pytest.approx(TRUE.vector["float32"], rel=0.05)
+    assert found.overhead == pytest.approx(TRUE.overhead, rel=0.05)
+    assert found.matrix["float64"] == machine(8).matrix["float64"], "what was not measured stays"
+
+
+def test_it_predicts_sizes_that_it_was_not_fitted_to() -> None:
+    samples = op_samples("float32", 1)
+    found, _ = fit_device(machine(8), "float32", samples, [seconds(TRUE, sample) for sample in samples])
+    for rows, inner, columns in ((5, 127, 127), (37, 513, 255), (200, 900, 1000), (1, 2000, 2000)):
+        x, w = TensorType((rows, inner), "float32"), TensorType((columns, inner), "float32")
+        sample = OpSample("products", "linear", (x, w))
+        assert seconds(found, sample) == pytest.approx(seconds(TRUE, sample), rel=0.1)
+
+
+def test_samples_have_distinct_types_and_lie_within_reason() -> None:
+    samples = op_samples("float32", 1)
+    assert len({str(sample) for sample in samples}) == len(samples)
+    assert max(sum(t.bytes for t in s.operands) for s in samples) < 64e6
+
+
+def test_links_are_found_again() -> None:
+    true = machine(8, link(4e-6, 5e9))
+    times = [
+        CollectiveTime(name, n, 4 * size, seconds_of(true, name, range(n), [4 * size / (n if name == "all_gather" else 1)] * n))
+        for name in ("all_gather", "reduce_scatter", "send")
+        for n in ((2,) if name == "send" else (2, 3, 5))
+        for size in payloads(1)
+    ]  # fmt: skip
+    found, errors = fit_links(machine(8), times)
+    assert set(errors) == {"all_gather", "reduce_scatter", "send"}
+    assert max(errors.values()) < 0.01
+    lines = {(line.collective, line.ranks): line for line in found.lines}
+    assert lines["send", 2].latency == pytest.approx(4e-6, rel=0.01)
+    assert lines["reduce_scatter", 5].latency == pytest.approx(4 * 4e-6, rel=0.01)
+    assert lines["reduce_scatter", 5].seconds_per_byte == pytest.approx(4 / 5 / 5e9, rel=0.01)
+    assert found.levels[0].latency == pytest.approx(4e-6, rel=0.01)
+    assert found.levels[0].bandwidth == pytest.approx(5e9, rel=0.01)
+
+
+def test_a_line_through_noise() -> None:
+    draw = random.Random(0)
+    sizes = [10.0 ** (i / 4) for i in range(33)]
+    times = [(2e-5 + 3e-9 * n) * math.exp(draw.gauss(0, 0.02)) for n in sizes]
+    latency, slope = fit_line(sizes, times)
+    assert latency == pytest.approx(2e-5, rel=0.05)
+    assert slope == pytest.approx(3e-9, rel=0.05)
+
+
+def test_minimise_finds_a_minimum() -> None:
+    def loss(x: dict[str, float]) -> float:
+        return math.log(x["a"] / 3e4) ** 2 + 5 * math.log(x["a"] * x["b"] / 7.0) ** 2
+
+    found, value = minimise(loss, {"a": 1.0, "b": 1.0})
+    assert found["a"] == pytest.approx(3e4, rel=0.01)
+    assert found["b"] == pytest.approx(7 / 3e4, rel=0.01)
+    assert value == loss(found) < 1e-4
