@@ -191,3 +191,9 @@ def test_a_call_is_executed_on_the_devices_that_it_names() -> None:
     found = run_devices(module, {"x": {0: x}, "w": {0: w}, "v": {1: v}})["y"]
     assert list(found) == [1]
     torch.testing.assert_close(found[1], ((x @ w).relu() @ v).relu(), rtol=0, atol=1e-12)
+
+
+def test_a_program_that_calls_itself_is_not_written_out() -> None:
+    module = parse(TYPED.replace("call @layer(%a, %w)", "call @twice(%a, %w)"))
+    with pytest.raises(VerificationError, match="found main -> twice -> twice"):
+        inline(module)
