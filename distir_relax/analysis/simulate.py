@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 
 from distir_relax.analysis.classes import DeviceClasses, Devices
 from distir_relax.analysis.interpreter import Domain, Interpreter
-from distir_relax.analysis.memory import ACTIVATIONS, CATEGORIES, GRADIENTS, OF_ROLE, WORKSPACE, Gradients
+from distir_relax.analysis.memory import ACTIVATIONS, CATEGORIES, GRADIENTS, OF_ROLE, WEIGHTS, WORKSPACE, Gradients
 from distir_relax.analysis.profile import Profile
 from distir_relax.analysis.simulation import Called, Change, Event, Peak, Simulation
 from distir_relax.analysis.work import Bytes, Planner, Work
@@ -75,7 +75,7 @@ class _Frame:
     made_on: dict[str, int]
     clocks: list[int]
     classes: int
-    works: dict[int, Work]
+    works: dict[tuple[int, bool], Work]
     live: list[list[int]] = field(init=False)
     total: list[int] = field(init=False)
     peaks: list[Peak] = field(init=False)
@@ -132,7 +132,7 @@ class _Simulator(Domain[Handle]):
     streams: int = field(init=False)
     frames: list[_Frame] = field(default_factory=list)
     gradients: Gradients = field(init=False)
-    _works: dict[tuple[str, int], dict[int, Work]] = field(default_factory=dict)
+    _works: dict[tuple[str, int], dict[tuple[int, bool], Work]] = field(default_factory=dict)
     _made_on: dict[str, dict[str, int]] = field(default_factory=dict)
     _summaries: dict[object, _Summary] = field(default_factory=dict)
 
@@ -171,10 +171,12 @@ class _Simulator(Domain[Handle]):
 
     def apply(self, op: Op, operands: Sequence[Handle]) -> list[Handle]:
         frame = self.frames[-1]
-        work = frame.works.get(id(op))
+        # Weights and gradients live through a step, in which others push them out of a cache.
+        lasting = any(handle.category in (WEIGHTS, GRADIENTS) for handle in operands)
+        work = frame.works.get((id(op), lasting))
         if work is None:
-            work = self.planner.plan(op, frame.devices, frame.made_on, self._step_long(frame))
-            frame.works[id(op)] = work
+            work = self.planner.plan(op, frame.devices, frame.made_on, lasting)
+            frame.works[id(op), lasting] = work
         results = []
         took = False
         for value, made in zip(op.results, work.makes, strict=True):
@@ -200,11 +202,6 @@ class _Simulator(Domain[Handle]):
             clocks[clock] = max(clocks[clock], clocks[other])
         frame.device_ops += work.devices
         return results
-
-    @staticmethod
-    def _step_long(frame: _Frame) -> frozenset[str]:
-        """The values that live through a step, so that others have pushed them out of a cache: weights, gradients."""
-        return frame.gradients.union(i.value.name for i in frame.function.inputs if i.role == "parameter")
 
     def release(self, value: Value, element: Handle) -> None:
         element.users -= 1

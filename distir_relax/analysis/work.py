@@ -99,12 +99,11 @@ class Planner:
             found = self._parted[key] = inside, tuple((c, n) for c, n in held if c not in present)
         return found
 
-    def plan(
-        self, op: Op, onto: Devices | None, made_on: Mapping[str, int], weights: frozenset[str] = frozenset()
-    ) -> Work:
+    def plan(self, op: Op, onto: Devices | None, made_on: Mapping[str, int], lasting: bool = False) -> Work:
         """The work of an op of a function that runs on `onto`, of the entry function if that is None.
 
-        `made_on` has the stream of the function's values that are made on one, `weights` are those that are weights, or their gradients.
+        `made_on` has the stream of the function's values that are made on one. `lasting`: an operand is a weight or a
+        gradient.
         """
         entry = lookup(op.name, op.location)
         results = [placed_type(v) for v in op.results]
@@ -117,7 +116,7 @@ class Planner:
             steps = self._communication(op, entry, devices, onto, stream)
             kind = COMMUNICATION
         else:
-            steps = self._computation(op, entry, devices, onto, stream, weights)
+            steps = self._computation(op, entry, devices, onto, stream, lasting)
             kind = COMPUTE
         count = 0 if entry.cost.view or entry.role == "scalar" else len(devices)
         if entry.role == "transfer":
@@ -125,15 +124,14 @@ class Planner:
         return Work(steps, makes, self._workspace(op, entry, devices), kind, stream, count)
 
     def _computation(
-        self, op: Op, entry: OpDef, devices: Devices, onto: Devices | None, stream: int, weights: frozenset[str]
+        self, op: Op, entry: OpDef, devices: Devices, onto: Devices | None, stream: int, lasting: bool
     ) -> tuple[Step, ...]:
         steps = []
-        weighed = any(v.name in weights for v in op.operands)
         for c, i in self._representatives(devices):
             operands = self._operands(op, devices[i], onto)
             attrs = local_attrs(op.attrs, i)
             results = [placed_type(v).local(i) for v in op.results]
-            fixed, cold = weighed and self.fixed, weighed and c in self.cold
+            fixed, cold = lasting and self.fixed, lasting and c in self.cold
             key = (op.name, tuple(operands), tuple(map(str, attrs.items())), tuple(results), fixed, cold)
             if key not in self._times:
                 seconds = op_seconds(self.profile, entry, operands, attrs, results, fixed, cold)

@@ -36,12 +36,16 @@ def test_a_small_all_reduce_doubles(n: int) -> None:
     assert seconds_of(profile, "all_reduce", ALL[:n], [8] * n) == expected
 
 
-def test_the_all_reduce_changes_where_the_two_take_equally_long() -> None:
-    # For 8 devices: 14 (A + size B / 8) = 3 (A + size B), so size = 11 A / (1.25 B).
-    profile, equal = machine(16, link(A, 1 / B)), 11 / 1.25 * A / B
-    for size in (equal * 0.99, equal * 1.01):
-        expected = ring(8, size) if size > equal else 3 * (A + size * B)
-        assert seconds_of(profile, "all_reduce", ALL[:8], [size] * 8) == pytest.approx(expected, rel=1e-14)
+def test_the_all_reduce_changes_where_two_take_equally_long() -> None:
+    # For 8 devices: 3 (A + size B) = 2 (3 A + size B), so size B = 3 A; 2 (3 A + size B) = 14 (A + size B / 8), so 32 A.
+    profile = machine(16, link(A, 1 / B))
+    for times, below, above in ((3, "doubling", "tree"), (32, "tree", "ring")):
+        for size, kind in ((0.99 * times * A / B, below), (1.01 * times * A / B, above)):
+            expected = {
+                "doubling": 3 * (A + size * B), "tree": 2 * (3 * A + size * B), "ring": ring(8, size),
+            }  # fmt: skip
+            assert min(expected.values()) == expected[kind]
+            assert seconds_of(profile, "all_reduce", ALL[:8], [size] * 8) == pytest.approx(expected[kind], rel=1e-14)
 
 
 @pytest.mark.parametrize(("units", "each"), [(3, 5), (5, 3), (4, 3)])

@@ -21,34 +21,40 @@ from tests.machines import link, machine
 TRUE = replace(
     machine(8, bandwidth=1.3e10, overhead=3e-6),
     matrix={"float32": Matrix(1.9e11, 3.0, 20.0, 12.0)},
+    packed={"float32": Matrix(2.6e11, 2.0, 30.0, 9.0)},
     vector={"float32": 7e9},
+    ops={"float32": {"add": 1.3e10, "tanh": 2e9, "nn.scaled_dot_product_attention": 4e10}},
     overlap=2.0,
     cache=2e6,
     cache_bandwidth=6e10,
 )
+# The size of the cache is read off the machine, not fitted.
+START = replace(machine(8), cache=TRUE.cache)
 
 
 def seconds(profile: Profile, sample: OpSample) -> float:
-    return op_seconds(profile, lookup(sample.op), sample.operands, sample.attrs, sample.results)
+    entry = lookup(sample.op)
+    return op_seconds(profile, entry, sample.operands, sample.attrs, sample.results, sample.fixed, sample.cold)
 
 
 def test_a_made_up_device_is_found_again() -> None:
     samples = op_samples("float32", 1)
     times = [seconds(TRUE, sample) for sample in samples]
-    found, errors = fit_device(machine(8), "float32", samples, times)
-    assert set(errors) == {"products", "elementwise", "rows", "attention"}
+    found, errors = fit_device(START, "float32", samples, times)
+    assert set(errors) == {"products", "products, packed", "products, cold", "elementwise", "rows", "attention"}
     assert max(errors.values()) < 0.05
     off = [abs(seconds(found, sample) / time - 1) for sample, time in zip(samples, times, strict=True)]
     assert sum(off) / len(off) < 0.05
     assert found.matrix["float32"].flops == pytest.approx(TRUE.matrix["float32"].flops, rel=0.05)
-    assert found.vector["float32"] == pytest.approx(TRUE.vector["float32"], rel=0.05)
+    assert found.packed["float32"].flops == pytest.approx(TRUE.packed["float32"].flops, rel=0.05)
+    assert found.ops["float32"]["tanh"] == pytest.approx(2e9, rel=0.05)
     assert found.overhead == pytest.approx(TRUE.overhead, rel=0.05)
     assert found.matrix["float64"] == machine(8).matrix["float64"], "what was not measured stays"
 
 
 def test_it_predicts_sizes_that_it_was_not_fitted_to() -> None:
     samples = op_samples("float32", 1)
-    found, _ = fit_device(machine(8), "float32", samples, [seconds(TRUE, sample) for sample in samples])
+    found, _ = fit_device(START, "float32", samples, [seconds(TRUE, sample) for sample in samples])
     for rows, inner, columns in ((5, 127, 127), (37, 513, 255), (200, 900, 1000), (1, 2000, 2000)):
         x, w = TensorType((rows, inner), "float32"), TensorType((columns, inner), "float32")
         sample = OpSample("products", "linear", (x, w))
@@ -57,7 +63,7 @@ def test_it_predicts_sizes_that_it_was_not_fitted_to() -> None:
 
 def test_samples_have_distinct_types_and_lie_within_reason() -> None:
     samples = op_samples("float32", 1)
-    assert len({str(sample) for sample in samples}) == len(samples)
+    assert len({(str(sample), sample.fixed, sample.cold) for sample in samples}) == len(samples)
     assert max(sum(t.bytes for t in s.operands) for s in samples) < 64e6
 
 
