@@ -20,7 +20,7 @@ import math
 from collections import Counter
 from collections.abc import Sequence
 
-from distir_relax.analysis.profile import Level, Line, Profile
+from distir_relax.analysis.profile import Level, Profile
 from distir_relax.errors import ProfileError
 
 
@@ -92,15 +92,12 @@ def _measured(profile: Profile, collective: str, count: int, payload: float) -> 
     if not lines:
         return None
 
-    def at(line: Line) -> float:
-        return line.latency + payload * line.seconds_per_byte
-
     below = [line for line in lines if line.ranks <= count]
     above = [line for line in lines if line.ranks >= count]
     if below and above:
         low, high = below[-1], above[0]
         if low.ranks == high.ranks:
-            return at(low)
+            return low.seconds(payload)
         share = (count - low.ranks) / (high.ranks - low.ranks)
-        return at(low) * (1 - share) + at(high) * share
-    return at(below[-1] if below else above[0])
+        return low.seconds(payload) * (1 - share) + high.seconds(payload) * share
+    return (below[-1] if below else above[0]).seconds(payload)

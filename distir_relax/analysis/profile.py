@@ -41,12 +41,28 @@ class Level:
 
 @dataclass(frozen=True)
 class Line:
-    """A measured collective over `ranks` devices: ``latency + bytes * seconds_per_byte``, whatever the formulas say."""
+    """A measured collective over `ranks` devices: ``latency + bytes * seconds_per_byte``, whatever the formulas say.
+
+    Where `points` (bytes, seconds) were measured, times between them are interpolated and the line holds beyond them.
+    """
 
     collective: str
     ranks: int
     latency: float
     seconds_per_byte: float
+    points: tuple[tuple[float, float], ...] = ()
+
+    def seconds(self, size: float) -> float:
+        """The time for so many bytes."""
+        if not self.points or size > self.points[-1][0]:
+            return self.latency + size * self.seconds_per_byte
+        before = self.points[0]
+        for point in self.points:
+            if size <= point[0]:
+                share = (size - before[0]) / (point[0] - before[0]) if point[0] > before[0] else 0.0
+                return before[1] + max(0.0, share) * (point[1] - before[1])
+            before = point
+        return before[1]
 
 
 @dataclass(frozen=True)
@@ -54,7 +70,7 @@ class Profile:
     """A machine. `matrix` and `vector` (flop/s of all other ops) are by dtype; `overhead` is added to each op.
 
     `packed` is `matrix` for products with weights that never change, which a backend lays out once, where that differs.
-    A device whose weights fit its `cache` reads them at `cache_bandwidth`, as it does what an op moves if it fits.
+    A program of one device has `bandwidth_alone`, where devices share their memory. A device half of whose `cache` holds its weights reads them at `cache_bandwidth`, as it does what an op moves if it fits.
     `ops` has, by dtype and name, the flop/s of ops that were measured one by one, as their entries count operations.
 
     `dispatch` is the least time from one op to the next: a host that launches kernels on an accelerator gets no
@@ -78,6 +94,7 @@ class Profile:
     dispatch: float = 0.0
     ops: Mapping[str, Mapping[str, float]] = field(default_factory=dict)
     packed: Mapping[str, Matrix] = field(default_factory=dict)
+    bandwidth_alone: float = 0.0
     cache: float = 0.0
     cache_bandwidth: float = 0.0
     collective_overhead: float = 0.0
@@ -151,6 +168,7 @@ def read_profile(text: str, where: str = "") -> Profile:
             reader.whole(row, "ranks", "collective"),
             reader.number(row, "latency", "collective", least=0.0),
             reader.number(row, "seconds_per_byte", "collective"),
+            reader.points(row),
         )
         for row in reader.rows(data, "collective")
     )
@@ -178,6 +196,7 @@ def read_profile(text: str, where: str = "") -> Profile:
         ops=ops,
         packed=packed,
         cache=cache,
+        bandwidth_alone=reader.number(device, "bandwidth_alone", "device", 0.0, least=0.0),
         cache_bandwidth=reader.number(device, "cache_bandwidth", "device") if cache else 0.0,
         collective_overhead=reader.number(data, "collective_overhead", "", 0.0, least=0.0),
     )
@@ -191,6 +210,8 @@ def print_profile(profile: Profile, comment: str = "") -> str:
         lines.append(f"collective_overhead = {profile.collective_overhead:.6g}")
     lines += ["", "[device]", f"memory = {profile.memory:.6g}", f"bandwidth = {profile.bandwidth:.6g}"]
     lines += [f"overhead = {profile.overhead:.6g}", f"overlap = {profile.overlap:.6g}"]
+    if profile.bandwidth_alone:
+        lines.append(f"bandwidth_alone = {profile.bandwidth_alone:.6g}")
     if profile.dispatch:
         lines.append(f"dispatch = {profile.dispatch:.6g}")
     if profile.cache:
@@ -208,6 +229,9 @@ def print_profile(profile: Profile, comment: str = "") -> str:
     for line in profile.lines:
         lines += ["", "[[collective]]", f'name = "{line.collective}"', f"ranks = {line.ranks}"]
         lines += [f"latency = {line.latency:.6g}", f"seconds_per_byte = {line.seconds_per_byte:.6g}"]
+        if line.points:
+            shown = ", ".join(f"[{size:.6g}, {seconds:.6g}]" for size, seconds in line.points)
+            lines.append(f"points = [{shown}]")
     return "\n".join(lines) + "\n"
 
 
@@ -241,6 +265,15 @@ class _Reader:
         return Matrix(
             self.number(row, "flops", inside), *(self.number(row, key, inside, 0.0, least=0.0) for key in halves)
         )
+
+    def points(self, row: Mapping[str, Any]) -> tuple[tuple[float, float], ...]:
+        found = row.get("points", [])
+        numbers = isinstance(found, list) and all(
+            isinstance(p, list) and len(p) == 2 and all(isinstance(n, (int, float)) and n > 0 for n in p) for p in found
+        )
+        if not numbers or sorted(p[0] for p in found) != [p[0] for p in found]:
+            raise ProfileError(f"expected points [[bytes, seconds], …], in order, found {found!r}", self.where)
+        return tuple((float(size), float(seconds)) for size, seconds in found)
 
     def whole(self, data: Mapping[str, Any], key: str, inside: str) -> int:
         found = self.number(data, key, inside)

@@ -8,7 +8,7 @@ The state of a call is how far apart the clocks of its devices are, and which op
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from distir_relax.analysis.classes import DeviceClasses, Devices
 from distir_relax.analysis.interpreter import Domain, Interpreter
@@ -30,6 +30,8 @@ def simulate_module(module: Module, profile: Profile) -> Simulation:
     if module.stage != "distributed":
         raise VerificationError(f"a program of the distributed stage is simulated, found the {module.stage} stage")
     classes = DeviceClasses(module, profile)
+    if len(classes.of) == 1 and profile.bandwidth_alone:
+        profile = replace(profile, bandwidth=profile.bandwidth_alone)
     if len(classes.of) > profile.devices:
         raise ProfileError(
             f"the program uses {len(classes.of)} devices, the profile {profile.name} has {profile.devices}",
@@ -147,8 +149,9 @@ class _Simulator(Domain[Handle]):
             if item.role == "parameter":
                 for c, size in self.planner.bytes_of(item.value, None):
                     held[c] += size
-        # A step that updates weights goes over their gradients too.
-        self.planner.cold = frozenset(c for c, size in enumerate(held) if size * (1 + changes) > self.profile.cache)
+        # A step goes over the gradients of weights that it updates too, and over as much of other data again.
+        lasting = 4 if changes else 2
+        self.planner.cold = frozenset(c for c, size in enumerate(held) if lasting * size > self.profile.cache)
         self.gradients = Gradients(self.module)
 
     def enter(

@@ -6,13 +6,15 @@ import json
 import platform
 import tempfile
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
+from statistics import median
 from typing import Any
 
 from distir_relax.analysis.profile import Level, Profile, load_profile, print_profile
 from distir_relax.calibration.fit import fit_device, fit_links
 from distir_relax.calibration.measure import CollectiveTime, time_collectives, time_ops
+from distir_relax.calibration.programs import fit_programs, time_programs
 from distir_relax.calibration.samples import op_samples
 from distir_relax.errors import RunError
 from distir_relax.runtime.inputs import atomic_file, check_writable
@@ -64,10 +66,14 @@ def measure(output: Path, device: str, world: World | None) -> None:
     keep_memory()
     scale = 1 if device == "cpu" else 6
     ops = {dtype: time_ops(op_samples(dtype, scale), device, world) for dtype in DTYPES[device]}
+    alone = _alone(ops["float32"], device, scale, world)
+    whole = {dtype: time_programs(dtype, scale, device, world) for dtype in DTYPES[device]}
     collectives = time_collectives(world, device, scale) if world and world.size > 1 else []
     card = torch.cuda.get_device_properties(0) if device != "cpu" else None
     found: dict[str, Any] = {
         "ops": ops,
+        "programs": whole,
+        "alone": alone,
         "collectives": [t.plain() for t in collectives],
         "memory": card.total_memory if card else _host_memory(),
         "cache": card.L2_cache_size if card else _host_cache(),
@@ -92,11 +98,26 @@ def fit(measured: Mapping[str, Any], name: str, ranks: int, device: str, links: 
         profile, found = fit_device(profile, dtype, op_samples(dtype, int(measured["scale"])), seconds)
         suffix = "" if len(measured["ops"]) == 1 else f" {dtype}"
         errors.update({f"{group}{suffix}": error for group, error in found.items()})
+    for dtype, seconds in measured["programs"].items():
+        profile, error = fit_programs(profile, dtype, int(measured["scale"]), seconds)
+        errors["programs" if len(measured["ops"]) == 1 else f"programs {dtype}"] = error
+    profile = replace(profile, bandwidth_alone=profile.bandwidth * float(measured["alone"]))
     times = [CollectiveTime(**row) for row in measured["collectives"]]
     if times:
         profile, found = fit_links(profile, times)
         errors.update(found)
     return Calibration(profile, errors)
+
+
+def _alone(together: list[float], device: str, scale: int, world: World | None) -> float:
+    """How much faster a device reads weights from memory while the others do nothing."""
+    if world is None or world.size == 1:
+        return 1.0
+    samples = op_samples("float32", scale)
+    cold = [i for i, sample in enumerate(samples) if sample.cold]
+    mine = time_ops([samples[i] for i in cold], device, None) if world.rank == 0 else []
+    world.exchange(0)
+    return max(1.0, median(together[i] / t for i, t in zip(cold, mine, strict=True))) if world.rank == 0 else 1.0
 
 
 def _host_memory() -> int:

@@ -56,22 +56,24 @@ def fit_device(
 
 
 def fit_links(start: Profile, times: Sequence[CollectiveTime]) -> tuple[Profile, dict[str, float]]:
-    """`start` with a line for each collective and number of ranks, and the median error of each collective.
+    """`start` with what each collective takes on each number of ranks, and how far off a mere line would be.
 
     The innermost level gets the latency and bandwidth of a send.
     """
     lines: list[Line] = []
+    levels = list(start.levels)
     errors: dict[str, float] = {}
     for collective, ranks in sorted({(t.collective, t.ranks) for t in times}):
         mine = [t for t in times if (t.collective, t.ranks) == (collective, ranks)]
         latency, slope = fit_line([t.bytes for t in mine], [t.seconds for t in mine])
-        lines.append(Line(collective, ranks, latency, slope))
+        points = tuple((float(t.bytes), t.seconds) for t in sorted(mine, key=lambda t: t.bytes))
+        # Beyond what was measured the line goes on from the last point.
+        beyond = max(0.0, points[-1][1] - points[-1][0] * slope)
+        lines.append(Line(collective, ranks, beyond, slope, points))
         off = median(abs((latency + t.bytes * slope) / t.seconds - 1) for t in mine)
+        if collective == "send":
+            levels[0] = Level(levels[0].name, levels[0].size, latency, 1.0 / slope)
         errors[collective] = max(off, errors.get(collective, 0.0))
-    levels = list(start.levels)
-    for line in lines:
-        if line.collective == "send":
-            levels[0] = Level(levels[0].name, levels[0].size, line.latency, 1.0 / line.seconds_per_byte)
     return replace(start, lines=tuple(lines), levels=tuple(levels)), errors
 
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass
-from statistics import median
+from statistics import mean, median
 from typing import TYPE_CHECKING, Any
 
 from distir_relax.bundle import Mesh
@@ -27,8 +27,11 @@ if TYPE_CHECKING:
 # What a benchmark takes at least, in seconds: less would be the clock's own noise.
 _ENOUGH = 4e-3
 _ROUNDS = 5
+_PASSES = 3
 # Operands that a program reads once are taken in turn from so many bytes, more than caches hold.
 _COLD = 96e6
+# Elements of the tensor that ranks go over between two communications.
+_BETWEEN = 1 << 20
 
 
 @dataclass(frozen=True)
@@ -89,8 +92,13 @@ def time_op(sample: OpSample, device: str, wait: Callable[[], None]) -> float:
 
 
 def time_ops(samples: Sequence[OpSample], device: str, world: World | None) -> list[float]:
-    """The seconds of each op; on several ranks the median over them. Every rank calls this."""
-    mine = [time_op(sample, device, (lambda: None) if world is None else (lambda: _meet(world))) for sample in samples]
+    """The seconds of each op: the median over passes, since a machine is not equally fast at all times, and over ranks.
+
+    Every rank calls this.
+    """
+    wait = (lambda: None) if world is None else (lambda: _meet(world))
+    passes = [[time_op(sample, device, wait) for sample in samples] for _ in range(_PASSES)]
+    mine = [median(column) for column in zip(*passes, strict=True)]
     if world is None or world.size == 1:
         return mine
     return [median(column) for column in zip(*world.exchange(mine), strict=True)]
@@ -140,23 +148,30 @@ def _collectives(
 
 
 def _time_together(world: World, run: Callable[[], object], device: str) -> float:
-    """The seconds of a communication that all ranks repeat: the slowest rank's, the median of several rounds."""
+    """The seconds of a communication as it is in a program: after work that takes ranks unlike times and leaves other
+    data in the caches. The mean over ranks, one of which waits for the other, and the median of several rounds.
+    """
+    import torch
+
+    between = torch.ones(_BETWEEN, device=device)
 
     def repeat(times: int) -> float:
-        _settle(device)
         _meet(world)
-        start = time.perf_counter()
+        taken = 0.0
         for _ in range(times):
+            between.add_(1.0)
+            _settle(device)
+            start = time.perf_counter()
             run()
-        _settle(device)
-        return (time.perf_counter() - start) / times
+            _settle(device)
+            taken += time.perf_counter() - start
+        return taken / times
 
-    repeat(5)
+    repeat(3)
     once = max(world.exchange(repeat(5)))
-    # Ranks leave the meeting one after the other, which must not weigh.
-    times = max(5, min(4000, int(4 * _ENOUGH / max(1e-7, once))))
+    times = max(8, min(200, int(4 * _ENOUGH / max(1e-7, once))))
     rounds = world.exchange([repeat(times) for _ in range(_ROUNDS)])
-    found: float = median(max(column) for column in zip(*rounds, strict=True))
+    found: float = median(mean(column) for column in zip(*rounds, strict=True))
     return found
 
 

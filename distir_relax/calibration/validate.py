@@ -18,7 +18,7 @@ from distir_relax.bundle import Bundle, Manifest, read_bundle, write_bundle
 from distir_relax.calibration.statistics import mean_absolute_percentage_error, spearman
 from distir_relax.compiler import Plan
 from distir_relax.errors import ImportModelError, RunError
-from distir_relax.ir import Module, parse
+from distir_relax.ir import Module, inline, parse
 from distir_relax.lowering import FuseLocal
 from distir_relax.lowering.to_bundle import program_bundle
 from distir_relax.runtime.launch import launch
@@ -149,7 +149,7 @@ def _configuration(name: str, entry: object, target: str) -> tuple[str, Module, 
         return name, FuseLocal().run(entry.modules["distributed"]), entry.bundle(("torch",))
     if isinstance(entry, tuple) and len(entry) == 2 and isinstance(entry[0], Module):
         module = infer_types(entry[0])
-        return name, module, program_bundle(name, module, entry[1])
+        return name, FuseLocal().run(inline(module)), program_bundle(name, module, entry[1])
     raise ImportModelError(f"expected a plan or (module, tensors) for {name!r}, found {type(entry).__name__}", target)
 
 

@@ -79,9 +79,9 @@ def test_links_are_found_again() -> None:
     assert set(errors) == {"all_gather", "reduce_scatter", "send"}
     assert max(errors.values()) < 0.01
     lines = {(line.collective, line.ranks): line for line in found.lines}
-    assert lines["send", 2].latency == pytest.approx(4e-6, rel=0.01)
-    assert lines["reduce_scatter", 5].latency == pytest.approx(4 * 4e-6, rel=0.01)
-    assert lines["reduce_scatter", 5].seconds_per_byte == pytest.approx(4 / 5 / 5e9, rel=0.01)
+    for size in (500, 50_000, 3_000_000, 40_000_000):
+        assert lines["send", 2].seconds(size) == pytest.approx(4e-6 + size / 5e9, rel=0.02)
+        assert lines["reduce_scatter", 5].seconds(size) == pytest.approx(4 * (4e-6 + size / 5 / 5e9), rel=0.02)
     assert found.levels[0].latency == pytest.approx(4e-6, rel=0.01)
     assert found.levels[0].bandwidth == pytest.approx(5e9, rel=0.01)
 
