@@ -1,7 +1,7 @@
 """Our simulator next to the DistIR paper's public reference implementation, on the same MLP training programs.
 
     git clone https://github.com/microsoft/dist-ir
-    pip install frozendict roundrobin prettyprinter networkx
+    pip install frozendict roundrobin prettyprinter networkx pandas scikit-learn
     python benchmarks/paper/reference.py --dist-ir dist-ir
 
 Both build the program and simulate it, in turns, in one process. Speed is counted as the paper counts it: one op on one

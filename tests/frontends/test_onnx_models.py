@@ -78,6 +78,15 @@ def t5() -> Made:
     return transformers.T5ForConditionalGeneration(config), call, shardings
 
 
+def mixtral() -> Made:
+    config = transformers.MixtralConfig(num_key_value_heads=5, num_local_experts=7, num_experts_per_tok=2, **SMALL)
+    model = transformers.MixtralForCausalLM(config)
+    # The form that sorts rows by expert has no ONNX export.
+    model.set_experts_implementation("batched_mm")
+    call = {"input_ids": tokens(9), "attention_mask": mask(), "position_ids": positions()}
+    return model, call, {"*experts.down_proj": "S[2]"}
+
+
 class Positional(torch.nn.Module):
     """Takes its inputs by position, as the exporter gives them, and returns the first result."""
 
@@ -108,7 +117,7 @@ def exported(
         return path, call, module(*call.values()), shardings
 
 
-@pytest.mark.parametrize("make", [mlp, gpt2, bert, llama, t5], ids=lambda f: f.__name__)
+@pytest.mark.parametrize("make", [mlp, gpt2, bert, llama, t5, mixtral], ids=lambda f: f.__name__)
 def test_it_gives_what_torch_gives_on_several_ranks(make: Callable[[], Made], tmp_path: Path) -> None:
     path, call, expected, shardings = exported(make, tmp_path)
     for ranks, tail in ((2, "ragged"), (3, "pad"), (5, "ragged")):
