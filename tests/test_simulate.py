@@ -180,7 +180,7 @@ def test_a_trace_has_a_track_for_each_device(folder: Path, tmp_path: Path) -> No
     assert {event["cat"] for event in slices} == {"compute", "communication"}
     assert max(event["ts"] + event["dur"] for event in slices) == pytest.approx(makespan * 1e6)
     counters = [event for event in events if event["ph"] == "C"]
-    assert {"weights", "activations", "gradients", "optimizer state"} == set(counters[0]["args"])
+    assert {"weights", "activations", "gradients", "optimizer state", "all"} == set(counters[0]["args"])
 
 
 def fails(kind: type[DistIRError], message: str, model: object, **options: Any) -> None:

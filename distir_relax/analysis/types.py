@@ -70,7 +70,7 @@ def propagate_types(
 
 def infer_types(module: Module) -> Module:
     """The program with the types that its text left out; itself where it left out none. See `propagate_types`."""
-    if module.stage == "distributed" and not any(isinstance(kind, Untyped) for kind in _all_types(module)):
+    if not any(isinstance(kind, Untyped) for kind in _all_types(module)):
         return module
     return propagate_types(module)[0]
 
