@@ -165,7 +165,9 @@ def test_inputs_need_types_and_programs_the_distributed_stage() -> None:
     with pytest.raises(VerificationError, match=r"the input %x has no type\n.*write it: %x: f32\[4,8\] @ {0}"):
         infer_types(parse(TWO.replace("%x: f64[4,6] @ {0}", "%x").replace("LINE", "nn.relu(%z)")))
     with pytest.raises(VerificationError, match="in the distributed stage, found the global stage"):
-        infer_types(parse('module @global {\n func @main(input %x: f32[2]) { return "x": %x }\n}'))
+        infer_types(parse('module @global {\n func @main(input %x: f32[2]) { %y = nn.relu(%x) return "y": %y }\n}'))
+    complete = parse('module @global {\n func @main(input %x: f32[2]) { return "x": %x }\n}')
+    assert infer_types(complete) is complete
 
 
 @pytest.mark.parametrize("inner", ["call @f(%a, %b) on {0}", "call @g(%a, %b) on {0}"])
