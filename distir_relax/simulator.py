@@ -70,11 +70,11 @@ def load_module(
     if text.endswith(".onnx") or not isinstance(model, (str, Path)):
         chosen = mesh or DeviceMesh((1,), ("device",))
         plan = compile(model, input_shapes=input_shapes, shardings=shardings, mesh=chosen)
-        return _without({"strategy": wanted.get("strategy")}, _as_run(plan), "an ONNX model")
+        return _without(wanted, _as_run(plan), "an ONNX model")
     path = Path(text)
     if path.is_dir():
         program = parse(read_bundle(path, verify_weights=False).stage("distributed"), str(path / "distir.txt"))
-        return _without({"strategy": wanted.get("strategy")}, FuseLocal().run(program), "a bundle")
+        return _without(wanted, FuseLocal().run(program), "a bundle")
     if ".py:" in text:
         return _from_function(text, wanted)
     if not path.is_file():
@@ -88,7 +88,7 @@ def load_module(
     module = infer_types(parse(source, text))
     # A person may have written it.
     verify(module, check)
-    return _without({"strategy": wanted.get("strategy")}, module, "a program's text")
+    return _without(wanted, module, "a program's text")
 
 
 def _from_function(target: str, wanted: Mapping[str, Any]) -> tuple[Module, int | None]:

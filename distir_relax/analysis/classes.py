@@ -17,7 +17,7 @@ import numpy.typing as npt
 
 from distir_relax.analysis.profile import Profile
 from distir_relax.errors import VerificationError
-from distir_relax.ir import CALL, DeviceMesh, Function, Module, PerRank, PlacedType
+from distir_relax.ir import DeviceMesh, Function, Module, PerRank, PlacedType
 from distir_relax.ops import lookup
 
 Devices = tuple[int, ...]
@@ -93,9 +93,9 @@ class DeviceClasses:
                     if isinstance(size, PerRank):
                         facts.sizes[id(devices), size] = devices
             for op in function.ops:
-                if op.name == CALL:
+                if op.callee:
                     inner: Devices = op.attrs["devices"]  # type: ignore[assignment]
-                    visit(self.module.function(str(op.attrs["callee"])), self.mapped(inner, onto))
+                    visit(self.module.function(op.callee), self.mapped(inner, onto))
                     continue
                 entry = lookup(op.name, op.location)
                 if not entry.communicates and entry.role != "transfer":

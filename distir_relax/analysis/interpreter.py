@@ -12,7 +12,7 @@ from functools import partial
 from typing import Generic, TypeVar
 
 from distir_relax.errors import VerificationError
-from distir_relax.ir import CALL, Function, Module, Op, Value, verify_no_recursion
+from distir_relax.ir import Function, Module, Op, Value, verify_no_recursion
 
 A = TypeVar("A")
 
@@ -123,10 +123,10 @@ def _compile(module: Module, function: Function) -> _Code:
             place[value.name] = len(values)
             values.append(value)
         callee = None
-        if op.name == CALL:
-            callee = functions.get(str(op.attrs["callee"]))
+        if op.callee:
+            callee = functions.get(op.callee)
             if callee is None:
-                raise VerificationError(f"there is no function @{op.attrs['callee']}", op.location)
+                raise VerificationError(f"there is no function @{op.callee}", op.location)
         steps.append(_Step(op, operands, results, [], callee))
     outputs = [place[o.value.name] for o in function.outputs]
     seen = set(outputs)

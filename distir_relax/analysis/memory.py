@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from distir_relax.ir import CALL, Function, Module
+from distir_relax.ir import Function, Module
 from distir_relax.ops import lookup
 
 CATEGORIES = ("weights", "activations", "gradients", "optimizer state", "workspace")
@@ -33,8 +33,8 @@ class Gradients:
             return self._known[key]
         found = {o.value.name for o, wanted in zip(function.outputs, outputs, strict=True) if wanted}
         for op in reversed(function.ops):
-            if op.name == CALL:
-                callee = self.module.function(str(op.attrs["callee"]))
+            if op.callee:
+                callee = self.module.function(op.callee)
                 _, inputs = self._find(callee, tuple(v.name in found for v in op.results))
                 found.update(v.name for v, wanted in zip(op.operands, inputs, strict=True) if wanted)
                 continue

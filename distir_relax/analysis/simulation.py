@@ -12,7 +12,7 @@ import numpy.typing as npt
 from distir_relax.analysis.memory import CATEGORIES
 from distir_relax.analysis.profile import Profile
 from distir_relax.analysis.work import COMMUNICATION, COMPUTE, FEMTOSECONDS
-from distir_relax.ir import CALL, Module, Op
+from distir_relax.ir import Module, Op
 
 MemoryCurve = list[tuple[float, tuple[int, ...]]]
 """Live bytes by category, from a time in seconds on."""
@@ -206,7 +206,7 @@ class Simulation:
 
 
 def _named(op: Op) -> str:
-    name = f"call @{op.attrs['callee']}" if op.name == CALL else op.name
+    name = f"call @{op.callee}" if op.callee else op.name
     return f"{op.results[0]} = {name}" if op.results else name
 
 

@@ -24,7 +24,7 @@ import numpy.typing as npt
 from distir_relax.analysis.classes import Devices, groups_along, mesh_with
 from distir_relax.analysis.work import placed_type
 from distir_relax.errors import ProfileError
-from distir_relax.ir import CALL, Function, Module, Op, PlacedType
+from distir_relax.ir import Function, Module, Op, PlacedType
 from distir_relax.ops import OpDef, lookup
 from distir_relax.ops.check import local_attrs
 
@@ -103,9 +103,9 @@ class _Counter:
             return self._known[key]
         found: Counter[tuple[int, Devices | None]] = Counter()
         for op in function.ops:
-            if op.name == CALL:
+            if op.callee:
                 devices: Devices = op.attrs["devices"]  # type: ignore[assignment]
-                found.update(self.ops_of(self.module.function(str(op.attrs["callee"])), _mapped(devices, onto)))
+                found.update(self.ops_of(self.module.function(op.callee), _mapped(devices, onto)))
                 continue
             entry = lookup(op.name, op.location)
             if entry.communicates or entry.role == "transfer":

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import tempfile
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
@@ -91,14 +90,7 @@ def validate(targets: Sequence[str], profile: Profile, steps: int = 9, threads: 
         for ranks, numbers in sorted(by_ranks.items()):
             request, answer = Path(folder) / "request.json", Path(folder) / "answer.json"
             request.write_text(json.dumps({"bundles": [str(paths[i]) for i in numbers], "steps": steps}))
-            before = os.environ.get("OMP_NUM_THREADS")
-            os.environ["OMP_NUM_THREADS"] = str(threads)
-            try:
-                code = launch(ranks, ["time-bundles", str(request), str(answer)])
-            finally:
-                os.environ.pop("OMP_NUM_THREADS")
-                if before is not None:
-                    os.environ["OMP_NUM_THREADS"] = before
+            code = launch(ranks, ["time-bundles", str(request), str(answer)], threads)
             if code != 0:
                 raise RunError(f"a configuration failed on {ranks} ranks", hint="its message is above")
             measured.update(zip(numbers, json.loads(answer.read_text()), strict=True))

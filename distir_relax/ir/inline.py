@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from distir_relax.errors import VerificationError
-from distir_relax.ir.program import CALL, Function, Module, Op, Value, fresh_name
+from distir_relax.ir.program import Function, Module, Op, Value, fresh_name
 from distir_relax.ir.types import PlacedType
 
 
@@ -16,7 +16,7 @@ def on_devices(kind: PlacedType, devices: tuple[int, ...]) -> PlacedType:
 
 def verify_no_recursion(module: Module) -> None:
     """Raise `VerificationError` when a function calls itself, by way of others or not."""
-    calls = {f.name: [str(op.attrs["callee"]) for op in f.ops if op.name == CALL] for f in module.functions}
+    calls = {f.name: [op.callee for op in f.ops if op.callee] for f in module.functions}
 
     def visit(name: str, above: tuple[str, ...]) -> None:
         if name in above:
@@ -35,7 +35,7 @@ def inline(module: Module) -> Module:
     """
     verify_no_recursion(module)
     main = module.main
-    if not any(op.name == CALL for op in main.ops):
+    if not any(op.callee for op in main.ops):
         return replace(module, functions=(main,)) if len(module.functions) > 1 else module
     taken = {i.value.name for i in main.inputs} | {v.name for op in main.ops for v in op.results}
     ops: list[Op] = []
@@ -57,8 +57,8 @@ def _write(
     """Append the ops of `function`; `values` leads from its names to the values of the whole program."""
     for op in function.ops:
         operands = tuple(values[v.name] for v in op.operands)
-        if op.name == CALL:
-            callee = module.function(str(op.attrs["callee"]))
+        if op.callee:
+            callee = module.function(op.callee)
             inner = {i.value.name: value for i, value in zip(callee.inputs, operands, strict=True)}
             numbers: tuple[int, ...] = op.attrs["devices"]  # type: ignore[assignment]
             onto = numbers if devices is None else tuple(devices[i] for i in numbers)

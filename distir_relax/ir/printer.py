@@ -42,8 +42,8 @@ def print_op(op: Op, note: Note | None = None) -> str:
     """One op as text."""
     results = ", ".join(map(_definition, op.results))
     operands = ", ".join(map(str, op.operands))
-    if op.name == CALL:
-        text = f"{results} = {CALL} @{op.attrs['callee']}({operands}) on {print_devices(op.attrs['devices'])}"  # type: ignore[arg-type]
+    if op.callee:
+        text = f"{results} = {CALL} @{op.callee}({operands}) on {print_devices(op.attrs['devices'])}"  # type: ignore[arg-type]
     else:
         attrs = ", ".join(f"{key}={print_attribute(value)}" for key, value in op.attrs.items())
         text = f"{results} = {op.name}({operands})" + (f" {{{attrs}}}" if attrs else "")

@@ -66,6 +66,11 @@ class Op:
     attrs: Mapping[str, Attribute] = field(default_factory=dict)
     location: str = ""
 
+    @property
+    def callee(self) -> str:
+        """The function that a call runs; nothing for another op."""
+        return str(self.attrs["callee"]) if self.name == CALL else ""
+
 
 @dataclass(frozen=True, slots=True)
 class Input:

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from distir_relax.errors import VerificationError
 from distir_relax.ir.inline import on_devices, verify_no_recursion
 from distir_relax.ir.placement import DeviceMesh, Shard
-from distir_relax.ir.program import CALL, STAGES, WAIT, Function, Module, Op, Value
+from distir_relax.ir.program import STAGES, WAIT, Function, Module, Op, Value
 from distir_relax.ir.types import DTensorType, PerRank, PlacedType, TensorType, print_devices
 
 OpCheck = Callable[[Op, str], None]
@@ -68,7 +68,7 @@ def _verify_function(module: Module, function: Function, check_op: OpCheck | Non
         where = op.location or f"@{function.name}, {op.name}"
         for operand in op.operands:
             use(operand, where)
-        if op.name == CALL:
+        if op.callee:
             _verify_call(module, op, where)
         elif check_op:
             check_op(op, module.stage)

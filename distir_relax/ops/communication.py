@@ -40,7 +40,8 @@ def _identity_rule(types: Types, attrs: Attrs, results: Types) -> Rule:
     return parse_rule("... -> ...", [types[0].shape], [results[0].shape])
 
 
-def _no_rule(types: Types, attrs: Attrs, results: Types) -> Rule:
+def no_rule(types: Types, attrs: Attrs, results: Types) -> Rule:
+    """For ops that stand in distributed programs only: raises NotImplementedError."""
     raise NotImplementedError("ops of the distributed stage are split already")
 
 
@@ -56,7 +57,7 @@ for _name, _role in (("annotate_sharding", "annotation"), ("redistribute", "redi
 define(
     "all_reduce",
     infer=_same,
-    rule=_no_rule,
+    rule=no_rule,
     torch="comm.all_reduce({0}, {axis}, {op}, step={step})",
     together=lambda parts, attrs: [_reduced(parts, attrs["op"]).clone() for _ in parts],
     on_communicator=True,
@@ -66,7 +67,7 @@ define(
 define(
     "all_gather",
     infer=lambda types, attrs: (_resized(types[0], attrs["dim"], sum(attrs["sizes"])),),
-    rule=_no_rule,
+    rule=no_rule,
     torch="comm.all_gather({0}, {axis}, {dim}, {sizes}, step={step})",
     together=lambda parts, attrs: [_joined(parts, attrs["dim"]) for _ in parts],
     on_communicator=True,
@@ -85,7 +86,7 @@ def _mine(types: Types, attrs: Attrs) -> tuple[TensorType, ...]:
 define(
     "reduce_scatter",
     infer=_mine,
-    rule=_no_rule,
+    rule=no_rule,
     torch="comm.reduce_scatter({0}, {axis}, {dim}, {sizes}, {op}, step={step})",
     together=lambda parts, attrs: list(_reduced(parts, attrs["op"]).split(attrs["sizes"], attrs["dim"])),
     on_communicator=True,
@@ -95,7 +96,7 @@ define(
 define(
     "shard",
     infer=_mine,
-    rule=_no_rule,
+    rule=no_rule,
     torch="comm.shard({0}, {axis}, {dim}, {sizes})",
     together=lambda parts, attrs: [x.split(attrs["sizes"], attrs["dim"])[i] for i, x in enumerate(parts)],
     on_communicator=True,
@@ -109,7 +110,7 @@ define(
             _resized(types[0], attrs["split_dim"], attrs["size"]), attrs["concat_dim"], sum(attrs["concat_sizes"])
         ),
     ),
-    rule=_no_rule,
+    rule=no_rule,
     torch="comm.all_to_all({0}, {axis}, {split_dim}, {split_sizes}, {concat_dim}, {concat_sizes}, step={step})",
     together=lambda parts, attrs: [
         _joined([x.split(attrs["split_sizes"], attrs["split_dim"])[i] for x in parts], attrs["concat_dim"])
@@ -123,7 +124,7 @@ define(
 define(
     "resplit",
     infer=lambda types, attrs: (_resized(types[0], attrs["dim"], attrs["size"]),),
-    rule=_no_rule,
+    rule=no_rule,
     torch="comm.resplit({0}, {axis}, {dim}, {pieces}, step={step})",
     together=lambda parts, attrs: [
         _joined([x.split(row, attrs["dim"])[i] for x, row in zip(parts, attrs["pieces"], strict=True)], attrs["dim"])
@@ -137,7 +138,7 @@ define(
 define(
     "shard_start",
     infer=lambda types, attrs: (TensorType((), attrs["dtype"]),),
-    rule=_no_rule,
+    rule=no_rule,
     torch="comm.shard_start({axis}, {sizes}, {dtype})",
     together=lambda parts, attrs: _starts(attrs),
     on_communicator=True,
@@ -153,7 +154,7 @@ def _infer_send(types: Types, attrs: Attrs) -> tuple[TensorType, ...]:
 define(
     "send",
     infer=_infer_send,
-    rule=_no_rule,
+    rule=no_rule,
     torch="comm.send({0}, {peer}, step={step})",
     role="transfer",
     on_communicator=True,
@@ -164,7 +165,7 @@ define(
 define(
     "recv",
     infer=lambda types, attrs: (TensorType(attrs["shape"], attrs["dtype"]),),
-    rule=_no_rule,
+    rule=no_rule,
     torch="comm.recv({shape}, {dtype}, {peer}, step={step})",
     on_communicator=True,
     communicates=True,
@@ -184,7 +185,7 @@ def _stretches(attrs: Attrs, form: str) -> list[str]:
 define(
     "slices",
     infer=_infer_slices,
-    rule=_no_rule,
+    rule=no_rule,
     torch=lambda attrs: (
         "torch.cat(["
         + ", ".join(_stretches(attrs, "{{{{0}}}}[{p}{{a}}:{{b}}]".format(p=":, " * attrs["dim"])))
@@ -236,7 +237,7 @@ def _relax_tail(attrs: Attrs, pad: bool) -> str:
 define(
     "pad_tail",
     infer=lambda types, attrs: (_resized(types[0], attrs["dim"], _tail(attrs, "padded")),),
-    rule=_no_rule,
+    rule=no_rule,
     torch=_torch_pad,
     relax=lambda attrs: _relax_tail(attrs, pad=True),
     trivial=True,
@@ -245,7 +246,7 @@ define(
 define(
     "trim_tail",
     infer=lambda types, attrs: (_resized(types[0], attrs["dim"], _tail(attrs, "size")),),
-    rule=_no_rule,
+    rule=no_rule,
     torch=_torch_trim,
     relax=lambda attrs: _relax_tail(attrs, pad=False),
     trivial=True,

@@ -6,8 +6,8 @@ Each entry of a backward step takes what the forward step kept and the gradient 
 from __future__ import annotations
 
 from distir_relax.ir import TensorType
+from distir_relax.ops.pointwise import pointwise_rule
 from distir_relax.ops.registry import Attrs, Cost, Types, define, operands
-from distir_relax.ops.rule import Rule, parse_rule
 
 
 def _like_first(types: Types, attrs: Attrs) -> tuple[TensorType, ...]:
@@ -16,15 +16,10 @@ def _like_first(types: Types, attrs: Attrs) -> tuple[TensorType, ...]:
     return (types[0],)
 
 
-def _rule(types: Types, attrs: Attrs, results: Types) -> Rule:
-    same = ", ".join(["..."] * len(types))
-    return parse_rule(f"{same} -> ...", [t.shape for t in types], [results[0].shape])
-
-
 define(
     "relu_grad",
     infer=_like_first,
-    rule=_rule,
+    rule=pointwise_rule,
     torch="torch.ops.aten.threshold_backward({1}, {0}, 0)",
     relax="R.where(R.greater({0}, R.zeros_like({0})), {1}, R.zeros_like({1}))",
     linear=(operands(1),),
@@ -35,7 +30,7 @@ define(
 define(
     "squared_error_grad",
     infer=_like_first,
-    rule=_rule,
+    rule=pointwise_rule,
     torch="({0} - {1}) * {scale}",
     relax="R.multiply(R.subtract({0}, {1}), R.const({scale}, {0}.ty.dtype))",
     linear=(operands(0, 1),),
@@ -65,7 +60,7 @@ for _name, _torch, _relax in (
     define(
         _name,
         infer=_like_first,
-        rule=_rule,
+        rule=pointwise_rule,
         torch=_torch,
         relax=_relax,
         linear=(operands(0, 1),),

@@ -45,13 +45,14 @@ def _infer_astype(types: Types, attrs: Attrs) -> tuple[TensorType, ...]:
     return (TensorType(types[0].shape, attrs["dtype"]),)
 
 
-def _rule(types: Types, attrs: Attrs, results: Types) -> Rule:
+def pointwise_rule(types: Types, attrs: Attrs, results: Types) -> Rule:
+    """The rule of ops whose result has each element from the elements at its place."""
     return parse_rule(", ".join(["..."] * len(types)) + " -> ...", [t.shape for t in types], [results[0].shape])
 
 
 def _unary(name: str, torch: str, relax: str = "", *, linear: bool = False, **fields: Any) -> None:
     sets = (operands(0),) if linear else ()
-    define(name, infer=_infer, rule=_rule, torch=torch, relax=relax, linear=sets, pointwise=True, **fields)
+    define(name, infer=_infer, rule=pointwise_rule, torch=torch, relax=relax, linear=sets, pointwise=True, **fields)
 
 
 def _binary(name: str, torch: str, *linear: frozenset[int], relax: str = "", commutative: bool = False) -> None:
@@ -59,7 +60,7 @@ def _binary(name: str, torch: str, *linear: frozenset[int], relax: str = "", com
     define(
         name,
         infer=_infer,
-        rule=_rule,
+        rule=pointwise_rule,
         torch=torch,
         relax=relax,
         linear=linear,
@@ -117,7 +118,7 @@ _unary("clip", "torch.clamp({0}, {min}, {max})", "R.clip({0}, {min}, {max})")
 define(
     "astype",
     infer=_infer_astype,
-    rule=_rule,
+    rule=pointwise_rule,
     torch="{0}.to(torch.{dtype!s})",
     relax="R.astype({0}, {dtype})",
     pointwise=True,
@@ -131,15 +132,22 @@ for _name, _symbol in (
     ("greater", ">"),
     ("greater_equal", ">="),
 ):
-    define(_name, infer=_infer_bool, rule=_rule, torch=f"{{0}} {_symbol} {{1}}", numbers=operands(0, 1), pointwise=True)
+    define(
+        _name,
+        infer=_infer_bool,
+        rule=pointwise_rule,
+        torch=f"{{0}} {_symbol} {{1}}",
+        numbers=operands(0, 1),
+        pointwise=True,
+    )
 
 for _name in ("isnan", "isinf", "isfinite"):
-    define(_name, infer=_infer_bool, rule=_rule, torch=f"torch.{_name}({{0}})", pointwise=True)
+    define(_name, infer=_infer_bool, rule=pointwise_rule, torch=f"torch.{_name}({{0}})", pointwise=True)
 
 define(
     "where",
     infer=_infer_where,
-    rule=_rule,
+    rule=pointwise_rule,
     torch="torch.where({0}, {1}, {2})",
     linear=(operands(1, 2),),
     numbers=operands(1, 2),

@@ -13,12 +13,8 @@ from collections.abc import Sequence
 from typing import Any
 
 from distir_relax.ir import CALL, WAIT, TensorType
+from distir_relax.ops.communication import no_rule
 from distir_relax.ops.registry import Attrs, Cost, Types, define
-from distir_relax.ops.rule import Rule
-
-
-def _no_rule(types: Types, attrs: Attrs, results: Types) -> Rule:
-    raise NotImplementedError("ops of the distributed stage are split already")
 
 
 def _infer_call(types: Types, attrs: Attrs) -> tuple[TensorType, ...]:
@@ -29,8 +25,8 @@ def _same(types: Types, attrs: Attrs) -> tuple[TensorType, ...]:
     return (types[0],)
 
 
-define(CALL, infer=_infer_call, rule=_no_rule, torch="{0}", role="call")
-define(WAIT, infer=_same, rule=_no_rule, torch="{0}", role="wait", trivial=True, cost=Cost(view=True))
+define(CALL, infer=_infer_call, rule=no_rule, torch="{0}", role="call")
+define(WAIT, infer=_same, rule=no_rule, torch="{0}", role="wait", trivial=True, cost=Cost(view=True))
 
 
 def _infer_shape_of(types: Types, attrs: Attrs) -> tuple[TensorType, ...]:
@@ -46,7 +42,7 @@ def _mixed_shape_of(operands: Sequence[Any], attrs: Attrs) -> tuple[Any, ...]:
 define(
     "shape_of",
     infer=_infer_shape_of,
-    rule=_no_rule,
+    rule=no_rule,
     torch="torch.tensor({0}.shape, dtype=torch.int64)",
     relax="R.shape_to_tensor(R.shape_of({0}))",
     mixed=_mixed_shape_of,
@@ -73,7 +69,7 @@ def _mixed_dynamic(operands: Sequence[Any], attrs: Attrs) -> tuple[Any, ...] | N
 define(
     "dynamic_reshape",
     infer=_infer_dynamic,
-    rule=_no_rule,
+    rule=no_rule,
     torch="{0}.reshape(tuple({1}.tolist()))",
     relax="R.reshape({0}, R.tensor_to_shape({1}))",
     mixed=_mixed_dynamic,

@@ -23,16 +23,18 @@ class Launcher:
     version: str
 
 
-def launch(n: int, arguments: Sequence[str]) -> int:
+def launch(n: int, arguments: Sequence[str], threads: int | None = None) -> int:
     """Run `distir <arguments>` on `n` ranks, having printed the command; the exit code of the launch.
+
+    A rank has `threads` threads, by default what OMP_NUM_THREADS says, or its share of the cores.
 
     Raises RunError when there is no mpirun.
     """
     launcher = find_mpirun()
-    threads = os.environ.get("OMP_NUM_THREADS") or str(max(1, _cores() // n))
-    command = mpirun_command(launcher, n, [sys.executable, "-m", "distir_relax", *arguments], threads)
+    each = str(threads or os.environ.get("OMP_NUM_THREADS") or max(1, _cores() // n))
+    command = mpirun_command(launcher, n, [sys.executable, "-m", "distir_relax", *arguments], each)
     print(shlex.join(command), file=sys.stderr, flush=True)
-    with subprocess.Popen(command, env=launch_environment(threads)) as process:
+    with subprocess.Popen(command, env=launch_environment(each)) as process:
         while True:
             try:
                 return process.wait()
