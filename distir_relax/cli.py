@@ -58,6 +58,9 @@ DeviceOption = Annotated[Device, typer.Option(help="Where the ranks compute.")]
 TimeoutOption = Annotated[
     float, typer.Option(min=0, help="End when a rank waits longer than this (seconds; 0: never).")
 ]
+PassesOption = Annotated[
+    int, typer.Option(min=1, help="How often all is measured: speeds change from minute to minute.")
+]
 RepeatOption = Annotated[int, typer.Option(min=1, help="Run so many timed steps, after one to warm up.")]
 ReportOption = Annotated[Path | None, typer.Option(help="Write times, bytes sent and weight bytes to this .json.")]
 
@@ -227,24 +230,25 @@ def calibrate(
     device: DeviceOption = Device.cpu,
     name: Annotated[str, typer.Option(help="The profile's name.")] = "",
     links: Annotated[str | None, typer.Option(help="Take the links from this profile (with -n 1).")] = None,
+    passes: PassesOption = 7,
 ) -> None:
     """Measure this machine's ops and collectives, and write the profile that explains them."""
     from distir_relax.calibration.calibrate import calibrate as measure_and_fit
 
-    found = measure_and_fit(output, n, device.value, name, links)
+    found = measure_and_fit(output, n, device.value, name, links, passes)
     for group, error in found.errors.items():
         typer.echo(f"{group:16} median error of the fit {error:.1%}")
     typer.echo(f"wrote {output}")
 
 
 @app.command(hidden=True)
-def measure(output: Path, device: DeviceOption = Device.cpu) -> None:
+def measure(output: Path, device: DeviceOption = Device.cpu, passes: int = 1) -> None:
     """One rank of `distir calibrate`."""
     from distir_relax.calibration.calibrate import measure as run_benchmarks
     from distir_relax.runtime.world import join_world
 
     world = join_world()
-    run_benchmarks(output, device.value, world)
+    run_benchmarks(output, device.value, passes, world)
     if world is not None:
         world.close()
 
@@ -254,8 +258,15 @@ def validate(
     targets: Annotated[
         list[str], typer.Argument(metavar="TARGET", help="Bundles, or FILE.py:FUNCTION that returns configurations.")
     ],
-    profile: Annotated[str, typer.Option(help="The machine: a name or a .toml file, best from distir calibrate.")],
-    steps: Annotated[int, typer.Option(min=1, help="Timed steps of each configuration.")] = 9,
+    profile: Annotated[
+        str | None, typer.Option(help="The machine: a name or a .toml file, best from distir calibrate.")
+    ] = None,
+    calibrate: Annotated[
+        Path | None,
+        typer.Option(help="Instead of --profile: fit one in turn with the runs, and write it to this .toml."),
+    ] = None,
+    steps: Annotated[int, typer.Option(min=1, help="Timed steps of each configuration, in each pass.")] = 4,
+    passes: PassesOption = 7,
     threads: Annotated[int, typer.Option(min=1, help="Threads of a rank, as when the profile was calibrated.")] = 1,
     plot: Annotated[Path | None, typer.Option(help="Write a scatter plot to this .svg.")] = None,
     json: Annotated[bool, typer.Option("--json", help="Print the result as JSON.")] = False,
@@ -264,8 +275,17 @@ def validate(
     from distir_relax.analysis.profile import load_profile
     from distir_relax.calibration.validate import validate as run_and_compare
     from distir_relax.report.validation import json_text, table, write_plot
+    from distir_relax.runtime.inputs import check_writable
 
-    found = run_and_compare(targets, load_profile(profile), steps, threads)
+    if (profile is None) == (calibrate is None):
+        raise DistIRError(
+            "expected either --profile or --calibrate", hint="--calibrate FILE.toml measures this machine"
+        )
+    if calibrate is not None:
+        check_writable(calibrate)
+    found = run_and_compare(targets, load_profile(profile) if profile else None, steps, threads, passes)
+    if calibrate is not None and found.calibration is not None:
+        found.calibration.write(calibrate)
     if plot is not None:
         write_plot(found, plot)
     typer.echo(json_text(found) if json else table(found))

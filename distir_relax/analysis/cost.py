@@ -21,14 +21,17 @@ def op_seconds(
     fixed: bool = False,
     cold: bool = False,
 ) -> float:
-    """The time of an op that does not communicate, on local operands; nothing for one that only views a tensor.
+    """The time of an op that does not communicate, on local operands.
 
-    `fixed`: the op's weight never changes, so that a backend may lay it out once. `cold`: it is not in a cache.
+    `fixed`: the op's weight never changes, so that a backend may lay it out once, or view it once. `cold`: it is not in
+    a cache.
     """
     cost = entry.cost
     if cost.seconds:
         return cost.seconds(operands, attrs, results)
-    if cost.view or entry.role == "scalar":
+    if cost.view:
+        return 0.0 if fixed else profile.view * len(results)
+    if entry.role == "scalar":
         return 0.0
     moved = moved_bytes(entry, operands, attrs, results)
     reading = moved / (profile.bandwidth if cold else memory_bandwidth(profile, moved))

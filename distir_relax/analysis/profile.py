@@ -76,6 +76,8 @@ class Profile:
     `dispatch` is the least time from one op to the next: a host that launches kernels on an accelerator gets no
     further, but long kernels hide it.
 
+    `view` is the time of each result of an op that only views a tensor, where the host waits for ops.
+
     `overlap` tells how well an op hides reading and writing behind computing: it takes
     ``(computing ** overlap + moving ** overlap) ** (1 / overlap)``, the sum for 1, the roofline's maximum for infinity.
     `levels` go from the innermost to the outermost; devices are numbered so that neighbours share a unit.
@@ -92,6 +94,7 @@ class Profile:
     lines: tuple[Line, ...] = ()
     overlap: float = math.inf
     dispatch: float = 0.0
+    view: float = 0.0
     ops: Mapping[str, Mapping[str, float]] = field(default_factory=dict)
     packed: Mapping[str, Matrix] = field(default_factory=dict)
     bandwidth_alone: float = 0.0
@@ -193,6 +196,7 @@ def read_profile(text: str, where: str = "") -> Profile:
         lines=lines,
         overlap=reader.number(device, "overlap", "device", math.inf, least=1.0),
         dispatch=reader.number(device, "dispatch", "device", 0.0, least=0.0),
+        view=reader.number(device, "view", "device", 0.0, least=0.0),
         ops=ops,
         packed=packed,
         cache=cache,
@@ -212,8 +216,9 @@ def print_profile(profile: Profile, comment: str = "") -> str:
     lines += [f"overhead = {profile.overhead:.6g}", f"overlap = {profile.overlap:.6g}"]
     if profile.bandwidth_alone:
         lines.append(f"bandwidth_alone = {profile.bandwidth_alone:.6g}")
-    if profile.dispatch:
-        lines.append(f"dispatch = {profile.dispatch:.6g}")
+    for key in ("dispatch", "view"):
+        if getattr(profile, key):
+            lines.append(f"{key} = {getattr(profile, key):.6g}")
     if profile.cache:
         lines += [f"cache = {profile.cache:.6g}", f"cache_bandwidth = {profile.cache_bandwidth:.6g}"]
     for kind, products in (("matrix", profile.matrix), ("packed", profile.packed)):

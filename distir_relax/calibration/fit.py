@@ -13,7 +13,7 @@ from statistics import median
 
 from distir_relax.analysis.cost import op_seconds
 from distir_relax.analysis.profile import Level, Line, Matrix, Profile
-from distir_relax.calibration.measure import CollectiveTime
+from distir_relax.calibration.measure import CollectiveSample
 from distir_relax.calibration.samples import OpSample
 from distir_relax.ops import lookup
 
@@ -34,8 +34,9 @@ def fit_device(
         "half_columns": 8.0,
         "half_inner": 8.0,
         "overlap": 3.0,
+        "view": 1e-6,
     }
-    own = sorted({sample.op for sample in samples if not sample.group.startswith("products")})
+    own = sorted({s.op for s in samples if not s.group.startswith("products") and not lookup(s.op).cost.view})
     begin.update((f"op {name}", 5e9) for name in own)
     begin.update({f"packed {key}": begin[key] for key in ("flops", "half_rows", "half_columns", "half_inner")})
     prepared = [
@@ -55,22 +56,21 @@ def fit_device(
     return profile, {group: median(found) for group, found in errors.items()}
 
 
-def fit_links(start: Profile, times: Sequence[CollectiveTime]) -> tuple[Profile, dict[str, float]]:
+def fit_links(start: Profile, times: Sequence[tuple[CollectiveSample, float]]) -> tuple[Profile, dict[str, float]]:
     """`start` with what each collective takes on each number of ranks, and how far off a mere line would be.
 
-    The innermost level gets the latency and bandwidth of a send.
+    `times` are seconds. The innermost level gets the latency and bandwidth of a send.
     """
     lines: list[Line] = []
     levels = list(start.levels)
     errors: dict[str, float] = {}
-    for collective, ranks in sorted({(t.collective, t.ranks) for t in times}):
-        mine = [t for t in times if (t.collective, t.ranks) == (collective, ranks)]
-        latency, slope = fit_line([t.bytes for t in mine], [t.seconds for t in mine])
-        points = tuple((float(t.bytes), t.seconds) for t in sorted(mine, key=lambda t: t.bytes))
+    for collective, ranks in sorted({(kind.collective, kind.ranks) for kind, _ in times}):
+        points = tuple(sorted((float(k.bytes), t) for k, t in times if (k.collective, k.ranks) == (collective, ranks)))
+        latency, slope = fit_line([size for size, _ in points], [t for _, t in points])
         # Beyond what was measured the line goes on from the last point.
         beyond = max(0.0, points[-1][1] - points[-1][0] * slope)
         lines.append(Line(collective, ranks, beyond, slope, points))
-        off = median(abs((latency + t.bytes * slope) / t.seconds - 1) for t in mine)
+        off = median(abs((latency + size * slope) / t - 1) for size, t in points)
         if collective == "send":
             levels[0] = Level(levels[0].name, levels[0].size, latency, 1.0 / slope)
         errors[collective] = max(off, errors.get(collective, 0.0))
@@ -123,4 +123,5 @@ def _with(start: Profile, dtype: str, x: Parameters) -> Profile:
         vector={**start.vector, dtype: median(rate for key, rate in x.items() if key.startswith("op "))},
         ops={**start.ops, dtype: {key[3:]: rate for key, rate in x.items() if key.startswith("op ")}},
         overlap=max(1.0, x["overlap"]),
+        view=x["view"],
     )

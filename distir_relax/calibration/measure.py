@@ -1,21 +1,22 @@
 """Running microbenchmarks: ops on this device, collectives between the ranks of a launch.
 
 All ranks of a launch run the same op at the same time, as they do in a program, so that what they share (memory,
-caches) is shared here too.
+caches) is shared here too. What is returned are the times of single runs: those of several passes are joined before
+they are fitted.
 """
 
 from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import asdict, dataclass
-from statistics import mean, median
+from dataclasses import dataclass
+from statistics import mean
 from typing import TYPE_CHECKING, Any
 
 from distir_relax.bundle import Mesh
 from distir_relax.calibration.samples import OpSample, payloads
 from distir_relax.ir import Op, Value
-from distir_relax.ops import lookup, torch_expression
+from distir_relax.ops import lookup, torch_expression, torch_in_place
 from distir_relax.runtime.packing import pack_linear
 from distir_relax.runtime.world import World
 
@@ -26,8 +27,7 @@ if TYPE_CHECKING:
 
 # What a benchmark takes at least, in seconds: less would be the clock's own noise.
 _ENOUGH = 4e-3
-_ROUNDS = 5
-_PASSES = 3
+_ROUNDS = 2
 # Operands that a program reads once are taken in turn from so many bytes, more than caches hold.
 _COLD = 96e6
 # Elements of the tensor that ranks go over between two communications.
@@ -35,21 +35,16 @@ _BETWEEN = 1 << 20
 
 
 @dataclass(frozen=True)
-class CollectiveTime:
-    """How long a communication of `bytes` took over `ranks` devices. `bytes` is what `network.seconds_of` counts."""
+class CollectiveSample:
+    """A communication of `bytes` over `ranks` devices. `bytes` is what `network.seconds_of` counts."""
 
     collective: str
     ranks: int
     bytes: int
-    seconds: float
-
-    def plain(self) -> dict[str, Any]:
-        """The fields, for JSON."""
-        return asdict(self)
 
 
-def time_op(sample: OpSample, device: str, wait: Callable[[], None]) -> float:
-    """The seconds that one op takes, in a row of many as in a program. `wait` is called before each round."""
+def time_op(sample: OpSample, device: str, wait: Callable[[], None]) -> list[float]:
+    """The seconds that one op takes, in a row of many as in a program, a few times. `wait` is called before each."""
     import torch
     import torch.nn.functional as F
 
@@ -71,7 +66,8 @@ def time_op(sample: OpSample, device: str, wait: Callable[[], None]) -> float:
         code = form.apply.format(*names, packed=names[form.weights[0]])
     else:
         values = tuple(Value(name, kind) for name, kind in zip(names, sample.operands, strict=True))
-        code = torch_expression(Op(sample.op, values, (), sample.attrs), names)
+        op = Op(sample.op, values, (), sample.attrs)
+        code = torch_in_place(op, names) or torch_expression(op, names)
     exec(f"def run({', '.join(names)}):\n    return {code}\n", scope)
     run = scope["run"]
     count = len(variants)
@@ -88,31 +84,24 @@ def time_op(sample: OpSample, device: str, wait: Callable[[], None]) -> float:
     with torch.inference_mode():
         repeat(2)
         times = max(2, min(4000, int(_ENOUGH / max(1e-7, repeat(2)))))
-        return median(repeat(times) for _ in range(_ROUNDS))
+        return [repeat(times) for _ in range(_ROUNDS)]
 
 
-def time_ops(samples: Sequence[OpSample], device: str, world: World | None) -> list[float]:
-    """The seconds of each op: the median over passes, since a machine is not equally fast at all times, and over ranks.
-
-    Every rank calls this.
-    """
+def time_ops(samples: Sequence[OpSample], device: str, world: World | None) -> list[list[float]]:
+    """The seconds of each op, measured a few times, on this rank. Every rank calls this at the same time."""
     wait = (lambda: None) if world is None else (lambda: _meet(world))
-    passes = [[time_op(sample, device, wait) for sample in samples] for _ in range(_PASSES)]
-    mine = [median(column) for column in zip(*passes, strict=True)]
-    if world is None or world.size == 1:
-        return mine
-    return [median(column) for column in zip(*world.exchange(mine), strict=True)]
+    return [time_op(sample, device, wait) for sample in samples]
 
 
-def time_collectives(world: World, device: str, scale: int) -> list[CollectiveTime]:
-    """The times of all collectives over all ranks of a launch, and over parts of it. Every rank calls this."""
-    found: list[CollectiveTime] = []
+def time_collectives(world: World, device: str, scale: int) -> list[tuple[CollectiveSample, list[float]]]:
+    """All collectives over all ranks of a launch, and over parts of it, each timed several times. Every rank calls this."""
+    found = []
     for count in (n for n in range(2, world.size + 1) if world.size % n == 0):
         comm = world.communicator(Mesh((world.size // count, count), ("apart", "together")), device)
         for elements in payloads(scale):
             for collective, held, messages, run in _collectives(comm, count, elements, device):
-                seconds = _time_together(world, run, device) / messages
-                found.append(CollectiveTime(collective, count, held, seconds))
+                seconds = [t / messages for t in _time_together(world, run, device)]
+                found.append((CollectiveSample(collective, count, held), seconds))
     return found
 
 
@@ -147,32 +136,30 @@ def _collectives(
         yield "send", 4 * elements, 2, there_and_back
 
 
-def _time_together(world: World, run: Callable[[], object], device: str) -> float:
+def _time_together(world: World, run: Callable[[], object], device: str) -> list[float]:
     """The seconds of a communication as it is in a program: after work that takes ranks unlike times and leaves other
-    data in the caches. The mean over ranks, one of which waits for the other, and the median of several rounds.
+    data in the caches. Each is the mean over ranks, one of which waits for the other.
     """
     import torch
 
     between = torch.ones(_BETWEEN, device=device)
 
-    def repeat(times: int) -> float:
+    def repeat(times: int) -> list[float]:
         _meet(world)
-        taken = 0.0
+        taken = []
         for _ in range(times):
             between.add_(1.0)
             _settle(device)
             start = time.perf_counter()
             run()
             _settle(device)
-            taken += time.perf_counter() - start
-        return taken / times
+            taken.append(time.perf_counter() - start)
+        return taken
 
     repeat(3)
-    once = max(world.exchange(repeat(5)))
+    once = max(world.exchange(mean(repeat(5))))
     times = max(8, min(200, int(4 * _ENOUGH / max(1e-7, once))))
-    rounds = world.exchange([repeat(times) for _ in range(_ROUNDS)])
-    found: float = median(mean(column) for column in zip(*rounds, strict=True))
-    return found
+    return [mean(column) for column in zip(*world.exchange(repeat(times)), strict=True)]
 
 
 def _meet(world: World) -> None:

@@ -17,7 +17,7 @@ from distir_relax.ops import infer
 @dataclass(frozen=True)
 class OpSample:
     """One op on operands of given types. `group` is what it tells about: ``products``, ``elementwise``,
-    ``rows``, ``attention``.
+    ``views``, ``rows``, ``attention``.
 
     `weight` is the operand that is a weight, if one is. It is `fixed` where the backend may lay it out once, and `cold`
     where it does not come from a cache.
@@ -47,7 +47,8 @@ def op_samples(dtype: str, scale: int) -> list[OpSample]:
 
 def payloads(scale: int) -> tuple[int, ...]:
     """The sizes of tensors, in elements, with which collectives are measured."""
-    return tuple(int(n * (scale if n > 10_000 else 1)) for n in (3, 190, 3_100, 24_000, 97_000, 390_000, 1_550_000))
+    counts = (3, 190, 3_100, 24_000, 49_000, 97_000, 195_000, 390_000, 780_000, 1_550_000)
+    return tuple(int(n * (scale if n > 10_000 else 1)) for n in counts)
 
 
 def _products(dtype: str, scale: int) -> Iterator[OpSample]:
@@ -75,8 +76,13 @@ def _elementwise(dtype: str, scale: int) -> Iterator[OpSample]:
         for op in ("add", "multiply", "relu_grad"):
             yield OpSample("elementwise", op, (x, x))
         yield OpSample("elementwise", "sgd", (x, x), {"rate": 0.01})
+        yield OpSample("elementwise", "squared_error_grad", (x, x), {"scale": 0.1})
         for op in ("nn.relu", "nn.gelu_tanh", "nn.gelu", "tanh"):
             yield OpSample("elementwise", op, (x,))
+    x = TensorType((29, 350), dtype)
+    yield OpSample("views", "permute_dims", (x,), {"axes": (1, 0)})
+    yield OpSample("views", "reshape", (x,), {"shape": (29, 5, 70)})
+    yield OpSample("views", "split", (x,), {"axis": 0, "sizes": (3, 7, 8, 11)})
 
 
 def _rows(dtype: str, scale: int) -> Iterator[OpSample]:

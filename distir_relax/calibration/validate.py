@@ -7,14 +7,15 @@ import tempfile
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from statistics import median
 from typing import TYPE_CHECKING, Any
 
 from distir_relax.analysis.profile import Profile
 from distir_relax.analysis.simulate import simulate_module
 from distir_relax.analysis.types import infer_types
 from distir_relax.bundle import Bundle, Manifest, read_bundle, write_bundle
-from distir_relax.calibration.statistics import mean_absolute_percentage_error, spearman
+from distir_relax.calibration.calibrate import PASSES, Calibration, fit, measure_ranks
+from distir_relax.calibration.measurements import joined
+from distir_relax.calibration.statistics import mean_absolute_percentage_error, spearman, undisturbed
 from distir_relax.compiler import Plan
 from distir_relax.errors import ImportModelError, RunError
 from distir_relax.ir import Module, inline, parse
@@ -28,10 +29,12 @@ from distir_relax.user_function import call_function, find_function
 if TYPE_CHECKING:
     import torch
 
+_WARM_UP = 2
+
 
 @dataclass(frozen=True)
 class Outcome:
-    """One configuration: the seconds of a step, predicted and measured (the median of several steps)."""
+    """One configuration: the seconds of a step, predicted and measured (undisturbed, of several steps)."""
 
     name: str
     ranks: int
@@ -46,9 +49,10 @@ class Outcome:
 
 @dataclass(frozen=True)
 class Validation:
-    """All outcomes, and how well they agree."""
+    """All outcomes, and how well they agree; and the calibration that was made for them, if one was."""
 
     outcomes: tuple[Outcome, ...]
+    calibration: Calibration | None = None
 
     @property
     def mape(self) -> float:
@@ -68,42 +72,58 @@ class Validation:
         return [o.predicted for o in self.outcomes], [o.measured for o in self.outcomes]
 
 
-def validate(targets: Sequence[str], profile: Profile, steps: int = 9, threads: int = 1) -> Validation:
-    """Run configurations with mpirun, each rank with `threads` threads, and compare them with `profile`.
+def validate(
+    targets: Sequence[str], profile: Profile | None, steps: int = 4, threads: int = 1, passes: int = PASSES
+) -> Validation:
+    """Run configurations with mpirun, each rank with `threads` threads, in several passes, and compare them with `profile`.
 
     A target is a bundle, or ``FILE.py:FUNCTION`` of a function that returns configurations by name: plans, or pairs of
-    a distributed program and its tensors. Inputs are drawn at random. Raises RunError when a launch fails, and what
-    reading the targets raises.
+    a distributed program and its tensors. Inputs are drawn at random. Without a profile one is fitted to measurements
+    taken in turn with the configurations, on as many ranks as the largest of them has. Raises RunError when a launch
+    fails, and what reading the targets raises.
     """
     configurations = [found for target in targets for found in _load(target)]
     if not configurations:
         raise ImportModelError("there is no configuration to run", ", ".join(targets))
-    predicted = [simulate_module(module, profile).makespan for _, module, _ in configurations]
+    ranks = [bundle.manifest.mesh.world_size for _, _, bundle in configurations]
+    seconds: list[list[float]] = [[] for _ in configurations]
+    measured = []
     with tempfile.TemporaryDirectory() as folder:
-        paths = []
-        for i, (_, _, bundle) in enumerate(configurations):
-            paths.append(bundle.path or write_bundle(bundle, Path(folder) / f"{i}.dist"))
-        by_ranks: dict[int, list[int]] = {}
-        for i, (_, _, bundle) in enumerate(configurations):
-            by_ranks.setdefault(bundle.manifest.mesh.world_size, []).append(i)
-        measured: dict[int, float] = {}
-        for ranks, numbers in sorted(by_ranks.items()):
-            request, answer = Path(folder) / "request.json", Path(folder) / "answer.json"
-            request.write_text(json.dumps({"bundles": [str(paths[i]) for i in numbers], "steps": steps}))
-            code = launch(ranks, ["time-bundles", str(request), str(answer)], threads)
-            if code != 0:
-                raise RunError(f"a configuration failed on {ranks} ranks", hint="its message is above")
-            measured.update(zip(numbers, json.loads(answer.read_text()), strict=True))
-    return Validation(
-        tuple(
-            Outcome(name, bundle.manifest.mesh.world_size, predicted[i], measured[i])
-            for i, (name, _, bundle) in enumerate(configurations)
-        )
-    )
+        paths = [
+            bundle.path or write_bundle(bundle, Path(folder) / f"{i}.dist")
+            for i, (_, _, bundle) in enumerate(configurations)
+        ]
+        for _ in range(passes):
+            if profile is None:
+                measured.append(measure_ranks(max(ranks), "cpu", 1))
+            for count in sorted(set(ranks)):
+                numbers = [i for i, n in enumerate(ranks) if n == count]
+                found = _time_on(count, [paths[i] for i in numbers], steps, threads, Path(folder))
+                for i, taken in zip(numbers, found, strict=True):
+                    seconds[i] += taken
+    calibration = fit(joined(measured)) if measured else None
+    machine = calibration.profile if calibration else profile
+    assert machine is not None
+    outcomes = [
+        Outcome(name, count, simulate_module(module, machine).makespan, undisturbed(taken))
+        for (name, module, _), count, taken in zip(configurations, ranks, seconds, strict=True)
+    ]
+    return Validation(tuple(outcomes), calibration)
+
+
+def _time_on(ranks: int, paths: Sequence[Path], steps: int, threads: int, folder: Path) -> list[list[float]]:
+    """The seconds of steps of bundles, one launch for all."""
+    request, answer = folder / "request.json", folder / "answer.json"
+    request.write_text(json.dumps({"bundles": [str(path) for path in paths], "steps": steps}))
+    if launch(ranks, ["time-bundles", str(request), str(answer)], threads) != 0:
+        raise RunError(f"a configuration failed on {ranks} ranks", hint="its message is above")
+    found: list[list[float]] = json.loads(answer.read_text())
+    return found
 
 
 def time_bundles(request: Path, answer: Path, world: World) -> None:
-    """As one rank of a launch, run the bundles that `request` lists; rank 0 writes the median seconds of each."""
+    """As one rank of a launch, run the bundles that `request` lists; rank 0 writes the seconds of the steps of each, as
+    long as they are on the slowest rank."""
     limit_threads(world.local_size)
     keep_memory()
     asked = json.loads(request.read_text())
@@ -113,11 +133,10 @@ def time_bundles(request: Path, answer: Path, world: World) -> None:
         session = RankSession(world, bundle)
         inputs = _random_inputs(bundle.manifest)
         seconds = []
-        for _ in range(asked["steps"] + 2):
+        for _ in range(_WARM_UP + asked["steps"]):
             session(inputs)
             seconds.append(session.seconds)
-        rows = world.exchange(seconds)
-        found.append(median(max(column) for column in list(zip(*rows, strict=True))[2:]))
+        found.append([max(step) for step in zip(*world.exchange(seconds), strict=True)][_WARM_UP:])
     if world.rank == 0:
         answer.write_text(json.dumps(found))
 

@@ -8,7 +8,7 @@ import re
 from dataclasses import dataclass, field
 
 from distir_relax.ir import Function, Module, Op, Value, print_op
-from distir_relax.ops import lookup, tensor_type, torch_expression
+from distir_relax.ops import lookup, tensor_type, torch_expression, torch_in_place
 
 # Values larger than this are let go after their last use; the line is not worth it for smaller ones.
 _LARGE = 1 << 20
@@ -128,9 +128,7 @@ class _Emission:
             packed = f"weights[{json.dumps(self.packed[op.results[0].name])}]"
             code = form.apply.format(*operands, packed=packed)
         else:
-            code = torch_expression(op, operands)
-        if entry.cost.in_place:
-            code = f"{operands[0]}.copy_({code})"
+            code = torch_in_place(op, operands) or torch_expression(op, operands)
         targets = ", ".join(self.names.get(v.name) or self._name(v) for v in op.results)
         place = f"  # {op.location}" if op.location else ""
         return [f"{targets} = {code}{place}"]

@@ -36,7 +36,7 @@ from distir_relax.ops.check import check
 from distir_relax.ops.data_dependent import HINT as DATA_DEPENDENT_HINT
 from distir_relax.ops.data_dependent import REASON as DATA_DEPENDENT
 from distir_relax.ops.data_dependent import is_data_dependent
-from distir_relax.ops.expression import evaluate, is_zero, relax_expression, torch_expression
+from distir_relax.ops.expression import evaluate, is_zero, relax_expression, torch_expression, torch_in_place
 from distir_relax.ops.numbers import number_range
 from distir_relax.ops.onnx_operands import OnnxOperands
 from distir_relax.ops.registry import (
@@ -91,4 +91,5 @@ __all__ = [
     "relax_expression",
     "tensor_type",
     "torch_expression",
+    "torch_in_place",
 ]

@@ -25,6 +25,11 @@ def torch_expression(op: Op, operands: Sequence[str]) -> str:
     return _fill(entry.torch, op.attrs, operands)
 
 
+def torch_in_place(op: Op, operands: Sequence[str]) -> str:
+    """The torch code that writes the result of `op` where its operand 0 is, and gives that back; nothing if it has none."""
+    return _fill(lookup(op.name, op.location).cost.in_place, op.attrs, operands)
+
+
 def is_zero(op: Op) -> bool:
     """Whether the result of a local op is zero because it is made from nothing, or has no elements itself."""
     if not lookup(op.name, op.location).zero_if_empty:

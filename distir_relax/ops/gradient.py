@@ -42,20 +42,19 @@ def _twice(types: Types, attrs: Attrs, results: Types) -> float:
     return 2.0 * results[0].elements
 
 
-def _one_result(types: Types, attrs: Attrs, results: Types) -> float:
-    return float(results[0].bytes)
-
-
-def _with_a_copy(types: Types, attrs: Attrs, results: Types) -> float:
-    return float(sum(t.bytes for t in types) + 3 * results[0].bytes)
-
-
-# The new value is written where the old one was; until then it stands beside it.
-_UPDATE = Cost(in_place=True, gradient=1, workspace=_one_result, moved=_with_a_copy)
-
-for _name, _torch, _relax in (
-    ("sgd", "torch.sub({0}, {1}, alpha={rate})", "R.subtract({0}, R.multiply({1}, R.const({rate}, {1}.ty.dtype)))"),
-    ("momentum", "{0} * {decay} + {1}", "R.add(R.multiply({0}, R.const({decay}, {0}.ty.dtype)), {1})"),
+for _name, _torch, _in_place, _relax in (
+    (
+        "sgd",
+        "torch.sub({0}, {1}, alpha={rate})",
+        "{0}.sub_({1}, alpha={rate})",
+        "R.subtract({0}, R.multiply({1}, R.const({rate}, {1}.ty.dtype)))",
+    ),
+    (
+        "momentum",
+        "{0} * {decay} + {1}",
+        "{0}.mul_({decay}).add_({1})",
+        "R.add(R.multiply({0}, R.const({decay}, {0}.ty.dtype)), {1})",
+    ),
 ):
     define(
         _name,
@@ -66,5 +65,5 @@ for _name, _torch, _relax in (
         linear=(operands(0, 1),),
         pointwise=True,
         flops=_twice,
-        cost=_UPDATE,
+        cost=Cost(in_place=_in_place, gradient=1),
     )

@@ -38,8 +38,9 @@ class Cost:
     `product` is (batch, rows, columns, inner) of an op that is a matrix product: devices are slower on small ones.
     `seconds`, where given, is the op's time itself, whatever the device.
     `workspace` is the bytes that the op needs while it runs.
-    `view` marks ops whose result shares the storage of operand 0, so that they take no time and no memory.
-    `in_place` marks ops whose result takes over the storage of operand 0, which nothing may use afterwards.
+    `view` marks ops whose result shares the storage of operand 0, so that they move nothing and take no memory.
+    `in_place` is the torch expression of ops whose result takes over the storage of operand 0, which nothing may use
+    afterwards; it writes there and gives it back.
     `gradient` is the operand, if any, that is the gradient of a weight: memory reports tell it from activations.
     `collective` is what a communication is to the network: ``all_reduce``, ``all_gather``, ``reduce_scatter``,
     ``all_to_all`` or ``send``.
@@ -52,7 +53,7 @@ class Cost:
     seconds: Work | None = None
     workspace: Work | None = None
     view: bool = False
-    in_place: bool = False
+    in_place: Expression = ""
     gradient: int | None = None
     collective: str = ""
     pieces: Callable[[Attrs, int], Sequence[int]] | None = None
@@ -60,7 +61,7 @@ class Cost:
     @property
     def shares(self) -> bool:
         """Whether the result lies in the storage of operand 0."""
-        return self.view or self.in_place
+        return self.view or bool(self.in_place)
 
 
 @dataclass(frozen=True)

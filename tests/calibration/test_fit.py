@@ -10,11 +10,14 @@ import pytest
 
 from distir_relax.analysis.cost import op_seconds
 from distir_relax.analysis.network import seconds_of
-from distir_relax.analysis.profile import Matrix, Profile
+from distir_relax.analysis.profile import Line, Matrix, Profile
+from distir_relax.analysis.simulate import simulate_module
 from distir_relax.calibration.fit import fit_device, fit_line, fit_links, minimise
-from distir_relax.calibration.measure import CollectiveTime
+from distir_relax.calibration.measure import CollectiveSample
+from distir_relax.calibration.programs import delayed, fit_programs, programs, slowed
 from distir_relax.calibration.samples import OpSample, op_samples, payloads
-from distir_relax.ir import TensorType
+from distir_relax.ir import TensorType, inline
+from distir_relax.lowering import FuseLocal
 from distir_relax.ops import lookup
 from tests.machines import link, machine
 
@@ -25,6 +28,7 @@ TRUE = replace(
     vector={"float32": 7e9},
     ops={"float32": {"add": 1.3e10, "tanh": 2e9, "nn.scaled_dot_product_attention": 4e10}},
     overlap=2.0,
+    view=2e-6,
     cache=2e6,
     cache_bandwidth=6e10,
 )
@@ -41,7 +45,8 @@ def test_a_made_up_device_is_found_again() -> None:
     samples = op_samples("float32", 1)
     times = [seconds(TRUE, sample) for sample in samples]
     found, errors = fit_device(START, "float32", samples, times)
-    assert set(errors) == {"products", "products, packed", "products, cold", "elementwise", "rows", "attention"}
+    assert set(errors) == {
+        "products", "products, packed", "products, cold", "elementwise", "views", "rows", "attention"}  # fmt: skip
     assert max(errors.values()) < 0.05
     off = [abs(seconds(found, sample) / time - 1) for sample, time in zip(samples, times, strict=True)]
     assert sum(off) / len(off) < 0.05
@@ -61,6 +66,29 @@ def test_it_predicts_sizes_that_it_was_not_fitted_to() -> None:
         assert seconds(found, sample) == pytest.approx(seconds(TRUE, sample), rel=0.1)
 
 
+@pytest.mark.parametrize("ranks", [1, 3])
+def test_programs_tell_how_much_slower_a_machine_is_in_them(ranks: int) -> None:
+    start = replace(
+        TRUE,
+        levels=link(4e-6, 5e9),
+        lines=tuple(
+            Line(name, ranks, 1e-5, 2e-10, ((4e3, 1e-5), (4e6, 9e-4))) for name in ("all_reduce", "all_gather", "send")
+        ),
+    )
+    true = replace(slowed(start, 1.2, 2e-6), cache_bandwidth=3e10)
+    true = delayed(true, 1.5, 3e-5) if ranks > 1 else true
+    modules = [FuseLocal().run(inline(sample.module)) for sample in programs("float32", 1, ranks)]
+    times = [simulate_module(module, true).makespan for module in modules]
+    found, errors = fit_programs(start, "float32", 1, ranks, times)
+    assert set(errors) == ({"programs"} if ranks == 1 else {"programs", "programs of all ranks"})
+    assert max(errors.values()) < 0.02
+    assert found.cache_bandwidth == pytest.approx(3e10, rel=0.1)
+    assert found.packed["float32"].flops == pytest.approx(true.packed["float32"].flops, rel=0.05)
+    if ranks > 1:
+        line = next(line for line in found.lines if line.collective == "all_reduce")
+        assert line.seconds(1e6) == pytest.approx(true.lines[0].seconds(1e6), rel=0.1)
+
+
 def test_samples_have_distinct_types_and_lie_within_reason() -> None:
     samples = op_samples("float32", 1)
     assert len({(str(sample), sample.fixed, sample.cold) for sample in samples}) == len(samples)
@@ -70,11 +98,14 @@ def test_samples_have_distinct_types_and_lie_within_reason() -> None:
 def test_links_are_found_again() -> None:
     true = machine(8, link(4e-6, 5e9))
     times = [
-        CollectiveTime(name, n, 4 * size, seconds_of(true, name, range(n), [4 * size / (n if name == "all_gather" else 1)] * n))
+        (
+            CollectiveSample(name, n, 4 * size),
+            seconds_of(true, name, range(n), [4 * size / (n if name == "all_gather" else 1)] * n),
+        )
         for name in ("all_gather", "reduce_scatter", "send")
         for n in ((2,) if name == "send" else (2, 3, 5))
         for size in payloads(1)
-    ]  # fmt: skip
+    ]
     found, errors = fit_links(machine(8), times)
     assert set(errors) == {"all_gather", "reduce_scatter", "send"}
     assert max(errors.values()) < 0.01

@@ -23,18 +23,19 @@ def environment() -> dict[str, str]:
     return {**clean, "PYTHONPATH": path, "OMP_NUM_THREADS": "1", "COLUMNS": "200", "NO_COLOR": "1"}
 
 
-def start(command: list[str], **variables: str) -> subprocess.CompletedProcess[str]:
-    """Run `command` to its end with these environment variables too; past the limit, end it and its ranks and fail with what they printed."""
+def start(command: list[str], limit: int = LIMIT, **variables: str) -> subprocess.CompletedProcess[str]:
+    """Run `command` to its end with these environment variables too; past `limit` seconds, end it and its ranks and
+    fail with what they printed."""
     with subprocess.Popen(
         command, env={**environment(), **variables}, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
     ) as process:
         try:
-            out, err = process.communicate(timeout=LIMIT)
+            out, err = process.communicate(timeout=limit)
         except subprocess.TimeoutExpired:
             # A launcher that is asked to end takes its ranks with it; one that is killed leaves them behind.
             process.terminate()
             out, err = process.communicate(timeout=20)
-            raise AssertionError(f"no end within {LIMIT} s\n{out}\n{err}") from None
+            raise AssertionError(f"no end within {limit} s\n{out}\n{err}") from None
     return subprocess.CompletedProcess(command, process.returncode, out, err)
 
 
@@ -49,6 +50,6 @@ def torchrun(n: int, *arguments: object) -> subprocess.CompletedProcess[str]:
     return start([sys.executable, "-m", "torch.distributed.run", *flags, *map(str, arguments)])
 
 
-def python(*arguments: object) -> subprocess.CompletedProcess[str]:
+def python(*arguments: object, limit: int = LIMIT) -> subprocess.CompletedProcess[str]:
     """`python <arguments>`, outside any launch."""
-    return start([sys.executable, *map(str, arguments)])
+    return start([sys.executable, *map(str, arguments)], limit)
