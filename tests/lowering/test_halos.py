@@ -10,7 +10,7 @@ from distir_relax.analysis.rules import explain_rule
 from distir_relax.errors import VerificationError
 from distir_relax.ir import DeviceMesh, Module, TensorType, parse, print_module, verify
 from distir_relax.lowering import Project, ToDistIR
-from distir_relax.ops import Builder, Window, check
+from distir_relax.ops import Builder, StridedWindow, check
 from distir_relax.sharding import Propagate
 from tests.test_golden import compare
 from tests.windows import check_case
@@ -109,12 +109,12 @@ def test_sizes_that_the_user_gave_are_kept_behind_a_window() -> None:
 
 
 def test_a_gathered_window_is_exact_in_ranges_and_padding() -> None:
-    """What `reads` and `padding` say, against the definition, element by element."""
+    """What `reads` and `part` say, against the definition, element by element."""
     for kind in ("gather", "scatter"):
         for size, kernel, stride, dilation, low, high in (
             (9, 3, 1, 1, 1, 1), (9, 3, 2, 2, 2, 0), (5, 1, 3, 1, 0, 2), (6, 4, 3, 1, 0, 1), (4, 2, 3, 2, 1, 0),
         ):  # fmt: skip
-            window = Window(0, 0, 2, 2, size, kernel, stride, dilation, low, high, kind)
+            window = StridedWindow(0, 0, 2, 2, size, kernel, stride, dilation, low, high, kind)
             for start in range(window.result_size + 1):
                 for stop in range(start, window.result_size + 1):
                     first, last = window.reads(start, stop)
@@ -126,7 +126,7 @@ def test_a_gathered_window_is_exact_in_ranges_and_padding() -> None:
                             elif (o + low - dilation * j) % stride == 0:
                                 wanted.add((o + low - dilation * j) // stride)
                     assert all(first <= i < last for i in wanted if 0 <= i < size)
-                    ends = window.padding(start, stop)
+                    ends = window.part(start, stop)
                     assert window.sized(last - first, *ends) == stop - start
 
 
