@@ -76,7 +76,7 @@ for _n in (1, 2, 3):
 # ATen spellings
 
 
-def _joined(g: Any, name: str, x: Any, wanted: tuple[int, ...]) -> Any:
+def _reduced(g: Any, name: str, x: Any, wanted: tuple[int, ...]) -> Any:
     """`x` with the dims that become one element reduced, if not all do: split, they need no gather then."""
     first = len(x.type.shape) - len(wanted)
     axes = tuple(first + i for i, n in enumerate(wanted) if n == 1 and x.type.shape[first + i] > 1)
@@ -86,7 +86,7 @@ def _joined(g: Any, name: str, x: Any, wanted: tuple[int, ...]) -> Any:
 def _adaptive_average(count: int) -> Any:
     def convert(g: Any, x: Any, size: Any) -> Any:
         wanted = per_dim(size, count)
-        x = _joined(g, "mean", x, wanted)
+        x = _reduced(g, "mean", x, wanted)
         if all(n % m == 0 for n, m in zip(x.type.shape[-count:], wanted, strict=True)):
             return adaptive_average(count)(g, x, wanted)
         return batched(g, x, count, lambda data: g.emit(f"nn.adaptive_avg_pool{count}d", data, output_size=wanted))
@@ -98,7 +98,7 @@ def _adaptive_max(count: int) -> Any:
     def convert(g: Any, x: Any, size: Any) -> Any:
         wanted = per_dim(size, count)
         places = batched(g, x, count, lambda data: adaptive_places(g, data, wanted))
-        x = _joined(g, "max", x, wanted)
+        x = _reduced(g, "max", x, wanted)
         have = x.type.shape[-count:]
         if all(n % m == 0 for n, m in zip(have, wanted, strict=True)):
             return max_pool(count)(g, x, [n // m for n, m in zip(have, wanted, strict=True)]), places

@@ -65,7 +65,7 @@ def _expression(samplings: str, attrs: Attrs) -> str:
 
 
 def _pooling_expression(attrs: Attrs) -> str:
-    return _expression(", ".join(f"resample.{sampling}" for sampling in _pooling(attrs)), attrs)
+    return _expression(", ".join(f"resample.{sampling!r}" for sampling in _pooling(attrs)), attrs)
 
 
 def _adaptive_expression(attrs: Attrs) -> str:

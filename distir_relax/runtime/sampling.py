@@ -57,6 +57,9 @@ class Adaptive:
     would make an infinite element no number.
     """
 
+    def __str__(self) -> str:
+        return "adaptive"
+
     def table(self, have: int, want: int, precise: bool) -> Table:
         """See `Sampling.table`."""
         at = np.arange(want)
@@ -80,6 +83,9 @@ class Pooling:
     stride: int = 1
     dilation: int = 1
     low: int = 0
+
+    def __str__(self) -> str:
+        return f"kernel {self.kernel}, stride {self.stride}, dilation {self.dilation}"
 
     def table(self, have: int, want: int, precise: bool) -> Table:
         """See `Sampling.table`. Raises ValueError for a window that holds no element of the dim."""
@@ -113,6 +119,9 @@ class Resizing:
     cubic_coefficient: float = -0.75
     antialias: bool = False
     exclude_outside: bool = False
+
+    def __str__(self) -> str:
+        return f"{self.method}, {self.place}"
 
     def table(self, have: int, want: int, precise: bool) -> Table:
         """See `Sampling.table`."""
