@@ -14,7 +14,7 @@ import torch
 import distir_relax as dr
 from distir_relax.ir import verify
 from distir_relax.ops import check
-from tests.zoo import Case, gpt2, minilm, mlp, mobilenet, resnet, unet
+from tests.zoo import Case, gpt2, minilm, mlp, mobilenet, resnet, unet, uneven_unet
 
 
 def compile_case(case: Case, ranks: int, tail: str) -> dr.Plan:
@@ -86,7 +86,7 @@ def test_one_dim_split_along_both_axes_of_a_grid(name: str, tail: str) -> None:
 
 @pytest.mark.parametrize("tail", ["ragged", "pad"])
 @pytest.mark.parametrize("ranks", [2, 3, 5])
-@pytest.mark.parametrize("make", [resnet, mobilenet, unet])
+@pytest.mark.parametrize("make", [resnet, mobilenet, unet, uneven_unet])
 def test_pictures_split_in_space(make: Any, ranks: int, tail: str) -> None:
     """Rows or columns stay where they are from the first layer to the last: halos are sent, nothing is gathered."""
     case = make()
@@ -99,7 +99,10 @@ def test_pictures_split_in_space(make: Any, ranks: int, tail: str) -> None:
     assert largest_difference(plan(*case.args), expected) < 1e-5
 
 
-@pytest.mark.parametrize(("make", "ranks", "tail"), [(resnet, 3, "ragged"), (mobilenet, 5, "pad"), (unet, 2, "ragged")])
+@pytest.mark.parametrize(
+    ("make", "ranks", "tail"),
+    [(resnet, 3, "ragged"), (mobilenet, 5, "pad"), (unet, 2, "ragged"), (uneven_unet, 3, "ragged")],
+)
 def test_pictures_with_tvm(make: Any, ranks: int, tail: str) -> None:
     case = make()
     plan = compile_case(case, ranks, tail)

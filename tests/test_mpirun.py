@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
@@ -10,7 +11,7 @@ import torch
 
 import distir_relax as dr
 from tests.runtime.processes import mpirun, python, torchrun
-from tests.zoo import Case, gpt2, minilm, mlp, resnet
+from tests.zoo import Case, gpt2, minilm, mlp, resnet, uneven_unet
 
 pytestmark = [pytest.mark.mpirun, pytest.mark.timeout(180)]
 
@@ -65,9 +66,12 @@ def test_gpt2_with_tvm(ranks: int, tail: str, tmp_path: Path) -> None:
     agrees(tmp_path, expected, 1e-4)
 
 
-@pytest.mark.parametrize(("backend", "tail"), [("torch", "ragged"), ("tvm", "pad")])
-def test_halos_between_processes(backend: str, tail: str, tmp_path: Path) -> None:
-    case = resnet()
+@pytest.mark.parametrize(
+    ("make", "backend", "tail"),
+    [(resnet, "torch", "ragged"), (resnet, "tvm", "pad"), (uneven_unet, "torch", "pad")],
+)
+def test_halos_between_processes(make: Callable[[], Case], backend: str, tail: str, tmp_path: Path) -> None:
+    case = make()
     expected = saved(case, 3, tail, tmp_path, (backend,))
     done = mpirun(3, "-m", "distir_relax", *run_arguments(tmp_path, backend))
     assert done.returncode == 0, done.stderr

@@ -1,7 +1,8 @@
-"""Random convolutions and poolings, split along batch, channels and spatial dims: a case for each number."""
+"""Random convolutions, poolings and resizings, split along batch, channels and spatial dims: a case for each number."""
 
 from __future__ import annotations
 
+import math
 import random
 from dataclasses import dataclass
 from typing import Any
@@ -12,11 +13,17 @@ from distir_relax.analysis import execute, interpret
 from distir_relax.ir import DeviceMesh, Module, TensorType, verify
 from distir_relax.lowering import Project, ToDistIR
 from distir_relax.ops import Builder, check
+from distir_relax.ops.resample import sampling_attrs
+from distir_relax.ops.resize_onnx import PLACES
+from distir_relax.runtime.sampling import CROP, Resizing
 from distir_relax.sharding import DelayReductions, Propagate
 from tests.placements import draw_placements
 
 MESHES = (*(DeviceMesh((n,), ("x",)) for n in (2, 3, 4, 5, 6, 7)), DeviceMesh((2, 3), ("x", "y")), DeviceMesh((3, 2)))
-FAMILIES = ("conv", "conv", "conv", "transposed", "max", "average", "upsample", "pad")
+STRIDED = ("conv", "conv", "conv", "transposed", "max", "average", "upsample", "pad")
+SAMPLED = ("resize", "resize", "adaptive_avg", "adaptive_max", "adaptive_places", "places", "resample", "resample")
+ROUNDINGS = ("floor", "ceil", "round_prefer_floor", "round_prefer_ceil")
+FAMILIES = STRIDED + SAMPLED
 
 
 @dataclass
@@ -71,6 +78,8 @@ def _attempt(number: int) -> Case | None:
         attrs.update(dilation=dilation, groups=groups)
     elif family == "upsample":
         name, operands, attrs["padding"] = "nn.upsample_nearest", [x], (0,) * 2 * count
+    elif family in SAMPLED:
+        operands, (name, attrs) = [x], sampled(draw, family, kernel, strides, dilation, low, spatial)
     elif family == "pad":
         name, operands, attrs = "pad", [x], {"low": (0, 0, *low), "high": (0, 0, *high), "value": 0.5}
     else:
@@ -103,9 +112,52 @@ def _attempt(number: int) -> Case | None:
     tensors = {
         i.value.name: torch.randn(i.value.type.shape, generator=generator, dtype=torch.float64) for i in builder.inputs
     }
+    if "places" in name:
+        # Windows with several largest elements.
+        tensors = {key: data.round() for key, data in tensors.items()}
     function = builder.function("main", [("y", y)])
     text = f"{name} {attrs} of {[v.type.shape for v in operands]} on {mesh.shape}"
     return Case(Module("global", (function,), (mesh,)), tensors, text)
+
+
+def sampled(
+    draw: random.Random,
+    family: str,
+    kernel: tuple[int, ...],
+    strides: tuple[int, ...],
+    dilation: tuple[int, ...],
+    low: tuple[int, ...],
+    spatial: tuple[int, ...],
+) -> tuple[str, dict[str, Any]]:
+    """An op whose windows follow a formula, over data of the spatial sizes: its name and attributes."""
+    count = len(spatial)
+    size = tuple(draw.choice((n, draw.randint(1, 17 if count < 3 else 7))) for n in spatial)
+    plane = tuple(math.prod(spatial[i + 1 :]) for i in range(count))
+    if family == "resize":
+        modes = [("nearest_neighbor", "asymmetric"), ("linear", "half_pixel"), ("linear", "align_corners")]
+        modes += [("cubic", "half_pixel"), ("cubic", "align_corners")] if count == 2 else []
+        method, place = draw.choice(modes)
+        name = f"image.resize{count}d"
+        return name, {"size": size, "method": method, "coordinate_transformation_mode": place}
+    if family == "resample":
+        axis, scale = draw.randrange(count), draw.choice((0.4, 0.75, 1.3, 2.0, 2.7))
+        method = draw.choice(("nearest_neighbor", "linear", "cubic"))
+        place = draw.choice(sorted(PLACES))
+        sampling = Resizing(
+            method, place, scale, draw.choice(ROUNDINGS), (0.1, 0.7) if draw.random() < 0.5 else (0.9, -0.2),
+            -0.5, draw.random() < 0.5, draw.random() < 0.5 and place != CROP,
+        )  # fmt: skip
+        wanted = math.floor(spatial[axis] * scale)
+        return "resample", {"axis": axis + 2, "size": wanted, **sampling_attrs(sampling)}
+    if family == "places":
+        low = tuple(min(n, k // 2) for n, k in zip(low, kernel, strict=True))
+        windows = {"pool_size": kernel, "strides": strides, "dilation": dilation, "padding": (*low, *low)}
+        numbers = zip(spatial, low, kernel, dilation, strides, strict=True)
+        size = tuple((n + 2 * p - (k - 1) * d - 1) // s + 1 for n, p, k, d, s in numbers)
+        return f"nn.max_pool{count}d_places", {**windows, "output_size": size, "plane": plane}
+    if family == "adaptive_places":
+        return f"nn.adaptive_max_pool{count}d_places", {"output_size": size, "plane": plane}
+    return f"nn.{family}_pool{count}d", {"output_size": size}
 
 
 def _placements(

@@ -114,6 +114,28 @@ class UNet(torch.nn.Module):
         return self.last(torch.cat([torch.nn.functional.interpolate(b, scale_factor=2.0), a], 1))
 
 
+class UnevenUNet(torch.nn.Module):
+    """Sizes that no window divides: down by pooling, up by interpolation to whatever was there; classified on 3 x 5."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        conv = torch.nn.Conv2d
+        self.first, self.second, self.third = (conv(a, b, 3, padding=1) for a, b in ((3, 6), (6, 8), (8, 8)))
+        self.again, self.last = conv(16, 6, 3, padding=1), conv(12, 2, 1)
+        self.down, self.pool = torch.nn.MaxPool2d(2), torch.nn.AdaptiveAvgPool2d((3, 5))
+        self.peak = torch.nn.AdaptiveMaxPool2d((5, 3))
+
+    def forward(self, picture: torch.Tensor) -> dict[str, torch.Tensor]:
+        up = torch.nn.functional.interpolate
+        a = torch.relu(self.first(picture))
+        b = torch.relu(self.second(self.down(a)))
+        c = torch.relu(self.third(self.down(b)))
+        grown = up(c, b.shape[2:], mode="bilinear", align_corners=True)
+        b = torch.relu(self.again(torch.cat([grown, b], 1)))
+        y = self.last(torch.cat([up(b, a.shape[2:], mode="bicubic"), a], 1))
+        return {"map": up(y, (31, 43)), "mean": self.pool(y), "peak": self.peak(y)}
+
+
 def _settled(model: torch.nn.Module) -> torch.nn.Module:
     """The model at inference, its batch norms with statistics of their own."""
     for module in model.modules():
@@ -144,6 +166,12 @@ def unet() -> Case:
     """A small U-Net on pictures of 20 x 28, split by rows."""
     torch.manual_seed(6)
     return Case(_settled(UNet()), (torch.randn(1, 3, 20, 28),), {}, {"picture": "S[2]"})
+
+
+def uneven_unet() -> Case:
+    """A U-Net that interpolates between odd sizes, split by rows."""
+    torch.manual_seed(7)
+    return Case(_settled(UnevenUNet()), (torch.randn(1, 3, 23, 29),), {}, {"picture": "S[2]"})
 
 
 def minilm() -> Case:

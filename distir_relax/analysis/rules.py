@@ -79,7 +79,7 @@ def _factors(rule: Rule, entry: OpDef) -> Iterator[str]:
         yield f"{factor.name} ({factor.size}): {', '.join(places)}: {_meaning(factor, entry)}"
     for window in rule.windows:
         yield (
-            f"window {window.index} (kernel {window.kernel}, stride {window.stride}, dilation {window.dilation}): "
+            f"window {window.index} ({window}): "
             f"dim {window.operand_dim} of operand {window.operand}, dim {window.result_dim} of the result: "
             "may be split; devices send each other what their parts overlap in"
         )

@@ -3,7 +3,7 @@
 For each device, interval arithmetic says which rows of the operand its rows of the result are made from
 (`Window.reads`). What it holds of them it keeps, the rest comes by `send` from one or several others, and is joined in
 the order of the rows: what a lower index along the mesh axis sends goes first. Then the op runs on just these rows,
-with the padding that is left at the ends of the whole tensor. A kernel of 3 over 5 rows on two devices::
+with the padding that is left at the ends of the whole tensor, or told where in the whole its part lies. A kernel of 3 over 5 rows on two devices::
 
     index 0    a0 a1 a2 | b3            sends a2, receives b3
     index 1         a2 | b3 b4          sends b3, receives a2
@@ -54,16 +54,16 @@ class SplitWindow:
         """The rows of the operand that each device needs."""
         return [self.window.reads(a, b) for a, b in pairwise(self.target)]
 
-    def padding(self) -> list[tuple[int, int]]:
-        """The padding at both ends of the rows that each device needs."""
-        return [self.window.padding(a, b) for a, b in pairwise(self.target)]
+    def parts(self) -> list[tuple[int, ...]]:
+        """What each device's op must know of the rows that it needs."""
+        return [self.window.part(a, b) for a, b in pairwise(self.target)]
 
 
 def split_windows(op: Op, mesh: DeviceMesh) -> list[SplitWindow]:
     """The windows of an op of the sharded stage along whose dims it is split."""
     results = [_dtensor(v) for v in op.results]
     kinds = [_dtensor(v) for v in op.operands]
-    if lookup(op.name, op.location).padded is None:
+    if lookup(op.name, op.location).windowed is None:
         return []
     rule = lookup(op.name).rule_for([k.tensor for k in kinds], op.attrs, [k.tensor for k in results])
     found = []
@@ -92,13 +92,13 @@ def fetch(emitter: PlacedEmitter, tails: Tails, operands: Sequence[Value], split
     return moved
 
 
-def paddings(emitter: PlacedEmitter, split: Sequence[SplitWindow]) -> dict[int, tuple[Size, Size]]:
-    """For each window, the padding at its low and its high end, device by device."""
-    found: dict[int, tuple[Size, Size]] = {}
-    for item in split:
-        rows = [item.padding()[item.index(emitter.mesh, device)] for device in emitter.devices]
-        found[item.window.index] = per_rank([low for low, _ in rows]), per_rank([high for _, high in rows])
-    return found
+def parts(emitter: PlacedEmitter, split: Sequence[SplitWindow]) -> list[dict[int, tuple[int, ...]]]:
+    """For each device, what its op must know of its part along each window: see `Window.part`."""
+    known = [(item, item.parts()) for item in split]
+    return [
+        {item.window.index: rows[item.index(emitter.mesh, device)] for item, rows in known}
+        for device in emitter.devices
+    ]
 
 
 Piece = tuple[int, int]

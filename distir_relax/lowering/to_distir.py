@@ -32,7 +32,7 @@ from distir_relax.ir import (
 from distir_relax.lowering.collectives import lower_redistribute
 from distir_relax.lowering.emitter import PlacedEmitter, merge_attrs
 from distir_relax.ops.placed import placed
-from distir_relax.lowering.halos import SplitWindow, fetch, paddings, split_windows
+from distir_relax.lowering.halos import SplitWindow, fetch, parts, split_windows
 from distir_relax.lowering.tails import MODES, Tails, is_padded, is_pending
 from distir_relax.ops import PARALLEL, Expansion, lookup
 
@@ -232,14 +232,12 @@ class _Lowering:
         entry = lookup(op.name)
         if entry.localize is None and not windows:
             return dict(op.attrs)
-        ends = paddings(self.emitter, windows)
         rows = []
-        for device in self.emitter.devices:
+        for device, mine in zip(self.emitter.devices, parts(self.emitter, windows), strict=True):
             attrs: Mapping[str, Attribute] = op.attrs
             if windows:
-                assert entry.padded is not None
-                mine = {i: (at_rank(low, device), at_rank(high, device)) for i, (low, high) in ends.items()}
-                attrs = entry.padded(attrs, mine)
+                assert entry.windowed is not None
+                attrs = entry.windowed(attrs, mine)
             if entry.localize is not None:
                 types = [placed(v).local(device) for v in operands]
                 attrs = entry.localize(attrs, types, [r.local(device) for r in results])

@@ -12,11 +12,11 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
-from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
 from distir_relax.errors import VerificationError
 from distir_relax.ir import Function, Module, Op, PerRank, TensorType, Value, print_op
+from distir_relax.lowering.to_relax_scope import relax_scope
 from distir_relax.ops import is_zero, lookup, relax_expression, tensor_type
 
 if TYPE_CHECKING:
@@ -54,14 +54,6 @@ def to_relax_json(module: Module) -> dict[str, str]:
     return {
         f.name: tvm.ir.save_json(tvm.IRModule({tvm.ir.GlobalVar(f.name): _emit_function(f)})) for f in module.functions
     }
-
-
-def relax_scope() -> dict[str, Any]:
-    """What the op table's Relax expressions may name: the Relax ops as ``R``, and what they lack."""
-    from tvm import relax
-
-    ops = SimpleNamespace(**{name: getattr(relax.op, name) for name in dir(relax.op)}, const=relax.const)
-    return {"R": ops, "causal_mask": _causal_mask, "grouped_matmul": _grouped_matmul}
 
 
 def _check_stage(module: Module) -> None:
@@ -162,33 +154,11 @@ def _relax_type(kind: TensorType) -> Any:
     return relax.TensorType(kind.shape, kind.dtype)
 
 
-def _causal_mask(query: Any, key: Any) -> Any:
-    """A boolean (s, t): row i may look at columns 0 to i."""
-    from tvm import relax
-
-    rows, columns = relax.op.arange(int(query.ty.shape[2])), relax.op.arange(int(key.ty.shape[2]))
-    return relax.op.greater_equal(relax.op.expand_dims(rows, 1), relax.op.expand_dims(columns, 0))
-
-
-def _grouped_matmul(x: Any, weights: Any, starts: Any, ends: Any) -> Any:
-    """Each row times the matrix of its group; zero for a row of none."""
-    from tvm import relax
-
-    op = relax.op
-    rows = op.arange(0, int(x.ty.shape[0]), 1, str(starts.ty.dtype))
-    first, end = op.expand_dims(starts, 1), op.expand_dims(ends, 1)
-    mine = op.logical_and(op.greater_equal(rows, first), op.less(rows, end))
-    products = op.matmul(op.expand_dims(x, 0), weights)
-    zero = relax.const(0, str(x.ty.dtype))
-    return op.sum(op.where(op.expand_dims(mine, 2), products, zero), 0)
-
-
 __all__: Sequence[str] = (
     "OUTPUTS_ATTRIBUTE",
     "PACKED_PREFIX",
     "RANKS_ATTRIBUTE",
     "STEPS_ATTRIBUTE",
-    "relax_scope",
     "to_relax",
     "to_relax_json",
 )

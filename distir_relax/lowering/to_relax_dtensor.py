@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from distir_relax.errors import DistIRError, PlacementError, UnsupportedOpError, VerificationError
 from distir_relax.ir import DeviceMesh, DTensorType, Function, Module, Op, Partial, Placement, Shard, Value
-from distir_relax.lowering.to_relax import relax_scope
+from distir_relax.lowering.to_relax_scope import relax_scope
 from distir_relax.ops import lookup, relax_expression
 
 if TYPE_CHECKING:

@@ -33,7 +33,7 @@ class _Emission:
     ranks: list[int]
     module: Module
     names: dict[str, str] = field(default_factory=dict)
-    taken: set[str] = field(default_factory=lambda: {"comm", "weights", "torch", "F", "STEPS", "main", "prepare"})
+    taken: set[str] = field(default_factory=lambda: {"comm", "weights", "torch", "F", "STEPS", "main", "prepare", "resample"})
     numbers: dict[str, str] = field(default_factory=dict)
     packed: dict[str, str] = field(default_factory=dict)
     """The op's packed weights, by the name of the op's result."""
@@ -56,14 +56,20 @@ class _Emission:
         return (
             f'"""{self.model}: the program of rank{"s" if len(self.ranks) > 1 else ""} {whose} of '
             f'{len(self.module.ranks)}. Written by distir-relax."""\n\n'
-            "import torch\nimport torch.nn.functional as F\n"
-            + ("\nfrom distir_relax.runtime.packing import pack_linear\n\n" if self.packed else "\n")
+            "import torch\nimport torch.nn.functional as F\n\n"
+            + self._imports([prepare, *body])
             + f"STEPS = {{\n{table}}}\n\n\n"
             + prepare
             + f"def main({', '.join(['comm', 'weights', *inputs])}):\n"
             + "".join(f"    {line}\n" for line in body)
             + f"    return ({outputs}{',' if len(self.function.outputs) == 1 else ''})\n"
         )
+
+    def _imports(self, lines: list[str]) -> str:
+        """The imports of what the program uses of the runtime."""
+        found = ["from distir_relax.runtime import resample\n"] if any("resample." in line for line in lines) else []
+        found += ["from distir_relax.runtime.packing import pack_linear\n"] if self.packed else []
+        return "".join([*found, "\n"] if found else [])
 
     def _fixed(self) -> set[str]:
         """The values that depend on weights alone, so that they are computed once."""

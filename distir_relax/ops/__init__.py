@@ -16,6 +16,7 @@ from distir_relax.ops import (  # noqa: F401
     identity,
     indexing,
     interpolate,
+    maxima,
     normalization,
     parts,
     points,
@@ -23,6 +24,7 @@ from distir_relax.ops import (  # noqa: F401
     pooling,
     program,
     reduction,
+    resample,
     resize,
     resize_onnx,
     scatter,
@@ -55,7 +57,7 @@ from distir_relax.ops.registry import (
     onnx_spellings,
 )
 from distir_relax.ops.rule import BLOCKED, PARALLEL, WINDOW, Factor, Rule, parse_rule
-from distir_relax.ops.sliding import Window
+from distir_relax.ops.sliding import StridedWindow, Window
 
 __all__ = [
     "BLOCKED",
@@ -72,6 +74,7 @@ __all__ = [
     "OnnxOperands",
     "OpDef",
     "Rule",
+    "StridedWindow",
     "Window",
     "aten_spellings",
     "check",

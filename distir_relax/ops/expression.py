@@ -21,7 +21,8 @@ def torch_expression(op: Op, operands: Sequence[str]) -> str:
     entry = lookup(op.name, op.location)
     if is_zero(op):
         (result,) = infer(op.name, [tensor_type(v) for v in op.operands], op.attrs, op.location)
-        return f"{operands[0]}.new_zeros({_literal(result.shape)})"
+        kind = "" if result.dtype == tensor_type(op.operands[0]).dtype else f", dtype=torch.{result.dtype}"
+        return f"{operands[0]}.new_zeros({_literal(result.shape)}{kind})"
     return _fill(entry.torch, op.attrs, operands)
 
 
@@ -52,8 +53,10 @@ def evaluate(op: Op, operands: Sequence[torch.Tensor]) -> tuple[torch.Tensor, ..
     import torch
     import torch.nn.functional as F
 
+    from distir_relax.runtime import resample
+
     names = [f"a{i}" for i in range(len(operands))]
-    scope: dict[str, Any] = {"torch": torch, "F": F, **dict(zip(names, operands, strict=True))}
+    scope: dict[str, Any] = {"torch": torch, "F": F, "resample": resample, **dict(zip(names, operands, strict=True))}
     result = eval(_compiled(torch_expression(op, names)), scope)
     return tuple(result) if isinstance(result, (tuple, list)) else (result,)
 

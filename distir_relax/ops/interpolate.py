@@ -4,21 +4,19 @@ The attributes are Relax's: `size` per spatial dim, `method`, and how a result's
 `coordinate_transformation_mode`: ``half_pixel`` (torch's ``align_corners=False``) or ``align_corners`` for ``linear`` and
 ``cubic``, ``asymmetric`` for ``nearest_neighbor``. The data is ``N C spatial``.
 
-A dim that changes its size must be whole on one device: which elements one of the result is made from follows no fixed
-stride. The others, batch and channels are free.
+A spatial dim that changes its size is split with halos (`distir_relax.ops.sampled`); batch and channels are free.
 """
 
 from __future__ import annotations
 
 from typing import Any
 
-from distir_relax.ir import TensorType
-from distir_relax.ops.registry import Attrs, Types, aten, define, operands, relax_spelling
-from distir_relax.ops.rule import Rule, parse_rule
+from distir_relax.ops.registry import Attrs, Types, aten, operands, relax_spelling
+from distir_relax.ops.sampled import SampledWindow, keeps, local_size, over_parts, sampled_windows, set_part
 from distir_relax.ops.shape import reshape_to
+from distir_relax.ops.spatial import define_spatial
 from distir_relax.ops.window import need_layout, per_dim
-
-ASYMMETRIC, HALF_PIXEL, ALIGN_CORNERS = "asymmetric", "half_pixel", "align_corners"
+from distir_relax.runtime.sampling import ALIGN_CORNERS, ASYMMETRIC, HALF_PIXEL, Resizing
 
 _MODES = {
     **{("nearest_neighbor", ASYMMETRIC, n): "nearest" for n in (2, 3)},
@@ -26,20 +24,6 @@ _MODES = {
     **{("linear", place, 3): "trilinear" for place in (HALF_PIXEL, ALIGN_CORNERS)},
     **{("cubic", place, 2): "bicubic" for place in (HALF_PIXEL, ALIGN_CORNERS)},
 }
-
-
-def sized_rule(types: Types, attrs: Attrs, results: Types) -> Rule:
-    """The rule of an op over ``N C spatial`` that must see all of each spatial dim whose size it changes."""
-    sides: tuple[list[str], list[str]] = ["n", "c"], ["n", "c"]
-    for i, (have, want) in enumerate(zip(types[0].shape[2:], results[0].shape[2:], strict=True)):
-        for side, letter in zip(sides, "ab", strict=True):
-            side.append(f"s{i}" if have == want else f"[{letter}{i}]")
-    return parse_rule(" -> ".join(map(" ".join, sides)), [types[0].shape], [results[0].shape])
-
-
-def local_size(key: str) -> Any:
-    """A `localize` that sets attribute `key` to the sizes of the result's spatial dims."""
-    return lambda attrs, types, results: {**attrs, key: results[0].shape[2:]}
 
 
 def resize(g: Any, x: Any, size: tuple[int, ...], method: str, place: str) -> Any:
@@ -66,28 +50,39 @@ def _mode(attrs: Attrs) -> tuple[str, str, int]:
     return attrs["method"], attrs["coordinate_transformation_mode"], len(attrs["size"])
 
 
-def _infer_resize(types: Types, attrs: Attrs) -> tuple[TensorType, ...]:
-    x, size = types[0], attrs["size"]
+def _windows(types: Types, attrs: Attrs) -> tuple[SampledWindow, ...]:
+    size = attrs["size"]
     if _mode(attrs) not in _MODES:
         raise ValueError(f"expected one of {sorted({key[:2] for key in _MODES if key[2] == len(size)})}")
-    if len(x.shape) != len(size) + 2 or "float" not in x.dtype:
-        raise ValueError(f"floats of {len(size) + 2} dims")
-    return (TensorType((*x.shape[:2], *size), x.dtype),)
+    sampling = Resizing(attrs["method"], attrs["coordinate_transformation_mode"])
+    axes = range(2, len(types[0].shape))
+    return sampled_windows(types[0], attrs, axes, size, [sampling] * len(size), keeps(types, size))
+
+
+def _over_parts(attrs: Attrs) -> tuple[str, bool]:
+    sampling = f"resample.Resizing({attrs['method']!r}, {attrs['coordinate_transformation_mode']!r})"
+    return over_parts(attrs, "weigh", sampling, attrs["size"])
 
 
 def _torch_resize(attrs: Attrs) -> str:
+    made, is_all = _over_parts(attrs)
+    if is_all:
+        return made
     aligned = f", align_corners={attrs['coordinate_transformation_mode'] == ALIGN_CORNERS}"
     mode = _MODES[_mode(attrs)]
-    return f'F.interpolate({{0}}, {{size}}, mode="{mode}"{aligned if mode != "nearest" else ""})'
+    return f'F.interpolate({made}, {{size}}, mode="{mode}"{aligned if mode != "nearest" else ""})'
 
 
 def _relax_resize(attrs: Attrs) -> str:
+    made, is_all = _over_parts(attrs)
+    if is_all:
+        return made
     place, size = attrs["coordinate_transformation_mode"], list(attrs["size"])
     one = [i for i, n in enumerate(size) if n == 1] if place == ALIGN_CORNERS else []
     # TVM divides by the size less one: of two elements, aligned at the corners, the first is the one wanted.
     asked = tuple(2 if i in one else n for i, n in enumerate(size))
     text = (
-        f"R.image.resize{len(size)}d({{0}}, {asked!r}, layout={'NCDHW' if len(size) == 3 else 'NCHW'!r}, "
+        f"R.image.resize{len(size)}d({made}, {asked!r}, layout={'NCDHW' if len(size) == 3 else 'NCHW'!r}, "
         f'method={{method}}, coordinate_transformation_mode={place!r}, rounding_method="floor")'
     )
     for i in one:
@@ -96,15 +91,15 @@ def _relax_resize(attrs: Attrs) -> str:
 
 
 for _n in (2, 3):
-    define(
+    define_spatial(
         f"image.resize{_n}d",
-        infer=_infer_resize,
-        rule=sized_rule,
+        _n,
+        _windows,
         torch=_torch_resize,
         relax=_relax_resize,
         linear=(operands(0),),
         localize=local_size("size"),
-        zero_if_empty=True,
+        windowed=set_part(_n),
         flops=lambda types, attrs, results: 8.0 * results[0].elements,
     )
 

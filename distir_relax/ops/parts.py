@@ -13,7 +13,7 @@ from distir_relax.ops.pointwise import promote
 from distir_relax.ops.registry import ALL, Attrs, Types, aten, define, onnx_spelling, operands, relax_spelling
 from distir_relax.ops.rule import Rule, parse_rule
 from distir_relax.ops.shape import FREE, VIEW, axis_of, names_of, squeeze, unsqueeze
-from distir_relax.ops.sliding import Window
+from distir_relax.ops.sliding import StridedWindow
 
 # concat
 
@@ -148,12 +148,12 @@ def _pad_rule(types: Types, attrs: Attrs, results: Types) -> Rule:
     for d, (low, high) in enumerate(zip(attrs["low"], attrs["high"], strict=True)):
         if low or high:
             names[d] = "()"
-            windows.append(Window(d, 0, d, d, x.shape[d], 1, low=low, high=high))
+            windows.append(StridedWindow(d, 0, d, d, x.shape[d], 1, low=low, high=high))
     text = " ".join(names)
     return replace(parse_rule(f"{text} -> {text}", [x.shape], [results[0].shape]), windows=tuple(windows))
 
 
-def _set_ends(attrs: Attrs, ends: Mapping[int, tuple[int, int]]) -> dict[str, Attribute]:
+def _set_ends(attrs: Attrs, ends: Mapping[int, tuple[int, ...]]) -> dict[str, Attribute]:
     found: dict[str, Attribute] = dict(attrs)
     for i, key in enumerate(("low", "high")):
         found[key] = tuple(ends[d][i] if d in ends else n for d, n in enumerate(attrs[key]))
@@ -179,7 +179,7 @@ define(
     torch=_torch_pad,
     relax=_relax_pad,
     linear=lambda attrs: () if attrs["value"] else (operands(0),),
-    padded=_set_ends,
+    windowed=_set_ends,
     **FREE,
 )
 

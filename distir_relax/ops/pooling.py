@@ -8,14 +8,14 @@ average's padding, `counted` (low ends, then high ends) is what its divisor coun
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from distir_relax.ir import Attribute, TensorType
+from distir_relax.ir import Attribute
 from distir_relax.ops.pointwise import cast
-from distir_relax.ops.registry import Attrs, Types, aten, define, onnx_spelling, operands, relax_spelling
-from distir_relax.ops.rule import Rule, parse_rule
-from distir_relax.ops.sliding import Window
+from distir_relax.ops.registry import Attrs, Types, aten, onnx_spelling, operands, relax_spelling
+from distir_relax.ops.sliding import StridedWindow
+from distir_relax.ops.spatial import define_spatial
 from distir_relax.ops.window import (
     batched,
     ends,
@@ -25,30 +25,15 @@ from distir_relax.ops.window import (
     relax_padding,
     set_padding,
     spatial,
-    spatial_names,
     torch_widths,
-    window_sizes,
     windows_of,
-    with_windows,
 )
 
 Seen = Callable[[Any, Attrs], None]
 
 
-def _windows(types: Types, attrs: Attrs) -> tuple[Window, ...]:
+def _windows(types: Types, attrs: Attrs) -> tuple[StridedWindow, ...]:
     return windows_of(types[0], attrs, attrs["pool_size"])
-
-
-def _infer_pool(types: Types, attrs: Attrs) -> tuple[TensorType, ...]:
-    if len(types[0].shape) != spatial(attrs) + 2 or "float" not in types[0].dtype:
-        raise ValueError(f"floats of {spatial(attrs) + 2} dims")
-    return (TensorType((*types[0].shape[:2], *window_sizes(_windows(types, attrs))), types[0].dtype),)
-
-
-def _pool_rule(types: Types, attrs: Attrs, results: Types) -> Rule:
-    windows = _windows(types, attrs)
-    text = f"n c {spatial_names(windows)}"
-    return with_windows(parse_rule(f"{text} -> {text}", [types[0].shape], [results[0].shape]), windows)
 
 
 def _flops(types: Types, attrs: Attrs, results: Types) -> float:
@@ -64,7 +49,7 @@ def _torch_max(name: str) -> Any:
     return expression
 
 
-def _padding_of_average(attrs: Attrs, new: Mapping[int, tuple[int, int]]) -> dict[str, Attribute]:
+def _padding_of_average(attrs: Attrs, new: Mapping[int, Sequence[int]]) -> dict[str, Attribute]:
     counted, count = list(attrs["counted"]), spatial(attrs)
     for i, (low, high) in new.items():
         counted[i], counted[i + count] = min(low, counted[i]), min(high, counted[i + count])
@@ -122,25 +107,23 @@ def _relax_average(name: str) -> Any:
 
 
 for _n in (1, 2, 3):
-    define(
+    define_spatial(
         f"nn.max_pool{_n}d",
-        infer=_infer_pool,
-        rule=_pool_rule,
+        _n,
+        _windows,
         torch=_torch_max(f"max_pool{_n}d"),
         relax=f"R.nn.max_pool{_n}d({{0}}, {{pool_size}}, {{strides}}, {{padding}}, {{dilation}})",
-        padded=set_padding,
-        zero_if_empty=True,
+        windowed=set_padding,
         flops=_flops,
     )
-    define(
+    define_spatial(
         f"nn.avg_pool{_n}d",
-        infer=_infer_pool,
-        rule=_pool_rule,
+        _n,
+        _windows,
         torch=_torch_average(f"avg_pool{_n}d"),
         relax=_relax_average(f"avg_pool{_n}d"),
         linear=(operands(0),),
-        padded=_padding_of_average,
-        zero_if_empty=True,
+        windowed=_padding_of_average,
         flops=_flops,
     )
 

@@ -25,7 +25,7 @@ Expand = Callable[["Expansion"], "tuple[Value, ...]"]
 Expression = str | Callable[[Attrs], str]
 Together = Callable[[Sequence[Any], Attrs], list[Any]]
 Work = Callable[[Types, Attrs, Types], float]
-Padded = Callable[[Attrs, Mapping[int, tuple[int, int]]], dict[str, Attribute]]
+Windowed = Callable[[Attrs, Mapping[int, tuple[int, ...]]], dict[str, Attribute]]
 Mixed = Callable[[Sequence[Any], Attrs], "tuple[Any, ...] | None"]
 Product = Callable[[Types, Attrs, Types], "tuple[int, int, int, int]"]
 
@@ -84,9 +84,9 @@ class OpDef:
     `infer` gives the result types from the operand types and attributes; it raises ValueError on a misuse.
     `rule` is the factor rule, as text or computed from types.
     `torch` is a Python expression over ``{0}``, ``{1}``, … (operands) and ``{attr}`` (attributes as literals;
-    ``{attr!s}`` as bare text), evaluated with `torch` and `F` in scope: both the reference semantics and the code of
+    ``{attr!s}`` as bare text), evaluated with `torch`, `F` and `resample` (`distir_relax.runtime.resample`) in scope: both the reference semantics and the code of
     the torch backend. An op of several results gives a tuple. It may depend on the attributes: then it is a function.
-    `relax` is the same, with `R` (the Relax ops) in scope and tuples as results; by default the op of the same name
+    `relax` is the same, with `R` (the Relax ops) and `resample` in scope and tuples as results; by default the op of the same name
     called with the operands and the attributes as keywords.
     `linear` lists the sets of operands in which the op is linear jointly, the others held fixed: ``({0}, {1})`` for
     matmul, ``({0, 1},)`` for add; ``ALL`` is all operands jointly; a function of the attributes where they decide. It
@@ -109,8 +109,8 @@ class OpDef:
     place in the result's), ``call`` (runs a function), ``wait`` (joins a stream), ``shape`` (computes with
     shapes); the last three are for distributed programs only. All others are ``compute``.
     `trivial` marks ops that do nothing where they have one operand and leave its type as it is.
-    `padded` gives the attributes of an op with windows whose operands hold just what a device's part of the result
-    needs: the padding (low, high) left at the ends, by the index of the window.
+    `windowed` gives the attributes of an op with windows whose operands hold just what a device's part of the result
+    needs, from what `Window.part` says of each, by the index of the window.
     `zero_if_empty` marks ops whose result is zero where an operand has no elements, and whose implementations may
     refuse that.
     `together` is the reference semantics of an op of the communicator: from the operand of each device along the axis
@@ -141,7 +141,7 @@ class OpDef:
     communicates: bool = False
     pointwise: bool = False
     trivial: bool = False
-    padded: Padded | None = None
+    windowed: Windowed | None = None
     zero_if_empty: bool = False
 
     def rule_for(self, operands: Types, attrs: Attrs, results: Types) -> Rule:

@@ -4,38 +4,19 @@ from __future__ import annotations
 
 from typing import Any
 
-from distir_relax.ir import TensorType
-from distir_relax.ops.interpolate import ASYMMETRIC, resize, wanted_size
-from distir_relax.ops.registry import Attrs, Types, aten, define, operands
-from distir_relax.ops.rule import Rule, parse_rule
+from distir_relax.ops.interpolate import resize, wanted_size
+from distir_relax.ops.registry import Attrs, Types, aten, operands
 from distir_relax.ops.shape import reshape_to
-from distir_relax.ops.sliding import SCATTER, Window
-from distir_relax.ops.window import (
-    ends,
-    set_padding,
-    spatial,
-    spatial_names,
-    torch_widths,
-    window_sizes,
-    windows_of,
-    with_windows,
-)
+from distir_relax.ops.sliding import SCATTER, StridedWindow
+from distir_relax.ops.spatial import define_spatial
+from distir_relax.ops.window import ends, set_padding, spatial, torch_widths, windows_of
+from distir_relax.runtime.sampling import ASYMMETRIC
 
 
-def _windows(types: Types, attrs: Attrs) -> tuple[Window, ...]:
-    return windows_of(types[0], attrs, attrs["strides"], SCATTER)
-
-
-def _infer_upsample(types: Types, attrs: Attrs) -> tuple[TensorType, ...]:
-    if len(types[0].shape) != spatial(attrs) + 2 or len(attrs["strides"]) != spatial(attrs):
+def _windows(types: Types, attrs: Attrs) -> tuple[StridedWindow, ...]:
+    if not len(attrs["strides"]) == spatial(attrs) == len(types[0].shape) - 2:
         raise ValueError(f"a tensor of {spatial(attrs) + 2} dims, and a stride for each spatial dim")
-    return (TensorType((*types[0].shape[:2], *window_sizes(_windows(types, attrs))), types[0].dtype),)
-
-
-def _upsample_rule(types: Types, attrs: Attrs, results: Types) -> Rule:
-    windows = _windows(types, attrs)
-    text = f"n c {spatial_names(windows)}"
-    return with_windows(parse_rule(f"{text} -> {text}", [types[0].shape], [results[0].shape]), windows)
+    return windows_of(types[0], attrs, attrs["strides"], SCATTER)
 
 
 def _torch_upsample(attrs: Attrs) -> str:
@@ -60,15 +41,15 @@ def _relax_upsample(attrs: Attrs) -> str:
     return text
 
 
-define(
+define_spatial(
     "nn.upsample_nearest",
-    infer=_infer_upsample,
-    rule=_upsample_rule,
+    None,
+    _windows,
+    floats=False,
     torch=_torch_upsample,
     relax=_relax_upsample,
     linear=(operands(0),),
-    padded=set_padding,
-    zero_if_empty=True,
+    windowed=set_padding,
     flops=lambda types, attrs, results: 0.0,
 )
 

@@ -1,6 +1,7 @@
 """Sliding windows: which elements of a dim each element of a result dim is made from. Exact interval arithmetic.
 
-A *gathering* window (convolution, pooling) reads, for result element `o`, the positions `o*stride - low + dilation*j`
+Most windows follow a stride (`StridedWindow`); those of resizing and of pooling to any size follow a formula
+(`distir_relax.ops.sampled`). Of the first, a *gathering* window (convolution, pooling) reads, for result element `o`, the positions `o*stride - low + dilation*j`
 for `j` below `kernel`. A *scattering* one (transposed convolution, upsampling) writes, for operand element `i`, the
 positions `i*stride - low + dilation*j`. What lies outside the operand is padding; a scattering window's result is
 what is left when `low` and `high` elements are taken off its ends (or, when negative, put on).
@@ -14,16 +15,53 @@ The size of the result follows from the size of the operand and the padding at b
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Protocol
 
 GATHER, SCATTER = "gather", "scatter"
 
 
-@dataclass(frozen=True, slots=True)
-class Window:
+class Window(Protocol):
     """How dim `operand_dim` (of size `size`) of operand number `operand` feeds dim `result_dim` of the first result.
 
-    `index` is the window's place among the op's spatial dims; `kind` is ``gather`` or ``scatter``.
+    `index` is the window's place among the op's spatial dims. This is all that the compiler asks of one.
     """
+
+    @property
+    def index(self) -> int: ...
+    @property
+    def operand(self) -> int: ...
+    @property
+    def operand_dim(self) -> int: ...
+    @property
+    def result_dim(self) -> int: ...
+    @property
+    def size(self) -> int: ...
+
+    @property
+    def result_size(self) -> int:
+        """The size of the result dim. Raises ValueError when the operand is too small."""
+
+    @property
+    def reach(self) -> int:
+        """How many elements beside its own one of the result may need."""
+
+    @property
+    def is_plain(self) -> bool:
+        """Whether each element of the result is made from the one at its own place: no window at all."""
+
+    def reads(self, start: int, stop: int) -> tuple[int, int]:
+        """The interval of the operand that the result's elements [start, stop) are made from; (0, 0) for none."""
+
+    def part(self, start: int, stop: int) -> tuple[int, ...]:
+        """What the op must know to make the result's elements [start, stop) from `reads(start, stop)` alone.
+
+        It goes to the entry's `OpDef.windowed`.
+        """
+
+
+@dataclass(frozen=True, slots=True)
+class StridedWindow:
+    """A `Window` whose place follows a stride; `kind` is ``gather`` or ``scatter``. A part is told by its padding."""
 
     index: int
     operand: int
@@ -44,8 +82,26 @@ class Window:
 
     @property
     def result_size(self) -> int:
-        """The size of the result dim; negative when the operand is too small for the kernel."""
-        return self.sized(self.size, self.low, self.high)
+        """The size of the result dim. Raises ValueError when the operand is too small for the kernel."""
+        size = self.sized(self.size, self.low, self.high)
+        if size < 0:
+            raise ValueError(
+                f"a kernel that covers {self.extent} of a dim of {self.size} with padding {self.low}, {self.high}"
+            )
+        return size
+
+    @property
+    def reach(self) -> int:
+        """How many elements beside its own one of the result may need."""
+        return self.extent - 1
+
+    @property
+    def is_plain(self) -> bool:
+        """Whether each element of the result is made from the one at its own place: no window at all."""
+        return (self.kernel, self.stride, self.low, self.high) == (1, 1, 0, 0)
+
+    def __str__(self) -> str:
+        return f"kernel {self.kernel}, stride {self.stride}, dilation {self.dilation}"
 
     def sized(self, size: int, low: int, high: int) -> int:
         """The size of the result dim for an operand of `size` elements and the given padding."""
@@ -64,7 +120,7 @@ class Window:
         first, last = max(first, 0), min(last, self.size)
         return (first, last) if start < stop and first < last else (0, 0)
 
-    def padding(self, start: int, stop: int) -> tuple[int, int]:
+    def part(self, start: int, stop: int) -> tuple[int, int]:
         """The padding at both ends with which `reads(start, stop)` alone gives the result's elements [start, stop)."""
         first, last = self.reads(start, stop)
         count, held = stop - start, last - first

@@ -11,27 +11,22 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
 from typing import Any
 
 from distir_relax.ir import Attribute, TensorType
 from distir_relax.ops.registry import Attrs, Types, aten, define, onnx_spelling, operands, relax_spelling
 from distir_relax.ops.rule import Rule, parse_rule
 from distir_relax.ops.shape import reshape_to
-from distir_relax.ops.sliding import GATHER, SCATTER, Window
+from distir_relax.ops.sliding import GATHER, SCATTER, StridedWindow
+from distir_relax.ops.spatial import spatial_names, window_sizes, with_windows
 
 
-def spatial(attrs: Attrs) -> int:
-    """How many spatial dims the op has."""
-    return len(attrs["padding"]) // 2
-
-
-def windows_of(x: TensorType, attrs: Attrs, kernel: Sequence[int], kind: str = GATHER) -> tuple[Window, ...]:
+def windows_of(x: TensorType, attrs: Attrs, kernel: Sequence[int], kind: str = GATHER) -> tuple[StridedWindow, ...]:
     """The window along each spatial dim of `x`, dims 2 and up; `attrs` may lack a dilation."""
     count = spatial(attrs)
     dilation = attrs.get("dilation", (1,) * count)
     return tuple(
-        Window(
+        StridedWindow(
             i, 0, i + 2, i + 2, x.shape[i + 2], kernel[i], attrs["strides"][i], dilation[i],
             attrs["padding"][i], attrs["padding"][i + count], kind,
         )
@@ -39,33 +34,8 @@ def windows_of(x: TensorType, attrs: Attrs, kernel: Sequence[int], kind: str = G
     )  # fmt: skip
 
 
-def window_sizes(windows: Sequence[Window]) -> tuple[int, ...]:
-    """The sizes of the result's spatial dims; ValueError when a kernel does not fit its operand."""
-    for window in windows:
-        if window.result_size < 0:
-            raise ValueError(
-                f"a kernel that covers {window.extent} of a dim of {window.size} with padding {window.low}, {window.high}"
-            )
-    return tuple(window.result_size for window in windows)
-
-
-def is_plain(window: Window) -> bool:
-    """Whether each element of the result is made from the one at its own place: no window at all."""
-    return (window.kernel, window.stride, window.low, window.high) == (1, 1, 0, 0)
-
-
-def spatial_names(windows: Sequence[Window]) -> str:
-    """The spatial dims in a rule's text: a factor for those that are no window at all, nothing for the others."""
-    return " ".join(f"s{w.index}" if is_plain(w) else "()" for w in windows)
-
-
-def with_windows(rule: Rule, windows: Sequence[Window]) -> Rule:
-    """The rule, with the windows that its text leaves out."""
-    return replace(rule, windows=tuple(w for w in windows if not is_plain(w)))
-
-
-def set_padding(attrs: Attrs, ends: Mapping[int, tuple[int, int]]) -> dict[str, Attribute]:
-    """The attributes with other padding at both ends of some spatial dims: `OpDef.padded` of these ops."""
+def set_padding(attrs: Attrs, ends: Mapping[int, Sequence[int]]) -> dict[str, Attribute]:
+    """The attributes with other padding at both ends of some spatial dims: `OpDef.windowed` of these ops."""
     padding, count = list(attrs["padding"]), spatial(attrs)
     for i, (low, high) in ends.items():
         padding[i], padding[i + count] = low, high
@@ -83,10 +53,15 @@ def ends(attrs: Attrs) -> tuple[tuple[int, ...], tuple[int, ...]]:
     return tuple(attrs["padding"][:count]), tuple(attrs["padding"][count:])
 
 
+def spatial(attrs: Attrs) -> int:
+    """How many spatial dims the op has, by its padding."""
+    return len(attrs["padding"]) // 2
+
+
 # convolution
 
 
-def _conv_windows(types: Types, attrs: Attrs) -> tuple[Window, ...]:
+def _conv_windows(types: Types, attrs: Attrs) -> tuple[StridedWindow, ...]:
     return windows_of(types[0], attrs, types[1].shape[2:])
 
 
@@ -163,7 +138,7 @@ def _relax_transposed(name: str) -> Any:
     return expression
 
 
-def _transposed_windows(types: Types, attrs: Attrs) -> tuple[Window, ...]:
+def _transposed_windows(types: Types, attrs: Attrs) -> tuple[StridedWindow, ...]:
     return windows_of(types[0], attrs, types[1].shape[2:], SCATTER)
 
 
@@ -199,7 +174,7 @@ for _n in (1, 2, 3):
         relax=f"R.nn.conv{_n}d({{0}}, {{1}}, {{strides}}, {{padding}}, {{dilation}}, {{groups}})",
         linear=(operands(0), operands(1)),
         localize=_local_conv,
-        padded=set_padding,
+        windowed=set_padding,
         zero_if_empty=True,
         flops=_flops,
     )
@@ -211,7 +186,7 @@ for _n in (1, 2, 3):
         relax=_relax_transposed(f"conv{_n}d_transpose"),
         linear=(operands(0), operands(1)),
         localize=_local_transposed,
-        padded=set_padding,
+        windowed=set_padding,
         zero_if_empty=True,
         flops=_transposed_flops,
     )

@@ -180,7 +180,7 @@ class _Refinement:
                 places[window.operand] = (window.operand_dim, 0)
                 places[len(op.operands)] = (window.result_dim, 0)
                 name = f"window {window.index}"
-                atoms.append(Atom(name, WINDOW, window.size, tuple(places), window.extent - 1))
+                atoms.append(Atom(name, WINDOW, window.size, tuple(places), window.reach))
         return atoms
 
     def _atoms(self, number: int, bounds: dict[tuple[str, int], list[int]]) -> list[Atom]:

@@ -8,6 +8,8 @@ import torch
 
 from distir_relax.ir import Attribute, Function, Input, Module, Op, Output, TensorType, Value
 from distir_relax.ops import OF_PROGRAMS, entries, evaluate, infer, tensor_type
+from distir_relax.ops.resample import sampling_attrs
+from distir_relax.runtime.sampling import Resizing
 
 Sample = tuple[str, list[TensorType], dict[str, Attribute]]
 
@@ -162,6 +164,7 @@ def _windows() -> list[Sample]:
         ("nn.adaptive_avg_pool1d", [f32(2, 3, 7)], {"output_size": (5,)}),
         ("nn.adaptive_avg_pool2d", [f32(2, 3, 7, 5)], {"output_size": (3, 7)}),
         ("nn.adaptive_avg_pool3d", [f32(2, 3, 3, 7, 5)], {"output_size": (2, 3, 4)}),
+        *_parts_of_dims(),
         ("nn.batch_norm", [f32(2, 5, 3, 4), *[f32(5)] * 4], {"epsilon": 1e-5}),
         *(
             ("image.resize2d", [f32(2, 3, 4, 5)], {"size": size, "method": method, "coordinate_transformation_mode": place})
@@ -176,6 +179,36 @@ def _windows() -> list[Sample]:
          {"size": (3, 4, 7), "method": "nearest_neighbor", "coordinate_transformation_mode": "asymmetric"}),
         ("nn.upsample_nearest", [f32(2, 3, 4, 5)], {"strides": (2, 3), "padding": (0, 0, 0, 0)}),
         ("nn.upsample_nearest", [f32(2, 3, 4, 5)], {"strides": (2, 1), "padding": (1, 0, 1, 0)}),
+    ]  # fmt: skip
+
+
+def _parts_of_dims() -> list[Sample]:
+    """Ops whose windows follow a formula, on whole dims and on parts of them."""
+    part = {"part": ((11, 3, 6, 2), ())}
+    pool = {"pool_size": (3, 2), "strides": (2, 1), "padding": (1, 0, 1, 0), "dilation": (1, 1)}
+    antialias = sampling_attrs(Resizing("linear", "half_pixel", 0.5, antialias=True))
+    nearest = sampling_attrs(Resizing("nearest_neighbor", "half_pixel", 1.5, "round_prefer_floor"))
+    linear = {"method": "linear", "coordinate_transformation_mode": "half_pixel"}
+    return [
+        ("nn.adaptive_max_pool1d", [f32(2, 3, 7)], {"output_size": (5,)}),
+        ("nn.adaptive_max_pool2d", [f32(2, 3, 7, 5)], {"output_size": (3, 4), **part}),
+        ("nn.adaptive_max_pool3d", [f32(2, 3, 3, 7, 5)], {"output_size": (2, 3, 4)}),
+        ("nn.adaptive_avg_pool2d", [f32(2, 3, 7, 5)], {"output_size": (3, 4), **part}),
+        ("nn.adaptive_avg_pool1d", [of("float16", 2, 3, 7)], {"output_size": (3,), "part": ((11, 3, 6, 2),)}),
+        ("image.resize2d", [f32(2, 3, 5, 5)], {"size": (3, 4), **linear, "part": ((11, 4, 6, 2), ())}),
+        ("image.resize2d", [f32(2, 3, 5, 5)], {"size": (3, 4), **linear, "part": ((11, 4, 6, 2), (5, 0, 4, 0))}),
+        ("nn.adaptive_max_pool1d_places", [f32(2, 3, 7)], {"output_size": (5,), "plane": (1,)}),
+        ("nn.adaptive_max_pool2d_places", [f32(2, 3, 7, 5)], {"output_size": (3, 4), "plane": (5, 1), **part}),
+        ("nn.adaptive_max_pool3d_places", [f32(2, 3, 3, 7, 5)], {"output_size": (2, 3, 4), "plane": (35, 5, 1)}),
+        ("nn.max_pool1d_places", [f32(2, 3, 7)],
+         {"pool_size": (3,), "strides": (1,), "padding": (1, 1), "dilation": (1,), "output_size": (7,), "plane": (1,)}),
+        ("nn.max_pool2d_places", [f32(2, 3, 7, 5)],
+         {**pool, "output_size": (3, 4), "plane": (1, 11), "part": ((11, 3, 6, 2), ())}),
+        ("nn.max_pool3d_places", [f32(2, 3, 4, 4, 5)],
+         {"pool_size": (2, 2, 3), "strides": (2, 1, 2), "padding": (0, 0, 1) * 2, "dilation": (1, 1, 1),
+          "output_size": (2, 3, 3), "plane": (20, 5, 1)}),
+        ("resample", [f32(3, 9, 5)], {"axis": 1, "size": 4, **antialias}),
+        ("resample", [of("int64", 9, 5)], {"axis": 0, "size": 13, **nearest}),
     ]  # fmt: skip
 
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 import torch
 
@@ -10,7 +12,9 @@ from distir_relax.analysis.rules import explain_rule
 from distir_relax.errors import VerificationError
 from distir_relax.ir import DeviceMesh, Module, TensorType, parse, print_module, verify
 from distir_relax.lowering import Project, ToDistIR
-from distir_relax.ops import Builder, Window, check
+from distir_relax.ops import Builder, StridedWindow, check
+from distir_relax.ops.resample import sampling_attrs
+from distir_relax.runtime.sampling import Resizing
 from distir_relax.sharding import Propagate
 from tests.test_golden import compare
 from tests.windows import check_case
@@ -21,7 +25,7 @@ BLOCKS = 8
 @pytest.mark.parametrize("block", range(BLOCKS))
 def test_grid(block: int) -> None:
     """Stride, dilation, asymmetric padding, groups, several split dims, several axes on one, uneven and empty shards."""
-    for number in range(block, 1600, BLOCKS):
+    for number in range(block, 3200, BLOCKS):
         check_case(number, ("ragged", "pad")[number // BLOCKS % 2])
 
 
@@ -62,6 +66,56 @@ def test_a_halo_over_several_neighbours() -> None:
     tensors = {"x": torch.randn(1, 2, 7, 4, dtype=torch.float64), "w": torch.randn(3, 2, 7, 1, dtype=torch.float64)}
     whole = torch.conv2d(tensors["x"], tensors["w"], padding=(3, 0))
     torch.testing.assert_close(execute(sharded, distributed, tensors)["y"], whole)
+
+
+FORMULAS: list[tuple[str, dict[str, Any]]] = [
+    ("image.resize2d", {"size": (7, 19), "method": "linear", "coordinate_transformation_mode": "half_pixel"}),
+    ("image.resize2d", {"size": (17, 5), "method": "cubic", "coordinate_transformation_mode": "align_corners"}),
+    ("nn.adaptive_avg_pool2d", {"output_size": (5, 7)}),
+    ("nn.adaptive_max_pool2d", {"output_size": (4, 7)}),
+    ("nn.adaptive_max_pool2d_places", {"output_size": (4, 7), "plane": (9, 1)}),
+    (
+        "nn.max_pool2d_places",
+        {"pool_size": (3, 2), "strides": (2, 1), "padding": (1, 0, 1, 0), "dilation": (1, 2), "output_size": (6, 7),
+         "plane": (1, 11)},
+    ),
+    ("resample", {"axis": 2, "size": 4, **sampling_attrs(Resizing("linear", "half_pixel", 0.4, antialias=True))}),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("tail", ["ragged", "pad"])
+@pytest.mark.parametrize(("name", "attrs"), FORMULAS, ids=lambda value: value if isinstance(value, str) else "")
+def test_windows_that_follow_a_formula_are_slices_and_sends(name: str, attrs: dict[str, Any], tail: str) -> None:
+    """Rows, columns, both, along one mesh axis and two; uneven, empty, and shards smaller than what is needed."""
+    shape, names = (1, 2, 11, 9), set()
+    for mesh, placements in (
+        ((2,), "S[2]"), ((3,), "S[3]"), ((5,), "S[2: 0|1|7|3|0]"), ((7,), "S[2: 2|1|1|1|4|1|1]"),
+        ((2, 3), "S[2], S[3]"), ((2, 3), "S[2], S[2]"), ((3, 2), "S[3: 1|0|8], S[2: 10|1]"),
+    ):  # fmt: skip
+        builder = Builder()
+        x = builder.emit(
+            "annotate_sharding", builder.input("x", TensorType(shape, "float64")), placements=placements
+        )
+        y = builder.emit(name, x, **attrs)
+        grid = DeviceMesh(mesh, ("a", "b")[: len(mesh)])
+        module = Module("global", (builder.function("main", [("y", y)]),), (grid,))
+        sharded = Propagate().run(module).module
+        distributed = ToDistIR(tail).run(sharded)
+        verify(distributed, check)
+        assert parse(print_module(distributed)) == distributed
+        names |= {op.name for op in distributed.main.ops}
+        # Few values, so that there are several largest elements.
+        tensors = {"x": torch.randint(-2, 3, shape, generator=torch.Generator().manual_seed(0)).double()}
+        found = execute(sharded, distributed, tensors)["y"]
+        torch.testing.assert_close(found, interpret(module.main, tensors)["y"], rtol=1e-9, atol=1e-9)
+    assert names - {name, "pad_tail", "trim_tail"} == {"send", "strided_slice", "concat"}
+
+
+def test_a_part_must_hold_just_what_it_needs() -> None:
+    builder = Builder()
+    x = builder.input("x", TensorType((1, 2, 5), "float64"))
+    with pytest.raises(VerificationError, match=r"elements 2 to 5 of dim 2 need \(3, 10\), found \(11, 3, 6, 2\)"):
+        builder.emit("nn.adaptive_avg_pool1d", x, output_size=(3,), part=((11, 3, 6, 2),))
 
 
 def test_the_number_of_sends_does_not_grow_with_the_ranks() -> None:
@@ -109,12 +163,12 @@ def test_sizes_that_the_user_gave_are_kept_behind_a_window() -> None:
 
 
 def test_a_gathered_window_is_exact_in_ranges_and_padding() -> None:
-    """What `reads` and `padding` say, against the definition, element by element."""
+    """What `reads` and `part` say, against the definition, element by element."""
     for kind in ("gather", "scatter"):
         for size, kernel, stride, dilation, low, high in (
             (9, 3, 1, 1, 1, 1), (9, 3, 2, 2, 2, 0), (5, 1, 3, 1, 0, 2), (6, 4, 3, 1, 0, 1), (4, 2, 3, 2, 1, 0),
         ):  # fmt: skip
-            window = Window(0, 0, 2, 2, size, kernel, stride, dilation, low, high, kind)
+            window = StridedWindow(0, 0, 2, 2, size, kernel, stride, dilation, low, high, kind)
             for start in range(window.result_size + 1):
                 for stop in range(start, window.result_size + 1):
                     first, last = window.reads(start, stop)
@@ -126,7 +180,7 @@ def test_a_gathered_window_is_exact_in_ranges_and_padding() -> None:
                             elif (o + low - dilation * j) % stride == 0:
                                 wanted.add((o + low - dilation * j) // stride)
                     assert all(first <= i < last for i in wanted if 0 <= i < size)
-                    ends = window.padding(start, stop)
+                    ends = window.part(start, stop)
                     assert window.sized(last - first, *ends) == stop - start
 
 

@@ -249,10 +249,15 @@ CALLS: dict[str, list[Call]] = {
         call("f32[2,4,9,8]", [1, 1]),
         call("f32[2,4,9,8]", [3, 2]),
         call("f32[2,4,7,5]", [3, 7]),
+        call("f32[2,4,7,5]", [1, 3]),
     ],
     "adaptive_avg_pool3d.default": [call("f32[2,4,4,3,6]", [2, 3, 1]), call("f32[2,4,4,3,6]", [3, 2, 6])],
     "adaptive_max_pool1d.default": [call("f32[2,4,9]", [3]), call("f32[4,9]", [5])],
-    "adaptive_max_pool2d.default": [call("f32[2,4,9,8]", [3, 2]), call("f32[2,4,7,5]", [3, 7])],
+    "adaptive_max_pool2d.default": [
+        call("f32[2,4,9,8]", [3, 2]),
+        call("f32[2,4,7,5]", [3, 7]),
+        call("f32[2,4,7,5]", [1, 3]),
+    ],
     "adaptive_max_pool3d.default": [call("f32[2,4,4,3,6]", [3, 2, 6])],
     "max_pool1d_with_indices.default": [call("f32[4,9]", [3], [2], [1])],
     "max_pool2d_with_indices.default": [

@@ -14,6 +14,8 @@ from typing import Any
 import torch
 
 from distir_relax.ir import DTYPES
+from distir_relax.ops.resample import sampling_attrs
+from distir_relax.runtime.sampling import Resizing
 
 
 @dataclass(frozen=True)
@@ -185,6 +187,37 @@ SAMPLES: dict[str, list[Sample]] = {
     "nn.adaptive_avg_pool1d": [of("f64[2,4,9]", output_size=(4,))],
     "nn.adaptive_avg_pool2d": [of("f64[2,4,9,6]", output_size=(4, 6))],
     "nn.adaptive_avg_pool3d": [of("f64[2,4,3,5,2]", output_size=(2, 3, 2))],
+    "nn.adaptive_max_pool1d": [of("f64[2,4,9]", output_size=(4,))],
+    "nn.adaptive_max_pool2d": [of("f64[2,4,9,6]", output_size=(4, 6))],
+    "nn.adaptive_max_pool3d": [of("f64[2,4,3,5,2]", output_size=(2, 3, 2))],
+    "nn.adaptive_max_pool1d_places": [of("f64[2,4,9]", output_size=(4,), plane=(1,))],
+    "nn.adaptive_max_pool2d_places": [of("f64[2,4,9,6]", output_size=(4, 6), plane=(6, 1))],
+    "nn.adaptive_max_pool3d_places": [of("f64[2,4,3,5,2]", output_size=(2, 3, 2), plane=(10, 2, 1))],
+    "nn.max_pool1d_places": [
+        of("f64[2,4,9]", pool_size=(3,), strides=(2,), padding=(1, 1), dilation=(1,), output_size=(5,), plane=(1,))
+    ],
+    "nn.max_pool2d_places": [
+        of(
+            "f64[2,4,9,6]",
+            pool_size=(3, 1),
+            strides=(2, 1),
+            padding=(1, 0, 1, 0),
+            dilation=(1, 1),
+            output_size=(5, 6),
+            plane=(1, 9),
+        ),
+    ],
+    "nn.max_pool3d_places": [
+        of(
+            "f64[2,4,4,3,5]",
+            pool_size=(2,) * 3,
+            strides=(2,) * 3,
+            padding=(0,) * 6,
+            dilation=(1,) * 3,
+            output_size=(2, 1, 2),
+            plane=(15, 5, 1),
+        ),
+    ],
     "nn.batch_norm": [of("f64[4,5,6]", "f64[5]", "f64[5]", "f64[5]", "f64[5] > 0", epsilon=1e-5)],
     "nn.upsample_nearest": [
         of("f64[2,4,3,5]", strides=(2, 3), padding=(0, 0, 0, 0)),
@@ -196,6 +229,11 @@ SAMPLES: dict[str, list[Sample]] = {
     ],
     "image.resize3d": [
         of("f64[2,4,2,3,5]", size=(3, 3, 4), method="nearest_neighbor", coordinate_transformation_mode="asymmetric"),
+    ],
+    "resample": [
+        of("f64[2,9,5]", axis=1, size=5, **sampling_attrs(Resizing("linear", "half_pixel", 0.6, antialias=True))),
+        of("f64[2,5,3]", axis=2, size=7, **sampling_attrs(Resizing("cubic", "asymmetric", 2.4))),
+        of("i64[5,4]", axis=0, size=7, **sampling_attrs(Resizing("nearest_neighbor", "half_pixel", 1.5))),
     ],
     "reshape": [
         of("f64[4,6]", shape=(4, 2, 3)),
