@@ -1,7 +1,6 @@
 """Configurations to predict and to run on 1 and 2 ranks of this machine.
 
-    distir calibrate -o cpu.toml -n 2
-    distir validate benchmarks/validation.py:configurations --profile cpu.toml --plot scatter.svg
+    distir validate benchmarks/validation.py:configurations --calibrate cpu.toml --plot scatter.svg
 
 GPT-2 and MLP inference from the torch frontend, MLP training from the builder; data, tensor and pipeline splits,
 batches of 1 to 64, 1 to 8 microbatches.

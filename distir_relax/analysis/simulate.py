@@ -175,7 +175,9 @@ class _Simulator(Domain[Handle]):
     def apply(self, op: Op, operands: Sequence[Handle]) -> list[Handle]:
         frame = self.frames[-1]
         # Weights and gradients live through a step, in which others push them out of a cache.
-        lasting = any(handle.category in (WEIGHTS, GRADIENTS) for handle in operands)
+        lasting = any(handle.category in (WEIGHTS, GRADIENTS) for handle in operands) or any(
+            value.name in frame.gradients for value in op.results
+        )
         work = frame.works.get((id(op), lasting))
         if work is None:
             work = self.planner.plan(op, frame.devices, frame.made_on, lasting)
