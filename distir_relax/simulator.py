@@ -15,7 +15,7 @@ from distir_relax.bundle import read_bundle
 from distir_relax.compiler import Plan, compile
 from distir_relax.errors import DistIRError, ImportModelError
 from distir_relax.ir import DeviceMesh, Module, parse, verify
-from distir_relax.lowering import FuseLocal
+from distir_relax.lowering import as_ranks_run
 from distir_relax.ops import check
 from distir_relax.transforms.strategy import Strategy
 from distir_relax.user_function import call_function, find_function
@@ -63,18 +63,18 @@ def load_module(
     """
     wanted = {name: value for name, value in given.items() if value is not None}
     if isinstance(model, Plan):
-        return _without(wanted, _as_run(model), "a plan")
+        return _without(wanted, as_ranks_run(model.modules["distributed"]), "a plan")
     if isinstance(model, Module):
         return _without(wanted, infer_types(model), "a module")
     text = str(model)
     if text.endswith(".onnx") or not isinstance(model, (str, Path)):
         chosen = mesh or DeviceMesh((1,), ("device",))
         plan = compile(model, input_shapes=input_shapes, shardings=shardings, mesh=chosen)
-        return _without(wanted, _as_run(plan), "an ONNX model")
+        return _without(wanted, as_ranks_run(plan.modules["distributed"]), "an ONNX model")
     path = Path(text)
     if path.is_dir():
         program = parse(read_bundle(path, verify_weights=False).stage("distributed"), str(path / "distir.txt"))
-        return _without(wanted, FuseLocal().run(program), "a bundle")
+        return _without(wanted, as_ranks_run(program), "a bundle")
     if ".py:" in text:
         return _from_function(text, wanted)
     if not path.is_file():
@@ -100,7 +100,7 @@ def _from_function(target: str, wanted: Mapping[str, Any]) -> tuple[Module, int 
         options["strategy"] = Strategy.parse(str(options["strategy"]))
     made = call_function(function, target, options, required=("strategy",))
     if isinstance(made, Plan):
-        return _as_run(made), samples
+        return as_ranks_run(made.modules["distributed"]), samples
     if isinstance(made, tuple) and made and isinstance(made[0], Module):
         return infer_types(made[0]), samples
     if isinstance(made, Module):
@@ -108,15 +108,11 @@ def _from_function(target: str, wanted: Mapping[str, Any]) -> tuple[Module, int 
     if isinstance(made, tuple) and len(made) in (2, 3):
         kwargs = made[2] if len(made) == 3 else None
         inputs = made[1] if isinstance(made[1], (tuple, list)) else (made[1],)
-        return _as_run(compile(made[0], tuple(inputs), example_kwargs=kwargs)), samples
+        plan = compile(made[0], tuple(inputs), example_kwargs=kwargs)
+        return as_ranks_run(plan.modules["distributed"]), samples
     raise ImportModelError(
         f"expected a module, a Plan or a tuple (model, example_inputs), found {type(made).__name__}", target
     )
-
-
-def _as_run(plan: Plan) -> Module:
-    """The distributed program of a plan with the fused ops that its ranks run."""
-    return FuseLocal().run(plan.modules["distributed"])
 
 
 def _without(wanted: Mapping[str, Any], module: Module, what: str) -> tuple[Module, None]:

@@ -17,8 +17,8 @@ from distir_relax.analysis.profile import Level, Line, Matrix, Profile
 from distir_relax.analysis.simulate import simulate_module
 from distir_relax.bundle import Bundle
 from distir_relax.calibration.fit import minimise
-from distir_relax.ir import DeviceMesh, Module, inline
-from distir_relax.lowering import FuseLocal
+from distir_relax.ir import DeviceMesh, Module
+from distir_relax.lowering import as_ranks_run
 from distir_relax.lowering.to_bundle import program_bundle
 from distir_relax.runtime.backends import load_program
 from distir_relax.runtime.session import RankSession
@@ -80,7 +80,7 @@ def fit_programs(
     device and of several. What fits a cache lies in a nearer one when an op runs again and again, so the bandwidth of
     the cache is that of programs."""
     samples = programs(dtype, scale, ranks)
-    modules = [FuseLocal().run(inline(sample.module)) for sample in samples]
+    modules = [as_ranks_run(sample.module) for sample in samples]
 
     def machine(x: Mapping[str, float]) -> Profile:
         found = slowed(profile, x["factor"], x["overhead"])

@@ -18,8 +18,8 @@ from distir_relax.calibration.measurements import joined
 from distir_relax.calibration.statistics import mean_absolute_percentage_error, spearman, undisturbed
 from distir_relax.compiler import Plan
 from distir_relax.errors import ImportModelError, RunError
-from distir_relax.ir import Module, inline, parse
-from distir_relax.lowering import FuseLocal
+from distir_relax.ir import Module, parse
+from distir_relax.lowering import as_ranks_run
 from distir_relax.lowering.to_bundle import program_bundle
 from distir_relax.runtime.launch import launch
 from distir_relax.runtime.session import RankSession, keep_memory, limit_threads
@@ -146,7 +146,7 @@ def _load(target: str) -> list[tuple[str, Module, Bundle]]:
     if Path(target).is_dir():
         bundle = read_bundle(Path(target))
         module = parse(bundle.stage("distributed"), target)
-        return [(bundle.manifest.name, FuseLocal().run(module), bundle)]
+        return [(bundle.manifest.name, as_ranks_run(module), bundle)]
     made = call_function(find_function(target), target, {})
     if not isinstance(made, Mapping):
         raise ImportModelError(
@@ -157,10 +157,10 @@ def _load(target: str) -> list[tuple[str, Module, Bundle]]:
 
 def _configuration(name: str, entry: object, target: str) -> tuple[str, Module, Bundle]:
     if isinstance(entry, Plan):
-        return name, FuseLocal().run(entry.modules["distributed"]), entry.bundle(("torch",))
+        return name, as_ranks_run(entry.modules["distributed"]), entry.bundle(("torch",))
     if isinstance(entry, tuple) and len(entry) == 2 and isinstance(entry[0], Module):
         module = infer_types(entry[0])
-        return name, FuseLocal().run(inline(module)), program_bundle(name, module, entry[1])
+        return name, as_ranks_run(module), program_bundle(name, module, entry[1])
     raise ImportModelError(f"expected a plan or (module, tensors) for {name!r}, found {type(entry).__name__}", target)
 
 

@@ -9,7 +9,7 @@ from collections import Counter
 from dataclasses import dataclass, replace
 
 from distir_relax.errors import VerificationError
-from distir_relax.ir import Function, Module, Op, PlacedType
+from distir_relax.ir import Function, Module, Op, PlacedType, inline
 from distir_relax.ops import infer, lookup, tensor_type
 from distir_relax.ops.patterns import Match, fusions, match
 from distir_relax.ops.placed import infer_placed
@@ -22,6 +22,11 @@ class FuseLocal:
     def run(self, module: Module) -> Module:
         """Fuse in every function. Equal ranks stay equal; in the distributed stage, what runs on the same devices."""
         return replace(module, functions=tuple(_fuse(f) for f in module.functions))
+
+
+def as_ranks_run(module: Module) -> Module:
+    """A program of the distributed stage with calls written out and ops fused, as its ranks will run it."""
+    return FuseLocal().run(inline(module))
 
 
 def _fuse(function: Function) -> Function:

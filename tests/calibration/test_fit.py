@@ -16,8 +16,8 @@ from distir_relax.calibration.fit import fit_device, fit_line, fit_links, minimi
 from distir_relax.calibration.measure import CollectiveSample
 from distir_relax.calibration.programs import delayed, fit_programs, programs, slowed
 from distir_relax.calibration.samples import OpSample, op_samples, payloads
-from distir_relax.ir import TensorType, inline
-from distir_relax.lowering import FuseLocal
+from distir_relax.ir import TensorType
+from distir_relax.lowering import as_ranks_run
 from distir_relax.ops import lookup
 from tests.machines import link, machine
 
@@ -77,7 +77,7 @@ def test_programs_tell_how_much_slower_a_machine_is_in_them(ranks: int) -> None:
     )
     true = replace(slowed(start, 1.2, 2e-6), cache_bandwidth=3e10)
     true = delayed(true, 1.5, 3e-5) if ranks > 1 else true
-    modules = [FuseLocal().run(inline(sample.module)) for sample in programs("float32", 1, ranks)]
+    modules = [as_ranks_run(sample.module) for sample in programs("float32", 1, ranks)]
     times = [simulate_module(module, true).makespan for module in modules]
     found, errors = fit_programs(start, "float32", 1, ranks, times)
     assert set(errors) == ({"programs"} if ranks == 1 else {"programs", "programs of all ranks"})
