@@ -61,10 +61,11 @@ class Propagate:
 
     mesh: DeviceMesh | None = None
 
-    def run(self, module: Module) -> Propagation:
+    def run(self, module: Module, factoring: Factoring | None = None) -> Propagation:
         """Lay out every value of the module's entry function.
 
-        Raises `AnnotationError` when there is no mesh or when annotations contradict each other, `PlacementError` when
+        `factoring` is that of the entry function, for a caller who has it: it does not depend on what annotations ask
+        for, so one does for many annotations of the same program. Raises `AnnotationError` when there is no mesh or when annotations contradict each other, `PlacementError` when
         one does not fit its tensor.
         """
         mesh = self.mesh or (module.meshes[0] if module.meshes else None)
@@ -73,7 +74,7 @@ class Propagate:
                 "the model has no annotation and no mesh was given",
                 hint="mark a tensor with annotate_sharding(tensor, mesh, placement), or pass mesh= and shardings=",
             )
-        factoring = factorize(module.main)
+        factoring = factoring or factorize(module.main)
         wanted = spread(module.main, factoring, mesh)
         layout = _Layout(module.main, factoring, wanted, mesh)
         function = layout.run()
@@ -105,6 +106,8 @@ class _Layout:
     ops: list[Op] = field(default_factory=list)
     gathers: list[Gather] = field(default_factory=list)
     names: set[str] = field(default_factory=set)
+    shards: dict[tuple[str, int, Split], Shard] = field(default_factory=dict)
+    """What was found by `_shard`: a class is cut once."""
 
     def run(self) -> Function:
         self.names = {i.value.name for i in self.function.inputs}
@@ -131,9 +134,12 @@ class _Layout:
         return tuple(R if s is None else self._shard(value, axis, s) for axis, s in enumerate(splits))
 
     def _shard(self, value: Value, axis: int, split: Split) -> Shard:
-        slot = (value.name, *split)
-        outer, inner = self.factoring.around(slot)
-        return Shard(split[0], cut_of(self._units(axis, slot), outer, inner))
+        key = (value.name, axis, split)
+        if key not in self.shards:
+            slot = (value.name, *split)
+            outer, inner = self.factoring.around(slot)
+            self.shards[key] = Shard(split[0], cut_of(self._units(axis, slot), outer, inner))
+        return self.shards[key]
 
     def _units(self, axis: int, slot: Slot) -> Cut:
         owner = self.factoring.classes[slot]
