@@ -4,7 +4,7 @@ VENV   := .venv
 BIN    := $(VENV)/bin
 READY  := $(VENV)/.ready
 
-.PHONY: demo test quick lint fuzz bench clean
+.PHONY: demo test quick lint fuzz validate bench clean
 
 demo: $(READY)
 	$(BIN)/python examples/minilm.py
@@ -23,6 +23,9 @@ lint: $(READY)
 
 fuzz: $(READY)
 	$(BIN)/python -m tests.fuzz 5000
+
+validate: $(READY)
+	$(BIN)/python tests/ops/validator.py
 
 bench: $(READY)
 	$(BIN)/python benchmarks/gpt2.py
