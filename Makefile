@@ -3,17 +3,19 @@ PYTHON ?= python3
 VENV   := .venv
 BIN    := $(VENV)/bin
 READY  := $(VENV)/.ready
+# Tests run in as many processes; those that start ranks run one after the other.
+PYTEST := $(BIN)/python -m pytest -n 2 --dist loadgroup --no-loadscope-reorder
 
-.PHONY: demo test quick lint fuzz bench clean
+.PHONY: demo test quick lint fuzz validate bench clean
 
 demo: $(READY)
 	$(BIN)/python examples/minilm.py
 
 test: $(READY) lint
-	$(BIN)/python -m pytest
+	$(PYTEST)
 
 quick: $(READY)
-	$(BIN)/python -m pytest -x -q -m "not mpirun"
+	$(PYTEST) -x -q -m "not mpirun"
 
 lint: $(READY)
 	$(BIN)/ruff check .
@@ -23,6 +25,9 @@ lint: $(READY)
 
 fuzz: $(READY)
 	$(BIN)/python -m tests.fuzz 5000
+
+validate: $(READY)
+	$(BIN)/python tests/ops/validator.py
 
 bench: $(READY)
 	$(BIN)/python benchmarks/gpt2.py

@@ -65,6 +65,7 @@ def test_run_with_threads(folder: Path) -> None:
     assert [rank["weight_bytes"] for rank in report["ranks"]] == [132, 0, 88]
 
 
+@pytest.mark.mpirun
 def test_launch(folder: Path) -> None:
     done = distir("launch", "-n", 3, folder / "m.dist", "-i", folder / "x.npz", "-o", folder / "y.npz")
     assert done.returncode == 0, done.stderr
@@ -74,6 +75,7 @@ def test_launch(folder: Path) -> None:
     assert "3 ranks (mpi)" in done.stdout
 
 
+@pytest.mark.mpirun
 def test_launch_passes_the_exit_code_on(folder: Path) -> None:
     write_bundle(mlp_bundle([3, 2], RAISES_ON_1), folder / "bad.dist")
     done = distir("launch", folder / "bad.dist", "-i", folder / "x.npz", "-o", folder / "y.npz")

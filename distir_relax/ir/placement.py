@@ -23,6 +23,7 @@ import math
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 
 from distir_relax.errors import PlacementError
 
@@ -247,6 +248,7 @@ def parse_placement(text: str) -> Placement:
     )
 
 
+@lru_cache(maxsize=4096)
 def parse_placements(text: str) -> tuple[Placement, ...]:
     """Read one placement per mesh axis, separated by commas: ``"S[0], R"``."""
     return tuple(parse_placement(part) for part in re.split(r",(?![^(\[]*[)\]])", text))

@@ -56,6 +56,8 @@ def units_of(cut: Cut, outer: int, size: int, inner: int, where: str) -> Cut:
 
 def cut_of(units: Cut, outer: int, inner: int) -> Cut:
     """The cut of a dim of `outer` stretches whose units, of `inner` elements each, are cut as `units`."""
+    if outer == inner == 1:
+        return units
     segments = [Segment(s.repeat, tuple(n * inner for n in s.sizes)) for s in units.segments]
     if len(segments) == 1:
         return Cut((Segment(outer * segments[0].repeat, segments[0].sizes),))

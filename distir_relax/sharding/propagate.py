@@ -61,10 +61,11 @@ class Propagate:
 
     mesh: DeviceMesh | None = None
 
-    def run(self, module: Module) -> Propagation:
+    def run(self, module: Module, factoring: Factoring | None = None) -> Propagation:
         """Lay out every value of the module's entry function.
 
-        Raises `AnnotationError` when there is no mesh or when annotations contradict each other, `PlacementError` when
+        `factoring` is that of the entry function, for a caller who has it: it does not depend on what annotations ask
+        for, so one does for many annotations of the same program. Raises `AnnotationError` when there is no mesh or when annotations contradict each other, `PlacementError` when
         one does not fit its tensor.
         """
         mesh = self.mesh or (module.meshes[0] if module.meshes else None)
@@ -73,7 +74,7 @@ class Propagate:
                 "the model has no annotation and no mesh was given",
                 hint="mark a tensor with annotate_sharding(tensor, mesh, placement), or pass mesh= and shardings=",
             )
-        factoring = factorize(module.main)
+        factoring = factoring or factorize(module.main)
         wanted = spread(module.main, factoring, mesh)
         layout = _Layout(module.main, factoring, wanted, mesh)
         function = layout.run()
@@ -105,6 +106,8 @@ class _Layout:
     ops: list[Op] = field(default_factory=list)
     gathers: list[Gather] = field(default_factory=list)
     names: set[str] = field(default_factory=set)
+    shards: dict[tuple[str, int, Split], Shard] = field(default_factory=dict)
+    """What was found by `_shard`: a class is cut once."""
 
     def run(self) -> Function:
         self.names = {i.value.name for i in self.function.inputs}
@@ -131,9 +134,12 @@ class _Layout:
         return tuple(R if s is None else self._shard(value, axis, s) for axis, s in enumerate(splits))
 
     def _shard(self, value: Value, axis: int, split: Split) -> Shard:
-        slot = (value.name, *split)
-        outer, inner = self.factoring.around(slot)
-        return Shard(split[0], cut_of(self._units(axis, slot), outer, inner))
+        key = (value.name, axis, split)
+        if key not in self.shards:
+            slot = (value.name, *split)
+            outer, inner = self.factoring.around(slot)
+            self.shards[key] = Shard(split[0], cut_of(self._units(axis, slot), outer, inner))
+        return self.shards[key]
 
     def _units(self, axis: int, slot: Slot) -> Cut:
         owner = self.factoring.classes[slot]
@@ -148,8 +154,9 @@ class _Layout:
         needs: list[list[Placement]] = [[] for _ in operands]
         gives: list[list[Placement]] = [[] for _ in op.results]
         wishes = [self._wish(v) for v in op.results]
+        work = self._work(op)
         for axis in range(len(self.mesh.shape)):
-            need, give = self._strategy(number, op, axis, operands, wishes, needs, gives)
+            need, give = self._strategy(number, op, axis, work, operands, wishes, needs, gives)
             for have, placement in zip((*needs, *gives), (*need, *give), strict=True):
                 have.append(placement)
         moved = tuple(
@@ -178,12 +185,13 @@ class _Layout:
         number: int,
         op: Op,
         axis: int,
+        work: float,
         operands: list[Value],
         wishes: list[Placed],
         needs: list[list[Placement]],
         gives: list[list[Placement]],
     ) -> tuple[list[Placement], list[Placement]]:
-        """The placements that the op needs and gives along one axis.
+        """The placements that the op needs and gives along one axis; `work` is what it computes.
 
         Where all operands lie split along one factor already, the op is split along it: gathering would undo what the
         annotations asked for. Otherwise the least time wins, bytes moved and operations done; ties favour a split.
@@ -191,10 +199,13 @@ class _Layout:
         tensors = (*op.operands, *op.results)
         count = len(operands)
         have = [_placements(v)[axis] for v in operands]
-        work, positional = self._work(op), lookup(op.name, op.location).positional
+        positional = lookup(op.name, op.location).positional
         best: tuple[tuple[bool, float], list[Placement], list[Placement]] | None = None
         candidates: list[Atom | None] = [a for a in self.factoring.atoms[number] if a.kind != BLOCKED]
+        wished = [*have, *(wish[axis] for wish in wishes)]
         for atom in [*candidates, None]:
+            if atom and not self._is_useful(atom, axis, tensors, wished):
+                continue
             placed: list[Placement] = []
             for t, value in enumerate(tensors):
                 place = atom.places[t] if atom else None
@@ -204,8 +215,6 @@ class _Layout:
                     placed.append(Partial(atom.kind))
                 else:
                     placed.append(R)
-            if atom and not self._is_useful(placed, have, [w[axis] for w in wishes]):
-                continue
             settled = (*needs, *gives)
             if not all(_divides(p, before) for p, before in zip(placed, settled, strict=True)):
                 continue
@@ -237,9 +246,12 @@ class _Layout:
         done = flops(operands, op.attrs, results) if flops else float(sum(t.elements for t in results))
         return done / _FLOPS_PER_BYTE
 
-    @staticmethod
-    def _is_useful(placed: list[Placement], have: list[Placement], wish: list[Placement]) -> bool:
-        return any(isinstance(p, Shard) and p == q for p, q in zip(placed, [*have, *wish], strict=True))
+    def _is_useful(self, atom: Atom, axis: int, tensors: Sequence[Value], wished: Sequence[Placement]) -> bool:
+        """Whether some operand lies split along the atom already, or some result is to."""
+        return any(
+            place is not None and isinstance(p, Shard) and p.dim == place[0] and p == self._shard(value, axis, place)
+            for place, p, value in zip(atom.places, wished, tensors, strict=True)
+        )
 
     def _is_blocks(
         self, tensors: Sequence[Value], placed: Sequence[Placement], settled: Sequence[Sequence[Placement]]
@@ -252,6 +264,8 @@ class _Layout:
         )
 
     def _cost(self, value: Value, source: Placement, target: Placement, axis: int) -> float:
+        if source == target:
+            return 0.0
         kind = value.type
         size = kind.tensor.bytes if isinstance(kind, DTensorType) else tensor_type(value).bytes
         return cost(source, target, self.mesh.shape[axis], size)

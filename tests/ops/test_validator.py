@@ -7,11 +7,14 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
-from samples import of
-from validator import GRID, MESHES, Case, validate, validated
+from pieces import Pieces, difference
+from samples import SAMPLES, of
+from validator import GRID, MESHES, Case, Setting, combinations, validate, validated
 
-from distir_relax.ir import DeviceMesh
+from distir_relax.ir import DeviceMesh, Partial, Replicate
+from distir_relax.lowering import collectives
 from distir_relax.ops import OpDef, lookup, parse_rule, registry
+from distir_relax.sharding import Propagate
 
 
 @pytest.mark.parametrize("mesh", [*MESHES, GRID], ids=lambda mesh: "x".join(map(str, mesh.shape)))
@@ -56,7 +59,45 @@ def test_a_missing_rule_is_listed(change: Callable[..., OpDef]) -> None:
 
 def test_terms_are_unlike() -> None:
     """A pending sum whose terms are equal would let a wrong rule pass."""
-    case = Case("nn.relu", of("f64[4,6]"), MESHES[1], (("I[sum]",),))
+    case = Case(Setting("nn.relu", of("f64[4,6]"), MESHES[1]), (("I[sum]",),))
     terms = case.data["x0"]
     assert len({float(term.sum()) for term in terms}) == 3
     assert float((terms.sum(0) - case.operands[0]).abs().max()) < 1e-12
+
+
+def wrong_by_pieces(name: str, number: int) -> set[tuple[tuple[str, ...], ...]]:
+    """The combinations on 2x3 devices that are wrong, found piece by piece."""
+    pieces = Pieces(Setting(name, SAMPLES[name][number], GRID))
+    return {layouts for layouts in combinations(SAMPLES[name][number], GRID) if pieces.wrong(layouts)}
+
+
+@pytest.mark.parametrize("name", ["nn.softmax", "cumsum", "divide"])
+def test_no_combination_is_wrong_piece_by_piece(name: str) -> None:
+    """`make validate` does this for all ops."""
+    assert not wrong_by_pieces(name, 0)
+
+
+def test_pieces_find_what_whole_programs_find(change: Callable[..., OpDef]) -> None:
+    """With a softmax whose dim may be split."""
+    change("nn.softmax", rule="a b c -> a b c")
+    whole = {finding.layouts for finding in validate("nn.softmax", 0, GRID)[0]}
+    assert whole
+    assert wrong_by_pieces("nn.softmax", 0) == whole
+
+
+def test_pieces_find_a_wrong_move_that_the_op_hides(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Terms of a sum of which the largest is taken are as little a NaN as the sum is."""
+    monkeypatch.setitem(
+        collectives._STEPS, (Partial, Replicate),
+        lambda move, value, step: move.emitter.one("all_reduce", value, axis=move.axis(step), op="max"),
+    )  # fmt: skip
+    assert not validate("isnan", 0, GRID)[0]
+    assert (("I[sum]", "R"),) in wrong_by_pieces("isnan", 0)
+
+
+def test_an_input_that_does_not_lie_as_annotated_is_found() -> None:
+    setting = Setting("negative", SAMPLES["negative"][0], GRID)
+    program, other = (setting.module(((first, "R"),)) for first in ("S[0]", "S[1]"))
+    sharded = Propagate().run(program).module
+    assert not difference(program, sharded)
+    assert "annotated S[1], R" in difference(other, sharded)

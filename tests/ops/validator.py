@@ -2,7 +2,8 @@
 
     python tests/ops/validator.py [OP ...]        prints what is wrong, what is missing, and how many were run
 
-All combinations on 2 and on 3 devices, and up to 4,000 of each sample, drawn, on 2x3 devices.
+All combinations on 2 and on 3 devices, each as a whole program. All combinations on 2x3 devices, which are millions,
+piece by piece (`pieces.py`); and as whole programs up to 300 of each sample, drawn, which checks that way of counting.
 
 *Wrong*: the sharded program computes other numbers than the op run whole. *Missing*: running the op on the shards as
 they lie would have been right, and the compiler communicated first. Operands are laid out as a user would: annotated
@@ -14,14 +15,17 @@ from __future__ import annotations
 import itertools
 import random
 import sys
-import warnings
 from collections.abc import Iterator, Sequence
+from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass
+from functools import lru_cache
+from multiprocessing import get_context
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).parent))
 
 import torch
+from pieces import Pieces
 from samples import SAMPLES, Sample, draw
 
 from distir_relax.analysis import assemble, execute, interpret, scatter
@@ -30,8 +34,11 @@ from distir_relax.ir import (
     Cut,
     DeviceMesh,
     DTensorType,
+    Function,
+    Input,
     Module,
     Op,
+    Output,
     Placement,
     Shard,
     TensorType,
@@ -47,6 +54,9 @@ from distir_relax.sharding.cuts import balanced, chunked
 MESHES = (DeviceMesh((2,), ("tp",)), DeviceMesh((3,), ("tp",)))
 GRID = DeviceMesh((2, 3), ("dp", "tp"))
 TAILS = ("ragged", "pad")
+
+DRAWN = 300
+BLOCK = 10_000
 
 Layout = tuple[str, ...]
 """The placement of an operand along each mesh axis, as text."""
@@ -84,9 +94,10 @@ def validate(
     chosen = list(combinations(SAMPLES[name][number], mesh))
     if most is not None and len(chosen) > most:
         chosen = random.Random(f"{name} {number}").sample(chosen, most)
+    setting = Setting(name, SAMPLES[name][number], mesh)
     wrong, missing = [], []
     for count, layouts in enumerate(chosen):
-        case = Case(name, SAMPLES[name][number], mesh, layouts)
+        case = Case(setting, layouts)
         if why := case.wrong(tails[count % len(tails)]):
             wrong.append(Finding(name, number, mesh.shape, layouts, why))
         elif len(mesh.shape) == 1 and case.communicates and (found := case.local()):
@@ -94,49 +105,85 @@ def validate(
     return wrong, missing
 
 
-class Case:
-    """One op on operands that lie as `layouts` say."""
+@dataclass(frozen=True)
+class Lead:
+    """How an operand comes to lie as its layout says: an input with its data, and the ops that follow it."""
 
-    def __init__(self, name: str, sample: Sample, mesh: DeviceMesh, layouts: tuple[Layout, ...]) -> None:
-        self.entry, self.mesh, self.layouts, self.attrs = lookup(name), mesh, layouts, dict(sample.attrs)
+    source: Input
+    ops: tuple[Op, ...]
+    data: torch.Tensor
+
+
+class Setting:
+    """One sample of an op on one mesh. What combinations have in common is made once: numbers, types, leads."""
+
+    def __init__(self, name: str, sample: Sample, mesh: DeviceMesh) -> None:
+        self.entry, self.mesh, self.attrs = lookup(name), mesh, dict(sample.attrs)
         generator = torch.Generator().manual_seed(7)
         self.operands = [draw(text, generator) for text in sample.operands]
         self.types = [_type_of(x) for x in self.operands]
-        self.data: dict[str, torch.Tensor] = {}
-        builder = Builder()
-        values = [self._operand(builder, i, generator) for i in range(len(self.operands))]
-        found = builder.emit(name, *values, **self.attrs)
-        self.results = found if isinstance(found, tuple) else (found,)
-        outputs = [(f"y{i}", value) for i, value in enumerate(self.results)]
-        self.module = Module("global", (builder.function("main", outputs),), (mesh,))
-        self.communicates = False
+        laid = tuple(Value(f"x{i}.laid", kind) for i, kind in enumerate(self.types))
+        results = tuple(Value(f"y{i}", kind) for i, kind in enumerate(infer(name, self.types, self.attrs)))
+        self.op = Op(name, laid, results, self.attrs)
+        self._leads: dict[tuple[int, Layout], Lead] = {}
 
-    def _operand(self, g: Builder, number: int, generator: torch.Generator) -> Value:
-        """An input as its layout says. A pending sum is summed over a dim of terms, split along the mesh axis."""
-        x, layout = self.operands[number], self.layouts[number]
+    def lead(self, number: int, layout: Layout) -> Lead:
+        """How operand `number` comes to lie as `layout`."""
+        if (number, layout) not in self._leads:
+            self._leads[number, layout] = self._make_lead(number, layout)
+        return self._leads[number, layout]
+
+    def leads(self, layouts: Sequence[Layout]) -> list[Lead]:
+        """How each operand comes to lie as its layout says."""
+        return [self.lead(number, layout) for number, layout in enumerate(layouts)]
+
+    def module(self, layouts: Sequence[Layout]) -> Module:
+        """The global program: the operands laid out, then the op."""
+        leads = self.leads(layouts)
+        ops = (*(op for lead in leads for op in lead.ops), self.op)
+        outputs = tuple(Output(value.name, value) for value in self.op.results)
+        return Module("global", (Function("main", tuple(lead.source for lead in leads), ops, outputs),), (self.mesh,))
+
+    def data(self, layouts: Sequence[Layout]) -> dict[str, torch.Tensor]:
+        """The numbers of the program's inputs, by name."""
+        return {lead.source.value.name: lead.data for lead in self.leads(layouts)}
+
+    def _make_lead(self, number: int, layout: Layout) -> Lead:
+        """A pending sum is summed over a dim of terms, which is split along the mesh axis."""
+        x = self.operands[number]
+        generator = torch.Generator().manual_seed(100 + number)
         pending = [axis for axis, placement in enumerate(layout) if placement.startswith("I")]
         for axis in pending:
             noise = [torch.randn(x.shape, generator=generator, dtype=x.dtype) for _ in range(self.mesh.shape[axis] - 1)]
             x = torch.stack([x - sum(noise, torch.zeros_like(x)), *noise])
-        name = f"x{number}"
-        value = g.input(name, _type_of(x))
-        self.data[value.name] = x
-        marks = [str(len(pending) - 1 - pending.index(a)) if a in pending else None for a in range(len(layout))]
+        g = Builder()
+        value = g.input(f"x{number}", _type_of(x))
+        marks = [
+            f"S[{len(pending) - 1 - pending.index(axis)}]" if axis in pending else _shifted(placement, len(pending))
+            for axis, placement in enumerate(layout)
+        ]
+        g.hint = f"x{number}.terms" if pending else f"x{number}.laid"
+        value = g.emit("annotate_sharding", value, placements=", ".join(marks))
+        g.hint = f"x{number}.laid"
         if pending:
-            marked = [
-                f"S[{mark}]" if mark is not None else _shifted(placement, len(pending))
-                for mark, placement in zip(marks, layout, strict=True)
-            ]
-            value = g.emit("annotate_sharding", value, placements=", ".join(marked))
-            return g.emit("sum", value, axis=tuple(range(len(pending))), keepdims=False)
-        return g.emit("annotate_sharding", value, placements=", ".join(layout))
+            g.emit("sum", value, axis=tuple(range(len(pending))), keepdims=False)
+        return Lead(g.inputs[0], tuple(g.ops), x)
+
+
+class Case:
+    """One op on operands that lie as `layouts` say."""
+
+    def __init__(self, setting: Setting, layouts: tuple[Layout, ...]) -> None:
+        self.setting, self.layouts = setting, layouts
+        self.entry, self.mesh, self.attrs = setting.entry, setting.mesh, setting.attrs
+        self.operands, self.types = setting.operands, setting.types
+        self.module, self.data = setting.module(layouts), setting.data(layouts)
+        self.communicates = False
 
     def wrong(self, tail: str) -> str:
         """What is wrong with the sharded program, or nothing."""
         try:
-            with warnings.catch_warnings():
-                warnings.simplefilter("ignore")
-                sharded = DelayReductions().run(Propagate().run(self.module).module)
+            sharded = DelayReductions().run(Propagate().run(self.module).module)
             distributed = ToDistIR(tail).run(sharded)
             found = execute(sharded, distributed, self.data)
         except (DistIRError, ValueError, AssertionError, RuntimeError) as error:
@@ -267,21 +314,83 @@ def validated() -> list[tuple[str, int]]:
     return found
 
 
-def main(names: Sequence[str]) -> int:
-    """Validate ops, all of them by default; the exit code says whether any is wrong."""
+@dataclass(frozen=True)
+class Task:
+    """A part of the work: one sample on one mesh, as whole programs or, from `start` to `stop`, piece by piece."""
+
+    name: str
+    number: int
+    mesh: DeviceMesh
+    most: int | None = None
+    start: int = 0
+    stop: int = 0
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What was found. `combinations` is how many were run that no other task counts; `pieces` are names of pieces."""
+
+    wrong: list[Finding]
+    missing: list[Finding]
+    combinations: int = 0
+    drawn: int = 0
+    pieces: frozenset[bytes] = frozenset()
+
+
+def tasks(names: Sequence[str]) -> list[Task]:
+    """All the work for some ops, or all of them."""
     chosen = [(name, number) for name, number in validated() if not names or name in names]
-    totals = {"combinations": 0, "wrong": 0, "missing": 0}
-    for (name, number), (mesh, most) in itertools.product(chosen, [*((mesh, None) for mesh in MESHES), (GRID, 4000)]):
-        wrong, missing = validate(name, number, mesh, most)
-        count = sum(1 for _ in combinations(SAMPLES[name][number], mesh))
-        totals["combinations"] += count if most is None else min(most, count)
-        for label, findings in (("wrong", wrong), ("missing", missing)):
-            totals[label] += len(findings)
-            for finding in findings:
-                print(f"{label}: {finding}", flush=True)
-    ops = len({name for name, _ in chosen})
-    print(f"{ops} ops, {len(chosen)} samples, " + ", ".join(f"{count:,} {what}" for what, count in totals.items()))
-    return int(totals["wrong"] > 0)
+    found = [Task(name, number, mesh) for name, number in chosen for mesh in MESHES]
+    found += [Task(name, number, GRID, DRAWN) for name, number in chosen]
+    for name, number in chosen:
+        count = sum(1 for _ in combinations(SAMPLES[name][number], GRID))
+        found += [Task(name, number, GRID, None, i, min(i + BLOCK, count)) for i in range(0, count, BLOCK)]
+    return found
+
+
+def run(task: Task) -> Outcome:
+    """Do a part of the work."""
+    torch.set_num_threads(1)
+    if task.stop:
+        pieces = _pieces(task.name, task.number)
+        wrong, known = [], pieces.digests()
+        chosen = itertools.islice(combinations(SAMPLES[task.name][task.number], task.mesh), task.start, task.stop)
+        for layouts in chosen:
+            if why := pieces.wrong(layouts):
+                wrong.append(Finding(task.name, task.number, task.mesh.shape, layouts, why))
+        return Outcome(wrong, [], task.stop - task.start, 0, pieces.digests() - known)
+    count = sum(1 for _ in combinations(SAMPLES[task.name][task.number], task.mesh))
+    found = validate(task.name, task.number, task.mesh, task.most)
+    return Outcome(*found, count) if task.most is None else Outcome(*found, 0, min(task.most, count))
+
+
+@lru_cache(maxsize=1)
+def _pieces(name: str, number: int) -> Pieces:
+    return Pieces(Setting(name, SAMPLES[name][number], GRID))
+
+
+def main(names: Sequence[str]) -> int:
+    """Validate ops, all of them by default, on all cores; the exit code says whether any is wrong."""
+    todo = tasks(names)
+    ops, samples = len({task.name for task in todo}), len({(task.name, task.number) for task in todo})
+    with ProcessPoolExecutor(mp_context=get_context("spawn")) as pool:
+        outcomes = list(map(_printed, pool.map(run, todo)))
+    count = {
+        "combinations": sum(o.combinations for o in outcomes),
+        "of them drawn and run whole on 2x3 too": sum(o.drawn for o in outcomes),
+        "distinct pieces run": len(frozenset().union(*(o.pieces for o in outcomes))),
+        "wrong": sum(len(o.wrong) for o in outcomes),
+        "missing": sum(len(o.missing) for o in outcomes),
+    }
+    print(f"{ops} ops, {samples} samples, " + ", ".join(f"{number:,} {what}" for what, number in count.items()))
+    return int(count["wrong"] > 0)
+
+
+def _printed(outcome: Outcome) -> Outcome:
+    for label, findings in (("wrong", outcome.wrong), ("missing", outcome.missing)):
+        for finding in findings:
+            print(f"{label}: {finding}", flush=True)
+    return outcome
 
 
 if __name__ == "__main__":

@@ -12,7 +12,7 @@ from processes import mpirun, python, torchrun
 
 from distir_relax.bundle import write_bundle
 
-pytestmark = pytest.mark.timeout(120)
+pytestmark = [pytest.mark.mpirun, pytest.mark.timeout(120)]
 MAIN = Path(__file__).parent / "collectives_main.py"
 
 

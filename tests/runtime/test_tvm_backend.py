@@ -122,6 +122,7 @@ def test_collectives_read_and_write_the_machines_buffers(sizes: list[int]) -> No
             torch.testing.assert_close(found[name], value, atol=1e-5, rtol=1e-5)
 
 
+@pytest.mark.mpirun
 @pytest.mark.parametrize("sizes", [[3, 2], [4, 0, 3]], ids=str)
 def test_the_same_under_mpirun(sizes: list[int], tmp_path: Path) -> None:
     bundle = tvm_bundle(sizes)

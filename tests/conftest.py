@@ -1,0 +1,22 @@
+"""How tests share a machine: one thread each, and launches one after the other."""
+
+from __future__ import annotations
+
+import os
+
+import pytest
+
+# As for ranks: the thread pools of two test processes on two cores would hold each other up.
+os.environ.setdefault("OMP_NUM_THREADS", "1")
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Put tests that start launches into one group, which one worker of pytest-xdist runs, and begin with it.
+
+    A launch has several ranks: two at a time would be slow enough to run into their time limits.
+    """
+    for item in items:
+        if item.get_closest_marker("mpirun"):
+            item.add_marker(pytest.mark.xdist_group("mpirun"))
+    items.sort(key=lambda item: item.get_closest_marker("mpirun") is None)
