@@ -134,6 +134,8 @@ class _Simulator(Domain[Handle]):
     streams: int = field(init=False)
     frames: list[_Frame] = field(default_factory=list)
     gradients: Gradients = field(init=False)
+    tells_lasting: bool = field(init=False)
+    """Whether an op on weights or gradients may take another time than on other data."""
     _works: dict[tuple[str, int], dict[tuple[int, bool], Work]] = field(default_factory=dict)
     _made_on: dict[str, dict[str, int]] = field(default_factory=dict)
     _summaries: dict[object, _Summary] = field(default_factory=dict)
@@ -151,7 +153,9 @@ class _Simulator(Domain[Handle]):
                     held[c] += size
         # A step goes over the gradients of weights that it updates too, and over as much of other data again.
         lasting = 4 if changes else 2
-        self.planner.cold = frozenset(c for c, size in enumerate(held) if lasting * size > self.profile.cache)
+        if self.profile.cache:
+            self.planner.cold = frozenset(c for c, size in enumerate(held) if lasting * size > self.profile.cache)
+        self.tells_lasting = self.planner.fixed or bool(self.planner.cold)
         self.gradients = Gradients(self.module)
 
     def enter(
@@ -175,8 +179,9 @@ class _Simulator(Domain[Handle]):
     def apply(self, op: Op, operands: Sequence[Handle]) -> list[Handle]:
         frame = self.frames[-1]
         # Weights and gradients live through a step, in which others push them out of a cache.
-        lasting = any(handle.category in (WEIGHTS, GRADIENTS) for handle in operands) or any(
-            value.name in frame.gradients for value in op.results
+        lasting = self.tells_lasting and (
+            any(handle.category in (WEIGHTS, GRADIENTS) for handle in operands)
+            or any(value.name in frame.gradients for value in op.results)
         )
         work = frame.works.get((id(op), lasting))
         if work is None:
