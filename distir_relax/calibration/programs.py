@@ -27,6 +27,8 @@ from distir_relax.runtime.world import World
 from distir_relax.transforms import ProgramBuilder, Strategy, mlp_training
 
 _STEPS, _WARM_UP = 6, 2
+# Of the fit, each of which simulates all programs twice for every parameter: more change nothing that counts.
+_ROUNDS = 80
 
 
 @dataclass(frozen=True)
@@ -97,7 +99,7 @@ def fit_programs(
         start["cache_bandwidth"] = 3 * profile.bandwidth
     if ranks > 1:
         start.update({"communication factor": 1.1, "communication overhead": 1e-6})
-    x, _ = minimise(lambda x: sum(math.log(ratio) ** 2 for ratio in errors(x)), start, step=0.3)
+    x, _ = minimise(lambda x: sum(math.log(ratio) ** 2 for ratio in errors(x)), start, 0.3, _ROUNDS)
     off: dict[str, list[float]] = {}
     for sample, ratio in zip(samples, errors(x), strict=True):
         group = "programs" if sample.devices == 1 else "programs of all ranks"

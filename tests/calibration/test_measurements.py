@@ -6,24 +6,32 @@ import json
 from dataclasses import replace
 from pathlib import Path
 
-import numpy as np
 import pytest
 import torch
 
 import distir_relax as dr
+from distir_relax.analysis.network import seconds_of
 from distir_relax.analysis.profile import load_profile
+from distir_relax.analysis.simulate import simulate_module
+from distir_relax.bundle import read_bundle
+from distir_relax.calibration import programs as calibration_programs
+from distir_relax.calibration import validate
 from distir_relax.calibration.measure import CollectiveSample
 from distir_relax.calibration.measurements import Machine, Measurements, cold_samples, joined
-from distir_relax.calibration.samples import op_samples
+from distir_relax.calibration.samples import op_samples, payloads
 from distir_relax.calibration.statistics import undisturbed
-from tests.runtime.processes import python
+from distir_relax.ir import parse
+from distir_relax.lowering import as_ranks_run
+from tests.calibration.measure_main import few
+from tests.calibration.test_fit import TRUE, seconds, some_programs
+from tests.runtime.processes import mpirun, python
 
 COUNT = len(op_samples("float32", 1))
 FIRST = Measurements(
     ranks=2,
     device="cpu",
     scale=1,
-    machine=Machine("one", "2.13", 8e9, 3e7),
+    machine=Machine("one", "2.13", 8e9, 2 * TRUE.cache),
     ops={"float32": [[3.0, 2.0 + i] for i in range(COUNT)]},
     programs={"float32": [[5.0]]},
     alone=[[1.5] for _ in cold_samples(1)],
@@ -55,29 +63,76 @@ def test_what_disturbs_half_of_the_time_does_not_count() -> None:
 
 
 @pytest.mark.mpirun
-def test_validate_calibrates_in_turn_with_the_runs(tmp_path: Path) -> None:
-    """One pass of everything on two ranks, for real."""
+def test_ranks_measure_together(tmp_path: Path) -> None:
+    done = mpirun(2, Path(__file__).parent / "measure_main.py", tmp_path / "measured.json")
+    assert done.returncode == 0, done.stderr
+    found = Measurements.of(json.loads((tmp_path / "measured.json").read_text()))
+    chosen = few("float32", 1)
+    assert len(found.ops["float32"]) == len(chosen)
+    assert len(found.alone) == sum(sample.cold for sample in chosen) > 0
+    assert len(found.programs["float32"]) == 3
+    kinds = {(kind.collective, kind.bytes) for kind in found.collectives}
+    assert kinds >= {("all_reduce", 12), ("all_reduce", 12_400), ("send", 12_400), ("all_gather", 12)}
+    for times in (*found.ops["float32"], *found.alone, *found.programs["float32"], *found.collective_times):
+        assert len(times) >= 4, "two passes"
+        assert all(0 < t < 10 for t in times)
+
+
+@pytest.fixture
+def bundle(tmp_path: Path) -> Path:
+    """A small model on two ranks."""
     model = torch.nn.Sequential(torch.nn.Linear(127, 255), torch.nn.ReLU(), torch.nn.Linear(255, 63)).eval()
     mesh = dr.DeviceMesh((2,), ("tp",))
     plan = dr.compile(model, (torch.zeros(5, 127),), mesh=mesh, shardings={"0.weight": "S[0]"}, name="mlp")
     plan.save(tmp_path / "mlp.dist")
-    command = ["validate", str(tmp_path / "mlp.dist"), "--calibrate", str(tmp_path / "cpu.toml"), "--passes", "1"]
-    done = python("-m", "distir_relax", *command, "--json", "--plot", str(tmp_path / "plot.svg"), limit=240)
-    assert done.returncode == 0, done.stderr
-    found = json.loads(done.stdout)
-    (outcome,) = found["outcomes"]
-    assert outcome["ranks"] == 2
-    assert np.isfinite(found["mape"])
-    profile = load_profile(tmp_path / "cpu.toml")
-    assert profile.devices == 2
-    assert 0 < profile.view < 1e-3
-    assert {line.collective for line in profile.lines} >= {"all_reduce", "send"}
-    assert "<svg" in (tmp_path / "plot.svg").read_text()
+    return tmp_path / "mlp.dist"
+
+
+@pytest.mark.mpirun
+def test_validate_calibrates_in_turn_with_the_runs(
+    bundle: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The runs are real; the measurements are those of a made-up machine."""
+    taken = []
+
+    def measured(ranks: int, device: str, passes: int) -> Measurements:
+        taken.append((ranks, device, passes))
+        return made_up(ranks)
+
+    monkeypatch.setattr(validate, "measure_ranks", measured)
+    monkeypatch.setattr(calibration_programs, "_ROUNDS", 25)
+    monkeypatch.setattr(calibration_programs, "programs", some_programs)
+    found = validate.validate([str(bundle)], None, steps=2, passes=2)
+    assert taken == [(2, "cpu", 1), (2, "cpu", 1)]
+    assert found.calibration is not None
+    (outcome,) = found.outcomes
+    assert outcome.ranks == 2
+    module = as_ranks_run(parse(read_bundle(bundle).stage("distributed"), ""))
+    assert outcome.predicted == simulate_module(module, found.calibration.profile).makespan
+    assert outcome.predicted == pytest.approx(simulate_module(module, TRUE).makespan, rel=0.15)
+    assert outcome.measured > 1e-5
+    found.calibration.write(tmp_path / "made-up.toml")
+    assert load_profile(tmp_path / "made-up.toml").devices == 2
+
+
+def made_up(ranks: int) -> Measurements:
+    """What a machine like `TRUE` would take for everything that is measured."""
+    modules = [as_ranks_run(sample.module) for sample in some_programs("float32", 1, ranks)]
+    kinds = [CollectiveSample(name, 2, 4 * n) for name in ("all_reduce", "all_gather", "send") for n in payloads(1)]
+    return replace(
+        FIRST,
+        ranks=ranks,
+        ops={"float32": [[seconds(TRUE, sample)] for sample in op_samples("float32", 1)]},
+        programs={"float32": [[simulate_module(module, TRUE).makespan] for module in modules]},
+        alone=[],
+        collectives=kinds,
+        collective_times=[[seconds_of(TRUE, k.collective, (0, 1), [k.bytes] * 2)] for k in kinds],
+    )
 
 
 def test_validate_wants_one_source_of_a_profile(tmp_path: Path) -> None:
     for options in ((), ("--profile", "dgx-h100", "--calibrate", str(tmp_path / "x.toml"))):
         done = python("-m", "distir_relax", "validate", tmp_path, *options)
-        assert done.returncode == 1
+        assert done.returncode == 2
         assert "either --profile or --calibrate" in done.stderr
     assert not (tmp_path / "x.toml").exists()

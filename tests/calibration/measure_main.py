@@ -1,0 +1,25 @@
+"""One rank of `distir measure` with a few of the samples: `measure_main.py OUTPUT`."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+from distir_relax.calibration import calibrate, measure, measurements, programs, samples
+from distir_relax.runtime.world import join_world
+
+
+def few(dtype: str, scale: int) -> list[samples.OpSample]:
+    """Every eleventh sample, of all groups."""
+    return samples.op_samples(dtype, scale)[::11]
+
+
+if __name__ == "__main__":
+    every = programs.programs
+    measurements.op_samples = few
+    measure.payloads = lambda scale: (3, 3_100)
+    programs.programs = lambda dtype, scale, ranks: [every(dtype, scale, ranks)[i] for i in (0, 4, 8)]
+    world = join_world()
+    assert world is not None
+    calibrate.measure(Path(sys.argv[1]), "cpu", 2, world)
+    world.close()
