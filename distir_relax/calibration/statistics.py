@@ -8,8 +8,8 @@ from collections.abc import Sequence
 def undisturbed(seconds: Sequence[float]) -> float:
     """The time of a run that nothing else on the machine disturbs: the first decile of several.
 
-    What disturbs only lengthens a run. On a virtual machine whose cores are moved about, medians of one minute and the
-    next differ by up to a factor of two, first deciles of several passes much less.
+    What disturbs only lengthens a run. On a shared virtual machine medians of one minute and the next differ by up to
+    a factor of two, first deciles of several passes much less.
     """
     return sorted(seconds)[(len(seconds) - 1) // 10]
 
