@@ -13,11 +13,12 @@ from dataclasses import dataclass
 from statistics import mean
 from typing import TYPE_CHECKING, Any
 
-from distir_relax.bundle import Mesh
+from distir_relax.bundle import Bundle, Manifest, Mesh
 from distir_relax.calibration.samples import OpSample, payloads
 from distir_relax.ir import Op, Value
 from distir_relax.ops import lookup, torch_expression, torch_in_place
 from distir_relax.runtime.packing import pack_linear
+from distir_relax.runtime.session import RankSession
 from distir_relax.runtime.world import World
 
 if TYPE_CHECKING:
@@ -28,6 +29,8 @@ if TYPE_CHECKING:
 # What a benchmark takes at least, in seconds: less would be the clock's own noise.
 _ENOUGH = 4e-3
 _ROUNDS = 2
+WARM_UP = 2
+"""Steps of a program that run before those that count."""
 # Operands that a program reads once are taken in turn from so many bytes, more than caches hold.
 _COLD = 96e6
 # Elements of the tensor that ranks go over between two communications.
@@ -105,6 +108,18 @@ def time_collectives(world: World, device: str, scale: int) -> list[tuple[Collec
     return found
 
 
+def time_steps(world: World, bundle: Bundle, steps: int, device: str = "cpu") -> list[float]:
+    """The seconds of steps of a bundle on random inputs, each as long as it is on the slowest rank. Every rank calls
+    this."""
+    session = RankSession(world, bundle, device=device)
+    inputs = _random_inputs(bundle.manifest)
+    seconds = []
+    for _ in range(WARM_UP + steps):
+        session(inputs)
+        seconds.append(session.seconds)
+    return [max(column) for column in zip(*world.exchange(seconds), strict=True)][WARM_UP:]
+
+
 def _collectives(
     comm: Communicator, count: int, elements: int, device: str
 ) -> Iterator[tuple[str, int, int, Callable[[], object]]]:
@@ -178,3 +193,18 @@ def _draw(kind: Any, device: str, generator: torch.Generator) -> torch.Tensor:
 
     dtype = getattr(torch, kind.dtype)
     return torch.randn(kind.shape, generator=generator, device=device).to(dtype)
+
+
+def _random_inputs(manifest: Manifest) -> dict[str, torch.Tensor]:
+    """Numbers for each input; small ones where they may be indices."""
+    import torch
+
+    generator = torch.Generator().manual_seed(0)
+    found = {}
+    for tensor in manifest.inputs:
+        dtype = getattr(torch, tensor.dtype)
+        if dtype.is_floating_point:
+            found[tensor.name] = torch.randn(tensor.shape, generator=generator).to(dtype)
+        else:
+            found[tensor.name] = torch.randint(0, 2, tensor.shape, generator=generator).to(dtype)
+    return found

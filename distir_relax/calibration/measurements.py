@@ -79,13 +79,13 @@ def take(device: str, world: World | None) -> Measurements:
     scale = 1 if device == "cpu" else 6
     cold = cold_samples(scale)
     alone: Times = []
-    together = world is not None and world.size > 1
-    if together and world is not None:
-        if world.rank == 0:
+    several = world if world is not None and world.size > 1 else None
+    if several:
+        if several.rank == 0:
             samples = op_samples("float32", scale)
             alone = time_ops([samples[i] for i in cold], device, None)
-        world.exchange(0)
-    collectives = time_collectives(world, device, scale) if together and world is not None else []
+        several.exchange(0)
+    collectives = time_collectives(several, device, scale) if several else []
     return Measurements(
         ranks=world.size if world else 1,
         device=device,

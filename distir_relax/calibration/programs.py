@@ -17,16 +17,16 @@ from distir_relax.analysis.profile import Level, Line, Matrix, Profile
 from distir_relax.analysis.simulate import simulate_module
 from distir_relax.bundle import Bundle
 from distir_relax.calibration.fit import minimise
+from distir_relax.calibration.measure import WARM_UP, time_steps
 from distir_relax.ir import DeviceMesh, Module
 from distir_relax.lowering import as_ranks_run
 from distir_relax.lowering.to_bundle import program_bundle
 from distir_relax.runtime.backends import load_program
-from distir_relax.runtime.session import RankSession
 from distir_relax.runtime.threads import ThreadWorld
 from distir_relax.runtime.world import World
 from distir_relax.transforms import ProgramBuilder, Strategy, mlp_training
 
-_STEPS, _WARM_UP = 6, 2
+_STEPS = 6
 # Of the fit, each of which simulates all programs twice for every parameter: more change nothing that counts.
 _ROUNDS = 80
 
@@ -71,7 +71,7 @@ def time_programs(dtype: str, scale: int, device: str, world: World | None) -> l
             found.append(_time_alone(bundle, sample, device, world))
         else:
             assert world is not None
-            found.append(_time_together(bundle, device, world))
+            found.append(time_steps(world, bundle, _STEPS, device))
     return found
 
 
@@ -166,26 +166,13 @@ def _time_alone(bundle: Bundle, sample: ProgramSample, device: str, world: World
     if world is not None:
         world.exchange(0)
     seconds = []
-    for _ in range(_WARM_UP + _STEPS):
+    for _ in range(WARM_UP + _STEPS):
         start = time.perf_counter()
         program(*inputs)
         if device != "cpu":
             torch.cuda.synchronize()
         seconds.append(time.perf_counter() - start)
-    return seconds[_WARM_UP:]
-
-
-def _time_together(bundle: Bundle, device: str, world: World) -> list[float]:
-    """The seconds of steps of the slowest rank."""
-    import torch
-
-    session = RankSession(world, bundle, device=device)
-    inputs = {t.name: torch.randn(t.shape).to(getattr(torch, t.dtype)) for t in bundle.manifest.inputs}
-    seconds = []
-    for _ in range(_WARM_UP + _STEPS):
-        session(inputs)
-        seconds.append(session.seconds)
-    return [max(column) for column in zip(*world.exchange(seconds), strict=True)][_WARM_UP:]
+    return seconds[WARM_UP:]
 
 
 def _training(layers: int, width: int, strategy: Strategy, batch: int, dtype: str) -> ProgramSample:

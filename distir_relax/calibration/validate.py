@@ -7,13 +7,14 @@ import tempfile
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from distir_relax.analysis.profile import Profile
 from distir_relax.analysis.simulate import simulate_module
 from distir_relax.analysis.types import infer_types
-from distir_relax.bundle import Bundle, Manifest, read_bundle, write_bundle
+from distir_relax.bundle import Bundle, read_bundle, write_bundle
 from distir_relax.calibration.calibrate import PASSES, Calibration, fit, measure_ranks
+from distir_relax.calibration.measure import time_steps
 from distir_relax.calibration.measurements import joined
 from distir_relax.calibration.statistics import mean_absolute_percentage_error, spearman, undisturbed
 from distir_relax.compiler import Plan
@@ -22,14 +23,9 @@ from distir_relax.ir import Module, parse
 from distir_relax.lowering import as_ranks_run
 from distir_relax.lowering.to_bundle import program_bundle
 from distir_relax.runtime.launch import launch
-from distir_relax.runtime.session import RankSession, keep_memory, limit_threads
+from distir_relax.runtime.session import keep_memory, limit_threads
 from distir_relax.runtime.world import World
 from distir_relax.user_function import call_function, find_function
-
-if TYPE_CHECKING:
-    import torch
-
-_WARM_UP = 2
 
 
 @dataclass(frozen=True)
@@ -127,16 +123,9 @@ def time_bundles(request: Path, answer: Path, world: World) -> None:
     limit_threads(world.local_size)
     keep_memory()
     asked = json.loads(request.read_text())
-    found = []
-    for path in asked["bundles"]:
-        bundle = read_bundle(Path(path), verify_weights=False)
-        session = RankSession(world, bundle)
-        inputs = _random_inputs(bundle.manifest)
-        seconds = []
-        for _ in range(_WARM_UP + asked["steps"]):
-            session(inputs)
-            seconds.append(session.seconds)
-        found.append([max(step) for step in zip(*world.exchange(seconds), strict=True)][_WARM_UP:])
+    found = [
+        time_steps(world, read_bundle(Path(path), verify_weights=False), asked["steps"]) for path in asked["bundles"]
+    ]
     if world.rank == 0:
         answer.write_text(json.dumps(found))
 
@@ -162,18 +151,3 @@ def _configuration(name: str, entry: object, target: str) -> tuple[str, Module, 
         module = infer_types(entry[0])
         return name, as_ranks_run(module), program_bundle(name, module, entry[1])
     raise ImportModelError(f"expected a plan or (module, tensors) for {name!r}, found {type(entry).__name__}", target)
-
-
-def _random_inputs(manifest: Manifest) -> dict[str, torch.Tensor]:
-    """Numbers for each input; small ones where they may be indices."""
-    import torch
-
-    generator = torch.Generator().manual_seed(0)
-    found = {}
-    for tensor in manifest.inputs:
-        dtype = getattr(torch, tensor.dtype)
-        if dtype.is_floating_point:
-            found[tensor.name] = torch.randn(tensor.shape, generator=generator).to(dtype)
-        else:
-            found[tensor.name] = torch.randint(0, 2, tensor.shape, generator=generator).to(dtype)
-    return found
