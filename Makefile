@@ -22,6 +22,7 @@ lint: $(READY)
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 	$(BIN)/lint-imports
+	$(BIN)/python scripts/house.py --check
 
 fuzz: $(READY)
 	$(BIN)/python -m tests.fuzz 5000

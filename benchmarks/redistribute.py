@@ -28,10 +28,11 @@ from torch.distributed.tensor._dtensor_spec import DTensorSpec, TensorMeta
 from torch.testing._internal.distributed.fake_pg import FakeStore
 
 import distir_relax.sharding.redistribute as ours
-from distir_relax.ir import DeviceMesh, DTensorType, Placement, R
-from distir_relax.ir import Partial as Intermediate
-from distir_relax.ir import Shard as Split
-from distir_relax.sharding.cuts import refined
+from distir_relax.ir import DTensorType
+from distir_relax.layout import DeviceMesh, Placement, R
+from distir_relax.layout import Partial as Intermediate
+from distir_relax.layout import Shard as Split
+from distir_relax.layout.division import refined
 
 SHAPE = (256, 256, 256)
 MESHES = ((2, 2), (4, 8), (2, 2, 2))
@@ -56,7 +57,8 @@ def main() -> None:
     """Print one row for each mesh."""
     warnings.simplefilter("ignore")
     print(
-        "| mesh | pairs | torch default: bytes, pairs with more, most | plan | torch least cost: bytes, pairs with more | plan | ours: plan |"
+        "| mesh | pairs | torch default: bytes, pairs with more, most | plan "
+        "| torch least cost: bytes, pairs with more | plan | ours: plan |"
     )
     print("|---|---|---|---|---|---|---|")
     for mesh in MESHES:
@@ -69,7 +71,8 @@ def main() -> None:
         count = len(own.sent)
         print(
             f"| {'x'.join(map(str, mesh))} | {count} "
-            f"| {sum(default.sent) / sum(own.sent):.2f}x, {len(more) / count:.0%}, {max(finite):.0f}x | {default.milliseconds:.2f} ms "
+            f"| {sum(default.sent) / sum(own.sent):.2f}x, {len(more) / count:.0%}, {max(finite):.0f}x "
+            f"| {default.milliseconds:.2f} ms "
             f"| {sum(least.sent) / sum(own.sent):.2f}x, {also / count:.0%} | {least.milliseconds:.2f} ms "
             f"| {own.milliseconds:.3f} ms |"
         )
@@ -115,7 +118,7 @@ def _ours(source: tuple[Any, ...], target: tuple[Any, ...], mesh: tuple[int, ...
     ours._plan.cache_clear()
     ours._choose.cache_clear()
     steps = _timed(lambda: ours.plan(kinds[0], kinds[1], devices), totals)
-    totals.sent.append(ours.steps_bytes(steps, kinds[0], devices) / kinds[0].tensor.bytes)
+    totals.sent.append(ours.transitions_bytes(steps, kinds[0], devices) / kinds[0].tensor.bytes)
 
 
 def _placements(codes: tuple[Any, ...], mesh: tuple[int, ...]) -> tuple[Placement, ...]:
@@ -144,7 +147,7 @@ def _theirs(source: tuple[Any, ...], target: tuple[Any, ...], mesh: Any, totals:
     for step in steps:
         n = mesh.size(step.mesh_dim)
         have, want = (_own(placement) for placement in step.src_dst_placements)
-        sent += ours.step_cost(have, want, n, held)
+        sent += ours.transition_cost(have, want, n, held)
         held *= (n if isinstance(have, Split) else 1) / (n if isinstance(want, Split) else 1)
     totals.sent.append(sent)
 

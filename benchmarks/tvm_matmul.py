@@ -1,7 +1,7 @@
 """Time of the tvm backend's product kernels against torch, one thread: ``python benchmarks/tvm_matmul.py``.
 
-For each ``x (m, k) @ weight (k, n)`` prints milliseconds, GFLOP/s and the ratio to `torch.nn.functional.linear` (below 1
-is faster than torch). Weights are read cold: each round uses another one, as the layers of a model do.
+For each ``x (m, k) @ weight (k, n)`` prints milliseconds, GFLOP/s and the ratio to `torch.nn.functional.linear` (below
+1 is faster than torch). Weights are read cold: each round uses another one, as the layers of a model do.
 """
 
 from __future__ import annotations
@@ -17,8 +17,8 @@ from typing import Any
 import torch
 import tvm
 
-from distir_relax.runtime.backends import tvm_kernels as kernels
-from distir_relax.runtime.backends.tvm_compile import machine
+from distir_relax.runtime.backends.tvm.compile import machine
+from distir_relax.runtime.backends.tvm.program import kernels
 
 SHAPES = [(128, 768, 3072), (128, 3072, 768), (128, 768, 1536), (127, 63, 127), (1, 768, 3072), (128, 768, 25129)]
 CACHE_BYTES = 96 << 20

@@ -14,7 +14,7 @@ import torch
 from torch import nn
 
 import distir_relax as dr
-from distir_relax.transforms import mlp_training
+from distir_relax.strategies import mlp_training
 
 ALONE, PAIR = dr.DeviceMesh((1,), ("ranks",)), dr.DeviceMesh((2,), ("ranks",))
 

@@ -8,13 +8,13 @@ from typing import TYPE_CHECKING, Any
 from distir_relax.errors import DistIRError
 
 if TYPE_CHECKING:
-    from distir_relax.analysis.profile import load_profile
     from distir_relax.compiler import Plan, SurpriseGather, compile
-    from distir_relax.ir import DeviceMesh
+    from distir_relax.cost.profile import load_profile
+    from distir_relax.layout import DeviceMesh
     from distir_relax.ops import define as define_op
     from distir_relax.sharding.annotate import annotate_sharding
     from distir_relax.simulator import simulate
-    from distir_relax.transforms import ProgramBuilder, Strategy
+    from distir_relax.strategies import ProgramBuilder, Strategy
 
 __version__ = "0.1.0"
 __all__ = [
@@ -33,16 +33,16 @@ __all__ = [
 
 # A rank that runs a bundle imports this package too, and must not pay for the compiler.
 _HOMES = {
-    "DeviceMesh": "distir_relax.ir",
+    "DeviceMesh": "distir_relax.layout",
     "Plan": "distir_relax.compiler",
     "SurpriseGather": "distir_relax.compiler",
     "annotate_sharding": "distir_relax.sharding.annotate",
     "compile": "distir_relax.compiler",
     "define_op": "distir_relax.ops",
-    "load_profile": "distir_relax.analysis.profile",
-    "ProgramBuilder": "distir_relax.transforms",
+    "load_profile": "distir_relax.cost.profile",
+    "ProgramBuilder": "distir_relax.strategies",
     "simulate": "distir_relax.simulator",
-    "Strategy": "distir_relax.transforms",
+    "Strategy": "distir_relax.strategies",
 }
 # Inside the op table the word "op" goes without saying.
 _NAMES = {"define_op": "define"}

@@ -4,21 +4,33 @@ from __future__ import annotations
 
 import re
 import warnings
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import takewhile
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from distir_relax.bundle import Bundle, write_bundle
+from distir_relax.bundle import BACKENDS, Bundle, write_bundle
 from distir_relax.errors import AnnotationError, ImportModelError
 from distir_relax.frontends.imported import Imported
-from distir_relax.ir import DeviceMesh, Module, Value, print_module
-from distir_relax.lowering import FuseLocal, Project, ToDistIR
-from distir_relax.lowering.to_bundle import BACKENDS, to_bundle
-from distir_relax.sharding import DelayReductions, Propagate, Propagation, traffic
-from distir_relax.sharding.annotate import apply_shardings
+from distir_relax.frontends.outline import Outline
+from distir_relax.ir import Gather, Module, Pass, print_module
+from distir_relax.layout import DeviceMesh
+from distir_relax.lowering.emit.bundle import program_to_bundle, to_bundle
+from distir_relax.pipeline import (
+    RANK_PASSES,
+    Dump,
+    Observer,
+    Stages,
+    Verify,
+    compile_passes,
+    run_passes,
+    verifies_by_default,
+)
+from distir_relax.sharding import remarks
 
 if TYPE_CHECKING:
+    import torch
     import tvm
 
     from distir_relax.runtime.session import Session
@@ -32,16 +44,17 @@ class SurpriseGather(UserWarning):
 class Plan:
     """A compiled model: one program per distinct rank, with everything on the way there.
 
-    `modules` holds the program at each stage (``global``, ``sharded``, ``distributed``, ``ranked``); `reasons` says
-    why each value lies as it does, and what a `redistribute` sends. `plan(x)` runs it here, ranks as threads, and
-    returns what the model returns.
+    `modules` holds the program at each stage (``global``, ``sharded``, ``distributed``, ``ranked``), each with what
+    passes found on the way (`Module.records`); `seconds` is how long each pass took. `plan(x)` runs it here, ranks as
+    threads, and returns what the model returns.
     """
 
     name: str
     imported: Imported
     modules: Mapping[str, Module]
     tail: str
-    reasons: Mapping[str, str]
+    seconds: Mapping[str, float] = field(default_factory=dict)
+    _passes: Sequence[Pass] = field(default=(), repr=False)
     _sessions: dict[str, Session] = field(default_factory=dict, repr=False)
 
     @property
@@ -51,7 +64,7 @@ class Plan:
 
     def text(self, stage: str) -> str:
         """The program at a stage, as text. The sharded stage carries the reason for each placement."""
-        return print_module(self.modules[stage], self._reason if stage == "sharded" else None)
+        return print_module(self.modules[stage], remarks(self.modules[stage]) if stage == "sharded" else None)
 
     def bundle(self, backends: Sequence[str] = BACKENDS) -> Bundle:
         """All that ranks need, in memory; the weights are the model's own tensors, not copies."""
@@ -63,7 +76,6 @@ class Plan:
             self.imported.tensors,
             self.tail,
             tuple(backends),
-            self._reason,
         )
 
     def save(self, path: str | Path, backends: Sequence[str] = BACKENDS, overwrite: bool = True) -> Path:
@@ -78,12 +90,14 @@ class Plan:
     def __call__(self, *args: Any, backend: str = "torch", **kwargs: Any) -> Any:
         """Run the plan on the model's own arguments, ranks as threads of this process; returns what the model does.
 
-        The first call of a backend loads it. Raises `RunError` for arguments unlike the example's.
+        The first call of a backend loads it. Raises `RunError` for arguments unlike the example's, and for a backend
+        that there is not.
         """
+        from distir_relax.runtime.backends import find_backend
         from distir_relax.runtime.session import Session
 
         if backend not in self._sessions:
-            self._sessions[backend] = Session(self.bundle((backend,)), backend)
+            self._sessions[backend] = Session(self.bundle(find_backend(backend).programs), backend)
         return self.imported.rebuild(self._sessions[backend](self.imported.flatten(args, kwargs)))
 
     def to_onnx_sharding(self, model: Any) -> Any:
@@ -92,22 +106,26 @@ class Plan:
         `model` is the path or the `onnx.ModelProto` that the plan was compiled from. Raises `PlacementError` for a
         mesh of several axes, and for sizes that the metadata cannot express.
         """
-        from distir_relax.frontends.onnx_sharding import write_sharding
-        from distir_relax.frontends.onnx_tensors import load_model
+        from distir_relax.frontends.onnx.metadata import write_sharding
+        from distir_relax.frontends.onnx.tensors import load_model
 
-        return write_sharding(load_model(model), self.modules["sharded"], self.imported.values)
+        return write_sharding(load_model(model), self._written_out(), self.imported.values)
 
     def to_relax_dtensor(self) -> tvm.IRModule:
         """The sharded program in TVM's own terms, `R.DTensor` types and `R.dist.redistribute`: see ``docs/tvm.md``.
 
         Raises `PlacementError` for a layout, and `UnsupportedOpError` for an op, that these cannot express.
         """
-        from distir_relax.lowering.to_relax_dtensor import to_relax_dtensor
+        from distir_relax.lowering.emit.relax_dtensor import to_relax_dtensor
 
-        return to_relax_dtensor(self.modules["sharded"])
+        return to_relax_dtensor(self._written_out())
 
-    def _reason(self, value: Value) -> str:
-        return self.reasons.get(value.name, "")
+    def _written_out(self) -> Module:
+        """The sharded program without functions, its values named as in the model."""
+        if len(self.modules["sharded"].functions) == 1:
+            return self.modules["sharded"]
+        before = takewhile(lambda step: step.gives != "distributed", self._passes)
+        return run_passes(self.imported.module, [step for step in before if not isinstance(step, Outline)])
 
 
 def compile(
@@ -121,53 +139,66 @@ def compile(
     tail: str = "ragged",
     name: str | None = None,
     gather_threshold: int = 1 << 20,
+    outline: bool = True,
+    verify: bool | None = None,
+    dump: str | Path | None = None,
+    observers: Sequence[Observer] = (),
+    passes: Callable[[Sequence[Pass]], Sequence[Pass]] | None = None,
 ) -> Plan:
     """Compile `model` for the devices of a mesh.
 
     `model` is a `torch.nn.Module` with the example call that its shapes are taken from, a TVM `IRModule`, or an ONNX
     model (a path or an `onnx.ModelProto`) with `input_shapes` for the inputs whose dims it leaves open.
     Annotations stand in the model (`annotate_sharding`), or are given as `shardings`: glob patterns over names of
-    parameters and inputs, each with its placement, together with `mesh`. A `mesh` given here takes the place of the one that annotations in the model name: the same model
-    for another number of devices. `tail` says what ranks with a short shard
-    do: ``ragged`` (own shapes) or ``pad`` (filled up to the largest shard).
+    parameters and inputs, each with its placement, together with `mesh`. A `mesh` given here takes the place of the
+    one that annotations in the model name: the same model for another number of devices. `tail` says what ranks with a
+    short shard do: ``ragged`` (own shapes) or ``pad`` (filled up to the largest shard).
+
+    Repeated blocks of the model become functions, which are compiled once and called; `outline=False` writes them all
+    out. `verify` checks the program after each pass (by default if the environment variable DISTIR_VERIFY is 1); `dump`
+    is a folder for the program's text after each pass; other `observers` see it too. `passes` is given those of the
+    pipeline (`compile_passes`), and returns those to run: to add one, or leave one out.
 
     Raises a `DistIRError`: `ImportModelError` and `UnsupportedOpError` for what cannot be read, `AnnotationError` and
     `PlacementError` for annotations that cannot hold. Warns `SurpriseGather` where a split tensor of at least
     `gather_threshold` bytes is gathered unasked; of smaller ones the text of the sharded stage says so.
     """
     imported = _import(model, example_inputs, example_kwargs, input_shapes)
-    if shardings:
-        target = mesh or next(iter(imported.module.meshes), None)
-        if target is None:
-            raise AnnotationError("shardings were given without a mesh", hint='pass mesh=DeviceMesh((2,), ("tp",))')
-        imported = apply_shardings(imported, shardings, target)
-    propagation = Propagate(mesh).run(imported.module)
-    for gather in propagation.gathers:
-        if gather.bytes >= gather_threshold:
-            warnings.warn(gather.message, SurpriseGather, stacklevel=2)
-    sharded = DelayReductions().run(propagation.module)
-    distributed = ToDistIR(tail).run(sharded)
-    modules = {
-        "global": imported.module,
-        "sharded": sharded,
-        "distributed": distributed,
-        "ranked": FuseLocal().run(Project().run(distributed)),
-    }
-    return Plan(name or _default_name(model), imported, modules, tail, _remarks(propagation, sharded))
+    target = mesh or next(iter(imported.module.meshes), None)
+    if shardings and target is None:
+        raise AnnotationError("shardings were given without a mesh", hint='pass mesh=DeviceMesh((2,), ("tp",))')
+    scopes = imported.scopes if outline else None
+    chosen = compile_passes(target if shardings else mesh, tail, shardings, imported.names, scopes)
+    if passes is not None:
+        chosen = tuple(passes(chosen))
+    stages = Stages()
+    looking: list[Observer] = [stages, *observers]
+    # A program that is not valid is on disk before the verification says so.
+    if dump is not None:
+        looking.append(Dump(dump))
+    if verifies_by_default() if verify is None else verify:
+        looking.append(Verify())
+    ranked = run_passes(imported.module, chosen, looking)
+    for record in ranked.records:
+        if isinstance(record, Gather) and record.bytes >= gather_threshold:
+            warnings.warn(str(record), SurpriseGather, stacklevel=2)
+    return Plan(name or _default_name(model), imported, stages.modules, tail, stages.seconds, chosen)
+
+
+def program_bundle(
+    name: str, module: Module, tensors: Mapping[str, torch.Tensor], backends: tuple[str, ...] = ("torch",)
+) -> Bundle:
+    """A bundle of a program of the distributed stage that says itself how its inputs and outputs lie.
+
+    `tensors` are its parameters, constants and state by name. Raises `DistIRError` for an input or output without a
+    layout, for a tensor that is missing or unlike what the program takes, and as `to_bundle` does.
+    """
+    return program_to_bundle(name, module, run_passes(module, RANK_PASSES), tensors, backends)
 
 
 def _default_name(model: Any) -> str:
     path = isinstance(model, (str, Path))
     return re.sub(r"\W+", "_", Path(model).stem if path else type(model).__name__).strip("_").lower() or "model"
-
-
-def _remarks(propagation: Propagation, sharded: Module) -> dict[str, str]:
-    """Why each value lies as it does, and for a `redistribute` what it sends and whether anybody asked for it."""
-    unasked = {gather.value for gather in propagation.gathers}
-    found = {name: [reason] for name, reason in propagation.reasons.items()}
-    for moved in traffic(sharded):
-        found.setdefault(moved.result, []).append(str(moved))
-    return {name: "; ".join([*texts, *(["unasked"] if name in unasked else [])]) for name, texts in found.items()}
 
 
 def _import(
@@ -178,7 +209,7 @@ def _import(
 ) -> Imported:
     kinds = {f"{kind.__module__.split('.')[0]}.{kind.__name__}" for kind in type(model).__mro__}
     if isinstance(model, (str, Path)) or "onnx.ModelProto" in kinds:
-        from distir_relax.frontends.onnx import import_onnx
+        from distir_relax.frontends.onnx.importer import import_onnx
 
         if args or kwargs:
             raise ImportModelError("an ONNX model takes input_shapes, not an example call")
@@ -188,7 +219,7 @@ def _import(
             f"input_shapes are for ONNX models, found {type(model).__name__}", hint="give example_inputs"
         )
     if "torch.Module" in kinds:
-        from distir_relax.frontends.torch import import_torch
+        from distir_relax.frontends.torch.importer import import_torch
 
         return import_torch(model, tuple(args), kwargs)
     if "tvm.IRModule" in kinds:

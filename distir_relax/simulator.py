@@ -1,4 +1,4 @@
-"""`dr.simulate`: whatever a user has, a bundle, a program's text, a function or an ONNX file, run on a machine's profile."""
+"""How long a program takes on a machine: `dr.simulate` of a bundle, a text, a function or an ONNX file."""
 
 from __future__ import annotations
 
@@ -7,18 +7,17 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from distir_relax.analysis.profile import Profile, load_profile
 from distir_relax.analysis.simulate import simulate_module
 from distir_relax.analysis.simulation import Simulation
-from distir_relax.analysis.types import infer_types
 from distir_relax.bundle import read_bundle
-from distir_relax.compiler import Plan, compile
-from distir_relax.errors import DistIRError, ImportModelError
-from distir_relax.ir import DeviceMesh, Module, parse, verify
-from distir_relax.lowering import as_ranks_run
-from distir_relax.ops import check
-from distir_relax.transforms.strategy import Strategy
-from distir_relax.user_function import call_function, find_function
+from distir_relax.compiler import Plan
+from distir_relax.cost.profile import Profile, load_profile
+from distir_relax.errors import DistIRError
+from distir_relax.given import Model, Program, Saved, call_target, read_target, what_is
+from distir_relax.ir import Module, parse
+from distir_relax.layout import DeviceMesh
+from distir_relax.pipeline import as_ranks_run
+from distir_relax.strategies.strategy import Strategy
 
 
 def simulate(
@@ -62,63 +61,41 @@ def load_module(
     None where nothing says it.
     """
     wanted = {name: value for name, value in given.items() if value is not None}
-    if isinstance(model, Plan):
-        return _without(wanted, as_ranks_run(model.modules["distributed"]), "a plan")
-    if isinstance(model, Module):
-        return _without(wanted, infer_types(model), "a module")
-    text = str(model)
-    if text.endswith(".onnx") or not isinstance(model, (str, Path)):
-        chosen = mesh or DeviceMesh((1,), ("device",))
-        plan = compile(model, input_shapes=input_shapes, shardings=shardings, mesh=chosen)
-        return _without(wanted, as_ranks_run(plan.modules["distributed"]), "an ONNX model")
-    path = Path(text)
-    if path.is_dir():
-        program = parse(read_bundle(path, verify_weights=False).stage("distributed"), str(path / "distir.txt"))
-        return _without(wanted, as_ranks_run(program), "a bundle")
-    if ".py:" in text:
-        return _from_function(text, wanted)
-    if not path.is_file():
-        raise ImportModelError(
-            "there is no such file", text, "give a bundle, a program's text, an .onnx file, or file.py:function"
+    if isinstance(model, (str, Path)) and ".py:" in str(model):
+        return _from_function(str(model), wanted)
+    if isinstance(model, (Plan, Module)):
+        found = what_is(model)
+    else:
+        found = read_target(model) if isinstance(model, (str, Path)) else Model(model)
+    if wanted.get("strategy") is not None:
+        raise DistIRError(
+            f"a strategy was given for {_NAMES[type(found)]}, which is distributed already",
+            hint="strategies are for functions that take one: file.py:function",
         )
-    try:
-        source = path.read_text()
-    except (OSError, UnicodeDecodeError) as error:
-        raise ImportModelError(f"not a program's text: {error}", text) from None
-    module = infer_types(parse(source, text))
-    # A person may have written it.
-    verify(module, check)
-    return _without(wanted, module, "a program's text")
+    if isinstance(found, Model):
+        chosen = mesh or DeviceMesh((1,), ("device",))
+        found = found.compile(input_shapes=input_shapes, shardings=shardings, mesh=chosen)
+    return _distributed(found), None
+
+
+_NAMES = {Plan: "a plan", Program: "a program's text", Saved: "a bundle", Model: "an ONNX model"}
 
 
 def _from_function(target: str, wanted: Mapping[str, Any]) -> tuple[Module, int | None]:
-    function = find_function(target)
     options = dict(wanted)
-    default = inspect.signature(function).parameters.get("global_batch")
-    samples = default.default if default is not None and isinstance(default.default, int) else None
     if "strategy" in options and not isinstance(options["strategy"], Strategy):
         options["strategy"] = Strategy.parse(str(options["strategy"]))
-    made = call_function(function, target, options, required=("strategy",))
-    if isinstance(made, Plan):
-        return as_ranks_run(made.modules["distributed"]), samples
-    if isinstance(made, tuple) and made and isinstance(made[0], Module):
-        return infer_types(made[0]), samples
-    if isinstance(made, Module):
-        return infer_types(made), samples
-    if isinstance(made, tuple) and len(made) in (2, 3):
-        kwargs = made[2] if len(made) == 3 else None
-        inputs = made[1] if isinstance(made[1], (tuple, list)) else (made[1],)
-        plan = compile(made[0], tuple(inputs), example_kwargs=kwargs)
-        return as_ranks_run(plan.modules["distributed"]), samples
-    raise ImportModelError(
-        f"expected a module, a Plan or a tuple (model, example_inputs), found {type(made).__name__}", target
-    )
+    found, function = call_target(target, options, required=("strategy",))
+    default = inspect.signature(function).parameters.get("global_batch")
+    samples = default.default if default is not None and isinstance(default.default, int) else None
+    return _distributed(found.compile() if isinstance(found, Model) else found), samples
 
 
-def _without(wanted: Mapping[str, Any], module: Module, what: str) -> tuple[Module, None]:
-    if wanted.get("strategy") is not None:
-        raise DistIRError(
-            f"a strategy was given for {what}, which is distributed already",
-            hint="strategies are for functions that take one: file.py:function",
-        )
-    return module, None
+def _distributed(given: Plan | Program | Saved) -> Module:
+    """The distributed program, as its ranks will run it; one that was given as such is simulated as it is."""
+    if isinstance(given, Program):
+        return given.module
+    if isinstance(given, Plan):
+        return as_ranks_run(given.modules["distributed"])
+    text = read_bundle(given.path, verify_weights=False).stage("distributed")
+    return as_ranks_run(parse(text, str(given.path / "distir.txt")))

@@ -41,13 +41,17 @@ def call_function(
     for name in required:
         if offered.get(name) is not None and name not in parameters:
             raise ImportModelError(
-                f"--{name.replace('_', '-')} {offered[name]} was given, but the function has no parameter {name}", target,
-                f"write def {function.__name__}({name}=...): ...")  # fmt: skip
+                f"--{name.replace('_', '-')} {offered[name]} was given, but the function has no parameter {name}",
+                target,
+                f"write def {function.__name__}({name}=...): ...",
+            )
     needed = [
-        name for name, parameter in parameters.items()
-        if parameter.default is parameter.empty and parameter.kind not in (parameter.VAR_POSITIONAL, parameter.VAR_KEYWORD)
+        name
+        for name, parameter in parameters.items()
+        if parameter.default is parameter.empty
+        and parameter.kind not in (parameter.VAR_POSITIONAL, parameter.VAR_KEYWORD)
         and name not in arguments
-    ]  # fmt: skip
+    ]
     if needed:
         hint = f"give --{needed[0].replace('_', '-')}" if needed[0] in offered else "give them default values"
         raise ImportModelError(f"the function needs {', '.join(needed)}", target, hint)

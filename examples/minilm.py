@@ -105,7 +105,7 @@ def main() -> int:
             with console.status(f"compiling for {ranks} ranks"):
                 plan = build(ranks)
                 plan.save(here / f"minilm-{ranks}.dist", backends=("torch",))
-            programs = len(plan.modules["ranked"].functions)
+            programs = len(set(plan.modules["ranked"].ranks))
             seconds = time.perf_counter() - start
             console.print(f"[bold]{ranks} ranks[/]: compiled in {seconds:.1f} s to {programs} distinct program(s)")
             command = [sys.executable, "-m", "distir_relax", "launch", "-n", str(ranks), f"minilm-{ranks}.dist"]

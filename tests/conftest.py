@@ -8,6 +8,8 @@ import pytest
 
 # As for ranks: the thread pools of two test processes on two cores would hold each other up.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
+# Every compilation of a test, in other processes too, verifies the program after each pass.
+os.environ["DISTIR_VERIFY"] = "1"
 
 
 @pytest.hookimpl(tryfirst=True)

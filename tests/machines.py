@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 
-from distir_relax.analysis.profile import Level, Matrix, Profile
+from distir_relax.cost.profile import Level, Matrix, Profile
 
 
 def machine(

@@ -5,7 +5,7 @@ from __future__ import annotations
 import random
 from collections.abc import Callable, Sequence
 
-from distir_relax.ir import DeviceMesh
+from distir_relax.layout import DeviceMesh
 
 
 def draw_placements(

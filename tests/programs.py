@@ -11,7 +11,8 @@ from dataclasses import dataclass, field
 
 import torch
 
-from distir_relax.ir import DeviceMesh, Module, TensorType, Value, print_module
+from distir_relax.ir import Module, TensorType, Value, print_module
+from distir_relax.layout import DeviceMesh
 from distir_relax.ops import Builder
 from tests.placements import draw_placements
 
@@ -50,7 +51,7 @@ class Generator:
             self.builder.location = f"program.py:{number + 1}"
             source = self.random.choice(values[-4:])
             step = self.random.choice(STEPS)
-            values += [v for v in step(self, source) if v.type.elements <= 4000]
+            values += [v for v in step(self, source) if v.tensor.elements <= 4000]
             if self.random.random() < 0.5:
                 value = self.random.choice(values)
                 # A stored tensor has one layout, so it is annotated once.
@@ -77,7 +78,7 @@ class Generator:
         return value
 
     def annotate(self, value: Value) -> Value:
-        shape = value.type.shape
+        shape = value.tensor.shape
         dims = [d for d, n in enumerate(shape) if n > 1]
         self.random.shuffle(dims)
         cut = self.cuts[0]
@@ -99,7 +100,7 @@ def _number(g: Generator, x: Value) -> list[Value]:
 
 
 def _binary(g: Generator, x: Value) -> list[Value]:
-    shape = tuple(1 if g.random.random() < 0.25 else n for n in x.type.shape)
+    shape = tuple(1 if g.random.random() < 0.25 else n for n in x.tensor.shape)
     other = g.fresh(shape[g.random.randrange(len(shape)) :] if shape else ())
     if g.random.random() < 0.2:
         other = x
@@ -109,22 +110,22 @@ def _binary(g: Generator, x: Value) -> list[Value]:
 
 
 def _matmul(g: Generator, x: Value) -> list[Value]:
-    if len(x.type.shape) < 2:
+    if len(x.tensor.shape) < 2:
         return []
-    return [g.builder.emit("matmul", x, g.fresh((x.type.shape[-1], g.size())))]
+    return [g.builder.emit("matmul", x, g.fresh((x.tensor.shape[-1], g.size())))]
 
 
 def _linear(g: Generator, x: Value) -> list[Value]:
-    if not x.type.shape:
+    if not x.tensor.shape:
         return []
-    y = g.builder.emit("linear", x, g.fresh((g.size(), x.type.shape[-1])))
+    y = g.builder.emit("linear", x, g.fresh((g.size(), x.tensor.shape[-1])))
     if g.random.random() < 0.5:
-        return [g.builder.emit("add", y, g.fresh((y.type.shape[-1],)))]
+        return [g.builder.emit("add", y, g.fresh((y.tensor.shape[-1],)))]
     return [y]
 
 
 def _reshape(g: Generator, x: Value) -> list[Value]:
-    shape = list(x.type.shape)
+    shape = list(x.tensor.shape)
     if len(shape) >= 2 and g.random.random() < 0.5:
         i = g.random.randrange(len(shape) - 1)
         shape[i : i + 2] = [shape[i] * shape[i + 1]]
@@ -139,41 +140,41 @@ def _reshape(g: Generator, x: Value) -> list[Value]:
 
 
 def _permute(g: Generator, x: Value) -> list[Value]:
-    axes = list(range(len(x.type.shape)))
+    axes = list(range(len(x.tensor.shape)))
     g.random.shuffle(axes)
     return [g.builder.emit("permute_dims", x, axes=tuple(axes))]
 
 
 def _split(g: Generator, x: Value) -> list[Value]:
-    dims = [i for i, n in enumerate(x.type.shape) if n > 1]
+    dims = [i for i, n in enumerate(x.tensor.shape) if n > 1]
     if not dims:
         return []
     axis = g.random.choice(dims)
-    n = x.type.shape[axis]
+    n = x.tensor.shape[axis]
     sizes = (n // 3,) * 3 if n % 3 == 0 else (n // 2, n - n // 2)
     return list(g.builder.emit("split", x, sizes=sizes, axis=axis))
 
 
 def _concat(g: Generator, x: Value) -> list[Value]:
-    if not x.type.shape:
+    if not x.tensor.shape:
         return []
-    axis = g.random.randrange(len(x.type.shape))
-    shape = list(x.type.shape)
+    axis = g.random.randrange(len(x.tensor.shape))
+    shape = list(x.tensor.shape)
     shape[axis] = g.size()
     return [g.builder.emit("concat", x, g.fresh(tuple(shape)), axis=axis)]
 
 
 def _slice(g: Generator, x: Value) -> list[Value]:
-    dims = [i for i, n in enumerate(x.type.shape) if n > 2]
+    dims = [i for i, n in enumerate(x.tensor.shape) if n > 2]
     if not dims:
         return []
     axis = g.random.choice(dims)
-    n = x.type.shape[axis]
+    n = x.tensor.shape[axis]
     return [g.builder.emit("strided_slice", x, axes=(axis,), begin=(1,), end=(n,), strides=(g.random.choice((1, 2)),))]
 
 
 def _reduce(g: Generator, x: Value) -> list[Value]:
-    rank = len(x.type.shape)
+    rank = len(x.tensor.shape)
     axes = tuple(sorted(g.random.sample(range(rank), g.random.randint(1, rank)))) if rank else ()
     if not axes:
         return []
@@ -182,32 +183,32 @@ def _reduce(g: Generator, x: Value) -> list[Value]:
 
 
 def _softmax(g: Generator, x: Value) -> list[Value]:
-    return [g.builder.emit("nn.softmax", x, axis=g.random.randrange(len(x.type.shape)))] if x.type.shape else []
+    return [g.builder.emit("nn.softmax", x, axis=g.random.randrange(len(x.tensor.shape)))] if x.tensor.shape else []
 
 
 def _norm(g: Generator, x: Value) -> list[Value]:
-    if not x.type.shape:
+    if not x.tensor.shape:
         return []
-    n = x.type.shape[-1]
-    axes = (len(x.type.shape) - 1,)
+    n = x.tensor.shape[-1]
+    axes = (len(x.tensor.shape) - 1,)
     return [g.builder.emit("nn.layer_norm", x, g.fresh((n,)), g.fresh((n,)), axes=axes, epsilon=1e-5)]
 
 
 def _take(g: Generator, x: Value) -> list[Value]:
-    if not x.type.shape:
+    if not x.tensor.shape:
         return []
-    axis = g.random.randrange(len(x.type.shape))
-    ids = g.fresh(tuple(g.size() for _ in range(g.random.randint(0, 2))), "int64", 0, x.type.shape[axis])
+    axis = g.random.randrange(len(x.tensor.shape))
+    ids = g.fresh(tuple(g.size() for _ in range(g.random.randint(0, 2))), "int64", 0, x.tensor.shape[axis])
     return [g.builder.emit("take", x, ids, axis=axis)]
 
 
 def _broadcast(g: Generator, x: Value) -> list[Value]:
-    shape = tuple(g.size() if n == 1 else n for n in x.type.shape)
+    shape = tuple(g.size() if n == 1 else n for n in x.tensor.shape)
     return [g.builder.emit("broadcast_to", x, shape=(2, *shape))]
 
 
 def _attention(g: Generator, x: Value) -> list[Value]:
-    shape = x.type.shape
+    shape = x.tensor.shape
     if len(shape) != 4:
         shape = (g.size(), g.size(), g.size(), g.size())
         x = g.fresh(shape)
@@ -223,18 +224,18 @@ def _attention(g: Generator, x: Value) -> list[Value]:
 
 def _head_split(g: Generator, x: Value) -> list[Value]:
     """A fused projection taken apart into heads, as GPT-2 does."""
-    if not x.type.shape:
+    if not x.tensor.shape:
         return []
     heads, width = g.random.choice((2, 3, 5)), g.random.choice((2, 3))
-    y = g.builder.emit("linear", x, g.fresh((3 * heads * width, x.type.shape[-1])))
-    parts = g.builder.emit("split", y, sizes=(heads * width,) * 3, axis=len(x.type.shape) - 1)
-    lead = x.type.shape[:-1]
+    y = g.builder.emit("linear", x, g.fresh((3 * heads * width, x.tensor.shape[-1])))
+    parts = g.builder.emit("split", y, sizes=(heads * width,) * 3, axis=len(x.tensor.shape) - 1)
+    lead = x.tensor.shape[:-1]
     return [g.builder.emit("reshape", part, shape=(*lead, heads, width)) for part in parts]
 
 
 def _window(g: Generator, x: Value) -> list[Value]:
     """A convolution or pooling over the last dims, with a bias or not."""
-    shape = x.type.shape
+    shape = x.tensor.shape
     if len(shape) not in (3, 4) or min(shape) < 1:
         shape = (g.size(), g.size(), g.size(), g.size())
         x = g.fresh(shape)

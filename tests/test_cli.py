@@ -135,7 +135,7 @@ def test_usage_errors() -> None:
         ("raising.py:build", "raising.py:2: raised ZeroDivisionError when it was called: division by zero"),
         ("importing.py:build", "importing.py:1: raised ModuleNotFoundError when it was imported"),
         ("model.py:needs", "the function needs width"),
-        ("model.py:text", "expected a Plan or a tuple (model, example_inputs), found str"),
+        ("model.py:text", "expected a Plan, a program, or a tuple (model, example_inputs), found str"),
     ],
 )
 def test_compile_targets_that_are_none(tmp_path: Path, target: str, message: str) -> None:

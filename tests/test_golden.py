@@ -1,4 +1,7 @@
-"""One golden text per pass, on the RFC's example. ``UPDATE_GOLDEN=1 pytest tests/test_golden.py`` writes them anew."""
+"""One golden text per pass, on the RFC's example and on blocks that are a function.
+
+``UPDATE_GOLDEN=1 pytest tests/test_golden.py`` writes them anew.
+"""
 
 from __future__ import annotations
 
@@ -7,29 +10,33 @@ from pathlib import Path
 
 import pytest
 
-from distir_relax.ir import DeviceMesh, Module, parse, print_module, verify
-from distir_relax.lowering import FuseLocal, Project, ToDistIR
-from distir_relax.lowering.to_torch import to_torch
-from distir_relax.ops import check
-from distir_relax.sharding import DelayReductions, Propagate
+from distir_relax.ir import Module, Pass, parse, print_module
+from distir_relax.layout import DeviceMesh
+from distir_relax.lowering.emit.torch import to_torch
+from distir_relax.pipeline import Observer, Verify, compile_passes, run_passes
+from tests.blocks import blocks_module
 from tests.rfc import rfc_module
 
 GOLDEN = Path(__file__).parent / "golden"
 
 
-def stages(tail: str) -> dict[str, Module]:
-    """Each stage of the RFC's example on two ranks, in the order of the pipeline."""
-    propagated = Propagate(DeviceMesh((2,), ("tp",))).run(rfc_module()).module
-    delayed = DelayReductions().run(propagated)
-    distributed = ToDistIR(tail).run(delayed)
-    ranked = Project().run(distributed)
-    return {
-        "propagated": propagated,
-        "delayed": delayed,
-        f"distributed_{tail}": distributed,
-        f"ranked_{tail}": ranked,
-        f"fused_{tail}": FuseLocal().run(ranked),
-    }
+def stages(tail: str, module: Module) -> dict[str, Module]:
+    """An example on two ranks after each pass, by the name of its golden text."""
+    names = ("propagated", "delayed", f"distributed_{tail}", f"ranked_{tail}", f"fused_{tail}")
+    kept = Kept()
+    run_passes(module, compile_passes(DeviceMesh((2,), ("tp",)), tail), [kept, Verify()])
+    return dict(zip(names, kept.modules, strict=True))
+
+
+class Kept(Observer):
+    """The program after each pass."""
+
+    def __init__(self) -> None:
+        self.modules: list[Module] = []
+
+    def end(self, number: int, step: Pass | None, module: Module, seconds: float) -> None:
+        if step is not None:
+            self.modules.append(module)
 
 
 def compare(name: str, text: str) -> None:
@@ -39,17 +46,25 @@ def compare(name: str, text: str) -> None:
     assert text == path.read_text(encoding="utf-8")
 
 
+EXAMPLES = {"rfc": rfc_module, "blocks": blocks_module}
+
+
 @pytest.mark.parametrize("tail", ["ragged", "pad"])
-def test_stages(tail: str) -> None:
-    for name, module in stages(tail).items():
-        verify(module, check)
+@pytest.mark.parametrize("example", EXAMPLES)
+def test_stages(example: str, tail: str) -> None:
+    for name, module in stages(tail, EXAMPLES[example]()).items():
         text = print_module(module)
         assert parse(text) == module
-        compare(f"rfc_{name}.txt", text)
+        compare(f"{example}_{name}.txt", text)
 
 
 @pytest.mark.parametrize("tail", ["ragged", "pad"])
-def test_torch_programs(tail: str) -> None:
-    for program, text in to_torch(stages(tail)[f"fused_{tail}"], "rfc").items():
+@pytest.mark.parametrize("example", EXAMPLES)
+def test_torch_programs(example: str, tail: str) -> None:
+    for program, text in to_torch(stages(tail, EXAMPLES[example]())[f"fused_{tail}"], example).items():
         compile(text, program, "exec")
-        compare(f"rfc_{tail}_{program}.py.txt", text)
+        compare(f"{example}_{tail}_{program}.py.txt", text)
+
+
+def test_blocks_become_a_function() -> None:
+    compare("blocks_outlined.txt", print_module(blocks_module()))

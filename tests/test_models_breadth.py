@@ -16,8 +16,8 @@ import torch
 import transformers
 
 import distir_relax as dr
-from distir_relax.ir import verify
-from distir_relax.ops import check, lookup
+from distir_relax.ir import inline, verify
+from distir_relax.ops import Trait, check, lookup
 from tests.vision import convnext, mobilenet_v2, resnet50, vit
 
 transformers.logging.set_verbosity_error()
@@ -121,7 +121,7 @@ def test_pictures_are_split_from_the_first_layer_to_the_last(make: Callable[[], 
     for ranks, tail in ((2, "ragged"), (3, "pad"), (5, "ragged"), (5, "pad")):
         plan = compile_checked((model, call, shardings), ranks, tail)
         torch.testing.assert_close(plan(**call).logits, expected, atol=1e-4, rtol=1e-4)
-        names = [op.name for op in plan.modules["distributed"].main.ops if lookup(op.name).communicates]
+        names = [op.name for op in plan.modules["distributed"].main.ops if Trait.COMMUNICATES in lookup(op.name).traits]
         assert set(names) == {"send", "all_reduce"}
         assert names.count("all_reduce") == 1
 
@@ -130,8 +130,8 @@ def test_a_mixture_cut_by_width_is_reduced_twice_a_layer() -> None:
     """Once behind the attention, once behind the experts: the rows sorted by expert are never gathered."""
     torch.manual_seed(0)
     plan = compile_checked(mixtral_by_width(), 3)
-    ops = plan.modules["distributed"].main.ops
-    assert [op.name for op in ops if lookup(op.name).communicates] == ["all_reduce"] * 4
+    ops = inline(plan.modules["distributed"]).main.ops
+    assert [op.name for op in ops if Trait.COMMUNICATES in lookup(op.name).traits] == ["all_reduce"] * 4
 
 
 def test_the_25_heads_of_gpt2_xl_on_any_number_of_ranks() -> None:

@@ -11,8 +11,8 @@ import torch
 from distir_relax.analysis.reference import execute_program
 from distir_relax.analysis.simulate import simulate_module
 from distir_relax.analysis.types import infer_types
+from distir_relax.compiler import program_bundle
 from distir_relax.ir import Module, inline, parse, print_module, verify
-from distir_relax.lowering.to_bundle import program_bundle
 from distir_relax.ops import check
 from distir_relax.runtime.session import Session
 from tests.machines import link, machine

@@ -4,18 +4,18 @@ from __future__ import annotations
 
 import random
 import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager
 
 import pytest
-import torch
 from hypothesis import HealthCheck, assume, find, given, settings
 from hypothesis import strategies as st
 
-from distir_relax.analysis import execute, interpret
 from distir_relax.errors import PlacementError
-from distir_relax.ir import DeviceMesh, Module, parse, print_module, verify
-from distir_relax.lowering import FuseLocal, Project, ToDistIR
-from distir_relax.ops import check
-from distir_relax.sharding import DelayReductions, Propagate
+from distir_relax.ir import Module
+from distir_relax.layout import DeviceMesh
+from distir_relax.sharding import Propagate
+from tests.compiled import check_results, compiled
 from tests.programs import Generator, Program
 
 MESHES = {
@@ -75,29 +75,25 @@ def test_a_program_that_is_found_shrinks() -> None:
 
 def check_program(program: Program, tail: str) -> None:
     """Every stage verifies and round-trips, and the schedule computes what the model does."""
-    verify(program.module, check)
-    expected = interpret(program.module.main, program.tensors)
-    propagated = propagate(program)
-    sharded = DelayReductions().run(propagated)
-    distributed = ToDistIR(tail).run(sharded)
-    ranked = FuseLocal().run(Project().run(distributed))
-    for module in (propagated, sharded, distributed, ranked):
-        verify(module, check)
-        assert parse(print_module(module)) == module
-    found = execute(sharded, distributed, program.tensors)
-    for key, value in expected.items():
-        assert found[key].shape == value.shape
-        torch.testing.assert_close(found[key], value, rtol=1e-9, atol=1e-9)
+    with drawn_anew():
+        stages = compiled(program.module, tail)
+    check_results(stages, program.tensors)
 
 
 def propagate(program: Program) -> Module:
-    """The sharded module. A program whose annotation gives sizes that tear a unit apart is none."""
+    """The sharded module."""
+    with drawn_anew():
+        return Propagate().run(program.module)
+
+
+@contextmanager
+def drawn_anew() -> Iterator[None]:
+    """A program whose annotation gives sizes that tear a unit apart is none: another is drawn."""
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
-            return Propagate().run(program.module).module
+            yield
     except PlacementError as error:
         if "tear apart" not in error.message:
             raise
         assume(False)
-        raise

@@ -14,6 +14,7 @@ from distir_relax.cli import app
 from distir_relax.errors import DistIRError
 from distir_relax.report import diff, explain
 from distir_relax.runtime.session import Session
+from tests.blocks import blocks_bundle
 
 MESH = dr.DeviceMesh((2,), ("tp",))
 
@@ -55,12 +56,12 @@ def test_what_is_sent_and_what_another_layout_would_send() -> None:
 
 
 def test_the_bytes_sent_are_those_that_a_rank_counts() -> None:
-    from distir_relax.sharding import traffic
+    from distir_relax.sharding import redistributions
 
     plan = compiled("up.weight")
     session = Session(plan.bundle(("torch",)), "torch")
     session({"x": torch.randn(4, 6)})
-    expected = sum(moved.bytes for moved in traffic(plan.modules["sharded"]))
+    expected = sum(moved.bytes for moved in redistributions(plan.modules["sharded"]))
     assert [sum(comm.traffic.bytes.values()) for comm in session.communicators] == [expected, expected]
 
 
@@ -108,3 +109,25 @@ def test_the_commands(tmp_path: Path) -> None:
     assert "may be split; the result is I[sum]" in said.stdout
     said = runner.invoke(app, ["rules"])
     assert "... m k, ... k n -> ... m n" in said.stdout
+
+
+def test_a_value_of_a_function_is_explained_as_in_its_first_call() -> None:
+    bundle, _ = blocks_bundle(3)
+    said = explain(bundle, "%gelu").splitlines()
+    assert said == explain(bundle, "@feed_forward.gelu").splitlines()
+    assert said[0] == '%gelu of @feed_forward: R.DTensor((5, 127), "float32", "mesh[0]", "S[1: 43|42|42]")'
+    assert said[1:5] == [
+        "  %gelu is split as %matmul is, through nn.gelu dim -1",
+        "  %matmul is split as %up is, through matmul n",
+        "  %up is split from the annotation at blocks.0, model.py:7",
+        "nothing is sent to make it or to bring it where it is used",
+    ]
+    assert "all_reduce along tp, 3 times  # model.py:8" in explain(bundle, "%matmul_1")
+
+
+def test_bundles_with_functions_are_compared() -> None:
+    split, whole = (blocks_bundle(3, placement=placement)[0] for placement in ("S[1]", "R"))
+    lines = diff(split, whole).splitlines()
+    assert "@feed_forward.gelu: S[1: 43|42|42] -> R" in lines
+    assert "all_reduce along tp: 3 -> 0" in lines
+    assert "%blocks.1.up: S[1: 43|42|42] -> R" in lines

@@ -12,7 +12,7 @@ from onnx.reference import ReferenceEvaluator
 
 import distir_relax as dr
 from distir_relax.ir import verify
-from distir_relax.ops import check, lookup
+from distir_relax.ops import Trait, check, lookup
 
 SCALES = [1.0, 1.0, 0.6, 1.7]
 FORMS: list[dict[str, Any]] = [
@@ -46,5 +46,7 @@ def test_it_gives_what_the_standard_gives(form: dict[str, Any]) -> None:
                 verify(module, check)
             found = plan(torch.from_numpy(x))
             torch.testing.assert_close(found, torch.from_numpy(expected), atol=1e-5, rtol=1e-5)
-            names |= {op.name for op in plan.modules["distributed"].main.ops if lookup(op.name).communicates}
+            names |= {
+                op.name for op in plan.modules["distributed"].main.ops if Trait.COMMUNICATES in lookup(op.name).traits
+            }
     assert names == {"send"}

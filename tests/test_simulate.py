@@ -18,7 +18,7 @@ from distir_relax.cli import app
 from distir_relax.errors import DistIRError, ImportModelError, ParseError, ProfileError, VerificationError
 from distir_relax.ir import CALL, inline
 from distir_relax.lowering import FuseLocal
-from distir_relax.transforms import mlp_training
+from distir_relax.strategies import mlp_training
 
 sys.path.insert(0, str(Path(__file__).parent / "runtime"))
 
@@ -30,7 +30,7 @@ MODELS = """
 import torch
 
 import distir_relax as dr
-from distir_relax.transforms import mlp_training
+from distir_relax.strategies import mlp_training
 
 
 def program(strategy=dr.Strategy(1, 1, 1, 1), global_batch=24):
@@ -198,7 +198,7 @@ def test_errors_say_what_to_do(folder: Path, tmp_path: Path) -> None:
     fails(DistIRError, "a strategy was given for an ONNX model", folder / "model.onnx", strategy="1/1/1/1")
     fails(DistIRError, "expected a strategy D/T/P/K", f"{folder}/models.py:program", strategy="2/2")
     fails(ImportModelError, "the function has no parameter strategy", f"{folder}/models.py:plan", strategy="1/1/1/1")
-    fails(ImportModelError, "expected a module, a Plan or a tuple", f"{folder}/models.py:number")
+    fails(ImportModelError, "expected a Plan, a program, or a tuple", f"{folder}/models.py:number")
     fails(ImportModelError, "raised ZeroDivisionError when it was called", f"{folder}/models.py:raises")
     many = {"strategy": "3/2/3/2", "global_batch": 24}
     fails(

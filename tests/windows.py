@@ -4,19 +4,20 @@ from __future__ import annotations
 
 import math
 import random
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 
-from distir_relax.analysis import execute, interpret
-from distir_relax.ir import DeviceMesh, Module, TensorType, verify
-from distir_relax.lowering import Project, ToDistIR
-from distir_relax.ops import Builder, check
-from distir_relax.ops.resample import sampling_attrs
-from distir_relax.ops.resize_onnx import PLACES
-from distir_relax.runtime.sampling import CROP, Resizing
-from distir_relax.sharding import DelayReductions, Propagate
+from distir_relax.ir import Input, Module, TensorType
+from distir_relax.kernels.sampling import CROP, Resizing
+from distir_relax.layout import DeviceMesh
+from distir_relax.ops import Builder
+from distir_relax.ops.spatial.onnx_resize import PLACES
+from distir_relax.ops.spatial.resample import sampling_attrs
+from distir_relax.pipeline import Verify
+from tests.compiled import check_results, compiled
 from tests.placements import draw_placements
 
 MESHES = (*(DeviceMesh((n,), ("x",)) for n in (2, 3, 4, 5, 6, 7)), DeviceMesh((2, 3), ("x", "y")), DeviceMesh((3, 2)))
@@ -45,13 +46,7 @@ def case(number: int) -> Case:
 def check_case(number: int, tail: str) -> None:
     """Fail unless the sharded program computes what the op does, to 1e-9 in float64."""
     found = case(number)
-    sharded = DelayReductions().run(Propagate().run(found.module).module)
-    distributed = ToDistIR(tail).run(sharded)
-    for module in (found.module, sharded, distributed, Project().run(distributed)):
-        verify(module, check)
-    expected = interpret(found.module.main, found.tensors)["y"]
-    result = execute(sharded, distributed, found.tensors)["y"]
-    torch.testing.assert_close(result, expected, rtol=1e-9, atol=1e-9, msg=lambda m: f"case {number} {found.text}: {m}")
+    check_results(compiled(found.module, tail, observers=[Verify()]), found.tensors, f"case {number} {found.text}:")
 
 
 def _attempt(number: int) -> Case | None:
@@ -95,29 +90,32 @@ def _attempt(number: int) -> Case | None:
     annotated, sized = {v.name: v for v in operands}, False
     for value in draw.sample(list(annotated.values()), draw.randint(1, len(operands))):
         builder.location = f"windows.py:{value.name}"
-        placements = _placements(draw, value.type.shape, mesh, value.name == "x")
+        placements = _placements(draw, value.tensor.shape, mesh, value.name == "x")
         sized = sized or ":" in placements
         annotated[value.name] = builder.emit("annotate_sharding", value, placements=placements)
     try:
         y = builder.emit(name, *annotated.values(), **attrs)
     except Exception:
         return None
-    if y.type.elements == 0:
+    if y.tensor.elements == 0:
         return None
     if draw.random() < 0.4:
         # Where the window is none, the dims are one and have one cut.
-        placements = _placements(draw, y.type.shape, mesh, True, not sized)
+        placements = _placements(draw, y.tensor.shape, mesh, True, not sized)
         y = builder.emit("annotate_sharding", y, placements=placements)
-    generator = torch.Generator().manual_seed(number)
-    tensors = {
-        i.value.name: torch.randn(i.value.type.shape, generator=generator, dtype=torch.float64) for i in builder.inputs
-    }
-    if "places" in name:
-        # Windows with several largest elements.
-        tensors = {key: data.round() for key, data in tensors.items()}
+    tensors = _data(builder.inputs, number, "places" in name)
     function = builder.function("main", [("y", y)])
-    text = f"{name} {attrs} of {[v.type.shape for v in operands]} on {mesh.shape}"
+    text = f"{name} {attrs} of {[v.tensor.shape for v in operands]} on {mesh.shape}"
     return Case(Module("global", (function,), (mesh,)), tensors, text)
+
+
+def _data(inputs: Iterable[Input], seed: int, rounded: bool) -> dict[str, torch.Tensor]:
+    """Random data; rounded, there are windows with several largest elements."""
+    generator = torch.Generator().manual_seed(seed)
+    tensors = {
+        i.value.name: torch.randn(i.value.tensor.shape, generator=generator, dtype=torch.float64) for i in inputs
+    }
+    return {name: data.round() for name, data in tensors.items()} if rounded else tensors
 
 
 def sampled(

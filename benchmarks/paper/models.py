@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from distir_relax import Strategy
 from distir_relax.ir import Module
-from distir_relax.transforms import mlp_training
+from distir_relax.strategies import mlp_training
 
 ONE_DEVICE = Strategy()
 

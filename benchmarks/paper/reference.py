@@ -27,9 +27,9 @@ from pathlib import Path
 from typing import Any
 
 from distir_relax import Strategy
-from distir_relax.analysis.profile import Level, Line, Matrix, Profile
 from distir_relax.analysis.simulate import simulate_module
-from distir_relax.transforms import mlp_training
+from distir_relax.cost.profile import Level, Line, Matrix, Profile
+from distir_relax.strategies import mlp_training
 
 FLOPS, LINK = 9.7e13, 1.25e10
 SLOPE, START = 2.0e-11, 6.0e-5
@@ -131,7 +131,8 @@ def main() -> None:
         theirs_rate = found.ops / found.seconds
         print(f"    reference {found.ops:,} device-ops in {found.seconds:.1f} s, {theirs_rate:,.0f} a second")
         print(
-            f"    {rate / theirs_rate:.0f} times as many device-ops a second, {found.seconds / seconds:.0f} times as fast"
+            f"    {rate / theirs_rate:.0f} times as many device-ops a second, "
+            f"{found.seconds / seconds:.0f} times as fast"
         )
     small, large = (statistics.median(timed(ours, case).seconds for _ in range(options.repeat)) for case in SCALING)
     print(f"  16 devices {small:.3f} s, 4,096 devices {large:.3f} s: {large / small:.2f} times as long")

@@ -15,10 +15,11 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from distir_relax.analysis.profile import Profile
+from distir_relax.cost.profile import Profile
 from distir_relax.errors import VerificationError
-from distir_relax.ir import DeviceMesh, Function, Module, PerRank, PlacedType
-from distir_relax.ops import lookup
+from distir_relax.ir import Function, Module, PerRank, PlacedType
+from distir_relax.layout import DeviceMesh
+from distir_relax.ops import Trait, lookup
 
 Devices = tuple[int, ...]
 Array = npt.NDArray[Any]
@@ -98,11 +99,11 @@ class DeviceClasses:
                     visit(self.module.function(op.callee), self.mapped(inner, onto))
                     continue
                 entry = lookup(op.name, op.location)
-                if not entry.communicates and entry.role != "transfer":
+                if Trait.COMMUNICATES not in entry.traits:
                     continue
-                target = self.mapped(_devices(op.results[0].type), onto)
-                if entry.role == "transfer":
-                    source = self.mapped(_devices(op.operands[0].type), onto)
+                target = self.mapped(op.results[0].placed.devices, onto)
+                if Trait.TRANSFER in entry.traits:
+                    source = self.mapped(op.operands[0].placed.devices, onto)
                     facts.transfers[id(source), id(target)] = (source, target)
                 else:
                     facts.collectives[str(op.attrs["axis"]), id(target)] = target
@@ -205,17 +206,7 @@ def _numbered(rows: Array) -> Array:
 
 def _types(function: Function) -> Iterator[PlacedType]:
     for item in function.inputs:
-        yield _placed(item.value.type)
+        yield item.value.placed
     for op in function.ops:
         for value in op.results:
-            yield _placed(value.type)
-
-
-def _placed(kind: object) -> PlacedType:
-    if not isinstance(kind, PlacedType):
-        raise VerificationError(f"expected a program of the distributed stage with all its types, found {kind}")
-    return kind
-
-
-def _devices(kind: object) -> Devices:
-    return _placed(kind).devices
+            yield value.placed

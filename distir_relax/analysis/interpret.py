@@ -9,18 +9,20 @@ from distir_relax.analysis.interpreter import Domain, Interpreter
 from distir_relax.errors import RunError
 from distir_relax.ir import Function, Module, Op
 from distir_relax.ops import evaluate
-from distir_relax.ops.dispatch import type_of
+from distir_relax.ops.table.dispatch import type_of
 
 if TYPE_CHECKING:
     import torch
 
 
-def interpret(function: Function, inputs: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
-    """The outputs of `function` by output name.
+def interpret(program: Function | Module, inputs: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+    """The outputs of a function, or of the entry function of a module, by output name.
 
     `inputs` holds a tensor for each of the function's inputs, parameters and constants included, by value name.
     Raises `RunError` when one is missing or is not of the declared shape and dtype.
     """
+    module = program if isinstance(program, Module) else Module("global", (program,))
+    function = module.main
     tensors = []
     for item in function.inputs:
         name = item.value.name
@@ -30,7 +32,7 @@ def interpret(function: Function, inputs: Mapping[str, torch.Tensor]) -> dict[st
         if found != item.value.type:
             raise RunError(f"expected {item.value.type} for {item.role} {name!r}, found {found}")
         tensors.append(inputs[name])
-    results = Interpreter(Module("global", (function,)), _Tensors()).run(tensors)
+    results = Interpreter(module, _Tensors()).run(tensors)
     return {output.name: tensor for output, tensor in zip(function.outputs, results, strict=True)}
 
 

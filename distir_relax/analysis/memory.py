@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from distir_relax.ir import Function, Module
-from distir_relax.ops import lookup
+from distir_relax.ops import Trait, lookup
 
 CATEGORIES = ("weights", "activations", "gradients", "optimizer state", "workspace")
 """What live memory is told apart into. Workspace is what an op needs only while it runs."""
@@ -39,8 +39,8 @@ class Gradients:
                 found.update(v.name for v, wanted in zip(op.operands, inputs, strict=True) if wanted)
                 continue
             entry = lookup(op.name, op.location)
-            if entry.cost.gradient is not None:
-                found.add(op.operands[entry.cost.gradient].name)
+            if entry.cost.weight_gradient is not None:
+                found.add(op.operands[entry.cost.weight_gradient].name)
             elif any(v.name in found for v in op.results) and _passes(op.name, op.location):
                 found.update(v.name for v in op.operands)
         values = frozenset(found)
@@ -51,4 +51,8 @@ class Gradients:
 def _passes(name: str, location: str) -> bool:
     """Whether an op whose result is a gradient got it from gradients: it moves them, or adds them up."""
     entry = lookup(name, location)
-    return entry.communicates or entry.cost.view or (entry.pointwise and bool(entry.linear))
+    return (
+        Trait.COMMUNICATES in entry.traits
+        or Trait.VIEW in entry.traits
+        or (Trait.POINTWISE in entry.traits and bool(entry.semantics.linear))
+    )

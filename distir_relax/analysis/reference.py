@@ -12,13 +12,12 @@ from typing import TYPE_CHECKING
 
 from distir_relax.analysis.classes import groups_along, mesh_with
 from distir_relax.analysis.interpreter import Domain, Interpreter
-from distir_relax.analysis.layout import assemble, scatter
+from distir_relax.analysis.scatter import assemble, scatter
 from distir_relax.errors import RunError, VerificationError
 from distir_relax.ir import DTensorType, Function, Module, Op, PlacedType, Value, on_devices
-from distir_relax.ops import evaluate, lookup
-from distir_relax.ops.check import local_attrs
-from distir_relax.ops.dispatch import type_of
-from distir_relax.ops.placed import placed
+from distir_relax.ops import Trait, evaluate, lookup
+from distir_relax.ops.table.check import local_attrs
+from distir_relax.ops.table.dispatch import type_of
 
 if TYPE_CHECKING:
     import torch
@@ -33,8 +32,8 @@ def execute(sharded: Module, distributed: Module, inputs: Mapping[str, torch.Ten
     `sharded` says how inputs and outputs lie. Raises `VerificationError` when a device computes a tensor of another
     type than the program says, and ValueError when devices that hold the same part of an output disagree.
     """
-    into = {item.value.name: _layout(item.value.type) for item in sharded.main.inputs}
-    out = {outer.name: _layout(outer.value.type) for outer in sharded.main.outputs}
+    into = {item.value.name: item.value.dtensor for item in sharded.main.inputs}
+    out = {outer.name: outer.value.dtensor for outer in sharded.main.outputs}
     return _execute(distributed, inputs, into, out)
 
 
@@ -43,8 +42,8 @@ def execute_program(distributed: Module, inputs: Mapping[str, torch.Tensor]) -> 
 
     What has no layout is taken, and given, as it is on the first of its devices.
     """
-    into = {item.value.name: item.layout or _whole(item.value) for item in distributed.main.inputs}
-    out = {outer.name: outer.layout or _whole(outer.value) for outer in distributed.main.outputs}
+    into = {item.value.name: item.layout or item.value.placed for item in distributed.main.inputs}
+    out = {outer.name: outer.layout or outer.value.placed for outer in distributed.main.outputs}
     return _execute(distributed, inputs, into, out)
 
 
@@ -83,15 +82,6 @@ def _execute(
     return outputs
 
 
-def _layout(kind: object) -> DTensorType:
-    assert isinstance(kind, DTensorType)
-    return kind
-
-
-def _whole(value: Value) -> PlacedType:
-    return placed(value)
-
-
 Row = tuple["torch.Tensor", ...]
 
 
@@ -105,11 +95,11 @@ class _Devices(Domain[Held]):
     def apply(self, op: Op, operands: Sequence[Held]) -> Sequence[Held]:
         kinds = [self._kind(v) for v in op.results]
         entry = lookup(op.name, op.location)
-        if entry.role == "transfer":
+        if Trait.TRANSFER in entry.traits:
             source = self._kind(op.operands[0])
             pairs = zip(source.devices, kinds[0].devices, strict=True)
             rows: dict[int, Row] = {b: (operands[0][a],) for a, b in pairs}
-        elif entry.on_communicator:
+        elif Trait.ON_COMMUNICATOR in entry.traits:
             rows = self._together(op, operands, kinds[0].devices)
         else:
             rows = _apart(op, operands, kinds[0].devices)
@@ -135,10 +125,10 @@ class _Devices(Domain[Held]):
 
     def _kind(self, value: Value) -> PlacedType:
         onto = self.onto[-1]
-        return placed(value) if onto is None else on_devices(placed(value), onto)
+        return value.placed if onto is None else on_devices(value.placed, onto)
 
     def _together(self, op: Op, operands: Sequence[Held], devices: tuple[int, ...]) -> dict[int, Row]:
-        together = lookup(op.name).together
+        together = lookup(op.name).semantics.together
         assert together is not None
         axis = str(op.attrs["axis"])
         rows: dict[int, Row] = {}

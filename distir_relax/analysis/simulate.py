@@ -13,9 +13,9 @@ from dataclasses import dataclass, field, replace
 from distir_relax.analysis.classes import DeviceClasses, Devices
 from distir_relax.analysis.interpreter import Domain, Interpreter
 from distir_relax.analysis.memory import ACTIVATIONS, CATEGORIES, GRADIENTS, OF_ROLE, WEIGHTS, WORKSPACE, Gradients
-from distir_relax.analysis.profile import Profile
 from distir_relax.analysis.simulation import Called, Change, Event, Peak, Simulation
 from distir_relax.analysis.work import Bytes, Planner, Work
+from distir_relax.cost.profile import Profile
 from distir_relax.errors import ProfileError, VerificationError
 from distir_relax.ir import Function, Module, Op, Value
 from distir_relax.ops import lookup
@@ -144,7 +144,7 @@ class _Simulator(Domain[Handle]):
         names = {str(op.attrs["stream"]) for f in self.module.functions for op in f.ops if "stream" in op.attrs}
         numbers = {name: i + 1 for i, name in enumerate(sorted(names))}
         self.streams = len(numbers) + 1
-        changes = any(lookup(op.name, op.location).cost.in_place for f in self.module.functions for op in f.ops)
+        changes = any(lookup(op.name, op.location).code.in_place for f in self.module.functions for op in f.ops)
         self.planner = Planner(self.profile, self.classes, numbers, not changes)
         held = [0] * self.classes.count
         for item in self.module.main.inputs:

@@ -10,8 +10,8 @@ import numpy as np
 import numpy.typing as npt
 
 from distir_relax.analysis.memory import CATEGORIES
-from distir_relax.analysis.profile import Profile
 from distir_relax.analysis.work import COMMUNICATION, COMPUTE, FEMTOSECONDS
+from distir_relax.cost.profile import Profile
 from distir_relax.ir import Module, Op
 
 MemoryCurve = list[tuple[float, tuple[int, ...]]]

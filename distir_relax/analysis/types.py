@@ -24,9 +24,9 @@ from distir_relax.ir import (
     on_devices,
     print_devices,
 )
-from distir_relax.ops import lookup
-from distir_relax.ops.dispatch import dispatch, type_of
-from distir_relax.ops.placed import differs, infer_placed, result_devices
+from distir_relax.ops import Trait, lookup
+from distir_relax.ops.table.dispatch import dispatch, type_of
+from distir_relax.ops.table.placed import differs, infer_placed, result_devices
 
 if TYPE_CHECKING:
     import torch
@@ -88,8 +88,7 @@ def _given(value: Value, given: torch.Tensor | PlacedType | None) -> Known:
     if given is not None and not isinstance(given, PlacedType):
         assert isinstance(kind, (PlacedType, Untyped))
         return Number(given, kind.devices or (0,))
-    assert isinstance(kind, PlacedType)
-    return kind
+    return kind if isinstance(kind, PlacedType) else value.placed
 
 
 @dataclass
@@ -147,7 +146,7 @@ class _Types(Domain[Known]):
             self.written[key] = self.function(callee, inside, lambda: found.extend(run(inside)))
         function = self.written[key]
         if not found:
-            found = [_type_of(o.value) for o in function.outputs]
+            found = [o.value.placed for o in function.outputs]
         results = [_moved(x, devices) for x in found]
         self._write(replace(op, attrs={**op.attrs, "callee": function.name}), results)
         return results
@@ -159,13 +158,17 @@ class _Types(Domain[Known]):
         entry = lookup(op.name, op.location)
         if not devices:
             devices = result_devices(op.name, kinds, op.location)
-        elif entry.role != "transfer":
+        elif Trait.TRANSFER not in entry.traits:
             _check_together(op, kinds, devices)
         # Where devices differ in sizes or attributes, nothing is one number on all of them.
-        alone = entry.on_communicator and entry.role != "transfer"
-        if not alone and not differs(kinds, op.attrs) and (not operands or entry.mixed or _any_number(operands)):
+        alone = Trait.ON_COMMUNICATOR in entry.traits and Trait.TRANSFER not in entry.traits
+        if (
+            not alone
+            and not differs(kinds, op.attrs)
+            and (not operands or entry.semantics.mixed or _any_number(operands))
+        ):
             known = [x.value if isinstance(x, Number) else x.local(0) for x in operands]
-            if entry.role == "transfer":
+            if Trait.TRANSFER in entry.traits:
                 return tuple(_placed(x, devices) for x in known)
             return tuple(_placed(x, devices) for x in dispatch(op, known))
         return infer_placed(op.name, kinds, op.attrs, devices, op.location)
@@ -211,11 +214,6 @@ def _type(element: Known) -> PlacedType:
     return element.type if isinstance(element, Number) else element
 
 
-def _type_of(value: Value) -> PlacedType:
-    assert isinstance(value.type, PlacedType)
-    return value.type
-
-
 def _placed(known: TensorType | torch.Tensor, devices: tuple[int, ...]) -> Known:
     if isinstance(known, TensorType):
         return PlacedType(known.shape, known.dtype, devices)
@@ -231,7 +229,7 @@ def _renumbered(element: Known, devices: tuple[int, ...], op: Op) -> Known:
         place = {device: i for i, device in enumerate(devices)}
         if any(device not in place for device in outside):
             raise VerificationError(
-                f"@{op.attrs['callee']} is called on {print_devices(devices)} with an operand on {print_devices(outside)}",
+                f"@{op.callee} is called on {print_devices(devices)} with an operand on {print_devices(outside)}",
                 op.location,
             )
         inside = tuple(place[device] for device in outside)

@@ -8,18 +8,20 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from distir_relax.analysis.classes import DeviceClasses, Devices
-from distir_relax.analysis.cost import op_seconds
-from distir_relax.analysis.network import seconds_of
-from distir_relax.analysis.profile import Profile
-from distir_relax.errors import VerificationError
+from distir_relax.cost.network import seconds_of
+from distir_relax.cost.profile import Profile
+from distir_relax.cost.roofline import op_seconds
 from distir_relax.ir import Op, PlacedType, TensorType, Value
-from distir_relax.ops import OpDef, lookup
-from distir_relax.ops.check import local_attrs
+from distir_relax.ops import OpDef, Trait, lookup
+from distir_relax.ops.table.check import local_attrs
 
 FEMTOSECONDS = 1e15
 """Time is counted in whole femtoseconds, so that equal states are recognised."""
 
 COMPUTE, COMMUNICATION = 0, 1
+
+# Ops that keep no device busy.
+_IDLE = frozenset({Trait.VIEW, Trait.SCALAR})
 
 Bytes = tuple[tuple[int, int], ...]
 """Bytes by class."""
@@ -80,7 +82,7 @@ class Planner:
 
     def bytes_of(self, value: Value, onto: Devices | None) -> Bytes:
         """What a value takes on each class that has it. `onto` are the devices of the function's call."""
-        kind = placed_type(value)
+        kind = value.placed
         key = (id(kind), id(onto))
         found = self._bytes.get(key)
         if found is None:
@@ -106,20 +108,20 @@ class Planner:
         gradient.
         """
         entry = lookup(op.name, op.location)
-        results = [placed_type(v) for v in op.results]
+        results = [v.placed for v in op.results]
         devices = self.classes.mapped(results[0].devices, onto)
-        makes = tuple(None if entry.cost.shares else self.bytes_of(v, onto) for v in op.results)
-        if entry.role == "wait":
+        makes = tuple(None if entry.shares_storage else self.bytes_of(v, onto) for v in op.results)
+        if Trait.WAIT in entry.traits:
             return Work((), makes, (), COMMUNICATION, 0, 0, self._joins(devices, made_on.get(op.operands[0].name, 0)))
         stream = self.streams[str(op.attrs["stream"])] if "stream" in op.attrs else 0
-        if entry.communicates or entry.role == "transfer":
+        if Trait.COMMUNICATES in entry.traits:
             steps = self._communication(op, entry, devices, onto, stream)
             kind = COMMUNICATION
         else:
             steps = self._computation(op, entry, devices, onto, stream, lasting)
             kind = COMPUTE
-        count = 0 if entry.cost.view or entry.role == "scalar" else len(devices)
-        if entry.role == "transfer":
+        count = len(devices) if entry.traits.isdisjoint(_IDLE) else 0
+        if Trait.TRANSFER in entry.traits:
             count *= 2
         return Work(steps, makes, self._workspace(op, entry, devices), kind, stream, count)
 
@@ -130,7 +132,7 @@ class Planner:
         for c, i in self._representatives(devices):
             operands = self._operands(op, devices[i], onto)
             attrs = local_attrs(op.attrs, i)
-            results = [placed_type(v).local(i) for v in op.results]
+            results = [v.placed.local(i) for v in op.results]
             fixed, cold = lasting and self.fixed, lasting and c in self.cold
             key = (op.name, tuple(operands), tuple(map(str, attrs.items())), tuple(results), fixed, cold)
             if key not in self._times:
@@ -142,7 +144,7 @@ class Planner:
     def _operands(self, op: Op, device: int, onto: Devices | None) -> list[TensorType]:
         found = []
         for value in op.operands:
-            kind = placed_type(value)
+            kind = value.placed
             place = self.classes.index(self.classes.mapped(kind.devices, onto)).get(device)
             if place is not None:
                 found.append(kind.local(place))
@@ -155,10 +157,10 @@ class Planner:
         collective = entry.cost.collective
         steps: dict[tuple[int, ...], Step] = {}
         groups: list[tuple[Devices, tuple[int, ...]]]
-        operand = placed_type(op.operands[0])
+        operand = op.operands[0].placed
         source = self.classes.mapped(operand.devices, onto)
         index = self.classes.index(source)
-        if entry.role == "transfer":
+        if Trait.TRANSFER in entry.traits:
             groups = [
                 ((source[i], devices[i]), (operand.local(i).bytes,))
                 for _, i in (*self._representatives(source), *self._representatives(devices))
@@ -201,7 +203,7 @@ class Planner:
         needs = entry.cost.workspace
         found = []
         for c, i in self._representatives(devices):
-            results = [placed_type(v).local(i) for v in op.results]
+            results = [v.placed.local(i) for v in op.results]
             found.append((c, int(needs([], local_attrs(op.attrs, i), results)) if needs else 0))
         return tuple(found)
 
@@ -221,10 +223,3 @@ def _held(kind: PlacedType, members: Devices, index: Mapping[int, int]) -> tuple
     if all(isinstance(size, int) for size in kind.shape):
         return (kind.local(0).bytes,) * len(members)
     return tuple(kind.local(index[d]).bytes for d in members)
-
-
-def placed_type(value: Value) -> PlacedType:
-    """The type of a value. Raises `VerificationError` when it has none yet or lies on no devices."""
-    if not isinstance(value.type, PlacedType):
-        raise VerificationError(f"{value} has no type on devices: {value.type}", "", "infer_types finds it")
-    return value.type

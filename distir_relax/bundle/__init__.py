@@ -1,14 +1,12 @@
-"""The bundle: the folder that the compiler writes and a rank reads. The format is in docs/bundle.md."""
+"""The folder between compiler and ranks: what one writes and the others read. The format is in docs/bundle.md."""
 
 from __future__ import annotations
 
-from distir_relax.bundle.bundle import STAGE_FILES, Bundle
+from distir_relax.bundle.bundle import RECORDS_FILE, STAGE_FILES, Bundle
 from distir_relax.bundle.format import (
-    DTYPE_BYTES,
+    BACKENDS,
     FORMAT,
-    Interval,
     Manifest,
-    Mesh,
     Program,
     Shard,
     Tensor,
@@ -21,14 +19,13 @@ from distir_relax.bundle.weights import FileWeights, TensorWeights, WeightSource
 from distir_relax.bundle.write import write_bundle
 
 __all__ = [
-    "DTYPE_BYTES",
+    "BACKENDS",
     "FORMAT",
+    "RECORDS_FILE",
     "STAGE_FILES",
     "Bundle",
     "FileWeights",
-    "Interval",
     "Manifest",
-    "Mesh",
     "Program",
     "Shard",
     "Tensor",

@@ -10,16 +10,18 @@ from distir_relax.bundle.format import Manifest
 from distir_relax.bundle.weights import WeightSource
 from distir_relax.errors import BundleError
 
+RECORDS_FILE = "records.json"
 STAGE_FILES = {"sharded": "sharded.txt", "distributed": "distir.txt", "ranked": "ranked.txt"}
+TEXT_FILES = (*STAGE_FILES.values(), RECORDS_FILE)
 
 
 @dataclass(frozen=True)
 class Bundle:
     """All that ranks need to run a plan.
 
-    `programs` maps the paths that the manifest names to their texts, `texts` the names of the
-    stage files (`distir.txt`, `sharded.txt`, `ranked.txt`) to theirs. `path` is the folder the
-    bundle was read from, if any. Raises BundleError when a program of the manifest has no text.
+    `programs` maps the paths that the manifest names to their texts, `texts` the names of the stage files
+    (`distir.txt`, `sharded.txt`, `ranked.txt`) and of what passes found (`records.json`) to theirs. `path` is the
+    folder the bundle was read from, if any. Raises BundleError when a program of the manifest has no text.
     """
 
     manifest: Manifest
@@ -38,7 +40,14 @@ class Bundle:
         """The program text at stage `sharded`, `distributed` or `ranked`. Raises BundleError when there is none."""
         if name not in STAGE_FILES:
             raise BundleError(f"unknown stage {name!r}", hint=f"stages: {', '.join(STAGE_FILES)}")
-        file = STAGE_FILES[name]
+        return self._text(STAGE_FILES[name])
+
+    @property
+    def records(self) -> str:
+        """What passes found, as JSON: `ir.parse_records` reads it. Raises BundleError when there is none."""
+        return self._text(RECORDS_FILE)
+
+    def _text(self, file: str) -> str:
         if file not in self.texts:
             raise BundleError(f"the bundle holds no {file}", str(self.path or self.manifest.name))
         return self.texts[file]

@@ -11,57 +11,12 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields, is_dataclass
 from typing import Any
 
-from distir_relax.errors import BundleError
+from distir_relax.errors import BundleError, PlacementError
+from distir_relax.layout import DTYPES, DeviceMesh, Interval, intersect
 
 FORMAT = 2
-DTYPE_BYTES = {
-    "float64": 8, "float32": 4, "float16": 2, "bfloat16": 2,
-    "int64": 8, "int32": 4, "int16": 2, "int8": 1, "uint8": 1, "bool": 1,
-}  # fmt: skip
-
-Interval = tuple[int, int]
-
-
-@dataclass(frozen=True)
-class Mesh:
-    """A grid of ranks, numbered row by row: on shape `(2, 3)` rank 4 has coordinates `(1, 1)`.
-
-    Raises BundleError when shape and axes differ in length, an axis name repeats, or a size is below 1.
-    """
-
-    shape: tuple[int, ...]
-    axes: tuple[str, ...]
-
-    def __post_init__(self) -> None:
-        if not self.shape or len(self.shape) != len(self.axes) or len(set(self.axes)) != len(self.axes):
-            raise BundleError(f"a mesh needs one distinct axis name per size, found {self.shape} and {self.axes}")
-        if any(size < 1 for size in self.shape):
-            raise BundleError(f"mesh sizes must be at least 1, found {self.shape}")
-
-    @property
-    def world_size(self) -> int:
-        """The number of ranks."""
-        return math.prod(self.shape)
-
-    def coordinates(self, rank: int) -> tuple[int, ...]:
-        """The place of `rank` in the grid, one index per axis."""
-        coordinates = []
-        for size in reversed(self.shape):
-            rank, index = divmod(rank, size)
-            coordinates.append(index)
-        return tuple(reversed(coordinates))
-
-    def rank(self, coordinates: Sequence[int]) -> int:
-        """The rank at `coordinates`: the inverse of `coordinates()`."""
-        rank = 0
-        for size, index in zip(self.shape, coordinates, strict=True):
-            rank = rank * size + index
-        return rank
-
-    def group(self, rank: int, axis: int) -> tuple[int, ...]:
-        """The ranks that differ from `rank` along `axis` only, in order along it; `rank` is one of them."""
-        here = self.coordinates(rank)
-        return tuple(self.rank((*here[:axis], i, *here[axis + 1 :])) for i in range(self.shape[axis]))
+BACKENDS = ("torch", "tvm")
+"""The backends that a bundle can hold programs for."""
 
 
 @dataclass(frozen=True)
@@ -91,12 +46,12 @@ class Tensor:
         """Whether `rank` holds some of the tensor."""
         return self.ranks is None or rank in self.ranks
 
-    def check(self, mesh: Mesh) -> None:
+    def check(self, mesh: DeviceMesh) -> None:
         """Raise BundleError unless dtype, dims, axes and intervals fit the tensor and `mesh`."""
-        if self.dtype not in DTYPE_BYTES:
-            raise BundleError(f"unknown dtype {self.dtype!r}", self.name, f"known: {', '.join(DTYPE_BYTES)}")
-        if self.ranks is not None and not all(0 <= rank < mesh.world_size for rank in self.ranks):
-            raise BundleError(f"ranks {list(self.ranks)} are not all of the {mesh.world_size} there are", self.name)
+        if self.dtype not in DTYPES:
+            raise BundleError(f"unknown dtype {self.dtype!r}", self.name, f"known: {', '.join(DTYPES)}")
+        if self.ranks is not None and not all(0 <= rank < mesh.size for rank in self.ranks):
+            raise BundleError(f"ranks {list(self.ranks)} are not all of the {mesh.size} there are", self.name)
         seen = set()
         for shard in self.shards:
             if not 0 <= shard.axis < len(mesh.shape) or not 0 <= shard.dim < len(self.shape):
@@ -139,7 +94,7 @@ class Manifest:
     """
 
     name: str
-    mesh: Mesh
+    mesh: DeviceMesh
     tail: str
     schedule_hash: str
     programs: tuple[Program, ...]
@@ -152,7 +107,7 @@ class Manifest:
     format: int = FORMAT
 
     def __post_init__(self) -> None:
-        world = self.mesh.world_size
+        world = self.mesh.size
         if len(self.ranks) != world:
             raise BundleError(f"the mesh has {world} ranks, but programs are given for {len(self.ranks)}")
         if not all(0 <= index < len(self.programs) for index in self.ranks):
@@ -189,7 +144,7 @@ class Manifest:
         try:
             return cls(
                 name=_text(data["name"]),
-                mesh=Mesh(_ints(data["mesh"]["shape"]), _texts(data["mesh"]["axes"])),
+                mesh=DeviceMesh(_ints(data["mesh"]["shape"]), _texts(data["mesh"]["axes"])),
                 tail=_text(data["tail"]),
                 schedule_hash=_text(data["schedule_hash"]),
                 programs=tuple(
@@ -205,32 +160,32 @@ class Manifest:
             )
         except KeyError as missing:
             raise BundleError(f"the manifest lacks the field {missing}") from None
+        except PlacementError as wrong:
+            raise BundleError(f"the manifest has a mesh that cannot be: {wrong.message}") from None
         except (TypeError, ValueError, AttributeError) as wrong:
             raise BundleError(f"the manifest has a field of the wrong type: {wrong}") from None
 
 
-def local_intervals(tensor: Tensor, mesh: Mesh, rank: int) -> list[list[Interval]]:
+def local_intervals(tensor: Tensor, mesh: DeviceMesh, rank: int) -> list[list[Interval]]:
     """For each dim, the `[start, stop)` pieces that `rank` holds, in order; empty pieces are left out.
 
     Two mesh axes that split the same dim give the intersection of what each holds.
     """
-    held: list[list[Interval]] = [[(0, size)] for size in tensor.shape]
+    held: list[list[Interval]] = [[(0, size)] if size else [] for size in tensor.shape]
     coordinates = mesh.coordinates(rank)
     for shard in tensor.shards:
-        held[shard.dim] = [
-            (max(a, c), min(b, d)) for a, b in held[shard.dim] for c, d in shard.intervals[coordinates[shard.axis]]
-        ]
-    return [[(start, stop) for start, stop in pieces if start < stop] for pieces in held]
+        held[shard.dim] = intersect(held[shard.dim], shard.intervals[coordinates[shard.axis]])
+    return held
 
 
-def local_shape(tensor: Tensor, mesh: Mesh, rank: int) -> tuple[int, ...]:
+def local_shape(tensor: Tensor, mesh: DeviceMesh, rank: int) -> tuple[int, ...]:
     """The shape of what `rank` holds of `tensor`, which is on it."""
     return tuple(sum(stop - start for start, stop in pieces) for pieces in local_intervals(tensor, mesh, rank))
 
 
-def local_bytes(tensor: Tensor, mesh: Mesh, rank: int) -> int:
+def local_bytes(tensor: Tensor, mesh: DeviceMesh, rank: int) -> int:
     """The bytes of what `rank` holds of `tensor`."""
-    return tensor.is_on(rank) * math.prod(local_shape(tensor, mesh, rank)) * DTYPE_BYTES[tensor.dtype]
+    return tensor.is_on(rank) * math.prod(local_shape(tensor, mesh, rank)) * DTYPES[tensor.dtype][1]
 
 
 def _check_covered(tensor: Tensor) -> None:

@@ -6,7 +6,7 @@ import hashlib
 import json
 from pathlib import Path
 
-from distir_relax.bundle.bundle import STAGE_FILES, Bundle
+from distir_relax.bundle.bundle import TEXT_FILES, Bundle
 from distir_relax.bundle.format import Manifest
 from distir_relax.bundle.weights import WEIGHTS_FILE, FileWeights
 from distir_relax.bundle.write import MANIFEST_FILE, file_checksum, manifest_checksum
@@ -31,9 +31,9 @@ def read_bundle(path: str | Path, verify_weights: bool = True) -> Bundle:
     weights = FileWeights(folder / WEIGHTS_FILE, manifest.weights)
     bundle = Bundle(
         manifest=manifest,
-        programs={name: text for name, text in texts.items() if name not in STAGE_FILES.values()},
+        programs={name: text for name, text in texts.items() if name not in TEXT_FILES},
         weights=weights,
-        texts={name: text for name, text in texts.items() if name in STAGE_FILES.values()},
+        texts={name: text for name, text in texts.items() if name in TEXT_FILES},
         path=folder,
     )
     if verify_weights:

@@ -6,8 +6,9 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
-from distir_relax.bundle.format import DTYPE_BYTES, Interval, Tensor
+from distir_relax.bundle.format import Tensor
 from distir_relax.errors import BundleError
+from distir_relax.layout import DTYPES, Interval
 
 if TYPE_CHECKING:
     import torch
@@ -113,7 +114,7 @@ def save_weights(path: Path, tensors: Sequence[Tensor], source: WeightSource) ->
             )
         # safetensors refuses tensors that share memory, and views that do not fill their storage.
         address = value.untyped_storage().data_ptr()
-        if address in storages or value.untyped_storage().nbytes() != value.numel() * DTYPE_BYTES[tensor.dtype]:
+        if address in storages or value.untyped_storage().nbytes() != value.numel() * DTYPES[tensor.dtype][1]:
             value = value.clone()
         storages.add(address)
         whole[tensor.name] = value

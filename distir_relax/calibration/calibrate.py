@@ -9,12 +9,12 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from distir_relax.analysis.profile import Level, Profile, load_profile, print_profile
 from distir_relax.calibration.fit import fit_device, fit_links
 from distir_relax.calibration.measurements import Measurements, joined, take
 from distir_relax.calibration.programs import fit_programs
 from distir_relax.calibration.samples import op_samples
 from distir_relax.calibration.statistics import undisturbed
+from distir_relax.cost.profile import Level, Profile, load_profile, print_profile
 from distir_relax.errors import RunError
 from distir_relax.runtime.inputs import atomic_file, check_writable
 from distir_relax.runtime.launch import launch

@@ -11,11 +11,11 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from statistics import median
 
-from distir_relax.analysis.cost import op_seconds
-from distir_relax.analysis.profile import Level, Line, Matrix, Profile
 from distir_relax.calibration.measure import CollectiveSample
 from distir_relax.calibration.samples import OpSample
-from distir_relax.ops import lookup
+from distir_relax.cost.profile import Level, Line, Matrix, Profile
+from distir_relax.cost.roofline import op_seconds
+from distir_relax.ops import Trait, lookup
 
 Parameters = dict[str, float]
 
@@ -36,7 +36,9 @@ def fit_device(
         "overlap": 3.0,
         "view": 1e-6,
     }
-    own = sorted({s.op for s in samples if not s.group.startswith("products") and not lookup(s.op).cost.view})
+    own = sorted(
+        {s.op for s in samples if not s.group.startswith("products") and Trait.VIEW not in lookup(s.op).traits}
+    )
     begin.update((f"op {name}", 5e9) for name in own)
     begin.update({f"packed {key}": begin[key] for key in ("flops", "half_rows", "half_columns", "half_inner")})
     prepared = [

@@ -13,11 +13,12 @@ from dataclasses import dataclass
 from statistics import mean
 from typing import TYPE_CHECKING, Any
 
-from distir_relax.bundle import Bundle, Manifest, Mesh
+from distir_relax.bundle import Bundle, Manifest
 from distir_relax.calibration.samples import OpSample, payloads
 from distir_relax.ir import Op, Value
+from distir_relax.kernels.packing import pack_linear
+from distir_relax.layout import DeviceMesh
 from distir_relax.ops import lookup, torch_expression, torch_in_place
-from distir_relax.runtime.packing import pack_linear
 from distir_relax.runtime.session import RankSession
 from distir_relax.runtime.world import World
 
@@ -60,7 +61,7 @@ def time_op(sample: OpSample, device: str, wait: Callable[[], None]) -> list[flo
             variants[-1][sample.weight] = variants[0][sample.weight].clone()
     names = [f"a{i}" for i in range(len(sample.operands))]
     scope: dict[str, Any] = {"torch": torch, "F": F, "pack_linear": pack_linear}
-    form = lookup(sample.op).packed
+    form = lookup(sample.op).code.packed
     if sample.fixed and form is not None:
         rows = sample.results[0].elements // sample.results[0].shape[-1]
         for variant in variants:
@@ -97,10 +98,13 @@ def time_ops(samples: Sequence[OpSample], device: str, world: World | None) -> l
 
 
 def time_collectives(world: World, device: str, scale: int) -> list[tuple[CollectiveSample, list[float]]]:
-    """All collectives over all ranks of a launch, and over parts of it, each timed several times. Every rank calls this."""
+    """All collectives over all ranks of a launch, and over parts of it, each timed several times.
+
+    Every rank calls this.
+    """
     found = []
     for count in (n for n in range(2, world.size + 1) if world.size % n == 0):
-        comm = world.communicator(Mesh((world.size // count, count), ("apart", "together")), device)
+        comm = world.communicator(DeviceMesh((world.size // count, count), ("apart", "together")), device)
         for elements in payloads(scale):
             for collective, held, messages, run in _collectives(comm, count, elements, device):
                 seconds = [t / messages for t in _time_together(world, run, device)]

@@ -41,7 +41,8 @@ class Machine:
 class Measurements:
     """Times of ops, of programs (by dtype, in the order of `op_samples` and `programs`) and of collectives.
 
-    `alone` are the ops of `cold_samples`, on one rank while the others wait. `scale` is what multiplied the larger sizes.
+    `alone` are the ops of `cold_samples`, on one rank while the others wait. `scale` is what multiplied the larger
+    sizes.
     """
 
     ranks: int

@@ -13,18 +13,19 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from statistics import median
 
-from distir_relax.analysis.profile import Level, Line, Matrix, Profile
 from distir_relax.analysis.simulate import simulate_module
 from distir_relax.bundle import Bundle
 from distir_relax.calibration.fit import minimise
 from distir_relax.calibration.measure import WARM_UP, time_steps
-from distir_relax.ir import DeviceMesh, Module
-from distir_relax.lowering import as_ranks_run
-from distir_relax.lowering.to_bundle import program_bundle
+from distir_relax.compiler import program_bundle
+from distir_relax.cost.profile import Level, Line, Matrix, Profile
+from distir_relax.ir import Module
+from distir_relax.layout import DeviceMesh
+from distir_relax.pipeline import as_ranks_run
 from distir_relax.runtime.backends import load_program
-from distir_relax.runtime.threads import ThreadWorld
+from distir_relax.runtime.transports.threads import ThreadWorld
 from distir_relax.runtime.world import World
-from distir_relax.transforms import ProgramBuilder, Strategy, mlp_training
+from distir_relax.strategies import ProgramBuilder, Strategy, mlp_training
 
 _STEPS = 6
 # Of the fit, each of which simulates all programs twice for every parameter: more change nothing that counts.

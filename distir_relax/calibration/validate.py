@@ -9,19 +9,18 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from distir_relax.analysis.profile import Profile
 from distir_relax.analysis.simulate import simulate_module
-from distir_relax.analysis.types import infer_types
 from distir_relax.bundle import Bundle, read_bundle, write_bundle
 from distir_relax.calibration.calibrate import PASSES, Calibration, fit, measure_ranks
 from distir_relax.calibration.measure import time_steps
 from distir_relax.calibration.measurements import joined
 from distir_relax.calibration.statistics import mean_absolute_percentage_error, spearman, undisturbed
-from distir_relax.compiler import Plan
+from distir_relax.compiler import Plan, program_bundle
+from distir_relax.cost.profile import Profile
 from distir_relax.errors import ImportModelError, RunError
+from distir_relax.given import Program, what_is
 from distir_relax.ir import Module, parse
-from distir_relax.lowering import as_ranks_run
-from distir_relax.lowering.to_bundle import program_bundle
+from distir_relax.pipeline import as_ranks_run
 from distir_relax.runtime.launch import launch
 from distir_relax.runtime.session import keep_memory, limit_threads
 from distir_relax.runtime.world import World
@@ -71,7 +70,7 @@ class Validation:
 def validate(
     targets: Sequence[str], profile: Profile | None, steps: int = 4, threads: int = 1, passes: int = PASSES
 ) -> Validation:
-    """Run configurations with mpirun, each rank with `threads` threads, in several passes, and compare them with `profile`.
+    """Run configurations with mpirun in several passes, each rank with `threads` threads; compare them with `profile`.
 
     A target is a bundle, or ``FILE.py:FUNCTION`` of a function that returns configurations by name: plans, or pairs of
     a distributed program and its tensors. Inputs are drawn at random. Without a profile one is fitted to measurements
@@ -81,7 +80,7 @@ def validate(
     configurations = [found for target in targets for found in _load(target)]
     if not configurations:
         raise ImportModelError("there is no configuration to run", ", ".join(targets))
-    ranks = [bundle.manifest.mesh.world_size for _, _, bundle in configurations]
+    ranks = [bundle.manifest.mesh.size for _, _, bundle in configurations]
     seconds: list[list[float]] = [[] for _ in configurations]
     measured = []
     with tempfile.TemporaryDirectory() as folder:
@@ -145,9 +144,9 @@ def _load(target: str) -> list[tuple[str, Module, Bundle]]:
 
 
 def _configuration(name: str, entry: object, target: str) -> tuple[str, Module, Bundle]:
-    if isinstance(entry, Plan):
-        return name, as_ranks_run(entry.modules["distributed"]), entry.bundle(("torch",))
-    if isinstance(entry, tuple) and len(entry) == 2 and isinstance(entry[0], Module):
-        module = infer_types(entry[0])
-        return name, as_ranks_run(module), program_bundle(name, module, entry[1])
+    found = what_is(entry, f"{target}, {name!r}")
+    if isinstance(found, Plan):
+        return name, as_ranks_run(found.modules["distributed"]), found.bundle(("torch",))
+    if isinstance(found, Program) and found.tensors is not None:
+        return name, as_ranks_run(found.module), program_bundle(name, found.module, found.tensors)
     raise ImportModelError(f"expected a plan or (module, tensors) for {name!r}, found {type(entry).__name__}", target)

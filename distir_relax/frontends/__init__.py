@@ -1,0 +1,1 @@
+"""Models in: torch modules, ONNX files, Relax modules; each gives an `Imported`."""

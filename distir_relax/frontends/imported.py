@@ -3,16 +3,25 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
-from distir_relax.ir import Function, Module
+from distir_relax.ir import Function, Module, count_uses, live_ops
 
 if TYPE_CHECKING:
     import torch
 
 Flatten = Callable[[tuple[Any, ...], Mapping[str, Any]], "dict[str, torch.Tensor]"]
 Rebuild = Callable[["Mapping[str, torch.Tensor]"], Any]
+
+
+@dataclass(frozen=True, slots=True)
+class Frame:
+    """A module of the model during one call of it: its path, its class where that is known, and which call it is."""
+
+    path: str
+    kind: str = ""
+    call: int = 0
 
 
 @dataclass(frozen=True)
@@ -25,7 +34,7 @@ class Imported:
     tied parameters lead to one value. `flatten(args, kwargs)` gives a call's tensors by input name and raises
     `RunError` where the call is unlike the example; `rebuild(outputs)` gives tensors by output name back in the
     structure that the model returns. `values` leads from the model's own names of its tensors to value names, for a
-    model that names them (ONNX).
+    model that names them (ONNX). `scopes` says for values in the calls of which modules they are made, outermost first.
     """
 
     module: Module
@@ -34,15 +43,12 @@ class Imported:
     flatten: Flatten
     rebuild: Rebuild
     values: Mapping[str, str] = field(default_factory=dict)
+    scopes: Mapping[str, tuple[Frame, ...]] = field(default_factory=dict)
 
 
 def live(function: Function) -> Function:
     """The function without ops and inputs that reach no output; the user's inputs all stay."""
-    needed = {output.value.name for output in function.outputs}
-    ops = []
-    for op in reversed(function.ops):
-        if any(result.name in needed for result in op.results):
-            ops.append(op)
-            needed |= {operand.name for operand in op.operands}
-    inputs = tuple(item for item in function.inputs if item.role == "input" or item.value.name in needed)
-    return Function(function.name, inputs, tuple(reversed(ops)), function.outputs)
+    found = replace(function, ops=live_ops(function))
+    used = count_uses(found)
+    inputs = tuple(item for item in function.inputs if item.role == "input" or item.value.name in used)
+    return replace(found, inputs=inputs)

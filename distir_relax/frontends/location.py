@@ -1,4 +1,4 @@
-"""Places in the user's model, as short as a person would say them: ``model.py:12``."""
+"""Places in the user's model, as short as a person would say them: ``layers.1.mlp, model.py:12``."""
 
 from __future__ import annotations
 
@@ -7,6 +7,12 @@ import re
 from collections.abc import Iterable
 from pathlib import Path
 from types import TracebackType
+from typing import TYPE_CHECKING
+
+from distir_relax.frontends.imported import Frame
+
+if TYPE_CHECKING:
+    from torch.fx import Node
 
 _FRAME = re.compile(r'File "(?P<file>[^"]+)", line (?P<line>\d+)')
 _OURS = str(Path(__file__).resolve().parent.parent) + os.sep
@@ -25,6 +31,21 @@ def location_in_stack(stack: str | None) -> str:
     `torch.export` records the frames of functions called ``forward`` only: an op of a helper has its caller's line.
     """
     return _innermost((m["file"], int(m["line"])) for m in _FRAME.finditer(stack or ""))
+
+
+def module_of(node: Node) -> str:
+    """The path of the module whose call an exported node belongs to: ``layers.1.mlp``; "" for the outermost."""
+    frames = frames_of(node)
+    return frames[-1].path if frames else ""
+
+
+def frames_of(node: Node) -> tuple[Frame, ...]:
+    """The modules in whose calls an exported node was recorded, outermost first."""
+    stack = node.meta.get("nn_module_stack") or {}
+    return tuple(
+        Frame(path, str(kind).rsplit(".", 1)[-1], int(key.rpartition("@")[2]) if "@" in key else 0)
+        for key, (path, kind) in stack.items()
+    )
 
 
 def location_of_error(traceback: TracebackType | None) -> str:

@@ -1,7 +1,7 @@
 """TVM Relax modules in: one function, read binding by binding in the op table's terms.
 
 The op table's vocabulary is Relax's, so that most ops keep name and operands; the others' spellings stand beside
-their entries (`ops.registry.relax_spelling`). `R.dist.annotate_sharding` and `R.dist.redistribute` become our
+their entries (`ops.relax`). `R.dist.annotate_sharding` and `R.dist.redistribute` become our
 annotations, and so do the `R.DTensor` types of parameters and results. Those of the values between are what a
 propagation found before: they are found anew.
 """
@@ -13,11 +13,20 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from distir_relax.errors import AnnotationError, DistIRError, ImportModelError, UnsupportedOpError
-from distir_relax.frontends.arguments import as_tensor, named_arguments
 from distir_relax.frontends.imported import Imported
-from distir_relax.ir import DTYPES, DeviceMesh, Module, TensorType, Value, print_placements
-from distir_relax.ops import DATA_DEPENDENT, DATA_DEPENDENT_HINT, Builder, entries, is_data_dependent, lookup_relax
-from distir_relax.sharding.annotate import fit_placements
+from distir_relax.frontends.torch.arguments import as_tensor, named_arguments
+from distir_relax.ir import Module, TensorType, Value
+from distir_relax.layout import DTYPES, DeviceMesh, print_placements
+from distir_relax.layout.fit import fit_placements
+from distir_relax.ops import (
+    DATA_DEPENDENT,
+    DATA_DEPENDENT_HINT,
+    Builder,
+    Trait,
+    entries,
+    is_data_dependent,
+    lookup_relax,
+)
 
 if TYPE_CHECKING:
     import torch
@@ -186,7 +195,7 @@ class _Importer:
     def _convert(self, name: str, call: Any) -> Any:
         convert = lookup_relax(name)
         ours = name.removeprefix("relax.")
-        pointwise = {entry.name for entry in entries() if entry.pointwise}
+        pointwise = {entry.name for entry in entries() if Trait.POINTWISE in entry.traits}
         if convert is None and ours not in pointwise:
             callee = next(
                 (n for a in call.args[:1] for k in ("name_hint", "global_symbol") if (n := getattr(a, k, ""))), ""
@@ -228,8 +237,7 @@ class _Importer:
         if self.meshes and self.meshes[0] != mesh:
             raise AnnotationError(f"expected one mesh for all annotations, found {mesh} and {self.meshes[0]}", where)
         self.meshes = (mesh,)
-        assert isinstance(value.type, TensorType)
-        placements = print_placements(fit_placements(text.strip('"'), mesh, value.type.shape, where))
+        placements = print_placements(fit_placements(text.strip('"'), mesh, value.tensor.shape, where))
         self.builder.hint = hint if hint != value.name else f"{value.name}.sharded"
         marked: Value = self.builder.emit("annotate_sharding", value, placements=placements)
         return marked

@@ -1,27 +1,18 @@
 """What a program is: types, ops, functions, their text form, and the rules they obey."""
 
-from distir_relax.ir.inline import inline, on_devices, verify_no_recursion
-from distir_relax.ir.parser import parse
-from distir_relax.ir.placement import (
-    REDUCTIONS,
-    At,
-    Cut,
-    DeviceMesh,
-    Interval,
-    Partial,
-    Placement,
-    R,
-    Replicate,
-    Segment,
-    Shard,
-    block_bounds,
-    held_intervals,
-    holds,
-    intersect,
-    parse_placement,
-    parse_placements,
-    print_placements,
+from distir_relax.ir.inline import (
+    Inline,
+    Instance,
+    called_first,
+    inline,
+    on_devices,
+    verify_no_recursion,
+    written_out,
 )
+from distir_relax.ir.kinds import Kinds, held_size, kinds_of, local_type, mesh_kinds
+from distir_relax.ir.location import inside, place, within
+from distir_relax.ir.parser import parse
+from distir_relax.ir.passes import Pass, name_of, print_pass
 from distir_relax.ir.printer import print_attribute, print_function, print_module, print_op
 from distir_relax.ir.program import (
     CALL,
@@ -36,8 +27,9 @@ from distir_relax.ir.program import (
     Value,
     fresh_name,
 )
+from distir_relax.ir.records import Gather, Reason, Record, parse_records, print_records
+from distir_relax.ir.tidy import without_unused_outputs
 from distir_relax.ir.types import (
-    DTYPES,
     DTensorType,
     PerRank,
     PlacedType,
@@ -49,57 +41,63 @@ from distir_relax.ir.types import (
     per_rank,
     print_devices,
 )
+from distir_relax.ir.uses import count_uses, live_ops, makers
 from distir_relax.ir.verify import verify, verify_placements
 
 __all__ = [
     "CALL",
-    "DTYPES",
-    "REDUCTIONS",
     "STAGES",
     "WAIT",
-    "At",
     "Attribute",
-    "Cut",
     "DTensorType",
-    "DeviceMesh",
     "Function",
+    "Gather",
+    "Inline",
     "Input",
-    "Interval",
+    "Instance",
+    "Kinds",
     "Module",
     "Op",
     "Output",
-    "Partial",
+    "Pass",
     "PerRank",
     "PlacedType",
-    "Placement",
-    "R",
-    "Replicate",
-    "Segment",
-    "Shard",
+    "Reason",
+    "Record",
     "Size",
     "TensorType",
     "Type",
     "Untyped",
     "Value",
     "at_rank",
-    "block_bounds",
+    "called_first",
+    "count_uses",
     "fresh_name",
-    "held_intervals",
-    "holds",
+    "held_size",
     "inline",
-    "intersect",
+    "inside",
+    "kinds_of",
+    "live_ops",
+    "local_type",
+    "makers",
+    "mesh_kinds",
+    "name_of",
     "on_devices",
     "parse",
-    "parse_placement",
-    "parse_placements",
+    "parse_records",
     "per_rank",
+    "place",
     "print_attribute",
     "print_devices",
     "print_function",
     "print_module",
     "print_op",
-    "print_placements",
+    "print_pass",
+    "print_records",
     "verify",
     "verify_no_recursion",
     "verify_placements",
+    "within",
+    "without_unused_outputs",
+    "written_out",
 ]

@@ -2,11 +2,28 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from typing import ClassVar
 
 from distir_relax.errors import VerificationError
-from distir_relax.ir.program import Function, Module, Op, Value, fresh_name
+from distir_relax.ir.location import within
+from distir_relax.ir.program import STAGES, Function, Module, Op, Value, fresh_name
 from distir_relax.ir.types import PlacedType
+
+
+@dataclass(frozen=True, slots=True)
+class Instance:
+    """A function, or one call of it, in a program with calls written out.
+
+    `names` leads from the names of its values to those in that program. `ops` tells for each of its ops which one it is
+    there; for a call, the instance of the function called. `place` is where in the model it is.
+    """
+
+    function: Function
+    names: Mapping[str, str]
+    ops: tuple[int | Instance, ...]
+    place: str = ""
 
 
 def on_devices(kind: PlacedType, devices: tuple[int, ...]) -> PlacedType:
@@ -28,51 +45,120 @@ def verify_no_recursion(module: Module) -> None:
         visit(name, ())
 
 
+def called_first(module: Module) -> list[Function]:
+    """The functions of a module, each after those that it calls, by way of others or not."""
+    found: dict[str, Function] = {}
+
+    def visit(function: Function) -> None:
+        for name in dict.fromkeys(op.callee for op in function.ops if op.callee):
+            if name not in found:
+                visit(module.function(name))
+        found.setdefault(function.name, function)
+
+    for function in module.functions:
+        visit(function)
+    return list(found.values())
+
+
+@dataclass(frozen=True, slots=True)
+class Inline:
+    """The pass: the entry function alone, calls replaced by what they call; any stage, in and out."""
+
+    takes: ClassVar[tuple[str, ...]] = STAGES
+    gives: ClassVar[str] = ""
+
+    def run(self, module: Module) -> Module:
+        """See `inline`."""
+        return inline(module)
+
+
 def inline(module: Module) -> Module:
     """The module with its entry function alone, calls replaced by the ops of what they call.
 
-    Raises `VerificationError` when a function calls itself.
+    In the ranked stage every rank's function is an entry. Raises `VerificationError` when a function calls itself.
     """
     verify_no_recursion(module)
-    main = module.main
-    if not any(op.callee for op in main.ops):
-        return replace(module, functions=(main,)) if len(module.functions) > 1 else module
-    taken = {i.value.name for i in main.inputs} | {v.name for op in main.ops for v in op.results}
-    ops: list[Op] = []
-    values = {i.value.name: i.value for i in main.inputs}
-    _write(module, main, values, None, "", ops, taken)
-    outputs = tuple(replace(o, value=values[o.value.name]) for o in main.outputs)
-    return replace(module, functions=(replace(main, ops=tuple(ops), outputs=outputs),))
+    entries = [f for f in module.functions if f.name in module.ranks] if module.ranks else [module.main]
+    functions = tuple(written_out(module, f).function if _calls(f) else f for f in entries)
+    return module if functions == module.functions else replace(module, functions=functions)
 
 
-def _write(
-    module: Module,
-    function: Function,
-    values: dict[str, Value],
-    devices: tuple[int, ...] | None,
-    prefix: str,
-    ops: list[Op],
-    taken: set[str],
-) -> None:
-    """Append the ops of `function`; `values` leads from its names to the values of the whole program."""
-    for op in function.ops:
-        operands = tuple(values[v.name] for v in op.operands)
-        if op.callee:
-            callee = module.function(op.callee)
-            inner = {i.value.name: value for i, value in zip(callee.inputs, operands, strict=True)}
-            numbers: tuple[int, ...] = op.attrs["devices"]  # type: ignore[assignment]
-            onto = numbers if devices is None else tuple(devices[i] for i in numbers)
-            _write(module, callee, inner, onto, f"{prefix}{op.results[0].name}." if op.results else prefix, ops, taken)
-            for result, output in zip(op.results, callee.outputs, strict=True):
-                values[result.name] = inner[output.value.name]
-            continue
-        results = []
-        for value in op.results:
-            kind = value.type
-            if devices is not None:
-                assert isinstance(kind, PlacedType)
-                kind = on_devices(kind, devices)
-            name = value.name if devices is None else fresh_name(prefix + value.name, taken)
-            results.append(Value(name, kind))
-            values[value.name] = results[-1]
-        ops.append(Op(op.name, operands, tuple(results), op.attrs, op.location))
+@dataclass(frozen=True, slots=True)
+class WrittenOut:
+    """A function with calls written out, and what its ops were."""
+
+    function: Function
+    instance: Instance
+
+
+def written_out(module: Module, function: Function) -> WrittenOut:
+    """`function` of `module` with calls replaced by the ops of what they call. It must not call itself.
+
+    Values keep their names, those of a function called are named after what the call gives: ``%h.linear_1``.
+    """
+    taken = {i.value.name for i in function.inputs} | {v.name for op in function.ops for v in op.results}
+    writer = _Writer(module, taken, [])
+    values = {i.value.name: i.value for i in function.inputs}
+    instance = writer.write(function, values, None, None, "")
+    outputs = tuple(replace(o, value=values[o.value.name]) for o in function.outputs)
+    return WrittenOut(replace(function, ops=tuple(writer.ops), outputs=outputs), instance)
+
+
+def _calls(function: Function) -> bool:
+    return any(op.callee for op in function.ops)
+
+
+@dataclass(slots=True)
+class _Writer:
+    module: Module
+    taken: set[str]
+    ops: list[Op]
+
+    def write(
+        self,
+        function: Function,
+        values: dict[str, Value],
+        devices: tuple[int, ...] | None,
+        prefix: str | None,
+        place: str,
+    ) -> Instance:
+        """Append the ops of `function`; `values` leads from its names to the values of the whole program.
+
+        `devices` are those on which it runs, None where they keep their numbers; `prefix` is for names of its values,
+        None where they keep theirs.
+        """
+        places: list[int | Instance] = []
+        for op in function.ops:
+            operands = tuple(values[v.name] for v in op.operands)
+            where = within(place, op.location)
+            if op.callee:
+                places.append(self._call(op, operands, values, devices, prefix, where))
+                continue
+            results = []
+            for value in op.results:
+                kind = value.type if devices is None else on_devices(value.placed, devices)
+                name = value.name if prefix is None else fresh_name(prefix + value.name, self.taken)
+                results.append(Value(name, kind))
+                values[value.name] = results[-1]
+            places.append(len(self.ops))
+            self.ops.append(Op(op.name, operands, tuple(results), op.attrs, where))
+        return Instance(function, {name: value.name for name, value in values.items()}, tuple(places), place)
+
+    def _call(
+        self,
+        op: Op,
+        operands: tuple[Value, ...],
+        values: dict[str, Value],
+        devices: tuple[int, ...] | None,
+        prefix: str | None,
+        where: str,
+    ) -> Instance:
+        callee = self.module.function(op.callee)
+        inner = {i.value.name: value for i, value in zip(callee.inputs, operands, strict=True)}
+        numbers = op.devices
+        onto = numbers if devices is None or numbers is None else tuple(devices[i] for i in numbers)
+        named = f"{prefix or ''}{op.results[0].name}." if op.results else prefix or ""
+        instance = self.write(callee, inner, onto, named, where)
+        for result, output in zip(op.results, callee.outputs, strict=True):
+            values[result.name] = inner[output.value.name]
+        return instance

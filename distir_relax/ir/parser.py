@@ -10,9 +10,9 @@ import re
 from dataclasses import dataclass, field
 
 from distir_relax.errors import ParseError
-from distir_relax.ir.placement import DeviceMesh, parse_placements
 from distir_relax.ir.program import CALL, ROLES, STAGES, Attribute, Function, Input, Module, Op, Output, Value
-from distir_relax.ir.types import DTYPES, DTensorType, PerRank, PlacedType, Size, TensorType, Type, Untyped
+from distir_relax.ir.types import DTensorType, PerRank, PlacedType, Size, TensorType, Type, Untyped
+from distir_relax.layout import DTYPES, DeviceMesh, parse_placements
 
 
 def parse(text: str, source: str = "<text>") -> Module:
@@ -139,8 +139,7 @@ class _Parser:
             self.accept(",")
         attrs: dict[str, Attribute] = {}
         if callee:
-            self.expect("on")
-            attrs = {"callee": callee, "devices": self.devices()}
+            attrs = {"callee": callee, **({"devices": self.devices()} if self.accept("on") else {})}
         elif self.accept("{"):
             while not self.accept("}"):
                 key = self.take("word", "an attribute's name").text

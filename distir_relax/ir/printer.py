@@ -8,11 +8,13 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
+from functools import partial
 
 from distir_relax.ir.program import CALL, Attribute, Function, Module, Op, Value
 from distir_relax.ir.types import DTensorType, PerRank, Untyped, print_devices
 
-Note = Callable[[Value], str]
+Note = Callable[[str, Value], str]
+"""What remark to add to a value of the function of a name."""
 
 
 def print_module(module: Module, note: Note | None = None) -> str:
@@ -31,19 +33,21 @@ def print_function(function: Function, note: Note | None = None) -> str:
     lines = [f"func @{function.name}("]
     for item in function.inputs:
         text = f"  {item.role} {_definition(item.value)}{_layout(item.layout)},"
-        lines.append(text + _remark(item.location, note(item.value) if note else ""))
+        lines.append(text + _remark(item.location, note(function.name, item.value) if note else ""))
     lines.append(") {")
-    lines += ["  " + print_op(op, note) for op in function.ops]
+    mine = partial(note, function.name) if note else None
+    lines += ["  " + print_op(op, mine) for op in function.ops]
     outputs = ", ".join(f"{json.dumps(o.name)}: {o.value}{_layout(o.layout)}" for o in function.outputs)
     return "\n".join([*lines, f"  return {outputs}", "}"])
 
 
-def print_op(op: Op, note: Note | None = None) -> str:
-    """One op as text."""
+def print_op(op: Op, note: Callable[[Value], str] | None = None) -> str:
+    """One op as text; `note` may add a remark to its first result."""
     results = ", ".join(map(_definition, op.results))
     operands = ", ".join(map(str, op.operands))
     if op.callee:
-        text = f"{results} = {CALL} @{op.callee}({operands}) on {print_devices(op.attrs['devices'])}"  # type: ignore[arg-type]
+        devices = f" on {print_devices(op.devices)}" if op.devices is not None else ""
+        text = f"{results} = {CALL} @{op.callee}({operands}){devices}"
     else:
         attrs = ", ".join(f"{key}={print_attribute(value)}" for key, value in op.attrs.items())
         text = f"{results} = {op.name}({operands})" + (f" {{{attrs}}}" if attrs else "")

@@ -20,8 +20,10 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from distir_relax.ir.placement import DeviceMesh
-from distir_relax.ir.types import DTensorType, PerRank, Type
+from distir_relax.errors import VerificationError
+from distir_relax.ir.records import Record
+from distir_relax.ir.types import DTensorType, PerRank, PlacedType, TensorType, Type, Untyped
+from distir_relax.layout import DeviceMesh
 
 STAGES = ("global", "sharded", "distributed", "ranked")
 ROLES = ("input", "parameter", "constant", "state")
@@ -52,6 +54,28 @@ class Value:
     name: str
     type: Type
 
+    @property
+    def tensor(self) -> TensorType:
+        """The type of a value of the global or ranked stage; `VerificationError` for another."""
+        if isinstance(self.type, TensorType):
+            return self.type
+        raise VerificationError(f"{self} is not a tensor of one device: {self.type}")
+
+    @property
+    def dtensor(self) -> DTensorType:
+        """The type of a value of the sharded stage; `VerificationError` for another."""
+        if isinstance(self.type, DTensorType):
+            return self.type
+        raise VerificationError(f"{self} is not laid out over a mesh: {self.type}")
+
+    @property
+    def placed(self) -> PlacedType:
+        """The type of a value of the distributed stage; `VerificationError` for another, or where it has none yet."""
+        if isinstance(self.type, PlacedType):
+            return self.type
+        hint = "infer_types finds it" if isinstance(self.type, Untyped) else ""
+        raise VerificationError(f"{self} lies on no devices: {self.type}", hint=hint)
+
     def __str__(self) -> str:
         return f"%{self.name}"
 
@@ -70,6 +94,13 @@ class Op:
     def callee(self) -> str:
         """The function that a call runs; nothing for another op."""
         return str(self.attrs["callee"]) if self.name == CALL else ""
+
+    @property
+    def devices(self) -> tuple[int, ...] | None:
+        """The devices that a call runs on; None where it runs on all, as calls outside the distributed stage do."""
+        devices = self.attrs.get("devices") if self.name == CALL else None
+        assert devices is None or isinstance(devices, tuple)
+        return devices  # type: ignore[return-value]
 
 
 @dataclass(frozen=True, slots=True)
@@ -106,12 +137,16 @@ class Function:
 
 @dataclass(frozen=True, slots=True)
 class Module:
-    """Functions at one stage. `ranks` (ranked stage) names the function that each rank runs."""
+    """Functions at one stage. `ranks` (ranked stage) names the function that each rank runs.
+
+    `records` is what passes found on the way here. It is no part of the program: modules are equal without it.
+    """
 
     stage: str
     functions: tuple[Function, ...]
     meshes: tuple[DeviceMesh, ...] = ()
     ranks: tuple[str, ...] = ()
+    records: tuple[Record, ...] = field(default=(), compare=False, repr=False)
 
     @property
     def main(self) -> Function:

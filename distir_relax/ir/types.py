@@ -10,21 +10,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
-from distir_relax.ir.placement import Placement, print_placements
-
-DTYPES = {
-    "float64": ("f64", 8),
-    "float32": ("f32", 4),
-    "float16": ("f16", 2),
-    "bfloat16": ("bf16", 2),
-    "int64": ("i64", 8),
-    "int32": ("i32", 4),
-    "int16": ("i16", 2),
-    "int8": ("i8", 1),
-    "uint8": ("u8", 1),
-    "bool": ("bool", 1),
-}
-"""Each dtype with its short name in program text and its size in bytes."""
+from distir_relax.layout import DTYPES, Placement, print_placements
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,7 +93,9 @@ class PlacedType:
 
     def local(self, index: int) -> TensorType:
         """The type on the device at `index` in `devices`."""
-        return TensorType(tuple(at_rank(d, index) for d in self.shape), self.dtype)
+        # Written out, since simulating asks it of every operand.
+        shape = tuple([size.values[index] if isinstance(size, PerRank) else size for size in self.shape])
+        return TensorType(shape, self.dtype)
 
     def __str__(self) -> str:
         return f"{DTYPES[self.dtype][0]}[{','.join(map(str, self.shape))}] @ {print_devices(self.devices)}"

@@ -2,29 +2,41 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from typing import Protocol
 
 from distir_relax.errors import VerificationError
 from distir_relax.ir.inline import on_devices, verify_no_recursion
-from distir_relax.ir.placement import DeviceMesh, Shard
 from distir_relax.ir.program import STAGES, WAIT, Function, Module, Op, Value
 from distir_relax.ir.types import DTensorType, PerRank, PlacedType, TensorType, print_devices
+from distir_relax.layout import DeviceMesh, Shard
+from distir_relax.layout.fit import misfit
 
-OpCheck = Callable[[Op, str], None]
+
+class OpCheck(Protocol):
+    """What knows ops by name: the op table (`distir_relax.ops.check`)."""
+
+    def op(self, op: Op, stage: str) -> None:
+        """Raise `VerificationError` unless the op's results follow from its operands."""
+
+    def ranks(self, module: Module) -> None:
+        """Raise `VerificationError` unless the programs of a ranked module's ranks fit each other."""
+
 
 _TYPE_OF_STAGE = {"global": TensorType, "sharded": DTensorType, "distributed": PlacedType, "ranked": TensorType}
 
 
-def verify(module: Module, check_op: OpCheck | None = None) -> None:
+def verify(module: Module, check: OpCheck | None = None) -> None:
     """Raise `VerificationError` unless `module` obeys the rules of its stage.
 
     - every value is defined once, before its uses, and used with the type it was defined with;
     - every type is the stage's own; placements fit their mesh and shape, cuts add up to their dim;
-    - in the distributed stage, sizes rank by rank list one size per device; a call names a function of the module
-      that does not call itself, and gives and takes what it does; what a stream makes is used elsewhere after a wait;
-    - in the ranked stage, every rank names a function.
+    - a call names a function of the module that does not call itself, and gives and takes what it does; in the
+      distributed stage it says on which devices;
+    - in the distributed stage, sizes rank by rank list one size per device; what a stream makes is used elsewhere after
+      a wait;
+    - in the ranked stage, every rank names a function; the ranks' communications fit each other.
 
-    `check_op(op, stage)` adds what the op table knows (`ops.check`).
+    `check` is what knows ops by name (`ops.check`); without it, types of results and communications are not looked at.
     """
     if module.stage not in STAGES:
         raise VerificationError(f"a module is at one of the stages {', '.join(STAGES)}, found {module.stage!r}")
@@ -35,16 +47,19 @@ def verify(module: Module, check_op: OpCheck | None = None) -> None:
         raise VerificationError("functions have distinct names, found one twice")
     verify_no_recursion(module)
     for function in module.functions:
-        _verify_function(module, function, check_op)
+        _verify_function(module, function, check)
     if missing := set(module.ranks) - names:
         raise VerificationError(f"every rank runs a function of the module, found no {sorted(missing)}")
     if module.stage == "ranked" and module.meshes and len(module.ranks) != module.meshes[0].size:
         raise VerificationError(
-            f"a ranked module names the function of each of its {module.meshes[0].size} ranks, found {len(module.ranks)}"
+            f"a ranked module names the function of each of its {module.meshes[0].size} ranks, "
+            f"found {len(module.ranks)}"
         )
+    if module.stage == "ranked" and check:
+        check.ranks(module)
 
 
-def _verify_function(module: Module, function: Function, check_op: OpCheck | None) -> None:
+def _verify_function(module: Module, function: Function, check: OpCheck | None) -> None:
     defined: dict[str, Value] = {}
 
     def define(value: Value, where: str) -> None:
@@ -70,8 +85,8 @@ def _verify_function(module: Module, function: Function, check_op: OpCheck | Non
             use(operand, where)
         if op.callee:
             _verify_call(module, op, where)
-        elif check_op:
-            check_op(op, module.stage)
+        elif check:
+            check.op(op, module.stage)
         for result in op.results:
             define(result, where)
     for output in function.outputs:
@@ -80,12 +95,17 @@ def _verify_function(module: Module, function: Function, check_op: OpCheck | Non
 
 
 def _verify_call(module: Module, op: Op, where: str) -> None:
-    name: object = op.attrs["callee"]
-    devices: tuple[int, ...] = op.attrs["devices"]  # type: ignore[assignment]
+    name, devices = op.callee, op.devices
     functions = {f.name: f for f in module.functions}
-    if module.stage != "distributed" or name not in functions:
-        raise VerificationError(f"a call names a function of a module of the distributed stage, found @{name}", where)
-    callee = functions[str(name)]
+    if name not in functions:
+        raise VerificationError(f"a call names a function of its module, found @{name}", where)
+    if (devices is not None) != (module.stage == "distributed"):
+        raise VerificationError(
+            f"calls of the distributed stage name their devices, others do not, found @{name} "
+            f"{'on some' if devices is not None else 'on none'} in the {module.stage} stage",
+            where,
+        )
+    callee = functions[name]
     inside = [i.value for i in callee.inputs]
     if len(op.operands) != len(inside) or len(op.results) != len(callee.outputs):
         raise VerificationError(
@@ -93,16 +113,18 @@ def _verify_call(module: Module, op: Op, where: str) -> None:
             f"found {len(op.operands)} and {len(op.results)}",
             where,
         )
-    if tuple(sorted(set(devices))) != devices:
+    if devices is not None and tuple(sorted(set(devices))) != devices:
         raise VerificationError(f"a call is on a set of devices in ascending order, found {devices}", where)
     pairs = [*zip(op.operands, inside, strict=True), *zip(op.results, (o.value for o in callee.outputs), strict=True)]
     for outer, inner in pairs:
         kind = inner.type
-        if not isinstance(kind, PlacedType) or max(kind.devices) >= len(devices):
-            raise VerificationError(f"{inner} of @{name} lies beyond the devices {print_devices(devices)}", where)
-        if on_devices(kind, devices) != outer.type:
+        if devices is not None:
+            if not isinstance(kind, PlacedType) or max(kind.devices) >= len(devices):
+                raise VerificationError(f"{inner} of @{name} lies beyond the devices {print_devices(devices)}", where)
+            kind = on_devices(kind, devices)
+        if kind != outer.type:
             raise VerificationError(
-                f"{inner} of @{name} is {on_devices(kind, devices)} in this call, found {outer}: {outer.type}",
+                f"{inner} of @{name} is {kind} in this call, found {outer}: {outer.type}",
                 where,
             )
 
@@ -147,21 +169,10 @@ def _verify_type(module: Module, value: Value, where: str) -> None:
 
 def verify_placements(kind: DTensorType, mesh: DeviceMesh, where: str) -> None:
     """Raise `VerificationError` unless the placements fit the mesh and cut each dim exactly."""
-    if len(kind.placements) != len(mesh.shape):
-        raise VerificationError(f"expected one placement per axis of {mesh}, found {kind}", where)
-    for axis, placement in enumerate(kind.placements):
-        if not isinstance(placement, Shard):
-            continue
-        if not 0 <= placement.dim < len(kind.shape):
-            raise VerificationError(
-                f"{placement} names dim {placement.dim} of a tensor of {len(kind.shape)} dims", where
-            )
-        cut = placement.cut
-        if cut is None:
+    if problem := misfit(kind.placements, mesh, kind.shape):
+        raise VerificationError(problem[0], where, problem[1])
+    for placement in kind.placements:
+        if isinstance(placement, Shard) and placement.dim < 0:
+            raise VerificationError(f"{placement} counts its dim from the end", where)
+        if isinstance(placement, Shard) and placement.cut is None:
             raise VerificationError(f"{placement} does not say how dim {placement.dim} is cut", where)
-        if cut.ranks != mesh.shape[axis] or cut.total != kind.shape[placement.dim]:
-            raise VerificationError(
-                f"{placement} cuts {cut.total} elements for {cut.ranks} devices; "
-                f"the dim has {kind.shape[placement.dim]} and the axis {mesh.shape[axis]}",
-                where,
-            )

@@ -1,7 +1,26 @@
-"""What each rank does, in what order: DistIR, tail blocks, projection, emission, bundles."""
+"""What each rank does, in what order: DistIR, tail blocks, projection, passes over ranks' programs, emission."""
 
-from distir_relax.lowering.fuse import FuseLocal, as_ranks_run
-from distir_relax.lowering.project import Project, project
-from distir_relax.lowering.to_distir import ToDistIR
+from __future__ import annotations
 
-__all__ = ["FuseLocal", "Project", "ToDistIR", "as_ranks_run", "project"]
+import importlib
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from distir_relax.lowering.project import Project
+    from distir_relax.lowering.ranked.fuse import FuseLocal
+    from distir_relax.lowering.to_distir import ToDistIR
+
+__all__ = ["FuseLocal", "Project", "ToDistIR"]
+
+# A rank imports the emission from here, and must not pay for the compiler.
+_HOMES = {
+    "FuseLocal": "distir_relax.lowering.ranked.fuse",
+    "Project": "distir_relax.lowering.project",
+    "ToDistIR": "distir_relax.lowering.to_distir",
+}
+
+
+def __getattr__(name: str) -> Any:
+    if name in _HOMES:
+        return getattr(importlib.import_module(_HOMES[name]), name)
+    raise AttributeError(f"module 'distir_relax.lowering' has no attribute {name!r}")

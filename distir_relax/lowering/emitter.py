@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from distir_relax.ir import Attribute, DeviceMesh, Op, PlacedType, Size, Value, fresh_name, per_rank
-from distir_relax.ops.placed import infer_placed, placed
+from distir_relax.ir import Attribute, Kinds, Op, PlacedType, Size, Value, fresh_name, mesh_kinds
+from distir_relax.layout import DeviceMesh
+from distir_relax.ops.table.placed import infer_placed
 
 
 @dataclass(slots=True)
@@ -22,7 +23,7 @@ class PlacedEmitter:
     @property
     def devices(self) -> tuple[int, ...]:
         """All devices of the mesh."""
-        return tuple(range(self.mesh.size))
+        return self.mesh.devices
 
     def emit(self, name: str, *operands: Value, **attrs: Attribute) -> Value | tuple[Value, ...]:
         """Add an op; its value, or the tuple of its values. Its results are named after `hint`."""
@@ -52,7 +53,7 @@ class PlacedEmitter:
     ) -> tuple[PlacedType, ...]:
         """The result types on `devices`, by default all of them."""
         chosen = self.devices if devices is None else devices
-        return infer_placed(name, [placed(v) for v in operands], attrs, chosen, self.location)
+        return infer_placed(name, [v.placed for v in operands], attrs, chosen, self.location)
 
     def fresh(self, name: str) -> str:
         """`name`, or a numbered variant of it when it is taken."""
@@ -60,17 +61,17 @@ class PlacedEmitter:
 
     def by_index(self, axis: int, sizes: tuple[int, ...]) -> Size:
         """A number for each index along a mesh axis, as a number for each device."""
-        return per_rank([sizes[self.mesh.coordinates(d)[axis]] for d in self.devices])
+        return mesh_kinds(self.mesh, (axis,)).spread(sizes)
 
 
-def merge_attrs(rows: list[dict[str, Attribute]]) -> dict[str, Attribute]:
-    """Attributes of all devices as one: rank by rank where numbers differ."""
-    return {key: _merge([row[key] for row in rows]) for key in rows[0]}
+def merge_attrs(rows: list[dict[str, Attribute]], kinds: Kinds) -> dict[str, Attribute]:
+    """Attributes of all kinds of devices as one: rank by rank where numbers differ."""
+    return {key: _merge([row[key] for row in rows], kinds) for key in rows[0]}
 
 
-def _merge(values: list[Attribute]) -> Attribute:
+def _merge(values: list[Attribute], kinds: Kinds) -> Attribute:
     if all(v == values[0] for v in values):
         return values[0]
     if all(isinstance(v, tuple) for v in values):
-        return tuple(_merge(list(items)) for items in zip(*values, strict=True))
-    return per_rank([v for v in values if isinstance(v, int)])
+        return tuple(_merge(list(items), kinds) for items in zip(*values, strict=True))
+    return kinds.spread([v for v in values if isinstance(v, int)])

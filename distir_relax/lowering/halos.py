@@ -3,7 +3,8 @@
 For each device, interval arithmetic says which rows of the operand its rows of the result are made from
 (`Window.reads`). What it holds of them it keeps, the rest comes by `send` from one or several others, and is joined in
 the order of the rows: what a lower index along the mesh axis sends goes first. Then the op runs on just these rows,
-with the padding that is left at the ends of the whole tensor, or told where in the whole its part lies. A kernel of 3 over 5 rows on two devices::
+with the padding that is left at the ends of the whole tensor, or told where in the whole its part lies. A kernel of 3
+over 5 rows on two devices::
 
     index 0    a0 a1 a2 | b3            sends a2, receives b3
     index 1         a2 | b3 b4          sends b3, receives a2
@@ -17,13 +18,13 @@ from __future__ import annotations
 
 import itertools
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Container, Sequence
 from dataclasses import astuple, dataclass
 from itertools import pairwise
 
-from distir_relax.ir import DeviceMesh, DTensorType, Op, Placement, Shard, Size, Value, block_bounds, per_rank
+from distir_relax.ir import DTensorType, Op, Value, at_rank, per_rank
+from distir_relax.layout import DeviceMesh, Placement, Shard, block_bounds
 from distir_relax.lowering.emitter import PlacedEmitter
-from distir_relax.ops.placed import placed
 from distir_relax.lowering.tails import Tails
 from distir_relax.ops import Window, lookup
 
@@ -61,9 +62,9 @@ class SplitWindow:
 
 def split_windows(op: Op, mesh: DeviceMesh) -> list[SplitWindow]:
     """The windows of an op of the sharded stage along whose dims it is split."""
-    results = [_dtensor(v) for v in op.results]
-    kinds = [_dtensor(v) for v in op.operands]
-    if lookup(op.name, op.location).windowed is None:
+    results = [v.dtensor for v in op.results]
+    kinds = [v.dtensor for v in op.operands]
+    if lookup(op.name, op.location).split.windowed is None:
         return []
     rule = lookup(op.name).rule_for([k.tensor for k in kinds], op.attrs, [k.tensor for k in results])
     found = []
@@ -92,13 +93,10 @@ def fetch(emitter: PlacedEmitter, tails: Tails, operands: Sequence[Value], split
     return moved
 
 
-def parts(emitter: PlacedEmitter, split: Sequence[SplitWindow]) -> list[dict[int, tuple[int, ...]]]:
-    """For each device, what its op must know of its part along each window: see `Window.part`."""
+def parts(mesh: DeviceMesh, split: Sequence[SplitWindow], devices: Sequence[int]) -> list[dict[int, tuple[int, ...]]]:
+    """For each of `devices`, what its op must know of its part along each window: see `Window.part`."""
     known = [(item, item.parts()) for item in split]
-    return [
-        {item.window.index: rows[item.index(emitter.mesh, device)] for item, rows in known}
-        for device in emitter.devices
-    ]
+    return [{item.window.index: rows[item.index(mesh, device)] for item, rows in known} for device in devices]
 
 
 Piece = tuple[int, int]
@@ -125,7 +123,7 @@ def _exchange(emitter: PlacedEmitter, value: Value, split: SplitWindow, name: st
     for way, pieces in sorted(ways.items(), key=lambda item: (abs(item[0].distance), astuple(item[0]))):
         emitter.hint = f"{name}.edge"
         part = _cut(emitter, value, split, pieces)
-        targets = _devices(mesh, split, [index + way.distance for index in pieces])
+        targets = _devices(mesh, split, {index + way.distance for index in pieces})
         emitter.hint = f"{name}.halo"
         received.append((way.distance, emitter.on(targets, "send", part)))
     emitter.hint = f"{name}.rows"
@@ -168,18 +166,19 @@ def _kept(split: SplitWindow) -> list[Piece]:
 def _cut(emitter: PlacedEmitter, value: Value, split: SplitWindow, pieces: dict[int, Piece]) -> Value:
     """Rows of `value` on the devices of some numbers; itself where that is all of it."""
     dim = split.window.operand_dim
-    devices = _devices(emitter.mesh, split, list(pieces))
+    devices = _devices(emitter.mesh, split, pieces)
     rows = [pieces[split.index(emitter.mesh, d)] for d in devices]
-    kind = placed(value)
-    held = [kind.local(kind.devices.index(d)).shape[dim] for d in devices]
+    kind = value.placed
+    places = {device: index for index, device in enumerate(kind.devices)}
+    held = [at_rank(kind.shape[dim], places[d]) for d in devices]
     if devices == kind.devices and all(row == (0, n) for row, n in zip(rows, held, strict=True)):
         return value
     begin, end = per_rank([a for a, _ in rows]), per_rank([b for _, b in rows])
     return emitter.on(devices, "strided_slice", value, axes=(dim,), begin=(begin,), end=(end,), strides=(1,))
 
 
-def _devices(mesh: DeviceMesh, split: SplitWindow, indices: Sequence[int]) -> tuple[int, ...]:
-    return tuple(d for d in range(mesh.size) if split.index(mesh, d) in indices)
+def _devices(mesh: DeviceMesh, split: SplitWindow, indices: Container[int]) -> tuple[int, ...]:
+    return tuple(d for d in mesh.devices if split.index(mesh, d) in indices)
 
 
 def _axes(kind: DTensorType, dim: int) -> tuple[int, ...]:
@@ -190,8 +189,3 @@ def _bounds(kind: DTensorType, dim: int, mesh: DeviceMesh) -> tuple[int, ...]:
     bounds = block_bounds(kind.placements, dim, kind.shape[dim], mesh.shape)
     assert bounds is not None, f"{kind} is not split in blocks"
     return bounds
-
-
-def _dtensor(value: Value) -> DTensorType:
-    assert isinstance(value.type, DTensorType), f"{value}: {value.type}"
-    return value.type

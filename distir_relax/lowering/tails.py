@@ -15,10 +15,10 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from distir_relax.ir import DTensorType, Op, Partial, PlacedType, Placement, Shard, Untyped, Value
+from distir_relax.ir import DTensorType, Op, PlacedType, Untyped, Value
+from distir_relax.layout import Partial, Placement, Shard
 from distir_relax.lowering.emitter import PlacedEmitter
-from distir_relax.ops import evaluate, lookup, number_range
-from distir_relax.ops.placed import placed
+from distir_relax.ops import Trait, evaluate, lookup, number_range
 
 MODES = ("ragged", "pad")
 
@@ -80,7 +80,7 @@ class Tails:
         (segment,) = placement.cut.segments
         if self.mode == "ragged" or len(set(segment.sizes)) == 1:
             return value
-        kind = placed(value)
+        kind = value.placed
         result = emitter.one(
             name,
             value,
@@ -115,7 +115,7 @@ class Tails:
         entry = lookup(op.name)
         known = [self.filling.get((v.name, axis)) for v in operands]
         split = [_is_split(v, axis) for v in op.operands]
-        if entry.pointwise and op.operands and all(n is not None for n in known):
+        if Trait.POINTWISE in entry.traits and op.operands and all(n is not None for n in known):
             return _apply(op, known)
         for group in entry.linear_sets(len(operands), op.attrs):
             if all(split[i] and known[i] == 0.0 for i in group):

@@ -1,72 +1,88 @@
-"""What each op means: the op table, one family a file."""
+"""What each op means: the op table, one family a folder.
+
+`distir_relax.ops.table` is the machinery; what other packages use of it is named here too.
+"""
 
 # Each family enters its ops in the table when it is imported.
 from distir_relax.ops import (  # noqa: F401
-    adaptive,
-    attention,
     communication,
-    composite,
-    composite_math,
-    composite_onnx,
-    composite_relax,
-    composite_shape,
     contraction,
-    gradient,
-    grouped,
-    identity,
+    creation,
+    elementwise,
     indexing,
-    interpolate,
-    maxima,
+    movement,
     normalization,
-    parts,
-    points,
-    pointwise,
-    pooling,
+    optimizer,
     program,
     reduction,
-    resample,
-    resize,
-    resize_onnx,
-    scatter,
-    scatter_calls,
-    selection,
-    shape,
-    window,
+    spatial,
 )
-from distir_relax.ops.builder import Builder, infer, tensor_type
-from distir_relax.ops.check import check
-from distir_relax.ops.data_dependent import HINT as DATA_DEPENDENT_HINT
-from distir_relax.ops.data_dependent import REASON as DATA_DEPENDENT
-from distir_relax.ops.data_dependent import is_data_dependent
-from distir_relax.ops.expression import evaluate, is_zero, relax_expression, torch_expression, torch_in_place
-from distir_relax.ops.numbers import number_range
-from distir_relax.ops.onnx_operands import OnnxOperands
-from distir_relax.ops.registry import (
+from distir_relax.ops.table import (
+    BLOCKED,
+    NO_COMPUTATION,
     OF_PROGRAMS,
+    PARALLEL,
+    TABLE,
+    WINDOW,
+    Attrs,
+    Builder,
+    Code,
     Cost,
     Emitter,
     Expansion,
+    Factor,
+    OnnxOperands,
     OpDef,
+    Rule,
+    Semantics,
+    Split,
+    StridedWindow,
+    Table,
+    Trait,
+    Types,
+    Window,
+    all_operands,
+    aten,
     aten_spellings,
+    check,
     define,
     entries,
+    evaluate,
+    infer,
+    is_zero,
     lookup,
     lookup_aten,
     lookup_onnx,
     lookup_relax,
+    no_flops,
+    number_range,
+    onnx,
     onnx_spellings,
+    operands,
+    parse_rule,
+    relax,
+    relax_expression,
+    relax_spellings,
+    same_type,
+    torch_expression,
+    torch_in_place,
 )
-from distir_relax.ops.rule import BLOCKED, PARALLEL, WINDOW, Factor, Rule, parse_rule
-from distir_relax.ops.sliding import StridedWindow, Window
+from distir_relax.ops.table.data_dependent import HINT as DATA_DEPENDENT_HINT
+from distir_relax.ops.table.data_dependent import REASON as DATA_DEPENDENT
+from distir_relax.ops.table.data_dependent import is_data_dependent
 
 __all__ = [
     "BLOCKED",
     "DATA_DEPENDENT",
     "DATA_DEPENDENT_HINT",
+    "NO_COMPUTATION",
     "OF_PROGRAMS",
     "PARALLEL",
+    "TABLE",
     "WINDOW",
+    "Attrs",
     "Builder",
+    "Code",
     "Cost",
     "Emitter",
     "Expansion",
@@ -74,8 +90,15 @@ __all__ = [
     "OnnxOperands",
     "OpDef",
     "Rule",
+    "Semantics",
+    "Split",
     "StridedWindow",
+    "Table",
+    "Trait",
+    "Types",
     "Window",
+    "all_operands",
+    "aten",
     "aten_spellings",
     "check",
     "define",
@@ -88,11 +111,16 @@ __all__ = [
     "lookup_aten",
     "lookup_onnx",
     "lookup_relax",
+    "no_flops",
     "number_range",
+    "onnx",
     "onnx_spellings",
+    "operands",
     "parse_rule",
+    "relax",
     "relax_expression",
-    "tensor_type",
+    "relax_spellings",
+    "same_type",
     "torch_expression",
     "torch_in_place",
 ]

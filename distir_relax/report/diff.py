@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections import Counter
 
 from distir_relax.bundle import Bundle, local_bytes
-from distir_relax.ir import DTensorType, Module, parse, print_placements
-from distir_relax.sharding import traffic
+from distir_relax.ir import DTensorType, Module, parse
+from distir_relax.layout import print_placements
+from distir_relax.sharding import redistributions
 
 
 def diff(first: Bundle, second: Bundle) -> str:
@@ -25,12 +26,12 @@ def diff(first: Bundle, second: Bundle) -> str:
     for name in {**before, **after}:
         a, b = before.get(name, "absent"), after.get(name, "absent")
         if a != b:
-            lines.append(f"%{name}: {a} -> {b}")
+            lines.append(f"{name}: {a} -> {b}")
     counts = _collectives(old), _collectives(new)
     for key in sorted(counts[0].keys() | counts[1].keys()):
         if counts[0][key] != counts[1][key]:
             lines.append(f"{key}: {counts[0][key]} -> {counts[1][key]}")
-    sent = [sum(moved.bytes for moved in traffic(module)) for module in (old, new)]
+    sent = [sum(moved.bytes * moved.times for moved in redistributions(module)) for module in (old, new)]
     if sent[0] != sent[1]:
         lines.append(f"bytes sent per device and step: {sent[0]:,.0f} -> {sent[1]:,.0f}")
     held = [_weight_bytes(bundle) for bundle in (first, second)]
@@ -40,17 +41,26 @@ def diff(first: Bundle, second: Bundle) -> str:
 
 
 def _placements(module: Module) -> dict[str, str]:
-    values = [i.value for i in module.main.inputs] + [v for op in module.main.ops for v in op.results]
-    return {v.name: print_placements(v.type.placements) for v in values if isinstance(v.type, DTensorType)}
+    found: dict[str, str] = {}
+    for function in module.functions:
+        values = [i.value for i in function.inputs] + [v for op in function.ops for v in op.results]
+        layouts = ((v.name, v.type.placements) for v in values if isinstance(v.type, DTensorType))
+        prefix = "%" if function is module.main else f"@{function.name}."
+        found.update((f"{prefix}{name}", print_placements(placements)) for name, placements in layouts)
+    return found
 
 
 def _collectives(module: Module) -> Counter[str]:
-    return Counter(f"{name} along {axis}" for moved in traffic(module) for name, axis in moved.collectives)
+    found: Counter[str] = Counter()
+    for moved in redistributions(module):
+        for name, axis in moved.collectives:
+            found[f"{name} along {axis}"] += moved.times
+    return found
 
 
 def _weight_bytes(bundle: Bundle) -> list[int]:
     mesh = bundle.manifest.mesh
-    return [sum(local_bytes(t, mesh, rank) for t in bundle.manifest.weights) for rank in range(mesh.world_size)]
+    return [sum(local_bytes(t, mesh, rank) for t in bundle.manifest.weights) for rank in range(mesh.size)]
 
 
 def _numbers(values: list[int]) -> str:

@@ -4,55 +4,51 @@ from __future__ import annotations
 
 import difflib
 import itertools
-import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
 from distir_relax.bundle import Bundle
 from distir_relax.errors import DistIRError
-from distir_relax.ir import (
-    DeviceMesh,
-    DTensorType,
-    Function,
-    Module,
-    Op,
-    Partial,
-    Placement,
-    R,
-    Shard,
-    parse,
-    print_placements,
-)
-from distir_relax.ops import lookup
-from distir_relax.sharding import bytes_sent, traffic
-from distir_relax.sharding.cuts import refined
-
-_REASON = re.compile(
-    r"(?P<root>from the annotation at .+?)(?:, through (?P<op>\S+) (?P<factor>.+) of %(?P<source>\S+))?"
-)
-_LINE = re.compile(r"^\s*(?:\w+ )?%(?P<name>[^\s:]+): .*?#[^;]*; (?P<remark>.*)$", re.MULTILINE)
+from distir_relax.ir import DTensorType, Function, Module, Op, Reason, parse, parse_records
+from distir_relax.layout import DeviceMesh, Partial, Placement, R, Shard, print_placements
+from distir_relax.layout.division import refined
+from distir_relax.ops import Trait, lookup
+from distir_relax.sharding import bytes_sent, redistributions
 
 
 def explain(bundle: Bundle, name: str) -> str:
     """The layout of the value `name` (with or without ``%``) of a bundle, in words.
 
     Its chain of reasons back to the annotation, the bytes that each device sends to make it and to bring it where it
-    is used, and the layout that would send least instead. Raises `DistIRError` when there is no such value.
+    is used, and the layout that would send least instead. A value of a function may be named with it, as
+    ``@layer.linear``; it is explained as in the first call. Raises `DistIRError` when there is no such value, or when
+    several functions have one.
     """
-    text = bundle.stage("sharded")
-    module = parse(text, "sharded.txt")
-    remarks = {match["name"]: match["remark"].split("; ") for match in _LINE.finditer(text)}
-    name = name.removeprefix("%")
-    kinds = _kinds(module.main)
-    if name not in kinds:
-        near = difflib.get_close_matches(name, kinds, n=3)
-        hint = f"did you mean %{' or %'.join(near)}?" if near else "distir show --stage sharded lists them"
-        raise DistIRError(f"the program has no value %{name}", "", hint)
-    lines = [f"%{name}: {kinds[name]}", *_chains(name, remarks)]
-    moves = [*_moves(module, name)]
+    module = parse(bundle.stage("sharded"), "sharded.txt")
+    reasons = [r for r in parse_records(bundle.records, "records.json") if isinstance(r, Reason)]
+    function, name = _find(module, name.removeprefix("%"))
+    kind = _kinds(function)[name]
+    # What a function takes comes from the entry function: a chain may go on there.
+    known = [r for f in dict.fromkeys((function.name, module.main.name)) for r in reasons if r.function == f]
+    whose = "" if function is module.main else f" of @{function.name}"
+    lines = [f"%{name}{whose}: {kind}", *_chains(function.name, name, known)]
+    moves = [*_moves(module, function, name)]
     lines += moves or ["nothing is sent to make it or to bring it where it is used"]
-    lines += _alternative(module, name, kinds[name])
+    lines += _alternative(module, function, name, kind)
     return "\n".join(lines)
+
+
+def _find(module: Module, name: str) -> tuple[Function, str]:
+    """The function and the value that a user names."""
+    found = [(f, value) for f in module.functions for value in _kinds(f) if name in (value, f"@{f.name}.{value}")]
+    if found and (len(found) == 1 or found[0][0] is module.main):
+        return found[0]
+    if found:
+        names = " or ".join(f"@{function.name}.{value}" for function, value in found)
+        raise DistIRError(f"several functions have a value %{name}", "", f"say which: {names}")
+    near = difflib.get_close_matches(name, [value for f in module.functions for value in _kinds(f)], n=3)
+    hint = f"did you mean %{' or %'.join(near)}?" if near else "distir show --stage sharded lists them"
+    raise DistIRError(f"the program has no value %{name}", "", hint)
 
 
 def _kinds(function: Function) -> dict[str, DTensorType]:
@@ -60,45 +56,50 @@ def _kinds(function: Function) -> dict[str, DTensorType]:
     return {v.name: v.type for v in values if isinstance(v.type, DTensorType)}
 
 
-def _chains(name: str, remarks: Mapping[str, list[str]]) -> list[str]:
-    reasons = [match for text in remarks.get(name, ()) if (match := _REASON.fullmatch(text))]
-    if not reasons:
+def _chains(function: str, name: str, reasons: Sequence[Reason]) -> list[str]:
+    mine = [reason for reason in reasons if (reason.function, reason.value) == (function, name)]
+    if not mine:
         return ["no annotation reaches it: its layout follows from its operands"]
-    return [line for reason in reasons for line in _chain(name, reason, remarks)]
+    return [line for reason in mine for line in _chain(reason, reasons)]
 
 
-def _chain(name: str, reason: re.Match[str], remarks: Mapping[str, list[str]]) -> list[str]:
-    lines, seen = [], {name}
-    at: re.Match[str] | None = reason
-    while at is not None and at["source"] and at["source"] not in seen:
-        lines.append(f"  %{name} is split as %{at['source']} is, through {at['op']} {at['factor']}")
-        name = at["source"]
+def _chain(reason: Reason, reasons: Sequence[Reason]) -> list[str]:
+    """From a value back to the annotation that decides how it is split along an axis."""
+    lines, seen = [], {reason.value}
+    name, at = reason.value, reason
+    while at.source and at.source not in seen:
+        lines.append(f"  %{name} is split as %{at.source} is, through {at.op} {at.factor}")
+        name = at.source
         seen.add(name)
-        found = (_REASON.fullmatch(text) for text in remarks.get(name, ()))
-        at = next((match for match in found if match and match["root"] == reason["root"]), None)
-    return [*lines, f"  %{name} is split {reason['root']}"]
+        before = next((r for r in reasons if (r.value, r.axis, r.annotation) == (name, at.axis, at.annotation)), None)
+        if before is None:
+            break
+        at = before
+    return [*lines, f"  %{name} is split {reason.root}"]
 
 
-def _moves(module: Module, name: str) -> Iterator[str]:
-    by_result = {moved.result: moved for moved in traffic(module)}
-    for op in module.main.ops:
-        if op.results[0].name in by_result and name in (op.operands[0].name, op.results[0].name):
-            have, want = (_type(op.operands[0]), _type(op.results[0]))
+def _moves(module: Module, function: Function, name: str) -> Iterator[str]:
+    by_result = {moved.result: moved for moved in redistributions(module) if moved.function == function.name}
+    for op in function.ops:
+        moved = by_result.get(op.results[0].name)
+        if moved and name in (op.operands[0].name, op.results[0].name):
+            have, want = (op.operands[0].dtensor, op.results[0].dtensor)
             yield (
                 f"%{op.results[0].name} = redistribute(%{op.operands[0].name}), "
                 f"{print_placements(have.placements)} to {print_placements(want.placements)}: "
-                f"{by_result[op.results[0].name]}{f'  # {op.location}' if op.location else ''}"
+                f"{moved}{f', {moved.times} times' if moved.times > 1 else ''}"
+                f"{f'  # {op.location}' if op.location else ''}"
             )
 
 
-def _alternative(module: Module, name: str, kind: DTensorType) -> list[str]:
+def _alternative(module: Module, function: Function, name: str, kind: DTensorType) -> list[str]:
     """The other layout of the value that would send least, its producer and its uses being as they are."""
     mesh = module.meshes[0]
-    maker = next((op for op in module.main.ops if name in {v.name for v in op.results}), None)
-    source = _type(maker.operands[0]) if maker is not None and _is_redistribution(maker) else kind
+    maker = next((op for op in function.ops if name in {v.name for v in op.results}), None)
+    source = maker.operands[0].dtensor if maker is not None and _is_redistribution(maker) else kind
     needs = [
-        _type(op.results[0]) if _is_redistribution(op) else kind
-        for op in module.main.ops
+        op.results[0].dtensor if _is_redistribution(op) else kind
+        for op in function.ops
         if name in {v.name for v in op.operands}
     ]
 
@@ -130,10 +131,4 @@ def _layouts(kind: DTensorType, mesh: DeviceMesh) -> Iterator[tuple[Placement, .
 
 
 def _is_redistribution(op: Op) -> bool:
-    return lookup(op.name, op.location).role == "redistribution"
-
-
-def _type(value: object) -> DTensorType:
-    kind = getattr(value, "type", None)
-    assert isinstance(kind, DTensorType)
-    return kind
+    return Trait.REDISTRIBUTION in lookup(op.name, op.location).traits

@@ -6,8 +6,8 @@ from typing import Any
 
 import numpy as np
 
+from distir_relax.analysis.communication_matrix import bytes_between
 from distir_relax.analysis.simulation import Simulation
-from distir_relax.analysis.traffic import bytes_between
 
 CELLS = 32
 """How many rows and columns a matrix has at most."""

@@ -17,9 +17,8 @@ def summary(simulation: Simulation) -> str:
     lines = [f"on {s.profile.name}: {seconds(s.makespan)} on {count(s.devices, 'device')}"]
     if s.throughput is not None:
         lines[0] += f", {s.throughput:,.4g} samples/s"
-    lines.append(
-        f"time      compute {1 - s.bubble - s.communication:.1%}, communication {s.communication:.1%}, idle {s.bubble:.1%}"
-    )
+    compute = 1 - s.bubble - s.communication
+    lines.append(f"time      compute {compute:.1%}, communication {s.communication:.1%}, idle {s.bubble:.1%}")
     if s.overlapped.any():
         lines.append(f"          beside it, streams are busy for {seconds(float(s.overlapped.mean()))} a device")
     device = int(s.peak_memory.argmax())

@@ -81,8 +81,10 @@ def plot(validation: Validation) -> str:
         f'<text x="{left}" y="24" font-size="14">{title}</text>',
         f'<text x="{left + size / 2}" y="{top + size + 38}" text-anchor="middle">measured time of a step</text>',
         f'<text transform="translate(18 {top + size / 2}) rotate(-90)" text-anchor="middle">predicted</text>',
-        f'<circle class="one" cx="{left + 14}" cy="{top + 16}" r="3.5"/><text x="{left + 24}" y="{top + 20}">1 rank</text>',
-        f'<circle class="two" cx="{left + 14}" cy="{top + 34}" r="3.5"/><text x="{left + 24}" y="{top + 38}">more</text>',
+        f'<circle class="one" cx="{left + 14}" cy="{top + 16}" r="3.5"/>'
+        f'<text x="{left + 24}" y="{top + 20}">1 rank</text>',
+        f'<circle class="two" cx="{left + 14}" cy="{top + 34}" r="3.5"/>'
+        f'<text x="{left + 24}" y="{top + 38}">more</text>',
         "</svg>",
     ]
     return "\n".join(parts) + "\n"

@@ -16,12 +16,12 @@ from __future__ import annotations
 
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
-from distir_relax.bundle import Mesh, Tensor
 from distir_relax.errors import RunError
+from distir_relax.layout import REDUCTIONS, Collective, DeviceMesh
 from distir_relax.runtime.arrays import as_torch, dtype_name, like, split, torch_dtype
 from distir_relax.runtime.progress import Progress, Traffic
 
@@ -29,8 +29,6 @@ if TYPE_CHECKING:
     import torch
 
     from distir_relax.runtime.arrays import Array
-
-REDUCTIONS = ("sum", "mean", "min", "max")
 
 
 class Communicator(ABC):
@@ -41,11 +39,11 @@ class Communicator(ABC):
     `all_reduce` it may be `x` itself. Methods raise RunError when sizes do not fit `x`, or a peer has failed.
     """
 
-    def __init__(self, rank: int, mesh: Mesh, device: str = "cpu") -> None:
+    def __init__(self, rank: int, mesh: DeviceMesh, device: str = "cpu") -> None:
         self.rank = rank
         self.mesh = mesh
-        self.world_size = mesh.world_size
-        self.local_size = mesh.world_size
+        self.world_size = mesh.size
+        self.local_size = mesh.size
         """The ranks that share this node's cores."""
         self.device = device
         self.traffic = Traffic()
@@ -61,7 +59,7 @@ class Communicator(ABC):
         index, n, _ = self._place(axis)
         source = as_torch(x)
         _check_reduction(op, source)
-        with self._step(step, "all_reduce", 2 * (n - 1) * _bytes(source) // n):
+        with self._step(step, "all_reduce", int(Collective.ALL_REDUCE.sends_of(n, _bytes(source)))):
             target = source.new_empty(source.shape) if out is None else as_torch(out)
             if out is not x:
                 target.copy_(source)
@@ -77,7 +75,9 @@ class Communicator(ABC):
         source = as_torch(x)
         self._check_sizes("all_gather", sizes, n, axis, source, dim, sizes[me] if me < len(sizes) else -1)
         row = _row_bytes(source, dim)
-        with self._step(step, "all_gather", row * (sum(sizes) - sizes[(me + 1) % n])):
+        with self._step(
+            step, "all_gather", row * Collective.ALL_GATHER.sends_of(n, sum(sizes), 0, sizes[(me + 1) % n])
+        ):
             shapes = [_with(source.shape, {dim: size}) for size in sizes]
             counts = [math.prod(shape) for shape in shapes]
             target = _flat_target(out, dim, source, _with(source.shape, {dim: sum(sizes)}))
@@ -93,7 +93,7 @@ class Communicator(ABC):
         _check_reduction(op, source)
         self._check_sizes("reduce_scatter", sizes, n, axis, source, dim, sum(sizes))
         row = _row_bytes(source, dim)
-        with self._step(step, "reduce_scatter", row * (sum(sizes) - sizes[me])):
+        with self._step(step, "reduce_scatter", row * Collective.REDUCE_SCATTER.sends_of(n, sum(sizes), sizes[me])):
             shape = _with(source.shape, {dim: sizes[me]})
             if n == 1 or not source.numel():
                 return self._give(source.reshape(shape).clone(), x, out)
@@ -122,7 +122,7 @@ class Communicator(ABC):
         if split_dim == concat_dim:
             raise RunError(f"all_to_all needs two dims, found dim {split_dim} twice")
         row = _row_bytes(source, split_dim)
-        with self._step(step, "all_to_all", row * (sum(split_sizes) - split_sizes[me])):
+        with self._step(step, "all_to_all", row * Collective.ALL_TO_ALL.sends_of(n, sum(split_sizes), split_sizes[me])):
             pieces = split(source, split_sizes, split_dim)
             shapes = [_with(source.shape, {split_dim: split_sizes[me], concat_dim: size}) for size in concat_sizes]
             counts = [math.prod(shape) for shape in shapes]
@@ -135,8 +135,9 @@ class Communicator(ABC):
     def resplit(
         self, x: Array, axis: str, dim: int, pieces: Sequence[Sequence[int]], step: int = 0, out: Array | None = None
     ) -> Any:
-        """From one cut of `dim` to another: rank i sends its stretch j, of `pieces[i][j]` elements along `dim`, to rank j.
+        """From one cut of `dim` to another.
 
+        Rank i sends its stretch j, of `pieces[i][j]` elements along `dim`, to rank j.
         The stretches of a rank stand one after the other; it ends with what it receives, in the order of the ranks.
         """
         index, n, me = self._place(axis)
@@ -144,7 +145,7 @@ class Communicator(ABC):
         sizes, received = list(pieces[me]), [row[me] for row in pieces]
         self._check_sizes("resplit", sizes, n, axis, source, dim, sum(sizes))
         row = _row_bytes(source, dim)
-        with self._step(step, "resplit", row * (sum(sizes) - sizes[me])):
+        with self._step(step, "resplit", row * Collective.ALL_TO_ALL.sends_of(n, sum(sizes), sizes[me])):
             parts = split(source, sizes, dim)
             shapes = [_with(source.shape, {dim: size}) for size in received]
             counts = [math.prod(shape) for shape in shapes]
@@ -166,7 +167,10 @@ class Communicator(ABC):
         return self._give(part.contiguous(), x, out)
 
     def shard_start(self, axis: str, sizes: Sequence[int], dtype: str, out: Array | None = None) -> Any:
-        """Where this rank's part begins in a dim cut into `sizes` along `axis`: a tensor without dims. Nothing is sent."""
+        """Where this rank's part begins in a dim cut into `sizes` along `axis`: a tensor without dims.
+
+        Nothing is sent.
+        """
         import torch
 
         _, _, me = self._place(axis)
@@ -192,23 +196,14 @@ class Communicator(ABC):
             self._recv(target.view(-1), peer)
             return target if out is None else self._settle(target, out)
 
+    def index(self, axis: str) -> int:
+        """This rank's place along a mesh axis: who it is in its group."""
+        return self._place(axis)[2]
+
     def barrier(self, step: int = 0) -> None:
         """Wait for every rank of the mesh."""
         with self._step(step, "barrier", 0):
             self._barrier()
-
-    def assemble(self, tensor: Tensor, local: Array | None) -> Any:
-        """The global value of an output on rank 0, and None elsewhere; a torch tensor on the CPU.
-
-        `local` is this rank's shard as `tensor` lays it out, None where it holds nothing of it. Replicas are taken from the lowest rank.
-        What this moves is not counted in `traffic`. Raises RunError when `local` has another shape or dtype.
-        """
-        from distir_relax.runtime.assemble import assemble
-
-        self.progress.enter(f"collecting output {tensor.name}", "gather")
-        result = assemble(self, tensor, None if local is None else as_torch(local))
-        self.progress.leave()
-        return result
 
     @contextmanager
     def _step(self, step: int, kind: str, sent: int) -> Iterator[None]:
@@ -303,6 +298,21 @@ class Communicator(ABC):
     @abstractmethod
     def _barrier(self) -> None:
         """Wait for all ranks."""
+
+
+_Method = TypeVar("_Method", bound=Callable[..., Any])
+
+
+def collective(method: _Method) -> _Method:
+    """Give every communicator one more method: a function of the communicator, of an op's operands and attributes.
+
+    It has the op's name, and is written with the methods that there are, so that every transport has it; they count
+    and watch what it does. Raises ValueError when communicators have that name already.
+    """
+    if hasattr(Communicator, method.__name__):
+        raise ValueError(f"communicators have {method.__name__!r} already")
+    setattr(Communicator, method.__name__, method)
+    return method
 
 
 def _check_reduction(op: str, x: torch.Tensor) -> None:

@@ -38,10 +38,10 @@ def two_ranks() -> None:
     """One of the two ranks that the MPI check starts: a real all-reduce. Exits with an error when its sum is wrong."""
     import torch
 
-    from distir_relax.bundle import Mesh
-    from distir_relax.runtime.world import connect
+    from distir_relax.layout import DeviceMesh
+    from distir_relax.runtime.join import connect
 
-    comm = connect(Mesh((2,), ("pair",)))
+    comm = connect(DeviceMesh((2,), ("pair",)))
     if comm is None:
         raise SystemExit("started without an MPI launcher")
     total = comm.all_reduce(torch.arange(4.0) * (comm.rank + 1), "pair", "sum")

@@ -117,7 +117,7 @@ def _run_rank(world: World, options: RunOptions) -> RunReport | None:
         inputs = _prepare(options, bundle)
     manifest = bundle.manifest
     try:
-        world.agree_equal("the bundle", [manifest.format, manifest.name, manifest.schedule_hash])
+        world.agree_equal("the bundle", [manifest.format, manifest.name, manifest.schedule_hash, manifest.checksums])
     except RunError as error:
         raise _Agreed(error) from None
     with _agreed(world):

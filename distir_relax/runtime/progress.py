@@ -29,19 +29,30 @@ class Traffic:
         return sum(self.bytes.values())
 
 
+@dataclass(frozen=True, slots=True)
+class Point:
+    """A communication of `kind`: its `step`, an index or words where it has none, for the n-th `time` of the run."""
+
+    step: int | str
+    kind: str
+    time: int = 0
+
+
 class Progress:
     """Where a rank is in its program. Written by the rank's thread, read by the watchdog's."""
 
     def __init__(self) -> None:
-        self.current: tuple[int | str, str] | None = None
-        self.last: tuple[int | str, str] | None = None
+        self.current: Point | None = None
+        self.last: Point | None = None
         self.since = time.monotonic()
         self.finished = False
+        self._times: dict[int | str, int] = {}
 
     def enter(self, step: int | str, kind: str) -> None:
         """The rank starts to wait in communication `kind` of `step` (an index, or words for what has no index)."""
         self.since = time.monotonic()
-        self.current = (step, kind)
+        times = self._times[step] = self._times.get(step, -1) + 1
+        self.current = Point(step, kind, times)
 
     def leave(self) -> None:
         """The rank has done what it entered."""

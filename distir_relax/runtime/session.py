@@ -15,8 +15,10 @@ from distir_relax.errors import RunError
 from distir_relax.runtime.backends import RankProgram, load_program
 from distir_relax.runtime.communicator import Communicator
 from distir_relax.runtime.inputs import check_inputs, local_inputs
+from distir_relax.runtime.outputs import collect_output
 from distir_relax.runtime.progress import Progress, Traffic
-from distir_relax.runtime.threads import RankReleased, ThreadWorld, wait_for
+from distir_relax.runtime.transports.threads import RankReleased, ThreadWorld, wait_for
+from distir_relax.runtime.verification import verify_programs
 from distir_relax.runtime.watchdog import DEFAULT_TIMEOUT, Watchdog
 from distir_relax.runtime.world import World
 
@@ -37,10 +39,13 @@ class Session:
     def __init__(
         self, bundle: Bundle, backend: str = "torch", device: str = "cpu", timeout: float = DEFAULT_TIMEOUT
     ) -> None:
+        # What was read from files may be what somebody changed.
+        if bundle.path is not None:
+            verify_programs(bundle)
         self.bundle = bundle
         self._timeout = timeout
         self._world = ThreadWorld(bundle.manifest.mesh)
-        ranks = range(bundle.manifest.mesh.world_size)
+        ranks = range(bundle.manifest.mesh.size)
         self.communicators = [self._world.communicator(rank, rank_device(device, rank)) for rank in ranks]
         self._programs = [load_program(backend, bundle, comm.rank, comm, comm.device) for comm in self.communicators]
         self._stuck = False
@@ -107,6 +112,9 @@ class RankSession:
     def load(self) -> None:
         """Load the program and this rank's slices of the weights. Raises BundleError or RunError on this rank alone."""
         comm = self.communicator
+        # One rank of a node looks at the programs of all.
+        if self.bundle.path is not None and self._world.local_rank == 0:
+            verify_programs(self.bundle)
         self._program = load_program(self._backend, self.bundle, comm.rank, comm, comm.device)
 
     def __call__(self, inputs: Mapping[str, Array]) -> dict[str, torch.Tensor]:
@@ -208,7 +216,7 @@ def _run(
     outputs = {}
     found = {tensor.name: result for tensor, result in zip(expected, results, strict=True)}
     for tensor in bundle.manifest.outputs:
-        whole = comm.assemble(tensor, found.get(tensor.name))
+        whole = collect_output(comm, tensor, found.get(tensor.name))
         if whole is not None:
             outputs[tensor.name] = whole
     comm.progress.finished = True

@@ -9,8 +9,10 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from distir_relax.runtime.communicator import Communicator
+    from distir_relax.runtime.progress import Point
 
-Steps = Sequence[str] | Mapping[int, str]
+Steps = Sequence[str] | Mapping[int, str | Sequence[str]]
+"""What each step of a program is; of a step in a function that is called several times, what it is each time."""
 DEFAULT_TIMEOUT = 120.0
 
 
@@ -77,9 +79,10 @@ def describe(comm: Communicator, steps: Steps) -> str:
     return f"rank {comm.rank} {doing}{done}"
 
 
-def _name(place: tuple[int | str, str], steps: Steps) -> str:
-    step, kind = place
+def _name(point: Point, steps: Steps) -> str:
+    step = point.step
     if isinstance(step, str):
         return step
     known = step in steps if isinstance(steps, Mapping) else step < len(steps)
-    return f"step #{step} {steps[step] if known else kind}"
+    what = steps[step] if known else point.kind
+    return f"step #{step} {what if isinstance(what, str) else what[point.time % len(what)]}"

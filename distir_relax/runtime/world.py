@@ -2,63 +2,23 @@
 
 from __future__ import annotations
 
-import os
 from abc import ABC, abstractmethod
-from collections.abc import Mapping
 from typing import Any
 
 from distir_relax import errors
-from distir_relax.bundle import Mesh
 from distir_relax.errors import DistIRError, RunError
+from distir_relax.layout import DeviceMesh
 from distir_relax.runtime.communicator import Communicator
 
 
-def detect(environment: Mapping[str, str] = os.environ) -> str | None:
-    """What started this process: "mpi" (mpirun, srun), "torch" (torchrun), or None for neither."""
-    if any(name in environment for name in ("OMPI_COMM_WORLD_SIZE", "PMI_SIZE", "PMIX_RANK")):
-        return "mpi"
-    if all(name in environment for name in ("RANK", "WORLD_SIZE", "MASTER_ADDR")):
-        return "torch"
-    return None
-
-
-def join_world() -> World | None:
-    """The launch this process is a rank of, or None when it was started alone.
-
-    Raises RunError when the launcher's library cannot be loaded or the ranks cannot meet.
-    """
-    kind = detect()
-    if kind == "mpi":
-        from distir_relax.runtime.mpi import MPIWorld
-
-        return MPIWorld()
-    if kind == "torch":
-        from distir_relax.runtime.torch_distributed import TorchWorld
-
-        return TorchWorld()
-    return None
-
-
-def connect(mesh: Mesh, device: str = "cpu") -> Communicator | None:
-    """This process's communicator over `mesh`, or None when it was started alone (use threads then).
-
-    Raises RunError when the number of ranks is not the mesh's.
-    """
-    world = join_world()
-    if world is None:
-        return None
-    check_size(mesh, world.size)
-    return world.communicator(mesh, device)
-
-
-def check_size(mesh: Mesh, size: int) -> None:
+def check_size(mesh: DeviceMesh, size: int) -> None:
     """Raise RunError when `size` ranks are not as many as `mesh` has."""
-    if size == mesh.world_size:
+    if size == mesh.size:
         return
     grid = ", ".join(f"{axis}={extent}" for axis, extent in zip(mesh.axes, mesh.shape, strict=True))
     raise RunError(
-        f"expected {mesh.world_size} ranks for the mesh ({grid}), found {size}",
-        hint=f"start {mesh.world_size} (mpirun -n {mesh.world_size} distir run ...), or compile for {size} ranks",
+        f"expected {mesh.size} ranks for the mesh ({grid}), found {size}",
+        hint=f"start {mesh.size} (mpirun -n {mesh.size} distir run ...), or compile for {size} ranks",
     )
 
 
@@ -72,7 +32,7 @@ class World(ABC):
     local_size: int
 
     @abstractmethod
-    def communicator(self, mesh: Mesh, device: str = "cpu") -> Communicator:
+    def communicator(self, mesh: DeviceMesh, device: str = "cpu") -> Communicator:
         """A communicator over `mesh`, whose world size must be `size`. All ranks call this together."""
 
     @abstractmethod

@@ -1,24 +1,26 @@
 """How each tensor is laid out over the mesh: annotations, propagation, redistribution."""
 
+from distir_relax.sharding.apply import ApplyShardings
 from distir_relax.sharding.factors import Factoring, factorize
-from distir_relax.sharding.propagate import Gather, Propagate, Propagation
-from distir_relax.sharding.redistribute import Step, bytes_sent, cost, plan, step_cost, steps_bytes
+from distir_relax.sharding.propagate import Propagate
+from distir_relax.sharding.redistribute import Transition, bytes_sent, cost, plan, transition_cost, transitions_bytes
+from distir_relax.sharding.redistributions import Redistribution, redistributions
 from distir_relax.sharding.reductions import DelayReductions
-from distir_relax.sharding.traffic import Traffic, traffic
+from distir_relax.sharding.remarks import remarks
 
 __all__ = [
+    "ApplyShardings",
     "DelayReductions",
     "Factoring",
-    "Gather",
     "Propagate",
-    "Propagation",
-    "Step",
-    "Traffic",
+    "Redistribution",
+    "Transition",
     "bytes_sent",
     "cost",
     "factorize",
     "plan",
-    "step_cost",
-    "steps_bytes",
-    "traffic",
+    "redistributions",
+    "remarks",
+    "transition_cost",
+    "transitions_bytes",
 ]

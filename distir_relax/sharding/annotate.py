@@ -1,34 +1,17 @@
-"""Annotations: the few placements that a user gives, from which all others follow.
+"""Annotations in a model: `annotate_sharding` marks a value where it stands.
 
-In a model, `annotate_sharding` marks a value where it stands. From outside, `apply_shardings` marks inputs and
-parameters by name.
+From outside, `sharding.apply` marks inputs and parameters by name.
 """
 
 from __future__ import annotations
 
-import difflib
 import sys
-from collections.abc import Iterable, Mapping
-from dataclasses import replace
-from fnmatch import fnmatchcase
-from functools import cache, lru_cache
+from functools import cache
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar, Protocol, TypeVar
+from typing import TYPE_CHECKING, Any
 
-from distir_relax.errors import AnnotationError, PlacementError
-from distir_relax.ir import (
-    DeviceMesh,
-    Function,
-    Module,
-    Op,
-    Placement,
-    Shard,
-    TensorType,
-    Value,
-    parse_placements,
-    print_placements,
-)
-from distir_relax.sharding.cuts import reject_crossing
+from distir_relax.layout import DeviceMesh, print_placements
+from distir_relax.layout.fit import fit_placements
 
 if TYPE_CHECKING:
     import torch
@@ -56,22 +39,6 @@ def annotate_sharding(x: torch.Tensor, mesh: DeviceMesh, placement: object) -> t
     return marked
 
 
-def fit_placements(
-    placement: object, mesh: DeviceMesh, shape: tuple[int, ...], where: str = ""
-) -> tuple[Placement, ...]:
-    """The placements that `placement` gives, checked against `mesh` and `shape`; negative dims are made positive.
-
-    Raises `PlacementError` when they cannot be read, when there is not one per mesh axis, when one names a dim that
-    is not there, when sizes do not add up to their dim, and when those of two axes that split one dim do not fit each
-    other.
-    """
-    items = placement if isinstance(placement, (list, tuple)) else [placement]
-    try:
-        return _fit(", ".join(map(str, items)), mesh, shape)
-    except PlacementError as error:
-        raise PlacementError(error.message, where, error.hint) from None
-
-
 @cache
 def custom_op() -> Any:
     """The op that stands for `annotate_sharding` in an exported graph: ``distir::annotate_sharding``.
@@ -89,123 +56,3 @@ def custom_op() -> Any:
     op.register_fake(lambda x, mesh_shape, mesh_axes, placements, location: torch.empty_like(x))
     op.register_autograd(lambda context, gradient: (gradient, None, None, None, None))
     return op
-
-
-class _Program(Protocol):
-    """What `apply_shardings` needs of an imported model."""
-
-    __dataclass_fields__: ClassVar[dict[str, Any]]
-
-    @property
-    def module(self) -> Module: ...
-
-    @property
-    def names(self) -> Mapping[str, str]: ...
-
-
-_P = TypeVar("_P", bound=_Program)
-
-
-def apply_shardings(imported: _P, shardings: Mapping[str, str], mesh: DeviceMesh) -> _P:
-    """The imported model with annotations on its inputs and parameters, by name.
-
-    `shardings` leads from patterns (``"encoder.layer.*.dense.weight"``, with the wildcards of `fnmatch`) to
-    placements. Raises `AnnotationError` for a pattern that matches nothing, for two patterns that disagree about
-    one tensor, and for a mesh unlike that of the model's own annotations; `PlacementError` for a placement that does
-    not fit.
-    """
-    if not shardings:
-        return imported
-    main = imported.module.main
-    if any(known != mesh for known in imported.module.meshes):
-        raise AnnotationError(
-            f"expected one mesh for all annotations: shardings are for {mesh}, the model's own annotations for "
-            f"{imported.module.meshes[0]}"
-        )
-    chosen: dict[str, tuple[str, str]] = {}
-    types = {item.value.name: item.value.type for item in main.inputs}
-    for pattern, text in shardings.items():
-        where = f'shardings["{pattern}"]'
-        matches = [name for name in imported.names if fnmatchcase(name, pattern)]
-        if not matches:
-            raise _no_match(pattern, imported.names)
-        for name in matches:
-            value = imported.names[name]
-            kind = types[value]
-            assert isinstance(kind, TensorType)
-            placements = print_placements(fit_placements(text, mesh, kind.shape, f"{where}, {name}"))
-            other, before = chosen.setdefault(value, (pattern, placements))
-            if before != placements:
-                raise AnnotationError(
-                    f"{name} is matched by {other!r}, which says {before}, and by {pattern!r}, which says {placements}",
-                    where,
-                    "make one of the patterns narrower",
-                )
-    function = _mark_inputs(main, {value: (f'shardings["{p}"]', text) for value, (p, text) in chosen.items()})
-    module = replace(imported.module, functions=(function, *imported.module.functions[1:]), meshes=(mesh,))
-    return replace(imported, module=module)
-
-
-@lru_cache(maxsize=4096)
-def _fit(text: str, mesh: DeviceMesh, shape: tuple[int, ...]) -> tuple[Placement, ...]:
-    placements = parse_placements(text)
-    if len(placements) != len(mesh.shape):
-        axes = ", ".join(mesh.axes)
-        raise PlacementError(
-            f"expected one placement for each of the {len(mesh.shape)} mesh axes ({axes}), "
-            f"found {len(placements)} in {text!r}",
-            hint='separate them by commas: "S[0], R"',
-        )
-    fitted = tuple(
-        _fit_shard(placement, mesh.shape[axis], shape) if isinstance(placement, Shard) else placement
-        for axis, placement in enumerate(placements)
-    )
-    reject_crossing(fitted, "")
-    return fitted
-
-
-def _fit_shard(shard: Shard, ranks: int, shape: tuple[int, ...]) -> Shard:
-    if not -len(shape) <= shard.dim < len(shape):
-        dims = f"dims 0 to {len(shape) - 1}" if shape else "no dims"
-        raise PlacementError(f"{shard} names dim {shard.dim}, but a tensor of shape {shape} has {dims}")
-    shard = replace(shard, dim=shard.dim % len(shape))
-    cut, size = shard.cut, shape[shard.dim]
-    if cut and cut.ranks != ranks:
-        raise PlacementError(f"{shard} lists {cut.ranks} sizes, but the mesh axis has {ranks} devices")
-    if cut and cut.total != size:
-        raise PlacementError(
-            f"the sizes of {shard} add up to {cut.total}, but dim {shard.dim} of shape {shape} has {size}"
-        )
-    return shard
-
-
-def _no_match(pattern: str, names: Iterable[str]) -> AnnotationError:
-    known = list(names)
-    near = difflib.get_close_matches(pattern.replace("*", "0"), known, n=3, cutoff=0.4)
-    listed = ", ".join(near or known[:3])
-    return AnnotationError(
-        f"the pattern {pattern!r} matches no input and no parameter",
-        f'shardings["{pattern}"]',
-        f"the nearest names are {listed}" if near else f"the names are such as {listed}",
-    )
-
-
-def _mark_inputs(function: Function, marks: Mapping[str, tuple[str, str]]) -> Function:
-    """The function with an annotate op on each marked input, which all that used the input use instead."""
-    taken = {item.value.name for item in function.inputs}
-    taken |= {result.name for op in function.ops for result in op.results}
-    marked: dict[str, Value] = {}
-    heads: list[Op] = []
-    for item in function.inputs:
-        if item.value.name not in marks:
-            continue
-        where, text = marks[item.value.name]
-        name = f"{item.value.name}.sharded"
-        while name in taken:
-            name += "_"
-        taken.add(name)
-        marked[item.value.name] = Value(name, item.value.type)
-        heads.append(Op("annotate_sharding", (item.value,), (marked[item.value.name],), {"placements": text}, where))
-    ops = [replace(op, operands=tuple(marked.get(v.name, v) for v in op.operands)) for op in function.ops]
-    outputs = [replace(o, value=marked.get(o.value.name, o.value)) for o in function.outputs]
-    return replace(function, ops=(*heads, *ops), outputs=tuple(outputs))

@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from itertools import pairwise
 
 from distir_relax.ir import Function, Op, TensorType, Value
-from distir_relax.ops import BLOCKED, WINDOW, Rule, lookup, tensor_type
+from distir_relax.ops import BLOCKED, WINDOW, Rule, lookup
 
 Slot = tuple[str, int, int]
 """(value name, dim, slot index in the dim counted from the outermost)."""
@@ -81,10 +81,16 @@ class _Refinement:
     def run(self) -> None:
         for item in self.function.inputs:
             self._declare(item.value)
+        # The ops of a function are the same, with the same attributes, in each of its calls.
+        known: dict[object, Rule] = {}
         for number, op in enumerate(self.function.ops):
             for value in op.results:
                 self._declare(value)
-            rule = lookup(op.name, op.location).rule_for(_types(op.operands), op.attrs, _types(op.results))
+            takes, gives = _types(op.operands), _types(op.results)
+            key = (op.name, id(op.attrs), *takes, *gives)
+            if key not in known:
+                known[key] = lookup(op.name, op.location).rule_for(takes, op.attrs, gives)
+            rule = known[key]
             self.rules.append(rule)
             self.factor_marks.append([{1, f.size} for f in rule.factors])
             self.torn.append(set())
@@ -102,7 +108,7 @@ class _Refinement:
                         pending.append(user)
 
     def _declare(self, value: Value) -> None:
-        for dim, size in enumerate(tensor_type(value).shape):
+        for dim, size in enumerate(value.tensor.shape):
             self.marks[value.name, dim] = {1, size}
 
     def _refine(self, number: int) -> set[str]:
@@ -230,4 +236,4 @@ def _nests(marks: set[int], mark: int) -> bool:
 
 
 def _types(values: tuple[Value, ...]) -> list[TensorType]:
-    return [tensor_type(v) for v in values]
+    return [v.tensor for v in values]

@@ -1,72 +1,62 @@
 """From annotations to a layout of every value: the global stage in, the sharded stage out.
 
-Two steps. `spread` carries the annotations over the factors of ops, forwards and backwards. Then, op by op in program
-order and mesh axis by mesh axis, each op gets the strategy that moves the fewest bytes: it is split along one of its
-factors, or computed in whole by every device. Where an operand lies otherwise a `redistribute` is put before the op; a
-pending reduction is made explicit as an ``I`` value with its `redistribute` behind (the RFC's legalisation).
+Two steps. `spread` carries the annotations over the factors of ops, forwards and backwards, through the program with
+calls written out. Then, op by op in program order, each op is split along the factor that moves the fewest bytes
+(`choice`). Where an operand lies otherwise a `redistribute` is put before the op; a pending reduction is made
+explicit as an ``I`` value with its `redistribute` behind (the RFC's legalisation).
+
+A function is laid out once for each way in which its operands lie and in which annotations reach into it. Operands are
+brought by its caller into the layouts that it needs, so that what several calls need is brought there once.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
+from typing import ClassVar
 
 from distir_relax.errors import AnnotationError
 from distir_relax.ir import (
-    Cut,
-    DeviceMesh,
+    CALL,
     DTensorType,
     Function,
+    Gather,
     Input,
+    Instance,
     Module,
     Op,
     Output,
-    Partial,
-    Placement,
-    R,
-    Shard,
+    Reason,
     Value,
-    block_bounds,
     fresh_name,
-    print_placements,
+    within,
+    without_unused_outputs,
+    written_out,
 )
-from distir_relax.ops import BLOCKED, PARALLEL, WINDOW, lookup, tensor_type
-from distir_relax.sharding.cuts import balanced, cut_of, nested
-from distir_relax.sharding.factors import Atom, Factoring, Slot, factorize
-from distir_relax.sharding.redistribute import cost
-from distir_relax.sharding.spread import Split, Wanted, is_annotation, spread
-
-
-@dataclass(frozen=True, slots=True)
-class Propagation:
-    """What `propagate` found: the sharded module, why each value lies as it does, and gathers nobody asked for."""
-
-    module: Module
-    reasons: dict[str, str]
-    gathers: tuple[Gather, ...]
-
-
-@dataclass(frozen=True, slots=True)
-class Gather:
-    """A split tensor that is gathered unasked: the value gathered, its size in bytes, and the message for the user."""
-
-    value: str
-    bytes: int
-    message: str
+from distir_relax.layout import DeviceMesh, Partial, R, Shard, print_placements
+from distir_relax.sharding.choice import FactorChoice, Placed, divides
+from distir_relax.sharding.factors import Factoring, factorize
+from distir_relax.sharding.spread import is_annotation, spread
 
 
 @dataclass(frozen=True, slots=True)
 class Propagate:
-    """The pass: global stage in, sharded stage out. `mesh` is used when the module names none."""
+    """The pass: global stage in, sharded stage out. `mesh` is used when the module names none.
 
+    It records a `Reason` for each split that annotations ask for, and a `Gather` for each that nobody asked for; of a
+    function, those of the call that it is first laid out for.
+    """
+
+    takes: ClassVar[tuple[str, ...]] = ("global",)
+    gives: ClassVar[str] = "sharded"
     mesh: DeviceMesh | None = None
 
-    def run(self, module: Module, factoring: Factoring | None = None) -> Propagation:
-        """Lay out every value of the module's entry function.
+    def run(self, module: Module, factoring: Factoring | None = None) -> Module:
+        """Lay out every value of the module.
 
-        `factoring` is that of the entry function, for a caller who has it: it does not depend on what annotations ask
-        for, so one does for many annotations of the same program. Raises `AnnotationError` when there is no mesh or when annotations contradict each other, `PlacementError` when
-        one does not fit its tensor.
+        `factoring` is that of the entry function with calls written out, for a caller who has it: it does not depend on
+        what annotations ask for, so one does for many annotations of the same program. Raises `AnnotationError` when
+        there is no mesh or when annotations contradict each other, `PlacementError` when one does not fit its tensor.
         """
         mesh = self.mesh or (module.meshes[0] if module.meshes else None)
         if mesh is None:
@@ -74,235 +64,234 @@ class Propagate:
                 "the model has no annotation and no mesh was given",
                 hint="mark a tensor with annotate_sharding(tensor, mesh, placement), or pass mesh= and shardings=",
             )
-        factoring = factoring or factorize(module.main)
-        wanted = spread(module.main, factoring, mesh)
-        layout = _Layout(module.main, factoring, wanted, mesh)
-        function = layout.run()
-        reasons = {name: "; ".join(_reasons(wanted, name, len(mesh.shape))) for name in wanted.splits}
-        sharded = Module("sharded", (function,), (mesh,))
-        return Propagation(sharded, {k: v for k, v in reasons.items() if v}, tuple(layout.gathers))
+        whole = written_out(module, module.main)
+        factoring = factoring or factorize(whole.function)
+        wanted = spread(whole.function, factoring, mesh)
+        program = _Program(
+            whole.function, FactorChoice(factoring, wanted, mesh), whole.instance, names={module.main.name}
+        )
+        main = _Layout(program, whole.instance, module.main.name).main()
+        records = (*module.records, *program.reasons, *program.gathers)
+        return without_unused_outputs(Module("sharded", (main, *program.functions), (mesh,), records=records))
 
 
-def _reasons(wanted: Wanted, name: str, axes: int) -> list[str]:
-    return [wanted.reasons[name, axis] for axis in range(axes) if (name, axis) in wanted.reasons]
+@dataclass(frozen=True, slots=True)
+class _Conversion:
+    """A layout into which a value is brought; `name` is that of the result, or if unasked what its own ends in."""
+
+    target: Placed
+    name: str
+    where: str
+    unasked: bool
 
 
-Placed = tuple[Placement, ...]
+@dataclass(frozen=True, slots=True)
+class _Take:
+    """What a function laid out takes: the operand of this number, brought by its caller into other layouts."""
 
-# How many operations a device does in the time it takes to send a byte: about 20 for two processes of a CPU, 300 and
-# more for GPUs on fast links. Only the order of magnitude matters: it decides between computing again and sending.
-_FLOPS_PER_BYTE = 100.0
+    operand: int
+    conversions: tuple[_Conversion, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class _Callee:
+    """A function laid out, with what it `takes`, and what it `gives` for each result of a call: an input or an output.
+
+    The outputs from number `more` on are results in `layouts` that it had to bring them into for itself.
+    """
+
+    function: Function
+    takes: tuple[_Take, ...]
+    gives: tuple[tuple[str, int], ...]
+    layouts: tuple[tuple[int, Placed], ...]
+
+
+@dataclass(slots=True)
+class _Program:
+    """The whole program, with calls written out, and what was found for its functions."""
+
+    whole: Function
+    choice: FactorChoice
+    entry: Instance
+    names: set[str]
+    functions: list[Function] = field(default_factory=list)
+    reasons: list[Reason] = field(default_factory=list)
+    gathers: list[Gather] = field(default_factory=list)
+    callees: dict[object, _Callee] = field(default_factory=dict)
+
+    def callee(self, instance: Instance, operands: Sequence[Value]) -> _Callee:
+        """The function of a call as it is laid out there."""
+        lie = tuple(v.dtensor.placements for v in operands)
+        key = (instance.function.name, lie, self.choice.reaching(instance))
+        if key not in self.callees:
+            name = fresh_name(instance.function.name, self.names)
+            self.callees[key] = _Layout(self, instance, name).callee(operands)
+            self.functions.append(self.callees[key].function)
+        return self.callees[key]
 
 
 @dataclass(slots=True)
 class _Layout:
-    function: Function
-    factoring: Factoring
-    wanted: Wanted
-    mesh: DeviceMesh
+    """Lays out one function, as it is in one of its instances."""
+
+    program: _Program
+    instance: Instance
+    name: str
     values: dict[str, Value] = field(default_factory=dict)
     """The sharded value that stands for each global value."""
     converted: dict[tuple[str, Placed], Value] = field(default_factory=dict)
     ops: list[Op] = field(default_factory=list)
-    gathers: list[Gather] = field(default_factory=list)
     names: set[str] = field(default_factory=set)
-    shards: dict[tuple[str, int, Split], Shard] = field(default_factory=dict)
-    """What was found by `_shard`: a class is cut once."""
+    inputs: list[Input] = field(default_factory=list)
+    takes: dict[str, _Take] = field(default_factory=dict)
+    """What each input stands for, where the function has a caller to bring its operands into other layouts."""
 
-    def run(self) -> Function:
-        self.names = {i.value.name for i in self.function.inputs}
-        self.names |= {v.name for op in self.function.ops for v in op.results}
-        inputs = []
-        for item in self.function.inputs:
-            value = self._value(item.value, self._wish(item.value))
-            self.values[item.value.name] = value
-            inputs.append(Input(value, item.role, item.location))
-        for number, op in enumerate(self.function.ops):
-            if is_annotation(op):
-                self._annotation(op)
+    def main(self) -> Function:
+        """The entry function: its inputs lie as annotations ask."""
+        self._reserve()
+        for item in self.instance.function.inputs:
+            self._declare(item, self._wish(item.value))
+        self._body()
+        outputs = tuple(Output(o.name, self.values[o.value.name]) for o in self.instance.function.outputs)
+        return Function(self.name, tuple(self.inputs), tuple(self.ops), outputs)
+
+    def callee(self, operands: Sequence[Value]) -> _Callee:
+        """The function as it is called with these operands."""
+        self._reserve()
+        for number, (item, operand) in enumerate(zip(self.instance.function.inputs, operands, strict=True)):
+            self._declare(item, operand.dtensor.placements)
+            self.takes[item.value.name] = _Take(number)
+        self._body()
+        results = [self.values[o.value.name] for o in self.instance.function.outputs]
+        given = list(dict.fromkeys(v for v in results if v.name not in self.takes))
+        again = [(given.index(v), key[1], w) for key, w in self.converted.items() for v in given if v.name == key[0]]
+        outputs = [*given, *(w for _, _, w in again)]
+        used = {v.name for op in self.ops for v in op.operands} | {v.name for v in results}
+        inputs = [item for item in self.inputs if item.value.name in used]
+        places = {item.value.name: i for i, item in enumerate(inputs)}
+        return _Callee(
+            Function(self.name, tuple(inputs), tuple(self.ops), tuple(Output(v.name, v) for v in outputs)),
+            tuple(self.takes[item.value.name] for item in inputs),
+            tuple(("input", places[v.name]) if v.name in places else ("output", given.index(v)) for v in results),
+            tuple((number, target) for number, target, _ in again),
+        )
+
+    def _reserve(self) -> None:
+        function = self.instance.function
+        self.names = {i.value.name for i in function.inputs} | {v.name for op in function.ops for v in op.results}
+
+    def _declare(self, item: Input, placements: Placed) -> None:
+        value = _laid_out(item.value, placements)
+        self.values[item.value.name] = value
+        self.inputs.append(Input(value, item.role, item.location))
+
+    def _body(self) -> None:
+        for op, place in zip(self.instance.function.ops, self.instance.ops, strict=True):
+            if isinstance(place, Instance):
+                self._call(op, place)
+            elif is_annotation(op):
+                source, target = self.values[op.operands[0].name], self._wish(op.results[0])
+                self.values[op.results[0].name] = self._convert(source, target, op.results[0].name, op.location)
             else:
-                self._place(number, op)
-        outputs = tuple(Output(o.name, self.values[o.value.name]) for o in self.function.outputs)
-        return Function(self.function.name, tuple(inputs), tuple(self.ops), outputs)
-
-    def _annotation(self, op: Op) -> None:
-        source, target = self.values[op.operands[0].name], self._wish(op.results[0])
-        self.values[op.results[0].name] = self._convert(source, target, op.results[0].name, op.location)
+                self._place(place, op)
+        self._reasons()
 
     def _wish(self, value: Value) -> Placed:
-        splits = self.wanted.splits[value.name]
-        return tuple(R if s is None else self._shard(value, axis, s) for axis, s in enumerate(splits))
+        return self.program.choice.wish(self.instance.names[value.name])
 
-    def _shard(self, value: Value, axis: int, split: Split) -> Shard:
-        key = (value.name, axis, split)
-        if key not in self.shards:
-            slot = (value.name, *split)
-            outer, inner = self.factoring.around(slot)
-            self.shards[key] = Shard(split[0], cut_of(self._units(axis, slot), outer, inner))
-        return self.shards[key]
-
-    def _units(self, axis: int, slot: Slot) -> Cut:
-        owner = self.factoring.classes[slot]
-        units = self.wanted.units[axis]
-        if owner not in units:
-            units[owner] = Cut.of(*balanced(self.factoring.size(slot), self.mesh.shape[axis]))
-        return units[owner]
+    def _call(self, op: Op, instance: Instance) -> None:
+        """The call of the function as it is laid out for these operands."""
+        operands = [self.values[v.name] for v in op.operands]
+        callee = self.program.callee(instance, operands)
+        taken = []
+        for take in callee.takes:
+            value = operands[take.operand]
+            for step in take.conversions:
+                where = within(op.location, step.where)
+                name = f"{value.name}.{step.name}" if step.unasked else fresh_name(step.name, self.names)
+                value = self._convert(value, step.target, name, where, step.unasked)
+            taken.append(value)
+        results: list[Value | None] = [None] * len(callee.function.outputs)
+        for value, (kind, number) in zip(op.results, callee.gives, strict=True):
+            if kind == "input":
+                self.values[value.name] = taken[number]
+                continue
+            if (found := results[number]) is None:
+                found = results[number] = replace(callee.function.outputs[number].value, name=value.name)
+            self.values[value.name] = found
+        first = len(results) - len(callee.layouts)
+        for place, (number, target) in enumerate(callee.layouts, first):
+            source = results[number]
+            assert source is not None
+            more = replace(callee.function.outputs[place].value, name=fresh_name(f"{source.name}.again", self.names))
+            results[place] = self.converted[source.name, target] = more
+        made = tuple(v for v in results if v is not None)
+        self.ops.append(Op(CALL, tuple(taken), made, {"callee": callee.function.name}, op.location))
 
     def _place(self, number: int, op: Op) -> None:
-        """Choose the op's strategy along each mesh axis, then write the op with what must come before and after."""
+        """Write the op, number `number` of the whole program, as it is split, with what comes before and after."""
         operands = [self.values[v.name] for v in op.operands]
-        needs: list[list[Placement]] = [[] for _ in operands]
-        gives: list[list[Placement]] = [[] for _ in op.results]
-        wishes = [self._wish(v) for v in op.results]
-        work = self._work(op)
-        for axis in range(len(self.mesh.shape)):
-            need, give = self._strategy(number, op, axis, work, operands, wishes, needs, gives)
-            for have, placement in zip((*needs, *gives), (*need, *give), strict=True):
-                have.append(placement)
+        needs, gives = self.program.choice.choose(number, self.program.whole.ops[number], operands)
         moved = tuple(
-            self._convert(value, tuple(need), f"{value.name}.{op.name.rsplit('.', 1)[-1]}", op.location, unasked=True)
+            self._convert(value, need, f"{value.name}.{op.name.rsplit('.', 1)[-1]}", op.location, unasked=True)
             for value, need in zip(operands, needs, strict=True)
         )
         results, after = [], []
-        for value, give, wish in zip(op.results, gives, wishes, strict=True):
+        for value, give in zip(op.results, gives, strict=True):
             pending = [isinstance(p, Partial) for p in give]
             if not any(pending):
-                results.append(self._value(value, tuple(give)))
+                results.append(_laid_out(value, give))
                 self.values[value.name] = results[-1]
                 continue
-            partial = replace(self._value(value, tuple(give)), name=fresh_name(f"{value.name}.partial", self.names))
+            partial = replace(_laid_out(value, give), name=fresh_name(f"{value.name}.partial", self.names))
             results.append(partial)
+            wish = self._wish(value)
             target = tuple(
-                g if not p else w if _divides(w, give) else R for g, w, p in zip(give, wish, pending, strict=True)
+                g if not p else w if divides(w, give) else R for g, w, p in zip(give, wish, pending, strict=True)
             )
             after.append((partial, value, target))
         self.ops.append(Op(op.name, moved, tuple(results), op.attrs, op.location))
         for partial, value, target in after:
             self.values[value.name] = self._convert(partial, target, value.name, op.location)
 
-    def _strategy(
-        self,
-        number: int,
-        op: Op,
-        axis: int,
-        work: float,
-        operands: list[Value],
-        wishes: list[Placed],
-        needs: list[list[Placement]],
-        gives: list[list[Placement]],
-    ) -> tuple[list[Placement], list[Placement]]:
-        """The placements that the op needs and gives along one axis; `work` is what it computes.
-
-        Where all operands lie split along one factor already, the op is split along it: gathering would undo what the
-        annotations asked for. Otherwise the least time wins, bytes moved and operations done; ties favour a split.
-        """
-        tensors = (*op.operands, *op.results)
-        count = len(operands)
-        have = [_placements(v)[axis] for v in operands]
-        positional = lookup(op.name, op.location).positional
-        best: tuple[tuple[bool, float], list[Placement], list[Placement]] | None = None
-        candidates: list[Atom | None] = [a for a in self.factoring.atoms[number] if a.kind != BLOCKED]
-        wished = [*have, *(wish[axis] for wish in wishes)]
-        for atom in [*candidates, None]:
-            if atom and not self._is_useful(atom, axis, tensors, wished):
-                continue
-            placed: list[Placement] = []
-            for t, value in enumerate(tensors):
-                place = atom.places[t] if atom else None
-                if place is not None:
-                    placed.append(self._shard(value, axis, place))
-                elif atom and atom.kind not in (PARALLEL, WINDOW) and t >= count:
-                    placed.append(Partial(atom.kind))
-                else:
-                    placed.append(R)
-            settled = (*needs, *gives)
-            if not all(_divides(p, before) for p, before in zip(placed, settled, strict=True)):
-                continue
-            if atom and (atom.name in positional or atom.kind == WINDOW) and not self._is_blocks(
-                tensors, placed, settled
-            ):
-                continue
-            moves = sum(self._cost(v, p, n, axis) for v, p, n in zip(operands, have, placed[:count], strict=True))
-            if atom and atom.kind == WINDOW:
-                moves += sum(
-                    atom.reach * tensor_type(v).bytes / atom.size
-                    for v, place in zip(op.operands, atom.places, strict=False)
-                    if place is not None
-                )
-            apart = not (atom and have == placed[:count] and any(isinstance(p, Shard) for p in have))
-            for value, give, wish in zip(op.results, placed[count:], wishes, strict=True):
-                moves += self._cost(value, give, wish[axis], axis)
-            rank = (apart, moves + work / (self.mesh.shape[axis] if atom else 1))
-            if best is None or rank < best[0]:
-                best = (rank, placed[:count], placed[count:])
-        assert best is not None
-        return best[1], best[2]
-
-    @staticmethod
-    def _work(op: Op) -> float:
-        """The op's computation, as the bytes that could be sent in the time."""
-        operands, results = [tensor_type(v) for v in op.operands], [tensor_type(v) for v in op.results]
-        flops = lookup(op.name, op.location).flops
-        done = flops(operands, op.attrs, results) if flops else float(sum(t.elements for t in results))
-        return done / _FLOPS_PER_BYTE
-
-    def _is_useful(self, atom: Atom, axis: int, tensors: Sequence[Value], wished: Sequence[Placement]) -> bool:
-        """Whether some operand lies split along the atom already, or some result is to."""
-        return any(
-            place is not None and isinstance(p, Shard) and p.dim == place[0] and p == self._shard(value, axis, place)
-            for place, p, value in zip(atom.places, wished, tensors, strict=True)
-        )
-
-    def _is_blocks(
-        self, tensors: Sequence[Value], placed: Sequence[Placement], settled: Sequence[Sequence[Placement]]
-    ) -> bool:
-        """Whether each device holds one block of every split dim, in order, after the axes that are `settled`."""
-        return all(
-            block_bounds([*before, p], p.dim, tensor_type(v).shape[p.dim], self.mesh.shape) is not None
-            for v, p, before in zip(tensors, placed, settled, strict=True)
-            if isinstance(p, Shard)
-        )
-
-    def _cost(self, value: Value, source: Placement, target: Placement, axis: int) -> float:
-        if source == target:
-            return 0.0
-        kind = value.type
-        size = kind.tensor.bytes if isinstance(kind, DTensorType) else tensor_type(value).bytes
-        return cost(source, target, self.mesh.shape[axis], size)
-
     def _convert(self, value: Value, target: Placed, name: str, where: str, unasked: bool = False) -> Value:
         """`value` laid out as `target`; a conversion nobody asked for gets a name of its own, else it is `name`."""
-        have = _placements(value)
-        if have == target:
+        if value.dtensor.placements == target:
             return value
         key = (value.name, target)
         if key not in self.converted:
-            kind = value.type
-            assert isinstance(kind, DTensorType)
+            kind = value.dtensor
             result = Value(fresh_name(name, self.names) if unasked else name, replace(kind, placements=target))
-            if unasked and any(isinstance(h, Shard) and t == R for h, t in zip(have, target, strict=True)):
-                message = (
-                    f"{where or 'the program'}: %{value.name} ({print_placements(have)}) is gathered, "
-                    f"{kind.tensor.bytes:,} bytes, because {name.rsplit('.', 1)[-1]} needs the whole of a split dim"
-                )
-                self.gathers.append(Gather(result.name, kind.tensor.bytes, message))
-            self.ops.append(Op("redistribute", (value,), (result,), {"placements": print_placements(target)}, where))
             self.converted[key] = result
+            if take := self.takes.get(value.name):
+                step = _Conversion(target, name.removeprefix(f"{value.name}.") if unasked else name, where, unasked)
+                self.takes[result.name] = replace(take, conversions=(*take.conversions, step))
+                role = next(item.role for item in self.inputs if item.value == value)
+                self.inputs.append(Input(result, role))
+                return result
+            if unasked:
+                self._note_gather(value, result, name.rsplit(".", 1)[-1], where)
+            self.ops.append(Op("redistribute", (value,), (result,), {"placements": print_placements(target)}, where))
         return self.converted[key]
 
-    def _value(self, value: Value, placements: Placed) -> Value:
-        kind = tensor_type(value)
-        return Value(value.name, DTensorType(kind.shape, kind.dtype, placements))
+    def _note_gather(self, value: Value, result: Value, user: str, where: str) -> None:
+        have, want, kind = value.dtensor.placements, result.dtensor.placements, value.dtensor.tensor
+        if any(isinstance(h, Shard) and t == R for h, t in zip(have, want, strict=True)):
+            place = within(self.instance.place, where)
+            laid_out = print_placements(have)
+            self.program.gathers.append(Gather(result.name, value.name, laid_out, kind.bytes, user, place, self.name))
+
+    def _reasons(self) -> None:
+        """Why each value lies as it does, with sources named as in this function, or else as in the entry."""
+        wanted = self.program.choice.wanted
+        names = {flat: name for name, flat in (*self.program.entry.names.items(), *self.instance.names.items())}
+        for name, flat in self.instance.names.items():
+            for axis in range(len(wanted.splits[flat])):
+                if reason := wanted.reasons.get((flat, axis)):
+                    source = names.get(reason.source, reason.source)
+                    self.program.reasons.append(replace(reason, value=name, source=source, function=self.name))
 
 
-def _divides(placement: Placement, others: Sequence[Placement]) -> bool:
-    """Whether a split divides each part that `others` leave of its dim by itself; anything else does no harm."""
-    if not isinstance(placement, Shard) or placement.cut is None:
-        return True
-    cuts = (p.cut for p in others if isinstance(p, Shard) and p.dim == placement.dim)
-    return all(cut is not None and nested(cut, placement.cut) for cut in cuts)
-
-
-def _placements(value: Value) -> Placed:
-    assert isinstance(value.type, DTensorType)
-    return value.type.placements
+def _laid_out(value: Value, placements: Placed) -> Value:
+    kind = value.tensor
+    return Value(value.name, DTensorType(kind.shape, kind.dtype, placements))

@@ -12,9 +12,7 @@ All that shrinks comes first and all that grows comes last, whatever the axis; i
 axis, and the choice depends on the kinds of placement and on the mesh alone. So a route may pass through a split that
 neither end has: with ``I`` along one axis and ``R`` along another, each replica reduces a part of its own.
 
-Bytes are those that each device sends with ring algorithms (Thakur, Rabenseifner and Gropp, 2005): with n devices and
-L bytes held, an all-gather sends (n-1) L, a reduce-scatter or an all-to-all (n-1)/n L, an all-reduce 2 (n-1)/n L.
-They are counted for shards of equal size.
+Bytes are those that each device sends (`layout.collectives`), counted for shards of equal size.
 """
 
 from __future__ import annotations
@@ -24,12 +22,13 @@ import math
 from dataclasses import dataclass
 from functools import lru_cache
 
-from distir_relax.ir import Cut, DeviceMesh, DTensorType, Partial, Placement, R, Replicate, Shard
-from distir_relax.sharding.cuts import refined
+from distir_relax.ir import DTensorType
+from distir_relax.layout import Cut, DeviceMesh, Partial, Placement, R, Shard, collective_between
+from distir_relax.layout.division import refined
 
 
 @dataclass(frozen=True, slots=True)
-class Step:
+class Transition:
     """One collective along mesh axis number `axis`: the placement there goes from `source` to `target`."""
 
     axis: int
@@ -37,7 +36,7 @@ class Step:
     target: Placement
 
 
-def plan(source: DTensorType, target: DTensorType, mesh: DeviceMesh) -> tuple[Step, ...]:
+def plan(source: DTensorType, target: DTensorType, mesh: DeviceMesh) -> tuple[Transition, ...]:
     """The steps that take a tensor from one layout to the other with the fewest bytes sent.
 
     Of plans that send equally much the one with the fewest steps is taken. Any placement leads to any other: into
@@ -48,10 +47,10 @@ def plan(source: DTensorType, target: DTensorType, mesh: DeviceMesh) -> tuple[St
 
 def bytes_sent(source: DTensorType, target: DTensorType, mesh: DeviceMesh) -> float:
     """Bytes that each device sends in `plan`, for shards of equal size."""
-    return steps_bytes(plan(source, target, mesh), source, mesh)
+    return transitions_bytes(plan(source, target, mesh), source, mesh)
 
 
-def steps_bytes(steps: tuple[Step, ...], source: DTensorType, mesh: DeviceMesh) -> float:
+def transitions_bytes(steps: tuple[Transition, ...], source: DTensorType, mesh: DeviceMesh) -> float:
     """Bytes that each device sends in `steps`, one after the other from `source`, for shards of equal size."""
     held = float(source.tensor.bytes)
     for axis, placement in enumerate(source.placements):
@@ -60,26 +59,15 @@ def steps_bytes(steps: tuple[Step, ...], source: DTensorType, mesh: DeviceMesh) 
     sent = 0.0
     for step in steps:
         n = mesh.shape[step.axis]
-        sent += step_cost(step.source, step.target, n, held)
+        sent += transition_cost(step.source, step.target, n, held)
         held *= (n if isinstance(step.source, Shard) else 1) / (n if isinstance(step.target, Shard) else 1)
     return sent
 
 
-def step_cost(source: Placement, target: Placement, ranks: int, held: float) -> float:
+def transition_cost(source: Placement, target: Placement, ranks: int, held: float) -> float:
     """Bytes that each of `ranks` devices, holding `held` bytes, sends in one step from `source` to `target`."""
-    part = (ranks - 1) / ranks
-    match source, target:
-        case Shard(), Shard():
-            return part * held
-        case Shard(), Replicate():
-            return (ranks - 1) * held
-        case Shard(), Partial() if target.reduction != "sum":
-            return (ranks - 1) * held
-        case Partial(), Replicate():
-            return 2 * part * held
-        case Partial(), Shard():
-            return part * held
-    return 0.0
+    collective = collective_between(source, target)
+    return collective.sends(ranks, held) if collective else 0.0
 
 
 def cost(source: Placement, target: Placement, ranks: int, size: float) -> float:
@@ -88,8 +76,8 @@ def cost(source: Placement, target: Placement, ranks: int, size: float) -> float
         return 0.0
     held = size / ranks if isinstance(source, Shard) else size
     if isinstance(source, Partial) and isinstance(target, Partial):
-        return step_cost(source, Shard(0) if target.reduction == "sum" else R, ranks, held)
-    return step_cost(source, target, ranks, held)
+        return transition_cost(source, Shard(0) if target.reduction == "sum" else R, ranks, held)
+    return transition_cost(source, target, ranks, held)
 
 
 _SLICE, _SCATTER = 1, 2
@@ -141,14 +129,14 @@ _ROUTES["JR"], _ROUTES["JS"] = _ROUTES["IR"], _ROUTES["IS"]
 @lru_cache(maxsize=4096)
 def _plan(
     shape: tuple[int, ...], source: tuple[Placement, ...], target: tuple[Placement, ...], mesh: tuple[int, ...]
-) -> tuple[Step, ...]:
+) -> tuple[Transition, ...]:
     if source == target:
         return ()
     kinds = tuple("RR" if n == 1 else _kind(a, b) for a, b, n in zip(source, target, mesh, strict=True))
     room = _room(shape, source, target, mesh)
     passing = _splittable(room, mesh)
     routes = _choose(kinds, mesh, tuple(passing))
-    steps: tuple[list[Step], ...] = ([], [], [], [], [])
+    steps: tuple[list[Transition], ...] = ([], [], [], [], [])
     found: list[Shard] = []
     for axis, route in enumerate(routes):
         have, want = source[axis], target[axis]
@@ -163,21 +151,21 @@ def _plan(
         else:
             middle = want
         if route.before:
-            steps[route.before - 1].append(Step(axis, have, middle))
+            steps[route.before - 1].append(Transition(axis, have, middle))
             have = middle
         if route.amid:
             reached = R if route.amid == _REDUCE else middle
-            steps[2].append(Step(axis, have, reached))
+            steps[2].append(Transition(axis, have, reached))
             have = reached
         if route.after:
-            steps[3].append(Step(axis, have, R))
+            steps[3].append(Transition(axis, have, R))
             have = R
         if have == R and want == Partial("sum") and shape:
             # Too small to be split on the way: the first device keeps all of it.
-            steps[0].append(Step(axis, R, Shard(0, Cut.of(shape[0], *[0] * (mesh[axis] - 1)))))
+            steps[0].append(Transition(axis, R, Shard(0, Cut.of(shape[0], *[0] * (mesh[axis] - 1)))))
             have = steps[0][-1].target
         if have != want:
-            steps[4].append(Step(axis, have, want))
+            steps[4].append(Transition(axis, have, want))
     return tuple(itertools.chain.from_iterable(steps))
 
 

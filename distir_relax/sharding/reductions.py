@@ -17,23 +17,27 @@ from __future__ import annotations
 
 from collections import Counter
 from dataclasses import dataclass, replace
+from typing import ClassVar
 
-from distir_relax.ir import DTensorType, Function, Module, Op, Partial, Replicate, Value, print_placements
-from distir_relax.ops import lookup
+from distir_relax.ir import DTensorType, Function, Module, Op, Value, count_uses
+from distir_relax.layout import Partial, Replicate, print_placements
+from distir_relax.ops import Trait, lookup
 
 
 @dataclass(frozen=True, slots=True)
 class DelayReductions:
     """The pass: sharded stage in and out."""
 
+    takes: ClassVar[tuple[str, ...]] = ("sharded",)
+    gives: ClassVar[str] = "sharded"
+
     def run(self, module: Module) -> Module:
-        """Move every reduction of the entry function as late as is legal and no dearer."""
-        return replace(module, functions=(_delay(module.main), *module.functions[1:]))
+        """Move every reduction as late as is legal and no dearer. None leaves its function or enters another."""
+        return replace(module, functions=tuple(map(_delay, module.functions)))
 
 
 def _delay(function: Function) -> Function:
-    uses = Counter(v.name for op in function.ops for v in op.operands)
-    uses.update(o.value.name for o in function.outputs)
+    uses = count_uses(function)
     ops: list[Op] = []
     reductions: dict[str, Op] = {}
     """The `redistribute` ops, by the value they define, that reduce along one or more axes."""
@@ -68,8 +72,7 @@ def _move(op: Op, reductions: dict[str, Op], uses: Counter[str]) -> tuple[list[O
         operands = list(op.operands)
         for i, r in zip(sorted(group), gone, strict=True):
             operands[i] = r.operands[0]
-        kind = result.type
-        assert isinstance(kind, DTensorType)
+        kind = result.dtensor
         pending = tuple(Partial("sum") if i in axes else p for i, p in enumerate(kind.placements))
         partial = Value(f"{result.name}.partial", replace(kind, placements=pending))
         new = replace(op, operands=tuple(operands), results=(partial,))
@@ -80,9 +83,7 @@ def _move(op: Op, reductions: dict[str, Op], uses: Counter[str]) -> tuple[list[O
 
 def _reduced_axes(op: Op) -> tuple[int, ...]:
     """The axes along which a `redistribute` takes ``I[sum]`` to ``R``; empty when it does anything else besides."""
-    source, target = op.operands[0].type, op.results[0].type
-    assert isinstance(source, DTensorType)
-    assert isinstance(target, DTensorType)
+    source, target = op.operands[0].dtensor, op.results[0].dtensor
     changed = [i for i, (a, b) in enumerate(zip(source.placements, target.placements, strict=True)) if a != b]
     sums = [
         i for i in changed if source.placements[i] == Partial("sum") and isinstance(target.placements[i], Replicate)
@@ -96,9 +97,8 @@ def _others_whole(op: Op, group: frozenset[int], axes: tuple[int, ...]) -> bool:
 
 
 def _is_redistribution(op: Op) -> bool:
-    return lookup(op.name, op.location).role == "redistribution"
+    return Trait.REDISTRIBUTION in lookup(op.name, op.location).traits
 
 
 def _size(value: Value) -> int:
-    assert isinstance(value.type, DTensorType)
-    return value.type.tensor.bytes
+    return value.dtensor.tensor.bytes

@@ -8,12 +8,14 @@ from __future__ import annotations
 
 from collections import defaultdict, deque
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from distir_relax.errors import AnnotationError, PlacementError
-from distir_relax.ir import Cut, DeviceMesh, Function, Op, Partial, Placement, Shard, Value, parse_placements
-from distir_relax.ops import BLOCKED, WINDOW, lookup, tensor_type
-from distir_relax.sharding.cuts import balanced, chunked, nested, refined, reject_crossing, scaled, units_of
+from distir_relax.ir import Function, Op, Reason, Value
+from distir_relax.layout import Cut, DeviceMesh, Partial, Placement, Shard
+from distir_relax.layout.division import balanced, chunked, nested, refined, scaled, units_of
+from distir_relax.layout.fit import fit_placements
+from distir_relax.ops import BLOCKED, WINDOW, Trait, lookup
 from distir_relax.sharding.factors import Factoring, Slot
 
 Split = tuple[int, int]
@@ -22,7 +24,7 @@ Split = tuple[int, int]
 
 def is_annotation(op: Op) -> bool:
     """Whether the op is a user's mark on a value."""
-    return lookup(op.name, op.location).role == "annotation"
+    return Trait.ANNOTATION in lookup(op.name, op.location).traits
 
 
 @dataclass(slots=True)
@@ -36,7 +38,7 @@ class Wanted:
     splits: dict[str, list[Split | None]]
     pinned: dict[str, Op]
     units: list[dict[Slot, Cut]]
-    reasons: dict[tuple[str, int], str] = field(default_factory=dict)
+    reasons: dict[tuple[str, int], Reason] = field(default_factory=dict)
 
 
 def spread(function: Function, factoring: Factoring, mesh: DeviceMesh) -> Wanted:
@@ -57,15 +59,11 @@ def spread(function: Function, factoring: Factoring, mesh: DeviceMesh) -> Wanted
 def split_of(value: Value, placement: Shard, factoring: Factoring, where: str) -> Slot:
     """The slot that ``S[dim]`` cuts: the outermost of the dim's slots that every user of it can bear.
 
-    Raises `PlacementError` when the tensor has no such dim, or nothing in it to split.
+    Raises `PlacementError` when there is nothing in the dim to split.
     """
-    shape = tensor_type(value).shape
-    if not 0 <= placement.dim < len(shape):
-        dims = "no dims" if not shape else f"dims 0 to {len(shape) - 1}"
-        raise PlacementError(f"{placement} does not fit {value}: {tensor_type(value)}, which has {dims}", where)
     slots = [(value.name, placement.dim, i) for i in range(len(factoring.slots[value.name][placement.dim]))]
     if not slots:
-        raise PlacementError(f"{placement} splits a dim of size 1 of {value}: {tensor_type(value)}", where)
+        raise PlacementError(f"{placement} splits a dim of size 1 of {value}: {value.tensor}", where)
     return next((slot for slot in slots if not factoring.is_blocked(slot)), slots[0])
 
 
@@ -96,11 +94,7 @@ class _Search:
     def pin(self, op: Op) -> None:
         """Take up one annotation."""
         value, text = op.results[0], str(op.attrs["placements"])
-        placements = parse_placements(text)
-        if len(placements) != len(self.mesh.shape):
-            raise PlacementError(
-                f"{text!r} gives {len(placements)} placements for {len(self.mesh.shape)} mesh axes", op.location
-            )
+        placements = fit_placements(text, self.mesh, value.tensor.shape, op.location)
         self._reject_contradiction(op, text)
         self.wanted.pinned[value.name] = op
         for axis, placement in enumerate(placements):
@@ -111,10 +105,8 @@ class _Search:
             slot = split_of(value, placement, self.factoring, op.location)
             self._cut(slot, axis, placement, op.location)
             self.wanted.splits[value.name][axis] = slot[1:]
-            reason = f"from the annotation at {op.location or 'an unknown place'}"
-            self.wanted.reasons[value.name, axis] = reason
-            self.queue.append((value.name, axis, slot[1:], reason))
-        reject_crossing(placements, op.location)
+            self.wanted.reasons[value.name, axis] = Reason(value.name, axis, op.location)
+            self.queue.append((value.name, axis, slot[1:], op.location))
 
     def _reject_contradiction(self, op: Op, text: str) -> None:
         source = op.operands[0].name
@@ -136,8 +128,6 @@ class _Search:
         if placement.cut is None:
             units = Cut.of(*(chunked if placement.chunk else balanced)(size, ranks))
         else:
-            if placement.cut.ranks != ranks:
-                raise PlacementError(f"{placement} gives {placement.cut.ranks} sizes for {ranks} devices", where)
             units = units_of(placement.cut, *self._extent(slot), where)
         asked = placement.cut is not None or placement.chunk
         given = self.cut_by.get((axis, owner))
@@ -160,7 +150,7 @@ class _Search:
     def run(self) -> None:
         """Carry every wanted split as far as it goes."""
         while self.queue:
-            name, axis, split, reason = self.queue.popleft()
+            name, axis, split, annotation = self.queue.popleft()
             for number, position in self.users[name]:
                 op = self.function.ops[number]
                 tensors = (*op.operands, *op.results)
@@ -171,10 +161,8 @@ class _Search:
                         if place is not None:
                             if atom.kind == WINDOW:
                                 self._cut_alike(axis, (name, *split), (tensors[other].name, *place))
-                            way = (
-                                "" if is_annotation(op) else f", through {op.name} {atom.name} of %{self._stored(name)}"
-                            )
-                            self._reach(tensors[other].name, axis, place, reason, way)
+                            way = () if is_annotation(op) else (op.name, atom.name, self._stored(name))
+                            self._reach(tensors[other].name, axis, place, Reason("", axis, annotation, *way))
 
     def refine(self) -> None:
         """Where values are split along several axes by one class, divide what one axis leaves by the next.
@@ -233,11 +221,11 @@ class _Search:
         marked = self.wanted.pinned.get(name)
         return marked.operands[0].name if marked and self._is_stored(marked.operands[0].name) else name
 
-    def _reach(self, name: str, axis: int, split: Split, reason: str, way: str) -> None:
-        """Split a value that nothing has split; its reason is the annotation and the `way` from the value before it."""
+    def _reach(self, name: str, axis: int, split: Split, reason: Reason) -> None:
+        """Split a value that nothing has split, for a `reason` that does not name it yet."""
         splits = self.wanted.splits[name]
         if name in self.wanted.pinned or splits[axis] is not None:
             return
         splits[axis] = split
-        self.wanted.reasons[name, axis] = reason + way
-        self.queue.append((name, axis, split, reason))
+        self.wanted.reasons[name, axis] = replace(reason, value=name)
+        self.queue.append((name, axis, split, reason.annotation))

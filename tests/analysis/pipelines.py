@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from distir_relax.ir import DeviceMesh, Module, Value
-from distir_relax.transforms import ProgramBuilder, Schedule
+from distir_relax.ir import Module, Value
+from distir_relax.layout import DeviceMesh
+from distir_relax.strategies import ProgramBuilder, Schedule
 
 ROWS, WIDTH = 3, 5
 ACTIVATION, WEIGHT = ROWS * WIDTH * 8, WIDTH * WIDTH * 8

@@ -5,8 +5,9 @@ from __future__ import annotations
 import random
 from dataclasses import dataclass, field
 
-from distir_relax.ir import DeviceMesh, Module, PerRank, Value
-from distir_relax.transforms import FunctionBuilder, ProgramBuilder
+from distir_relax.ir import Module, PerRank, Value
+from distir_relax.layout import DeviceMesh
+from distir_relax.strategies import FunctionBuilder, ProgramBuilder
 
 MESH = DeviceMesh((2, 3), ("a", "b"))
 WIDTH = 5

@@ -11,12 +11,12 @@ from torch.profiler import ProfilerActivity, profile
 import distir_relax as dr
 from distir_relax.analysis.simulate import simulate_module
 from distir_relax.bundle import Bundle
+from distir_relax.compiler import program_bundle
 from distir_relax.ir import Module
-from distir_relax.lowering.to_bundle import program_bundle
 from distir_relax.runtime.backends import load_program
-from distir_relax.runtime.threads import ThreadWorld
+from distir_relax.runtime.transports.threads import ThreadWorld
 from distir_relax.simulator import simulate
-from distir_relax.transforms import Strategy, mlp_training
+from distir_relax.strategies import Strategy, mlp_training
 from tests.machines import machine
 from tests.zoo import gpt2
 

@@ -10,7 +10,7 @@ from distir_relax.analysis.simulate import simulate_module
 from distir_relax.errors import DistIRError
 from distir_relax.ir import verify
 from distir_relax.ops import check
-from distir_relax.transforms import Task, fill_drain, one_forward_one_backward
+from distir_relax.strategies import Task, fill_drain, one_forward_one_backward
 from tests.analysis.pipelines import ACTIVATION, BACKWARD, FORWARD, WEIGHT, Order, pipeline
 from tests.machines import link, machine
 

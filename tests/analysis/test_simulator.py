@@ -11,11 +11,11 @@ import numpy as np
 import pytest
 
 from distir_relax.analysis.classes import DeviceClasses
-from distir_relax.analysis.profile import Level, Profile
 from distir_relax.analysis.simulate import simulate_module
 from distir_relax.analysis.simulation import Simulation
 from distir_relax.analysis.types import infer_types
 from distir_relax.analysis.work import COMMUNICATION, COMPUTE
+from distir_relax.cost.profile import Level, Profile
 from distir_relax.ir import CALL, Module, inline, parse, verify
 from distir_relax.ops import check
 from tests.analysis.schedules import schedule
@@ -89,8 +89,9 @@ def test_a_worse_machine_is_never_faster(seed: int) -> None:
 
     vector = {dtype: rate / 3 for dtype, rate in MACHINE.vector.items()}
     worse = [
-        with_links(latency=1.3), with_links(bandwidth=7), replace(MACHINE, overhead=1e-6), replace(MACHINE, vector=vector),
-        replace(MACHINE, bandwidth=1e9), replace(MACHINE, dispatch=5e-6), replace(MACHINE, collective_overhead=1e-6),
+        with_links(latency=1.3), with_links(bandwidth=7),
+        replace(MACHINE, overhead=1e-6), replace(MACHINE, vector=vector), replace(MACHINE, bandwidth=1e9),
+        replace(MACHINE, dispatch=5e-6), replace(MACHINE, collective_overhead=1e-6),
     ]  # fmt: skip
     before = simulated(seed).clocks
     slower = 0

@@ -13,9 +13,8 @@ from distir_relax.analysis.simulate import simulate_module
 from distir_relax.analysis.types import Number, infer_types, propagate_types
 from distir_relax.errors import UnsupportedOpError, VerificationError
 from distir_relax.ir import CALL, Module, Op, PlacedType, TensorType, Value, parse, print_module, verify
-from distir_relax.ops import check, registry
-from distir_relax.ops.dispatch import dispatch
-from distir_relax.ops.registry import Cost
+from distir_relax.ops import TABLE, Cost, Semantics, Split, check
+from distir_relax.ops.table.dispatch import dispatch
 from tests.machines import machine
 
 FIGURE_4 = """
@@ -228,16 +227,17 @@ def own_op() -> Iterator[None]:
             raise ValueError("a matrix is needed")
         return (TensorType(types[0].shape[:1], types[0].dtype),)
 
-    dr.define_op(
-        "lab.energy",
-        infer=infer,
-        rule="m [n] -> m",
-        torch="{scale} * {0}.square().sum(1)",
-        flops=lambda types, attrs, results: 2.0 * types[0].elements,
-        cost=Cost(seconds=lambda types, attrs, results: 0.125 * types[0].shape[0]),
-    )
-    yield
-    del registry._OPS["lab.energy"]
+    with TABLE.extended():
+        dr.define_op(
+            "lab.energy",
+            Semantics(infer=infer, torch="{scale} * {0}.square().sum(1)"),
+            Split("m [n] -> m"),
+            cost=Cost(
+                flops=lambda types, attrs, results: 2.0 * types[0].elements,
+                seconds=lambda types, attrs, results: 0.125 * types[0].shape[0],
+            ),
+        )
+        yield
 
 
 OWN = """
@@ -266,7 +266,7 @@ def test_a_users_own_op() -> None:
     with pytest.raises(VerificationError, match=r"lab.energy cannot take .* a matrix is needed"):
         infer_types(parse(OWN.replace("[3|2,7]", "[3|2,7,1]")))
     with pytest.raises(ValueError, match=r"op 'lab.energy' is defined twice"):
-        dr.define_op("lab.energy", infer=None, rule="", torch="")
+        dr.define_op("lab.energy", Semantics(infer=None, torch=""), Split(""))
 
 
 def test_an_own_op_that_no_module_registered() -> None:

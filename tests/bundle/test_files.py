@@ -12,7 +12,6 @@ from distir_relax.bundle import (
     Bundle,
     FileWeights,
     Manifest,
-    Mesh,
     Program,
     Tensor,
     TensorWeights,
@@ -20,6 +19,7 @@ from distir_relax.bundle import (
     write_bundle,
 )
 from distir_relax.errors import BundleError
+from distir_relax.layout import DeviceMesh
 
 DTYPES = ("float32", "bfloat16", "float16", "float64", "int64", "int8", "bool")
 
@@ -38,7 +38,7 @@ def bundle() -> Bundle:
     weights = tensors()
     manifest = Manifest(
         name="m",
-        mesh=Mesh((1,), ("tp",)),
+        mesh=DeviceMesh((1,), ("tp",)),
         tail="ragged",
         schedule_hash="",
         programs=(Program("main_0", torch="programs/main_0.py"),),

@@ -11,7 +11,6 @@ from hypothesis import strategies as st
 
 from distir_relax.bundle import (
     Manifest,
-    Mesh,
     Program,
     Shard,
     Tensor,
@@ -19,7 +18,8 @@ from distir_relax.bundle import (
     local_intervals,
     local_shape,
 )
-from distir_relax.errors import BundleError
+from distir_relax.errors import BundleError, PlacementError
+from distir_relax.layout import DeviceMesh
 
 
 def columns(*pieces: list[tuple[int, int]]) -> tuple[tuple[tuple[int, int], ...], ...]:
@@ -30,7 +30,7 @@ def manifest() -> Manifest:
     split = Shard(0, 1, columns([(0, 2), (5, 6)], [], [(2, 5)]))
     return Manifest(
         name="m",
-        mesh=Mesh((3,), ("tp",)),
+        mesh=DeviceMesh((3,), ("tp",)),
         tail="pad",
         schedule_hash="abc",
         programs=(Program("main_0", "programs/main_0.py", "programs/main_0.json", ("x", "start")), Program("main_1")),
@@ -60,7 +60,7 @@ def test_what_a_rank_holds() -> None:
 
 
 def test_two_axes_on_one_dim_hold_the_intersection() -> None:
-    mesh = Mesh((2, 2), ("dp", "tp"))
+    mesh = DeviceMesh((2, 2), ("dp", "tp"))
     outer = Shard(0, 0, columns([(0, 5)], [(5, 10)]))
     inner = Shard(1, 0, columns([(0, 3), (5, 8)], [(3, 5), (8, 10)]))
     tensor = Tensor("x", "int8", (10,), "", (outer, inner))
@@ -70,12 +70,12 @@ def test_two_axes_on_one_dim_hold_the_intersection() -> None:
 
 @given(st.lists(st.integers(1, 4), min_size=1, max_size=4))
 def test_ranks_are_numbered_row_by_row(shape: list[int]) -> None:
-    mesh = Mesh(tuple(shape), tuple(f"a{i}" for i in range(len(shape))))
-    places = [mesh.coordinates(rank) for rank in range(mesh.world_size)]
+    mesh = DeviceMesh(tuple(shape), tuple(f"a{i}" for i in range(len(shape))))
+    places = [mesh.coordinates(rank) for rank in range(mesh.size)]
     assert places == sorted(set(places))
-    assert [mesh.rank(place) for place in places] == list(range(mesh.world_size))
+    assert [mesh.rank(place) for place in places] == list(range(mesh.size))
     for axis, size in enumerate(shape):
-        for rank in range(mesh.world_size):
+        for rank in range(mesh.size):
             group = mesh.group(rank, axis)
             assert len(group) == size
             assert group[places[rank][axis]] == rank
@@ -106,8 +106,12 @@ def test_parts_that_do_not_fit(change: dict[str, object], message: str) -> None:
 
 @pytest.mark.parametrize(("shape", "axes"), [((), ()), ((2,), ("a", "b")), ((2, 2), ("a", "a")), ((0,), ("a",))])
 def test_meshes_that_are_none(shape: tuple[int, ...], axes: tuple[str, ...]) -> None:
+    with pytest.raises(PlacementError, match="mesh"):
+        DeviceMesh(shape, axes)
+    plain = manifest().to_json()
+    plain["mesh"] = {"shape": list(shape), "axes": list(axes)}
     with pytest.raises(BundleError, match="mesh"):
-        Mesh(shape, axes)
+        Manifest.from_json(plain)
 
 
 def test_json_of_another_version_or_kind() -> None:

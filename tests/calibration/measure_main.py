@@ -6,7 +6,7 @@ import sys
 from pathlib import Path
 
 from distir_relax.calibration import calibrate, measure, measurements, programs, samples
-from distir_relax.runtime.world import join_world
+from distir_relax.runtime.join import join_world
 
 
 def few(dtype: str, scale: int) -> list[samples.OpSample]:

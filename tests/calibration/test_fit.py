@@ -8,18 +8,18 @@ from dataclasses import replace
 
 import pytest
 
-from distir_relax.analysis.cost import op_seconds
-from distir_relax.analysis.network import seconds_of
-from distir_relax.analysis.profile import Line, Matrix, Profile
 from distir_relax.analysis.simulate import simulate_module
 from distir_relax.calibration import programs as calibration_programs
 from distir_relax.calibration.fit import fit_device, fit_line, fit_links, minimise
 from distir_relax.calibration.measure import CollectiveSample
 from distir_relax.calibration.programs import ProgramSample, delayed, fit_programs, programs, slowed
 from distir_relax.calibration.samples import OpSample, op_samples, payloads
+from distir_relax.cost.network import seconds_of
+from distir_relax.cost.profile import Line, Matrix, Profile
+from distir_relax.cost.roofline import op_seconds
 from distir_relax.ir import TensorType
-from distir_relax.lowering import as_ranks_run
 from distir_relax.ops import lookup
+from distir_relax.pipeline import as_ranks_run
 from tests.machines import link, machine
 
 TRUE = replace(

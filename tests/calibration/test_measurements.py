@@ -10,8 +10,6 @@ import pytest
 import torch
 
 import distir_relax as dr
-from distir_relax.analysis.network import seconds_of
-from distir_relax.analysis.profile import load_profile
 from distir_relax.analysis.simulate import simulate_module
 from distir_relax.bundle import read_bundle
 from distir_relax.calibration import programs as calibration_programs
@@ -20,8 +18,10 @@ from distir_relax.calibration.measure import CollectiveSample
 from distir_relax.calibration.measurements import Machine, Measurements, cold_samples, joined
 from distir_relax.calibration.samples import op_samples, payloads
 from distir_relax.calibration.statistics import undisturbed
+from distir_relax.cost.network import seconds_of
+from distir_relax.cost.profile import load_profile
 from distir_relax.ir import parse
-from distir_relax.lowering import as_ranks_run
+from distir_relax.pipeline import as_ranks_run
 from tests.calibration.measure_main import few
 from tests.calibration.test_fit import TRUE, seconds, some_programs
 from tests.runtime.processes import mpirun, python

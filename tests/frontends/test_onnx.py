@@ -16,7 +16,7 @@ from distir_relax.analysis.interpret import interpret
 from distir_relax.cli import app
 from distir_relax.errors import ImportModelError, RunError, UnsupportedOpError
 from distir_relax.frontends.imported import Imported
-from distir_relax.frontends.onnx import import_onnx
+from distir_relax.frontends.onnx.importer import import_onnx
 
 Shape = tuple[int | str | None, ...]
 
@@ -223,7 +223,10 @@ def test_parameters_have_the_name_of_their_node_too() -> None:
 
 
 def test_quantised_weights_stay_parameters() -> None:
-    nodes = [helper.make_node("DequantizeLinear", ["q", "s", "z"], ["w"], axis=1), helper.make_node("MatMul", ["x", "w"], ["y"])]  # fmt: skip
+    nodes = [
+        helper.make_node("DequantizeLinear", ["q", "s", "z"], ["w"], axis=1),
+        helper.make_node("MatMul", ["x", "w"], ["y"]),
+    ]
     data = {
         "q": np.arange(12, dtype=np.int8).reshape(4, 3),
         "s": np.array([0.5, 1, 2], np.float32),

@@ -15,8 +15,8 @@ import torch
 import transformers
 
 import distir_relax as dr
-from distir_relax.ir import parse, print_module
-from distir_relax.ops import lookup
+from distir_relax.ir import inline, parse, print_module
+from distir_relax.ops import Trait, lookup
 from tests import vision
 
 transformers.logging.set_verbosity_error()
@@ -125,7 +125,7 @@ def test_it_gives_what_torch_gives_on_several_ranks(make: Callable[[], Made], tm
         plan = dr.compile(path, shardings=shardings, mesh=mesh, tail=tail)
         assert parse(print_module(plan.modules["global"])) == plan.modules["global"]
         torch.testing.assert_close(plan(**call), expected, atol=2e-5, rtol=2e-5)
-        names = {op.name for op in plan.modules["distributed"].main.ops}
+        names = {op.name for op in inline(plan.modules["distributed"]).main.ops}
         assert "all_reduce" in names
 
 
@@ -137,7 +137,7 @@ def test_layouts_written_to_the_model_are_read_from_it(make: Callable[[], Made],
     torch.testing.assert_close(again(**call), expected, atol=2e-5, rtol=2e-5)
 
     def communication(found: dr.Plan) -> list[tuple[str, str]]:
-        ops = found.modules["distributed"].main.ops
+        ops = inline(found.modules["distributed"]).main.ops
         return [(op.name, str(op.results[0].type)) for op in ops if op.name in ("all_reduce", "all_gather")]
 
     assert communication(again) == communication(plan)
@@ -180,7 +180,7 @@ def test_an_image_is_split_in_space(placement: str, tmp_path: Path) -> None:
         assert list(found) == ["image", "classes"]
         torch.testing.assert_close(found["image"], image, atol=1e-5, rtol=1e-5)
         torch.testing.assert_close(found["classes"], classes, atol=1e-5, rtol=1e-5)
-        assert any(op.name == "send" for op in plan.modules["distributed"].main.ops)
+        assert any(op.name == "send" for op in inline(plan.modules["distributed"]).main.ops)
 
 
 class OfPictures(torch.nn.Module):
@@ -220,4 +220,8 @@ def test_models_of_pictures(
         plan = dr.compile(path, shardings=shardings or in_space, mesh=mesh, tail=tail)
         # The exporter folds batch norms into weights, which rounds anew.
         torch.testing.assert_close(plan(**call), expected, atol=1e-4, rtol=1e-4)
-        assert {op.name for op in plan.modules["distributed"].main.ops if lookup(op.name).communicates} == sent
+        assert {
+            op.name
+            for op in inline(plan.modules["distributed"]).main.ops
+            if Trait.COMMUNICATES in lookup(op.name).traits
+        } == sent

@@ -15,8 +15,8 @@ from onnx.backend.test.case.node import collect_testcases
 
 from distir_relax.analysis.interpret import interpret
 from distir_relax.errors import UnsupportedOpError
-from distir_relax.frontends.arguments import as_tensor
-from distir_relax.frontends.onnx import import_onnx
+from distir_relax.frontends.onnx.importer import import_onnx
+from distir_relax.frontends.torch.arguments import as_tensor
 from distir_relax.ir import parse, print_module, verify
 from distir_relax.ops import check, onnx_spellings
 

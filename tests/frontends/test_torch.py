@@ -13,8 +13,9 @@ from torch import nn
 from distir_relax.analysis.interpret import interpret
 from distir_relax.errors import AnnotationError, ImportModelError, RunError, UnsupportedOpError
 from distir_relax.frontends.imported import Imported
-from distir_relax.frontends.torch import import_torch
-from distir_relax.ir import DeviceMesh, TensorType, verify
+from distir_relax.frontends.torch.importer import import_torch
+from distir_relax.ir import TensorType, verify
+from distir_relax.layout import DeviceMesh
 from distir_relax.ops import check
 from distir_relax.sharding.annotate import annotate_sharding
 

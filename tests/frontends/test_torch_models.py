@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import Callable
 from importlib.resources import files
 from typing import Any
@@ -16,7 +17,7 @@ from torch.utils._pytree import tree_leaves
 
 from distir_relax.analysis.interpret import interpret
 from distir_relax.errors import ImportModelError
-from distir_relax.frontends.torch import import_torch
+from distir_relax.frontends.torch.importer import import_torch
 from distir_relax.ir import parse, print_module, verify
 from distir_relax.ops import check
 
@@ -113,7 +114,7 @@ def test_places_are_lines_of_the_model() -> None:
     model, call = gpt2()
     main = import_torch(model.eval(), (), call).module.main
     attention = next(op for op in main.ops if op.name == "nn.scaled_dot_product_attention")
-    assert attention.location.startswith("modeling_gpt2.py:")
+    assert re.fullmatch(r"transformer\.h\.\d\.attn, modeling_gpt2\.py:\d+", attention.location), attention.location
     assert all(op.location for op in main.ops)
 
 

@@ -7,7 +7,7 @@ import torch
 
 from distir_relax.analysis.reference import execute_program, run_devices
 from distir_relax.analysis.types import infer_types
-from distir_relax.errors import ParseError, VerificationError
+from distir_relax.errors import VerificationError
 from distir_relax.ir import CALL, Function, Module, inline, parse, print_module, verify
 from distir_relax.ops import check
 
@@ -127,17 +127,78 @@ def test_a_stream_goes_on_without_a_wait() -> None:
     verify(parse(TYPED.replace('stream="comm"}  # model.py:5\n', more)), check)
 
 
-@pytest.mark.parametrize("stage", ["global", "ranked"])
-def test_calls_are_for_the_distributed_stage(stage: str) -> None:
-    text = TYPED.split("  func @layer")[0] + "}\n"
-    text = text.replace("@distributed", f"@{stage}").replace("3|2|0", "3").replace(" @ {0,1,2}", "")
-    with pytest.raises(VerificationError, match="a call names a function of a module of the distributed stage"):
-        verify(parse(text))
+TWICE = """
+module @global {
+  func @main(
+    input %x: f32[3,5],
+    parameter %w: f32[5,5],
+    parameter %v: f32[5,5],
+  ) {
+    %y: f32[3,5] = call @block(%x, %w)  # blocks.0
+    %y_1: f32[3,5] = call @block(%y, %v)  # blocks.1
+    return "y": %y_1
+  }
+  func @block(
+    input %x: f32[3,5],
+    parameter %w: f32[5,5],
+  ) {
+    %z: f32[3,5] = matmul(%x, %w)  # up, model.py:7
+    %h: f32[3,5] = nn.relu(%z)  # model.py:8
+    return "h": %h
+  }
+}
+"""
+SHARDED = (
+    TWICE.replace("@global {", '@sharded {\n  mesh[0] = device_mesh((3,), ("tp",))')
+    .replace("f32[3,5]", 'R.DTensor((3, 5), "float32", "mesh[0]", "S[0: 2|1|0]")')
+    .replace("f32[5,5]", 'R.DTensor((5, 5), "float32", "mesh[0]", "R")')
+)
+RANKED = TWICE.replace(
+    "@global {", '@ranked {\n  mesh[0] = device_mesh((3,), ("tp",))\n  ranks = (@main, @main, @main,)'
+)
 
 
-def test_a_call_without_its_devices_is_not_read() -> None:
-    with pytest.raises(ParseError, match=r"<text>:9: expected 'on', found '%s'"):
-        parse(TYPED.replace("call @twice(%x, %w) on {0,1,2}  # model.py:4", "call @twice(%x, %w)"))
+@pytest.mark.parametrize("text", [TWICE, SHARDED, RANKED], ids=["global", "sharded", "ranked"])
+def test_functions_are_called_at_every_stage(text: str) -> None:
+    module = parse(text)
+    verify(module, check)
+    assert print_module(module) == text.lstrip()
+    flat = inline(module)
+    verify(flat, check)
+    assert [(op.name, op.location) for op in flat.main.ops] == [
+        ("matmul", "blocks.0.up, model.py:7"), ("nn.relu", "blocks.0, model.py:8"),
+        ("matmul", "blocks.1.up, model.py:7"), ("nn.relu", "blocks.1, model.py:8"),
+    ]  # fmt: skip
+    assert flat.main.ops[2].operands == (flat.main.ops[1].results[0], module.main.inputs[2].value)
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "message"),
+    [
+        ("call @block(%x, %w)", "call @block(%w, %x)", r"blocks.0: %x of @block is f32\[3,5\] in this call"),
+        ("call @block(%x, %w)", "call @block(%x, %w) on {0}", "found @block on some in the global stage"),
+        ("call @block(%x, %w)", "call @block(%x, %w, %v)", "@block takes 2 values and gives 1, found 3 and 1"),
+        ("call @block(%x, %w)", "call @main(%x, %w)", "does not call itself, found main -> main"),
+    ],
+)
+def test_what_a_call_of_the_global_stage_may_not_do(old: str, new: str, message: str) -> None:
+    with pytest.raises(VerificationError, match=message):
+        verify(parse(TWICE.replace(old, new)), check)
+
+
+def test_a_call_of_the_distributed_stage_names_its_devices() -> None:
+    text = TYPED.replace("call @twice(%x, %w) on {0,1,2}", "call @twice(%x, %w)")
+    with pytest.raises(VerificationError, match=r"model.py:4: .* found @twice on none in the distributed stage"):
+        verify(parse(text), check)
+
+
+def test_every_rank_is_written_out() -> None:
+    text = RANKED.replace("(@main, @main, @main,)", "(@main, @other, @main,)")
+    other = TWICE[TWICE.index("  func @main") : TWICE.index("  func @block")].replace("@main", "@other")
+    flat = inline(parse(text.replace("  func @block", f"{other}  func @block")))
+    verify(flat, check)
+    assert [f.name for f in flat.functions] == ["main", "other"]
+    assert [len(f.ops) for f in flat.functions] == [4, 4]
 
 
 def test_inline_writes_the_same_ops_in_the_same_order() -> None:

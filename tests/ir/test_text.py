@@ -10,32 +10,34 @@ from hypothesis import strategies as st
 
 from distir_relax.errors import ParseError, PlacementError
 from distir_relax.ir import (
-    DTYPES,
-    REDUCTIONS,
     STAGES,
-    Cut,
-    DeviceMesh,
     DTensorType,
     Function,
     Input,
     Module,
     Op,
     Output,
-    Partial,
     PerRank,
     PlacedType,
-    R,
-    Segment,
-    Shard,
     TensorType,
     Value,
     parse,
-    parse_placement,
-    parse_placements,
     print_module,
-    print_placements,
 )
 from distir_relax.ir.program import ROLES
+from distir_relax.layout import (
+    DTYPES,
+    REDUCTIONS,
+    Cut,
+    DeviceMesh,
+    Partial,
+    R,
+    Segment,
+    Shard,
+    parse_placement,
+    parse_placements,
+    print_placements,
+)
 
 words = st.from_regex(r"[A-Za-z_][A-Za-z0-9_]{0,5}(\.[A-Za-z0-9_]{1,4}){0,2}", fullmatch=True)
 numbers = st.integers(0, 2**40)
@@ -163,8 +165,8 @@ def test_nan_is_read() -> None:
 def test_remarks_are_not_part_of_the_program() -> None:
     value = Value("x", TensorType((4,), "float32"))
     module = Module("global", (Function("main", (Input(value, location="model.py:3"),), (), (Output("y", value),)),))
-    noted = print_module(module, note=lambda v: f"note on {v}")
-    assert "# model.py:3 ; note on %x" in noted
+    noted = print_module(module, note=lambda function, v: f"note on {v} of @{function}")
+    assert "# model.py:3 ; note on %x of @main" in noted
     assert parse(noted) == module
 
 

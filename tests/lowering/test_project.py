@@ -4,19 +4,18 @@ from __future__ import annotations
 
 import pytest
 
-from distir_relax.ir import DeviceMesh, Module, PlacedType, TensorType, verify
-from distir_relax.lowering import FuseLocal, Project, ToDistIR
+from distir_relax.ir import Module, PlacedType, TensorType, verify
+from distir_relax.layout import DeviceMesh
+from distir_relax.lowering import FuseLocal, Project
 from distir_relax.ops import Builder, check
-from distir_relax.sharding import DelayReductions, Propagate
+from tests.compiled import compiled
 from tests.rfc import rfc_module
 
 
 def lower(module: Module, ranks: int, tail: str = "ragged") -> tuple[Module, Module]:
-    """The distributed and the ranked stage."""
-    sharded = DelayReductions().run(Propagate(DeviceMesh((ranks,), ("tp",))).run(module).module)
-    distributed = ToDistIR(tail).run(sharded)
+    """The distributed stage, and the ranked one before ops are fused."""
+    distributed = compiled(module, tail, DeviceMesh((ranks,), ("tp",)))["distributed"]
     ranked = Project().run(distributed)
-    verify(distributed, check)
     verify(ranked, check)
     return distributed, ranked
 
@@ -26,8 +25,7 @@ def columns(ranked: Module) -> list[int]:
     found = []
     for name in ranked.ranks:
         op = ranked.function(name).ops[[o.results[0].name for o in ranked.function(name).ops].index("lv0")]
-        assert isinstance(op.results[0].type, TensorType)
-        found.append(op.results[0].type.shape[1])
+        found.append(op.results[0].tensor.shape[1])
     return found
 
 

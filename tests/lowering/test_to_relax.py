@@ -8,7 +8,7 @@ from op_samples import check_against_reference, local_ops, operand_data, sample_
 
 from distir_relax import ir
 from distir_relax.errors import VerificationError
-from distir_relax.lowering.to_relax import to_relax, to_relax_json
+from distir_relax.lowering.emit.relax import to_relax, to_relax_json
 
 tvm = pytest.importorskip("tvm")
 

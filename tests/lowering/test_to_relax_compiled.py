@@ -5,9 +5,9 @@ from __future__ import annotations
 import pytest
 from op_samples import check_against_reference, operand_data, sample_module, samples
 
-from distir_relax.bundle import Mesh
-from distir_relax.lowering.to_relax import to_relax_json
-from distir_relax.runtime.threads import ThreadWorld
+from distir_relax.layout import DeviceMesh
+from distir_relax.lowering.emit.relax import to_relax_json
+from distir_relax.runtime.transports.threads import ThreadWorld
 
 pytest.importorskip("tvm")
 
@@ -16,7 +16,7 @@ pytest.importorskip("tvm")
 def test_every_op_means_in_the_tvm_backend_what_it_means_in_the_op_table(weights: str) -> None:
     """Operands may be inputs, or weights that kernels pack and constants are folded from when they are loaded."""
     from distir_relax.runtime.backends.tvm import TvmProgram
-    from distir_relax.runtime.backends.tvm_compile import compile_program
+    from distir_relax.runtime.backends.tvm.compile import compile_program
 
     module, ops = sample_module(samples(), weights=weights)
     operands = operand_data(ops)
@@ -26,6 +26,6 @@ def test_every_op_means_in_the_tvm_backend_what_it_means_in_the_op_table(weights
     names = [item.value.name for item in module.main.inputs]
     count = sum(item.role == "input" for item in module.main.inputs)
     compiled = compile_program(to_relax_json(module)["main_0"], range(count))
-    comm = ThreadWorld(Mesh((1,), ("tp",))).communicator(0)
+    comm = ThreadWorld(DeviceMesh((1,), ("tp",))).communicator(0)
     program = TvmProgram(compiled, comm, [data[name] for name in names[count:]], range(count))
     check_against_reference(ops, operands, program(*(data[name] for name in names[:count])), tolerance=3e-6)

@@ -20,12 +20,13 @@ import torch
 
 from distir_relax.analysis import execute
 from distir_relax.errors import DistIRError
-from distir_relax.ir import DTensorType, Module, Op, Output, Placement, Shard, Value, parse_placements, verify
-from distir_relax.lowering.tails import MODES, Tails
-from distir_relax.lowering.to_distir import _Lowering
-from distir_relax.ops import evaluate, lookup
-from distir_relax.ops.check import check
-from distir_relax.ops.dispatch import type_of
+from distir_relax.ir import DTensorType, Module, Op, Output, Value, verify
+from distir_relax.layout import Placement, Shard, parse_placements
+from distir_relax.lowering.tails import MODES
+from distir_relax.lowering.to_distir import _Lowering, _Program
+from distir_relax.ops import Trait, evaluate, lookup
+from distir_relax.ops.table.check import check
+from distir_relax.ops.table.dispatch import type_of
 from distir_relax.sharding import DelayReductions, Propagate
 from distir_relax.sharding.factors import Factoring, factorize
 from distir_relax.sharding.spread import is_annotation
@@ -53,7 +54,7 @@ class Pieces:
         """What is wrong with a combination, or nothing."""
         module = self.setting.module(layouts)
         try:
-            sharded = DelayReductions().run(Propagate().run(module, self._factoring(module, layouts)).module)
+            sharded = DelayReductions().run(Propagate().run(module, self._factoring(module, layouts)))
             if why := difference(module, sharded):
                 return why
             if not self._is_known(sharded):
@@ -95,9 +96,8 @@ class Pieces:
         main = replace(sharded.main, outputs=tuple(Output(v.name, v) for v in values))
         opened = replace(sharded, functions=(main,))
         for mode in MODES:
-            tails = Tails(mode)
-            lowering = _Lowering(main, self.setting.mesh, tails)
-            distributed = Module("distributed", (lowering.run(),), sharded.meshes)
+            lowering = _Lowering(_Program(opened, mode, {main.name}), main, main.name)
+            distributed = Module("distributed", (lowering.main(),), sharded.meshes)
             for name, found in execute(opened, distributed, data).items():
                 where = f"{mode}, %{name}: "
                 torch.testing.assert_close(
@@ -106,7 +106,7 @@ class Pieces:
         axes = range(len(self.setting.mesh.shape))
         # The last of the modes is ``pad``, where values have fillings.
         fillings = {
-            name: tuple(tails.filling.get((local.name, axis)) for axis in axes)
+            name: tuple(lowering.tails.filling.get((local.name, axis)) for axis in axes)
             for name, local in lowering.values.items()
         }
         keys = [*_inputs(sharded), *((_key(op, fillings), op.results) for op in sharded.main.ops)]
@@ -157,7 +157,7 @@ def difference(module: Module, sharded: Module) -> str:
         if any(defined.get(v.name) != v for v in op.operands):
             return f"an operand of {op.name} is of another type than the value that it names"
         defined.update((v.name, v) for v in op.results)
-        if lookup(op.name).role == "redistribution":
+        if Trait.REDISTRIBUTION in lookup(op.name).traits:
             same[op.results[0].name] = same[op.operands[0].name]
             continue
         original = next(remaining, None)

@@ -13,9 +13,9 @@ from typing import Any
 
 import torch
 
-from distir_relax.ir import DTYPES
-from distir_relax.ops.resample import sampling_attrs
-from distir_relax.runtime.sampling import Resizing
+from distir_relax.kernels.sampling import Resizing
+from distir_relax.layout import DTYPES
+from distir_relax.ops.spatial.resample import sampling_attrs
 
 
 @dataclass(frozen=True)

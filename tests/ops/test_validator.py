@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from typing import Any
 
@@ -11,9 +11,9 @@ from pieces import Pieces, difference
 from samples import SAMPLES, of
 from validator import GRID, MESHES, Case, Setting, combinations, validate, validated
 
-from distir_relax.ir import DeviceMesh, Partial, Replicate
-from distir_relax.lowering import collectives
-from distir_relax.ops import OpDef, lookup, parse_rule, registry
+from distir_relax.layout import DeviceMesh, Partial, Replicate
+from distir_relax.lowering import redistribution
+from distir_relax.ops import TABLE, OpDef, lookup, parse_rule
 from distir_relax.sharding import Propagate
 
 
@@ -26,25 +26,27 @@ def test_no_combination_of_placements_is_wrong(name: str, number: int, mesh: Dev
 
 
 @pytest.fixture
-def change(monkeypatch: pytest.MonkeyPatch) -> Callable[..., OpDef]:
-    """Gives an op other fields, for one test."""
+def change() -> Iterator[Callable[..., OpDef]]:
+    """Gives an op other fields of its facets, for one test."""
 
-    def changed(name: str, **fields: Any) -> OpDef:
-        entry = replace(lookup(name), **fields)
-        monkeypatch.setitem(registry._OPS, name, entry)
-        return entry
+    def changed(name: str, **facets: dict[str, Any]) -> OpDef:
+        entry = lookup(name)
+        return TABLE.replace(
+            replace(entry, **{key: replace(getattr(entry, key), **new) for key, new in facets.items()})
+        )
 
-    return changed
+    with TABLE.extended():
+        yield changed
 
 
 def test_a_wrong_rule_is_found(change: Callable[..., OpDef]) -> None:
     """A softmax whose dim may be split, a product that is a maximum, a square that is linear."""
-    change("nn.softmax", rule="a b c -> a b c")
+    change("nn.softmax", split={"rule": "a b c -> a b c"})
     assert validate("nn.softmax", 0, MESHES[0])[0]
-    change("matmul", rule=lambda types, attrs, results: parse_rule(
-        "m k, k n -> m n", [t.shape for t in types], [t.shape for t in results], reduce="max"))  # fmt: skip
+    change("matmul", split={"rule": lambda types, attrs, results: parse_rule(
+        "m k, k n -> m n", [t.shape for t in types], [t.shape for t in results], reduce="max")})  # fmt: skip
     assert validate("matmul", 0, MESHES[0])[0]
-    change("square", linear=(frozenset({0}),))
+    change("square", semantics={"linear": (frozenset({0}),)})
     assert validate("square", 0, MESHES[1])[0]
 
 
@@ -52,7 +54,7 @@ def test_a_missing_rule_is_listed(change: Callable[..., OpDef]) -> None:
     """An op that could run on the shards as they are, if its rule said so."""
     sample = "negative"
     assert not validate(sample, 0, MESHES[0])[1]
-    change(sample, linear=(), rule="[a] b -> [a] b")
+    change(sample, semantics={"linear": ()}, split={"rule": "[a] b -> [a] b"})
     _, missing = validate(sample, 0, MESHES[0])
     assert {finding.layouts for finding in missing} == {(("S[0]",),), (("S[0: chunk]",),), (("I[sum]",),)}
 
@@ -79,7 +81,7 @@ def test_no_combination_is_wrong_piece_by_piece(name: str) -> None:
 
 def test_pieces_find_what_whole_programs_find(change: Callable[..., OpDef]) -> None:
     """With a softmax whose dim may be split."""
-    change("nn.softmax", rule="a b c -> a b c")
+    change("nn.softmax", split={"rule": "a b c -> a b c"})
     whole = {finding.layouts for finding in validate("nn.softmax", 0, GRID)[0]}
     assert whole
     assert wrong_by_pieces("nn.softmax", 0) == whole
@@ -88,7 +90,7 @@ def test_pieces_find_what_whole_programs_find(change: Callable[..., OpDef]) -> N
 def test_pieces_find_a_wrong_move_that_the_op_hides(monkeypatch: pytest.MonkeyPatch) -> None:
     """Terms of a sum of which the largest is taken are as little a NaN as the sum is."""
     monkeypatch.setitem(
-        collectives._STEPS, (Partial, Replicate),
+        redistribution._STEPS, (Partial, Replicate),
         lambda move, value, step: move.emitter.one("all_reduce", value, axis=move.axis(step), op="max"),
     )  # fmt: skip
     assert not validate("isnan", 0, GRID)[0]
@@ -98,6 +100,6 @@ def test_pieces_find_a_wrong_move_that_the_op_hides(monkeypatch: pytest.MonkeyPa
 def test_an_input_that_does_not_lie_as_annotated_is_found() -> None:
     setting = Setting("negative", SAMPLES["negative"][0], GRID)
     program, other = (setting.module(((first, "R"),)) for first in ("S[0]", "S[1]"))
-    sharded = Propagate().run(program).module
+    sharded = Propagate().run(program)
     assert not difference(program, sharded)
     assert "annotated S[1], R" in difference(other, sharded)

@@ -30,26 +30,12 @@ from samples import SAMPLES, Sample, draw
 
 from distir_relax.analysis import assemble, execute, interpret, scatter
 from distir_relax.errors import DistIRError
-from distir_relax.ir import (
-    Cut,
-    DeviceMesh,
-    DTensorType,
-    Function,
-    Input,
-    Module,
-    Op,
-    Output,
-    Placement,
-    Shard,
-    TensorType,
-    Value,
-    parse_placements,
-    print_placements,
-)
+from distir_relax.ir import DTensorType, Function, Input, Module, Op, Output, TensorType, Value
+from distir_relax.layout import Cut, DeviceMesh, Placement, Shard, parse_placements, print_placements
+from distir_relax.layout.division import balanced, chunked
 from distir_relax.lowering import ToDistIR
-from distir_relax.ops import Builder, evaluate, infer, lookup
+from distir_relax.ops import Builder, Trait, evaluate, infer, lookup
 from distir_relax.sharding import DelayReductions, Propagate, bytes_sent
-from distir_relax.sharding.cuts import balanced, chunked
 
 MESHES = (DeviceMesh((2,), ("tp",)), DeviceMesh((3,), ("tp",)))
 GRID = DeviceMesh((2, 3), ("dp", "tp"))
@@ -183,7 +169,7 @@ class Case:
     def wrong(self, tail: str) -> str:
         """What is wrong with the sharded program, or nothing."""
         try:
-            sharded = DelayReductions().run(Propagate().run(self.module).module)
+            sharded = DelayReductions().run(Propagate().run(self.module))
             distributed = ToDistIR(tail).run(sharded)
             found = execute(sharded, distributed, self.data)
         except (DistIRError, ValueError, AssertionError, RuntimeError) as error:
@@ -231,7 +217,7 @@ class Case:
             for rank in range(self.mesh.size):
                 operands = [part[rank] for part in parts]
                 types, mine = [_type_of(x) for x in operands], [column[rank] for column in expected]
-                attrs = self.entry.localize(self.attrs, types, mine) if self.entry.localize else self.attrs
+                attrs = self.entry.split.localize(self.attrs, types, mine) if self.entry.split.localize else self.attrs
                 if list(infer(self.entry.name, types, attrs)) != mine:
                     return False
                 rows.append(self._run(operands, attrs))
@@ -276,7 +262,7 @@ def _communicates_before(sharded: Module, name: str) -> bool:
     for op in sharded.main.ops:
         if op.name == name:
             return False
-        if lookup(op.name).role == "redistribution":
+        if Trait.REDISTRIBUTION in lookup(op.name).traits:
             source, target = op.operands[0].type, op.results[0].type
             assert isinstance(source, DTensorType)
             assert isinstance(target, DTensorType)
@@ -309,7 +295,7 @@ def validated() -> list[tuple[str, int]]:
                 entry.rule_for(types, sample.attrs, infer(name, types, sample.attrs))
             except NotImplementedError:
                 continue
-            if entry.role in ("compute", "scalar") and sample.operands and not entry.pattern:
+            if entry.computes and sample.operands and not entry.code.pattern:
                 found.append((name, number))
     return found
 

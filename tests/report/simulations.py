@@ -6,10 +6,11 @@ from dataclasses import replace
 
 import distir_relax as dr
 from distir_relax.analysis.simulation import Simulation
-from distir_relax.ir import DeviceMesh, Function, Module
+from distir_relax.ir import Function, Module
+from distir_relax.layout import DeviceMesh
 from distir_relax.simulator import simulate
-from distir_relax.transforms import mlp_training
-from distir_relax.transforms.builder import ProgramBuilder
+from distir_relax.strategies import mlp_training
+from distir_relax.strategies.builder import ProgramBuilder
 
 PROFILE = "dgx2-v100"
 

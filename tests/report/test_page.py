@@ -15,13 +15,13 @@ import pytest
 from distir_relax.analysis.memory import CATEGORIES, WORKSPACE
 from distir_relax.analysis.simulate import simulate_module
 from distir_relax.errors import DistIRError
-from distir_relax.ir import DeviceMesh
+from distir_relax.layout import DeviceMesh
 from distir_relax.report.matrix import CELLS, block_size, matrix
 from distir_relax.report.memory import memory_charts, peak_time, thinned
 from distir_relax.report.page import page, top_ops, write_page
 from distir_relax.report.timeline import LANES, as_data, shown_classes, timeline
 from distir_relax.simulator import simulate
-from distir_relax.transforms.builder import ProgramBuilder
+from distir_relax.strategies.builder import ProgramBuilder
 from tests.report.simulations import PROFILE, streams, training, with_locations
 
 HOSTILE = '</script><script>alert("1")</script><img src=x onerror=alert(2)>&amp;'

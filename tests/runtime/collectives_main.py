@@ -6,9 +6,9 @@ import sys
 
 import every_collective
 
-from distir_relax.bundle import Mesh
-from distir_relax.runtime import mpi
-from distir_relax.runtime.world import join_world
+from distir_relax.layout import DeviceMesh
+from distir_relax.runtime.join import join_world
+from distir_relax.runtime.transports import mpi
 
 
 def main() -> None:
@@ -17,10 +17,10 @@ def main() -> None:
     for text in sys.argv[1:]:
         shape = tuple(map(int, text.split("x")))
         axes = ("dp", "tp")[-len(shape) :]
-        every_collective.check_all(world.communicator(Mesh(shape, axes)))
+        every_collective.check_all(world.communicator(DeviceMesh(shape, axes)))
         # The same with pieces so small that every buffer takes several, as those beyond 2^30 elements do.
         largest, mpi.MAX_COUNT = mpi.MAX_COUNT, 4
-        every_collective.check_all(world.communicator(Mesh(shape, axes)))
+        every_collective.check_all(world.communicator(DeviceMesh(shape, axes)))
         mpi.MAX_COUNT = largest
     assert world.exchange({"rank": world.rank}) == [{"rank": rank} for rank in range(world.size)]
     # One write a line: launchers forward what ranks print in pieces.

@@ -14,6 +14,7 @@ import torch
 
 from distir_relax.bundle import Shard, Tensor, local_intervals, local_shape
 from distir_relax.runtime.communicator import Communicator
+from distir_relax.runtime.outputs import collect_output
 
 REDUCE = {"sum": np.sum, "mean": np.mean, "min": np.min, "max": np.max}
 
@@ -198,6 +199,6 @@ def _assembly(comm: Communicator) -> None:
                 index = [i for start, stop in pieces for i in range(start, stop)]
                 local = local[(slice(None),) * dim + (index,)]
             assert tuple(local.shape) == local_shape(tensor, mesh, comm.rank)
-            found = comm.assemble(tensor, local)
+            found = collect_output(comm, tensor, local)
             assert (found is None) == (comm.rank != 0)
             assert found is None or torch.equal(found, whole)

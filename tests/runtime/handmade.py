@@ -10,7 +10,8 @@ from typing import Any
 import numpy as np
 import torch
 
-from distir_relax.bundle import Bundle, Manifest, Mesh, Program, Shard, Tensor, TensorWeights
+from distir_relax.bundle import Bundle, Manifest, Program, Shard, Tensor, TensorWeights
+from distir_relax.layout import DeviceMesh
 
 SUM_COLUMNS = """
 import torch.nn.functional as F
@@ -58,7 +59,7 @@ def mlp_bundle(sizes: Sequence[int], text: str = SUM_COLUMNS, rows: int = 4) -> 
     columns = (Shard(0, 1, cut(hidden, sizes)),)
     manifest = Manifest(
         name="mlp",
-        mesh=Mesh((len(sizes),), ("tp",)),
+        mesh=DeviceMesh((len(sizes),), ("tp",)),
         tail="ragged",
         schedule_hash=hashlib.sha256(text.encode()).hexdigest(),
         programs=(Program("main_0", torch="programs/main_0.py", arguments=("x", "up", "down")),),

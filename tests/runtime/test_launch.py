@@ -7,11 +7,12 @@ from pathlib import Path
 
 import pytest
 
-from distir_relax.bundle import Mesh
 from distir_relax.errors import RunError
+from distir_relax.layout import DeviceMesh
 from distir_relax.runtime import launch
+from distir_relax.runtime.join import detect
 from distir_relax.runtime.launch import Launcher, find_mpirun, mpirun_command
-from distir_relax.runtime.world import check_size, detect
+from distir_relax.runtime.world import check_size
 
 
 def fake(folder: Path, answer: str) -> None:
@@ -76,7 +77,7 @@ def test_the_launcher_is_detected(environment: dict[str, str], expected: str | N
 
 
 def test_the_number_of_ranks() -> None:
-    mesh = Mesh((2, 3), ("dp", "tp"))
+    mesh = DeviceMesh((2, 3), ("dp", "tp"))
     check_size(mesh, 6)
     with pytest.raises(RunError, match=r"expected 6 ranks for the mesh \(dp=2, tp=3\), found 4\n  hint: start 6"):
         check_size(mesh, 4)

@@ -23,7 +23,6 @@ from handmade import (
 from distir_relax.bundle import (
     Bundle,
     Manifest,
-    Mesh,
     Program,
     Shard,
     Tensor,
@@ -32,6 +31,9 @@ from distir_relax.bundle import (
     write_bundle,
 )
 from distir_relax.errors import BundleError, RunError
+from distir_relax.layout import DeviceMesh
+from distir_relax.runtime.backends import find_backend, register_backend
+from distir_relax.runtime.backends.torch import load
 from distir_relax.runtime.execute import run_bundle
 from distir_relax.runtime.session import Session
 
@@ -76,7 +78,7 @@ def main(comm, weights, x, bias):
     start = comm.shard_start("tp", (6, 1, 0), "int64")
     return (x * weights["ten"] + start + bias, x.sum().reshape(1))
 """
-    mesh = Mesh((2, 3), ("dp", "tp"))
+    mesh = DeviceMesh((2, 3), ("dp", "tp"))
     splits = (Shard(0, 0, cut(5, [2, 3])), Shard(1, 1, (((0, 1), (4, 6)), (), ((1, 4),))))
     manifest = Manifest(
         name="affine", mesh=mesh, tail="ragged", schedule_hash="",
@@ -166,6 +168,15 @@ def test_programs_that_are_none(text: str, message: str) -> None:
 def test_inputs_that_do_not_fit(inputs: dict[str, np.ndarray], message: str) -> None:
     with pytest.raises(RunError, match=f"(?s){message}"):
         run_bundle(mlp_bundle([2, 3]), inputs)
+
+
+def test_a_backend_is_added_once_and_for_programs_that_bundles_hold() -> None:
+    with pytest.raises(ValueError, match="there is a backend 'tvm' already"):
+        register_backend("tvm", load)
+    with pytest.raises(ValueError, match="programs for torch, tvm, found jax"):
+        register_backend("mine", load, programs=("torch", "jax"))
+    with pytest.raises(RunError, match="unknown backend 'mine'"):
+        find_backend("mine")
 
 
 def test_backends_and_devices_that_are_not_there() -> None:

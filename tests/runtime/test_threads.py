@@ -10,18 +10,18 @@ import numpy as np
 import pytest
 import torch
 
-from distir_relax.bundle import Mesh
 from distir_relax.errors import RunError
-from distir_relax.runtime.communicator import Communicator
-from distir_relax.runtime.threads import RankReleased, ThreadWorld, wait_for
+from distir_relax.layout import DeviceMesh
+from distir_relax.runtime.communicator import Communicator, collective
+from distir_relax.runtime.transports.threads import RankReleased, ThreadWorld, wait_for
 
 pytestmark = pytest.mark.timeout(60)
 
 
-def on_all_ranks(mesh: Mesh, work: Callable[[Communicator], None]) -> list[Communicator]:
+def on_all_ranks(mesh: DeviceMesh, work: Callable[[Communicator], None]) -> list[Communicator]:
     """Run `work` on every rank of `mesh`, in threads; the communicators. Raises the first error."""
     world = ThreadWorld(mesh)
-    comms = [world.communicator(rank) for rank in range(mesh.world_size)]
+    comms = [world.communicator(rank) for rank in range(mesh.size)]
 
     def guarded(comm: Communicator) -> None:
         try:
@@ -43,17 +43,17 @@ def on_all_ranks(mesh: Mesh, work: Callable[[Communicator], None]) -> list[Commu
 @pytest.mark.parametrize(
     "mesh",
     [
-        Mesh((1,), ("tp",)),
-        Mesh((2,), ("tp",)),
-        Mesh((3,), ("tp",)),
-        Mesh((5,), ("tp",)),
-        Mesh((7,), ("tp",)),
-        Mesh((2, 3), ("dp", "tp")),
-        Mesh((2, 1, 2), ("dp", "pp", "tp")),
+        DeviceMesh((1,), ("tp",)),
+        DeviceMesh((2,), ("tp",)),
+        DeviceMesh((3,), ("tp",)),
+        DeviceMesh((5,), ("tp",)),
+        DeviceMesh((7,), ("tp",)),
+        DeviceMesh((2, 3), ("dp", "tp")),
+        DeviceMesh((2, 1, 2), ("dp", "pp", "tp")),
     ],
     ids=lambda mesh: "x".join(map(str, mesh.shape)),
 )
-def test_every_collective(mesh: Mesh) -> None:
+def test_every_collective(mesh: DeviceMesh) -> None:
     on_all_ranks(mesh, every_collective.check_all)
 
 
@@ -64,7 +64,7 @@ def test_an_error_of_one_rank_releases_the_others() -> None:
         comm.all_reduce(torch.ones(3), "tp", "sum")
 
     with pytest.raises(ValueError, match="rank 2 broke"):
-        on_all_ranks(Mesh((3,), ("tp",)), work)
+        on_all_ranks(DeviceMesh((3,), ("tp",)), work)
 
 
 def test_bytes_are_those_of_a_ring() -> None:
@@ -83,7 +83,7 @@ def test_bytes_are_those_of_a_ring() -> None:
         if comm.rank == 1:
             comm.recv((8, 2), "float32", 0)
 
-    comms = on_all_ranks(Mesh((3,), ("tp",)), work)
+    comms = on_all_ranks(DeviceMesh((3,), ("tp",)), work)
     row = 2 * 4
     for rank, comm in enumerate(comms):
         sent = comm.traffic.bytes
@@ -117,7 +117,7 @@ def test_bytes_are_those_of_a_ring() -> None:
 )
 def test_calls_that_do_not_fit(call: Callable[[Communicator], None], message: str) -> None:
     with pytest.raises(RunError, match=message):
-        on_all_ranks(Mesh((2,), ("tp",)), call)
+        on_all_ranks(DeviceMesh((2,), ("tp",)), call)
 
 
 def test_ranks_that_disagree_on_a_message() -> None:
@@ -128,12 +128,12 @@ def test_ranks_that_disagree_on_a_message() -> None:
             comm.recv((4,), "float32", 0)
 
     with pytest.raises(RunError, match="expects 4 x float32 from rank 0, which sends 3 x float32"):
-        on_all_ranks(Mesh((2,), ("tp",)), work)
+        on_all_ranks(DeviceMesh((2,), ("tp",)), work)
 
 
 def test_ranks_that_disagree_on_a_shape() -> None:
     with pytest.raises(RunError, match="elements"):
-        on_all_ranks(Mesh((2,), ("tp",)), lambda comm: comm.all_reduce(torch.ones(3 + comm.rank), "tp", "sum"))
+        on_all_ranks(DeviceMesh((2,), ("tp",)), lambda comm: comm.all_reduce(torch.ones(3 + comm.rank), "tp", "sum"))
 
 
 def test_every_rank_gets_the_same_bits() -> None:
@@ -143,5 +143,25 @@ def test_every_rank_gets_the_same_bits() -> None:
         x = torch.from_numpy(np.random.default_rng(comm.rank).standard_normal(1001).astype("float32"))
         results[comm.rank] = comm.all_reduce(x, "tp", "sum")
 
-    on_all_ranks(Mesh((5,), ("tp",)), work)
+    on_all_ranks(DeviceMesh((5,), ("tp",)), work)
     assert all(torch.equal(results[0], result) for result in results.values())
+
+
+def test_a_method_is_added_once_to_every_communicator(monkeypatch: pytest.MonkeyPatch) -> None:
+    # What is added in the test goes with it.
+    monkeypatch.setattr(Communicator, "largest_place", None, raising=False)
+    monkeypatch.delattr(Communicator, "largest_place")
+
+    @collective
+    def largest_place(comm: Communicator, x: torch.Tensor, axis: str) -> torch.Tensor:
+        found: torch.Tensor = comm.all_reduce(x * 0 + comm.index(axis), axis, "max")
+        return found
+
+    def work(comm: Communicator) -> None:
+        assert comm.largest_place(torch.zeros(2), "b").tolist() == [2.0, 2.0]  # type: ignore[attr-defined]
+        assert comm.index("b") == comm.mesh.coordinates(comm.rank)[1]
+
+    comms = on_all_ranks(DeviceMesh((2, 3), ("a", "b")), work)
+    assert all(comm.traffic.calls == {"all_reduce": 1} for comm in comms)
+    with pytest.raises(ValueError, match="communicators have 'largest_place' already"):
+        collective(largest_place)

@@ -16,7 +16,6 @@ from distir_relax import ir
 from distir_relax.bundle import (
     Bundle,
     Manifest,
-    Mesh,
     Program,
     Shard,
     Tensor,
@@ -24,7 +23,8 @@ from distir_relax.bundle import (
     write_bundle,
 )
 from distir_relax.errors import BundleError, RunError
-from distir_relax.lowering.to_relax import to_relax_json
+from distir_relax.layout import DeviceMesh
+from distir_relax.lowering.emit.relax import to_relax_json
 from distir_relax.runtime.execute import run_bundle
 from distir_relax.runtime.session import Session
 
@@ -36,7 +36,9 @@ SHARDS = ([2, 3], [3, 2, 4], [4, 0, 3], [5, 1, 0])
 
 def mlp_program(sizes: Sequence[int], rank: int, rows: Sequence[int]) -> str:
     """`z = relu(x @ up) @ down` with the hidden dim cut as `sizes`; every collective takes part."""
-    n, hidden, total = sizes[rank], sum(sizes), sum(rows)
+    n, hidden, total, own = sizes[rank], sum(sizes), sum(rows), rows[rank]
+    by_rows = f"sizes={tuple(rows)}, size={own}"
+    turned = f"split_dim=0, split_sizes={tuple(rows)}, size={own}, concat_dim=1, concat_sizes={tuple(sizes)}"
     return f"""
   func @main_{rank}(
     input %x: f32[{total},6],
@@ -47,22 +49,20 @@ def mlp_program(sizes: Sequence[int], rank: int, rows: Sequence[int]) -> str:
     %h: f32[{total},{n}] = nn.relu(%a)
     %p: f32[{total},5] = linear(%h, %down)
     %z: f32[{total},5] = all_reduce(%p) {{axis="tp", op="sum", step=3}}
-    %part: f32[{rows[rank]},5] = reduce_scatter(%p) {{axis="tp", dim=0, sizes={tuple(rows)}, size={rows[rank]}, op="sum", step=4}}
+    %part: f32[{own},5] = reduce_scatter(%p) {{axis="tp", dim=0, {by_rows}, op="sum", step=4}}
     %whole: f32[{total},5] = all_gather(%part) {{axis="tp", dim=0, sizes={tuple(rows)}, step=5}}
-    %mine: f32[{rows[rank]},5] = shard(%z) {{axis="tp", dim=0, sizes={tuple(rows)}, size={rows[rank]}}}
+    %mine: f32[{own},5] = shard(%z) {{axis="tp", dim=0, {by_rows}}}
     %hidden: f32[{total},{hidden}] = all_gather(%h) {{axis="tp", dim=1, sizes={tuple(sizes)}, step=7}}
-    %wide: f32[{rows[rank]},{hidden}] = all_to_all(%h) {{axis="tp", split_dim=0, split_sizes={tuple(rows)}, size={rows[rank]}, concat_dim=1, concat_sizes={tuple(sizes)}, step=8}}
+    %wide: f32[{own},{hidden}] = all_to_all(%h) {{axis="tp", {turned}, step=8}}
     %first: i64[] = shard_start() {{axis="tp", sizes={tuple(rows)}, dtype="int64"}}
     %ids: f32[] = astype(%first) {{dtype="float32"}}
-    %start: f32[{rows[rank]},5] = add(%mine, %ids)
+    %start: f32[{own},5] = add(%mine, %ids)
     return "z": %z, "whole": %whole, "hidden": %hidden, "wide": %wide, "start": %start
   }}
 """
 
 
-def tvm_bundle(
-    sizes: Sequence[int], text: str | None = None, order: tuple[str, ...] = ("x", "up", "down")
-) -> Bundle:
+def tvm_bundle(sizes: Sequence[int], text: str | None = None, order: tuple[str, ...] = ("x", "up", "down")) -> Bundle:
     """The bundle of `mlp_program` on as many ranks as there are `sizes`; row cuts are uneven too."""
     ranks, hidden = len(sizes), sum(sizes)
     rows = [3 if i == 0 else 1 for i in range(ranks)]
@@ -84,7 +84,7 @@ def tvm_bundle(
     columns, split = Shard(0, 1, cut(hidden, sizes)), (Shard(0, 0, cut(sum(rows), rows)),)
     manifest = Manifest(
         name="mlp",
-        mesh=Mesh((ranks,), ("tp",)),
+        mesh=DeviceMesh((ranks,), ("tp",)),
         tail="ragged",
         schedule_hash="0" * 64,
         programs=tuple(Program(name, relax=f"programs/{name}.json", arguments=order) for name in names),
@@ -147,7 +147,7 @@ def test_results_of_a_call_outlive_the_next_call() -> None:
 
 
 def test_ranks_with_the_same_program_share_one_executable() -> None:
-    from distir_relax.runtime.backends.tvm_compile import compile_program
+    from distir_relax.runtime.backends.tvm.compile import compile_program
 
     bundle = tvm_bundle([2, 3])
     text = bundle.programs["programs/main_0.json"]
@@ -157,7 +157,7 @@ def test_ranks_with_the_same_program_share_one_executable() -> None:
 def test_the_steps_are_named_for_the_watchdog() -> None:
     bundle = tvm_bundle([2, 3])
     from distir_relax.runtime.backends.tvm import load
-    from distir_relax.runtime.threads import ThreadWorld
+    from distir_relax.runtime.transports.threads import ThreadWorld
 
     program = load(bundle, 1, ThreadWorld(bundle.manifest.mesh).communicator(1))
     assert program.steps[3] == '%z: f32[4,5] = all_reduce(%p) {axis="tp", op="sum", step=3}'
@@ -165,7 +165,7 @@ def test_the_steps_are_named_for_the_watchdog() -> None:
 
 
 def test_an_error_of_a_communication_arrives_as_it_was_raised(monkeypatch: pytest.MonkeyPatch) -> None:
-    from distir_relax.runtime.threads import ThreadCommunicator
+    from distir_relax.runtime.transports.threads import ThreadCommunicator
 
     class Broken(Exception):
         pass
@@ -199,7 +199,7 @@ def test_inputs_may_stand_among_the_weights() -> None:
 
 def test_other_devices_than_the_cpu_are_refused() -> None:
     from distir_relax.runtime.backends.tvm import load
-    from distir_relax.runtime.threads import ThreadWorld
+    from distir_relax.runtime.transports.threads import ThreadWorld
 
     bundle = tvm_bundle([2, 3])
     with pytest.raises(RunError, match="runs on the CPU, found device 'cuda:0'"):

@@ -14,14 +14,14 @@ MACHINES = {"wide": (64, 12, 1), "narrow": (32, 6, 1), "threads": (64, 12, 2)}
 
 
 def _machine(name: str) -> Any:
-    from distir_relax.runtime.backends.tvm_kernels import Machine
+    from distir_relax.runtime.backends.tvm.kernels import Machine
 
     return Machine(*MACHINES[name])
 
 
 def _run(kernel: Any, *operands: np.ndarray[Any, Any], result: tuple[int, ...]) -> np.ndarray[Any, Any]:
     """Compile and run one kernel; its result's buffer holds NaN before."""
-    from distir_relax.runtime.backends.tvm_compile import machine
+    from distir_relax.runtime.backends.tvm.compile import machine
 
     target, _ = machine(1)
     module = tvm.compile(tvm.IRModule({"main": kernel.with_attr("global_symbol", "main")}), target)
@@ -41,7 +41,7 @@ PRODUCTS = [(1, 1, 1), (1, 7, 3), (13, 5, 32), (14, 63, 127), (25, 33, 1), (2, 3
 @pytest.mark.parametrize("host", MACHINES)
 @pytest.mark.parametrize("dtype", ["float32", "float64"])
 def test_products_with_packed_weights(dtype: str, host: str) -> None:
-    from distir_relax.runtime.backends import tvm_kernels as kernels
+    from distir_relax.runtime.backends.tvm import kernels
 
     machine = _machine(host)
     for m, k, n in PRODUCTS:
@@ -74,7 +74,7 @@ def test_products_with_packed_weights(dtype: str, host: str) -> None:
 )
 @pytest.mark.parametrize("host", ["wide", "narrow"])
 def test_batched_products_of_any_two_shapes(a: tuple[int, ...], b: tuple[int, ...], host: str) -> None:
-    from distir_relax.runtime.backends import tvm_kernels as kernels
+    from distir_relax.runtime.backends.tvm import kernels
 
     x, y = _random(*a), _random(*b)
     expected = x @ y
@@ -84,7 +84,7 @@ def test_batched_products_of_any_two_shapes(a: tuple[int, ...], b: tuple[int, ..
 
 @pytest.mark.parametrize("shape", [(1, 1), (3, 7), (5, 16), (4, 37), (2, 129)], ids=str)
 def test_softmax_and_layer_norm(shape: tuple[int, int]) -> None:
-    from distir_relax.runtime.backends import tvm_kernels as kernels
+    from distir_relax.runtime.backends.tvm import kernels
 
     x, scale, shift = _random(*shape) * 9, _random(shape[1]), _random(shape[1])
     machine = _machine("wide")
@@ -98,7 +98,7 @@ def test_softmax_and_layer_norm(shape: tuple[int, int]) -> None:
 
 
 def test_rows_that_softmax_masks_in_part_are_exact() -> None:
-    from distir_relax.runtime.backends import tvm_kernels as kernels
+    from distir_relax.runtime.backends.tvm import kernels
 
     x = np.array([[0.0, -np.inf, 0.0], [-1e30, 3.0, -1e30], [1e4, 1e4, -1e4]], dtype="float32")
     found = _run(kernels.softmax(3, 3, "float32", _machine("wide")), x, result=(3, 3))
@@ -116,7 +116,7 @@ FUNCTIONS = {
 def test_functions_are_as_good_as_float32(name: str) -> None:
     from tvm import te
 
-    from distir_relax.runtime.backends import tvm_math
+    from distir_relax.runtime.backends.tvm import math as tvm_math
 
     function, tolerance = FUNCTIONS[name]
     edges = torch.tensor(

@@ -15,7 +15,8 @@ import torch
 
 import distir_relax as dr
 from distir_relax.analysis import interpret
-from distir_relax.ir import DTensorType, Shard, TensorType, Value
+from distir_relax.ir import DTensorType, Value
+from distir_relax.layout import Shard
 
 tvm = pytest.importorskip("tvm")
 
@@ -192,7 +193,7 @@ def ours(plan: dr.Plan) -> str:
 
 def layout(value: Value) -> str:
     assert isinstance(value.type, DTensorType)
-    [placement] = value.type.placements
+    [placement] = value.dtensor.placements
     return f"S[{placement.dim}]" if isinstance(placement, Shard) else str(placement)
 
 
@@ -203,8 +204,7 @@ def check_values(plan: dr.Plan) -> None:
     data: dict[str, torch.Tensor] = dict(plan.imported.tensors)
     for item in main.inputs:
         if item.value.name not in data:
-            assert isinstance(item.value.type, TensorType)
-            data[item.value.name] = torch.randn(*item.value.type.shape, generator=generator)
+            data[item.value.name] = torch.randn(*item.value.tensor.shape, generator=generator)
     [expected] = interpret(main, data).values()
     inputs = [data[item.value.name] for item in main.inputs if item.role == "input"]
     torch.testing.assert_close(plan(*inputs), expected, atol=1e-5, rtol=1e-5)

@@ -13,10 +13,13 @@ from torch.distributed import tensor as dtensor
 from distir_relax.analysis.interpret import interpret
 from distir_relax.errors import AnnotationError, PlacementError
 from distir_relax.frontends.imported import Imported
-from distir_relax.frontends.torch import import_torch
-from distir_relax.ir import Cut, DeviceMesh, Module, R, Shard, verify
+from distir_relax.frontends.torch.importer import import_torch
+from distir_relax.ir import Module, verify
+from distir_relax.layout import Cut, DeviceMesh, R, Shard
+from distir_relax.layout.fit import fit_placements
 from distir_relax.ops import check
-from distir_relax.sharding.annotate import annotate_sharding, apply_shardings, fit_placements
+from distir_relax.sharding.annotate import annotate_sharding
+from distir_relax.sharding.apply import ApplyShardings
 
 MESH = DeviceMesh((2,), ("tp",))
 GRID = DeviceMesh((2, 3), ("dp", "tp"))
@@ -113,6 +116,10 @@ def tower() -> Imported:
     return import_torch(Tower(), (torch.ones(2, 4),))
 
 
+def apply(imported: Imported, shardings: dict[str, str]) -> Module:
+    return ApplyShardings(shardings, MESH, imported.names).run(imported.module)
+
+
 def marks(module: Module) -> dict[str, tuple[str, str]]:
     ops = [op for op in module.main.ops if op.name == "annotate_sharding"]
     return {op.operands[0].name: (str(op.attrs["placements"]), op.location) for op in ops}
@@ -120,45 +127,45 @@ def marks(module: Module) -> dict[str, tuple[str, str]]:
 
 def test_shardings_by_name(tower: Imported) -> None:
     shardings = {"layers.*.weight": "S[-2]", "x": "R", "head.weight": "S[0: 3|0]"}
-    sharded = apply_shardings(tower, shardings, MESH)
-    assert sharded.module.meshes == (MESH,)
-    assert marks(sharded.module) == {
+    sharded = apply(tower, shardings)
+    assert sharded.meshes == (MESH,)
+    assert marks(sharded) == {
         "x": ("R", 'shardings["x"]'),
         "layers.0.weight": ("S[0]", 'shardings["layers.*.weight"]'),
         "layers.1.weight": ("S[0]", 'shardings["layers.*.weight"]'),
         "tied": ("S[0: 3|0]", 'shardings["head.weight"]'),
     }
-    verify(sharded.module, check)
-    marked = set(marks(sharded.module))
-    others = [op for op in sharded.module.main.ops if op.name != "annotate_sharding"]
+    verify(sharded, check)
+    marked = set(marks(sharded))
+    others = [op for op in sharded.main.ops if op.name != "annotate_sharding"]
     assert not marked & {v.name for op in others for v in op.operands}
 
     inputs = {**tower.tensors, "x": torch.randn(2, 4)}
-    before, after = interpret(tower.module.main, inputs), interpret(sharded.module.main, inputs)
+    before, after = interpret(tower.module.main, inputs), interpret(sharded.main, inputs)
     torch.testing.assert_close(after["output"], before["output"])
 
 
 def test_no_shardings_change_nothing(tower: Imported) -> None:
-    assert apply_shardings(tower, {}, MESH) is tower
+    assert apply(tower, {}).functions == tower.module.functions
 
 
 def test_a_pattern_that_matches_nothing_lists_near_misses(tower: Imported) -> None:
     with pytest.raises(AnnotationError, match=r"'layer\.\*\.weight' matches no input and no parameter") as raised:
-        apply_shardings(tower, {"layer.*.weight": "S[0]"}, MESH)
+        apply(tower, {"layer.*.weight": "S[0]"})
     assert "layers.0.weight" in raised.value.hint
 
 
 def test_patterns_that_disagree_are_both_named(tower: Imported) -> None:
     with pytest.raises(AnnotationError) as raised:
-        apply_shardings(tower, {"layers.*": "S[0]", "layers.1.*": "S[1]"}, MESH)
+        apply(tower, {"layers.*": "S[0]", "layers.1.*": "S[1]"})
     for text in ("layers.1.weight", "'layers.*'", "S[0]", "'layers.1.*'", "S[1]"):
         assert text in raised.value.message
-    apply_shardings(tower, {"layers.*": "S[0]", "layers.1.*": "S[-2]"}, MESH)
+    apply(tower, {"layers.*": "S[0]", "layers.1.*": "S[-2]"})
 
 
 def test_a_placement_that_does_not_fit_names_pattern_and_parameter(tower: Imported) -> None:
     with pytest.raises(PlacementError, match="S\\[1\\] names dim 1") as raised:
-        apply_shardings(tower, {"head.*": "S[1]"}, MESH)
+        apply(tower, {"head.*": "S[1]"})
     assert raised.value.where == 'shardings["head.*"], head.bias'
 
 
@@ -169,5 +176,5 @@ def test_a_mesh_unlike_the_models_own() -> None:
 
     imported = import_torch(Marked(), (torch.ones(2, 4),))
     with pytest.raises(AnnotationError, match="one mesh for all annotations"):
-        apply_shardings(imported, {"head.weight": "R, R"}, GRID)
-    assert apply_shardings(imported, {"head.weight": "S[0]"}, MESH).module.meshes == (MESH,)
+        ApplyShardings({"head.weight": "R, R"}, GRID, imported.names).run(imported.module)
+    assert apply(imported, {"head.weight": "S[0]"}).meshes == (MESH,)

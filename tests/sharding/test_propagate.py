@@ -5,9 +5,10 @@ from __future__ import annotations
 import pytest
 
 from distir_relax.errors import AnnotationError, DistIRError, PlacementError
-from distir_relax.ir import DeviceMesh, DTensorType, Module, TensorType, Value, verify
+from distir_relax.ir import DTensorType, Gather, Module, Reason, TensorType, Value, verify
+from distir_relax.layout import DeviceMesh
 from distir_relax.ops import Builder, check
-from distir_relax.sharding import Propagate, Propagation
+from distir_relax.sharding import Propagate
 from tests.rfc import rfc_module
 
 
@@ -15,15 +16,15 @@ def mesh(*shape: int) -> DeviceMesh:
     return DeviceMesh(shape, ("tp",) if len(shape) == 1 else ("dp", "tp", "pp")[: len(shape)])
 
 
-def propagate(module: Module, *shape: int) -> Propagation:
+def propagate(module: Module, *shape: int) -> Module:
     found = Propagate(mesh(*shape)).run(module)
-    verify(found.module, check)
+    verify(found, check)
     return found
 
 
-def layouts(propagation: Propagation) -> dict[str, str]:
+def layouts(module: Module) -> dict[str, str]:
     """The placements of every value, by name."""
-    main = propagation.module.main
+    main = module.main
     values = [i.value for i in main.inputs] + [v for op in main.ops for v in op.results]
     return {v.name: ", ".join(map(str, v.type.placements)) for v in values if isinstance(v.type, DTensorType)}
 
@@ -61,7 +62,7 @@ def test_rfc_example() -> None:
     [(2, (832, 768)), (3, (576, 512, 512)), (5, (320,) * 5), (7, (256, 256, 256, 256, 192, 192, 192))],
 )
 def test_fused_qkv_is_cut_by_heads(ranks: int, sizes: tuple[int, ...]) -> None:
-    """gpt2-xl has 25 heads of 64, so 1600 columns are never cut 800 | 800; a rank holds three stretches of the weight."""
+    """gpt2-xl has 25 heads of 64, so 1600 columns are never cut 800 | 800; a rank has three stretches of the weight."""
     builder, y = attention_block(25, 64)
     found = layouts(propagate(Module("global", (builder.function("main", [("y", y)]),)), ranks))
     text = "|".join(map(str, sizes))
@@ -113,7 +114,7 @@ def test_two_mesh_axes() -> None:
     ],
 )
 def test_one_dim_along_several_axes(placement: str, shape: tuple[int, ...], weight: str) -> None:
-    """The cut along one axis divides what those before it leave, the user's sizes first; the sum is pending along all."""
+    """The cut along one axis divides what those before leave, the user's sizes first; the sum is pending along all."""
     found = layouts(propagate(rfc_module(7, placement), *shape))
     assert found["A"] == found["Y"] == weight
     assert found["B"] == weight.replace("S[1", "S[0")
@@ -146,8 +147,8 @@ def test_sizes_of_a_fused_weight(inner: str) -> None:
     ("placement", "message"),
     [
         ("S[1: 4|3], S[1: 3|2|2]", r"(?s)S\[1: 3\|2\|2\] do not divide .*list the sizes .*S\[1: 2\|1\|1 \+ 1\|1\|1\]"),
-        ("S[1: 4|3], S[1: 2|2|1 + 1|1|1]", "add up to 8, the dim has 7"),
-        ("S[1: 4|3], S[1: 2|2 + 2|1]", "2 sizes for 3 devices"),
+        ("S[1: 4|3], S[1: 2|2|1 + 1|1|1]", "add up to 8, but dim 1 .* has 7"),
+        ("S[1: 4|3], S[1: 2|2 + 2|1]", "2 sizes, but the mesh axis has 3 devices"),
     ],
 )
 def test_sizes_along_two_axes_that_do_not_fit(placement: str, message: str) -> None:
@@ -192,13 +193,14 @@ def test_a_window_along_two_axes() -> None:
     y = g.emit("nn.conv1d", x, g.input("w", TensorType((1, 1, 3), "float32"), "parameter"), **attrs)
     found = propagate(Module("global", (g.function("main", [("y", y)]),)), 2, 3)
     assert layouts(found)[y.name] == layouts(found)["x"] == "S[2: 6|5], S[2: 2|2|2 + 2|2|1]"
-    assert [op.name for op in found.module.main.ops] == ["nn.conv1d"]
+    assert [op.name for op in found.main.ops] == ["nn.conv1d"]
 
 
 def test_reasons_name_the_annotation_and_the_op() -> None:
-    reasons = propagate(rfc_module(), 2).reasons
-    assert reasons["A"] == "from the annotation at rfc.py:12"
-    assert reasons["B"] == "from the annotation at rfc.py:12, through matmul k of %Y"
+    reasons = {record.value: record for record in propagate(rfc_module(), 2).records}
+    assert reasons["A"] == Reason("A", 0, "rfc.py:12")
+    assert reasons["B"] == Reason("B", 0, "rfc.py:12", "matmul", "k", "Y")
+    assert str(reasons["B"]) == "from the annotation at rfc.py:12, through matmul k of %Y"
 
 
 def test_a_gather_nobody_asked_for_is_noted() -> None:
@@ -206,18 +208,19 @@ def test_a_gather_nobody_asked_for_is_noted() -> None:
     x = g.emit("annotate_sharding", g.input("x", TensorType((4, 6), "float32")), placements="S[1]")
     g.location = "model.py:8"
     y = g.emit("nn.softmax", x, axis=1)
-    (gather,) = propagate(Module("global", (g.function("main", [("y", y)]),)), 2).gathers
+    found = propagate(Module("global", (g.function("main", [("y", y)]),)), 2)
+    (gather,) = (record for record in found.records if isinstance(record, Gather))
     assert gather.bytes == 96
-    assert gather.message.startswith("model.py:8: %x (S[1: 3|3]) is gathered, 96 bytes, because softmax")
+    assert str(gather).startswith("model.py:8: %x (S[1: 3|3]) is gathered, 96 bytes, because softmax")
 
 
 @pytest.mark.parametrize(
     ("placement", "error", "message"),
     [
-        ("S[7]", PlacementError, r"S\[7\] does not fit .*dims 0 to 1"),
-        ("S[1: 64|64]", PlacementError, "add up to 128, the dim has 127"),
-        ("S[1: 64|60|3]", PlacementError, "3 sizes for 2 devices"),
-        ("S[0], S[1]", PlacementError, "2 placements for 1 mesh axes"),
+        ("S[7]", PlacementError, r"S\[7\] names dim 7, .*dims 0 to 1"),
+        ("S[1: 64|64]", PlacementError, "add up to 128, but dim 1 .* has 127"),
+        ("S[1: 64|60|3]", PlacementError, "3 sizes, but the mesh axis has 2 devices"),
+        ("S[0], S[1]", PlacementError, "one placement for each of the 1 mesh axes"),
         ("I[sum]", PlacementError, "not a layout to ask for"),
         ("Q", PlacementError, "is not a placement"),
     ],
@@ -244,8 +247,8 @@ def test_an_annotation_in_the_middle_redistributes() -> None:
     x = g.emit("annotate_sharding", g.input("x", TensorType((4, 6), "float32")), placements="S[0]")
     y = g.emit("annotate_sharding", g.emit("nn.relu", x), placements="S[1]")
     found = propagate(Module("global", (g.function("main", [("y", y)]),)), 2)
-    assert [op.name for op in found.module.main.ops] == ["nn.relu", "redistribute"]
-    assert found.gathers == ()
+    assert [op.name for op in found.main.ops] == ["nn.relu", "redistribute"]
+    assert not any(isinstance(record, Gather) for record in found.records)
     assert layouts(found)[y.name] == "S[1: 3|3]"
 
 

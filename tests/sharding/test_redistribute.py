@@ -12,29 +12,22 @@ import torch
 
 from distir_relax.analysis import assemble, run_devices, scatter
 from distir_relax.ir import (
-    Cut,
-    DeviceMesh,
     DTensorType,
     Function,
     Input,
     Module,
     Op,
     Output,
-    Partial,
-    Placement,
-    R,
-    Segment,
-    Shard,
     Value,
     parse,
     print_module,
-    print_placements,
     verify,
 )
+from distir_relax.layout import Cut, DeviceMesh, Partial, Placement, R, Segment, Shard, print_placements
+from distir_relax.layout.division import refined
 from distir_relax.lowering import Project, ToDistIR
-from distir_relax.ops import check, lookup
-from distir_relax.sharding import bytes_sent, cost, plan, step_cost, steps_bytes
-from distir_relax.sharding.cuts import refined
+from distir_relax.ops import Trait, check, lookup
+from distir_relax.sharding import bytes_sent, cost, plan, transition_cost, transitions_bytes
 
 SHAPE = (7, 12, 5)
 SUM = Partial("sum")
@@ -125,7 +118,7 @@ def test_a_dim_cut_by_two_axes_travels_as_text_and_to_ranks() -> None:
     for program in (module, distributed, ranked):
         verify(program, check)
         assert parse(print_module(program)) == program
-    names = [op.name for op in distributed.main.ops if lookup(op.name).communicates]
+    names = [op.name for op in distributed.main.ops if Trait.COMMUNICATES in lookup(op.name).traits]
     assert names == ["resplit", "all_gather"]
 
 
@@ -141,7 +134,7 @@ def edges(
         have = at[axis]
         for want in options:
             if want != have and not (have == R and want == SUM):  # R to S to I is R to I
-                found.append(((*at[:axis], want, *at[axis + 1 :]), step_cost(have, want, mesh[axis], held)))
+                found.append(((*at[:axis], want, *at[axis + 1 :]), transition_cost(have, want, mesh[axis], held)))
     return found
 
 
@@ -195,7 +188,7 @@ def test_replicas_reduce_a_part_each() -> None:
     target = DTensorType((64, 64), "float32", (R, R))
     steps = plan(source, target, mesh)
     assert [step.axis for step in steps] == [0, 1, 0]
-    assert steps_bytes(steps, source, mesh) == pytest.approx(source.tensor.bytes * (7 / 8 + 1 / 2))
+    assert transitions_bytes(steps, source, mesh) == pytest.approx(source.tensor.bytes * (7 / 8 + 1 / 2))
 
 
 def test_what_is_too_small_to_split_is_reduced_whole() -> None:

@@ -6,7 +6,8 @@ import pytest
 import torch
 
 from distir_relax.analysis import execute, interpret
-from distir_relax.ir import DeviceMesh, Module, TensorType, Value
+from distir_relax.ir import Module, TensorType, Value
+from distir_relax.layout import DeviceMesh
 from distir_relax.lowering import ToDistIR
 from distir_relax.ops import Builder
 from distir_relax.sharding import DelayReductions, Propagate
@@ -50,16 +51,15 @@ def build(step: object) -> tuple[Module, Module]:
     g = Builder()
     result = step(g, pending(g))  # type: ignore[operator]
     module = Module("global", (g.function("main", [("y", result)]),))
-    return module, DelayReductions().run(Propagate(MESH).run(module).module)
+    return module, DelayReductions().run(Propagate(MESH).run(module))
 
 
 def run(module: Module, sharded: Module) -> None:
     generator = torch.Generator().manual_seed(3)
     data = {}
     for item in module.main.inputs:
-        assert isinstance(item.value.type, TensorType)
-        values = torch.randn(item.value.type.shape, generator=generator, dtype=torch.float64)
-        data[item.value.name] = values > 0.2 if item.value.type.dtype == "bool" else values
+        values = torch.randn(item.value.tensor.shape, generator=generator, dtype=torch.float64)
+        data[item.value.name] = values > 0.2 if item.value.tensor.dtype == "bool" else values
     expected = interpret(module.main, data)
     found = execute(sharded, ToDistIR().run(sharded), data)
     torch.testing.assert_close(found["y"], expected["y"], rtol=1e-12, atol=1e-12)

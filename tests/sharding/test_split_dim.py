@@ -9,13 +9,10 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from distir_relax.analysis import execute, interpret
-from distir_relax.frontends.torch import import_torch
-from distir_relax.ir import DeviceMesh, DTensorType, Shard, verify
-from distir_relax.lowering import Project, ToDistIR
-from distir_relax.ops import check
-from distir_relax.sharding import DelayReductions, Propagate
-from distir_relax.sharding.annotate import apply_shardings
+from distir_relax.analysis import interpret
+from distir_relax.frontends.torch.importer import import_torch
+from distir_relax.layout import DeviceMesh, Shard
+from tests.compiled import check_results, compiled
 
 IDS = torch.tensor([[0, 6, 3], [5, 5, 1]])
 VECTOR = torch.linspace(-1.0, 2.0, 7, dtype=torch.float64)
@@ -99,20 +96,14 @@ def test_ops_along_a_split_dim(name: str) -> None:
     whole = model(x)
     imported = import_torch(model, (x,))
     inputs = {**imported.tensors, "x": x}
+    expected = [whole] if isinstance(whole, torch.Tensor) else list(whole)
+    for value, right in zip(interpret(imported.module.main, inputs).values(), expected, strict=True):
+        torch.testing.assert_close(value, right, rtol=1e-9, atol=1e-9)
     for mesh, placement in LAYOUTS.values():
-        marked = apply_shardings(imported, {"x": placement}, mesh).module
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")
-            sharded = DelayReductions().run(Propagate(mesh).run(marked).module)
-        kind = next(i.value.type for i in sharded.main.inputs if i.value.name == "x")
-        assert isinstance(kind, DTensorType)
-        assert all(isinstance(p, Shard) and p.dim == 1 for p in kind.placements)
         for tail in ("ragged", "pad"):
-            distributed = ToDistIR(tail).run(sharded)
-            verify(Project().run(distributed), check)
-            found = execute(sharded, distributed, inputs)
-            expected = [whole] if isinstance(whole, torch.Tensor) else list(whole)
-            assert len(found) == len(expected)
-            for value, right in zip(found.values(), expected, strict=True):
-                torch.testing.assert_close(value, right, rtol=1e-9, atol=1e-9)
-    assert interpret(imported.module.main, inputs).keys() == found.keys()
+            with warnings.catch_warnings():
+                warnings.simplefilter("ignore")
+                stages = compiled(imported.module, tail, mesh, {"x": placement}, imported.names)
+            kind = next(i.value.dtensor for i in stages["sharded"].main.inputs if i.value.name == "x")
+            assert all(isinstance(p, Shard) and p.dim == 1 for p in kind.placements)
+            check_results(stages, inputs)

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import importlib
-from typing import TYPE_CHECKING, Any, Protocol, cast
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Protocol, cast
 
-from distir_relax.bundle import Bundle
+from distir_relax.bundle import BACKENDS, Bundle
 from distir_relax.errors import RunError
 
 if TYPE_CHECKING:
@@ -13,8 +15,6 @@ if TYPE_CHECKING:
 
     from distir_relax.runtime.communicator import Communicator
     from distir_relax.runtime.watchdog import Steps
-
-BACKENDS = ("torch", "tvm")
 
 
 class RankProgram(Protocol):
@@ -28,10 +28,10 @@ class RankProgram(Protocol):
         ...
 
 
-class Backend(Protocol):
-    """What the module `distir_relax.runtime.backends.<name>` offers."""
+class Load(Protocol):
+    """How a backend loads a rank's program."""
 
-    def load(self, bundle: Bundle, rank: int, comm: Communicator, device: str) -> RankProgram:
+    def __call__(self, bundle: Bundle, rank: int, comm: Communicator, device: str) -> RankProgram:
         """The program of `rank`, ready to be called again and again on `device` ("cpu", "cuda", "cuda:1").
 
         Reads only this rank's slices of the weights. Raises BundleError when the bundle was not
@@ -40,9 +40,45 @@ class Backend(Protocol):
         ...
 
 
+@dataclass(frozen=True)
+class Backend:
+    """What runs a bundle's programs, and which ones."""
+
+    load: Load
+    programs: tuple[str, ...]
+    """The kinds of programs, of `BACKENDS`, that a bundle needs for it; none for one that reads the bundle's texts."""
+
+
+def _lazily(name: str) -> Load:
+    def load(bundle: Bundle, rank: int, comm: Communicator, device: str) -> RankProgram:
+        module = importlib.import_module(f"distir_relax.runtime.backends.{name}")
+        return cast(Load, module.load)(bundle, rank, comm, device)
+
+    return load
+
+
+_backends = {name: Backend(_lazily(name), (name,)) for name in BACKENDS}
+
+
+def register_backend(name: str, load: Load, programs: Sequence[str] = ()) -> None:
+    """Add a backend, in this process; `programs` are the kinds of `BACKENDS` that a bundle must hold for it.
+
+    Raises ValueError when the name is taken, or for a kind of programs that there is not.
+    """
+    if name in _backends:
+        raise ValueError(f"there is a backend {name!r} already")
+    if unknown := set(programs) - set(BACKENDS):
+        raise ValueError(f"bundles hold programs for {', '.join(BACKENDS)}, found {', '.join(sorted(unknown))}")
+    _backends[name] = Backend(load, tuple(programs))
+
+
+def find_backend(name: str) -> Backend:
+    """The backend of that name. Raises RunError for an unknown one."""
+    if name not in _backends:
+        raise RunError(f"unknown backend {name!r}", hint=f"backends: {', '.join(_backends)}")
+    return _backends[name]
+
+
 def load_program(backend: str, bundle: Bundle, rank: int, comm: Communicator, device: str = "cpu") -> RankProgram:
     """`Backend.load` of the backend called `backend`. Raises RunError for an unknown name."""
-    if backend not in BACKENDS:
-        raise RunError(f"unknown backend {backend!r}", hint=f"backends: {', '.join(BACKENDS)}")
-    module: Any = importlib.import_module(f"distir_relax.runtime.backends.{backend}")
-    return cast(Backend, module).load(bundle, rank, comm, device)
+    return find_backend(backend).load(bundle, rank, comm, device)

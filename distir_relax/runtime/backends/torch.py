@@ -7,9 +7,9 @@ import types
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
-from distir_relax.bundle import Bundle, local_intervals
+from distir_relax.bundle import Bundle
 from distir_relax.errors import BundleError
-from distir_relax.runtime.arrays import torch_dtype
+from distir_relax.runtime.backends.weights import load_weights
 from distir_relax.runtime.watchdog import Steps
 
 if TYPE_CHECKING:
@@ -28,21 +28,18 @@ def load(bundle: Bundle, rank: int, comm: Communicator, device: str = "cpu") -> 
 
         with torch.inference_mode():
             weights = prepare(weights)
-    return TorchProgram(module.main, comm, weights, getattr(module, "STEPS", ()))
+    return TorchProgram(module.main, comm, weights, _steps(module))
 
 
-def load_weights(bundle: Bundle, rank: int, device: str = "cpu") -> dict[str, torch.Tensor]:
-    """This rank's shards of the weights, by name."""
-    import torch
-
-    manifest = bundle.manifest
-    weights = {
-        tensor.name: bundle.weights.read(tensor.name, local_intervals(tensor, manifest.mesh, rank)).to(device)
-        for tensor in manifest.weights
-        if tensor.is_on(rank)
+def _steps(module: types.ModuleType) -> Steps:
+    """What each step is: of one in a function, where it is in each call."""
+    steps, calls = getattr(module, "STEPS", ()), getattr(module, "CALLS", {})
+    if not isinstance(steps, dict):
+        return steps
+    return {
+        step: what if isinstance(what, str) else [f"{what[1]} in {place}" for place in calls[what[0]]]
+        for step, what in steps.items()
     }
-    # What a program changes is its own: the bundle's tensors may be shared with other ranks, and are the user's.
-    return {name: weight.clone() if name in manifest.updates else weight for name, weight in weights.items()}
 
 
 class TorchProgram:

@@ -1,0 +1,72 @@
+"""The command that compiles."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from distir_relax.cli.app import app
+from distir_relax.cli.options import Backend, Tail
+
+
+@app.command("compile")
+def compile_command(
+    target: Annotated[
+        str,
+        typer.Argument(
+            metavar="FILE.py:FUNCTION | FILE.onnx", help="A function that returns the model, or an ONNX file."
+        ),
+    ],
+    output: Annotated[Path, typer.Option("--output", "-o", help="The bundle to write.")],
+    tail: Annotated[Tail | None, typer.Option(help="Uneven shards: own shapes per rank, or padded.")] = None,
+    backend: Annotated[list[Backend] | None, typer.Option(help="Write programs for it; may be repeated.")] = None,
+    shard: Annotated[list[str] | None, typer.Option(metavar="PATTERN=PLACEMENT", help="Shard parameters.")] = None,
+    mesh: Annotated[str | None, typer.Option(metavar="2x3", help="The mesh's shape.")] = None,
+    axes: Annotated[str | None, typer.Option(metavar="dp,tp", help="The names of the mesh's axes.")] = None,
+    ranks: Annotated[int | None, typer.Option(min=1, help="Passed to the function as its parameter ranks.")] = None,
+    name: Annotated[str | None, typer.Option(help="The program's name in the bundle.")] = None,
+    input_shape: Annotated[
+        list[str] | None, typer.Option(metavar="NAME=1,3,224,224", help="The shape of an input of FILE.onnx.")
+    ] = None,
+    dump: Annotated[Path | None, typer.Option(help="Write the program's text after each pass to this folder.")] = None,
+    verify: Annotated[bool, typer.Option("--verify", help="Check the program after each pass.")] = False,
+    outline: Annotated[bool, typer.Option(help="Make repeated blocks of the model functions.")] = True,
+    times: Annotated[bool, typer.Option("--times", help="Print how long each pass took.")] = False,
+) -> None:
+    """Compile a model to a bundle.
+
+    FUNCTION returns a Plan, or (model, example_inputs). It is given --ranks, --tail and --name where it
+    has parameters of these names. An ONNX file needs --input-shape for the inputs whose dims it leaves open.
+    """
+    from rich.console import Console
+
+    from distir_relax.cli.compile_target import CompileOptions, compile_target
+    from distir_relax.pipeline import Observer, Progress, Stages
+
+    options = CompileOptions(
+        target=target,
+        output=output,
+        tail=None if tail is None else tail.value,
+        backends=tuple(choice.value for choice in backend or Backend),
+        shardings=tuple(shard or ()),
+        mesh=mesh,
+        axes=axes,
+        ranks=ranks,
+        name=name,
+        input_shapes=tuple(input_shape or ()),
+        dump=dump,
+        verify=verify or None,
+        outline=None if outline else False,
+    )
+    taken = Stages()
+    observers: list[Observer] = [taken]
+    if sys.stderr.isatty():
+        observers.append(Progress(Console(stderr=True)))
+    path = compile_target(options, observers)
+    if times:
+        for name, seconds in taken.seconds.items():
+            typer.echo(f"{name:20} {seconds * 1e3:8.1f} ms")
+    typer.echo(f"wrote {path}")

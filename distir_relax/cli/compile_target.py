@@ -1,0 +1,153 @@
+"""`distir compile`: call the user's function and compile what it returns, or compile an ONNX file."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from distir_relax.bundle import write_bundle
+from distir_relax.compiler import Plan, program_bundle
+from distir_relax.errors import ImportModelError, PlacementError
+from distir_relax.given import Model, Program, call_target, is_onnx
+from distir_relax.layout import DeviceMesh
+from distir_relax.pipeline import Observer
+
+
+@dataclass(frozen=True)
+class CompileOptions:
+    """What `distir compile` is asked. `mesh` is text such as `2x3`, `axes` such as `dp,tp`, both for `shardings`."""
+
+    target: str
+    output: Path
+    tail: str | None = None
+    backends: tuple[str, ...] = ("torch", "tvm")
+    shardings: tuple[str, ...] = ()
+    mesh: str | None = None
+    axes: str | None = None
+    ranks: int | None = None
+    name: str | None = None
+    input_shapes: tuple[str, ...] = ()
+    dump: Path | None = None
+    verify: bool | None = None
+    outline: bool | None = None
+
+
+def compile_target(options: CompileOptions, observers: Sequence[Observer] = ()) -> Path:
+    """Compile and write the bundle; its path. `observers` look on while passes run.
+
+    Raises ImportModelError when the file or the function is missing, raises, or returns something else, and whatever
+    compiling and writing raise.
+    """
+    shardings = read_shardings(options.shardings)
+    if is_onnx(options.target):
+        return _compile_onnx(shardings, options, observers)
+    if options.input_shapes:
+        raise ImportModelError(
+            "--input-shape is for ONNX files", options.target, "the function's example has the shapes"
+        )
+    offered = {"ranks": options.ranks, "tail": options.tail, "name": options.name}
+    made, function = call_target(options.target, offered, required=("ranks",))
+    if isinstance(made, Program) and made.tensors is not None:
+        _reject(
+            options, "a distributed program", ("tail", "mesh", "axes", "dump", "verify", "outline"), bool(shardings)
+        )
+        bundle = program_bundle(options.name or function.__name__, made.module, made.tensors)
+        return write_bundle(bundle, options.output, overwrite=True)
+    if isinstance(made, Plan):
+        taken = inspect.signature(function).parameters
+        finished = ("mesh", "axes", "dump", "verify", "outline", *(n for n in ("tail", "name") if n not in taken))
+        _reject(options, "a finished Plan", finished, bool(shardings))
+        return made.save(options.output, backends=options.backends)
+    if not isinstance(made, Model):
+        raise ImportModelError(
+            "expected a program with its tensors, found a program alone", options.target, "return module, tensors"
+        )
+    return made.compile(**_common(shardings, options), observers=observers).save(
+        options.output, backends=options.backends
+    )
+
+
+def read_shapes(texts: Sequence[str]) -> dict[str, tuple[int, ...]]:
+    """Shapes of inputs by name from ``x=1,3,224,224``. Raises `ImportModelError` for other texts."""
+    return dict(map(_input_shape, texts))
+
+
+def read_shardings(texts: Sequence[str]) -> dict[str, str]:
+    """Placements by pattern from ``layer.*.weight=S[0]``. Raises `PlacementError` for other texts."""
+    return dict(map(_sharding, texts))
+
+
+def read_mesh(shape: str | None, axes: str | None) -> DeviceMesh | None:
+    """The mesh of ``2x3`` with axes ``dp,tp``, None where neither is given. Raises `PlacementError` for other texts."""
+    return None if shape is None and axes is None else _read_mesh(shape, axes)
+
+
+def _reject(options: CompileOptions, what: str, names: Sequence[str], shardings: bool) -> None:
+    """Raise `ImportModelError` when options are given that cannot be applied to what the function returns."""
+    unused = ["--shard"] * shardings + [f"--{name}" for name in names if getattr(options, name) is not None]
+    if unused:
+        raise ImportModelError(
+            f"the function returns {what}, to which {', '.join(unused)} cannot be applied", options.target,
+            "return (model, example_inputs) instead, or take the option as a parameter")  # fmt: skip
+
+
+def _compile_onnx(shardings: dict[str, str], options: CompileOptions, observers: Sequence[Observer]) -> Path:
+    if options.ranks is not None:
+        raise ImportModelError(
+            f"--ranks {options.ranks} is for functions", options.target, f"give --mesh {options.ranks} and --shard"
+        )
+    shapes = read_shapes(options.input_shapes)
+    plan = Model(options.target).compile(input_shapes=shapes, **_common(shardings, options), observers=observers)
+    return plan.save(options.output, backends=options.backends)
+
+
+def _common(shardings: dict[str, str], options: CompileOptions) -> dict[str, Any]:
+    """The arguments of `compile` that any model takes, where they were given."""
+
+    given: dict[str, Any] = {}
+    if shardings:
+        given["shardings"] = shardings
+    if options.mesh is not None or options.axes is not None:
+        given["mesh"] = read_mesh(options.mesh, options.axes)
+    if options.tail is not None:
+        given["tail"] = options.tail
+    for option in ("name", "dump", "verify", "outline"):
+        if getattr(options, option) is not None:
+            given[option] = getattr(options, option)
+    return given
+
+
+def _input_shape(text: str) -> tuple[str, tuple[int, ...]]:
+    name, equals, shape = text.rpartition("=")
+    sizes = shape.split(",") if shape else []
+    if not name or not equals or not all(size.strip().isdecimal() for size in sizes):
+        raise ImportModelError(
+            "expected NAME=SIZES", f"--input-shape {text}", "for example: --input-shape x=1,3,224,224"
+        )
+    return name, tuple(map(int, sizes))
+
+
+def _sharding(text: str) -> tuple[str, str]:
+    pattern, equals, placement = text.partition("=")
+    if not pattern or not equals or not placement:
+        raise PlacementError(
+            "expected PATTERN=PLACEMENT", f"--shard {text}", "for example: --shard 'layer.*.weight=S[0]'"
+        )
+    return pattern, placement
+
+
+def _read_mesh(shape_text: str | None, axes_text: str | None) -> DeviceMesh:
+    sizes = (shape_text or "").lower().split("x")
+    if not all(size.isdecimal() and int(size) > 0 for size in sizes):
+        raise PlacementError(
+            f"expected sizes such as 2 or 2x3, found {shape_text!r}", "--mesh", "--axes names the axes of --mesh"
+        )
+    shape = tuple(map(int, sizes))
+    default = ("tp",) if len(shape) == 1 else tuple(f"axis{i}" for i in range(len(shape)))
+    axes = tuple(axes_text.split(",")) if axes_text else default
+    if len(axes) != len(shape) or len(set(axes)) != len(axes) or not all(axes):
+        raise PlacementError(f"expected {len(shape)} distinct names, found {axes_text!r}", "--axes")
+    return DeviceMesh(shape, axes)

@@ -1,0 +1,71 @@
+"""The commands that show what a bundle, or the op table, says."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from distir_relax.cli.app import app
+from distir_relax.cli.options import BundleArgument, Stage
+
+
+@app.command()
+def show(
+    bundle: BundleArgument,
+    stage: Annotated[Stage, typer.Option(help="Which stage of the program.")] = Stage.distributed,
+) -> None:
+    """Print a bundle's program, highlighted on a terminal."""
+    from distir_relax.bundle import read_bundle
+    from distir_relax.report.highlight import print_program
+
+    print_program(read_bundle(bundle, verify_weights=False).stage(stage.value))
+
+
+@app.command()
+def explain(
+    bundle: BundleArgument,
+    value: Annotated[str, typer.Argument(metavar="%VALUE", help="A value of the sharded stage.")],
+) -> None:
+    """Say why a value lies as it does, what is sent for it, and what another layout would send."""
+    from distir_relax.bundle import read_bundle
+    from distir_relax.report import explain as explanation
+
+    typer.echo(explanation(read_bundle(bundle, verify_weights=False), value))
+
+
+@app.command()
+def diff(
+    first: BundleArgument,
+    second: Annotated[Path, typer.Argument(metavar="BUNDLE", help="Another one, of the same model.")],
+) -> None:
+    """Print what differs between two bundles: placements, collectives, bytes sent and held."""
+    from distir_relax.bundle import read_bundle
+    from distir_relax.report import diff as difference
+
+    typer.echo(difference(*(read_bundle(path, verify_weights=False) for path in (first, second))))
+
+
+@app.command()
+def rules(
+    op: Annotated[str | None, typer.Argument(metavar="OP", help="An op to explain; all ops, if not given.")] = None,
+    operands: Annotated[list[str] | None, typer.Argument(metavar="TYPE", help="Operands such as f32[4,5].")] = None,
+    attr: Annotated[list[str] | None, typer.Option(metavar="KEY=VALUE", help="An attribute; may be repeated.")] = None,
+) -> None:
+    """Print how each op may be split, or explain one op, on operands of given types."""
+    from rich.console import Console
+    from rich.table import Table
+
+    from distir_relax.report.rules import explain_rule, parse_attrs, table
+
+    if op is not None:
+        typer.echo(explain_rule(op, operands or (), parse_attrs(attr or ())))
+        return
+    shown = Table(box=None, pad_edge=False, header_style="")
+    for title in ("op", "rule", "a pending sum passes", "torch"):
+        shown.add_column(title)
+    for row in table():
+        shown.add_row(*(text.replace("[", "\\[") for text in row))
+    Console(width=None if sys.stdout.isatty() else 200, highlight=False).print(shown)

@@ -1,0 +1,53 @@
+"""Options that several commands have."""
+
+from __future__ import annotations
+
+from enum import StrEnum
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+
+class Backend(StrEnum):
+    """What runs a rank's program."""
+
+    torch = "torch"
+    tvm = "tvm"
+
+
+class Tail(StrEnum):
+    """How ranks with smaller shards are treated."""
+
+    ragged = "ragged"
+    pad = "pad"
+
+
+class Stage(StrEnum):
+    """A stage of the program."""
+
+    sharded = "sharded"
+    distributed = "distributed"
+    ranked = "ranked"
+
+
+class Device(StrEnum):
+    """Where a rank computes."""
+
+    cpu = "cpu"
+    cuda = "cuda"
+
+
+BundleArgument = Annotated[Path, typer.Argument(metavar="BUNDLE", help="A folder that distir compile wrote.")]
+InputOption = Annotated[Path | None, typer.Option("--input", "-i", help="The inputs: an .npz of global arrays.")]
+OutputOption = Annotated[Path | None, typer.Option("--output", "-o", help="Write the global outputs to this .npz.")]
+BackendOption = Annotated[Backend, typer.Option(help="What runs the ranks' programs.")]
+DeviceOption = Annotated[Device, typer.Option(help="Where the ranks compute.")]
+TimeoutOption = Annotated[
+    float, typer.Option(min=0, help="End when a rank waits longer than this (seconds; 0: never).")
+]
+PassesOption = Annotated[
+    int, typer.Option(min=1, help="How often all is measured: speeds change from minute to minute.")
+]
+RepeatOption = Annotated[int, typer.Option(min=1, help="Run so many timed steps, after one to warm up.")]
+ReportOption = Annotated[Path | None, typer.Option(help="Write times, bytes sent and weight bytes to this .json.")]

@@ -1,0 +1,139 @@
+"""The commands that run a bundle, and say what can be run here."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from distir_relax.cli.app import app, complain
+from distir_relax.cli.options import (
+    Backend,
+    BackendOption,
+    BundleArgument,
+    Device,
+    DeviceOption,
+    InputOption,
+    OutputOption,
+    RepeatOption,
+    ReportOption,
+    TimeoutOption,
+)
+from distir_relax.errors import DistIRError
+
+if TYPE_CHECKING:
+    from distir_relax.runtime.report import RunReport
+    from distir_relax.runtime.world import World
+
+
+@app.command()
+def run(
+    bundle: BundleArgument,
+    input: InputOption = None,
+    output: OutputOption = None,
+    backend: BackendOption = Backend.torch,
+    device: DeviceOption = Device.cpu,
+    timeout: TimeoutOption = 120.0,
+    repeat: RepeatOption = 1,
+    report: ReportOption = None,
+) -> None:
+    """Run a bundle: as one rank under mpirun or torchrun, otherwise with all ranks as threads of this process."""
+    from distir_relax.runtime.execute import RunOptions, run_rank, run_threads
+    from distir_relax.runtime.join import join_world
+
+    options = RunOptions(bundle, input, output, backend.value, device.value, timeout, repeat, report)
+    world = join_world()
+    if world is None:
+        _summarise(run_threads(options), output, report is not None)
+        return
+    try:
+        result = run_rank(world, options)
+    except DistIRError as error:
+        _leave(world, error)
+    if result is not None:
+        _summarise(result, output, report is not None)
+    world.close()
+
+
+@app.command()
+def launch(
+    bundle: BundleArgument,
+    n: Annotated[int | None, typer.Option("-n", min=1, help="Ranks; as many as the bundle has, if not given.")] = None,
+    input: InputOption = None,
+    output: OutputOption = None,
+    backend: BackendOption = Backend.torch,
+    device: DeviceOption = Device.cpu,
+    timeout: TimeoutOption = 120.0,
+    repeat: RepeatOption = 1,
+    report: ReportOption = None,
+) -> None:
+    """Run a bundle with this machine's mpirun, printing the command."""
+    from distir_relax.bundle import read_bundle
+    from distir_relax.runtime.launch import launch as start
+    from distir_relax.runtime.world import check_size
+
+    # What is wrong already is said once and here, without mpirun's own words around it.
+    mesh = read_bundle(bundle, verify_weights=False).manifest.mesh
+    check_size(mesh, n or mesh.size)
+    arguments = ["run", str(bundle)]
+    for option, value in (("--input", input), ("--output", output), ("--report", report)):
+        if value is not None:
+            arguments += [option, str(value)]
+    arguments += ["--backend", backend.value, "--device", device.value]
+    arguments += ["--timeout", f"{timeout:g}", "--repeat", str(repeat)]
+    raise typer.Exit(start(mesh.size, arguments))
+
+
+@app.command()
+def doctor() -> None:
+    """Check what works on this machine, and say how to mend what does not."""
+    from rich.console import Console
+
+    from distir_relax.runtime.doctor import examine
+
+    console = Console(highlight=False)
+    well = True
+    for finding in examine():
+        mark = "[green]ok  [/]" if finding.ok else "[red]FAIL[/]" if finding.essential else "[yellow]lack[/]"
+        console.print(f"{mark} {finding.name:22}", end=" ")
+        console.print(finding.detail, markup=False, soft_wrap=True)
+        if not finding.ok:
+            well = well and not finding.essential
+            console.print(f"     to mend: {finding.mend}", markup=False, soft_wrap=True)
+    raise typer.Exit(0 if well else 1)
+
+
+def _leave(world: World, error: DistIRError) -> None:
+    """End this rank after an error that all ranks have: the first one prints it, before any of them is gone."""
+    if world.rank == 0:
+        complain(error)
+    world.close()
+    raise SystemExit(2)
+
+
+def _summarise(report: RunReport, output: Path | None, table: bool) -> None:
+    if table:
+        _print_table(report)
+    wrote = f"; wrote {output}" if output is not None else ""
+    steps = f"median of {report.steps} steps" if report.steps > 1 else "one step"
+    typer.echo(
+        f"{report.name}: {len(report.ranks)} ranks ({report.transport}), {report.backend}, "
+        f"{report.step_seconds * 1e3:.3g} ms ({steps}){wrote}"
+    )
+
+
+def _print_table(report: RunReport) -> None:
+    from rich.console import Console
+    from rich.table import Table
+
+    table = Table(box=None, pad_edge=False, header_style="")
+    kinds = sorted({kind for rank in report.ranks for kind in rank.sent_bytes})
+    for title in ("rank", "program", "weight bytes", "bytes sent", *(f"{kind} (calls)" for kind in kinds)):
+        table.add_column(title, justify="left" if title == "program" else "right")
+    for rank in report.ranks:
+        by_kind = [f"{rank.sent_bytes.get(kind, 0):,} ({rank.calls.get(kind, 0)})" for kind in kinds]
+        total = sum(rank.sent_bytes.values())
+        table.add_row(str(rank.rank), rank.program, f"{rank.weight_bytes:,}", f"{total:,}", *by_kind)
+    Console(width=None if sys.stdout.isatty() else 160).print(table)

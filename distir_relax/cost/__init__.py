@@ -1,0 +1,1 @@
+"""What ops and collectives cost: rooflines of ops, collectives on networks, profiles of machines."""

@@ -1,0 +1,299 @@
+"""What a machine can do: its devices and the links between them, as a TOML file that a person can read and write.
+
+The format is described in ``docs/simulator.md``. Bandwidths are bytes per second, times seconds, sizes bytes.
+"""
+
+from __future__ import annotations
+
+import math
+import tomllib
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from importlib import resources
+from pathlib import Path
+from typing import Any
+
+from distir_relax.errors import ProfileError
+
+
+@dataclass(frozen=True)
+class Matrix:
+    """How fast matrix products are: flop/s of a large one, and the rows, columns and inner size of half that speed.
+
+    A product of m x k with k x n takes ``2 (m + half_rows) (n + half_columns) (k + half_inner) / flops``.
+    """
+
+    flops: float
+    half_rows: float = 0.0
+    half_columns: float = 0.0
+    half_inner: float = 0.0
+
+
+@dataclass(frozen=True)
+class Level:
+    """One level of a topology: units of `size` devices whose links have this latency and bandwidth, per device."""
+
+    name: str
+    size: int
+    latency: float
+    bandwidth: float
+
+
+@dataclass(frozen=True)
+class Line:
+    """A measured collective over `ranks` devices: ``latency + bytes * seconds_per_byte``, whatever the formulas say.
+
+    Where `points` (bytes, seconds) were measured, times between them are interpolated and the line holds beyond them.
+    """
+
+    collective: str
+    ranks: int
+    latency: float
+    seconds_per_byte: float
+    points: tuple[tuple[float, float], ...] = ()
+
+    def seconds(self, size: float) -> float:
+        """The time for so many bytes."""
+        if not self.points or size > self.points[-1][0]:
+            return self.latency + size * self.seconds_per_byte
+        before = self.points[0]
+        for point in self.points:
+            if size <= point[0]:
+                share = (size - before[0]) / (point[0] - before[0]) if point[0] > before[0] else 0.0
+                return before[1] + max(0.0, share) * (point[1] - before[1])
+            before = point
+        return before[1]
+
+
+@dataclass(frozen=True)
+class Profile:
+    """A machine. `matrix` and `vector` (flop/s of all other ops) are by dtype; `overhead` is added to each op.
+
+    `packed` is `matrix` for products with weights that never change, which a backend lays out once, where that differs.
+    A program of one device has `bandwidth_alone`, where devices share their memory. A device half of whose `cache`
+    holds its weights reads them at `cache_bandwidth`, as it does what an op moves if it fits.
+    `ops` has, by dtype and name, the flop/s of ops that were measured one by one, as their entries count operations.
+
+    `dispatch` is the least time from one op to the next: a host that launches kernels on an accelerator gets no
+    further, but long kernels hide it.
+
+    `view` is the time of each result of an op that only views a tensor, where the host waits for ops.
+
+    `overlap` tells how well an op hides reading and writing behind computing: it takes
+    ``(computing ** overlap + moving ** overlap) ** (1 / overlap)``, the sum for 1, the roofline's maximum for infinity.
+    `levels` go from the innermost to the outermost; devices are numbered so that neighbours share a unit.
+    """
+
+    name: str
+    devices: int
+    memory: float
+    bandwidth: float
+    overhead: float
+    matrix: Mapping[str, Matrix]
+    vector: Mapping[str, float]
+    levels: tuple[Level, ...]
+    lines: tuple[Line, ...] = ()
+    overlap: float = math.inf
+    dispatch: float = 0.0
+    view: float = 0.0
+    ops: Mapping[str, Mapping[str, float]] = field(default_factory=dict)
+    packed: Mapping[str, Matrix] = field(default_factory=dict)
+    bandwidth_alone: float = 0.0
+    cache: float = 0.0
+    cache_bandwidth: float = 0.0
+    collective_overhead: float = 0.0
+
+    def with_nodes(self, nodes: int) -> Profile:
+        """The machine with so many of its outermost but one units: ``dgx-h100`` with 4 nodes has 32 devices."""
+        inner = self.levels[-2].size if len(self.levels) > 1 else self.levels[-1].size
+        return replace(self, devices=inner * nodes)
+
+    def rate(self, table: Mapping[str, Any], dtype: str) -> Any:
+        """The entry of a table for a dtype; the slowest one where the dtype has none."""
+        if dtype in table:
+            return table[dtype]
+        return min(table.values(), key=lambda entry: entry.flops if isinstance(entry, Matrix) else entry)
+
+
+def load_profile(name: str | Path) -> Profile:
+    """A profile by its name (``dgx2-v100``, ``dgx-h100:4`` for 4 nodes) or from a TOML file.
+
+    Raises `ProfileError` when there is none, or when something in it is missing or is not what it should be.
+    """
+    text, colon, nodes = str(name).partition(":") if not str(name).endswith(".toml") else (str(name), "", "")
+    path = Path(text)
+    if path.suffix == ".toml":
+        if not path.is_file():
+            raise ProfileError("there is no such profile file", str(path))
+        try:
+            source = path.read_text()
+        except (OSError, UnicodeDecodeError) as error:
+            raise ProfileError(f"cannot be read: {error}", str(path)) from None
+    else:
+        folder = resources.files("distir_relax.cost.profiles")
+        file = folder / f"{text}.toml"
+        if not file.is_file():
+            known = ", ".join(
+                sorted(f.name.removesuffix(".toml") for f in folder.iterdir() if f.name.endswith(".toml"))
+            )
+            raise ProfileError(f"there is no profile {text!r}", "", f"there are {known}, or give a .toml file")
+        source = file.read_text()
+    profile = read_profile(source, str(name))
+    if colon:
+        if not nodes.isdigit() or int(nodes) < 1:
+            raise ProfileError(f"expected a number of nodes after the colon, found {nodes!r}", str(name))
+        profile = profile.with_nodes(int(nodes))
+    return profile
+
+
+def read_profile(text: str, where: str = "") -> Profile:
+    """The profile that a TOML text describes. Raises `ProfileError` as `load_profile` does."""
+    try:
+        data = tomllib.loads(text)
+    except tomllib.TOMLDecodeError as error:
+        raise ProfileError(f"not TOML: {error}", where) from None
+    reader = _Reader(where)
+    device = reader.table(data, "device")
+    matrix = reader.products(device, "matrix")
+    packed = reader.products(device, "packed") if "packed" in device else {}
+    vector = reader.table(device, "vector", "device.")
+    levels = tuple(
+        Level(
+            str(row.get("name", "link")),
+            reader.whole(row, "size", "level"),
+            reader.number(row, "latency", "level", least=0.0),
+            reader.number(row, "bandwidth", "level"),
+        )
+        for row in reader.rows(data, "level")
+    )
+    lines = tuple(
+        Line(
+            str(row.get("name")),
+            reader.whole(row, "ranks", "collective"),
+            reader.number(row, "latency", "collective", least=0.0),
+            reader.number(row, "seconds_per_byte", "collective"),
+            reader.points(row),
+        )
+        for row in reader.rows(data, "collective")
+    )
+    measured = reader.table(device, "ops", "device.") if "ops" in device else {}
+    ops = {
+        dtype: {name: reader.number(row, name, f"device.ops.{dtype}") for name in row}
+        for dtype in measured
+        for row in (reader.table(measured, dtype, "device.ops."),)
+    }
+    if not levels:
+        raise ProfileError("a profile has at least one [[level]] of links", where)
+    cache = reader.number(device, "cache", "device", 0.0, least=0.0)
+    return Profile(
+        name=str(data.get("name", where)),
+        devices=reader.whole(data, "devices", ""),
+        memory=reader.number(device, "memory", "device"),
+        bandwidth=reader.number(device, "bandwidth", "device"),
+        overhead=reader.number(device, "overhead", "device", least=0.0),
+        matrix=matrix,
+        vector={dtype: reader.number(vector, dtype, "device.vector") for dtype in vector},
+        levels=levels,
+        lines=lines,
+        overlap=reader.number(device, "overlap", "device", math.inf, least=1.0),
+        dispatch=reader.number(device, "dispatch", "device", 0.0, least=0.0),
+        view=reader.number(device, "view", "device", 0.0, least=0.0),
+        ops=ops,
+        packed=packed,
+        cache=cache,
+        bandwidth_alone=reader.number(device, "bandwidth_alone", "device", 0.0, least=0.0),
+        cache_bandwidth=reader.number(device, "cache_bandwidth", "device") if cache else 0.0,
+        collective_overhead=reader.number(data, "collective_overhead", "", 0.0, least=0.0),
+    )
+
+
+def print_profile(profile: Profile, comment: str = "") -> str:
+    """The profile as TOML; `comment` goes at its head."""
+    lines = [f"# {line}".rstrip() for line in comment.splitlines()]
+    lines += [f'name = "{profile.name}"', f"devices = {profile.devices}"]
+    if profile.collective_overhead:
+        lines.append(f"collective_overhead = {profile.collective_overhead:.6g}")
+    lines += ["", "[device]", f"memory = {profile.memory:.6g}", f"bandwidth = {profile.bandwidth:.6g}"]
+    lines += [f"overhead = {profile.overhead:.6g}", f"overlap = {profile.overlap:.6g}"]
+    if profile.bandwidth_alone:
+        lines.append(f"bandwidth_alone = {profile.bandwidth_alone:.6g}")
+    for key in ("dispatch", "view"):
+        if getattr(profile, key):
+            lines.append(f"{key} = {getattr(profile, key):.6g}")
+    if profile.cache:
+        lines += [f"cache = {profile.cache:.6g}", f"cache_bandwidth = {profile.cache_bandwidth:.6g}"]
+    for kind, products in (("matrix", profile.matrix), ("packed", profile.packed)):
+        for dtype, matrix in products.items():
+            lines += ["", f"[device.{kind}.{dtype}]", f"flops = {matrix.flops:.6g}"]
+            lines += [f"{key} = {getattr(matrix, key):.6g}" for key in ("half_rows", "half_columns", "half_inner")]
+    lines += ["", "[device.vector]", *(f"{dtype} = {rate:.6g}" for dtype, rate in profile.vector.items())]
+    for dtype, rates in profile.ops.items():
+        lines += ["", f"[device.ops.{dtype}]", *(f'"{name}" = {rate:.6g}' for name, rate in rates.items())]
+    for level in profile.levels:
+        lines += ["", "[[level]]", f'name = "{level.name}"', f"size = {level.size}"]
+        lines += [f"latency = {level.latency:.6g}", f"bandwidth = {level.bandwidth:.6g}"]
+    for line in profile.lines:
+        lines += ["", "[[collective]]", f'name = "{line.collective}"', f"ranks = {line.ranks}"]
+        lines += [f"latency = {line.latency:.6g}", f"seconds_per_byte = {line.seconds_per_byte:.6g}"]
+        if line.points:
+            shown = ", ".join(f"[{size:.6g}, {seconds:.6g}]" for size, seconds in line.points)
+            lines.append(f"points = [{shown}]")
+    return "\n".join(lines) + "\n"
+
+
+@dataclass(frozen=True)
+class _Reader:
+    where: str
+
+    def table(self, data: Mapping[str, Any], key: str, above: str = "") -> Mapping[str, Any]:
+        found = data.get(key)
+        if not isinstance(found, dict) or not found:
+            raise ProfileError(f"expected a table [{above}{key}]", self.where)
+        return found
+
+    def products(self, device: Mapping[str, Any], kind: str) -> dict[str, Matrix]:
+        tables = self.table(device, kind, "device.")
+        return {dtype: self._matrix(tables, dtype, f"device.{kind}.") for dtype in tables}
+
+    def rows(self, data: Mapping[str, Any], key: str) -> list[Mapping[str, Any]]:
+        found = data.get(key, [])
+        if not isinstance(found, list) or not all(isinstance(row, dict) for row in found):
+            raise ProfileError(f"expected tables [[{key}]]", self.where)
+        return found
+
+    def _matrix(self, tables: Mapping[str, Any], dtype: str, above: str) -> Matrix:
+        row, inside = self.table(tables, dtype, above), f"{above}{dtype}"
+        halves = ("half_rows", "half_columns", "half_inner")
+        if unknown := set(row) - {"flops", *halves}:
+            raise ProfileError(
+                f"there is no {min(unknown)!r} in [{inside}]", self.where, f"there are flops, {', '.join(halves)}"
+            )
+        return Matrix(
+            self.number(row, "flops", inside), *(self.number(row, key, inside, 0.0, least=0.0) for key in halves)
+        )
+
+    def points(self, row: Mapping[str, Any]) -> tuple[tuple[float, float], ...]:
+        found = row.get("points", [])
+        numbers = isinstance(found, list) and all(
+            isinstance(p, list) and len(p) == 2 and all(isinstance(n, (int, float)) and n > 0 for n in p) for p in found
+        )
+        if not numbers or sorted(p[0] for p in found) != [p[0] for p in found]:
+            raise ProfileError(f"expected points [[bytes, seconds], …], in order, found {found!r}", self.where)
+        return tuple((float(size), float(seconds)) for size, seconds in found)
+
+    def whole(self, data: Mapping[str, Any], key: str, inside: str) -> int:
+        found = self.number(data, key, inside)
+        if not found.is_integer():
+            raise ProfileError(f"expected a whole number {key!r} in [{inside}], found {found!r}", self.where)
+        return int(found)
+
+    def number(
+        self, data: Mapping[str, Any], key: str, inside: str, default: float | None = None, least: float | None = None
+    ) -> float:
+        """A number above 0, or one of at least `least`; `default` where there is none."""
+        found = data.get(key, default)
+        right = isinstance(found, (int, float)) and not isinstance(found, bool)
+        if not right or not (found > 0 if least is None else found >= least):
+            wanted = "a positive number" if least is None else f"a number of at least {least:g}"
+            raise ProfileError(f"expected {wanted} {key!r} in [{inside}], found {found!r}", self.where)
+        return float(found)

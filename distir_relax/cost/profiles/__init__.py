@@ -1,0 +1,1 @@
+"""The machines that are known, as TOML."""

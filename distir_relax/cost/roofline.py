@@ -1,0 +1,88 @@
+"""How long an op takes on a device: a roofline over what its entry says of it, with slower matrix products for small
+sizes."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from distir_relax.cost.profile import Matrix, Profile
+from distir_relax.ir import TensorType
+from distir_relax.ops import OpDef, Trait
+
+FLOPS_PER_BYTE = 100.0
+"""How many operations a device does in the time it takes to send a byte, where no machine is known: about 20 for two
+processes of a CPU, 300 and more for GPUs on fast links. Only the order of magnitude matters: it decides between
+computing again and sending."""
+
+
+def op_seconds(
+    profile: Profile,
+    entry: OpDef,
+    operands: Sequence[TensorType],
+    attrs: Mapping[str, Any],
+    results: Sequence[TensorType],
+    fixed: bool = False,
+    cold: bool = False,
+) -> float:
+    """The time of an op that does not communicate, on local operands.
+
+    `fixed`: the op's weight never changes, so that a backend may lay it out once, or view it once. `cold`: it is not in
+    a cache.
+    """
+    cost = entry.cost
+    if cost.seconds:
+        return cost.seconds(operands, attrs, results)
+    if Trait.VIEW in entry.traits:
+        return 0.0 if fixed else profile.view * len(results)
+    if Trait.SCALAR in entry.traits:
+        return 0.0
+    moved = moved_bytes(entry, operands, attrs, results)
+    reading = moved / (profile.bandwidth if cold else memory_bandwidth(profile, moved))
+    dtype = operands[0].dtype if operands else results[0].dtype
+    computing = 0.0
+    rate = profile.ops.get(dtype, {}).get(entry.name)
+    if rate:
+        computing = flops(entry, operands, attrs, results) / rate
+    elif cost.product:
+        packed = fixed and entry.code.packed is not None and dtype in profile.packed
+        matrix: Matrix = profile.packed[dtype] if packed else profile.rate(profile.matrix, dtype)
+        batch, rows, columns, inner = cost.product(operands, attrs, results)
+        if min(batch, rows, columns, inner) > 0:
+            padded = (rows + matrix.half_rows) * (columns + matrix.half_columns) * (inner + matrix.half_inner)
+            computing = 2.0 * batch * padded / matrix.flops
+    else:
+        computing = flops(entry, operands, attrs, results) / profile.rate(profile.vector, dtype)
+    return max(profile.dispatch, profile.overhead + _together(computing, reading, profile.overlap))
+
+
+def _together(computing: float, moving: float, overlap: float) -> float:
+    """The time of an op that does both: see `Profile.overlap`."""
+    longer = max(computing, moving)
+    if math.isinf(overlap) or not longer:
+        return longer
+    return float(longer * (1.0 + (min(computing, moving) / longer) ** overlap) ** (1.0 / overlap))
+
+
+def flops(
+    entry: OpDef, operands: Sequence[TensorType], attrs: Mapping[str, Any], results: Sequence[TensorType]
+) -> float:
+    """The floating-point operations of an op."""
+    if entry.cost.flops:
+        return entry.cost.flops(operands, attrs, results)
+    return float(sum(t.elements for t in results))
+
+
+def moved_bytes(
+    entry: OpDef, operands: Sequence[TensorType], attrs: Mapping[str, Any], results: Sequence[TensorType]
+) -> float:
+    """The bytes that an op reads and writes."""
+    if entry.cost.moved:
+        return entry.cost.moved(operands, attrs, results)
+    return float(sum(t.bytes for t in operands) + sum(t.bytes for t in results))
+
+
+def memory_bandwidth(profile: Profile, moved: float) -> float:
+    """The bandwidth at which so many bytes are read and written: faster where they fit a cache."""
+    return profile.cache_bandwidth if profile.cache and moved <= profile.cache else profile.bandwidth

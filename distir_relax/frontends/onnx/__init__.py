@@ -1,0 +1,5 @@
+"""ONNX models in."""
+
+from distir_relax.frontends.onnx.importer import import_onnx
+
+__all__ = ["import_onnx"]

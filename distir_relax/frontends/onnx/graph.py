@@ -1,0 +1,252 @@
+"""The nodes of an ONNX graph, read by mixed interpretation.
+
+A name stands for a value of the program, or for a numpy array whose data is known. A node whose operands are all
+known is computed on the spot; `Shape` of a value is known, because shapes are. So chains of Shape, Gather, Concat and
+Reshape fold away, as in figure 4 of the DistIR paper (arXiv 2111.05426).
+"""
+
+from __future__ import annotations
+
+import contextlib
+import re
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+from distir_relax.errors import ImportModelError, UnsupportedOpError, VerificationError
+from distir_relax.frontends.imported import Frame
+from distir_relax.frontends.onnx.fold import evaluate_known, evaluate_reference
+from distir_relax.frontends.onnx.functions import function_nodes, function_of
+from distir_relax.frontends.onnx.metadata import OnnxSharding, node_key
+from distir_relax.frontends.onnx.tensors import as_array, as_torch, dtype_name, type_of
+from distir_relax.ir import TensorType, Value
+from distir_relax.layout import print_placements
+from distir_relax.layout.fit import fit_placements
+from distir_relax.ops import (
+    DATA_DEPENDENT,
+    DATA_DEPENDENT_HINT,
+    Builder,
+    OnnxOperands,
+    is_data_dependent,
+    lookup_onnx,
+)
+
+if TYPE_CHECKING:
+    import numpy as np
+    import onnx
+    import torch
+
+_RANDOM = ("RandomNormal", "RandomNormalLike", "RandomUniform", "RandomUniformLike", "Bernoulli", "Multinomial")
+
+
+class Computed:
+    """A result that no conversion gives; an error once a node needs it."""
+
+    def __init__(self, op_type: str, index: int) -> None:
+        self.what = f"result {index} of {op_type}"
+
+
+class OnnxGraph:
+    """Writes nodes as ops of the op table. `file` names the model in places.
+
+    `builder` holds the ops, `tensors` the data of parameters and constants by value name, `scopes` the modules that the
+    names of nodes tell. The layouts that `sharding` gives for operands and results become annotations.
+    """
+
+    def __init__(self, file: str, sharding: OnnxSharding | None = None) -> None:
+        self.builder = Builder()
+        self.tensors: dict[str, torch.Tensor] = self.builder.tensors
+        self.scopes: dict[str, tuple[Frame, ...]] = {}
+        self._file = file
+        self._sharding = sharding
+        self._marked: dict[tuple[str, str], Value] = {}
+        self._hints: dict[int, str] = {}
+        self._kept: list[Any] = []
+        self._constants: dict[tuple[TensorType, bytes], Value] = {}
+
+    def parameter(self, name: str, array: np.ndarray[Any, Any]) -> Value:
+        """Declare an initialiser that is a parameter."""
+        data = as_torch(array, f"{self._file}, {name}")
+        value = self.builder.input(_hint(name), type_of(array), "parameter", f"{self._file}:{_place(name)}")
+        self.tensors[value.name] = self.builder.known[value.name] = data
+        return value
+
+    def run(self, nodes: Sequence[onnx.NodeProto], scope: dict[str, Any], opsets: Mapping[str, int]) -> None:
+        """Read nodes in order; `scope` leads from names to what they stand for, and takes the results."""
+        for node in nodes:
+            self.builder.location = self.where(node)
+            self.builder.hint = _hint(next(filter(None, node.output), node.op_type))
+            before = len(self.builder.ops)
+            operands = [self._mark(node, name, self.resolve(name, scope)) if name else None for name in node.input]
+            for name, result in zip(node.output, self.node(node, operands, scope, opsets), strict=False):
+                if name:
+                    scope[name] = self._mark(node, name, result)
+                    self.hint(name, result)
+            for op in self.builder.ops[before:]:
+                self.scopes.setdefault(op.results[0].name, _frames(node.name))
+
+    def node(self, node: Any, operands: list[Any], scope: dict[str, Any], opsets: Mapping[str, int]) -> Sequence[Any]:
+        """The results of one node."""
+        domain = "" if node.domain == "ai.onnx" else node.domain
+        if node.op_type == "If" and not domain:
+            return self._branch(node, operands[0], scope, opsets)
+        if any(a.type in (a.GRAPH, a.GRAPHS) for a in node.attribute):
+            raise self._unsupported(node, domain, "a program has no loops")
+        if node.op_type in _RANDOM and not domain:
+            raise self._unsupported(node, domain, "draw random numbers outside and pass them in as an input")
+        if not any(isinstance(x, Value) for x in operands):
+            return self._fold(node, operands, domain, opsets)
+        if is_data_dependent(f"onnx.{node.op_type}") and not domain:
+            raise UnsupportedOpError(
+                f"the ONNX op {node.op_type}: {DATA_DEPENDENT}", self.builder.location, DATA_DEPENDENT_HINT
+            )
+        convert = lookup_onnx(f"{domain}::{node.op_type}" if domain else node.op_type)
+        if convert is None:
+            return self._expand(node, operands, domain, opsets)
+        try:
+            result = convert(
+                self.builder,
+                OnnxOperands(operands, self.place, self.builder.known),
+                self._attributes(node, domain, opsets),
+            )
+        except NotImplementedError as error:
+            return self._expand(node, operands, domain, opsets, str(error))
+        except (VerificationError, KeyError, IndexError, ValueError, TypeError, ZeroDivisionError) as error:
+            reason = error.message if isinstance(error, VerificationError) else f"{type(error).__name__}: {error}"
+            raise ImportModelError(
+                f"the node is no valid {node.op_type}: {reason}",
+                self.builder.location,
+                "does onnx.checker.check_model accept the model?",
+            ) from error
+        results = list(result) if isinstance(result, (tuple, list)) else [result]
+        return results + [Computed(node.op_type, i) for i in range(len(results), len(node.output))]
+
+    def where(self, node: Any) -> str:
+        """The place of a node: the file, and its name or that of its first result."""
+        return f"{self._file}:{_place(node.name or next(filter(None, node.output), node.op_type))}"
+
+    def place(self, item: Any, hint: str = "") -> Value:
+        """What a name stands for, as a value: known data becomes a `constant`, or a constant input of the program."""
+        if isinstance(item, Value):
+            return item
+        tensor = as_torch(item, self.builder.location)
+        if not item.shape:
+            return self.builder.constant(tensor.item(), type_of(item).dtype)
+        key = (type_of(item), item.tobytes())
+        if key not in self._constants:
+            name = self._hints.get(id(item), hint or self.builder.hint)
+            value = self.builder.input(name, key[0], "constant", self.builder.location)
+            self.tensors[value.name] = self.builder.known[value.name] = tensor
+            self._constants[key] = value
+        return self._constants[key]
+
+    def hint(self, name: str, item: Any) -> None:
+        """Let the constant made of a known array be called after the model's name for it."""
+        if not isinstance(item, (Value, Computed)):
+            self._hints.setdefault(id(item), _hint(name))
+            # An id names one array only as long as the array lives.
+            self._kept.append(item)
+
+    def _mark(self, node: Any, name: str, item: Any) -> Any:
+        """`item`, the operand or result `name` of a node, laid out as the model's metadata says."""
+        text = self._sharding.specs.get(node_key(node), {}).get(name) if self._sharding else None
+        if self._sharding is None or text is None or not isinstance(item, Value):
+            return item
+        if (item.name, text) not in self._marked:
+            where = self.builder.location
+            fitted = print_placements(fit_placements(text, self._sharding.mesh, item.tensor.shape, where))
+            hint, self.builder.hint = self.builder.hint, f"{item.name}.sharded"
+            marked: Value = self.builder.emit("annotate_sharding", item, placements=fitted)
+            self.builder.hint = hint
+            # A value that lies so already needs no second mark.
+            self._marked[(item.name, text)] = self._marked[(marked.name, text)] = marked
+        return self._marked[(item.name, text)]
+
+    def resolve(self, name: str, scope: Mapping[str, Any]) -> Any:
+        """What a name stands for. Raises `ImportModelError` where no node gives it, `UnsupportedOpError` where no
+        conversion does.
+        """
+        if name not in scope:
+            raise ImportModelError(f"{name!r} is used before any node gives it", self.builder.location)
+        item = scope[name]
+        if isinstance(item, Computed):
+            raise UnsupportedOpError(
+                f"{item.what}, {name!r}, is used, which no conversion gives", self.builder.location
+            )
+        return item
+
+    def _attributes(self, node: Any, domain: str, opsets: Mapping[str, int]) -> dict[str, Any]:
+        attrs = {a.name: self._attribute(a) for a in node.attribute}
+        return {**attrs, "opset": opsets.get(domain, 1), "outputs": len(node.output)}
+
+    def _attribute(self, attribute: Any) -> Any:
+        import onnx
+
+        value = onnx.helper.get_attribute_value(attribute)
+        if attribute.type == attribute.TENSOR:
+            return as_array(value, self.builder.location)
+        if attribute.type == attribute.STRING:
+            return value.decode()
+        if attribute.name == "to":
+            return dtype_name(value, self.builder.location)
+        return list(value) if attribute.type in (attribute.INTS, attribute.FLOATS) else value
+
+    def _fold(self, node: Any, operands: list[Any], domain: str, opsets: Mapping[str, int]) -> Sequence[Any]:
+        """The results of a node whose operands are known: by the op table, or by ONNX's evaluator where it cannot."""
+        convert = lookup_onnx(f"{domain}::{node.op_type}" if domain else node.op_type)
+        if convert is not None:
+            # What the table cannot express, such as a dtype that programs lack, the evaluator may.
+            with contextlib.suppress(NotImplementedError, UnsupportedOpError):
+                return evaluate_known(convert, operands, self._attributes(node, domain, opsets), self.builder.location)
+        return evaluate_reference(node, operands, opsets, self.builder.location)
+
+    def _branch(self, node: Any, condition: Any, scope: dict[str, Any], opsets: Mapping[str, int]) -> Sequence[Any]:
+        if isinstance(condition, Value):
+            raise self._unsupported(node, "", "which branch runs depends on data: a program has one course")
+        taken = "then_branch" if bool(condition.reshape(-1)[0]) else "else_branch"
+        graph = next(a.g for a in node.attribute if a.name == taken)
+        inner = dict(scope)
+        for tensor in graph.initializer:
+            inner[tensor.name] = as_array(tensor, self.builder.location)
+        self.run(graph.node, inner, opsets)
+        return [self.resolve(output.name, inner) for output in graph.output]
+
+    def _expand(
+        self, node: Any, operands: list[Any], domain: str, opsets: Mapping[str, int], reason: str = ""
+    ) -> Sequence[Any]:
+        """An op without a conversion, or that its conversion refuses, by the function that ONNX defines it by."""
+        function = function_of(node, operands, domain, opsets.get(domain, 1))
+        if function is None:
+            raise self._unsupported(node, domain, reason=reason)
+        scope = dict(zip(function.input, [*operands, *[None] * len(function.input)], strict=False))
+        inner_opsets = {item.domain: item.version for item in function.opset_import}
+        place, hint = self.builder.location, self.builder.hint
+        for inner in function_nodes(function, node):
+            inputs = [self.resolve(name, scope) if name else None for name in inner.input]
+            results = self.node(inner, inputs, scope, inner_opsets)
+            self.builder.location, self.builder.hint = place, hint
+            scope.update({name: x for name, x in zip(inner.output, results, strict=False) if name})
+        return [scope.get(name) for name in function.output]
+
+    def _unsupported(self, node: Any, domain: str, hint: str = "", reason: str = "") -> UnsupportedOpError:
+        full = f"{domain}::{node.op_type}" if domain else node.op_type
+        found = f"the model uses the ONNX op {full}, which the op table cannot express"
+        return UnsupportedOpError(
+            f"{found}: {reason}" if reason else found,
+            self.builder.location,
+            hint or f'CONTRIBUTING.md shows how to add a spelling: @onnx_spelling("{full}")',
+        )
+
+
+def _frames(node: str) -> tuple[Frame, ...]:
+    """The modules in a node's name: ``/layers.1/mlp/Mul`` is in ``/layers.1`` and in ``/layers.1/mlp``."""
+    modules = node.split("/")[1:-1]
+    return tuple(Frame("/" + "/".join(modules[: i + 1])) for i in range(len(modules)))
+
+
+def _hint(name: str) -> str:
+    """A value's name after the model's: without the slash before and the words after that exporters add."""
+    return re.sub(r"[^\w.]+", ".", re.sub(r"_output_0$", "", name)).strip(".")
+
+
+def _place(name: str) -> str:
+    return re.sub(r"[\s;#]+", "_", name)

@@ -1,0 +1,105 @@
+"""ONNX models in: straight to the op table's terms, node by node, with what shapes alone decide folded."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from distir_relax.frontends.imported import Imported, live
+from distir_relax.frontends.onnx.graph import OnnxGraph
+from distir_relax.frontends.onnx.metadata import read_sharding
+from distir_relax.frontends.onnx.tensors import as_array, input_types, load_model, model_name
+from distir_relax.frontends.torch.arguments import named_arguments
+from distir_relax.ir import Module, Value
+
+if TYPE_CHECKING:
+    import onnx
+    import torch
+
+
+def import_onnx(
+    path_or_model: str | Path | onnx.ModelProto, input_shapes: Mapping[str, Sequence[int]] | None = None
+) -> Imported:
+    """Read in a model, from a path (with its files of external data) or as an `onnx.ModelProto`.
+
+    `input_shapes` gives the shape of each input whose dims the model leaves open. Initialisers of floating or 8-bit
+    dtype with at least one dim become parameters, under their own name and as ``NODE.OPERAND`` of the first node that
+    takes them (``/fc/MatMul.B``, as exporters rename what they transpose); other initialisers are known numbers, which
+    fold. Sharding metadata of the model (see `read_sharding`) becomes annotations. The result of a call is the output,
+    or a dict of the outputs by name where there are several.
+
+    Raises `ImportModelError` for a file that is no model, for open dims and for shapes unlike the model's;
+    `UnsupportedOpError` for a node that the op table cannot express; `AnnotationError` for metadata that cannot be
+    read.
+    """
+    model, file = load_model(path_or_model), model_name(path_or_model)
+    data = {tensor.name: tensor for tensor in model.graph.initializer}
+    inputs = [item for item in model.graph.input if item.name not in data]
+    types = input_types(inputs, input_shapes or {}, file)
+    sharding = read_sharding(model, file)
+    graph = OnnxGraph(file, sharding)
+    scope: dict[str, Any] = {}
+    names: dict[str, str] = {}
+    for name, kind in types.items():
+        scope[name] = graph.builder.input(name, kind, "input", file)
+        names[name] = scope[name].name
+    for name, tensor in data.items():
+        array = as_array(tensor, file)
+        scope[name] = graph.parameter(name, array) if _is_parameter(array) else array
+        graph.hint(name, scope[name])
+        if isinstance(scope[name], Value):
+            names[name] = scope[name].name
+    opsets = {"" if item.domain == "ai.onnx" else item.domain: item.version for item in model.opset_import}
+    parameters = {name: names[name] for name in data if name in names}
+    graph.run(model.graph.node, scope, opsets)
+    outputs = _outputs(graph, model, scope, file)
+    main = live(graph.builder.function("main", outputs))
+    kept = {item.value.name for item in main.inputs}
+    for alias, value in _operand_names(model.graph.node, parameters, opsets).items():
+        names.setdefault(alias, value)
+    return Imported(
+        module=Module("global", (main,), (sharding.mesh,) if sharding else ()),
+        tensors={name: tensor for name, tensor in graph.tensors.items() if name in kept},
+        names={name: value for name, value in names.items() if value in kept},
+        flatten=lambda args, kwargs: _flatten(file, {n: names[n] for n in types}, args, kwargs),
+        rebuild=lambda tensors: next(iter(tensors.values())) if len(outputs) == 1 else dict(tensors),
+        values={name: item.name for name, item in scope.items() if isinstance(item, Value)},
+        scopes={name: frames for name, frames in graph.scopes.items() if frames},
+    )
+
+
+def _is_parameter(array: Any) -> bool:
+    return array.ndim > 0 and ("float" in array.dtype.name or (array.dtype.itemsize == 1 and array.dtype.kind in "iu"))
+
+
+def _outputs(graph: OnnxGraph, model: Any, scope: Mapping[str, Any], file: str) -> list[tuple[str, Value]]:
+    graph.builder.location = file
+    return [(item.name, graph.place(graph.resolve(item.name, scope), item.name)) for item in model.graph.output]
+
+
+def _operand_names(nodes: Any, parameters: Mapping[str, str], opsets: Mapping[str, int]) -> dict[str, str]:
+    """For each parameter, the name ``NODE.OPERAND`` of the first named node that takes it."""
+    import onnx
+
+    found: dict[str, str] = {}
+    seen: set[str] = set()
+    for node in nodes:
+        for position, name in enumerate(node.input):
+            if name not in parameters or name in seen or not node.name:
+                continue
+            seen.add(name)
+            domain = "" if node.domain == "ai.onnx" else node.domain
+            try:
+                formal = onnx.defs.get_schema(node.op_type, opsets.get(domain, 1), domain).inputs
+            except onnx.defs.SchemaError:
+                continue
+            found[f"{node.name}.{formal[min(position, len(formal) - 1)].name}"] = parameters[name]
+    return found
+
+
+def _flatten(
+    model: str, inputs: Mapping[str, str], args: tuple[Any, ...], kwargs: Mapping[str, Any]
+) -> dict[str, torch.Tensor]:
+    given = named_arguments(model, list(inputs), args, kwargs)
+    return {inputs[name]: tensor for name, tensor in given.items()}

@@ -1,0 +1,169 @@
+"""ONNX files, tensors and types: into numpy, torch and the types of a program."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from distir_relax.errors import ImportModelError, UnsupportedOpError
+from distir_relax.ir import TensorType
+from distir_relax.layout import DTYPES
+
+if TYPE_CHECKING:
+    import numpy as np
+    import onnx
+    import torch
+
+
+def load_model(path_or_model: Any) -> onnx.ModelProto:
+    """The model, read from its file with its external data, functions of its own written out.
+
+    Raises `ImportModelError` for a file that is missing, is no ONNX model, or lacks a data file beside it.
+    """
+    import onnx
+    import onnx.inliner
+    from google.protobuf.message import DecodeError
+
+    model, where = path_or_model, model_name(path_or_model)
+    if isinstance(path_or_model, (str, Path)):
+        if not Path(path_or_model).is_file():
+            raise ImportModelError("there is no such file", str(path_or_model))
+        try:
+            model = onnx.load(str(path_or_model))
+        except DecodeError:
+            raise ImportModelError("not an ONNX model", str(path_or_model)) from None
+        except (OSError, onnx.checker.ValidationError) as error:
+            hint = "the files of external data belong beside the model"
+            raise ImportModelError(f"the model's data cannot be read: {error}", str(path_or_model), hint) from None
+    elif not isinstance(model, onnx.ModelProto):
+        raise ImportModelError(f"expected a path or an onnx.ModelProto, found {type(model).__name__}")
+    if not model.graph.node and not model.graph.output:
+        raise ImportModelError("expected a model with a graph, found none", where)
+    return onnx.inliner.inline_local_functions(model) if model.functions else model
+
+
+def model_name(path_or_model: Any) -> str:
+    """What places in the model are told by: the file's name, else the graph's."""
+    if isinstance(path_or_model, (str, Path)):
+        return Path(path_or_model).name
+    graph = getattr(path_or_model, "graph", None)
+    return str(getattr(graph, "name", "") or "model")
+
+
+def dtype_name(elem_type: int, where: str) -> str:
+    """The dtype of an ONNX element type. Raises `UnsupportedOpError` for one that programs do not have."""
+    import onnx
+
+    name = str(onnx.TensorProto.DataType.Name(elem_type)).lower()
+    name = {"float": "float32", "double": "float64"}.get(name, name)
+    if name not in DTYPES:
+        raise UnsupportedOpError(f"found dtype {name}, expected one of {', '.join(DTYPES)}", where)
+    return name
+
+
+def as_array(tensor: onnx.TensorProto, where: str) -> np.ndarray[Any, Any]:
+    """The data of an ONNX tensor. Raises `ImportModelError` where it is in a file that was not read."""
+    import onnx
+
+    if onnx.external_data_helper.uses_external_data(tensor):
+        raise ImportModelError(
+            f"the data of {tensor.name!r} is in a file of its own", where, "give the model's path: its data is read too"
+        )
+    array: np.ndarray[Any, Any] = onnx.numpy_helper.to_array(tensor)
+    return array
+
+
+def as_torch(array: np.ndarray[Any, Any], where: str) -> torch.Tensor:
+    """The data of an array as a tensor. Raises `UnsupportedOpError` for a dtype that programs do not have."""
+    import numpy as np
+    import torch
+
+    if array.dtype.name not in DTYPES:
+        raise UnsupportedOpError(f"found dtype {array.dtype.name}, expected one of {', '.join(DTYPES)}", where)
+    writeable = array if array.flags.writeable and array.flags.c_contiguous else array.copy(order="C")
+    if array.dtype.name == "bfloat16":
+        return torch.from_numpy(writeable.view(np.uint16)).view(torch.bfloat16)
+    return torch.from_numpy(writeable)
+
+
+def as_numpy(tensor: torch.Tensor) -> np.ndarray[Any, Any]:
+    """The inverse of `as_torch`."""
+    import ml_dtypes
+    import torch
+
+    if tensor.dtype == torch.bfloat16:
+        return tensor.contiguous().view(torch.uint16).numpy().view(ml_dtypes.bfloat16)
+    array: np.ndarray[Any, Any] = tensor.numpy()
+    return array
+
+
+def type_of(array: np.ndarray[Any, Any]) -> TensorType:
+    """The type of an array's data."""
+    return TensorType(tuple(array.shape), array.dtype.name)
+
+
+def input_types(
+    inputs: Sequence[onnx.ValueInfoProto], given: Mapping[str, Sequence[int]], where: str
+) -> dict[str, TensorType]:
+    """The types of a graph's inputs by name, with the dims that the model leaves open taken from `given`.
+
+    A symbol that several inputs share is bound by the first shape that has it. Raises `ImportModelError` that lists
+    the inputs still open, and for a shape that is unlike the model's.
+    """
+    if unknown := set(given) - {item.name for item in inputs}:
+        names = ", ".join(item.name for item in inputs)
+        raise ImportModelError(f"there is no input {', '.join(sorted(unknown))}", where, f"the inputs are {names}")
+    symbols: dict[str, int] = {}
+    for item in inputs:
+        if item.name in given:
+            _bind(item, tuple(given[item.name]), symbols, where)
+    types: dict[str, TensorType] = {}
+    open_inputs: list[str] = []
+    for item in inputs:
+        if not item.type.HasField("tensor_type"):
+            raise ImportModelError(f"the input {item.name!r} is no tensor", where)
+        tensor = item.type.tensor_type
+        shape = tuple(given[item.name]) if item.name in given else _own_shape(tensor, symbols)
+        if shape is None:
+            open_inputs.append(f"{item.name}: {_shown(tensor)}")
+        else:
+            types[item.name] = TensorType(shape, dtype_name(tensor.elem_type, f"{where}, input {item.name}"))
+    if open_inputs:
+        first = open_inputs[0].split(":")[0]
+        raise ImportModelError(
+            f"the model leaves dims of its inputs open: {'; '.join(open_inputs)}",
+            where,
+            f'give their shapes: input_shapes={{"{first}": (1, ...)}} or --input-shape {first}=1,...',
+        )
+    return types
+
+
+def _bind(item: Any, shape: tuple[int, ...], symbols: dict[str, int], where: str) -> None:
+    tensor = item.type.tensor_type
+    dims = list(tensor.shape.dim) if tensor.HasField("shape") else [None] * len(shape)
+    fits = len(dims) == len(shape) and all(isinstance(n, int) and n >= 0 for n in shape)
+    for dim, size in zip(dims, shape, strict=False):
+        if dim is not None and dim.HasField("dim_value"):
+            fits = fits and dim.dim_value == size
+        elif dim is not None and dim.dim_param and symbols.setdefault(dim.dim_param, size) != size:
+            raise ImportModelError(
+                f"the dim {dim.dim_param!r} of input {item.name!r} is {size}, and {symbols[dim.dim_param]} elsewhere",
+                where,
+            )
+    if not fits:
+        raise ImportModelError(f"the input {item.name!r} is {_shown(tensor)}, found the shape {shape}", where)
+
+
+def _own_shape(tensor: Any, symbols: Mapping[str, int]) -> tuple[int, ...] | None:
+    if not tensor.HasField("shape"):
+        return None
+    sizes = [d.dim_value if d.HasField("dim_value") else symbols.get(d.dim_param, -1) for d in tensor.shape.dim]
+    return None if any(n < 0 for n in sizes) else tuple(sizes)
+
+
+def _shown(tensor: Any) -> str:
+    if not tensor.HasField("shape"):
+        return "of any rank"
+    sizes = [str(d.dim_value) if d.HasField("dim_value") else d.dim_param or "?" for d in tensor.shape.dim]
+    return f"({', '.join(sizes)})"

@@ -1,0 +1,5 @@
+"""PyTorch models in."""
+
+from distir_relax.frontends.torch.importer import import_torch
+
+__all__ = ["import_torch"]

@@ -1,0 +1,297 @@
+"""Writes an exported graph as ops of the op table, node by node.
+
+A node is a runtime value, or a constant: a tensor that depends on buffers and literals alone, computed on the spot by
+the ATen op itself, or a number, a dtype, a list. Only ops that see a runtime value need a conversion.
+"""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any
+
+from distir_relax.errors import AnnotationError, DistIRError, ImportModelError, UnsupportedOpError
+from distir_relax.frontends.imported import Frame
+from distir_relax.frontends.location import frames_of, location_in_stack, module_of
+from distir_relax.frontends.torch.inplace import check_in_place, is_in_place
+from distir_relax.ir import TensorType, Value, place
+from distir_relax.layout import DTYPES, DeviceMesh
+from distir_relax.ops import DATA_DEPENDENT, DATA_DEPENDENT_HINT, Builder, lookup_aten
+
+if TYPE_CHECKING:
+    import torch
+    from torch.fx import GraphModule, Node
+
+# Keyword arguments that say where a result lives, not what it is.
+_PLACEMENT_ARGUMENTS = ("device", "layout", "pin_memory", "memory_format", "non_blocking")
+_EMPTY = ("_assert", "sym_constrain_range", "_assert_tensor_metadata", "_assert_async")
+
+
+class GraphImporter:
+    """Converts one graph, with the submodules that its higher-order ops call.
+
+    Every placeholder is first given by `declare` or `bind`; then `run` gives the graph's results. `builder` holds the
+    ops, `tensors` the data of parameters and constants by value name, `meshes` the mesh of the annotations, `scopes`
+    the modules that an op's first result is made in.
+    """
+
+    def __init__(self) -> None:
+        self.builder = Builder()
+        self.tensors: dict[str, torch.Tensor] = self.builder.tensors
+        self.meshes: tuple[DeviceMesh, ...] = ()
+        self.scopes: dict[str, tuple[Frame, ...]] = {}
+        self._annotated_at = ""
+        # Of the node being converted: the line of its call, and the path of its module.
+        self._line = ""
+        self._module = ""
+        # What each node stands for. It keeps all results alive, so that an id names one tensor in `_hints`.
+        self._bound: dict[Node, Any] = {}
+        self._hints: dict[int, str] = {}
+        self._constants: dict[TensorType, list[tuple[torch.Tensor, Value]]] = {}
+
+    def declare(self, node: Node, name: str, role: str, data: torch.Tensor | None = None) -> Value:
+        """Make placeholder `node` an input of the program; `data` is a parameter's tensor."""
+        value = self.builder.input(name, self._type(node.meta["val"], name), role)
+        if data is not None:
+            self.tensors[value.name] = data
+        self._bound[node] = value
+        return value
+
+    def bind(self, node: Node, result: Any, hint: str = "") -> None:
+        """Let `node` stand for `result`: a value, a constant tensor, or any other constant."""
+        self._bound[node] = result
+        if hint and self.is_tensor(result):
+            self._hints.setdefault(id(result), hint)
+
+    def run(self, module: GraphModule) -> Sequence[Any]:
+        """Convert the nodes of `module`, whose placeholders are bound; the graph's results."""
+        for node in module.graph.nodes:
+            if node.op == "call_function":
+                self._line = location_in_stack(node.meta.get("stack_trace")) or self._line
+                self._module = module_of(node)
+                self.builder.location = place(self._module, self._line)
+                self.builder.hint = node.name
+                before = len(self.builder.ops)
+                self.bind(node, self._call(node), node.name)
+                for op in self.builder.ops[before:]:
+                    self.scopes.setdefault(op.results[0].name, frames_of(node))
+            elif node.op == "get_attr":
+                self._bound[node] = operator.attrgetter(node.target)(module)
+            elif node.op == "output":
+                results = self._resolve(node.args[0])
+                return results if isinstance(results, (tuple, list)) else (results,)
+        raise ImportModelError("expected a graph with an output, found none")
+
+    def is_tensor(self, result: Any) -> bool:
+        """Whether a result is a runtime value or a constant tensor."""
+        import torch
+
+        return isinstance(result, (Value, torch.Tensor))
+
+    def value(self, result: Any, hint: str) -> Value:
+        """A result as a value: a constant tensor becomes an input of role constant; equal ones become one."""
+        import torch
+
+        if isinstance(result, Value):
+            return result
+        name = self._hints.get(id(result), hint)
+        same_type = self._constants.setdefault(self._type(result, name), [])
+        for known, value in same_type:
+            if known is result or torch.equal(known, result):
+                return value
+        value = self.builder.input(name, self._type(result, name), "constant", self.builder.location)
+        self.tensors[value.name] = self.builder.known[value.name] = result.contiguous()
+        same_type.append((result, value))
+        return value
+
+    def _call(self, node: Node) -> Any:
+        target: Any = node.target
+        name = _spelling(target)
+        args, kwargs = self._resolve(node.args), self._resolve(node.kwargs)
+        if target is operator.getitem:
+            return args[0][args[1]]
+        if name.split(".")[0] in _EMPTY:
+            return None
+        if name in ("wrap_with_set_grad_enabled", "wrap_with_autocast"):
+            return self._inline(name, args)
+        if name == "distir.annotate_sharding.default":
+            return self._annotate(*args)
+        constant = not any(isinstance(x, Value) for x in _leaves((args, kwargs)))
+        if is_in_place(target):
+            check_in_place(node, constant, self.builder.location)
+        if constant:
+            return self._fold(target, args, kwargs)
+        result = self._convert(node, name, args, kwargs)
+        if is_in_place(target):
+            self._bound[node.args[0]] = result  # type: ignore[index]
+        return result
+
+    def _inline(self, name: str, args: Sequence[Any]) -> Any:
+        count = 1 if name == "wrap_with_set_grad_enabled" else 4
+        if name == "wrap_with_autocast" and args[2]:
+            raise UnsupportedOpError(
+                f"the model runs under autocast to {args[1]}",
+                self.builder.location,
+                "cast the model itself: model.to(dtype)",
+            )
+        module = args[count]
+        placeholders = [n for n in module.graph.nodes if n.op == "placeholder"]
+        for node, result in zip(placeholders, args[count + 1 :], strict=True):
+            self._bound[node] = result
+        return self.run(module)
+
+    def _annotate(self, x: Any, shape: Sequence[int], axes: Sequence[str], placements: str, line: str) -> Value:
+        location = place(self._module, line)
+        mesh = DeviceMesh(tuple(shape), tuple(axes))
+        if self.meshes and self.meshes[0] != mesh:
+            raise AnnotationError(
+                f"expected one mesh for all annotations: {mesh} here, {self.meshes[0]} at {self._annotated_at}",
+                location,
+            )
+        self.meshes, self._annotated_at = (mesh,), self._annotated_at or location
+        value = self.value(x, self.builder.hint)
+        self.builder.location = location
+        self.builder.hint = f"{value.name}.sharded"
+        marked: Value = self.builder.emit("annotate_sharding", value, placements=placements)
+        return marked
+
+    def _fold(self, target: Any, args: Any, kwargs: Any) -> Any:
+        import torch
+
+        if torch.Tag.nondeterministic_seeded in getattr(target, "tags", ()) and "dropout" not in _spelling(target):
+            raise UnsupportedOpError(
+                f"aten.{_spelling(target)} draws random numbers, which a program cannot do",
+                self.builder.location,
+                "draw them outside and pass them in as an input",
+            )
+        with torch.no_grad():
+            return target(*args, **kwargs)
+
+    def _convert(self, node: Node, name: str, args: Any, kwargs: Any) -> Any:
+        convert = lookup_aten(name)
+        if _is_shaped_by_data(node.meta.get("val")):
+            raise UnsupportedOpError(f"aten.{name}: {DATA_DEPENDENT}", self.builder.location, DATA_DEPENDENT_HINT)
+        if convert is None:
+            raise _unsupported(name, self.builder.location)
+        try:
+            positional, named = _normalize(node.target, args, kwargs)
+            shapes = [x for x in _leaves((args, kwargs)) if self.is_tensor(x)]
+            operand = lambda x: self._operand(x, shapes, node)  # noqa: E731
+            result = convert(self.builder, *_map(positional, operand), **_map(named, operand))
+        except DistIRError:
+            raise
+        except NotImplementedError as error:
+            raise UnsupportedOpError(f"aten.{name}: {error}", self.builder.location) from None
+        self._check(node, name, result)
+        return result
+
+    def _operand(self, x: Any, tensors: Sequence[Any], node: Node) -> Any:
+        """An argument of a conversion: constant tensors become values, scalars among them `constant` ops."""
+        import torch
+
+        if not isinstance(x, torch.Tensor):
+            return x
+        val = node.meta.get("val")
+        stretches = any(len(_shape(t)) >= x.dim() and t is not x for t in tensors)
+        same = all(_dtype(t) == _dtype(x) for t in tensors)
+        pointwise = torch.Tag.pointwise in getattr(node.target, "tags", ()) and isinstance(val, torch.Tensor)
+        if x.dim() == 0 or (x.numel() == 1 and pointwise and same and stretches):
+            if _dtype(x) not in DTYPES:
+                raise UnsupportedOpError(f"the model uses dtype {x.dtype}", self.builder.location)
+            return self.builder.constant(x.item(), _dtype(x))
+        return self.value(x, self.builder.hint)
+
+    def _check(self, node: Node, name: str, result: Any) -> None:
+        """The op table and torch must agree about every converted value."""
+        expected = node.meta.get("val")
+        pairs = zip(expected, result, strict=False) if isinstance(expected, (tuple, list)) else [(expected, result)]
+        for val, value in pairs:
+            if val is None or not isinstance(value, Value):
+                continue
+            if value.tensor != self._type(val, name):
+                raise AssertionError(
+                    f"the conversion of aten.{name} at {self.builder.location or node.name} gives {value.type}, "
+                    f"torch {self._type(val, name)}: a bug in its entry in the op table"
+                )
+
+    def _type(self, tensor: torch.Tensor, what: str) -> TensorType:
+        import torch
+
+        if _dtype(tensor) not in DTYPES:
+            raise UnsupportedOpError(
+                f"{what} has dtype {tensor.dtype}, expected one of {', '.join(DTYPES)}", self.builder.location
+            )
+        if any(isinstance(n, torch.SymInt) for n in tensor.shape):
+            raise UnsupportedOpError(
+                f"{what} has a shape that depends on data: {tuple(tensor.shape)}", self.builder.location
+            )
+        return TensorType(tuple(int(n) for n in tensor.shape), _dtype(tensor))
+
+    def _resolve(self, item: Any) -> Any:
+        from torch.fx import Node
+
+        return _map(item, lambda x: self._bound[x] if isinstance(x, Node) else x)
+
+
+def _is_shaped_by_data(results: Any) -> bool:
+    """Whether a result of a node has a dim that is a symbol."""
+    import torch
+
+    items = results if isinstance(results, (tuple, list)) else [results]
+    return any(isinstance(n, torch.SymInt) for t in items if isinstance(t, torch.Tensor) for n in t.shape)
+
+
+def _unsupported(name: str, location: str) -> UnsupportedOpError:
+    full = name if "distir" in name else f"aten.{name}"
+    return UnsupportedOpError(
+        f"the model uses {full}, which has no entry in the op table",
+        location,
+        "CONTRIBUTING.md shows how to add one",
+    )
+
+
+def _spelling(target: Any) -> str:
+    """``linear.default`` for an ATen op, ``namespace.name.overload`` for another library's, else the plain name."""
+    schema = getattr(target, "_schema", None)
+    if schema is None:
+        return getattr(target, "__name__", str(target))
+    return str(target).removeprefix("aten.")
+
+
+def _normalize(target: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> tuple[list[Any], dict[str, Any]]:
+    """The arguments in the order of the op's schema, defaults filled in between; keyword-only ones by name."""
+    positional, named = list(args), dict(kwargs)
+    pending: list[Any] = []
+    for argument in target._schema.arguments[len(args) :]:
+        if argument.kwarg_only:
+            break
+        if argument.name in named:
+            positional += [*pending, named.pop(argument.name)]
+            pending = []
+        else:
+            pending.append(argument.default_value)
+    return positional, {k: v for k, v in named.items() if k not in _PLACEMENT_ARGUMENTS}
+
+
+def _map(item: Any, change: Callable[[Any], Any]) -> Any:
+    if isinstance(item, (tuple, list)):
+        return [_map(x, change) for x in item] if isinstance(item, list) else tuple(_map(x, change) for x in item)
+    if isinstance(item, dict):
+        return {key: _map(x, change) for key, x in item.items()}
+    if isinstance(item, slice):
+        return slice(change(item.start), change(item.stop), change(item.step))
+    return change(item)
+
+
+def _leaves(item: Any) -> list[Any]:
+    found: list[Any] = []
+    _map(item, found.append)
+    return found
+
+
+def _shape(x: Any) -> tuple[int, ...]:
+    return x.tensor.shape if isinstance(x, Value) else tuple(x.shape)
+
+
+def _dtype(x: Any) -> str:
+    return x.tensor.dtype if isinstance(x, Value) else str(x.dtype).removeprefix("torch.")

@@ -1,0 +1,169 @@
+"""PyTorch models in: exported un-decomposed by `torch.export`, and written node by node in the op table's terms."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+from distir_relax.errors import DistIRError, ImportModelError
+from distir_relax.frontends.imported import Imported, live
+from distir_relax.frontends.location import location_of_error
+from distir_relax.frontends.torch.graph import GraphImporter
+from distir_relax.frontends.torch.structure import CallSignature, ResultStructure, leaf_names, result_names
+from distir_relax.ir import Module, Value
+
+if TYPE_CHECKING:
+    import torch
+    from torch.export import ExportedProgram
+
+
+def import_torch(
+    model: torch.nn.Module,
+    example_inputs: Sequence[Any] = (),
+    example_kwargs: Mapping[str, Any] | None = None,
+) -> Imported:
+    """Read in a model, as it runs on the example arguments: their shapes become the program's.
+
+    What depends on constants and buffers alone (masks, positions) is computed now; what reaches no output is left
+    out. Raises `ImportModelError` when `torch.export` cannot capture the model, when it is in training mode with active
+    dropout, or changes its own state; `UnsupportedOpError` for an op without an entry in the op table;
+    `PlacementError` and `AnnotationError` for annotations that do not fit.
+    """
+    kwargs = dict(example_kwargs or {})
+    _refuse_active_dropout(model)
+    signature = _call_signature(model, example_inputs, kwargs)
+    program = _export(model, tuple(example_inputs), kwargs)
+    importer = GraphImporter()
+    names = _declare_inputs(importer, program, model, signature)
+    results = importer.run(program.graph_module)
+    return _finish(importer, program, signature, names, results)
+
+
+def _refuse_active_dropout(model: torch.nn.Module) -> None:
+    import torch
+
+    if not model.training:
+        return
+    for name, module in model.named_modules():
+        if isinstance(module, torch.nn.modules.dropout._DropoutNd) and module.training and module.p > 0:
+            raise ImportModelError(
+                f"{type(model).__name__} is in training mode: its dropout {name or 'layer'!r} "
+                f"drops {module.p:.0%} at random",
+                hint="call model.eval() first",
+            )
+
+
+def _call_signature(model: torch.nn.Module, args: Sequence[Any], kwargs: Mapping[str, Any]) -> CallSignature:
+    try:
+        return CallSignature(model.forward, args, kwargs)
+    except TypeError as error:
+        raise ImportModelError(
+            f"the example does not fit {type(model).__name__}.forward: {error}",
+            hint="give example_inputs (by position) and example_kwargs (by name)",
+        ) from None
+
+
+def _export(model: torch.nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> ExportedProgram:
+    import torch
+
+    try:
+        return torch.export.export(model, args, kwargs, strict=False)
+    except DistIRError:
+        raise
+    except Exception as error:  # torch.export raises whatever the model or the tracer raises
+        cause = next((line for line in str(error).splitlines() if line.strip()), "no message")
+        hint = "does the model run on these inputs? Control flow that depends on tensor values cannot be captured"
+        if "Cache" in cause:
+            hint = "a transformers model returns its cache unless example_kwargs say use_cache=False"
+        raise ImportModelError(
+            f"torch.export cannot capture {type(model).__name__}: {type(error).__name__}: {cause.split('. ')[0]}",
+            location_of_error(error.__traceback__),
+            hint,
+        ) from error
+
+
+def _declare_inputs(
+    importer: GraphImporter, program: ExportedProgram, model: torch.nn.Module, signature: CallSignature
+) -> dict[str, str]:
+    """Give the importer every placeholder; the names that users may use, with their values' names."""
+    from torch.export.graph_signature import ConstantArgument, InputKind
+
+    nodes = [node for node in program.graph.nodes if node.op == "placeholder"]
+    specs = program.graph_signature.input_specs
+    tensors = {**program.state_dict, **program.constants}
+    names: dict[str, str] = {}
+    user = iter(_input_names(program, signature))
+    # The user's inputs come first, so that they keep their names whatever the parameters are called.
+    for node, spec in zip(nodes, specs, strict=True):
+        if spec.kind is InputKind.USER_INPUT:
+            name = next(user)
+            if isinstance(spec.arg, ConstantArgument):
+                importer.bind(node, spec.arg.value)
+            else:
+                names[name] = importer.declare(node, name, "input").name
+    first: dict[int, str] = {}
+    for name, parameter in model.named_parameters(remove_duplicate=False):
+        first.setdefault(id(parameter), name)
+    tied = {name: first[id(p)] for name, p in model.named_parameters(remove_duplicate=False)}
+    values: dict[str, Value] = {}
+    for node, spec in zip(nodes, specs, strict=True):
+        if spec.kind is InputKind.PARAMETER:
+            name = tied.get(str(spec.target), str(spec.target))
+            if name not in values:
+                values[name] = importer.declare(node, name, "parameter", tensors[str(spec.target)].detach())
+            importer.bind(node, values[name])
+        elif spec.kind in (InputKind.BUFFER, InputKind.CONSTANT_TENSOR):
+            importer.bind(node, tensors[str(spec.target)].detach(), hint=str(spec.target))
+        elif spec.kind is not InputKind.USER_INPUT:
+            raise ImportModelError(
+                f"the model takes {spec.target!r}, a {spec.kind.name.lower()}, which has no program form"
+            )
+    for name, canonical in tied.items():
+        if canonical in values:
+            value = values[canonical].name
+            names[value if name in names else name] = value
+    return names
+
+
+def _input_names(program: ExportedProgram, signature: CallSignature) -> list[str]:
+    arguments, keywords = program.call_spec.in_spec.children()
+    names: list[str] = []
+    for name, spec in zip(signature.positional(len(arguments.children())), arguments.children(), strict=True):
+        names += leaf_names(spec, name)
+    for name, spec in zip(keywords.context, keywords.children(), strict=True):
+        names += leaf_names(spec, name)
+    return names
+
+
+def _finish(
+    importer: GraphImporter,
+    program: ExportedProgram,
+    signature: CallSignature,
+    names: Mapping[str, str],
+    results: Sequence[Any],
+) -> Imported:
+    from torch.export.graph_signature import OutputKind
+
+    for spec in program.graph_signature.output_specs:
+        if spec.kind is not OutputKind.USER_OUTPUT:
+            raise ImportModelError(f"the model changes {spec.target!r} while it runs, which a program cannot do")
+    labels = result_names(program.call_spec.out_spec)
+    fixed: dict[str, Any] = {}
+    outputs: list[tuple[str, Value]] = []
+    for label, result in zip(labels, results, strict=True):
+        if importer.is_tensor(result):
+            outputs.append((label, importer.value(result, label)))
+        else:
+            fixed[label] = result
+    if not outputs:
+        raise ImportModelError("expected a model that returns at least one tensor, found none")
+    main = live(importer.builder.function("main", outputs))
+    kept = {item.value.name for item in main.inputs}
+    return Imported(
+        module=Module("global", (main,), importer.meshes),
+        tensors={name: tensor for name, tensor in importer.tensors.items() if name in kept},
+        names={name: value for name, value in names.items() if value in kept},
+        flatten=signature.flatten,
+        rebuild=ResultStructure(program.call_spec.out_spec, fixed).rebuild,
+        scopes=importer.scopes,
+    )

@@ -1,0 +1,111 @@
+"""What a user gave: a plan, a model to compile, a program, or a saved bundle. Told apart here, for every command.
+
+=============================  =========================================================================
+`Plan`                         compiled already
+`Model`                        a model with its example call, or an ONNX file; still to be compiled
+`Program`                      a program of the distributed stage, with tensors for it where there are any
+`Saved`                        the folder of a bundle
+=============================  =========================================================================
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from distir_relax.analysis.types import infer_types
+from distir_relax.compiler import Plan, compile
+from distir_relax.errors import ImportModelError
+from distir_relax.ir import Module, parse, verify
+from distir_relax.ops import check
+from distir_relax.user_function import call_function, find_function
+
+
+@dataclass(frozen=True)
+class Model:
+    """A model as `compile` takes it, with its example call."""
+
+    model: Any
+    args: tuple[Any, ...] = ()
+    kwargs: Mapping[str, Any] = field(default_factory=dict)
+
+    def compile(self, **options: Any) -> Plan:
+        """`distir_relax.compile` with these options; raises what that raises."""
+        return compile(self.model, self.args, self.kwargs or None, **options)
+
+
+@dataclass(frozen=True)
+class Program:
+    """A program of the distributed stage with all its types; `tensors` are its weights by name, None if not given."""
+
+    module: Module
+    tensors: Mapping[str, Any] | None = None
+
+
+@dataclass(frozen=True)
+class Saved:
+    """A bundle's folder."""
+
+    path: Path
+
+
+Given = Plan | Model | Program | Saved
+
+
+def is_onnx(target: object) -> bool:
+    """Whether what a user named is an ONNX file."""
+    return isinstance(target, (str, Path)) and str(target).endswith(".onnx")
+
+
+def what_is(value: Any, where: str = "") -> Given:
+    """What a value is that a user's function returned, or that a user passed.
+
+    A tuple is ``(program, tensors)``, ``(model, example_inputs)`` or ``(model, example_inputs, example_kwargs)``.
+    Raises `ImportModelError` for anything else, and what typing a program raises.
+    """
+    if isinstance(value, Plan):
+        return value
+    if isinstance(value, Module):
+        return Program(infer_types(value))
+    if isinstance(value, tuple) and value and isinstance(value[0], Module):
+        return Program(infer_types(value[0]), value[1] if len(value) == 2 else None)
+    if isinstance(value, tuple) and len(value) in (2, 3):
+        inputs = value[1] if isinstance(value[1], (tuple, list)) else (value[1],)
+        return Model(value[0], tuple(inputs), dict(value[2]) if len(value) == 3 else {})
+    raise ImportModelError(
+        f"expected a Plan, a program, or a tuple (model, example_inputs), found {type(value).__name__}", where,
+        "end the function with: return model, (x,)")  # fmt: skip
+
+
+def call_target(
+    target: str, offered: Mapping[str, Any], required: Sequence[str] = ()
+) -> tuple[Given, Callable[..., Any]]:
+    """What the function that ``FILE.py:FUNCTION`` names returns, and the function; see `call_function`."""
+    function = find_function(target)
+    return what_is(call_function(function, target, offered, required), target), function
+
+
+def read_target(target: str | Path) -> Given:
+    """What a path leads to: an ONNX file, a bundle, or the text of a program, which is verified.
+
+    Raises `ImportModelError` when there is no such file or it cannot be read, and what reading a program raises.
+    """
+    if is_onnx(target):
+        return Model(str(target))
+    path = Path(target)
+    if path.is_dir():
+        return Saved(path)
+    if not path.is_file():
+        raise ImportModelError(
+            "there is no such file", str(target), "give a bundle, a program's text, an .onnx file, or file.py:function"
+        )
+    try:
+        source = path.read_text()
+    except (OSError, UnicodeDecodeError) as error:
+        raise ImportModelError(f"not a program's text: {error}", str(target)) from None
+    module = infer_types(parse(source, str(target)))
+    # A person may have written it.
+    verify(module, check)
+    return Program(module)

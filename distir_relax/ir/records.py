@@ -1,0 +1,81 @@
+"""What passes find out about a program: records that travel with its module.
+
+A record is data, never prose that is parsed again; `str` says it to a person. A bundle keeps records as JSON.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+
+from distir_relax.errors import ParseError
+
+
+@dataclass(frozen=True, slots=True)
+class Reason:
+    """Why `value` of a function is split along mesh axis number `axis`.
+
+    `annotation` is the place of the user's mark that decides it. Where the mark is on another value, the split came
+    from `source` through `factor` of the op `op`.
+    """
+
+    value: str
+    axis: int
+    annotation: str
+    op: str = ""
+    factor: str = ""
+    source: str = ""
+    function: str = "main"
+
+    @property
+    def root(self) -> str:
+        """The annotation, in words."""
+        return f"from the annotation at {self.annotation or 'an unknown place'}"
+
+    def __str__(self) -> str:
+        return f"{self.root}, through {self.op} {self.factor} of %{self.source}" if self.source else self.root
+
+
+@dataclass(frozen=True, slots=True)
+class Gather:
+    """A split tensor that is gathered though nobody asked for it.
+
+    `value` is what the `redistribute` gives, `source` what it takes, laid out as `placements`; `bytes` is the size of
+    the whole tensor; `op` needs the whole of a split dim, at `location` of the user's model.
+    """
+
+    value: str
+    source: str
+    placements: str
+    bytes: int
+    op: str
+    location: str = ""
+    function: str = "main"
+
+    def __str__(self) -> str:
+        return (
+            f"{self.location or 'the program'}: %{self.source} ({self.placements}) is gathered, {self.bytes:,} bytes, "
+            f"because {self.op} needs the whole of a split dim"
+        )
+
+
+Record = Reason | Gather
+
+_KINDS: dict[str, type[Reason] | type[Gather]] = {"reason": Reason, "gather": Gather}
+
+
+def print_records(records: Sequence[Record]) -> str:
+    """Records as JSON, one a line; `parse_records` reads them back."""
+    names = {kind: name for name, kind in _KINDS.items()}
+    lines = [json.dumps({"record": names[type(record)], **asdict(record)}) for record in records]
+    return "[\n" + ",\n".join(lines) + "\n]\n"
+
+
+def parse_records(text: str, where: str = "") -> tuple[Record, ...]:
+    """The inverse of `print_records`. Raises `ParseError` for other texts."""
+    try:
+        rows = json.loads(text)
+        return tuple(_KINDS[row.pop("record")](**row) for row in rows)
+    except (ValueError, TypeError, KeyError, AttributeError) as wrong:
+        raise ParseError(f"not a list of records: {wrong}", where) from None

@@ -1,0 +1,9 @@
+"""What a rank computes that torch lacks: of this package, emitted programs import nothing else.
+
+============  ==============================================================================================
+`sampling`    which elements of a dim each one of another is made from: formulas that the compiler reads too
+`resample`    resizing and pooling of a part of a dim by those formulas
+`packing`     linear layers whose weight is laid out once
+`moving`      values that are left to the function that is called with them
+============  ==============================================================================================
+"""

@@ -1,0 +1,123 @@
+"""Resizing and pooling of a part of a dim, in torch: what a rank does with the rows that it fetched.
+
+A `part` says where a rank's piece lies: ``(size of the whole operand's dim, first element held, size of the whole
+result's dim, first element of the result)``. It is left out where the dim is whole.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import lru_cache
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from distir_relax.kernels.sampling import Adaptive, Pooling, Resizing, Sampling, Taps, taps_of
+
+if TYPE_CHECKING:
+    import torch
+
+Part = Sequence[int]
+
+_HALVES = ("float16", "bfloat16")
+
+
+def weigh(x: torch.Tensor, axis: int, sampling: Sampling, size: int, part: Part = ()) -> torch.Tensor:
+    """Dim `axis` of `x` made `size` elements: each the weighed sum of the elements that `sampling` says."""
+    columns, weights = _columns(sampling, x.shape[axis], size, tuple(part), x, axis)
+    if not weights:
+        return _pick(x, axis, columns[0])
+    # Halves are too coarse to be added up in.
+    wide = x.float() if _dtype(x) in _HALVES else x
+    total = _pick(wide, axis, columns[0]) * weights[0]
+    for column, weight in zip(columns[1:], weights[1:], strict=True):
+        total.addcmul_(_pick(wide, axis, column), weight)
+    return total.to(x.dtype)
+
+
+def maximum(x: torch.Tensor, axis: int, sampling: Sampling, size: int, part: Part = ()) -> torch.Tensor:
+    """Dim `axis` of `x` made `size` elements: each the largest of the elements that `sampling` says."""
+    columns, _ = _columns(sampling, x.shape[axis], size, tuple(part), x, axis)
+    best = _pick(x, axis, columns[0])
+    for column in columns[1:]:
+        best = best.maximum(_pick(x, axis, column))
+    return best
+
+
+def places(
+    x: torch.Tensor,
+    samplings: Sequence[Sampling],
+    sizes: Sequence[int],
+    strides: Sequence[int],
+    parts: Sequence[Part] = (),
+) -> torch.Tensor:
+    """Where the largest element of each window over the last dims of `x` stands: its positions times `strides`, summed.
+
+    Of equal elements it is the first in the plane, which is found dim by dim, the last one first.
+    """
+    import torch
+
+    place = torch.zeros((), dtype=torch.int64, device=x.device).expand(x.shape)
+    for axis in reversed(range(2, x.dim())):
+        sampling, size, part = samplings[axis - 2], sizes[axis - 2], tuple(parts[axis - 2]) if parts else ()
+        first, stride = part[1] if part else 0, strides[axis - 2]
+        columns, _ = _columns(sampling, x.shape[axis], size, part, x, axis)
+        along = [-1 if dim == axis else 1 for dim in range(x.dim())]
+        best = found = None
+        for column in columns:
+            value = _pick(x, axis, column)
+            where = _pick(place, axis, column) + ((column + first) * stride).reshape(along)
+            if best is None or found is None:
+                best, found = value, where
+            else:
+                better = (value > best) | (value.isnan() & ~best.isnan())
+                best, found = torch.where(better, value, best), torch.where(better, where, found)
+        assert best is not None
+        assert found is not None
+        x, place = best, found
+    return place
+
+
+def rows_of(sampling: Sampling, held: int, size: int, part: Part, precise: bool) -> Taps:
+    """The taps of a rank's piece: `size` elements of the result, positions counted from the first of `held`."""
+    have, first, want, start = part or (held, 0, size, 0)
+    whole = taps_of(sampling, have, want, precise)
+    rows = slice(start, start + size)
+    return Taps(whole.positions[rows] - first, whole.weights[rows] if whole.weights is not None else None)
+
+
+def _pick(x: torch.Tensor, axis: int, column: torch.Tensor) -> torch.Tensor:
+    """Elements of dim `axis`. Those of a last dim torch finds several times faster in a matrix."""
+    if axis < x.dim() - 1:
+        return x.index_select(axis, column)
+    return x.reshape(-1, x.shape[-1]).index_select(1, column).view(*x.shape[:-1], len(column))
+
+
+def _columns(
+    sampling: Sampling, held: int, size: int, part: tuple[int, ...], x: torch.Tensor, axis: int
+) -> tuple[list[torch.Tensor], list[torch.Tensor]]:
+    return _tensors(sampling, held, size, part, _dtype(x), str(x.device), x.dim() - axis)
+
+
+@lru_cache(maxsize=1024)
+def _tensors(
+    sampling: Sampling, held: int, size: int, part: tuple[int, ...], dtype: str, device: str, trailing: int
+) -> tuple[list[torch.Tensor], list[torch.Tensor]]:
+    """The positions of each tap, and their weights, for a tensor that has `trailing` dims from the axis on."""
+    import torch
+
+    rows = rows_of(sampling, held, size, part, dtype == "float64")
+    columns = [torch.from_numpy(np.ascontiguousarray(c)).to(device) for c in rows.positions.T]
+    if rows.weights is None:
+        return columns, []
+    kind = torch.float64 if dtype == "float64" else torch.float32
+    shape = (-1, *(1,) * (trailing - 1))
+    weights = [torch.from_numpy(np.ascontiguousarray(w)).to(device, kind).reshape(shape) for w in rows.weights.T]
+    return columns, weights
+
+
+def _dtype(x: torch.Tensor) -> str:
+    return str(x.dtype).removeprefix("torch.")
+
+
+__all__ = ["Adaptive", "Pooling", "Resizing", "maximum", "places", "rows_of", "weigh"]

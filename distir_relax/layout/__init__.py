@@ -1,0 +1,44 @@
+"""How a global tensor lies on devices: meshes, placements, cuts, and what each device holds."""
+
+from distir_relax.layout.collectives import Collective, collective_between
+from distir_relax.layout.cut import Cut, Interval, Segment, intersect
+from distir_relax.layout.dtypes import DTYPES
+from distir_relax.layout.held import block_bounds, held_intervals, holders, holds
+from distir_relax.layout.mesh import DeviceMesh
+from distir_relax.layout.placement import (
+    REDUCTIONS,
+    At,
+    Partial,
+    Placement,
+    R,
+    Replicate,
+    Shard,
+    parse_placement,
+    parse_placements,
+    print_placements,
+)
+
+__all__ = [
+    "DTYPES",
+    "REDUCTIONS",
+    "At",
+    "Collective",
+    "Cut",
+    "DeviceMesh",
+    "Interval",
+    "Partial",
+    "Placement",
+    "R",
+    "Replicate",
+    "Segment",
+    "Shard",
+    "block_bounds",
+    "collective_between",
+    "held_intervals",
+    "holders",
+    "holds",
+    "intersect",
+    "parse_placement",
+    "parse_placements",
+    "print_placements",
+]

@@ -1,0 +1,100 @@
+"""How a dim is divided along one mesh axis: sizes, index by index, in one or several segments.
+
+``S[1: 3*(384|384)]`` has one segment that is repeated: a fused QKV weight of 2304 columns whose three parts are each
+cut in two, so that a device holds three slices, not one block.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+
+Interval = tuple[int, int]
+"""The elements [start, stop) of a dim."""
+
+
+@dataclass(frozen=True, slots=True)
+class Segment:
+    """`repeat` equal stretches of a dim, each split into `sizes` elements, index by index along the mesh axis."""
+
+    repeat: int
+    sizes: tuple[int, ...]
+
+    def __str__(self) -> str:
+        sizes = "|".join(map(str, self.sizes))
+        return sizes if self.repeat == 1 else f"{self.repeat}*({sizes})"
+
+
+@dataclass(frozen=True, slots=True)
+class Cut:
+    """How a dim is divided along one mesh axis: its segments in order."""
+
+    segments: tuple[Segment, ...]
+
+    @classmethod
+    def of(cls, *sizes: int) -> Cut:
+        """One segment with the given sizes."""
+        return cls((Segment(1, sizes),))
+
+    @property
+    def ranks(self) -> int:
+        """How many shards the cut makes."""
+        return len(self.segments[0].sizes)
+
+    @property
+    def total(self) -> int:
+        """The number of elements of the whole dim."""
+        return sum(s.repeat * sum(s.sizes) for s in self.segments)
+
+    @property
+    def is_block(self) -> bool:
+        """Whether every shard is one contiguous block."""
+        return len(self.segments) == 1 and self.segments[0].repeat == 1
+
+    def local_sizes(self) -> tuple[int, ...]:
+        """The number of elements that each index along the axis holds."""
+        return _local_sizes(self)
+
+    def intervals(self, index: int) -> list[Interval]:
+        """The intervals [start, stop) of the dim that `index` holds, in order; adjacent ones are merged."""
+        return list(_intervals(self)[index]) if self.segments else []
+
+    def __str__(self) -> str:
+        return " + ".join(map(str, self.segments))
+
+
+def intersect(first: Sequence[Interval], second: Sequence[Interval]) -> list[Interval]:
+    """What two lists of intervals, each in order and apart, have in common, in order."""
+    found: list[Interval] = []
+    i = j = 0
+    while i < len(first) and j < len(second):
+        start, stop = max(first[i][0], second[j][0]), min(first[i][1], second[j][1])
+        if start < stop:
+            found.append((start, stop))
+        if first[i][1] < second[j][1]:
+            i += 1
+        else:
+            j += 1
+    return found
+
+
+@lru_cache(maxsize=1024)
+def _local_sizes(cut: Cut) -> tuple[int, ...]:
+    return tuple(sum(s.repeat * s.sizes[i] for s in cut.segments) for i in range(cut.ranks))
+
+
+@lru_cache(maxsize=1024)
+def _intervals(cut: Cut) -> tuple[tuple[Interval, ...], ...]:
+    """The intervals of every index of a cut."""
+    found: list[list[Interval]] = [[] for _ in range(cut.ranks)]
+    start = 0
+    for segment in cut.segments:
+        for _ in range(segment.repeat):
+            for mine, width in zip(found, segment.sizes, strict=True):
+                if width and mine and mine[-1][1] == start:
+                    mine[-1] = (mine[-1][0], start + width)
+                elif width:
+                    mine.append((start, start + width))
+                start += width
+    return tuple(map(tuple, found))

@@ -1,0 +1,78 @@
+"""The devices that a program is for: an n-dimensional grid."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+
+from distir_relax.errors import PlacementError
+
+
+@dataclass(frozen=True, slots=True)
+class DeviceMesh:
+    """An n-dimensional grid of devices, numbered row by row.
+
+    `shape` is the number of devices along each axis; `axes` names the axes (``("dp", "tp")``).
+    Raises `PlacementError` for an empty mesh, or for names that do not match the shape.
+    """
+
+    shape: tuple[int, ...]
+    axes: tuple[str, ...] = ()
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "shape", tuple(int(n) for n in self.shape))
+        axes = tuple(self.axes) or tuple(f"axis{i}" for i in range(len(self.shape)))
+        object.__setattr__(self, "axes", axes)
+        if not self.shape or any(n < 1 for n in self.shape):
+            raise PlacementError(f"a device mesh needs at least one device along each axis, found shape {self.shape}")
+        if len(axes) != len(self.shape) or len(set(axes)) != len(axes):
+            raise PlacementError(
+                f"a mesh of shape {self.shape} needs {len(self.shape)} distinct axis names, found {axes}"
+            )
+
+    @property
+    def size(self) -> int:
+        """The number of devices."""
+        return math.prod(self.shape)
+
+    @property
+    def devices(self) -> tuple[int, ...]:
+        """All devices, in order."""
+        return _numbers(self.size)
+
+    def coordinates(self, rank: int) -> tuple[int, ...]:
+        """The index along each axis of device `rank`."""
+        return _coordinates(self.shape, rank)
+
+    def rank(self, coordinates: Sequence[int]) -> int:
+        """The device at `coordinates`: the inverse of `coordinates()`."""
+        rank = 0
+        for size, index in zip(self.shape, coordinates, strict=True):
+            rank = rank * size + index
+        return rank
+
+    def group(self, rank: int, axis: int) -> tuple[int, ...]:
+        """The devices that differ from `rank` along `axis` only, in order along it; `rank` is one of them."""
+        here = self.coordinates(rank)
+        return tuple(self.rank((*here[:axis], i, *here[axis + 1 :])) for i in range(self.shape[axis]))
+
+    def __str__(self) -> str:
+        axes = "".join(f"{json.dumps(axis)}, " for axis in self.axes).rstrip(" " if len(self.axes) == 1 else ", ")
+        return f"device_mesh({self.shape!r}, ({axes}))"
+
+
+@lru_cache(maxsize=64)
+def _numbers(count: int) -> tuple[int, ...]:
+    return tuple(range(count))
+
+
+@lru_cache(maxsize=1 << 16)
+def _coordinates(shape: tuple[int, ...], rank: int) -> tuple[int, ...]:
+    index = []
+    for n in reversed(shape):
+        rank, i = divmod(rank, n)
+        index.append(i)
+    return tuple(reversed(index))

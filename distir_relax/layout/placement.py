@@ -1,0 +1,129 @@
+"""How a tensor lies on a device mesh: one placement per mesh axis.
+
+=================  ==========================================================================
+``R``              replicated: every device along the axis holds all of it
+``S[dim]``         split along ``dim``; how is not yet decided
+``S[dim: a|b]``    split along ``dim``; index 0 along the axis holds ``a`` elements, index 1 ``b``
+``S[dim: chunk]``  split along ``dim`` into blocks of ``ceil(n / ranks)``, as torch and TVM do
+``I[op]``          intermediate: each device holds a term of a reduction still to be made
+``At[i]``          only index ``i`` along the axis holds it: an input or output of one pipeline stage
+=================  ==========================================================================
+
+A cut may have several segments, each split by itself: ``S[1: 3*(384|384)]`` is a fused QKV weight of
+2304 columns whose three parts are each cut in two, so a device holds three slices, not one block.
+
+``I`` is the TVM RFC's intermediate type; ``I_SUM``, ``P(sum)`` and ``Partial(sum)`` are read too.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from functools import lru_cache
+
+from distir_relax.errors import PlacementError
+from distir_relax.layout.cut import Cut, Segment
+
+REDUCTIONS = ("sum", "mean", "min", "max")
+
+
+@dataclass(frozen=True, slots=True)
+class Replicate:
+    """Every device along the axis holds the whole tensor."""
+
+    def __str__(self) -> str:
+        return "R"
+
+
+@dataclass(frozen=True, slots=True)
+class Shard:
+    """Split along `dim`. `cut` says how; None leaves it to propagation, `chunk` asks for ceil-sized blocks."""
+
+    dim: int
+    cut: Cut | None = None
+    chunk: bool = False
+
+    def __str__(self) -> str:
+        how = f": {self.cut}" if self.cut else ": chunk" if self.chunk else ""
+        return f"S[{self.dim}{how}]"
+
+
+@dataclass(frozen=True, slots=True)
+class Partial:
+    """Each device along the axis holds one term; reducing them with `reduction` gives the value."""
+
+    reduction: str = "sum"
+
+    def __str__(self) -> str:
+        return f"I[{self.reduction}]"
+
+
+@dataclass(frozen=True, slots=True)
+class At:
+    """Only the devices at `index` along the axis hold the tensor; how the devices of a distributed program get it."""
+
+    index: int
+
+    def __str__(self) -> str:
+        return f"At[{self.index}]"
+
+
+Placement = Replicate | Shard | Partial | At
+R = Replicate()
+
+
+def parse_placement(text: str) -> Placement:
+    """Read one placement, in our spelling, the RFC's or torch's.
+
+    Raises `PlacementError` when the text is none of them.
+    """
+    stripped = text.strip()
+    if stripped in ("R", "Replicate()"):
+        return R
+    if match := _SHARD.fullmatch(stripped):
+        how, dim = (match["how"] or "").strip(), int(match["dim"] or match["torch"])
+        if how == "chunk":
+            return Shard(dim, chunk=True)
+        return Shard(dim, _parse_cut(how, text) if how else None)
+    if match := _AT.fullmatch(stripped):
+        return At(int(match["index"]))
+    if match := _PARTIAL.fullmatch(stripped):
+        reduction = (match["ours"] or match["rfc"] or match["torch"]).lower()
+        if reduction in REDUCTIONS:
+            return Partial(reduction)
+    raise PlacementError(
+        f"{text!r} is not a placement",
+        hint="write R, S[dim], S[dim: 64|63], or I[sum] (also I[mean], I[min], I[max])",
+    )
+
+
+@lru_cache(maxsize=4096)
+def parse_placements(text: str) -> tuple[Placement, ...]:
+    """Read one placement per mesh axis, separated by commas: ``"S[0], R"``."""
+    return tuple(parse_placement(part) for part in re.split(r",(?![^(\[]*[)\]])", text))
+
+
+def print_placements(placements: tuple[Placement, ...]) -> str:
+    """The inverse of `parse_placements`."""
+    return ", ".join(map(str, placements))
+
+
+_SHARD = re.compile(r"S\[\s*(?P<dim>-?\d+)\s*(?::(?P<how>[^\]]+))?\]|(?:S|Shard)\((?:dim=)?(?P<torch>-?\d+)\)")
+_AT = re.compile(r"At\[\s*(?P<index>\d+)\s*\]")
+_PARTIAL = re.compile(r"I\[(?P<ours>\w+)\]|I_(?P<rfc>[a-zA-Z]+)|(?:P|Partial)\(['\"]?(?P<torch>\w+)['\"]?\)")
+_SEGMENT = re.compile(r"(?:(?P<repeat>\d+)\s*\*\s*)?\(?\s*(?P<sizes>\d+(?:\s*\|\s*\d+)*)\s*\)?")
+
+
+def _parse_cut(text: str, whole: str) -> Cut:
+    segments = []
+    for part in text.split("+"):
+        match = _SEGMENT.fullmatch(part.strip())
+        if not match:
+            raise PlacementError(
+                f"{whole!r} is not a placement: cannot read the sizes {text!r}", hint="write S[1: 64|63]"
+            )
+        sizes = tuple(int(n) for n in match["sizes"].split("|"))
+        segments.append(Segment(int(match["repeat"] or 1), sizes))
+    if len({len(s.sizes) for s in segments}) > 1:
+        raise PlacementError(f"{whole!r}: every segment must list one size per device along the axis")
+    return Cut(tuple(segments))

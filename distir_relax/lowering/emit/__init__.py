@@ -1,0 +1,1 @@
+"""Programs of the ranked stage as code: torch modules, Relax functions, bundles."""

@@ -1,0 +1,180 @@
+"""Emission to TVM: each rank program becomes a Relax function.
+
+An op of the table becomes its `relax` expression. What a rank's communicator performs becomes a packed call in
+destination-passing style, ``distir.<op>(operands..., attributes as JSON, result)``, which reads and writes the
+buffers of TVM's virtual machine.
+
+TVM has no reshape or split to a tensor without elements, so a result without elements (the shard of a rank that holds
+no heads, say) is written as zeros of its shape.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+from distir_relax.errors import VerificationError
+from distir_relax.ir import Function, Module, Op, PerRank, TensorType, Value, count_uses, inline, print_op
+from distir_relax.lowering.emit.relax_scope import relax_scope
+from distir_relax.ops import Trait, is_zero, lookup, relax_expression
+
+if TYPE_CHECKING:
+    import tvm
+
+PACKED_PREFIX = "distir."
+STEPS_ATTRIBUTE = "distir.steps"
+RANKS_ATTRIBUTE = "distir.ranks"
+OUTPUTS_ATTRIBUTE = "distir.outputs"
+
+
+def to_relax(module: Module) -> tvm.IRModule:
+    """The ranked `module` as one IRModule: a Relax function per distinct rank program, its calls written out.
+
+    Parameters are the function's inputs in order; the result is the tuple of its outputs. The module attribute
+    ``distir.ranks`` lists the function of each rank. Raises `VerificationError` when the module is not ranked, or
+    TVM gives an op another type than the op table.
+    """
+    import tvm
+
+    _check_stage(module)
+    functions = {tvm.ir.GlobalVar(f.name): _emit_function(f) for f in inline(module).functions}
+    attrs = tvm.ir.make_node("ir.DictAttrs", **{RANKS_ATTRIBUTE: list(module.ranks)})
+    return tvm.IRModule(functions, attrs=attrs)
+
+
+def to_relax_json(module: Module) -> dict[str, str]:
+    """For each program of the ranked `module`, the JSON of an IRModule that holds its function alone.
+
+    Raises what `to_relax` raises.
+    """
+    import tvm
+
+    _check_stage(module)
+    return {
+        f.name: tvm.ir.save_json(tvm.IRModule({tvm.ir.GlobalVar(f.name): _emit_function(f)}))
+        for f in inline(module).functions
+    }
+
+
+def _check_stage(module: Module) -> None:
+    if module.stage != "ranked":
+        raise VerificationError(f"expected a module of the ranked stage, found the {module.stage} stage")
+
+
+def _emit_function(function: Function) -> Any:
+    from tvm import relax
+
+    builder = relax.BlockBuilder()
+    scope = relax_scope()
+    values: dict[str, Any] = {}
+    parameters = []
+    for item in function.inputs:
+        values[item.value.name] = relax.Var(item.value.name, _relax_type(item.value.tensor))
+        parameters.append(values[item.value.name])
+    attrs = {
+        STEPS_ATTRIBUTE: _steps(function),
+        OUTPUTS_ATTRIBUTE: len(function.outputs),
+    }
+    with builder.function(function.name, parameters, attrs=attrs):
+        with builder.dataflow():
+            for op in function.ops:
+                _emit_op(builder, op, values, scope)
+            outputs = [values[output.value.name] for output in function.outputs]
+            # A rank takes part in a communication even if it does not need the result: outputs are not removed.
+            outputs += [values[v.name] for v in _unused_communication(function)]
+            result = builder.emit_output(relax.Tuple(outputs))
+        builder.emit_func_output(result)
+    [(_, emitted)] = builder.get().functions.items()
+    return emitted
+
+
+def _steps(function: Function) -> dict[str, str | list[str]]:
+    """What each step is; where it stands in a function that was called several times, what it is each time."""
+    found: dict[str, list[str]] = {}
+    for op in function.ops:
+        if "step" in op.attrs:
+            found.setdefault(str(op.attrs["step"]), []).append(print_op(op))
+    return {step: texts[0] if len(texts) == 1 else texts for step, texts in found.items()}
+
+
+def _emit_op(builder: Any, op: Op, values: dict[str, Any], scope: Mapping[str, Any]) -> None:
+    from tvm import relax
+
+    results = [value.tensor for value in op.results]
+    operands = [values[v.name] for v in op.operands]
+    if Trait.ON_COMMUNICATOR in lookup(op.name, op.location).traits:
+        kinds: Any = [_relax_type(kind) for kind in results]
+        call = relax.call_dps_packed(
+            PACKED_PREFIX + op.name, [*operands, _attributes(op)], kinds[0] if len(kinds) == 1 else kinds
+        )
+        found: Any = [call] if len(kinds) == 1 else _items(builder, call, len(kinds), op)
+    elif is_zero(op):
+        found = [relax.op.zeros(results[0].shape, results[0].dtype)]
+    elif all(kind.elements == 0 for kind in results):
+        found = [None] * len(results)
+    else:
+        names = [f"a{i}" for i in range(len(operands))]
+        found = eval(relax_expression(op, names), {**scope, **dict(zip(names, operands, strict=True))})
+        if not isinstance(found, tuple):
+            found = [found] if len(results) == 1 else _items(builder, found, len(results), op)
+    for value, kind, expression in zip(op.results, results, found, strict=True):
+        if kind.elements == 0 and Trait.ON_COMMUNICATOR not in lookup(op.name).traits:
+            expression = relax.op.zeros(kind.shape, kind.dtype)
+        emitted = builder.emit(expression, name_hint=value.name)
+        _check_type(op, value, emitted)
+        values[value.name] = emitted
+
+
+def _items(builder: Any, call: Any, count: int, op: Op) -> list[Any]:
+    from tvm import relax
+
+    whole = builder.emit(call, name_hint=op.results[0].name)
+    return [relax.TupleGetItem(whole, i) for i in range(count)]
+
+
+def _attributes(op: Op) -> Any:
+    import tvm
+
+    return tvm.ir.StringImm(json.dumps({key: _plain(value) for key, value in op.attrs.items()}))
+
+
+def _plain(value: object) -> object:
+    if isinstance(value, PerRank):
+        raise VerificationError("a ranked program has no attributes that differ by rank")
+    return value
+
+
+def _check_type(op: Op, value: Value, emitted: Any) -> None:
+    expected = value.tensor
+    shape = emitted.ty.shape
+    found = TensorType(tuple(int(n) for n in shape), str(emitted.ty.dtype)) if shape is not None else None
+    if found != expected:
+        raise VerificationError(f"TVM gives {value} the type {found or emitted.ty}, expected {expected}", op.location)
+
+
+def _unused_communication(function: Function) -> list[Value]:
+    used = count_uses(function)
+    return [
+        v
+        for op in function.ops
+        if Trait.COMMUNICATES in lookup(op.name).traits
+        for v in op.results
+        if v.name not in used
+    ]
+
+
+def _relax_type(kind: TensorType) -> Any:
+    from tvm import relax
+
+    return relax.TensorType(kind.shape, kind.dtype)
+
+
+__all__: Sequence[str] = (
+    "OUTPUTS_ATTRIBUTE",
+    "PACKED_PREFIX",
+    "RANKS_ATTRIBUTE",
+    "STEPS_ATTRIBUTE",
+    "to_relax",
+    "to_relax_json",
+)

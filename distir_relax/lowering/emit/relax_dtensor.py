@@ -1,0 +1,156 @@
+"""The sharded stage as a Relax module of TVM's own distributed dialect: `R.DTensor` types, `R.dist.redistribute`.
+
+Relax's placements are ``R`` and ``S[dim]`` with equal contiguous shards, so a program fits only where it has nothing
+else: no pending sum, no uneven, interleaved or empty shard. TVM must also be able to type the ops on `R.DTensor`s,
+which it can for elementwise ops, `matmul`, reductions, `softmax`, `permute_dims` and `reshape`, for instance.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
+
+from distir_relax.errors import DistIRError, PlacementError, UnsupportedOpError, VerificationError
+from distir_relax.ir import Function, Module, Op, Value
+from distir_relax.layout import DeviceMesh, Partial, Placement, Shard
+from distir_relax.lowering.emit.relax_scope import relax_scope
+from distir_relax.ops import Trait, lookup, relax_expression
+
+if TYPE_CHECKING:
+    import tvm
+
+
+def to_relax_dtensor(module: Module) -> tvm.IRModule:
+    """The entry function of the sharded `module` in Relax, every value typed `R.DTensor` as it lies.
+
+    Parameters keep their order; dots in names become underscores, and mesh axes lose their names. The mesh is the
+    module's global info ``mesh[0]``. `frontends.relax` reads the module back.
+
+    Raises `PlacementError` for a value whose layout Relax cannot express, `UnsupportedOpError` for an op that TVM
+    cannot type on `R.DTensor`s or types otherwise than it lies, and `VerificationError` when the module is not sharded.
+    """
+    import tvm
+
+    if module.stage != "sharded":
+        raise VerificationError(f"expected a module of the sharded stage, found the {module.stage} stage")
+    mesh = _relax_mesh(module.meshes[0])
+    function = _Writer(mesh).function(module.main)
+    return tvm.IRModule(
+        {tvm.ir.GlobalVar(module.main.name): function},
+        attrs=tvm.ir.make_node("ir.DictAttrs", device_num=module.meshes[0].size),
+        global_infos={"mesh": [mesh]},
+    )
+
+
+def _relax_mesh(mesh: DeviceMesh) -> Any:
+    import tvm
+    from tvm.relax.distributed import DeviceMesh as RelaxMesh
+
+    return RelaxMesh(mesh.shape, tvm.ir.Range(0, mesh.size))
+
+
+class _Writer:
+    """Writes a function's bindings with a `BlockBuilder`; `values` holds the Relax expression of each value."""
+
+    def __init__(self, mesh: Any) -> None:
+        from tvm import relax
+
+        self.mesh = mesh
+        self.builder = relax.BlockBuilder()
+        self.scope: Mapping[str, Any] = relax_scope()
+        self.values: dict[str, Any] = {}
+
+    def function(self, function: Function) -> Any:
+        """The Relax function; one output is returned bare, several as a tuple."""
+        from tvm import relax
+
+        parameters = [self._variable(item.value, item.location) for item in function.inputs]
+        with self.builder.function(function.name, parameters):
+            try:
+                for op in function.ops:
+                    self._op(op)
+            except DistIRError:
+                # A builder that is left inside a function complains on stderr.
+                self.builder.emit_func_output(relax.Tuple([]))
+                raise
+            outputs = [self.values[o.value.name] for o in function.outputs]
+            self.builder.emit_func_output(outputs[0] if len(outputs) == 1 else relax.Tuple(outputs))
+        [(_, emitted)] = self.builder.get().functions.items()
+        return emitted
+
+    def _op(self, op: Op) -> None:
+        import tvm
+        from tvm import relax
+        from tvm_ffi import structural_equal
+
+        if len(op.results) != 1:
+            raise _no_type(op, "it has several results")
+        [value] = op.results
+        operands = [self.values[v.name] for v in op.operands]
+        entry = lookup(op.name, op.location)
+        variable = self._variable(value, op.location)
+        if Trait.SCALAR in entry.traits:
+            self.values[value.name] = tvm.ir.GenericConst(self._expression(op, operands).value, variable.ty)
+            return
+        if Trait.REDISTRIBUTION in entry.traits:
+            call = relax.op.distributed.redistribute(operands[0], self.mesh, variable.ty.placement)
+        else:
+            call = self._expression(op, operands)
+        try:
+            call = self.builder.normalize(call)
+        except Exception as error:
+            raise _no_type(op, str(error).strip().splitlines()[-1]) from None
+        if not structural_equal(call.ty, variable.ty):
+            raise _no_type(op, f"expected {_layout(variable.ty)}, TVM's own rule gives {_layout(call.ty)}")
+        self.builder.emit_normalized(relax.VarBinding(variable, call))
+
+    def _expression(self, op: Op, operands: list[Any]) -> Any:
+        names = [f"a{i}" for i in range(len(operands))]
+        return eval(relax_expression(op, names), {**self.scope, **dict(zip(names, operands, strict=True))})
+
+    def _variable(self, value: Value, where: str) -> Any:
+        from tvm import relax
+        from tvm.relax.distributed import DTensorType as RelaxDTensor
+        from tvm.relax.distributed import Placement as RelaxPlacement
+
+        tensor = relax.TensorType(value.dtensor.shape, value.dtensor.dtype)
+        placement = RelaxPlacement.from_text(_placements(value, where))
+        variable = relax.Var(value.name.replace(".", "_"), RelaxDTensor(tensor, self.mesh, placement))
+        self.values[value.name] = variable
+        return variable
+
+
+def _placements(value: Value, where: str) -> str:
+    """The layout of a value as Relax writes it: ``S[0], R``."""
+    placements = value.dtensor.placements
+    for placement in placements:
+        if problem := _inexpressible(placement):
+            raise PlacementError(f"R.DTensor cannot express {placement} of {value}: {problem}", where, _HINT)
+    dims = [p.dim for p in placements if isinstance(p, Shard)]
+    if len(set(dims)) < len(dims):
+        raise PlacementError(f"R.DTensor cannot split one dim of {value} along two mesh axes", where, _HINT)
+    return ", ".join(f"S[{p.dim}]" if isinstance(p, Shard) else "R" for p in placements)
+
+
+def _inexpressible(placement: Placement) -> str:
+    if isinstance(placement, Partial):
+        return "Relax has no pending sums"
+    if isinstance(placement, Shard) and placement.cut is not None:
+        if not placement.cut.is_block:
+            return "Relax splits a dim into contiguous blocks"
+        if len(set(placement.cut.local_sizes())) > 1:
+            return "Relax splits a dim into equal shards"
+    return ""
+
+
+def _layout(kind: Any) -> str:
+    return str(getattr(kind, "placement", kind)).strip('"')
+
+
+def _no_type(op: Op, reason: str) -> UnsupportedOpError:
+    return UnsupportedOpError(
+        f"TVM cannot type {op.results[0]}, the {op.name}, as R.DTensor: {reason}", op.location, _HINT
+    )
+
+
+_HINT = "the ranked stage has no such limits: to_relax writes one Relax function per distinct rank"

@@ -1,0 +1,106 @@
+"""What the op table's Relax expressions may name: the Relax ops, and what they lack."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from types import SimpleNamespace
+from typing import Any
+
+from distir_relax.kernels.resample import Part, rows_of
+from distir_relax.kernels.sampling import Adaptive, Pooling, Resizing, Sampling
+
+
+def relax_scope() -> dict[str, Any]:
+    """The Relax ops as ``R``, the runtime's `resample` written with them, and other compositions of theirs."""
+    from tvm import relax
+
+    ops = SimpleNamespace(**{name: getattr(relax.op, name) for name in dir(relax.op)}, const=relax.const)
+    resample = SimpleNamespace(
+        weigh=_weigh, maximum=_maximum, places=_places, Adaptive=Adaptive, Pooling=Pooling, Resizing=Resizing
+    )
+    return {"R": ops, "causal_mask": _causal_mask, "grouped_matmul": _grouped_matmul, "resample": resample}
+
+
+def _causal_mask(query: Any, key: Any) -> Any:
+    """A boolean (s, t): row i may look at columns 0 to i."""
+    from tvm import relax
+
+    rows, columns = relax.op.arange(int(query.ty.shape[2])), relax.op.arange(int(key.ty.shape[2]))
+    return relax.op.greater_equal(relax.op.expand_dims(rows, 1), relax.op.expand_dims(columns, 0))
+
+
+def _grouped_matmul(x: Any, weights: Any, starts: Any, ends: Any) -> Any:
+    """Each row times the matrix of its group; zero for a row of none."""
+    from tvm import relax
+
+    op = relax.op
+    rows = op.arange(0, int(x.ty.shape[0]), 1, str(starts.ty.dtype))
+    first, end = op.expand_dims(starts, 1), op.expand_dims(ends, 1)
+    mine = op.logical_and(op.greater_equal(rows, first), op.less(rows, end))
+    products = op.matmul(op.expand_dims(x, 0), weights)
+    zero = relax.const(0, str(x.ty.dtype))
+    return op.sum(op.where(op.expand_dims(mine, 2), products, zero), 0)
+
+
+def _weigh(x: Any, axis: int, sampling: Sampling, size: int, part: Part = ()) -> Any:
+    """As `distir_relax.kernels.resample.weigh`."""
+    from tvm import relax
+
+    op, dtype = relax.op, str(x.ty.dtype)
+    rows = rows_of(sampling, int(x.ty.shape[axis]), size, part, dtype == "float64")
+    opened = _opened(x, axis, rows.positions)
+    if rows.weights is None:
+        return _bound(op.squeeze(opened, [axis + 1]))
+    wide = dtype if dtype == "float64" else "float32"
+    weights = relax.const(rows.weights.reshape(*rows.weights.shape, *_ones(x, axis)), wide)
+    total = op.sum(op.multiply(opened if dtype == wide else op.astype(opened, wide), weights), axis + 1)
+    return _bound(total if dtype == wide else op.astype(total, dtype))
+
+
+def _maximum(x: Any, axis: int, sampling: Sampling, size: int, part: Part = ()) -> Any:
+    """As `distir_relax.kernels.resample.maximum`."""
+    from tvm import relax
+
+    rows = rows_of(sampling, int(x.ty.shape[axis]), size, part, False)
+    return _bound(relax.op.max(_opened(x, axis, rows.positions), axis + 1))
+
+
+def _places(
+    x: Any, samplings: Sequence[Sampling], sizes: Sequence[int], strides: Sequence[int], parts: Sequence[Part] = ()
+) -> Any:
+    """As `distir_relax.kernels.resample.places`."""
+    from tvm import relax
+
+    op = relax.op
+    place = _bound(op.zeros(x.ty.shape, "int64"))
+    for axis in reversed(range(2, len(x.ty.shape))):
+        part = parts[axis - 2] if parts else ()
+        rows = rows_of(samplings[axis - 2], int(x.ty.shape[axis]), sizes[axis - 2], part, False)
+        position = (rows.positions + (part[1] if part else 0)) * strides[axis - 2]
+        along = relax.const(position.reshape(*position.shape, *_ones(x, axis)), "int64")
+        opened = _opened(x, axis, rows.positions)
+        where = op.add(_opened(place, axis, rows.positions), along)
+        best = op.argmax(opened, axis + 1, keepdims=True)
+        place = _bound(op.squeeze(op.gather_elements(where, best, axis + 1), [axis + 1]))
+        x = _bound(op.max(opened, axis + 1))
+    return place
+
+
+def _opened(x: Any, axis: int, positions: Any) -> Any:
+    """`x` with dim `axis` made two: the elements of the result, and those that each is made from."""
+    from tvm import relax
+
+    shape = [int(n) for n in x.ty.shape]
+    taken = relax.op.take(x, relax.const(positions.reshape(-1), "int64"), axis)
+    return _bound(relax.op.reshape(taken, (*shape[:axis], *positions.shape, *shape[axis + 1 :])))
+
+
+def _bound(call: Any) -> Any:
+    """A variable of the function being built that stands for `call`, and has a type."""
+    from tvm import relax
+
+    return relax.BlockBuilder.current().emit(call)
+
+
+def _ones(x: Any, axis: int) -> tuple[int, ...]:
+    return (1,) * (len(x.ty.shape) - axis - 1)

@@ -1,0 +1,280 @@
+"""Emission to torch, function by function: what depends on weights alone is done once, the rest line by line."""
+
+from __future__ import annotations
+
+import json
+import keyword
+import re
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass, field
+
+from distir_relax.ir import Function, Op, Value, fresh_name
+from distir_relax.ops import Trait, lookup, torch_expression, torch_in_place
+
+# Values larger than this are let go after their last use; the line is not worth it for smaller ones.
+_LARGE = 1 << 20
+
+
+@dataclass(frozen=True, slots=True)
+class Callee:
+    """A function as its callers see it.
+
+    `name` and `prepare` are those of its Python functions (`prepare` is empty where it has none); `weights` leads from
+    the number of each input that comes with its weights to the name that it has there; `arguments` are the numbers of
+    the others.
+    """
+
+    name: str
+    prepare: str
+    weights: Mapping[int, str]
+    arguments: Sequence[int]
+
+
+@dataclass(slots=True)
+class TorchFunction:
+    """The text of one function. `stored` are those of its inputs that lie in its `weights`; `fixed` never change."""
+
+    function: Function
+    name: str
+    stored: Collection[str]
+    fixed: set[str]
+    callees: Mapping[str, Callee]
+    taken: set[str]
+    keys: dict[str, str] = field(default_factory=dict)
+    """The name of the weights of each call, by the name of its first result; calls with the same weights have one."""
+    names: dict[str, str] = field(default_factory=dict)
+    numbers: dict[str, str] = field(default_factory=dict)
+    packed: dict[str, str] = field(default_factory=dict)
+    """The op's packed weights, by the name of the op's result."""
+    prepare: str = ""
+    body: list[str] = field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        for item in self.function.inputs:
+            if item.value.name in self.stored:
+                self.names[item.value.name] = f"weights[{json.dumps(item.value.name)}]"
+            else:
+                self._name(item.value)
+        self.fixed = fixed_values(self.function, self.fixed)
+        self._name_weights()
+        self._choose_packed(self.fixed)
+        self.prepare = self._prepare(self.fixed)
+        self.body = self._body(self.fixed)
+
+    @property
+    def prepare_name(self) -> str:
+        """The name of the function that prepares its weights."""
+        return "prepare" if self.name == "main" else f"prepare_{self.name}"
+
+    def text(self) -> str:
+        """Its Python functions: the one that prepares its weights, if it needs one, and itself."""
+        arguments = [self.names[i.value.name] for i in self.function.inputs if i.value.name not in self.stored]
+        weights = ["weights"] if self.stored or self.name == "main" else []
+        outputs = [self.names[o.value.name] for o in self.function.outputs]
+        given = (
+            f"({', '.join(outputs)}{',' if len(outputs) == 1 else ''})" if self.name == "main" else ", ".join(outputs)
+        )
+        return (
+            self.prepare
+            + f"def {self.name}({', '.join(['comm', *weights, *arguments])}):\n"
+            + "".join(f"    {line}\n" for line in self.body)
+            + f"    return {given}\n"
+        )
+
+    def callee(self) -> Callee:
+        """The function as its callers see it."""
+        names = {number: item.value.name for number, item in enumerate(self.function.inputs)}
+        return Callee(
+            self.name,
+            self.prepare_name if self.prepare else "",
+            {number: name for number, name in names.items() if name in self.stored},
+            [number for number, name in names.items() if name not in self.stored],
+        )
+
+    def _prepare(self, fixed: set[str]) -> str:
+        """The function `prepare`, or nothing when every weight is used as it is."""
+        early = [op for op in self.function.ops if op.results[0].name in fixed and not self._is_number(op)]
+        late = [op for op in self.function.ops if op.results[0].name not in fixed]
+        self._note_numbers()
+        first = {self.keys[op.results[0].name]: op for op in reversed(late) if op.callee}
+        calls = [op for op in reversed(first.values()) if self.callees[op.callee].weights]
+        if not early and not self.packed and not calls:
+            return ""
+        used = {o.value.name for o in self.function.outputs}
+        for op in late:
+            gone = self._packed_operands(op) if not op.callee else self.callees[op.callee].weights
+            used.update(v.name for i, v in enumerate(op.operands) if i not in gone)
+        for op in early:
+            for value in op.results:
+                self.names[value.name] = f"weights[{json.dumps(value.name)}]"
+        lines = [line for op in early for line in self._lines(op)]
+        lines += dict.fromkeys(self._pack(op) for op in late if op.results[0].name in self.packed)
+        # The last call that takes a weight takes it out, so that what is packed lies in memory once.
+        last = {op.operands[i].name: (op.results[0], i) for op in calls for i in self.callees[op.callee].weights}
+        moved = {name: end for name, end in last.items() if name not in used and name in self.names}
+        lines += [line for op in calls for line in self._bundle(op, moved)]
+        weights = [i.value.name for i in self.function.inputs if i.value.name in self.stored]
+        made = [v.name for op in early for v in op.results]
+        lines += [f"del {self.names[name]}" for name in (*weights, *made) if name not in used and name not in moved]
+        return (
+            f"def {self.prepare_name}(weights):\n"
+            + "".join(f"    {line}\n" for line in lines)
+            + "    return weights\n\n\n"
+        )
+
+    def _name_weights(self) -> None:
+        """The weights of a call are named after its place in the model."""
+        function = self.function
+        taken = {i.value.name for i in function.inputs} | {v.name for op in function.ops for v in op.results}
+        known: dict[object, str] = {}
+        for op in function.ops:
+            if op.callee:
+                same = (op.callee, *(op.operands[i] for i in self.callees[op.callee].weights))
+                if same not in known:
+                    known[same] = fresh_name(op.location or op.callee, taken)
+                self.keys[op.results[0].name] = known[same]
+
+    def _bundle(self, op: Op, moved: Mapping[str, tuple[Value, int]]) -> list[str]:
+        """The weights of a call, under their names in the function.
+
+        Those of `moved` are taken out, by the call whose first result it says, as its operand of that number.
+        """
+        callee = self.callees[op.callee]
+        entries = []
+        for number, name in callee.weights.items():
+            operand = op.operands[number]
+            taken = moved.get(operand.name) == (op.results[0], number)
+            source = f"weights.pop({json.dumps(operand.name)})" if taken else self._use(operand)
+            entries.append(f"    {json.dumps(name)}: {source},")
+        begin, end = (f"{callee.prepare}({{", "})") if callee.prepare else ("{", "}")
+        return [f"weights[{json.dumps(self.keys[op.results[0].name])}] = {begin}", *entries, end]
+
+    def _body(self, fixed: set[str]) -> list[str]:
+        late = [op for op in self.function.ops if op.results[0].name not in fixed]
+        last = {v.name: number for number, op in enumerate(late) for v in op.operands}
+        kept = {o.value.name for o in self.function.outputs}
+        kept |= set(self.stored)
+        lines: list[str] = []
+        for number, op in enumerate(late):
+            gone = [
+                v
+                for v in dict.fromkeys(op.operands)
+                if last[v.name] == number and v.name not in fixed and v.name not in kept and v.tensor.bytes > _LARGE
+            ]
+            if op.callee:
+                lines.append(self._call(op, gone))
+                continue
+            lines += self._lines(op)
+            if gone:
+                lines.append(f"del {', '.join(self.names[v.name] for v in gone)}")
+        return lines
+
+    def _call(self, op: Op, gone: Sequence[Value]) -> str:
+        """The line of a call, to which the values that are `gone` after it are left."""
+        callee = self.callees[op.callee]
+        arguments = [f"weights[{json.dumps(self.keys[op.results[0].name])}]"] if callee.weights else []
+        left = set()
+        for number in callee.arguments:
+            value = op.operands[number]
+            name = self._use(value)
+            if value in gone and value not in left:
+                left.add(value)
+                name = f"moved({name}, {name} := None)"
+            arguments.append(name)
+        return self._line(op, f"{callee.name}({', '.join(['comm', *arguments])})")
+
+    def _lines(self, op: Op) -> list[str]:
+        entry = lookup(op.name, op.location)
+        literal = entry.code.numbers if any(v.name not in self.numbers for v in op.operands) else frozenset()
+        operands = [
+            self.numbers[v.name] if v.name in self.numbers and i in literal else self._use(v)
+            for i, v in enumerate(op.operands)
+        ]
+        form = entry.code.packed if op.results[0].name in self.packed else None
+        if form:
+            packed = f"weights[{json.dumps(self.packed[op.results[0].name])}]"
+            code = form.apply.format(*operands, packed=packed)
+        else:
+            code = torch_in_place(op, operands) or torch_expression(op, operands)
+        return [self._line(op, code)]
+
+    def _line(self, op: Op, code: str) -> str:
+        targets = ", ".join(self.names.get(v.name) or self._name(v) for v in op.results)
+        place = f"  # {op.location}" if op.location else ""
+        return f"{targets} = {code}{place}"
+
+    def _choose_packed(self, fixed: set[str]) -> None:
+        """Which ops use a packed form of their weights, and its name; see `Code.packed`."""
+        taken: dict[str, object] = {}
+        for op in self.function.ops:
+            form = lookup(op.name).code.packed
+            if (
+                form is None
+                or op.results[0].name in fixed
+                or not all(op.operands[i].name in fixed for i in form.weights)
+            ):
+                continue
+            if any(len(op.operands[i].tensor.shape) > 2 for i in form.weights):
+                continue
+            base = f"{op.operands[form.weights[0]].name}.packed"
+            same = (form, tuple(op.operands[i] for i in form.weights), _rows(op))
+            name, count = base, 1
+            while taken.setdefault(name, same) != same:
+                count += 1
+                name = f"{base}_{count}"
+            self.packed[op.results[0].name] = name
+
+    def _packed_operands(self, op: Op) -> tuple[int, ...]:
+        form = lookup(op.name).code.packed
+        return form.weights if form and op.results[0].name in self.packed else ()
+
+    def _pack(self, op: Op) -> str:
+        form = lookup(op.name).code.packed
+        assert form is not None
+        code = form.prepare.format(*(self.names.get(v.name, "") for v in op.operands), rows=_rows(op))
+        return f"weights[{json.dumps(self.packed[op.results[0].name])}] = {code}"
+
+    def _use(self, value: Value) -> str:
+        if value.name in self.numbers:
+            kind = value.tensor
+            return f"torch.tensor({self.numbers[value.name]}, dtype=torch.{kind.dtype})"
+        return self.names[value.name]
+
+    def _note_numbers(self) -> None:
+        for op in self.function.ops:
+            if self._is_number(op):
+                number = op.attrs["value"]
+                text = f'float("{number}")' if str(number) in ("inf", "-inf", "nan") else repr(number)
+                self.numbers[op.results[0].name] = f"({text})" if text.startswith("-") else text
+
+    def _is_number(self, op: Op) -> bool:
+        used = {o.value.name for o in self.function.outputs}
+        return Trait.SCALAR in lookup(op.name).traits and op.results[0].name not in used
+
+    def _name(self, value: Value) -> str:
+        """A Python identifier for a value, made from its name."""
+        base = re.sub(r"\W", "_", value.name)
+        if keyword.iskeyword(base) or not base.isidentifier():
+            base = f"v_{base}"
+        name, count = base, 1
+        while name in self.taken:
+            count += 1
+            name = f"{base}_{count}"
+        self.taken.add(name)
+        self.names[value.name] = name
+        return name
+
+
+def fixed_values(function: Function, fixed: set[str]) -> set[str]:
+    """The values that depend on inputs alone that are `fixed`, these included: what is computed once."""
+    found = set(fixed)
+    for op in function.ops:
+        late = op.callee or Trait.ON_COMMUNICATOR in lookup(op.name, op.location).traits
+        if not late and all(v.name in found for v in op.operands):
+            found.update(v.name for v in op.results)
+    return found
+
+
+def _rows(op: Op) -> int:
+    result = op.results[0].tensor
+    return result.elements // result.shape[-1] if result.elements else 0

@@ -1,0 +1,26 @@
+"""Ops that lay tensors out, and ops in which devices take part together.
+
+Global and sharded stages
+    ``annotate_sharding(x) {placements}``   the user's mark on a value; the value itself is unchanged
+    ``redistribute(x) {placements}``        the same global tensor in another layout
+
+Distributed and ranked stages, along a mesh axis of n devices (`sizes` lists a size for each index along it)::
+
+    all_reduce       [a]   [b]     =>  [a+b]  [a+b]
+    all_gather       [A]   [B]     =>  [A,B]  [A,B]
+    reduce_scatter   [a,b] [c,d]   =>  [a+c]  [b+d]
+    all_to_all       [A,B] [C,D]   =>  [A;C]  [B;D]
+    resplit          [A,B,C] [D]   =>  [A]    [B,C,D]  between two cuts of one dim: pieces[i][j] go from i to j
+    shard            [A,B] [A,B]   =>  [A]    [B]       no communication
+    shard_start                    =>  0      len(A)    the position of the first element
+    slices           [A,B,C]       =>  [A,C]            several stretches of one dim, in the order given
+    pad_tail         [A]           =>  [A,0]            local: fills a short shard up
+    trim_tail        [A,0]         =>  [A]              local: takes the filling off again
+
+Between devices (each device of the operand's set sends to the one at the same place in the result's set)::
+
+    send             [A]  .        =>  .    [A]         on its rank, `send` to a `peer`, or `recv` from one
+"""
+
+# A module enters its ops and their spellings in the table when it is imported.
+from distir_relax.ops.communication import collectives, layouts, shards, tails, transfers  # noqa: F401

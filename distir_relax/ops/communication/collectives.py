@@ -1,0 +1,112 @@
+"""Collectives: ops in which all devices along a mesh axis take part."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from distir_relax.ir import TensorType
+from distir_relax.layout import Collective
+from distir_relax.ops.table import (
+    Attrs,
+    Cost,
+    Semantics,
+    Trait,
+    Types,
+    define,
+    no_flops,
+    resized,
+    same_type,
+)
+
+define(
+    "all_reduce",
+    Semantics(
+        infer=same_type,
+        torch="comm.all_reduce({0}, {axis}, {op}, step={step})",
+        together=lambda parts, attrs: [_reduced(parts, attrs["op"]).clone() for _ in parts],
+    ),
+    cost=Cost(collective=Collective.ALL_REDUCE),
+    traits={Trait.ON_COMMUNICATOR, Trait.COMMUNICATES},
+)
+define(
+    "all_gather",
+    Semantics(
+        infer=lambda types, attrs: (resized(types[0], attrs["dim"], sum(attrs["sizes"])),),
+        torch="comm.all_gather({0}, {axis}, {dim}, {sizes}, step={step})",
+        together=lambda parts, attrs: [_joined(parts, attrs["dim"]) for _ in parts],
+    ),
+    cost=Cost(flops=no_flops, collective=Collective.ALL_GATHER),
+    traits={Trait.ON_COMMUNICATOR, Trait.COMMUNICATES},
+)
+
+
+def own_part(types: Types, attrs: Attrs) -> tuple[TensorType, ...]:
+    """The part of dim `dim` that a device keeps; raises ValueError unless `sizes` make up the dim."""
+    if types[0].shape[attrs["dim"]] != sum(attrs["sizes"]):
+        raise ValueError(f"sizes {attrs['sizes']} do not add up to dim {attrs['dim']} of {types[0].shape}")
+    return (resized(types[0], attrs["dim"], attrs["size"]),)
+
+
+define(
+    "reduce_scatter",
+    Semantics(
+        infer=own_part,
+        torch="comm.reduce_scatter({0}, {axis}, {dim}, {sizes}, {op}, step={step})",
+        together=lambda parts, attrs: list(_reduced(parts, attrs["op"]).split(attrs["sizes"], attrs["dim"])),
+        own=frozenset({"size"}),
+    ),
+    cost=Cost(collective=Collective.REDUCE_SCATTER),
+    traits={Trait.ON_COMMUNICATOR, Trait.COMMUNICATES},
+)
+
+
+define(
+    "all_to_all",
+    Semantics(
+        infer=lambda types, attrs: (
+            resized(
+                resized(types[0], attrs["split_dim"], attrs["size"]), attrs["concat_dim"], sum(attrs["concat_sizes"])
+            ),
+        ),
+        torch="comm.all_to_all({0}, {axis}, {split_dim}, {split_sizes}, {concat_dim}, {concat_sizes}, step={step})",
+        together=lambda parts, attrs: [
+            _joined([x.split(attrs["split_sizes"], attrs["split_dim"])[i] for x in parts], attrs["concat_dim"])
+            for i in range(len(parts))
+        ],
+        own=frozenset({"size"}),
+    ),
+    cost=Cost(flops=no_flops, collective=Collective.ALL_TO_ALL, pieces=lambda attrs, i: attrs["split_sizes"]),
+    traits={Trait.ON_COMMUNICATOR, Trait.COMMUNICATES},
+)
+define(
+    "resplit",
+    Semantics(
+        infer=lambda types, attrs: (resized(types[0], attrs["dim"], attrs["size"]),),
+        torch="comm.resplit({0}, {axis}, {dim}, {pieces}, step={step})",
+        together=lambda parts, attrs: [
+            _joined(
+                [x.split(row, attrs["dim"])[i] for x, row in zip(parts, attrs["pieces"], strict=True)], attrs["dim"]
+            )
+            for i in range(len(parts))
+        ],
+        own=frozenset({"size"}),
+    ),
+    cost=Cost(flops=no_flops, collective=Collective.ALL_TO_ALL, pieces=lambda attrs, i: attrs["pieces"][i]),
+    traits={Trait.ON_COMMUNICATOR, Trait.COMMUNICATES},
+)
+
+
+def _reduced(parts: Sequence[Any], op: str) -> Any:
+    import torch
+
+    stacked = torch.stack(list(parts))
+    if op == "sum":
+        return stacked.sum(0, dtype=stacked.dtype)
+    return stacked.mean(0) if op == "mean" else stacked.amax(0) if op == "max" else stacked.amin(0)
+
+
+def _joined(parts: Sequence[Any], dim: int) -> Any:
+    import torch
+
+    return torch.cat(list(parts), dim)

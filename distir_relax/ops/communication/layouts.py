@@ -1,0 +1,31 @@
+"""The same global tensor in another layout: the user's marks, and what moves data to follow them."""
+
+from __future__ import annotations
+
+from distir_relax.ops.table import (
+    FREE,
+    Attrs,
+    Rule,
+    Semantics,
+    Split,
+    Trait,
+    Types,
+    define,
+    operands,
+    parse_rule,
+    same_type,
+)
+
+
+def _identity_rule(types: Types, attrs: Attrs, results: Types) -> Rule:
+    return parse_rule("... -> ...", [types[0].shape], [results[0].shape])
+
+
+for _name, _trait in (("annotate_sharding", Trait.ANNOTATION), ("redistribute", Trait.REDISTRIBUTION)):
+    define(
+        _name,
+        Semantics(infer=same_type, torch="{0}", linear=(operands(0),)),
+        Split(_identity_rule),
+        cost=FREE,
+        traits={_trait},
+    )

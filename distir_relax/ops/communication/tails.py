@@ -1,0 +1,57 @@
+"""Short shards filled up to the largest, and the filling taken off again."""
+
+from __future__ import annotations
+
+from distir_relax.ops.table import FREE, Attrs, Code, Semantics, Trait, define, resized
+
+
+def _tail(attrs: Attrs, have: str) -> int:
+    return int(attrs["blocks"] * attrs[have])
+
+
+def _torch_pad(attrs: Attrs) -> str:
+    rank, dim, blocks, size = attrs["rank"], attrs["dim"], attrs["blocks"], attrs["size"]
+    widths = (0, 0) * (rank - 1 - dim) + (0, attrs["padded"] - size)
+    inner = "{0}" if blocks == 1 else f"{{0}}.unflatten({dim}, ({blocks}, {size}))"
+    padded = f"F.pad({inner}, {widths}, value={{value}})"
+    return padded if blocks == 1 else f"{padded}.flatten({dim}, {dim + 1})"
+
+
+def _torch_trim(attrs: Attrs) -> str:
+    dim, blocks = attrs["dim"], attrs["blocks"]
+    if blocks == 1:
+        return f"{{0}}[{':, ' * dim}:{attrs['size']}]"
+    narrowed = f"{{0}}.unflatten({dim}, ({blocks}, {attrs['padded']}))[{':, ' * (dim + 1)}:{attrs['size']}]"
+    return f"{narrowed}.flatten({dim}, {dim + 1})"
+
+
+def _relax_tail(attrs: Attrs, pad: bool) -> str:
+    shape, dim, blocks = tuple(attrs["shape"]), attrs["dim"], attrs["blocks"]
+    have, want = (attrs["size"], attrs["padded"]) if pad else (attrs["padded"], attrs["size"])
+    if pad and (blocks == 1 or have == 0):
+        # R.reshape takes a dim of 0 for "as it was", so a shard without elements is padded as it is.
+        widths = [0, 0] * dim + [0, blocks * (want - have)] + [0, 0] * (len(shape) - dim - 1)
+        return f'R.nn.pad({{0}}, {widths!r}, "constant", {{value}})'
+    opened = f"R.reshape({{0}}, {(*shape[:dim], blocks, have, *shape[dim + 1 :])!r})"
+    if pad:
+        widths = [0, 0] * (dim + 1) + [0, want - have] + [0, 0] * (len(shape) - dim - 1)
+        changed = f'R.nn.pad({opened}, {widths!r}, "constant", {{value}})'
+    else:
+        changed = f"R.strided_slice({opened}, ({dim + 1},), (0,), ({want},))"
+    return f"R.reshape({changed}, {(*shape[:dim], blocks * want, *shape[dim + 1 :])!r})"
+
+
+define(
+    "pad_tail",
+    Semantics(infer=lambda types, attrs: (resized(types[0], attrs["dim"], _tail(attrs, "padded")),), torch=_torch_pad),
+    cost=FREE,
+    code=Code(relax=lambda attrs: _relax_tail(attrs, pad=True)),
+    traits={Trait.TRIVIAL},
+)
+define(
+    "trim_tail",
+    Semantics(infer=lambda types, attrs: (resized(types[0], attrs["dim"], _tail(attrs, "size")),), torch=_torch_trim),
+    cost=FREE,
+    code=Code(relax=lambda attrs: _relax_tail(attrs, pad=False)),
+    traits={Trait.TRIVIAL},
+)

@@ -1,0 +1,162 @@
+"""Scaled dot-product attention, kept whole: it splits by batch and by heads, and by rows of the query."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+from distir_relax.ir import TensorType, Value
+from distir_relax.ops.table import (
+    Attrs,
+    Builder,
+    Code,
+    Cost,
+    OnnxOperands,
+    Rule,
+    Semantics,
+    Split,
+    Types,
+    aten,
+    define,
+    onnx,
+    operands,
+    parse_rule,
+    promote,
+    relax,
+    reshape_to,
+)
+
+
+def _infer(types: Types, attrs: Attrs) -> tuple[TensorType, ...]:
+    q, k, v = types[:3]
+    if len(q.shape) != 4 or q.shape[:2] != k.shape[:2] or k.shape[:3] != v.shape[:3] or q.shape[3] != k.shape[3]:
+        raise ValueError("expected query (b, h, s, d), key (b, h, t, d) and value (b, h, t, e)")
+    return (TensorType((*q.shape[:3], v.shape[3]), q.dtype),)
+
+
+def _rule(types: Types, attrs: Attrs, results: Types) -> Rule:
+    # A causal mask counts rows from the first, so the rows of a causal query stay together.
+    row = "[s]" if attrs["causal"] else "s"
+    text = f"b h {row} [d], b h [t] [d], b h [t] e"
+    if len(types) == 4:
+        text += ", " + " ".join(["b", "h", row, "[t]"][4 - len(types[3].shape) :])
+    return parse_rule(f"{text} -> b h {row} e", [t.shape for t in types], [results[0].shape])
+
+
+def _torch(attrs: Attrs) -> str:
+    mask = "attn_mask={3}, " if attrs["masked"] else ""
+    causal = "is_causal=True, " if attrs["causal"] else ""
+    return f"F.scaled_dot_product_attention({{0}}, {{1}}, {{2}}, {mask}{causal}scale={{scale}})"
+
+
+def _relax(attrs: Attrs) -> str:
+    scores = "R.multiply(R.matmul({0}, R.permute_dims({1}, (0, 1, 3, 2))), R.const({scale}, {dtype}))"
+    if attrs["causal"]:
+        scores = f"R.where(causal_mask({{0}}, {{1}}), {scores}, R.const(-1e30, {{dtype}}))"
+    if attrs["masked"]:
+        scores = (
+            f"R.where({{3}}, {scores}, R.const(-1e30, {{dtype}}))" if attrs["boolean"] else f"R.add({scores}, {{3}})"
+        )
+    return f"R.matmul(R.nn.softmax({scores}, 3), {{2}})"
+
+
+def _products(types: Types, attrs: Attrs, results: Types) -> tuple[int, int, int, int]:
+    """Scores, and values weighted by them: as one product over the widths of both."""
+    (b, h, s, d), (_, _, t, e) = types[0].shape, types[2].shape
+    return b * h, s, t, d + e
+
+
+define(
+    "nn.scaled_dot_product_attention",
+    Semantics(infer=_infer, torch=_torch, linear=(operands(2),)),
+    Split(_rule),
+    cost=Cost(flops=lambda types, attrs, results: 4.0 * results[0].elements * types[1].shape[2], product=_products),
+    code=Code(relax=_relax),
+)
+
+
+# ATen spellings
+
+
+@aten("scaled_dot_product_attention.default")
+def _attention(
+    g: Builder,
+    q: Any,
+    k: Value,
+    v: Any,
+    mask: Any = None,
+    dropout: float = 0.0,
+    causal: bool = False,
+    scale: float | None = None,
+    enable_gqa: bool = False,
+) -> Any:
+    if dropout:
+        raise NotImplementedError("attention dropout: put the model in eval mode")
+    if enable_gqa and k.tensor.shape[1] != q.tensor.shape[1]:
+        k, v = (_repeat_heads(g, x, q.tensor.shape[1] // k.tensor.shape[1]) for x in (k, v))
+    boolean = mask is not None and mask.tensor.dtype == "bool"
+    if mask is not None and not boolean:
+        mask = promote(g, mask, q)[0]
+    attrs = {
+        "scale": 1.0 / math.sqrt(q.tensor.shape[-1]) if scale is None else float(scale),
+        "causal": causal,
+        "masked": mask is not None,
+        "boolean": boolean,
+        "dtype": q.tensor.dtype,
+    }
+    return g.emit("nn.scaled_dot_product_attention", *[x for x in (q, k, v, mask) if x is not None], **attrs)
+
+
+def _repeat_heads(g: Builder, x: Value, times: int) -> Any:
+    b, h, s, d = x.tensor.shape
+    wide = g.emit("broadcast_to", reshape_to(g, x, (b, h, 1, s, d)), shape=(b, h, times, s, d))
+    return reshape_to(g, wide, (b, h * times, s, d))
+
+
+# Relax spellings
+
+
+@relax("relax.nn.attention", "relax.nn.attention_bias")
+def _relax_attention(g: Builder, args: Any, attrs: Attrs) -> Any:
+    """Relax has (batch, row, head, dim), and may start the causal mask at the bottom right."""
+    q, k, v = (g.emit("permute_dims", x, axes=(0, 2, 1, 3)) for x in args[:3])
+    if attrs["window_size"] is not None:
+        raise NotImplementedError("attention with a window")
+    causal = attrs["causal_mask"]
+    if causal == "BottomRight" and q.tensor.shape[2] != k.tensor.shape[2]:
+        raise NotImplementedError("a causal mask aligned at the bottom right of scores that are not square")
+    mask = args[3] if len(args) > 3 else None
+    y = _attention(g, q, k, v, mask, causal=causal is not None, scale=attrs["scale"])
+    return g.emit("permute_dims", y, axes=(0, 2, 1, 3))
+
+
+# ONNX spellings
+
+
+@onnx("Attention")
+def _onnx_attention(g: Builder, x: OnnxOperands, attrs: Attrs) -> Any:
+    """The 4-D form, (batch, head, row, dim), and the 3-D form with heads and dims in one."""
+    plain = {"q_num_heads", "kv_num_heads", "is_causal", "scale", "opset", "outputs"}
+    if any(x.has(i) for i in range(4, len(x))) or set(attrs) - plain or attrs["outputs"] > 1:
+        raise NotImplementedError("attention with a cache, or other than a softmax of the scores")
+    rows = x[0].tensor.shape[1]
+    flat = len(x[0].tensor.shape) == 3
+    parts = [x[i] for i in range(3)]
+    if flat:
+        heads = (attrs["q_num_heads"], attrs["kv_num_heads"], attrs["kv_num_heads"])
+        parts = [_heads(g, part, count) for part, count in zip(parts, heads, strict=True)]
+    if attrs.get("is_causal", 0) and (x.has(3) or parts[0].tensor.shape[2] != parts[1].tensor.shape[2]):
+        raise NotImplementedError("causal attention with a mask of its own, or of scores that are not square")
+    mask = x[3] if x.has(3) else None
+    scale = attrs.get("scale", 1 / math.sqrt(parts[0].tensor.shape[-1]))
+    arguments = (*parts, mask, 0.0, bool(attrs.get("is_causal", 0)), scale, True)
+    y = g.aten("scaled_dot_product_attention.default", *arguments)
+    if not flat:
+        return y
+    y = g.emit("permute_dims", y, axes=(0, 2, 1, 3))
+    return reshape_to(g, y, (y.tensor.shape[0], rows, y.tensor.shape[2] * y.tensor.shape[3]))
+
+
+def _heads(g: Builder, x: Value, count: int) -> Any:
+    b, s, width = x.tensor.shape
+    return g.emit("permute_dims", reshape_to(g, x, (b, s, count, width // count)), axes=(0, 2, 1, 3))

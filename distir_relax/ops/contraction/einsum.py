@@ -1,0 +1,81 @@
+"""Sums of products over named dims, written as matrix products."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import Any
+
+from distir_relax.ir import Value
+from distir_relax.ops.table import Attrs, Builder, OnnxOperands, aten, onnx, promote, relax, reshape_to
+
+# ATen spellings
+
+
+@aten("einsum.default")
+def _einsum(g: Builder, equation: str, tensors: list[Any], *, path: Any = None) -> Any:
+    """The operands are contracted two by two, from the left; letters in one operand alone are summed before."""
+    terms, right = _einsum_terms(equation, [len(t.tensor.shape) for t in tensors])
+    if any(len(set(t)) != len(t) for t in (*terms, right)):
+        raise NotImplementedError(f"einsum {equation!r}: a letter twice in one operand")
+    values = promote(g, *tensors)
+    for i, (term, value) in enumerate(zip(terms, values, strict=True)):
+        used = set(right).union(*(other for j, other in enumerate(terms) if j != i))
+        if alone := [d for d, letter in enumerate(term) if letter not in used]:
+            values[i] = g.emit("sum", value, axis=tuple(alone), keepdims=False)
+            terms[i] = "".join(letter for letter in term if letter in used)
+    (a, *rest), (x, *others) = terms, values
+    for i, (b, y) in enumerate(zip(rest, others, strict=True)):
+        needed = set(right).union(*rest[i + 1 :])
+        kept = "".join(dict.fromkeys(letter for letter in a + b if letter in needed))
+        x, a = _contract(g, a, b, kept, x, y), kept
+    return g.aten("permute.default", x, [a.index(c) for c in right])
+
+
+def _einsum_terms(equation: str, ranks: Sequence[int]) -> tuple[list[str], str]:
+    """The letters of each operand and of the result; an ellipsis becomes capital letters that the equation lacks."""
+    left, arrow, right = equation.replace(" ", "").partition("->")
+    terms = left.split(",")
+    spare = [letter for letter in "ZYXWVUTSRQPONMLKJIHGFEDCBA" if letter not in equation]
+    widths = [rank - len(term) + 3 for term, rank in zip(terms, ranks, strict=True) if "..." in term]
+    if len(set(widths)) > 1:
+        raise NotImplementedError(f"einsum {equation!r}: dims in ... that broadcast")
+    dots = "".join(spare[: widths[0]]) if widths else ""
+    terms = [term.replace("...", dots) for term in terms]
+    if not arrow:
+        letters = "".join(terms)
+        right = "..." + "".join(sorted(c for c in set(letters) - set(dots) if letters.count(c) == 1))
+    return terms, right.replace("...", dots)
+
+
+def _contract(g: Builder, a: str, b: str, right: str, x: Value, y: Value) -> Any:
+    """Two operands are brought to (shared, own, summed) and multiplied as matrices."""
+    batch = [c for c in a if c in b and c in right]
+    summed = [c for c in a if c in b and c not in right]
+    rows, columns = [c for c in a if c not in b], [c for c in b if c not in a]
+    size = dict(zip(a + b, (*x.tensor.shape, *y.tensor.shape), strict=True))
+    lead = tuple(size[c] for c in batch)
+    x = g.aten("permute.default", x, [a.index(c) for c in (*batch, *rows, *summed)])
+    y = g.aten("permute.default", y, [b.index(c) for c in (*batch, *summed, *columns)])
+    row_count, sum_count, column_count = (math.prod(size[c] for c in group) for group in (rows, summed, columns))
+    x = reshape_to(g, x, (*lead, row_count, sum_count))
+    y = reshape_to(g, y, (*lead, sum_count, column_count))
+    z = reshape_to(g, g.emit("matmul", x, y), tuple(size[c] for c in (*batch, *rows, *columns)))
+    order = [*batch, *rows, *columns]
+    return g.aten("permute.default", z, [order.index(c) for c in right])
+
+
+# Relax spellings
+
+
+@relax("relax.einsum")
+def _relax_einsum(g: Builder, args: Any, attrs: Attrs) -> Any:
+    return g.aten("einsum.default", attrs["subscripts"], args[0])
+
+
+# ONNX spellings
+
+
+@onnx("Einsum")
+def _onnx_einsum(g: Builder, x: OnnxOperands, attrs: Attrs) -> Any:
+    return g.aten("einsum.default", attrs["equation"], [x[i] for i in range(len(x))])

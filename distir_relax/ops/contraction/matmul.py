@@ -1,0 +1,189 @@
+"""Products that sum over a shared dim: matmul and linear. Both are linear in each operand, the other held fixed."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+from distir_relax.ir import TensorType, Value
+from distir_relax.ops.table import (
+    Attrs,
+    Builder,
+    Code,
+    Cost,
+    OnnxOperands,
+    Packed,
+    Semantics,
+    Split,
+    Types,
+    aten,
+    broadcast_shape,
+    define,
+    onnx,
+    operands,
+    promote,
+    relax,
+    reshape_to,
+)
+
+
+def _flops(types: Types, attrs: Attrs, results: Types) -> float:
+    return 2.0 * results[0].elements * types[0].shape[-1]
+
+
+def _product(types: Types, attrs: Attrs, results: Types) -> tuple[int, int, int, int]:
+    inner, columns = types[0].shape[-1], results[0].shape[-1]
+    if len(types[1].shape) == 2:
+        return 1, results[0].elements // columns if columns else 0, columns, inner
+    return math.prod(results[0].shape[:-2]), results[0].shape[-2], columns, inner
+
+
+def _infer_matmul(types: Types, attrs: Attrs) -> tuple[TensorType, ...]:
+    a, b = types
+    if len(a.shape) < 2 or len(b.shape) < 2 or a.shape[-1] != b.shape[-2] or a.dtype != b.dtype:
+        raise ValueError("the last dim of the first operand meets the second last of the second")
+    batch = broadcast_shape([TensorType(a.shape[:-2], a.dtype), TensorType(b.shape[:-2], b.dtype)])
+    return (TensorType((*batch, a.shape[-2], b.shape[-1]), a.dtype),)
+
+
+define(
+    "matmul",
+    Semantics(infer=_infer_matmul, torch="torch.matmul({0}, {1})", linear=(operands(0), operands(1))),
+    Split("... m k, ... k n -> ... m n"),
+    cost=Cost(flops=_flops, product=_product),
+    code=Code(packed=Packed((1,), "pack_linear({1}.t(), rows={rows})", "{packed}({0})"), relax="R.matmul({0}, {1})"),
+)
+
+
+def _infer_linear(types: Types, attrs: Attrs) -> tuple[TensorType, ...]:
+    x, w = types[:2]
+    if len(w.shape) != 2 or x.shape[-1] != w.shape[1] or x.dtype != w.dtype:
+        raise ValueError("the last dim of the input meets the last dim of the weight")
+    return (TensorType((*x.shape[:-1], w.shape[0]), x.dtype),)
+
+
+define(
+    "linear",
+    Semantics(infer=_infer_linear, torch="F.linear({0}, {1})", linear=(operands(0), operands(1))),
+    Split("... k, n k -> ... n"),
+    cost=Cost(flops=_flops, product=_product),
+    code=Code(
+        packed=Packed((1,), "pack_linear({1}, rows={rows})", "{packed}({0})"),
+        relax="R.matmul({0}, R.permute_dims({1}))",
+    ),
+)
+
+
+def _infer_biased(infer: Any) -> Any:
+    def infer_biased(types: Types, attrs: Attrs) -> tuple[TensorType, ...]:
+        (result,) = infer(types[:2], attrs)
+        if types[2] != TensorType(result.shape[-1:], result.dtype):
+            raise ValueError(f"a bias {types[2]} for a result {result}")
+        return (result,)
+
+    return infer_biased
+
+
+# A product with its bias added: made by the local fusion of a rank's program, where nothing is split any more.
+# Their rules keep the summed dim whole, since each device would add the bias to its own partial sum.
+define(
+    "linear_bias",
+    Semantics(infer=_infer_biased(_infer_linear), torch="F.linear({0}, {1}, {2})"),
+    Split("... [k], n [k], n -> ... n"),
+    cost=Cost(flops=_flops, product=_product),
+    code=Code(
+        relax="R.add(R.matmul({0}, R.permute_dims({1})), {2})",
+        pattern="add(linear(0, 1), 2)",
+        packed=Packed((1, 2), "pack_linear({1}, {2}, rows={rows})", "{packed}({0})"),
+    ),
+)
+define(
+    "matmul_bias",
+    Semantics(infer=_infer_biased(_infer_matmul), torch="torch.matmul({0}, {1}) + {2}"),
+    Split("... m [k], [k] n, n -> ... m n"),
+    cost=Cost(flops=_flops, product=_product),
+    code=Code(
+        relax="R.add(R.matmul({0}, {1}), {2})",
+        pattern="add(matmul(0, 1), 2)",
+        packed=Packed((1, 2), "pack_linear({1}.t(), {2}, rows={rows})", "{packed}({0})"),
+    ),
+)
+
+
+# ATen spellings
+
+
+@aten("linear.default")
+def _linear(g: Builder, x: Value, weight: Value, bias: Value | None = None) -> Any:
+    y = g.emit("linear", x, weight)
+    # The bias is an op of its own: where the summed dim is split it must be added once, after the reduction.
+    return y if bias is None else g.emit("add", y, bias)
+
+
+@aten("addmm.default")
+def _addmm(g: Builder, bias: Any, a: Value, b: Value, beta: float = 1, alpha: float = 1) -> Any:
+    y = g.emit("matmul", a, b)
+    if alpha != 1:
+        y = g.emit("multiply", y, g.constant(alpha, y.tensor.dtype))
+    if beta != 1:
+        bias = g.emit("multiply", bias, g.constant(beta, bias.tensor.dtype))
+    return g.emit("add", *promote(g, y, bias))
+
+
+@aten("mm.default", "bmm.default", "matmul.default")
+def _matmul(g: Builder, a: Value, b: Value) -> Any:
+    left, right = a, b
+    if len(a.tensor.shape) == 1:
+        left = reshape_to(g, a, (1, *a.tensor.shape))
+    if len(b.tensor.shape) == 1:
+        right = reshape_to(g, b, (*b.tensor.shape, 1))
+    y = g.emit("matmul", left, right)
+    shape = y.tensor.shape
+    if len(a.tensor.shape) == 1:
+        shape = (*shape[:-2], shape[-1])
+    if len(b.tensor.shape) == 1:
+        shape = shape[:-1]
+    return reshape_to(g, y, shape)
+
+
+@aten("baddbmm.default")
+def _baddbmm(g: Builder, bias: Any, a: Value, b: Value, beta: float = 1, alpha: float = 1) -> Any:
+    return _addmm(g, bias, a, b, beta, alpha)
+
+
+@aten("mv.default", "dot.default")
+def _dot(g: Builder, a: Value, b: Value) -> Any:
+    return g.aten("matmul.default", a, b)
+
+
+# Relax spellings
+
+
+@relax("relax.matmul")
+def _relax_matmul(g: Builder, args: Any, attrs: Attrs) -> Any:
+    if attrs["out_dtype"] not in (None, "", "void", args[0].tensor.dtype):
+        raise NotImplementedError(f"a product of {args[0].tensor.dtype} in {attrs['out_dtype']}")
+    return _matmul(g, *args)
+
+
+# ONNX spellings
+
+
+@onnx("MatMul")
+def _onnx_matmul(g: Builder, x: OnnxOperands, attrs: Attrs) -> Any:
+    return _matmul(g, x[0], x[1])
+
+
+@onnx("Gemm")
+def _onnx_gemm(g: Builder, x: OnnxOperands, attrs: Attrs) -> Any:
+    a, b = x[0], x[1]
+    if attrs.get("transA", 0):
+        a = g.emit("permute_dims", a, axes=(1, 0))
+    y = g.emit("linear" if attrs.get("transB", 0) else "matmul", a, b)
+    alpha, beta = attrs.get("alpha", 1.0), attrs.get("beta", 1.0)
+    if alpha != 1:
+        y = g.emit("multiply", y, g.constant(alpha, y.tensor.dtype))
+    if not x.has(2) or beta == 0:
+        return y
+    bias = x[2] if beta == 1 else g.emit("multiply", x[2], g.constant(beta, y.tensor.dtype))
+    return g.emit("add", y, bias)

@@ -1,0 +1,20 @@
+"""A scalar whose number the program names."""
+
+from __future__ import annotations
+
+from distir_relax.ir import TensorType
+from distir_relax.ops.table import FREE, Attrs, Code, Rule, Semantics, Split, Trait, Types, define
+
+
+def _infer_constant(types: Types, attrs: Attrs) -> tuple[TensorType, ...]:
+    return (TensorType((), attrs["dtype"]),)
+
+
+define(
+    "constant",
+    Semantics(infer=_infer_constant, torch="torch.tensor({value}, dtype=torch.{dtype!s})"),
+    Split(lambda types, attrs, results: Rule((), (), ((),))),
+    cost=FREE,
+    code=Code(relax="R.const({value}, {dtype})"),
+    traits={Trait.POINTWISE, Trait.SCALAR},
+)

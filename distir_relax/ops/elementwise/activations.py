@@ -1,0 +1,168 @@
+"""Activations: entries for those that torch and Relax have whole, the others written out."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from distir_relax.ir import Value
+from distir_relax.ops.elementwise.pointwise import aten_unary, define_unary, onnx_as_aten, onnx_pointwise
+from distir_relax.ops.table import Attrs, Builder, OnnxOperands, aten, like, onnx, relax, reshape_to
+
+define_unary("nn.relu", "F.relu({0})")
+define_unary("nn.gelu", "F.gelu({0})", flops=lambda types, attrs, results: 12.0 * results[0].elements)
+define_unary(
+    "nn.gelu_tanh",
+    'F.gelu({0}, approximate="tanh")',
+    flops=lambda types, attrs, results: 12.0 * results[0].elements,
+    # As models spell it out: 0.5 x (1 + tanh(sqrt(2 / pi) (x + 0.044715 x^3))).
+    pattern="multiply(multiply(0, 0.5), add(tanh(multiply("
+    "add(0, multiply(power(0, 3.0), 0.044715)), 0.7978845608028654)), 1.0))",
+)
+define_unary("nn.silu", "F.silu({0})", flops=lambda types, attrs, results: 10.0 * results[0].elements)
+
+
+# ATen spellings
+
+aten_unary("nn.relu", "relu.default", "relu_.default")
+aten_unary("nn.silu", "silu.default", "silu_.default")
+
+
+@aten("gelu.default")
+def _gelu(g: Builder, x: Value, approximate: str = "none") -> Any:
+    return g.emit("nn.gelu_tanh" if approximate == "tanh" else "nn.gelu", x)
+
+
+@aten("relu6.default", "relu6_.default")
+def _relu6(g: Builder, x: Value) -> Any:
+    return g.aten("clamp.default", x, 0.0, 6.0)
+
+
+@aten("hardtanh.default", "hardtanh_.default")
+def _hardtanh(g: Builder, x: Value, low: float = -1.0, high: float = 1.0) -> Any:
+    return g.aten("clamp.default", x, low, high)
+
+
+@aten("leaky_relu.default", "leaky_relu_.default")
+def _leaky_relu(g: Builder, x: Value, slope: float = 0.01) -> Any:
+    zero, factor = g.constant(0, x.tensor.dtype), g.constant(slope, x.tensor.dtype)
+    return g.emit("where", g.emit("greater", x, zero), x, g.emit("multiply", x, factor))
+
+
+@aten("elu.default", "elu_.default")
+def _elu(g: Builder, x: Value, alpha: float = 1.0, scale: float = 1.0, input_scale: float = 1.0) -> Any:
+    if scale != 1 or input_scale != 1:
+        raise NotImplementedError("elu with a scale")
+    zero, one, factor = (g.constant(n, x.tensor.dtype) for n in (0, 1, alpha))
+    negative = g.emit("subtract", g.emit("exp", g.emit("minimum", x, zero)), one)
+    return g.emit("where", g.emit("greater", x, zero), x, g.emit("multiply", negative, factor))
+
+
+@aten("softplus.default")
+def _softplus(g: Builder, x: Value, beta: float = 1.0, threshold: float = 20.0) -> Any:
+    dtype = x.tensor.dtype
+    scaled = x if beta == 1 else g.emit("multiply", x, g.constant(beta, dtype))
+    # Capped, so that the branch that is not taken stays finite.
+    capped = g.emit("minimum", scaled, g.constant(threshold, dtype))
+    soft = g.emit("log", g.emit("add", g.emit("exp", capped), g.constant(1, dtype)))
+    soft = soft if beta == 1 else g.emit("divide", soft, g.constant(beta, dtype))
+    return g.emit("where", g.emit("greater", scaled, g.constant(threshold, dtype)), x, soft)
+
+
+@aten("hardsigmoid.default", "hardsigmoid_.default")
+def _hardsigmoid(g: Builder, x: Value) -> Any:
+    three, sixth = g.constant(3, x.tensor.dtype), g.constant(1 / 6, x.tensor.dtype)
+    return g.emit("multiply", _relu6(g, g.emit("add", x, three)), sixth)
+
+
+@aten("hardswish.default", "hardswish_.default")
+def _hardswish(g: Builder, x: Value) -> Any:
+    return g.emit("multiply", x, _hardsigmoid(g, x))
+
+
+@aten("glu.default")
+def _glu(g: Builder, x: Value, dim: int = -1) -> Any:
+    axis = dim % len(x.tensor.shape)
+    half = x.tensor.shape[axis] // 2
+    a, b = g.emit("split", x, sizes=(half, half), axis=axis)
+    return g.emit("multiply", a, g.emit("sigmoid", b))
+
+
+@aten("mish.default")
+def _mish(g: Builder, x: Value) -> Any:
+    return g.emit("multiply", x, g.emit("tanh", g.aten("softplus.default", x)))
+
+
+@aten("selu.default")
+def _selu(g: Builder, x: Value) -> Any:
+    """With the constants of Klambauer et al., Self-Normalizing Neural Networks, 2017."""
+    alpha, scale = 1.6732632423543772, 1.0507009873554805
+    return g.emit("multiply", g.aten("elu.default", x, alpha), like(g, x, scale))
+
+
+@aten("celu.default")
+def _celu(g: Builder, x: Value, alpha: float = 1.0) -> Any:
+    scaled = g.emit("divide", x, like(g, x, alpha))
+    return g.emit("multiply", g.aten("elu.default", scaled), like(g, x, alpha))
+
+
+@aten("log_sigmoid.default")
+def _log_sigmoid(g: Builder, x: Value) -> Any:
+    """``min(x, 0) - log(1 + exp(-|x|))``, in which no exponential overflows."""
+    tail = g.emit("exp", g.emit("negative", g.emit("abs", x)))
+    return g.emit("subtract", g.emit("minimum", x, like(g, x, 0)), g.aten("log1p.default", tail))
+
+
+@aten("prelu.default")
+def _prelu(g: Builder, x: Value, slope: Value) -> Any:
+    wide = [1] * len(x.tensor.shape)
+    if slope.tensor.elements > 1:
+        wide[1] = slope.tensor.elements
+    below = g.emit("multiply", x, reshape_to(g, slope, tuple(wide)))
+    return g.emit("where", g.emit("greater", x, like(g, x, 0)), x, below)
+
+
+@aten("threshold.default")
+def _threshold(g: Builder, x: Value, limit: float, value: float) -> Any:
+    return g.emit("where", g.emit("greater", x, like(g, x, limit)), x, like(g, x, value))
+
+
+# Relax spellings
+
+
+@relax("relax.nn.leakyrelu")
+def _relax_leaky_relu(g: Builder, args: Any, attrs: Attrs) -> Any:
+    return g.aten("leaky_relu.default", args[0], attrs["alpha"])
+
+
+# ONNX spellings
+
+onnx_pointwise("Relu", "nn.relu")
+onnx_as_aten("LeakyRelu", "leaky_relu.default", ("alpha", 0.01))
+onnx_as_aten("Elu", "elu.default", ("alpha", 1.0))
+onnx_as_aten("Softplus", "softplus.default")
+onnx_as_aten("HardSwish", "hardswish.default")
+
+
+@onnx("HardSigmoid")
+def _onnx_hard_sigmoid(g: Builder, x: OnnxOperands, attrs: Attrs) -> Any:
+    alpha, beta = (g.constant(attrs.get(k, n), x[0].tensor.dtype) for k, n in (("alpha", 0.2), ("beta", 0.5)))
+    return g.emit("clip", g.emit("add", g.emit("multiply", x[0], alpha), beta), min=0.0, max=1.0)
+
+
+@onnx("PRelu")
+def _onnx_prelu(g: Builder, x: OnnxOperands, attrs: Attrs) -> Any:
+    y, slope = x.pointwise()
+    return g.emit("where", g.emit("less", y, g.constant(0, y.tensor.dtype)), g.emit("multiply", y, slope), y)
+
+
+@onnx("Swish")
+def _onnx_swish(g: Builder, x: OnnxOperands, attrs: Attrs) -> Any:
+    alpha = attrs.get("alpha", 1.0)
+    if alpha == 1:
+        return g.emit("nn.silu", x[0])
+    return g.emit("multiply", x[0], g.emit("sigmoid", g.emit("multiply", x[0], g.constant(alpha, x[0].tensor.dtype))))
+
+
+@onnx("Gelu")
+def _onnx_gelu(g: Builder, x: OnnxOperands, attrs: Attrs) -> Any:
+    return _gelu(g, x[0], attrs.get("approximate", "none"))

@@ -1,0 +1,188 @@
+"""Sums, products, quotients, remainders and powers; the larger and the smaller of two; limits."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+from distir_relax.ir import Value
+from distir_relax.layout import DTYPES
+from distir_relax.ops.elementwise.pointwise import (
+    aten_binary,
+    define_binary,
+    define_unary,
+    onnx_as_aten,
+    onnx_folded,
+    onnx_pointwise,
+)
+from distir_relax.ops.table import Attrs, Builder, OnnxOperands, aten, cast, onnx, operands, promote, relax
+
+define_binary("add", "{0} + {1}", operands(0, 1), commutative=True)
+define_binary("subtract", "{0} - {1}", operands(0, 1))
+define_binary("multiply", "{0} * {1}", operands(0), operands(1), commutative=True)
+define_binary("divide", "{0} / {1}", operands(0))
+define_binary("floor_divide", "{0} // {1}")
+define_binary("mod", "{0} % {1}", relax="R.floor_mod({0}, {1})")
+define_binary("power", "{0} ** {1}")
+define_binary("maximum", "torch.maximum({0}, {1})")
+define_binary("minimum", "torch.minimum({0}, {1})")
+define_unary("clip", "torch.clamp({0}, {min}, {max})", "R.clip({0}, {min}, {max})")
+
+
+# ATen spellings
+
+aten_binary("multiply", "mul.Tensor", "mul.Scalar", "mul_.Tensor", "mul_.Scalar")
+aten_binary("divide", "div.Tensor", "div.Scalar", "div_.Tensor", "div_.Scalar", "true_divide.Tensor", floating=True)
+aten_binary("power", "pow.Tensor_Tensor", "pow.Scalar")
+aten_binary("maximum", "maximum.default", "max.other")
+aten_binary("minimum", "minimum.default", "min.other")
+aten_binary("mod", "remainder.Tensor", "remainder.Scalar")
+aten_binary("floor_divide", "floor_divide.default")
+
+
+@aten("add.Tensor", "add.Scalar", "add_.Tensor", "add_.Scalar")
+def _add(g: Builder, a: Any, b: Any, alpha: float = 1) -> Any:
+    return g.emit("add", *_scaled(g, a, b, alpha))
+
+
+@aten("sub.Tensor", "sub.Scalar", "sub_.Tensor", "sub_.Scalar")
+def _sub(g: Builder, a: Any, b: Any, alpha: float = 1) -> Any:
+    return g.emit("subtract", *_scaled(g, a, b, alpha))
+
+
+@aten("rsub.Scalar", "rsub.Tensor")
+def _rsub(g: Builder, a: Any, b: Any, alpha: float = 1) -> Any:
+    return g.emit("subtract", *_scaled(g, b, a, alpha))
+
+
+def _scaled(g: Builder, a: Any, b: Any, alpha: float) -> list[Any]:
+    a, b = promote(g, a, b)
+    if alpha != 1:
+        b = g.emit("multiply", b, g.constant(alpha, b.tensor.dtype))
+    return [a, b]
+
+
+@aten("pow.Tensor_Scalar")
+def _pow(g: Builder, x: Any, exponent: float) -> Any:
+    if exponent == 2:
+        return g.emit("square", x)
+    return g.emit("power", *promote(g, x, exponent))
+
+
+@aten("reciprocal.default")
+def _reciprocal(g: Builder, x: Any) -> Any:
+    return g.emit("divide", *promote(g, 1, x, floating=True))
+
+
+@aten("addcmul.default")
+def _addcmul(g: Builder, x: Value, a: Any, b: Any, *, value: float = 1) -> Any:
+    product = g.emit("multiply", *promote(g, a, b))
+    return g.aten("add.Tensor", x, product, alpha=value)
+
+
+@aten("div.Tensor_mode")
+def _div_mode(g: Builder, a: Any, b: Any, *, rounding_mode: str | None = None) -> Any:
+    if rounding_mode is None:
+        return g.aten("div.Tensor", a, b)
+    if rounding_mode == "floor":
+        return g.emit("floor_divide", *promote(g, a, b))
+    raise NotImplementedError(f"division rounded by {rounding_mode!r}")
+
+
+@aten("lerp.Scalar", "lerp.Tensor")
+def _lerp(g: Builder, a: Any, b: Any, share: Any) -> Any:
+    way = g.emit("subtract", *promote(g, b, a))
+    return g.emit("add", *promote(g, a, g.emit("multiply", *promote(g, way, share))))
+
+
+@aten("clamp.default", "clamp_.default")
+def _clamp(g: Builder, x: Value, low: float | None = None, high: float | None = None) -> Any:
+    bits = 8 * DTYPES[x.tensor.dtype][1]
+    least, most = (0, 2**bits - 1) if x.tensor.dtype == "uint8" else (-(2 ** (bits - 1)), 2 ** (bits - 1) - 1)
+    lowest, highest = (-math.inf, math.inf) if "float" in x.tensor.dtype else (least, most)
+    return g.emit("clip", x, min=lowest if low is None else low, max=highest if high is None else high)
+
+
+@aten("clamp_min.default", "clamp_min_.default")
+def _clamp_min(g: Builder, x: Value, low: float) -> Any:
+    return g.aten("clamp.default", x, low, None)
+
+
+@aten("clamp_max.default", "clamp_max_.default")
+def _clamp_max(g: Builder, x: Value, high: float) -> Any:
+    return g.aten("clamp.default", x, None, high)
+
+
+@aten("clamp.Tensor")
+def _clamp_tensor(g: Builder, x: Any, low: Any = None, high: Any = None) -> Any:
+    if low is not None:
+        x = g.emit("maximum", *promote(g, x, low))
+    return x if high is None else g.emit("minimum", *promote(g, x, high))
+
+
+# Relax spellings
+
+
+@relax("relax.clip")
+def _relax_clip(g: Builder, args: Any, attrs: Attrs) -> Any:
+    kind = float if "float" in args[0].tensor.dtype else int
+    return g.emit("clip", args[0], min=kind(args[1]), max=kind(args[2]))
+
+
+@relax("relax.floor_mod")
+def _relax_floor_mod(g: Builder, args: Any, attrs: Attrs) -> Any:
+    return g.emit("mod", *args)
+
+
+@relax("relax.mod")
+def _relax_mod(g: Builder, args: Any, attrs: Attrs) -> Any:
+    raise NotImplementedError("a remainder with the sign of the dividend; relax.floor_mod has that of the divisor")
+
+
+# ONNX spellings
+
+for _onnx, _name in {"Sub": "subtract", "Mul": "multiply", "Add": "add"}.items():
+    onnx_pointwise(_onnx, _name)
+for _onnx, _name in {"Max": "maximum", "Min": "minimum", "Sum": "add"}.items():
+    onnx_folded(_onnx, _name)
+onnx_as_aten("Reciprocal", "reciprocal.default")
+
+
+@onnx("Div")
+def _onnx_div(g: Builder, x: OnnxOperands, attrs: Attrs) -> Any:
+    a, b = x.pointwise()
+    if "float" in a.tensor.dtype:
+        return g.emit("divide", a, b)
+    # ONNX divides integers towards zero, floor_divide downwards: they agree where both are positive.
+    sign = g.emit("multiply", g.emit("sign", a), g.emit("sign", b))
+    return g.emit("multiply", sign, g.emit("floor_divide", g.emit("abs", a), g.emit("abs", b)))
+
+
+@onnx("Pow")
+def _onnx_pow(g: Builder, x: OnnxOperands, attrs: Attrs) -> Any:
+    a, b = x.pointwise()
+    if x.known_numbers(1) == [2]:
+        return g.emit("square", a)
+    return g.emit("power", a, cast(g, b, a.tensor.dtype))
+
+
+@onnx("Mod")
+def _onnx_mod(g: Builder, x: OnnxOperands, attrs: Attrs) -> Any:
+    a, b = x.pointwise()
+    if not attrs.get("fmod", 0):
+        return g.emit("mod", a, b)
+    # The remainder of fmod has the sign of the dividend.
+    return g.emit("multiply", g.emit("sign", a), g.emit("mod", g.emit("abs", a), g.emit("abs", b)))
+
+
+@onnx("Mean")
+def _onnx_mean(g: Builder, x: OnnxOperands, attrs: Attrs) -> Any:
+    total, *rest = x.pointwise()
+    for item in rest:
+        total = g.emit("add", total, item)
+    return g.emit("multiply", total, g.constant(1 / len(x), total.tensor.dtype))
+
+
+@onnx("Clip")
+def _onnx_clip(g: Builder, x: OnnxOperands, attrs: Attrs) -> Any:
+    return _clamp(g, x[0], x.number(1, attrs.get("min")), x.number(2, attrs.get("max")))

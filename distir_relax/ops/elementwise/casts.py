@@ -1,0 +1,88 @@
+"""Casts between dtypes, and quantised weights made floats."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from distir_relax.ir import TensorType, Value
+from distir_relax.ops.elementwise.pointwise import pointwise_rule
+from distir_relax.ops.table import (
+    Attrs,
+    Builder,
+    Code,
+    OnnxOperands,
+    Semantics,
+    Split,
+    Trait,
+    Types,
+    aten,
+    axis_of,
+    cast,
+    define,
+    dtype_name,
+    onnx,
+    relax,
+    reshape_to,
+)
+
+
+def _infer_astype(types: Types, attrs: Attrs) -> tuple[TensorType, ...]:
+    return (TensorType(types[0].shape, attrs["dtype"]),)
+
+
+define(
+    "astype",
+    Semantics(infer=_infer_astype, torch="{0}.to(torch.{dtype!s})"),
+    Split(pointwise_rule),
+    code=Code(relax="R.astype({0}, {dtype})"),
+    traits={Trait.POINTWISE},
+)
+
+
+# ATen spellings
+
+
+@aten("to.device")
+def _to_device(g: Builder, x: Value, device: Any, dtype: Any, *options: Any, **more: Any) -> Any:
+    return _to(g, x, dtype)
+
+
+@aten("to.dtype", "to.dtype_layout", "_to_copy.default", "type_as.default", "to.other")
+def _to(g: Builder, x: Value, dtype: Any = None, *options: Any, **more: Any) -> Any:
+    if isinstance(dtype, Value):
+        return cast(g, x, dtype.tensor.dtype)
+    return x if dtype is None else cast(g, x, dtype_name(dtype))
+
+
+# Relax spellings
+
+
+@relax("relax.astype")
+def _relax_astype(g: Builder, args: Any, attrs: Attrs) -> Any:
+    return cast(g, args[0], attrs["dtype"])
+
+
+# ONNX spellings
+
+
+@onnx("Cast", "CastLike")
+def _onnx_cast(g: Builder, x: OnnxOperands, attrs: Attrs) -> Any:
+    return cast(g, x[0], attrs["to"] if "to" in attrs else x[1].tensor.dtype)
+
+
+@onnx("DequantizeLinear")
+def _onnx_dequantize(g: Builder, x: OnnxOperands, attrs: Attrs) -> Any:
+    if attrs.get("block_size", 0):
+        raise NotImplementedError("scales of blocks")
+    scale = x[1]
+    rank, axis = len(x[0].tensor.shape), attrs.get("axis", 1)
+    sides = [cast(g, x[0], scale.tensor.dtype)]
+    for i in (1, 2):
+        if x.has(i):
+            side = cast(g, x[i], scale.tensor.dtype)
+            wide = [1] * rank
+            if side.tensor.elements > 1:
+                wide[axis_of(axis, rank)] = side.tensor.elements
+            sides.append(reshape_to(g, side, tuple(wide)) if side.tensor.shape else side)
+    y = g.emit("subtract", sides[0], sides[2]) if len(sides) > 2 else sides[0]
+    return g.emit("multiply", y, sides[1])

@@ -1,0 +1,93 @@
+"""Functions of one operand: exponentials, logarithms, roots, angles, rounding."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+from distir_relax.ir import Value
+from distir_relax.ops.elementwise.pointwise import aten_unary, define_unary, onnx_pointwise
+from distir_relax.ops.table import Builder, aten, like, promote
+
+define_unary("negative", "-{0}", linear=True)
+define_unary("exp", "torch.exp({0})", flops=lambda types, attrs, results: 8.0 * results[0].elements)
+define_unary("log", "torch.log({0})", flops=lambda types, attrs, results: 8.0 * results[0].elements)
+define_unary("sqrt", "torch.sqrt({0})")
+define_unary("rsqrt", "torch.rsqrt({0})")
+define_unary("abs", "torch.abs({0})")
+define_unary("square", "torch.square({0})")
+define_unary("tanh", "torch.tanh({0})", flops=lambda types, attrs, results: 8.0 * results[0].elements)
+define_unary("sigmoid", "torch.sigmoid({0})", flops=lambda types, attrs, results: 8.0 * results[0].elements)
+define_unary("erf", "torch.erf({0})", flops=lambda types, attrs, results: 8.0 * results[0].elements)
+define_unary("sin", "torch.sin({0})")
+define_unary("cos", "torch.cos({0})")
+define_unary("floor", "torch.floor({0})")
+define_unary("ceil", "torch.ceil({0})")
+define_unary("sign", "torch.sign({0})")
+define_unary("round", "torch.round({0})")
+define_unary("trunc", "torch.trunc({0})")
+define_unary("tan", "torch.tan({0})")
+define_unary("atan", "torch.atan({0})")
+
+
+# ATen spellings
+
+for _name in ("exp", "log", "sqrt", "rsqrt", "tanh", "sigmoid", "erf", "sin", "cos"):
+    aten_unary(_name, f"{_name}.default", floating=True)
+aten_unary("negative", "neg.default")
+aten_unary("abs", "abs.default")
+aten_unary("square", "square.default")
+aten_unary("floor", "floor.default")
+aten_unary("ceil", "ceil.default")
+aten_unary("sign", "sign.default")
+aten_unary("round", "round.default")
+aten_unary("trunc", "trunc.default")
+aten_unary("tan", "tan.default", floating=True)
+aten_unary("atan", "atan.default", floating=True)
+
+
+@aten("log1p.default")
+def _log1p(g: Builder, x: Any) -> Any:
+    return g.emit("log", g.emit("add", *promote(g, x, 1, floating=True)))
+
+
+@aten("log2.default")
+def _log2(g: Builder, x: Any) -> Any:
+    x = promote(g, x, floating=True)[0]
+    return g.emit("multiply", g.emit("log", x), g.constant(1 / math.log(2), x.tensor.dtype))
+
+
+@aten("exp2.default")
+def _exp2(g: Builder, x: Value) -> Any:
+    return g.emit("exp", g.emit("multiply", x, like(g, x, math.log(2))))
+
+
+@aten("log10.default")
+def _log10(g: Builder, x: Value) -> Any:
+    return g.emit("multiply", g.emit("log", x), like(g, x, 1 / math.log(10)))
+
+
+@aten("nan_to_num.default")
+def _nan_to_num(
+    g: Builder, x: Value, nan: float | None = None, high: float | None = None, low: float | None = None
+) -> Any:
+    import torch
+
+    limits = torch.finfo(getattr(torch, x.tensor.dtype))
+    y = g.emit("where", g.emit("isnan", x), like(g, x, nan or 0.0), x)
+    for value, infinity in (
+        (limits.max if high is None else high, math.inf),
+        (limits.min if low is None else low, -math.inf),
+    ):
+        y = g.emit("where", g.emit("equal", x, like(g, x, infinity)), like(g, x, value), y)
+    return y
+
+
+# ONNX spellings
+
+onnx_pointwise("Neg", "negative")
+for _name in (
+    *("exp", "log", "sqrt", "abs", "tanh", "sigmoid", "erf", "sin", "cos", "tan", "atan"),
+    *("floor", "ceil", "sign", "round"),
+):
+    onnx_pointwise(_name.title(), _name)

@@ -1,0 +1,136 @@
+"""Comparisons, truth values, and choices by them."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from distir_relax.ir import TensorType, Value
+from distir_relax.ops.elementwise.pointwise import (
+    aten_binary,
+    aten_unary,
+    define_binary,
+    define_unary,
+    infer_bool,
+    onnx_pointwise,
+    pointwise_rule,
+    same_dtype,
+)
+from distir_relax.ops.table import (
+    Attrs,
+    Builder,
+    Code,
+    OnnxOperands,
+    Semantics,
+    Split,
+    Trait,
+    Types,
+    aten,
+    broadcast_shape,
+    define,
+    like,
+    onnx,
+    operands,
+    promote,
+)
+
+
+def _infer_where(types: Types, attrs: Attrs) -> tuple[TensorType, ...]:
+    return (TensorType(broadcast_shape(types), same_dtype(types[1:])),)
+
+
+define_binary("logical_and", "torch.logical_and({0}, {1})")
+define_binary("logical_or", "torch.logical_or({0}, {1})")
+define_binary("logical_xor", "torch.logical_xor({0}, {1})")
+define_unary("logical_not", "torch.logical_not({0})")
+
+for _name, _symbol in (
+    ("equal", "=="),
+    ("not_equal", "!="),
+    ("less", "<"),
+    ("less_equal", "<="),
+    ("greater", ">"),
+    ("greater_equal", ">="),
+):
+    define(
+        _name,
+        Semantics(infer=infer_bool, torch=f"{{0}} {_symbol} {{1}}"),
+        Split(pointwise_rule),
+        code=Code(numbers=operands(0, 1)),
+        traits={Trait.POINTWISE},
+    )
+
+for _name in ("isnan", "isinf", "isfinite"):
+    define(
+        _name,
+        Semantics(infer=infer_bool, torch=f"torch.{_name}({{0}})"),
+        Split(pointwise_rule),
+        traits={Trait.POINTWISE},
+    )
+
+define(
+    "where",
+    Semantics(infer=_infer_where, torch="torch.where({0}, {1}, {2})", linear=(operands(1, 2),)),
+    Split(pointwise_rule),
+    code=Code(numbers=operands(1, 2)),
+    traits={Trait.POINTWISE},
+)
+
+
+# ATen spellings
+
+for _relax, _aten in (("equal", "eq"), ("not_equal", "ne"), ("less", "lt"), ("less_equal", "le")):
+    aten_binary(_relax, f"{_aten}.Tensor", f"{_aten}.Scalar")
+aten_binary("greater", "gt.Tensor", "gt.Scalar")
+aten_binary("greater_equal", "ge.Tensor", "ge.Scalar")
+for _name in ("isnan", "isinf", "isfinite"):
+    aten_unary(_name, f"{_name}.default")
+
+
+def _logical(name: str, *spellings: str) -> None:
+    def convert(g: Builder, *items: Any) -> Any:
+        return g.emit(name, *[_truth(g, item) for item in items])
+
+    aten(*spellings)(convert)
+
+
+def _truth(g: Builder, item: Any) -> Any:
+    if not isinstance(item, Value):
+        return g.constant(bool(item), "bool")
+    return item if item.tensor.dtype == "bool" else g.emit("not_equal", item, g.constant(0, item.tensor.dtype))
+
+
+_logical("logical_and", "logical_and.default", "__and__.Tensor", "bitwise_and.Tensor")
+_logical("logical_or", "logical_or.default", "__or__.Tensor", "bitwise_or.Tensor")
+_logical("logical_xor", "logical_xor.default", "bitwise_xor.Tensor")
+_logical("logical_not", "logical_not.default", "bitwise_not.default")
+
+
+@aten("where.self", "where.ScalarOther", "where.ScalarSelf", "where.Scalar")
+def _where(g: Builder, condition: Value, a: Any, b: Any) -> Any:
+    values = [a, b]
+    if not any(isinstance(v, Value) for v in values):
+        values = [g.constant(v, "float32" if any(isinstance(v, float) for v in values) else "int64") for v in values]
+    return g.emit("where", condition, *promote(g, *values))
+
+
+@aten("masked_fill.Scalar", "masked_fill.Tensor", "masked_fill_.Scalar", "masked_fill_.Tensor")
+def _masked_fill(g: Builder, x: Value, mask: Value, value: Any) -> Any:
+    return g.emit("where", mask, like(g, x, value), x)
+
+
+# ONNX spellings
+
+for _onnx, _name in {
+    **{"Not": "logical_not", "And": "logical_and", "Or": "logical_or", "Xor": "logical_xor", "IsNaN": "isnan"},
+    **{n.title(): n for n in ("equal", "less", "greater", "where")},
+    **{"LessOrEqual": "less_equal", "GreaterOrEqual": "greater_equal"},
+}.items():
+    onnx_pointwise(_onnx, _name)
+
+
+@onnx("IsInf")
+def _onnx_isinf(g: Builder, x: OnnxOperands, attrs: Attrs) -> Any:
+    if attrs.get("detect_negative", 1) and attrs.get("detect_positive", 1):
+        return g.emit("isinf", x[0])
+    name = "less" if attrs.get("detect_negative", 1) else "greater"
+    return g.emit("logical_and", g.emit("isinf", x[0]), g.emit(name, x[0], g.constant(0, x[0].tensor.dtype)))

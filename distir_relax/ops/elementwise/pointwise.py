@@ -1,0 +1,121 @@
+"""What the ops have in common that work element by element: types, rule, entries and spellings in the plain case."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from distir_relax.ir import TensorType
+from distir_relax.ops.table import (
+    Attrs,
+    Builder,
+    Code,
+    Cost,
+    Rule,
+    Semantics,
+    Split,
+    Trait,
+    Types,
+    Work,
+    aten,
+    broadcast_shape,
+    define,
+    onnx,
+    operands,
+    parse_rule,
+    promote,
+)
+
+
+def same_dtype(types: Types) -> str:
+    """The dtype that all operands have; raises ValueError when they differ."""
+    if len({t.dtype for t in types}) != 1:
+        raise ValueError(f"operands have dtypes {[t.dtype for t in types]}, expected one")
+    return types[0].dtype
+
+
+def _infer(types: Types, attrs: Attrs) -> tuple[TensorType, ...]:
+    return (TensorType(broadcast_shape(types), same_dtype(types)),)
+
+
+def infer_bool(types: Types, attrs: Attrs) -> tuple[TensorType, ...]:
+    """Truth values of the shape that the operands, of one dtype, broadcast to."""
+    same_dtype(types)
+    return (TensorType(broadcast_shape(types), "bool"),)
+
+
+def pointwise_rule(types: Types, attrs: Attrs, results: Types) -> Rule:
+    """The rule of ops whose result has each element from the elements at its place."""
+    return parse_rule(", ".join(["..."] * len(types)) + " -> ...", [t.shape for t in types], [results[0].shape])
+
+
+def define_unary(
+    name: str, torch: str, relax: str = "", *, linear: bool = False, flops: Work | None = None, pattern: str = ""
+) -> None:
+    """Enter an op of one operand, and of its type."""
+    define(
+        name,
+        Semantics(infer=_infer, torch=torch, linear=(operands(0),) if linear else ()),
+        Split(pointwise_rule),
+        cost=Cost(flops=flops),
+        code=Code(relax=relax, pattern=pattern),
+        traits={Trait.POINTWISE},
+    )
+
+
+def define_binary(name: str, torch: str, *linear: frozenset[int], relax: str = "", commutative: bool = False) -> None:
+    """Enter an op of two operands of one dtype, which broadcast."""
+    define(
+        name,
+        Semantics(infer=_infer, torch=torch, linear=linear),
+        Split(pointwise_rule),
+        code=Code(relax=relax, numbers=operands() if torch.startswith("torch.") else operands(0, 1)),
+        traits={Trait.POINTWISE, Trait.COMMUTATIVE} if commutative else {Trait.POINTWISE},
+    )
+
+
+def aten_binary(name: str, *spellings: str, floating: bool = False) -> None:
+    """Enter ATen ops that are op `name` of two operands, tensors or numbers, made of one dtype."""
+
+    def convert(g: Builder, a: Any, b: Any) -> Any:
+        return g.emit(name, *promote(g, a, b, floating=floating))
+
+    aten(*spellings)(convert)
+
+
+def aten_unary(name: str, *spellings: str, floating: bool = False) -> None:
+    """Enter ATen ops that are op `name` of one operand."""
+
+    def convert(g: Builder, x: Any) -> Any:
+        return g.emit(name, promote(g, x, floating=True)[0] if floating else x)
+
+    aten(*spellings)(convert)
+
+
+def onnx_pointwise(op_type: str, name: str) -> None:
+    """Enter an ONNX op that is op `name` of its operands, which broadcast."""
+
+    def convert(g: Builder, x: Any, attrs: Any) -> Any:
+        return g.emit(name, *x.pointwise())
+
+    onnx(op_type)(convert)
+
+
+def onnx_folded(op_type: str, name: str) -> None:
+    """Enter an ONNX op of any number of operands: op `name`, applied to two at a time."""
+
+    def convert(g: Builder, x: Any, attrs: Any) -> Any:
+        total, *rest = x.pointwise()
+        for item in rest:
+            total = g.emit(name, total, item)
+        return total
+
+    onnx(op_type)(convert)
+
+
+def onnx_as_aten(op_type: str, spelling: str, *attributes: tuple[str, Any]) -> None:
+    """Enter an ONNX op that is an ATen op of its first operand, with attributes in order as further arguments."""
+
+    def convert(g: Builder, x: Any, attrs: Any) -> Any:
+        return g.aten(spelling, x[0], *[attrs.get(name, default) for name, default in attributes])
+
+    onnx(op_type)(convert)

@@ -1,0 +1,142 @@
+"""Elements picked by an index for each (`gather_elements`), or by several indices at once (`index_tensor`)."""
+
+from __future__ import annotations
+
+import sys
+from typing import Any
+
+from distir_relax.ir import TensorType, Value
+from distir_relax.ops.indexing.take import counted_from_front
+from distir_relax.ops.table import (
+    FREE,
+    Attrs,
+    Builder,
+    Code,
+    OnnxOperands,
+    Rule,
+    Semantics,
+    Split,
+    Types,
+    aten,
+    axis_in,
+    axis_of,
+    broadcast_shape,
+    broadcast_to,
+    checked_axis,
+    define,
+    onnx,
+    operands,
+    parse_rule,
+    relax,
+    reshape_to,
+)
+
+
+def _infer_gather(types: Types, attrs: Attrs) -> tuple[TensorType, ...]:
+    data, index = types
+    axis = checked_axis(types, attrs)
+    if len(index.shape) != len(data.shape) or "int" not in index.dtype:
+        raise ValueError(f"an integer index of {len(data.shape)} dims")
+    if any(m > n for d, (n, m) in enumerate(zip(data.shape, index.shape, strict=True)) if d != axis):
+        raise ValueError(f"index {index.shape} leaves {data.shape}")
+    return (TensorType(index.shape, data.dtype),)
+
+
+def _gather_rule(types: Types, attrs: Attrs, results: Types) -> Rule:
+    data, index = types
+    left, middle = [], []
+    for d, (n, m) in enumerate(zip(data.shape, index.shape, strict=True)):
+        shared = d != attrs["axis"] and n == m
+        left.append(f"d{d}" if shared else f"[x{d}]")
+        # Where the index covers the beginning of a dim only, a device's part of it would need another's data.
+        middle.append(f"d{d}" if shared or d == attrs["axis"] else f"[i{d}]")
+    text = f"{' '.join(left)}, {' '.join(middle)} -> {' '.join(middle)}"
+    return parse_rule(text, [data.shape, index.shape], [results[0].shape])
+
+
+define(
+    "gather_elements",
+    Semantics(infer=_infer_gather, torch="torch.gather({0}, {axis}, {1})", linear=(operands(0),)),
+    Split(_gather_rule, indices=operands(1)),
+    cost=FREE,
+    code=Code(relax="R.gather_elements({0}, {1}, {axis})"),
+)
+
+
+def _infer_index(types: Types, attrs: Attrs) -> tuple[TensorType, ...]:
+    data, indices = types[0], types[1:]
+    if not indices or len(indices) > len(data.shape) or any("int" not in t.dtype for t in indices):
+        raise ValueError(f"1 to {len(data.shape)} integer indices")
+    return (TensorType((*broadcast_shape(indices), *data.shape[len(indices) :]), data.dtype),)
+
+
+def _index_rule(types: Types, attrs: Attrs, results: Types) -> Rule:
+    data, indices = types[0], types[1:]
+    rank = len(broadcast_shape(indices))
+    picked = [f"[x{i}]" for i in range(len(indices))]
+    rest = [f"d{i}" for i in range(len(indices), len(data.shape))]
+    names = [f"i{i}" for i in range(rank)]
+    operand = ", ".join(" ".join(names[rank - len(t.shape) :]) for t in indices)
+    text = f"{' '.join(picked + rest)}, {operand} -> {' '.join(names + rest)}"
+    return parse_rule(text, [t.shape for t in types], [results[0].shape])
+
+
+define(
+    "index_tensor",
+    Semantics(
+        infer=_infer_index,
+        torch=lambda attrs: "{0}[" + ", ".join(f"{{{i + 1}}}" for i in range(attrs["count"])) + "]",
+        linear=(operands(0),),
+    ),
+    Split(
+        _index_rule,  # All operands but the data, however many there are.
+        indices=range(1, sys.maxsize),
+    ),
+    cost=FREE,
+    code=Code(
+        relax=lambda attrs: "R.index_tensor({0}, [" + ", ".join(f"{{{i + 1}}}" for i in range(attrs["count"])) + "])"
+    ),
+)
+
+
+# ATen spellings
+
+
+@aten("gather.default")
+def _gather(g: Builder, x: Value, dim: int, index: Value, *, sparse_grad: bool = False) -> Any:
+    return g.emit("gather_elements", x, index, axis=axis_in(x, dim))
+
+
+@aten("take_along_dim.default")
+def _take_along(g: Builder, x: Value, ids: Value, dim: int | None = None) -> Any:
+    """As `gather`, where the index and the data broadcast to each other but along the dim."""
+    if dim is None:
+        return g.aten("gather.default", _flat(g, x), 0, _flat(g, ids))
+    axis = axis_of(dim, len(x.tensor.shape))
+    both = [max(n, m) for n, m in zip(x.tensor.shape, ids.tensor.shape, strict=True)]
+    x, ids = (
+        broadcast_to(g, t, tuple(t.tensor.shape[axis] if d == axis else n for d, n in enumerate(both)))
+        for t in (x, ids)
+    )
+    return g.aten("gather.default", x, axis, ids)
+
+
+def _flat(g: Builder, x: Value) -> Any:
+    return reshape_to(g, x, (x.tensor.elements,))
+
+
+# Relax spellings
+
+
+@relax("relax.gather_elements")
+def _relax_gather_elements(g: Builder, args: Any, attrs: Attrs) -> Any:
+    return g.aten("gather.default", args[0], attrs["axis"], args[1])
+
+
+# ONNX spellings
+
+
+@onnx("GatherElements")
+def _onnx_gather_elements(g: Builder, x: OnnxOperands, attrs: Attrs) -> Any:
+    axis = axis_in(x[0], attrs.get("axis", 0))
+    return _gather(g, x[0], axis, counted_from_front(g, x, 1, x[0].tensor.shape[axis]))

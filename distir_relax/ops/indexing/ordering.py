@@ -1,0 +1,204 @@
+"""Ops that order elements along a dim: arg-reductions, top-k, sorting.
+
+The dim they look along must be whole on a device; all others split freely.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from distir_relax.ir import TensorType, Value
+from distir_relax.ops.table import (
+    Attrs,
+    Builder,
+    Code,
+    Cost,
+    OnnxOperands,
+    Rule,
+    Semantics,
+    Split,
+    Types,
+    aten,
+    axis_in,
+    cast,
+    checked_axis,
+    define,
+    names_with,
+    onnx,
+    parse_rule,
+    relax,
+    reshape_to,
+    resized,
+)
+
+
+def _whole_axis_rule(types: Types, attrs: Attrs, results: Types) -> Rule:
+    rank, axis = len(types[0].shape), attrs["axis"]
+    left = names_with(rank, axis, "[whole]")
+    kept = "[result]" if len(results[0].shape) == rank else ""
+    right = ", ".join([names_with(rank, axis, kept)] * len(results))
+    return parse_rule(f"{left} -> {right}", [types[0].shape], [t.shape for t in results])
+
+
+def _infer_arg(types: Types, attrs: Attrs) -> tuple[TensorType, ...]:
+    axis, shape = checked_axis(types, attrs), types[0].shape
+    kept = (1,) if attrs["keepdims"] else ()
+    return (TensorType((*shape[:axis], *kept, *shape[axis + 1 :]), "int64"),)
+
+
+for _name in ("argmax", "argmin"):
+    define(
+        _name,
+        Semantics(infer=_infer_arg, torch=f"torch.{_name}({{0}}, {{axis}}, {{keepdims}})"),
+        Split(_whole_axis_rule),
+        cost=Cost(flops=lambda types, attrs, results: float(types[0].elements)),
+        code=Code(relax=f"R.{_name}({{0}}, {{axis}}, {{keepdims}})"),
+    )
+
+
+def _infer_topk(types: Types, attrs: Attrs) -> tuple[TensorType, ...]:
+    axis, shape = checked_axis(types, attrs), types[0].shape
+    if not 0 <= attrs["k"] <= shape[axis]:
+        raise ValueError(f"the {attrs['k']} largest of {shape[axis]}")
+    picked = resized(types[0], axis, attrs["k"])
+    return picked, TensorType(picked.shape, "int64")
+
+
+define(
+    "topk",
+    Semantics(infer=_infer_topk, torch="torch.topk({0}, {k}, {axis}, {largest})"),
+    Split(_whole_axis_rule),
+    cost=Cost(flops=lambda types, attrs, results: 8.0 * types[0].elements),
+    code=Code(relax='R.topk({0}, {k}, {axis}, "both", {largest}, "int64")'),
+)
+
+
+def _infer_argsort(types: Types, attrs: Attrs) -> tuple[TensorType, ...]:
+    checked_axis(types, attrs)
+    return (TensorType(types[0].shape, "int64"),)
+
+
+define(
+    "argsort",
+    Semantics(infer=_infer_argsort, torch="torch.argsort({0}, dim={axis}, descending={descending}, stable=True)"),
+    Split(_whole_axis_rule),
+    cost=Cost(flops=lambda types, attrs, results: 16.0 * types[0].elements),
+    code=Code(relax='R.argsort({0}, {axis}, {descending}, "int64")'),
+)
+
+
+# ATen spellings
+
+
+def _arg_reduce(name: str) -> Any:
+    def convert(g: Builder, x: Value, dim: int | None = None, keepdim: bool = False) -> Any:
+        if dim is None:
+            flat = g.emit(name, reshape_to(g, x, (x.tensor.elements,)), axis=0, keepdims=False)
+            return reshape_to(g, flat, (1,) * len(x.tensor.shape)) if keepdim else flat
+        return g.emit(name, x, axis=axis_in(x, dim), keepdims=keepdim)
+
+    return convert
+
+
+for _name in ("argmax", "argmin"):
+    aten(f"{_name}.default")(_arg_reduce(_name))
+
+
+def _reduce_with_index(name: str) -> Any:
+    def convert(g: Builder, x: Value, dim: int, keepdim: bool = False) -> Any:
+        axis = axis_in(x, dim)
+        return (
+            g.emit(name, x, axis=(axis,), keepdims=keepdim),
+            g.emit(f"arg{name}", x, axis=axis, keepdims=keepdim),
+        )
+
+    return convert
+
+
+for _name in ("max", "min"):
+    aten(f"{_name}.dim")(_reduce_with_index(_name))
+
+
+@aten("topk.default")
+def _topk(g: Builder, x: Value, k: int, dim: int = -1, largest: bool = True, ordered: bool = True) -> Any:
+    return g.emit("topk", x, k=k, axis=axis_in(x, dim), largest=largest)
+
+
+@aten("argsort.default")
+def _argsort(g: Builder, x: Value, dim: int = -1, descending: bool = False) -> Any:
+    return g.emit("argsort", x, axis=axis_in(x, dim), descending=descending)
+
+
+@aten("argsort.stable")
+def _argsort_stable(g: Builder, x: Value, dim: int = -1, descending: bool = False, *, stable: bool = True) -> Any:
+    return _argsort(g, x, dim, descending)
+
+
+@aten("sort.default")
+def _sort(g: Builder, x: Value, dim: int = -1, descending: bool = False) -> Any:
+    order = _argsort(g, x, dim, descending)
+    return g.emit("gather_elements", x, order, axis=axis_in(x, dim)), order
+
+
+@aten("sort.stable")
+def _sort_stable(g: Builder, x: Value, *, stable: bool = True, dim: int = -1, descending: bool = False) -> Any:
+    return _sort(g, x, dim, descending)
+
+
+# Relax spellings
+
+
+def _relax_arg_reduce(name: str) -> None:
+    def convert(g: Builder, args: Any, attrs: Any) -> Any:
+        return g.aten(f"{name}.default", args[0], attrs["axis"], attrs["keepdims"])
+
+    relax(f"relax.{name}")(convert)
+
+
+_relax_arg_reduce("argmax")
+_relax_arg_reduce("argmin")
+
+
+@relax("relax.topk")
+def _relax_topk(g: Builder, args: Any, attrs: Attrs) -> Any:
+    values, indices = g.aten("topk.default", args[0], attrs["k"], attrs["axis"], attrs["largest"])
+    indices = cast(g, indices, attrs["dtype"])
+    return {"both": [values, indices], "values": values, "indices": indices}[attrs["ret_type"]]
+
+
+@relax("relax.argsort")
+def _relax_argsort(g: Builder, args: Any, attrs: Attrs) -> Any:
+    order = g.aten("argsort.default", args[0], attrs["axis"], attrs["descending"])
+    return cast(g, order, attrs["dtype"])
+
+
+@relax("relax.sort")
+def _relax_sort(g: Builder, args: Any, attrs: Attrs) -> Any:
+    return g.aten("sort.default", args[0], attrs["axis"], attrs["descending"])[0]
+
+
+# ONNX spellings
+
+
+def _onnx_arg(op_type: str, name: str) -> None:
+    def convert(g: Builder, x: Any, attrs: Any) -> Any:
+        axis, keepdims = axis_in(x[0], attrs.get("axis", 0)), bool(attrs.get("keepdims", 1))
+        if not attrs.get("select_last_index", 0):
+            return g.emit(name, x[0], axis=axis, keepdims=keepdims)
+        backwards = g.emit(name, g.emit("flip", x[0], axis=axis), axis=axis, keepdims=keepdims)
+        return g.emit("subtract", g.constant(x[0].tensor.shape[axis] - 1, "int64"), backwards)
+
+    onnx(op_type)(convert)
+
+
+_onnx_arg("ArgMax", "argmax")
+_onnx_arg("ArgMin", "argmin")
+
+
+@onnx("TopK")
+def _onnx_topk(g: Builder, x: OnnxOperands, attrs: Attrs) -> Any:
+    """Of equal elements the first comes first, which only a stable sort promises."""
+    axis, k = axis_in(x[0], attrs.get("axis", -1)), x.number(1, attrs.get("k"))
+    order = g.emit("argsort", x[0], axis=axis, descending=bool(attrs.get("largest", 1)))
+    picked = g.emit("strided_slice", order, axes=(axis,), begin=(0,), end=(k,), strides=(1,))
+    return g.emit("gather_elements", x[0], picked, axis=axis), picked

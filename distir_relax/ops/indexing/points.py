@@ -1,0 +1,105 @@
+"""Elements named by several indices at once: reading and writing points of the first dims of a tensor.
+
+The indexed dims are made one and each point's indices one number, so that the ops of one dim do: a look-up, a scatter
+of rows, a sum by number. The outermost indexed dim may then be split.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+from distir_relax.ir import Value
+from distir_relax.ops.indexing.scatter import one_number, onnx_reduction, write_points
+from distir_relax.ops.indexing.take import from_front, index
+from distir_relax.ops.table import Attrs, Builder, OnnxOperands, aten, broadcast_to, cast, onnx, relax, reshape_to
+
+
+def _columns(g: Builder, ids: Value) -> list[Any]:
+    """The indices that stand side by side in the last dim of `ids`, each by itself."""
+    *shape, count = ids.tensor.shape
+    parts = [ids] if count == 1 else g.emit("split", ids, sizes=(1,) * count, axis=len(shape))
+    return [reshape_to(g, part, tuple(shape)) for part in parts]
+
+
+def _scatter_nd(g: Builder, x: Value, ids: Value, updates: Value, reduction: str) -> Any:
+    columns = _columns(g, ids)
+    return write_points(g, x, range(len(columns)), columns, updates, reduction)
+
+
+def _gather_nd(g: Builder, x: Value, ids: Value, batch: int) -> Any:
+    """``result[b, i] = x[b, ids[b, i]]``: the first `batch` dims of both are one and the same."""
+    columns, shape = _columns(g, ids), x.tensor.shape
+    sizes, rest = shape[batch : batch + len(columns)], shape[batch + len(columns) :]
+    if not batch:
+        fronted = [from_front(g, column, size) for column, size in zip(columns, sizes, strict=True)]
+        return g.emit("index_tensor", x, *fronted, count=len(columns))
+    flat = one_number(g, columns, sizes)
+    lead, picked = shape[:batch], flat.tensor.shape[batch:]
+    count = math.prod(picked)
+    x = reshape_to(g, x, (*lead, math.prod(sizes), *rest))
+    flat = reshape_to(g, flat, (*lead, count, *(1,) * len(rest)))
+    y = g.emit("gather_elements", x, broadcast_to(g, flat, (*lead, count, *rest)), axis=batch)
+    return reshape_to(g, y, (*lead, *picked, *rest))
+
+
+# ATen spellings
+
+
+@aten("index_put.default", "index_put_.default")
+def _index_put(g: Builder, x: Value, indices: list[Any], values: Value, accumulate: bool = False) -> Any:
+    used = [(dim, index) for dim, index in enumerate(indices) if index is not None]
+    values = cast(g, values, x.tensor.dtype)
+    if any(index.tensor.dtype == "bool" for _, index in used):
+        return _put_masked(g, x, indices, values, accumulate)
+    return write_points(g, x, [d for d, _ in used], [i for _, i in used], values, "add" if accumulate else "update")
+
+
+def _put_masked(g: Builder, x: Value, indices: list[Any], values: Value, accumulate: bool) -> Any:
+    """One mask over the first dims, and one number to put where it holds."""
+    (mask, *others), rank = indices, len(x.tensor.shape)
+    if others or values.tensor.elements != 1:
+        raise NotImplementedError(
+            "writing by a mask other than one number: how many elements there are depends on data"
+        )
+    wide = reshape_to(g, mask, (*mask.tensor.shape, *(1,) * (rank - len(mask.tensor.shape))))
+    number = reshape_to(g, values, ())
+    return g.emit("where", wide, g.emit("add", x, number) if accumulate else number, x)
+
+
+# Relax spellings
+
+
+@relax("relax.index_tensor")
+def _relax_index_tensor(g: Builder, args: Any, attrs: Attrs) -> Any:
+    return index(g, args[0], args[1])
+
+
+@relax("relax.index_put")
+def _relax_index_put(g: Builder, args: Any, attrs: Attrs) -> Any:
+    x, indices, values = args
+    indices = indices if isinstance(indices, list) else [indices]
+    return _index_put(g, x, indices, values, attrs["accumulate"])
+
+
+@relax("relax.scatter_nd")
+def _relax_scatter_nd(g: Builder, args: Any, attrs: Attrs) -> Any:
+    return _scatter_nd(g, args[0], args[1], args[2], attrs["reduction"])
+
+
+@relax("relax.gather_nd")
+def _relax_gather_nd(g: Builder, args: Any, attrs: Attrs) -> Any:
+    return _gather_nd(g, args[0], args[1], attrs["batch_dims"])
+
+
+# ONNX spellings
+
+
+@onnx("ScatterND")
+def _onnx_scatter_nd(g: Builder, x: OnnxOperands, attrs: Attrs) -> Any:
+    return _scatter_nd(g, x[0], x[1], x[2], onnx_reduction(attrs))
+
+
+@onnx("GatherND")
+def _onnx_gather_nd(g: Builder, x: OnnxOperands, attrs: Attrs) -> Any:
+    return _gather_nd(g, x[0], x[1], attrs.get("batch_dims", 0))

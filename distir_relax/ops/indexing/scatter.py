@@ -1,0 +1,336 @@
+"""Writing elements to positions that data give: scattering, sums by number, histograms.
+
+Where the dim that is written to is split, each device writes what falls into its part; what falls elsewhere goes to a
+row of its own that is then cut off. Sums by number (`segment_sum`) are also split along what is summed: the result is
+``I[sum]`` then. An accumulating scatter of whole rows is such a sum, added to the data.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import Any
+
+from distir_relax.ir import PerRank, Size, TensorType, Value
+from distir_relax.ops.indexing.take import counted_from_front, from_front
+from distir_relax.ops.table import (
+    Attrs,
+    Builder,
+    Code,
+    Cost,
+    Expansion,
+    OnnxOperands,
+    Rule,
+    Semantics,
+    Split,
+    Trait,
+    Types,
+    aten,
+    axis_of,
+    broadcast_shape,
+    broadcast_to,
+    cast,
+    define,
+    like,
+    onnx,
+    operands,
+    parse_rule,
+    promote,
+    relax,
+    reshape_to,
+)
+
+# Our names (Relax's) for how a written element joins what was there, and torch's.
+REDUCTIONS = {"update": "", "add": "sum", "mul": "prod", "max": "amax", "min": "amin"}
+
+
+def _one_more(size: Size) -> Size:
+    return PerRank(tuple(n + 1 for n in size.values)) if isinstance(size, PerRank) else size + 1
+
+
+def _cut_off(x: Expansion, value: Value, axis: int) -> Value:
+    """`value` without the row that took what is not the device's."""
+    cut: Value = x.emit("strided_slice", value, axes=(axis,), begin=(0,), end=(x.held,), strides=(1,))
+    return cut
+
+
+def _my_rows(x: Expansion, ids: Value, dtype: str) -> Value:
+    """Numbers within the part that a device holds; all others become the number of the row behind it."""
+    row, mine = x.local_rows(ids, dtype)
+    end = x.emit("constant", value=x.held, dtype=dtype)
+    rows: Value = x.emit("where", mine, row, end)
+    return rows
+
+
+# scatter_elements: result[index[i][j]][j] = updates[i][j] for axis 0, the rest as in data
+
+
+def _infer_scatter(types: Types, attrs: Attrs) -> tuple[TensorType, ...]:
+    data, index, updates = types
+    axis = attrs["axis"]
+    if attrs["reduction"] not in REDUCTIONS:
+        raise ValueError(f"a reduction of {', '.join(REDUCTIONS)}")
+    if not len(data.shape) == len(index.shape) > axis >= 0 or "int" not in index.dtype:
+        raise ValueError(f"an integer index of {len(data.shape)} dims, and an axis among them")
+    if index.shape != updates.shape or updates.dtype != data.dtype:
+        raise ValueError(f"updates of the index's shape {index.shape} and the data's dtype {data.dtype}")
+    if any(n != m for d, (n, m) in enumerate(zip(data.shape, index.shape, strict=True)) if d != axis):
+        raise ValueError(f"an index of the data's shape {data.shape} but along dim {axis}, found {index.shape}")
+    return (data,)
+
+
+def _scatter_rule(types: Types, attrs: Attrs, results: Types) -> Rule:
+    count, axis = len(types[0].shape), attrs["axis"]
+    whole = " ".join("axis" if d == axis else f"d{d}" for d in range(count))
+    written = whole.replace("axis", "[written]")
+    return parse_rule(f"{whole}, {written}, {written} -> {whole}", [t.shape for t in types], [results[0].shape])
+
+
+def _split_scatter(x: Expansion) -> tuple[Value, ...]:
+    data, index, updates = x.operands
+    axis, rank = x.attrs["axis"], len(x.types[0].shape)
+    more = tuple(int(d == axis) for d in range(rank))
+    wide = x.emit("pad", data, low=(0,) * rank, high=more, value=0)
+    rows = _my_rows(x, index, x.types[1].dtype)
+    return (_cut_off(x, x.emit("scatter_elements", wide, rows, updates, **x.attrs), axis),)
+
+
+def _torch_scatter(attrs: Attrs) -> str:
+    how = REDUCTIONS[attrs["reduction"]]
+    if not how:
+        return "{0}.scatter({axis}, {1}.long(), {2})"
+    return f'{{0}}.scatter_reduce({{axis}}, {{1}}.long(), {{2}}, "{how}")'
+
+
+define(
+    "scatter_elements",
+    Semantics(
+        infer=_infer_scatter,
+        torch=_torch_scatter,
+        linear=lambda count, attrs: (operands(0, 2),) if attrs["reduction"] in ("update", "add") else (),
+    ),
+    Split(_scatter_rule, expand={"axis": _split_scatter}, positional=frozenset({"axis"}), indices=operands(1)),
+    cost=Cost(flops=lambda types, attrs, results: float(types[2].elements)),
+    code=Code(relax="R.scatter_elements({0}, {1}, {2}, {axis}, {reduction})"),
+)
+
+
+# segment_sum: result[n] is the sum of the rows of data whose number is n
+
+
+def _infer_segments(types: Types, attrs: Attrs) -> tuple[TensorType, ...]:
+    data, ids = types
+    if not data.shape or ids.shape != data.shape[:1] or "int" not in ids.dtype:
+        raise ValueError(f"an integer number for each of the rows of {data.shape}")
+    return (TensorType((attrs["num_segments"], *data.shape[1:]), data.dtype),)
+
+
+def _segment_rule(types: Types, attrs: Attrs, results: Types) -> Rule:
+    rest = " ".join(f"d{i}" for i in range(1, len(types[0].shape)))
+    return parse_rule(f"row {rest}, row -> segment {rest}", [t.shape for t in types], [results[0].shape])
+
+
+def _split_segments(x: Expansion) -> tuple[Value, ...]:
+    data, ids = x.operands
+    rows = _my_rows(x, ids, x.types[1].dtype)
+    return (_cut_off(x, x.emit("segment_sum", data, rows, num_segments=_one_more(x.held)), 0),)
+
+
+define(
+    "segment_sum",
+    Semantics(
+        infer=_infer_segments,
+        torch="{0}.new_zeros(({num_segments}, *{0}.shape[1:])).index_add(0, {1}, {0})",
+        linear=(operands(0),),
+    ),
+    Split(_segment_rule, expand={"segment": _split_segments}, positional=frozenset({"segment"}), indices=operands(1)),
+    cost=Cost(flops=lambda types, attrs, results: float(types[0].elements)),
+    code=Code(
+        relax="R.scatter_nd(R.zeros(({num_segments}, *list({0}.ty.shape)[1:]), {0}.ty.dtype), "
+        'R.expand_dims({1}, 1), {0}, "add")'
+    ),
+    traits={Trait.ZERO_IF_EMPTY},
+)
+
+
+# Forms that the entries do not have
+
+
+def write_rows(g: Builder, x: Value, axis: int, ids: Value, rows: Value, reduction: str) -> Any:
+    """`x` with `rows` written to, or joined with, those of its dim `axis` that `ids` (a vector) names."""
+    rank = len(x.tensor.shape)
+    if reduction == "add":
+        order = (axis, *(d for d in range(rank) if d != axis))
+        back = tuple(order.index(d) for d in range(rank))
+        rows = rows if axis == 0 else g.emit("permute_dims", rows, axes=order)
+        total = g.emit("segment_sum", rows, ids, num_segments=x.tensor.shape[axis])
+        return g.emit("add", x, total if axis == 0 else g.emit("permute_dims", total, axes=back))
+    ids = reshape_to(g, ids, tuple(ids.tensor.elements if d == axis else 1 for d in range(rank)))
+    ids = broadcast_to(g, ids, rows.tensor.shape)
+    return g.emit("scatter_elements", x, ids, rows, axis=axis, reduction=reduction)
+
+
+def write_points(
+    g: Builder, x: Value, dims: Sequence[int], indices: Sequence[Any], values: Value, reduction: str
+) -> Any:
+    """`x` with `values` written to, or joined with, the points that `indices` name in its dims `dims`.
+
+    The indices broadcast to one shape. In `values`, which broadcast too, it stands where the first indexed dim was
+    when the dims are neighbours, and first otherwise.
+    """
+    rest = [d for d in range(len(x.tensor.shape)) if d not in dims]
+    sizes, others = [x.tensor.shape[d] for d in dims], tuple(x.tensor.shape[d] for d in rest)
+    picked = broadcast_shape([ids.tensor for ids in indices])
+    count, home = math.prod(picked), dims[0] if _adjacent(dims) else 0
+    values = broadcast_to(g, values, (*others[:home], *picked, *others[home:]))
+    if home and picked:
+        lead = range(home, home + len(picked))
+        values = g.emit(
+            "permute_dims", values, axes=(*lead, *range(home), *range(lead.stop, lead.stop - home + len(others)))
+        )
+    rows = reshape_to(g, values, (count, *others))
+    order = (*dims, *rest)
+    moved = order != tuple(range(len(order)))
+    y = g.emit("permute_dims", x, axes=order) if moved else x
+    flat = reshape_to(g, broadcast_to(g, one_number(g, indices, sizes), picked), (count,))
+    written = write_rows(g, reshape_to(g, y, (math.prod(sizes), *others)), 0, flat, rows, reduction)
+    written = reshape_to(g, written, y.tensor.shape)
+    return g.emit("permute_dims", written, axes=tuple(map(order.index, range(len(order))))) if moved else written
+
+
+def _adjacent(dims: Sequence[int]) -> bool:
+    return list(dims) == list(range(dims[0], dims[-1] + 1))
+
+
+def one_number(g: Builder, indices: Sequence[Any], sizes: Sequence[int]) -> Any:
+    """The indices of dims of `sizes` as those of one dim that holds them all."""
+    indices = [from_front(g, ids, size) for ids, size in zip(indices, sizes, strict=True)]
+    flat = indices[0]
+    for ids, size in zip(indices[1:], sizes[1:], strict=True):
+        scaled = g.emit("multiply", flat, g.constant(size, flat.tensor.dtype))
+        flat = g.emit("add", *promote(g, scaled, ids))
+    return flat
+
+
+def write_elements(g: Builder, x: Value, axis: int, ids: Value, updates: Value, reduction: str) -> Any:
+    """``x[ids[i][j]][j] = updates[i][j]`` for axis 0, or joined with what is there.
+
+    An index that covers but the beginning of the other dims names points of all of them.
+    """
+    sizes, shape = x.tensor.shape, ids.tensor.shape
+    if all(n == m for d, (n, m) in enumerate(zip(sizes, shape, strict=True)) if d != axis):
+        return g.emit("scatter_elements", x, ids, updates, axis=axis, reduction=reduction)
+    indices = []
+    for d, count in enumerate(shape):
+        places = g.emit("arange", start=0, end=count, step=1, dtype=ids.tensor.dtype)
+        indices.append(
+            ids if d == axis else reshape_to(g, places, tuple(count if i == d else 1 for i in range(len(shape))))
+        )
+    return write_points(g, x, range(len(sizes)), indices, updates, reduction)
+
+
+def _covered(g: Builder, source: Value, index: Value) -> Any:
+    """The part of `source` that an index of this shape reads: its beginning along each dim; a number is for all."""
+    if not source.tensor.shape:
+        return broadcast_to(g, source, index.tensor.shape)
+    for d, (have, want) in enumerate(zip(source.tensor.shape, index.tensor.shape, strict=True)):
+        if have != want:
+            source = g.emit("strided_slice", source, axes=(d,), begin=(0,), end=(want,), strides=(1,))
+    return source
+
+
+# ATen spellings
+
+
+@aten("scatter.src", "scatter.value", "scatter_.src", "scatter_.value", "scatter.reduce", "scatter.value_reduce")
+def _scatter(g: Builder, x: Value, dim: int, index: Value, source: Any, *, reduce: str = "update") -> Any:
+    how = {"multiply": "mul"}.get(reduce, reduce)
+    updates = _covered(g, like(g, x, source), index)
+    return write_elements(g, x, axis_of(dim, len(x.tensor.shape)), index, updates, how)
+
+
+@aten("scatter_add.default", "scatter_add_.default")
+def _scatter_add(g: Builder, x: Value, dim: int, index: Value, source: Value) -> Any:
+    return _scatter(g, x, dim, index, source, reduce="add")
+
+
+_NEUTRAL = {"add": 0, "mul": 1, "max": -math.inf, "min": math.inf}
+
+
+@aten("scatter_reduce.two", "scatter_reduce_.two")
+def _scatter_reduce(
+    g: Builder, x: Value, dim: int, index: Value, source: Value, reduce: str, *, include_self: bool = True
+) -> Any:
+    how = {"sum": "add", "mean": "add", "prod": "mul", "amax": "max", "amin": "min"}[reduce]
+    if "float" not in x.tensor.dtype and (reduce == "mean" or (not include_self and how in ("max", "min"))):
+        raise NotImplementedError(f"a scatter of {x.tensor.dtype} by {reduce!r} without the elements that are there")
+    y = x if include_self else _scatter(g, x, dim, index, g.constant(_NEUTRAL[how], x.tensor.dtype))
+    y = _scatter(g, y, dim, index, source, reduce=how)
+    if reduce != "mean":
+        return y
+    one, zero = g.constant(1, x.tensor.dtype), g.constant(0, x.tensor.dtype)
+    count = broadcast_to(g, one if include_self else zero, x.tensor.shape)
+    count = _scatter(g, count, dim, index, one, reduce="add")
+    return g.emit("divide", y, g.emit("maximum", count, one))
+
+
+@aten("index_add.default", "index_add_.default")
+def _index_add(g: Builder, x: Value, dim: int, ids: Value, source: Value, *, alpha: float = 1) -> Any:
+    source = source if alpha == 1 else g.emit("multiply", source, g.constant(alpha, source.tensor.dtype))
+    return write_rows(g, x, axis_of(dim, len(x.tensor.shape)), ids, source, "add")
+
+
+@aten("index_copy.default", "index_copy_.default")
+def _index_copy(g: Builder, x: Value, dim: int, ids: Value, source: Value) -> Any:
+    return write_rows(g, x, axis_of(dim, len(x.tensor.shape)), ids, source, "update")
+
+
+@aten("index_fill.int_Scalar", "index_fill.int_Tensor", "index_fill_.int_Scalar", "index_fill_.int_Tensor")
+def _index_fill(g: Builder, x: Value, dim: int, ids: Value, value: Any) -> Any:
+    axis = axis_of(dim, len(x.tensor.shape))
+    shape = tuple(ids.tensor.elements if d == axis else n for d, n in enumerate(x.tensor.shape))
+    return write_rows(g, x, axis, ids, broadcast_to(g, like(g, x, value), shape), "update")
+
+
+@aten("histc.default")
+def _histc(g: Builder, x: Value, bins: int = 100, low: float = 0, high: float = 0) -> Any:
+    """The elements between `low` and `high`, counted in `bins` intervals of one width, the last one closed."""
+    if low >= high:
+        raise NotImplementedError("a histogram between the least and the largest element, a range that depends on data")
+    x = reshape_to(g, x, (x.tensor.elements,))
+    dtype = x.tensor.dtype
+    first, last = g.constant(low, dtype), g.constant(high, dtype)
+    inside = g.emit("logical_and", g.emit("greater_equal", x, first), g.emit("less_equal", x, last))
+    place = g.emit("divide", g.emit("subtract", x, first), g.constant(high - low, dtype))
+    ids = cast(g, g.emit("multiply", place, g.constant(bins, dtype)), "int64")
+    ids = g.emit("clip", ids, min=0, max=bins - 1)
+    return g.emit("segment_sum", cast(g, inside, dtype), ids, num_segments=bins)
+
+
+# Relax spellings
+
+
+@relax("relax.scatter_elements")
+def _relax_scatter(g: Builder, args: Any, attrs: Attrs) -> Any:
+    axis = axis_of(attrs["axis"], len(args[0].tensor.shape))
+    if attrs["reduction"] not in REDUCTIONS:
+        raise NotImplementedError(f"a reduction by {attrs['reduction']!r}")
+    return write_elements(g, args[0], axis, args[1], args[2], attrs["reduction"])
+
+
+# ONNX spellings
+
+
+_ONNX_REDUCTIONS = {"none": "update", "add": "add", "mul": "mul", "max": "max", "min": "min"}
+
+
+def onnx_reduction(attrs: Attrs) -> str:
+    """How an ONNX scatter joins what it writes with what is there."""
+    return _ONNX_REDUCTIONS[attrs.get("reduction", "none")]
+
+
+@onnx("ScatterElements", "Scatter")
+def _onnx_scatter(g: Builder, x: OnnxOperands, attrs: Attrs) -> Any:
+    axis = axis_of(attrs.get("axis", 0), len(x[0].tensor.shape))
+    ids = counted_from_front(g, x, 1, x[0].tensor.shape[axis])
+    return write_elements(g, x[0], axis, ids, x[2], onnx_reduction(attrs))

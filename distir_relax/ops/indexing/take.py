@@ -1,0 +1,207 @@
+"""Looking up rows by number: take (embedding) and open-mesh indexing."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from distir_relax.ir import TensorType, Value
+from distir_relax.ops.table import (
+    FREE,
+    Attrs,
+    Builder,
+    Code,
+    Expansion,
+    OnnxOperands,
+    Rule,
+    Semantics,
+    Split,
+    Types,
+    aten,
+    define,
+    onnx,
+    operands,
+    parse_rule,
+    relax,
+    reshape_to,
+)
+
+
+def _infer_take(types: Types, attrs: Attrs) -> tuple[TensorType, ...]:
+    table, ids = types
+    axis = attrs["axis"]
+    if not 0 <= axis < len(table.shape) or "int" not in ids.dtype:
+        raise ValueError(f"axis {axis} of {table} by integer numbers")
+    return (TensorType((*table.shape[:axis], *ids.shape, *table.shape[axis + 1 :]), table.dtype),)
+
+
+def _take_rule(types: Types, attrs: Attrs, results: Types) -> Rule:
+    rows = ["axis" if i == attrs["axis"] else f"d{i}" for i in range(len(types[0].shape))]
+    ids = [f"i{i}" for i in range(len(types[1].shape))]
+    axis = attrs["axis"]
+    right = [*rows[:axis], *ids, *rows[axis + 1 :]]
+    text = f"{' '.join(rows)}, {' '.join(ids)} -> {' '.join(right)}"
+    return parse_rule(text, [t.shape for t in types], [results[0].shape])
+
+
+def _torch_take(attrs: Attrs) -> str:
+    return f"{{0}}[{':, ' * attrs['axis']}{{1}}]"
+
+
+def _split_take(x: Expansion) -> tuple[Value, ...]:
+    """Rows of a split table: each device looks up the rows it holds, and gives zeros for the others.
+
+    Summed over the devices this is the whole look-up: the result is ``I[sum]``.
+    """
+    table, ids = x.operands
+    axis, rows = x.attrs["axis"], x.types[0].dtype
+    rank = len(x.types[0].shape)
+    if x.may_be_empty(table, axis):
+        # A device without rows still looks something up, and masks it.
+        table = x.emit("pad", table, low=(0,) * rank, high=tuple(int(d == axis) for d in range(rank)), value=0)
+    row, mine = x.local_rows(ids, x.types[1].dtype)
+    zero = x.emit("constant", value=0, dtype=x.types[1].dtype)
+    found = x.emit("take", table, x.emit("where", mine, row, zero), axis=axis)
+    if rank - axis > 1:
+        mine = x.emit("reshape", mine, shape=(*x.shape(mine), *(1,) * (rank - axis - 1)))
+    blank = x.emit("constant", value=0.0 if "float" in rows else 0, dtype=rows)
+    return (x.emit("where", mine, found, blank),)
+
+
+define(
+    "take",
+    Semantics(infer=_infer_take, torch=_torch_take, linear=(operands(0),)),
+    Split(_take_rule, expand={"axis": _split_take}, positional=frozenset({"axis"}), indices=operands(1)),
+    cost=FREE,
+    code=Code(relax='R.take({0}, {1}, {axis}, "clip")'),
+)
+
+
+# ATen spellings
+
+
+@aten("embedding.default")
+def _embedding(g: Builder, table: Value, ids: Value, *options: Any) -> Any:
+    return g.emit("take", table, ids, axis=0)
+
+
+@aten("index_select.default")
+def _index_select(g: Builder, x: Value, dim: int, ids: Value) -> Any:
+    return g.emit("take", x, ids, axis=dim % len(x.tensor.shape))
+
+
+@aten("index.Tensor")
+def index(g: Builder, x: Value, indices: list[Any]) -> Any:
+    """Indexing by tensors that broadcast together.
+
+    Masks built by broadcasting ask for an open mesh: each index varies along one dim of the result, in the order of the
+    dims it indexes. Each is then a `take` of its own, which splits further than the general op.
+    """
+    used = [(dim, ids) for dim, ids in enumerate(indices) if ids is not None]
+    if any(ids.tensor.dtype == "bool" for _, ids in used):
+        raise NotImplementedError("indexing by a mask, whose result has a shape that depends on data")
+    used = [(dim, from_front(g, ids, x.tensor.shape[dim])) for dim, ids in used]
+    return _take_mesh(g, x, used) if _is_open_mesh(used) else _take_points(g, x, used)
+
+
+def from_front(g: Builder, index: Value, size: int) -> Any:
+    """Indices into a dim of `size`, those counted from its end counted from the front.
+
+    A split dim is looked up by position, where a number below zero would be nobody's.
+    """
+    data = g.known.get(index.name)
+    if data is not None and (not data.numel() or int(data.min()) >= 0):
+        return index
+    dtype = index.tensor.dtype
+    below = g.emit("less", index, g.constant(0, dtype))
+    return g.emit("where", below, g.emit("add", index, g.constant(size, dtype)), index)
+
+
+def _varying(index: Value, rank: int) -> list[int]:
+    lead = rank - len(index.tensor.shape)
+    return [i + lead for i, n in enumerate(index.tensor.shape) if n != 1]
+
+
+def _is_open_mesh(used: list[tuple[int, Any]]) -> bool:
+    rank = max(len(index.tensor.shape) for _, index in used)
+    homes = [_varying(index, rank) for _, index in used]
+    flat = [home for wide in homes for home in wide]
+    adjacent = all(dim == used[0][0] + i for i, (dim, _) in enumerate(used))
+    return adjacent and all(len(wide) <= 1 for wide in homes) and flat == sorted(set(flat))
+
+
+def _take_mesh(g: Builder, x: Value, used: list[tuple[int, Any]]) -> Any:
+    first = used[0][0]
+    rank = max(len(index.tensor.shape) for _, index in used)
+    spread = [1] * rank
+    taken = 0
+    for _, index in used:
+        wide = _varying(index, rank)
+        axis = first + taken
+        if _counts_up(g, index, x.tensor.shape[axis]):
+            x = x if wide else reshape_to(g, x, (*x.tensor.shape[:axis], *x.tensor.shape[axis + 1 :]))
+        else:
+            x = g.emit("take", x, reshape_to(g, index, (index.tensor.elements,) if wide else ()), axis=axis)
+        if wide:
+            spread[wide[0]] = x.tensor.shape[axis]
+            taken += 1
+    return reshape_to(g, x, (*x.tensor.shape[:first], *spread, *x.tensor.shape[first + taken :]))
+
+
+def _counts_up(g: Builder, index: Value, size: int) -> bool:
+    """Whether a constant index is 0, 1, …, size - 1, which takes all as it is."""
+    data = g.known.get(index.name)
+    return data is not None and data.flatten().tolist() == list(range(size))
+
+
+def _take_points(g: Builder, x: Value, used: list[tuple[int, Any]]) -> Any:
+    dims = [dim for dim, _ in used]
+    rest = [i for i in range(len(x.tensor.shape)) if i not in dims]
+    order = (*dims, *rest)
+    if order != tuple(range(len(order))):
+        x = g.emit("permute_dims", x, axes=order)
+    y = g.emit("index_tensor", x, *[index for _, index in used], count=len(used))
+    # The picked dims stand where the first index was when all are neighbours, and first otherwise.
+    rank = len(y.tensor.shape) - len(rest)
+    home = dims[0] if dims == list(range(dims[0], dims[-1] + 1)) else 0
+    back = (*range(rank, rank + home), *range(rank), *range(rank + home, rank + len(rest)))
+    return y if back == tuple(range(len(back))) else g.emit("permute_dims", y, axes=back)
+
+
+# Relax spellings
+
+
+@relax("relax.take")
+def _relax_take(g: Builder, args: Any, attrs: Attrs) -> Any:
+    return g.emit("take", *args, axis=(attrs["axis"] or 0) % len(args[0].tensor.shape))
+
+
+# ONNX spellings
+
+
+def counted_from_front(g: Builder, x: Any, index: int, size: int) -> Any:
+    """The indices in operand `index` of an ONNX node, into a dim of `size`: ONNX lets them count from the end."""
+    numbers = x.known_numbers(index)
+    if numbers is not None:
+        data = x.array(index)
+        return x.constant(np.where(data < 0, data + size, data).astype(data.dtype))
+    return from_front(g, x[index], size)
+
+
+@onnx("Gather")
+def _onnx_gather(g: Builder, x: OnnxOperands, attrs: Attrs) -> Any:
+    shape = x[0].tensor.shape
+    axis = attrs.get("axis", 0) % len(shape)
+    numbers = x.known_numbers(1)
+    if numbers is not None and numbers:
+        data = x.array(1)
+        first = numbers[0] % shape[axis]
+        run = list(range(first, first + len(numbers)))
+        if data.ndim <= 1 and [n % shape[axis] for n in numbers] == run:
+            # Neighbours are a slice, which needs no look-up.
+            y = x[0]
+            if len(run) < shape[axis]:
+                y = g.emit("strided_slice", y, axes=(axis,), begin=(first,), end=(run[-1] + 1,), strides=(1,))
+            return y if data.ndim else reshape_to(g, y, (*shape[:axis], *shape[axis + 1 :]))
+    return g.emit("take", x[0], counted_from_front(g, x, 1, shape[axis]), axis=axis)

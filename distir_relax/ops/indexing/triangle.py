@@ -1,0 +1,68 @@
+"""The elements on one side of a diagonal, zeros on the other."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from distir_relax.ir import TensorType, Value
+from distir_relax.ops.table import (
+    FREE,
+    Attrs,
+    Builder,
+    Code,
+    OnnxOperands,
+    Semantics,
+    Split,
+    Types,
+    aten,
+    define,
+    onnx,
+    operands,
+    relax,
+)
+
+
+def _infer_triangle(types: Types, attrs: Attrs) -> tuple[TensorType, ...]:
+    if len(types[0].shape) < 2:
+        raise ValueError("a tensor of at least 2 dims")
+    return (types[0],)
+
+
+for _name in ("tril", "triu"):
+    define(
+        _name,
+        Semantics(infer=_infer_triangle, torch=f"torch.{_name}({{0}}, {{k}})", linear=(operands(0),)),
+        Split("... [rows] [columns] -> ... [rows] [columns]"),
+        cost=FREE,
+        code=Code(relax=f"R.{_name}({{0}}, {{k}})"),
+    )
+
+
+# ATen spellings
+
+
+@aten("tril.default")
+def _tril(g: Builder, x: Value, diagonal: int = 0) -> Any:
+    return g.emit("tril", x, k=diagonal)
+
+
+@aten("triu.default")
+def _triu(g: Builder, x: Value, diagonal: int = 0) -> Any:
+    return g.emit("triu", x, k=diagonal)
+
+
+# Relax spellings
+
+
+@relax("relax.tril", "relax.triu")
+def _relax_triangle(g: Builder, args: Any, attrs: Attrs) -> Any:
+    name = attrs["op"].removeprefix("relax.")
+    return g.aten(f"{name}.default", args[0], args[1] if len(args) > 1 else attrs["k"])
+
+
+# ONNX spellings
+
+
+@onnx("Trilu")
+def _onnx_trilu(g: Builder, x: OnnxOperands, attrs: Attrs) -> Any:
+    return g.emit("triu" if attrs.get("upper", 1) else "tril", x[0], k=x.number(1, 0))

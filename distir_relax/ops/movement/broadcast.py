@@ -1,0 +1,86 @@
+"""A tensor repeated along dims of size 1, or along new ones in front, without a copy."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from distir_relax.ir import TensorType, Value
+from distir_relax.ops.movement.reshape import result_shape
+from distir_relax.ops.table import (
+    FREE,
+    Attrs,
+    Builder,
+    Code,
+    OnnxOperands,
+    Rule,
+    Semantics,
+    Split,
+    Trait,
+    Types,
+    aten,
+    define,
+    dim_names,
+    onnx,
+    operands,
+    parse_rule,
+    relax,
+)
+
+
+def _infer_broadcast(types: Types, attrs: Attrs) -> tuple[TensorType, ...]:
+    shape = tuple(attrs["shape"])
+    for have, want in zip(reversed(types[0].shape), reversed(shape), strict=False):
+        if have not in (1, want):
+            raise ValueError(f"{types[0].shape} does not broadcast to {shape}")
+    return (TensorType(shape, types[0].dtype),)
+
+
+def _broadcast_rule(types: Types, attrs: Attrs, results: Types) -> Rule:
+    names = dim_names(len(results[0].shape))
+    own = names[len(names) - len(types[0].shape) :]
+    return parse_rule(f"{' '.join(own)} -> {' '.join(names)}", [types[0].shape], [results[0].shape])
+
+
+define(
+    "broadcast_to",
+    Semantics(infer=_infer_broadcast, torch="{0}.expand({shape})", linear=(operands(0),)),
+    Split(_broadcast_rule, localize=result_shape),
+    cost=FREE,
+    code=Code(relax="R.broadcast_to({0}, {shape})"),
+    traits={Trait.VIEW},
+)
+
+
+# ATen spellings
+
+
+@aten("expand.default")
+def _expand(g: Builder, x: Value, sizes: list[int], implicit: bool = False) -> Any:
+    own = (1,) * (len(sizes) - len(x.tensor.shape)) + x.tensor.shape
+    shape = tuple(have if want == -1 else want for have, want in zip(own, sizes, strict=True))
+    return x if shape == x.tensor.shape else g.emit("broadcast_to", x, shape=shape)
+
+
+@aten("expand_as.default")
+def _expand_as(g: Builder, x: Value, other: Value) -> Any:
+    return g.aten("expand.default", x, list(other.tensor.shape))
+
+
+# Relax spellings
+
+
+@relax("relax.broadcast_to")
+def _relax_broadcast(g: Builder, args: Any, attrs: Attrs) -> Any:
+    return args[0] if args[0].tensor.shape == args[1] else g.emit("broadcast_to", args[0], shape=args[1])
+
+
+# ONNX spellings
+
+
+@onnx("Expand")
+def _onnx_expand(g: Builder, x: OnnxOperands, attrs: Attrs) -> Any:
+    """The wanted shape and the tensor's own broadcast to each other."""
+    own, asked = list(x[0].tensor.shape), x.numbers(1)
+    rank = max(len(own), len(asked))
+    own, asked = [1] * (rank - len(own)) + own, [1] * (rank - len(asked)) + asked
+    return _expand(g, x[0], [want if have == 1 else have for have, want in zip(own, asked, strict=True)])

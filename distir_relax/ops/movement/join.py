@@ -1,0 +1,188 @@
+"""Tensors put together along a dim, and taken apart."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from distir_relax.ir import TensorType, Value
+from distir_relax.ops.movement.reshape import squeeze, unsqueeze
+from distir_relax.ops.table import (
+    FREE,
+    Attrs,
+    Builder,
+    Code,
+    OnnxOperands,
+    Rule,
+    Semantics,
+    Split,
+    Trait,
+    Types,
+    all_operands,
+    aten,
+    axis_of,
+    define,
+    dim_names,
+    onnx,
+    operands,
+    parse_rule,
+    promote,
+    relax,
+)
+
+
+def _infer_concat(types: Types, attrs: Attrs) -> tuple[TensorType, ...]:
+    axis, shape = attrs["axis"], list(types[0].shape)
+    for t in types[1:]:
+        if [n for i, n in enumerate(t.shape) if i != axis] != [n for i, n in enumerate(shape) if i != axis]:
+            raise ValueError(f"shapes {[t.shape for t in types]} do not join along dim {axis}")
+    shape[axis] = sum(t.shape[axis] for t in types)
+    return (TensorType(tuple(shape), types[0].dtype),)
+
+
+def _concat_rule(types: Types, attrs: Attrs, results: Types) -> Rule:
+    names = dim_names(len(results[0].shape))
+    tensors = []
+    for i in [*range(len(types)), "r"]:
+        tensors.append(" ".join(f"[{n}_{i}]" if d == attrs["axis"] else n for d, n in enumerate(names)))
+    text = f"{', '.join(tensors[:-1])} -> {tensors[-1]}"
+    return parse_rule(text, [t.shape for t in types], [results[0].shape])
+
+
+define(
+    "concat",
+    Semantics(infer=_infer_concat, torch="torch.cat([{*}], {axis})", linear=all_operands),
+    Split(_concat_rule),
+    cost=FREE,
+    code=Code(relax="R.concat([{*}], {axis})"),
+    traits={Trait.TRIVIAL},
+)
+
+
+def _infer_split(types: Types, attrs: Attrs) -> tuple[TensorType, ...]:
+    axis, sizes = attrs["axis"], attrs["sizes"]
+    shape = types[0].shape
+    if sum(sizes) != shape[axis]:
+        raise ValueError(f"sizes {sizes} do not add up to {shape[axis]}")
+    return tuple(TensorType((*shape[:axis], n, *shape[axis + 1 :]), types[0].dtype) for n in sizes)
+
+
+def _split_rule(types: Types, attrs: Attrs, results: Types) -> Rule:
+    names, axis, sizes = dim_names(len(types[0].shape)), attrs["axis"], attrs["sizes"]
+    tail = " ".join(names[:axis]), " ".join(names[axis + 1 :])
+    shapes = [t.shape for t in types], [t.shape for t in results]
+    if len(set(sizes)) == 1:
+        text = f"{tail[0]} ([parts] part) {tail[1]} -> " + ", ".join([f"{tail[0]} part {tail[1]}"] * len(sizes))
+        return parse_rule(text, *shapes, sizes={"parts": len(sizes), "part": sizes[0]})
+    parts = ", ".join(f"{tail[0]} [part{i}] {tail[1]}" for i in range(len(sizes)))
+    return parse_rule(f"{tail[0]} [whole] {tail[1]} -> {parts}", *shapes)
+
+
+def _local_split(attrs: Attrs, types: Types, results: Types) -> dict[str, Any]:
+    return {**attrs, "sizes": tuple(t.shape[attrs["axis"]] for t in results)}
+
+
+def _relax_split(attrs: Attrs) -> str:
+    ends = [sum(attrs["sizes"][: i + 1]) for i in range(len(attrs["sizes"]))]
+    if 0 not in attrs["sizes"]:
+        return f"R.split({{0}}, {ends[:-1]!r}, {{axis}})"
+    # R.split makes no part without elements.
+    cuts = zip([0, *ends], ends, strict=False)
+    return "(" + ", ".join(f"R.strided_slice({{0}}, ({{axis}},), ({a},), ({b},))" for a, b in cuts) + ",)"
+
+
+define(
+    "split",
+    Semantics(infer=_infer_split, torch="{0}.split({sizes}, {axis})", linear=(operands(0),)),
+    Split(_split_rule, localize=_local_split),
+    cost=FREE,
+    code=Code(relax=_relax_split),
+    traits={Trait.VIEW},
+)
+
+
+# ATen spellings
+
+
+@aten("cat.default", "concat.default")
+def _cat(g: Builder, tensors: list[Any], dim: int = 0) -> Any:
+    kept = [t for t in tensors if t.tensor.shape != (0,)]
+    if len(kept) == 1:
+        return kept[0]
+    return g.emit("concat", *promote(g, *kept), axis=axis_of(dim, len(kept[0].tensor.shape)))
+
+
+@aten("stack.default")
+def _stack(g: Builder, tensors: list[Any], dim: int = 0) -> Any:
+    axis = axis_of(dim, len(tensors[0].tensor.shape) + 1)
+    return _cat(g, [unsqueeze(g, t, axis) for t in tensors], axis)
+
+
+@aten("split.Tensor")
+def _split(g: Builder, x: Value, size: int, dim: int = 0) -> Any:
+    axis = axis_of(dim, len(x.tensor.shape))
+    total = x.tensor.shape[axis]
+    return split_with_sizes(g, x, [min(size, total - i) for i in range(0, total, size)], axis)
+
+
+@aten("split_with_sizes.default")
+def split_with_sizes(g: Builder, x: Value, sizes: list[int], dim: int = 0) -> Any:
+    """A tuple of values, also when there is one part only."""
+    if len(sizes) == 1:
+        return (x,)
+    return g.emit("split", x, sizes=tuple(sizes), axis=axis_of(dim, len(x.tensor.shape)))
+
+
+@aten("chunk.default")
+def _chunk(g: Builder, x: Value, chunks: int, dim: int = 0) -> Any:
+    return _split(g, x, -(-x.tensor.shape[dim] // chunks), dim)
+
+
+@aten("unbind.int")
+def _unbind(g: Builder, x: Value, dim: int = 0) -> Any:
+    axis = axis_of(dim, len(x.tensor.shape))
+    parts = split_with_sizes(g, x, [1] * x.tensor.shape[axis], axis)
+    return tuple(squeeze(g, part, axis) for part in parts)
+
+
+# Relax spellings
+
+
+@relax("relax.concat")
+def _relax_concat(g: Builder, args: Any, attrs: Attrs) -> Any:
+    return _cat(g, args[0], attrs["axis"] or 0)
+
+
+@relax("relax.split")
+def _relax_split_call(g: Builder, args: Any, attrs: Attrs) -> Any:
+    axis = axis_of(attrs["axis"], len(args[0].tensor.shape))
+    total, where = args[0].tensor.shape[axis], attrs["indices_or_sections"]
+    if isinstance(where, int):
+        size = -(-total // where)
+        ends = [min(total, size * (i + 1)) for i in range(where)]
+    else:
+        ends = [*where, total]
+    return split_with_sizes(g, args[0], [b - a for a, b in zip([0, *ends], ends, strict=False)], axis)
+
+
+@relax("relax.stack")
+def _relax_stack(g: Builder, args: Any, attrs: Attrs) -> Any:
+    return g.aten("stack.default", args[0], attrs["axis"] or 0)
+
+
+# ONNX spellings
+
+
+@onnx("Concat")
+def _onnx_concat(g: Builder, x: OnnxOperands, attrs: Attrs) -> Any:
+    return _cat(g, [x[i] for i in range(len(x))], attrs["axis"])
+
+
+@onnx("Split")
+def _onnx_split(g: Builder, x: OnnxOperands, attrs: Attrs) -> Any:
+    axis = axis_of(attrs.get("axis", 0), len(x[0].tensor.shape))
+    total, sizes = x[0].tensor.shape[axis], x.numbers(1, attrs.get("split"))
+    if sizes is None:
+        count = attrs.get("num_outputs", attrs["outputs"])
+        size = -(-total // count)
+        sizes = [max(0, min(size, total - i * size)) for i in range(count)]
+    return split_with_sizes(g, x[0], sizes, axis)

@@ -1,0 +1,167 @@
+"""Padding at the beginning and the end of each dim: with a number, or with what the tensor itself holds.
+
+The latter (its edge, its reflection, its other end) is a look-up by known positions.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from typing import Any
+
+from distir_relax.ir import Attribute, TensorType, Value
+from distir_relax.ops.movement.slice import slice_dim
+from distir_relax.ops.table import (
+    FREE,
+    Attrs,
+    Builder,
+    Code,
+    OnnxOperands,
+    Rule,
+    Semantics,
+    Split,
+    StridedWindow,
+    Types,
+    aten,
+    axis_of,
+    define,
+    dim_names,
+    onnx,
+    operands,
+    parse_rule,
+    relax,
+)
+
+
+def _infer_pad(types: Types, attrs: Attrs) -> tuple[TensorType, ...]:
+    low, high = attrs["low"], attrs["high"]
+    return (TensorType(tuple(a + n + b for a, n, b in zip(low, types[0].shape, high, strict=True)), types[0].dtype),)
+
+
+def _pad_rule(types: Types, attrs: Attrs, results: Types) -> Rule:
+    """A padded dim is a window of one element: a device pads its part by what the padding is in it."""
+    x, windows = types[0], []
+    names = dim_names(len(x.shape))
+    for d, (low, high) in enumerate(zip(attrs["low"], attrs["high"], strict=True)):
+        if low or high:
+            names[d] = "()"
+            windows.append(StridedWindow(d, 0, d, d, x.shape[d], 1, low=low, high=high))
+    text = " ".join(names)
+    return replace(parse_rule(f"{text} -> {text}", [x.shape], [results[0].shape]), windows=tuple(windows))
+
+
+def _set_ends(attrs: Attrs, ends: Mapping[int, tuple[int, ...]]) -> dict[str, Attribute]:
+    found: dict[str, Attribute] = dict(attrs)
+    for i, key in enumerate(("low", "high")):
+        found[key] = tuple(ends[d][i] if d in ends else n for d, n in enumerate(attrs[key]))
+    return found
+
+
+def _torch_pad(attrs: Attrs) -> str:
+    widths = [n for pair in reversed(list(zip(attrs["low"], attrs["high"], strict=True))) for n in pair]
+    while widths[-2:] == [0, 0]:
+        widths = widths[:-2]
+    return f"F.pad({{0}}, {tuple(widths)!r}, value={{value}})"
+
+
+def _relax_pad(attrs: Attrs) -> str:
+    widths = [n for pair in zip(attrs["low"], attrs["high"], strict=True) for n in pair]
+    return f'R.nn.pad({{0}}, {widths!r}, "constant", {{value}})'
+
+
+define(
+    "pad",
+    Semantics(infer=_infer_pad, torch=_torch_pad, linear=lambda count, attrs: () if attrs["value"] else (operands(0),)),
+    Split(_pad_rule, windowed=_set_ends),
+    cost=FREE,
+    code=Code(relax=_relax_pad),
+)
+
+
+# From positions outside a dim of n elements to those inside that are taken instead.
+_INSIDE: dict[str, Callable[[int, int], int]] = {
+    "edge": lambda at, n: min(max(at, 0), n - 1),
+    "reflect": lambda at, n: n - 1 - abs(at % (2 * n - 2) - (n - 1)) if n > 1 else 0,
+    "wrap": lambda at, n: at % n,
+}
+_TORCH = {"replicate": "edge", "reflect": "reflect", "circular": "wrap"}
+
+
+def pad_by(g: Builder, x: Value, low: Sequence[int], high: Sequence[int], mode: str) -> Any:
+    """`x` with `low` and `high` elements more (fewer, when negative) at the ends of each dim.
+
+    `mode` is ONNX's or torch's name. Raises NotImplementedError for another.
+    """
+    import torch
+
+    inside = _INSIDE.get(_TORCH.get(mode, mode))
+    if inside is None:
+        raise NotImplementedError(f"padding of mode {mode!r}")
+    for axis, (first, last) in enumerate(zip(low, high, strict=True)):
+        size = x.tensor.shape[axis]
+        if first or last:
+            places = torch.tensor([inside(at, size) for at in range(-first, size + last)])
+            x = g.emit("take", x, g.array(places, "positions"), axis=axis)
+    return x
+
+
+# ATen spellings
+
+
+@aten("constant_pad_nd.default")
+def _pad(g: Builder, x: Value, widths: list[int], value: float = 0) -> Any:
+    return _pad_mode(g, x, widths, "constant", value)
+
+
+@aten("pad.default")
+def _pad_mode(g: Builder, x: Value, widths: list[int], mode: str = "constant", value: float | None = None) -> Any:
+    rank = len(x.tensor.shape)
+    low, high = [0] * rank, [0] * rank
+    for i in range(len(widths) // 2):
+        low[rank - 1 - i], high[rank - 1 - i] = widths[2 * i], widths[2 * i + 1]
+    if mode != "constant":
+        return pad_by(g, x, low, high, mode)
+    return g.emit("pad", x, low=tuple(low), high=tuple(high), value=value or 0)
+
+
+for _n in (1, 2, 3):
+    for _name, _mode in (("reflection", "reflect"), ("replication", "replicate")):
+        aten(f"{_name}_pad{_n}d.default")(functools.partial(_pad_mode, mode=_mode))
+
+
+# Relax spellings
+
+
+@relax("relax.nn.pad")
+def _relax_nn_pad(g: Builder, args: Any, attrs: Attrs) -> Any:
+    widths = attrs["pad_width"]
+    if attrs["pad_mode"] not in ("constant", "reflect", "replicate", "circular"):
+        raise NotImplementedError(f"padding of mode {attrs['pad_mode']!r}")
+    if attrs["pad_mode"] != "constant":
+        return pad_by(g, args[0], widths[::2], widths[1::2], attrs["pad_mode"])
+    return g.emit("pad", args[0], low=tuple(widths[::2]), high=tuple(widths[1::2]), value=attrs["pad_value"])
+
+
+# ONNX spellings
+
+
+@onnx("Pad")
+def _onnx_pad(g: Builder, x: OnnxOperands, attrs: Attrs) -> Any:
+    mode = attrs.get("mode", "constant")
+    rank = len(x[0].tensor.shape)
+    widths = x.numbers(1, attrs.get("pads", attrs.get("paddings")))
+    axes = [axis_of(a, rank) for a in x.numbers(3, list(range(rank)))]
+    low, high = [0] * rank, [0] * rank
+    for i, axis in enumerate(axes):
+        low[axis], high[axis] = widths[i], widths[len(axes) + i]
+    y = x[0]
+    if mode != "constant":
+        return pad_by(g, y, low, high, mode)
+    for axis in range(rank):
+        # Negative padding takes elements away.
+        y = slice_dim(g, y, axis, max(0, -low[axis]), y.tensor.shape[axis] - max(0, -high[axis]))
+    low, high = [max(0, n) for n in low], [max(0, n) for n in high]
+    if not any(low + high):
+        return y
+    return g.emit("pad", y, low=tuple(low), high=tuple(high), value=x.number(2, attrs.get("value", 0)))

@@ -1,0 +1,110 @@
+"""Dims in another order."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from distir_relax.ir import TensorType, Value
+from distir_relax.ops.table import (
+    FREE,
+    Attrs,
+    Builder,
+    Code,
+    OnnxOperands,
+    Rule,
+    Semantics,
+    Split,
+    Trait,
+    Types,
+    aten,
+    axis_of,
+    define,
+    dim_names,
+    onnx,
+    operands,
+    parse_rule,
+    relax,
+)
+
+
+def _infer_permute(types: Types, attrs: Attrs) -> tuple[TensorType, ...]:
+    if sorted(attrs["axes"]) != list(range(len(types[0].shape))):
+        raise ValueError(f"axes {attrs['axes']} do not permute {len(types[0].shape)} dims")
+    return (TensorType(tuple(types[0].shape[a] for a in attrs["axes"]), types[0].dtype),)
+
+
+def _permute_rule(types: Types, attrs: Attrs, results: Types) -> Rule:
+    names = dim_names(len(types[0].shape))
+    text = f"{' '.join(names)} -> {' '.join(names[a] for a in attrs['axes'])}"
+    return parse_rule(text, [types[0].shape], [results[0].shape])
+
+
+define(
+    "permute_dims",
+    Semantics(infer=_infer_permute, torch="{0}.permute({axes})", linear=(operands(0),)),
+    Split(_permute_rule),
+    cost=FREE,
+    code=Code(relax="R.permute_dims({0}, {axes})"),
+    traits={Trait.VIEW},
+)
+
+
+# ATen spellings
+
+
+@aten("permute.default")
+def _permute(g: Builder, x: Value, dims: list[int]) -> Any:
+    axes = tuple(axis_of(d, len(x.tensor.shape)) for d in dims)
+    return x if axes == tuple(range(len(axes))) else g.emit("permute_dims", x, axes=axes)
+
+
+@aten("transpose.int")
+def _transpose(g: Builder, x: Value, a: int, b: int) -> Any:
+    axes = list(range(len(x.tensor.shape)))
+    axes[a], axes[b] = axes[b], axes[a]
+    return _permute(g, x, axes)
+
+
+@aten("t.default", "numpy_T.default")
+def _t(g: Builder, x: Value) -> Any:
+    return _permute(g, x, list(reversed(range(len(x.tensor.shape)))))
+
+
+@aten("swapaxes.default", "swapdims.default")
+def _swapaxes(g: Builder, x: Value, a: int, b: int) -> Any:
+    return g.aten("transpose.int", x, a, b)
+
+
+@aten("mT.default", "adjoint.default")
+def _matrix_transpose(g: Builder, x: Value) -> Any:
+    return g.aten("transpose.int", x, -1, -2)
+
+
+@aten("movedim.int")
+def _movedim(g: Builder, x: Value, source: int, destination: int) -> Any:
+    return _movedims(g, x, [source], [destination])
+
+
+@aten("movedim.intlist")
+def _movedims(g: Builder, x: Value, source: list[int], destination: list[int]) -> Any:
+    rank = len(x.tensor.shape)
+    home = {d % rank: s % rank for s, d in zip(source, destination, strict=True)}
+    rest = iter([i for i in range(rank) if i not in home.values()])
+    return g.aten("permute.default", x, [home[i] if i in home else next(rest) for i in range(rank)])
+
+
+# Relax spellings
+
+
+@relax("relax.permute_dims")
+def _relax_permute(g: Builder, args: Any, attrs: Attrs) -> Any:
+    rank = len(args[0].tensor.shape)
+    return _permute(g, args[0], attrs["axes"] if attrs["axes"] is not None else list(reversed(range(rank))))
+
+
+# ONNX spellings
+
+
+@onnx("Transpose")
+def _onnx_transpose(g: Builder, x: OnnxOperands, attrs: Attrs) -> Any:
+    return _permute(g, x[0], attrs["perm"] if "perm" in attrs else list(reversed(range(len(x[0].tensor.shape)))))

@@ -1,0 +1,160 @@
+"""Parts of dims, read and replaced."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from distir_relax.ir import TensorType, Value
+from distir_relax.ops.movement.reshape import squeeze
+from distir_relax.ops.table import (
+    FREE,
+    Attrs,
+    Builder,
+    Code,
+    OnnxOperands,
+    Rule,
+    Semantics,
+    Split,
+    Trait,
+    Types,
+    aten,
+    axis_of,
+    define,
+    dim_names,
+    onnx,
+    operands,
+    parse_rule,
+    promote,
+    relax,
+    reshape_to,
+)
+
+
+def _infer_slice(types: Types, attrs: Attrs) -> tuple[TensorType, ...]:
+    shape = list(types[0].shape)
+    for axis, begin, end, step in zip(attrs["axes"], attrs["begin"], attrs["end"], attrs["strides"], strict=True):
+        if not 0 <= begin <= end <= shape[axis]:
+            raise ValueError(f"slice {begin}:{end} leaves dim {axis} of size {shape[axis]}")
+        shape[axis] = -(-(end - begin) // step)
+    return (TensorType(tuple(shape), types[0].dtype),)
+
+
+def _slice_rule(types: Types, attrs: Attrs, results: Types) -> Rule:
+    names = dim_names(len(types[0].shape))
+    left = " ".join(f"[{n}]" if d in attrs["axes"] else n for d, n in enumerate(names))
+    right = " ".join(f"[{n}s]" if d in attrs["axes"] else n for d, n in enumerate(names))
+    return parse_rule(f"{left} -> {right}", [types[0].shape], [results[0].shape])
+
+
+def _torch_slice(attrs: Attrs) -> str:
+    parts = [":"] * (max(attrs["axes"]) + 1)
+    for axis, begin, end, step in zip(attrs["axes"], attrs["begin"], attrs["end"], attrs["strides"], strict=True):
+        parts[axis] = f"{begin}:{end}" if step == 1 else f"{begin}:{end}:{step}"
+    return f"{{0}}[{', '.join(parts)}]"
+
+
+define(
+    "strided_slice",
+    Semantics(infer=_infer_slice, torch=_torch_slice, linear=(operands(0),)),
+    Split(_slice_rule),
+    cost=FREE,
+    code=Code(relax="R.strided_slice({0}, {axes}, {begin}, {end}, {strides})"),
+    traits={Trait.TRIVIAL, Trait.VIEW},
+)
+
+
+# ATen spellings
+
+
+@aten("slice.Tensor")
+def slice_dim(
+    g: Builder, x: Value, dim: int = 0, start: int | None = None, end: int | None = None, step: int = 1
+) -> Any:
+    """Every `step`-th element of `x` from `start` to before `end` along `dim`, counted as Python does."""
+    axis = axis_of(dim, len(x.tensor.shape))
+    first, last, _ = slice(start, end, step).indices(x.tensor.shape[axis])
+    if (first, last, step) == (0, x.tensor.shape[axis], 1):
+        return x
+    return g.emit("strided_slice", x, axes=(axis,), begin=(first,), end=(max(first, last),), strides=(step,))
+
+
+@aten("select.int")
+def _select(g: Builder, x: Value, dim: int, index: int) -> Any:
+    axis = axis_of(dim, len(x.tensor.shape))
+    first = axis_of(index, x.tensor.shape[axis])
+    return squeeze(g, slice_dim(g, x, axis, first, first + 1), axis)
+
+
+@aten("narrow.default")
+def _narrow(g: Builder, x: Value, dim: int, start: int, length: int) -> Any:
+    return slice_dim(g, x, dim, start, start + length)
+
+
+@aten("slice_scatter.default")
+def _slice_scatter(
+    g: Builder, x: Value, source: Value, dim: int = 0, start: int | None = None, end: int | None = None, step: int = 1
+) -> Any:
+    """The part of `x` that a slice reads, replaced: elements before it, the source, elements behind it."""
+    axis = axis_of(dim, len(x.tensor.shape))
+    size = x.tensor.shape[axis]
+    first, last, _ = slice(start, end, step).indices(size)
+    if step != 1:
+        raise NotImplementedError(f"writing to every {step}th element")
+    parts = [g.aten("slice.Tensor", x, axis, 0, first), source, g.aten("slice.Tensor", x, axis, max(first, last))]
+    kept = [part for part in parts if part.tensor.shape[axis]]
+    return g.emit("concat", *promote(g, *kept), axis=axis) if len(kept) > 1 else kept[0]
+
+
+@aten("select_scatter.default")
+def _select_scatter(g: Builder, x: Value, source: Value, dim: int, index: int) -> Any:
+    axis = axis_of(dim, len(x.tensor.shape))
+    first = axis_of(index, x.tensor.shape[axis])
+    return _slice_scatter(g, x, g.aten("unsqueeze.default", source, axis), axis, first, first + 1)
+
+
+@aten("unfold.default")
+def _unfold(g: Builder, x: Value, dim: int, size: int, step: int) -> Any:
+    """Overlapping stretches of a dim, in a new last dim: a look-up by known positions."""
+    import torch
+
+    axis, rank = axis_of(dim, len(x.tensor.shape)), len(x.tensor.shape)
+    starts = torch.arange(0, x.tensor.shape[axis] - size + 1, step)
+    places = (starts[:, None] + torch.arange(size)).reshape(-1)
+    y = g.emit("take", x, g.array(places, "positions"), axis=axis)
+    y = reshape_to(g, y, (*x.tensor.shape[:axis], len(starts), size, *x.tensor.shape[axis + 1 :]))
+    order = (*range(axis + 1), *range(axis + 2, rank + 1), axis + 1)
+    return g.aten("permute.default", y, list(order))
+
+
+# Relax spellings
+
+
+@relax("relax.strided_slice")
+def _relax_strided_slice(g: Builder, args: Any, attrs: Attrs) -> Any:
+    x, axes, begins, ends, *steps = args
+    for axis, begin, end, step in zip(axes, begins, ends, steps[0] if steps else [1] * len(axes), strict=True):
+        if step < 1:
+            raise NotImplementedError(f"a slice with step {step}")
+        x = slice_dim(g, x, axis, begin, end, step)
+    return x
+
+
+# ONNX spellings
+
+
+@onnx("Slice")
+def _onnx_slice(g: Builder, x: OnnxOperands, attrs: Attrs) -> Any:
+    y, begins, ends = x[0], x.numbers(1, attrs.get("starts")), x.numbers(2, attrs.get("ends"))
+    axes = x.numbers(3, attrs.get("axes", list(range(len(begins)))))
+    for axis, begin, end, step in zip(axes, begins, ends, x.numbers(4, [1] * len(axes)), strict=True):
+        axis = axis_of(axis, len(y.tensor.shape))
+        if step > 0:
+            y = slice_dim(g, y, axis, begin, end, step)
+            continue
+        # Backwards: the same elements forwards, then reversed.
+        size = y.tensor.shape[axis]
+        first, last = max(-size - 1, min(begin, size - 1)), max(-size - 1, min(end, size))
+        picked = range(size)[slice(first, None if last == -size - 1 else last, step)]
+        y = slice_dim(g, y, axis, picked[-1] if picked else 0, picked[0] + 1 if picked else 0, -step)
+        y = g.emit("flip", y, axis=axis)
+    return y

@@ -1,0 +1,138 @@
+"""Layer norm and RMS norm: the dims they normalise must be whole."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from distir_relax.ir import TensorType, Value
+from distir_relax.ops.reduction.axes import axes_of
+from distir_relax.ops.table import (
+    Attrs,
+    Builder,
+    Code,
+    Cost,
+    OnnxOperands,
+    Rule,
+    Semantics,
+    Split,
+    Types,
+    aten,
+    define,
+    filled,
+    onnx,
+    parse_rule,
+    relax,
+)
+
+
+def _infer_norm(types: Types, attrs: Attrs) -> tuple[TensorType, ...]:
+    normal = types[0].shape[len(types[0].shape) - len(types[1].shape) :]
+    if any(t.shape != normal for t in types[1:]):
+        raise ValueError(f"weights {[t.shape for t in types[1:]]} do not fit the last dims of {types[0].shape}")
+    return (types[0],)
+
+
+def _norm_rule(types: Types, attrs: Attrs, results: Types) -> Rule:
+    rank, normal = len(types[0].shape), len(types[1].shape)
+    inner = " ".join(f"[n{i}]" for i in range(normal))
+    outer = " ".join(f"d{i}" for i in range(rank - normal))
+    weights = ", ".join([inner] * (len(types) - 1))
+    return parse_rule(f"{outer} {inner}, {weights} -> {outer} {inner}", [t.shape for t in types], [results[0].shape])
+
+
+_NORM_COST = Cost(flops=lambda types, attrs, results: 8.0 * results[0].elements)
+
+define(
+    "nn.layer_norm",
+    Semantics(infer=_infer_norm, torch="F.layer_norm({0}, {1}.shape, {1}, {2}, {epsilon})"),
+    Split(_norm_rule),
+    cost=_NORM_COST,
+    code=Code(relax="R.nn.layer_norm({0}, {1}, {2}, {axes}, {epsilon})"),
+)
+define(
+    "nn.rms_norm",
+    Semantics(infer=_infer_norm, torch="F.rms_norm({0}, {1}.shape, {1}, {epsilon})"),
+    Split(_norm_rule),
+    cost=_NORM_COST,
+    code=Code(relax="R.nn.rms_norm({0}, {1}, {axes}, {epsilon})"),
+)
+
+
+# ATen spellings
+
+
+@aten("layer_norm.default")
+def _layer_norm(
+    g: Builder,
+    x: Value,
+    shape: list[int],
+    weight: Value | None = None,
+    bias: Value | None = None,
+    eps: float = 1e-5,
+    cudnn: bool = True,
+) -> Any:
+    axes = tuple(range(len(x.tensor.shape) - len(shape), len(x.tensor.shape)))
+    weight = filled(g, tuple(shape), 1.0, x.tensor.dtype) if weight is None else weight
+    bias = filled(g, tuple(shape), 0.0, x.tensor.dtype) if bias is None else bias
+    return g.emit("nn.layer_norm", x, weight, bias, axes=axes, epsilon=eps)
+
+
+@aten("rms_norm.default")
+def _rms_norm(g: Builder, x: Value, shape: list[int], weight: Value | None = None, eps: float | None = None) -> Any:
+    axes = tuple(range(len(x.tensor.shape) - len(shape), len(x.tensor.shape)))
+    weight = filled(g, tuple(shape), 1.0, x.tensor.dtype) if weight is None else weight
+    smallest = {"float64": 2.0**-52, "float16": 2.0**-10, "bfloat16": 2.0**-7}.get(x.tensor.dtype, 2.0**-23)
+    return g.emit("nn.rms_norm", x, weight, axes=axes, epsilon=smallest if eps is None else eps)
+
+
+# Relax spellings
+
+
+@relax("relax.nn.layer_norm")
+def _relax_layer_norm(g: Builder, args: Any, attrs: Attrs) -> Any:
+    x, weight, bias = args
+    weight = weight if attrs["scale"] else filled(g, weight.tensor.shape, 1.0, x.tensor.dtype)
+    bias = bias if attrs["center"] else filled(g, bias.tensor.shape, 0.0, x.tensor.dtype)
+    return g.emit("nn.layer_norm", x, weight, bias, axes=_last_axes(x, attrs), epsilon=attrs["epsilon"])
+
+
+@relax("relax.nn.rms_norm")
+def _relax_rms_norm(g: Builder, args: Any, attrs: Attrs) -> Any:
+    return g.emit("nn.rms_norm", *args, axes=_last_axes(args[0], attrs), epsilon=attrs["epsilon"])
+
+
+def _last_axes(x: Value, attrs: Any) -> tuple[int, ...]:
+    axes, rank = axes_of(x, attrs["axes"]), len(x.tensor.shape)
+    if axes != tuple(range(rank - len(axes), rank)):
+        raise NotImplementedError(f"a norm over dims {axes}, which are not the last of {rank}")
+    return axes
+
+
+# ONNX spellings
+
+
+@onnx("LayerNormalization")
+def _onnx_layer_norm(g: Builder, x: OnnxOperands, attrs: Attrs) -> Any:
+    shape = list(x[0].tensor.shape[attrs.get("axis", -1) :])
+    weight, bias = (_fitted(g, x, i, shape) for i in (1, 2))
+    y = _layer_norm(g, x[0], shape, weight, bias, attrs.get("epsilon", 1e-5))
+    if attrs["outputs"] == 1:
+        return y
+    axes = tuple(range(len(x[0].tensor.shape) - len(shape), len(x[0].tensor.shape)))
+    mean = g.emit("mean", x[0], axis=axes, keepdims=True)
+    variance = g.emit("mean", g.emit("square", g.emit("subtract", x[0], mean)), axis=axes, keepdims=True)
+    epsilon = g.constant(attrs.get("epsilon", 1e-5), x[0].tensor.dtype)
+    return y, mean, g.emit("rsqrt", g.emit("add", variance, epsilon))
+
+
+@onnx("RMSNormalization")
+def _onnx_rms_norm(g: Builder, x: OnnxOperands, attrs: Attrs) -> Any:
+    shape = list(x[0].tensor.shape[attrs.get("axis", -1) :])
+    return _rms_norm(g, x[0], shape, _fitted(g, x, 1, shape), attrs.get("epsilon", 1e-5))
+
+
+def _fitted(g: Builder, x: Any, index: int, shape: list[int]) -> Any:
+    """The scale or bias of a norm, which ONNX broadcasts to the normalised dims."""
+    if not x.has(index) or list(x[index].tensor.shape) == shape:
+        return x[index] if x.has(index) else None
+    return g.emit("broadcast_to", x[index], shape=tuple(shape))

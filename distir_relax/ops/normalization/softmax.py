@@ -1,0 +1,66 @@
+"""Softmax and its logarithm: the dim they see must be whole."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+from distir_relax.ir import Value
+from distir_relax.ops.reduction.axes import axes_of, converted, infer_along_axis, whole_axis_rule
+from distir_relax.ops.table import Builder, Code, Cost, Semantics, Split, aten, define, onnx, relax, reshape_to
+
+for _name in ("softmax", "log_softmax"):
+    define(
+        f"nn.{_name}",
+        Semantics(infer=infer_along_axis, torch=f"F.{_name}({{0}}, {{axis}})"),
+        Split(whole_axis_rule),
+        cost=Cost(flops=lambda types, attrs, results: 12.0 * results[0].elements),
+        code=Code(relax=f"R.nn.{_name}({{0}}, {{axis}})"),
+    )
+
+
+# ATen spellings
+
+
+@aten("softmax.int", "_softmax.default")
+def _softmax(g: Builder, x: Value, dim: int, dtype: Any = None) -> Any:
+    return g.emit("nn.softmax", converted(g, x, dtype or None), axis=axes_of(x, dim)[0])
+
+
+@aten("log_softmax.int", "_log_softmax.default")
+def _log_softmax(g: Builder, x: Value, dim: int, dtype: Any = None) -> Any:
+    return g.emit("nn.log_softmax", converted(g, x, dtype or None), axis=axes_of(x, dim)[0])
+
+
+# Relax spellings
+
+
+def _relax_along_axis(name: str) -> None:
+    def convert(g: Builder, args: Any, attrs: Any) -> Any:
+        return g.emit(name, args[0], axis=axes_of(args[0], attrs["axis"])[0])
+
+    relax(f"relax.{name}")(convert)
+
+
+for _name in ("nn.softmax", "nn.log_softmax"):
+    _relax_along_axis(_name)
+
+
+# ONNX spellings
+
+
+def _onnx_softmax(op_type: str, name: str) -> None:
+    def convert(g: Builder, x: Any, attrs: Any) -> Any:
+        if attrs["opset"] >= 13:
+            return g.emit(name, x[0], axis=axes_of(x[0], attrs.get("axis", -1))[0])
+        # Before opset 13 all dims from the axis on are one.
+        shape = x[0].tensor.shape
+        axis = attrs.get("axis", 1) % len(shape)
+        flat = reshape_to(g, x[0], (*shape[:axis], math.prod(shape[axis:])))
+        return reshape_to(g, g.emit(name, flat, axis=axis), shape)
+
+    onnx(op_type)(convert)
+
+
+_onnx_softmax("Softmax", "nn.softmax")
+_onnx_softmax("LogSoftmax", "nn.log_softmax")

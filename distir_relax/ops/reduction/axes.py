@@ -1,0 +1,36 @@
+"""The dims that an op sees whole, and the dtype that it adds up in."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from distir_relax.ir import TensorType, Value
+from distir_relax.ops.table import Attrs, Builder, Rule, Types, cast, dtype_name, parse_rule
+
+
+def infer_along_axis(types: Types, attrs: Attrs) -> tuple[TensorType, ...]:
+    """The operand's own type; raises ValueError unless attribute `axis` is one of its dims."""
+    axis = attrs.get("axis", 0)
+    if not 0 <= axis < max(1, len(types[0].shape)):
+        raise ValueError(f"axis {axis} of a tensor of {len(types[0].shape)} dims")
+    return (TensorType(types[0].shape, types[0].dtype),)
+
+
+def whole_axis_rule(types: Types, attrs: Attrs, results: Types) -> Rule:
+    """The rule of ops that see all of dim `axis` at once, and all others element by element."""
+    text = " ".join(f"[d{i}]" if i == attrs["axis"] else f"d{i}" for i in range(len(types[0].shape)))
+    return parse_rule(f"{text} -> {text}", [types[0].shape], [results[0].shape])
+
+
+def axes_of(x: Value, dim: Any) -> tuple[int, ...]:
+    """The dims that `dim` (a number, several, or none for all) names, counted from the front, in order."""
+    rank = len(x.tensor.shape)
+    dims = range(rank) if dim is None or dim == [] else [dim] if isinstance(dim, int) else dim
+    return tuple(sorted(d + rank if d < 0 else d for d in dims))
+
+
+def converted(g: Builder, x: Value, dtype: Any, summing: bool = False) -> Any:
+    """`x` in the dtype asked for; where none is, integers that are summed are so in 64 bits."""
+    if dtype is not None:
+        return cast(g, x, dtype_name(dtype))
+    return cast(g, x, "int64") if summing and "float" not in x.tensor.dtype else x

@@ -1,0 +1,218 @@
+"""Sums, means, maxima and minima over dims, and what is made of them element by element."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+from distir_relax.ir import TensorType, Value
+from distir_relax.ops.reduction.axes import axes_of, converted
+from distir_relax.ops.table import (
+    Attrs,
+    Builder,
+    Code,
+    Cost,
+    Expand,
+    Expansion,
+    Rule,
+    Semantics,
+    Split,
+    Types,
+    aten,
+    cast,
+    define,
+    like,
+    number_range,
+    onnx,
+    operands,
+    parse_rule,
+    relax,
+)
+
+
+def _infer_reduce(types: Types, attrs: Attrs) -> tuple[TensorType, ...]:
+    shape = types[0].shape
+    if any(not 0 <= a < len(shape) for a in attrs["axis"]):
+        raise ValueError(f"axes {attrs['axis']} of a tensor of {len(shape)} dims")
+    if attrs["keepdims"]:
+        return (TensorType(tuple(1 if i in attrs["axis"] else n for i, n in enumerate(shape)), types[0].dtype),)
+    return (TensorType(tuple(n for i, n in enumerate(shape) if i not in attrs["axis"]), types[0].dtype),)
+
+
+def _reduce_rule(how: str) -> Any:
+    def rule(types: Types, attrs: Attrs, results: Types) -> Rule:
+        names = [f"d{i}" for i in range(len(types[0].shape))]
+        kept = ["()" if i in attrs["axis"] else n for i, n in enumerate(names)]
+        right = " ".join(k for k in kept if attrs["keepdims"] or k != "()")
+        return parse_rule(f"{' '.join(names)} -> {right}", [types[0].shape], [results[0].shape], reduce=how)
+
+    return rule
+
+
+def _torch_axes(name: str) -> str:
+    return f"torch.{name}({{0}}, dim={{axis}}, keepdim={{keepdims}})"
+
+
+def _relax_axes(name: str) -> str:
+    return f"R.{name}({{0}}, {{axis}}, {{keepdims}})"
+
+
+_INPUT_COST = Cost(flops=lambda types, attrs, results: float(types[0].elements))
+
+define(
+    "sum",
+    Semantics(
+        infer=_infer_reduce,
+        torch="torch.sum({0}, dim={axis}, keepdim={keepdims}, dtype={0}.dtype)",
+        linear=(operands(0),),
+    ),
+    Split(_reduce_rule("sum")),
+    cost=_INPUT_COST,
+    code=Code(relax=_relax_axes("sum")),
+)
+
+
+def _extreme_of_none(name: str, lowest: float) -> Expand:
+    def expand(x: Expansion) -> tuple[Value, ...]:
+        """A device without elements has no extreme: it takes that of the value neutral to the reduction."""
+        value, rank = x.operands[0], len(x.types[0].shape)
+        empty = tuple(int(d in x.attrs["axis"] and x.may_be_empty(value, d)) for d in range(rank))
+        if any(empty):
+            number = number_range(x.types[0].dtype)[lowest > 0]
+            value = x.emit("pad", value, low=(0,) * rank, high=empty, value=number)
+        return (x.emit(name, value, axis=x.attrs["axis"], keepdims=x.attrs["keepdims"]),)
+
+    return expand
+
+
+for _name, _lowest in (("max", -math.inf), ("min", math.inf)):
+    define(
+        _name,
+        Semantics(infer=_infer_reduce, torch=_torch_axes(f"a{_name}")),
+        Split(_reduce_rule(_name), expand={"*": _extreme_of_none(_name, _lowest)}),
+        cost=_INPUT_COST,
+        code=Code(relax=_relax_axes(_name)),
+    )
+
+
+def _split_mean(x: Expansion) -> tuple[Value, ...]:
+    """The mean of a split dim: each device sums its own part and divides by the size of the whole."""
+    count = math.prod(x.types[0].shape[a] for a in x.attrs["axis"])
+    total = x.emit("sum", x.operands[0], axis=x.attrs["axis"], keepdims=x.attrs["keepdims"])
+    scale = x.emit("constant", value=1.0 / count, dtype=x.types[0].dtype)
+    return (x.emit("multiply", total, scale),)
+
+
+define(
+    "mean",
+    Semantics(infer=_infer_reduce, torch=_torch_axes("mean"), linear=(operands(0),)),
+    Split(_reduce_rule("sum"), expand={"*": _split_mean}),
+    cost=_INPUT_COST,
+    code=Code(relax=_relax_axes("mean")),
+)
+
+
+# ATen spellings
+
+
+@aten("sum.dim_IntList", "sum.default")
+def _sum(g: Builder, x: Value, dim: Any = None, keepdim: bool = False, dtype: Any = None) -> Any:
+    return g.emit("sum", converted(g, x, dtype, True), axis=axes_of(x, dim), keepdims=keepdim)
+
+
+@aten("mean.dim", "mean.default")
+def _mean(g: Builder, x: Value, dim: Any = None, keepdim: bool = False, dtype: Any = None) -> Any:
+    return g.emit("mean", converted(g, x, dtype), axis=axes_of(x, dim), keepdims=keepdim)
+
+
+@aten("amax.default")
+def _amax(g: Builder, x: Value, dim: Any = None, keepdim: bool = False) -> Any:
+    return g.emit("max", x, axis=axes_of(x, dim), keepdims=keepdim)
+
+
+@aten("amin.default")
+def _amin(g: Builder, x: Value, dim: Any = None, keepdim: bool = False) -> Any:
+    return g.emit("min", x, axis=axes_of(x, dim), keepdims=keepdim)
+
+
+@aten("max.default")
+def _max_all(g: Builder, x: Value) -> Any:
+    return g.aten("amax.default", x)
+
+
+@aten("min.default")
+def _min_all(g: Builder, x: Value) -> Any:
+    return g.aten("amin.default", x)
+
+
+def _truth_reduce(name: str) -> Any:
+    def convert(g: Builder, x: Value, dim: Any = None, keepdim: bool = False) -> Any:
+        truth = x if x.tensor.dtype == "bool" else g.emit("not_equal", x, g.constant(0, x.tensor.dtype))
+        extreme = g.aten(name, cast(g, truth, "int32"), dim, keepdim)
+        return g.emit("not_equal", extreme, g.constant(0, "int32"))
+
+    return convert
+
+
+aten("any.default", "any.dim", "any.dims")(_truth_reduce("amax.default"))
+aten("all.default", "all.dim", "all.dims")(_truth_reduce("amin.default"))
+
+
+@aten("count_nonzero.default", "count_nonzero.dim_IntList")
+def _count_nonzero(g: Builder, x: Value, dim: Any = None) -> Any:
+    truth = x if x.tensor.dtype == "bool" else g.emit("not_equal", x, like(g, x, 0))
+    return g.aten("sum.dim_IntList", truth, dim)
+
+
+# Relax spellings
+
+
+def _relax_reduction(name: str) -> None:
+    def convert(g: Builder, args: Any, attrs: Any) -> Any:
+        return g.emit(name, args[0], axis=axes_of(args[0], attrs["axis"]), keepdims=attrs["keepdims"])
+
+    relax(f"relax.{name}")(convert)
+
+
+for _name in ("sum", "mean", "max", "min"):
+    _relax_reduction(_name)
+
+
+# ONNX spellings
+
+
+def _onnx_axes(x: Any, attrs: Any) -> tuple[int, ...]:
+    """The dims that a reduction is over: an attribute in old models, an operand in new ones; all when there is none."""
+    axes = x.numbers(1, attrs.get("axes"))
+    return () if not axes and attrs.get("noop_with_empty_axes", 0) else axes_of(x[0], axes or None)
+
+
+def _onnx_reduction(name: str) -> None:
+    def convert(g: Builder, x: Any, attrs: Any) -> Any:
+        axes = _onnx_axes(x, attrs)
+        if name in ("max", "min") and not all(x[0].tensor.shape[a] for a in axes):
+            raise NotImplementedError(f"the {name} of no elements")
+        return g.emit(name, x[0], axis=axes, keepdims=bool(attrs.get("keepdims", 1))) if axes else x[0]
+
+    onnx(f"Reduce{name.title()}")(convert)
+
+
+for _name in ("sum", "mean", "max", "min"):
+    _onnx_reduction(_name)
+
+
+def _onnx_sum_of(op_type: str, before: str, after: str) -> None:
+    def convert(g: Builder, x: Any, attrs: Any) -> Any:
+        y = g.emit(before, x[0]) if before else x[0]
+        axes = x.numbers(1, attrs.get("axes"))
+        if axes or not attrs.get("noop_with_empty_axes", 0):
+            y = g.aten("sum.dim_IntList", y, axes, bool(attrs.get("keepdims", 1)), x[0].tensor.dtype)
+        return g.emit(after, y) if after else y
+
+    onnx(op_type)(convert)
+
+
+_onnx_sum_of("ReduceSumSquare", "square", "")
+_onnx_sum_of("ReduceL1", "abs", "")
+_onnx_sum_of("ReduceL2", "square", "sqrt")
+_onnx_sum_of("ReduceLogSum", "", "log")

@@ -1,0 +1,57 @@
+"""Variances and standard deviations, written as means."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from distir_relax.ir import Value
+from distir_relax.ops.table import Attrs, Builder, aten, relax
+
+# ATen spellings
+
+
+@aten("var.correction")
+def _var(g: Builder, x: Value, dim: Any = None, *, correction: float | None = None, keepdim: bool = False) -> Any:
+    mean = g.aten("mean.dim", x, dim, True)
+    squares = g.emit("square", g.emit("subtract", x, mean))
+    count = x.tensor.elements / max(1, mean.tensor.elements)
+    variance = g.aten("mean.dim", squares, dim, keepdim)
+    bessel = 1 if correction is None else correction
+    if bessel == 0:
+        return variance
+    return g.emit("multiply", variance, g.constant(count / (count - bessel), x.tensor.dtype))
+
+
+@aten("var.dim")
+def _var_dim(g: Builder, x: Value, dim: Any, unbiased: bool = True, keepdim: bool = False) -> Any:
+    return _var(g, x, dim, correction=int(unbiased), keepdim=keepdim)
+
+
+@aten("std.correction")
+def _std(g: Builder, x: Value, dim: Any = None, *, correction: float | None = None, keepdim: bool = False) -> Any:
+    return g.emit("sqrt", _var(g, x, dim, correction=correction, keepdim=keepdim))
+
+
+@aten("std.dim")
+def _std_dim(g: Builder, x: Value, dim: Any, unbiased: bool = True, keepdim: bool = False) -> Any:
+    return _std(g, x, dim, correction=int(unbiased), keepdim=keepdim)
+
+
+@aten("var_mean.correction")
+def _var_mean(g: Builder, x: Value, dim: Any = None, *, correction: float | None = None, keepdim: bool = False) -> Any:
+    variance = g.aten("var.correction", x, dim, correction=correction, keepdim=keepdim)
+    return variance, g.aten("mean.dim", x, dim, keepdim)
+
+
+@aten("var_mean.dim")
+def _var_mean_dim(g: Builder, x: Value, dim: Any, unbiased: bool = True, keepdim: bool = False) -> Any:
+    return _var_mean(g, x, dim, correction=int(unbiased), keepdim=keepdim)
+
+
+# Relax spellings
+
+
+@relax("relax.variance", "relax.std")
+def _relax_variance(g: Builder, args: Any, attrs: Attrs) -> Any:
+    name = {"relax.variance": "var", "relax.std": "std"}[attrs["op"]]
+    return g.aten(f"{name}.correction", args[0], attrs["axis"], correction=0, keepdim=attrs["keepdims"])

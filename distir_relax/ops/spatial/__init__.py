@@ -1,0 +1,31 @@
+"""Ops over the spatial dims of ``N C spatial`` data. Their windows make halos.
+
+====================  ==========================================================================
+`convolution`         sums over windows with strides, plain and transposed
+`pooling`             maxima and averages of windows with strides
+`adaptive_pooling`    maxima and averages of windows that follow from the sizes
+`max_pool_places`     where those maxima stand
+`upsample`            each element repeated a whole number of times
+`resize`              to any size, in the forms that torch and Relax have: ``image.resize2d``
+`resample`            one dim to any size, in all forms that ONNX has
+`onnx_resize`         ONNX's Resize, which chooses among the three
+====================  ==========================================================================
+
+What their entries have in common is in `windowed`. The attributes of windows with strides are in `strides`, those of
+windows that follow a formula in `parts`.
+"""
+
+# A module enters its ops and their spellings in the table when it is imported.
+from distir_relax.ops.spatial import (  # noqa: F401
+    adaptive_pooling,
+    convolution,
+    max_pool_places,
+    onnx_resize,
+    parts,
+    pooling,
+    resample,
+    resize,
+    strides,
+    upsample,
+    windowed,
+)

@@ -1,0 +1,132 @@
+"""Adaptive pooling, whose windows follow from the sizes: averages and maxima.
+
+Of `n` elements pooled to `m`, window `i` begins at ``floor(i n / m)`` and ends before ``ceil((i + 1) n / m)``. Windows
+of one size are ordinary pooling (`distir_relax.ops.spatial.pooling`). All are split with halos (`SampledWindow`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from distir_relax.ir import Value
+from distir_relax.kernels.sampling import Adaptive
+from distir_relax.ops.spatial.max_pool_places import adaptive_places
+from distir_relax.ops.spatial.parts import keeps, local_size, over_parts, sampled_windows, set_part
+from distir_relax.ops.spatial.pooling import even_average, max_pool
+from distir_relax.ops.spatial.strides import batched, need_layout, per_dim
+from distir_relax.ops.spatial.windowed import define_spatial
+from distir_relax.ops.table import Attrs, Builder, Expression, Linear, SampledWindow, Types, aten, operands, relax
+
+
+def _windows(types: Types, attrs: Attrs) -> tuple[SampledWindow, ...]:
+    size = attrs["output_size"]
+    axes = range(2, len(types[0].shape))
+    return sampled_windows(types[0], attrs, axes, size, [Adaptive()] * len(size), keeps(types, size))
+
+
+def _over_parts(function: str, whole: str) -> Callable[[Attrs], str]:
+    """The expression `whole` over what the parts that a device has of some dims are made."""
+
+    def expression(attrs: Attrs) -> str:
+        made, is_all = over_parts(attrs, function, "resample.Adaptive()", attrs["output_size"])
+        return made if is_all else whole.replace("{0}", made)
+
+    return expression
+
+
+def _largest(attrs: Attrs) -> str:
+    """All dims made by the kernels of `resample`."""
+    text = "{0}"
+    parts = attrs.get("part", ((),) * len(attrs["output_size"]))
+    for i, (size, part) in enumerate(zip(attrs["output_size"], parts, strict=True)):
+        text = f"resample.maximum({text}, {i + 2}, resample.Adaptive(), {size}, {part!r})"
+    return text
+
+
+def _define(name: str, dims: int, torch: Expression, relax: Expression, linear: Linear = ()) -> None:
+    define_spatial(
+        name,
+        dims,
+        _windows,
+        torch=torch,
+        relax=relax,
+        localize=local_size("output_size"),
+        windowed=set_part(dims),
+        flops=lambda types, attrs, results: float(types[0].elements),
+        linear=linear,
+    )
+
+
+for _n in (1, 2, 3):
+    _define(
+        f"nn.adaptive_avg_pool{_n}d",
+        _n,
+        _over_parts("weigh", f"F.adaptive_avg_pool{_n}d({{0}}, {{output_size}})"),
+        _over_parts("weigh", f"R.nn.adaptive_avg_pool{_n}d({{0}}, {{output_size}})"),
+        linear=(operands(0),),
+    )
+    _define(
+        f"nn.adaptive_max_pool{_n}d",
+        _n,
+        _over_parts("maximum", f"F.adaptive_max_pool{_n}d({{0}}, {{output_size}})"),
+        _largest,
+    )
+
+
+# ATen spellings
+
+
+def _reduced(g: Builder, name: str, x: Value, wanted: tuple[int, ...]) -> Any:
+    """`x` with the dims that become one element reduced, if not all do: split, they need no gather then."""
+    first = len(x.tensor.shape) - len(wanted)
+    axes = tuple(first + i for i, n in enumerate(wanted) if n == 1 and x.tensor.shape[first + i] > 1)
+    return g.emit(name, x, axis=axes, keepdims=True) if axes and any(n > 1 for n in wanted) else x
+
+
+def _adaptive_average(count: int) -> Any:
+    def convert(g: Builder, x: Value, size: Any) -> Any:
+        wanted = per_dim(size, count)
+        x = _reduced(g, "mean", x, wanted)
+        if all(n % m == 0 for n, m in zip(x.tensor.shape[-count:], wanted, strict=True)):
+            return even_average(count)(g, x, wanted)
+        return batched(g, x, count, lambda data: g.emit(f"nn.adaptive_avg_pool{count}d", data, output_size=wanted))
+
+    return convert
+
+
+def _adaptive_max(count: int) -> Any:
+    def convert(g: Builder, x: Value, size: Any) -> Any:
+        wanted = per_dim(size, count)
+        places = batched(g, x, count, lambda data: adaptive_places(g, data, wanted))
+        x = _reduced(g, "max", x, wanted)
+        have = x.tensor.shape[-count:]
+        if all(n % m == 0 for n, m in zip(have, wanted, strict=True)):
+            return max_pool(count)(g, x, [n // m for n, m in zip(have, wanted, strict=True)]), places
+        values = batched(g, x, count, lambda data: g.emit(f"nn.adaptive_max_pool{count}d", data, output_size=wanted))
+        return values, places
+
+    return convert
+
+
+for _n in (1, 2, 3):
+    aten(f"adaptive_avg_pool{_n}d.default")(_adaptive_average(_n))
+    aten(f"adaptive_max_pool{_n}d.default")(_adaptive_max(_n))
+
+
+# Relax spellings
+
+
+def _relax_adaptive(count: int) -> None:
+    letters = "DHW"[3 - count :] if count > 1 else "W"
+
+    def convert(g: Builder, args: Any, attrs: Any) -> Any:
+        need_layout(attrs, layout="NC" + letters, out_layout="NC" + letters)
+        size = attrs["output_size"]
+        return args[0] if size is None else _adaptive_average(count)(g, args[0], size)
+
+    relax(f"relax.nn.adaptive_avg_pool{count}d")(convert)
+
+
+for _n in (1, 2, 3):
+    _relax_adaptive(_n)

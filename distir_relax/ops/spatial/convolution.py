@@ -1,0 +1,298 @@
+"""Convolutions, plain and transposed, over one to three spatial dims: ``nn.conv2d`` and its family.
+
+Layouts are torch's: data ``N C spatial``, weights ``O I spatial`` (``I O spatial`` for transposed ones). The
+attributes: `strides` and `dilation` per spatial dim, `groups`, and `padding`: the low ends of all spatial dims, then
+the high ends. A transposed convolution's padding is what is taken off its result; torch's `output_padding` makes the
+high ends smaller.
+A spatial dim is split with halos (`StridedWindow`); channels in are summed, channels out and groups are free.
+The bias is an op of its own: where channels in are split it must be added once, after the reduction.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+from distir_relax.ir import TensorType, Value
+from distir_relax.ops.spatial.strides import (
+    batched,
+    dealt_out,
+    ends,
+    need_layout,
+    onnx_windows,
+    per_dim,
+    relax_padding,
+    set_padding,
+    spatial_rank,
+    strided_windows,
+    torch_widths,
+)
+from distir_relax.ops.spatial.windowed import spatial_names, window_sizes, with_windows
+from distir_relax.ops.table import (
+    SCATTER,
+    Attrs,
+    Builder,
+    Code,
+    Cost,
+    OnnxOperands,
+    Rule,
+    Semantics,
+    Split,
+    StridedWindow,
+    Trait,
+    Types,
+    aten,
+    define,
+    onnx,
+    operands,
+    parse_rule,
+    relax,
+    reshape_to,
+)
+
+
+def _conv_windows(types: Types, attrs: Attrs) -> tuple[StridedWindow, ...]:
+    return strided_windows(types[0], attrs, types[1].shape[2:])
+
+
+def _infer_conv(types: Types, attrs: Attrs) -> tuple[TensorType, ...]:
+    x, w = types
+    _check_shapes(x, w, attrs)
+    if x.shape[1] != w.shape[1] * attrs["groups"] or (attrs["groups"] and w.shape[0] % attrs["groups"]):
+        raise ValueError(f"{x.shape[1]} channels in, weights {w.shape} and {attrs['groups']} groups do not fit")
+    return (TensorType((x.shape[0], w.shape[0], *window_sizes(_conv_windows(types, attrs))), x.dtype),)
+
+
+def _check_shapes(x: TensorType, w: TensorType, attrs: Attrs) -> None:
+    if not len(x.shape) == len(w.shape) == spatial_rank(attrs) + 2 or x.dtype != w.dtype:
+        raise ValueError(f"data and weights of {spatial_rank(attrs) + 2} dims and one dtype")
+
+
+def _conv_rule(types: Types, attrs: Attrs, results: Types) -> Rule:
+    windows, groups = _conv_windows(types, attrs), attrs["groups"]
+    names = spatial_names(windows)
+    kernel = " ".join(f"[k{w.index}]" for w in windows)
+    sizes = {"g": groups, "o": types[1].shape[0] // groups}
+    text = f"n (g i) {names}, (g o) i {kernel} -> n (g o) {names}"
+    return with_windows(parse_rule(text, [t.shape for t in types], [results[0].shape], sizes), windows)
+
+
+def _local_conv(attrs: Attrs, types: Types, results: Types) -> dict[str, Any]:
+    # Where a device has no channels of any group, it does not matter how many groups there are.
+    inner = types[1].shape[1]
+    return {**attrs, "groups": types[0].shape[1] // inner if inner else 1}
+
+
+def _flops(types: Types, attrs: Attrs, results: Types) -> float:
+    return 2.0 * results[0].elements * math.prod(types[1].shape[1:])
+
+
+def _transposed_flops(types: Types, attrs: Attrs, results: Types) -> float:
+    return 2.0 * types[0].elements * math.prod(types[1].shape[1:])
+
+
+def _torch_conv(name: str) -> Any:
+    def expression(attrs: Attrs) -> str:
+        low, high = ends(attrs)
+        if low == high:
+            return f"F.{name}({{0}}, {{1}}, None, {{strides}}, {low!r}, {{dilation}}, {{groups}})"
+        padded = f"F.pad({{0}}, {torch_widths(low, high)!r})"
+        return f"F.{name}({padded}, {{1}}, None, {{strides}}, 0, {{dilation}}, {{groups}})"
+
+    return expression
+
+
+def _torch_transposed(name: str) -> Any:
+    def expression(attrs: Attrs) -> str:
+        low, high = ends(attrs)
+        call = f"F.{name}({{0}}, {{1}}, None, {{strides}}, {{taken}}, 0, {{groups}}, {{dilation}})"
+        if low == high and min(low) >= 0:
+            return call.replace("{taken}", repr(low))
+        taken = torch_widths([-n for n in low], [-n for n in high])
+        return f"F.pad({call.replace('{taken}', '0')}, {taken!r})"
+
+    return expression
+
+
+def _relax_transposed(name: str) -> Any:
+    def expression(attrs: Attrs) -> str:
+        low, high = ends(attrs)
+        zeros = (0,) * len(low)
+        call = (
+            f"R.nn.{name}({{0}}, {{1}}, {{strides}}, {tuple(max(n, 0) for n in (*low, *high))!r}, {zeros!r}, "
+            "{dilation}, {groups})"
+        )
+        widths = [0, 0, 0, 0, *(max(-n, 0) for pair in zip(low, high, strict=True) for n in pair)]
+        return f"R.nn.pad({call}, {widths!r})" if any(widths) else call
+
+    return expression
+
+
+def _transposed_windows(types: Types, attrs: Attrs) -> tuple[StridedWindow, ...]:
+    return strided_windows(types[0], attrs, types[1].shape[2:], SCATTER)
+
+
+def _infer_transposed(types: Types, attrs: Attrs) -> tuple[TensorType, ...]:
+    x, w = types
+    _check_shapes(x, w, attrs)
+    if x.shape[1] != w.shape[0] or (attrs["groups"] and w.shape[0] % attrs["groups"]):
+        raise ValueError(f"{x.shape[1]} channels in, weights {w.shape} and {attrs['groups']} groups do not fit")
+    sizes = window_sizes(_transposed_windows(types, attrs))
+    return (TensorType((x.shape[0], w.shape[1] * attrs["groups"], *sizes), x.dtype),)
+
+
+def _transposed_rule(types: Types, attrs: Attrs, results: Types) -> Rule:
+    windows, groups = _transposed_windows(types, attrs), attrs["groups"]
+    names = spatial_names(windows)
+    kernel = " ".join(f"[k{w.index}]" for w in windows)
+    sizes = {"g": groups, "i": types[1].shape[0] // groups, "o": types[1].shape[1]}
+    text = f"n (g i) {names}, (g i) o {kernel} -> n (g o) {names}"
+    return with_windows(parse_rule(text, [t.shape for t in types], [results[0].shape], sizes), windows)
+
+
+def _local_transposed(attrs: Attrs, types: Types, results: Types) -> dict[str, Any]:
+    inner = types[1].shape[1]
+    return {**attrs, "groups": results[0].shape[1] // inner if inner else 1}
+
+
+for _n in (1, 2, 3):
+    define(
+        f"nn.conv{_n}d",
+        Semantics(infer=_infer_conv, torch=_torch_conv(f"conv{_n}d"), linear=(operands(0), operands(1))),
+        Split(_conv_rule, localize=_local_conv, windowed=set_padding),
+        cost=Cost(flops=_flops),
+        code=Code(relax=f"R.nn.conv{_n}d({{0}}, {{1}}, {{strides}}, {{padding}}, {{dilation}}, {{groups}})"),
+        traits={Trait.ZERO_IF_EMPTY},
+    )
+    define(
+        f"nn.conv{_n}d_transpose",
+        Semantics(
+            infer=_infer_transposed, torch=_torch_transposed(f"conv_transpose{_n}d"), linear=(operands(0), operands(1))
+        ),
+        Split(_transposed_rule, localize=_local_transposed, windowed=set_padding),
+        cost=Cost(flops=_transposed_flops),
+        code=Code(relax=_relax_transposed(f"conv{_n}d_transpose")),
+        traits={Trait.ZERO_IF_EMPTY},
+    )
+
+
+# ATen spellings
+
+
+def _add_bias(g: Builder, y: Value, bias: Value | None) -> Any:
+    if bias is None:
+        return y
+    return g.emit("add", y, reshape_to(g, bias, (*bias.tensor.shape, *(1 for _ in y.tensor.shape[2:]))))
+
+
+def _conv(
+    g: Builder,
+    x: Value,
+    weight: Value,
+    bias: Any = None,
+    stride: Any = 1,
+    padding: Any = 0,
+    dilation: Any = 1,
+    groups: int = 1,
+) -> Any:
+    count = len(weight.tensor.shape) - 2
+    dilation, stride = per_dim(dilation, count), per_dim(stride, count)
+    if padding == "valid":
+        padding = 0
+    if padding == "same":
+        total = [d * (k - 1) for d, k in zip(dilation, weight.tensor.shape[2:], strict=True)]
+        low = tuple(n // 2 for n in total)
+        high = tuple(n - n // 2 for n in total)
+    else:
+        low = high = per_dim(padding, count)
+    attrs = {"strides": stride, "padding": (*low, *high), "dilation": dilation, "groups": groups}
+    return batched(
+        g, x, count, lambda data: _add_bias(g, g.emit(f"nn.conv{count}d", data, weight, **attrs), bias)
+    )  # fmt: skip
+
+
+def _conv_transpose(
+    g: Builder, x: Value, weight: Value, bias: Any = None, stride: Any = 1, padding: Any = 0, output_padding: Any = 0,
+    groups: int = 1, dilation: Any = 1,
+) -> Any:  # fmt: skip
+    count = len(weight.tensor.shape) - 2
+    low, more = per_dim(padding, count), per_dim(output_padding, count)
+    attrs: dict[str, Any] = {
+        "strides": per_dim(stride, count),
+        "padding": (*low, *(a - b for a, b in zip(low, more, strict=True))),
+        "dilation": per_dim(dilation, count),
+        "groups": groups,
+    }
+    return batched(
+        g, x, count, lambda data: _add_bias(g, g.emit(f"nn.conv{count}d_transpose", data, weight, **attrs), bias)
+    )  # fmt: skip
+
+
+aten(*(f"conv{n}d.{how}" for n in (1, 2, 3) for how in ("default", "padding")))(_conv)
+aten("conv_transpose1d.default", "conv_transpose2d.input", "conv_transpose3d.input")(_conv_transpose)
+
+
+@aten("convolution.default")
+def _convolution(
+    g: Builder, x: Value, weight: Any, bias: Any, stride: Any, padding: Any, dilation: Any, transposed: bool,
+    output_padding: Any, groups: int,
+) -> Any:  # fmt: skip
+    if transposed:
+        return _conv_transpose(g, x, weight, bias, stride, padding, output_padding, groups, dilation)
+    return _conv(g, x, weight, bias, stride, padding, dilation, groups)
+
+
+# Relax spellings
+
+
+def _relax_conv(count: int, transposed: bool) -> None:
+    name = f"nn.conv{count}d{'_transpose' if transposed else ''}"
+    letters = "DHW"[3 - count :] if count > 1 else "W"
+
+    def convert(g: Builder, args: Any, attrs: Any) -> Any:
+        kernel = ("IO" if transposed else "OI") + letters
+        need_layout(attrs, data_layout="NC" + letters, kernel_layout=kernel, out_layout="NC" + letters)
+        if attrs["out_dtype"] not in (None, "", "void", args[0].tensor.dtype):
+            raise NotImplementedError(f"a convolution of {args[0].tensor.dtype} in {attrs['out_dtype']}")
+        padding = relax_padding(attrs["padding"], count)
+        if transposed:
+            more = per_dim(attrs["output_padding"], count)
+            padding = (*padding[:count], *(a - b for a, b in zip(padding[count:], more, strict=True)))
+        dilation, strides = per_dim(attrs["dilation"], count), per_dim(attrs["strides"], count)
+        groups = int(attrs["groups"])
+        return g.emit(name, *args, strides=strides, padding=padding, dilation=dilation, groups=groups)
+
+    relax(f"relax.{name}")(convert)
+
+
+for _n in (1, 2, 3):
+    _relax_conv(_n, False)
+    _relax_conv(_n, True)
+
+
+# ONNX spellings
+
+
+@onnx("Conv")
+def _onnx_conv(g: Builder, x: OnnxOperands, attrs: Attrs) -> Any:
+    kernel = x[1].tensor.shape[2:]
+    found = onnx_windows(x[0], kernel, attrs)
+    y = g.emit(f"nn.conv{len(kernel)}d", x[0], x[1], **found, groups=attrs.get("group", 1))
+    return _add_bias(g, y, x[2] if x.has(2) else None)
+
+
+@onnx("ConvTranspose")
+def _onnx_conv_transpose(g: Builder, x: OnnxOperands, attrs: Attrs) -> Any:
+    kernel = x[1].tensor.shape[2:]
+    count, how = len(kernel), attrs.get("auto_pad", "NOTSET")
+    found = onnx_windows(x[0], kernel, {**attrs, "auto_pad": "NOTSET"})
+    more = attrs.get("output_padding", (0,) * count)
+    sizes = list(zip(x[0].tensor.shape[2:], kernel, found["strides"], found["dilation"], strict=True))
+    wanted = attrs.get("output_shape", [n * s for n, _, s, _ in sizes] if how.startswith("SAME") else None)
+    if wanted is not None:
+        whole = [s * (n - 1) + (k - 1) * d + 1 + p for (n, k, s, d), p in zip(sizes, more, strict=True)]
+        found["padding"] = dealt_out([a - b for a, b in zip(whole, wanted[-count:], strict=True)], how)
+    low, high = found["padding"][:count], found["padding"][count:]
+    found["padding"] = (*low, *(a - b for a, b in zip(high, more, strict=True)))
+    y = g.emit(f"nn.conv{count}d_transpose", x[0], x[1], **found, groups=attrs.get("group", 1))
+    return _add_bias(g, y, x[2] if x.has(2) else None)

@@ -1,0 +1,100 @@
+"""Resizing of one dim, in all the forms that ONNX's Resize has: ``resample``.
+
+Attributes: the `axis` and the `size` it is given; `method` and `coordinate_transformation_mode` as in
+``image.resize2d`` and beyond it; `scale`, result to operand; `roi`, the part of the dim that is resized;
+`rounding_method` of the nearest element; `cubic_alpha`, `cubic_exclude` (no weight beyond the edges) and `antialias`.
+See `distir_relax.kernels.sampling.Resizing`.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+from distir_relax.ir import TensorType
+from distir_relax.kernels.sampling import NEAREST, Resizing
+from distir_relax.ops.spatial.parts import parts_of, sampled_windows, set_part
+from distir_relax.ops.table import (
+    Attrs,
+    Code,
+    Cost,
+    Rule,
+    SampledWindow,
+    Semantics,
+    Split,
+    Trait,
+    Types,
+    define,
+    dim_names,
+    operands,
+    parse_rule,
+)
+
+
+def sampling_attrs(sampling: Resizing) -> dict[str, Any]:
+    """The attributes that stand for a sampling."""
+    return {
+        "method": sampling.method,
+        "coordinate_transformation_mode": sampling.place,
+        "scale": sampling.scale,
+        "rounding_method": sampling.rounding,
+        "roi": sampling.roi,
+        "cubic_alpha": sampling.cubic_coefficient,
+        "antialias": sampling.antialias,
+        "cubic_exclude": sampling.exclude_outside,
+    }
+
+
+def _sampling(attrs: Attrs) -> Resizing:
+    return Resizing(
+        attrs["method"], attrs["coordinate_transformation_mode"], attrs["scale"], attrs["rounding_method"],
+        attrs["roi"], attrs["cubic_alpha"], attrs["antialias"], attrs["cubic_exclude"],
+    )  # fmt: skip
+
+
+def _windows(types: Types, attrs: Attrs) -> tuple[SampledWindow, ...]:
+    return sampled_windows(types[0], attrs, [attrs["axis"]], [attrs["size"]], [_sampling(attrs)], [False])
+
+
+def _infer(types: Types, attrs: Attrs) -> tuple[TensorType, ...]:
+    (x,) = types
+    if attrs["method"] != NEAREST and "float" not in x.dtype:
+        raise ValueError(f"floats to interpolate between, found {x.dtype}")
+    shape = list(x.shape)
+    (window,) = _windows(types, attrs)
+    shape[attrs["axis"]] = window.result_size
+    return (TensorType(tuple(shape), x.dtype),)
+
+
+def _rule(types: Types, attrs: Attrs, results: Types) -> Rule:
+    names = dim_names(len(types[0].shape))
+    names[attrs["axis"]] = "()"
+    text = " ".join(names)
+    rule = parse_rule(f"{text} -> {text}", [types[0].shape], [results[0].shape])
+    return replace(rule, windows=_windows(types, attrs))
+
+
+def _expression(attrs: Attrs) -> str:
+    (part,) = parts_of(attrs, 1)
+    given, default = _sampling(attrs), Resizing("", "")
+    fields = [f"{key}={value!r}" for key, value in vars(given).items() if value != getattr(default, key)]
+    tail = f", {part!r}" if part else ""
+    return f"resample.weigh({{0}}, {attrs['axis']}, resample.Resizing({', '.join(fields)}), {attrs['size']}{tail})"
+
+
+def _flops(types: Types, attrs: Attrs, results: Types) -> float:
+    return 0.0 if attrs["method"] == NEAREST else 8.0 * results[0].elements
+
+
+define(
+    "resample",
+    Semantics(infer=_infer, torch=_expression, linear=(operands(0),)),
+    Split(
+        _rule,
+        localize=lambda attrs, types, results: {**attrs, "size": results[0].shape[attrs["axis"]]},
+        windowed=set_part(1),
+    ),
+    cost=Cost(flops=_flops),
+    code=Code(relax=_expression),
+    traits={Trait.ZERO_IF_EMPTY},
+)

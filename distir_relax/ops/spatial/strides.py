@@ -1,0 +1,93 @@
+"""The numbers that windows with strides have, as attributes and as frameworks give them: padding, strides, dilation."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from distir_relax.ir import Attribute, TensorType, Value
+from distir_relax.ops.table import GATHER, Attrs, Builder, StridedWindow, reshape_to
+
+
+def strided_windows(
+    x: TensorType, attrs: Attrs, kernel: Sequence[int], kind: str = GATHER
+) -> tuple[StridedWindow, ...]:
+    """The window along each spatial dim of `x`, dims 2 and up; `attrs` may lack a dilation."""
+    count = spatial_rank(attrs)
+    dilation = attrs.get("dilation", (1,) * count)
+    return tuple(
+        StridedWindow(
+            i, 0, i + 2, i + 2, x.shape[i + 2], kernel[i], attrs["strides"][i], dilation[i],
+            attrs["padding"][i], attrs["padding"][i + count], kind,
+        )
+        for i in range(count)
+    )  # fmt: skip
+
+
+def set_padding(attrs: Attrs, ends: Mapping[int, Sequence[int]]) -> dict[str, Attribute]:
+    """The attributes with other padding at both ends of some spatial dims: `Split.windowed` of these ops."""
+    padding, count = list(attrs["padding"]), spatial_rank(attrs)
+    for i, (low, high) in ends.items():
+        padding[i], padding[i + count] = low, high
+    return {**attrs, "padding": tuple(padding)}
+
+
+def torch_widths(low: Sequence[int], high: Sequence[int]) -> tuple[int, ...]:
+    """The argument of `F.pad` for the last dims: the last dim first."""
+    return tuple(n for pair in reversed(list(zip(low, high, strict=True))) for n in pair)
+
+
+def ends(attrs: Attrs) -> tuple[tuple[int, ...], tuple[int, ...]]:
+    """The padding at the low ends and at the high ends."""
+    count = spatial_rank(attrs)
+    return tuple(attrs["padding"][:count]), tuple(attrs["padding"][count:])
+
+
+def spatial_rank(attrs: Attrs) -> int:
+    """How many spatial dims the op has, by its padding."""
+    return len(attrs["padding"]) // 2
+
+
+def per_dim(value: Any, count: int) -> tuple[int, ...]:
+    """A number for each of `count` spatial dims, given as one for all or one for each."""
+    found = [value] if isinstance(value, int) else list(value)
+    return tuple(int(n) for n in (found * count if len(found) == 1 else found))
+
+
+def batched(g: Builder, x: Value, count: int, convert: Any) -> Any:
+    """`convert(x)` where x has a batch dim; an `x` without one is given one for the time."""
+    if len(x.tensor.shape) == count + 2:
+        return convert(x)
+    y = convert(reshape_to(g, x, (1, *x.tensor.shape)))
+    return reshape_to(g, y, y.tensor.shape[1:])
+
+
+def relax_padding(padding: Any, count: int) -> tuple[int, ...]:
+    """Relax's padding, which may name one number, one for each dim, or one for each end."""
+    found = per_dim(padding, count)
+    return found if len(found) == 2 * count else (*found, *found)
+
+
+def need_layout(attrs: Mapping[str, Any], **wanted: str) -> None:
+    """Raise NotImplementedError unless the call has torch's layouts."""
+    for key, layout in wanted.items():
+        if attrs[key] not in (layout, "", None):
+            raise NotImplementedError(f"{key} {attrs[key]}; expected {layout}")
+
+
+def onnx_windows(x: Value, kernel: Sequence[int], attrs: Attrs) -> dict[str, tuple[int, ...]]:
+    """The strides, dilation and padding of an ONNX op with windows over `x`."""
+    count = len(kernel)
+    strides, dilation = (tuple(attrs.get(key, (1,) * count)) for key in ("strides", "dilations"))
+    padding, how = tuple(attrs.get("pads", (0,) * 2 * count)), attrs.get("auto_pad", "NOTSET")
+    if how.startswith("SAME"):
+        sizes = zip(x.tensor.shape[2:], kernel, strides, dilation, strict=True)
+        total = [max(0, (-(-n // s) - 1) * s + (k - 1) * d + 1 - n) for n, k, s, d in sizes]
+        padding = dealt_out(total, how)
+    return {"strides": strides, "dilation": dilation, "padding": padding}
+
+
+def dealt_out(total: Sequence[int], how: str) -> tuple[int, ...]:
+    """Padding for both ends of each dim; the odd element goes to the high end where `how` says upper."""
+    less, more = tuple(n // 2 for n in total), tuple(n - n // 2 for n in total)
+    return (*less, *more) if how == "SAME_UPPER" else (*more, *less)

@@ -1,0 +1,66 @@
+"""Upsampling by whole factors, each element repeated: a transposed window whose kernel is its stride."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from distir_relax.ir import Value
+from distir_relax.kernels.sampling import ASYMMETRIC
+from distir_relax.ops.spatial.resize import resize, wanted_size
+from distir_relax.ops.spatial.strides import ends, set_padding, spatial_rank, strided_windows, torch_widths
+from distir_relax.ops.spatial.windowed import define_spatial
+from distir_relax.ops.table import SCATTER, Attrs, Builder, StridedWindow, Types, aten, no_flops, operands
+
+
+def _windows(types: Types, attrs: Attrs) -> tuple[StridedWindow, ...]:
+    if not len(attrs["strides"]) == spatial_rank(attrs) == len(types[0].shape) - 2:
+        raise ValueError(f"a tensor of {spatial_rank(attrs) + 2} dims, and a stride for each spatial dim")
+    return strided_windows(types[0], attrs, attrs["strides"], SCATTER)
+
+
+def _torch_upsample(attrs: Attrs) -> str:
+    text = "{0}"
+    for i, times in enumerate(attrs["strides"]):
+        text += f".repeat_interleave({times}, {i + 2})" if times != 1 else ""
+    low, high = ends(attrs)
+    if any((*low, *high)):
+        return f"F.pad({text}, {torch_widths([-n for n in low], [-n for n in high])!r})"
+    return text
+
+
+def _relax_upsample(attrs: Attrs) -> str:
+    text = "{0}"
+    for i, times in enumerate(attrs["strides"]):
+        text = f"R.repeat({text}, {times}, {i + 2})" if times != 1 else text
+    low, high = ends(attrs)
+    for i, (first, last) in enumerate(zip(low, high, strict=True)):
+        if first or last:
+            # An end counted from the back, as a slice of Relax may have it.
+            text = f"R.strided_slice({text}, ({i + 2},), ({first},), ({-last if last else 2**31 - 1},))"
+    return text
+
+
+define_spatial(
+    "nn.upsample_nearest",
+    None,
+    _windows,
+    floats=False,
+    torch=_torch_upsample,
+    relax=_relax_upsample,
+    linear=(operands(0),),
+    windowed=set_padding,
+    flops=no_flops,
+)
+
+
+# ATen spellings
+
+
+@aten("upsample_nearest1d.vec", "upsample_nearest2d.vec", "upsample_nearest3d.vec")
+def upsample_nearest(g: Builder, x: Value, size: Any = None, scales: Any = None) -> Any:
+    """The spatial dims of `x` resized to the nearest element: repeated by whole factors where that is possible."""
+    have, wanted = x.tensor.shape[2:], wanted_size(x, size, scales)
+    if any(m % n for n, m in zip(have, wanted, strict=True)):
+        return resize(g, x, wanted, "nearest_neighbor", ASYMMETRIC)
+    times = tuple(m // n for n, m in zip(have, wanted, strict=True))
+    return g.emit("nn.upsample_nearest", x, strides=times, padding=(0,) * 2 * len(times))

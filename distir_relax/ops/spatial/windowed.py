@@ -1,0 +1,85 @@
+"""What ops with windows over the spatial dims of ``N C spatial`` data have in common: rule, sizes, entry."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+
+from distir_relax.ir import TensorType
+from distir_relax.ops.table import (
+    Attrs,
+    Code,
+    Cost,
+    Expression,
+    Linear,
+    Localize,
+    OpDef,
+    Rule,
+    Semantics,
+    Split,
+    Trait,
+    Types,
+    Window,
+    Windowed,
+    Work,
+    define,
+    parse_rule,
+)
+
+Windows = Callable[[Types, Attrs], Sequence[Window]]
+
+
+def window_sizes(windows: Sequence[Window]) -> tuple[int, ...]:
+    """The sizes of the result's spatial dims; ValueError when a window does not fit its operand."""
+    return tuple(window.result_size for window in windows)
+
+
+def spatial_names(windows: Sequence[Window]) -> str:
+    """The spatial dims in a rule's text: a factor for those that are no window at all, nothing for the others."""
+    return " ".join(f"s{w.index}" if w.is_plain else "()" for w in windows)
+
+
+def with_windows(rule: Rule, windows: Sequence[Window]) -> Rule:
+    """The rule, with the windows that its text leaves out."""
+    return replace(rule, windows=tuple(w for w in windows if not w.is_plain))
+
+
+def define_spatial(
+    name: str,
+    dims: int | None,
+    windows: Windows,
+    *,
+    torch: Expression,
+    relax: Expression,
+    windowed: Windowed,
+    flops: Work,
+    linear: Linear = (),
+    localize: Localize | None = None,
+    dtype: str = "",
+    floats: bool = True,
+) -> OpDef:
+    """Enter an op of one operand, ``N C spatial``, whose result's spatial dims follow from `windows`.
+
+    There are `dims` spatial dims, any number for None. The result is of `dtype`, by default the operand's; `floats` are
+    asked for by default. The other arguments are fields of the entry's facets (`OpDef`).
+    """
+
+    def infer(types: Types, attrs: Attrs) -> tuple[TensorType, ...]:
+        (x,) = types
+        if (dims is not None and len(x.shape) != dims + 2) or (floats and "float" not in x.dtype):
+            raise ValueError(f"{'floats' if floats else 'a tensor'} of {dims + 2 if dims else 'any number of'} dims")
+        return (TensorType((*x.shape[:2], *window_sizes(windows(types, attrs))), dtype or x.dtype),)
+
+    def rule(types: Types, attrs: Attrs, results: Types) -> Rule:
+        found = windows(types, attrs)
+        text = f"n c {spatial_names(found)}"
+        return with_windows(parse_rule(f"{text} -> {text}", [types[0].shape], [results[0].shape]), found)
+
+    return define(
+        name,
+        Semantics(infer=infer, torch=torch, linear=linear),
+        Split(rule, localize=localize, windowed=windowed),
+        cost=Cost(flops=flops),
+        code=Code(relax=relax),
+        traits={Trait.ZERO_IF_EMPTY},
+    )

@@ -1,0 +1,91 @@
+"""Writes global programs op by op; types come from the op table."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from typing import Any
+
+from distir_relax.errors import DistIRError, VerificationError
+from distir_relax.ir import Attribute, Function, Input, Op, Output, TensorType, Value, fresh_name
+from distir_relax.ops.table.table import lookup, lookup_aten
+
+
+class Builder:
+    """Builds one function of the global stage.
+
+    Set `location` before emitting to say which place of the user's model the next ops come from.
+    """
+
+    def __init__(self) -> None:
+        self.inputs: list[Input] = []
+        self.ops: list[Op] = []
+        self.location = ""
+        self.hint = ""
+        # Data of parameters and constants by value name.
+        self.tensors: dict[str, Any] = {}
+        # Of these, what the frontend knows never to change: a conversion may be simpler for it.
+        self.known: dict[str, Any] = {}
+        self._arrays: list[tuple[Value, Any]] = []
+        self._taken: set[str] = set()
+
+    def input(self, name: str, kind: TensorType, role: str = "input", location: str = "") -> Value:
+        """Declare an input of the function."""
+        value = Value(self.fresh(name), kind)
+        self.inputs.append(Input(value, role, location))
+        return value
+
+    def emit(self, name: str, *operands: Value, **attrs: Attribute) -> Any:
+        """Add an op; its value, or the tuple of its values when it has several.
+
+        Raises `VerificationError` when the operands do not fit the op, `UnsupportedOpError` when there is no such op.
+        """
+        types = infer(name, [v.tensor for v in operands], attrs, self.location)
+        hint = self.hint or name.rsplit(".", 1)[-1]
+        results = tuple(Value(self.fresh(hint), kind) for kind in types)
+        self.ops.append(Op(name, operands, results, attrs, self.location))
+        return results[0] if len(results) == 1 else results
+
+    def aten(self, spelling: str, *args: Any, **kwargs: Any) -> Any:
+        """What an ATen op gives for these arguments, as its conversion writes it: ``g.aten("relu.default", x)``."""
+        convert = lookup_aten(spelling)
+        assert convert is not None, spelling
+        return convert(self, *args, **kwargs)
+
+    def constant(self, value: float | int | bool, dtype: str) -> Value:
+        """A scalar."""
+        number = bool(value) if dtype == "bool" else float(value) if "float" in dtype else int(value)
+        hint, self.hint = self.hint, ""
+        result: Value = self.emit("constant", value=number, dtype=dtype)
+        self.hint = hint
+        return result
+
+    def array(self, data: Any, hint: str) -> Value:
+        """A constant with the data of a torch tensor; equal ones are one."""
+        kind = TensorType(tuple(data.shape), str(data.dtype).removeprefix("torch."))
+        for value, known in self._arrays:
+            if value.type == kind and bool((known == data).all()):
+                return value
+        value = self.input(hint, kind, "constant", self.location)
+        self.tensors[value.name] = self.known[value.name] = data
+        self._arrays.append((value, data))
+        return value
+
+    def function(self, name: str, outputs: Sequence[tuple[str, Value]]) -> Function:
+        """The function built so far, with these outputs."""
+        return Function(name, tuple(self.inputs), tuple(self.ops), tuple(Output(n, v) for n, v in outputs))
+
+    def fresh(self, hint: str) -> str:
+        """A name made from `hint` that no value has yet."""
+        return fresh_name(re.sub(r"[^\w.]", "_", hint) or "v", self._taken)
+
+
+def infer(name: str, types: Sequence[TensorType], attrs: Any, location: str = "") -> tuple[TensorType, ...]:
+    """The result types of op `name`; raises `VerificationError` when the operands do not fit it."""
+    try:
+        return lookup(name, location).semantics.infer(types, attrs)
+    except DistIRError:
+        raise
+    except (ValueError, IndexError, KeyError, TypeError) as error:
+        found = ", ".join(map(str, types))
+        raise VerificationError(f"{name} cannot take ({found}) with {dict(attrs)}: {error}", location) from None

@@ -1,0 +1,43 @@
+"""Result types that entries of several families share, and the checks they make."""
+
+from __future__ import annotations
+
+from distir_relax.ir import TensorType
+from distir_relax.ops.table.entry import Attrs, Types
+
+
+def broadcast_shape(types: Types) -> tuple[int, ...]:
+    """The shape that all operands broadcast to; raises ValueError when there is none."""
+    rank = max(len(t.shape) for t in types)
+    shape = []
+    for i in range(rank):
+        sizes = {t.shape[i - rank + len(t.shape)] for t in types if i - rank + len(t.shape) >= 0} - {1}
+        if len(sizes) > 1:
+            raise ValueError(f"shapes {[t.shape for t in types]} do not broadcast")
+        shape.append(sizes.pop() if sizes else 1)
+    return tuple(shape)
+
+
+def same_type(types: Types, attrs: Attrs) -> tuple[TensorType, ...]:
+    """An op whose result is of the type of its first operand."""
+    return (types[0],)
+
+
+def same_types(types: Types, attrs: Attrs) -> tuple[TensorType, ...]:
+    """An op whose operands and result are of one type."""
+    if any(t != types[0] for t in types):
+        raise ValueError("all operands have one type")
+    return (types[0],)
+
+
+def resized(kind: TensorType, dim: int, size: int) -> TensorType:
+    """The type with another size of one dim."""
+    return TensorType((*kind.shape[:dim], size, *kind.shape[dim + 1 :]), kind.dtype)
+
+
+def checked_axis(types: Types, attrs: Attrs) -> int:
+    """Attribute `axis`, a dim of the first operand; raises ValueError for another."""
+    axis = int(attrs["axis"])
+    if not 0 <= axis < len(types[0].shape):
+        raise ValueError(f"axis {axis} of a tensor of {len(types[0].shape)} dims")
+    return axis

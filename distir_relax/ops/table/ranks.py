@@ -1,0 +1,182 @@
+"""Whether the programs of ranks fit each other: what one sends another receives, and none waits for ever.
+
+Communications are meetings: a collective of the ranks of a group along a mesh axis, a transfer of two ranks. Each rank
+comes to its meetings in its program's order, and a meeting is over when all are there::
+
+    rank 0   all_reduce 4   all_reduce 7        they meet: 4 with 4, then 7 with 7
+    rank 1   all_reduce 4   all_reduce 7
+
+    rank 0   all_reduce 4   all_reduce 7        refused: 4 would meet 7
+    rank 1   all_reduce 7   all_reduce 4
+
+    rank 0   recv from 1    send to 1           refused: each waits for the other
+    rank 1   recv from 0    send to 0
+
+A send counts as waiting for its receiver, as it does for large tensors.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+
+from distir_relax.errors import VerificationError
+from distir_relax.ir import Module, Op, TensorType, print_op
+from distir_relax.ops.table.entry import Trait
+from distir_relax.ops.table.table import lookup
+
+Members = tuple[int, ...]
+"""The ranks of a meeting: a group along an axis in its order, or sender and receiver."""
+
+
+def check_ranks(module: Module) -> None:
+    """Raise `VerificationError` unless the programs of a ranked module's ranks fit each other.
+
+    Along every group all ranks do the same communications in the same order, of fitting kinds, sizes and dtypes; every
+    send has its receive; no rank waits for ever.
+    """
+    sequences = {name: tuple(_communications(module, name)) for name in dict.fromkeys(module.ranks)}
+    _Meetings(module, [sequences[name] for name in module.ranks]).run()
+
+
+def _communications(module: Module, name: str) -> Iterator[Op]:
+    """The ops of a function that need other ranks, those of the functions it calls included, in order."""
+    for op in module.function(name).ops:
+        if op.callee:
+            yield from _communications(module, op.callee)
+        elif Trait.COMMUNICATES in lookup(op.name, op.location).traits:
+            yield op
+
+
+@dataclass(slots=True)
+class _Meetings:
+    """Lets each rank go on from meeting to meeting until all have ended, or none can."""
+
+    module: Module
+    sequences: Sequence[tuple[Op, ...]]
+    heads: list[int] = field(init=False)
+    come: dict[tuple[str, Members], dict[int, Op]] = field(default_factory=dict)
+    """Who has come to a meeting that is not over, and for which op."""
+    known: set[tuple[int, ...]] = field(default_factory=set)
+    """The ops, by identity, that were found to fit each other."""
+
+    def run(self) -> None:
+        self.heads = [0] * len(self.sequences)
+        ready = deque(range(len(self.sequences)))
+        while ready:
+            rank = ready.popleft()
+            if self.heads[rank] == len(self.sequences[rank]):
+                continue
+            op = self.sequences[rank][self.heads[rank]]
+            axis, members = self._meeting(rank, op)
+            there = self.come.setdefault((axis, members), {})
+            there[rank] = op
+            if len(there) == len(members):
+                del self.come[axis, members]
+                self._compare(members, [there[member] for member in members])
+                for member in members:
+                    self.heads[member] += 1
+                ready.extend(members)
+        if self.come:
+            raise VerificationError(
+                f"the ranks wait for each other for ever: {'; '.join(self._waiting())}",
+                hint="all ranks must be projected from one schedule",
+            )
+
+    def _meeting(self, rank: int, op: Op) -> tuple[str, Members]:
+        """Where a rank goes for `op`: the mesh axis, and who takes part."""
+        if "peer" in op.attrs:
+            peer = op.attrs["peer"]
+            if not isinstance(peer, int) or not 0 <= peer < len(self.sequences) or peer == rank:
+                raise VerificationError(f"rank {rank} cannot exchange with rank {peer}: {print_op(op)}", op.location)
+            sends = Trait.TRANSFER in lookup(op.name).traits
+            return "", (rank, peer) if sends else (peer, rank)
+        axis = str(op.attrs["axis"])
+        for mesh in self.module.meshes:
+            if axis in mesh.axes:
+                return axis, mesh.group(rank, mesh.axes.index(axis))
+        raise VerificationError(f"{op.name} is along {axis!r}, which no mesh has", op.location)
+
+    def _compare(self, members: Members, ops: Sequence[Op]) -> None:
+        key = tuple(map(id, ops))
+        if key in self.known:
+            return
+        first = ops[0]
+        problem = _misfit_of_transfer(*ops) if "peer" in first.attrs else _misfit(ops)
+        if problem:
+            index, text = problem
+            raise VerificationError(
+                f"{text}: rank {members[0]} does {print_op(first)}, rank {members[index]} does {print_op(ops[index])}",
+                first.location,
+            )
+        self.known.add(key)
+
+    def _waiting(self) -> Iterator[str]:
+        """Ranks each of which waits for the next, from one that waits to one that has ended or was named before."""
+        at = {rank: key for key, there in self.come.items() for rank in there}
+        rank = min(at)
+        seen: set[int] = set()
+        while rank in at and rank not in seen:
+            seen.add(rank)
+            there = self.come[at[rank]]
+            missing = next(member for member in at[rank][1] if member not in there)
+            op = there[rank]
+            place = f" at {op.location}" if op.location else ""
+            yield f"rank {rank} waits for rank {missing} in {_brief(op)}{place}"
+            rank = missing
+        if rank not in at:
+            yield f"rank {rank} has ended"
+
+
+def _brief(op: Op) -> str:
+    target = ", ".join(map(str, op.results))
+    return f"{target} = {op.name}({', '.join(map(str, op.operands))})"
+
+
+def _misfit_of_transfer(send: Op, receive: Op) -> tuple[int, str] | None:
+    """What is wrong with a sender's and a receiver's ops, which two of them meet."""
+    if (Trait.TRANSFER in lookup(send.name).traits) == (Trait.TRANSFER in lookup(receive.name).traits):
+        return 1, "a send meets a send"
+    if send.attrs.get("step") != receive.attrs.get("step"):
+        return 1, "two ranks are at different places of the schedule"
+    sent, received = send.operands[0].tensor, receive.results[0].tensor
+    return (1, f"{sent} is sent where {received} is received") if sent != received else None
+
+
+def _misfit(ops: Sequence[Op]) -> tuple[int, str] | None:
+    """What is wrong with the ops of a group that meet in a collective, and which of them shows it."""
+    first = ops[0]
+    semantics = lookup(first.name).semantics
+    for index, op in enumerate(ops):
+        if op.name != first.name:
+            return index, "two collectives meet that are unlike"
+        if op.attrs.get("step") != first.attrs.get("step"):
+            return index, "two ranks are at different places of the schedule"
+        keys = (op.attrs.keys() | first.attrs.keys()) - semantics.own
+        if any(op.attrs.get(key) != first.attrs.get(key) for key in keys):
+            return index, "a collective's attributes differ"
+        if op.operands[0].tensor.dtype != first.operands[0].tensor.dtype:
+            return index, "a collective's dtypes differ"
+    found = _given(ops)
+    if found is None:
+        return len(ops) - 1, "a collective's sizes do not fit each other"
+    wrong = next((i for i, op in enumerate(ops) if op.results[0].type != found[i]), None)
+    return None if wrong is None else (wrong, f"a collective gives {found[wrong]}")
+
+
+def _given(ops: Sequence[Op]) -> list[TensorType] | None:
+    """What a collective gives each rank, by its reference semantics; None where the operands do not fit each other."""
+    import torch
+
+    together = lookup(ops[0].name).semantics.together
+    assert together is not None
+    kinds = [op.operands[0].tensor for op in ops]
+    parts = [torch.empty(kind.shape, dtype=getattr(torch, kind.dtype), device="meta") for kind in kinds]
+    try:
+        results = together(parts, ops[0].attrs)
+    except (RuntimeError, ValueError, IndexError):
+        return None
+    if len(results) != len(ops):
+        return None
+    return [TensorType(tuple(result.shape), kind.dtype) for result, kind in zip(results, kinds, strict=True)]

@@ -1,0 +1,154 @@
+"""Factor rules: how the dims of an op's operands and results relate, written once.
+
+``matmul`` is ``"... m k, ... k n -> ... m n"``: `k` stands in no result, so it is reduced (by sum unless said
+otherwise). ``(h d)`` is a dim made of two factors, outermost first. ``[c]`` must not be split: the op needs all of it
+on one device. ``...`` stands for leading dims that broadcast. A dim of size 1 has no factor: nothing of it can be
+split.
+
+From a rule alone the compiler derives propagation, partial results, local shapes and what must be gathered.
+The notation follows the sharding rules of Shardy (openxla/shardy, docs/propagation.md) and einops.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+
+from distir_relax.ops.table.windows import Window
+
+PARALLEL, BLOCKED, WINDOW = "parallel", "blocked", "window"
+
+Dims = tuple[tuple[int, ...], ...]
+"""For each dim of a tensor, the indices of its factors, outermost first."""
+
+
+@dataclass(frozen=True, slots=True)
+class Factor:
+    """`kind` is ``parallel``, ``blocked``, or the reduction (``sum``, ``max``, ``min``) that joins its parts."""
+
+    name: str
+    size: int
+    kind: str = PARALLEL
+
+
+@dataclass(frozen=True, slots=True)
+class Rule:
+    """The factors of one op instance, and where they stand in each operand and result.
+
+    `windows` ties dims that have no factor in common, since neighbouring elements of one read overlapping stretches of
+    the other: where the result dim is split, devices fetch from each other what they lack (see `lowering.halos`).
+    """
+
+    factors: tuple[Factor, ...]
+    operands: tuple[Dims, ...]
+    results: tuple[Dims, ...]
+    windows: tuple[Window, ...] = ()
+
+    def index(self, name: str) -> int:
+        """The index of the factor called `name`; raises KeyError when it has size 1 or is not in the rule."""
+        for i, factor in enumerate(self.factors):
+            if factor.name == name:
+                return i
+        raise KeyError(name)
+
+
+def parse_rule(
+    text: str,
+    operands: Sequence[tuple[int, ...]],
+    results: Sequence[tuple[int, ...]],
+    sizes: Mapping[str, int] | None = None,
+    reduce: str = "sum",
+) -> Rule:
+    """The rule `text` for operands and results of the given shapes.
+
+    `sizes` gives factors that shapes alone do not determine (those grouped in one dim). `reduce` is the reduction
+    of factors that stand in no result. Raises ValueError when the text does not fit the shapes: a bug in an op's entry.
+    """
+    left, right = text.split("->")
+    specs = [*_split_tensors(left), *_split_tensors(right)]
+    shapes = [*operands, *results]
+    if len(specs) != len(shapes):
+        raise ValueError(f"rule {text!r} has {len(specs)} tensors, the op has {len(shapes)}")
+    spread = [_spread(spec, shape, text) for spec, shape in zip(specs, shapes, strict=True)]
+    known = _bind_sizes(spread, shapes, sizes or {}, text)
+    blocked = {name for tensor in spread for dim in tensor for name, is_blocked in dim if is_blocked}
+    in_results = {name for tensor in spread[len(operands) :] for dim in tensor for name, _ in dim}
+
+    order: dict[str, int] = {}
+    factors: list[Factor] = []
+    placed: list[Dims] = []
+    for tensor, shape in zip(spread, shapes, strict=True):
+        dims: list[tuple[int, ...]] = []
+        for dim, size in zip(tensor, shape, strict=True):
+            if math.prod(known[name] for name, _ in dim) != size:
+                dims.append(())  # this operand broadcasts along the dim
+                continue
+            for name, _ in dim:
+                if known[name] != 1 and name not in order:
+                    order[name] = len(factors)
+                    kind = BLOCKED if name in blocked else PARALLEL if name in in_results else reduce
+                    factors.append(Factor(name, known[name], kind))
+            dims.append(tuple(order[name] for name, _ in dim if known[name] != 1))
+        placed.append(tuple(dims))
+    return Rule(tuple(factors), tuple(placed[: len(operands)]), tuple(placed[len(operands) :]))
+
+
+def dim_names(count: int) -> list[str]:
+    """Factor names for `count` dims."""
+    return [f"d{i}" for i in range(count)]
+
+
+def names_with(count: int, axis: int, at_axis: str) -> str:
+    """A rule's text for a tensor of `count` dims, with `at_axis` for dim `axis`."""
+    return " ".join(at_axis if i == axis else f"d{i}" for i in range(count))
+
+
+def no_rule(types: Sequence[object], attrs: Mapping[str, object], results: Sequence[object]) -> Rule:
+    """The rule of entries that say nothing of how the op is split: raises NotImplementedError."""
+    raise NotImplementedError("its entry has no factor rule; it is for programs that are split already")
+
+
+_Spec = tuple[tuple[tuple[str, bool], ...], ...]
+
+
+@lru_cache(maxsize=4096)
+def _split_tensors(text: str) -> tuple[tuple[str, ...], ...]:
+    # Between two commas, or alone, nothing stands for a scalar.
+    return tuple(tuple(re.findall(r"\.\.\.|\([^)]*\)|[^\s()]+", tensor)) for tensor in text.split(","))
+
+
+def _spread(tokens: tuple[str, ...], shape: tuple[int, ...], rule: str) -> _Spec:
+    """The dims that `tokens` stand for, with ``...`` filled in by factors numbered from the right."""
+    dims: list[tuple[tuple[str, bool], ...]] = []
+    for token in tokens:
+        if token == "...":
+            count = len(shape) - len(tokens) + 1
+            dims += [((f"dim -{count - i}", False),) for i in range(count)]
+        else:
+            names = token.strip("()").split()
+            dims.append(tuple((name.strip("[]"), name.startswith("[")) for name in names if name != "1"))
+    if len(dims) != len(shape):
+        raise ValueError(f"rule {rule!r}: {' '.join(tokens)!r} does not fit shape {shape}")
+    return tuple(dims)
+
+
+def _bind_sizes(
+    spread: list[_Spec], shapes: Sequence[tuple[int, ...]], given: Mapping[str, int], rule: str
+) -> dict[str, int]:
+    known = dict(given)
+    for tensor, shape in zip(spread, shapes, strict=True):
+        for dim, size in zip(tensor, shape, strict=True):
+            if len(dim) == 1:
+                name = dim[0][0]
+                if known.get(name, 1) != 1 and size not in (1, known[name]):
+                    raise ValueError(f"rule {rule!r}: factor {name} is {known[name]} and {size}")
+                known[name] = max(known.get(name, 1), size) if size else 0
+    for tensor in spread:
+        for dim in tensor:
+            for name, _ in dim:
+                if name not in known:
+                    raise ValueError(f"rule {rule!r}: the size of factor {name} is not given")
+    return known

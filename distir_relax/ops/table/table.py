@@ -1,0 +1,181 @@
+"""The op table: one entry per op holds all that any pass needs to know about it.
+
+Nothing else in the project may switch on an op's name. An entry is made by `define`, in the folder of its family; the
+spellings of other vocabularies stand beside it (`aten`, `relax`, `onnx`). A user's own module may add to the table at
+any time: what is computed from all entries is computed anew then (`Table.derived`).
+"""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from typing import Any, TypeVar, cast
+
+from distir_relax.errors import UnsupportedOpError
+from distir_relax.ops.table.entry import NO_SPLIT, PLAIN_CODE, PLAIN_COST, Code, Cost, OpDef, Semantics, Split, Trait
+from distir_relax.ops.table.onnx_operands import OnnxOperands
+
+AtenConverter = Callable[..., Any]
+RelaxConverter = Callable[[Any, Sequence[Any], Mapping[str, Any]], Any]
+OnnxConverter = Callable[[Any, OnnxOperands, Mapping[str, Any]], Any]
+
+_Converter = TypeVar("_Converter", bound=Callable[..., Any])
+_Found = TypeVar("_Found")
+
+
+class Table:
+    """Entries by name, and how other vocabularies' ops are written with them."""
+
+    def __init__(self) -> None:
+        self._ops: dict[str, OpDef] = {}
+        self._aten: dict[str, AtenConverter] = {}
+        self._relax: dict[str, RelaxConverter] = {}
+        self._onnx: dict[str, OnnxConverter] = {}
+        # Goes up with each change of the entries, and never down.
+        self._revision = 0
+        self._derived: dict[Callable[[Table], Any], tuple[int, Any]] = {}
+
+    # Entries
+
+    def define(
+        self,
+        name: str,
+        semantics: Semantics,
+        split: Split = NO_SPLIT,
+        *,
+        cost: Cost = PLAIN_COST,
+        code: Code = PLAIN_CODE,
+        traits: Collection[Trait] = (),
+    ) -> OpDef:
+        """Add an entry: what the op gives, how it runs in parts, and the facets of `OpDef` where it needs them.
+
+        An op of programs that are split already, such as a collective, says nothing of how it is split. Raises
+        ValueError when the name is taken.
+        """
+        if name in self._ops:
+            raise ValueError(f"op {name!r} is defined twice")
+        return self._enter(OpDef(name, semantics, split, cost, code, frozenset(traits)))
+
+    def replace(self, entry: OpDef) -> OpDef:
+        """Put another entry in the place of the one of its name. Raises `UnsupportedOpError` where there is none."""
+        self.lookup(entry.name)
+        return self._enter(entry)
+
+    def _enter(self, entry: OpDef) -> OpDef:
+        self._ops[entry.name] = entry
+        self._revision += 1
+        return entry
+
+    def lookup(self, name: str, where: str = "") -> OpDef:
+        """The entry of op `name`. Raises `UnsupportedOpError` with near misses."""
+        entry = self._ops.get(name)
+        if entry is not None:
+            return entry
+        near = difflib.get_close_matches(name, self._ops, n=3)
+        hint = f"did you mean {' or '.join(near)}? " if near else ""
+        raise UnsupportedOpError(
+            f"there is no op {name!r} in the op table",
+            where,
+            hint + "CONTRIBUTING.md shows how to add one entry for it",
+        )
+
+    def entries(self) -> tuple[OpDef, ...]:
+        """All entries, in the order of definition."""
+        return tuple(self._ops.values())
+
+    def derived(self, compute: Callable[[Table], _Found]) -> _Found:
+        """What `compute` makes of the table, computed anew only when an entry has come or gone since."""
+        revision, found = self._derived.get(compute, (-1, None))
+        if revision != self._revision:
+            found = compute(self)
+            self._derived[compute] = self._revision, found
+        return cast(_Found, found)
+
+    @contextmanager
+    def extended(self) -> Iterator[Table]:
+        """The table, which loses on leaving what was added or replaced since entering."""
+        before = dict(self._ops), dict(self._aten), dict(self._relax), dict(self._onnx)
+        try:
+            yield self
+        finally:
+            self._ops, self._aten, self._relax, self._onnx = before
+            self._revision += 1
+
+    # Spellings
+
+    def aten(self, *spellings: str) -> Callable[[_Converter], _Converter]:
+        """Declare how ATen ops are written with the entries of the table.
+
+        The decorated function takes the `Builder` and the ATen op's own arguments, tensors as values, and returns a
+        value or a tuple of values: ``@aten("relu.default")``.
+        """
+        return _declare(self._aten, spellings, "aten.{}")
+
+    def relax(self, *names: str) -> Callable[[_Converter], _Converter]:
+        """Declare how Relax ops that differ from their entry are written with the entries of the table.
+
+        The decorated function takes the `Builder`, the call's arguments (tensors as values, tuples as lists, shapes as
+        tuples of numbers) and its attributes by name, and returns a value or a tuple of values:
+        ``@relax("relax.take")``. A pointwise op of the same name and operands needs none.
+        """
+        return _declare(self._relax, names, "{}")
+
+    def onnx(self, *op_types: str) -> Callable[[_Converter], _Converter]:
+        """Declare how ONNX ops are written with the entries of the table.
+
+        The decorated function takes the `Builder`, the node's `OnnxOperands` and its attributes by name (with
+        ``opset``, the version of the operator set), and returns a value, a numpy array that is known at import, or a
+        tuple of those: ``@onnx("Gemm")``. An op of another domain than ONNX's own is named ``domain::Op``. What cannot
+        be expressed raises NotImplementedError with the reason.
+        """
+        return _declare(self._onnx, op_types, "the ONNX op {}")
+
+    def lookup_aten(self, spelling: str) -> AtenConverter | None:
+        """The conversion of an ATen op such as ``relu.default``, or None."""
+        return self._aten.get(spelling)
+
+    def lookup_relax(self, name: str) -> RelaxConverter | None:
+        """The conversion of a Relax op such as ``relax.take``, or None where it has none or needs none."""
+        return self._relax.get(name)
+
+    def lookup_onnx(self, op_type: str) -> OnnxConverter | None:
+        """The conversion of an ONNX op such as ``Gemm`` or ``domain::Op``, or None."""
+        return self._onnx.get(op_type)
+
+    def aten_spellings(self) -> tuple[str, ...]:
+        """All ATen ops that have a conversion."""
+        return tuple(self._aten)
+
+    def relax_spellings(self) -> tuple[str, ...]:
+        """All Relax ops that have a conversion."""
+        return tuple(self._relax)
+
+    def onnx_spellings(self) -> tuple[str, ...]:
+        """All ONNX ops that have a conversion."""
+        return tuple(self._onnx)
+
+
+def _declare(
+    converters: dict[str, Callable[..., Any]], keys: tuple[str, ...], called: str
+) -> Callable[[_Converter], _Converter]:
+    """A decorator that enters a converter under each of `keys`; ValueError when one is there already."""
+
+    def declare(convert: _Converter) -> _Converter:
+        for key in keys:
+            if key in converters:
+                raise ValueError(f"{called.format(key)} is converted twice")
+            converters[key] = convert
+        return convert
+
+    return declare
+
+
+TABLE = Table()
+"""The table of this project, which all passes read."""
+
+# Said of that table, these go without its name.
+define, lookup, entries = TABLE.define, TABLE.lookup, TABLE.entries
+aten, relax, onnx = TABLE.aten, TABLE.relax, TABLE.onnx
+lookup_aten, lookup_relax, lookup_onnx = TABLE.lookup_aten, TABLE.lookup_relax, TABLE.lookup_onnx
+aten_spellings, relax_spellings, onnx_spellings = TABLE.aten_spellings, TABLE.relax_spellings, TABLE.onnx_spellings

@@ -1,0 +1,185 @@
+"""Sliding windows: which elements of a dim each element of a result dim is made from. Exact interval arithmetic.
+
+Most windows follow a stride (`StridedWindow`); those of resizing and of pooling to any size follow a formula
+(`SampledWindow`). Of the first, a *gathering* window (convolution, pooling) reads, for result element `o`, the
+positions `o*stride - low + dilation*j` for `j` below `kernel`. A *scattering* one (transposed convolution, upsampling)
+writes, for operand element `i`, the positions `i*stride - low + dilation*j`. What lies outside the operand is padding;
+a scattering window's result is what is left when `low` and `high` elements are taken off its ends (or, when negative,
+put on).
+
+The size of the result follows from the size of the operand and the padding at both ends::
+
+    gathering   (n + low + high - extent) // stride + 1
+    scattering  (n - 1) * stride + extent - low - high
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Protocol
+
+from distir_relax.kernels.sampling import Sampling, Taps, taps_of
+
+GATHER, SCATTER = "gather", "scatter"
+
+
+class Window(Protocol):
+    """How dim `operand_dim` (of size `size`) of operand number `operand` feeds dim `result_dim` of the first result.
+
+    This is all that the compiler asks of one.
+    """
+
+    @property
+    def index(self) -> int:
+        """The window's place among the op's spatial dims."""
+
+    @property
+    def operand(self) -> int:
+        """The position of the operand that it reads."""
+
+    @property
+    def operand_dim(self) -> int:
+        """The dim that it slides over."""
+
+    @property
+    def result_dim(self) -> int:
+        """The dim of the first result that it makes."""
+
+    @property
+    def size(self) -> int:
+        """The size of the operand's dim."""
+
+    @property
+    def result_size(self) -> int:
+        """The size of the result dim. Raises ValueError when the operand is too small."""
+
+    @property
+    def reach(self) -> int:
+        """How many elements beside its own one of the result may need."""
+
+    @property
+    def is_plain(self) -> bool:
+        """Whether each element of the result is made from the one at its own place: no window at all."""
+
+    def reads(self, start: int, stop: int) -> tuple[int, int]:
+        """The interval of the operand that the result's elements [start, stop) are made from; (0, 0) for none."""
+
+    def part(self, start: int, stop: int) -> tuple[int, ...]:
+        """What the op must know to make the result's elements [start, stop) from `reads(start, stop)` alone.
+
+        It goes to the entry's `Split.windowed`.
+        """
+
+
+@dataclass(frozen=True, slots=True)
+class StridedWindow:
+    """A `Window` whose place follows a stride; `kind` is ``gather`` or ``scatter``. A part is told by its padding."""
+
+    index: int
+    operand: int
+    operand_dim: int
+    result_dim: int
+    size: int
+    kernel: int
+    stride: int = 1
+    dilation: int = 1
+    low: int = 0
+    high: int = 0
+    kind: str = GATHER
+
+    @property
+    def extent(self) -> int:
+        """The positions from the first to the last element of the kernel."""
+        return (self.kernel - 1) * self.dilation + 1
+
+    @property
+    def result_size(self) -> int:
+        """The size of the result dim. Raises ValueError when the operand is too small for the kernel."""
+        size = self.sized(self.size, self.low, self.high)
+        if size < 0:
+            raise ValueError(
+                f"a kernel that covers {self.extent} of a dim of {self.size} with padding {self.low}, {self.high}"
+            )
+        return size
+
+    @property
+    def reach(self) -> int:
+        """How many elements beside its own one of the result may need."""
+        return self.extent - 1
+
+    @property
+    def is_plain(self) -> bool:
+        """Whether each element of the result is made from the one at its own place: no window at all."""
+        return (self.kernel, self.stride, self.low, self.high) == (1, 1, 0, 0)
+
+    def __str__(self) -> str:
+        return f"kernel {self.kernel}, stride {self.stride}, dilation {self.dilation}"
+
+    def sized(self, size: int, low: int, high: int) -> int:
+        """The size of the result dim for an operand of `size` elements and the given padding."""
+        if self.kind == SCATTER:
+            return (size - 1) * self.stride + self.extent - low - high
+        return (size + low + high - self.extent) // self.stride + 1
+
+    def reads(self, start: int, stop: int) -> tuple[int, int]:
+        """The interval of the operand that the result's elements [start, stop) are made from; (0, 0) for none."""
+        if self.kind == SCATTER:
+            first = -(-(start + self.low - self.extent + 1) // self.stride)
+            last = (stop - 1 + self.low) // self.stride + 1
+        else:
+            first = start * self.stride - self.low
+            last = (stop - 1) * self.stride - self.low + self.extent
+        first, last = max(first, 0), min(last, self.size)
+        return (first, last) if start < stop and first < last else (0, 0)
+
+    def part(self, start: int, stop: int) -> tuple[int, int]:
+        """The padding at both ends with which `reads(start, stop)` alone gives the result's elements [start, stop)."""
+        first, last = self.reads(start, stop)
+        count, held = stop - start, last - first
+        if self.kind == SCATTER:
+            low = start + self.low - first * self.stride if held else 0
+            return low, (held - 1) * self.stride + self.extent - low - count
+        if not count:
+            return self.extent - 1, 0
+        begin = start * self.stride - self.low
+        span = (count - 1) * self.stride + self.extent
+        low = first - begin if held else span
+        return low, span - low - held
+
+
+@dataclass(frozen=True, slots=True)
+class SampledWindow:
+    """A `Window` whose elements are those that `sampling` says for data of `dtype`. A part is told by where it lies."""
+
+    index: int
+    operand: int
+    operand_dim: int
+    result_dim: int
+    size: int
+    result_size: int
+    sampling: Sampling
+    dtype: str
+    is_plain: bool = False
+
+    @property
+    def reach(self) -> int:
+        """How many elements beside its own one of the result may need."""
+        positions = self._taps().positions
+        return int((positions.max(axis=1) - positions.min(axis=1)).max(initial=0)) if self.size else 0
+
+    def __str__(self) -> str:
+        return f"{self.size} elements to {self.result_size}, {self.sampling}"
+
+    def reads(self, start: int, stop: int) -> tuple[int, int]:
+        """The interval of the operand that the result's elements [start, stop) are made from; (0, 0) for none."""
+        if start >= stop or not self.size:
+            return 0, 0
+        positions = self._taps().positions[start:stop]
+        return int(positions.min()), int(positions.max()) + 1
+
+    def part(self, start: int, stop: int) -> tuple[int, ...]:
+        """Where the result's elements [start, stop) lie, and what they are made from."""
+        return self.size, self.reads(start, stop)[0], self.result_size, start
+
+    def _taps(self) -> Taps:
+        return taps_of(self.sampling, self.size, self.result_size, self.dtype == "float64")

@@ -1,0 +1,163 @@
+"""The passes of the compiler: pipelines as data, and what looks on while they run.
+
+=====================  =========================  ============================================================
+`compile_passes`       global to ranked           a model, annotated, to a program for each distinct rank
+`RANK_PASSES`          distributed to ranked      a schedule that exists already, to programs of ranks
+`AS_RANKS_RUN`         distributed, in and out    a schedule as its ranks will run it, to be simulated
+=====================  =========================  ============================================================
+
+An `Observer` sees the program after each pass: that is how verification, times, progress and dumps are done.
+"""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from distir_relax.errors import DistIRError, VerificationError
+from distir_relax.frontends.imported import Frame
+from distir_relax.frontends.outline import Outline
+from distir_relax.ir import Inline, Module, Pass, name_of, print_module, print_pass, verify
+from distir_relax.layout import DeviceMesh
+from distir_relax.lowering import FuseLocal, Project, ToDistIR
+from distir_relax.ops import check
+from distir_relax.sharding import ApplyShardings, DelayReductions, Propagate, remarks
+
+RANK_PASSES: tuple[Pass, ...] = (Inline(), Project(), FuseLocal())
+AS_RANKS_RUN: tuple[Pass, ...] = (FuseLocal(),)
+
+
+def compile_passes(
+    mesh: DeviceMesh | None = None,
+    tail: str = "ragged",
+    shardings: Mapping[str, str] | None = None,
+    names: Mapping[str, str] | None = None,
+    scopes: Mapping[str, tuple[Frame, ...]] | None = None,
+) -> tuple[Pass, ...]:
+    """The passes of `compile`: from an imported model to a program for each distinct rank.
+
+    `shardings` mark inputs and parameters by name, `names` leads from those names to values; `mesh` is needed for
+    them, and takes the place of the model's own. `tail` is ``ragged`` or ``pad``. Where `scopes` says which module each
+    value is made in, repeated blocks become functions.
+    """
+    passes: list[Pass] = [] if scopes is None else [Outline(scopes)]
+    if shardings:
+        assert mesh is not None, "shardings are for a mesh"
+        passes.append(ApplyShardings(shardings, mesh, names or {}))
+    return (*passes, Propagate(mesh), DelayReductions(), ToDistIR(tail), Project(), FuseLocal())
+
+
+def as_ranks_run(module: Module) -> Module:
+    """A program of the distributed stage with ops fused, as its ranks will run it."""
+    return run_passes(module, AS_RANKS_RUN)
+
+
+class Observer:
+    """Looks on while a pipeline runs. Number 0 is the program that it starts with, which no pass has made."""
+
+    def begin(self, number: int, step: Pass) -> None:
+        """Pass number `number` is about to run."""
+
+    def end(self, number: int, step: Pass | None, module: Module, seconds: float) -> None:
+        """What a pass gave, and how long it took. Raises `DistIRError` to stop the pipeline."""
+
+
+def run_passes(module: Module, passes: Sequence[Pass], observers: Iterable[Observer] = ()) -> Module:
+    """Run passes one after the other. Raises what they and the observers raise.
+
+    Raises `VerificationError` where a pass does not take the stage that the program is at.
+    """
+    looking = tuple(observers)
+    for observer in looking:
+        observer.end(0, None, module, 0.0)
+    for number, step in enumerate(passes, 1):
+        if module.stage not in step.takes:
+            takes = " or ".join(step.takes)
+            raise VerificationError(
+                f"{name_of(step)} takes a program of the {takes} stage, found the {module.stage} stage"
+            )
+        for observer in looking:
+            observer.begin(number, step)
+        start = time.perf_counter()
+        module = step.run(module)
+        seconds = time.perf_counter() - start
+        for observer in looking:
+            observer.end(number, step, module, seconds)
+    return module
+
+
+class Verify(Observer):
+    """Checks the program after each pass: the rules of its stage, the op table's, and that its ranks fit each other."""
+
+    def end(self, number: int, step: Pass | None, module: Module, seconds: float) -> None:
+        """Raise `VerificationError`, which names the pass, unless the program is valid."""
+        try:
+            verify(module, check)
+        except VerificationError as wrong:
+            by = f"after {name_of(step)}: " if step else "as imported: "
+            raise VerificationError(by + wrong.message, wrong.where, wrong.hint) from None
+
+
+def verifies_by_default() -> bool:
+    """Whether programs are verified between passes where nobody says: if the variable DISTIR_VERIFY is 1."""
+    return os.environ.get("DISTIR_VERIFY", "0") == "1"
+
+
+class Stages(Observer):
+    """Keeps the last program of each stage, and the times of the passes in seconds, by name."""
+
+    def __init__(self) -> None:
+        self.modules: dict[str, Module] = {}
+        self.seconds: dict[str, float] = {}
+
+    def end(self, number: int, step: Pass | None, module: Module, seconds: float) -> None:
+        """Keep the program."""
+        self.modules[module.stage] = module
+        if step is not None:
+            self.seconds[name_of(step)] = self.seconds.get(name_of(step), 0.0) + seconds
+
+
+class Dump(Observer):
+    """Writes the program after each pass to a numbered text file in `folder`, which is made where it is missing.
+
+    ``00-imported.txt``, ``01-propagate.txt``, …; the first line of each says the pass with its options. Files of an
+    earlier dump are replaced, and no other is touched. Raises `DistIRError` when the folder cannot be written.
+    """
+
+    def __init__(self, folder: str | Path) -> None:
+        self.folder = Path(folder)
+        try:
+            self.folder.mkdir(parents=True, exist_ok=True)
+            for old in self.folder.glob("[0-9][0-9]-*.txt"):
+                old.unlink()
+        except OSError as wrong:
+            raise DistIRError(f"cannot write here: {wrong.strerror}", str(folder)) from None
+
+    def end(self, number: int, step: Pass | None, module: Module, seconds: float) -> None:
+        """Write the program."""
+        head = f"# {print_pass(step)}\n" if step else ""
+        note = remarks(module) if module.stage == "sharded" else None
+        file = self.folder / f"{number:02}-{name_of(step) if step else 'imported'}.txt"
+        try:
+            file.write_text(head + print_module(module, note), encoding="utf-8")
+        except OSError as wrong:
+            raise DistIRError(f"cannot write here: {wrong.strerror}", str(file)) from None
+
+
+class Progress(Observer):
+    """Shows on a `rich` console which pass is running, while it is."""
+
+    def __init__(self, console: Any) -> None:
+        self._status = console.status("")
+
+    def begin(self, number: int, step: Pass) -> None:
+        """Say what is running."""
+        self._status.update(print_pass(step))
+        self._status.start()
+
+    def end(self, number: int, step: Pass | None, module: Module, seconds: float) -> None:
+        """Leave the line clean."""
+        self._status.stop()

@@ -1,0 +1,152 @@
+"""The op table in words: what may be split, what is then still to be reduced, what must stay whole."""
+
+from __future__ import annotations
+
+import ast
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+from distir_relax.errors import DistIRError, UnsupportedOpError
+from distir_relax.ir import TensorType
+from distir_relax.layout import DTYPES
+from distir_relax.ops import BLOCKED, PARALLEL, Factor, OpDef, Rule, Trait, all_operands, entries, infer, lookup
+
+
+def table() -> list[tuple[str, str, str, str]]:
+    """For each op that a model may contain: its name, rule, the operands that let a pending sum pass, torch code.
+
+    A rule that depends on shapes or attributes is ``by shape``; `explain_rule` shows it for an instance.
+    """
+    return [(entry.name, _rule_text(entry), _linear(entry), _torch(entry)) for entry in entries() if entry.computes]
+
+
+def explain_rule(name: str, operands: Sequence[str] = (), attrs: Mapping[str, Any] | None = None) -> str:
+    """An op's rule in words, for an instance with `operands` (types as in program text: ``f32[4,5]``) and `attrs`.
+
+    Without operands an instance is made up from the rule. Raises `UnsupportedOpError` for an op that is not in the
+    table, and `DistIRError` for operands that the op does not take, or that have to be given.
+    """
+    entry = lookup(name)
+    types = [_parse_type(text) for text in operands] or _made_up(entry)
+    try:
+        results = infer(name, types, attrs or {})
+        rule = entry.rule_for(types, attrs or {}, results)
+    except NotImplementedError:
+        raise UnsupportedOpError(f"{name} is an op of the compiler's own, which has no rule") from None
+    except DistIRError as error:
+        hint = f"distir rules {name} 'f32[4,6]' ... --attr axis=1, with the operands and attributes of a real one"
+        raise DistIRError(error.message, "", hint) from None
+    except (ValueError, IndexError, KeyError, TypeError) as error:
+        raise DistIRError(f"{name} has no instance with ({', '.join(map(str, types))}): {error}") from None
+    given = f" with {', '.join(f'{k}={v}' for k, v in attrs.items())}" if attrs else ""
+    lines = [f"{name}: {_rule_text(entry)}"]
+    lines.append(f"{', '.join(map(str, types))} -> {', '.join(map(str, results))}{given}")
+    lines += [f"  {line}" for line in _factors(rule, entry)]
+    sets = entry.linear_sets(len(types), attrs or {})
+    lines += [f"  a pending sum may pass: {_groups(sets)}"] if sets else ["  no pending sum may pass"]
+    lines.append(f"  torch: {_torch(entry)}")
+    return "\n".join(lines)
+
+
+def parse_attrs(texts: Sequence[str]) -> dict[str, Any]:
+    """Attributes from ``key=value`` texts, values as Python literals. Raises `DistIRError` for other texts."""
+    found = {}
+    for text in texts:
+        key, equals, value = text.partition("=")
+        try:
+            found[key] = ast.literal_eval(value)
+        except (ValueError, SyntaxError):
+            raise DistIRError(f"expected key=value, such as axis=1 or shape=(4,6), found {text!r}") from None
+        assert equals
+    return found
+
+
+def _factors(rule: Rule, entry: OpDef) -> Iterator[str]:
+    for index, factor in enumerate(rule.factors):
+        places = [
+            f"dim {dim} of {what}"
+            for what, dims in (
+                *((f"operand {i}", d) for i, d in enumerate(rule.operands)),
+                *(("the result" if len(rule.results) == 1 else f"result {i}", d) for i, d in enumerate(rule.results)),
+            )
+            for dim, inside in enumerate(dims)
+            if index in inside
+        ]
+        yield f"{factor.name} ({factor.size}): {', '.join(places)}: {_meaning(factor, entry)}"
+    for window in rule.windows:
+        yield (
+            f"window {window.index} ({window}): "
+            f"dim {window.operand_dim} of operand {window.operand}, dim {window.result_dim} of the result: "
+            "may be split; devices send each other what their parts overlap in"
+        )
+
+
+def _meaning(factor: Factor, entry: OpDef) -> str:
+    if factor.kind == BLOCKED:
+        return "must be whole on one device"
+    parts = (
+        " (the devices run other ops then)" if factor.name in entry.split.expand or "*" in entry.split.expand else ""
+    )
+    if factor.kind == PARALLEL:
+        return f"may be split; each device computes its part{parts}"
+    if factor.kind in ("sum", "max", "min"):
+        return f"may be split; the result is I[{factor.kind}] then{parts}"
+    return f"may be split; it is a {factor.kind}{parts}"
+
+
+def _rule_text(entry: OpDef) -> str:
+    if isinstance(entry.split.rule, str):
+        return entry.split.rule
+    return "each element by itself" if Trait.POINTWISE in entry.traits else "by shape"
+
+
+def _linear(entry: OpDef) -> str:
+    linear = entry.semantics.linear
+    if linear is all_operands:
+        return "all operands together"
+    return "by attributes" if callable(linear) else _groups(linear)
+
+
+def _groups(sets: Sequence[frozenset[int]]) -> str:
+    texts = [" and ".join(str(i) for i in sorted(group)) + (" together" if len(group) > 1 else "") for group in sets]
+    return f"operand {' or '.join(texts)}" if texts else ""
+
+
+def _torch(entry: OpDef) -> str:
+    return entry.semantics.torch if isinstance(entry.semantics.torch, str) else "by attributes"
+
+
+def _parse_type(text: str) -> TensorType:
+    match = re.fullmatch(r"(\w+)\[([\d,]*)\]", text)
+    dtypes = {short: long for long, (short, _) in DTYPES.items()}
+    if match is None or match[1] not in dtypes:
+        raise DistIRError(f"expected an operand's type, such as f32[4,5], found {text!r}")
+    return TensorType(tuple(int(n) for n in match[2].split(",") if n), dtypes[match[1]])
+
+
+def _made_up(entry: OpDef) -> list[TensorType]:
+    """Small operands of different sizes, one for each name in the rule; matrices for an op that takes any shape."""
+    if not isinstance(entry.split.rule, str):
+        for count in range(1, 4):
+            types = [TensorType((2, 3), "float32")] * count
+            try:
+                entry.rule_for(types, {}, infer(entry.name, types, {}))
+            except (DistIRError, ValueError, IndexError, KeyError, TypeError, NotImplementedError):
+                continue
+            return types
+        raise DistIRError(
+            f"the rule of {entry.name} depends on shapes and attributes",
+            hint=f"give an instance: distir rules {entry.name} 'f32[4,6]' ... --attr axis=1",
+        )
+    sizes: dict[str, int] = {}
+    found = []
+    for operand in entry.split.rule.split("->")[0].split(","):
+        shape = []
+        for token in re.findall(r"\.\.\.|\([^)]*\)|[^\s()]+", operand):
+            size = 1
+            for name in ["4"] if token == "..." else token.strip("()").split():
+                size *= 1 if name == "1" else sizes.setdefault(name, len(sizes) + 2)
+            shape.append(size)
+        found.append(TensorType(tuple(shape), "float32"))
+    return found

@@ -1,0 +1,5 @@
+"""The tvm backend: a rank's program runs on TVM's virtual machine."""
+
+from distir_relax.runtime.backends.tvm.program import TvmProgram, load
+
+__all__ = ["TvmProgram", "load"]

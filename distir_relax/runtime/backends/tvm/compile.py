@@ -1,0 +1,134 @@
+"""From a rank program's Relax text to an executable of TVM's virtual machine.
+
+First `split` sets apart what is computed once, and puts in our kernels; then TVM fuses and compiles the rest.
+"""
+
+from __future__ import annotations
+
+import threading
+import weakref
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from distir_relax.errors import BundleError, RunError
+from distir_relax.runtime.backends.tvm import kernels
+from distir_relax.runtime.backends.tvm.math import legalizations
+from distir_relax.runtime.backends.tvm.split import split_program
+
+PINNED_FFI = "apache-tvm-ffi==0.1.14.post1"
+
+
+@dataclass(frozen=True)
+class Compiled:
+    """An executable with functions `prepare` and `main`.
+
+    `kept` are the positions, among the weights, of those that `main` takes as they are. `outputs` is how many of
+    main's results are the program's. `steps` says what each step number is; `calls` names the communicator's methods.
+    """
+
+    executable: Any
+    kept: tuple[int, ...]
+    outputs: int
+    steps: dict[int, str | list[str]]
+    calls: frozenset[str]
+
+
+def compile_program(text: str, inputs: Sequence[int], threads: int = 1) -> Compiled:
+    """Compile a Relax program (JSON) whose parameters at the positions `inputs` are inputs, the others weights.
+
+    Ranks of one process that run the same program share the result. Raises BundleError when the text is no such
+    program, RunError when TVM cannot compile it here.
+    """
+    key = (text, tuple(inputs), threads)
+    with _lock:
+        compiled = _compiled.get(key)
+        if compiled is None:
+            compiled = _compiled[key] = _compile(*key)
+        return compiled
+
+
+_lock = threading.Lock()
+_compiled: weakref.WeakValueDictionary[tuple[str, tuple[int, ...], int], Compiled] = weakref.WeakValueDictionary()
+"""Programs that some rank of this process still holds."""
+
+
+def machine(threads: int) -> tuple[Any, kernels.Machine]:
+    """The target for this host's CPU, and what kernels are written for on it."""
+    import tvm
+    from tvm.target import codegen
+
+    cpu = codegen.llvm_get_system_cpu()
+    target = tvm.target.Target({"kind": "llvm", "mcpu": cpu})
+    wide = codegen.llvm_cpu_has_features("avx512f", target)
+    return target, kernels.Machine(64 if wide else 32, 12 if wide else 6, threads)
+
+
+def _compile(text: str, inputs: tuple[int, ...], threads: int) -> Compiled:
+    import tvm
+    from tvm import relax
+
+    module = _read(text)
+    target, host = machine(threads)
+    try:
+        module = relax.transform.EliminateCommonSubexpr()(module)
+        [(_, function)] = module.functions.items()
+        split = split_program(function, inputs, host)
+        with target, tvm.transform.PassContext(opt_level=3):
+            lowered = tvm.ir.transform.Sequential(_passes())(split.module)
+        executable = relax.build(lowered, target, relax_pipeline=None)
+    except (tvm.error.InternalError, ValueError, TypeError, RuntimeError) as wrong:
+        last = str(wrong).strip().splitlines()[-1]
+        raise RunError(f"TVM cannot compile the program: {last}", hint="--backend torch runs it without TVM") from wrong
+    return Compiled(
+        executable=executable,
+        kept=split.kept,
+        outputs=int(function.attrs["distir.outputs"]),
+        steps={
+            int(step): str(what) if isinstance(what, str) else [str(text) for text in what]
+            for step, what in function.attrs["distir.steps"].items()
+        },
+        calls=split.calls,
+    )
+
+
+def _read(text: str) -> Any:
+    import tvm
+
+    try:
+        module = tvm.ir.load_json(text)
+        [(_, function)] = module.functions.items()
+        assert "distir.outputs" in function.attrs
+    except Exception as wrong:
+        last = (str(wrong).strip() or type(wrong).__name__).splitlines()[-1]
+        raise BundleError(
+            f"not a Relax program of this TVM (version {tvm.__version__}): {last}",
+            hint=f"compile the model again here; TVM needs {PINNED_FFI}",
+        ) from None
+    return module
+
+
+def _passes() -> list[Any]:
+    from tvm.relax import backend
+    from tvm.relax import transform as relax
+
+    return [
+        backend.DispatchSortScan(),
+        relax.LegalizeOps(dict(legalizations())),
+        # Reshapes become views before fusion, so that they do not complicate the loops of other ops.
+        relax.RewriteDataflowReshape(),
+        relax.AnnotateTIROpPattern(),
+        relax.FuseOps(2),
+        relax.FuseTIR(),
+        relax.DeadCodeElimination(["prepare", "main"]),
+        relax.ToNonDataflow(),
+        relax.RemovePurityChecking(),
+        relax.CallTIRRewrite(),
+        relax.StaticPlanBlockMemory(),
+        relax.LowerAllocTensor(),
+        relax.KillAfterLastUse(),
+        relax.LowerRuntimeBuiltin(),
+        relax.ComputePrimValue(),
+        relax.VMShapeLower(),
+        relax.AttachGlobalSymbol(),
+    ]

@@ -1,0 +1,262 @@
+"""Kernels that TVM's defaults are many times too slow for: products, softmax, layer norm; written as TIR text.
+
+A product is computed in blocks of some rows by one panel of columns, two vectors wide, which stay in registers
+while the summed dim runs::
+
+    x (m, k)   w packed (panels, k, width)   y (m, n)        acc[r, :] += x[row r, k] * w[panel, k, :]
+
+Weights are packed once, when they are loaded; the last panel is filled up with zeros. Other right-hand sides are read
+where they lie: the last panel then overlaps the one before it, so that it needs no filling.
+
+Texts are cached, so that equal shapes share a kernel. Element types are float32 and float64.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cache
+from typing import Any
+
+from distir_relax.runtime.backends.tvm.math import exp
+
+FLOATS = {"float32": 4, "float64": 8}
+
+
+@dataclass(frozen=True)
+class Machine:
+    """What kernels are written for: bytes of a vector register, rows that fit the registers, threads of the rank."""
+
+    vector_bytes: int = 64
+    rows: int = 12
+    threads: int = 1
+
+    def lanes(self, dtype: str) -> int:
+        """Elements of one vector register."""
+        return self.vector_bytes // FLOATS[dtype]
+
+
+def packed_shape(k: int, n: int, dtype: str, machine: Machine) -> tuple[int, int, int]:
+    """The shape of a packed (k, n) weight: (panels, k, width)."""
+    width = 2 * machine.lanes(dtype)
+    return (-(-n // width), k, width)
+
+
+@cache
+def pack(k: int, n: int, dtype: str, transposed: bool, machine: Machine) -> Any:
+    """``w (k, n)``, or ``(n, k)`` when `transposed`, to its packed form."""
+    panels, _, width = packed_shape(k, n, dtype, machine)
+    source = f"w[p * {width} + c, r]" if transposed else f"w[r, p * {width} + c]"
+    shape = (n, k) if transposed else (k, n)
+    # Reads of a transposed weight run along its rows.
+    loops = f"for c, r in T.grid({width}, {k})" if transposed else f"for r, c in T.grid({k}, {width})"
+    return _function(
+        f"w: {_buffer(shape, dtype)}, y: {_buffer((panels, k, width), dtype)}",
+        f"""
+for p in range({panels}):
+    {loops}:
+        if p * {width} + c < {n}:
+            y[p, r, c] = {source}
+        else:
+            y[p, r, c] = T.{dtype}(0)
+""",
+    )
+
+
+@cache
+def packed_product(m: int, k: int, n: int, dtype: str, machine: Machine) -> Any:
+    """``x (m, k), packed w -> y (m, n)``."""
+    panels, _, width = packed_shape(k, n, dtype, machine)
+    lanes, rest = width // 2, n % width
+    vectors = [(start, lanes) for start in range(0, width, lanes)]
+    weights = [f"w[p, k, {_span(start, size)}]" for start, size in vectors]
+    blocks = _row_blocks(m, machine.rows)
+
+    def body(store: Any) -> str:
+        return "".join(
+            _block(k, count, size, first, vectors, width, weights, dtype, "x[{row}, k]", store)
+            for count, size, first in blocks
+        )
+
+    def whole(row: str, r: str) -> list[str]:
+        return [f"y[{row}, {_span(f'p * {width} + {s}', z)}] = acc[{_span(f'{r} * {width} + {s}', z)}]"
+                for s, z in vectors]  # fmt: skip
+
+    def partial(row: str, r: str) -> list[str]:
+        # Through memory of its own: cutting registers in the middle would keep all of them in memory.
+        moves = [f"edge[{_span(str(s), z)}] = acc[{_span(f'{r} * {width} + {s}', z)}]" for s, z in vectors]
+        return [*moves, f"for c in range({rest}):", f"    y[{row}, p * {width} + c] = edge[c]"]
+
+    text = f"for p in {_outer(n // width, machine.threads)}:\n{_indent(body(whole))}" if n // width else ""
+    if rest:
+        text += f"for p in range({n // width}, {panels}):\n"
+        text += f'    edge = T.sblock_alloc_buffer(({width},), "{dtype}", scope="local")\n{_indent(body(partial))}'
+    arguments = f"x: {_buffer((m, k), dtype)}, w: {_buffer((panels, k, width), dtype)}, y: {_buffer((m, n), dtype)}"
+    return _function(arguments, text)
+
+
+@cache
+def product(a: tuple[int, ...], b: tuple[int, ...], dtype: str, machine: Machine) -> Any:
+    """``a (..., m, k), b (..., k, n) -> y (..., m, n)``; leading dims broadcast."""
+    m, k, n = a[-2], a[-1], b[-1]
+    rank = max(len(a), len(b)) - 2
+    batch = tuple(
+        max(shape[i - rank + len(shape) - 2] if i - rank + len(shape) - 2 >= 0 else 1 for shape in (a, b))
+        for i in range(rank)
+    )
+    columns, size = _columns(n, machine.lanes(dtype))
+    width = len(columns) * size
+    vectors = [(i * size, size) for i in range(len(columns))]
+    starts = f"T.min(p * {width}, {max(0, n - width)})"
+    names = [f"b{i}" for i in range(rank)]
+    where = {shape: "".join(f"{name}, " if extent != 1 else "0, "
+                            for name, extent in zip(names[rank - len(shape) + 2 :], shape[:-2], strict=True))
+             for shape in (a, b)}  # fmt: skip
+    out = "".join(f"{name}, " for name in names)
+    right = [f"b[{where[b]}k, {_span(f'{starts} + {column}', size)}]" for column in columns]
+
+    def store(row: str, r: str) -> list[str]:
+        return [
+            f"y[{out}{row}, {_span(f'{starts} + {column}', size)}] = acc[{_span(f'{r} * {width} + {i * size}', size)}]"
+            for i, column in enumerate(columns)
+        ]
+
+    body = "".join(
+        _block(k, count, size, first, vectors, width, right, dtype, f"a[{where[a]}{{row}}, k]", store)
+        for count, size, first in _row_blocks(m, machine.rows)
+    )
+    text = f"for p in range({-(-n // width)}):\n{_indent(body)}"
+    for position, (name, extent) in reversed(list(enumerate(zip(names, batch, strict=True)))):
+        threads = machine.threads if position == 0 else 1
+        text = f"for {name} in {_outer(extent, threads)}:\n{_indent(text)}"
+    return _function(f"a: {_buffer(a, dtype)}, b: {_buffer(b, dtype)}, y: {_buffer((*batch, m, n), dtype)}", text)
+
+
+@cache
+def softmax(rows: int, n: int, dtype: str, machine: Machine) -> Any:
+    """Softmax over the last dim: ``x (rows, n) -> y (rows, n)``."""
+    lanes = machine.lanes(dtype)
+    text = f"""
+for i in {_outer(rows, machine.threads)}:
+    best = T.sblock_alloc_buffer(({lanes},), "{dtype}", scope="local")
+    total = T.sblock_alloc_buffer(({lanes},), "{dtype}", scope="local")
+    for v in T.vectorized({lanes}):
+        best[v] = T.min_value("{dtype}")
+        total[v] = T.{dtype}(0)
+{_along(n, lanes, "best[{v}] = T.max(best[{v}], x[i, {c}])")}
+    for v in range(1, {lanes}):
+        best[0] = T.max(best[0], best[v])
+{_along(n, lanes, "y[i, {c}] = exp(x[i, {c}] - best[0])", "total[{v}] = total[{v}] + y[i, {c}]")}
+    for v in range(1, {lanes}):
+        total[0] = total[0] + total[v]
+    total[0] = T.{dtype}(1) / total[0]
+{_along(n, lanes, "y[i, {c}] = y[i, {c}] * total[0]")}
+"""
+    return _function(f"x: {_buffer((rows, n), dtype)}, y: {_buffer((rows, n), dtype)}", text)
+
+
+@cache
+def layer_norm(rows: int, n: int, dtype: str, epsilon: float, machine: Machine) -> Any:
+    """Layer norm over the last dim: ``x (rows, n), scale (n), shift (n) -> y (rows, n)``."""
+    lanes = machine.lanes(dtype)
+    text = f"""
+for i in {_outer(rows, machine.threads)}:
+    mean = T.sblock_alloc_buffer(({lanes},), "{dtype}", scope="local")
+    spread = T.sblock_alloc_buffer(({lanes},), "{dtype}", scope="local")
+    for v in T.vectorized({lanes}):
+        mean[v] = T.{dtype}(0)
+        spread[v] = T.{dtype}(0)
+{_along(n, lanes, "mean[{v}] = mean[{v}] + x[i, {c}]")}
+    for v in range(1, {lanes}):
+        mean[0] = mean[0] + mean[v]
+    mean[0] = mean[0] * T.{dtype}({1.0 / n!r})
+{_along(n, lanes, "spread[{v}] = spread[{v}] + (x[i, {c}] - mean[0]) * (x[i, {c}] - mean[0])")}
+    for v in range(1, {lanes}):
+        spread[0] = spread[0] + spread[v]
+    spread[0] = T.{dtype}(1) / T.sqrt(spread[0] * T.{dtype}({1.0 / n!r}) + T.{dtype}({epsilon!r}))
+{_along(n, lanes, "y[i, {c}] = (x[i, {c}] - mean[0]) * spread[0] * scale[{c}] + shift[{c}]")}
+"""
+    row = _buffer((n,), dtype)
+    arguments = f"x: {_buffer((rows, n), dtype)}, scale: {row}, shift: {row}, y: {_buffer((rows, n), dtype)}"
+    return _function(arguments, text)
+
+
+def _block(
+    k: int, count: int, size: int, first: int, vectors: Sequence[tuple[int, int]], width: int, right: Sequence[str],
+    dtype: str, left: str, store: Any,
+) -> str:  # fmt: skip
+    """`count` blocks of `size` rows from row `first` on, by one panel of columns."""
+    row = f"{first} + i * {size} + r"
+    zero = [f"acc[{_span(f'r * {width} + {s}', z)}] = {_fill(f'T.{dtype}(0)', z)}" for s, z in vectors]
+    add = []
+    for (s, z), column in zip(vectors, right, strict=True):
+        cell = f"acc[{_span(f'r * {width} + {s}', z)}]"
+        add.append(f"{cell} = {cell} + {_fill(left.format(row=row), z)} * {column}")
+    lines = [
+        f"for i in range({count}):",
+        f'    acc = T.sblock_alloc_buffer(({size * width},), "{dtype}", scope="local")',
+    ]
+    for head, body in (("", zero), (f"for k in range({k}):", add), ("", store(row, "r"))):
+        deep = "    " if not head else "        "
+        lines += [f"    {head}"] if head else []
+        lines += [f"{deep}for r in T.unroll({size}):", *(f"{deep}    {line}" for line in body)]
+    return "\n".join(lines) + "\n"
+
+
+def _row_blocks(m: int, most: int) -> list[tuple[int, int, int]]:
+    """Blocks of nearly equal height, at most `most`, that cover m rows: (how many, rows of each, first row)."""
+    count = -(-m // most)
+    small, larger = divmod(m, count)
+    blocks = [(larger, small + 1, 0), (count - larger, small, larger * (small + 1))]
+    return [block for block in blocks if block[0]]
+
+
+def _columns(n: int, lanes: int) -> tuple[list[int], int]:
+    """The first columns of the vectors of an unpacked panel of at most n columns, and their lanes; they may overlap."""
+    if n >= 2 * lanes:
+        return [0, lanes], lanes
+    size = min(lanes, 1 << (n.bit_length() - 1))
+    return ([0] if size == n else [0, n - size]), size
+
+
+def _along(n: int, lanes: int, *statements: str) -> str:
+    """Statements for each column ``{c}`` of a row, lane ``{v}`` of a vector at a time."""
+    text = ""
+    for extent, count, start in ((lanes, n // lanes, 0), (n % lanes, 1 if n % lanes else 0, n - n % lanes)):
+        if not count:
+            continue
+        kind = f"T.vectorized({extent})" if extent == lanes else f"range({extent})"
+        text += f"    for j in range({count}):\n        for v in {kind}:\n"
+        text += "".join(f"            {s.format(v='v', c=f'{start} + j * {lanes} + v')}\n" for s in statements)
+    return text
+
+
+def _outer(extent: int, threads: int) -> str:
+    return f"T.parallel({extent})" if threads > 1 and extent > 1 else f"range({extent})"
+
+
+def _span(start: str | int, size: int) -> str:
+    return f"T.Ramp({start}, 1, {size})" if size > 1 else str(start)
+
+
+def _fill(value: str, size: int) -> str:
+    return f"T.Broadcast({value}, {size})" if size > 1 else value
+
+
+def _buffer(shape: tuple[int, ...], dtype: str) -> str:
+    return f'T.Buffer({shape!r}, "{dtype}")'
+
+
+def _indent(text: str) -> str:
+    return "".join(f"    {line}\n" for line in text.strip("\n").splitlines())
+
+
+def _function(arguments: str, body: str) -> Any:
+    from tvm.script import from_source, tirx
+
+    head = f"@T.prim_func(private=True, s_tir=True)\ndef kernel({arguments}):\n"
+    # The buffers of a call never overlap, and nothing in here may be fused into another kernel.
+    attrs = '    T.func_attr({"tirx.noalias": True, "op_pattern": 8})\n'
+    # TVM's analyses expect a root block.
+    block = f'    with T.sblock("root"):\n{_indent(_indent(body))}'
+    return from_source(f"{head}{attrs}{block}", extra_vars={"T": tirx, "exp": exp})

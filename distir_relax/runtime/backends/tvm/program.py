@@ -1,0 +1,170 @@
+"""The tvm backend: a rank's program runs on TVM's virtual machine.
+
+Communication is a packed function that reads and writes the machine's own buffers. Ranks may be threads of one
+process and share a program, so a packed function finds its rank's communicator through the thread that it runs on.
+"""
+
+from __future__ import annotations
+
+import inspect
+import json
+import os
+import threading
+from collections.abc import Callable, Mapping, Sequence
+from functools import cache
+from typing import TYPE_CHECKING, Any
+
+from distir_relax.bundle import Bundle
+from distir_relax.errors import BundleError, RunError
+from distir_relax.runtime.backends.weights import load_weights
+
+if TYPE_CHECKING:
+    import torch
+
+    from distir_relax.runtime.backends.tvm.compile import Compiled
+    from distir_relax.runtime.communicator import Communicator
+
+
+def load(bundle: Bundle, rank: int, comm: Communicator, device: str = "cpu") -> TvmProgram:
+    """See `Backend.load`. The program is compiled for this host's CPU; only the device "cpu" is supported."""
+    if device != "cpu":
+        raise RunError(f"the tvm backend runs on the CPU, found device {device!r}", hint="run with --device cpu")
+    manifest = bundle.manifest
+    program = manifest.program_of(rank)
+    if program.relax is None:
+        raise BundleError(
+            "the bundle holds no Relax programs", str(bundle.path or manifest.name),
+            "compile with --backend tvm, or run with --backend torch")  # fmt: skip
+    if manifest.updates:
+        raise RunError(
+            "the tvm backend does not run programs that update their weights", hint="run with --backend torch"
+        )
+    names = [item.name for item in manifest.inputs if item.is_on(rank)]
+    held = load_weights(bundle, rank, device)
+    inputs = [i for i, name in enumerate(program.arguments) if name not in held]
+    try:
+        from distir_relax.runtime.backends.tvm.compile import compile_program
+
+        compiled = compile_program(bundle.programs[program.relax], inputs, _threads(comm.local_size))
+    except ImportError as missing:
+        raise RunError(f"TVM cannot be imported: {missing}", hint="pip install apache-tvm") from None
+    weights = [held[name] for name in program.arguments if name in held]
+    return TvmProgram(compiled, comm, weights, [names.index(program.arguments[i]) for i in inputs])
+
+
+class TvmProgram:
+    """A `RankProgram` on a virtual machine of its own; the executable may be shared with other ranks.
+
+    `weights` are this rank's, in the order of the program's arguments. `positions` says which of the inputs
+    the program takes, in its order.
+    """
+
+    def __init__(
+        self, compiled: Compiled, comm: Communicator, weights: Sequence[torch.Tensor], positions: Sequence[int]
+    ) -> None:
+        import tvm
+        from tvm import relax
+
+        for name in compiled.calls:
+            _register(name)
+        self.steps = compiled.steps
+        self._comm = comm
+        self._compiled = compiled
+        self._positions = positions
+        self._machine = relax.VirtualMachine(compiled.executable, tvm.cpu())
+        tensors = [_to_tvm(weight) for weight in weights]
+        prepared = _call(comm, self._machine["prepare"], tensors)
+        self._weights = [*(tensors[i] for i in compiled.kept), *prepared]
+        self._main = self._machine["main"]
+
+    def __call__(self, *inputs: torch.Tensor) -> list[torch.Tensor]:
+        """See `RankProgram`."""
+        from torch.utils.dlpack import from_dlpack
+
+        arguments = [_to_tvm(inputs[i]) for i in self._positions]
+        results = _call(self._comm, self._main, [*arguments, *self._weights])
+        return [from_dlpack(results[i]) for i in range(self._compiled.outputs)]
+
+
+_current = threading.local()
+"""On each thread: `comm`, the communicator of the program that runs, and `error`, what a communication raised."""
+
+
+def _call(comm: Communicator, function: Any, arguments: Sequence[Any]) -> Any:
+    before = getattr(_current, "comm", None)
+    _current.comm, _current.error = comm, None
+    try:
+        return function(*arguments)
+    except Exception as wrong:
+        # What a communicator raises passes through TVM as an error of another type.
+        raise (_current.error or wrong) from None
+    finally:
+        _current.comm = before
+
+
+def _register(name: str) -> None:
+    import tvm_ffi
+
+    if tvm_ffi.get_global_func(f"distir.{name}", allow_missing=True) is None:
+        tvm_ffi.register_global_func(f"distir.{name}", _packed(name))
+
+
+def _packed(name: str) -> Callable[..., None]:
+    """The packed function of a communicator's method: operands, the attributes as JSON, the result's buffer."""
+
+    def call(*arguments: Any) -> None:
+        from torch.utils.dlpack import from_dlpack
+
+        *operands, attributes, result = arguments
+        try:
+            method = getattr(_current.comm, name)
+            names = _parameters(type(_current.comm), name)
+            options = {key: value for key, value in _attributes(attributes).items() if key in names}
+            target = from_dlpack(result)
+            values = [from_dlpack(x) for x in operands]
+            if "out" in names:
+                method(*values, **options, out=target)
+            else:
+                received = method(*values, **options)
+                if received is not None:
+                    target.copy_(received)
+        except BaseException as error:
+            _current.error = error
+            raise
+
+    return call
+
+
+def _parameters(kind: type[Any], name: str) -> frozenset[str]:
+    if (kind, name) not in _known:
+        _known[kind, name] = frozenset(inspect.signature(getattr(kind, name)).parameters)
+    return _known[kind, name]
+
+
+_known: dict[tuple[type[Any], str], frozenset[str]] = {}
+
+
+@cache
+def _attributes(text: str) -> Mapping[str, Any]:
+    loaded: Mapping[str, Any] = json.loads(text)
+    return loaded
+
+
+def _to_tvm(x: torch.Tensor) -> Any:
+    """A copy in memory aligned as TVM's code expects it."""
+    import tvm
+    from torch.utils.dlpack import from_dlpack
+
+    target = tvm.runtime.empty(tuple(x.shape), str(x.dtype).removeprefix("torch."))
+    from_dlpack(target).copy_(x)
+    return target
+
+
+def _threads(ranks: int) -> int:
+    """This rank's share of the node's cores, unless OMP_NUM_THREADS says otherwise; TVM's pool gets as many."""
+    given = os.environ.get("OMP_NUM_THREADS", "")
+    count = int(given) if given.isdigit() and int(given) > 0 else max(1, len(os.sched_getaffinity(0)) // ranks)
+    # TVM would use half the cores, and bind the threads of all ranks to the same ones.
+    os.environ.setdefault("TVM_NUM_THREADS", str(count))
+    os.environ.setdefault("TVM_BIND_THREADS", "0")
+    return count

@@ -1,0 +1,243 @@
+"""Cuts a program in what runs once and what runs on every call, and puts kernels in place of the ops they are for.
+
+What weights alone determine (packing them for the kernels, padding a tail block, masks) becomes ``prepare``, which
+runs when the weights are loaded; the rest is ``main``::
+
+    prepare(weights...)                           -> (prepared...)
+    main(inputs..., kept weights..., prepared...) -> (outputs...)
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from distir_relax.runtime.backends.tvm import kernels
+
+PREFIX = "distir."
+
+
+@dataclass(frozen=True)
+class Split:
+    """A module with the functions `prepare` and `main`.
+
+    `kept` are the positions, among the weights, of those that `main` takes as they are; `calls` are the methods of
+    the communicator that it calls.
+    """
+
+    module: Any
+    kept: tuple[int, ...]
+    calls: frozenset[str]
+
+
+def split_program(function: Any, inputs: Sequence[int], host: kernels.Machine) -> Split:
+    """Split a straight-line Relax function; its parameters at the positions `inputs` are inputs, the others weights."""
+    return _Splitter(function, inputs, host).run()
+
+
+class _Splitter:
+    """Values are known by the variables of the original function; `early` are those that weights alone determine."""
+
+    def __init__(self, function: Any, inputs: Sequence[int], host: kernels.Machine) -> None:
+        from tvm.ir import GenericConst
+
+        self.inputs = [function.params[i] for i in inputs]
+        self.weights = [p for i, p in enumerate(function.params) if i not in inputs]
+        self.host = host
+        bindings = [b for block in function.body.blocks for b in block.bindings]
+        # Constants are written where they are used.
+        self.constants = {b.var: b.value for b in bindings if isinstance(b.value, GenericConst)}
+        self.bindings = [b for b in bindings if b.var not in self.constants]
+        self.result = function.body.body
+        self.definitions = {b.var: b.value for b in self.bindings}
+        self.values: dict[Any, Any] = {}
+        self.early = self._find_early()
+        late = [b for b in self.bindings if b.var not in self.early]
+        self.packs = {b.var: key for b in late if (key := self._packable(b.value)) is not None}
+        used = set(_variables(self.result))
+        for b in late:
+            used.update(_variables(b.value)[:1] if b.var in self.packs else _variables(b.value))
+        self.kept = [i for i, w in enumerate(self.weights) if w in used]
+        self.crossing = [b.var for b in self.bindings if b.var in self.early and b.var in used]
+
+    def run(self) -> Split:
+        """Both functions, with their kernels."""
+        from tvm import relax
+
+        builder = relax.BlockBuilder()
+        parameters = {w: relax.Var(w.name, w.ty) for w in self.weights}
+        self.values = {**self.constants, **parameters}
+        with builder.function("prepare", list(parameters.values())):
+            with builder.dataflow():
+                self._emit(builder, early=True)
+                keys = list(dict.fromkeys(self.packs.values()))
+                panels = [self._pack(builder, *key) for key in keys]
+                whole = builder.emit_output(relax.Tuple([self.values[v] for v in self.crossing] + panels))
+            builder.emit_func_output(whole)
+
+        order = [*self.inputs, *(self.weights[i] for i in self.kept), *self.crossing]
+        parameters = {v: relax.Var(v.name, v.ty) for v in order}
+        self.values = {**self.constants, **parameters}
+        packed = {key: relax.Var(f"{key[0].name}_packed", panel.ty) for key, panel in zip(keys, panels, strict=True)}
+        with builder.function("main", [*parameters.values(), *packed.values()]):
+            with builder.dataflow():
+                for var, key in self.packs.items():
+                    self.values[var] = packed[key]
+                self._emit(builder, early=False)
+                whole = builder.emit_output(_substitute(self.definitions[self.result], self.values))
+            builder.emit_func_output(whole)
+        calls = {name for b in self.bindings if (name := _packed_call(b.value)) is not None}
+        return Split(builder.get(), tuple(self.kept), frozenset(calls))
+
+    def _find_early(self) -> set[Any]:
+        early: set[Any] = set()
+        known = {*self.weights, *self.constants}
+        for b in self.bindings:
+            # Communication stays where the program has it: ranks load their weights each in its own time.
+            if _packed_call(b.value) is None and b.var != self.result and known.issuperset(_variables(b.value)):
+                known.add(b.var)
+                early.add(b.var)
+        return early
+
+    def _packable(self, call: Any) -> tuple[Any, bool] | None:
+        """For a product with a weight on its right: the weight, and whether it lies transposed."""
+        if not (_is_op(call, "relax.matmul") and _suits(call)) or len(call.args[1].ty.shape) != 2:
+            return None
+        right = call.args[1]
+        if right not in self.early and right not in self.weights:
+            return None
+        source: Any = self.definitions.get(right)
+        return (source.args[0], True) if _is_op(source, "relax.permute_dims") else (right, False)
+
+    def _emit(self, builder: Any, early: bool) -> None:
+        for b in self.bindings:
+            if (b.var in self.early) != early or b.var == self.result:
+                continue
+            if b.var in self.packs:
+                x, n = self.values[b.value.args[0]], _shape(b.value.args[1])[1]
+                call = _packed_product(builder, x, self.values[b.var], n, self.host)
+            else:
+                call = _substitute(b.value, self.values)
+                kernel = next((make for name, make in _KERNELS.items() if _is_op(call, name)), None)
+                if kernel is not None and _suits(call):
+                    call = kernel(builder, call, _shape(b.var), self.host)
+            self.values[b.var] = builder.emit(call, name_hint=b.var.name)
+
+    def _pack(self, builder: Any, weight: Any, transposed: bool) -> Any:
+        from tvm import relax
+
+        shape, dtype = _shape(weight), _dtype(weight)
+        k, n = reversed(shape) if transposed else shape
+        kernel = builder.add_func(kernels.pack(k, n, dtype, transposed, self.host), "pack")
+        kind = relax.TensorType(kernels.packed_shape(k, n, dtype, self.host), dtype)
+        return builder.emit(relax.call_tir(kernel, [self.values[weight]], kind))
+
+
+def _packed_product(builder: Any, x: Any, panels: Any, n: int, host: kernels.Machine) -> Any:
+    from tvm import relax
+
+    *lead, k = _shape(x)
+    dtype, rows = _dtype(x), math.prod(lead)
+    kernel = builder.add_func(kernels.packed_product(rows, k, n, dtype, host), "product")
+    flat = x if len(lead) == 1 else builder.emit(relax.op.reshape(x, (rows, k)))
+    y = relax.call_tir(kernel, [flat, panels], relax.TensorType((rows, n), dtype))
+    return y if len(lead) == 1 else relax.op.reshape(builder.emit(y), (*lead, n))
+
+
+def _product(builder: Any, call: Any, shape: tuple[int, ...], host: kernels.Machine) -> Any:
+    from tvm import relax
+
+    a, b = call.args
+    left, right, dtype = _shape(a), _shape(b), _dtype(a)
+    if len(left) < 2 or len(right) < 2:
+        return call
+    kernel = kernels.product(left, right, dtype, host)
+    return relax.call_tir(builder.add_func(kernel, "product"), [a, b], relax.TensorType(shape, dtype))
+
+
+def _softmax(builder: Any, call: Any, shape: tuple[int, ...], host: kernels.Machine) -> Any:
+    if call.attrs.axis not in (-1, len(shape) - 1):
+        return call
+    rows, n = math.prod(shape[:-1]), shape[-1]
+    return _rowwise(builder, kernels.softmax(rows, n, _dtype(call.args[0]), host), "softmax", call.args[:1], rows, n)
+
+
+def _layer_norm(builder: Any, call: Any, shape: tuple[int, ...], host: kernels.Machine) -> Any:
+    if [int(a) % len(shape) for a in call.attrs.axes] != [len(shape) - 1]:
+        return call
+    rows, n = math.prod(shape[:-1]), shape[-1]
+    kernel = kernels.layer_norm(rows, n, _dtype(call.args[0]), float(call.attrs.epsilon), host)
+    return _rowwise(builder, kernel, "layer_norm", call.args, rows, n)
+
+
+def _rowwise(builder: Any, kernel: Any, name: str, operands: Any, rows: int, n: int) -> Any:
+    """A kernel over the rows of its first operand, whatever dims these are."""
+    from tvm import relax
+
+    x = operands[0]
+    flat = builder.emit(relax.op.reshape(x, (rows, n)))
+    call = relax.call_tir(builder.add_func(kernel, name), [flat, *operands[1:]], relax.TensorType((rows, n), _dtype(x)))
+    return relax.op.reshape(builder.emit(call), _shape(x))
+
+
+_KERNELS: dict[str, Callable[[Any, Any, tuple[int, ...], kernels.Machine], Any]] = {
+    "relax.matmul": _product,
+    "relax.nn.softmax": _softmax,
+    "relax.nn.layer_norm": _layer_norm,
+}
+
+
+def _suits(call: Any) -> bool:
+    """Whether the kernels can take the operands: one floating dtype, and something in each."""
+    dtypes = {_dtype(x) for x in call.args}
+    return len(dtypes) == 1 and dtypes <= set(kernels.FLOATS) and all(math.prod(_shape(x)) for x in call.args)
+
+
+def _is_op(call: Any, name: str) -> bool:
+    return getattr(getattr(call, "op", None), "name", None) == name
+
+
+def _packed_call(call: Any) -> str | None:
+    """The communicator's method that a packed call names."""
+    if not _is_op(call, "relax.call_dps_packed"):
+        return None
+    return str(call.args[0].global_symbol).removeprefix(PREFIX)
+
+
+def _variables(expression: Any) -> list[Any]:
+    from tvm import relax
+
+    if isinstance(expression, relax.Var):
+        return [expression]
+    if isinstance(expression, relax.Tuple):
+        return [v for item in expression.fields for v in _variables(item)]
+    if isinstance(expression, relax.TupleGetItem):
+        return _variables(expression.tuple_value)
+    if isinstance(expression, relax.Call):
+        return [v for item in expression.args for v in _variables(item)]
+    return []
+
+
+def _substitute(expression: Any, values: Mapping[Any, Any]) -> Any:
+    from tvm import relax
+
+    if isinstance(expression, relax.Var):
+        return values[expression]
+    if isinstance(expression, relax.Tuple):
+        return relax.Tuple([_substitute(item, values) for item in expression.fields])
+    if isinstance(expression, relax.TupleGetItem):
+        return relax.TupleGetItem(_substitute(expression.tuple_value, values), expression.index)
+    if isinstance(expression, relax.Call):
+        arguments = [_substitute(item, values) for item in expression.args]
+        return relax.Call(expression.op, arguments, expression.attrs, expression.ty_args)
+    return expression
+
+
+def _shape(expression: Any) -> tuple[int, ...]:
+    return tuple(int(n) for n in expression.ty.shape)
+
+
+def _dtype(expression: Any) -> str:
+    return str(expression.ty.dtype)

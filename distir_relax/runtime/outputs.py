@@ -1,0 +1,82 @@
+"""Bringing the shards of an output together on rank 0."""
+
+from __future__ import annotations
+
+import math
+from typing import TYPE_CHECKING
+
+from distir_relax.bundle import Tensor, local_intervals, local_shape
+from distir_relax.errors import RunError
+from distir_relax.runtime.arrays import as_torch, dtype_name, torch_dtype
+from distir_relax.runtime.communicator import Communicator
+
+if TYPE_CHECKING:
+    import torch
+
+    from distir_relax.runtime.arrays import Array
+
+
+def collect_output(comm: Communicator, tensor: Tensor, local: Array | None) -> torch.Tensor | None:
+    """The global value of an output on rank 0, None elsewhere; a torch tensor on the CPU. All ranks call this.
+
+    `local` is this rank's shard as `tensor` lays it out, None where it holds nothing of it. Replicas are taken from
+    the lowest rank. What this moves is not counted in `traffic`. Raises RunError when `local` has another shape or
+    dtype than `tensor` says.
+    """
+    comm.progress.enter(f"collecting output {tensor.name}", "gather")
+    result = _collect(comm, tensor, None if local is None else as_torch(local))
+    comm.progress.leave()
+    return result
+
+
+def _collect(comm: Communicator, tensor: Tensor, local: torch.Tensor | None) -> torch.Tensor | None:
+    import torch
+
+    if local is not None:
+        expected = (local_shape(tensor, comm.mesh, comm.rank), tensor.dtype)
+        found = (tuple(local.shape), dtype_name(local.dtype))
+        if found != expected:
+            raise RunError(
+                f"rank {comm.rank} computed {found[1]} {found[0]}, the bundle promises {expected[1]} {expected[0]}",
+                f"output {tensor.name}",
+            )
+    owners = _owners(comm, tensor)
+    if comm.rank != 0:
+        if comm.rank in owners and local is not None and local.numel():
+            comm._send(local.contiguous().view(-1), 0)
+        return None
+    if owners == [0] and local is not None:
+        return local.cpu()
+    whole = torch.empty(tensor.shape, dtype=torch_dtype(tensor.dtype))
+    for rank in owners:
+        shape = local_shape(tensor, comm.mesh, rank)
+        if not math.prod(shape):
+            continue
+        if rank == 0 and local is not None:
+            part = local.cpu()
+        else:
+            received = torch.empty(shape, dtype=torch_dtype(tensor.dtype), device=comm.device)
+            comm._recv(received.view(-1), rank)
+            part = received.cpu()
+        place(whole, part, local_intervals(tensor, comm.mesh, rank))
+    return whole
+
+
+def place(whole: torch.Tensor, part: torch.Tensor, intervals: list[list[tuple[int, int]]]) -> None:
+    """Write `part`, whose dims are the joined `intervals` of the dims of `whole`, to where it belongs."""
+    import torch
+
+    index = [torch.cat([torch.arange(a, b) for a, b in pieces]) for pieces in intervals]
+    if any(len(pieces) != 1 for pieces in intervals):
+        whole[torch.meshgrid(*index, indexing="ij")] = part
+        return
+    whole[tuple(slice(pieces[0][0], pieces[0][1]) for pieces in intervals)] = part
+
+
+def _owners(comm: Communicator, tensor: Tensor) -> list[int]:
+    """The lowest rank of those that hold the same piece, for each piece."""
+    found: dict[object, int] = {}
+    for rank in range(comm.world_size) if tensor.ranks is None else tensor.ranks:
+        pieces = local_intervals(tensor, comm.mesh, rank)
+        found.setdefault(tuple(map(tuple, pieces)), rank)
+    return list(found.values())

@@ -1,0 +1,1 @@
+"""How ranks reach each other: MPI, torch.distributed, threads of one process."""

@@ -1,0 +1,200 @@
+"""Ranks as processes of an MPI job. Buffers of the program are handed to MPI as they are, without a copy."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from itertools import accumulate
+from typing import TYPE_CHECKING, Any, NoReturn
+
+from distir_relax.errors import RunError
+from distir_relax.layout import DeviceMesh
+from distir_relax.runtime.arrays import split
+from distir_relax.runtime.communicator import Communicator
+from distir_relax.runtime.world import World
+
+if TYPE_CHECKING:
+    import torch
+
+# MPI counts and displacements are 32-bit: larger buffers go in pieces of this many elements.
+MAX_COUNT = 2**30
+_STALL_TAG = 7
+_EXCHANGE_TAG = 8
+
+
+class MPIWorld(World):
+    """MPI_COMM_WORLD. Raises RunError when mpi4py finds no MPI library."""
+
+    kind = "mpi"
+
+    def __init__(self) -> None:
+        try:
+            from mpi4py import MPI
+        except (ImportError, RuntimeError) as wrong:
+            raise RunError(
+                f"this process was started by an MPI launcher, but MPI cannot be loaded: {wrong}",
+                hint="distir doctor shows what is missing",
+            ) from None
+        self._mpi = MPI
+        self._world = MPI.COMM_WORLD
+        self.rank = self._world.Get_rank()
+        self.size = self._world.Get_size()
+        node = self._world.Split_type(MPI.COMM_TYPE_SHARED)
+        self.local_rank = node.Get_rank()
+        self.local_size = node.Get_size()
+        node.Free()
+        self._stalls = self._world.Dup()
+
+    def communicator(self, mesh: DeviceMesh, device: str = "cpu") -> MPICommunicator:
+        """See `World.communicator`."""
+        return MPICommunicator(self._mpi, self._world, mesh, device)
+
+    def exchange(self, value: Any) -> list[Any]:
+        """See `World.exchange`."""
+        return [json.loads(text) for text in self._world.allgather(json.dumps(value))]
+
+    def abort(self, code: int) -> NoReturn:
+        """See `World.abort`."""
+        self._world.Abort(code)
+        raise AssertionError("MPI_Abort returned")
+
+    def announce_stall(self) -> None:
+        """See `World.announce_stall`."""
+        for peer in range(self.size):
+            if peer != self.rank:
+                self._stalls.Isend(b"", peer, _STALL_TAG)
+
+    def stall_announced(self) -> bool:
+        """See `World.stall_announced`."""
+        return bool(self._stalls.Iprobe(self._mpi.ANY_SOURCE, _STALL_TAG))
+
+    def close(self) -> None:
+        """See `World.close`."""
+        self._world.Barrier()
+
+
+class MPICommunicator(Communicator):
+    """One rank of a mesh whose world is `world`; one MPI communicator per mesh axis, made once."""
+
+    def __init__(self, mpi: Any, world: Any, mesh: DeviceMesh, device: str = "cpu") -> None:
+        super().__init__(world.Get_rank(), mesh, device)
+        self._mpi = mpi
+        self._ops = {"sum": mpi.SUM, "min": mpi.MIN, "max": mpi.MAX}
+        self._world = world.Dup()
+        self._by_axis = []
+        for axis in range(len(mesh.shape)):
+            group = mesh.group(self.rank, axis)
+            self._by_axis.append(world.Split(color=group[0], key=mesh.coordinates(self.rank)[axis]))
+
+    def _all_reduce(self, x: torch.Tensor, axis: int, op: str) -> None:
+        host = _host(x)
+        comm = self._by_axis[axis]
+        for piece in _pieces(_buffer(host)):
+            comm.Allreduce(self._mpi.IN_PLACE, piece, self._ops[op])
+        _back(host, x)
+
+    def _all_gather(self, x: torch.Tensor, counts: list[int], axis: int, out: torch.Tensor | None) -> torch.Tensor:
+        host = _host(x)
+        result = _empty(host, sum(counts)) if out is None or not out.is_cpu else out
+        if sum(counts) > MAX_COUNT:
+            self._pairwise([host] * len(counts), split(result, counts), axis)
+        else:
+            self._by_axis[axis].Allgatherv(_buffer(host), [_buffer(result), (counts, _starts(counts))])
+        return _return(result, x, out)
+
+    def _reduce_scatter(self, x: torch.Tensor, counts: list[int], axis: int, op: str) -> torch.Tensor:
+        host = _host(x)
+        me = self._coordinates[axis]
+        if sum(counts) > MAX_COUNT:
+            whole = host.clone()
+            for piece in _pieces(_buffer(whole)):
+                self._by_axis[axis].Allreduce(self._mpi.IN_PLACE, piece, self._ops[op])
+            start = sum(counts[:me])
+            return whole[start : start + counts[me]].clone().to(x.device)
+        result = _empty(host, counts[me])
+        self._by_axis[axis].Reduce_scatter(_buffer(host), _buffer(result), counts, self._ops[op])
+        return result.to(x.device)
+
+    def _all_to_all(
+        self, x: torch.Tensor, sent: list[int], received: list[int], axis: int, largest: int
+    ) -> torch.Tensor:
+        host = _host(x)
+        result = _empty(host, sum(received))
+        if largest > MAX_COUNT:
+            self._pairwise(split(host, sent), split(result, received), axis)
+        else:
+            self._by_axis[axis].Alltoallv(
+                [_buffer(host), (sent, _starts(sent))], [_buffer(result), (received, _starts(received))]
+            )
+        return result.to(x.device)
+
+    def _send(self, x: torch.Tensor, peer: int) -> None:
+        for piece in _pieces(_buffer(_host(x))):
+            self._world.Send(piece, peer)
+
+    def _recv(self, x: torch.Tensor, peer: int) -> None:
+        host = x if x.is_cpu else _empty(x, x.numel())
+        for piece in _pieces(_buffer(host)):
+            self._receive(piece, peer)
+        _back(host, x)
+
+    def _receive(self, piece: Any, peer: int) -> None:
+        status = self._mpi.Status()
+        try:
+            self._world.Recv(piece, peer, status=status)
+            found = status.Get_count(self._mpi.BYTE)
+        except self._mpi.Exception as wrong:
+            raise RunError(f"rank {self.rank} could not receive from rank {peer}: {wrong}") from None
+        if found != piece.nbytes:
+            raise RunError(f"rank {self.rank} expects {piece.nbytes} bytes from rank {peer}, which sends {found}")
+
+    def _barrier(self) -> None:
+        self._world.Barrier()
+
+    def _pairwise(self, sent: Sequence[torch.Tensor], received: Sequence[torch.Tensor], axis: int) -> None:
+        """All-to-all by point-to-point messages in pieces, for buffers beyond MPI's counts."""
+        comm = self._by_axis[axis]
+        requests = []
+        for peer, (outgoing, incoming) in enumerate(zip(sent, received, strict=True)):
+            requests += [comm.Irecv(piece, peer, _EXCHANGE_TAG) for piece in _pieces(_buffer(incoming))]
+            requests += [comm.Isend(piece, peer, _EXCHANGE_TAG) for piece in _pieces(_buffer(outgoing))]
+        self._mpi.Request.Waitall(requests)
+
+
+def _buffer(x: torch.Tensor) -> Any:
+    """The memory of a flat CPU tensor as a numpy array of a dtype that MPI knows."""
+    import torch
+
+    return (x.view(torch.int16) if x.dtype in (torch.float16, torch.bfloat16) else x).numpy()
+
+
+def _pieces(buffer: Any) -> list[Any]:
+    if buffer.size <= MAX_COUNT:
+        return [buffer]
+    return [buffer[start : start + MAX_COUNT] for start in range(0, buffer.size, MAX_COUNT)]
+
+
+def _starts(counts: list[int]) -> list[int]:
+    return [0, *accumulate(counts[:-1])]
+
+
+def _empty(x: torch.Tensor, count: int) -> torch.Tensor:
+    import torch
+
+    return torch.empty(count, dtype=x.dtype)
+
+
+def _host(x: torch.Tensor) -> torch.Tensor:
+    return x if x.is_cpu else x.cpu()
+
+
+def _back(host: torch.Tensor, x: torch.Tensor) -> None:
+    if host is not x:
+        x.copy_(host)
+
+
+def _return(result: torch.Tensor, x: torch.Tensor, out: torch.Tensor | None) -> torch.Tensor:
+    if out is None:
+        return result.to(x.device)
+    _back(result, out)
+    return out

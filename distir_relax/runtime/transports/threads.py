@@ -1,0 +1,159 @@
+"""Ranks as threads of one process: the embedded default, for notebooks and tests."""
+
+from __future__ import annotations
+
+import threading
+import time
+from typing import TYPE_CHECKING, Any
+
+from distir_relax.errors import RunError
+from distir_relax.layout import DeviceMesh
+from distir_relax.runtime.arrays import combine, dtype_name, split
+from distir_relax.runtime.communicator import Communicator
+
+if TYPE_CHECKING:
+    import torch
+
+
+class RankReleased(Exception):
+    """Raised in ranks that wait for one that has failed; the first error is the one to report."""
+
+
+class ThreadWorld:
+    """The meeting points of the ranks of one process. `abort` releases every rank that waits or comes to wait."""
+
+    def __init__(self, mesh: DeviceMesh) -> None:
+        self.mesh = mesh
+        self.error: BaseException | None = None
+        self._changed = threading.Condition()
+        self._posted: dict[tuple[object, int], dict[int, Any]] = {}
+        self._rounds: dict[tuple[object, int], int] = {}
+
+    def communicator(self, rank: int, device: str = "cpu") -> ThreadCommunicator:
+        """The communicator of `rank`."""
+        return ThreadCommunicator(self, rank, device)
+
+    def reset(self) -> None:
+        """Forget a failed run, so that the ranks can meet again; none may be running."""
+        self.error = None
+        self._posted.clear()
+        self._rounds.clear()
+
+    def abort(self, error: BaseException) -> None:
+        """Keep the first `error` and release all ranks."""
+        with self._changed:
+            self.error = self.error or error
+            self._changed.notify_all()
+
+    def meet(self, group: tuple[int, ...], key: object, rank: int, value: Any) -> list[Any]:
+        """Every member's `value` in order of `group`, once all of them have come here for the same time."""
+        with self._changed:
+            turn = self._rounds.get((key, rank), 0)
+            self._rounds[key, rank] = turn + 1
+            posted = self._posted.setdefault((key, turn), {})
+            posted[rank] = value
+            if len(posted) == len(group):
+                # The last to come opens the door; each of the others still holds the dict it waits on.
+                del self._posted[key, turn]
+                self._changed.notify_all()
+            while len(posted) < len(group) and self.error is None:
+                self._changed.wait()
+            if self.error is not None:
+                raise RankReleased
+            return [posted[member] for member in group]
+
+
+class ThreadCommunicator(Communicator):
+    """One rank of a `ThreadWorld`. Every exchange is synchronous: a send returns when it was received."""
+
+    def __init__(self, world: ThreadWorld, rank: int, device: str = "cpu") -> None:
+        super().__init__(rank, world.mesh, device)
+        self._world = world
+        self._groups = [world.mesh.group(rank, axis) for axis in range(len(world.mesh.shape))]
+
+    def _meet(self, axis: int, value: Any) -> list[Any]:
+        group = self._groups[axis]
+        return self._world.meet(group, ("axis", axis, group[0]), self.rank, value)
+
+    def _all_reduce(self, x: torch.Tensor, axis: int, op: str) -> None:
+        import torch
+
+        # Each rank combines its stretch of all inputs, in rank order, so that every rank gets the same bits.
+        n = self.mesh.shape[axis]
+        me = self._coordinates[axis]
+        sources = self._same_size(self._meet(axis, x))
+        bounds = [x.numel() * i // n for i in range(n + 1)]
+        mine = slice(bounds[me], bounds[me + 1])
+        part = combine([source[mine] for source in sources], op)
+        parts = self._meet(axis, part)
+        torch.cat(parts, out=x)
+
+    def _all_gather(self, x: torch.Tensor, counts: list[int], axis: int, out: torch.Tensor | None) -> torch.Tensor:
+        import torch
+
+        shards = self._meet(axis, x)
+        self._check(sum(counts), sum(shard.numel() for shard in shards), "all_gather")
+        joined = torch.cat(shards) if out is None else torch.cat(shards, out=out)
+        self._meet(axis, None)
+        return joined
+
+    def _reduce_scatter(self, x: torch.Tensor, counts: list[int], axis: int, op: str) -> torch.Tensor:
+        me = self._coordinates[axis]
+        start = sum(counts[:me])
+        sources = self._same_size(self._meet(axis, x))
+        part = combine([source[start : start + counts[me]] for source in sources], op)
+        self._meet(axis, None)
+        return part
+
+    def _all_to_all(
+        self, x: torch.Tensor, sent: list[int], received: list[int], axis: int, largest: int
+    ) -> torch.Tensor:
+        import torch
+
+        me = self._coordinates[axis]
+        pieces = [pieces[me] for pieces in self._meet(axis, split(x, sent))]
+        self._check(sum(received), sum(piece.numel() for piece in pieces), "all_to_all")
+        joined = torch.cat(pieces)
+        self._meet(axis, None)
+        return joined
+
+    def _send(self, x: torch.Tensor, peer: int) -> None:
+        pair = (self.rank, peer)
+        self._world.meet(pair, ("message", *pair), self.rank, x)
+        self._world.meet(pair, ("message", *pair), self.rank, None)
+
+    def _recv(self, x: torch.Tensor, peer: int) -> None:
+        pair = (peer, self.rank)
+        message = self._world.meet(pair, ("message", *pair), self.rank, None)[0]
+        if message.numel() != x.numel() or message.dtype != x.dtype:
+            raise RunError(
+                f"rank {self.rank} expects {x.numel()} x {dtype_name(x.dtype)} from rank {peer}, "
+                f"which sends {message.numel()} x {dtype_name(message.dtype)}"
+            )
+        x.copy_(message)
+        self._world.meet(pair, ("message", *pair), self.rank, None)
+
+    def _barrier(self) -> None:
+        self._world.meet(tuple(range(self.world_size)), "barrier", self.rank, None)
+
+    def _same_size(self, sources: list[torch.Tensor]) -> list[torch.Tensor]:
+        for source in sources:
+            self._check(sources[0].numel(), source.numel(), "a reduction")
+        return sources
+
+    def _check(self, expected: int, found: int, kind: str) -> None:
+        if expected != found:
+            raise RunError(f"{kind} on rank {self.rank} expects {expected} elements, its group gives {found}")
+
+
+def wait_for(threads: list[threading.Thread], world: ThreadWorld, grace: float) -> bool:
+    """Join `threads`; once the world has failed, for `grace` seconds more at most. Whether all have ended."""
+    failed_at: float | None = None
+    while any(thread.is_alive() for thread in threads):
+        for thread in threads:
+            thread.join(0.05 if world.error is None else grace / 10)
+        if world.error is not None:
+            failed_at = failed_at or time.monotonic()
+            if time.monotonic() - failed_at > grace:
+                break
+    return not any(thread.is_alive() for thread in threads)

@@ -1,0 +1,175 @@
+"""Ranks as processes of a torchrun job: gloo on CPUs, NCCL on GPUs."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import sys
+from collections.abc import Iterator
+from datetime import timedelta
+from typing import TYPE_CHECKING, Any, NoReturn
+
+from distir_relax.errors import RunError
+from distir_relax.layout import DeviceMesh
+from distir_relax.runtime.arrays import combine, split
+from distir_relax.runtime.communicator import Communicator
+from distir_relax.runtime.world import World
+
+if TYPE_CHECKING:
+    import torch
+
+# The watchdog's time-out is the one to act; torch's own must not come before it.
+_NEVER = timedelta(days=7)
+
+
+class TorchWorld(World):
+    """The default process group of torchrun's environment. Raises RunError when the ranks cannot meet."""
+
+    kind = "torch"
+
+    def __init__(self) -> None:
+        import torch.distributed as dist
+
+        self.rank = int(os.environ["RANK"])
+        self.size = int(os.environ["WORLD_SIZE"])
+        self.local_rank = int(os.environ.get("LOCAL_RANK", self.rank))
+        self.local_size = int(os.environ.get("LOCAL_WORLD_SIZE", self.size))
+        try:
+            dist.init_process_group("gloo", timeout=_NEVER)
+        except (RuntimeError, ValueError) as wrong:
+            raise RunError(f"the ranks cannot meet over torch.distributed: {wrong}") from None
+        self._store: Any = dist.distributed_c10d._get_default_store()
+        self._exchanges = 0
+
+    def communicator(self, mesh: DeviceMesh, device: str = "cpu") -> TorchCommunicator:
+        """See `World.communicator`."""
+        return TorchCommunicator(mesh, self.rank, device)
+
+    def exchange(self, value: Any) -> list[Any]:
+        """See `World.exchange`."""
+        prefix = f"distir/exchange/{self._exchanges}"
+        self._exchanges += 1
+        self._store.set(f"{prefix}/{self.rank}", json.dumps(value))
+        with _peers_alive("agree with"):
+            return [json.loads(self._store.get(f"{prefix}/{rank}")) for rank in range(self.size)]
+
+    def abort(self, code: int) -> NoReturn:
+        """See `World.abort`. torchrun ends the other ranks when one has failed."""
+        sys.stdout.flush()
+        sys.stderr.flush()
+        os._exit(code)
+
+    def announce_stall(self) -> None:
+        """See `World.announce_stall`."""
+        with contextlib.suppress(RuntimeError):
+            self._store.set("distir/stall", "1")
+
+    def stall_announced(self) -> bool:
+        """See `World.stall_announced`."""
+        try:
+            return bool(self._store.check(["distir/stall"]))
+        except RuntimeError:
+            return False
+
+    def close(self) -> None:
+        """See `World.close`."""
+        import torch.distributed as dist
+
+        dist.barrier()
+        dist.destroy_process_group()
+
+
+class TorchCommunicator(Communicator):
+    """One rank of a mesh over torch.distributed: NCCL groups when `device` is a GPU, gloo otherwise."""
+
+    def __init__(self, mesh: DeviceMesh, rank: int, device: str = "cpu") -> None:
+        super().__init__(rank, mesh, device)
+        import torch.distributed as dist
+
+        self._dist = dist
+        self._ops: dict[str, Any] = {"sum": dist.ReduceOp.SUM, "min": dist.ReduceOp.MIN, "max": dist.ReduceOp.MAX}
+        backend = "nccl" if device.startswith("cuda") else "gloo"
+        self._world: Any = dist.new_group(backend=backend, timeout=_NEVER)
+        self._by_axis: list[Any] = []
+        for axis in range(len(mesh.shape)):
+            # torch wants every rank to make every group, its own or not, in the same order.
+            for group in sorted({mesh.group(r, axis) for r in range(mesh.size)}):
+                made = dist.new_group(list(group), backend=backend, timeout=_NEVER)
+                if rank in group:
+                    self._by_axis.append(made)
+
+    def _all_reduce(self, x: torch.Tensor, axis: int, op: str) -> None:
+        with _peers_alive("reduce with"):
+            self._dist.all_reduce(x, self._ops[op], group=self._by_axis[axis])
+
+    def _all_gather(self, x: torch.Tensor, counts: list[int], axis: int, out: torch.Tensor | None) -> torch.Tensor:
+        result = x.new_empty(sum(counts)) if out is None else out
+        received = split(result, counts)
+        self._swap([x] * len(counts), received, axis)
+        return result
+
+    def _reduce_scatter(self, x: torch.Tensor, counts: list[int], axis: int, op: str) -> torch.Tensor:
+        me = self._coordinates[axis]
+        pieces = split(x, counts)
+        received = [x.new_empty(counts[me]) for _ in counts]
+        self._swap(pieces, received, axis)
+        # Combined in rank order, so that the result does not depend on who came first.
+        return combine(received, op)
+
+    def _all_to_all(
+        self, x: torch.Tensor, sent: list[int], received: list[int], axis: int, largest: int
+    ) -> torch.Tensor:
+        result = x.new_empty(sum(received))
+        self._swap(split(x, sent), split(result, received), axis)
+        return result
+
+    def _swap(self, sent: list[torch.Tensor], received: list[torch.Tensor], axis: int) -> None:
+        """Every rank of the group gives piece i to rank i. gloo has no uneven collectives; messages serve both."""
+        dist = self._dist
+        me = self._coordinates[axis]
+        group = self.mesh.group(self.rank, axis)
+        received[me].copy_(sent[me])
+        operations = []
+        for i, peer in enumerate(group):
+            if i == me:
+                continue
+            if sent[i].numel():
+                operations.append(dist.P2POp(dist.isend, _movable(sent[i].contiguous()), peer, self._world))
+            if received[i].numel():
+                operations.append(dist.P2POp(dist.irecv, _movable(received[i]), peer, self._world))
+        if operations:
+            with _peers_alive("exchange with"):
+                for work in dist.batch_isend_irecv(operations):
+                    work.wait()
+
+    def _send(self, x: torch.Tensor, peer: int) -> None:
+        if x.numel():
+            with _peers_alive("send to"):
+                self._dist.send(_movable(x), peer, group=self._world)
+
+    def _recv(self, x: torch.Tensor, peer: int) -> None:
+        if x.numel():
+            with _peers_alive("receive from"):
+                self._dist.recv(_movable(x), peer, group=self._world)
+
+    def _barrier(self) -> None:
+        with _peers_alive("wait for"):
+            self._dist.barrier(group=self._world)
+
+
+def _movable(x: torch.Tensor) -> torch.Tensor:
+    """`x` as bytes: transports differ in the dtypes they move."""
+    import torch
+
+    return x.view(torch.uint8)
+
+
+@contextlib.contextmanager
+def _peers_alive(doing: str) -> Iterator[None]:
+    try:
+        yield
+    except RuntimeError as wrong:
+        # gloo's messages end in advice that is not ours to give.
+        reason = str(wrong).splitlines()[0].partition(". This is")[0]
+        raise RunError(f"cannot {doing} the other ranks; one of them has ended: {reason}") from None

@@ -1,0 +1,95 @@
+"""Annotations from outside a model: placements for inputs and parameters, by name."""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field, replace
+from fnmatch import fnmatchcase
+from typing import ClassVar
+
+from distir_relax.errors import AnnotationError
+from distir_relax.ir import Function, Module, Op, Value, fresh_name
+from distir_relax.layout import DeviceMesh, print_placements
+from distir_relax.layout.fit import fit_placements
+
+
+@dataclass(frozen=True, slots=True)
+class ApplyShardings:
+    """The pass: global stage in and out, with marks on inputs and parameters of the entry function.
+
+    `shardings` leads from patterns (``"encoder.layer.*.dense.weight"``, with the wildcards of `fnmatch`) to placements
+    on `mesh`; `names` from every name that a user may use to the name of its value.
+    """
+
+    takes: ClassVar[tuple[str, ...]] = ("global",)
+    gives: ClassVar[str] = "global"
+    shardings: Mapping[str, str]
+    mesh: DeviceMesh
+    names: Mapping[str, str] = field(repr=False)
+
+    def run(self, module: Module) -> Module:
+        """Mark what the patterns match.
+
+        Raises `AnnotationError` for a pattern that matches nothing, for two patterns that disagree about one tensor,
+        and for a mesh unlike that of the model's own annotations; `PlacementError` for a placement that does not fit.
+        """
+        if any(known != self.mesh for known in module.meshes):
+            raise AnnotationError(
+                f"expected one mesh for all annotations: shardings are for {self.mesh}, the model's own annotations "
+                f"for {module.meshes[0]}"
+            )
+        chosen = self._chosen({item.value.name: item.value.tensor.shape for item in module.main.inputs})
+        marks = {value: (f'shardings["{pattern}"]', text) for value, (pattern, text) in chosen.items()}
+        return replace(module, functions=(_mark_inputs(module.main, marks), *module.functions[1:]), meshes=(self.mesh,))
+
+    def _chosen(self, shapes: Mapping[str, tuple[int, ...]]) -> dict[str, tuple[str, str]]:
+        """The pattern and the placements of each value that a pattern matches."""
+        chosen: dict[str, tuple[str, str]] = {}
+        for pattern, text in self.shardings.items():
+            where = f'shardings["{pattern}"]'
+            matches = [name for name in self.names if fnmatchcase(name, pattern)]
+            if not matches:
+                raise _no_match(pattern, self.names)
+            for name in matches:
+                value = self.names[name]
+                fitted = fit_placements(text, self.mesh, shapes[value], f"{where}, {name}")
+                placements = print_placements(fitted)
+                other, before = chosen.setdefault(value, (pattern, placements))
+                if before != placements:
+                    raise AnnotationError(
+                        f"{name} is matched by {other!r}, which says {before}, and by {pattern!r}, which says "
+                        f"{placements}",
+                        where,
+                        "make one of the patterns narrower",
+                    )
+        return chosen
+
+
+def _no_match(pattern: str, names: Iterable[str]) -> AnnotationError:
+    known = list(names)
+    near = difflib.get_close_matches(pattern.replace("*", "0"), known, n=3, cutoff=0.4)
+    listed = ", ".join(near or known[:3])
+    return AnnotationError(
+        f"the pattern {pattern!r} matches no input and no parameter",
+        f'shardings["{pattern}"]',
+        f"the nearest names are {listed}" if near else f"the names are such as {listed}",
+    )
+
+
+def _mark_inputs(function: Function, marks: Mapping[str, tuple[str, str]]) -> Function:
+    """The function with an annotate op on each marked input, which all that used the input use instead."""
+    taken = {item.value.name for item in function.inputs}
+    taken |= {result.name for op in function.ops for result in op.results}
+    marked: dict[str, Value] = {}
+    heads: list[Op] = []
+    for item in function.inputs:
+        if item.value.name not in marks:
+            continue
+        where, text = marks[item.value.name]
+        name = fresh_name(f"{item.value.name}.sharded", taken)
+        marked[item.value.name] = Value(name, item.value.type)
+        heads.append(Op("annotate_sharding", (item.value,), (marked[item.value.name],), {"placements": text}, where))
+    ops = [replace(op, operands=tuple(marked.get(v.name, v) for v in op.operands)) for op in function.ops]
+    outputs = [replace(o, value=marked.get(o.value.name, o.value)) for o in function.outputs]
+    return replace(function, ops=(*heads, *ops), outputs=tuple(outputs))

@@ -1,0 +1,194 @@
+"""Machine profiles: what ships can be read, what is written reads back, and what is wrong is said."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+from importlib import resources
+from pathlib import Path
+
+import pytest
+
+from distir_relax.cost.profile import Level, Line, Matrix, load_profile, print_profile, read_profile
+from distir_relax.cost.roofline import op_seconds
+from distir_relax.errors import ProfileError
+from distir_relax.ir import TensorType
+from distir_relax.ops import lookup
+from tests.machines import machine
+
+SHIPPED = sorted(
+    f.name.removesuffix(".toml")
+    for f in resources.files("distir_relax.cost.profiles").iterdir()
+    if f.name.endswith(".toml")
+)
+SMALL = """
+name = "small"
+devices = 3
+
+[device]
+memory = 1e9
+bandwidth = 1e10
+overhead = 0
+
+[device.matrix.float32]
+flops = 1e12
+half_rows = 3
+
+[device.vector]
+float32 = 1e11
+
+[[level]]
+name = "bus"
+size = 4
+latency = 1e-6
+bandwidth = 1e9
+"""
+
+
+@pytest.mark.parametrize("name", SHIPPED)
+def test_every_profile_that_ships_is_read_and_written(name: str) -> None:
+    profile = load_profile(name)
+    assert profile.name == name
+    assert profile.devices >= 1
+    assert [level.size for level in profile.levels] == sorted(level.size for level in profile.levels)
+    assert read_profile(print_profile(profile)) == profile
+
+
+def test_machines_of_the_paper_and_of_today_ship() -> None:
+    assert {"dgx2-v100", "dgx-a100", "dgx-h100"} <= set(SHIPPED)
+
+
+def test_all_that_a_profile_has_is_written() -> None:
+    profile = replace(
+        machine(7, (Level("a", 2, 1e-6, 3e9), Level("b", 8, 2e-6, 1e9)), bandwidth=1.5e9, overhead=1e-6),
+        matrix={"float32": Matrix(1e12, 3.0, 5.0, 7.0), "int8": Matrix(2e12)},
+        lines=(Line("all_reduce", 3, 1e-5, 2.5e-10), Line("send", 2, 1e-6, 1e-10)),
+        overlap=2.5,
+        dispatch=8e-6,
+        cache=4e6,
+        cache_bandwidth=9e9,
+        collective_overhead=3e-6,
+    )
+    text = print_profile(profile, "two\n\nlines")
+    assert text.startswith("# two\n#\n# lines\nname = ")
+    assert read_profile(text) == profile
+    assert read_profile(print_profile(replace(profile, overlap=math.inf))).overlap == math.inf
+
+
+def test_a_file_is_read_by_its_path(tmp_path: Path) -> None:
+    (tmp_path / "own.toml").write_text(SMALL)
+    profile = load_profile(tmp_path / "own.toml")
+    assert (profile.name, profile.devices, profile.matrix["float32"].half_rows) == ("small", 3, 3.0)
+    assert load_profile(str(tmp_path / "own.toml")) == profile
+    (tmp_path / "own.toml").write_bytes(b"\xff\xfe")
+    with pytest.raises(ProfileError, match=r"own.toml: cannot be read"):
+        load_profile(tmp_path / "own.toml")
+
+
+def test_a_number_of_nodes() -> None:
+    assert load_profile("dgx-h100").devices == 8
+    assert load_profile("dgx-h100:5").devices == 40
+    assert load_profile("dgx-a100:1") == load_profile("dgx-a100")
+
+
+@pytest.mark.parametrize(
+    ("name", "message"),
+    [
+        ("dgx-h1000", "there is no profile 'dgx-h1000'"),
+        ("none/own.toml", "none/own.toml: there is no such profile file"),
+        ("dgx-h100:0", "expected a number of nodes after the colon, found '0'"),
+        ("dgx-h100:two", "expected a number of nodes after the colon, found 'two'"),
+        ("dgx-h100:", "expected a number of nodes after the colon, found ''"),
+        ("", "there is no profile ''"),
+    ],
+)
+def test_names_that_are_none(name: str, message: str) -> None:
+    with pytest.raises(ProfileError) as raised:
+        load_profile(name)
+    assert message in str(raised.value)
+
+
+def test_an_unknown_name_lists_the_known_ones() -> None:
+    with pytest.raises(ProfileError) as raised:
+        load_profile("dgx3")
+    assert raised.value.hint == f"there are {', '.join(SHIPPED)}, or give a .toml file"
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "message"),
+    [
+        ("devices = 3", "devices =", "own: not TOML: "),
+        ("devices = 3", "", "expected a positive number 'devices' in []"),
+        ("devices = 3", "devices = 0", "expected a positive number 'devices' in [], found 0"),
+        ("devices = 3", "devices = inf", "expected a whole number 'devices' in [], found inf"),
+        ("devices = 3", "devices = 2.5", "expected a whole number 'devices' in [], found 2.5"),
+        ("memory = 1e9", "", "expected a positive number 'memory' in [device], found None"),
+        ("memory = 1e9", "memory = -1", "expected a positive number 'memory' in [device], found -1"),
+        ("memory = 1e9", "memory = true", "expected a positive number 'memory' in [device], found True"),
+        ("memory = 1e9", "memory = nan", "expected a positive number 'memory' in [device], found nan"),
+        ("bandwidth = 1e10", 'bandwidth = "fast"', "'bandwidth' in [device], found 'fast'"),
+        ("overhead = 0", "overhead = 0\noverlap = 'much'", "'overlap' in [device], found 'much'"),
+        (
+            "overhead = 0",
+            "overhead = 0\noverlap = 0.5",
+            "expected a number of at least 1 'overlap' in [device], found 0.5",
+        ),
+        ("overhead = 0", "overhead = 0\ndispatch = []", "'dispatch' in [device], found []"),
+        ("overhead = 0", "overhead = 0\ncache = 1e6", "'cache_bandwidth' in [device]"),
+        ("[device.matrix.float32]\nflops = 1e12\nhalf_rows = 3", "", "expected a table [device.matrix]"),
+        ("flops = 1e12", "", "expected a positive number 'flops' in [device.matrix.float32]"),
+        ("half_rows = 3", "half_rows = -1", "at least 0 'half_rows' in [device.matrix.float32], found -1"),
+        (
+            "half_rows = 3",
+            "half_row = 3",
+            "there is no 'half_row' in [device.matrix.float32]\n  hint: there are flops, half_rows",
+        ),
+        ("[device.matrix.float32]", "[device.matrix]", "expected a table [device.matrix.flops]"),
+        ("[device.vector]\nfloat32 = 1e11", "", "expected a table [device.vector]"),
+        ("float32 = 1e11", "float32 = 0", "'float32' in [device.vector], found 0"),
+        (SMALL[SMALL.index("[[level]]") :], "", "at least one [[level]] of links"),
+        ("[[level]]", "[level]", "expected tables [[level]]"),
+        ("latency = 1e-6\n", "", "expected a number of at least 0 'latency' in [level], found None"),
+        ("size = 4\n", "", "expected a positive number 'size' in [level], found None"),
+        ("[[level]]", "[collective]\nranks = 2\n[[level]]", "expected tables [[collective]]"),
+        ("[[level]]", "[[collective]]\nname = 'send'\n[[level]]", "'ranks' in [collective]"),
+    ],
+)
+def test_each_mistake_is_named(old: str, new: str, message: str) -> None:
+    assert old in SMALL
+    read_profile(SMALL)
+    with pytest.raises(ProfileError) as raised:
+        read_profile(SMALL.replace(old, new), "own")
+    assert message in str(raised.value)
+    assert raised.value.where == "own"
+
+
+def test_the_roofline() -> None:
+    """An op takes the longer of computing and moving, and its overhead; products are slower where they are small."""
+    x = TensorType((1000, 1000), "float32")
+    profile = replace(machine(1, flops=1e12, bandwidth=1e10), overhead=1e-3)
+    # 12 MB at 10 GB/s is more than a million additions.
+    assert op_seconds(profile, lookup("add"), (x, x), {}, (x,)) == pytest.approx(1e-3 + 12e6 / 1e10)
+    fast = replace(profile, bandwidth=1e15)
+    assert op_seconds(fast, lookup("add"), (x, x), {}, (x,)) == pytest.approx(1e-3 + 1e6 / 1e12)
+    assert op_seconds(fast, lookup("matmul"), (x, x), {}, (x,)) == pytest.approx(1e-3 + 2e9 / 1e12)
+    slow = replace(fast, matrix={"float32": Matrix(1e12, 1000.0, 0.0, 500.0)})
+    assert op_seconds(slow, lookup("matmul"), (x, x), {}, (x,)) == pytest.approx(1e-3 + 2 * 2 * 1.5 * 1e9 / 1e12)
+    both = replace(profile, overlap=1.0)
+    assert op_seconds(both, lookup("add"), (x, x), {}, (x,)) == pytest.approx(1e-3 + 12e6 / 1e10 + 1e6 / 1e12)
+    cached = replace(profile, cache=12e6, cache_bandwidth=1e11)
+    assert op_seconds(cached, lookup("add"), (x, x), {}, (x,)) == pytest.approx(1e-3 + 12e6 / 1e11)
+    held = replace(profile, dispatch=1.0)
+    assert op_seconds(held, lookup("add"), (x, x), {}, (x,)) == 1.0
+    turned = TensorType((1000, 1000), "float32")
+    assert op_seconds(profile, lookup("permute_dims"), (x,), {"axes": (1, 0)}, (turned,)) == 0.0
+    empty = TensorType((0, 5), "float32")
+    assert op_seconds(profile, lookup("add"), (empty, empty), {}, (empty,)) == 1e-3
+
+
+def test_a_dtype_that_a_profile_does_not_know_is_as_slow_as_its_slowest() -> None:
+    profile = replace(machine(1), vector={"float32": 4.0, "float16": 8.0})
+    assert profile.rate(profile.vector, "float16") == 8.0
+    assert profile.rate(profile.vector, "int64") == 4.0
+    matrices = {"float32": Matrix(3.0), "float16": Matrix(9.0)}
+    assert profile.rate(matrices, "float64") == Matrix(3.0)

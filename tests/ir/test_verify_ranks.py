@@ -1,0 +1,218 @@
+"""Verification of ranked programs against each other: orders, kinds, sizes, dtypes, peers, waiting."""
+
+from __future__ import annotations
+
+import random
+from dataclasses import replace
+
+import pytest
+import torch
+
+import distir_relax as dr
+from distir_relax.errors import VerificationError
+from distir_relax.ir import Function, Module, Op, parse, verify
+from distir_relax.ops import check
+
+
+class Twice(torch.nn.Module):
+    """Two sums that are pending on each rank, of equal shapes."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.a, self.b = (torch.nn.Linear(7, 5, bias=False) for _ in range(2))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        a, b = self.a(x), self.b(x)
+        return torch.tanh(a) * torch.relu(b)
+
+
+def twice(ranks: int = 3) -> Module:
+    torch.manual_seed(0)
+    mesh = dr.DeviceMesh((ranks,), ("tp",))
+    shardings = {"a.weight": "S[1]", "b.weight": "S[1]"}
+    return dr.compile(Twice(), (torch.randn(4, 7),), shardings=shardings, mesh=mesh).modules["ranked"]
+
+
+def apart(module: Module) -> Module:
+    """Each rank has a function of its own, so that one rank's can be changed."""
+    functions = tuple(replace(module.function(name), name=f"rank_{r}") for r, name in enumerate(module.ranks))
+    return replace(module, functions=functions, ranks=tuple(f.name for f in functions))
+
+
+def changed(module: Module, rank: int, ops: tuple[Op, ...]) -> Module:
+    functions = list(module.functions)
+    functions[rank] = replace(functions[rank], ops=ops)
+    return replace(module, functions=tuple(functions))
+
+
+def is_reduction(op: Op) -> bool:
+    return op.name == "all_reduce"
+
+
+def swapped(function: Function) -> tuple[Op, ...]:
+    """The second reduction ahead of the first."""
+    first, second = (i for i, op in enumerate(function.ops) if is_reduction(op))
+    ops = list(function.ops)
+    ops.insert(second, ops.pop(first))
+    return tuple(ops)
+
+
+def test_a_reduction_moved_ahead_of_another_on_one_rank() -> None:
+    """Both are of the same kind and size: every rank would end, with wrong numbers."""
+    module = apart(twice())
+    verify(module, check)
+    wrong = changed(module, 1, swapped(module.functions[1]))
+    verify(wrong)  # each rank's program is fine by itself
+    with pytest.raises(VerificationError, match=r"different places of the schedule: rank 0 does %.*, rank 1 does %"):
+        verify(wrong, check)
+    every = wrong
+    for rank in (0, 2):
+        every = changed(every, rank, swapped(module.functions[rank]))
+    verify(every, check)
+
+
+@pytest.mark.parametrize(
+    ("attrs", "message"),
+    [({"op": "max"}, "attributes differ"), ({"axis": "dp"}, "along 'dp', which no mesh has")],
+)
+def test_unlike_attributes(attrs: dict[str, str], message: str) -> None:
+    module = apart(twice())
+    ops = tuple(replace(op, attrs={**op.attrs, **attrs}) if is_reduction(op) else op for op in module.functions[2].ops)
+    with pytest.raises(VerificationError, match=message):
+        verify(changed(module, 2, ops), check)
+
+
+HEAD = 'module @ranked {\n  mesh[0] = device_mesh((3,), ("tp",))\n  ranks = (@a, @b, @c,)\n'
+
+
+def program(*bodies: str) -> Module:
+    """A function for each of three ranks: inputs, ops and the value returned."""
+    functions = []
+    for name, body in zip("abc", bodies, strict=True):
+        inputs, *ops, output = [line.strip() for line in body.strip().splitlines()]
+        lines = "".join(f"    {line}\n" for line in ops)
+        functions.append(f'  func @{name}(\n    input {inputs},\n  ) {{\n{lines}    return "y": {output}\n  }}\n')
+    return parse(HEAD + "".join(functions) + "}\n")
+
+
+REDUCED = '%x: f32[{0}]\n%y: f32[{0}] = all_reduce(%x) {{axis="tp", op="sum", step=0}}\n%y'
+GATHERED = '%x: f32[{0}]\n%y: f32[5] = all_gather(%x) {{axis="tp", dim=0, sizes={1}, step=0}}\n%y'
+NOTHING = "%x: f32[5]\n%x"
+
+
+@pytest.mark.parametrize(
+    ("bodies", "message"),
+    [
+        ([REDUCED.format(5)] * 3, ""),
+        ([REDUCED.format(5)] * 2 + [REDUCED.format(4)], "sizes do not fit"),
+        ([REDUCED.format(5)] * 2 + [REDUCED.format(5).replace("f32", "f16")], "dtypes differ"),
+        ([REDUCED.format(5)] * 2 + [NOTHING], "rank 0 waits for rank 2 in %y = all_reduce.*rank 2 has ended"),
+        ([REDUCED.format(5)] * 2 + [GATHERED.format(1, "(2, 2, 1)")], "two collectives meet that are unlike"),
+        ([GATHERED.format(n, "(2, 2, 1)") for n in (2, 2, 1)], ""),
+        ([GATHERED.format(n, "(2, 2, 1)") for n in (2, 1, 2)], ""),
+        ([GATHERED.format(n, "(2, 2, 1)") for n in (2, 2, 2)], r"a collective gives f32\[6\]"),
+        ([GATHERED.format(2, "(2, 2, 1)")] * 2 + [GATHERED.format(1, "(2, 1, 2)")], "attributes differ"),
+    ],
+)
+def test_a_collective_of_three(bodies: list[str], message: str) -> None:
+    if message:
+        with pytest.raises(VerificationError, match=message):
+            verify(program(*bodies), check)
+    else:
+        verify(program(*bodies), check)
+
+
+def sends(peer: int, step: int = 0, size: int = 5) -> str:
+    return f"%s{step}: f32[0] = send(%x) {{peer={peer}, step={step}}}"
+
+
+def receives(peer: int, step: int = 0, size: int = 5) -> str:
+    return f'%r{step}: f32[{size}] = recv() {{shape=({size},), dtype="float32", peer={peer}, step={step}}}'
+
+
+def rank(*ops: str) -> str:
+    return "\n".join(["%x: f32[5]", *ops, "%x"])
+
+
+@pytest.mark.parametrize(
+    ("bodies", "message"),
+    [
+        ([rank(sends(1)), rank(receives(0)), NOTHING], ""),
+        ([rank(sends(1)), rank(receives(0, size=4)), NOTHING], r"f32\[5\] is sent where f32\[4\] is received"),
+        ([rank(sends(1)), NOTHING, NOTHING], "rank 0 waits for rank 1 in %s0 = send.*; rank 1 has ended"),
+        ([NOTHING, rank(receives(0)), NOTHING], "rank 1 waits for rank 0 in %r0 = recv.*; rank 0 has ended"),
+        ([rank(sends(1, 3)), rank(receives(0, 4)), NOTHING], "different places of the schedule"),
+        ([rank(sends(7)), NOTHING, NOTHING], "rank 0 cannot exchange with rank 7"),
+        # A ring in which each first sends, then one in which the last receives first.
+        (
+            [rank(sends((i + 1) % 3, i), receives((i - 1) % 3, (i - 1) % 3)) for i in range(3)],
+            "rank 0 waits for rank 1 .*; rank 1 waits for rank 2 .*; rank 2 waits for rank 0",
+        ),
+        (
+            [
+                rank(sends(1, 0), receives(2, 2)),
+                rank(receives(0, 0), sends(2, 1)),
+                rank(receives(1, 1), sends(0, 2)),
+            ],
+            "",
+        ),
+    ],
+)
+def test_sends_and_receives(bodies: list[str], message: str) -> None:
+    if message:
+        with pytest.raises(VerificationError, match=f"(?s){message}"):
+            verify(program(*bodies), check)
+    else:
+        verify(program(*bodies), check)
+
+
+def test_a_transfer_across_a_collective_is_a_deadlock() -> None:
+    reduce = '%y: f32[5] = all_reduce(%x) {axis="tp", op="sum", step=1}'
+    bodies = [rank(sends(1, 2), reduce), rank(reduce, receives(0, 2)), rank(reduce)]
+    with pytest.raises(VerificationError, match=r"rank 0 waits for rank 1 in %s2 .*; rank 1 waits for rank 0 in %y"):
+        verify(program(*bodies), check)
+
+
+@pytest.mark.parametrize("seed", range(40))
+def test_orders_against_brute_force(seed: int) -> None:
+    """Random transfers of three ranks, each rank's order shuffled a little, against trying every interleaving."""
+    random_ = random.Random(seed)
+    transfers = [(step, *random_.sample(range(3), 2)) for step in range(5)]
+    orders: list[list[tuple[int, int, int]]] = []
+    for me in range(3):
+        mine = [t for t in transfers if me in t[1:]]
+        if len(mine) > 1 and random_.random() < 0.5:
+            i = random_.randrange(len(mine) - 1)
+            mine[i], mine[i + 1] = mine[i + 1], mine[i]
+        orders.append(mine)
+    bodies = [
+        rank(*(sends(b, step) if a == me else receives(a, step) for step, a, b in order))
+        for me, order in enumerate(orders)
+    ]
+    if runs(tuple(map(tuple, orders))):
+        verify(program(*bodies), check)
+    else:
+        with pytest.raises(VerificationError):
+            verify(program(*bodies), check)
+
+
+def runs(orders: tuple[tuple[tuple[int, int, int], ...], ...]) -> bool:
+    """Whether some interleaving ends all ranks, a transfer being done by both ends at once."""
+    if not any(orders):
+        return True
+    for step, a, b in {order[0] for order in orders if order}:
+        if orders[a][:1] == orders[b][:1] == ((step, a, b),):
+            return runs(tuple(order[1:] if i in (a, b) else order for i, order in enumerate(orders)))
+    return False
+
+
+def test_every_rank_of_a_large_mesh() -> None:
+    """Programs that a thousand ranks share are looked at in a second."""
+    import time
+
+    module = twice(7)
+    mesh = dr.DeviceMesh((146, 7), ("dp", "tp"))
+    large = replace(module, meshes=(mesh,), ranks=module.ranks * 146)
+    start = time.perf_counter()
+    verify(large, check)
+    assert time.perf_counter() - start < 5

@@ -1,0 +1,106 @@
+"""Bundles whose programs were changed after they were compiled: nothing runs."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from processes import mpirun
+from typer.testing import CliRunner
+
+import distir_relax as dr
+from distir_relax.bundle import Bundle, read_bundle, write_bundle
+from distir_relax.cli import app
+from distir_relax.errors import BundleError
+from distir_relax.ir import Module, parse, print_module
+from distir_relax.lowering.emit.torch import to_torch
+from distir_relax.runtime.session import Session
+
+
+class Twice(torch.nn.Module):
+    """Two pending sums of equal shapes, on ranks whose programs differ."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.a, self.b = (torch.nn.Linear(7, 5, bias=False) for _ in range(2))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        a, b = self.a(x), self.b(x)
+        return torch.tanh(a) * torch.relu(b)
+
+
+@pytest.fixture(scope="module")
+def bundle() -> Bundle:
+    torch.manual_seed(0)
+    shardings = {"a.weight": "S[1: 4|1|2]", "b.weight": "S[1: 4|1|2]"}
+    plan = dr.compile(
+        Twice(), (torch.randn(4, 7),), shardings=shardings, mesh=dr.DeviceMesh((3,), ("tp",)), name="twice"
+    )
+    assert len(plan.modules["ranked"].functions) == 3
+    return plan.bundle(("torch",))
+
+
+def moved(module: Module) -> Module:
+    """On rank 1 alone the second all-reduce ahead of the first: the numbers of rank 1 go where they do not belong."""
+    function = module.functions[1]
+    first, second = (i for i, op in enumerate(function.ops) if op.name == "all_reduce")
+    ops = list(function.ops)
+    ops.insert(second, ops.pop(first))
+    functions = (module.functions[0], replace(function, ops=tuple(ops)), module.functions[2])
+    return replace(module, functions=functions)
+
+
+def with_moved(bundle: Bundle, text: bool, programs: bool) -> Bundle:
+    """The bundle with the change in the text of the ranked stage, in the programs, or in both."""
+    module = moved(parse(bundle.texts["ranked.txt"]))
+    texts = {**bundle.texts, "ranked.txt": print_module(module)} if text else bundle.texts
+    written = {f"programs/{name}.py": code for name, code in to_torch(module, "twice").items()}
+    return replace(bundle, texts=texts, programs=written if programs else bundle.programs)
+
+
+@pytest.mark.parametrize(
+    ("text", "programs", "message"),
+    [
+        (True, True, "do not fit each other: .*different places of the schedule"),
+        (True, False, "do not fit each other"),
+        (False, True, r"programs/main_1\.py is not what ranked\.txt says"),
+    ],
+)
+def test_a_changed_bundle_is_refused(bundle: Bundle, tmp_path: Path, text: bool, programs: bool, message: str) -> None:
+    path = write_bundle(with_moved(bundle, text, programs), tmp_path / "changed.dist")
+    with pytest.raises(BundleError, match=f"(?s){message}"):
+        Session(read_bundle(path))
+    np.savez(tmp_path / "x.npz", x=np.ones((4, 7), "float32"))
+    result = CliRunner().invoke(app, ["run", str(path), "--input", str(tmp_path / "x.npz")])
+    assert isinstance(result.exception, BundleError)
+
+
+def test_the_bundle_as_it_was_runs(bundle: Bundle, tmp_path: Path) -> None:
+    path = write_bundle(bundle, tmp_path / "twice.dist")
+    x = torch.randn(4, 7)
+    torch.testing.assert_close(Session(read_bundle(path))({"x": x}), Session(bundle)({"x": x}))
+
+
+def test_a_text_that_cannot_be_read(bundle: Bundle, tmp_path: Path) -> None:
+    path = write_bundle(replace(bundle, texts={**bundle.texts, "ranked.txt": "module"}), tmp_path / "cut.dist")
+    with pytest.raises(BundleError, match=r"do not fit each other: .*ranked\.txt"):
+        Session(read_bundle(path))
+
+
+@pytest.mark.mpirun
+def test_a_launch_of_a_changed_bundle_ends_before_it_runs(bundle: Bundle, tmp_path: Path) -> None:
+    path = write_bundle(with_moved(bundle, True, True), tmp_path / "changed.dist")
+    np.savez(tmp_path / "x.npz", x=np.ones((4, 7), "float32"))
+    options = ["-m", "distir_relax", "run", str(path), "--input", str(tmp_path / "x.npz")]
+    done = mpirun(3, *options, "--output", tmp_path / "y.npz")
+    assert done.returncode == 2, done.stderr
+    assert done.stderr.count("do not fit each other") == 1
+    assert not (tmp_path / "y.npz").exists()
+
+
+def test_records_are_json(bundle: Bundle) -> None:
+    assert {row["record"] for row in json.loads(bundle.records)} == {"reason"}
