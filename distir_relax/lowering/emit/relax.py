@@ -1,8 +1,13 @@
 """Emission to TVM: each rank program becomes a Relax function.
 
 An op of the table becomes its `relax` expression. What a rank's communicator performs becomes a packed call in
-destination-passing style, ``distir.<op>(operands..., attributes as JSON, result)``, which reads and writes the
-buffers of TVM's virtual machine.
+destination-passing style, which reads and writes the buffers of TVM's virtual machine::
+
+    distir.<op>(operands..., token, step, attributes as JSON, result, next token)
+
+Relax takes such a call for pure: one whose result is not needed could be left out, two equal ones made one. So each
+takes the token that the one before has given, and the function returns the last: whatever passes run, the program
+order is a chain of data. Tokens hold nothing.
 
 TVM has no reshape or split to a tensor without elements, so a result without elements (the shard of a rank that holds
 no heads, say) is written as zeros of its shape.
@@ -12,10 +17,10 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 from distir_relax.errors import VerificationError
-from distir_relax.ir import Function, Module, Op, PerRank, TensorType, Value, count_uses, inline, print_op
+from distir_relax.ir import Function, Module, Op, PerRank, TensorType, Value, inline, print_op
 from distir_relax.lowering.emit.relax_scope import relax_scope
 from distir_relax.ops import Trait, is_zero, lookup, relax_expression
 
@@ -26,14 +31,17 @@ PACKED_PREFIX = "distir."
 STEPS_ATTRIBUTE = "distir.steps"
 RANKS_ATTRIBUTE = "distir.ranks"
 OUTPUTS_ATTRIBUTE = "distir.outputs"
+SCHEDULE_ATTRIBUTE = "distir.schedule"
 
 
 def to_relax(module: Module) -> tvm.IRModule:
     """The ranked `module` as one IRModule: a Relax function per distinct rank program, its calls written out.
 
-    Parameters are the function's inputs in order; the result is the tuple of its outputs. The module attribute
-    ``distir.ranks`` lists the function of each rank. Raises `VerificationError` when the module is not ranked, or
-    TVM gives an op another type than the op table.
+    Parameters are the function's inputs in order; the result is the tuple of its outputs, and of a token where it
+    communicates. The module attribute ``distir.ranks`` lists the function of each rank; the function attribute
+    ``distir.schedule`` the calls of the communicator in their order, each as ``all_reduce 3``: the op and its step.
+
+    Raises `VerificationError` when the module is not ranked, or TVM gives an op another type than the op table.
     """
     import tvm
 
@@ -75,15 +83,19 @@ def _emit_function(function: Function) -> Any:
     attrs = {
         STEPS_ATTRIBUTE: _steps(function),
         OUTPUTS_ATTRIBUTE: len(function.outputs),
+        SCHEDULE_ATTRIBUTE: [f"{op.name} {_step_of(op)}" for op in function.ops if _on_communicator(op)],
     }
     with builder.function(function.name, parameters, attrs=attrs):
         with builder.dataflow():
+            token: Any = relax.const(0, "int32")
             for op in function.ops:
-                _emit_op(builder, op, values, scope)
+                if _on_communicator(op):
+                    token = _emit_communication(builder, op, values, token)
+                else:
+                    _emit_op(builder, op, values, scope)
             outputs = [values[output.value.name] for output in function.outputs]
-            # A rank takes part in a communication even if it does not need the result: outputs are not removed.
-            outputs += [values[v.name] for v in _unused_communication(function)]
-            result = builder.emit_output(relax.Tuple(outputs))
+            last = [token] if attrs[SCHEDULE_ATTRIBUTE] else []
+            result = builder.emit_output(relax.Tuple([*outputs, *last]))
         builder.emit_func_output(result)
     [(_, emitted)] = builder.get().functions.items()
     return emitted
@@ -98,29 +110,50 @@ def _steps(function: Function) -> dict[str, str | list[str]]:
     return {step: texts[0] if len(texts) == 1 else texts for step, texts in found.items()}
 
 
+def _on_communicator(op: Op) -> bool:
+    return Trait.ON_COMMUNICATOR in lookup(op.name, op.location).traits
+
+
+def _step_of(op: Op) -> int:
+    """The op's place in the schedule; 0 for what sends nothing."""
+    return cast(int, op.attrs.get("step", 0))
+
+
+def _emit_communication(builder: Any, op: Op, values: dict[str, Any], token: Any) -> Any:
+    """Emit the call of a rank's communicator; the token that the next one takes."""
+    import tvm
+    from tvm import relax
+
+    operands = [values[v.name] for v in op.operands]
+    step = tvm.tirx.IntImm("int64", _step_of(op))
+    kinds = [*(_relax_type(value.tensor) for value in op.results), relax.TensorType((), "int32")]
+    call = relax.call_dps_packed(PACKED_PREFIX + op.name, [*operands, token, step, _attributes(op)], kinds)
+    *found, after = _items(builder, call, len(kinds), op)
+    _bind(builder, op, found, values)
+    return builder.emit(after, name_hint="token")
+
+
 def _emit_op(builder: Any, op: Op, values: dict[str, Any], scope: Mapping[str, Any]) -> None:
     from tvm import relax
 
     results = [value.tensor for value in op.results]
     operands = [values[v.name] for v in op.operands]
-    if Trait.ON_COMMUNICATOR in lookup(op.name, op.location).traits:
-        kinds: Any = [_relax_type(kind) for kind in results]
-        call = relax.call_dps_packed(
-            PACKED_PREFIX + op.name, [*operands, _attributes(op)], kinds[0] if len(kinds) == 1 else kinds
-        )
-        found: Any = [call] if len(kinds) == 1 else _items(builder, call, len(kinds), op)
-    elif is_zero(op):
-        found = [relax.op.zeros(results[0].shape, results[0].dtype)]
-    elif all(kind.elements == 0 for kind in results):
-        found = [None] * len(results)
+    if all(kind.elements == 0 for kind in results) or is_zero(op):
+        found: Any = [None] * len(results)
     else:
         names = [f"a{i}" for i in range(len(operands))]
         found = eval(relax_expression(op, names), {**scope, **dict(zip(names, operands, strict=True))})
         if not isinstance(found, tuple):
             found = [found] if len(results) == 1 else _items(builder, found, len(results), op)
-    for value, kind, expression in zip(op.results, results, found, strict=True):
-        if kind.elements == 0 and Trait.ON_COMMUNICATOR not in lookup(op.name).traits:
-            expression = relax.op.zeros(kind.shape, kind.dtype)
+    made = [
+        relax.op.zeros(kind.shape, kind.dtype) if expression is None or kind.elements == 0 else expression
+        for kind, expression in zip(results, found, strict=True)
+    ]
+    _bind(builder, op, made, values)
+
+
+def _bind(builder: Any, op: Op, expressions: Sequence[Any], values: dict[str, Any]) -> None:
+    for value, expression in zip(op.results, expressions, strict=True):
         emitted = builder.emit(expression, name_hint=value.name)
         _check_type(op, value, emitted)
         values[value.name] = emitted
@@ -153,17 +186,6 @@ def _check_type(op: Op, value: Value, emitted: Any) -> None:
         raise VerificationError(f"TVM gives {value} the type {found or emitted.ty}, expected {expected}", op.location)
 
 
-def _unused_communication(function: Function) -> list[Value]:
-    used = count_uses(function)
-    return [
-        v
-        for op in function.ops
-        if Trait.COMMUNICATES in lookup(op.name).traits
-        for v in op.results
-        if v.name not in used
-    ]
-
-
 def _relax_type(kind: TensorType) -> Any:
     from tvm import relax
 
@@ -174,6 +196,7 @@ __all__: Sequence[str] = (
     "OUTPUTS_ATTRIBUTE",
     "PACKED_PREFIX",
     "RANKS_ATTRIBUTE",
+    "SCHEDULE_ATTRIBUTE",
     "STEPS_ATTRIBUTE",
     "to_relax",
     "to_relax_json",

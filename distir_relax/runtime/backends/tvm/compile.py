@@ -5,10 +5,12 @@ First `split` sets apart what is computed once, and puts in our kernels; then TV
 
 from __future__ import annotations
 
+import re
 import threading
 import weakref
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import zip_longest
 from typing import Any
 
 from distir_relax.errors import BundleError, RunError
@@ -77,6 +79,7 @@ def _compile(text: str, inputs: tuple[int, ...], threads: int) -> Compiled:
         with target, tvm.transform.PassContext(opt_level=3):
             lowered = tvm.ir.transform.Sequential(_passes())(split.module)
         executable = relax.build(lowered, target, relax_pipeline=None)
+        check_schedule(executable, [str(call) for call in function.attrs["distir.schedule"]])
     except (tvm.error.InternalError, ValueError, TypeError, RuntimeError) as wrong:
         last = str(wrong).strip().splitlines()[-1]
         raise RunError(f"TVM cannot compile the program: {last}", hint="--backend torch runs it without TVM") from wrong
@@ -92,13 +95,59 @@ def _compile(text: str, inputs: tuple[int, ...], threads: int) -> Compiled:
     )
 
 
+def check_schedule(executable: Any, expected: Sequence[str]) -> None:
+    """Compare the communicator's calls in the function `main` of an executable with the schedule, call by call.
+
+    Ranks that do not call the same collectives in the same order wait for ever, or take each other's numbers. Raises
+    RunError where the executable has another call than the schedule (``all_reduce 3``, the op and its step).
+    """
+    found = calls_of(executable.as_text(), "main")
+    for place, (here, there) in enumerate(zip_longest(expected, found, fillvalue="none"), 1):
+        if here != there:
+            raise RunError(
+                f"TVM has changed the order of communication: as call {place} expected {here}, found {there}",
+                hint="--backend torch runs the program without TVM; please report this with the bundle",
+            )
+
+
+def calls_of(text: str, function: str) -> list[str]:
+    """The communicator's calls in a function of an executable, given as text, in order: ``all_reduce 3``."""
+    body = text.partition(f"@{function}:\n")[2].partition("\n\n")[0]
+    return [f"{name} {step}" for name, step in _CALL.findall(body)]
+
+
+_CALL = re.compile(r"^ *call +distir\.(\w+) +in:.*?\bi(\d+),", re.MULTILINE)
+"""A call of the communicator as an executable writes it: its step is the only number among the arguments."""
+
+
+def _without_dead_tuples(module: Any) -> Any:
+    """Without the tuples that nothing takes, which would keep their tensors until the program ends."""
+    from tvm import relax
+
+    for var, function in module.functions.items():
+        if not isinstance(function, relax.Function):
+            continue
+        used = set(relax.analysis.all_vars(function.body.body))
+        blocks = []
+        for block in reversed(function.body.blocks):
+            kept = []
+            for binding in reversed(block.bindings):
+                if binding.var in used or not isinstance(binding.value, relax.Tuple):
+                    used.update(relax.analysis.all_vars(binding.value))
+                    kept.append(binding)
+            blocks.append(relax.BindingBlock(kept[::-1]))
+        body = relax.SeqExpr(blocks[::-1], function.body.body)
+        module[var] = relax.Function(function.params, body, function.ret_ty, function.is_pure, function.attrs)
+    return module
+
+
 def _read(text: str) -> Any:
     import tvm
 
     try:
         module = tvm.ir.load_json(text)
         [(_, function)] = module.functions.items()
-        assert "distir.outputs" in function.attrs
+        assert {"distir.outputs", "distir.schedule"} <= set(function.attrs.keys())
     except Exception as wrong:
         last = (str(wrong).strip() or type(wrong).__name__).splitlines()[-1]
         raise BundleError(
@@ -109,6 +158,7 @@ def _read(text: str) -> Any:
 
 
 def _passes() -> list[Any]:
+    import tvm
     from tvm.relax import backend
     from tvm.relax import transform as relax
 
@@ -124,6 +174,8 @@ def _passes() -> list[Any]:
         relax.ToNonDataflow(),
         relax.RemovePurityChecking(),
         relax.CallTIRRewrite(),
+        relax.CanonicalizeBindings(),
+        tvm.transform.module_pass(lambda module, _: _without_dead_tuples(module), opt_level=0),
         relax.StaticPlanBlockMemory(),
         relax.LowerAllocTensor(),
         relax.KillAfterLastUse(),

@@ -110,12 +110,12 @@ def _register(name: str) -> None:
 
 
 def _packed(name: str) -> Callable[..., None]:
-    """The packed function of a communicator's method: operands, the attributes as JSON, the result's buffer."""
+    """The packed function of a communicator's method: see `distir_relax.lowering.emit.relax`."""
 
     def call(*arguments: Any) -> None:
         from torch.utils.dlpack import from_dlpack
 
-        *operands, attributes, result = arguments
+        *operands, _token, _step, attributes, result, _next = arguments
         try:
             method = getattr(_current.comm, name)
             names = _parameters(type(_current.comm), name)
