@@ -14,6 +14,7 @@ from distir_relax.ops import (  # noqa: F401
     normalization,
     optimizer,
     program,
+    recurrence,
     reduction,
     spatial,
 )

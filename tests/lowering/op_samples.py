@@ -29,6 +29,7 @@ def samples() -> list[Sample]:
     return [
         *_elementwise(), *_movement(), *_tails(), *_products(), *_normalization(),
         *_windows(), *_indexing(), *_reductions(), *_attention(),
+        *_recurrences(),
     ]  # fmt: skip
 
 
@@ -267,6 +268,24 @@ def _attention() -> list[Sample]:
         (name, [q, k, v, f32(2, 1, 5, 7)], {**plain, "masked": True}),
         (name, [q, k, v, of("bool", 5, 7)], {**plain, "masked": True, "boolean": True}),
         (name, [f32(2, 0, 5, 8), f32(2, 0, 7, 8), f32(2, 0, 7, 6)], plain),
+    ]
+
+
+def _recurrences() -> list[Sample]:
+    plain: dict[str, Attribute] = {"clip": float("inf"), "reverse": False, "extras": ()}
+    lstm = plain | {"order": "ifco", "activations": ("sigmoid", "tanh", "hard_sigmoid")}
+    gru = plain | {"order": "rzn", "activations": ("sigmoid", "tanh"), "reset_after": True}
+    rnn = plain | {"activations": ("relu",)}
+    extras = {"extras": ("peepholes", "lengths", "projection"), "reverse": True, "clip": 0.5}
+    states = [f32(4, 2), f32(4, 5), f32(15), of("int64", 4), f32(2, 5)]
+    return [
+        ("nn.lstm", [f32(3, 4, 20), f32(20, 5), f32(4, 5), f32(4, 5)], lstm),
+        ("nn.lstm", [f32(3, 4, 20), f32(20, 2), *states], lstm | extras),
+        ("nn.lstm", [f32(3, 0, 20), f32(20, 5), f32(0, 5), f32(0, 5)], lstm),
+        ("nn.lstm", [f32(0, 4, 20), f32(20, 5), f32(4, 5), f32(4, 5)], lstm),
+        ("nn.gru", [f32(3, 4, 15), f32(15, 5), f32(4, 5), f32(15)], gru | {"extras": ("bias",)}),
+        ("nn.gru", [f32(3, 4, 15), f32(15, 5), f32(4, 5)], gru | {"reset_after": False, "reverse": True}),
+        ("nn.rnn", [f32(3, 4, 5), f32(5, 5), f32(4, 5)], rnn),
     ]
 
 

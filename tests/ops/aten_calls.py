@@ -8,6 +8,7 @@ from __future__ import annotations
 from typing import Any
 
 import torch
+from recurrent_calls import CALLS as RECURRENT_CALLS
 
 Call = tuple[tuple[Any, ...], dict[str, Any]]
 
@@ -370,6 +371,7 @@ CALLS: dict[str, list[Call]] = {
         call("f32[2,4,5,8]", "f32[2,4,6,8]", "f32[2,4,6,8]", "f32[5,6]", scale=0.1),
         call("f32[2,4,5,8]", "f32[2,4,6,8]", "f32[2,4,6,8]", torch.ones(5, 6, dtype=torch.bool).tril()),
     ],
+    **RECURRENT_CALLS,
     "to.device": [call(X, torch.device("cpu"), torch.float64)],
     "to.dtype": [call(X, torch.int64), call(X, torch.float32)],
     "to.dtype_layout": [call(X, dtype=torch.float16)],

@@ -6,6 +6,7 @@ integers below 6 and ``f64[4] > 0`` are positive floats.
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -91,6 +92,10 @@ _BINARY = [
     "greater_equal",
 ]
 
+RECURRENT: dict[str, Any] = {"clip": math.inf, "reverse": False, "extras": ()}
+LSTM = RECURRENT | {"order": "ifco", "activations": ("sigmoid", "tanh", "tanh")}
+GRU = RECURRENT | {"order": "zrn", "activations": ("sigmoid", "tanh"), "reset_after": True}
+
 SAMPLES: dict[str, list[Sample]] = {
     **{name: [of("f64[4,6] > 0")] for name in _UNARY},
     **{name: [of("f64[4,6] > 0", "f64[4,6] > 0"), of("f64[3,4,1] > 0", "f64[5] > 0")] for name in _BINARY},
@@ -154,6 +159,23 @@ SAMPLES: dict[str, list[Sample]] = {
             *("f64[2,4,5,6]", "f64[2,4,7,6]", "f64[2,4,7,3]", "f64[2,1,5,7]"),
             **{"scale": 0.5, "causal": False, "masked": True, "boolean": False},
         ),
+    ],
+    "nn.lstm": [
+        of("f64[3,4,20]", "f64[20,5]", "f64[4,5]", "f64[4,5]", **LSTM),
+        of(
+            *("f64[3,4,20]", "f64[20,2]", "f64[4,2]", "f64[4,5]", "f64[15]", "i64[4] < 5", "f64[2,5]"),
+            **LSTM | {"extras": ("peepholes", "lengths", "projection"), "reverse": True, "clip": 0.5},
+        ),
+    ],
+    "nn.gru": [
+        of("f64[3,4,15]", "f64[15,5]", "f64[4,5]", "f64[15]", **GRU | {"extras": ("bias",)}),
+        of(
+            "f64[3,4,15]", "f64[15,5]", "f64[4,5]", "i32[4] < 5", **GRU | {"reset_after": False, "extras": ("lengths",)}
+        ),
+    ],
+    "nn.rnn": [
+        of("f64[3,4,5]", "f64[5,5]", "f64[4,5]", **RECURRENT, activations=("hard_sigmoid",)),
+        of("f64[1,7,5]", "f64[5,5]", "f64[7,5]", **RECURRENT | {"reverse": True}, activations=("relu",)),
     ],
     "nn.conv1d": [
         of("f64[2,4,9]", "f64[6,4,3]", strides=(2,), padding=(1, 0), dilation=(2,), groups=1),

@@ -8,6 +8,7 @@ from typing import Any
 
 from distir_relax.kernels.resample import Part, rows_of
 from distir_relax.kernels.sampling import Adaptive, Pooling, Resizing, Sampling
+from distir_relax.lowering.emit.relax_recurrent import recurrent_scope
 
 
 def relax_scope() -> dict[str, Any]:
@@ -18,7 +19,14 @@ def relax_scope() -> dict[str, Any]:
     resample = SimpleNamespace(
         weigh=_weigh, maximum=_maximum, places=_places, Adaptive=Adaptive, Pooling=Pooling, Resizing=Resizing
     )
-    return {"R": ops, "causal_mask": _causal_mask, "grouped_matmul": _grouped_matmul, "resample": resample}
+    recurrent = recurrent_scope(_bound)
+    return {
+        "R": ops,
+        "causal_mask": _causal_mask,
+        "grouped_matmul": _grouped_matmul,
+        "recurrent": recurrent,
+        "resample": resample,
+    }
 
 
 def _causal_mask(query: Any, key: Any) -> Any:

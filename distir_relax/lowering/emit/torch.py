@@ -25,7 +25,8 @@ def to_torch(module: Module, name: str) -> dict[str, str]:
     return {entry: _Program(module, module.function(entry), name, whose).text() for entry, whose in ranks.items()}
 
 
-_RESERVED = {"comm", "weights", "torch", "F", "STEPS", "CALLS", "main", "prepare", "resample", "pack_linear", "moved"}
+_RESERVED = {"comm", "weights", "torch", "F", "STEPS", "CALLS", "main", "prepare"}
+_RESERVED |= {"recurrent", "resample", "pack_linear", "moved"}
 
 
 @dataclass(slots=True)
@@ -112,6 +113,7 @@ class _Program:
 def _imports(texts: Sequence[str]) -> str:
     """The imports of what a program uses of the runtime."""
     imports = {
+        "recurrent.": "from distir_relax.kernels import recurrent\n",
         "resample.": "from distir_relax.kernels import resample\n",
         "moved(": "from distir_relax.kernels.moving import moved\n",
         "pack_linear(": "from distir_relax.kernels.packing import pack_linear\n",

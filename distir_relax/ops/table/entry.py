@@ -96,9 +96,9 @@ class Semantics:
     """The result types from the operand types and attributes; ValueError on a misuse."""
     torch: Expression
     """A Python expression over ``{0}``, ``{1}``, … (operands) and ``{attr}`` (attributes as literals; ``{attr!s}`` as
-    bare text), with `torch`, `F` and `resample` (`distir_relax.kernels.resample`) in scope: the reference semantics,
-    and the code of the torch backend. An op of several results gives a tuple. Where the attributes decide, it is a
-    function of them."""
+    bare text), with `torch`, `F`, `recurrent` and `resample` (of `distir_relax.kernels`) in scope: the reference
+    semantics, and the code of the torch backend. An op of several results gives a tuple. Where the attributes decide,
+    it is a function of them."""
     linear: Linear = ()
     """The sets of operands in which the op is linear jointly, the others held fixed: ``({0}, {1})`` for matmul,
     ``({0, 1},)`` for add; `all_operands` for concat; a function of the number of operands and the attributes where they
@@ -190,8 +190,8 @@ class Code:
     """How backends run an op, beyond its reference semantics."""
 
     relax: Expression = ""
-    """As `Semantics.torch`, with `R` (the Relax ops) and `resample` in scope and tuples as results; by default the op
-    of the same name called with the operands, and the attributes as keywords."""
+    """As `Semantics.torch`, with `R` (the Relax ops), `recurrent` and `resample` in scope and tuples as results; by
+    default the op of the same name called with the operands, and the attributes as keywords."""
     numbers: frozenset[int] = frozenset()
     """The operands for which the torch expression takes a Python number as well as a tensor."""
     packed: Packed | None = None

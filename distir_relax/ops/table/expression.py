@@ -54,10 +54,10 @@ def evaluate(op: Op, operands: Sequence[torch.Tensor], comm: Any = None) -> tupl
     import torch
     import torch.nn.functional as F
 
-    from distir_relax.kernels import resample
+    from distir_relax.kernels import recurrent, resample
 
     names = [f"a{i}" for i in range(len(operands))]
-    scope: dict[str, Any] = {"torch": torch, "F": F, "resample": resample, "comm": comm}
+    scope: dict[str, Any] = {"torch": torch, "F": F, "recurrent": recurrent, "resample": resample, "comm": comm}
     scope |= zip(names, operands, strict=True)
     result = eval(_compiled(torch_expression(op, names)), scope)
     return tuple(result) if isinstance(result, (tuple, list)) else (result,)

@@ -1,0 +1,85 @@
+"""The entries ``nn.lstm``, ``nn.gru`` and ``nn.rnn``: one direction of one layer, over a sequence's steps.
+
+What the input adds to the gates is computed before, for all steps at once, by an ordinary product whose factors split.
+See `distir_relax.kernels.recurrent` for operands and attributes. Operands that may be left out follow the others, and
+attribute ``extras`` names them. The batch splits; steps depend on each other, and each of them on all hidden units.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+
+from distir_relax.ir import TensorType
+from distir_relax.ops.table import Attrs, Code, Cost, Rule, Semantics, Split, Types, define, parse_rule
+
+_DIMS = {"peepholes": "[k]", "lengths": "n", "projection": "[p] [h]", "bias": "[g]"}
+"""The factors of the operands that may be left out."""
+
+
+def _enter(name: str, gates: int, states: int, extras: Sequence[str], options: Sequence[str]) -> None:
+    """An entry for a cell with so many gates and states; `options` are the attributes that its kernel takes."""
+    cell = name.removeprefix("nn.")
+    fixed = 2 + states
+
+    def expression(attrs: Attrs) -> str:
+        positional = [f"{{{i}}}" for i in range(fixed)]
+        named = [f"{option}={{{option}}}" for option in (*options, "activations")]
+        named += ["clip={clip}"] if attrs["clip"] != math.inf else []
+        named += ["reverse=True"] if attrs["reverse"] else []
+        named += [f"{extra}={{{fixed + i}}}" for i, extra in enumerate(attrs["extras"])]
+        return f"recurrent.{cell}({', '.join([*positional, *named])})"
+
+    define(
+        name,
+        Semantics(infer=_infer(gates, states, extras), torch=expression),
+        Split(_rule(states)),
+        cost=Cost(flops=_flops, product=_product),
+        code=Code(relax=expression),
+    )
+
+
+def _infer(gates: int, states: int, allowed: Sequence[str]) -> Callable[[Types, Attrs], tuple[TensorType, ...]]:
+    def infer(types: Types, attrs: Attrs) -> tuple[TensorType, ...]:
+        (steps, batch, width), (rows, size) = types[0].shape, types[1].shape
+        hidden, dtype = width // gates, types[0].dtype
+        shapes = {"peepholes": (3 * hidden,), "lengths": (batch,), "projection": (size, hidden), "bias": (width,)}
+        extras = attrs["extras"]
+        expected = [(steps, batch, gates * hidden), (width, size), (batch, size), (batch, hidden)][: 2 + states]
+        expected += [shapes[extra] for extra in extras]
+        if not set(extras) <= set(allowed) or [t.shape for t in types] != expected or rows != width:
+            raise ValueError(
+                f"expected gates (t, n, {gates} h), weight ({gates} h, h), states (n, h), then {extras or 'nothing'}"
+            )
+        names = [""] * (2 + states) + list(extras)
+        if any(t.dtype != dtype for t, name in zip(types, names, strict=True) if name != "lengths"):
+            raise ValueError(f"expected operands of {dtype}")
+        if "projection" not in extras and size != hidden:
+            raise ValueError(f"a weight for a state of {size} where {hidden} units are hidden")
+        return (TensorType((steps, batch, size), dtype), *types[2 : 2 + states])
+
+    return infer
+
+
+def _rule(states: int) -> Callable[[Types, Attrs, Types], Rule]:
+    def rule(types: Types, attrs: Attrs, results: Types) -> Rule:
+        state = ["n [p]", "n [h]" if "projection" in attrs["extras"] else "n [p]"][:states]
+        left = ["[t] n [g]", "[g] [p]", *state, *(_DIMS[extra] for extra in attrs["extras"])]
+        text = f"{', '.join(left)} -> {', '.join(['[t] n [p]', *state])}"
+        return parse_rule(text, [t.shape for t in types], [t.shape for t in results])
+
+    return rule
+
+
+def _flops(types: Types, attrs: Attrs, results: Types) -> float:
+    return 2.0 * types[0].elements * types[1].shape[1]
+
+
+def _product(types: Types, attrs: Attrs, results: Types) -> tuple[int, int, int, int]:
+    steps, batch, width = types[0].shape
+    return steps, batch, width, types[1].shape[1]
+
+
+_enter("nn.lstm", 4, 2, ("peepholes", "lengths", "projection"), ("order",))
+_enter("nn.gru", 3, 1, ("bias", "lengths"), ("order", "reset_after"))
+_enter("nn.rnn", 1, 1, ("lengths",), ())

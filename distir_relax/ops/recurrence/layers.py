@@ -1,0 +1,145 @@
+"""Recurrent layers as torch spells them: several layers, each forwards or both ways; and single cells."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+from distir_relax.ir import Attribute, Value
+from distir_relax.ops.table import Builder, aten, reshape_to
+
+
+class Cell(NamedTuple):
+    """An entry of this family, its order of gates, and its attributes."""
+
+    op: str
+    attrs: dict[str, Attribute]
+
+
+def torch_cell(name: str) -> Cell:
+    """The cell that torch calls `name`: ``lstm``, ``gru``, ``rnn_tanh`` or ``rnn_relu``."""
+    if name == "lstm":
+        return Cell("nn.lstm", {"order": "ifco", "activations": ("sigmoid", "tanh", "tanh")})
+    if name == "gru":
+        return Cell("nn.gru", {"order": "rzn", "activations": ("sigmoid", "tanh"), "reset_after": True})
+    return Cell("nn.rnn", {"activations": (name.removeprefix("rnn_"),)})
+
+
+def direction(
+    g: Builder,
+    cell: Cell,
+    x: Value,
+    weights: Sequence[Any],
+    states: Sequence[Any],
+    *,
+    reverse: bool = False,
+    clip: float = math.inf,
+    **extras: Any,
+) -> Any:
+    """One direction of one layer: outputs (t, n, p), then the last states (n, p) or (n, h).
+
+    `x` is (t, n, i); `weights` are those of the input (G h, i) and of the state (G h, p), and their biases (G h) or
+    None. `extras` are the operands that may be left out, by name, None for those that are.
+    """
+    of_input, of_state, input_bias, state_bias = weights
+    gates = g.emit("linear", x, of_input)
+    if cell.attrs.get("reset_after"):
+        # The reset gate weighs what the state adds to the new one, its bias included.
+        extras["bias"], state_bias = state_bias, None
+    biases = [bias for bias in (input_bias, state_bias) if bias is not None]
+    if biases:
+        gates = g.emit("add", gates, biases[0] if len(biases) == 1 else g.emit("add", *biases))
+    given = {name: value for name, value in extras.items() if value is not None}
+    return g.emit(
+        cell.op, gates, of_state, *states, *given.values(),
+        **cell.attrs, clip=clip, reverse=reverse, extras=tuple(given),
+    )  # fmt: skip
+
+
+def join(g: Builder, parts: Sequence[Any], axis: int) -> Any:
+    """`parts` one behind the other along `axis`."""
+    return parts[0] if len(parts) == 1 else g.emit("concat", *parts, axis=axis)
+
+
+def stacked(g: Builder, parts: Sequence[Any]) -> Any:
+    """`parts` along a new first dim."""
+    return join(g, [reshape_to(g, part, (1, *part.tensor.shape)) for part in parts], 0)
+
+
+def _layers(
+    g: Builder, name: str, x: Value, states: Sequence[Any], params: Sequence[Any], biased: bool, layers: int,
+    dropout: float, train: bool, both_ways: bool, batch_first: bool,
+) -> Any:  # fmt: skip
+    if train and dropout and layers > 1:
+        raise NotImplementedError("dropout between layers: put the model in eval mode")
+    cell, ways = torch_cell(name), 2 if both_ways else 1
+    each = len(params) // (layers * ways)
+    if batch_first:
+        x = g.emit("permute_dims", x, axes=(1, 0, 2))
+    last: list[list[Any]] = [[] for _ in states]
+    for layer in range(layers):
+        outputs = []
+        for way in range(ways):
+            number = layer * ways + way
+            mine = list(params[number * each : (number + 1) * each])
+            extras = {"projection": mine.pop()} if each not in (2, 4) else {}
+            weights = mine if biased else [*mine, None, None]
+            start = [g.aten("select.int", state, 0, number) for state in states]
+            found = direction(g, cell, x, weights, start, reverse=way == 1, **extras)
+            outputs.append(found[0])
+            for states_so_far, state in zip(last, found[1:], strict=True):
+                states_so_far.append(state)
+        x = join(g, outputs, 2)
+    if batch_first:
+        x = g.emit("permute_dims", x, axes=(1, 0, 2))
+    return (x, *(stacked(g, parts) for parts in last))
+
+
+# ATen spellings
+
+
+@aten("lstm.input")
+def _lstm(g: Builder, x: Value, states: Sequence[Any], params: Sequence[Any], *options: Any) -> Any:
+    return _layers(g, "lstm", x, states, params, *options)
+
+
+@aten("gru.input")
+def _gru(g: Builder, x: Value, state: Any, params: Sequence[Any], *options: Any) -> Any:
+    return _layers(g, "gru", x, [state], params, *options)
+
+
+@aten("rnn_tanh.input")
+def _rnn_tanh(g: Builder, x: Value, state: Any, params: Sequence[Any], *options: Any) -> Any:
+    return _layers(g, "rnn_tanh", x, [state], params, *options)
+
+
+@aten("rnn_relu.input")
+def _rnn_relu(g: Builder, x: Value, state: Any, params: Sequence[Any], *options: Any) -> Any:
+    return _layers(g, "rnn_relu", x, [state], params, *options)
+
+
+def _one_step(g: Builder, name: str, x: Value, states: Sequence[Any], weights: Sequence[Any]) -> Any:
+    weights = [*weights, *[None] * (4 - len(weights))]
+    found = direction(g, torch_cell(name), reshape_to(g, x, (1, *x.tensor.shape)), weights, states)
+    return found[1:]
+
+
+@aten("lstm_cell.default")
+def _lstm_cell(g: Builder, x: Value, states: Sequence[Any], *weights: Any) -> Any:
+    return _one_step(g, "lstm", x, states, weights)
+
+
+@aten("gru_cell.default")
+def _gru_cell(g: Builder, x: Value, state: Any, *weights: Any) -> Any:
+    return _one_step(g, "gru", x, [state], weights)[0]
+
+
+@aten("rnn_tanh_cell.default")
+def _rnn_tanh_cell(g: Builder, x: Value, state: Any, *weights: Any) -> Any:
+    return _one_step(g, "rnn_tanh", x, [state], weights)[0]
+
+
+@aten("rnn_relu_cell.default")
+def _rnn_relu_cell(g: Builder, x: Value, state: Any, *weights: Any) -> Any:
+    return _one_step(g, "rnn_relu", x, [state], weights)[0]
