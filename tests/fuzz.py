@@ -1,7 +1,7 @@
 """Many random programs, and as many windows: ``python -m tests.fuzz COUNT [SEED]``.
 
-A program that fails is shrunk and printed, with the line that runs it again; a window is printed by its number. Exits
-1 then.
+The reference executor runs the schedules of `COUNT` programs, the ranks of each backend those of two in five. A program
+that fails is shrunk and printed, with the line that runs it again; a window is printed by its number. Exits 1 then.
 """
 
 from __future__ import annotations
@@ -12,22 +12,26 @@ import traceback
 import torch
 from hypothesis import given, seed, settings
 
+from distir_relax.bundle import BACKENDS
 from tests.programs import Program
 from tests.test_random_programs import MESHES, SETTINGS, TAILS, check_program, programs
 from tests.windows import check_case
 
 
 def main(count: int, first: int = 10_000) -> int:
-    """Run `count` programs and `count` windows, over the meshes and both ways of treating tails."""
+    """Run programs on the reference executor and the backends, and windows, with both ways of treating tails."""
     torch.set_num_threads(1)
     cases = [(mesh, tail) for mesh in MESHES for tail in TAILS]
     failed = 0
-    for mesh, tail in cases:
-        try:
-            _run_programs(count // len(cases), first, mesh, tail)
-        except Exception:
-            failed += 1
-            print(f"programs, seed {first}, mesh {mesh}, tail {tail}:\n{traceback.format_exc(limit=-3)}", flush=True)
+    shares = {"reference": count // len(cases), **dict.fromkeys(BACKENDS, count * 2 // 5 // len(cases))}
+    for by, share in shares.items():
+        for mesh, tail in cases:
+            try:
+                _run_programs(share, first, mesh, tail, by)
+            except Exception:
+                failed += 1
+                what = f"programs on {by}, seed {first}, mesh {mesh}, tail {tail}"
+                print(f"{what}:\n{traceback.format_exc(limit=-3)}", flush=True)
     for number in range(count):
         tail = TAILS[number % 2]
         try:
@@ -35,16 +39,17 @@ def main(count: int, first: int = 10_000) -> int:
         except Exception:
             failed += 1
             print(f"window {first + number}, tail {tail}:\n{traceback.format_exc(limit=-3)}", flush=True)
-    print(f"{count // len(cases) * len(cases)} programs and {count} windows, {failed} failed")
+    ran = ", ".join(f"{share * len(cases)} programs on {by}" for by, share in shares.items())
+    print(f"{ran}, and {count} windows: {failed} failed")
     return 1 if failed else 0
 
 
-def _run_programs(count: int, first: int, mesh: str, tail: str) -> None:
+def _run_programs(count: int, first: int, mesh: str, tail: str, by: str) -> None:
     @seed(first)
     @settings(SETTINGS, max_examples=count, print_blob=True)
     @given(programs(MESHES[mesh]))
     def run(program: Program) -> None:
-        check_program(program, tail)
+        check_program(program, tail, by)
 
     run()
 

@@ -15,6 +15,7 @@ from distir_relax.errors import PlacementError
 from distir_relax.ir import Module
 from distir_relax.layout import DeviceMesh
 from distir_relax.sharding import Propagate
+from tests.backends import check_backend
 from tests.compiled import check_results, compiled
 from tests.programs import Generator, Program
 
@@ -63,6 +64,20 @@ def test_sharded_equals_unsharded(name: str, tail: str) -> None:
     run()
 
 
+@pytest.mark.parametrize("tail", TAILS)
+@pytest.mark.parametrize("name", MESHES)
+@pytest.mark.parametrize(("backend", "count"), [("torch", 20), ("tvm", 2)])
+def test_ranks_give_what_the_unsharded_program_gives(backend: str, count: int, name: str, tail: str) -> None:
+    pytest.importorskip("tvm" if backend == "tvm" else "torch")
+
+    @settings(SETTINGS, max_examples=count, derandomize=True)
+    @given(programs(MESHES[name]))
+    def run(program: Program) -> None:
+        check_program(program, tail, backend)
+
+    run()
+
+
 def test_a_program_that_is_found_shrinks() -> None:
     """Of the programs with a pending sum, one with hardly more than the op that leaves it; all of 9 steps at first."""
 
@@ -73,11 +88,17 @@ def test_a_program_that_is_found_shrinks() -> None:
     assert len(least.module.main.ops) <= 4
 
 
-def check_program(program: Program, tail: str) -> None:
-    """Every stage verifies and round-trips, and the schedule computes what the model does."""
+def check_program(program: Program, tail: str, by: str = "reference") -> None:
+    """Every stage verifies and round-trips, and the schedule computes what the model does.
+
+    It is executed `by` the reference executor, or by the ranks of a backend.
+    """
     with drawn_anew():
         stages = compiled(program.module, tail)
-    check_results(stages, program.tensors)
+    if by == "reference":
+        check_results(stages, program.tensors)
+    else:
+        check_backend(stages, program.tensors, tail, by)
 
 
 def propagate(program: Program) -> Module:

@@ -96,12 +96,12 @@ class Tails:
             self.filling[result.name, axis] = number
         return result
 
-    def neutralize(self, emitter: PlacedEmitter, value: Value, axis: int, placement: Shard, reduction: str) -> Value:
-        """`value`, its filling made neutral for a reduction over the split dim."""
-        if self.filling.get((value.name, axis)) == NEUTRAL[reduction]:
+    def refill(self, emitter: PlacedEmitter, value: Value, axis: int, placement: Shard, number: float) -> Value:
+        """`value`, its filling made `number`: what a reduction over the split dim is indifferent to, for instance."""
+        if self.filling.get((value.name, axis)) == number:
             return value
         trimmed = self.trim(emitter, value, axis, placement)
-        return self.pad(emitter, trimmed, axis, placement, NEUTRAL[reduction])
+        return self.pad(emitter, trimmed, axis, placement, number)
 
     def follow(self, op: Op, axis: int, operands: list[Value], results: list[Value]) -> None:
         """Note what the filling of the results is; `op` is the op in the sharded stage."""
@@ -146,7 +146,10 @@ def _apply(op: Op, numbers: list[float | None]) -> float | None:
 
     dtypes = [v.type.dtype for v in op.operands if not isinstance(v.type, Untyped)]
     tensors = [torch.tensor(n, dtype=getattr(torch, d)) for n, d in zip(numbers, dtypes, strict=True)]
-    result = float(evaluate(op, tensors)[0])
+    try:
+        result = float(evaluate(op, tensors)[0])
+    except RuntimeError:
+        return None  # an integer by zero: what the model divides by zero, its ranks will complain of
     return None if math.isnan(result) else result
 
 

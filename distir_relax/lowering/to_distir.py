@@ -34,7 +34,7 @@ from distir_relax.layout import DeviceMesh, Partial, Shard, held_intervals
 from distir_relax.lowering.emitter import PlacedEmitter, merge_attrs
 from distir_relax.lowering.halos import SplitWindow, fetch, parts, split_windows
 from distir_relax.lowering.redistribution import lower_redistribute
-from distir_relax.lowering.tails import MODES, Tails, is_padded, is_pending
+from distir_relax.lowering.tails import MODES, NEUTRAL, Tails, is_padded, is_pending
 from distir_relax.ops import PARALLEL, Expansion, Trait, lookup
 
 
@@ -195,10 +195,7 @@ class _Lowering:
             operands = [self._neutral(v, local, op, axis) for v, local in zip(op.operands, operands, strict=True)]
         entry = lookup(op.name, op.location)
         for axis in set(axes) - ragged:
-            pairs = enumerate(zip(op.operands, operands, strict=True))
-            operands = [
-                self._refilled(v, local, axis, "sum") if i in entry.split.indices else local for i, (v, local) in pairs
-            ]
+            operands = self._valid(op, operands, axis)
         self.emitter.hint = op.results[0].name
         factors = {axis: f for axis in axes if (f := reduced.get(axis) or self._expanded_factor(op, axis))}
         for factor in factors.values():
@@ -238,15 +235,26 @@ class _Lowering:
 
     def _neutral(self, value: Value, local: Value, op: Op, axis: int) -> Value:
         reduction = next(p.reduction for v in op.results if isinstance(p := v.dtensor.placements[axis], Partial))
-        return self._refilled(value, local, axis, reduction)
+        return self._refilled(value, local, axis, NEUTRAL[reduction])
 
-    def _refilled(self, value: Value, local: Value, axis: int, reduction: str) -> Value:
-        """`local` with short shards along `axis` filled with what `reduction` is indifferent to: zeros for a sum."""
+    def _valid(self, op: Op, operands: list[Value], axis: int) -> list[Value]:
+        """The operands, short shards along `axis` filled with numbers that the op can take: indices, divisors."""
+        split = lookup(op.name).split
+        found = list(operands)
+        for i, (value, local) in enumerate(zip(op.operands, operands, strict=True)):
+            if i in split.indices:
+                found[i] = self._refilled(value, local, axis, 0.0)
+            if i in split.divisors and "int" in local.placed.dtype:
+                found[i] = self._refilled(value, local, axis, 1.0)
+        return found
+
+    def _refilled(self, value: Value, local: Value, axis: int, number: float) -> Value:
+        """`local` with short shards along `axis` filled with `number`."""
         placement = value.dtensor.placements[axis]
         if not isinstance(placement, Shard) or not is_padded(value.dtensor.placements, axis):
             return local
         self.emitter.hint = f"{local.name}.refilled"
-        return self.tails.neutralize(self.emitter, local, axis, placement, reduction)
+        return self.tails.refill(self.emitter, local, axis, placement, number)
 
     def _reduced_factor(self, op: Op, axis: int) -> _Factor | None:
         """The factor that is summed over a split dim along `axis`; None when there is none.

@@ -57,7 +57,7 @@ class _Writer:
 
         self.mesh = mesh
         self.builder = relax.BlockBuilder()
-        self.scope: Mapping[str, Any] = relax_scope()
+        self.scope: Mapping[str, Any] = relax_scope(exact=False)
         self.values: dict[str, Any] = {}
 
     def function(self, function: Function) -> Any:

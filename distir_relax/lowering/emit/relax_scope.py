@@ -8,20 +8,28 @@ from typing import Any
 
 from distir_relax.kernels.resample import Part, rows_of
 from distir_relax.kernels.sampling import Adaptive, Pooling, Resizing, Sampling
+from distir_relax.lowering.emit.relax_exact import exact_ops
 from distir_relax.lowering.emit.relax_recurrent import recurrent_scope
 
 
-def relax_scope() -> dict[str, Any]:
-    """The Relax ops as ``R``, the runtime's `resample` written with them, and other compositions of theirs."""
+def relax_scope(exact: bool = True) -> dict[str, Any]:
+    """The Relax ops as ``R``, the runtime's `resample` written with them, and other compositions of theirs.
+
+    With `exact`, those of TVM's ops that mean something else than the table's are replaced (`relax_exact`).
+    """
     from tvm import relax
 
-    ops = SimpleNamespace(**{name: getattr(relax.op, name) for name in dir(relax.op)}, const=relax.const)
+    nn = {name: getattr(relax.op.nn, name) for name in dir(relax.op.nn)}
+    ops = {name: getattr(relax.op, name) for name in dir(relax.op)}
+    replaced = exact_ops({**ops, **{f"nn.{name}": op for name, op in nn.items()}}) if exact else {}
+    nn |= {name.removeprefix("nn."): op for name, op in replaced.items() if name.startswith("nn.")}
+    ops |= {**replaced, "nn": SimpleNamespace(**nn), "const": relax.const}
     resample = SimpleNamespace(
         weigh=_weigh, maximum=_maximum, places=_places, Adaptive=Adaptive, Pooling=Pooling, Resizing=Resizing
     )
     recurrent = recurrent_scope(_bound)
     return {
-        "R": ops,
+        "R": SimpleNamespace(**ops),
         "causal_mask": _causal_mask,
         "grouped_matmul": _grouped_matmul,
         "recurrent": recurrent,

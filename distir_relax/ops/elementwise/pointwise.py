@@ -62,12 +62,14 @@ def define_unary(
     )
 
 
-def define_binary(name: str, torch: str, *linear: frozenset[int], relax: str = "", commutative: bool = False) -> None:
-    """Enter an op of two operands of one dtype, which broadcast."""
+def define_binary(
+    name: str, torch: str, *linear: frozenset[int], relax: str = "", commutative: bool = False, divides: bool = False
+) -> None:
+    """Enter an op of two operands of one dtype, which broadcast; one that `divides` may not have 0 as its second."""
     define(
         name,
         Semantics(infer=_infer, torch=torch, linear=linear),
-        Split(pointwise_rule),
+        Split(pointwise_rule, divisors=operands(1) if divides else ()),
         code=Code(relax=relax, numbers=operands() if torch.startswith("torch.") else operands(0, 1)),
         traits={Trait.POINTWISE, Trait.COMMUTATIVE} if commutative else {Trait.POINTWISE},
     )

@@ -133,6 +133,8 @@ class Split:
     """The factors of which a device must hold one block, because the op tells elements by position."""
     indices: Container[int] = ()
     """The operands that say which elements are read or written: what fills their short shards must be valid."""
+    divisors: Container[int] = ()
+    """The operands that integers are divided by: what fills their short shards must not be zero."""
 
 
 NO_SPLIT = Split(no_rule)

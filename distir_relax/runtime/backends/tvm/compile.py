@@ -163,6 +163,7 @@ def _passes() -> list[Any]:
     from tvm.relax import transform as relax
 
     return [
+        relax.DeadCodeElimination(["prepare", "main"]),
         backend.DispatchSortScan(),
         relax.LegalizeOps(dict(legalizations())),
         # Reshapes become views before fusion, so that they do not complicate the loops of other ops.
