@@ -111,14 +111,27 @@ class Plan:
 
         return write_sharding(load_model(model), self._written_out(), self.imported.values)
 
-    def to_relax_dtensor(self) -> tvm.IRModule:
+    def to_relax(self) -> tuple[dict[str, tvm.IRModule], tuple[str, ...]]:
+        """The programs of the ranks as plain Relax, by name, and the name of each rank's program.
+
+        Each module holds one function, whose parameters are this rank's shards, and whose communication is packed
+        calls: ``docs/tvm.md`` says how it is built, and run. Raises `VerificationError` where TVM gives an op another
+        type than the op table.
+        """
+        from distir_relax.lowering.emit.relax import to_relax_programs
+
+        return to_relax_programs(self.modules["ranked"]), self.modules["ranked"].ranks
+
+    def to_relax_dtensor(self, pending: str = "") -> tvm.IRModule:
         """The sharded program in TVM's own terms, `R.DTensor` types and `R.dist.redistribute`: see ``docs/tvm.md``.
 
-        Raises `PlacementError` for a layout, and `UnsupportedOpError` for an op, that these cannot express.
+        Relax has no pending sums. With `pending="R"` they are typed as TVM's own propagation types them, ``R``, and the
+        reduction is left unsaid; without, they are refused. Raises `PlacementError` for a layout, and
+        `UnsupportedOpError` for an op, that these cannot express; ValueError for another `pending`.
         """
         from distir_relax.lowering.emit.relax_dtensor import to_relax_dtensor
 
-        return to_relax_dtensor(self._written_out())
+        return to_relax_dtensor(self._written_out(), pending)
 
     def _written_out(self) -> Module:
         """The sharded program without functions, its values named as in the model."""
@@ -134,6 +147,7 @@ def compile(
     example_kwargs: Mapping[str, Any] | None = None,
     *,
     input_shapes: Mapping[str, Sequence[int]] | None = None,
+    params: Mapping[str, Any] | Sequence[Any] | None = None,
     shardings: Mapping[str, str] | None = None,
     mesh: DeviceMesh | None = None,
     tail: str = "ragged",
@@ -148,7 +162,8 @@ def compile(
     """Compile `model` for the devices of a mesh.
 
     `model` is a `torch.nn.Module` with the example call that its shapes are taken from, a TVM `IRModule`, or an ONNX
-    model (a path or an `onnx.ModelProto`) with `input_shapes` for the inputs whose dims it leaves open.
+    model (a path or an `onnx.ModelProto`). The latter two take `input_shapes` for inputs whose dims they leave open;
+    `params` is the data of an `IRModule`'s weights, by name or in order (`frontends.relax.import_relax`).
     Annotations stand in the model (`annotate_sharding`), or are given as `shardings`: glob patterns over names of
     parameters and inputs, each with its placement, together with `mesh`. A `mesh` given here takes the place of the
     one that annotations in the model name: the same model for another number of devices. `tail` says what ranks with a
@@ -163,7 +178,7 @@ def compile(
     `PlacementError` for annotations that cannot hold. Warns `SurpriseGather` where a split tensor of at least
     `gather_threshold` bytes is gathered unasked; of smaller ones the text of the sharded stage says so.
     """
-    imported = _import(model, example_inputs, example_kwargs, input_shapes)
+    imported = _import(model, example_inputs, example_kwargs, input_shapes, params)
     target = mesh or next(iter(imported.module.meshes), None)
     if shardings and target is None:
         raise AnnotationError("shardings were given without a mesh", hint='pass mesh=DeviceMesh((2,), ("tp",))')
@@ -206,8 +221,17 @@ def _import(
     args: Sequence[Any],
     kwargs: Mapping[str, Any] | None,
     input_shapes: Mapping[str, Sequence[int]] | None,
+    params: Mapping[str, Any] | Sequence[Any] | None,
 ) -> Imported:
     kinds = {f"{kind.__module__.split('.')[0]}.{kind.__name__}" for kind in type(model).__mro__}
+    if params is not None and "tvm.IRModule" not in kinds:
+        raise ImportModelError(
+            f"params are for TVM modules, found {type(model).__name__}", hint="the model has its own"
+        )
+    if "tvm.IRModule" in kinds:
+        from distir_relax.frontends.relax import import_relax
+
+        return import_relax(model, params=params, input_shapes=input_shapes)
     if isinstance(model, (str, Path)) or "onnx.ModelProto" in kinds:
         from distir_relax.frontends.onnx.importer import import_onnx
 
@@ -216,16 +240,12 @@ def _import(
         return import_onnx(model, input_shapes)
     if input_shapes:
         raise ImportModelError(
-            f"input_shapes are for ONNX models, found {type(model).__name__}", hint="give example_inputs"
+            f"input_shapes are for ONNX and TVM models, found {type(model).__name__}", hint="give example_inputs"
         )
     if "torch.Module" in kinds:
         from distir_relax.frontends.torch.importer import import_torch
 
         return import_torch(model, tuple(args), kwargs)
-    if "tvm.IRModule" in kinds:
-        from distir_relax.frontends.relax import import_relax
-
-        return import_relax(model)
     raise ImportModelError(
         f"expected a torch.nn.Module, a TVM IRModule or an ONNX model, found {type(model).__name__}",
         hint="for a file, build the model in a function and name it: distir compile model.py:build",

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 from distir_relax.errors import AnnotationError, DistIRError, ImportModelError, UnsupportedOpError
 from distir_relax.frontends.imported import Imported
+from distir_relax.frontends.relax_shapes import bind_shapes
 from distir_relax.frontends.torch.arguments import as_tensor, named_arguments
 from distir_relax.ir import Module, TensorType, Value
 from distir_relax.layout import DTYPES, DeviceMesh, print_placements
@@ -34,21 +35,28 @@ if TYPE_CHECKING:
 
 
 def import_relax(
-    mod: tvm.IRModule, function: str | None = None, params: Mapping[str, Any] | Sequence[Any] | None = None
+    mod: tvm.IRModule,
+    function: str | None = None,
+    params: Mapping[str, Any] | Sequence[Any] | None = None,
+    input_shapes: Mapping[str, Sequence[int]] | None = None,
 ) -> Imported:
     """Read in a function of `mod`: the one named, else ``main``, else the only public one.
 
-    Relax does not tell weights from inputs. `params` gives the weights: by name, or in order the data of the last
-    parameters, those beyond the attribute ``num_input`` where the function has it; every other parameter is an input.
-    Constants of the module become constants of the program; calls of other Relax functions are inlined.
+    What the attribute ``num_input`` counts are inputs, the parameters behind them weights; a function without it has
+    only inputs. `params` gives the data of weights: by name, also of such as the attribute does not tell, or in order
+    that of the last parameters. `input_shapes` gives the sizes of dims that parameters leave open. Constants of the
+    module become constants of the program; calls of other Relax functions are inlined.
 
     Raises `ImportModelError` for a module that is no straight-line program of known shapes, `UnsupportedOpError` for
     an op without an entry in the op table, `AnnotationError` and `PlacementError` for annotations that do not fit.
     """
     name, chosen = _choose(mod, function)
+    mod = bind_shapes(mod, name, input_shapes or {})
+    chosen = mod[name]
     importer = _Importer(mod, name)
-    for parameter, data in zip(chosen.params, _data(chosen, name, params), strict=True):
-        importer.declare(parameter, data)
+    first = int((chosen.attrs or {}).get("num_input", len(chosen.params)))
+    for number, (parameter, data) in enumerate(zip(chosen.params, _data(chosen, name, params), strict=True)):
+        importer.declare(parameter, data, weight=number >= first or data is not None)
     result = importer.body(chosen.body)
     names = {item.value.name: item.value.name for item in importer.builder.inputs if item.role != "constant"}
     outputs = list(importer.outputs(result, chosen.ret_ty))
@@ -107,11 +115,11 @@ class _Importer:
         self._values: dict[Any, Any] = {}
         self._open: list[str] = [name]
 
-    def declare(self, parameter: Any, data: Any) -> None:
-        """Make a parameter of the function an input, with its layout where its type has one."""
+    def declare(self, parameter: Any, data: Any, weight: bool) -> None:
+        """Make a parameter of the function an input, or a weight, with its layout where its type has one."""
         self.builder.location = f"@{self._function}, {parameter.name}"
         kind = self._type(parameter.ty)
-        role = "input" if data is None else "parameter"
+        role = "parameter" if weight else "input"
         value = self.builder.input(parameter.name, kind, role, self.builder.location)
         if data is not None:
             self.tensors[value.name] = self._checked(data, kind, parameter.name)
@@ -268,7 +276,7 @@ class _Importer:
         if not isinstance(value, (int, float)):
             raise ImportModelError(
                 f"expected a number known now, found {expression}", self.builder.location,
-                "bind symbolic shapes first: relax.transform.BindSymbolicVars",
+                "give the shapes of inputs: input_shapes={name: (1, ...)}",
             )  # fmt: skip
         return value
 

@@ -107,6 +107,9 @@ def test_functions_are_inlined_and_tuples_keep_their_structure() -> None:
     assert [o.name for o in imported.module.main.outputs] == ["r", "a", "r_2"]
 
 
+PLAIN = HEAD[: HEAD.index("    I.module_attrs")]
+"""A module without a mesh of its own."""
+
 WEIGHTS = """
     @R.function
     def main(x: R.Tensor((2, 3), "float32"), w: R.Tensor((3, 4), "float32"), b: R.Tensor((4,), "float32")):
@@ -123,7 +126,63 @@ def test_given_parameters_are_weights() -> None:
         imported = import_relax(script(WEIGHTS), params=params)
         assert [item.role for item in imported.module.main.inputs] == ["input", "parameter", "parameter"]
         torch.testing.assert_close(run(imported, x), (x @ w + b) * 2)
-    assert [item.role for item in import_relax(script(WEIGHTS)).module.main.inputs] == ["input"] * 3
+    plain = script(WEIGHTS.replace('R.func_attr({"num_input": 1})', "R.func_attr({})"))
+    assert [item.role for item in import_relax(plain).module.main.inputs] == ["input"] * 3
+    assert [item.role for item in import_relax(plain, params=[b]).module.main.inputs] == ["input", "input", "parameter"]
+
+
+def test_the_parameters_behind_the_inputs_are_weights() -> None:
+    x, w, b = torch.randn(2, 3), torch.randn(3, 4), torch.randn(4)
+    sharded = {"shardings": {"w": "S[0]"}, "mesh": dr.DeviceMesh((2,), ("tp",))}
+    plan = dr.compile(script(WEIGHTS, PLAIN), params=[w, b], **sharded)  # type: ignore[arg-type]
+    torch.testing.assert_close(plan(x), (x @ w + b) * 2)
+    plan = dr.compile(script(WEIGHTS, PLAIN), **sharded)  # type: ignore[arg-type]
+    assert [item.role for item in plan.modules["ranked"].functions[0].inputs] == ["input", "parameter", "parameter"]
+    with pytest.raises(DistIRError, match=r"the data of the weights w, b, found none"):
+        plan(x)
+    with pytest.raises(ImportModelError, match="params are for TVM modules, found Linear"):
+        dr.compile(torch.nn.Linear(3, 3), (x,), params=[w])
+
+
+OPEN = """
+    @R.function
+    def main(x: R.Tensor(("n", 6), "float32"), w: R.Tensor((6, "m"), "float32")):
+        n = T.int64()
+        m = T.int64()
+        y = R.matmul(x, w)
+        z = R.reshape(y, R.shape([n, m // 2, 2]))
+        return R.sum(z, axis=[2])
+"""
+
+
+@pytest.mark.parametrize("rows", [1, 5])
+def test_open_dims_are_bound_by_the_shapes_of_inputs(rows: int) -> None:
+    shapes = {"x": (rows, 6), "w": (6, 10)}
+    mesh = dr.DeviceMesh((3,), ("tp",))
+    plan = dr.compile(script(OPEN, PLAIN), input_shapes=shapes, shardings={"w": "S[1]"}, mesh=mesh)
+    x, w = torch.randn(rows, 6), torch.randn(6, 10)
+    torch.testing.assert_close(plan(x, w), (x @ w).reshape(rows, 5, 2).sum(2), atol=1e-5, rtol=1e-5)
+
+
+@pytest.mark.parametrize(
+    ("shapes", "message"),
+    [
+        ({}, r'dims n of x are left open: R.Tensor\(\(n, 6\), .*[\s\S]*input_shapes=\{"x"'),
+        ({"x": (5, 6)}, r"dims m of w are left open"),
+        ({"x": (5, 7)}, r"@main, x: expected a shape for R.Tensor\(\(n, 6\), dtype=\"float32\"\), found \(5, 7\)"),
+        ({"x": (5,)}, r"expected a shape for .*, found \(5,\)"),
+        ({"y": (5,)}, r"@main has no parameters y[\s\S]*it has x, w"),
+    ],
+)
+def test_shapes_that_do_not_fit(shapes: dict[str, tuple[int, ...]], message: str) -> None:
+    with pytest.raises(ImportModelError, match=message):
+        dr.compile(script(OPEN, PLAIN), input_shapes=shapes)
+
+
+def test_a_symbol_has_one_size() -> None:
+    text = OPEN.replace('(6, "m")', '("n", "m")').replace('("n", 6)', '("n", "n")')
+    with pytest.raises(ImportModelError, match="the dim 'n' is 7 here, and 6 elsewhere"):
+        dr.compile(script(text, PLAIN), input_shapes={"x": (6, 6), "w": (7, 4)})
 
 
 def test_constants_keep_their_data_and_scalars_are_written_out() -> None:
@@ -165,7 +224,7 @@ BAD: list[tuple[str, type[DistIRError], str]] = [
      "@foo, Y: relax.mod: a remainder with the sign"),
     (RFC.replace("S[1]", "S[7]"), PlacementError, "@foo, A_1"),
     (RFC.replace("foo(", "foo(s: R.Shape([3]), "), ImportModelError, "expected a tensor of known shape"),
-    (RFC.replace("128, 1)", '"n", 1)'), ImportModelError, "expected a number known now, found n"),
+    (RFC.replace("128, 1)", '"n", 1)'), ImportModelError, "the dims n of C are left open"),
     (
         RFC.replace("R.matmul(x, A_1)", 'R.call_dps_packed("f", (x,), out_ty=R.Tensor((128, 127), "float32"))'),
         UnsupportedOpError,

@@ -223,3 +223,27 @@ def test_only_the_sharded_stage_has_layouts() -> None:
     plan = dr.compile(Moves(), (torch.zeros(4, 6),), shardings={"x": "S[0]"}, mesh=DeviceMesh((2,)))
     with pytest.raises(VerificationError, match="sharded stage, found the global stage"):
         to_relax_dtensor(plan.modules["global"])
+
+
+@pytest.mark.parametrize("result", ["R", "S[0]"])
+def test_a_pending_sum_can_be_typed_as_tvm_types_it(result: str) -> None:
+    plan = dr.compile(typed(128, result), outline=False)
+    module = plan.to_relax_dtensor(pending="R")
+    relax.analysis.well_formed(module)
+    read = from_source(module.script())
+    tvm.ir.assert_structural_equal(read, module)
+    again = dr.compile(read, outline=False)
+    assert [o.value.type for o in again.modules["sharded"].main.outputs] == [
+        o.value.type for o in plan.modules["sharded"].main.outputs
+    ]
+    generator = torch.Generator().manual_seed(0)
+    data = [torch.randn(s, generator=generator) / 11 for s in ((128, 128), (128, 128), (128, 128), (128, 1))]
+    torch.testing.assert_close(again(*data), plan(*data), atol=1e-5, rtol=1e-5)
+
+
+def test_another_word_for_pending_sums_is_an_error() -> None:
+    plan = dr.compile(typed(128))
+    with pytest.raises(PlacementError, match=r'pending="R"'):
+        plan.to_relax_dtensor()
+    with pytest.raises(ValueError, match="found 'P'"):
+        plan.to_relax_dtensor(pending="P")

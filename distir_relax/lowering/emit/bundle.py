@@ -29,14 +29,19 @@ def to_bundle(
 ) -> format_.Bundle:
     """A bundle in memory. `tensors` are the global weights, shared and not copied.
 
-    Without `backends` it holds the texts of the stages alone. Raises `DistIRError` for an unknown backend, and what the
-    emission of a backend raises.
+    Without `backends` it holds the texts of the stages alone. Raises `DistIRError` for an unknown backend, and for
+    weights without data; and what the emission of a backend raises.
     """
     mesh = sharded.meshes[0]
     texts = {"sharded.txt": print_module(sharded, remarks(sharded)), "distir.txt": print_module(distributed)}
     main = sharded.main
     layouts = [(i.value.name, i.value.dtensor, i.role) for i in main.inputs]
     outputs = [(o.name, o.value.dtensor) for o in main.outputs]
+    if missing := [i.value.name for i in main.inputs if i.role != "input" and i.value.name not in tensors]:
+        raise DistIRError(
+            f"expected the data of the weights {', '.join(missing)}, found none",
+            hint="compile(mod, params=...) takes those of a TVM module",
+        )
     return _bundle(name, mesh, ranked, texts, layouts, outputs, {}, tensors, tail, backends)
 
 

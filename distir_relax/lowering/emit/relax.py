@@ -51,6 +51,17 @@ def to_relax(module: Module) -> tvm.IRModule:
     return tvm.IRModule(functions, attrs=attrs)
 
 
+def to_relax_programs(module: Module) -> dict[str, tvm.IRModule]:
+    """For each program of the ranked `module`, an IRModule that holds its function alone.
+
+    Raises what `to_relax` raises.
+    """
+    import tvm
+
+    _check_stage(module)
+    return {f.name: tvm.IRModule({tvm.ir.GlobalVar(f.name): _emit_function(f)}) for f in inline(module).functions}
+
+
 def to_relax_json(module: Module) -> dict[str, str]:
     """For each program of the ranked `module`, the JSON of an IRModule that holds its function alone.
 
@@ -58,11 +69,7 @@ def to_relax_json(module: Module) -> dict[str, str]:
     """
     import tvm
 
-    _check_stage(module)
-    return {
-        f.name: tvm.ir.save_json(tvm.IRModule({tvm.ir.GlobalVar(f.name): _emit_function(f)}))
-        for f in inline(module).functions
-    }
+    return {name: tvm.ir.save_json(program) for name, program in to_relax_programs(module).items()}
 
 
 def _check_stage(module: Module) -> None:
@@ -200,4 +207,5 @@ __all__: Sequence[str] = (
     "STEPS_ATTRIBUTE",
     "to_relax",
     "to_relax_json",
+    "to_relax_programs",
 )

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from distir_relax.errors import DistIRError, PlacementError, UnsupportedOpError, VerificationError
 from distir_relax.ir import Function, Module, Op, Value
-from distir_relax.layout import DeviceMesh, Partial, Placement, Shard
+from distir_relax.layout import DeviceMesh, Partial, Placement, R, Shard
 from distir_relax.lowering.emit.relax_scope import relax_scope
 from distir_relax.ops import Trait, lookup, relax_expression
 
@@ -20,21 +20,27 @@ if TYPE_CHECKING:
     import tvm
 
 
-def to_relax_dtensor(module: Module) -> tvm.IRModule:
+def to_relax_dtensor(module: Module, pending: str = "") -> tvm.IRModule:
     """The entry function of the sharded `module` in Relax, every value typed `R.DTensor` as it lies.
 
     Parameters keep their order; dots in names become underscores, and mesh axes lose their names. The mesh is the
     module's global info ``mesh[0]``. `frontends.relax` reads the module back.
 
-    Raises `PlacementError` for a value whose layout Relax cannot express, `UnsupportedOpError` for an op that TVM
-    cannot type on `R.DTensor`s or types otherwise than it lies, and `VerificationError` when the module is not sharded.
+    With `pending="R"`, a pending sum has the type that TVM's propagation gives it, ``R``, and what reduces it is left
+    out: reading such a module back finds the reductions anew.
+
+    Raises ValueError for another `pending`, `PlacementError` for a value whose layout Relax cannot express,
+    `UnsupportedOpError` for an op that TVM cannot type on `R.DTensor`s or types otherwise than it lies, and
+    `VerificationError` when the module is not sharded.
     """
     import tvm
 
+    if pending not in ("", "R"):
+        raise ValueError(f"expected pending='' or pending='R', found {pending!r}")
     if module.stage != "sharded":
         raise VerificationError(f"expected a module of the sharded stage, found the {module.stage} stage")
     mesh = _relax_mesh(module.meshes[0])
-    function = _Writer(mesh).function(module.main)
+    function = _Writer(mesh, bool(pending)).function(module.main)
     return tvm.IRModule(
         {tvm.ir.GlobalVar(module.main.name): function},
         attrs=tvm.ir.make_node("ir.DictAttrs", device_num=module.meshes[0].size),
@@ -50,12 +56,16 @@ def _relax_mesh(mesh: DeviceMesh) -> Any:
 
 
 class _Writer:
-    """Writes a function's bindings with a `BlockBuilder`; `values` holds the Relax expression of each value."""
+    """Writes a function's bindings with a `BlockBuilder`; `values` holds the Relax expression of each value.
 
-    def __init__(self, mesh: Any) -> None:
+    `settled` says that a pending sum is typed ``R``.
+    """
+
+    def __init__(self, mesh: Any, settled: bool) -> None:
         from tvm import relax
 
         self.mesh = mesh
+        self.settled = settled
         self.builder = relax.BlockBuilder()
         self.scope: Mapping[str, Any] = relax_scope(exact=False)
         self.values: dict[str, Any] = {}
@@ -92,6 +102,9 @@ class _Writer:
         if Trait.SCALAR in entry.traits:
             self.values[value.name] = tvm.ir.GenericConst(self._expression(op, operands).value, variable.ty)
             return
+        if Trait.REDISTRIBUTION in entry.traits and structural_equal(variable.ty, operands[0].ty):
+            self.values[value.name] = operands[0]
+            return
         if Trait.REDISTRIBUTION in entry.traits:
             call = relax.op.distributed.redistribute(operands[0], self.mesh, variable.ty.placement)
         else:
@@ -114,18 +127,18 @@ class _Writer:
         from tvm.relax.distributed import Placement as RelaxPlacement
 
         tensor = relax.TensorType(value.dtensor.shape, value.dtensor.dtype)
-        placement = RelaxPlacement.from_text(_placements(value, where))
+        placement = RelaxPlacement.from_text(_placements(value, where, self.settled))
         variable = relax.Var(value.name.replace(".", "_"), RelaxDTensor(tensor, self.mesh, placement))
         self.values[value.name] = variable
         return variable
 
 
-def _placements(value: Value, where: str) -> str:
-    """The layout of a value as Relax writes it: ``S[0], R``."""
-    placements = value.dtensor.placements
+def _placements(value: Value, where: str, settled: bool) -> str:
+    """The layout of a value as Relax writes it: ``S[0], R``; a pending sum is ``R`` if `settled`."""
+    placements = [R if settled and isinstance(p, Partial) else p for p in value.dtensor.placements]
     for placement in placements:
         if problem := _inexpressible(placement):
-            raise PlacementError(f"R.DTensor cannot express {placement} of {value}: {problem}", where, _HINT)
+            raise PlacementError(f"R.DTensor cannot express {placement} of {value}: {problem}", where, _hint(placement))
     dims = [p.dim for p in placements if isinstance(p, Shard)]
     if len(set(dims)) < len(dims):
         raise PlacementError(f"R.DTensor cannot split one dim of {value} along two mesh axes", where, _HINT)
@@ -151,6 +164,12 @@ def _no_type(op: Op, reason: str) -> UnsupportedOpError:
     return UnsupportedOpError(
         f"TVM cannot type {op.results[0]}, the {op.name}, as R.DTensor: {reason}", op.location, _HINT
     )
+
+
+def _hint(placement: Placement) -> str:
+    if isinstance(placement, Partial):
+        return 'to_relax_dtensor(pending="R") writes it as TVM does, the reduction left unsaid; ' + _HINT
+    return _HINT
 
 
 _HINT = "the ranked stage has no such limits: to_relax writes one Relax function per distinct rank"

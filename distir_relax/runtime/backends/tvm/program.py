@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 from distir_relax.bundle import Bundle
 from distir_relax.errors import BundleError, RunError
+from distir_relax.ops import Trait, entries
 from distir_relax.runtime.backends.weights import load_weights
 
 if TYPE_CHECKING:
@@ -84,6 +85,21 @@ class TvmProgram:
         arguments = [_to_tvm(inputs[i]) for i in self._positions]
         results = _call(self._comm, self._main, [*arguments, *self._weights])
         return [from_dlpack(results[i]) for i in range(self._compiled.outputs)]
+
+
+def rank_function(executable: Any, name: str, comm: Communicator) -> Callable[..., Any]:
+    """The function `name` of an executable that was built elsewhere, its communication being that of `comm`.
+
+    It has a virtual machine of its own, and takes and gives TVM's tensors.
+    """
+    import tvm
+    from tvm import relax
+
+    for entry in entries():
+        if Trait.ON_COMMUNICATOR in entry.traits:
+            _register(entry.name)
+    function = relax.VirtualMachine(executable, tvm.cpu())[name]
+    return lambda *arguments: _call(comm, function, arguments)
 
 
 _current = threading.local()
