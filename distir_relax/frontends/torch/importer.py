@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -67,7 +68,10 @@ def _export(model: torch.nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any
     import torch
 
     try:
-        return torch.export.export(model, args, kwargs, strict=False)
+        with warnings.catch_warnings():
+            # A recurrent layer collects its parameters anew in each call, which changes nothing.
+            warnings.filterwarnings("ignore", r"The tensor attributes? \S*_flat_weights")
+            return torch.export.export(model, args, kwargs, strict=False)
     except DistIRError:
         raise
     except Exception as error:  # torch.export raises whatever the model or the tracer raises
