@@ -6,15 +6,15 @@ READY  := $(VENV)/.ready
 # Tests run in as many processes; those that start ranks run one after the other.
 PYTEST := $(BIN)/python -m pytest -n 2 --dist loadgroup --no-loadscope-reorder
 
-.PHONY: demo test quick lint fuzz validate bench clean
+.PHONY: demo test quick lint fuzz validate bench browser clean
 
 demo: $(READY)
 	$(BIN)/python examples/minilm.py
 
-test: $(READY) lint
+test: browser $(READY) lint
 	$(PYTEST)
 
-quick: $(READY)
+quick: browser $(READY)
 	$(PYTEST) -x -q -m "not mpirun"
 
 lint: $(READY)
@@ -38,6 +38,10 @@ $(READY): pyproject.toml constraints.txt
 	$(PYTHON) -m venv $(VENV)
 	$(BIN)/python -m pip install --quiet --progress-bar on --constraint constraints.txt --editable '.[test]'
 	@touch $(READY)
+
+# What tests need and pip does not bring.
+browser:
+	@scripts/browser.sh
 
 clean:
 	rm -rf $(VENV) build *.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache

@@ -8,10 +8,11 @@ from typing import TYPE_CHECKING, Any
 from distir_relax.errors import DistIRError
 
 if TYPE_CHECKING:
-    from distir_relax.compiler import Plan, SurpriseGather, compile
+    from distir_relax.compiler import NothingSplit, Plan, SurpriseGather, compile
     from distir_relax.cost.profile import load_profile
     from distir_relax.layout import DeviceMesh
     from distir_relax.ops import define as define_op
+    from distir_relax.runtime.loaded import load
     from distir_relax.sharding.annotate import annotate_sharding
     from distir_relax.simulator import simulate
     from distir_relax.strategies import ProgramBuilder, Strategy
@@ -20,6 +21,7 @@ __version__ = "0.1.0"
 __all__ = [
     "DeviceMesh",
     "DistIRError",
+    "NothingSplit",
     "Plan",
     "ProgramBuilder",
     "Strategy",
@@ -27,6 +29,7 @@ __all__ = [
     "annotate_sharding",
     "compile",
     "define_op",
+    "load",
     "load_profile",
     "simulate",
 ]
@@ -34,11 +37,13 @@ __all__ = [
 # A rank that runs a bundle imports this package too, and must not pay for the compiler.
 _HOMES = {
     "DeviceMesh": "distir_relax.layout",
+    "NothingSplit": "distir_relax.compiler",
     "Plan": "distir_relax.compiler",
     "SurpriseGather": "distir_relax.compiler",
     "annotate_sharding": "distir_relax.sharding.annotate",
     "compile": "distir_relax.compiler",
     "define_op": "distir_relax.ops",
+    "load": "distir_relax.runtime.loaded",
     "load_profile": "distir_relax.cost.profile",
     "ProgramBuilder": "distir_relax.strategies",
     "simulate": "distir_relax.simulator",
@@ -52,3 +57,8 @@ def __getattr__(name: str) -> Any:
     if name in _HOMES:
         return getattr(importlib.import_module(_HOMES[name]), _NAMES.get(name, name))
     raise AttributeError(f"module 'distir_relax' has no attribute {name!r}")
+
+
+def __dir__() -> list[str]:
+    # A function, since names that are looked up late do not stand in the module's own list.
+    return sorted([*__all__, "__doc__", "__file__", "__name__", "__path__", "__version__"])

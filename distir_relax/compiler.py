@@ -10,13 +10,16 @@ from itertools import takewhile
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from distir_relax.analysis.footprint import Footprint, footprint
 from distir_relax.bundle import BACKENDS, Bundle, write_bundle
 from distir_relax.errors import AnnotationError, ImportModelError
 from distir_relax.frontends.imported import Imported
 from distir_relax.frontends.outline import Outline
+from distir_relax.frontends.program import import_program
 from distir_relax.ir import Gather, Module, Pass, print_module
-from distir_relax.layout import DeviceMesh
+from distir_relax.layout import DeviceMesh, as_mesh
 from distir_relax.lowering.emit.bundle import program_to_bundle, to_bundle
+from distir_relax.ops import Trait, lookup
 from distir_relax.pipeline import (
     RANK_PASSES,
     Dump,
@@ -40,7 +43,11 @@ class SurpriseGather(UserWarning):
     """The program gathers a split tensor where nobody asked for it."""
 
 
-@dataclass
+class NothingSplit(UserWarning):
+    """A mesh was given, and nothing says what is split over it: every rank computes everything."""
+
+
+@dataclass(repr=False)
 class Plan:
     """A compiled model: one program per distinct rank, with everything on the way there.
 
@@ -54,8 +61,27 @@ class Plan:
     modules: Mapping[str, Module]
     tail: str
     seconds: Mapping[str, float] = field(default_factory=dict)
-    _passes: Sequence[Pass] = field(default=(), repr=False)
-    _sessions: dict[str, Session] = field(default_factory=dict, repr=False)
+    _passes: Sequence[Pass] = ()
+    _sessions: dict[str, Session] = field(default_factory=dict)
+
+    def __repr__(self) -> str:
+        main, seconds = self.modules["sharded"].main, sum(self.seconds.values())
+        inputs = [f"{i.value.name}: {i.value.type}" for i in main.inputs if i.role == "input"]
+        outputs = [f"{o.name}: {o.value.type}" for o in main.outputs]
+        return "\n".join(
+            [
+                f"{self.name}: {self.footprint}",
+                f"  mesh     {self.mesh}",
+                f"  inputs   {_first(inputs)}",
+                f"  outputs  {_first(outputs)}",
+                f"  passes   {seconds * 1e3:.3g} ms, tail {self.tail}",
+            ]
+        )
+
+    @property
+    def footprint(self) -> Footprint:
+        """How many programs there are, the weights that each rank holds, and the bytes that it sends in a run."""
+        return footprint(self.modules["distributed"], self.modules["ranked"])
 
     @property
     def mesh(self) -> DeviceMesh:
@@ -149,7 +175,7 @@ def compile(
     input_shapes: Mapping[str, Sequence[int]] | None = None,
     params: Mapping[str, Any] | Sequence[Any] | None = None,
     shardings: Mapping[str, str] | None = None,
-    mesh: DeviceMesh | None = None,
+    mesh: DeviceMesh | int | Sequence[int] | None = None,
     tail: str = "ragged",
     name: str | None = None,
     gather_threshold: int = 1 << 20,
@@ -162,12 +188,13 @@ def compile(
     """Compile `model` for the devices of a mesh.
 
     `model` is a `torch.nn.Module` with the example call that its shapes are taken from, a TVM `IRModule`, or an ONNX
-    model (a path or an `onnx.ModelProto`). The latter two take `input_shapes` for inputs whose dims they leave open;
-    `params` is the data of an `IRModule`'s weights, by name or in order (`frontends.relax.import_relax`).
-    Annotations stand in the model (`annotate_sharding`), or are given as `shardings`: glob patterns over names of
-    parameters and inputs, each with its placement, together with `mesh`. A `mesh` given here takes the place of the
-    one that annotations in the model name: the same model for another number of devices. `tail` says what ranks with a
-    short shard do: ``ragged`` (own shapes) or ``pad`` (filled up to the largest shard).
+    model (a path or an `onnx.ModelProto`), or (program, tensors): a program of the global stage, and its parameters and
+    constants by name. ONNX models and `IRModule`s take `input_shapes` for inputs whose dims they leave open; `params` is
+    the data of an `IRModule`'s weights, by name or in order (`frontends.relax.import_relax`). Annotations stand in the
+    model (`annotate_sharding`), or are given as `shardings`: glob patterns over names of parameters and inputs, each
+    with its placement, together with `mesh`: a `DeviceMesh`, its shape, or a number of devices. A `mesh` given here takes
+    the place of the one that annotations in the model name: the same model for another number of devices. `tail` says
+    what ranks with a short shard do: ``ragged`` (own shapes) or ``pad`` (filled up to the largest shard).
 
     Repeated blocks of the model become functions, which are compiled once and called; `outline=False` writes them all
     out. `verify` checks the program after each pass (by default if the environment variable DISTIR_VERIFY is 1); `dump`
@@ -176,14 +203,14 @@ def compile(
 
     Raises a `DistIRError`: `ImportModelError` and `UnsupportedOpError` for what cannot be read, `AnnotationError` and
     `PlacementError` for annotations that cannot hold. Warns `SurpriseGather` where a split tensor of at least
-    `gather_threshold` bytes is gathered unasked; of smaller ones the text of the sharded stage says so.
+    `gather_threshold` bytes is gathered unasked; of smaller ones the text of the sharded stage says so. Warns
+    `NothingSplit` where nothing says what is split over the mesh.
     """
+    given = None if mesh is None else as_mesh(mesh)
     imported = _import(model, example_inputs, example_kwargs, input_shapes, params)
-    target = mesh or next(iter(imported.module.meshes), None)
-    if shardings and target is None:
-        raise AnnotationError("shardings were given without a mesh", hint='pass mesh=DeviceMesh((2,), ("tp",))')
+    target = _target(given, shardings, imported.module)
     scopes = imported.scopes if outline else None
-    chosen = compile_passes(target if shardings else mesh, tail, shardings, imported.names, scopes)
+    chosen = compile_passes(target if shardings else given, tail, shardings, imported.names, scopes)
     if passes is not None:
         chosen = tuple(passes(chosen))
     stages = Stages()
@@ -211,7 +238,34 @@ def program_bundle(
     return program_to_bundle(name, module, run_passes(module, RANK_PASSES), tensors, backends)
 
 
+def _target(given: DeviceMesh | None, shardings: Mapping[str, str] | None, module: Module) -> DeviceMesh | None:
+    """The mesh that a model is compiled for: what was given, or what its annotations name."""
+    target = given or next(iter(module.meshes), None)
+    if shardings and target is None:
+        raise AnnotationError("shardings were given without a mesh", hint="pass mesh=2, for two devices")
+    if given is not None and given.size > 1 and not shardings and not _annotated(module):
+        warnings.warn(
+            f"{given} was given, and nothing says what is split over it: every rank will compute everything. Give "
+            'shardings={"PATTERN": "S[0]"} with names of parameters or inputs, or mark tensors with annotate_sharding',
+            NothingSplit,
+            stacklevel=3,
+        )
+    return target
+
+
+def _annotated(module: Module) -> bool:
+    return any(Trait.ANNOTATION in lookup(op.name).traits for function in module.functions for op in function.ops)
+
+
+def _first(items: Sequence[str], most: int = 4) -> str:
+    """The first of some items, and how many more there are."""
+    shown = ", ".join(items[:most]) or "none"
+    return shown if len(items) <= most else f"{shown} and {len(items) - most} more"
+
+
 def _default_name(model: Any) -> str:
+    if isinstance(model, tuple):
+        return str(model[0].main.name)
     path = isinstance(model, (str, Path))
     return re.sub(r"\W+", "_", Path(model).stem if path else type(model).__name__).strip("_").lower() or "model"
 
@@ -246,6 +300,8 @@ def _import(
         from distir_relax.frontends.torch.importer import import_torch
 
         return import_torch(model, tuple(args), kwargs)
+    if isinstance(model, tuple) and model and isinstance(model[0], Module):
+        return import_program(model[0], model[1] if len(model) > 1 else {})
     raise ImportModelError(
         f"expected a torch.nn.Module, a TVM IRModule or an ONNX model, found {type(model).__name__}",
         hint="for a file, build the model in a function and name it: distir compile model.py:build",

@@ -62,14 +62,16 @@ def is_onnx(target: object) -> bool:
 def what_is(value: Any, where: str = "") -> Given:
     """What a value is that a user's function returned, or that a user passed.
 
-    A tuple is ``(program, tensors)``, ``(model, example_inputs)`` or ``(model, example_inputs, example_kwargs)``.
-    Raises `ImportModelError` for anything else, and what typing a program raises.
+    A tuple is ``(program, tensors)``, of the global or the distributed stage, ``(model, example_inputs)`` or ``(model,
+    example_inputs, example_kwargs)``. Raises `ImportModelError` for anything else, and what typing a program raises.
     """
     if isinstance(value, Plan):
         return value
     if isinstance(value, Module):
-        return Program(infer_types(value))
+        value = (value,)
     if isinstance(value, tuple) and value and isinstance(value[0], Module):
+        if value[0].stage != "distributed":
+            return Model(value)
         return Program(infer_types(value[0]), value[1] if len(value) == 2 else None)
     if isinstance(value, tuple) and len(value) in (2, 3):
         inputs = value[1] if isinstance(value[1], (tuple, list)) else (value[1],)
@@ -105,7 +107,7 @@ def read_target(target: str | Path) -> Given:
         source = path.read_text()
     except (OSError, UnicodeDecodeError) as error:
         raise ImportModelError(f"not a program's text: {error}", str(target)) from None
-    module = infer_types(parse(source, str(target)))
+    module = infer_types(parse(source, str(target), places=True))
     # A person may have written it.
     verify(module, check)
     return Program(module)

@@ -15,7 +15,6 @@ import os
 import time
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import Any
 
 from distir_relax.errors import DistIRError, VerificationError
 from distir_relax.frontends.imported import Frame
@@ -145,19 +144,3 @@ class Dump(Observer):
             file.write_text(head + print_module(module, note), encoding="utf-8")
         except OSError as wrong:
             raise DistIRError(f"cannot write here: {wrong.strerror}", str(file)) from None
-
-
-class Progress(Observer):
-    """Shows on a `rich` console which pass is running, while it is."""
-
-    def __init__(self, console: Any) -> None:
-        self._status = console.status("")
-
-    def begin(self, number: int, step: Pass) -> None:
-        """Say what is running."""
-        self._status.update(print_pass(step))
-        self._status.start()
-
-    def end(self, number: int, step: Pass | None, module: Module, seconds: float) -> None:
-        """Leave the line clean."""
-        self._status.stop()

@@ -12,10 +12,10 @@ from distir_relax.analysis.simulation import Simulation
 from distir_relax.bundle import read_bundle
 from distir_relax.compiler import Plan
 from distir_relax.cost.profile import Profile, load_profile
-from distir_relax.errors import DistIRError
-from distir_relax.given import Model, Program, Saved, call_target, read_target, what_is
+from distir_relax.errors import DistIRError, ImportModelError
+from distir_relax.given import Given, Model, Program, Saved, call_target, read_target, what_is
 from distir_relax.ir import Module, parse
-from distir_relax.layout import DeviceMesh
+from distir_relax.layout import DeviceMesh, as_mesh
 from distir_relax.pipeline import as_ranks_run
 from distir_relax.strategies.strategy import Strategy
 
@@ -28,23 +28,25 @@ def simulate(
     global_batch: int | None = None,
     input_shapes: Mapping[str, Sequence[int]] | None = None,
     shardings: Mapping[str, str] | None = None,
-    mesh: DeviceMesh | None = None,
+    mesh: DeviceMesh | int | Sequence[int] | None = None,
 ) -> Simulation:
     """Predict the run of a model on a machine: its makespan, throughput, memory, time line.
 
     `model` is a `Plan`, a module of the distributed stage, or the path of a bundle, of a program's text, of an
-    ``.onnx`` file, or ``file.py:function``. The function returns a module, a plan, or (model, example_inputs); it is
-    given `strategy` (D/T/P/K) and `global_batch` where it has parameters of these names. `profile` is the name of a
-    profile, the path of one, or a `Profile`. `input_shapes`, `shardings` and `mesh` are for ONNX files, as for
-    `compile`.
+    ``.onnx`` file, or ``file.py:function``, or what such a function returns: a module, a plan, (model,
+    example_inputs), with example_kwargs if there are any. The function is given `strategy` (D/T/P/K) and
+    `global_batch` where it has parameters of these names. `profile` is the name of a profile, the path of one, or a
+    `Profile`. `shardings` and `mesh` are for models that are still to be compiled, as `compile` takes them, and
+    `input_shapes` for ONNX files.
 
     Raises a `DistIRError`: `ProfileError` for the profile, and what reading or compiling the model raises.
     """
     machine = profile if isinstance(profile, Profile) else load_profile(profile)
     given = {"strategy": strategy, "global_batch": global_batch}
-    module, samples = load_module(model, given, input_shapes, shardings, mesh)
+    module, samples = load_module(model, given, input_shapes, shardings, None if mesh is None else as_mesh(mesh))
     found = simulate_module(module, machine)
     found.samples = global_batch if global_batch is not None else samples
+    found.strategy = None if strategy is None else str(strategy)
     return found
 
 
@@ -61,38 +63,51 @@ def load_module(
     None where nothing says it.
     """
     wanted = {name: value for name, value in given.items() if value is not None}
+    layout = {"input_shapes": input_shapes, "shardings": shardings, "mesh": mesh}
     if isinstance(model, (str, Path)) and ".py:" in str(model):
-        return _from_function(str(model), wanted)
-    if isinstance(model, (Plan, Module)):
+        return _from_function(str(model), wanted, layout)
+    if isinstance(model, (Plan, Module, tuple)):
         found = what_is(model)
     else:
         found = read_target(model) if isinstance(model, (str, Path)) else Model(model)
     if wanted.get("strategy") is not None:
         raise DistIRError(
-            f"a strategy was given for {_NAMES[type(found)]}, which is distributed already",
+            f"a strategy was given for {_NAMES[type(found)]}, which takes none",
             hint="strategies are for functions that take one: file.py:function",
         )
     if isinstance(found, Model):
-        chosen = mesh or DeviceMesh((1,), ("device",))
-        found = found.compile(input_shapes=input_shapes, shardings=shardings, mesh=chosen)
-    return _distributed(found), None
+        # A model that nobody splits runs on one device.
+        layout["mesh"] = mesh or DeviceMesh((1,), ("device",))
+    return _distributed(found, layout, str(model) if isinstance(model, (str, Path)) else ""), None
 
 
-_NAMES = {Plan: "a plan", Program: "a program's text", Saved: "a bundle", Model: "an ONNX model"}
+_NAMES = {Plan: "a plan", Program: "a program", Saved: "a bundle", Model: "a model"}
 
 
-def _from_function(target: str, wanted: Mapping[str, Any]) -> tuple[Module, int | None]:
+def _from_function(target: str, wanted: Mapping[str, Any], layout: Mapping[str, Any]) -> tuple[Module, int | None]:
     options = dict(wanted)
     if "strategy" in options and not isinstance(options["strategy"], Strategy):
         options["strategy"] = Strategy.parse(str(options["strategy"]))
     found, function = call_target(target, options, required=("strategy",))
     default = inspect.signature(function).parameters.get("global_batch")
     samples = default.default if default is not None and isinstance(default.default, int) else None
-    return _distributed(found.compile() if isinstance(found, Model) else found), samples
+    return _distributed(found, layout, target), samples
 
 
-def _distributed(given: Plan | Program | Saved) -> Module:
-    """The distributed program, as its ranks will run it; one that was given as such is simulated as it is."""
+def _distributed(given: Given, layout: Mapping[str, Any], where: str) -> Module:
+    """The distributed program, as its ranks will run it; one that was given as such is simulated as it is.
+
+    Raises `ImportModelError` where `layout` (options of `compile`) is for something that is laid out already.
+    """
+    unused = [name for name, value in layout.items() if value]
+    if isinstance(given, Model):
+        given = given.compile(**layout)
+    elif unused:
+        raise ImportModelError(
+            f"{' and '.join(unused)} cannot be applied to {_NAMES[type(given)]}, which is laid out already",
+            where,
+            "give a model instead: a function that returns (model, example_inputs), or an ONNX file",
+        )
     if isinstance(given, Program):
         return given.module
     if isinstance(given, Plan):

@@ -45,7 +45,7 @@ def anchors(path: Path) -> set[str]:
 def test_the_documents_are_all_there() -> None:
     expected = {"README.md", "ARCHITECTURE.md", "CONTRIBUTING.md", "CHANGELOG.md"}
     assert expected | {
-        f"docs/{page}.md" for page in ("bundle", "ir", "placements", "runtime", "simulator", "tvm")
+        f"docs/{page}.md" for page in ("bundle", "ir", "placements", "runtime", "simulator", "transformers", "tvm")
     } <= set(NAMES)
 
 
@@ -128,6 +128,16 @@ def test_the_grammar_names_every_stage_role_and_dtype() -> None:
         for rule in ("stage", "role", "dtype")
     }
     assert shown == {"stage": set(STAGES), "role": set(ROLES), "dtype": {short for short, _ in DTYPES.values()}}
+
+
+def test_the_table_of_collectives_is_that_of_the_op_table() -> None:
+    (table,) = re.findall(r"\| op \| attribute \| what it says \|\n\|.*?\n(.*?)\n\n", text_of("docs/ir.md"), re.DOTALL)
+    shown: list[tuple[str, str, str]] = []
+    for row in table.splitlines():
+        op, attribute, meaning = (cell.strip().strip("`") for cell in re.split(r"(?<!\\)\|", row)[1:-1])
+        shown.append((op or shown[-1][0], attribute, meaning.replace("\\|", "|")))
+    written = [entry for entry in entries() if entry.semantics.attributes and Trait.ON_COMMUNICATOR in entry.traits]
+    assert shown == [(e.name, key, what) for e in written for key, what in e.semantics.attributes.items()]
 
 
 def test_the_table_of_pending_sums_is_that_of_the_op_table() -> None:

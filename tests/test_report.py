@@ -36,13 +36,13 @@ def compiled(pattern: str, placement: str = "S[0]", **options: object) -> dr.Pla
 def test_the_chain_of_reasons_leads_back_to_the_annotation() -> None:
     said = explain(compiled("up.weight").bundle(("torch",)), "%down.weight").splitlines()
     assert said[0] == '%down.weight: R.DTensor((6, 9), "float32", "mesh[0]", "S[1: 5|4]")'
-    assert said[1:-2] == [
+    assert said[1:-3] == [
         "  %down.weight is split as %relu is, through linear k",
         "  %relu is split as %linear is, through nn.relu dim -1",
         "  %linear is split as %up.weight is, through linear n",
         '  %up.weight is split from the annotation at shardings["up.weight"]',
     ]
-    assert said[-2] == "nothing is sent to make it or to bring it where it is used"
+    assert said[-3] == "nothing is sent to make it or to bring it where it is used"
 
 
 def test_what_is_sent_and_what_another_layout_would_send() -> None:
@@ -52,7 +52,16 @@ def test_what_is_sent_and_what_another_layout_would_send() -> None:
     name = next(op.results[0].name for op in plan.modules["sharded"].main.ops if op.name == "redistribute")
     said = explain(plan.bundle(("torch",)), name)
     assert "I[sum] to R: sends 96 bytes: all_reduce along tp" in said
-    assert "each device sends 96 bytes for it; the cheapest other layout is S[0: 2|2], with" in said
+    # All of 4 x 6 floats after the sum; split by rows, each device would hold half of them.
+    assert "as it lies, each device sends 96 bytes for it and holds 96 bytes" in said
+    assert "in the other layout that sends least, S[0: 2|2], it sends 96 bytes for it and holds 48 bytes" in said
+
+
+def test_memory_of_uneven_shards_is_that_of_the_largest() -> None:
+    """9 rows of 6 floats on two devices: 5 and 4."""
+    said = explain(compiled("up.weight").bundle(("torch",)), "%up.weight")
+    assert "holds up to 120 bytes" in said
+    assert "R, it sends 0 bytes for it and holds 216 bytes" in said
 
 
 def test_the_bytes_sent_are_those_that_a_rank_counts() -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -13,6 +13,7 @@ from distir_relax.analysis.memory import CATEGORIES
 from distir_relax.analysis.work import COMMUNICATION, COMPUTE, FEMTOSECONDS
 from distir_relax.cost.profile import Profile
 from distir_relax.ir import Module, Op
+from distir_relax.units import count, seconds, size
 
 MemoryCurve = list[tuple[float, tuple[int, ...]]]
 """Live bytes by category, from a time in seconds on."""
@@ -68,12 +69,13 @@ class Peak:
         return f"{path}{f' ({self.ops[-1].location})' if self.ops[-1].location else ''}"
 
 
-@dataclass
+@dataclass(repr=False)
 class Simulation:
     """A program's run on a machine, as predicted. Times are seconds, sizes bytes.
 
     `class_of[d]` is the class of device `d`; devices of a class do the same at the same times. `samples` is how many
-    samples the program processes, where that is known.
+    samples the program processes, `strategy` (D/T/P/K) how it is parallel, where that is known. It prints as a summary
+    of four or five lines.
     """
 
     module: Module
@@ -84,10 +86,30 @@ class Simulation:
     busy: list[list[int]]
     beside: list[int]
     peaks: list[Peak]
-    _events: list[Event | Called] = field(repr=False)
-    _changes: list[Change | Called] = field(repr=False)
+    _events: list[Event | Called]
+    _changes: list[Change | Called]
     device_ops: int = 0
     samples: int | None = None
+    strategy: str | None = None
+
+    def __repr__(self) -> str:
+        chosen = f", strategy {self.strategy}" if self.strategy else ""
+        speed = f", {self.throughput:,.4g} samples/s" if self.throughput is not None else ""
+        device = int(self.peak_memory.argmax())
+        peak = self.peak(device)
+        parts = ", ".join(f"{name} {size(n)}" for name, n in zip(CATEGORIES, peak.split, strict=True) if n)
+        verdict = "" if self.fits else f", more than the {size(self.profile.memory)} of a device"
+        beside = f"streams are busy for {seconds(float(self.overlapped.mean()))} a device"
+        return "\n".join(
+            [
+                f"on {self.profile.name}{chosen}: {seconds(self.makespan)} on {count(self.devices, 'device')}{speed}",
+                f"time      compute {self.computing:.1%}, "
+                f"communication {self.communication:.1%}, idle {self.bubble:.1%}",
+                *([f"          beside it, {beside}"] if self.overlapped.any() else []),
+                f"memory    peak {size(peak.bytes)} on device {device}{verdict}: {parts}",
+                f"          at {peak}",
+            ]
+        )
 
     @property
     def makespan(self) -> float:
@@ -117,8 +139,9 @@ class Simulation:
     @property
     def idle(self) -> npt.NDArray[Any]:
         """For each device, how long it waits: compute + communicate + idle is the makespan."""
-        found: npt.NDArray[Any] = self.makespan - self.compute - self.communicate
-        return found
+        # Whole numbers: a device that never waits has 0, not a little less.
+        end = max(self.clocks)
+        return self._by_device([end - a - b for a, b in zip(self.busy[COMPUTE], self.busy[COMMUNICATION], strict=True)])
 
     @property
     def overlapped(self) -> npt.NDArray[Any]:
@@ -129,6 +152,11 @@ class Simulation:
     def bubble(self) -> float:
         """The share of the devices' time in which they wait."""
         return float(self.idle.mean() / self.makespan) if self.makespan else 0.0
+
+    @property
+    def computing(self) -> float:
+        """The share of the devices' time in which they compute."""
+        return float(self.compute.mean() / self.makespan) if self.makespan else 0.0
 
     @property
     def communication(self) -> float:
@@ -188,6 +216,7 @@ class Simulation:
             "communication": self.communication,
             "fits": self.fits,
             "profile": self.profile.name,
+            "strategy": self.strategy,
             "devices": self.devices,
             "compute_s": self.compute.tolist(),
             "communication_s": self.communicate.tolist(),

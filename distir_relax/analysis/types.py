@@ -14,6 +14,7 @@ from distir_relax.analysis.interpreter import Domain, Interpreter
 from distir_relax.errors import VerificationError
 from distir_relax.ir import (
     Function,
+    Input,
     Module,
     Op,
     PlacedType,
@@ -23,6 +24,7 @@ from distir_relax.ir import (
     fresh_name,
     on_devices,
     print_devices,
+    verify_type,
 )
 from distir_relax.ops import Trait, lookup
 from distir_relax.ops.table.dispatch import dispatch, type_of
@@ -63,7 +65,7 @@ def propagate_types(
         raise VerificationError(f"types are propagated in the distributed stage, found the {module.stage} stage")
     given = inputs or {}
     domain = _Types(module)
-    elements = [_given(item.value, given.get(item.value.name)) for item in module.main.inputs]
+    elements = [_given(module, item, given.get(item.value.name)) for item in module.main.inputs]
     main = domain.function(module.main, elements, lambda: Interpreter(module, domain).run(elements))
     return replace(module, functions=(main, *domain.written.values())), domain.known
 
@@ -81,14 +83,18 @@ def _all_types(module: Module) -> Iterator[object]:
         yield from (value.type for op in function.ops for value in op.results)
 
 
-def _given(value: Value, given: torch.Tensor | PlacedType | None) -> Known:
+def _given(module: Module, item: Input, given: torch.Tensor | PlacedType | None) -> Known:
+    value = item.value
     kind = given if isinstance(given, PlacedType) else value.type
     if isinstance(kind, Untyped) and isinstance(given, (PlacedType, type(None))):
-        raise VerificationError(f"the input {value} has no type", "", f"write it: {value}: f32[4,8] @ {{0}}")
+        raise VerificationError(f"the input {value} has no type", item.location, f"write it: {value}: f32[4,8] @ {{0}}")
     if given is not None and not isinstance(given, PlacedType):
         assert isinstance(kind, (PlacedType, Untyped))
         return Number(given, kind.devices or (0,))
-    return kind if isinstance(kind, PlacedType) else value.placed
+    if isinstance(kind, PlacedType):
+        verify_type(module, Value(value.name, kind), item.location)
+        return kind
+    return value.placed
 
 
 @dataclass

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import sys
+import time
 from pathlib import Path
 from typing import Annotated
 
@@ -44,7 +44,8 @@ def compile_command(
     from rich.console import Console
 
     from distir_relax.cli.compile_target import CompileOptions, compile_target
-    from distir_relax.pipeline import Observer, Progress, Stages
+    from distir_relax.cli.progress import Progress
+    from distir_relax.pipeline import Stages
 
     options = CompileOptions(
         target=target,
@@ -61,12 +62,11 @@ def compile_command(
         verify=verify or None,
         outline=None if outline else False,
     )
-    taken = Stages()
-    observers: list[Observer] = [taken]
-    if sys.stderr.isatty():
-        observers.append(Progress(Console(stderr=True)))
-    path = compile_target(options, observers)
+    taken, start = Stages(), time.perf_counter()
+    with Progress(Console(stderr=True), f"compiling {target}") as progress:
+        found = compile_target(options, [taken, progress])
     if times:
         for name, seconds in taken.seconds.items():
             typer.echo(f"{name:20} {seconds * 1e3:8.1f} ms")
-    typer.echo(f"wrote {path}")
+    typer.echo(str(found))
+    typer.echo(f"wrote {output} in {time.perf_counter() - start:.2f} s")

@@ -8,10 +8,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from distir_relax.analysis.footprint import Footprint, footprint
 from distir_relax.bundle import write_bundle
 from distir_relax.compiler import Plan, program_bundle
 from distir_relax.errors import ImportModelError, PlacementError
 from distir_relax.given import Model, Program, call_target, is_onnx
+from distir_relax.ir import parse
 from distir_relax.layout import DeviceMesh
 from distir_relax.pipeline import Observer
 
@@ -35,8 +37,8 @@ class CompileOptions:
     outline: bool | None = None
 
 
-def compile_target(options: CompileOptions, observers: Sequence[Observer] = ()) -> Path:
-    """Compile and write the bundle; its path. `observers` look on while passes run.
+def compile_target(options: CompileOptions, observers: Sequence[Observer] = ()) -> Footprint:
+    """Compile and write the bundle; what it asks of each rank. `observers` look on while passes run.
 
     Raises ImportModelError when the file or the function is missing, raises, or returns something else, and whatever
     compiling and writing raise.
@@ -55,19 +57,18 @@ def compile_target(options: CompileOptions, observers: Sequence[Observer] = ()) 
             options, "a distributed program", ("tail", "mesh", "axes", "dump", "verify", "outline"), bool(shardings)
         )
         bundle = program_bundle(options.name or function.__name__, made.module, made.tensors)
-        return write_bundle(bundle, options.output, overwrite=True)
+        write_bundle(bundle, options.output, overwrite=True)
+        return footprint(made.module, parse(bundle.stage("ranked")))
     if isinstance(made, Plan):
         taken = inspect.signature(function).parameters
         finished = ("mesh", "axes", "dump", "verify", "outline", *(n for n in ("tail", "name") if n not in taken))
         _reject(options, "a finished Plan", finished, bool(shardings))
-        return made.save(options.output, backends=options.backends)
+        return _saved(made, options)
     if not isinstance(made, Model):
         raise ImportModelError(
             "expected a program with its tensors, found a program alone", options.target, "return module, tensors"
         )
-    return made.compile(**_common(shardings, options), observers=observers).save(
-        options.output, backends=options.backends
-    )
+    return _saved(made.compile(**_common(shardings, options), observers=observers), options)
 
 
 def read_shapes(texts: Sequence[str]) -> dict[str, tuple[int, ...]]:
@@ -94,14 +95,19 @@ def _reject(options: CompileOptions, what: str, names: Sequence[str], shardings:
             "return (model, example_inputs) instead, or take the option as a parameter")  # fmt: skip
 
 
-def _compile_onnx(shardings: dict[str, str], options: CompileOptions, observers: Sequence[Observer]) -> Path:
+def _compile_onnx(shardings: dict[str, str], options: CompileOptions, observers: Sequence[Observer]) -> Footprint:
     if options.ranks is not None:
         raise ImportModelError(
             f"--ranks {options.ranks} is for functions", options.target, f"give --mesh {options.ranks} and --shard"
         )
     shapes = read_shapes(options.input_shapes)
     plan = Model(options.target).compile(input_shapes=shapes, **_common(shardings, options), observers=observers)
-    return plan.save(options.output, backends=options.backends)
+    return _saved(plan, options)
+
+
+def _saved(plan: Plan, options: CompileOptions) -> Footprint:
+    plan.save(options.output, backends=options.backends)
+    return plan.footprint
 
 
 def _common(shardings: dict[str, str], options: CompileOptions) -> dict[str, Any]:

@@ -23,8 +23,10 @@ def simulate(
     input_shape: Annotated[
         list[str] | None, typer.Option(metavar="NAME=1,3,224,224", help="The shape of an input of FILE.onnx.")
     ] = None,
-    shard: Annotated[list[str] | None, typer.Option(metavar="PATTERN=PLACEMENT", help="For FILE.onnx.")] = None,
-    mesh: Annotated[str | None, typer.Option(metavar="2x3", help="The mesh's shape, for FILE.onnx.")] = None,
+    shard: Annotated[
+        list[str] | None, typer.Option(metavar="PATTERN=PLACEMENT", help="Shard parameters of a model.")
+    ] = None,
+    mesh: Annotated[str | None, typer.Option(metavar="2x3", help="The mesh's shape, for a model.")] = None,
     axes: Annotated[str | None, typer.Option(metavar="dp,tp", help="The names of the mesh's axes.")] = None,
     import_: Annotated[
         list[Path] | None, typer.Option("--import", metavar="FILE.py", help="Import it first: it registers ops.")
@@ -35,7 +37,7 @@ def simulate(
 ) -> None:
     """Predict time and memory of a program on a machine, without running it."""
     from distir_relax.cli.compile_target import read_mesh, read_shapes, read_shardings
-    from distir_relax.report.simulation import json_text, summary
+    from distir_relax.report.simulation import json_text
     from distir_relax.report.trace import write_trace
     from distir_relax.simulator import simulate as predict
     from distir_relax.user_function import import_file
@@ -57,7 +59,7 @@ def simulate(
         from distir_relax.report.page import write_page
 
         write_page(found, html, title=f"{model} on {found.profile.name}")
-    typer.echo(json_text(found) if json else summary(found))
+    typer.echo(json_text(found) if json else str(found))
 
 
 @app.command()

@@ -9,7 +9,7 @@ from distir_relax.ir.inline import (
     verify_no_recursion,
     written_out,
 )
-from distir_relax.ir.kinds import Kinds, held_size, kinds_of, local_type, mesh_kinds
+from distir_relax.ir.kinds import Kinds, held_size, kinds_of, lay_out, local_type, mesh_kinds
 from distir_relax.ir.location import inside, place, within
 from distir_relax.ir.parser import parse
 from distir_relax.ir.passes import Pass, name_of, print_pass
@@ -42,7 +42,7 @@ from distir_relax.ir.types import (
     print_devices,
 )
 from distir_relax.ir.uses import count_uses, live_ops, makers
-from distir_relax.ir.verify import verify, verify_placements
+from distir_relax.ir.verify import verify, verify_placements, verify_type
 
 __all__ = [
     "CALL",
@@ -77,6 +77,7 @@ __all__ = [
     "inline",
     "inside",
     "kinds_of",
+    "lay_out",
     "live_ops",
     "local_type",
     "makers",
@@ -97,6 +98,7 @@ __all__ = [
     "verify",
     "verify_no_recursion",
     "verify_placements",
+    "verify_type",
     "within",
     "without_unused_outputs",
     "written_out",

@@ -13,6 +13,8 @@ from itertools import product
 
 from distir_relax.ir.types import DTensorType, PerRank, PlacedType, Size, at_rank, per_rank
 from distir_relax.layout import DeviceMesh, Placement, Shard, held_intervals, holders
+from distir_relax.layout.division import balanced, chunked, refined
+from distir_relax.layout.fit import fit_placements
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,6 +65,21 @@ def local_type(layout: DTensorType, mesh: DeviceMesh) -> PlacedType:
         held = held_size(layout.placements, dim, size, mesh)
         shape.append(per_rank([at_rank(held, device) for device in devices]) if isinstance(held, PerRank) else held)
     return PlacedType(tuple(shape), layout.dtype, devices)
+
+
+def lay_out(shape: tuple[int, ...], dtype: str, placements: str, mesh: DeviceMesh) -> tuple[DTensorType, PlacedType]:
+    """A global tensor laid out over `mesh`, cuts that are not given balanced, and what each of its devices holds.
+
+    Raises `PlacementError` where the placements do not fit.
+    """
+    fitted: list[Placement] = []
+    for p, ranks in zip(fit_placements(placements, mesh, shape), mesh.shape, strict=True):
+        if isinstance(p, Shard) and p.cut is None:
+            before = [other.cut for other in fitted if isinstance(other, Shard) and other.dim == p.dim and other.cut]
+            p = Shard(p.dim, refined(shape[p.dim], before, ranks, chunked if p.chunk else balanced))
+        fitted.append(p)
+    layout = DTensorType(shape, dtype, tuple(fitted))
+    return layout, local_type(layout, mesh)
 
 
 @lru_cache(maxsize=1024)

@@ -9,15 +9,25 @@ import json
 import re
 from dataclasses import dataclass, field
 
-from distir_relax.errors import ParseError
+from distir_relax.errors import ParseError, PlacementError
 from distir_relax.ir.program import CALL, ROLES, STAGES, Attribute, Function, Input, Module, Op, Output, Value
 from distir_relax.ir.types import DTensorType, PerRank, PlacedType, Size, TensorType, Type, Untyped
 from distir_relax.layout import DTYPES, DeviceMesh, parse_placements
 
 
-def parse(text: str, source: str = "<text>") -> Module:
-    """Read a module. Raises `ParseError` with the line, what was expected and what was found."""
-    return _Parser(_tokenize(text, source), source).module()
+def parse(text: str, source: str = "<text>", places: bool = False) -> Module:
+    """Read a module. With `places`, what has no remark is placed by its line: ``SOURCE:12``.
+
+    Raises `ParseError` with the line, what was expected and what was found; `PlacementError`, with the line too, for a
+    mesh or a placement that cannot be.
+    """
+    parser = _Parser(_tokenize(text, source), source, places)
+    try:
+        return parser.module()
+    except PlacementError as error:
+        raise PlacementError(error.message, parser.place(), error.hint) from None
+    except ValueError as error:  # what Python says of a number or a string
+        raise ParseError(f"cannot read this: {error}", parser.place()) from None
 
 
 _LONG_DTYPE = {short: long for long, (short, _) in DTYPES.items()}
@@ -58,6 +68,7 @@ def _tokenize(text: str, source: str) -> list[_Token]:
 class _Parser:
     tokens: list[_Token]
     source: str
+    places: bool = False
     position: int = 0
     values: dict[str, Value] = field(default_factory=dict)
 
@@ -106,12 +117,12 @@ class _Parser:
         self.expect("(")
         inputs: list[Input] = []
         while not self.accept(")"):
-            role = self.take("word", "an input's role").text
+            role, here = self.take("word", "an input's role").text, self.place()
             if role not in ROLES:
                 self.fail(f"one of the roles {', '.join(ROLES)}", role)
             value, layout = self.definition(), self.layout()
             self.accept(",")
-            inputs.append(Input(value, role, self.remark(), layout))
+            inputs.append(Input(value, role, self.remark() or here * self.places, layout))
         self.expect("{")
         ops: list[Op] = []
         while self.peek().text != "return":
@@ -127,6 +138,8 @@ class _Parser:
 
     def op(self) -> Op:
         results: list[tuple[str, Type]] = []
+        self.peek()
+        here = f"{self.source}:{self.tokens[self.position].line}"
         while not self.accept("="):
             results.append(self.typed_name())
             self.accept(",")
@@ -147,7 +160,7 @@ class _Parser:
                 attrs[key] = self.attribute()
                 self.accept(",")
         defined = tuple(self.define(*result) for result in results)
-        return Op(name, tuple(operands), defined, attrs, self.remark())
+        return Op(name, tuple(operands), defined, attrs, self.remark() or here * self.places)
 
     def definition(self) -> Value:
         return self.define(*self.typed_name())
@@ -296,5 +309,8 @@ class _Parser:
         return token
 
     def fail(self, expected: str, found: str) -> Attribute:
-        line = self.tokens[max(self.position - 1, 0)].line  # of the token just read
-        raise ParseError(f"expected {expected}, found {found!r}", where=f"{self.source}:{line}")
+        raise ParseError(f"expected {expected}, found {found!r}", where=self.place())
+
+    def place(self) -> str:
+        """The line of the token just read."""
+        return f"{self.source}:{self.tokens[max(self.position - 1, 0)].line}"

@@ -30,6 +30,7 @@ def verify(module: Module, check: OpCheck | None = None) -> None:
 
     - every value is defined once, before its uses, and used with the type it was defined with;
     - every type is the stage's own; placements fit their mesh and shape, cuts add up to their dim;
+    - an axis that an op names is one of the meshes';
     - a call names a function of the module that does not call itself, and gives and takes what it does; in the
       distributed stage it says on which devices;
     - in the distributed stage, sizes rank by rank list one size per device; what a stream makes is used elsewhere after
@@ -65,7 +66,7 @@ def _verify_function(module: Module, function: Function, check: OpCheck | None) 
     def define(value: Value, where: str) -> None:
         if value.name in defined:
             raise VerificationError(f"{value} is defined twice in @{function.name}", where)
-        _verify_type(module, value, where)
+        verify_type(module, value, where)
         defined[value.name] = value
 
     def use(value: Value, where: str) -> None:
@@ -83,6 +84,10 @@ def _verify_function(module: Module, function: Function, check: OpCheck | None) 
         where = op.location or f"@{function.name}, {op.name}"
         for operand in op.operands:
             use(operand, where)
+        axis = op.attrs.get("axis")
+        if isinstance(axis, str) and all(axis not in mesh.axes for mesh in module.meshes):
+            axes = ", ".join(name for mesh in module.meshes for name in mesh.axes) or "none"
+            raise VerificationError(f"no mesh of the program has an axis {axis!r}, found {axes}", where)
         if op.callee:
             _verify_call(module, op, where)
         elif check:
@@ -146,7 +151,8 @@ def _verify_streams(function: Function) -> None:
             raise VerificationError(f"output {output.name!r} is still on a stream, expected a {WAIT} before it")
 
 
-def _verify_type(module: Module, value: Value, where: str) -> None:
+def verify_type(module: Module, value: Value, where: str) -> None:
+    """Raise `VerificationError` unless a value's type is one of the module's stage, and whole in itself."""
     kind = value.type
     expected = _TYPE_OF_STAGE[module.stage]
     if not isinstance(kind, expected):

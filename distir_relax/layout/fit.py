@@ -28,6 +28,23 @@ def fit_placements(
         raise PlacementError(error.message, where, error.hint) from None
 
 
+def fit_annotation(
+    placement: object, mesh: DeviceMesh, shape: tuple[int, ...], where: str = ""
+) -> tuple[Placement, ...]:
+    """As `fit_placements`, for what a user marks in a model for one mesh: it says how a tensor is split.
+
+    Raises `PlacementError` for ``At[i]`` too, which says that it is on some devices alone.
+    """
+    fitted = fit_placements(placement, mesh, shape, where)
+    if away := [p for p in fitted if isinstance(p, At)]:
+        raise PlacementError(
+            f"{away[0]} keeps a tensor on one stage of a pipeline, which a mark in a model cannot ask for",
+            where,
+            "mark it R or S[dim]; docs/simulator.md says how programs with stages are made",
+        )
+    return fitted
+
+
 def misfit(placements: Sequence[Placement], mesh: DeviceMesh, shape: tuple[int, ...]) -> tuple[str, str] | None:
     """What is wrong with placements for a tensor on a mesh, and what to do about it; None where they fit."""
     if len(placements) != len(mesh.shape):

@@ -64,6 +64,22 @@ class DeviceMesh:
         return f"device_mesh({self.shape!r}, ({axes}))"
 
 
+def as_mesh(mesh: DeviceMesh | int | Sequence[int]) -> DeviceMesh:
+    """A mesh as a user may give one: itself, its shape (``(2, 3)``), or how many devices there are (``3``).
+
+    Raises `PlacementError` for anything else.
+    """
+    if isinstance(mesh, DeviceMesh):
+        return mesh
+    shape = (mesh,) if isinstance(mesh, int) else mesh
+    if isinstance(shape, (tuple, list)) and all(isinstance(n, int) and not isinstance(n, bool) for n in shape):
+        return DeviceMesh(tuple(shape))
+    raise PlacementError(
+        f"expected a DeviceMesh, a shape such as (2, 3) or a number of devices, found {mesh!r}",
+        hint='DeviceMesh((2, 3), ("dp", "tp")) names the axes',
+    )
+
+
 @lru_cache(maxsize=64)
 def _numbers(count: int) -> tuple[int, ...]:
     return tuple(range(count))

@@ -9,7 +9,7 @@ from dataclasses import replace
 
 from distir_relax.bundle import Bundle
 from distir_relax.errors import DistIRError
-from distir_relax.ir import DTensorType, Function, Module, Op, Reason, parse, parse_records
+from distir_relax.ir import DTensorType, Function, Module, Op, PerRank, Reason, local_type, parse, parse_records
 from distir_relax.layout import DeviceMesh, Partial, Placement, R, Shard, print_placements
 from distir_relax.layout.division import refined
 from distir_relax.ops import Trait, lookup
@@ -19,10 +19,10 @@ from distir_relax.sharding import bytes_sent, redistributions
 def explain(bundle: Bundle, name: str) -> str:
     """The layout of the value `name` (with or without ``%``) of a bundle, in words.
 
-    Its chain of reasons back to the annotation, the bytes that each device sends to make it and to bring it where it
-    is used, and the layout that would send least instead. A value of a function may be named with it, as
-    ``@layer.linear``; it is explained as in the first call. Raises `DistIRError` when there is no such value, or when
-    several functions have one.
+    Its chain of reasons back to the annotation, the bytes that each device sends to make it and to bring it where it is
+    used, and those that it holds of it; and the layout that would send least instead, with both. A value of a function
+    may be named with it, as ``@layer.linear``; it is explained as in the first call. Raises `DistIRError` when there is
+    no such value, or when several functions have one.
     """
     module = parse(bundle.stage("sharded"), "sharded.txt")
     reasons = [r for r in parse_records(bundle.records, "records.json") if isinstance(r, Reason)]
@@ -108,16 +108,29 @@ def _alternative(module: Module, function: Function, name: str, kind: DTensorTyp
         made = bytes_sent(source, middle, mesh) if maker is not None else 0.0
         return made + sum(bytes_sent(middle, need, mesh) for need in {n.placements: n for n in needs}.values())
 
+    def costs(layout: tuple[Placement, ...]) -> str:
+        return f"sends {sent(layout):,.0f} bytes for it and holds {_held(replace(kind, placements=layout), mesh)}"
+
     if any(isinstance(p, Partial) for p in kind.placements):
-        return []
-    others = [layout for layout in _layouts(kind, mesh) if layout != kind.placements]
-    if not others:
-        return []
-    best = min(others, key=sent)
-    return [
-        f"as it lies, each device sends {sent(kind.placements):,.0f} bytes for it; "
-        f"the cheapest other layout is {print_placements(best)}, with {sent(best):,.0f} bytes"
-    ]
+        return [f"each device holds {_held(kind, mesh)} of it"]
+    lines = [f"as it lies, each device {costs(kind.placements)}"]
+    if others := [layout for layout in _layouts(kind, mesh) if layout != kind.placements]:
+        best = min(others, key=lambda layout: (sent(layout), _most(replace(kind, placements=layout), mesh)))
+        lines.append(f"in the other layout that sends least, {print_placements(best)}, it {costs(best)}")
+    return lines
+
+
+def _held(kind: DTensorType, mesh: DeviceMesh) -> str:
+    """The bytes that a device holds of a value."""
+    most = _most(kind, mesh)
+    held = local_type(kind, mesh)
+    same = not any(isinstance(size, PerRank) for size in held.shape)
+    return f"{most:,} bytes" if same else f"up to {most:,} bytes"
+
+
+def _most(kind: DTensorType, mesh: DeviceMesh) -> int:
+    held = local_type(kind, mesh)
+    return max(held.local(index).bytes for index in range(len(held.devices)))
 
 
 def _layouts(kind: DTensorType, mesh: DeviceMesh) -> Iterator[tuple[Placement, ...]]:

@@ -8,7 +8,7 @@ from distir_relax.analysis.memory import CATEGORIES, WORKSPACE
 from distir_relax.analysis.simulation import MemoryCurve, Peak, Simulation
 from distir_relax.report.simulation import class_name
 from distir_relax.report.timeline import shown_classes
-from distir_relax.report.units import size
+from distir_relax.units import size
 
 CHARTS = 8
 """How many classes of devices have a chart."""

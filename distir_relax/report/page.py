@@ -18,7 +18,7 @@ from distir_relax.report.matrix import matrix
 from distir_relax.report.memory import memory_charts
 from distir_relax.report.simulation import class_name, write_text
 from distir_relax.report.timeline import LANES, Timeline, as_data, timeline
-from distir_relax.report.units import count, seconds, size
+from distir_relax.units import count, seconds, size
 
 ROWS = 15
 """How many ops the table of top ops has."""
@@ -92,11 +92,13 @@ def _headline(s: Simulation) -> Iterable[tuple[str, str, str, bool]]:
     device = int(s.peak_memory.argmax())
     peak = s.peak(device)
     yield "makespan", seconds(s.makespan), f"on {count(s.devices, 'device')} of {s.profile.name}", False
+    if s.strategy is not None:
+        yield "strategy", s.strategy, "D/T/P/K: data, tensor, pipeline, microbatches", False
     if s.throughput is not None:
         yield "throughput", f"{_digits(s.throughput)}/s", f"samples, of {s.samples:,} in all", False
     note = f"of {size(s.profile.memory)}, {class_name(s, int(s.class_of[device]))}"
     yield "peak memory", size(peak.bytes), note if s.fits else f"does not fit: {note}", not s.fits
-    yield "compute", f"{max(1 - s.bubble - s.communication, 0.0):.1%}", "of all devices' time", False
+    yield "compute", f"{s.computing:.1%}", "of all devices' time", False
     beside = s.overlapped.any()
     note = f"and {seconds(float(s.overlapped.mean()))} a device beside computing" if beside else "of all devices' time"
     yield "communication", f"{s.communication:.1%}", note, False

@@ -24,10 +24,14 @@ def table() -> list[tuple[str, str, str, str]]:
 def explain_rule(name: str, operands: Sequence[str] = (), attrs: Mapping[str, Any] | None = None) -> str:
     """An op's rule in words, for an instance with `operands` (types as in program text: ``f32[4,5]``) and `attrs`.
 
-    Without operands an instance is made up from the rule. Raises `UnsupportedOpError` for an op that is not in the
-    table, and `DistIRError` for operands that the op does not take, or that have to be given.
+    Without operands an instance is made up from the rule. Of an op that communicates, its attributes in words. Raises
+    `UnsupportedOpError` for an op that is not in the table, and `DistIRError` for operands that the op does not take,
+    or that have to be given.
     """
     entry = lookup(name)
+    if entry.semantics.attributes and not entry.computes:
+        named = entry.semantics.attributes.items()
+        return "\n".join([f"{name}: for programs that are split already", *(f"  {key}: {what}" for key, what in named)])
     types = [_parse_type(text) for text in operands] or _made_up(entry)
     try:
         results = infer(name, types, attrs or {})

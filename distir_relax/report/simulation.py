@@ -1,33 +1,12 @@
-"""What a simulation found, in words and as JSON; names of device classes; files written whole or not at all."""
+"""What a simulation found, as JSON; names of device classes; files written whole or not at all."""
 
 from __future__ import annotations
 
 import json
 from pathlib import Path
 
-from distir_relax.analysis.memory import CATEGORIES
 from distir_relax.analysis.simulation import Simulation
 from distir_relax.errors import DistIRError
-from distir_relax.report.units import count, seconds, size
-
-
-def summary(simulation: Simulation) -> str:
-    """A few lines for a terminal."""
-    s = simulation
-    lines = [f"on {s.profile.name}: {seconds(s.makespan)} on {count(s.devices, 'device')}"]
-    if s.throughput is not None:
-        lines[0] += f", {s.throughput:,.4g} samples/s"
-    compute = 1 - s.bubble - s.communication
-    lines.append(f"time      compute {compute:.1%}, communication {s.communication:.1%}, idle {s.bubble:.1%}")
-    if s.overlapped.any():
-        lines.append(f"          beside it, streams are busy for {seconds(float(s.overlapped.mean()))} a device")
-    device = int(s.peak_memory.argmax())
-    peak = s.peak(device)
-    parts = ", ".join(f"{name} {size(n)}" for name, n in zip(CATEGORIES, peak.split, strict=True) if n)
-    verdict = "" if s.fits else f", more than the {size(s.profile.memory)} of a device"
-    lines.append(f"memory    peak {size(peak.bytes)} on device {device}{verdict}: {parts}")
-    lines.append(f"          at {peak}")
-    return "\n".join(lines)
 
 
 def json_text(simulation: Simulation) -> str:

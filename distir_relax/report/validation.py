@@ -17,7 +17,7 @@ def table(validation: Validation) -> str:
     lines = [f"{'configuration':{width}}  ranks   measured  predicted   error"]
     for o in validation.outcomes:
         lines.append(
-            f"{o.name:{width}}  {o.ranks:5}  {o.measured * 1e3:6.2f} ms  {o.predicted * 1e3:6.2f} ms  {o.error:+6.1%}"
+            f"{o.name:{width}}  {o.ranks:5}  {o.measured * 1e3:6.2f} ms  {o.predicted * 1e3:6.2f} ms  {o.error:+z6.1%}"
         )
     count = len(validation.outcomes)
     lines.append(f"{count} configurations: Spearman {validation.spearman:.3f}, MAPE {validation.mape:.1%}")

@@ -34,12 +34,16 @@ def check_inputs(manifest: Manifest, inputs: Mapping[str, Array]) -> None:
                 f"the input is missing; found {', '.join(map(repr, inputs)) or 'none'}", f"input {name!r}",
                 f"the program takes {signature}")  # fmt: skip
         value = inputs[name]
+        if not hasattr(value, "dtype"):
+            raise RunError(f"expected an array, {tensor.dtype} {tensor.shape}, found {value!r}", f"input {name!r}")
         found = str(value.dtype).removeprefix("torch.")
         accepted = (tensor.dtype, "float32") if tensor.dtype == "bfloat16" else (tensor.dtype,)
         if found not in accepted or tuple(value.shape) != tensor.shape:
             raise RunError(
-                f"expected {tensor.dtype} {tensor.shape}, found {found} {tuple(value.shape)}", f"input {name!r}",
-                "" if found in accepted else f"cast it: {name}.astype({accepted[-1]!r})")  # fmt: skip
+                f"expected {tensor.dtype} {tensor.shape}, found {found} {tuple(value.shape)}",
+                f"input {name!r}",
+                _cast(name, accepted[-1]) if found not in accepted else _other_shape(tensor, value),
+            )
     for name in inputs:
         if name not in expected:
             near = difflib.get_close_matches(name, expected, 1)
@@ -123,6 +127,18 @@ class atomic_file:
         self._temporary.unlink(missing_ok=True)
         if isinstance(error, OSError):
             raise RunError(f"cannot be written: {error.strerror}", str(self._target)) from None
+
+
+def _cast(name: str, dtype: str) -> str:
+    return f"cast it: {name}.astype({dtype!r}) of numpy, {name}.to(torch.{dtype}) of torch"
+
+
+def _other_shape(tensor: Tensor, value: Array) -> str:
+    """A program has the shapes of the example that it was compiled with."""
+    shape = tuple(value.shape)
+    if len(shape) != len(tensor.shape):
+        return f"give an array of {len(tensor.shape)} dims, or compile the model again with an example of {shape}"
+    return f"pad or cut it to {tensor.shape}, or compile the model again with an example of {shape}"
 
 
 _HOW = "write one with numpy.savez('x.npz', name=array, ...)"

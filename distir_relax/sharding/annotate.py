@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from distir_relax.layout import DeviceMesh, print_placements
-from distir_relax.layout.fit import fit_placements
+from distir_relax.layout.fit import fit_annotation
 
 if TYPE_CHECKING:
     import torch
@@ -23,7 +23,8 @@ def annotate_sharding(x: torch.Tensor, mesh: DeviceMesh, placement: object) -> t
     `placement` is text (``"S[0]"``, ``"S[1: 64|63]"``, on a 2-D mesh ``"S[0], R"``), a placement object of ours or of
     torch, or a list of those. `x` itself is returned: the mark does nothing until the model is compiled.
 
-    Raises `PlacementError` at the caller's line when the text is no placement, or does not fit `x` or `mesh`.
+    Raises `PlacementError` at the caller's line when the text is no placement, does not fit `x` or `mesh`, or is
+    ``At[i]``.
     """
     import torch
 
@@ -32,7 +33,7 @@ def annotate_sharding(x: torch.Tensor, mesh: DeviceMesh, placement: object) -> t
     # A frame more than this one would be a library's, not the user's.
     caller = sys._getframe(1)
     where = f"{Path(caller.f_code.co_filename).name}:{caller.f_lineno}"
-    text = print_placements(fit_placements(placement, mesh, tuple(x.shape), where))
+    text = print_placements(fit_annotation(placement, mesh, tuple(x.shape), where))
     if not torch.compiler.is_exporting():
         return x
     marked: torch.Tensor = custom_op()(x, list(mesh.shape), list(mesh.axes), text, where)

@@ -11,7 +11,7 @@ from typing import ClassVar
 from distir_relax.errors import AnnotationError
 from distir_relax.ir import Function, Module, Op, Value, fresh_name
 from distir_relax.layout import DeviceMesh, print_placements
-from distir_relax.layout.fit import fit_placements
+from distir_relax.layout.fit import fit_annotation
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,7 +53,7 @@ class ApplyShardings:
                 raise _no_match(pattern, self.names)
             for name in matches:
                 value = self.names[name]
-                fitted = fit_placements(text, self.mesh, shapes[value], f"{where}, {name}")
+                fitted = fit_annotation(text, self.mesh, shapes[value], f"{where}, {name}")
                 placements = print_placements(fitted)
                 other, before = chosen.setdefault(value, (pattern, placements))
                 if before != placements:

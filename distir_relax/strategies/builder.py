@@ -7,7 +7,6 @@ stands for all devices of its set, so the size of a program does not depend on h
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
 from typing import Any, TypeVar
 
 from distir_relax.errors import PlacementError, VerificationError
@@ -23,13 +22,11 @@ from distir_relax.ir import (
     PlacedType,
     Value,
     fresh_name,
-    local_type,
+    lay_out,
     on_devices,
     print_devices,
 )
-from distir_relax.layout import DTYPES, Cut, DeviceMesh, Shard
-from distir_relax.layout.division import balanced
-from distir_relax.layout.fit import fit_placements
+from distir_relax.layout import DTYPES, DeviceMesh
 from distir_relax.ops.table.placed import infer_placed, result_devices
 
 T = TypeVar("T")
@@ -228,14 +225,3 @@ def at_indices(mesh: DeviceMesh, fixed: Mapping[int, int]) -> list[int]:
         indices = (fixed[axis],) if axis in fixed else range(size)
         found = [device * size + i for device in found for i in indices]
     return found
-
-
-def lay_out(shape: tuple[int, ...], dtype: str, placements: str, mesh: DeviceMesh) -> tuple[DTensorType, PlacedType]:
-    """A global tensor laid out over `mesh`, cuts that are not given balanced, and what each of its devices holds."""
-    fitted = fit_placements(placements, mesh, shape)
-    cut = tuple(
-        replace(p, cut=p.cut or Cut.of(*balanced(shape[p.dim], count))) if isinstance(p, Shard) else p
-        for p, count in zip(fitted, mesh.shape, strict=True)
-    )
-    layout = DTensorType(shape, dtype, cut)
-    return layout, local_type(layout, mesh)

@@ -7,6 +7,7 @@ import json
 import re
 from dataclasses import replace
 from html.parser import HTMLParser
+from importlib import resources
 from pathlib import Path
 from typing import Any
 
@@ -231,3 +232,14 @@ def test_a_program_without_time_or_traffic_is_a_page_too() -> None:
 def test_a_place_that_cannot_be_written_is_an_error(tmp_path: Path) -> None:
     with pytest.raises(DistIRError, match="cannot be written"):
         write_page(training(), tmp_path / "none" / "page.html", "title")
+
+
+def test_a_colour_means_one_thing() -> None:
+    """That of communication, and that of compute, are no others of the page's: neither of memory nor of the matrix."""
+    style = (resources.files("distir_relax.report") / "templates" / "page.css").read_text()
+    for mode in re.findall(r":root \{(.*?)\}", style, re.DOTALL):
+        colours = dict(re.findall(r"(--[\w-]+): (#\w+)", mode))
+        first = dict(re.findall(r"(--[\w-]+): (#\w+)", style.split("@media")[0]))
+        for meaning in ("--communication", "--compute"):
+            same = {name for name, colour in {**first, **colours}.items() if colour == colours[meaning]}
+            assert same == {meaning}

@@ -57,4 +57,10 @@ def test_an_unknown_op() -> None:
     with pytest.raises(UnsupportedOpError, match="no op 'matmull'"):
         explain_rule("matmull")
     with pytest.raises(UnsupportedOpError, match="no rule"):
-        explain_rule("all_reduce", ["f32[4]"])
+        explain_rule("slices", ["f32[4]"], {"dim": 0, "intervals": ((0, 2),)})
+
+
+def test_what_a_collective_needs_is_said() -> None:
+    said = explain_rule("all_reduce")
+    assert "  axis: the mesh axis" in said
+    assert "  op: how terms are joined: sum, mean, min or max" in said

@@ -12,6 +12,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from distir_relax.errors import RunError
+from distir_relax.frontends.torch.arguments import as_tensor
 
 if TYPE_CHECKING:
     import torch
@@ -30,8 +31,9 @@ class CallSignature:
     def flatten(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> dict[str, torch.Tensor]:
         """The tensors of a call by input name.
 
-        Arguments may be given by position or by name. Raises `RunError` for a missing or surplus argument, and for
-        an argument that is no tensor and differs from the example, whose value the program has built in.
+        Arguments may be given by position or by name, and arrays of numpy for tensors. Raises `RunError` for a missing
+        or surplus argument, and for an argument that is no tensor and differs from the example, whose value the program
+        has built in.
         """
         import torch
 
@@ -42,13 +44,13 @@ class CallSignature:
         tensors: dict[str, torch.Tensor] = {}
         for name, example in self.leaves.items():
             if isinstance(example, torch.Tensor):
-                if not isinstance(given.get(name), torch.Tensor):
+                if not hasattr(given.get(name), "__array__"):
                     found = f"found {given[name]!r}" if name in given else "found none"
                     raise RunError(
-                        f"expected a tensor for the input {name!r}, {found}",
+                        f"expected a tensor of torch or numpy for the input {name!r}, {found}",
                         hint=f"the model was compiled with {', '.join(self.leaves)}",
                     )
-                tensors[name] = given[name]
+                tensors[name] = as_tensor(given[name])
             elif name in given and not _equal(given[name], example):
                 raise RunError(
                     f"the argument {name!r} was {example!r} when the model was compiled, found {given[name]!r}",

@@ -7,8 +7,18 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
 from distir_relax import bundle as format_
-from distir_relax.errors import DistIRError, VerificationError
-from distir_relax.ir import DTensorType, Function, Module, TensorType, inline, print_module, print_records
+from distir_relax.errors import DistIRError, PlacementError, VerificationError
+from distir_relax.ir import (
+    DTensorType,
+    Function,
+    Module,
+    TensorType,
+    Value,
+    inline,
+    lay_out,
+    print_module,
+    print_records,
+)
 from distir_relax.layout import At, DeviceMesh, Shard, holders, print_placements
 from distir_relax.lowering.emit.torch import to_torch
 from distir_relax.ops import Trait, lookup
@@ -61,22 +71,31 @@ def program_to_bundle(
     flat = inline(module)
     main = flat.main
     _check_updates(main)
-    layouts = [(i.value.name, _declared("input", i.value.name, i.layout), i.role) for i in main.inputs]
-    outputs = [(o.name, _declared("output", o.name, o.layout)) for o in main.outputs]
+    mesh = flat.meshes[0]
+    layouts = [(i.value.name, _declared("input", i.value.name, i.value, i.layout, mesh), i.role) for i in main.inputs]
+    outputs = [(o.name, _declared("output", o.name, o.value, o.layout, mesh)) for o in main.outputs]
     _check_tensors([(label, kind) for label, kind, role in layouts if role != "input"], tensors)
     texts = {"distir.txt": print_module(module)}
-    return _bundle(name, flat.meshes[0], ranked, texts, layouts, outputs, _updates(main), tensors, "ragged", backends)
+    return _bundle(name, mesh, ranked, texts, layouts, outputs, _updates(main), tensors, "ragged", backends)
 
 
 _EXAMPLE = 'input %x: f32[4,8] @ {0,1} as R.DTensor((8, 8), "float32", "mesh[0]", "S[0]")'
 
 
-def _declared(what: str, label: str, layout: DTensorType | None) -> DTensorType:
+def _declared(what: str, label: str, value: Value, layout: DTensorType | None, mesh: DeviceMesh) -> DTensorType:
+    """The layout of an input or output, with all its sizes; devices must hold just the pieces that it says."""
     if layout is None:
         raise DistIRError(
             f"the {what} {label!r} does not say how it lies", hint=f"write it: {_EXAMPLE}, or tensor(…) in a builder"
         )
-    return layout
+    where = f"{what} {label!r}"
+    try:
+        settled, pieces = lay_out(layout.shape, layout.dtype, print_placements(layout.placements), mesh)
+    except PlacementError as error:
+        raise PlacementError(error.message, where, error.hint) from None
+    if pieces != value.placed:
+        raise VerificationError(f"{settled} is in pieces of {pieces}, the program says {value.type}", where)
+    return settled
 
 
 def _bundle(

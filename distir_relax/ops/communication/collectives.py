@@ -19,11 +19,17 @@ from distir_relax.ops.table import (
     same_type,
 )
 
+AXIS = "the mesh axis along which devices take part, by name"
+OP = "how terms are joined: sum, mean, min or max"
+SIZES = "how many elements of the dim each index along the axis holds"
+SIZE = "how many of these a device gets itself: one number, or [a|b] by device"
+
 define(
     "all_reduce",
     Semantics(
         infer=same_type,
         torch="comm.all_reduce({0}, {axis}, {op}, step={step})",
+        attributes={"axis": AXIS, "op": OP},
         together=lambda parts, attrs: [_reduced(parts, attrs["op"]).clone() for _ in parts],
     ),
     cost=Cost(collective=Collective.ALL_REDUCE),
@@ -34,6 +40,7 @@ define(
     Semantics(
         infer=lambda types, attrs: (resized(types[0], attrs["dim"], sum(attrs["sizes"])),),
         torch="comm.all_gather({0}, {axis}, {dim}, {sizes}, step={step})",
+        attributes={"axis": AXIS, "dim": "the dim to make whole", "sizes": SIZES},
         together=lambda parts, attrs: [_joined(parts, attrs["dim"]) for _ in parts],
     ),
     cost=Cost(flops=no_flops, collective=Collective.ALL_GATHER),
@@ -53,6 +60,7 @@ define(
     Semantics(
         infer=own_part,
         torch="comm.reduce_scatter({0}, {axis}, {dim}, {sizes}, {op}, step={step})",
+        attributes={"axis": AXIS, "dim": "the dim to split", "sizes": SIZES, "size": SIZE, "op": OP},
         together=lambda parts, attrs: list(_reduced(parts, attrs["op"]).split(attrs["sizes"], attrs["dim"])),
         own=frozenset({"size"}),
     ),
@@ -70,6 +78,14 @@ define(
             ),
         ),
         torch="comm.all_to_all({0}, {axis}, {split_dim}, {split_sizes}, {concat_dim}, {concat_sizes}, step={step})",
+        attributes={
+            "axis": AXIS,
+            "split_dim": "the dim to split",
+            "split_sizes": "the sizes of its parts, index by index",
+            "size": SIZE,
+            "concat_dim": "the dim to make whole",
+            "concat_sizes": "the sizes of its parts before, index by index",
+        },
         together=lambda parts, attrs: [
             _joined([x.split(attrs["split_sizes"], attrs["split_dim"])[i] for x in parts], attrs["concat_dim"])
             for i in range(len(parts))
@@ -84,6 +100,12 @@ define(
     Semantics(
         infer=lambda types, attrs: (resized(types[0], attrs["dim"], attrs["size"]),),
         torch="comm.resplit({0}, {axis}, {dim}, {pieces}, step={step})",
+        attributes={
+            "axis": AXIS,
+            "dim": "the dim that is split, before and after",
+            "pieces": "for each index that sends, how many elements go to each that receives",
+            "size": SIZE,
+        },
         together=lambda parts, attrs: [
             _joined(
                 [x.split(row, attrs["dim"])[i] for x, row in zip(parts, attrs["pieces"], strict=True)], attrs["dim"]

@@ -5,13 +5,14 @@ from __future__ import annotations
 from typing import Any
 
 from distir_relax.ir import TensorType
-from distir_relax.ops.communication.collectives import own_part
+from distir_relax.ops.communication.collectives import AXIS, SIZE, SIZES, own_part
 from distir_relax.ops.table import FREE, Attrs, Code, Semantics, Trait, Types, define, resized
 
 define(
     "shard",
     Semantics(
         infer=own_part,
+        attributes={"axis": AXIS, "dim": "the dim to split", "sizes": SIZES, "size": SIZE},
         torch="comm.shard({0}, {axis}, {dim}, {sizes})",
         together=lambda parts, attrs: [x.split(attrs["sizes"], attrs["dim"])[i] for i, x in enumerate(parts)],
     ),
@@ -24,6 +25,7 @@ define(
     "shard_start",
     Semantics(
         infer=lambda types, attrs: (TensorType((), attrs["dtype"]),),
+        attributes={"axis": AXIS, "sizes": SIZES, "dtype": "the dtype of the result"},
         torch="comm.shard_start({axis}, {sizes}, {dtype})",
         together=lambda parts, attrs: _starts(attrs),
     ),

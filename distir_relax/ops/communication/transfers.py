@@ -22,6 +22,11 @@ define(
     "recv",
     Semantics(
         infer=lambda types, attrs: (TensorType(attrs["shape"], attrs["dtype"]),),
+        attributes={
+            "shape": "the shape of what comes",
+            "dtype": "its dtype, such as float32",
+            "peer": "the rank that sends it",
+        },
         torch="comm.recv({shape}, {dtype}, {peer}, step={step})",
     ),
     cost=Cost(flops=no_flops, collective=Collective.SEND),

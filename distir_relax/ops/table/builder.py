@@ -81,9 +81,15 @@ class Builder:
 
 
 def infer(name: str, types: Sequence[TensorType], attrs: Any, location: str = "") -> tuple[TensorType, ...]:
-    """The result types of op `name`; raises `VerificationError` when the operands do not fit it."""
+    """The result types of op `name`; raises `VerificationError` when operands or attributes do not fit it."""
+    semantics = lookup(name, location).semantics
+    for attribute, meaning in semantics.attributes.items():
+        if attribute not in attrs:
+            raise VerificationError(
+                f"{name} needs the attribute {attribute}: {meaning}", location, f"distir rules {name} lists all of them"
+            )
     try:
-        return lookup(name, location).semantics.infer(types, attrs)
+        return semantics.infer(types, attrs)
     except DistIRError:
         raise
     except (ValueError, IndexError, KeyError, TypeError) as error:

@@ -110,6 +110,8 @@ class Semantics:
     together: Together | None = None
     """Of an op of the communicator: from the operand of each device along the axis (none for an op without operands),
     and the attributes, the result on each."""
+    attributes: Mapping[str, str] = field(default_factory=dict)
+    """Of an op that a person may write: the attributes that it must have, and what each of them says."""
     own: frozenset[str] = frozenset()
     """Of an op of the communicator: the attributes that are each device's own; the others are the same on all that take
     part."""

@@ -1,0 +1,72 @@
+"""A saved bundle as something to call: `dr.load("model.dist")(x)`."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from distir_relax.bundle import Bundle, read_bundle
+from distir_relax.errors import RunError
+from distir_relax.runtime.session import Session
+from distir_relax.units import count
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from distir_relax.bundle import Tensor
+
+
+class Loaded:
+    """A bundle that runs here, ranks as threads of this process.
+
+    Inputs are global arrays of torch or numpy, by position or by name. A program of one output gives a torch tensor,
+    one of several a dict by name: a bundle does not know the structure that the model returns.
+    """
+
+    def __init__(self, bundle: Bundle) -> None:
+        self.bundle = bundle
+        self._sessions: dict[str, Session] = {}
+
+    def __call__(self, *args: Any, backend: str = "torch", **kwargs: Any) -> Any:
+        """Run once; the first call of a backend loads its programs.
+
+        Raises `RunError` for inputs unlike those that the program takes, and for a backend that there is not;
+        `BundleError` where the bundle has no programs for it.
+        """
+        manifest = self.bundle.manifest
+        names = [tensor.name for tensor in manifest.inputs]
+        if len(args) > len(names) or set(names[: len(args)]) & set(kwargs):
+            raise RunError(
+                f"expected each of the inputs {_listed(manifest.inputs)} once, "
+                f"found {len(args)} by position and {', '.join(kwargs) or 'none'} by name"
+            )
+        if backend not in self._sessions:
+            self._sessions[backend] = Session(self.bundle, backend)
+        outputs = self._sessions[backend]({**dict(zip(names, args, strict=False)), **kwargs})
+        return next(iter(outputs.values())) if len(manifest.outputs) == 1 else outputs
+
+    def __repr__(self) -> str:
+        manifest = self.bundle.manifest
+        programs = count(len(manifest.programs), "distinct program")
+        return "\n".join(
+            [
+                f"{manifest.name}: {count(manifest.mesh.size, 'rank')} on {manifest.mesh}, {programs}",
+                f"  from     {self.bundle.path}",
+                f"  inputs   {_listed(manifest.inputs)}",
+                f"  outputs  {_listed(manifest.outputs)}",
+                f"  weights  {count(len(manifest.weights), 'tensor')}",
+            ]
+        )
+
+
+def load(path: str | Path) -> Loaded:
+    """A bundle that was saved with `plan.save` or `distir compile`, to be called.
+
+    Raises `BundleError` when there is none at `path`, or a damaged one.
+    """
+    return Loaded(read_bundle(Path(path)))
+
+
+def _listed(tensors: Sequence[Tensor]) -> str:
+    shown = ", ".join(f"{t.name}: {t.dtype} {t.shape}" for t in tensors[:4]) or "none"
+    return f"{shown} and {len(tensors) - 4} more" if len(tensors) > 4 else shown
