@@ -189,12 +189,12 @@ def compile(
 
     `model` is a `torch.nn.Module` with the example call that its shapes are taken from, a TVM `IRModule`, or an ONNX
     model (a path or an `onnx.ModelProto`), or (program, tensors): a program of the global stage, and its parameters and
-    constants by name. ONNX models and `IRModule`s take `input_shapes` for inputs whose dims they leave open; `params` is
-    the data of an `IRModule`'s weights, by name or in order (`frontends.relax.import_relax`). Annotations stand in the
-    model (`annotate_sharding`), or are given as `shardings`: glob patterns over names of parameters and inputs, each
-    with its placement, together with `mesh`: a `DeviceMesh`, its shape, or a number of devices. A `mesh` given here takes
-    the place of the one that annotations in the model name: the same model for another number of devices. `tail` says
-    what ranks with a short shard do: ``ragged`` (own shapes) or ``pad`` (filled up to the largest shard).
+    constants by name. ONNX models and `IRModule`s take `input_shapes` for inputs whose dims they leave open; `params`
+    is the data of an `IRModule`'s weights, by name or in order (`frontends.relax.import_relax`). Annotations stand in
+    the model (`annotate_sharding`), or are given as `shardings`: glob patterns over names of parameters and inputs,
+    each with its placement, together with `mesh`: a `DeviceMesh`, its shape, or a number of devices. A `mesh` given
+    here takes the place of the one that annotations in the model name: the same model for another number of devices.
+    `tail` says what ranks with a short shard do: ``ragged`` (own shapes) or ``pad`` (filled up to the largest shard).
 
     Repeated blocks of the model become functions, which are compiled once and called; `outline=False` writes them all
     out. `verify` checks the program after each pass (by default if the environment variable DISTIR_VERIFY is 1); `dump`

@@ -173,7 +173,7 @@ def test_compile_then_run(tmp_path: Path) -> None:
         "--shard", "up.weight=S[0]", "--name", "small",
     )  # fmt: skip
     assert done.returncode == 0, done.stderr
-    assert done.stdout == f"wrote {bundle}\n"
+    assert f"wrote {bundle} in " in done.stdout
     manifest = read_bundle(bundle).manifest
     assert (manifest.name, manifest.tail, manifest.mesh.shape) == ("small", "pad", (3,))
     assert "S[0" in next(weight for weight in manifest.weights if weight.name == "up.weight").placement

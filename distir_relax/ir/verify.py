@@ -85,7 +85,12 @@ def _verify_function(module: Module, function: Function, check: OpCheck | None) 
         for operand in op.operands:
             use(operand, where)
         axis = op.attrs.get("axis")
-        if isinstance(axis, str) and all(axis not in mesh.axes for mesh in module.meshes):
+        # Of ranked programs `check` says so, with the rank.
+        if (
+            module.stage == "distributed"
+            and isinstance(axis, str)
+            and all(axis not in mesh.axes for mesh in module.meshes)
+        ):
             axes = ", ".join(name for mesh in module.meshes for name in mesh.axes) or "none"
             raise VerificationError(f"no mesh of the program has an axis {axis!r}, found {axes}", where)
         if op.callee:
