@@ -282,3 +282,43 @@ def test_weights_of_the_wrong_shape_or_number() -> None:
 def test_values_of_the_program_are_ours() -> None:
     imported = import_relax(script(RFC), function="foo")
     assert all(isinstance(v, Value) for op in imported.module.main.ops for v in op.operands)
+
+
+CHANNELS_LAST = """
+    @R.function
+    def main(
+        x: R.Tensor((2, 7, 5, 3), "float32"), w: R.Tensor((3, 3, 3, 4), "float32"), b: R.Tensor((4,), "float32")
+    ):
+        h = R.dist.annotate_sharding(x, device_mesh="mesh[0]", placement="S[1]")
+        y = R.nn.conv2d(h, w, padding=(1, 1), strides=(2, 1), data_layout="NHWC", kernel_layout="HWIO")
+        return R.nn.relu(R.add(y, b))
+"""
+
+
+@pytest.mark.parametrize("backend", ["torch", "tvm"])
+@pytest.mark.parametrize("ranks", [2, 3])
+def test_a_convolution_with_channels_last_split_by_rows(ranks: int, backend: str) -> None:
+    """The second example of the RFC: rows are fetched from the neighbours, whatever the order of the dims."""
+    plan = dr.compile(script(CHANNELS_LAST), mesh=dr.DeviceMesh((ranks,), ("tp",)))
+    generator = torch.Generator().manual_seed(0)
+    x, w, b = (torch.randn(*shape, generator=generator) for shape in ((2, 7, 5, 3), (3, 3, 3, 4), (4,)))
+    whole = torch.conv2d(x.permute(0, 3, 1, 2), w.permute(3, 2, 0, 1), b, (2, 1), 1)
+    expected = torch.relu(whole).permute(0, 2, 3, 1)
+    torch.testing.assert_close(plan(x, w, b, backend=backend), expected, atol=1e-5, rtol=1e-5)
+    assert "all_gather" not in plan.text("distributed")
+
+
+def test_a_convolution_may_give_its_dims_in_another_order() -> None:
+    """TVM has no code for it: torch is the reference."""
+    text = CHANNELS_LAST.replace('kernel_layout="HWIO"', 'kernel_layout="HWIO", out_layout="NCHW"')
+    x, w = torch.randn(2, 7, 5, 3), torch.randn(3, 3, 3, 4)
+    imported = import_relax(script(text[: text.index("        return")].replace("(4,)", "(3,)") + "        return y"))
+    whole = torch.conv2d(x.permute(0, 3, 1, 2), w.permute(3, 2, 0, 1), None, (2, 1), 1)
+    torch.testing.assert_close(run(imported, x, w, torch.zeros(3)), whole, atol=1e-5, rtol=1e-5)
+
+
+def test_a_layout_in_blocks_is_refused() -> None:
+    text = CHANNELS_LAST.replace("(2, 7, 5, 3)", "(2, 1, 7, 5, 4)").replace('"NHWC"', '"NCHW4c"')
+    text = text.replace("(3, 3, 3, 4)", "(4, 4, 3, 3)").replace('"HWIO"', '"OIHW"').replace("S[1]", "R")
+    with pytest.raises(UnsupportedOpError, match="the layout NCHW4c; expected the letters of NCHW in any order"):
+        import_relax(script(text))

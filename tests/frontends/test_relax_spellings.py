@@ -85,6 +85,36 @@ SPELLINGS: list[tuple[str, Callable[[Any, Any, Any], Any]]] = [
         ),
     ),
     (
+        "conv1d, NWC",
+        lambda R, x, i: R.nn.conv1d(x, _weights(3, 5, 2), 2, (1, 0), data_layout="NWC", kernel_layout="WIO"),
+    ),
+    (
+        "conv2d, NHWC",
+        lambda R, x, i: R.nn.conv2d(
+            _last(R, x), _weights(2, 3, 1, 6), 1, (1, 0, 0, 1), (1, 2), 3, data_layout="NHWC", kernel_layout="HWIO"
+        ),
+    ),
+    (
+        "conv3d, NDHWC",
+        lambda R, x, i: R.nn.conv3d(
+            R.permute_dims(_volume(R, x), [0, 2, 3, 4, 1]),
+            _weights(2, 3, 1, 1, 2),
+            padding=1,
+            data_layout="NDHWC",
+            kernel_layout="DHWIO",
+        ),
+    ),
+    (
+        "max_pool2d, NHWC",
+        lambda R, x, i: R.nn.max_pool2d(_last(R, x), (3, 2), (2, 1), 1, layout="NHWC"),
+    ),
+    ("avg_pool1d, NWC", lambda R, x, i: R.nn.avg_pool1d(x, 2, 2, layout="NWC")),
+    ("adaptive_avg_pool2d, NHWC", lambda R, x, i: R.nn.adaptive_avg_pool2d(_last(R, x), (2, 3), layout="NHWC")),
+    (
+        "image.resize2d, NHWC",
+        lambda R, x, i: R.image.resize2d(_last(R, x), (7, 3), layout="NHWC", method="linear"),
+    ),
+    (
         "batch_norm",
         lambda R, x, i: R.nn.batch_norm(_flipped(R, x), *[_row(2.0)] * 4, 1, training=False)[0],
     ),
@@ -134,6 +164,11 @@ def _ids(*shape: int) -> Any:
 
 def _picture(R: Any, x: Any) -> Any:
     return R.expand_dims(x, 0)
+
+
+def _last(R: Any, x: Any) -> Any:
+    """A picture with its channels last."""
+    return R.permute_dims(_picture(R, x), [0, 2, 3, 1])
 
 
 def _volume(R: Any, x: Any) -> Any:

@@ -14,7 +14,7 @@ from distir_relax.kernels.sampling import Adaptive
 from distir_relax.ops.spatial.max_pool_places import adaptive_places
 from distir_relax.ops.spatial.parts import keeps, local_size, over_parts, sampled_windows, set_part
 from distir_relax.ops.spatial.pooling import even_average, max_pool
-from distir_relax.ops.spatial.strides import batched, need_layout, per_dim
+from distir_relax.ops.spatial.strides import arranged, batched, per_dim
 from distir_relax.ops.spatial.windowed import define_spatial
 from distir_relax.ops.table import Attrs, Builder, Expression, Linear, SampledWindow, Types, aten, operands, relax
 
@@ -121,9 +121,10 @@ def _relax_adaptive(count: int) -> None:
     letters = "DHW"[3 - count :] if count > 1 else "W"
 
     def convert(g: Builder, args: Any, attrs: Any) -> Any:
-        need_layout(attrs, layout="NC" + letters, out_layout="NC" + letters)
-        size = attrs["output_size"]
-        return args[0] if size is None else _adaptive_average(count)(g, args[0], size)
+        order, lies, size = "NC" + letters, attrs["layout"], attrs["output_size"]
+        x = arranged(g, args[0], lies, order)
+        y = x if size is None else _adaptive_average(count)(g, x, size)
+        return arranged(g, y, order, attrs["out_layout"] or lies or order)
 
     relax(f"relax.nn.adaptive_avg_pool{count}d")(convert)
 

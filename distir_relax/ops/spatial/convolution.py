@@ -15,10 +15,10 @@ from typing import Any
 
 from distir_relax.ir import TensorType, Value
 from distir_relax.ops.spatial.strides import (
+    arranged,
     batched,
     dealt_out,
     ends,
-    need_layout,
     onnx_windows,
     per_dim,
     relax_padding,
@@ -250,8 +250,9 @@ def _relax_conv(count: int, transposed: bool) -> None:
     letters = "DHW"[3 - count :] if count > 1 else "W"
 
     def convert(g: Builder, args: Any, attrs: Any) -> Any:
-        kernel = ("IO" if transposed else "OI") + letters
-        need_layout(attrs, data_layout="NC" + letters, kernel_layout=kernel, out_layout="NC" + letters)
+        order, lies = "NC" + letters, attrs["data_layout"]
+        data = arranged(g, args[0], lies, order)
+        weight = arranged(g, args[1], attrs["kernel_layout"], ("IO" if transposed else "OI") + letters)
         if attrs["out_dtype"] not in (None, "", "void", args[0].tensor.dtype):
             raise NotImplementedError(f"a convolution of {args[0].tensor.dtype} in {attrs['out_dtype']}")
         padding = relax_padding(attrs["padding"], count)
@@ -260,7 +261,8 @@ def _relax_conv(count: int, transposed: bool) -> None:
             padding = (*padding[:count], *(a - b for a, b in zip(padding[count:], more, strict=True)))
         dilation, strides = per_dim(attrs["dilation"], count), per_dim(attrs["strides"], count)
         groups = int(attrs["groups"])
-        return g.emit(name, *args, strides=strides, padding=padding, dilation=dilation, groups=groups)
+        y = g.emit(name, data, weight, strides=strides, padding=padding, dilation=dilation, groups=groups)
+        return arranged(g, y, order, attrs["out_layout"] or lies or order)
 
     relax(f"relax.{name}")(convert)
 

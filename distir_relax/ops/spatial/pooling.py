@@ -13,9 +13,9 @@ from typing import Any
 
 from distir_relax.ir import Attribute, Value
 from distir_relax.ops.spatial.strides import (
+    arranged,
     batched,
     ends,
-    need_layout,
     onnx_windows,
     per_dim,
     relax_padding,
@@ -231,7 +231,7 @@ def _relax_pool(name: str, count: int) -> None:
     letters = "DHW"[3 - count :] if count > 1 else "W"
 
     def convert(g: Builder, args: Any, attrs: Any) -> Any:
-        need_layout(attrs, layout="NC" + letters, out_layout="NC" + letters)
+        order, lies = "NC" + letters, attrs["layout"]
         padding = relax_padding(attrs["padding"], count)
         found = {
             "pool_size": per_dim(attrs["pool_size"], count),
@@ -247,7 +247,8 @@ def _relax_pool(name: str, count: int) -> None:
             found["counted"] = padding if attrs["count_include_pad"] else (0,) * 2 * count
         if attrs["ceil_mode"]:
             raise NotImplementedError("a pooling with ceil_mode; give the padding at the high ends instead")
-        return pooled(g, name, args[0], False, found)
+        y = pooled(g, name, arranged(g, args[0], lies, order), False, found)
+        return arranged(g, y, order, attrs["out_layout"] or lies or order)
 
     relax(f"relax.nn.{name}{count}d")(convert)
 

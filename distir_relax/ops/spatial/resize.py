@@ -14,7 +14,7 @@ from typing import Any
 from distir_relax.ir import Value
 from distir_relax.kernels.sampling import ALIGN_CORNERS, ASYMMETRIC, HALF_PIXEL, Resizing
 from distir_relax.ops.spatial.parts import keeps, local_size, over_parts, sampled_windows, set_part
-from distir_relax.ops.spatial.strides import need_layout, per_dim
+from distir_relax.ops.spatial.strides import arranged, per_dim
 from distir_relax.ops.spatial.windowed import define_spatial
 from distir_relax.ops.table import Attrs, Builder, SampledWindow, Types, aten, operands, relax, reshape_to
 
@@ -123,7 +123,10 @@ aten("upsample_bicubic2d.vec")(_upsample("cubic"))
 
 def _relax_resize_of(count: int) -> None:
     def convert(g: Builder, args: Any, attrs: Any) -> Any:
-        need_layout(attrs, layout="NCDHW" if count == 3 else "NCHW", out_dtype="void")
+        if attrs["out_dtype"] not in (None, "", "void", args[0].tensor.dtype):
+            raise NotImplementedError(f"resizing {args[0].tensor.dtype} to {attrs['out_dtype']}")
+        order = "NCDHW" if count == 3 else "NCHW"
+        x = arranged(g, args[0], attrs["layout"], order)
         method, place = attrs["method"], attrs["coordinate_transformation_mode"]
         if method == "nearest_neighbor" and attrs["rounding_method"] != "floor":
             raise NotImplementedError(f"resizing to the nearest element, rounded by {attrs['rounding_method']!r}")
@@ -131,7 +134,8 @@ def _relax_resize_of(count: int) -> None:
             raise NotImplementedError("cubic resizing with other than -0.75 as coefficient, or without the edges")
         if (method, place, count) not in _MODES:
             raise NotImplementedError(f"resizing by {method!r}, {place!r}")
-        return resize(g, args[0], per_dim(args[1], count), method, place)
+        y = resize(g, x, per_dim(args[1], count), method, place)
+        return arranged(g, y, order, attrs["layout"] or order)
 
     relax(f"relax.image.resize{count}d")(convert)
 

@@ -68,11 +68,16 @@ def relax_padding(padding: Any, count: int) -> tuple[int, ...]:
     return found if len(found) == 2 * count else (*found, *found)
 
 
-def need_layout(attrs: Mapping[str, Any], **wanted: str) -> None:
-    """Raise NotImplementedError unless the call has torch's layouts."""
-    for key, layout in wanted.items():
-        if attrs[key] not in (layout, "", None):
-            raise NotImplementedError(f"{key} {attrs[key]}; expected {layout}")
+def arranged(g: Builder, x: Value, layout: str | None, wanted: str) -> Value:
+    """`x`, whose dims are named by the letters of `layout` (``NHWC``), with its dims in the order `wanted` (``NCHW``).
+
+    Raises NotImplementedError for a layout with other letters: one in blocks (``NCHW4c``), for instance.
+    """
+    layout = layout or wanted
+    if sorted(layout) != sorted(wanted):
+        raise NotImplementedError(f"the layout {layout}; expected the letters of {wanted} in any order")
+    axes = tuple(layout.index(letter) for letter in wanted)
+    return x if layout == wanted else g.emit("permute_dims", x, axes=axes)
 
 
 def onnx_windows(x: Value, kernel: Sequence[int], attrs: Attrs) -> dict[str, tuple[int, ...]]:
