@@ -124,7 +124,11 @@ class Plan:
 
         if backend not in self._sessions:
             self._sessions[backend] = Session(self.bundle(find_backend(backend).programs), backend)
-        return self.imported.rebuild(self._sessions[backend](self.imported.flatten(args, kwargs)))
+        inputs = self.imported.flatten(args, kwargs)
+        outputs = self._sessions[backend](inputs)
+        for output, name in self.imported.written.items():
+            inputs[name].copy_(outputs[output])
+        return self.imported.rebuild(outputs)
 
     def to_onnx_sharding(self, model: Any) -> Any:
         """A copy of an ONNX model with this plan's layouts as its multi-device metadata (IR version 11).
@@ -210,7 +214,7 @@ def compile(
     imported = _import(model, example_inputs, example_kwargs, input_shapes, params)
     target = _target(given, shardings, imported.module)
     scopes = imported.scopes if outline else None
-    chosen = compile_passes(target if shardings else given, tail, shardings, imported.names, scopes)
+    chosen = compile_passes(target if shardings else given, tail, shardings, imported.names, scopes, imported.unused)
     if passes is not None:
         chosen = tuple(passes(chosen))
     stages = Stages()

@@ -35,17 +35,18 @@ def compile_passes(
     shardings: Mapping[str, str] | None = None,
     names: Mapping[str, str] | None = None,
     scopes: Mapping[str, tuple[Frame, ...]] | None = None,
+    unused: frozenset[str] = frozenset(),
 ) -> tuple[Pass, ...]:
     """The passes of `compile`: from an imported model to a program for each distinct rank.
 
-    `shardings` mark inputs and parameters by name, `names` leads from those names to values; `mesh` is needed for
-    them, and takes the place of the model's own. `tail` is ``ragged`` or ``pad``. Where `scopes` says which module each
+    `shardings` mark inputs and parameters by name, `names` leads from those names to values, `unused` are names that
+    the program has no value for; `mesh` is needed for them, and takes the place of the model's own. `tail` is ``ragged`` or ``pad``. Where `scopes` says which module each
     value is made in, repeated blocks become functions.
     """
     passes: list[Pass] = [] if scopes is None else [Outline(scopes)]
     if shardings:
         assert mesh is not None, "shardings are for a mesh"
-        passes.append(ApplyShardings(shardings, mesh, names or {}))
+        passes.append(ApplyShardings(shardings, mesh, names or {}, unused))
     return (*passes, Propagate(mesh), DelayReductions(), ToDistIR(tail), Project(), FuseLocal())
 
 

@@ -19,7 +19,8 @@ class ApplyShardings:
     """The pass: global stage in and out, with marks on inputs and parameters of the entry function.
 
     `shardings` leads from patterns (``"encoder.layer.*.dense.weight"``, with the wildcards of `fnmatch`) to placements
-    on `mesh`; `names` from every name that a user may use to the name of its value.
+    on `mesh`; `names` from every name that a user may use to the name of its value. `unused` are names of parameters
+    that the model has and the program does not need: a pattern with wildcards may cover them.
     """
 
     takes: ClassVar[tuple[str, ...]] = ("global",)
@@ -27,11 +28,12 @@ class ApplyShardings:
     shardings: Mapping[str, str]
     mesh: DeviceMesh
     names: Mapping[str, str] = field(repr=False)
+    unused: frozenset[str] = field(default=frozenset(), repr=False)
 
     def run(self, module: Module) -> Module:
         """Mark what the patterns match.
 
-        Raises `AnnotationError` for a pattern that matches nothing, for two patterns that disagree about one tensor,
+        Raises `AnnotationError` for a pattern that matches nothing, or names what is not used, for two patterns that disagree about one tensor,
         and for a mesh unlike that of the model's own annotations; `PlacementError` for a placement that does not fit.
         """
         if any(known != self.mesh for known in module.meshes):
@@ -50,7 +52,7 @@ class ApplyShardings:
             where = f'shardings["{pattern}"]'
             matches = [name for name in self.names if fnmatchcase(name, pattern)]
             if not matches:
-                raise _no_match(pattern, self.names)
+                self._check_unused(pattern)
             for name in matches:
                 value = self.names[name]
                 fitted = fit_annotation(text, self.mesh, shapes[value], f"{where}, {name}")
@@ -64,6 +66,17 @@ class ApplyShardings:
                         "make one of the patterns narrower",
                     )
         return chosen
+
+    def _check_unused(self, pattern: str) -> None:
+        """Raise `AnnotationError` unless `pattern` has wildcards, and covers parameters that are not used."""
+        if pattern in self.unused:
+            raise AnnotationError(
+                f"{pattern!r} is a parameter that this call of the model does not use",
+                f'shardings["{pattern}"]',
+                "leave it out, or give an example call that uses it",
+            )
+        if not any(fnmatchcase(name, pattern) for name in self.unused):
+            raise _no_match(pattern, self.names)
 
 
 def _no_match(pattern: str, names: Iterable[str]) -> AnnotationError:

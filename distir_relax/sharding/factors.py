@@ -72,7 +72,7 @@ class _Refinement:
     function: Function
     rules: list[Rule] = field(default_factory=list)
     marks: dict[tuple[str, int], set[int]] = field(default_factory=dict)
-    """For each dim, the products of its inner slots: {1, …, size}."""
+    """For each dim, the products of its inner slots: {1, …, size}; of an empty dim {1}, which has none."""
     factor_marks: list[list[set[int]]] = field(default_factory=list)
     torn: list[set[int]] = field(default_factory=list)
     """For each op, the factors whose boundaries do not nest with those of other ops: these cannot be split there."""
@@ -109,7 +109,7 @@ class _Refinement:
 
     def _declare(self, value: Value) -> None:
         for dim, size in enumerate(value.tensor.shape):
-            self.marks[value.name, dim] = {1, size}
+            self.marks[value.name, dim] = {1, max(1, size)}
 
     def _refine(self, number: int) -> set[str]:
         """Carry boundaries between the dims of one op; the values whose dims got new ones."""

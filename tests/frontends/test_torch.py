@@ -198,17 +198,8 @@ def change_through_a_view(m: Any, x: torch.Tensor) -> Any:
 
 
 @pytest.mark.parametrize("forward", [view_used_after_a_change, change_through_a_view])
-def test_a_change_seen_through_a_view_is_refused(forward: Any) -> None:
-    with pytest.raises(UnsupportedOpError, match=r"add_.Tensor changes memory that is used later") as raised:
-        import_torch(Call(forward), (torch.ones(3, 4),))
-    assert raised.value.where.startswith(f"{HERE}:")
-
-
-def test_changing_an_input_or_a_buffer_is_refused() -> None:
-    with pytest.raises(ImportModelError, match="changes x in place"):
-        import_torch(Call(lambda m, x: x.add_(1)), (torch.ones(3, 4),))
-    with pytest.raises(ImportModelError, match="changes b_count in place"):
-        import_torch(Call(lambda m, x: x + m.count.add_(1), count=torch.zeros(())), (torch.ones(3, 4),))
+def test_a_change_is_seen_through_every_view(forward: Any) -> None:
+    agrees(forward)
 
 
 def test_an_op_without_an_entry_is_named_with_its_place() -> None:

@@ -9,6 +9,7 @@ from typing import Any
 
 import torch
 from recurrent_calls import CALLS as RECURRENT_CALLS
+from spectral_calls import CALLS as SPECTRAL_CALLS
 
 Call = tuple[tuple[Any, ...], dict[str, Any]]
 
@@ -28,9 +29,11 @@ _UNARY = [
     *("resolve_neg", "round", "sigmoid", "sign", "silu", "silu_", "sin", "softplus", "sort", "square", "squeeze"),
     *("sum", "t", "numpy_T", "tan", "tanh", "trunc", "zeros_like", "argsort", "tril", "triu", "argmax", "argmin"),
     *("amax", "amin", "bitwise_not", "logical_not", "glu", "norm.Scalar", "linalg_vector_norm"),
+    *("sinh", "cosh", "asinh", "expm1", "zero", "zero_", "prod", "std", "var", "linalg_norm"),
 ]
 _POSITIVE = ["log", "log1p", "log2", "reciprocal", "rsqrt", "sqrt"]
 _COMPARE = ["eq", "ne", "lt", "le", "gt", "ge"]
+_COMPARE_IN_WORDS = ["not_equal", "less", "less_equal", "greater", "greater_equal"]
 
 
 def _full(name: str) -> str:
@@ -42,16 +45,35 @@ CALLS: dict[str, list[Call]] = {
     **{_full(name): [call(POSITIVE)] for name in _POSITIVE},
     **{f"{name}.Tensor": [call(X, Y), call(X, "i64[3,1]")] for name in _COMPARE},
     **{f"{name}.Scalar": [call(X, 0.5), call("i64[4]", 3)] for name in _COMPARE},
+    **{f"{name}.Tensor": [call(X, Y)] for name in _COMPARE_IN_WORDS},
+    **{f"{name}.Scalar": [call(X, 0.5)] for name in _COMPARE_IN_WORDS},
+    **{f"{name}.default": [call("f32[3,4] < 1")] for name in ("asin", "acos", "atanh")},
+    "acosh.default": [call("f32[3,4] > 1")],
+    **{f"{name}.Tensor": [call(X, "f32[4] > 0")] for name in ("multiply", "subtract", "divide", "fmod")},
+    **{f"{name}.Scalar": [call(X, 2.5)] for name in ("multiply", "subtract", "divide", "fmod", "true_divide")},
+    **{
+        f"{name}.{kind}": [call("i64[3,4]", other), call("bool[3,4]", truth)]
+        for kind, other, truth in (("Tensor", "i64[4]", "bool[4]"), ("Scalar", 5, True))
+        for name in (*(f"bitwise_{n}" for n in ("and", "or", "xor")), *(f"__{n}__" for n in ("and", "or", "xor")))
+    },
+    **{
+        f"{name}.{kind}": [call("i64[3,4] < 99", other)]
+        for way in ("left", "right")
+        for name, kind, other in (
+            (f"bitwise_{way}_shift", "Tensor", "i64[4] < 5"),
+            (f"bitwise_{way}_shift", "Tensor_Scalar", 3),
+            (f"__{way[0]}shift__", "Tensor", "i64[4] < 5"),
+            (f"__{way[0]}shift__", "Scalar", 2),
+        )
+    },
+    **{f"{name}.default": [call(X, Y)] for name in ("atan2", "arctan2", "logaddexp", "hypot")},
     **{f"{name}.Tensor": [call(X, "f32[4]"), call("i64[4]", X)] for name in ("mul", "sub", "rsub", "add")},
     **{f"{name}.Scalar": [call(X, 2.5), call("i64[4]", 3)] for name in ("mul", "sub", "rsub", "add")},
     **{f"{name}_.Tensor": [call(X, "f32[4]")] for name in ("mul", "sub", "add", "div")},
     **{f"{name}_.Scalar": [call(X, 2.5)] for name in ("mul", "sub", "add", "div")},
     **{f"{name}.Tensor": [call(X, "f32[4] > 0"), call("i64[4]", X)] for name in ("div", "true_divide")},
-    **{name: [call("bool[4]", "bool[3,4]")] for name in ("logical_and.default", "__and__.Tensor")},
-    **{name: [call("bool[4]", "bool[3,4]")] for name in ("bitwise_and.Tensor", "bitwise_or.Tensor", "__or__.Tensor")},
-    **{name: [call("bool[4]", "bool[4]")] for name in ("logical_or.default", "logical_xor.default")},
-    "bitwise_xor.Tensor": [call("bool[4]", "bool[4]")],
-    "bitwise_not.default": [call("bool[4]")],
+    **{f"logical_{name}.default": [call("bool[4]", "bool[3,4]")] for name in ("and", "or", "xor")},
+    "bitwise_not.default": [call("bool[4]"), call("i64[4]")],
     "logical_not.default": [call("bool[4]"), call("i64[9]")],
     "_softmax.default": [call(X, -1, False)],
     "_log_softmax.default": [call(X, 0, False)],
@@ -109,13 +131,29 @@ CALLS: dict[str, list[Call]] = {
     "std.correction": [call(X, [1], correction=1)],
     "std.dim": [call(X, [1])],
     "norm.ScalarOpt_dim": [call(X, 2, [1], True)],
-    "linalg_vector_norm.default": [call(X), call(X, 1, [0]), call(X, 2, [1], True)],
+    "linalg_vector_norm.default": [
+        *(call(X, order, [0]) for order in (1, 2, 3, 0.5, 0, float("inf"), -float("inf"))),
+        call(X),
+        call(X, 2, [1], True),
+    ],
+    "prod.dim_int": [call(X, 1), call("i64[3,4] < 3", 0, True)],
+    "cumprod.default": [call(X, 1), call("i64[3,4] < 3", 0)],
+    "std_mean.correction": [call(X, [1], correction=0, keepdim=True)],
+    "frobenius_norm.dim": [call("f32[2,3,4]", [-2, -1]), call(X, [1], True)],
+    "linalg_matrix_norm.str_ord": [call("f32[2,3,4]")],
+    "_weight_norm.default": [call(X, "f32[3,1]", 0), call("f32[2,3,4]", "f32[1,1,4]", 2)],
     "cumsum.default": [call(X, 1), call("bool[3,4]", 0)],
     "cat.default": [call([X, Y], 1), call([X, "f64[3,2]"], -1)],
     "concat.default": [call([X, Y])],
     "stack.default": [call([X, Y], -1)],
     "chunk.default": [call("f32[3,7]", 3, 1)],
     "split.Tensor": [call("f32[3,7]", 3, 1), call(X, 3)],
+    "unsafe_chunk.default": [call("f32[3,7]", 3, 1)],
+    "unsafe_split.Tensor": [call("f32[3,7]", 3, 1)],
+    "split.sizes": [call("f32[3,7]", [3, 4], -1)],
+    "tensor_split.indices": [call("f32[3,7]", [2, 2, -1, 9], 1)],
+    "tensor_split.sections": [call("f32[3,7]", 3, 1)],
+    "hstack.default": [call([X, Y]), call(["f32[4]", "f32[2]"])],
     "split_with_sizes.default": [call("f32[3,7]", [3, 4], -1)],
     "unbind.int": [call(X, 1)],
     "clamp.default": [call(X, -0.5, 0.5), call("i64[9]", 3)],
@@ -138,7 +176,20 @@ CALLS: dict[str, list[Call]] = {
     "replication_pad2d.default": [call("f32[2,3,5,4]", [2, -1, 0, 5])],
     "replication_pad3d.default": [call("f32[1,2,3,5,4]", [2, 1, 0, 3, 2, 1])],
     "div.Scalar": [call(X, 3), call("i64[4]", 2)],
-    "div.Tensor_mode": [call(X, POSITIVE, rounding_mode="floor"), call(X, POSITIVE, rounding_mode=None)],
+    "div.Tensor_mode": [
+        *(call(X, POSITIVE, rounding_mode=mode) for mode in ("floor", "trunc", None)),
+        call("i64[9]", torch.tensor(-4), rounding_mode="trunc"),
+    ],
+    "remainder.Scalar_Tensor": [call(7, POSITIVE)],
+    "floor_divide.Scalar": [call("i64[9]", 4)],
+    "addcdiv.default": [call(X, Y, POSITIVE, value=2)],
+    "float_power.Tensor_Scalar": [call(POSITIVE, 1.5), call("i64[4]", 2)],
+    "float_power.Tensor_Tensor": [call(POSITIVE, Y)],
+    "clamp_min.Tensor": [call(X, "f32[4]")],
+    "clamp_max.Tensor": [call(X, "f32[4]")],
+    **{f"{name}.Scalar": [call(X, 2.5), call("i64[4]", 3)] for name in ("fill", "fill_")},
+    **{f"{name}.Tensor": [call(X, "f32[]")] for name in ("fill", "fill_")},
+    **{f"{name}.default": [call(X, "f32[4]"), call(X, "i64[3,1]")] for name in ("copy", "copy_")},
     "floor_divide.default": [call(X, POSITIVE), call("i64[9]", 2)],
     "remainder.Scalar": [call("i64[9]", 4), call(X, 0.7)],
     "remainder.Tensor": [call(X, POSITIVE)],
@@ -156,6 +207,8 @@ CALLS: dict[str, list[Call]] = {
         call("f32[3,4,5]", [None, "i64[2,3] < 4", "i64[3] < 5"]),
         call("f32[3,4,5]", ["i64[2] < 3", None, "i64[2] < 5"]),
         call("f32[3,4,5]", [None, torch.arange(4)]),
+        call("f32[3,4,5]", [torch.tensor([[True, False, True, True]] * 2 + [[False] * 4])]),
+        call("f32[3,4,5]", [None, torch.tensor([True, False, True, True])]),
         call("f32[1,4]", [torch.zeros(1, 1, dtype=torch.int64), torch.arange(4)]),
         call("f32[3,4,5]", [torch.arange(3)[:, None], torch.arange(3)]),
     ],
@@ -281,8 +334,38 @@ CALLS: dict[str, list[Call]] = {
     "batch_norm.default": [
         call("f32[2,3,4,5]", "f32[3]", "f32[3]", "f32[3]", "f32[3] > 0", False, 0.1, 1e-5, False),
         call("f32[2,3,4]", None, None, "f32[3]", "f32[3] > 0", False, 0.1, 1e-3, False),
+        call("f32[2,3,4,5]", "f32[3]", "f32[3]", None, None, True, 0.1, 1e-5, False),
     ],
-    "upsample_nearest1d.vec": [call("f32[2,3,5]", None, [2.0])],
+    "_native_batch_norm_legit_functional.default": [
+        call("f32[2,3,4,5]", "f32[3]", "f32[3]", "f32[3]", "f32[3] > 0", True, 0.3, 1e-5),
+    ],
+    "upsample_nearest1d.vec": [call("f32[2,3,5]", None, [2.0]), call("f32[2,3,5]", None, [1.5])],
+    "_upsample_nearest_exact1d.vec": [call("f32[2,3,5]", [7], None)],
+    "_upsample_nearest_exact2d.vec": [call("f32[2,3,4,5]", [7, 3], None), call("f32[2,3,4,5]", None, [1.5, 2.0])],
+    "_upsample_nearest_exact3d.vec": [call("f32[2,3,2,4,5]", [3, 4, 7], None)],
+    "_upsample_bilinear2d_aa.vec": [
+        call("f32[2,3,9,7]", [4, 3], False, None),
+        call("f32[2,3,4,5]", [7, 9], False, None),
+        call("f32[2,3,9,7]", [4, 10], True, None),
+    ],
+    "_upsample_bicubic2d_aa.vec": [
+        call("f32[2,3,9,7]", [4, 3], False, None),
+        call("f32[2,3,4,5]", [7, 9], False, None),
+    ],
+    "grid_sampler.default": [
+        call("f32[2,3,5,4]", "f32[2,3,7,2] < 2", mode, padding, aligned)
+        for mode, padding, aligned in ((0, 0, False), (1, 1, False), (0, 2, True))
+    ],
+    "grid_sampler_2d.default": [call("f32[2,3,5,4]", "f32[2,3,7,2] < 2", 2, 0, True)],
+    "im2col.default": [
+        call("f32[2,3,7,6]", [3, 2], [2, 1], [1, 0], [1, 2]),
+        call("f32[3,7,6]", [2, 2], [1, 1], [0, 0], [2, 2]),
+    ],
+    "col2im.default": [
+        call("f32[2,12,30]", [7, 11], [2, 2], [1, 1], [0, 0], [1, 2]),
+        call("f32[2,18,45]", [9, 10], [3, 2], [2, 1], [2, 0], [1, 2]),
+        call("f32[12,12]", [6, 8], [2, 2], [1, 1], [0, 0], [2, 2]),
+    ],
     "upsample_nearest2d.vec": [
         call("f32[2,3,4,5]", [7, 3], None),
         call("f32[2,3,4,5]", [8, 15], None),
@@ -294,6 +377,7 @@ CALLS: dict[str, list[Call]] = {
         call("f32[2,3,4,5]", [7, 3], False, None),
         call("f32[2,3,4,5]", [7, 1], True, None),
         call("f32[2,3,4,5]", None, False, [2.0, 3.0]),
+        call("f32[2,3,5,7]", None, False, [1.5, 0.6]),
     ],
     "upsample_bicubic2d.vec": [call("f32[2,3,4,5]", [7, 3], False, None), call("f32[2,3,4,5]", [7, 3], True, None)],
     "upsample_trilinear3d.vec": [call("f32[2,3,2,4,5]", [3, 4, 7], False, None)],
@@ -383,4 +467,5 @@ CALLS: dict[str, list[Call]] = {
     "where.Scalar": [call("bool[4]", 1.0, 2.0)],
     "where.ScalarOther": [call("bool[4]", X, 2.0)],
     "where.ScalarSelf": [call("bool[4]", 2.0, X)],
+    **SPECTRAL_CALLS,
 }

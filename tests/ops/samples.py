@@ -1,7 +1,7 @@
 """Sample instances of every op: operand types and attributes. An entry of the op table needs one row here.
 
 A type is written as in program text (``f64[6,5]``). Floats are drawn from a normal distribution; ``i64[4] < 6`` are
-integers below 6 and ``f64[4] > 0`` are positive floats.
+integers below 6, ``f64[4] > 0`` are positive floats and ``f64[4] < 1`` floats between -1 and 1.
 """
 
 from __future__ import annotations
@@ -43,7 +43,9 @@ def draw(text: str, generator: torch.Generator) -> torch.Tensor:
     if not dtype.is_floating_point:
         return torch.randint(0, int(bound or 10), shape, generator=generator, dtype=dtype)
     drawn = torch.randn(shape, generator=generator, dtype=dtype)
-    return drawn.abs() + 0.1 if relation == ">" else drawn
+    if relation == "<":
+        return drawn.tanh() * int(bound)
+    return drawn.abs() + 0.1 + int(bound) if relation == ">" else drawn
 
 
 _UNARY = [
@@ -66,6 +68,7 @@ _UNARY = [
     "round",
     "trunc",
     "sign",
+    *("sinh", "cosh", "asinh", "expm1"),
     "nn.relu",
     "nn.gelu",
     "nn.gelu_tanh",
@@ -82,6 +85,7 @@ _BINARY = [
     "floor_divide",
     "mod",
     "power",
+    "atan2",
     "maximum",
     "minimum",
     "equal",
@@ -101,6 +105,11 @@ SAMPLES: dict[str, list[Sample]] = {
     **{name: [of("f64[4,6] > 0", "f64[4,6] > 0"), of("f64[3,4,1] > 0", "f64[5] > 0")] for name in _BINARY},
     **{name: [of("bool[4,6]", "bool[6]")] for name in ("logical_and", "logical_or", "logical_xor")},
     "logical_not": [of("bool[4,6]")],
+    **{name: [of("f64[4,6] < 1")] for name in ("asin", "acos", "atanh")},
+    "acosh": [of("f64[4,6] > 1")],
+    **{name: [of("i64[4,6]", "i64[6]")] for name in ("bitwise_and", "bitwise_or", "bitwise_xor")},
+    **{name: [of("i64[4,6] < 99", "i64[6] < 5")] for name in ("left_shift", "right_shift")},
+    "bitwise_not": [of("i32[4,6]")],
     "clip": [of("f64[4,6]", min=-0.5, max=float("inf"))],
     "astype": [of("f64[4,6]", dtype="int32"), of("bool[4]", dtype="float32")],
     "where": [of("bool[4,1]", "f64[4,6]", "f64[6]")],
@@ -109,6 +118,7 @@ SAMPLES: dict[str, list[Sample]] = {
     "squared_error_grad": [of("f64[4,5]", "f64[4,5]", scale=0.25)],
     "sgd": [of("f64[4,5]", "f64[4,5]", rate=0.1)],
     "momentum": [of("f64[4,5]", "f64[4,5]", decay=0.9)],
+    "assign": [of("f64[4,5]", "f64[4,5]")],
     "matmul": [of("f64[4,5]", "f64[5,6]"), of("f64[2,1,4,5]", "f64[3,5,6]")],
     "linear": [of("f64[2,4,5]", "f64[6,5]")],
     "linear_bias": [of("f64[2,4,5]", "f64[6,5]", "f64[6]")],
@@ -150,6 +160,8 @@ SAMPLES: dict[str, list[Sample]] = {
     "nn.softmax": [of("f64[4,5,6]", axis=1)],
     "nn.log_softmax": [of("f64[4,5,6]", axis=2)],
     "cumsum": [of("f64[4,5]", axis=0), of("i32[4]", axis=0)],
+    "cumprod": [of("f64[4,5]", axis=1)],
+    "prod": [of("f64[4,5]", axis=0, keepdims=False), of("f64[4,5,3]", axis=1, keepdims=True)],
     "nn.layer_norm": [of("f64[4,5,6]", "f64[6]", "f64[6]", axes=(2,), epsilon=1e-5)],
     "nn.rms_norm": [of("f64[4,5,6]", "f64[5,6]", axes=(1, 2), epsilon=1e-6)],
     "nn.scaled_dot_product_attention": [
@@ -248,6 +260,9 @@ SAMPLES: dict[str, list[Sample]] = {
     "image.resize2d": [
         of("f64[2,4,3,5]", size=(5, 5), method="linear", coordinate_transformation_mode="half_pixel"),
         of("f64[2,4,3,5]", size=(3, 7), method="cubic", coordinate_transformation_mode="align_corners"),
+    ],
+    "image.grid_sample": [
+        of("f64[2,3,4,5]", "f64[2,7,3,2] < 1", method="bilinear", padding_mode="zeros", align_corners=False),
     ],
     "image.resize3d": [
         of("f64[2,4,2,3,5]", size=(3, 3, 4), method="nearest_neighbor", coordinate_transformation_mode="asymmetric"),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import operator
+import re
 from typing import Any
 
 import pytest
@@ -15,7 +16,7 @@ from torch.utils._pytree import tree_leaves, tree_map
 from distir_relax.analysis.interpret import interpret
 from distir_relax.frontends.torch import graph, import_torch
 from distir_relax.ir import verify
-from distir_relax.ops import aten_spellings, check, lookup_aten
+from distir_relax.ops import aten_of, aten_spellings, check
 
 CASES = [(spelling, i) for spelling, calls in CALLS.items() for i in range(len(calls))]
 
@@ -29,7 +30,8 @@ def test_every_spelling_has_a_call() -> None:
 @pytest.mark.parametrize(("spelling", "number"), CASES)
 def test_it_means_what_torch_means(spelling: str, number: int, monkeypatch: pytest.MonkeyPatch) -> None:
     converted: list[str] = []
-    monkeypatch.setattr(graph, "lookup_aten", lambda name: converted.append(name) or lookup_aten(name))
+    convert = lambda name, of: converted.append(f"complex.{name}" if of else name) or aten_of(name, of)  # noqa: E731
+    monkeypatch.setattr(graph, "aten_of", convert)
     model = OneOp(spelling, CALLS[spelling][number])
     imported = import_torch(model, model.inputs)
     verify(imported.module, check)
@@ -42,21 +44,28 @@ def test_it_means_what_torch_means(spelling: str, number: int, monkeypatch: pyte
 
 
 class OneOp(torch.nn.Module):
-    """Applies one ATen op to its inputs; an op that works in place gets a copy of the first."""
+    """Applies one ATen op to its inputs; an op that works in place gets a copy of the first.
+
+    Complex tensors come in and go out as real ones.
+    """
 
     def __init__(self, spelling: str, call: Call) -> None:
         super().__init__()
-        self.op: Any = operator.attrgetter(spelling if spelling.count(".") > 1 else f"aten.{spelling}")(torch.ops)
+        name = spelling.removeprefix("complex.") if spelling.count(".") > 1 else spelling
+        self.op: Any = operator.attrgetter(name if name.count(".") > 1 else f"aten.{name}")(torch.ops)
         self.in_place = self.op._schema.is_mutable
         self.args, self.kwargs = call
         generator = torch.Generator().manual_seed(0)
         texts = [x for x in tree_leaves(call) if is_type(x)]
-        self.inputs = tuple(draw(text, generator) for text in texts)
+        self.complex = [text.startswith("c") for text in texts]
+        self.inputs = tuple(draw(re.sub(r"^c(.*)]", r"f\1,2]", text), generator) for text in texts)
 
     def forward(self, *inputs: torch.Tensor) -> Any:
-        rest = iter([x.clone() for x in inputs] if self.in_place else inputs)
+        given = [torch.view_as_complex(x) if c else x for x, c in zip(inputs, self.complex, strict=True)]
+        rest = iter([x.clone() for x in given] if self.in_place else given)
         args, kwargs = tree_map(lambda x: next(rest) if is_type(x) else x, (self.args, self.kwargs))
-        return self.op(*args, **kwargs)
+        found = self.op(*args, **kwargs)
+        return tree_map(lambda x: torch.view_as_real(x.resolve_conj()) if x.is_complex() else x, found)
 
 
 def is_type(x: Any) -> bool:

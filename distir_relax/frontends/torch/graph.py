@@ -13,10 +13,10 @@ from typing import TYPE_CHECKING, Any
 from distir_relax.errors import AnnotationError, DistIRError, ImportModelError, UnsupportedOpError
 from distir_relax.frontends.imported import Frame
 from distir_relax.frontends.location import frames_of, location_in_stack, module_of
-from distir_relax.frontends.torch.inplace import check_in_place, is_in_place
+from distir_relax.frontends.torch.functional import is_in_place
 from distir_relax.ir import TensorType, Value, place
 from distir_relax.layout import DTYPES, DeviceMesh
-from distir_relax.ops import DATA_DEPENDENT, DATA_DEPENDENT_HINT, Builder, lookup_aten
+from distir_relax.ops import DATA_DEPENDENT, DATA_DEPENDENT_HINT, Builder, Complex, aten_of
 
 if TYPE_CHECKING:
     import torch
@@ -62,6 +62,10 @@ class GraphImporter:
         self._bound[node] = result
         if hint and self.is_tensor(result):
             self._hints.setdefault(id(result), hint)
+
+    def result(self, node: Node) -> Any:
+        """What `node` stands for, once it was declared, bound or converted."""
+        return self._bound[node]
 
     def run(self, module: GraphModule) -> Sequence[Any]:
         """Convert the nodes of `module`, whose placeholders are bound; the graph's results."""
@@ -112,13 +116,13 @@ class GraphImporter:
             return args[0][args[1]]
         if name.split(".")[0] in _EMPTY:
             return None
+        if name == "sym_size.int" and isinstance(args[0], Value):
+            return args[0].tensor.shape[args[1]]
         if name in ("wrap_with_set_grad_enabled", "wrap_with_autocast"):
             return self._inline(name, args)
         if name == "distir.annotate_sharding.default":
             return self._annotate(*args)
-        constant = not any(isinstance(x, Value) for x in _leaves((args, kwargs)))
-        if is_in_place(target):
-            check_in_place(node, constant, self.builder.location)
+        constant = not any(isinstance(x, (Value, Complex)) for x in _leaves((args, kwargs)))
         if constant:
             return self._fold(target, args, kwargs)
         result = self._convert(node, name, args, kwargs)
@@ -168,22 +172,32 @@ class GraphImporter:
             return target(*args, **kwargs)
 
     def _convert(self, node: Node, name: str, args: Any, kwargs: Any) -> Any:
-        convert = lookup_aten(name)
-        if _is_shaped_by_data(node.meta.get("val")):
-            raise UnsupportedOpError(f"aten.{name}: {DATA_DEPENDENT}", self.builder.location, DATA_DEPENDENT_HINT)
+        takes_complex = any(is_complex(x) for x in _leaves((args, kwargs)))
+        convert = aten_of(name, takes_complex)
+        in_place = is_in_place(node.target) and convert is None
+        if in_place:
+            convert = aten_of(name.replace("_.", ".", 1), takes_complex)
         if convert is None:
-            raise _unsupported(name, self.builder.location)
+            raise self._shaped_by_data(node, name) or _unsupported(name, self.builder.location)
         try:
             positional, named = _normalize(node.target, args, kwargs)
-            shapes = [x for x in _leaves((args, kwargs)) if self.is_tensor(x)]
+            shapes = [x for x in _leaves((args, kwargs)) if self.is_tensor(x) and not is_complex(x)]
             operand = lambda x: self._operand(x, shapes, node)  # noqa: E731
             result = convert(self.builder, *_map(positional, operand), **_map(named, operand))
         except DistIRError:
             raise
         except NotImplementedError as error:
-            raise UnsupportedOpError(f"aten.{name}: {error}", self.builder.location) from None
+            refused = UnsupportedOpError(f"aten.{name}: {error}", self.builder.location)
+            raise self._shaped_by_data(node, name) or refused from None
+        if in_place:
+            result = self.builder.aten("copy.default", args[0], result)
         self._check(node, name, result)
         return result
+
+    def _shaped_by_data(self, node: Node, name: str) -> UnsupportedOpError | None:
+        if not _is_shaped_by_data(node.meta.get("val")):
+            return None
+        return UnsupportedOpError(f"aten.{name}: {DATA_DEPENDENT}", self.builder.location, DATA_DEPENDENT_HINT)
 
     def _operand(self, x: Any, tensors: Sequence[Any], node: Node) -> Any:
         """An argument of a conversion: constant tensors become values, scalars among them `constant` ops."""
@@ -191,6 +205,9 @@ class GraphImporter:
 
         if not isinstance(x, torch.Tensor):
             return x
+        if x.is_complex():
+            hint = self.builder.hint
+            return Complex(*(self.value(part.contiguous(), hint) for part in (x.real, x.imag)))
         val = node.meta.get("val")
         stretches = any(len(_shape(t)) >= x.dim() and t is not x for t in tensors)
         same = all(_dtype(t) == _dtype(x) for t in tensors)
@@ -208,10 +225,10 @@ class GraphImporter:
         for val, value in pairs:
             if val is None or not isinstance(value, Value):
                 continue
-            if value.tensor != self._type(val, name):
+            if not _is_like(val, value.tensor):
                 raise AssertionError(
                     f"the conversion of aten.{name} at {self.builder.location or node.name} gives {value.type}, "
-                    f"torch {self._type(val, name)}: a bug in its entry in the op table"
+                    f"torch {tuple(val.shape)} of {val.dtype}: a bug in its entry in the op table"
                 )
 
     def _type(self, tensor: torch.Tensor, what: str) -> TensorType:
@@ -231,6 +248,22 @@ class GraphImporter:
         from torch.fx import Node
 
         return _map(item, lambda x: self._bound[x] if isinstance(x, Node) else x)
+
+
+def is_complex(x: Any) -> bool:
+    """Whether a result is a complex tensor, constant or not."""
+    import torch
+
+    return isinstance(x, Complex) or (isinstance(x, torch.Tensor) and x.is_complex())
+
+
+def _is_like(val: torch.Tensor, kind: TensorType) -> bool:
+    """Whether torch's result has this type, as far as torch knows: sizes that follow from constants it does not."""
+    import torch
+
+    if val.dim() != len(kind.shape) or _dtype(val) != kind.dtype:
+        return False
+    return all(isinstance(n, torch.SymInt) or n == m for n, m in zip(val.shape, kind.shape, strict=True))
 
 
 def _is_shaped_by_data(results: Any) -> bool:

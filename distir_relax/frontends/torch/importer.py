@@ -9,7 +9,8 @@ from typing import TYPE_CHECKING, Any
 from distir_relax.errors import DistIRError, ImportModelError
 from distir_relax.frontends.imported import Imported, live
 from distir_relax.frontends.location import location_of_error
-from distir_relax.frontends.torch.graph import GraphImporter
+from distir_relax.frontends.torch.functional import changed_buffers, functional
+from distir_relax.frontends.torch.graph import GraphImporter, is_complex
 from distir_relax.frontends.torch.structure import CallSignature, ResultStructure, leaf_names, result_names
 from distir_relax.ir import Module, Value
 
@@ -26,18 +27,19 @@ def import_torch(
     """Read in a model, as it runs on the example arguments: their shapes become the program's.
 
     What depends on constants and buffers alone (masks, positions) is computed now; what reaches no output is left
-    out. Raises `ImportModelError` when `torch.export` cannot capture the model, when it is in training mode with active
-    dropout, or changes its own state; `UnsupportedOpError` for an op without an entry in the op table;
+    out. Buffers that the model changes are inputs of role ``state``, each with an output that is its new value.
+    Raises `ImportModelError` when `torch.export` cannot capture the model, when it is in training mode with active
+    dropout, or changes its parameters; `UnsupportedOpError` for an op without an entry in the op table;
     `PlacementError` and `AnnotationError` for annotations that do not fit.
     """
     kwargs = dict(example_kwargs or {})
     _refuse_active_dropout(model)
     signature = _call_signature(model, example_inputs, kwargs)
-    program = _export(model, tuple(example_inputs), kwargs)
+    program = functional(_export(model, tuple(example_inputs), kwargs))
     importer = GraphImporter()
     names = _declare_inputs(importer, program, model, signature)
     results = importer.run(program.graph_module)
-    return _finish(importer, program, signature, names, results)
+    return _finish(model, importer, program, signature, names, results)
 
 
 def _refuse_active_dropout(model: torch.nn.Module) -> None:
@@ -95,6 +97,7 @@ def _declare_inputs(
     nodes = [node for node in program.graph.nodes if node.op == "placeholder"]
     specs = program.graph_signature.input_specs
     tensors = {**program.state_dict, **program.constants}
+    changed = changed_buffers(program)
     names: dict[str, str] = {}
     user = iter(_input_names(program, signature))
     # The user's inputs come first, so that they keep their names whatever the parameters are called.
@@ -116,6 +119,10 @@ def _declare_inputs(
             if name not in values:
                 values[name] = importer.declare(node, name, "parameter", tensors[str(spec.target)].detach())
             importer.bind(node, values[name])
+        elif spec.kind is InputKind.BUFFER and spec.target in changed:
+            # The model goes on changing its own.
+            state = importer.declare(node, str(spec.target), "state", tensors[str(spec.target)].detach().clone())
+            names[str(spec.target)] = state.name
         elif spec.kind in (InputKind.BUFFER, InputKind.CONSTANT_TENSOR):
             importer.bind(node, tensors[str(spec.target)].detach(), hint=str(spec.target))
         elif spec.kind is not InputKind.USER_INPUT:
@@ -140,6 +147,7 @@ def _input_names(program: ExportedProgram, signature: CallSignature) -> list[str
 
 
 def _finish(
+    model: torch.nn.Module,
     importer: GraphImporter,
     program: ExportedProgram,
     signature: CallSignature,
@@ -148,26 +156,62 @@ def _finish(
 ) -> Imported:
     from torch.export.graph_signature import OutputKind
 
-    for spec in program.graph_signature.output_specs:
-        if spec.kind is not OutputKind.USER_OUTPUT:
-            raise ImportModelError(f"the model changes {spec.target!r} while it runs, which a program cannot do")
-    labels = result_names(program.call_spec.out_spec)
+    specs = program.graph_signature.output_specs
+    user = [r for spec, r in zip(specs, results, strict=True) if spec.kind is OutputKind.USER_OUTPUT]
     fixed: dict[str, Any] = {}
     outputs: list[tuple[str, Value]] = []
-    for label, result in zip(labels, results, strict=True):
+    for label, result in zip(result_names(program.call_spec.out_spec), user, strict=True):
+        if is_complex(result):
+            raise ImportModelError(
+                f"the model's result {label!r} is complex, which no program returns",
+                hint="return torch.view_as_real(x)",
+            )
         if importer.is_tensor(result):
             outputs.append((label, importer.value(result, label)))
         else:
             fixed[label] = result
     if not outputs:
         raise ImportModelError("expected a model that returns at least one tensor, found none")
-    main = live(importer.builder.function("main", outputs))
+    changed, written = _changes(importer, program, names, results)
+    main = live(importer.builder.function("main", [*outputs, *changed]))
     kept = {item.value.name for item in main.inputs}
+    used = {name for name, value in names.items() if value in kept}
     return Imported(
         module=Module("global", (main,), importer.meshes),
         tensors={name: tensor for name, tensor in importer.tensors.items() if name in kept},
-        names={name: value for name, value in names.items() if value in kept},
+        names={name: value for name, value in names.items() if name in used},
         flatten=signature.flatten,
         rebuild=ResultStructure(program.call_spec.out_spec, fixed).rebuild,
         scopes=importer.scopes,
+        written=written,
+        unused=frozenset(name for name, _ in model.named_parameters(remove_duplicate=False)) - used,
     )
+
+
+def _changes(
+    importer: GraphImporter, program: ExportedProgram, names: Mapping[str, str], results: Sequence[Any]
+) -> tuple[list[tuple[str, Value]], dict[str, str]]:
+    """The outputs that are new values of buffers and inputs; of inputs, from the output's name to the input's."""
+    from torch.export.graph_signature import OutputKind
+
+    specs = program.graph_signature.output_specs
+    inputs = {item.value.name: item.value for item in importer.builder.inputs}
+    placeholders = {node.name: node for node in program.graph.nodes if node.op == "placeholder"}
+    importer.builder.location = ""
+    outputs: list[tuple[str, Value]] = []
+    written: dict[str, str] = {}
+    for spec, result in zip(specs, results, strict=True):
+        target = str(spec.target)
+        if spec.kind is OutputKind.BUFFER_MUTATION:
+            new = importer.value(result, f"{target}.new")
+            state = importer.builder.emit("assign", inputs[names[target]], new)
+            outputs.append((f"{target}.new", state))
+        elif spec.kind is OutputKind.USER_INPUT_MUTATION:
+            name = importer.result(placeholders[target]).name
+            outputs.append((f"{name}.new", importer.value(result, f"{name}.new")))
+            written[f"{name}.new"] = name
+        elif spec.kind is not OutputKind.USER_OUTPUT:
+            raise ImportModelError(
+                f"the model changes {target!r}, a parameter, while it runs", hint="compile model.eval()"
+            )
+    return outputs, written

@@ -52,7 +52,12 @@ def to_bundle(
             f"expected the data of the weights {', '.join(missing)}, found none",
             hint="compile(mod, params=...) takes those of a TVM module",
         )
-    return _bundle(name, mesh, ranked, texts, layouts, outputs, {}, tensors, tail, backends)
+    updates: Mapping[str, str] = {}
+    if any(item.role == "state" for item in main.inputs):
+        flat = inline(sharded).main
+        _check_updates(flat)
+        updates = _updates(flat)
+    return _bundle(name, mesh, ranked, texts, layouts, outputs, updates, tensors, tail, backends)
 
 
 def program_to_bundle(

@@ -17,6 +17,8 @@ from distir_relax.ops.table import (
     Split,
     Types,
     aten,
+    broadcast_shape,
+    broadcast_to,
     define,
     onnx,
     operands,
@@ -92,8 +94,27 @@ def _attention(
 ) -> Any:
     if dropout:
         raise NotImplementedError("attention dropout: put the model in eval mode")
-    if enable_gqa and k.tensor.shape[1] != q.tensor.shape[1]:
-        k, v = (_repeat_heads(g, x, q.tensor.shape[1] // k.tensor.shape[1]) for x in (k, v))
+    if enable_gqa and k.tensor.shape[-3] != q.tensor.shape[-3]:
+        k, v = (_repeat_heads(g, x, q.tensor.shape[-3] // k.tensor.shape[-3]) for x in (k, v))
+    leading = broadcast_shape([TensorType(x.tensor.shape[:-2], q.tensor.dtype) for x in (q, k, v)])
+    wide = (math.prod(leading[:-1]), leading[-1]) if leading else (1, 1)
+    q, k, v = (_in_four_dims(g, x, leading, wide) for x in (q, k, v))
+    if mask is not None and (len(leading) != 2 or len(mask.tensor.shape) > 4):
+        least = (1,) * len(leading)
+        known = mask.tensor.shape[:-2]
+        if any(n != 1 for n in known):
+            least = leading
+        mask = _in_four_dims(g, mask, least, wide if least == leading else (1, 1))
+    y = _four_dims(g, q, k, v, mask, causal, scale)
+    return reshape_to(g, y, (*leading, *y.tensor.shape[2:]))
+
+
+def _in_four_dims(g: Builder, x: Value, leading: tuple[int, ...], wide: tuple[int, int]) -> Any:
+    """`x` with its dims but the last two broadcast to `leading`, and these joined into the two of `wide`."""
+    return reshape_to(g, broadcast_to(g, x, (*leading, *x.tensor.shape[-2:])), (*wide, *x.tensor.shape[-2:]))
+
+
+def _four_dims(g: Builder, q: Any, k: Value, v: Any, mask: Any, causal: bool, scale: float | None) -> Any:
     boolean = mask is not None and mask.tensor.dtype == "bool"
     if mask is not None and not boolean:
         mask = promote(g, mask, q)[0]
@@ -108,9 +129,9 @@ def _attention(
 
 
 def _repeat_heads(g: Builder, x: Value, times: int) -> Any:
-    b, h, s, d = x.tensor.shape
-    wide = g.emit("broadcast_to", reshape_to(g, x, (b, h, 1, s, d)), shape=(b, h, times, s, d))
-    return reshape_to(g, wide, (b, h * times, s, d))
+    *b, h, s, d = x.tensor.shape
+    wide = g.emit("broadcast_to", reshape_to(g, x, (*b, h, 1, s, d)), shape=(*b, h, times, s, d))
+    return reshape_to(g, wide, (*b, h * times, s, d))
 
 
 # Relax spellings

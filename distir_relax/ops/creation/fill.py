@@ -42,6 +42,21 @@ def _new_ones(g: Builder, x: Value, shape: Sequence[int], *, dtype: Any = None) 
     return filled(g, shape, 1, dtype_name(dtype or x.tensor.dtype))
 
 
+@aten("fill.Scalar", "fill.Tensor", "fill_.Scalar", "fill_.Tensor")
+def _fill(g: Builder, x: Value, value: Any) -> Any:
+    return filled(g, x.tensor.shape, value, x.tensor.dtype)
+
+
+@aten("zero.default", "zero_.default")
+def _zero(g: Builder, x: Value) -> Any:
+    return filled(g, x.tensor.shape, 0, x.tensor.dtype)
+
+
+@aten("copy.default", "copy_.default")
+def _copy(g: Builder, x: Value, source: Any, non_blocking: bool = False) -> Any:
+    return filled(g, x.tensor.shape, source, x.tensor.dtype)
+
+
 # Relax spellings
 
 

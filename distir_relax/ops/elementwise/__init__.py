@@ -4,6 +4,7 @@
 from distir_relax.ops.elementwise import (  # noqa: F401
     activations,
     arithmetic,
+    bits,
     casts,
     functions,
     gradients,

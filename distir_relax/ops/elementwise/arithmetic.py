@@ -24,6 +24,7 @@ define_binary("divide", "{0} / {1}", operands(0))
 define_binary("floor_divide", "{0} // {1}", divides=True)
 define_binary("mod", "{0} % {1}", relax="R.floor_mod({0}, {1})", divides=True)
 define_binary("power", "{0} ** {1}")
+define_binary("atan2", "torch.atan2({0}, {1})")
 define_binary("maximum", "torch.maximum({0}, {1})")
 define_binary("minimum", "torch.minimum({0}, {1})")
 define_unary("clip", "torch.clamp({0}, {min}, {max})", "R.clip({0}, {min}, {max})")
@@ -31,13 +32,18 @@ define_unary("clip", "torch.clamp({0}, {min}, {max})", "R.clip({0}, {min}, {max}
 
 # ATen spellings
 
-aten_binary("multiply", "mul.Tensor", "mul.Scalar", "mul_.Tensor", "mul_.Scalar")
-aten_binary("divide", "div.Tensor", "div.Scalar", "div_.Tensor", "div_.Scalar", "true_divide.Tensor", floating=True)
+aten_binary("multiply", *(f"{name}.{kind}" for name in ("mul", "multiply", "mul_") for kind in ("Tensor", "Scalar")))
+aten_binary(
+    "divide",
+    *(f"{name}.{kind}" for name in ("div", "divide", "true_divide", "div_") for kind in ("Tensor", "Scalar")),
+    floating=True,
+)
 aten_binary("power", "pow.Tensor_Tensor", "pow.Scalar")
 aten_binary("maximum", "maximum.default", "max.other")
 aten_binary("minimum", "minimum.default", "min.other")
-aten_binary("mod", "remainder.Tensor", "remainder.Scalar")
-aten_binary("floor_divide", "floor_divide.default")
+aten_binary("mod", "remainder.Tensor", "remainder.Scalar", "remainder.Scalar_Tensor")
+aten_binary("floor_divide", "floor_divide.default", "floor_divide.Scalar")
+aten_binary("atan2", "atan2.default", "arctan2.default", floating=True)
 
 
 @aten("add.Tensor", "add.Scalar", "add_.Tensor", "add_.Scalar")
@@ -45,7 +51,7 @@ def _add(g: Builder, a: Any, b: Any, alpha: float = 1) -> Any:
     return g.emit("add", *_scaled(g, a, b, alpha))
 
 
-@aten("sub.Tensor", "sub.Scalar", "sub_.Tensor", "sub_.Scalar")
+@aten(*(f"{name}.{kind}" for name in ("sub", "subtract", "sub_") for kind in ("Tensor", "Scalar")))
 def _sub(g: Builder, a: Any, b: Any, alpha: float = 1) -> Any:
     return g.emit("subtract", *_scaled(g, a, b, alpha))
 
@@ -86,7 +92,46 @@ def _div_mode(g: Builder, a: Any, b: Any, *, rounding_mode: str | None = None) -
         return g.aten("div.Tensor", a, b)
     if rounding_mode == "floor":
         return g.emit("floor_divide", *promote(g, a, b))
-    raise NotImplementedError(f"division rounded by {rounding_mode!r}")
+    a, b = promote(g, a, b)
+    if "float" in a.tensor.dtype:
+        return g.emit("trunc", g.emit("divide", a, b))
+    return _towards_zero(g, a, b)
+
+
+def _towards_zero(g: Builder, a: Value, b: Value) -> Any:
+    """Integers divided towards zero; `floor_divide` goes downwards: they agree where both are positive."""
+    sign = g.emit("multiply", g.emit("sign", a), g.emit("sign", b))
+    return g.emit("multiply", sign, g.emit("floor_divide", g.emit("abs", a), g.emit("abs", b)))
+
+
+@aten("fmod.Tensor", "fmod.Scalar")
+def _fmod(g: Builder, a: Any, b: Any) -> Any:
+    """A remainder with the sign of the dividend."""
+    a, b = promote(g, a, b)
+    return g.emit("multiply", g.emit("sign", a), g.emit("mod", g.emit("abs", a), g.emit("abs", b)))
+
+
+@aten("addcdiv.default")
+def _addcdiv(g: Builder, x: Value, a: Any, b: Any, *, value: float = 1) -> Any:
+    return g.aten("add.Tensor", x, g.aten("div.Tensor", a, b), alpha=value)
+
+
+@aten("float_power.Tensor_Scalar", "float_power.Tensor_Tensor")
+def _float_power(g: Builder, x: Value, exponent: Any) -> Any:
+    exponent = cast(g, exponent, "float64") if isinstance(exponent, Value) else float(exponent)
+    return g.emit("power", *promote(g, cast(g, x, "float64"), exponent))
+
+
+@aten("logaddexp.default")
+def _logaddexp(g: Builder, a: Value, b: Value) -> Any:
+    """``log(exp(a) + exp(b))``, in which no exponential overflows."""
+    least, most = g.emit("minimum", a, b), g.emit("maximum", a, b)
+    return g.emit("add", most, g.aten("log1p.default", g.emit("exp", g.emit("subtract", least, most))))
+
+
+@aten("hypot.default")
+def _hypot(g: Builder, a: Value, b: Value) -> Any:
+    return g.emit("sqrt", g.emit("add", g.emit("square", a), g.emit("square", b)))
 
 
 @aten("lerp.Scalar", "lerp.Tensor")
@@ -111,6 +156,16 @@ def _clamp_min(g: Builder, x: Value, low: float) -> Any:
 @aten("clamp_max.default", "clamp_max_.default")
 def _clamp_max(g: Builder, x: Value, high: float) -> Any:
     return g.aten("clamp.default", x, None, high)
+
+
+@aten("clamp_min.Tensor")
+def _clamp_min_tensor(g: Builder, x: Value, low: Any) -> Any:
+    return g.emit("maximum", *promote(g, x, low))
+
+
+@aten("clamp_max.Tensor")
+def _clamp_max_tensor(g: Builder, x: Value, high: Any) -> Any:
+    return g.emit("minimum", *promote(g, x, high))
 
 
 @aten("clamp.Tensor")
@@ -153,9 +208,7 @@ def _onnx_div(g: Builder, x: OnnxOperands, attrs: Attrs) -> Any:
     a, b = x.pointwise()
     if "float" in a.tensor.dtype:
         return g.emit("divide", a, b)
-    # ONNX divides integers towards zero, floor_divide downwards: they agree where both are positive.
-    sign = g.emit("multiply", g.emit("sign", a), g.emit("sign", b))
-    return g.emit("multiply", sign, g.emit("floor_divide", g.emit("abs", a), g.emit("abs", b)))
+    return _towards_zero(g, a, b)
 
 
 @onnx("Pow")
@@ -171,8 +224,7 @@ def _onnx_mod(g: Builder, x: OnnxOperands, attrs: Attrs) -> Any:
     a, b = x.pointwise()
     if not attrs.get("fmod", 0):
         return g.emit("mod", a, b)
-    # The remainder of fmod has the sign of the dividend.
-    return g.emit("multiply", g.emit("sign", a), g.emit("mod", g.emit("abs", a), g.emit("abs", b)))
+    return _fmod(g, a, b)
 
 
 @onnx("Mean")

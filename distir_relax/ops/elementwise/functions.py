@@ -28,6 +28,9 @@ define_unary("round", "torch.round({0})")
 define_unary("trunc", "torch.trunc({0})")
 define_unary("tan", "torch.tan({0})")
 define_unary("atan", "torch.atan({0})")
+for _name in ("asin", "acos", "sinh", "cosh", "asinh", "acosh", "atanh"):
+    define_unary(_name, f"torch.{_name}({{0}})")
+define_unary("expm1", "torch.expm1({0})", "R.subtract(R.exp({0}), R.const(1, {0}.ty.dtype))")
 
 
 # ATen spellings
@@ -43,7 +46,8 @@ aten_unary("sign", "sign.default")
 aten_unary("round", "round.default")
 aten_unary("trunc", "trunc.default")
 aten_unary("tan", "tan.default", floating=True)
-aten_unary("atan", "atan.default", floating=True)
+for _name in ("atan", "asin", "acos", "sinh", "cosh", "asinh", "acosh", "atanh", "expm1"):
+    aten_unary(_name, f"{_name}.default", floating=True)
 
 
 @aten("log1p.default")
@@ -88,6 +92,7 @@ def _nan_to_num(
 onnx_pointwise("Neg", "negative")
 for _name in (
     *("exp", "log", "sqrt", "abs", "tanh", "sigmoid", "erf", "sin", "cos", "tan", "atan"),
+    *("asin", "acos", "sinh", "cosh", "asinh", "acosh", "atanh"),
     *("floor", "ceil", "sign", "round"),
 ):
     onnx_pointwise(_name.title(), _name)

@@ -78,10 +78,13 @@ define(
 
 # ATen spellings
 
-for _relax, _aten in (("equal", "eq"), ("not_equal", "ne"), ("less", "lt"), ("less_equal", "le")):
-    aten_binary(_relax, f"{_aten}.Tensor", f"{_aten}.Scalar")
-aten_binary("greater", "gt.Tensor", "gt.Scalar")
-aten_binary("greater_equal", "ge.Tensor", "ge.Scalar")
+for _name, _aten in (
+    *(("equal", "eq"), ("not_equal", "ne"), ("less", "lt"), ("less_equal", "le")),
+    *(("greater", "gt"), ("greater_equal", "ge")),
+):
+    aten_binary(_name, f"{_aten}.Tensor", f"{_aten}.Scalar")
+    if _name != "equal":
+        aten_binary(_name, f"{_name}.Tensor", f"{_name}.Scalar")
 for _name in ("isnan", "isinf", "isfinite"):
     aten_unary(_name, f"{_name}.default")
 
@@ -99,10 +102,8 @@ def _truth(g: Builder, item: Any) -> Any:
     return item if item.tensor.dtype == "bool" else g.emit("not_equal", item, g.constant(0, item.tensor.dtype))
 
 
-_logical("logical_and", "logical_and.default", "__and__.Tensor", "bitwise_and.Tensor")
-_logical("logical_or", "logical_or.default", "__or__.Tensor", "bitwise_or.Tensor")
-_logical("logical_xor", "logical_xor.default", "bitwise_xor.Tensor")
-_logical("logical_not", "logical_not.default", "bitwise_not.default")
+for _name in ("and", "or", "xor", "not"):
+    _logical(f"logical_{_name}", f"logical_{_name}.default")
 
 
 @aten("where.self", "where.ScalarOther", "where.ScalarSelf", "where.Scalar")

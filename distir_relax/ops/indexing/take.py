@@ -98,11 +98,20 @@ def index(g: Builder, x: Value, indices: list[Any]) -> Any:
     Masks built by broadcasting ask for an open mesh: each index varies along one dim of the result, in the order of the
     dims it indexes. Each is then a `take` of its own, which splits further than the general op.
     """
+    indices = [part for ids in indices for part in _places_of(g, ids)]
     used = [(dim, ids) for dim, ids in enumerate(indices) if ids is not None]
-    if any(ids.tensor.dtype == "bool" for _, ids in used):
-        raise NotImplementedError("indexing by a mask, whose result has a shape that depends on data")
     used = [(dim, from_front(g, ids, x.tensor.shape[dim])) for dim, ids in used]
     return _take_mesh(g, x, used) if _is_open_mesh(used) else _take_points(g, x, used)
+
+
+def _places_of(g: Builder, index: Value | None) -> list[Any]:
+    """An index as integers, one for each dim that it indexes: a mask that is known as the places where it is true."""
+    if index is None or index.tensor.dtype != "bool":
+        return [index]
+    mask = g.known.get(index.name)
+    if mask is None:
+        raise NotImplementedError("indexing by a mask, whose result has a shape that depends on data")
+    return [g.array(places, "places") for places in mask.nonzero(as_tuple=True)]
 
 
 def from_front(g: Builder, index: Value, size: int) -> Any:

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 from distir_relax.ir import TensorType, Value
 from distir_relax.ops.movement.reshape import squeeze, unsqueeze
+from distir_relax.ops.movement.slice import slice_dim
 from distir_relax.ops.table import (
     FREE,
     Attrs,
@@ -117,14 +119,37 @@ def _stack(g: Builder, tensors: list[Any], dim: int = 0) -> Any:
     return _cat(g, [unsqueeze(g, t, axis) for t in tensors], axis)
 
 
-@aten("split.Tensor")
+@aten("hstack.default")
+def _hstack(g: Builder, tensors: list[Any]) -> Any:
+    return _cat(g, tensors, min(1, len(tensors[0].tensor.shape) - 1))
+
+
+@aten("tensor_split.indices")
+def _tensor_split(g: Builder, x: Value, indices: Sequence[int], dim: int = 0) -> Any:
+    axis = axis_of(dim, len(x.tensor.shape))
+    total = x.tensor.shape[axis]
+    bounds = [slice(None, i).indices(total)[1] for i in indices]
+    return tuple(
+        slice_dim(g, x, axis, first, max(first, last))
+        for first, last in zip([0, *bounds], [*bounds, total], strict=True)
+    )
+
+
+@aten("tensor_split.sections")
+def _tensor_sections(g: Builder, x: Value, sections: int, dim: int = 0) -> Any:
+    """Parts as equal as can be, the larger ones first."""
+    size, more = divmod(x.tensor.shape[dim], sections)
+    return split_with_sizes(g, x, [size + (i < more) for i in range(sections)], dim)
+
+
+@aten("split.Tensor", "unsafe_split.Tensor")
 def _split(g: Builder, x: Value, size: int, dim: int = 0) -> Any:
     axis = axis_of(dim, len(x.tensor.shape))
     total = x.tensor.shape[axis]
     return split_with_sizes(g, x, [min(size, total - i) for i in range(0, total, size)], axis)
 
 
-@aten("split_with_sizes.default")
+@aten("split_with_sizes.default", "split.sizes")
 def split_with_sizes(g: Builder, x: Value, sizes: list[int], dim: int = 0) -> Any:
     """A tuple of values, also when there is one part only."""
     if len(sizes) == 1:
@@ -132,7 +157,7 @@ def split_with_sizes(g: Builder, x: Value, sizes: list[int], dim: int = 0) -> An
     return g.emit("split", x, sizes=tuple(sizes), axis=axis_of(dim, len(x.tensor.shape)))
 
 
-@aten("chunk.default")
+@aten("chunk.default", "unsafe_chunk.default")
 def _chunk(g: Builder, x: Value, chunks: int, dim: int = 0) -> Any:
     return _split(g, x, -(-x.tensor.shape[dim] // chunks), dim)
 

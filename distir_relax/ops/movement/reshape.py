@@ -50,11 +50,13 @@ def reshape_rule(types: Types, attrs: Attrs, results: Types) -> Rule:
 
     The two shapes are matched from the left in the smallest groups of equal product; within a group the factors are
     the stretches between all dim boundaries. Where a boundary of one side falls inside no whole factor of the other
-    (``6 4 -> 8 3``) the group cannot be split.
+    (``6 4 -> 8 3``) the group cannot be split, and nothing of a tensor without elements can.
     """
     before, after = types[0].shape, results[0].shape
     factors: list[Factor] = []
     sides: tuple[list[tuple[int, ...]], list[tuple[int, ...]]] = ([()] * len(before), [()] * len(after))
+    if not types[0].elements:
+        return Rule((), (tuple(sides[0]),), (tuple(sides[1]),))
     for left, right in _groups(before, after):
         total = math.prod(before[i] for i in left)
         marks = sorted(set(_suffixes(before, left)) | set(_suffixes(after, right)))

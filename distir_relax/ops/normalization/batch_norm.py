@@ -1,4 +1,4 @@
-"""Batch norm at inference, with statistics that are known."""
+"""Batch norm: an entry for statistics that are known; over those of the batch it is written out."""
 
 from __future__ import annotations
 
@@ -19,9 +19,11 @@ from distir_relax.ops.table import (
     aten,
     define,
     filled,
+    like,
     onnx,
     parse_rule,
     relax,
+    reshape_to,
 )
 
 
@@ -63,12 +65,42 @@ def batch_norm(
     eps: float,
     cudnn: bool,
 ) -> Any:
-    """Emit a batch norm of `x`; raises NotImplementedError for one in training mode."""
+    """Emit a batch norm of `x`, with the statistics given or, in training mode and without any, with the batch's."""
     if training or mean is None or var is None:
-        raise NotImplementedError("a batch norm in training mode; call model.eval() first")
+        return batch_statistics(g, x, weight, bias, eps)[0]
     weight = filled(g, x.tensor.shape[1:2], 1.0, x.tensor.dtype) if weight is None else weight
     bias = filled(g, x.tensor.shape[1:2], 0.0, x.tensor.dtype) if bias is None else bias
     return g.emit("nn.batch_norm", x, weight, bias, mean, var, epsilon=eps)
+
+
+@aten("_native_batch_norm_legit_functional.default")
+def _functional(
+    g: Builder, x: Value, weight: Any, bias: Any, mean: Value, var: Value, training: bool, momentum: float, eps: float
+) -> Any:
+    """As `torch.export` writes a batch norm in training mode: with the statistics of the batch, and new running ones."""
+    if not training:
+        y = batch_norm(g, x, weight, bias, mean, var, False, momentum, eps, False)
+        return y, None, None, mean, var
+    y, batch_mean, batch_var = batch_statistics(g, x, weight, bias, eps)
+    count = x.tensor.elements // x.tensor.shape[1]
+    unbiased = g.emit("multiply", batch_var, like(g, batch_var, count / max(1, count - 1)))
+    running = [g.aten("lerp.Scalar", old, new, momentum) for old, new in ((mean, batch_mean), (var, unbiased))]
+    deviation = g.emit("rsqrt", g.emit("add", batch_var, like(g, batch_var, eps)))
+    return y, batch_mean, deviation, *running
+
+
+def batch_statistics(g: Builder, x: Value, weight: Any, bias: Any, eps: float) -> tuple[Value, Value, Value]:
+    """`x` normalised by the mean and variance of each channel over all else, and these two (biased) of ``(channels,)``."""
+    others = [i for i in range(len(x.tensor.shape)) if i != 1]
+    wide = (x.tensor.shape[1], *[1] * (len(x.tensor.shape) - 2))
+    variance, mean = g.aten("var_mean.correction", x, others, correction=0, keepdim=True)
+    deviation = g.emit("sqrt", g.emit("add", variance, like(g, variance, eps)))
+    y = g.emit("divide", g.emit("subtract", x, mean), deviation)
+    for name, side in (("multiply", weight), ("add", bias)):
+        if side is not None:
+            y = g.emit(name, y, reshape_to(g, side, wide))
+    flat = (x.tensor.shape[1],)
+    return y, reshape_to(g, mean, flat), reshape_to(g, variance, flat)
 
 
 # Relax spellings

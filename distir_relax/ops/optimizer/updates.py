@@ -1,4 +1,4 @@
-"""Steps of optimizers, which may write where their first operand is."""
+"""New values of weights and state, which may be written where the old ones are."""
 
 from __future__ import annotations
 
@@ -32,3 +32,12 @@ for _name, _torch, _in_place, _relax in (
         code=Code(relax=_relax, in_place=_in_place),
         traits={Trait.POINTWISE},
     )
+
+
+define(
+    "assign",
+    Semantics(infer=same_types, torch="{1}", linear=(operands(0, 1),)),
+    Split(pointwise_rule),
+    code=Code(relax="{1}", in_place="{0}.copy_({1})"),
+    traits={Trait.POINTWISE},
+)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 from distir_relax.ir import Value
@@ -26,8 +27,15 @@ def _vector_norm(
 ) -> Any:
     if order == 1:
         return g.aten("sum.dim_IntList", g.emit("abs", x), dim, keepdim, dtype=dtype)
+    if order in (math.inf, -math.inf):
+        return g.aten("amax.default" if order > 0 else "amin.default", g.emit("abs", x), dim, keepdim)
+    if order == 0:
+        nonzero = g.emit("not_equal", x, like(g, x, 0))
+        return g.aten("sum.dim_IntList", nonzero, dim, keepdim, dtype=dtype or x.tensor.dtype)
     if order != 2:
-        raise NotImplementedError(f"norm of order {order}")
+        powers = g.emit("power", g.emit("abs", x), like(g, x, order))
+        total = g.aten("sum.dim_IntList", powers, dim, keepdim, dtype=dtype)
+        return g.emit("power", total, like(g, total, 1 / order))
     return g.emit("sqrt", g.aten("sum.dim_IntList", g.emit("square", x), dim, keepdim, dtype=dtype))
 
 
@@ -39,6 +47,37 @@ def _norm(g: Builder, x: Value, order: float | None, dim: Any, keepdim: bool = F
 @aten("norm.Scalar")
 def _norm_all(g: Builder, x: Value, order: float = 2) -> Any:
     return _vector_norm(g, x, order)
+
+
+@aten("frobenius_norm.dim")
+def _frobenius_norm(g: Builder, x: Value, dim: Any, keepdim: bool = False) -> Any:
+    return _vector_norm(g, x, 2, dim, keepdim)
+
+
+@aten("linalg_matrix_norm.str_ord")
+def _matrix_norm(
+    g: Builder, x: Value, order: str = "fro", dim: Any = (-2, -1), keepdim: bool = False, *, dtype: Any = None
+) -> Any:
+    if order != "fro":
+        raise NotImplementedError(f"a matrix norm of order {order}")
+    return _vector_norm(g, x, 2, list(dim), keepdim, dtype=dtype)
+
+
+@aten("linalg_norm.default")
+def _linalg_norm(
+    g: Builder, x: Value, order: Any = None, dim: Any = None, keepdim: bool = False, *, dtype: Any = None
+) -> Any:
+    if order is not None and not (isinstance(dim, int) or len(dim or x.tensor.shape) == 1):
+        raise NotImplementedError(f"a matrix norm of order {order}")
+    return _vector_norm(g, x, 2 if order is None else order, dim, keepdim, dtype=dtype)
+
+
+@aten("_weight_norm.default")
+def _weight_norm(g: Builder, direction: Value, length: Value, dim: int = 0) -> Any:
+    """Each slice along `dim` of a given length (Salimans and Kingma, Weight Normalization, 2016)."""
+    others = [i for i in range(len(direction.tensor.shape)) if i != axis_of(dim, len(direction.tensor.shape))]
+    norm = _vector_norm(g, direction, 2, others, True)
+    return g.emit("multiply", direction, g.emit("divide", length, norm))
 
 
 @aten("cosine_similarity.default")

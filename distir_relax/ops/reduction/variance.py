@@ -43,6 +43,22 @@ def _var_mean(g: Builder, x: Value, dim: Any = None, *, correction: float | None
     return variance, g.aten("mean.dim", x, dim, keepdim)
 
 
+@aten("std_mean.correction")
+def _std_mean(g: Builder, x: Value, dim: Any = None, *, correction: float | None = None, keepdim: bool = False) -> Any:
+    variance, mean = _var_mean(g, x, dim, correction=correction, keepdim=keepdim)
+    return g.emit("sqrt", variance), mean
+
+
+@aten("var.default")
+def _var_all(g: Builder, x: Value, unbiased: bool = True) -> Any:
+    return _var(g, x, None, correction=int(unbiased))
+
+
+@aten("std.default")
+def _std_all(g: Builder, x: Value, unbiased: bool = True) -> Any:
+    return _std(g, x, None, correction=int(unbiased))
+
+
 @aten("var_mean.dim")
 def _var_mean_dim(g: Builder, x: Value, dim: Any, unbiased: bool = True, keepdim: bool = False) -> Any:
     return _var_mean(g, x, dim, correction=int(unbiased), keepdim=keepdim)

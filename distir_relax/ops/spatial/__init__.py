@@ -9,6 +9,9 @@
 `resize`              to any size, in the forms that torch and Relax have: ``image.resize2d``
 `resample`            one dim to any size, in all forms that ONNX has
 `onnx_resize`         ONNX's Resize, which chooses among the three
+`interpolate`         torch's interpolation, which does so too
+`grid_sample`         an image read at given positions
+`patches`             patches as columns, and back
 ====================  ==========================================================================
 
 What their entries have in common is in `windowed`. The attributes of windows with strides are in `strides`, those of
@@ -19,9 +22,12 @@ windows that follow a formula in `parts`.
 from distir_relax.ops.spatial import (  # noqa: F401
     adaptive_pooling,
     convolution,
+    grid_sample,
+    interpolate,
     max_pool_places,
     onnx_resize,
     parts,
+    patches,
     pooling,
     resample,
     resize,

@@ -16,7 +16,7 @@ from distir_relax.kernels.sampling import ALIGN_CORNERS, ASYMMETRIC, HALF_PIXEL,
 from distir_relax.ops.spatial.parts import keeps, local_size, over_parts, sampled_windows, set_part
 from distir_relax.ops.spatial.strides import arranged, per_dim
 from distir_relax.ops.spatial.windowed import define_spatial
-from distir_relax.ops.table import Attrs, Builder, SampledWindow, Types, aten, operands, relax, reshape_to
+from distir_relax.ops.table import Attrs, Builder, SampledWindow, Types, operands, relax, reshape_to
 
 _MODES = {
     **{("nearest_neighbor", ASYMMETRIC, n): "nearest" for n in (2, 3)},
@@ -32,18 +32,6 @@ def resize(g: Builder, x: Value, size: tuple[int, ...], method: str, place: str)
         y = resize(g, reshape_to(g, x, (*x.tensor.shape[:2], 1, x.tensor.shape[2])), (1, *size), method, place)
         return reshape_to(g, y, (*x.tensor.shape[:2], *size))
     return g.emit(f"image.resize{len(size)}d", x, size=size, method=method, coordinate_transformation_mode=place)
-
-
-def wanted_size(x: Value, size: Any, scales: Any) -> tuple[int, ...]:
-    """The spatial sizes asked for by sizes or by factors; NotImplementedError where a factor gives no whole size."""
-    if size is not None:
-        return tuple(size)
-    exact = [n * s for n, s in zip(x.tensor.shape[2:], scales, strict=True)]
-    if any(n != int(n) for n in exact):
-        raise NotImplementedError(
-            f"resizing {x.tensor.shape[2:]} by {tuple(scales)}, which gives no whole sizes; give sizes"
-        )
-    return tuple(int(n) for n in exact)
 
 
 def _mode(attrs: Attrs) -> tuple[str, str, int]:
@@ -102,20 +90,6 @@ for _n in (2, 3):
         windowed=set_part(_n),
         flops=lambda types, attrs, results: 8.0 * results[0].elements,
     )
-
-
-# ATen spellings
-
-
-def _upsample(method: str) -> Any:
-    def convert(g: Builder, x: Value, size: Any, align: bool, scales: Any = None) -> Any:
-        return resize(g, x, wanted_size(x, size, scales), method, ALIGN_CORNERS if align else HALF_PIXEL)
-
-    return convert
-
-
-aten("upsample_linear1d.vec", "upsample_bilinear2d.vec", "upsample_trilinear3d.vec")(_upsample("linear"))
-aten("upsample_bicubic2d.vec")(_upsample("cubic"))
 
 
 # Relax spellings

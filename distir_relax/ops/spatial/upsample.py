@@ -6,10 +6,10 @@ from typing import Any
 
 from distir_relax.ir import Value
 from distir_relax.kernels.sampling import ASYMMETRIC
-from distir_relax.ops.spatial.resize import resize, wanted_size
+from distir_relax.ops.spatial.resize import resize
 from distir_relax.ops.spatial.strides import ends, set_padding, spatial_rank, strided_windows, torch_widths
 from distir_relax.ops.spatial.windowed import define_spatial
-from distir_relax.ops.table import SCATTER, Attrs, Builder, StridedWindow, Types, aten, no_flops, operands
+from distir_relax.ops.table import SCATTER, Attrs, Builder, StridedWindow, Types, no_flops, operands
 
 
 def _windows(types: Types, attrs: Attrs) -> tuple[StridedWindow, ...]:
@@ -40,6 +40,15 @@ def _relax_upsample(attrs: Attrs) -> str:
     return text
 
 
+def upsample_nearest(g: Builder, x: Value, wanted: tuple[int, ...]) -> Any:
+    """The spatial dims of `x` resized to the nearest element: repeated by whole factors where that is possible."""
+    have = x.tensor.shape[2:]
+    if any(not n or m % n for n, m in zip(have, wanted, strict=True)):
+        return resize(g, x, wanted, "nearest_neighbor", ASYMMETRIC)
+    times = tuple(m // n for n, m in zip(have, wanted, strict=True))
+    return g.emit("nn.upsample_nearest", x, strides=times, padding=(0,) * 2 * len(times))
+
+
 define_spatial(
     "nn.upsample_nearest",
     None,
@@ -51,16 +60,3 @@ define_spatial(
     windowed=set_padding,
     flops=no_flops,
 )
-
-
-# ATen spellings
-
-
-@aten("upsample_nearest1d.vec", "upsample_nearest2d.vec", "upsample_nearest3d.vec")
-def upsample_nearest(g: Builder, x: Value, size: Any = None, scales: Any = None) -> Any:
-    """The spatial dims of `x` resized to the nearest element: repeated by whole factors where that is possible."""
-    have, wanted = x.tensor.shape[2:], wanted_size(x, size, scales)
-    if any(m % n for n, m in zip(have, wanted, strict=True)):
-        return resize(g, x, wanted, "nearest_neighbor", ASYMMETRIC)
-    times = tuple(m // n for n, m in zip(have, wanted, strict=True))
-    return g.emit("nn.upsample_nearest", x, strides=times, padding=(0,) * 2 * len(times))

@@ -2,6 +2,7 @@
 
 from distir_relax.ops.table.builder import Builder, infer
 from distir_relax.ops.table.check import check
+from distir_relax.ops.table.complex import Complex, aten_of, complex_aten
 from distir_relax.ops.table.entry import (
     FREE,
     NO_COMPUTATION,
@@ -82,6 +83,7 @@ __all__ = [
     "Attrs",
     "Builder",
     "Code",
+    "Complex",
     "Cost",
     "Emitter",
     "Expand",
@@ -106,10 +108,12 @@ __all__ = [
     "Work",
     "all_operands",
     "aten",
+    "aten_of",
     "aten_spellings",
     "axis_in",
     "axis_of",
     "broadcast_shape",
+    "complex_aten",
     "broadcast_to",
     "cast",
     "check",

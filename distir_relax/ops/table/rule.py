@@ -2,8 +2,8 @@
 
 ``matmul`` is ``"... m k, ... k n -> ... m n"``: `k` stands in no result, so it is reduced (by sum unless said
 otherwise). ``(h d)`` is a dim made of two factors, outermost first. ``[c]`` must not be split: the op needs all of it
-on one device. ``...`` stands for leading dims that broadcast. A dim of size 1 has no factor: nothing of it can be
-split.
+on one device. ``...`` stands for leading dims that broadcast. A dim of size 1 or 0 has no factor: nothing of it can
+be split.
 
 From a rule alone the compiler derives propagation, partial results, local shapes and what must be gathered.
 The notation follows the sharding rules of Shardy (openxla/shardy, docs/propagation.md) and einops.
@@ -83,15 +83,15 @@ def parse_rule(
     for tensor, shape in zip(spread, shapes, strict=True):
         dims: list[tuple[int, ...]] = []
         for dim, size in zip(tensor, shape, strict=True):
-            if math.prod(known[name] for name, _ in dim) != size:
-                dims.append(())  # this operand broadcasts along the dim
+            if not size or math.prod(known[name] for name, _ in dim) != size:
+                dims.append(())  # this operand broadcasts along the dim, or has no elements
                 continue
             for name, _ in dim:
-                if known[name] != 1 and name not in order:
+                if known[name] > 1 and name not in order:
                     order[name] = len(factors)
                     kind = BLOCKED if name in blocked else PARALLEL if name in in_results else reduce
                     factors.append(Factor(name, known[name], kind))
-            dims.append(tuple(order[name] for name, _ in dim if known[name] != 1))
+            dims.append(tuple(order[name] for name, _ in dim if known[name] > 1))
         placed.append(tuple(dims))
     return Rule(tuple(factors), tuple(placed[: len(operands)]), tuple(placed[len(operands) :]))
 

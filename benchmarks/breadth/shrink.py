@@ -1,0 +1,114 @@
+"""Configurations of transformers made small: few layers, narrow, a short vocabulary.
+
+No family is named here. A field is recognised by its name, as far as the many authors agree.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import re
+from typing import Any
+
+VOCABULARY = 211
+# (pattern of a field's name, its small value); the first that matches counts.
+_INTEGERS: tuple[tuple[str, int], ...] = (
+    (r"(num|n)_(key_value|kv)_heads|multi_query_group_num|num_kv_heads", 2),
+    (
+        r"(.*_)?(num_)?attention_heads|n_heads?|(.*_)?num_(attention_)?heads|num_heads|num_attn_heads|.*_attention_heads",
+        4,
+    ),
+    (
+        r"(num|n)_(hidden_layers|layers?|blocks)|n_layers?|(encoder|decoder)_layers|num_(encoder|decoder)_layers|depth|.*num_hidden_layers|.*_depth|n_embd_layers",
+        2,
+    ),
+    (r"vocab_size|.*_vocab_size|n_vocab", VOCABULARY),
+    (r"(num|n)_(local_|routed_)?experts|moe_num_experts|num_experts", 4),
+    (r"num_experts_per_tok|moe_top_?k|moe_k|top_k_experts|num_selected_experts|num_experts_per_token", 2),
+    (r"n_group|topk_group|n_shared_experts|num_shared_experts", 1),
+    (r"moe_intermediate_size|shared_expert_intermediate_size|expert_ffn_.*", 24),
+    (
+        r"intermediate_size|(encoder_|decoder_)?ffn_dim|d_ff|mlp_dim|n_inner|.*_ffn_dim|dim_feedforward|.*intermediate_size|ffn_hidden_size|.*feedforward_dim",
+        72,
+    ),
+    (r"head_dim|d_kv|attention_head_dim|.*_head_dim|kv_channels|attention_head_size", 12),
+    (r"v_head_dim", 12),
+    (r"kv_lora_rank", 16),
+    (r"q_lora_rank", 24),
+    (
+        r"hidden_size|d_model|n_embd|embed_dim|dim|hidden_dim|width|embedding_size|model_dim|d_embed|.*_hidden_size|.*_embed_dim|.*_hidden_dim|.*_d_model|emb_dim|hidden_size_per_layer_input",
+        48,
+    ),
+    (r"projection_dim|.*_projection_dim|out_hidden_size|proj_dim|out_dim", 48),
+    (r"image_size|img_size|input_size|.*image_size", 64),
+)
+
+
+def small(kind: type, overrides: dict[str, Any] | None = None, keep: tuple[str, ...] = ()) -> Any:
+    """A configuration of class `kind` with small numbers; fields whose names match a pattern of `keep` stay.
+
+    Raises whatever the class raises for numbers that do not fit each other.
+    """
+    return kind(**small_fields(kind(), keep) | (overrides or {}))
+
+
+def small_fields(config: Any, keep: tuple[str, ...] = ()) -> dict[str, Any]:
+    """The fields of `config` to change, with their small values; nested configurations become dictionaries."""
+    fields = (
+        {f.name: getattr(config, f.name, None) for f in dataclasses.fields(config)}
+        if dataclasses.is_dataclass(config)
+        else dict(vars(config))
+    )
+    aliases = dict(getattr(config, "attribute_map", {}) or {})
+    changed: dict[str, Any] = {}
+    layers = _layers(fields)
+    for name, value in fields.items():
+        if name.startswith("_") or name in aliases or any(re.fullmatch(p, name) for p in keep):
+            continue
+        if hasattr(value, "to_dict") and hasattr(value, "model_type"):
+            changed[name] = {**_plain(value), **small_fields(value, keep)}
+        elif isinstance(value, int) and not isinstance(value, bool):
+            new = _small_integer(name, value)
+            if new != value:
+                changed[name] = new
+        elif isinstance(value, (list, tuple)) and value:
+            new_list = _small_list(name, list(value), layers)
+            if new_list != list(value):
+                changed[name] = type(value)(new_list)
+    if layers and isinstance(fields.get("layer_types"), list):
+        for name in changed:
+            if re.fullmatch(r"(num|n)_(hidden_layers|layers?)", name):
+                changed[name] = len(changed.get("layer_types", fields["layer_types"]))
+    return changed
+
+
+def _plain(config: Any) -> dict[str, Any]:
+    return {"model_type": config.model_type}
+
+
+def _layers(fields: dict[str, Any]) -> int:
+    return next(
+        (fields[n] for n in ("num_hidden_layers", "num_layers", "n_layer") if isinstance(fields.get(n), int)), 0
+    )
+
+
+def _small_integer(name: str, value: int) -> int:
+    if name.endswith("_token_id") or name.endswith("_token_index"):
+        return value if 0 <= value < 10 else VOCABULARY - 1 - value % 60
+    if value <= 2:
+        return value
+    for pattern, number in _INTEGERS:
+        if re.fullmatch(pattern, name):
+            return min(value, number)
+    if name == "patch_size":
+        return min(value, 16)
+    return value
+
+
+def _small_list(name: str, value: list[Any], layers: int) -> list[Any]:
+    if len(value) == layers and layers > 2:
+        kinds = [i for i, x in enumerate(value) if x not in value[:i]]
+        chosen = sorted({0, len(value) - 1, *kinds[:3]})[:4]
+        return [value[i] for i in chosen]
+    if re.fullmatch(r"depths?|num_blocks|layers|.*_depths", name) and all(isinstance(x, int) for x in value):
+        return [min(x, 2) for x in value]
+    return value

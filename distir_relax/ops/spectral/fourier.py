@@ -1,0 +1,152 @@
+"""Discrete Fourier transforms, as products with the matrix of the transform.
+
+That takes n^2 operations where a fast transform takes n log n, but it splits like any product: over batch dims at no
+cost, over the dim itself as a pending sum.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from distir_relax.ir import Value
+from distir_relax.ops.table import Builder, Complex, aten, axis_of, complex_aten
+
+_Signal = Value | Complex
+
+
+def _transformed(g: Builder, x: _Signal, axis: int, size: int | None, norm: str | None, inverse: bool) -> Complex:
+    """The transform along `axis` of `x`, cut off or filled with zeros to `size`."""
+    import torch
+
+    real = x.real if isinstance(x, Complex) else x
+    n = size or real.tensor.shape[axis]
+    at = torch.arange(n, dtype=torch.float64)
+    angles = torch.outer(at, at) % n * (2 * torch.pi / n)
+    scale = _scale(n, norm, inverse)
+    cosines, sines = angles.cos() * scale, angles.sin() * (scale if inverse else -scale)
+    parts = [_resized(g, part, axis, n) for part in ((x.real, x.imaginary) if isinstance(x, Complex) else (x,))]
+    of_real = [_product(g, parts[0], axis, matrix) for matrix in (cosines, sines)]
+    if len(parts) == 1:
+        return Complex(*of_real)
+    of_imaginary = [_product(g, parts[1], axis, matrix) for matrix in (sines, cosines)]
+    return Complex(g.emit("subtract", of_real[0], of_imaginary[0]), g.emit("add", of_real[1], of_imaginary[1]))
+
+
+def _real_signal(g: Builder, x: Complex, axis: int, size: int | None, norm: str | None) -> Any:
+    """The real signal of `size` elements whose transform is `x`, of which the first half is given."""
+    import torch
+
+    n = size or 2 * (x.real.tensor.shape[axis] - 1)
+    half = n // 2 + 1
+    angles = torch.outer(torch.arange(half, dtype=torch.float64), torch.arange(n, dtype=torch.float64))
+    angles = angles % n * (2 * torch.pi / n)
+    # Each element but the first, and the middle one of an even number, stands for its mirror image too.
+    weights = torch.full((half, 1), 2.0, dtype=torch.float64)
+    weights[0] = 1
+    if n % 2 == 0:
+        weights[-1] = 1
+    weights = weights * _scale(n, norm, True)
+    real, imaginary = (_resized(g, part, axis, half) for part in (x.real, x.imaginary))
+    first = _product(g, real, axis, angles.cos() * weights)
+    return g.emit("subtract", first, _product(g, imaginary, axis, angles.sin() * weights))
+
+
+def _scale(n: int, norm: str | None, inverse: bool) -> float:
+    if norm == "ortho":
+        return float(n**-0.5)
+    return 1 / n if (norm == "forward") != inverse else 1.0
+
+
+def _resized(g: Builder, x: Value, axis: int, size: int) -> Any:
+    have = x.tensor.shape[axis]
+    if have >= size:
+        return g.aten("slice.Tensor", x, axis, 0, size)
+    high = [0] * len(x.tensor.shape)
+    high[axis] = size - have
+    return g.emit("pad", x, low=(0,) * len(high), high=tuple(high), value=0.0)
+
+
+def _product(g: Builder, x: Value, axis: int, matrix: Any) -> Any:
+    import torch
+
+    last = len(x.tensor.shape) - 1
+    y = g.aten("movedim.int", x, axis, last)
+    y = g.emit("matmul", y, g.array(matrix.to(getattr(torch, x.tensor.dtype)), "fourier"))
+    return g.aten("movedim.int", y, last, axis)
+
+
+def _axes(x: _Signal, sizes: Any, dims: Any) -> list[tuple[int, int | None]]:
+    rank = len((x.real if isinstance(x, Complex) else x).tensor.shape)
+    if dims is None:
+        dims = range(rank) if sizes is None else range(rank - len(sizes), rank)
+    found = [axis_of(d, rank) for d in dims]
+    return [(d, None if sizes is None or sizes[i] == -1 else sizes[i]) for i, d in enumerate(found)]
+
+
+def _whole(g: Builder, x: _Signal, axes: Sequence[tuple[int, int | None]], norm: str | None, inverse: bool) -> Any:
+    for axis, size in axes:
+        x = _transformed(g, x, axis, size, norm, inverse)
+    return x
+
+
+def _first_half(g: Builder, x: Value, axes: Sequence[tuple[int, int | None]], norm: str | None) -> Any:
+    """The transform of a real signal: of the last of the dims, the first half."""
+    axis = axes[-1][0]
+    found = _transformed(g, x, *axes[-1], norm, False)
+    half = (found.real.tensor.shape[axis]) // 2 + 1
+    parts = [g.aten("slice.Tensor", part, axis, 0, half) for part in (found.real, found.imaginary)]
+    return _whole(g, Complex(*parts), axes[:-1], norm, False)
+
+
+# ATen spellings
+
+
+def _spell_whole(name: str, inverse: bool) -> None:
+    def one(g: Builder, x: _Signal, n: int | None = None, dim: int = -1, norm: str | None = None) -> Any:
+        return _whole(g, x, _axes(x, None if n is None else [n], [dim]), norm, inverse)
+
+    def two(g: Builder, x: _Signal, s: Any = None, dim: Any = (-2, -1), norm: str | None = None) -> Any:
+        return _whole(g, x, _axes(x, s, dim), norm, inverse)
+
+    def many(g: Builder, x: _Signal, s: Any = None, dim: Any = None, norm: str | None = None) -> Any:
+        return _whole(g, x, _axes(x, s, dim), norm, inverse)
+
+    for declare in (aten, complex_aten):
+        for suffix, convert in (("", one), ("2", two), ("n", many)):
+            declare(f"fft_{name}{suffix}.default")(convert)
+
+
+_spell_whole("fft", False)
+_spell_whole("ifft", True)
+
+
+@aten("fft_rfft.default")
+def _rfft(g: Builder, x: Value, n: int | None = None, dim: int = -1, norm: str | None = None) -> Any:
+    return _first_half(g, x, _axes(x, None if n is None else [n], [dim]), norm)
+
+
+@aten("fft_rfft2.default")
+def _rfft2(g: Builder, x: Value, s: Any = None, dim: Any = (-2, -1), norm: str | None = None) -> Any:
+    return _first_half(g, x, _axes(x, s, dim), norm)
+
+
+@aten("fft_rfftn.default")
+def _rfftn(g: Builder, x: Value, s: Any = None, dim: Any = None, norm: str | None = None) -> Any:
+    return _first_half(g, x, _axes(x, s, dim), norm)
+
+
+@complex_aten("fft_irfft.default")
+def _irfft(g: Builder, x: Complex, n: int | None = None, dim: int = -1, norm: str | None = None) -> Any:
+    return _real_signal(g, x, *_axes(x, None if n is None else [n], [dim])[0], norm)
+
+
+@complex_aten("fft_irfft2.default")
+def _irfft2(g: Builder, x: Complex, s: Any = None, dim: Any = (-2, -1), norm: str | None = None) -> Any:
+    return _irfftn(g, x, s, dim, norm)
+
+
+@complex_aten("fft_irfftn.default")
+def _irfftn(g: Builder, x: Complex, s: Any = None, dim: Any = None, norm: str | None = None) -> Any:
+    axes = _axes(x, s, dim)
+    return _real_signal(g, _whole(g, x, axes[:-1], norm, True), *axes[-1], norm)
