@@ -20,8 +20,8 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import torch
-from breadth.trial import Example, Outcome, try_model
 from breadth.transformers_models import transformers_families
+from breadth.trial import Example, Outcome, try_model
 from breadth.vision_models import timm_families, torchvision_families
 
 LIBRARIES: dict[str, Callable[[], Iterator[tuple[str, Callable[[], Example]]]]] = {

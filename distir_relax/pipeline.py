@@ -40,8 +40,8 @@ def compile_passes(
     """The passes of `compile`: from an imported model to a program for each distinct rank.
 
     `shardings` mark inputs and parameters by name, `names` leads from those names to values, `unused` are names that
-    the program has no value for; `mesh` is needed for them, and takes the place of the model's own. `tail` is ``ragged`` or ``pad``. Where `scopes` says which module each
-    value is made in, repeated blocks become functions.
+    the program has no value for; `mesh` is needed for them, and takes the place of the model's own. `tail` is
+    ``ragged`` or ``pad``. Where `scopes` says which module each value is made in, repeated blocks become functions.
     """
     passes: list[Pass] = [] if scopes is None else [Outline(scopes)]
     if shardings:

@@ -33,8 +33,9 @@ class ApplyShardings:
     def run(self, module: Module) -> Module:
         """Mark what the patterns match.
 
-        Raises `AnnotationError` for a pattern that matches nothing, or names what is not used, for two patterns that disagree about one tensor,
-        and for a mesh unlike that of the model's own annotations; `PlacementError` for a placement that does not fit.
+        Raises `AnnotationError` for a pattern that matches nothing, or names what is not used, for two patterns that
+        disagree about one tensor, and for a mesh unlike that of the model's own annotations; `PlacementError` for a
+        placement that does not fit.
         """
         if any(known != self.mesh for known in module.meshes):
             raise AnnotationError(

@@ -1,4 +1,4 @@
-"""Models that write into memory: through views, into buffers and inputs; and tensors without elements, and complex ones."""
+"""Models that write into memory: through views, into buffers and inputs. Empty tensors, and complex ones."""
 
 from __future__ import annotations
 
@@ -130,7 +130,7 @@ def test_split_on_three_ranks(kind: Any, shape: tuple[int, ...], placement: str)
 def test_a_weight_that_is_not_used_is_not_one_that_does_not_exist() -> None:
     model, x = Empty(), torch.randn(2, 3, 5)
     model.spare = torch.nn.Linear(3, 3)
-    with pytest.raises(AnnotationError, match="'spare.weight' is a parameter that this call of the model does not use"):
+    with pytest.raises(AnnotationError, match=r"'spare\.weight' is a parameter that this call .* does not use"):
         compile(model, (x,), shardings={"spare.weight": "S[0]"}, mesh=MESH)
     with pytest.raises(AnnotationError, match="matches no input and no parameter"):
         compile(model, (x,), shardings={"spar.weight": "S[0]"}, mesh=MESH)

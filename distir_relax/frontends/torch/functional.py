@@ -21,7 +21,8 @@ def functional(program: ExportedProgram) -> ExportedProgram:
     Buffers and inputs that the model changes are then outputs of the program, by its `graph_signature`.
     """
     if any(_is_seen(write, program.graph) for write in _writes(program.graph)):
-        return program.run_decompositions({})
+        changed: ExportedProgram = program.run_decompositions({})
+        return changed
     return program
 
 

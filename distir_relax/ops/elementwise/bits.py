@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from distir_relax.ir import TensorType, Value
+from distir_relax.ir import TensorType
 from distir_relax.ops.elementwise.pointwise import pointwise_rule, same_dtype
 from distir_relax.ops.table import (
     Attrs,

@@ -77,7 +77,7 @@ def batch_norm(
 def _functional(
     g: Builder, x: Value, weight: Any, bias: Any, mean: Value, var: Value, training: bool, momentum: float, eps: float
 ) -> Any:
-    """As `torch.export` writes a batch norm in training mode: with the statistics of the batch, and new running ones."""
+    """As `torch.export` writes a batch norm in training mode: with the batch's statistics, and new running ones."""
     if not training:
         y = batch_norm(g, x, weight, bias, mean, var, False, momentum, eps, False)
         return y, None, None, mean, var
@@ -90,7 +90,7 @@ def _functional(
 
 
 def batch_statistics(g: Builder, x: Value, weight: Any, bias: Any, eps: float) -> tuple[Value, Value, Value]:
-    """`x` normalised by the mean and variance of each channel over all else, and these two (biased) of ``(channels,)``."""
+    """`x` normalised by each channel's mean and variance over all else, and these two (biased) of ``(channels,)``."""
     others = [i for i in range(len(x.tensor.shape)) if i != 1]
     wide = (x.tensor.shape[1], *[1] * (len(x.tensor.shape) - 2))
     variance, mean = g.aten("var_mean.correction", x, others, correction=0, keepdim=True)

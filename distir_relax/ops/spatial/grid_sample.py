@@ -58,8 +58,14 @@ define(
 
 @aten("grid_sampler.default", "grid_sampler_2d.default")
 def _grid_sampler(g: Builder, x: Value, grid: Value, method: int, padding: int, align_corners: bool) -> Any:
-    attrs = {"method": _METHODS[method], "padding_mode": _PADDING[padding], "align_corners": align_corners}
-    return g.emit("image.grid_sample", x, grid, **attrs)
+    return g.emit(
+        "image.grid_sample",
+        x,
+        grid,
+        method=_METHODS[method],
+        padding_mode=_PADDING[padding],
+        align_corners=align_corners,
+    )
 
 
 # ONNX spellings
