@@ -5,11 +5,14 @@ No family is named here. A field is recognised by its name, as far as the many a
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import re
 from typing import Any
 
 VOCABULARY = 211
+_LAYERS = ("num_hidden_layers", "num_layers", "n_layer", "n_layers")
+_MISSING = {"vocab_size": VOCABULARY, "pad_token_id": 1, "prediction_length": 5}
 # (pattern of a field's name, its small value); the first that matches counts.
 _INTEGERS: tuple[tuple[str, int], ...] = (
     (r"(num|n)_(key_value|kv)_heads|multi_query_group_num|num_kv_heads", 2),
@@ -53,62 +56,57 @@ def small(kind: type, overrides: dict[str, Any] | None = None, keep: tuple[str, 
 
 def small_fields(config: Any, keep: tuple[str, ...] = ()) -> dict[str, Any]:
     """The fields of `config` to change, with their small values; nested configurations become dictionaries."""
-    fields = (
-        {f.name: getattr(config, f.name, None) for f in dataclasses.fields(config)}
-        if dataclasses.is_dataclass(config)
-        else dict(vars(config))
-    )
-    aliases = dict(getattr(config, "attribute_map", {}) or {})
+    fields = _fields(config)
+    layers = next((fields[n] for n in _LAYERS if isinstance(fields.get(n), int)), 0)
+    kept = _kept_layers([v for v in fields.values() if isinstance(v, (list, tuple)) and len(v) == layers > 2])
     changed: dict[str, Any] = {}
-    layers = _layers(fields)
     for name, value in fields.items():
-        if name.startswith("_") or name in aliases or any(re.fullmatch(p, name) for p in keep):
+        if any(re.fullmatch(p, name) for p in keep):
             continue
         if hasattr(value, "to_dict") and hasattr(value, "model_type"):
-            changed[name] = {**_plain(value), **small_fields(value, keep)}
+            changed[name] = {"model_type": value.model_type, **small_fields(value, keep)}
+        elif kept and name in _LAYERS:
+            changed[name] = len(kept)
+        elif isinstance(value, (list, tuple)) and kept and len(value) == layers:
+            changed[name] = type(value)(value[i] for i in kept)
+        elif isinstance(value, (list, tuple)) and re.fullmatch(r"depths?|num_blocks|layers|.*_depths", name):
+            changed[name] = type(value)(min(x, 2) if isinstance(x, int) else x for x in value)
         elif isinstance(value, int) and not isinstance(value, bool):
-            new = _small_integer(name, value)
-            if new != value:
-                changed[name] = new
-        elif isinstance(value, (list, tuple)) and value:
-            new_list = _small_list(name, list(value), layers)
-            if new_list != list(value):
-                changed[name] = type(value)(new_list)
-    if layers and isinstance(fields.get("layer_types"), list):
-        for name in changed:
-            if re.fullmatch(r"(num|n)_(hidden_layers|layers?)", name):
-                changed[name] = len(changed.get("layer_types", fields["layer_types"]))
-    return changed
+            changed[name] = _small_integer(name, value, fields)
+        elif value is None and name in _MISSING:
+            changed[name] = _MISSING[name]
+    return {name: value for name, value in changed.items() if value != fields[name]}
 
 
-def _plain(config: Any) -> dict[str, Any]:
-    return {"model_type": config.model_type}
+def _fields(config: Any) -> dict[str, Any]:
+    names = [f.name for f in dataclasses.fields(config)] if dataclasses.is_dataclass(config) else list(vars(config))
+    aliases = dict(getattr(config, "attribute_map", {}) or {})
+    found = {}
+    for name in names:
+        if not name.startswith("_") and name not in aliases:
+            # Some say by an error that each layer has a value of its own.
+            with contextlib.suppress(Exception):
+                found[name] = getattr(config, name)
+    return found
 
 
-def _layers(fields: dict[str, Any]) -> int:
-    return next(
-        (fields[n] for n in ("num_hidden_layers", "num_layers", "n_layer") if isinstance(fields.get(n), int)), 0
-    )
+def _kept_layers(lists: list[Any]) -> list[int]:
+    """Up to four layers, of as many different kinds as these lists tell apart."""
+    if not lists:
+        return []
+    kinds = [repr(kind) for kind in zip(*lists, strict=True)]
+    first = [i for i, kind in enumerate(kinds) if kind not in kinds[:i]]
+    return sorted({0, len(kinds) - 1, *first[:3]})[:4]
 
 
-def _small_integer(name: str, value: int) -> int:
-    if name.endswith("_token_id") or name.endswith("_token_index"):
+def _small_integer(name: str, value: int, fields: dict[str, Any]) -> int:
+    if name.endswith(("_token_id", "_token_index")):
         return value if 0 <= value < 10 else VOCABULARY - 1 - value % 60
     if value <= 2:
         return value
+    if re.fullmatch(_INTEGERS[0][0], name) and value == fields.get("num_attention_heads"):
+        return min(value, 4)
     for pattern, number in _INTEGERS:
         if re.fullmatch(pattern, name):
             return min(value, number)
-    if name == "patch_size":
-        return min(value, 16)
-    return value
-
-
-def _small_list(name: str, value: list[Any], layers: int) -> list[Any]:
-    if len(value) == layers and layers > 2:
-        kinds = [i for i, x in enumerate(value) if x not in value[:i]]
-        chosen = sorted({0, len(value) - 1, *kinds[:3]})[:4]
-        return [value[i] for i in chosen]
-    if re.fullmatch(r"depths?|num_blocks|layers|.*_depths", name) and all(isinstance(x, int) for x in value):
-        return [min(x, 2) for x in value]
-    return value
+    return min(value, 16) if name == "patch_size" else value

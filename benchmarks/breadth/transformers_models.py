@@ -20,7 +20,7 @@ _KEEP: tuple[tuple[str, ...], ...] = (
     (r"(?!.*(layers|blocks|depths?|vocab_size)$).*",),
 )
 _LENGTH = 13
-_MOST = 60_000_000
+_MOST = 120_000_000
 
 
 def transformers_families() -> Iterator[tuple[str, Callable[[], Example]]]:
@@ -79,6 +79,9 @@ def _calls(model: torch.nn.Module, config: Any) -> Iterator[dict[str, Any]]:
     common: dict[str, Any] = {}
     if "use_cache" in names:
         common["use_cache"] = False
+    if "bbox" in names:
+        corners = torch.randint(0, 500, (2, _LENGTH, 2))
+        common["bbox"] = torch.cat([corners, corners + torch.randint(1, 400, (2, _LENGTH, 2))], -1)
     text = {"input_ids": torch.randint(10, VOCABULARY // 2, (2, _LENGTH))} if "input_ids" in names else {}
     if "decoder_input_ids" in names:
         common["decoder_input_ids"] = torch.randint(10, VOCABULARY // 2, (2, 7))
