@@ -17,6 +17,7 @@ from distir_relax.frontends.imported import Imported
 from distir_relax.frontends.relax_shapes import bind_shapes
 from distir_relax.frontends.torch.arguments import as_tensor, named_arguments
 from distir_relax.ir import Module, TensorType, Value
+from distir_relax.kernels.foreign import packed_text
 from distir_relax.layout import DTYPES, DeviceMesh, print_placements
 from distir_relax.layout.fit import fit_placements
 from distir_relax.ops import (
@@ -159,6 +160,10 @@ class _Importer:
             return [self.value(item) for item in expression.fields]
         if isinstance(expression, relax.TupleGetItem):
             return self.value(expression.tuple_value)[expression.index]
+        if isinstance(expression, relax.GlobalVar):
+            return expression.name_hint, packed_text(self._module[expression])
+        if isinstance(expression, relax.ExternFunc):
+            return str(expression.global_symbol)
         if isinstance(expression, relax.ShapeExpr):
             return tuple(self._number(n) for n in expression.values)
         if isinstance(expression, tvm.ir.GenericConst):
@@ -213,7 +218,8 @@ class _Importer:
         try:
             if convert is None:
                 return self.builder.emit(ours, *arguments)
-            return convert(self.builder, arguments, _attributes(call))
+            results = [self._type(kind) for kind in _flat(call.ty_args)]
+            return convert(self.builder, arguments, {**_attributes(call), "results": results})
         except DistIRError:
             raise
         except NotImplementedError as error:
@@ -293,10 +299,15 @@ class _Importer:
         return UnsupportedOpError(
             f"the op table has no Relax spelling for {name}",
             self.builder.location,
-            "give the op itself, before LegalizeOps: a call_tir does not say what it computes"
-            if name.endswith("call_tir")
-            else "CONTRIBUTING.md shows how to add one",
+            "CONTRIBUTING.md shows how to add one",
         )
+
+
+def _flat(kinds: Any) -> Iterator[Any]:
+    """The types in types of tuples."""
+    for kind in kinds or ():
+        fields = getattr(kind, "fields", None)
+        yield from [kind] if fields is None else _flat(fields)
 
 
 def _attributes(call: Any) -> dict[str, Any]:

@@ -5,6 +5,7 @@
 `resample`    resizing and pooling of a part of a dim by those formulas
 `recurrent`   recurrences over the steps of a sequence
 `packing`     linear layers whose weight is laid out once
+`foreign`     functions written for TVM, or registered with it
 `moving`      values that are left to the function that is called with them
 ============  ==============================================================================================
 """

@@ -242,14 +242,6 @@ def test_what_cannot_be_read_is_named_with_its_place(text: str, kind: type[DistI
         import_relax(script(text))
 
 
-def test_call_tir_has_no_entry() -> None:
-    lowered = relax.transform.LegalizeOps()(script(RFC.replace("S[1]", "R")))
-    with pytest.raises(
-        UnsupportedOpError, match=r"@foo, lv0: the op table has no Relax spelling for relax\.call_tir of matmul"
-    ):
-        import_relax(lowered)
-
-
 def test_two_meshes_are_refused() -> None:
     text = RFC.replace(
         "lv0 = R.matmul(x, A_1)",

@@ -10,6 +10,7 @@ from distir_relax.ir import Attribute, Function, Input, Module, Op, Output, Tens
 from distir_relax.kernels.sampling import Resizing
 from distir_relax.ops import OF_PROGRAMS, Trait, entries, evaluate, infer
 from distir_relax.ops.spatial.resample import sampling_attrs
+from tests.foreign import packed_attrs, tir_attrs
 
 Sample = tuple[str, list[TensorType], dict[str, Attribute]]
 
@@ -28,9 +29,14 @@ def samples() -> list[Sample]:
     """Instances as (op, operand types, attributes)."""
     return [
         *_elementwise(), *_movement(), *_tails(), *_products(), *_normalization(),
-        *_windows(), *_indexing(), *_reductions(), *_attention(),
+        *_windows(), *_indexing(), *_reductions(), *_attention(), *_foreign(),
         *_recurrences(),
     ]  # fmt: skip
+
+
+def _foreign() -> list[Sample]:
+    return [("call_tir", [f32(3, 5)], tir_attrs(3, 5, "float32")),
+            ("call_dps_packed", [f32(3, 5)], packed_attrs(3, 5, "float32"))]  # fmt: skip
 
 
 def _elementwise() -> list[Sample]:

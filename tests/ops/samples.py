@@ -17,6 +17,7 @@ import torch
 from distir_relax.kernels.sampling import Resizing
 from distir_relax.layout import DTYPES
 from distir_relax.ops.spatial.resample import sampling_attrs
+from tests.foreign import packed_attrs, tir_attrs
 
 
 @dataclass(frozen=True)
@@ -279,6 +280,8 @@ SAMPLES: dict[str, list[Sample]] = {
         of("f64[6,4]", shape=(8, 3)),
         of("f64[4,1,6]", shape=(1, 2, 2, 6)),
     ],
+    "call_tir": [of("f64[4,6]", **tir_attrs(4, 6, "float64"))],
+    "call_dps_packed": [of("f64[4,6]", **packed_attrs(4, 6, "float64"))],
     "permute_dims": [of("f64[4,5,6]", axes=(2, 0, 1))],
     "broadcast_to": [of("f64[4,1,6]", shape=(3, 4, 5, 6)), of("f64[]", shape=(4,))],
     "concat": [of("f64[4,2,3]", "f64[4,5,3]", axis=1), of("f64[4,3]", "f64[4,3]", "f64[4,3]", axis=0)],

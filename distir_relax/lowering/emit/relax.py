@@ -46,9 +46,8 @@ def to_relax(module: Module) -> tvm.IRModule:
     import tvm
 
     _check_stage(module)
-    functions = {tvm.ir.GlobalVar(f.name): _emit_function(f) for f in inline(module).functions}
     attrs = tvm.ir.make_node("ir.DictAttrs", **{RANKS_ATTRIBUTE: list(module.ranks)})
-    return tvm.IRModule(functions, attrs=attrs)
+    return tvm.IRModule(_emit_functions(inline(module).functions), attrs=attrs)
 
 
 def to_relax_programs(module: Module) -> dict[str, tvm.IRModule]:
@@ -59,7 +58,7 @@ def to_relax_programs(module: Module) -> dict[str, tvm.IRModule]:
     import tvm
 
     _check_stage(module)
-    return {f.name: tvm.IRModule({tvm.ir.GlobalVar(f.name): _emit_function(f)}) for f in inline(module).functions}
+    return {f.name: tvm.IRModule(_emit_functions([f])) for f in inline(module).functions}
 
 
 def to_relax_json(module: Module) -> dict[str, str]:
@@ -77,10 +76,19 @@ def _check_stage(module: Module) -> None:
         raise VerificationError(f"expected a module of the ranked stage, found the {module.stage} stage")
 
 
-def _emit_function(function: Function) -> Any:
+def _emit_functions(functions: Sequence[Function]) -> dict[Any, Any]:
+    """The Relax functions, with those that they call."""
     from tvm import relax
 
     builder = relax.BlockBuilder()
+    for function in functions:
+        _emit_function(builder, function)
+    return dict(builder.get().functions.items())
+
+
+def _emit_function(builder: Any, function: Function) -> None:
+    from tvm import relax
+
     scope = relax_scope()
     values: dict[str, Any] = {}
     parameters = []
@@ -104,8 +112,6 @@ def _emit_function(function: Function) -> Any:
             last = [token] if attrs[SCHEDULE_ATTRIBUTE] else []
             result = builder.emit_output(relax.Tuple([*outputs, *last]))
         builder.emit_func_output(result)
-    [(_, emitted)] = builder.get().functions.items()
-    return emitted
 
 
 def _steps(function: Function) -> dict[str, str | list[str]]:

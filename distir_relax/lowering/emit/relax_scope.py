@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from types import SimpleNamespace
 from typing import Any
 
+from distir_relax.kernels.foreign import unpacked
 from distir_relax.kernels.resample import Part, rows_of
 from distir_relax.kernels.sampling import Adaptive, Pooling, Resizing, Sampling
 from distir_relax.lowering.emit.relax_exact import exact_ops
@@ -31,10 +32,35 @@ def relax_scope(exact: bool = True) -> dict[str, Any]:
     return {
         "R": SimpleNamespace(**ops),
         "causal_mask": _causal_mask,
+        "foreign": SimpleNamespace(call_tir=_call_tir, call_packed=_call_packed),
         "grouped_matmul": _grouped_matmul,
         "recurrent": recurrent,
         "resample": resample,
     }
+
+
+def _call_tir(source: str, shapes: Sequence[Sequence[int]], dtypes: Sequence[str], *operands: Any) -> Any:
+    """As `distir_relax.kernels.foreign.call_tir`; the `PrimFunc` becomes one of the module."""
+    from tvm import relax
+
+    function = unpacked(source)
+    name = str(function.attrs["global_symbol"]) if "global_symbol" in (function.attrs or {}) else "kernel"
+    variable = relax.BlockBuilder.current().add_func(function.without_attr("global_symbol"), name)
+    return relax.call_tir(variable, list(operands), _kinds(shapes, dtypes))
+
+
+def _call_packed(name: str, shapes: Sequence[Sequence[int]], dtypes: Sequence[str], *operands: Any) -> Any:
+    """As `distir_relax.kernels.foreign.call_packed`."""
+    from tvm import relax
+
+    return relax.call_dps_packed(name, list(operands), _kinds(shapes, dtypes))
+
+
+def _kinds(shapes: Sequence[Sequence[int]], dtypes: Sequence[str]) -> Any:
+    from tvm import relax
+
+    kinds = [relax.TensorType(tuple(shape), dtype) for shape, dtype in zip(shapes, dtypes, strict=True)]
+    return kinds[0] if len(kinds) == 1 else kinds
 
 
 def _causal_mask(query: Any, key: Any) -> Any:

@@ -4,7 +4,8 @@
 ``wait(x)``                  the same tensor; the device goes on when the stream on which `x` was made has come so far
 ``shape_of(x)``              the shape of `x`, a vector of int64
 ``dynamic_reshape(x, s)``    `x` in the shape that the numbers `s` say, -1 standing for what is left
+``call_tir(x, …)``           what a `PrimFunc` of TVM's gives, ``call_dps_packed(x, …)`` what a registered function does
 """
 
 # A module enters its ops and their spellings in the table when it is imported.
-from distir_relax.ops.program import calls, shapes  # noqa: F401
+from distir_relax.ops.program import calls, foreign, shapes  # noqa: F401

@@ -96,7 +96,7 @@ class Semantics:
     """The result types from the operand types and attributes; ValueError on a misuse."""
     torch: Expression
     """A Python expression over ``{0}``, ``{1}``, … (operands) and ``{attr}`` (attributes as literals; ``{attr!s}`` as
-    bare text), with `torch`, `F`, `recurrent` and `resample` (of `distir_relax.kernels`) in scope: the reference
+    bare text), with `torch`, `F`, and `foreign`, `recurrent`, `resample` of `distir_relax.kernels`: the reference
     semantics, and the code of the torch backend. An op of several results gives a tuple. Where the attributes decide,
     it is a function of them."""
     linear: Linear = ()
@@ -194,8 +194,8 @@ class Code:
     """How backends run an op, beyond its reference semantics."""
 
     relax: Expression = ""
-    """As `Semantics.torch`, with `R` (the Relax ops), `recurrent` and `resample` in scope and tuples as results; by
-    default the op of the same name called with the operands, and the attributes as keywords."""
+    """As `Semantics.torch`, with `R` (the Relax ops) for `torch` and `F`, and tuples as results; by default the op
+    of the same name called with the operands, and the attributes as keywords."""
     numbers: frozenset[int] = frozenset()
     """The operands for which the torch expression takes a Python number as well as a tensor."""
     packed: Packed | None = None

@@ -54,10 +54,11 @@ def evaluate(op: Op, operands: Sequence[torch.Tensor], comm: Any = None) -> tupl
     import torch
     import torch.nn.functional as F
 
-    from distir_relax.kernels import recurrent, resample
+    from distir_relax.kernels import foreign, recurrent, resample
 
     names = [f"a{i}" for i in range(len(operands))]
-    scope: dict[str, Any] = {"torch": torch, "F": F, "recurrent": recurrent, "resample": resample, "comm": comm}
+    scope: dict[str, Any] = {"torch": torch, "F": F, "comm": comm}
+    scope |= {"foreign": foreign, "recurrent": recurrent, "resample": resample}
     scope |= zip(names, operands, strict=True)
     result = eval(_compiled(torch_expression(op, names)), scope)
     return tuple(result) if isinstance(result, (tuple, list)) else (result,)

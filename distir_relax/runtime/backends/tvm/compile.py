@@ -16,7 +16,7 @@ from typing import Any
 from distir_relax.errors import BundleError, RunError
 from distir_relax.runtime.backends.tvm import kernels
 from distir_relax.runtime.backends.tvm.math import legalizations
-from distir_relax.runtime.backends.tvm.split import split_program
+from distir_relax.runtime.backends.tvm.split import relax_function, split_program
 
 PINNED_FFI = "apache-tvm-ffi==0.1.14.post1"
 
@@ -74,8 +74,8 @@ def _compile(text: str, inputs: tuple[int, ...], threads: int) -> Compiled:
     target, host = machine(threads)
     try:
         module = relax.transform.EliminateCommonSubexpr()(module)
-        [(_, function)] = module.functions.items()
-        split = split_program(function, inputs, host)
+        split = split_program(module, inputs, host)
+        function = relax_function(module)
         with target, tvm.transform.PassContext(opt_level=3):
             lowered = tvm.ir.transform.Sequential(_passes())(split.module)
         executable = relax.build(lowered, target, relax_pipeline=None)
@@ -146,7 +146,7 @@ def _read(text: str) -> Any:
 
     try:
         module = tvm.ir.load_json(text)
-        [(_, function)] = module.functions.items()
+        function = relax_function(module)
         assert {"distir.outputs", "distir.schedule"} <= set(function.attrs.keys())
     except Exception as wrong:
         last = (str(wrong).strip() or type(wrong).__name__).splitlines()[-1]

@@ -32,17 +32,28 @@ class Split:
     calls: frozenset[str]
 
 
-def split_program(function: Any, inputs: Sequence[int], host: kernels.Machine) -> Split:
-    """Split a straight-line Relax function; its parameters at the positions `inputs` are inputs, the others weights."""
-    return _Splitter(function, inputs, host).run()
+def split_program(module: Any, inputs: Sequence[int], host: kernels.Machine) -> Split:
+    """Split the Relax function of `module`; its parameters at the positions `inputs` are inputs, the others weights."""
+    return _Splitter(module, inputs, host).run()
+
+
+def relax_function(module: Any) -> Any:
+    """The one Relax function of a module, which may hold kernels too. Raises ValueError unless it is one."""
+    from tvm import relax
+
+    [function] = [f for f in module.functions.values() if isinstance(f, relax.Function)]
+    return function
 
 
 class _Splitter:
     """Values are known by the variables of the original function; `early` are those that weights alone determine."""
 
-    def __init__(self, function: Any, inputs: Sequence[int], host: kernels.Machine) -> None:
+    def __init__(self, module: Any, inputs: Sequence[int], host: kernels.Machine) -> None:
+        from tvm import relax
         from tvm.ir import GenericConst
 
+        function = relax_function(module)
+        self.kernels = {v: f for v, f in module.functions.items() if not isinstance(f, relax.Function)}
         self.inputs = [function.params[i] for i in inputs]
         self.weights = [p for i, p in enumerate(function.params) if i not in inputs]
         self.host = host
@@ -67,6 +78,8 @@ class _Splitter:
         from tvm import relax
 
         builder = relax.BlockBuilder()
+        called = {var: builder.add_func(kernel, var.name_hint) for var, kernel in self.kernels.items()}
+        self.constants |= called
         parameters = {w: relax.Var(w.name, w.ty) for w in self.weights}
         self.values = {**self.constants, **parameters}
         with builder.function("prepare", list(parameters.values())):
@@ -200,8 +213,8 @@ def _is_op(call: Any, name: str) -> bool:
 
 
 def _packed_call(call: Any) -> str | None:
-    """The communicator's method that a packed call names."""
-    if not _is_op(call, "relax.call_dps_packed"):
+    """The communicator's method that a packed call names; None for other functions."""
+    if not _is_op(call, "relax.call_dps_packed") or not str(call.args[0].global_symbol).startswith(PREFIX):
         return None
     return str(call.args[0].global_symbol).removeprefix(PREFIX)
 
@@ -223,7 +236,7 @@ def _variables(expression: Any) -> list[Any]:
 def _substitute(expression: Any, values: Mapping[Any, Any]) -> Any:
     from tvm import relax
 
-    if isinstance(expression, relax.Var):
+    if isinstance(expression, (relax.Var, relax.GlobalVar)):
         return values[expression]
     if isinstance(expression, relax.Tuple):
         return relax.Tuple([_substitute(item, values) for item in expression.fields])

@@ -1,0 +1,84 @@
+"""Functions that were written for TVM, or registered with it: what they compute only they know.
+
+They write their results: a function takes the operands, then tensors for the results.
+"""
+
+from __future__ import annotations
+
+import base64
+import threading
+import zlib
+from collections.abc import Callable, Sequence
+from functools import lru_cache
+from typing import TYPE_CHECKING, Any
+
+from distir_relax.errors import RunError
+
+if TYPE_CHECKING:
+    import torch
+
+
+def call_tir(source: str, shapes: Sequence[Sequence[int]], dtypes: Sequence[str], *operands: torch.Tensor) -> Any:
+    """The results, of these shapes and dtypes, of a `PrimFunc` given as `packed_text` makes it; one is given bare."""
+    with _lock:
+        function = _built(source)
+    return _called(function, shapes, dtypes, operands)
+
+
+def call_packed(name: str, shapes: Sequence[Sequence[int]], dtypes: Sequence[str], *operands: torch.Tensor) -> Any:
+    """As `call_tir`, of a function registered with TVM in this process. Raises RunError where there is none."""
+    import tvm_ffi
+
+    function = tvm_ffi.get_global_func(name, allow_missing=True)
+    if function is None:
+        raise RunError(
+            f"no function {name!r} is registered with TVM in this process",
+            hint="import what registers it (tvm_ffi.register_global_func) in every rank",
+        )
+    return _called(function, shapes, dtypes, operands)
+
+
+def packed_text(function: Any) -> str:
+    """A `PrimFunc` as a short text."""
+    import tvm
+
+    return base64.b64encode(zlib.compress(tvm.ir.save_json(function).encode(), 9)).decode()
+
+
+def unpacked(source: str) -> Any:
+    """The `PrimFunc` of a text that `packed_text` has made."""
+    import tvm
+
+    return tvm.ir.load_json(zlib.decompress(base64.b64decode(source)).decode())
+
+
+_lock = threading.Lock()
+
+
+@lru_cache
+def _built(source: str) -> Callable[..., None]:
+    import tvm
+
+    function = unpacked(source).with_attr("global_symbol", "main")
+    built: Callable[..., None] = tvm.compile(tvm.IRModule({"main": function}), target="llvm")["main"]
+    return built
+
+
+def _called(
+    function: Callable[..., None],
+    shapes: Sequence[Sequence[int]],
+    dtypes: Sequence[str],
+    operands: Sequence[torch.Tensor],
+) -> Any:
+    import torch
+    from tvm import runtime
+
+    results = [torch.empty(*shape, dtype=getattr(torch, dtype)) for shape, dtype in zip(shapes, dtypes, strict=True)]
+    function(*(runtime.from_dlpack(_aligned(x)) for x in (*operands, *results)))
+    return results[0] if len(results) == 1 else tuple(results)
+
+
+def _aligned(x: torch.Tensor) -> torch.Tensor:
+    """`x` in memory as TVM's code expects it."""
+    x = x.detach().contiguous()
+    return x if x.data_ptr() % 64 == 0 else x.clone()

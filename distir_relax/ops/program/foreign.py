@@ -1,0 +1,68 @@
+"""Functions of TVM's whose meaning is not known: every device computes them whole."""
+
+from __future__ import annotations
+
+import warnings
+from typing import Any
+
+from distir_relax.ir import TensorType
+from distir_relax.ops.table import Attrs, Builder, Code, Rule, Semantics, Split, Types, define, parse_rule, relax
+
+
+class ComputedWhole(UserWarning):
+    """The program calls a function of which nobody knows how it could be split: every device computes all of it."""
+
+
+def _infer(types: Types, attrs: Attrs) -> tuple[TensorType, ...]:
+    return tuple(TensorType(tuple(s), d) for s, d in zip(attrs["shapes"], attrs["dtypes"], strict=True))
+
+
+def _whole(types: Types, attrs: Attrs, results: Types) -> Rule:
+    """No dim of any operand or result may be split."""
+    sides = []
+    for letter, tensors in (("x", types), ("y", results)):
+        dims = [[f"[{letter}{i}_{d}]" for d in range(len(t.shape))] for i, t in enumerate(tensors)]
+        sides.append(", ".join(" ".join(names) for names in dims))
+    return parse_rule(" -> ".join(sides), [t.shape for t in types], [t.shape for t in results])
+
+
+define(
+    "call_tir",
+    Semantics(infer=_infer, torch="foreign.call_tir({source}, {shapes}, {dtypes}, {*})"),
+    Split(_whole),
+    code=Code(relax="foreign.call_tir({source}, {shapes}, {dtypes}, {*})"),
+)
+define(
+    "call_dps_packed",
+    Semantics(infer=_infer, torch="foreign.call_packed({function}, {shapes}, {dtypes}, {*})"),
+    Split(_whole),
+    code=Code(relax="foreign.call_packed({function}, {shapes}, {dtypes}, {*})"),
+)
+
+
+# Relax spellings
+
+
+@relax("relax.call_tir")
+def _relax_call_tir(g: Builder, args: Any, attrs: Attrs) -> Any:
+    (name, source), operands = args
+    return _called(g, "call_tir", operands, attrs, function=name, source=source)
+
+
+@relax("relax.call_dps_packed")
+def _relax_call_dps_packed(g: Builder, args: Any, attrs: Attrs) -> Any:
+    name, operands = args
+    return _called(g, "call_dps_packed", operands, attrs, function=name)
+
+
+def _called(g: Builder, name: str, operands: Any, attrs: Attrs, **more: str) -> Any:
+    warnings.warn(
+        f"every device computes all of {more['function']}, of which nobody knows how it could be split ({g.location})",
+        ComputedWhole,
+        stacklevel=2,
+    )
+    kinds = attrs["results"]
+    values = operands if isinstance(operands, list) else [operands]
+    shapes, dtypes = tuple(k.shape for k in kinds), tuple(k.dtype for k in kinds)
+    found = g.emit(name, *values, **more, shapes=shapes, dtypes=dtypes)
+    return list(found) if len(kinds) > 1 else found
