@@ -292,7 +292,7 @@ def test_the_call_is_checked() -> None:
         plan(x, x)
     with pytest.raises(ImportModelError, match="not an example call"):
         dr.compile(figure_4(normal(6, 5)), (x,))
-    with pytest.raises(ImportModelError, match="input_shapes are for ONNX models"):
+    with pytest.raises(ImportModelError, match="input_shapes are for ONNX"):
         dr.compile(torch.nn.Linear(2, 2), (torch.ones(1, 2),), input_shapes={"input": (1, 2)})
 
 

@@ -105,4 +105,5 @@ def test_it_means_what_the_standard_says(op_type: str) -> None:
 
 def test_every_spelling_has_a_case() -> None:
     shown = {node.op_type for found in CASES.values() for case in found for node in case.model.graph.node}
-    assert shown == set(onnx_spellings())
+    # Other domains than ONNX's own have no cases in the standard.
+    assert shown == {name for name in onnx_spellings() if "::" not in name}

@@ -9,11 +9,12 @@ from __future__ import annotations
 
 import contextlib
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from distir_relax.errors import ImportModelError, UnsupportedOpError, VerificationError
 from distir_relax.frontends.imported import Frame
+from distir_relax.frontends.onnx.control import GRAPH_OPS, GraphNode
 from distir_relax.frontends.onnx.fold import evaluate_known, evaluate_reference
 from distir_relax.frontends.onnx.functions import function_nodes, function_of
 from distir_relax.frontends.onnx.metadata import OnnxSharding, node_key
@@ -35,6 +36,7 @@ if TYPE_CHECKING:
     import onnx
     import torch
 
+_COURSE = "what decides the course of a program must be constant, or follow from shapes"
 _RANDOM = ("RandomNormal", "RandomNormalLike", "RandomUniform", "RandomUniformLike", "Bernoulli", "Multinomial")
 
 
@@ -62,6 +64,8 @@ class OnnxGraph:
         self._hints: dict[int, str] = {}
         self._kept: list[Any] = []
         self._constants: dict[tuple[TensorType, bytes], Value] = {}
+        # The steps of loops, outermost first, that the nodes being read are in.
+        self._within: tuple[Frame, ...] = ()
 
     def parameter(self, name: str, array: np.ndarray[Any, Any]) -> Value:
         """Declare an initialiser that is a parameter."""
@@ -82,15 +86,20 @@ class OnnxGraph:
                     scope[name] = self._mark(node, name, result)
                     self.hint(name, result)
             for op in self.builder.ops[before:]:
-                self.scopes.setdefault(op.results[0].name, _frames(node.name))
+                self.scopes.setdefault(op.results[0].name, (*self._within, *_frames(node.name)))
+
+    def step(self, name: str, read: Callable[[], None]) -> None:
+        """Call `read`, which reads the nodes of one step of a loop, as those of the block `name`."""
+        before, place, hint = self._within, self.builder.location, self.builder.hint
+        self._within = (*before, *_frames(name), Frame(name))
+        read()
+        self._within, self.builder.location, self.builder.hint = before, place, hint
 
     def node(self, node: Any, operands: list[Any], scope: dict[str, Any], opsets: Mapping[str, int]) -> Sequence[Any]:
         """The results of one node."""
         domain = "" if node.domain == "ai.onnx" else node.domain
-        if node.op_type == "If" and not domain:
-            return self._branch(node, operands[0], scope, opsets)
         if any(a.type in (a.GRAPH, a.GRAPHS) for a in node.attribute):
-            raise self._unsupported(node, domain, "a program has no loops")
+            return self._run_graphs(node, operands, domain, scope, opsets)
         if node.op_type in _RANDOM and not domain:
             raise self._unsupported(node, domain, "draw random numbers outside and pass them in as an input")
         if not any(isinstance(x, Value) for x in operands):
@@ -199,16 +208,20 @@ class OnnxGraph:
                 return evaluate_known(convert, operands, self._attributes(node, domain, opsets), self.builder.location)
         return evaluate_reference(node, operands, opsets, self.builder.location)
 
-    def _branch(self, node: Any, condition: Any, scope: dict[str, Any], opsets: Mapping[str, int]) -> Sequence[Any]:
-        if isinstance(condition, Value):
-            raise self._unsupported(node, "", "which branch runs depends on data: a program has one course")
-        taken = "then_branch" if bool(condition.reshape(-1)[0]) else "else_branch"
-        graph = next(a.g for a in node.attribute if a.name == taken)
-        inner = dict(scope)
-        for tensor in graph.initializer:
-            inner[tensor.name] = as_array(tensor, self.builder.location)
-        self.run(graph.node, inner, opsets)
-        return [self.resolve(output.name, inner) for output in graph.output]
+    def _run_graphs(
+        self, node: Any, operands: list[Any], domain: str, scope: dict[str, Any], opsets: Mapping[str, int]
+    ) -> Sequence[Any]:
+        """The results of a node that runs graphs of its own."""
+        if domain or node.op_type not in GRAPH_OPS:
+            raise self._unsupported(node, domain, reason="it runs graphs")
+        place, hint = self.builder.location, self.builder.hint
+        try:
+            results = GraphNode(self, node, operands, scope, opsets).results()
+        except NotImplementedError as error:
+            self.builder.location = place
+            raise self._unsupported(node, domain, _COURSE, str(error)) from None
+        self.builder.location, self.builder.hint = place, hint
+        return results
 
     def _expand(
         self, node: Any, operands: list[Any], domain: str, opsets: Mapping[str, int], reason: str = ""

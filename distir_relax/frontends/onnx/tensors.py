@@ -108,7 +108,8 @@ def input_types(
 ) -> dict[str, TensorType]:
     """The types of a graph's inputs by name, with the dims that the model leaves open taken from `given`.
 
-    A symbol that several inputs share is bound by the first shape that has it. Raises `ImportModelError` that lists
+    A name of an open dim that several inputs share is bound by the first shape that has it; what says nothing (``?``,
+    ``unk``), and a name that stands twice in one shape, is of each dim its own. Raises `ImportModelError` that lists
     the inputs still open, and for a shape that is unlike the model's.
     """
     if unknown := set(given) - {item.name for item in inputs}:
@@ -139,6 +140,16 @@ def input_types(
     return types
 
 
+def declared_type(info: onnx.ValueInfoProto) -> TensorType | None:
+    """The type that a graph declares for a value; None where it leaves a dim open, or declares none.
+
+    Raises `UnsupportedOpError` for a dtype that programs do not have.
+    """
+    tensor = info.type.tensor_type
+    shape = _own_shape(tensor, {})
+    return None if shape is None else TensorType(shape, dtype_name(tensor.elem_type, info.name))
+
+
 def _bind(item: Any, shape: tuple[int, ...], symbols: dict[str, int], where: str) -> None:
     tensor = item.type.tensor_type
     dims = list(tensor.shape.dim) if tensor.HasField("shape") else [None] * len(shape)
@@ -146,7 +157,7 @@ def _bind(item: Any, shape: tuple[int, ...], symbols: dict[str, int], where: str
     for dim, size in zip(dims, shape, strict=False):
         if dim is not None and dim.HasField("dim_value"):
             fits = fits and dim.dim_value == size
-        elif dim is not None and dim.dim_param and symbols.setdefault(dim.dim_param, size) != size:
+        elif dim is not None and _names(dim, dims) and symbols.setdefault(dim.dim_param, size) != size:
             raise ImportModelError(
                 f"the dim {dim.dim_param!r} of input {item.name!r} is {size}, and {symbols[dim.dim_param]} elsewhere",
                 where,
@@ -155,10 +166,26 @@ def _bind(item: Any, shape: tuple[int, ...], symbols: dict[str, int], where: str
         raise ImportModelError(f"the input {item.name!r} is {_shown(tensor)}, found the shape {shape}", where)
 
 
+_NAMELESS = {"", "?", "unk", "unknown", "none"}
+
+
+def _names(dim: Any, dims: Sequence[Any]) -> bool:
+    """Whether the name of an open dim tells it from others; `dims` are those of its shape.
+
+    Exporters write one word for all that they do not know.
+    """
+    same = [other for other in dims if other.dim_param == dim.dim_param]
+    return dim.dim_param.strip().lower() not in _NAMELESS and len(same) == 1
+
+
 def _own_shape(tensor: Any, symbols: Mapping[str, int]) -> tuple[int, ...] | None:
     if not tensor.HasField("shape"):
         return None
-    sizes = [d.dim_value if d.HasField("dim_value") else symbols.get(d.dim_param, -1) for d in tensor.shape.dim]
+    dims = list(tensor.shape.dim)
+    sizes = [
+        d.dim_value if d.HasField("dim_value") else symbols.get(d.dim_param, -1) if _names(d, dims) else -1
+        for d in dims
+    ]
     return None if any(n < 0 for n in sizes) else tuple(sizes)
 
 

@@ -277,10 +277,22 @@ for _n in (1, 2, 3):
 
 @onnx("Conv")
 def _onnx_conv(g: Builder, x: OnnxOperands, attrs: Attrs) -> Any:
-    kernel = x[1].tensor.shape[2:]
-    found = onnx_windows(x[0], kernel, attrs)
-    y = g.emit(f"nn.conv{len(kernel)}d", x[0], x[1], **found, groups=attrs.get("group", 1))
-    return _add_bias(g, y, x[2] if x.has(2) else None)
+    return _windowed(g, x[0], x[1], x[2] if x.has(2) else None, attrs)
+
+
+@onnx("com.microsoft::NhwcConv")
+def _nhwc_conv(g: Builder, x: OnnxOperands, attrs: Attrs) -> Any:
+    """Data (n, d..., c) and weight (m, k..., c), as ONNX Runtime's transformer of layouts writes them."""
+    rank = len(x[0].tensor.shape)
+    inner, last = (0, rank - 1, *range(1, rank - 1)), (0, *range(2, rank), 1)
+    data, weight = (g.emit("permute_dims", part, axes=inner) for part in (x[0], x[1]))
+    return g.emit("permute_dims", _windowed(g, data, weight, x[2] if x.has(2) else None, attrs), axes=last)
+
+
+def _windowed(g: Builder, data: Value, weight: Value, bias: Value | None, attrs: Attrs) -> Any:
+    kernel = weight.tensor.shape[2:]
+    found = onnx_windows(data, kernel, attrs)
+    return _add_bias(g, g.emit(f"nn.conv{len(kernel)}d", data, weight, **found, groups=attrs.get("group", 1)), bias)
 
 
 @onnx("ConvTranspose")

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from distir_relax.errors import DistIRError, VerificationError
-from distir_relax.ir import Attribute, Function, Input, Op, Output, TensorType, Value, fresh_name
+from distir_relax.ir import Attribute, Function, Input, Op, Output, TensorType, Value
 from distir_relax.ops.table.table import lookup, lookup_aten
 
 
@@ -28,6 +28,7 @@ class Builder:
         self.known: dict[str, Any] = {}
         self._arrays: list[tuple[Value, Any]] = []
         self._taken: set[str] = set()
+        self._counts: dict[str, int] = {}
 
     def input(self, name: str, kind: TensorType, role: str = "input", location: str = "") -> Value:
         """Declare an input of the function."""
@@ -77,7 +78,14 @@ class Builder:
 
     def fresh(self, hint: str) -> str:
         """A name made from `hint` that no value has yet."""
-        return fresh_name(re.sub(r"[^\w.]", "_", hint) or "v", self._taken)
+        name = re.sub(r"[^\w.]", "_", hint) or "v"
+        # A loop that is written out asks for one name thousands of times: counting goes on where it was.
+        count = self._counts.get(name, 0)
+        while (candidate := f"{name}_{count}" if count else name) in self._taken:
+            count += 1
+        self._counts[name] = count
+        self._taken.add(candidate)
+        return candidate
 
 
 def infer(name: str, types: Sequence[TensorType], attrs: Any, location: str = "") -> tuple[TensorType, ...]:
