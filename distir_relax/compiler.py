@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 from distir_relax.analysis.footprint import Footprint, footprint
 from distir_relax.bundle import BACKENDS, Bundle, write_bundle
 from distir_relax.errors import AnnotationError, ImportModelError
+from distir_relax.frontends.checkpoint import with_checkpoint
 from distir_relax.frontends.imported import Imported
 from distir_relax.frontends.outline import Outline
 from distir_relax.frontends.program import import_program
@@ -178,12 +179,14 @@ def compile(
     *,
     input_shapes: Mapping[str, Sequence[int]] | None = None,
     params: Mapping[str, Any] | Sequence[Any] | None = None,
+    checkpoint: str | Path | None = None,
     shardings: Mapping[str, str] | None = None,
     mesh: DeviceMesh | int | Sequence[int] | None = None,
     tail: str = "ragged",
     name: str | None = None,
     gather_threshold: int = 1 << 20,
     outline: bool = True,
+    check_import: bool = True,
     verify: bool | None = None,
     dump: str | Path | None = None,
     observers: Sequence[Observer] = (),
@@ -197,13 +200,16 @@ def compile(
     is the data of an `IRModule`'s weights, by name or in order (`frontends.relax.import_relax`). Annotations stand in
     the model (`annotate_sharding`), or are given as `shardings`: glob patterns over names of parameters and inputs,
     each with its placement, together with `mesh`: a `DeviceMesh`, its shape, or a number of devices. A `mesh` given
-    here takes the place of the one that annotations in the model name: the same model for another number of devices.
-    `tail` says what ranks with a short shard do: ``ragged`` (own shapes) or ``pad`` (filled up to the largest shard).
+    here takes the place of the one that annotations in the model name: the same model for another number of devices. A
+    model on the meta device compiles and simulates; `checkpoint`, a safetensors file or a folder of them, holds the
+    data of its weights under the model's names, and is read when the plan is saved or first runs. `tail` says what
+    ranks with a short shard do: ``ragged`` (own shapes) or ``pad`` (filled up to the largest shard).
 
     Repeated blocks of the model become functions, which are compiled once and called; `outline=False` writes them all
-    out. `verify` checks the program after each pass (by default if the environment variable DISTIR_VERIFY is 1); `dump`
-    is a folder for the program's text after each pass; other `observers` see it too. `passes` is given those of the
-    pipeline (`compile_passes`), and returns those to run: to add one, or leave one out.
+    out. A torch model is compared with the program read in from it, on the example call; `check_import=False` leaves
+    that out. `verify` checks the program after each pass (by default if the environment variable DISTIR_VERIFY is 1);
+    `dump` is a folder for the program's text after each pass; other `observers` see it too. `passes` is given those of
+    the pipeline (`compile_passes`), and returns those to run: to add one, or leave one out.
 
     Raises a `DistIRError`: `ImportModelError` and `UnsupportedOpError` for what cannot be read, `AnnotationError` and
     `PlacementError` for annotations that cannot hold. Warns `SurpriseGather` where a split tensor of at least
@@ -211,7 +217,7 @@ def compile(
     `NothingSplit` where nothing says what is split over the mesh.
     """
     given = None if mesh is None else as_mesh(mesh)
-    imported = _import(model, example_inputs, example_kwargs, input_shapes, params)
+    imported = _import(model, example_inputs, example_kwargs, input_shapes, params, check_import, checkpoint)
     target = _target(given, shardings, imported.module)
     scopes = imported.scopes if outline else None
     chosen = compile_passes(target if shardings else given, tail, shardings, imported.names, scopes, imported.unused)
@@ -224,10 +230,7 @@ def compile(
         looking.append(Dump(dump))
     if verifies_by_default() if verify is None else verify:
         looking.append(Verify())
-    ranked = run_passes(imported.module, chosen, looking)
-    for record in ranked.records:
-        if isinstance(record, Gather) and record.bytes >= gather_threshold:
-            warnings.warn(str(record), SurpriseGather, stacklevel=2)
+    _warn_of_gathers(run_passes(imported.module, chosen, looking), gather_threshold)
     return Plan(name or _default_name(model), imported, stages.modules, tail, stages.seconds, chosen)
 
 
@@ -257,6 +260,12 @@ def _target(given: DeviceMesh | None, shardings: Mapping[str, str] | None, modul
     return target
 
 
+def _warn_of_gathers(module: Module, threshold: int) -> None:
+    for record in module.records:
+        if isinstance(record, Gather) and record.bytes >= threshold:
+            warnings.warn(str(record), SurpriseGather, stacklevel=3)
+
+
 def _annotated(module: Module) -> bool:
     return any(Trait.ANNOTATION in lookup(op.name).traits for function in module.functions for op in function.ops)
 
@@ -280,7 +289,12 @@ def _import(
     kwargs: Mapping[str, Any] | None,
     input_shapes: Mapping[str, Sequence[int]] | None,
     params: Mapping[str, Any] | Sequence[Any] | None,
+    check: bool,
+    checkpoint: str | Path | None,
 ) -> Imported:
+    if checkpoint is not None:
+        found = _import(model, args, kwargs, input_shapes, params, check, None)
+        return with_checkpoint(found, checkpoint)
     kinds = {f"{kind.__module__.split('.')[0]}.{kind.__name__}" for kind in type(model).__mro__}
     if params is not None and "tvm.IRModule" not in kinds:
         raise ImportModelError(
@@ -303,7 +317,7 @@ def _import(
     if "torch.Module" in kinds:
         from distir_relax.frontends.torch.importer import import_torch
 
-        return import_torch(model, tuple(args), kwargs)
+        return import_torch(model, tuple(args), kwargs, check)
     if isinstance(model, tuple) and model and isinstance(model[0], Module):
         return import_program(model[0], model[1] if len(model) > 1 else {})
     raise ImportModelError(

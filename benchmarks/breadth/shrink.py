@@ -64,7 +64,7 @@ def small_fields(config: Any, keep: tuple[str, ...] = ()) -> dict[str, Any]:
         if any(re.fullmatch(p, name) for p in keep):
             continue
         if hasattr(value, "to_dict") and hasattr(value, "model_type"):
-            changed[name] = {"model_type": value.model_type, **small_fields(value, keep)}
+            changed[name] = {**value.to_diff_dict(), **small_fields(value, keep)}
         elif kept and name in _LAYERS:
             changed[name] = len(kept)
         elif isinstance(value, (list, tuple)) and kept and len(value) == layers:

@@ -41,7 +41,14 @@ class TensorWeights:
         """See `WeightSource.read`."""
         if name not in self._tensors:
             raise BundleError("the bundle has no such weight", name)
-        return _slice(self._tensors[name].detach(), intervals).contiguous()
+        tensor = self._tensors[name].detach()
+        if tensor.is_meta:
+            raise BundleError(
+                "the weight has no data: it is on the meta device",
+                name,
+                "give compile a checkpoint that holds it: compile(..., checkpoint='model.safetensors')",
+            )
+        return _slice(tensor, intervals).contiguous()
 
 
 class FileWeights:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import operator
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from distir_relax.errors import AnnotationError, DistIRError, ImportModelError, UnsupportedOpError
@@ -24,7 +25,19 @@ if TYPE_CHECKING:
 
 # Keyword arguments that say where a result lives, not what it is.
 _PLACEMENT_ARGUMENTS = ("device", "layout", "pin_memory", "memory_format", "non_blocking")
-_EMPTY = ("_assert", "sym_constrain_range", "_assert_tensor_metadata", "_assert_async")
+# Ops that make a number of a tensor. One that only assertions use is no concern of a program.
+_NUMBERS = ("item.default", "_local_scalar_dense.default")
+_EMPTY = (
+    *("_assert", "_assert_scalar", "_assert_tensor_metadata", "_assert_async"),
+    *("sym_constrain_range", "sym_constrain_range_for_size"),
+)
+
+
+@dataclass(frozen=True, slots=True)
+class _Unknown:
+    """A number that depends on data, and the op that gives it."""
+
+    source: str
 
 
 class GraphImporter:
@@ -101,10 +114,12 @@ class GraphImporter:
         name = self._hints.get(id(result), hint)
         same_type = self._constants.setdefault(self._type(result, name), [])
         for known, value in same_type:
-            if known is result or torch.equal(known, result):
+            if known is result or (not (known.is_meta or result.is_meta) and torch.equal(known, result)):
                 return value
         value = self.builder.input(name, self._type(result, name), "constant", self.builder.location)
-        self.tensors[value.name] = self.builder.known[value.name] = result.contiguous()
+        self.tensors[value.name] = result.contiguous()
+        if not result.is_meta:
+            self.builder.known[value.name] = self.tensors[value.name]
         same_type.append((result, value))
         return value
 
@@ -122,7 +137,17 @@ class GraphImporter:
             return self._inline(name, args)
         if name == "distir.annotate_sharding.default":
             return self._annotate(*args)
-        constant = not any(isinstance(x, (Value, Complex)) for x in _leaves((args, kwargs)))
+        leaves = _leaves((args, kwargs))
+        if name in _NUMBERS and isinstance(args[0], Value):
+            return _Unknown(name)
+        if unknown := next((x for x in leaves if isinstance(x, _Unknown)), None):
+            if getattr(target, "_schema", None) is None:
+                return unknown
+            raise UnsupportedOpError(
+                f"aten.{name} takes a number that depends on data (aten.{unknown.source})",
+                self.builder.location, DATA_DEPENDENT_HINT,
+            )  # fmt: skip
+        constant = not any(isinstance(x, (Value, Complex)) for x in leaves)
         if constant:
             return self._fold(target, args, kwargs)
         result = self._convert(node, name, args, kwargs)
@@ -212,7 +237,7 @@ class GraphImporter:
         stretches = any(len(_shape(t)) >= x.dim() and t is not x for t in tensors)
         same = all(_dtype(t) == _dtype(x) for t in tensors)
         pointwise = torch.Tag.pointwise in getattr(node.target, "tags", ()) and isinstance(val, torch.Tensor)
-        if x.dim() == 0 or (x.numel() == 1 and pointwise and same and stretches):
+        if not x.is_meta and (x.dim() == 0 or (x.numel() == 1 and pointwise and same and stretches)):
             if _dtype(x) not in DTYPES:
                 raise UnsupportedOpError(f"the model uses dtype {x.dtype}", self.builder.location)
             return self.builder.constant(x.item(), _dtype(x))

@@ -9,8 +9,10 @@ from typing import TYPE_CHECKING, Any
 from distir_relax.errors import DistIRError, ImportModelError
 from distir_relax.frontends.imported import Imported, live
 from distir_relax.frontends.location import location_of_error
+from distir_relax.frontends.torch.comparison import check_import
 from distir_relax.frontends.torch.functional import changed_buffers, functional
 from distir_relax.frontends.torch.graph import GraphImporter, is_complex
+from distir_relax.frontends.torch.hollow import exportable
 from distir_relax.frontends.torch.structure import CallSignature, ResultStructure, leaf_names, result_names
 from distir_relax.ir import Module, Value
 
@@ -23,6 +25,7 @@ def import_torch(
     model: torch.nn.Module,
     example_inputs: Sequence[Any] = (),
     example_kwargs: Mapping[str, Any] | None = None,
+    check: bool = False,
 ) -> Imported:
     """Read in a model, as it runs on the example arguments: their shapes become the program's.
 
@@ -30,7 +33,8 @@ def import_torch(
     out. Buffers that the model changes are inputs of role ``state``, each with an output that is its new value.
     Raises `ImportModelError` when `torch.export` cannot capture the model, when it is in training mode with active
     dropout, or changes its parameters; `UnsupportedOpError` for an op without an entry in the op table;
-    `PlacementError` and `AnnotationError` for annotations that do not fit.
+    `PlacementError` and `AnnotationError` for annotations that do not fit; with `check`, what `check_import` raises
+    where the program does not compute what the model does.
     """
     kwargs = dict(example_kwargs or {})
     _refuse_active_dropout(model)
@@ -39,7 +43,10 @@ def import_torch(
     importer = GraphImporter()
     names = _declare_inputs(importer, program, model, signature)
     results = importer.run(program.graph_module)
-    return _finish(model, importer, program, signature, names, results)
+    imported = _finish(model, importer, program, signature, names, results)
+    if check:
+        check_import(model, example_inputs, kwargs, imported)
+    return imported
 
 
 def _refuse_active_dropout(model: torch.nn.Module) -> None:
@@ -73,7 +80,8 @@ def _export(model: torch.nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any
         with warnings.catch_warnings():
             # A recurrent layer collects its parameters anew in each call, which changes nothing.
             warnings.filterwarnings("ignore", r"The tensor attributes? \S*_flat_weights")
-            return torch.export.export(model, args, kwargs, strict=False)
+            with exportable(model, (args, kwargs)):
+                return torch.export.export(model, args, kwargs, strict=False)
     except DistIRError:
         raise
     except Exception as error:  # torch.export raises whatever the model or the tracer raises
@@ -111,13 +119,15 @@ def _declare_inputs(
     first: dict[int, str] = {}
     for name, parameter in model.named_parameters(remove_duplicate=False):
         first.setdefault(id(parameter), name)
-    tied = {name: first[id(p)] for name, p in model.named_parameters(remove_duplicate=False)}
+    parameters = dict(model.named_parameters(remove_duplicate=False))
+    tied = {name: first[id(p)] for name, p in parameters.items()}
     values: dict[str, Value] = {}
     for node, spec in zip(nodes, specs, strict=True):
         if spec.kind is InputKind.PARAMETER:
             name = tied.get(str(spec.target), str(spec.target))
             if name not in values:
-                values[name] = importer.declare(node, name, "parameter", tensors[str(spec.target)].detach())
+                data = parameters.get(name, tensors[str(spec.target)])
+                values[name] = importer.declare(node, name, "parameter", data.detach())
             importer.bind(node, values[name])
         elif spec.kind is InputKind.BUFFER and spec.target in changed:
             # The model goes on changing its own.

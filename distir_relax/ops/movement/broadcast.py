@@ -18,6 +18,8 @@ from distir_relax.ops.table import (
     Trait,
     Types,
     aten,
+    broadcast_shape,
+    broadcast_to,
     define,
     dim_names,
     onnx,
@@ -64,6 +66,12 @@ def _expand(g: Builder, x: Value, sizes: list[int], implicit: bool = False) -> A
 @aten("expand_as.default")
 def _expand_as(g: Builder, x: Value, other: Value) -> Any:
     return g.aten("expand.default", x, list(other.tensor.shape))
+
+
+@aten("broadcast_tensors.default")
+def _broadcast_tensors(g: Builder, tensors: list[Value]) -> Any:
+    shape = broadcast_shape([t.tensor for t in tensors])
+    return tuple(broadcast_to(g, t, shape) for t in tensors)
 
 
 # Relax spellings

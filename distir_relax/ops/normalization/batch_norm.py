@@ -89,6 +89,13 @@ def _functional(
     return y, batch_mean, deviation, *running
 
 
+@aten("_native_batch_norm_legit_no_training.default")
+def _known_statistics(
+    g: Builder, x: Value, weight: Any, bias: Any, mean: Value, var: Value, momentum: float, eps: float
+) -> Any:
+    return batch_norm(g, x, weight, bias, mean, var, False, momentum, eps, False), None, None
+
+
 def batch_statistics(g: Builder, x: Value, weight: Any, bias: Any, eps: float) -> tuple[Value, Value, Value]:
     """`x` normalised by each channel's mean and variance over all else, and these two (biased) of ``(channels,)``."""
     others = [i for i in range(len(x.tensor.shape)) if i != 1]

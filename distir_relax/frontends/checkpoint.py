@@ -1,0 +1,98 @@
+"""Weights of a model that was built without them, from a checkpoint of safetensors files.
+
+They are read when a bundle is written or a plan first runs, one at a time.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from distir_relax.errors import ImportModelError
+from distir_relax.frontends.imported import Imported
+
+if TYPE_CHECKING:
+    import torch
+
+
+def with_checkpoint(imported: Imported, path: str | Path) -> Imported:
+    """The model read in, whose tensors on the meta device have the data that a checkpoint holds under their names.
+
+    `path` is a ``.safetensors`` file, or a folder of them. A tensor is found by any of the model's names for it, and is
+    cast to the model's dtype. Raises `ImportModelError` for a checkpoint that cannot be read, that lacks one of the
+    tensors, or holds one of another shape.
+    """
+    held = _tensors_in(Path(path))
+    names: dict[str, list[str]] = {}
+    for name, value in imported.names.items():
+        names.setdefault(value, []).append(name)
+    found: dict[str, tuple[Path, str]] = {}
+    missing = []
+    for value, tensor in imported.tensors.items():
+        if not tensor.is_meta:
+            continue
+        known = next((n for n in (*names.get(value, ()), value) if n in held), None)
+        if known is None:
+            missing.append(value)
+            continue
+        file, shape = held[known]
+        if shape != tuple(tensor.shape):
+            raise ImportModelError(f"expected {tuple(tensor.shape)} for {known!r}, found {shape}", str(file))
+        found[value] = file, known
+    if missing:
+        more = f" and {len(missing) - 3} more" if len(missing) > 3 else ""
+        raise ImportModelError(
+            f"the checkpoint has no data for {', '.join(missing[:3])}{more}",
+            str(path),
+            f"it holds names such as {', '.join(list(held)[:3])}; what is no weight must have data in the model "
+            "itself: put only the parameters on the meta device",
+        )
+    return replace(imported, tensors=_Checkpointed(imported.tensors, found))
+
+
+class _Checkpointed(Mapping[str, "torch.Tensor"]):
+    """Tensors by name, of which some are read from files each time they are asked for."""
+
+    def __init__(self, tensors: Mapping[str, torch.Tensor], found: Mapping[str, tuple[Path, str]]) -> None:
+        self._tensors, self._found = tensors, found
+
+    def __getitem__(self, name: str) -> torch.Tensor:
+        if name not in self._found:
+            return self._tensors[name]
+        path, known = self._found[name]
+        with _opened(path) as file:
+            data: torch.Tensor = file.get_tensor(known)
+        return data.to(self._tensors[name].dtype)
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._tensors)
+
+    def __len__(self) -> int:
+        return len(self._tensors)
+
+
+def _tensors_in(path: Path) -> dict[str, tuple[Path, tuple[int, ...]]]:
+    """The file and the shape of each tensor of a checkpoint."""
+    files = sorted(path.glob("*.safetensors")) if path.is_dir() else [path]
+    if not files:
+        raise ImportModelError("expected safetensors files in the checkpoint's folder, found none", str(path))
+    held: dict[str, tuple[Path, tuple[int, ...]]] = {}
+    for file in files:
+        with _opened(file) as opened:
+            for name in opened.keys():  # noqa: SIM118 - it is no mapping
+                held[name] = file, tuple(opened.get_slice(name).get_shape())
+    return held
+
+
+def _opened(path: Path) -> Any:
+    from safetensors import SafetensorError, safe_open
+
+    try:
+        opened: Any = safe_open(str(path), framework="pt")
+    except FileNotFoundError:
+        raise ImportModelError("there is no such checkpoint", str(path)) from None
+    except (SafetensorError, OSError) as error:
+        raise ImportModelError(f"not a safetensors file: {error}", str(path)) from None
+    return opened
