@@ -87,7 +87,7 @@ class Plan:
     @property
     def mesh(self) -> DeviceMesh:
         """The devices that the plan is for."""
-        return self.modules["sharded"].meshes[0]
+        return self.modules["distributed"].meshes[0]
 
     def text(self, stage: str) -> str:
         """The program at a stage, as text. The sharded stage carries the reason for each placement."""
@@ -220,7 +220,8 @@ def compile(
     imported = _import(model, example_inputs, example_kwargs, input_shapes, params, check_import, checkpoint)
     target = _target(given, shardings, imported.module)
     scopes = imported.scopes if outline else None
-    chosen = compile_passes(target if shardings else given, tail, shardings, imported.names, scopes, imported.unused)
+    layout = target if shardings else given
+    chosen = compile_passes(layout, tail, shardings, imported.names, scopes, imported.unused, imported.places)
     if passes is not None:
         chosen = tuple(passes(chosen))
     stages = Stages()

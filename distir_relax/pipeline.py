@@ -21,7 +21,7 @@ from distir_relax.frontends.imported import Frame
 from distir_relax.frontends.outline import Outline
 from distir_relax.ir import Inline, Module, Pass, name_of, print_module, print_pass, verify
 from distir_relax.layout import DeviceMesh
-from distir_relax.lowering import FuseLocal, Project, ToDistIR
+from distir_relax.lowering import FuseLocal, Project, ToDistIR, ToPlaces
 from distir_relax.ops import check
 from distir_relax.sharding import ApplyShardings, DelayReductions, Propagate, remarks
 
@@ -36,18 +36,21 @@ def compile_passes(
     names: Mapping[str, str] | None = None,
     scopes: Mapping[str, tuple[Frame, ...]] | None = None,
     unused: frozenset[str] = frozenset(),
+    places: int = 1,
 ) -> tuple[Pass, ...]:
     """The passes of `compile`: from an imported model to a program for each distinct rank.
 
     `shardings` mark inputs and parameters by name, `names` leads from those names to values, `unused` are names that
     the program has no value for; `mesh` is needed for them, and takes the place of the model's own. `tail` is
     ``ragged`` or ``pad``. Where `scopes` says which module each value is made in, repeated blocks become functions.
+    Of a program of several `places`, the mesh is that of one.
     """
     passes: list[Pass] = [] if scopes is None else [Outline(scopes)]
     if shardings:
         assert mesh is not None, "shardings are for a mesh"
         passes.append(ApplyShardings(shardings, mesh, names or {}, unused))
-    return (*passes, Propagate(mesh), DelayReductions(), ToDistIR(tail), Project(), FuseLocal())
+    placed = (ToPlaces(places),) if places > 1 else ()
+    return (*passes, Propagate(mesh), DelayReductions(), ToDistIR(tail), *placed, Project(), FuseLocal())
 
 
 def as_ranks_run(module: Module) -> Module:

@@ -36,7 +36,7 @@ class Imported:
     tensors by output name back in the structure that the model returns. `values` leads from the model's own names of
     its tensors to value names, for a model that names them (ONNX). `written` leads from an output that is the new value
     of an input, which the model changes in place, to that input. `scopes` says for values in the calls of which modules
-    they are made, outermost first.
+    they are made, outermost first. `places` is how many meshes the model names, all of one shape: the places of one.
     """
 
     module: Module
@@ -48,6 +48,7 @@ class Imported:
     scopes: Mapping[str, tuple[Frame, ...]] = field(default_factory=dict)
     written: Mapping[str, str] = field(default_factory=dict)
     unused: frozenset[str] = frozenset()
+    places: int = 1
 
 
 def live(function: Function) -> Function:

@@ -64,9 +64,10 @@ def import_relax(
     program = importer.builder.function("main", outputs)
     inputs = [item.value.name for item in program.inputs if item.role == "input"]
     return Imported(
-        module=Module("global", (program,), importer.meshes or _declared_meshes(mod)),
+        module=Module("global", (program,), importer.meshes),
         tensors=importer.tensors,
         names=names,
+        places=importer.places,
         flatten=lambda args, kwargs: named_arguments(f"@{name}", inputs, args, kwargs),
         rebuild=lambda tensors: _rebuild(result, iter([tensors[label] for label, _ in outputs])),
     )
@@ -110,7 +111,7 @@ class _Importer:
     def __init__(self, mod: Any, name: str) -> None:
         self.builder = Builder()
         self.tensors: dict[str, torch.Tensor] = self.builder.tensors
-        self.meshes: tuple[DeviceMesh, ...] = ()
+        self.meshes, self.places = _declared_meshes(mod)
         self._module = mod
         self._function = name
         self._values: dict[Any, Any] = {}
@@ -247,10 +248,12 @@ class _Importer:
 
     def _annotate(self, value: Value, relax_mesh: Any, text: str, hint: str) -> Value:
         where = self.builder.location
-        mesh = _mesh(relax_mesh, where)
+        mesh, place = _mesh(relax_mesh, where)
         if self.meshes and self.meshes[0] != mesh:
-            raise AnnotationError(f"expected one mesh for all annotations, found {mesh} and {self.meshes[0]}", where)
-        self.meshes = (mesh,)
+            raise _unlike(mesh, self.meshes[0], where)
+        self.meshes, self.places = (mesh,), max(self.places, place + 1)
+        if self.places > 1:
+            value = self.builder.emit("to_place", value, place=place)
         placements = print_placements(fit_placements(text.strip('"'), mesh, value.tensor.shape, where))
         self.builder.hint = hint if hint != value.name else f"{value.name}.sharded"
         marked: Value = self.builder.emit("annotate_sharding", value, placements=placements)
@@ -326,17 +329,31 @@ def _plain(value: Any) -> Any:
     return str(value)
 
 
-def _mesh(relax_mesh: Any, where: str) -> DeviceMesh:
+def _mesh(relax_mesh: Any, where: str) -> tuple[DeviceMesh, int]:
+    """A mesh, and which of the groups of as many devices it is."""
     shape = tuple(int(n) for n in relax_mesh.shape)
-    ids = [int(i) for i in relax_mesh.device_ids]
-    if ids != list(range(math.prod(shape))):
-        raise AnnotationError(f"expected the devices 0 to {math.prod(shape) - 1} in order, found {ids}", where)
-    return DeviceMesh(shape)
+    ids, size = [int(i) for i in relax_mesh.device_ids], math.prod(shape)
+    first = ids[0] if ids else 0
+    if ids != list(range(first, first + size)) or first % size:
+        raise AnnotationError(
+            f"expected {size} devices in order, from a multiple of {size} on, found {ids}", where,
+            "the meshes of a module are equal groups of devices: 0 to 1, 2 to 3",
+        )  # fmt: skip
+    return DeviceMesh(shape), first // size
 
 
-def _declared_meshes(mod: Any) -> tuple[DeviceMesh, ...]:
+def _unlike(mesh: DeviceMesh, other: DeviceMesh, where: str) -> AnnotationError:
+    return AnnotationError(f"expected meshes of one shape, found {other} and {mesh}", where)
+
+
+def _declared_meshes(mod: Any) -> tuple[tuple[DeviceMesh, ...], int]:
+    """The mesh of the module's global infos, and how many of its shape they are."""
     declared = dict(mod.global_infos).get("mesh", ()) if mod.global_infos else ()
-    return tuple(_mesh(info, "module_global_infos") for info in list(declared)[:1])
+    found = [_mesh(info, "module_global_infos") for info in declared]
+    for mesh, _ in found:
+        if mesh != found[0][0]:
+            raise _unlike(mesh, found[0][0], "module_global_infos")
+    return tuple(mesh for mesh, _ in found[:1]), max((place + 1 for _, place in found), default=1)
 
 
 def _leaves(result: Any, kind: Any) -> Iterator[tuple[Any, Any]]:

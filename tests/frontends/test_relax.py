@@ -10,7 +10,6 @@ from tvm import relax
 
 import distir_relax as dr
 from distir_relax.errors import (
-    AnnotationError,
     DistIRError,
     ImportModelError,
     PlacementError,
@@ -240,16 +239,6 @@ BAD: list[tuple[str, type[DistIRError], str]] = [
 def test_what_cannot_be_read_is_named_with_its_place(text: str, kind: type[DistIRError], message: str) -> None:
     with pytest.raises(kind, match=message):
         import_relax(script(text))
-
-
-def test_two_meshes_are_refused() -> None:
-    text = RFC.replace(
-        "lv0 = R.matmul(x, A_1)",
-        'x_1 = R.dist.annotate_sharding(x, device_mesh="mesh[1]", placement="R")\n        lv0 = R.matmul(x_1, A_1)',
-    )
-    head = HEAD.replace("I.Range(0, 2))]", "I.Range(0, 2)), R.device_mesh((4,), I.Range(0, 4))]")
-    with pytest.raises(AnnotationError, match="one mesh for all annotations"):
-        import_relax(script(text, head))
 
 
 def test_a_call_unlike_the_function_says_what_it_takes() -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from distir_relax import bundle as format_
@@ -42,11 +43,13 @@ def to_bundle(
     Without `backends` it holds the texts of the stages alone. Raises `DistIRError` for an unknown backend, and for
     weights without data; and what the emission of a backend raises.
     """
-    mesh = sharded.meshes[0]
+    mesh = distributed.meshes[0]
     texts = {"sharded.txt": print_module(sharded, remarks(sharded)), "distir.txt": print_module(distributed)}
     main = sharded.main
-    layouts = [(i.value.name, i.value.dtensor, i.role) for i in main.inputs]
-    outputs = [(o.name, o.value.dtensor) for o in main.outputs]
+    placed = zip(main.inputs, distributed.main.inputs, strict=True)
+    layouts = [(i.value.name, _at_place(i.value, there.value, mesh), i.role) for i, there in placed]
+    ends = zip(main.outputs, distributed.main.outputs, strict=True)
+    outputs = [(o.name, _at_place(o.value, there.value, mesh)) for o, there in ends]
     if missing := [i.value.name for i in main.inputs if i.role != "input" and i.value.name not in tensors]:
         raise DistIRError(
             f"expected the data of the weights {', '.join(missing)}, found none",
@@ -58,6 +61,15 @@ def to_bundle(
         _check_updates(flat)
         updates = _updates(flat)
     return _bundle(name, mesh, ranked, texts, layouts, outputs, updates, tensors, tail, backends)
+
+
+def _at_place(value: Value, local: Value, mesh: DeviceMesh) -> DTensorType:
+    """How a value lies on `mesh`, of which its own may be one place; `local` is on the devices of that place."""
+    kind = value.dtensor
+    if len(kind.placements) == len(mesh.shape):
+        return kind
+    place = local.placed.devices[0] // (mesh.size // mesh.shape[0])
+    return replace(kind, placements=(At(place), *kind.placements))
 
 
 def program_to_bundle(

@@ -5,6 +5,7 @@ from __future__ import annotations
 from distir_relax.ops.table import (
     FREE,
     Attrs,
+    Code,
     Rule,
     Semantics,
     Split,
@@ -29,3 +30,12 @@ for _name, _trait in (("annotate_sharding", Trait.ANNOTATION), ("redistribute", 
         cost=FREE,
         traits={_trait},
     )
+
+define(
+    "to_place",
+    Semantics(infer=same_type, torch="{0}", linear=(operands(0),)),
+    Split(_identity_rule),
+    cost=FREE,
+    code=Code(relax="{0}"),
+    traits={Trait.PLACE, Trait.VIEW},
+)

@@ -49,6 +49,8 @@ class Trait(Enum):
     """The user's mark of a layout on a value."""
     REDISTRIBUTION = "redistribution"
     """The same global tensor in another layout."""
+    PLACE = "place"
+    """The same tensor at another place, where other devices go on with it."""
     SCALAR = "scalar"
     """A number that the program names, in attribute `value`."""
     TRANSFER = "transfer"
