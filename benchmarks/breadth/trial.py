@@ -58,22 +58,42 @@ def try_model(library: str, family: str, build: Callable[[], Example]) -> Outcom
     torch.manual_seed(7)
     try:
         example = build()
-        with torch.no_grad():
-            expected = list(_tensors(example.model(*example.args, **example.kwargs)))
+        expected = _eager(example)
     except Exception as problem:
         return outcome("no example", f"{type(problem).__name__}: {problem}")
     try:
-        shardings = marked_weights(example.model)
-        plan = compile(example.model, example.args, example.kwargs, shardings=shardings, mesh=DeviceMesh((RANKS,)))
-        found = list(_tensors(plan(*example.args, **example.kwargs)))
+        error = difference(expected, _on_ranks(example))
+        if error <= TOLERANCE:
+            return outcome("right", error=error)
+        # Where a model picks the largest of nearly equal values, rounding decides. Of 64 bits there is enough.
+        exact = _in_float64(example)
+        if difference(_eager(exact), _on_ranks(exact)) <= TOLERANCE:
+            return outcome("right", f"in float64; off by {error:.1e} in float32, by another choice of rows", error)
     except DistIRError as problem:
         return outcome("no export" if "torch.export cannot capture" in str(problem) else "refused", problem)
     except Exception as problem:
         return outcome("crashed", f"{type(problem).__name__}: {problem}")
-    error = difference(expected, found)
-    return outcome(
-        "right" if error <= TOLERANCE else "wrong", "" if error <= TOLERANCE else f"off by {error:.1e}", error
-    )
+    return outcome("wrong", f"off by {error:.1e}", error)
+
+
+def _eager(example: Example) -> list[torch.Tensor]:
+    with torch.no_grad():
+        return list(_tensors(example.model(*example.args, **example.kwargs)))
+
+
+def _on_ranks(example: Example) -> list[torch.Tensor]:
+    shardings = marked_weights(example.model)
+    plan = compile(example.model, example.args, example.kwargs, shardings=shardings, mesh=DeviceMesh((RANKS,)))
+    return list(_tensors(plan(*example.args, **example.kwargs)))
+
+
+def _in_float64(example: Example) -> Example:
+    def wide(item: Any) -> Any:
+        floats = isinstance(item, torch.Tensor) and item.is_floating_point()
+        return item.double() if floats else item
+
+    args, kwargs = torch.utils._pytree.tree_map(wide, (example.args, dict(example.kwargs)))
+    return Example(example.model.double(), args, kwargs)
 
 
 def marked_weights(model: torch.nn.Module) -> dict[str, str]:

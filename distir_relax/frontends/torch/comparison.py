@@ -1,7 +1,7 @@
-"""A model and the program read in from it, compared on the example call.
+"""A model and its exported program, compared on the example call.
 
-`torch.export` itself has read models wrongly, without a word; so may a conversion. Both are found here, before anything
-is split.
+`torch.export` has read models wrongly, without a word. The program is run by torch, op for op as the model is, so that
+not even a choice between nearly equal values differs where it is right.
 """
 
 from __future__ import annotations
@@ -9,16 +9,14 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
-from distir_relax.analysis.interpret import interpret
 from distir_relax.errors import ImportModelError
-from distir_relax.frontends.imported import Imported
-from distir_relax.ir import Output
+from distir_relax.frontends.location import frames_of
 
 if TYPE_CHECKING:
     import torch
+    from torch.export import ExportedProgram
 
 # Of each dtype, the difference that another order of summation may make, relative to the largest value (at least 1).
 _TOLERANCE = {"float64": 1e-8, "float32": 2e-3, "float16": 5e-2, "bfloat16": 2e-1}
@@ -26,8 +24,10 @@ _TOLERANCE = {"float64": 1e-8, "float32": 2e-3, "float16": 5e-2, "bfloat16": 2e-
 _Call = tuple[str, int]
 
 
-def check_import(model: torch.nn.Module, args: Sequence[Any], kwargs: Mapping[str, Any], imported: Imported) -> None:
-    """Run `model` and the program on the example call; the model's buffers are left as they were.
+def check_import(
+    model: torch.nn.Module, args: Sequence[Any], kwargs: Mapping[str, Any], program: ExportedProgram
+) -> None:
+    """Run `model` and `program` on the example call; the model's buffers are left as they were.
 
     Raises `ImportModelError`, with the first module whose result the program does not have, where they differ by more
     than rounding. On the meta device there is nothing to compare.
@@ -38,36 +38,25 @@ def check_import(model: torch.nn.Module, args: Sequence[Any], kwargs: Mapping[st
     given = [leaf for leaf in tree_leaves((list(args), dict(kwargs))) if isinstance(leaf, torch.Tensor)]
     if any(t.is_meta for t in (*given, *model.parameters(), *model.buffers())):
         return
-    with torch.no_grad(), _as_it_was(model):
-        expected = model(*_copied(list(args)), **_copied(dict(kwargs)))
-    found = _run(imported, args, kwargs, imported.module.main.outputs)
-    pairs = zip(tree_leaves(expected), tree_leaves(imported.rebuild(found)), strict=True)
-    worst = max((_difference(a, b) for a, b in pairs if isinstance(a, torch.Tensor)), key=lambda d: d[0])
+    expected, found = (_call(model, run, args, kwargs) for run in (model, program.module()))
+    pairs = zip(tree_leaves(expected), tree_leaves(found), strict=True)
+    apart = [_difference(a, b) for a, b in pairs if isinstance(a, torch.Tensor)]
+    worst = max(apart, key=lambda found: found[0], default=(0.0, 0.0))
     if worst[0] <= 1:
         return
-    where = _first_difference(model, args, kwargs, imported)
+    where = _first_difference(model, args, kwargs, program)
     raise ImportModelError(
-        f"the program that was read in is not the model: on the example call, their results differ by {worst[1]:.2g}",
+        f"torch.export has read the model wrongly: on the example call, its program's results differ by {worst[1]:.2g}",
         f"{where}, the first module whose result differs" if where else "",
-        "torch.export, or the import after it, has read the model wrongly: write this module in another way, or "
-        "take the program as it is with check_import=False",
+        "write this module in another way, or take the program as it is with check_import=False",
     )
 
 
-def _run(
-    imported: Imported, args: Sequence[Any], kwargs: Mapping[str, Any], outputs: Sequence[Output]
-) -> dict[str, torch.Tensor]:
+def _call(model: torch.nn.Module, run: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
     import torch
 
-    inputs = imported.flatten(_copied(list(args)), _copied(dict(kwargs)))
-    state = {name: tensor.clone() for name, tensor in imported.tensors.items() if _is_state(imported, name)}
-    with torch.no_grad():
-        main = replace(imported.module.main, outputs=tuple(outputs))
-        return interpret(main, {**imported.tensors, **state, **{k: v.detach() for k, v in inputs.items()}})
-
-
-def _is_state(imported: Imported, name: str) -> bool:
-    return any(item.role == "state" and item.value.name == name for item in imported.module.main.inputs)
+    with torch.no_grad(), _as_it_was(model):
+        return _copied(run(*_copied(tuple(args)), **_copied(dict(kwargs))))
 
 
 def _difference(a: torch.Tensor, b: torch.Tensor) -> tuple[float, float]:
@@ -94,22 +83,43 @@ def _difference(a: torch.Tensor, b: torch.Tensor) -> tuple[float, float]:
 
 
 def _first_difference(
-    model: torch.nn.Module, args: Sequence[Any], kwargs: Mapping[str, Any], imported: Imported
+    model: torch.nn.Module, args: Sequence[Any], kwargs: Mapping[str, Any], program: ExportedProgram
 ) -> str:
     """The path of the first module, in the order in which they end, none of whose results the program makes in it."""
-    calls = _results_of_modules(model, args, kwargs)
-    main = imported.module.main
-    made = [value for op in main.ops for value in op.results]
-    values = _run(imported, args, kwargs, [Output(value.name, value) for value in made])
-    inside: dict[_Call, list[torch.Tensor]] = {}
-    for op in main.ops:
-        for frame in imported.scopes.get(op.results[0].name, ()):
-            inside.setdefault((frame.path, frame.call), []).extend(values[v.name] for v in op.results)
-    for call, results in calls:
+    inside = _values_in_modules(model, args, kwargs, program)
+    for call, results in _results_of_modules(model, args, kwargs):
         candidates = inside.get(call)
         if candidates and not any(_difference(r, c)[0] <= 1 for r in results for c in candidates):
             return call[0]
     return ""
+
+
+def _values_in_modules(
+    model: torch.nn.Module, args: Sequence[Any], kwargs: Mapping[str, Any], program: ExportedProgram
+) -> dict[_Call, list[torch.Tensor]]:
+    """The tensors that a program makes in each call of each module."""
+    import torch
+    from torch.export.graph_signature import InputKind
+    from torch.fx import Interpreter, Node
+    from torch.utils._pytree import tree_leaves
+
+    inside: dict[_Call, list[torch.Tensor]] = {}
+
+    class Watching(Interpreter):
+        def run_node(self, n: Node) -> Any:
+            result = super().run_node(n)
+            made = [t.clone() for t in tree_leaves(result) if isinstance(t, torch.Tensor)]
+            for frame in frames_of(n) if n.op == "call_function" else ():
+                inside.setdefault((frame.path, frame.call), []).extend(made)
+            return result
+
+    tensors = {**program.state_dict, **program.constants}
+    given = iter(tree_leaves(_copied((tuple(args), dict(kwargs)))))
+    specs = program.graph_signature.input_specs
+    inputs = [next(given) if s.kind is InputKind.USER_INPUT else tensors[str(s.target)] for s in specs]
+    with torch.no_grad(), _as_it_was(model):
+        Watching(program.graph_module).run(*inputs)
+    return inside
 
 
 def _results_of_modules(

@@ -40,13 +40,12 @@ def import_torch(
     _refuse_active_dropout(model)
     signature = _call_signature(model, example_inputs, kwargs)
     program = functional(_export(model, tuple(example_inputs), kwargs))
+    if check:
+        check_import(model, example_inputs, kwargs, program)
     importer = GraphImporter()
     names = _declare_inputs(importer, program, model, signature)
     results = importer.run(program.graph_module)
-    imported = _finish(model, importer, program, signature, names, results)
-    if check:
-        check_import(model, example_inputs, kwargs, imported)
-    return imported
+    return _finish(model, importer, program, signature, names, results)
 
 
 def _refuse_active_dropout(model: torch.nn.Module) -> None:
