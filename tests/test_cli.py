@@ -164,6 +164,17 @@ def build(width=7):
 """
 
 
+def test_a_warning_is_one_line(tmp_path: Path) -> None:
+    (tmp_path / "model.py").write_text(MODEL)
+    done = distir(
+        "compile", tmp_path / "model.py:build", "-o", tmp_path / "m.dist", "--backend", "torch", "--mesh", "3"
+    )
+    assert done.returncode == 0, done.stderr
+    (line,) = [line for line in done.stderr.splitlines() if "every rank will compute everything" in line]
+    assert line.startswith("warning: device_mesh((3,),")
+    assert ".py:" not in line
+
+
 def test_compile_then_run(tmp_path: Path) -> None:
     (tmp_path / "model.py").write_text(MODEL)
     np.savez(tmp_path / "x.npz", **{"input": example_input()})

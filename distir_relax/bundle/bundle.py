@@ -25,9 +25,9 @@ class Bundle:
     """
 
     manifest: Manifest
-    programs: Mapping[str, str]
-    weights: WeightSource
-    texts: Mapping[str, str] = field(default_factory=dict)
+    programs: Mapping[str, str] = field(repr=False)
+    weights: WeightSource = field(repr=False)
+    texts: Mapping[str, str] = field(default_factory=dict, repr=False)
     path: Path | None = None
 
     def __post_init__(self) -> None:

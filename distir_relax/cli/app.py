@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from typing import TextIO
 
 import typer
 
@@ -17,3 +18,15 @@ app = typer.Typer(
 def complain(error: DistIRError) -> None:
     """Print a user's error to stderr."""
     print(f"error: {error}", file=sys.stderr, flush=True)
+
+
+def warn(
+    message: Warning | str,
+    category: type[Warning],
+    filename: str,
+    lineno: int,
+    file: TextIO | None = None,
+    line: str | None = None,
+) -> None:
+    """Print a warning to stderr: a `warnings.showwarning`. Where in this package it was raised is no user's concern."""
+    print(f"warning: {message}", file=sys.stderr, flush=True)

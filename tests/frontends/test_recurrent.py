@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import warnings
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -123,3 +125,31 @@ def test_dropout_between_layers_is_refused() -> None:
     model = Layer(torch.nn.LSTM, {"num_layers": 2, "dropout": 0.5})
     with pytest.raises(UnsupportedOpError, match="dropout between layers"):
         dr.compile(model, (torch.randn(T, N, WIDTH),), mesh=MESH, shardings={"x": "S[1]"})
+
+
+class Stack(torch.nn.Module):
+    """Layers as exporters meet them: several, both ways, batches first, with a head on the last state."""
+
+    def __init__(self, kind: Any) -> None:
+        super().__init__()
+        self.layers = kind(WIDTH, H, num_layers=2, bidirectional=True, batch_first=True)
+        self.head = torch.nn.Linear(2 * H, 4)
+
+    def forward(self, x: torch.Tensor) -> Any:
+        outputs, state = self.layers(x)
+        last = state[0] if isinstance(state, tuple) else state
+        return self.head(outputs), last
+
+
+@pytest.mark.parametrize("kind", [torch.nn.LSTM, torch.nn.GRU, torch.nn.RNN])
+def test_what_torch_exports_to_onnx(kind: Any, tmp_path: Path) -> None:
+    torch.manual_seed(2)
+    model, x, path = Stack(kind).eval(), torch.randn(N, T, WIDTH), str(tmp_path / "stack.onnx")
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        torch.onnx.export(model, (x,), path, input_names=["x"], dynamic_axes={"x": {0: "n"}}, dynamo=False)
+    assert kind.__name__ in {node.op_type for node in onnx.load(path).graph.node}
+    for layout in ({"x": "S[0]"}, {"/head/MatMul.B": "S[1]"}):
+        plan = dr.compile(path, input_shapes={"x": (N, T, WIDTH)}, mesh=3, shardings=layout)
+        for found, expected in zip(plan(x=x).values(), model(x), strict=True):
+            torch.testing.assert_close(found, expected, rtol=1e-5, atol=1e-5)
