@@ -50,6 +50,7 @@ CALLS: dict[str, list[Call]] = {
     "avg_pool2d.default": [
         call("f32[2,4,9,8]", [3, 3], [2, 2], [1, 1], True, True),
         call("f32[2,4,9,8]", [3, 2], [2, 1], [1, 0], True, False),
+        call("f32[2,4,9,8]", [40, 40], [40, 40], [0, 0], True),
         call("f32[2,4,9,8]", [3, 2], [2, 1], [1, 0], False, True, 5),
         call("f32[4,9,8]", [2, 2]),
     ],

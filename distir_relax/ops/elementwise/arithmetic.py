@@ -15,7 +15,7 @@ from distir_relax.ops.elementwise.pointwise import (
     onnx_folded,
     onnx_pointwise,
 )
-from distir_relax.ops.table import Attrs, Builder, OnnxOperands, aten, cast, onnx, operands, promote, relax
+from distir_relax.ops.table import Attrs, Builder, OnnxOperands, aten, cast, like, onnx, operands, promote, relax
 
 define_binary("add", "{0} + {1}", operands(0, 1), commutative=True)
 define_binary("subtract", "{0} - {1}", operands(0, 1))
@@ -129,6 +129,20 @@ def _logaddexp(g: Builder, a: Value, b: Value) -> Any:
     return g.emit("add", most, g.aten("log1p.default", g.emit("exp", g.emit("subtract", least, most))))
 
 
+@aten("xlogy.Tensor")
+def _xlogy(g: Builder, a: Value, b: Value) -> Any:
+    """``a log(b)``, which is zero where `a` is, whatever `b`."""
+    zero = like(g, a, 0)
+    return g.emit("where", g.emit("equal", a, zero), zero, g.emit("multiply", a, g.emit("log", b)))
+
+
+@aten("logit.default")
+def _logit(g: Builder, x: Value, epsilon: float | None = None) -> Any:
+    if epsilon is not None:
+        x = g.emit("clip", x, min=epsilon, max=1 - epsilon)
+    return g.emit("log", g.emit("divide", x, g.aten("rsub.Scalar", x, 1)))
+
+
 @aten("hypot.default")
 def _hypot(g: Builder, a: Value, b: Value) -> Any:
     return g.emit("sqrt", g.emit("add", g.emit("square", a), g.emit("square", b)))
@@ -140,7 +154,7 @@ def _lerp(g: Builder, a: Any, b: Any, share: Any) -> Any:
     return g.emit("add", *promote(g, a, g.emit("multiply", *promote(g, way, share))))
 
 
-@aten("clamp.default", "clamp_.default")
+@aten("clamp.default", "clamp_.default", "clip.default")
 def _clamp(g: Builder, x: Value, low: float | None = None, high: float | None = None) -> Any:
     bits = 8 * DTYPES[x.tensor.dtype][1]
     least, most = (0, 2**bits - 1) if x.tensor.dtype == "uint8" else (-(2 ** (bits - 1)), 2 ** (bits - 1) - 1)
@@ -168,7 +182,7 @@ def _clamp_max_tensor(g: Builder, x: Value, high: Any) -> Any:
     return g.emit("minimum", *promote(g, x, high))
 
 
-@aten("clamp.Tensor")
+@aten("clamp.Tensor", "clip.Tensor")
 def _clamp_tensor(g: Builder, x: Any, low: Any = None, high: Any = None) -> Any:
     if low is not None:
         x = g.emit("maximum", *promote(g, x, low))

@@ -68,6 +68,11 @@ def _expand_as(g: Builder, x: Value, other: Value) -> Any:
     return g.aten("expand.default", x, list(other.tensor.shape))
 
 
+@aten("broadcast_to.default")
+def _broadcast(g: Builder, x: Value, sizes: list[int]) -> Any:
+    return _expand(g, x, sizes)
+
+
 @aten("broadcast_tensors.default")
 def _broadcast_tensors(g: Builder, tensors: list[Value]) -> Any:
     shape = broadcast_shape([t.tensor for t in tensors])

@@ -105,7 +105,7 @@ define(
 # ATen spellings
 
 
-@aten("cat.default", "concat.default")
+@aten("cat.default", "concat.default", "concatenate.default")
 def _cat(g: Builder, tensors: list[Any], dim: int = 0) -> Any:
     kept = [t for t in tensors if t.tensor.shape != (0,)]
     if len(kept) == 1:

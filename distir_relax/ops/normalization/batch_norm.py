@@ -93,7 +93,8 @@ def _functional(
 def _known_statistics(
     g: Builder, x: Value, weight: Any, bias: Any, mean: Value, var: Value, momentum: float, eps: float
 ) -> Any:
-    return batch_norm(g, x, weight, bias, mean, var, False, momentum, eps, False), None, None
+    nothing = filled(g, (0,), 0.0, x.tensor.dtype)
+    return batch_norm(g, x, weight, bias, mean, var, False, momentum, eps, False), nothing, nothing
 
 
 def batch_statistics(g: Builder, x: Value, weight: Any, bias: Any, eps: float) -> tuple[Value, Value, Value]:

@@ -155,9 +155,13 @@ def pooled(g: Builder, name: str, x: Value, ceil: bool, attrs: dict[str, Any], s
 
     def emit(data: Value) -> Any:
         low, high = ends(attrs)
+        full = dict(attrs)
         if ceil:
-            high = tuple(a + b for a, b in zip(high, _ceil_more(data, attrs), strict=True))
-        full = {**attrs, "padding": (*low, *high)}
+            # A kernel larger than the data, which only this mode allows, counts nothing beyond it.
+            whole = [n + a + b for n, a, b in zip(data.tensor.shape[2:], low, high, strict=True)]
+            full["pool_size"] = tuple(min(k, n) for k, n in zip(attrs["pool_size"], whole, strict=True))
+            high = tuple(a + b for a, b in zip(high, _ceil_more(data, full), strict=True))
+        full["padding"] = (*low, *high)
         if seen is not None:
             seen(data, full)
         return g.emit(f"nn.{name}{count}d", data, **full)

@@ -1,0 +1,62 @@
+"""Places in sorted numbers and in masks, written out: each number is compared with all of them."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from distir_relax.ir import Value
+from distir_relax.ops.table import Builder, aten, broadcast_to, cast, like, promote, reshape_to
+
+# ATen spellings
+
+
+@aten("masked_scatter.default", "masked_scatter_.default")
+def _masked_scatter(g: Builder, x: Value, mask: Value, source: Value) -> Any:
+    """Where the mask is true, the elements of `source` in their order: each looks up how many came before it."""
+    shape, flat = x.tensor.shape, (x.tensor.elements,)
+    mask = broadcast_to(g, mask, shape)
+    count = g.emit("cumsum", cast(g, reshape_to(g, mask, flat), "int64"), axis=0)
+    place = g.emit("maximum", g.emit("subtract", count, like(g, count, 1)), like(g, count, 0))
+    # Behind the last true element nothing is looked up that counts.
+    place = g.emit("minimum", place, like(g, count, max(0, source.tensor.elements - 1)))
+    found = g.emit("take", reshape_to(g, source, (source.tensor.elements,)), place, axis=0)
+    return g.emit("where", mask, like(g, x, reshape_to(g, found, shape)), x)
+
+
+@aten("bucketize.Tensor")
+def _bucketize(g: Builder, x: Value, bounds: Value, *, out_int32: bool = False, right: bool = False) -> Any:
+    """How many of the sorted bounds are less than each number, or with `right` not greater."""
+    wide = reshape_to(g, x, (*x.tensor.shape, 1))
+    below = g.emit("less_equal" if right else "less", *promote(g, bounds, wide))
+    total = g.emit("sum", cast(g, below, "int64"), axis=(len(x.tensor.shape),), keepdims=False)
+    return cast(g, total, "int32") if out_int32 else total
+
+
+@aten("searchsorted.Tensor")
+def _search_sorted(
+    g: Builder, bounds: Value, x: Value, *, out_int32: bool = False, right: bool = False, side: str | None = None,
+    sorter: Value | None = None,
+) -> Any:  # fmt: skip
+    if sorter is not None:
+        raise NotImplementedError("a search in numbers that a sorter sorts")
+    right = right or side == "right"
+    if len(bounds.tensor.shape) == 1:
+        return _bucketize(g, x, bounds, out_int32=out_int32, right=right)
+    wide = reshape_to(g, x, (*x.tensor.shape, 1))
+    rows = reshape_to(g, bounds, (*bounds.tensor.shape[:-1], 1, bounds.tensor.shape[-1]))
+    below = g.emit("less_equal" if right else "less", *promote(g, rows, wide))
+    total = g.emit("sum", cast(g, below, "int64"), axis=(len(x.tensor.shape),), keepdims=False)
+    return cast(g, total, "int32") if out_int32 else total
+
+
+@aten("isin.Tensor_Tensor")
+def _is_in(g: Builder, x: Value, items: Value, *, assume_unique: bool = False, invert: bool = False) -> Any:
+    wide = reshape_to(g, x, (*x.tensor.shape, 1))
+    same = g.emit("equal", *promote(g, wide, reshape_to(g, items, (items.tensor.elements,))))
+    found = g.aten("any.dim", same, len(x.tensor.shape))
+    return g.emit("logical_not", found) if invert else found
+
+
+@aten("isin.Tensor_Scalar")
+def _is_scalar(g: Builder, x: Value, item: Any, *, assume_unique: bool = False, invert: bool = False) -> Any:
+    return g.emit("not_equal" if invert else "equal", *promote(g, x, item))
