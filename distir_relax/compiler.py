@@ -219,13 +219,13 @@ def compile(
     given = None if mesh is None else as_mesh(mesh)
     imported = _import(model, example_inputs, example_kwargs, input_shapes, params, check_import, checkpoint)
     target = _target(given, shardings, imported.module)
-    scopes = imported.scopes if outline else None
-    layout = target if shardings else given
-    chosen = compile_passes(layout, tail, shardings, imported.names, scopes, imported.unused, imported.places)
+    chosen = compile_passes(
+        target if shardings else given, tail, shardings, imported.names, imported.scopes if outline else None,
+        imported.unused, imported.places,
+    )  # fmt: skip
     if passes is not None:
         chosen = tuple(passes(chosen))
-    stages = Stages()
-    looking: list[Observer] = [stages, *observers]
+    looking: list[Observer] = [stages := Stages(), *observers]
     # A program that is not valid is on disk before the verification says so.
     if dump is not None:
         looking.append(Dump(dump))
