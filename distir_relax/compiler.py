@@ -219,10 +219,8 @@ def compile(
     given = None if mesh is None else as_mesh(mesh)
     imported = _import(model, example_inputs, example_kwargs, input_shapes, params, check_import, checkpoint)
     target = _target(given, shardings, imported.module)
-    chosen = compile_passes(
-        target if shardings else given, tail, shardings, imported.names, imported.scopes if outline else None,
-        imported.unused, imported.places,
-    )  # fmt: skip
+    scopes, layout = imported.scopes if outline else None, target if shardings else given
+    chosen = compile_passes(layout, tail, shardings, imported.names, scopes, imported.unused, imported.places)
     if passes is not None:
         chosen = tuple(passes(chosen))
     looking: list[Observer] = [stages := Stages(), *observers]
