@@ -84,6 +84,8 @@ class Generator:
         cut = self.cuts[0]
         placements = draw_placements(self.random, shape, dims, self.mesh, lambda dim: cut)
         self.cuts = self.cuts[1:] or self.cuts
+        along = ["I[sum]" if p == "R" and self.random.random() < 0.15 else p for p in placements.split(", ")]
+        placements = ", ".join(along)
         return self.builder.emit("annotate_sharding", value, placements=placements)
 
 

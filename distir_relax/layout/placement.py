@@ -80,6 +80,8 @@ def parse_placement(text: str) -> Placement:
     stripped = text.strip()
     if stripped in ("R", "Replicate()"):
         return R
+    if stripped in ("I", "P"):
+        return Partial("sum")
     if match := _SHARD.fullmatch(stripped):
         how, dim = (match["how"] or "").strip(), int(match["dim"] or match["torch"])
         if how == "chunk":

@@ -36,8 +36,10 @@ class FactorChoice:
 
     def wish(self, name: str) -> Placed:
         """How the value is to lie."""
-        splits = self.wanted.splits[name]
-        return tuple(R if s is None else self.shard(name, axis, s) for axis, s in enumerate(splits))
+        splits, pending = self.wanted.splits[name], self.wanted.pending
+        return tuple(
+            pending.get((name, axis), R if s is None else self.shard(name, axis, s)) for axis, s in enumerate(splits)
+        )
 
     def shard(self, name: str, axis: int, split: Split) -> Shard:
         """The value split along an axis, in the units of the class."""
@@ -71,7 +73,8 @@ class FactorChoice:
             slots = self.factoring.slots.get(name, ())
             places = ((name, dim, i) for dim, sizes in enumerate(slots) for i in range(len(sizes)))
             cuts = tuple(self._cut_number(slot, axis) for slot in places for axis in axes)
-            found.append((slots, tuple(self.wanted.splits[name]), cuts))
+            pending = tuple(self.wanted.pending.get((name, axis)) for axis in axes)
+            found.append((slots, tuple(self.wanted.splits[name]), cuts, pending))
         found += [
             self.reaching(inner) if isinstance(inner, Instance) else self.factoring.atoms[inner]
             for inner in instance.ops

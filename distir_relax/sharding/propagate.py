@@ -152,8 +152,14 @@ class _Layout:
         for item in self.instance.function.inputs:
             self._declare(item, self._wish(item.value))
         self._body()
-        outputs = tuple(Output(o.name, self.values[o.value.name]) for o in self.instance.function.outputs)
+        results = [(o.name, self.values[o.value.name]) for o in self.instance.function.outputs]
+        outputs = tuple(Output(name, self._reduced(value)) for name, value in results)
         return Function(self.name, tuple(self.inputs), tuple(self.ops), outputs)
+
+    def _reduced(self, value: Value) -> Value:
+        """A result of the program: the sums that are pending in it are made."""
+        target = tuple(R if isinstance(p, Partial) else p for p in value.dtensor.placements)
+        return self._convert(value, target, f"{value.name.removesuffix('.partial')}.whole", "", unasked=True)
 
     def callee(self, operands: Sequence[Value]) -> _Callee:
         """The function as it is called with these operands."""

@@ -32,13 +32,15 @@ class Wanted:
     """What annotations ask for.
 
     `splits[value][axis]` is the split wanted along a mesh axis, or None; `pinned` are the values the user laid out;
-    `units[axis][class]` is how the units of a class are cut along the axis; `reasons[value, axis]` says why.
+    `units[axis][class]` is how the units of a class are cut along the axis; `reasons[value, axis]` says why;
+    `pending[value, axis]` is the reduction that is still to be made along an axis.
     """
 
     splits: dict[str, list[Split | None]]
     pinned: dict[str, Op]
     units: list[dict[Slot, Cut]]
     reasons: dict[tuple[str, int], Reason] = field(default_factory=dict)
+    pending: dict[tuple[str, int], Partial] = field(default_factory=dict)
 
 
 def spread(function: Function, factoring: Factoring, mesh: DeviceMesh) -> Wanted:
@@ -99,7 +101,10 @@ class _Search:
         self.wanted.pinned[value.name] = op
         for axis, placement in enumerate(placements):
             if isinstance(placement, Partial):
-                raise PlacementError(f"{placement} is what a compiler finds, not a layout to ask for", op.location)
+                self.wanted.pending[value.name, axis] = placement
+                # What makes the value leaves it so, rather than reduce it first.
+                if not self._is_stored(source := op.operands[0].name) and source not in self.wanted.pinned:
+                    self.wanted.pending[source, axis] = placement
             if not isinstance(placement, Shard):
                 continue
             slot = split_of(value, placement, self.factoring, op.location)

@@ -224,11 +224,6 @@ BAD: list[tuple[str, type[DistIRError], str]] = [
     (RFC.replace("S[1]", "S[7]"), PlacementError, "@foo, A_1"),
     (RFC.replace("foo(", "foo(s: R.Shape([3]), "), ImportModelError, "expected a tensor of known shape"),
     (RFC.replace("128, 1)", '"n", 1)'), ImportModelError, "the dims n of C are left open"),
-    (
-        RFC.replace("R.matmul(x, A_1)", 'R.call_dps_packed("f", (x,), out_ty=R.Tensor((128, 127), "float32"))'),
-        UnsupportedOpError,
-        "@foo, lv0: the op table has no Relax spelling for relax.call_dps_packed of f",
-    ),
     (RFC.replace("R.multiply(Z, C)", "R.nonzero(Z)"), UnsupportedOpError, "@foo, O: relax.nonzero: how many elements"),
     (RFC + RFC.replace("foo", "bar"), ImportModelError,
      "expected a Relax function to compile, found bar, foo|foo, bar"),

@@ -221,7 +221,6 @@ def test_a_gather_nobody_asked_for_is_noted() -> None:
         ("S[1: 64|64]", PlacementError, "add up to 128, but dim 1 .* has 127"),
         ("S[1: 64|60|3]", PlacementError, "3 sizes, but the mesh axis has 2 devices"),
         ("S[0], S[1]", PlacementError, "one placement for each of the 1 mesh axes"),
-        ("I[sum]", PlacementError, "not a layout to ask for"),
         ("Q", PlacementError, "is not a placement"),
     ],
 )
