@@ -6,7 +6,7 @@ READY  := $(VENV)/.ready
 # Tests run in as many processes; those that start ranks run one after the other.
 PYTEST := $(BIN)/python -m pytest -n 2 --dist loadgroup --no-loadscope-reorder
 
-.PHONY: demo test quick lint fuzz validate bench browser clean
+.PHONY: demo test quick lint fuzz validate bench browser coverage clean
 
 demo: $(READY)
 	$(BIN)/python examples/minilm.py
@@ -29,6 +29,11 @@ fuzz: $(READY)
 
 validate: $(READY)
 	$(BIN)/python tests/ops/validator.py
+
+# The model libraries lie apart: with them, others import what they find there.
+coverage: $(READY)
+	$(BIN)/python -m pip install --quiet --no-deps --target build/models timm==1.0.31 torchvision==0.29.2 pillow
+	HF_HUB_OFFLINE=1 PYTHONPATH=build/models $(BIN)/python benchmarks/coverage.py --page docs/coverage.md
 
 bench: $(READY)
 	$(BIN)/python benchmarks/gpt2.py

@@ -20,6 +20,7 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import torch
+from breadth.page import NOT_COUNTED, page
 from breadth.transformers_models import transformers_families
 from breadth.trial import Example, Outcome, try_model
 from breadth.vision_models import timm_families, torchvision_families
@@ -29,9 +30,7 @@ LIBRARIES: dict[str, Callable[[], Iterator[tuple[str, Callable[[], Example]]]]] 
     "timm": timm_families,
     "transformers": transformers_families,
 }
-# Of these a model is neither for nor against us: there is no example, or torch.export itself cannot capture it.
 _MEMORY = 10 << 30
-NOT_COUNTED = ("no example", "no export")
 
 
 def run(library: str, family: str, build: Callable[[], Example], limit: float) -> Outcome:
@@ -107,8 +106,6 @@ def main() -> None:
             )
     print(summary(list(known.values())))
     if options.page:
-        from breadth.page import page
-
         options.page.write_text(page(list(known.values())))
 
 
