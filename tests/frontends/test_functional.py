@@ -32,16 +32,17 @@ class Counting(torch.nn.Module):
         return y * self.count, self.rows.sum(0)
 
 
+@pytest.mark.parametrize("backend", ["torch", "tvm"])
 @pytest.mark.parametrize("tail", ["ragged", "pad"])
 @pytest.mark.parametrize("placement", ["S[0]", "S[1]"])
-def test_a_buffer_that_the_model_changes_is_state(tail: str, placement: str) -> None:
+def test_a_buffer_that_the_model_changes_is_state(tail: str, placement: str, backend: str) -> None:
     model, x = Counting(), torch.randn(4, 5)
     plan = compile(model, (x.clone(),), shardings={"linear.weight": placement, "rows": "S[1]"}, mesh=MESH, tail=tail)
     roles = {item.value.name: item.role for item in plan.modules["sharded"].main.inputs}
     assert roles["count"] == roles["rows"] == "state"
     ours, theirs = x.clone(), x.clone()
     for _ in range(3):
-        found = plan(ours)
+        found = plan(ours, backend=backend)
         with torch.no_grad():
             expected = model(theirs)
         for a, b in zip(found, expected, strict=True):

@@ -40,6 +40,7 @@ def import_torch(
     _refuse_active_dropout(model)
     signature = _call_signature(model, example_inputs, kwargs)
     program = functional(_export(model, tuple(example_inputs), kwargs))
+    _refuse_changed_parameters(program)
     if check:
         check_import(model, example_inputs, kwargs, program)
     importer = GraphImporter()
@@ -59,6 +60,17 @@ def _refuse_active_dropout(model: torch.nn.Module) -> None:
                 f"{type(model).__name__} is in training mode: its dropout {name or 'layer'!r} "
                 f"drops {module.p:.0%} at random",
                 hint="call model.eval() first",
+            )
+
+
+def _refuse_changed_parameters(program: ExportedProgram) -> None:
+    from torch.export.graph_signature import OutputKind
+
+    written = (OutputKind.USER_OUTPUT, OutputKind.BUFFER_MUTATION, OutputKind.USER_INPUT_MUTATION)
+    for spec in program.graph_signature.output_specs:
+        if spec.kind not in written:
+            raise ImportModelError(
+                f"the model changes {spec.target!r}, a parameter, while it runs", hint="compile model.eval()"
             )
 
 
@@ -219,8 +231,4 @@ def _changes(
             name = importer.result(placeholders[target]).name
             outputs.append((f"{name}.new", importer.value(result, f"{name}.new")))
             written[f"{name}.new"] = name
-        elif spec.kind is not OutputKind.USER_OUTPUT:
-            raise ImportModelError(
-                f"the model changes {target!r}, a parameter, while it runs", hint="compile model.eval()"
-            )
     return outputs, written

@@ -36,12 +36,10 @@ def load(bundle: Bundle, rank: int, comm: Communicator, device: str = "cpu") -> 
         raise BundleError(
             "the bundle holds no Relax programs", str(bundle.path or manifest.name),
             "compile with --backend tvm, or run with --backend torch")  # fmt: skip
-    if manifest.updates:
-        raise RunError(
-            "the tvm backend does not run programs that update their weights", hint="run with --backend torch"
-        )
     names = [item.name for item in manifest.inputs if item.is_on(rank)]
     held = load_weights(bundle, rank, device)
+    # What a run changes is given anew to each.
+    state = {name: held.pop(name) for name in manifest.updates if name in held}
     inputs = [i for i, name in enumerate(program.arguments) if name not in held]
     try:
         from distir_relax.runtime.backends.tvm.compile import compile_program
@@ -50,19 +48,25 @@ def load(bundle: Bundle, rank: int, comm: Communicator, device: str = "cpu") -> 
     except ImportError as missing:
         raise RunError(f"TVM cannot be imported: {missing}", hint="pip install apache-tvm") from None
     weights = [held[name] for name in program.arguments if name in held]
-    return TvmProgram(compiled, comm, weights, [names.index(program.arguments[i]) for i in inputs])
+    taken = [program.arguments[i] for i in inputs]
+    outputs = [item.name for item in manifest.outputs if item.is_on(rank)]
+    changes = [(tensor, outputs.index(manifest.updates[name])) for name, tensor in state.items()]
+    sources = [state[name] if name in state else names.index(name) for name in taken]
+    return TvmProgram(compiled, comm, weights, sources, changes)
 
 
 class TvmProgram:
     """A `RankProgram` on a virtual machine of its own; the executable may be shared with other ranks.
 
-    `weights` are this rank's, in the order of the program's arguments. `positions` says which of the inputs
-    the program takes, in its order.
+    `weights` are this rank's, in the order of the program's arguments. `sources` are the other arguments, in their
+    order: which of the inputs each is, or the tensor of a state. `changes` are those tensors, each with the number of
+    the result that is its new value.
     """
 
     def __init__(
-        self, compiled: Compiled, comm: Communicator, weights: Sequence[torch.Tensor], positions: Sequence[int]
-    ) -> None:
+        self, compiled: Compiled, comm: Communicator, weights: Sequence[torch.Tensor],
+        sources: Sequence[int | torch.Tensor], changes: Sequence[tuple[torch.Tensor, int]] = (),
+    ) -> None:  # fmt: skip
         import tvm
         from tvm import relax
 
@@ -71,7 +75,7 @@ class TvmProgram:
         self.steps = compiled.steps
         self._comm = comm
         self._compiled = compiled
-        self._positions = positions
+        self._sources, self._changes = sources, changes
         self._machine = relax.VirtualMachine(compiled.executable, tvm.cpu())
         tensors = [_to_tvm(weight) for weight in weights]
         prepared = _call(comm, self._machine["prepare"], tensors)
@@ -82,9 +86,12 @@ class TvmProgram:
         """See `RankProgram`."""
         from torch.utils.dlpack import from_dlpack
 
-        arguments = [_to_tvm(inputs[i]) for i in self._positions]
+        arguments = [_to_tvm(inputs[source] if isinstance(source, int) else source) for source in self._sources]
         results = _call(self._comm, self._main, [*arguments, *self._weights])
-        return [from_dlpack(results[i]) for i in range(self._compiled.outputs)]
+        found = [from_dlpack(results[i]) for i in range(self._compiled.outputs)]
+        for tensor, number in self._changes:
+            tensor.copy_(found[number])
+        return found
 
 
 def rank_function(executable: Any, name: str, comm: Communicator) -> Callable[..., Any]:
