@@ -146,6 +146,16 @@ def test_what_is_no_mesh(mesh: object) -> None:
         plan(mesh=mesh)
 
 
+def test_a_mark_takes_such_meshes_too() -> None:
+    class Marked(torch.nn.Module):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return dr.annotate_sharding(x, 3, "S[0]") * 2
+
+    assert dr.compile(Marked(), (X,)).mesh == dr.DeviceMesh((3,))
+    with pytest.raises(PlacementError, match="expected a DeviceMesh, a shape"):
+        dr.annotate_sharding(X, "3", "S[0]")  # type: ignore[arg-type]
+
+
 def test_a_mesh_over_which_nothing_is_split_warns() -> None:
     with pytest.warns(dr.NothingSplit, match="every rank will compute everything"):
         plan(shardings=None)

@@ -6,19 +6,20 @@ From outside, `sharding.apply` marks inputs and parameters by name.
 from __future__ import annotations
 
 import sys
+from collections.abc import Sequence
 from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from distir_relax.layout import DeviceMesh, print_placements
+from distir_relax.layout import DeviceMesh, as_mesh, print_placements
 from distir_relax.layout.fit import fit_annotation
 
 if TYPE_CHECKING:
     import torch
 
 
-def annotate_sharding(x: torch.Tensor, mesh: DeviceMesh, placement: object) -> torch.Tensor:
-    """Mark `x` to lie on `mesh` as `placement` says: one placement per mesh axis.
+def annotate_sharding(x: torch.Tensor, mesh: DeviceMesh | int | Sequence[int], placement: object) -> torch.Tensor:
+    """Mark `x` to lie on `mesh` (or on as many devices, or a mesh of this shape) as `placement` says, axis by axis.
 
     `placement` is text (``"S[0]"``, ``"S[1: 64|63]"``, on a 2-D mesh ``"S[0], R"``), a placement object of ours or of
     torch, or a list of those. `x` itself is returned: the mark does nothing until the model is compiled.
@@ -33,10 +34,11 @@ def annotate_sharding(x: torch.Tensor, mesh: DeviceMesh, placement: object) -> t
     # A frame more than this one would be a library's, not the user's.
     caller = sys._getframe(1)
     where = f"{Path(caller.f_code.co_filename).name}:{caller.f_lineno}"
-    text = print_placements(fit_annotation(placement, mesh, tuple(x.shape), where))
+    grid = as_mesh(mesh)
+    text = print_placements(fit_annotation(placement, grid, tuple(x.shape), where))
     if not torch.compiler.is_exporting():
         return x
-    marked: torch.Tensor = custom_op()(x, list(mesh.shape), list(mesh.axes), text, where)
+    marked: torch.Tensor = custom_op()(x, list(grid.shape), list(grid.axes), text, where)
     return marked
 
 

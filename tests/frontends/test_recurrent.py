@@ -127,6 +127,30 @@ def test_dropout_between_layers_is_refused() -> None:
         dr.compile(model, (torch.randn(T, N, WIDTH),), mesh=MESH, shardings={"x": "S[1]"})
 
 
+@pytest.mark.parametrize("op", ["LSTM", "GRU", "RNN"])
+def test_batches_first_is_the_same_layer(op: str) -> None:
+    """With states to start from: all that has a batch has it first."""
+    torch.manual_seed(3)
+    layer, inputs = getattr(torch.nn, op)(WIDTH, H, bidirectional=True), {"X": torch.randn(T, N, WIDTH)}
+    found = []
+    for layout in (0, 1):
+        model = onnx_model(layer, op, layout=layout)
+        starts = ["initial_h", "initial_c"] if op == "LSTM" else ["initial_h"]
+        model.graph.node[0].input.extend(starts)
+        for name in starts:
+            shape = (N, 2, H) if layout else (2, N, H)
+            model.graph.input.append(helper.make_tensor_value_info(name, TensorProto.FLOAT, shape))
+            inputs.setdefault(name, torch.randn(2, N, H))
+        if layout:
+            model.graph.input[0].CopyFrom(helper.make_tensor_value_info("X", TensorProto.FLOAT, (N, T, WIDTH)))
+        given = {name: x.transpose(0, 1) if layout else x for name, x in inputs.items()}
+        lengths = torch.tensor([5, 1, 3, 2, 5, 4, 1], dtype=torch.int32)
+        found.append(dr.compile(model, mesh=2, shardings={"initial_h": f"S[{1 - layout}]"})(**given, lengths=lengths))
+    for name, orders in (("Y", (2, 0, 1, 3)), ("Y_h", (1, 0, 2)), ("Y_c", (1, 0, 2))):
+        if name in found[0]:
+            torch.testing.assert_close(found[1][name], found[0][name].permute(orders))
+
+
 class Stack(torch.nn.Module):
     """Layers as exporters meet them: several, both ways, batches first, with a head on the last state."""
 

@@ -112,7 +112,7 @@ def test_output_names(result: Any, names: list[str]) -> None:
 def test_a_call_unlike_the_example_is_refused() -> None:
     imported = import_torch(Structured(), (torch.ones(2, 4), [torch.ones(4), None]), {"flag": True})
     pair = [torch.ones(4), None]
-    with pytest.raises(RunError, match="expected a tensor for the input 'pair_0', found None"):
+    with pytest.raises(RunError, match="expected a tensor of torch or numpy for the input 'pair_0', found None"):
         imported.flatten((torch.ones(2, 4), [None, None]), {"flag": True})
     with pytest.raises(RunError, match="'flag' was True when the model was compiled, found False"):
         imported.flatten((torch.ones(2, 4), pair), {"flag": False})
