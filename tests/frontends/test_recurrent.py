@@ -15,7 +15,7 @@ from torch.nn.utils.rnn import pack_padded_sequence, pad_packed_sequence
 from torch.utils._pytree import tree_leaves
 
 import distir_relax as dr
-from distir_relax.errors import UnsupportedOpError
+from distir_relax.errors import ImportModelError, UnsupportedOpError
 
 T, N, WIDTH, H = 5, 7, 3, 6
 MESH = dr.DeviceMesh((3,), ("x",))
@@ -123,7 +123,7 @@ def test_what_cells_lack_is_refused_by_name(op: str, attrs: dict[str, Any], name
 
 def test_dropout_between_layers_is_refused() -> None:
     model = Layer(torch.nn.LSTM, {"num_layers": 2, "dropout": 0.5})
-    with pytest.raises(UnsupportedOpError, match="dropout between layers"):
+    with pytest.raises(ImportModelError, match="its dropout 'layer' drops 50% at random"):
         dr.compile(model, (torch.randn(T, N, WIDTH),), mesh=MESH, shardings={"x": "S[1]"})
 
 

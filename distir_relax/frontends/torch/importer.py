@@ -50,17 +50,25 @@ def import_torch(
 
 
 def _refuse_active_dropout(model: torch.nn.Module) -> None:
-    import torch
-
     if not model.training:
         return
     for name, module in model.named_modules():
-        if isinstance(module, torch.nn.modules.dropout._DropoutNd) and module.training and module.p > 0:
+        if module.training and (share := _dropped(module)):
             raise ImportModelError(
                 f"{type(model).__name__} is in training mode: its dropout {name or 'layer'!r} "
-                f"drops {module.p:.0%} at random",
+                f"drops {share:.0%} at random",
                 hint="call model.eval() first",
             )
+
+
+def _dropped(module: torch.nn.Module) -> float:
+    """The share of elements that a module drops when it is trained."""
+    import torch
+
+    if isinstance(module, torch.nn.modules.dropout._DropoutNd):
+        return module.p
+    # A recurrent layer has dropout of its own between its layers.
+    return float(module.dropout) if isinstance(module, torch.nn.RNNBase) and module.num_layers > 1 else 0.0
 
 
 def _refuse_changed_parameters(program: ExportedProgram) -> None:
