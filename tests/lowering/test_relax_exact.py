@@ -51,9 +51,8 @@ def test_quotients_of_floats(name: str, dtype: str) -> None:
     run(name, pairs([*NUMBERS, math.nan], [*DIVISORS, math.nan], dtype), {}, 1e-15)
 
 
-@pytest.mark.parametrize("dtype", ["int64", "int32"])
-def test_powers_of_integers_wrap_around(dtype: str) -> None:
-    run("power", pairs(INTEGERS, EXPONENTS, dtype), {}, 0.0)
+def test_powers_of_integers_wrap_around() -> None:
+    run("power", pairs(INTEGERS, EXPONENTS, "int32"), {}, 0.0)
 
 
 @pytest.mark.parametrize("name", ["floor_divide", "mod"])
