@@ -14,6 +14,7 @@ import pytest
 
 ROOT = Path(__file__).parent.parent
 README = (ROOT / "README.md").read_text(encoding="utf-8")
+MODELS = (ROOT / "docs" / "models.md").read_text(encoding="utf-8")
 TRANSFORMERS = (ROOT / "docs" / "transformers.md").read_text(encoding="utf-8")
 _BLOCK = re.compile(
     r"(?:<!-- output: (?P<label>[^\n]+?) -->\n)?```(?P<kind>\w+)\n(?P<text>.*?)^```$", re.DOTALL | re.MULTILINE
@@ -96,6 +97,13 @@ def test_the_commands_of_the_shell(tmp_path: Path) -> None:
         assert (done.returncode, done.stderr if shown.startswith("error") else done.stdout) == (
             2 if shown.startswith("error") else 0, shown,
         )  # fmt: skip
+
+
+def test_a_model_that_writes_and_counts(tmp_path: Path) -> None:
+    text, shown = programs(MODELS)["counting.py"]
+    (tmp_path / "counting.py").write_text(text, encoding="utf-8")
+    done = call([sys.executable, "counting.py"], tmp_path)
+    assert (done.returncode, done.stdout) == (0, shown), done.stderr
 
 
 def test_a_transformers_model(tmp_path: Path) -> None:

@@ -34,6 +34,10 @@ def compile_command(
     dump: Annotated[Path | None, typer.Option(help="Write the program's text after each pass to this folder.")] = None,
     verify: Annotated[bool, typer.Option("--verify", help="Check the program after each pass.")] = False,
     outline: Annotated[bool, typer.Option(help="Make repeated blocks of the model functions.")] = True,
+    check_import: Annotated[bool, typer.Option(help="Compare the program read in with the model.")] = True,
+    checkpoint: Annotated[
+        Path | None, typer.Option(help="Safetensors file, or folder of them, with the weights of a model without data.")
+    ] = None,
     times: Annotated[bool, typer.Option("--times", help="Print how long each pass took.")] = False,
 ) -> None:
     """Compile a model to a bundle.
@@ -61,6 +65,8 @@ def compile_command(
         dump=dump,
         verify=verify or None,
         outline=None if outline else False,
+        check_import=None if check_import else False,
+        checkpoint=checkpoint,
     )
     taken, start = Stages(), time.perf_counter()
     with Progress(Console(stderr=True), f"compiling {target}") as progress:

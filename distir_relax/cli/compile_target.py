@@ -18,6 +18,10 @@ from distir_relax.layout import DeviceMesh
 from distir_relax.pipeline import Observer
 
 
+# Options that say how a model is compiled, of no use to what is compiled already; the first two are the mesh.
+_OF_COMPILATION = ("mesh", "axes", "dump", "verify", "outline", "check_import", "checkpoint")
+
+
 @dataclass(frozen=True)
 class CompileOptions:
     """What `distir compile` is asked. `mesh` is text such as `2x3`, `axes` such as `dp,tp`, both for `shardings`."""
@@ -35,6 +39,8 @@ class CompileOptions:
     dump: Path | None = None
     verify: bool | None = None
     outline: bool | None = None
+    check_import: bool | None = None
+    checkpoint: Path | None = None
 
 
 def compile_target(options: CompileOptions, observers: Sequence[Observer] = ()) -> Footprint:
@@ -53,15 +59,13 @@ def compile_target(options: CompileOptions, observers: Sequence[Observer] = ()) 
     offered = {"ranks": options.ranks, "tail": options.tail, "name": options.name}
     made, function = call_target(options.target, offered, required=("ranks",))
     if isinstance(made, Program) and made.tensors is not None:
-        _reject(
-            options, "a distributed program", ("tail", "mesh", "axes", "dump", "verify", "outline"), bool(shardings)
-        )
+        _reject(options, "a distributed program", ("tail", *_OF_COMPILATION), bool(shardings))
         bundle = program_bundle(options.name or function.__name__, made.module, made.tensors)
         write_bundle(bundle, options.output, overwrite=True)
         return footprint(made.module, parse(bundle.stage("ranked")))
     if isinstance(made, Plan):
         taken = inspect.signature(function).parameters
-        finished = ("mesh", "axes", "dump", "verify", "outline", *(n for n in ("tail", "name") if n not in taken))
+        finished = (*_OF_COMPILATION, *(n for n in ("tail", "name") if n not in taken))
         _reject(options, "a finished Plan", finished, bool(shardings))
         return _saved(made, options)
     if not isinstance(made, Model):
@@ -88,7 +92,8 @@ def read_mesh(shape: str | None, axes: str | None) -> DeviceMesh | None:
 
 def _reject(options: CompileOptions, what: str, names: Sequence[str], shardings: bool) -> None:
     """Raise `ImportModelError` when options are given that cannot be applied to what the function returns."""
-    unused = ["--shard"] * shardings + [f"--{name}" for name in names if getattr(options, name) is not None]
+    given = [name.replace("_", "-") for name in names if getattr(options, name) is not None]
+    unused = ["--shard"] * shardings + [f"--{name}" for name in given]
     if unused:
         raise ImportModelError(
             f"the function returns {what}, to which {', '.join(unused)} cannot be applied", options.target,
@@ -120,7 +125,7 @@ def _common(shardings: dict[str, str], options: CompileOptions) -> dict[str, Any
         given["mesh"] = read_mesh(options.mesh, options.axes)
     if options.tail is not None:
         given["tail"] = options.tail
-    for option in ("name", "dump", "verify", "outline"):
+    for option in ("name", *_OF_COMPILATION[2:]):
         if getattr(options, option) is not None:
             given[option] = getattr(options, option)
     return given

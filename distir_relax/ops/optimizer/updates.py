@@ -36,7 +36,7 @@ for _name, _torch, _in_place, _relax in (
 
 define(
     "assign",
-    Semantics(infer=same_types, torch="{1}", linear=(operands(0, 1),)),
+    Semantics(infer=same_types, torch="{1}"),
     Split(pointwise_rule),
     code=Code(relax="{1}", in_place="{0}.copy_({1})"),
     traits={Trait.POINTWISE},
