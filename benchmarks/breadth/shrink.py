@@ -12,6 +12,7 @@ from typing import Any
 
 VOCABULARY = 211
 _LAYERS = ("num_hidden_layers", "num_layers", "n_layer", "n_layers")
+_MULTIPLIERS = ("depth_coefficient", "width_coefficient")
 _MISSING = {"vocab_size": VOCABULARY, "pad_token_id": 1, "prediction_length": 5}
 # (pattern of a field's name, its small value); the first that matches counts.
 _INTEGERS: tuple[tuple[str, int], ...] = (
@@ -73,6 +74,8 @@ def small_fields(config: Any, keep: tuple[str, ...] = ()) -> dict[str, Any]:
             changed[name] = type(value)(min(x, 2) if isinstance(x, int) else x for x in value)
         elif isinstance(value, int) and not isinstance(value, bool):
             changed[name] = _small_integer(name, value, fields)
+        elif name in _MULTIPLIERS:
+            changed[name] = 1.0
         elif value is None and name in _MISSING:
             changed[name] = _MISSING[name]
     return {name: value for name, value in changed.items() if value != fields[name]}

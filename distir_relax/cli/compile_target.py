@@ -17,7 +17,6 @@ from distir_relax.ir import parse
 from distir_relax.layout import DeviceMesh
 from distir_relax.pipeline import Observer
 
-
 # Options that say how a model is compiled, of no use to what is compiled already; the first two are the mesh.
 _OF_COMPILATION = ("mesh", "axes", "dump", "verify", "outline", "check_import", "checkpoint")
 
