@@ -73,6 +73,8 @@ def _grid_sampler(g: Builder, x: Value, grid: Value, method: int, padding: int, 
 
 @onnx("GridSample")
 def _onnx_grid_sample(g: Builder, x: OnnxOperands, attrs: Attrs) -> Any:
+    if len(x[0].tensor.shape) != 4:
+        raise NotImplementedError("samples of volumes")
     mode = {"linear": "bilinear", "cubic": "bicubic"}.get(attrs.get("mode", "linear"), attrs.get("mode", "linear"))
     padding, aligned = attrs.get("padding_mode", "zeros"), bool(attrs.get("align_corners", 0))
     return g.emit("image.grid_sample", x[0], x[1], method=mode, padding_mode=padding, align_corners=aligned)
