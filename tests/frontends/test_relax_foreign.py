@@ -88,3 +88,29 @@ def test_a_function_that_is_not_registered_is_named() -> None:
         )
     with pytest.raises(RunError, match=r"no function 'tests.missing' is registered with TVM"):
         plan(torch.randn(7, 5))
+
+
+@pytest.mark.parametrize("name", ["fused", "prepare", "main_0"])
+def test_names_that_others_want_may_be_taken(name: str) -> None:
+    """Of a kernel, whose sizes TVMScript writes in 32 bits, of an input, and of a value."""
+    text = f"""
+    @T.prim_func(s_tir=True)
+    def {name}(X: T.Buffer((5, 7), "float32"), Y: T.Buffer((5, 7), "float32")):
+        for i, j in T.grid(5, 7):
+            with T.sblock("b"):
+                vi, vj = T.axis.remap("SS", [i, j])
+                Y[vi, vj] = X[vi, vj] + T.float32(1)
+
+    @R.function
+    def main({name}: R.Tensor((5, 6), "float32"), w: R.Tensor((6, 7), "float32")):
+        cls = Module
+        h = R.matmul({name}, w)
+        {name}_1 = R.call_tir(cls.{name}, (h,), out_ty=R.Tensor((5, 7), "float32"))
+        z = R.exp(R.tanh(R.add({name}_1, {name}_1)))
+        return z
+"""
+    with pytest.warns(ComputedWhole):
+        plan = dr.compile(script(text, PLAIN), shardings={name: "S[0]"}, mesh=MESH)
+    x, w = torch.randn(5, 6), torch.randn(6, 7)
+    expected = torch.exp(torch.tanh(2 * (x @ w + 1)))
+    torch.testing.assert_close(plan(x, w, backend="tvm"), expected, atol=1e-5, rtol=1e-5)

@@ -13,6 +13,10 @@ from distir_relax.lowering.emit.relax_exact import exact_ops
 from distir_relax.lowering.emit.relax_recurrent import recurrent_scope
 
 
+OPAQUE = 8
+"""TVM's mark of kernels that are not fused with others (`OpPatternKind`)."""
+
+
 def relax_scope(exact: bool = True) -> dict[str, Any]:
     """The Relax ops as ``R``, the runtime's `resample` written with them, and other compositions of theirs.
 
@@ -45,7 +49,9 @@ def _call_tir(source: str, shapes: Sequence[Sequence[int]], dtypes: Sequence[str
 
     function = unpacked(source)
     name = str(function.attrs["global_symbol"]) if "global_symbol" in (function.attrs or {}) else "kernel"
-    variable = relax.BlockBuilder.current().add_func(function.without_attr("global_symbol"), name)
+    # Opaque: TVM's fusing takes two kernels apart whose sizes are numbers of unlike widths.
+    kernel = function.without_attr("global_symbol").with_attr("op_pattern", OPAQUE)
+    variable = relax.BlockBuilder.current().add_func(kernel, name)
     return relax.call_tir(variable, list(operands), _kinds(shapes, dtypes))
 
 
