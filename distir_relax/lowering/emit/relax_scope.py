@@ -12,7 +12,6 @@ from distir_relax.kernels.sampling import Adaptive, Pooling, Resizing, Sampling
 from distir_relax.lowering.emit.relax_exact import exact_ops
 from distir_relax.lowering.emit.relax_recurrent import recurrent_scope
 
-
 OPAQUE = 8
 """TVM's mark of kernels that are not fused with others (`OpPatternKind`)."""
 
