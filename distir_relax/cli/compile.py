@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import time
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from distir_relax.cli.app import app
 from distir_relax.cli.options import Backend, Tail
+
+if TYPE_CHECKING:
+    from distir_relax.cli.compile_target import CompileOptions
 
 
 @app.command("compile")
@@ -45,11 +48,7 @@ def compile_command(
     FUNCTION returns a Plan, or (model, example_inputs). It is given --ranks, --tail and --name where it
     has parameters of these names. An ONNX file needs --input-shape for the inputs whose dims it leaves open.
     """
-    from rich.console import Console
-
-    from distir_relax.cli.compile_target import CompileOptions, compile_target
-    from distir_relax.cli.progress import Progress
-    from distir_relax.pipeline import Stages
+    from distir_relax.cli.compile_target import CompileOptions
 
     options = CompileOptions(
         target=target,
@@ -68,11 +67,22 @@ def compile_command(
         check_import=None if check_import else False,
         checkpoint=checkpoint,
     )
+    _compile(options, times)
+
+
+def _compile(options: CompileOptions, times: bool) -> None:
+    """Compile, show what takes long, and print what was made."""
+    from rich.console import Console
+
+    from distir_relax.cli.compile_target import compile_target
+    from distir_relax.cli.progress import Progress
+    from distir_relax.pipeline import Stages
+
     taken, start = Stages(), time.perf_counter()
-    with Progress(Console(stderr=True), f"compiling {target}") as progress:
+    with Progress(Console(stderr=True), f"compiling {options.target}") as progress:
         found = compile_target(options, [taken, progress])
     if times:
         for name, seconds in taken.seconds.items():
             typer.echo(f"{name:20} {seconds * 1e3:8.1f} ms")
     typer.echo(str(found))
-    typer.echo(f"wrote {output} in {time.perf_counter() - start:.2f} s")
+    typer.echo(f"wrote {options.output} in {time.perf_counter() - start:.2f} s")
