@@ -12,12 +12,15 @@ from .shrink import VOCABULARY, small
 from .trial import Example
 from .vision_models import import_torchvision
 
-# How much of a default configuration is made small, tried in turn.
-_KEEP: tuple[tuple[str, ...], ...] = (
-    (),
-    (r".*image_size|img_size|input_size",),
-    (r".*head_dim|d_kv|v_head_dim|attention_head_size",),
-    (r"(?!.*(layers|blocks|depths?|vocab_size)$).*",),
+# What stays of a default configuration, and how wide it becomes, tried in turn: rotations and image patches of some
+# models need heads of a certain width.
+_VARIANTS: tuple[tuple[tuple[str, ...], int], ...] = (
+    ((), 48),
+    ((r".*image_size|img_size|input_size",), 48),
+    ((r".*head_dim|d_kv|v_head_dim|attention_head_size",), 48),
+    ((), 256),
+    ((), 512),
+    ((r"(?!.*(layers|blocks|depths?|vocab_size)$).*",), 48),
 )
 _LENGTH = 13
 _MOST = 120_000_000
@@ -44,9 +47,9 @@ def _example(family: str, name: str) -> Example:
 
     kind = getattr(transformers, name)
     problems: list[str] = []
-    for keep in _KEEP:
+    for keep, width in _VARIANTS:
         try:
-            config = small(CONFIG_MAPPING[family], keep=keep)
+            config = small(CONFIG_MAPPING[family], keep, width)
             _check_size(kind, config)
             model = _randomised(kind(config).eval().float())
         except Exception as problem:
