@@ -51,8 +51,12 @@ def _elementwise() -> list[Sample]:
     found.append(("logical_not", [of("bool", 3, 5)], {}))
     for name in ("negative", "exp", "log", "sqrt", "rsqrt", "abs", "square", "tanh", "sigmoid", "erf", "sin", "cos",
                  "floor", "ceil", "round", "trunc", "sign", "tan", "atan", "isnan", "isinf", "isfinite",
-                 "nn.relu", "nn.gelu", "nn.gelu_tanh", "nn.silu"):  # fmt: skip
+                 "nn.relu", "nn.gelu", "nn.gelu_tanh", "nn.silu", "asin", "acos", "atanh", "sinh", "cosh", "asinh",
+                 "acosh", "expm1"):  # fmt: skip
         found.append((name, [f32(3, 37)], {}))
+    found += [("atan2", [f32(3, 5), f32(5)], {}), ("bitwise_not", [of("int64", 3, 5)], {})]
+    for name in ("bitwise_and", "bitwise_or", "bitwise_xor", "left_shift", "right_shift"):
+        found.append((name, [of("int64", 3, 5), of("int64", 5)], {}))
     for name in ("equal", "not_equal", "less", "less_equal", "greater", "greater_equal"):
         found.append((name, [of("int64", 4, 5), of("int64", 5)], {}))
     return [
@@ -61,6 +65,7 @@ def _elementwise() -> list[Sample]:
         ("squared_error_grad", [f32(3, 5), f32(3, 5)], {"scale": 0.25}),
         ("sgd", [f32(3, 5), f32(3, 5)], {"rate": 0.1}),
         ("momentum", [f32(3, 5), f32(3, 5)], {"decay": 0.9}),
+        ("assign", [f32(3, 5), f32(3, 5)], {}),
         ("exp", [of("float64", 3, 5)], {}),
         ("nn.gelu", [f32(0, 5)], {}),
         ("clip", [f32(3, 5)], {"min": 0.5, "max": 1.25}),
@@ -135,6 +140,23 @@ def _indexing() -> list[Sample]:
         ("argsort", [f32(3, 7)], {"axis": 1, "descending": True}),
         ("argsort", [f32(7, 3)], {"axis": 0, "descending": False}),
         ("gather_elements", [f32(5, 6), of("int64", 5, 4)], {"axis": 1}),
+        ("cumprod", [f32(3, 5)], {"axis": 1}),
+        (
+            "prod",
+            [
+                f32(3, 5),
+            ],
+            {"axis": 0, "keepdims": False},
+        ),
+        ("prod", [f32(3, 5, 2)], {"axis": 1, "keepdims": True}),
+        *(
+            (
+                "image.grid_sample",
+                [f32(2, 3, 5, 4), f32(2, 3, 7, 2)],
+                {"method": method, "padding_mode": padding, "align_corners": aligned},
+            )
+            for method, padding, aligned in (("bilinear", "zeros", False), ("nearest", "border", True))
+        ),
         ("index_tensor", [f32(5, 6, 2), of("int64", 3, 1), of("int64", 4)], {"count": 2}),
         ("segment_sum", [f32(6, 5), of("int64", 6)], {"num_segments": 7}),
         ("segment_sum", [f32(3), of("int64", 3)], {"num_segments": 5}),

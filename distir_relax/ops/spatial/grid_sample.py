@@ -49,7 +49,11 @@ define(
     ),
     Split(_rule),
     cost=Cost(flops=lambda types, attrs, results: 8.0 * results[0].elements),
-    code=Code(relax="R.image.grid_sample({0}, {1}, {method}, 'NCHW', {padding_mode}, {align_corners})"),
+    # Relax has the two numbers of a position as channels.
+    code=Code(
+        relax="R.image.grid_sample({0}, R.permute_dims({1}, (0, 3, 1, 2)), {method}, 'NCHW', {padding_mode}, "
+        "{align_corners})"
+    ),
 )
 
 
