@@ -161,7 +161,6 @@ CALLS: dict[str, list[Call]] = {
     "clip.Tensor": [call(X, "f32[4]")],
     "xlogy.Tensor": [call(POSITIVE, POSITIVE)],
     "logit.default": [call("f32[3,4] < 1", 0.01)],
-    **{f"{name}.default": [call("f32[3]", "f32[4]")] for name in ("outer", "ger")},
     "_native_batch_norm_legit_no_training.default": [
         call("f32[2,3,4,5]", "f32[3]", "f32[3]", "f32[3]", "f32[3] > 0", 0.1, 1e-5)
     ],

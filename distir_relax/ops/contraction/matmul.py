@@ -156,12 +156,6 @@ def _dot(g: Builder, a: Value, b: Value) -> Any:
     return g.aten("matmul.default", a, b)
 
 
-@aten("outer.default", "ger.default")
-def _outer(g: Builder, a: Value, b: Value) -> Any:
-    column = reshape_to(g, a, (a.tensor.elements, 1))
-    return g.emit("multiply", *promote(g, column, b))
-
-
 # Relax spellings
 
 
