@@ -82,4 +82,8 @@ def _share(a: Any, b: Any) -> bool:
     x, y = a.meta.get("val"), b.meta.get("val")
     if not (hasattr(x, "untyped_storage") and hasattr(y, "untyped_storage")):
         return False
-    return bool(x.untyped_storage()._cdata == y.untyped_storage()._cdata)
+    try:
+        return bool(x.untyped_storage()._cdata == y.untyped_storage()._cdata)
+    except NotImplementedError:
+        # Tensors of torch.vmap do not tell.
+        return True
