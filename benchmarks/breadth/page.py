@@ -8,7 +8,7 @@ from itertools import groupby
 
 from .trial import RANKS, TOLERANCE, Outcome
 
-NOT_COUNTED = ("no example", "no export")
+NOT_COUNTED = ("no example", "no export", "undetermined")
 """Of these a model is neither for nor against the compiler."""
 
 _INTRODUCTION = f"""# Coverage
@@ -17,12 +17,13 @@ Which models of other people compile unmodified, measured by `make coverage`
 ([benchmarks/coverage.py](../benchmarks/coverage.py)). It takes one small configuration, with random weights, of
 each family of `torchvision` and `timm` (a file of models) and of `transformers` (a model class of `AutoModel`),
 marks four weights spread over the model, compiles it for {RANKS} ranks, and compares every result with eager
-torch: right is a difference of at most {TOLERANCE:g}, relative to the largest value or 1. A model that picks
-the best of nearly equal values may pick others when sums are rounded otherwise; such a model is compared once
-more in float64, and the table of remarks names it.
+torch: right is a difference of at most {TOLERANCE:g}, relative to the largest value or 1; what is not right in
+float32 is tried once more in float64, with a remark.
 
-Not counted are families of which no small configuration was found that runs in eager torch (no example), and
-those that `torch.export` itself cannot capture (no export). They are listed at the end.
+Not counted are families of which no small configuration was found that runs in eager torch (no example), those
+that `torch.export` itself cannot capture (no export), and those whose own results in eager torch are others in
+float64 than in float32 (undetermined: with random weights they pick the best of equal values, and rounding
+decides). They are listed at the end.
 """
 
 
@@ -35,7 +36,11 @@ def page(outcomes: Iterable[Outcome]) -> str:
     remarks = [o for o in ordered if o.verdict == "right" and o.reason]
     if remarks:
         parts.append("## Right, with a remark\n\n" + _table(remarks, "remark"))
-    for verdict, title in (("no export", "No export"), ("no example", "No example")):
+    for verdict, title in (
+        ("undetermined", "Undetermined"),
+        ("no export", "No export"),
+        ("no example", "No example"),
+    ):
         parts.append(f"## {title}\n\n" + _table([o for o in ordered if o.verdict == verdict], "why"))
     for library, found in groupby((o for o in ordered if o.verdict == "right"), lambda o: o.library):
         parts.append(f"## Right: {library}\n\n" + ", ".join(o.family for o in found) + "\n")
@@ -43,12 +48,12 @@ def page(outcomes: Iterable[Outcome]) -> str:
 
 
 def _summary(outcomes: Sequence[Outcome]) -> str:
-    rows = ["| | right | counted | share | no export | no example |", "|---|---|---|---|---|---|"]
+    rows = [f"| | right | counted | share | {' | '.join(NOT_COUNTED)} |", "|---|---|---|---|---|---|---|"]
     for library, found in groupby(outcomes, lambda o: o.library):
         counts = Counter(o.verdict for o in found)
         counted = sum(n for verdict, n in counts.items() if verdict not in NOT_COUNTED)
         share = counts["right"] / max(1, counted)
-        others = f"{counts['no export']} | {counts['no example']}"
+        others = " | ".join(str(counts[verdict]) for verdict in NOT_COUNTED)
         rows.append(f"| {library} | {counts['right']} | {counted} | {share:.1%} | {others} |")
     return "\n".join(rows) + "\n"
 
