@@ -14,7 +14,9 @@ REGISTERED = "tests.turned"
 
 def tir_attrs(rows: int, columns: int, dtype: str) -> dict[str, Any]:
     """The attributes of a `call_tir` of one operand, (rows, columns), which gives it twice as large, turned around."""
-    return {"function": "turned", "source": _source(rows, columns, dtype), **_result(rows, columns, dtype)}
+    source = _source(rows, columns, dtype)
+    rule = {"rule": "d0 d1 -> d1 d0", "reduction": "sum"}
+    return {"function": "turned", "source": source, **rule, **_result(rows, columns, dtype)}
 
 
 def packed_attrs(rows: int, columns: int, dtype: str) -> dict[str, Any]:

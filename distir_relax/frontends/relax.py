@@ -17,6 +17,7 @@ from distir_relax.frontends.imported import Imported
 from distir_relax.frontends.relax_shapes import bind_shapes
 from distir_relax.frontends.torch.arguments import as_tensor, named_arguments
 from distir_relax.ir import Module, TensorType, Value
+from distir_relax.kernels.block_factors import block_rule
 from distir_relax.kernels.foreign import packed_text
 from distir_relax.layout import DTYPES, DeviceMesh, print_placements
 from distir_relax.layout.fit import fit_placements
@@ -162,7 +163,8 @@ class _Importer:
         if isinstance(expression, relax.TupleGetItem):
             return self.value(expression.tuple_value)[expression.index]
         if isinstance(expression, relax.GlobalVar):
-            return expression.name_hint, packed_text(self._module[expression])
+            function = self._module[expression]
+            return expression.name_hint, packed_text(function), block_rule(function)
         if isinstance(expression, relax.ExternFunc):
             return str(expression.global_symbol)
         if isinstance(expression, relax.ShapeExpr):

@@ -6,6 +6,7 @@ They write their results: a function takes the operands, then tensors for the re
 from __future__ import annotations
 
 import base64
+import math
 import threading
 import zlib
 from collections.abc import Callable, Sequence
@@ -13,15 +14,21 @@ from functools import lru_cache
 from typing import TYPE_CHECKING, Any
 
 from distir_relax.errors import RunError
+from distir_relax.kernels.block_shapes import with_shapes
 
 if TYPE_CHECKING:
     import torch
 
 
 def call_tir(source: str, shapes: Sequence[Sequence[int]], dtypes: Sequence[str], *operands: torch.Tensor) -> Any:
-    """The results, of these shapes and dtypes, of a `PrimFunc` given as `packed_text` makes it; one is given bare."""
+    """The results, of these shapes and dtypes, of a `PrimFunc` given as `packed_text` makes it; one is given bare.
+
+    Where operands and results are a device's part of those that the `PrimFunc` is for, it is made for their shapes.
+    """
+    if not any(math.prod(shape) for shape in shapes):
+        return _bare(_empty(shapes, dtypes))
     with _lock:
-        function = _built(source)
+        function = _built(source, (*(tuple(x.shape) for x in operands), *(tuple(shape) for shape in shapes)))
     return _called(function, shapes, dtypes, operands)
 
 
@@ -56,10 +63,10 @@ _lock = threading.Lock()
 
 
 @lru_cache
-def _built(source: str) -> Callable[..., None]:
+def _built(source: str, shapes: tuple[tuple[int, ...], ...]) -> Callable[..., None]:
     import tvm
 
-    function = unpacked(source).with_attr("global_symbol", "main")
+    function = with_shapes(unpacked(source), shapes).with_attr("global_symbol", "main")
     built: Callable[..., None] = tvm.compile(tvm.IRModule({"main": function}), target="llvm")["main"]
     return built
 
@@ -70,15 +77,27 @@ def _called(
     dtypes: Sequence[str],
     operands: Sequence[torch.Tensor],
 ) -> Any:
-    import torch
-    from tvm import runtime
+    results = _empty(shapes, dtypes)
+    function(*(_given(x) for x in (*operands, *results)))
+    return _bare(results)
 
-    results = [torch.empty(*shape, dtype=getattr(torch, dtype)) for shape, dtype in zip(shapes, dtypes, strict=True)]
-    function(*(runtime.from_dlpack(_aligned(x)) for x in (*operands, *results)))
+
+def _empty(shapes: Sequence[Sequence[int]], dtypes: Sequence[str]) -> list[torch.Tensor]:
+    """Tensors that a function is to write."""
+    import torch
+
+    return [torch.empty(tuple(shape), dtype=getattr(torch, dtype)) for shape, dtype in zip(shapes, dtypes, strict=True)]
+
+
+def _bare(results: list[torch.Tensor]) -> Any:
     return results[0] if len(results) == 1 else tuple(results)
 
 
-def _aligned(x: torch.Tensor) -> torch.Tensor:
+def _given(x: torch.Tensor) -> Any:
     """`x` in memory as TVM's code expects it."""
+    from tvm import runtime
+
+    if not x.numel():  # torch's strides of nothing are not those of a compact array to TVM
+        return runtime.empty(tuple(x.shape), str(x.dtype).removeprefix("torch."))
     x = x.detach().contiguous()
-    return x if x.data_ptr() % 64 == 0 else x.clone()
+    return runtime.from_dlpack(x if x.data_ptr() % 64 == 0 else x.clone())

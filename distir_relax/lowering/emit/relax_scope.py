@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from types import SimpleNamespace
 from typing import Any
 
+from distir_relax.kernels.block_shapes import with_shapes
 from distir_relax.kernels.foreign import unpacked
 from distir_relax.kernels.resample import Part, rows_of
 from distir_relax.kernels.sampling import Adaptive, Pooling, Resizing, Sampling
@@ -46,7 +48,11 @@ def _call_tir(source: str, shapes: Sequence[Sequence[int]], dtypes: Sequence[str
     """As `distir_relax.kernels.foreign.call_tir`; the `PrimFunc` becomes one of the module."""
     from tvm import relax
 
-    function = unpacked(source)
+    if not any(math.prod(shape) for shape in shapes):
+        nothing = [relax.op.zeros(tuple(shape), dtype) for shape, dtype in zip(shapes, dtypes, strict=True)]
+        return nothing[0] if len(nothing) == 1 else relax.Tuple(nothing)
+    given = [tuple(int(n) for n in x.ty.shape) for x in operands]
+    function = with_shapes(unpacked(source), [*given, *shapes])
     name = str(function.attrs["global_symbol"]) if "global_symbol" in (function.attrs or {}) else "kernel"
     # Opaque: TVM's fusing takes two kernels apart whose sizes are numbers of unlike widths.
     kernel = function.without_attr("global_symbol").with_attr("op_pattern", OPAQUE)
