@@ -7,8 +7,8 @@ from typing import Any
 import pytest
 import torch
 
-from distir_relax import DeviceMesh, compile
-from distir_relax.errors import AnnotationError, ImportModelError
+from distir_relax import DeviceMesh, annotate_sharding, compile
+from distir_relax.errors import AnnotationError, ImportModelError, PlacementError
 
 MESH = DeviceMesh((3,))
 
@@ -48,6 +48,18 @@ def test_a_buffer_that_the_model_changes_is_state(tail: str, placement: str, bac
         for a, b in zip(found, expected, strict=True):
             torch.testing.assert_close(a, b)
         torch.testing.assert_close(ours, theirs)
+
+
+def test_a_state_that_lies_unlike_its_new_value_is_refused() -> None:
+    class Marked(Counting):
+        def forward(self, x: torch.Tensor) -> Any:
+            y = annotate_sharding(self.linear(x), MESH, "S[0]")
+            self.rows.copy_(self.rows * 0.5 + y)
+            return y
+
+    plan = compile(Marked(), (torch.ones(4, 5),), shardings={"rows": "R"}, mesh=MESH)
+    with pytest.raises(PlacementError, match="the state 'rows' lies as R, and its new value as S"):
+        plan(torch.ones(4, 5))
 
 
 def test_a_parameter_that_the_model_changes_is_refused() -> None:

@@ -59,6 +59,7 @@ def to_bundle(
     if any(item.role == "state" for item in main.inputs):
         flat = inline(sharded).main
         _check_updates(flat)
+        _check_state(flat)
         updates = _updates(flat)
     return _bundle(name, mesh, ranked, texts, layouts, outputs, updates, tensors, tail, backends)
 
@@ -189,6 +190,25 @@ def _check_updates(main: Function) -> None:
         for value in op.results:
             storage[value.name] = (
                 storage[op.operands[0].name] if Trait.VIEW in entry.traits and op.operands else value.name
+            )
+
+
+def _check_state(main: Function) -> None:
+    """No state is laid out anew before it is updated: what would be updated is the copy."""
+    state = {item.value.name for item in main.inputs if item.role == "state"}
+    copies = {
+        op.results[0].name: op.operands[0]
+        for op in main.ops
+        if Trait.REDISTRIBUTION in lookup(op.name).traits and op.operands[0].name in state
+    }
+    for op in main.ops:
+        if lookup(op.name).code.in_place and op.operands[0].name in copies:
+            own, new = copies[op.operands[0].name], op.results[0].dtensor
+            raise PlacementError(
+                f"the state {own.name!r} lies as {print_placements(own.dtensor.placements)}, and its new value as "
+                f"{print_placements(new.placements)}",
+                op.location,
+                "annotate them alike, or leave the annotation of the state out",
             )
 
 
