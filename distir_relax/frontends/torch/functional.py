@@ -7,7 +7,7 @@ seen. Other writes (``relu_`` of a fresh tensor) are read as ops that give a new
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -20,7 +20,9 @@ def functional(program: ExportedProgram) -> ExportedProgram:
 
     Buffers and inputs that the model changes are then outputs of the program, by its `graph_signature`.
     """
-    if any(_is_seen(write, program.graph) for write in _writes(program.graph)):
+    order = {node: i for i, node in enumerate(program.graph.nodes)}
+    last_use = {used: i for node, i in order.items() for used in node.all_input_nodes}
+    if any(_is_seen(write, order, last_use) for write in _writes(program.graph)):
         changed: ExportedProgram = program.run_decompositions({})
         return changed
     return program
@@ -51,21 +53,19 @@ def _writes(graph: Graph) -> Iterator[Node | None]:
                 yield None
 
 
-def _is_seen(write: Node | None, graph: Graph) -> bool:
-    """Whether memory that `write` changes is an input, or is used afterwards through another node."""
+def _is_seen(write: Node | None, order: Mapping[Node, int], last_use: Mapping[Node, int]) -> bool:
+    """Whether memory that `write` changes is an input, or is used afterwards through another node.
+
+    `order` numbers all nodes, `last_use` says at which of them each is used for the last time.
+    """
     if write is None or not _writes_only_its_first(write):
         return True
     changed = write.args[0]
-    later: set[Node] = set()
-    before = True
-    for node in graph.nodes:
-        before = before and node is not write
-        if not before:
-            later.update(node.all_input_nodes)
-    for other in graph.nodes:
-        if other is write:
+    for other, number in order.items():
+        if number >= order[write]:
             return False
-        if _share(other, changed) and (other.op == "placeholder" or (other is not changed and other in later)):
+        is_used = other is not changed and last_use.get(other, -1) >= order[write]
+        if (other.op == "placeholder" or is_used) and _share(other, changed):
             return True
     return False
 

@@ -100,11 +100,8 @@ def _attention(
     wide = (math.prod(leading[:-1]), leading[-1]) if leading else (1, 1)
     q, k, v = (_in_four_dims(g, x, leading, wide) for x in (q, k, v))
     if mask is not None and (len(leading) != 2 or len(mask.tensor.shape) > 4):
-        least = (1,) * len(leading)
-        known = mask.tensor.shape[:-2]
-        if any(n != 1 for n in known):
-            least = leading
-        mask = _in_four_dims(g, mask, least, wide if least == leading else (1, 1))
+        one_for_all = all(n == 1 for n in mask.tensor.shape[:-2])
+        mask = _in_four_dims(g, mask, *(((1,) * len(leading), (1, 1)) if one_for_all else (leading, wide)))
     y = _four_dims(g, q, k, v, mask, causal, scale)
     return reshape_to(g, y, (*leading, *y.tensor.shape[2:]))
 

@@ -39,14 +39,10 @@ def _search_sorted(
 ) -> Any:  # fmt: skip
     if sorter is not None:
         raise NotImplementedError("a search in numbers that a sorter sorts")
-    right = right or side == "right"
-    if len(bounds.tensor.shape) == 1:
-        return _bucketize(g, x, bounds, out_int32=out_int32, right=right)
-    wide = reshape_to(g, x, (*x.tensor.shape, 1))
-    rows = reshape_to(g, bounds, (*bounds.tensor.shape[:-1], 1, bounds.tensor.shape[-1]))
-    below = g.emit("less_equal" if right else "less", *promote(g, rows, wide))
-    total = g.emit("sum", cast(g, below, "int64"), axis=(len(x.tensor.shape),), keepdims=False)
-    return cast(g, total, "int32") if out_int32 else total
+    if len(bounds.tensor.shape) > 1:
+        # Each row has bounds of its own.
+        bounds = reshape_to(g, bounds, (*bounds.tensor.shape[:-1], 1, bounds.tensor.shape[-1]))
+    return _bucketize(g, x, bounds, out_int32=out_int32, right=right or side == "right")
 
 
 @aten("isin.Tensor_Tensor")
