@@ -20,6 +20,7 @@ from distir_relax.compiler import Plan, compile
 from distir_relax.errors import ImportModelError
 from distir_relax.ir import Module, parse, verify
 from distir_relax.ops import check
+from distir_relax.reading import read_text
 from distir_relax.user_function import call_function, find_function
 
 
@@ -99,14 +100,11 @@ def read_target(target: str | Path) -> Given:
     path = Path(target)
     if path.is_dir():
         return Saved(path)
-    if not path.is_file():
-        raise ImportModelError(
-            "there is no such file", str(target), "give a bundle, a program's text, an .onnx file, or file.py:function"
-        )
     try:
-        source = path.read_text()
-    except (OSError, UnicodeDecodeError) as error:
-        raise ImportModelError(f"not a program's text: {error}", str(target)) from None
+        source = read_text(path, ImportModelError)
+    except ImportModelError as error:
+        hint = "give a bundle, a program's text, an .onnx file, or file.py:function"
+        raise ImportModelError(error.message, error.where, hint) from None
     module = infer_types(parse(source, str(target), places=True))
     # A person may have written it.
     verify(module, check)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import json
 import re
 import subprocess
 import sys
@@ -11,6 +12,7 @@ from pathlib import Path
 import pytest
 
 import distir_relax
+from distir_relax.bundle import FORMAT, Manifest, local_shape
 from distir_relax.cost.profile import read_profile
 from distir_relax.ir import STAGES, parse, print_module
 from distir_relax.ir.program import ROLES
@@ -50,6 +52,15 @@ def test_the_documents_are_all_there() -> None:
             *("bundle", "coverage", "ir", "models", "placements", "runtime", "simulator", "transformers", "tvm"),
         )
     } <= set(NAMES)
+
+
+def test_the_manifest_in_the_document_is_one() -> None:
+    (example,) = code_blocks("docs/bundle.md", "json")
+    manifest = Manifest.from_json(json.loads(example))
+    assert json.loads(example)["format"] == FORMAT
+    written = manifest.to_json()
+    assert list(json.loads(example)) == list(written), "the document has the fields of a manifest, in their order"
+    assert [local_shape(manifest.outputs[0], manifest.mesh, rank) for rank in (0, 1)] == [(4, 64), (4, 63)]
 
 
 @pytest.mark.parametrize("name", NAMES)

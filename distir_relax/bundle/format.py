@@ -7,12 +7,14 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Mapping, Sequence
+from collections import Counter
+from collections.abc import Mapping
 from dataclasses import dataclass, field, fields, is_dataclass
 from typing import Any
 
 from distir_relax.errors import BundleError, PlacementError
 from distir_relax.layout import DTYPES, DeviceMesh, Interval, intersect
+from distir_relax.reading import MOST, Fields, check_name
 
 FORMAT = 2
 BACKENDS = ("torch", "tvm")
@@ -50,8 +52,12 @@ class Tensor:
         """Raise BundleError unless dtype, dims, axes and intervals fit the tensor and `mesh`."""
         if self.dtype not in DTYPES:
             raise BundleError(f"unknown dtype {self.dtype!r}", self.name, f"known: {', '.join(DTYPES)}")
+        if math.prod(self.shape) * DTYPES[self.dtype][1] > MOST:
+            raise BundleError(f"no machine holds a tensor of shape {self.shape}", self.name)
         if self.ranks is not None and not all(0 <= rank < mesh.size for rank in self.ranks):
             raise BundleError(f"ranks {list(self.ranks)} are not all of the {mesh.size} there are", self.name)
+        if self.ranks is not None and (not self.ranks or tuple(sorted(set(self.ranks))) != self.ranks):
+            raise BundleError(f"expected ranks in ascending order, found {list(self.ranks)}", self.name)
         seen = set()
         for shard in self.shards:
             if not 0 <= shard.axis < len(mesh.shape) or not 0 <= shard.dim < len(self.shape):
@@ -69,6 +75,10 @@ class Tensor:
             for start, stop in itertools.chain.from_iterable(shard.intervals):
                 if not 0 <= start <= stop <= size:
                     raise BundleError(f"interval [{start}, {stop}) leaves dim {shard.dim} of size {size}", self.name)
+            for pieces in shard.intervals:
+                for (_, stop), (start, _) in itertools.pairwise(pieces):
+                    if start < stop:
+                        raise BundleError(f"intervals that begin at {start} and end at {stop} overlap", self.name)
 
 
 @dataclass(frozen=True)
@@ -117,9 +127,14 @@ class Manifest:
         for tensor in self.outputs:
             _check_covered(tensor)
         for tensors in (self.inputs, self.outputs, self.weights):
-            names = [tensor.name for tensor in tensors]
-            if repeated := {name for name in names if names.count(name) > 1}:
+            if repeated := [name for name, count in Counter(t.name for t in tensors).items() if count > 1]:
                 raise BundleError(f"names are given twice: {', '.join(sorted(repeated))}")
+        for name in (*self.checksums, *(path for program in self.programs for path in program.paths)):
+            check_name(name, BundleError)
+        weights, outputs = {t.name for t in self.weights}, {t.name for t in self.outputs}
+        for weight, output in self.updates.items():
+            if weight not in weights or output not in outputs:
+                raise BundleError(f"an update leads from a weight to an output, found {weight!r} to {output!r}")
 
     def program_of(self, rank: int) -> Program:
         """The program that `rank` runs."""
@@ -134,36 +149,33 @@ class Manifest:
     @classmethod
     def from_json(cls, data: object) -> Manifest:
         """Read what `to_json` gives. Raises BundleError naming the field that is missing or of the wrong type."""
-        if not isinstance(data, dict) or not isinstance(data.get("format"), int):
-            raise BundleError("not a bundle's manifest: it has no format number")
-        if data["format"] != FORMAT:
+        top = Fields.of(data, BundleError)
+        if (version := top.whole("format")) != FORMAT:
             raise BundleError(
-                f"the bundle has format {data['format']}, this version reads format {FORMAT}",
+                f"the bundle has format {version}, this version reads format {FORMAT}",
                 hint="compile the model again with this version, or run with the version that wrote it",
             )
+        mesh = top.fields("mesh")
         try:
-            return cls(
-                name=_text(data["name"]),
-                mesh=DeviceMesh(_ints(data["mesh"]["shape"]), _texts(data["mesh"]["axes"])),
-                tail=_text(data["tail"]),
-                schedule_hash=_text(data["schedule_hash"]),
-                programs=tuple(
-                    Program(_text(p["name"]), p.get("torch"), p.get("relax"), _texts(p.get("arguments", ())))
-                    for p in data["programs"]
-                ),
-                ranks=_ints(data["ranks"]),
-                inputs=tuple(map(_tensor, data["inputs"])),
-                outputs=tuple(map(_tensor, data["outputs"])),
-                weights=tuple(map(_tensor, data.get("weights", ()))),
-                updates={_text(k): _text(v) for k, v in data.get("updates", {}).items()},
-                checksums={_text(k): _text(v) for k, v in data.get("checksums", {}).items()},
-            )
-        except KeyError as missing:
-            raise BundleError(f"the manifest lacks the field {missing}") from None
+            devices = DeviceMesh(mesh.wholes("shape"), mesh.texts("axes"))
         except PlacementError as wrong:
-            raise BundleError(f"the manifest has a mesh that cannot be: {wrong.message}") from None
-        except (TypeError, ValueError, AttributeError) as wrong:
-            raise BundleError(f"the manifest has a field of the wrong type: {wrong}") from None
+            raise BundleError(f"the mesh cannot be: {wrong.message}") from None
+        return cls(
+            name=top.text("name"),
+            mesh=devices,
+            tail=top.text("tail"),
+            schedule_hash=top.text("schedule_hash"),
+            programs=tuple(
+                Program(p.text("name"), p.text_or_none("torch"), p.text_or_none("relax"), p.texts("arguments", []))
+                for p in top.rows("programs")
+            ),
+            ranks=top.wholes("ranks"),
+            inputs=tuple(map(_tensor, top.rows("inputs"))),
+            outputs=tuple(map(_tensor, top.rows("outputs"))),
+            weights=tuple(map(_tensor, top.rows("weights", []))),
+            updates=top.by_name("updates"),
+            checksums=top.by_name("checksums"),
+        )
 
 
 def local_intervals(tensor: Tensor, mesh: DeviceMesh, rank: int) -> list[list[Interval]]:
@@ -213,34 +225,24 @@ def _plain(value: object) -> object:
     return value
 
 
-def _tensor(data: Mapping[str, Any]) -> Tensor:
+def _tensor(row: Fields) -> Tensor:
     shards = tuple(
-        Shard(_int(s["axis"]), _int(s["dim"]),
-              tuple(tuple((_int(a), _int(b)) for a, b in pieces) for pieces in s["intervals"]))
-        for s in data.get("shards", ())
-    )  # fmt: skip
-    ranks = data.get("ranks")
-    return Tensor(
-        _text(data["name"]), _text(data["dtype"]), _ints(data["shape"]), _text(data.get("placement", "R")), shards,
-        None if ranks is None else _ints(ranks),
-    )  # fmt: skip
+        Shard(s.whole("axis"), s.whole("dim"), tuple(_intervals(s, i) for i in range(len(s.items("intervals")))))
+        for s in row.rows("shards", [])
+    )
+    placement = row.text("placement", "R")
+    ranks = row.wholes("ranks") if row.table.get("ranks") is not None else None
+    return Tensor(row.text("name"), row.text("dtype"), row.wholes("shape"), placement, shards, ranks)
 
 
-def _int(value: object) -> int:
-    if not isinstance(value, int) or isinstance(value, bool) or value < 0:
-        raise TypeError(f"expected a whole number >= 0, found {value!r}")
-    return value
-
-
-def _text(value: object) -> str:
-    if not isinstance(value, str):
-        raise TypeError(f"expected text, found {value!r}")
-    return value
-
-
-def _ints(values: Sequence[object]) -> tuple[int, ...]:
-    return tuple(_int(value) for value in values)
-
-
-def _texts(values: Sequence[object]) -> tuple[str, ...]:
-    return tuple(_text(value) for value in values)
+def _intervals(shard: Fields, index: int) -> tuple[Interval, ...]:
+    """What index `index` along the axis holds."""
+    found: list[Interval] = []
+    pieces = shard.items("intervals")[index]
+    if not isinstance(pieces, list):
+        raise shard.refuse("a list of pieces [start, stop]", f"intervals[{index}]", pieces)
+    for piece in pieces:
+        if not isinstance(piece, list) or len(piece) != 2 or not all(type(n) is int and 0 <= n <= MOST for n in piece):
+            raise shard.refuse("a piece [start, stop]", f"intervals[{index}]", piece)
+        found.append((piece[0], piece[1]))
+    return tuple(found)

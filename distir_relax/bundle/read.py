@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import hashlib
-import json
 from pathlib import Path
 
 from distir_relax.bundle.bundle import TEXT_FILES, Bundle
@@ -11,6 +10,7 @@ from distir_relax.bundle.format import Manifest
 from distir_relax.bundle.weights import WEIGHTS_FILE, FileWeights
 from distir_relax.bundle.write import MANIFEST_FILE, file_checksum, manifest_checksum
 from distir_relax.errors import BundleError
+from distir_relax.reading import file_within, parse_json, read_bytes
 
 _AGAIN = "compile the model again, or copy the whole bundle again"
 
@@ -28,7 +28,8 @@ def read_bundle(path: str | Path, verify_weights: bool = True) -> Bundle:
         raise BundleError("there is no such bundle", str(folder), "write one with distir compile ... -o OUT")
     manifest = _read_manifest(folder)
     texts = {name: _read_text(folder, name, manifest) for name in manifest.checksums if _is_text(name)}
-    weights = FileWeights(folder / WEIGHTS_FILE, manifest.weights)
+    file = file_within(folder, WEIGHTS_FILE, BundleError, "the weights are missing")
+    weights = FileWeights(file, manifest.weights)
     bundle = Bundle(
         manifest=manifest,
         programs={name: text for name, text in texts.items() if name not in TEXT_FILES},
@@ -51,15 +52,15 @@ def check_weights(bundle: Bundle) -> None:
 
 
 def _read_manifest(folder: Path) -> Manifest:
-    file = folder / MANIFEST_FILE
+    if not folder.is_dir():
+        raise BundleError("not a bundle: expected a folder", str(folder))
+    missing = f"not a bundle: there is no {MANIFEST_FILE} in it"
+    file = file_within(folder, MANIFEST_FILE, BundleError, missing)
+    content = read_bytes(file, BundleError)
     try:
-        data = json.loads(file.read_text(encoding="utf-8"))
-    except (FileNotFoundError, NotADirectoryError):
-        raise BundleError(f"not a bundle: there is no {MANIFEST_FILE} in it", str(folder)) from None
-    except OSError as wrong:
-        raise BundleError(f"cannot be read: {wrong.strerror}", str(file)) from None
-    except ValueError as wrong:
-        raise BundleError(f"damaged or half-written: {wrong}", str(file), _AGAIN) from None
+        data = parse_json(content, BundleError, str(file))
+    except BundleError as wrong:
+        raise BundleError(f"damaged or half-written: {wrong.message}", wrong.where, _AGAIN) from None
     try:
         manifest = Manifest.from_json(data)
     except BundleError as wrong:
@@ -71,16 +72,14 @@ def _read_manifest(folder: Path) -> Manifest:
 
 
 def _read_text(folder: Path, name: str, manifest: Manifest) -> str:
-    file = folder / name
-    try:
-        content = file.read_bytes()
-    except FileNotFoundError:
-        raise BundleError("missing from the bundle", str(file), _AGAIN) from None
-    except OSError as wrong:
-        raise BundleError(f"cannot be read: {wrong.strerror}", str(file)) from None
+    file = file_within(folder, name, BundleError, "missing from the bundle")
+    content = read_bytes(file, BundleError)
     if hashlib.sha256(content).hexdigest() != manifest.checksums[name]:
         raise BundleError("damaged: its checksum is not the manifest's", str(file), _AGAIN)
-    return content.decode("utf-8")
+    try:
+        return content.decode("utf-8")
+    except UnicodeDecodeError as wrong:
+        raise BundleError(f"not UTF-8 text at byte {wrong.start}", str(file), _AGAIN) from None
 
 
 def _is_text(name: str) -> bool:

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
+import errno
 import hashlib
 import json
 import os
 import shutil
+import stat
 import tempfile
 from dataclasses import replace
 from pathlib import Path
@@ -14,6 +17,7 @@ from distir_relax.bundle.bundle import Bundle
 from distir_relax.bundle.format import Manifest
 from distir_relax.bundle.weights import WEIGHTS_FILE, save_weights
 from distir_relax.errors import BundleError
+from distir_relax.reading import check_name, shown_path
 
 MANIFEST_FILE = "manifest.json"
 
@@ -22,23 +26,25 @@ def write_bundle(bundle: Bundle, path: str | Path, overwrite: bool = False) -> P
     """Write `bundle` to the folder `path` and return it.
 
     Raises BundleError when `path` exists and `overwrite` is off, when it exists and is not a bundle
-    (which is never deleted), or when it cannot be written. Nothing is left behind on failure.
+    (which is never deleted), or when it cannot be written. Nothing is left behind on failure. Of several that write to
+    one place at a time each leaves a whole bundle, the last one's staying, or is told that there is one.
     """
     target = Path(path)
     _check_target(target, overwrite)
     try:
         target.parent.mkdir(parents=True, exist_ok=True)
-        temporary = Path(tempfile.mkdtemp(prefix=f".{target.name}.", dir=target.parent))
+        workplace = Path(tempfile.mkdtemp(prefix=f".{target.name}.", dir=target.parent))
     except OSError as wrong:
         raise BundleError(f"cannot write here: {wrong.strerror}", str(target)) from None
+    made = workplace / "new"
     try:
-        _fill(bundle, temporary)
-        _check_target(target, overwrite)
-        _replace(temporary, target)
+        made.mkdir()
+        _fill(bundle, made)
+        _replace(made, target, overwrite)
     except OSError as wrong:
         raise BundleError(f"cannot write the bundle: {wrong}", str(target)) from None
     finally:
-        shutil.rmtree(temporary, ignore_errors=True)
+        shutil.rmtree(workplace, ignore_errors=True)
     return target
 
 
@@ -56,45 +62,73 @@ def manifest_checksum(manifest: Manifest) -> str:
 
 
 def _check_target(target: Path, overwrite: bool) -> None:
-    if not target.exists() and not target.is_symlink():
+    is_bundle = _is_bundle(target)
+    if is_bundle is None:
         return
-    if not (target / MANIFEST_FILE).is_file():
+    if not is_bundle:
         raise BundleError("something that is not a bundle is in the way", str(target), "choose another name")
     if not overwrite:
         raise BundleError("a bundle of this name exists", str(target), "choose another name, or ask to overwrite it")
 
 
+def _is_bundle(target: Path) -> bool | None:
+    """Whether what has this name is a bundle; None where nothing has."""
+    try:
+        # The folder is held, whatever takes its name meanwhile.
+        folder = os.open(target, os.O_RDONLY | os.O_DIRECTORY)
+    except FileNotFoundError:
+        return False if target.is_symlink() else None
+    except NotADirectoryError:
+        # Also where a folder above is none, of which making it says more.
+        return False if os.path.lexists(target) else None
+    except (OSError, ValueError) as wrong:
+        raise BundleError(f"cannot write here: {wrong}", shown_path(target)) from None
+    try:
+        return stat.S_ISREG(os.stat(MANIFEST_FILE, dir_fd=folder).st_mode)
+    except OSError:
+        return False
+    finally:
+        os.close(folder)
+
+
 def _fill(bundle: Bundle, folder: Path) -> None:
     checksums = {}
     for name, text in {**bundle.programs, **bundle.texts}.items():
+        check_name(name, BundleError)
         file = folder / name
-        if not file.resolve().is_relative_to(folder.resolve()):
-            raise BundleError(f"the file {name!r} would lie outside the bundle")
         file.parent.mkdir(parents=True, exist_ok=True)
         file.write_text(text, encoding="utf-8", newline="\n")
         checksums[name] = file_checksum(file)
-    save_weights(folder / WEIGHTS_FILE, bundle.manifest.weights, bundle.weights)
-    checksums[WEIGHTS_FILE] = file_checksum(folder / WEIGHTS_FILE)
+    weights = folder / WEIGHTS_FILE
+    save_weights(weights, bundle.manifest.weights, bundle.weights)
+    # safetensors makes the file private to its owner. The folder has what the umask leaves; to ask for the umask is to
+    # change it, which other threads would see.
+    weights.chmod(folder.stat().st_mode & 0o666)
+    checksums[WEIGHTS_FILE] = file_checksum(weights)
     manifest = replace(bundle.manifest, checksums=checksums)
     manifest = replace(manifest, checksums={**checksums, MANIFEST_FILE: manifest_checksum(manifest)})
     (folder / MANIFEST_FILE).write_text(json.dumps(manifest.to_json(), indent=1), encoding="utf-8")
-    # mkdtemp makes the folder private to its owner; a bundle is as readable as its files.
-    umask = os.umask(0)
-    os.umask(umask)
-    folder.chmod(0o777 & ~umask)
 
 
-def _replace(temporary: Path, target: Path) -> None:
-    if not target.exists():
-        temporary.rename(target)
-        return
-    # A folder cannot be renamed over a full one: the old one steps aside first, and is back if the second rename fails.
-    old = Path(tempfile.mkdtemp(prefix=f".{target.name}.", dir=target.parent)) / "old"
-    target.rename(old)
-    try:
-        temporary.rename(target)
-    except OSError:
-        old.rename(target)
-        raise
-    finally:
-        shutil.rmtree(old.parent, ignore_errors=True)
+def _replace(made: Path, target: Path, overwrite: bool) -> None:
+    """Give `made` the name of `target`. What is there steps aside first: no folder can be renamed over a full one.
+
+    Another process may do the same: then this one's old bundle is the other's new one.
+    """
+    for attempt in range(_MOST_ATTEMPTS):
+        _check_target(target, overwrite)
+        old = made.parent / f"old{attempt}"
+        with contextlib.suppress(FileNotFoundError):
+            target.rename(old)
+        try:
+            made.rename(target)
+            return
+        except OSError as wrong:
+            if wrong.errno not in (errno.ENOTEMPTY, errno.EEXIST):
+                if old.exists():
+                    old.rename(target)
+                raise
+    raise BundleError("other processes write a bundle here all the time", str(target), "choose another name")
+
+
+_MOST_ATTEMPTS = 100

@@ -6,7 +6,6 @@ The format is described in ``docs/simulator.md``. Bandwidths are bytes per secon
 from __future__ import annotations
 
 import math
-import tomllib
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from importlib import resources
@@ -14,6 +13,14 @@ from pathlib import Path
 from typing import Any
 
 from distir_relax.errors import ProfileError
+from distir_relax.reading import is_finite, parse_toml, read_text, shown
+
+MOST_BYTES = 1 << 20
+"""No profile is longer: a thousand measured points take a tenth of it."""
+SMALLEST, LARGEST = 1e-30, 1e30
+"""Between these lie all times, sizes and speeds: products of such numbers are numbers."""
+MOST_DEVICES = 1 << 20
+"""No machine has more devices than this."""
 
 
 @dataclass(frozen=True)
@@ -123,12 +130,7 @@ def load_profile(name: str | Path) -> Profile:
     text, colon, nodes = str(name).partition(":") if not str(name).endswith(".toml") else (str(name), "", "")
     path = Path(text)
     if path.suffix == ".toml":
-        if not path.is_file():
-            raise ProfileError("there is no such profile file", str(path))
-        try:
-            source = path.read_text()
-        except (OSError, UnicodeDecodeError) as error:
-            raise ProfileError(f"cannot be read: {error}", str(path)) from None
+        source = read_text(path, ProfileError, MOST_BYTES)
     else:
         folder = resources.files("distir_relax.cost.profiles")
         file = folder / f"{text}.toml"
@@ -140,7 +142,7 @@ def load_profile(name: str | Path) -> Profile:
         source = file.read_text()
     profile = read_profile(source, str(name))
     if colon:
-        if not nodes.isdigit() or int(nodes) < 1:
+        if not (nodes.isdecimal() and len(nodes) < 7 and int(nodes) > 0):
             raise ProfileError(f"expected a number of nodes after the colon, found {nodes!r}", str(name))
         profile = profile.with_nodes(int(nodes))
     return profile
@@ -148,10 +150,7 @@ def load_profile(name: str | Path) -> Profile:
 
 def read_profile(text: str, where: str = "") -> Profile:
     """The profile that a TOML text describes. Raises `ProfileError` as `load_profile` does."""
-    try:
-        data = tomllib.loads(text)
-    except tomllib.TOMLDecodeError as error:
-        raise ProfileError(f"not TOML: {error}", where) from None
+    data = parse_toml(text, ProfileError, where)
     reader = _Reader(where)
     device = reader.table(data, "device")
     matrix = reader.products(device, "matrix")
@@ -159,7 +158,7 @@ def read_profile(text: str, where: str = "") -> Profile:
     vector = reader.table(device, "vector", "device.")
     levels = tuple(
         Level(
-            str(row.get("name", "link")),
+            reader.text(row, "name", "link"),
             reader.whole(row, "size", "level"),
             reader.number(row, "latency", "level", least=0.0),
             reader.number(row, "bandwidth", "level"),
@@ -168,7 +167,7 @@ def read_profile(text: str, where: str = "") -> Profile:
     )
     lines = tuple(
         Line(
-            str(row.get("name")),
+            reader.text(row, "name", ""),
             reader.whole(row, "ranks", "collective"),
             reader.number(row, "latency", "collective", least=0.0),
             reader.number(row, "seconds_per_byte", "collective"),
@@ -186,7 +185,7 @@ def read_profile(text: str, where: str = "") -> Profile:
         raise ProfileError("a profile has at least one [[level]] of links", where)
     cache = reader.number(device, "cache", "device", 0.0, least=0.0)
     return Profile(
-        name=str(data.get("name", where)),
+        name=reader.text(data, "name", where),
         devices=reader.whole(data, "devices", ""),
         memory=reader.number(device, "memory", "device"),
         bandwidth=reader.number(device, "bandwidth", "device"),
@@ -275,25 +274,37 @@ class _Reader:
     def points(self, row: Mapping[str, Any]) -> tuple[tuple[float, float], ...]:
         found = row.get("points", [])
         numbers = isinstance(found, list) and all(
-            isinstance(p, list) and len(p) == 2 and all(isinstance(n, (int, float)) and n > 0 for n in p) for p in found
+            isinstance(p, list) and len(p) == 2 and all(is_finite(n) and SMALLEST <= n <= LARGEST for n in p)
+            for p in found
         )
         if not numbers or sorted(p[0] for p in found) != [p[0] for p in found]:
-            raise ProfileError(f"expected points [[bytes, seconds], …], in order, found {found!r}", self.where)
+            raise ProfileError(f"expected points [[bytes, seconds], …], in order, found {shown(found)}", self.where)
         return tuple((float(size), float(seconds)) for size, seconds in found)
+
+    def text(self, data: Mapping[str, Any], key: str, default: str) -> str:
+        found = data.get(key, default)
+        if not isinstance(found, str):
+            raise ProfileError(f"expected text {key!r}, found {shown(found)}", self.where)
+        return found
 
     def whole(self, data: Mapping[str, Any], key: str, inside: str) -> int:
         found = self.number(data, key, inside)
-        if not found.is_integer():
-            raise ProfileError(f"expected a whole number {key!r} in [{inside}], found {found!r}", self.where)
+        if not found.is_integer() or found > MOST_DEVICES:
+            raise ProfileError(
+                f"expected a whole number {key!r} in [{inside}] of at most {MOST_DEVICES:,}, found {found!r}",
+                self.where,
+            )
         return int(found)
 
     def number(
         self, data: Mapping[str, Any], key: str, inside: str, default: float | None = None, least: float | None = None
     ) -> float:
-        """A number above 0, or one of at least `least`; `default` where there is none."""
+        """A finite number above 0, or one of at least `least`; `default` where there is none, or where it is named."""
         found = data.get(key, default)
-        right = isinstance(found, (int, float)) and not isinstance(found, bool)
+        right = is_finite(found) and (not found or SMALLEST <= abs(found) <= LARGEST)
+        right = right or (default is not None and found == default)
         if not right or not (found > 0 if least is None else found >= least):
             wanted = "a positive number" if least is None else f"a number of at least {least:g}"
-            raise ProfileError(f"expected {wanted} {key!r} in [{inside}], found {found!r}", self.where)
+            wanted += f" (between {SMALLEST:g} and {LARGEST:g})" * (is_finite(found) and not right)
+            raise ProfileError(f"expected {wanted} {key!r} in [{inside}], found {shown(found)}", self.where)
         return float(found)

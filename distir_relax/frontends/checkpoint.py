@@ -6,12 +6,14 @@ They are read when a bundle is written or a plan first runs, one at a time.
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from distir_relax.errors import ImportModelError
 from distir_relax.frontends.imported import Imported
+from distir_relax.reading import check_regular
 
 if TYPE_CHECKING:
     import torch
@@ -75,7 +77,10 @@ class _Checkpointed(Mapping[str, "torch.Tensor"]):
 
 def _tensors_in(path: Path) -> dict[str, tuple[Path, tuple[int, ...]]]:
     """The file and the shape of each tensor of a checkpoint."""
-    files = sorted(path.glob("*.safetensors")) if path.is_dir() else [path]
+    try:
+        files = sorted(path.glob("*.safetensors")) if path.is_dir() else [path]
+    except OSError as error:
+        raise ImportModelError(f"cannot be read: {error.strerror}", str(path)) from None
     if not files:
         raise ImportModelError("expected safetensors files in the checkpoint's folder, found none", str(path))
     held: dict[str, tuple[Path, tuple[int, ...]]] = {}
@@ -86,13 +91,15 @@ def _tensors_in(path: Path) -> dict[str, tuple[Path, tuple[int, ...]]]:
     return held
 
 
-def _opened(path: Path) -> Any:
+@contextmanager
+def _opened(path: Path) -> Iterator[Any]:
+    """The file, open; what it raises while it is used is an `ImportModelError` too."""
     from safetensors import SafetensorError, safe_open
 
+    check_regular(path, ImportModelError, "there is no such checkpoint")
+    open_untyped: Any = safe_open
     try:
-        opened: Any = safe_open(str(path), framework="pt")
-    except FileNotFoundError:
-        raise ImportModelError("there is no such checkpoint", str(path)) from None
+        with open_untyped(str(path), framework="pt") as opened:
+            yield opened
     except (SafetensorError, OSError) as error:
         raise ImportModelError(f"not a safetensors file: {error}", str(path)) from None
-    return opened

@@ -7,9 +7,10 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import MISSING, asdict, dataclass, fields
 
 from distir_relax.errors import ParseError
+from distir_relax.reading import Fields, parse_json, shown
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,9 +74,24 @@ def print_records(records: Sequence[Record]) -> str:
 
 
 def parse_records(text: str, where: str = "") -> tuple[Record, ...]:
-    """The inverse of `print_records`. Raises `ParseError` for other texts."""
-    try:
-        rows = json.loads(text)
-        return tuple(_KINDS[row.pop("record")](**row) for row in rows)
-    except (ValueError, TypeError, KeyError, AttributeError) as wrong:
-        raise ParseError(f"not a list of records: {wrong}", where) from None
+    """The inverse of `print_records`. Raises `ParseError` for other texts, with the record."""
+    rows = parse_json(text, ParseError, where)
+    if not isinstance(rows, list):
+        raise ParseError(f"expected a list of records, found {shown(rows)}", where)
+    return tuple(_record(Fields.of(row, ParseError, where, f"[{i}]")) for i, row in enumerate(rows))
+
+
+def _record(row: Fields) -> Record:
+    name = row.text("record")
+    if name not in _KINDS:
+        raise row.refuse(f"one of {', '.join(_KINDS)}", "record", name)
+    kind = _KINDS[name]
+    known = {item.name: item for item in fields(kind)}
+    if unknown := sorted(row.table.keys() - known.keys() - {"record"}):
+        raise row.refuse(f"a field of a {name}", unknown[0], row.table[unknown[0]])
+    given = {
+        key: row.whole(key) if item.type == "int" else row.text(key)
+        for key, item in known.items()
+        if key in row or item.default is MISSING
+    }
+    return kind(**given)  # type: ignore[arg-type]

@@ -13,7 +13,8 @@ from typing import TYPE_CHECKING, Any
 
 from distir_relax.bundle import Bundle, read_bundle
 from distir_relax.errors import DistIRError, RunError
-from distir_relax.runtime.inputs import atomic_file, check_inputs, check_writable, read_npz, write_npz
+from distir_relax.runtime.inputs import atomic_file, check_inputs, check_writable, write_npz
+from distir_relax.runtime.npz import read_npz
 from distir_relax.runtime.progress import Traffic
 from distir_relax.runtime.report import RunReport, make_report
 from distir_relax.runtime.session import RankSession, Session, keep_memory, limit_threads

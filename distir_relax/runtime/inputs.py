@@ -1,21 +1,19 @@
-"""A run's inputs and outputs: checked, sliced for a rank, read from and written to `.npz` files."""
+"""A run's inputs and outputs: checked, sliced for a rank, and written to `.npz` files."""
 
 from __future__ import annotations
 
 import difflib
 import os
 import tempfile
-import zipfile
 from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from distir_relax.bundle import Manifest, Tensor, local_intervals
 from distir_relax.errors import RunError
 from distir_relax.runtime.arrays import as_torch, dtype_name, torch_dtype
 
 if TYPE_CHECKING:
-    import numpy as np
     import torch
 
     from distir_relax.runtime.arrays import Array
@@ -55,21 +53,6 @@ def local_inputs(manifest: Manifest, inputs: Mapping[str, Array], rank: int, dev
     """What `rank` holds of the inputs, contiguous, on `device`, in the manifest's order."""
     held = [tensor for tensor in manifest.inputs if tensor.is_on(rank)]
     return [_local(tensor, manifest, inputs[tensor.name], rank).to(device) for tensor in held]
-
-
-def read_npz(path: str | Path) -> dict[str, np.ndarray[Any, Any]]:
-    """The named arrays of an `.npz` file. Raises RunError when it is missing or not one; never unpickles."""
-    import numpy as np
-
-    if not Path(path).is_file():
-        raise RunError("there is no such input file", str(path), _HOW)
-    if not zipfile.is_zipfile(path):
-        raise RunError("not an .npz file, or a truncated one", str(path), _HOW)
-    try:
-        with np.load(path, allow_pickle=False) as file:
-            return {name: file[name] for name in file.files}
-    except (OSError, ValueError, EOFError, zipfile.BadZipFile, KeyError) as wrong:
-        raise RunError(f"not a readable .npz file: {wrong}", str(path), _HOW) from None
 
 
 def check_writable(path: str | Path) -> None:
@@ -139,9 +122,6 @@ def _other_shape(tensor: Tensor, value: Array) -> str:
     if len(shape) != len(tensor.shape):
         return f"give an array of {len(tensor.shape)} dims, or compile the model again with an example of {shape}"
     return f"pad or cut it to {tensor.shape}, or compile the model again with an example of {shape}"
-
-
-_HOW = "write one with numpy.savez('x.npz', name=array, ...)"
 
 
 def _local(tensor: Tensor, manifest: Manifest, value: Array, rank: int) -> torch.Tensor:

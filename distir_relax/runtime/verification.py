@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
-from distir_relax.bundle import STAGE_FILES, Bundle
+from collections.abc import Mapping
+
+from distir_relax.bundle import STAGE_FILES, Bundle, Manifest, local_shape
 from distir_relax.errors import BundleError, DistIRError
+from distir_relax.ir import Module, TensorType
 
 
 def verify_programs(bundle: Bundle) -> None:
     """Raise BundleError unless the ranks' programs fit each other, as `ir.verify` says, and are those of the text.
+
+    They take and give what the manifest says that the ranks hold.
 
     Each torch program is compared with what is written for the text of the ranked stage, so that nothing can run that
     was not verified. A bundle made by hand, without that text, is taken as it is.
@@ -24,6 +29,7 @@ def verify_programs(bundle: Bundle) -> None:
         verify(ranked, check)
     except DistIRError as wrong:
         raise BundleError(f"the programs of the ranks do not fit each other: {wrong}", where) from None
+    _check_manifest(bundle.manifest, ranked, str(bundle.path or bundle.manifest.name))
     # A bundle for another backend has no torch programs: nothing is written only to be compared with nothing.
     given = {program.name: program.torch for program in bundle.manifest.programs if program.torch is not None}
     if not given:
@@ -37,4 +43,44 @@ def verify_programs(bundle: Bundle) -> None:
                 f"the program {path} is not what {file} says",
                 str(bundle.path or bundle.manifest.name),
                 "compile the model again; programs are for reading, not for editing",
+            )
+
+
+def _check_manifest(manifest: Manifest, ranked: Module, where: str) -> None:
+    """Raise BundleError unless the programs take and give what the manifest says that each rank holds."""
+    if len(ranked.ranks) != manifest.mesh.size or ranked.meshes[:1] != (manifest.mesh,):
+        raise BundleError(f"the manifest is for {manifest.mesh}, its programs are not", where)
+    compared = set()
+    for rank, name in enumerate(ranked.ranks):
+        inputs, weights, outputs = (
+            tuple((t.name, TensorType(local_shape(t, manifest.mesh, rank), t.dtype)) for t in tensors if t.is_on(rank))
+            for tensors in (manifest.inputs, manifest.weights, manifest.outputs)
+        )
+        if (name, inputs, weights, outputs) in compared:
+            continue
+        compared.add((name, inputs, weights, outputs))
+        if manifest.program_of(rank).name != name:
+            raise BundleError(
+                f"the manifest has rank {rank} run {manifest.program_of(rank).name!r}, not {name!r}", where
+            )
+        function = ranked.function(name)
+        for role, held in (("input", inputs), ("weight", weights)):
+            taken = {i.value.name: i.value.tensor for i in function.inputs if (i.role == "input") == (role == "input")}
+            _compare(role, "takes", taken, dict(held), rank, where)
+        _compare("output", "gives", {o.name: o.value.tensor for o in function.outputs}, dict(outputs), rank, where)
+
+
+def _compare(
+    role: str, does: str, program: Mapping[str, TensorType], held: Mapping[str, TensorType], rank: int, where: str
+) -> None:
+    if list(program) != list(held):
+        names = ", ".join(program) or "nothing"
+        raise BundleError(
+            f"the manifest has the {role}s {', '.join(held) or 'none'}, rank {rank} {does} {names}", where
+        )
+    for name, kind in program.items():
+        if held[name] != kind:
+            raise BundleError(
+                f"the manifest does not fit the programs: rank {rank} {does} {kind}, the manifest has {held[name]}",
+                f"{where} ({role} {name!r})",
             )

@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import json
+import os
+import stat
+import threading
 from pathlib import Path
 
 import pytest
@@ -131,9 +134,47 @@ def test_nothing_is_left_when_writing_fails(tmp_path: Path) -> None:
     with pytest.raises(BundleError, match=r"scalar: the manifest says float32 \(\)"):
         write_bundle(wrong, tmp_path / "m.dist")
     outside = Bundle(made.manifest, {**made.programs, "../escape.py": ""}, made.weights)
-    with pytest.raises(BundleError, match="outside"):
+    with pytest.raises(BundleError, match="expected the path of a file inside the folder"):
         write_bundle(outside, tmp_path / "m.dist")
     assert list(tmp_path.iterdir()) == []
+
+
+def test_all_files_have_the_modes_of_new_ones(tmp_path: Path) -> None:
+    before = os.umask(0o027)
+    try:
+        path = write_bundle(bundle(), tmp_path / "m.dist")
+    finally:
+        os.umask(before)
+    modes = {item.name: stat.S_IMODE(item.stat().st_mode) for item in [path, *path.rglob("*")]}
+    assert modes == {name: 0o750 if name in ("m.dist", "programs") else 0o640 for name in modes}
+    assert "weights.safetensors" in modes
+
+
+@pytest.mark.parametrize("overwrite", [True, False])
+def test_several_that_save_to_one_place(tmp_path: Path, overwrite: bool) -> None:
+    target = tmp_path / "m.dist"
+    made = bundle()
+    ends: list[Path | BundleError] = []
+
+    def save() -> None:
+        for _ in range(4):
+            try:
+                ends.append(write_bundle(made, target, overwrite))
+            except BundleError as error:
+                ends.append(error)
+            read_bundle(target) if not overwrite else None
+
+    threads = [threading.Thread(target=save) for _ in range(6)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(60)
+    failed = [end for end in ends if isinstance(end, BundleError)]
+    assert len(ends) == 24, "a saver died"
+    assert len(failed) == (0 if overwrite else 23), failed
+    assert all("a bundle of this name exists" in str(error) for error in failed)
+    assert read_bundle(target).texts == made.texts
+    assert [item.name for item in tmp_path.iterdir()] == ["m.dist"], "temporary folders remain"
 
 
 def test_reading_what_is_no_bundle(tmp_path: Path) -> None:
