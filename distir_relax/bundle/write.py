@@ -86,9 +86,14 @@ def _is_bundle(target: Path) -> bool | None:
     try:
         return stat.S_ISREG(os.stat(MANIFEST_FILE, dir_fd=folder).st_mode)
     except OSError:
-        return False
+        # It may have stepped aside and be going.
+        held = os.fstat(folder)
     finally:
         os.close(folder)
+    try:
+        return False if os.path.samestat(held, os.stat(target)) else _is_bundle(target)
+    except OSError:
+        return _is_bundle(target)
 
 
 def _fill(bundle: Bundle, folder: Path) -> None:
@@ -118,8 +123,9 @@ def _replace(made: Path, target: Path, overwrite: bool) -> None:
     for attempt in range(_MOST_ATTEMPTS):
         _check_target(target, overwrite)
         old = made.parent / f"old{attempt}"
-        with contextlib.suppress(FileNotFoundError):
-            target.rename(old)
+        if overwrite:
+            with contextlib.suppress(FileNotFoundError):
+                target.rename(old)
         try:
             made.rename(target)
             return

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import time
 from dataclasses import replace
 
 import pytest
@@ -126,3 +127,14 @@ def test_json_of_another_version_or_kind() -> None:
         Manifest.from_json({**plain, "ranks": ["0", 1, 0]})
     with pytest.raises(BundleError, match="expected a list for 'inputs', found 3"):
         Manifest.from_json({**plain, "inputs": 3})
+
+
+def test_twenty_thousand_outputs_are_checked_at_once() -> None:
+    """Looking each name up among all others takes 6 s."""
+    outputs = tuple(Tensor(f"output {i}", "float32", (4,)) for i in range(20_000))
+    start = time.perf_counter()
+    many = replace(manifest(), outputs=outputs)
+    assert len(many.outputs) == 20_000
+    assert time.perf_counter() - start < 2
+    with pytest.raises(BundleError, match="given twice: output 7"):
+        replace(manifest(), outputs=(*outputs, outputs[7]))
