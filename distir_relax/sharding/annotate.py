@@ -42,6 +42,11 @@ def annotate_sharding(x: torch.Tensor, mesh: DeviceMesh | int | Sequence[int], p
     return marked
 
 
+def is_mark(target: Any) -> bool:
+    """Whether what a node of an exported graph calls is the op that stands for `annotate_sharding`."""
+    return str(target) == "distir.annotate_sharding.default"
+
+
 @cache
 def custom_op() -> Any:
     """The op that stands for `annotate_sharding` in an exported graph: ``distir::annotate_sharding``.

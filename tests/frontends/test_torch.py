@@ -117,10 +117,10 @@ def test_a_call_unlike_the_example_is_refused() -> None:
     with pytest.raises(RunError, match="'flag' was True when the model was compiled, found False"):
         imported.flatten((torch.ones(2, 4), pair), {"flag": False})
     with pytest.raises(RunError, match=r"'scale.by' was not given"):
-        imported.flatten((torch.ones(2, 4), pair), {"scale": {"by": torch.ones(4)}})
+        imported.flatten((torch.ones(2, 4), pair), {"flag": True, "scale": {"by": torch.ones(4)}})
     with pytest.raises(RunError, match="do not fit the model's forward: missing a required argument: 'pair'"):
         imported.flatten((torch.ones(2, 4),), {})
-    by_name = imported.flatten((), {"pair": pair, "input": torch.ones(2, 4), "scale": None})
+    by_name = imported.flatten((), {"pair": pair, "input": torch.ones(2, 4), "scale": None, "flag": True})
     assert list(by_name) == ["input", "pair_0"]
 
 

@@ -7,12 +7,12 @@ not even a choice between nearly equal values differs where it is right.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from distir_relax.errors import ImportModelError
 from distir_relax.frontends.location import frames_of
+from distir_relax.frontends.torch.attributes import Attributes, depends_on, kept
 
 if TYPE_CHECKING:
     import torch
@@ -27,7 +27,9 @@ _Call = tuple[str, int]
 def check_import(
     model: torch.nn.Module, args: Sequence[Any], kwargs: Mapping[str, Any], program: ExportedProgram
 ) -> None:
-    """Run `model` and `program` on the example call; the model's buffers are left as they were.
+    """Run `model` and `program` on the example call, and compare results, buffers, and arguments that are written to.
+
+    The model is left as it was.
 
     Raises `ImportModelError`, with the first module whose result the program does not have, where they differ by more
     than rounding. On the meta device there is nothing to compare.
@@ -38,9 +40,8 @@ def check_import(
     given = [leaf for leaf in tree_leaves((list(args), dict(kwargs))) if isinstance(leaf, torch.Tensor)]
     if any(t.is_meta for t in (*given, *model.parameters(), *model.buffers())):
         return
-    expected, found = (_call(model, run, args, kwargs) for run in (model, program.module()))
-    pairs = zip(tree_leaves(expected), tree_leaves(found), strict=True)
-    apart = [_difference(a, b) for a, b in pairs if isinstance(a, torch.Tensor)]
+    expected, found = _call(model, model, args, kwargs), _call(model, program.module(), args, kwargs)
+    apart = [_difference(a, b) for a, b in zip(expected, found, strict=True)]
     worst = max(apart, key=lambda found: found[0], default=(0.0, 0.0))
     if worst[0] <= 1:
         return
@@ -52,11 +53,30 @@ def check_import(
     )
 
 
-def _call(model: torch.nn.Module, run: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
-    import torch
+def _call(model: torch.nn.Module, run: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> list[torch.Tensor]:
+    """What a call of `run`, the model or its program, gives, and what the arguments and the model's buffers are then.
 
-    with torch.no_grad(), _as_it_was(model):
-        return _copied(run(*_copied(tuple(args)), **_copied(dict(kwargs))))
+    Raises `ImportModelError` where another call would give something else.
+    """
+    import torch
+    from torch.utils._pytree import tree_leaves
+
+    def tensors(item: Any) -> list[torch.Tensor]:
+        return [x.detach().clone() for x in tree_leaves(item) if isinstance(x, torch.Tensor)]
+
+    with torch.no_grad(), kept(model):
+        before = Attributes(model)
+        given = _copied((tuple(args), dict(kwargs)))
+        results = tensors(run(*given[0], **given[1]))
+        buffers = dict(run.named_buffers())
+        state = [buffers.get(name, buffer) for name, buffer in model.named_buffers()]
+        after = tensors((given, state))
+        if run is model and (added := before.added()):
+            before.restore_data()
+            again = tensors(run(*_copied(tuple(args)), **_copied(dict(kwargs))))
+            if len(again) != len(results) or any(_difference(a, b)[0] > 1 for a, b in zip(results, again, strict=True)):
+                raise depends_on(added)
+        return results + after
 
 
 def _difference(a: torch.Tensor, b: torch.Tensor) -> tuple[float, float]:
@@ -117,7 +137,7 @@ def _values_in_modules(
     given = iter(tree_leaves(_copied((tuple(args), dict(kwargs)))))
     specs = program.graph_signature.input_specs
     inputs = [next(given) if s.kind is InputKind.USER_INPUT else tensors[str(s.target)] for s in specs]
-    with torch.no_grad(), _as_it_was(model):
+    with torch.no_grad(), kept(model):
         Watching(program.graph_module).run(*inputs)
     return inside
 
@@ -141,24 +161,12 @@ def _results_of_modules(
 
     hooks = [m.register_forward_hook(remember(path)) for path, m in model.named_modules() if path]
     try:
-        with torch.no_grad(), _as_it_was(model):
+        with torch.no_grad(), kept(model):
             model(*_copied(list(args)), **_copied(dict(kwargs)))
     finally:
         for hook in hooks:
             hook.remove()
     return found
-
-
-@contextmanager
-def _as_it_was(model: torch.nn.Module) -> Iterator[None]:
-    """Afterwards, the model's buffers hold what they did before."""
-    before = [(buffer, buffer.clone()) for buffer in model.buffers()]
-    try:
-        yield
-    finally:
-        for buffer, data in before:
-            if buffer.shape == data.shape:
-                buffer.copy_(data)
 
 
 def _copied(item: Any) -> Any:

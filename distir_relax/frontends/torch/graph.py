@@ -18,6 +18,7 @@ from distir_relax.frontends.torch.functional import is_in_place
 from distir_relax.ir import TensorType, Value, place
 from distir_relax.layout import DTYPES, DeviceMesh
 from distir_relax.ops import DATA_DEPENDENT, DATA_DEPENDENT_HINT, Builder, Complex, aten_of
+from distir_relax.sharding.annotate import is_mark
 
 if TYPE_CHECKING:
     import torch
@@ -41,7 +42,7 @@ class _Unknown:
 
 
 class GraphImporter:
-    """Converts one graph, with the submodules that its higher-order ops call.
+    """Converts one graph that calls no other.
 
     Every placeholder is first given by `declare` or `bind`; then `run` gives the graph's results. `builder` holds the
     ops, `tensors` the data of parameters and constants by value name, `meshes` the mesh of the annotations, `scopes`
@@ -133,9 +134,7 @@ class GraphImporter:
             return None
         if name == "sym_size.int" and isinstance(args[0], Value):
             return args[0].tensor.shape[args[1]]
-        if name in ("wrap_with_set_grad_enabled", "wrap_with_autocast"):
-            return self._inline(name, args)
-        if name == "distir.annotate_sharding.default":
+        if is_mark(target):
             return self._annotate(*args)
         leaves = _leaves((args, kwargs))
         if name in _NUMBERS and isinstance(args[0], Value):
@@ -148,26 +147,10 @@ class GraphImporter:
                 self.builder.location, DATA_DEPENDENT_HINT,
             )  # fmt: skip
         constant = not any(isinstance(x, (Value, Complex)) for x in leaves)
-        if constant:
-            return self._fold(target, args, kwargs)
-        result = self._convert(node, name, args, kwargs)
+        result = self._fold(target, args, kwargs) if constant else self._convert(node, name, args, kwargs)
         if is_in_place(target):
             self._bound[node.args[0]] = result  # type: ignore[index]
         return result
-
-    def _inline(self, name: str, args: Sequence[Any]) -> Any:
-        count = 1 if name == "wrap_with_set_grad_enabled" else 4
-        if name == "wrap_with_autocast" and args[2]:
-            raise UnsupportedOpError(
-                f"the model runs under autocast to {args[1]}",
-                self.builder.location,
-                "cast the model itself: model.to(dtype)",
-            )
-        module = args[count]
-        placeholders = [n for n in module.graph.nodes if n.op == "placeholder"]
-        for node, result in zip(placeholders, args[count + 1 :], strict=True):
-            self._bound[node] = result
-        return self.run(module)
 
     def _annotate(self, x: Any, shape: Sequence[int], axes: Sequence[str], placements: str, line: str) -> Value:
         location = place(self._module, line)
@@ -193,6 +176,9 @@ class GraphImporter:
                 self.builder.location,
                 "draw them outside and pass them in as an input",
             )
+        if is_in_place(target):
+            # What was read of a constant before it is changed stays as it was.
+            args = (args[0].clone(), *args[1:])
         with torch.no_grad():
             return target(*args, **kwargs)
 

@@ -7,9 +7,12 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from distir_relax.errors import DistIRError, ImportModelError
-from distir_relax.frontends.imported import Imported, live
+from distir_relax.frontends.imported import Flatten, Imported, live
 from distir_relax.frontends.location import location_of_error
+from distir_relax.frontends.torch.attributes import kept, refusing_replaced
 from distir_relax.frontends.torch.comparison import check_import
+from distir_relax.frontends.torch.distinct import check_distinct, distinct
+from distir_relax.frontends.torch.flat import flatten
 from distir_relax.frontends.torch.functional import changed_buffers, functional
 from distir_relax.frontends.torch.graph import GraphImporter, is_complex
 from distir_relax.frontends.torch.hollow import exportable
@@ -39,7 +42,9 @@ def import_torch(
     kwargs = dict(example_kwargs or {})
     _refuse_active_dropout(model)
     signature = _call_signature(model, example_inputs, kwargs)
-    program = functional(_export(model, tuple(example_inputs), kwargs))
+    exported = _export(model, *distinct(model, tuple(example_inputs), kwargs))
+    flatten(exported)
+    program = functional(exported)
     _refuse_changed_parameters(program)
     importer = GraphImporter()
     names = _declare_inputs(importer, program, model, signature)
@@ -98,9 +103,9 @@ def _export(model: torch.nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any
 
     try:
         with warnings.catch_warnings():
-            # A recurrent layer collects its parameters anew in each call, which changes nothing.
-            warnings.filterwarnings("ignore", r"The tensor attributes? \S*_flat_weights")
-            with exportable(model, (args, kwargs)):
+            # What becomes of attributes is looked at here.
+            warnings.filterwarnings("ignore", r"The tensor attributes? .* assigned during export")
+            with kept(model), exportable(model, (args, kwargs)), refusing_replaced(model):
                 return torch.export.export(model, args, kwargs, strict=False)
     except DistIRError:
         raise
@@ -210,12 +215,23 @@ def _finish(
         module=Module("global", (main,), importer.meshes),
         tensors={name: tensor for name, tensor in importer.tensors.items() if name in kept},
         names={name: value for name, value in names.items() if name in used},
-        flatten=signature.flatten,
+        flatten=_flatten(signature, written),
         rebuild=ResultStructure(program.call_spec.out_spec, fixed).rebuild,
         scopes=importer.scopes,
         written=written,
         unused=frozenset(name for name, _ in model.named_parameters(remove_duplicate=False)) - used,
     )
+
+
+def _flatten(signature: CallSignature, written: Mapping[str, str]) -> Flatten:
+    """What gives a call's tensors by input name, where the model writes to the inputs that `written` leads to."""
+
+    def flatten(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> dict[str, torch.Tensor]:
+        tensors = signature.flatten(args, kwargs)
+        check_distinct(tensors, written.values())
+        return tensors
+
+    return flatten
 
 
 def _changes(

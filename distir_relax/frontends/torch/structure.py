@@ -27,18 +27,19 @@ class CallSignature:
     def __init__(self, forward: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any]) -> None:
         self._signature = inspect.signature(forward)
         self.leaves = self._named_leaves(args, kwargs)
+        self._defaults = self._default_leaves(args, kwargs)
 
     def flatten(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> dict[str, torch.Tensor]:
         """The tensors of a call by input name.
 
         Arguments may be given by position or by name, and arrays of numpy for tensors. Raises `RunError` for a missing
         or surplus argument, and for an argument that is no tensor and differs from the example, whose value the program
-        has built in.
+        has built in; one that is left out has its default.
         """
         import torch
 
         try:
-            given = self._named_leaves(args, kwargs)
+            given = {**self._default_leaves(args, kwargs), **self._named_leaves(args, kwargs)}
         except TypeError as error:
             raise RunError(f"these arguments do not fit the model's forward: {error}") from None
         tensors: dict[str, torch.Tensor] = {}
@@ -51,16 +52,17 @@ class CallSignature:
                         hint=f"the model was compiled with {', '.join(self.leaves)}",
                     )
                 tensors[name] = as_tensor(given[name])
-            elif name in given and not _equal(given[name], example):
+            elif name not in given or not _equal(given[name], example):
+                found = repr(given[name]) if name in given else "none"
                 raise RunError(
-                    f"the argument {name!r} was {example!r} when the model was compiled, found {given[name]!r}",
+                    f"the argument {name!r} was {example!r} when the model was compiled, found {found}",
                     hint="compile the model again with this argument in the example",
                 )
         for name in given.keys() - self.leaves.keys():
-            parameter = self._signature.parameters.get(name)
-            if parameter is None or not _equal(given[name], parameter.default):
+            if name not in self._defaults or not _equal(given[name], self._defaults[name]):
+                default = f", and was {self._defaults[name]!r} by default" if name in self._defaults else ""
                 raise RunError(
-                    f"the argument {name!r} was not given when the model was compiled",
+                    f"the argument {name!r} was not given when the model was compiled{default}; found {given[name]!r}",
                     hint="compile the model again with this argument in the example",
                 )
         return tensors
@@ -76,9 +78,11 @@ class CallSignature:
         return names[:count]
 
     def _named_leaves(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> dict[str, Any]:
+        return self._leaves_of(self._signature.bind(*args, **kwargs).arguments)
+
+    def _leaves_of(self, bound: Mapping[str, Any]) -> dict[str, Any]:
         from torch.utils._pytree import tree_flatten
 
-        bound = self._signature.bind(*args, **kwargs).arguments
         leaves: dict[str, Any] = {}
         for name, value in bound.items():
             variadic = self._signature.parameters[name].kind is inspect.Parameter.VAR_KEYWORD
@@ -86,6 +90,12 @@ class CallSignature:
                 flat, spec = tree_flatten(item)
                 leaves.update(zip(leaf_names(spec, key), flat, strict=True))
         return leaves
+
+    def _default_leaves(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> dict[str, Any]:
+        """The leaves of the arguments that a call leaves out, and that have a value all the same."""
+        bound = self._signature.bind(*args, **kwargs).arguments
+        left_out = [p for p in self._signature.parameters.values() if p.name not in bound]
+        return self._leaves_of({p.name: p.default for p in left_out if p.default is not p.empty})
 
 
 class ResultStructure:
@@ -127,4 +137,9 @@ def leaf_names(spec: Any, name: str, root: bool = False) -> list[str]:
 
 
 def _equal(a: Any, b: Any) -> bool:
-    return type(a) is type(b) and bool(a == b)
+    """Whether two arguments that are no tensors are one and the same; a NaN is."""
+    import torch
+
+    if type(a) is not type(b) or isinstance(a, torch.Tensor):
+        return a is b
+    return a is b or bool(a == b) or (isinstance(a, float) and a != a and b != b)

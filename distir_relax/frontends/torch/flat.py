@@ -1,0 +1,70 @@
+"""Exported programs as one graph: what runs with gradients or autocast off stands in graphs of its own in torch's."""
+
+from __future__ import annotations
+
+import operator
+from typing import TYPE_CHECKING, Any
+
+from distir_relax.errors import UnsupportedOpError
+from distir_relax.frontends.location import location_in_stack, module_of
+from distir_relax.ir import place
+
+if TYPE_CHECKING:
+    from torch.export import ExportedProgram
+    from torch.fx import Graph, GraphModule, Node
+
+# How many arguments such a call has before the graph that it calls.
+_CALLS = {"wrap_with_set_grad_enabled": 1, "wrap_with_autocast": 4}
+
+
+def flatten(program: ExportedProgram) -> None:
+    """Write the graphs that `program` calls out into its own, which is changed.
+
+    A write is then seen wherever the memory is used. Raises `UnsupportedOpError` for a part that runs under autocast.
+    """
+    if not _flatten(program.graph_module):
+        return
+    program.graph_module.recompile()
+    # The signature names the nodes that are the program's outputs.
+    results: Any = program.graph.output_node().args[0]
+    for spec, node in zip(program.graph_signature.output_specs, results, strict=True):
+        if hasattr(node, "name") and hasattr(spec.arg, "name"):
+            spec.arg.name = node.name
+
+
+def _flatten(module: GraphModule) -> bool:
+    """Whether `module` called any graph."""
+    calls = [node for node in module.graph.nodes if getattr(node.target, "__name__", "") in _CALLS]
+    for node in calls:
+        _write_out(module.graph, node)
+    return bool(calls)
+
+
+def _write_out(graph: Graph, call: Node) -> None:
+    name = call.target.__name__  # type: ignore[union-attr]
+    count = _CALLS[name]
+    where: Any = call.args[count]
+    if name == "wrap_with_autocast" and call.args[2]:
+        raise UnsupportedOpError(
+            f"the model runs under autocast to {call.args[1]}",
+            place(module_of(call), location_in_stack(call.meta.get("stack_trace"))),
+            "cast the model itself: model.to(dtype)",
+        )
+    called = operator.attrgetter(where.target)(graph.owning_module)
+    _flatten(called)
+    inputs = [node for node in called.graph.nodes if node.op == "placeholder"]
+    values: dict[Node, Any] = dict(zip(inputs, call.args[count + 1 :], strict=True))
+    with graph.inserting_before(call):
+        results = graph.graph_copy(called.graph, values)
+    for node in called.graph.nodes:
+        if node.op == "get_attr" and node in values:
+            values[node].target = f"{where.target}.{node.target}"
+    if isinstance(results, (tuple, list)):
+        for user in list(call.users):
+            user.replace_all_uses_with(results[user.args[1]])  # type: ignore[index]
+            graph.erase_node(user)
+    else:
+        call.replace_all_uses_with(results)  # type: ignore[arg-type]
+    graph.erase_node(call)
+    if not where.users:
+        graph.erase_node(where)
