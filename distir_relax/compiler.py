@@ -31,7 +31,7 @@ from distir_relax.pipeline import (
     run_passes,
     verifies_by_default,
 )
-from distir_relax.sharding import remarks
+from distir_relax.sharding import hazards_in, remarks
 
 if TYPE_CHECKING:
     import torch
@@ -220,7 +220,8 @@ def compile(
     imported = _import(model, example_inputs, example_kwargs, input_shapes, params, check_import, checkpoint)
     target = _target(given, shardings, imported.module)
     scopes, layout = imported.scopes if outline else None, target if shardings else given
-    chosen = compile_passes(layout, tail, shardings, imported.names, scopes, imported.unused, imported.places)
+    hazards = hazards_in(imported.module, imported.tensors)
+    chosen = compile_passes(layout, tail, shardings, imported.names, scopes, imported.unused, imported.places, hazards)
     if passes is not None:
         chosen = tuple(passes(chosen))
     looking: list[Observer] = [stages := Stages(), *observers]

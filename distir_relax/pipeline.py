@@ -23,7 +23,7 @@ from distir_relax.ir import Inline, Module, Pass, name_of, print_module, print_p
 from distir_relax.layout import DeviceMesh
 from distir_relax.lowering import FuseLocal, Project, ToDistIR, ToPlaces
 from distir_relax.ops import check
-from distir_relax.sharding import ApplyShardings, DelayReductions, Propagate, remarks
+from distir_relax.sharding import ApplyShardings, DelayReductions, Hazards, Propagate, remarks
 
 RANK_PASSES: tuple[Pass, ...] = (Inline(), Project(), FuseLocal())
 AS_RANKS_RUN: tuple[Pass, ...] = (FuseLocal(),)
@@ -37,20 +37,21 @@ def compile_passes(
     scopes: Mapping[str, tuple[Frame, ...]] | None = None,
     unused: frozenset[str] = frozenset(),
     places: int = 1,
+    hazards: Hazards = Hazards(),  # noqa: B008 (it is frozen)
 ) -> tuple[Pass, ...]:
     """The passes of `compile`: from an imported model to a program for each distinct rank.
 
     `shardings` mark inputs and parameters by name, `names` leads from those names to values, `unused` are names that
     the program has no value for; `mesh` is needed for them, and takes the place of the model's own. `tail` is
     ``ragged`` or ``pad``. Where `scopes` says which module each value is made in, repeated blocks become functions.
-    Of a program of several `places`, the mesh is that of one.
+    Of a program of several `places`, the mesh is that of one. `hazards` is what is known of the program's constants.
     """
     passes: list[Pass] = [] if scopes is None else [Outline(scopes)]
     if shardings:
         assert mesh is not None, "shardings are for a mesh"
         passes.append(ApplyShardings(shardings, mesh, names or {}, unused))
     placed = (ToPlaces(places),) if places > 1 else ()
-    return (*passes, Propagate(mesh), DelayReductions(), ToDistIR(tail), *placed, Project(), FuseLocal())
+    return (*passes, Propagate(mesh), DelayReductions(hazards), ToDistIR(tail), *placed, Project(), FuseLocal())
 
 
 def as_ranks_run(module: Module) -> Module:

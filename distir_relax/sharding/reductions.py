@@ -10,39 +10,44 @@ What an ``I[sum]`` operand may pass through, along its mesh axis:
 op linear in the operand, others ``R``      passes (matmul, multiply, divide by R, reshape, sum, …)
 ``I + I``, concat, where: jointly linear    passes when all of them are ``I``
 ``I + R``, ``I * I``, relu, gelu, max, …    must be reduced first
+times infinity or NaN, by zero              must be reduced first where it is known
 ==========================================  =====================================
 """
 
 from __future__ import annotations
 
 from collections import Counter
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import ClassVar
 
 from distir_relax.ir import DTensorType, Function, Module, Op, Value, count_uses
 from distir_relax.layout import Partial, Replicate, print_placements
 from distir_relax.ops import Trait, lookup
+from distir_relax.sharding.hazards import Hazards, spread
 
 
 @dataclass(frozen=True, slots=True)
 class DelayReductions:
-    """The pass: sharded stage in and out."""
+    """The pass: sharded stage in and out. `hazards` is what is known of the entry function's constants."""
+
+    hazards: Hazards = field(default=Hazards(), repr=False)
 
     takes: ClassVar[tuple[str, ...]] = ("sharded",)
     gives: ClassVar[str] = "sharded"
 
     def run(self, module: Module) -> Module:
         """Move every reduction as late as is legal and no dearer. None leaves its function or enters another."""
-        return replace(module, functions=tuple(map(_delay, module.functions)))
+        known = spread(module, self.hazards)
+        return replace(module, functions=tuple(_delay(f, known.get(f.name, Hazards())) for f in module.functions))
 
 
-def _delay(function: Function) -> Function:
+def _delay(function: Function, hazards: Hazards) -> Function:
     uses = count_uses(function)
     ops: list[Op] = []
     reductions: dict[str, Op] = {}
     """The `redistribute` ops, by the value they define, that reduce along one or more axes."""
     for op in function.ops:
-        moved = None if _is_redistribution(op) else _move(op, reductions, uses)
+        moved = None if _is_redistribution(op) else _move(op, reductions, uses, hazards)
         if moved is None:
             ops.append(op)
             if _is_redistribution(op) and _reduced_axes(op):
@@ -54,13 +59,15 @@ def _delay(function: Function) -> Function:
     return replace(function, ops=tuple(ops))
 
 
-def _move(op: Op, reductions: dict[str, Op], uses: Counter[str]) -> tuple[list[Op], Op, Op] | None:
+def _move(op: Op, reductions: dict[str, Op], uses: Counter[str], hazards: Hazards) -> tuple[list[Op], Op, Op] | None:
     """The reductions that go, the op on pending operands, and the reduction behind it; or None."""
     if len(op.results) != 1:
         return None
     for group in lookup(op.name, op.location).linear_sets(len(op.operands), op.attrs):
         found = [reductions.get(op.operands[i].name) for i in sorted(group)]
         if any(r is None or uses[r.results[0].name] != 1 for r in found):
+            continue
+        if hazards.stop(op, group):
             continue
         gone = [r for r in found if r is not None]
         axes = _reduced_axes(gone[0])

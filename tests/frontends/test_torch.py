@@ -213,9 +213,30 @@ def test_an_op_without_an_entry_is_named_with_its_place() -> None:
     assert "CONTRIBUTING.md" in raised.value.hint
 
 
-def test_random_numbers_are_refused() -> None:
-    with pytest.raises(UnsupportedOpError, match="draws random numbers"):
-        import_torch(Call(lambda m, x: x + torch.rand(4)), (torch.ones(3, 4),))
+@pytest.mark.parametrize(
+    "draw",
+    [
+        lambda x: torch.rand(4),
+        lambda x: F.dropout(torch.ones(4), 0.5, training=True),
+        lambda x: F.dropout1d(torch.ones(3, 4), 0.5, training=True),
+        lambda x: F.scaled_dot_product_attention(*[torch.ones(1, 3, 4)] * 3, dropout_p=0.5)[0],
+        torch.rand_like,
+        lambda x: F.gumbel_softmax(x),
+        lambda x: F.rrelu(x, training=True),
+    ],
+)
+def test_random_numbers_are_refused(draw: Any) -> None:
+    with pytest.raises(UnsupportedOpError, match="draws random numbers") as raised:
+        import_torch(Call(lambda m, x: x + draw(x)), (torch.ones(3, 4),))
+    assert raised.value.where
+
+
+def test_dropout_of_constants_in_eval_mode_is_none() -> None:
+    def forward(m: Any, x: torch.Tensor) -> Any:
+        kept = F.dropout(torch.ones(3, 4), 0.5, training=False)
+        return x + kept + F.scaled_dot_product_attention(*[torch.ones(1, 3, 4)] * 3)[0]
+
+    agrees(forward)
 
 
 @pytest.mark.parametrize(

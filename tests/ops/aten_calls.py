@@ -88,6 +88,18 @@ CALLS: dict[str, list[Call]] = {
     "sub.Tensor": [call(X, Y, alpha=3)],
     "rsub.Scalar": [call(X, 1.0), call("i64[4]", 1, 2)],
     "addcmul.default": [call(X, Y, Y, value=2)],
+    "addbmm.default": [
+        call("f32[4,6]", "f32[3,4,5]", "f32[3,5,6]", beta=2, alpha=3),
+        call("f32[6]", "f32[3,4,5]", "f32[3,5,6]", beta=0),
+    ],
+    "addmv.default": [
+        call("f32[4]", "f32[4,5]", "f32[5]", beta=2, alpha=3),
+        call("f32[1]", "f32[4,5]", "f32[5]", beta=0),
+    ],
+    "addr.default": [
+        call("f32[4,6]", "f32[4]", "f32[6]", beta=2, alpha=3),
+        call("f32[6]", "f32[4]", "f32[6]", beta=0),
+    ],
     "addmm.default": [call("f32[5]", "f32[3,4]", "f32[4,5]"), call("f32[5]", X, "f32[4,5]", beta=2, alpha=3)],
     "baddbmm.default": [call("f32[2,3,5]", "f32[2,3,4]", "f32[2,4,5]", beta=0.5)],
     "bmm.default": [call("f32[2,3,4]", "f32[2,4,5]")],

@@ -1,4 +1,4 @@
-"""NaN and infinity in the data reach what they reach in eager torch, whatever is split."""
+"""NaN and infinity reach what they reach in eager torch, whatever is split: in the data, and among constants."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ import torch
 import torch.nn.functional as F
 
 import distir_relax as dr
+from distir_relax import annotate_sharding
 
 Call = Callable[[torch.Tensor], torch.Tensor]
 
@@ -67,3 +68,64 @@ def test_the_same_elements_are_not_finite(name: str) -> None:
                 found, expected = plan(data), model(data)
                 assert torch.equal(torch.isnan(found), torch.isnan(expected)), (tail, value, place)
                 assert torch.equal(torch.isinf(found), torch.isinf(expected)), (tail, value, place)
+
+
+AWKWARD = torch.tensor([1.0, math.inf, 0.0])
+
+PENDING: dict[str, Call] = {
+    "times infinity": lambda z: z * math.inf,
+    "times minus infinity": lambda z: -math.inf * z,
+    "times NaN": lambda z: z * math.nan,
+    "by zero": lambda z: z / 0,
+    "times a constant": lambda z: z * AWKWARD,
+    "by a constant": lambda z: z / AWKWARD,
+    "times a reshaped constant": lambda z: z * annotate_sharding(AWKWARD, MESH, "R").view(1, 3),
+    "a matrix": lambda z: z @ AWKWARD.expand(3, 3),
+    "after another": lambda z: (z * 2).T * math.inf,
+}
+MESH = dr.DeviceMesh((3,), ("tp",))
+
+
+@pytest.mark.parametrize("name", PENDING)
+def test_a_pending_sum_does_not_meet_what_is_not_finite(name: str) -> None:
+    torch.manual_seed(0)
+    x, y = torch.randn(5, 7), torch.randn(7, 3)
+    model = Model(lambda x: PENDING[name](annotate_sharding(x, MESH, "S[1]") @ y))
+    found, expected = dr.compile(model, (x,))(x), model(x)
+    torch.testing.assert_close(found, expected, equal_nan=True)
+
+
+def test_a_pending_sum_in_a_repeated_block_does_not_meet_what_is_not_finite() -> None:
+    class Block(torch.nn.Module):
+        def __init__(self, scale: torch.Tensor) -> None:
+            super().__init__()
+            self.up, self.down = (torch.nn.Linear(7, 7, bias=False) for _ in range(2))
+            self.register_buffer("scale", scale)
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return torch.tanh(self.down(self.up(x)) * self.scale) + x
+
+    torch.manual_seed(0)
+    scales = [torch.arange(7.0), torch.ones(7), torch.tensor([1, 2, math.inf, 4, 5, 6, 7]), torch.ones(7)]
+    model, x = torch.nn.Sequential(*map(Block, scales)), torch.randn(5, 7)
+    plan = dr.compile(model, (x,), shardings={"*.up.weight": "S[0]", "*.down.weight": "S[1]"}, mesh=MESH)
+    assert len(plan.modules["sharded"].functions) < 1 + len(scales)
+    with torch.no_grad():
+        torch.testing.assert_close(plan(x), model(x), equal_nan=True)
+
+
+@pytest.mark.parametrize("options", [{}, {"alpha": 2}])
+@pytest.mark.parametrize("name", ["addmm", "baddbmm", "addbmm", "addmv", "addr"])
+def test_a_bias_that_counts_for_nothing_is_not_looked_at(name: str, options: dict[str, int]) -> None:
+    shapes = {
+        "addmm": ((5, 3), (5, 7), (7, 3)),
+        "baddbmm": ((2, 5, 3), (2, 5, 7), (2, 7, 3)),
+        "addbmm": ((5, 3), (2, 5, 7), (2, 7, 3)),
+        "addmv": ((5,), (5, 7), (7,)),
+        "addr": ((5, 3), (5,), (3,)),
+    }[name]
+    bias, a, b = (torch.randn(shape, dtype=torch.float64) for shape in shapes)
+    bias.fill_(math.nan)
+    model = Model(lambda x: getattr(torch, name)(bias, x, b, beta=0, **options))
+    plan = dr.compile(model, (a,), shardings={"x": f"S[{a.dim() - 1}]"}, mesh=MESH)
+    torch.testing.assert_close(plan(a), model(a))

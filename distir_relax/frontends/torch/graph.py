@@ -170,17 +170,25 @@ class GraphImporter:
     def _fold(self, target: Any, args: Any, kwargs: Any) -> Any:
         import torch
 
-        if torch.Tag.nondeterministic_seeded in getattr(target, "tags", ()) and "dropout" not in _spelling(target):
-            raise UnsupportedOpError(
-                f"aten.{_spelling(target)} draws random numbers, which a program cannot do",
-                self.builder.location,
-                "draw them outside and pass them in as an input",
-            )
         if is_in_place(target):
             # What was read of a constant before it is changed stays as it was.
             args = (args[0].clone(), *args[1:])
+        state = torch.get_rng_state()
         with torch.no_grad():
-            return target(*args, **kwargs)
+            result = target(*args, **kwargs)
+        # Dropout and attention may draw, and do not where there is no share to drop. On the meta device nothing tells.
+        hidden = kwargs.get("generator") is not None or any(getattr(x, "is_meta", False) for x in _leaves(result))
+        if (hidden and _may_draw(target)) or not torch.equal(state, torch.get_rng_state()):
+            torch.set_rng_state(state)
+            raise self._drawn(_spelling(target))
+        return result
+
+    def _drawn(self, name: str) -> UnsupportedOpError:
+        return UnsupportedOpError(
+            f"aten.{name} draws random numbers, which a program cannot do",
+            self.builder.location,
+            "draw them outside and pass them in as an input",
+        )
 
     def _convert(self, node: Node, name: str, args: Any, kwargs: Any) -> Any:
         takes_complex = any(is_complex(x) for x in _leaves((args, kwargs)))
@@ -188,6 +196,8 @@ class GraphImporter:
         in_place = is_in_place(node.target) and convert is None
         if in_place:
             convert = aten_of(name.replace("_.", ".", 1), takes_complex)
+        if convert is None and _may_draw(node.target):
+            raise self._drawn(name)
         if convert is None:
             raise self._shaped_by_data(node, name) or _unsupported(name, self.builder.location)
         try:
@@ -292,6 +302,12 @@ def _unsupported(name: str, location: str) -> UnsupportedOpError:
         location,
         "CONTRIBUTING.md shows how to add one",
     )
+
+
+def _may_draw(target: Any) -> bool:
+    import torch
+
+    return torch.Tag.nondeterministic_seeded in getattr(target, "tags", ())
 
 
 def _spelling(target: Any) -> str:

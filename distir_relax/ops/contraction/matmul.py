@@ -120,16 +120,6 @@ def _linear(g: Builder, x: Value, weight: Value, bias: Value | None = None) -> A
     return y if bias is None else g.emit("add", y, bias)
 
 
-@aten("addmm.default")
-def _addmm(g: Builder, bias: Any, a: Value, b: Value, beta: float = 1, alpha: float = 1) -> Any:
-    y = g.emit("matmul", a, b)
-    if alpha != 1:
-        y = g.emit("multiply", y, g.constant(alpha, y.tensor.dtype))
-    if beta != 1:
-        bias = g.emit("multiply", bias, g.constant(beta, bias.tensor.dtype))
-    return g.emit("add", *promote(g, y, bias))
-
-
 @aten("mm.default", "bmm.default", "matmul.default")
 def _matmul(g: Builder, a: Value, b: Value) -> Any:
     left, right = a, b
@@ -146,9 +136,31 @@ def _matmul(g: Builder, a: Value, b: Value) -> Any:
     return reshape_to(g, y, shape)
 
 
-@aten("baddbmm.default")
-def _baddbmm(g: Builder, bias: Any, a: Value, b: Value, beta: float = 1, alpha: float = 1) -> Any:
-    return _addmm(g, bias, a, b, beta, alpha)
+@aten("addmm.default", "baddbmm.default", "addmv.default")
+def _addmm(g: Builder, bias: Any, a: Value, b: Value, beta: float = 1, alpha: float = 1) -> Any:
+    return _blend(g, bias, _matmul(g, a, b), beta, alpha)
+
+
+@aten("addbmm.default")
+def _addbmm(g: Builder, bias: Any, a: Value, b: Value, beta: float = 1, alpha: float = 1) -> Any:
+    return _blend(g, bias, g.emit("sum", _matmul(g, a, b), axis=(0,), keepdims=False), beta, alpha)
+
+
+@aten("addr.default")
+def _addr(g: Builder, bias: Any, a: Value, b: Value, beta: float = 1, alpha: float = 1) -> Any:
+    outer = g.emit("multiply", reshape_to(g, a, (a.tensor.elements, 1)), b)
+    return _blend(g, bias, outer, beta, alpha)
+
+
+def _blend(g: Builder, bias: Value, y: Value, beta: float, alpha: float) -> Any:
+    """``beta * bias + alpha * y``; a bias that counts for nothing is not looked at, NaN or not, as torch has it."""
+    if alpha != 1:
+        y = g.emit("multiply", y, g.constant(alpha, y.tensor.dtype))
+    if beta == 0:
+        return y
+    if beta != 1:
+        bias = g.emit("multiply", bias, g.constant(beta, bias.tensor.dtype))
+    return g.emit("add", *promote(g, y, bias))
 
 
 @aten("mv.default", "dot.default")
@@ -180,10 +192,5 @@ def _onnx_gemm(g: Builder, x: OnnxOperands, attrs: Attrs) -> Any:
     if attrs.get("transA", 0):
         a = g.emit("permute_dims", a, axes=(1, 0))
     y = g.emit("linear" if attrs.get("transB", 0) else "matmul", a, b)
-    alpha, beta = attrs.get("alpha", 1.0), attrs.get("beta", 1.0)
-    if alpha != 1:
-        y = g.emit("multiply", y, g.constant(alpha, y.tensor.dtype))
-    if not x.has(2) or beta == 0:
-        return y
-    bias = x[2] if beta == 1 else g.emit("multiply", x[2], g.constant(beta, y.tensor.dtype))
-    return g.emit("add", y, bias)
+    alpha, beta = attrs.get("alpha", 1.0), attrs.get("beta", 1.0) if x.has(2) else 0
+    return _blend(g, x[2] if beta else y, y, beta, alpha)

@@ -20,7 +20,7 @@ from distir_relax.ops.table import Attrs, Builder, OnnxOperands, aten, cast, lik
 define_binary("add", "{0} + {1}", operands(0, 1), commutative=True)
 define_binary("subtract", "{0} - {1}", operands(0, 1))
 define_binary("multiply", "{0} * {1}", operands(0), operands(1), commutative=True)
-define_binary("divide", "{0} / {1}", operands(0))
+define_binary("divide", "{0} / {1}", operands(0), divides=True)
 define_binary("floor_divide", "{0} // {1}", divides=True)
 define_binary("mod", "{0} % {1}", relax="R.floor_mod({0}, {1})", divides=True)
 define_binary("power", "{0} ** {1}")

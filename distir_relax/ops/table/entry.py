@@ -138,7 +138,8 @@ class Split:
     indices: Container[int] = ()
     """The operands that say which elements are read or written: what fills their short shards must be valid."""
     divisors: Container[int] = ()
-    """The operands that integers are divided by: what fills their short shards must not be zero."""
+    """The operands that are divided by. Of integers, what fills their short shards must not be zero; where they may be
+    zero, no pending sum is divided."""
 
 
 NO_SPLIT = Split(no_rule)
