@@ -14,9 +14,10 @@ from distir_relax.compiler import Plan
 from distir_relax.cost.profile import Profile, load_profile
 from distir_relax.errors import DistIRError, ImportModelError
 from distir_relax.given import Given, Model, Program, Saved, call_target, read_target, what_is
-from distir_relax.ir import Module, parse
+from distir_relax.ir import Module
 from distir_relax.layout import DeviceMesh, as_mesh
 from distir_relax.pipeline import as_ranks_run
+from distir_relax.runtime.verification import read_stage
 from distir_relax.strategies.strategy import Strategy
 
 
@@ -112,5 +113,4 @@ def _distributed(given: Given, layout: Mapping[str, Any], where: str) -> Module:
         return given.module
     if isinstance(given, Plan):
         return as_ranks_run(given.modules["distributed"])
-    text = read_bundle(given.path, verify_weights=False).stage("distributed")
-    return as_ranks_run(parse(text, str(given.path / "distir.txt")))
+    return as_ranks_run(read_stage(read_bundle(given.path, verify_weights=False), "distributed"))

@@ -19,10 +19,11 @@ from distir_relax.compiler import Plan, program_bundle
 from distir_relax.cost.profile import Profile
 from distir_relax.errors import ImportModelError, RunError
 from distir_relax.given import Program, what_is
-from distir_relax.ir import Module, parse
+from distir_relax.ir import Module
 from distir_relax.pipeline import as_ranks_run
 from distir_relax.runtime.launch import launch
 from distir_relax.runtime.session import keep_memory, limit_threads
+from distir_relax.runtime.verification import read_stage
 from distir_relax.runtime.world import World
 from distir_relax.user_function import call_function, find_function
 
@@ -133,7 +134,7 @@ def _load(target: str) -> list[tuple[str, Module, Bundle]]:
     """The configurations of a target: name, distributed program, bundle."""
     if Path(target).is_dir():
         bundle = read_bundle(Path(target))
-        module = parse(bundle.stage("distributed"), target)
+        module = read_stage(bundle, "distributed")
         return [(bundle.manifest.name, as_ranks_run(module), bundle)]
     made = call_function(find_function(target), target, {})
     if not isinstance(made, Mapping):

@@ -31,18 +31,42 @@ def on_devices(kind: PlacedType, devices: tuple[int, ...]) -> PlacedType:
     return replace(kind, devices=tuple(devices[i] for i in kind.devices))
 
 
-def verify_no_recursion(module: Module) -> None:
-    """Raise `VerificationError` when a function calls itself, by way of others or not."""
-    calls = {f.name: [op.callee for op in f.ops if op.callee] for f in module.functions}
+MOST_CALLS = 64
+"""How deep calls may be nested: a model's blocks are a few functions deep."""
+MOST_OPS = 10_000_000
+"""How many ops a program may be with its calls written out."""
 
-    def visit(name: str, above: tuple[str, ...]) -> None:
+
+def verify_no_recursion(module: Module) -> None:
+    """Raise `VerificationError` when a function calls itself, by way of others or not, or one that is not there.
+
+    Also where calls are nested deeper than `MOST_CALLS`, or are more than `MOST_OPS` ops when they are written out: a
+    few functions, each of which calls the next twice, are as many as one likes.
+    """
+    functions = {f.name: f for f in module.functions}
+    # Of each function: how many ops it is with its calls written out, and how deep they are nested.
+    sizes: dict[str, tuple[int, int]] = {}
+
+    def visit(name: str, above: tuple[str, ...]) -> tuple[int, int]:
         if name in above:
             raise VerificationError(f"a function does not call itself, found {' -> '.join((*above, name))}")
-        for callee in dict.fromkeys(calls.get(name, [])):
-            visit(callee, (*above, name))
+        if name not in sizes:
+            count = height = 0
+            for op in functions[name].ops:
+                if op.callee and op.callee not in functions:
+                    raise VerificationError(f"a call names a function of its module, found @{op.callee}", op.location)
+                inner, below = visit(op.callee, (*above, name)) if op.callee and len(above) < MOST_CALLS else (1, 0)
+                count, height = count + inner, max(height, below + bool(op.callee))
+            if height > MOST_CALLS or len(above) == MOST_CALLS:
+                raise VerificationError(f"calls are nested at most {MOST_CALLS} deep, found more, of @{name}")
+            sizes[name] = count, height
+        return sizes[name]
 
-    for name in calls:
+    for name in functions:
         visit(name, ())
+    entries = module.ranks or tuple(f.name for f in module.functions[:1])
+    if sum(sizes[name][0] for name in dict.fromkeys(entries) if name in sizes) > MOST_OPS:
+        raise VerificationError(f"a program has at most {MOST_OPS:,} ops with its calls written out, found more")
 
 
 def called_first(module: Module) -> list[Function]:

@@ -5,14 +5,16 @@ A person may leave out the types of values; they are `Untyped` then, until `anal
 
 from __future__ import annotations
 
-import json
+import math
 import re
 from dataclasses import dataclass, field
+from typing import NoReturn
 
 from distir_relax.errors import ParseError, PlacementError
 from distir_relax.ir.program import CALL, ROLES, STAGES, Attribute, Function, Input, Module, Op, Output, Value
 from distir_relax.ir.types import DTensorType, PerRank, PlacedType, Size, TensorType, Type, Untyped
 from distir_relax.layout import DTYPES, DeviceMesh, parse_placements
+from distir_relax.reading import parse_json_string
 
 
 def parse(text: str, source: str = "<text>", places: bool = False) -> Module:
@@ -26,19 +28,26 @@ def parse(text: str, source: str = "<text>", places: bool = False) -> Module:
         return parser.module()
     except PlacementError as error:
         raise PlacementError(error.message, parser.place(), error.hint) from None
-    except ValueError as error:  # what Python says of a number or a string
-        raise ParseError(f"cannot read this: {error}", parser.place()) from None
 
+
+MOST_DEPTH = 64
+"""How deep tuples may be nested."""
+MOST_DEVICES = 1 << 20
+"""No mesh, set of devices or list of sizes by device is longer."""
+_LEAST_NUMBER, _MOST_NUMBER = -(2**63), 2**63 - 1
 
 _LONG_DTYPE = {short: long for long, (short, _) in DTYPES.items()}
 _TOKEN = re.compile(
     r"""(?P<space>[ \t\r]+)|(?P<newline>\n)|(?P<comment>\#[^\n]*)
     |(?P<string>"(?:[^"\\]|\\.)*")
-    |(?P<number>-?(?:inf\b|nan\b|\d+\.(?!\.)\d*(?:[eE][+-]?\d+)?|\d+[eE][+-]?\d+|\d+))
+    |(?P<number>-?(?:inf\b|nan\b|[0-9]+\.(?!\.)[0-9]*(?:[eE][+-]?[0-9]+)?|[0-9]+[eE][+-]?[0-9]+|[0-9]+))
     |(?P<value>%[\w.]+)|(?P<at>@[A-Za-z_][\w.]*)|(?P<word>[A-Za-z_][\w.]*)
     |(?P<dots>\.\.)|(?P<mark>[()\[\]{}:,=|@*])""",
     re.VERBOSE,
 )
+
+
+_INTEGER = re.compile("-?[0-9]{1,20}")
 
 
 @dataclass(slots=True)
@@ -101,14 +110,29 @@ class _Parser:
     def mesh(self) -> DeviceMesh:
         for mark in ("[", None, "]", "=", "device_mesh", "("):
             if mark is None:
-                self.integer()
+                self.number(0)
             else:
                 self.expect(mark)
-        shape = self.attribute()
+        shape = self.shape("the shape of a mesh such as (2, 3)")
         self.expect(",")
         axes = self.attribute()
+        names = [name for name in axes if isinstance(name, str)] if isinstance(axes, tuple) else []
+        if not isinstance(axes, tuple) or len(names) != len(axes) or not all(names):
+            self.fail('the names of a mesh\'s axes such as ("dp", "tp")', str(axes))
         self.expect(")")
-        return DeviceMesh(shape, axes)  # type: ignore[arg-type]
+        if math.prod(shape) > MOST_DEVICES:
+            self.fail(f"a mesh of at most {MOST_DEVICES:,} devices", str(shape))
+        return DeviceMesh(shape, tuple(names))
+
+    def shape(self, what: str) -> tuple[int, ...]:
+        found = self.attribute()
+        sizes = [n for n in found if type(n) is int and n >= 0] if isinstance(found, tuple) else []
+        if not isinstance(found, tuple) or len(sizes) != len(found):
+            self.fail(what, str(found))
+        return tuple(sizes)
+
+    def string(self, what: str) -> str:
+        return parse_json_string(self.take("string", what).text, ParseError, self.place())
 
     def function(self) -> Function:
         self.expect("func")
@@ -130,7 +154,7 @@ class _Parser:
         self.expect("return")
         outputs: list[Output] = []
         while not self.accept("}"):
-            label = json.loads(self.take("string", "an output's name").text)
+            label = self.string("an output's name")
             self.expect(":")
             outputs.append(Output(label, self.use(), self.layout()))
             self.accept(",")
@@ -200,56 +224,62 @@ class _Parser:
         self.expect("[")
         sizes: list[Size] = []
         while not self.accept("]"):
-            sizes.append(self.size())
+            sizes.append(self.size(0))
             self.accept(",")
         if not self.accept("@"):
+            if not all(isinstance(n, int) for n in sizes):
+                self.fail("devices, such as @ {0,1}, after sizes by device", "none")
             return TensorType(tuple(sizes), _LONG_DTYPE[head])  # type: ignore[arg-type]
         return PlacedType(tuple(sizes), _LONG_DTYPE[head], self.devices())
 
     def dtensor(self) -> DTensorType:
-        shape = self.attribute()
-        if not isinstance(shape, tuple) or not all(isinstance(n, int) for n in shape):
-            self.fail("a shape such as (4, 8)", str(shape))
+        shape = self.shape("a shape such as (4, 8)")
         self.expect(",")
-        dtype = json.loads(self.take("string", "a dtype").text)
+        dtype = self.string("a dtype")
         if dtype not in DTYPES:
             self.fail(f"a dtype, one of {', '.join(DTYPES)}", dtype)
         self.expect(",")
-        mesh = re.fullmatch(r"mesh\[(\d+)\]", json.loads(self.take("string", 'a mesh such as "mesh[0]"').text))
+        mesh = re.fullmatch(r"mesh\[([0-9]{1,6})\]", self.string('a mesh such as "mesh[0]"'))
         if mesh is None:
             self.fail('a mesh such as "mesh[0]"', self.tokens[self.position - 1].text)
         self.expect(",")
-        placements = parse_placements(json.loads(self.take("string", "placements").text))
+        placements = parse_placements(self.string("placements"))
         self.expect(")")
         assert mesh is not None
-        return DTensorType(shape, dtype, placements, int(mesh[1]))  # type: ignore[arg-type]
+        return DTensorType(shape, dtype, placements, int(mesh[1]))
 
     def devices(self) -> tuple[int, ...]:
         self.expect("{")
         devices: list[int] = []
         while not self.accept("}"):
-            devices.append(self.integer())
+            devices.append(self.number(0))
             if self.accept(".."):
-                devices += range(devices[-1] + 1, self.integer() + 1)
+                devices += range(devices[-1] + 1, min(self.number(0), MOST_DEVICES) + 1)
+            if len(devices) > MOST_DEVICES or devices[-1] >= MOST_DEVICES:
+                self.fail(f"devices below {MOST_DEVICES:,}, in a set", str(devices[-1]))
             self.accept(",")
         return tuple(devices)
 
-    def size(self) -> Size:
+    def size(self, least: int = _LEAST_NUMBER) -> Size:
         values: list[int] = []
         while True:
-            value, count = self.integer(), 1
+            value, count = self.number(least), 1
             if self.accept("*"):
-                count = self.integer()
+                count = self.number(1)
+            if len(values) + count > MOST_DEVICES:
+                self.fail(f"at most {MOST_DEVICES:,} sizes by device", f"{value}*{count}")
             values += [value] * count
             if not self.accept("|"):
                 return values[0] if len(values) == 1 else PerRank(tuple(values))
 
-    def attribute(self) -> Attribute:
+    def attribute(self, depth: int = 0) -> Attribute:
         token = self.next()
         if token.kind == "string":
-            return str(json.loads(token.text))
+            return parse_json_string(token.text, ParseError, self.place())
         if token.kind == "number":
-            return int(token.text) if re.fullmatch(r"-?\d+", token.text) else float(token.text)
+            if not _INTEGER.fullmatch(token.text):
+                return float(token.text)
+            return self.in_range(token, _LEAST_NUMBER)
         if token.text in ("inf", "nan"):
             return float(token.text)
         if token.text in ("True", "False", "None"):
@@ -258,13 +288,15 @@ class _Parser:
             size = self.size()
             self.expect("]")
             return size
-        if token.text == "(":
-            items: list[Attribute] = []
-            while not self.accept(")"):
-                items.append(self.attribute())
-                self.accept(",")
-            return tuple(items)
-        return self.fail("an attribute", token.text)
+        if token.text != "(":
+            self.fail("an attribute", token.text)
+        if depth == MOST_DEPTH:
+            self.fail(f"tuples nested at most {MOST_DEPTH} deep", "(")
+        items: list[Attribute] = []
+        while not self.accept(")"):
+            items.append(self.attribute(depth + 1))
+            self.accept(",")
+        return tuple(items)
 
     def remark(self) -> str:
         here = self.tokens[self.position]
@@ -274,8 +306,15 @@ class _Parser:
             return text
         return ""
 
-    def integer(self) -> int:
-        return int(self.take("number", "a number").text)
+    def number(self, least: int) -> int:
+        """A whole number, of at least `least`."""
+        return self.in_range(self.take("number", "a whole number"), least)
+
+    def in_range(self, token: _Token, least: int) -> int:
+        if not _INTEGER.fullmatch(token.text) or not least <= int(token.text) <= _MOST_NUMBER:
+            bound = f" of at least {least}" if least > _LEAST_NUMBER else " that an int64 holds"
+            self.fail(f"a whole number{bound}", token.text[:40])
+        return int(token.text)
 
     def peek(self) -> _Token:
         while self.tokens[self.position].kind == "comment":
@@ -308,8 +347,8 @@ class _Parser:
             self.fail(what, token.text)
         return token
 
-    def fail(self, expected: str, found: str) -> Attribute:
-        raise ParseError(f"expected {expected}, found {found!r}", where=self.place())
+    def fail(self, expected: str, found: str) -> NoReturn:
+        raise ParseError(f"expected {expected}, found {found[:60]!r}", where=self.place())
 
     def place(self) -> str:
         """The line of the token just read."""

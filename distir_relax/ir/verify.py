@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
+import math
+from itertools import pairwise
 from typing import Protocol
 
 from distir_relax.errors import VerificationError
 from distir_relax.ir.inline import on_devices, verify_no_recursion
 from distir_relax.ir.program import STAGES, WAIT, Function, Module, Op, Value
-from distir_relax.ir.types import DTensorType, PerRank, PlacedType, TensorType, print_devices
-from distir_relax.layout import DeviceMesh, Shard
+from distir_relax.ir.types import DTensorType, PerRank, PlacedType, TensorType, Untyped, print_devices
+from distir_relax.layout import DTYPES, DeviceMesh, Shard
 from distir_relax.layout.fit import misfit
+
+MOST_BYTES = 2**63 - 1
+"""No tensor has more bytes: sizes and offsets are int64."""
 
 
 class OpCheck(Protocol):
@@ -93,12 +98,12 @@ def _verify_function(module: Module, function: Function, check: OpCheck | None) 
         ):
             axes = ", ".join(name for mesh in module.meshes for name in mesh.axes) or "none"
             raise VerificationError(f"no mesh of the program has an axis {axis!r}, found {axes}", where)
+        for result in op.results:
+            define(result, where)
         if op.callee:
             _verify_call(module, op, where)
         elif check:
             check.op(op, module.stage)
-        for result in op.results:
-            define(result, where)
     for output in function.outputs:
         use(output.value, f"output {output.name!r}")
     _verify_streams(function)
@@ -107,8 +112,6 @@ def _verify_function(module: Module, function: Function, check: OpCheck | None) 
 def _verify_call(module: Module, op: Op, where: str) -> None:
     name, devices = op.callee, op.devices
     functions = {f.name: f for f in module.functions}
-    if name not in functions:
-        raise VerificationError(f"a call names a function of its module, found @{name}", where)
     if (devices is not None) != (module.stage == "distributed"):
         raise VerificationError(
             f"calls of the distributed stage name their devices, others do not, found @{name} "
@@ -123,8 +126,8 @@ def _verify_call(module: Module, op: Op, where: str) -> None:
             f"found {len(op.operands)} and {len(op.results)}",
             where,
         )
-    if devices is not None and tuple(sorted(set(devices))) != devices:
-        raise VerificationError(f"a call is on a set of devices in ascending order, found {devices}", where)
+    if devices is not None:
+        _verify_devices(module, devices, "a call", where)
     pairs = [*zip(op.operands, inside, strict=True), *zip(op.results, (o.value for o in callee.outputs), strict=True)]
     for outer, inner in pairs:
         kind = inner.type
@@ -164,18 +167,39 @@ def verify_type(module: Module, value: Value, where: str) -> None:
         raise VerificationError(
             f"the {module.stage} stage has {expected.__name__} values, found {value}: {kind}", where
         )
+    assert not isinstance(kind, Untyped)
+    _verify_sizes(kind, value, where)
     if isinstance(kind, DTensorType):
         if kind.mesh >= len(module.meshes):
             raise VerificationError(f"{value} lies on mesh[{kind.mesh}], found {len(module.meshes)} meshes", where)
         verify_placements(kind, module.meshes[kind.mesh], f"{where} {value}".strip())
     if isinstance(kind, PlacedType):
-        if tuple(sorted(set(kind.devices))) != kind.devices or not kind.devices:
-            raise VerificationError(f"{value} needs a set of devices in ascending order, found {kind.devices}", where)
+        _verify_devices(module, kind.devices, str(value), where)
         for size in kind.shape:
             if isinstance(size, PerRank) and len(size.values) != len(kind.devices):
                 raise VerificationError(
                     f"{value} lists {len(size.values)} sizes for {len(kind.devices)} devices", where
                 )
+
+
+def _verify_devices(module: Module, devices: tuple[int, ...], what: str, where: str) -> None:
+    # Sets of thousands of devices are compared, once for each value.
+    if not devices or any(a >= b for a, b in pairwise(devices)):
+        raise VerificationError(
+            f"{what} is on a set of devices in ascending order, found {print_devices(devices)}", where
+        )
+    count = max((mesh.size for mesh in module.meshes), default=devices[-1] + 1)
+    if devices[0] < 0 or devices[-1] >= count:
+        raise VerificationError(f"{what} is on devices {print_devices(devices)}, the mesh has {count}", where)
+
+
+def _verify_sizes(kind: TensorType | DTensorType | PlacedType, value: Value, where: str) -> None:
+    largest = [max(n.values, default=0) if isinstance(n, PerRank) else n for n in kind.shape]
+    smallest = [min(n.values, default=0) if isinstance(n, PerRank) else n for n in kind.shape]
+    if kind.dtype not in DTYPES or min(smallest, default=0) < 0:
+        raise VerificationError(f"{value} is of no shape and dtype: {kind.dtype} {kind.shape}", where)
+    if math.prod(largest) * DTYPES[kind.dtype][1] > MOST_BYTES:
+        raise VerificationError(f"no machine holds {value}: {kind}", where)
 
 
 def verify_placements(kind: DTensorType, mesh: DeviceMesh, where: str) -> None:

@@ -24,6 +24,8 @@ from functools import lru_cache
 from distir_relax.errors import PlacementError
 from distir_relax.layout.cut import Cut, Segment
 
+MOST_STRETCHES = 1 << 20
+"""No cut has more stretches: what a device holds is listed one by one."""
 REDUCTIONS = ("sum", "mean", "min", "max")
 
 
@@ -83,12 +85,12 @@ def parse_placement(text: str) -> Placement:
     if stripped in ("I", "P"):
         return Partial("sum")
     if match := _SHARD.fullmatch(stripped):
-        how, dim = (match["how"] or "").strip(), int(match["dim"] or match["torch"])
+        how, dim = (match["how"] or "").strip(), _number(match["dim"] or match["torch"], text)
         if how == "chunk":
             return Shard(dim, chunk=True)
         return Shard(dim, _parse_cut(how, text) if how else None)
     if match := _AT.fullmatch(stripped):
-        return At(int(match["index"]))
+        return At(_number(match["index"], text))
     if match := _PARTIAL.fullmatch(stripped):
         reduction = (match["ours"] or match["rfc"] or match["torch"]).lower()
         if reduction in REDUCTIONS:
@@ -124,8 +126,16 @@ def _parse_cut(text: str, whole: str) -> Cut:
             raise PlacementError(
                 f"{whole!r} is not a placement: cannot read the sizes {text!r}", hint="write S[1: 64|63]"
             )
-        sizes = tuple(int(n) for n in match["sizes"].split("|"))
-        segments.append(Segment(int(match["repeat"] or 1), sizes))
+        sizes = tuple(_number(n, whole) for n in match["sizes"].split("|"))
+        segments.append(Segment(_number(match["repeat"] or "1", whole), sizes))
     if len({len(s.sizes) for s in segments}) > 1:
         raise PlacementError(f"{whole!r}: every segment must list one size per device along the axis")
+    if sum(s.repeat for s in segments) > MOST_STRETCHES:
+        raise PlacementError(f"{whole[:60]!r}: expected at most {MOST_STRETCHES:,} stretches of a dim")
     return Cut(tuple(segments))
+
+
+def _number(text: str, whole: str) -> int:
+    if len(text.strip()) > 18:
+        raise PlacementError(f"{whole[:60]!r} is not a placement: {text[:30]!r} is more than any dim has")
+    return int(text)

@@ -15,6 +15,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
+from distir_relax.errors import RunError
 from distir_relax.ir import DTensorType, Op, PlacedType, Untyped, Value
 from distir_relax.layout import Partial, Placement, Shard
 from distir_relax.lowering.emitter import PlacedEmitter
@@ -148,7 +149,7 @@ def _apply(op: Op, numbers: list[float | None]) -> float | None:
     tensors = [torch.tensor(n, dtype=getattr(torch, d)) for n, d in zip(numbers, dtypes, strict=True)]
     try:
         result = float(evaluate(op, tensors)[0])
-    except RuntimeError:
+    except RunError:
         return None  # an integer by zero: what the model divides by zero, its ranks will complain of
     return None if math.isnan(result) else result
 

@@ -54,7 +54,11 @@ def parse_json(text: str | bytes, error: type[DistIRError], where: str = "") -> 
 
 def parse_json_string(text: str, error: type[DistIRError], where: str = "") -> str:
     """The text that a JSON string stands for. Raises `error` as `parse_json` does, and for another value."""
-    value = parse_json(text, error, where)
+    try:
+        value = parse_json(text, error)
+    except DistIRError as wrong:
+        # A place within the string says nothing to who looks at the file.
+        raise error(wrong.message, where) from None
     if not isinstance(value, str):
         raise error(f"expected a string, found {text[:20]!r}", where)
     return value

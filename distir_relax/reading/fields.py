@@ -138,4 +138,5 @@ class _Short(reprlib.Repr):
 
 
 _SHORT = _Short()
-_SHORT.maxlevel, _SHORT.maxstring, _SHORT.maxlong, _SHORT.maxother = 2, 60, 40, 60
+_SHORT.maxlevel, _SHORT.maxdict, _SHORT.maxtuple, _SHORT.maxlist = 3, 12, 8, 8
+_SHORT.maxstring, _SHORT.maxlong, _SHORT.maxother = 60, 40, 60

@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections import Counter
 
 from distir_relax.bundle import Bundle, local_bytes
-from distir_relax.ir import DTensorType, Module, parse
+from distir_relax.ir import DTensorType, Module
 from distir_relax.layout import print_placements
+from distir_relax.runtime.verification import read_stage
 from distir_relax.sharding import redistributions
 
 
@@ -16,7 +17,7 @@ def diff(first: Bundle, second: Bundle) -> str:
     Bytes per step are those that each device sends, with ring algorithms and shards of equal size; weight bytes are
     those that each rank holds. Raises `BundleError` when a bundle has no text of its sharded stage.
     """
-    old, new = (parse(bundle.stage("sharded"), "sharded.txt") for bundle in (first, second))
+    old, new = (read_stage(bundle, "sharded") for bundle in (first, second))
     lines = []
     if old.meshes != new.meshes:
         lines.append(f"mesh: {old.meshes[0]} -> {new.meshes[0]}")

@@ -9,10 +9,11 @@ from dataclasses import replace
 
 from distir_relax.bundle import Bundle
 from distir_relax.errors import DistIRError
-from distir_relax.ir import DTensorType, Function, Module, Op, PerRank, Reason, local_type, parse, parse_records
+from distir_relax.ir import DTensorType, Function, Module, Op, PerRank, Reason, local_type, parse_records
 from distir_relax.layout import DeviceMesh, Partial, Placement, R, Shard, print_placements
 from distir_relax.layout.division import refined
 from distir_relax.ops import Trait, lookup
+from distir_relax.runtime.verification import read_stage
 from distir_relax.sharding import bytes_sent, redistributions
 
 
@@ -24,7 +25,7 @@ def explain(bundle: Bundle, name: str) -> str:
     may be named with it, as ``@layer.linear``; it is explained as in the first call. Raises `DistIRError` when there is
     no such value, or when several functions have one.
     """
-    module = parse(bundle.stage("sharded"), "sharded.txt")
+    module = read_stage(bundle, "sharded")
     reasons = [r for r in parse_records(bundle.records, "records.json") if isinstance(r, Reason)]
     function, name = _find(module, name.removeprefix("%"))
     kind = _kinds(function)[name]

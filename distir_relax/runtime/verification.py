@@ -6,7 +6,8 @@ from collections.abc import Mapping
 
 from distir_relax.bundle import STAGE_FILES, Bundle, Manifest, local_shape
 from distir_relax.errors import BundleError, DistIRError
-from distir_relax.ir import Module, TensorType
+from distir_relax.ir import Module, TensorType, parse, verify
+from distir_relax.ops import check
 
 
 def verify_programs(bundle: Bundle) -> None:
@@ -20,15 +21,11 @@ def verify_programs(bundle: Bundle) -> None:
     file = STAGE_FILES["ranked"]
     if file not in bundle.texts:
         return
-    from distir_relax.ir import parse, verify
-    from distir_relax.ops import check
-
     where = str(bundle.path / file if bundle.path else file)
     try:
-        ranked = parse(bundle.texts[file], where)
-        verify(ranked, check)
-    except DistIRError as wrong:
-        raise BundleError(f"the programs of the ranks do not fit each other: {wrong}", where) from None
+        ranked = read_stage(bundle, "ranked")
+    except BundleError as wrong:
+        raise BundleError(f"the programs of the ranks do not fit each other: {wrong.message}", where) from None
     _check_manifest(bundle.manifest, ranked, str(bundle.path or bundle.manifest.name))
     # A bundle for another backend has no torch programs: nothing is written only to be compared with nothing.
     given = {program.name: program.torch for program in bundle.manifest.programs if program.torch is not None}
@@ -44,6 +41,23 @@ def verify_programs(bundle: Bundle) -> None:
                 str(bundle.path or bundle.manifest.name),
                 "compile the model again; programs are for reading, not for editing",
             )
+
+
+def read_stage(bundle: Bundle, stage: str) -> Module:
+    """The program of a bundle at a stage, verified by itself: what was read from files may be what somebody changed.
+
+    Raises BundleError when the bundle has no text of it, or one that is no valid program.
+    """
+    where = str(bundle.path / STAGE_FILES[stage]) if bundle.path else STAGE_FILES[stage]
+    text = bundle.stage(stage)
+    try:
+        module = parse(text, where)
+        verify(module, check)
+    except DistIRError as wrong:
+        raise BundleError(f"not a program of the {stage} stage: {wrong}", where) from None
+    if module.stage != stage:
+        raise BundleError(f"expected a program of the {stage} stage, found the {module.stage} stage", where)
+    return module
 
 
 def _check_manifest(manifest: Manifest, ranked: Module, where: str) -> None:

@@ -136,7 +136,7 @@ module @distributed {
         ("send(%x)  # a.py:3", "a.py:3: send must be told its devices\n  hint: write them: %y @ {1} = send"),
         ("call @f(%x, %z) on {0}", "@f is called on {0} with an operand on {1}"),
         ("call @f(%z, %z) on {1}", "layers.py:7: matmul cannot take (f64[4,6], f64[4,6])"),
-        ("call @g(%z, %z) on {1}", "there is no function @g"),
+        ("call @g(%z, %z) on {1}", "a call names a function of its module, found @g"),
     ],
 )
 def test_type_errors_name_the_op_and_the_devices(line: str, message: str) -> None:

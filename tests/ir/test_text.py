@@ -45,7 +45,7 @@ places = st.sampled_from(["", "model.py:12", 'shardings["layers.*"]', "a # b", "
 per_ranks = st.lists(st.integers(-5, 2**40), min_size=2, max_size=20).map(lambda n: PerRank(tuple(n)))
 attributes = st.recursive(
     st.one_of(
-        st.integers(),
+        st.integers(-(2**63), 2**63 - 1),
         st.floats(allow_nan=False),
         st.booleans(),
         st.none(),

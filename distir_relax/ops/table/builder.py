@@ -8,7 +8,9 @@ from typing import Any
 
 from distir_relax.errors import DistIRError, VerificationError
 from distir_relax.ir import Attribute, Function, Input, Op, Output, TensorType, Value
+from distir_relax.layout import DTYPES
 from distir_relax.ops.table.table import lookup, lookup_aten
+from distir_relax.reading import shown
 
 
 class Builder:
@@ -97,9 +99,19 @@ def infer(name: str, types: Sequence[TensorType], attrs: Any, location: str = ""
                 f"{name} needs the attribute {attribute}: {meaning}", location, f"distir rules {name} lists all of them"
             )
     try:
-        return semantics.infer(types, attrs)
+        found = semantics.infer(types, attrs)
     except DistIRError:
         raise
-    except (ValueError, IndexError, KeyError, TypeError) as error:
-        found = ", ".join(map(str, types))
-        raise VerificationError(f"{name} cannot take ({found}) with {dict(attrs)}: {error}", location) from None
+    # The one place where an entry meets operands and attributes that a person, or a file, may have made up.
+    except Exception as error:
+        raise _unfit(name, types, attrs, f"{type(error).__name__}: {error}", location) from None
+    for kind in found:
+        if kind.dtype not in DTYPES or any(type(n) is not int or n < 0 for n in kind.shape):
+            raise _unfit(name, types, attrs, f"it would give {kind.dtype} {kind.shape}", location)
+    return found
+
+
+def _unfit(name: str, types: Sequence[TensorType], attrs: Any, reason: str, location: str) -> VerificationError:
+    given = ", ".join(map(str, types))
+    reason = reason.removeprefix("ValueError: ")
+    return VerificationError(f"{name} cannot take ({given}) with {shown(dict(attrs))}: {reason}", location)

@@ -21,6 +21,7 @@ from distir_relax.ir import (
 )
 from distir_relax.ops.table.builder import infer
 from distir_relax.ops.table.entry import Trait
+from distir_relax.ops.table.facets import check_facets, check_operands
 from distir_relax.ops.table.ranks import check_ranks
 from distir_relax.ops.table.table import lookup
 
@@ -34,12 +35,17 @@ class TableCheck:
         In the distributed stage this holds on each device.
         """
         if stage != "distributed":
-            _compare(op, [_tensor(v) for v in op.operands], [_tensor(v) for v in op.results], op.attrs)
+            split = stage in ("global", "sharded")
+            _compare(op, [_tensor(v) for v in op.operands], [_tensor(v) for v in op.results], op.attrs, split)
             return
         if lookup(op.name, op.location).semantics.mixed:
             return
         operands, results = [v.placed for v in op.operands], [v.placed for v in op.results]
+        if not results:
+            raise VerificationError(f"{op.name} gives nothing, expected at least one result", op.location)
         devices = results[0].devices
+        if any(kind.devices != devices for kind in results):
+            raise VerificationError(f"the results of {op.name} lie on different devices", op.location)
         _check_ends(op, [k.devices for k in operands], devices)
         for index in device_kinds(op.name, operands, op.attrs, devices, results).firsts:
             types = local_operands(op.name, operands, devices, index)
@@ -127,7 +133,14 @@ def _tensor(value: Value) -> TensorType:
     return value.dtensor.tensor if isinstance(value.type, DTensorType) else value.tensor
 
 
-def _compare(op: Op, operands: list[TensorType], results: list[TensorType], attrs: Mapping[str, Attribute]) -> None:
+def _compare(
+    op: Op,
+    operands: list[TensorType],
+    results: list[TensorType],
+    attrs: Mapping[str, Attribute],
+    split: bool = False,
+) -> None:
+    check_operands(op.name, operands, attrs, op.location)
     expected = infer(op.name, operands, attrs, op.location)
     if tuple(results) != expected:
         names = ", ".join(str(v) for v in op.results)
@@ -135,3 +148,4 @@ def _compare(op: Op, operands: list[TensorType], results: list[TensorType], attr
             f"{op.name} gives ({', '.join(map(str, expected))}), but {names} is ({', '.join(map(str, results))})",
             op.location,
         )
+    check_facets(op.name, operands, attrs, results, op.location, split)

@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Mapping, Sequence
 from functools import lru_cache
 from types import CodeType
 from typing import TYPE_CHECKING, Any
 
+from distir_relax.errors import RunError
 from distir_relax.ir import Op
 from distir_relax.ops.table.builder import infer
 from distir_relax.ops.table.entry import Expression, Trait
 from distir_relax.ops.table.table import lookup
+from distir_relax.reading import shown
 
 if TYPE_CHECKING:
     import torch
@@ -49,8 +52,19 @@ def relax_expression(op: Op, operands: Sequence[str]) -> str:
     return f"R.{op.name}({', '.join(arguments)})"
 
 
+def operand_count(name: str, attrs: Mapping[str, Any]) -> int | None:
+    """How many operands op `name` takes, as its torch expression says; None where it takes any number."""
+    template = _template(lookup(name).semantics.torch, attrs)
+    if "{*}" in template:
+        return None
+    return 1 + max(map(int, _PLACE.findall(template)), default=-1)
+
+
 def evaluate(op: Op, operands: Sequence[torch.Tensor], comm: Any = None) -> tuple[torch.Tensor, ...]:
-    """Run `op` on tensors: its reference semantics. An op of the communicator runs on `comm`, a rank's own."""
+    """Run `op` on tensors: its reference semantics. An op of the communicator runs on `comm`, a rank's own.
+
+    Raises `RunError` where torch refuses, with the op's place.
+    """
     import torch
     import torch.nn.functional as F
 
@@ -60,13 +74,36 @@ def evaluate(op: Op, operands: Sequence[torch.Tensor], comm: Any = None) -> tupl
     scope: dict[str, Any] = {"torch": torch, "F": F, "comm": comm}
     scope |= {"foreign": foreign, "recurrent": recurrent, "resample": resample}
     scope |= zip(names, operands, strict=True)
-    result = eval(_compiled(torch_expression(op, names)), scope)
+    try:
+        result = eval(_compiled(torch_expression(op, names)), scope)
+    except _REFUSED as error:
+        found = ", ".join(f"{x.dtype} {tuple(x.shape)}".removeprefix("torch.") for x in operands)
+        reason = (str(error).strip() or type(error).__name__).splitlines()[0]
+        raise RunError(f"{op.name} cannot run on ({found}): {reason}", op.location) from error
     return tuple(result) if isinstance(result, (tuple, list)) else (result,)
+
+
+_REFUSED = (
+    RuntimeError,
+    ValueError,
+    IndexError,
+    TypeError,
+    KeyError,
+    ArithmeticError,
+    MemoryError,
+    NotImplementedError,
+)
+"""What torch raises for operands and attributes that it cannot take."""
 
 
 @lru_cache(maxsize=65536)
 def _compiled(text: str) -> CodeType:
     return compile(text, text, "eval")
+
+
+_PLACE = re.compile(r"\{(\d+)\}")
+_WORD = re.compile(r"[A-Za-z_]\w*", re.ASCII)
+_PLAIN = re.compile(r"[\w .,;:+\-<>|/=*\[\]]*")
 
 
 class _Attribute:
@@ -76,6 +113,8 @@ class _Attribute:
         self.value = value
 
     def __str__(self) -> str:
+        if not _WORD.fullmatch(str(self.value)):
+            raise ValueError(f"expected a word such as float32, found {shown(self.value)}")
         return str(self.value)
 
     def __format__(self, spec: str) -> str:
@@ -83,10 +122,27 @@ class _Attribute:
 
 
 def _fill(template: Expression, attrs: Mapping[str, Any], operands: Sequence[str]) -> str:
-    text = template if isinstance(template, str) else template(attrs)
+    text = _template(template, attrs)
     if "{*}" in text:
         text = text.replace("{*}", ", ".join(operands))
     return text.format(*operands, **{key: _Attribute(value) for key, value in attrs.items()})
+
+
+def _template(template: Expression, attrs: Mapping[str, Any]) -> str:
+    if isinstance(template, str):
+        return template
+    # Such a function may write an attribute as it stands; what could be code is none of an op's words.
+    for key, value in attrs.items():
+        _check_plain(key, value)
+    return template(attrs)
+
+
+def _check_plain(key: str, value: object) -> None:
+    if isinstance(value, tuple):
+        for item in value:
+            _check_plain(key, item)
+    elif isinstance(value, str) and not _PLAIN.fullmatch(value):
+        raise ValueError(f"the attribute {key} may not be {shown(value)}")
 
 
 def _literal(value: object) -> str:

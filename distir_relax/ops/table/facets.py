@@ -1,0 +1,72 @@
+"""Whether the facets of an entry can be read for one instance of its op: before passes do, which take it for granted.
+
+Operands and attributes may be made up by a person, or by a file. An entry says how many operands its op takes by its
+torch expression, and what attributes must be by whatever it does with them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from distir_relax.errors import VerificationError
+from distir_relax.ir import TensorType
+from distir_relax.ops.table.entry import OpDef
+from distir_relax.ops.table.expression import operand_count
+from distir_relax.ops.table.table import TABLE, Table, lookup
+from distir_relax.reading import shown
+from distir_relax.units import count
+
+
+def check_operands(name: str, operands: Sequence[TensorType], attrs: Mapping[str, Any], location: str = "") -> None:
+    """Raise `VerificationError` unless op `name` takes so many operands."""
+    try:
+        expected = operand_count(name, attrs)
+    except Exception:  # attributes that its expression cannot be written with: `check_facets` and `infer` say more
+        return
+    if expected is not None and expected != len(operands):
+        raise VerificationError(f"{name} takes {count(expected, 'operand')}, found {len(operands)}", location)
+
+
+def check_facets(
+    name: str,
+    operands: Sequence[TensorType],
+    attrs: Mapping[str, Any],
+    results: Sequence[TensorType],
+    location: str = "",
+    split: bool = False,
+) -> None:
+    """Raise `VerificationError` unless the facets of op `name` can be read for these types and attributes.
+
+    With `split`, its factor rule too: in programs that are still to be split.
+    """
+    found = TABLE.derived(_found_before)
+    # Numbers that are equal, such as 1 and True, are told apart by how they are written.
+    key = (name, tuple(operands), repr(sorted(attrs.items())), tuple(results), split)
+    if key not in found:
+        found[key] = _problem(lookup(name, location), operands, attrs, results, split)
+    if found[key]:
+        given = ", ".join(map(str, operands))
+        raise VerificationError(f"{name} cannot take ({given}) with {shown(dict(attrs))}: {found[key]}", location)
+
+
+def _found_before(table: Table) -> dict[object, str]:
+    """What is wrong with instances looked at already, while the table stays as it is: blocks repeat."""
+    return {}
+
+
+def _problem(
+    entry: OpDef, operands: Sequence[TensorType], attrs: Mapping[str, Any], results: Sequence[TensorType], split: bool
+) -> str:
+    try:
+        operand_count(entry.name, attrs)
+        if split and entry.computes:
+            entry.rule_for(operands, attrs, results)
+        for facet in (entry.cost.flops, entry.cost.moved, entry.cost.product, entry.cost.workspace):
+            if facet is not None:
+                facet(operands, attrs, results)
+    except NotImplementedError:  # an op of programs that are split already has no rule
+        return ""
+    except Exception as error:
+        return f"{type(error).__name__}: {error}".removeprefix("ValueError: ")
+    return ""
