@@ -210,7 +210,7 @@ def test_errors_say_what_to_do(folder: Path, tmp_path: Path) -> None:
     )
     fails(ProfileError, "the program uses 21 devices, the profile dgx2-v100 has 16", text)
     text.write_bytes(b"\xff\xfe\x00")
-    fails(ImportModelError, "not a program's text", text)
+    fails(ImportModelError, "not UTF-8 text", text)
     text.write_text("module @distributed {")
     fails(ParseError, f"{text}:1: expected", text)
     text.write_text(plan().text("global"))

@@ -16,7 +16,7 @@ from distir_relax.ir import Value
 from distir_relax.ops import Builder
 
 MOST_STEPS = 10_000
-"""A loop of more steps is taken for one that never ends."""
+"""Loops of more steps, those in them counted, are taken for some that never end."""
 
 GRAPH_OPS = ("If", "Loop", "Scan")
 """The ops of this module."""
@@ -29,6 +29,9 @@ class Reader(Protocol):
 
     def run(self, nodes: Sequence[Any], scope: dict[str, Any], opsets: Mapping[str, int]) -> None:
         """Read nodes; `scope` leads from names to what they stand for, and takes the results."""
+
+    steps: int
+    """How many steps of loops were read."""
 
     def step(self, name: str, read: Callable[[], None]) -> None:
         """Call `read`, which reads the nodes of one step of a loop, as those of the block `name`."""
@@ -72,8 +75,6 @@ class GraphNode:
         carried, rows = list(self.operands[2:]), []
         number = 0
         while (trips is None or number < trips) and (condition is None or condition):
-            if number >= MOST_STEPS:
-                raise NotImplementedError(f"it runs more than {MOST_STEPS:,} times")
             given = [np.array(number, np.int64), np.array(True), *carried]
             condition, *found = self._step(number, body, given)
             if isinstance(condition, Value):
@@ -109,6 +110,8 @@ class GraphNode:
         return [*states, *outputs]
 
     def _step(self, number: int, body: Any, given: Sequence[Any]) -> list[Any]:
+        if self.reader.steps >= MOST_STEPS:
+            raise NotImplementedError(f"the model's loops run more than {MOST_STEPS:,} times")
         found: list[Any] = []
         bound = dict(zip((item.name for item in body.input), given, strict=True))
         name = self.node.name or next(filter(None, self.node.output), self.node.op_type)
@@ -154,7 +157,10 @@ class GraphNode:
         return opened[0] if len(opened) == 1 else g.emit("concat", *opened, axis=at)
 
     def _attribute(self, name: str) -> Any:
-        return next(a for a in self.node.attribute if a.name == name)
+        found = next((a for a in self.node.attribute if a.name == name), None)
+        if found is None:
+            raise ValueError(f"it has no attribute {name!r}")
+        return found
 
     def _numbers(self, name: str, count: int) -> list[int]:
         return next((list(a.ints) for a in self.node.attribute if a.name == name), [0] * count)

@@ -12,7 +12,7 @@ import re
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from distir_relax.errors import ImportModelError, UnsupportedOpError, VerificationError
+from distir_relax.errors import DistIRError, ImportModelError, RunError, UnsupportedOpError, VerificationError
 from distir_relax.frontends.imported import Frame
 from distir_relax.frontends.onnx.control import GRAPH_OPS, GraphNode
 from distir_relax.frontends.onnx.fold import evaluate_known, evaluate_reference
@@ -66,6 +66,7 @@ class OnnxGraph:
         self._constants: dict[tuple[TensorType, bytes], Value] = {}
         # The steps of loops, outermost first, that the nodes being read are in.
         self._within: tuple[Frame, ...] = ()
+        self.steps = 0
 
     def parameter(self, name: str, array: np.ndarray[Any, Any]) -> Value:
         """Declare an initialiser that is a parameter."""
@@ -90,13 +91,33 @@ class OnnxGraph:
 
     def step(self, name: str, read: Callable[[], None]) -> None:
         """Call `read`, which reads the nodes of one step of a loop, as those of the block `name`."""
+        self.steps += 1
         before, place, hint = self._within, self.builder.location, self.builder.hint
         self._within = (*before, *_frames(name), Frame(name))
         read()
         self._within, self.builder.location, self.builder.hint = before, place, hint
 
     def node(self, node: Any, operands: list[Any], scope: dict[str, Any], opsets: Mapping[str, int]) -> Sequence[Any]:
-        """The results of one node."""
+        """The results of one node. Raises `ImportModelError` for one that is not as its op says."""
+        try:
+            return self._results(node, operands, scope, opsets)
+        except VerificationError as error:
+            problem: Exception = error
+            reason = error.message
+        except DistIRError:
+            raise
+        # The one place where conversions meet operands and attributes that a file made up.
+        except Exception as error:
+            problem, reason = error, f"{type(error).__name__}: {error}"
+        raise ImportModelError(
+            f"the node is no valid {node.op_type}: {reason}",
+            self.builder.location,
+            "does onnx.checker.check_model accept the model?",
+        ) from problem
+
+    def _results(
+        self, node: Any, operands: list[Any], scope: dict[str, Any], opsets: Mapping[str, int]
+    ) -> Sequence[Any]:
         domain = "" if node.domain == "ai.onnx" else node.domain
         if any(a.type in (a.GRAPH, a.GRAPHS) for a in node.attribute):
             return self._run_graphs(node, operands, domain, scope, opsets)
@@ -111,21 +132,11 @@ class OnnxGraph:
         convert = lookup_onnx(f"{domain}::{node.op_type}" if domain else node.op_type)
         if convert is None:
             return self._expand(node, operands, domain, opsets)
+        given = OnnxOperands(operands, self.place, self.builder.known)
         try:
-            result = convert(
-                self.builder,
-                OnnxOperands(operands, self.place, self.builder.known),
-                self._attributes(node, domain, opsets),
-            )
+            result = convert(self.builder, given, self._attributes(node, domain, opsets))
         except NotImplementedError as error:
             return self._expand(node, operands, domain, opsets, str(error))
-        except (VerificationError, KeyError, IndexError, ValueError, TypeError, ZeroDivisionError) as error:
-            reason = error.message if isinstance(error, VerificationError) else f"{type(error).__name__}: {error}"
-            raise ImportModelError(
-                f"the node is no valid {node.op_type}: {reason}",
-                self.builder.location,
-                "does onnx.checker.check_model accept the model?",
-            ) from error
         results = list(result) if isinstance(result, (tuple, list)) else [result]
         return results + [Computed(node.op_type, i) for i in range(len(results), len(node.output))]
 
@@ -194,7 +205,7 @@ class OnnxGraph:
         if attribute.type == attribute.TENSOR:
             return as_array(value, self.builder.location)
         if attribute.type == attribute.STRING:
-            return value.decode()
+            return value.decode("utf-8")
         if attribute.name == "to":
             return dtype_name(value, self.builder.location)
         return list(value) if attribute.type in (attribute.INTS, attribute.FLOATS) else value
@@ -204,7 +215,7 @@ class OnnxGraph:
         convert = lookup_onnx(f"{domain}::{node.op_type}" if domain else node.op_type)
         if convert is not None:
             # What the table cannot express, such as a dtype that programs lack, the evaluator may.
-            with contextlib.suppress(NotImplementedError, UnsupportedOpError):
+            with contextlib.suppress(NotImplementedError, UnsupportedOpError, RunError):
                 return evaluate_known(convert, operands, self._attributes(node, domain, opsets), self.builder.location)
         return evaluate_reference(node, operands, opsets, self.builder.location)
 

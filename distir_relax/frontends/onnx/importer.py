@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from distir_relax.errors import ImportModelError
 from distir_relax.frontends.imported import Imported, live
 from distir_relax.frontends.onnx.graph import OnnxGraph
 from distir_relax.frontends.onnx.metadata import read_sharding
@@ -36,6 +38,8 @@ def import_onnx(
     model, file = load_model(path_or_model), model_name(path_or_model)
     data = {tensor.name: tensor for tensor in model.graph.initializer}
     inputs = [item for item in model.graph.input if item.name not in data]
+    _reject_repeated("input", inputs, file)
+    _reject_repeated("output", model.graph.output, file)
     types = input_types(inputs, input_shapes or {}, file)
     sharding = read_sharding(model, file)
     graph = OnnxGraph(file, sharding)
@@ -67,6 +71,11 @@ def import_onnx(
         values={name: item.name for name, item in scope.items() if isinstance(item, Value)},
         scopes={name: frames for name, frames in graph.scopes.items() if frames},
     )
+
+
+def _reject_repeated(what: str, items: Sequence[Any], file: str) -> None:
+    if twice := [name for name, count in Counter(item.name for item in items).items() if count > 1]:
+        raise ImportModelError(f"the {what} {twice[0]!r} is given twice", file)
 
 
 def _is_parameter(array: Any) -> bool:

@@ -21,6 +21,8 @@ if TYPE_CHECKING:
     import onnx
 
 _IR_VERSION = 11
+MOST_DEVICES = 1 << 20
+"""No configuration has more devices."""
 
 
 @dataclass(frozen=True)
@@ -45,6 +47,10 @@ def read_sharding(model: onnx.ModelProto, where: str = "model") -> OnnxSharding 
     if not model.configuration:
         return None
     configuration = model.configuration[0]
+    if not 0 <= configuration.num_devices <= MOST_DEVICES:
+        raise AnnotationError(
+            f"expected a configuration of at most {MOST_DEVICES:,} devices, found {configuration.num_devices:,}", where
+        )
     mesh = DeviceMesh((max(1, configuration.num_devices),), ("tp",))
     specs: dict[str, dict[str, str]] = {}
     stages: dict[str, int] = {}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -9,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 from distir_relax.errors import ImportModelError, UnsupportedOpError
 from distir_relax.ir import TensorType
 from distir_relax.layout import DTYPES
+from distir_relax.reading import MOST, check_regular, shown
 
 if TYPE_CHECKING:
     import numpy as np
@@ -19,7 +21,8 @@ if TYPE_CHECKING:
 def load_model(path_or_model: Any) -> onnx.ModelProto:
     """The model, read from its file with its external data, functions of its own written out.
 
-    Raises `ImportModelError` for a file that is missing, is no ONNX model, or lacks a data file beside it.
+    Raises `ImportModelError` for a file that is missing, is no ONNX model, or lacks a data file beside it; where a name
+    is not UTF-8, and where an operator set has no version that can be.
     """
     import onnx
     import onnx.inliner
@@ -27,20 +30,45 @@ def load_model(path_or_model: Any) -> onnx.ModelProto:
 
     model, where = path_or_model, model_name(path_or_model)
     if isinstance(path_or_model, (str, Path)):
-        if not Path(path_or_model).is_file():
-            raise ImportModelError("there is no such file", str(path_or_model))
+        check_regular(path_or_model, ImportModelError)
         try:
-            model = onnx.load(str(path_or_model))
+            model = onnx.load(str(path_or_model), load_external_data=False)
+            check_text(model, where)
+            onnx.load_external_data_for_model(model, str(Path(path_or_model).parent))
         except DecodeError:
             raise ImportModelError("not an ONNX model", str(path_or_model)) from None
-        except (OSError, onnx.checker.ValidationError) as error:
+        except (OSError, ValueError, OverflowError, onnx.checker.ValidationError) as error:
             hint = "the files of external data belong beside the model"
             raise ImportModelError(f"the model's data cannot be read: {error}", str(path_or_model), hint) from None
     elif not isinstance(model, onnx.ModelProto):
         raise ImportModelError(f"expected a path or an onnx.ModelProto, found {type(model).__name__}")
+    else:
+        check_text(model, where)
     if not model.graph.node and not model.graph.output:
         raise ImportModelError("expected a model with a graph, found none", where)
-    return onnx.inliner.inline_local_functions(model) if model.functions else model
+    for item in model.opset_import:
+        if not 0 < item.version < 2**31:
+            raise ImportModelError(f"there is no version {item.version} of operator set {item.domain!r}", where)
+    if not model.functions:
+        return model
+    try:
+        return onnx.inliner.inline_local_functions(model)
+    except (RuntimeError, ValueError, TypeError) as error:
+        raise ImportModelError(f"the model's own functions cannot be written out: {error}", where) from None
+
+
+def check_text(message: Any, where: str, path: str = "") -> None:
+    """Raise `ImportModelError`, with the path of the field, unless every text of a protobuf message is UTF-8."""
+    for field, value in message.ListFields():
+        inside = f"{path}.{field.name}" if path else str(field.name)
+        items = list(enumerate(value)) if field.is_repeated else [(None, value)]
+        if field.type == field.TYPE_STRING:
+            # protobuf gives bytes where they are no text.
+            if wrong := next((item for _, item in items if isinstance(item, bytes)), None):
+                raise ImportModelError(f"a name is not UTF-8: {shown(wrong)}", f"{where} ({inside})")
+        elif field.type == field.TYPE_MESSAGE:
+            for number, item in items:
+                check_text(item, where, inside if number is None else f"{inside}[{number}]")
 
 
 def model_name(path_or_model: Any) -> str:
@@ -55,6 +83,8 @@ def dtype_name(elem_type: int, where: str) -> str:
     """The dtype of an ONNX element type. Raises `UnsupportedOpError` for one that programs do not have."""
     import onnx
 
+    if elem_type not in onnx.TensorProto.DataType.values():
+        raise UnsupportedOpError(f"there is no element type {shown(elem_type)} in ONNX", where)
     name = str(onnx.TensorProto.DataType.Name(elem_type)).lower()
     name = {"float": "float32", "double": "float64"}.get(name, name)
     if name not in DTYPES:
@@ -63,14 +93,27 @@ def dtype_name(elem_type: int, where: str) -> str:
 
 
 def as_array(tensor: onnx.TensorProto, where: str) -> np.ndarray[Any, Any]:
-    """The data of an ONNX tensor. Raises `ImportModelError` where it is in a file that was not read."""
+    """The data of an ONNX tensor.
+
+    Raises `ImportModelError` where it is in a file that was not read, or is not what dims and dtype say;
+    `UnsupportedOpError` for a dtype that ONNX does not have.
+    """
     import onnx
 
+    place = f"{where}, {tensor.name}" if tensor.name else where
+    if any(n < 0 for n in tensor.dims) or math.prod(tensor.dims) > MOST:
+        raise ImportModelError(f"no tensor has the dims {shown(tuple(tensor.dims))}", place)
+    if tensor.data_type not in onnx.TensorProto.DataType.values():
+        raise UnsupportedOpError(f"there is no element type {tensor.data_type} in ONNX", place)
     if onnx.external_data_helper.uses_external_data(tensor):
         raise ImportModelError(
             f"the data of {tensor.name!r} is in a file of its own", where, "give the model's path: its data is read too"
         )
-    array: np.ndarray[Any, Any] = onnx.numpy_helper.to_array(tensor)
+    try:
+        array: np.ndarray[Any, Any] = onnx.numpy_helper.to_array(tensor)
+    except (ValueError, TypeError, KeyError, OverflowError) as error:
+        kind = onnx.TensorProto.DataType.Name(tensor.data_type).lower()
+        raise ImportModelError(f"the data is no {kind} {tuple(tensor.dims)}: {error}", place) from None
     return array
 
 

@@ -10,7 +10,7 @@ from distir_relax.errors import DistIRError, VerificationError
 from distir_relax.ir import Attribute, Function, Input, Op, Output, TensorType, Value
 from distir_relax.layout import DTYPES
 from distir_relax.ops.table.table import lookup, lookup_aten
-from distir_relax.reading import shown
+from distir_relax.reading import MOST, shown
 
 
 class Builder:
@@ -107,7 +107,9 @@ def infer(name: str, types: Sequence[TensorType], attrs: Any, location: str = ""
         raise _unfit(name, types, attrs, f"{type(error).__name__}: {error}", location) from None
     for kind in found:
         if kind.dtype not in DTYPES or any(type(n) is not int or n < 0 for n in kind.shape):
-            raise _unfit(name, types, attrs, f"it would give {kind.dtype} {kind.shape}", location)
+            raise _unfit(name, types, attrs, f"it would give {kind.dtype} {shown(kind.shape)}", location)
+        if kind.bytes > MOST:
+            raise _unfit(name, types, attrs, f"no machine holds {kind}", location)
     return found
 
 

@@ -94,7 +94,9 @@ class StridedWindow:
 
     @property
     def result_size(self) -> int:
-        """The size of the result dim. Raises ValueError when the operand is too small for the kernel."""
+        """The size of the result dim. Raises ValueError for a window that is none, or larger than the operand."""
+        if min(self.kernel, self.stride, self.dilation) < 1:
+            raise ValueError(f"a window has kernel, stride and dilation of at least 1, found {self}")
         size = self.sized(self.size, self.low, self.high)
         if size < 0:
             raise ValueError(
