@@ -31,13 +31,12 @@ from distir_relax.pipeline import (
     run_passes,
     verifies_by_default,
 )
+from distir_relax.runtime.sessions import Sessions
 from distir_relax.sharding import hazards_in, remarks
 
 if TYPE_CHECKING:
     import torch
     import tvm
-
-    from distir_relax.runtime.session import Session
 
 
 class SurpriseGather(UserWarning):
@@ -63,7 +62,12 @@ class Plan:
     tail: str
     seconds: Mapping[str, float] = field(default_factory=dict)
     _passes: Sequence[Pass] = ()
-    _sessions: dict[str, Session] = field(default_factory=dict)
+    _sessions: Sessions = field(init=False)
+
+    def __post_init__(self) -> None:
+        from distir_relax.runtime.backends import find_backend
+
+        self._sessions = Sessions(lambda backend: self.bundle(find_backend(backend).programs))
 
     def __repr__(self) -> str:
         main, seconds = self.modules["sharded"].main, sum(self.seconds.values())
@@ -94,7 +98,7 @@ class Plan:
         return print_module(self.modules[stage], remarks(self.modules[stage]) if stage == "sharded" else None)
 
     def bundle(self, backends: Sequence[str] = BACKENDS) -> Bundle:
-        """All that ranks need, in memory; the weights are the model's own tensors, not copies."""
+        """All that ranks need, in memory, the weights as they were when the model was compiled."""
         return to_bundle(
             self.name,
             self.modules["sharded"],
@@ -114,19 +118,15 @@ class Plan:
         write_bundle(self.bundle(backends), Path(path), overwrite=overwrite)
         return Path(path)
 
-    def __call__(self, *args: Any, backend: str = "torch", **kwargs: Any) -> Any:
+    def __call__(self, *args: Any, backend: str = "torch", timeout: float | None = None, **kwargs: Any) -> Any:
         """Run the plan on the model's own arguments, ranks as threads of this process; returns what the model does.
 
-        The first call of a backend loads it. Raises `RunError` for arguments unlike the example's, and for a backend
-        that there is not.
+        The first call of a backend loads it. A call from another thread waits for the one before it. Raises `RunError`
+        for arguments unlike the example's, for a backend that there is not, and when a rank waits for others for more
+        than `timeout` seconds (120 unless given; 0: never).
         """
-        from distir_relax.runtime.backends import find_backend
-        from distir_relax.runtime.session import Session
-
-        if backend not in self._sessions:
-            self._sessions[backend] = Session(self.bundle(find_backend(backend).programs), backend)
         inputs = self.imported.flatten(args, kwargs)
-        outputs = self._sessions[backend](inputs)
+        outputs = self._sessions.run(inputs, backend, timeout)
         for output, name in self.imported.written.items():
             inputs[name].copy_(outputs[output])
         return self.imported.rebuild(outputs)

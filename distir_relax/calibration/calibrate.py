@@ -18,7 +18,7 @@ from distir_relax.cost.profile import Level, Profile, load_profile, print_profil
 from distir_relax.errors import RunError
 from distir_relax.runtime.inputs import atomic_file, check_writable
 from distir_relax.runtime.launch import launch
-from distir_relax.runtime.session import keep_memory, limit_threads
+from distir_relax.runtime.machine import keep_memory, limit_threads
 from distir_relax.runtime.world import World
 
 PASSES = 7

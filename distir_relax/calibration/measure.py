@@ -19,7 +19,7 @@ from distir_relax.ir import Op, Value
 from distir_relax.kernels.packing import pack_linear
 from distir_relax.layout import DeviceMesh
 from distir_relax.ops import lookup, torch_expression, torch_in_place
-from distir_relax.runtime.session import RankSession
+from distir_relax.runtime.rank_session import RankSession
 from distir_relax.runtime.world import World
 
 if TYPE_CHECKING:

@@ -22,7 +22,7 @@ from distir_relax.given import Program, what_is
 from distir_relax.ir import Module
 from distir_relax.pipeline import as_ranks_run
 from distir_relax.runtime.launch import launch
-from distir_relax.runtime.session import keep_memory, limit_threads
+from distir_relax.runtime.machine import keep_memory, limit_threads
 from distir_relax.runtime.verification import read_stage
 from distir_relax.runtime.world import World
 from distir_relax.user_function import call_function, find_function

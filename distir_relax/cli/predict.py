@@ -84,12 +84,12 @@ def calibrate(
 def measure(output: Path, device: DeviceOption = Device.cpu, passes: int = 1) -> None:
     """One rank of `distir calibrate`."""
     from distir_relax.calibration.calibrate import measure as run_benchmarks
-    from distir_relax.runtime.join import join_world
+    from distir_relax.runtime.join import joined_world
 
-    world = join_world()
-    run_benchmarks(output, device.value, passes, world)
-    if world is not None:
-        world.close()
+    with joined_world() as world:
+        run_benchmarks(output, device.value, passes, world)
+        if world is not None:
+            world.close()
 
 
 @app.command()
@@ -134,9 +134,9 @@ def validate(
 def time_bundles(request: Path, answer: Path) -> None:
     """One rank of `distir validate`."""
     from distir_relax.calibration.validate import time_bundles as run_all
-    from distir_relax.runtime.join import join_world
+    from distir_relax.runtime.join import joined_world
 
-    world = join_world()
-    assert world is not None, "distir validate starts this with mpirun"
-    run_all(request, answer, world)
-    world.close()
+    with joined_world() as world:
+        assert world is not None, "distir validate starts this with mpirun"
+        run_all(request, answer, world)
+        world.close()

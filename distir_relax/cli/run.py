@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, NoReturn
 
 import typer
 
@@ -41,20 +41,21 @@ def run(
 ) -> None:
     """Run a bundle: as one rank under mpirun or torchrun, otherwise with all ranks as threads of this process."""
     from distir_relax.runtime.execute import RunOptions, run_rank, run_threads
-    from distir_relax.runtime.join import join_world
+    from distir_relax.runtime.join import joined_world
 
     options = RunOptions(bundle, input, output, backend.value, device.value, timeout, repeat, report)
-    world = join_world()
-    if world is None:
-        _summarise(run_threads(options), output, report is not None)
-        return
-    try:
-        result = run_rank(world, options)
-    except DistIRError as error:
-        _leave(world, error)
-    if result is not None:
-        _summarise(result, output, report is not None)
-    world.close()
+    with joined_world(timeout) as world:
+        if world is None:
+            result: RunReport | None = run_threads(options)
+        else:
+            try:
+                result = run_rank(world, options)
+            except DistIRError as error:
+                _leave(world, error)
+        if result is not None:
+            _summarise(result, output, report is not None)
+        if world is not None:
+            world.close()
 
 
 @app.command()
@@ -105,7 +106,7 @@ def doctor() -> None:
     raise typer.Exit(0 if well else 1)
 
 
-def _leave(world: World, error: DistIRError) -> None:
+def _leave(world: World, error: DistIRError) -> NoReturn:
     """End this rank after an error that all ranks have: the first one prints it, before any of them is gone."""
     if world.rank == 0:
         complain(error)

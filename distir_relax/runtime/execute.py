@@ -17,7 +17,9 @@ from distir_relax.runtime.inputs import atomic_file, check_inputs, check_writabl
 from distir_relax.runtime.npz import read_npz
 from distir_relax.runtime.progress import Traffic
 from distir_relax.runtime.report import RunReport, make_report
-from distir_relax.runtime.session import RankSession, Session, keep_memory, limit_threads
+from distir_relax.runtime.machine import keep_memory, limit_threads
+from distir_relax.runtime.rank_session import RankSession
+from distir_relax.runtime.session import Session
 from distir_relax.runtime.watchdog import DEFAULT_TIMEOUT
 from distir_relax.runtime.world import World, check_size
 
@@ -122,7 +124,7 @@ def _run_rank(world: World, options: RunOptions) -> RunReport | None:
     except RunError as error:
         raise _Agreed(error) from None
     with _agreed(world):
-        session = RankSession(world, bundle, options.backend, options.device, options.timeout)
+        session = RankSession(world, bundle, options.backend, options.device)
         session.load()
     seconds: list[float] = []
     for warm in _rounds(options.repeat):

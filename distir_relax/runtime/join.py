@@ -3,10 +3,17 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
+import sys
+import threading
+import time
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 
 from distir_relax.layout import DeviceMesh
 from distir_relax.runtime.communicator import Communicator
+from distir_relax.runtime.neighbours import rank_in, ranks_of_this_node
+from distir_relax.runtime.roll_call import RollCall
+from distir_relax.runtime.watchdog import DEFAULT_TIMEOUT, Watchdog
 from distir_relax.runtime.world import World, check_size
 
 
@@ -19,21 +26,34 @@ def detect(environment: Mapping[str, str] = os.environ) -> str | None:
     return None
 
 
-def join_world() -> World | None:
+def join_world(timeout: float = DEFAULT_TIMEOUT) -> World | None:
     """The launch this process is a rank of, or None when it was started alone.
 
-    Raises RunError when the launcher's library cannot be loaded or the ranks cannot meet.
+    Raises RunError when the launcher's library cannot be loaded or the ranks cannot meet. When they have not met within
+    `timeout` seconds (15 at least; 0: never) this process says so and ends, with exit code 2, and with it the launch.
     """
     kind = detect()
-    if kind == "mpi":
-        from distir_relax.runtime.transports.mpi import MPIWorld
+    if kind is None:
+        return None
+    with _ending_after(max(timeout, _MEETING) if timeout else None):
+        if kind == "mpi":
+            from distir_relax.runtime.transports.mpi import MPIWorld
 
-        return MPIWorld()
-    if kind == "torch":
+            return MPIWorld()
         from distir_relax.runtime.transports.torch_distributed import TorchWorld
 
         return TorchWorld()
-    return None
+
+
+@contextmanager
+def joined_world(timeout: float = DEFAULT_TIMEOUT) -> Iterator[World | None]:
+    """`join_world`; while it is open, a rank that waits longer than `timeout` seconds ends the launch: `RollCall`."""
+    world = join_world(timeout)
+    if world is None:
+        yield None
+        return
+    with Watchdog(timeout, RollCall(world, timeout).look):
+        yield world
 
 
 def connect(mesh: DeviceMesh, device: str = "cpu") -> Communicator | None:
@@ -46,3 +66,36 @@ def connect(mesh: DeviceMesh, device: str = "cpu") -> Communicator | None:
         return None
     check_size(mesh, world.size)
     return world.communicator(mesh, device)
+
+
+# Seconds: ranks do not start at the same moment.
+_MEETING = 15.0
+
+
+@contextmanager
+def _ending_after(seconds: float | None) -> Iterator[None]:
+    """End this process when the block takes longer: it waits in a library, where no exception reaches it."""
+    if seconds is None:
+        yield
+        return
+    timer = threading.Timer(seconds, _end, [seconds])
+    timer.daemon = True
+    timer.start()
+    try:
+        yield
+    finally:
+        timer.cancel()
+
+
+def _end(seconds: float) -> None:
+    found = sorted(ranks_of_this_node().items())
+    speaks = next((rank for rank, state in found if "stopped" not in state), None)
+    if rank_in() == speaks:
+        lines = [f"rank {rank} {state}" for rank, state in found]
+        text = "\n  ".join([f"error: the ranks have not met within {seconds:g} s", *lines])
+        sys.stderr.write(f"{text}\n")
+        sys.stderr.flush()
+    else:
+        # Time for the one that does to say it: the first to end takes the others with it.
+        time.sleep(2)
+    os._exit(2)

@@ -8,10 +8,14 @@ import shutil
 import subprocess
 import sys
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
 from distir_relax.errors import RunError
+
+# Seconds that an mpirun has to end its ranks in its own order.
+_GRACE = 1.0
 
 
 @dataclass(frozen=True)
@@ -26,7 +30,8 @@ class Launcher:
 def launch(n: int, arguments: Sequence[str], threads: int | None = None) -> int:
     """Run `distir <arguments>` on `n` ranks, having printed the command; the exit code of the launch.
 
-    A rank has `threads` threads, by default what OMP_NUM_THREADS says, or its share of the cores.
+    A rank has `threads` threads, by default what OMP_NUM_THREADS says, or its share of the cores. When this process is
+    interrupted, the launch and its ranks are ended first.
 
     Raises RunError when there is no mpirun.
     """
@@ -35,12 +40,11 @@ def launch(n: int, arguments: Sequence[str], threads: int | None = None) -> int:
     command = mpirun_command(launcher, n, [sys.executable, "-m", "distir_relax", *arguments], each)
     print(shlex.join(command), file=sys.stderr, flush=True)
     with subprocess.Popen(command, env=launch_environment(each)) as process:
-        while True:
-            try:
-                return process.wait()
-            except KeyboardInterrupt:
-                # The terminal has sent it to mpirun as well, which ends the ranks in its own order.
-                continue
+        try:
+            return process.wait()
+        except BaseException:
+            _end(process)
+            raise
 
 
 def find_mpirun() -> Launcher:
@@ -81,6 +85,22 @@ def mpirun_command(launcher: Launcher, n: int, program: Sequence[str], threads: 
 def launch_environment(threads: str) -> dict[str, str]:
     """This process's environment with the number of threads per rank."""
     return {**os.environ, "OMP_NUM_THREADS": threads}
+
+
+def _end(launcher: subprocess.Popen[bytes]) -> None:
+    """End a launch and all of its ranks within a second, whatever they do."""
+    import psutil
+
+    try:
+        ranks = psutil.Process(launcher.pid).children(recursive=True)
+    except psutil.NoSuchProcess:
+        return
+    launcher.terminate()
+    psutil.wait_procs([*ranks, psutil.Process(launcher.pid)], timeout=_GRACE)
+    for process in ranks:
+        with suppress(psutil.NoSuchProcess):
+            process.kill()
+    launcher.kill()
 
 
 def _cores() -> int:

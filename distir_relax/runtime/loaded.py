@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from distir_relax.bundle import Bundle, read_bundle
 from distir_relax.errors import RunError
-from distir_relax.runtime.session import Session
+from distir_relax.runtime.sessions import Sessions
 from distir_relax.units import count
 
 if TYPE_CHECKING:
@@ -25,10 +25,10 @@ class Loaded:
 
     def __init__(self, bundle: Bundle) -> None:
         self.bundle = bundle
-        self._sessions: dict[str, Session] = {}
+        self._sessions = Sessions(lambda backend: bundle)
 
-    def __call__(self, *args: Any, backend: str = "torch", **kwargs: Any) -> Any:
-        """Run once; the first call of a backend loads its programs.
+    def __call__(self, *args: Any, backend: str = "torch", timeout: float | None = None, **kwargs: Any) -> Any:
+        """Run once; the first call of a backend loads its programs. `timeout` is as in `Session`.
 
         Raises `RunError` for inputs unlike those that the program takes, and for a backend that there is not;
         `BundleError` where the bundle has no programs for it.
@@ -40,9 +40,7 @@ class Loaded:
                 f"expected each of the inputs {_listed(manifest.inputs)} once, "
                 f"found {len(args)} by position and {', '.join(kwargs) or 'none'} by name"
             )
-        if backend not in self._sessions:
-            self._sessions[backend] = Session(self.bundle, backend)
-        outputs = self._sessions[backend]({**dict(zip(names, args, strict=False)), **kwargs})
+        outputs = self._sessions.run({**dict(zip(names, args, strict=False)), **kwargs}, backend, timeout)
         return next(iter(outputs.values())) if len(manifest.outputs) == 1 else outputs
 
     def __repr__(self) -> str:

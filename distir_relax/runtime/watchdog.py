@@ -5,11 +5,9 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Mapping, Sequence
 from types import TracebackType
-from typing import TYPE_CHECKING
 
-if TYPE_CHECKING:
-    from distir_relax.runtime.communicator import Communicator
-    from distir_relax.runtime.progress import Point
+from distir_relax.errors import RunError
+from distir_relax.runtime.progress import Point, Progress
 
 Steps = Sequence[str] | Mapping[int, str | Sequence[str]]
 """What each step of a program is; of a step in a function that is called several times, what it is each time."""
@@ -17,25 +15,14 @@ DEFAULT_TIMEOUT = 120.0
 
 
 class Watchdog:
-    """Watches ranks of this process while its `with` block runs.
+    """While its `with` block runs, calls `look` at least twice a second, in a thread of its own, until it gives True.
 
-    When one waits in a communication for more than `timeout` seconds, or a rank elsewhere has announced that it does,
-    calls `on_stall` once with a line for each rank watched. A `timeout` of 0 watches nothing.
+    A `timeout` (seconds) of 0 watches nothing.
     """
 
-    def __init__(
-        self,
-        ranks: Sequence[tuple[Communicator, Steps]],
-        timeout: float,
-        on_stall: Callable[[list[str]], None],
-        announce: Callable[[], None] = lambda: None,
-        announced: Callable[[], bool] = lambda: False,
-    ) -> None:
-        self._ranks = ranks
+    def __init__(self, timeout: float, look: Callable[[], bool]) -> None:
         self._timeout = timeout
-        self._on_stall = on_stall
-        self._announce = announce
-        self._announced = announced
+        self._look = look
         self._over = threading.Event()
         self._thread = threading.Thread(target=self._watch, name="distir-watchdog", daemon=True)
 
@@ -48,35 +35,37 @@ class Watchdog:
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
         self._over.set()
-        if self._timeout > 0 and threading.current_thread() is not self._thread:
+        if self._thread.is_alive() and threading.current_thread() is not self._thread:
             self._thread.join()
 
-    @property
-    def interval(self) -> float:
-        """Seconds between two looks at the ranks."""
-        return min(0.5, self._timeout / 8)
-
     def _watch(self) -> None:
-        while not self._over.wait(self.interval):
-            stalled = any(comm.progress.waiting() > self._timeout for comm, _ in self._ranks)
-            if stalled:
-                self._announce()
-            if stalled or self._announced():
-                self._on_stall([describe(comm, steps) for comm, steps in self._ranks])
+        while not self._over.wait(min(0.5, self._timeout / 8)):
+            if self._look():
                 return
 
 
-def describe(comm: Communicator, steps: Steps) -> str:
+def describe(rank: int, progress: Progress, steps: Steps) -> str:
     """Where a rank is: `rank 3 waits in step #127 %h = recv (model.py:42); it last finished step #126 ...`."""
-    current, last = comm.progress.current, comm.progress.last
+    current, last = progress.current, progress.last
     if current is not None:
         doing = f"waits in {_name(current, steps)}"
-    elif comm.progress.finished:
+    elif progress.finished:
         doing = "has finished its program"
     else:
         doing = "computes" if last is not None else "has not come to its first communication"
     done = f"; it last finished {_name(last, steps)}" if last is not None else ""
-    return f"rank {comm.rank} {doing}{done}"
+    return f"rank {rank} {doing}{done}"
+
+
+def stall_error(timeout: float, lines: Sequence[str], silent: bool = False) -> RunError:
+    """The error of a run in which a rank has waited for more than `timeout` seconds.
+
+    `lines` say where each rank is; `silent` is whether one of them did not answer.
+    """
+    message = "\n  ".join([f"a rank has waited for more than {timeout:g} s", *lines])
+    if silent:
+        return RunError(message, hint="a rank that says nothing was stopped, or its node is gone: start the launch again")
+    return RunError(message, hint="the programs may be deadlocked; --timeout gives slow steps more time")
 
 
 def _name(point: Point, steps: Steps) -> str:

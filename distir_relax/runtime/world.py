@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+import json
 from abc import ABC, abstractmethod
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
 from distir_relax import errors
 from distir_relax.errors import DistIRError, RunError
 from distir_relax.layout import DeviceMesh
 from distir_relax.runtime.communicator import Communicator
+from distir_relax.runtime.progress import Progress
+from distir_relax.runtime.watchdog import Steps
 
 
 def check_size(mesh: DeviceMesh, size: int) -> None:
@@ -23,7 +28,11 @@ def check_size(mesh: DeviceMesh, size: int) -> None:
 
 
 class World(ABC):
-    """All processes of a launch, seen from one of them."""
+    """All processes of a launch, seen from one of them.
+
+    `progress` says what this rank waits for, `steps` what the steps of its program are, and `in_run` whether it is
+    running it. A roll call reads them, from a thread of its own.
+    """
 
     kind: str
     rank: int
@@ -31,25 +40,50 @@ class World(ABC):
     local_rank: int
     local_size: int
 
+    def __init__(self) -> None:
+        self.progress = Progress()
+        self.steps: Steps = ()
+        self.in_run = False
+
+    @contextmanager
+    def waiting(self, what: str) -> Iterator[None]:
+        """While it is open, this rank waits for others: `what` says in what, outside of a program's steps."""
+        self.progress.enter(what, "agreement")
+        yield
+        self.progress.leave()
+
+    @contextmanager
+    def running(self, progress: Progress, steps: Steps) -> Iterator[None]:
+        """While it is open, this rank runs a program whose steps are `steps`, and `progress` says where it is."""
+        before = self.progress
+        self.progress, self.steps, self.in_run = progress, steps, True
+        yield
+        self.progress, self.steps, self.in_run = before, (), False
+
+    def exchange(self, value: Any, what: str = "an agreement of all ranks") -> list[Any]:
+        """Every rank's `value` (of JSON's types), in rank order; `what` says in what a rank waits here."""
+        with self.waiting(what):
+            return [json.loads(text) for text in self._exchange(json.dumps(value))]
+
     @abstractmethod
     def communicator(self, mesh: DeviceMesh, device: str = "cpu") -> Communicator:
         """A communicator over `mesh`, whose world size must be `size`. All ranks call this together."""
 
     @abstractmethod
-    def exchange(self, value: Any) -> list[Any]:
-        """Every rank's `value` (of JSON's types), in rank order."""
+    def _exchange(self, text: str) -> list[str]:
+        """Every rank's `text`, in rank order."""
 
     @abstractmethod
     def abort(self, code: int) -> None:
         """End every rank of the launch now, with exit code `code`. Does not return."""
 
     @abstractmethod
-    def announce_stall(self) -> None:
-        """Tell every rank that this one has waited too long. May be called from any thread."""
+    def tell(self, peer: int, message: str) -> None:
+        """Leave a short message for another rank, without waiting for it. May be called from any thread."""
 
     @abstractmethod
-    def stall_announced(self) -> bool:
-        """Whether some rank has announced a stall. May be called from any thread."""
+    def heard(self) -> list[tuple[int, str]]:
+        """The messages that came since the last call, each with its sender. May be called from any thread."""
 
     @abstractmethod
     def close(self) -> None:
@@ -60,7 +94,7 @@ class World(ABC):
         mine = None
         if error is not None:
             mine = {"type": type(error).__name__, "fields": [error.message, error.where, error.hint]}
-        found = {rank: theirs for rank, theirs in enumerate(self.exchange(mine)) if theirs is not None}
+        found = {rank: theirs for rank, theirs in enumerate(self.exchange(mine, "the agreement to go on")) if theirs is not None}
         if not found:
             return
         first = min(found)
@@ -72,7 +106,7 @@ class World(ABC):
 
     def agree_equal(self, what: str, value: Any) -> None:
         """Raise RunError on every rank unless all have the same `value` (of JSON's types) for `what`."""
-        values = self.exchange(value)
+        values = self.exchange(value, f"the agreement on {what}")
         unlike = [rank for rank, theirs in enumerate(values) if theirs != values[0]]
         if unlike:
             raise RunError(

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import json
+import ctypes
 from collections.abc import Sequence
 from itertools import accumulate
 from typing import TYPE_CHECKING, Any, NoReturn
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 # MPI counts and displacements are 32-bit: larger buffers go in pieces of this many elements.
 MAX_COUNT = 2**30
-_STALL_TAG = 7
+_ASIDE_TAG = 7
 _EXCHANGE_TAG = 8
 
 
@@ -28,14 +28,8 @@ class MPIWorld(World):
     kind = "mpi"
 
     def __init__(self) -> None:
-        try:
-            from mpi4py import MPI
-        except (ImportError, RuntimeError) as wrong:
-            raise RunError(
-                f"this process was started by an MPI launcher, but MPI cannot be loaded: {wrong}",
-                hint="distir doctor shows what is missing",
-            ) from None
-        self._mpi = MPI
+        super().__init__()
+        self._mpi = MPI = _start()
         self._world = MPI.COMM_WORLD
         self.rank = self._world.Get_rank()
         self.size = self._world.Get_size()
@@ -43,34 +37,40 @@ class MPIWorld(World):
         self.local_rank = node.Get_rank()
         self.local_size = node.Get_size()
         node.Free()
-        self._stalls = self._world.Dup()
+        self._aside = self._world.Dup()
+        self._told: list[Any] = []
 
     def communicator(self, mesh: DeviceMesh, device: str = "cpu") -> MPICommunicator:
         """See `World.communicator`."""
         return MPICommunicator(self._mpi, self._world, mesh, device)
 
-    def exchange(self, value: Any) -> list[Any]:
-        """See `World.exchange`."""
-        return [json.loads(text) for text in self._world.allgather(json.dumps(value))]
+    def _exchange(self, text: str) -> list[str]:
+        return list(self._world.allgather(text))
 
     def abort(self, code: int) -> NoReturn:
         """See `World.abort`."""
         self._world.Abort(code)
         raise AssertionError("MPI_Abort returned")
 
-    def announce_stall(self) -> None:
-        """See `World.announce_stall`."""
-        for peer in range(self.size):
-            if peer != self.rank:
-                self._stalls.Isend(b"", peer, _STALL_TAG)
+    def tell(self, peer: int, message: str) -> None:
+        """See `World.tell`."""
+        self._told = [request for request in self._told if not request.Test()]
+        self._told.append(self._aside.Isend(message.encode(), peer, _ASIDE_TAG))
 
-    def stall_announced(self) -> bool:
-        """See `World.stall_announced`."""
-        return bool(self._stalls.Iprobe(self._mpi.ANY_SOURCE, _STALL_TAG))
+    def heard(self) -> list[tuple[int, str]]:
+        """See `World.heard`."""
+        found = []
+        status = self._mpi.Status()
+        while self._aside.Iprobe(self._mpi.ANY_SOURCE, _ASIDE_TAG, status):
+            message = bytearray(status.Get_count(self._mpi.BYTE))
+            self._aside.Recv(message, status.Get_source(), _ASIDE_TAG)
+            found.append((status.Get_source(), message.decode()))
+        return found
 
     def close(self) -> None:
         """See `World.close`."""
-        self._world.Barrier()
+        with self.waiting("the end of the launch"):
+            self._world.Barrier()
 
 
 class MPICommunicator(Communicator):
@@ -159,6 +159,28 @@ class MPICommunicator(Communicator):
             requests += [comm.Irecv(piece, peer, _EXCHANGE_TAG) for piece in _pieces(_buffer(incoming))]
             requests += [comm.Isend(piece, peer, _EXCHANGE_TAG) for piece in _pieces(_buffer(outgoing))]
         self._mpi.Request.Waitall(requests)
+
+
+def _start() -> Any:
+    """mpi4py's MPI, initialised. Raises RunError where there is none.
+
+    mpi4py initialises MPI with Python's lock held: while it waits for the other ranks, no thread could say that they do
+    not come. A foreign call lets go of the lock.
+    """
+    try:
+        import mpi4py
+
+        mpi4py.rc.initialize, mpi4py.rc.finalize = False, True
+        from mpi4py import MPI
+    except (ImportError, RuntimeError) as wrong:
+        raise RunError(
+            f"this process was started by an MPI launcher, but MPI cannot be loaded: {wrong}",
+            hint="distir doctor shows what is missing",
+        ) from None
+    if not MPI.Is_initialized():
+        provided = ctypes.c_int()
+        ctypes.CDLL(MPI.__file__).MPI_Init_thread(None, None, MPI.THREAD_MULTIPLE, ctypes.byref(provided))
+    return MPI
 
 
 def _buffer(x: torch.Tensor) -> Any:

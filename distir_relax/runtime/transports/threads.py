@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-import time
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
 from distir_relax.errors import RunError
@@ -146,14 +146,37 @@ class ThreadCommunicator(Communicator):
             raise RunError(f"{kind} on rank {self.rank} expects {expected} elements, its group gives {found}")
 
 
-def wait_for(threads: list[threading.Thread], world: ThreadWorld, grace: float) -> bool:
-    """Join `threads`; once the world has failed, for `grace` seconds more at most. Whether all have ended."""
-    failed_at: float | None = None
-    while any(thread.is_alive() for thread in threads):
-        for thread in threads:
-            thread.join(0.05 if world.error is None else grace / 10)
-        if world.error is not None:
-            failed_at = failed_at or time.monotonic()
-            if time.monotonic() - failed_at > grace:
-                break
-    return not any(thread.is_alive() for thread in threads)
+class RankThreads:
+    """The ranks of one run, each a thread that runs its `work`.
+
+    Whether all have ended is counted by the threads themselves: an interrupted `Thread.start` leaves one that has not
+    begun, and yet will.
+    """
+
+    def __init__(self, works: Sequence[Callable[[], None]]) -> None:
+        self._changed = threading.Condition()
+        self._begun = 0
+        self._ended = 0
+        self._threads = [
+            threading.Thread(target=self._run, args=(work,), name=f"rank-{rank}", daemon=True)
+            for rank, work in enumerate(works)
+        ]
+
+    def start(self) -> None:
+        """Start all ranks."""
+        for thread in self._threads:
+            self._begun += 1
+            thread.start()
+
+    def wait(self, seconds: float | None = None) -> bool:
+        """Wait for the ranks that were started, for so long at most; whether all have ended."""
+        with self._changed:
+            return self._changed.wait_for(lambda: self._ended == self._begun, seconds)
+
+    def _run(self, work: Callable[[], None]) -> None:
+        try:
+            work()
+        finally:
+            with self._changed:
+                self._ended += 1
+                self._changed.notify_all()

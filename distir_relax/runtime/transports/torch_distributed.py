@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import json
 import os
 import sys
 from collections.abc import Iterator
@@ -31,6 +30,7 @@ class TorchWorld(World):
     def __init__(self) -> None:
         import torch.distributed as dist
 
+        super().__init__()
         self.rank = int(os.environ["RANK"])
         self.size = int(os.environ["WORLD_SIZE"])
         self.local_rank = int(os.environ.get("LOCAL_RANK", self.rank))
@@ -41,18 +41,21 @@ class TorchWorld(World):
             raise RunError(f"the ranks cannot meet over torch.distributed: {wrong}") from None
         self._store: Any = dist.distributed_c10d._get_default_store()
         self._exchanges = 0
+        # A store is locked while it waits for a key: messages beside the program need one of their own.
+        self._aside: Any = self._store.clone()
+        self._sent = [0] * self.size
+        self._received = [0] * self.size
 
     def communicator(self, mesh: DeviceMesh, device: str = "cpu") -> TorchCommunicator:
         """See `World.communicator`."""
         return TorchCommunicator(mesh, self.rank, device)
 
-    def exchange(self, value: Any) -> list[Any]:
-        """See `World.exchange`."""
+    def _exchange(self, text: str) -> list[str]:
         prefix = f"distir/exchange/{self._exchanges}"
         self._exchanges += 1
-        self._store.set(f"{prefix}/{self.rank}", json.dumps(value))
+        self._store.set(f"{prefix}/{self.rank}", text)
         with _peers_alive("agree with"):
-            return [json.loads(self._store.get(f"{prefix}/{rank}")) for rank in range(self.size)]
+            return [self._store.get(f"{prefix}/{rank}").decode() for rank in range(self.size)]
 
     def abort(self, code: int) -> NoReturn:
         """See `World.abort`. torchrun ends the other ranks when one has failed."""
@@ -60,23 +63,28 @@ class TorchWorld(World):
         sys.stderr.flush()
         os._exit(code)
 
-    def announce_stall(self) -> None:
-        """See `World.announce_stall`."""
+    def tell(self, peer: int, message: str) -> None:
+        """See `World.tell`."""
         with contextlib.suppress(RuntimeError):
-            self._store.set("distir/stall", "1")
+            self._aside.set(f"distir/aside/{self.rank}/{peer}/{self._sent[peer]}", message)
+            self._sent[peer] += 1
 
-    def stall_announced(self) -> bool:
-        """See `World.stall_announced`."""
-        try:
-            return bool(self._store.check(["distir/stall"]))
-        except RuntimeError:
-            return False
+    def heard(self) -> list[tuple[int, str]]:
+        """See `World.heard`."""
+        found = []
+        with contextlib.suppress(RuntimeError):
+            for peer in range(self.size):
+                while self._aside.check([key := f"distir/aside/{peer}/{self.rank}/{self._received[peer]}"]):
+                    found.append((peer, self._aside.get(key).decode()))
+                    self._received[peer] += 1
+        return found
 
     def close(self) -> None:
         """See `World.close`."""
         import torch.distributed as dist
 
-        dist.barrier()
+        with self.waiting("the end of the launch"):
+            dist.barrier()
         dist.destroy_process_group()
 
 

@@ -1,0 +1,42 @@
+"""The sessions of a plan or a loaded bundle: one for each backend, made when it is first used."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Mapping
+from typing import TYPE_CHECKING
+
+from distir_relax.bundle import Bundle
+from distir_relax.errors import RunError
+from distir_relax.runtime.session import Session
+
+if TYPE_CHECKING:
+    import torch
+
+    from distir_relax.runtime.arrays import Array
+
+
+class Sessions:
+    """Sessions of the bundle that `bundle(backend)` gives. May be used from several threads."""
+
+    def __init__(self, bundle: Callable[[str], Bundle]) -> None:
+        self._bundle = bundle
+        self._made: dict[str, Session] = {}
+        self._exclusive = threading.Lock()
+
+    def run(self, inputs: Mapping[str, Array], backend: str, timeout: float | None) -> dict[str, torch.Tensor]:
+        """Run once on `backend`: see `Session.__call__`.
+
+        A session that a failed run has closed is made anew, unless it holds state. Raises what `Session` raises.
+        """
+        return self.of(backend)(inputs, timeout)
+
+    def of(self, backend: str) -> Session:
+        """The session of a backend. Raises RunError when its state was lost, and what `Session` raises."""
+        with self._exclusive:
+            known = self._made.get(backend)
+            if known is not None and known.closed and known.bundle.manifest.updates:
+                raise RunError(f"the state is lost: {known.closed}", hint="compile, or load, the model again")
+            if known is None or known.closed:
+                self._made[backend] = known = Session(self._bundle(backend), backend)
+            return known
