@@ -14,7 +14,7 @@ from distir_relax.analysis.footprint import Footprint, footprint
 from distir_relax.bundle import BACKENDS, Bundle, write_bundle
 from distir_relax.errors import AnnotationError, ImportModelError
 from distir_relax.frontends.checkpoint import with_checkpoint
-from distir_relax.frontends.imported import Imported
+from distir_relax.frontends.imported import Imported, snapshot
 from distir_relax.frontends.outline import Outline
 from distir_relax.frontends.program import import_program
 from distir_relax.ir import Gather, Module, Pass, print_module
@@ -200,8 +200,10 @@ def compile(
     is the data of an `IRModule`'s weights, by name or in order (`frontends.relax.import_relax`). Annotations stand in
     the model (`annotate_sharding`), or are given as `shardings`: glob patterns over names of parameters and inputs,
     each with its placement, together with `mesh`: a `DeviceMesh`, its shape, or a number of devices. A `mesh` given
-    here takes the place of the one that annotations in the model name: the same model for another number of devices. A
-    model on the meta device compiles and simulates; `checkpoint`, a safetensors file or a folder of them, holds the
+    here takes the place of the one that annotations in the model name: the same model for another number of devices.
+
+    The plan has the weights as they are now, in a copy: what is written into the model later does not reach it. A model
+    on the meta device compiles and simulates; `checkpoint`, a safetensors file or a folder of them, holds the
     data of its weights under the model's names, and is read when the plan is saved or first runs. `tail` says what
     ranks with a short shard do: ``ragged`` (own shapes) or ``pad`` (filled up to the largest shard).
 
@@ -217,7 +219,9 @@ def compile(
     `NothingSplit` where nothing says what is split over the mesh.
     """
     given = None if mesh is None else as_mesh(mesh)
-    imported = _import(model, example_inputs, example_kwargs, input_shapes, params, check_import, checkpoint)
+    imported = snapshot(_import(model, example_inputs, example_kwargs, input_shapes, params, check_import))
+    if checkpoint is not None:
+        imported = with_checkpoint(imported, checkpoint)
     target = _target(given, shardings, imported.module)
     scopes, layout = imported.scopes if outline else None, target if shardings else given
     hazards = hazards_in(imported.module, imported.tensors)
@@ -290,11 +294,7 @@ def _import(
     input_shapes: Mapping[str, Sequence[int]] | None,
     params: Mapping[str, Any] | Sequence[Any] | None,
     check: bool,
-    checkpoint: str | Path | None,
 ) -> Imported:
-    if checkpoint is not None:
-        found = _import(model, args, kwargs, input_shapes, params, check, None)
-        return with_checkpoint(found, checkpoint)
     kinds = {f"{kind.__module__.split('.')[0]}.{kind.__name__}" for kind in type(model).__mro__}
     if params is not None and "tvm.IRModule" not in kinds:
         raise ImportModelError(

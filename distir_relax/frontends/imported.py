@@ -29,8 +29,8 @@ class Imported:
     """What a frontend gives.
 
     `module` is a global-stage module with one function, ``main``; its meshes are those that annotations name. `tensors`
-    holds the data of each parameter and constant input, by value name; parameters are the model's own storage, not
-    copies. `names` leads from every name a user may use for an input or parameter to its value name; tied parameters
+    holds the data of each parameter and constant input, by value name; parameters are the model's own storage until
+    `snapshot`. `names` leads from every name a user may use for an input or parameter to its value name; tied parameters
     lead to one value. `unused` are the names of parameters that no result depends on. `flatten(args, kwargs)` gives a
     call's tensors by input name and raises `RunError` where the call is unlike the example; `rebuild(outputs)` gives
     tensors by output name back in the structure that the model returns. `values` leads from the model's own names of
@@ -49,6 +49,17 @@ class Imported:
     written: Mapping[str, str] = field(default_factory=dict)
     unused: frozenset[str] = frozenset()
     places: int = 1
+
+
+def snapshot(imported: Imported) -> Imported:
+    """The same model with tensors of its own, where they have data: constants were computed from them as they are."""
+    import torch
+
+    tensors = {
+        name: tensor if tensor.is_meta else tensor.detach().clone(memory_format=torch.contiguous_format)
+        for name, tensor in imported.tensors.items()
+    }
+    return replace(imported, tensors=tensors)
 
 
 def live(function: Function) -> Function:

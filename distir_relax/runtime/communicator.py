@@ -23,6 +23,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from distir_relax.errors import RunError
 from distir_relax.layout import REDUCTIONS, Collective, DeviceMesh
 from distir_relax.runtime.arrays import as_torch, dtype_name, like, split, torch_dtype
+from distir_relax.runtime.meeting import check_group, check_sender, point
 from distir_relax.runtime.progress import Progress, Traffic
 
 if TYPE_CHECKING:
@@ -35,7 +36,8 @@ class Communicator(ABC):
     """The ranks of a mesh, seen from one of them.
 
     Arrays are torch tensors or numpy arrays, contiguous or not; a result is of the kind of `x`. `step` is the index
-    into the program's STEPS, for the watchdog. `out`, where given, receives the result, and is returned; for
+    into the program's STEPS, for the watchdog, and for the check that those who meet have come to the same one. `out`,
+    where given, receives the result, and is returned; for
     `all_reduce` it may be `x` itself. Methods raise RunError when sizes do not fit `x`, or a peer has failed.
     """
 
@@ -48,10 +50,12 @@ class Communicator(ABC):
         self.device = device
         self.traffic = Traffic()
         self.progress = Progress()
+        self.checks_steps = True
+        """Whether ranks compare what they are about to do before each communication: once is enough for a program."""
         self._coordinates = mesh.coordinates(rank)
         self._axes = {name: index for index, name in enumerate(mesh.axes)}
 
-    def all_reduce(self, x: Array, axis: str, op: str, step: int = 0, out: Array | None = None) -> Any:
+    def all_reduce(self, x: Array, axis: str, op: str, step: int | None = None, out: Array | None = None) -> Any:
         """Combine `x` over the group with `op` (sum, mean, min or max); every rank gets the result.
 
         float16 and bfloat16 are reduced in float32. Raises RunError for the mean of integers.
@@ -59,7 +63,7 @@ class Communicator(ABC):
         index, n, _ = self._place(axis)
         source = as_torch(x)
         _check_reduction(op, source)
-        with self._step(step, "all_reduce", int(Collective.ALL_REDUCE.sends_of(n, _bytes(source)))):
+        with self._step(step, "all_reduce", int(Collective.ALL_REDUCE.sends_of(n, _bytes(source))), index):
             target = source.new_empty(source.shape) if out is None else as_torch(out)
             if out is not x:
                 target.copy_(source)
@@ -68,7 +72,7 @@ class Communicator(ABC):
             return like(target, x) if out is None else self._settle(target, out)
 
     def all_gather(
-        self, x: Array, axis: str, dim: int, sizes: Sequence[int], step: int = 0, out: Array | None = None
+        self, x: Array, axis: str, dim: int, sizes: Sequence[int], step: int | None = None, out: Array | None = None
     ) -> Any:
         """Join the shards of the group along `dim`, in rank order; `sizes[i]` is the size of shard i along `dim`."""
         index, n, me = self._place(axis)
@@ -76,7 +80,7 @@ class Communicator(ABC):
         self._check_sizes("all_gather", sizes, n, axis, source, dim, sizes[me] if me < len(sizes) else -1)
         row = _row_bytes(source, dim)
         with self._step(
-            step, "all_gather", row * Collective.ALL_GATHER.sends_of(n, sum(sizes), 0, sizes[(me + 1) % n])
+            step, "all_gather", row * Collective.ALL_GATHER.sends_of(n, sum(sizes), 0, sizes[(me + 1) % n]), index
         ):
             shapes = [_with(source.shape, {dim: size}) for size in sizes]
             counts = [math.prod(shape) for shape in shapes]
@@ -85,7 +89,7 @@ class Communicator(ABC):
             return self._join(flat, counts, shapes, dim, x, out)
 
     def reduce_scatter(
-        self, x: Array, axis: str, dim: int, sizes: Sequence[int], op: str, step: int = 0, out: Array | None = None
+        self, x: Array, axis: str, dim: int, sizes: Sequence[int], op: str, step: int | None = None, out: Array | None = None
     ) -> Any:
         """Combine `x` over the group with `op`; rank i keeps part i along `dim`, of size `sizes[i]`."""
         index, n, me = self._place(axis)
@@ -93,7 +97,7 @@ class Communicator(ABC):
         _check_reduction(op, source)
         self._check_sizes("reduce_scatter", sizes, n, axis, source, dim, sum(sizes))
         row = _row_bytes(source, dim)
-        with self._step(step, "reduce_scatter", row * Collective.REDUCE_SCATTER.sends_of(n, sum(sizes), sizes[me])):
+        with self._step(step, "reduce_scatter", row * Collective.REDUCE_SCATTER.sends_of(n, sum(sizes), sizes[me]), index):
             shape = _with(source.shape, {dim: sizes[me]})
             if n == 1 or not source.numel():
                 return self._give(source.reshape(shape).clone(), x, out)
@@ -108,7 +112,7 @@ class Communicator(ABC):
 
     def all_to_all(
         self, x: Array, axis: str, split_dim: int, split_sizes: Sequence[int], concat_dim: int,
-        concat_sizes: Sequence[int], step: int = 0, out: Array | None = None,
+        concat_sizes: Sequence[int], step: int | None = None, out: Array | None = None,
     ) -> Any:  # fmt: skip
         """Move the split from `concat_dim` to `split_dim`.
 
@@ -122,7 +126,7 @@ class Communicator(ABC):
         if split_dim == concat_dim:
             raise RunError(f"all_to_all needs two dims, found dim {split_dim} twice")
         row = _row_bytes(source, split_dim)
-        with self._step(step, "all_to_all", row * Collective.ALL_TO_ALL.sends_of(n, sum(split_sizes), split_sizes[me])):
+        with self._step(step, "all_to_all", row * Collective.ALL_TO_ALL.sends_of(n, sum(split_sizes), split_sizes[me]), index):
             pieces = split(source, split_sizes, split_dim)
             shapes = [_with(source.shape, {split_dim: split_sizes[me], concat_dim: size}) for size in concat_sizes]
             counts = [math.prod(shape) for shape in shapes]
@@ -133,7 +137,7 @@ class Communicator(ABC):
             return self._join(flat, counts, shapes, concat_dim, x, out)
 
     def resplit(
-        self, x: Array, axis: str, dim: int, pieces: Sequence[Sequence[int]], step: int = 0, out: Array | None = None
+        self, x: Array, axis: str, dim: int, pieces: Sequence[Sequence[int]], step: int | None = None, out: Array | None = None
     ) -> Any:
         """From one cut of `dim` to another.
 
@@ -145,7 +149,7 @@ class Communicator(ABC):
         sizes, received = list(pieces[me]), [row[me] for row in pieces]
         self._check_sizes("resplit", sizes, n, axis, source, dim, sum(sizes))
         row = _row_bytes(source, dim)
-        with self._step(step, "resplit", row * Collective.ALL_TO_ALL.sends_of(n, sum(sizes), sizes[me])):
+        with self._step(step, "resplit", row * Collective.ALL_TO_ALL.sends_of(n, sum(sizes), sizes[me]), index):
             parts = split(source, sizes, dim)
             shapes = [_with(source.shape, {dim: size}) for size in received]
             counts = [math.prod(shape) for shape in shapes]
@@ -157,7 +161,7 @@ class Communicator(ABC):
             return self._join(flat, counts, shapes, dim, x, out)
 
     def shard(
-        self, x: Array, axis: str, dim: int, sizes: Sequence[int], step: int = 0, out: Array | None = None
+        self, x: Array, axis: str, dim: int, sizes: Sequence[int], step: int | None = None, out: Array | None = None
     ) -> Any:
         """This rank's part of `x` along `dim`, contiguous; `sizes[i]` is that of rank i. Nothing is sent."""
         _, n, me = self._place(axis)
@@ -177,19 +181,23 @@ class Communicator(ABC):
         start = torch.tensor(sum(sizes[:me]), dtype=torch_dtype(dtype), device=self.device)
         return start if out is None else self._settle(start, out)
 
-    def send(self, x: Array, peer: int, step: int = 0) -> None:
+    def send(self, x: Array, peer: int, step: int | None = None) -> None:
         """Send `x` to the world rank `peer`, which must `recv` it with the same shape and dtype."""
         self._check_peer(peer)
         source = as_torch(x).contiguous()
         with self._step(step, "send", _bytes(source)):
+            if self.checks_steps and step is not None:
+                self._send(point(self), peer)
             self._send(source.view(-1), peer)
 
-    def recv(self, shape: Sequence[int], dtype: str, peer: int, step: int = 0, out: Array | None = None) -> Any:
+    def recv(self, shape: Sequence[int], dtype: str, peer: int, step: int | None = None, out: Array | None = None) -> Any:
         """What the world rank `peer` sends: a torch tensor of `shape` and `dtype` ("float32"), or `out`."""
         import torch
 
         self._check_peer(peer)
         with self._step(step, "recv", 0):
+            if self.checks_steps and step is not None:
+                check_sender(self, peer)
             target = None if out is None else as_torch(out)
             if target is None or not target.is_contiguous():
                 target = torch.empty(tuple(shape), dtype=torch_dtype(dtype), device=self.device)
@@ -200,14 +208,16 @@ class Communicator(ABC):
         """This rank's place along a mesh axis: who it is in its group."""
         return self._place(axis)[2]
 
-    def barrier(self, step: int = 0) -> None:
+    def barrier(self, step: int | None = None) -> None:
         """Wait for every rank of the mesh."""
         with self._step(step, "barrier", 0):
             self._barrier()
 
     @contextmanager
-    def _step(self, step: int, kind: str, sent: int) -> Iterator[None]:
-        self.progress.enter(step, kind)
+    def _step(self, step: int | None, kind: str, sent: int, axis: int | None = None) -> Iterator[None]:
+        self.progress.enter(kind if step is None else step, kind)
+        if self.checks_steps and step is not None and axis is not None and self.mesh.shape[axis] > 1:
+            check_group(self, axis)
         yield
         self.progress.leave()
         self.traffic.add(kind, sent)

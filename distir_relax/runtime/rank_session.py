@@ -58,6 +58,7 @@ class RankSession:
             self.seconds, outputs = run_step(self.bundle, comm, self._program, local)
             # A rank that left early could not say, in a stall of the others, that it has finished.
             self._wait_at("the end of the run")
+        comm.checks_steps = False
         return outputs
 
     def _wait_at(self, place: str) -> None:

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Callable
+from functools import partial
 
 import every_collective
 import numpy as np
@@ -13,7 +13,7 @@ import torch
 from distir_relax.errors import RunError
 from distir_relax.layout import DeviceMesh
 from distir_relax.runtime.communicator import Communicator, collective
-from distir_relax.runtime.transports.threads import RankReleased, ThreadWorld, wait_for
+from distir_relax.runtime.transports.threads import RankReleased, RankThreads, ThreadWorld
 
 pytestmark = pytest.mark.timeout(60)
 
@@ -31,10 +31,9 @@ def on_all_ranks(mesh: DeviceMesh, work: Callable[[Communicator], None]) -> list
         except BaseException as error:
             world.abort(error)
 
-    threads = [threading.Thread(target=guarded, args=(comm,), daemon=True) for comm in comms]
-    for thread in threads:
-        thread.start()
-    assert wait_for(threads, world, grace=5), "a rank hangs"
+    ranks = RankThreads([partial(guarded, comm) for comm in comms])
+    ranks.start()
+    assert ranks.wait(20), "a rank hangs"
     if world.error is not None:
         raise world.error
     return list(comms)

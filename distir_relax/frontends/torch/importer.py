@@ -155,8 +155,7 @@ def _declare_inputs(
                 values[name] = importer.declare(node, name, "parameter", data.detach())
             importer.bind(node, values[name])
         elif spec.kind is InputKind.BUFFER and spec.target in changed:
-            # The model goes on changing its own.
-            state = importer.declare(node, str(spec.target), "state", tensors[str(spec.target)].detach().clone())
+            state = importer.declare(node, str(spec.target), "state", tensors[str(spec.target)].detach())
             names[str(spec.target)] = state.name
         elif spec.kind in (InputKind.BUFFER, InputKind.CONSTANT_TENSOR):
             importer.bind(node, tensors[str(spec.target)].detach(), hint=str(spec.target))

@@ -24,7 +24,10 @@ class RankProgram(Protocol):
     """What each step number is, for the watchdog: `steps[2] == "%y = all_reduce(%h) (model.py:12)"`; may be empty."""
 
     def __call__(self, *inputs: torch.Tensor) -> list[torch.Tensor]:
-        """This rank's shards of the outputs, from its shards of the inputs, both in the manifest's order."""
+        """This rank's shards of the outputs, from its shards of the inputs, both in the manifest's order.
+
+        No result lies in memory that the program reads again: `weights.own_memory` sees to it.
+        """
         ...
 
 

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from distir_relax.bundle import Bundle
 from distir_relax.errors import BundleError
-from distir_relax.runtime.backends.weights import load_weights
+from distir_relax.runtime.backends.weights import load_weights, memory, own_memory
 from distir_relax.runtime.watchdog import Steps
 
 if TYPE_CHECKING:
@@ -51,6 +51,7 @@ class TorchProgram:
         self._main = main
         self._comm = comm
         self._weights = weights
+        self._held = memory(weights.values())
         self.steps = steps
 
     def __call__(self, *inputs: torch.Tensor) -> list[torch.Tensor]:
@@ -58,7 +59,7 @@ class TorchProgram:
         import torch
 
         with torch.inference_mode():
-            return list(self._main(self._comm, self._weights, *inputs))
+            return own_memory(self._main(self._comm, self._weights, *inputs), inputs, self._held)
 
 
 def _load_module(bundle: Bundle, rank: int) -> types.ModuleType:

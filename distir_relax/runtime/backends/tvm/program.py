@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 from distir_relax.bundle import Bundle
 from distir_relax.errors import BundleError, RunError
 from distir_relax.ops import Trait, entries
-from distir_relax.runtime.backends.weights import load_weights
+from distir_relax.runtime.backends.weights import load_weights, memory, own_memory
 
 if TYPE_CHECKING:
     import torch
@@ -68,6 +68,7 @@ class TvmProgram:
         sources: Sequence[int | torch.Tensor], changes: Sequence[tuple[torch.Tensor, int]] = (),
     ) -> None:  # fmt: skip
         import tvm
+        from torch.utils.dlpack import from_dlpack
         from tvm import relax
 
         for name in compiled.calls:
@@ -81,6 +82,7 @@ class TvmProgram:
         prepared = _call(comm, self._machine["prepare"], tensors)
         self._weights = [*(tensors[i] for i in compiled.kept), *prepared]
         self._main = self._machine["main"]
+        self._held = memory(map(from_dlpack, self._weights))
 
     def __call__(self, *inputs: torch.Tensor) -> list[torch.Tensor]:
         """See `RankProgram`."""
@@ -91,7 +93,7 @@ class TvmProgram:
         found = [from_dlpack(results[i]) for i in range(self._compiled.outputs)]
         for tensor, number in self._changes:
             tensor.copy_(found[number])
-        return found
+        return own_memory(found, map(from_dlpack, arguments), self._held)
 
 
 def rank_function(executable: Any, name: str, comm: Communicator) -> Callable[..., Any]:
