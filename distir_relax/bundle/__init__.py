@@ -15,7 +15,8 @@ from distir_relax.bundle.format import (
     local_shape,
 )
 from distir_relax.bundle.read import check_weights, read_bundle
-from distir_relax.bundle.weights import FileWeights, TensorWeights, WeightSource
+from distir_relax.bundle.weights import TensorWeights, WeightSource
+from distir_relax.bundle.weights_file import FileWeights
 from distir_relax.bundle.write import write_bundle
 
 __all__ = [

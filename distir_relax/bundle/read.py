@@ -7,8 +7,9 @@ from pathlib import Path
 
 from distir_relax.bundle.bundle import TEXT_FILES, Bundle
 from distir_relax.bundle.format import Manifest
-from distir_relax.bundle.weights import WEIGHTS_FILE, FileWeights
-from distir_relax.bundle.write import MANIFEST_FILE, file_checksum, manifest_checksum
+from distir_relax.bundle.weights import WEIGHTS_FILE
+from distir_relax.bundle.weights_file import FileWeights
+from distir_relax.bundle.write import MANIFEST_FILE, manifest_checksum
 from distir_relax.errors import BundleError
 from distir_relax.reading import file_within, parse_json, read_bytes
 
@@ -44,11 +45,9 @@ def read_bundle(path: str | Path, verify_weights: bool = True) -> Bundle:
 
 def check_weights(bundle: Bundle) -> None:
     """Hash the whole weights file of a bundle that was read from disk. Raises BundleError when it was damaged."""
-    if bundle.path is None:
-        return
-    file = bundle.path / WEIGHTS_FILE
-    if file_checksum(file) != bundle.manifest.checksums.get(WEIGHTS_FILE):
-        raise BundleError("the weights are damaged: their checksum is not the manifest's", str(file), _AGAIN)
+    weights = bundle.weights
+    if isinstance(weights, FileWeights) and weights.checksum() != bundle.manifest.checksums.get(WEIGHTS_FILE):
+        raise BundleError("the weights are damaged: their checksum is not the manifest's", str(weights.path), _AGAIN)
 
 
 def _read_manifest(folder: Path) -> Manifest:

@@ -1,10 +1,10 @@
-"""Where a bundle's weights come from: tensors in memory, or slices of a safetensors file."""
+"""Where a bundle's weights come from, and how they are written."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Protocol
 
 from distir_relax.bundle.format import Tensor
 from distir_relax.errors import BundleError
@@ -14,10 +14,6 @@ if TYPE_CHECKING:
     import torch
 
 WEIGHTS_FILE = "weights.safetensors"
-_SAFETENSORS_DTYPES = {
-    "F64": "float64", "F32": "float32", "F16": "float16", "BF16": "bfloat16",
-    "I64": "int64", "I32": "int32", "I16": "int16", "I8": "int8", "U8": "uint8", "BOOL": "bool",
-}  # fmt: skip
 
 
 class WeightSource(Protocol):
@@ -48,62 +44,7 @@ class TensorWeights:
                 name,
                 "give compile a checkpoint that holds it: compile(..., checkpoint='model.safetensors')",
             )
-        return _slice(tensor, intervals).contiguous()
-
-
-class FileWeights:
-    """Weights in a safetensors file, of which only the bytes asked for are read.
-
-    Raises BundleError when the file is missing or truncated, or does not hold the tensors of the manifest.
-    """
-
-    def __init__(self, path: Path, tensors: Sequence[Tensor]) -> None:
-        from safetensors import SafetensorError, safe_open
-
-        self.path = path
-        open_untyped: Any = safe_open
-        try:
-            # The handle maps the file; it stays open for as long as weights may be read.
-            self._file = open_untyped(str(path), framework="pt")
-        except FileNotFoundError:
-            raise BundleError("the weights are missing", str(path), "compile the model again") from None
-        except (SafetensorError, OSError) as wrong:
-            raise BundleError(
-                f"the weights are damaged or half-written: {wrong}", str(path), "compile the model again"
-            ) from None
-        names = set(self._file.keys())
-        for tensor in tensors:
-            if tensor.name not in names:
-                raise BundleError(f"the weights file lacks {tensor.name!r}", str(path), "compile the model again")
-            header = self._file.get_slice(tensor.name)
-            found = (_SAFETENSORS_DTYPES.get(header.get_dtype(), header.get_dtype()), tuple(header.get_shape()))
-            if found != (tensor.dtype, tensor.shape):
-                raise BundleError(
-                    f"the manifest says {tensor.name!r} is {tensor.dtype} {tensor.shape}, the file has "
-                    f"{found[0]} {found[1]}", str(path), "compile the model again")  # fmt: skip
-
-    def read(self, name: str, intervals: Sequence[Sequence[Interval]]) -> torch.Tensor:
-        """See `WeightSource.read`."""
-        import torch
-
-        try:
-            source = self._file.get_slice(name)
-        except Exception as wrong:
-            raise BundleError(f"the weights file has no {name!r}: {wrong}", str(self.path)) from None
-        if not intervals or 0 in source.get_shape():
-            return _slice(self._file.get_tensor(name), intervals).contiguous()
-        # Only the pieces of the first split dim become separate reads; the rest is cut in memory.
-        shape = source.get_shape()
-        split = next((d for d, pieces in enumerate(intervals) if list(pieces) != [(0, shape[d])]), 0)
-        whole = (slice(None),) * split
-        parts = [source[(*whole, slice(start, stop))] for start, stop in intervals[split] if start < stop]
-        if not parts:
-            empty = [sum(stop - start for start, stop in pieces) for pieces in intervals]
-            dtype = getattr(torch, _SAFETENSORS_DTYPES[source.get_dtype()])
-            return torch.empty(empty, dtype=dtype)
-        joined = parts[0] if len(parts) == 1 else torch.cat(parts, split)
-        rest = [[(0, joined.shape[split])] if d == split else list(pieces) for d, pieces in enumerate(intervals)]
-        return _slice(joined, rest).contiguous()
+        return cut_out(tensor, intervals).contiguous()
 
 
 def save_weights(path: Path, tensors: Sequence[Tensor], source: WeightSource) -> None:
@@ -128,7 +69,8 @@ def save_weights(path: Path, tensors: Sequence[Tensor], source: WeightSource) ->
     save_file(whole, str(path))
 
 
-def _slice(value: torch.Tensor, intervals: Sequence[Sequence[Interval]]) -> torch.Tensor:
+def cut_out(value: torch.Tensor, intervals: Sequence[Sequence[Interval]]) -> torch.Tensor:
+    """The piece of a tensor at `intervals[dim]`, pieces of a dim one after the other: a view where that is possible."""
     import torch
 
     for dim, pieces in enumerate(intervals):

@@ -28,15 +28,16 @@ class Frame:
 class Imported:
     """What a frontend gives.
 
-    `module` is a global-stage module with one function, ``main``; its meshes are those that annotations name. `tensors`
-    holds the data of each parameter and constant input, by value name; parameters are the model's own storage until
-    `snapshot`. `names` leads from every name a user may use for an input or parameter to its value name; tied parameters
-    lead to one value. `unused` are the names of parameters that no result depends on. `flatten(args, kwargs)` gives a
-    call's tensors by input name and raises `RunError` where the call is unlike the example; `rebuild(outputs)` gives
-    tensors by output name back in the structure that the model returns. `values` leads from the model's own names of
-    its tensors to value names, for a model that names them (ONNX). `written` leads from an output that is the new value
-    of an input, which the model changes in place, to that input. `scopes` says for values in the calls of which modules
-    they are made, outermost first. `places` is how many meshes the model names, all of one shape: the places of one.
+    `module` is a global-stage module with one function, ``main``; its meshes are those that annotations name.
+    `tensors` holds the data of each parameter and constant input, by value name; parameters are the model's own
+    storage until `snapshot`. `names` leads from every name a user may use for an input or parameter to its value
+    name; tied parameters lead to one value. `unused` are the names of parameters that no result depends on.
+    `flatten(args, kwargs)` gives a call's tensors by input name and raises `RunError` where the call is unlike the
+    example; `rebuild(outputs)` gives tensors by output name back in the structure that the model returns. `values`
+    leads from the model's own names of its tensors to value names, for a model that names them (ONNX). `written`
+    leads from an output that is the new value of an input, which the model changes in place, to that input.
+    `scopes` says for values in the calls of which modules they are made, outermost first. `places` is how many
+    meshes the model names, all of one shape: the places of one.
     """
 
     module: Module

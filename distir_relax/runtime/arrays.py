@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import math
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from distir_relax.errors import RunError
@@ -73,3 +74,36 @@ def torch_dtype(name: str) -> torch.dtype:
 def dtype_name(dtype: torch.dtype) -> str:
     """The name of a torch dtype: "float32" for `torch.float32`."""
     return str(dtype).removeprefix("torch.")
+
+
+def bytes_of(x: torch.Tensor) -> int:
+    """The bytes that the elements of `x` take."""
+    return x.numel() * x.element_size()
+
+
+def row_bytes(x: torch.Tensor, dim: int) -> int:
+    """The bytes of `x` at one index along `dim`."""
+    return math.prod(size for d, size in enumerate(x.shape) if d != dim) * x.element_size()
+
+
+def with_sizes(shape: Sequence[int], sizes: Mapping[int, int]) -> tuple[int, ...]:
+    """`shape` with other sizes at some dims."""
+    return tuple(sizes.get(dim, size) for dim, size in enumerate(shape))
+
+
+def flatten(pieces: Sequence[torch.Tensor], whole: torch.Tensor, dim: int) -> torch.Tensor:
+    """The `pieces` of `whole` one after the other, flat; `whole` itself where it lies so."""
+    import torch
+
+    if whole.is_contiguous() and math.prod(whole.shape[:dim]) == 1:
+        return whole.view(-1)
+    return torch.cat([piece.reshape(-1) for piece in pieces])
+
+
+def flat_target(out: Array | None, dim: int, x: torch.Tensor, shape: tuple[int, ...]) -> torch.Tensor | None:
+    """`out` itself as a flat buffer where gathering straight into it gives the right order, else None."""
+    if out is None or math.prod(shape[:dim]) != 1:
+        return None
+    target = as_torch(out)
+    fits = target.is_contiguous() and tuple(target.shape) == shape and target.dtype == x.dtype
+    return target.view(-1) if fits else None

@@ -22,14 +22,28 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from distir_relax.errors import RunError
 from distir_relax.layout import REDUCTIONS, Collective, DeviceMesh
-from distir_relax.runtime.arrays import as_torch, dtype_name, like, split, torch_dtype
-from distir_relax.runtime.meeting import check_group, check_sender, point
+from distir_relax.runtime.arrays import (
+    as_torch,
+    bytes_of,
+    dtype_name,
+    flat_target,
+    flatten,
+    like,
+    row_bytes,
+    split,
+    torch_dtype,
+    with_sizes,
+)
+from distir_relax.runtime.meeting import NUMBERS, as_numbers, check_meeting
 from distir_relax.runtime.progress import Progress, Traffic
 
 if TYPE_CHECKING:
     import torch
 
     from distir_relax.runtime.arrays import Array
+
+Step = int | None
+"""The number of a step of a program; None for what is in none."""
 
 
 class Communicator(ABC):
@@ -55,7 +69,7 @@ class Communicator(ABC):
         self._coordinates = mesh.coordinates(rank)
         self._axes = {name: index for index, name in enumerate(mesh.axes)}
 
-    def all_reduce(self, x: Array, axis: str, op: str, step: int | None = None, out: Array | None = None) -> Any:
+    def all_reduce(self, x: Array, axis: str, op: str, step: Step = None, out: Array | None = None) -> Any:
         """Combine `x` over the group with `op` (sum, mean, min or max); every rank gets the result.
 
         float16 and bfloat16 are reduced in float32. Raises RunError for the mean of integers.
@@ -63,7 +77,7 @@ class Communicator(ABC):
         index, n, _ = self._place(axis)
         source = as_torch(x)
         _check_reduction(op, source)
-        with self._step(step, "all_reduce", int(Collective.ALL_REDUCE.sends_of(n, _bytes(source))), index):
+        with self._step(step, "all_reduce", int(Collective.ALL_REDUCE.sends_of(n, bytes_of(source))), index):
             target = source.new_empty(source.shape) if out is None else as_torch(out)
             if out is not x:
                 target.copy_(source)
@@ -72,38 +86,47 @@ class Communicator(ABC):
             return like(target, x) if out is None else self._settle(target, out)
 
     def all_gather(
-        self, x: Array, axis: str, dim: int, sizes: Sequence[int], step: int | None = None, out: Array | None = None
+        self, x: Array, axis: str, dim: int, sizes: Sequence[int], step: Step = None, out: Array | None = None
     ) -> Any:
         """Join the shards of the group along `dim`, in rank order; `sizes[i]` is the size of shard i along `dim`."""
         index, n, me = self._place(axis)
         source = as_torch(x)
         self._check_sizes("all_gather", sizes, n, axis, source, dim, sizes[me] if me < len(sizes) else -1)
-        row = _row_bytes(source, dim)
+        row = row_bytes(source, dim)
         with self._step(
             step, "all_gather", row * Collective.ALL_GATHER.sends_of(n, sum(sizes), 0, sizes[(me + 1) % n]), index
         ):
-            shapes = [_with(source.shape, {dim: size}) for size in sizes]
+            shapes = [with_sizes(source.shape, {dim: size}) for size in sizes]
             counts = [math.prod(shape) for shape in shapes]
-            target = _flat_target(out, dim, source, _with(source.shape, {dim: sum(sizes)}))
+            target = flat_target(out, dim, source, with_sizes(source.shape, {dim: sum(sizes)}))
             flat = self._all_gather(source.contiguous().view(-1), counts, index, target)
             return self._join(flat, counts, shapes, dim, x, out)
 
     def reduce_scatter(
-        self, x: Array, axis: str, dim: int, sizes: Sequence[int], op: str, step: int | None = None, out: Array | None = None
+        self,
+        x: Array,
+        axis: str,
+        dim: int,
+        sizes: Sequence[int],
+        op: str,
+        step: Step = None,
+        out: Array | None = None,
     ) -> Any:
         """Combine `x` over the group with `op`; rank i keeps part i along `dim`, of size `sizes[i]`."""
         index, n, me = self._place(axis)
         source = as_torch(x)
         _check_reduction(op, source)
         self._check_sizes("reduce_scatter", sizes, n, axis, source, dim, sum(sizes))
-        row = _row_bytes(source, dim)
-        with self._step(step, "reduce_scatter", row * Collective.REDUCE_SCATTER.sends_of(n, sum(sizes), sizes[me]), index):
-            shape = _with(source.shape, {dim: sizes[me]})
+        row = row_bytes(source, dim)
+        with self._step(
+            step, "reduce_scatter", row * Collective.REDUCE_SCATTER.sends_of(n, sum(sizes), sizes[me]), index
+        ):
+            shape = with_sizes(source.shape, {dim: sizes[me]})
             if n == 1 or not source.numel():
                 return self._give(source.reshape(shape).clone(), x, out)
             pieces = split(source, sizes, dim)
             wide = _accumulator(source.dtype, op)
-            flat = _flatten(pieces, source, dim).to(wide)
+            flat = flatten(pieces, source, dim).to(wide)
             counts = [piece.numel() for piece in pieces]
             part = self._reduce_scatter(flat, counts, index, "sum" if op == "mean" else op)
             if op == "mean":
@@ -112,7 +135,7 @@ class Communicator(ABC):
 
     def all_to_all(
         self, x: Array, axis: str, split_dim: int, split_sizes: Sequence[int], concat_dim: int,
-        concat_sizes: Sequence[int], step: int | None = None, out: Array | None = None,
+        concat_sizes: Sequence[int], step: Step = None, out: Array | None = None,
     ) -> Any:  # fmt: skip
         """Move the split from `concat_dim` to `split_dim`.
 
@@ -125,19 +148,27 @@ class Communicator(ABC):
         self._check_sizes("all_to_all", concat_sizes, n, axis, source, concat_dim, concat_sizes[me])
         if split_dim == concat_dim:
             raise RunError(f"all_to_all needs two dims, found dim {split_dim} twice")
-        row = _row_bytes(source, split_dim)
-        with self._step(step, "all_to_all", row * Collective.ALL_TO_ALL.sends_of(n, sum(split_sizes), split_sizes[me]), index):
+        row = row_bytes(source, split_dim)
+        with self._step(
+            step, "all_to_all", row * Collective.ALL_TO_ALL.sends_of(n, sum(split_sizes), split_sizes[me]), index
+        ):
             pieces = split(source, split_sizes, split_dim)
-            shapes = [_with(source.shape, {split_dim: split_sizes[me], concat_dim: size}) for size in concat_sizes]
+            shapes = [with_sizes(source.shape, {split_dim: split_sizes[me], concat_dim: size}) for size in concat_sizes]
             counts = [math.prod(shape) for shape in shapes]
             sent = [piece.numel() for piece in pieces]
             rest = math.prod(size for d, size in enumerate(source.shape) if d not in (split_dim, concat_dim))
             largest = rest * max(sum(split_sizes) * max(concat_sizes), max(split_sizes) * sum(concat_sizes))
-            flat = self._all_to_all(_flatten(pieces, source, split_dim), sent, counts, index, largest)
+            flat = self._all_to_all(flatten(pieces, source, split_dim), sent, counts, index, largest)
             return self._join(flat, counts, shapes, concat_dim, x, out)
 
     def resplit(
-        self, x: Array, axis: str, dim: int, pieces: Sequence[Sequence[int]], step: int | None = None, out: Array | None = None
+        self,
+        x: Array,
+        axis: str,
+        dim: int,
+        pieces: Sequence[Sequence[int]],
+        step: Step = None,
+        out: Array | None = None,
     ) -> Any:
         """From one cut of `dim` to another.
 
@@ -148,20 +179,20 @@ class Communicator(ABC):
         source = as_torch(x)
         sizes, received = list(pieces[me]), [row[me] for row in pieces]
         self._check_sizes("resplit", sizes, n, axis, source, dim, sum(sizes))
-        row = _row_bytes(source, dim)
+        row = row_bytes(source, dim)
         with self._step(step, "resplit", row * Collective.ALL_TO_ALL.sends_of(n, sum(sizes), sizes[me]), index):
             parts = split(source, sizes, dim)
-            shapes = [_with(source.shape, {dim: size}) for size in received]
+            shapes = [with_sizes(source.shape, {dim: size}) for size in received]
             counts = [math.prod(shape) for shape in shapes]
             rest = math.prod(size for d, size in enumerate(source.shape) if d != dim)
             largest = rest * sum(map(sum, pieces))
             flat = self._all_to_all(
-                _flatten(parts, source, dim), [part.numel() for part in parts], counts, index, largest
+                flatten(parts, source, dim), [part.numel() for part in parts], counts, index, largest
             )
             return self._join(flat, counts, shapes, dim, x, out)
 
     def shard(
-        self, x: Array, axis: str, dim: int, sizes: Sequence[int], step: int | None = None, out: Array | None = None
+        self, x: Array, axis: str, dim: int, sizes: Sequence[int], step: Step = None, out: Array | None = None
     ) -> Any:
         """This rank's part of `x` along `dim`, contiguous; `sizes[i]` is that of rank i. Nothing is sent."""
         _, n, me = self._place(axis)
@@ -181,23 +212,23 @@ class Communicator(ABC):
         start = torch.tensor(sum(sizes[:me]), dtype=torch_dtype(dtype), device=self.device)
         return start if out is None else self._settle(start, out)
 
-    def send(self, x: Array, peer: int, step: int | None = None) -> None:
+    def send(self, x: Array, peer: int, step: Step = None) -> None:
         """Send `x` to the world rank `peer`, which must `recv` it with the same shape and dtype."""
         self._check_peer(peer)
         source = as_torch(x).contiguous()
-        with self._step(step, "send", _bytes(source)):
+        with self._step(step, "send", bytes_of(source)):
             if self.checks_steps and step is not None:
-                self._send(point(self), peer)
+                self._send(self._point(), peer)
             self._send(source.view(-1), peer)
 
-    def recv(self, shape: Sequence[int], dtype: str, peer: int, step: int | None = None, out: Array | None = None) -> Any:
+    def recv(self, shape: Sequence[int], dtype: str, peer: int, step: Step = None, out: Array | None = None) -> Any:
         """What the world rank `peer` sends: a torch tensor of `shape` and `dtype` ("float32"), or `out`."""
         import torch
 
         self._check_peer(peer)
         with self._step(step, "recv", 0):
             if self.checks_steps and step is not None:
-                check_sender(self, peer)
+                self._meet_sender(peer)
             target = None if out is None else as_torch(out)
             if target is None or not target.is_contiguous():
                 target = torch.empty(tuple(shape), dtype=torch_dtype(dtype), device=self.device)
@@ -208,19 +239,36 @@ class Communicator(ABC):
         """This rank's place along a mesh axis: who it is in its group."""
         return self._place(axis)[2]
 
-    def barrier(self, step: int | None = None) -> None:
+    def barrier(self, step: Step = None) -> None:
         """Wait for every rank of the mesh."""
         with self._step(step, "barrier", 0):
             self._barrier()
 
     @contextmanager
-    def _step(self, step: int | None, kind: str, sent: int, axis: int | None = None) -> Iterator[None]:
+    def _step(self, step: Step, kind: str, sent: int, axis: int | None = None) -> Iterator[None]:
         self.progress.enter(kind if step is None else step, kind)
         if self.checks_steps and step is not None and axis is not None and self.mesh.shape[axis] > 1:
-            check_group(self, axis)
+            self._meet_group(axis)
         yield
         self.progress.leave()
         self.traffic.add(kind, sent)
+
+    def _meet_group(self, axis: int) -> None:
+        mine = self._point()
+        points = self._all_gather(mine, [NUMBERS] * self.mesh.shape[axis], axis, None).view(-1, NUMBERS)
+        for peer, theirs in zip(self.mesh.group(self.rank, axis), points.tolist(), strict=True):
+            check_meeting(self.rank, mine.tolist(), peer, theirs)
+
+    def _meet_sender(self, peer: int) -> None:
+        mine, theirs = self._point(), self._point()
+        self._recv(theirs, peer)
+        check_meeting(self.rank, mine.tolist(), peer, theirs.tolist())
+
+    def _point(self) -> torch.Tensor:
+        import torch
+
+        assert self.progress.current is not None
+        return torch.tensor(as_numbers(self.progress.current), device=self.device)
 
     def _place(self, axis: str) -> tuple[int, int, int]:
         index = self._axes.get(axis)
@@ -261,7 +309,7 @@ class Communicator(ABC):
     ) -> Any:
         import torch
 
-        total = _with(shapes[0], {dim: sum(shape[dim] for shape in shapes)})
+        total = with_sizes(shapes[0], {dim: sum(shape[dim] for shape in shapes)})
         if math.prod(total[:dim]) == 1:
             return self._give(flat.view(total), x, out)
         parts = [part.view(shape) for part, shape in zip(split(flat, counts), shapes, strict=True)]
@@ -341,32 +389,3 @@ def _accumulator(dtype: torch.dtype, op: str) -> torch.dtype:
     if dtype in (torch.float16, torch.bfloat16):
         return torch.float32
     return torch.uint8 if dtype == torch.bool else dtype
-
-
-def _bytes(x: torch.Tensor) -> int:
-    return x.numel() * x.element_size()
-
-
-def _row_bytes(x: torch.Tensor, dim: int) -> int:
-    return math.prod(size for d, size in enumerate(x.shape) if d != dim) * x.element_size()
-
-
-def _with(shape: Sequence[int], sizes: dict[int, int]) -> tuple[int, ...]:
-    return tuple(sizes.get(dim, size) for dim, size in enumerate(shape))
-
-
-def _flatten(pieces: Sequence[torch.Tensor], whole: torch.Tensor, dim: int) -> torch.Tensor:
-    import torch
-
-    if whole.is_contiguous() and math.prod(whole.shape[:dim]) == 1:
-        return whole.view(-1)
-    return torch.cat([piece.reshape(-1) for piece in pieces])
-
-
-def _flat_target(out: Array | None, dim: int, x: torch.Tensor, shape: tuple[int, ...]) -> torch.Tensor | None:
-    """`out` itself as a flat buffer where gathering straight into it gives the right order, else None."""
-    if out is None or math.prod(shape[:dim]) != 1:
-        return None
-    target = as_torch(out)
-    fits = target.is_contiguous() and tuple(target.shape) == shape and target.dtype == x.dtype
-    return target.view(-1) if fits else None

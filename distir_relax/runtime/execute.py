@@ -5,20 +5,20 @@ from __future__ import annotations
 import json
 import sys
 import traceback
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from distir_relax.bundle import Bundle, read_bundle
-from distir_relax.errors import DistIRError, RunError
+from distir_relax.errors import DistIRError
+from distir_relax.runtime.handshake import Agreed, agreed, shake_hands
 from distir_relax.runtime.inputs import atomic_file, check_inputs, check_writable, write_npz
+from distir_relax.runtime.machine import keep_memory, limit_threads
 from distir_relax.runtime.npz import read_npz
 from distir_relax.runtime.progress import Traffic
-from distir_relax.runtime.report import RunReport, make_report
-from distir_relax.runtime.machine import keep_memory, limit_threads
 from distir_relax.runtime.rank_session import RankSession
+from distir_relax.runtime.report import RunReport, make_report
 from distir_relax.runtime.session import Session
 from distir_relax.runtime.watchdog import DEFAULT_TIMEOUT
 from distir_relax.runtime.world import World, check_size
@@ -79,7 +79,7 @@ def run_rank(world: World, options: RunOptions) -> RunReport | None:
     """
     try:
         return _run_rank(world, options)
-    except _Agreed as agreed:
+    except Agreed as agreed:
         raise agreed.error from None
     except DistIRError as error:
         _tell(f"error on rank {world.rank}: {error}\n")
@@ -90,40 +90,17 @@ def run_rank(world: World, options: RunOptions) -> RunReport | None:
     return None
 
 
-class _Agreed(Exception):
-    def __init__(self, error: DistIRError) -> None:
-        super().__init__(str(error))
-        self.error = error
-
-
-@contextmanager
-def _agreed(world: World) -> Iterator[None]:
-    """An error of any rank inside the block becomes the same error on every rank after it."""
-    mine = None
-    try:
-        yield
-    except DistIRError as error:
-        mine = error
-    try:
-        world.agree(mine)
-    except DistIRError as error:
-        raise _Agreed(error) from None
-
-
 def _run_rank(world: World, options: RunOptions) -> RunReport | None:
     limit_threads(world.local_size)
     keep_memory()
-    with _agreed(world):
+    with agreed(world):
         # One rank of a node hashes the weights; the others check their header and size.
         bundle = read_bundle(options.bundle, verify_weights=world.local_rank == 0)
         check_size(bundle.manifest.mesh, world.size)
         inputs = _prepare(options, bundle)
     manifest = bundle.manifest
-    try:
-        world.agree_equal("the bundle", [manifest.format, manifest.name, manifest.schedule_hash, manifest.checksums])
-    except RunError as error:
-        raise _Agreed(error) from None
-    with _agreed(world):
+    shake_hands(world, bundle, inputs)
+    with agreed(world):
         session = RankSession(world, bundle, options.backend, options.device)
         session.load()
     seconds: list[float] = []
@@ -140,7 +117,7 @@ def _run_rank(world: World, options: RunOptions) -> RunReport | None:
         [max(times) for times in zip(*(theirs[0] for theirs in everyone), strict=True)],
         [Traffic(calls, sent) for _, calls, sent in everyone],
     )
-    with _agreed(world):
+    with agreed(world):
         if world.rank == 0:
             _write(options, outputs, report)
     return report if world.rank == 0 else None

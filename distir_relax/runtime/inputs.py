@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import difflib
+import hashlib
 import os
 import tempfile
 from collections.abc import Mapping
@@ -53,6 +54,17 @@ def local_inputs(manifest: Manifest, inputs: Mapping[str, Array], rank: int, dev
     """What `rank` holds of the inputs, contiguous, on `device`, in the manifest's order."""
     held = [tensor for tensor in manifest.inputs if tensor.is_on(rank)]
     return [_local(tensor, manifest, inputs[tensor.name], rank).to(device) for tensor in held]
+
+
+def digest_of(inputs: Mapping[str, Array]) -> str:
+    """The SHA-256 of named arrays: their names, dtypes, shapes and bytes."""
+    import numpy as np
+
+    digest = hashlib.sha256()
+    for name, value in sorted(inputs.items()):
+        digest.update(repr((name, str(value.dtype), value.shape)).encode())
+        digest.update(np.ascontiguousarray(value).tobytes())
+    return digest.hexdigest()
 
 
 def check_writable(path: str | Path) -> None:

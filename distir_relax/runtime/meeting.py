@@ -6,53 +6,31 @@ Programs have no control flow that depends on data: ranks that met rightly in on
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
 
 from distir_relax.errors import RunError
+from distir_relax.runtime.progress import Point
 
-if TYPE_CHECKING:
-    import torch
-
-    from distir_relax.runtime.communicator import Communicator
-
+NUMBERS = 3
+"""How many numbers `as_numbers` gives."""
 _KINDS = ("all_reduce", "all_gather", "reduce_scatter", "all_to_all", "resplit", "send", "recv", "barrier")
+_MET_BY = {_KINDS.index("recv"): _KINDS.index("send")}
 
 
-def point(comm: Communicator) -> torch.Tensor:
-    """Where a rank is, as three numbers: step, kind, and the time that the run comes to it."""
-    import torch
-
-    at = comm.progress.current
-    assert at is not None and isinstance(at.step, int)
-    return torch.tensor([at.step, _KINDS.index(at.kind), at.time], device=comm.device)
+def as_numbers(point: Point) -> list[int]:
+    """A communication of a program's step, as numbers that ranks can exchange."""
+    assert isinstance(point.step, int)
+    return [point.step, _KINDS.index(point.kind), point.time]
 
 
-def check_group(comm: Communicator, axis: int) -> None:
-    """Raise RunError unless all ranks of the group along mesh axis `axis` are where `comm` is; all of them call this."""
-    mine = point(comm)
-    n = comm.mesh.shape[axis]
-    points = comm._all_gather(mine, [len(mine)] * n, axis, None).view(n, -1)
-    for peer, theirs in zip(comm.mesh.group(comm.rank, axis), points.tolist(), strict=True):
-        if theirs != mine.tolist():
-            raise _mismatch(comm, mine.tolist(), peer, theirs)
-
-
-def check_sender(comm: Communicator, peer: int) -> None:
-    """Receive the `point` of `peer`; raise RunError unless it sends in the step in which this rank receives."""
-    mine = point(comm).tolist()
-    sent = point(comm)
-    comm._recv(sent, peer)
-    theirs = sent.tolist()
-    if theirs != [mine[0], _KINDS.index("send"), mine[2]]:
-        raise _mismatch(comm, mine, peer, theirs)
-
-
-def _mismatch(comm: Communicator, mine: Sequence[int], peer: int, theirs: Sequence[int]) -> RunError:
-    return RunError(
-        f"the ranks' programs do not fit each other: rank {comm.rank} has come to {_text(*mine)}, rank {peer} to "
-        f"{_text(*theirs)}",
-        hint="compile the model again; distir show --stage ranked prints the programs",
-    )
+def check_meeting(rank: int, mine: Sequence[int], peer: int, theirs: Sequence[int]) -> None:
+    """Raise RunError unless what `peer` does is what meets what `rank` does."""
+    step, kind, time = mine
+    if list(theirs) != [step, _MET_BY.get(kind, kind), time]:
+        raise RunError(
+            f"the ranks' programs do not fit each other: rank {rank} has come to {_text(*mine)}, rank {peer} to "
+            f"{_text(*theirs)}",
+            hint="compile the model again; distir show --stage ranked prints the programs",
+        )
 
 
 def _text(step: int, kind: int, time: int) -> str:

@@ -89,13 +89,13 @@ class Session:
             if not ended:
                 # Python would end the threads in the midst of what they compute, which C++ does not survive.
                 atexit.register(ranks.wait, _GRACE)
-        error = self._world.error
+        failure = self._world.error
         if ended:
-            torn = error is not None and self.bundle.manifest.updates
+            torn = failure is not None and self.bundle.manifest.updates
             self.closed = "its last run failed, which has left its state between two steps" if torn else ""
         torch.set_num_threads(before)
-        if error is not None:
-            raise error
+        if failure is not None:
+            raise failure
         for comm in self.communicators:
             comm.checks_steps = False
         self.seconds = max(seconds)

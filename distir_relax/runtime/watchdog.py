@@ -64,7 +64,9 @@ def stall_error(timeout: float, lines: Sequence[str], silent: bool = False) -> R
     """
     message = "\n  ".join([f"a rank has waited for more than {timeout:g} s", *lines])
     if silent:
-        return RunError(message, hint="a rank that says nothing was stopped, or its node is gone: start the launch again")
+        return RunError(
+            message, hint="a rank that says nothing was stopped, or its node is gone: start the launch again"
+        )
     return RunError(message, hint="the programs may be deadlocked; --timeout gives slow steps more time")
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from abc import ABC, abstractmethod
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
 
@@ -94,7 +94,11 @@ class World(ABC):
         mine = None
         if error is not None:
             mine = {"type": type(error).__name__, "fields": [error.message, error.where, error.hint]}
-        found = {rank: theirs for rank, theirs in enumerate(self.exchange(mine, "the agreement to go on")) if theirs is not None}
+        found = {
+            rank: theirs
+            for rank, theirs in enumerate(self.exchange(mine, "the agreement to go on"))
+            if theirs is not None
+        }
         if not found:
             return
         first = min(found)
@@ -104,15 +108,17 @@ class World(ABC):
             message += f" (on {_ranks(list(found))} of {self.size})"
         raise kind(message, where, hint)
 
-    def agree_equal(self, what: str, value: Any) -> None:
-        """Raise RunError on every rank unless all have the same `value` (of JSON's types) for `what`."""
-        values = self.exchange(value, f"the agreement on {what}")
-        unlike = [rank for rank, theirs in enumerate(values) if theirs != values[0]]
-        if unlike:
-            raise RunError(
-                f"the ranks disagree on {what}: rank 0 has {values[0]}, rank {unlike[0]} has {values[unlike[0]]}",
-                hint="every node must see the same bundle, and run the same version",
-            )
+    def agree_equal(self, things: Mapping[str, str]) -> None:
+        """Raise RunError on every rank unless all have the same text for each thing: `{"the inputs": "3f2a..."}`."""
+        everyone = self.exchange(dict(things), "the agreement on what is run")
+        for what, mine in everyone[0].items():
+            unlike = [rank for rank, theirs in enumerate(everyone) if theirs.get(what) != mine]
+            if unlike:
+                theirs = everyone[unlike[0]].get(what)
+                raise RunError(
+                    f"the ranks disagree on {what}: rank 0 has {mine}, {_ranks(unlike)} {theirs}",
+                    hint="every rank must be given the same bundle and inputs, and run the same version",
+                )
 
 
 def _ranks(ranks: list[int]) -> str:

@@ -39,10 +39,11 @@ class TorchWorld(World):
             dist.init_process_group("gloo", timeout=_NEVER)
         except (RuntimeError, ValueError) as wrong:
             raise RunError(f"the ranks cannot meet over torch.distributed: {wrong}") from None
-        self._store: Any = dist.distributed_c10d._get_default_store()
+        store: Any = dist.distributed_c10d._get_default_store()
+        self._store = store
         self._exchanges = 0
         # A store is locked while it waits for a key: messages beside the program need one of their own.
-        self._aside: Any = self._store.clone()
+        self._aside = store.clone()
         self._sent = [0] * self.size
         self._received = [0] * self.size
 

@@ -1,0 +1,173 @@
+"""Weights in a safetensors file, read into memory slice by slice.
+
+The file is not mapped: what is read stays what it was when somebody changes or truncates the file, and nobody's memory
+disappears with it. The format: https://huggingface.co/docs/safetensors (eight bytes with the length of a JSON header,
+which gives each tensor's dtype, shape and bytes; then the bytes).
+"""
+
+from __future__ import annotations
+
+import hashlib
+import math
+import os
+import stat
+import weakref
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from distir_relax.bundle.format import Tensor
+from distir_relax.bundle.weights import cut_out
+from distir_relax.errors import BundleError
+from distir_relax.layout import DTYPES, Interval
+from distir_relax.reading import Fields, parse_json
+
+if TYPE_CHECKING:
+    import torch
+
+_AGAIN = "compile the model again"
+_DTYPES = {
+    "F64": "float64", "F32": "float32", "F16": "float16", "BF16": "bfloat16",
+    "I64": "int64", "I32": "int32", "I16": "int16", "I8": "int8", "U8": "uint8", "BOOL": "bool",
+}  # fmt: skip
+# Bytes of rows that are read at once where only a part of each row is wanted, and of a file that are hashed at once.
+_BLOCK = 1 << 24
+_MOST_HEADER = 100_000_000
+
+
+@dataclass(frozen=True)
+class _Entry:
+    dtype: str
+    shape: tuple[int, ...]
+    start: int
+
+
+class FileWeights:
+    """Weights in a safetensors file, of which only the bytes asked for are read.
+
+    The file stays open, so that another one in its place is not seen. A piece that is asked for again while it is in
+    use is given again: ranks of one process share it. Raises BundleError when the file is missing or truncated, does
+    not hold the tensors of the manifest, or is written to after it was opened.
+    """
+
+    def __init__(self, path: Path, tensors: Sequence[Tensor]) -> None:
+        self.path = path
+        try:
+            # What was a file a moment ago may be a FIFO now: opening that without a writer does not wait.
+            self._file = os.fdopen(os.open(path, os.O_RDONLY | os.O_NONBLOCK), "rb", buffering=0)
+        except FileNotFoundError:
+            raise self._error("the weights are missing") from None
+        except OSError as wrong:
+            raise self._error(f"the weights cannot be read: {wrong.strerror}") from None
+        if not stat.S_ISREG(os.fstat(self._file.fileno()).st_mode):
+            raise self._error("the weights are no file")
+        self._opened = self.identity
+        self._entries = self._header()
+        self._pieces: weakref.WeakValueDictionary[object, torch.Tensor] = weakref.WeakValueDictionary()
+        for tensor in tensors:
+            if tensor.name not in self._entries:
+                raise self._error(f"the weights file lacks {tensor.name!r}")
+            found = self._entries[tensor.name]
+            if (found.dtype, found.shape) != (tensor.dtype, tensor.shape):
+                raise self._error(
+                    f"the manifest says {tensor.name!r} is {tensor.dtype} {tensor.shape}, the file has "
+                    f"{found.dtype} {found.shape}"
+                )
+
+    @property
+    def identity(self) -> tuple[int, int, int, int]:
+        """Which file it is, and in which state: equal for two handles of one file that was not written to between."""
+        found = os.fstat(self._file.fileno())
+        return found.st_dev, found.st_ino, found.st_size, found.st_mtime_ns
+
+    def checksum(self) -> str:
+        """The SHA-256 of the file, in hex. Raises BundleError when it was written to."""
+        digest = hashlib.sha256()
+        position, buffer = 0, bytearray(_BLOCK)
+        while count := os.preadv(self._file.fileno(), [buffer], position):
+            digest.update(memoryview(buffer)[:count])
+            position += count
+        self._check_unchanged()
+        return digest.hexdigest()
+
+    def read(self, name: str, intervals: Sequence[Sequence[Interval]]) -> torch.Tensor:
+        """See `WeightSource.read`. Not to be written into."""
+        if name not in self._entries:
+            raise self._error(f"the weights file has no {name!r}")
+        key = name, tuple(tuple(map(tuple, pieces)) for pieces in intervals)
+        known = self._pieces.get(key)
+        if known is None:
+            known = self._pieces[key] = self._read(self._entries[name], intervals)
+            self._check_unchanged()
+        return known
+
+    def _read(self, entry: _Entry, intervals: Sequence[Sequence[Interval]]) -> torch.Tensor:
+        """The bytes of the pieces of the first split dim; the rest is cut in memory."""
+        import torch
+
+        shape = entry.shape
+        split = next((d for d, pieces in enumerate(intervals) if list(pieces) != [(0, shape[d])]), None)
+        pieces = [(0, 1)] if split is None else [(a, b) for a, b in intervals[split] if a < b]
+        outer = 1 if split is None else math.prod(shape[:split])
+        size = 1 if split is None else shape[split]
+        kept = sum(b - a for a, b in pieces)
+        dtype = getattr(torch, entry.dtype)
+        inner = math.prod(shape if split is None else shape[split + 1 :]) * dtype.itemsize
+        found = torch.empty((outer, kept, inner), dtype=torch.uint8)
+        if found.numel() and outer == 1:
+            position = 0
+            for a, b in pieces:
+                self._fill(found[:, position : position + b - a], entry.start + a * inner)
+                position += b - a
+        elif found.numel():
+            rows = max(1, _BLOCK // (size * inner))
+            for first in range(0, outer, rows):
+                block = torch.empty((min(rows, outer - first), size, inner), dtype=torch.uint8)
+                self._fill(block, entry.start + first * size * inner)
+                torch.cat([block[:, a:b] for a, b in pieces], 1, out=found[first : first + rows])
+        whole = found.view(-1).view(dtype)
+        if split is None:
+            return whole.view(shape)
+        rest = [[(0, kept)] if d == split else list(pieces) for d, pieces in enumerate(intervals)]
+        return cut_out(whole.view(*shape[:split], kept, *shape[split + 1 :]), rest).contiguous()
+
+    def _fill(self, target: torch.Tensor, position: int) -> None:
+        """Read the bytes of the file from `position` into a contiguous tensor."""
+        content: Any = target.view(-1).numpy()
+        view = memoryview(content)
+        while len(view):
+            count = os.preadv(self._file.fileno(), [view], position)
+            if not count:
+                raise self._error("the weights were truncated while they were read")
+            view, position = view[count:], position + count
+
+    def _header(self) -> dict[str, _Entry]:
+        size = self._opened[2]
+        length = int.from_bytes(os.pread(self._file.fileno(), 8, 0), "little") if size >= 8 else -1
+        if not 0 <= length <= min(size - 8, _MOST_HEADER):
+            raise self._error("the weights are damaged or half-written: no header fits the file")
+        where = str(self.path)
+        table = parse_json(os.pread(self._file.fileno(), length, 8), BundleError, where)
+        entries = {}
+        fields = Fields.of(table, BundleError, where)
+        for name in fields.table:
+            if name == "__metadata__":
+                continue
+            one = fields.fields(name)
+            dtype = _DTYPES.get(one.text("dtype"), one.text("dtype"))
+            shape, offsets = one.wholes("shape"), one.wholes("data_offsets")
+            if dtype not in DTYPES or len(offsets) != 2:
+                raise self._error(f"the weights are damaged: {name!r} has dtype {dtype!r} and bytes {offsets}")
+            start, stop = offsets
+            if stop - start != math.prod(shape) * DTYPES[dtype][1] or 8 + length + stop > size:
+                raise self._error(f"the weights are damaged or half-written: the bytes of {name!r} are not all there")
+            entries[name] = _Entry(dtype, shape, 8 + length + start)
+        return entries
+
+    def _check_unchanged(self) -> None:
+        if self.identity != self._opened:
+            raise self._error("the weights were written to while they were read")
+
+    def _error(self, message: str) -> BundleError:
+        return BundleError(message, str(self.path), _AGAIN)
