@@ -164,3 +164,41 @@ def test_a_method_is_added_once_to_every_communicator(monkeypatch: pytest.Monkey
     assert all(comm.traffic.calls == {"all_reduce": 1} for comm in comms)
     with pytest.raises(ValueError, match="communicators have 'largest_place' already"):
         collective(largest_place)
+
+
+def test_ranks_that_meet_in_different_steps_are_told() -> None:
+    def other_step(comm: Communicator) -> None:
+        comm.all_reduce(torch.ones(3), "tp", "sum", step=10 if comm.rank == 1 else 15)
+
+    with pytest.raises(
+        RunError, match=r"rank \d has come to step #1[05], all_reduce, rank \d to step #1[05], all_reduce"
+    ):
+        on_all_ranks(DeviceMesh((3,), ("tp",)), other_step)
+
+    def other_kind(comm: Communicator) -> None:
+        if comm.rank == 1:
+            comm.all_gather(torch.ones(1), "tp", 0, (1, 1, 1), step=4)
+        else:
+            comm.all_reduce(torch.ones(3), "tp", "sum", step=4)
+
+    with pytest.raises(RunError, match=r"step #4, all_(reduce|gather), rank \d to step #4, all_"):
+        on_all_ranks(DeviceMesh((3,), ("tp",)), other_kind)
+
+    def other_message(comm: Communicator) -> None:
+        if comm.rank == 0:
+            comm.send(torch.ones(3), 2, step=7)
+            comm.send(torch.ones(3), 2, step=6)
+        if comm.rank == 2:
+            comm.recv((3,), "float32", 0, step=6)
+            comm.recv((3,), "float32", 0, step=7)
+
+    with pytest.raises(RunError, match="rank 2 has come to step #6, recv, rank 0 to step #7, send"):
+        on_all_ranks(DeviceMesh((3,), ("tp",)), other_message)
+
+    def other_time(comm: Communicator) -> None:
+        for _ in range(3 - comm.rank):
+            comm.all_reduce(torch.ones(0), "tp", "sum", step=1)
+        comm.all_gather(torch.ones(1), "tp", 0, (1, 1, 1), step=2)
+
+    with pytest.raises(RunError, match=r"step #1, all_reduce, for time|step #2, all_gather"):
+        on_all_ranks(DeviceMesh((3,), ("tp",)), other_time)

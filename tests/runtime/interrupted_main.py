@@ -1,0 +1,79 @@
+"""Interrupts a session again and again, each time at another moment; every answer must be right. Prints how often."""
+
+from __future__ import annotations
+
+import _thread
+import contextlib
+import threading
+import time
+from collections.abc import Iterator
+
+import numpy as np
+from handmade import SUM_COLUMNS, example_input, expected_outputs, mlp_bundle
+
+from distir_relax.errors import RunError
+from distir_relax.runtime import session as sessions
+from distir_relax.runtime.session import Session
+
+
+@contextlib.contextmanager
+def interrupted_after(seconds: float) -> Iterator[None]:
+    """Interrupts the main thread after `seconds`, and waits for it."""
+
+    inside = threading.Event()
+
+    def interrupt() -> None:
+        inside.wait()
+        time.sleep(seconds)
+        _thread.interrupt_main()
+
+    thread = threading.Thread(target=interrupt)
+    try:
+        thread.start()
+        inside.set()
+        yield
+        # One that comes late comes here.
+        time.sleep(1)
+    except KeyboardInterrupt:
+        pass
+    thread.join()
+
+
+def many_times() -> None:
+    """While ranks start, meet, compute and end."""
+    session = Session(
+        mlp_bundle([1, 2, 2], SUM_COLUMNS.replace("    z =", "    import time; time.sleep(4e-3)\n    z ="))
+    )
+    expected = expected_outputs(session.bundle, example_input())
+    early = 0
+    for turn in range(30):
+        finished = False
+        with interrupted_after(0.001 + 0.0006 * turn):
+            session({"x": example_input()})
+            finished = True
+        early += not finished
+        found = session({"x": example_input() + 0})
+        for name, value in expected.items():
+            np.testing.assert_allclose(found[name].numpy(), value, rtol=1e-5, atol=1e-5)
+    assert early > 5, early
+    assert not session.closed
+    assert not [thread for thread in threading.enumerate() if thread.name.startswith("rank-")]
+    print(f"{early} runs interrupted, every answer right")
+
+
+def once_for_good() -> None:
+    """A rank that is deaf to the interrupt closes the session."""
+    sessions._GRACE_INTERRUPTED = 0.1
+    text = SUM_COLUMNS.replace("    z =", "    if comm.rank == 1: import time; time.sleep(1.5)\n    z =")
+    session = Session(mlp_bundle([1, 2, 2], text))
+    with interrupted_after(0.5):
+        session({"x": example_input()})
+    try:
+        session({"x": example_input()})
+    except RunError as error:
+        print(error)
+
+
+if __name__ == "__main__":
+    many_times()
+    once_for_good()

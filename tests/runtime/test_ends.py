@@ -1,0 +1,149 @@
+"""How launches end: with a rank that was stopped, by a signal, over weights that change under them."""
+
+from __future__ import annotations
+
+import os
+import re
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import numpy as np
+import psutil
+import pytest
+from handmade import SUM_COLUMNS, example_input, mlp_bundle
+from processes import environment, mpirun, start
+
+from distir_relax.bundle import write_bundle
+from distir_relax.runtime.launch import find_mpirun, mpirun_command
+
+pytestmark = [pytest.mark.mpirun, pytest.mark.timeout(120)]
+# Longer than any test: products, so that the rank computes in C++.
+ENDLESS = SUM_COLUMNS.replace(
+    "    z =", "    import torch\n    for _ in range(10**6): torch.randn(700, 700) @ torch.randn(700, 700)\n    z ="
+)
+
+
+@pytest.fixture
+def files(tmp_path: Path) -> Path:
+    """A folder with the input `x.npz`."""
+    np.savez(tmp_path / "x.npz", x=example_input())
+    return tmp_path
+
+
+def arguments(folder: Path, command: str, *more: str) -> list[str]:
+    return [sys.executable, "-m", "distir_relax", command, str(folder / "m.dist"), "--input", str(folder / "x.npz"),
+            "--output", str(folder / "y.npz"), *more]  # fmt: skip
+
+
+@contextmanager
+def started(command: list[str]) -> Iterator[subprocess.Popen[str]]:
+    """`command`, running; whatever of it is left at the end is killed."""
+    with subprocess.Popen(
+        command, env=environment(), stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, start_new_session=True
+    ) as process:
+        try:
+            yield process
+        finally:
+            for one in (
+                (*psutil.Process(process.pid).children(recursive=True), process) if process.poll() is None else ()
+            ):
+                one.kill()
+
+
+def rank_process(launch: subprocess.Popen[str], rank: int) -> psutil.Process:
+    for _ in range(1000):
+        for child in psutil.Process(launch.pid).children(recursive=True):
+            try:
+                if child.environ().get("OMPI_COMM_WORLD_RANK") == str(rank):
+                    return child
+            except psutil.Error:
+                continue
+        time.sleep(0.01)
+    raise AssertionError(f"rank {rank} has not started")
+
+
+# Where a rank is stopped: while it starts, once it has met the others, in its program.
+STOPS = {
+    "start": "if {}: os.kill(os.getpid(), signal.SIGSTOP)",
+    "agree": "import distir_relax.runtime.execute as e; f = e._prepare\n"
+    "def stop(*a):\n    if {}: os.kill(os.getpid(), signal.SIGSTOP)\n    return f(*a)\ne._prepare = stop",
+    "run": "import distir_relax.runtime.rank_session as e; f = e.run_step\n"
+    "def stop(*a):\n    if {}: os.kill(os.getpid(), signal.SIGSTOP)\n    return f(*a)\ne.run_step = stop",
+}
+
+
+@pytest.mark.parametrize(("where", "rank"), [("start", 1), ("agree", 0), ("run", 2)])
+def test_a_stopped_rank_ends_the_launch_and_is_named(files: Path, where: str, rank: int) -> None:
+    write_bundle(mlp_bundle([3, 0, 2]), files / "m.dist")
+    program = files / "main.py"
+    hook = STOPS[where].format(f"os.environ['OMPI_COMM_WORLD_RANK'] == '{rank}'")
+    program.write_text(f"import os, signal\n{hook}\nfrom distir_relax.cli import main\nmain()\n")
+    begin = time.monotonic()
+    done = mpirun(3, program, *arguments(files, "run", "--timeout", "2")[3:])
+    assert done.returncode == 2, done.stderr
+    assert time.monotonic() - begin < 45
+    assert done.stderr.count("error: ") == 1
+    if where == "start":
+        assert re.search(rf"the ranks have not met within 15 s\n(.*\n)*  rank {rank} is stopped \(process", done.stderr)
+    else:
+        assert "a rank has waited for more than 2 s" in done.stderr
+        assert f"rank {rank} says nothing: it is stopped (process" in done.stderr
+        for other in {0, 1, 2} - {rank}:
+            assert f"rank {other} waits in " in done.stderr
+    assert not (files / "y.npz").exists()
+
+
+@pytest.mark.parametrize("command", ["run", "launch"])
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_a_signal_ends_all_within_two_seconds(files: Path, command: str, number: signal.Signals) -> None:
+    write_bundle(mlp_bundle([3, 0, 2], ENDLESS), files / "m.dist")
+    before = sorted(files.rglob("*"))
+    with started(arguments(files, command)) as process:
+        if command == "launch":
+            rank = rank_process(process, 2)
+            while rank.cpu_times().user < 1.5:
+                time.sleep(0.05)
+        else:
+            # The ranks, the main thread and the watchdog's.
+            while psutil.Process(process.pid).num_threads() < 5:
+                time.sleep(0.05)
+            time.sleep(0.3)
+        begin = time.monotonic()
+        os.kill(process.pid, number)
+        _, err = process.communicate(timeout=30)
+        taken = time.monotonic() - begin
+    assert process.returncode == 128 + number
+    assert taken < 2
+    assert f"interrupted ({number.name})" in err
+    assert "terminate called" not in err
+    assert "Traceback" not in err
+    assert [p for p in psutil.process_iter(["cmdline"]) if str(files / "m.dist") in (p.info["cmdline"] or [])] == []
+    assert sorted(files.rglob("*")) == before
+
+
+def test_ranks_with_other_weights_or_inputs_do_not_run(files: Path) -> None:
+    write_bundle(mlp_bundle([3, 0, 2]), files / "m.dist")
+    # The manifest is that of m.dist, the weights are not.
+    bundle = mlp_bundle([3, 0, 2])
+    write_bundle(bundle, files / "other.dist")
+    weights = files / "other.dist" / "weights.safetensors"
+    content = bytearray(weights.read_bytes())
+    content[-3] ^= 1
+    weights.write_bytes(content)
+    np.savez(files / "x2.npz", x=example_input() + 1)
+    for second, message in (
+        (["other.dist", "x.npz"], "the weights are damaged"),
+        (["m.dist", "x2.npz"], "the ranks disagree on the inputs: rank 0 has"),
+    ):
+        command = mpirun_command(find_mpirun(), 3, arguments(files, "run"), "1")
+        command[command.index("-n") + 1] = "1"
+        more = [sys.executable, "-m", "distir_relax", "run", str(files / second[0]), "--input", str(files / second[1])]
+        done = start([*command, ":", "-n", "2", *more])
+        assert done.returncode == 2, done.stderr
+        assert done.stderr.count(message) == 1
+        assert not (files / "y.npz").exists()
