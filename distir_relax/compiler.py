@@ -201,11 +201,11 @@ def compile(
     the model (`annotate_sharding`), or are given as `shardings`: glob patterns over names of parameters and inputs,
     each with its placement, together with `mesh`: a `DeviceMesh`, its shape, or a number of devices. A `mesh` given
     here takes the place of the one that annotations in the model name: the same model for another number of devices.
+    `tail` says what ranks with a short shard do: ``ragged`` (own shapes) or ``pad`` (filled up to the largest shard).
 
-    The plan has the weights as they are now, in a copy: what is written into the model later does not reach it. A model
-    on the meta device compiles and simulates; `checkpoint`, a safetensors file or a folder of them, holds the
-    data of its weights under the model's names, and is read when the plan is saved or first runs. `tail` says what
-    ranks with a short shard do: ``ragged`` (own shapes) or ``pad`` (filled up to the largest shard).
+    The plan has a copy of the weights as they are now. A model on the meta device compiles and simulates; `checkpoint`,
+    a safetensors file or a folder of them, holds the data of its weights under the model's names, and is read when the
+    plan is saved or first runs.
 
     Repeated blocks of the model become functions, which are compiled once and called; `outline=False` writes them all
     out. A torch model is compared with the program read in from it, on the example call; `check_import=False` leaves
@@ -219,21 +219,18 @@ def compile(
     `NothingSplit` where nothing says what is split over the mesh.
     """
     given = None if mesh is None else as_mesh(mesh)
-    imported = snapshot(_import(model, example_inputs, example_kwargs, input_shapes, params, check_import))
-    if checkpoint is not None:
-        imported = with_checkpoint(imported, checkpoint)
+    found = snapshot(_import(model, example_inputs, example_kwargs, input_shapes, params, check_import))
+    imported = found if checkpoint is None else with_checkpoint(found, checkpoint)
     target = _target(given, shardings, imported.module)
     scopes, layout = imported.scopes if outline else None, target if shardings else given
     hazards = hazards_in(imported.module, imported.tensors)
     chosen = compile_passes(layout, tail, shardings, imported.names, scopes, imported.unused, imported.places, hazards)
     if passes is not None:
         chosen = tuple(passes(chosen))
-    looking: list[Observer] = [stages := Stages(), *observers]
-    # A program that is not valid is on disk before the verification says so.
-    if dump is not None:
-        looking.append(Dump(dump))
-    if verifies_by_default() if verify is None else verify:
-        looking.append(Verify())
+    # What is not valid is on disk before the verification says so.
+    dumps = [] if dump is None else [Dump(dump)]
+    checks = [Verify()] if (verifies_by_default() if verify is None else verify) else []
+    looking: list[Observer] = [stages := Stages(), *observers, *dumps, *checks]
     _warn_of_gathers(run_passes(imported.module, chosen, looking), gather_threshold)
     return Plan(name or _default_name(model), imported, stages.modules, tail, stages.seconds, chosen)
 

@@ -20,7 +20,7 @@ from distir_relax.errors import RunError
 from distir_relax.ir import Module, parse, print_op
 from distir_relax.ops import evaluate
 from distir_relax.runtime.backends import register_backend
-from distir_relax.runtime.backends.weights import load_weights
+from distir_relax.runtime.backends.weights import load_weights, memory, own_memory
 from distir_relax.runtime.communicator import Communicator
 
 
@@ -42,7 +42,9 @@ class Interpreted:
             values.update(zip((v.name for v in op.results), results, strict=True))
             if os.environ.get("SHOW") in {v.name for v in op.results}:
                 print(f"rank {self.comm.rank}: {print_op(op)}\n{results[0]}")
-        return [values[output.value.name] for output in self.function.outputs]
+        results = [values[output.value.name] for output in self.function.outputs]
+        # What the caller writes into its results must not change the weights.
+        return own_memory(results, inputs, memory(self.weights.values()))
 
 
 def load(bundle: Bundle, rank: int, comm: Communicator, device: str) -> Interpreted:
