@@ -218,10 +218,9 @@ def compile(
     `gather_threshold` bytes is gathered unasked; of smaller ones the text of the sharded stage says so. Warns
     `NothingSplit` where nothing says what is split over the mesh.
     """
-    given = None if mesh is None else as_mesh(mesh)
     found = snapshot(_import(model, example_inputs, example_kwargs, input_shapes, params, check_import))
     imported = found if checkpoint is None else with_checkpoint(found, checkpoint)
-    target = _target(given, shardings, imported.module)
+    target = _target(given := None if mesh is None else as_mesh(mesh), shardings, imported.module)
     scopes, layout = imported.scopes if outline else None, target if shardings else given
     hazards = hazards_in(imported.module, imported.tensors)
     chosen = compile_passes(layout, tail, shardings, imported.names, scopes, imported.unused, imported.places, hazards)
