@@ -26,6 +26,7 @@ lint: $(READY)
 
 fuzz: $(READY)
 	$(BIN)/python -m tests.fuzz 5000
+	$(BIN)/python -m tests.fuzz_readers 20000
 
 validate: $(READY)
 	$(BIN)/python tests/ops/validator.py

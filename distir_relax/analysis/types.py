@@ -130,6 +130,8 @@ class _Types(Domain[Known]):
 
     def apply(self, op: Op, operands: Sequence[Known]) -> Sequence[Known]:
         results = self._results(op, operands)
+        if len(results) != len(op.results):
+            raise VerificationError(f"{op.name} gives {len(results)} values, found {len(op.results)}", op.location)
         self._write(op, results)
         return results
 
@@ -141,7 +143,15 @@ class _Types(Domain[Known]):
         last: Sequence[bool],
         run: Callable[[Sequence[Known]], list[Known]],
     ) -> list[Known]:
-        devices: tuple[int, ...] = op.attrs["devices"]  # type: ignore[assignment]
+        devices = op.devices
+        if devices is None:
+            raise VerificationError(f"a call of @{callee.name} must say its devices", op.location)
+        if len(operands) != len(callee.inputs) or len(op.results) != len(callee.outputs):
+            raise VerificationError(
+                f"@{callee.name} takes {len(callee.inputs)} values and gives {len(callee.outputs)}, "
+                f"found {len(operands)} and {len(op.results)}",
+                op.location,
+            )
         inside = [_renumbered(x, devices, op) for x in operands]
         # What a function does with numbers is its own affair; the types decide whether two calls are alike.
         key = (callee.name, tuple(map(_type, inside)))

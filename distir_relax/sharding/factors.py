@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from itertools import pairwise
 
 from distir_relax.ir import Function, Op, TensorType, Value
-from distir_relax.ops import BLOCKED, WINDOW, Rule, lookup
+from distir_relax.ops import BLOCKED, PARALLEL, WINDOW, Rule, Trait, lookup
 
 Slot = tuple[str, int, int]
 """(value name, dim, slot index in the dim counted from the outermost)."""
@@ -58,6 +58,11 @@ class Factoring:
     def is_blocked(self, slot: Slot) -> bool:
         """Whether some op of the program needs the whole of the slot's class on one device."""
         return self.classes[slot] in self.blocked
+
+
+def is_annotation(op: Op) -> bool:
+    """Whether the op is a user's mark on a value."""
+    return Trait.ANNOTATION in lookup(op.name, op.location).traits
 
 
 def factorize(function: Function) -> Factoring:
@@ -142,6 +147,12 @@ class _Refinement:
         slots: dict[str, list[tuple[int, ...]]] = defaultdict(list)
         for (name, _), marks in bounds.items():
             slots[name].append(tuple(a // b for a, b in pairwise(marks)))
+        for op in filter(is_annotation, self.function.ops):
+            for value in (*op.operands, *op.results):
+                # What has one element or none can lie with one device, though no op can be split along it.
+                slots[value.name] = [
+                    sizes or (n,) for sizes, n in zip(slots[value.name], value.tensor.shape, strict=True)
+                ]
         parent: dict[Slot, Slot] = {
             (name, dim, i): (name, dim, i)
             for name, dims in slots.items()
@@ -166,7 +177,11 @@ class _Refinement:
                     parent[find(a)] = find(b)
                 if atom.kind == BLOCKED:
                     blocked_slots += members
-            atoms.append((*found, *self._window_atoms(number, slots)))
+            alone = _held_alone(op) if is_annotation(op) else []
+            for atom in alone:
+                (a, b) = ((name, *place) for name, place in zip(names, atom.places, strict=True) if place)
+                parent[find(a)] = find(b)
+            atoms.append((*found, *alone, *self._window_atoms(number, slots)))
         classes = {slot: find(slot) for slot in parent}
         return Factoring(
             {name: tuple(dims) for name, dims in slots.items()},
@@ -182,7 +197,7 @@ class _Refinement:
         for window in self.rules[number].windows:
             places: list[tuple[int, int] | None] = [None] * (len(op.operands) + len(op.results))
             source, target = op.operands[window.operand], op.results[0]
-            if slots[source.name][window.operand_dim] and slots[target.name][window.result_dim]:
+            if min(source.tensor.shape[window.operand_dim], target.tensor.shape[window.result_dim]) > 1:
                 places[window.operand] = (window.operand_dim, 0)
                 places[len(op.operands)] = (window.result_dim, 0)
                 name = f"window {window.index}"
@@ -217,6 +232,12 @@ class _Refinement:
                     Atom(factor.name, factor.kind, high // low, tuple(found.get(t) for t in range(len(tensors))))
                 )
         return atoms
+
+
+def _held_alone(op: Op) -> list[Atom]:
+    """The dims of a marked value that have one element or none: it lies as its mark says."""
+    dims = enumerate(op.results[0].tensor.shape)
+    return [Atom(f"held {dim}", PARALLEL, size, ((dim, 0), (dim, 0))) for dim, size in dims if size <= 1]
 
 
 def _positions(op: Op, rule: Rule) -> list[tuple[str, int, int, int]]:

@@ -35,8 +35,8 @@ from distir_relax.ir import (
 )
 from distir_relax.layout import DeviceMesh, Partial, R, Shard, print_placements
 from distir_relax.sharding.choice import FactorChoice, Placed, divides
-from distir_relax.sharding.factors import Factoring, factorize
-from distir_relax.sharding.spread import is_annotation, spread
+from distir_relax.sharding.factors import Factoring, factorize, is_annotation
+from distir_relax.sharding.spread import spread
 
 
 @dataclass(frozen=True, slots=True)

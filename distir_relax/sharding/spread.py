@@ -10,21 +10,16 @@ from collections import defaultdict, deque
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 
-from distir_relax.errors import AnnotationError, PlacementError
+from distir_relax.errors import AnnotationError
 from distir_relax.ir import Function, Op, Reason, Value
 from distir_relax.layout import Cut, DeviceMesh, Partial, Placement, Shard
 from distir_relax.layout.division import balanced, chunked, nested, refined, scaled, units_of
-from distir_relax.layout.fit import fit_placements
-from distir_relax.ops import BLOCKED, WINDOW, Trait, lookup
-from distir_relax.sharding.factors import Factoring, Slot
+from distir_relax.layout.fit import fit_annotation
+from distir_relax.ops import BLOCKED, WINDOW
+from distir_relax.sharding.factors import Factoring, Slot, is_annotation
 
 Split = tuple[int, int]
 """(dim, slot index): what of a value is split along a mesh axis."""
-
-
-def is_annotation(op: Op) -> bool:
-    """Whether the op is a user's mark on a value."""
-    return Trait.ANNOTATION in lookup(op.name, op.location).traits
 
 
 @dataclass(slots=True)
@@ -58,14 +53,9 @@ def spread(function: Function, factoring: Factoring, mesh: DeviceMesh) -> Wanted
     return search.wanted
 
 
-def split_of(value: Value, placement: Shard, factoring: Factoring, where: str) -> Slot:
-    """The slot that ``S[dim]`` cuts: the outermost of the dim's slots that every user of it can bear.
-
-    Raises `PlacementError` when there is nothing in the dim to split.
-    """
+def split_of(value: Value, placement: Shard, factoring: Factoring) -> Slot:
+    """The slot that ``S[dim]`` cuts in an annotated value: the outermost of the dim's that every user can bear."""
     slots = [(value.name, placement.dim, i) for i in range(len(factoring.slots[value.name][placement.dim]))]
-    if not slots:
-        raise PlacementError(f"{placement} splits a dim of size 1 of {value}: {value.tensor}", where)
     return next((slot for slot in slots if not factoring.is_blocked(slot)), slots[0])
 
 
@@ -96,7 +86,7 @@ class _Search:
     def pin(self, op: Op) -> None:
         """Take up one annotation."""
         value, text = op.results[0], str(op.attrs["placements"])
-        placements = fit_placements(text, self.mesh, value.tensor.shape, op.location)
+        placements = fit_annotation(text, self.mesh, value.tensor.shape, op.location)
         self._reject_contradiction(op, text)
         self.wanted.pinned[value.name] = op
         for axis, placement in enumerate(placements):
@@ -107,7 +97,7 @@ class _Search:
                     self.wanted.pending[source, axis] = placement
             if not isinstance(placement, Shard):
                 continue
-            slot = split_of(value, placement, self.factoring, op.location)
+            slot = split_of(value, placement, self.factoring)
             self._cut(slot, axis, placement, op.location)
             self.wanted.splits[value.name][axis] = slot[1:]
             self.wanted.reasons[value.name, axis] = Reason(value.name, axis, op.location)

@@ -28,8 +28,7 @@ from distir_relax.ops import Trait, evaluate, lookup
 from distir_relax.ops.table.check import check
 from distir_relax.ops.table.dispatch import type_of
 from distir_relax.sharding import DelayReductions, Propagate
-from distir_relax.sharding.factors import Factoring, factorize
-from distir_relax.sharding.spread import is_annotation
+from distir_relax.sharding.factors import Factoring, factorize, is_annotation
 
 if TYPE_CHECKING:
     from validator import Layout, Setting

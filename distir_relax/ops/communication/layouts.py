@@ -25,7 +25,12 @@ def _identity_rule(types: Types, attrs: Attrs, results: Types) -> Rule:
 for _name, _trait in (("annotate_sharding", Trait.ANNOTATION), ("redistribute", Trait.REDISTRIBUTION)):
     define(
         _name,
-        Semantics(infer=same_type, torch="{0}", linear=(operands(0),)),
+        Semantics(
+            infer=same_type,
+            torch="{0}",
+            linear=(operands(0),),
+            attributes={"placements": "how the tensor lies, a placement for each mesh axis"},
+        ),
         Split(_identity_rule),
         cost=FREE,
         traits={_trait},

@@ -68,6 +68,9 @@ def device_kinds(
     results: Sequence[PlacedType] = (),
 ) -> Kinds:
     """Which of an op's `devices` are alike: they have the same operands, of the same types, and the same attributes."""
+    for key, value in attrs.items():
+        if any(len(number.values) != len(devices) for number in numbers_by_device(value)):
+            raise VerificationError(f"{name} is on {len(devices)} devices, the attribute {key} is not for so many")
     columns = [d.values for kind in results for d in kind.shape if isinstance(d, PerRank)]
     columns += [number.values for value in attrs.values() for number in numbers_by_device(value)]
     for kind in operands:

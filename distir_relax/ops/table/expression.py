@@ -60,6 +60,12 @@ def operand_count(name: str, attrs: Mapping[str, Any]) -> int | None:
     return 1 + max(map(int, _PLACE.findall(template)), default=-1)
 
 
+def check_expression(name: str, attrs: Mapping[str, Any], operands: int) -> None:
+    """Raise ValueError, KeyError or what an entry raises unless op `name` can be written with these attributes."""
+    # A rank's program says the place in the schedule, and whom it exchanges with.
+    _fill(lookup(name).semantics.torch, {"step": 0, "peer": 0, **attrs}, ["x"] * operands)
+
+
 def evaluate(op: Op, operands: Sequence[torch.Tensor], comm: Any = None) -> tuple[torch.Tensor, ...]:
     """Run `op` on tensors: its reference semantics. An op of the communicator runs on `comm`, a rank's own.
 
@@ -83,17 +89,10 @@ def evaluate(op: Op, operands: Sequence[torch.Tensor], comm: Any = None) -> tupl
     return tuple(result) if isinstance(result, (tuple, list)) else (result,)
 
 
-_REFUSED = (
-    RuntimeError,
-    ValueError,
-    IndexError,
-    TypeError,
-    KeyError,
-    ArithmeticError,
-    MemoryError,
-    NotImplementedError,
-)
-"""What torch raises for operands and attributes that it cannot take."""
+_TORCH_REFUSES = (RuntimeError, ValueError, IndexError, TypeError, ArithmeticError, MemoryError)
+_NO_CODE = (KeyError, AttributeError, NameError, SyntaxError)
+_REFUSED = (*_TORCH_REFUSES, *_NO_CODE)
+"""What torch raises for operands and attributes that it cannot take, and Python for an expression that is none."""
 
 
 @lru_cache(maxsize=65536)

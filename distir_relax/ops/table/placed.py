@@ -33,6 +33,8 @@ def infer_placed(
         infer(name, local_operands(name, operands, devices, index), local_attrs(attrs, index), location)
         for index in kinds.firsts
     ]
+    if any([(len(t.shape), t.dtype) for t in row] != [(len(t.shape), t.dtype) for t in rows[0]] for row in rows):
+        raise VerificationError(f"{name} gives tensors of another number of dims on some devices", location)
     return tuple(joined(column, kinds, devices) for column in zip(*rows, strict=True))
 
 

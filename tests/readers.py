@@ -1,0 +1,247 @@
+"""What this package reads from elsewhere, as targets: valid files, their mutations, and all that is done with one.
+
+A target reads a file and uses what it gave as the package does. It may raise `DistIRError`, with a place, and nothing
+else; within seconds, and without taking memory that the file does not have.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import time
+import traceback
+import warnings
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from functools import cache
+from importlib import resources
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from safetensors.torch import save
+
+import distir_relax as dr
+from distir_relax.analysis.interpret import interpret
+from distir_relax.analysis.reference import run_devices
+from distir_relax.analysis.simulate import simulate_module
+from distir_relax.analysis.types import infer_types
+from distir_relax.bundle import FileWeights, Manifest, Tensor, local_shape
+from distir_relax.cost.profile import load_profile, print_profile, read_profile
+from distir_relax.errors import BundleError, DistIRError
+from distir_relax.frontends.checkpoint import with_checkpoint
+from distir_relax.frontends.imported import Imported
+from distir_relax.frontends.onnx.importer import import_onnx
+from distir_relax.ir import Inline, Module, PlacedType, TensorType, Value, parse, parse_records, print_module, verify
+from distir_relax.ir.program import Function, Input
+from distir_relax.layout import DTYPES
+from distir_relax.lowering import FuseLocal, Project, ToDistIR
+from distir_relax.lowering.emit.torch import to_torch
+from distir_relax.ops import check
+from distir_relax.pipeline import run_passes
+from distir_relax.reading import parse_json
+from distir_relax.runtime.npz import read_npz
+from distir_relax.sharding import DelayReductions, Propagate
+from tests import mutations
+from tests.mutations import Mutation
+
+MOST_SECONDS = 10.0
+SMALL = 1 << 20
+"""Programs whose tensors have more bytes in all are not run."""
+GOLDEN = Path(__file__).parent / "golden"
+MACHINE = load_profile("dgx2-v100")
+
+
+@dataclass(frozen=True)
+class Target:
+    """A reader: the contents of valid files, how they are mutated, and what is done with a file."""
+
+    name: str
+    valid: Callable[[], Sequence[bytes]]
+    mutations: tuple[Mutation, ...]
+    read: Callable[[Path], object]
+
+    def try_file(self, seed: int, folder: Path) -> str:
+        """What is wrong with how the mutated file of this seed is read; nothing when it is well."""
+        file = folder / f"file.{self.name}"
+        with warnings.catch_warnings():
+            # An archive may have a name twice.
+            warnings.simplefilter("ignore")
+            file.write_bytes(mutations.mutated(_valid(self), self.mutations, seed))
+        start = time.perf_counter()
+        try:
+            with warnings.catch_warnings():
+                warnings.simplefilter("ignore")
+                self.read(file)
+        except DistIRError as error:
+            try:
+                str(error).encode()
+            except UnicodeEncodeError:
+                return f"{self.name} {seed}: an error that cannot be printed: {error!a}"
+        except Exception:
+            return f"{self.name} {seed}: {traceback.format_exc(limit=-8)}"
+        taken = time.perf_counter() - start
+        return f"{self.name} {seed}: it took {taken:.1f} s" if taken > MOST_SECONDS else ""
+
+
+@cache
+def _valid(target: Target) -> Sequence[bytes]:
+    return target.valid()
+
+
+def _arrays() -> list[bytes]:
+    import io
+
+    found = []
+    for write in (np.savez, np.savez_compressed):
+        file = io.BytesIO()
+        write(file, x=np.arange(12.0).reshape(3, 4), ids=np.arange(5), e=np.zeros((0, 3), np.float32), s=np.array(True))
+        found.append(file.getvalue())
+    return found
+
+
+@cache
+def _plan() -> Any:
+    """A small model with a fused weight on 3 ranks."""
+    model = torch.nn.Sequential(torch.nn.Linear(5, 7), torch.nn.GELU(), torch.nn.Linear(7, 3))
+    return dr.compile(model, (torch.ones(2, 5),), mesh=3, shardings={"0.weight": "S[0]"})
+
+
+def _manifests() -> list[bytes]:
+    return [json.dumps(_plan().bundle(("torch",)).manifest.to_json()).encode()]
+
+
+def _read_manifest(file: Path) -> None:
+    manifest = Manifest.from_json(parse_json(file.read_bytes(), BundleError, str(file)))
+    for tensor in (*manifest.inputs, *manifest.outputs, *manifest.weights):
+        for rank in range(manifest.mesh.size):
+            local_shape(tensor, manifest.mesh, rank)
+    assert Manifest.from_json(parse_json(json.dumps(manifest.to_json()), BundleError)) == manifest
+
+
+def _texts() -> list[bytes]:
+    names = ("rfc_propagated", "rfc_delayed", "rfc_distributed_pad", "rfc_ranked_ragged", "blocks_distributed_ragged")
+    found = [(GOLDEN / f"{name}.txt").read_bytes() for name in names]
+    found += [_plan().text(stage).encode() for stage in ("global", "sharded", "distributed", "ranked")]
+    folder = GOLDEN.parent.parent / "examples" / "paper"
+    return found + [file.read_bytes() for file in sorted(folder.glob("*.distir"))]
+
+
+def _read_program(file: Path) -> None:
+    module = parse(file.read_bytes().decode("utf-8", "replace"), file.name, places=True)
+    if module.stage == "distributed":
+        module = infer_types(module)
+    verify(module, check)
+    # Of texts, since no nan is equal to itself.
+    assert print_module(parse(print_module(module))) == print_module(module)
+    _use(module)
+
+
+def _use(module: Module) -> None:
+    """What the package does with a verified program of a stage."""
+    if module.stage == "global":
+        if _is_small(module):
+            interpret(module, {i.value.name: _tensor(i.value.tensor) for i in module.main.inputs})
+        if module.meshes:
+            _use(run_passes(module, (Propagate(None), DelayReductions())))
+    elif module.stage == "sharded":
+        run_passes(module, (ToDistIR("ragged"), Project(), FuseLocal()))
+        run_passes(module, (ToDistIR("pad"),))
+    elif module.stage == "distributed":
+        simulate_module(module, MACHINE)
+        if module.meshes and module.meshes[0].size <= 16:
+            ranked = run_passes(module, (Inline(), Project(), FuseLocal()))
+            verify(ranked, check)
+            to_torch(ranked, "m")
+        if _is_small(module):
+            run_devices(module, {i.value.name: _held(i.value.placed) for i in module.main.inputs})
+    else:
+        to_torch(module, "m")
+
+
+def _is_small(module: Module) -> bool:
+    total = 0
+    for function in module.functions:
+        for value in [i.value for i in function.inputs] + [v for op in function.ops for v in op.results]:
+            kind: Any = value.type
+            shape = [max(n.values) if hasattr(n, "values") else n for n in kind.shape]
+            total += math.prod(shape) * DTYPES[kind.dtype][1] * len(getattr(kind, "devices", (0,)))
+    return total <= SMALL
+
+
+def _held(kind: PlacedType) -> dict[int, torch.Tensor]:
+    return {device: _tensor(kind.local(index)) for index, device in enumerate(kind.devices)}
+
+
+def _tensor(kind: TensorType) -> torch.Tensor:
+    return torch.ones(kind.shape, dtype=getattr(torch, kind.dtype))
+
+
+def _records() -> list[bytes]:
+    return [_plan().bundle(("torch",)).records.encode()]
+
+
+def _profiles() -> list[bytes]:
+    folder = resources.files("distir_relax.cost.profiles")
+    return [file.read_bytes() for file in folder.iterdir() if file.name.endswith(".toml")]
+
+
+def _read_profile(file: Path) -> None:
+    profile = load_profile(file)
+    read_profile(print_profile(profile))
+    simulate_module(_plan().modules["distributed"], replace(profile, devices=3))
+
+
+def _onnx_models() -> list[bytes]:
+    from tests.frontends.test_onnx_from_elsewhere import model  # type: ignore[import-not-found,unused-ignore]
+
+    return [model().SerializeToString()]
+
+
+def _read_onnx(file: Path) -> None:
+    imported = import_onnx(str(file), {})
+    verify(imported.module, check)
+    text = print_module(imported.module)
+    assert print_module(parse(text)) == text
+    if _is_small(imported.module):
+        inputs = {i.value.name: _tensor(i.value.tensor) for i in imported.module.main.inputs}
+        interpret(imported.module, {**inputs, **imported.tensors})
+
+
+_WEIGHTS = {"a": torch.arange(12.0).reshape(3, 4), "b": torch.zeros(0, 3), "c": torch.ones(5, dtype=torch.bfloat16)}
+
+
+def _weights() -> list[bytes]:
+    return [save(_WEIGHTS)]
+
+
+def _read_weights(file: Path) -> None:
+    tensors = [Tensor(n, str(t.dtype).removeprefix("torch."), tuple(t.shape)) for n, t in _WEIGHTS.items()]
+    source = FileWeights(file, tensors)
+    for tensor in tensors:
+        source.read(tensor.name, [[(0, n)] for n in tensor.shape])
+
+
+def _read_checkpoint(file: Path) -> None:
+    checkpoint = file.rename(file.with_suffix(".safetensors"))
+    values = [Value(n, TensorType(tuple(t.shape), str(t.dtype).removeprefix("torch."))) for n, t in _WEIGHTS.items()]
+    main = Function("main", tuple(Input(value, "parameter") for value in values), (), ())
+    held = {name: tensor.to("meta") for name, tensor in _WEIGHTS.items()}
+    imported = Imported(Module("global", (main,)), held, {n: n for n in held}, lambda a, k: {}, lambda f: f)
+    found = with_checkpoint(imported, checkpoint)
+    for name in _WEIGHTS:
+        found.tensors[name].sum()
+
+
+BYTES, TEXT = (mutations.of_bytes,), (mutations.of_words, mutations.of_numbers, mutations.of_lines)
+TARGETS = (
+    Target("npz", _arrays, (*BYTES, mutations.of_archive, mutations.of_archive), read_npz),
+    Target("manifest", _manifests, (*BYTES, mutations.of_numbers, *(mutations.of_json,) * 4), _read_manifest),
+    Target("program", _texts, (*BYTES, *TEXT, *(mutations.of_program,) * 6), _read_program),
+    Target("records", _records, (*BYTES, mutations.of_json), lambda f: parse_records(f.read_text(errors="replace"))),
+    Target("toml", _profiles, (*BYTES, *TEXT), _read_profile),
+    Target("onnx", _onnx_models, (*BYTES, *(mutations.of_onnx,) * 4), _read_onnx),
+    Target("weights", _weights, (*BYTES, mutations.of_safetensors), _read_weights),
+    Target("checkpoint", _weights, (*BYTES, mutations.of_safetensors), _read_checkpoint),
+)
