@@ -1,7 +1,8 @@
-"""Many random programs, and as many windows: ``python -m tests.fuzz COUNT [SEED]``.
+"""Many random programs, and as many windows and torch models: ``python -m tests.fuzz COUNT [SEED]``.
 
 The reference executor runs the schedules of `COUNT` programs, the ranks of each backend those of two in five. A program
-that fails is shrunk and printed, with the line that runs it again; a window is printed by its number. Exits 1 then.
+that fails is shrunk and printed, with the line that runs it again, as a model is with its number; a window is printed
+by its number. Exits 1 then.
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ import torch
 from hypothesis import given, seed, settings
 
 from distir_relax.bundle import BACKENDS
+from tests import models
 from tests.programs import Program
 from tests.test_random_programs import MESHES, SETTINGS, TAILS, check_program, programs
 from tests.windows import check_case
@@ -39,9 +41,18 @@ def main(count: int, first: int = 10_000) -> int:
         except Exception:
             failed += 1
             print(f"window {first + number}, tail {tail}:\n{traceback.format_exc(limit=-3)}", flush=True)
+    failed += sum(map(_fails, range(first, first + count)))
     ran = ", ".join(f"{share * len(cases)} programs on {by}" for by, share in shares.items())
-    print(f"{ran}, and {count} windows: {failed} failed")
+    print(f"{ran}, {count} windows and {count} models: {failed} failed")
     return 1 if failed else 0
+
+
+def _fails(number: int) -> bool:
+    """Whether a torch model goes wrong; it is printed then."""
+    if not (what := models.fails(models.draw(number))):
+        return False
+    print(f"model {number}: {models.shrink(models.draw(number))}\n{what}", flush=True)
+    return True
 
 
 def _run_programs(count: int, first: int, mesh: str, tail: str, by: str) -> None:

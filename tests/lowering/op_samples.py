@@ -134,6 +134,7 @@ def _normalization() -> list[Sample]:
 def _indexing() -> list[Sample]:
     found: list[Sample] = [
         ("take", [f32(5, 6), of("int64", 2, 3)], {"axis": 0}),
+        ("check_indices", [of("int64", 2, 3)], {"low": 0, "high": 5, "user": "take"}),
         ("take", [f32(3, 5), of("int32", 4)], {"axis": 1}),
         ("topk", [f32(3, 7)], {"axis": 1, "k": 3, "largest": True}),
         ("topk", [f32(7, 3)], {"axis": 0, "k": 2, "largest": False}),

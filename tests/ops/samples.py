@@ -125,6 +125,7 @@ SAMPLES: dict[str, list[Sample]] = {
     "linear": [of("f64[2,4,5]", "f64[6,5]")],
     "linear_bias": [of("f64[2,4,5]", "f64[6,5]", "f64[6]")],
     "matmul_bias": [of("f64[4,5]", "f64[5,6]", "f64[6]")],
+    "check_indices": [of("i64[4,3] < 5", low=-5, high=5, user="index"), of("i64[7] < 5", low=0, high=5, user="take")],
     "take": [
         of("f64[7,5]", "i64[2,3] < 7", axis=0),
         of("f64[4,7,5]", "i64[3] < 7", axis=1),

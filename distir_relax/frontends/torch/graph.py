@@ -34,6 +34,10 @@ _EMPTY = (
 )
 
 
+MISTAKEN = "this is a mistake in the op's entry in the op table: please report it with this line of the model"
+"""The hint of errors that are ours, not the model's."""
+
+
 @dataclass(frozen=True, slots=True)
 class _Unknown:
     """A number that depends on data, and the op that gives it."""
@@ -193,8 +197,7 @@ class GraphImporter:
     def _convert(self, node: Node, name: str, args: Any, kwargs: Any) -> Any:
         takes_complex = any(is_complex(x) for x in _leaves((args, kwargs)))
         convert = aten_of(name, takes_complex)
-        in_place = is_in_place(node.target) and convert is None
-        if in_place:
+        if is_in_place(node.target) and convert is None:
             convert = aten_of(name.replace("_.", ".", 1), takes_complex)
         if convert is None and _may_draw(node.target):
             raise self._drawn(name)
@@ -210,7 +213,10 @@ class GraphImporter:
         except NotImplementedError as error:
             refused = UnsupportedOpError(f"aten.{name}: {error}", self.builder.location)
             raise self._shaped_by_data(node, name) or refused from None
-        if in_place:
+        except Exception as error:  # a mistake of ours, which the user shall know the place of
+            raise _mistaken(name, f"{type(error).__name__}: {error}", self.builder.location) from error
+        if is_in_place(node.target):
+            # What is written to keeps its shape and its dtype.
             result = self.builder.aten("copy.default", args[0], result)
         self._check(node, name, result)
         return result
@@ -247,10 +253,8 @@ class GraphImporter:
             if val is None or not isinstance(value, Value):
                 continue
             if not _is_like(val, value.tensor):
-                raise AssertionError(
-                    f"the conversion of aten.{name} at {self.builder.location or node.name} gives {value.type}, "
-                    f"torch {tuple(val.shape)} of {val.dtype}: a bug in its entry in the op table"
-                )
+                found = f"it is {value.type} here, and {tuple(val.shape)} of {val.dtype} in torch"
+                raise _mistaken(name, found, self.builder.location)
 
     def _type(self, tensor: torch.Tensor, what: str) -> TensorType:
         import torch
@@ -302,6 +306,10 @@ def _unsupported(name: str, location: str) -> UnsupportedOpError:
         location,
         "CONTRIBUTING.md shows how to add one",
     )
+
+
+def _mistaken(name: str, found: str, location: str) -> UnsupportedOpError:
+    return UnsupportedOpError(f"aten.{name} with these arguments is read wrongly: {found}", location, MISTAKEN)
 
 
 def _may_draw(target: Any) -> bool:

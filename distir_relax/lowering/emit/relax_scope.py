@@ -14,6 +14,8 @@ from distir_relax.kernels.sampling import Adaptive, Pooling, Resizing, Sampling
 from distir_relax.lowering.emit.relax_exact import exact_ops
 from distir_relax.lowering.emit.relax_recurrent import recurrent_scope
 
+CHECK_INDICES = "distir_indices.checked"
+"""The packed function ``(indices, low, high, user, place, result)`` that the tvm backend registers."""
 OPAQUE = 8
 """TVM's mark of kernels that are not fused with others (`OpPatternKind`)."""
 
@@ -38,6 +40,7 @@ def relax_scope(exact: bool = True) -> dict[str, Any]:
         "R": SimpleNamespace(**ops),
         "causal_mask": _causal_mask,
         "foreign": SimpleNamespace(call_tir=_call_tir, call_packed=_call_packed),
+        "indices": SimpleNamespace(checked=_checked),
         "grouped_matmul": _grouped_matmul,
         "recurrent": recurrent,
         "resample": resample,
@@ -65,6 +68,16 @@ def _call_packed(name: str, shapes: Sequence[Sequence[int]], dtypes: Sequence[st
     from tvm import relax
 
     return relax.call_dps_packed(name, list(operands), _kinds(shapes, dtypes))
+
+
+def _checked(ids: Any, low: int, high: int, user: str, where: str) -> Any:
+    """As `distir_relax.kernels.indices.checked`, as a packed function: what reads by the result comes after it."""
+    import tvm
+    from tvm import relax
+
+    bounds = [tvm.tirx.IntImm("int64", bound) for bound in (low, high)]
+    texts = [tvm.ir.StringImm(text) for text in (user, where)]
+    return relax.call_dps_packed(CHECK_INDICES, [ids, *bounds, *texts], ids.ty)
 
 
 def _kinds(shapes: Sequence[Sequence[int]], dtypes: Sequence[str]) -> Any:

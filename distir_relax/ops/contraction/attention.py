@@ -94,6 +94,8 @@ def _attention(
 ) -> Any:
     if dropout:
         raise NotImplementedError("attention dropout: put the model in eval mode")
+    if "float" not in q.tensor.dtype or not all(x.tensor.elements for x in (q, k, v)):
+        raise NotImplementedError(f"attention of {q.tensor}, {k.tensor}, {v.tensor}")
     if enable_gqa and k.tensor.shape[-3] != q.tensor.shape[-3]:
         k, v = (_repeat_heads(g, x, q.tensor.shape[-3] // k.tensor.shape[-3]) for x in (k, v))
     leading = broadcast_shape([TensorType(x.tensor.shape[:-2], q.tensor.dtype) for x in (q, k, v)])
@@ -111,12 +113,16 @@ def _in_four_dims(g: Builder, x: Value, leading: tuple[int, ...], wide: tuple[in
     return reshape_to(g, broadcast_to(g, x, (*leading, *x.tensor.shape[-2:])), (*wide, *x.tensor.shape[-2:]))
 
 
+def _default_scale(width: int) -> float:
+    return 1.0 / math.sqrt(width) if width else math.inf
+
+
 def _four_dims(g: Builder, q: Any, k: Value, v: Any, mask: Any, causal: bool, scale: float | None) -> Any:
     boolean = mask is not None and mask.tensor.dtype == "bool"
     if mask is not None and not boolean:
         mask = promote(g, mask, q)[0]
     attrs = {
-        "scale": 1.0 / math.sqrt(q.tensor.shape[-1]) if scale is None else float(scale),
+        "scale": _default_scale(q.tensor.shape[-1]) if scale is None else float(scale),
         "causal": causal,
         "masked": mask is not None,
         "boolean": boolean,
@@ -166,7 +172,7 @@ def _onnx_attention(g: Builder, x: OnnxOperands, attrs: Attrs) -> Any:
     if attrs.get("is_causal", 0) and (x.has(3) or parts[0].tensor.shape[2] != parts[1].tensor.shape[2]):
         raise NotImplementedError("causal attention with a mask of its own, or of scores that are not square")
     mask = x[3] if x.has(3) else None
-    scale = attrs.get("scale", 1 / math.sqrt(parts[0].tensor.shape[-1]))
+    scale = attrs.get("scale", _default_scale(parts[0].tensor.shape[-1]))
     arguments = (*parts, mask, 0.0, bool(attrs.get("is_causal", 0)), scale, True)
     y = g.aten("scaled_dot_product_attention.default", *arguments)
     if not flat:

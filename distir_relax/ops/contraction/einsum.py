@@ -60,7 +60,7 @@ def _contract(g: Builder, a: str, b: str, right: str, x: Value, y: Value) -> Any
     row_count, sum_count, column_count = (math.prod(size[c] for c in group) for group in (rows, summed, columns))
     x = reshape_to(g, x, (*lead, row_count, sum_count))
     y = reshape_to(g, y, (*lead, sum_count, column_count))
-    z = reshape_to(g, g.emit("matmul", x, y), tuple(size[c] for c in (*batch, *rows, *columns)))
+    z = reshape_to(g, g.aten("matmul.default", x, y), tuple(size[c] for c in (*batch, *rows, *columns)))
     order = [*batch, *rows, *columns]
     return g.aten("permute.default", z, [order.index(c) for c in right])
 

@@ -115,13 +115,15 @@ define(
 
 @aten("linear.default")
 def _linear(g: Builder, x: Value, weight: Value, bias: Value | None = None) -> Any:
-    y = g.emit("linear", x, weight)
+    y = g.emit("linear", x, weight) if len(weight.tensor.shape) == 2 and x.tensor.shape else _matmul(g, x, weight)
     # The bias is an op of its own: where the summed dim is split it must be added once, after the reduction.
     return y if bias is None else g.emit("add", y, bias)
 
 
 @aten("mm.default", "bmm.default", "matmul.default")
 def _matmul(g: Builder, a: Value, b: Value) -> Any:
+    if a.tensor.dtype == "bool":
+        raise NotImplementedError("a product of truth values")
     left, right = a, b
     if len(a.tensor.shape) == 1:
         left = reshape_to(g, a, (1, *a.tensor.shape))

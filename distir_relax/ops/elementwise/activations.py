@@ -39,7 +39,8 @@ def _relu6(g: Builder, x: Value) -> Any:
 
 @aten("hardtanh.default", "hardtanh_.default")
 def _hardtanh(g: Builder, x: Value, low: float = -1.0, high: float = 1.0) -> Any:
-    return g.aten("clamp.default", x, low, high)
+    whole = "float" not in x.tensor.dtype
+    return g.aten("clamp.default", x, *((int(low), int(high)) if whole else (low, high)))
 
 
 @aten("leaky_relu.default", "leaky_relu_.default")

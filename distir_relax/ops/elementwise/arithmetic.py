@@ -71,7 +71,7 @@ def _scaled(g: Builder, a: Any, b: Any, alpha: float) -> list[Any]:
 @aten("pow.Tensor_Scalar")
 def _pow(g: Builder, x: Any, exponent: float) -> Any:
     if exponent == 2:
-        return g.emit("square", x)
+        return g.aten("square.default", promote(g, x, exponent)[0])
     return g.emit("power", *promote(g, x, exponent))
 
 
@@ -82,7 +82,9 @@ def _reciprocal(g: Builder, x: Any) -> Any:
 
 @aten("addcmul.default")
 def _addcmul(g: Builder, x: Value, a: Any, b: Any, *, value: float = 1) -> Any:
-    product = g.emit("multiply", *promote(g, a, b))
+    x, a, b = promote(g, x, a, b)
+    value = value if "float" in x.tensor.dtype else int(value)
+    product = g.emit("multiply", a, b)
     return g.aten("add.Tensor", x, product, alpha=value)
 
 
@@ -156,6 +158,7 @@ def _lerp(g: Builder, a: Any, b: Any, share: Any) -> Any:
 
 @aten("clamp.default", "clamp_.default", "clip.default")
 def _clamp(g: Builder, x: Value, low: float | None = None, high: float | None = None) -> Any:
+    x = promote(g, x, *(n for n in (low, high) if n is not None))[0]
     bits = 8 * DTYPES[x.tensor.dtype][1]
     least, most = (0, 2**bits - 1) if x.tensor.dtype == "uint8" else (-(2 ** (bits - 1)), 2 ** (bits - 1) - 1)
     lowest, highest = (-math.inf, math.inf) if "float" in x.tensor.dtype else (least, most)

@@ -7,7 +7,7 @@ from typing import Any
 
 from distir_relax.ir import Value
 from distir_relax.ops.elementwise.pointwise import aten_unary, define_unary, onnx_pointwise
-from distir_relax.ops.table import Builder, aten, like, promote
+from distir_relax.ops.table import Builder, aten, cast, like, promote
 
 define_unary("negative", "-{0}", linear=True)
 define_unary("exp", "torch.exp({0})", flops=lambda types, attrs, results: 8.0 * results[0].elements)
@@ -39,7 +39,6 @@ for _name in ("exp", "log", "sqrt", "rsqrt", "tanh", "sigmoid", "erf", "sin", "c
     aten_unary(_name, f"{_name}.default", floating=True)
 aten_unary("negative", "neg.default")
 aten_unary("abs", "abs.default")
-aten_unary("square", "square.default")
 aten_unary("floor", "floor.default")
 aten_unary("ceil", "ceil.default")
 aten_unary("sign", "sign.default")
@@ -48,6 +47,11 @@ aten_unary("trunc", "trunc.default")
 aten_unary("tan", "tan.default", floating=True)
 for _name in ("atan", "asin", "acos", "sinh", "cosh", "asinh", "acosh", "atanh", "expm1"):
     aten_unary(_name, f"{_name}.default", floating=True)
+
+
+@aten("square.default")
+def _square(g: Builder, x: Any) -> Any:
+    return g.emit("square", cast(g, x, "int64") if x.tensor.dtype == "bool" else x)
 
 
 @aten("log1p.default")

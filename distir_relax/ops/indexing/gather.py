@@ -6,7 +6,8 @@ import sys
 from typing import Any
 
 from distir_relax.ir import TensorType, Value
-from distir_relax.ops.indexing.take import counted_from_front
+from distir_relax.ops.indexing.bounds import in_range
+from distir_relax.ops.indexing.take import counted_from_front, from_front
 from distir_relax.ops.table import (
     FREE,
     Attrs,
@@ -24,6 +25,7 @@ from distir_relax.ops.table import (
     broadcast_to,
     checked_axis,
     define,
+    filled,
     onnx,
     operands,
     parse_rule,
@@ -104,21 +106,31 @@ define(
 
 @aten("gather.default")
 def _gather(g: Builder, x: Value, dim: int, index: Value, *, sparse_grad: bool = False) -> Any:
-    return g.emit("gather_elements", x, index, axis=axis_in(x, dim))
+    shape = index.tensor.shape
+    if not index.tensor.elements:
+        return filled(g, shape, 0, x.tensor.dtype)
+    if not x.tensor.shape or not shape:
+        x, index = _flat(g, x), _flat(g, index)
+    axis = axis_in(x, dim)
+    index = in_range(g, index, x.tensor.shape[axis], "gather")
+    return reshape_to(g, g.emit("gather_elements", x, index, axis=axis), shape)
 
 
 @aten("take_along_dim.default")
 def _take_along(g: Builder, x: Value, ids: Value, dim: int | None = None) -> Any:
     """As `gather`, where the index and the data broadcast to each other but along the dim."""
     if dim is None:
-        return g.aten("gather.default", _flat(g, x), 0, _flat(g, ids))
+        x, ids, dim = _flat(g, x), _flat(g, ids), 0
     axis = axis_of(dim, len(x.tensor.shape))
+    # torch takes these numbers modulo the size of the dim, where other look-ups refuse those that leave it.
+    if x.tensor.shape[axis]:
+        ids = g.emit("mod", ids, g.constant(x.tensor.shape[axis], ids.tensor.dtype))
     both = [max(n, m) for n, m in zip(x.tensor.shape, ids.tensor.shape, strict=True)]
     x, ids = (
         broadcast_to(g, t, tuple(t.tensor.shape[axis] if d == axis else n for d, n in enumerate(both)))
         for t in (x, ids)
     )
-    return g.aten("gather.default", x, axis, ids)
+    return g.emit("gather_elements", x, ids, axis=axis)
 
 
 def _flat(g: Builder, x: Value) -> Any:
@@ -130,7 +142,9 @@ def _flat(g: Builder, x: Value) -> Any:
 
 @relax("relax.gather_elements")
 def _relax_gather_elements(g: Builder, args: Any, attrs: Attrs) -> Any:
-    return g.aten("gather.default", args[0], attrs["axis"], args[1])
+    axis = axis_in(args[0], attrs["axis"])
+    ids = from_front(g, args[1], args[0].tensor.shape[axis], "gather_elements")
+    return g.emit("gather_elements", args[0], ids, axis=axis)
 
 
 # ONNX spellings
@@ -139,4 +153,5 @@ def _relax_gather_elements(g: Builder, args: Any, attrs: Attrs) -> Any:
 @onnx("GatherElements")
 def _onnx_gather_elements(g: Builder, x: OnnxOperands, attrs: Attrs) -> Any:
     axis = axis_in(x[0], attrs.get("axis", 0))
-    return _gather(g, x[0], axis, counted_from_front(g, x, 1, x[0].tensor.shape[axis]))
+    ids = counted_from_front(g, x, 1, x[0].tensor.shape[axis], "GatherElements")
+    return g.emit("gather_elements", x[0], ids, axis=axis)

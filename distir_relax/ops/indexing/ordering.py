@@ -92,9 +92,13 @@ define(
 
 def _arg_reduce(name: str) -> Any:
     def convert(g: Builder, x: Value, dim: int | None = None, keepdim: bool = False) -> Any:
+        # torch finds the largest of truth values, but not its place.
+        x = cast(g, x, "uint8") if x.tensor.dtype == "bool" else x
         if dim is None:
             flat = g.emit(name, reshape_to(g, x, (x.tensor.elements,)), axis=0, keepdims=False)
             return reshape_to(g, flat, (1,) * len(x.tensor.shape)) if keepdim else flat
+        if not x.tensor.shape:
+            return g.constant(0, "int64")
         return g.emit(name, x, axis=axis_in(x, dim), keepdims=keepdim)
 
     return convert
@@ -106,11 +110,7 @@ for _name in ("argmax", "argmin"):
 
 def _reduce_with_index(name: str) -> Any:
     def convert(g: Builder, x: Value, dim: int, keepdim: bool = False) -> Any:
-        axis = axis_in(x, dim)
-        return (
-            g.emit(name, x, axis=(axis,), keepdims=keepdim),
-            g.emit(f"arg{name}", x, axis=axis, keepdims=keepdim),
-        )
+        return g.aten(f"a{name}.default", x, [dim], keepdim), g.aten(f"arg{name}.default", x, dim, keepdim)
 
     return convert
 
@@ -121,11 +121,15 @@ for _name in ("max", "min"):
 
 @aten("topk.default")
 def _topk(g: Builder, x: Value, k: int, dim: int = -1, largest: bool = True, ordered: bool = True) -> Any:
+    if not x.tensor.shape:
+        return x, g.constant(0, "int64")
     return g.emit("topk", x, k=k, axis=axis_in(x, dim), largest=largest)
 
 
 @aten("argsort.default")
 def _argsort(g: Builder, x: Value, dim: int = -1, descending: bool = False) -> Any:
+    if not x.tensor.shape:
+        return g.constant(0, "int64")
     return g.emit("argsort", x, axis=axis_in(x, dim), descending=descending)
 
 
@@ -137,7 +141,7 @@ def _argsort_stable(g: Builder, x: Value, dim: int = -1, descending: bool = Fals
 @aten("sort.default")
 def _sort(g: Builder, x: Value, dim: int = -1, descending: bool = False) -> Any:
     order = _argsort(g, x, dim, descending)
-    return g.emit("gather_elements", x, order, axis=axis_in(x, dim)), order
+    return g.aten("gather.default", x, dim, order), order
 
 
 @aten("sort.stable")

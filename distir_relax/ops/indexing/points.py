@@ -7,6 +7,7 @@ of rows, a sum by number. The outermost indexed dim may then be split.
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from typing import Any
 
 from distir_relax.ir import Value
@@ -22,18 +23,23 @@ def _columns(g: Builder, ids: Value) -> list[Any]:
     return [reshape_to(g, part, tuple(shape)) for part in parts]
 
 
+def _fronted(g: Builder, indices: Sequence[Any], sizes: Sequence[int], user: str) -> list[Any]:
+    """The indices that `user` takes of dims of `sizes`, counted from the front; there may be more dims."""
+    return [from_front(g, ids, size, user) for ids, size in zip(indices, sizes, strict=False)]
+
+
 def _scatter_nd(g: Builder, x: Value, ids: Value, updates: Value, reduction: str) -> Any:
-    columns = _columns(g, ids)
+    columns = _fronted(g, _columns(g, ids), x.tensor.shape, "scatter_nd")
     return write_points(g, x, range(len(columns)), columns, updates, reduction)
 
 
 def _gather_nd(g: Builder, x: Value, ids: Value, batch: int) -> Any:
     """``result[b, i] = x[b, ids[b, i]]``: the first `batch` dims of both are one and the same."""
-    columns, shape = _columns(g, ids), x.tensor.shape
-    sizes, rest = shape[batch : batch + len(columns)], shape[batch + len(columns) :]
+    shape, count = x.tensor.shape, ids.tensor.shape[-1]
+    sizes, rest = shape[batch : batch + count], shape[batch + count :]
+    columns = _fronted(g, _columns(g, ids), sizes, "gather_nd")
     if not batch:
-        fronted = [from_front(g, column, size) for column, size in zip(columns, sizes, strict=True)]
-        return g.emit("index_tensor", x, *fronted, count=len(columns))
+        return g.emit("index_tensor", x, *columns, count=count)
     flat = one_number(g, columns, sizes)
     lead, picked = shape[:batch], flat.tensor.shape[batch:]
     count = math.prod(picked)
@@ -52,7 +58,9 @@ def _index_put(g: Builder, x: Value, indices: list[Any], values: Value, accumula
     values = cast(g, values, x.tensor.dtype)
     if any(index.tensor.dtype == "bool" for _, index in used):
         return _put_masked(g, x, indices, values, accumulate)
-    return write_points(g, x, [d for d, _ in used], [i for _, i in used], values, "add" if accumulate else "update")
+    dims = [dim for dim, _ in used]
+    places = _fronted(g, [index for _, index in used], [x.tensor.shape[dim] for dim in dims], "index_put")
+    return write_points(g, x, dims, places, values, "add" if accumulate else "update")
 
 
 def _put_masked(g: Builder, x: Value, indices: list[Any], values: Value, accumulate: bool) -> Any:

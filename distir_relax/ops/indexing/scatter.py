@@ -12,6 +12,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from distir_relax.ir import PerRank, Size, TensorType, Value
+from distir_relax.ops.indexing.bounds import in_range
 from distir_relax.ops.indexing.take import counted_from_front, from_front
 from distir_relax.ops.table import (
     Attrs,
@@ -31,6 +32,7 @@ from distir_relax.ops.table import (
     broadcast_to,
     cast,
     define,
+    filled,
     like,
     onnx,
     operands,
@@ -175,8 +177,8 @@ def write_points(
 ) -> Any:
     """`x` with `values` written to, or joined with, the points that `indices` name in its dims `dims`.
 
-    The indices broadcast to one shape. In `values`, which broadcast too, it stands where the first indexed dim was
-    when the dims are neighbours, and first otherwise.
+    The indices broadcast to one shape, and count from the front. In `values`, which broadcast too, it stands where the
+    first indexed dim was when the dims are neighbours, and first otherwise.
     """
     rest = [d for d in range(len(x.tensor.shape)) if d not in dims]
     sizes, others = [x.tensor.shape[d] for d in dims], tuple(x.tensor.shape[d] for d in rest)
@@ -203,8 +205,7 @@ def _adjacent(dims: Sequence[int]) -> bool:
 
 
 def one_number(g: Builder, indices: Sequence[Any], sizes: Sequence[int]) -> Any:
-    """The indices of dims of `sizes` as those of one dim that holds them all."""
-    indices = [from_front(g, ids, size) for ids, size in zip(indices, sizes, strict=True)]
+    """The indices, counted from the front, of dims of `sizes` as those of one dim that holds them all."""
     flat = indices[0]
     for ids, size in zip(indices[1:], sizes[1:], strict=True):
         scaled = g.emit("multiply", flat, g.constant(size, flat.tensor.dtype))
@@ -218,6 +219,11 @@ def write_elements(g: Builder, x: Value, axis: int, ids: Value, updates: Value, 
     An index that covers but the beginning of the other dims names points of all of them.
     """
     sizes, shape = x.tensor.shape, ids.tensor.shape
+    if not ids.tensor.elements:
+        return x
+    if not sizes or not shape:
+        x, ids, updates = (reshape_to(g, t, (t.tensor.elements,)) for t in (x, ids, updates))
+        return reshape_to(g, write_elements(g, x, 0, ids, updates, reduction), sizes)
     if all(n == m for d, (n, m) in enumerate(zip(sizes, shape, strict=True)) if d != axis):
         return g.emit("scatter_elements", x, ids, updates, axis=axis, reduction=reduction)
     indices = []
@@ -231,8 +237,13 @@ def write_elements(g: Builder, x: Value, axis: int, ids: Value, updates: Value, 
 
 def _covered(g: Builder, source: Value, index: Value) -> Any:
     """The part of `source` that an index of this shape reads: its beginning along each dim; a number is for all."""
+    if not index.tensor.elements:
+        return filled(g, index.tensor.shape, 0, source.tensor.dtype)
     if not source.tensor.shape:
         return broadcast_to(g, source, index.tensor.shape)
+    if not index.tensor.shape:
+        source = g.emit("strided_slice", source, axes=(0,), begin=(0,), end=(1,), strides=(1,))
+        return reshape_to(g, source, ())
     for d, (have, want) in enumerate(zip(source.tensor.shape, index.tensor.shape, strict=True)):
         if have != want:
             source = g.emit("strided_slice", source, axes=(d,), begin=(0,), end=(want,), strides=(1,))
@@ -245,13 +256,23 @@ def _covered(g: Builder, source: Value, index: Value) -> Any:
 @aten("scatter.src", "scatter.value", "scatter_.src", "scatter_.value", "scatter.reduce", "scatter.value_reduce")
 def _scatter(g: Builder, x: Value, dim: int, index: Value, source: Any, *, reduce: str = "update") -> Any:
     how = {"multiply": "mul"}.get(reduce, reduce)
-    updates = _covered(g, like(g, x, source), index)
-    return write_elements(g, x, axis_of(dim, len(x.tensor.shape)), index, updates, how)
+    return _joined(g, x, dim, _within(g, x, dim, index, "scatter"), source, how)
 
 
 @aten("scatter_add.default", "scatter_add_.default")
 def _scatter_add(g: Builder, x: Value, dim: int, index: Value, source: Value) -> Any:
-    return _scatter(g, x, dim, index, source, reduce="add")
+    return _joined(g, x, dim, _within(g, x, dim, index, "scatter_add"), source, "add")
+
+
+def _within(g: Builder, x: Value, dim: int, index: Value, user: str) -> Any:
+    """An index of `user`, along dim `dim` of `x`, that is in range."""
+    return in_range(g, index, x.tensor.shape[dim] if x.tensor.shape else 1, user)
+
+
+def _joined(g: Builder, x: Value, dim: int, index: Value, source: Any, reduction: str) -> Any:
+    """What `source` has for each element of the index, a number or a tensor, written to `x` or joined with it."""
+    updates = _covered(g, like(g, x, source), index)
+    return write_elements(g, x, axis_of(dim, max(1, len(x.tensor.shape))), index, updates, reduction)
 
 
 _NEUTRAL = {"add": 0, "mul": 1, "max": -math.inf, "min": math.inf}
@@ -264,31 +285,33 @@ def _scatter_reduce(
     how = {"sum": "add", "mean": "add", "prod": "mul", "amax": "max", "amin": "min"}[reduce]
     if "float" not in x.tensor.dtype and (reduce == "mean" or (not include_self and how in ("max", "min"))):
         raise NotImplementedError(f"a scatter of {x.tensor.dtype} by {reduce!r} without the elements that are there")
-    y = x if include_self else _scatter(g, x, dim, index, g.constant(_NEUTRAL[how], x.tensor.dtype))
-    y = _scatter(g, y, dim, index, source, reduce=how)
+    index = _within(g, x, dim, index, "scatter_reduce")
+    y = x if include_self else _joined(g, x, dim, index, g.constant(_NEUTRAL[how], x.tensor.dtype), "update")
+    y = _joined(g, y, dim, index, source, how)
     if reduce != "mean":
         return y
     one, zero = g.constant(1, x.tensor.dtype), g.constant(0, x.tensor.dtype)
     count = broadcast_to(g, one if include_self else zero, x.tensor.shape)
-    count = _scatter(g, count, dim, index, one, reduce="add")
+    count = _joined(g, count, dim, index, one, "add")
     return g.emit("divide", y, g.emit("maximum", count, one))
 
 
 @aten("index_add.default", "index_add_.default")
 def _index_add(g: Builder, x: Value, dim: int, ids: Value, source: Value, *, alpha: float = 1) -> Any:
     source = source if alpha == 1 else g.emit("multiply", source, g.constant(alpha, source.tensor.dtype))
-    return write_rows(g, x, axis_of(dim, len(x.tensor.shape)), ids, source, "add")
+    return write_rows(g, x, axis_of(dim, len(x.tensor.shape)), _within(g, x, dim, ids, "index_add"), source, "add")
 
 
 @aten("index_copy.default", "index_copy_.default")
 def _index_copy(g: Builder, x: Value, dim: int, ids: Value, source: Value) -> Any:
-    return write_rows(g, x, axis_of(dim, len(x.tensor.shape)), ids, source, "update")
+    return write_rows(g, x, axis_of(dim, len(x.tensor.shape)), _within(g, x, dim, ids, "index_copy"), source, "update")
 
 
 @aten("index_fill.int_Scalar", "index_fill.int_Tensor", "index_fill_.int_Scalar", "index_fill_.int_Tensor")
 def _index_fill(g: Builder, x: Value, dim: int, ids: Value, value: Any) -> Any:
     axis = axis_of(dim, len(x.tensor.shape))
     shape = tuple(ids.tensor.elements if d == axis else n for d, n in enumerate(x.tensor.shape))
+    ids = from_front(g, ids, x.tensor.shape[axis], "index_fill")
     return write_rows(g, x, axis, ids, broadcast_to(g, like(g, x, value), shape), "update")
 
 
@@ -315,7 +338,8 @@ def _relax_scatter(g: Builder, args: Any, attrs: Attrs) -> Any:
     axis = axis_of(attrs["axis"], len(args[0].tensor.shape))
     if attrs["reduction"] not in REDUCTIONS:
         raise NotImplementedError(f"a reduction by {attrs['reduction']!r}")
-    return write_elements(g, args[0], axis, args[1], args[2], attrs["reduction"])
+    ids = from_front(g, args[1], args[0].tensor.shape[axis], "scatter_elements")
+    return write_elements(g, args[0], axis, ids, args[2], attrs["reduction"])
 
 
 # ONNX spellings
@@ -332,5 +356,5 @@ def onnx_reduction(attrs: Attrs) -> str:
 @onnx("ScatterElements", "Scatter")
 def _onnx_scatter(g: Builder, x: OnnxOperands, attrs: Attrs) -> Any:
     axis = axis_of(attrs.get("axis", 0), len(x[0].tensor.shape))
-    ids = counted_from_front(g, x, 1, x[0].tensor.shape[axis])
+    ids = counted_from_front(g, x, 1, x[0].tensor.shape[axis], "ScatterElements")
     return write_elements(g, x[0], axis, ids, x[2], onnx_reduction(attrs))

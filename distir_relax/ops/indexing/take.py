@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 
 from distir_relax.ir import TensorType, Value
+from distir_relax.ops.indexing.bounds import check_known, in_range
 from distir_relax.ops.table import (
     FREE,
     Attrs,
@@ -19,6 +20,7 @@ from distir_relax.ops.table import (
     Split,
     Types,
     aten,
+    axis_of,
     define,
     onnx,
     operands,
@@ -83,12 +85,16 @@ define(
 
 @aten("embedding.default")
 def _embedding(g: Builder, table: Value, ids: Value, *options: Any) -> Any:
-    return g.emit("take", table, ids, axis=0)
+    return g.emit("take", table, in_range(g, ids, table.tensor.shape[0], "embedding"), axis=0)
 
 
 @aten("index_select.default")
 def _index_select(g: Builder, x: Value, dim: int, ids: Value) -> Any:
-    return g.emit("take", x, ids, axis=dim % len(x.tensor.shape))
+    flat, shape = reshape_to(g, ids, (ids.tensor.elements,)), x.tensor.shape
+    y = x if shape else reshape_to(g, x, (1,))
+    axis = axis_of(dim, len(y.tensor.shape))
+    found = g.emit("take", y, in_range(g, flat, y.tensor.shape[axis], "index_select"), axis=axis)
+    return found if shape else reshape_to(g, found, ())
 
 
 @aten("index.Tensor")
@@ -100,7 +106,7 @@ def index(g: Builder, x: Value, indices: list[Any]) -> Any:
     """
     indices = [part for ids in indices for part in _places_of(g, ids)]
     used = [(dim, ids) for dim, ids in enumerate(indices) if ids is not None]
-    used = [(dim, from_front(g, ids, x.tensor.shape[dim])) for dim, ids in used]
+    used = [(dim, from_front(g, ids, x.tensor.shape[dim], "index")) for dim, ids in used]
     return _take_mesh(g, x, used) if _is_open_mesh(used) else _take_points(g, x, used)
 
 
@@ -114,11 +120,16 @@ def _places_of(g: Builder, index: Value | None) -> list[Any]:
     return [g.array(places, "places") for places in mask.nonzero(as_tuple=True)]
 
 
-def from_front(g: Builder, index: Value, size: int) -> Any:
-    """Indices into a dim of `size`, those counted from its end counted from the front.
+def from_front(g: Builder, index: Value, size: int, user: str) -> Any:
+    """Indices of `user` into a dim of `size`, those counted from its end counted from the front.
 
     A split dim is looked up by position, where a number below zero would be nobody's.
     """
+    return wrapped(g, in_range(g, index, size, user, from_end=True), size)
+
+
+def wrapped(g: Builder, index: Value, size: int) -> Any:
+    """Numbers below zero with `size` added to them."""
     data = g.known.get(index.name)
     if data is not None and (not data.numel() or int(data.min()) >= 0):
         return index
@@ -183,19 +194,29 @@ def _take_points(g: Builder, x: Value, used: list[tuple[int, Any]]) -> Any:
 
 @relax("relax.take")
 def _relax_take(g: Builder, args: Any, attrs: Attrs) -> Any:
-    return g.emit("take", *args, axis=(attrs["axis"] or 0) % len(args[0].tensor.shape))
+    x, ids = args
+    axis, mode = (attrs["axis"] or 0) % len(x.tensor.shape), attrs["mode"]
+    size = x.tensor.shape[axis]
+    if mode == "nan":
+        raise NotImplementedError("a look-up that gives NaN for what is out of range")
+    if mode == "clip":
+        ids = g.aten("clamp.default", ids, 0, size - 1)
+    elif mode == "wrap":
+        ids = g.emit("mod", ids, g.constant(size, ids.tensor.dtype))
+    return g.emit("take", x, ids if mode in ("clip", "wrap") else in_range(g, ids, size, "take"), axis=axis)
 
 
 # ONNX spellings
 
 
-def counted_from_front(g: Builder, x: Any, index: int, size: int) -> Any:
-    """The indices in operand `index` of an ONNX node, into a dim of `size`: ONNX lets them count from the end."""
+def counted_from_front(g: Builder, x: Any, index: int, size: int, user: str) -> Any:
+    """The indices of `user`, operand `index` of an ONNX node, into a dim of `size`: they may count from its end."""
     numbers = x.known_numbers(index)
     if numbers is not None:
+        check_known(g, numbers, size, user, from_end=True)
         data = x.array(index)
         return x.constant(np.where(data < 0, data + size, data).astype(data.dtype))
-    return from_front(g, x[index], size)
+    return from_front(g, x[index], size, user)
 
 
 @onnx("Gather")
@@ -204,6 +225,7 @@ def _onnx_gather(g: Builder, x: OnnxOperands, attrs: Attrs) -> Any:
     axis = attrs.get("axis", 0) % len(shape)
     numbers = x.known_numbers(1)
     if numbers is not None and numbers:
+        check_known(g, numbers, shape[axis], "Gather", from_end=True)
         data = x.array(1)
         first = numbers[0] % shape[axis]
         run = list(range(first, first + len(numbers)))
@@ -213,4 +235,4 @@ def _onnx_gather(g: Builder, x: OnnxOperands, attrs: Attrs) -> Any:
             if len(run) < shape[axis]:
                 y = g.emit("strided_slice", y, axes=(axis,), begin=(first,), end=(run[-1] + 1,), strides=(1,))
             return y if data.ndim else reshape_to(g, y, (*shape[:axis], *shape[axis + 1 :]))
-    return g.emit("take", x[0], counted_from_front(g, x, 1, shape[axis]), axis=axis)
+    return g.emit("take", x[0], counted_from_front(g, x, 1, shape[axis], "Gather"), axis=axis)

@@ -50,7 +50,7 @@ define(
 
 @aten("flip.default")
 def _flip(g: Builder, x: Value, dims: list[int]) -> Any:
-    for dim in dims:
+    for dim in dims if x.tensor.shape else ():
         x = g.emit("flip", x, axis=axis_in(x, dim))
     return x
 

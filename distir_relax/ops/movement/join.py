@@ -22,12 +22,13 @@ from distir_relax.ops.table import (
     all_operands,
     aten,
     axis_of,
+    cast,
     define,
     dim_names,
+    joined,
     onnx,
     operands,
     parse_rule,
-    promote,
     relax,
 )
 
@@ -107,10 +108,11 @@ define(
 
 @aten("cat.default", "concat.default", "concatenate.default")
 def _cat(g: Builder, tensors: list[Any], dim: int = 0) -> Any:
-    kept = [t for t in tensors if t.tensor.shape != (0,)]
+    dtype = joined([t.tensor.dtype for t in tensors])
+    kept = [cast(g, t, dtype) for t in tensors if t.tensor.shape != (0,)] or [cast(g, tensors[0], dtype)]
     if len(kept) == 1:
         return kept[0]
-    return g.emit("concat", *promote(g, *kept), axis=axis_of(dim, len(kept[0].tensor.shape)))
+    return g.emit("concat", *kept, axis=axis_of(dim, len(kept[0].tensor.shape)))
 
 
 @aten("stack.default")
@@ -146,6 +148,8 @@ def _tensor_sections(g: Builder, x: Value, sections: int, dim: int = 0) -> Any:
 def _split(g: Builder, x: Value, size: int, dim: int = 0) -> Any:
     axis = axis_of(dim, len(x.tensor.shape))
     total = x.tensor.shape[axis]
+    if not total:
+        return (x,)
     return split_with_sizes(g, x, [min(size, total - i) for i in range(0, total, size)], axis)
 
 
@@ -159,6 +163,8 @@ def split_with_sizes(g: Builder, x: Value, sizes: list[int], dim: int = 0) -> An
 
 @aten("chunk.default", "unsafe_chunk.default")
 def _chunk(g: Builder, x: Value, chunks: int, dim: int = 0) -> Any:
+    if not x.tensor.shape[dim]:
+        return (x,) * chunks
     return _split(g, x, -(-x.tensor.shape[dim] // chunks), dim)
 
 

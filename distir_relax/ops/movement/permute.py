@@ -61,7 +61,8 @@ def _permute(g: Builder, x: Value, dims: list[int]) -> Any:
 @aten("transpose.int")
 def _transpose(g: Builder, x: Value, a: int, b: int) -> Any:
     axes = list(range(len(x.tensor.shape)))
-    axes[a], axes[b] = axes[b], axes[a]
+    if axes:
+        axes[a], axes[b] = axes[b], axes[a]
     return _permute(g, x, axes)
 
 
@@ -88,7 +89,7 @@ def _movedim(g: Builder, x: Value, source: int, destination: int) -> Any:
 @aten("movedim.intlist")
 def _movedims(g: Builder, x: Value, source: list[int], destination: list[int]) -> Any:
     rank = len(x.tensor.shape)
-    home = {d % rank: s % rank for s, d in zip(source, destination, strict=True)}
+    home = {axis_of(d, max(1, rank)): axis_of(s, max(1, rank)) for s, d in zip(source, destination, strict=True)}
     rest = iter([i for i in range(rank) if i not in home.values()])
     return g.aten("permute.default", x, [home[i] if i in home else next(rest) for i in range(rank)])
 

@@ -26,7 +26,20 @@ def axes_of(x: Value, dim: Any) -> tuple[int, ...]:
     """The dims that `dim` (a number, several, or none for all) names, counted from the front, in order."""
     rank = len(x.tensor.shape)
     dims = range(rank) if dim is None or dim == [] else [dim] if isinstance(dim, int) else dim
-    return tuple(sorted(d + rank if d < 0 else d for d in dims))
+    # A scalar has no dims, and torch lets it have one.
+    return tuple(sorted(d + rank if d < 0 else d for d in dims)) if rank else ()
+
+
+def has_none(x: Value, dim: Any) -> bool:
+    """Whether a reduction over `dim` is one of no elements."""
+    return any(x.tensor.shape[axis] == 0 for axis in axes_of(x, dim))
+
+
+def reduced_shape(x: Value, dim: Any, keepdim: bool) -> tuple[int, ...]:
+    """The shape of a reduction of `x` over `dim`."""
+    axes = axes_of(x, dim)
+    kept = [1 if d in axes else n for d, n in enumerate(x.tensor.shape) if keepdim or d not in axes]
+    return tuple(kept)
 
 
 def converted(g: Builder, x: Value, dtype: Any, summing: bool = False) -> Any:

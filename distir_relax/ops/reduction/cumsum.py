@@ -34,7 +34,8 @@ define(
 
 @aten("cumsum.default")
 def _cumsum(g: Builder, x: Value, dim: int, dtype: Any = None) -> Any:
-    return g.emit("cumsum", converted(g, x, dtype, True), axis=axes_of(x, dim)[0])
+    y = converted(g, x, dtype, True)
+    return g.emit("cumsum", y, axis=axes_of(x, dim)[0]) if x.tensor.shape else y
 
 
 # Relax spellings

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 from distir_relax.ir import Value
-from distir_relax.ops.table import Attrs, Builder, OnnxOperands, aten, like, onnx, reshape_to
+from distir_relax.ops.reduction.axes import has_none, reduced_shape
+from distir_relax.ops.table import Attrs, Builder, OnnxOperands, aten, filled, like, onnx, promote, reshape_to
 
 # ATen spellings
 
@@ -13,6 +15,9 @@ from distir_relax.ops.table import Attrs, Builder, OnnxOperands, aten, like, onn
 @aten("logsumexp.default")
 def _logsumexp(g: Builder, x: Value, dim: list[int], keepdim: bool = False) -> Any:
     """The largest element is taken out first, so that no exponential overflows; where it is infinite, it is the sum."""
+    (x,) = promote(g, x, floating=True)
+    if has_none(x, dim):
+        return filled(g, reduced_shape(x, dim, keepdim), -math.inf, x.tensor.dtype)
     largest = g.aten("amax.default", x, dim, True)
     finite = g.emit("where", g.emit("isfinite", largest), largest, like(g, x, 0))
     total = g.aten("sum.dim_IntList", g.emit("exp", g.emit("subtract", x, finite)), dim, True)

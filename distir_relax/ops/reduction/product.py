@@ -60,7 +60,8 @@ define(
 
 @aten("prod.dim_int")
 def _prod(g: Builder, x: Value, dim: int, keepdim: bool = False, dtype: Any = None) -> Any:
-    return g.emit("prod", converted(g, x, dtype, True), axis=axes_of(x, dim)[0], keepdims=keepdim)
+    y = converted(g, x, dtype, True)
+    return g.emit("prod", y, axis=axes_of(x, dim)[0], keepdims=keepdim) if x.tensor.shape else y
 
 
 @aten("prod.default")
@@ -70,7 +71,8 @@ def _prod_all(g: Builder, x: Value, dtype: Any = None) -> Any:
 
 @aten("cumprod.default")
 def _cumprod(g: Builder, x: Value, dim: int, dtype: Any = None) -> Any:
-    return g.emit("cumprod", converted(g, x, dtype, True), axis=axes_of(x, dim)[0])
+    y = converted(g, x, dtype, True)
+    return g.emit("cumprod", y, axis=axes_of(x, dim)[0]) if x.tensor.shape else y
 
 
 # Relax spellings

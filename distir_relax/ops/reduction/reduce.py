@@ -6,7 +6,7 @@ import math
 from typing import Any
 
 from distir_relax.ir import TensorType, Value
-from distir_relax.ops.reduction.axes import axes_of, converted
+from distir_relax.ops.reduction.axes import axes_of, converted, has_none, reduced_shape
 from distir_relax.ops.table import (
     Attrs,
     Builder,
@@ -21,6 +21,7 @@ from distir_relax.ops.table import (
     aten,
     cast,
     define,
+    filled,
     like,
     number_range,
     onnx,
@@ -99,7 +100,7 @@ def _split_mean(x: Expansion) -> tuple[Value, ...]:
     """The mean of a split dim: each device sums its own part and divides by the size of the whole."""
     count = math.prod(x.types[0].shape[a] for a in x.attrs["axis"])
     total = x.emit("sum", x.operands[0], axis=x.attrs["axis"], keepdims=x.attrs["keepdims"])
-    scale = x.emit("constant", value=1.0 / count, dtype=x.types[0].dtype)
+    scale = x.emit("constant", value=1.0 / count if count else math.inf, dtype=x.types[0].dtype)
     return (x.emit("multiply", total, scale),)
 
 
@@ -145,17 +146,21 @@ def _min_all(g: Builder, x: Value) -> Any:
     return g.aten("amin.default", x)
 
 
-def _truth_reduce(name: str) -> Any:
+def _truth_reduce(name: str, of_none: bool) -> Any:
     def convert(g: Builder, x: Value, dim: Any = None, keepdim: bool = False) -> Any:
+        # torch has one dtype in which truth is a number.
+        dtype = "uint8" if x.tensor.dtype == "uint8" else "bool"
+        if has_none(x, dim):
+            return filled(g, reduced_shape(x, dim, keepdim), of_none, dtype)
         truth = x if x.tensor.dtype == "bool" else g.emit("not_equal", x, g.constant(0, x.tensor.dtype))
         extreme = g.aten(name, cast(g, truth, "int32"), dim, keepdim)
-        return g.emit("not_equal", extreme, g.constant(0, "int32"))
+        return cast(g, g.emit("not_equal", extreme, g.constant(0, "int32")), dtype)
 
     return convert
 
 
-aten("any.default", "any.dim", "any.dims")(_truth_reduce("amax.default"))
-aten("all.default", "all.dim", "all.dims")(_truth_reduce("amin.default"))
+aten("any.default", "any.dim", "any.dims")(_truth_reduce("amax.default", of_none=False))
+aten("all.default", "all.dim", "all.dims")(_truth_reduce("amin.default", of_none=True))
 
 
 @aten("count_nonzero.default", "count_nonzero.dim_IntList")

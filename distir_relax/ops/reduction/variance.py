@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 from distir_relax.ir import Value
@@ -19,7 +20,9 @@ def _var(g: Builder, x: Value, dim: Any = None, *, correction: float | None = No
     bessel = 1 if correction is None else correction
     if bessel == 0:
         return variance
-    return g.emit("multiply", variance, g.constant(count / (count - bessel), x.tensor.dtype))
+    # Of no more elements than the correction, the squares are divided by zero.
+    scale = count / (count - bessel) if count > bessel else math.inf
+    return g.emit("multiply", variance, g.constant(scale, x.tensor.dtype))
 
 
 @aten("var.dim")

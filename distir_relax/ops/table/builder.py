@@ -57,7 +57,7 @@ class Builder:
 
     def constant(self, value: float | int | bool, dtype: str) -> Value:
         """A scalar."""
-        number = bool(value) if dtype == "bool" else float(value) if "float" in dtype else int(value)
+        number = bool(value) if dtype == "bool" else float(value) if "float" in dtype else _wrapped(int(value), dtype)
         hint, self.hint = self.hint, ""
         result: Value = self.emit("constant", value=number, dtype=dtype)
         self.hint = hint
@@ -88,6 +88,13 @@ class Builder:
         self._counts[name] = count
         self._taken.add(candidate)
         return candidate
+
+
+def _wrapped(value: int, dtype: str) -> int:
+    """An integer as torch has it in a dtype that it does not fit: what is left of its bits."""
+    bits = 8 * DTYPES[dtype][1]
+    least = 0 if dtype == "uint8" else -(1 << (bits - 1))
+    return (value - least) % (1 << bits) + least
 
 
 def infer(name: str, types: Sequence[TensorType], attrs: Any, location: str = "") -> tuple[TensorType, ...]:

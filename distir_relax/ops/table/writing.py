@@ -40,14 +40,12 @@ def promote(g: Builder, *items: Any, floating: bool = False) -> list[Any]:
 
     `floating` asks for a floating dtype, as torch's true division and transcendental functions do.
     """
-    tensors = [item.tensor.dtype for item in items if isinstance(item, Value)]
-    dimensioned = [item.tensor.dtype for item in items if isinstance(item, Value) and item.tensor.shape] or tensors
-    dtype = max(dimensioned, key=_PROMOTION.index)
-    if {"float16", "bfloat16"} <= set(dimensioned):
-        dtype = "float32"
-    for other in tensors:
-        if "float" in other and "float" not in dtype:
-            dtype = other
+    tensors = [item.tensor for item in items if isinstance(item, Value)]
+    dtype = joined([t.dtype for t in tensors if t.shape] or [t.dtype for t in tensors])
+    scalar = joined([t.dtype for t in tensors])
+    # A scalar tensor counts where it is of another kind: a float among integers, a number among truth values.
+    if _kind(scalar) > _kind(dtype):
+        dtype = joined([t.dtype for t in tensors if not t.shape])
     for item in items:
         if isinstance(item, float) and "float" not in dtype:
             dtype = "float32"
@@ -56,6 +54,18 @@ def promote(g: Builder, *items: Any, floating: bool = False) -> list[Any]:
     if floating and "float" not in dtype:
         dtype = "float32"
     return [_as_dtype(g, item, dtype) for item in items]
+
+
+def joined(dtypes: Sequence[str]) -> str:
+    """The least dtype that has the numbers of all of these."""
+    dtype = max(dtypes, key=_PROMOTION.index)
+    if dtype == "bfloat16" and "float16" in dtypes:
+        return "float32"
+    return "int16" if dtype == "int8" and "uint8" in dtypes else dtype
+
+
+def _kind(dtype: str) -> int:
+    return 2 if "float" in dtype else int("int" in dtype)
 
 
 def cast(g: Builder, value: Value, dtype: str) -> Any:

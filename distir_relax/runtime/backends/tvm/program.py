@@ -16,6 +16,8 @@ from typing import TYPE_CHECKING, Any
 
 from distir_relax.bundle import Bundle
 from distir_relax.errors import BundleError, RunError
+from distir_relax.kernels.indices import checked
+from distir_relax.lowering.emit.relax_scope import CHECK_INDICES
 from distir_relax.ops import Trait, entries
 from distir_relax.runtime.backends.weights import load_weights, memory, own_memory
 
@@ -73,6 +75,7 @@ class TvmProgram:
 
         for name in compiled.calls:
             _register(name)
+        _register_check()
         self.steps = compiled.steps
         self._comm = comm
         self._compiled = compiled
@@ -104,6 +107,7 @@ def rank_function(executable: Any, name: str, comm: Communicator) -> Callable[..
     import tvm
     from tvm import relax
 
+    _register_check()
     for entry in entries():
         if Trait.ON_COMMUNICATOR in entry.traits:
             _register(entry.name)
@@ -132,6 +136,24 @@ def _register(name: str) -> None:
 
     if tvm_ffi.get_global_func(f"distir.{name}", allow_missing=True) is None:
         tvm_ffi.register_global_func(f"distir.{name}", _packed(name))
+
+
+def _register_check() -> None:
+    import tvm_ffi
+
+    if tvm_ffi.get_global_func(CHECK_INDICES, allow_missing=True) is None:
+        tvm_ffi.register_global_func(CHECK_INDICES, _check_indices)
+
+
+def _check_indices(ids: Any, low: int, high: int, user: str, where: str, result: Any) -> None:
+    """See `distir_relax.lowering.emit.relax_scope`."""
+    from torch.utils.dlpack import from_dlpack
+
+    try:
+        from_dlpack(result).copy_(checked(from_dlpack(ids), low, high, str(user), str(where)))
+    except RunError as error:
+        _current.error = error
+        raise
 
 
 def _packed(name: str) -> Callable[..., None]:

@@ -1,0 +1,67 @@
+"""Indices that must lie in a dim: `check_indices` gives them as they are, or ends the run with one that does not."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from distir_relax.errors import ImportModelError
+from distir_relax.ir import TensorType, Value
+from distir_relax.kernels.indices import out_of_range
+from distir_relax.ops.table import (
+    FREE,
+    Attrs,
+    Builder,
+    Code,
+    Semantics,
+    Split,
+    Trait,
+    Types,
+    define,
+    operands,
+)
+
+
+def _infer(types: Types, attrs: Attrs) -> tuple[TensorType, ...]:
+    if "int" not in types[0].dtype:
+        raise ValueError("integer indices")
+    return (types[0],)
+
+
+define(
+    "check_indices",
+    Semantics(
+        infer=_infer,
+        torch="indices.checked({0}, {low}, {high}, {user}, {location})",
+        attributes={
+            "low": "the least valid index",
+            "high": "the first that is too large",
+            "user": "the op that takes the indices",
+        },
+    ),
+    Split("... -> ...", indices=operands(0)),
+    cost=FREE,
+    code=Code(relax="indices.checked({0}, {low}, {high}, {user}, {location})"),
+    traits={Trait.VIEW},
+)
+
+
+def in_range(g: Builder, ids: Value, size: int, user: str, from_end: bool = False) -> Any:
+    """`ids`, which `user` takes to name elements of a dim of `size`, counted `from_end` where they are negative.
+
+    Raises `ImportModelError` where they are known, and one is out of range.
+    """
+    data = g.known.get(ids.name)
+    if data is None:
+        return g.emit("check_indices", ids, low=-size if from_end else 0, high=size, user=user)
+    check_known(g, data.flatten().tolist(), size, user, from_end)
+    return ids
+
+
+def check_known(g: Builder, numbers: Sequence[int], size: int, user: str, from_end: bool = False) -> None:
+    """Raise `ImportModelError` where one of these indices is out of range, as `in_range` says."""
+    low = -size if from_end else 0
+    for index in numbers:
+        if not low <= index < size:
+            wrong = out_of_range(index, low, size, user, g.location)
+            raise ImportModelError(wrong.message, wrong.where)
