@@ -53,7 +53,10 @@ def in_range(g: Builder, ids: Value, size: int, user: str, from_end: bool = Fals
     """
     data = g.known.get(ids.name)
     if data is None:
-        return g.emit("check_indices", ids, low=-size if from_end else 0, high=size, user=user)
+        hint, g.hint = g.hint, f"{ids.name}.checked"
+        ids = g.emit("check_indices", ids, low=-size if from_end else 0, high=size, user=user)
+        g.hint = hint
+        return ids
     check_known(g, data.flatten().tolist(), size, user, from_end)
     return ids
 
