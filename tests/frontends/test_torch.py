@@ -184,6 +184,16 @@ def test_forms_of_ordinary_code(forward: Any) -> None:
     agrees(forward)
 
 
+def test_a_part_under_autocast_is_refused() -> None:
+    def forward(m: Any, x: torch.Tensor) -> Any:
+        with torch.autocast("cpu", dtype=torch.bfloat16):
+            return x @ x.T
+
+    with pytest.raises(UnsupportedOpError, match=r"runs under autocast to torch\.bfloat16") as raised:
+        import_torch(Call(forward), (torch.ones(3, 4),))
+    assert raised.value.where.startswith(HERE)
+
+
 def view_used_after_a_change(m: Any, x: torch.Tensor) -> Any:
     y = m.linear(x)
     z = y.view(12)

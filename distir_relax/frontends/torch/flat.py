@@ -44,13 +44,15 @@ def _write_out(graph: Graph, call: Node) -> None:
     name = call.target.__name__  # type: ignore[union-attr]
     count = _CALLS[name]
     where: Any = call.args[count]
+    called = operator.attrgetter(where.target)(graph.owning_module)
     if name == "wrap_with_autocast" and call.args[2]:
+        # The call itself has no line, what it calls has.
+        first = next(node for node in called.graph.nodes if node.op == "call_function")
         raise UnsupportedOpError(
             f"the model runs under autocast to {call.args[1]}",
-            place(module_of(call), location_in_stack(call.meta.get("stack_trace"))),
+            place(module_of(first), location_in_stack(first.meta.get("stack_trace"))),
             "cast the model itself: model.to(dtype)",
         )
-    called = operator.attrgetter(where.target)(graph.owning_module)
     _flatten(called)
     inputs = [node for node in called.graph.nodes if node.op == "placeholder"]
     values: dict[Node, Any] = dict(zip(inputs, call.args[count + 1 :], strict=True))

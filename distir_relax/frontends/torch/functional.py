@@ -47,7 +47,7 @@ def functional(program: ExportedProgram) -> ExportedProgram:
         # The program is one of values, whether or not the model asks for gradients; without them it may write more.
         with torch.no_grad():
             changed: ExportedProgram = program.run_decompositions({})
-    except RuntimeError as error:
+    except Exception as error:  # torch raises errors of many types for what it cannot follow
         raise _refused(program, marks, error) from error
     return changed
 
@@ -154,7 +154,7 @@ def _write_marks(graph: Graph, writes: list[Node], memory: _Memory) -> list[Node
     return marks
 
 
-def _refused(program: ExportedProgram, marks: list[Node], error: RuntimeError) -> ImportModelError:
+def _refused(program: ExportedProgram, marks: list[Node], error: Exception) -> ImportModelError:
     """What torch says of a write that it cannot follow, in the user's terms."""
     cause = next((line for line in str(error).splitlines() if line.strip()), "no message")
     written = _WRITTEN_CONSTANT.match(cause)
