@@ -27,12 +27,12 @@ def torch_expression(op: Op, operands: Sequence[str]) -> str:
         (result,) = infer(op.name, [v.tensor for v in op.operands], op.attrs, op.location)
         kind = "" if result.dtype == op.operands[0].tensor.dtype else f", dtype=torch.{result.dtype}"
         return f"{operands[0]}.new_zeros({_literal(result.shape)}{kind})"
-    return _fill(entry.semantics.torch, op, operands)
+    return _fill(entry.semantics.torch, op.attrs, operands, op.location)
 
 
 def torch_in_place(op: Op, operands: Sequence[str]) -> str:
     """The torch code that writes the result of `op` where its operand 0 is, and gives that back; "" if it has none."""
-    return _fill(lookup(op.name, op.location).code.in_place, op, operands)
+    return _fill(lookup(op.name, op.location).code.in_place, op.attrs, operands, op.location)
 
 
 def is_zero(op: Op) -> bool:
@@ -47,7 +47,7 @@ def relax_expression(op: Op, operands: Sequence[str]) -> str:
     """The Relax code of `op`, with the namespace of Relax ops as `R`."""
     entry = lookup(op.name, op.location)
     if entry.code.relax:
-        return _fill(entry.code.relax, op, operands)
+        return _fill(entry.code.relax, op.attrs, operands, op.location)
     arguments = [*operands, *(f"{key}={_literal(value)}" for key, value in op.attrs.items())]
     return f"R.{op.name}({', '.join(arguments)})"
 
@@ -120,11 +120,11 @@ class _Attribute:
         return _literal(self.value)
 
 
-def _fill(template: Expression, op: Op, operands: Sequence[str]) -> str:
-    text = _template(template, op.attrs)
+def _fill(template: Expression, attrs: Mapping[str, Any], operands: Sequence[str], location: str = "") -> str:
+    text = _template(template, attrs)
     if "{*}" in text:
         text = text.replace("{*}", ", ".join(operands))
-    named = {"location": op.location, **op.attrs}
+    named = {"location": location, **attrs}
     return text.format(*operands, **{key: _Attribute(value) for key, value in named.items()})
 
 
