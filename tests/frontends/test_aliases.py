@@ -211,7 +211,7 @@ def test_a_tensor_that_is_no_buffer_is_not_written_to() -> None:
         ImportModelError, match=r"writes to its attribute 'cache', a tensor that is no buffer"
     ) as raised:
         compile(model, (torch.randn(5),))
-    assert raised.value.where.startswith("test_memory.py:")
+    assert raised.value.where.startswith("test_aliases.py:")
 
 
 # What is annotated is the tensor itself
@@ -313,7 +313,7 @@ def test_a_write_that_torch_cannot_follow_is_refused() -> None:
     with pytest.raises(ImportModelError, match="writes into memory in a way that torch cannot follow") as raised:
         compile(Call(forward), (torch.randn(5),))
     assert "annotate a copy" in raised.value.hint
-    assert raised.value.where.startswith("test_memory.py:")
+    assert raised.value.where.startswith("test_aliases.py:")
 
 
 # Programs drawn at random
