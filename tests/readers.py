@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import math
+import re
 import time
 import traceback
 import warnings
@@ -34,11 +35,13 @@ from distir_relax.frontends.checkpoint import with_checkpoint
 from distir_relax.frontends.imported import Imported
 from distir_relax.frontends.onnx.importer import import_onnx
 from distir_relax.ir import Inline, Module, PlacedType, TensorType, Value, parse, parse_records, print_module, verify
+from distir_relax.ir.printer import print_attribute
 from distir_relax.ir.program import Function, Input
 from distir_relax.layout import DTYPES
 from distir_relax.lowering import FuseLocal, Project, ToDistIR
 from distir_relax.lowering.emit.torch import to_torch
-from distir_relax.ops import check
+from distir_relax.ops import check, infer, lookup
+from distir_relax.ops.table.entry import NO_SPLIT
 from distir_relax.pipeline import run_passes
 from distir_relax.reading import parse_json
 from distir_relax.runtime.npz import read_npz
@@ -128,6 +131,33 @@ def _texts() -> list[bytes]:
     return found + [file.read_bytes() for file in sorted(folder.glob("*.distir"))]
 
 
+def _op_texts() -> list[bytes]:
+    """A program of the global stage for each sample of an op, marked so that propagation reads its rule."""
+    from tests.ops.samples import SAMPLES
+
+    found = []
+    for name, samples in SAMPLES.items():
+        for sample in samples:
+            kinds = [re.sub(r" [<>].*", "", text) for text in sample.operands]
+            texts = [f'module @global {{ func @m(input %x: {kind}) {{ return "x": %x }} }}' for kind in kinds]
+            types = [parse(text).main.inputs[0].value.tensor for text in texts]
+            if lookup(name).split is NO_SPLIT or lookup(name).semantics.mixed:
+                continue  # of programs that are split already, or whose results only numbers tell
+            results = infer(name, types, sample.attrs)
+            inputs = ", ".join(f"input %x{i}: {kind}" for i, kind in enumerate(kinds))
+            given = ", ".join(f"%x{i}" for i in range(len(kinds)))
+            marked = "%m" + given[2:] if kinds and types[0].shape else given
+            mark = f'%m0: {kinds[0]} = annotate_sharding(%x0) {{placements="S[0]"}}' if marked != given else ""
+            made = ", ".join(f"%y{i}: {kind}" for i, kind in enumerate(results))
+            attrs = ", ".join(f"{key}={print_attribute(value)}" for key, value in sample.attrs.items())
+            outputs = ", ".join(f'"y{i}": %y{i}' for i in range(len(results)))
+            found.append(
+                f'module @global {{\n  mesh[0] = device_mesh((3,), ("tp",))\n  func @main({inputs}) {{\n    {mark}\n'
+                f"    {made} = {name}({marked}) {{{attrs}}}\n    return {outputs}\n  }}\n}}\n".encode()
+            )
+    return found
+
+
 def _read_program(file: Path) -> None:
     module = parse(file.read_bytes().decode("utf-8", "replace"), file.name, places=True)
     if module.stage == "distributed":
@@ -143,9 +173,9 @@ def _use(module: Module) -> None:
     if module.stage == "global":
         if _is_small(module):
             interpret(module, {i.value.name: _tensor(i.value.tensor) for i in module.main.inputs})
-        if module.meshes:
+        if module.meshes and module.meshes[0].size <= 64:
             _use(run_passes(module, (Propagate(None), DelayReductions())))
-    elif module.stage == "sharded":
+    elif module.stage == "sharded" and module.meshes[0].size <= 64:
         run_passes(module, (ToDistIR("ragged"), Project(), FuseLocal()))
         run_passes(module, (ToDistIR("pad"),))
     elif module.stage == "distributed":
@@ -156,7 +186,7 @@ def _use(module: Module) -> None:
             to_torch(ranked, "m")
         if _is_small(module):
             run_devices(module, {i.value.name: _held(i.value.placed) for i in module.main.inputs})
-    else:
+    elif module.stage == "ranked":
         to_torch(module, "m")
 
 
@@ -239,6 +269,7 @@ TARGETS = (
     Target("npz", _arrays, (*BYTES, mutations.of_archive, mutations.of_archive), read_npz),
     Target("manifest", _manifests, (*BYTES, mutations.of_numbers, *(mutations.of_json,) * 4), _read_manifest),
     Target("program", _texts, (*BYTES, *TEXT, *(mutations.of_program,) * 6), _read_program),
+    Target("ops", _op_texts, (mutations.of_numbers, *(mutations.of_program,) * 4), _read_program),
     Target("records", _records, (*BYTES, mutations.of_json), lambda f: parse_records(f.read_text(errors="replace"))),
     Target("toml", _profiles, (*BYTES, *TEXT), _read_profile),
     Target("onnx", _onnx_models, (*BYTES, *(mutations.of_onnx,) * 4), _read_onnx),

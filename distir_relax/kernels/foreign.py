@@ -53,10 +53,13 @@ def packed_text(function: Any) -> str:
 
 
 def unpacked(source: str) -> Any:
-    """The `PrimFunc` of a text that `packed_text` has made."""
+    """The `PrimFunc` of a text that `packed_text` has made. Raises ValueError for another text."""
     import tvm
 
-    return tvm.ir.load_json(zlib.decompress(base64.b64decode(source)).decode())
+    try:
+        return tvm.ir.load_json(zlib.decompress(base64.b64decode(source)).decode())
+    except Exception as error:  # what zlib, and TVM's reader, say of it
+        raise ValueError(f"not a PrimFunc's text: {error}") from None
 
 
 _lock = threading.Lock()

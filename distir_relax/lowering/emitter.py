@@ -70,7 +70,8 @@ def merge_attrs(rows: list[dict[str, Attribute]], kinds: Kinds) -> dict[str, Att
 
 
 def _merge(values: list[Attribute], kinds: Kinds) -> Attribute:
-    if all(v == values[0] for v in values):
+    # A nan is equal to none, and the same one for all.
+    if all(v is values[0] or v == values[0] for v in values):
         return values[0]
     if all(isinstance(v, tuple) for v in values):
         return tuple(_merge(list(items), kinds) for items in zip(*values, strict=True))

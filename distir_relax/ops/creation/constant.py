@@ -7,6 +7,8 @@ from distir_relax.ops.table import FREE, Attrs, Code, Rule, Semantics, Split, Tr
 
 
 def _infer_constant(types: Types, attrs: Attrs) -> tuple[TensorType, ...]:
+    if not isinstance(attrs["value"], (bool, int, float)):
+        raise ValueError("a constant's value is a number")
     return (TensorType((), attrs["dtype"]),)
 
 

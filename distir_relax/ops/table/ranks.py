@@ -92,6 +92,8 @@ class _Meetings:
                 raise VerificationError(f"rank {rank} cannot exchange with rank {peer}: {print_op(op)}", op.location)
             sends = Trait.TRANSFER in lookup(op.name).traits
             return "", (rank, peer) if sends else (peer, rank)
+        if "axis" not in op.attrs:
+            raise VerificationError(f"{op.name} names no mesh axis and no peer: {print_op(op)}", op.location)
         axis = str(op.attrs["axis"])
         for mesh in self.module.meshes:
             if axis in mesh.axes and mesh.size == len(self.sequences):
