@@ -168,6 +168,15 @@ def data_into_a_constant(m: Any, x: torch.Tensor) -> Any:
     return b + a
 
 
+def data_over_a_constant(m: Any, x: torch.Tensor) -> Any:
+    a = torch.zeros(5)
+    b = mark(x) + a
+    a.copy_(x)
+    c = torch.ones(5, dtype=torch.float64)
+    c.mul_(x)
+    return b + a, c
+
+
 def out(m: Any, x: torch.Tensor) -> Any:
     a = torch.zeros(5)
     b = mark(x) + a
@@ -191,7 +200,7 @@ def a_copy_of_a_buffer(m: Any, x: torch.Tensor) -> Any:
 
 CONSTANTS = [
     *(added_to, an_element_set, a_mask_filled, a_loop, in_a_graph_of_its_own, through_views),
-    *(data_into_a_constant, out, a_literal, a_copy_of_a_buffer),
+    *(data_into_a_constant, data_over_a_constant, out, a_literal, a_copy_of_a_buffer),
 ]
 
 

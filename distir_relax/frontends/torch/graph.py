@@ -207,7 +207,8 @@ class GraphImporter:
             positional, named = _normalize(node.target, args, kwargs)
             shapes = [x for x in _leaves((args, kwargs)) if self.is_tensor(x) and not is_complex(x)]
             operand = lambda x: self._operand(x, shapes, node)  # noqa: E731
-            result = convert(self.builder, *_map(positional, operand), **_map(named, operand))
+            operands = _map(positional, operand)
+            result = convert(self.builder, *operands, **_map(named, operand))
         except DistIRError:
             raise
         except NotImplementedError as error:
@@ -215,9 +216,9 @@ class GraphImporter:
             raise self._shaped_by_data(node, name) or refused from None
         except Exception as error:  # a mistake of ours, which the user shall know the place of
             raise _mistaken(name, f"{type(error).__name__}: {error}", self.builder.location) from error
-        if is_in_place(node.target):
+        if is_in_place(node.target) and not is_complex(result):
             # What is written to keeps its shape and its dtype.
-            result = self.builder.aten("copy.default", args[0], result)
+            result = self.builder.aten("copy.default", operands[0], result)
         self._check(node, name, result)
         return result
 

@@ -27,6 +27,7 @@ from distir_relax.ops.table import (
     Trait,
     Types,
     aten,
+    axis_in,
     axis_of,
     broadcast_shape,
     broadcast_to,
@@ -159,8 +160,12 @@ define(
 
 
 def write_rows(g: Builder, x: Value, axis: int, ids: Value, rows: Value, reduction: str) -> Any:
-    """`x` with `rows` written to, or joined with, those of its dim `axis` that `ids` (a vector) names."""
-    rank = len(x.tensor.shape)
+    """`x` with `rows` written to, or joined with, those of its dim `axis` that `ids` names, a vector or a number."""
+    shape, count = x.tensor.shape, ids.tensor.elements
+    if not shape:
+        return reshape_to(g, write_rows(g, reshape_to(g, x, (1,)), 0, ids, rows, reduction), ())
+    rank, ids = len(shape), reshape_to(g, ids, (count,))
+    rows = reshape_to(g, rows, (*shape[:axis], count, *shape[axis + 1 :]))
     if reduction == "add":
         order = (axis, *(d for d in range(rank) if d != axis))
         back = tuple(order.index(d) for d in range(rank))
@@ -299,19 +304,19 @@ def _scatter_reduce(
 @aten("index_add.default", "index_add_.default")
 def _index_add(g: Builder, x: Value, dim: int, ids: Value, source: Value, *, alpha: float = 1) -> Any:
     source = source if alpha == 1 else g.emit("multiply", source, g.constant(alpha, source.tensor.dtype))
-    return write_rows(g, x, axis_of(dim, len(x.tensor.shape)), _within(g, x, dim, ids, "index_add"), source, "add")
+    return write_rows(g, x, axis_in(x, dim), _within(g, x, dim, ids, "index_add"), source, "add")
 
 
 @aten("index_copy.default", "index_copy_.default")
 def _index_copy(g: Builder, x: Value, dim: int, ids: Value, source: Value) -> Any:
-    return write_rows(g, x, axis_of(dim, len(x.tensor.shape)), _within(g, x, dim, ids, "index_copy"), source, "update")
+    return write_rows(g, x, axis_in(x, dim), _within(g, x, dim, ids, "index_copy"), source, "update")
 
 
 @aten("index_fill.int_Scalar", "index_fill.int_Tensor", "index_fill_.int_Scalar", "index_fill_.int_Tensor")
 def _index_fill(g: Builder, x: Value, dim: int, ids: Value, value: Any) -> Any:
-    axis = axis_of(dim, len(x.tensor.shape))
+    axis = axis_in(x, dim)
     shape = tuple(ids.tensor.elements if d == axis else n for d, n in enumerate(x.tensor.shape))
-    ids = from_front(g, ids, x.tensor.shape[axis], "index_fill")
+    ids = from_front(g, ids, x.tensor.shape[axis] if x.tensor.shape else 1, "index_fill")
     return write_rows(g, x, axis, ids, broadcast_to(g, like(g, x, value), shape), "update")
 
 

@@ -7,7 +7,7 @@ from typing import Any
 
 from distir_relax.ir import Value
 from distir_relax.ops.reduction.axes import axes_of, converted, infer_along_axis, whole_axis_rule
-from distir_relax.ops.table import Builder, Code, Cost, Semantics, Split, aten, define, onnx, relax, reshape_to
+from distir_relax.ops.table import Builder, Code, Cost, Semantics, Split, aten, axis_in, define, onnx, relax, reshape_to
 
 for _name in ("softmax", "log_softmax"):
     define(
@@ -24,12 +24,12 @@ for _name in ("softmax", "log_softmax"):
 
 @aten("softmax.int", "_softmax.default")
 def _softmax(g: Builder, x: Value, dim: int, dtype: Any = None) -> Any:
-    return g.emit("nn.softmax", converted(g, x, dtype or None), axis=axes_of(x, dim)[0])
+    return g.emit("nn.softmax", converted(g, x, dtype or None), axis=axis_in(x, dim))
 
 
 @aten("log_softmax.int", "_log_softmax.default")
 def _log_softmax(g: Builder, x: Value, dim: int, dtype: Any = None) -> Any:
-    return g.emit("nn.log_softmax", converted(g, x, dtype or None), axis=axes_of(x, dim)[0])
+    return g.emit("nn.log_softmax", converted(g, x, dtype or None), axis=axis_in(x, dim))
 
 
 # Relax spellings
