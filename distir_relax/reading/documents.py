@@ -58,7 +58,7 @@ def parse_json_string(text: str, error: type[DistIRError], where: str = "") -> s
         value = parse_json(text, error)
     except DistIRError as wrong:
         # A place within the string says nothing to who looks at the file.
-        raise error(wrong.message, where) from None
+        raise error(wrong.message.replace("not JSON", "not a JSON string", 1), where) from None
     if not isinstance(value, str):
         raise error(f"expected a string, found {text[:20]!r}", where)
     return value

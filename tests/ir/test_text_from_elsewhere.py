@@ -45,7 +45,7 @@ def program(line: str) -> str:
         ('("tp",)', "(3,)", "t:2: expected the names of a mesh's axes"),
         ('("tp",)', '"tp"', "t:2: expected the names of a mesh's axes"),
         ("mesh[0]", "mesh[x]", "t:2: expected a whole number, found 'x'"),
-        ('"y"', '"\\x"', "t:5: not JSON: Invalid \\escape"),
+        ('"y"', '"\\x"', "t:5: not a JSON string: Invalid \\escape"),
         ('"y"', '"\\ud800"', "t:5: expected text, found half of a character"),
         ('"y"', '"y', "t:5: cannot read"),
         ("{0,1,2}) {", '{0,1,2} as R.DTensor((4, 7), "float32", "mesh[0]", "S[0: 99999999999*(1|1|1)]")) {',
