@@ -98,10 +98,15 @@ class Text(torch.nn.Module):
         self.kept = [i for i in range(len(model.lines)) if f"v{i}" not in text]
 
     def forward(self, *tensors: torch.Tensor, k: int = 2, r: float = 0.5) -> list[torch.Tensor]:
-        values = {"k": k, "r": r, **{f"x{i}": t for i, t in enumerate(tensors)}}
-        for i, code in enumerate(self.code):
-            values[f"v{i}"] = eval(code, self.scope, values)
+        values = self.values(tensors, k, r)
         return [values[f"v{i}"] for i in self.kept]
+
+    def values(self, tensors: Sequence[torch.Tensor], k: int = 2, r: float = 0.5) -> dict[str, torch.Tensor]:
+        """What each line gives, and the inputs."""
+        values: dict[str, Any] = {f"x{i}": t for i, t in enumerate(tensors)}
+        for i, code in enumerate(self.code):
+            values[f"v{i}"] = eval(code, self.scope, {**values, "k": k, "r": r})
+        return values
 
 
 def draw(seed: int) -> Model:
@@ -233,11 +238,13 @@ def _check_nearly(model: Model, module: Text, found: Sequence[torch.Tensor], exp
         assert a.shape == b.shape, f"v{module.kept[i]} has the shape {tuple(a.shape)}, expected {tuple(b.shape)}"
         assert a.dtype == b.dtype, f"v{module.kept[i]} is {a.dtype}, expected {b.dtype}"
     others = list(_rounded_otherwise(model, module))
+    floats = [t.dtype for t in module.values(model.inputs, **model.numbers).values() if t.is_floating_point()]
+    coarsest = max(floats, key=lambda dtype: torch.finfo(dtype).eps, default=torch.float64)
     for i, (a, b) in enumerate(zip(found, expected, strict=True)):
         spread = torch.stack([(o[i].double() - b.double()).abs().nan_to_num(math.inf) for o in others]).amax(0)
         apart = (a.double() - b.double()).abs()
         apart = torch.where(a.isnan() & b.isnan(), 0.0, apart.nan_to_num(math.inf))
-        rtol, atol = _tolerance(b.dtype) if b.is_floating_point() else (0, 0)
+        rtol, atol = _tolerance(coarsest) if b.is_floating_point() else (0, 0)
         allowed = 20 * spread + atol + rtol * b.double().abs().nan_to_num(0)
         assert bool((apart <= allowed).all()), f"v{module.kept[i]} is {a}, expected {b}"
 

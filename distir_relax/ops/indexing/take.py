@@ -39,7 +39,9 @@ def _infer_take(types: Types, attrs: Attrs) -> tuple[TensorType, ...]:
 
 
 def _take_rule(types: Types, attrs: Attrs, results: Types) -> Rule:
-    rows = ["axis" if i == attrs["axis"] else f"d{i}" for i in range(len(types[0].shape))]
+    # There is no sum of truth values to be made of what the devices find.
+    looked = "[axis]" if types[0].dtype == "bool" else "axis"
+    rows = [looked if i == attrs["axis"] else f"d{i}" for i in range(len(types[0].shape))]
     ids = [f"i{i}" for i in range(len(types[1].shape))]
     axis = attrs["axis"]
     right = [*rows[:axis], *ids, *rows[axis + 1 :]]
