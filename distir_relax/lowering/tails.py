@@ -118,8 +118,10 @@ class Tails:
         split = [_is_split(v, axis) for v in op.operands]
         if Trait.POINTWISE in entry.traits and op.operands and all(n is not None for n in known):
             return _apply(op, known)
+        # Zero times what is not finite is not zero.
+        finite = [not cut or (n is not None and math.isfinite(n)) for cut, n in zip(split, known, strict=True)]
         for group in entry.linear_sets(len(operands), op.attrs):
-            if all(split[i] and known[i] == 0.0 for i in group):
+            if all(split[i] and known[i] == 0.0 for i in group) and all(finite):
                 return 0.0
         return None
 

@@ -113,6 +113,8 @@ def _products() -> list[Sample]:
         ("matmul", [of("float64", 5, 7), of("float64", 7, 3)], {}),
         ("linear", [f32(2, 5, 63), f32(17, 63)], {}),
         ("linear", [f32(4, 0), f32(3, 0)], {}),
+        ("linear_weight_grad", [f32(2, 5, 7), f32(2, 5, 3)], {}),
+        ("linear_weight_grad", [f32(0, 5, 7), f32(0, 5, 3)], {}),
         ("linear_bias", [f32(2, 5, 7), f32(3, 7), f32(3)], {}),
         ("matmul_bias", [f32(5, 7), f32(7, 3), f32(3)], {}),
         ("grouped_matmul", [f32(5, 7), f32(3, 7, 4), of("int64", 3), of("int64", 3)], {}),

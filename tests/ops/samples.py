@@ -123,6 +123,7 @@ SAMPLES: dict[str, list[Sample]] = {
     "assign": [of("f64[4,5]", "f64[4,5]")],
     "matmul": [of("f64[4,5]", "f64[5,6]"), of("f64[2,1,4,5]", "f64[3,5,6]")],
     "linear": [of("f64[2,4,5]", "f64[6,5]")],
+    "linear_weight_grad": [of("f64[2,4,5]", "f64[2,4,6]"), of("f64[5]", "f64[3]")],
     "linear_bias": [of("f64[2,4,5]", "f64[6,5]", "f64[6]")],
     "matmul_bias": [of("f64[4,5]", "f64[5,6]", "f64[6]")],
     "check_indices": [of("i64[4,3] < 5", low=-5, high=5, user="index"), of("i64[7] < 5", low=0, high=5, user="take")],

@@ -42,6 +42,7 @@ def relax_scope(exact: bool = True) -> dict[str, Any]:
         "foreign": SimpleNamespace(call_tir=_call_tir, call_packed=_call_packed),
         "indices": SimpleNamespace(checked=_checked),
         "grouped_matmul": _grouped_matmul,
+        "linear_weight_grad": _linear_weight_grad,
         "recurrent": recurrent,
         "resample": resample,
     }
@@ -61,6 +62,15 @@ def _call_tir(source: str, shapes: Sequence[Sequence[int]], dtypes: Sequence[str
     kernel = function.without_attr("global_symbol").with_attr("op_pattern", OPAQUE)
     variable = relax.BlockBuilder.current().add_func(kernel, name)
     return relax.call_tir(variable, list(operands), _kinds(shapes, dtypes))
+
+
+def _linear_weight_grad(a: Any, b: Any) -> Any:
+    """The product over all leading dims."""
+    from tvm import relax
+
+    rows = math.prod(int(n) for n in a.ty.shape[:-1])
+    flat = [relax.op.reshape(x, (rows, int(x.ty.shape[-1]))) for x in (a, b)]
+    return relax.op.matmul(relax.op.permute_dims(flat[0]), flat[1])
 
 
 def _call_packed(name: str, shapes: Sequence[Sequence[int]], dtypes: Sequence[str], *operands: Any) -> Any:

@@ -8,9 +8,11 @@ from typing import Any
 from distir_relax.ir import TensorType, Value
 from distir_relax.ops.table import (
     Attrs,
+    Backward,
     Builder,
     Code,
     Cost,
+    Gradient,
     OnnxOperands,
     Rule,
     Semantics,
@@ -68,12 +70,56 @@ def _products(types: Types, attrs: Attrs, results: Types) -> tuple[int, int, int
     return b * h, s, t, d + e
 
 
+def _back(b: Backward) -> tuple[Value | None, ...]:
+    """The shares are computed anew from query and key, rather than kept: they are larger than all operands."""
+    (q, k, v), g = b.op.operands[:3], b.g
+    scores = b.emit("multiply", b.emit("matmul", q, _transposed(g, k)), b.number(b.attrs["scale"]))
+    open_to = _open_to(b)
+    if b.attrs["masked"] and not b.attrs["boolean"]:
+        scores = b.emit("add", scores, b.x(3))
+    if open_to is not None:
+        scores = b.emit("where", open_to, scores, b.number(_CLOSED))
+    shares = b.emit("nn.softmax", scores, axis=3)
+    if open_to is not None:
+        # A row that is closed to all has no shares.
+        shares = b.emit("where", open_to, shares, b.number(0.0))
+    of_shares = b.emit("matmul", b.grad, _transposed(g, v))
+    mean = b.emit("sum", b.emit("multiply", of_shares, shares), axis=(3,), keepdims=True)
+    of_scores = b.emit("multiply", shares, b.emit("subtract", of_shares, mean))
+    scaled = b.emit("multiply", of_scores, b.number(b.attrs["scale"]))
+    return (
+        b.emit("matmul", scaled, k), b.emit("matmul", _transposed(g, scaled), q),
+        b.emit("matmul", _transposed(g, shares), b.grad), of_scores,
+    )[: len(b.op.operands)]  # fmt: skip
+
+
+def _open_to(b: Backward) -> Value | None:
+    """Which keys each row of the query sees, where that is not all."""
+    rows, columns = b.x().tensor.shape[2], b.x(1).tensor.shape[2]
+    found: Value | None = b.x(3) if b.attrs["masked"] and b.attrs["boolean"] else None
+    if b.attrs["causal"]:
+        row = b.emit("reshape", b.emit("arange", start=0, end=rows, step=1, dtype="int64"), shape=(rows, 1))
+        column = b.emit("arange", start=0, end=columns, step=1, dtype="int64")
+        before = b.emit("greater_equal", row, column)
+        found = before if found is None else b.emit("logical_and", before, found)
+    return found
+
+
+def _transposed(g: Builder, x: Value) -> Value:
+    found: Value = g.emit("permute_dims", x, axes=(0, 1, 3, 2))
+    return found
+
+
+# Of scores that count for nothing; finite, so that a row of them is not NaN.
+_CLOSED = -1e30
+
 define(
     "nn.scaled_dot_product_attention",
     Semantics(infer=_infer, torch=_torch, linear=(operands(2),)),
     Split(_rule),
     cost=Cost(flops=lambda types, attrs, results: 4.0 * results[0].elements * types[1].shape[2], product=_products),
     code=Code(relax=_relax),
+    gradient=Gradient(all=_back),
 )
 
 

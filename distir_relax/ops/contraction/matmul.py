@@ -8,19 +8,24 @@ from typing import Any
 from distir_relax.ir import TensorType, Value
 from distir_relax.ops.table import (
     Attrs,
+    Backward,
     Builder,
     Code,
     Cost,
     OnnxOperands,
     Packed,
+    Rule,
     Semantics,
     Split,
     Types,
     aten,
     broadcast_shape,
     define,
+    dim_names,
+    gradient_of,
     onnx,
     operands,
+    parse_rule,
     promote,
     relax,
     reshape_to,
@@ -52,7 +57,25 @@ define(
     Split("... m k, ... k n -> ... m n"),
     cost=Cost(flops=_flops, product=_product),
     code=Code(packed=Packed((1,), "pack_linear({1}.t(), rows={rows})", "{packed}({0})"), relax="R.matmul({0}, {1})"),
+    gradient=gradient_of(
+        lambda b: b.emit("matmul", b.grad, transposed(b.g, b.x(1))),
+        lambda b: _of_second(b),
+    ),
 )
+
+
+def transposed(g: Builder, x: Value) -> Value:
+    """`x` with its last two dims exchanged."""
+    axes = tuple(range(len(x.tensor.shape)))
+    found: Value = g.emit("permute_dims", x, axes=(*axes[:-2], axes[-1], axes[-2]))
+    return found
+
+
+def _of_second(b: Backward) -> Value:
+    if len(b.x(1).tensor.shape) == 2:
+        # One product that sums over all rows, where many small ones would be summed afterwards.
+        return b.emit("linear_weight_grad", b.x(), b.grad)  # type: ignore[no-any-return]
+    return b.emit("matmul", transposed(b.g, b.x()), b.grad)  # type: ignore[no-any-return]
 
 
 def _infer_linear(types: Types, attrs: Attrs) -> tuple[TensorType, ...]:
@@ -70,6 +93,51 @@ define(
     code=Code(
         packed=Packed((1,), "pack_linear({1}, rows={rows})", "{packed}({0})"),
         relax="R.matmul({0}, R.permute_dims({1}))",
+    ),
+    gradient=gradient_of(
+        lambda b: b.emit("matmul", b.grad, b.x(1)) if len(b.grad.tensor.shape) > 1 else _row_product(b),
+        lambda b: b.emit("linear_weight_grad", b.grad, b.x()),
+    ),
+)
+
+
+def _row_product(b: Backward) -> Value:
+    return b.emit("linear", b.grad, transposed(b.g, b.x(1)))  # type: ignore[no-any-return]
+
+
+def _infer_weight_grad(types: Types, attrs: Attrs) -> tuple[TensorType, ...]:
+    a, b = types
+    if a.shape[:-1] != b.shape[:-1] or a.dtype != b.dtype or not a.shape or not b.shape:
+        raise ValueError("two operands with the same leading dims")
+    return (TensorType((a.shape[-1], b.shape[-1]), a.dtype),)
+
+
+def _weight_grad_rule(types: Types, attrs: Attrs, results: Types) -> Rule:
+    leading = " ".join(dim_names(len(types[0].shape) - 1))
+    return parse_rule(f"{leading} n, {leading} k -> n k", [t.shape for t in types], [results[0].shape])
+
+
+def _weight_grad_product(types: Types, attrs: Attrs, results: Types) -> tuple[int, int, int, int]:
+    rows, columns = results[0].shape
+    return 1, rows, columns, math.prod(types[0].shape[:-1])
+
+
+# The gradient of a weight: a product over all leading dims at once, with no result for each of them.
+define(
+    "linear_weight_grad",
+    Semantics(
+        infer=_infer_weight_grad,
+        torch="torch.tensordot({0}, {1}, [[*range({0}.dim() - 1)]] * 2)",
+        linear=(operands(0), operands(1)),
+    ),
+    Split(_weight_grad_rule),
+    cost=Cost(
+        flops=lambda types, attrs, results: 2.0 * types[0].elements * results[0].shape[1],
+        product=_weight_grad_product,
+    ),
+    code=Code(relax="linear_weight_grad({0}, {1})"),
+    gradient=gradient_of(
+        lambda b: b.emit("linear", b.x(1), b.grad), lambda b: b.emit("linear", b.x(0), transposed(b.g, b.grad))
     ),
 )
 

@@ -8,8 +8,16 @@ from distir_relax.ir import Value
 from distir_relax.ops.elementwise.pointwise import aten_unary, define_unary, onnx_as_aten, onnx_pointwise
 from distir_relax.ops.table import Attrs, Builder, OnnxOperands, aten, like, onnx, relax, reshape_to
 
-define_unary("nn.relu", "F.relu({0})")
-define_unary("nn.gelu", "F.gelu({0})", flops=lambda types, attrs, results: 12.0 * results[0].elements)
+define_unary("nn.relu", "F.relu({0})", gradient="relu_grad(y, g)")
+define_unary(
+    "nn.gelu",
+    "F.gelu({0})",
+    flops=lambda types, attrs, results: 12.0 * results[0].elements,
+    # The normal distribution, and x times its density.
+    gradient="multiply(g, add(multiply(0.5, add(1.0, erf(multiply(0, 0.7071067811865476)))), "
+    "multiply(0, multiply(0.3989422804014327, exp(multiply(-0.5, square(0)))))))",
+)
+_TANH = "tanh(multiply(add(0, multiply(multiply(square(0), 0), 0.044715)), 0.7978845608028654))"
 define_unary(
     "nn.gelu_tanh",
     'F.gelu({0}, approximate="tanh")',
@@ -17,8 +25,16 @@ define_unary(
     # As models spell it out: 0.5 x (1 + tanh(sqrt(2 / pi) (x + 0.044715 x^3))).
     pattern="multiply(multiply(0, 0.5), add(tanh(multiply("
     "add(0, multiply(power(0, 3.0), 0.044715)), 0.7978845608028654)), 1.0))",
+    gradient=f"multiply(g, add(multiply(0.5, add(1.0, {_TANH})), "
+    f"multiply(multiply(multiply(0, 0.5), subtract(1.0, square({_TANH}))), "
+    "add(0.7978845608028654, multiply(square(0), 0.10703222440890037)))))",
 )
-define_unary("nn.silu", "F.silu({0})", flops=lambda types, attrs, results: 10.0 * results[0].elements)
+define_unary(
+    "nn.silu",
+    "F.silu({0})",
+    flops=lambda types, attrs, results: 10.0 * results[0].elements,
+    gradient="multiply(g, add(y, multiply(sigmoid(0), subtract(1.0, y))))",
+)
 
 
 # ATen spellings

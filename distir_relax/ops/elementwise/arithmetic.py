@@ -17,17 +17,44 @@ from distir_relax.ops.elementwise.pointwise import (
 )
 from distir_relax.ops.table import Attrs, Builder, OnnxOperands, aten, cast, like, onnx, operands, promote, relax
 
-define_binary("add", "{0} + {1}", operands(0, 1), commutative=True)
-define_binary("subtract", "{0} - {1}", operands(0, 1))
-define_binary("multiply", "{0} * {1}", operands(0), operands(1), commutative=True)
-define_binary("divide", "{0} / {1}", operands(0), divides=True)
-define_binary("floor_divide", "{0} // {1}", divides=True)
-define_binary("mod", "{0} % {1}", relax="R.floor_mod({0}, {1})", divides=True)
-define_binary("power", "{0} ** {1}")
-define_binary("atan2", "torch.atan2({0}, {1})")
-define_binary("maximum", "torch.maximum({0}, {1})")
-define_binary("minimum", "torch.minimum({0}, {1})")
-define_unary("clip", "torch.clamp({0}, {min}, {max})", "R.clip({0}, {min}, {max})")
+define_binary("add", "{0} + {1}", operands(0, 1), commutative=True, gradients=("g", "g"))
+define_binary("subtract", "{0} - {1}", operands(0, 1), gradients=("g", "negative(g)"))
+define_binary(
+    "multiply", "{0} * {1}", operands(0), operands(1), commutative=True,
+    gradients=("multiply(g, 1)", "multiply(g, 0)"),
+)  # fmt: skip
+define_binary(
+    "divide", "{0} / {1}", operands(0), divides=True,
+    gradients=("divide(g, 1)", "negative(divide(multiply(g, y), 1))"),
+)  # fmt: skip
+define_binary("floor_divide", "{0} // {1}", divides=True, steps=True)
+define_binary(
+    "mod", "{0} % {1}", relax="R.floor_mod({0}, {1})", divides=True,
+    gradients=("g", "negative(multiply(g, floor_divide(0, 1)))"),
+)  # fmt: skip
+define_binary(
+    "power", "{0} ** {1}",
+    gradients=(
+        # Where the exponent is 0 the power is a constant, at a base of 0 too.
+        "where(equal(1, 0.0), 0.0, multiply(g, multiply(1, power(0, subtract(1, 1.0)))))",
+        # 0 ** 2 does not change with the exponent, nor has its logarithm to be finite.
+        "where(equal(0, 0.0), 0.0, multiply(g, multiply(y, log(where(equal(0, 0.0), 1.0, 0)))))",
+    ),
+)  # fmt: skip
+define_binary(
+    "atan2", "torch.atan2({0}, {1})",
+    gradients=(
+        "multiply(g, divide(1, add(square(0), square(1))))",
+        "multiply(g, divide(negative(0), add(square(0), square(1))))",
+    ),
+)  # fmt: skip
+# Of equal elements each has half, as torch has it.
+_LARGER = "where(greater({0}, {1}), g, where(equal({0}, {1}), multiply(g, 0.5), 0.0))"
+define_binary("maximum", "torch.maximum({0}, {1})", gradients=(_LARGER.format(0, 1), _LARGER.format(1, 0)))
+define_binary("minimum", "torch.minimum({0}, {1})", gradients=(_LARGER.format(1, 0), _LARGER.format(0, 1)))
+define_unary(
+    "clip", "torch.clamp({0}, {min}, {max})", "R.clip({0}, {min}, {max})", gradient="where(equal(0, y), g, 0.0)"
+)
 
 
 # ATen spellings

@@ -20,6 +20,7 @@ from distir_relax.ops.table import (
     cast,
     define,
     dtype_name,
+    gradient_of,
     onnx,
     relax,
     reshape_to,
@@ -35,6 +36,7 @@ define(
     Semantics(infer=_infer_astype, torch="{0}.to(torch.{dtype!s})"),
     Split(pointwise_rule),
     code=Code(relax="R.astype({0}, {dtype})"),
+    gradient=gradient_of(lambda b: cast(b.g, b.grad, b.x().tensor.dtype)),
     traits={Trait.POINTWISE},
 )
 

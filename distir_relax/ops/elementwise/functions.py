@@ -9,28 +9,57 @@ from distir_relax.ir import Value
 from distir_relax.ops.elementwise.pointwise import aten_unary, define_unary, onnx_pointwise
 from distir_relax.ops.table import Builder, aten, cast, like, promote
 
-define_unary("negative", "-{0}", linear=True)
-define_unary("exp", "torch.exp({0})", flops=lambda types, attrs, results: 8.0 * results[0].elements)
-define_unary("log", "torch.log({0})", flops=lambda types, attrs, results: 8.0 * results[0].elements)
-define_unary("sqrt", "torch.sqrt({0})")
-define_unary("rsqrt", "torch.rsqrt({0})")
-define_unary("abs", "torch.abs({0})")
-define_unary("square", "torch.square({0})")
-define_unary("tanh", "torch.tanh({0})", flops=lambda types, attrs, results: 8.0 * results[0].elements)
-define_unary("sigmoid", "torch.sigmoid({0})", flops=lambda types, attrs, results: 8.0 * results[0].elements)
-define_unary("erf", "torch.erf({0})", flops=lambda types, attrs, results: 8.0 * results[0].elements)
-define_unary("sin", "torch.sin({0})")
-define_unary("cos", "torch.cos({0})")
-define_unary("floor", "torch.floor({0})")
-define_unary("ceil", "torch.ceil({0})")
-define_unary("sign", "torch.sign({0})")
-define_unary("round", "torch.round({0})")
-define_unary("trunc", "torch.trunc({0})")
-define_unary("tan", "torch.tan({0})")
-define_unary("atan", "torch.atan({0})")
-for _name in ("asin", "acos", "sinh", "cosh", "asinh", "acosh", "atanh"):
-    define_unary(_name, f"torch.{_name}({{0}})")
-define_unary("expm1", "torch.expm1({0})", "R.subtract(R.exp({0}), R.const(1, {0}.ty.dtype))")
+define_unary("negative", "-{0}", linear=True, gradient="negative(g)")
+define_unary(
+    "exp", "torch.exp({0})", flops=lambda types, attrs, results: 8.0 * results[0].elements, gradient="multiply(g, y)"
+)
+define_unary(
+    "log", "torch.log({0})", flops=lambda types, attrs, results: 8.0 * results[0].elements, gradient="divide(g, 0)"
+)
+define_unary("sqrt", "torch.sqrt({0})", gradient="divide(multiply(g, 0.5), y)")
+define_unary("rsqrt", "torch.rsqrt({0})", gradient="multiply(multiply(g, -0.5), multiply(y, square(y)))")
+define_unary("abs", "torch.abs({0})", gradient="multiply(g, sign(0))")
+define_unary("square", "torch.square({0})", gradient="multiply(g, multiply(0, 2.0))")
+define_unary(
+    "tanh",
+    "torch.tanh({0})",
+    flops=lambda types, attrs, results: 8.0 * results[0].elements,
+    gradient="multiply(g, subtract(1.0, square(y)))",
+)
+define_unary(
+    "sigmoid",
+    "torch.sigmoid({0})",
+    flops=lambda types, attrs, results: 8.0 * results[0].elements,
+    gradient="multiply(g, multiply(y, subtract(1.0, y)))",
+)
+define_unary(
+    "erf",
+    "torch.erf({0})",
+    flops=lambda types, attrs, results: 8.0 * results[0].elements,
+    gradient="multiply(g, multiply(1.1283791670955126, exp(negative(square(0)))))",
+)
+define_unary("sin", "torch.sin({0})", gradient="multiply(g, cos(0))")
+define_unary("cos", "torch.cos({0})", gradient="negative(multiply(g, sin(0)))")
+define_unary("floor", "torch.floor({0})", steps=True)
+define_unary("ceil", "torch.ceil({0})", steps=True)
+define_unary("sign", "torch.sign({0})", steps=True)
+define_unary("round", "torch.round({0})", steps=True)
+define_unary("trunc", "torch.trunc({0})", steps=True)
+define_unary("tan", "torch.tan({0})", gradient="multiply(g, add(1.0, square(y)))")
+define_unary("atan", "torch.atan({0})", gradient="divide(g, add(1.0, square(0)))")
+for _name, _gradient in {
+    "asin": "divide(g, sqrt(subtract(1.0, square(0))))",
+    "acos": "negative(divide(g, sqrt(subtract(1.0, square(0)))))",
+    "sinh": "multiply(g, cosh(0))",
+    "cosh": "multiply(g, sinh(0))",
+    "asinh": "divide(g, sqrt(add(square(0), 1.0)))",
+    "acosh": "divide(g, sqrt(subtract(square(0), 1.0)))",
+    "atanh": "divide(g, subtract(1.0, square(0)))",
+}.items():
+    define_unary(_name, f"torch.{_name}({{0}})", gradient=_gradient)
+define_unary(
+    "expm1", "torch.expm1({0})", "R.subtract(R.exp({0}), R.const(1, {0}.ty.dtype))", gradient="multiply(g, add(y, 1.0))"
+)
 
 
 # ATen spellings

@@ -27,6 +27,7 @@ from distir_relax.ops.table import (
     aten,
     broadcast_shape,
     define,
+    gradient_of,
     like,
     onnx,
     operands,
@@ -72,6 +73,7 @@ define(
     Semantics(infer=_infer_where, torch="torch.where({0}, {1}, {2})", linear=(operands(1, 2),)),
     Split(pointwise_rule),
     code=Code(numbers=operands(1, 2)),
+    gradient=gradient_of(None, "where(0, g, 0.0)", "where(0, 0.0, g)"),
     traits={Trait.POINTWISE},
 )
 

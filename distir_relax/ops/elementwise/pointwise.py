@@ -6,6 +6,7 @@ from typing import Any
 
 from distir_relax.ir import TensorType
 from distir_relax.ops.table import (
+    NO_GRADIENT,
     Attrs,
     Builder,
     Code,
@@ -19,11 +20,13 @@ from distir_relax.ops.table import (
     aten,
     broadcast_shape,
     define,
+    gradient_of,
     onnx,
     operands,
     parse_rule,
     promote,
 )
+from distir_relax.ops.table.entry import OperandGradient
 
 
 def same_dtype(types: Types) -> str:
@@ -49,28 +52,48 @@ def pointwise_rule(types: Types, attrs: Attrs, results: Types) -> Rule:
 
 
 def define_unary(
-    name: str, torch: str, relax: str = "", *, linear: bool = False, flops: Work | None = None, pattern: str = ""
+    name: str,
+    torch: str,
+    relax: str = "",
+    *,
+    linear: bool = False,
+    flops: Work | None = None,
+    pattern: str = "",
+    gradient: str | None = None,
+    steps: bool = False,
 ) -> None:
-    """Enter an op of one operand, and of its type."""
+    """Enter an op of one operand, and of its type; one of `steps` does not change with small changes of it."""
     define(
         name,
         Semantics(infer=_infer, torch=torch, linear=(operands(0),) if linear else ()),
         Split(pointwise_rule),
         cost=Cost(flops=flops),
         code=Code(relax=relax, pattern=pattern),
+        gradient=NO_GRADIENT if steps else gradient_of(gradient) if gradient else None,
         traits={Trait.POINTWISE},
     )
 
 
 def define_binary(
-    name: str, torch: str, *linear: frozenset[int], relax: str = "", commutative: bool = False, divides: bool = False
+    name: str,
+    torch: str,
+    *linear: frozenset[int],
+    relax: str = "",
+    commutative: bool = False,
+    divides: bool = False,
+    gradients: tuple[OperandGradient, ...] = (),
+    steps: bool = False,
 ) -> None:
-    """Enter an op of two operands of one dtype, which broadcast; one that `divides` may not have 0 as its second."""
+    """Enter an op of two operands of one dtype, which broadcast; one that `divides` may not have 0 as its second.
+
+    One of `steps` does not change with small changes of them.
+    """
     define(
         name,
         Semantics(infer=_infer, torch=torch, linear=linear),
         Split(pointwise_rule, divisors=operands(1) if divides else ()),
         code=Code(relax=relax, numbers=operands() if torch.startswith("torch.") else operands(0, 1)),
+        gradient=NO_GRADIENT if steps else gradient_of(*gradients) if gradients else None,
         traits={Trait.POINTWISE, Trait.COMMUTATIVE} if commutative else {Trait.POINTWISE},
     )
 

@@ -16,6 +16,7 @@ from distir_relax.ops.table import (
     Types,
     aten,
     define,
+    gradient_of,
     onnx,
     operands,
     relax,
@@ -35,6 +36,7 @@ for _name in ("tril", "triu"):
         Split("... [rows] [columns] -> ... [rows] [columns]"),
         cost=FREE,
         code=Code(relax=f"R.{_name}({{0}}, {{k}})"),
+        gradient=gradient_of(lambda b: b.emit(b.op.name, b.grad, k=b.attrs["k"])),
     )
 
 

@@ -22,6 +22,7 @@ from distir_relax.ops.table import (
     broadcast_to,
     define,
     dim_names,
+    gradient_of,
     onnx,
     operands,
     parse_rule,
@@ -49,6 +50,7 @@ define(
     Split(_broadcast_rule, localize=result_shape),
     cost=FREE,
     code=Code(relax="R.broadcast_to({0}, {shape})"),
+    gradient=gradient_of("g"),
     traits={Trait.VIEW},
 )
 

@@ -18,6 +18,7 @@ from distir_relax.ops.table import (
     axis_in,
     checked_axis,
     define,
+    gradient_of,
     names_with,
     operands,
     parse_rule,
@@ -42,6 +43,7 @@ define(
     Split(_flip_rule),
     cost=FREE,
     code=Code(relax="R.flip({0}, {axis})"),
+    gradient=gradient_of(lambda b: b.emit("flip", b.grad, axis=b.attrs["axis"])),
 )
 
 

@@ -11,8 +11,10 @@ from distir_relax.ops.movement.slice import slice_dim
 from distir_relax.ops.table import (
     FREE,
     Attrs,
+    Backward,
     Builder,
     Code,
+    Gradient,
     OnnxOperands,
     Rule,
     Semantics,
@@ -25,6 +27,7 @@ from distir_relax.ops.table import (
     cast,
     define,
     dim_names,
+    gradient_of,
     joined,
     onnx,
     operands,
@@ -51,12 +54,19 @@ def _concat_rule(types: Types, attrs: Attrs, results: Types) -> Rule:
     return parse_rule(text, [t.shape for t in types], [results[0].shape])
 
 
+def _taken_apart(b: Backward) -> tuple[Value, ...]:
+    sizes = tuple(v.tensor.shape[b.attrs["axis"]] for v in b.op.operands)
+    parts = b.emit("split", b.grad, sizes=sizes, axis=b.attrs["axis"])
+    return parts if isinstance(parts, tuple) else (parts,)
+
+
 define(
     "concat",
     Semantics(infer=_infer_concat, torch="torch.cat([{*}], {axis})", linear=all_operands),
     Split(_concat_rule),
     cost=FREE,
     code=Code(relax="R.concat([{*}], {axis})"),
+    gradient=Gradient(all=_taken_apart),
     traits={Trait.TRIVIAL},
 )
 
@@ -93,12 +103,19 @@ def _relax_split(attrs: Attrs) -> str:
     return "(" + ", ".join(f"R.strided_slice({{0}}, ({{axis}},), ({a},), ({b},))" for a, b in cuts) + ",)"
 
 
+def _put_together(b: Backward) -> Value:
+    parts = [grad or b.zeros(result) for grad, result in zip(b.grads, b.op.results, strict=True)]
+    whole: Value = b.emit("concat", *parts, axis=b.attrs["axis"])
+    return whole
+
+
 define(
     "split",
     Semantics(infer=_infer_split, torch="{0}.split({sizes}, {axis})", linear=(operands(0),)),
     Split(_split_rule, localize=_local_split),
     cost=FREE,
     code=Code(relax=_relax_split),
+    gradient=gradient_of(_put_together),
     traits={Trait.VIEW},
 )
 

@@ -15,6 +15,7 @@ from distir_relax.ops.movement.slice import slice_dim
 from distir_relax.ops.table import (
     FREE,
     Attrs,
+    Backward,
     Builder,
     Code,
     OnnxOperands,
@@ -27,6 +28,7 @@ from distir_relax.ops.table import (
     axis_of,
     define,
     dim_names,
+    gradient_of,
     onnx,
     operands,
     parse_rule,
@@ -70,12 +72,26 @@ def _relax_pad(attrs: Attrs) -> str:
     return f'R.nn.pad({{0}}, {widths!r}, "constant", {{value}})'
 
 
+def _inside(b: Backward) -> Value:
+    """What lies between the filling; negative padding cut away what has no gradient."""
+    shape, low, high = b.grad.tensor.shape, b.attrs["low"], b.attrs["high"]
+    axes = tuple(range(len(shape)))
+    kept: Value = b.emit(
+        "strided_slice", b.grad, axes=axes, begin=tuple(max(0, a) for a in low),
+        end=tuple(n - max(0, z) for n, z in zip(shape, high, strict=True)), strides=(1,) * len(axes),
+    )  # fmt: skip
+    if min(*low, *high) < 0:
+        kept = b.emit("pad", kept, low=tuple(max(0, -a) for a in low), high=tuple(max(0, -z) for z in high), value=0.0)
+    return kept
+
+
 define(
     "pad",
     Semantics(infer=_infer_pad, torch=_torch_pad, linear=lambda count, attrs: () if attrs["value"] else (operands(0),)),
     Split(_pad_rule, windowed=_set_ends),
     cost=FREE,
     code=Code(relax=_relax_pad),
+    gradient=gradient_of(_inside),
 )
 
 

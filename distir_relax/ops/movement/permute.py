@@ -8,6 +8,7 @@ from distir_relax.ir import TensorType, Value
 from distir_relax.ops.table import (
     FREE,
     Attrs,
+    Backward,
     Builder,
     Code,
     OnnxOperands,
@@ -20,6 +21,7 @@ from distir_relax.ops.table import (
     axis_of,
     define,
     dim_names,
+    gradient_of,
     onnx,
     operands,
     parse_rule,
@@ -39,12 +41,19 @@ def _permute_rule(types: Types, attrs: Attrs, results: Types) -> Rule:
     return parse_rule(text, [types[0].shape], [results[0].shape])
 
 
+def _permuted_back(b: Backward) -> Value:
+    axes = b.attrs["axes"]
+    back: Value = b.emit("permute_dims", b.grad, axes=tuple(axes.index(d) for d in range(len(axes))))
+    return back
+
+
 define(
     "permute_dims",
     Semantics(infer=_infer_permute, torch="{0}.permute({axes})", linear=(operands(0),)),
     Split(_permute_rule),
     cost=FREE,
     code=Code(relax="R.permute_dims({0}, {axes})"),
+    gradient=gradient_of(_permuted_back),
     traits={Trait.VIEW},
 )
 

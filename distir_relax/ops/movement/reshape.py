@@ -25,6 +25,7 @@ from distir_relax.ops.table import (
     aten,
     axis_of,
     define,
+    gradient_of,
     onnx,
     operands,
     relax,
@@ -117,6 +118,7 @@ define(
     Split(reshape_rule, localize=result_shape),
     cost=FREE,
     code=Code(relax="R.reshape({0}, {shape})"),
+    gradient=gradient_of(lambda b: reshape_to(b.g, b.grad, b.x().tensor.shape)),
     traits={Trait.VIEW},
 )
 

@@ -9,6 +9,7 @@ from distir_relax.ops.movement.reshape import squeeze
 from distir_relax.ops.table import (
     FREE,
     Attrs,
+    Backward,
     Builder,
     Code,
     OnnxOperands,
@@ -21,6 +22,7 @@ from distir_relax.ops.table import (
     axis_of,
     define,
     dim_names,
+    gradient_of,
     onnx,
     operands,
     parse_rule,
@@ -53,12 +55,42 @@ def _torch_slice(attrs: Attrs) -> str:
     return f"{{0}}[{', '.join(parts)}]"
 
 
+def _set_back(b: Backward) -> Value:
+    """The gradient at the places that were read, zeros around and between them."""
+    shape = b.x().tensor.shape
+    low, high = [0] * len(shape), [0] * len(shape)
+    grad = b.grad
+    for axis, begin, step in zip(b.attrs["axes"], b.attrs["begin"], b.attrs["strides"], strict=True):
+        size = grad.tensor.shape[axis]
+        if step > 1 and size:
+            grad = _spread(b, grad, axis, step)
+        # Behind the last place that was read there may be more, or less, than the zeros that follow it.
+        behind = shape[axis] - begin - grad.tensor.shape[axis]
+        if behind < 0:
+            grad = slice_dim(b.g, grad, axis, 0, behind)
+        low[axis], high[axis] = begin, max(behind, 0)
+    if any(low) or any(high):
+        grad = b.emit("pad", grad, low=tuple(low), high=tuple(high), value=0.0)
+    return grad
+
+
+def _spread(b: Backward, x: Value, axis: int, step: int) -> Value:
+    """`x` with ``step - 1`` zeros behind each element along `axis`."""
+    shape = x.tensor.shape
+    x = reshape_to(b.g, x, (*shape[: axis + 1], 1, *shape[axis + 1 :]))
+    none = [0] * (len(shape) + 1)
+    zeros = (*none[: axis + 1], step - 1, *none[axis + 2 :])
+    x = b.emit("pad", x, low=tuple(none), high=zeros, value=0.0)
+    return reshape_to(b.g, x, (*shape[:axis], shape[axis] * step, *shape[axis + 1 :]))  # type: ignore[no-any-return]
+
+
 define(
     "strided_slice",
     Semantics(infer=_infer_slice, torch=_torch_slice, linear=(operands(0),)),
     Split(_slice_rule),
     cost=FREE,
     code=Code(relax="R.strided_slice({0}, {axes}, {begin}, {end}, {strides})"),
+    gradient=gradient_of(_set_back),
     traits={Trait.TRIVIAL, Trait.VIEW},
 )
 

@@ -8,9 +8,11 @@ from distir_relax.ir import TensorType, Value
 from distir_relax.ops.reduction.axes import axes_of
 from distir_relax.ops.table import (
     Attrs,
+    Backward,
     Builder,
     Code,
     Cost,
+    Gradient,
     OnnxOperands,
     Rule,
     Semantics,
@@ -42,12 +44,38 @@ def _norm_rule(types: Types, attrs: Attrs, results: Types) -> Rule:
 
 _NORM_COST = Cost(flops=lambda types, attrs, results: 8.0 * results[0].elements)
 
+
+def _norm_back(b: Backward) -> tuple[Value | None, ...]:
+    """Ba et al., Layer Normalization, 2016; Zhang and Sennrich, Root Mean Square Layer Normalization, 2019."""
+    x, weight = b.op.operands[:2]
+    rank, normal = len(x.tensor.shape), len(weight.tensor.shape)
+    inner, outer = tuple(range(rank - normal, rank)), tuple(range(rank - normal))
+
+    def mean(value: Value) -> Value:
+        found: Value = b.emit("mean", value, axis=inner, keepdims=True)
+        return found
+
+    centred = x if b.op.name == "nn.rms_norm" else b.emit("subtract", x, mean(x))
+    epsilon = b.number(b.attrs["epsilon"])
+    scale = b.emit("rsqrt", b.emit("add", mean(b.emit("square", centred)), epsilon))
+    normed = b.emit("multiply", centred, scale)
+    weighted = b.emit("multiply", b.grad, weight)
+    along = b.emit("multiply", normed, mean(b.emit("multiply", weighted, normed)))
+    grad = b.emit("subtract", weighted, along)
+    if centred is not x:
+        grad = b.emit("subtract", grad, mean(weighted))
+    # Leading dims are what the weights were broadcast along.
+    of_weight = b.emit("sum", b.emit("multiply", b.grad, normed), axis=outer, keepdims=False) if 1 in b.wanted else None
+    return b.emit("multiply", grad, scale), of_weight, *[b.grad] * (len(b.op.operands) - 2)
+
+
 define(
     "nn.layer_norm",
     Semantics(infer=_infer_norm, torch="F.layer_norm({0}, {1}.shape, {1}, {2}, {epsilon})"),
     Split(_norm_rule),
     cost=_NORM_COST,
     code=Code(relax="R.nn.layer_norm({0}, {1}, {2}, {axes}, {epsilon})"),
+    gradient=Gradient(all=_norm_back),
 )
 define(
     "nn.rms_norm",
@@ -55,6 +83,7 @@ define(
     Split(_norm_rule),
     cost=_NORM_COST,
     code=Code(relax="R.nn.rms_norm({0}, {1}, {axes}, {epsilon})"),
+    gradient=Gradient(all=_norm_back),
 )
 
 

@@ -7,15 +7,43 @@ from typing import Any
 
 from distir_relax.ir import Value
 from distir_relax.ops.reduction.axes import axes_of, converted, infer_along_axis, whole_axis_rule
-from distir_relax.ops.table import Builder, Code, Cost, Semantics, Split, aten, axis_in, define, onnx, relax, reshape_to
+from distir_relax.ops.table import (
+    Backward,
+    Builder,
+    Code,
+    Cost,
+    Semantics,
+    Split,
+    aten,
+    axis_in,
+    define,
+    gradient_of,
+    onnx,
+    relax,
+    reshape_to,
+)
 
-for _name in ("softmax", "log_softmax"):
+
+def _softmax_back(b: Backward) -> Value:
+    mean = b.emit("sum", b.emit("multiply", b.grad, b.y()), axis=(b.attrs["axis"],), keepdims=True)
+    grad: Value = b.emit("multiply", b.y(), b.emit("subtract", b.grad, mean))
+    return grad
+
+
+def _log_softmax_back(b: Backward) -> Value:
+    total = b.emit("sum", b.grad, axis=(b.attrs["axis"],), keepdims=True)
+    grad: Value = b.emit("subtract", b.grad, b.emit("multiply", b.emit("exp", b.y()), total))
+    return grad
+
+
+for _name, _back in (("softmax", _softmax_back), ("log_softmax", _log_softmax_back)):
     define(
         f"nn.{_name}",
         Semantics(infer=infer_along_axis, torch=f"F.{_name}({{0}}, {{axis}})"),
         Split(whole_axis_rule),
         cost=Cost(flops=lambda types, attrs, results: 12.0 * results[0].elements),
         code=Code(relax=f"R.nn.{_name}({{0}}, {{axis}})"),
+        gradient=gradient_of(_back),
     )
 
 

@@ -8,6 +8,7 @@ from distir_relax.ir import Value
 from distir_relax.ops.reduction.axes import axes_of, converted, infer_along_axis, whole_axis_rule
 from distir_relax.ops.table import (
     Attrs,
+    Backward,
     Builder,
     Code,
     OnnxOperands,
@@ -16,16 +17,25 @@ from distir_relax.ops.table import (
     aten,
     cast,
     define,
+    gradient_of,
     onnx,
     operands,
     relax,
 )
+
+
+def _sums_from_behind(b: Backward) -> Value:
+    axis = b.attrs["axis"]
+    grad: Value = b.emit("flip", b.emit("cumsum", b.emit("flip", b.grad, axis=axis), axis=axis), axis=axis)
+    return grad
+
 
 define(
     "cumsum",
     Semantics(infer=infer_along_axis, torch="torch.cumsum({0}, {axis}, dtype={0}.dtype)", linear=(operands(0),)),
     Split(whole_axis_rule),
     code=Code(relax="R.cumsum({0}, {axis})"),
+    gradient=gradient_of(_sums_from_behind),
 )
 
 

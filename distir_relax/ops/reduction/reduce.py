@@ -9,6 +9,7 @@ from distir_relax.ir import TensorType, Value
 from distir_relax.ops.reduction.axes import axes_of, converted, has_none, reduced_shape
 from distir_relax.ops.table import (
     Attrs,
+    Backward,
     Builder,
     Code,
     Cost,
@@ -22,6 +23,7 @@ from distir_relax.ops.table import (
     cast,
     define,
     filled,
+    gradient_of,
     like,
     number_range,
     onnx,
@@ -58,6 +60,24 @@ def _relax_axes(name: str) -> str:
     return f"R.{name}({{0}}, {{axis}}, {{keepdims}})"
 
 
+def _spread(b: Backward, value: Value) -> Value:
+    """A reduced value for each element that was reduced."""
+    return b.keepdims(value, b.attrs["axis"], b.x().tensor.shape)
+
+
+def _share(b: Backward) -> float:
+    axes: tuple[int, ...] = b.attrs["axis"]
+    return 1 / max(1, math.prod(b.x().tensor.shape[a] for a in axes))
+
+
+def _to_extremes(b: Backward) -> Value:
+    """To the elements that are the extreme; several have equal parts, as torch's amax has it."""
+    mine = cast(b.g, b.emit("equal", b.x(), _spread(b, b.y())), b.grad.tensor.dtype)
+    count = b.emit("sum", mine, axis=b.attrs["axis"], keepdims=b.attrs["keepdims"])
+    grad: Value = b.emit("multiply", mine, _spread(b, b.emit("divide", b.grad, count)))
+    return grad
+
+
 _INPUT_COST = Cost(flops=lambda types, attrs, results: float(types[0].elements))
 
 define(
@@ -70,6 +90,7 @@ define(
     Split(_reduce_rule("sum")),
     cost=_INPUT_COST,
     code=Code(relax=_relax_axes("sum")),
+    gradient=gradient_of(lambda b: _spread(b, b.grad)),
 )
 
 
@@ -93,6 +114,7 @@ for _name, _lowest in (("max", -math.inf), ("min", math.inf)):
         Split(_reduce_rule(_name), expand={"*": _extreme_of_none(_name, _lowest)}),
         cost=_INPUT_COST,
         code=Code(relax=_relax_axes(_name)),
+        gradient=gradient_of(_to_extremes),
     )
 
 
@@ -110,6 +132,7 @@ define(
     Split(_reduce_rule("sum"), expand={"*": _split_mean}),
     cost=_INPUT_COST,
     code=Code(relax=_relax_axes("mean")),
+    gradient=gradient_of(lambda b: _spread(b, b.emit("multiply", b.grad, b.number(_share(b))))),
 )
 
 

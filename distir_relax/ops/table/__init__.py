@@ -6,12 +6,14 @@ from distir_relax.ops.table.complex import Complex, aten_of, complex_aten
 from distir_relax.ops.table.entry import (
     FREE,
     NO_COMPUTATION,
+    NO_GRADIENT,
     OF_PROGRAMS,
     Attrs,
     Code,
     Cost,
     Expand,
     Expression,
+    Gradient,
     Linear,
     Localize,
     OpDef,
@@ -23,11 +25,13 @@ from distir_relax.ops.table.entry import (
     Windowed,
     Work,
     all_operands,
+    gradient_of,
     no_flops,
     operands,
 )
 from distir_relax.ops.table.expansion import Emitter, Expansion
 from distir_relax.ops.table.expression import evaluate, is_zero, relax_expression, torch_expression, torch_in_place
+from distir_relax.ops.table.gradient import Backward, backward_step
 from distir_relax.ops.table.inference import broadcast_shape, checked_axis, resized, same_type, same_types
 from distir_relax.ops.table.numbers import number_range
 from distir_relax.ops.table.onnx_operands import OnnxOperands
@@ -76,12 +80,14 @@ __all__ = [
     "FREE",
     "GATHER",
     "NO_COMPUTATION",
+    "NO_GRADIENT",
     "OF_PROGRAMS",
     "PARALLEL",
     "SCATTER",
     "TABLE",
     "WINDOW",
     "Attrs",
+    "Backward",
     "Builder",
     "Code",
     "Complex",
@@ -91,6 +97,7 @@ __all__ = [
     "Expansion",
     "Expression",
     "Factor",
+    "Gradient",
     "Linear",
     "Localize",
     "OnnxOperands",
@@ -113,6 +120,7 @@ __all__ = [
     "aten_spellings",
     "axis_in",
     "axis_of",
+    "backward_step",
     "broadcast_shape",
     "broadcast_to",
     "cast",
@@ -125,6 +133,7 @@ __all__ = [
     "entries",
     "evaluate",
     "filled",
+    "gradient_of",
     "infer",
     "is_zero",
     "joined",

@@ -32,6 +32,15 @@ class Builder:
         self._taken: set[str] = set()
         self._counts: dict[str, int] = {}
 
+    @classmethod
+    def of(cls, function: Function) -> Builder:
+        """A builder that goes on where a function ends."""
+        builder = cls()
+        builder.inputs, builder.ops = list(function.inputs), list(function.ops)
+        builder._taken = {item.value.name for item in function.inputs}
+        builder._taken.update(v.name for op in function.ops for v in op.results)
+        return builder
+
     def input(self, name: str, kind: TensorType, role: str = "input", location: str = "") -> Value:
         """Declare an input of the function."""
         value = Value(self.fresh(name), kind)

@@ -5,6 +5,7 @@
 `Split`      how it runs in parts: the factor rule, windows, what devices run instead, shards' attributes
 `Cost`       what running it takes
 `Code`       how backends run it: Relax, packed weights, fused and in-place forms
+`Gradient`   how it is differentiated: the ops of its backward step
 `Trait`      what passes tell apart besides
 ===========  ==========================================================================================
 
@@ -215,12 +216,33 @@ PLAIN_CODE = Code()
 """The code of ops that Relax has by the same name, and that have no other form."""
 
 
+OperandGradient = str | Callable[[Any], Value] | None
+AllGradients = Callable[[Any], Sequence[Value | None]]
+
+
+@dataclass(frozen=True)
+class Gradient:
+    """How an op is differentiated (`distir_relax.ops.table.gradient`)."""
+
+    operands: tuple[OperandGradient, ...] = ()
+    """The gradient of each operand in order: a text, or a function of the `Backward` step. None, and what is left out,
+    is an operand that no gradient passes to. It may be larger than an operand that was broadcast: it is summed then."""
+    all: AllGradients | None = None
+    """Instead: a function that gives the gradients of all operands."""
+
+
+NO_GRADIENT = Gradient()
+"""Of ops whose results do not change with small changes of their operands: comparisons, rounding, indices."""
+
+
+def gradient_of(*operands: OperandGradient) -> Gradient:
+    """The facet of an op from the gradient of each operand, in order; further operands have none."""
+    return Gradient(operands)
+
+
 @dataclass(frozen=True)
 class OpDef:
-    """One op.
-
-    How it is differentiated will be one more facet, beside `code`: the ops of its backward step.
-    """
+    """One op."""
 
     name: str
     """Relax's name, without ``relax.``, where Relax has the op."""
@@ -232,6 +254,8 @@ class OpDef:
     """What running it takes."""
     code: Code = PLAIN_CODE
     """How backends run it."""
+    gradient: Gradient | None = None
+    """How it is differentiated; None where the table does not say it."""
     traits: frozenset[Trait] = frozenset()
     """What passes tell it apart by."""
 

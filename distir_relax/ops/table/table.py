@@ -13,7 +13,18 @@ from contextlib import contextmanager
 from typing import Any, TypeVar, cast
 
 from distir_relax.errors import UnsupportedOpError
-from distir_relax.ops.table.entry import NO_SPLIT, PLAIN_CODE, PLAIN_COST, Code, Cost, OpDef, Semantics, Split, Trait
+from distir_relax.ops.table.entry import (
+    NO_SPLIT,
+    PLAIN_CODE,
+    PLAIN_COST,
+    Code,
+    Cost,
+    Gradient,
+    OpDef,
+    Semantics,
+    Split,
+    Trait,
+)
 from distir_relax.ops.table.onnx_operands import OnnxOperands
 
 AtenConverter = Callable[..., Any]
@@ -46,6 +57,7 @@ class Table:
         *,
         cost: Cost = PLAIN_COST,
         code: Code = PLAIN_CODE,
+        gradient: Gradient | None = None,
         traits: Collection[Trait] = (),
     ) -> OpDef:
         """Add an entry: what the op gives, how it runs in parts, and the facets of `OpDef` where it needs them.
@@ -55,7 +67,7 @@ class Table:
         """
         if name in self._ops:
             raise ValueError(f"op {name!r} is defined twice")
-        return self._enter(OpDef(name, semantics, split, cost, code, frozenset(traits)))
+        return self._enter(OpDef(name, semantics, split, cost, code, gradient, frozenset(traits)))
 
     def replace(self, entry: OpDef) -> OpDef:
         """Put another entry in the place of the one of its name. Raises `UnsupportedOpError` where there is none."""

@@ -1,0 +1,169 @@
+"""Functions differentiated, each once however often it is called.
+
+``@layer`` becomes ``@layer.forward``, which gives besides its results the values that the backward needs; and the
+backward in two slices: ``@layer.backward`` gives the gradients of what is computed, ``@layer.backward.weights`` those
+of the weights. The first is what the layers before it wait for, the second may come at any time: what zero-bubble
+pipeline schedules need (Qi et al., Zero Bubble Pipeline Parallelism, 2023).
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+
+from distir_relax.autodiff.backward import StepOf, depends_on, gradients, is_differentiable
+from distir_relax.ir import CALL, Function, Input, Module, Op, Output, Value, fresh_name
+from distir_relax.ops import Builder, broadcast_to
+
+
+@dataclass(frozen=True)
+class _Slice:
+    """A part of a backward: the function, and what its inputs and outputs are, by their names in the body."""
+
+    function: Function
+    takes: tuple[str, ...]
+    gives: tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class _Differentiated:
+    """A function's forward, and its backward's slices in their order.
+
+    `kept` are the values that the forward gives besides its results, `seeds` the gradients of its results that the
+    backward takes (by output number), `grads` the gradients of inputs (by input number); all by name in the body.
+    """
+
+    forward: Function
+    kept: tuple[Value, ...]
+    seeds: Mapping[int, str]
+    grads: Mapping[int, str]
+    slices: tuple[_Slice, ...]
+
+
+class Functions:
+    """The functions of a module on the way to being differentiated."""
+
+    def __init__(self, module: Module) -> None:
+        self._functions = {f.name: f for f in module.functions}
+        self._taken = set(self._functions)
+        self._found: dict[str, _Differentiated] = {}
+        self._by_forward: dict[str, _Differentiated] = {}
+
+    def forward(self, ops: Sequence[Op], wanted: Collection[str]) -> tuple[Op, ...]:
+        """`ops` with each call, on whose operands gradients are asked for, as a call of the function's forward."""
+        active = depends_on(ops, wanted)
+        asked: dict[str, set[int]] = defaultdict(set)
+        for op in ops:
+            if op.callee:
+                asked[op.callee].update(i for i, v in enumerate(op.operands) if v.name in active)
+        taken = {v.name for op in ops for v in (*op.operands, *op.results)} | set(wanted)
+        return tuple(self._call_forward(op, asked[op.callee], taken) if asked.get(op.callee) else op for op in ops)
+
+    def step(self, g: Builder) -> StepOf:
+        """How the step of such a call is written with `g`."""
+
+        def step(op: Op, grads: tuple[Value | None, ...], asked: frozenset[int]) -> tuple[Value | None, ...]:
+            one = self._by_forward[op.callee]
+            inputs = (item.value.name for item in one.forward.inputs)
+            known: dict[str, Value] = dict(zip(inputs, op.operands, strict=True))
+            kept = op.results[len(op.results) - len(one.kept) :]
+            known.update(zip((v.name for v in one.kept), kept, strict=True))
+            for number, name in one.seeds.items():
+                known[name] = grads[number] or _zeros(g, op.results[number])
+            for part in one.slices:
+                results = tuple(
+                    Value(g.fresh(f"{op.results[0].name}.{output.name}"), output.value.type)
+                    for output in part.function.outputs
+                )
+                operands = tuple(known[name] for name in part.takes)
+                g.ops.append(Op(CALL, operands, results, {"callee": part.function.name}, op.location))
+                known.update(zip(part.gives, results, strict=True))
+            return tuple(
+                known[one.grads[i]] if i in asked and i in one.grads else None for i in range(len(op.operands))
+            )
+
+        return step
+
+    def used(self) -> tuple[Function, ...]:
+        """The functions that calls name now: those that are not differentiated, forwards, and backwards."""
+        made = (f for one in self._found.values() for f in (one.forward, *(part.function for part in one.slices)))
+        first = next(iter(self._functions))
+        return (*(f for name, f in self._functions.items() if name != first), *made)
+
+    def _call_forward(self, op: Op, active: set[int], taken: set[str]) -> Op:
+        if op.callee not in self._found:
+            one = self._differentiate(self._functions[op.callee], sorted(active))
+            self._found[op.callee] = self._by_forward[one.forward.name] = one
+        one = self._found[op.callee]
+        kept = tuple(Value(fresh_name(f"{op.results[0].name}.{v.name}", taken), v.type) for v in one.kept)
+        return replace(op, results=(*op.results, *kept), attrs={**op.attrs, "callee": one.forward.name})
+
+    def _differentiate(self, function: Function, active: Sequence[int]) -> _Differentiated:
+        wanted = {i: function.inputs[i].value.name for i in active if is_differentiable(function.inputs[i].value)}
+        ops = self.forward(function.ops, wanted.values())
+        reached = depends_on(ops, wanted.values())
+        g = Builder.of(replace(function, ops=ops))
+        seeds = {
+            number: g.input(f"{output.name}.grad", output.value.tensor)
+            for number, output in enumerate(function.outputs)
+            if output.value.name in reached
+        }
+        given: dict[str, Value] = {}
+        for number, seed in seeds.items():
+            name = function.outputs[number].value.name
+            given[name] = g.emit("add", given[name], seed) if name in given else seed
+        grads = gradients(g, ops, given, list(wanted.values()), self.step(g))
+        backward = tuple(g.ops[len(ops) :])
+        found = {i: grads[name].name for i, name in wanted.items() if name in grads}
+        computed = [name for i, name in found.items() if function.inputs[i].role == "input"]
+        first = _needed(backward, computed)
+        rest = [op for op in _needed(backward, found.values()) if op not in first]
+        made = {v.name: v for op in ops for v in op.results}
+        kept = tuple(made[name] for name in dict.fromkeys(_names_used(first, rest)) if name in made)
+        forward = Function(
+            fresh_name(f"{function.name}.forward", self._taken),
+            function.inputs,
+            ops,
+            (*function.outputs, *(Output(v.name, v) for v in kept)),
+        )
+        carried = [v.name for op in first for v in op.results if v.name in set(_names_used((), rest))]
+        slices = []
+        for name, part, gives in (
+            (f"{function.name}.backward", first, [*computed, *carried]),
+            (f"{function.name}.backward.weights", rest, [n for n in found.values() if n not in computed]),
+        ):
+            made_here = {v.name for op in part for v in op.results}
+            if part:
+                slices.append(self._slice(name, g, part, [n for n in dict.fromkeys(gives) if n in made_here]))
+        return _Differentiated(forward, kept, {i: v.name for i, v in seeds.items()}, found, tuple(slices))
+
+    def _slice(self, name: str, g: Builder, ops: Sequence[Op], gives: Sequence[str]) -> _Slice:
+        made = {v.name: v for op in ops for v in op.results}
+        known = {item.value.name: item for item in g.inputs}
+        values = {v.name: v for op in ops for v in op.operands}
+        takes = [n for n in dict.fromkeys(v.name for op in ops for v in op.operands) if n not in made]
+        inputs = tuple(known.get(n) or Input(values[n]) for n in takes)
+        outputs = tuple(Output(n, made[n]) for n in gives)
+        function = Function(fresh_name(name, self._taken), inputs, tuple(ops), outputs)
+        return _Slice(function, tuple(takes), tuple(gives))
+
+
+def _needed(ops: Sequence[Op], results: Iterable[str]) -> list[Op]:
+    """The ops that `results` need, in order."""
+    needed = set(results)
+    found = []
+    for op in reversed(ops):
+        if any(v.name in needed for v in op.results):
+            needed.update(v.name for v in op.operands)
+            found.append(op)
+    return found[::-1]
+
+
+def _names_used(*parts: Iterable[Op]) -> list[str]:
+    return [v.name for part in parts for op in part for v in op.operands]
+
+
+def _zeros(g: Builder, like: Value) -> Value:
+    zero: Value = broadcast_to(g, g.constant(0.0, like.tensor.dtype), like.tensor.shape)
+    return zero
