@@ -68,8 +68,8 @@ def _linear_weight_grad(a: Any, b: Any) -> Any:
     """The product over all leading dims."""
     from tvm import relax
 
-    rows = math.prod(int(n) for n in a.ty.shape[:-1])
-    flat = [relax.op.reshape(x, (rows, int(x.ty.shape[-1]))) for x in (a, b)]
+    rows = math.prod(int(n) for n in list(a.ty.shape)[:-1])
+    flat = [relax.op.reshape(x, (rows, int(list(x.ty.shape)[-1]))) for x in (a, b)]
     return relax.op.matmul(relax.op.permute_dims(flat[0]), flat[1])
 
 
