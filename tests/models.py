@@ -36,12 +36,13 @@ UNARY = """
 F.gelu({a}) ; F.silu({a}) ; F.leaky_relu({a}) ; F.hardtanh({a}) ; F.softplus({a}) ; {a}.tanh() ;
 {a}.to(torch.float32) ; {a}.half() ; {a}.bfloat16() ; {a}.long() ; {a}.int() ; {a}.bool() ; {a}.double() ;
 {a}.to(torch.uint8) ; {a}.to(torch.int8) ; {a}.isnan() ; {a}.logical_not() ; {a}.clone() ; {a}.sigmoid() ;
-{a}.clamp({n}, {m}) ; {a}.clamp(min={n}) ; {a}.clamp(max={n}) ; {a}.clamp({b}, {c}) ; {a}.sort({d})[{i}] ;
-{a}.flip({d}) ; {a}.transpose({d}, {e}) ; {a}.reshape(-1) ; {a}.unsqueeze({d}) ; {a}.squeeze() ; {a}.T ;
+{a}.clamp({n}, {m}) ; {a}.clamp(min={n}) ; {a}.clamp(max={n}) ; {a}.clamp({b}, {c}) ;
+{a}.sort(dim={d}, stable=True)[{i}] ; {a}.flip({d}) ;
+{a}.transpose({d}, {e}) ; {a}.reshape(-1) ; {a}.unsqueeze({d}) ; {a}.squeeze() ; {a}.T ;
 {a}[{i}:{j}] ; {a}[::2] ; {a}[..., {i}] ; {a}[-{i}:] ; {a}[None] ; {a}.narrow({d}, {i}, {j}) ; {a}[{i}] ;
 {a}.expand(3, *{a}.shape) ; {a}.repeat(2, *[1] * ({a}.dim() - 1)) ; {a}.roll({i}, {d}) ; {a}.tril() ; {a}.triu({i}) ;
 F.pad({a}, ({i}, {j})) ; F.pad({a}, (1, 0), value={n}) ; {a}.split(2, {d})[0] ; {a}.chunk(3, {d})[-1] ;
-{a}.topk({i}, {d})[{j}] ; {a}.flatten() ; {a}.unbind({d})[0] ; {a}.movedim({d}, {e}) ; {a} + {n} ; {a} - {n} ;
+{a}.topk({i}, {d})[0] ; {a}.flatten() ; {a}.unbind({d})[0] ; {a}.movedim({d}, {e}) ; {a} + {n} ; {a} - {n} ;
 {n} - {a} ; {a} * {n} ; {a} / {n} ; {n} / {a} ; {a} // {n} ; {a} % {n} ; {a} ** {n} ; {a} & {i} ; {a} | {i} ;
 {a} ^ {i} ; {a} << {i} ; {a} >> {i} ; {a} == {n} ; {a} < {n} ; {a} >= {n} ; torch.fmod({a}, {n}) ;
 torch.div({a}, {n}, rounding_mode='trunc') ; torch.div({a}, {n}, rounding_mode='floor') ; torch.full_like({a}, {n}) ;

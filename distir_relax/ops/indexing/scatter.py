@@ -164,6 +164,10 @@ def write_rows(g: Builder, x: Value, axis: int, ids: Value, rows: Value, reducti
     shape, count = x.tensor.shape, ids.tensor.elements
     if not shape:
         return reshape_to(g, write_rows(g, reshape_to(g, x, (1,)), 0, ids, rows, reduction), ())
+    if reduction == "add" and x.tensor.dtype == "bool":
+        # Devices add up numbers, not truth values.
+        total = write_rows(g, cast(g, x, "int32"), axis, ids, cast(g, rows, "int32"), reduction)
+        return g.emit("not_equal", total, g.constant(0, "int32"))
     rank, ids = len(shape), reshape_to(g, ids, (count,))
     rows = reshape_to(g, rows, (*shape[:axis], count, *shape[axis + 1 :]))
     if reduction == "add":
