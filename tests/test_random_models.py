@@ -36,6 +36,7 @@ def test_a_random_model_gives_what_torch_gives(first: int) -> None:
         *("v0.clone().add_(x0.byte())", "torch.cat([v0.byte(), v0.char()])", "v0.byte().sub(v0.byte(), alpha=-3)"),
         *("v0.scatter_add(0, v0[0] % 7, v0[:1])", "F.linear(v0.float(), v0.float())", "(v0 > 2) ^ v0.sum()"),
         *("v0[0].float().softmax(0)", "v0[0].index_add(0, v0[0] * 0, v0[1])", "v0[0].index_fill(0, v0[0] * 0, 3)"),
+        "torch.einsum('...i,...i->...', v0[None], x0[:, None])",
         *("(v0 > 3)[x0 % 7]", "(v0 > 3).index_add(0, v0 % 7, v0 > 5)"),
     ],
 )

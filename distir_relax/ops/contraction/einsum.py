@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from distir_relax.ir import Value
-from distir_relax.ops.table import Attrs, Builder, OnnxOperands, aten, onnx, promote, relax, reshape_to
+from distir_relax.ops.table import Attrs, Builder, OnnxOperands, aten, broadcast_to, onnx, promote, relax, reshape_to
 
 # ATen spellings
 
@@ -18,7 +18,7 @@ def _einsum(g: Builder, equation: str, tensors: list[Any], *, path: Any = None) 
     terms, right = _einsum_terms(equation, [len(t.tensor.shape) for t in tensors])
     if any(len(set(t)) != len(t) for t in (*terms, right)):
         raise NotImplementedError(f"einsum {equation!r}: a letter twice in one operand")
-    values = promote(g, *tensors)
+    values = _of_one_size(g, terms, promote(g, *tensors))
     for i, (term, value) in enumerate(zip(terms, values, strict=True)):
         used = set(right).union(*(other for j, other in enumerate(terms) if j != i))
         if alone := [d for d, letter in enumerate(term) if letter not in used]:
@@ -30,6 +30,15 @@ def _einsum(g: Builder, equation: str, tensors: list[Any], *, path: Any = None) 
         kept = "".join(dict.fromkeys(letter for letter in a + b if letter in needed))
         x, a = _contract(g, a, b, kept, x, y), kept
     return g.aten("permute.default", x, [a.index(c) for c in right])
+
+
+def _of_one_size(g: Builder, terms: Sequence[str], values: Sequence[Any]) -> list[Any]:
+    """The operands, in which each letter has one size: a dim of one element stands for as many as others have."""
+    sizes: dict[str, int] = {}
+    for term, value in zip(terms, values, strict=True):
+        for letter, size in zip(term, value.tensor.shape, strict=True):
+            sizes[letter] = size if size != 1 else sizes.get(letter, 1)
+    return [broadcast_to(g, x, tuple(sizes[c] for c in term)) for term, x in zip(terms, values, strict=True)]
 
 
 def _einsum_terms(equation: str, ranks: Sequence[int]) -> tuple[list[str], str]:
