@@ -5,7 +5,7 @@ from __future__ import annotations
 import difflib
 import hashlib
 import os
-import tempfile
+import secrets
 from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -101,20 +101,17 @@ class atomic_file:
         self._target = Path(path)
 
     def __enter__(self) -> Path:
+        self._temporary = self._target.with_name(f".{self._target.name}.{secrets.token_hex(6)}")
         try:
-            handle, name = tempfile.mkstemp(prefix=f".{self._target.name}.", dir=self._target.parent)
+            # With what the umask leaves, unlike a file of `tempfile`. To ask for the umask is to set it, for all threads.
+            os.close(os.open(self._temporary, os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o666))
         except OSError as wrong:
             raise RunError(f"cannot be written: {wrong.strerror}", str(self._target)) from None
-        os.close(handle)
-        self._temporary = Path(name)
         return self._temporary
 
     def __exit__(self, kind: object, error: BaseException | None, traceback: object) -> None:
         try:
             if error is None:
-                umask = os.umask(0)
-                os.umask(umask)
-                self._temporary.chmod(0o666 & ~umask)
                 self._temporary.replace(self._target)
                 return
         except OSError as wrong:
