@@ -103,7 +103,7 @@ class atomic_file:
     def __enter__(self) -> Path:
         self._temporary = self._target.with_name(f".{self._target.name}.{secrets.token_hex(6)}")
         try:
-            # With what the umask leaves, unlike a file of `tempfile`. To ask for the umask is to set it, for all threads.
+            # With what the umask leaves, unlike a file of `tempfile`: to ask for it is to set it, for all threads.
             os.close(os.open(self._temporary, os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o666))
         except OSError as wrong:
             raise RunError(f"cannot be written: {wrong.strerror}", str(self._target)) from None
