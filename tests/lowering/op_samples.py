@@ -118,6 +118,7 @@ def _products() -> list[Sample]:
         ("linear_bias", [f32(2, 5, 7), f32(3, 7), f32(3)], {}),
         ("matmul_bias", [f32(5, 7), f32(7, 3), f32(3)], {}),
         ("grouped_matmul", [f32(5, 7), f32(3, 7, 4), of("int64", 3), of("int64", 3)], {}),
+        ("grouped_weight_grad", [f32(5, 7), f32(5, 4), of("int64", 3), of("int64", 3)], {}),
     ]
 
 

@@ -136,14 +136,20 @@ SAMPLES: dict[str, list[Sample]] = {
         of("f64[4,5,6]", "i64[3,2] < 4", "i64[2] < 5", count=2),
         of("f64[4,5]", "i64[3] < 4", count=1),
     ],
-    "gather_elements": [of("f64[4,5]", "i64[4,3] < 5", axis=1), of("f64[4,5]", "i64[2,5] < 4", axis=0)],
+    "gather_elements": [
+        of("f64[4,5]", "i64[4,3] < 5", axis=1),
+        of("f64[4,5]", "i64[2,5] < 4", axis=0),
+        of("f64[4,5]", "i64[3,7] < 5", axis=1),
+    ],
     "scatter_elements": [
         of("f64[4,5]", "i64[3,5] < 4", "f64[3,5]", axis=0, reduction="update"),
         of("f64[4,5]", "i64[4,7] < 5", "f64[4,7]", axis=1, reduction="add"),
         of("f64[7,3]", "i64[5,3] < 7", "f64[5,3]", axis=0, reduction="max"),
+        of("f64[4,5]", "i64[4,7] < 5", "f64[4,7]", axis=1, reduction="mul"),
     ],
     "segment_sum": [of("f64[6,5]", "i64[6] < 7", num_segments=7), of("f64[7]", "i64[7] < 3", num_segments=4)],
     "grouped_matmul": [of("f64[7,5]", "f64[3,5,4]", "i64[3] < 3", "i64[3] < 8")],
+    "grouped_weight_grad": [of("f64[7,5]", "f64[7,4]", "i64[3] < 3", "i64[3] < 8")],
     "arange": [of(start=2, end=9, step=2, dtype="int64")],
     "sum": [
         of("f64[4,5,6]", axis=(1,), keepdims=False),

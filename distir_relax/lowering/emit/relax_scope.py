@@ -42,6 +42,7 @@ def relax_scope(exact: bool = True) -> dict[str, Any]:
         "foreign": SimpleNamespace(call_tir=_call_tir, call_packed=_call_packed),
         "indices": SimpleNamespace(checked=_checked),
         "grouped_matmul": _grouped_matmul,
+        "grouped_weight_grad": _grouped_weight_grad,
         "linear_weight_grad": _linear_weight_grad,
         "recurrent": recurrent,
         "resample": resample,
@@ -110,12 +111,28 @@ def _grouped_matmul(x: Any, weights: Any, starts: Any, ends: Any) -> Any:
     from tvm import relax
 
     op = relax.op
-    rows = op.arange(0, int(x.ty.shape[0]), 1, str(starts.ty.dtype))
-    first, end = op.expand_dims(starts, 1), op.expand_dims(ends, 1)
-    mine = op.logical_and(op.greater_equal(rows, first), op.less(rows, end))
     products = op.matmul(op.expand_dims(x, 0), weights)
     zero = relax.const(0, str(x.ty.dtype))
-    return op.sum(op.where(op.expand_dims(mine, 2), products, zero), 0)
+    return op.sum(op.where(_rows_of_groups(x, starts, ends), products, zero), 0)
+
+
+def _grouped_weight_grad(x: Any, y: Any, starts: Any, ends: Any) -> Any:
+    """For each group, the product over its rows."""
+    from tvm import relax
+
+    op = relax.op
+    mine = op.where(_rows_of_groups(x, starts, ends), op.expand_dims(x, 0), relax.const(0, str(x.ty.dtype)))
+    return op.matmul(op.permute_dims(mine, (0, 2, 1)), op.expand_dims(y, 0))
+
+
+def _rows_of_groups(x: Any, starts: Any, ends: Any) -> Any:
+    """A boolean (group, row, 1): whether a row of `x` is one of the group."""
+    from tvm import relax
+
+    op = relax.op
+    rows = op.arange(0, int(x.ty.shape[0]), 1, str(starts.ty.dtype))
+    first, end = op.expand_dims(starts, 1), op.expand_dims(ends, 1)
+    return op.expand_dims(op.logical_and(op.greater_equal(rows, first), op.less(rows, end)), 2)
 
 
 def _weigh(x: Any, axis: int, sampling: Sampling, size: int, part: Part = ()) -> Any:

@@ -7,9 +7,11 @@ the bounds move by what stands before the device's first row.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 from distir_relax.ir import TensorType, Value
+from distir_relax.ops.contraction.matmul import transposed
 from distir_relax.ops.table import (
     Attrs,
     Builder,
@@ -22,6 +24,7 @@ from distir_relax.ops.table import (
     Types,
     aten,
     define,
+    gradient_of,
     operands,
 )
 
@@ -35,11 +38,16 @@ def _infer(types: Types, attrs: Attrs) -> tuple[TensorType, ...]:
     return (TensorType((x.shape[0], w.shape[2]), x.dtype),)
 
 
-def _split_rows(x: Expansion) -> tuple[Value, ...]:
-    data, weights, *bounds = x.operands
-    first = x.start(x.types[2].dtype)
-    moved = [x.emit("subtract", bound, first) for bound in bounds]
-    return (x.emit("grouped_matmul", data, weights, *moved),)
+def _split_rows(name: str) -> Callable[[Expansion], tuple[Value, ...]]:
+    """Of op `name`, whose last two operands are the bounds of the groups."""
+
+    def expand(x: Expansion) -> tuple[Value, ...]:
+        data, other, *bounds = x.operands
+        first = x.start(x.types[2].dtype)
+        moved = [x.emit("subtract", bound, first) for bound in bounds]
+        return (x.emit(name, data, other, *moved),)
+
+    return expand
 
 
 _SPANS = "zip({2}.clamp(0, {0}.shape[0]).tolist(), {3}.maximum({2}).clamp(0, {0}.shape[0]).tolist()"
@@ -53,10 +61,53 @@ define(
         f"torch.cat([{{0}}[a:b] @ w for a, b, w in {_SPANS}, {{1}})]))",
         linear=(operands(0), operands(1)),
     ),
-    Split("row k, group k n, group, group -> row n", expand={"row": _split_rows}, positional=frozenset({"row"})),
+    Split(
+        "row k, group k n, group, group -> row n",
+        expand={"row": _split_rows("grouped_matmul")},
+        positional=frozenset({"row"}),
+    ),
     cost=Cost(flops=lambda types, attrs, results: 2.0 * types[0].elements * types[1].shape[2]),
     code=Code(  # No op of Relax takes as many rows as data say: every group multiplies all rows, and keeps its own.
         relax="grouped_matmul({0}, {1}, {2}, {3})"
+    ),
+    gradient=gradient_of(
+        lambda b: b.emit("grouped_matmul", b.grad, transposed(b.g, b.x(1)), b.x(2), b.x(3)),
+        lambda b: b.emit("grouped_weight_grad", b.x(0), b.grad, b.x(2), b.x(3)),
+    ),
+    traits={Trait.ZERO_IF_EMPTY},
+)
+
+
+# grouped_weight_grad: result[g] = x[r].T @ y[r] over the rows r of group g
+
+
+def _infer_weight_grad(types: Types, attrs: Attrs) -> tuple[TensorType, ...]:
+    x, y, starts, ends = types
+    if len(x.shape) != 2 or len(y.shape) != 2 or x.shape[0] != y.shape[0] or x.dtype != y.dtype:
+        raise ValueError("two operands with the same rows and one dtype")
+    if len(starts.shape) != 1 or starts != ends or "int" not in starts.dtype:
+        raise ValueError("integers, the first row of each group and the one behind its last")
+    return (TensorType((starts.shape[0], x.shape[1], y.shape[1]), x.dtype),)
+
+
+define(
+    "grouped_weight_grad",
+    Semantics(
+        infer=_infer_weight_grad,
+        torch="torch.cat([{0}.new_zeros((0, {0}.shape[1], {1}.shape[1])), "
+        f"*[({{0}}[a:b].t() @ {{1}}[a:b])[None] for a, b in {_SPANS})]])",
+        linear=(operands(0), operands(1)),
+    ),
+    Split(
+        "row k, row n, group, group -> group k n",
+        expand={"row": _split_rows("grouped_weight_grad")},
+        positional=frozenset({"row"}),
+    ),
+    cost=Cost(flops=lambda types, attrs, results: 2.0 * types[0].elements * types[1].shape[1]),
+    code=Code(relax="grouped_weight_grad({0}, {1}, {2}, {3})"),
+    gradient=gradient_of(
+        lambda b: b.emit("grouped_matmul", b.x(1), transposed(b.g, b.grad), b.x(2), b.x(3)),
+        lambda b: b.emit("grouped_matmul", b.x(0), b.grad, b.x(2), b.x(3)),
     ),
     traits={Trait.ZERO_IF_EMPTY},
 )

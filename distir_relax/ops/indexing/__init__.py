@@ -1,4 +1,15 @@
 """Ops that read, write or order elements by position: look-ups, scatters, points, sorting, triangles."""
 
 # A module enters its ops and their spellings in the table when it is imported.
-from distir_relax.ops.indexing import bounds, gather, one_hot, ordering, points, scatter, search, take, triangle  # noqa: F401
+from distir_relax.ops.indexing import (  # noqa: F401
+    bounds,
+    gather,
+    one_hot,
+    ordering,
+    points,
+    scatter,
+    search,
+    segments,
+    take,
+    triangle,
+)

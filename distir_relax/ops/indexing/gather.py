@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+import math
 import sys
 from typing import Any
 
 from distir_relax.ir import TensorType, Value
 from distir_relax.ops.indexing.bounds import in_range
+from distir_relax.ops.indexing.scatter import one_number
+from distir_relax.ops.indexing.segments import sums_by_number
 from distir_relax.ops.indexing.take import counted_from_front, from_front
 from distir_relax.ops.table import (
     FREE,
     Attrs,
+    Backward,
     Builder,
     Code,
     OnnxOperands,
@@ -26,6 +30,7 @@ from distir_relax.ops.table import (
     checked_axis,
     define,
     filled,
+    gradient_of,
     onnx,
     operands,
     parse_rule,
@@ -56,12 +61,25 @@ def _gather_rule(types: Types, attrs: Attrs, results: Types) -> Rule:
     return parse_rule(text, [data.shape, index.shape], [results[0].shape])
 
 
+def _elements_back(b: Backward) -> Value:
+    """Each element's gradient is the sum of those of its look-ups."""
+    shape, axis, index, grad = b.x().tensor.shape, b.attrs["axis"], b.x(1), b.grad
+    missing = tuple(0 if d == axis else n - m for d, (n, m) in enumerate(zip(shape, index.tensor.shape, strict=True)))
+    if any(missing):
+        # Rows that nothing is read of: zeros are added to their first element.
+        none = (0,) * len(shape)
+        index = b.emit("pad", index, low=none, high=missing, value=0)
+        grad = b.emit("pad", grad, low=none, high=missing, value=0.0)
+    return b.emit("scatter_elements", b.zeros(b.x()), index, grad, axis=axis, reduction="add")  # type: ignore[no-any-return]
+
+
 define(
     "gather_elements",
     Semantics(infer=_infer_gather, torch="torch.gather({0}, {axis}, {1})", linear=(operands(0),)),
     Split(_gather_rule, indices=operands(1)),
     cost=FREE,
     code=Code(relax="R.gather_elements({0}, {1}, {axis})"),
+    gradient=gradient_of(_elements_back),
 )
 
 
@@ -83,6 +101,18 @@ def _index_rule(types: Types, attrs: Attrs, results: Types) -> Rule:
     return parse_rule(text, [t.shape for t in types], [results[0].shape])
 
 
+def _points_back(b: Backward) -> Value:
+    """The indexed dims as one, and each point's indices as one number: each point's sum is by its number."""
+    shape, indices = b.x().tensor.shape, b.op.operands[1:]
+    sizes, rest = shape[: len(indices)], shape[len(indices) :]
+    picked = broadcast_shape([ids.tensor for ids in indices])
+    count = math.prod(picked)
+    ids = broadcast_to(b.g, one_number(b.g, indices, sizes), picked)
+    rows = reshape_to(b.g, b.grad, (count, *rest))
+    total = sums_by_number(b.g, rows, 0, reshape_to(b.g, ids, (count,)), math.prod(sizes))
+    return reshape_to(b.g, total, shape)  # type: ignore[no-any-return]
+
+
 define(
     "index_tensor",
     Semantics(
@@ -98,6 +128,7 @@ define(
     code=Code(
         relax=lambda attrs: "R.index_tensor({0}, [" + ", ".join(f"{{{i + 1}}}" for i in range(attrs["count"])) + "])"
     ),
+    gradient=gradient_of(_points_back),
 )
 
 

@@ -9,7 +9,9 @@ from typing import Any
 
 from distir_relax.ir import TensorType, Value
 from distir_relax.ops.table import (
+    NO_GRADIENT,
     Attrs,
+    Backward,
     Builder,
     Code,
     Cost,
@@ -23,6 +25,7 @@ from distir_relax.ops.table import (
     cast,
     checked_axis,
     define,
+    gradient_of,
     names_with,
     onnx,
     parse_rule,
@@ -53,6 +56,7 @@ for _name in ("argmax", "argmin"):
         Split(_whole_axis_rule),
         cost=Cost(flops=lambda types, attrs, results: float(types[0].elements)),
         code=Code(relax=f"R.{_name}({{0}}, {{axis}}, {{keepdims}})"),
+        gradient=NO_GRADIENT,
     )
 
 
@@ -64,12 +68,19 @@ def _infer_topk(types: Types, attrs: Attrs) -> tuple[TensorType, ...]:
     return picked, TensorType(picked.shape, "int64")
 
 
+def _put_back(b: Backward) -> Value:
+    """The gradient at the places that were picked, zeros elsewhere."""
+    zeros, axis = b.zeros(b.x()), b.attrs["axis"]
+    return b.emit("scatter_elements", zeros, b.y(1), b.grad, axis=axis, reduction="update")  # type: ignore[no-any-return]
+
+
 define(
     "topk",
     Semantics(infer=_infer_topk, torch="torch.topk({0}, {k}, {axis}, {largest})"),
     Split(_whole_axis_rule),
     cost=Cost(flops=lambda types, attrs, results: 8.0 * types[0].elements),
     code=Code(relax='R.topk({0}, {k}, {axis}, "both", {largest}, "int64")'),
+    gradient=gradient_of(_put_back),
 )
 
 
@@ -84,6 +95,7 @@ define(
     Split(_whole_axis_rule),
     cost=Cost(flops=lambda types, attrs, results: 16.0 * types[0].elements),
     code=Code(relax='R.argsort({0}, {axis}, {descending}, "int64")'),
+    gradient=NO_GRADIENT,
 )
 
 

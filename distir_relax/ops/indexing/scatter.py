@@ -1,8 +1,8 @@
-"""Writing elements to positions that data give: scattering, sums by number, histograms.
+"""Writing elements to positions that data give: scattering, histograms.
 
 Where the dim that is written to is split, each device writes what falls into its part; what falls elsewhere goes to a
-row of its own that is then cut off. Sums by number (`segment_sum`) are also split along what is summed: the result is
-``I[sum]`` then. An accumulating scatter of whole rows is such a sum, added to the data.
+row of its own that is then cut off. An accumulating scatter of whole rows is a sum by number
+(`distir_relax.ops.indexing.segments`), added to the data.
 """
 
 from __future__ import annotations
@@ -11,20 +11,22 @@ import math
 from collections.abc import Sequence
 from typing import Any
 
-from distir_relax.ir import PerRank, Size, TensorType, Value
+from distir_relax.ir import TensorType, Value
 from distir_relax.ops.indexing.bounds import in_range
+from distir_relax.ops.indexing.segments import cut_off, my_rows, sums_by_number
 from distir_relax.ops.indexing.take import counted_from_front, from_front
 from distir_relax.ops.table import (
     Attrs,
+    Backward,
     Builder,
     Code,
     Cost,
     Expansion,
+    Gradient,
     OnnxOperands,
     Rule,
     Semantics,
     Split,
-    Trait,
     Types,
     aten,
     axis_in,
@@ -45,24 +47,6 @@ from distir_relax.ops.table import (
 
 # Our names (Relax's) for how a written element joins what was there, and torch's.
 REDUCTIONS = {"update": "", "add": "sum", "mul": "prod", "max": "amax", "min": "amin"}
-
-
-def _one_more(size: Size) -> Size:
-    return PerRank(tuple(n + 1 for n in size.values)) if isinstance(size, PerRank) else size + 1
-
-
-def _cut_off(x: Expansion, value: Value, axis: int) -> Value:
-    """`value` without the row that took what is not the device's."""
-    cut: Value = x.emit("strided_slice", value, axes=(axis,), begin=(0,), end=(x.held,), strides=(1,))
-    return cut
-
-
-def _my_rows(x: Expansion, ids: Value, dtype: str) -> Value:
-    """Numbers within the part that a device holds; all others become the number of the row behind it."""
-    row, mine = x.local_rows(ids, dtype)
-    end = x.emit("constant", value=x.held, dtype=dtype)
-    rows: Value = x.emit("where", mine, row, end)
-    return rows
 
 
 # scatter_elements: result[index[i][j]][j] = updates[i][j] for axis 0, the rest as in data
@@ -94,8 +78,8 @@ def _split_scatter(x: Expansion) -> tuple[Value, ...]:
     axis, rank = x.attrs["axis"], len(x.types[0].shape)
     more = tuple(int(d == axis) for d in range(rank))
     wide = x.emit("pad", data, low=(0,) * rank, high=more, value=0)
-    rows = _my_rows(x, index, x.types[1].dtype)
-    return (_cut_off(x, x.emit("scatter_elements", wide, rows, updates, **x.attrs), axis),)
+    rows = my_rows(x, index, x.types[1].dtype)
+    return (cut_off(x, x.emit("scatter_elements", wide, rows, updates, **x.attrs), axis),)
 
 
 def _torch_scatter(attrs: Attrs) -> str:
@@ -103,6 +87,50 @@ def _torch_scatter(attrs: Attrs) -> str:
     if not how:
         return "{0}.scatter({axis}, {1}.long(), {2})"
     return f'{{0}}.scatter_reduce({{axis}}, {{1}}.long(), {{2}}, "{how}")'
+
+
+def _back(b: Backward) -> tuple[Value | None, ...]:
+    """The gradient of what stays to the data, that of what was written to the updates."""
+    _, index, updates = b.op.operands
+    axis, how = b.attrs["axis"], b.attrs["reduction"]
+    if how in ("max", "min"):
+        return _of_extremes(b)
+    if how == "mul":
+        return _of_products(b)
+    of_updates: Value = b.emit("gather_elements", b.grad, index, axis=axis)
+    if how == "add":
+        return b.grad, None, of_updates
+    return b.emit("scatter_elements", b.grad, index, b.zeros(updates), axis=axis, reduction="update"), None, of_updates
+
+
+def _of_extremes(b: Backward) -> tuple[Value, None, Value]:
+    """Equal shares for all that are the extreme, as torch gives them."""
+    data, index, updates = b.op.operands
+    axis, dtype = b.attrs["axis"], data.tensor.dtype
+    here = cast(b.g, b.emit("equal", data, b.y()), dtype)
+    there = cast(b.g, b.emit("equal", updates, b.emit("gather_elements", b.y(), index, axis=axis)), dtype)
+    count = b.emit("scatter_elements", here, index, there, axis=axis, reduction="add")
+    share = b.emit("divide", b.grad, count)
+    of_updates = b.emit("multiply", there, b.emit("gather_elements", share, index, axis=axis))
+    return b.emit("multiply", here, share), None, of_updates
+
+
+def _of_products(b: Backward) -> tuple[Value, None, Value]:
+    """The product of all other factors: where one alone is zero, its gradient is that of the others that are not."""
+    data, index, updates = b.op.operands
+    axis, zero, one = b.attrs["axis"], b.number(0.0), b.number(1.0)
+    nought = [b.emit("equal", x, zero) for x in (data, updates)]
+    factors = [b.emit("where", none, one, x) for none, x in zip(nought, (data, updates), strict=True)]
+    zeros = [cast(b.g, none, data.tensor.dtype) for none in nought]
+    count = b.emit("scatter_elements", zeros[0], index, zeros[1], axis=axis, reduction="add")
+    product = b.emit("scatter_elements", factors[0], index, factors[1], axis=axis, reduction="mul")
+    product = b.emit("multiply", b.grad, product)
+    both = [(count, product), tuple(b.emit("gather_elements", x, index, axis=axis) for x in (count, product))]
+    of_data, of_updates = (
+        b.emit("where", b.emit("equal", of_all, own), b.emit("divide", others, factor), zero)
+        for (of_all, others), own, factor in zip(both, zeros, factors, strict=True)
+    )
+    return of_data, None, of_updates
 
 
 define(
@@ -115,44 +143,7 @@ define(
     Split(_scatter_rule, expand={"axis": _split_scatter}, positional=frozenset({"axis"}), indices=operands(1)),
     cost=Cost(flops=lambda types, attrs, results: float(types[2].elements)),
     code=Code(relax="R.scatter_elements({0}, {1}, {2}, {axis}, {reduction})"),
-)
-
-
-# segment_sum: result[n] is the sum of the rows of data whose number is n
-
-
-def _infer_segments(types: Types, attrs: Attrs) -> tuple[TensorType, ...]:
-    data, ids = types
-    if not data.shape or ids.shape != data.shape[:1] or "int" not in ids.dtype:
-        raise ValueError(f"an integer number for each of the rows of {data.shape}")
-    return (TensorType((attrs["num_segments"], *data.shape[1:]), data.dtype),)
-
-
-def _segment_rule(types: Types, attrs: Attrs, results: Types) -> Rule:
-    rest = " ".join(f"d{i}" for i in range(1, len(types[0].shape)))
-    return parse_rule(f"row {rest}, row -> segment {rest}", [t.shape for t in types], [results[0].shape])
-
-
-def _split_segments(x: Expansion) -> tuple[Value, ...]:
-    data, ids = x.operands
-    rows = _my_rows(x, ids, x.types[1].dtype)
-    return (_cut_off(x, x.emit("segment_sum", data, rows, num_segments=_one_more(x.held)), 0),)
-
-
-define(
-    "segment_sum",
-    Semantics(
-        infer=_infer_segments,
-        torch="{0}.new_zeros(({num_segments}, *{0}.shape[1:])).index_add(0, {1}, {0})",
-        linear=(operands(0),),
-    ),
-    Split(_segment_rule, expand={"segment": _split_segments}, positional=frozenset({"segment"}), indices=operands(1)),
-    cost=Cost(flops=lambda types, attrs, results: float(types[0].elements)),
-    code=Code(
-        relax="R.scatter_nd(R.zeros(({num_segments}, *list({0}.ty.shape)[1:]), {0}.ty.dtype), "
-        'R.expand_dims({1}, 1), {0}, "add")'
-    ),
-    traits={Trait.ZERO_IF_EMPTY},
+    gradient=Gradient(all=_back),
 )
 
 
@@ -171,11 +162,7 @@ def write_rows(g: Builder, x: Value, axis: int, ids: Value, rows: Value, reducti
     rank, ids = len(shape), reshape_to(g, ids, (count,))
     rows = reshape_to(g, rows, (*shape[:axis], count, *shape[axis + 1 :]))
     if reduction == "add":
-        order = (axis, *(d for d in range(rank) if d != axis))
-        back = tuple(order.index(d) for d in range(rank))
-        rows = rows if axis == 0 else g.emit("permute_dims", rows, axes=order)
-        total = g.emit("segment_sum", rows, ids, num_segments=x.tensor.shape[axis])
-        return g.emit("add", x, total if axis == 0 else g.emit("permute_dims", total, axes=back))
+        return g.emit("add", x, sums_by_number(g, rows, axis, ids, shape[axis]))
     ids = reshape_to(g, ids, tuple(ids.tensor.elements if d == axis else 1 for d in range(rank)))
     ids = broadcast_to(g, ids, rows.tensor.shape)
     return g.emit("scatter_elements", x, ids, rows, axis=axis, reduction=reduction)

@@ -8,9 +8,11 @@ import numpy as np
 
 from distir_relax.ir import TensorType, Value
 from distir_relax.ops.indexing.bounds import check_known, in_range
+from distir_relax.ops.indexing.segments import sums_by_number
 from distir_relax.ops.table import (
     FREE,
     Attrs,
+    Backward,
     Builder,
     Code,
     Expansion,
@@ -22,6 +24,7 @@ from distir_relax.ops.table import (
     aten,
     axis_of,
     define,
+    gradient_of,
     onnx,
     operands,
     parse_rule,
@@ -73,12 +76,21 @@ def _split_take(x: Expansion) -> tuple[Value, ...]:
     return (x.emit("where", mine, found, blank),)
 
 
+def _rows_back(b: Backward) -> Value:
+    """Each row's gradient is the sum of those of its look-ups."""
+    table = b.x().tensor.shape
+    axis, count = b.attrs["axis"], b.x(1).tensor.elements
+    grad = reshape_to(b.g, b.grad, (*table[:axis], count, *table[axis + 1 :]))
+    return sums_by_number(b.g, grad, axis, reshape_to(b.g, b.x(1), (count,)), table[axis])
+
+
 define(
     "take",
     Semantics(infer=_infer_take, torch=_torch_take, linear=(operands(0),)),
     Split(_take_rule, expand={"axis": _split_take}, positional=frozenset({"axis"}), indices=operands(1)),
     cost=FREE,
     code=Code(relax='R.take({0}, {1}, {axis}, "clip")'),
+    gradient=gradient_of(_rows_back),
 )
 
 

@@ -1,0 +1,23 @@
+"""Gradients where formulas are apt to fail: zeros among factors, equal extremes. Against torch's autograd."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+from gradients import by_autograd, case, largest_error
+from samples import SAMPLES
+
+from distir_relax.analysis import interpret
+
+# Rounded, a normal distribution is full of zeros and of equal numbers.
+ROUNDED = ("scatter_elements",)
+
+
+@pytest.mark.parametrize(("name", "number"), [(name, i) for name in ROUNDED for i in range(len(SAMPLES[name]))])
+def test_gradients_of_zeros_and_of_equal_numbers_are_those_of_autograd(name: str, number: int) -> None:
+    for seed in range(3):
+        one = case(name, number, seed)
+        one = replace(one, operands=tuple(x.round() for x in one.operands))
+        found = list(interpret(one.module, one.inputs).values())
+        assert largest_error(found, by_autograd(one)) < 1e-9
