@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from typing import TYPE_CHECKING
 
 from distir_relax.bundle import STAGE_FILES, Bundle, Manifest, local_shape
 from distir_relax.errors import BundleError, DistIRError
-from distir_relax.ir import Module, TensorType, parse, verify
-from distir_relax.ops import check
+
+if TYPE_CHECKING:
+    from distir_relax.ir import Module, TensorType
 
 
 def verify_programs(bundle: Bundle) -> None:
@@ -48,6 +50,9 @@ def read_stage(bundle: Bundle, stage: str) -> Module:
 
     Raises BundleError when the bundle has no text of it, or one that is no valid program.
     """
+    from distir_relax.ir import parse, verify
+    from distir_relax.ops import check
+
     where = str(bundle.path / STAGE_FILES[stage]) if bundle.path else STAGE_FILES[stage]
     text = bundle.stage(stage)
     try:
@@ -62,6 +67,8 @@ def read_stage(bundle: Bundle, stage: str) -> Module:
 
 def _check_manifest(manifest: Manifest, ranked: Module, where: str) -> None:
     """Raise BundleError unless the programs take and give what the manifest says that each rank holds."""
+    from distir_relax.ir import TensorType
+
     if len(ranked.ranks) != manifest.mesh.size or ranked.meshes[:1] != (manifest.mesh,):
         raise BundleError(f"the manifest is for {manifest.mesh}, its programs are not", where)
     compared = set()
