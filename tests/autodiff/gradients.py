@@ -83,7 +83,7 @@ def kind_of(tensor: torch.Tensor) -> TensorType:
 def by_autograd(one: Case) -> list[torch.Tensor]:
     """What torch says: the gradients of the operands `wanted`."""
     sample = SAMPLES[one.name][one.number]
-    operands = [t.detach().clone().requires_grad_(t.is_floating_point()) for t in one.operands]
+    operands = [t.detach().clone().requires_grad_(i in one.wanted) for i, t in enumerate(one.operands)]
     forward = Builder()
     values = [forward.input(f"x{i}", kind_of(t)) for i, t in enumerate(operands)]
     forward.emit(one.name, *values, **sample.attrs)

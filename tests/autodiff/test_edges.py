@@ -11,7 +11,10 @@ from samples import SAMPLES
 from distir_relax.analysis import interpret
 
 # Rounded, a normal distribution is full of zeros and of equal numbers.
-ROUNDED = ("scatter_elements",)
+ROUNDED = (
+    "scatter_elements",
+    *(f"nn.{kind}max_pool{n}d" for kind in ("", "adaptive_") for n in (1, 2, 3)),
+)
 
 
 @pytest.mark.parametrize(("name", "number"), [(name, i) for name in ROUNDED for i in range(len(SAMPLES[name]))])

@@ -131,6 +131,7 @@ SAMPLES: dict[str, list[Sample]] = {
         of("f64[7,5]", "i64[2,3] < 7", axis=0),
         of("f64[4,7,5]", "i64[3] < 7", axis=1),
         of("f64[4,7]", "i64[] < 7", axis=1),
+        of("f64[127,1]", "i64[5] < 127", axis=0),
     ],
     "index_tensor": [
         of("f64[4,5,6]", "i64[3,2] < 4", "i64[2] < 5", count=2),
@@ -205,6 +206,7 @@ SAMPLES: dict[str, list[Sample]] = {
     "nn.conv1d": [
         of("f64[2,4,9]", "f64[6,4,3]", strides=(2,), padding=(1, 0), dilation=(2,), groups=1),
         of("f64[2,4,9]", "f64[6,4,1]", strides=(1,), padding=(0, 0), dilation=(1,), groups=1),
+        of("f64[1,2,127]", "f64[3,2,5]", strides=(3,), padding=(2, 1), dilation=(1,), groups=1),
     ],
     "nn.conv2d": [
         of("f64[2,4,7,6]", "f64[6,4,3,2]", strides=(1, 2), padding=(1, 0, 1, 0), dilation=(1, 2), groups=1),
@@ -222,6 +224,21 @@ SAMPLES: dict[str, list[Sample]] = {
     "nn.conv3d_transpose": [
         of("f64[2,4,2,3,2]", "f64[4,3,2,2,1]", strides=(2,) * 3, padding=(0,) * 6, dilation=(1,) * 3, groups=1)
     ],
+    "nn.conv1d_weight_grad": [
+        of("f64[4,4,9]", "f64[4,6,3]", kernel=(3,), strides=(2,), padding=(1, 0), dilation=(2,), channels=4),
+    ],
+    "nn.conv2d_weight_grad": [
+        of(
+            *("f64[3,4,7,6]", "f64[3,6,4,6]"),
+            **{"kernel": (3, 2), "strides": (2, 1), "padding": (1, 0, 2, 1), "dilation": (1, 1), "channels": 2},
+        ),
+    ],
+    "nn.conv3d_weight_grad": [
+        of(
+            *("f64[2,4,3,4,5]", "f64[2,3,2,4,5]"),
+            **{"kernel": (2, 1, 3), "strides": (1,) * 3, "padding": (0, 0, 1) * 2, "dilation": (1,) * 3, "channels": 4},
+        ),
+    ],
     "nn.max_pool1d": [of("f64[2,4,9]", pool_size=(3,), strides=(2,), padding=(1, 2), dilation=(1,))],
     "nn.max_pool2d": [of("f64[2,4,9,6]", pool_size=(3, 1), strides=(2, 1), padding=(1, 0, 1, 0), dilation=(2, 1))],
     "nn.max_pool3d": [of("f64[2,4,4,3,5]", pool_size=(2,) * 3, strides=(2,) * 3, padding=(0,) * 6, dilation=(1,) * 3)],
@@ -230,7 +247,10 @@ SAMPLES: dict[str, list[Sample]] = {
         of("f64[2,4,9,6]", pool_size=(3, 1), strides=(2, 1), padding=(1, 0, 1, 0), counted=(0, 0, 0, 0)),
         of("f64[2,4,9,6]", pool_size=(3, 2), strides=(2, 1), padding=(1, 0, 1, 1), counted=(1, 0, 1, 1)),
     ],
-    "nn.avg_pool3d": [of("f64[2,4,4,3,5]", pool_size=(2,) * 3, strides=(2,) * 3, padding=(0,) * 6, counted=(0,) * 6)],
+    "nn.avg_pool3d": [
+        of("f64[2,3,5,3,4]", pool_size=(2,) * 3, strides=(1, 2, 3), padding=(0,) * 6, counted=(0,) * 6),
+        of("f64[2,4,4,3,5]", pool_size=(2,) * 3, strides=(2,) * 3, padding=(0,) * 6, counted=(0,) * 6),
+    ],
     "nn.adaptive_avg_pool1d": [of("f64[2,4,9]", output_size=(4,))],
     "nn.adaptive_avg_pool2d": [of("f64[2,4,9,6]", output_size=(4, 6))],
     "nn.adaptive_avg_pool3d": [of("f64[2,4,3,5,2]", output_size=(2, 3, 2))],

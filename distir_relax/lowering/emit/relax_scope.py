@@ -39,6 +39,7 @@ def relax_scope(exact: bool = True) -> dict[str, Any]:
     return {
         "R": SimpleNamespace(**ops),
         "causal_mask": _causal_mask,
+        "conv_weight_grad": _conv_weight_grad,
         "foreign": SimpleNamespace(call_tir=_call_tir, call_packed=_call_packed),
         "indices": SimpleNamespace(checked=_checked),
         "grouped_matmul": _grouped_matmul,
@@ -72,6 +73,26 @@ def _linear_weight_grad(a: Any, b: Any) -> Any:
     rows = math.prod(int(n) for n in list(a.ty.shape)[:-1])
     flat = [relax.op.reshape(x, (rows, int(list(x.ty.shape)[-1]))) for x in (a, b)]
     return relax.op.matmul(relax.op.permute_dims(flat[0]), flat[1])
+
+
+def _conv_weight_grad(
+    conv: Any, x: Any, y: Any, kernel: Sequence[int], strides: Sequence[int], padding: Sequence[int],
+    dilation: Sequence[int], channels: int,
+) -> Any:  # fmt: skip
+    """A convolution by `conv` in which batch and channels have changed places, and strides and dilation too."""
+    from tvm import relax
+
+    op = relax.op
+    n, c, *sizes = (int(size) for size in x.ty.shape)
+    groups = c // channels
+    rest = range(3, 3 + len(sizes))
+    x = op.reshape(op.permute_dims(op.reshape(x, (n, groups, channels, *sizes)), (2, 1, 0, *rest)),
+                   (channels, groups * n, *sizes))  # fmt: skip
+    swapped = (1, 0, *range(2, 2 + len(sizes)))
+    found = op.permute_dims(conv(x, op.permute_dims(y, swapped), dilation, padding, strides, groups), swapped)
+    # Where strides leave a rest, there are windows behind the last of the kernel.
+    axes = list(range(2, 2 + len(sizes)))
+    return op.strided_slice(found, axes, [0] * len(sizes), list(kernel))
 
 
 def _call_packed(name: str, shapes: Sequence[Sequence[int]], dtypes: Sequence[str], *operands: Any) -> Any:

@@ -7,9 +7,11 @@ from typing import Any
 from distir_relax.ir import TensorType, Value
 from distir_relax.ops.table import (
     Attrs,
+    Backward,
     Builder,
     Code,
     Cost,
+    Gradient,
     OnnxOperands,
     Rule,
     Semantics,
@@ -39,12 +41,29 @@ def _rule(types: Types, attrs: Attrs, results: Types) -> Rule:
     return parse_rule(f"{dims}, c, c, c, c -> {dims}", [t.shape for t in types], [results[0].shape])
 
 
+def _back(b: Backward) -> tuple[Value | None, ...]:
+    """The statistics are taken as known: no gradient passes to them, as in torch."""
+    x, weight, _, mean, variance = b.op.operands
+    others = tuple(d for d in range(len(x.tensor.shape)) if d != 1)
+    wide = (x.tensor.shape[1], *[1] * (len(others) - 1))
+
+    def spread(vector: Value) -> Value:
+        return reshape_to(b.g, vector, wide)  # type: ignore[no-any-return]
+
+    scale = b.emit("rsqrt", b.emit("add", variance, b.number(b.attrs["epsilon"])))
+    grad = b.emit("multiply", b.grad, spread(b.emit("multiply", scale, weight)))
+    normed = b.emit("multiply", b.emit("subtract", x, spread(mean)), spread(scale))
+    of_weight = b.emit("sum", b.emit("multiply", b.grad, normed), axis=others, keepdims=False)
+    return grad, of_weight, b.emit("sum", b.grad, axis=others, keepdims=False), None, None
+
+
 define(
     "nn.batch_norm",
     Semantics(infer=_infer_batch_norm, torch="F.batch_norm({0}, {3}, {4}, {1}, {2}, False, 0.0, {epsilon})"),
     Split(_rule),
     cost=Cost(flops=lambda types, attrs, results: 2.0 * results[0].elements),
     code=Code(relax="R.nn.batch_norm({0}, {1}, {2}, {3}, {4}, 1, {epsilon}, training=False)[0]"),
+    gradient=Gradient(all=_back),
     traits={Trait.ZERO_IF_EMPTY},
 )
 

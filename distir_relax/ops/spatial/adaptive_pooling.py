@@ -14,9 +14,23 @@ from distir_relax.kernels.sampling import Adaptive
 from distir_relax.ops.spatial.max_pool_places import adaptive_places
 from distir_relax.ops.spatial.parts import keeps, local_size, over_parts, sampled_windows, set_part
 from distir_relax.ops.spatial.pooling import even_average, max_pool
+from distir_relax.ops.spatial.pooling_gradients import of_adaptive_maximum
+from distir_relax.ops.spatial.separable import separable_gradient
 from distir_relax.ops.spatial.strides import arranged, batched, per_dim
 from distir_relax.ops.spatial.windowed import define_spatial
-from distir_relax.ops.table import Attrs, Builder, Expression, Linear, SampledWindow, Types, aten, operands, relax
+from distir_relax.ops.table import (
+    Attrs,
+    Builder,
+    Expression,
+    Gradient,
+    Linear,
+    SampledWindow,
+    Types,
+    aten,
+    gradient_of,
+    operands,
+    relax,
+)
 
 
 def _windows(types: Types, attrs: Attrs) -> tuple[SampledWindow, ...]:
@@ -44,7 +58,9 @@ def _largest(attrs: Attrs) -> str:
     return text
 
 
-def _define(name: str, dims: int, torch: Expression, relax: Expression, linear: Linear = ()) -> None:
+def _define(
+    name: str, dims: int, torch: Expression, relax: Expression, gradient: Gradient, linear: Linear = ()
+) -> None:
     define_spatial(
         name,
         dims,
@@ -55,6 +71,7 @@ def _define(name: str, dims: int, torch: Expression, relax: Expression, linear: 
         windowed=set_part(dims),
         flops=lambda types, attrs, results: float(types[0].elements),
         linear=linear,
+        gradient=gradient,
     )
 
 
@@ -64,6 +81,7 @@ for _n in (1, 2, 3):
         _n,
         _over_parts("weigh", f"F.adaptive_avg_pool{_n}d({{0}}, {{output_size}})"),
         _over_parts("weigh", f"R.nn.adaptive_avg_pool{_n}d({{0}}, {{output_size}})"),
+        separable_gradient("output_size"),
         linear=(operands(0),),
     )
     _define(
@@ -71,6 +89,7 @@ for _n in (1, 2, 3):
         _n,
         _over_parts("maximum", f"F.adaptive_max_pool{_n}d({{0}}, {{output_size}})"),
         _largest,
+        gradient_of(of_adaptive_maximum),
     )
 
 

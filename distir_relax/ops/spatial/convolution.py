@@ -14,6 +14,7 @@ import math
 from typing import Any
 
 from distir_relax.ir import TensorType, Value
+from distir_relax.ops.spatial.convolution_gradients import convolution_gradient, transposed_gradient
 from distir_relax.ops.spatial.strides import (
     arranged,
     batched,
@@ -162,6 +163,7 @@ for _n in (1, 2, 3):
         Split(_conv_rule, localize=_local_conv, windowed=set_padding),
         cost=Cost(flops=_flops),
         code=Code(relax=f"R.nn.conv{_n}d({{0}}, {{1}}, {{strides}}, {{padding}}, {{dilation}}, {{groups}})"),
+        gradient=convolution_gradient(_n),
         traits={Trait.ZERO_IF_EMPTY},
     )
     define(
@@ -172,6 +174,7 @@ for _n in (1, 2, 3):
         Split(_transposed_rule, localize=_local_transposed, windowed=set_padding),
         cost=Cost(flops=_transposed_flops),
         code=Code(relax=_relax_transposed(f"conv{_n}d_transpose")),
+        gradient=transposed_gradient(_n),
         traits={Trait.ZERO_IF_EMPTY},
     )
 

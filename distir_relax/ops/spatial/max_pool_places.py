@@ -15,9 +15,10 @@ from distir_relax.ir import Value
 from distir_relax.kernels.sampling import Adaptive, Pooling, Sampling, taps_of
 from distir_relax.ops.spatial.parts import local_size, parts_of, sampled_windows, set_part
 from distir_relax.ops.spatial.pooling import max_pool, pooled
-from distir_relax.ops.spatial.strides import onnx_windows, strided_windows
+from distir_relax.ops.spatial.strides import onnx_windows, row_major, strided_windows
 from distir_relax.ops.spatial.windowed import define_spatial
 from distir_relax.ops.table import (
+    NO_GRADIENT,
     Attrs,
     Builder,
     OnnxOperands,
@@ -91,6 +92,7 @@ for _n in (1, 2, 3):
         relax=_pooling_expression,
         localize=local_size("output_size"),
         windowed=set_part(_n),
+        gradient=NO_GRADIENT,
         flops=lambda types, attrs, results: float(results[0].elements * math.prod(attrs["pool_size"])),
     )
     define_spatial(
@@ -102,13 +104,14 @@ for _n in (1, 2, 3):
         relax=_adaptive_expression,
         localize=local_size("output_size"),
         windowed=set_part(_n),
+        gradient=NO_GRADIENT,
         flops=lambda types, attrs, results: float(types[0].elements),
     )
 
 
 def adaptive_places(g: Builder, x: Value, size: tuple[int, ...]) -> Any:
     """Where the maxima of adaptive pooling of `x`, ``N C spatial``, to `size` stand, row by row."""
-    return g.emit(f"nn.adaptive_max_pool{len(size)}d_places", x, output_size=size, plane=_row_major(x.tensor.shape[2:]))
+    return g.emit(f"nn.adaptive_max_pool{len(size)}d_places", x, output_size=size, plane=row_major(x.tensor.shape[2:]))
 
 
 def _pooled_places(g: Builder, x: Value, attrs: Attrs, plane: tuple[int, ...]) -> Any:
@@ -121,10 +124,6 @@ def _pooled_places(g: Builder, x: Value, attrs: Attrs, plane: tuple[int, ...]) -
     return g.emit(f"nn.max_pool{len(size)}d_places", x, **attrs, output_size=size, plane=plane)
 
 
-def _row_major(sizes: Sequence[int]) -> tuple[int, ...]:
-    return tuple(math.prod(sizes[i + 1 :]) for i in range(len(sizes)))
-
-
 # ATen spellings
 
 
@@ -135,7 +134,7 @@ def _max_with_indices(count: int) -> Any:
         places: list[Any] = []
 
         def find(data: Value, attrs: Attrs) -> None:
-            places.append(_pooled_places(g, data, attrs, _row_major(data.tensor.shape[2:])))
+            places.append(_pooled_places(g, data, attrs, row_major(data.tensor.shape[2:])))
 
         values = max_pool(count, find)(g, x, size, stride, padding, dilation, ceil)
         return values, reshape_to(g, places[0], values.tensor.shape)
@@ -179,7 +178,7 @@ def _onnx_max_pool(g: Builder, x: OnnxOperands, attrs: Attrs) -> Any:
         return pooled(g, "max_pool", x[0], ceil, found)
     places: list[Any] = []
     sizes = x[0].tensor.shape[2:]
-    plane = _row_major(sizes[::-1])[::-1] if attrs.get("storage_order", 0) else _row_major(sizes)
+    plane = row_major(sizes[::-1])[::-1] if attrs.get("storage_order", 0) else row_major(sizes)
 
     def find(data: Any, full: Attrs) -> None:
         places.append(_pooled_places(g, data, full, plane))

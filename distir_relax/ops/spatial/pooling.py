@@ -12,6 +12,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from distir_relax.ir import Attribute, Value
+from distir_relax.ops.spatial.pooling_gradients import of_average, of_maximum
 from distir_relax.ops.spatial.strides import (
     arranged,
     batched,
@@ -25,7 +26,19 @@ from distir_relax.ops.spatial.strides import (
     torch_widths,
 )
 from distir_relax.ops.spatial.windowed import define_spatial
-from distir_relax.ops.table import Attrs, Builder, OnnxOperands, StridedWindow, Types, aten, cast, onnx, operands, relax
+from distir_relax.ops.table import (
+    Attrs,
+    Builder,
+    OnnxOperands,
+    StridedWindow,
+    Types,
+    aten,
+    cast,
+    gradient_of,
+    onnx,
+    operands,
+    relax,
+)
 
 Seen = Callable[[Any, Attrs], None]
 
@@ -113,6 +126,7 @@ for _n in (1, 2, 3):
         relax=f"R.nn.max_pool{_n}d({{0}}, {{pool_size}}, {{strides}}, {{padding}}, {{dilation}})",
         windowed=set_padding,
         flops=_flops,
+        gradient=gradient_of(of_maximum),
     )
     define_spatial(
         f"nn.avg_pool{_n}d",
@@ -123,6 +137,7 @@ for _n in (1, 2, 3):
         linear=(operands(0),),
         windowed=_padding_of_average,
         flops=_flops,
+        gradient=gradient_of(of_average),
     )
 
 

@@ -11,11 +11,13 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
-from distir_relax.ir import TensorType
+from distir_relax.ir import TensorType, Value
 from distir_relax.kernels.sampling import NEAREST, Resizing
 from distir_relax.ops.spatial.parts import parts_of, sampled_windows, set_part
+from distir_relax.ops.spatial.separable import through_units
 from distir_relax.ops.table import (
     Attrs,
+    Backward,
     Code,
     Cost,
     Rule,
@@ -26,6 +28,7 @@ from distir_relax.ops.table import (
     Types,
     define,
     dim_names,
+    gradient_of,
     operands,
     parse_rule,
 )
@@ -86,6 +89,12 @@ def _flops(types: Types, attrs: Attrs, results: Types) -> float:
     return 0.0 if attrs["method"] == NEAREST else 8.0 * results[0].elements
 
 
+def _back(b: Backward) -> Value:
+    axis = b.attrs["axis"]
+    have = b.x().tensor.shape[axis]
+    return through_units(b, b.grad, axis, have, {**b.attrs, "axis": 1}, (have, have))
+
+
 define(
     "resample",
     Semantics(infer=_infer, torch=_expression, linear=(operands(0),)),
@@ -96,5 +105,6 @@ define(
     ),
     cost=Cost(flops=_flops),
     code=Code(relax=_expression),
+    gradient=gradient_of(_back),
     traits={Trait.ZERO_IF_EMPTY},
 )

@@ -14,6 +14,7 @@ from typing import Any
 from distir_relax.ir import Value
 from distir_relax.kernels.sampling import ALIGN_CORNERS, ASYMMETRIC, HALF_PIXEL, Resizing
 from distir_relax.ops.spatial.parts import keeps, local_size, over_parts, sampled_windows, set_part
+from distir_relax.ops.spatial.separable import separable_gradient
 from distir_relax.ops.spatial.strides import arranged, per_dim
 from distir_relax.ops.spatial.windowed import define_spatial
 from distir_relax.ops.table import Attrs, Builder, SampledWindow, Types, operands, relax, reshape_to
@@ -89,6 +90,7 @@ for _n in (2, 3):
         localize=local_size("size"),
         windowed=set_part(_n),
         flops=lambda types, attrs, results: 8.0 * results[0].elements,
+        gradient=separable_gradient("size"),
     )
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -60,6 +61,11 @@ def batched(g: Builder, x: Value, count: int, convert: Any) -> Any:
         return convert(x)
     y = convert(reshape_to(g, x, (1, *x.tensor.shape)))
     return reshape_to(g, y, y.tensor.shape[1:])
+
+
+def row_major(sizes: Sequence[int]) -> tuple[int, ...]:
+    """How far apart elements of a plane of `sizes` lie along each dim, the last one running fastest."""
+    return tuple(math.prod(sizes[i + 1 :]) for i in range(len(sizes)))
 
 
 def relax_padding(padding: Any, count: int) -> tuple[int, ...]:

@@ -9,7 +9,18 @@ from distir_relax.kernels.sampling import ASYMMETRIC
 from distir_relax.ops.spatial.resize import resize
 from distir_relax.ops.spatial.strides import ends, set_padding, spatial_rank, strided_windows, torch_widths
 from distir_relax.ops.spatial.windowed import define_spatial
-from distir_relax.ops.table import SCATTER, Attrs, Builder, StridedWindow, Types, no_flops, operands
+from distir_relax.ops.table import (
+    SCATTER,
+    Attrs,
+    Backward,
+    Builder,
+    StridedWindow,
+    Types,
+    gradient_of,
+    no_flops,
+    operands,
+    reshape_to,
+)
 
 
 def _windows(types: Types, attrs: Attrs) -> tuple[StridedWindow, ...]:
@@ -49,6 +60,17 @@ def upsample_nearest(g: Builder, x: Value, wanted: tuple[int, ...]) -> Any:
     return g.emit("nn.upsample_nearest", x, strides=times, padding=(0,) * 2 * len(times))
 
 
+def _sums(b: Backward) -> Value:
+    """Each element's gradient is the sum of those of its repetitions that were left."""
+    (low, high), (n, c, *sizes), times = ends(b.attrs), b.x().tensor.shape, b.attrs["strides"]
+    grad = b.grad
+    if any(b.attrs["padding"]):
+        grad = b.emit("pad", grad, low=(0, 0, *low), high=(0, 0, *high), value=0.0)
+    grad = reshape_to(b.g, grad, (n, c, *(k for pair in zip(sizes, times, strict=True) for k in pair)))
+    axes = tuple(range(3, 3 + 2 * len(sizes), 2))
+    return b.emit("sum", grad, axis=axes, keepdims=False)  # type: ignore[no-any-return]
+
+
 define_spatial(
     "nn.upsample_nearest",
     None,
@@ -59,4 +81,5 @@ define_spatial(
     linear=(operands(0),),
     windowed=set_padding,
     flops=no_flops,
+    gradient=gradient_of(_sums),
 )

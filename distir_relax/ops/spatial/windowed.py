@@ -11,6 +11,7 @@ from distir_relax.ops.table import (
     Code,
     Cost,
     Expression,
+    Gradient,
     Linear,
     Localize,
     OpDef,
@@ -57,6 +58,7 @@ def define_spatial(
     localize: Localize | None = None,
     dtype: str = "",
     floats: bool = True,
+    gradient: Gradient | None = None,
 ) -> OpDef:
     """Enter an op of one operand, ``N C spatial``, whose result's spatial dims follow from `windows`.
 
@@ -81,5 +83,6 @@ def define_spatial(
         Split(rule, localize=localize, windowed=windowed),
         cost=Cost(flops=flops),
         code=Code(relax=relax),
+        gradient=gradient,
         traits={Trait.ZERO_IF_EMPTY},
     )

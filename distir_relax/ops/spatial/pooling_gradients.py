@@ -1,0 +1,67 @@
+"""How pooling is differentiated: an average spreads its gradient, a maximum gives it to the element that it took."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+from distir_relax.ir import Value
+from distir_relax.ops.spatial.strides import ends, row_major, spatial_rank, strided_windows
+from distir_relax.ops.spatial.windowed import window_sizes
+from distir_relax.ops.table import SCATTER, Backward, broadcast_to, reshape_to
+
+
+def of_average(b: Backward) -> Value:
+    """Each element's gradient is the sum of the shares that windows with it give."""
+    count, pool = spatial_rank(b.attrs), b.attrs["pool_size"]
+    share = b.emit("multiply", _counted_all(b), b.number(1.0 / math.prod(pool)))
+    low, sizes = ends(b.attrs)[0], b.x().tensor.shape[2:]
+    geometry = {"strides": b.attrs["strides"], "padding": (0,) * 2 * count}
+    whole = window_sizes(strided_windows(share.tensor, geometry, pool, SCATTER))
+    high = tuple(n - first - size for n, first, size in zip(whole, low, sizes, strict=True))
+    if pool == b.attrs["strides"]:
+        # Every element is in one window; behind the last there may be elements that are in none.
+        cut = tuple(max(n, 0) for n in high)
+        y: Value = b.emit("nn.upsample_nearest", share, strides=pool, padding=(*low, *cut))
+        rest = tuple(max(-n, 0) for n in high)
+        none = (0,) * (count + 2)
+        return b.emit("pad", y, low=none, high=(0, 0, *rest), value=0.0) if any(rest) else y
+    channels = share.tensor.shape[1]
+    ones = broadcast_to(b.g, b.number(1.0), (channels, 1, *pool))
+    geometry |= {"padding": (*low, *high), "dilation": (1,) * count}
+    return b.emit(f"nn.conv{count}d_transpose", share, ones, groups=channels, **geometry)  # type: ignore[no-any-return]
+
+
+def _counted_all(b: Backward) -> Value:
+    """The gradient as if the divisor had counted all of each window, padding and all."""
+    attrs = b.attrs
+    if attrs["counted"] == attrs["padding"]:
+        return b.grad
+    (low, high), count = ends({"padding": attrs["counted"]}), spatial_rank(attrs)
+    sizes = (n + first + last for n, first, last in zip(b.x().tensor.shape[2:], low, high, strict=True))
+    rest = tuple(all_ - counted for all_, counted in zip(attrs["padding"], attrs["counted"], strict=True))
+    geometry = {**attrs, "padding": rest, "counted": rest}
+    ones = broadcast_to(b.g, b.number(1.0), (1, 1, *sizes))
+    return b.emit("divide", b.grad, b.emit(f"nn.avg_pool{count}d", ones, **geometry))  # type: ignore[no-any-return]
+
+
+def of_maximum(b: Backward) -> Value:
+    """Of equal elements, the first in the plane is the one that was taken, as in torch."""
+    sizes = b.x().tensor.shape[2:]
+    return _to_places(b, {**b.attrs, "output_size": b.y().tensor.shape[2:], "plane": row_major(sizes)})
+
+
+def of_adaptive_maximum(b: Backward) -> Value:
+    """As `of_maximum`."""
+    return _to_places(b, {"output_size": b.attrs["output_size"], "plane": row_major(b.x().tensor.shape[2:])})
+
+
+def _to_places(b: Backward, attrs: dict[str, Any]) -> Value:
+    """The gradient at the places that an op with these attributes finds, summed, in a plane of zeros."""
+    n, c, *sizes = b.x().tensor.shape
+    plane, flat = (n, c, math.prod(sizes)), (n, c, math.prod(b.grad.tensor.shape[2:]))
+    zeros = broadcast_to(b.g, b.number(0.0), plane)
+    places = reshape_to(b.g, b.emit(f"{b.op.name}_places", b.x(), **attrs), flat)
+    grad = reshape_to(b.g, b.grad, flat)
+    found = b.emit("scatter_elements", zeros, places, grad, axis=2, reduction="add")
+    return reshape_to(b.g, found, (n, c, *sizes))  # type: ignore[no-any-return]

@@ -1,0 +1,43 @@
+"""How ops are differentiated that are one matrix along each dim: resizing, and pooling to any size by averages.
+
+The matrix is found by the op itself, from unit vectors. Its transpose is then a product with the gradient, dim by dim.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from distir_relax.ir import Value
+from distir_relax.ops.table import Backward, Gradient, cast, gradient_of, reshape_to
+
+
+def separable_gradient(key: str) -> Gradient:
+    """The facet of an op over ``N C spatial`` data, whose attribute `key` has the result's spatial sizes."""
+
+    def back(b: Backward) -> Value:
+        sizes, wanted, grad = b.x().tensor.shape[2:], b.attrs[key], b.grad
+        ones = (1,) * len(sizes)
+        for i, (have, want) in enumerate(zip(sizes, wanted, strict=True)):
+            if have != want:
+                along = {**b.attrs, key: (*ones[:i], want, *ones[i + 1 :])}
+                grad = through_units(b, grad, i + 2, have, along, (have, 1, *ones[:i], have, *ones[i + 1 :]))
+        return grad
+
+    return gradient_of(back)
+
+
+def through_units(b: Backward, grad: Value, axis: int, have: int, attrs: Any, shape: tuple[int, ...]) -> Value:
+    """`grad` with dim `axis` taken back to `have` elements.
+
+    The op with `attrs` resizes one dim of what is laid out as `shape`: `have` unit vectors of as many elements.
+    """
+    rank, want = len(grad.tensor.shape), grad.tensor.shape[axis]
+    at = b.emit("arange", start=0, end=have, step=1, dtype="int64")
+    units = cast(b.g, b.emit("equal", reshape_to(b.g, at, (have, 1)), at), grad.tensor.dtype)
+    matrix = reshape_to(b.g, b.emit(b.op.name, reshape_to(b.g, units, shape), **attrs), (have, want))
+    last = (*(d for d in range(rank) if d != axis), axis)
+    back = tuple(map(last.index, range(rank)))
+    moved = axis != rank - 1
+    grad = b.emit("permute_dims", grad, axes=last) if moved else grad
+    grad = b.emit("linear", grad, matrix)
+    return b.emit("permute_dims", grad, axes=back) if moved else grad
