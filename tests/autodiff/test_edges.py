@@ -12,7 +12,7 @@ from distir_relax.analysis import interpret
 
 # Rounded, a normal distribution is full of zeros and of equal numbers.
 ROUNDED = (
-    "scatter_elements",
+    *("scatter_elements", "prod", "cumprod"),
     *(f"nn.{kind}max_pool{n}d" for kind in ("", "adaptive_") for n in (1, 2, 3)),
 )
 

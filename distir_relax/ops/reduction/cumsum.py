@@ -24,10 +24,11 @@ from distir_relax.ops.table import (
 )
 
 
-def _sums_from_behind(b: Backward) -> Value:
+def sums_from_behind(b: Backward, x: Value) -> Value:
+    """For each element of `x`, the sum of it and of those that come after it along the op's axis."""
     axis = b.attrs["axis"]
-    grad: Value = b.emit("flip", b.emit("cumsum", b.emit("flip", b.grad, axis=axis), axis=axis), axis=axis)
-    return grad
+    total: Value = b.emit("flip", b.emit("cumsum", b.emit("flip", x, axis=axis), axis=axis), axis=axis)
+    return total
 
 
 define(
@@ -35,7 +36,7 @@ define(
     Semantics(infer=infer_along_axis, torch="torch.cumsum({0}, {axis}, dtype={0}.dtype)", linear=(operands(0),)),
     Split(whole_axis_rule),
     code=Code(relax="R.cumsum({0}, {axis})"),
-    gradient=gradient_of(_sums_from_behind),
+    gradient=gradient_of(lambda b: sums_from_behind(b, b.grad)),
 )
 
 

@@ -6,8 +6,10 @@ from typing import Any
 
 from distir_relax.ir import TensorType, Value
 from distir_relax.ops.reduction.axes import axes_of, converted, infer_along_axis, whole_axis_rule
+from distir_relax.ops.reduction.cumsum import sums_from_behind
 from distir_relax.ops.table import (
     Attrs,
+    Backward,
     Builder,
     Code,
     Cost,
@@ -19,6 +21,7 @@ from distir_relax.ops.table import (
     aten,
     cast,
     define,
+    gradient_of,
     onnx,
     parse_rule,
     relax,
@@ -40,18 +43,52 @@ def _rule(types: Types, attrs: Attrs, results: Types) -> Rule:
     return parse_rule(f"{' '.join(names)} -> {kept}", [types[0].shape], [results[0].shape])
 
 
+def _zeros_and_factors(b: Backward) -> tuple[Value, Value]:
+    """Where the operand is zero, and the operand with ones there."""
+    nought = b.emit("equal", b.x(), b.number(0.0))
+    return nought, b.emit("where", nought, b.number(1.0), b.x())
+
+
+def _product_back(b: Backward) -> Value:
+    """The product of all other elements: where one alone is zero, its gradient is that of those that are not."""
+    axis, shape, dtype = b.attrs["axis"], b.x().tensor.shape, b.grad.tensor.dtype
+    nought, factors = _zeros_and_factors(b)
+    own = cast(b.g, nought, dtype)
+    count = b.emit("sum", own, axis=(axis,), keepdims=True)
+    product = b.emit("prod", factors, axis=axis, keepdims=True)
+    grad = reshape_to(b.g, b.grad, tuple(1 if d == axis else n for d, n in enumerate(shape)))
+    others = b.emit("divide", b.emit("multiply", grad, product), factors)
+    return b.emit("where", b.emit("equal", count, own), others, b.number(0.0))  # type: ignore[no-any-return]
+
+
+def _products_back(b: Backward) -> Value:
+    """Each element's gradient is from the products behind it: up to the first zero, or from it up to the second."""
+    axis, dtype = b.attrs["axis"], b.grad.tensor.dtype
+    nought, factors = _zeros_and_factors(b)
+    count = b.emit("cumsum", cast(b.g, nought, dtype), axis=axis)
+    terms = b.emit("multiply", b.grad, b.emit("cumprod", factors, axis=axis))
+
+    def behind(zeros: float) -> Value:
+        kept = b.emit("where", b.emit("equal", count, b.number(zeros)), terms, b.number(0.0))
+        return sums_from_behind(b, kept)
+
+    return b.emit("where", nought, behind(1.0), b.emit("divide", behind(0.0), factors))  # type: ignore[no-any-return]
+
+
 define(
     "prod",
     Semantics(infer=_infer, torch="torch.prod({0}, {axis}, {keepdims}, dtype={0}.dtype)"),
     Split(_rule),
     cost=Cost(flops=lambda types, attrs, results: float(types[0].elements)),
     code=Code(relax="R.prod({0}, {axis}, {keepdims})"),
+    gradient=gradient_of(_product_back),
 )
 define(
     "cumprod",
     Semantics(infer=infer_along_axis, torch="torch.cumprod({0}, {axis}, dtype={0}.dtype)"),
     Split(whole_axis_rule),
     code=Code(relax="R.cumprod({0}, {axis})"),
+    gradient=gradient_of(_products_back),
 )
 
 
