@@ -296,6 +296,9 @@ SAMPLES: dict[str, list[Sample]] = {
     ],
     "image.grid_sample": [
         of("f64[2,3,4,5]", "f64[2,7,3,2] < 1", method="bilinear", padding_mode="zeros", align_corners=False),
+        of("f64[2,3,4,5]", "f64[2,7,3,2] < 3", method="bilinear", padding_mode="border", align_corners=True),
+        of("f64[2,3,4,1]", "f64[2,7,3,2] < 3", method="bilinear", padding_mode="reflection", align_corners=True),
+        of("f64[2,3,4,5]", "f64[2,7,3,2] < 7", method="nearest", padding_mode="reflection", align_corners=False),
     ],
     "image.resize3d": [
         of("f64[2,4,2,3,5]", size=(3, 3, 4), method="nearest_neighbor", coordinate_transformation_mode="asymmetric"),

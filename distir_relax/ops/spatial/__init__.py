@@ -14,6 +14,7 @@
 `interpolate`            torch's interpolation, which does so too
 `grid_sample`            an image read at given positions
 `separable`              how resizing and averages of any windows are differentiated
+`grid_sample_gradient`   how it is differentiated
 `patches`                patches as columns, and back
 =======================  ==========================================================================
 
@@ -27,6 +28,7 @@ from distir_relax.ops.spatial import (  # noqa: F401
     convolution,
     convolution_gradients,
     grid_sample,
+    grid_sample_gradient,
     interpolate,
     max_pool_places,
     onnx_resize,
