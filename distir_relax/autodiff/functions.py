@@ -1,7 +1,7 @@
 """Functions differentiated, each once however often it is called.
 
-``@layer`` becomes ``@layer.forward``, which gives besides its results the values that the backward needs; and the
-backward in two slices: ``@layer.backward`` gives the gradients of what is computed, ``@layer.backward.weights`` those
+``@layer`` becomes ``@layer_forward``, which gives besides its results the values that the backward needs; and the
+backward in two slices: ``@layer_backward`` gives the gradients of what is computed, ``@layer_backward_weights`` those
 of the weights. The first is what the layers before it wait for, the second may come at any time: what zero-bubble
 pipeline schedules need (Qi et al., Zero Bubble Pipeline Parallelism, 2023).
 """
@@ -122,7 +122,7 @@ class Functions:
         made = {v.name: v for op in ops for v in op.results}
         kept = tuple(made[name] for name in dict.fromkeys(_names_used(first, rest)) if name in made)
         forward = Function(
-            fresh_name(f"{function.name}.forward", self._taken),
+            fresh_name(f"{function.name}_forward", self._taken),
             function.inputs,
             ops,
             (*function.outputs, *(Output(v.name, v) for v in kept)),
@@ -130,8 +130,8 @@ class Functions:
         carried = [v.name for op in first for v in op.results if v.name in set(_names_used((), rest))]
         slices = []
         for name, part, gives in (
-            (f"{function.name}.backward", first, [*computed, *carried]),
-            (f"{function.name}.backward.weights", rest, [n for n in found.values() if n not in computed]),
+            (f"{function.name}_backward", first, [*computed, *carried]),
+            (f"{function.name}_backward_weights", rest, [n for n in found.values() if n not in computed]),
         ):
             made_here = {v.name for op in part for v in op.results}
             if part:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -10,6 +11,7 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
+import distir_relax as dr
 from distir_relax.analysis import interpret
 from distir_relax.autodiff import Differentiate
 from distir_relax.errors import DistIRError, UnsupportedOpError
@@ -17,6 +19,7 @@ from distir_relax.frontends.outline import Outline
 from distir_relax.frontends.torch.importer import import_torch
 from distir_relax.ir import Module, parse, print_module, verify
 from distir_relax.ops import TABLE, check, lookup
+from distir_relax.runtime.execute import run_bundle
 
 
 class Block(nn.Module):
@@ -85,12 +88,12 @@ def test_a_function_is_differentiated_once_in_two_slices() -> None:
     model = Blocks(4)
     _, module = differentiated(model, (torch.randn(5, 7, 15), torch.randn(5, 7, 15)), True)
     names = [f.name for f in module.functions]
-    assert sorted(n.rpartition("block")[2] for n in names[1:]) == ["", ".backward", ".backward.weights", ".forward"]
+    assert sorted(n.rpartition("block")[2] for n in names[1:]) == ["", "_backward", "_backward_weights", "_forward"]
     calls = [op.callee.rpartition("block")[2] for op in module.main.ops if op.callee]
-    assert calls.count(".forward") == 4
-    assert calls.count(".backward.weights") == 4
+    assert calls.count("_forward") == 4
+    assert calls.count("_backward_weights") == 4
     # The input of the first block is no parameter, yet its slice carries what the weights' gradients need.
-    assert calls.count(".backward") == 4
+    assert calls.count("_backward") == 4
 
 
 def test_gradients_keep_the_place_and_the_name_of_their_op() -> None:
@@ -148,3 +151,32 @@ def test_an_op_without_a_gradient_is_named() -> None:
         with pytest.raises(UnsupportedOpError, match="does not say how tanh is differentiated") as caught:
             differentiated(Tied(), (torch.randn(5, 7),), wrt=("weight",))
     assert "test_differentiate.py" in caught.value.where
+
+
+def with_gradients(passes: Sequence[Any]) -> list[Any]:
+    outline, *rest = passes
+    assert isinstance(outline, Outline)
+    return [outline, Differentiate(), *rest]
+
+
+@pytest.mark.parametrize(
+    ("mesh", "shardings", "backend"),
+    [
+        (5, {"*.up.weight": "S[0]", "*.qkv.weight": "S[0]"}, "torch"),
+        (3, {"x": "S[0]", "target": "S[0]"}, "tvm"),
+        ((2, 3), {"x": "S[0], R", "target": "S[0], R", "*.up.weight": "R, S[0]", "*.qkv.weight": "R, S[0]"}, "torch"),
+    ],
+    ids=str,
+)
+def test_ranks_have_the_gradients_of_one_process(mesh: Any, shardings: dict[str, str], backend: str) -> None:
+    torch.manual_seed(1)
+    # TVM compiles each block anew for each rank.
+    model = Blocks(1 if backend == "tvm" else 2).double()
+    args = torch.randn(5, 7, 15, dtype=torch.float64), torch.randn(5, 7, 15, dtype=torch.float64)
+    plan = dr.compile(model, args, shardings=shardings, mesh=mesh, passes=with_gradients)
+    found = run_bundle(plan.bundle((backend,)), plan.imported.flatten(args, {}), backend)
+    loss = model(*args)
+    loss.backward()
+    torch.testing.assert_close(found["output"], loss.detach())
+    for name, parameter in model.named_parameters():
+        torch.testing.assert_close(found[f"{plan.imported.names[name]}.grad"], parameter.grad, rtol=1e-9, atol=1e-11)
