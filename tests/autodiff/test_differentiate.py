@@ -113,6 +113,7 @@ class Tied(nn.Module):
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         y = torch.tanh(x @ self.weight) @ self.weight.t()
+        y = dr.annotate_sharding(y, dr.DeviceMesh((3,), ("tp",)), "S[1]")
         return (y * (x > 0) + y.argmax(-1, keepdim=True)).sum()
 
 

@@ -8,7 +8,10 @@ from op_samples import check_against_reference, local_ops, operand_data, sample_
 
 from distir_relax import ir
 from distir_relax.errors import VerificationError
+from distir_relax.layout import DeviceMesh
 from distir_relax.lowering.emit.relax import to_relax, to_relax_json
+from distir_relax.runtime.backends.tvm.program import rank_function
+from distir_relax.runtime.transports.threads import ThreadWorld
 
 tvm = pytest.importorskip("tvm")
 
@@ -50,7 +53,8 @@ def test_every_op_means_in_relax_what_it_means_in_the_op_table() -> None:
     executable = relax.build(to_relax(module), tvm.target.Target("llvm"))
     operands = operand_data(ops)
     arguments = [tvm.runtime.tensor(x.numpy()) for values in operands for x in values]
-    results = relax.VirtualMachine(executable, tvm.cpu())["main_0"](*arguments)
+    comm = ThreadWorld(DeviceMesh((1,), ("tp",))).communicator(0)
+    results = rank_function(executable, "main_0", comm)(*arguments)
     check_against_reference(ops, operands, [torch.from_numpy(y.numpy()) for y in results], tolerance=1e-5)
 
 

@@ -12,6 +12,7 @@ from distir_relax.ops.table import (
     Trait,
     Types,
     define,
+    gradient_of,
     operands,
     parse_rule,
     same_type,
@@ -33,6 +34,7 @@ for _name, _trait in (("annotate_sharding", Trait.ANNOTATION), ("redistribute", 
         ),
         Split(_identity_rule),
         cost=FREE,
+        gradient=gradient_of("g"),
         traits={_trait},
     )
 
