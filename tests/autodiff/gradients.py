@@ -44,7 +44,10 @@ def differentiable() -> list[tuple[str, int]]:
         (name, number)
         for name, samples in SAMPLES.items()
         for number, sample in enumerate(samples)
-        if lookup(name).gradient not in (None, NO_GRADIENT) and wanted_of(sample) and case(name, number).wanted
+        if lookup(name).computes
+        and lookup(name).gradient not in (None, NO_GRADIENT)
+        and wanted_of(sample)
+        and case(name, number).wanted
     ]
 
 

@@ -20,7 +20,7 @@ from distir_relax.sharding import DelayReductions, Propagate
 
 SAMPLED = differentiable()
 # Layouts of operands and gradients, drawn for each sample and mesh.
-DRAWN = 7
+DRAWN = 3
 
 
 class Split(Setting):
@@ -54,7 +54,7 @@ def drawn(split: Split, seed: str) -> list[tuple[Layout, ...]]:
         [layout for how in ("", ": chunk") for layout in _layouts(kind, split.mesh, how)] for kind in split.types
     ]
     whole = tuple(options[i][0] for i in range(len(options)))
-    rows = [tuple(chance.choice(column) for column in options) for _ in range(3 * DRAWN)]
+    rows = [tuple(chance.choice(column) for column in options) for _ in range(5 * DRAWN)]
     return list(dict.fromkeys([row for row in rows if row != whole]))[:DRAWN]
 
 
