@@ -33,10 +33,10 @@ def write_bundle(bundle: Bundle, path: str | Path, overwrite: bool = False) -> P
     _check_target(target, overwrite)
     try:
         target.parent.mkdir(parents=True, exist_ok=True)
-        workplace = Path(tempfile.mkdtemp(prefix=f".{target.name}.", dir=target.parent))
+        folder = Path(tempfile.mkdtemp(prefix=f".{target.name}.", dir=target.parent))
     except OSError as wrong:
         raise BundleError(f"cannot write here: {wrong.strerror}", str(target)) from None
-    made = workplace / "new"
+    made = folder / "new"
     try:
         made.mkdir()
         _fill(bundle, made)
@@ -44,7 +44,7 @@ def write_bundle(bundle: Bundle, path: str | Path, overwrite: bool = False) -> P
     except OSError as wrong:
         raise BundleError(f"cannot write the bundle: {wrong}", str(target)) from None
     finally:
-        shutil.rmtree(workplace, ignore_errors=True)
+        shutil.rmtree(folder, ignore_errors=True)
     return target
 
 
