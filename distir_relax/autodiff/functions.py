@@ -13,8 +13,8 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from distir_relax.autodiff.backward import StepOf, depends_on, gradients, is_differentiable
-from distir_relax.ir import CALL, Function, Input, Module, Op, Output, Value, fresh_name
-from distir_relax.ops import Builder, broadcast_to
+from distir_relax.ir import CALL, Function, Input, Module, Op, Output, Value, fresh_name, needed_ops
+from distir_relax.ops import Builder, filled
 
 
 @dataclass(frozen=True)
@@ -70,7 +70,8 @@ class Functions:
             kept = op.results[len(op.results) - len(one.kept) :]
             known.update(zip((v.name for v in one.kept), kept, strict=True))
             for number, name in one.seeds.items():
-                known[name] = grads[number] or _zeros(g, op.results[number])
+                kind = op.results[number].tensor
+                known[name] = grads[number] or filled(g, kind.shape, 0.0, kind.dtype)
             for part in one.slices:
                 results = tuple(
                     Value(g.fresh(f"{op.results[0].name}.{output.name}"), output.value.type)
@@ -117,8 +118,10 @@ class Functions:
         backward = tuple(g.ops[len(ops) :])
         found = {i: grads[name].name for i, name in wanted.items() if name in grads}
         computed = [name for i, name in found.items() if function.inputs[i].role == "input"]
-        first = _needed(backward, computed)
-        rest = [op for op in _needed(backward, found.values()) if op not in first]
+        first = needed_ops(backward, computed)
+        made_first = {v.name for op in first for v in op.results}
+        rest = [op for op in needed_ops(backward, found.values()) if op.results[0].name not in made_first]
+        used_later = {v.name for op in rest for v in op.operands}
         made = {v.name: v for op in ops for v in op.results}
         kept = tuple(made[name] for name in dict.fromkeys(_names_used(first, rest)) if name in made)
         forward = Function(
@@ -127,7 +130,7 @@ class Functions:
             ops,
             (*function.outputs, *(Output(v.name, v) for v in kept)),
         )
-        carried = [v.name for op in first for v in op.results if v.name in set(_names_used((), rest))]
+        carried = [v.name for op in first for v in op.results if v.name in used_later]
         slices = []
         for name, part, gives in (
             (f"{function.name}_backward", first, [*computed, *carried]),
@@ -149,21 +152,5 @@ class Functions:
         return _Slice(function, tuple(takes), tuple(gives))
 
 
-def _needed(ops: Sequence[Op], results: Iterable[str]) -> list[Op]:
-    """The ops that `results` need, in order."""
-    needed = set(results)
-    found = []
-    for op in reversed(ops):
-        if any(v.name in needed for v in op.results):
-            needed.update(v.name for v in op.operands)
-            found.append(op)
-    return found[::-1]
-
-
 def _names_used(*parts: Iterable[Op]) -> list[str]:
     return [v.name for part in parts for op in part for v in op.operands]
-
-
-def _zeros(g: Builder, like: Value) -> Value:
-    zero: Value = broadcast_to(g, g.constant(0.0, like.tensor.dtype), like.tensor.shape)
-    return zero

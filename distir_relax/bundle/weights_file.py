@@ -31,7 +31,7 @@ _DTYPES = {
     "F64": "float64", "F32": "float32", "F16": "float16", "BF16": "bfloat16",
     "I64": "int64", "I32": "int32", "I16": "int16", "I8": "int8", "U8": "uint8", "BOOL": "bool",
 }  # fmt: skip
-# Bytes of rows that are read at once where only a part of each row is wanted, and of a file that are hashed at once.
+# Bytes of rows that are read at once where only a part of each row is wanted.
 _BLOCK = 1 << 24
 _MOST_HEADER = 100_000_000
 
@@ -83,11 +83,8 @@ class FileWeights:
 
     def checksum(self) -> str:
         """The SHA-256 of the file, in hex. Raises BundleError when it was written to."""
-        digest = hashlib.sha256()
-        position, buffer = 0, bytearray(_BLOCK)
-        while count := os.preadv(self._file.fileno(), [buffer], position):
-            digest.update(memoryview(buffer)[:count])
-            position += count
+        self._file.seek(0)
+        digest = hashlib.file_digest(self._file, "sha256")
         self._check_unchanged()
         return digest.hexdigest()
 

@@ -66,7 +66,8 @@ class _Checkpointed(Mapping[str, "torch.Tensor"]):
         path, known = self._found[name]
         with _opened(path) as file:
             data: torch.Tensor = file.get_tensor(known)
-        return data.to(self._tensors[name].dtype)
+        # A copy: the file is mapped, and may be truncated while a plan runs.
+        return data.to(self._tensors[name].dtype, copy=True)
 
     def __iter__(self) -> Iterator[str]:
         return iter(self._tensors)

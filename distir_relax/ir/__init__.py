@@ -41,7 +41,7 @@ from distir_relax.ir.types import (
     per_rank,
     print_devices,
 )
-from distir_relax.ir.uses import count_uses, live_ops, makers
+from distir_relax.ir.uses import count_uses, live_ops, makers, needed_ops
 from distir_relax.ir.verify import verify, verify_placements, verify_type
 
 __all__ = [
@@ -83,6 +83,7 @@ __all__ = [
     "makers",
     "mesh_kinds",
     "name_of",
+    "needed_ops",
     "on_devices",
     "parse",
     "parse_records",

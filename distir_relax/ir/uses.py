@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Sequence
 
 from distir_relax.ir.program import Function, Op
 
@@ -22,9 +22,16 @@ def makers(function: Function) -> dict[str, Op]:
 
 def live_ops(function: Function, keep: Callable[[Op], bool] = lambda op: False) -> tuple[Op, ...]:
     """The ops that reach an output, or are to `keep` whatever reaches them, with all that these need; in order."""
-    needed = {output.value.name for output in function.outputs}
+    return needed_ops(function.ops, (output.value.name for output in function.outputs), keep)
+
+
+def needed_ops(
+    ops: Sequence[Op], names: Iterable[str], keep: Callable[[Op], bool] = lambda op: False
+) -> tuple[Op, ...]:
+    """Those of `ops` that the values called `names` need, or that are to `keep`, with all that these need; in order."""
+    needed = set(names)
     found = []
-    for op in reversed(function.ops):
+    for op in reversed(ops):
         if keep(op) or any(v.name in needed for v in op.results):
             needed.update(v.name for v in op.operands)
             found.append(op)

@@ -6,6 +6,7 @@ import math
 from typing import Any
 
 from distir_relax.ir import TensorType, Value
+from distir_relax.ops.contraction.matmul import transposed
 from distir_relax.ops.table import (
     Attrs,
     Backward,
@@ -73,7 +74,7 @@ def _products(types: Types, attrs: Attrs, results: Types) -> tuple[int, int, int
 def _back(b: Backward) -> tuple[Value | None, ...]:
     """The shares are computed anew from query and key, rather than kept: they are larger than all operands."""
     (q, k, v), g = b.op.operands[:3], b.g
-    scores = b.emit("multiply", b.emit("matmul", q, _transposed(g, k)), b.number(b.attrs["scale"]))
+    scores = b.emit("multiply", b.emit("matmul", q, transposed(g, k)), b.number(b.attrs["scale"]))
     open_to = _open_to(b)
     if b.attrs["masked"] and not b.attrs["boolean"]:
         scores = b.emit("add", scores, b.x(3))
@@ -83,13 +84,13 @@ def _back(b: Backward) -> tuple[Value | None, ...]:
     if open_to is not None:
         # A row that is closed to all has no shares.
         shares = b.emit("where", open_to, shares, b.number(0.0))
-    of_shares = b.emit("matmul", b.grad, _transposed(g, v))
+    of_shares = b.emit("matmul", b.grad, transposed(g, v))
     mean = b.emit("sum", b.emit("multiply", of_shares, shares), axis=(3,), keepdims=True)
     of_scores = b.emit("multiply", shares, b.emit("subtract", of_shares, mean))
     scaled = b.emit("multiply", of_scores, b.number(b.attrs["scale"]))
     return (
-        b.emit("matmul", scaled, k), b.emit("matmul", _transposed(g, scaled), q),
-        b.emit("matmul", _transposed(g, shares), b.grad), of_scores,
+        b.emit("matmul", scaled, k), b.emit("matmul", transposed(g, scaled), q),
+        b.emit("matmul", transposed(g, shares), b.grad), of_scores,
     )[: len(b.op.operands)]  # fmt: skip
 
 
@@ -102,11 +103,6 @@ def _open_to(b: Backward) -> Value | None:
         column = b.emit("arange", start=0, end=columns, step=1, dtype="int64")
         before = b.emit("greater_equal", row, column)
         found = before if found is None else b.emit("logical_and", before, found)
-    return found
-
-
-def _transposed(g: Builder, x: Value) -> Value:
-    found: Value = g.emit("permute_dims", x, axes=(0, 1, 3, 2))
     return found
 
 

@@ -51,19 +51,6 @@ def _infer_matmul(types: Types, attrs: Attrs) -> tuple[TensorType, ...]:
     return (TensorType((*batch, a.shape[-2], b.shape[-1]), a.dtype),)
 
 
-define(
-    "matmul",
-    Semantics(infer=_infer_matmul, torch="torch.matmul({0}, {1})", linear=(operands(0), operands(1))),
-    Split("... m k, ... k n -> ... m n"),
-    cost=Cost(flops=_flops, product=_product),
-    code=Code(packed=Packed((1,), "pack_linear({1}.t(), rows={rows})", "{packed}({0})"), relax="R.matmul({0}, {1})"),
-    gradient=gradient_of(
-        lambda b: b.emit("matmul", b.grad, transposed(b.g, b.x(1))),
-        lambda b: _of_second(b),
-    ),
-)
-
-
 def transposed(g: Builder, x: Value) -> Value:
     """`x` with its last two dims exchanged."""
     axes = tuple(range(len(x.tensor.shape)))
@@ -76,6 +63,16 @@ def _of_second(b: Backward) -> Value:
         # One product that sums over all rows, where many small ones would be summed afterwards.
         return b.emit("linear_weight_grad", b.x(), b.grad)  # type: ignore[no-any-return]
     return b.emit("matmul", transposed(b.g, b.x()), b.grad)  # type: ignore[no-any-return]
+
+
+define(
+    "matmul",
+    Semantics(infer=_infer_matmul, torch="torch.matmul({0}, {1})", linear=(operands(0), operands(1))),
+    Split("... m k, ... k n -> ... m n"),
+    cost=Cost(flops=_flops, product=_product),
+    code=Code(packed=Packed((1,), "pack_linear({1}.t(), rows={rows})", "{packed}({0})"), relax="R.matmul({0}, {1})"),
+    gradient=gradient_of(lambda b: b.emit("matmul", b.grad, transposed(b.g, b.x(1))), _of_second),
+)
 
 
 def _infer_linear(types: Types, attrs: Attrs) -> tuple[TensorType, ...]:

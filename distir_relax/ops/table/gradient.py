@@ -24,7 +24,7 @@ from typing import Any
 from distir_relax.ir import Attribute, Op, Value
 from distir_relax.ops.table.builder import Builder
 from distir_relax.ops.table.entry import Gradient, OperandGradient
-from distir_relax.ops.table.writing import broadcast_to, reshape_to
+from distir_relax.ops.table.writing import broadcast_to, filled, reshape_to
 
 
 @dataclass(frozen=True)
@@ -76,7 +76,7 @@ class Backward:
 
     def zeros(self, like: Value) -> Value:
         """Zeros of the type of a value."""
-        return broadcast_to(self.g, self.number(0.0, like), like.tensor.shape)  # type: ignore[no-any-return]
+        return filled(self.g, like.tensor.shape, 0.0, like.tensor.dtype)  # type: ignore[no-any-return]
 
     def keepdims(self, value: Value, axes: Sequence[int], shape: Sequence[int]) -> Value:
         """`value`, reduced over `axes` of a tensor of `shape`, with these dims as ones again, broadcast to `shape`."""
