@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 import torch
 from handmade import example_input, expected_outputs, mlp_bundle
+from safetensors.torch import save_file
 
 import distir_relax as dr
 from distir_relax import annotate_sharding
@@ -125,3 +126,23 @@ def test_weights_that_change_between_the_check_and_the_reading_are_refused(tmp_p
     )
     with pytest.raises(BundleError, match="damaged"):
         read_bundle(path)
+
+
+class Wide(torch.nn.Module):
+    """A weight of many pages."""
+
+    def __init__(self, device: str) -> None:
+        super().__init__()
+        self.weight = torch.nn.Parameter(torch.randn(701, 503, device=device))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return x @ annotate_sharding(self.weight, MESH, "S[0]")
+
+
+def test_a_weight_of_a_checkpoint_that_vanishes_is_not_missed(tmp_path: Path) -> None:
+    given = Wide("cpu").weight.detach()
+    save_file({"weight": given}, str(tmp_path / "model.safetensors"))
+    plan = dr.compile(Wide("meta"), (torch.randn(3, 701, device="meta"),), checkpoint=tmp_path / "model.safetensors")
+    held = plan.imported.tensors["weight"]
+    os.truncate(tmp_path / "model.safetensors", 10)
+    assert torch.equal(held, given)
