@@ -71,6 +71,7 @@ def _elementwise() -> list[Sample]:
         ("clip", [f32(3, 5)], {"min": 0.5, "max": 1.25}),
         ("clip", [f32(3, 5)], {"min": float("-inf"), "max": 1.0}),
         ("clip", [of("int64", 7)], {"min": 1, "max": 2**63 - 1}),
+        ("stop_gradient", [f32(3, 5)], {}),
         ("astype", [of("int64", 3, 5)], {"dtype": "float32"}),
         ("astype", [f32(3, 5)], {"dtype": "int32"}),
         ("astype", [of("bool", 3)], {"dtype": "float32"}),

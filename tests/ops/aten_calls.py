@@ -8,6 +8,7 @@ from __future__ import annotations
 from typing import Any
 
 import torch
+from loss_calls import CALLS as LOSS_CALLS
 from recurrent_calls import CALLS as RECURRENT_CALLS
 from spatial_calls import CALLS as SPATIAL_CALLS
 from spectral_calls import CALLS as SPECTRAL_CALLS
@@ -166,8 +167,6 @@ CALLS: dict[str, list[Call]] = {
     ],
     "isin.Tensor_Tensor": [call("i64[3,4]", torch.tensor([2, 5])), call("i64[3,4]", "i64[2]", invert=True)],
     "isin.Tensor_Scalar": [call("i64[3,4]", 3)],
-    **{f"{name}.default": [call(X, Y, how) for how in (0, 1, 2)] for name in ("mse_loss", "l1_loss")},
-    "binary_cross_entropy_with_logits.default": [call(X, POSITIVE), call(X, Y, "f32[4]", "f32[4]", 2)],
     "concatenate.default": [call([X, Y], 1)],
     "broadcast_to.default": [call("f32[3,1]", [2, 3, 4])],
     "broadcast_tensors.default": [call(["f32[3,1]", "f32[2,1,4]"])],
@@ -369,6 +368,7 @@ CALLS: dict[str, list[Call]] = {
         call("f32[2,4,5,8]", "f32[2,4,6,8]", "f32[2,4,6,8]", torch.ones(5, 6, dtype=torch.bool).tril()),
     ],
     **RECURRENT_CALLS,
+    **LOSS_CALLS,
     "to.device": [call(X, torch.device("cpu"), torch.float64)],
     "to.dtype": [call(X, torch.int64), call(X, torch.float32)],
     "to.dtype_layout": [call(X, dtype=torch.float16)],

@@ -112,6 +112,7 @@ SAMPLES: dict[str, list[Sample]] = {
     **{name: [of("i64[4,6]", "i64[6]")] for name in ("bitwise_and", "bitwise_or", "bitwise_xor")},
     **{name: [of("i64[4,6] < 99", "i64[6] < 5")] for name in ("left_shift", "right_shift")},
     "bitwise_not": [of("i32[4,6]")],
+    "stop_gradient": [of("f64[4,6]")],
     "clip": [of("f64[4,6]", min=-0.5, max=float("inf"))],
     "astype": [of("f64[4,6]", dtype="int32"), of("bool[4]", dtype="float32")],
     "where": [of("bool[4,1]", "f64[4,6]", "f64[6]")],

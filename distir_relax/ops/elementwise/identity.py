@@ -1,4 +1,4 @@
-"""Ops that leave values as they are: copies, views of the same shape, dropout out of training."""
+"""Ops that leave values as they are: copies, views of the same shape, what gradients stop at."""
 
 from __future__ import annotations
 
@@ -7,7 +7,33 @@ from typing import Any
 import numpy as np
 
 from distir_relax.ir import Value
-from distir_relax.ops.table import Attrs, Builder, OnnxOperands, aten, onnx
+from distir_relax.ops.table import (
+    FREE,
+    NO_GRADIENT,
+    Attrs,
+    Builder,
+    Code,
+    OnnxOperands,
+    Semantics,
+    Split,
+    Trait,
+    aten,
+    define,
+    onnx,
+    operands,
+    same_type,
+)
+
+define(
+    "stop_gradient",
+    Semantics(infer=same_type, torch="{0}", linear=(operands(0),)),
+    Split("... -> ..."),
+    cost=FREE,
+    code=Code(relax="{0}"),
+    gradient=NO_GRADIENT,
+    traits={Trait.POINTWISE, Trait.TRIVIAL, Trait.VIEW},
+)
+
 
 # ATen spellings
 
@@ -16,8 +42,6 @@ from distir_relax.ops.table import Attrs, Builder, OnnxOperands, aten, onnx
     "alias.default",
     "clone.default",
     "contiguous.default",
-    "detach.default",
-    "detach_.default",
     "lift_fresh_copy.default",
     "positive.default",
     "resolve_conj.default",
@@ -25,6 +49,11 @@ from distir_relax.ops.table import Attrs, Builder, OnnxOperands, aten, onnx
 )
 def _identity(g: Builder, x: Value, *options: Any, **more: Any) -> Any:
     return x
+
+
+@aten("detach.default", "detach_.default")
+def _detach(g: Builder, x: Value) -> Any:
+    return g.emit("stop_gradient", x) if "float" in x.tensor.dtype else x
 
 
 @aten("dropout.default", "dropout_.default", "feature_dropout.default")

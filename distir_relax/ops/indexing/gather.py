@@ -17,6 +17,7 @@ from distir_relax.ops.table import (
     Backward,
     Builder,
     Code,
+    Expansion,
     OnnxOperands,
     Rule,
     Semantics,
@@ -51,14 +52,30 @@ def _infer_gather(types: Types, attrs: Attrs) -> tuple[TensorType, ...]:
 
 def _gather_rule(types: Types, attrs: Attrs, results: Types) -> Rule:
     data, index = types
+    # There is no sum of truth values to be made of what the devices find.
+    looked = "[axis]" if data.dtype == "bool" else "axis"
     left, middle = [], []
     for d, (n, m) in enumerate(zip(data.shape, index.shape, strict=True)):
         shared = d != attrs["axis"] and n == m
-        left.append(f"d{d}" if shared else f"[x{d}]")
+        left.append(looked if d == attrs["axis"] else f"d{d}" if shared else f"[x{d}]")
         # Where the index covers the beginning of a dim only, a device's part of it would need another's data.
         middle.append(f"d{d}" if shared or d == attrs["axis"] else f"[i{d}]")
     text = f"{' '.join(left)}, {' '.join(middle)} -> {' '.join(middle)}"
     return parse_rule(text, [data.shape, index.shape], [results[0].shape])
+
+
+def _split_gather(x: Expansion) -> tuple[Value, ...]:
+    """Of a split dim: each device picks the elements it holds, and gives zeros for the others, as `take` does."""
+    data, index = x.operands
+    axis, rank = x.attrs["axis"], len(x.types[0].shape)
+    if x.may_be_empty(data, axis):
+        # A device without elements still picks something, and masks it.
+        data = x.emit("pad", data, low=(0,) * rank, high=tuple(int(d == axis) for d in range(rank)), value=0)
+    row, mine = x.local_rows(index, x.types[1].dtype)
+    zero = x.emit("constant", value=0, dtype=x.types[1].dtype)
+    found = x.emit("gather_elements", data, x.emit("where", mine, row, zero), axis=axis)
+    dtype = x.types[0].dtype
+    return (x.emit("where", mine, found, x.emit("constant", value=0.0 if "float" in dtype else 0, dtype=dtype)),)
 
 
 def _elements_back(b: Backward) -> Value:
@@ -76,7 +93,7 @@ def _elements_back(b: Backward) -> Value:
 define(
     "gather_elements",
     Semantics(infer=_infer_gather, torch="torch.gather({0}, {axis}, {1})", linear=(operands(0),)),
-    Split(_gather_rule, indices=operands(1)),
+    Split(_gather_rule, expand={"axis": _split_gather}, positional=frozenset({"axis"}), indices=operands(1)),
     cost=FREE,
     code=Code(relax="R.gather_elements({0}, {1}, {axis})"),
     gradient=gradient_of(_elements_back),

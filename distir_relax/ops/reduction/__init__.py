@@ -1,4 +1,14 @@
 """Ops that make one number of many: sums, means, extremes, variances, norms, cumulative sums."""
 
 # A module enters its ops and their spellings in the table when it is imported.
-from distir_relax.ops.reduction import axes, cumsum, logsumexp, losses, norms, product, reduce, variance  # noqa: F401
+from distir_relax.ops.reduction import (  # noqa: F401
+    axes,
+    cross_entropy,
+    cumsum,
+    logsumexp,
+    losses,
+    norms,
+    product,
+    reduce,
+    variance,
+)

@@ -1,16 +1,18 @@
-"""Losses that are means of simple differences."""
+"""Losses that are sums and means of functions of each element and its target."""
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 from distir_relax.ir import Value
-from distir_relax.ops.table import Builder, aten, promote
+from distir_relax.ops.table import Builder, aten, like, promote
 
 _REDUCTIONS = {0: "", 1: "mean.default", 2: "sum.default"}
 
 
-def _reduced(g: Builder, x: Value, reduction: int) -> Any:
+def reduced(g: Builder, x: Value, reduction: int) -> Any:
+    """`x` itself (0), its mean (1), or its sum (2), as torch numbers them."""
     name = _REDUCTIONS[reduction]
     return g.aten(name, x) if name else x
 
@@ -20,16 +22,66 @@ def _reduced(g: Builder, x: Value, reduction: int) -> Any:
 
 @aten("mse_loss.default")
 def _mse_loss(g: Builder, x: Value, target: Value, reduction: int = 1) -> Any:
-    return _reduced(g, g.emit("square", g.emit("subtract", *promote(g, x, target))), reduction)
+    return reduced(g, g.emit("square", g.emit("subtract", *promote(g, x, target))), reduction)
 
 
 @aten("l1_loss.default")
 def _l1_loss(g: Builder, x: Value, target: Value, reduction: int = 1) -> Any:
-    return _reduced(g, g.emit("abs", g.emit("subtract", *promote(g, x, target))), reduction)
+    return reduced(g, g.emit("abs", g.emit("subtract", *promote(g, x, target))), reduction)
+
+
+@aten("smooth_l1_loss.default")
+def _smooth_l1_loss(g: Builder, x: Value, target: Value, reduction: int = 1, beta: float = 1.0) -> Any:
+    """Squares below `beta`, over twice of it; absolute differences from there on."""
+    if not beta:
+        return _l1_loss(g, x, target, reduction)
+    return reduced(g, _squares_below(g, x, target, beta, 1 / beta), reduction)
+
+
+@aten("huber_loss.default")
+def _huber_loss(g: Builder, x: Value, target: Value, reduction: int = 1, delta: float = 1.0) -> Any:
+    return reduced(g, _squares_below(g, x, target, delta, 1.0), reduction)
+
+
+def _squares_below(g: Builder, x: Value, target: Value, bound: float, scale: float) -> Any:
+    """``scale d^2 / 2`` of differences below `bound`, and the line that goes on from there."""
+    apart = g.emit("abs", g.emit("subtract", *promote(g, x, target)))
+    square = g.emit("multiply", g.emit("square", apart), like(g, apart, scale / 2))
+    line = g.emit("multiply", g.emit("subtract", apart, like(g, apart, bound / 2)), like(g, apart, scale * bound))
+    return g.emit("where", g.emit("less", apart, like(g, apart, bound)), square, line)
+
+
+@aten("kl_div.default")
+def _kl_div(g: Builder, x: Value, target: Value, reduction: int = 1, *, log_target: bool = False) -> Any:
+    """``t (log t - x)`` of logarithms `x`, where 0 log 0 is 0; of logarithms `t`, ``exp(t) (t - x)``."""
+    x, target = promote(g, x, target)
+    if log_target:
+        return reduced(g, g.emit("multiply", g.emit("exp", target), g.emit("subtract", target, x)), reduction)
+    zero = like(g, target, 0)
+    none = g.emit("equal", target, zero)
+    log = g.emit("log", g.emit("where", none, like(g, target, 1), target))
+    return reduced(g, g.emit("multiply", target, g.emit("subtract", log, x)), reduction)
+
+
+@aten("binary_cross_entropy.default")
+def _binary_cross_entropy(g: Builder, x: Value, target: Value, weight: Value | None = None, reduction: int = 1) -> Any:
+    """``-(y log x + (1 - y) log(1 - x))``, whose logarithms torch holds at -100 or above."""
+    rest = (g.aten("rsub.Scalar", value, 1) for value in (x, target))
+    sides = zip((x, next(rest)), (target, next(rest)), strict=True)
+    total = g.emit("add", *(g.emit("multiply", share, _bounded_log(g, one)) for one, share in sides))
+    loss = g.emit("negative", total)
+    return reduced(g, loss if weight is None else g.emit("multiply", loss, weight), reduction)
+
+
+def _bounded_log(g: Builder, x: Value) -> Any:
+    """The logarithm, -100 where it is less; no logarithm of zero is taken, which has no gradient."""
+    some = g.emit("greater", x, like(g, x, 0))
+    log = g.emit("log", g.emit("where", some, x, like(g, x, 1)))
+    return g.emit("clip", g.emit("where", some, log, like(g, x, -100)), min=-100.0, max=math.inf)
 
 
 @aten("binary_cross_entropy_with_logits.default")
-def _binary_cross_entropy(
+def _binary_cross_entropy_with_logits(
     g: Builder, x: Value, target: Value, weight: Value | None = None, positive: Value | None = None, reduction: int = 1
 ) -> Any:
     """``-(y log s(x) + (1 - y) log(1 - s(x)))``, in which no logarithm is of zero."""
@@ -40,4 +92,4 @@ def _binary_cross_entropy(
     other = g.aten("rsub.Scalar", target, 1)
     sides = [g.emit("multiply", target, after), g.emit("multiply", other, before)]
     loss = g.emit("negative", g.emit("add", *sides))
-    return _reduced(g, loss if weight is None else g.emit("multiply", loss, weight), reduction)
+    return reduced(g, loss if weight is None else g.emit("multiply", loss, weight), reduction)

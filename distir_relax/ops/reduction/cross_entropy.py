@@ -1,0 +1,137 @@
+"""Cross entropy: how unlikely a row of numbers makes its label, from logits or from logarithms of probabilities.
+
+The logarithm of a softmax is written out, so that the dim of the classes may be split (vocabulary parallelism, Shoeybi
+et al., Megatron-LM, 2019): its largest element and its sum of exponentials are reductions, and the label's element is
+found by the device that holds it. So logits are never gathered; what is sent is three numbers a row.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from distir_relax.ir import Value
+from distir_relax.ops.reduction.losses import reduced
+from distir_relax.ops.table import Builder, aten, broadcast_to, cast, like, promote, reshape_to
+
+# ATen spellings
+
+
+@aten("cross_entropy_loss.default")
+def _cross_entropy(
+    g: Builder,
+    x: Value,
+    target: Value,
+    weight: Value | None = None,
+    reduction: int = 1,
+    ignore_index: int = -100,
+    smoothing: float = 0.0,
+) -> Any:
+    """Of logits `x` (n, c, ...) and labels (n, ...), or probabilities of the shape of `x`."""
+    axis = _class_dim(x)
+    shifted, normalizer = _log_softmax_parts(g, x, axis)
+    if "float" in target.tensor.dtype:
+        target = promote(g, target, x)[0]
+        if smoothing:
+            scaled = g.emit("multiply", target, like(g, x, 1 - smoothing))
+            target = g.emit("add", scaled, like(g, x, smoothing / x.tensor.shape[axis]))
+        rows = _weighed(g, shifted, normalizer, _along(g, weight, x, axis, target), axis)
+        count = like(g, x, x.tensor.elements // max(1, x.tensor.shape[axis]))
+        return _over(g, rows, count, reduction)
+    labels = _Labels(g, x, target, weight, ignore_index)
+    losses = labels.weighed(g.emit("subtract", normalizer, labels.picked(shifted)))
+    if not smoothing:
+        return _over(g, losses, labels.total(), reduction)
+    classes = _weighed(g, shifted, normalizer, _along(g, weight, x, axis), axis)
+    parts = (
+        g.emit("multiply", losses, like(g, x, 1 - smoothing)),
+        g.emit("multiply", labels.kept(classes), like(g, x, smoothing / x.tensor.shape[axis])),
+    )
+    return _over(g, g.emit("add", *parts), labels.total(), reduction)
+
+
+@aten("nll_loss_nd.default", "nll_loss.default", "nll_loss2d.default")
+def _nll_loss(
+    g: Builder, x: Value, target: Value, weight: Value | None = None, reduction: int = 1, ignore_index: int = -100
+) -> Any:
+    return nll_loss(g, x, target, weight, reduction, ignore_index)[0]
+
+
+@aten("nll_loss_forward.default", "nll_loss2d_forward.default")
+def nll_loss(
+    g: Builder, x: Value, target: Value, weight: Value | None = None, reduction: int = 1, ignore_index: int = -100
+) -> tuple[Any, Any]:
+    """Of logarithms of probabilities `x` (n, c, ...): the loss, and the labels' total weight, 0 without reduction."""
+    labels = _Labels(g, x, target, weight, ignore_index)
+    total = labels.total()
+    loss = _over(g, labels.weighed(g.emit("negative", labels.picked(x))), total, reduction)
+    return loss, total if reduction else like(g, x, 0)
+
+
+class _Labels:
+    """Labels of rows of classes: those that count, and what each weighs."""
+
+    def __init__(self, g: Builder, x: Value, target: Value, weight: Value | None, ignore_index: int) -> None:
+        self._g, self._axis, self._x = g, _class_dim(x), x
+        labels = cast(g, target, "int64")
+        self._counts = g.emit("not_equal", labels, g.constant(ignore_index, "int64"))
+        # A label that is left out names the first class, so that it can be looked up like others.
+        self._numbers = g.emit("where", self._counts, labels, g.constant(0, "int64"))
+        self._weights = None if weight is None else self.kept(g.aten("embedding.default", weight, self._numbers))
+
+    def picked(self, x: Value) -> Any:
+        """The element of `x` at each label."""
+        shape = self._numbers.tensor.shape
+        column = reshape_to(self._g, self._numbers, (*shape[: self._axis], 1, *shape[self._axis :]))
+        return reshape_to(self._g, self._g.aten("gather.default", x, self._axis, column), shape)
+
+    def kept(self, rows: Value) -> Any:
+        """`rows`, zero where their label is left out."""
+        return self._g.emit("where", self._counts, rows, like(self._g, rows, 0))
+
+    def weighed(self, rows: Value) -> Any:
+        """`rows`, by the weight of their class; zero where their label is left out."""
+        rows = self.kept(rows)
+        return rows if self._weights is None else self._g.emit("multiply", rows, self._weights)
+
+    def total(self) -> Any:
+        """What all labels weigh together: how many count, where classes have no weights."""
+        weights = cast(self._g, self._counts, self._x.tensor.dtype) if self._weights is None else self._weights
+        return self._g.aten("sum.default", weights)
+
+
+def _class_dim(x: Value) -> int:
+    return int(len(x.tensor.shape) > 1)
+
+
+def _log_softmax_parts(g: Builder, x: Value, axis: int) -> tuple[Any, Any]:
+    """`x` without the largest of its row, and the logarithm of what the exponentials of that sum up to."""
+    # Whatever is taken out, the loss is the same: no gradient passes to the largest.
+    largest = g.emit("stop_gradient", g.emit("max", x, axis=(axis,), keepdims=True))
+    shifted = g.emit("subtract", x, largest)
+    total = g.emit("sum", g.emit("exp", shifted), axis=(axis,), keepdims=False)
+    return shifted, g.emit("log", total)
+
+
+def _along(g: Builder, weight: Value | None, x: Value, axis: int, target: Value | None = None) -> Any:
+    """What each class weighs in each row: its weight, its target's probability, their product."""
+    if weight is None:
+        return target
+    shape = tuple(n if d == axis else 1 for d, n in enumerate(x.tensor.shape))
+    weight = reshape_to(g, weight, shape)
+    return weight if target is None else g.emit("multiply", target, weight)
+
+
+def _weighed(g: Builder, shifted: Value, normalizer: Value, weights: Value | None, axis: int) -> Any:
+    """The losses of all classes, added up by what each weighs, or each by 1."""
+    if weights is None:
+        of_all = g.emit("multiply", normalizer, like(g, normalizer, shifted.tensor.shape[axis]))
+        return g.emit("subtract", of_all, g.emit("sum", shifted, axis=(axis,), keepdims=False))
+    lost = g.emit("sum", g.emit("multiply", shifted, weights), axis=(axis,), keepdims=False)
+    weights = broadcast_to(g, weights, shifted.tensor.shape)
+    total = g.emit("sum", weights, axis=(axis,), keepdims=False)
+    return g.emit("subtract", g.emit("multiply", normalizer, total), lost)
+
+
+def _over(g: Builder, rows: Value, count: Value, reduction: int) -> Any:
+    """The rows themselves (0), their sum over `count` (1), or their sum (2)."""
+    return g.emit("divide", reduced(g, rows, 2), count) if reduction == 1 else reduced(g, rows, reduction)
