@@ -12,6 +12,8 @@ if TYPE_CHECKING:
     from distir_relax.cost.profile import load_profile
     from distir_relax.layout import DeviceMesh
     from distir_relax.ops import define as define_op
+    from distir_relax.optimizers import SGD, Adam, AdamW
+    from distir_relax.rates import Constant, Cosine, Linear, StepDecay
     from distir_relax.runtime.loaded import load
     from distir_relax.sharding.annotate import annotate_sharding
     from distir_relax.simulator import simulate
@@ -19,11 +21,18 @@ if TYPE_CHECKING:
 
 __version__ = "0.1.0"
 __all__ = [
+    "SGD",
+    "Adam",
+    "AdamW",
+    "Constant",
+    "Cosine",
     "DeviceMesh",
     "DistIRError",
+    "Linear",
     "NothingSplit",
     "Plan",
     "ProgramBuilder",
+    "StepDecay",
     "Strategy",
     "SurpriseGather",
     "annotate_sharding",
@@ -36,6 +45,13 @@ __all__ = [
 
 # A rank that runs a bundle imports this package too, and must not pay for the compiler.
 _HOMES = {
+    "SGD": "distir_relax.optimizers",
+    "Adam": "distir_relax.optimizers",
+    "AdamW": "distir_relax.optimizers",
+    "Constant": "distir_relax.rates",
+    "Cosine": "distir_relax.rates",
+    "Linear": "distir_relax.rates",
+    "StepDecay": "distir_relax.rates",
     "DeviceMesh": "distir_relax.layout",
     "NothingSplit": "distir_relax.compiler",
     "Plan": "distir_relax.compiler",

@@ -64,7 +64,12 @@ def _elementwise() -> list[Sample]:
         ("relu_grad", [f32(3, 5), f32(3, 5)], {}),
         ("squared_error_grad", [f32(3, 5), f32(3, 5)], {"scale": 0.25}),
         ("sgd", [f32(3, 5), f32(3, 5)], {"rate": 0.1}),
-        ("momentum", [f32(3, 5), f32(3, 5)], {"decay": 0.9}),
+        ("moving_average", [f32(3, 5), f32(3, 5)], {"decay": 0.9, "weight": 0.3}),
+        ("moving_square", [f32(3, 5), f32(3, 5)], {"decay": 0.99}),
+        ("add_scaled", [f32(3, 5), f32(3, 5)], {"alpha": 0.3}),
+        ("sgd_step", [f32(3, 5), f32(3, 5), f32()], {"decay": 0.0}),
+        ("sgd_step", [f32(3, 5), f32(3, 5), f32()], {"decay": 0.3}),
+        ("adam_step", [f32(3, 5), f32(3, 5), f32(3, 5), f32(), f32(), f32()], {"decay": 0.3}),
         ("assign", [f32(3, 5), f32(3, 5)], {}),
         ("exp", [of("float64", 3, 5)], {}),
         ("nn.gelu", [f32(0, 5)], {}),
@@ -358,7 +363,7 @@ def data(kind: TensorType, name: str, generator: torch.Generator) -> torch.Tenso
     if "int" in kind.dtype:
         return torch.randint(1, 5, kind.shape, generator=generator, dtype=getattr(torch, kind.dtype))
     values = torch.randn(kind.shape, generator=generator, dtype=getattr(torch, kind.dtype))
-    return values.abs() + 0.1 if name in ("log", "sqrt", "rsqrt", "power", "nn.batch_norm") else values * 2
+    return values.abs() + 0.1 if name in ("log", "sqrt", "rsqrt", "power", "nn.batch_norm", "adam_step") else values * 2
 
 
 def local_ops() -> set[str]:

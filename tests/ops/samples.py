@@ -120,7 +120,17 @@ SAMPLES: dict[str, list[Sample]] = {
     "relu_grad": [of("f64[4,5]", "f64[4,5]")],
     "squared_error_grad": [of("f64[4,5]", "f64[4,5]", scale=0.25)],
     "sgd": [of("f64[4,5]", "f64[4,5]", rate=0.1)],
-    "momentum": [of("f64[4,5]", "f64[4,5]", decay=0.9)],
+    "moving_average": [
+        of("f64[4,5]", "f64[4,5]", decay=0.9, weight=1 - 0.9),
+        of("f64[4,5]", "f64[4,5]", decay=0.9, weight=1.0),
+        of("f64[4,5]", "f64[4,5]", decay=0.9, weight=0.3),
+    ],
+    "moving_square": [of("f64[4,5]", "f64[4,5]", decay=0.99)],
+    "add_scaled": [of("f64[4,5]", "f64[4,5]", alpha=0.3)],
+    "sgd_step": [of("f64[4,5]", "f64[4,5]", "f64[]", decay=decay) for decay in (0.0, 0.3)],
+    "adam_step": [
+        of("f64[4,5]", "f64[4,5]", "f64[4,5] > 0", "f64[]", "f64[]", "f64[] > 0", decay=decay) for decay in (0.0, 0.3)
+    ],
     "assign": [of("f64[4,5]", "f64[4,5]")],
     "matmul": [of("f64[4,5]", "f64[5,6]"), of("f64[2,1,4,5]", "f64[3,5,6]")],
     "linear": [of("f64[2,4,5]", "f64[6,5]")],

@@ -56,7 +56,7 @@ def to_bundle(
             hint="compile(mod, params=...) takes those of a TVM module",
         )
     updates: Mapping[str, str] = {}
-    if any(item.role == "state" for item in main.inputs):
+    if any(lookup(op.name).code.in_place for function in sharded.functions for op in function.ops):
         flat = inline(sharded).main
         _check_updates(flat)
         _check_state(flat)
@@ -194,8 +194,8 @@ def _check_updates(main: Function) -> None:
 
 
 def _check_state(main: Function) -> None:
-    """No state is laid out anew before it is updated: what would be updated is the copy."""
-    state = {item.value.name for item in main.inputs if item.role == "state"}
+    """No weight or state is laid out anew before it is updated: what would be updated is the copy."""
+    state = {item.value.name: item.role for item in main.inputs if item.role != "input"}
     copies = {
         op.results[0].name: op.operands[0]
         for op in main.ops
@@ -204,11 +204,12 @@ def _check_state(main: Function) -> None:
     for op in main.ops:
         if lookup(op.name).code.in_place and op.operands[0].name in copies:
             own, new = copies[op.operands[0].name], op.results[0].dtensor
+            role = state[own.name]
             raise PlacementError(
-                f"the state {own.name!r} lies as {print_placements(own.dtensor.placements)}, and its new value as "
+                f"the {role} {own.name!r} lies as {print_placements(own.dtensor.placements)}, and its new value as "
                 f"{print_placements(new.placements)}",
                 op.location,
-                "annotate them alike, or leave the annotation of the state out",
+                f"annotate them alike, or leave the annotation of the {role} out",
             )
 
 

@@ -41,10 +41,14 @@ class _Program:
     """The Python name of each function."""
     places: dict[str, list[str]] = field(default_factory=dict)
     """Where in the model each function is called, in order."""
+    changed: dict[str, set[str]] = field(default_factory=dict)
+    """The values of each function that it, or a function that it calls, updates in place."""
 
     def text(self) -> str:
         self.names[self.main.name] = "main"
         self._visit(self.main, "")
+        for function in called_first(self.module):
+            self.changed[function.name] = self._changed(function)
         inner = [f for f in called_first(self.module) if f.name in self.names and f is not self.main]
         taken = set(_RESERVED)
         for function in inner:
@@ -54,7 +58,7 @@ class _Program:
         callees: dict[str, Callee] = {}
         texts = []
         for function in (*inner, self.main):
-            fixed = stored[function.name] - _changed(function)
+            fixed = stored[function.name] - self.changed[function.name]
             emitted = TorchFunction(
                 function, self.names[function.name], stored[function.name], fixed, callees, set(taken)
             )
@@ -83,13 +87,24 @@ class _Program:
         stored = {f.name: {i.value.name for i in f.inputs} for f in inner}
         stored[self.main.name] = {i.value.name for i in self.main.inputs if i.role != "input"}
         for function in (self.main, *reversed(inner)):
-            fixed = fixed_values(function, stored[function.name] - _changed(function))
+            fixed = fixed_values(function, stored[function.name] - self.changed[function.name])
             for op in function.ops:
                 if op.callee:
                     inputs = (i.value.name for i in self.module.function(op.callee).inputs)
                     pairs = zip(inputs, op.operands, strict=True)
                     stored[op.callee] -= {name for name, operand in pairs if operand.name not in fixed}
         return stored
+
+    def _changed(self, function: Function) -> set[str]:
+        found: set[str] = set()
+        for op in function.ops:
+            if op.callee:
+                inputs = (i.value.name for i in self.module.function(op.callee).inputs)
+                pairs = zip(inputs, op.operands, strict=True)
+                found.update(operand.name for name, operand in pairs if name in self.changed[op.callee])
+            elif lookup(op.name).code.in_place:
+                found.add(op.operands[0].name)
+        return found
 
     def _steps(self, functions: Sequence[Function]) -> str:
         """What each step is; of one in a function, with the function, and where that is called."""
@@ -122,11 +137,6 @@ def _imports(texts: Sequence[str]) -> str:
     }
     found = [line for use, line in imports.items() if any(use in text for text in texts)]
     return "".join([*found, "\n"] if found else [])
-
-
-def _changed(function: Function) -> set[str]:
-    """The values that an op updates in place."""
-    return {op.operands[0].name for op in function.ops if not op.callee and lookup(op.name).code.in_place}
 
 
 def _brief(line: str) -> str:

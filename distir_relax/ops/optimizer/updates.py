@@ -1,38 +1,62 @@
-"""New values of weights and state, which may be written where the old ones are."""
+"""New values of weights and state, which may be written where the old ones are.
+
+Numbers that change from step to step (a learning rate, a correction for the first steps) are operands without dims;
+those of an optimizer's options are attributes.
+"""
 
 from __future__ import annotations
 
-from distir_relax.ops.elementwise.pointwise import pointwise_rule
+from collections.abc import Callable, Sequence
+
+from distir_relax.ir import TensorType
+from distir_relax.ops.elementwise.pointwise import pointwise_rule, same_dtype
 from distir_relax.ops.table import Attrs, Code, Cost, Semantics, Split, Trait, Types, define, operands, same_types
+from distir_relax.ops.table.entry import Expression, Sets
 
 
-def _twice(types: Types, attrs: Attrs, results: Types) -> float:
-    return 2.0 * results[0].elements
+def _infer(types: Types, attrs: Attrs) -> tuple[TensorType, ...]:
+    """The type of the first operand, which those behind it have too; the last ones may be numbers."""
+    same_dtype(types)
+    if unlike := [t for t in types if t.shape not in (types[0].shape, ())]:
+        raise ValueError(f"expected operands as {types[0]} or numbers, found {unlike[0]}")
+    return (types[0],)
 
 
-for _name, _torch, _in_place, _relax in (
-    (
-        "sgd",
-        "torch.sub({0}, {1}, alpha={rate})",
-        "{0}.sub_({1}, alpha={rate})",
-        "R.subtract({0}, R.multiply({1}, R.const({rate}, {1}.ty.dtype)))",
-    ),
-    (
-        "momentum",
-        "{0} * {decay} + {1}",
-        "{0}.mul_({decay}).add_({1})",
-        "R.add(R.multiply({0}, R.const({decay}, {0}.ty.dtype)), {1})",
-    ),
-):
+def _work(count: float) -> Callable[[Types, Attrs, Types], float]:
+    return lambda types, attrs, results: count * results[0].elements
+
+
+def _define(
+    name: str,
+    torch: Expression,
+    in_place: Expression,
+    relax: Expression,
+    flops: float,
+    linear: Sets = (),
+    gradient: int | None = None,
+    attributes: Sequence[tuple[str, str]] = (),
+) -> None:
+    """Enter an op that works element by element; `gradient` is the operand that is the gradient of a weight."""
     define(
-        _name,
-        Semantics(infer=same_types, torch=_torch, linear=(operands(0, 1),)),
+        name,
+        Semantics(infer=_infer, torch=torch, linear=linear, attributes=dict(attributes)),
         Split(pointwise_rule),
-        cost=Cost(flops=_twice, weight_gradient=1),
-        code=Code(relax=_relax, in_place=_in_place),
+        cost=Cost(flops=_work(flops), weight_gradient=gradient),
+        code=Code(relax=relax, in_place=in_place),
         traits={Trait.POINTWISE},
     )
 
+
+# A step down the gradient by a rate that never changes: that of the DistIR paper's programs.
+_define(
+    "sgd",
+    "torch.sub({0}, {1}, alpha={rate})",
+    "{0}.sub_({1}, alpha={rate})",
+    "R.subtract({0}, R.multiply({1}, R.const({rate}, {1}.ty.dtype)))",
+    flops=2,
+    linear=(operands(0, 1),),
+    gradient=1,
+)
 
 define(
     "assign",
@@ -40,4 +64,100 @@ define(
     Split(pointwise_rule),
     code=Code(relax="{1}", in_place="{0}.copy_({1})"),
     traits={Trait.POINTWISE},
+)
+
+
+def _averaged(attrs: Attrs) -> str:
+    """One pass over memory where the weights add up to 1, or the new value has the weight 1."""
+    if attrs["weight"] == 1 - attrs["decay"]:
+        return "{0}.lerp_({1}, {weight})"
+    if attrs["weight"] == 1:
+        return "torch.add({1}, {0}, alpha={decay}, out={0})"
+    return "{0}.mul_({decay}).add_({1}, alpha={weight})"
+
+
+_DECAY = ("decay", "what is left of the old value")
+
+# x decay + g weight: a momentum, an exponential moving average.
+_define(
+    "moving_average",
+    "{0} * {decay} + {1} * {weight}",
+    _averaged,
+    "R.add(R.multiply({0}, R.const({decay}, {0}.ty.dtype)), R.multiply({1}, R.const({weight}, {0}.ty.dtype)))",
+    flops=3,
+    linear=(operands(0, 1),),
+    gradient=1,
+    attributes=[_DECAY, ("weight", "what the new value is multiplied by")],
+)
+
+# x decay + g g (1 - decay): an exponential moving average of squares.
+_define(
+    "moving_square",
+    "torch.addcmul({0} * {decay}, {1}, {1}, value=1 - {decay})",
+    "{0}.mul_({decay}).addcmul_({1}, {1}, value=1 - {decay})",
+    "R.add(R.multiply({0}, R.const({decay}, {0}.ty.dtype)), "
+    "R.multiply(R.multiply({1}, {1}), R.const(1 - {decay}, {0}.ty.dtype)))",
+    flops=4,
+    gradient=1,
+    attributes=[_DECAY],
+)
+
+# x + alpha y: a gradient with what a penalty on the weights adds to it, or with a momentum.
+_define(
+    "add_scaled",
+    "torch.add({0}, {1}, alpha={alpha})",
+    "",
+    "R.add({0}, R.multiply({1}, R.const({alpha}, {0}.ty.dtype)))",
+    flops=2,
+    linear=(operands(0, 1),),
+    gradient=0,
+    attributes=[("alpha", "what the second operand is multiplied by")],
+)
+
+
+def _kept(rate: int, in_place: bool = False) -> Callable[[Attrs], str]:
+    """The code of a weight multiplied by ``1 - rate decay``: decay that is no part of the gradient."""
+
+    def code(attrs: Attrs) -> str:
+        if not attrs["decay"]:
+            return "{0}"
+        kept = f"(1 - {{{rate}}} * {{decay}})"
+        return f"{{0}}.mul_{kept}" if in_place else f"({{0}} * {kept})"
+
+    return code
+
+
+def _kept_relax(rate: int) -> Callable[[Attrs], str]:
+    def code(attrs: Attrs) -> str:
+        one, decay = "R.const(1.0, {0}.ty.dtype)", "R.const({decay}, {0}.ty.dtype)"
+        kept = f"R.subtract({one}, R.multiply({{{rate}}}, {decay}))"
+        return f"R.multiply({{0}}, {kept})" if attrs["decay"] else "{0}"
+
+    return code
+
+
+_SHRINKS = ("decay", "how fast weights shrink beside the gradient's step, in units of the rate")
+
+# Weight, gradient, rate: w (1 - rate decay) - rate g.
+_define(
+    "sgd_step",
+    lambda attrs: f"torch.addcmul({_kept(2)(attrs)}, {{1}}, {{2}}, value=-1)",
+    lambda attrs: f"{_kept(2, True)(attrs)}.addcmul_({{1}}, {{2}}, value=-1)",
+    lambda attrs: f"R.subtract({_kept_relax(2)(attrs)}, R.multiply({{1}}, {{2}}))",
+    flops=3,
+    linear=(operands(0, 1),),
+    gradient=1,
+    attributes=[_SHRINKS],
+)
+
+# Weight, average, average of squares, rate, size, floor: w (1 - rate decay) - size m / (sqrt(v) + floor).
+_define(
+    "adam_step",
+    lambda attrs: f"torch.addcmul({_kept(3)(attrs)}, {{1}} / ({{2}}.sqrt() + {{5}}), {{4}}, value=-1)",
+    lambda attrs: f"{_kept(3, True)(attrs)}.addcmul_({{1}} / {{2}}.sqrt().add_({{5}}), {{4}}, value=-1)",
+    lambda attrs: (
+        f"R.subtract({_kept_relax(3)(attrs)}, R.multiply(R.divide({{1}}, R.add(R.sqrt({{2}}), {{5}})), {{4}}))"
+    ),
+    flops=7,
+    attributes=[_SHRINKS],
 )

@@ -1,0 +1,73 @@
+"""What an optimizer is to a program: the state that it keeps of each parameter, and the ops of its step."""
+
+from __future__ import annotations
+
+import math
+from abc import ABC, abstractmethod
+from collections.abc import Mapping
+from fnmatch import fnmatchcase
+from typing import Any
+
+from distir_relax.errors import DistIRError
+from distir_relax.ir import Value
+from distir_relax.ops import Builder, cast
+from distir_relax.rates import Schedule
+
+Numbers = Mapping[str, Value]
+"""The numbers of a step, by name: values without dims that are the same for all parameters of a dtype."""
+
+
+class Optimizer(ABC):
+    """One step of training: from each parameter, its gradient and its state, their new values.
+
+    Subclasses are frozen dataclasses with torch's options and defaults. `keeps` are the tensors kept of each parameter,
+    zeros at first, by torch's names: ``exp_avg`` of ``h.weight`` is the state ``h.weight.exp_avg``. `counts` says
+    whether the step depends on how many there were.
+    """
+
+    lr: float | Schedule
+    weight_decay: float
+    no_decay: tuple[str, ...]
+
+    @property
+    @abstractmethod
+    def keeps(self) -> tuple[str, ...]:
+        """The state of a parameter, by name."""
+
+    @property
+    def counts(self) -> bool:
+        """Whether `numbers` is given the number of the step."""
+        return False
+
+    def numbers(self, g: Builder, rate: Value, step: Value | None, dtype: str) -> Numbers:
+        """Write with `g` the numbers of a step for the parameters of a dtype.
+
+        `rate` is float32; `step` counts from 1, float64.
+        """
+        return {"rate": cast(g, rate, dtype)}
+
+    @abstractmethod
+    def update(
+        self, g: Builder, parameter: Value, gradient: Value, state: Mapping[str, Value], numbers: Numbers
+    ) -> dict[str, Value]:
+        """Write with `g` the step of one parameter: new values of what it `keeps`, by name, and its own under ``""``.
+
+        Each is the result of an op that updates its first operand in place.
+        """
+
+    def decay_of(self, parameter: Value) -> float:
+        """The weight decay of a parameter: none where one of the patterns `no_decay` matches its name."""
+        return 0.0 if any(fnmatchcase(parameter.name, p) for p in self.no_decay) else self.weight_decay
+
+    def check(self, **numbers: float | Schedule) -> None:
+        """Raise `DistIRError` for an option that is not a number of at least 0."""
+        for name, number in numbers.items():
+            if isinstance(number, Schedule):
+                continue
+            if not 0 <= number < math.inf:
+                raise DistIRError(f"expected {name} of at least 0, found {number}", f"{type(self).__name__}")
+
+
+def gradient_of(g: Builder, parameter: Value, gradient: Value, decay: float) -> Any:
+    """The gradient of the loss and of a penalty of ``decay / 2`` times the square of the weights."""
+    return g.emit("add_scaled", gradient, parameter, alpha=float(decay)) if decay else gradient

@@ -1,0 +1,66 @@
+"""Stochastic gradient descent, with momentum: `torch.optim.SGD`."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from distir_relax.errors import DistIRError
+from distir_relax.ir import Value
+from distir_relax.ops import Builder, cast
+from distir_relax.optimizers.optimizer import Numbers, Optimizer, gradient_of
+from distir_relax.rates import Schedule
+
+
+@dataclass(frozen=True, slots=True)
+class SGD(Optimizer):
+    """The options of `torch.optim.SGD`; `weight_decay` is part of the gradient.
+
+    `lr` may be a `Schedule`. Of parameters that one of the patterns `no_decay` matches (``"*.bias"``) nothing decays.
+    Raises `DistIRError` for numbers below 0, and for Nesterov momentum without momentum or with dampening.
+    """
+
+    lr: float | Schedule = 1e-3
+    momentum: float = 0.0
+    dampening: float = 0.0
+    weight_decay: float = 0.0
+    nesterov: bool = False
+    no_decay: tuple[str, ...] = ()
+
+    def __post_init__(self) -> None:
+        self.check(lr=self.lr, momentum=self.momentum, weight_decay=self.weight_decay)
+        if self.nesterov and (self.momentum <= 0 or self.dampening):
+            raise DistIRError("Nesterov momentum needs a momentum, and no dampening", "SGD")
+
+    @property
+    def keeps(self) -> tuple[str, ...]:
+        """The momentum, if there is one."""
+        return ("momentum_buffer",) if self.momentum else ()
+
+    @property
+    def counts(self) -> bool:
+        """Torch's first gradient is not dampened."""
+        return bool(self.momentum and self.dampening)
+
+    def numbers(self, g: Builder, rate: Value, step: Value | None, dtype: str) -> Numbers:
+        """The rate, and what a gradient is multiplied by on its way into a dampened momentum."""
+        found = {"rate": cast(g, rate, dtype)}
+        if step is not None:
+            first = g.emit("less_equal", step, g.constant(1.0, "float64"))
+            damped = g.emit("where", first, g.constant(1.0, "float64"), g.constant(1 - self.dampening, "float64"))
+            found["damped"] = cast(g, damped, dtype)
+        return found
+
+    def update(
+        self, g: Builder, parameter: Value, gradient: Value, state: Mapping[str, Value], numbers: Numbers
+    ) -> dict[str, Value]:
+        """See `Optimizer.update`."""
+        decay = float(self.decay_of(parameter))
+        if not self.momentum:
+            return {"": g.emit("sgd_step", parameter, gradient, numbers["rate"], decay=decay)}
+        gradient = gradient_of(g, parameter, gradient, decay)
+        added = g.emit("multiply", gradient, numbers["damped"]) if "damped" in numbers else gradient
+        momentum = g.emit("moving_average", state["momentum_buffer"], added, decay=float(self.momentum), weight=1.0)
+        way = g.emit("add_scaled", gradient, momentum, alpha=float(self.momentum)) if self.nesterov else momentum
+        new = g.emit("sgd_step", parameter, way, numbers["rate"], decay=0.0)
+        return {"momentum_buffer": momentum, "": new}

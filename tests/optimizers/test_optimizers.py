@@ -1,0 +1,201 @@
+"""Optimizers against torch's own, in float64, on one process and on ranks; clipping, masters, what cannot be."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+import distir_relax as dr
+from distir_relax.autodiff import Differentiate
+from distir_relax.errors import DistIRError
+from distir_relax.ops import lookup
+from distir_relax.optimizers import RATE, STEP, MasterWeights, Optimize, with_state
+from distir_relax.runtime.session import Session
+from tests.optimizers.steps import Perceptron, batches, by_torch, trained, training, updated
+
+# Rates that a float32 has as they are: the input of the program is one.
+LR = 2.0**-5
+OURS_AND_TORCHS: list[tuple[Any, Callable[..., torch.optim.Optimizer]]] = [
+    (dr.SGD(LR), lambda p: torch.optim.SGD(p, LR)),
+    (dr.SGD(LR, weight_decay=0.1), lambda p: torch.optim.SGD(p, LR, weight_decay=0.1)),
+    (
+        dr.SGD(LR, momentum=0.9, dampening=0.3, weight_decay=0.1),
+        lambda p: torch.optim.SGD(p, LR, momentum=0.9, dampening=0.3, weight_decay=0.1),
+    ),
+    (
+        dr.SGD(LR, momentum=0.9, weight_decay=0.1, nesterov=True),
+        lambda p: torch.optim.SGD(p, LR, momentum=0.9, weight_decay=0.1, nesterov=True),
+    ),
+    (dr.Adam(LR), lambda p: torch.optim.Adam(p, LR)),
+    (
+        dr.Adam(LR, betas=(0.8, 0.95), eps=1e-3, weight_decay=0.1),
+        lambda p: torch.optim.Adam(p, LR, betas=(0.8, 0.95), eps=1e-3, weight_decay=0.1),
+    ),
+    (dr.AdamW(LR), lambda p: torch.optim.AdamW(p, LR)),
+    (dr.AdamW(LR, weight_decay=0.3), lambda p: torch.optim.AdamW(p, LR, weight_decay=0.3)),
+]
+
+
+def assert_same(found: Sequence[dict[str, torch.Tensor]], expected: Sequence[dict[str, torch.Tensor]]) -> None:
+    for mine, theirs in zip(found, expected, strict=True):
+        assert set(mine) - {STEP} == set(theirs)
+        for name, value in theirs.items():
+            torch.testing.assert_close(
+                mine[name], value, rtol=1e-9, atol=1e-12, msg=lambda text, name=name: f"{name}: {text}"
+            )
+
+
+@pytest.mark.parametrize(("optimizer", "make"), OURS_AND_TORCHS, ids=lambda x: str(x) if not callable(x) else "")
+@pytest.mark.parametrize("clip", [None, 0.5])
+def test_a_step_is_torch_s(optimizer: Any, make: Callable[..., Any], clip: float | None) -> None:
+    torch.manual_seed(0)
+    model, data = Perceptron(), batches(4)
+    step = Optimize(optimizer, clip_norm=clip)
+    imported, module = training(copy.deepcopy(model), data[0], step)
+    assert_same(trained(imported, module, step, data), by_torch(model, make(model.parameters()), data, clip))
+
+
+def test_some_parameters_have_no_decay() -> None:
+    torch.manual_seed(0)
+    model, data = Perceptron(), batches(3)
+    step = Optimize(dr.AdamW(LR, weight_decay=0.3, no_decay=("*.bias", "norm*")))
+    imported, module = training(copy.deepcopy(model), data[0], step)
+    decayed = [model.up.weight, model.down.weight]
+    others = [p for p in model.parameters() if all(p is not d for d in decayed)]
+    theirs = torch.optim.AdamW([{"params": decayed, "weight_decay": 0.3}, {"params": others, "weight_decay": 0.0}], LR)
+    assert_same(trained(imported, module, step, data), by_torch(model, theirs, data))
+
+
+def test_a_schedule_is_followed() -> None:
+    torch.manual_seed(0)
+    model, data = Perceptron(), batches(3)
+    step = Optimize(dr.SGD(dr.StepDecay(LR, 2, 0.5)))
+    imported, module = training(copy.deepcopy(model), data[0], step)
+    found = trained(imported, module, step, data)
+    rates = iter((LR, LR, LR / 2))
+    optimizer = torch.optim.SGD(model.parameters(), LR)
+    optimizer.register_step_pre_hook(lambda o, *_: o.param_groups[0].update(lr=next(rates)))
+    assert_same(found, by_torch(model, optimizer, data))
+
+
+def test_only_what_is_asked_for_is_trained() -> None:
+    model, data = Perceptron(), batches(2)
+    _, module = training(model, data[0], Optimize(dr.SGD(), trained=("up.weight", "down.bias")))
+    assert [o.name for o in module.main.outputs] == ["output", "up.weight.new", "down.bias.new"]
+
+
+def test_updates_are_in_place_and_have_no_place_in_the_model() -> None:
+    model, data = Perceptron(), batches(1)
+    _, module = training(model, data[0], Optimize(dr.AdamW(), clip_norm=1.0))
+    made = {op.results[0].name: op for op in module.main.ops}
+    states = {i.value.name for i in module.main.inputs if i.role in ("state", "parameter")}
+    for output in module.main.outputs[1:]:
+        op = made[output.value.name]
+        assert op.operands[0].name == output.name.removesuffix(".new")
+        assert lookup(op.name).code.in_place
+        assert op.location == ""
+        states.remove(op.operands[0].name)
+    assert not states
+
+
+class Single(nn.Module):
+    """One product, and the mean squared error."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.down = nn.Linear(5, 3, bias=False).double()
+
+    def forward(self, x: torch.Tensor, target: torch.Tensor) -> torch.Tensor:
+        return ((self.down(x) - target) ** 2).mean()
+
+
+def on_ranks(model: nn.Module, step: Optimize, data: Any, backend: str, **options: Any) -> list[Any]:
+    """What ranks that keep their state compute, step by step."""
+
+    def passes(given: Sequence[Any]) -> list[Any]:
+        outline, *rest = given
+        return [outline, Differentiate(), step, *rest]
+
+    plan = dr.compile(model, data[0], passes=passes, **options)
+    tensors = with_state(plan.modules["global"], plan.imported.tensors)
+    plan = replace(plan, imported=replace(plan.imported, tensors=tensors))
+    session, found = Session(plan.bundle((backend,)), backend), []
+    for args in data:
+        rate = {RATE: torch.tensor(step.optimizer.lr)}
+        outputs = session({**plan.imported.flatten(args, {}), **rate})
+        found.append({**updated(outputs), "loss": outputs["output"]})
+    return found
+
+
+@pytest.mark.parametrize(
+    ("shardings", "optimizer", "make", "backend", "tail"),
+    [
+        ({"up.weight": "S[0]"}, *OURS_AND_TORCHS[7], "torch", "ragged"),
+        ({"x": "S[0]", "target": "S[0]"}, *OURS_AND_TORCHS[3], "torch", "pad"),
+        ({"down.weight": "S[1]"}, *OURS_AND_TORCHS[5], "tvm", "pad"),
+    ],
+    ids=str,
+)
+def test_ranks_clip_and_step_as_one(
+    shardings: dict[str, str], optimizer: Any, make: Callable[..., Any], backend: str, tail: str
+) -> None:
+    torch.manual_seed(0)
+    # TVM takes its time to compile.
+    model, data = Single() if backend == "tvm" else Perceptron(), batches(3)
+    found = on_ranks(
+        copy.deepcopy(model), Optimize(optimizer, clip_norm=0.5), data, backend, shardings=shardings, mesh=3, tail=tail
+    )
+    assert_same(found, by_torch(model, make(model.parameters()), data, 0.5))
+
+
+def test_masters_are_float32_and_keep_what_bfloat16_loses() -> None:
+    torch.manual_seed(0)
+    model, data = Perceptron(torch.bfloat16), batches(1, dtype=torch.bfloat16)
+    step = Optimize(dr.SGD(2.0**-14))
+    imported, module = training(copy.deepcopy(model), data[0], step, MasterWeights())
+    (found,) = trained(imported, module, step, data)
+    model(*data[0]).backward()
+    for name, parameter in model.named_parameters():
+        assert found[name].dtype == torch.float32
+        # The gradient is that of the model in bfloat16, the step one of float32.
+        step_down = (parameter.detach().float() - found[name]) * 2**14
+        torch.testing.assert_close(
+            step_down, parameter.grad.float(), rtol=0.05, atol=0.05 * float(step_down.abs().max())
+        )
+    still = found["up.weight"].bfloat16() == model.up.weight
+    assert still.float().mean() > 0.5
+    assert (found["up.weight"] != model.up.weight.float()).all()
+
+
+def test_what_cannot_be_trained_is_said() -> None:
+    model, data = Perceptron(), batches(1)
+    imported, module = training(model, data[0], Optimize(dr.SGD()))
+    with pytest.raises(DistIRError, match=r"gives no gradient of up\.weight"):
+        Optimize(dr.SGD()).run(imported.module)
+    with pytest.raises(DistIRError, match=r"no parameter 'up\.wieght' to train"):
+        Optimize(dr.SGD(), trained=("up.wieght",)).run(module)
+    with pytest.raises(DistIRError, match="norm above 0"):
+        Optimize(dr.SGD(), clip_norm=0).run(module)
+
+
+@pytest.mark.parametrize(
+    ("make", "words"),
+    [
+        (lambda: dr.SGD(-1.0), "expected lr of at least 0"),
+        (lambda: dr.SGD(0.1, nesterov=True), "Nesterov momentum needs"),
+        (lambda: dr.Adam(betas=(0.9, 1.0)), "two betas from 0 to below 1"),
+        (lambda: dr.AdamW(weight_decay=float("nan")), "weight_decay of at least 0"),
+        (lambda: dr.Cosine(0.1, 10, warmup=10), "more steps than there are of warm-up"),
+        (lambda: dr.StepDecay(0.1, 0), "at least one step"),
+        (lambda: dr.Linear(-0.1, 10), "a learning rate of at least 0"),
+    ],
+)
+def test_options_are_checked(make: Callable[[], Any], words: str) -> None:
+    with pytest.raises(DistIRError, match=words):
+        make()
