@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 from distir_relax.bundle import Tensor, local_intervals, local_shape
 from distir_relax.errors import RunError
+from distir_relax.layout import DeviceMesh
 from distir_relax.runtime.arrays import as_torch, dtype_name, torch_dtype
 from distir_relax.runtime.communicator import Communicator
 
@@ -40,15 +41,15 @@ def _collect(comm: Communicator, tensor: Tensor, local: torch.Tensor | None) -> 
                 f"rank {comm.rank} computed {found[1]} {found[0]}, the bundle promises {expected[1]} {expected[0]}",
                 f"output {tensor.name}",
             )
-    owners = _owners(comm, tensor)
+    senders = owners(comm.mesh, tensor)
     if comm.rank != 0:
-        if comm.rank in owners and local is not None and local.numel():
+        if comm.rank in senders and local is not None and local.numel():
             comm._send(local.contiguous().view(-1), 0)
         return None
-    if owners == [0] and local is not None:
+    if senders == [0] and local is not None:
         return local.cpu()
     whole = torch.empty(tensor.shape, dtype=torch_dtype(tensor.dtype))
-    for rank in owners:
+    for rank in senders:
         shape = local_shape(tensor, comm.mesh, rank)
         if not math.prod(shape):
             continue
@@ -73,10 +74,10 @@ def place(whole: torch.Tensor, part: torch.Tensor, intervals: list[list[tuple[in
     whole[tuple(slice(pieces[0][0], pieces[0][1]) for pieces in intervals)] = part
 
 
-def _owners(comm: Communicator, tensor: Tensor) -> list[int]:
+def owners(mesh: DeviceMesh, tensor: Tensor) -> list[int]:
     """The lowest rank of those that hold the same piece, for each piece."""
     found: dict[object, int] = {}
-    for rank in range(comm.world_size) if tensor.ranks is None else tensor.ranks:
-        pieces = local_intervals(tensor, comm.mesh, rank)
+    for rank in range(mesh.size) if tensor.ranks is None else tensor.ranks:
+        pieces = local_intervals(tensor, mesh, rank)
         found.setdefault(tuple(map(tuple, pieces)), rank)
     return list(found.values())

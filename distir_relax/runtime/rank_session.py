@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from typing import TYPE_CHECKING
 
-from distir_relax.bundle import Bundle
+from distir_relax.bundle import Bundle, WeightSource
 from distir_relax.runtime.backends import RankProgram, load_program
 from distir_relax.runtime.inputs import local_inputs
 from distir_relax.runtime.machine import rank_device
+from distir_relax.runtime.outputs import collect_output
 from distir_relax.runtime.progress import Progress, Traffic
-from distir_relax.runtime.step import run_step
+from distir_relax.runtime.state import changing, checked_source, write_state
+from distir_relax.runtime.step import check_wanted, run_step
 from distir_relax.runtime.verification import verify_programs
 from distir_relax.runtime.world import World
 
@@ -44,22 +46,51 @@ class RankSession:
             verify_programs(self.bundle)
         self._program = load_program(self._backend, self.bundle, comm.rank, comm, comm.device)
 
-    def __call__(self, inputs: Mapping[str, Array]) -> dict[str, torch.Tensor]:
-        """Run once on global arrays: the global outputs on rank 0, nothing on the others."""
-        if self._program is None:
-            self.load()
-        assert self._program is not None
-        comm = self.communicator
+    def __call__(self, inputs: Mapping[str, Array], outputs: Collection[str] | None = None) -> dict[str, torch.Tensor]:
+        """Run once on global arrays: the global outputs on rank 0, those named or all; nothing on the others."""
+        local = local_inputs(self.bundle.manifest, inputs, self.communicator.rank, self.communicator.device)
+        return self.run_local(local, outputs)
+
+    def run_local(self, local: list[torch.Tensor], outputs: Collection[str] | None = None) -> dict[str, torch.Tensor]:
+        """Run once on this rank's shards of the inputs, in the manifest's order; see `__call__`."""
+        check_wanted(self.bundle.manifest, outputs)
+        program, comm = self._loaded(), self.communicator
         comm.progress, comm.traffic = Progress(), Traffic()
-        local = local_inputs(self.bundle.manifest, inputs, comm.rank, comm.device)
-        with self._world.running(comm.progress, self._program.steps):
+        with self._world.running(comm.progress, program.steps):
             self._wait_at("the start of the run")
             comm.progress.last = None
-            self.seconds, outputs = run_step(self.bundle, comm, self._program, local)
+            self.seconds, found = run_step(self.bundle, comm, program, local, outputs)
             # A rank that left early could not say, in a stall of the others, that it has finished.
             self._wait_at("the end of the run")
         comm.checks_steps = False
-        return outputs
+        return found
+
+    def state(self) -> dict[str, torch.Tensor]:
+        """The global tensors of all weights that the program changes, by name, on rank 0; nothing on the others."""
+        program, comm = self._loaded(), self.communicator
+        comm.progress = Progress()
+        found = {}
+        with self._world.running(comm.progress, ()):
+            for tensor in changing(self.bundle.manifest):
+                whole = collect_output(comm, tensor, program.state.get(tensor.name))
+                if whole is not None:
+                    # What one rank holds alone is not copied on the way.
+                    found[tensor.name] = whole.clone()
+        return found
+
+    def load_state(self, state: Mapping[str, Array] | WeightSource) -> None:
+        """Give the weights that the program changes new values; see `Session.load_state`.
+
+        Every rank is given all, and takes its pieces. Raises what is wrong on this rank alone.
+        """
+        source = checked_source(self.bundle.manifest, state)
+        write_state(self.bundle.manifest, self._loaded(), self.communicator.rank, source)
+
+    def _loaded(self) -> RankProgram:
+        if self._program is None:
+            self.load()
+        assert self._program is not None
+        return self._program
 
     def _wait_at(self, place: str) -> None:
         self.communicator.progress.enter(place, "barrier")

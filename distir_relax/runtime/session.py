@@ -4,16 +4,17 @@ from __future__ import annotations
 
 import atexit
 import threading
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from typing import TYPE_CHECKING
 
-from distir_relax.bundle import Bundle
+from distir_relax.bundle import Bundle, WeightSource
 from distir_relax.errors import DistIRError, RunError
 from distir_relax.runtime.backends import load_program
 from distir_relax.runtime.inputs import check_inputs, local_inputs
 from distir_relax.runtime.machine import rank_device
 from distir_relax.runtime.progress import Progress, Traffic
-from distir_relax.runtime.step import run_step
+from distir_relax.runtime.state import checked_source, joined_state, write_state
+from distir_relax.runtime.step import check_wanted, run_step
 from distir_relax.runtime.transports.threads import RankReleased, RankThreads, ThreadWorld
 from distir_relax.runtime.verification import verify_programs
 from distir_relax.runtime.watchdog import DEFAULT_TIMEOUT, Watchdog, describe, stall_error
@@ -26,6 +27,7 @@ if TYPE_CHECKING:
 # Seconds that ranks have to come back once their run has failed, and once the user has interrupted it.
 _GRACE = 5.0
 _GRACE_INTERRUPTED = 1.0
+_TORN = "its last run failed, which has left its state between two steps"
 
 
 class Session:
@@ -57,18 +59,48 @@ class Session:
         self._programs = [load_program(backend, bundle, comm.rank, comm, comm.device) for comm in self.communicators]
         self._exclusive = threading.Lock()
 
-    def __call__(self, inputs: Mapping[str, Array], timeout: float | None = None) -> dict[str, torch.Tensor]:
-        """Run once, with the session's time-out unless another is given.
+    def __call__(
+        self, inputs: Mapping[str, Array], timeout: float | None = None, outputs: Collection[str] | None = None
+    ) -> dict[str, torch.Tensor]:
+        """Run once, with the session's time-out unless another is given; the `outputs` named, by default all.
 
-        `seconds` is then how long the slowest rank's program took, without slicing and assembling.
+        What is not named is not brought together. `seconds` is then how long the slowest rank's program took, without
+        slicing and assembling.
         """
         with self._exclusive:
-            if self.closed:
-                raise RunError(f"this session is closed: {self.closed}", hint="make a new session")
+            self._check_open()
             check_inputs(self.bundle.manifest, inputs)
-            return self._run(inputs, self._timeout if timeout is None else timeout)
+            check_wanted(self.bundle.manifest, outputs)
+            return self._run(inputs, self._timeout if timeout is None else timeout, outputs)
 
-    def _run(self, inputs: Mapping[str, Array], timeout: float) -> dict[str, torch.Tensor]:
+    def state(self) -> dict[str, torch.Tensor]:
+        """The global tensors of all weights that the program changes, by name: the caller's own, on the CPU."""
+        with self._exclusive:
+            self._check_open()
+            return joined_state(self.bundle.manifest, self._programs)
+
+    def load_state(self, state: Mapping[str, Array] | WeightSource) -> None:
+        """Give all weights that the program changes new values: global arrays by name, or what reads pieces of them.
+
+        A session whose last run failed goes on from there. Raises RunError for arrays that are missing, unknown, or of
+        another shape or dtype, before anything is changed.
+        """
+        with self._exclusive:
+            if self.closed != _TORN:
+                self._check_open()
+            source = checked_source(self.bundle.manifest, state)
+            self.closed = _TORN
+            for rank, program in enumerate(self._programs):
+                write_state(self.bundle.manifest, program, rank, source)
+            self.closed = ""
+
+    def _check_open(self) -> None:
+        if self.closed:
+            raise RunError(f"this session is closed: {self.closed}", hint="make a new session")
+
+    def _run(
+        self, inputs: Mapping[str, Array], timeout: float, wanted: Collection[str] | None
+    ) -> dict[str, torch.Tensor]:
         import torch
 
         outputs: dict[str, torch.Tensor] = {}
@@ -76,7 +108,8 @@ class Session:
         self._world.reset()
         before = torch.get_num_threads()
         share = max(1, before // len(self.communicators))
-        ranks = RankThreads([self._work(rank, inputs, share, outputs, seconds) for rank in range(len(seconds))])
+        works = [self._work(rank, inputs, wanted, share, outputs, seconds) for rank in range(len(seconds))]
+        ranks = RankThreads(works)
         # Until all ranks are known to have ended: an interrupt may come anywhere from here.
         self.closed = "a rank did not come back from the run before"
         try:
@@ -92,7 +125,7 @@ class Session:
         failure = self._world.error
         if ended:
             torn = failure is not None and self.bundle.manifest.updates
-            self.closed = "its last run failed, which has left its state between two steps" if torn else ""
+            self.closed = _TORN if torn else ""
         torch.set_num_threads(before)
         if failure is not None:
             raise failure
@@ -109,8 +142,8 @@ class Session:
         return True
 
     def _work(
-        self, rank: int, inputs: Mapping[str, Array], threads: int, outputs: dict[str, torch.Tensor],
-        seconds: list[float],
+        self, rank: int, inputs: Mapping[str, Array], wanted: Collection[str] | None, threads: int,
+        outputs: dict[str, torch.Tensor], seconds: list[float],
     ) -> Callable[[], None]:  # fmt: skip
         """What the thread of a rank does in one run."""
 
@@ -122,7 +155,7 @@ class Session:
                 torch.set_num_threads(threads)
                 comm.progress, comm.traffic = Progress(), Traffic()
                 local = local_inputs(self.bundle.manifest, inputs, rank, comm.device)
-                seconds[rank], found = run_step(self.bundle, comm, self._programs[rank], local)
+                seconds[rank], found = run_step(self.bundle, comm, self._programs[rank], local, wanted)
                 outputs.update(found)
             except RankReleased:
                 pass

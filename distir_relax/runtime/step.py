@@ -1,13 +1,15 @@
-"""One run of one rank's program."""
+"""One run of one rank's program, and what it leaves: outputs on the first rank, state where it was."""
 
 from __future__ import annotations
 
 import time
+from collections.abc import Collection, Mapping
 from typing import TYPE_CHECKING
 
-from distir_relax.bundle import Bundle
+from distir_relax.bundle import Bundle, Manifest
 from distir_relax.errors import RunError
 from distir_relax.runtime.backends import RankProgram
+from distir_relax.runtime.backends.weights import memory, own_memory
 from distir_relax.runtime.communicator import Communicator
 from distir_relax.runtime.outputs import collect_output
 
@@ -15,12 +17,23 @@ if TYPE_CHECKING:
     import torch
 
 
+def check_wanted(manifest: Manifest, outputs: Collection[str] | None) -> None:
+    """Raise RunError for an output that the program does not give."""
+    names = [tensor.name for tensor in manifest.outputs]
+    for name in outputs or ():
+        if name not in names:
+            shown = ", ".join(names[:8]) + (" ..." if len(names) > 8 else "")
+            raise RunError("the program has no such output", f"output {name!r}", f"it gives {shown}")
+
+
 def run_step(
-    bundle: Bundle, comm: Communicator, program: RankProgram, local: list[torch.Tensor]
-) -> tuple[float, dict[str, torch.Tensor]]:
+    bundle: Bundle, comm: Communicator, program: RankProgram, local: list[torch.Tensor],
+    outputs: Collection[str] | None = None,
+) -> tuple[float, dict[str, torch.Tensor]]:  # fmt: skip
     """Run `program` on this rank's shards of the inputs: its seconds, and the global outputs on rank 0.
 
-    Raises RunError where the results are not those that the bundle names.
+    Only the `outputs` named are brought together, by default all. Raises RunError where the results are not those that
+    the bundle names.
     """
     start = time.perf_counter()
     results = program(*local)
@@ -34,11 +47,23 @@ def run_step(
         raise RunError(
             f"the program of rank {comm.rank} gives {len(results)} outputs, the bundle names {len(expected)}"
         )
-    outputs = {}
     found = {tensor.name: result for tensor, result in zip(expected, results, strict=True)}
-    for tensor in bundle.manifest.outputs:
-        whole = collect_output(comm, tensor, found.get(tensor.name))
-        if whole is not None:
-            outputs[tensor.name] = whole
+    _keep_state(bundle.manifest, program, found)
+    wanted = [tensor for tensor in bundle.manifest.outputs if outputs is None or tensor.name in outputs]
+    mine = [tensor.name for tensor in wanted if tensor.name in found]
+    own = own_memory([found[name] for name in mine], [*local, *program.state.values()], program.held)
+    whole = {}
+    for tensor in wanted:
+        result = collect_output(comm, tensor, dict(zip(mine, own, strict=True)).get(tensor.name))
+        if result is not None:
+            whole[tensor.name] = result
     comm.progress.finished = True
-    return seconds, outputs
+    return seconds, whole
+
+
+def _keep_state(manifest: Manifest, program: RankProgram, found: Mapping[str, torch.Tensor]) -> None:
+    """Write the new value of each state where the old one is, if the program has made it elsewhere."""
+    for name, state in program.state.items():
+        new = found[manifest.updates[name]]
+        if memory([new]) != memory([state]):
+            state.copy_(new)

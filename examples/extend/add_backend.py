@@ -1,8 +1,7 @@
 """A backend added from outside: a rank's program as text, run op by op as the op table means it.
 
 It compiles nothing and takes nothing from the torch backend's code, so that the two can be told apart when they differ;
-and it can look anywhere: the environment variable SHOW is the name of a value to print on each rank. Each call starts
-from the weights of the bundle; what a program updates is its output. Run me::
+and it can look anywhere: the environment variable SHOW is the name of a value to print on each rank. Run me::
 
     SHOW=relu python examples/extend/add_backend.py
 """
@@ -17,19 +16,24 @@ import torch
 import distir_relax as dr
 from distir_relax.bundle import STAGE_FILES, Bundle
 from distir_relax.errors import RunError
-from distir_relax.ir import Module, parse, print_op
+from distir_relax.ir import parse, print_op
 from distir_relax.ops import evaluate
 from distir_relax.runtime.backends import register_backend
-from distir_relax.runtime.backends.weights import load_weights, memory, own_memory
+from distir_relax.runtime.backends.weights import load_weights, memory
 from distir_relax.runtime.communicator import Communicator
 
 
 class Interpreted:
     """A `RankProgram`: from this rank's shards of the inputs to its shards of the outputs."""
 
-    def __init__(self, ranked: Module, comm: Communicator, weights: dict[str, torch.Tensor]) -> None:
+    def __init__(self, bundle: Bundle, comm: Communicator, weights: dict[str, torch.Tensor]) -> None:
+        ranked = parse(bundle.stage("ranked"), STAGE_FILES["ranked"])
         self.function = ranked.function(ranked.ranks[comm.rank])
         self.comm, self.weights = comm, weights
+        # The weights that the program changes: its caller writes their new values there.
+        self.state = {name: weights[name] for name in bundle.manifest.updates if name in weights}
+        # What its caller's own results may not lie in.
+        self.held = memory(weights.values())
         # What the watchdog says of a rank that waits.
         self.steps: Any = {op.attrs["step"]: print_op(op) for op in self.function.ops if "step" in op.attrs}
 
@@ -42,17 +46,14 @@ class Interpreted:
             values.update(zip((v.name for v in op.results), results, strict=True))
             if os.environ.get("SHOW") in {v.name for v in op.results}:
                 print(f"rank {self.comm.rank}: {print_op(op)}\n{results[0]}")
-        results = [values[output.value.name] for output in self.function.outputs]
-        # What the caller writes into its results must not change the weights.
-        return own_memory(results, inputs, memory(self.weights.values()))
+        return [values[output.value.name] for output in self.function.outputs]
 
 
 def load(bundle: Bundle, rank: int, comm: Communicator, device: str) -> Interpreted:
     """The program of `rank`, with its slices of the weights."""
     if device != "cpu":
         raise RunError(f"the interpreter runs on the CPU, found {device!r}", hint="run with device='cpu'")
-    ranked = parse(bundle.stage("ranked"), STAGE_FILES["ranked"])
-    return Interpreted(ranked, comm, load_weights(bundle, rank, device))
+    return Interpreted(bundle, comm, load_weights(bundle, rank, device))
 
 
 # `programs=("torch",)` would ask for a bundle with torch programs; this one is content with the texts.

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection, Mapping
+from types import MappingProxyType
 from typing import Any
 
 import torch
@@ -28,6 +30,8 @@ class Built:
     """A `RankProgram`: from this rank's shards of the inputs to its shards of the outputs."""
 
     steps: Any = ()  # what the watchdog says of a rank that waits
+    state: Mapping[str, torch.Tensor] = MappingProxyType({})  # the weights that it changes: none
+    held: Collection[int] = ()  # memory of which its results may be parts: none
 
     def __init__(self, executable: Any, bundle: Bundle, rank: int, comm: Communicator) -> None:
         program = bundle.manifest.program_of(rank)

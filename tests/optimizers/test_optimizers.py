@@ -136,8 +136,9 @@ def on_ranks(model: nn.Module, step: Optimize, data: Any, backend: str, **option
 @pytest.mark.parametrize(
     ("shardings", "optimizer", "make", "backend", "tail"),
     [
-        ({"up.weight": "S[0]"}, *OURS_AND_TORCHS[7], "torch", "ragged"),
-        ({"x": "S[0]", "target": "S[0]"}, *OURS_AND_TORCHS[3], "torch", "pad"),
+        # In mode pad what is updated in place may be a copy that was filled up.
+        ({"up.weight": "S[0]"}, *OURS_AND_TORCHS[7], "torch", "pad"),
+        ({"x": "S[0]", "target": "S[0]"}, *OURS_AND_TORCHS[3], "torch", "ragged"),
         ({"down.weight": "S[1]"}, *OURS_AND_TORCHS[5], "tvm", "pad"),
     ],
     ids=str,

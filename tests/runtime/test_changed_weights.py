@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 import torch
 
 import distir_relax as dr
-from distir_relax.errors import PlacementError
+from distir_relax.errors import PlacementError, RunError
 from distir_relax.ir import parse
+from distir_relax.runtime.session import Session
 
 PROGRAM = """module @global {{
   mesh[0] = device_mesh((3,), ("tp",))
@@ -60,6 +63,68 @@ def test_a_changed_weight_is_used_as_it_is_now(update: str, backend: str) -> Non
         torch.testing.assert_close(found["z"], x @ v.T, rtol=1e-4, atol=1e-4)
         now -= 0.0625 * (x @ now.T).T @ x
         torch.testing.assert_close(found["w.new"], now, rtol=1e-4, atol=1e-4)
+
+
+def stepping(layout: str = "S[0]") -> tuple[dr.Plan, torch.Tensor]:
+    """A plan that changes a weight, and its input."""
+    torch.manual_seed(0)
+    module = parse(split_program(layout, "sgd(%w.s, %d) {rate=0.0625}"))
+    return dr.compile((module, {"w": torch.randn(13, 5), "v": torch.randn(13, 5)})), torch.randn(7, 5)
+
+
+@pytest.mark.parametrize("backend", ["torch", "tvm"])
+def test_state_is_read_and_written_between_runs(backend: str) -> None:
+    plan, x = stepping()
+    session = Session(plan.bundle((backend,)), backend)
+    begin = session.state()
+    assert list(begin) == ["w"]
+    torch.testing.assert_close(begin["w"], plan.imported.tensors["w"], rtol=0, atol=0)
+    first = session({"x": x}, outputs=("y",))
+    assert list(first) == ["y"]
+    after = session.state()["w"]
+    torch.testing.assert_close(session({"x": x})["y"], x @ after.T, rtol=1e-4, atol=1e-4)
+    session.load_state(begin)
+    begin["w"].zero_()
+    torch.testing.assert_close(session({"x": x}, outputs=["y"])["y"], first["y"], rtol=0, atol=0)
+    torch.testing.assert_close(session.state()["w"], after, rtol=0, atol=0)
+
+
+def test_other_state_than_the_program_changes_is_refused() -> None:
+    plan, x = stepping("R")
+    session = Session(plan.bundle(("torch",)))
+    w = session.state()["w"]
+    for wrong, words in (
+        ({}, "the state is missing"),
+        ({"w": w[1:]}, r"expected float32 \(13, 5\), found float32 \(12, 5\)"),
+        ({"w": w.double()}, "expected float32"),
+        ({"w": w, "v": w}, "changes no such weight"),
+    ):
+        with pytest.raises(RunError, match=words):
+            session.load_state(wrong)
+    with pytest.raises(RunError, match="the program has no such output"):
+        session({"x": x}, outputs=("z", "loss"))
+    torch.testing.assert_close(session.state()["w"], w, rtol=0, atol=0)
+
+
+def test_a_session_that_failed_goes_on_from_state_that_it_is_given() -> None:
+    plan, x = stepping()
+    bundle = plan.bundle(("torch",))
+    broken = {
+        path: text.replace(
+            "    return (", "    if comm.rank == 2 and x[0, 0] > 100: raise ValueError('broken')\n    return ("
+        )
+        for path, text in bundle.programs.items()
+    }
+    session = Session(replace(bundle, programs=broken))
+    begin = session.state()
+    expected = session({"x": x})
+    with pytest.raises(ValueError, match="broken"):
+        session({"x": x + 1000})
+    with pytest.raises(RunError, match="between two steps"):
+        session({"x": x})
+    session.load_state(begin)
+    for name, value in session({"x": x}).items():
+        torch.testing.assert_close(value, expected[name], rtol=0, atol=0)
 
 
 def test_a_weight_lies_as_its_new_value_does() -> None:

@@ -42,7 +42,7 @@ class _Program:
     places: dict[str, list[str]] = field(default_factory=dict)
     """Where in the model each function is called, in order."""
     changed: dict[str, set[str]] = field(default_factory=dict)
-    """The values of each function that it, or a function that it calls, updates in place."""
+    """The values of each function that it, or a function that it calls, updates in place, and what they are made of."""
 
     def text(self) -> str:
         self.names[self.main.name] = "main"
@@ -104,6 +104,10 @@ class _Program:
                 found.update(operand.name for name, operand in pairs if name in self.changed[op.callee])
             elif lookup(op.name).code.in_place:
                 found.add(op.operands[0].name)
+        # What is updated may be the weight filled up: then the weight gets its new value too.
+        for op in reversed(function.ops):
+            if any(v.name in found for v in op.results):
+                found.update(v.name for v in op.operands)
         return found
 
     def _steps(self, functions: Sequence[Function]) -> str:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import importlib
-from collections.abc import Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Protocol, cast
 
@@ -23,10 +23,18 @@ class RankProgram(Protocol):
     steps: Steps
     """What each step number is, for the watchdog: `steps[2] == "%y = all_reduce(%h) (model.py:12)"`; may be empty."""
 
+    state: Mapping[str, torch.Tensor]
+    """This rank's shards of the weights that the manifest's `updates` name, by name, on the device. They are what the
+    program reads when it is called: whoever writes into them changes what it computes next."""
+
+    held: Collection[int]
+    """The addresses of the memory that the program reads again, besides that of its state (`weights.memory`)."""
+
     def __call__(self, *inputs: torch.Tensor) -> list[torch.Tensor]:
         """This rank's shards of the outputs, from its shards of the inputs, both in the manifest's order.
 
-        No result lies in memory that the program reads again: `weights.own_memory` sees to it.
+        Results may lie in the memory of inputs, of state, and of what is `held`. The new value of a state may lie where
+        the old one did; elsewhere, the caller writes it there.
         """
         ...
 

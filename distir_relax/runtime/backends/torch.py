@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import linecache
 import types
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
 from distir_relax.bundle import Bundle
 from distir_relax.errors import BundleError
-from distir_relax.runtime.backends.weights import load_weights, memory, own_memory
+from distir_relax.runtime.backends.weights import load_weights, memory
 from distir_relax.runtime.watchdog import Steps
 
 if TYPE_CHECKING:
@@ -22,13 +22,14 @@ def load(bundle: Bundle, rank: int, comm: Communicator, device: str = "cpu") -> 
     """See `Backend.load`."""
     module = _load_module(bundle, rank)
     weights = load_weights(bundle, rank, device)
+    state = {name: weights[name] for name in bundle.manifest.updates if name in weights}
     prepare = getattr(module, "prepare", None)
     if prepare is not None:
         import torch
 
         with torch.inference_mode():
             weights = prepare(weights)
-    return TorchProgram(module.main, comm, weights, _steps(module))
+    return TorchProgram(module.main, comm, weights, _steps(module), state)
 
 
 def _steps(module: types.ModuleType) -> Steps:
@@ -46,20 +47,22 @@ class TorchProgram:
     """A `RankProgram` that calls the module's `main(comm, weights, *inputs)`."""
 
     def __init__(
-        self, main: Callable[..., Any], comm: Communicator, weights: dict[str, torch.Tensor], steps: Steps
-    ) -> None:
+        self, main: Callable[..., Any], comm: Communicator, weights: dict[str, torch.Tensor], steps: Steps,
+        state: Mapping[str, torch.Tensor],
+    ) -> None:  # fmt: skip
         self._main = main
         self._comm = comm
         self._weights = weights
-        self._held = memory(weights.values())
+        self.held = memory(weights.values())
         self.steps = steps
+        self.state = state
 
     def __call__(self, *inputs: torch.Tensor) -> list[torch.Tensor]:
         """See `RankProgram`."""
         import torch
 
         with torch.inference_mode():
-            return own_memory(self._main(self._comm, self._weights, *inputs), inputs, self._held)
+            return list(self._main(self._comm, self._weights, *inputs))
 
 
 def _load_module(bundle: Bundle, rank: int) -> types.ModuleType:

@@ -12,6 +12,7 @@ import os
 import threading
 from collections.abc import Callable, Mapping, Sequence
 from functools import cache
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
 from distir_relax.bundle import Bundle
@@ -19,7 +20,7 @@ from distir_relax.errors import BundleError, RunError
 from distir_relax.kernels.indices import checked
 from distir_relax.lowering.emit.relax_scope import CHECK_INDICES
 from distir_relax.ops import Trait, entries
-from distir_relax.runtime.backends.weights import load_weights, memory, own_memory
+from distir_relax.runtime.backends.weights import load_weights, memory
 
 if TYPE_CHECKING:
     import torch
@@ -51,23 +52,20 @@ def load(bundle: Bundle, rank: int, comm: Communicator, device: str = "cpu") -> 
         raise RunError(f"TVM cannot be imported: {missing}", hint="pip install apache-tvm") from None
     weights = [held[name] for name in program.arguments if name in held]
     taken = [program.arguments[i] for i in inputs]
-    outputs = [item.name for item in manifest.outputs if item.is_on(rank)]
-    changes = [(tensor, outputs.index(manifest.updates[name])) for name, tensor in state.items()]
-    sources = [state[name] if name in state else names.index(name) for name in taken]
-    return TvmProgram(compiled, comm, weights, sources, changes)
+    sources = [name if name in state else names.index(name) for name in taken]
+    return TvmProgram(compiled, comm, weights, sources, state)
 
 
 class TvmProgram:
     """A `RankProgram` on a virtual machine of its own; the executable may be shared with other ranks.
 
     `weights` are this rank's, in the order of the program's arguments. `sources` are the other arguments, in their
-    order: which of the inputs each is, or the tensor of a state. `changes` are those tensors, each with the number of
-    the result that is its new value.
+    order: which of the inputs each is, or the name of a state.
     """
 
     def __init__(
         self, compiled: Compiled, comm: Communicator, weights: Sequence[torch.Tensor],
-        sources: Sequence[int | torch.Tensor], changes: Sequence[tuple[torch.Tensor, int]] = (),
+        sources: Sequence[int | str], state: Mapping[str, torch.Tensor] = MappingProxyType({}),
     ) -> None:  # fmt: skip
         import tvm
         from torch.utils.dlpack import from_dlpack
@@ -79,24 +77,23 @@ class TvmProgram:
         self.steps = compiled.steps
         self._comm = comm
         self._compiled = compiled
-        self._sources, self._changes = sources, changes
+        self._sources = sources
+        self._state = {name: _to_tvm(tensor) for name, tensor in state.items()}
+        self.state = {name: from_dlpack(tensor) for name, tensor in self._state.items()}
         self._machine = relax.VirtualMachine(compiled.executable, tvm.cpu())
         tensors = [_to_tvm(weight) for weight in weights]
         prepared = _call(comm, self._machine["prepare"], tensors)
         self._weights = [*(tensors[i] for i in compiled.kept), *prepared]
         self._main = self._machine["main"]
-        self._held = memory(map(from_dlpack, self._weights))
+        self.held = memory(map(from_dlpack, self._weights))
 
     def __call__(self, *inputs: torch.Tensor) -> list[torch.Tensor]:
         """See `RankProgram`."""
         from torch.utils.dlpack import from_dlpack
 
-        arguments = [_to_tvm(inputs[source] if isinstance(source, int) else source) for source in self._sources]
-        results = _call(self._comm, self._main, [*arguments, *self._weights])
-        found = [from_dlpack(results[i]) for i in range(self._compiled.outputs)]
-        for tensor, number in self._changes:
-            tensor.copy_(found[number])
-        return own_memory(found, map(from_dlpack, arguments), self._held)
+        given = [_to_tvm(inputs[i]) if isinstance(i, int) else self._state[i] for i in self._sources]
+        results = _call(self._comm, self._main, [*given, *self._weights])
+        return [from_dlpack(results[i]) for i in range(self._compiled.outputs)]
 
 
 def rank_function(executable: Any, name: str, comm: Communicator) -> Callable[..., Any]:

@@ -1,0 +1,66 @@
+"""The weights that a program changes, read and written as global tensors while it stays loaded."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import TYPE_CHECKING
+
+from distir_relax.bundle import Manifest, Tensor, TensorWeights, WeightSource, local_intervals
+from distir_relax.errors import RunError
+from distir_relax.runtime.arrays import as_torch, dtype_name, torch_dtype
+from distir_relax.runtime.outputs import owners, place
+
+if TYPE_CHECKING:
+    import torch
+
+    from distir_relax.runtime.arrays import Array
+    from distir_relax.runtime.backends import RankProgram
+
+
+def changing(manifest: Manifest) -> list[Tensor]:
+    """The weights that the programs change, in the manifest's order."""
+    return [tensor for tensor in manifest.weights if tensor.name in manifest.updates]
+
+
+def joined_state(manifest: Manifest, programs: list[RankProgram]) -> dict[str, torch.Tensor]:
+    """The global tensors of the programs of all ranks, which are in this process; on the CPU, the caller's own."""
+    import torch
+
+    found = {}
+    for tensor in changing(manifest):
+        whole = torch.empty(tensor.shape, dtype=torch_dtype(tensor.dtype))
+        for rank in owners(manifest.mesh, tensor):
+            part = programs[rank].state[tensor.name]
+            if part.numel():
+                place(whole, part.cpu(), local_intervals(tensor, manifest.mesh, rank))
+        found[tensor.name] = whole
+    return found
+
+
+def checked_source(manifest: Manifest, given: Mapping[str, Array] | WeightSource) -> WeightSource:
+    """What each rank reads its pieces from. Raises RunError unless arrays are those that the program changes."""
+    if not isinstance(given, Mapping):
+        return given
+    expected = {tensor.name: tensor for tensor in changing(manifest)}
+    for name, tensor in expected.items():
+        if name not in given:
+            raise RunError("the state is missing", name, f"the program changes {_listed(expected)}")
+        found = (dtype_name(as_torch(given[name]).dtype), tuple(given[name].shape))
+        if found != (tensor.dtype, tensor.shape):
+            raise RunError(f"expected {tensor.dtype} {tensor.shape}, found {found[0]} {found[1]}", name)
+    for name in given:
+        if name not in expected:
+            raise RunError("the program changes no such weight", name, f"it changes {_listed(expected)}")
+    return TensorWeights({name: as_torch(value) for name, value in given.items()})
+
+
+def write_state(manifest: Manifest, program: RankProgram, rank: int, source: WeightSource) -> None:
+    """Write this rank's pieces of what `source` holds into the state of its program."""
+    for tensor in changing(manifest):
+        if tensor.is_on(rank):
+            program.state[tensor.name].copy_(source.read(tensor.name, local_intervals(tensor, manifest.mesh, rank)))
+
+
+def _listed(tensors: Mapping[str, Tensor]) -> str:
+    shown = ", ".join(list(tensors)[:6]) or "nothing"
+    return f"{shown} and {len(tensors) - 6} more" if len(tensors) > 6 else shown
