@@ -33,6 +33,7 @@ from distir_relax.pipeline import (
 )
 from distir_relax.runtime.sessions import Sessions
 from distir_relax.sharding import hazards_in, remarks
+from distir_relax.strategies.strategy import Strategy, as_strategy
 
 if TYPE_CHECKING:
     import torch
@@ -182,6 +183,7 @@ def compile(
     checkpoint: str | Path | None = None,
     shardings: Mapping[str, str] | None = None,
     mesh: DeviceMesh | int | Sequence[int] | None = None,
+    strategy: Strategy | str | None = None,
     tail: str = "ragged",
     name: str | None = None,
     gather_threshold: int = 1 << 20,
@@ -201,7 +203,8 @@ def compile(
     the model (`annotate_sharding`), or are given as `shardings`: glob patterns over names of parameters and inputs,
     each with its placement, together with `mesh`: a `DeviceMesh`, its shape, or a number of devices. A `mesh` given
     here takes the place of the one that annotations in the model name: the same model for another number of devices.
-    `tail` says what ranks with a short shard do: ``ragged`` (own shapes) or ``pad`` (filled up to the largest shard).
+    A `strategy`, such as ``"2/4/1/1"``, marks what annotations leave open: the batch, and weights, found from the
+    program itself (``docs/strategies.md``). `tail` says what ranks with a short shard do: ``ragged`` (own shapes) or ``pad`` (filled up to the largest shard).
 
     The plan has a copy of the weights as they are now. A model on the meta device compiles and simulates; `checkpoint`,
     a safetensors file or a folder of them, holds the data of its weights under the model's names, and is read when the
@@ -220,10 +223,14 @@ def compile(
     """
     found = snapshot(_import(model, example_inputs, example_kwargs, input_shapes, params, check_import))
     imported = found if checkpoint is None else with_checkpoint(found, checkpoint)
-    target = _target(given := None if mesh is None else as_mesh(mesh), shardings, imported.module)
+    chosen_strategy = None if strategy is None else as_strategy(strategy)
+    given = _given_mesh(mesh, chosen_strategy)
+    target = _target(given, shardings, imported.module, chosen_strategy is not None)
     scopes, layout = imported.scopes if outline else None, target if shardings else given
     hazards = hazards_in(imported.module, imported.tensors)
-    chosen = compile_passes(layout, tail, shardings, imported.names, scopes, imported.unused, imported.places, hazards)
+    chosen = compile_passes(
+        layout, tail, shardings, imported.names, scopes, imported.unused, imported.places, hazards, chosen_strategy
+    )
     if passes is not None:
         chosen = tuple(passes(chosen))
     # What is not valid is on disk before the verification says so.
@@ -245,12 +252,26 @@ def program_bundle(
     return program_to_bundle(name, module, run_passes(module, RANK_PASSES), tensors, backends)
 
 
-def _target(given: DeviceMesh | None, shardings: Mapping[str, str] | None, module: Module) -> DeviceMesh | None:
+def _given_mesh(mesh: DeviceMesh | int | Sequence[int] | None, strategy: Strategy | None) -> DeviceMesh | None:
+    """The mesh that is given, by itself or by a strategy."""
+    given = None if mesh is None else as_mesh(mesh)
+    if strategy is None:
+        return given
+    if given is not None and given.shape != strategy.mesh.shape:
+        raise AnnotationError(
+            f"the strategy {strategy} is for {strategy.mesh}, found mesh={given}", hint="leave the mesh out"
+        )
+    return strategy.mesh
+
+
+def _target(
+    given: DeviceMesh | None, shardings: Mapping[str, str] | None, module: Module, split: bool
+) -> DeviceMesh | None:
     """The mesh that a model is compiled for: what was given, or what its annotations name."""
     target = given or next(iter(module.meshes), None)
     if shardings and target is None:
         raise AnnotationError("shardings were given without a mesh", hint="pass mesh=2, for two devices")
-    if given is not None and given.size > 1 and not shardings and not _annotated(module):
+    if given is not None and given.size > 1 and not split and not shardings and not _annotated(module):
         warnings.warn(
             f"{given} was given, and nothing says what is split over it: every rank will compute everything. Give "
             'shardings={"PATTERN": "S[0]"} with names of parameters or inputs, or mark tensors with annotate_sharding',

@@ -24,6 +24,8 @@ from distir_relax.layout import DeviceMesh
 from distir_relax.lowering import FuseLocal, Project, ToDistIR, ToPlaces
 from distir_relax.ops import check
 from distir_relax.sharding import ApplyShardings, DelayReductions, Hazards, Propagate, remarks
+from distir_relax.strategies.apply import ApplyStrategy
+from distir_relax.strategies.strategy import Strategy
 
 RANK_PASSES: tuple[Pass, ...] = (Inline(), Project(), FuseLocal())
 AS_RANKS_RUN: tuple[Pass, ...] = (FuseLocal(),)
@@ -38,6 +40,7 @@ def compile_passes(
     unused: frozenset[str] = frozenset(),
     places: int = 1,
     hazards: Hazards = Hazards(),  # noqa: B008 (it is frozen)
+    strategy: Strategy | None = None,
 ) -> tuple[Pass, ...]:
     """The passes of `compile`: from an imported model to a program for each distinct rank.
 
@@ -45,11 +48,14 @@ def compile_passes(
     the program has no value for; `mesh` is needed for them, and takes the place of the model's own. `tail` is
     ``ragged`` or ``pad``. Where `scopes` says which module each value is made in, repeated blocks become functions.
     Of a program of several `places`, the mesh is that of one. `hazards` is what is known of the program's constants.
+    A `strategy` marks what `shardings` and the model leave open.
     """
     passes: list[Pass] = [] if scopes is None else [Outline(scopes)]
     if shardings:
         assert mesh is not None, "shardings are for a mesh"
         passes.append(ApplyShardings(shardings, mesh, names or {}, unused))
+    if strategy is not None:
+        passes.append(ApplyStrategy(strategy))
     placed = (ToPlaces(places),) if places > 1 else ()
     return (*passes, Propagate(mesh), DelayReductions(hazards), ToDistIR(tail), *placed, Project(), FuseLocal())
 

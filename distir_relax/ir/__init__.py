@@ -3,6 +3,7 @@
 from distir_relax.ir.inline import (
     Inline,
     Instance,
+    WrittenOut,
     called_first,
     inline,
     on_devices,
@@ -69,6 +70,7 @@ __all__ = [
     "Type",
     "Untyped",
     "Value",
+    "WrittenOut",
     "at_rank",
     "called_first",
     "count_uses",

@@ -9,9 +9,25 @@ from fnmatch import fnmatchcase
 from typing import ClassVar
 
 from distir_relax.errors import AnnotationError
-from distir_relax.ir import Function, Module, Op, Value, fresh_name
+from distir_relax.ir import Attribute, Function, Module, Op, Value, fresh_name
 from distir_relax.layout import DeviceMesh, print_placements
 from distir_relax.layout.fit import fit_annotation
+
+
+@dataclass(frozen=True, slots=True)
+class Mark:
+    """A layout asked for: by whom, the placements as text, and in which round it spreads (`sharding.spread`)."""
+
+    where: str
+    placements: str
+    round: int = 0
+
+    def op(self, value: Value, marked: Value) -> Op:
+        """The op that makes of `value` the `marked` one."""
+        attrs: dict[str, Attribute] = {"placements": self.placements}
+        if self.round:
+            attrs["round"] = self.round
+        return Op("annotate_sharding", (value,), (marked,), attrs, self.where)
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,8 +59,8 @@ class ApplyShardings:
                 f"for {module.meshes[0]}"
             )
         chosen = self._chosen({item.value.name: item.value.tensor.shape for item in module.main.inputs})
-        marks = {value: (f'shardings["{pattern}"]', text) for value, (pattern, text) in chosen.items()}
-        return replace(module, functions=(_mark_inputs(module.main, marks), *module.functions[1:]), meshes=(self.mesh,))
+        marks = {value: Mark(f'shardings["{pattern}"]', text) for value, (pattern, text) in chosen.items()}
+        return replace(module, functions=(mark_inputs(module.main, marks), *module.functions[1:]), meshes=(self.mesh,))
 
     def _chosen(self, shapes: Mapping[str, tuple[int, ...]]) -> dict[str, tuple[str, str]]:
         """The pattern and the placements of each value that a pattern matches."""
@@ -80,6 +96,22 @@ class ApplyShardings:
             raise _no_match(pattern, self.names)
 
 
+def mark_inputs(function: Function, marks: Mapping[str, Mark]) -> Function:
+    """The function with `marks` on inputs, by their names: an op on each, which all that used the input use instead."""
+    taken = {item.value.name for item in function.inputs}
+    taken |= {result.name for op in function.ops for result in op.results}
+    marked: dict[str, Value] = {}
+    heads: list[Op] = []
+    for item in function.inputs:
+        if (mark := marks.get(item.value.name)) is not None:
+            name = fresh_name(f"{item.value.name}.sharded", taken)
+            marked[item.value.name] = Value(name, item.value.type)
+            heads.append(mark.op(item.value, marked[item.value.name]))
+    ops = [replace(op, operands=tuple(marked.get(v.name, v) for v in op.operands)) for op in function.ops]
+    outputs = [replace(o, value=marked.get(o.value.name, o.value)) for o in function.outputs]
+    return replace(function, ops=(*heads, *ops), outputs=tuple(outputs))
+
+
 def _no_match(pattern: str, names: Iterable[str]) -> AnnotationError:
     known = list(names)
     near = difflib.get_close_matches(pattern.replace("*", "0"), known, n=3, cutoff=0.4)
@@ -89,21 +121,3 @@ def _no_match(pattern: str, names: Iterable[str]) -> AnnotationError:
         f'shardings["{pattern}"]',
         f"the nearest names are {listed}" if near else f"the names are such as {listed}",
     )
-
-
-def _mark_inputs(function: Function, marks: Mapping[str, tuple[str, str]]) -> Function:
-    """The function with an annotate op on each marked input, which all that used the input use instead."""
-    taken = {item.value.name for item in function.inputs}
-    taken |= {result.name for op in function.ops for result in op.results}
-    marked: dict[str, Value] = {}
-    heads: list[Op] = []
-    for item in function.inputs:
-        if item.value.name not in marks:
-            continue
-        where, text = marks[item.value.name]
-        name = fresh_name(f"{item.value.name}.sharded", taken)
-        marked[item.value.name] = Value(name, item.value.type)
-        heads.append(Op("annotate_sharding", (item.value,), (marked[item.value.name],), {"placements": text}, where))
-    ops = [replace(op, operands=tuple(marked.get(v.name, v) for v in op.operands)) for op in function.ops]
-    outputs = [replace(o, value=marked.get(o.value.name, o.value)) for o in function.outputs]
-    return replace(function, ops=(*heads, *ops), outputs=tuple(outputs))

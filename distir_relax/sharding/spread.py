@@ -1,7 +1,8 @@
 """How far annotations reach: from each annotated value, forwards and backwards over the factors of ops.
 
-The search is breadth first over all annotations at once, so the nearest annotation decides; it stops at values the
-user laid out otherwise and at ops that need a factor whole. Every value keeps the reason for its layout.
+The search is breadth first over all annotations of a round at once, so the nearest annotation decides; it stops at
+values that are laid out otherwise and at ops that need a factor whole. Annotations of a later round (an attribute of
+the mark; a user's are of round 0) reach what earlier ones have left. Every value keeps the reason for its layout.
 """
 
 from __future__ import annotations
@@ -65,7 +66,7 @@ class _Search:
     factoring: Factoring
     mesh: DeviceMesh
     wanted: Wanted = field(init=False)
-    queue: deque[tuple[str, int, Split, str]] = field(default_factory=deque)
+    rounds: dict[int, deque[tuple[str, int, Split, str]]] = field(default_factory=lambda: defaultdict(deque))
     users: Mapping[str, list[tuple[int, int]]] = field(init=False)
     """For each value, the (op number, tensor index) where it stands."""
     cut_by: dict[tuple[int, Slot], str] = field(default_factory=dict)
@@ -101,7 +102,7 @@ class _Search:
             self._cut(slot, axis, placement, op.location)
             self.wanted.splits[value.name][axis] = slot[1:]
             self.wanted.reasons[value.name, axis] = Reason(value.name, axis, op.location)
-            self.queue.append((value.name, axis, slot[1:], op.location))
+            self.rounds[_round(op)].append((value.name, axis, slot[1:], op.location))
 
     def _reject_contradiction(self, op: Op, text: str) -> None:
         source = op.operands[0].name
@@ -143,9 +144,13 @@ class _Search:
         return outer, self.factoring.size(slot), inner
 
     def run(self) -> None:
-        """Carry every wanted split as far as it goes."""
-        while self.queue:
-            name, axis, split, annotation = self.queue.popleft()
+        """Carry every wanted split as far as it goes, round by round."""
+        for number in sorted(self.rounds):
+            self._run(self.rounds[number])
+
+    def _run(self, queue: deque[tuple[str, int, Split, str]]) -> None:
+        while queue:
+            name, axis, split, annotation = queue.popleft()
             for number, position in self.users[name]:
                 op = self.function.ops[number]
                 tensors = (*op.operands, *op.results)
@@ -157,7 +162,8 @@ class _Search:
                             if atom.kind == WINDOW:
                                 self._cut_alike(axis, (name, *split), (tensors[other].name, *place))
                             way = () if is_annotation(op) else (op.name, atom.name, self._stored(name))
-                            self._reach(tensors[other].name, axis, place, Reason("", axis, annotation, *way))
+                            if self._reach(tensors[other].name, axis, place, Reason("", axis, annotation, *way)):
+                                queue.append((tensors[other].name, axis, place, annotation))
 
     def refine(self) -> None:
         """Where values are split along several axes by one class, divide what one axis leaves by the next.
@@ -216,11 +222,16 @@ class _Search:
         marked = self.wanted.pinned.get(name)
         return marked.operands[0].name if marked and self._is_stored(marked.operands[0].name) else name
 
-    def _reach(self, name: str, axis: int, split: Split, reason: Reason) -> None:
-        """Split a value that nothing has split, for a `reason` that does not name it yet."""
+    def _reach(self, name: str, axis: int, split: Split, reason: Reason) -> bool:
+        """Split a value that nothing has split, for a `reason` that does not name it yet; whether it was."""
         splits = self.wanted.splits[name]
         if name in self.wanted.pinned or splits[axis] is not None:
-            return
+            return False
         splits[axis] = split
         self.wanted.reasons[name, axis] = replace(reason, value=name)
-        self.queue.append((name, axis, split, reason.annotation))
+        return True
+
+
+def _round(op: Op) -> int:
+    found = op.attrs.get("round", 0)
+    return found if isinstance(found, int) else 0

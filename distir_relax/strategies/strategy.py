@@ -1,40 +1,102 @@
-"""A distribution strategy: degrees of data, tensor and pipeline parallelism, and the number of microbatches."""
+"""A distribution strategy: degrees of parallelism, microbatches, and what memory is saved by."""
 
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, fields
+from typing import Any
 
 from distir_relax.errors import DistIRError
+from distir_relax.layout import DeviceMesh
+
+CHECKPOINTS = ("none", "block", "selective")
 
 
 @dataclass(frozen=True, slots=True)
 class Strategy:
-    """D/T/P/K of the DistIR paper: ``Strategy.parse("4/2/2/32")`` is for 16 devices.
+    """How a model is distributed: ``Strategy.parse("4/2/2/32,zero=1")`` is for 16 devices.
 
-    Raises `DistIRError` for a degree or a number of microbatches below one.
+    `data`, `tensor`, `pipeline` and `microbatches` are the D/T/P/K of the DistIR paper. `schedule` and `chunks` say in
+    which order the stages of a pipeline work, and how many each device has. `zero` is what lies in parts along the data
+    axis: 1 the optimizer's state, 2 gradients too, 3 parameters too (Rajbhandari et al., ZeRO, 2020). `checkpoint` is
+    what the forward does not keep for the backward: ``none``, what is inside of a ``block``, or ``selective``, of that
+    what is cheap to compute again (Korthikanti et al., 2022). With `sequence_parallel`, activations between blocks are
+    split along the sequence over the tensor axis (same).
+
+    Raises `DistIRError` for a degree or a number of microbatches below one, and for a value that an option has not.
     """
 
     data: int = 1
     tensor: int = 1
     pipeline: int = 1
     microbatches: int = 1
+    schedule: str = "1f1b"
+    chunks: int = 1
+    zero: int = 0
+    checkpoint: str = "none"
+    sequence_parallel: bool = False
 
     def __post_init__(self) -> None:
-        if min(self.data, self.tensor, self.pipeline, self.microbatches) < 1:
+        if min(self.data, self.tensor, self.pipeline, self.microbatches, self.chunks) < 1:
             raise DistIRError(f"the degrees of a strategy are at least 1, found {self}")
+        if self.zero not in range(4):
+            raise DistIRError(f"zero is 0, 1, 2 or 3, found {self.zero}", f"strategy {self}")
+        if self.checkpoint not in CHECKPOINTS:
+            raise DistIRError(f"checkpoint is {', '.join(CHECKPOINTS)}, found {self.checkpoint!r}", f"strategy {self}")
 
     @property
     def devices(self) -> int:
         """How many devices it needs."""
         return self.data * self.tensor * self.pipeline
 
+    @property
+    def mesh(self) -> DeviceMesh:
+        """The devices of one stage: data x tensor."""
+        return DeviceMesh((self.data, self.tensor), ("data", "tensor"))
+
     @classmethod
     def parse(cls, text: str) -> Strategy:
-        """Read ``D/T/P/K``. Raises `DistIRError` for other texts."""
-        if not re.fullmatch(r"\d+/\d+/\d+/\d+", text.strip()):
+        """Read ``D/T/P/K``, with options behind: ``2/4/1/8,zero=1,checkpoint=block,sequence_parallel``.
+
+        Raises `DistIRError` for other texts.
+        """
+        degrees, *options = (part.strip() for part in text.split(","))
+        if not re.fullmatch(r"[0-9]+(/[0-9]+){3}", degrees):
             raise DistIRError(f"expected a strategy D/T/P/K such as 4/2/2/32, found {text!r}")
-        return cls(*map(int, text.strip().split("/")))
+        if len(degrees) > 64:
+            raise DistIRError("expected a strategy D/T/P/K such as 4/2/2/32, found numbers without end")
+        return cls(*map(int, degrees.split("/")), **dict(_option(part, text) for part in options))
 
     def __str__(self) -> str:
-        return f"{self.data}/{self.tensor}/{self.pipeline}/{self.microbatches}"
+        shown = f"{self.data}/{self.tensor}/{self.pipeline}/{self.microbatches}"
+        for name, default in _OPTIONS.items():
+            value = getattr(self, name)
+            if value != default:
+                shown += f",{name}" if value is True else f",{name}={value}"
+        return shown
+
+
+_OPTIONS: Mapping[str, Any] = {f.name: f.default for f in fields(Strategy)[4:]}
+_READ: Mapping[type, Callable[[str], Any]] = {
+    int: lambda text: int(text) if re.fullmatch(r"[0-9]{1,9}", text) else None,
+    str: lambda text: text or None,
+    bool: {"": True, "true": True, "false": False, "1": True, "0": False}.get,
+}
+
+
+def as_strategy(strategy: Strategy | str) -> Strategy:
+    """A strategy as a user may give one. Raises `DistIRError` for a text that is none."""
+    return strategy if isinstance(strategy, Strategy) else Strategy.parse(strategy)
+
+
+def _option(part: str, text: str) -> tuple[str, Any]:
+    name, _, value = (word.strip() for word in part.partition("="))
+    if name not in _OPTIONS:
+        raise DistIRError(f"expected {', '.join(_OPTIONS)} behind D/T/P/K, found {part!r}", f"strategy {text!r}")
+    kind = type(_OPTIONS[name])
+    found = _READ[kind](value.lower())
+    if found is None:
+        expected = {int: "a number", str: "a word", bool: "true or false"}[kind]
+        raise DistIRError(f"expected {expected} for {name}, found {value!r}", f"strategy {text!r}")
+    return name, found

@@ -1,0 +1,84 @@
+"""What is known of the factor classes of a program: what a split of each would save, and what it would send.
+
+A class is a dim wherever it appears in a model: the samples of a batch, the heads of a layer, a vocabulary
+(`sharding.factors`). No model is known here, and no op by name.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from dataclasses import dataclass, field
+
+from distir_relax.cost.roofline import flops
+from distir_relax.ir import Function
+from distir_relax.ops import BLOCKED, PARALLEL, WINDOW, lookup
+from distir_relax.sharding.factors import Factoring, Slot, factorize, is_annotation
+
+
+@dataclass(frozen=True, slots=True)
+class Classes:
+    """The classes of a program with its calls written out, each by the slot that stands for it.
+
+    `work` is what the ops compute, in operations, that a split of the class divides between devices; `sent` the bytes
+    that its sums take, or that must be gathered; `weights` the bytes of the parameters that it divides. `rivals` are
+    classes of which some product has one dim each: only one of them can divide it along a mesh axis.
+    """
+
+    function: Function
+    factoring: Factoring
+    work: dict[Slot, float] = field(default_factory=lambda: defaultdict(float))
+    sent: dict[Slot, float] = field(default_factory=lambda: defaultdict(float))
+    weights: dict[Slot, float] = field(default_factory=lambda: defaultdict(float))
+    rivals: dict[Slot, set[Slot]] = field(default_factory=lambda: defaultdict(set))
+
+    def size(self, owner: Slot) -> int:
+        """How many units the class has."""
+        return self.factoring.size(owner)
+
+    def of(self, name: str, dim: int) -> Slot | None:
+        """The class that ``S[dim]`` of a value would split; None for a dim of one element or none."""
+        slots = self.factoring.slots[name][dim]
+        found = [(name, dim, i) for i in range(len(slots))]
+        found = [slot for slot in found if not self.factoring.is_blocked(slot)] or found[:1]
+        return self.factoring.classes[found[0]] if found else None
+
+
+def classes_of(function: Function) -> Classes:
+    """The classes of a function of the global stage that calls no other."""
+    classes = Classes(function, factorize(function))
+    owners = classes.factoring.classes
+    for item in function.inputs:
+        if item.role == "parameter":
+            for dim in range(len(item.value.tensor.shape)):
+                if (owner := classes.of(item.value.name, dim)) is not None:
+                    classes.weights[owner] += item.value.tensor.bytes
+    works: dict[object, float] = {}
+    for op, atoms in zip(function.ops, classes.factoring.atoms, strict=True):
+        if is_annotation(op):
+            continue
+        values = (*op.operands, *op.results)
+        key = (op.name, id(op.attrs), *(v.type for v in values))
+        if key not in works:
+            operands, results = [v.tensor for v in op.operands], [v.tensor for v in op.results]
+            works[key] = flops(lookup(op.name, op.location), operands, op.attrs, results)
+        split: set[Slot] = set()
+        sums = False
+        for atom in atoms:
+            place = next(((v, p) for v, p in zip(values, atom.places, strict=True) if p is not None), None)
+            if place is None or atom.kind == WINDOW:
+                continue
+            owner = owners[place[0].name, *place[1]]
+            if atom.kind == BLOCKED:
+                classes.sent[owner] += place[0].tensor.bytes
+                continue
+            if owner not in split:
+                classes.work[owner] += works[key]
+            split.add(owner)
+            if atom.kind != PARALLEL:
+                sums = True
+                # An all-reduce sends what it reduces twice.
+                classes.sent[owner] += 2.0 * sum(v.tensor.bytes for v in op.results)
+        if sums:
+            for owner in split:
+                classes.rivals[owner] |= split - {owner}
+    return classes
