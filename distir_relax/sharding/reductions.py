@@ -17,10 +17,11 @@ times infinity or NaN, by zero              must be reduced first where it is kn
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import ClassVar
 
-from distir_relax.ir import DTensorType, Function, Module, Op, Value, count_uses
+from distir_relax.ir import DTensorType, Function, Module, Op, Value, called_first, count_uses, fresh_name, makers
 from distir_relax.layout import Partial, Replicate, print_placements
 from distir_relax.ops import Trait, lookup
 from distir_relax.sharding.hazards import Hazards, spread
@@ -36,9 +37,53 @@ class DelayReductions:
     gives: ClassVar[str] = "sharded"
 
     def run(self, module: Module) -> Module:
-        """Move every reduction as late as is legal and no dearer. None leaves its function or enters another."""
+        """Move every reduction as late as is legal and no dearer; out of functions, too, to where they are called."""
         known = spread(module, self.hazards)
-        return replace(module, functions=tuple(_delay(f, known.get(f.name, Hazards())) for f in module.functions))
+        names: dict[str, set[str]] = {
+            f.name: {i.value.name for i in f.inputs} | {v.name for op in f.ops for v in op.results}
+            for f in module.functions
+        }
+        left: dict[str, dict[int, Op]] = {}
+        delayed: dict[str, Function] = {}
+        for function in called_first(module):
+            function = _with_reductions_of_calls(function, left, names[function.name])
+            function = _delay(function, known.get(function.name, Hazards()))
+            if function.name != module.main.name:
+                function, left[function.name] = _without_last_reductions(function)
+            delayed[function.name] = function
+        return replace(module, functions=tuple(delayed[f.name] for f in module.functions))
+
+
+def _without_last_reductions(function: Function) -> tuple[Function, dict[int, Op]]:
+    """The function with results as they are before a last reduction; and these reductions, by number of output."""
+    uses, made = count_uses(function), makers(function)
+    left = {
+        number: op
+        for number, output in enumerate(function.outputs)
+        if (op := made.get(output.value.name)) is not None
+        and _is_redistribution(op)
+        and _reduced_axes(op)
+        and uses[output.value.name] == 1
+    }
+    outputs = tuple(replace(o, value=left[i].operands[0]) if i in left else o for i, o in enumerate(function.outputs))
+    gone = {op.results[0].name for op in left.values()}
+    ops = tuple(op for op in function.ops if op.results[0].name not in gone)
+    return replace(function, ops=ops, outputs=outputs), left
+
+
+def _with_reductions_of_calls(function: Function, left: Mapping[str, Mapping[int, Op]], taken: set[str]) -> Function:
+    """The function with the reductions behind its calls that what they call has `left` to it."""
+    ops: list[Op] = []
+    for op in function.ops:
+        missing = left.get(op.callee, {}) if op.callee else {}
+        results, behind = list(op.results), []
+        for number, reduction in missing.items():
+            whole = op.results[number]
+            pending = replace(reduction.operands[0], name=fresh_name(f"{whole.name}.partial", taken))
+            results[number] = pending
+            behind.append(replace(reduction, operands=(pending,), results=(whole,), location=op.location))
+        ops += [replace(op, results=tuple(results)), *behind]
+    return replace(function, ops=tuple(ops))
 
 
 def _delay(function: Function, hazards: Hazards) -> Function:

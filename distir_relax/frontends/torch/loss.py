@@ -1,0 +1,75 @@
+"""A torch model together with its loss, read in as one program that gives a number."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any
+
+from distir_relax.errors import ImportModelError
+
+if TYPE_CHECKING:
+    import torch
+
+TARGETS = "targets"
+"""The argument by which a call of a model with its loss takes the targets."""
+
+Loss = Callable[[Any, Any], Any]
+
+
+@contextmanager
+def with_loss(model: torch.nn.Module, loss: Loss | None) -> Iterator[None]:
+    """Inside, a call of `model` gives the loss of what it returns: ``loss(output, targets)``.
+
+    The call takes what the model's does, and the targets by keyword. Without a `loss` the model gives its own: a
+    number, or what it returns has one under ``loss`` (transformers models, called with labels). Raises
+    `ImportModelError` where there is none.
+    """
+    original, own = model.forward, "forward" in vars(model)
+    parameters = list(inspect.signature(original).parameters.values())
+    if loss is not None and any(p.name == TARGETS for p in parameters):
+        raise ImportModelError(
+            f"{type(model).__name__}.forward has a parameter {TARGETS!r} itself",
+            hint="give no loss, and let the model return it",
+        )
+
+    def forward(*args: Any, **kwargs: Any) -> Any:
+        if loss is None:
+            return _own_loss(model, original(*args, **kwargs))
+        targets = kwargs.pop(TARGETS)
+        return loss(original(*args, **kwargs), targets)
+
+    if loss is not None:
+        keyword = inspect.Parameter(TARGETS, inspect.Parameter.KEYWORD_ONLY)
+        last = bool(parameters) and parameters[-1].kind is inspect.Parameter.VAR_KEYWORD
+        parameters.insert(len(parameters) - last, keyword)
+    forward.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
+    model.forward = forward
+    try:
+        yield
+    finally:
+        if own:
+            model.forward = original
+        else:
+            del model.forward
+
+
+def call_of(inputs: Any, targets: Any = None, has_loss: bool = True) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    """The call of a model with its loss on a batch: `inputs` are a tensor, a tuple, or a dict of keyword arguments."""
+    if isinstance(inputs, Mapping):
+        args, kwargs = (), dict(inputs)
+    else:
+        args, kwargs = tuple(inputs) if isinstance(inputs, (tuple, list)) else (inputs,), {}
+    return args, {**kwargs, TARGETS: targets} if has_loss else kwargs
+
+
+def _own_loss(model: torch.nn.Module, output: Any) -> Any:
+    found = output.get("loss") if isinstance(output, Mapping) else getattr(output, "loss", output)
+    if found is None or not hasattr(found, "dtype"):
+        raise ImportModelError(
+            f"expected {type(model).__name__} to return its loss, found "
+            f"{'none' if found is None else type(found).__name__}",
+            hint="give loss=, or what the model computes it from: labels, for transformers models",
+        )
+    return found
