@@ -204,7 +204,8 @@ def compile(
     each with its placement, together with `mesh`: a `DeviceMesh`, its shape, or a number of devices. A `mesh` given
     here takes the place of the one that annotations in the model name: the same model for another number of devices.
     A `strategy`, such as ``"2/4/1/1"``, marks what annotations leave open: the batch, and weights, found from the
-    program itself (``docs/strategies.md``). `tail` says what ranks with a short shard do: ``ragged`` (own shapes) or ``pad`` (filled up to the largest shard).
+    program itself (``docs/strategies.md``). `tail` says what ranks with a short shard do: ``ragged`` (own shapes) or
+    ``pad`` (filled up to the largest shard).
 
     The plan has a copy of the weights as they are now. A model on the meta device compiles and simulates; `checkpoint`,
     a safetensors file or a folder of them, holds the data of its weights under the model's names, and is read when the

@@ -21,7 +21,7 @@ from distir_relax.frontends.imported import Frame
 from distir_relax.frontends.outline import Outline
 from distir_relax.ir import Inline, Module, Pass, name_of, print_module, print_pass, verify
 from distir_relax.layout import DeviceMesh
-from distir_relax.lowering import FuseLocal, Project, ToDistIR, ToPlaces
+from distir_relax.lowering import FuseLocal, Microbatches, Project, ToDistIR, ToPlaces
 from distir_relax.ops import check
 from distir_relax.sharding import ApplyShardings, DelayReductions, Hazards, Propagate, remarks
 from distir_relax.strategies.apply import ApplyStrategy
@@ -56,6 +56,8 @@ def compile_passes(
         passes.append(ApplyShardings(shardings, mesh, names or {}, unused))
     if strategy is not None:
         passes.append(ApplyStrategy(strategy))
+        if strategy.microbatches > 1:
+            passes.append(Microbatches(strategy.microbatches, hazards))
     placed = (ToPlaces(places),) if places > 1 else ()
     return (*passes, Propagate(mesh), DelayReductions(hazards), ToDistIR(tail), *placed, Project(), FuseLocal())
 

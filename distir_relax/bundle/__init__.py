@@ -6,6 +6,7 @@ from distir_relax.bundle.bundle import RECORDS_FILE, STAGE_FILES, Bundle
 from distir_relax.bundle.format import (
     BACKENDS,
     FORMAT,
+    Division,
     Manifest,
     Program,
     Shard,
@@ -25,6 +26,7 @@ __all__ = [
     "RECORDS_FILE",
     "STAGE_FILES",
     "Bundle",
+    "Division",
     "FileWeights",
     "Manifest",
     "Program",

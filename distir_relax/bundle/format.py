@@ -8,7 +8,7 @@ from __future__ import annotations
 import itertools
 import math
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields, is_dataclass
 from typing import Any
 
@@ -97,10 +97,20 @@ class Program:
 
 
 @dataclass(frozen=True)
+class Division:
+    """What users know as one input or output: the programs take, or give, its `parts` along `dim`, by their names."""
+
+    name: str
+    dim: int
+    parts: tuple[str, ...]
+
+
+@dataclass(frozen=True)
 class Manifest:
     """The table of contents of a bundle. Raises BundleError when its parts do not fit each other.
 
-    `updates` leads from each weight that the programs change to the output that is its new value.
+    `updates` leads from each weight that the programs change to the output that is its new value. `divided_inputs` and
+    `divided_outputs` are those that come in parts, one a microbatch.
     """
 
     name: str
@@ -113,6 +123,8 @@ class Manifest:
     outputs: tuple[Tensor, ...]
     weights: tuple[Tensor, ...] = ()
     updates: Mapping[str, str] = field(default_factory=dict)
+    divided_inputs: tuple[Division, ...] = ()
+    divided_outputs: tuple[Division, ...] = ()
     checksums: Mapping[str, str] = field(default_factory=dict)
     format: int = FORMAT
 
@@ -131,6 +143,8 @@ class Manifest:
                 raise BundleError(f"names are given twice: {', '.join(sorted(repeated))}")
         for name in (*self.checksums, *(path for program in self.programs for path in program.paths)):
             check_name(name, BundleError)
+        for divisions, tensors in ((self.divided_inputs, self.inputs), (self.divided_outputs, self.outputs)):
+            _check_divisions(divisions, tensors)
         weights, outputs = {t.name for t in self.weights}, {t.name for t in self.outputs}
         for weight, output in self.updates.items():
             if weight not in weights or output not in outputs:
@@ -174,8 +188,25 @@ class Manifest:
             outputs=tuple(map(_tensor, top.rows("outputs"))),
             weights=tuple(map(_tensor, top.rows("weights", []))),
             updates=top.by_name("updates"),
+            divided_inputs=tuple(map(_division, top.rows("divided_inputs", []))),
+            divided_outputs=tuple(map(_division, top.rows("divided_outputs", []))),
             checksums=top.by_name("checksums"),
         )
+
+
+def _division(row: Fields) -> Division:
+    return Division(row.text("name"), row.whole("dim"), row.texts("parts"))
+
+
+def _check_divisions(divisions: Sequence[Division], tensors: Sequence[Tensor]) -> None:
+    """Raise BundleError unless the parts of each are tensors alike but for the dim that divides them."""
+    known = {tensor.name: tensor for tensor in tensors}
+    for division in divisions:
+        parts = [known[name] for name in division.parts if name in known]
+        alike = {(t.dtype, t.shape[: division.dim], t.shape[division.dim + 1 :]) for t in parts}
+        fits = parts and len(parts) == len(division.parts) and 0 <= division.dim < len(parts[0].shape)
+        if not fits or len(alike) != 1 or division.name in known:
+            raise BundleError(f"{division.name!r} cannot be {', '.join(division.parts)} along dim {division.dim}")
 
 
 def local_intervals(tensor: Tensor, mesh: DeviceMesh, rank: int) -> list[list[Interval]]:

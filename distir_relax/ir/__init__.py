@@ -28,7 +28,7 @@ from distir_relax.ir.program import (
     Value,
     fresh_name,
 )
-from distir_relax.ir.records import Gather, Reason, Record, parse_records, print_records
+from distir_relax.ir.records import BatchDim, Divided, Gather, Reason, Record, parse_records, print_records
 from distir_relax.ir.tidy import without_unused_outputs
 from distir_relax.ir.types import (
     DTensorType,
@@ -50,7 +50,9 @@ __all__ = [
     "STAGES",
     "WAIT",
     "Attribute",
+    "BatchDim",
     "DTensorType",
+    "Divided",
     "Function",
     "Gather",
     "Inline",

@@ -61,9 +61,44 @@ class Gather:
         )
 
 
-Record = Reason | Gather
+@dataclass(frozen=True, slots=True)
+class BatchDim:
+    """An input has its samples along a dim: `size` of them, or a multiple."""
 
-_KINDS: dict[str, type[Reason] | type[Gather]] = {"reason": Reason, "gather": Gather}
+    value: str
+    dim: int
+    size: int
+
+    def __str__(self) -> str:
+        return f"%{self.value} has {self.size} samples along dim {self.dim}"
+
+
+@dataclass(frozen=True, slots=True)
+class Divided:
+    """An input or output (`role`) that the program takes, or gives, in several along a dim: `parts` are their names."""
+
+    role: str
+    value: str
+    dim: int
+    parts: str
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """The names of the parts, in order."""
+        return tuple(self.parts.split())
+
+    def __str__(self) -> str:
+        return f"the {self.role} {self.value} is {len(self.names)} parts along dim {self.dim}: {self.parts}"
+
+
+Record = Reason | Gather | BatchDim | Divided
+
+_KINDS: dict[str, type[Reason] | type[Gather] | type[BatchDim] | type[Divided]] = {
+    "reason": Reason,
+    "gather": Gather,
+    "batch dim": BatchDim,
+    "divided": Divided,
+}
 
 
 def print_records(records: Sequence[Record]) -> str:

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 from distir_relax.bundle import Bundle, WeightSource
 from distir_relax.runtime.backends import RankProgram, load_program
+from distir_relax.runtime.divisions import in_parts, joined, parts_of
 from distir_relax.runtime.inputs import local_inputs
 from distir_relax.runtime.machine import rank_device
 from distir_relax.runtime.outputs import collect_output
@@ -48,22 +49,25 @@ class RankSession:
 
     def __call__(self, inputs: Mapping[str, Array], outputs: Collection[str] | None = None) -> dict[str, torch.Tensor]:
         """Run once on global arrays: the global outputs on rank 0, those named or all; nothing on the others."""
-        local = local_inputs(self.bundle.manifest, inputs, self.communicator.rank, self.communicator.device)
+        manifest, comm = self.bundle.manifest, self.communicator
+        local = local_inputs(manifest, in_parts(manifest, inputs), comm.rank, comm.device)
         return self.run_local(local, outputs)
 
     def run_local(self, local: list[torch.Tensor], outputs: Collection[str] | None = None) -> dict[str, torch.Tensor]:
         """Run once on this rank's shards of the inputs, in the manifest's order; see `__call__`."""
-        check_wanted(self.bundle.manifest, outputs)
+        manifest = self.bundle.manifest
+        wanted = parts_of(manifest, outputs)
+        check_wanted(manifest, wanted)
         program, comm = self._loaded(), self.communicator
         comm.progress, comm.traffic = Progress(), Traffic()
         with self._world.running(comm.progress, program.steps):
             self._wait_at("the start of the run")
             comm.progress.last = None
-            self.seconds, found = run_step(self.bundle, comm, program, local, outputs)
+            self.seconds, found = run_step(self.bundle, comm, program, local, wanted)
             # A rank that left early could not say, in a stall of the others, that it has finished.
             self._wait_at("the end of the run")
         comm.checks_steps = False
-        return found
+        return joined(manifest, found)
 
     def state(self) -> dict[str, torch.Tensor]:
         """The global tensors of all weights that the program changes, by name, on rank 0; nothing on the others."""

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 from distir_relax.bundle import Bundle, WeightSource
 from distir_relax.errors import DistIRError, RunError
 from distir_relax.runtime.backends import load_program
+from distir_relax.runtime.divisions import in_parts, joined, parts_of
 from distir_relax.runtime.inputs import check_inputs, local_inputs
 from distir_relax.runtime.machine import rank_device
 from distir_relax.runtime.progress import Progress, Traffic
@@ -69,9 +70,11 @@ class Session:
         """
         with self._exclusive:
             self._check_open()
-            check_inputs(self.bundle.manifest, inputs)
-            check_wanted(self.bundle.manifest, outputs)
-            return self._run(inputs, self._timeout if timeout is None else timeout, outputs)
+            manifest = self.bundle.manifest
+            parts, wanted = in_parts(manifest, inputs), parts_of(manifest, outputs)
+            check_inputs(manifest, parts)
+            check_wanted(manifest, wanted)
+            return joined(manifest, self._run(parts, self._timeout if timeout is None else timeout, wanted))
 
     def state(self) -> dict[str, torch.Tensor]:
         """The global tensors of all weights that the program changes, by name: the caller's own, on the CPU."""

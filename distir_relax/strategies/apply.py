@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 from typing import ClassVar
 
 from distir_relax.errors import AnnotationError, DistIRError
-from distir_relax.ir import Input, Instance, Module, Op, WrittenOut, written_out
+from distir_relax.ir import BatchDim, Input, Instance, Module, Op, WrittenOut, written_out
 from distir_relax.layout import DeviceMesh, Placement, R, Shard, print_placements
 from distir_relax.layout.fit import fit_annotation
 from distir_relax.sharding.apply import Mark, mark_inputs
@@ -32,8 +32,8 @@ class ApplyStrategy:
     The batch is split over the data axis, and each parameter along the one class of the tensor axis that it has.
     Parameters and inputs that the user marked stay as they are; a mark for a mesh of one axis is one for the tensor
     axis, or else the data axis, by its size. Raises `DistIRError` for a model without a batch, and for a batch with
-    fewer samples than there are microbatches on all data-parallel ranks; `AnnotationError` where marks are for a mesh
-    that is not the strategy's.
+    fewer samples than there are data-parallel ranks, or microbatches; `AnnotationError` where marks are for a mesh that
+    is not the strategy's.
     """
 
     takes: ClassVar[tuple[str, ...]] = ("global",)
@@ -52,13 +52,13 @@ class ApplyStrategy:
         whole = written_out(module, module.main)
         classes = classes_of(whole.function)
         batch = find_batch(classes) if strategy.data * strategy.microbatches > 1 else None
-        if batch is not None and batch.size < strategy.data * strategy.microbatches:
-            raise DistIRError(
-                f"a batch of {batch.size} has too few samples for {strategy.data} data-parallel ranks with "
-                f"{strategy.microbatches} microbatches each",
-                f"strategy {strategy}",
-                f"give an example of at least {strategy.data * strategy.microbatches} samples",
-            )
+        for count, what in ((strategy.data, "data-parallel ranks"), (strategy.microbatches, "microbatches")):
+            if batch is not None and batch.size < count:
+                raise DistIRError(
+                    f"a batch of {batch.size} has too few samples for {count} {what}",
+                    f"strategy {strategy}",
+                    f"give an example of at least {count} samples",
+                )
         module = _on_mesh(module, whole, classes, batch, strategy)
         known = {op.operands[0].name for op in whole.function.ops if is_annotation(op)}
         taken = frozenset(tensor_classes(classes, strategy.tensor) if strategy.tensor > 1 else ())
@@ -68,7 +68,9 @@ class ApplyStrategy:
             if item.value.name not in known and (placements := _placements(item, classes, batch, taken, strategy))
         }
         main = mark_inputs(module.main, marks)
-        return replace(module, functions=(main, *module.functions[1:]), meshes=(strategy.mesh,))
+        dims = () if batch is None else tuple(BatchDim(name, dim, batch.size) for name, dim in batch.dims.items())
+        functions = (main, *module.functions[1:])
+        return replace(module, functions=functions, meshes=(strategy.mesh,), records=(*module.records, *dims))
 
 
 def _placements(
@@ -99,7 +101,7 @@ def _on_mesh(module: Module, whole: WrittenOut, classes: Classes, batch: Batch |
         if dim is not None and strategy.data > 1:
             placements[0] = Shard(dim)
         placements[axis] = placement
-        found.setdefault((function, number), print_placements(placements))
+        found.setdefault((function, number), print_placements(tuple(placements)))
     functions = tuple(
         replace(f, ops=tuple(_remarked(op, found.get((f.name, i))) for i, op in enumerate(f.ops)))
         for f in module.functions

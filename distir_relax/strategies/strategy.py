@@ -66,7 +66,8 @@ class Strategy:
             raise DistIRError(f"expected a strategy D/T/P/K such as 4/2/2/32, found {text!r}")
         if len(degrees) > 64:
             raise DistIRError("expected a strategy D/T/P/K such as 4/2/2/32, found numbers without end")
-        return cls(*map(int, degrees.split("/")), **dict(_option(part, text) for part in options))
+        data, tensor, pipeline, microbatches = map(int, degrees.split("/"))
+        return cls(data, tensor, pipeline, microbatches, **dict(_option(part, text) for part in options))
 
     def __str__(self) -> str:
         shown = f"{self.data}/{self.tensor}/{self.pipeline}/{self.microbatches}"

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 from distir_relax import bundle as format_
 from distir_relax.errors import DistIRError, PlacementError, VerificationError
 from distir_relax.ir import (
+    Divided,
     DTensorType,
     Function,
     Module,
@@ -162,9 +163,16 @@ def _bundle(
         outputs=tuple(_tensor(label, kind, mesh) for label, kind in outputs),
         weights=tuple(_tensor(label, kind, mesh) for label, kind, role in inputs if role != "input"),
         updates=updates,
+        divided_inputs=_divisions(ranked, "input"),
+        divided_outputs=_divisions(ranked, "output"),
     )
     texts = {**texts, "ranked.txt": print_module(ranked), format_.RECORDS_FILE: print_records(ranked.records)}
     return format_.Bundle(manifest, files, format_.TensorWeights(tensors), texts)
+
+
+def _divisions(module: Module, role: str) -> tuple[format_.Division, ...]:
+    found = (record for record in module.records if isinstance(record, Divided) and record.role == role)
+    return tuple(format_.Division(record.value, record.dim, record.names) for record in found)
 
 
 def _check_tensors(expected: Sequence[tuple[str, DTensorType]], tensors: Mapping[str, torch.Tensor]) -> None:

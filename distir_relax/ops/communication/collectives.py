@@ -7,6 +7,7 @@ from typing import Any
 
 from distir_relax.ir import TensorType
 from distir_relax.layout import Collective
+from distir_relax.ops.communication import in_turn
 from distir_relax.ops.table import (
     Attrs,
     Cost,
@@ -31,6 +32,7 @@ define(
         torch="comm.all_reduce({0}, {axis}, {op}, step={step})",
         attributes={"axis": AXIS, "op": OP},
         together=lambda parts, attrs: [_reduced(parts, attrs["op"]).clone() for _ in parts],
+        in_turn=in_turn.reduced,
     ),
     cost=Cost(collective=Collective.ALL_REDUCE),
     traits={Trait.ON_COMMUNICATOR, Trait.COMMUNICATES},
@@ -42,6 +44,7 @@ define(
         torch="comm.all_gather({0}, {axis}, {dim}, {sizes}, step={step})",
         attributes={"axis": AXIS, "dim": "the dim to make whole", "sizes": SIZES},
         together=lambda parts, attrs: [_joined(parts, attrs["dim"]) for _ in parts],
+        in_turn=in_turn.gathered,
     ),
     cost=Cost(flops=no_flops, collective=Collective.ALL_GATHER),
     traits={Trait.ON_COMMUNICATOR, Trait.COMMUNICATES},
@@ -63,6 +66,7 @@ define(
         attributes={"axis": AXIS, "dim": "the dim to split", "sizes": SIZES, "size": SIZE, "op": OP},
         together=lambda parts, attrs: list(_reduced(parts, attrs["op"]).split(attrs["sizes"], attrs["dim"])),
         own=frozenset({"size"}),
+        in_turn=in_turn.reduced_in_parts,
     ),
     cost=Cost(collective=Collective.REDUCE_SCATTER),
     traits={Trait.ON_COMMUNICATOR, Trait.COMMUNICATES},
@@ -91,6 +95,7 @@ define(
             for i in range(len(parts))
         ],
         own=frozenset({"size"}),
+        in_turn=in_turn.exchanged,
     ),
     cost=Cost(flops=no_flops, collective=Collective.ALL_TO_ALL, pieces=lambda attrs, i: attrs["split_sizes"]),
     traits={Trait.ON_COMMUNICATOR, Trait.COMMUNICATES},
@@ -113,6 +118,7 @@ define(
             for i in range(len(parts))
         ],
         own=frozenset({"size"}),
+        in_turn=in_turn.resplit,
     ),
     cost=Cost(flops=no_flops, collective=Collective.ALL_TO_ALL, pieces=lambda attrs, i: attrs["pieces"][i]),
     traits={Trait.ON_COMMUNICATOR, Trait.COMMUNICATES},

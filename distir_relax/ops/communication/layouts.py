@@ -39,6 +39,17 @@ for _name, _trait in (("annotate_sharding", Trait.ANNOTATION), ("redistribute", 
     )
 
 define(
+    # A mark that waits while a program is divided otherwise.
+    "mark_aside",
+    Semantics(infer=same_type, torch="{0}", linear=(operands(0),)),
+    Split(_identity_rule),
+    cost=FREE,
+    code=Code(relax="{0}"),
+    gradient=gradient_of("g"),
+    traits={Trait.VIEW},
+)
+
+define(
     "to_place",
     Semantics(infer=same_type, torch="{0}", linear=(operands(0),)),
     Split(_identity_rule),

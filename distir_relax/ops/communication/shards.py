@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from distir_relax.ir import TensorType
+from distir_relax.ops.communication import in_turn
 from distir_relax.ops.communication.collectives import AXIS, SIZE, SIZES, own_part
 from distir_relax.ops.table import FREE, Attrs, Code, Semantics, Trait, Types, define, resized
 
@@ -15,6 +16,7 @@ define(
         attributes={"axis": AXIS, "dim": "the dim to split", "sizes": SIZES, "size": SIZE},
         torch="comm.shard({0}, {axis}, {dim}, {sizes})",
         together=lambda parts, attrs: [x.split(attrs["sizes"], attrs["dim"])[i] for i, x in enumerate(parts)],
+        in_turn=in_turn.own_parts,
     ),
     cost=FREE,
     traits={Trait.ON_COMMUNICATOR, Trait.VIEW},
@@ -28,6 +30,7 @@ define(
         attributes={"axis": AXIS, "sizes": SIZES, "dtype": "the dtype of the result"},
         torch="comm.shard_start({axis}, {sizes}, {dtype})",
         together=lambda parts, attrs: _starts(attrs),
+        in_turn=in_turn.starts,
     ),
     cost=FREE,
     traits={Trait.ON_COMMUNICATOR},
@@ -51,6 +54,7 @@ define(
             + ", ".join(_stretches(attrs, "{{{{0}}}}[{p}{{a}}:{{b}}]".format(p=":, " * attrs["dim"])))
             + "], {dim})"
         ),
+        in_turn=in_turn.stretches,
     ),
     cost=FREE,
     code=Code(

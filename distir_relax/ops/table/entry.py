@@ -41,6 +41,7 @@ Expand = Callable[[Expansion], tuple[Value, ...]]
 Work = Callable[[Types, Attrs, Types], float]
 Product = Callable[[Types, Attrs, Types], tuple[int, int, int, int]]
 Pieces = Callable[[Attrs, int], Sequence[int]]
+InTurn = Callable[[Any, Sequence[Value], Sequence[Attrs]], list[Value]]
 
 
 class Trait(Enum):
@@ -115,6 +116,9 @@ class Semantics:
     and the attributes, the result on each."""
     attributes: Mapping[str, str] = field(default_factory=dict)
     """Of an op that a person may write: the attributes that it must have, and what each of them says."""
+    in_turn: InTurn | None = None
+    """Of an op of distributed programs, where all devices along its axis are one, which does their parts in turn: from
+    a builder, the operand of each (none for an op without operands) and the attributes of each, the result of each."""
     own: frozenset[str] = frozenset()
     """Of an op of the communicator: the attributes that are each device's own; the others are the same on all that take
     part."""

@@ -1,0 +1,285 @@
+"""Microbatches: the samples of a batch worked through in parts, one after the other.
+
+Microbatches are a mesh axis laid out in time. The program is split along it as along any other: propagation says what
+is done for each part, where sums are pending, what is the same for all. Then, instead of devices that run side by side,
+one device does the parts in turn; what would be an all-reduce is a sum. So a mean over parts of unlike size, a batch
+norm over all samples, and a loss that couples them, come out as they are, whatever the model.
+
+What is done for one microbatch comes before the next as far as it can: its forward and its backward (gradient
+accumulation). Functions stay functions, one for each distinct size.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import ClassVar
+
+from distir_relax.errors import DistIRError
+from distir_relax.ir import (
+    CALL,
+    Attribute,
+    BatchDim,
+    Divided,
+    DTensorType,
+    Function,
+    Input,
+    Module,
+    Op,
+    Output,
+    PerRank,
+    Value,
+    live_ops,
+)
+from distir_relax.layout import DeviceMesh, Shard, held_intervals
+from distir_relax.lowering.project import project
+from distir_relax.lowering.to_distir import ToDistIR
+from distir_relax.ops import Builder, Trait, lookup
+from distir_relax.ops.communication.in_turn import stretches
+from distir_relax.ops.table.check import local_attrs, numbers_by_device
+from distir_relax.sharding import DelayReductions, Hazards, Propagate
+from distir_relax.sharding.apply import Mark, mark_inputs
+
+MARK, ASIDE = "annotate_sharding", "mark_aside"
+
+
+@dataclass(frozen=True, slots=True)
+class Microbatches:
+    """The pass: global stage in and out; the samples, of which `BatchDim` records say where they are, in `count` parts.
+
+    Inputs and outputs with samples become one for each part: ``x.0``, ``x.1``, … (`Divided` records say so).
+    """
+
+    takes: ClassVar[tuple[str, ...]] = ("global",)
+    gives: ClassVar[str] = "global"
+    count: int
+    hazards: Hazards = field(default=Hazards(), repr=False)
+
+    def run(self, module: Module) -> Module:
+        """The module that works through one part after the other. Raises what propagation raises."""
+        if self.count == 1:
+            return module
+        mesh = DeviceMesh((self.count,), ("microbatch",))
+        dims = {record.value: record.dim for record in module.records if isinstance(record, BatchDim)}
+        marks = {name: Mark("microbatches", f"S[{dim}]") for name, dim in dims.items()}
+        aside = replace(module, functions=tuple(_renamed(f, MARK, ASIDE) for f in module.functions))
+        marked = replace(aside, functions=(mark_inputs(aside.main, marks), *aside.functions[1:]), meshes=(mesh,))
+        sharded = DelayReductions(self.hazards).run(Propagate(mesh).run(replace(marked, records=())))
+        placed = ToDistIR().run(sharded)
+        unrolled, divided = _Unrolled(placed, self.count).run(sharded.main)
+        functions = tuple(_renamed(f, ASIDE, MARK) for f in unrolled)
+        return replace(module, functions=functions, records=(*module.records, *divided))
+
+
+def _renamed(function: Function, old: str, new: str) -> Function:
+    ops = (replace(op, name=new) if op.name == old else op for op in function.ops)
+    return replace(function, ops=tuple(ops))
+
+
+@dataclass(frozen=True, slots=True)
+class _Parts:
+    """What stands for a value: one for each microbatch, or one for all."""
+
+    values: tuple[Value, ...]
+
+    @property
+    def same(self) -> bool:
+        return len(self.values) == 1
+
+    def at(self, index: int) -> Value:
+        return self.values[0] if self.same else self.values[index]
+
+
+@dataclass(slots=True)
+class _Unrolled:
+    """Writes the program of all microbatches from that of as many devices."""
+
+    module: Module
+    count: int
+    g: Builder = field(default_factory=Builder)
+    functions: dict[str, list[Function]] = field(default_factory=dict)
+    """The distinct functions that microbatches have of each function."""
+    own: dict[tuple[str, int], str] = field(default_factory=dict)
+    turns: dict[str, int] = field(default_factory=dict)
+    """After which microbatch each value can be: -1 for what waits for none."""
+    couples: dict[str, bool] = field(default_factory=dict)
+    """The functions in which microbatches meet: they are written out."""
+
+    def run(self, laid_out: Function) -> tuple[tuple[Function, ...], list[Divided]]:
+        """All functions, the entry first; `laid_out` is the entry function of the sharded stage."""
+        main, divided = self.module.main, list[Divided]()
+        env: dict[str, _Parts] = {}
+        for item, before in zip(main.inputs, laid_out.inputs, strict=True):
+            env[item.value.name] = self._input(item, before.value, divided)
+        self._body(main, env, "")
+        outputs: list[Output] = []
+        for output, before_ in zip(main.outputs, laid_out.outputs, strict=True):
+            outputs += self._outputs(output, before_, env[output.value.name], divided)
+        ordered = sorted(self.g.ops, key=lambda op: self.turns[op.results[0].name])
+        whole = Function(main.name, tuple(self.g.inputs), tuple(ordered), tuple(outputs))
+        whole = replace(whole, ops=live_ops(whole))
+        return (whole, *self._called(whole)), divided
+
+    def _input(self, item: Input, before: Value, divided: list[Divided]) -> _Parts:
+        name, (placement,) = item.value.name, before.dtensor.placements
+        kind = before.dtensor
+        if not isinstance(placement, Shard):
+            value = self.g.input(name, kind.tensor, item.role, item.location)
+            self.turns[value.name] = -1
+            return _Parts((value,))
+        if item.role != "input":
+            return self._sliced(item, kind, placement)
+        values = []
+        for index in range(self.count):
+            local = item.value.placed.local(index)
+            values.append(self.g.input(f"{name}.{index}", local, item.role, item.location))
+            self.turns[values[-1].name] = index
+        divided.append(_divided("input", name, placement, [v.name for v in values], kind.shape))
+        return _Parts(tuple(values))
+
+    def _sliced(self, item: Input, kind: DTensorType, placement: Shard) -> _Parts:
+        """What is known for all samples, a mask for each, from which each microbatch takes its own."""
+        whole = self.g.input(item.value.name, kind.tensor, item.role, item.location)
+        self.turns[whole.name] = -1
+        self.g.location, self.g.hint = item.location, item.value.name
+        values = []
+        for index in range(self.count):
+            pieces = held_intervals([placement], placement.dim, kind.shape[placement.dim], [index])
+            rows = [{"dim": placement.dim, "intervals": tuple(pieces) or ((0, 0),)}]
+            values += stretches(self.g, [whole], rows)
+            if values[-1] is not whole:
+                self._note(self.g.ops[-1], index)
+        return _Parts(tuple(values))
+
+    def _outputs(self, output: Output, before: Output, parts: _Parts, divided: list[Divided]) -> list[Output]:
+        (placement,) = before.value.dtensor.placements
+        if not isinstance(placement, Shard):
+            return [Output(output.name, parts.at(0))]
+        names = [f"{output.name}.{index}" for index in range(self.count)]
+        divided.append(_divided("output", output.name, placement, names, before.value.dtensor.shape))
+        return [Output(name, parts.at(index)) for index, name in enumerate(names)]
+
+    def _body(self, function: Function, env: dict[str, _Parts], prefix: str) -> None:
+        for op in function.ops:
+            operands = [env[v.name] for v in op.operands]
+            if op.callee and self._couples(op.callee):
+                self._write_out(op, operands, env, prefix)
+                continue
+            results = self._call(op, operands, prefix) if op.callee else self._op(op, operands, prefix)
+            env.update(zip((v.name for v in op.results), results, strict=True))
+
+    def _write_out(self, op: Op, operands: Sequence[_Parts], env: dict[str, _Parts], prefix: str) -> None:
+        callee = self.module.function(op.callee)
+        inner = {i.value.name: parts for i, parts in zip(callee.inputs, operands, strict=True)}
+        self._body(callee, inner, f"{prefix}{op.results[0].name}.")
+        env.update((v.name, inner[o.value.name]) for v, o in zip(op.results, callee.outputs, strict=True))
+
+    def _op(self, op: Op, operands: Sequence[_Parts], prefix: str) -> list[_Parts]:
+        semantics = lookup(op.name, op.location).semantics
+        self.g.location, self.g.hint = op.location, prefix + op.results[0].name
+        rows = [local_attrs(op.attrs, index) for index in range(self.count)]
+        if semantics.in_turn is not None:
+            first = len(self.g.ops)
+            given = [operands[0].at(i) for i in range(self.count)] if operands else []
+            found = semantics.in_turn(self.g, given, rows)
+            for written in self.g.ops[first:]:
+                self._note(written, -1)
+            same = all(v is found[0] for v in found)
+            return [_Parts(tuple(found[:1] if same else found))]
+        if self._is_same(op, operands):
+            return [_Parts((v,)) for v in self._emit(op, [x.values[0] for x in operands], rows[0], prefix, -1)]
+        columns = [
+            self._emit(op, [x.at(index) for x in operands], row, prefix, index) for index, row in enumerate(rows)
+        ]
+        return [_Parts(values) for values in zip(*columns, strict=True)]
+
+    def _emit(
+        self, op: Op, operands: Sequence[Value], attrs: Mapping[str, Attribute], prefix: str, index: int
+    ) -> list[Value]:
+        self.g.hint = prefix + op.results[0].name + (f".{index}" if index >= 0 else "")
+        self.g.emit(op.name, *operands, **attrs)
+        self._note(self.g.ops[-1], index)
+        return list(self.g.ops[-1].results)
+
+    def _call(self, op: Op, operands: Sequence[_Parts], prefix: str) -> list[_Parts]:
+        names = [self._own(op.callee, index) for index in range(self.count)]
+        if all(x.same for x in operands) and len(set(names)) == 1:
+            found = self._call_one(op, names[0], [x.values[0] for x in operands], prefix, -1)
+            return [_Parts((v,)) for v in found]
+        columns = [
+            self._call_one(op, name, [x.at(index) for x in operands], prefix, index) for index, name in enumerate(names)
+        ]
+        return [_Parts(values) for values in zip(*columns, strict=True)]
+
+    def _call_one(self, op: Op, callee: str, operands: Sequence[Value], prefix: str, index: int) -> list[Value]:
+        function = next(f for found in self.functions.values() for f in found if f.name == callee)
+        end = f".{index}" if index >= 0 else ""
+        results = tuple(
+            Value(self.g.fresh(prefix + v.name + end), o.value.type)
+            for v, o in zip(op.results, function.outputs, strict=True)
+        )
+        call = Op(CALL, tuple(operands), results, {"callee": callee}, op.location)
+        self.g.ops.append(call)
+        self._note(call, index)
+        return list(results)
+
+    def _note(self, op: Op, index: int) -> None:
+        turn = max([index, *(self.turns[v.name] for v in op.operands)])
+        self.turns.update((v.name, turn) for v in op.results)
+
+    def _is_same(self, op: Op, operands: Sequence[_Parts]) -> bool:
+        """Whether an op does the same for all microbatches."""
+        sizes = (d for v in op.results for d in v.placed.shape)
+        numbers = (n for attribute in op.attrs.values() for n in numbers_by_device(attribute))
+        return all(x.same for x in operands) and not any(isinstance(d, PerRank) for d in sizes) and not any(numbers)
+
+    def _own(self, name: str, index: int) -> str:
+        """The function that microbatch number `index` has of the one called `name`."""
+        if (name, index) not in self.own:
+            function = self.module.function(name)
+            callees = {op.callee: self._own(op.callee, index) for op in function.ops if op.callee}
+            mine = project(function, index, callees=callees)
+            found = self.functions.setdefault(name, [])
+            known = next((f.name for f in found if replace(mine, name=f.name) == f), None)
+            if known is None:
+                known = name if not found else f"{name}_{len(found)}"
+                found.append(replace(mine, name=known))
+            self.own[name, index] = known
+        return self.own[name, index]
+
+    def _couples(self, name: str) -> bool:
+        if name not in self.couples:
+            ops = self.module.function(name).ops
+            self.couples[name] = any(self._couples(op.callee) if op.callee else _is_coupling(op) for op in ops)
+        return self.couples[name]
+
+    def _called(self, main: Function) -> list[Function]:
+        """The functions that are called still."""
+        known = {f.name: f for found in self.functions.values() for f in found}
+        used: dict[str, Function] = {}
+        waiting = [main]
+        while waiting:
+            for op in waiting.pop().ops:
+                if op.callee and op.callee not in used:
+                    used[op.callee] = known[op.callee]
+                    waiting.append(known[op.callee])
+        return [f for name, f in known.items() if name in used]
+
+
+def _is_coupling(op: Op) -> bool:
+    entry = lookup(op.name, op.location)
+    if Trait.COMMUNICATES in entry.traits and entry.semantics.in_turn is None:
+        raise DistIRError(
+            f"microbatches would have to exchange what {op.name} sends", op.location, "take one microbatch"
+        )
+    return entry.semantics.in_turn is not None
+
+
+def _divided(kind: str, name: str, placement: Shard, names: Sequence[str], shape: tuple[int, ...]) -> Divided:
+    ends = [held_intervals([placement], placement.dim, shape[placement.dim], [i]) for i in range(len(names))]
+    if any(len(pieces) > 1 for pieces in ends):
+        raise DistIRError(
+            f"the samples of the {kind} {name!r} are not one behind the other in its dim {placement.dim}",
+            hint="make them its first dim, or take one microbatch",
+        )
+    return Divided(kind, name, placement.dim, " ".join(names))
