@@ -25,6 +25,7 @@ from distir_relax.lowering import FuseLocal, Microbatches, Project, ToDistIR, To
 from distir_relax.ops import check
 from distir_relax.sharding import ApplyShardings, DelayReductions, Hazards, Propagate, remarks
 from distir_relax.strategies.apply import ApplyStrategy
+from distir_relax.strategies.sequence import SplitSequence
 from distir_relax.strategies.strategy import Strategy
 
 RANK_PASSES: tuple[Pass, ...] = (Inline(), Project(), FuseLocal())
@@ -56,6 +57,8 @@ def compile_passes(
         passes.append(ApplyShardings(shardings, mesh, names or {}, unused))
     if strategy is not None:
         passes.append(ApplyStrategy(strategy))
+        if strategy.sequence_parallel:
+            passes.append(SplitSequence(strategy))
         if strategy.microbatches > 1:
             passes.append(Microbatches(strategy.microbatches, hazards))
     placed = (ToPlaces(places),) if places > 1 else ()

@@ -27,6 +27,7 @@ class Differentiate:
     gives: ClassVar[str] = "global"
     of: str = ""
     wrt: tuple[str, ...] | None = None
+    checkpoint: str = "none"
 
     def run(self, module: Module) -> Module:
         """The module with gradients as outputs behind those that it has."""
@@ -39,7 +40,7 @@ class Differentiate:
                 "return its mean or its sum",
             )  # fmt: skip
         wanted = [i.value for i in main.inputs if self._wants(i.value.name, i.role) and is_differentiable(i.value)]
-        functions = Functions(module)
+        functions = Functions(module, self.checkpoint)
         ops = functions.forward(main.ops, [v.name for v in wanted])
         g = Builder.of(replace(main, ops=ops))
         found = gradients(

@@ -4,6 +4,10 @@
 backward in two slices: ``@layer_backward`` gives the gradients of what is computed, ``@layer_backward_weights`` those
 of the weights. The first is what the layers before it wait for, the second may come at any time: what zero-bubble
 pipeline schedules need (Qi et al., Zero Bubble Pipeline Parallelism, 2023).
+
+What the backward needs and the forward does not keep is computed again. With ``block``, nothing inside of a function
+that the entry calls is kept: its forward is called again (Chen et al., Training Deep Nets with Sublinear Memory Cost,
+2016). With ``selective``, backwards begin with the ops that cost little (Korthikanti et al., 2022).
 """
 
 from __future__ import annotations
@@ -13,8 +17,9 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from distir_relax.autodiff.backward import StepOf, depends_on, gradients, is_differentiable
+from distir_relax.cost.roofline import flops
 from distir_relax.ir import CALL, Function, Input, Module, Op, Output, Value, fresh_name, needed_ops
-from distir_relax.ops import Builder, filled
+from distir_relax.ops import Builder, filled, lookup
 
 
 @dataclass(frozen=True)
@@ -42,16 +47,24 @@ class _Differentiated:
 
 
 class Functions:
-    """The functions of a module on the way to being differentiated."""
+    """The functions of a module on the way to being differentiated; `checkpoint` is none, block, or selective."""
 
-    def __init__(self, module: Module) -> None:
+    def __init__(self, module: Module, checkpoint: str = "none") -> None:
+        self._checkpoint = checkpoint
         self._functions = {f.name: f for f in module.functions}
         self._taken = set(self._functions)
         self._found: dict[str, _Differentiated] = {}
         self._by_forward: dict[str, _Differentiated] = {}
 
     def forward(self, ops: Sequence[Op], wanted: Collection[str]) -> tuple[Op, ...]:
-        """`ops` with each call, on whose operands gradients are asked for, as a call of the function's forward."""
+        """The ops of the entry with each call, on whose operands gradients are asked for, as one of the forward.
+
+        Where blocks are checkpointed they stay, and `step` calls the forward.
+        """
+        found = self._forward(ops, wanted)
+        return tuple(ops) if self._checkpoint == "block" else found
+
+    def _forward(self, ops: Sequence[Op], wanted: Collection[str]) -> tuple[Op, ...]:
         active = depends_on(ops, wanted)
         asked: dict[str, set[int]] = defaultdict(set)
         for op in ops:
@@ -64,7 +77,7 @@ class Functions:
         """How the step of such a call is written with `g`."""
 
         def step(op: Op, grads: tuple[Value | None, ...], asked: frozenset[int]) -> tuple[Value | None, ...]:
-            one = self._by_forward[op.callee]
+            op, one = self._kept(g, op)
             inputs = (item.value.name for item in one.forward.inputs)
             known: dict[str, Value] = dict(zip(inputs, op.operands, strict=True))
             kept = op.results[len(op.results) - len(one.kept) :]
@@ -86,6 +99,16 @@ class Functions:
 
         return step
 
+    def _kept(self, g: Builder, op: Op) -> tuple[Op, _Differentiated]:
+        """The call of a forward that kept what the backward needs: `op`, or it called again."""
+        if op.callee in self._by_forward:
+            return op, self._by_forward[op.callee]
+        one = self._found[op.callee]
+        results = tuple(Value(g.fresh(f"{op.results[0].name}.again"), o.value.type) for o in one.forward.outputs)
+        again = Op(CALL, op.operands, results, {"callee": one.forward.name}, op.location)
+        g.ops.append(again)
+        return again, one
+
     def used(self) -> tuple[Function, ...]:
         """The functions that calls name now: those that are not differentiated, forwards, and backwards."""
         made = (f for one in self._found.values() for f in (one.forward, *(part.function for part in one.slices)))
@@ -102,7 +125,7 @@ class Functions:
 
     def _differentiate(self, function: Function, active: Sequence[int]) -> _Differentiated:
         wanted = {i: function.inputs[i].value.name for i in active if is_differentiable(function.inputs[i].value)}
-        ops = self.forward(function.ops, wanted.values())
+        ops = self._forward(function.ops, wanted.values())
         reached = depends_on(ops, wanted.values())
         g = Builder.of(replace(function, ops=ops))
         seeds = {
@@ -116,6 +139,9 @@ class Functions:
             given[name] = g.emit("add", given[name], seed) if name in given else seed
         grads = gradients(g, ops, given, list(wanted.values()), self.step(g))
         backward = tuple(g.ops[len(ops) :])
+        if self._checkpoint == "selective":
+            backward = (*_cheap(ops, _names_used(backward)), *backward)
+        again = {v.name for op in backward for v in op.results}
         found = {i: grads[name].name for i, name in wanted.items() if name in grads}
         computed = [name for i, name in found.items() if function.inputs[i].role == "input"]
         first = needed_ops(backward, computed)
@@ -123,7 +149,8 @@ class Functions:
         rest = [op for op in needed_ops(backward, found.values()) if op.results[0].name not in made_first]
         used_later = {v.name for op in rest for v in op.operands}
         made = {v.name: v for op in ops for v in op.results}
-        kept = tuple(made[name] for name in dict.fromkeys(_names_used(first, rest)) if name in made)
+        used = dict.fromkeys(_names_used(first, rest))
+        kept = tuple(made[name] for name in used if name in made and name not in again)
         forward = Function(
             fresh_name(f"{function.name}_forward", self._taken),
             function.inputs,
@@ -154,3 +181,27 @@ class Functions:
 
 def _names_used(*parts: Iterable[Op]) -> list[str]:
     return [v.name for part in parts for op in part for v in op.operands]
+
+
+CHEAP = 32.0
+"""Operations for each element of its results, up to which an op is computed again rather than kept."""
+
+
+def _cheap(ops: Sequence[Op], names: Iterable[str]) -> tuple[Op, ...]:
+    """The ops that make what is called `names` again from what is dear to compute; in order."""
+    made = {v.name: op for op in ops for v in op.results}
+    found: set[int] = set()
+    waiting = [name for name in names if name in made]
+    while waiting:
+        op = made[waiting.pop()]
+        if id(op) not in found and not op.callee and _is_cheap(op):
+            found.add(id(op))
+            waiting += [v.name for v in op.operands if v.name in made]
+    return tuple(op for op in ops if id(op) in found)
+
+
+def _is_cheap(op: Op) -> bool:
+    entry = lookup(op.name, op.location)
+    operands, results = [v.tensor for v in op.operands], [v.tensor for v in op.results]
+    elements = max(sum(t.elements for t in results), sum(t.elements for t in operands))
+    return entry.cost.product is None and flops(entry, operands, op.attrs, results) <= CHEAP * elements

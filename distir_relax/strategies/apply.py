@@ -51,7 +51,8 @@ class ApplyStrategy:
             )
         whole = written_out(module, module.main)
         classes = classes_of(whole.function)
-        batch = find_batch(classes) if strategy.data * strategy.microbatches > 1 else None
+        needed = strategy.data * strategy.microbatches > 1 or strategy.sequence_parallel
+        batch = find_batch(classes) if needed else None
         for count, what in ((strategy.data, "data-parallel ranks"), (strategy.microbatches, "microbatches")):
             if batch is not None and batch.size < count:
                 raise DistIRError(

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from distir_relax.ir import Value
 from distir_relax.ops.table import (
     FREE,
     Attrs,
+    Backward,
     Code,
     Rule,
     Semantics,
@@ -23,6 +25,12 @@ def _identity_rule(types: Types, attrs: Attrs, results: Types) -> Rule:
     return parse_rule("... -> ...", [types[0].shape], [results[0].shape])
 
 
+def _same_mark(b: Backward) -> Value:
+    """A mark that holds for `both` ways is one on the gradient, too; other gradients lie as is best."""
+    grad: Value = b.emit("annotate_sharding", b.grad, **b.attrs) if b.attrs.get("both") else b.grad
+    return grad
+
+
 for _name, _trait in (("annotate_sharding", Trait.ANNOTATION), ("redistribute", Trait.REDISTRIBUTION)):
     define(
         _name,
@@ -34,7 +42,7 @@ for _name, _trait in (("annotate_sharding", Trait.ANNOTATION), ("redistribute", 
         ),
         Split(_identity_rule),
         cost=FREE,
-        gradient=gradient_of("g"),
+        gradient=gradient_of(_same_mark if _trait is Trait.ANNOTATION else "g"),
         traits={_trait},
     )
 

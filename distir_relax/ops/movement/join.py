@@ -29,6 +29,7 @@ from distir_relax.ops.table import (
     dim_names,
     gradient_of,
     joined,
+    names_with,
     onnx,
     operands,
     parse_rule,
@@ -46,12 +47,16 @@ def _infer_concat(types: Types, attrs: Attrs) -> tuple[TensorType, ...]:
 
 
 def _concat_rule(types: Types, attrs: Attrs, results: Types) -> Rule:
+    """Parts of one size are split alike, as the dim that they are stretches of; others must be whole."""
+    axis = attrs["axis"]
     names = dim_names(len(results[0].shape))
-    tensors = []
-    for i in [*range(len(types)), "r"]:
-        tensors.append(" ".join(f"[{n}_{i}]" if d == attrs["axis"] else n for d, n in enumerate(names)))
-    text = f"{', '.join(tensors[:-1])} -> {tensors[-1]}"
-    return parse_rule(text, [t.shape for t in types], [results[0].shape])
+    sizes = {t.shape[axis] for t in types}
+    if len(types) > 1 and len(sizes) == 1:
+        left, right = [names_with(len(names), axis, names[axis])] * len(types), f"([parts] {names[axis]})"
+    else:
+        left, right = [names_with(len(names), axis, f"[{names[axis]}_{i}]") for i in range(len(types))], "[r]"
+    text = f"{', '.join(left)} -> {names_with(len(names), axis, right)}"
+    return parse_rule(text, [t.shape for t in types], [results[0].shape], {"parts": len(types)})
 
 
 def _taken_apart(b: Backward) -> tuple[Value, ...]:
