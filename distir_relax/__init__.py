@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from distir_relax.sharding.annotate import annotate_sharding
     from distir_relax.simulator import simulate
     from distir_relax.strategies import ProgramBuilder, Strategy
+    from distir_relax.training import compile_training
 
 __version__ = "0.1.0"
 __all__ = [
@@ -37,6 +38,7 @@ __all__ = [
     "SurpriseGather",
     "annotate_sharding",
     "compile",
+    "compile_training",
     "define_op",
     "load",
     "load_profile",
@@ -58,6 +60,7 @@ _HOMES = {
     "SurpriseGather": "distir_relax.compiler",
     "annotate_sharding": "distir_relax.sharding.annotate",
     "compile": "distir_relax.compiler",
+    "compile_training": "distir_relax.training",
     "define_op": "distir_relax.ops",
     "load": "distir_relax.runtime.loaded",
     "load_profile": "distir_relax.cost.profile",

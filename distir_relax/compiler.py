@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 import warnings
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import takewhile
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -21,11 +21,13 @@ from distir_relax.ir import Gather, Module, Pass, print_module
 from distir_relax.layout import DeviceMesh, as_mesh
 from distir_relax.lowering.emit.bundle import program_to_bundle, to_bundle
 from distir_relax.ops import Trait, lookup
+from distir_relax.optimizers import with_state
 from distir_relax.pipeline import (
     RANK_PASSES,
     Dump,
     Observer,
     Stages,
+    Training,
     Verify,
     compile_passes,
     run_passes,
@@ -38,6 +40,8 @@ from distir_relax.strategies.strategy import Strategy, as_strategy
 if TYPE_CHECKING:
     import torch
     import tvm
+
+    from distir_relax.runtime.session import Session
 
 
 class SurpriseGather(UserWarning):
@@ -132,6 +136,13 @@ class Plan:
             inputs[name].copy_(outputs[output])
         return self.imported.rebuild(outputs)
 
+    def session(self, backend: str = "torch") -> Session:
+        """The plan loaded on a backend, ranks as threads of this process, as calls of the plan use it.
+
+        Raises `RunError` for a backend that there is not, and where a run that failed has lost the state.
+        """
+        return self._sessions.of(backend)
+
     def to_onnx_sharding(self, model: Any) -> Any:
         """A copy of an ONNX model with this plan's layouts as its multi-device metadata (IR version 11).
 
@@ -222,24 +233,58 @@ def compile(
     `gather_threshold` bytes is gathered unasked; of smaller ones the text of the sharded stage says so. Warns
     `NothingSplit` where nothing says what is split over the mesh.
     """
-    found = snapshot(_import(model, example_inputs, example_kwargs, input_shapes, params, check_import))
-    imported = found if checkpoint is None else with_checkpoint(found, checkpoint)
-    chosen_strategy = None if strategy is None else as_strategy(strategy)
-    given = _given_mesh(mesh, chosen_strategy)
-    target = _target(given, shardings, imported.module, chosen_strategy is not None)
-    scopes, layout = imported.scopes if outline else None, target if shardings else given
-    hazards = hazards_in(imported.module, imported.tensors)
+    imported = snapshot(_import(model, example_inputs, example_kwargs, input_shapes, params, check_import))
+    options = CompileOptions(
+        shardings, mesh, strategy, tail, name or _default_name(model), gather_threshold, outline, verify, dump,
+        observers, passes,
+    )  # fmt: skip
+    return plan_of(imported if checkpoint is None else with_checkpoint(imported, checkpoint), options)
+
+
+@dataclass(frozen=True)
+class CompileOptions:
+    """How a model that was read in is compiled; see `compile`. `training` makes of its loss a step."""
+
+    shardings: Mapping[str, str] | None = None
+    mesh: DeviceMesh | int | Sequence[int] | None = None
+    strategy: Strategy | str | None = None
+    tail: str = "ragged"
+    name: str = "model"
+    gather_threshold: int = 1 << 20
+    outline: bool = True
+    verify: bool | None = None
+    dump: str | Path | None = None
+    observers: Sequence[Observer] = ()
+    passes: Callable[[Sequence[Pass]], Sequence[Pass]] | None = None
+    training: Training | None = None
+
+
+def plan_of(imported: Imported, options: CompileOptions) -> Plan:
+    """The plan of a model that was read in. Raises and warns as `compile` does."""
+    strategy = None if options.strategy is None else as_strategy(options.strategy)
+    given = _given_mesh(options.mesh, strategy)
+    target = _target(given, options.shardings, imported.module, strategy is not None)
     chosen = compile_passes(
-        layout, tail, shardings, imported.names, scopes, imported.unused, imported.places, hazards, chosen_strategy
+        target if options.shardings else given,
+        options.tail,
+        options.shardings,
+        imported.names,
+        imported.scopes if options.outline else None,
+        imported.unused,
+        imported.places,
+        hazards_in(imported.module, imported.tensors),
+        strategy,
+        options.training,
     )
-    if passes is not None:
-        chosen = tuple(passes(chosen))
+    if options.passes is not None:
+        chosen = tuple(options.passes(chosen))
     # What is not valid is on disk before the verification says so.
-    dumps = [] if dump is None else [Dump(dump)]
-    checks = [Verify()] if (verifies_by_default() if verify is None else verify) else []
-    looking: list[Observer] = [stages := Stages(), *observers, *dumps, *checks]
-    _warn_of_gathers(run_passes(imported.module, chosen, looking), gather_threshold)
-    return Plan(name or _default_name(model), imported, stages.modules, tail, stages.seconds, chosen)
+    dumps = [] if options.dump is None else [Dump(options.dump)]
+    checks = [Verify()] if (verifies_by_default() if options.verify is None else options.verify) else []
+    looking: list[Observer] = [stages := Stages(), *options.observers, *dumps, *checks]
+    _warn_of_gathers(run_passes(imported.module, chosen, looking), options.gather_threshold)
+    complete = replace(imported, tensors=with_state(stages.modules["global"], imported.tensors))
+    return Plan(options.name, complete, stages.modules, options.tail, stages.seconds, chosen)
 
 
 def program_bundle(
@@ -277,7 +322,7 @@ def _target(
             f"{given} was given, and nothing says what is split over it: every rank will compute everything. Give "
             'shardings={"PATTERN": "S[0]"} with names of parameters or inputs, or mark tensors with annotate_sharding',
             NothingSplit,
-            stacklevel=3,
+            stacklevel=4,
         )
     return target
 
@@ -285,7 +330,7 @@ def _target(
 def _warn_of_gathers(module: Module, threshold: int) -> None:
     for record in module.records:
         if isinstance(record, Gather) and record.bytes >= threshold:
-            warnings.warn(str(record), SurpriseGather, stacklevel=3)
+            warnings.warn(str(record), SurpriseGather, stacklevel=4)
 
 
 def _annotated(module: Module) -> bool:

@@ -14,8 +14,10 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 
+from distir_relax.autodiff import Differentiate
 from distir_relax.errors import DistIRError, VerificationError
 from distir_relax.frontends.imported import Frame
 from distir_relax.frontends.outline import Outline
@@ -23,13 +25,28 @@ from distir_relax.ir import Inline, Module, Pass, name_of, print_module, print_p
 from distir_relax.layout import DeviceMesh
 from distir_relax.lowering import FuseLocal, Microbatches, Project, ToDistIR, ToPlaces
 from distir_relax.ops import check
+from distir_relax.optimizers import MasterWeights, Optimize, Optimizer
 from distir_relax.sharding import ApplyShardings, DelayReductions, Hazards, Propagate, remarks
 from distir_relax.strategies.apply import ApplyStrategy
 from distir_relax.strategies.sequence import SplitSequence
 from distir_relax.strategies.strategy import Strategy
+from distir_relax.strategies.zero import GatherParameters, ShardGradients
 
 RANK_PASSES: tuple[Pass, ...] = (Inline(), Project(), FuseLocal())
 AS_RANKS_RUN: tuple[Pass, ...] = (FuseLocal(),)
+
+
+@dataclass(frozen=True, slots=True)
+class Training:
+    """A step of training: the `optimizer`, and the parameters that are `trained`, by the names of their values.
+
+    Gradients are clipped to the norm `clip_norm`. With `masters` weights of less than float32 are kept in float32.
+    """
+
+    optimizer: Optimizer
+    trained: tuple[str, ...] | None = None
+    clip_norm: float | None = None
+    masters: bool = False
 
 
 def compile_passes(
@@ -42,6 +59,7 @@ def compile_passes(
     places: int = 1,
     hazards: Hazards = Hazards(),  # noqa: B008 (it is frozen)
     strategy: Strategy | None = None,
+    training: Training | None = None,
 ) -> tuple[Pass, ...]:
     """The passes of `compile`: from an imported model to a program for each distinct rank.
 
@@ -49,20 +67,41 @@ def compile_passes(
     the program has no value for; `mesh` is needed for them, and takes the place of the model's own. `tail` is
     ``ragged`` or ``pad``. Where `scopes` says which module each value is made in, repeated blocks become functions.
     Of a program of several `places`, the mesh is that of one. `hazards` is what is known of the program's constants.
-    A `strategy` marks what `shardings` and the model leave open.
+    A `strategy` marks what `shardings` and the model leave open. With `training` the model's first output is a loss,
+    and the program a step that makes it smaller.
     """
     passes: list[Pass] = [] if scopes is None else [Outline(scopes)]
+    if training is not None and training.masters:
+        passes.append(MasterWeights())
     if shardings:
         assert mesh is not None, "shardings are for a mesh"
         passes.append(ApplyShardings(shardings, mesh, names or {}, unused))
+    passes += _strategy_passes(strategy, training, hazards)
+    placed = (ToPlaces(places),) if places > 1 else ()
+    return (*passes, Propagate(mesh), DelayReductions(hazards), ToDistIR(tail), *placed, Project(), FuseLocal())
+
+
+def _strategy_passes(strategy: Strategy | None, training: Training | None, hazards: Hazards) -> list[Pass]:
+    """What a strategy marks, and the step of training that it is for."""
+    passes: list[Pass] = []
+    chosen = strategy or Strategy()
     if strategy is not None:
         passes.append(ApplyStrategy(strategy))
         if strategy.sequence_parallel:
             passes.append(SplitSequence(strategy))
-        if strategy.microbatches > 1:
-            passes.append(Microbatches(strategy.microbatches, hazards))
-    placed = (ToPlaces(places),) if places > 1 else ()
-    return (*passes, Propagate(mesh), DelayReductions(hazards), ToDistIR(tail), *placed, Project(), FuseLocal())
+    if training is not None:
+        passes.append(Differentiate(wrt=training.trained, checkpoint=chosen.checkpoint))
+        if chosen.zero > 1:
+            passes.append(ShardGradients(chosen))
+    if chosen.microbatches > 1:
+        passes.append(Microbatches(chosen.microbatches, hazards))
+    if training is not None and chosen.zero == 1:
+        passes.append(ShardGradients(chosen))
+    if chosen.zero:
+        passes.append(GatherParameters(chosen))
+    if training is not None:
+        passes.append(Optimize(training.optimizer, training.trained, training.clip_norm))
+    return passes
 
 
 def as_ranks_run(module: Module) -> Module:

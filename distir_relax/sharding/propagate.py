@@ -197,6 +197,8 @@ class _Layout:
                 self._call(op, place)
             elif is_annotation(op):
                 source, target = self.values[op.operands[0].name], self._wish(op.results[0])
+                # What a mark asks for is made where the mark stands, though it may have been made before.
+                self.converted.pop((source.name, target), None)
                 self.values[op.results[0].name] = self._convert(source, target, op.results[0].name, op.location)
             else:
                 self._place(place, op)

@@ -20,6 +20,7 @@ from distir_relax.strategies.batch import Batch, find_batch
 from distir_relax.strategies.classes import Classes, classes_of
 from distir_relax.strategies.strategy import Strategy
 from distir_relax.strategies.tensor import tensor_classes
+from distir_relax.strategies.zero import part_of
 
 STRATEGY_ROUND = 1
 """The round in which a strategy's marks on inputs and parameters spread: after the user's."""
@@ -82,7 +83,8 @@ def _placements(
     if item.role == "parameter":
         mine = (dim for dim in range(rank) if classes.of(name, dim) in taken)
         dim = next(mine, None)
-        return (R, R if dim is None else Shard(dim))
+        data = part_of(item.value.tensor, dim, strategy.data) if strategy.zero else R
+        return (data, R if dim is None else Shard(dim))
     if batch is not None and name in batch.dims:
         return (Shard(batch.dims[name]) if strategy.data > 1 else R, R)
     return None

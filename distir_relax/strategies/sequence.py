@@ -55,12 +55,13 @@ class SplitSequence:
         return replace(module, functions=(self._marked(module, wanted), *module.functions[1:]))
 
     def _mark(self, name: str, value: Value, classes: Classes, samples: Set[Slot | None]) -> str:
-        """How a value lies that has a sequence beside its samples and its width, the dim of most parameters; or nothing."""
+        """How a value lies that has a sequence beside samples and width (the dim of most parameters), or nothing."""
         shape = value.tensor.shape
         owners = [classes.of(name, dim) for dim in range(len(shape))]
-        width = max(range(len(shape)), key=lambda d: classes.weights.get(owners[d], 0.0), default=0)
+        held = [0.0 if o is None else classes.weights.get(o, 0.0) for o in owners]
+        width = max(range(len(shape)), key=held.__getitem__, default=0)
         free = [d for d, o in enumerate(owners) if o is not None and o not in samples and d != width]
-        if "float" not in value.tensor.dtype or not free or owners[width] not in classes.weights:
+        if "float" not in value.tensor.dtype or not free or not held[width]:
             return ""
         placements: list[Placement] = [R, Shard(free[0])]
         split = next((d for d, o in enumerate(owners) if o is not None and o in samples), None)

@@ -55,8 +55,11 @@ def with_loss(model: torch.nn.Module, loss: Loss | None) -> Iterator[None]:
             del model.forward
 
 
-def call_of(inputs: Any, targets: Any = None, has_loss: bool = True) -> tuple[tuple[Any, ...], dict[str, Any]]:
-    """The call of a model with its loss on a batch: `inputs` are a tensor, a tuple, or a dict of keyword arguments."""
+def call_of(inputs: Any, targets: Any, has_loss: bool) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    """The call of a model, with a loss or with its own, on a batch.
+
+    `inputs` are a tensor, a tuple of them, or a dict of keyword arguments.
+    """
     if isinstance(inputs, Mapping):
         args, kwargs = (), dict(inputs)
     else:

@@ -1,0 +1,175 @@
+"""Training in one call: a model, its loss and an optimizer in, a step that updates the model on all ranks out."""
+
+from __future__ import annotations
+
+import copy
+import re
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from distir_relax.bundle import BACKENDS
+from distir_relax.compiler import CompileOptions, Plan, plan_of
+from distir_relax.errors import DistIRError, ImportModelError
+from distir_relax.frontends.imported import Imported, snapshot
+from distir_relax.frontends.torch.importer import import_torch
+from distir_relax.frontends.torch.loss import Loss, call_of, with_loss
+from distir_relax.ir import Pass
+from distir_relax.layout import DeviceMesh
+from distir_relax.optimizers import RATE, Optimizer
+from distir_relax.pipeline import Observer, Training
+from distir_relax.rates import as_schedule
+from distir_relax.strategies.strategy import Strategy
+
+if TYPE_CHECKING:
+    import torch
+
+PRECISIONS = ("", "bfloat16")
+
+
+class TrainingStep:
+    """A step of training, made by `compile_training`: ``step(inputs, targets)`` updates the model, and gives the loss.
+
+    `plan` is the compiled program, `steps` how many steps were made. The model that it was made from does not change.
+    """
+
+    def __init__(self, plan: Plan, optimizer: Optimizer, has_loss: bool, narrow: bool, seed: int) -> None:
+        self.plan = plan
+        self.optimizer = optimizer
+        self.steps = 0
+        self._has_loss = has_loss
+        self._narrow = narrow
+        self._seed = seed
+
+    def __repr__(self) -> str:
+        return f"step {self.steps} of {self.plan!r}"
+
+    def __call__(
+        self, inputs: Any, targets: Any = None, *, backend: str = "torch", timeout: float | None = None
+    ) -> float:
+        """Make a step on a batch, ranks as threads of this process: the loss of the batch before it.
+
+        `inputs` and `targets` are as the example was. Raises `RunError` for a batch unlike the example, and as a plan
+        does when it is called.
+        """
+        given = _narrowed((inputs, targets)) if self._narrow else (inputs, targets)
+        tensors = self.plan.imported.flatten(*call_of(*given, self._has_loss))
+        outputs = self.plan.session(backend)(self.numbers(tensors), timeout, outputs=(self._loss,))
+        self.steps += 1
+        return float(outputs[self._loss])
+
+    def numbers(self, tensors: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+        """A batch by input names with what the host adds to it: the learning rate of this step, and its seed."""
+        import torch
+
+        found = {**tensors, RATE: torch.tensor(as_schedule(self.optimizer.lr)(self.steps), dtype=torch.float32)}
+        if any(i.value.name == "seed" for i in self.plan.modules["global"].main.inputs):
+            found["seed"] = torch.tensor(self._seed + self.steps, dtype=torch.int64)
+        return found
+
+    @property
+    def _loss(self) -> str:
+        return self.plan.modules["global"].main.outputs[0].name
+
+    def parameters(self, backend: str = "torch") -> dict[str, torch.Tensor]:
+        """The parameters as they are now, by the model's names: global tensors of the caller's own."""
+        tensors = {**self.plan.imported.tensors, **self.plan.session(backend).state()}
+        kept = {i.value.name for i in self.plan.modules["global"].main.inputs if i.role == "parameter"}
+        return {name: tensors[value] for name, value in self.plan.imported.names.items() if value in kept}
+
+    def save(self, path: str | Path, backends: Sequence[str] = BACKENDS, overwrite: bool = True) -> Path:
+        """Write the bundle, with parameters and state as they are now; see `Plan.save`."""
+        state = self.plan.session().state()
+        current = replace(self.plan.imported, tensors={**self.plan.imported.tensors, **state})
+        return replace(self.plan, imported=current).save(path, backends, overwrite)
+
+
+def compile_training(
+    model: torch.nn.Module,
+    loss: Loss | None = None,
+    *,
+    optimizer: Optimizer,
+    example_batch: Any,
+    strategy: Strategy | str | None = None,
+    clip_norm: float | None = None,
+    precision: str = "",
+    seed: int = 0,
+    shardings: Mapping[str, str] | None = None,
+    mesh: DeviceMesh | int | Sequence[int] | None = None,
+    tail: str = "ragged",
+    name: str | None = None,
+    gather_threshold: int = 1 << 20,
+    outline: bool = True,
+    verify: bool | None = None,
+    dump: str | Path | None = None,
+    observers: Sequence[Observer] = (),
+    passes: Callable[[Sequence[Pass]], Sequence[Pass]] | None = None,
+) -> TrainingStep:
+    """Compile a step of training of `model`, in the mode that it is in, for the devices of a strategy.
+
+    `loss(output, targets)` is torch code that gives a number; without it the model returns its loss, as transformers
+    models do that are called with labels. `example_batch` is ``(inputs, targets)``, or ``inputs`` alone where there is
+    no `loss`: `inputs` a tensor, a tuple, or a dict of keyword arguments. All parameters that require gradients are
+    trained. `clip_norm` clips their gradients, together, to a norm. With ``precision="bfloat16"`` the model computes in
+    bfloat16, and weights are kept and updated in float32. `seed` is that of dropout. The others are as for `compile`.
+
+    Raises a `DistIRError`: as `compile` does, and for a loss that is no number or that a trained parameter does not
+    reach.
+    """
+    if precision not in PRECISIONS:
+        raise DistIRError(f"precision is bfloat16, or left out, found {precision!r}")
+    imported, trained = _import(model, loss, example_batch, precision)
+    options = CompileOptions(
+        shardings, mesh, strategy, tail, name or _name(model), gather_threshold, outline, verify, dump, observers,
+        passes, Training(optimizer, trained, clip_norm, masters=bool(precision)),
+    )  # fmt: skip
+    return TrainingStep(plan_of(imported, options), optimizer, loss is not None, bool(precision), seed)
+
+
+def _import(model: torch.nn.Module, loss: Loss | None, batch: Any, precision: str) -> tuple[Imported, tuple[str, ...]]:
+    """The model with its loss, and the values of the parameters that require gradients."""
+    inputs, targets = _batch(batch, loss is not None)
+    computed = model
+    if precision:
+        import torch
+
+        computed = copy.deepcopy(model).to(torch.bfloat16)
+        inputs, targets = _narrowed((inputs, targets))
+    args, kwargs = call_of(inputs, targets, loss is not None)
+    with with_loss(computed, loss):
+        imported = snapshot(import_torch(computed, args, kwargs, training=True))
+    own = dict(model.named_parameters(remove_duplicate=False))
+    wide = {imported.names[n]: p.detach().clone() for n, p in own.items() if precision and n in imported.names}
+    trained = dict.fromkeys(imported.names[n] for n, p in own.items() if p.requires_grad and n in imported.names)
+    if not trained:
+        raise DistIRError("the model has no parameter that requires gradients", hint="requires_grad_(True)")
+    return replace(imported, tensors={**imported.tensors, **wide}), tuple(trained)
+
+
+def _batch(batch: Any, has_loss: bool) -> tuple[Any, Any]:
+    if not has_loss:
+        alone = isinstance(batch, (tuple, list)) and len(batch) == 2 and batch[1] is None
+        return (batch[0], None) if alone else (batch, None)
+    if not isinstance(batch, (tuple, list)) or len(batch) != 2:
+        raise ImportModelError(
+            f"expected example_batch=(inputs, targets), found {type(batch).__name__}",
+            hint="inputs is a tensor, a tuple, or a dict of keyword arguments",
+        )
+    return batch[0], batch[1]
+
+
+def _narrowed(tree: Any) -> Any:
+    """A batch with bfloat16 in the place of wider floats."""
+    import torch
+    from torch.utils._pytree import tree_map
+
+    def narrow(leaf: Any) -> Any:
+        wide = isinstance(leaf, torch.Tensor) and leaf.is_floating_point()
+        return leaf.to(torch.bfloat16) if wide else leaf
+
+    return tree_map(narrow, tree)
+
+
+def _name(model: torch.nn.Module) -> str:
+    return re.sub(r"\W+", "_", type(model).__name__).strip("_").lower() or "model"
