@@ -63,7 +63,7 @@ class TrainingStep:
         """A batch by input names with what the host adds to it: the learning rate of this step, and its seed."""
         import torch
 
-        found = {**tensors, RATE: torch.tensor(as_schedule(self.optimizer.lr)(self.steps), dtype=torch.float32)}
+        found = {**tensors, RATE: torch.tensor(as_schedule(self.optimizer.lr)(self.steps), dtype=torch.float64)}
         if any(i.value.name == "seed" for i in self.plan.modules["global"].main.inputs):
             found["seed"] = torch.tensor(self._seed + self.steps, dtype=torch.int64)
         return found

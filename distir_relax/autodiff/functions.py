@@ -13,7 +13,7 @@ that the entry calls is kept: its forward is called again (Chen et al., Training
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from distir_relax.autodiff.backward import StepOf, depends_on, gradients, is_differentiable
@@ -139,8 +139,8 @@ class Functions:
             given[name] = g.emit("add", given[name], seed) if name in given else seed
         grads = gradients(g, ops, given, list(wanted.values()), self.step(g))
         backward = tuple(g.ops[len(ops) :])
-        if self._checkpoint == "selective":
-            backward = (*_cheap(ops, _names_used(backward)), *backward)
+        is_cheap = _is_cheap if self._checkpoint == "selective" else _is_free
+        backward = (*_made_again(ops, _names_used(backward), is_cheap), *backward)
         again = {v.name for op in backward for v in op.results}
         found = {i: grads[name].name for i, name in wanted.items() if name in grads}
         computed = [name for i, name in found.items() if function.inputs[i].role == "input"]
@@ -187,17 +187,21 @@ CHEAP = 32.0
 """Operations for each element of its results, up to which an op is computed again rather than kept."""
 
 
-def _cheap(ops: Sequence[Op], names: Iterable[str]) -> tuple[Op, ...]:
+def _made_again(ops: Sequence[Op], names: Iterable[str], is_cheap: Callable[[Op], bool]) -> tuple[Op, ...]:
     """The ops that make what is called `names` again from what is dear to compute; in order."""
     made = {v.name: op for op in ops for v in op.results}
     found: set[int] = set()
     waiting = [name for name in names if name in made]
     while waiting:
         op = made[waiting.pop()]
-        if id(op) not in found and not op.callee and _is_cheap(op):
+        if id(op) not in found and not op.callee and is_cheap(op):
             found.add(id(op))
             waiting += [v.name for v in op.operands if v.name in made]
     return tuple(op for op in ops if id(op) in found)
+
+
+def _is_free(op: Op) -> bool:
+    return not op.operands
 
 
 def _is_cheap(op: Op) -> bool:

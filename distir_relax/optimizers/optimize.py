@@ -14,7 +14,7 @@ from distir_relax.optimizers.clip import clipped
 from distir_relax.optimizers.optimizer import Numbers, Optimizer
 
 RATE = "learning_rate"
-"""The input of a step that is its learning rate, a float32 without dims."""
+"""The input of a step that is its learning rate, a float64 without dims."""
 STEP = "optimizer.step"
 """The state that counts steps, an int64 without dims."""
 GRADIENT = ".grad"
@@ -68,7 +68,7 @@ class Optimize:
 
     def _step(self, g: Builder, parameters: Mapping[str, Value], grads: Mapping[str, Value]) -> list[Output]:
         """Write the step; the outputs that are new values."""
-        rate = g.input(RATE, TensorType((), "float32"))
+        rate = g.input(RATE, TensorType((), "float64"))
         outputs: list[Output] = []
         count: Value | None = None
         if self.optimizer.counts:

@@ -42,7 +42,7 @@ class Optimizer(ABC):
     def numbers(self, g: Builder, rate: Value, step: Value | None, dtype: str) -> Numbers:
         """Write with `g` the numbers of a step for the parameters of a dtype.
 
-        `rate` is float32; `step` counts from 1, float64.
+        `rate` is float64, as is `step`, which counts from 1.
         """
         return {"rate": cast(g, rate, dtype)}
 

@@ -57,7 +57,7 @@ def trained(imported: Any, module: Module, step: Optimize, data: Sequence[Args])
     tensors = with_state(module, imported.tensors)
     schedule, found = as_schedule(step.optimizer.lr), []
     for number, args in enumerate(data):
-        rate = {RATE: torch.tensor(schedule(number), dtype=torch.float32)}
+        rate = {RATE: torch.tensor(schedule(number), dtype=torch.float64)}
         outputs = interpret(module, {**tensors, **imported.flatten(args, {}), **rate})
         new = updated(outputs)
         tensors |= new
