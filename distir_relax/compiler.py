@@ -27,7 +27,7 @@ from distir_relax.pipeline import (
     Dump,
     Observer,
     Stages,
-    Training,
+    StepOfTraining,
     Verify,
     compile_passes,
     run_passes,
@@ -256,7 +256,7 @@ class CompileOptions:
     dump: str | Path | None = None
     observers: Sequence[Observer] = ()
     passes: Callable[[Sequence[Pass]], Sequence[Pass]] | None = None
-    training: Training | None = None
+    training: StepOfTraining | None = None
 
 
 def plan_of(imported: Imported, options: CompileOptions) -> Plan:

@@ -3,6 +3,7 @@
 =============================  =========================================================================
 `Plan`                         compiled already
 `Model`                        a model with its example call, or an ONNX file; still to be compiled
+`Training`                     a model with its loss and an optimizer, to be compiled to a step of training
 `Program`                      a program of the distributed stage, with tensors for it where there are any
 `Saved`                        the folder of a bundle
 =============================  =========================================================================
@@ -21,6 +22,7 @@ from distir_relax.errors import ImportModelError
 from distir_relax.ir import Module, parse, verify
 from distir_relax.ops import check
 from distir_relax.reading import read_text
+from distir_relax.training import Training, TrainingStep
 from distir_relax.user_function import call_function, find_function
 
 
@@ -52,7 +54,7 @@ class Saved:
     path: Path
 
 
-Given = Plan | Model | Program | Saved
+Given = Plan | Model | Training | Program | Saved
 
 
 def is_onnx(target: object) -> bool:
@@ -66,8 +68,10 @@ def what_is(value: Any, where: str = "") -> Given:
     A tuple is ``(program, tensors)``, of the global or the distributed stage, ``(model, example_inputs)`` or ``(model,
     example_inputs, example_kwargs)``. Raises `ImportModelError` for anything else, and what typing a program raises.
     """
-    if isinstance(value, Plan):
+    if isinstance(value, (Plan, Training)):
         return value
+    if isinstance(value, TrainingStep):
+        return value.plan
     if isinstance(value, Module):
         value = (value,)
     if isinstance(value, tuple) and value and isinstance(value[0], Module):

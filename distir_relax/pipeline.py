@@ -37,7 +37,7 @@ AS_RANKS_RUN: tuple[Pass, ...] = (FuseLocal(),)
 
 
 @dataclass(frozen=True, slots=True)
-class Training:
+class StepOfTraining:
     """A step of training: the `optimizer`, and the parameters that are `trained`, by the names of their values.
 
     Gradients are clipped to the norm `clip_norm`. With `masters` weights of less than float32 are kept in float32.
@@ -59,7 +59,7 @@ def compile_passes(
     places: int = 1,
     hazards: Hazards = Hazards(),  # noqa: B008 (it is frozen)
     strategy: Strategy | None = None,
-    training: Training | None = None,
+    training: StepOfTraining | None = None,
 ) -> tuple[Pass, ...]:
     """The passes of `compile`: from an imported model to a program for each distinct rank.
 
@@ -81,7 +81,7 @@ def compile_passes(
     return (*passes, Propagate(mesh), DelayReductions(hazards), ToDistIR(tail), *placed, Project(), FuseLocal())
 
 
-def _strategy_passes(strategy: Strategy | None, training: Training | None, hazards: Hazards) -> list[Pass]:
+def _strategy_passes(strategy: Strategy | None, training: StepOfTraining | None, hazards: Hazards) -> list[Pass]:
     """What a strategy marks, and the step of training that it is for."""
     passes: list[Pass] = []
     chosen = strategy or Strategy()

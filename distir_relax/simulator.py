@@ -14,11 +14,13 @@ from distir_relax.compiler import Plan
 from distir_relax.cost.profile import Profile, load_profile
 from distir_relax.errors import DistIRError, ImportModelError
 from distir_relax.given import Given, Model, Program, Saved, call_target, read_target, what_is
-from distir_relax.ir import Module
+from distir_relax.ir import BatchDim, Module
 from distir_relax.layout import DeviceMesh, as_mesh
 from distir_relax.pipeline import as_ranks_run
 from distir_relax.runtime.verification import read_stage
-from distir_relax.strategies.strategy import Strategy
+from distir_relax.strategies.strategy import Strategy, as_strategy
+from distir_relax.training import Training, TrainingStep
+from distir_relax.user_function import find_function
 
 
 def simulate(
@@ -35,8 +37,9 @@ def simulate(
 
     `model` is a `Plan`, a module of the distributed stage, or the path of a bundle, of a program's text, of an
     ``.onnx`` file, or ``file.py:function``, or what such a function returns: a module, a plan, (model,
-    example_inputs), with example_kwargs if there are any. The function is given `strategy` (D/T/P/K) and
-    `global_batch` where it has parameters of these names. `profile` is the name of a profile, the path of one, or a
+    example_inputs), with example_kwargs if there are any, or a `Training`. The function is given `strategy` and
+    `global_batch` where it has parameters of these names; a model or a training that is still to be compiled is
+    distributed by `strategy`. `profile` is the name of a profile, the path of one, or a
     `Profile`. `shardings` and `mesh` are for models that are still to be compiled, as `compile` takes them, and
     `input_shapes` for ONNX files.
 
@@ -64,53 +67,70 @@ def load_module(
     None where nothing says it.
     """
     wanted = {name: value for name, value in given.items() if value is not None}
-    layout = {"input_shapes": input_shapes, "shardings": shardings, "mesh": mesh}
+    layout: dict[str, Any] = {"input_shapes": input_shapes, "shardings": shardings, "mesh": mesh}
     if isinstance(model, (str, Path)) and ".py:" in str(model):
         return _from_function(str(model), wanted, layout)
-    if isinstance(model, (Plan, Module, tuple)):
+    if isinstance(model, (Plan, Module, tuple, Training, TrainingStep)):
         found = what_is(model)
     else:
         found = read_target(model) if isinstance(model, (str, Path)) else Model(model)
-    if wanted.get("strategy") is not None:
-        raise DistIRError(
-            f"a strategy was given for {_NAMES[type(found)]}, which takes none",
-            hint="strategies are for functions that take one: file.py:function",
-        )
-    if isinstance(found, Model):
+    if (strategy := wanted.get("strategy")) is not None:
+        if not isinstance(found, (Model, Training)):
+            raise DistIRError(
+                f"a strategy was given for {_NAMES[type(found)]}, which takes none",
+                hint="strategies are for models that are still to be compiled, and functions that take one",
+            )
+        layout["strategy"] = as_strategy(strategy)
+    elif isinstance(found, Model):
         # A model that nobody splits runs on one device.
         layout["mesh"] = mesh or DeviceMesh((1,), ("device",))
-    return _distributed(found, layout, str(model) if isinstance(model, (str, Path)) else ""), None
+    return _distributed(found, layout, str(model) if isinstance(model, (str, Path)) else "")
 
 
-_NAMES = {Plan: "a plan", Program: "a program", Saved: "a bundle", Model: "a model"}
+_NAMES = {Plan: "a plan", Program: "a program", Saved: "a bundle", Model: "a model", Training: "a training"}
 
 
 def _from_function(target: str, wanted: Mapping[str, Any], layout: Mapping[str, Any]) -> tuple[Module, int | None]:
-    options = dict(wanted)
-    if "strategy" in options and not isinstance(options["strategy"], Strategy):
-        options["strategy"] = Strategy.parse(str(options["strategy"]))
-    found, function = call_target(target, options, required=("strategy",))
-    default = inspect.signature(function).parameters.get("global_batch")
-    samples = default.default if default is not None and isinstance(default.default, int) else None
-    return _distributed(found, layout, target), samples
+    options, how = dict(wanted), dict(layout)
+    if "strategy" in options:
+        options["strategy"] = as_strategy(options["strategy"])
+    parameters = inspect.signature(find_function(target)).parameters
+    if "strategy" in options and "strategy" not in parameters:
+        how["strategy"] = options.pop("strategy")
+    found, _ = call_target(target, options)
+    if how.get("strategy") is not None and not isinstance(found, (Model, Training)):
+        raise DistIRError(
+            f"a strategy was given, and the function returns {_NAMES[type(found)]}, which takes none",
+            target,
+            "take it as a parameter, strategy, or return a model that is still to be compiled",
+        )
+    default = parameters.get("global_batch")
+    module, samples = _distributed(found, how, target)
+    known = default.default if default is not None and isinstance(default.default, int) else samples
+    return module, known
 
 
-def _distributed(given: Given, layout: Mapping[str, Any], where: str) -> Module:
-    """The distributed program, as its ranks will run it; one that was given as such is simulated as it is.
+def _distributed(given: Given, layout: Mapping[str, Any], where: str) -> tuple[Module, int | None]:
+    """The distributed program, as its ranks will run it, and the samples of its batch, where it is known to have one.
 
-    Raises `ImportModelError` where `layout` (options of `compile`) is for something that is laid out already.
+    One that was given as such is simulated as it is. Raises `ImportModelError` where `layout` (options of `compile`) is
+    for something that is laid out already.
     """
-    unused = [name for name, value in layout.items() if value]
+    options = {name: value for name, value in layout.items() if value}
     if isinstance(given, Model):
-        given = given.compile(**layout)
-    elif unused:
+        given = given.compile(**options)
+    elif isinstance(given, Training):
+        given = given.compile(**{"strategy": Strategy(), **options}).plan
+    elif options:
         raise ImportModelError(
-            f"{' and '.join(unused)} cannot be applied to {_NAMES[type(given)]}, which is laid out already",
+            f"{' and '.join(options)} cannot be applied to {_NAMES[type(given)]}, which is laid out already",
             where,
             "give a model instead: a function that returns (model, example_inputs), or an ONNX file",
         )
     if isinstance(given, Program):
-        return given.module
+        return given.module, None
     if isinstance(given, Plan):
-        return as_ranks_run(given.modules["distributed"])
-    return as_ranks_run(read_stage(read_bundle(given.path, verify_weights=False), "distributed"))
+        module = given.modules["distributed"]
+        samples = next((record.size for record in module.records if isinstance(record, BatchDim)), None)
+        return as_ranks_run(module), samples
+    return as_ranks_run(read_stage(read_bundle(given.path, verify_weights=False), "distributed")), None

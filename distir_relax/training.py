@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 import re
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -17,8 +17,8 @@ from distir_relax.frontends.torch.importer import import_torch
 from distir_relax.frontends.torch.loss import Loss, call_of, with_loss
 from distir_relax.ir import Pass
 from distir_relax.layout import DeviceMesh
-from distir_relax.optimizers import RATE, Optimizer
-from distir_relax.pipeline import Observer, Training
+from distir_relax.optimizers import RATE, AdamW, Optimizer
+from distir_relax.pipeline import Observer, StepOfTraining
 from distir_relax.rates import as_schedule
 from distir_relax.strategies.strategy import Strategy
 
@@ -85,6 +85,27 @@ class TrainingStep:
         return replace(self.plan, imported=current).save(path, backends, overwrite)
 
 
+@dataclass(frozen=True)
+class Training:
+    """What is to be trained, and how: the arguments of `compile_training` that say it, for a function in a user's file.
+
+    ``distir compile FILE.py:FUNCTION --train`` and ``distir simulate`` take a function that returns one.
+    """
+
+    model: torch.nn.Module
+    loss: Loss | None = None
+    optimizer: Optimizer = field(default_factory=AdamW)
+    example_batch: Any = None
+    clip_norm: float | None = None
+    precision: str = ""
+    seed: int = 0
+
+    def compile(self, **options: Any) -> TrainingStep:
+        """The step of training, with other options of `compile_training`; raises what that raises."""
+        own = {f.name: getattr(self, f.name) for f in fields(self)}
+        return compile_training(own.pop("model"), own.pop("loss"), **own, **options)
+
+
 def compile_training(
     model: torch.nn.Module,
     loss: Loss | None = None,
@@ -122,7 +143,7 @@ def compile_training(
     imported, trained = _import(model, loss, example_batch, precision)
     options = CompileOptions(
         shardings, mesh, strategy, tail, name or _name(model), gather_threshold, outline, verify, dump, observers,
-        passes, Training(optimizer, trained, clip_norm, masters=bool(precision)),
+        passes, StepOfTraining(optimizer, trained, clip_norm, masters=bool(precision)),
     )  # fmt: skip
     return TrainingStep(plan_of(imported, options), optimizer, loss is not None, bool(precision), seed)
 

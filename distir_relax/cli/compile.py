@@ -29,6 +29,12 @@ def compile_command(
     shard: Annotated[list[str] | None, typer.Option(metavar="PATTERN=PLACEMENT", help="Shard parameters.")] = None,
     mesh: Annotated[str | None, typer.Option(metavar="2x3", help="The mesh's shape.")] = None,
     axes: Annotated[str | None, typer.Option(metavar="dp,tp", help="The names of the mesh's axes.")] = None,
+    strategy: Annotated[
+        str | None, typer.Option(metavar="D/T/P/K", help="Data and tensor degrees, microbatches: 2/4/1/8,zero=1.")
+    ] = None,
+    train: Annotated[
+        bool, typer.Option("--train", help="The function returns a dr.Training: compile its step.")
+    ] = False,
     ranks: Annotated[int | None, typer.Option(min=1, help="Passed to the function as its parameter ranks.")] = None,
     name: Annotated[str | None, typer.Option(help="The program's name in the bundle.")] = None,
     input_shape: Annotated[
@@ -45,8 +51,8 @@ def compile_command(
 ) -> None:
     """Compile a model to a bundle.
 
-    FUNCTION returns a Plan, or (model, example_inputs). It is given --ranks, --tail and --name where it
-    has parameters of these names. An ONNX file needs --input-shape for the inputs whose dims it leaves open.
+    FUNCTION returns a Plan, or (model, example_inputs), or with --train what is to be trained. It is given --ranks,
+    --tail, --name and --strategy where it has parameters of these names. An ONNX file needs --input-shape for the inputs whose dims it leaves open.
     """
     from distir_relax.cli.compile_target import CompileOptions
 
@@ -66,6 +72,8 @@ def compile_command(
         outline=None if outline else False,
         check_import=None if check_import else False,
         checkpoint=checkpoint,
+        strategy=strategy,
+        train=train,
     )
     _compile(options, times)
 

@@ -12,13 +12,15 @@ from distir_relax.analysis.footprint import Footprint, footprint
 from distir_relax.bundle import write_bundle
 from distir_relax.compiler import Plan, program_bundle
 from distir_relax.errors import ImportModelError, PlacementError
-from distir_relax.given import Model, Program, call_target, is_onnx
+from distir_relax.given import Model, Program, Saved, call_target, is_onnx
 from distir_relax.ir import parse
 from distir_relax.layout import DeviceMesh
 from distir_relax.pipeline import Observer
+from distir_relax.strategies.strategy import as_strategy
+from distir_relax.training import Training
 
 # Options that say how a model is compiled, of no use to what is compiled already; the first two are the mesh.
-_OF_COMPILATION = ("mesh", "axes", "dump", "verify", "outline", "check_import", "checkpoint")
+_OF_COMPILATION = ("mesh", "axes", "strategy", "dump", "verify", "outline", "check_import", "checkpoint")
 
 
 @dataclass(frozen=True)
@@ -40,6 +42,8 @@ class CompileOptions:
     outline: bool | None = None
     check_import: bool | None = None
     checkpoint: Path | None = None
+    strategy: str | None = None
+    train: bool = False
 
 
 def compile_target(options: CompileOptions, observers: Sequence[Observer] = ()) -> Footprint:
@@ -55,16 +59,23 @@ def compile_target(options: CompileOptions, observers: Sequence[Observer] = ()) 
         raise ImportModelError(
             "--input-shape is for ONNX files", options.target, "the function's example has the shapes"
         )
-    offered = {"ranks": options.ranks, "tail": options.tail, "name": options.name}
+    strategy = None if options.strategy is None else as_strategy(options.strategy)
+    offered = {"ranks": options.ranks, "tail": options.tail, "name": options.name, "strategy": strategy}
     made, function = call_target(options.target, offered, required=("ranks",))
     if isinstance(made, Program) and made.tensors is not None:
         _reject(options, "a distributed program", ("tail", *_OF_COMPILATION), bool(shardings))
         bundle = program_bundle(options.name or function.__name__, made.module, made.tensors)
         write_bundle(bundle, options.output, overwrite=True)
         return footprint(made.module, parse(bundle.stage("ranked")))
+    if isinstance(made, Training):
+        return _compile_training(made, shardings, options, observers)
+    if options.train and not isinstance(made, Plan):
+        raise ImportModelError(
+            f"expected what is to be trained, found {_NAMES[type(made)]}", options.target,
+            "return dr.Training(model, loss, optimizer=..., example_batch=(inputs, targets))")  # fmt: skip
     if isinstance(made, Plan):
         taken = inspect.signature(function).parameters
-        finished = (*_OF_COMPILATION, *(n for n in ("tail", "name") if n not in taken))
+        finished = [n for n in (*_OF_COMPILATION, "tail", "name") if n not in taken]
         _reject(options, "a finished Plan", finished, bool(shardings))
         return _saved(made, options)
     if not isinstance(made, Model):
@@ -107,6 +118,22 @@ def _compile_onnx(shardings: dict[str, str], options: CompileOptions, observers:
     shapes = read_shapes(options.input_shapes)
     plan = Model(options.target).compile(input_shapes=shapes, **_common(shardings, options), observers=observers)
     return _saved(plan, options)
+
+
+_NAMES = {Model: "a model", Program: "a program", Saved: "a bundle"}
+
+
+def _compile_training(
+    made: Training, shardings: dict[str, str], options: CompileOptions, observers: Sequence[Observer]
+) -> Footprint:
+    if not options.train:
+        raise ImportModelError("the function returns a training", options.target, "give --train")
+    unused = [name for name in ("check_import", "checkpoint") if getattr(options, name) is not None]
+    if unused:
+        raise ImportModelError(f"{unused[0].replace('_', '-')} cannot be applied to a training", options.target)
+    step = made.compile(**{"strategy": "1/1/1/1", **_common(shardings, options)}, observers=observers)
+    step.save(options.output, backends=options.backends)
+    return step.plan.footprint
 
 
 def _saved(plan: Plan, options: CompileOptions) -> Footprint:

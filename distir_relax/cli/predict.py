@@ -18,7 +18,7 @@ def simulate(
         str, typer.Argument(metavar="MODEL", help="A bundle, a program's text, FILE.py:FUNCTION or FILE.onnx.")
     ],
     profile: Annotated[str, typer.Option(help="The machine: a name (NAME:NODES for several nodes) or a .toml file.")],
-    strategy: Annotated[str | None, typer.Option(metavar="D/T/P/K", help="Passed to the function.")] = None,
+    strategy: Annotated[str | None, typer.Option(metavar="D/T/P/K", help="Of a model, or for the function.")] = None,
     global_batch: Annotated[int | None, typer.Option(min=1, help="Passed to the function; for the throughput.")] = None,
     input_shape: Annotated[
         list[str] | None, typer.Option(metavar="NAME=1,3,224,224", help="The shape of an input of FILE.onnx.")
