@@ -52,7 +52,8 @@ def compile_command(
     """Compile a model to a bundle.
 
     FUNCTION returns a Plan, or (model, example_inputs), or with --train what is to be trained. It is given --ranks,
-    --tail, --name and --strategy where it has parameters of these names. An ONNX file needs --input-shape for the inputs whose dims it leaves open.
+    --tail, --name and --strategy where it has parameters of these names. An ONNX file needs --input-shape for the
+    inputs whose dims it leaves open.
     """
     from distir_relax.cli.compile_target import CompileOptions
 
