@@ -53,8 +53,9 @@ class TrainingStep:
         `inputs` and `targets` are as the example was. Raises `RunError` for a batch unlike the example, and as a plan
         does when it is called.
         """
-        given = _narrowed((inputs, targets)) if self._narrow else (inputs, targets)
-        tensors = self.plan.imported.flatten(*call_of(*given, self._has_loss))
+        if self._narrow:
+            inputs, targets = _narrowed((inputs, targets))
+        tensors = self.plan.imported.flatten(*call_of(inputs, targets, self._has_loss))
         outputs = self.plan.session(backend)(self.numbers(tensors), timeout, outputs=(self._loss,))
         self.steps += 1
         return float(outputs[self._loss])

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import torch
 import torch.nn.functional as F
-from test_differentiate import with_gradients
+from test_differentiate import differentiated, run, with_gradients
 from torch import nn
 
 import distir_relax as dr
@@ -102,6 +102,29 @@ def test_logits_are_not_gathered_where_their_classes_are_split() -> None:
     assert max(v.placed.local(0).bytes for op in sent for v in op.operands) <= 5 * 4 * 3 * 8, (
         "more than three numbers a row"
     )
+
+
+class Stopped(nn.Module):
+    """What is detached, or computed without gradients, is a number to the loss."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.a, self.b = nn.Parameter(torch.randn(5)), nn.Parameter(torch.randn(5))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        with torch.no_grad():
+            scale = torch.exp(self.a * x)
+        y = self.b * x
+        return (self.a * scale * y.detach() + torch.sin(y)).sum()
+
+
+def test_gradients_stop_where_the_model_says_so() -> None:
+    model, x = Stopped(), torch.randn(5)
+    imported, module = differentiated(model, (x,))
+    found = run(imported, module, x)
+    model(x).backward()
+    torch.testing.assert_close(found["a.grad"], model.a.grad)
+    torch.testing.assert_close(found["b.grad"], model.b.grad)
 
 
 def on_ranks(

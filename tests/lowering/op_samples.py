@@ -77,6 +77,8 @@ def _elementwise() -> list[Sample]:
         ("clip", [f32(3, 5)], {"min": float("-inf"), "max": 1.0}),
         ("clip", [of("int64", 7)], {"min": 1, "max": 2**63 - 1}),
         ("stop_gradient", [f32(3, 5)], {}),
+        ("next_seed", [of("int64")], {}),
+        ("nn.dropout", [f32(3, 5), of("int64"), of("int64", 3), of("int64", 5)], {"rate": 0.3}),
         ("astype", [of("int64", 3, 5)], {"dtype": "float32"}),
         ("astype", [f32(3, 5)], {"dtype": "int32"}),
         ("astype", [of("bool", 3)], {"dtype": "float32"}),

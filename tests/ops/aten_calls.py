@@ -233,7 +233,10 @@ CALLS: dict[str, list[Call]] = {
     "pow.Tensor_Tensor": [call(POSITIVE, Y)],
     "dropout.default": [call(X, 0.5, False), call(X, 0.0, True)],
     "dropout_.default": [call(X, 0.5, False)],
-    "feature_dropout.default": [call(X, 0.5, False)],
+    **{f"feature_dropout{end}.default": [call(X, 0.5, False), call(X, 0.0, True)] for end in ("", "_")},
+    "bernoulli.p": [call(X, 1.0)],
+    "bernoulli_.float": [call(X, 1.0)],
+    "native_dropout.default": [call(X, 0.5, False), call(X, 0.0, True)],
     "embedding.default": [call("f32[3,4]", IDS), call("f32[3,4]", IDS, 1)],
     "index_select.default": [call(X, -1, "i64[5] < 4")],
     "index.Tensor": [

@@ -113,6 +113,12 @@ SAMPLES: dict[str, list[Sample]] = {
     **{name: [of("i64[4,6] < 99", "i64[6] < 5")] for name in ("left_shift", "right_shift")},
     "bitwise_not": [of("i32[4,6]")],
     "stop_gradient": [of("f64[4,6]")],
+    "next_seed": [of("i64[]")],
+    "nn.dropout": [
+        of("f64[4,1,6]", "i64[]", "i64[4] < 99", "i64[1] < 9", "i64[6] < 99", rate=0.3),
+        of("f64[]", "i64[]", rate=0.5),
+        of("f64[127]", "i64[]", "i64[127] < 9999", rate=1.0),
+    ],
     "clip": [of("f64[4,6]", min=-0.5, max=float("inf"))],
     "astype": [of("f64[4,6]", dtype="int32"), of("bool[4]", dtype="float32")],
     "where": [of("bool[4,1]", "f64[4,6]", "f64[6]")],

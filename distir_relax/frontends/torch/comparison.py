@@ -56,6 +56,8 @@ def check_import(
 def _call(model: torch.nn.Module, run: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> list[torch.Tensor]:
     """What a call of `run`, the model or its program, gives, and what the arguments and the model's buffers are then.
 
+    What is drawn at random is the same in each call: dropout of the model and of its program drop alike.
+
     Raises `ImportModelError` where another call would give something else.
     """
     import torch
@@ -64,15 +66,17 @@ def _call(model: torch.nn.Module, run: Any, args: Sequence[Any], kwargs: Mapping
     def tensors(item: Any) -> list[torch.Tensor]:
         return [x.detach().clone() for x in tree_leaves(item) if isinstance(x, torch.Tensor)]
 
-    with torch.no_grad(), kept(model):
+    with torch.no_grad(), kept(model), torch.random.fork_rng(devices=()):
         before = Attributes(model)
         given = _copied((tuple(args), dict(kwargs)))
+        torch.manual_seed(0)
         results = tensors(run(*given[0], **given[1]))
         buffers = dict(run.named_buffers())
         state = [buffers.get(name, buffer) for name, buffer in model.named_buffers()]
         after = tensors((given, state))
         if run is model and (added := before.added()):
             before.restore_data()
+            torch.manual_seed(0)
             again = tensors(run(*_copied(tuple(args)), **_copied(dict(kwargs))))
             if len(again) != len(results) or any(_difference(a, b)[0] > 1 for a, b in zip(results, again, strict=True)):
                 raise depends_on(added)

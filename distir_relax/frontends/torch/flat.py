@@ -40,6 +40,21 @@ def _flatten(module: GraphModule) -> bool:
     return bool(calls)
 
 
+def _detach_results(graph: Graph) -> None:
+    """Let no gradient pass to what is computed without gradients."""
+    import torch
+
+    output: Any = graph.output_node()
+    for node in dict.fromkeys(output.all_input_nodes):
+        val = node.meta.get("val")
+        if node.op != "call_function" or not isinstance(val, torch.Tensor) or not val.is_floating_point():
+            continue
+        with graph.inserting_after(node):
+            detached = graph.call_function(torch.ops.aten.detach.default, (node,))
+        detached.meta = dict(node.meta)
+        output.replace_input_with(node, detached)
+
+
 def _write_out(graph: Graph, call: Node) -> None:
     name = call.target.__name__  # type: ignore[union-attr]
     count = _CALLS[name]
@@ -54,6 +69,8 @@ def _write_out(graph: Graph, call: Node) -> None:
             "cast the model itself: model.to(dtype)",
         )
     _flatten(called)
+    if name == "wrap_with_set_grad_enabled" and not call.args[0]:
+        _detach_results(called.graph)
     inputs = [node for node in called.graph.nodes if node.op == "placeholder"]
     values: dict[Node, Any] = dict(zip(inputs, call.args[count + 1 :], strict=True))
     with graph.inserting_before(call):

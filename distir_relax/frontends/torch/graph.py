@@ -50,11 +50,12 @@ class GraphImporter:
 
     Every placeholder is first given by `declare` or `bind`; then `run` gives the graph's results. `builder` holds the
     ops, `tensors` the data of parameters and constants by value name, `meshes` the mesh of the annotations, `scopes`
-    the modules that an op's first result is made in.
+    the modules that an op's first result is made in. With `training`, dropout drops.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, training: bool = False) -> None:
         self.builder = Builder()
+        self.builder.training = training
         self.tensors: dict[str, torch.Tensor] = self.builder.tensors
         self.meshes: tuple[DeviceMesh, ...] = ()
         self.scopes: dict[str, tuple[Frame, ...]] = {}
@@ -151,7 +152,7 @@ class GraphImporter:
                 self.builder.location, DATA_DEPENDENT_HINT,
             )  # fmt: skip
         constant = not any(isinstance(x, (Value, Complex)) for x in leaves)
-        result = self._fold(target, args, kwargs) if constant else self._convert(node, name, args, kwargs)
+        result = self._fold(node, name, args, kwargs) if constant else self._convert(node, name, args, kwargs)
         if is_in_place(target):
             self._bound[node.args[0]] = result  # type: ignore[index]
         return result
@@ -171,9 +172,10 @@ class GraphImporter:
         marked: Value = self.builder.emit("annotate_sharding", value, placements=placements)
         return marked
 
-    def _fold(self, target: Any, args: Any, kwargs: Any) -> Any:
+    def _fold(self, node: Node, name: str, args: Any, kwargs: Any) -> Any:
         import torch
 
+        target: Any = node.target
         if is_in_place(target):
             # What was read of a constant before it is changed stays as it was.
             args = (args[0].clone(), *args[1:])
@@ -184,7 +186,9 @@ class GraphImporter:
         hidden = kwargs.get("generator") is not None or any(getattr(x, "is_meta", False) for x in _leaves(result))
         if (hidden and _may_draw(target)) or not torch.equal(state, torch.get_rng_state()):
             torch.set_rng_state(state)
-            raise self._drawn(_spelling(target))
+            if self.builder.training and aten_of(name, False):
+                return self._convert(node, name, args, kwargs)
+            raise self._drawn(name)
         return result
 
     def _drawn(self, name: str) -> UnsupportedOpError:

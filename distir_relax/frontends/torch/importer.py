@@ -29,24 +29,32 @@ def import_torch(
     example_inputs: Sequence[Any] = (),
     example_kwargs: Mapping[str, Any] | None = None,
     check: bool = False,
+    training: bool = False,
 ) -> Imported:
     """Read in a model, as it runs on the example arguments: their shapes become the program's.
 
     What depends on constants and buffers alone (masks, positions) is computed now; what reaches no output is left
     out. Buffers that the model changes are inputs of role ``state``, each with an output that is its new value.
+
+    With `training` the program is one that is trained: where dropout is active it has an input ``seed``, an int64
+    scalar, that decides what is dropped. `Imported.flatten` leaves it to the caller, who gives another number in each
+    step: ``inputs = {**imported.flatten(args, kwargs), "seed": torch.tensor(step)}``.
+
     Raises `ImportModelError` when `torch.export` cannot capture the model, when it is in training mode with active
-    dropout, or changes its parameters; `UnsupportedOpError` for an op without an entry in the op table;
+    dropout and this is no import for training, or changes its parameters; `UnsupportedOpError` for an op without an
+    entry in the op table;
     `PlacementError` and `AnnotationError` for annotations that do not fit; with `check`, what `check_import` raises
     where the program does not compute what the model does.
     """
     kwargs = dict(example_kwargs or {})
-    _refuse_active_dropout(model)
+    if not training:
+        _refuse_active_dropout(model)
     signature = _call_signature(model, example_inputs, kwargs)
     exported = _export(model, *distinct(model, tuple(example_inputs), kwargs))
     flatten(exported)
     program = functional(exported)
     _refuse_changed_parameters(program)
-    importer = GraphImporter()
+    importer = GraphImporter(training)
     names = _declare_inputs(importer, program, model, signature)
     results = importer.run(program.graph_module)
     # What cannot be read says so itself: a model that draws random numbers differs from its own program.

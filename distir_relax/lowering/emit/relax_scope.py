@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import math
 from collections.abc import Sequence
 from types import SimpleNamespace
@@ -16,6 +17,9 @@ from distir_relax.lowering.emit.relax_recurrent import recurrent_scope
 
 CHECK_INDICES = "distir_indices.checked"
 """The packed function ``(indices, low, high, user, place, result)`` that the tvm backend registers."""
+CALL_KERNEL = "distir_kernels.call"
+"""The packed function ``(module, function, options as JSON, number of operands, operands..., results...)`` that the tvm
+backend registers: a kernel of `distir_relax.kernels`, run by torch."""
 OPAQUE = 8
 """TVM's mark of kernels that are not fused with others (`OpPatternKind`)."""
 
@@ -45,9 +49,23 @@ def relax_scope(exact: bool = True) -> dict[str, Any]:
         "grouped_matmul": _grouped_matmul,
         "grouped_weight_grad": _grouped_weight_grad,
         "linear_weight_grad": _linear_weight_grad,
+        "random": SimpleNamespace(
+            dropout=lambda x, *rest, rate: torch_kernel("random", "dropout", [x.ty], x, *rest, rate=rate),
+            next_seed=lambda seed: torch_kernel("random", "next_seed", [seed.ty], seed),
+        ),
         "recurrent": recurrent,
         "resample": resample,
     }
+
+
+def torch_kernel(module: str, function: str, kinds: Sequence[Any], *operands: Any, **options: Any) -> Any:
+    """A kernel of `distir_relax.kernels` that is too much for TVM's ops: torch runs it. `kinds` are its results'."""
+    import tvm
+    from tvm import relax
+
+    count = tvm.tirx.IntImm("int64", len(operands))
+    texts = [tvm.ir.StringImm(text) for text in (module, function, json.dumps(options))]
+    return relax.call_dps_packed(CALL_KERNEL, [*texts, count, *operands], kinds[0] if len(kinds) == 1 else list(kinds))
 
 
 def _call_tir(source: str, shapes: Sequence[Sequence[int]], dtypes: Sequence[str], *operands: Any) -> Any:

@@ -26,7 +26,7 @@ def to_torch(module: Module, name: str) -> dict[str, str]:
 
 
 _RESERVED = {"comm", "weights", "torch", "F", "STEPS", "CALLS", "main", "prepare"}
-_RESERVED |= {"foreign", "indices", "recurrent", "resample", "pack_linear", "moved"}
+_RESERVED |= {"foreign", "indices", "random", "recurrent", "resample", "pack_linear", "moved"}
 
 
 @dataclass(slots=True)
@@ -134,6 +134,7 @@ def _imports(texts: Sequence[str]) -> str:
     imports = {
         "foreign.": "from distir_relax.kernels import foreign\n",
         "indices.": "from distir_relax.kernels import indices\n",
+        "random.": "from distir_relax.kernels import random\n",
         "recurrent.": "from distir_relax.kernels import recurrent\n",
         "resample.": "from distir_relax.kernels import resample\n",
         "moved(": "from distir_relax.kernels.moving import moved\n",

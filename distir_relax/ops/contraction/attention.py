@@ -74,16 +74,8 @@ def _products(types: Types, attrs: Attrs, results: Types) -> tuple[int, int, int
 def _back(b: Backward) -> tuple[Value | None, ...]:
     """The shares are computed anew from query and key, rather than kept: they are larger than all operands."""
     (q, k, v), g = b.op.operands[:3], b.g
-    scores = b.emit("multiply", b.emit("matmul", q, transposed(g, k)), b.number(b.attrs["scale"]))
-    open_to = _open_to(b)
-    if b.attrs["masked"] and not b.attrs["boolean"]:
-        scores = b.emit("add", scores, b.x(3))
-    if open_to is not None:
-        scores = b.emit("where", open_to, scores, b.number(_CLOSED))
-    shares = b.emit("nn.softmax", scores, axis=3)
-    if open_to is not None:
-        # A row that is closed to all has no shares.
-        shares = b.emit("where", open_to, shares, b.number(0.0))
+    mask = b.x(3) if b.attrs["masked"] else None
+    shares = _shares(g, q, k, mask, b.attrs["causal"], b.attrs["scale"])
     of_shares = b.emit("matmul", b.grad, transposed(g, v))
     mean = b.emit("sum", b.emit("multiply", of_shares, shares), axis=(3,), keepdims=True)
     of_scores = b.emit("multiply", shares, b.emit("subtract", of_shares, mean))
@@ -94,16 +86,30 @@ def _back(b: Backward) -> tuple[Value | None, ...]:
     )[: len(b.op.operands)]  # fmt: skip
 
 
-def _open_to(b: Backward) -> Value | None:
+def _shares(g: Builder, q: Value, k: Value, mask: Value | None, causal: bool, scale: float) -> Any:
+    """What part each key has in each row of the query, (b, h, s, t)."""
+    dtype = q.tensor.dtype
+    scores = g.emit("multiply", g.emit("matmul", q, transposed(g, k)), g.constant(scale, dtype))
+    boolean = mask is not None and mask.tensor.dtype == "bool"
+    if mask is not None and not boolean:
+        scores = g.emit("add", scores, mask)
+    open_to = _open_to(g, q, k, mask if boolean else None, causal)
+    if open_to is None:
+        return g.emit("nn.softmax", scores, axis=3)
+    shares = g.emit("nn.softmax", g.emit("where", open_to, scores, g.constant(_CLOSED, dtype)), axis=3)
+    # A row that is closed to all has no shares.
+    return g.emit("where", open_to, shares, g.constant(0.0, dtype))
+
+
+def _open_to(g: Builder, q: Value, k: Value, mask: Value | None, causal: bool) -> Value | None:
     """Which keys each row of the query sees, where that is not all."""
-    rows, columns = b.x().tensor.shape[2], b.x(1).tensor.shape[2]
-    found: Value | None = b.x(3) if b.attrs["masked"] and b.attrs["boolean"] else None
-    if b.attrs["causal"]:
-        row = b.emit("reshape", b.emit("arange", start=0, end=rows, step=1, dtype="int64"), shape=(rows, 1))
-        column = b.emit("arange", start=0, end=columns, step=1, dtype="int64")
-        before = b.emit("greater_equal", row, column)
-        found = before if found is None else b.emit("logical_and", before, found)
-    return found
+    if not causal:
+        return mask
+    rows, columns = q.tensor.shape[2], k.tensor.shape[2]
+    row = g.emit("reshape", g.emit("arange", start=0, end=rows, step=1, dtype="int64"), shape=(rows, 1))
+    column = g.emit("arange", start=0, end=columns, step=1, dtype="int64")
+    before: Value = g.emit("greater_equal", row, column)
+    return before if mask is None else g.emit("logical_and", before, mask)
 
 
 # Of scores that count for nothing; finite, so that a row of them is not NaN.
@@ -134,8 +140,6 @@ def _attention(
     scale: float | None = None,
     enable_gqa: bool = False,
 ) -> Any:
-    if dropout:
-        raise NotImplementedError("attention dropout: put the model in eval mode")
     if "float" not in q.tensor.dtype or not all(x.tensor.elements for x in (q, k, v)):
         raise NotImplementedError(f"attention of {q.tensor}, {k.tensor}, {v.tensor}")
     if enable_gqa and k.tensor.shape[-3] != q.tensor.shape[-3]:
@@ -146,7 +150,13 @@ def _attention(
     if mask is not None and (len(leading) != 2 or len(mask.tensor.shape) > 4):
         one_for_all = all(n == 1 for n in mask.tensor.shape[:-2])
         mask = _in_four_dims(g, mask, *(((1,) * len(leading), (1, 1)) if one_for_all else (leading, wide)))
-    y = _four_dims(g, q, k, v, mask, causal, scale)
+    mask, scale = _of_dtype(g, mask, q), _default_scale(q.tensor.shape[-1]) if scale is None else float(scale)
+    if dropout:
+        # Shares are dropped, so they are written out.
+        shares = _shares(g, q, k, mask, causal, scale)
+        y = g.emit("matmul", g.aten("dropout.default", shares, dropout, True), v)
+    else:
+        y = _four_dims(g, q, k, v, mask, causal, scale)
     return reshape_to(g, y, (*leading, *y.tensor.shape[2:]))
 
 
@@ -159,15 +169,16 @@ def _default_scale(width: int) -> float:
     return 1.0 / math.sqrt(width) if width else math.inf
 
 
-def _four_dims(g: Builder, q: Any, k: Value, v: Any, mask: Any, causal: bool, scale: float | None) -> Any:
-    boolean = mask is not None and mask.tensor.dtype == "bool"
-    if mask is not None and not boolean:
-        mask = promote(g, mask, q)[0]
+def _of_dtype(g: Builder, mask: Any, q: Value) -> Any:
+    return mask if mask is None or mask.tensor.dtype == "bool" else promote(g, mask, q)[0]
+
+
+def _four_dims(g: Builder, q: Any, k: Value, v: Any, mask: Any, causal: bool, scale: float) -> Any:
     attrs = {
-        "scale": _default_scale(q.tensor.shape[-1]) if scale is None else float(scale),
+        "scale": scale,
         "causal": causal,
         "masked": mask is not None,
-        "boolean": boolean,
+        "boolean": mask is not None and mask.tensor.dtype == "bool",
         "dtype": q.tensor.dtype,
     }
     return g.emit("nn.scaled_dot_product_attention", *[x for x in (q, k, v, mask) if x is not None], **attrs)

@@ -6,6 +6,7 @@ from distir_relax.ops.elementwise import (  # noqa: F401
     arithmetic,
     bits,
     casts,
+    dropout,
     functions,
     gradients,
     identity,

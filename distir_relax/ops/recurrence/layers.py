@@ -71,8 +71,6 @@ def _layers(
     g: Builder, name: str, x: Value, states: Sequence[Any], params: Sequence[Any], biased: bool, layers: int,
     dropout: float, train: bool, both_ways: bool, batch_first: bool,
 ) -> Any:  # fmt: skip
-    if train and dropout and layers > 1:
-        raise NotImplementedError("dropout between layers: put the model in eval mode")
     cell, ways = torch_cell(name), 2 if both_ways else 1
     each = len(params) // (layers * ways)
     if batch_first:
@@ -91,6 +89,8 @@ def _layers(
             for states_so_far, state in zip(last, found[1:], strict=True):
                 states_so_far.append(state)
         x = join(g, outputs, 2)
+        if layer < layers - 1:
+            x = g.aten("dropout.default", x, dropout, train)
     if batch_first:
         x = g.emit("permute_dims", x, axes=(1, 0, 2))
     return (x, *(stacked(g, parts) for parts in last))

@@ -24,6 +24,10 @@ class Builder:
         self.ops: list[Op] = []
         self.location = ""
         self.hint = ""
+        # Whether the program is one that is trained: what drops elements at random then does so.
+        self.training = False
+        # Of the last op that draws at random: the next derives its own from it.
+        self.seed: Value | None = None
         # Data of parameters and constants by value name.
         self.tensors: dict[str, Any] = {}
         # Of these, what the frontend knows never to change: a conversion may be simpler for it.

@@ -100,9 +100,9 @@ class Semantics:
     """The result types from the operand types and attributes; ValueError on a misuse."""
     torch: Expression
     """A Python expression over ``{0}``, ``{1}``, … (operands) and ``{attr}`` (attributes as literals; ``{attr!s}`` as
-    bare text; ``{location}`` is the op's place in the model), with `torch`, `F`, and `foreign`, `indices`, `recurrent`,
-    `resample` of `distir_relax.kernels`: the reference semantics, and the code of the torch backend. An op of several
-    results gives a tuple. Where the attributes decide, it is a function of them."""
+    bare text; ``{location}`` is the op's place in the model), with `torch`, `F`, and `foreign`, `indices`, `random`,
+    `recurrent`, `resample` of `distir_relax.kernels`: the reference semantics, and the code of the torch backend. An op
+    of several results gives a tuple. Where the attributes decide, it is a function of them."""
     linear: Linear = ()
     """The sets of operands in which the op is linear jointly, the others held fixed: ``({0}, {1})`` for matmul,
     ``({0, 1},)`` for add; `all_operands` for concat; a function of the number of operands and the attributes where they

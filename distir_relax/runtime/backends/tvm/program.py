@@ -12,13 +12,14 @@ import os
 import threading
 from collections.abc import Callable, Mapping, Sequence
 from functools import cache
+from importlib import import_module
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
 from distir_relax.bundle import Bundle
 from distir_relax.errors import BundleError, RunError
 from distir_relax.kernels.indices import checked
-from distir_relax.lowering.emit.relax_scope import CHECK_INDICES
+from distir_relax.lowering.emit.relax_scope import CALL_KERNEL, CHECK_INDICES
 from distir_relax.ops import Trait, entries
 from distir_relax.runtime.backends.weights import load_weights, memory
 
@@ -140,6 +141,7 @@ def _register_check() -> None:
 
     if tvm_ffi.get_global_func(CHECK_INDICES, allow_missing=True) is None:
         tvm_ffi.register_global_func(CHECK_INDICES, _check_indices)
+        tvm_ffi.register_global_func(CALL_KERNEL, _call_kernel)
 
 
 def _check_indices(ids: Any, low: int, high: int, user: str, where: str, result: Any) -> None:
@@ -151,6 +153,17 @@ def _check_indices(ids: Any, low: int, high: int, user: str, where: str, result:
     except RunError as error:
         _current.error = error
         raise
+
+
+def _call_kernel(module: str, function: str, options: str, count: int, *tensors: Any) -> None:
+    """See `distir_relax.lowering.emit.relax_scope`."""
+    from torch.utils.dlpack import from_dlpack
+
+    kernel = getattr(import_module(f"distir_relax.kernels.{module}"), str(function))
+    operands, targets = ([from_dlpack(x) for x in part] for part in (tensors[:count], tensors[count:]))
+    found = kernel(*operands, **json.loads(str(options)))
+    for target, result in zip(targets, found if isinstance(found, tuple) else (found,), strict=True):
+        target.copy_(result)
 
 
 def _packed(name: str) -> Callable[..., None]:

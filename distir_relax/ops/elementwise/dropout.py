@@ -1,0 +1,134 @@
+"""Dropout: elements set to zero at random while a model is trained.
+
+Which ones depends on a seed and on their positions in the whole tensor: a device that holds a part of it takes the
+positions of its part, one vector for each dim, split as the dim is. The backward step draws the same anew.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import numpy as np
+
+from distir_relax.ir import TensorType, Value
+from distir_relax.ops.creation.seed import fresh_seed
+from distir_relax.ops.table import (
+    Attrs,
+    Builder,
+    Code,
+    Cost,
+    OnnxOperands,
+    Rule,
+    Semantics,
+    Split,
+    Types,
+    aten,
+    cast,
+    define,
+    dim_names,
+    filled,
+    gradient_of,
+    onnx,
+    operands,
+    parse_rule,
+)
+
+
+def dropped(g: Builder, x: Value, rate: float) -> Any:
+    """`x` after dropout of `rate`, by the next seed.
+
+    Raises NotImplementedError unless the program is one that is trained (`Builder.training`).
+    """
+    if not rate or not x.tensor.elements:
+        return x
+    if not g.training:
+        raise NotImplementedError("dropout is active: call model.eval() before compiling")
+    seed, shape, hint = fresh_seed(g), x.tensor.shape, g.hint
+    places = []
+    for d, count in enumerate(shape):
+        g.hint = "places"
+        step = math.prod(shape[d + 1 :])
+        places.append(g.emit("arange", start=0, end=count * step, step=step, dtype="int64"))
+    g.hint = hint
+    return g.emit("nn.dropout", x, seed, *places, rate=float(rate))
+
+
+def _infer(types: Types, attrs: Attrs) -> tuple[TensorType, ...]:
+    x, seed, *places = types
+    if "float" not in x.dtype or seed != TensorType((), "int64"):
+        raise ValueError("a tensor of floats, and a seed, an int64 scalar")
+    if places != [TensorType((n,), "int64") for n in x.shape]:
+        raise ValueError(f"for each dim of {x} a vector of places, int64")
+    if not 0 <= attrs["rate"] <= 1:
+        raise ValueError("a rate from 0 to 1")
+    return (x,)
+
+
+def _rule(types: Types, attrs: Attrs, results: Types) -> Rule:
+    names = dim_names(len(types[0].shape))
+    whole = " ".join(names)
+    return parse_rule(f"{', '.join([whole, '', *names])} -> {whole}", [t.shape for t in types], [types[0].shape])
+
+
+define(
+    "nn.dropout",
+    Semantics(
+        infer=_infer,
+        torch="random.dropout({*}, rate={rate})",
+        linear=(operands(0),),
+        attributes={"rate": "the share of elements that become zero"},
+    ),
+    Split(_rule),
+    cost=Cost(flops=lambda types, attrs, results: 12.0 * results[0].elements),
+    code=Code(relax="random.dropout({*}, rate={rate})"),
+    gradient=gradient_of(
+        lambda b: b.emit("nn.dropout", b.grad, *b.op.operands[1:], rate=b.attrs["rate"]),
+    ),
+)
+
+
+# ATen spellings
+
+
+@aten("dropout.default", "dropout_.default")
+def _dropout(g: Builder, x: Value, p: float, train: bool) -> Any:
+    return dropped(g, x, p) if train and p else x
+
+
+@aten("feature_dropout.default", "feature_dropout_.default")
+def _feature_dropout(g: Builder, x: Value, p: float, train: bool) -> Any:
+    """Whole channels at once."""
+    if not train or not p:
+        return x
+    channels = (*x.tensor.shape[:2], *(1 for _ in x.tensor.shape[2:]))
+    return g.emit("multiply", x, dropped(g, filled(g, channels, 1.0, x.tensor.dtype), p))
+
+
+@aten("native_dropout.default")
+def _native_dropout(g: Builder, x: Value, p: float, train: bool | None) -> Any:
+    """The result, and which elements are kept."""
+    if train is False or not p:
+        return x, filled(g, x.tensor.shape, True, "bool")
+    factors = dropped(g, filled(g, x.tensor.shape, 1.0, x.tensor.dtype), p)
+    return g.emit("multiply", x, factors), g.emit("not_equal", factors, g.constant(0, x.tensor.dtype))
+
+
+@aten("bernoulli.p", "bernoulli_.float")
+def _bernoulli(g: Builder, x: Value, p: float = 0.5, *, generator: Any = None) -> Any:
+    """Ones at the rate `p`, as stochastic depth draws them."""
+    if generator is not None or (p < 1 and not g.training):
+        raise NotImplementedError("it draws random numbers: call model.eval() before compiling")
+    kept = dropped(g, filled(g, x.tensor.shape, 1.0, "float32"), 1 - p)
+    return cast(g, g.emit("not_equal", kept, g.constant(0, "float32")), x.tensor.dtype)
+
+
+# ONNX spellings
+
+
+@onnx("Dropout")
+def _onnx_dropout(g: Builder, x: OnnxOperands, attrs: Attrs) -> Any:
+    ratio = x.number(1, attrs.get("ratio", 0.5))
+    if x.number(2, False) and ratio > 0:
+        raise NotImplementedError("dropout is active: export the model in eval mode")
+    return x[0], np.ones(x[0].tensor.shape, dtype=bool)
