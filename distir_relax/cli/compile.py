@@ -32,9 +32,7 @@ def compile_command(
     strategy: Annotated[
         str | None, typer.Option(metavar="D/T/P/K", help="Data and tensor degrees, microbatches: 2/4/1/8,zero=1.")
     ] = None,
-    train: Annotated[
-        bool, typer.Option("--train", help="The function returns a dr.Training: compile its step.")
-    ] = False,
+    train: Annotated[bool, typer.Option("--train", help="Compile a step of dr.Training.")] = False,
     ranks: Annotated[int | None, typer.Option(min=1, help="Passed to the function as its parameter ranks.")] = None,
     name: Annotated[str | None, typer.Option(help="The program's name in the bundle.")] = None,
     input_shape: Annotated[

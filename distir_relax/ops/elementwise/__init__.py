@@ -12,4 +12,5 @@ from distir_relax.ops.elementwise import (  # noqa: F401
     identity,
     logic,
     pointwise,
+    seed,
 )

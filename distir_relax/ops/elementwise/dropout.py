@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 
 from distir_relax.ir import TensorType, Value
-from distir_relax.ops.creation.seed import fresh_seed
+from distir_relax.ops.elementwise.seed import fresh_seed
 from distir_relax.ops.table import (
     Attrs,
     Builder,
