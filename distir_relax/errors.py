@@ -61,3 +61,7 @@ class RunError(DistIRError):
 
 class ProfileError(DistIRError):
     """A device profile that is missing or wrong, or too small for the program."""
+
+
+class CheckpointError(DistIRError):
+    """A checkpoint of a training run that is missing or damaged, cannot be written, or does not fit the program."""

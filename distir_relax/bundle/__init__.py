@@ -17,13 +17,14 @@ from distir_relax.bundle.format import (
 )
 from distir_relax.bundle.read import check_weights, read_bundle
 from distir_relax.bundle.weights import TensorWeights, WeightSource
-from distir_relax.bundle.weights_file import FileWeights
+from distir_relax.bundle.weights_file import SAFETENSORS_DTYPES, FileWeights
 from distir_relax.bundle.write import write_bundle
 
 __all__ = [
     "BACKENDS",
     "FORMAT",
     "RECORDS_FILE",
+    "SAFETENSORS_DTYPES",
     "STAGE_FILES",
     "Bundle",
     "Division",

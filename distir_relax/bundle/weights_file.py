@@ -27,10 +27,11 @@ if TYPE_CHECKING:
     import torch
 
 _AGAIN = "compile the model again"
-_DTYPES = {
+SAFETENSORS_DTYPES = {
     "F64": "float64", "F32": "float32", "F16": "float16", "BF16": "bfloat16",
     "I64": "int64", "I32": "int32", "I16": "int16", "I8": "int8", "U8": "uint8", "BOOL": "bool",
 }  # fmt: skip
+"""The format's names of dtypes, and ours."""
 # Bytes of rows that are read at once where only a part of each row is wanted.
 _BLOCK = 1 << 24
 _MOST_HEADER = 100_000_000
@@ -80,6 +81,11 @@ class FileWeights:
         """Which file it is, and in which state: equal for two handles of one file that was not written to between."""
         found = os.fstat(self._file.fileno())
         return found.st_dev, found.st_ino, found.st_size, found.st_mtime_ns
+
+    @property
+    def kinds(self) -> dict[str, tuple[str, tuple[int, ...]]]:
+        """The dtype and the shape of each tensor of the file, by name."""
+        return {name: (entry.dtype, entry.shape) for name, entry in self._entries.items()}
 
     def checksum(self) -> str:
         """The SHA-256 of the file, in hex. Raises BundleError when it was written to."""
@@ -152,7 +158,7 @@ class FileWeights:
             if name == "__metadata__":
                 continue
             one = fields.fields(name)
-            dtype = _DTYPES.get(one.text("dtype"), one.text("dtype"))
+            dtype = SAFETENSORS_DTYPES.get(one.text("dtype"), one.text("dtype"))
             shape, offsets = one.wholes("shape"), one.wholes("data_offsets")
             if dtype not in DTYPES or len(offsets) != 2:
                 raise self._error(f"the weights are damaged: {name!r} has dtype {dtype!r} and bytes {offsets}")

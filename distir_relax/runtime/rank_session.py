@@ -6,13 +6,14 @@ from collections.abc import Collection, Mapping
 from typing import TYPE_CHECKING
 
 from distir_relax.bundle import Bundle, WeightSource
+from distir_relax.checkpoints import StateFile
 from distir_relax.runtime.backends import RankProgram, load_program
 from distir_relax.runtime.divisions import in_parts, joined, parts_of
 from distir_relax.runtime.inputs import local_inputs
 from distir_relax.runtime.machine import rank_device
 from distir_relax.runtime.outputs import collect_output
 from distir_relax.runtime.progress import Progress, Traffic
-from distir_relax.runtime.state import changing, checked_source, write_state
+from distir_relax.runtime.state import changing, checked_source, save_pieces, write_state
 from distir_relax.runtime.step import check_wanted, run_step
 from distir_relax.runtime.verification import verify_programs
 from distir_relax.runtime.world import World
@@ -89,6 +90,10 @@ class RankSession:
         """
         source = checked_source(self.bundle.manifest, state)
         write_state(self.bundle.manifest, self._loaded(), self.communicator.rank, source)
+
+    def save_pieces(self, file: StateFile) -> None:
+        """Write this rank's pieces into a file of the global tensors that the program changes."""
+        save_pieces(self.bundle.manifest, self._loaded(), self.communicator.rank, file)
 
     def _loaded(self) -> RankProgram:
         if self._program is None:

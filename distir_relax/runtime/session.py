@@ -8,13 +8,14 @@ from collections.abc import Callable, Collection, Mapping
 from typing import TYPE_CHECKING
 
 from distir_relax.bundle import Bundle, WeightSource
+from distir_relax.checkpoints import StateFile
 from distir_relax.errors import DistIRError, RunError
 from distir_relax.runtime.backends import load_program
 from distir_relax.runtime.divisions import in_parts, joined, parts_of
 from distir_relax.runtime.inputs import check_inputs, local_inputs
 from distir_relax.runtime.machine import rank_device
 from distir_relax.runtime.progress import Progress, Traffic
-from distir_relax.runtime.state import checked_source, joined_state, write_state
+from distir_relax.runtime.state import checked_source, joined_state, save_pieces, write_state
 from distir_relax.runtime.step import check_wanted, run_step
 from distir_relax.runtime.transports.threads import RankReleased, RankThreads, ThreadWorld
 from distir_relax.runtime.verification import verify_programs
@@ -96,6 +97,13 @@ class Session:
             for rank, program in enumerate(self._programs):
                 write_state(self.bundle.manifest, program, rank, source)
             self.closed = ""
+
+    def save_pieces(self, file: StateFile) -> None:
+        """Write the pieces of all ranks into a file of the global tensors that the program changes."""
+        with self._exclusive:
+            self._check_open()
+            for rank, program in enumerate(self._programs):
+                save_pieces(self.bundle.manifest, program, rank, file)
 
     def _check_open(self) -> None:
         if self.closed:

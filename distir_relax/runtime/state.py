@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
 from distir_relax.bundle import Manifest, Tensor, TensorWeights, WeightSource, local_intervals
+from distir_relax.checkpoints import StateFile
 from distir_relax.errors import RunError
 from distir_relax.runtime.arrays import as_torch, dtype_name, torch_dtype
 from distir_relax.runtime.outputs import owners, place
@@ -59,6 +60,13 @@ def write_state(manifest: Manifest, program: RankProgram, rank: int, source: Wei
     for tensor in changing(manifest):
         if tensor.is_on(rank):
             program.state[tensor.name].copy_(source.read(tensor.name, local_intervals(tensor, manifest.mesh, rank)))
+
+
+def save_pieces(manifest: Manifest, program: RankProgram, rank: int, file: StateFile) -> None:
+    """Write this rank's pieces of the state into a file of global tensors; of those that are held alike, the lowest."""
+    for tensor in changing(manifest):
+        if rank in owners(manifest.mesh, tensor):
+            file.write(tensor.name, local_intervals(tensor, manifest.mesh, rank), program.state[tensor.name])
 
 
 def _listed(tensors: Mapping[str, Tensor]) -> str:

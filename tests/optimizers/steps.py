@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 import torch
 from torch import nn
 
+import distir_relax as dr
 from distir_relax.analysis import interpret
 from distir_relax.autodiff import Differentiate
 from distir_relax.frontends.torch.importer import import_torch
@@ -50,6 +52,18 @@ def training(model: nn.Module, args: Args, step: Optimize, *before: Any) -> tupl
         verify(module, check)
     assert parse(print_module(module)) == module
     return imported, module
+
+
+def training_plan(model: nn.Module, args: Args, step: Optimize, **options: Any) -> dr.Plan:
+    """A plan of a step of training, its state at zero."""
+
+    def passes(given: Sequence[Any]) -> list[Any]:
+        outline, *rest = given
+        return [outline, Differentiate(), step, *rest]
+
+    plan = dr.compile(model, args, passes=passes, **options)
+    tensors = with_state(plan.modules["global"], plan.imported.tensors)
+    return replace(plan, imported=replace(plan.imported, tensors=tensors))
 
 
 def trained(imported: Any, module: Module, step: Optimize, data: Sequence[Args]) -> list[dict[str, torch.Tensor]]:

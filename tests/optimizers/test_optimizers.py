@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable, Sequence
-from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -12,12 +11,11 @@ import torch
 from torch import nn
 
 import distir_relax as dr
-from distir_relax.autodiff import Differentiate
 from distir_relax.errors import DistIRError
 from distir_relax.ops import lookup
-from distir_relax.optimizers import RATE, STEP, MasterWeights, Optimize, with_state
+from distir_relax.optimizers import RATE, STEP, MasterWeights, Optimize
 from distir_relax.runtime.session import Session
-from tests.optimizers.steps import Perceptron, batches, by_torch, trained, training, updated
+from tests.optimizers.steps import Perceptron, batches, by_torch, trained, training, training_plan, updated
 
 # Rates that a float32 has as they are: the input of the program is one.
 LR = 2.0**-5
@@ -117,14 +115,7 @@ class Single(nn.Module):
 
 def on_ranks(model: nn.Module, step: Optimize, data: Any, backend: str, **options: Any) -> list[Any]:
     """What ranks that keep their state compute, step by step."""
-
-    def passes(given: Sequence[Any]) -> list[Any]:
-        outline, *rest = given
-        return [outline, Differentiate(), step, *rest]
-
-    plan = dr.compile(model, data[0], passes=passes, **options)
-    tensors = with_state(plan.modules["global"], plan.imported.tensors)
-    plan = replace(plan, imported=replace(plan.imported, tensors=tensors))
+    plan = training_plan(model, data[0], step, **options)
     session, found = Session(plan.bundle((backend,)), backend), []
     for args in data:
         rate = {RATE: torch.tensor(step.optimizer.lr)}

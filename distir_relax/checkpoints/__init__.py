@@ -1,0 +1,6 @@
+"""What a training run leaves on disk: global tensors, written and read by all ranks together, and how far it came."""
+
+from distir_relax.checkpoints.folder import STATE_FILE, Position, Saved, begin, finish, latest, remove, saved_steps
+from distir_relax.checkpoints.state_file import StateFile
+
+__all__ = ["STATE_FILE", "Position", "Saved", "StateFile", "begin", "finish", "latest", "remove", "saved_steps"]

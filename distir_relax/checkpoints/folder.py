@@ -1,0 +1,193 @@
+"""The folder of a run's checkpoints: each whole or not there, the last ones kept, the newest named.
+
+::
+
+    ck/latest                            step-00000300
+    ck/step-00000200/state.safetensors   all tensors that the program changes, global, by name
+    ck/step-00000200/position.json       how far the run had come
+    ck/step-00000300/...
+
+A checkpoint is written to a folder whose name begins with a dot, and is renamed when all of it is on the disk.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import re
+import secrets
+import shutil
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+
+from distir_relax.bundle import FileWeights, Tensor
+from distir_relax.errors import BundleError, CheckpointError
+from distir_relax.reading import Fields, parse_json, read_bytes
+
+STATE_FILE = "state.safetensors"
+_POSITION_FILE = "position.json"
+_LATEST_FILE = "latest"
+_NAME = re.compile(r"step-(\d{8,18})")
+_FORMAT = 1
+_AGAIN = "choose an older checkpoint of the folder, or begin anew"
+
+
+@dataclass(frozen=True)
+class Position:
+    """How far a run has come: steps done, samples seen, the seed of its random numbers, and of which program it is.
+
+    `schedule` is its learning rate as JSON, for people; what a run follows stands in its bundle.
+    """
+
+    step: int
+    samples: int
+    seed: int
+    program: str
+    schedule: Mapping[str, object] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class Saved:
+    """A checkpoint on disk: its folder, its position, and its tensors, of which a rank reads its own pieces."""
+
+    path: Path
+    position: Position
+    tensors: FileWeights
+
+    def check_fits(self, expected: Sequence[Tensor]) -> None:
+        """Raise CheckpointError unless there is each tensor that a program changes, of its shape and dtype."""
+        held = self.tensors.kinds
+        missing = [tensor.name for tensor in expected if tensor.name not in held]
+        if missing:
+            shown = ", ".join(missing[:4]) + (f" and {len(missing) - 4} more" if len(missing) > 4 else "")
+            raise CheckpointError(
+                f"the checkpoint lacks {shown}", str(self.path),
+                f"it is of the program {self.position.program!r}; compile with the optimizer that it was trained with",
+            )  # fmt: skip
+        for tensor in expected:
+            dtype, shape = held[tensor.name]
+            if (dtype, shape) != (tensor.dtype, tensor.shape):
+                raise CheckpointError(
+                    f"expected {tensor.dtype} {tensor.shape} for {tensor.name!r}, found {dtype} {shape}",
+                    str(self.path),
+                    f"it is of the program {self.position.program!r}; was another model compiled?",
+                )
+
+
+def begin(folder: Path, step: int) -> Path:
+    """A folder to write the checkpoint of a step to; what runs that were ended have left half-written is removed.
+
+    Raises CheckpointError where none can be made.
+    """
+    draft = folder / f".{_name(step)}.{secrets.token_hex(4)}"
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        for old in folder.glob(".step-*"):
+            remove(old)
+        draft.mkdir()
+    except OSError as wrong:
+        raise _unwritable(folder, wrong) from None
+    return draft
+
+
+def finish(draft: Path, position: Position, keep: int) -> Path:
+    """Make a checkpoint of a folder that holds all tensors; of older ones only the last `keep - 1` stay.
+
+    Raises CheckpointError where it cannot be written: the checkpoints that there were are whole then.
+    """
+    folder = draft.parent
+    target = folder / _name(position.step)
+    try:
+        text = json.dumps({"format": _FORMAT, **asdict(position)}, indent=1) + "\n"
+        _write(draft / _POSITION_FILE, text)
+        _sync(draft)
+        if target.exists():
+            # A folder cannot be renamed over a full one: the old one of the same step steps aside.
+            target.rename(draft.with_name(draft.name + ".old"))
+        draft.rename(target)
+        _sync(folder)
+        pointer = folder / f".{_LATEST_FILE}.{secrets.token_hex(4)}"
+        _write(pointer, target.name + "\n")
+        pointer.replace(folder / _LATEST_FILE)
+        _sync(folder)
+        for old in [
+            *folder.glob(".step-*.old"),
+            *(folder / _name(step) for step in saved_steps(folder)[: -max(1, keep)]),
+        ]:
+            remove(old)
+    except OSError as wrong:
+        raise _unwritable(folder, wrong) from None
+    return target
+
+
+def remove(path: Path) -> None:
+    """Remove a draft or a checkpoint, if it is there."""
+    shutil.rmtree(path, ignore_errors=True)
+
+
+def saved_steps(folder: Path) -> list[int]:
+    """The steps of which a folder has checkpoints, in ascending order."""
+    with contextlib.suppress(OSError):
+        found = (_NAME.fullmatch(entry.name) for entry in folder.iterdir())
+        return sorted(int(match.group(1)) for match in found if match)
+    return []
+
+
+def latest(folder: Path) -> Saved:
+    """The newest checkpoint of a folder, or the folder itself where it is one. Raises CheckpointError otherwise."""
+    if (folder / _POSITION_FILE).is_file():
+        return _read(folder)
+    if not folder.is_dir():
+        raise CheckpointError("there is no such folder of checkpoints", str(folder))
+    name = ""
+    with contextlib.suppress(CheckpointError):
+        name = read_bytes(folder / _LATEST_FILE, CheckpointError, 4096).decode("utf-8", "replace").strip()
+    # A run that ended between two renames has left the name of the one before, which may be gone.
+    if _NAME.fullmatch(name) and (folder / name).is_dir():
+        return _read(folder / name)
+    if not (steps := saved_steps(folder)):
+        raise CheckpointError("there is no checkpoint in this folder", str(folder))
+    return _read(folder / _name(steps[-1]))
+
+
+def _read(path: Path) -> Saved:
+    file = path / _POSITION_FILE
+    table = Fields.of(
+        parse_json(read_bytes(file, CheckpointError), CheckpointError, str(file)), CheckpointError, str(file)
+    )
+    if (version := table.whole("format")) != _FORMAT:
+        raise CheckpointError(f"the checkpoint has format {version}, this version reads format {_FORMAT}", str(file))
+    schedule = table.fields("schedule").table
+    position = Position(
+        table.whole("step"), table.whole("samples"), table.whole("seed"), table.text("program"), schedule
+    )
+    try:
+        return Saved(path, position, FileWeights(path / STATE_FILE, ()))
+    except BundleError as wrong:
+        raise CheckpointError(wrong.message.replace("the weights", "the tensors"), wrong.where, _AGAIN) from None
+
+
+def _name(step: int) -> str:
+    return f"step-{step:08}"
+
+
+def _write(path: Path, text: str) -> None:
+    with path.open("w", encoding="utf-8") as file:
+        file.write(text)
+        file.flush()
+        os.fsync(file.fileno())
+
+
+def _sync(folder: Path) -> None:
+    """What a folder lists is on the disk."""
+    handle = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        os.fsync(handle)
+    finally:
+        os.close(handle)
+
+
+def _unwritable(folder: Path, wrong: OSError) -> CheckpointError:
+    return CheckpointError(f"the checkpoint cannot be written: {wrong.strerror}", str(folder))

@@ -1,0 +1,133 @@
+"""One safetensors file of global tensors, of which each rank writes the pieces that it holds, where they belong.
+
+The format: https://huggingface.co/docs/safetensors (eight bytes with the length of a JSON header, which gives each
+tensor's dtype, shape and bytes; then the bytes).
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from distir_relax.bundle import SAFETENSORS_DTYPES, Tensor
+from distir_relax.errors import CheckpointError
+from distir_relax.layout import DTYPES, Interval
+
+if TYPE_CHECKING:
+    import torch
+
+_SHORT = {long: short for short, long in SAFETENSORS_DTYPES.items()}
+
+
+class StateFile:
+    """A file of `tensors`, made as large as it will be, or opened where another rank has made it.
+
+    ``with StateFile(path, tensors) as file: file.write(...)``; what was written is on the disk when the block ends.
+    Raises CheckpointError when it cannot be written.
+    """
+
+    def __init__(self, path: Path, tensors: Sequence[Tensor], make: bool = False) -> None:
+        self.path = path
+        header, self._starts, size = _header(tensors)
+        self._tensors = {tensor.name: tensor for tensor in tensors}
+        try:
+            self._file = os.open(path, os.O_WRONLY | (os.O_CREAT | os.O_EXCL if make else 0), 0o666)
+        except OSError as wrong:
+            shared = "" if make else "all ranks must see the folder of checkpoints: put it on a file system they share"
+            raise self._error(wrong, shared) from None
+        if make:
+            try:
+                # A disk that is too small says so here, before anything is written.
+                os.posix_fallocate(self._file, 0, size)
+                self._put(memoryview(header), 0)
+            except OSError as wrong:
+                os.close(self._file)
+                raise self._error(wrong) from None
+
+    def __enter__(self) -> StateFile:
+        return self
+
+    def __exit__(self, kind: object, error: BaseException | None, traceback: object) -> None:
+        try:
+            if error is None:
+                os.fsync(self._file)
+        except OSError as wrong:
+            raise self._error(wrong) from None
+        finally:
+            os.close(self._file)
+
+    def write(self, name: str, intervals: Sequence[Sequence[Interval]], part: torch.Tensor) -> None:
+        """Write the piece of a tensor whose dims are the joined `intervals` of the dims of the whole."""
+        import torch
+
+        tensor = self._tensors[name]
+        content: Any = part.detach().cpu().contiguous().view(-1).view(torch.uint8).numpy()
+        view, position = memoryview(content), 0
+        try:
+            for start, length in runs(tensor.shape, intervals, DTYPES[tensor.dtype][1]):
+                self._put(view[position : position + length], self._starts[name] + start)
+                position += length
+        except OSError as wrong:
+            raise self._error(wrong) from None
+
+    def _put(self, view: memoryview, position: int) -> None:
+        while len(view):
+            count = os.pwrite(self._file, view, position)
+            view, position = view[count:], position + count
+
+    def _error(self, wrong: OSError, hint: str = "") -> CheckpointError:
+        return CheckpointError(f"the checkpoint cannot be written: {wrong.strerror}", str(self.path), hint)
+
+
+def runs(shape: Sequence[int], intervals: Sequence[Sequence[Interval]], size: int) -> Iterator[tuple[int, int]]:
+    """Where the bytes of a piece lie in the whole, as (start, length), in the order in which the piece has them.
+
+    `size` is that of an element::
+
+        a piece of rows 1 and 3 of a 4x5 matrix, bytes of one:   (5, 5), (15, 5)
+        a piece of columns 1 and 2:                              (1, 2), (6, 2), (11, 2), (16, 2)
+    """
+    import numpy as np
+
+    split = max((d for d, pieces in enumerate(intervals) if list(pieces) != [(0, shape[d])]), default=-1)
+    strides = [size] * (len(shape) + 1)
+    for d in reversed(range(len(shape))):
+        strides[d] = strides[d + 1] * shape[d]
+    if split < 0:
+        if strides[0]:
+            yield 0, strides[0]
+        return
+    offsets = np.zeros(1, dtype=np.int64)
+    for d in range(split):
+        held = [np.arange(a, b, dtype=np.int64) for a, b in intervals[d]]
+        rows = np.concatenate(held) if held else np.zeros(0, dtype=np.int64)
+        offsets = np.add.outer(offsets, rows * strides[d + 1]).reshape(-1)
+    inner = strides[split + 1]
+    pieces = [(a * inner, (b - a) * inner) for a, b in intervals[split] if a < b and inner]
+    for offset in offsets.tolist():
+        for start, length in pieces:
+            yield offset + start, length
+
+
+def _header(tensors: Sequence[Tensor]) -> tuple[bytes, dict[str, int], int]:
+    """The header, where the bytes of each tensor begin in the file, and the size of the file."""
+    table: dict[str, object] = {"__metadata__": {"format": "pt"}}
+    starts: dict[str, int] = {}
+    position = 0
+    # The widest dtypes first: then each tensor is aligned.
+    for tensor in sorted(tensors, key=lambda t: -DTYPES[t.dtype][1]):
+        count = DTYPES[tensor.dtype][1]
+        for n in tensor.shape:
+            count *= n
+        end = position + count
+        table[tensor.name] = {
+            "dtype": _SHORT[tensor.dtype], "shape": list(tensor.shape), "data_offsets": [position, end],
+        }  # fmt: skip
+        starts[tensor.name], position = position, end
+    text = json.dumps(table, separators=(",", ":")).encode()
+    text += b" " * (-len(text) % 8)
+    header = len(text).to_bytes(8, "little") + text
+    return header, {name: len(header) + start for name, start in starts.items()}, len(header) + position

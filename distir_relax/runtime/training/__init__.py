@@ -1,0 +1,1 @@
+"""Training a bundle: the ranks, their data, their checkpoints, and the steps."""

@@ -1,0 +1,53 @@
+"""Checkpoints written and read by all ranks together, each its own pieces of the global tensors."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from distir_relax.checkpoints import STATE_FILE, Position, Saved, StateFile, begin, finish, latest, remove
+from distir_relax.errors import CheckpointError
+from distir_relax.runtime.state import changing
+from distir_relax.runtime.training.crew import Crew
+
+
+def save(crew: Crew, folder: Path, position: Position, keep: int) -> Path | None:
+    """Write a checkpoint, whole or not at all; its folder on the first process.
+
+    All processes call it, and must see the folder. Of older checkpoints the last `keep - 1` stay. Raises
+    CheckpointError on all where one of them cannot write.
+    """
+    tensors = changing(crew.bundle.manifest)
+    mine: list[Path] = []
+    try:
+        with crew.agreed():
+            if crew.first:
+                mine.append(begin(folder, position.step))
+                with StateFile(mine[0] / STATE_FILE, tensors, make=True) as file:
+                    crew.save_pieces(file)
+        draft = Path(crew.exchange(str(mine[0].resolve()) if crew.first else "")[0])
+        with crew.agreed():
+            if not crew.first:
+                with StateFile(draft / STATE_FILE, tensors) as file:
+                    crew.save_pieces(file)
+        with crew.agreed():
+            return finish(draft, position, keep) if crew.first else None
+    except BaseException:
+        for path in mine:
+            remove(path)
+        raise
+
+
+def resume(crew: Crew, folder: Path) -> Saved:
+    """Give the ranks the newest checkpoint of a folder, whatever number of ranks has written it.
+
+    Raises CheckpointError on all processes where it is missing, damaged, or does not fit the program.
+    """
+    with crew.agreed():
+        saved = latest(folder)
+        saved.check_fits(changing(crew.bundle.manifest))
+    found = crew.exchange([saved.path.name, *saved.tensors.identity[2:]])
+    with crew.agreed():
+        if any(theirs != found[0] for theirs in found):
+            raise CheckpointError("the ranks see different checkpoints", str(folder), "put it on a shared file system")
+        crew.load_state(saved.tensors)
+    return saved

@@ -1,0 +1,119 @@
+"""The ranks of a training run, whether they are threads of this process or one of them is it."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Collection, Iterator
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any, Protocol
+
+from distir_relax.bundle import Bundle, WeightSource
+from distir_relax.checkpoints import StateFile
+from distir_relax.runtime.handshake import agreed
+from distir_relax.runtime.rank_session import RankSession
+from distir_relax.runtime.session import Session
+from distir_relax.runtime.world import World
+
+if TYPE_CHECKING:
+    import torch
+
+    from distir_relax.runtime.arrays import Array
+
+
+class Batch(Protocol):
+    """The inputs of one step."""
+
+    def whole(self) -> dict[str, Array]:
+        """The global arrays, by name."""
+        ...
+
+    def local(self, rank: int) -> list[torch.Tensor]:
+        """What a rank holds of them, in the manifest's order."""
+        ...
+
+
+class Crew(ABC):
+    """What a training run asks of its ranks. Every process of a launch has one, and all call the same methods."""
+
+    bundle: Bundle
+    first: bool
+    """Whether this process writes and prints what one of them is to."""
+
+    @abstractmethod
+    def step(self, batch: Batch, outputs: Collection[str]) -> dict[str, torch.Tensor]:
+        """Run once; the outputs named on the first process, nothing on the others."""
+
+    @abstractmethod
+    def exchange(self, value: Any) -> list[Any]:
+        """The value, of JSON's types, of each process."""
+
+    @abstractmethod
+    def agreed(self) -> Any:
+        """A context: an error of one process inside it is raised on all behind it."""
+
+    @abstractmethod
+    def save_pieces(self, file: StateFile) -> None:
+        """Write what the ranks of this process hold of the state."""
+
+    @abstractmethod
+    def load_state(self, source: WeightSource) -> None:
+        """Have the ranks of this process read their pieces of the state."""
+
+
+class Threads(Crew):
+    """All ranks are threads of this process."""
+
+    def __init__(self, session: Session) -> None:
+        self.bundle = session.bundle
+        self.first = True
+        self._session = session
+
+    def step(self, batch: Batch, outputs: Collection[str]) -> dict[str, torch.Tensor]:
+        """See `Crew`."""
+        return self._session(batch.whole(), outputs=outputs)
+
+    def exchange(self, value: Any) -> list[Any]:
+        """See `Crew`."""
+        return [value]
+
+    @contextmanager
+    def agreed(self) -> Iterator[None]:
+        """See `Crew`."""
+        yield
+
+    def save_pieces(self, file: StateFile) -> None:
+        """See `Crew`."""
+        self._session.save_pieces(file)
+
+    def load_state(self, source: WeightSource) -> None:
+        """See `Crew`."""
+        self._session.load_state(source)
+
+
+class Launched(Crew):
+    """This process is one rank of a launch."""
+
+    def __init__(self, world: World, session: RankSession) -> None:
+        self.bundle = session.bundle
+        self.first = world.rank == 0
+        self._world, self._session = world, session
+
+    def step(self, batch: Batch, outputs: Collection[str]) -> dict[str, torch.Tensor]:
+        """See `Crew`."""
+        return self._session.run_local(batch.local(self._world.rank), outputs)
+
+    def exchange(self, value: Any) -> list[Any]:
+        """See `Crew`."""
+        return self._world.exchange(value, "the agreement between two steps")
+
+    def agreed(self) -> Any:
+        """See `Crew`."""
+        return agreed(self._world)
+
+    def save_pieces(self, file: StateFile) -> None:
+        """See `Crew`."""
+        self._session.save_pieces(file)
+
+    def load_state(self, source: WeightSource) -> None:
+        """See `Crew`."""
+        self._session.load_state(source)
