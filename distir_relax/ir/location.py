@@ -5,6 +5,8 @@ First the path of the module, where the model has modules and the op is not the 
 
 from __future__ import annotations
 
+from functools import lru_cache
+
 
 def place(module: str, line: str) -> str:
     """The place that is `line` in the module at path `module`; either may be empty."""
@@ -44,6 +46,7 @@ def split(location: str) -> tuple[str, str]:
     return ("", location) if ":" in location or not is_path(location) else (location, "")
 
 
+@lru_cache(maxsize=1 << 14)
 def is_path(text: str) -> bool:
     """Whether a text is the path of a module: ``layers.1.mlp``."""
     return bool(text) and all(part.isidentifier() or part.isdigit() for part in text.split("."))

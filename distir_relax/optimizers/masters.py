@@ -59,5 +59,6 @@ def with_state(module: Module, tensors: Mapping[str, torch.Tensor]) -> dict[str,
         if name in found:
             found[name] = found[name].to(dtype)
         elif item.role == "state":
-            found[name] = torch.zeros(kind.shape, dtype=dtype)
+            # It takes no memory until a rank has its part.
+            found[name] = torch.zeros((), dtype=dtype).expand(kind.shape)
     return found

@@ -67,14 +67,14 @@ class FactorChoice:
 
         Where their operands lie alike too, they are laid out alike.
         """
-        axes = range(len(self.mesh.shape))
         found: list[object] = []
+        pending, known = self.wanted.pending, self.factoring.slots
+        axes = range(len(self.mesh.shape))
         for name in instance.names.values():
-            slots = self.factoring.slots.get(name, ())
-            places = ((name, dim, i) for dim, sizes in enumerate(slots) for i in range(len(sizes)))
-            cuts = tuple(self._cut_number(slot, axis) for slot in places for axis in axes)
-            pending = tuple(self.wanted.pending.get((name, axis)) for axis in axes)
-            found.append((slots, tuple(self.wanted.splits[name]), cuts, pending))
+            splits = self.wanted.splits[name]
+            cuts = [s if s is None else (s, self._cut_number((name, *s), axis)) for axis, s in enumerate(splits)]
+            asked = tuple(pending.get((name, axis)) for axis in axes) if pending else ()
+            found.append((known.get(name, ()), tuple(cuts), asked))
         found += [
             self.reaching(inner) if isinstance(inner, Instance) else self.factoring.atoms[inner]
             for inner in instance.ops

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import math
 from collections import defaultdict
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import pairwise
 
@@ -36,13 +37,34 @@ class Atom:
     reach: int = 0
 
 
+class Joined:
+    """Slots joined to classes; ``joined[slot]`` is the slot that stands for its class."""
+
+    def __init__(self) -> None:
+        self._next: dict[Slot, Slot] = {}
+
+    def __getitem__(self, slot: Slot) -> Slot:
+        known = self._next
+        while (up := known.get(slot)) is not None:
+            if (above := known.get(up)) is None:
+                return up
+            known[slot] = slot = above
+        return slot
+
+    def join(self, a: Slot, b: Slot) -> None:
+        """Make the classes of two slots one."""
+        first, second = self[a], self[b]
+        if first != second:
+            self._next[first] = second
+
+
 @dataclass(frozen=True, slots=True)
 class Factoring:
     """The slots, atoms and classes of one function."""
 
     slots: dict[str, tuple[tuple[int, ...], ...]]
     atoms: tuple[tuple[Atom, ...], ...]
-    classes: dict[Slot, Slot]
+    classes: Joined
     blocked: frozenset[Slot]
 
     def size(self, slot: Slot) -> int:
@@ -75,13 +97,19 @@ def factorize(function: Function) -> Factoring:
 @dataclass(slots=True)
 class _Refinement:
     function: Function
+    names: list[list[str]] = field(default_factory=list)
+    """Of each op, its operands and results."""
     rules: list[Rule] = field(default_factory=list)
+    shapes: dict[str, tuple[int, ...]] = field(default_factory=dict)
     marks: dict[tuple[str, int], set[int]] = field(default_factory=dict)
-    """For each dim, the products of its inner slots: {1, …, size}; of an empty dim {1}, which has none."""
+    """For dims that were looked at, the products of the inner slots: {1, …, size}; of an empty dim {1}: it has none."""
     factor_marks: list[list[set[int]]] = field(default_factory=list)
     torn: list[set[int]] = field(default_factory=list)
     """For each op, the factors whose boundaries do not nest with those of other ops: these cannot be split there."""
     users: dict[str, list[int]] = field(default_factory=lambda: defaultdict(list))
+    fine: set[str] = field(default_factory=set)
+    """The values with a boundary inside of a dim."""
+    positions: dict[int, _Positions] = field(default_factory=dict)
 
     def run(self) -> None:
         for item in self.function.inputs:
@@ -99,9 +127,14 @@ class _Refinement:
             self.rules.append(rule)
             self.factor_marks.append([{1, f.size} for f in rule.factors])
             self.torn.append(set())
-            for name in {v.name for v in (*op.operands, *op.results)}:
+            names = [v.name for v in (*op.operands, *op.results)]
+            self.names.append(names)
+            for name in names:
                 self.users[name].append(number)
-        pending = list(range(len(self.rules)))
+            if id(rule) not in self.positions:
+                self.positions[id(rule)] = _Positions.of(rule)
+        # Where each dim is one factor there is nothing to carry, until a boundary comes from elsewhere.
+        pending = [number for number, rule in enumerate(self.rules) if not self.positions[id(rule)].plain]
         queued = set(pending)
         while pending:
             number = pending.pop()
@@ -113,19 +146,26 @@ class _Refinement:
                         pending.append(user)
 
     def _declare(self, value: Value) -> None:
-        for dim, size in enumerate(value.tensor.shape):
-            self.marks[value.name, dim] = {1, max(1, size)}
+        self.shapes[value.name] = value.tensor.shape
+
+    def _marks(self, name: str, dim: int) -> set[int]:
+        found = self.marks.get((name, dim))
+        if found is None:
+            found = self.marks[name, dim] = {1, max(1, self.shapes[name][dim])}
+        return found
 
     def _refine(self, number: int) -> set[str]:
         """Carry boundaries between the dims of one op; the values whose dims got new ones."""
         touched: set[str] = set()
         rule, marks, torn = self.rules[number], self.factor_marks[number], self.torn[number]
+        names = self.names[number]
         changed = True
         while changed:
             changed = False
-            for name, dim, factor, offset in _positions(self.function.ops[number], rule):
-                own, size = self.marks[name, dim], rule.factors[factor].size
-                for mark in sorted(own):
+            for tensor, dim, factor, offset in self.positions[id(rule)].found:
+                name = names[tensor]
+                own, size = self._marks(name, dim), rule.factors[factor].size
+                for mark in sorted(own) if len(own) > 2 else own:
                     if offset < mark < offset * size and mark // offset not in marks[factor]:
                         if mark % offset or not _nests(marks[factor], mark // offset):
                             torn.add(factor)
@@ -136,6 +176,7 @@ class _Refinement:
                     if offset * mark not in own:
                         if _nests(own, offset * mark):
                             own.add(offset * mark)
+                            self.fine.add(name)
                             touched.add(name)
                             changed = True
                         else:
@@ -143,54 +184,46 @@ class _Refinement:
         return touched
 
     def result(self) -> Factoring:
-        bounds = {key: sorted(found, reverse=True) for key, found in self.marks.items()}
-        slots: dict[str, list[tuple[int, ...]]] = defaultdict(list)
-        for (name, _), marks in bounds.items():
-            slots[name].append(tuple(a // b for a, b in pairwise(marks)))
+        plain: dict[tuple[int, ...], tuple[tuple[int, ...], ...]] = {}
+        slots: dict[str, tuple[tuple[int, ...], ...]] = {}
+        for name, shape in self.shapes.items():
+            if name in self.fine:
+                slots[name] = tuple(
+                    tuple(a // b for a, b in pairwise(self._bounds(name, d))) for d in range(len(shape))
+                )
+                continue
+            if shape not in plain:
+                plain[shape] = tuple((n,) if n > 1 else () for n in shape)
+            slots[name] = plain[shape]
         for op in filter(is_annotation, self.function.ops):
             for value in (*op.operands, *op.results):
                 # What has one element or none can lie with one device, though no op can be split along it.
-                slots[value.name] = [
-                    sizes or (n,) for sizes, n in zip(slots[value.name], value.tensor.shape, strict=True)
-                ]
-        parent: dict[Slot, Slot] = {
-            (name, dim, i): (name, dim, i)
-            for name, dims in slots.items()
-            for dim, sizes in enumerate(dims)
-            for i in range(len(sizes))
-        }
-
-        def find(slot: Slot) -> Slot:
-            while parent[slot] != slot:
-                parent[slot] = parent[parent[slot]]
-                slot = parent[slot]
-            return slot
-
+                sizes = zip(slots[value.name], value.tensor.shape, strict=True)
+                slots[value.name] = tuple(mine or (n,) for mine, n in sizes)
+        classes = Joined()
         atoms: list[tuple[Atom, ...]] = []
         blocked_slots: list[Slot] = []
+        # Ops of one rule on dims cut alike have the same atoms: those of a function in all its calls.
+        known: dict[object, _Atoms] = {}
+        alike: dict[object, int] = {}
+        cuts = {name: alike.setdefault(dims, len(alike)) for name, dims in slots.items()}
         for number, op in enumerate(self.function.ops):
-            found = self._atoms(number, bounds)
-            names = [v.name for v in (*op.operands, *op.results)]
-            for atom in found:
-                members = [(names[t], *place) for t, place in enumerate(atom.places) if place]
-                for a, b in pairwise(members):
-                    parent[find(a)] = find(b)
-                if atom.kind == BLOCKED:
-                    blocked_slots += members
-            alone = _held_alone(op) if is_annotation(op) else []
-            for atom in alone:
-                (a, b) = ((name, *place) for name, place in zip(names, atom.places, strict=True) if place)
-                parent[find(a)] = find(b)
-            atoms.append((*found, *alone, *self._window_atoms(number, slots)))
-        classes = {slot: find(slot) for slot in parent}
-        return Factoring(
-            {name: tuple(dims) for name, dims in slots.items()},
-            tuple(atoms),
-            classes,
-            frozenset(classes[slot] for slot in blocked_slots),
-        )
+            names = self.names[number]
+            key = (id(self.rules[number]), frozenset(self.torn[number]), *(cuts.get(name) for name in names))
+            if key not in known:
+                found, alone = self._atoms(number), _held_alone(op) if is_annotation(op) else []
+                known[key] = _Atoms.of([*found, *alone], self._window_atoms(number, slots), len(found))
+            mine = known[key]
+            for t, place, u, other in mine.ties:
+                classes.join((names[t], *place), (names[u], *other))
+            blocked_slots += [(names[t], *place) for t, place in mine.blocked]
+            atoms.append(mine.atoms)
+        return Factoring(slots, tuple(atoms), classes, frozenset(classes[slot] for slot in blocked_slots))
 
-    def _window_atoms(self, number: int, slots: dict[str, list[tuple[int, ...]]]) -> list[Atom]:
+    def _bounds(self, name: str, dim: int) -> list[int]:
+        return sorted(self._marks(name, dim), reverse=True)
+
+    def _window_atoms(self, number: int, slots: Mapping[str, tuple[tuple[int, ...], ...]]) -> list[Atom]:
         """The windows of one op, between the outermost slots of their dims: a device's part is one block."""
         op = self.function.ops[number]
         atoms = []
@@ -204,7 +237,7 @@ class _Refinement:
                 atoms.append(Atom(name, WINDOW, window.size, tuple(places), window.reach))
         return atoms
 
-    def _atoms(self, number: int, bounds: dict[tuple[str, int], list[int]]) -> list[Atom]:
+    def _atoms(self, number: int) -> list[Atom]:
         op, rule = self.function.ops[number], self.rules[number]
         tensors = [*op.operands, *op.results]
         dims = [*rule.operands, *rule.results]
@@ -218,7 +251,7 @@ class _Refinement:
                         where.append((t, value.name, dim, offset))
             if index in self.torn[number]:
                 for t, name, dim, offset in where:
-                    marks = bounds[name, dim]
+                    marks = self._bounds(name, dim)
                     for i, (high, low) in enumerate(pairwise(marks)):
                         if low < offset * factor.size and high > offset:
                             places = tuple((dim, i) if u == t else None for u in range(len(tensors)))
@@ -227,11 +260,31 @@ class _Refinement:
             for high, low in pairwise(sorted(self.factor_marks[number][index], reverse=True)):
                 found: dict[int, tuple[int, int]] = {}
                 for t, name, dim, offset in where:
-                    found[t] = (dim, bounds[name, dim].index(offset * high))
+                    found[t] = (dim, self._bounds(name, dim).index(offset * high))
                 atoms.append(
                     Atom(factor.name, factor.kind, high // low, tuple(found.get(t) for t in range(len(tensors))))
                 )
         return atoms
+
+
+@dataclass(frozen=True, slots=True)
+class _Atoms:
+    """The atoms of an op, the places of tensors that they tie together, and those that must be whole."""
+
+    atoms: tuple[Atom, ...]
+    ties: tuple[tuple[int, tuple[int, int], int, tuple[int, int]], ...]
+    blocked: tuple[tuple[int, tuple[int, int]], ...]
+
+    @classmethod
+    def of(cls, tying: Sequence[Atom], windows: Sequence[Atom], count: int) -> _Atoms:
+        """`tying` are those that join dims; of these the first `count` are the rule's."""
+        ties, blocked = [], []
+        for number, atom in enumerate(tying):
+            members = [(t, place) for t, place in enumerate(atom.places) if place]
+            ties += [(*a, *b) for a, b in pairwise(members)]
+            if atom.kind == BLOCKED and number < count:
+                blocked += members
+        return cls((*tying, *windows), tuple(ties), tuple(blocked))
 
 
 def _held_alone(op: Op) -> list[Atom]:
@@ -240,16 +293,27 @@ def _held_alone(op: Op) -> list[Atom]:
     return [Atom(f"held {dim}", PARALLEL, size, ((dim, 0), (dim, 0))) for dim, size in dims if size <= 1]
 
 
-def _positions(op: Op, rule: Rule) -> list[tuple[str, int, int, int]]:
-    """Where each factor stands: (value, dim, factor, number of elements of the factors inside it)."""
-    found = []
-    for value, dims in zip((*op.operands, *op.results), (*rule.operands, *rule.results), strict=True):
-        for dim, inside in enumerate(dims):
-            offset = 1
-            for factor in reversed(inside):
-                found.append((value.name, dim, factor, offset))
-                offset *= rule.factors[factor].size
-    return found
+@dataclass(frozen=True, slots=True)
+class _Positions:
+    """Where the factors of a rule stand: (tensor, dim, factor, number of elements of the factors inside it).
+
+    `plain` are rules whose dims are one factor each.
+    """
+
+    found: tuple[tuple[int, int, int, int], ...]
+    plain: bool
+
+    @classmethod
+    def of(cls, rule: Rule) -> _Positions:
+        found = []
+        tensors = (*rule.operands, *rule.results)
+        for tensor, dims in enumerate(tensors):
+            for dim, inside in enumerate(dims):
+                offset = 1
+                for factor in reversed(inside):
+                    found.append((tensor, dim, factor, offset))
+                    offset *= rule.factors[factor].size
+        return cls(tuple(found), all(len(inside) < 2 for dims in tensors for inside in dims))
 
 
 def _nests(marks: set[int], mark: int) -> bool:

@@ -118,6 +118,10 @@ class _Program:
     reasons: list[Reason] = field(default_factory=list)
     gathers: list[Gather] = field(default_factory=list)
     callees: dict[object, _Callee] = field(default_factory=dict)
+    entry_names: dict[str, str] = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.entry_names = {flat: name for name, flat in self.entry.names.items()}
 
     def callee(self, instance: Instance, operands: Sequence[Value]) -> _Callee:
         """The function of a call as it is laid out there."""
@@ -292,11 +296,12 @@ class _Layout:
     def _reasons(self) -> None:
         """Why each value lies as it does, with sources named as in this function, or else as in the entry."""
         wanted = self.program.choice.wanted
-        names = {flat: name for name, flat in (*self.program.entry.names.items(), *self.instance.names.items())}
+        own = {flat: name for name, flat in self.instance.names.items()}
+        entry = self.program.entry_names
         for name, flat in self.instance.names.items():
             for axis in range(len(wanted.splits[flat])):
                 if reason := wanted.reasons.get((flat, axis)):
-                    source = names.get(reason.source, reason.source)
+                    source = own.get(reason.source) or entry.get(reason.source, reason.source)
                     self.program.reasons.append(replace(reason, value=name, source=source, function=self.name))
 
 

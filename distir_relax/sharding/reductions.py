@@ -88,20 +88,22 @@ def _with_reductions_of_calls(function: Function, left: Mapping[str, Mapping[int
 
 def _delay(function: Function, hazards: Hazards) -> Function:
     uses = count_uses(function)
-    ops: list[Op] = []
+    ops: dict[str, Op] = {}
     reductions: dict[str, Op] = {}
     """The `redistribute` ops, by the value they define, that reduce along one or more axes."""
     for op in function.ops:
         moved = None if _is_redistribution(op) else _move(op, reductions, uses, hazards)
         if moved is None:
-            ops.append(op)
+            ops[op.results[0].name] = op
             if _is_redistribution(op) and _reduced_axes(op):
                 reductions[op.results[0].name] = op
             continue
         gone, new, reduction = moved
-        ops = [o for o in ops if o not in gone] + [new, reduction]
+        for other in gone:
+            del ops[other.results[0].name]
+        ops |= {new.results[0].name: new, reduction.results[0].name: reduction}
         reductions[reduction.results[0].name] = reduction
-    return replace(function, ops=tuple(ops))
+    return replace(function, ops=tuple(ops.values()))
 
 
 def _move(op: Op, reductions: dict[str, Op], uses: Counter[str], hazards: Hazards) -> tuple[list[Op], Op, Op] | None:

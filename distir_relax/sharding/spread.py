@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections import defaultdict, deque
 from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 
 from distir_relax.errors import AnnotationError
 from distir_relax.ir import Function, Op, Reason, Value
@@ -17,7 +17,7 @@ from distir_relax.layout import Cut, DeviceMesh, Partial, Placement, Shard
 from distir_relax.layout.division import balanced, chunked, nested, refined, scaled, units_of
 from distir_relax.layout.fit import fit_annotation
 from distir_relax.ops import BLOCKED, WINDOW
-from distir_relax.sharding.factors import Factoring, Slot, is_annotation
+from distir_relax.sharding.factors import Atom, Factoring, Slot, is_annotation
 
 Split = tuple[int, int]
 """(dim, slot index): what of a value is split along a mesh axis."""
@@ -69,6 +69,7 @@ class _Search:
     rounds: dict[int, deque[tuple[str, int, Split, str]]] = field(default_factory=lambda: defaultdict(deque))
     users: Mapping[str, list[tuple[int, int]]] = field(init=False)
     """For each value, the (op number, tensor index) where it stands."""
+    ways: dict[tuple[int, int, Split], list[tuple[int, Split, Atom]]] = field(default_factory=dict)
     cut_by: dict[tuple[int, Slot], str] = field(default_factory=dict)
     """Who gave the sizes of a class along an axis, when somebody did."""
     chunks: set[tuple[int, Slot]] = field(default_factory=set)
@@ -149,21 +150,35 @@ class _Search:
             self._run(self.rounds[number])
 
     def _run(self, queue: deque[tuple[str, int, Split, str]]) -> None:
+        pinned = self.wanted.pinned
         while queue:
             name, axis, split, annotation = queue.popleft()
             for number, position in self.users[name]:
                 op = self.function.ops[number]
-                tensors = (*op.operands, *op.results)
-                for atom in self.factoring.atoms[number]:
-                    if atom.places[position] != split or atom.kind == BLOCKED:
+                for other, place, atom in self._ways(number, position, split):
+                    value = op.operands[other] if other < len(op.operands) else op.results[other - len(op.operands)]
+                    if atom.kind == WINDOW:
+                        self._cut_alike(axis, (name, *split), (value.name, *place))
+                    if value.name in pinned or self.wanted.splits[value.name][axis] is not None:
                         continue
-                    for other, place in enumerate(atom.places):
-                        if place is not None:
-                            if atom.kind == WINDOW:
-                                self._cut_alike(axis, (name, *split), (tensors[other].name, *place))
-                            way = () if is_annotation(op) else (op.name, atom.name, self._stored(name))
-                            if self._reach(tensors[other].name, axis, place, Reason("", axis, annotation, *way)):
-                                queue.append((tensors[other].name, axis, place, annotation))
+                    way = () if is_annotation(op) else (op.name, atom.name, self._stored(name))
+                    self.wanted.splits[value.name][axis] = place
+                    self.wanted.reasons[value.name, axis] = Reason(value.name, axis, annotation, *way)
+                    queue.append((value.name, axis, place, annotation))
+
+    def _ways(self, number: int, position: int, split: Split) -> list[tuple[int, Split, Atom]]:
+        """Where an op carries a split of one of its tensors: to which tensors, how, and by what."""
+        atoms = self.factoring.atoms[number]
+        key = (id(atoms), position, split)
+        if key not in self.ways:
+            self.ways[key] = [
+                (other, place, atom)
+                for atom in atoms
+                if atom.places[position] == split and atom.kind != BLOCKED
+                for other, place in enumerate(atom.places)
+                if place is not None
+            ]
+        return self.ways[key]
 
     def refine(self) -> None:
         """Where values are split along several axes by one class, divide what one axis leaves by the next.
@@ -221,15 +236,6 @@ class _Search:
         """The input that a user's mark is on, or else the value itself."""
         marked = self.wanted.pinned.get(name)
         return marked.operands[0].name if marked and self._is_stored(marked.operands[0].name) else name
-
-    def _reach(self, name: str, axis: int, split: Split, reason: Reason) -> bool:
-        """Split a value that nothing has split, for a `reason` that does not name it yet; whether it was."""
-        splits = self.wanted.splits[name]
-        if name in self.wanted.pinned or splits[axis] is not None:
-            return False
-        splits[axis] = split
-        self.wanted.reasons[name, axis] = replace(reason, value=name)
-        return True
 
 
 def _round(op: Op) -> int:

@@ -105,7 +105,7 @@ CASES: dict[str, Case] = {
     "mlp, batch": Case(MLP, {0: "S[0]"}, mlp, "S[0]", "S[0]"),
     "attention, heads": Case(ATTENTION, {1: "S[1]"}, attention, "R", "I[sum]", PENDING),
     "attention, batch": Case(ATTENTION, {0: "S[0]"}, attention, "R", "S[0]", RESHAPE),
-    "concat along the split": Case([LEFT, LEFT], {0: "S[0]"}, lambda a, b: R.concat([a, b], 0), "error", "R", TUPLE),
+    "concat along the split": Case([LEFT, LEFT], {0: "S[0]"}, lambda a, b: R.concat([a, b], 0), "error", "S[0]", TUPLE),
     "split across": Case([LEFT], {0: "S[0]"}, lambda x: R.split(x, 3, 1)[2], "error", "S[0]", NO_RULE),
     "take": Case([LEFT], {0: "S[1]"}, lambda x: R.take(x, relax.const([1, 5], "int64"), 0), "error", "S[1]", NO_RULE),
     "take, split rows": Case(
