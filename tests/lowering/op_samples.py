@@ -53,7 +53,7 @@ def _elementwise() -> list[Sample]:
     for name in ("negative", "exp", "log", "sqrt", "rsqrt", "abs", "square", "tanh", "sigmoid", "erf", "sin", "cos",
                  "floor", "ceil", "round", "trunc", "sign", "tan", "atan", "isnan", "isinf", "isfinite",
                  "nn.relu", "nn.gelu", "nn.gelu_tanh", "nn.silu", "asin", "acos", "atanh", "sinh", "cosh", "asinh",
-                 "acosh", "expm1"):  # fmt: skip
+                 "acosh", "expm1", "stop_gradient"):  # fmt: skip
         found.append((name, [f32(3, 37)], {}))
     found += [("atan2", [f32(3, 5), f32(5)], {}), ("bitwise_not", [of("int64", 3, 5)], {})]
     for name in ("bitwise_and", "bitwise_or", "bitwise_xor", "left_shift", "right_shift"):
@@ -77,7 +77,6 @@ def _elementwise() -> list[Sample]:
         ("clip", [f32(3, 5)], {"min": 0.5, "max": 1.25}),
         ("clip", [f32(3, 5)], {"min": float("-inf"), "max": 1.0}),
         ("clip", [of("int64", 7)], {"min": 1, "max": 2**63 - 1}),
-        ("stop_gradient", [f32(3, 5)], {}),
         ("next_seed", [of("int64")], {}),
         ("nn.dropout", [f32(3, 5), of("int64"), of("int64", 3), of("int64", 5)], {"rate": 0.3}),
         ("astype", [of("int64", 3, 5)], {"dtype": "float32"}),
@@ -325,6 +324,7 @@ def _recurrences() -> list[Sample]:
     rnn = plain | {"activations": ("relu",)}
     extras = {"extras": ("peepholes", "lengths", "projection"), "reverse": True, "clip": 0.5}
     states = [f32(4, 2), f32(4, 5), f32(15), of("int64", 4), f32(2, 5)]
+    plain_cell, ends = [f32(3, 4, 5), f32(5, 5), f32(4, 5)], [f32(3, 4, 2), f32(4, 2), f32(4, 5)]
     return [
         ("nn.lstm", [f32(3, 4, 20), f32(20, 5), f32(4, 5), f32(4, 5)], lstm),
         ("nn.lstm", [f32(3, 4, 20), f32(20, 2), *states], lstm | extras),
@@ -332,7 +332,9 @@ def _recurrences() -> list[Sample]:
         ("nn.lstm", [f32(0, 4, 20), f32(20, 5), f32(4, 5), f32(4, 5)], lstm),
         ("nn.gru", [f32(3, 4, 15), f32(15, 5), f32(4, 5), f32(15)], gru | {"extras": ("bias",)}),
         ("nn.gru", [f32(3, 4, 15), f32(15, 5), f32(4, 5)], gru | {"reset_after": False, "reverse": True}),
-        ("nn.rnn", [f32(3, 4, 5), f32(5, 5), f32(4, 5)], rnn),
+        ("nn.rnn", plain_cell, rnn),
+        ("nn.recurrence_grad", [f32(3, 4, 20), f32(20, 2), *states, *ends], lstm | extras | {"cell": "lstm"}),
+        ("nn.recurrence_weight_grad", [*plain_cell, plain_cell[0], plain_cell[2]], rnn | {"cell": "rnn"}),
     ]
 
 
