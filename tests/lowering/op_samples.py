@@ -35,8 +35,8 @@ def samples() -> list[Sample]:
 
 
 def _foreign() -> list[Sample]:
-    return [
-        ("mark_aside", [f32(3, 5)], {"placements": "S[0]"}), ("to_place", [f32(3, 5)], {"place": 1}), ("call_tir", [f32(3, 5)], tir_attrs(3, 5, "float32")),
+    marks = [("mark_aside", [f32(3, 5)], {"placements": "S[0]"}), ("to_place", [f32(3, 5)], {"place": 1})]
+    return [*marks, ("call_tir", [f32(3, 5)], tir_attrs(3, 5, "float32")),
             ("call_dps_packed", [f32(3, 5)], packed_attrs(3, 5, "float32"))]  # fmt: skip
 
 
@@ -324,10 +324,8 @@ def _recurrences() -> list[Sample]:
     states = [f32(4, 2), f32(4, 5), f32(15), of("int64", 4), f32(2, 5)]
     plain_cell, ends = [f32(3, 4, 5), f32(5, 5), f32(4, 5)], [f32(3, 4, 2), f32(4, 2), f32(4, 5)]
     return [
-        ("nn.lstm", [f32(3, 4, 20), f32(20, 5), f32(4, 5), f32(4, 5)], lstm),
+        *(("nn.lstm", [f32(t, n, 20), f32(20, 5), f32(n, 5), f32(n, 5)], lstm) for t, n in ((3, 4), (3, 0), (0, 4))),
         ("nn.lstm", [f32(3, 4, 20), f32(20, 2), *states], lstm | extras),
-        ("nn.lstm", [f32(3, 0, 20), f32(20, 5), f32(0, 5), f32(0, 5)], lstm),
-        ("nn.lstm", [f32(0, 4, 20), f32(20, 5), f32(4, 5), f32(4, 5)], lstm),
         ("nn.gru", [f32(3, 4, 15), f32(15, 5), f32(4, 5), f32(15)], gru | {"extras": ("bias",)}),
         ("nn.gru", [f32(3, 4, 15), f32(15, 5), f32(4, 5)], gru | {"reset_after": False, "reverse": True}),
         ("nn.rnn", plain_cell, rnn),
