@@ -195,6 +195,37 @@ def rnn(
     return _run(gates, (h,), step, lengths, reverse, ops)
 
 
+def gradients(*operands: Any, cell: str, wanted: Sequence[int], extras: Sequence[str], **options: Any) -> Any:
+    """The gradients of the operands `wanted` of a cell (``lstm``, ``gru``, ``rnn``): backpropagation through time.
+
+    A tensor where one is wanted, else a tuple.
+
+    Behind the cell's operands, of which `extras` names those that may be left out, stand the gradients of its results.
+    The forward step is computed anew, by torch, which differentiates it.
+    """
+    import torch
+
+    run, states = _CELLS[cell]
+    fixed = 2 + states
+    # What a rank computes with keeps no record of how it was computed; copies made here do.
+    with torch.inference_mode(False), torch.enable_grad():
+        given = [x.clone() for x in operands]
+        given, seeds = given[: fixed + len(extras)], given[fixed + len(extras) :]
+        sources = [given[i].requires_grad_() for i in wanted]
+        results = run(*given[:fixed], **dict(zip(extras, given[fixed:], strict=True)), **options)
+        # Where there are no steps, or no sequences, results do not depend on all operands.
+        pairs = [(y, g) for y, g in zip(results, seeds, strict=True) if y.requires_grad]
+        found = torch.autograd.grad(
+            [y for y, _ in pairs], sources, [g for _, g in pairs], allow_unused=True, materialize_grads=True
+        )
+    results = tuple(x.detach() for x in found)
+    return results if len(results) > 1 else results[0]
+
+
+_CELLS: dict[str, tuple[Callable[..., State], int]] = {"lstm": (lstm, 2), "gru": (gru, 1), "rnn": (rnn, 1)}
+"""Each cell, and how many states it has."""
+
+
 def _run(
     gates: Any, state: State, step: Callable[[Any, State], State], lengths: Any, reverse: bool, ops: Arithmetic
 ) -> State:

@@ -35,12 +35,9 @@ def samples() -> list[Sample]:
 
 
 def _foreign() -> list[Sample]:
-    return [
-        ("mark_aside", [f32(3, 5)], {"placements": "S[0]"}),
-        ("to_place", [f32(3, 5)], {"place": 1}),
-        ("call_tir", [f32(3, 5)], tir_attrs(3, 5, "float32")),
-        ("call_dps_packed", [f32(3, 5)], packed_attrs(3, 5, "float32")),
-    ]
+    marks = [("mark_aside", [f32(3, 5)], {"placements": "S[0]"}), ("to_place", [f32(3, 5)], {"place": 1})]
+    return [*marks, ("call_tir", [f32(3, 5)], tir_attrs(3, 5, "float32")),
+            ("call_dps_packed", [f32(3, 5)], packed_attrs(3, 5, "float32"))]  # fmt: skip
 
 
 def _elementwise() -> list[Sample]:
@@ -56,7 +53,7 @@ def _elementwise() -> list[Sample]:
     for name in ("negative", "exp", "log", "sqrt", "rsqrt", "abs", "square", "tanh", "sigmoid", "erf", "sin", "cos",
                  "floor", "ceil", "round", "trunc", "sign", "tan", "atan", "isnan", "isinf", "isfinite",
                  "nn.relu", "nn.gelu", "nn.gelu_tanh", "nn.silu", "asin", "acos", "atanh", "sinh", "cosh", "asinh",
-                 "acosh", "expm1"):  # fmt: skip
+                 "acosh", "expm1", "stop_gradient"):  # fmt: skip
         found.append((name, [f32(3, 37)], {}))
     found += [("atan2", [f32(3, 5), f32(5)], {}), ("bitwise_not", [of("int64", 3, 5)], {})]
     for name in ("bitwise_and", "bitwise_or", "bitwise_xor", "left_shift", "right_shift"):
@@ -77,14 +74,11 @@ def _elementwise() -> list[Sample]:
         ("assign", [f32(3, 5), f32(3, 5)], {}),
         ("exp", [of("float64", 3, 5)], {}),
         ("nn.gelu", [f32(0, 5)], {}),
-        ("clip", [f32(3, 5)], {"min": 0.5, "max": 1.25}),
-        ("clip", [f32(3, 5)], {"min": float("-inf"), "max": 1.0}),
+        *(("clip", [f32(3, 5)], {"min": low, "max": high}) for low, high in ((0.5, 1.25), (float("-inf"), 1.0))),
         ("clip", [of("int64", 7)], {"min": 1, "max": 2**63 - 1}),
-        ("stop_gradient", [f32(3, 5)], {}),
         ("next_seed", [of("int64")], {}),
         ("nn.dropout", [f32(3, 5), of("int64"), of("int64", 3), of("int64", 5)], {"rate": 0.3}),
-        ("astype", [of("int64", 3, 5)], {"dtype": "float32"}),
-        ("astype", [f32(3, 5)], {"dtype": "int32"}),
+        *(("astype", [of(a, 3, 5)], {"dtype": b}) for a, b in (("int64", "float32"), ("float32", "int32"))),
         ("astype", [of("bool", 3)], {"dtype": "float32"}),
         ("where", [of("bool", 4, 1), f32(4, 5), f32()], {}),
         ("constant", [], {"value": 2.5, "dtype": "float32"}),
@@ -328,14 +322,15 @@ def _recurrences() -> list[Sample]:
     rnn = plain | {"activations": ("relu",)}
     extras = {"extras": ("peepholes", "lengths", "projection"), "reverse": True, "clip": 0.5}
     states = [f32(4, 2), f32(4, 5), f32(15), of("int64", 4), f32(2, 5)]
+    plain_cell, ends = [f32(3, 4, 5), f32(5, 5), f32(4, 5)], [f32(3, 4, 2), f32(4, 2), f32(4, 5)]
     return [
-        ("nn.lstm", [f32(3, 4, 20), f32(20, 5), f32(4, 5), f32(4, 5)], lstm),
+        *(("nn.lstm", [f32(t, n, 20), f32(20, 5), f32(n, 5), f32(n, 5)], lstm) for t, n in ((3, 4), (3, 0), (0, 4))),
         ("nn.lstm", [f32(3, 4, 20), f32(20, 2), *states], lstm | extras),
-        ("nn.lstm", [f32(3, 0, 20), f32(20, 5), f32(0, 5), f32(0, 5)], lstm),
-        ("nn.lstm", [f32(0, 4, 20), f32(20, 5), f32(4, 5), f32(4, 5)], lstm),
         ("nn.gru", [f32(3, 4, 15), f32(15, 5), f32(4, 5), f32(15)], gru | {"extras": ("bias",)}),
         ("nn.gru", [f32(3, 4, 15), f32(15, 5), f32(4, 5)], gru | {"reset_after": False, "reverse": True}),
-        ("nn.rnn", [f32(3, 4, 5), f32(5, 5), f32(4, 5)], rnn),
+        ("nn.rnn", plain_cell, rnn),
+        ("nn.recurrence_grad", [f32(3, 4, 20), f32(20, 2), *states, *ends], lstm | extras | {"cell": "lstm"}),
+        ("nn.recurrence_weight_grad", [*plain_cell, plain_cell[0], plain_cell[2]], rnn | {"cell": "rnn"}),
     ]
 
 

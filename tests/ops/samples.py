@@ -100,6 +100,7 @@ _BINARY = [
 RECURRENT: dict[str, Any] = {"clip": math.inf, "reverse": False, "extras": ()}
 LSTM = RECURRENT | {"order": "ifco", "activations": ("sigmoid", "tanh", "tanh")}
 LSTM_OPERANDS = ("f64[3,4,20]", "f64[20,5]", "f64[4,5]", "f64[4,5]")
+RNN = RECURRENT | {"activations": ("tanh",), "cell": "rnn"}
 GRU = RECURRENT | {"order": "zrn", "activations": ("sigmoid", "tanh"), "reset_after": True}
 
 SAMPLES: dict[str, list[Sample]] = {
@@ -219,6 +220,19 @@ SAMPLES: dict[str, list[Sample]] = {
     "nn.rnn": [
         of("f64[3,4,5]", "f64[5,5]", "f64[4,5]", **RECURRENT, activations=("hard_sigmoid",)),
         of("f64[1,7,5]", "f64[5,5]", "f64[7,5]", **RECURRENT | {"reverse": True}, activations=("relu",)),
+    ],
+    # One hidden unit: operands of more lie in too many ways.
+    "nn.recurrence_grad": [of("f64[3,4,1]", "f64[1,1]", "f64[4,1]", "f64[3,4,1]", "f64[4,1]", **RNN)],
+    "nn.recurrence_weight_grad": [
+        of(
+            "f64[3,4,1]",
+            "f64[1,1]",
+            "f64[4,1]",
+            "i64[4] < 5",
+            "f64[3,4,1]",
+            "f64[4,1]",
+            **RNN | {"extras": ("lengths",)},
+        ),
     ],
     "nn.conv1d": [
         of("f64[2,4,9]", "f64[6,4,3]", strides=(2,), padding=(1, 0), dilation=(2,), groups=1),

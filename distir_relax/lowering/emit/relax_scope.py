@@ -40,6 +40,7 @@ def relax_scope(exact: bool = True) -> dict[str, Any]:
         weigh=_weigh, maximum=_maximum, places=_places, Adaptive=Adaptive, Pooling=Pooling, Resizing=Resizing
     )
     recurrent = recurrent_scope(_bound)
+    recurrent.gradients = _recurrent_gradients
     return {
         "R": SimpleNamespace(**ops),
         "causal_mask": _causal_mask,
@@ -66,6 +67,12 @@ def torch_kernel(module: str, function: str, kinds: Sequence[Any], *operands: An
     count = tvm.tirx.IntImm("int64", len(operands))
     texts = [tvm.ir.StringImm(text) for text in (module, function, json.dumps(options))]
     return relax.call_dps_packed(CALL_KERNEL, [*texts, count, *operands], kinds[0] if len(kinds) == 1 else list(kinds))
+
+
+def _recurrent_gradients(*operands: Any, wanted: Sequence[int], **options: Any) -> Any:
+    """As `distir_relax.kernels.recurrent.gradients`."""
+    kinds = [operands[i].ty for i in wanted]
+    return torch_kernel("recurrent", "gradients", kinds, *operands, wanted=wanted, **options)
 
 
 def _call_tir(source: str, shapes: Sequence[Sequence[int]], dtypes: Sequence[str], *operands: Any) -> Any:

@@ -29,6 +29,11 @@ class Callee:
     weights: Mapping[int, str]
     arguments: Sequence[int]
 
+    @property
+    def takes_weights(self) -> bool:
+        """Whether it is called with weights: its own, or what it computes once from numbers alone."""
+        return bool(self.weights or self.prepare)
+
 
 @dataclass(slots=True)
 class TorchFunction:
@@ -70,7 +75,7 @@ class TorchFunction:
     def text(self) -> str:
         """Its Python functions: the one that prepares its weights, if it needs one, and itself."""
         arguments = [self.names[i.value.name] for i in self.function.inputs if i.value.name not in self.stored]
-        weights = ["weights"] if self.stored or self.name == "main" else []
+        weights = ["weights"] if self.stored or self.prepare or self.name == "main" else []
         outputs = [self.names[o.value.name] for o in self.function.outputs]
         given = (
             f"({', '.join(outputs)}{',' if len(outputs) == 1 else ''})" if self.name == "main" else ", ".join(outputs)
@@ -98,7 +103,7 @@ class TorchFunction:
         late = [op for op in self.function.ops if op.results[0].name not in fixed]
         self._note_numbers()
         first = {self.keys[op.results[0].name]: op for op in reversed(late) if op.callee}
-        calls = [op for op in reversed(first.values()) if self.callees[op.callee].weights]
+        calls = [op for op in reversed(first.values()) if self.callees[op.callee].takes_weights]
         if not early and not self.packed and not calls:
             return ""
         used = {o.value.name for o in self.function.outputs}
@@ -173,7 +178,8 @@ class TorchFunction:
     def _call(self, op: Op, gone: Sequence[Value]) -> str:
         """The line of a call, to which the values that are `gone` after it are left."""
         callee = self.callees[op.callee]
-        arguments = [f"weights[{json.dumps(self.keys[op.results[0].name])}]"] if callee.weights else []
+        key = json.dumps(self.keys[op.results[0].name])
+        arguments = [f"weights[{key}]"] if callee.takes_weights else []
         left = set()
         for number in callee.arguments:
             value = op.operands[number]

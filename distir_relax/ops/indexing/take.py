@@ -77,11 +77,15 @@ def _split_take(x: Expansion) -> tuple[Value, ...]:
 
 
 def _rows_back(b: Backward) -> Value:
-    """Each row's gradient is the sum of those of its look-ups."""
+    """Each row's gradient is the sum of those of its look-ups; row `padding`, where one is named, has none."""
     table = b.x().tensor.shape
     axis, count = b.attrs["axis"], b.x(1).tensor.elements
-    grad = reshape_to(b.g, b.grad, (*table[:axis], count, *table[axis + 1 :]))
-    return sums_by_number(b.g, grad, axis, reshape_to(b.g, b.x(1), (count,)), table[axis])
+    grad, ids = reshape_to(b.g, b.grad, (*table[:axis], count, *table[axis + 1 :])), reshape_to(b.g, b.x(1), (count,))
+    if "padding" in b.attrs:
+        padding = b.emit("equal", ids, b.g.constant(b.attrs["padding"], ids.tensor.dtype))
+        padding = reshape_to(b.g, padding, (count, *(1,) * len(table[axis + 1 :])))
+        grad = b.emit("where", padding, b.number(0.0), grad)
+    return sums_by_number(b.g, grad, axis, ids, table[axis])
 
 
 define(
@@ -98,8 +102,10 @@ define(
 
 
 @aten("embedding.default")
-def _embedding(g: Builder, table: Value, ids: Value, *options: Any) -> Any:
-    return g.emit("take", table, in_range(g, ids, table.tensor.shape[0], "embedding"), axis=0)
+def _embedding(g: Builder, table: Value, ids: Value, padding: int = -1, *options: Any) -> Any:
+    """Row `padding`, if any, is read like others; it gets no gradient."""
+    ids = in_range(g, ids, table.tensor.shape[0], "embedding")
+    return g.emit("take", table, ids, axis=0, **({"padding": padding} if padding >= 0 else {}))
 
 
 @aten("index_select.default")

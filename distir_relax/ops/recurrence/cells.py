@@ -11,10 +11,8 @@ import math
 from collections.abc import Callable, Sequence
 
 from distir_relax.ir import TensorType
+from distir_relax.ops.recurrence.gradients import cell_gradient, operand_dims, state_dims
 from distir_relax.ops.table import Attrs, Code, Cost, Rule, Semantics, Split, Types, define, parse_rule
-
-_DIMS = {"peepholes": "[k]", "lengths": "n", "projection": "[p] [h]", "bias": "[g]"}
-"""The factors of the operands that may be left out."""
 
 
 def _enter(name: str, gates: int, states: int, extras: Sequence[str], options: Sequence[str]) -> None:
@@ -36,6 +34,7 @@ def _enter(name: str, gates: int, states: int, extras: Sequence[str], options: S
         Split(_rule(states)),
         cost=Cost(flops=_flops, product=_product),
         code=Code(relax=expression),
+        gradient=cell_gradient(cell),
     )
 
 
@@ -63,9 +62,8 @@ def _infer(gates: int, states: int, allowed: Sequence[str]) -> Callable[[Types, 
 
 def _rule(states: int) -> Callable[[Types, Attrs, Types], Rule]:
     def rule(types: Types, attrs: Attrs, results: Types) -> Rule:
-        state = ["n [p]", "n [h]" if "projection" in attrs["extras"] else "n [p]"][:states]
-        left = ["[t] n [g]", "[g] [p]", *state, *(_DIMS[extra] for extra in attrs["extras"])]
-        text = f"{', '.join(left)} -> {', '.join(['[t] n [p]', *state])}"
+        right = ", ".join(["[t] n [p]", *state_dims(states, attrs)])
+        text = f"{', '.join(operand_dims(states, attrs))} -> {right}"
         return parse_rule(text, [t.shape for t in types], [t.shape for t in results])
 
     return rule

@@ -1,0 +1,117 @@
+"""Backward steps of recurrences, through time: of what each sequence has of its own, and of weights.
+
+They are two ops, since the batch stays split in the first and is summed over in the second; and since weights'
+gradients may come later. Both compute the recurrence anew, and take its operands and the gradients of its results.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+
+from distir_relax.ir import TensorType, Value
+from distir_relax.ops.table import (
+    Attrs,
+    Backward,
+    Code,
+    Cost,
+    Gradient,
+    Rule,
+    Semantics,
+    Split,
+    Types,
+    define,
+    parse_rule,
+)
+
+STATES = {"lstm": 2, "gru": 1, "rnn": 1}
+"""How many states each cell has."""
+
+_DIMS = {"peepholes": "[k]", "lengths": "n", "projection": "[p] [h]", "bias": "[g]"}
+"""The factors of the operands that may be left out."""
+
+_Wanted = Callable[[Attrs], tuple[int, ...]]
+
+
+def state_dims(states: int, attrs: Attrs) -> list[str]:
+    """The factors of a cell's states."""
+    return ["n [p]", "n [h]" if "projection" in attrs["extras"] else "n [p]"][:states]
+
+
+def operand_dims(states: int, attrs: Attrs) -> list[str]:
+    """The factors of a cell's operands."""
+    return ["[t] n [g]", "[g] [p]", *state_dims(states, attrs), *(_DIMS[extra] for extra in attrs["extras"])]
+
+
+def cell_gradient(cell: str) -> Gradient:
+    """How the cell is differentiated."""
+
+    def back(b: Backward) -> Sequence[Value | None]:
+        grads = [b.zeros(y) if g is None else g for y, g in zip(b.op.results, b.grads, strict=True)]
+        attrs = {**b.attrs, "cell": cell}
+        found: list[Value | None] = [None] * len(b.op.operands)
+        for name, wanted in (
+            ("nn.recurrence_grad", _of_sequences(attrs)),
+            ("nn.recurrence_weight_grad", _of_weights(attrs)),
+        ):
+            if b.wanted.intersection(wanted):
+                made = b.emit(name, *b.op.operands, *grads, **attrs)
+                for i, value in zip(wanted, made if isinstance(made, tuple) else (made,), strict=True):
+                    found[i] = value
+        return found
+
+    return Gradient(all=back)
+
+
+def _of_sequences(attrs: Attrs) -> tuple[int, ...]:
+    """The operands that each sequence has of its own: gates and states."""
+    return (0, *range(2, 2 + STATES[attrs["cell"]]))
+
+
+def _of_weights(attrs: Attrs) -> tuple[int, ...]:
+    fixed = 2 + STATES[attrs["cell"]]
+    return (1, *(fixed + i for i, extra in enumerate(attrs["extras"]) if extra != "lengths"))
+
+
+def _enter(name: str, wanted: _Wanted) -> None:
+    """An entry that gives the gradients of the operands `wanted`, by their number."""
+
+    def infer(types: Types, attrs: Attrs) -> tuple[TensorType, ...]:
+        states = STATES[attrs["cell"]]
+        operands = types[: 2 + states + len(attrs["extras"])]
+        results = (
+            TensorType((*operands[0].shape[:2], operands[2].shape[1]), operands[0].dtype),
+            *operands[2 : 2 + states],
+        )
+        if tuple(types[len(operands) :]) != results:
+            raise ValueError(f"the operands of {attrs['cell']}, and gradients {', '.join(map(str, results))}")
+        return tuple(operands[i] for i in wanted(attrs))
+
+    def rule(types: Types, attrs: Attrs, results: Types) -> Rule:
+        states = STATES[attrs["cell"]]
+        left = operand_dims(states, attrs)
+        right = ", ".join(left[i] for i in wanted(attrs))
+        text = f"{', '.join([*left, '[t] n [p]', *state_dims(states, attrs)])} -> {right}"
+        return parse_rule(text, [t.shape for t in types], [t.shape for t in results])
+
+    def expression(attrs: Attrs) -> str:
+        named = [f"{key}={{{key}}}" for key in sorted(attrs) if key != "clip"]
+        named += ["clip={clip}"] if attrs["clip"] != math.inf else []
+        return f"recurrent.gradients({{*}}, wanted={wanted(attrs)}, {', '.join(named)})"
+
+    define(
+        name,
+        Semantics(
+            infer=infer,
+            torch=expression,
+            linear=lambda count, attrs: (frozenset(range(count - 1 - STATES[attrs["cell"]], count)),),
+            attributes={"cell": f"one of {', '.join(STATES)}", "extras": "the names of the operands behind the states"},
+        ),
+        Split(rule),
+        cost=Cost(flops=lambda types, attrs, results: 6.0 * types[0].elements * types[1].shape[1]),
+        code=Code(relax=expression),
+    )
+
+
+_enter("nn.recurrence_grad", _of_sequences)
+_enter("nn.recurrence_weight_grad", _of_weights)
