@@ -78,7 +78,7 @@ def crew_of(ranks: int, shardings: dict[str, str], optimizer: object = None) -> 
 
 def losses(session: Session, first: int, last: int) -> list[float]:
     """Run these steps."""
-    rate = {RATE: torch.tensor(2.0**-5)}
+    rate = {RATE: torch.tensor(2.0**-5, dtype=torch.float64)}
     names = [tensor.name for tensor in session.bundle.manifest.inputs]
     return [
         float(session({**dict(zip(names, args, strict=False)), **rate}, outputs=("output",))["output"])

@@ -118,7 +118,7 @@ def on_ranks(model: nn.Module, step: Optimize, data: Any, backend: str, **option
     plan = training_plan(model, data[0], step, **options)
     session, found = Session(plan.bundle((backend,)), backend), []
     for args in data:
-        rate = {RATE: torch.tensor(step.optimizer.lr)}
+        rate = {RATE: torch.tensor(step.optimizer.lr, dtype=torch.float64)}
         outputs = session({**plan.imported.flatten(args, {}), **rate})
         found.append({**updated(outputs), "loss": outputs["output"]})
     return found
