@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from distir_relax.sharding.annotate import annotate_sharding
     from distir_relax.simulator import simulate
     from distir_relax.strategies import ProgramBuilder, Strategy
-    from distir_relax.training import Training, compile_training
+    from distir_relax.training import Training, TrainingStep, compile_training
 
 __version__ = "0.1.0"
 __all__ = [
@@ -37,6 +37,7 @@ __all__ = [
     "Strategy",
     "SurpriseGather",
     "Training",
+    "TrainingStep",
     "annotate_sharding",
     "compile",
     "compile_training",
@@ -63,6 +64,7 @@ _HOMES = {
     "compile": "distir_relax.compiler",
     "compile_training": "distir_relax.training",
     "Training": "distir_relax.training",
+    "TrainingStep": "distir_relax.training",
     "define_op": "distir_relax.ops",
     "load": "distir_relax.runtime.loaded",
     "load_profile": "distir_relax.cost.profile",

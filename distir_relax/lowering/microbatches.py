@@ -109,6 +109,8 @@ class _Unrolled:
         """All functions, the entry first; `laid_out` is the entry function of the sharded stage."""
         main, divided = self.module.main, list[Divided]()
         env: dict[str, _Parts] = {}
+        # What stays whole keeps its name, whatever is called so before it comes.
+        self.g.reserve(item.value.name for item in main.inputs)
         for item, before in zip(main.inputs, laid_out.inputs, strict=True):
             env[item.value.name] = self._input(item, before.value, divided)
         self._body(main, env, "")
@@ -124,9 +126,7 @@ class _Unrolled:
         name, (placement,) = item.value.name, before.dtensor.placements
         kind = before.dtensor
         if not isinstance(placement, Shard):
-            value = self.g.input(name, kind.tensor, item.role, item.location)
-            self.turns[value.name] = -1
-            return _Parts((value,))
+            return _Parts((self._whole(item, kind),))
         if item.role != "input":
             return self._sliced(item, kind, placement)
         values = []
@@ -137,10 +137,15 @@ class _Unrolled:
         divided.append(_divided("input", name, placement, [v.name for v in values], kind.shape))
         return _Parts(tuple(values))
 
+    def _whole(self, item: Input, kind: DTensorType) -> Value:
+        value = Value(item.value.name, kind.tensor)
+        self.g.inputs.append(Input(value, item.role, item.location))
+        self.turns[value.name] = -1
+        return value
+
     def _sliced(self, item: Input, kind: DTensorType, placement: Shard) -> _Parts:
         """What is known for all samples, a mask for each, from which each microbatch takes its own."""
-        whole = self.g.input(item.value.name, kind.tensor, item.role, item.location)
-        self.turns[whole.name] = -1
+        whole = self._whole(item, kind)
         self.g.location, self.g.hint = item.location, item.value.name
         values = []
         for index in range(self.count):

@@ -7,6 +7,7 @@ from itertools import accumulate
 from typing import TYPE_CHECKING
 
 from distir_relax.bundle import Manifest
+from distir_relax.errors import RunError
 from distir_relax.runtime.arrays import as_torch
 
 if TYPE_CHECKING:
@@ -16,15 +17,20 @@ if TYPE_CHECKING:
 
 
 def in_parts(manifest: Manifest, inputs: Mapping[str, Array]) -> dict[str, Array]:
-    """The inputs as the programs take them; a tensor of another size along its dim stays as it is, to be refused."""
+    """The inputs as the programs take them. Raises RunError for one of another shape, or that is no array."""
     found = dict(inputs)
     known = {tensor.name: tensor for tensor in manifest.inputs}
     for division in manifest.divided_inputs:
         sizes = [known[name].shape[division.dim] for name in division.parts]
-        whole = found.get(division.name)
-        if whole is None or len(whole.shape) <= division.dim or whole.shape[division.dim] != sum(sizes):
+        if division.name not in found:
             continue
-        tensor = as_torch(found.pop(division.name))
+        shape = list(known[division.parts[0]].shape)
+        shape[division.dim] = sum(sizes)
+        whole = found.pop(division.name)
+        if tuple(getattr(whole, "shape", ())) != tuple(shape):
+            seen = f"shape {tuple(whole.shape)}" if hasattr(whole, "shape") else repr(whole)
+            raise RunError(f"expected shape {tuple(shape)}, found {seen}", f"input {division.name!r}")
+        tensor = as_torch(whole)
         for name, size, end in zip(division.parts, sizes, accumulate(sizes), strict=True):
             found[name] = tensor.narrow(division.dim, end - size, size)
     return found

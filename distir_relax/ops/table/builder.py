@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 from distir_relax.errors import DistIRError, VerificationError
@@ -90,6 +90,10 @@ class Builder:
     def function(self, name: str, outputs: Sequence[tuple[str, Value]]) -> Function:
         """The function built so far, with these outputs."""
         return Function(name, tuple(self.inputs), tuple(self.ops), tuple(Output(n, v) for n, v in outputs))
+
+    def reserve(self, names: Iterable[str]) -> None:
+        """Give these names to no value."""
+        self._taken.update(names)
 
     def fresh(self, hint: str) -> str:
         """A name made from `hint` that no value has yet."""

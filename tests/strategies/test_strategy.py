@@ -1,0 +1,157 @@
+"""Strategies: read and printed, applied to models that they do not know, and what they refuse."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import nn
+
+import distir_relax as dr
+from distir_relax.errors import AnnotationError, DistIRError
+from distir_relax.strategies import Strategy
+from tests.families import FAMILIES
+
+
+def test_options_are_read_and_printed() -> None:
+    found = Strategy.parse("2/3/1/4, zero=1, checkpoint=block, sequence_parallel")
+    assert found == Strategy(2, 3, 1, 4, zero=1, checkpoint="block", sequence_parallel=True)
+    assert str(found) == "2/3/1/4,zero=1,checkpoint=block,sequence_parallel"
+    assert Strategy.parse(str(found)) == found
+    assert Strategy.parse("1/1/1/1,sequence_parallel=false") == Strategy()
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("2/2/1/1,zero=4", "zero is 0, 1, 2 or 3, found 4"),
+        ("2/2/1/1,zero=one", "expected a number for zero, found 'one'"),
+        ("2/2/1/1,checkpoint=all", "checkpoint is none, block, selective, found 'all'"),
+        ("2/2/1/1,sequence_parallel=maybe", "expected true or false for sequence_parallel"),
+        ("2/2/1/1,speed=9", "expected schedule, chunks, zero, checkpoint, sequence_parallel behind D/T/P/K"),
+        ("2/2/1/1,", "expected schedule"),
+        ("2/2/1/1,chunks=0", "degrees of a strategy are at least 1"),
+        ("9" * 99 + "/1/1/1", "numbers without end"),
+    ],
+)
+def test_other_texts_are_refused(text: str, message: str) -> None:
+    with pytest.raises(DistIRError, match=message):
+        Strategy.parse(text)
+
+
+class Perceptron(nn.Module):
+    """Products of odd sizes; the last is marked where a `mark` is given."""
+
+    def __init__(self, mark: str = "", mesh: dr.DeviceMesh | None = None) -> None:
+        super().__init__()
+        self.up, self.down, self.last = nn.Linear(15, 127), nn.Linear(127, 15), nn.Linear(15, 31)
+        self.mark, self.mesh = mark, mesh
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        last = self.last.weight
+        if self.mesh is not None:
+            last = dr.annotate_sharding(last, self.mesh, self.mark)
+        return nn.functional.linear(torch.relu(self.down(torch.relu(self.up(x)))), last, self.last.bias)
+
+
+def placements(plan: dr.Plan) -> dict[str, str]:
+    """How inputs and parameters lie, along data and tensor, without sizes."""
+    kinds = {item.value.name: item.value.dtensor.placements for item in plan.modules["sharded"].main.inputs}
+    return {name: ",".join(str(p).partition(":")[0].rstrip("]") + "]" * ("S" in str(p)) for p in found)
+            for name, found in kinds.items()}  # fmt: skip
+
+
+@pytest.mark.parametrize("strategy", ["3/1/1/1", "1/3/1/1", "2/3/1/1", "1/1/1/5", "2/2/1/3", "3/2/1/2,zero=3"])
+def test_a_strategy_changes_no_result(strategy: str) -> None:
+    torch.manual_seed(0)
+    model, x = Perceptron().double(), torch.randn(5, 15, dtype=torch.float64)
+    plan = dr.compile(model, (x,), strategy=strategy)
+    torch.testing.assert_close(plan(x), model(x).detach(), rtol=1e-12, atol=1e-12)
+    assert plan.mesh.size == Strategy.parse(strategy).devices
+
+
+def test_products_are_split_in_pairs() -> None:
+    """The first gives its part of the hidden dim, the second sums over it: one all-reduce between them."""
+    model, x = Perceptron(), torch.randn(5, 15)
+    plan = dr.compile(model, (x,), strategy="2/3/1/1")
+    assert placements(plan) == {
+        "x": "S[0],R", "up.weight": "R,S[0]", "up.bias": "R,S[0]", "down.weight": "R,S[1]", "down.bias": "R,R",
+        "last.weight": "R,S[0]", "last.bias": "R,S[0]",
+    }  # fmt: skip
+    ops = [op.name for op in plan.modules["distributed"].main.ops]
+    assert (ops.count("all_reduce"), ops.count("all_gather")) == (1, 0)
+
+
+def test_heads_hidden_dims_and_vocabulary_of_a_transformer_are_split() -> None:
+    family = FAMILIES["gpt2"]()
+    lies = placements(dr.compile(family.model.float().eval(), family.args, strategy="1/3/1/1"))
+    split = {name.removeprefix("model.transformer."): text for name, text in lies.items() if "S" in text}
+    layer = {"attn.c_attn.weight": "R,S[1]", "attn.c_attn.bias": "R,S[0]", "attn.c_proj.weight": "R,S[0]",
+             "mlp.c_fc.weight": "R,S[1]", "mlp.c_fc.bias": "R,S[0]", "mlp.c_proj.weight": "R,S[0]"}  # fmt: skip
+    assert split == {"wte.weight": "R,S[0]"} | {f"h.{i}.{name}": text for i in range(2) for name, text in layer.items()}
+
+
+@pytest.mark.parametrize(
+    ("mesh", "mark", "expected"),
+    [
+        (dr.DeviceMesh((3,), ("tp",)), "S[1]", "R,S[1]"),
+        (dr.DeviceMesh((2,), ("dp",)), "S[0]", "S[0],R"),
+        (dr.DeviceMesh((2, 3), ("a", "b")), "S[1], R", "S[1],R"),
+    ],
+)
+def test_a_model_s_own_marks_win(mesh: dr.DeviceMesh, mark: str, expected: str) -> None:
+    torch.manual_seed(0)
+    model, x = Perceptron(mark, mesh).double(), torch.randn(5, 15, dtype=torch.float64)
+    plan = dr.compile(model, (x,), strategy="2/3/1/1")
+    assert placements(plan)["last.weight"] == expected
+    assert placements(plan)["up.weight"] == "R,S[0]"
+    torch.testing.assert_close(plan(x), model(x).detach(), rtol=1e-12, atol=1e-12)
+
+
+def test_shardings_win() -> None:
+    model, x = Perceptron(), torch.randn(5, 15)
+    plan = dr.compile(model, (x,), strategy="2/3/1/1", shardings={"up.weight": "R, S[1]"})
+    assert placements(plan)["up.weight"] == "R,S[1]"
+
+
+def test_inputs_and_outputs_of_microbatches_are_whole_to_the_user() -> None:
+    torch.manual_seed(0)
+    model, x = Perceptron().double(), torch.randn(5, 15, dtype=torch.float64)
+    plan = dr.compile(model, (x,), strategy="1/1/1/3")
+    assert [i.value.type.shape for i in plan.modules["sharded"].main.inputs][:3] == [(2, 15), (2, 15), (1, 15)]
+    with pytest.raises(DistIRError, match=r"input 'x': expected shape \(5, 15\), found shape \(4, 15\)"):
+        plan(x[:4])
+
+
+class Sequence(nn.Module):
+    """Something over the samples that needs all of them, and nothing for each."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.randn(5, 5))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.weight @ x
+
+
+@pytest.mark.parametrize(
+    ("model", "x", "strategy", "message"),
+    [
+        (Perceptron(), torch.randn(5, 15), "7/1/1/1", "a batch of 5 has too few samples for 7 data-parallel ranks"),
+        (Perceptron(), torch.randn(5, 15), "1/1/1/7", "a batch of 5 has too few samples for 7 microbatches"),
+        (Perceptron(), torch.randn(1, 15), "2/1/1/1", r"no batch that could be split: dim 0 of 'x' has size 1"),
+        (Sequence(), torch.randn(5, 1), "2/1/1/1", r"no batch .*: dim 0 of 'x' is a dim of parameters, too"),
+        (Perceptron(), torch.randn(5, 15), "1/1/2/1", "not cut into the 2 stages of a pipeline yet"),
+        (Perceptron(), torch.randn(5, 15), "2/1/1/1,sequence_parallel", "no repeated blocks that pass on a sequence"),
+    ],
+)
+def test_what_a_strategy_cannot_do(model: nn.Module, x: torch.Tensor, strategy: str, message: str) -> None:
+    with pytest.raises(DistIRError, match=message):
+        dr.compile(model, (x,), strategy=strategy)
+
+
+def test_marks_for_another_mesh_are_refused() -> None:
+    x = torch.randn(5, 15)
+    with pytest.raises(AnnotationError, match="which is not the mesh of the strategy 2/3/1/1"):
+        dr.compile(Perceptron("S[0]", dr.DeviceMesh((5,), ("tp",))), (x,), strategy="2/3/1/1")
+    with pytest.raises(AnnotationError, match="leave the mesh out"):
+        dr.compile(Perceptron(), (x,), strategy="2/3/1/1", mesh=6)
