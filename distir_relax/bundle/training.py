@@ -15,7 +15,8 @@ class TrainingManifest:
 
     `rate` is the input that is the learning rate, a float64 without dims; at each step it is what `schedule` gives.
     `seed` is the input, if there is one, that tells the random numbers of a step from those of others, an int64: at the
-    first step `first_seed`, at each further one more.
+    first step `first_seed`, at each further one more. `done` are the steps that were made before the bundle was
+    written.
     """
 
     loss: str
@@ -23,11 +24,12 @@ class TrainingManifest:
     rate: str = "learning_rate"
     seed: str | None = None
     first_seed: int = 0
+    done: int = 0
 
     def to_json(self) -> dict[str, Any]:
         """Plain values; see docs/bundle.md."""
         schedule = schedule_to_json(self.schedule)
-        numbers = {"rate": self.rate, "seed": self.seed, "first_seed": self.first_seed}
+        numbers = {"rate": self.rate, "seed": self.seed, "first_seed": self.first_seed, "done": self.done}
         return {"loss": self.loss, **numbers, "schedule": schedule}
 
     @classmethod
@@ -35,4 +37,4 @@ class TrainingManifest:
         """What `to_json` gave. Raises the table's error for fields that are missing or do not fit."""
         schedule = schedule_from_json(table.fields("schedule"))
         seed, first = table.text_or_none("seed"), table.whole("first_seed")
-        return cls(table.text("loss"), schedule, table.text("rate"), seed, first)
+        return cls(table.text("loss"), schedule, table.text("rate"), seed, first, table.whole("done"))
