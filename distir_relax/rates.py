@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import math
 from abc import ABC, abstractmethod
-from dataclasses import dataclass
+from dataclasses import dataclass, fields, is_dataclass
+from typing import Any
 
 from distir_relax.errors import DistIRError
+from distir_relax.reading import Fields, is_finite
 
 
 class Schedule(ABC):
@@ -123,3 +125,38 @@ def _check_fall(lr: float, steps: int, warmup: int, least: float) -> None:
             f"expected more steps than there are of warm-up, found steps={steps}, warmup={warmup}",
             hint="steps counts all steps, those of the warm-up included",
         )
+
+
+_KINDS: dict[str, type[Schedule]] = {kind.__name__: kind for kind in (Constant, Cosine, Linear, StepDecay)}
+
+
+def schedule_to_json(schedule: Schedule) -> dict[str, Any]:
+    """A schedule as a table: its kind, and its fields. Raises `DistIRError` for one of a user's own class."""
+    if _KINDS.get(type(schedule).__name__) is not type(schedule):
+        raise DistIRError(
+            f"a bundle holds a learning rate of {', '.join(_KINDS)}, found {type(schedule).__name__}",
+            hint="give one of these, or train with a Session and a learning rate of your own at each step",
+        )
+    assert is_dataclass(schedule)
+    return {"kind": type(schedule).__name__, **{f.name: getattr(schedule, f.name) for f in fields(schedule)}}
+
+
+def schedule_from_json(table: Fields) -> Schedule:
+    """What `schedule_to_json` gave. Raises the table's error for an unknown kind, and for fields that do not fit."""
+    name = table.text("kind")
+    if name not in _KINDS:
+        raise table.refuse(f"one of {', '.join(_KINDS)}", "kind", name)
+    kind: Any = _KINDS[name]
+    found: dict[str, Any] = {}
+    for item in fields(kind):
+        if item.type == "int":
+            found[item.name] = table.whole(item.name)
+        elif is_finite(value := table.table.get(item.name)):
+            found[item.name] = value
+        else:
+            raise table.refuse("a number", item.name, value)
+    try:
+        schedule: Schedule = kind(**found)
+    except DistIRError as wrong:
+        raise table.error(wrong.message, table.where) from None
+    return schedule

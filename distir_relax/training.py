@@ -9,7 +9,7 @@ from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from distir_relax.bundle import BACKENDS
+from distir_relax.bundle import BACKENDS, TrainingManifest, write_bundle
 from distir_relax.compiler import CompileOptions, Plan, plan_of
 from distir_relax.errors import DistIRError, ImportModelError
 from distir_relax.frontends.imported import Imported, snapshot
@@ -83,7 +83,13 @@ class TrainingStep:
         """Write the bundle, with parameters and state as they are now; see `Plan.save`."""
         state = self.plan.session().state()
         current = replace(self.plan.imported, tensors={**self.plan.imported.tensors, **state})
-        return replace(self.plan, imported=current).save(path, backends, overwrite)
+        bundle = replace(self.plan, imported=current).bundle(backends).for_training(self._manifest())
+        return write_bundle(bundle, Path(path), overwrite)
+
+    def _manifest(self) -> TrainingManifest:
+        """What `distir train` is to know."""
+        seed = "seed" if any(i.value.name == "seed" for i in self.plan.modules["global"].main.inputs) else None
+        return TrainingManifest(self._loss, as_schedule(self.optimizer.lr), RATE, seed, self._seed, self.steps)
 
 
 @dataclass(frozen=True)

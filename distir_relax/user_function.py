@@ -55,7 +55,7 @@ def call_function(
     if needed:
         hint = f"give --{needed[0].replace('_', '-')}" if needed[0] in offered else "give them default values"
         raise ImportModelError(f"the function needs {', '.join(needed)}", target, hint)
-    return _users_code(lambda: function(**arguments), file, "was called")
+    return users_code(lambda: function(**arguments), file, "was called")
 
 
 def import_file(file: Path) -> ModuleType:
@@ -70,7 +70,7 @@ def import_file(file: Path) -> ModuleType:
     sys.path.insert(0, str(file.resolve().parent))
     sys.modules[file.stem] = module
     loader = spec.loader
-    _users_code(lambda: loader.exec_module(module), str(file), "was imported")
+    users_code(lambda: loader.exec_module(module), str(file), "was imported")
     return module
 
 
@@ -84,8 +84,11 @@ def _find(module: ModuleType, file: str, name: str) -> Callable[..., Any]:
     raise ImportModelError(f"the function {name!r} {problem}", file, f"the file has: {', '.join(near)}" if near else "")
 
 
-def _users_code(action: Callable[[], Any], file: str, moment: str) -> Any:
-    """Run the user's code; what it raises is told with the user's own frames only."""
+def users_code(action: Callable[[], Any], file: str, moment: str) -> Any:
+    """Run the user's code, in a file, at a moment ("was called").
+
+    Raises `ImportModelError` for what it raises, told with the user's own frames only.
+    """
     try:
         return action()
     except DistIRError:

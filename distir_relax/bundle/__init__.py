@@ -16,6 +16,7 @@ from distir_relax.bundle.format import (
     local_shape,
 )
 from distir_relax.bundle.read import check_weights, read_bundle
+from distir_relax.bundle.training import TrainingManifest
 from distir_relax.bundle.weights import TensorWeights, WeightSource
 from distir_relax.bundle.weights_file import SAFETENSORS_DTYPES, FileWeights
 from distir_relax.bundle.write import write_bundle
@@ -34,6 +35,7 @@ __all__ = [
     "Shard",
     "Tensor",
     "TensorWeights",
+    "TrainingManifest",
     "WeightSource",
     "check_weights",
     "local_bytes",

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from distir_relax.bundle.format import Manifest
+from distir_relax.bundle.training import TrainingManifest
 from distir_relax.bundle.weights import WeightSource
 from distir_relax.errors import BundleError
 
@@ -35,6 +36,10 @@ class Bundle:
             for path in program.paths:
                 if path not in self.programs:
                     raise BundleError(f"the manifest names the program {path!r}, but the bundle does not hold it")
+
+    def for_training(self, training: TrainingManifest) -> Bundle:
+        """The bundle as one of a step of training. Raises BundleError for names that the manifest does not have."""
+        return replace(self, manifest=replace(self.manifest, training=training))
 
     def stage(self, name: str) -> str:
         """The program text at stage `sharded`, `distributed` or `ranked`. Raises BundleError when there is none."""

@@ -12,11 +12,12 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields, is_dataclass
 from typing import Any
 
+from distir_relax.bundle.training import TrainingManifest
 from distir_relax.errors import BundleError, PlacementError
 from distir_relax.layout import DTYPES, DeviceMesh, Interval, intersect
 from distir_relax.reading import MOST, Fields, check_name
 
-FORMAT = 2
+FORMAT = 3
 BACKENDS = ("torch", "tvm")
 """The backends that a bundle can hold programs for."""
 
@@ -110,7 +111,8 @@ class Manifest:
     """The table of contents of a bundle. Raises BundleError when its parts do not fit each other.
 
     `updates` leads from each weight that the programs change to the output that is its new value. `divided_inputs` and
-    `divided_outputs` are those that come in parts, one a microbatch.
+    `divided_outputs` are those that come in parts, one a microbatch. `training` is there where the programs are a step
+    of training.
     """
 
     name: str
@@ -125,6 +127,7 @@ class Manifest:
     updates: Mapping[str, str] = field(default_factory=dict)
     divided_inputs: tuple[Division, ...] = ()
     divided_outputs: tuple[Division, ...] = ()
+    training: TrainingManifest | None = None
     checksums: Mapping[str, str] = field(default_factory=dict)
     format: int = FORMAT
 
@@ -149,6 +152,18 @@ class Manifest:
         for weight, output in self.updates.items():
             if weight not in weights or output not in outputs:
                 raise BundleError(f"an update leads from a weight to an output, found {weight!r} to {output!r}")
+        if self.training is not None:
+            self._check_training(self.training)
+
+    def _check_training(self, training: TrainingManifest) -> None:
+        numbers = {(t.name, t.dtype) for t in (*self.inputs, *self.outputs) if t.shape == ()}
+        for what, name, dtypes in (
+            ("loss", training.loss, ("float64", "float32", "float16", "bfloat16")),
+            ("rate", training.rate, ("float64", "float32")),
+            ("seed", training.seed, ("int64",)),
+        ):
+            if name is not None and not any((name, dtype) in numbers for dtype in dtypes):
+                raise BundleError(f"the {what} of training is a number of {' or '.join(dtypes)}, {name!r} is none")
 
     def program_of(self, rank: int) -> Program:
         """The program that `rank` runs."""
@@ -190,6 +205,7 @@ class Manifest:
             updates=top.by_name("updates"),
             divided_inputs=tuple(map(_division, top.rows("divided_inputs", []))),
             divided_outputs=tuple(map(_division, top.rows("divided_outputs", []))),
+            training=_training(top),
             checksums=top.by_name("checksums"),
         )
 
@@ -247,6 +263,8 @@ def _check_covered(tensor: Tensor) -> None:
 
 
 def _plain(value: object) -> object:
+    if isinstance(value, TrainingManifest):
+        return value.to_json()
     if is_dataclass(value) and not isinstance(value, type):
         return {item.name: _plain(getattr(value, item.name)) for item in fields(value)}
     if isinstance(value, Mapping):
@@ -254,6 +272,10 @@ def _plain(value: object) -> object:
     if isinstance(value, list | tuple):
         return [_plain(item) for item in value]
     return value
+
+
+def _training(top: Fields) -> TrainingManifest | None:
+    return None if top.table.get("training") is None else TrainingManifest.from_json(top.fields("training"))
 
 
 def _tensor(row: Fields) -> Tensor:

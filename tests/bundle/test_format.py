@@ -15,12 +15,14 @@ from distir_relax.bundle import (
     Program,
     Shard,
     Tensor,
+    TrainingManifest,
     local_bytes,
     local_intervals,
     local_shape,
 )
 from distir_relax.errors import BundleError, PlacementError
 from distir_relax.layout import DeviceMesh
+from distir_relax.rates import Constant, Cosine, Linear, Schedule, StepDecay
 
 
 def columns(*pieces: list[tuple[int, int]]) -> tuple[tuple[tuple[int, int], ...], ...]:
@@ -49,6 +51,42 @@ def test_json_round_trip() -> None:
     assert read.to_json() == made.to_json()
     assert read == made
     assert read.program_of(1).name == "main_1"
+
+
+def of_training(schedule: Schedule, loss: str = "loss", rate: str = "rate", seed: str | None = "seed") -> Manifest:
+    """The manifest of a step of training."""
+    made = manifest()
+    numbers = (Tensor("rate", "float32", ()), Tensor("seed", "int64", ()))
+    outputs = (*made.outputs, Tensor("loss", "float64", ()))
+    training = TrainingManifest(loss, schedule, rate, seed)
+    return replace(made, inputs=(*made.inputs, *numbers), outputs=outputs, training=training)
+
+
+@pytest.mark.parametrize("schedule", [Constant(0.5), Cosine(0.5, 9, 2), Linear(1.0, 9, 0, 0.25), StepDecay(0.5, 3)])
+def test_training_round_trip(schedule: Schedule) -> None:
+    made = of_training(schedule)
+    read = Manifest.from_json(json.loads(json.dumps(made.to_json())))
+    assert read == made
+    assert read.training is not None
+    assert [read.training.schedule(step) for step in range(9)] == [schedule(step) for step in range(9)]
+
+
+def test_training_is_checked() -> None:
+    for wrong in ({"loss": "y"}, {"rate": "seed"}, {"seed": "rate"}, {"rate": "x"}):
+        with pytest.raises(BundleError, match="of training is a number of"):
+            of_training(Constant(0.5), **wrong)
+    table = of_training(Cosine(0.5, 9)).to_json()
+    for field, value, words in (
+        ("kind", "Sawtooth", "expected one of Constant, Cosine"),
+        ("lr", "high", "expected a number for 'lr'"),
+        ("lr", -1.0, "a learning rate of at least 0"),
+        ("steps", 2.5, "a whole number"),
+        ("warmup", 9, "more steps than there are of warm-up"),
+    ):
+        broken = json.loads(json.dumps(table))
+        broken["training"]["schedule"][field] = value
+        with pytest.raises(BundleError, match=words):
+            Manifest.from_json(broken)
 
 
 def test_what_a_rank_holds() -> None:
@@ -117,8 +155,8 @@ def test_meshes_that_are_none(shape: tuple[int, ...], axes: tuple[str, ...]) -> 
 
 def test_json_of_another_version_or_kind() -> None:
     plain = manifest().to_json()
-    with pytest.raises(BundleError, match="has format 3, this version reads format 2"):
-        Manifest.from_json({**plain, "format": 3})
+    with pytest.raises(BundleError, match="has format 4, this version reads format 3"):
+        Manifest.from_json({**plain, "format": 4})
     with pytest.raises(BundleError, match="expected a table, found"):
         Manifest.from_json([])
     with pytest.raises(BundleError, match="the field 'mesh' is missing"):

@@ -1,185 +1,246 @@
-"""Steps of training against torch on one process: every family of models, by every strategy, in float64."""
+"""Training runs: data, resumed runs, ends, with ranks as threads and under mpirun."""
 
 from __future__ import annotations
 
-from copy import deepcopy
+import signal
+import subprocess
+import sys
+from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-import torch.nn.functional as F
-from torch import nn
 
-import distir_relax as dr
-from distir_relax.errors import DistIRError, RunError
-from tests.families import FAMILIES
+from distir_relax.bundle import read_bundle
+from distir_relax.cli.training_data import data_of
+from distir_relax.errors import CheckpointError, DistIRError, ImportModelError, RunError
+from distir_relax.runtime.divisions import in_parts
+from distir_relax.runtime.inputs import local_inputs
+from distir_relax.runtime.session import Session
+from distir_relax.runtime.training.batches import Samples, Stream, data_inputs
+from distir_relax.runtime.training.crew import Threads
+from distir_relax.runtime.training.run import Run, train_threads
+from distir_relax.runtime.training.steps import Done, Ended, Training, TrainOptions
+from tests.runtime.processes import environment, mpirun
+from tests.training import perceptron
 
-
-def by_torch(model: nn.Module, batches: list[Any], optimizer: Any, clip: float | None = None) -> list[float]:
-    """Train `model`, which gives its loss; the losses."""
-    steps, losses = optimizer(model.parameters()), []
-    for batch in batches:
-        steps.zero_grad()
-        loss = model(*batch)
-        loss.backward()
-        if clip is not None:
-            torch.nn.utils.clip_grad_norm_(model.parameters(), clip)
-        steps.step()
-        losses.append(loss.item())
-    return losses
+pytestmark = pytest.mark.timeout(120)
+DATA = Path(perceptron.__file__)
 
 
-def agrees(
-    model: nn.Module, batches: list[Any], ours: Any, theirs: Any, strategy: str, tolerance: float = 1e-9,
-    clip: float | None = None, **options: Any,
-) -> dr.TrainingStep:  # fmt: skip
-    """Train a copy by torch and a step by us; losses and all parameters are the same."""
-    own = deepcopy(model)
-    losses = by_torch(own, batches, theirs, clip)
-    step = dr.compile_training(
-        model, optimizer=ours, example_batch=batches[0], strategy=strategy, clip_norm=clip, **options
-    )
-    found = [step(batch) for batch in batches]
-    torch.testing.assert_close(found, losses, rtol=tolerance, atol=tolerance)
-    expected = dict(own.named_parameters(remove_duplicate=False))
-    parameters = step.parameters()
-    assert set(parameters) == {name for name in expected if name in step.plan.imported.names}
-    for name, tensor in parameters.items():
-        torch.testing.assert_close(tensor, expected[name].detach(), rtol=tolerance, atol=tolerance)
-    return step
+@pytest.fixture(scope="module")
+def bundles(tmp_path_factory: pytest.TempPathFactory) -> dict[int, Path]:
+    """The same training for 3 ranks that split the batch, and for 2 that split the model."""
+    folder = tmp_path_factory.mktemp("bundles")
+    return {3: perceptron.saved("3/1/1/1", folder), 2: perceptron.saved("1/2/1/1", folder)}
 
 
-ADAM = dr.AdamW(lr=3e-3, weight_decay=0.01), lambda p: torch.optim.AdamW(p, lr=3e-3, weight_decay=0.01)
-SGD = dr.SGD(lr=0.1, momentum=0.9), lambda p: torch.optim.SGD(p, lr=0.1, momentum=0.9)
-
-CASES = [
-    ("gpt2", "3/1/1/2,zero=1", *ADAM),
-    ("gpt2", "2/3/1/2,zero=3,checkpoint=block", *ADAM),
-    ("gpt2", "1/3/1/2,sequence_parallel,checkpoint=selective", *ADAM),
-    ("llama", "2/3/1/1,zero=2", *SGD),
-    ("bert", "3/1/1/2,zero=2", *ADAM),
-    ("vit", "2/2/1/3,sequence_parallel", *ADAM),
-    ("mixtral", "1/3/1/1", *SGD),
-    ("mixtral", "3/1/1/1", *SGD),
-    ("resnet", "3/1/1/2", *ADAM),
-    ("recurrent", "2/1/1/2", *ADAM),
-]
-
-
-@pytest.mark.parametrize(("name", "strategy", "ours", "theirs"), CASES, ids=[f"{c[0]}-{c[1]}" for c in CASES])
-@pytest.mark.filterwarnings("ignore::UserWarning")
-def test_a_family_trains_as_torch_trains_it(name: str, strategy: str, ours: Any, theirs: Any) -> None:
-    torch.manual_seed(0)
-    family = FAMILIES[name]()
-    model = family.model.to(torch.float32 if name == "mixtral" else torch.float64).train()
-    tolerance = 1e-5 if name == "mixtral" else family.tolerance
-    agrees(model, [family.args] * 3, ours, theirs, strategy, tolerance)
-
-
-def test_a_resnet_is_trained_split_in_space() -> None:
-    torch.manual_seed(0)
-    family = FAMILIES["resnet"]()
-    model = family.model.double().train()
-    agrees(model, [family.args] * 3, *ADAM, None, shardings={"x": "S[2]"}, mesh=3)  # type: ignore[arg-type]
-
-
-class Tied(nn.Module):
-    """One weight used at both ends, and a mean over the labels that count: parts of a batch have unequally many."""
+class Heard:
+    """A listener that keeps what it hears."""
 
     def __init__(self) -> None:
-        super().__init__()
-        self.words, self.body = nn.Embedding(31, 7), nn.Linear(7, 7)
+        self.losses: dict[int, float] = {}
+        self.paths: list[Path] = []
+        self.unit = ""
 
-    def forward(self, x: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
-        return F.cross_entropy(F.linear(torch.tanh(self.body(self.words(x))), self.words.weight), labels)
+    def begun(self, step: int, options: TrainOptions, per_step: int, unit: str) -> None:
+        self.unit = f"{per_step} {unit}"
+
+    def done(self, done: Done) -> None:
+        self.losses[done.step] = done.loss
+
+    def saved(self, path: Path, step: int) -> None:
+        self.paths.append(path)
 
 
-def words(rows: int = 5, ignored: int = 3) -> tuple[torch.Tensor, torch.Tensor]:
-    x = torch.randint(0, 31, (rows,))
-    labels = torch.randint(0, 31, (rows,))
-    labels[:ignored] = -100
-    return x, labels
+def train(bundle: Path, data: str, steps: int, stop_behind: int = 0, **options: object) -> tuple[Heard, Ended]:
+    """Train here; a run that is told to stop behind a step does."""
+    heard = Heard()
+    stop = lambda: len(heard.losses) + 1 == stop_behind  # noqa: E731
+    run = Run(bundle, data_of(f"{DATA}:{data}"), TrainOptions(steps, **options), heard, stop=stop)  # type: ignore[arg-type]
+    return heard, train_threads(run)
 
 
-@pytest.mark.parametrize("strategy", ["3/1/1/1", "1/3/1/1", "3/1/1/2", "2/2/1/1"])
-@pytest.mark.parametrize("clip", [None, 0.05])
-def test_the_known_traps(strategy: str, clip: float | None) -> None:
-    """With plain SGD a wrong factor shows at once, which Adam would divide away.
-
-    A loss off by the number of ranks; a tied weight counted twice; a gradient not reduced over data; gradients clipped
-    by the norm of one rank; a mean of means, of ranks or microbatches whose labels count unequally often.
-    """
+def test_losses_are_those_of_torch(bundles: dict[int, Path]) -> None:
+    found, ended = train(bundles[3], "batches", 8)
     torch.manual_seed(0)
-    batches = [words(5, ignored) for ignored in (3, 0, 4)]
-    agrees(Tied().double(), batches, dr.SGD(lr=1.0), lambda p: torch.optim.SGD(p, lr=1.0), strategy, 1e-12, clip)
-
-
-def test_a_loss_is_torch_code_and_the_rate_a_schedule() -> None:
-    torch.manual_seed(0)
-    model = nn.Sequential(nn.Linear(7, 31), nn.ReLU(), nn.Linear(31, 3)).double()
-    x, y = torch.randn(5, 7, dtype=torch.float64), torch.randn(5, 3, dtype=torch.float64)
-    own = deepcopy(model)
-    steps = torch.optim.SGD(own.parameters(), lr=1.0)
-    cosine = dr.Cosine(0.1, steps=4, warmup=1)
-    step = dr.compile_training(
-        model, F.mse_loss, optimizer=dr.SGD(lr=cosine), example_batch=(x, y), strategy="1/3/1/1", name="small"
-    )
-    for number in range(4):
-        steps.param_groups[0]["lr"] = cosine(number)
-        steps.zero_grad()
-        loss = F.mse_loss(own(x), y)
+    model = perceptron.Perceptron()
+    optimizer = torch.optim.AdamW(model.parameters(), 1.0)
+    schedule = read_bundle(bundles[3]).manifest.training
+    assert schedule is not None
+    for number in range(8):
+        x, target = perceptron.drawn(number)
+        optimizer.param_groups[0]["lr"] = schedule.schedule(number)
+        optimizer.zero_grad()
+        loss = torch.nn.functional.mse_loss(model(x), target)
         loss.backward()
-        steps.step()
-        assert step(x, y) == pytest.approx(loss.item(), abs=1e-12)
-    for name, tensor in step.parameters().items():
-        torch.testing.assert_close(tensor, own.get_parameter(name).detach())
-    assert repr(step).startswith("step 4 of small: 3 ranks")
-    with pytest.raises(RunError, match="expected"):
-        step(x[:4], y)
+        torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+        optimizer.step()
+        assert found.losses[number + 1] == pytest.approx(loss.item(), rel=1e-4)
+    assert (ended.step, ended.reason, ended.saved) == (8, "", None)
+    assert found.unit == "11 samples"
 
 
-def test_inputs_may_be_a_dict_and_parameters_frozen(tmp_path: Any) -> None:
-    torch.manual_seed(0)
-    family = FAMILIES["gpt2"]()
-    model = family.model.double().train()
-    model.model.transformer.wpe.weight.requires_grad_(False)
-    batch = dict(zip(("x", "labels"), family.args, strict=True))
-    step = dr.compile_training(model, optimizer=dr.AdamW(lr=1e-2), example_batch=batch, strategy="3/1/1/1")
-    losses = [step(batch) for _ in range(3)]
-    assert losses[2] < losses[1] < losses[0]
-    parameters = step.parameters()
-    torch.testing.assert_close(parameters["model.transformer.wpe.weight"], model.model.transformer.wpe.weight.detach())
-    loaded = dr.load(step.save(tmp_path / "gpt2.dist", ("torch",)))
-    assert len(loaded.bundle.manifest.updates) > 2
-
-
-def test_bfloat16_computes_and_float32_keeps() -> None:
-    torch.manual_seed(0)
-    model = nn.Sequential(nn.Linear(7, 31), nn.ReLU(), nn.Linear(31, 3))
-    x, y = torch.randn(5, 7), torch.randn(5, 3)
-    wide, narrow = (
-        dr.compile_training(
-            model, F.mse_loss, optimizer=dr.SGD(lr=0.1), example_batch=(x, y), strategy="3/1/1/1", **how
-        )
-        for how in ({}, {"precision": "bfloat16"})
+@pytest.mark.parametrize("data", ["batches", "samples", "epoch"])
+def test_a_run_goes_on_where_it_was_on_other_ranks(bundles: dict[int, Path], data: str, tmp_path: Path) -> None:
+    whole, _ = train(bundles[3], data, 9)
+    first, ended = train(bundles[3], data, 9, checkpoints=tmp_path, every=3, stop_behind=7)
+    assert (ended.step, ended.reason, ended.saved) == (7, "interrupted", 6)
+    rest, ended = train(bundles[2], data, 9, checkpoints=tmp_path, every=3, resume=True)
+    assert sorted(first.losses) == list(range(1, 8))
+    assert sorted(rest.losses) == [7, 8, 9]
+    assert [*first.losses.values(), *list(rest.losses.values())[1:]] == pytest.approx(
+        list(whole.losses.values()), rel=1e-4
     )
-    losses = [(wide(x, y), narrow(x, y)) for _ in range(5)]
-    assert all(abs(a - b) < 0.02 * a for a, b in losses)
-    assert losses[-1] != losses[0]
-    assert {t.dtype for t in narrow.parameters().values()} == {torch.float32}
-    dtypes = {v.tensor.dtype for op in narrow.plan.modules["global"].main.ops for v in op.results}
-    assert "bfloat16" in dtypes
+    assert rest.losses[7] == pytest.approx(first.losses[7], rel=1e-4)
+    assert rest.paths == [tmp_path / "step-00000009"]
 
 
-def test_what_cannot_be_trained() -> None:
-    model, x = nn.Linear(7, 3), torch.randn(5, 7)
-    with pytest.raises(DistIRError, match="expected a loss that is a number, found"):
-        dr.compile_training(model, lambda y, t: y - t, optimizer=dr.SGD(), example_batch=(x, torch.randn(5, 3)))
-    with pytest.raises(DistIRError, match=r"expected example_batch=\(inputs, targets\), found Tensor"):
-        dr.compile_training(model, F.mse_loss, optimizer=dr.SGD(), example_batch=x)
-    with pytest.raises(DistIRError, match="precision is bfloat16"):
-        dr.compile_training(model, F.mse_loss, optimizer=dr.SGD(), example_batch=(x, x), precision="int4")
-    with pytest.raises(DistIRError, match="no parameter that requires gradients"):
-        dr.compile_training(
-            nn.Linear(7, 3).requires_grad_(False), F.mse_loss, optimizer=dr.SGD(), example_batch=(x, torch.randn(5, 3))
-        )
+def test_data_that_ends_ends_the_run(bundles: dict[int, Path], tmp_path: Path) -> None:
+    heard, ended = train(bundles[3], "few", 9, checkpoints=tmp_path, every=5)
+    assert (len(heard.losses), ended.step, ended.reason, ended.saved) == (7, 7, "the data has ended", 5)
+
+
+def test_a_loss_that_is_no_number_ends_the_run(bundles: dict[int, Path], tmp_path: Path) -> None:
+    with pytest.raises(RunError, match="the loss of step 5 is nan") as caught:
+        train(bundles[3], "with_nan", 9, checkpoints=tmp_path, every=2)
+    assert "the last checkpoint is of step 4" in caught.value.hint
+
+
+def test_what_cannot_be_is_said_before_the_first_step(bundles: dict[int, Path], tmp_path: Path) -> None:
+    train(bundles[3], "batches", 1, checkpoints=tmp_path)
+    with pytest.raises(CheckpointError, match="checkpoints here already, the last of step 1"):
+        train(bundles[3], "batches", 2, checkpoints=tmp_path)
+    with pytest.raises(CheckpointError, match="has the seed 0, found --seed 5"):
+        train(bundles[3], "batches", 2, checkpoints=tmp_path, resume=True, seed=5)
+    with pytest.raises(ImportModelError, match="does not exist"):
+        train(bundles[3], "bacthes", 2)
+    with pytest.raises(ImportModelError, match="expected batches or a data set, found NoneType"):
+        train(bundles[3], "nothing", 2)
+
+
+def test_an_error_of_the_user_s_is_told_with_its_line(bundles: dict[int, Path]) -> None:
+    with pytest.raises(ImportModelError, match="raised LookupError when it was asked for a batch: the file") as caught:
+        train(bundles[3], "failing", 9)
+    assert "perceptron.py:" in caught.value.where
+
+
+def test_batches_unlike_the_example_are_named(bundles: dict[int, Path]) -> None:
+    manifest = read_bundle(bundles[3]).manifest
+    x, target = perceptron.drawn(0)
+    names = [tensor.name for tensor in data_inputs(manifest)]
+    good = Stream(manifest, lambda step: [{names[1]: target, names[0]: x}, ({names[0]: x}, target)])
+    for step in range(2):
+        batch = good.batch(step)
+        assert batch is not None
+        assert batch.whole()[names[1]] is target
+    for wrong, words in (
+        ((x,), "expected data for"),
+        ((x, target, x), "3 without a name"),
+        ({"z": x}, "found 'z'"),
+        ((x[1:], target), r"expected float32 \(11, 5\), found float32 \(10, 5\)"),
+        ((x.double(), target), "found float64"),
+    ):
+        with pytest.raises(RunError, match=words):
+            Stream(manifest, lambda step, wrong=wrong: [wrong]).batch(0)
+    for samples, words in (
+        ([(x[0], target[0])] * 5, "expected samples for a batch of 11, found 5"),
+        ([(x[0], target[0].long())] * 11, r"expected float32 \(3,\), found int64"),
+    ):
+        with pytest.raises(RunError, match=words):
+            Samples(manifest, samples, 0).batch(0).whole()
+
+
+@pytest.mark.parametrize("strategy", ["3/1/1/1", "2/1/1/3"])
+def test_each_rank_reads_its_own_rows(strategy: str, tmp_path: Path) -> None:
+    manifest = perceptron.saved_manifest(strategy, tmp_path)
+    table = perceptron.Table()
+    data = Samples(manifest, table, 7)
+    seen: list[int] = []
+    for step in (0, 1, 2, 3):
+        whole = data.batch(step).whole()
+        rows, table.read = table.read, []
+        assert len(set(rows)) == perceptron.ROWS
+        for rank in range(manifest.mesh.size):
+            found = data.batch(step).local(rank, "cpu")
+            expected = local_inputs(manifest, in_parts(manifest, whole), rank, "cpu")
+            for mine, theirs in zip(found, expected, strict=True):
+                torch.testing.assert_close(mine, theirs, rtol=0, atol=0)
+            assert set(table.read) <= set(rows)
+            if strategy == "3/1/1/1":
+                assert len(table.read) in (3, 4)
+            table.read = []
+        if step < 3:
+            seen += rows
+    # An epoch has three batches, none with a sample of another; the next is in another order.
+    assert len(set(seen)) == 33
+    assert rows != seen[:11]
+
+
+class Unlike(Threads):
+    """A crew one of whose processes has other values than this one."""
+
+    def exchange(self, value: Any) -> list[Any]:
+        return [value, f"{value} elsewhere"]
+
+
+def test_other_batches_on_other_ranks_are_refused(bundles: dict[int, Path]) -> None:
+    bundle = read_bundle(bundles[3])
+    data = Stream(bundle.manifest, perceptron.batches)
+    training = Training(Unlike(Session(bundle)), lambda seed: data, TrainOptions(2), Heard())
+    with pytest.raises(RunError, match="the ranks are given different batches"):
+        training.run()
+
+
+def test_a_program_that_is_no_training_is_refused(tmp_path: Path) -> None:
+    import distir_relax as dr
+
+    path = dr.compile(torch.nn.Linear(5, 3), (torch.randn(2, 5),), mesh=1).save(tmp_path / "m.dist", ("torch",))
+    with pytest.raises(DistIRError, match="not a step of training"):
+        train(path, "batches", 2)
+
+
+def command(bundle: Path, data: str, *options: object) -> list[str]:
+    return ["-m", "distir_relax", "train", str(bundle), "--data", f"{DATA}:{data}", *map(str, options)]
+
+
+@pytest.mark.mpirun
+def test_ranks_of_launches_go_on_where_others_were(bundles: dict[int, Path], tmp_path: Path) -> None:
+    whole, _ = train(bundles[3], "samples", 6)
+    five = perceptron.saved("5/1/1/1", tmp_path)
+    folder = tmp_path / "ck"
+    done = mpirun(3, *command(bundles[3], "samples", "--steps", 3, "--checkpoint", folder))
+    assert done.returncode == 0, done.stderr
+    done = mpirun(5, *command(five, "samples", "--steps", 6, "--checkpoint", folder, "--resume"))
+    assert done.returncode == 0, done.stderr
+    lines = [line.split() for line in done.stdout.splitlines() if line.startswith("step ")]
+    assert [line[1] for line in lines] == ["4/6", "5/6", "6/6"]
+    assert [float(line[3]) for line in lines] == pytest.approx([whole.losses[i] for i in (4, 5, 6)], rel=1e-4)
+    assert f"wrote {folder / 'step-00000006'}" in done.stdout
+    assert "the last checkpoint is of step 6" in done.stdout
+
+
+@pytest.mark.mpirun
+def test_an_error_of_a_launch_is_told_once(bundles: dict[int, Path]) -> None:
+    done = mpirun(3, *command(bundles[3], "with_nan", "--steps", 9))
+    assert done.returncode == 2
+    assert done.stderr.count("error: ") == 1
+    assert "the loss of step 5 is nan" in done.stderr
+    assert "Traceback" not in done.stderr
+
+
+def test_an_interrupted_run_says_how_to_go_on(bundles: dict[int, Path], tmp_path: Path) -> None:
+    folder = tmp_path / "ck"
+    arguments = command(bundles[3], "slow", "--steps", 500, "--checkpoint", folder, "--every", 2)
+    with subprocess.Popen(
+        [sys.executable, *arguments], env=environment(), stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    ) as process:
+        assert process.stdout is not None
+        next(line for line in process.stdout if line.startswith("wrote"))
+        process.send_signal(signal.SIGINT)
+        out, err = process.communicate(timeout=20)
+    assert process.returncode == 130, err
+    assert "with the same command and --resume" in err
+    assert "Traceback" not in out + err
+    _, ended = train(bundles[2], "slow", 4, checkpoints=folder, resume=True)
+    assert ended.step >= 4

@@ -30,7 +30,7 @@ def save(crew: Crew, folder: Path, position: Position, keep: int) -> Path | None
                 with StateFile(draft / STATE_FILE, tensors) as file:
                     crew.save_pieces(file)
         with crew.agreed():
-            return finish(draft, position, keep) if crew.first else None
+            return folder / finish(draft, position, keep).name if crew.first else None
     except BaseException:
         for path in mine:
             remove(path)

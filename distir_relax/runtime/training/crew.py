@@ -27,8 +27,8 @@ class Batch(Protocol):
         """The global arrays, by name."""
         ...
 
-    def local(self, rank: int) -> list[torch.Tensor]:
-        """What a rank holds of them, in the manifest's order."""
+    def local(self, rank: int, device: str) -> list[torch.Tensor]:
+        """What a rank holds of them, in the manifest's order, on its device."""
         ...
 
 
@@ -100,7 +100,8 @@ class Launched(Crew):
 
     def step(self, batch: Batch, outputs: Collection[str]) -> dict[str, torch.Tensor]:
         """See `Crew`."""
-        return self._session.run_local(batch.local(self._world.rank), outputs)
+        local = batch.local(self._world.rank, self._session.communicator.device)
+        return self._session.run_local(local, outputs)
 
     def exchange(self, value: Any) -> list[Any]:
         """See `Crew`."""

@@ -1,0 +1,123 @@
+"""The command that trains."""
+
+from __future__ import annotations
+
+import signal
+import sys
+from pathlib import Path
+from types import FrameType
+from typing import TYPE_CHECKING, Annotated, NoReturn
+
+import typer
+
+from distir_relax.cli.app import app, complain
+from distir_relax.cli.interrupts import Interrupted
+from distir_relax.cli.options import Backend, BackendOption, BundleArgument, Device, DeviceOption, TimeoutOption
+from distir_relax.errors import DistIRError, RunError
+
+if TYPE_CHECKING:
+    from distir_relax.runtime.training.run import Run
+    from distir_relax.runtime.training.steps import Ended
+    from distir_relax.runtime.world import World
+
+INTERRUPTED = 128 + signal.SIGINT
+
+
+@app.command()
+def train(
+    bundle: BundleArgument,
+    data: Annotated[
+        str, typer.Option(metavar="FILE.py:FUNCTION", help="Returns batches, or a data set of single samples.")
+    ],
+    steps: Annotated[int, typer.Option(min=1, help="Steps in all, those of a resumed run included.")],
+    checkpoint: Annotated[Path | None, typer.Option(help="Write checkpoints to this folder.")] = None,
+    every: Annotated[int, typer.Option(min=1, help="Write one after so many steps, and after the last.")] = 100,
+    keep: Annotated[int, typer.Option(min=1, help="Keep so many.")] = 3,
+    resume: Annotated[bool, typer.Option("--resume", help="Go on from the last checkpoint.")] = False,
+    seed: Annotated[int | None, typer.Option(min=0, help="Of the order of samples (0 unless given).")] = None,
+    backend: BackendOption = Backend.torch,
+    device: DeviceOption = Device.cpu,
+    timeout: TimeoutOption = 120.0,
+) -> None:
+    """Train a bundle of a step of training: as one rank under mpirun or torchrun, otherwise with ranks as threads.
+
+    FUNCTION is given `start`, the number of the first step, and `seed`, where it has parameters of these names.
+    """
+    from distir_relax.cli.training_data import data_of
+    from distir_relax.cli.training_progress import TrainingProgress
+    from distir_relax.runtime.join import joined_world
+    from distir_relax.runtime.training.run import Run, train_rank, train_threads
+    from distir_relax.runtime.training.steps import TrainOptions
+
+    if resume and checkpoint is None:
+        raise RunError("there is nothing to resume", "--resume", "name the folder: --checkpoint DIR")
+    options = TrainOptions(steps, checkpoint, every, keep, resume, seed)
+    with joined_world(timeout) as world, TrainingProgress() as progress:
+        told = _Told(world)
+        run = Run(bundle, data_of(data), options, progress, backend.value, device.value, timeout, told)
+        try:
+            ended = train_threads(run) if world is None else train_rank(world, run)
+        except Interrupted:
+            progress.stop()
+            _how_to_go_on(run)
+            raise
+        except DistIRError as error:
+            if world is None:
+                raise
+            progress.stop()
+            _leave(world, error)
+        progress.stop()
+        if world is None or world.rank == 0:
+            _summarise(run, ended)
+        if world is not None:
+            world.close()
+    if ended.reason == "interrupted":
+        raise typer.Exit(INTERRUPTED)
+
+
+class _Told:
+    """Whether this rank of a launch was told to end. The ranks end together, behind the step that they are in."""
+
+    def __init__(self, world: World | None) -> None:
+        self.told = False
+        if world is not None:
+            signal.signal(signal.SIGINT, self._hear)
+            signal.signal(signal.SIGTERM, self._hear)
+
+    def __call__(self) -> bool:
+        return self.told
+
+    def _hear(self, number: int, frame: FrameType | None) -> None:
+        self.told = True
+
+
+def _leave(world: World, error: DistIRError) -> NoReturn:
+    """End this rank after an error that all ranks have: the first one prints it, before any of them is gone."""
+    if world.rank == 0:
+        complain(error)
+    world.close()
+    raise SystemExit(2)
+
+
+def _summarise(run: Run, ended: Ended) -> None:
+    if ended.reason == "interrupted":
+        _how_to_go_on(run, ended.step)
+        return
+    why = f" ({ended.reason})" if ended.reason else ""
+    wrote = f"; the last checkpoint is of step {ended.saved}" if ended.saved is not None else ""
+    typer.echo(f"trained to step {ended.step} of {run.options.steps}{why}, loss {ended.loss:.6g}{wrote}")
+
+
+def _how_to_go_on(run: Run, step: int | None = None) -> None:
+    from distir_relax.checkpoints import saved_steps
+
+    folder = run.options.checkpoints
+    behind = "" if step is None else f" behind step {step}"
+    if folder is None:
+        text = "there are no checkpoints; --checkpoint DIR writes them"
+    elif steps := saved_steps(folder):
+        text = f"go on from step {steps[-1]} with the same command and --resume"
+    else:
+        text = "there is no checkpoint yet; --every writes them earlier"
+    sys.stderr.write(f"interrupted{behind}: {text}\n")
+    sys.stderr.flush()

@@ -1,0 +1,90 @@
+"""How a training run is doing: a bar on a terminal, now and then a line elsewhere."""
+
+from __future__ import annotations
+
+import time
+from pathlib import Path
+from typing import Any
+
+import typer
+
+from distir_relax.runtime.training.steps import Done, TrainOptions
+
+LINES = 20
+"""So many lines tell of a run that has no terminal, unless its steps are slow."""
+PATIENCE = 30.0
+"""Seconds without a line."""
+_MEMORY = 0.9
+"""What is left of the average time of a step when the next one is known."""
+
+
+class TrainingProgress:
+    """A `Listener` that shows step, loss, samples or tokens per second, and the time left."""
+
+    def __init__(self) -> None:
+        self._bar: Any = None
+        self._task: Any = None
+        self._steps, self._per_step, self._unit = 0, 0, ""
+        self._average = 0.0
+        self._told = 0.0
+
+    def __enter__(self) -> TrainingProgress:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self.stop()
+
+    def stop(self) -> None:
+        """Leave the terminal as it is to stay."""
+        if self._bar is not None:
+            self._bar.stop()
+            self._bar = None
+
+    def begun(self, step: int, options: TrainOptions, per_step: int, unit: str) -> None:
+        """See `Listener`."""
+        self._steps, self._per_step, self._unit = options.steps, per_step, unit
+        self._told = time.perf_counter()
+        if step:
+            typer.echo(f"resumed from step {step}")
+        from rich.console import Console
+
+        console = Console(stderr=True)
+        if console.is_terminal:
+            self._show(console, step)
+
+    def done(self, done: Done) -> None:
+        """See `Listener`."""
+        # The first step of all is slower than any other.
+        self._average = self._average * _MEMORY + done.seconds * (1 - _MEMORY) if self._average else done.seconds
+        if self._bar is not None:
+            self._bar.update(self._task, completed=done.step, loss=f"{done.loss:.4g}", speed=self._speed())
+            return
+        now = time.perf_counter()
+        if done.step % max(1, self._steps // LINES) and done.step < self._steps and now - self._told < PATIENCE:
+            return
+        self._told = now
+        left = (self._steps - done.step) * self._average
+        typer.echo(f"step {done.step}/{self._steps}  loss {done.loss:.6g}  {self._speed()}  {_time(left)} left")
+
+    def saved(self, path: Path, step: int) -> None:
+        """See `Listener`."""
+        if self._bar is None:
+            typer.echo(f"wrote {path}")
+
+    def _speed(self) -> str:
+        rate = self._per_step / max(self._average, 1e-9)
+        return f"{f'{rate:,.0f}' if rate >= 100 else f'{rate:.3g}'} {self._unit}/s"
+
+    def _show(self, console: Any, step: int) -> None:
+        from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+
+        columns = ("step", MofNCompleteColumn(), BarColumn(), "loss {task.fields[loss]}", "{task.fields[speed]}")
+        self._bar = Progress(*columns, TimeRemainingColumn(), TextColumn("left"), console=console, transient=True)
+        self._bar.start()
+        self._task = self._bar.add_task("", total=self._steps, completed=step, loss="", speed="")
+
+
+def _time(seconds: float) -> str:
+    minutes, rest = divmod(round(seconds), 60)
+    hours, minutes = divmod(minutes, 60)
+    return f"{hours}:{minutes:02}:{rest:02}"

@@ -1,0 +1,280 @@
+"""The data of a training run, batch by batch: what a user's function streams, or samples drawn from a data set."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property
+from typing import TYPE_CHECKING, Any, Protocol
+
+from distir_relax.bundle import Manifest, Tensor, TrainingManifest, local_intervals
+from distir_relax.bundle.weights import cut_out
+from distir_relax.errors import RunError
+from distir_relax.runtime.arrays import as_torch, dtype_name, torch_dtype
+from distir_relax.runtime.divisions import in_parts
+from distir_relax.runtime.inputs import check_inputs, local_inputs
+from distir_relax.runtime.training.crew import Batch
+
+if TYPE_CHECKING:
+    import torch
+
+    from distir_relax.runtime.arrays import Array
+
+
+class DataSet(Protocol):
+    """A data set of single samples, such as torch's map-style data sets."""
+
+    def __len__(self) -> int: ...
+
+    def __getitem__(self, index: int) -> Any: ...
+
+
+class Data(ABC):
+    """Where batches come from. Equal on all processes of a launch, of which each asks for the same steps in order."""
+
+    streams: bool
+    """Whether each process is given whole batches, which are to be equal."""
+
+    @abstractmethod
+    def batch(self, step: int) -> Batch | None:
+        """The batch of a step, counted from 0; None where the data has ended.
+
+        Raises RunError for data unlike what the program takes.
+        """
+
+
+def data_inputs(manifest: Manifest) -> list[Tensor]:
+    """The inputs that are data, whole, in the manifest's order: all but the learning rate and the seed."""
+    training = training_of(manifest)
+    parts = {part: division for division in manifest.divided_inputs for part in division.parts}
+    sizes = {tensor.name: tensor.shape for tensor in manifest.inputs}
+    found: dict[str, Tensor] = {}
+    for tensor in manifest.inputs:
+        division = parts.get(tensor.name)
+        if division is not None:
+            size = sum(sizes[part][division.dim] for part in division.parts)
+            shape = (*tensor.shape[: division.dim], size, *tensor.shape[division.dim + 1 :])
+            tensor = replace(tensor, name=division.name, shape=shape, shards=())
+        if tensor.name not in (training.rate, training.seed):
+            found.setdefault(tensor.name, tensor)
+    return list(found.values())
+
+
+def training_of(manifest: Manifest) -> TrainingManifest:
+    """What the manifest says of training. Raises RunError for a bundle that is no step of training."""
+    if manifest.training is None:
+        raise RunError(
+            "the bundle is not a step of training", manifest.name,
+            "compile one: distir compile FILE.py:FUNCTION --train, or dr.compile_training(...).save(...)",
+        )  # fmt: skip
+    return manifest.training
+
+
+class Stream(Data):
+    """Batches one after the other, from iterables that `begin(step)` gives, the first batch being that of a step.
+
+    Where an iterable ends the next one is asked for; one that is empty ends the data.
+    """
+
+    streams = True
+
+    def __init__(self, manifest: Manifest, begin: Callable[[int], Iterable[Any]]) -> None:
+        self._manifest = manifest
+        self._begin = begin
+        self._items: Iterator[Any] | None = None
+
+    def batch(self, step: int) -> Batch | None:
+        """See `Data`."""
+        if self._items is not None:
+            for item in self._items:
+                return self._made(item, step)
+        self._items = iter(self._begin(step))
+        for item in self._items:
+            return self._made(item, step)
+        return None
+
+    def _made(self, item: Any, step: int) -> Batch:
+        inputs = {**named(item, data_inputs(self._manifest)), **numbers(self._manifest, step)}
+        check_inputs(self._manifest, in_parts(self._manifest, inputs))
+        return _Whole(self._manifest, inputs)
+
+
+class Samples(Data):
+    """Batches drawn from a data set: all samples in another order each epoch, a rest that fills no batch left out.
+
+    The order follows from `seed`, and is equal on all processes: each reads the rows that it holds. Raises RunError
+    for a set with fewer samples than a batch, and for a program whose inputs are not all batches of one size.
+    """
+
+    streams = False
+
+    def __init__(self, manifest: Manifest, samples: DataSet, seed: int) -> None:
+        self._manifest, self._samples, self._seed = manifest, samples, seed
+        inputs = data_inputs(manifest)
+        sizes = {tensor.shape[:1] for tensor in inputs}
+        if len(sizes) != 1 or sizes == {()}:
+            shown = ", ".join(f"{t.name} {t.shape}" for t in inputs[:4])
+            raise RunError(f"samples make batches of inputs with one first dim, found {shown}", manifest.name)
+        self._rows = inputs[0].shape[0]
+        if len(samples) < max(1, self._rows):
+            raise RunError(f"expected samples for a batch of {self._rows}, found {len(samples)}", "the data set")
+        self._epoch = -1
+        self._order: list[int] = []
+
+    def batch(self, step: int) -> Batch:
+        """See `Data`."""
+        import torch
+
+        epoch, place = divmod(step, len(self._samples) // self._rows)
+        if epoch != self._epoch:
+            generator = torch.Generator().manual_seed((self._seed * 1_000_003 + epoch) % 2**63)
+            self._order = torch.randperm(len(self._samples), generator=generator).tolist()
+            self._epoch = epoch
+        rows = self._order[place * self._rows : (place + 1) * self._rows]
+        return _Rows(self._manifest, self._samples, rows, numbers(self._manifest, step))
+
+
+def numbers(manifest: Manifest, step: int) -> dict[str, torch.Tensor]:
+    """What a step, counted from 0, takes besides data: its learning rate, and its seed."""
+    import torch
+
+    training = training_of(manifest)
+    step += training.done
+    dtype = next(tensor.dtype for tensor in manifest.inputs if tensor.name == training.rate)
+    found = {training.rate: torch.tensor(training.schedule(step), dtype=torch_dtype(dtype))}
+    if training.seed is not None:
+        found[training.seed] = torch.tensor(training.first_seed + step, dtype=torch.int64)
+    return found
+
+
+def named(item: Any, inputs: Sequence[Tensor]) -> dict[str, Any]:
+    """The leaves of a batch or sample by input name: those of dicts by their keys, others in the order of the inputs.
+
+    Raises RunError where there are more or fewer leaves than inputs.
+    """
+    found, rest = _leaves(item)
+    names = [tensor.name for tensor in inputs]
+    free = [name for name in names if name not in found]
+    if len(rest) != len(free) or not set(found) <= set(names):
+        given = ", ".join([*map(repr, found), *[f"{len(rest)} without a name"] * bool(rest)]) or "nothing"
+        raise RunError(
+            f"expected data for {', '.join(map(repr, names))}, found {given}", "the data",
+            "a batch is (inputs, targets) in the order of the program's inputs, or a dict by their names",
+        )  # fmt: skip
+    return {**found, **dict(zip(free, rest, strict=True))}
+
+
+def _leaves(item: Any) -> tuple[dict[str, Any], list[Any]]:
+    if isinstance(item, Mapping):
+        return dict(item), []
+    if not isinstance(item, (tuple, list)):
+        return {}, [item]
+    named_: dict[str, Any] = {}
+    rest: list[Any] = []
+    for part in item:
+        inner, more = _leaves(part)
+        named_ |= inner
+        rest += more
+    return named_, rest
+
+
+@dataclass(frozen=True)
+class _Whole:
+    """A batch of which a process has all."""
+
+    manifest: Manifest
+    inputs: dict[str, Array]
+
+    def whole(self) -> dict[str, Array]:
+        """See `Batch`."""
+        return self.inputs
+
+    def local(self, rank: int, device: str) -> list[torch.Tensor]:
+        """See `Batch`."""
+        return local_inputs(self.manifest, in_parts(self.manifest, self.inputs), rank, device)
+
+
+@dataclass(frozen=True)
+class _Rows:
+    """A batch of samples, which are read when a rank holds some of them."""
+
+    manifest: Manifest
+    samples: DataSet
+    rows: Sequence[int]
+    numbers: Mapping[str, torch.Tensor]
+
+    def whole(self) -> dict[str, Array]:
+        """See `Batch`."""
+        everything = range(len(self.rows))
+        read = self._read(everything)
+        found: dict[str, Array] = {
+            tensor.name: _stacked([read[row][tensor.name] for row in everything], tensor) for tensor in self._inputs
+        }
+        return {**found, **self.numbers}
+
+    def local(self, rank: int, device: str) -> list[torch.Tensor]:
+        """See `Batch`."""
+        held = [tensor for tensor in self.manifest.inputs if tensor.is_on(rank)]
+        first = self._first_rows()
+        wanted: dict[str, list[int]] = {}
+        for tensor in held:
+            if tensor.name not in self.numbers:
+                pieces = local_intervals(tensor, self.manifest.mesh, rank)[0]
+                wanted[tensor.name] = [first[tensor.name][1] + row for a, b in pieces for row in range(a, b)]
+        read = self._read(sorted({row for rows in wanted.values() for row in rows}))
+        found = []
+        for tensor in held:
+            if tensor.name in self.numbers:
+                found.append(self.numbers[tensor.name].to(device))
+                continue
+            rows = [read[row][first[tensor.name][0]] for row in wanted[tensor.name]]
+            intervals = local_intervals(tensor, self.manifest.mesh, rank)
+            whole = _stacked(rows, tensor)
+            found.append(cut_out(whole, [[(0, len(rows))], *intervals[1:]]).contiguous().to(device))
+        return found
+
+    @cached_property
+    def _inputs(self) -> list[Tensor]:
+        return data_inputs(self.manifest)
+
+    def _first_rows(self) -> dict[str, tuple[str, int]]:
+        """For each input of the programs, which input of the user's it is, and the first row that it has of it."""
+        found = {tensor.name: (tensor.name, 0) for tensor in self._inputs}
+        sizes = {tensor.name: tensor.shape for tensor in self.manifest.inputs}
+        for division in self.manifest.divided_inputs:
+            if division.dim != 0:
+                raise RunError("samples make batches along the first dim", division.name)
+            start = 0
+            for part in division.parts:
+                found[part] = division.name, start
+                start += sizes[part][0]
+        return found
+
+    def _read(self, rows: Iterable[int]) -> dict[int, dict[str, torch.Tensor]]:
+        return {row: self._sample(self.rows[row]) for row in rows}
+
+    def _sample(self, index: int) -> dict[str, torch.Tensor]:
+        """A sample by input name, each leaf of the shape and dtype that the program takes."""
+        import torch
+
+        leaves = named(self.samples[index], self._inputs)
+        found = {}
+        for tensor in self._inputs:
+            value = leaves[tensor.name]
+            dtype = torch_dtype(tensor.dtype)
+            leaf = as_torch(value) if hasattr(value, "shape") else torch.tensor(value, dtype=dtype)
+            accepted = (tensor.dtype, "float32") if tensor.dtype == "bfloat16" else (tensor.dtype,)
+            if tuple(leaf.shape) != tensor.shape[1:] or dtype_name(leaf.dtype) not in accepted:
+                raise RunError(
+                    f"expected {tensor.dtype} {tensor.shape[1:]}, found {dtype_name(leaf.dtype)} {tuple(leaf.shape)}",
+                    f"sample {index}, input {tensor.name!r}",
+                )
+            found[tensor.name] = leaf.to(dtype)
+        return found
+
+
+def _stacked(rows: Sequence[torch.Tensor], tensor: Tensor) -> torch.Tensor:
+    import torch
+
+    return torch.stack(list(rows)) if rows else torch.zeros((0, *tensor.shape[1:]), dtype=torch_dtype(tensor.dtype))
