@@ -1,0 +1,39 @@
+"""One rank of a launch that trains several bundles, one after the other: ``python ranks.py FOLDER``.
+
+FOLDER has for each job a bundle ``NAME.dist`` and its batches ``NAME.pt``; rank 0 writes losses and state beside them.
+"""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+import torch
+
+from distir_relax.bundle import read_bundle
+from distir_relax.runtime.join import joined_world
+from distir_relax.runtime.machine import limit_threads
+from distir_relax.runtime.rank_session import RankSession
+from distir_relax.runtime.training.batches import numbers, training_of
+
+
+def main(folder: Path) -> None:
+    with joined_world() as world:
+        assert world is not None, "mpirun starts this"
+        limit_threads(world.local_size)
+        for path in sorted(folder.glob("*.dist")):
+            bundle = read_bundle(path)
+            session, loss = RankSession(world, bundle), training_of(bundle.manifest).loss
+            session.load()
+            losses = []
+            for step, batch in enumerate(torch.load(path.with_suffix(".pt"))):
+                found = session({**batch, **numbers(bundle.manifest, step)}, outputs=(loss,))
+                losses += [found[loss].item()] if found else []
+            state = session.state()
+            if world.rank == 0:
+                torch.save((losses, state), path.with_suffix(".found"))
+        world.close()
+
+
+if __name__ == "__main__":
+    main(Path(sys.argv[1]))
