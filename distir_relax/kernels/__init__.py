@@ -3,7 +3,7 @@
 ============  ==============================================================================================
 `sampling`    which elements of a dim each one of another is made from: formulas that the compiler reads too
 `resample`    resizing and pooling of a part of a dim by those formulas
-`random`      random numbers by counter: dropout, seeds
+`random`      random numbers by counter: dropout, uniform, seeds
 `recurrent`   recurrences over the steps of a sequence
 `packing`     linear layers whose weight is laid out once
 `foreign`     functions written for TVM, or registered with it

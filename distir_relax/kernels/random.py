@@ -11,6 +11,7 @@ torch's integers have signs: products wrap as unsigned ones do, and a shift to t
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
@@ -40,27 +41,45 @@ def dropout(x: torch.Tensor, seed: torch.Tensor, *places: torch.Tensor, rate: fl
     if rate >= 1:
         return x * 0.0
     factors = torch.empty_like(x, memory_format=torch.contiguous_format)
-    if x.numel():
-        _draw(factors, seed, rate, places)
+    # 53 bits, as many as a double has: the share is exact to 1e-16.
+    least = round(rate * (1 << 53))
+    for part, drawn in _drawn(factors, seed, places):
+        part.copy_(_shifted(drawn, 11).ge_(least))
     return factors.div_(1 - rate).mul_(x)
 
 
-def _draw(kept: torch.Tensor, seed: torch.Tensor, rate: float, places: tuple[torch.Tensor, ...]) -> None:
-    """Write 1 to the elements of `kept` that are kept, and 0 to the others."""
+def uniform(seed: torch.Tensor, *places: torch.Tensor, dtype: str) -> torch.Tensor:
+    """Numbers from 0 up to 1, of a floating `dtype`, at `places` as `dropout` has them: one dim for each."""
     import torch
 
+    found = torch.empty([len(place) for place in places], dtype=getattr(torch, dtype))
+    # As many bits as the dtype has: none is rounded up to 1.
+    bits = _BITS[dtype]
+    for part, drawn in _drawn(found, seed, places):
+        part.copy_(_shifted(drawn, 64 - bits).double().mul_(2.0**-bits))
+    return found
+
+
+_BITS = {"float64": 53, "float32": 24, "float16": 11, "bfloat16": 8}
+
+
+def _drawn(
+    like: torch.Tensor, seed: torch.Tensor, places: tuple[torch.Tensor, ...]
+) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
+    """Parts of a contiguous tensor `like`, with the 64 bits that are drawn for each of their elements."""
+    import torch
+
+    if not like.numel():
+        return
     *outer, last = places or (torch.zeros_like(seed).reshape(1),)
     rows = seed.reshape(1)
     for place in outer:
         rows = (rows.unsqueeze(-1) + place * _GAMMA).reshape(-1)
     last = last * _GAMMA
-    written = kept.reshape(len(rows), len(last))
-    # 53 bits, as many as a double has: the share is exact to 1e-16.
-    least = round(rate * (1 << 53))
+    whole = like.view(len(rows), len(last))
     step = max(1, _DRAWN_AT_ONCE // len(last))
     for start in range(0, len(rows), step):
-        drawn = _mixed(rows[start : start + step, None] + last, _VARIANT_13)
-        written[start : start + step] = _shifted(drawn, 11).ge_(least)
+        yield whole[start : start + step], _mixed(rows[start : start + step, None] + last, _VARIANT_13)
 
 
 def _mixed(z: torch.Tensor, rounds: tuple[tuple[int, int], ...]) -> torch.Tensor:

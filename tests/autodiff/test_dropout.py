@@ -164,6 +164,27 @@ def test_stochastic_depth_drops_whole_rows() -> None:
     assert abs(float(kept.double().mean()) - 0.7) < 0.15
 
 
+class DropPath(nn.Module):
+    """Stochastic depth as transformers has it."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.randn(6, 6))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        kept = 0.7 + torch.rand((x.shape[0], 1, 1), dtype=x.dtype, device=x.device)
+        noisy = (x @ self.weight).div(0.7) * kept.floor_() + torch.rand_like(x)
+        return (x + noisy).square().mean()
+
+
+def test_numbers_are_drawn_alike_on_ranks() -> None:
+    one = Training(DropPath().double(), (x_of(),), seed=3)
+    whole = one.whole()
+    for mesh, shardings in ((3, {"x": "S[0]"}), (5, {"x": "S[1]"}), (2, {"weight": "S[1]"})):
+        for name, found in one.on_ranks(mesh, shardings, tail="pad").items():
+            torch.testing.assert_close(found, whole[name])
+
+
 def test_what_cannot_be_drawn_is_said() -> None:
     x = torch.randn(3, 5)
     with pytest.raises(ImportModelError, match="an input or a weight called 'seed'"):

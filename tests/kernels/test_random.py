@@ -8,7 +8,7 @@ import math
 import pytest
 import torch
 
-from distir_relax.kernels.random import dropout, next_seed
+from distir_relax.kernels.random import dropout, next_seed, uniform
 
 WORD = (1 << 64) - 1
 
@@ -57,6 +57,14 @@ def test_the_rate_is_kept_and_elements_are_independent(rate: float) -> None:
     for dim in (0, 1):
         sums = masks[0].sum(dim) / math.sqrt(spread * masks[0].shape[dim])
         assert abs(float(sums.var()) - 1) < 5 * math.sqrt(2 / len(sums))
+
+
+@pytest.mark.parametrize(("dtype", "bits"), [("float64", 53), ("float32", 24), ("float16", 11), ("bfloat16", 8)])
+def test_uniform_numbers_are_the_first_bits(dtype: str, bits: int) -> None:
+    found = uniform(torch.tensor(5), torch.arange(7) * 127, torch.arange(127), dtype=dtype)
+    assert found.dtype == getattr(torch, dtype)
+    expected = [(split_mix(5, i) >> (64 - bits)) / (1 << bits) for i in range(7 * 127)]
+    assert found.flatten().tolist() == expected
 
 
 def test_seeds_follow_each_other_without_end_and_apart() -> None:

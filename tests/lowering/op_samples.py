@@ -77,6 +77,7 @@ def _elementwise() -> list[Sample]:
         *(("clip", [f32(3, 5)], {"min": low, "max": high}) for low, high in ((0.5, 1.25), (float("-inf"), 1.0))),
         ("clip", [of("int64", 7)], {"min": 1, "max": 2**63 - 1}),
         ("next_seed", [of("int64")], {}),
+        ("uniform", [of("int64"), of("int64", 3), of("int64", 5)], {"dtype": "float32"}),
         ("nn.dropout", [f32(3, 5), of("int64"), of("int64", 3), of("int64", 5)], {"rate": 0.3}),
         *(("astype", [of(a, 3, 5)], {"dtype": b}) for a, b in (("int64", "float32"), ("float32", "int32"))),
         ("astype", [of("bool", 3)], {"dtype": "float32"}),

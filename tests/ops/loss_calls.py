@@ -42,6 +42,7 @@ CALLS: dict[str, list[Call]] = {
         call(MAPS, MAPS),
         call("f64[7]", "i64[] < 7"),
         call("f64[7]", "f64[7] > 0"),
+        call("bf16[4099,5]", "i64[4099] < 5", "bf16[5]", 1, 2, 0.1),
     ],
     "nll_loss_nd.default": [
         *_NLL,
@@ -49,7 +50,7 @@ CALLS: dict[str, list[Call]] = {
         call(MAPS, MAP_LABELS),
         call("f64[2,5,3]", "i64[2,3] < 5"),
     ],
-    "nll_loss.default": _NLL,
+    "nll_loss.default": [*_NLL, call("f16[4099,5]", "i64[4099] < 5")],
     "nll_loss2d.default": [call(MAPS, MAP_LABELS, "f64[5]", 1, 2)],
     "nll_loss_forward.default": [
         call(LOGITS, LABELS, None, 1, 3),

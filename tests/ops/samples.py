@@ -115,6 +115,7 @@ SAMPLES: dict[str, list[Sample]] = {
     "bitwise_not": [of("i32[4,6]")],
     "stop_gradient": [of("f64[4,6]")],
     "next_seed": [of("i64[]")],
+    "uniform": [of("i64[]", "i64[4] < 99", "i64[1] < 9", "i64[6] < 99", dtype="float64"), of("i64[]", dtype="float16")],
     "nn.dropout": [
         of("f64[4,1,6]", "i64[]", "i64[4] < 99", "i64[1] < 9", "i64[6] < 99", rate=0.3),
         of("f64[]", "i64[]", rate=0.5),

@@ -53,6 +53,7 @@ def relax_scope(exact: bool = True) -> dict[str, Any]:
         "random": SimpleNamespace(
             dropout=lambda x, *rest, rate: torch_kernel("random", "dropout", [x.ty], x, *rest, rate=rate),
             next_seed=lambda seed: torch_kernel("random", "next_seed", [seed.ty], seed),
+            uniform=_uniform,
         ),
         "recurrent": recurrent,
         "resample": resample,
@@ -67,6 +68,12 @@ def torch_kernel(module: str, function: str, kinds: Sequence[Any], *operands: An
     count = tvm.tirx.IntImm("int64", len(operands))
     texts = [tvm.ir.StringImm(text) for text in (module, function, json.dumps(options))]
     return relax.call_dps_packed(CALL_KERNEL, [*texts, count, *operands], kinds[0] if len(kinds) == 1 else list(kinds))
+
+
+def _uniform(seed: Any, *places: Any, dtype: str) -> Any:
+    """As `distir_relax.kernels.random.uniform`."""
+    kind = _kinds([[int(place.ty.shape[0]) for place in places]], [dtype])
+    return torch_kernel("random", "uniform", [kind], seed, *places, dtype=dtype)
 
 
 def _recurrent_gradients(*operands: Any, wanted: Sequence[int], **options: Any) -> Any:

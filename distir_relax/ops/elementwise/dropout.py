@@ -6,13 +6,12 @@ positions of its part, one vector for each dim, split as the dim is. The backwar
 
 from __future__ import annotations
 
-import math
 from typing import Any
 
 import numpy as np
 
 from distir_relax.ir import TensorType, Value
-from distir_relax.ops.elementwise.seed import fresh_seed
+from distir_relax.ops.elementwise.seed import check_places, fresh_seed, places_of
 from distir_relax.ops.table import (
     Attrs,
     Builder,
@@ -24,7 +23,6 @@ from distir_relax.ops.table import (
     Split,
     Types,
     aten,
-    cast,
     define,
     dim_names,
     filled,
@@ -44,22 +42,14 @@ def dropped(g: Builder, x: Value, rate: float) -> Any:
         return x
     if not g.training:
         raise NotImplementedError("dropout is active: call model.eval() before compiling")
-    seed, shape, hint = fresh_seed(g), x.tensor.shape, g.hint
-    places = []
-    for d, count in enumerate(shape):
-        g.hint = "places"
-        step = math.prod(shape[d + 1 :])
-        places.append(g.emit("arange", start=0, end=count * step, step=step, dtype="int64"))
-    g.hint = hint
-    return g.emit("nn.dropout", x, seed, *places, rate=float(rate))
+    return g.emit("nn.dropout", x, fresh_seed(g), *places_of(g, x.tensor.shape), rate=float(rate))
 
 
 def _infer(types: Types, attrs: Attrs) -> tuple[TensorType, ...]:
     x, seed, *places = types
-    if "float" not in x.dtype or seed != TensorType((), "int64"):
-        raise ValueError("a tensor of floats, and a seed, an int64 scalar")
-    if places != [TensorType((n,), "int64") for n in x.shape]:
-        raise ValueError(f"for each dim of {x} a vector of places, int64")
+    if "float" not in x.dtype:
+        raise ValueError("a tensor of floats")
+    check_places(seed, places, x.shape)
     if not 0 <= attrs["rate"] <= 1:
         raise ValueError("a rate from 0 to 1")
     return (x,)
@@ -112,15 +102,6 @@ def _native_dropout(g: Builder, x: Value, p: float, train: bool | None) -> Any:
         return x, filled(g, x.tensor.shape, True, "bool")
     factors = dropped(g, filled(g, x.tensor.shape, 1.0, x.tensor.dtype), p)
     return g.emit("multiply", x, factors), g.emit("not_equal", factors, g.constant(0, x.tensor.dtype))
-
-
-@aten("bernoulli.p", "bernoulli_.float")
-def _bernoulli(g: Builder, x: Value, p: float = 0.5, *, generator: Any = None) -> Any:
-    """Ones at the rate `p`, as stochastic depth draws them."""
-    if generator is not None or (p < 1 and not g.training):
-        raise NotImplementedError("it draws random numbers: call model.eval() before compiling")
-    kept = dropped(g, filled(g, x.tensor.shape, 1.0, "float32"), 1 - p)
-    return cast(g, g.emit("not_equal", kept, g.constant(0, "float32")), x.tensor.dtype)
 
 
 # ONNX spellings

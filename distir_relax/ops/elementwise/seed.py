@@ -5,6 +5,9 @@ The first is the program's input ``seed``. So blocks that a model repeats stay e
 
 from __future__ import annotations
 
+import math
+from collections.abc import Sequence
+
 from distir_relax.errors import ImportModelError
 from distir_relax.ir import TensorType, Value
 from distir_relax.ops.table import FREE, NO_GRADIENT, Attrs, Builder, Code, Semantics, Split, Types, define
@@ -29,6 +32,26 @@ def fresh_seed(g: Builder) -> Value:
     found: Value = g.emit("next_seed", g.seed)
     g.seed, g.hint = found, hint
     return found
+
+
+def places_of(g: Builder, shape: Sequence[int]) -> list[Value]:
+    """For each dim of a tensor of `shape`, what its elements add to the position in the tensor, int64.
+
+    Split as the dim is, they tell a device where the elements lie that it holds.
+    """
+    hint, g.hint = g.hint, "places"
+    places = []
+    for d, count in enumerate(shape):
+        step = math.prod(shape[d + 1 :])
+        places.append(g.emit("arange", start=0, end=count * step, step=step, dtype="int64"))
+    g.hint = hint
+    return places
+
+
+def check_places(seed: TensorType, places: Sequence[TensorType], shape: Sequence[int]) -> None:
+    """Raise ValueError unless these are the types of a seed and of the places of a tensor of `shape`."""
+    if seed != TensorType((), "int64") or list(places) != [TensorType((n,), "int64") for n in shape]:
+        raise ValueError("a seed, an int64 scalar, and for each dim a vector of places, int64")
 
 
 def _infer(types: Types, attrs: Attrs) -> tuple[TensorType, ...]:

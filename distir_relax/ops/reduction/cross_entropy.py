@@ -26,7 +26,14 @@ def _cross_entropy(
     ignore_index: int = -100,
     smoothing: float = 0.0,
 ) -> Any:
-    """Of logits `x` (n, c, ...) and labels (n, ...), or probabilities of the shape of `x`."""
+    """Of logits `x` (n, c, ...) and labels (n, ...), or probabilities of the shape of `x`.
+
+    Narrow floats are computed with as float32, as torch does: a sum of them does not tell 256 labels from 257.
+    """
+    if x.tensor.dtype in _NARROW:
+        weight = None if weight is None else cast(g, weight, "float32")
+        options = (weight, reduction, ignore_index, smoothing)
+        return cast(g, _cross_entropy(g, cast(g, x, "float32"), target, *options), x.tensor.dtype)
     axis = _class_dim(x)
     shifted, normalizer = _log_softmax_parts(g, x, axis)
     if "float" in target.tensor.dtype:
@@ -61,10 +68,17 @@ def nll_loss(
     g: Builder, x: Value, target: Value, weight: Value | None = None, reduction: int = 1, ignore_index: int = -100
 ) -> tuple[Any, Any]:
     """Of logarithms of probabilities `x` (n, c, ...): the loss, and the labels' total weight, 0 without reduction."""
+    if x.tensor.dtype in _NARROW:
+        weight = None if weight is None else cast(g, weight, "float32")
+        both = nll_loss(g, cast(g, x, "float32"), target, weight, reduction, ignore_index)
+        return tuple(cast(g, value, x.tensor.dtype) for value in both)
     labels = _Labels(g, x, target, weight, ignore_index)
     total = labels.total()
     loss = _over(g, labels.weighed(g.emit("negative", labels.picked(x))), total, reduction)
     return loss, total if reduction else like(g, x, 0)
+
+
+_NARROW = ("float16", "bfloat16")
 
 
 class _Labels:
