@@ -6,10 +6,13 @@ READY  := $(VENV)/.ready
 # Tests run in as many processes; those that start ranks run one after the other.
 PYTEST := $(BIN)/python -m pytest -n 2 --dist loadgroup --no-loadscope-reorder
 
-.PHONY: demo test quick lint fuzz validate bench browser coverage clean
+.PHONY: demo train test quick lint fuzz validate bench browser coverage clean
 
 demo: $(READY)
 	$(BIN)/python examples/minilm.py
+
+train: $(READY)
+	$(BIN)/python examples/digits.py
 
 test: browser $(READY) lint
 	$(PYTEST)

@@ -34,6 +34,7 @@ def train(
     every: Annotated[int, typer.Option(min=1, help="Write one after so many steps, and after the last.")] = 100,
     keep: Annotated[int, typer.Option(min=1, help="Keep so many.")] = 3,
     resume: Annotated[bool, typer.Option("--resume", help="Go on from the last checkpoint.")] = False,
+    log: Annotated[Path | None, typer.Option(help="Write loss and seconds of each step to this .csv.")] = None,
     seed: Annotated[int | None, typer.Option(min=0, help="Of the order of samples (0 unless given).")] = None,
     backend: BackendOption = Backend.torch,
     device: DeviceOption = Device.cpu,
@@ -45,14 +46,17 @@ def train(
     """
     from distir_relax.cli.training_data import data_of
     from distir_relax.cli.training_progress import TrainingProgress
+    from distir_relax.runtime.inputs import check_writable
     from distir_relax.runtime.join import joined_world
     from distir_relax.runtime.training.run import Run, train_rank, train_threads
     from distir_relax.runtime.training.steps import TrainOptions
 
     if resume and checkpoint is None:
         raise RunError("there is nothing to resume", "--resume", "name the folder: --checkpoint DIR")
+    if log is not None:
+        check_writable(log)
     options = TrainOptions(steps, checkpoint, every, keep, resume, seed)
-    with joined_world(timeout) as world, TrainingProgress() as progress:
+    with joined_world(timeout) as world, TrainingProgress(log) as progress:
         told = _Told(world)
         run = Run(bundle, data_of(data), options, progress, backend.value, device.value, timeout, told)
         try:

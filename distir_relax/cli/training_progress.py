@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from pathlib import Path
-from typing import Any
+from typing import Any, TextIO
 
 import typer
 
@@ -19,9 +19,14 @@ _MEMORY = 0.9
 
 
 class TrainingProgress:
-    """A `Listener` that shows step, loss, samples or tokens per second, and the time left."""
+    """A `Listener` that shows step, loss, samples or tokens per second, and the time left.
 
-    def __init__(self) -> None:
+    It writes step, loss and seconds of each step to the file `log`, behind what a run that is resumed wrote there.
+    """
+
+    def __init__(self, log: Path | None = None) -> None:
+        self._log = log
+        self._lines: TextIO | None = None
         self._bar: Any = None
         self._task: Any = None
         self._steps, self._per_step, self._unit = 0, 0, ""
@@ -39,11 +44,18 @@ class TrainingProgress:
         if self._bar is not None:
             self._bar.stop()
             self._bar = None
+        if self._lines is not None:
+            self._lines.close()
+            self._lines = None
 
     def begun(self, step: int, options: TrainOptions, per_step: int, unit: str) -> None:
         """See `Listener`."""
         self._steps, self._per_step, self._unit = options.steps, per_step, unit
         self._told = time.perf_counter()
+        if self._log is not None:
+            goes_on = step > 0 and self._log.exists()
+            self._lines = self._log.open("a" if goes_on else "w", encoding="utf-8", buffering=1)
+            self._lines.write("" if goes_on else "step,loss,seconds\n")
         if step:
             typer.echo(f"resumed from step {step}")
         from rich.console import Console
@@ -54,6 +66,8 @@ class TrainingProgress:
 
     def done(self, done: Done) -> None:
         """See `Listener`."""
+        if self._lines is not None:
+            self._lines.write(f"{done.step},{done.loss!r},{done.seconds:.6f}\n")
         # The first step of all is slower than any other.
         self._average = self._average * _MEMORY + done.seconds * (1 - _MEMORY) if self._average else done.seconds
         if self._bar is not None:
