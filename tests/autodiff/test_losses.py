@@ -12,6 +12,8 @@ from test_differentiate import differentiated, run, with_gradients
 from torch import nn
 
 import distir_relax as dr
+from distir_relax.errors import ImportModelError
+from distir_relax.frontends.torch.importer import import_torch
 from distir_relax.runtime.execute import run_bundle
 
 WEIGHTS = torch.linspace(0.5, 2.5, 11, dtype=torch.float64)
@@ -49,6 +51,7 @@ def of_log_softmax(logits: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
 
 def of_differences(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
     kinds = F.smooth_l1_loss(x, y, beta=0.7), F.huber_loss(x, y, delta=0.4), F.l1_loss(x, y), F.mse_loss(x, y)
+    kinds += F.soft_margin_loss(x, y), F.margin_ranking_loss(x, y, y, 0.3), F.poisson_nll_loss(x, y.abs(), full=True)
     shares, logs = torch.sigmoid(x), F.logsigmoid(x)
     divergence = F.kl_div(logs, y.abs(), reduction="sum") + F.kl_div(logs, y, reduction="sum", log_target=True)
     return sum(kinds) + divergence + F.binary_cross_entropy(shares, torch.sigmoid(y))
@@ -125,6 +128,45 @@ def test_gradients_stop_where_the_model_says_so() -> None:
     model(x).backward()
     torch.testing.assert_close(found["a.grad"], model.a.grad)
     torch.testing.assert_close(found["b.grad"], model.b.grad)
+
+
+class Rounded(torch.autograd.Function):
+    """A step with the gradient of a line."""
+
+    @staticmethod
+    def forward(ctx: Any, x: torch.Tensor) -> torch.Tensor:
+        return x.round()
+
+    @staticmethod
+    def backward(ctx: Any, grad: torch.Tensor) -> torch.Tensor:
+        return grad
+
+
+rounded = Rounded.apply
+
+
+class StraightThrough(nn.Module):
+    def __init__(self, own: bool) -> None:
+        super().__init__()
+        self.own, self.weight = own, nn.Parameter(torch.randn(5))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        y = self.weight * x
+        y = rounded(y) if self.own else y + (y.round() - y).detach()
+        return (y * x).sum()
+
+
+def test_gradients_of_a_model_s_own_are_refused_and_straight_through_is_read() -> None:
+    x = torch.randn(5)
+    with pytest.raises(ImportModelError, match="gradients of its own: Rounded") as raised:
+        import_torch(StraightThrough(own=True), (x,), training=True)
+    assert raised.value.where.startswith("test_losses.py:")
+    # What is not trained is read as it computes.
+    import_torch(StraightThrough(own=True), (x,), check=True)
+    model = StraightThrough(own=False)
+    imported, module = differentiated(model, (x,))
+    model(x).backward()
+    torch.testing.assert_close(run(imported, module, x)["weight.grad"], model.weight.grad)
 
 
 def on_ranks(

@@ -19,6 +19,7 @@ SHARE = "f64[5,7] > 0"
 """Not a distribution: torch asks for none."""
 LOGITS, LABELS, WEIGHTS = "f64[5,7]", "i64[5] < 7", "f64[7] > 0"
 MAPS, MAP_LABELS = "f64[2,5,3,2]", "i64[2,3,2] < 5"
+SIGNS = torch.tensor([1.0, -1.0, -1.0, 1.0])
 PROBABILITIES = torch.tensor([0.0, 0.3, 1e-12, 1.0])
 _NLL = [
     *(call(LOGITS, LABELS, None, how, 3) for how in REDUCTIONS),
@@ -29,6 +30,10 @@ CALLS: dict[str, list[Call]] = {
     **{f"{name}.default": [call(X, Y, how) for how in REDUCTIONS] for name in ("mse_loss", "l1_loss")},
     "smooth_l1_loss.default": [call(X, Y), call(X, Y, 2, 0.5), call(X, Y, 0, 0.0)],
     "huber_loss.default": [call(X, Y), call(X, Y, 0, 0.5)],
+    "soft_margin_loss.default": [call(X, Y), call(X, Y, 0)],
+    "margin_ranking_loss.default": [call(X, Y, "f32[4]", 0.3), call(X, Y, Y, 0.0, 2)],
+    "hinge_embedding_loss.default": [call(X, SIGNS, 0.7, how) for how in REDUCTIONS],
+    "poisson_nll_loss.default": [call(X, POSITIVE, True, True, 1e-8, 1), call(POSITIVE, Y, False, False, 1e-8, 0)],
     "kl_div.default": [call(X, POSITIVE), call(X, "f32[4] > 0", 2), call(X, Y, 0, log_target=True)],
     "binary_cross_entropy.default": [call(PROBABILITIES, PROBABILITIES.flip(0), "f32[4]", how) for how in REDUCTIONS],
     "binary_cross_entropy_with_logits.default": [call(X, POSITIVE), call(X, Y, "f32[4]", "f32[4]", 2)],

@@ -16,6 +16,7 @@ from distir_relax.frontends.torch.flat import flatten
 from distir_relax.frontends.torch.functional import changed_buffers, functional
 from distir_relax.frontends.torch.graph import GraphImporter, is_complex
 from distir_relax.frontends.torch.hollow import exportable
+from distir_relax.frontends.torch.own_gradients import refusing_own_gradients
 from distir_relax.frontends.torch.structure import CallSignature, ResultStructure, leaf_names, result_names
 from distir_relax.ir import Module, Value
 
@@ -41,7 +42,8 @@ def import_torch(
     step: ``inputs = {**imported.flatten(args, kwargs), "seed": torch.tensor(step)}``.
 
     Raises `ImportModelError` when `torch.export` cannot capture the model, when it is in training mode with active
-    dropout and this is no import for training, or changes its parameters; `UnsupportedOpError` for an op without an
+    dropout and this is no import for training, has gradients of its own (`torch.autograd.Function`) and this is one, or
+    changes its parameters; `UnsupportedOpError` for an op without an
     entry in the op table;
     `PlacementError` and `AnnotationError` for annotations that do not fit; with `check`, what `check_import` raises
     where the program does not compute what the model does.
@@ -50,7 +52,8 @@ def import_torch(
     if not training:
         _refuse_active_dropout(model)
     signature = _call_signature(model, example_inputs, kwargs)
-    exported = _export(model, *distinct(model, tuple(example_inputs), kwargs))
+    with refusing_own_gradients(training):
+        exported = _export(model, *distinct(model, tuple(example_inputs), kwargs))
     flatten(exported)
     program = functional(exported)
     _refuse_changed_parameters(program)

@@ -126,15 +126,25 @@ define(
 
 
 def _reduced(parts: Sequence[Any], op: str) -> Any:
-    import torch
-
-    stacked = torch.stack(list(parts))
+    if len({(p.shape, p.dtype) for p in parts}) > 1:
+        raise ValueError(f"parts of shapes {', '.join(str(tuple(p.shape)) for p in parts)} cannot be joined")
+    stacked = parts[0].new_empty((len(parts), *parts[0].shape))
+    # Of tensors without data, of which only types are asked, `torch.stack` and `torch.cat` would import its compiler.
+    for index, part in enumerate(parts):
+        stacked[index].copy_(part)
     if op == "sum":
         return stacked.sum(0, dtype=stacked.dtype)
     return stacked.mean(0) if op == "mean" else stacked.amax(0) if op == "max" else stacked.amin(0)
 
 
 def _joined(parts: Sequence[Any], dim: int) -> Any:
-    import torch
-
-    return torch.cat(list(parts), dim)
+    rest = {(p.dtype, *p.shape[:dim], *p.shape[dim + 1 :]) for p in parts}
+    if len(rest) > 1:
+        raise ValueError(f"parts of shapes {', '.join(str(tuple(p.shape)) for p in parts)} cannot be joined")
+    shape = list(parts[0].shape)
+    shape[dim] = sum(p.shape[dim] for p in parts)
+    whole, start = parts[0].new_empty(shape), 0
+    for part in parts:
+        whole.narrow(dim, start, part.shape[dim]).copy_(part)
+        start += part.shape[dim]
+    return whole

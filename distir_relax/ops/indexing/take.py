@@ -102,8 +102,12 @@ define(
 
 
 @aten("embedding.default")
-def _embedding(g: Builder, table: Value, ids: Value, padding: int = -1, *options: Any) -> Any:
-    """Row `padding`, if any, is read like others; it gets no gradient."""
+def _embedding(
+    g: Builder, table: Value, ids: Value, padding: int = -1, scale_by_count: bool = False, sparse: bool = False
+) -> Any:
+    """Row `padding`, if any, is read like others; it gets no gradient. That of a program is never `sparse`."""
+    if scale_by_count and g.training:
+        raise NotImplementedError("gradients that are scaled by how often a row is looked up")
     ids = in_range(g, ids, table.tensor.shape[0], "embedding")
     return g.emit("take", table, ids, axis=0, **({"padding": padding} if padding >= 0 else {}))
 

@@ -51,6 +51,52 @@ def _squares_below(g: Builder, x: Value, target: Value, bound: float, scale: flo
     return g.emit("where", g.emit("less", apart, like(g, apart, bound)), square, line)
 
 
+@aten("soft_margin_loss.default")
+def _soft_margin_loss(g: Builder, x: Value, target: Value, reduction: int = 1) -> Any:
+    """``log(1 + exp(-t x))``, in which no exponential overflows."""
+    agreed = g.emit("multiply", *promote(g, x, target))
+    return reduced(g, g.emit("negative", g.aten("log_sigmoid.default", agreed)), reduction)
+
+
+@aten("margin_ranking_loss.default")
+def _margin_ranking_loss(g: Builder, a: Value, b: Value, target: Value, margin: float = 0.0, reduction: int = 1) -> Any:
+    """What ``t (a - b)`` lacks of the margin."""
+    ahead = g.emit("multiply", *promote(g, g.emit("subtract", a, b), target))
+    return reduced(g, _lacking(g, ahead, margin), reduction)
+
+
+@aten("hinge_embedding_loss.default")
+def _hinge_embedding_loss(g: Builder, x: Value, target: Value, margin: float = 1.0, reduction: int = 1) -> Any:
+    """`x` itself where the target is 1, what it lacks of the margin where it is -1."""
+    near, far = (g.emit("equal", target, like(g, target, sign)) for sign in (1, -1))
+    zero = like(g, x, 0)
+    sides = g.emit("where", near, x, zero), g.emit("where", far, _lacking(g, x, margin), zero)
+    return reduced(g, g.emit("add", *sides), reduction)
+
+
+def _lacking(g: Builder, x: Value, margin: float) -> Any:
+    return g.emit("nn.relu", g.emit("subtract", like(g, x, margin), x))
+
+
+@aten("poisson_nll_loss.default")
+def _poisson_loss(
+    g: Builder, x: Value, target: Value, of_logarithm: bool, full: bool, epsilon: float, reduction: int
+) -> Any:
+    """``exp(x) - t x``, or ``x - t log x``; in `full` with Stirling's formula for the factorial of `t` above 1."""
+    x, target = promote(g, x, target)
+    rate = g.emit("exp", x) if of_logarithm else x
+    log = x if of_logarithm else g.emit("log", g.emit("add", x, like(g, x, epsilon)))
+    loss = g.emit("subtract", rate, g.emit("multiply", target, log))
+    if full:
+        large = g.emit("greater", target, like(g, x, 1))
+        some = g.emit("where", large, target, like(g, x, 1))
+        log = g.emit("log", some)
+        half = g.emit("multiply", g.emit("add", log, like(g, x, math.log(2 * math.pi))), like(g, x, 0.5))
+        terms = g.emit("add", g.emit("subtract", g.emit("multiply", some, log), some), half)
+        loss = g.emit("add", loss, g.emit("where", large, terms, like(g, x, 0)))
+    return reduced(g, loss, reduction)
+
+
 @aten("kl_div.default")
 def _kl_div(g: Builder, x: Value, target: Value, reduction: int = 1, *, log_target: bool = False) -> Any:
     """``t (log t - x)`` of logarithms `x`, where 0 log 0 is 0; of logarithms `t`, ``exp(t) (t - x)``."""
