@@ -12,7 +12,7 @@ from distir_relax.ir import Function, Op, Value, fresh_name
 from distir_relax.ops import Trait, lookup, torch_expression, torch_in_place
 
 # Values larger than this are let go after their last use; the line is not worth it for smaller ones.
-_LARGE = 1 << 20
+_LARGE = 1 << 14
 
 
 @dataclass(frozen=True, slots=True)
@@ -167,10 +167,13 @@ class TorchFunction:
                 for v in dict.fromkeys(op.operands)
                 if last[v.name] == number and v.name not in fixed and v.name not in kept and v.tensor.bytes > _LARGE
             ]
+            unused = [v for v in op.results if v.name not in last and v.name not in kept and v.tensor.bytes > _LARGE]
             if op.callee:
                 lines.append(self._call(op, gone))
-                continue
-            lines += self._lines(op)
+                gone = unused
+            else:
+                lines += self._lines(op)
+                gone += unused
             if gone:
                 lines.append(f"del {', '.join(self.names[v.name] for v in gone)}")
         return lines

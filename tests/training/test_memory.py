@@ -1,0 +1,56 @@
+"""The memory that a step takes on real ranks is what the simulator says, and falls as it says."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+import torch
+from torch import nn
+
+import distir_relax as dr
+from tests.runtime.processes import mpirun
+
+STRATEGIES = [
+    "3/1/1/1", "3/1/1/1,zero=1", "3/1/1/1,zero=2", "3/1/1/1,zero=3", "3/1/1/1,checkpoint=block",
+    "3/1/1/1,checkpoint=selective", "3/1/1/4", "3/1/1/4,zero=3,checkpoint=block", "1/3/1/1",
+]  # fmt: skip
+
+
+class Blocks(nn.Module):
+    """Residual feed-forward blocks of odd sizes."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.blocks = nn.ModuleList(
+            nn.Sequential(nn.LayerNorm(191), nn.Linear(191, 767), nn.GELU(), nn.Linear(767, 191)) for _ in range(4)
+        )
+
+    def forward(self, x: torch.Tensor, target: torch.Tensor) -> torch.Tensor:
+        for block in self.blocks:
+            x = x + block(x)
+        return (x - target).square().mean()
+
+
+@pytest.mark.mpirun
+@pytest.mark.timeout(240)
+def test_peaks_are_as_predicted(tmp_path: Path) -> None:
+    torch.manual_seed(0)
+    batch = {"x": torch.randn(997, 191), "target": torch.randn(997, 191)}
+    torch.save(batch, tmp_path / "batch.pt")
+    predicted = []
+    for number, strategy in enumerate(STRATEGIES):
+        step = dr.compile_training(Blocks(), optimizer=dr.AdamW(), example_batch=batch, strategy=strategy)
+        step.save(tmp_path / f"{number}.dist", ("torch",))
+        predicted.append([int(n) for n in dr.simulate(step.plan, profile="dgx2-v100").peak_memory])
+    done = mpirun(3, Path(__file__).with_name("memory.py"), tmp_path)
+    assert done.returncode == 0, done.stderr
+    measured = [json.loads((tmp_path / f"{n}.peaks").read_text()) for n in range(len(STRATEGIES))]
+    for strategy, mine, real in zip(STRATEGIES, predicted, measured, strict=True):
+        assert real == pytest.approx(mine, rel=0.05), strategy
+    by = dict(zip(STRATEGIES, map(max, measured), strict=True))
+    plain = by["3/1/1/1"]
+    assert by["3/1/1/1,zero=1"] < plain
+    assert max(by["3/1/1/1,checkpoint=block"], by["3/1/1/4"]) < 0.9 * plain
+    assert by["3/1/1/4,zero=3,checkpoint=block"] < by["3/1/1/4"]
