@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import signal
 import sys
+from collections.abc import Mapping
 from pathlib import Path
 from types import FrameType
 from typing import TYPE_CHECKING, Annotated, NoReturn
@@ -39,6 +40,7 @@ def train(
     backend: BackendOption = Backend.torch,
     device: DeviceOption = Device.cpu,
     timeout: TimeoutOption = 120.0,
+    n: Annotated[int | None, typer.Option("-n", min=1, help="Start so many ranks with this machine's mpirun.")] = None,
 ) -> None:
     """Train a bundle of a step of training: as one rank under mpirun or torchrun, otherwise with ranks as threads.
 
@@ -47,7 +49,7 @@ def train(
     from distir_relax.cli.training_data import data_of
     from distir_relax.cli.training_progress import TrainingProgress
     from distir_relax.runtime.inputs import check_writable
-    from distir_relax.runtime.join import joined_world
+    from distir_relax.runtime.join import detect, joined_world
     from distir_relax.runtime.training.run import Run, train_rank, train_threads
     from distir_relax.runtime.training.steps import TrainOptions
 
@@ -55,6 +57,10 @@ def train(
         raise RunError("there is nothing to resume", "--resume", "name the folder: --checkpoint DIR")
     if log is not None:
         check_writable(log)
+    if n is not None and detect() is None:
+        asked = {"data": data, "steps": steps, "checkpoint": checkpoint, "every": every, "keep": keep, "resume": resume}
+        asked |= {"log": log, "seed": seed, "backend": backend, "device": device, "timeout": timeout}
+        _launch(n, bundle, asked, checkpoint)
     options = TrainOptions(steps, checkpoint, every, keep, resume, seed)
     with joined_world(timeout) as world, TrainingProgress(log) as progress:
         told = _Told(world)
@@ -63,7 +69,7 @@ def train(
             ended = train_threads(run) if world is None else train_rank(world, run)
         except Interrupted:
             progress.stop()
-            _how_to_go_on(run)
+            _how_to_go_on(checkpoint)
             raise
         except DistIRError as error:
             if world is None:
@@ -105,17 +111,36 @@ def _leave(world: World, error: DistIRError) -> NoReturn:
 
 def _summarise(run: Run, ended: Ended) -> None:
     if ended.reason == "interrupted":
-        _how_to_go_on(run, ended.step)
+        _how_to_go_on(run.options.checkpoints, ended.step)
         return
     why = f" ({ended.reason})" if ended.reason else ""
     wrote = f"; the last checkpoint is of step {ended.saved}" if ended.saved is not None else ""
     typer.echo(f"trained to step {ended.step} of {run.options.steps}{why}, loss {ended.loss:.6g}{wrote}")
 
 
-def _how_to_go_on(run: Run, step: int | None = None) -> None:
+def _launch(n: int, bundle: Path, asked: Mapping[str, object], folder: Path | None) -> NoReturn:
+    """Have mpirun start the ranks, and end with its code; interrupted, end them and say how to go on."""
+    from distir_relax.bundle import read_bundle
+    from distir_relax.runtime.launch import launch
+    from distir_relax.runtime.world import check_size
+
+    # What is wrong already is said once and here, without mpirun's own words around it.
+    check_size(read_bundle(bundle, verify_weights=False).manifest.mesh, n)
+    arguments = ["train", str(bundle)]
+    for option, value in asked.items():
+        if value is not None and value is not False:
+            arguments += [f"--{option}"] if value is True else [f"--{option}", str(value)]
+    try:
+        code = launch(n, arguments)
+    except Interrupted:
+        _how_to_go_on(folder)
+        raise
+    raise typer.Exit(code)
+
+
+def _how_to_go_on(folder: Path | None, step: int | None = None) -> None:
     from distir_relax.checkpoints import saved_steps
 
-    folder = run.options.checkpoints
     behind = "" if step is None else f" behind step {step}"
     if folder is None:
         text = "there are no checkpoints; --checkpoint DIR writes them"

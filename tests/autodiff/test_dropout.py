@@ -173,7 +173,7 @@ class DropPath(nn.Module):
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         kept = 0.7 + torch.rand((x.shape[0], 1, 1), dtype=x.dtype, device=x.device)
-        noisy = (x @ self.weight).div(0.7) * kept.floor_() + torch.rand_like(x)
+        noisy = (x @ self.weight).div(0.7) * kept.floor_() + torch.rand_like(x) + torch.randn_like(x)
         return (x + noisy).square().mean()
 
 
@@ -183,6 +183,31 @@ def test_numbers_are_drawn_alike_on_ranks() -> None:
     for mesh, shardings in ((3, {"x": "S[0]"}), (5, {"x": "S[1]"}), (2, {"weight": "S[1]"})):
         for name, found in one.on_ranks(mesh, shardings, tail="pad").items():
             torch.testing.assert_close(found, whole[name])
+
+
+class Noise(nn.Module):
+    """Normal, exponential and uniform numbers, of which none depends on others."""
+
+    def forward(self, x: torch.Tensor) -> list[torch.Tensor]:
+        size, like = (337, 301), x.new_empty(337, 301)
+        normal = torch.randn(size, dtype=x.dtype), torch.randn_like(like, dtype=torch.float32)
+        drawn = like.clone().normal_(3.0, 2.0), like.clone().exponential_(0.5), like.clone().uniform_(2.0, 5.0)
+        return [y + 0.0 * x.sum().to(y.dtype) for y in (*normal, *drawn)]
+
+
+def test_drawn_numbers_have_their_distributions() -> None:
+    imported = import_torch(Noise(), (x_of(),), training=True)
+    found = [*interpret(imported.module, {**imported.flatten((x_of(),), {}), "seed": torch.tensor(1)}).values()]
+    normal = torch.distributions.Normal(0.0, 1.0)
+    levels = [normal.cdf(found[0]), normal.cdf(found[1].double()), normal.cdf((found[2] - 3) / 2),
+              1 - torch.exp(-found[3] / 2), (found[4] - 2) / 3]  # fmt: skip
+    count = found[0].numel()
+    for level in levels:
+        # Kolmogorov and Smirnov's distance to the uniform distribution: beyond 2.5 once in 270,000.
+        steps = torch.arange(1, count + 1) / count
+        assert float((level.flatten().sort().values - steps).abs().max()) < 2.5 / count**0.5
+    pairs = torch.corrcoef(torch.stack([level.flatten() for level in levels])) - torch.eye(len(levels))
+    assert float(pairs.abs().max()) < 5 / count**0.5
 
 
 def test_what_cannot_be_drawn_is_said() -> None:

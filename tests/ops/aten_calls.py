@@ -235,7 +235,11 @@ CALLS: dict[str, list[Call]] = {
     "dropout_.default": [call(X, 0.5, False)],
     **{f"feature_dropout{end}.default": [call(X, 0.5, False), call(X, 0.0, True)] for end in ("", "_")},
     "bernoulli.p": [call(X, 1.0)],
-    "rand_like.default": [call("f32[0,4]")],
+    **{f"{name}.default": [call("f32[0,4]")] for name in ("rand_like", "randn_like")},
+    **{
+        f"{name}_.default": [call("f32[0,4]", *more)]
+        for name, *more in (("uniform", 1, 2), ("normal",), ("exponential",))
+    },
     "bernoulli_.float": [call(X, 1.0)],
     "native_dropout.default": [call(X, 0.5, False), call(X, 0.0, True)],
     "embedding.default": [call("f32[3,4]", IDS), call("f32[3,4]", IDS, 1)],

@@ -32,6 +32,7 @@ CALLS: dict[str, list[Call]] = {
     "huber_loss.default": [call(X, Y), call(X, Y, 0, 0.5)],
     "soft_margin_loss.default": [call(X, Y), call(X, Y, 0)],
     "margin_ranking_loss.default": [call(X, Y, "f32[4]", 0.3), call(X, Y, Y, 0.0, 2)],
+    "cosine_embedding_loss.default": [call("f64[4,5]", "f64[4,5]", SIGNS, -0.1, how) for how in REDUCTIONS],
     "hinge_embedding_loss.default": [call(X, SIGNS, 0.7, how) for how in REDUCTIONS],
     "poisson_nll_loss.default": [call(X, POSITIVE, True, True, 1e-8, 1), call(POSITIVE, Y, False, False, 1e-8, 0)],
     "kl_div.default": [call(X, POSITIVE), call(X, "f32[4] > 0", 2), call(X, Y, 0, log_target=True)],

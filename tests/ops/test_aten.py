@@ -21,7 +21,7 @@ from distir_relax.ops import aten_of, aten_spellings, check
 CASES = [(spelling, i) for spelling, calls in CALLS.items() for i in range(len(calls))]
 
 
-DRAWN = {"rand.default"}
+DRAWN = {"rand.default", "randn.default"}
 """What has no operands, and is a number unless a program is trained: `tests/autodiff/test_dropout.py` draws."""
 
 

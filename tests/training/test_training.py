@@ -21,7 +21,7 @@ from distir_relax.runtime.training.batches import Samples, Stream, data_inputs
 from distir_relax.runtime.training.crew import Threads
 from distir_relax.runtime.training.run import Run, train_threads
 from distir_relax.runtime.training.steps import Done, Ended, Training, TrainOptions
-from tests.runtime.processes import environment, mpirun
+from tests.runtime.processes import environment, mpirun, python
 from tests.training import data, perceptron
 
 pytestmark = pytest.mark.timeout(120)
@@ -222,8 +222,11 @@ def test_ranks_of_launches_go_on_where_others_were(bundles: dict[int, Path], tmp
 
 @pytest.mark.mpirun
 def test_an_error_of_a_launch_is_told_once(bundles: dict[int, Path]) -> None:
-    done = mpirun(2, *command(bundles[2], "with_nan", "--steps", 9))
+    done = python(*command(bundles[2], "with_nan", "--steps", 9, "-n", 2, "--every", 7, "--seed", 3))
     assert done.returncode == 2
+    assert "-n 2" in done.stderr
+    assert "--every 7" in done.stderr
+    assert "--seed 3" in done.stderr
     assert done.stderr.count("error: ") == 1
     assert "the loss of step 5 is nan" in done.stderr
     assert "Traceback" not in done.stderr

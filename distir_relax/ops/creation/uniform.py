@@ -1,7 +1,8 @@
-"""Numbers drawn uniformly from 0 up to 1, by a seed and by position, as dropout draws."""
+"""Numbers drawn uniformly from 0 up to 1, by a seed and by position, as dropout draws; and what is made of them."""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from typing import Any
 
@@ -36,6 +37,20 @@ def _drawn(g: Builder, shape: Sequence[int], dtype: str) -> Any:
     return g.emit("uniform", fresh_seed(g), *places_of(g, shape), dtype=dtype)
 
 
+def _normal(g: Builder, shape: Sequence[int], dtype: str) -> Any:
+    """Normal numbers of mean 0 and variance 1: of two uniform ones each (Box and Muller, 1958)."""
+    wide = "float64" if dtype == "float64" else "float32"
+    squared = g.emit("multiply", _exponential(g, shape, wide), g.constant(2.0, wide))
+    angle = g.emit("multiply", _drawn(g, shape, wide), g.constant(2 * math.pi, wide))
+    return cast(g, g.emit("multiply", g.emit("sqrt", squared), g.emit("cos", angle)), dtype)
+
+
+def _exponential(g: Builder, shape: Sequence[int], dtype: str) -> Any:
+    """Exponential numbers of mean 1; no logarithm is of zero."""
+    rest = g.emit("subtract", g.constant(1.0, dtype), _drawn(g, shape, dtype))
+    return g.emit("negative", g.emit("log", rest))
+
+
 def _infer(types: Types, attrs: Attrs) -> tuple[TensorType, ...]:
     seed, *places = types
     shape = tuple(place.shape[0] for place in places if place.shape)
@@ -67,23 +82,54 @@ define(
 # ATen spellings
 
 
-@aten("rand.default")
-def _rand(g: Builder, shape: Sequence[int], *, dtype: Any = None) -> Any:
-    import torch
+def _drawing(name: str, draw: Any) -> None:
+    def of_shape(g: Builder, shape: Sequence[int], *, dtype: Any = None) -> Any:
+        import torch
 
-    return _drawn(g, shape, dtype_name(dtype or torch.get_default_dtype()))
+        return draw(g, shape, dtype_name(dtype or torch.get_default_dtype()))
+
+    def like(g: Builder, x: Value, *, dtype: Any = None) -> Any:
+        return draw(g, x.tensor.shape, dtype_name(dtype or x.tensor.dtype))
+
+    aten(f"{name}.default")(of_shape)
+    aten(f"{name}_like.default")(like)
 
 
-@aten("rand_like.default")
-def _rand_like(g: Builder, x: Value, *, dtype: Any = None) -> Any:
-    return _drawn(g, x.tensor.shape, dtype_name(dtype or x.tensor.dtype))
+_drawing("rand", _drawn)
+_drawing("randn", _normal)
+
+
+@aten("uniform_.default")
+def _uniform(g: Builder, x: Value, low: float = 0.0, high: float = 1.0, *, generator: Any = None) -> Any:
+    return _stretched(g, x, _drawn, low, high - low, generator)
+
+
+@aten("normal_.default")
+def _normal_of(g: Builder, x: Value, mean: float = 0.0, std: float = 1.0, *, generator: Any = None) -> Any:
+    return _stretched(g, x, _normal, mean, std, generator)
+
+
+@aten("exponential_.default")
+def _exponential_of(g: Builder, x: Value, rate: float = 1.0, *, generator: Any = None) -> Any:
+    return _stretched(g, x, _exponential, 0.0, 1 / rate, generator)
+
+
+def _stretched(g: Builder, x: Value, draw: Any, start: float, scale: float, generator: Any) -> Any:
+    """Numbers in the shape and the dtype of `x`, times `scale`, from `start` on."""
+    _refuse(generator)
+    found, dtype = draw(g, x.tensor.shape, x.tensor.dtype), x.tensor.dtype
+    return g.emit("add", g.emit("multiply", found, g.constant(scale, dtype)), g.constant(start, dtype))
+
+
+def _refuse(generator: Any) -> None:
+    if generator is not None:
+        raise NotImplementedError("it draws random numbers by a generator of the model's own")
 
 
 @aten("bernoulli.p", "bernoulli_.float")
 def _bernoulli(g: Builder, x: Value, p: float = 0.5, *, generator: Any = None) -> Any:
     """Ones at the rate `p`, as stochastic depth draws them."""
-    if generator is not None:
-        raise NotImplementedError("it draws random numbers by a generator of the model's own")
+    _refuse(generator)
     if p in (0, 1):
         return filled(g, x.tensor.shape, p, x.tensor.dtype)
     ones = g.emit("less", _drawn(g, x.tensor.shape, "float32"), g.constant(p, "float32"))

@@ -65,6 +65,25 @@ def _margin_ranking_loss(g: Builder, a: Value, b: Value, target: Value, margin: 
     return reduced(g, _lacking(g, ahead, margin), reduction)
 
 
+@aten("cosine_embedding_loss.default")
+def _cosine_embedding_loss(
+    g: Builder, a: Value, b: Value, target: Value, margin: float = 0.0, reduction: int = 1
+) -> Any:
+    """``1 - cos`` of the rows' angle where the target is 1, what the cosine exceeds the margin by where it is -1."""
+    small = like(g, a, 1e-12)
+
+    def along(x: Value, y: Value) -> Any:
+        return g.aten("sum.dim_IntList", g.emit("multiply", x, y), [-1])
+
+    sizes = g.emit("multiply", *(g.emit("add", along(x, x), small) for x in (a, b)))
+    cosine = g.emit("divide", along(a, b), g.emit("sqrt", sizes))
+    near, far = (g.emit("equal", target, like(g, target, sign)) for sign in (1, -1))
+    zero, one = like(g, cosine, 0), like(g, cosine, 1)
+    apart = g.emit("nn.relu", g.emit("subtract", cosine, like(g, cosine, margin)))
+    sides = g.emit("where", near, g.emit("subtract", one, cosine), zero), g.emit("where", far, apart, zero)
+    return reduced(g, g.emit("add", *sides), reduction)
+
+
 @aten("hinge_embedding_loss.default")
 def _hinge_embedding_loss(g: Builder, x: Value, target: Value, margin: float = 1.0, reduction: int = 1) -> Any:
     """`x` itself where the target is 1, what it lacks of the margin where it is -1."""
