@@ -73,14 +73,14 @@ def test_a_program_prints_what_is_shown(name: str, tmp_path: Path) -> None:
 
 @pytest.mark.mpirun
 def test_the_commands_of_the_shell(tmp_path: Path) -> None:
-    for name in ("model.py", "outside.py"):
+    for name in ("model.py", "outside.py", "train.py"):
         (tmp_path / name).write_text(programs()[name][0], encoding="utf-8")
     for folder in ("benchmarks", "examples"):
         (tmp_path / folder).symlink_to(ROOT / folder)
     assert call([sys.executable, "model.py"], tmp_path).returncode == 0
     lines = shell_lines()
     assert {line.split()[1] for line in lines if line.startswith("distir")} == {
-        "compile", "show", "run", "launch", "explain", "diff", "rules", "doctor", "simulate",
+        "compile", "show", "run", "launch", "explain", "diff", "rules", "doctor", "simulate", "train",
     }  # fmt: skip
     for line in lines:
         (tmp_path / "y.npz").unlink(missing_ok=True)
