@@ -86,6 +86,8 @@ def begin(folder: Path, step: int) -> Path:
         folder.mkdir(parents=True, exist_ok=True)
         for old in folder.glob(".step-*"):
             remove(old)
+        for pointer in folder.glob(f".{_LATEST_FILE}.*"):
+            pointer.unlink(missing_ok=True)
         draft.mkdir()
     except OSError as wrong:
         raise _unwritable(folder, wrong) from None

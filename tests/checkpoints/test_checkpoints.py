@@ -139,6 +139,7 @@ def test_a_checkpoint_is_whole_or_not_there(tmp_path: Path, monkeypatch: pytest.
     resume(crew, tmp_path)
     # What a run that was killed has left half-written is removed by the next.
     (tmp_path / ".step-00000002.abcd").mkdir()
+    (tmp_path / ".latest.abcd").write_text("step-00000002\n")
     save(crew, tmp_path, position(2), keep=2)
     assert saved_steps(tmp_path) == [1, 2]
     assert not list(tmp_path.glob(".*"))

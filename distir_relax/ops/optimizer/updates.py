@@ -94,7 +94,7 @@ _define(
 _define(
     "moving_square",
     "torch.addcmul({0} * {decay}, {1}, {1}, value=1 - {decay})",
-    "{0}.mul_({decay}).addcmul_({1}, {1}, value=1 - {decay})",
+    "updates.moving_square({0}, {1}, {decay})",
     "R.add(R.multiply({0}, R.const({decay}, {0}.ty.dtype)), "
     "R.multiply(R.multiply({1}, {1}), R.const(1 - {decay}, {0}.ty.dtype)))",
     flops=4,
@@ -154,7 +154,7 @@ _define(
 _define(
     "adam_step",
     lambda attrs: f"torch.addcmul({_kept(3)(attrs)}, {{1}} / ({{2}}.sqrt() + {{5}}), {{4}}, value=-1)",
-    lambda attrs: f"{_kept(3, True)(attrs)}.addcmul_({{1}} / {{2}}.sqrt().add_({{5}}), {{4}}, value=-1)",
+    "updates.adam_step({0}, {1}, {2}, {3}, {4}, {5}, {decay})",
     lambda attrs: (
         f"R.subtract({_kept_relax(3)(attrs)}, R.multiply(R.divide({{1}}, R.add(R.sqrt({{2}}), {{5}})), {{4}}))"
     ),
