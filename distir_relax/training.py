@@ -140,7 +140,8 @@ def compile_training(
     models do that are called with labels. `example_batch` is ``(inputs, targets)``, or ``inputs`` alone where there is
     no `loss`: `inputs` a tensor, a tuple, or a dict of keyword arguments. All parameters that require gradients are
     trained. `clip_norm` clips their gradients, together, to a norm. With ``precision="bfloat16"`` the model computes in
-    bfloat16, and weights are kept and updated in float32. `seed` is that of dropout. The others are as for `compile`.
+    bfloat16, and weights are kept and updated in float32. `seed` is that of dropout. The others are as for `compile`;
+    where nothing says how the model is split it runs on one device.
 
     Raises a `DistIRError`: as `compile` does, and for a loss that is no number or that a trained parameter does not
     reach.
@@ -148,6 +149,8 @@ def compile_training(
     if precision not in PRECISIONS:
         raise DistIRError(f"precision is bfloat16, or left out, found {precision!r}")
     imported, trained = _import(model, loss, example_batch, precision)
+    if strategy is None and mesh is None and not imported.module.meshes:
+        strategy = Strategy()
     options = CompileOptions(
         shardings, mesh, strategy, tail, name or _name(model), gather_threshold, outline, verify, dump, observers,
         passes, StepOfTraining(optimizer, trained, clip_norm, masters=bool(precision)),

@@ -63,6 +63,7 @@ def _elementwise() -> list[Sample]:
     return [
         *found,
         ("relu_grad", [f32(3, 5), f32(3, 5)], {}),
+        ("gelu_grad", [f32(3, 5), f32(3, 5)], {}),
         ("squared_error_grad", [f32(3, 5), f32(3, 5)], {"scale": 0.25}),
         ("sgd", [f32(3, 5), f32(3, 5)], {"rate": 0.1}),
         ("moving_average", [f32(3, 5), f32(3, 5)], {"decay": 0.9, "weight": 0.3}),

@@ -126,6 +126,7 @@ SAMPLES: dict[str, list[Sample]] = {
     "where": [of("bool[4,1]", "f64[4,6]", "f64[6]")],
     "constant": [of(value=2.5, dtype="float32"), of(value=float("-inf"), dtype="float64")],
     "relu_grad": [of("f64[4,5]", "f64[4,5]")],
+    "gelu_grad": [of("f64[4,5]", "f64[4,5]")],
     "squared_error_grad": [of("f64[4,5]", "f64[4,5]", scale=0.25)],
     "sgd": [of("f64[4,5]", "f64[4,5]", rate=0.1)],
     "moving_average": [

@@ -13,9 +13,7 @@ define_unary(
     "nn.gelu",
     "F.gelu({0})",
     flops=lambda types, attrs, results: 12.0 * results[0].elements,
-    # The normal distribution, and x times its density.
-    gradient="multiply(g, add(multiply(0.5, add(1.0, erf(multiply(0, 0.7071067811865476)))), "
-    "multiply(0, multiply(0.3989422804014327, exp(multiply(-0.5, square(0)))))))",
+    gradient="gelu_grad(0, g)",
 )
 _TANH = "tanh(multiply(add(0, multiply(multiply(square(0), 0), 0.044715)), 0.7978845608028654))"
 define_unary(

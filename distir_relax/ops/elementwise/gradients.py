@@ -7,7 +7,18 @@ from __future__ import annotations
 
 from distir_relax.ir import Value
 from distir_relax.ops.elementwise.pointwise import pointwise_rule
-from distir_relax.ops.table import Backward, Code, Semantics, Split, Trait, define, gradient_of, operands, same_types
+from distir_relax.ops.table import (
+    Backward,
+    Code,
+    Cost,
+    Semantics,
+    Split,
+    Trait,
+    define,
+    gradient_of,
+    operands,
+    same_types,
+)
 
 define(
     "relu_grad",
@@ -15,6 +26,29 @@ define(
     Split(pointwise_rule),
     code=Code(relax="R.where(R.greater({0}, R.zeros_like({0})), {1}, R.zeros_like({1}))"),
     gradient=gradient_of(None, "relu_grad(0, g)"),
+    traits={Trait.POINTWISE},
+)
+
+_DENSITY = (
+    "R.multiply(R.const(0.3989422804014327, {0}.ty.dtype), "
+    "R.exp(R.multiply(R.const(-0.5, {0}.ty.dtype), R.square({0}))))"
+)
+define(
+    "gelu_grad",
+    Semantics(infer=same_types, torch="torch.ops.aten.gelu_backward({1}, {0})", linear=(operands(1),)),
+    Split(pointwise_rule),
+    cost=Cost(flops=lambda types, attrs, results: 16.0 * results[0].elements),
+    # The normal distribution, and x times its density.
+    code=Code(
+        relax="R.multiply({1}, R.add(R.multiply(R.const(0.5, {0}.ty.dtype), R.add(R.const(1.0, {0}.ty.dtype), "
+        "R.erf(R.multiply({0}, R.const(0.7071067811865476, {0}.ty.dtype))))), "
+        f"R.multiply({{0}}, {_DENSITY})))"
+    ),
+    gradient=gradient_of(
+        "multiply(multiply(g, 1), multiply(multiply(0.3989422804014327, exp(multiply(-0.5, square(0)))), "
+        "subtract(2.0, square(0))))",
+        "gelu_grad(0, g)",
+    ),
     traits={Trait.POINTWISE},
 )
 
