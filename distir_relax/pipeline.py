@@ -135,7 +135,7 @@ def run_passes(module: Module, passes: Sequence[Pass], observers: Iterable[Obser
 
 @contextmanager
 def _uncollected() -> Iterator[None]:
-    """Without looking for cycles of garbage: passes make many objects and no cycles; it would take half of their time."""
+    """Without looking for cycles of garbage, which would take half of the time: passes make many objects, no cycles."""
     enabled = gc.isenabled()
     gc.disable()
     try:
