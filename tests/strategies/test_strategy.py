@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 import torch
 from torch import nn
@@ -155,3 +157,26 @@ def test_marks_for_another_mesh_are_refused() -> None:
         dr.compile(Perceptron("S[0]", dr.DeviceMesh((5,), ("tp",))), (x,), strategy="2/3/1/1")
     with pytest.raises(AnnotationError, match="leave the mesh out"):
         dr.compile(Perceptron(), (x,), strategy="2/3/1/1", mesh=6)
+
+
+def test_an_onnx_model_is_split(tmp_path: Path) -> None:
+    torch.manual_seed(0)
+    model, x = Perceptron(), torch.randn(5, 15)
+    torch.onnx.export(model, (x,), str(tmp_path / "p.onnx"), dynamo=False, input_names=["x"])
+    plan = dr.compile(tmp_path / "p.onnx", strategy="2/3/1/2")
+    found = plan(x.numpy())
+    torch.testing.assert_close(next(iter(found.values())) if isinstance(found, dict) else found, model(x).detach())
+    assert plan.footprint.ranks == 6
+
+
+def test_a_relax_module_is_split() -> None:
+    from tvm import relax
+    from tvm.relax.frontend.torch import from_exported_program
+
+    torch.manual_seed(0)
+    model, x = Perceptron(), torch.randn(5, 15)
+    mod = from_exported_program(torch.export.export(model, (x,)), keep_params_as_input=True)
+    mod, params = relax.frontend.detach_params(mod)
+    plan = dr.compile(mod, params=params["main"], strategy="2/3/1/2")
+    found = plan(x)
+    torch.testing.assert_close(found[0] if isinstance(found, (tuple, list)) else found, model(x).detach())
