@@ -35,7 +35,7 @@ def of_torch(make: Callable[[torch.optim.Optimizer], lr_scheduler.LRScheduler], 
             ),
         ),
     ],
-    ids=str,
+    ids=lambda x: "torch" if "lambda" in repr(x) else str(x),
 )
 def test_rates_are_torch_s(ours: Callable[[int], float], theirs: Callable[..., lr_scheduler.LRScheduler]) -> None:
     assert [ours(step) for step in range(17)] == pytest.approx(of_torch(theirs, 17))
