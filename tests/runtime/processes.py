@@ -39,9 +39,9 @@ def start(command: list[str], limit: int = LIMIT, **variables: str) -> subproces
     return subprocess.CompletedProcess(command, process.returncode, out, err)
 
 
-def mpirun(n: int, *arguments: object) -> subprocess.CompletedProcess[str]:
+def mpirun(n: int, *arguments: object, limit: int = LIMIT) -> subprocess.CompletedProcess[str]:
     """`mpirun -n <n> python <arguments>`."""
-    return start(mpirun_command(find_mpirun(), n, [sys.executable, *map(str, arguments)], "1"))
+    return start(mpirun_command(find_mpirun(), n, [sys.executable, *map(str, arguments)], "1"), limit)
 
 
 def torchrun(n: int, *arguments: object) -> subprocess.CompletedProcess[str]:

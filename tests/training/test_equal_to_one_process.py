@@ -86,7 +86,7 @@ def test_twenty_steps_are_those_of_one_process(ranks: int, tmp_path: Path) -> No
         number: made(*job, tmp_path / f"{number}.dist")  # type: ignore[misc]
         for number, job in enumerate(JOBS[ranks])
     }
-    done = mpirun(ranks, Path(__file__).with_name("ranks.py"), tmp_path)
+    done = mpirun(ranks, Path(__file__).with_name("ranks.py"), tmp_path, limit=180)
     assert done.returncode == 0, done.stderr
     for number, (losses, parameters) in expected.items():
         tolerance = 2e-4 if JOBS[ranks][number][0] == "mixtral" else 1e-8

@@ -44,7 +44,7 @@ def test_peaks_are_as_predicted(tmp_path: Path) -> None:
         step = dr.compile_training(Blocks(), optimizer=dr.AdamW(), example_batch=batch, strategy=strategy)
         step.save(tmp_path / f"{number}.dist", ("torch",))
         predicted.append([int(n) for n in dr.simulate(step.plan, profile="dgx2-v100").peak_memory])
-    done = mpirun(3, Path(__file__).with_name("memory.py"), tmp_path)
+    done = mpirun(3, Path(__file__).with_name("memory.py"), tmp_path, limit=180)
     assert done.returncode == 0, done.stderr
     measured = [json.loads((tmp_path / f"{n}.peaks").read_text()) for n in range(len(STRATEGIES))]
     for strategy, mine, real in zip(STRATEGIES, predicted, measured, strict=True):
