@@ -12,11 +12,11 @@ from typing import TYPE_CHECKING, Any
 
 from distir_relax.analysis.footprint import Footprint, footprint
 from distir_relax.bundle import BACKENDS, Bundle, write_bundle
-from distir_relax.errors import AnnotationError, ImportModelError
+from distir_relax.errors import AnnotationError
 from distir_relax.frontends.checkpoint import with_checkpoint
 from distir_relax.frontends.imported import Imported, snapshot
+from distir_relax.frontends.model import import_model
 from distir_relax.frontends.outline import Outline
-from distir_relax.frontends.program import import_program
 from distir_relax.ir import Gather, Module, Pass, print_module
 from distir_relax.layout import DeviceMesh, as_mesh
 from distir_relax.lowering.emit.bundle import program_to_bundle, to_bundle
@@ -67,6 +67,7 @@ class Plan:
     tail: str
     seconds: Mapping[str, float] = field(default_factory=dict)
     _passes: Sequence[Pass] = ()
+    _options: CompileOptions = field(default_factory=lambda: CompileOptions())
     _sessions: Sessions = field(init=False)
 
     def __post_init__(self) -> None:
@@ -101,6 +102,26 @@ class Plan:
     def text(self, stage: str) -> str:
         """The program at a stage, as text. The sharded stage carries the reason for each placement."""
         return print_module(self.modules[stage], remarks(self.modules[stage]) if stage == "sharded" else None)
+
+    @property
+    def strategy(self) -> Strategy | None:
+        """How it was distributed, where that was by a strategy."""
+        given = self._options.strategy
+        return None if given is None else as_strategy(given)
+
+    def distributed_by(self, strategy: Strategy) -> Module:
+        """The distributed program of the same model under another strategy: it is not read in again.
+
+        Raises as `compile` does, and warns of nothing.
+        """
+        options = replace(self._options, strategy=strategy, mesh=None)
+        steps = takewhile(lambda step: step.gives != "ranked", _passes(self.imported, options))
+        return run_passes(self.imported.module, tuple(steps), _checks(options))
+
+    @property
+    def is_training(self) -> bool:
+        """Whether it is a step of training."""
+        return self._options.training is not None
 
     def bundle(self, backends: Sequence[str] = BACKENDS) -> Bundle:
         """All that ranks need, in memory, the weights as they were when the model was compiled."""
@@ -233,7 +254,7 @@ def compile(
     `gather_threshold` bytes is gathered unasked; of smaller ones the text of the sharded stage says so. Warns
     `NothingSplit` where nothing says what is split over the mesh.
     """
-    imported = snapshot(_import(model, example_inputs, example_kwargs, input_shapes, params, check_import))
+    imported = snapshot(import_model(model, example_inputs, example_kwargs, input_shapes, params, check_import))
     options = CompileOptions(
         shardings, mesh, strategy, tail, name or _default_name(model), gather_threshold, outline, verify, dump,
         observers, passes,
@@ -261,6 +282,16 @@ class CompileOptions:
 
 def plan_of(imported: Imported, options: CompileOptions) -> Plan:
     """The plan of a model that was read in. Raises and warns as `compile` does."""
+    chosen = _passes(imported, options)
+    # What is not valid is on disk before the verification says so.
+    dumps = [] if options.dump is None else [Dump(options.dump)]
+    looking: list[Observer] = [stages := Stages(), *options.observers, *dumps, *_checks(options)]
+    _warn_of_gathers(run_passes(imported.module, chosen, looking), options.gather_threshold)
+    complete = replace(imported, tensors=with_state(stages.modules["global"], imported.tensors))
+    return Plan(options.name, complete, stages.modules, options.tail, stages.seconds, chosen, options)
+
+
+def _passes(imported: Imported, options: CompileOptions) -> tuple[Pass, ...]:
     strategy = None if options.strategy is None else as_strategy(options.strategy)
     given = _given_mesh(options.mesh, strategy)
     target = _target(given, options.shardings, imported.module, strategy is not None)
@@ -276,15 +307,11 @@ def plan_of(imported: Imported, options: CompileOptions) -> Plan:
         strategy,
         options.training,
     )
-    if options.passes is not None:
-        chosen = tuple(options.passes(chosen))
-    # What is not valid is on disk before the verification says so.
-    dumps = [] if options.dump is None else [Dump(options.dump)]
-    checks = [Verify()] if (verifies_by_default() if options.verify is None else options.verify) else []
-    looking: list[Observer] = [stages := Stages(), *options.observers, *dumps, *checks]
-    _warn_of_gathers(run_passes(imported.module, chosen, looking), options.gather_threshold)
-    complete = replace(imported, tensors=with_state(stages.modules["global"], imported.tensors))
-    return Plan(options.name, complete, stages.modules, options.tail, stages.seconds, chosen)
+    return chosen if options.passes is None else tuple(options.passes(chosen))
+
+
+def _checks(options: CompileOptions) -> list[Observer]:
+    return [Verify()] if (verifies_by_default() if options.verify is None else options.verify) else []
 
 
 def program_bundle(
@@ -322,7 +349,7 @@ def _target(
             f"{given} was given, and nothing says what is split over it: every rank will compute everything. Give "
             'shardings={"PATTERN": "S[0]"} with names of parameters or inputs, or mark tensors with annotate_sharding',
             NothingSplit,
-            stacklevel=4,
+            stacklevel=5,
         )
     return target
 
@@ -348,42 +375,3 @@ def _default_name(model: Any) -> str:
         return str(model[0].main.name)
     path = isinstance(model, (str, Path))
     return re.sub(r"\W+", "_", Path(model).stem if path else type(model).__name__).strip("_").lower() or "model"
-
-
-def _import(
-    model: Any,
-    args: Sequence[Any],
-    kwargs: Mapping[str, Any] | None,
-    input_shapes: Mapping[str, Sequence[int]] | None,
-    params: Mapping[str, Any] | Sequence[Any] | None,
-    check: bool,
-) -> Imported:
-    kinds = {f"{kind.__module__.split('.')[0]}.{kind.__name__}" for kind in type(model).__mro__}
-    if params is not None and "tvm.IRModule" not in kinds:
-        raise ImportModelError(
-            f"params are for TVM modules, found {type(model).__name__}", hint="the model has its own"
-        )
-    if "tvm.IRModule" in kinds:
-        from distir_relax.frontends.relax import import_relax
-
-        return import_relax(model, params=params, input_shapes=input_shapes)
-    if isinstance(model, (str, Path)) or "onnx.ModelProto" in kinds:
-        from distir_relax.frontends.onnx.importer import import_onnx
-
-        if args or kwargs:
-            raise ImportModelError("an ONNX model takes input_shapes, not an example call")
-        return import_onnx(model, input_shapes)
-    if input_shapes:
-        raise ImportModelError(
-            f"input_shapes are for ONNX and TVM models, found {type(model).__name__}", hint="give example_inputs"
-        )
-    if "torch.Module" in kinds:
-        from distir_relax.frontends.torch.importer import import_torch
-
-        return import_torch(model, tuple(args), kwargs, check)
-    if isinstance(model, tuple) and model and isinstance(model[0], Module):
-        return import_program(model[0], model[1] if len(model) > 1 else {})
-    raise ImportModelError(
-        f"expected a torch.nn.Module, a TVM IRModule or an ONNX model, found {type(model).__name__}",
-        hint="for a file, build the model in a function and name it: distir compile model.py:build",
-    )

@@ -196,9 +196,8 @@ def test_errors_say_what_to_do(folder: Path, tmp_path: Path) -> None:
     fails(DistIRError, "there is no profile 'dgx9'\n  hint: there are ", folder / "plan.dist", profile="dgx9")
     fails(DistIRError, "a strategy was given for a bundle", folder / "plan.dist", strategy="1/1/1/1")
     fails(DistIRError, "a strategy was given for a program", folder / "program.distir", strategy="1/1/1/1")
-    fails(DistIRError, "a strategy was given for a model", folder / "model.onnx", strategy="1/1/1/1")
     fails(DistIRError, "expected a strategy D/T/P/K", f"{folder}/models.py:program", strategy="2/2")
-    fails(ImportModelError, "the function has no parameter strategy", f"{folder}/models.py:plan", strategy="1/1/1/1")
+    fails(DistIRError, "the function returns a plan, which takes none", f"{folder}/models.py:plan", strategy="1/1/1/1")
     fails(ImportModelError, "expected a Plan, a program, or a tuple", f"{folder}/models.py:number")
     fails(ImportModelError, "raised ZeroDivisionError when it was called", f"{folder}/models.py:raises")
     many = {"strategy": "3/2/3/2", "global_batch": 24}

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from typing import Any
 
 import numpy as np
@@ -69,13 +69,37 @@ class Peak:
         return f"{path}{f' ({self.ops[-1].location})' if self.ops[-1].location else ''}"
 
 
+@dataclass(frozen=True, slots=True)
+class Alternative:
+    """Another strategy for a program that does not fit: the nearest that does, or what needs least of those tried.
+
+    Its `peak` is in bytes, on the device that needs most; `times` is its makespan by that of the program. `tried` is
+    how many strategies were simulated.
+    """
+
+    strategy: str
+    devices: int
+    fits: bool
+    peak: int
+    times: float
+    tried: int
+
+    def __str__(self) -> str:
+        change = self.times - 1.0
+        speed = f"{abs(change):.0%} {'slower' if change > 0 else 'faster'}" if abs(change) >= 0.005 else "as fast"
+        if self.fits:
+            return f"{self.strategy} would ({size(self.peak)}, {speed})"
+        which = "the other strategy tried" if self.tried == 1 else f"none of {self.tried} other strategies tried"
+        return f"{which} would{' not' if self.tried == 1 else ''}; {self.strategy} needs least ({size(self.peak)})"
+
+
 @dataclass(repr=False)
 class Simulation:
     """A program's run on a machine, as predicted. Times are seconds, sizes bytes.
 
     `class_of[d]` is the class of device `d`; devices of a class do the same at the same times. `samples` is how many
-    samples the program processes, `strategy` (D/T/P/K) how it is parallel, where that is known. It prints as a summary
-    of four or five lines.
+    samples the program processes, `strategy` (D/T/P/K) how it is parallel, where that is known; where it does not fit,
+    `alternative` is what would. It prints as a summary of four to six lines.
     """
 
     module: Module
@@ -91,6 +115,7 @@ class Simulation:
     device_ops: int = 0
     samples: int | None = None
     strategy: str | None = None
+    alternative: Alternative | None = None
 
     def __repr__(self) -> str:
         chosen = f", strategy {self.strategy}" if self.strategy else ""
@@ -98,7 +123,8 @@ class Simulation:
         device = int(self.peak_memory.argmax())
         peak = self.peak(device)
         parts = ", ".join(f"{name} {size(n)}" for name, n in zip(CATEGORIES, peak.split, strict=True) if n)
-        verdict = "" if self.fits else f", more than the {size(self.profile.memory)} of a device"
+        verdict = f"does not fit: {size(peak.bytes)} of {size(self.profile.memory)} on device {device}"
+        instead = f"; {self.alternative}" if self.alternative is not None else ""
         beside = f"streams are busy for {seconds(float(self.overlapped.mean()))} a device"
         return "\n".join(
             [
@@ -106,8 +132,9 @@ class Simulation:
                 f"time      compute {self.computing:.1%}, "
                 f"communication {self.communication:.1%}, idle {self.bubble:.1%}",
                 *([f"          beside it, {beside}"] if self.overlapped.any() else []),
-                f"memory    peak {size(peak.bytes)} on device {device}{verdict}: {parts}",
+                f"memory    peak {size(peak.bytes)} on device {device}: {parts}",
                 f"          at {peak}",
+                *([] if self.fits else [verdict + instead]),
             ]
         )
 
@@ -215,6 +242,7 @@ class Simulation:
             "bubble": self.bubble,
             "communication": self.communication,
             "fits": self.fits,
+            "alternative": None if self.alternative is None else asdict(self.alternative),
             "profile": self.profile.name,
             "strategy": self.strategy,
             "devices": self.devices,

@@ -176,6 +176,8 @@ class GraphImporter:
         import torch
 
         target: Any = node.target
+        if any(getattr(x, "is_meta", False) for x in _leaves((args, kwargs))):
+            args, kwargs = _map(args, _without_data), _map(kwargs, _without_data)
         if is_in_place(target):
             # What was read of a constant before it is changed stays as it was.
             args = (args[0].clone(), *args[1:])
@@ -354,6 +356,13 @@ def _map(item: Any, change: Callable[[Any], Any]) -> Any:
     if isinstance(item, slice):
         return slice(change(item.start), change(item.stop), change(item.step))
     return change(item)
+
+
+def _without_data(x: Any) -> Any:
+    """A tensor or a device among the arguments of an op that has an operand on the meta device."""
+    import torch
+
+    return x.to("meta") if isinstance(x, torch.Tensor) else torch.device("meta") if isinstance(x, torch.device) else x
 
 
 def _leaves(item: Any) -> list[Any]:

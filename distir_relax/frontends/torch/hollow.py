@@ -1,7 +1,8 @@
-"""Parameters without data, in a model whose buffers and inputs have theirs.
+"""Parameters and buffers without data, in a model whose inputs have theirs.
 
-`torch.export` wants all on one device. A parameter on the meta device is exported as one of the same shape that takes
-no memory: a single number, expanded.
+`torch.export` wants all on one device. What is on the meta device is exported as a tensor of the same shape whose data
+nobody looks at: parameters as a single number, expanded, which takes no memory; buffers, which a model may write to, as
+memory that is never touched.
 """
 
 from __future__ import annotations
@@ -21,21 +22,29 @@ def exportable(model: torch.nn.Module, inputs: Any) -> Iterator[None]:
     from torch.utils._pytree import tree_leaves
 
     given = [leaf for leaf in tree_leaves(inputs) if isinstance(leaf, torch.Tensor)]
-    empty = {id(p): p for p in model.parameters() if p.is_meta}
-    if not empty or any(t.is_meta for t in (*given, *model.buffers())):
+    places: list[tuple[dict[str, Any], str, torch.Tensor]] = [
+        (held, name, tensor)
+        for module in model.modules()
+        for held in (module._parameters, module._buffers)
+        for name, tensor in held.items()
+        if tensor is not None and tensor.is_meta
+    ]
+    if any(t.is_meta for t in given):
         yield
         return
-    stand_ins = {
-        key: torch.nn.Parameter(torch.zeros((), dtype=p.dtype).expand(p.shape), requires_grad=False)
-        for key, p in empty.items()
-    }
-    places = [
-        (module, name, p) for module in model.modules() for name, p in module._parameters.items() if id(p) in empty
-    ]
-    for module, name, p in places:
-        module._parameters[name] = stand_ins[id(p)]
+    stand_ins = {id(tensor): _stand_in(tensor) for _, _, tensor in places}
+    for held, name, tensor in places:
+        held[name] = stand_ins[id(tensor)]
     try:
         yield
     finally:
-        for module, name, p in places:
-            module._parameters[name] = p
+        for held, name, tensor in places:
+            held[name] = tensor
+
+
+def _stand_in(tensor: torch.Tensor) -> torch.Tensor:
+    import torch
+
+    if isinstance(tensor, torch.nn.Parameter):
+        return torch.nn.Parameter(torch.zeros((), dtype=tensor.dtype).expand(tensor.shape), requires_grad=False)
+    return torch.empty(tensor.shape, dtype=tensor.dtype)

@@ -34,8 +34,9 @@ def import_torch(
 ) -> Imported:
     """Read in a model, as it runs on the example arguments: their shapes become the program's.
 
-    What depends on constants and buffers alone (masks, positions) is computed now; what reaches no output is left
-    out. Buffers that the model changes are inputs of role ``state``, each with an output that is its new value.
+    What depends on constants and buffers alone (masks, positions) is computed now, and has no data where a buffer
+    has none, on the meta device; what reaches no output is left out. Buffers that the model changes are inputs of role
+    ``state``, each with an output that is its new value.
 
     With `training` the program is one that is trained: where dropout is active it has an input ``seed``, an int64
     scalar, that decides what is dropped. `Imported.flatten` leaves it to the caller, who gives another number in each
@@ -140,7 +141,9 @@ def _declare_inputs(
 
     nodes = [node for node in program.graph.nodes if node.op == "placeholder"]
     specs = program.graph_signature.input_specs
-    tensors = {**program.state_dict, **program.constants}
+    # What has no data was exported with a stand-in.
+    hollow = {name: b for name, b in model.named_buffers(remove_duplicate=False) if b.is_meta}
+    tensors = {**program.state_dict, **program.constants, **hollow}
     changed = changed_buffers(program)
     names: dict[str, str] = {}
     user = iter(_input_names(program, signature))
