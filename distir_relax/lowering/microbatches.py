@@ -102,6 +102,8 @@ class _Unrolled:
     own: dict[tuple[str, int], str] = field(default_factory=dict)
     turns: dict[str, int] = field(default_factory=dict)
     """After which microbatch each value can be: -1 for what waits for none."""
+    places: dict[str, int] = field(default_factory=dict)
+    """Where in the program each value stands: a sum right behind its last term, which nothing else may need."""
     couples: dict[str, bool] = field(default_factory=dict)
     """The functions in which microbatches meet: they are written out."""
 
@@ -117,7 +119,7 @@ class _Unrolled:
         outputs: list[Output] = []
         for output, before_ in zip(main.outputs, laid_out.outputs, strict=True):
             outputs += self._outputs(output, before_, env[output.value.name], divided)
-        ordered = sorted(self.g.ops, key=lambda op: self.turns[op.results[0].name])
+        ordered = sorted(self.g.ops, key=lambda op: (self.turns[op.results[0].name], self.places[op.results[0].name]))
         whole = Function(main.name, tuple(self.g.inputs), tuple(ordered), tuple(outputs))
         whole = replace(whole, ops=live_ops(whole))
         return (whole, *self._called(whole)), divided
@@ -188,7 +190,7 @@ class _Unrolled:
             given = [operands[0].at(i) for i in range(self.count)] if operands else []
             found = semantics.in_turn(self.g, given, rows)
             for written in self.g.ops[first:]:
-                self._note(written, -1)
+                self._note(written, -1, max((self.places.get(v.name, 0) for v in written.operands), default=0))
             same = all(v is found[0] for v in found)
             return [_Parts(tuple(found[:1] if same else found))]
         if self._is_same(op, operands):
@@ -228,9 +230,10 @@ class _Unrolled:
         self._note(call, index)
         return list(results)
 
-    def _note(self, op: Op, index: int) -> None:
+    def _note(self, op: Op, index: int, place: int | None = None) -> None:
         turn = max([index, *(self.turns[v.name] for v in op.operands)])
         self.turns.update((v.name, turn) for v in op.results)
+        self.places.update((v.name, len(self.g.ops) if place is None else place) for v in op.results)
 
     def _is_same(self, op: Op, operands: Sequence[_Parts]) -> bool:
         """Whether an op does the same for all microbatches."""
