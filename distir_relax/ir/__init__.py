@@ -42,7 +42,7 @@ from distir_relax.ir.types import (
     per_rank,
     print_devices,
 )
-from distir_relax.ir.uses import count_uses, live_ops, makers, needed_ops
+from distir_relax.ir.uses import count_uses, live_ops, makers, needed_ops, value_names
 from distir_relax.ir.verify import verify, verify_placements, verify_type
 
 __all__ = [
@@ -100,6 +100,7 @@ __all__ = [
     "print_op",
     "print_pass",
     "print_records",
+    "value_names",
     "verify",
     "verify_no_recursion",
     "verify_placements",

@@ -10,6 +10,7 @@ from distir_relax.errors import VerificationError
 from distir_relax.ir.location import within
 from distir_relax.ir.program import STAGES, Function, Module, Op, Value, fresh_name
 from distir_relax.ir.types import PlacedType
+from distir_relax.ir.uses import value_names
 
 
 @dataclass(frozen=True, slots=True)
@@ -120,7 +121,7 @@ def written_out(module: Module, function: Function) -> WrittenOut:
 
     Values keep their names, those of a function called are named after what the call gives: ``%h.linear_1``.
     """
-    taken = {i.value.name for i in function.inputs} | {v.name for op in function.ops for v in op.results}
+    taken = value_names(function)
     writer = _Writer(module, taken, [])
     values = {i.value.name: i.value for i in function.inputs}
     instance = writer.write(function, values, None, None, "")

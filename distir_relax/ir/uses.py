@@ -15,6 +15,11 @@ def count_uses(function: Function) -> Counter[str]:
     return found
 
 
+def value_names(function: Function) -> set[str]:
+    """The names of all values of a function: what a new one must not be called."""
+    return {item.value.name for item in function.inputs} | {v.name for op in function.ops for v in op.results}
+
+
 def makers(function: Function) -> dict[str, Op]:
     """The op that makes each value, by name; inputs have none."""
     return {v.name: op for op in function.ops for v in op.results}

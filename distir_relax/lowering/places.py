@@ -14,7 +14,7 @@ from dataclasses import dataclass, field, replace
 from typing import ClassVar
 
 from distir_relax.errors import PlacementError
-from distir_relax.ir import Function, Module, Op, Value, fresh_name
+from distir_relax.ir import Function, Module, Op, Value, fresh_name, value_names
 from distir_relax.layout import DeviceMesh
 from distir_relax.ops import Trait, lookup
 
@@ -55,7 +55,7 @@ class _Places:
     def function(self) -> Function:
         """The function with every value at its place."""
         given = self.function_
-        self.names = {i.value.name for i in given.inputs} | {v.name for op in given.ops for v in op.results}
+        self.names = value_names(given)
         self._find()
         inputs = []
         for item in given.inputs:

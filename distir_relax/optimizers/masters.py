@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, ClassVar
 
-from distir_relax.ir import Input, Module, Op, TensorType, Value, fresh_name
+from distir_relax.ir import Input, Module, Op, TensorType, Value, fresh_name, value_names
 
 if TYPE_CHECKING:
     import torch
@@ -31,7 +31,7 @@ class MasterWeights:
     def run(self, module: Module) -> Module:
         """The module with parameters of float32."""
         main = module.main
-        taken = {i.value.name for i in main.inputs} | {v.name for op in main.ops for v in op.results}
+        taken = value_names(main)
         inputs: list[Input] = []
         casts: dict[str, Op] = {}
         for item in main.inputs:

@@ -9,7 +9,7 @@ from fnmatch import fnmatchcase
 from typing import ClassVar
 
 from distir_relax.errors import AnnotationError
-from distir_relax.ir import Attribute, Function, Module, Op, Value, fresh_name
+from distir_relax.ir import Attribute, Function, Module, Op, Value, fresh_name, value_names
 from distir_relax.layout import DeviceMesh, print_placements
 from distir_relax.layout.fit import fit_annotation
 
@@ -98,8 +98,7 @@ class ApplyShardings:
 
 def mark_inputs(function: Function, marks: Mapping[str, Mark]) -> Function:
     """The function with `marks` on inputs, by their names: an op on each, which all that used the input use instead."""
-    taken = {item.value.name for item in function.inputs}
-    taken |= {result.name for op in function.ops for result in op.results}
+    taken = value_names(function)
     marked: dict[str, Value] = {}
     heads: list[Op] = []
     for item in function.inputs:

@@ -29,6 +29,7 @@ from distir_relax.ir import (
     Reason,
     Value,
     fresh_name,
+    value_names,
     within,
     without_unused_outputs,
     written_out,
@@ -188,7 +189,7 @@ class _Layout:
 
     def _reserve(self) -> None:
         function = self.instance.function
-        self.names = {i.value.name for i in function.inputs} | {v.name for op in function.ops for v in op.results}
+        self.names = value_names(function)
 
     def _declare(self, item: Input, placements: Placed) -> None:
         value = _laid_out(item.value, placements)

@@ -21,7 +21,18 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import ClassVar
 
-from distir_relax.ir import DTensorType, Function, Module, Op, Value, called_first, count_uses, fresh_name, makers
+from distir_relax.ir import (
+    DTensorType,
+    Function,
+    Module,
+    Op,
+    Value,
+    called_first,
+    count_uses,
+    fresh_name,
+    makers,
+    value_names,
+)
 from distir_relax.layout import Partial, Replicate, print_placements
 from distir_relax.ops import Trait, lookup
 from distir_relax.sharding.hazards import Hazards, spread
@@ -39,10 +50,7 @@ class DelayReductions:
     def run(self, module: Module) -> Module:
         """Move every reduction as late as is legal and no dearer; out of functions, too, to where they are called."""
         known = spread(module, self.hazards)
-        names: dict[str, set[str]] = {
-            f.name: {i.value.name for i in f.inputs} | {v.name for op in f.ops for v in op.results}
-            for f in module.functions
-        }
+        names = {f.name: value_names(f) for f in module.functions}
         left: dict[str, dict[int, Op]] = {}
         delayed: dict[str, Function] = {}
         for function in called_first(module):

@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 from typing import ClassVar
 
 from distir_relax.errors import DistIRError
-from distir_relax.ir import Attribute, BatchDim, Function, Module, Op, Value, fresh_name, written_out
+from distir_relax.ir import Attribute, BatchDim, Function, Module, Op, Value, fresh_name, value_names, written_out
 from distir_relax.layout import Placement, R, Shard, print_placements
 from distir_relax.sharding.factors import Slot
 from distir_relax.strategies.classes import Classes, classes_of
@@ -71,7 +71,7 @@ class SplitSequence:
 
     def _marked(self, module: Module, wanted: dict[str, str]) -> Function:
         main = module.main
-        taken = {i.value.name for i in main.inputs} | {v.name for op in main.ops for v in op.results}
+        taken = value_names(main)
         marked: dict[str, Value] = {}
         ops: list[Op] = []
         for op in main.ops:

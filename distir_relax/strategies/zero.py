@@ -17,7 +17,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import ClassVar
 
-from distir_relax.ir import Function, Module, Op, Output, TensorType, Value, fresh_name
+from distir_relax.ir import Function, Module, Op, Output, TensorType, Value, fresh_name, value_names
 from distir_relax.layout import Placement, R, Shard, print_placements
 from distir_relax.layout.placement import parse_placements
 from distir_relax.sharding.apply import Mark
@@ -42,7 +42,7 @@ class ShardGradients:
         """The module with marks behind its gradients."""
         main = module.main
         lies = _layouts(main)
-        taken = _names(main)
+        taken = value_names(main)
         ops, outputs = list(main.ops), list[Output]()
         for output in main.outputs:
             placements = lies.get(output.name.removesuffix(GRADIENT)) if output.name.endswith(GRADIENT) else None
@@ -72,7 +72,7 @@ class GatherParameters:
         main = module.main
         lies = _layouts(main)
         parts = {op.results[0].name: lies[op.operands[0].name] for op in main.ops if _is_of(op, lies)}
-        taken = _names(main)
+        taken = value_names(main)
         whole: dict[str, Value] = {}
         ops: list[Op] = []
         for op in main.ops:
@@ -112,7 +112,3 @@ def _layouts(main: Function) -> dict[str, tuple[Placement, ...]]:
 
 def _is_of(op: Op, lies: dict[str, tuple[Placement, ...]]) -> bool:
     return is_annotation(op) and op.operands[0].name in lies
-
-
-def _names(main: Function) -> set[str]:
-    return {item.value.name for item in main.inputs} | {v.name for op in main.ops for v in op.results}

@@ -8,7 +8,7 @@ import re
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 
-from distir_relax.ir import Function, Op, Value, fresh_name
+from distir_relax.ir import Function, Op, Value, fresh_name, value_names
 from distir_relax.ops import Trait, lookup, torch_expression, torch_in_place
 
 # Values larger than this are let go after their last use; the line is not worth it for smaller ones.
@@ -131,7 +131,7 @@ class TorchFunction:
     def _name_weights(self) -> None:
         """The weights of a call are named after its place in the model."""
         function = self.function
-        taken = {i.value.name for i in function.inputs} | {v.name for op in function.ops for v in op.results}
+        taken = value_names(function)
         known: dict[object, str] = {}
         for op in function.ops:
             if op.callee:

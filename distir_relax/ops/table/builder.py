@@ -7,7 +7,7 @@ from collections.abc import Iterable, Sequence
 from typing import Any
 
 from distir_relax.errors import DistIRError, VerificationError
-from distir_relax.ir import Attribute, Function, Input, Op, Output, TensorType, Value
+from distir_relax.ir import Attribute, Function, Input, Op, Output, TensorType, Value, value_names
 from distir_relax.layout import DTYPES
 from distir_relax.ops.table.table import lookup, lookup_aten
 from distir_relax.reading import MOST, shown
@@ -41,8 +41,7 @@ class Builder:
         """A builder that goes on where a function ends."""
         builder = cls()
         builder.inputs, builder.ops = list(function.inputs), list(function.ops)
-        builder._taken = {item.value.name for item in function.inputs}
-        builder._taken.update(v.name for op in function.ops for v in op.results)
+        builder._taken = value_names(function)
         return builder
 
     def input(self, name: str, kind: TensorType, role: str = "input", location: str = "") -> Value:
