@@ -60,8 +60,7 @@ class TorchFunction:
                 self.names[item.value.name] = f"weights[{json.dumps(item.value.name)}]"
             else:
                 self._name(item.value)
-        # What it is given anew in each call leaves nothing to be made before.
-        self.fixed = fixed_values(self.function, self.fixed) if self.stored or self.name == "main" else set()
+        self.fixed = fixed_values(self.function, self.fixed)
         self._name_weights()
         self._choose_packed(self.fixed)
         self.prepare = self._prepare(self.fixed)
