@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Sequence
 
-from distir_relax.ir import Function, Op, print_attribute
+from distir_relax.ir import Function
+from distir_relax.ir.regions import attributes_of
 
 _MOST_RUNS = 8
 _MOST_PERIODS = 8
@@ -22,7 +23,7 @@ def repeats(function: Function, least: int) -> list[list[range]]:
         numbers.setdefault(
             (
                 op.name,
-                attributes(op),
+                attributes_of(op),
                 tuple(v.type for v in op.operands),
                 tuple(v.type for v in op.results),
             ),
@@ -45,11 +46,6 @@ def repeats(function: Function, least: int) -> list[list[range]]:
         for i in range(start, start + length):
             tokens[i] = -1 - i  # Unlike any other.
     return runs
-
-
-def attributes(op: Op) -> str:
-    """An op's attributes as text: 1 is not 1.0, 0.0 is not -0.0, and a NaN is a NaN."""
-    return ", ".join(f"{key}={print_attribute(op.attrs[key])}" for key in sorted(op.attrs))
 
 
 def _passing(function: Function) -> list[int]:

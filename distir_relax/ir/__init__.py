@@ -18,6 +18,7 @@ from distir_relax.ir.printer import print_attribute, print_function, print_modul
 from distir_relax.ir.program import (
     CALL,
     STAGES,
+    TASK,
     WAIT,
     Attribute,
     Function,
@@ -48,6 +49,7 @@ from distir_relax.ir.verify import verify, verify_placements, verify_type
 __all__ = [
     "CALL",
     "STAGES",
+    "TASK",
     "WAIT",
     "Attribute",
     "BatchDim",

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from typing import NoReturn
 
 from distir_relax.errors import ParseError, PlacementError
-from distir_relax.ir.program import CALL, ROLES, STAGES, Attribute, Function, Input, Module, Op, Output, Value
+from distir_relax.ir.program import CALL, ROLES, STAGES, TASK, Attribute, Function, Input, Module, Op, Output, Value
 from distir_relax.ir.types import DTensorType, PerRank, PlacedType, Size, TensorType, Type, Untyped
 from distir_relax.layout import DTYPES, DeviceMesh, parse_placements
 from distir_relax.reading import parse_json_string
@@ -177,9 +177,11 @@ class _Parser:
         attrs: dict[str, Attribute] = {}
         if callee:
             attrs = {"callee": callee, **({"devices": self.devices()} if self.accept("on") else {})}
-        elif self.accept("{"):
+        if self.accept("{"):
             while not self.accept("}"):
                 key = self.take("word", "an attribute's name").text
+                if callee and key not in TASK:
+                    self.fail(f"a call's {', '.join(TASK)}", key)
                 self.expect("=")
                 attrs[key] = self.attribute()
                 self.accept(",")

@@ -7,7 +7,7 @@ the place in the user's model. The grammar is at the end of ``docs/ir.md``.
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from functools import partial
 
 from distir_relax.ir.program import CALL, Attribute, Function, Module, Op, Value
@@ -47,10 +47,9 @@ def print_op(op: Op, note: Callable[[Value], str] | None = None) -> str:
     operands = ", ".join(map(str, op.operands))
     if op.callee:
         devices = f" on {print_devices(op.devices)}" if op.devices is not None else ""
-        text = f"{results} = {CALL} @{op.callee}({operands}){devices}"
+        text = f"{results} = {CALL} @{op.callee}({operands}){devices}{_attributes(op.task)}"
     else:
-        attrs = ", ".join(f"{key}={print_attribute(value)}" for key, value in op.attrs.items())
-        text = f"{results} = {op.name}({operands})" + (f" {{{attrs}}}" if attrs else "")
+        text = f"{results} = {op.name}({operands}){_attributes(op.attrs)}"
     return text + _remark(op.location, note(op.results[0]) if note and op.results else "")
 
 
@@ -64,6 +63,11 @@ def print_attribute(value: Attribute) -> str:
     if isinstance(value, str):
         return json.dumps(value)
     return repr(value)
+
+
+def _attributes(attrs: Mapping[str, Attribute]) -> str:
+    inner = ", ".join(f"{key}={print_attribute(value)}" for key, value in attrs.items())
+    return f" {{{inner}}}" if inner else ""
 
 
 def _definition(value: Value) -> str:

@@ -29,7 +29,16 @@ STAGES = ("global", "sharded", "distributed", "ranked")
 ROLES = ("input", "parameter", "constant", "state")
 
 CALL = "call"
-"""The op that runs a function; its attributes are `callee` and `devices`, which stand for the callee's 0, 1, 2, …"""
+"""The op that runs a function; its attributes are `callee` and `devices`, which stand for the callee's 0, 1, 2, …
+
+One that is a task of a pipeline says besides of which `stage`, of which `kind` (one of `KINDS`), and of which
+`microbatch`."""
+
+TASK = ("stage", "kind", "microbatch")
+"""The attributes of a call that is a task of a pipeline: passes leave them as they are."""
+
+KINDS = ("F", "I", "W")
+"""What a task computes: a forward, the gradients of inputs, those of weights."""
 
 WAIT = "wait"
 """The op that joins the stream on which its operand is made; an op names its stream with the attribute `stream`."""
@@ -101,6 +110,11 @@ class Op:
         devices = self.attrs.get("devices") if self.name == CALL else None
         assert devices is None or isinstance(devices, tuple)
         return devices  # type: ignore[return-value]
+
+    @property
+    def task(self) -> dict[str, Attribute]:
+        """The attributes that say which task of a pipeline a call is; nothing for another op."""
+        return {key: self.attrs[key] for key in TASK if key in self.attrs} if self.name == CALL else {}
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,7 +8,7 @@ from typing import Protocol
 
 from distir_relax.errors import VerificationError
 from distir_relax.ir.inline import on_devices, verify_no_recursion
-from distir_relax.ir.program import STAGES, WAIT, Function, Module, Op, Value
+from distir_relax.ir.program import KINDS, STAGES, WAIT, Function, Module, Op, Value
 from distir_relax.ir.types import DTensorType, PerRank, PlacedType, TensorType, Untyped, print_devices
 from distir_relax.layout import DTYPES, DeviceMesh, Shard
 from distir_relax.layout.fit import misfit
@@ -118,6 +118,9 @@ def _verify_call(module: Module, op: Op, where: str) -> None:
             f"{'on some' if devices is not None else 'on none'} in the {module.stage} stage",
             where,
         )
+    for key, value in op.task.items():
+        if not (value in KINDS if key == "kind" else type(value) is int and value >= 0):
+            raise VerificationError(f"the {key} of a call is {_EXPECTED[key]}, found {value!r}", where)
     callee = functions[name]
     inside = [i.value for i in callee.inputs]
     if len(op.operands) != len(inside) or len(op.results) != len(callee.outputs):
@@ -140,6 +143,9 @@ def _verify_call(module: Module, op: Op, where: str) -> None:
                 f"{inner} of @{name} is {kind} in this call, found {outer}: {outer.type}",
                 where,
             )
+
+
+_EXPECTED = {"stage": "a number", "kind": f"one of {', '.join(KINDS)}", "microbatch": "a number"}
 
 
 def _verify_streams(function: Function) -> None:

@@ -148,7 +148,7 @@ class _Lowering:
         results = [Value(self.emitter.fresh(v.name), o.value.type) for v, o in zip(op.results, given, strict=True)]
         for value, filling in zip(results, callee.fillings, strict=True):
             self._fill(value, filling)
-        attrs: dict[str, Attribute] = {"callee": callee.function.name, "devices": self.emitter.devices}
+        attrs: dict[str, Attribute] = {"callee": callee.function.name, "devices": self.emitter.devices, **op.task}
         self.emitter.ops.append(Op(CALL, tuple(operands), tuple(results), attrs, op.location))
         return results
 

@@ -239,7 +239,7 @@ class _Layout:
             more = replace(callee.function.outputs[place].value, name=fresh_name(f"{source.name}.again", self.names))
             results[place] = self.converted[source.name, target] = more
         made = tuple(v for v in results if v is not None)
-        self.ops.append(Op(CALL, tuple(taken), made, {"callee": callee.function.name}, op.location))
+        self.ops.append(Op(CALL, tuple(taken), made, {"callee": callee.function.name, **op.task}, op.location))
 
     def _place(self, number: int, op: Op) -> None:
         """Write the op, number `number` of the whole program, as it is split, with what comes before and after."""
