@@ -20,17 +20,19 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from distir_relax.autodiff import Differentiate
+from distir_relax.cost.profile import Profile
 from distir_relax.errors import DistIRError, VerificationError
 from distir_relax.frontends.imported import Frame
 from distir_relax.frontends.outline import Outline
 from distir_relax.ir import Inline, Module, Pass, name_of, print_module, print_pass, verify
 from distir_relax.layout import DeviceMesh
-from distir_relax.lowering import FuseLocal, Microbatches, Project, ToDistIR, ToPlaces
+from distir_relax.lowering import FuseLocal, Microbatches, PlaceStages, Project, ToDistIR, ToPlaces
 from distir_relax.ops import check
 from distir_relax.optimizers import MasterWeights, Optimize, Optimizer
 from distir_relax.sharding import ApplyShardings, DelayReductions, Hazards, Propagate, remarks
 from distir_relax.strategies.apply import ApplyStrategy
 from distir_relax.strategies.sequence import SplitSequence
+from distir_relax.strategies.stages import CutStages
 from distir_relax.strategies.strategy import Strategy
 from distir_relax.strategies.zero import GatherParameters, ShardGradients
 
@@ -62,6 +64,8 @@ def compile_passes(
     hazards: Hazards = Hazards(),  # noqa: B008 (it is frozen)
     strategy: Strategy | None = None,
     training: StepOfTraining | None = None,
+    stages: tuple[str, ...] = (),
+    profile: Profile | None = None,
 ) -> tuple[Pass, ...]:
     """The passes of `compile`: from an imported model to a program for each distinct rank.
 
@@ -70,7 +74,8 @@ def compile_passes(
     ``ragged`` or ``pad``. Where `scopes` says which module each value is made in, repeated blocks become functions.
     Of a program of several `places`, the mesh is that of one. `hazards` is what is known of the program's constants.
     A `strategy` marks what `shardings` and the model leave open. With `training` the model's first output is a loss,
-    and the program a step that makes it smaller.
+    and the program a step that makes it smaller. `stages` name where the stages of a pipeline begin, by `scopes`;
+    without, they are cut where their cost on the machine of `profile` balances.
     """
     passes: list[Pass] = [] if scopes is None else [Outline(scopes)]
     if training is not None and training.masters:
@@ -78,19 +83,26 @@ def compile_passes(
     if shardings:
         assert mesh is not None, "shardings are for a mesh"
         passes.append(ApplyShardings(shardings, mesh, names or {}, unused))
-    passes += _strategy_passes(strategy, training, hazards)
-    placed = (ToPlaces(places),) if places > 1 else ()
+    cut: tuple[Pass, ...] = ()
+    placed: tuple[Pass, ...] = (ToPlaces(places),) if places > 1 else ()
+    if strategy is not None and strategy.pipeline > 1:
+        cut = (CutStages(strategy.pipeline, stages, strategy.microbatches > 1, profile, scopes or {}),)
+        placed = (PlaceStages(tuple(range(strategy.pipeline))),)
+    passes += _strategy_passes(strategy, training, hazards, cut)
     return (*passes, Propagate(mesh), DelayReductions(hazards), ToDistIR(tail), *placed, Project(), FuseLocal())
 
 
-def _strategy_passes(strategy: Strategy | None, training: StepOfTraining | None, hazards: Hazards) -> list[Pass]:
-    """What a strategy marks, and the step of training that it is for."""
+def _strategy_passes(
+    strategy: Strategy | None, training: StepOfTraining | None, hazards: Hazards, cut: Sequence[Pass]
+) -> list[Pass]:
+    """What a strategy marks, and the step of training that it is for; a model is `cut` into stages in between."""
     passes: list[Pass] = []
     chosen = strategy or Strategy()
     if strategy is not None:
         passes.append(ApplyStrategy(strategy))
         if strategy.sequence_parallel:
             passes.append(SplitSequence(strategy))
+        passes += cut
     if training is not None:
         passes.append(Differentiate(wrt=training.trained, checkpoint=chosen.checkpoint))
         if chosen.zero > 1:

@@ -18,7 +18,19 @@ from dataclasses import dataclass, replace
 
 from distir_relax.autodiff.backward import StepOf, depends_on, gradients, is_differentiable
 from distir_relax.cost.roofline import flops
-from distir_relax.ir import CALL, Function, Input, Module, Op, Output, Value, fresh_name, needed_ops
+from distir_relax.ir import (
+    CALL,
+    Attribute,
+    Function,
+    Input,
+    Module,
+    Op,
+    Output,
+    Value,
+    called_first,
+    fresh_name,
+    needed_ops,
+)
 from distir_relax.ops import Builder, filled, lookup
 
 
@@ -26,6 +38,7 @@ from distir_relax.ops import Builder, filled, lookup
 class _Slice:
     """A part of a backward: the function, and what its inputs and outputs are, by their names in the body."""
 
+    kind: str
     function: Function
     takes: tuple[str, ...]
     gives: tuple[str, ...]
@@ -53,6 +66,9 @@ class Functions:
         self._checkpoint = checkpoint
         self._functions = {f.name: f for f in module.functions}
         self._taken = set(self._functions)
+        self._module = module
+        self._stages = {op.callee for op in module.main.ops if op.task}
+        self._asked: dict[str, set[int]] = defaultdict(set)
         self._found: dict[str, _Differentiated] = {}
         self._by_forward: dict[str, _Differentiated] = {}
 
@@ -61,22 +77,40 @@ class Functions:
 
         Where blocks are checkpointed they stay, and `step` calls the forward.
         """
-        found = self._forward(ops, wanted)
-        return tuple(ops) if self._checkpoint == "block" else found
+        self._ask(ops, wanted)
+        for function in reversed(called_first(self._module)):
+            if function.name in self._asked:
+                self._ask(function.ops, self._wanted(function).values())
+        return self._outer(ops)
 
-    def _forward(self, ops: Sequence[Op], wanted: Collection[str]) -> tuple[Op, ...]:
+    def _ask(self, ops: Sequence[Op], wanted: Collection[str]) -> None:
+        """Note of which operands the gradients are asked for, in some call of each function."""
         active = depends_on(ops, wanted)
-        asked: dict[str, set[int]] = defaultdict(set)
         for op in ops:
-            if op.callee:
-                asked[op.callee].update(i for i, v in enumerate(op.operands) if v.name in active)
-        taken = {v.name for op in ops for v in (*op.operands, *op.results)} | set(wanted)
-        return tuple(self._call_forward(op, asked[op.callee], taken) if asked.get(op.callee) else op for op in ops)
+            asked = {i for i, v in enumerate(op.operands) if v.name in active} if op.callee else ()
+            if asked:
+                self._asked[op.callee].update(asked)
+
+    def _wanted(self, function: Function) -> dict[int, str]:
+        asked = ((i, function.inputs[i].value) for i in sorted(self._asked[function.name]))
+        return {i: value.name for i, value in asked if is_differentiable(value)}
+
+    def _outer(self, ops: Sequence[Op]) -> tuple[Op, ...]:
+        """The ops of the entry, or of a stage, with calls of forwards, but for blocks that are checkpointed."""
+        found = self._forward(ops)
+        if self._checkpoint != "block":
+            return found
+        return tuple(new if op.task else op for op, new in zip(ops, found, strict=True))
+
+    def _forward(self, ops: Sequence[Op]) -> tuple[Op, ...]:
+        taken = {v.name for op in ops for v in (*op.operands, *op.results)}
+        return tuple(self._call_forward(op, taken) if op.callee in self._asked else op for op in ops)
 
     def step(self, g: Builder) -> StepOf:
         """How the step of such a call is written with `g`."""
 
         def step(op: Op, grads: tuple[Value | None, ...], asked: frozenset[int]) -> tuple[Value | None, ...]:
+            task = {**op.task}
             op, one = self._kept(g, op)
             inputs = (item.value.name for item in one.forward.inputs)
             known: dict[str, Value] = dict(zip(inputs, op.operands, strict=True))
@@ -91,7 +125,9 @@ class Functions:
                     for output in part.function.outputs
                 )
                 operands = tuple(known[name] for name in part.takes)
-                g.ops.append(Op(CALL, operands, results, {"callee": part.function.name}, op.location))
+                g.ops.append(
+                    Op(CALL, operands, results, {"callee": part.function.name, **_task(task, part.kind)}, op.location)
+                )
                 known.update(zip(part.gives, results, strict=True))
             return tuple(
                 known[one.grads[i]] if i in asked and i in one.grads else None for i in range(len(op.operands))
@@ -105,7 +141,7 @@ class Functions:
             return op, self._by_forward[op.callee]
         one = self._found[op.callee]
         results = tuple(Value(g.fresh(f"{op.results[0].name}.again"), o.value.type) for o in one.forward.outputs)
-        again = Op(CALL, op.operands, results, {"callee": one.forward.name}, op.location)
+        again = Op(CALL, op.operands, results, {"callee": one.forward.name, **_task(op.task, "F")}, op.location)
         g.ops.append(again)
         return again, one
 
@@ -115,17 +151,17 @@ class Functions:
         first = next(iter(self._functions))
         return (*(f for name, f in self._functions.items() if name != first), *made)
 
-    def _call_forward(self, op: Op, active: set[int], taken: set[str]) -> Op:
+    def _call_forward(self, op: Op, taken: set[str]) -> Op:
         if op.callee not in self._found:
-            one = self._differentiate(self._functions[op.callee], sorted(active))
+            one = self._differentiate(self._functions[op.callee])
             self._found[op.callee] = self._by_forward[one.forward.name] = one
         one = self._found[op.callee]
         kept = tuple(Value(fresh_name(f"{op.results[0].name}.{v.name}", taken), v.type) for v in one.kept)
-        return replace(op, results=(*op.results, *kept), attrs={**op.attrs, "callee": one.forward.name})
+        return replace(op, results=(*op.results, *kept), attrs={"callee": one.forward.name, **_task(op.task, "F")})
 
-    def _differentiate(self, function: Function, active: Sequence[int]) -> _Differentiated:
-        wanted = {i: function.inputs[i].value.name for i in active if is_differentiable(function.inputs[i].value)}
-        ops = self._forward(function.ops, wanted.values())
+    def _differentiate(self, function: Function) -> _Differentiated:
+        wanted = self._wanted(function)
+        ops = self._outer(function.ops) if function.name in self._stages else self._forward(function.ops)
         reached = depends_on(ops, wanted.values())
         g = Builder.of(replace(function, ops=ops))
         seeds = {
@@ -159,16 +195,17 @@ class Functions:
         )
         carried = [v.name for op in first for v in op.results if v.name in used_later]
         slices = []
-        for name, part, gives in (
-            (f"{function.name}_backward", first, [*computed, *carried]),
-            (f"{function.name}_backward_weights", rest, [n for n in found.values() if n not in computed]),
+        for kind, end, part, gives in (
+            ("I", "backward", first, [*computed, *carried]),
+            ("W", "backward_weights", rest, [n for n in found.values() if n not in computed]),
         ):
             made_here = {v.name for op in part for v in op.results}
+            given_here = [n for n in dict.fromkeys(gives) if n in made_here]
             if part:
-                slices.append(self._slice(name, g, part, [n for n in dict.fromkeys(gives) if n in made_here]))
+                slices.append(self._slice(kind, f"{function.name}_{end}", g, part, given_here))
         return _Differentiated(forward, kept, {i: v.name for i, v in seeds.items()}, found, tuple(slices))
 
-    def _slice(self, name: str, g: Builder, ops: Sequence[Op], gives: Sequence[str]) -> _Slice:
+    def _slice(self, kind: str, name: str, g: Builder, ops: Sequence[Op], gives: Sequence[str]) -> _Slice:
         made = {v.name: v for op in ops for v in op.results}
         known = {item.value.name: item for item in g.inputs}
         values = {v.name: v for op in ops for v in op.operands}
@@ -176,7 +213,12 @@ class Functions:
         inputs = tuple(known.get(n) or Input(values[n]) for n in takes)
         outputs = tuple(Output(n, made[n]) for n in gives)
         function = Function(fresh_name(name, self._taken), inputs, tuple(ops), outputs)
-        return _Slice(function, tuple(takes), tuple(gives))
+        return _Slice(kind, function, tuple(takes), tuple(gives))
+
+
+def _task(task: Mapping[str, Attribute], kind: str) -> dict[str, Attribute]:
+    """The attributes of a task that is of this `kind`; of a call that is none, none."""
+    return {**task, "kind": kind} if task else {}
 
 
 def _names_used(*parts: Iterable[Op]) -> list[str]:

@@ -124,9 +124,8 @@ def _function(main: Function, name: str, group: _Group, roles: Sequence[str]) ->
         values[value.name] = Value(fresh_name(name or _local_name(value.name, region.path), taken), value.type)
         return values[value.name]
 
-    stored = {item.value.name for item in main.inputs if item.role != "input"}
     inputs = tuple(
-        Input(own(v, "" if v.name in stored else "x"), role) for v, role in zip(group.operands[0], roles, strict=True)
+        Input(own(v, "x" if role == "input" else ""), role) for v, role in zip(group.operands[0], roles, strict=True)
     )
     ops = []
     for number in region.numbers:

@@ -64,7 +64,7 @@ class Microbatches:
         marks = {name: Mark("microbatches", f"S[{dim}]") for name, dim in dims.items()}
         aside = replace(module, functions=tuple(_renamed(f, MARK, ASIDE) for f in module.functions))
         marked = replace(aside, functions=(mark_inputs(aside.main, marks), *aside.functions[1:]), meshes=(mesh,))
-        sharded = DelayReductions(self.hazards).run(Propagate(mesh).run(replace(marked, records=())))
+        sharded = DelayReductions(self.hazards, stages_apart=True).run(Propagate(mesh).run(replace(marked, records=())))
         placed = ToDistIR().run(sharded)
         unrolled, divided = _Unrolled(placed, self.count).run(sharded.main)
         functions = tuple(_renamed(f, ASIDE, MARK) for f in unrolled)
@@ -225,7 +225,8 @@ class _Unrolled:
             Value(self.g.fresh(prefix + v.name + end), o.value.type)
             for v, o in zip(op.results, function.outputs, strict=True)
         )
-        call = Op(CALL, tuple(operands), results, {"callee": callee}, op.location)
+        turn: dict[str, Attribute] = {"microbatch": max(index, 0)} if op.task else {}
+        call = Op(CALL, tuple(operands), results, {"callee": callee, **op.task, **turn}, op.location)
         self.g.ops.append(call)
         self._note(call, index)
         return list(results)

@@ -2,15 +2,14 @@
 
 The program of a rank is the schedule with the ops that it takes part in, its own shapes and attributes, and nothing
 that leaves a tensor as it is. Ranks whose programs are equal share one; collectives name a mesh axis and list the
-sizes of all its devices, so that they stay equal. Functions that run on all devices stay functions, one for each
-distinct rank; those of some devices are written out.
+sizes of all its devices, so that they stay equal. Functions stay functions, one for each distinct rank; one of which some device lacks what it takes or gives has all of them written out.
 """
 
 from __future__ import annotations
 
 from bisect import bisect_left
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from itertools import accumulate
 from typing import ClassVar
 
@@ -24,7 +23,6 @@ from distir_relax.ir import (
     Output,
     PerRank,
     Value,
-    called_first,
     inline,
     kinds_of,
 )
@@ -41,53 +39,121 @@ class Project:
 
     def run(self, module: Module) -> Module:
         """One function per distinct rank, ``main_0``, ``main_1``, …, and the map from rank to function."""
-        devices = module.meshes[0].devices
-        if any(op.devices != devices for f in module.functions for op in f.ops if op.callee):
+        if not all(_is_whole(module.function(op.callee), op) for f in module.functions for op in f.ops if op.callee):
             module = inline(module)
-        steps = dict(
-            zip((f.name for f in module.functions), accumulate(len(f.ops) for f in module.functions), strict=True)
-        )
-        ranked: dict[str, _Ranked] = {}
-        for function in called_first(module):
-            ranked[function.name] = _project(function, devices, steps[function.name] - len(function.ops), ranked)
-        functions = tuple(f for function in module.functions for f in ranked[function.name].functions)
-        main = ranked[module.main.name]
-        ranks = tuple(main.name(rank) for rank in devices)
-        return Module("ranked", functions, module.meshes, ranks, module.records)
+        ends = accumulate(len(f.ops) for f in module.functions)
+        steps = {f.name: end - len(f.ops) for f, end in zip(module.functions, ends, strict=True)}
+        program = _Program(module, steps)
+        ranks = program.ranked(module.main, module.meshes[0].devices)
+        # The entries first, then functions in their order.
+        found = (f for function in module.functions for f in program.distinct.get(function.name, {}).values())
+        return Module("ranked", tuple(found), module.meshes, ranks.names(), module.records)
 
 
 @dataclass(frozen=True, slots=True)
 class _Ranked:
-    """The distinct functions that ranks have of one function, and for each kind of rank the name of its own."""
+    """For each of the devices that a function runs on, of which kind it is, and for each kind the name of its own."""
 
-    functions: tuple[Function, ...]
-    names: tuple[str, ...]
     kinds: Kinds
+    names_: tuple[str, ...]
 
-    def name(self, rank: int) -> str:
-        return self.names[self.kinds.of[rank]]
+    def name(self, place: int) -> str:
+        """The function of the device at a place among them."""
+        return self.names_[self.kinds.of[place]]
 
-
-def _project(function: Function, ranks: tuple[int, ...], step: int, callees: Mapping[str, _Ranked]) -> _Ranked:
-    """What each rank does of a function whose first op has number `step` in the schedule."""
-    called = dict.fromkeys(op.callee for op in function.ops if op.callee)
-    kinds = _rank_kinds(function, ranks, [callees[name].kinds.of for name in called])
-    distinct: dict[object, Function] = {}
-    names: list[str] = []
-    for rank in kinds.firsts:
-        mine = project(function, rank, step, {name: callees[name].name(rank) for name in called})
-        key = _key(mine)
-        if key not in distinct:
-            distinct[key] = replace(mine, name=f"{function.name}_{len(distinct)}")
-        names.append(distinct[key].name)
-    return _Ranked(tuple(distinct.values()), tuple(names), kinds)
+    def names(self) -> tuple[str, ...]:
+        """Those of all devices."""
+        return tuple(self.names_[kind] for kind in self.kinds.of)
 
 
-def project(function: Function, rank: int, step: int = 0, callees: Mapping[str, str] | None = None) -> Function:
-    """What `rank` does of `function`; `callees` names its own functions for those that are called.
+@dataclass(slots=True)
+class _Program:
+    """Projects functions, each once for all calls in which devices do the same."""
 
-    Ops that communicate carry their place in the schedule as attribute `step`, counted from that of the function's
-    first op. In a function it is the same in every call.
+    module: Module
+    steps: Mapping[str, int]
+    """The number in the schedule of each function's first op."""
+    distinct: dict[str, dict[object, Function]] = field(default_factory=dict)
+    _found: dict[object, _Ranked] = field(default_factory=dict)
+    _sends: dict[str, bool] = field(default_factory=dict)
+
+    def ranked(self, function: Function, devices: tuple[int, ...]) -> _Ranked:
+        """What each of `devices` does of a function that runs on them."""
+        # Elsewhere, a function that sends sends to others.
+        key = (function.name, devices if self._has_transfers(function) else len(devices))
+        if key not in self._found:
+            self._found[key] = self._project(function, devices)
+        return self._found[key]
+
+    def _project(self, function: Function, devices: tuple[int, ...]) -> _Ranked:
+        inner: dict[int, tuple[tuple[int, ...], _Ranked]] = {}
+        callees: dict[tuple[str, tuple[int, ...]], tuple[tuple[int, ...], _Ranked]] = {}
+        for number, op in enumerate(function.ops):
+            if op.callee:
+                onto = op.devices or ()
+                if (op.callee, onto) not in callees:
+                    absolute = tuple(devices[i] for i in onto)
+                    callees[op.callee, onto] = onto, self.ranked(self.module.function(op.callee), absolute)
+                inner[number] = callees[op.callee, onto]
+        columns = [_column(onto, ranked, len(devices)) for onto, ranked in callees.values()]
+        kinds = _rank_kinds(function, tuple(range(len(devices))), columns)
+        distinct = self.distinct.setdefault(function.name, {})
+        names: list[str] = []
+        for place in kinds.firsts:
+            mine = {
+                number: ranked.name(_place(onto, place))
+                for number, (onto, ranked) in inner.items()
+                if _has(onto, place)
+            }
+            found = _projected(function, place, self.steps[function.name], mine, devices)
+            key = _key(found)
+            if key not in distinct:
+                distinct[key] = replace(found, name=f"{function.name}_{len(distinct)}")
+            names.append(distinct[key].name)
+        return _Ranked(kinds, tuple(names))
+
+    def _has_transfers(self, function: Function) -> bool:
+        if function.name not in self._sends:
+            self._sends[function.name] = any(
+                self._has_transfers(self.module.function(op.callee))
+                if op.callee
+                else Trait.TRANSFER in lookup(op.name, op.location).traits
+                for op in function.ops
+            )
+        return self._sends[function.name]
+
+
+def _is_whole(callee: Function, call: Op) -> bool:
+    """Whether all devices of a call have all that it takes and gives."""
+    count = len(call.devices or ())
+    values = (*(i.value for i in callee.inputs), *(o.value for o in callee.outputs))
+    return all(len(value.placed.devices) == count for value in values)
+
+
+def _column(onto: tuple[int, ...], ranked: _Ranked, count: int) -> tuple[int, ...]:
+    """Of which kind each device is in a call, -1 where it takes no part."""
+    if len(onto) == count:
+        return ranked.kinds.of
+    of = dict(zip(onto, ranked.kinds.of, strict=True))
+    return tuple(of.get(place, -1) for place in range(count))
+
+
+def project(function: Function, rank: int, callees: Mapping[str, str] | None = None) -> Function:
+    """What `rank` does of `function`; `callees` names its own functions for those that are called, on all devices.
+
+    Ops that communicate carry their place in the function as attribute `step`.
+    """
+    names = {n: (callees or {})[op.callee] for n, op in enumerate(function.ops) if op.callee}
+    return _projected(function, rank, 0, names, None)
+
+
+def _projected(
+    function: Function, rank: int, step: int, callees: Mapping[int, str], devices: tuple[int, ...] | None
+) -> Function:
+    """What the device at place `rank` does of `function`; `callees` names its own functions, by the number of the call.
+
+    `step` is the place in the schedule of its first op, the same in every call. `devices` are those that the function
+    runs on, where they are not numbered from 0.
     """
     values: dict[str, Value] = {}
 
@@ -103,9 +169,11 @@ def project(function: Function, rank: int, step: int = 0, callees: Mapping[str, 
     for number, op in enumerate(function.ops, step):
         entry = lookup(op.name, op.location)
         if Trait.TRANSFER in entry.traits:
-            ops += _transfer(op, rank, number, values)
+            ops += _transfer(op, rank, number, values, devices)
             continue
-        if not _is_on(op.results[0], rank):
+        if op.callee and number - step not in callees:
+            continue
+        if not op.callee and not _is_on(op.results[0], rank):
             continue
         operands = tuple(values[v.name] for v in op.operands if _is_on(v, rank))
         results = tuple(local(v) for v in op.results)
@@ -114,7 +182,7 @@ def project(function: Function, rank: int, step: int = 0, callees: Mapping[str, 
             continue
         if op.callee:
             values.update((v.name, v) for v in results)
-            ops.append(Op(op.name, operands, results, {"callee": (callees or {})[op.callee]}, op.location))
+            ops.append(Op(op.name, operands, results, {"callee": callees[number - step], **op.task}, op.location))
             continue
         attrs = local_attrs(op.attrs, _place(op.results[0].placed.devices, rank))
         if Trait.COMMUNICATES in entry.traits:
@@ -131,13 +199,16 @@ def _rank_kinds(function: Function, ranks: tuple[int, ...], called: Sequence[tup
     In the functions `called` they are of the same kinds.
     """
     columns: dict[tuple[int, ...], None] = dict.fromkeys(called)
+    sets: dict[int, tuple[tuple[int, ...], dict[int, int]]] = {}
 
     def note(devices: tuple[int, ...], numbers: Iterable[PerRank]) -> None:
         if devices == ranks:
             columns.update((n.values, None) for n in numbers)
             return
-        places = {device: index for index, device in enumerate(devices)}
-        columns[tuple(rank in places for rank in ranks)] = None
+        if id(devices) not in sets:
+            sets[id(devices)] = devices, {device: index for index, device in enumerate(devices)}
+            columns[tuple(rank in sets[id(devices)][1] for rank in ranks)] = None
+        places = sets[id(devices)][1]
         columns.update((tuple(n.values[places[r]] if r in places else 0 for r in ranks), None) for n in numbers)
 
     for value in (*(i.value for i in function.inputs), *(v for op in function.ops for v in op.results)):
@@ -152,12 +223,16 @@ def _rank_kinds(function: Function, ranks: tuple[int, ...], called: Sequence[tup
     return kinds_of(tuple(columns), len(ranks))
 
 
-def _transfer(op: Op, rank: int, step: int, values: dict[str, Value]) -> list[Op]:
+def _transfer(op: Op, rank: int, step: int, values: dict[str, Value], devices: tuple[int, ...] | None) -> list[Op]:
     """What `rank` does in an op of role ``transfer``: it sends, it receives, or it has no part in it."""
     ((value,), (result,)) = op.operands, op.results
+
+    def world(device: int) -> int:
+        return device if devices is None else devices[device]
+
     source, target = value.placed, result.placed
     if rank in source.devices:
-        peer = target.devices[source.devices.index(rank)]
+        peer = world(target.devices[source.devices.index(rank)])
         held = values[value.name]
         sent = Value(f"{result.name}.sent", infer("send", [held.tensor], {"peer": peer}, op.location)[0])
         return [Op("send", (held,), (sent,), {"peer": peer, "step": step}, op.location)]
@@ -168,7 +243,7 @@ def _transfer(op: Op, rank: int, step: int, values: dict[str, Value]) -> list[Op
         attrs: dict[str, Attribute] = {
             "shape": kind.shape,
             "dtype": kind.dtype,
-            "peer": source.devices[index],
+            "peer": world(source.devices[index]),
             "step": step,
         }
         return [Op("recv", (), (values[result.name],), attrs, op.location)]
@@ -176,7 +251,10 @@ def _transfer(op: Op, rank: int, step: int, values: dict[str, Value]) -> list[Op
 
 
 def _is_on(value: Value, rank: int) -> bool:
-    devices = value.placed.devices
+    return _has(value.placed.devices, rank)
+
+
+def _has(devices: tuple[int, ...], rank: int) -> bool:
     place = _place(devices, rank)
     return place < len(devices) and devices[place] == rank
 

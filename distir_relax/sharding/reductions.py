@@ -40,9 +40,13 @@ from distir_relax.sharding.hazards import Hazards, spread
 
 @dataclass(frozen=True, slots=True)
 class DelayReductions:
-    """The pass: sharded stage in and out. `hazards` is what is known of the entry function's constants."""
+    """The pass: sharded stage in and out. `hazards` is what is known of the entry function's constants.
+
+    With `stages_apart`, sums of what different stages of a pipeline make do not meet before they are reduced.
+    """
 
     hazards: Hazards = field(default=Hazards(), repr=False)
+    stages_apart: bool = False
 
     takes: ClassVar[tuple[str, ...]] = ("sharded",)
     gives: ClassVar[str] = "sharded"
@@ -55,7 +59,8 @@ class DelayReductions:
         delayed: dict[str, Function] = {}
         for function in called_first(module):
             function = _with_reductions_of_calls(function, left, names[function.name])
-            function = _delay(function, known.get(function.name, Hazards()))
+            stages = _stages(function) if self.stages_apart else {}
+            function = _delay(function, known.get(function.name, Hazards()), stages)
             if function.name != module.main.name:
                 function, left[function.name] = _without_last_reductions(function)
             delayed[function.name] = function
@@ -94,13 +99,23 @@ def _with_reductions_of_calls(function: Function, left: Mapping[str, Mapping[int
     return replace(function, ops=tuple(ops))
 
 
-def _delay(function: Function, hazards: Hazards) -> Function:
+def _stages(function: Function) -> dict[str, frozenset[object]]:
+    """Of which stages of a pipeline each value is made."""
+    found: dict[str, frozenset[object]] = {}
+    for op in function.ops:
+        own = {op.task["stage"]} if op.task else ()
+        stages = frozenset(own) or frozenset().union(*(found.get(v.name, frozenset()) for v in op.operands))
+        found.update((v.name, stages) for v in op.results)
+    return found
+
+
+def _delay(function: Function, hazards: Hazards, stages: Mapping[str, frozenset[object]]) -> Function:
     uses = count_uses(function)
     ops: dict[str, Op] = {}
     reductions: dict[str, Op] = {}
     """The `redistribute` ops, by the value they define, that reduce along one or more axes."""
     for op in function.ops:
-        moved = None if _is_redistribution(op) else _move(op, reductions, uses, hazards)
+        moved = None if _is_redistribution(op) else _move(op, reductions, uses, hazards, stages)
         if moved is None:
             ops[op.results[0].name] = op
             if _is_redistribution(op) and _reduced_axes(op):
@@ -114,7 +129,13 @@ def _delay(function: Function, hazards: Hazards) -> Function:
     return replace(function, ops=tuple(ops.values()))
 
 
-def _move(op: Op, reductions: dict[str, Op], uses: Counter[str], hazards: Hazards) -> tuple[list[Op], Op, Op] | None:
+def _move(
+    op: Op,
+    reductions: dict[str, Op],
+    uses: Counter[str],
+    hazards: Hazards,
+    stages: Mapping[str, frozenset[object]],
+) -> tuple[list[Op], Op, Op] | None:
     """The reductions that go, the op on pending operands, and the reduction behind it; or None."""
     if len(op.results) != 1:
         return None
@@ -122,7 +143,7 @@ def _move(op: Op, reductions: dict[str, Op], uses: Counter[str], hazards: Hazard
         found = [reductions.get(op.operands[i].name) for i in sorted(group)]
         if any(r is None or uses[r.results[0].name] != 1 for r in found):
             continue
-        if hazards.stop(op, group):
+        if hazards.stop(op, group) or len({stages.get(op.operands[i].name) for i in group}) > 1:
             continue
         gone = [r for r in found if r is not None]
         axes = _reduced_axes(gone[0])

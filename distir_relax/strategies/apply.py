@@ -44,12 +44,6 @@ class ApplyStrategy:
     def run(self, module: Module) -> Module:
         """The module with marks, on the mesh of the strategy."""
         strategy = self.strategy
-        if strategy.pipeline > 1:
-            raise DistIRError(
-                f"an imported model is not cut into the {strategy.pipeline} stages of a pipeline yet",
-                f"strategy {strategy}",
-                "give 1 as the third number",
-            )
         whole = written_out(module, module.main)
         classes = classes_of(whole.function)
         needed = strategy.data * strategy.microbatches > 1 or strategy.sequence_parallel

@@ -65,3 +65,12 @@ define(
     code=Code(relax="{0}"),
     traits={Trait.PLACE, Trait.VIEW},
 )
+
+define(
+    # On some of the devices that hold a value, what they hold.
+    "restrict",
+    Semantics(infer=same_type, torch="{0}"),
+    cost=FREE,
+    code=Code(relax="{0}"),
+    traits={Trait.VIEW, Trait.TRIVIAL},
+)
