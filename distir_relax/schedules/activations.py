@@ -50,9 +50,9 @@ def peak_activations(order: Order, memory: Memory | None = None) -> tuple[Number
     """The most that each rank keeps at once, in stage activations or in the unit of the sizes of `memory`.
 
     A forward takes its stage's activations when it begins, and they count as whole until the backward gives them back
-    when it ends: ``B``, or ``W`` where the backward is split. (What ``I`` could let go of already is taken to be as much
-    as the gradients that it leaves for ``W``.) In an order without backward tasks a forward gives back what it took when
-    it ends. So a peak depends on the order alone, not on times.
+    when it ends: ``B``, or ``W`` where the backward is split. (What ``I`` could let go of already is taken to be as
+    much as the gradients that it leaves for ``W``.) In an order without backward tasks a forward gives back what it
+    took when it ends. So a peak depends on the order alone, not on times.
     """
     sizes = stage_sizes(order.stages, order.chunks, memory)
     peaks: list[Number] = []

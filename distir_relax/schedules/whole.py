@@ -50,7 +50,7 @@ def interleaved(shape: Shape) -> Order:
 
     Microbatches go in rounds of about p: a rank takes those of a round through its first stage, then through its
     second, and only then goes on to the next round. A bubble is as long as one stage, so shorter by as many times as
-    there are chunks. Where p does not divide the microbatches, rounds differ by one (and are those of torch where it has any).
+    there are chunks. Where p does not divide the microbatches, rounds differ by one (and are torch's where it has any).
     """
     rounds = through_chunks(shape)
 
