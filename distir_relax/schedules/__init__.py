@@ -1,5 +1,41 @@
 """In which order stages of a pipeline work: data, not code that knows a model."""
 
-from distir_relax.schedules.orders import Schedule, Task, fill_drain, one_forward_one_backward
+from distir_relax.schedules import whole
+from distir_relax.schedules.activations import Memory, check_fits, fits, peak_activations
+from distir_relax.schedules.check import check
+from distir_relax.schedules.steps import one_forward_one_backward
+from distir_relax.schedules.table import (
+    Schedule,
+    order_of,
+    schedule,
+    schedule_named,
+    schedule_names,
+    scheduler,
+)
+from distir_relax.schedules.task import Kind, Order, Shape, Task
+from distir_relax.schedules.timeline import Timeline, timeline
+from distir_relax.schedules.times import Number, Times
 
-__all__ = ["Schedule", "Task", "fill_drain", "one_forward_one_backward"]
+__all__ = [
+    "Kind",
+    "Memory",
+    "Number",
+    "Order",
+    "Schedule",
+    "Shape",
+    "Task",
+    "Timeline",
+    "Times",
+    "check",
+    "check_fits",
+    "fits",
+    "one_forward_one_backward",
+    "order_of",
+    "peak_activations",
+    "schedule",
+    "schedule_named",
+    "schedule_names",
+    "scheduler",
+    "timeline",
+    "whole",
+]

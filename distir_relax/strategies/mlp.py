@@ -15,7 +15,7 @@ from distir_relax.errors import DistIRError
 from distir_relax.ir import Module, PlacedType, Size, Value, fresh_name, per_rank
 from distir_relax.layout import DeviceMesh
 from distir_relax.layout.division import balanced
-from distir_relax.schedules.orders import Task, one_forward_one_backward
+from distir_relax.schedules import Task, one_forward_one_backward
 from distir_relax.strategies.builder import FunctionBuilder, ProgramBuilder
 from distir_relax.strategies.strategy import Strategy
 
@@ -80,7 +80,7 @@ class _Training:
             for task in step:
                 stage, m = task.stage, task.microbatch
                 own = weights[stages[stage].start : stages[stage].stop]
-                if task.forward:
+                if task.kind == "F":
                     entering = received[task] or inputs[m]
                     body = self._forward(stages[stage], entering.placed)
                     found = main.call(body, entering, *own, devices=devices[stage], hint=f"f{stage}.{m}.")
@@ -108,9 +108,9 @@ class _Training:
     ) -> Value | None:
         """What a task gets from the stage before or after it; None at the ends of the pipeline."""
         stage, m = task.stage, task.microbatch
-        if task.forward and stage:
+        if task.kind == "F" and stage:
             return main.send(kept[stage - 1, m][-1], devices[stage], hint=f"x{stage}.{m}")
-        if not task.forward and stage < self.strategy.pipeline - 1:
+        if task.kind != "F" and stage < self.strategy.pipeline - 1:
             return main.send(below.pop((stage + 1, m)), devices[stage], hint=f"dy{stage}.{m}")
         return None
 

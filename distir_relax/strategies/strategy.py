@@ -9,6 +9,7 @@ from typing import Any
 
 from distir_relax.errors import DistIRError
 from distir_relax.layout import DeviceMesh
+from distir_relax.schedules import schedule_named
 
 CHECKPOINTS = ("none", "block", "selective")
 
@@ -24,7 +25,8 @@ class Strategy:
     what is cheap to compute again (Korthikanti et al., 2022). With `sequence_parallel`, activations between blocks are
     split along the sequence over the tensor axis (same).
 
-    Raises `DistIRError` for a degree or a number of microbatches below one, and for a value that an option has not.
+    Raises `DistIRError` for a degree or a number of microbatches below one, and for a value that an option has not: a
+    schedule that does not exist, or chunks that it does not take.
     """
 
     data: int = 1
@@ -44,6 +46,10 @@ class Strategy:
             raise DistIRError(f"zero is 0, 1, 2 or 3, found {self.zero}", f"strategy {self}")
         if self.checkpoint not in CHECKPOINTS:
             raise DistIRError(f"checkpoint is {', '.join(CHECKPOINTS)}, found {self.checkpoint!r}", f"strategy {self}")
+        try:
+            schedule_named(self.schedule).take(self.chunks)
+        except DistIRError as error:
+            raise DistIRError(error.message, f"strategy {self}", error.hint) from None
 
     @property
     def devices(self) -> int:

@@ -2,21 +2,27 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from itertools import groupby
 
 from distir_relax.ir import Module, Value
 from distir_relax.layout import DeviceMesh
-from distir_relax.strategies import ProgramBuilder, Schedule
+from distir_relax.schedules import Task, order_of, timeline
+from distir_relax.strategies import ProgramBuilder
 
 ROWS, WIDTH = 3, 5
 ACTIVATION, WEIGHT = ROWS * WIDTH * 8, WIDTH * WIDTH * 8
 FORWARD, BACKWARD = 2 * ROWS * WIDTH * WIDTH, 4 * ROWS * WIDTH * WIDTH
 """Operations of a task: one product forwards, two backwards."""
 
-Order = Callable[[int, int], Schedule]
+
+def steps(schedule: str, stages: int, microbatches: int) -> list[list[Task]]:
+    """The tasks that start at the same time."""
+    found = timeline(order_of(schedule, stages, microbatches)).tasks()
+    timed = sorted((start, task.stage, task) for task, start, _ in found)
+    return [[task for *_, task in group] for _, group in groupby(timed, key=lambda item: item[0])]
 
 
-def pipeline(order: Order, stages: int, microbatches: int) -> Module:
+def pipeline(schedule: str, stages: int, microbatches: int) -> Module:
     """Each stage multiplies by its weight forwards and keeps the result, which it multiplies backwards.
 
     Only the gradient of the last microbatch is given back, so that nothing piles up at the end.
@@ -36,17 +42,17 @@ def pipeline(order: Order, stages: int, microbatches: int) -> Module:
     labels = [main.input(f"dy{m}", (ROWS, WIDTH), "float64", devices[-1]) for m in range(microbatches)]
     made: dict[tuple[int, int], Value] = {}
     below: dict[tuple[int, int], Value] = {}
-    for step in order(stages, microbatches):
+    for step in steps(schedule, stages, microbatches):
         received = {}
         for task in step:
             s, m = task.stage, task.microbatch
-            if task.forward:
+            if task.kind == "F":
                 received[task] = main.send(made[s - 1, m], devices[s]) if s else batches[m]
             else:
                 received[task] = main.send(below[s + 1, m], devices[s]) if s < stages - 1 else labels[m]
         for task in step:
             s, m = task.stage, task.microbatch
-            if task.forward:
+            if task.kind == "F":
                 (made[s, m],) = main.call(forward, received[task], weights[s], devices=devices[s])
             else:
                 found = main.call(backward, made.pop((s, m)), received[task], weights[s], devices=devices[s])

@@ -7,11 +7,9 @@ from fractions import Fraction
 import pytest
 
 from distir_relax.analysis.simulate import simulate_module
-from distir_relax.errors import DistIRError
 from distir_relax.ir import verify
 from distir_relax.ops import check
-from distir_relax.strategies import Task, fill_drain, one_forward_one_backward
-from tests.analysis.pipelines import ACTIVATION, BACKWARD, FORWARD, WEIGHT, Order, pipeline
+from tests.analysis.pipelines import ACTIVATION, BACKWARD, FORWARD, WEIGHT, pipeline
 from tests.machines import link, machine
 
 # A million operations a second, so that a task takes a whole number of femtoseconds; links take no time at all.
@@ -19,13 +17,13 @@ FLOPS = 1e6
 FREE = machine(16, link(0.0, float("inf")), FLOPS)
 F, B = (round(n / FLOPS * 1e15) for n in (FORWARD, BACKWARD))
 SHAPES = [(1, 1), (1, 5), (2, 1), (2, 3), (3, 2), (3, 7), (5, 3), (5, 5), (5, 11), (7, 4), (7, 13)]
-ORDERS = [fill_drain, one_forward_one_backward]
+SCHEDULES = ["gpipe", "1f1b"]
 
 
 @pytest.mark.parametrize(("p", "m"), SHAPES)
-@pytest.mark.parametrize("order", ORDERS)
-def test_makespan_and_bubble_of_equal_stages(order: Order, p: int, m: int) -> None:
-    module = pipeline(order, p, m)
+@pytest.mark.parametrize("schedule", SCHEDULES)
+def test_makespan_and_bubble_of_equal_stages(schedule: str, p: int, m: int) -> None:
+    module = pipeline(schedule, p, m)
     verify(module, check)
     found = simulate_module(module, FREE)
     assert max(found.clocks) == (m + p - 1) * (F + B)
@@ -37,13 +35,13 @@ def test_makespan_and_bubble_of_equal_stages(order: Order, p: int, m: int) -> No
 
 
 @pytest.mark.parametrize(("p", "m"), SHAPES)
-@pytest.mark.parametrize("order", ORDERS)
-def test_microbatches_alive_on_each_stage(order: Order, p: int, m: int) -> None:
-    """1F1B holds at most P - s results on stage s, fill-drain all of them, and no more than one task needs besides."""
-    found = simulate_module(pipeline(order, p, m), FREE)
+@pytest.mark.parametrize("schedule", SCHEDULES)
+def test_microbatches_alive_on_each_stage(schedule: str, p: int, m: int) -> None:
+    """1F1B holds at most P - s results on stage s, GPipe all of them, and no more than one task needs besides."""
+    found = simulate_module(pipeline(schedule, p, m), FREE)
     for stage in range(p):
         curve = [sum(split) for _, split in found.memory_curve(stage)]
-        alive = m if order is fill_drain else min(p - stage, m)
+        alive = m if schedule == "gpipe" else min(p - stage, m)
         # Of the backward task that begins when most are held: two results, or one and the gradient it received.
         task = 2
         inputs = m * ((stage == 0) + (stage == p - 1))
@@ -52,9 +50,9 @@ def test_microbatches_alive_on_each_stage(order: Order, p: int, m: int) -> None:
 
 
 @pytest.mark.parametrize(("p", "m"), [(2, 3), (3, 5), (5, 7)])
-@pytest.mark.parametrize("order", ORDERS)
-def test_sends_make_it_slower_and_tasks_no_longer(order: Order, p: int, m: int) -> None:
-    module = pipeline(order, p, m)
+@pytest.mark.parametrize("schedule", SCHEDULES)
+def test_sends_make_it_slower_and_tasks_no_longer(schedule: str, p: int, m: int) -> None:
+    module = pipeline(schedule, p, m)
     free = simulate_module(module, FREE)
     before = max(free.clocks)
     for latency in (1e-6, 1e-5, 1e-4):
@@ -66,31 +64,6 @@ def test_sends_make_it_slower_and_tasks_no_longer(order: Order, p: int, m: int) 
 
 def test_one_microbatch_pays_for_each_send_once() -> None:
     p, latency, bandwidth = 5, 2e-6, 1e9
-    found = simulate_module(pipeline(one_forward_one_backward, p, 1), machine(16, link(latency, bandwidth), FLOPS))
+    found = simulate_module(pipeline("1f1b", p, 1), machine(16, link(latency, bandwidth), FLOPS))
     send = round((latency + ACTIVATION / bandwidth) * 1e15)
     assert max(found.clocks) == p * (F + B) + 2 * (p - 1) * send
-
-
-@pytest.mark.parametrize(("p", "m"), SHAPES)
-@pytest.mark.parametrize("order", ORDERS)
-def test_a_schedule_has_every_task_once_after_those_that_it_needs(order: Order, p: int, m: int) -> None:
-    done: set[Task] = set()
-    for step in order(p, m):
-        assert len({task.stage for task in step}) == len(step), "a stage does one task at a time"
-        for task in step:
-            assert task not in done
-            if task.forward:
-                needed = [Task(task.stage - 1, task.microbatch, True)] if task.stage else []
-            else:
-                needed = [Task(task.stage, task.microbatch, True)]
-                needed += [Task(task.stage + 1, task.microbatch, False)] if task.stage < p - 1 else []
-            assert done.issuperset(needed), task
-        done.update(step)
-    assert done == {Task(s, k, forward) for s in range(p) for k in range(m) for forward in (True, False)}
-
-
-@pytest.mark.parametrize(("p", "m"), [(0, 3), (3, 0), (-1, 1)])
-@pytest.mark.parametrize("order", ORDERS)
-def test_a_pipeline_of_nothing_is_refused(order: Order, p: int, m: int) -> None:
-    with pytest.raises(DistIRError, match=f"at least one stage and one microbatch, found {p} and {m}"):
-        order(p, m)
