@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from distir_relax.analysis.footprint import Footprint, footprint
 from distir_relax.bundle import BACKENDS, Bundle, write_bundle
+from distir_relax.cost.profile import Profile, as_profile
 from distir_relax.errors import AnnotationError
 from distir_relax.frontends.checkpoint import with_checkpoint
 from distir_relax.frontends.imported import Imported, snapshot
@@ -216,6 +217,8 @@ def compile(
     shardings: Mapping[str, str] | None = None,
     mesh: DeviceMesh | int | Sequence[int] | None = None,
     strategy: Strategy | str | None = None,
+    stages: Sequence[str] = (),
+    profile: Profile | str | Path | None = None,
     tail: str = "ragged",
     name: str | None = None,
     gather_threshold: int = 1 << 20,
@@ -236,7 +239,8 @@ def compile(
     each with its placement, together with `mesh`: a `DeviceMesh`, its shape, or a number of devices. A `mesh` given
     here takes the place of the one that annotations in the model name: the same model for another number of devices.
     A `strategy`, such as ``"2/4/1/1"``, marks what annotations leave open: the batch, and weights, found from the
-    program itself (``docs/strategies.md``). `tail` says what ranks with a short shard do: ``ragged`` (own shapes) or
+    program itself (``docs/strategies.md``). The stages of its pipeline are cut where their cost on the machine of
+    `profile` balances, or begin with the modules, or ONNX nodes, that `stages` names. `tail` says what ranks with a short shard do: ``ragged`` (own shapes) or
     ``pad`` (filled up to the largest shard).
 
     The plan has a copy of the weights as they are now. A model on the meta device compiles and simulates; `checkpoint`,
@@ -257,7 +261,7 @@ def compile(
     imported = snapshot(import_model(model, example_inputs, example_kwargs, input_shapes, params, check_import))
     options = CompileOptions(
         shardings, mesh, strategy, tail, name or _default_name(model), gather_threshold, outline, verify, dump,
-        observers, passes,
+        observers, passes, stages=stages, profile=profile,
     )  # fmt: skip
     return plan_of(imported if checkpoint is None else with_checkpoint(imported, checkpoint), options)
 
@@ -278,6 +282,8 @@ class CompileOptions:
     observers: Sequence[Observer] = ()
     passes: Callable[[Sequence[Pass]], Sequence[Pass]] | None = None
     training: StepOfTraining | None = None
+    stages: Sequence[str] = ()
+    profile: Profile | str | Path | None = None
 
 
 def plan_of(imported: Imported, options: CompileOptions) -> Plan:
@@ -300,12 +306,15 @@ def _passes(imported: Imported, options: CompileOptions) -> tuple[Pass, ...]:
         options.tail,
         options.shardings,
         imported.names,
-        imported.scopes if options.outline else None,
+        imported.scopes,
+        options.outline,
         imported.unused,
         imported.places,
         hazards_in(imported.module, imported.tensors),
         strategy,
         options.training,
+        tuple(options.stages),
+        None if options.profile is None else as_profile(options.profile),
     )
     return chosen if options.passes is None else tuple(options.passes(chosen))
 

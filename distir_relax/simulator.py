@@ -12,7 +12,7 @@ from distir_relax.analysis.simulate import simulate_module
 from distir_relax.analysis.simulation import Alternative, Simulation
 from distir_relax.bundle import read_bundle
 from distir_relax.compiler import Plan
-from distir_relax.cost.profile import Profile, load_profile
+from distir_relax.cost.profile import Profile, as_profile
 from distir_relax.errors import DistIRError, ImportModelError
 from distir_relax.given import Given, Model, Program, Saved, call_target, read_target, what_is
 from distir_relax.ir import BatchDim, Module
@@ -48,7 +48,7 @@ def simulate(
 
     Raises a `DistIRError`: `ProfileError` for the profile, and what reading or compiling the model raises.
     """
-    machine = profile if isinstance(profile, Profile) else load_profile(profile)
+    machine = as_profile(profile)
     given = {"strategy": strategy, "global_batch": global_batch}
     loaded = _load(model, given, input_shapes, shardings, None if mesh is None else as_mesh(mesh))
     found = simulate_module(loaded.module, machine)

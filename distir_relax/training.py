@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from distir_relax.bundle import BACKENDS, TrainingManifest, write_bundle
 from distir_relax.compiler import CompileOptions, Plan, plan_of
+from distir_relax.cost.profile import Profile
 from distir_relax.errors import DistIRError, ImportModelError
 from distir_relax.frontends.imported import Imported, snapshot
 from distir_relax.frontends.torch.importer import import_torch
@@ -120,6 +121,8 @@ def compile_training(
     optimizer: Optimizer,
     example_batch: Any,
     strategy: Strategy | str | None = None,
+    stages: Sequence[str] = (),
+    profile: Profile | str | Path | None = None,
     clip_norm: float | None = None,
     precision: str = "",
     seed: int = 0,
@@ -153,7 +156,7 @@ def compile_training(
         strategy = Strategy()
     options = CompileOptions(
         shardings, mesh, strategy, tail, name or _name(model), gather_threshold, outline, verify, dump, observers,
-        passes, StepOfTraining(optimizer, trained, clip_norm, masters=bool(precision)),
+        passes, StepOfTraining(optimizer, trained, clip_norm, masters=bool(precision)), stages, profile,
     )  # fmt: skip
     return TrainingStep(plan_of(imported, options), optimizer, loss is not None, bool(precision), seed)
 

@@ -148,6 +148,11 @@ def load_profile(name: str | Path) -> Profile:
     return profile
 
 
+def as_profile(profile: Profile | str | Path) -> Profile:
+    """A profile as a user may give one. Raises `ProfileError` as `load_profile` does."""
+    return profile if isinstance(profile, Profile) else load_profile(profile)
+
+
 def read_profile(text: str, where: str = "") -> Profile:
     """The profile that a TOML text describes. Raises `ProfileError` as `load_profile` does."""
     data = parse_toml(text, ProfileError, where)

@@ -21,7 +21,7 @@ from distir_relax.ir import (
     print_module,
     print_records,
 )
-from distir_relax.layout import At, DeviceMesh, Shard, holders, print_placements
+from distir_relax.layout import At, DeviceMesh, R, Shard, holders, print_placements
 from distir_relax.lowering.emit.torch import to_torch
 from distir_relax.ops import Trait, lookup
 from distir_relax.sharding import remarks
@@ -66,12 +66,14 @@ def to_bundle(
 
 
 def _at_place(value: Value, local: Value, mesh: DeviceMesh) -> DTensorType:
-    """How a value lies on `mesh`, of which its own may be one place; `local` is on the devices of that place."""
+    """How a value lies on `mesh`, of which its own may be one place; `local` is on the devices of that place, or of
+    all."""
     kind = value.dtensor
     if len(kind.placements) == len(mesh.shape):
         return kind
-    place = local.placed.devices[0] // (mesh.size // mesh.shape[0])
-    return replace(kind, placements=(At(place), *kind.placements))
+    devices = local.placed.devices
+    where = R if len(devices) == mesh.size else At(devices[0] // (mesh.size // mesh.shape[0]))
+    return replace(kind, placements=(where, *kind.placements))
 
 
 def program_to_bundle(

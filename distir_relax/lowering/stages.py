@@ -1,0 +1,194 @@
+"""The stages of a pipeline at their places: groups of devices, each of which holds the weights of its stages.
+
+The program comes laid out on the devices of one place, its tasks saying of which stage they are. A task runs at the
+place of its stage, and with it what its weights are made of and what becomes of their gradients. What is made of inputs
+alone is made wherever it is needed; all else goes from one place to the next by `send`, shard by shard::
+
+    mesh of 2 devices, 3 places       =>   one mesh of 3 x 2, with `pipeline` as its first axis
+    %h = call @stage(…) {stage=0, …}  =>   %h @ {0,1} = call @stage(…) on {0,1} {stage=0, …}
+                                           %h_1 @ {2,3} = send(%h)
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+from typing import ClassVar
+
+from distir_relax.ir import CALL, Function, Input, Module, Op, PlacedType, Value, fresh_name, makers, value_names
+from distir_relax.layout import DeviceMesh
+from distir_relax.ops import lookup
+
+AXIS = "pipeline"
+"""The mesh axis of the places."""
+
+
+@dataclass(frozen=True, slots=True)
+class PlaceStages:
+    """The pass: distributed stage in and out. ``place_of[s]`` is the place of stage s of the model."""
+
+    takes: ClassVar[tuple[str, ...]] = ("distributed",)
+    gives: ClassVar[str] = "distributed"
+    place_of: tuple[int, ...]
+
+    def run(self, module: Module) -> Module:
+        """The module on the devices of all places."""
+        mesh = module.meshes[0]
+        count = max(self.place_of) + 1
+        whole = DeviceMesh((count, *mesh.shape), (AXIS, *mesh.axes))
+        main = _Writer(module.main, _Places(module.main, self.place_of), mesh.size, whole.devices).function()
+        return replace(module, functions=(main, *module.functions[1:]), meshes=(whole,))
+
+
+@dataclass(slots=True)
+class _Places:
+    """Where each value of a function is made."""
+
+    main: Function
+    place_of: Sequence[int]
+    of: dict[str, int] = field(default_factory=dict)
+    """The places of the values that are made once."""
+    makers: dict[str, Op] = field(init=False)
+    _pinned: set[str] = field(default_factory=set)
+    """The values that are made once: they depend on weights, or on tasks."""
+
+    def __post_init__(self) -> None:
+        self.makers = makers(self.main)
+        self._pinned.update(i.value.name for i in self.main.inputs if i.role in ("parameter", "state"))
+        for op in self.main.ops:
+            self._place(op)
+        for name in self._pinned:
+            self._pull(name, 0)
+
+    def _place(self, op: Op) -> None:
+        pinned = [v for v in op.operands if v.name in self._pinned]
+        known = [v for v in pinned if v.name in self.of]
+        if not op.task and not pinned:
+            return
+        self._pinned.update(v.name for v in op.results)
+        if op.task or known:
+            place = self.place_of[op.task["stage"]] if op.task else self._choose(op, known)  # type: ignore[index]
+            self.of.update((v.name, place) for v in op.results)
+            for value in pinned:
+                self._pull(value.name, place)
+
+    def _choose(self, op: Op, known: Sequence[Value]) -> int:
+        """Where an op runs whose operands are at several places: at what it updates, or else at the largest."""
+        if lookup(op.name, op.location).code.in_place if not op.callee else False:
+            known = [v for v in known if v is op.operands[0]] or known
+        return min((-v.placed.local(0).bytes, self.of[v.name]) for v in known)[1]
+
+    def _pull(self, name: str, place: int) -> None:
+        """What is placed nowhere yet, and all that it is made of, is where it is first needed."""
+        waiting = [name]
+        while waiting:
+            name = waiting.pop()
+            if name in self.of or name not in self._pinned:
+                continue
+            self.of[name] = place
+            if name in self.makers:
+                waiting += [v.name for v in (*self.makers[name].results, *self.makers[name].operands)]
+
+    def needed_at(self) -> dict[str, set[int]]:
+        """At which places each value is that is made wherever it is needed."""
+        found: dict[str, set[int]] = {}
+        ends = [(o.value.name, self.of.get(o.value.name, 0)) for o in self.main.outputs]
+        uses = [(v.name, self.of[op.results[0].name]) for op in self.main.ops if op.results[0].name in self.of
+                for v in op.operands]  # fmt: skip
+        waiting = [*ends, *uses]
+        while waiting:
+            name, place = waiting.pop()
+            if name in self.of or place in found.setdefault(name, set()):
+                continue
+            found[name].add(place)
+            if name in self.makers:
+                waiting += [(v.name, place) for v in self.makers[name].operands]
+        return found
+
+
+@dataclass(slots=True)
+class _Writer:
+    main: Function
+    places: _Places
+    size: int
+    """The devices of one place."""
+    everywhere: tuple[int, ...]
+    values: dict[tuple[str, int], Value] = field(default_factory=dict)
+    """Each value at the places where it is."""
+    ops: list[Op] = field(default_factory=list)
+    names: set[str] = field(default_factory=set)
+    used: set[str] = field(default_factory=set)
+    inputs: dict[str, Value] = field(default_factory=dict)
+    devices: dict[int, tuple[int, ...]] = field(default_factory=dict)
+
+    def function(self) -> Function:
+        given = self.main
+        self.names = value_names(given)
+        needed = self.places.needed_at()
+        inputs = tuple(self._input(item, needed.get(item.value.name, set())) for item in given.inputs)
+        for op in given.ops:
+            place = self.places.of.get(op.results[0].name)
+            if place is not None:
+                self._write(op, place)
+        outputs = tuple(replace(o, value=self._at(o.value, self.places.of.get(o.value.name, 0))) for o in given.outputs)
+        return replace(given, inputs=inputs, ops=tuple(self.ops), outputs=outputs)
+
+    def _input(self, item: Input, needed: set[int]) -> Input:
+        """An input at its place; one that several need is given to all."""
+        name = item.value.name
+        self.used.add(name)
+        places = sorted(needed) or [self.places.of.get(name, 0)]
+        if len(places) > 1:
+            value = Value(name, replace(item.value.placed, devices=self.everywhere))
+            value = self._spread(value, item.value.placed)
+            self.inputs[name] = value
+        else:
+            value = self.values[name, places[0]] = self._moved(item.value, places[0], name)
+        return replace(item, value=value)
+
+    def _spread(self, value: Value, kind: PlacedType) -> Value:
+        """The value with what the devices of each place hold, which is alike."""
+        count = len(self.everywhere) // self.size
+        shape = tuple(d if isinstance(d, int) else replace(d, values=d.values * count) for d in kind.shape)
+        return Value(value.name, replace(value.placed, shape=shape))
+
+    def _write(self, op: Op, place: int) -> None:
+        operands = tuple(self._at(v, place) for v in op.operands)
+        results = []
+        for value in op.results:
+            name = value.name if value.name not in self.used else fresh_name(value.name, self.names)
+            self.used.add(name)
+            results.append(self._moved(value, place, name))
+            self.values[value.name, place] = results[-1]
+        attrs = op.attrs
+        if op.name == CALL:
+            attrs = {**attrs, "devices": self._on(op.devices or (), place)}
+        self.ops.append(replace(op, operands=operands, results=tuple(results), attrs=attrs))
+
+    def _at(self, value: Value, place: int) -> Value:
+        """The value at a place: sent there, if it is made elsewhere."""
+        if (value.name, place) in self.values:
+            return self.values[value.name, place]
+        home = self.places.of.get(value.name)
+        if home is None and value.name in self.places.makers:
+            self._write(self.places.makers[value.name], place)
+            return self.values[value.name, place]
+        source = self.inputs[value.name] if home is None else self.values[value.name, home]
+        result = self._moved(value, place, fresh_name(value.name, self.names))
+        self.values[value.name, place] = result
+        maker = self.places.makers.get(value.name)
+        self.ops.append(
+            Op("restrict" if home is None else "send", (source,), (result,), {}, maker.location if maker else "")
+        )
+        return result
+
+    def _moved(self, value: Value, place: int, name: str) -> Value:
+        kind = value.placed
+        return Value(name, replace(kind, devices=self._on(kind.devices, place)))
+
+    def _on(self, devices: tuple[int, ...], place: int) -> tuple[int, ...]:
+        """Devices of the first place, at another. Sets that are equal are one object: they are looked up by it."""
+        if len(devices) != self.size:
+            return tuple(d + place * self.size for d in devices)
+        first = place * self.size
+        return self.devices.setdefault(place, tuple(range(first, first + self.size)))

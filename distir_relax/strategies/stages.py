@@ -1,0 +1,188 @@
+"""A model cut into the stages of a pipeline: each a function, whose calls are tasks.
+
+What is computed with weights, for each microbatch by itself, is cut where its cost balances, in the order of the
+program. Outside of stages stays what is the same for all microbatches (positions, weights in another dtype), what is
+made of inputs alone (masks, labels), and what brings microbatches together (a loss that is a mean over all samples),
+with all that depends on it. Stages that are equal are one function, which is differentiated and laid out once.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import ClassVar
+
+from distir_relax.analysis.estimate import Estimate
+from distir_relax.cost.profile import Profile, load_profile
+from distir_relax.errors import DistIRError
+from distir_relax.frontends.imported import Frame
+from distir_relax.ir import BatchDim, Function, Module, Op, Value, written_out
+from distir_relax.ir.regions import Region, form_of, take_out
+from distir_relax.strategies.balance import balanced_cuts
+from distir_relax.strategies.classes import Classes, classes_of
+
+DEFAULT_PROFILE = "cpu-local"
+"""The machine whose costs are balanced where none is named."""
+
+
+@dataclass(frozen=True, slots=True)
+class CutStages:
+    """The pass: global stage in and out. The model is cut into `count` stages, functions that are called by tasks.
+
+    `boundaries` name where each stage but the first begins: paths of modules, or names of ONNX nodes, of the model;
+    `scopes` say in which of them values are made. Without, stages are cut where the cost on `profile` balances. With
+    `separate`, no stage does what brings microbatches together. Raises `DistIRError` for a model that has fewer parts
+    than stages, and for a boundary that is not in the model, is inside of a block, or is not behind the one before.
+    """
+
+    takes: ClassVar[tuple[str, ...]] = ("global",)
+    gives: ClassVar[str] = "global"
+    count: int
+    boundaries: tuple[str, ...] = ()
+    separate: bool = True
+    profile: Profile | None = field(default=None, repr=False)
+    scopes: Mapping[str, tuple[Frame, ...]] = field(default_factory=dict, repr=False)
+
+    def run(self, module: Module) -> Module:
+        """The module with a call for each stage."""
+        main = module.main
+        parts = _Parts.of(module, self.separate)
+        if len(parts.body) < self.count:
+            raise DistIRError(
+                f"the model has {len(parts.body)} ops with weights that follow each other, which cannot be "
+                f"{self.count} stages",
+                hint="take fewer stages",
+            )
+        firsts = self._named(main, parts.body) if self.boundaries else self._balanced(module, parts.body)
+        ends = (*firsts, len(parts.body))
+        stages = [
+            Region(tuple(parts.body[a:b]), kind="Stage", attrs={"stage": number})
+            for number, (a, b) in enumerate(zip((0, *firsts), ends, strict=True))
+        ]
+        equal: dict[object, list[Region]] = defaultdict(list)
+        for stage in stages:
+            equal[form_of(main, stage)].append(stage)
+        found = take_out(main, list(equal.values()), {f.name for f in module.functions}, parts.roles)
+        assert found is not None, "stages follow each other"
+        return replace(module, functions=(found[0], *module.functions[1:], *found[1]))
+
+    def _balanced(self, module: Module, body: Sequence[int]) -> list[int]:
+        """Which of the ops of the body each stage but the first begins with, by cost."""
+        main = module.main
+        profile = self.profile or load_profile(DEFAULT_PROFILE)
+        estimate = Estimate(module, profile)
+        costs = [estimate.seconds(main.ops[number]) for number in body]
+        # The end of the model that is in no stage is computed where the last one is.
+        rest = set(range(len(main.ops))) - set(body)
+        costs[-1] += sum(estimate.seconds(main.ops[number]) for number in rest if number > body[0])
+        speed = profile.levels[0].bandwidth
+        return balanced_cuts(costs, [n / speed for n in _crossing(main, body)], self.count)
+
+    def _named(self, main: Function, body: Sequence[int]) -> list[int]:
+        """Which of the ops of the body each stage but the first begins with, as the user says."""
+        if len(self.boundaries) != self.count - 1:
+            raise DistIRError(
+                f"{self.count} stages have {self.count - 1} boundaries, found {len(self.boundaries)}: "
+                f"{', '.join(self.boundaries)}",
+                hint="name the module that each stage but the first begins with",
+            )
+        firsts: list[int] = []
+        for boundary in self.boundaries:
+            place = next((i for i, number in enumerate(body) if self._is_in(main.ops[number], boundary)), None)
+            if place is None:
+                raise DistIRError(
+                    f"no stage can begin with {boundary!r}", hint=self._known(main, body) or "name one of its modules"
+                )
+            if place <= (firsts[-1] if firsts else 0):
+                before = self.boundaries[len(firsts) - 1] if firsts else "the beginning of the model"
+                raise DistIRError(
+                    f"the stage that begins with {boundary!r} would be empty: it is not behind {before!r}"
+                )
+            firsts.append(place)
+        return firsts
+
+    def _is_in(self, op: Op, path: str) -> bool:
+        return any(frame.path == path for v in op.results for frame in self.scopes.get(v.name, ()))
+
+    def _known(self, main: Function, body: Sequence[int]) -> str:
+        values = (v.name for number in body for v in main.ops[number].results)
+        paths = dict.fromkeys(frame.path for name in values for frame in self.scopes.get(name, ()) if frame.path)
+        shown = list(paths)[:12]
+        return f"the model has {', '.join(shown)}{', …' if len(paths) > len(shown) else ''}" if shown else ""
+
+
+@dataclass(frozen=True, slots=True)
+class _Parts:
+    """The numbers of the entry's ops that stages are made of, and the roles of values that are made outside of them."""
+
+    body: tuple[int, ...]
+    roles: Mapping[str, str]
+
+    @staticmethod
+    def of(module: Module, separate: bool) -> _Parts:
+        """What is computed of samples and weights, for each sample by itself."""
+        main = module.main
+        samples = _Samples.of(module) if separate else None
+        varying = set(samples.inputs) if samples else {i.value.name for i in main.inputs if i.role == "input"}
+        weights = {i.value.name for i in main.inputs if i.role == "parameter"}
+        together: set[str] = set()
+        """What is made of several samples, or of what is."""
+        body: list[int] = []
+        roles: dict[str, str] = {}
+        for number, op in enumerate(main.ops):
+            names, made = [v.name for v in op.operands], [v.name for v in op.results]
+            is_weighty = any(name in weights for name in names)
+            weights.update(made if is_weighty else ())
+            if not any(name in varying for name in names):
+                roles.update(dict.fromkeys(made, "parameter" if is_weighty else "constant"))
+                continue
+            varying.update(made)
+            if any(name in together for name in names) or (samples and not all(map(samples.has, op.results))):
+                together.update(made)
+            elif is_weighty:
+                body.append(number)
+        return _Parts(tuple(body), roles)
+
+
+@dataclass(frozen=True, slots=True)
+class _Samples:
+    """Which values have a dim of samples."""
+
+    classes: Classes
+    names: Mapping[str, str]
+    inputs: frozenset[str]
+    owners: frozenset[object]
+
+    @staticmethod
+    def of(module: Module) -> _Samples:
+        whole = written_out(module, module.main)
+        classes = classes_of(whole.function)
+        records = [record for record in module.records if isinstance(record, BatchDim)]
+        owners = frozenset(classes.of(record.value, record.dim) for record in records) - {None}
+        return _Samples(classes, whole.instance.names, frozenset(record.value for record in records), owners)
+
+    def has(self, value: Value) -> bool:
+        name = self.names[value.name]
+        return any(self.classes.of(name, dim) in self.owners for dim in range(len(value.tensor.shape)))
+
+
+def _crossing(main: Function, body: Sequence[int]) -> list[int]:
+    """For each op of the body, the bytes of what those before it make and it or those behind it use."""
+    place = {number: i for i, number in enumerate(body)}
+    made: dict[str, tuple[int, int]] = {}
+    last: dict[str, int] = {}
+    for number, op in enumerate(main.ops):
+        if number in place:
+            made.update((v.name, (place[number], v.tensor.bytes)) for v in op.results)
+            last.update((v.name, place[number]) for v in op.operands)
+    change = [0] * (len(body) + 1)
+    for name, (start, size) in made.items():
+        if name in last:
+            change[start + 1] += size
+            change[last[name] + 1 if last[name] + 1 < len(change) else len(body)] -= size
+    found, total = [], 0
+    for delta in change[: len(body)]:
+        total += delta
+        found.append(total)
+    return found
