@@ -26,9 +26,10 @@ from distir_relax.frontends.imported import Frame
 from distir_relax.frontends.outline import Outline
 from distir_relax.ir import Inline, Module, Pass, name_of, print_module, print_pass, verify
 from distir_relax.layout import DeviceMesh
-from distir_relax.lowering import FuseLocal, Microbatches, PlaceStages, Project, ToDistIR, ToPlaces
+from distir_relax.lowering import FuseLocal, Microbatches, OrderTasks, PlaceStages, Project, ToDistIR, ToPlaces
 from distir_relax.ops import check
 from distir_relax.optimizers import MasterWeights, Optimize, Optimizer
+from distir_relax.schedules import order_of
 from distir_relax.sharding import ApplyShardings, DelayReductions, Hazards, Propagate, remarks
 from distir_relax.strategies.apply import ApplyStrategy
 from distir_relax.strategies.sequence import SplitSequence
@@ -88,8 +89,9 @@ def compile_passes(
     cut: tuple[Pass, ...] = ()
     placed: tuple[Pass, ...] = (ToPlaces(places),) if places > 1 else ()
     if strategy is not None and strategy.pipeline > 1:
-        cut = (CutStages(strategy.pipeline, stages, strategy.microbatches > 1, profile, scopes or {}),)
-        placed = (PlaceStages(tuple(range(strategy.pipeline))),)
+        order = order_of(strategy.schedule, strategy.pipeline, strategy.microbatches, strategy.chunks)
+        cut = (CutStages(order.stages, stages, strategy.microbatches > 1, profile, scopes or {}),)
+        placed = (PlaceStages(order.rank_of), OrderTasks(order))
     passes += _strategy_passes(strategy, training, hazards, cut)
     return (*passes, Propagate(mesh), DelayReductions(hazards), ToDistIR(tail), *placed, Project(), FuseLocal())
 

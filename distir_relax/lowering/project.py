@@ -166,10 +166,14 @@ def _projected(
             values[item.value.name] = local(item.value)
             inputs.append(Input(values[item.value.name], item.role, item.location))
     ops: list[Op] = []
+    coming: dict[str, Op] = {}
+    """The values that are on their way, by the op that began to receive them."""
     for number, op in enumerate(function.ops, step):
         entry = lookup(op.name, op.location)
         if Trait.TRANSFER in entry.traits:
             ops += _transfer(op, rank, number, values, devices)
+            if "stream" in op.attrs and _is_on(op.results[0], rank):
+                coming[op.results[0].name] = ops[-1]
             continue
         if op.callee and number - step not in callees:
             continue
@@ -177,6 +181,12 @@ def _projected(
             continue
         operands = tuple(values[v.name] for v in op.operands if _is_on(v, rank))
         results = tuple(local(v) for v in op.results)
+        if Trait.WAIT in entry.traits and op.operands[0].name in coming:
+            start = coming[op.operands[0].name]
+            values[op.results[0].name] = results[0]
+            attrs = {"peer": start.attrs["peer"], "step": start.attrs["step"]}
+            ops.append(Op("finish_recv", operands, results, attrs, op.location))
+            continue
         if Trait.TRIVIAL in entry.traits and len(operands) == 1 and operands[0].type == results[0].type:
             values[op.results[0].name] = operands[0]
             continue
@@ -234,19 +244,19 @@ def _transfer(op: Op, rank: int, step: int, values: dict[str, Value], devices: t
     if rank in source.devices:
         peer = world(target.devices[source.devices.index(rank)])
         held = values[value.name]
-        sent = Value(f"{result.name}.sent", infer("send", [held.tensor], {"peer": peer}, op.location)[0])
-        return [Op("send", (held,), (sent,), {"peer": peer, "step": step}, op.location)]
+        attrs: dict[str, Attribute] = {"peer": peer}
+        name = "send"
+        if "stream" in op.attrs:
+            name, attrs["copy"] = "start_send", op.attrs.get("copy", False)
+        sent = Value(f"{result.name}.sent", infer(name, [held.tensor], attrs, op.location)[0])
+        return [Op(name, (held,), (sent,), {**attrs, "step": step}, op.location)]
     if rank in target.devices:
         index = target.devices.index(rank)
         kind = target.local(index)
         values[result.name] = Value(result.name, kind)
-        attrs: dict[str, Attribute] = {
-            "shape": kind.shape,
-            "dtype": kind.dtype,
-            "peer": world(source.devices[index]),
-            "step": step,
-        }
-        return [Op("recv", (), (values[result.name],), attrs, op.location)]
+        attrs = {"shape": kind.shape, "dtype": kind.dtype, "peer": world(source.devices[index]), "step": step}
+        name = "start_recv" if "stream" in op.attrs else "recv"
+        return [Op(name, (), (values[result.name],), attrs, op.location)]
     return []
 
 

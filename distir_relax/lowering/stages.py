@@ -6,7 +6,7 @@ alone is made wherever it is needed; all else goes from one place to the next by
 
     mesh of 2 devices, 3 places       =>   one mesh of 3 x 2, with `pipeline` as its first axis
     %h = call @stage(…) {stage=0, …}  =>   %h @ {0,1} = call @stage(…) on {0,1} {stage=0, …}
-                                           %h_1 @ {2,3} = send(%h)
+                                           %h_1 @ {2,3} = send(%h) {stream="up"}
 """
 
 from __future__ import annotations
@@ -15,12 +15,28 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from typing import ClassVar
 
-from distir_relax.ir import CALL, Function, Input, Module, Op, PlacedType, Value, fresh_name, makers, value_names
+from distir_relax.ir import (
+    CALL,
+    WAIT,
+    Attribute,
+    Function,
+    Input,
+    Module,
+    Op,
+    PlacedType,
+    Value,
+    fresh_name,
+    makers,
+    value_names,
+)
 from distir_relax.layout import DeviceMesh
 from distir_relax.ops import lookup
 
 AXIS = "pipeline"
 """The mesh axis of the places."""
+
+UP, DOWN = "up", "down"
+"""The streams on which values go to places with later stages, and with earlier ones."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -119,11 +135,17 @@ class _Writer:
     names: set[str] = field(default_factory=set)
     used: set[str] = field(default_factory=set)
     inputs: dict[str, Value] = field(default_factory=dict)
+    lasting: set[str] = field(default_factory=set)
+    """The values in whose storage the program may write: weights, and views of them."""
     devices: dict[int, tuple[int, ...]] = field(default_factory=dict)
 
     def function(self) -> Function:
         given = self.main
         self.names = value_names(given)
+        self.lasting.update(i.value.name for i in given.inputs if i.role in ("parameter", "state"))
+        for op in given.ops:
+            if not op.callee and op.operands and op.operands[0].name in self.lasting:
+                self.lasting.update(v.name for v in op.results if lookup(op.name, op.location).shares_storage)
         needed = self.places.needed_at()
         inputs = tuple(self._input(item, needed.get(item.value.name, set())) for item in given.inputs)
         for op in given.ops:
@@ -173,14 +195,26 @@ class _Writer:
         if home is None and value.name in self.places.makers:
             self._write(self.places.makers[value.name], place)
             return self.values[value.name, place]
-        source = self.inputs[value.name] if home is None else self.values[value.name, home]
-        result = self._moved(value, place, fresh_name(value.name, self.names))
+        if home is None:
+            result = self._moved(value, place, fresh_name(value.name, self.names))
+            self.ops.append(Op("restrict", (self.inputs[value.name],), (result,)))
+        else:
+            result = self._sent(value, home, place)
         self.values[value.name, place] = result
-        maker = self.places.makers.get(value.name)
-        self.ops.append(
-            Op("restrict" if home is None else "send", (source,), (result,), {}, maker.location if maker else "")
-        )
         return result
+
+    def _sent(self, value: Value, home: int, place: int) -> Value:
+        """The value sent from its place to another, beside what both compute."""
+        maker = self.places.makers.get(value.name)
+        where = maker.location if maker else ""
+        sent = self._moved(value, place, fresh_name(value.name, self.names))
+        here = replace(sent, name=fresh_name(f"{sent.name}.here", self.names))
+        attrs: dict[str, Attribute] = {"stream": UP if place > home else DOWN}
+        if value.name in self.lasting:
+            attrs["copy"] = True
+        self.ops.append(Op("send", (self.values[value.name, home],), (sent,), attrs, where))
+        self.ops.append(Op(WAIT, (sent,), (here,), {}, where))
+        return here
 
     def _moved(self, value: Value, place: int, name: str) -> Value:
         kind = value.placed

@@ -15,9 +15,8 @@ Subclasses move flat, contiguous torch tensors (the methods with an underscore);
 from __future__ import annotations
 
 import math
-from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from abc import abstractmethod
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from distir_relax.errors import RunError
@@ -34,19 +33,16 @@ from distir_relax.runtime.arrays import (
     torch_dtype,
     with_sizes,
 )
-from distir_relax.runtime.meeting import NUMBERS, as_numbers, check_meeting
-from distir_relax.runtime.progress import Progress, Traffic
+from distir_relax.runtime.meeting import NUMBERS, check_meeting
+from distir_relax.runtime.messages import Messages, Step
 
 if TYPE_CHECKING:
     import torch
 
     from distir_relax.runtime.arrays import Array
 
-Step = int | None
-"""The number of a step of a program; None for what is in none."""
 
-
-class Communicator(ABC):
+class Communicator(Messages):
     """The ranks of a mesh, seen from one of them.
 
     Arrays are torch tensors or numpy arrays, contiguous or not; a result is of the kind of `x`. `step` is the index
@@ -56,16 +52,10 @@ class Communicator(ABC):
     """
 
     def __init__(self, rank: int, mesh: DeviceMesh, device: str = "cpu") -> None:
-        self.rank = rank
+        super().__init__(rank, mesh.size, device)
         self.mesh = mesh
-        self.world_size = mesh.size
         self.local_size = mesh.size
         """The ranks that share this node's cores."""
-        self.device = device
-        self.traffic = Traffic()
-        self.progress = Progress()
-        self.checks_steps = True
-        """Whether ranks compare what they are about to do before each communication: once is enough for a program."""
         self._coordinates = mesh.coordinates(rank)
         self._axes = {name: index for index, name in enumerate(mesh.axes)}
 
@@ -212,29 +202,6 @@ class Communicator(ABC):
         start = torch.tensor(sum(sizes[:me]), dtype=torch_dtype(dtype), device=self.device)
         return start if out is None else self._settle(start, out)
 
-    def send(self, x: Array, peer: int, step: Step = None) -> None:
-        """Send `x` to the world rank `peer`, which must `recv` it with the same shape and dtype."""
-        self._check_peer(peer)
-        source = as_torch(x).contiguous()
-        with self._step(step, "send", bytes_of(source)):
-            if self.checks_steps and step is not None:
-                self._send(self._point(), peer)
-            self._send(source.view(-1), peer)
-
-    def recv(self, shape: Sequence[int], dtype: str, peer: int, step: Step = None, out: Array | None = None) -> Any:
-        """What the world rank `peer` sends: a torch tensor of `shape` and `dtype` ("float32"), or `out`."""
-        import torch
-
-        self._check_peer(peer)
-        with self._step(step, "recv", 0):
-            if self.checks_steps and step is not None:
-                self._meet_sender(peer)
-            target = None if out is None else as_torch(out)
-            if target is None or not target.is_contiguous():
-                target = torch.empty(tuple(shape), dtype=torch_dtype(dtype), device=self.device)
-            self._recv(target.view(-1), peer)
-            return target if out is None else self._settle(target, out)
-
     def index(self, axis: str) -> int:
         """This rank's place along a mesh axis: who it is in its group."""
         return self._place(axis)[2]
@@ -244,41 +211,19 @@ class Communicator(ABC):
         with self._step(step, "barrier", 0):
             self._barrier()
 
-    @contextmanager
-    def _step(self, step: Step, kind: str, sent: int, axis: int | None = None) -> Iterator[None]:
-        self.progress.enter(kind if step is None else step, kind)
-        if self.checks_steps and step is not None and axis is not None and self.mesh.shape[axis] > 1:
-            self._meet_group(axis)
-        yield
-        self.progress.leave()
-        self.traffic.add(kind, sent)
-
     def _meet_group(self, axis: int) -> None:
+        if self.mesh.shape[axis] == 1:
+            return
         mine = self._point()
         points = self._all_gather(mine, [NUMBERS] * self.mesh.shape[axis], axis, None).view(-1, NUMBERS)
         for peer, theirs in zip(self.mesh.group(self.rank, axis), points.tolist(), strict=True):
             check_meeting(self.rank, mine.tolist(), peer, theirs)
-
-    def _meet_sender(self, peer: int) -> None:
-        mine, theirs = self._point(), self._point()
-        self._recv(theirs, peer)
-        check_meeting(self.rank, mine.tolist(), peer, theirs.tolist())
-
-    def _point(self) -> torch.Tensor:
-        import torch
-
-        assert self.progress.current is not None
-        return torch.tensor(as_numbers(self.progress.current), device=self.device)
 
     def _place(self, axis: str) -> tuple[int, int, int]:
         index = self._axes.get(axis)
         if index is None:
             raise RunError(f"the mesh has no axis {axis!r}", hint=f"its axes: {', '.join(self.mesh.axes)}")
         return index, self.mesh.shape[index], self._coordinates[index]
-
-    def _check_peer(self, peer: int) -> None:
-        if not 0 <= peer < self.world_size or peer == self.rank:
-            raise RunError(f"rank {self.rank} cannot exchange with rank {peer} of {self.world_size}")
 
     def _check_sizes(
         self, kind: str, sizes: Sequence[int], n: int, axis: str, x: torch.Tensor, dim: int, expected: int
@@ -318,12 +263,6 @@ class Communicator(ABC):
     def _give(self, result: torch.Tensor, x: Array, out: Array | None) -> Any:
         return like(result, x) if out is None else self._settle(result, out)
 
-    def _settle(self, result: torch.Tensor, out: Array) -> Array:
-        target = as_torch(out)
-        if target.data_ptr() != result.data_ptr() or target.stride() != result.stride():
-            target.copy_(result)
-        return out
-
     @abstractmethod
     def _all_reduce(self, x: torch.Tensor, axis: int, op: str) -> None:
         """Reduce the flat `x` in place with sum, min or max over the group along mesh axis `axis`."""
@@ -344,14 +283,6 @@ class Communicator(ABC):
 
         No rank of the group sends or receives more than `largest` elements: what all of them can decide by.
         """
-
-    @abstractmethod
-    def _send(self, x: torch.Tensor, peer: int) -> None:
-        """Send the flat `x`."""
-
-    @abstractmethod
-    def _recv(self, x: torch.Tensor, peer: int) -> None:
-        """Receive into the flat `x`."""
 
     @abstractmethod
     def _barrier(self) -> None:

@@ -46,6 +46,11 @@ class Progress:
         self.last: Point | None = None
         self.since = time.monotonic()
         self.finished = False
+        self.task = ""
+        """The task of a pipeline that the rank does, or else did last: ``1F0`` is a forward of stage 1."""
+        self.tasks: list[tuple[str, float, float]] | None = None
+        """Where times are kept, each task with when it began and ended, by `time.perf_counter`."""
+        self._began = 0.0
         self._times: dict[int | str, int] = {}
 
     def enter(self, step: int | str, kind: str) -> None:
@@ -57,6 +62,16 @@ class Progress:
     def leave(self) -> None:
         """The rank has done what it entered."""
         self.last, self.current = self.current, None
+
+    def begin(self, stage: int, kind: str, microbatch: int) -> None:
+        """The rank begins a task."""
+        self.task = f"{stage}{kind}{microbatch}"
+        self._began = time.perf_counter()
+
+    def end(self) -> None:
+        """The rank has done its task."""
+        if self.tasks is not None:
+            self.tasks.append((self.task, self._began, time.perf_counter()))
 
     def waiting(self) -> float:
         """Seconds that the rank has been waiting in its current communication; 0 when it is in none."""

@@ -37,6 +37,7 @@ def run_step(
     """
     start = time.perf_counter()
     results = program(*local)
+    comm.finish_sends()
     if comm.device != "cpu":
         import torch
 

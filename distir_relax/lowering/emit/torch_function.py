@@ -8,7 +8,7 @@ import re
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 
-from distir_relax.ir import Function, Op, Value, fresh_name, value_names
+from distir_relax.ir import TASK, Function, Op, Value, fresh_name, value_names
 from distir_relax.ops import Trait, lookup, torch_expression, torch_in_place
 
 # Values larger than this are let go after their last use; the line is not worth it for smaller ones.
@@ -168,7 +168,10 @@ class TorchFunction:
             ]
             unused = [v for v in op.results if v.name not in last and v.name not in kept and v.tensor.bytes > _LARGE]
             if op.callee:
+                stage, kind, microbatch = (op.attrs.get(key) for key in TASK)
+                lines += [f"comm.begin({stage}, {json.dumps(kind)}, {microbatch})"] if op.task else []
                 lines.append(self._call(op, gone))
+                lines += ["comm.end()"] if op.task else []
                 gone = unused
             else:
                 lines += self._lines(op)

@@ -1,10 +1,15 @@
-"""From each device of a set to the one at the same place in another."""
+"""From each device of a set to the one at the same place in another.
+
+In a rank's program, ``send`` and ``recv`` wait for each other. What is sent on a stream does not hold up its sender:
+``start_send`` goes on at once, ``start_recv`` says where what comes is to lie, and ``finish_recv`` waits until it has
+come, right before its first use. They meet by their step, in whatever order a rank comes to them.
+"""
 
 from __future__ import annotations
 
 from distir_relax.ir import TensorType
 from distir_relax.layout import Collective
-from distir_relax.ops.table import Attrs, Cost, Semantics, Trait, Types, define, no_flops
+from distir_relax.ops.table import Attrs, Cost, Semantics, Trait, Types, define, no_flops, same_type
 
 
 def _infer_send(types: Types, attrs: Attrs) -> tuple[TensorType, ...]:
@@ -31,4 +36,41 @@ define(
     ),
     cost=Cost(flops=no_flops, collective=Collective.SEND),
     traits={Trait.ON_COMMUNICATOR, Trait.COMMUNICATES},
+)
+define(
+    "start_send",
+    Semantics(
+        infer=lambda types, attrs: (TensorType((0,), types[0].dtype),),
+        attributes={
+            "peer": "the rank that receives it",
+            "copy": "whether the program may change the operand while it is on its way",
+        },
+        torch="comm.start_send({0}, {peer}, {copy}, step={step})",
+    ),
+    cost=Cost(flops=no_flops, collective=Collective.SEND),
+    traits={Trait.ON_COMMUNICATOR, Trait.COMMUNICATES, Trait.STARTS},
+)
+define(
+    "start_recv",
+    Semantics(
+        infer=lambda types, attrs: (TensorType(attrs["shape"], attrs["dtype"]),),
+        attributes={
+            "shape": "the shape of what comes",
+            "dtype": "its dtype, such as float32",
+            "peer": "the rank that sends it",
+        },
+        torch="comm.start_recv({shape}, {dtype}, {peer}, step={step})",
+    ),
+    cost=Cost(flops=no_flops, collective=Collective.SEND),
+    traits={Trait.ON_COMMUNICATOR, Trait.COMMUNICATES, Trait.STARTS},
+)
+define(
+    "finish_recv",
+    Semantics(
+        infer=same_type,
+        attributes={"peer": "the rank that sends it"},
+        torch="comm.finish_recv({0}, {peer}, step={step})",
+    ),
+    cost=Cost(flops=no_flops, collective=Collective.SEND),
+    traits={Trait.ON_COMMUNICATOR, Trait.COMMUNICATES, Trait.FINISHES, Trait.VIEW},
 )

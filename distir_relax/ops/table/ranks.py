@@ -12,7 +12,8 @@ comes to its meetings in its program's order, and a meeting is over when all are
     rank 0   recv from 1    send to 1           refused: each waits for the other
     rank 1   recv from 0    send to 0
 
-A send counts as waiting for its receiver, as it does for large tensors.
+A send counts as waiting for its receiver, as it does for large tensors. One that goes on before it has come is there
+for its receiver to find, by its step.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 
 from distir_relax.errors import VerificationError
-from distir_relax.ir import Module, Op, TensorType, print_op
+from distir_relax.ir import Attribute, Module, Op, TensorType, print_op
 from distir_relax.ops.table.entry import Trait
 from distir_relax.ops.table.table import lookup
 
@@ -58,6 +59,10 @@ class _Meetings:
     heads: list[int] = field(init=False)
     come: dict[tuple[str, Members], dict[int, Op]] = field(default_factory=dict)
     """Who has come to a meeting that is not over, and for which op."""
+    posted: dict[tuple[int, int, Attribute], deque[Op]] = field(default_factory=dict)
+    """Messages on their way, by sender, receiver and step."""
+    awaited: dict[tuple[int, int, Attribute], tuple[int, Op]] = field(default_factory=dict)
+    """The messages for which some rank waits, and which op of its."""
     known: set[tuple[int, ...]] = field(default_factory=set)
     """The ops, by identity, that were found to fit each other."""
 
@@ -69,6 +74,9 @@ class _Meetings:
             if self.heads[rank] == len(self.sequences[rank]):
                 continue
             op = self.sequences[rank][self.heads[rank]]
+            if _is_posted(op):
+                ready.extend(self._post(rank, op))
+                continue
             axis, members = self._meeting(rank, op)
             there = self.come.setdefault((axis, members), {})
             there[rank] = op
@@ -78,18 +86,54 @@ class _Meetings:
                 for member in members:
                     self.heads[member] += 1
                 ready.extend(members)
-        if self.come:
+        if self.come or self.awaited:
             raise VerificationError(
                 f"the ranks wait for each other for ever: {'; '.join(self._waiting())}",
                 hint="all ranks must be projected from one schedule",
             )
+        if self.posted:
+            (sender, receiver, _), left = next(iter(self.posted.items()))
+            raise VerificationError(
+                f"rank {sender} sends to rank {receiver} what it does not receive: {print_op(left[0])}",
+                left[0].location,
+            )
+
+    def _post(self, rank: int, op: Op) -> Iterator[int]:
+        """A rank comes to a message that does not hold up its sender; the ranks that can go on then."""
+        peer = self._peer(rank, op)
+        starts = Trait.STARTS in lookup(op.name).traits
+        sends = bool(op.operands) and starts
+        key = (rank, peer, op.attrs["step"]) if sends else (peer, rank, op.attrs["step"])
+        if not starts and not self.posted.get(key):
+            self.awaited[key] = (rank, op)
+            return
+        self.heads[rank] += 1
+        yield rank
+        if sends:
+            self.posted.setdefault(key, deque()).append(op)
+            if key in self.awaited:
+                yield self.awaited.pop(key)[0]
+        elif not starts:
+            sent = self.posted[key].popleft()
+            if not self.posted[key]:
+                del self.posted[key]
+            if sent.operands[0].type != op.results[0].type:
+                raise VerificationError(
+                    f"rank {peer} sends {sent.operands[0].tensor} where rank {rank} receives {op.results[0].tensor}: "
+                    f"{print_op(sent)}",
+                    sent.location,
+                )
+
+    def _peer(self, rank: int, op: Op) -> int:
+        peer = op.attrs["peer"]
+        if not isinstance(peer, int) or not 0 <= peer < len(self.sequences) or peer == rank:
+            raise VerificationError(f"rank {rank} cannot exchange with rank {peer}: {print_op(op)}", op.location)
+        return peer
 
     def _meeting(self, rank: int, op: Op) -> tuple[str, Members]:
         """Where a rank goes for `op`: the mesh axis, and who takes part."""
         if "peer" in op.attrs:
-            peer = op.attrs["peer"]
-            if not isinstance(peer, int) or not 0 <= peer < len(self.sequences) or peer == rank:
-                raise VerificationError(f"rank {rank} cannot exchange with rank {peer}: {print_op(op)}", op.location)
+            peer = self._peer(rank, op)
             sends = Trait.TRANSFER in lookup(op.name).traits
             return "", (rank, peer) if sends else (peer, rank)
         if "axis" not in op.attrs:
@@ -116,19 +160,25 @@ class _Meetings:
 
     def _waiting(self) -> Iterator[str]:
         """Ranks each of which waits for the next, from one that waits to one that has ended or was named before."""
-        at = {rank: key for key, there in self.come.items() for rank in there}
+        at: dict[int, tuple[Op, int]] = {receiver: (op, key[0]) for key, (receiver, op) in self.awaited.items()}
+        for (_, members), there in self.come.items():
+            missing = next(member for member in members if member not in there)
+            at.update((rank, (op, missing)) for rank, op in there.items())
         rank = min(at)
         seen: set[int] = set()
         while rank in at and rank not in seen:
             seen.add(rank)
-            there = self.come[at[rank]]
-            missing = next(member for member in at[rank][1] if member not in there)
-            op = there[rank]
+            op, missing = at[rank]
             place = f" at {op.location}" if op.location else ""
             yield f"rank {rank} waits for rank {missing} in {_brief(op)}{place}"
             rank = missing
         if rank not in at:
             yield f"rank {rank} has ended"
+
+
+def _is_posted(op: Op) -> bool:
+    """Whether an op is of a message that does not hold up its sender."""
+    return not lookup(op.name, op.location).traits.isdisjoint({Trait.STARTS, Trait.FINISHES})
 
 
 def _brief(op: Op) -> str:

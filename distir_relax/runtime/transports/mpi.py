@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import ctypes
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from itertools import accumulate
 from typing import TYPE_CHECKING, Any, NoReturn
 
@@ -81,6 +81,9 @@ class MPICommunicator(Communicator):
         self._mpi = mpi
         self._ops = {"sum": mpi.SUM, "min": mpi.MIN, "max": mpi.MAX}
         self._world = world.Dup()
+        self._beside = world.Dup()
+        self._tags = world.Get_attr(mpi.TAG_UB) or 32767
+        self._leaving: list[tuple[Any, torch.Tensor]] = []
         self._by_axis = []
         for axis in range(len(mesh.shape)):
             group = mesh.group(self.rank, axis)
@@ -137,6 +140,26 @@ class MPICommunicator(Communicator):
         for piece in _pieces(_buffer(host)):
             self._receive(piece, peer)
         _back(host, x)
+
+    def _start_send(self, x: torch.Tensor, peer: int, step: int) -> None:
+        self._leaving = [(request, host) for request, host in self._leaving if not request.Test()]
+        host = _host(x)
+        requests = [self._beside.Isend(piece, peer, step % self._tags) for piece in _pieces(_buffer(host))]
+        self._leaving += [(request, host) for request in requests]
+
+    def _start_recv(self, x: torch.Tensor, peer: int, step: int) -> Callable[[], None]:
+        host = x if x.is_cpu else _empty(x, x.numel())
+        requests = [self._beside.Irecv(piece, peer, step % self._tags) for piece in _pieces(_buffer(host))]
+
+        def finish() -> None:
+            self._mpi.Request.Waitall(requests)
+            _back(host, x)
+
+        return finish
+
+    def _finish_sends(self) -> None:
+        self._mpi.Request.Waitall([request for request, _ in self._leaving])
+        self._leaving.clear()
 
     def _receive(self, piece: Any, peer: int) -> None:
         status = self._mpi.Status()

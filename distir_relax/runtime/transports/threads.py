@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+from collections import deque
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -28,6 +29,7 @@ class ThreadWorld:
         self._changed = threading.Condition()
         self._posted: dict[tuple[object, int], dict[int, Any]] = {}
         self._rounds: dict[tuple[object, int], int] = {}
+        self._left: dict[object, deque[Any]] = {}
 
     def communicator(self, rank: int, device: str = "cpu") -> ThreadCommunicator:
         """The communicator of `rank`."""
@@ -38,12 +40,31 @@ class ThreadWorld:
         self.error = None
         self._posted.clear()
         self._rounds.clear()
+        self._left.clear()
 
     def abort(self, error: BaseException) -> None:
         """Keep the first `error` and release all ranks."""
         with self._changed:
             self.error = self.error or error
             self._changed.notify_all()
+
+    def post(self, key: object, value: Any) -> None:
+        """Leave `value` for who takes it by the same key; of several, in this order."""
+        with self._changed:
+            self._left.setdefault(key, deque()).append(value)
+            self._changed.notify_all()
+
+    def take(self, key: object) -> Any:
+        """What was left by this key, once it is there."""
+        with self._changed:
+            while not self._left.get(key) and self.error is None:
+                self._changed.wait()
+            if self.error is not None:
+                raise RankReleased
+            value = self._left[key].popleft()
+            if not self._left[key]:
+                del self._left[key]
+            return value
 
     def meet(self, group: tuple[int, ...], key: object, rank: int, value: Any) -> list[Any]:
         """Every member's `value` in order of `group`, once all of them have come here for the same time."""
@@ -64,7 +85,7 @@ class ThreadWorld:
 
 
 class ThreadCommunicator(Communicator):
-    """One rank of a `ThreadWorld`. Every exchange is synchronous: a send returns when it was received."""
+    """One rank of a `ThreadWorld`. Exchanges are synchronous, but for what is sent beside."""
 
     def __init__(self, world: ThreadWorld, rank: int, device: str = "cpu") -> None:
         super().__init__(rank, world.mesh, device)
@@ -132,6 +153,20 @@ class ThreadCommunicator(Communicator):
             )
         x.copy_(message)
         self._world.meet(pair, ("message", *pair), self.rank, None)
+
+    def _start_send(self, x: torch.Tensor, peer: int, step: int) -> None:
+        self._world.post((self.rank, peer, step), x)
+
+    def _start_recv(self, x: torch.Tensor, peer: int, step: int) -> Callable[[], None]:
+        def finish() -> None:
+            message = self._world.take((peer, self.rank, step))
+            self._check(x.numel(), message.numel(), "a transfer")
+            x.copy_(message)
+
+        return finish
+
+    def _finish_sends(self) -> None:
+        """What is left for others is theirs; what a rank may change it sends as a copy."""
 
     def _barrier(self) -> None:
         self._world.meet(tuple(range(self.world_size)), "barrier", self.rank, None)

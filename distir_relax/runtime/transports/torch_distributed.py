@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any, NoReturn
 
@@ -100,6 +100,8 @@ class TorchCommunicator(Communicator):
         self._ops: dict[str, Any] = {"sum": dist.ReduceOp.SUM, "min": dist.ReduceOp.MIN, "max": dist.ReduceOp.MAX}
         backend = "nccl" if device.startswith("cuda") else "gloo"
         self._world: Any = dist.new_group(backend=backend, timeout=_NEVER)
+        self._beside: Any = dist.new_group(backend=backend, timeout=_NEVER)
+        self._leaving: list[tuple[Any, torch.Tensor]] = []
         self._by_axis: list[Any] = []
         for axis in range(len(mesh.shape)):
             # torch wants every rank to make every group, its own or not, in the same order.
@@ -161,6 +163,31 @@ class TorchCommunicator(Communicator):
         if x.numel():
             with _peers_alive("receive from"):
                 self._dist.recv(_movable(x), peer, group=self._world)
+
+    def _start_send(self, x: torch.Tensor, peer: int, step: int) -> None:
+        if x.numel():
+            with _peers_alive("send to"):
+                work = self._dist.isend(_movable(x), peer, group=self._beside, tag=step)
+            self._leaving = [(left, kept) for left, kept in self._leaving if not left.is_completed()]
+            self._leaving.append((work, x))
+
+    def _start_recv(self, x: torch.Tensor, peer: int, step: int) -> Callable[[], None]:
+        if not x.numel():
+            return lambda: None
+        with _peers_alive("receive from"):
+            work = self._dist.irecv(_movable(x), peer, group=self._beside, tag=step)
+
+        def finish() -> None:
+            with _peers_alive("receive from"):
+                work.wait()
+
+        return finish
+
+    def _finish_sends(self) -> None:
+        with _peers_alive("send to"):
+            for work, _ in self._leaving:
+                work.wait()
+        self._leaving.clear()
 
     def _barrier(self) -> None:
         with _peers_alive("wait for"):

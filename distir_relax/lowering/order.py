@@ -1,0 +1,154 @@
+"""The ops of a pipeline in the order of a schedule: what each place does, task by task.
+
+A schedule says in which order the places do their tasks. All else finds its place among them: what a task needs comes
+right before it, what is made for another place is sent at once, and sums and updates come as soon as they can, so that
+what they take is let go of. The order of the program is one that all places keep: it is written by the times at which
+tasks would begin.
+"""
+
+from __future__ import annotations
+
+import heapq
+from collections import defaultdict
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from typing import ClassVar
+
+from distir_relax.errors import DistIRError
+from distir_relax.ir import Function, Module, Op
+from distir_relax.ops import Trait, lookup
+from distir_relax.schedules import Order, timeline
+
+Key = tuple[int, int]
+"""Where an op stands: at the task of this number; before it (0), it itself (1), behind it (2)."""
+
+_BEFORE, _AT, _BEHIND = range(3)
+
+
+@dataclass(frozen=True, slots=True)
+class OrderTasks:
+    """The pass: distributed stage in and out, the entry's ops in the order of a schedule; of its backwards, if it has
+    none, the forwards alone.
+
+    Where tasks depend on each other in more ways than stages do (a norm over all microbatches), one that is not ready
+    is left for later. Raises `DistIRError` where the schedule lacks a task of the program.
+    """
+
+    takes: ClassVar[tuple[str, ...]] = ("distributed",)
+    gives: ClassVar[str] = "distributed"
+    order: Order
+
+    def run(self, module: Module) -> Module:
+        """The module in order."""
+        main = _Sorted(module.main, self._positions(module.main)).function()
+        return replace(module, functions=(main, *module.functions[1:]))
+
+    def _positions(self, main: Function) -> dict[int, int]:
+        """The place in the order of each task of the program, by the number of its op."""
+        wanted: dict[tuple[object, ...], int] = {}
+        times = timeline(self.order)
+        ordered = sorted(times.tasks(), key=lambda item: (item[1], item[0].kind != "F", item[0].stage))
+        for task, _, _ in ordered:
+            for kind in _CALLS[task.kind]:
+                wanted.setdefault((task.stage, kind, task.microbatch), len(wanted))
+        found: dict[int, int] = {}
+        for number, op in enumerate(main.ops):
+            if op.task:
+                key = (op.task["stage"], op.task["kind"], op.task["microbatch"])
+                if key not in wanted:
+                    stage, kind, microbatch = key
+                    raise DistIRError(
+                        f"the schedule has no task {stage}{kind}{microbatch}, which the program has",
+                        hint="a program that trains needs a schedule with backwards",
+                    )
+                found[number] = wanted[key]
+        return found
+
+
+_CALLS: Mapping[str, tuple[str, ...]] = {"F": ("F",), "B": ("I", "W"), "I": ("I",), "W": ("W",)}
+"""The calls that each kind of task is."""
+
+
+@dataclass(slots=True)
+class _Sorted:
+    """Sorts a function; `wanted` is the place in the order of each task, by the number of its op."""
+
+    main: Function
+    wanted: dict[int, int]
+    made: dict[str, int] = field(default_factory=dict)
+    users: dict[int, list[int]] = field(default_factory=lambda: defaultdict(list))
+    after: dict[int, int] = field(default_factory=dict)
+    """The last task that each op waits for, -1 where there is none."""
+    position: dict[int, int] = field(default_factory=dict)
+    """Where each task comes."""
+    keys: dict[int, Key] = field(default_factory=dict)
+
+    def function(self) -> Function:
+        ops = self.main.ops
+        for number, op in enumerate(ops):
+            self.made.update((v.name, number) for v in op.results)
+            for need in self._needs(number):
+                self.users[need].append(number)
+        self._tasks_in_turn()
+        for number in range(len(ops)):
+            self.after[number] = max((self._done(need) for need in self._needs(number)), default=-1)
+        feeding = {number for number, op in enumerate(ops) if _is_sent_beside(op)}
+        """What is sent, and what becomes that without another task."""
+        for number in reversed(range(len(ops))):
+            if number not in self.wanted and not _is_wait(ops[number]) and feeding & set(self.users[number]):
+                feeding.add(number)
+        for number in reversed(range(len(ops))):
+            self.keys[number] = self._key(number, number in feeding)
+        for number, op in enumerate(ops):
+            if not op.callee and lookup(op.name, op.location).code.in_place:
+                self._behind_other_users(number, op)
+        order = sorted(range(len(ops)), key=lambda number: (self.keys[number], number))
+        return replace(self.main, ops=tuple(ops[number] for number in order))
+
+    def _needs(self, number: int) -> list[int]:
+        return [self.made[v.name] for v in self.main.ops[number].operands if v.name in self.made]
+
+    def _tasks_in_turn(self) -> None:
+        """Give tasks their places: in the order of the schedule, but for those that are not ready."""
+        waiting = {number: len(set(self._needs(number))) for number in range(len(self.main.ops))}
+        ready = [(self.wanted.get(number, -1), number) for number, count in waiting.items() if not count]
+        heapq.heapify(ready)
+        while ready:
+            _, number = heapq.heappop(ready)
+            if number in self.wanted:
+                self.position[number] = len(self.position)
+            for user in dict.fromkeys(self.users[number]):
+                waiting[user] -= 1
+                if not waiting[user]:
+                    heapq.heappush(ready, (self.wanted.get(user, -1), user))
+
+    def _done(self, number: int) -> int:
+        return self.position.get(number, self.after.get(number, -1))
+
+    def _key(self, number: int, is_feeding: bool) -> Key:
+        if number in self.position:
+            return (self.position[number], _AT)
+        users = [self._before(user) for user in self.users[number]]
+        reaches_tasks = any(key[1] == _BEFORE for key in users)
+        if is_feeding or not (reaches_tasks or _is_wait(self.main.ops[number])):
+            return min([(self.after[number], _BEHIND), *users])
+        return min(users)
+
+    def _before(self, user: int) -> Key:
+        key = self.keys[user]
+        return (key[0], _BEFORE) if user in self.position else key
+
+    def _behind_other_users(self, number: int, op: Op) -> None:
+        """An op in place comes behind all others that read what it writes."""
+        name = op.operands[0].name
+        reads = (n for n, other in enumerate(self.main.ops) if any(v.name == name for v in other.operands))
+        others = [n for n in reads if n != number]
+        self.keys[number] = max([self.keys[number], *(self.keys[n] for n in others)])
+
+
+def _is_sent_beside(op: Op) -> bool:
+    return "stream" in op.attrs
+
+
+def _is_wait(op: Op) -> bool:
+    return Trait.WAIT in lookup(op.name, op.location).traits
