@@ -173,14 +173,15 @@ class Functions:
         for number, seed in seeds.items():
             name = function.outputs[number].value.name
             given[name] = g.emit("add", given[name], seed) if name in given else seed
-        grads = gradients(g, ops, given, list(wanted.values()), self.step(g))
+        roots = self._roots(function, ops, wanted)
+        grads = gradients(g, ops, given, [*wanted.values(), *roots], self.step(g))
         backward = tuple(g.ops[len(ops) :])
         is_cheap = _is_cheap if self._checkpoint == "selective" else _is_free
         backward = (*_made_again(ops, _names_used(backward), is_cheap), *backward)
         again = {v.name for op in backward for v in op.results}
         found = {i: grads[name].name for i, name in wanted.items() if name in grads}
         computed = [name for i, name in found.items() if function.inputs[i].role == "input"]
-        first = needed_ops(backward, computed)
+        first = needed_ops(backward, [*computed, *(grads[name].name for name in roots if name in grads)])
         made_first = {v.name for op in first for v in op.results}
         rest = [op for op in needed_ops(backward, found.values()) if op.results[0].name not in made_first]
         used_later = {v.name for op in rest for v in op.operands}
@@ -196,14 +197,30 @@ class Functions:
         carried = [v.name for op in first for v in op.results if v.name in used_later]
         slices = []
         for kind, end, part, gives in (
-            ("I", "backward", first, [*computed, *carried]),
-            ("W", "backward_weights", rest, [n for n in found.values() if n not in computed]),
+            ("I", "backward", first, [*found.values(), *carried]),
+            ("W", "backward_weights", rest, [*found.values()]),
         ):
             made_here = {v.name for op in part for v in op.results}
             given_here = [n for n in dict.fromkeys(gives) if n in made_here]
             if part:
                 slices.append(self._slice(kind, f"{function.name}_{end}", g, part, given_here))
         return _Differentiated(forward, kept, {i: v.name for i, v in seeds.items()}, found, tuple(slices))
+
+    def _roots(self, function: Function, ops: Sequence[Op], wanted: Mapping[int, str]) -> list[str]:
+        """Where activations begin in a stage whose inputs have no gradients: what is made of its weights.
+
+        Their gradients are its gradients of inputs: all stages of a pipeline then do alike.
+        """
+        weights = {name for i, name in wanted.items() if function.inputs[i].role != "input"}
+        if function.name not in self._stages or len(weights) < len(wanted):
+            return []
+        active = depends_on(ops, weights)
+        roots = []
+        for op in ops:
+            operands = [v.name for v in op.operands if v.name in active]
+            if operands and all(name in weights for name in operands):
+                roots += [v.name for v in op.results if v.name in active]
+        return roots
 
     def _slice(self, kind: str, name: str, g: Builder, ops: Sequence[Op], gives: Sequence[str]) -> _Slice:
         made = {v.name: v for op in ops for v in op.results}
