@@ -1,6 +1,6 @@
 """In which order stages of a pipeline work: data, not code that knows a model."""
 
-from distir_relax.schedules import whole
+from distir_relax.schedules import classic, split_backward, v_shaped
 from distir_relax.schedules.activations import Memory, check_fits, fits, peak_activations
 from distir_relax.schedules.check import check
 from distir_relax.schedules.steps import one_forward_one_backward
@@ -15,6 +15,7 @@ from distir_relax.schedules.table import (
 from distir_relax.schedules.task import Kind, Order, Shape, Task
 from distir_relax.schedules.timeline import Timeline, timeline
 from distir_relax.schedules.times import Number, Times
+from distir_relax.schedules.torch_csv import from_csv, to_csv
 
 __all__ = [
     "Kind",
@@ -28,7 +29,9 @@ __all__ = [
     "Times",
     "check",
     "check_fits",
+    "classic",
     "fits",
+    "from_csv",
     "one_forward_one_backward",
     "order_of",
     "peak_activations",
@@ -36,6 +39,8 @@ __all__ = [
     "schedule_named",
     "schedule_names",
     "scheduler",
+    "split_backward",
     "timeline",
-    "whole",
+    "to_csv",
+    "v_shaped",
 ]
