@@ -57,7 +57,7 @@ class CutStages:
         firsts = self._named(main, parts.body) if self.boundaries else self._balanced(module, parts.body)
         ends = (*firsts, len(parts.body))
         stages = [
-            Region(tuple(parts.body[a:b]), kind="Stage", attrs={"stage": number})
+            Region(tuple(parts.body[a:b]), kind="Stage", attrs={"stage": number, "kind": "F", "microbatch": 0})
             for number, (a, b) in enumerate(zip((0, *firsts), ends, strict=True))
         ]
         equal: dict[object, list[Region]] = defaultdict(list)
