@@ -240,8 +240,8 @@ def compile(
     here takes the place of the one that annotations in the model name: the same model for another number of devices.
     A `strategy`, such as ``"2/4/1/1"``, marks what annotations leave open: the batch, and weights, found from the
     program itself (``docs/strategies.md``). The stages of its pipeline are cut where their cost on the machine of
-    `profile` balances, or begin with the modules, or ONNX nodes, that `stages` names. `tail` says what ranks with a short shard do: ``ragged`` (own shapes) or
-    ``pad`` (filled up to the largest shard).
+    `profile` balances, or begin with the modules, or ONNX nodes, that `stages` names. `tail` says what
+    ranks with a short shard do: ``ragged`` (own shapes) or ``pad`` (filled up to the largest shard).
 
     The plan has a copy of the weights as they are now. A model on the meta device compiles and simulates; `checkpoint`,
     a safetensors file or a folder of them, holds the data of its weights under the model's names, and is read when the

@@ -56,9 +56,8 @@ class OrderTasks:
             if op.task:
                 key = (op.task["stage"], op.task["kind"], op.task["microbatch"])
                 if key not in wanted:
-                    stage, kind, microbatch = key
                     raise DistIRError(
-                        f"the schedule has no task {stage}{kind}{microbatch}, which the program has",
+                        f"the schedule has no task {''.join(map(str, key))}, which the program has",
                         hint="a program that trains needs a schedule with backwards",
                     )
                 found[number] = wanted[key]

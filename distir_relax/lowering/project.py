@@ -2,7 +2,8 @@
 
 The program of a rank is the schedule with the ops that it takes part in, its own shapes and attributes, and nothing
 that leaves a tensor as it is. Ranks whose programs are equal share one; collectives name a mesh axis and list the
-sizes of all its devices, so that they stay equal. Functions stay functions, one for each distinct rank; one of which some device lacks what it takes or gives has all of them written out.
+sizes of all its devices, so that they stay equal. Functions stay functions, one for each distinct rank; where some
+device of a call lacks what the function takes or gives, all are written out.
 """
 
 from __future__ import annotations

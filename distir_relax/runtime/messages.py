@@ -78,9 +78,7 @@ class Messages(ABC):
         with self._step(step, "start_send", bytes_of(source)):
             self._start_send(source.view(-1), peer, step)
 
-    def start_recv(
-        self, shape: Sequence[int], dtype: str, peer: int, step: int, out: Array | None = None
-    ) -> Any:
+    def start_recv(self, shape: Sequence[int], dtype: str, peer: int, step: int, out: Array | None = None) -> Any:
         """Where what `peer` sends at the same step is to lie, `out` or a new tensor: nothing is there before
         `finish_recv`."""
         import torch

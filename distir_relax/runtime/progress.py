@@ -48,8 +48,8 @@ class Progress:
         self.finished = False
         self.task = ""
         """The task of a pipeline that the rank does, or else did last: ``1F0`` is a forward of stage 1."""
-        self.tasks: list[tuple[str, float, float]] | None = None
-        """Where times are kept, each task with when it began and ended, by `time.perf_counter`."""
+        self.tasks: list[tuple[str, float, float]] = []
+        """The tasks that the rank has done, each with when it began and ended, by `time.perf_counter`."""
         self._began = 0.0
         self._times: dict[int | str, int] = {}
 
@@ -70,8 +70,14 @@ class Progress:
 
     def end(self) -> None:
         """The rank has done its task."""
-        if self.tasks is not None:
-            self.tasks.append((self.task, self._began, time.perf_counter()))
+        self.tasks.append((self.task, self._began, time.perf_counter()))
+
+    @property
+    def doing(self) -> str:
+        """In which task the rank is, or behind which; nothing where there are none."""
+        if not self.task:
+            return ""
+        return f"behind task {self.task}" if self.tasks and self.tasks[-1][0] == self.task else f"in task {self.task}"
 
     def waiting(self) -> float:
         """Seconds that the rank has been waiting in its current communication; 0 when it is in none."""

@@ -45,7 +45,10 @@ class Watchdog:
 
 
 def describe(rank: int, progress: Progress, steps: Steps) -> str:
-    """Where a rank is: `rank 3 waits in step #127 %h = recv (model.py:42); it last finished step #126 ...`."""
+    """Where a rank is: `rank 3 waits in step #127 %h = recv (model.py:42); it last finished step #126 ...`.
+
+    Of a pipeline, with its task: `rank 3 (in task 1F0) computes`, or the last that it did.
+    """
     current, last = progress.current, progress.last
     if current is not None:
         doing = f"waits in {_name(current, steps)}"
@@ -54,7 +57,8 @@ def describe(rank: int, progress: Progress, steps: Steps) -> str:
     else:
         doing = "computes" if last is not None else "has not come to its first communication"
     done = f"; it last finished {_name(last, steps)}" if last is not None else ""
-    return f"rank {rank} {doing}{done}"
+    task = f" ({progress.doing})" if progress.doing else ""
+    return f"rank {rank}{task} {doing}{done}"
 
 
 def stall_error(timeout: float, lines: Sequence[str], silent: bool = False) -> RunError:

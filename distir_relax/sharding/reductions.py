@@ -103,9 +103,8 @@ def _stages(function: Function) -> dict[str, frozenset[object]]:
     """Of which stages of a pipeline each value is made."""
     found: dict[str, frozenset[object]] = {}
     for op in function.ops:
-        own = {op.task["stage"]} if op.task else ()
-        stages = frozenset(own) or frozenset().union(*(found.get(v.name, frozenset()) for v in op.operands))
-        found.update((v.name, stages) for v in op.results)
+        stages = {op.task["stage"]} if op.task else {s for v in op.operands for s in found.get(v.name, ())}
+        found.update((v.name, frozenset(stages)) for v in op.results)
     return found
 
 

@@ -10,9 +10,9 @@ import numpy as np
 def balanced_cuts(costs: Sequence[float], crossing: Sequence[float], count: int) -> list[int]:
     """Where to cut a sequence into `count` stretches: the number of the first item of each but the first.
 
-    `costs` are those of the items; ``crossing[i]`` is what it costs a stretch to begin with item i (what is sent to it).
-    Of all ways to cut, the dearest stretch is as cheap as can be; among those the sum of squares is least, and then
-    stretches in front are the shorter ones: in a pipeline they keep the most. By dynamic programming, in
+    `costs` are those of the items; ``crossing[i]`` is what it costs a stretch to begin with item i: what is
+    sent to it. Of all ways to cut, the dearest stretch is as cheap as can be; among those the sum of squares is least,
+    and then stretches in front are the shorter ones: in a pipeline they keep the most. By dynamic programming, in
     ``O(count * len(costs) ** 2)``. There must be as many items as stretches.
     """
     n = len(costs)

@@ -175,7 +175,7 @@ class TorchCommunicator(Communicator):
         if not x.numel():
             return lambda: None
         with _peers_alive("receive from"):
-            work = self._dist.irecv(_movable(x), peer, group=self._beside, tag=step)
+            work: Any = self._dist.irecv(_movable(x), peer, group=self._beside, tag=step)
 
         def finish() -> None:
             with _peers_alive("receive from"):
