@@ -86,6 +86,8 @@ class _Frame:
     events: list[Event | Called] = field(default_factory=list)
     changes: list[Change | Called] = field(default_factory=list)
     freed: set[int] = field(default_factory=set)
+    ready: dict[tuple[str, int], int] = field(default_factory=dict)
+    """When what is made on a stream is there, by value and class."""
     device_ops: int = 0
 
     def __post_init__(self) -> None:
@@ -208,8 +210,11 @@ class _Simulator(Domain[Handle]):
             for c in step.classes:
                 busy[c] += step.duration
             frame.events.append(Event(op, step.classes, start, step.duration, work.kind, work.stream))
-        for clock, other in work.joins:
-            clocks[clock] = max(clocks[clock], clocks[other])
+            if work.stream:
+                for c in step.classes:
+                    frame.ready[op.results[0].name, c] = start + step.duration
+        for c in work.joins:
+            clocks[c] = max(clocks[c], frame.ready.get((op.operands[0].name, c), 0))
         frame.device_ops += work.devices
         return results
 

@@ -213,6 +213,10 @@ class Simulation:
         """As `events`, with the calls that lead from the entry function to the op."""
         return _flat(self._events, 0, ())
 
+    def called(self) -> Iterator[Called]:
+        """The calls of the entry function, in program order."""
+        return (event for event in self._events if isinstance(event, Called))
+
     def memory_curve(self, device: int) -> MemoryCurve:
         """The live memory of a device by category (`CATEGORIES`), each time it changes, in program order."""
         return self.memory_curves()[int(self.class_of[device])]

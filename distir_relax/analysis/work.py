@@ -41,8 +41,8 @@ class Step:
 class Work:
     """What an op does. `makes` has the bytes of each result, None where it lies in the storage of operand 0.
 
-    `joins` are the clocks that a wait sets, each with that of the stream it waits for. `stream` is 0 for the devices'
-    own order of ops. `devices` is how many devices the op keeps busy; `workspace` names each of its classes.
+    `joins` are the classes that wait until what is made on a stream is there. `stream` is 0 for the devices' own order of
+    ops. `devices` is how many devices the op keeps busy; `workspace` names each of its classes.
     """
 
     steps: tuple[Step, ...]
@@ -51,7 +51,7 @@ class Work:
     kind: int
     stream: int
     devices: int
-    joins: tuple[tuple[int, int], ...] = ()
+    joins: tuple[int, ...] = ()
 
 
 @dataclass
@@ -112,7 +112,8 @@ class Planner:
         devices = self.classes.mapped(results[0].devices, onto)
         makes = tuple(None if entry.shares_storage else self.bytes_of(v, onto) for v in op.results)
         if Trait.WAIT in entry.traits:
-            return Work((), makes, (), COMMUNICATION, 0, 0, self._joins(devices, made_on.get(op.operands[0].name, 0)))
+            joins = self.present(devices) if op.operands[0].name in made_on else ()
+            return Work((), makes, (), COMMUNICATION, 0, 0, joins)
         stream = self.streams[str(op.attrs["stream"])] if "stream" in op.attrs else 0
         if Trait.COMMUNICATES in entry.traits:
             steps = self._communication(op, entry, devices, onto, stream)
@@ -176,7 +177,8 @@ class Planner:
                 key = (collective, id(members), held if len(set(held)) > 1 else held[0])
                 if key not in self._times:
                     self._times[key] = femtoseconds(seconds_of(self.profile, collective, members, held))
-                steps[present] = self._step(present, stream, self._times[key])
+                sender = self.present(members[:1]) if Trait.TRANSFER in entry.traits else present
+                steps[present] = self._step(present, stream, self._times[key], sender)
         return tuple(steps.values())
 
     def _groups(self, axis: str, devices: Devices) -> list[Devices]:
@@ -190,14 +192,14 @@ class Planner:
             found = self._firsts[key] = [tuple(row) for row in chosen.tolist()]
         return found
 
-    def _step(self, classes: tuple[int, ...], stream: int, duration: int) -> Step:
+    def _step(
+        self, classes: tuple[int, ...], stream: int, duration: int, starting: tuple[int, ...] | None = None
+    ) -> Step:
+        """What keeps `classes` busy; on a stream, it begins as soon as those that are `starting` it come to it."""
         if not stream:
             return Step(classes, classes, classes, duration)
         clocks = tuple(c + stream * self.classes.count for c in classes)
-        return Step(classes, (*classes, *clocks), clocks, duration)
-
-    def _joins(self, devices: Devices, stream: int) -> tuple[tuple[int, int], ...]:
-        return tuple((c, c + stream * self.classes.count) for c in self.present(devices)) if stream else ()
+        return Step(classes, (*(classes if starting is None else starting), *clocks), clocks, duration)
 
     def _workspace(self, op: Op, entry: OpDef, devices: Devices) -> Bytes:
         needs = entry.cost.workspace

@@ -24,6 +24,7 @@ from distir_relax.ir import (
     DTensorType,
     Function,
     Input,
+    Kinds,
     Module,
     Op,
     Output,
@@ -32,7 +33,7 @@ from distir_relax.ir import (
     live_ops,
 )
 from distir_relax.layout import DeviceMesh, Shard, held_intervals
-from distir_relax.lowering.project import project
+from distir_relax.lowering.project import project, rank_kinds
 from distir_relax.lowering.to_distir import ToDistIR
 from distir_relax.ops import Builder, Trait, lookup
 from distir_relax.ops.communication.in_turn import stretches
@@ -100,6 +101,7 @@ class _Unrolled:
     functions: dict[str, list[Function]] = field(default_factory=dict)
     """The distinct functions that microbatches have of each function."""
     own: dict[tuple[str, int], str] = field(default_factory=dict)
+    kinds: dict[str, Kinds] = field(default_factory=dict)
     turns: dict[str, int] = field(default_factory=dict)
     """After which microbatch each value can be: -1 for what waits for none."""
     places: dict[str, int] = field(default_factory=dict)
@@ -244,6 +246,8 @@ class _Unrolled:
 
     def _own(self, name: str, index: int) -> str:
         """The function that microbatch number `index` has of the one called `name`."""
+        kinds = self._kinds(name)
+        index = kinds.firsts[kinds.of[index]]
         if (name, index) not in self.own:
             function = self.module.function(name)
             callees = {op.callee: self._own(op.callee, index) for op in function.ops if op.callee}
@@ -255,6 +259,15 @@ class _Unrolled:
                 found.append(replace(mine, name=known))
             self.own[name, index] = known
         return self.own[name, index]
+
+    def _kinds(self, name: str) -> Kinds:
+        """Which microbatches do the same in a function."""
+        if name not in self.kinds:
+            function = self.module.function(name)
+            called = dict.fromkeys(op.callee for op in function.ops if op.callee)
+            columns = [self._kinds(callee).of for callee in called]
+            self.kinds[name] = rank_kinds(function, tuple(range(self.count)), columns)
+        return self.kinds[name]
 
     def _couples(self, name: str) -> bool:
         if name not in self.couples:

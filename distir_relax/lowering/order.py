@@ -10,14 +10,13 @@ from __future__ import annotations
 
 import heapq
 from collections import defaultdict
-from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import ClassVar
 
 from distir_relax.errors import DistIRError
 from distir_relax.ir import Function, Module, Op
 from distir_relax.ops import Trait, lookup
-from distir_relax.schedules import Order, timeline
+from distir_relax.schedules import Kind, Order, Task, timeline
 
 Key = tuple[int, int]
 """Where an op stands: at the task of this number; before it (0), it itself (1), behind it (2)."""
@@ -45,12 +44,9 @@ class OrderTasks:
 
     def _positions(self, main: Function) -> dict[int, int]:
         """The place in the order of each task of the program, by the number of its op."""
-        wanted: dict[tuple[object, ...], int] = {}
-        times = timeline(self.order)
-        ordered = sorted(times.tasks(), key=lambda item: (item[1], item[0].kind != "F", item[0].stage))
-        for task, _, _ in ordered:
-            for kind in _CALLS[task.kind]:
-                wanted.setdefault((task.stage, kind, task.microbatch), len(wanted))
+        tasks = timeline(in_two(self.order)).tasks()
+        ordered = sorted(tasks, key=lambda item: (item[1], item[0].kind != "F", item[0].stage))
+        wanted = {(task.stage, task.kind, task.microbatch): number for number, (task, _, _) in enumerate(ordered)}
         found: dict[int, int] = {}
         for number, op in enumerate(main.ops):
             if op.task:
@@ -64,8 +60,17 @@ class OrderTasks:
         return found
 
 
-_CALLS: Mapping[str, tuple[str, ...]] = {"F": ("F",), "B": ("I", "W"), "I": ("I",), "W": ("W",)}
-"""The calls that each kind of task is."""
+def in_two(order: Order) -> Order:
+    """The order with each whole backward in two: the gradients of inputs, which others wait for, and of weights.
+
+    So the first are sent before the second are made: the bubble of 1F1B is ``(p - 1) (F + I)``.
+    """
+    parts: dict[Kind, tuple[Kind, ...]] = {"B": ("I", "W")}
+    rows = (
+        tuple(Task(kind, task.stage, task.microbatch) for task in row for kind in parts.get(task.kind, (task.kind,)))
+        for row in order.tasks
+    )
+    return Order(tuple(rows), order.rank_of)
 
 
 @dataclass(slots=True)
@@ -98,9 +103,14 @@ class _Sorted:
                 feeding.add(number)
         for number in reversed(range(len(ops))):
             self.keys[number] = self._key(number, number in feeding)
+        readers: dict[str, list[int]] = defaultdict(list)
+        for number, op in enumerate(ops):
+            for value in op.operands:
+                readers[value.name].append(number)
         for number, op in enumerate(ops):
             if not op.callee and lookup(op.name, op.location).code.in_place:
-                self._behind_other_users(number, op)
+                # It comes behind all others that read what it writes.
+                self.keys[number] = max(self.keys[other] for other in readers[op.operands[0].name])
         order = sorted(range(len(ops)), key=lambda number: (self.keys[number], number))
         return replace(self.main, ops=tuple(ops[number] for number in order))
 
@@ -136,13 +146,6 @@ class _Sorted:
     def _before(self, user: int) -> Key:
         key = self.keys[user]
         return (key[0], _BEFORE) if user in self.position else key
-
-    def _behind_other_users(self, number: int, op: Op) -> None:
-        """An op in place comes behind all others that read what it writes."""
-        name = op.operands[0].name
-        reads = (n for n, other in enumerate(self.main.ops) if any(v.name == name for v in other.operands))
-        others = [n for n in reads if n != number]
-        self.keys[number] = max([self.keys[number], *(self.keys[n] for n in others)])
 
 
 def _is_sent_beside(op: Op) -> bool:

@@ -97,7 +97,7 @@ class _Program:
                     callees[op.callee, onto] = onto, self.ranked(self.module.function(op.callee), absolute)
                 inner[number] = callees[op.callee, onto]
         columns = [_column(onto, ranked, len(devices)) for onto, ranked in callees.values()]
-        kinds = _rank_kinds(function, tuple(range(len(devices))), columns)
+        kinds = rank_kinds(function, tuple(range(len(devices))), columns)
         distinct = self.distinct.setdefault(function.name, {})
         names: list[str] = []
         for place in kinds.firsts:
@@ -204,7 +204,7 @@ def _projected(
     return Function(function.name, tuple(inputs), tuple(ops), outputs)
 
 
-def _rank_kinds(function: Function, ranks: tuple[int, ...], called: Sequence[tuple[int, ...]]) -> Kinds:
+def rank_kinds(function: Function, ranks: tuple[int, ...], called: Sequence[tuple[int, ...]]) -> Kinds:
     """Which ranks are alike: they are on the same device sets, with the same sizes, attributes and peers.
 
     In the functions `called` they are of the same kinds.

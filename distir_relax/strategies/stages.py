@@ -95,10 +95,8 @@ class CutStages:
                     f"no stage can begin with {boundary!r}", hint=self._known(main, body) or "name one of its modules"
                 )
             if place <= (firsts[-1] if firsts else 0):
-                before = self.boundaries[len(firsts) - 1] if firsts else "the beginning of the model"
-                raise DistIRError(
-                    f"the stage that begins with {boundary!r} would be empty: it is not behind {before!r}"
-                )
+                before = repr(self.boundaries[len(firsts) - 1]) if firsts else "the beginning of the model"
+                raise DistIRError(f"the stage that begins with {boundary!r} would be empty: it is not behind {before}")
             firsts.append(place)
         return firsts
 

@@ -77,6 +77,8 @@ class TvmProgram:
         _register_check()
         self.steps = compiled.steps
         self._comm = comm
+        # TVM puts other values where one was that it has done with.
+        comm.copies_sends = True
         self._compiled = compiled
         self._sources = sources
         self._state = {name: _to_tvm(tensor) for name, tensor in state.items()}
@@ -109,6 +111,7 @@ def rank_function(executable: Any, name: str, comm: Communicator) -> Callable[..
     for entry in entries():
         if Trait.ON_COMMUNICATOR in entry.traits:
             _register(entry.name)
+    comm.copies_sends = True
     function = relax.VirtualMachine(executable, tvm.cpu())[name]
     return lambda *arguments: _call(comm, function, arguments)
 
