@@ -1,8 +1,9 @@
 """In which order stages of a pipeline work: data, not code that knows a model."""
 
-from distir_relax.schedules import classic, split_backward, v_shaped
+from distir_relax.schedules import classic, search, split_backward, v_shaped
 from distir_relax.schedules.activations import Memory, check_fits, fits, peak_activations
 from distir_relax.schedules.check import check
+from distir_relax.schedules.search import Found, best_order
 from distir_relax.schedules.steps import one_forward_one_backward
 from distir_relax.schedules.table import (
     Schedule,
@@ -18,6 +19,7 @@ from distir_relax.schedules.times import Number, Times
 from distir_relax.schedules.torch_csv import from_csv, to_csv
 
 __all__ = [
+    "Found",
     "Kind",
     "Memory",
     "Number",
@@ -27,6 +29,7 @@ __all__ = [
     "Task",
     "Timeline",
     "Times",
+    "best_order",
     "check",
     "check_fits",
     "classic",
@@ -39,6 +42,7 @@ __all__ = [
     "schedule_named",
     "schedule_names",
     "scheduler",
+    "search",
     "split_backward",
     "timeline",
     "to_csv",

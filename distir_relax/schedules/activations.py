@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from fractions import Fraction
@@ -31,7 +32,7 @@ class Memory:
 
     def of(self, rank: int) -> Number:
         """What a rank may keep."""
-        return self.cap[rank] if isinstance(self.cap, Sequence) else self.cap
+        return exact(self.cap[rank] if isinstance(self.cap, Sequence) else self.cap)
 
     def fit(self, ranks: int, stages: int) -> None:
         """Raises `DistIRError` where there are caps for another number of ranks, or sizes for another of stages."""
@@ -43,7 +44,12 @@ class Memory:
 
 def stage_sizes(stages: int, chunks: int, memory: Memory | None = None) -> tuple[Number, ...]:
     """What the forward of one microbatch keeps on each stage: given sizes, or equal parts of a stage activation."""
-    return tuple(memory.sizes) if memory and memory.sizes else (Fraction(1, chunks),) * stages
+    return tuple(map(exact, memory.sizes)) if memory and memory.sizes else (Fraction(1, chunks),) * stages
+
+
+def exact(number: Number) -> Number:
+    """A float as the fraction that it is: sums of sizes are compared with caps, and must not depend on their order."""
+    return Fraction(number) if isinstance(number, float) and math.isfinite(number) else number
 
 
 def peak_activations(order: Order, memory: Memory | None = None) -> tuple[Number, ...]:
@@ -74,9 +80,9 @@ def check_fits(order: Order, memory: Memory) -> None:
     memory.fit(order.ranks, order.stages)
     for rank, peak in enumerate(peak_activations(order, memory)):
         if peak > memory.of(rank):
-            found = f"activations of {peak}" if memory.sizes else f"{peak} stage activations"
+            found = f"activations of {float(peak):g}" if memory.sizes else f"{float(peak):g} stage activations"
             raise DistIRError(
-                f"rank {rank} keeps {found}, and may keep {memory.of(rank)}",
+                f"rank {rank} keeps {found}, and may keep {float(memory.of(rank)):g}",
                 hint='take the schedule "auto", which looks for one that fits, smaller microbatches, or checkpoints',
             )
 

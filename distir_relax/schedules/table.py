@@ -28,6 +28,8 @@ class Schedule:
     weights: Weights
     chunks: int | None
     make: TimedMaker
+    by_shape: bool = True
+    """Whether it looks at neither times nor memory."""
 
     def take(self, chunks: int) -> None:
         """Raise `DistIRError` where the schedule does not take that many chunks."""
@@ -64,7 +66,7 @@ def scheduler(name: str, weights: Weights = "either", chunks: int | None = 1) ->
     """Enter a function that makes an order for a `Shape`, the `Times` of tasks and the `Memory` of ranks, or None."""
 
     def enter(make: TimedMaker) -> TimedMaker:
-        _enter(Schedule(name, weights, chunks, make))
+        _enter(Schedule(name, weights, chunks, make, by_shape=False))
         return make
 
     return enter
@@ -80,6 +82,13 @@ def schedule_named(name: str) -> Schedule:
 def schedule_names() -> tuple[str, ...]:
     """The names of all schedules, in the order in which they were entered."""
     return tuple(_SCHEDULES)
+
+
+def orders_by_shape(shape: Shape) -> Iterator[Order]:
+    """The orders of all schedules that train, take the chunks of this shape, and look at nothing else. Not checked."""
+    for entry in list(_SCHEDULES.values()):
+        if entry.by_shape and entry.weights != "none" and entry.chunks in (None, shape.chunks):
+            yield entry.make(shape, EQUAL, None)
 
 
 def order_of(

@@ -8,7 +8,7 @@ from fractions import Fraction
 from typing import TypeAlias
 
 from distir_relax.errors import DistIRError
-from distir_relax.schedules.task import Task
+from distir_relax.schedules.task import Kind, Task
 
 Number: TypeAlias = int | float | Fraction
 """A time or a size. What is computed from whole numbers and fractions is exact."""
@@ -39,16 +39,19 @@ class Times:
 
     def of(self, task: Task) -> Number:
         """How long a task takes."""
-        match task.kind:
+        return self.of_whole(task.kind, task.stage) * self.factor(task.microbatch)
+
+    def of_whole(self, kind: Kind, stage: int) -> Number:
+        """How long a task takes of a microbatch with the factor 1."""
+        match kind:
             case "F":
-                whole = _at(self.forward, task.stage)
+                return _at(self.forward, stage)
             case "I":
-                whole = _at(self.inputs, task.stage)
+                return _at(self.inputs, stage)
             case "W":
-                whole = _at(self.weights, task.stage)
+                return _at(self.weights, stage)
             case "B":
-                whole = _at(self.inputs, task.stage) + _at(self.weights, task.stage)
-        return whole * self.factor(task.microbatch)
+                return _at(self.inputs, stage) + _at(self.weights, stage)
 
     def between(self, stage: int, microbatch: int) -> Number:
         """How long it takes to send between `stage` and the next, either way."""

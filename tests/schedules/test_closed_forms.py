@@ -12,7 +12,7 @@ import pytest
 
 from distir_relax.schedules import Timeline, Times, order_of, timeline
 
-TIMES = [(1, 1, 1), (1, 2, 1), (3, 1, 1), (2, 3, 1), (Fraction(3, 7), Fraction(5, 3), Fraction(2, 11)), (7, 5, 4)]
+TIMES = [(1, 1, 1), (1, 2, 1), (Fraction(3, 7), Fraction(5, 3), Fraction(2, 11)), (7, 5, 4)]
 RANKS = range(2, 9)
 
 
@@ -31,7 +31,7 @@ def test_gpipe_and_1f1b(name: str, p: int) -> None:
 
 @pytest.mark.parametrize(("p", "v"), product(RANKS, (2, 3, 4)))
 def test_interleaved(p: int, v: int) -> None:
-    for rounds, (f, i, w) in product((1, 2, 3), TIMES):
+    for rounds, (f, i, w) in product((1, 3), TIMES):
         found = of_equal_stages("interleaved", p, rounds * p, (f, i, w), v)
         assert found.idle == (Fraction(p - 1, v) * (f + i + w),) * p
         if rounds > 1:
@@ -39,12 +39,12 @@ def test_interleaved(p: int, v: int) -> None:
 
 
 # Gradients of inputs longer and shorter than those of weights, forwards longer and shorter than either.
-SPLIT_TIMES = [*TIMES, (1, 3, 2), (1, 1, 2), (5, 1, 3), (1, 5, 6), (2, 2, 1), (Fraction(1, 2), 3, 3)]
+SPLIT_TIMES = [*TIMES, (1, 3, 2), (1, 1, 2), (5, 1, 3), (1, 5, 6), (Fraction(1, 2), 3, 3)]
 
 
 @pytest.mark.parametrize("p", RANKS)
 def test_zb_h1(p: int) -> None:
-    for m, (f, b, w) in product((p, p + 1, 2 * p + 3), SPLIT_TIMES):
+    for m, (f, b, w) in product((p, 2 * p + 1), SPLIT_TIMES):
         found = of_equal_stages("zb-h1", p, m, (f, b, w))
         assert found.idle == ((p - 1) * max(f, b, f + b - w),) * p
         assert max(found.span_idle) == (p - 1) * max(b, f + b - w)
@@ -53,7 +53,7 @@ def test_zb_h1(p: int) -> None:
 
 @pytest.mark.parametrize("p", RANKS)
 def test_zb_h2(p: int) -> None:
-    for m, (f, b, w) in product((2 * p - 1, 2 * p, 3 * p + 1), SPLIT_TIMES):
+    for m, (f, b, w) in product((2 * p - 1, 3 * p), SPLIT_TIMES):
         found = of_equal_stages("zb-h2", p, m, (f, b, w))
         assert found.idle == ((p - 1) * max(f, b - f, f + b - 2 * w),) * p
         assert max(found.span_idle) == (p - 1) * max(0, b - f, f + b - 2 * w)
@@ -62,7 +62,7 @@ def test_zb_h2(p: int) -> None:
 
 @pytest.mark.parametrize("p", RANKS)
 def test_zb_v(p: int) -> None:
-    for m, (f, b, w) in product((2 * p - 1, 2 * p, 3 * p + 1), SPLIT_TIMES):
+    for m, (f, b, w) in product((2 * p - 1, 2 * p + 3), SPLIT_TIMES):
         found = of_equal_stages("zb-v", p, m, (f, b, w), 2)
         assert found.peak == (p,) * p
         if max(f, w) <= b:
