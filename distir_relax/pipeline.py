@@ -20,16 +20,15 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from distir_relax.autodiff import Differentiate
-from distir_relax.cost.profile import Profile
+from distir_relax.cost.profile import Profile, load_profile
 from distir_relax.errors import DistIRError, VerificationError
 from distir_relax.frontends.imported import Frame
 from distir_relax.frontends.outline import Outline
 from distir_relax.ir import Inline, Module, Pass, name_of, print_module, print_pass, verify
 from distir_relax.layout import DeviceMesh
-from distir_relax.lowering import FuseLocal, Microbatches, OrderTasks, PlaceStages, Project, ToDistIR, ToPlaces
+from distir_relax.lowering import FuseLocal, Microbatches, Pipeline, Project, ToDistIR, ToPlaces
 from distir_relax.ops import check
 from distir_relax.optimizers import MasterWeights, Optimize, Optimizer
-from distir_relax.schedules import order_of
 from distir_relax.sharding import ApplyShardings, DelayReductions, Hazards, Propagate, remarks
 from distir_relax.strategies.apply import ApplyStrategy
 from distir_relax.strategies.sequence import SplitSequence
@@ -38,6 +37,8 @@ from distir_relax.strategies.strategy import Strategy
 from distir_relax.strategies.zero import GatherParameters, ShardGradients
 
 RANK_PASSES: tuple[Pass, ...] = (Inline(), Project(), FuseLocal())
+DEFAULT_PROFILE = "cpu-local"
+"""The machine whose costs stages and schedules are balanced by where none is named."""
 AS_RANKS_RUN: tuple[Pass, ...] = (FuseLocal(),)
 
 
@@ -89,9 +90,11 @@ def compile_passes(
     cut: tuple[Pass, ...] = ()
     placed: tuple[Pass, ...] = (ToPlaces(places),) if places > 1 else ()
     if strategy is not None and strategy.pipeline > 1:
-        order = order_of(strategy.schedule, strategy.pipeline, strategy.microbatches, strategy.chunks)
-        cut = (CutStages(order.stages, stages, strategy.microbatches > 1, profile, scopes or {}),)
-        placed = (PlaceStages(order.rank_of), OrderTasks(order))
+        machine = profile or load_profile(DEFAULT_PROFILE)
+        count = strategy.pipeline * strategy.chunks
+        cut = (CutStages(count, machine, stages, strategy.microbatches > 1, scopes or {}),)
+        shape = (strategy.schedule, strategy.pipeline, strategy.microbatches, strategy.chunks)
+        placed = (Pipeline(*shape, machine.with_devices(strategy.devices)),)
     passes += _strategy_passes(strategy, training, hazards, cut)
     return (*passes, Propagate(mesh), DelayReductions(hazards), ToDistIR(tail), *placed, Project(), FuseLocal())
 

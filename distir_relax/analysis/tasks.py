@@ -34,8 +34,8 @@ def task_times(simulation: Simulation) -> list[TaskTime]:
     def extent(events: list[Event | Called]) -> tuple[int, int] | None:
         if id(events) not in extents:
             found = [(e.start, e.start + e.duration) for e in events if isinstance(e, Event) and not e.stream]
-            for called in events:
-                inner = extent(called.events) if isinstance(called, Called) else None
+            for called in (e for e in events if isinstance(e, Called)):
+                inner = extent(called.events)
                 if inner is not None:
                     found.append((called.base + inner[0], called.base + inner[1]))
             extents[id(events)] = (min(a for a, _ in found), max(b for _, b in found)) if found else None

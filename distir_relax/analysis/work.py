@@ -41,8 +41,8 @@ class Step:
 class Work:
     """What an op does. `makes` has the bytes of each result, None where it lies in the storage of operand 0.
 
-    `joins` are the classes that wait until what is made on a stream is there. `stream` is 0 for the devices' own order of
-    ops. `devices` is how many devices the op keeps busy; `workspace` names each of its classes.
+    `joins` are the classes that wait until what is made on a stream is there. `stream` is 0 for the devices' own
+    order of ops. `devices` is how many devices the op keeps busy; `workspace` names each of its classes.
     """
 
     steps: tuple[Step, ...]

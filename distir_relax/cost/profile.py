@@ -115,6 +115,10 @@ class Profile:
         inner = self.levels[-2].size if len(self.levels) > 1 else self.levels[-1].size
         return replace(self, devices=inner * nodes)
 
+    def with_devices(self, devices: int) -> Profile:
+        """The machine with at least so many devices, as if it had more units of its outermost level."""
+        return self if self.devices >= devices else replace(self, devices=devices)
+
     def rate(self, table: Mapping[str, Any], dtype: str) -> Any:
         """The entry of a table for a dtype; the slowest one where the dtype has none."""
         if dtype in table:

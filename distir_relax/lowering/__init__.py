@@ -7,21 +7,19 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from distir_relax.lowering.microbatches import Microbatches
-    from distir_relax.lowering.order import OrderTasks
+    from distir_relax.lowering.pipelines import Pipeline
     from distir_relax.lowering.places import ToPlaces
     from distir_relax.lowering.project import Project
     from distir_relax.lowering.ranked.fuse import FuseLocal
-    from distir_relax.lowering.stages import PlaceStages
     from distir_relax.lowering.to_distir import ToDistIR
 
-__all__ = ["FuseLocal", "Microbatches", "OrderTasks", "PlaceStages", "Project", "ToDistIR", "ToPlaces"]
+__all__ = ["FuseLocal", "Microbatches", "Pipeline", "Project", "ToDistIR", "ToPlaces"]
 
 # A rank imports the emission from here, and must not pay for the compiler.
 _HOMES = {
     "FuseLocal": "distir_relax.lowering.ranked.fuse",
     "Microbatches": "distir_relax.lowering.microbatches",
-    "OrderTasks": "distir_relax.lowering.order",
-    "PlaceStages": "distir_relax.lowering.stages",
+    "Pipeline": "distir_relax.lowering.pipelines",
     "Project": "distir_relax.lowering.project",
     "ToDistIR": "distir_relax.lowering.to_distir",
     "ToPlaces": "distir_relax.lowering.places",

@@ -11,7 +11,6 @@ from __future__ import annotations
 import heapq
 from collections import defaultdict
 from dataclasses import dataclass, field, replace
-from typing import ClassVar
 
 from distir_relax.errors import DistIRError
 from distir_relax.ir import Function, Module, Op
@@ -24,40 +23,33 @@ Key = tuple[int, int]
 _BEFORE, _AT, _BEHIND = range(3)
 
 
-@dataclass(frozen=True, slots=True)
-class OrderTasks:
-    """The pass: distributed stage in and out, the entry's ops in the order of a schedule; of its backwards, if it has
-    none, the forwards alone.
+def order_tasks(module: Module, order: Order) -> Module:
+    """A module of the distributed stage whose entry's ops are in the order of a schedule; of one that does not train,
+    in that of its forwards.
 
     Where tasks depend on each other in more ways than stages do (a norm over all microbatches), one that is not ready
     is left for later. Raises `DistIRError` where the schedule lacks a task of the program.
     """
+    main = _Sorted(module.main, _positions(module.main, order)).function()
+    return replace(module, functions=(main, *module.functions[1:]))
 
-    takes: ClassVar[tuple[str, ...]] = ("distributed",)
-    gives: ClassVar[str] = "distributed"
-    order: Order
 
-    def run(self, module: Module) -> Module:
-        """The module in order."""
-        main = _Sorted(module.main, self._positions(module.main)).function()
-        return replace(module, functions=(main, *module.functions[1:]))
-
-    def _positions(self, main: Function) -> dict[int, int]:
-        """The place in the order of each task of the program, by the number of its op."""
-        tasks = timeline(in_two(self.order)).tasks()
-        ordered = sorted(tasks, key=lambda item: (item[1], item[0].kind != "F", item[0].stage))
-        wanted = {(task.stage, task.kind, task.microbatch): number for number, (task, _, _) in enumerate(ordered)}
-        found: dict[int, int] = {}
-        for number, op in enumerate(main.ops):
-            if op.task:
-                key = (op.task["stage"], op.task["kind"], op.task["microbatch"])
-                if key not in wanted:
-                    raise DistIRError(
-                        f"the schedule has no task {''.join(map(str, key))}, which the program has",
-                        hint="a program that trains needs a schedule with backwards",
-                    )
-                found[number] = wanted[key]
-        return found
+def _positions(main: Function, order: Order) -> dict[int, int]:
+    """The place in the order of each task of the program, by the number of its op."""
+    tasks = timeline(in_two(order)).tasks()
+    ordered = sorted(tasks, key=lambda item: (item[1], item[0].kind != "F", item[0].stage))
+    wanted = {(task.stage, task.kind, task.microbatch): number for number, (task, _, _) in enumerate(ordered)}
+    found: dict[int, int] = {}
+    for number, op in enumerate(main.ops):
+        if op.task:
+            key = (op.task["stage"], op.task["kind"], op.task["microbatch"])
+            if key not in wanted:
+                raise DistIRError(
+                    f"the schedule has no task {''.join(map(str, key))}, which the program has",
+                    hint="a program that trains needs a schedule with backwards",
+                )
+            found[number] = wanted[key]
+    return found
 
 
 def in_two(order: Order) -> Order:

@@ -13,7 +13,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
-from typing import ClassVar
 
 from distir_relax.ir import (
     CALL,
@@ -39,21 +38,12 @@ UP, DOWN = "up", "down"
 """The streams on which values go to places with later stages, and with earlier ones."""
 
 
-@dataclass(frozen=True, slots=True)
-class PlaceStages:
-    """The pass: distributed stage in and out. ``place_of[s]`` is the place of stage s of the model."""
-
-    takes: ClassVar[tuple[str, ...]] = ("distributed",)
-    gives: ClassVar[str] = "distributed"
-    place_of: tuple[int, ...]
-
-    def run(self, module: Module) -> Module:
-        """The module on the devices of all places."""
-        mesh = module.meshes[0]
-        count = max(self.place_of) + 1
-        whole = DeviceMesh((count, *mesh.shape), (AXIS, *mesh.axes))
-        main = _Writer(module.main, _Places(module.main, self.place_of), mesh.size, whole.devices).function()
-        return replace(module, functions=(main, *module.functions[1:]), meshes=(whole,))
+def place_stages(module: Module, place_of: Sequence[int]) -> Module:
+    """A module of the distributed stage on the devices of all places; ``place_of[s]`` is that of stage s."""
+    mesh = module.meshes[0]
+    whole = DeviceMesh((max(place_of) + 1, *mesh.shape), (AXIS, *mesh.axes))
+    main = _Writer(module.main, _Places(module.main, place_of), mesh.size, whole.devices).function()
+    return replace(module, functions=(main, *module.functions[1:]), meshes=(whole,))
 
 
 @dataclass(slots=True)

@@ -14,16 +14,13 @@ from dataclasses import dataclass, field, replace
 from typing import ClassVar
 
 from distir_relax.analysis.estimate import Estimate
-from distir_relax.cost.profile import Profile, load_profile
+from distir_relax.cost.profile import Profile
 from distir_relax.errors import DistIRError
 from distir_relax.frontends.imported import Frame
 from distir_relax.ir import BatchDim, Function, Module, Op, Value, written_out
 from distir_relax.ir.regions import Region, form_of, take_out
 from distir_relax.strategies.balance import balanced_cuts
 from distir_relax.strategies.classes import Classes, classes_of
-
-DEFAULT_PROFILE = "cpu-local"
-"""The machine whose costs are balanced where none is named."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,9 +36,9 @@ class CutStages:
     takes: ClassVar[tuple[str, ...]] = ("global",)
     gives: ClassVar[str] = "global"
     count: int
+    profile: Profile = field(repr=False)
     boundaries: tuple[str, ...] = ()
     separate: bool = True
-    profile: Profile | None = field(default=None, repr=False)
     scopes: Mapping[str, tuple[Frame, ...]] = field(default_factory=dict, repr=False)
 
     def run(self, module: Module) -> Module:
@@ -70,13 +67,12 @@ class CutStages:
     def _balanced(self, module: Module, body: Sequence[int]) -> list[int]:
         """Which of the ops of the body each stage but the first begins with, by cost."""
         main = module.main
-        profile = self.profile or load_profile(DEFAULT_PROFILE)
-        estimate = Estimate(module, profile)
+        estimate = Estimate(module, self.profile)
         costs = [estimate.seconds(main.ops[number]) for number in body]
         # The end of the model that is in no stage is computed where the last one is.
         rest = set(range(len(main.ops))) - set(body)
         costs[-1] += sum(estimate.seconds(main.ops[number]) for number in rest if number > body[0])
-        speed = profile.levels[0].bandwidth
+        speed = self.profile.levels[0].bandwidth
         return balanced_cuts(costs, [n / speed for n in _crossing(main, body)], self.count)
 
     def _named(self, main: Function, body: Sequence[int]) -> list[int]:

@@ -23,7 +23,9 @@ def test_no_other_cut_has_a_much_cheaper_dearest_stretch(seed: int) -> None:
     costs = [draw.choice([0.0, 1.0, draw.random(), 5.0]) for _ in range(n)]
     crossing = [0.0, *(draw.random() for _ in range(n - 1))]
     found = tuple(balanced_cuts(costs, crossing, count))
-    assert len(found) == count - 1 and list(found) == sorted(set(found)) and all(0 < cut < n for cut in found)
+    assert len(found) == count - 1
+    assert list(found) == sorted(set(found))
+    assert all(0 < cut < n for cut in found)
     best = min(dearest(costs, crossing, cuts) for cuts in combinations(range(1, n), count - 1))
     assert dearest(costs, crossing, found) <= best * (1 + SLACK) + 1e-12
 

@@ -17,6 +17,7 @@ from distir_relax.ops import check
 from distir_relax.strategies.apply import ApplyStrategy
 from distir_relax.strategies.stages import CutStages
 from distir_relax.strategies.strategy import Strategy
+from tests.machines import machine
 
 
 class Layers(nn.Module):
@@ -46,7 +47,7 @@ def cut(model: nn.Module, count: int, microbatches: int = 3, **options: Any) -> 
     imported = import_model(model, example(), None, None, None, False)
     module = Outline(imported.scopes).run(imported.module)
     module = ApplyStrategy(Strategy(microbatches=microbatches)).run(module)
-    found = CutStages(count, scopes=imported.scopes, separate=microbatches > 1, **options).run(module)
+    found = CutStages(count, machine(), scopes=imported.scopes, separate=microbatches > 1, **options).run(module)
     verify(found, check)
     return found
 
@@ -65,7 +66,9 @@ def test_what_brings_samples_together_and_what_is_made_of_inputs_stays_outside()
     main = cut(Layers(), 3).main
     outside = [op.name for op in main.ops if not op.task]
     # The count of labels, and the mean; not a product.
-    assert outside.count("sum") == 2 and "divide" in outside and "linear" not in outside
+    assert outside.count("sum") == 2
+    assert "divide" in outside
+    assert "linear" not in outside
     last = max(i for i, op in enumerate(main.ops) if op.task)
     inside = {v.name for op in main.ops[: last + 1] if op.task for v in op.operands}
     made = {v.name: op for op in main.ops for v in op.results}
@@ -77,7 +80,8 @@ def test_what_brings_samples_together_and_what_is_made_of_inputs_stays_outside()
 def test_with_one_microbatch_all_is_in_stages() -> None:
     main = cut(Layers(together=True), 2, microbatches=1).main
     names = [op.name for op in main.ops if not op.task]
-    assert "mean" not in names and "linear" not in names
+    assert "mean" not in names
+    assert "linear" not in names
 
 
 def test_stages_begin_where_the_user_says() -> None:

@@ -1,0 +1,114 @@
+"""Pipelines: the stages of a program at their places, its tasks in the order of a schedule.
+
+A schedule that looks at times and memory gets those of the program's own tasks: they are simulated before there are
+places, one after the other.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import ClassVar
+
+from distir_relax.analysis.simulate import simulate_module
+from distir_relax.analysis.tasks import task_times
+from distir_relax.cost.network import seconds_of
+from distir_relax.cost.profile import Profile
+from distir_relax.errors import DistIRError
+from distir_relax.ir import Module, Op, Value
+from distir_relax.layout import Collective
+from distir_relax.lowering.order import order_tasks
+from distir_relax.lowering.stages import place_stages
+from distir_relax.schedules import Memory, Order, Times, order_of, schedule_named
+
+Tasks = Mapping[tuple[int, str, int], Op]
+"""The calls that are tasks, by stage, kind and microbatch."""
+
+
+@dataclass(frozen=True, slots=True)
+class Pipeline:
+    """The pass: distributed stage in and out, from the devices of one place to those of `ranks` places.
+
+    `schedule` is the name of the schedule, `chunks` how many stages each place has. One that looks at times and memory
+    is told those of the tasks on the machine of `profile`. Raises what `order_of` raises, and `DistIRError` where the
+    schedule lacks a task of the program.
+    """
+
+    takes: ClassVar[tuple[str, ...]] = ("distributed",)
+    gives: ClassVar[str] = "distributed"
+    schedule: str
+    ranks: int
+    microbatches: int
+    chunks: int = 1
+    profile: Profile | None = field(default=None, repr=False)
+
+    def run(self, module: Module) -> Module:
+        """The module with its stages at their places, in order."""
+        order = self._order(module)
+        return order_tasks(place_stages(module, order.rank_of), order)
+
+    def _order(self, module: Module) -> Order:
+        shape = (self.schedule, self.ranks, self.microbatches, self.chunks)
+        if self.profile is None or schedule_named(self.schedule).weights != "either":
+            return order_of(*shape)
+        tasks: Tasks = {_key(op): op for op in module.main.ops if op.task}
+        count = self.ranks * self.chunks
+        times = self._times(module, tasks, count, self.profile)
+        try:
+            return order_of(*shape, times, self._memory(module, tasks, count, self.profile))
+        except DistIRError:
+            # A simulation says by how much nothing fits, and what would.
+            return order_of(*shape, times)
+
+    def _times(self, module: Module, tasks: Tasks, count: int, profile: Profile) -> Times:
+        """How long the tasks of each stage take, and their results to the next."""
+        taken: dict[tuple[int, str, int], float] = defaultdict(float)
+        taken.update((_key(t.op), t.end - t.start) for t in task_times(simulate_module(module, profile)))
+        longest = {
+            kind: [max(taken[s, kind, m] for m in range(self.microbatches)) for s in range(count)] for kind in "FIW"
+        }
+        whole = sum(longest["F"])
+        each = [sum(taken[s, "F", m] for s in range(count)) for m in range(self.microbatches)]
+        size = module.meshes[0].size
+        sends = []
+        for stage in range(count - 1):
+            passed = _passed(tasks.get((stage, "F", 0)), tasks.get((stage + 1, "F", 0)))
+            sends.append(seconds_of(profile, Collective.SEND, (0, size), (passed, passed)) if passed else 0.0)
+        factors = [part / whole for part in each] if whole else []
+        return Times(longest["F"], longest["I"], longest["W"], [*sends, 0.0], factors)
+
+    def _memory(self, module: Module, tasks: Tasks, count: int, profile: Profile) -> Memory:
+        """What tasks keep, and what is left for it besides weights, their gradients and their state."""
+        kept = []
+        held = [0] * count
+        seen: set[str] = set()
+        roles = {i.value.name: i for i in module.main.inputs if i.role in ("parameter", "state")}
+        lasting = sum(i.value.placed.local(0).bytes for i in roles.values())
+        weights = sum(i.value.placed.local(0).bytes for i in roles.values() if i.role == "parameter")
+        for stage in range(count):
+            forward = tasks.get((stage, "F", 0))
+            kept.append(sum(_passed(forward, tasks.get((stage, kind, 0))) for kind in "IW"))
+            for value in forward.operands if forward else ():
+                if value.name in roles and value.name not in seen:
+                    seen.add(value.name)
+                    held[stage] += value.placed.local(0).bytes
+        # State and gradients are as large as their weights, wherever these are.
+        most = max(sum(held[place :: self.ranks]) for place in range(self.ranks))
+        share = (lasting + weights) / weights if weights else 0.0
+        return Memory(max(0.0, profile.memory - most * share), kept)
+
+
+def _key(op: Op) -> tuple[int, str, int]:
+    stage, kind, microbatch = (op.task[key] for key in ("stage", "kind", "microbatch"))
+    return stage, kind, microbatch  # type: ignore[return-value]
+
+
+def _passed(maker: Op | None, user: Op | None) -> int:
+    """The bytes on a device of what one call makes and another uses."""
+    used = {v.name for v in user.operands} if user else set()
+    return sum(v.placed.local(0).bytes for v in _results(maker) if v.name in used)
+
+
+def _results(op: Op | None) -> Sequence[Value]:
+    return op.results if op else ()
