@@ -34,6 +34,8 @@ class Messages(ABC):
         """Whether ranks compare what they are about to do before each communication: once is enough for a program."""
         self.copies_sends = False
         """Whether what a program sends may be overwritten as soon as it goes on."""
+        self._leaves = False
+        """Whether something that was started to be sent may not have gone yet."""
         self._coming: dict[tuple[int, int], Callable[[], None]] = {}
 
     def begin(self, stage: int, kind: str, microbatch: int) -> None:
@@ -76,6 +78,7 @@ class Messages(ABC):
         source = as_torch(x)
         source = source.clone() if copy or self.copies_sends else source.contiguous()
         with self._step(step, "start_send", bytes_of(source)):
+            self._leaves = True
             self._start_send(source.view(-1), peer, step)
 
     def start_recv(self, shape: Sequence[int], dtype: str, peer: int, step: int, out: Array | None = None) -> Any:
@@ -99,8 +102,11 @@ class Messages(ABC):
 
     def finish_sends(self) -> None:
         """Wait until all that was started to be sent has gone."""
-        with self._step(None, "finish_sends", 0):
+        if self._leaves:
+            self.progress.enter("the end of what it sends", "finish_sends")
             self._finish_sends()
+            self.progress.leave()
+            self._leaves = False
 
     @contextmanager
     def _step(self, step: Step, kind: str, sent: int, axis: int | None = None) -> Iterator[None]:
