@@ -6,7 +6,7 @@ READY  := $(VENV)/.ready
 # Tests run in as many processes; those that start ranks run one after the other.
 PYTEST := $(BIN)/python -m pytest -n 2 --dist loadgroup --no-loadscope-reorder
 
-.PHONY: demo train test quick lint fuzz validate bench browser coverage clean
+.PHONY: demo train test quick lint fuzz validate schedules bench browser coverage clean
 
 demo: $(READY)
 	$(BIN)/python examples/minilm.py
@@ -33,6 +33,9 @@ fuzz: $(READY)
 
 validate: $(READY)
 	$(BIN)/python tests/ops/validator.py
+
+schedules: $(READY)
+	$(BIN)/python -m tests.schedules.random_pipelines 1000
 
 # The model libraries lie apart: with them, others import what they find there.
 coverage: $(READY)

@@ -44,7 +44,7 @@ class Memory:
 
 def stage_sizes(stages: int, chunks: int, memory: Memory | None = None) -> tuple[Number, ...]:
     """What the forward of one microbatch keeps on each stage: given sizes, or equal parts of a stage activation."""
-    return tuple(map(exact, memory.sizes)) if memory and memory.sizes else (Fraction(1, chunks),) * stages
+    return tuple(map(exact, memory.sizes)) if memory and memory.sizes else (_equal(chunks),) * stages
 
 
 def exact(number: Number) -> Number:
@@ -90,3 +90,7 @@ def check_fits(order: Order, memory: Memory) -> None:
 def fits(order: Order, memory: Memory) -> bool:
     """Whether no rank keeps more than it may."""
     return all(peak <= memory.of(rank) for rank, peak in enumerate(peak_activations(order, memory)))
+
+
+def _equal(chunks: int) -> Number:
+    return Fraction(1, chunks) if chunks > 1 else 1

@@ -31,9 +31,9 @@ def one_forward_one_backward(shape: Shape) -> Order:
 
     Rank r does p - r - 1 forwards to warm up, then a forward and a backward in turn, then the backwards that are left::
 
-        0F0 0F1 0F2         0B0 0F3 0B1     0B2     0B3
-            1F0 1F1     1B0 1F2 1B1 1F3 1B2     1B3
-                2F0 2B0 2F1 2B1 2F2 2B2 2F3 2B3
+        0F0 0F1 0F2                 0B0---- 0F3 0B1----     0B2----     0B3----
+            1F0 1F1         1B0---- 1F2 1B1---- 1F3 1B2----     1B3----
+                2F0 2B0---- 2F1 2B1---- 2F2 2B2---- 2F3 2B3----
     """
 
     def tasks(rank: int) -> tuple[Task, ...]:

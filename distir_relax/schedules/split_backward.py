@@ -16,7 +16,7 @@ def zb_h1(shape: Shape) -> Order:
 
     Rank r is p - r - 1 forwards ahead of its gradients of inputs, and these are r ahead of its gradients of weights::
 
-        0F0 0F1 0F2         0I0 0W0 0F3 0I1 0W1     0I2 0W2 0I3 0W3
+        0F0 0F1 0F2         0I0 0W0 0F3 0I1 0W1 0I2 0W2 0I3 0W3
             1F0 1F1     1I0 1F2 1I1 1W0 1F3 1I2 1W1 1I3 1W2 1W3
                 2F0 2I0 2F1 2I1 2F2 2I2 2W0 2F3 2I3 2W1 2W2 2W3
     """

@@ -42,7 +42,7 @@ def _joined(problem: Problem, found: Run, certain: Sequence[int], tried: Sequenc
     """Of those that are tried a part that can be joined beside those that are certain: all, or of each half a part."""
     if not tried or _keeps(problem, found, [*certain, *tried]):
         return [*certain, *tried]
-    if len(tried) <= max(1, len(found.ends) // 64):
+    if len(tried) <= max(1, len(found.ends) // 24):
         return list(certain)
     half = len(tried) // 2
     return _joined(problem, found, _joined(problem, found, certain, tried[:half]), tried[half:])

@@ -139,8 +139,9 @@ def whole_numbers(numbers: Sequence[Number]) -> tuple[list[Number], Number]:
     if any(isinstance(number, float) for number in numbers):
         return [float(number) for number in numbers], 1
     fractions = [Fraction(number) for number in numbers]
-    unit = Fraction(1, math.lcm(*(number.denominator for number in fractions)))
-    return [number.numerator * (unit.denominator // number.denominator) for number in fractions], unit
+    parts = math.lcm(*(number.denominator for number in fractions))
+    unit = Fraction(1, parts) if parts > 1 else 1
+    return [number.numerator * (parts // number.denominator) for number in fractions], unit
 
 
 def total(numbers: Iterable[Number]) -> Number:
