@@ -30,6 +30,7 @@ def simulate(
     *,
     profile: Profile | str | Path,
     strategy: Strategy | str | None = None,
+    stages: Sequence[str] = (),
     global_batch: int | None = None,
     input_shapes: Mapping[str, Sequence[int]] | None = None,
     shardings: Mapping[str, str] | None = None,
@@ -43,14 +44,15 @@ def simulate(
     `global_batch` where it has parameters of these names; a model or a training that is still to be compiled is
     distributed by `strategy`; where it does not fit into the memory of a device, the result's `alternative` is the
     nearest strategy with which it would. `profile` is the name of a profile, the path of one, or a `Profile`.
-    `shardings` and `mesh` are for models that are still to be compiled, as `compile` takes them, and
+    `stages`, `shardings` and `mesh` are for models that are still to be compiled, as `compile` takes them, and
     `input_shapes` for ONNX files.
 
     Raises a `DistIRError`: `ProfileError` for the profile, and what reading or compiling the model raises.
     """
     machine = as_profile(profile)
     given = {"strategy": strategy, "global_batch": global_batch}
-    loaded = _load(model, given, input_shapes, shardings, None if mesh is None else as_mesh(mesh))
+    how = {"input_shapes": input_shapes, "shardings": shardings, "stages": stages, "profile": machine}
+    loaded = _load(model, given, {**how, "mesh": None if mesh is None else as_mesh(mesh)})
     found = simulate_module(loaded.module, machine)
     found.samples = global_batch if global_batch is not None else loaded.samples
     found.strategy = None if strategy is None else str(strategy)
@@ -83,19 +85,13 @@ class _Loaded:
     compiled: Plan | None = None
 
 
-def _load(
-    model: Any,
-    given: Mapping[str, Any],
-    input_shapes: Mapping[str, Sequence[int]] | None = None,
-    shardings: Mapping[str, str] | None = None,
-    mesh: DeviceMesh | None = None,
-) -> _Loaded:
+def _load(model: Any, given: Mapping[str, Any], layout: dict[str, Any]) -> _Loaded:
     """The distributed program of a model as `simulate` takes it, with all its types.
 
-    `given` are parameters for a user's function by name; those that are None are not given.
+    `given` are parameters for a user's function by name; those that are None are not given. `layout` are options of
+    `compile`, for what is not compiled yet.
     """
     wanted = {name: value for name, value in given.items() if value is not None}
-    layout: dict[str, Any] = {"input_shapes": input_shapes, "shardings": shardings, "mesh": mesh}
     if isinstance(model, (str, Path)) and ".py:" in str(model):
         return _from_function(str(model), wanted, layout)
     if isinstance(model, (Plan, Module, tuple, Training, TrainingStep)):
@@ -111,7 +107,7 @@ def _load(
         layout["strategy"] = as_strategy(strategy)
     elif isinstance(found, Model):
         # A model that nobody splits runs on one device.
-        layout["mesh"] = mesh or DeviceMesh((1,), ("device",))
+        layout["mesh"] = layout["mesh"] or DeviceMesh((1,), ("device",))
     return _distributed(found, layout, str(model) if isinstance(model, (str, Path)) else "")
 
 
@@ -146,10 +142,11 @@ def _distributed(given: Given, layout: Mapping[str, Any], where: str) -> _Loaded
     """
     is_compiled_here = isinstance(given, (Model, Training))
     options = {name: value for name, value in layout.items() if value}
+    profile = options.pop("profile")
     if isinstance(given, Model):
-        given = given.compile(**options)
+        given = given.compile(**options, profile=profile)
     elif isinstance(given, Training):
-        given = given.compile(**{"strategy": Strategy(), **options}).plan
+        given = given.compile(**{"strategy": Strategy(), **options}, profile=profile).plan
     elif options:
         raise ImportModelError(
             f"{' and '.join(options)} cannot be applied to {_NAMES[type(given)]}, which is laid out already",

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from distir_relax.cli.app import app
-from distir_relax.cli.options import Backend, Tail
+from distir_relax.cli.options import Backend, StagesOption, Tail, read_stages
 
 if TYPE_CHECKING:
     from distir_relax.cli.compile_target import CompileOptions
@@ -30,7 +30,11 @@ def compile_command(
     mesh: Annotated[str | None, typer.Option(metavar="2x3", help="The mesh's shape.")] = None,
     axes: Annotated[str | None, typer.Option(metavar="dp,tp", help="The names of the mesh's axes.")] = None,
     strategy: Annotated[
-        str | None, typer.Option(metavar="D/T/P/K", help="Data and tensor degrees, microbatches: 2/4/1/8,zero=1.")
+        str | None, typer.Option(metavar="D/T/P/K", help="Data, tensor, pipeline; microbatches: 2/4/1/8,zero=1.")
+    ] = None,
+    stages: StagesOption = None,
+    profile: Annotated[
+        str | None, typer.Option(help="The machine whose costs stages are balanced by: a name or a .toml file.")
     ] = None,
     train: Annotated[bool, typer.Option("--train", help="Compile a step of dr.Training.")] = False,
     ranks: Annotated[int | None, typer.Option(min=1, help="Passed to the function as its parameter ranks.")] = None,
@@ -72,6 +76,8 @@ def compile_command(
         check_import=None if check_import else False,
         checkpoint=checkpoint,
         strategy=strategy,
+        stages=read_stages(stages),
+        profile=profile,
         train=train,
     )
     _compile(options, times)

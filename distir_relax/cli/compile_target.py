@@ -20,7 +20,10 @@ from distir_relax.strategies.strategy import as_strategy
 from distir_relax.training import Training
 
 # Options that say how a model is compiled, of no use to what is compiled already; the first two are the mesh.
-_OF_COMPILATION = ("mesh", "axes", "strategy", "dump", "verify", "outline", "check_import", "checkpoint")
+_OF_COMPILATION = (
+    *("mesh", "axes", "strategy", "stages", "profile"),
+    *("dump", "verify", "outline", "check_import", "checkpoint"),
+)
 
 
 @dataclass(frozen=True)
@@ -43,6 +46,8 @@ class CompileOptions:
     check_import: bool | None = None
     checkpoint: Path | None = None
     strategy: str | None = None
+    stages: tuple[str, ...] | None = None
+    profile: str | None = None
     train: bool = False
 
 

@@ -51,3 +51,12 @@ PassesOption = Annotated[
 ]
 RepeatOption = Annotated[int, typer.Option(min=1, help="Run so many timed steps, after one to warm up.")]
 ReportOption = Annotated[Path | None, typer.Option(help="Write times, bytes sent and weight bytes to this .json.")]
+StagesOption = Annotated[
+    str | None,
+    typer.Option(metavar="PATH,PATH", help="Where stages of a pipeline begin but the first: modules, or ONNX nodes."),
+]
+
+
+def read_stages(text: str | None) -> tuple[str, ...] | None:
+    """The boundaries of stages from ``model.layers.3,model.layers.9``; None where nothing is given."""
+    return None if text is None else tuple(part.strip() for part in text.split(",") if part.strip())

@@ -8,7 +8,7 @@ from typing import Annotated
 import typer
 
 from distir_relax.cli.app import app
-from distir_relax.cli.options import Device, DeviceOption, PassesOption
+from distir_relax.cli.options import Device, DeviceOption, PassesOption, StagesOption, read_stages
 from distir_relax.errors import DistIRError
 
 
@@ -19,6 +19,7 @@ def simulate(
     ],
     profile: Annotated[str, typer.Option(help="The machine: a name (NAME:NODES for several nodes) or a .toml file.")],
     strategy: Annotated[str | None, typer.Option(metavar="D/T/P/K", help="Of a model, or for the function.")] = None,
+    stages: StagesOption = None,
     global_batch: Annotated[int | None, typer.Option(min=1, help="Passed to the function; for the throughput.")] = None,
     input_shape: Annotated[
         list[str] | None, typer.Option(metavar="NAME=1,3,224,224", help="The shape of an input of FILE.onnx.")
@@ -48,6 +49,7 @@ def simulate(
         model,
         profile=profile,
         strategy=strategy,
+        stages=read_stages(stages) or (),
         global_batch=global_batch,
         input_shapes=read_shapes(input_shape or ()),
         shardings=read_shardings(shard or ()),

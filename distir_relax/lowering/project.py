@@ -185,7 +185,7 @@ def _projected(
         if Trait.WAIT in entry.traits and op.operands[0].name in coming:
             start = coming[op.operands[0].name]
             values[op.results[0].name] = results[0]
-            attrs = {"peer": start.attrs["peer"], "step": start.attrs["step"]}
+            attrs = {"peer": start.attrs["peer"], "step": start.attrs["step"], **_named_task(start)}
             ops.append(Op("finish_recv", operands, results, attrs, op.location))
             continue
         if Trait.TRIVIAL in entry.traits and len(operands) == 1 and operands[0].type == results[0].type:
@@ -249,6 +249,7 @@ def _transfer(op: Op, rank: int, step: int, values: dict[str, Value], devices: t
         name = "send"
         if "stream" in op.attrs:
             name, attrs["copy"] = "start_send", op.attrs.get("copy", False)
+            attrs |= _named_task(op)
         sent = Value(f"{result.name}.sent", infer(name, [held.tensor], attrs, op.location)[0])
         return [Op(name, (held,), (sent,), {**attrs, "step": step}, op.location)]
     if rank in target.devices:
@@ -257,8 +258,13 @@ def _transfer(op: Op, rank: int, step: int, values: dict[str, Value], devices: t
         values[result.name] = Value(result.name, kind)
         attrs = {"shape": kind.shape, "dtype": kind.dtype, "peer": world(source.devices[index]), "step": step}
         name = "start_recv" if "stream" in op.attrs else "recv"
-        return [Op(name, (), (values[result.name],), attrs, op.location)]
+        return [Op(name, (), (values[result.name],), {**attrs, **_named_task(op)}, op.location)]
     return []
+
+
+def _named_task(op: Op) -> dict[str, Attribute]:
+    """The task that makes what is sent, where that is one: what a rank that waits for it can say."""
+    return {"task": op.attrs["task"]} if "task" in op.attrs else {}
 
 
 def _is_on(value: Value, rank: int) -> bool:

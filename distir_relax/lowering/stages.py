@@ -16,6 +16,7 @@ from dataclasses import dataclass, field, replace
 
 from distir_relax.ir import (
     CALL,
+    TASK,
     WAIT,
     Attribute,
     Function,
@@ -125,6 +126,8 @@ class _Writer:
     names: set[str] = field(default_factory=set)
     used: set[str] = field(default_factory=set)
     inputs: dict[str, Value] = field(default_factory=dict)
+    tasks: dict[str, str] = field(default_factory=dict)
+    """The last task that each value is made of."""
     lasting: set[str] = field(default_factory=set)
     """The values in whose storage the program may write: weights, and views of them."""
     devices: dict[int, tuple[int, ...]] = field(default_factory=dict)
@@ -134,6 +137,8 @@ class _Writer:
         self.names = value_names(given)
         self.lasting.update(i.value.name for i in given.inputs if i.role in ("parameter", "state"))
         for op in given.ops:
+            task = "".join(str(op.task[key]) for key in TASK) if op.task else self._task_behind(op)
+            self.tasks.update((v.name, task) for v in op.results if task)
             if not op.callee and op.operands and op.operands[0].name in self.lasting:
                 self.lasting.update(v.name for v in op.results if lookup(op.name, op.location).shares_storage)
         needed = self.places.needed_at()
@@ -144,6 +149,9 @@ class _Writer:
                 self._write(op, place)
         outputs = tuple(replace(o, value=self._at(o.value, self.places.of.get(o.value.name, 0))) for o in given.outputs)
         return replace(given, inputs=inputs, ops=tuple(self.ops), outputs=outputs)
+
+    def _task_behind(self, op: Op) -> str:
+        return next((self.tasks[v.name] for v in reversed(op.operands) if v.name in self.tasks), "")
 
     def _input(self, item: Input, needed: set[int]) -> Input:
         """An input at its place; one that several need is given to all."""
@@ -202,6 +210,8 @@ class _Writer:
         attrs: dict[str, Attribute] = {"stream": UP if place > home else DOWN}
         if value.name in self.lasting:
             attrs["copy"] = True
+        if value.name in self.tasks:
+            attrs["task"] = self.tasks[value.name]
         self.ops.append(Op("send", (self.values[value.name, home],), (sent,), attrs, where))
         self.ops.append(Op(WAIT, (sent,), (here,), {}, where))
         return here
