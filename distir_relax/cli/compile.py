@@ -9,7 +9,17 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from distir_relax.cli.app import app
-from distir_relax.cli.options import Backend, StagesOption, Tail, read_stages
+from distir_relax.cli.options import (
+    AxesOption,
+    Backend,
+    MeshOption,
+    ShapeOption,
+    ShardOption,
+    StagesOption,
+    StrategyOption,
+    Tail,
+    read_stages,
+)
 
 if TYPE_CHECKING:
     from distir_relax.cli.compile_target import CompileOptions
@@ -26,22 +36,16 @@ def compile_command(
     output: Annotated[Path, typer.Option("--output", "-o", help="The bundle to write.")],
     tail: Annotated[Tail | None, typer.Option(help="Uneven shards: own shapes per rank, or padded.")] = None,
     backend: Annotated[list[Backend] | None, typer.Option(help="Write programs for it; may be repeated.")] = None,
-    shard: Annotated[list[str] | None, typer.Option(metavar="PATTERN=PLACEMENT", help="Shard parameters.")] = None,
-    mesh: Annotated[str | None, typer.Option(metavar="2x3", help="The mesh's shape.")] = None,
-    axes: Annotated[str | None, typer.Option(metavar="dp,tp", help="The names of the mesh's axes.")] = None,
-    strategy: Annotated[
-        str | None, typer.Option(metavar="D/T/P/K", help="Data, tensor, pipeline; microbatches: 2/4/1/8,zero=1.")
-    ] = None,
+    shard: ShardOption = None,
+    mesh: MeshOption = None,
+    axes: AxesOption = None,
+    strategy: StrategyOption = None,
     stages: StagesOption = None,
-    profile: Annotated[
-        str | None, typer.Option(help="The machine whose costs stages are balanced by: a name or a .toml file.")
-    ] = None,
+    profile: Annotated[str | None, typer.Option(help="By whose costs stages are balanced: a name or a .toml.")] = None,
     train: Annotated[bool, typer.Option("--train", help="Compile a step of dr.Training.")] = False,
     ranks: Annotated[int | None, typer.Option(min=1, help="Passed to the function as its parameter ranks.")] = None,
     name: Annotated[str | None, typer.Option(help="The program's name in the bundle.")] = None,
-    input_shape: Annotated[
-        list[str] | None, typer.Option(metavar="NAME=1,3,224,224", help="The shape of an input of FILE.onnx.")
-    ] = None,
+    input_shape: ShapeOption = None,
     dump: Annotated[Path | None, typer.Option(help="Write the program's text after each pass to this folder.")] = None,
     verify: Annotated[bool, typer.Option("--verify", help="Check the program after each pass.")] = False,
     outline: Annotated[bool, typer.Option(help="Make repeated blocks of the model functions.")] = True,

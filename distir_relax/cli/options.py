@@ -51,6 +51,18 @@ PassesOption = Annotated[
 ]
 RepeatOption = Annotated[int, typer.Option(min=1, help="Run so many timed steps, after one to warm up.")]
 ReportOption = Annotated[Path | None, typer.Option(help="Write times, bytes sent and weight bytes to this .json.")]
+ShardOption = Annotated[
+    list[str] | None, typer.Option(metavar="PATTERN=PLACEMENT", help="Shard parameters of a model.")
+]
+MeshOption = Annotated[str | None, typer.Option(metavar="2x3", help="The mesh's shape, for a model.")]
+AxesOption = Annotated[str | None, typer.Option(metavar="dp,tp", help="The names of the mesh's axes.")]
+ShapeOption = Annotated[
+    list[str] | None, typer.Option(metavar="NAME=1,3,224,224", help="The shape of an input of FILE.onnx.")
+]
+StrategyOption = Annotated[
+    str | None,
+    typer.Option(metavar="D/T/P/K", help="Data, tensor, pipeline degrees, microbatches, options: 2/4/1/8,zero=1."),
+]
 StagesOption = Annotated[
     str | None,
     typer.Option(metavar="PATH,PATH", help="Where stages of a pipeline begin but the first: modules, or ONNX nodes."),

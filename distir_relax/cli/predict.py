@@ -8,7 +8,18 @@ from typing import Annotated
 import typer
 
 from distir_relax.cli.app import app
-from distir_relax.cli.options import Device, DeviceOption, PassesOption, StagesOption, read_stages
+from distir_relax.cli.options import (
+    AxesOption,
+    Device,
+    DeviceOption,
+    MeshOption,
+    PassesOption,
+    ShapeOption,
+    ShardOption,
+    StagesOption,
+    StrategyOption,
+    read_stages,
+)
 from distir_relax.errors import DistIRError
 
 
@@ -18,17 +29,13 @@ def simulate(
         str, typer.Argument(metavar="MODEL", help="A bundle, a program's text, FILE.py:FUNCTION or FILE.onnx.")
     ],
     profile: Annotated[str, typer.Option(help="The machine: a name (NAME:NODES for several nodes) or a .toml file.")],
-    strategy: Annotated[str | None, typer.Option(metavar="D/T/P/K", help="Of a model, or for the function.")] = None,
+    strategy: StrategyOption = None,
     stages: StagesOption = None,
     global_batch: Annotated[int | None, typer.Option(min=1, help="Passed to the function; for the throughput.")] = None,
-    input_shape: Annotated[
-        list[str] | None, typer.Option(metavar="NAME=1,3,224,224", help="The shape of an input of FILE.onnx.")
-    ] = None,
-    shard: Annotated[
-        list[str] | None, typer.Option(metavar="PATTERN=PLACEMENT", help="Shard parameters of a model.")
-    ] = None,
-    mesh: Annotated[str | None, typer.Option(metavar="2x3", help="The mesh's shape, for a model.")] = None,
-    axes: Annotated[str | None, typer.Option(metavar="dp,tp", help="The names of the mesh's axes.")] = None,
+    input_shape: ShapeOption = None,
+    shard: ShardOption = None,
+    mesh: MeshOption = None,
+    axes: AxesOption = None,
     import_: Annotated[
         list[Path] | None, typer.Option("--import", metavar="FILE.py", help="Import it first: it registers ops.")
     ] = None,

@@ -50,8 +50,15 @@ def program(rank: int, ranks: int) -> str:
         f'%h: f64[{moved},5] = recv() {{shape=({moved}, 5), dtype="float64", peer={before}, step={20 + before}}}',
     ]  # fmt: skip
     lines += ring if rank % 2 == 0 else ring[::-1]
+    # Around the ring again, nobody waiting for who receives.
+    lines += [
+        f'%gone: f64[0] = start_send(%b) {{peer={after}, copy=False, step={40 + rank}}}',
+        f'%coming: f64[{moved},5] = start_recv() '
+        f'{{shape=({moved}, 5), dtype="float64", peer={before}, step={40 + before}}}',
+        f'%i: f64[{moved},5] = finish_recv(%coming) {{peer={before}, step={40 + before}}}',
+    ]  # fmt: skip
     results = {"a": f"{total},5", "b": f"{own},5", "d": f"{total},5", "e": f"{total},5", "f": f"{moved},5",
-               "g": f"{own},2", "none": "0,5", "h": f"{moved},5"}  # fmt: skip
+               "g": f"{own},2", "none": "0,5", "h": f"{moved},5", "i": f"{moved},5"}  # fmt: skip
     used = [name for i, name in enumerate(results) if (i + rank) % 3 == 0]
     lines += [f"%{name}.after: f64[{results[name]}] = negative(%{name})" for i, name in enumerate(results)
               if (i + rank) % 3 < 2]  # fmt: skip

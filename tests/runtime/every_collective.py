@@ -169,6 +169,21 @@ def _messages(comm: Communicator) -> None:
                 found = comm.recv(expected.shape, dtype, source)
                 assert found.dtype == expected.dtype
                 assert torch.equal(found, expected)
+    # Around the ring at once, twice, what comes first being taken last; what is sent as a copy may change.
+    before, after = (comm.rank - 1) % n, (comm.rank + 1) % n
+    for shape in ((2, 3), (0, 4), (300, 301)):
+        x = torch.from_numpy(values(comm.rank, shape))
+        comm.start_send(x.t(), after, False, step=1)
+        comm.start_send(x, after, True, step=2)
+        expected = torch.from_numpy(values(before, shape))
+        coming = [comm.start_recv(shape[::-1], "float32", before, step=1)]
+        coming.append(comm.start_recv(shape, "float32", before, step=2))
+        x += 1
+        assert torch.equal(comm.finish_recv(coming[1], before, step=2), expected)
+        first = comm.finish_recv(coming[0], before, step=1)
+        assert first.shape == shape[::-1]
+        comm.finish_sends()
+        comm.barrier()
     if comm.rank == 0:
         comm.send(values(0, (4, 2)), n - 1)
     elif comm.rank == n - 1:

@@ -144,7 +144,7 @@ class Sequence(nn.Module):
         (Perceptron(), torch.randn(5, 15), "1/1/1/7", "a batch of 5 has too few samples for 7 microbatches"),
         (Perceptron(), torch.randn(1, 15), "2/1/1/1", r"no batch that could be split: dim 0 of 'x' has size 1"),
         (Sequence(), torch.randn(5, 1), "2/1/1/1", r"no batch .*: dim 0 of 'x' is a dim of parameters, too"),
-        (Perceptron(), torch.randn(5, 15), "1/1/2/1", "not cut into the 2 stages of a pipeline yet"),
+        (Perceptron(), torch.randn(5, 15), "1/1/9/1", "ops with weights that follow each other, which cannot be 9"),
         (Perceptron(), torch.randn(5, 15), "2/1/1/1,sequence_parallel", "no repeated blocks that pass on a sequence"),
     ],
 )
