@@ -52,7 +52,8 @@ class Tallies:
         if op is None or not op.operands or len(op.results) > 1 or op.callee:
             return None
         given = [self.table(v.name) if v.tensor.shape else self.numbers(v.name) for v in op.operands]
-        if any(x is None for x in given) or not is_rowwise(op, [i for i, v in enumerate(op.operands) if v.tensor.shape]):
+        inside = [i for i, v in enumerate(op.operands) if v.tensor.shape]
+        if any(x is None for x in given) or not is_rowwise(op, inside):
             return None
         return run(op, [x for x in given if x is not None])
 
@@ -118,7 +119,7 @@ class Tallies:
         if bool((tally < 0).any()) or bool((tally != tally.to(torch.int64)).any()):
             return False
         counts = torch.arange(self.rows * int(tally.max() if tally.numel() else 0) + 1)
-        return bool((run(op, [counts.to(tally.dtype)])[:] == counts).all())
+        return bool((run(op, [counts.to(tally.dtype)]) == counts).all())
 
 
 def run(op: Op, tensors: Sequence[torch.Tensor]) -> torch.Tensor:

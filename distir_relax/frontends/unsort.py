@@ -19,7 +19,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
-from distir_relax.frontends.imported import Frame, Imported, live
+from distir_relax.frontends.imported import Imported, live
 from distir_relax.frontends.tallies import Tallies, is_rowwise, rule_of, run
 from distir_relax.ir import Attribute, Function, Op, TensorType, Value, fresh_name, value_names
 from distir_relax.ops import Trait, lookup
@@ -32,7 +32,8 @@ if TYPE_CHECKING:
 def unsorted(imported: Imported) -> Imported:
     """The model without the sorts whose order is a means alone."""
     main, scopes = imported.module.main, dict(imported.scopes)
-    for sort in [op for op in main.ops if _sorts(op)]:
+    for name in [op.results[0].name for op in main.ops if _sorts(op)]:
+        sort = next(op for op in main.ops if op.results[0].name == name)
         attempt = _Attempt(main, sort, imported.tensors)
         found = attempt.run()
         if found is not None:
@@ -108,7 +109,8 @@ class _Attempt:
         inside = [i for i, v in enumerate(op.operands) if v.name in self.rows]
         back = [i for i, v in enumerate(op.operands) if v.name in self.back]
         if not inside and not back:
-            self._keep(replace(op, operands=tuple(map(self._now, op.operands))))
+            changed = any(v.name in self.now for v in op.operands)
+            self._keep(replace(op, operands=tuple(map(self._current, op.operands))) if changed else op)
             return
         order = lookup(op.name, op.location).split.order or Order()
         at_front = op.attrs.get("axis") == 0
@@ -135,7 +137,7 @@ class _Attempt:
                 raise _NeededSorted
             self.now[op.results[0].name] = self._plain(op.operands[0].name, op)
             return
-        given = [self.back.get(v.name, self.tallies.numbers(self._now(v).name)) for v in op.operands]
+        given = [self.back.get(v.name, self.tallies.numbers(self._current(v).name)) for v in op.operands]
         if inside or len(op.results) > 1 or any(x is None for x in given) or not is_rowwise(op, back):
             raise _NeededSorted
         self.back[op.results[0].name] = run(op, [x for x in given if x is not None])
@@ -145,7 +147,7 @@ class _Attempt:
         import torch
 
         places, data = self.rows[op.operands[1].name].known, op.operands[0].tensor
-        written = self.tallies.numbers(self._now(op.operands[2]).name)
+        written = self.tallies.numbers(self._current(op.operands[2]).name)
         if places is None or written is None or data.shape != written.shape or data.shape != places.shape:
             raise _NeededSorted
         if not torch.equal(places, torch.arange(len(places))):
@@ -156,7 +158,7 @@ class _Attempt:
         """Rows looked up one behind the other, each once or several times over."""
         import torch
 
-        source, places = self._now(op.operands[0]), self.rows[op.operands[1].name].known
+        source, places = self._current(op.operands[0]), self.rows[op.operands[1].name].known
         size, name = source.tensor.shape[0], op.results[0].name
         if places is None or not size or len(places) % size or places.dim() != 1:
             raise _NeededSorted
@@ -177,13 +179,13 @@ class _Attempt:
         import torch
 
         count = self.tallies.count
-        starts, ends = (self.tallies.tally(self._now(v).name) for v in op.operands[-2:])
+        starts, ends = (self.tallies.tally(self._current(v).name) for v in op.operands[-2:])
         below = torch.ones((count, count)).triu()
         if starts is None or ends is None or starts.shape != below.shape or ends.shape != below.shape:
             raise _NeededSorted
         if not torch.equal(ends.to(below.dtype), below) or not torch.equal(starts.to(below.dtype), below.triu(1)):
             raise _NeededSorted
-        x, others = self._routed(op.operands[0].name, op), map(self._now, op.operands[1:-2])
+        x, others = self._routed(op.operands[0].name, op), map(self._current, op.operands[1:-2])
         operands = (x, *others, self._ids(), self._groups(op))
         kind = op.results[0].tensor
         found = self._emit(op, by_number, operands, kind.shape, {"count": count}, op.results[0].name)
@@ -201,7 +203,7 @@ class _Attempt:
         routed = all(rows.routed is not None for rows in mine) and not any(v.tensor.shape for v in others)
         routed = routed and any(rows.plain is None for rows in mine)
         bring = self._routed if routed else self._plain
-        operands = tuple(bring(v.name, op) if i in inside else self._now(v) for i, v in enumerate(op.operands))
+        operands = tuple(bring(v.name, op) if i in inside else self._current(v) for i, v in enumerate(op.operands))
         self._keep(replace(op, operands=operands))
         for value in op.results:
             self.rows[value.name] = _Rows(routed=value) if routed else _Rows(plain=value)
@@ -217,17 +219,17 @@ class _Attempt:
         for i, dims in enumerate(rule.operands):
             if i not in inside and any(row[0] in dim for dim in dims):
                 raise _NeededSorted
-        operands = (self._plain(v.name, op) if i in inside else self._now(v) for i, v in enumerate(op.operands))
+        operands = (self._plain(v.name, op) if i in inside else self._current(v) for i, v in enumerate(op.operands))
         self._keep(replace(op, operands=tuple(operands)))
 
-    def _now(self, value: Value) -> Value:
+    def _current(self, value: Value) -> Value:
         return self.now.get(value.name, value)
 
     def _numbers(self, value: Value) -> torch.Tensor | None:
-        return self.tallies.numbers(self._now(value).name)
+        return self.tallies.numbers(self._current(value).name)
 
     def _ids(self) -> Value:
-        return self._now(self.sort.operands[0])
+        return self._current(self.sort.operands[0])
 
     def _groups(self, op: Op) -> Value:
         if self.groups is None:

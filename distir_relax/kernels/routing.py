@@ -6,7 +6,7 @@ anything: results are zero for them.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
@@ -25,7 +25,7 @@ def matmul(x: torch.Tensor, weights: torch.Tensor, ids: torch.Tensor, groups: to
     """Each row of `x` (rows, k) times the matrix of its group, of `weights` (groups, k, n)."""
     result = x.new_zeros((x.shape[0], weights.shape[2]))
     for place, rows in _rows(ids, groups):
-        result[rows] = x[rows] @ weights[place]
+        result[rows] += x[rows] @ weights[place]
     return result
 
 
@@ -48,3 +48,14 @@ def _rows(ids: torch.Tensor, groups: torch.Tensor) -> Iterator[tuple[int, torch.
     for place, (start, end) in enumerate(zip(starts, ends, strict=True)):
         if end > start:
             yield place, order[start:end]
+
+
+def owners(ids: torch.Tensor, groups: Sequence[tuple[int, int]]) -> torch.Tensor:
+    """Which device each row belongs to: device i has the groups from ``groups[i][0]`` to the one before the second.
+
+    -1 for a row whose group none has.
+    """
+    found = ids.new_full(ids.shape, -1)
+    for index, (start, stop) in enumerate(groups):
+        found[(ids >= start) & (ids < stop)] = index
+    return found

@@ -201,9 +201,10 @@ def _selected(x: Any, ids: Any, groups: Any) -> Any:
     from tvm import relax
 
     op = relax.op
-    wide = op.reshape(x, (1, int(x.ty.shape[0]), -1))
-    kept = op.where(_rows_by_number(ids, groups), wide, relax.const(0, str(x.ty.dtype)))
-    return op.reshape(op.sum(kept, 0), [int(n) for n in x.ty.shape])
+    mine = op.max(op.astype(_rows_by_number(ids, groups), "int32"), 0)
+    shape = [int(n) for n in x.ty.shape]
+    mine = op.reshape(op.greater(mine, relax.const(0, "int32")), [shape[0], *[1] * (len(shape) - 1)])
+    return op.where(mine, x, relax.const(0, str(x.ty.dtype)))
 
 
 def _rows_by_number(ids: Any, groups: Any) -> Any:

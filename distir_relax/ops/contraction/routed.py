@@ -85,7 +85,8 @@ def _flops(types: Types, attrs: Attrs, results: Types) -> float:
     """Of rows that are routed evenly: a device works on those of its groups."""
     groups = types[3].shape[0]
     columns = (results[0] if len(types[1].shape) == 3 else types[1]).shape[-1]
-    return 2.0 * types[0].elements * columns * groups / max(1, attrs["count"])
+    share = groups / max(1, int(attrs["count"]))
+    return 2.0 * types[0].elements * columns * share
 
 
 define(

@@ -86,6 +86,7 @@ class Trait(Enum):
 for _trait in Trait:
     type.__setattr__(Trait, _trait.name, _trait)
 
+
 class Routing(Enum):
     """What an op does with rows that lie with their groups (`Routed`), on the devices along an axis that have them.
 
@@ -132,8 +133,8 @@ class Semantics:
     torch: Expression
     """A Python expression over ``{0}``, ``{1}``, … (operands) and ``{attr}`` (attributes as literals; ``{attr!s}`` as
     bare text; ``{location}`` is the op's place in the model), with `torch`, `F`, and `foreign`, `indices`, `random`,
-    `recurrent`, `resample`, `routing` of `distir_relax.kernels`: the reference semantics, and the code of the torch backend. An op
-    of several results gives a tuple. Where the attributes decide, it is a function of them."""
+    `recurrent`, `resample`, `routing` of `distir_relax.kernels`: the reference semantics, and the code of the torch
+    backend. An op of several results gives a tuple. Where the attributes decide, it is a function of them."""
     linear: Linear = ()
     """The sets of operands in which the op is linear jointly, the others held fixed: ``({0}, {1})`` for matmul,
     ``({0, 1},)`` for add; `all_operands` for concat; a function of the number of operands and the attributes where they
