@@ -10,9 +10,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from distir_relax.ir import Attribute, DTensorType, Op, Value, mesh_kinds
-from distir_relax.layout import Routed, Shard, held_intervals
+from distir_relax.layout import R, Routed, Shard, held_intervals
 from distir_relax.lowering.emitter import PlacedEmitter, merge_attrs
+from distir_relax.lowering.redistribution import Move
 from distir_relax.ops import Routing, lookup
+from distir_relax.sharding import Transition
 
 
 def group_axes(op: Op) -> list[int]:
@@ -49,7 +51,10 @@ def _send(
     emitter: PlacedEmitter, name: str, operands: tuple[Value, Value], rows: DTensorType, groups: DTensorType, axis: int
 ) -> Value:
     """`rows` is how they lie with their tokens, `groups` how these do, both split along `axis`."""
-    mesh = emitter.mesh
+    mesh, (value, ids), own = emitter.mesh, operands, rows.placements[axis]
+    assert isinstance(own, Shard)
+    move, step = Move(emitter, rows.shape, list(rows.placements)), Transition(axis, own, R)
+    ids = move.to_device_order(ids, step, own)
     cutting = tuple(a for a, both in enumerate(zip(rows.placements, groups.placements, strict=True)) if _cuts(both))
     kinds = mesh_kinds(mesh, cutting)
     found: list[dict[str, Attribute]] = []
@@ -62,7 +67,10 @@ def _send(
         if name == "rows_from_groups":
             attrs["size"] = sizes[mine[axis]]
         found.append(attrs)
-    return emitter.one(name, *operands, axis=mesh.axes[axis], **merge_attrs(found, kinds))
+    attrs = {"axis": mesh.axes[axis], **merge_attrs(found, kinds)}
+    if name == "rows_from_groups":
+        return emitter.one(name, move.to_device_order(value, step, own), ids, **attrs)
+    return move.from_device_order(emitter.one(name, value, ids, **attrs), step, own)
 
 
 def _cuts(both: tuple[object, object]) -> bool:

@@ -119,10 +119,8 @@ class FactorChoice:
             place = atom.places[index]
             return R if place is None else self.shard(tensors[index].name, axis, place)
 
-        def sendable(rows: Placement, groups: Placement) -> bool:
-            before = needs[0] if isinstance(have[0], Shard) else gives[0]
-            values = op.operands[0], op.operands[-1]
-            return not is_sent(needs[0], gives[0]) and self._is_blocks(values, [rows, groups], [before, needs[-1]])
+        def sendable(groups: Placement) -> bool:
+            return not is_sent(needs[0], gives[0]) and self._is_blocks(op.operands[-1:], [groups], [needs[-1]])
 
         have = [v.dtensor.placements[axis] for v in operands]
         return routed(op, have, wishes[0][axis], share, sendable)

@@ -47,13 +47,13 @@ def routed(
     have: Sequence[Placement],
     wish: Placement,
     share: Callable[[int], Placement],
-    sendable: Callable[[Placement, Placement], bool],
+    sendable: Callable[[Placement], bool],
 ) -> Chosen | None:
     """What `op` needs and gives along an axis, by where rows lie with their groups; None where they do not.
 
     Its operands lie as they `have`, and its first result is to lie as `wish`. `share` is the part of the groups that
-    each device has in an operand or result, by its number; `sendable` says whether rows and groups that lie so are
-    blocks, as they must to be sent. Raises `AnnotationError` for an op that would need all rows.
+    each device has in an operand or result, by its number; `sendable` says whether rows may be sent between devices
+    that have such parts of the groups: those are blocks, and no other axis sends. Raises `AnnotationError` for an op that would need all rows.
     """
     routing = lookup(op.name, op.location).split.routing
     lies = [i for i, p in enumerate(have) if isinstance(p, Routed)]
@@ -64,10 +64,10 @@ def routed(
         return None
     part = have[groups] if isinstance(have[groups], Shard) else share(groups)
     if routing is Routing.DISPATCH:
-        rows = have[0] if isinstance(have[0], Shard) and have[0].dim == 0 and sendable(have[0], part) else R
+        rows = have[0] if isinstance(have[0], Shard) and have[0].dim == 0 and sendable(part) else R
         return [rows, R, part], [Routed(0)]
     if routing is Routing.COMBINE:
-        back = isinstance(wish, Shard) and wish.dim == 0 and sendable(wish, part)
+        back = isinstance(wish, Shard) and wish.dim == 0 and sendable(part)
         return [have[0], R, part], [wish if back else Partial("sum")]
     return _within(op, have, lies, share)
 

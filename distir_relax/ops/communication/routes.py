@@ -87,6 +87,6 @@ define(
         together=_returned,
         own=frozenset({"size"}),
     ),
-    cost=Cost(flops=no_flops, collective=Collective.ALL_TO_ALL, pieces=_expected_back),
+    cost=Cost(flops=no_flops, collective=Collective.ALL_TO_ALL, pieces=_expected_back, brings_as_gets=True),
     traits={Trait.ON_COMMUNICATOR, Trait.COMMUNICATES},
 )

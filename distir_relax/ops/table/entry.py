@@ -206,6 +206,8 @@ class Cost:
     pieces: Pieces | None = None
     """How, in an ``all_to_all``, the device at a place along the axis divides what it holds among all: a number for
     each, in any unit. By default equally."""
+    brings_as_gets: bool = False
+    """Whether a device brings to a collective as many bytes as it gets, of an operand that has room for more."""
     weight_gradient: int | None = None
     """The operand, if any, that is the gradient of a weight: memory reports tell it from activations."""
 
