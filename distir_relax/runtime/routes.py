@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 from distir_relax.errors import RunError
 from distir_relax.kernels.routing import owners
-from distir_relax.runtime.arrays import as_torch
+from distir_relax.runtime.arrays import as_torch, like
 from distir_relax.runtime.communicator import Communicator, Step, collective
 
 if TYPE_CHECKING:
@@ -43,7 +43,7 @@ def rows_to_groups(
     arrived = _exchange(comm, "rows_to_groups", source, sent, received, index, sum(sizes), step)
     result = source.new_zeros((sum(sizes), *source.shape[1:]))
     result[torch.cat(received)] = arrived
-    return result
+    return like(result, x)
 
 
 @collective
@@ -61,7 +61,7 @@ def rows_from_groups(
     arrived = _exchange(comm, "rows_from_groups", source, sent, received, index, sum(sizes), step)
     result = source.new_zeros((sizes[me], *source.shape[1:]))
     result[torch.cat(received) - sum(sizes[:me])] = arrived
-    return result
+    return like(result, x)
 
 
 def _places(owner: torch.Tensor, sizes: Sequence[int]) -> list[list[torch.Tensor]]:

@@ -9,23 +9,26 @@ import torch
 
 import distir_relax as dr
 from distir_relax.analysis import execute, interpret
+from distir_relax.analysis.communication_matrix import bytes_between
+from distir_relax.autodiff import Differentiate
 from distir_relax.errors import AnnotationError, PlacementError
 from distir_relax.ir import Function, Module, Op, TensorType, Value, verify
 from distir_relax.layout import parse_placements
 from distir_relax.lowering import ToDistIR
 from distir_relax.ops import Builder, check
+from distir_relax.runtime.session import Session
 from distir_relax.sharding import DelayReductions, Propagate
 
 ROWS, GROUPS, WIDTH, HIDDEN = 11, 5, 3, 4
 MESHES = [(2,), (3,), (7,), (2, 3)]
 
 
-def mixture(x: str, first: str, second: str, groups: int = GROUPS) -> Module:
+def mixture(x: str, first: str, second: str, groups: int = GROUPS, count: int = ROWS) -> Module:
     """Two products with a row by row op between, from layouts of the rows and of both weights."""
     g = Builder()
     f64, i64 = "float64", "int64"
-    rows = g.input("x", TensorType((ROWS, WIDTH), f64))
-    ids = g.input("ids", TensorType((ROWS,), i64))
+    rows = g.input("x", TensorType((count, WIDTH), f64))
+    ids = g.input("ids", TensorType((count,), i64))
     w1 = g.input("w1", TensorType((groups, WIDTH, HIDDEN), f64), "parameter")
     w2 = g.input("w2", TensorType((groups, HIDDEN, WIDTH), f64), "parameter")
     rows, w1, w2 = (_marked(g, v, text) for v, text in ((rows, x), (w1, first), (w2, second)))
@@ -54,7 +57,7 @@ def lowered(module: Module, mesh: tuple[int, ...], tail: str) -> tuple[Module, M
 
 def data(ids: torch.Tensor, groups: int = GROUPS) -> dict[str, torch.Tensor]:
     generator = torch.Generator().manual_seed(0)
-    shapes = {"x": (ROWS, WIDTH), "w1": (groups, WIDTH, HIDDEN), "w2": (groups, HIDDEN, WIDTH)}
+    shapes = {"x": (len(ids), WIDTH), "w1": (groups, WIDTH, HIDDEN), "w2": (groups, HIDDEN, WIDTH)}
     drawn = {name: torch.randn(shape, generator=generator, dtype=torch.float64) for name, shape in shapes.items()}
     return {**drawn, "ids": ids}
 
@@ -86,6 +89,41 @@ def test_every_layout_gives_what_the_whole_gives(mesh: tuple[int, ...], routing:
         torch.testing.assert_close(found, expected, rtol=1e-10, atol=1e-10, msg=f"{x}; {first}: {{}}".format)
         exchanges += any(op.name == "rows_to_groups" for op in placed.main.ops)
     assert exchanges >= (1 if len(mesh) == 1 else 5)
+
+
+@pytest.mark.parametrize("mesh", [(3,), (7,), (2, 3)], ids=str)
+def test_gradients_are_those_of_the_whole(mesh: tuple[int, ...]) -> None:
+    """Rows in parts along every axis; groups along one of them, or all, the hidden dim along another."""
+    more = (", R", ", S[0]", ", S[2]") if len(mesh) > 1 else ("",)
+    given = data(ROUTINGS["spread"])
+    for number, end in enumerate(more):
+        layout = f"S[0]{end}"
+        module = mixture(", ".join(["S[0]"] * len(mesh)), layout, layout.replace("S[2]", "S[1]"))
+        g = Builder.of(module.main)
+        loss = g.emit("sum", g.emit("square", module.main.outputs[0].value), axis=(0, 1), keepdims=False)
+        module = Differentiate(wrt=("x", "w1", "w2")).run(Module("global", (g.function("main", [("loss", loss)]),)))
+        expected = interpret(module, given)
+        sharded, placed = lowered(module, mesh, ("ragged", "pad")[number % 2])
+        found = execute(sharded, placed, given)
+        for name, tensor in expected.items():
+            torch.testing.assert_close(found[name], tensor, rtol=1e-10, atol=1e-10, msg=f"{layout}, {name}: {{}}".format)
+        names = [op.name for op in placed.main.ops]
+        assert names.count("rows_to_groups") == names.count("rows_from_groups") == 2
+
+
+def test_rows_that_are_routed_evenly_send_what_is_expected() -> None:
+    """The matrix of a simulation, and what ranks count: of 12 rows on 3 ranks each sends 2 of 3 to others."""
+    module = mixture("S[0]", "S[0]", "S[0]", groups=6, count=36)
+    _, placed = lowered(module, (3,), "ragged")
+    matrix = bytes_between(placed)
+    gathered, row = 2 * 12 * 8, WIDTH * 8
+    assert matrix.between(range(3)).sum(1).tolist() == [gathered + 2 * 2 * 4 * row] * 3
+    plan = dr.compile((module, data(torch.arange(36) % 6, 6)), mesh=3)
+    session = Session(plan.bundle(("torch",)), "torch")
+    session({"x": torch.ones(36, WIDTH, dtype=torch.float64), "ids": torch.arange(36) % 6})
+    sent = [comm.traffic.bytes for comm in session.communicators]
+    assert [(t["rows_to_groups"], t["rows_from_groups"]) for t in sent] == [(2 * 4 * row, 2 * 4 * row)] * 3
+    assert [t["all_gather"] for t in sent] == [gathered] * 3
 
 
 def test_each_row_goes_there_and_back_once() -> None:
