@@ -69,7 +69,8 @@ class ApplyStrategy:
         marks = {
             item.value.name: Mark(f"strategy {strategy}", print_placements(placements), STRATEGY_ROUND)
             for item in module.main.inputs
-            if item.value.name not in known and (placements := _placements(item, classes, batch, taken, experts, strategy))
+            if item.value.name not in known
+            and (placements := _placements(item, classes, batch, taken, experts, strategy))
         }
         main = mark_inputs(module.main, marks)
         dims = () if batch is None else tuple(BatchDim(name, dim, batch.size) for name, dim in batch.dims.items())

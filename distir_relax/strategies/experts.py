@@ -43,7 +43,9 @@ def chosen_experts(classes: Classes, strategy: Strategy) -> frozenset[Slot]:
 
 def experts_of(module: Module) -> frozenset[str]:
     """The parameters of a program's entry that are experts, each whole on the device that has it."""
-    if not any(lookup(op.name).split.routing is Routing.WITHIN for f in module.functions for op in f.ops if not op.callee):
+    if not any(
+        lookup(op.name).split.routing is Routing.WITHIN for f in module.functions for op in f.ops if not op.callee
+    ):
         return frozenset()
     classes = classes_of(written_out(module, module.main).function)
     experts = expert_classes(classes)

@@ -24,8 +24,8 @@ class Strategy:
     axis: 1 the optimizer's state, 2 gradients too, 3 parameters too (Rajbhandari et al., ZeRO, 2020). `checkpoint` is
     what the forward does not keep for the backward: ``none``, what is inside of a ``block``, or ``selective``, of that
     what is cheap to compute again (Korthikanti et al., 2022). With `sequence_parallel`, activations between blocks are
-    split along the sequence over the tensor axis (same). `experts` of a mixture are split along their ``hidden`` dim, as
-    other layers are, or by their number along the ``data`` or the ``tensor`` axis.
+    split along the sequence over the tensor axis (same). `experts` of a mixture are split along their ``hidden``
+    dim, as other layers are, or by their number along the ``data`` or the ``tensor`` axis.
 
     Raises `DistIRError` for a degree or a number of microbatches below one, and for a value that an option has not: a
     schedule that does not exist, or chunks that it does not take.
