@@ -53,7 +53,8 @@ def routed(
 
     Its operands lie as they `have`, and its first result is to lie as `wish`. `share` is the part of the groups that
     each device has in an operand or result, by its number; `sendable` says whether rows may be sent between devices
-    that have such parts of the groups: those are blocks, and no other axis sends. Raises `AnnotationError` for an op that would need all rows.
+    that have such parts of the groups: these are blocks, and no other axis sends. Raises
+    `AnnotationError` for an op that would need all rows.
     """
     routing = lookup(op.name, op.location).split.routing
     lies = [i for i, p in enumerate(have) if isinstance(p, Routed)]

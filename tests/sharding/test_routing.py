@@ -106,9 +106,8 @@ def test_gradients_are_those_of_the_whole(mesh: tuple[int, ...]) -> None:
         sharded, placed = lowered(module, mesh, ("ragged", "pad")[number % 2])
         found = execute(sharded, placed, given)
         for name, tensor in expected.items():
-            torch.testing.assert_close(
-                found[name], tensor, rtol=1e-10, atol=1e-10, msg=f"{layout}, {name}: {{}}".format
-            )
+            where = f"{layout}, {name}: {{}}"
+            torch.testing.assert_close(found[name], tensor, rtol=1e-10, atol=1e-10, msg=where.format)
         names = [op.name for op in placed.main.ops]
         assert names.count("rows_to_groups") == names.count("rows_from_groups") == 2
 
