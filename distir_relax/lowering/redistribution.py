@@ -45,6 +45,7 @@ class Move:
     placements: list[Placement]
 
     def axis(self, step: Transition) -> str:
+        """The name of the mesh axis of a step."""
         return self.emitter.mesh.axes[step.axis]
 
     def index(self, step: Transition, device: int) -> int:
