@@ -45,6 +45,7 @@ from distir_relax.ops.table.entry import NO_SPLIT
 from distir_relax.pipeline import run_passes
 from distir_relax.reading import parse_json
 from distir_relax.runtime.npz import read_npz
+from distir_relax.schedules import from_csv, order_of, timeline, to_csv
 from distir_relax.sharding import DelayReductions, Propagate
 from tests import mutations
 from tests.mutations import Mutation
@@ -109,6 +110,17 @@ def _plan() -> Any:
     """A small model with a fused weight on 3 ranks."""
     model = torch.nn.Sequential(torch.nn.Linear(5, 7), torch.nn.GELU(), torch.nn.Linear(7, 3))
     return dr.compile(model, (torch.ones(2, 5),), mesh=3, shardings={"0.weight": "S[0]"})
+
+
+def _orders() -> list[bytes]:
+    asked = (("1f1b", 3, 4, 1), ("zb-v", 2, 3, 2), ("streaming", 3, 2, 2), ("interleaved", 2, 4, 2))
+    return [to_csv(order_of(name, *shape)).encode() for name, *shape in asked]
+
+
+def _read_order(file: Path) -> None:
+    order = from_csv(file.read_text(errors="replace"), where=str(file))
+    assert timeline(order).makespan > 0
+    assert from_csv(to_csv(order)) == order
 
 
 def _manifests() -> list[bytes]:
@@ -273,6 +285,7 @@ TARGETS = (
     Target("records", _records, (*BYTES, mutations.of_json), lambda f: parse_records(f.read_text(errors="replace"))),
     Target("toml", _profiles, (*BYTES, *TEXT), _read_profile),
     Target("onnx", _onnx_models, (*BYTES, *(mutations.of_onnx,) * 4), _read_onnx),
+    Target("schedule", _orders, (*BYTES, mutations.of_numbers, *TEXT), _read_order),
     Target("weights", _weights, (*BYTES, mutations.of_safetensors), _read_weights),
     Target("checkpoint", _weights, (*BYTES, mutations.of_safetensors), _read_checkpoint),
 )

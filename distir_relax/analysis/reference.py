@@ -134,7 +134,8 @@ class _Devices(Domain[Held]):
         rows: dict[int, Row] = {}
         index = {device: i for i, device in enumerate(devices)}
         for group in groups_along(mesh_with(self.module, axis), axis, devices).tolist():
-            parts = [operands[0][r] for r in group] if operands else []
+            columns = [[held[r] for r in group] for held in operands]
+            parts = columns[0] if len(columns) == 1 else list(zip(*columns, strict=True))
             for r, result in zip(group, together(parts, local_attrs(op.attrs, index[group[0]])), strict=True):
                 rows[r] = (result,)
         return rows

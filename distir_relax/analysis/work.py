@@ -158,7 +158,7 @@ class Planner:
         collective = entry.cost.collective
         steps: dict[tuple[int, ...], Step] = {}
         groups: list[tuple[Devices, tuple[int, ...]]]
-        operand = op.operands[0].placed
+        operand = (op.results if entry.cost.brings_as_gets else op.operands)[0].placed
         source = self.classes.mapped(operand.devices, onto)
         index = self.classes.index(source)
         if Trait.TRANSFER in entry.traits:

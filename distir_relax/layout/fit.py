@@ -9,7 +9,7 @@ from functools import lru_cache
 from distir_relax.errors import PlacementError
 from distir_relax.layout.division import reject_crossing
 from distir_relax.layout.mesh import DeviceMesh
-from distir_relax.layout.placement import At, Placement, Shard, parse_placements
+from distir_relax.layout.placement import At, Placement, Routed, Shard, parse_placements
 
 
 def fit_placements(
@@ -36,6 +36,12 @@ def fit_annotation(
     Raises `PlacementError` for ``At[i]`` too, which says that it is on some devices alone.
     """
     fitted = fit_placements(placement, mesh, shape, where)
+    if any(isinstance(p, Routed) for p in fitted):
+        raise PlacementError(
+            "rows lie with their experts where a program sends them there, which a mark cannot ask for",
+            where,
+            "mark the experts S[0] along the axis",
+        )
     if away := [p for p in fitted if isinstance(p, At)]:
         raise PlacementError(
             f"{away[0]} keeps a tensor on one stage of a pipeline, which a mark in a model cannot ask for",
@@ -59,6 +65,8 @@ def misfit(placements: Sequence[Placement], mesh: DeviceMesh, shape: tuple[int, 
             return f"axis {name} of {mesh} has no index {placement.index}", ""
         if isinstance(placement, Shard) and (problem := _misfit_of_shard(placement, ranks, shape)):
             return problem, ""
+        if isinstance(placement, Routed) and placement.dim >= len(shape):
+            return f"{placement} names dim {placement.dim} of a tensor of shape {shape}", ""
     return None
 
 

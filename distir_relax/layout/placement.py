@@ -6,6 +6,7 @@
 ``S[dim: a|b]``    split along ``dim``; index 0 along the axis holds ``a`` elements, index 1 ``b``
 ``S[dim: chunk]``  split along ``dim`` into blocks of ``ceil(n / ranks)``, as torch and TVM do
 ``I[op]``          intermediate: each device holds a term of a reduction still to be made
+``Routed[dim]``    each device holds the rows of ``dim`` whose groups it has, of all; data say which these are
 ``At[i]``          only index ``i`` along the axis holds it: an input or output of one pipeline stage
 =================  ==========================================================================
 
@@ -70,7 +71,20 @@ class At:
         return f"At[{self.index}]"
 
 
-Placement = Replicate | Shard | Partial | At
+@dataclass(frozen=True, slots=True)
+class Routed:
+    """Each device along the axis holds all rows of `dim`, and right those alone whose groups (experts) it has.
+
+    The others mean nothing. Only what dispatches rows gives such a layout, and only what combines them ends it.
+    """
+
+    dim: int
+
+    def __str__(self) -> str:
+        return f"Routed[{self.dim}]"
+
+
+Placement = Replicate | Shard | Partial | Routed | At
 R = Replicate()
 
 
@@ -91,6 +105,8 @@ def parse_placement(text: str) -> Placement:
         return Shard(dim, _parse_cut(how, text) if how else None)
     if match := _AT.fullmatch(stripped):
         return At(_number(match["index"], text))
+    if match := _ROUTED.fullmatch(stripped):
+        return Routed(_number(match["dim"], text))
     if match := _PARTIAL.fullmatch(stripped):
         reduction = (match["ours"] or match["rfc"] or match["torch"]).lower()
         if reduction in REDUCTIONS:
@@ -114,6 +130,7 @@ def print_placements(placements: tuple[Placement, ...]) -> str:
 
 _SHARD = re.compile(r"S\[\s*(?P<dim>-?\d+)\s*(?::(?P<how>[^\]]+))?\]|(?:S|Shard)\((?:dim=)?(?P<torch>-?\d+)\)")
 _AT = re.compile(r"At\[\s*(?P<index>\d+)\s*\]")
+_ROUTED = re.compile(r"Routed\[\s*(?P<dim>\d+)\s*\]")
 _PARTIAL = re.compile(r"I\[(?P<ours>\w+)\]|I_(?P<rfc>[a-zA-Z]+)|(?:P|Partial)\(['\"]?(?P<torch>\w+)['\"]?\)")
 _SEGMENT = re.compile(r"(?:(?P<repeat>\d+)\s*\*\s*)?\(?\s*(?P<sizes>\d+(?:\s*\|\s*\d+)*)\s*\)?")
 

@@ -66,7 +66,7 @@ class Microbatches:
         aside = replace(module, functions=tuple(_renamed(f, MARK, ASIDE) for f in module.functions))
         marked = replace(aside, functions=(mark_inputs(aside.main, marks), *aside.functions[1:]), meshes=(mesh,))
         sharded = DelayReductions(self.hazards, stages_apart=True).run(Propagate(mesh).run(replace(marked, records=())))
-        placed = ToDistIR().run(sharded)
+        placed = ToDistIR(in_time=True).run(sharded)
         unrolled, divided = _Unrolled(placed, self.count).run(sharded.main)
         functions = tuple(_renamed(f, ASIDE, MARK) for f in unrolled)
         return replace(module, functions=functions, records=(*module.records, *divided))

@@ -29,7 +29,7 @@ def lower_redistribute(
     axes = {step.axis for step in steps}
     dims = {p.dim for step in steps for p in (step.source, step.target) if isinstance(p, Shard)}
     value = tails.trim_all(emitter, value, source.placements, axes, dims)
-    move = _Move(emitter, source.shape, list(source.placements))
+    move = Move(emitter, source.shape, list(source.placements))
     for step in steps:
         value = _STEPS[type(step.source), type(step.target)](move, value, step)
         move.placements[step.axis] = step.target
@@ -37,7 +37,7 @@ def lower_redistribute(
 
 
 @dataclass(slots=True)
-class _Move:
+class Move:
     """A tensor of global `shape` on its way; `placements` is how it lies now."""
 
     emitter: PlacedEmitter
@@ -45,6 +45,7 @@ class _Move:
     placements: list[Placement]
 
     def axis(self, step: Transition) -> str:
+        """The name of the mesh axis of a step."""
         return self.emitter.mesh.axes[step.axis]
 
     def index(self, step: Transition, device: int) -> int:
@@ -107,32 +108,32 @@ class _Move:
         return self.slices(value, step, placement.dim, lambda d: _in_order(self.pieces(step, placement, d)))
 
 
-def _gather(move: _Move, value: Value, step: Transition) -> Value:
+def _gather(move: Move, value: Value, step: Transition) -> Value:
     assert isinstance(step.source, Shard)
     sizes = move.by_device(step, lambda d: {"sizes": _sizes(move.pieces(step, step.source, d))})
     value = move.emitter.one("all_gather", value, axis=move.axis(step), dim=step.source.dim, **sizes)
     return move.from_device_order(value, step, step.source)
 
 
-def _slice(move: _Move, value: Value, step: Transition) -> Value:
+def _slice(move: Move, value: Value, step: Transition) -> Value:
     assert isinstance(step.target, Shard)
     value = move.to_device_order(value, step, step.target)
     return move.emitter.one("shard", value, **move.mine(step, step.target))
 
 
-def _reduce(move: _Move, value: Value, step: Transition) -> Value:
+def _reduce(move: Move, value: Value, step: Transition) -> Value:
     assert isinstance(step.source, Partial)
     return move.emitter.one("all_reduce", value, axis=move.axis(step), op=step.source.reduction)
 
 
-def _reduce_scatter(move: _Move, value: Value, step: Transition) -> Value:
+def _reduce_scatter(move: Move, value: Value, step: Transition) -> Value:
     assert isinstance(step.source, Partial)
     assert isinstance(step.target, Shard)
     value = move.to_device_order(value, step, step.target)
     return move.emitter.one("reduce_scatter", value, **move.mine(step, step.target), op=step.source.reduction)
 
 
-def _exchange(move: _Move, value: Value, step: Transition) -> Value:
+def _exchange(move: Move, value: Value, step: Transition) -> Value:
     assert isinstance(step.source, Shard)
     assert isinstance(step.target, Shard)
     if step.source.dim == step.target.dim:
@@ -156,7 +157,7 @@ def _exchange(move: _Move, value: Value, step: Transition) -> Value:
     return move.from_device_order(value, step, source)
 
 
-def _resplit(move: _Move, value: Value, step: Transition) -> Value:
+def _resplit(move: Move, value: Value, step: Transition) -> Value:
     """Between two cuts of one dim: each device sends each other what that one is to hold."""
     _, dim = _cut(step.source)
 
@@ -180,7 +181,7 @@ def _resplit(move: _Move, value: Value, step: Transition) -> Value:
     return move.slices(value, step, dim, arriving)
 
 
-def _as_term(move: _Move, value: Value, step: Transition) -> Value:
+def _as_term(move: Move, value: Value, step: Transition) -> Value:
     """A shard among zeros is a term of a sum."""
     source = step.source
     assert isinstance(source, Shard)
@@ -198,19 +199,19 @@ def _as_term(move: _Move, value: Value, step: Transition) -> Value:
     return move.from_device_order(value, step, source)
 
 
-def _as_whole_term(move: _Move, value: Value, step: Transition) -> Value:
+def _as_whole_term(move: Move, value: Value, step: Transition) -> Value:
     """What every device holds is its own mean, maximum and minimum; a number is a term on the first device alone."""
     if step.target != Partial("sum"):
         return value
     whole = Shard(0, Cut.of(1, *[0] * (move.emitter.mesh.shape[step.axis] - 1)))
-    row = _Move(move.emitter, (1,), move.placements)
+    row = Move(move.emitter, (1,), move.placements)
     value = move.emitter.one("reshape", value, shape=(1,))
     value = _slice(row, value, Transition(step.axis, step.source, whole))
     value = _as_term(row, value, Transition(step.axis, whole, step.target))
     return move.emitter.one("reshape", value, shape=())
 
 
-_STEPS: dict[tuple[type, type], Callable[[_Move, Value, Transition], Value]] = {
+_STEPS: dict[tuple[type, type], Callable[[Move, Value, Transition], Value]] = {
     (Shard, Replicate): _gather,
     (Replicate, Shard): _slice,
     (Partial, Replicate): _reduce,

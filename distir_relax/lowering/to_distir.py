@@ -34,6 +34,7 @@ from distir_relax.layout import DeviceMesh, Partial, Shard, held_intervals
 from distir_relax.lowering.emitter import PlacedEmitter, merge_attrs
 from distir_relax.lowering.halos import SplitWindow, fetch, parts, split_windows
 from distir_relax.lowering.redistribution import lower_redistribute
+from distir_relax.lowering.routing import group_axes, lower_rows
 from distir_relax.lowering.tails import MODES, NEUTRAL, Tails, is_padded, is_pending
 from distir_relax.ops import PARALLEL, Expansion, Trait, lookup
 
@@ -43,18 +44,19 @@ class ToDistIR:
     """The pass: sharded stage in, distributed stage out. `tail` is ``ragged`` or ``pad`` (see `lowering.tails`).
 
     Calls run on all devices. A function is lowered once for each way in which what it takes is filled up: short shards
-    pass to and from it as they are.
+    pass to and from it as they are. Where the mesh is laid out `in_time`, a dispatch of rows stays one.
     """
 
     takes: ClassVar[tuple[str, ...]] = ("sharded",)
     gives: ClassVar[str] = "distributed"
     tail: str = "ragged"
+    in_time: bool = False
 
     def run(self, module: Module) -> Module:
         """Lower every function; raises `DistIRError` for an unknown tail mode."""
         if self.tail not in MODES:
             raise DistIRError(f"tail is one of {', '.join(MODES)}, found {self.tail!r}")
-        program = _Program(module, self.tail, {module.main.name})
+        program = _Program(module, self.tail, self.in_time, {module.main.name})
         main = _Lowering(program, module.main, module.main.name).main()
         functions = (main, *(lowered.function for lowered in program.callees.values()))
         return Module("distributed", functions, module.meshes, records=module.records)
@@ -76,6 +78,7 @@ class _Callee:
 class _Program:
     module: Module
     tail: str
+    in_time: bool
     names: set[str]
     callees: dict[object, _Callee] = field(default_factory=dict)
 
@@ -188,8 +191,10 @@ class _Lowering:
 
     def _op(self, op: Op) -> list[Value]:
         axes = range(len(self.mesh.shape))
-        ragged = _unlike_axes(op)
+        ragged = _unlike_axes(op).union(group_axes(op))
         operands = [self._trimmed(v, ragged) for v in op.operands]
+        if not self.program.in_time and (rows := lower_rows(self.emitter, op, operands)):
+            return self._padded(op, [rows], ragged)
         reduced = {axis: factor for axis in axes if (factor := self._reduced_factor(op, axis))}
         for axis in reduced.keys() - ragged:
             operands = [self._neutral(v, local, op, axis) for v, local in zip(op.operands, operands, strict=True)]

@@ -12,7 +12,10 @@ from distir_relax.runtime.progress import Point
 
 NUMBERS = 3
 """How many numbers `as_numbers` gives."""
-_KINDS = ("all_reduce", "all_gather", "reduce_scatter", "all_to_all", "resplit", "send", "recv", "barrier")
+_KINDS = (
+    "all_reduce", "all_gather", "reduce_scatter", "all_to_all", "resplit", "send", "recv", "barrier", "rows_to_groups",
+    "rows_from_groups",
+)  # fmt: skip
 _MET_BY = {_KINDS.index("recv"): _KINDS.index("send")}
 
 

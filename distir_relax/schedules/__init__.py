@@ -2,7 +2,7 @@
 
 from distir_relax.schedules import classic, search, split_backward, v_shaped
 from distir_relax.schedules.activations import Memory, check_fits, fits, peak_activations
-from distir_relax.schedules.check import check
+from distir_relax.schedules.check import check, in_turn, needs
 from distir_relax.schedules.grid import grid
 from distir_relax.schedules.search import Found, best_order
 from distir_relax.schedules.steps import one_forward_one_backward
@@ -37,6 +37,8 @@ __all__ = [
     "fits",
     "from_csv",
     "grid",
+    "in_turn",
+    "needs",
     "one_forward_one_backward",
     "order_of",
     "peak_activations",

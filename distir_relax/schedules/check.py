@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from itertools import permutations
 
 from distir_relax.errors import DistIRError
-from distir_relax.schedules.task import Order, Task
+from distir_relax.schedules.task import Kind, Order, Task
 
 Place = tuple[int, int]
 """A rank, and a position in its order."""
+
+_KINDS: tuple[Kind, ...] = ("F", "B", "I", "W")
 
 
 def check(order: Order) -> None:
@@ -28,9 +31,9 @@ def in_turn(order: Order) -> list[Place]:
     _check_stages(order)
     places = _check_tasks(order)
     _check_complete(order, places)
+    stages = order.stages
     waits = {
-        place: [(needed, places[needed]) for needed in needs(task, order.stages, places)]
-        for task, place in places.items()
+        place: [(needed, places[needed]) for needed in needs(task, stages, places)] for task, place in places.items()
     }
     _check_ranks(order, waits)
     return _walk(order, waits)
@@ -64,39 +67,52 @@ def _check_stages(order: Order) -> None:
 def _check_tasks(order: Order) -> dict[Task, Place]:
     """Where each task is done. Raises for one that is of no stage, on the wrong rank, or there twice."""
     places: dict[Task, Place] = {}
+    rank_of = order.rank_of
     for rank, tasks in enumerate(order.tasks):
         for position, task in enumerate(tasks):
-            where = _where(task, (rank, position))
-            if task.kind not in ("F", "B", "I", "W"):
-                raise DistIRError(f"a task is F, B, I or W, found {task.kind!r}", where)
-            if not 0 <= task.stage < order.stages or task.microbatch < 0:
-                raise DistIRError(f"expected stages from 0 to {order.stages - 1}, microbatches from 0", where)
-            if order.rank_of[task.stage] != rank:
-                raise DistIRError(f"stage {task.stage} is on rank {order.rank_of[task.stage]}", where)
-            if task in places:
-                raise DistIRError(f"the task is there twice, first at {_at(places[task])}", where)
+            wrong = ""
+            if task.kind not in _KINDS:
+                wrong = f"a task is F, B, I or W, found {task.kind!r}"
+            elif not 0 <= task.stage < len(rank_of) or task.microbatch < 0:
+                wrong = f"expected stages from 0 to {order.stages - 1}, microbatches from 0"
+            elif rank_of[task.stage] != rank:
+                wrong = f"stage {task.stage} is on rank {rank_of[task.stage]}"
+            elif task in places:
+                wrong = f"the task is there twice, first at {_at(places[task])}"
+            if wrong:
+                raise DistIRError(wrong, _where(task, (rank, position)))
             places[task] = (rank, position)
     return places
 
 
 def _check_complete(order: Order, places: dict[Task, Place]) -> None:
-    """Raises for the first task that is missing, or is too many."""
-    for task, place in places.items():
-        whole = Task("B", task.stage, task.microbatch)
-        if task.kind in ("I", "W") and whole in places:
-            raise DistIRError(f"{whole} at {_at(places[whole])} is the whole backward already", _where(task, place))
-    # Of what is missing one is found soon: there are no more steps than tasks that are there.
+    """Raises for the first microbatch that lacks a task on a stage, or has one too many."""
+    kinds: dict[tuple[int, int], str] = {}
+    for task in places:
+        at = task.microbatch, task.stage
+        kinds[at] = kinds.get(at, "") + task.kind
+    complete = {"FB", "BF", *map("".join, permutations("FIW"))} if order.trains else {"F"}
+    # Where one is missing it is found soon: there are no more steps than tasks that are there.
     for microbatch in range(order.microbatches):
         for stage in range(order.stages):
-            expected: tuple[Task, ...] = (Task("F", stage, microbatch),)
-            if order.trains and Task("B", stage, microbatch) not in places:
-                expected += (Task("I", stage, microbatch), Task("W", stage, microbatch))
-            for task in expected:
-                if task not in places:
-                    both = f"{Task('B', stage, microbatch)} nor {task}"
-                    found = f"neither {both}" if expected[1:] and expected[1] == task else f"no {task}"
-                    present = f"of {order.microbatches} microbatches through {order.stages} stages"
-                    raise DistIRError(f"there is {found}, {present}", f"rank {order.rank_of[stage]}")
+            if kinds.get((microbatch, stage)) not in complete:
+                raise _incomplete(order, places, microbatch, stage)
+
+
+def _incomplete(order: Order, places: dict[Task, Place], microbatch: int, stage: int) -> DistIRError:
+    forward, whole, inputs, weights = (Task(kind, stage, microbatch) for kind in _KINDS)
+    if whole in places:
+        for half in (inputs, weights):
+            if half in places:
+                where = _where(half, places[half])
+                return DistIRError(f"{whole} at {_at(places[whole])} is the whole backward already", where)
+    missing = f"neither {whole} nor {inputs}"
+    if forward not in places:
+        missing = f"no {forward}"
+    elif inputs in places or weights in places:
+        missing = f"no {weights if inputs in places else inputs}"
+    found = f"there is {missing}, of {order.microbatches} microbatches through {order.stages} stages"
+    return DistIRError(found, f"rank {order.rank_of[stage]}")
 
 
 def _check_ranks(order: Order, waits: dict[Place, list[tuple[Task, Place]]]) -> None:

@@ -14,9 +14,10 @@ from distir_relax.cost.roofline import FLOPS_PER_BYTE, flops
 from distir_relax.ir import DTensorType, Instance, Op, Value
 from distir_relax.layout import Cut, DeviceMesh, Partial, Placement, R, Shard, block_bounds
 from distir_relax.layout.division import balanced, cut_of, nested
-from distir_relax.ops import BLOCKED, PARALLEL, WINDOW, lookup
+from distir_relax.ops import BLOCKED, PARALLEL, WINDOW, Routing, lookup
 from distir_relax.sharding.factors import Atom, Factoring, Slot
 from distir_relax.sharding.redistribute import cost
+from distir_relax.sharding.routing import is_sent, routed
 from distir_relax.sharding.spread import Split, Wanted
 
 Placed = tuple[Placement, ...]
@@ -29,6 +30,8 @@ class FactorChoice:
     factoring: Factoring
     wanted: Wanted
     mesh: DeviceMesh
+    worked: frozenset[str] = frozenset()
+    """The values that a product of groups is made of (`routing.worked_on`): rows of others are sent nowhere."""
     _shards: dict[tuple[str, int, Split], Shard] = field(default_factory=dict)
     """What was found by `shard`: a class is cut once."""
     _numbers: dict[object, int] = field(default_factory=dict)
@@ -57,7 +60,8 @@ class FactorChoice:
         wishes = [self.wish(v.name) for v in op.results]
         work = _work(op)
         for axis in range(len(self.mesh.shape)):
-            need, give = self._factor(number, op, axis, work, operands, wishes, needs, gives)
+            found = self._routed(number, op, axis, operands, wishes, needs, gives)
+            need, give = found or self._factor(number, op, axis, work, operands, wishes, needs, gives)
             for have, placement in zip((*needs, *gives), (*need, *give), strict=True):
                 have.append(placement)
         return [tuple(need) for need in needs], [tuple(give) for give in gives]
@@ -94,6 +98,32 @@ class FactorChoice:
         if owner not in units:
             units[owner] = Cut.of(*balanced(self.factoring.size(slot), self.mesh.shape[axis]))
         return units[owner]
+
+    def _routed(
+        self,
+        number: int,
+        op: Op,
+        axis: int,
+        operands: Sequence[Value],
+        wishes: list[Placed],
+        needs: list[list[Placement]],
+        gives: list[list[Placement]],
+    ) -> tuple[list[Placement], list[Placement]] | None:
+        """As `_factor`, where rows lie with their groups along the axis, or are to; None where they do not."""
+        tensors = (*op.operands, *op.results)
+        if lookup(op.name).split.routing is Routing.DISPATCH and op.results[0].name not in self.worked:
+            return None
+
+        def share(index: int) -> Placement:
+            atom = next(a for a in self.factoring.atoms[number] if a.name == "group")
+            place = atom.places[index]
+            return R if place is None else self.shard(tensors[index].name, axis, place)
+
+        def sendable(groups: Placement) -> bool:
+            return not is_sent(needs[0], gives[0]) and self._is_blocks(op.operands[-1:], [groups], [needs[-1]])
+
+        have = [v.dtensor.placements[axis] for v in operands]
+        return routed(op, have, wishes[0][axis], share, sendable)
 
     def _factor(
         self,

@@ -37,6 +37,7 @@ from distir_relax.ir import (
 from distir_relax.layout import DeviceMesh, Partial, R, Shard, print_placements
 from distir_relax.sharding.choice import FactorChoice, Placed, divides
 from distir_relax.sharding.factors import Factoring, factorize, is_annotation
+from distir_relax.sharding.routing import worked_on
 from distir_relax.sharding.spread import spread
 
 
@@ -69,7 +70,10 @@ class Propagate:
         factoring = factoring or factorize(whole.function)
         wanted = spread(whole.function, factoring, mesh)
         program = _Program(
-            whole.function, FactorChoice(factoring, wanted, mesh), whole.instance, names={module.main.name}
+            whole.function,
+            FactorChoice(factoring, wanted, mesh, worked_on(whole.function)),
+            whole.instance,
+            names={module.main.name},
         )
         main = _Layout(program, whole.instance, module.main.name).main()
         records = (*module.records, *program.reasons, *program.gathers)

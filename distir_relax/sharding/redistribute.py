@@ -23,7 +23,7 @@ from dataclasses import dataclass
 from functools import lru_cache
 
 from distir_relax.ir import DTensorType
-from distir_relax.layout import Cut, DeviceMesh, Partial, Placement, R, Shard, collective_between
+from distir_relax.layout import Cut, DeviceMesh, Partial, Placement, R, Routed, Shard, collective_between
 from distir_relax.layout.division import refined
 
 
@@ -121,6 +121,8 @@ _ROUTES: dict[str, tuple[_Route, ...]] = {
     "IJ": (_Route(0, _REDUCE), _Route(_SCATTER, 0, _GATHER, passing=True)),
     "JI": (_Route(_SCATTER, passing=True), _Route(0, _REDUCE)),
     "JJ": (_Route(),),
+    # Rows that lie with their experts stay there while other axes change: devices hold unlike ones.
+    "EE": (_Route(),),
     "JK": (_Route(0, _REDUCE), _Route(_SCATTER, 0, _GATHER, passing=True)),
 }
 _ROUTES["JR"], _ROUTES["JS"] = _ROUTES["IR"], _ROUTES["IS"]
@@ -181,6 +183,8 @@ def _kind(source: Placement, target: Placement) -> str:
 def _letter(placement: Placement) -> str:
     if isinstance(placement, Partial):
         return "I" if placement.reduction == "sum" else "J"
+    if isinstance(placement, Routed):
+        return "E"
     return "S" if isinstance(placement, Shard) else "R"
 
 

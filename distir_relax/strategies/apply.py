@@ -18,6 +18,7 @@ from distir_relax.sharding.apply import Mark, mark_inputs
 from distir_relax.sharding.factors import Slot, is_annotation
 from distir_relax.strategies.batch import Batch, find_batch
 from distir_relax.strategies.classes import Classes, classes_of
+from distir_relax.strategies.experts import chosen_experts
 from distir_relax.strategies.strategy import Strategy
 from distir_relax.strategies.tensor import tensor_classes
 from distir_relax.strategies.zero import part_of
@@ -57,11 +58,13 @@ class ApplyStrategy:
                 )
         module = _on_mesh(module, whole, classes, batch, strategy)
         known = {op.operands[0].name for op in whole.function.ops if is_annotation(op)}
-        taken = frozenset(tensor_classes(classes, strategy.tensor) if strategy.tensor > 1 else ())
+        experts = chosen_experts(classes, strategy)
+        taken = frozenset(tensor_classes(classes, strategy.tensor, experts) if strategy.tensor > 1 else ())
         marks = {
             item.value.name: Mark(f"strategy {strategy}", print_placements(placements), STRATEGY_ROUND)
             for item in module.main.inputs
-            if item.value.name not in known and (placements := _placements(item, classes, batch, taken, strategy))
+            if item.value.name not in known
+            and (placements := _placements(item, classes, batch, taken, experts, strategy))
         }
         main = mark_inputs(module.main, marks)
         dims = () if batch is None else tuple(BatchDim(name, dim, batch.size) for name, dim in batch.dims.items())
@@ -70,15 +73,26 @@ class ApplyStrategy:
 
 
 def _placements(
-    item: Input, classes: Classes, batch: Batch | None, taken: frozenset[Slot], strategy: Strategy
+    item: Input,
+    classes: Classes,
+    batch: Batch | None,
+    taken: frozenset[Slot],
+    experts: frozenset[Slot],
+    strategy: Strategy,
 ) -> tuple[Placement, ...] | None:
     """How an input or a parameter lies, None where nothing is asked of it."""
     name, rank = item.value.name, len(item.value.tensor.shape)
     if item.role == "parameter":
         mine = (dim for dim in range(rank) if classes.of(name, dim) in taken)
         dim = next(mine, None)
+        tensor = R if dim is None else Shard(dim)
+        number = next((d for d in range(rank) if classes.of(name, d) in experts), None)
+        if number is not None and strategy.experts == "data":
+            return (Shard(number), tensor)
+        if number is not None:
+            dim, tensor = number, Shard(number)
         data = part_of(item.value.tensor, dim, strategy.data) if strategy.zero else R
-        return (data, R if dim is None else Shard(dim))
+        return (data, tensor)
     if batch is not None and name in batch.dims:
         return (Shard(batch.dims[name]) if strategy.data > 1 else R, R)
     return None

@@ -12,6 +12,7 @@ from distir_relax.layout import DeviceMesh
 from distir_relax.schedules import schedule_named
 
 CHECKPOINTS = ("none", "block", "selective")
+EXPERTS = ("hidden", "data", "tensor")
 
 
 @dataclass(frozen=True, slots=True)
@@ -23,7 +24,8 @@ class Strategy:
     axis: 1 the optimizer's state, 2 gradients too, 3 parameters too (Rajbhandari et al., ZeRO, 2020). `checkpoint` is
     what the forward does not keep for the backward: ``none``, what is inside of a ``block``, or ``selective``, of that
     what is cheap to compute again (Korthikanti et al., 2022). With `sequence_parallel`, activations between blocks are
-    split along the sequence over the tensor axis (same).
+    split along the sequence over the tensor axis (same). `experts` of a mixture are split along their ``hidden``
+    dim, as other layers are, or by their number along the ``data`` or the ``tensor`` axis.
 
     Raises `DistIRError` for a degree or a number of microbatches below one, and for a value that an option has not: a
     schedule that does not exist, or chunks that it does not take.
@@ -38,6 +40,7 @@ class Strategy:
     zero: int = 0
     checkpoint: str = "none"
     sequence_parallel: bool = False
+    experts: str = "hidden"
 
     def __post_init__(self) -> None:
         if min(self.data, self.tensor, self.pipeline, self.microbatches, self.chunks) < 1:
@@ -50,6 +53,8 @@ class Strategy:
             schedule_named(self.schedule).take(self.chunks)
         except DistIRError as error:
             raise DistIRError(error.message, f"strategy {self}", error.hint) from None
+        if self.experts not in EXPERTS:
+            raise DistIRError(f"experts is {', '.join(EXPERTS)}, found {self.experts!r}", f"strategy {self}")
 
     @property
     def devices(self) -> int:

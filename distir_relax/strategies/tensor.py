@@ -7,18 +7,20 @@ all layers, the width of the residual stream, would divide as much work, yet sen
 
 from __future__ import annotations
 
+from collections.abc import Set
+
 from distir_relax.layout.division import balanced
 from distir_relax.sharding.factors import Slot
 from distir_relax.strategies.classes import Classes
 
 
-def tensor_classes(classes: Classes, ranks: int) -> list[Slot]:
+def tensor_classes(classes: Classes, ranks: int, without: Set[Slot] = frozenset()) -> list[Slot]:
     """The classes to split between `ranks` devices, each product along one of them at most.
 
     Those come first that send least for the work and the weights that they divide; a class is left out that sends more
-    bytes than it saves, and one that is a rival of another which is taken.
+    bytes than it saves, one that is a rival of another which is taken, and those `without` which to do.
     """
-    saved = {owner: _saved(classes, owner, ranks) for owner in classes.weights}
+    saved = {owner: _saved(classes, owner, ranks) for owner in classes.weights if owner not in without}
     worth = [o for o, gain in saved.items() if gain > classes.sent[o] and _may_be_split(classes, o)]
     taken: list[Slot] = []
     for owner in sorted(worth, key=lambda o: (classes.sent[o] / saved[o], o)):

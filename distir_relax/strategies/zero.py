@@ -17,11 +17,12 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import ClassVar
 
-from distir_relax.ir import Function, Module, Op, Output, TensorType, Value, fresh_name, value_names
+from distir_relax.ir import Module, Op, Output, TensorType, Value, fresh_name, value_names
 from distir_relax.layout import Placement, R, Shard, print_placements
 from distir_relax.layout.placement import parse_placements
 from distir_relax.sharding.apply import Mark
 from distir_relax.sharding.factors import is_annotation
+from distir_relax.strategies.experts import experts_of
 from distir_relax.strategies.strategy import Strategy
 
 GRADIENT = ".grad"
@@ -41,7 +42,7 @@ class ShardGradients:
     def run(self, module: Module) -> Module:
         """The module with marks behind its gradients."""
         main = module.main
-        lies = _layouts(main)
+        lies = _layouts(module)
         taken = value_names(main)
         ops, outputs = list(main.ops), list[Output]()
         for output in main.outputs:
@@ -70,7 +71,7 @@ class GatherParameters:
     def run(self, module: Module) -> Module:
         """The module with marks before the ops that use parameters."""
         main = module.main
-        lies = _layouts(main)
+        lies = _layouts(module)
         parts = {op.results[0].name: lies[op.operands[0].name] for op in main.ops if _is_of(op, lies)}
         taken = value_names(main)
         whole: dict[str, Value] = {}
@@ -99,15 +100,17 @@ def _mark(strategy: Strategy, placements: tuple[Placement, ...]) -> Mark:
     return Mark(f"strategy {strategy}", print_placements(placements), 1)
 
 
-def _layouts(main: Function) -> dict[str, tuple[Placement, ...]]:
-    """How the parameters that lie in parts along the data axis are marked."""
+def _layouts(module: Module) -> dict[str, tuple[Placement, ...]]:
+    """How the parameters are marked that lie in parts along the data axis; each expert is whole where it is."""
+    main, experts = module.main, experts_of(module)
     parameters = {item.value.name for item in main.inputs if item.role == "parameter"}
     found = {
         op.operands[0].name: parse_placements(str(op.attrs["placements"]))
         for op in main.ops
         if is_annotation(op) and op.operands[0].name in parameters
     }
-    return {name: placements for name, placements in found.items() if isinstance(placements[0], Shard)}
+    whole = {name for name, (data, *_) in found.items() if name in experts and isinstance(data, Shard) and not data.dim}
+    return {name: p for name, p in found.items() if isinstance(p[0], Shard) and name not in whole}
 
 
 def _is_of(op: Op, lies: dict[str, tuple[Placement, ...]]) -> bool:

@@ -11,6 +11,7 @@ from distir_relax.kernels.sampling import Resizing
 from distir_relax.ops import OF_PROGRAMS, Trait, entries, evaluate, infer
 from distir_relax.ops.spatial.resample import sampling_attrs
 from tests.foreign import packed_attrs, tir_attrs
+from tests.lowering.group_samples import of_groups
 
 Sample = tuple[str, list[TensorType], dict[str, Attribute]]
 
@@ -30,7 +31,7 @@ def samples() -> list[Sample]:
     return [
         *_elementwise(), *_movement(), *_tails(), *_products(), *_normalization(),
         *_windows(), *_indexing(), *_reductions(), *_attention(), *_foreign(),
-        *_recurrences(),
+        *_recurrences(), *of_groups(),
     ]  # fmt: skip
 
 
@@ -124,8 +125,6 @@ def _products() -> list[Sample]:
         ("linear_weight_grad", [f32(0, 5, 7), f32(0, 5, 3)], {}),
         ("linear_bias", [f32(2, 5, 7), f32(3, 7), f32(3)], {}),
         ("matmul_bias", [f32(5, 7), f32(7, 3), f32(3)], {}),
-        ("grouped_matmul", [f32(5, 7), f32(3, 7, 4), of("int64", 3), of("int64", 3)], {}),
-        ("grouped_weight_grad", [f32(5, 7), f32(5, 4), of("int64", 3), of("int64", 3)], {}),
     ]
 
 

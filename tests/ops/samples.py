@@ -1,7 +1,8 @@
 """Sample instances of every op: operand types and attributes. An entry of the op table needs one row here.
 
 A type is written as in program text (``f64[6,5]``). Floats are drawn from a normal distribution; ``i64[4] < 6`` are
-integers below 6, ``f64[4] > 0`` are positive floats and ``f64[4] < 1`` floats between -1 and 1.
+integers below 6, ``i64[2] = 3 5`` are these, ``f64[4] > 0`` are positive floats and ``f64[4] < 1`` floats between -1
+and 1.
 """
 
 from __future__ import annotations
@@ -34,11 +35,14 @@ def of(*operands: str, **attrs: Any) -> Sample:
 
 def draw(text: str, generator: torch.Generator) -> torch.Tensor:
     """A tensor as `text` describes it."""
+    text, _, numbers = text.partition(" = ")
     match = re.fullmatch(r"(\w+)\[([\d,]*)\](?: ([<>]) (\d+))?", text)
     assert match, text
     short, dims, relation, bound = match.groups()
     shape = [int(n) for n in dims.split(",") if n]
     dtype = getattr(torch, {short: long for long, (short, _) in DTYPES.items()}[short])
+    if numbers:
+        return torch.tensor([int(n) for n in numbers.split()], dtype=dtype)
     if dtype == torch.bool:
         return torch.rand(shape, generator=generator) > 0.5
     if not dtype.is_floating_point:
@@ -171,6 +175,11 @@ SAMPLES: dict[str, list[Sample]] = {
     "segment_sum": [of("f64[6,5]", "i64[6] < 7", num_segments=7), of("f64[7]", "i64[7] < 3", num_segments=4)],
     "grouped_matmul": [of("f64[7,5]", "f64[3,5,4]", "i64[3] < 3", "i64[3] < 8")],
     "grouped_weight_grad": [of("f64[7,5]", "f64[7,4]", "i64[3] < 3", "i64[3] < 8")],
+    "group_numbers": [of(count=5)],
+    "routed_matmul": [of("f64[7,5]", "f64[3,5,4]", "i64[7] < 5", "i64[3] = 0 1 3", count=4)],
+    "routed_weight_grad": [of("f64[7,5]", "f64[7,4]", "i64[7] < 5", "i64[3] = 0 1 3", count=4)],
+    "dispatch_rows": [of("f64[7,5]", "i64[7] < 3", "i64[3] = 0 1 2"), of("f64[7]", "i64[7] < 2", "i64[3] = 0 1 2")],
+    "combine_rows": [of("f64[7,5]", "i64[7] < 3", "i64[3] = 0 1 2")],
     "arange": [of(start=2, end=9, step=2, dtype="int64")],
     "sum": [
         of("f64[4,5,6]", axis=(1,), keepdims=False),

@@ -13,6 +13,7 @@ import numpy as np
 import torch
 
 from distir_relax.bundle import Shard, Tensor, local_intervals, local_shape
+from distir_relax.runtime import routes  # noqa: F401 - gives communicators more methods
 from distir_relax.runtime.communicator import Communicator
 from distir_relax.runtime.outputs import collect_output
 
@@ -32,6 +33,7 @@ def check_all(comm: Communicator) -> None:
         for numpy_kind in (False, True):
             _reductions(comm, name, group, me, numpy_kind)
             _movements(comm, name, group, me, numpy_kind)
+            _rows_of_groups(comm, name, group, me, numpy_kind)
         _dtypes(comm, name, group, me)
         _outs(comm, name, group, me)
     if comm.world_size > 1:
@@ -110,6 +112,24 @@ def _movements(comm: Communicator, axis: str, group: tuple[int, ...], me: int, n
         for contiguous in (True, False):
             x = _given(theirs[me], numpy_kind, contiguous)
             same(comm.resplit(x, axis, dim, pieces), expected, numpy_kind)
+
+
+def _rows_of_groups(comm: Any, axis: str, group: tuple[int, ...], me: int, numpy_kind: bool) -> None:
+    """Rows to the ranks that have their groups, and back: evenly, all to one, and of a group that nobody has."""
+    sizes = sizes_for(len(group))
+    count, own = sum(sizes), slice(sum(sizes[:me]), sum(sizes[: me + 1]))
+    ends = list(itertools.accumulate(sizes_for(len(group), 1)))
+    groups = tuple(zip([0, *ends[:-1]], ends, strict=True))
+    for ids in (np.arange(count) * 7 % ends[-1], np.full(count, ends[-1] - 1), np.arange(count) % (ends[-1] + 1)):
+        for whole in (values(group[0], (count, 2, 3)), values(group[0], (count,), "int64")):
+            owners = [next((i for i, (a, b) in enumerate(groups) if a <= n < b), -1) for n in ids]
+            wide = np.array(owners).reshape(count, *[1] * (whole.ndim - 1))
+            found = comm.rows_to_groups(_given(whole[own], numpy_kind), _given(ids, numpy_kind), axis, sizes, groups)
+            same(found, np.where(wide == me, whole, 0), numpy_kind)
+            # What a rank holds of rows that are not its own means nothing.
+            held = _given(np.where(wide == me, whole, 77), numpy_kind)
+            back = comm.rows_from_groups(held, _given(ids, numpy_kind), axis, sizes, groups)
+            same(back, np.where(wide >= 0, whole, 0)[own], numpy_kind)
 
 
 def _dtypes(comm: Communicator, axis: str, group: tuple[int, ...], me: int) -> None:

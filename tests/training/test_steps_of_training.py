@@ -60,7 +60,8 @@ CASES = [
     ("bert", "3/1/1/2,zero=2", *ADAM),
     ("vit", "2/2/1/3,sequence_parallel", *ADAM),
     ("mixtral", "1/3/1/1", *SGD),
-    ("mixtral", "3/1/1/1", *SGD),
+    ("mixtral", "3/1/1/1,experts=data", *SGD),
+    ("mixtral", "2/2/1/2,experts=data,zero=1", *ADAM),
     ("resnet", "3/1/1/2", *ADAM),
     ("recurrent", "2/1/1/2", *ADAM),
 ]

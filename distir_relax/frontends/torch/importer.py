@@ -18,6 +18,7 @@ from distir_relax.frontends.torch.graph import GraphImporter, is_complex
 from distir_relax.frontends.torch.hollow import exportable
 from distir_relax.frontends.torch.own_gradients import refusing_own_gradients
 from distir_relax.frontends.torch.structure import CallSignature, ResultStructure, leaf_names, result_names
+from distir_relax.frontends.unsort import unsorted
 from distir_relax.ir import Module, Value
 
 if TYPE_CHECKING:
@@ -64,7 +65,7 @@ def import_torch(
     # What cannot be read says so itself: a model that draws random numbers differs from its own program.
     if check:
         check_import(model, example_inputs, kwargs, program)
-    return _finish(model, importer, program, signature, names, results)
+    return unsorted(_finish(model, importer, program, signature, names, results))
 
 
 def _refuse_active_dropout(model: torch.nn.Module) -> None:

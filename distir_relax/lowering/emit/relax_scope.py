@@ -57,6 +57,7 @@ def relax_scope(exact: bool = True) -> dict[str, Any]:
         ),
         "recurrent": recurrent,
         "resample": resample,
+        "routing": SimpleNamespace(matmul=_routed_matmul, weight_grad=_routed_weight_grad, selected=_selected),
     }
 
 
@@ -161,21 +162,57 @@ def _causal_mask(query: Any, key: Any) -> Any:
 
 def _grouped_matmul(x: Any, weights: Any, starts: Any, ends: Any) -> Any:
     """Each row times the matrix of its group; zero for a row of none."""
+    return _product_of_groups(x, weights, _rows_of_groups(x, starts, ends))
+
+
+def _routed_matmul(x: Any, weights: Any, ids: Any, groups: Any) -> Any:
+    """As `distir_relax.kernels.routing.matmul`."""
+    return _product_of_groups(x, weights, _rows_by_number(ids, groups))
+
+
+def _product_of_groups(x: Any, weights: Any, rows: Any) -> Any:
     from tvm import relax
 
     op = relax.op
     products = op.matmul(op.expand_dims(x, 0), weights)
-    zero = relax.const(0, str(x.ty.dtype))
-    return op.sum(op.where(_rows_of_groups(x, starts, ends), products, zero), 0)
+    return op.sum(op.where(rows, products, relax.const(0, str(x.ty.dtype))), 0)
 
 
 def _grouped_weight_grad(x: Any, y: Any, starts: Any, ends: Any) -> Any:
     """For each group, the product over its rows."""
+    return _gradient_of_groups(x, y, _rows_of_groups(x, starts, ends))
+
+
+def _routed_weight_grad(x: Any, y: Any, ids: Any, groups: Any) -> Any:
+    """As `distir_relax.kernels.routing.weight_grad`."""
+    return _gradient_of_groups(x, y, _rows_by_number(ids, groups))
+
+
+def _gradient_of_groups(x: Any, y: Any, rows: Any) -> Any:
     from tvm import relax
 
     op = relax.op
-    mine = op.where(_rows_of_groups(x, starts, ends), op.expand_dims(x, 0), relax.const(0, str(x.ty.dtype)))
+    mine = op.where(rows, op.expand_dims(x, 0), relax.const(0, str(x.ty.dtype)))
     return op.matmul(op.permute_dims(mine, (0, 2, 1)), op.expand_dims(y, 0))
+
+
+def _selected(x: Any, ids: Any, groups: Any) -> Any:
+    """As `distir_relax.kernels.routing.selected`."""
+    from tvm import relax
+
+    op = relax.op
+    mine = op.max(op.astype(_rows_by_number(ids, groups), "int32"), 0)
+    shape = [int(n) for n in x.ty.shape]
+    mine = op.reshape(op.greater(mine, relax.const(0, "int32")), [shape[0], *[1] * (len(shape) - 1)])
+    return op.where(mine, x, relax.const(0, str(x.ty.dtype)))
+
+
+def _rows_by_number(ids: Any, groups: Any) -> Any:
+    """A boolean (group, row, 1): whether a row is one of the group."""
+    from tvm import relax
+
+    op = relax.op
+    return op.expand_dims(op.equal(op.expand_dims(ids, 0), op.expand_dims(groups, 1)), 2)
 
 
 def _rows_of_groups(x: Any, starts: Any, ends: Any) -> Any:

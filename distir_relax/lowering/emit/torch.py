@@ -26,7 +26,7 @@ def to_torch(module: Module, name: str) -> dict[str, str]:
 
 
 _RESERVED = {"comm", "weights", "torch", "F", "STEPS", "CALLS", "main", "prepare"}
-_RESERVED |= {"foreign", "indices", "random", "recurrent", "resample", "updates", "pack_linear", "moved"}
+_RESERVED |= {"foreign", "indices", "random", "recurrent", "resample", "routing", "updates", "pack_linear", "moved"}
 
 
 @dataclass(slots=True)
@@ -137,6 +137,7 @@ def _imports(texts: Sequence[str]) -> str:
         "random.": "from distir_relax.kernels import random\n",
         "recurrent.": "from distir_relax.kernels import recurrent\n",
         "resample.": "from distir_relax.kernels import resample\n",
+        "routing.": "from distir_relax.kernels import routing\n",
         "updates.": "from distir_relax.kernels import updates\n",
         "moved(": "from distir_relax.kernels.moving import moved\n",
         "pack_linear(": "from distir_relax.kernels.packing import pack_linear\n",

@@ -11,6 +11,8 @@ Distributed and ranked stages, along a mesh axis of n devices (`sizes` lists a s
     reduce_scatter   [a,b] [c,d]   =>  [a+c]  [b+d]
     all_to_all       [A,B] [C,D]   =>  [A;C]  [B;D]
     resplit          [A,B,C] [D]   =>  [A]    [B,C,D]  between two cuts of one dim: pieces[i][j] go from i to j
+    rows_to_groups   [a0,a1] [b0]   =>  [a0,0,b0] [0,a1,0]   rows to the devices that have their groups (0, 1)
+    rows_from_groups [a0,-,b0] [-,a1,-] => [a0,a1] [b0]       and back
     shard            [A,B] [A,B]   =>  [A]    [B]       no communication
     shard_start                    =>  0      len(A)    the position of the first element
     slices           [A,B,C]       =>  [A,C]            several stretches of one dim, in the order given
@@ -23,4 +25,4 @@ Between devices (each device of the operand's set sends to the one at the same p
 """
 
 # A module enters its ops and their spellings in the table when it is imported.
-from distir_relax.ops.communication import collectives, layouts, shards, tails, transfers  # noqa: F401
+from distir_relax.ops.communication import collectives, layouts, routes, shards, tails, transfers  # noqa: F401

@@ -18,6 +18,7 @@ from distir_relax.ops.table import (
     Code,
     Cost,
     Expansion,
+    Order,
     Semantics,
     Split,
     Trait,
@@ -65,6 +66,7 @@ define(
         "row k, group k n, group, group -> row n",
         expand={"row": _split_rows("grouped_matmul")},
         positional=frozenset({"row"}),
+        order=Order(by_number="routed_matmul"),
     ),
     cost=Cost(flops=lambda types, attrs, results: 2.0 * types[0].elements * types[1].shape[2]),
     code=Code(  # No op of Relax takes as many rows as data say: every group multiplies all rows, and keeps its own.

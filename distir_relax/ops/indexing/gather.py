@@ -19,6 +19,7 @@ from distir_relax.ops.table import (
     Code,
     Expansion,
     OnnxOperands,
+    Order,
     Rule,
     Semantics,
     Split,
@@ -93,7 +94,13 @@ def _elements_back(b: Backward) -> Value:
 define(
     "gather_elements",
     Semantics(infer=_infer_gather, torch="torch.gather({0}, {axis}, {1})", linear=(operands(0),)),
-    Split(_gather_rule, expand={"axis": _split_gather}, positional=frozenset({"axis"}), indices=operands(1)),
+    Split(
+        _gather_rule,
+        expand={"axis": _split_gather},
+        positional=frozenset({"axis"}),
+        indices=operands(1),
+        order=Order(looks_up=True),
+    ),
     cost=FREE,
     code=Code(relax="R.gather_elements({0}, {1}, {axis})"),
     gradient=gradient_of(_elements_back),

@@ -16,6 +16,7 @@ from distir_relax.ops.table import (
     Code,
     Cost,
     OnnxOperands,
+    Order,
     Rule,
     Semantics,
     Split,
@@ -53,7 +54,7 @@ for _name in ("argmax", "argmin"):
     define(
         _name,
         Semantics(infer=_infer_arg, torch=f"torch.{_name}({{0}}, {{axis}}, {{keepdims}})"),
-        Split(_whole_axis_rule),
+        Split(_whole_axis_rule, order=Order(positions=0)),
         cost=Cost(flops=lambda types, attrs, results: float(types[0].elements)),
         code=Code(relax=f"R.{_name}({{0}}, {{axis}}, {{keepdims}})"),
         gradient=NO_GRADIENT,
@@ -77,7 +78,7 @@ def _put_back(b: Backward) -> Value:
 define(
     "topk",
     Semantics(infer=_infer_topk, torch="torch.topk({0}, {k}, {axis}, {largest})"),
-    Split(_whole_axis_rule),
+    Split(_whole_axis_rule, order=Order(positions=1)),
     cost=Cost(flops=lambda types, attrs, results: 8.0 * types[0].elements),
     code=Code(relax='R.topk({0}, {k}, {axis}, "both", {largest}, "int64")'),
     gradient=gradient_of(_put_back),
@@ -92,7 +93,7 @@ def _infer_argsort(types: Types, attrs: Attrs) -> tuple[TensorType, ...]:
 define(
     "argsort",
     Semantics(infer=_infer_argsort, torch="torch.argsort({0}, dim={axis}, descending={descending}, stable=True)"),
-    Split(_whole_axis_rule),
+    Split(_whole_axis_rule, order=Order(sorts=lambda attrs: not attrs["descending"], positions=0)),
     cost=Cost(flops=lambda types, attrs, results: 16.0 * types[0].elements),
     code=Code(relax='R.argsort({0}, {axis}, {descending}, "int64")'),
     gradient=NO_GRADIENT,

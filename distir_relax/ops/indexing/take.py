@@ -17,6 +17,7 @@ from distir_relax.ops.table import (
     Code,
     Expansion,
     OnnxOperands,
+    Order,
     Rule,
     Semantics,
     Split,
@@ -91,7 +92,13 @@ def _rows_back(b: Backward) -> Value:
 define(
     "take",
     Semantics(infer=_infer_take, torch=_torch_take, linear=(operands(0),)),
-    Split(_take_rule, expand={"axis": _split_take}, positional=frozenset({"axis"}), indices=operands(1)),
+    Split(
+        _take_rule,
+        expand={"axis": _split_take},
+        positional=frozenset({"axis"}),
+        indices=operands(1),
+        order=Order(looks_up=True),
+    ),
     cost=FREE,
     code=Code(relax='R.take({0}, {1}, {axis}, "clip")'),
     gradient=gradient_of(_rows_back),

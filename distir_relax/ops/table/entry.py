@@ -90,6 +90,38 @@ class Trait(Enum):
 for _trait in Trait:
     type.__setattr__(Trait, _trait.name, _trait)
 
+
+class Routing(Enum):
+    """What an op does with rows that lie with their groups (`Routed`), on the devices along an axis that have them.
+
+    Its last two operands are the numbers of the rows' groups, and those of the groups that a device has.
+    """
+
+    DISPATCH = "dispatch"
+    """It sends them there: row by row of operand 0."""
+    WITHIN = "within"
+    """It works on them where they are: factor ``row`` of its rule is the rows, ``group`` the groups."""
+    COMBINE = "combine"
+    """It brings them back to where they came from."""
+
+
+@dataclass(frozen=True)
+class Order:
+    """What an op has to do with the order of rows: which sorts are a means, and not a meaning (`frontends.unsort`)."""
+
+    sorts: Callable[[Attrs], bool] | None = None
+    """Whether result 0 says where the elements of operand 0 stand in ascending order along `axis`."""
+    positions: int | None = None
+    """The result whose numbers are positions along dim `axis` of operand 0."""
+    looks_up: bool = False
+    """The result holds what operand 0 has at the positions of operand 1 along `axis`."""
+    writes: Callable[[Attrs], bool] | None = None
+    """Whether operand 2 stands in the result at the positions of operand 1 along `axis`, whatever was there."""
+    by_number: str = ""
+    """The op that does the same for rows in any order: for bounds of groups, the last two operands, it takes the number
+    of each row's group, and those of the groups."""
+
+
 OF_PROGRAMS = frozenset({Trait.CALL, Trait.WAIT, Trait.SHAPE})
 """The traits of ops that stand in distributed programs only."""
 NO_COMPUTATION = OF_PROGRAMS | {Trait.ANNOTATION, Trait.REDISTRIBUTION, Trait.TRANSFER, Trait.ON_COMMUNICATOR}
@@ -105,8 +137,8 @@ class Semantics:
     torch: Expression
     """A Python expression over ``{0}``, ``{1}``, … (operands) and ``{attr}`` (attributes as literals; ``{attr!s}`` as
     bare text; ``{location}`` is the op's place in the model), with `torch`, `F`, and `foreign`, `indices`, `random`,
-    `recurrent`, `resample` of `distir_relax.kernels`: the reference semantics, and the code of the torch backend. An op
-    of several results gives a tuple. Where the attributes decide, it is a function of them."""
+    `recurrent`, `resample`, `routing` of `distir_relax.kernels`: the reference semantics, and the code of the torch
+    backend. An op of several results gives a tuple. Where the attributes decide, it is a function of them."""
     linear: Linear = ()
     """The sets of operands in which the op is linear jointly, the others held fixed: ``({0}, {1})`` for matmul,
     ``({0, 1},)`` for add; `all_operands` for concat; a function of the number of operands and the attributes where they
@@ -146,6 +178,10 @@ class Split:
     """The factors of which a device must hold one block, because the op tells elements by position."""
     indices: Container[int] = ()
     """The operands that say which elements are read or written: what fills their short shards must be valid."""
+    routing: Routing | None = None
+    """What the op does with rows that lie with their groups."""
+    order: Order | None = None
+    """What it has to do with the order of rows."""
     divisors: Container[int] = ()
     """The operands that are divided by. Of integers, what fills their short shards must not be zero; where they may be
     zero, no pending sum is divided."""
@@ -174,6 +210,8 @@ class Cost:
     pieces: Pieces | None = None
     """How, in an ``all_to_all``, the device at a place along the axis divides what it holds among all: a number for
     each, in any unit. By default equally."""
+    brings_as_gets: bool = False
+    """Whether a device brings to a collective as many bytes as it gets, of an operand that has room for more."""
     weight_gradient: int | None = None
     """The operand, if any, that is the gradient of a weight: memory reports tell it from activations."""
 

@@ -74,11 +74,12 @@ def evaluate(op: Op, operands: Sequence[torch.Tensor], comm: Any = None) -> tupl
     import torch
     import torch.nn.functional as F
 
-    from distir_relax.kernels import foreign, indices, random, recurrent, resample
+    from distir_relax.kernels import foreign, indices, random, recurrent, resample, routing
 
     names = [f"a{i}" for i in range(len(operands))]
     scope: dict[str, Any] = {"torch": torch, "F": F, "comm": comm}
     scope |= {"foreign": foreign, "indices": indices, "random": random, "recurrent": recurrent, "resample": resample}
+    scope["routing"] = routing
     scope |= zip(names, operands, strict=True)
     try:
         result = eval(_compiled(torch_expression(op, names)), scope)

@@ -224,7 +224,11 @@ def _given(ops: Sequence[Op]) -> list[TensorType] | None:
     together = lookup(ops[0].name).semantics.together
     assert together is not None
     kinds = [op.operands[0].tensor for op in ops]
-    parts = [torch.empty(kind.shape, dtype=getattr(torch, kind.dtype), device="meta") for kind in kinds]
+    columns = [
+        [torch.empty(v.tensor.shape, dtype=getattr(torch, v.tensor.dtype), device="meta") for v in column]
+        for column in zip(*(op.operands for op in ops), strict=True)
+    ]
+    parts = columns[0] if len(columns) == 1 else list(zip(*columns, strict=True))
     try:
         results = together(parts, ops[0].attrs)
     except Exception:  # whatever torch and Python say of sizes and attributes that somebody made up

@@ -1,0 +1,92 @@
+"""Rows sent along a mesh axis to the devices that have their groups, and back: as many as data say."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from distir_relax.ir import TensorType
+from distir_relax.kernels import routing
+from distir_relax.layout import Collective
+from distir_relax.ops.communication.collectives import AXIS, SIZE
+from distir_relax.ops.table import Attrs, Cost, Semantics, Trait, Types, define, no_flops, resized
+
+_SIZES = "how many rows each index along the axis has of its own"
+_GROUPS = "which groups each index has: the first, and the one behind the last"
+
+
+def _check(types: Types, attrs: Attrs) -> None:
+    if types[1].shape != (sum(attrs["sizes"]),) or len(attrs["sizes"]) != len(attrs["groups"]):
+        raise ValueError(f"the group of each of {sum(attrs['sizes'])} rows, and which groups each of their devices has")
+
+
+def _infer_to(types: Types, attrs: Attrs) -> tuple[TensorType, ...]:
+    _check(types, attrs)
+    return (resized(types[0], 0, sum(attrs["sizes"])),)
+
+
+def _infer_from(types: Types, attrs: Attrs) -> tuple[TensorType, ...]:
+    _check(types, attrs)
+    if types[0].shape[0] != sum(attrs["sizes"]):
+        raise ValueError(f"{sum(attrs['sizes'])} rows, found {types[0]}")
+    return (resized(types[0], 0, attrs["size"]),)
+
+
+def _sent(parts: Sequence[Any], attrs: Attrs) -> list[Any]:
+    """Each row to the device that has its group; on all others zeros."""
+    import torch
+
+    whole = torch.cat([rows for rows, _ in parts])
+    if whole.is_meta:
+        return [whole for _ in parts]
+    owners = [routing.owners(ids, attrs["groups"]) for _, ids in parts]
+    kept = [(owner == i).view(-1, *(1,) * (whole.dim() - 1)) for i, owner in enumerate(owners)]
+    return [torch.where(keep, whole, whole.new_zeros(())) for keep in kept]
+
+
+def _returned(parts: Sequence[Any], attrs: Attrs) -> list[Any]:
+    """Each row from the device that has its group; zeros for one that none has."""
+    whole = parts[0][0].new_zeros(parts[0][0].shape)
+    if not whole.is_meta:
+        for i, (rows, ids) in enumerate(parts):
+            mine = routing.owners(ids, attrs["groups"]) == i
+            whole[mine] = rows[mine]
+    return list(whole.split(attrs["sizes"]))
+
+
+def _expected(attrs: Attrs, index: int) -> list[int]:
+    """Where the rows of a device go that are routed evenly: as many to each as it has groups."""
+    return [stop - start for start, stop in attrs["groups"]]
+
+
+def _expected_back(attrs: Attrs, index: int) -> list[int]:
+    """Of the rows that there are, those of a device's own groups go back; the others are not its to send."""
+    counts = _expected(attrs, index)
+    moved = [rows * counts[index] for rows in attrs["sizes"]]
+    moved[index] += sum(attrs["sizes"]) * (max(1, sum(counts)) - counts[index])
+    return moved
+
+
+define(
+    "rows_to_groups",
+    Semantics(
+        infer=_infer_to,
+        torch="comm.rows_to_groups({0}, {1}, {axis}, {sizes}, {groups}, step={step})",
+        attributes={"axis": AXIS, "sizes": _SIZES, "groups": _GROUPS},
+        together=_sent,
+    ),
+    cost=Cost(flops=no_flops, collective=Collective.ALL_TO_ALL, pieces=_expected),
+    traits={Trait.ON_COMMUNICATOR, Trait.COMMUNICATES},
+)
+define(
+    "rows_from_groups",
+    Semantics(
+        infer=_infer_from,
+        torch="comm.rows_from_groups({0}, {1}, {axis}, {sizes}, {groups}, step={step})",
+        attributes={"axis": AXIS, "sizes": _SIZES, "groups": _GROUPS, "size": SIZE},
+        together=_returned,
+        own=frozenset({"size"}),
+    ),
+    cost=Cost(flops=no_flops, collective=Collective.ALL_TO_ALL, pieces=_expected_back, brings_as_gets=True),
+    traits={Trait.ON_COMMUNICATOR, Trait.COMMUNICATES},
+)
