@@ -11,6 +11,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
+from distir_relax.errors import DistIRError
 from distir_relax.ir import Op, Value
 from distir_relax.ops import PARALLEL, Rule, Trait, evaluate, lookup
 from distir_relax.ops.table.dispatch import type_of
@@ -59,8 +60,6 @@ class Tallies:
 
     def tally(self, name: str) -> torch.Tensor | None:
         """What a value is for one row of each group alone, (groups, its dims), where it is linear in the tallies."""
-        import torch
-
         fixed = self.numbers(name)
         if fixed is not None:
             return None if bool(fixed.any()) else fixed.new_zeros((self.count, *fixed.shape))
@@ -81,7 +80,7 @@ class Tallies:
             run(op, [found[i][e] if i in found else others[i] for i in range(len(op.operands))])
             for e in range(self.count)
         ]
-        return torch.stack(each)
+        return _stacked(each)
 
     def _fixed(self, name: str) -> torch.Tensor | None:
         if name in self.constants:
@@ -97,17 +96,18 @@ class Tallies:
 
     def _summed(self, op: Op) -> torch.Tensor | None:
         """A sum over rows, each of which is what its group makes it."""
-        import torch
-
         tables = [self.table(v.name) for v in op.operands]
         given = [t for t in tables if t is not None]
         rule = rule_of(op)
         if len(given) < len(tables) or len({rule.operands[i] for i in range(len(tables))}) > 1:
             return None
-        dims = rule.operands[0]
+        dims, expanded = rule.operands[0], lookup(op.name, op.location).split.expand
         if len(dims) != 1 or len(dims[0]) != 1 or rule.factors[dims[0][0]].kind != "sum":
             return None
-        return torch.stack([run(op, [t[e : e + 1] for t in given]) for e in range(self.count)])
+        # What is run in parts by other ops, such as a mean, is more than the sum of its parts.
+        if "*" in expanded or rule.factors[dims[0][0]].name in expanded:
+            return None
+        return _stacked([run(op, [t[e : e + 1] for t in given]) for e in range(self.count)])
 
     def _keeps_whole(self, op: Op, found: Mapping[int, torch.Tensor]) -> bool:
         """Whether an op leaves whole numbers as they are, as many as there can be: a cast of counts."""
@@ -119,13 +119,27 @@ class Tallies:
         if bool((tally < 0).any()) or bool((tally != tally.to(torch.int64)).any()):
             return False
         counts = torch.arange(self.rows * int(tally.max() if tally.numel() else 0) + 1)
-        return bool((run(op, [counts.to(tally.dtype)]) == counts).all())
+        kept = run(op, [counts.to(tally.dtype)])
+        return kept is not None and kept.shape == counts.shape and bool((kept == counts).all())
 
 
-def run(op: Op, tensors: Sequence[torch.Tensor]) -> torch.Tensor:
-    """The result of an op of one result on these tensors, which may be of other sizes than its operands."""
+def run(op: Op, tensors: Sequence[torch.Tensor]) -> torch.Tensor | None:
+    """The result of an op of one result on these tensors, which may be of other sizes than its operands.
+
+    None where it cannot run on them: its attributes may be for others.
+    """
     values = tuple(Value(f"x{i}", type_of(x)) for i, x in enumerate(tensors))
-    return evaluate(Op(op.name, values, (), op.attrs, op.location), tensors)[0]
+    try:
+        return evaluate(Op(op.name, values, (), op.attrs, op.location), tensors)[0]
+    except DistIRError:
+        return None
+
+
+def _stacked(each: Sequence[torch.Tensor | None]) -> torch.Tensor | None:
+    import torch
+
+    found = [x for x in each if x is not None]
+    return torch.stack(found) if found and len(found) == len(each) else None
 
 
 def rule_of(op: Op) -> Rule:

@@ -118,7 +118,7 @@ class _Attempt:
             self._through_back(op, inside, back, order.looks_up and at_front)
         elif order.writes and order.writes(op.attrs) and at_front and inside == [1]:
             self._invert(op)
-        elif order.looks_up and at_front and inside == [1]:
+        elif order.looks_up and at_front and inside == [1] and self.rows[op.operands[1].name].known is not None:
             self._look_up(op)
         elif order.by_number and inside == [0]:
             self._product(op, order.by_number)
@@ -140,7 +140,10 @@ class _Attempt:
         given = [self.back.get(v.name, self.tallies.numbers(self._current(v).name)) for v in op.operands]
         if inside or len(op.results) > 1 or any(x is None for x in given) or not is_rowwise(op, back):
             raise _NeededSorted
-        self.back[op.results[0].name] = run(op, [x for x in given if x is not None])
+        found = run(op, [x for x in given if x is not None])
+        if found is None:
+            raise _NeededSorted
+        self.back[op.results[0].name] = found
 
     def _invert(self, op: Op) -> None:
         """Numbers written to the places that p says: what is known stands there by the inverse of p."""
@@ -160,7 +163,7 @@ class _Attempt:
 
         source, places = self._current(op.operands[0]), self.rows[op.operands[1].name].known
         size, name = source.tensor.shape[0], op.results[0].name
-        if places is None or not size or len(places) % size or places.dim() != 1:
+        if places is None or not size or len(places) % size or places.dim() != 1 or op.attrs.keys() != {"axis"}:
             raise _NeededSorted
         times = len(places) // size
         if not torch.equal(places, torch.arange(len(places)) // times):
@@ -195,8 +198,9 @@ class _Attempt:
         mine = [self.rows[op.operands[i].name] for i in inside]
         if all(rows.known is not None for rows in mine) and len(op.results) == 1:
             known = [self.rows[v.name].known if i in inside else self._numbers(v) for i, v in enumerate(op.operands)]
-            if all(x is not None for x in known):
-                self.rows[op.results[0].name] = _Rows(known=run(op, [x for x in known if x is not None]))
+            found = run(op, [x for x in known if x is not None]) if all(x is not None for x in known) else None
+            if found is not None:
+                self.rows[op.results[0].name] = _Rows(known=found)
                 return
         others = [v for i, v in enumerate(op.operands) if i not in inside]
         # Beside rows there are numbers alone: so no gradient is a sum over rows, of which a device has its own.

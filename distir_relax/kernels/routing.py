@@ -1,7 +1,7 @@
 """Rows that are worked on by the group that each is of, by number: the experts of a mixture, in any order of the rows.
 
 `ids` says of each row which group it is of, `groups` which groups a device has. Rows of other groups have no part in
-anything: results are zero for them.
+anything: results are zero for them. Where there are fewer rows than `ids`, they are those of the device's groups alone.
 """
 
 from __future__ import annotations
@@ -23,6 +23,7 @@ def selected(x: torch.Tensor, ids: torch.Tensor, groups: torch.Tensor) -> torch.
 
 def matmul(x: torch.Tensor, weights: torch.Tensor, ids: torch.Tensor, groups: torch.Tensor) -> torch.Tensor:
     """Each row of `x` (rows, k) times the matrix of its group, of `weights` (groups, k, n)."""
+    ids = _ids(x, ids, groups)
     result = x.new_zeros((x.shape[0], weights.shape[2]))
     for place, rows in _rows(ids, groups):
         result[rows] += x[rows] @ weights[place]
@@ -31,10 +32,17 @@ def matmul(x: torch.Tensor, weights: torch.Tensor, ids: torch.Tensor, groups: to
 
 def weight_grad(x: torch.Tensor, y: torch.Tensor, ids: torch.Tensor, groups: torch.Tensor) -> torch.Tensor:
     """For each group the product of the rows of `x` (rows, k) that are of it, transposed, and of those of `y`."""
+    ids = _ids(x, ids, groups)
     result = x.new_zeros((groups.shape[0], x.shape[1], y.shape[1]))
     for place, rows in _rows(ids, groups):
         result[place] = x[rows].t() @ y[rows]
     return result
+
+
+def _ids(x: torch.Tensor, ids: torch.Tensor, groups: torch.Tensor) -> torch.Tensor:
+    import torch
+
+    return ids if x.shape[0] == ids.shape[0] else ids[torch.isin(ids, groups)]
 
 
 def _rows(ids: torch.Tensor, groups: torch.Tensor) -> Iterator[tuple[int, torch.Tensor]]:

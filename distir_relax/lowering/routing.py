@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from distir_relax.ir import Attribute, DTensorType, Op, Value, mesh_kinds
+from distir_relax.ir import Attribute, DTensorType, Module, Op, Value, mesh_kinds
 from distir_relax.layout import R, Routed, Shard, held_intervals
 from distir_relax.lowering.emitter import PlacedEmitter, merge_attrs
 from distir_relax.lowering.redistribution import Move
@@ -24,8 +24,32 @@ def group_axes(op: Op) -> list[int]:
     return [axis for axis, p in enumerate(op.operands[-1].dtensor.placements) if isinstance(p, Shard)]
 
 
-def lower_rows(emitter: PlacedEmitter, op: Op, operands: Sequence[Value]) -> Value | None:
-    """A dispatch or a combination, on local operands; None for another op."""
+def packs(module: Module) -> bool:
+    """Whether rows that lie with their groups may be those alone that a device has, in a program of the sharded stage.
+
+    A backend may keep them so, however many data say these are, where no op on the way is told of how many rows there
+    are, and all come by an exchange along one axis, of rows that are a block on each device.
+    """
+    return all(_packs(op) for function in module.functions for op in function.ops if not op.callee)
+
+
+def _packs(op: Op) -> bool:
+    kinds = [v.dtensor for v in (*op.operands, *op.results)]
+    if not any(isinstance(p, Routed) for kind in kinds for p in kind.placements):
+        return True
+    split = lookup(op.name, op.location).split
+    if split.routing in (Routing.DISPATCH, Routing.COMBINE):
+        lies, rows = (kinds[-1], kinds[0]) if split.routing is Routing.DISPATCH else (kinds[0], kinds[-1])
+        pairs = list(zip(lies.placements, rows.placements, strict=True))
+        moved = [b for a, b in pairs if isinstance(a, Routed)]
+        (own,) = moved if len(moved) == 1 else (None,)
+        others = sum(isinstance(b, Shard) and b.dim == 0 for _, b in pairs)
+        return isinstance(own, Shard) and own.cut is not None and own.cut.is_block and others == 1
+    return split.routing is not None or split.localize is None
+
+
+def lower_rows(emitter: PlacedEmitter, op: Op, operands: Sequence[Value], packed: bool) -> Value | None:
+    """A dispatch or a combination, on local operands; None for another op. `packed` as `packs` says."""
     routing = lookup(op.name, op.location).split.routing
     if routing not in (Routing.DISPATCH, Routing.COMBINE):
         return None
@@ -41,14 +65,20 @@ def lower_rows(emitter: PlacedEmitter, op: Op, operands: Sequence[Value]) -> Val
         value = emitter.one(op.name, value, ids, groups)
     emitter.hint = op.results[0].name
     for axis in sent:
-        value = _send(emitter, "rows_to_groups", (value, ids), source, op.operands[2].dtensor, axis)
+        value = _send(emitter, "rows_to_groups", (value, ids), source, op.operands[2].dtensor, axis, packed=packed)
     for axis in back:
         value = _send(emitter, "rows_from_groups", (value, ids), target, op.operands[2].dtensor, axis)
     return value
 
 
 def _send(
-    emitter: PlacedEmitter, name: str, operands: tuple[Value, Value], rows: DTensorType, groups: DTensorType, axis: int
+    emitter: PlacedEmitter,
+    name: str,
+    operands: tuple[Value, Value],
+    rows: DTensorType,
+    groups: DTensorType,
+    axis: int,
+    **more: Attribute,
 ) -> Value:
     """`rows` is how they lie with their tokens, `groups` how these do, both split along `axis`."""
     mesh, (value, ids), own = emitter.mesh, operands, rows.placements[axis]
@@ -67,7 +97,7 @@ def _send(
         if name == "rows_from_groups":
             attrs["size"] = sizes[mine[axis]]
         found.append(attrs)
-    attrs = {"axis": mesh.axes[axis], **merge_attrs(found, kinds)}
+    attrs = {"axis": mesh.axes[axis], **merge_attrs(found, kinds), **more}
     if name == "rows_from_groups":
         return emitter.one(name, move.to_device_order(value, step, own), ids, **attrs)
     return move.from_device_order(emitter.one(name, value, ids, **attrs), step, own)

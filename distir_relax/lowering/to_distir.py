@@ -34,7 +34,7 @@ from distir_relax.layout import DeviceMesh, Partial, Shard, held_intervals
 from distir_relax.lowering.emitter import PlacedEmitter, merge_attrs
 from distir_relax.lowering.halos import SplitWindow, fetch, parts, split_windows
 from distir_relax.lowering.redistribution import lower_redistribute
-from distir_relax.lowering.routing import group_axes, lower_rows
+from distir_relax.lowering.routing import group_axes, lower_rows, packs
 from distir_relax.lowering.tails import MODES, NEUTRAL, Tails, is_padded, is_pending
 from distir_relax.ops import PARALLEL, Expansion, Trait, lookup
 
@@ -56,7 +56,7 @@ class ToDistIR:
         """Lower every function; raises `DistIRError` for an unknown tail mode."""
         if self.tail not in MODES:
             raise DistIRError(f"tail is one of {', '.join(MODES)}, found {self.tail!r}")
-        program = _Program(module, self.tail, self.in_time, {module.main.name})
+        program = _Program(module, self.tail, {module.main.name}, self.in_time, self.tail == "ragged" and packs(module))
         main = _Lowering(program, module.main, module.main.name).main()
         functions = (main, *(lowered.function for lowered in program.callees.values()))
         return Module("distributed", functions, module.meshes, records=module.records)
@@ -78,8 +78,10 @@ class _Callee:
 class _Program:
     module: Module
     tail: str
-    in_time: bool
     names: set[str]
+    in_time: bool = False
+    packed: bool = False
+    """Whether what lies with its group may take as much room as it needs (`routing.packs`)."""
     callees: dict[object, _Callee] = field(default_factory=dict)
 
     def callee(self, name: str, operands: list[Value], fillings: list[Fillings]) -> _Callee:
@@ -193,7 +195,7 @@ class _Lowering:
         axes = range(len(self.mesh.shape))
         ragged = _unlike_axes(op).union(group_axes(op))
         operands = [self._trimmed(v, ragged) for v in op.operands]
-        if not self.program.in_time and (rows := lower_rows(self.emitter, op, operands)):
+        if not self.program.in_time and (rows := lower_rows(self.emitter, op, operands, self.program.packed)):
             return self._padded(op, [rows], ragged)
         reduced = {axis: factor for axis in axes if (factor := self._reduced_factor(op, axis))}
         for axis in reduced.keys() - ragged:

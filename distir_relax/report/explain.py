@@ -10,7 +10,7 @@ from dataclasses import replace
 from distir_relax.bundle import Bundle
 from distir_relax.errors import DistIRError
 from distir_relax.ir import DTensorType, Function, Module, Op, PerRank, Reason, local_type, parse_records
-from distir_relax.layout import DeviceMesh, Partial, Placement, R, Shard, print_placements
+from distir_relax.layout import DeviceMesh, Partial, Placement, R, Routed, Shard, print_placements
 from distir_relax.layout.division import refined
 from distir_relax.ops import Trait, lookup
 from distir_relax.runtime.verification import read_stage
@@ -112,7 +112,7 @@ def _alternative(module: Module, function: Function, name: str, kind: DTensorTyp
     def costs(layout: tuple[Placement, ...]) -> str:
         return f"sends {sent(layout):,.0f} bytes for it and holds {_held(replace(kind, placements=layout), mesh)}"
 
-    if any(isinstance(p, Partial) for p in kind.placements):
+    if any(isinstance(p, (Partial, Routed)) for p in kind.placements):
         return [f"each device holds {_held(kind, mesh)} of it"]
     lines = [f"as it lies, each device {costs(kind.placements)}"]
     if others := [layout for layout in _layouts(kind, mesh) if layout != kind.placements]:

@@ -16,9 +16,14 @@ from typing import TYPE_CHECKING, Any
 
 from distir_relax.errors import RunError
 from distir_relax.kernels.routing import owners
+<<<<<<< HEAD
 from distir_relax.runtime.arrays import as_torch, like
 from distir_relax.runtime.communicator import Communicator, collective
 from distir_relax.runtime.messages import Step
+=======
+from distir_relax.runtime.arrays import as_torch, like, split
+from distir_relax.runtime.communicator import Communicator, Step, collective
+>>>>>>> main
 
 if TYPE_CHECKING:
     import torch
@@ -30,9 +35,16 @@ Groups = Sequence[tuple[int, int]]
 
 @collective
 def rows_to_groups(
-    comm: Communicator, x: Array, ids: Array, axis: str, sizes: Sequence[int], groups: Groups, step: Step = None
+    comm: Communicator,
+    x: Array,
+    ids: Array,
+    axis: str,
+    sizes: Sequence[int],
+    groups: Groups,
+    step: Step = None,
+    alone: bool = False,
 ) -> Any:
-    """The rows of all ranks of the group, zeros in those of groups that this rank has not."""
+    """The rows of all ranks of the group, zeros in those of groups that this rank has not; or its rows `alone`."""
     import torch
 
     index, _, me = comm._place(axis)
@@ -42,6 +54,8 @@ def rows_to_groups(
     sent = [rows - sum(sizes[:me]) for rows in places[me]]
     received = [row[me] for row in places]
     arrived = _exchange(comm, "rows_to_groups", source, sent, received, index, sum(sizes), step)
+    if alone:
+        return like(arrived, x)
     result = source.new_zeros((sum(sizes), *source.shape[1:]))
     result[torch.cat(received)] = arrived
     return like(result, x)
@@ -51,14 +65,20 @@ def rows_to_groups(
 def rows_from_groups(
     comm: Communicator, x: Array, ids: Array, axis: str, sizes: Sequence[int], groups: Groups, step: Step = None
 ) -> Any:
-    """This rank's own rows, each from the rank that has its group; zero where none has it."""
+    """This rank's own rows, each from the rank that has its group; zero where none has it.
+
+    `x` has the rows of all ranks, or those alone that are of this rank's groups.
+    """
     import torch
 
     index, _, me = comm._place(axis)
     source, owner = as_torch(x), owners(as_torch(ids), groups)
-    _check(comm, "rows_from_groups", axis, sizes, source, sum(sizes))
     places = _places(owner, sizes)
     sent, received = [row[me] for row in places], places[me]
+    if source.shape[0] == sum(map(len, sent)):
+        sent = split(torch.arange(source.shape[0]), [len(rows) for rows in sent])
+    else:
+        _check(comm, "rows_from_groups", axis, sizes, source, sum(sizes))
     arrived = _exchange(comm, "rows_from_groups", source, sent, received, index, sum(sizes), step)
     result = source.new_zeros((sizes[me], *source.shape[1:]))
     result[torch.cat(received) - sum(sizes[:me])] = arrived

@@ -54,6 +54,19 @@ def summed(x: torch.Tensor, ids: torch.Tensor, order: torch.Tensor, w: torch.Ten
     return product(x[order // 2], w, ends_of(ids[order])).sum(0)
 
 
+def biased(x: torch.Tensor, ids: torch.Tensor, order: torch.Tensor, w: torch.Tensor) -> torch.Tensor:
+    """A bias of each row's group, and numbers of groups in other shapes."""
+    here = ids[order]
+    return (product(x[order // 2], w, ends_of(here)) + w[:, 0][here] * here.view(-1, 1)).sum(0)
+
+
+def shares(x: torch.Tensor, ids: torch.Tensor, order: torch.Tensor, w: torch.Tensor) -> torch.Tensor:
+    """Bounds made of the mean of what each row's group says: not of how many rows a group has."""
+    one_hot = (ids[order][:, None] == torch.arange(GROUPS)).float()
+    ends = torch.cumsum(one_hot.mean(0), 0).to(torch.int32)
+    return product(x[order // 2], w, ends).sum(0)
+
+
 def running(x: torch.Tensor, ids: torch.Tensor, order: torch.Tensor, w: torch.Tensor) -> torch.Tensor:
     """A running sum is not."""
     return product(x[order // 2], w, ends_of(ids[order])).cumsum(0)
@@ -86,7 +99,17 @@ def sorts(imported: Imported) -> int:
 
 @pytest.mark.parametrize(
     ("use", "left"),
-    [(twice, 0), (summed, 0), (running, 1), (left_sorted, 1), (other_bounds, 1), (other_rows, 1), (backwards, 1)],
+    [
+        (twice, 0),
+        (summed, 0),
+        (biased, 0),
+        (shares, 1),
+        (running, 1),
+        (left_sorted, 1),
+        (other_bounds, 1),
+        (other_rows, 1),
+        (backwards, 1),
+    ],
     ids=lambda value: getattr(value, "__name__", str(value)),
 )
 def test_a_sort_is_left_out_where_its_order_is_a_means(use: Callable[..., torch.Tensor], left: int) -> None:

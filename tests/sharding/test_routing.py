@@ -13,6 +13,7 @@ from distir_relax.analysis.communication_matrix import bytes_between
 from distir_relax.autodiff import Differentiate
 from distir_relax.errors import AnnotationError, PlacementError
 from distir_relax.ir import Function, Module, Op, TensorType, Value, verify
+from distir_relax.kernels import routing
 from distir_relax.layout import parse_placements
 from distir_relax.lowering import ToDistIR
 from distir_relax.ops import Builder, check
@@ -125,6 +126,27 @@ def test_rows_that_are_routed_evenly_send_what_is_expected() -> None:
     sent = [comm.traffic.bytes for comm in session.communicators]
     assert [(t["rows_to_groups"], t["rows_from_groups"]) for t in sent] == [(2 * 4 * row, 2 * 4 * row)] * 3
     assert [t["all_gather"] for t in sent] == [gathered] * 3
+
+
+@pytest.mark.parametrize(("layout", "own"), [("S[0]", True), ("R", False)])
+def test_ranks_keep_the_rows_of_their_groups_alone(layout: str, own: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Rows that come by an exchange; where all rows are on each rank already, they stay."""
+    found: list[int] = []
+    whole = routing.matmul
+
+    def counted(x: torch.Tensor, *others: torch.Tensor) -> torch.Tensor:
+        found.append(x.shape[0])
+        return whole(x, *others)
+
+    monkeypatch.setattr(routing, "matmul", counted)
+    given = data(ROUTINGS["spread"])
+    weights = {name: given[name] for name in ("w1", "w2")}
+    plan = dr.compile((mixture(layout, "S[0]", "S[0]"), weights), mesh=3)
+    session = Session(plan.bundle(("torch",)), "torch")
+    result = session({"x": given["x"], "ids": given["ids"]})["y"]
+    rows = [3 + 2, 3, 3] if own else [ROWS] * 3  # of groups 0 and 1, 2 and 3, 4
+    assert sorted(found) == sorted(2 * rows)
+    torch.testing.assert_close(result, interpret(mixture("R", "R", "R"), given)["y"], rtol=1e-10, atol=1e-10)
 
 
 def test_each_row_goes_there_and_back_once() -> None:

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from distir_relax.errors import DistIRError, PlacementError, UnsupportedOpError, VerificationError
 from distir_relax.ir import Function, Module, Op, Value
-from distir_relax.layout import DeviceMesh, Partial, Placement, R, Shard
+from distir_relax.layout import DeviceMesh, Partial, Placement, R, Routed, Shard
 from distir_relax.lowering.emit.relax_scope import relax_scope
 from distir_relax.ops import Trait, lookup, relax_expression
 
@@ -148,6 +148,8 @@ def _placements(value: Value, where: str, settled: bool) -> str:
 def _inexpressible(placement: Placement) -> str:
     if isinstance(placement, Partial):
         return "Relax has no pending sums"
+    if isinstance(placement, Routed):
+        return "Relax sends no rows to their experts"
     if isinstance(placement, Shard) and placement.cut is not None:
         if not placement.cut.is_block:
             return "Relax splits a dim into contiguous blocks"

@@ -71,8 +71,14 @@ define(
     "rows_to_groups",
     Semantics(
         infer=_infer_to,
-        torch="comm.rows_to_groups({0}, {1}, {axis}, {sizes}, {groups}, step={step})",
-        attributes={"axis": AXIS, "sizes": _SIZES, "groups": _GROUPS},
+        # A rank of torch may keep fewer rows than the type says: those of its groups.
+        torch="comm.rows_to_groups({0}, {1}, {axis}, {sizes}, {groups}, step={step}, alone={packed})",
+        attributes={
+            "axis": AXIS,
+            "sizes": _SIZES,
+            "groups": _GROUPS,
+            "packed": "whether a rank may keep the rows of its groups alone",
+        },
         together=_sent,
     ),
     cost=Cost(flops=no_flops, collective=Collective.ALL_TO_ALL, pieces=_expected),
