@@ -16,14 +16,9 @@ from typing import TYPE_CHECKING, Any
 
 from distir_relax.errors import RunError
 from distir_relax.kernels.routing import owners
-<<<<<<< HEAD
-from distir_relax.runtime.arrays import as_torch, like
+from distir_relax.runtime.arrays import as_torch, like, split
 from distir_relax.runtime.communicator import Communicator, collective
 from distir_relax.runtime.messages import Step
-=======
-from distir_relax.runtime.arrays import as_torch, like, split
-from distir_relax.runtime.communicator import Communicator, Step, collective
->>>>>>> main
 
 if TYPE_CHECKING:
     import torch
