@@ -17,11 +17,16 @@ def show(
     bundle: BundleArgument,
     stage: Annotated[Stage, typer.Option(help="Which stage of the program.")] = Stage.distributed,
 ) -> None:
-    """Print a bundle's program, highlighted on a terminal."""
+    """Print a bundle's program, highlighted on a terminal; the distributed stage of a pipeline with its schedule."""
     from distir_relax.bundle import read_bundle
+    from distir_relax.ir import parse
     from distir_relax.report.highlight import print_program
+    from distir_relax.report.tasks import schedule_text
 
-    print_program(read_bundle(bundle, verify_weights=False).stage(stage.value))
+    text = read_bundle(bundle, verify_weights=False).stage(stage.value)
+    if stage is Stage.distributed and "microbatch=" in text:
+        text = schedule_text(parse(text)) + text
+    print_program(text)
 
 
 @app.command()

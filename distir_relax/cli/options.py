@@ -51,6 +51,9 @@ PassesOption = Annotated[
 ]
 RepeatOption = Annotated[int, typer.Option(min=1, help="Run so many timed steps, after one to warm up.")]
 ReportOption = Annotated[Path | None, typer.Option(help="Write times, bytes sent and weight bytes to this .json.")]
+TraceOption = Annotated[
+    Path | None, typer.Option(help="Draw the tasks of a pipeline, predicted and measured, to this .svg.")
+]
 ShardOption = Annotated[
     list[str] | None, typer.Option(metavar="PATTERN=PLACEMENT", help="Shard parameters of a model.")
 ]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, NoReturn
 
@@ -20,6 +21,7 @@ from distir_relax.cli.options import (
     RepeatOption,
     ReportOption,
     TimeoutOption,
+    TraceOption,
 )
 from distir_relax.errors import DistIRError
 
@@ -38,6 +40,10 @@ def run(
     timeout: TimeoutOption = 120.0,
     repeat: RepeatOption = 1,
     report: ReportOption = None,
+    trace: TraceOption = None,
+    profile: Annotated[
+        str, typer.Option(help="The machine that --trace predicts for: a name or a .toml.")
+    ] = "cpu-local",
 ) -> None:
     """Run a bundle: as one rank under mpirun or torchrun, otherwise with all ranks as threads of this process."""
     from distir_relax.runtime.execute import RunOptions, run_rank, run_threads
@@ -45,15 +51,19 @@ def run(
 
     options = RunOptions(bundle, input, output, backend.value, device.value, timeout, repeat, report)
     with joined_world(timeout) as world:
+        # What cannot be drawn is said before anything runs, by all ranks alike.
         if world is None:
+            draw = _drawing(bundle, profile, trace)
             result: RunReport | None = run_threads(options)
         else:
             try:
+                draw = _drawing(bundle, profile, trace)
                 result = run_rank(world, options)
             except DistIRError as error:
                 _leave(world, error)
         if result is not None:
             _summarise(result, output, report is not None)
+            draw(result)
         if world is not None:
             world.close()
 
@@ -123,6 +133,30 @@ def _summarise(report: RunReport, output: Path | None, table: bool) -> None:
         f"{report.name}: {len(report.ranks)} ranks ({report.transport}), {report.backend}, "
         f"{report.step_seconds * 1e3:.3g} ms ({steps}){wrote}"
     )
+
+
+def _drawing(bundle: Path, profile: str, path: Path | None) -> Callable[[RunReport], None]:
+    """What draws the tasks of the last step of a run, and above them what is predicted; nothing without `path`."""
+    if path is None:
+        return lambda report: None
+    from distir_relax.bundle import read_bundle
+    from distir_relax.cost.profile import load_profile
+    from distir_relax.report.tasks import Row, predicted_rows, write_chart
+    from distir_relax.runtime.inputs import check_writable
+    from distir_relax.simulator import simulate
+
+    check_writable(path)
+    devices = read_bundle(bundle, verify_weights=False).manifest.mesh.size
+    predicted = predicted_rows(simulate(bundle, profile=load_profile(profile).with_devices(devices)))
+    if not predicted:
+        raise DistIRError("the program is no pipeline: it has no tasks to draw", str(bundle), "leave --trace out")
+
+    def draw(report: RunReport) -> None:
+        measured = [Row(f"rank {rank}", tasks) for rank, tasks in enumerate(report.tasks)]
+        write_chart(predicted, measured, path)
+        typer.echo(f"wrote {path}")
+
+    return draw
 
 
 def _print_table(report: RunReport) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import base64
 import json
 import math
 from collections.abc import Iterable
@@ -17,11 +18,15 @@ from distir_relax.analysis.work import COMMUNICATION, FEMTOSECONDS
 from distir_relax.report.matrix import matrix
 from distir_relax.report.memory import memory_charts
 from distir_relax.report.simulation import class_name, write_text
+from distir_relax.report.tasks import chart, predicted_rows
 from distir_relax.report.timeline import LANES, Timeline, as_data, timeline
 from distir_relax.units import count, seconds, size
 
 ROWS = 15
 """How many ops the table of top ops has."""
+
+MOST_TASKS = 4_000
+"""How many tasks of a pipeline a page draws."""
 
 SCRIPTS = ("common.js", "timeline.js", "memory.js", "matrix.js")
 
@@ -48,6 +53,7 @@ def page(simulation: Simulation, title: str) -> str:
         title=escape(title),
         style=(folder / "page.css").read_text(),
         headline="".join(_figure(*row) for row in _headline(simulation)),
+        tasks=_tasks(simulation),
         timeline_note=escape(_timeline_note(simulation, line)),
         memory_note=escape(_memory_note(len(charts), len(simulation.members))),
         ops="".join(_row(row) for row in top_ops(simulation)[:ROWS]),
@@ -124,6 +130,23 @@ def _row(row: OpTime) -> str:
         f'<tr><td><i class="swatch {kind}"></i><code>{escape(row.name)}</code></td><td>{row.count:,}</td>'
         f"<td>{escape(seconds(row.total))}</td><td>{row.share:.1%}</td>"
         f'<td class="share"><i class="{kind}" style="width:{min(row.share, 1):.2%}"></i></td></tr>'
+    )
+
+
+def _tasks(simulation: Simulation) -> str:
+    """The schedule of a pipeline as a section, its picture with styles of its own; nothing for other programs."""
+    rows = predicted_rows(simulation)
+    if not rows:
+        return ""
+    count = sum(len(row.tasks) for row in rows)
+    if count > MOST_TASKS:
+        return f'<section><h2>Schedule</h2><p class="note">{count:,} tasks are too many to draw.</p></section>'
+    picture = base64.b64encode(chart(rows).encode()).decode()
+    return (
+        '<section><h2>Schedule</h2><p class="note">Each task with its stage, its kind (F forward, I gradients of '
+        "inputs, W gradients of weights) and its microbatch; one device stands for those that do the same.</p>"
+        '<img class="schedule" alt="The tasks of each stage along time" '
+        f'src="data:image/svg+xml;base64,{picture}"></section>'
     )
 
 

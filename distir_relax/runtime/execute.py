@@ -66,7 +66,8 @@ def run_threads(options: RunOptions) -> RunReport:
         if not warm:
             seconds.append(session.seconds)
     traffic = [comm.traffic for comm in session.communicators]
-    report = make_report(bundle.manifest, options.backend, "threads", seconds, traffic)
+    tasks = [comm.progress.tasks for comm in session.communicators]
+    report = make_report(bundle.manifest, options.backend, "threads", seconds, traffic, tasks)
     _write(options, outputs, report)
     return report
 
@@ -110,13 +111,14 @@ def _run_rank(world: World, options: RunOptions) -> RunReport | None:
         if not warm:
             seconds.append(session.seconds)
     traffic = session.communicator.traffic
-    everyone: list[Any] = world.exchange([seconds, traffic.calls, traffic.bytes])
+    everyone: list[Any] = world.exchange([seconds, traffic.calls, traffic.bytes, session.communicator.progress.tasks])
     report = make_report(
         manifest,
         options.backend,
         world.kind,
         [max(times) for times in zip(*(theirs[0] for theirs in everyone), strict=True)],
-        [Traffic(calls, sent) for _, calls, sent in everyone],
+        [Traffic(calls, sent) for _, calls, sent, _ in everyone],
+        [tasks for *_, tasks in everyone],
     )
     with agreed(world):
         if world.rank == 0:

@@ -49,8 +49,8 @@ class Progress:
         self.task = ""
         """The task of a pipeline that the rank does, or else did last: ``1F0`` is a forward of stage 1."""
         self.tasks: list[tuple[str, float, float]] = []
-        """The tasks that the rank has done, each with when it began and ended, by `time.perf_counter`."""
-        self._began = 0.0
+        """The tasks that the rank has done, each with when it began and ended, in seconds from `start`."""
+        self._start = self._began = 0.0
         self._times: dict[int | str, int] = {}
 
     def enter(self, step: int | str, kind: str) -> None:
@@ -63,6 +63,10 @@ class Progress:
         """The rank has done what it entered."""
         self.last, self.current = self.current, None
 
+    def start(self) -> None:
+        """The rank starts its program."""
+        self._start = time.perf_counter()
+
     def begin(self, stage: int, kind: str, microbatch: int) -> None:
         """The rank begins a task."""
         self.task = f"{stage}{kind}{microbatch}"
@@ -70,7 +74,7 @@ class Progress:
 
     def end(self) -> None:
         """The rank has done its task."""
-        self.tasks.append((self.task, self._began, time.perf_counter()))
+        self.tasks.append((self.task, self._began - self._start, time.perf_counter() - self._start))
 
     @property
     def doing(self) -> str:

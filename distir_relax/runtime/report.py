@@ -10,6 +10,9 @@ from typing import Any
 from distir_relax.bundle import Manifest, local_bytes
 from distir_relax.runtime.progress import Traffic
 
+TaskTime = tuple[str, float, float]
+"""A task of a pipeline, such as ``1F0``, with when it began and ended."""
+
 
 @dataclass(frozen=True)
 class RankReport:
@@ -26,7 +29,8 @@ class RankReport:
 class RunReport:
     """A run of all ranks. A step is one call of the program; `step_seconds` is the median of the slowest rank's times.
 
-    Bytes are counted as `Traffic` says, for one step.
+    Bytes are counted as `Traffic` says, for one step. `tasks` are those that each rank did of a pipeline in the last
+    step, with when they began and ended, in seconds from the step's beginning.
     """
 
     name: str
@@ -35,6 +39,7 @@ class RunReport:
     steps: int
     step_seconds: float
     ranks: tuple[RankReport, ...]
+    tasks: tuple[tuple[TaskTime, ...], ...] = ()
 
     def to_json(self) -> dict[str, Any]:
         """The report as plain dicts and lists."""
@@ -61,9 +66,14 @@ class RunReport:
 
 
 def make_report(
-    manifest: Manifest, backend: str, transport: str, seconds: Sequence[float], traffic: Sequence[Traffic]
+    manifest: Manifest,
+    backend: str,
+    transport: str,
+    seconds: Sequence[float],
+    traffic: Sequence[Traffic],
+    tasks: Sequence[Sequence[TaskTime]] = (),
 ) -> RunReport:
-    """The report of a run: `seconds` per step (of the slowest rank), `traffic` of one step per rank."""
+    """The report of a run: `seconds` per step (of the slowest rank), `traffic` and `tasks` of one step per rank."""
     ranks = tuple(
         RankReport(
             rank,
@@ -74,4 +84,5 @@ def make_report(
         )
         for rank, sent in enumerate(traffic)
     )
-    return RunReport(manifest.name, backend, transport, len(seconds), median(seconds), ranks)
+    rows = tuple(tuple((name, begin, end) for name, begin, end in row) for row in tasks)
+    return RunReport(manifest.name, backend, transport, len(seconds), median(seconds), ranks, rows)

@@ -35,6 +35,7 @@ def run_step(
     Only the `outputs` named are brought together, by default all. Raises RunError where the results are not those that
     the bundle names.
     """
+    comm.progress.start()
     start = time.perf_counter()
     results = program(*local)
     comm.finish_sends()
