@@ -15,9 +15,12 @@ from pathlib import Path
 import numpy as np
 import psutil
 import pytest
+import torch
 from handmade import SUM_COLUMNS, example_input, mlp_bundle
 from processes import environment, mpirun, start
+from torch import nn
 
+import distir_relax as dr
 from distir_relax.bundle import write_bundle
 from distir_relax.runtime.launch import find_mpirun, mpirun_command
 
@@ -96,6 +99,28 @@ def test_a_stopped_rank_ends_the_launch_and_is_named(files: Path, where: str, ra
         for other in {0, 1, 2} - {rank}:
             assert f"rank {other} waits in " in done.stderr
     assert not (files / "y.npz").exists()
+
+
+def test_a_stage_that_is_stopped_is_named_with_its_task(files: Path) -> None:
+    torch.manual_seed(0)
+    model = nn.Sequential(*(nn.Linear(3, 3) for _ in range(3)))
+    plan = dr.compile(model, (torch.ones(4, 3),), strategy="1/1/3/4", stages=["1", "2"])
+    plan.save(files / "m.dist", ("torch",))
+    np.savez(files / "x.npz", **{plan.bundle().manifest.divided_inputs[0].name: np.ones((4, 3), np.float32)})
+    program = files / "main.py"
+    program.write_text(
+        "import os, signal\nfrom distir_relax.runtime.messages import Messages\nbegin = Messages.begin\n"
+        "def stop(self, *task):\n    begin(self, *task)\n"
+        "    if task == (1, 'F', 2): os.kill(os.getpid(), signal.SIGSTOP)\n"
+        "Messages.begin = stop\nfrom distir_relax.cli import main\nmain()\n"
+    )
+    done = mpirun(3, program, *arguments(files, "run", "--timeout", "2")[3:])
+    assert done.returncode == 2, done.stderr
+    assert "a rank has waited for more than 2 s" in done.stderr
+    assert "rank 1 says nothing: it is stopped (process" in done.stderr
+    waits = r"rank 2 \(behind task 2F1\) waits in step #\d+ .* = finish_recv\(.*\).*, of task 1F2 of rank 1"
+    assert re.search(waits, done.stderr)
+    assert re.search(r"rank 0 \(behind task 0F3\) waits in ", done.stderr)
 
 
 @pytest.mark.parametrize("command", ["run", "launch"])

@@ -7,7 +7,7 @@ import re
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from distir_relax.ir import Function, Module, called_first, fresh_name, print_op, within
+from distir_relax.ir import Function, Module, Op, called_first, fresh_name, print_op, within
 from distir_relax.lowering.emit.torch_function import Callee, TorchFunction, fixed_values
 from distir_relax.ops import lookup
 
@@ -116,7 +116,7 @@ class _Program:
         for function in functions:
             for op in function.ops:
                 if "step" in op.attrs:
-                    line = json.dumps(_brief(print_op(op)))
+                    line = json.dumps(_brief(print_op(op)) + _of_task(op))
                     whole = line if function is self.main else f"({json.dumps(self.names[function.name])}, {line})"
                     rows.append(f"    {op.attrs['step']}: {whole},\n")
         steps = f"STEPS = {{\n{''.join(rows)}}}\n"
@@ -144,6 +144,14 @@ def _imports(texts: Sequence[str]) -> str:
     }
     found = [line for use, line in imports.items() if any(use in text for text in texts)]
     return "".join([*found, "\n"] if found else [])
+
+
+def _of_task(op: Op) -> str:
+    """Of which task what is sent is: whom a rank waits for in a pipeline."""
+    if "task" not in op.attrs:
+        return ""
+    is_awaited = Trait.FINISHES in lookup(op.name, op.location).traits
+    return f", of task {op.attrs['task']}" + (f" of rank {op.attrs['peer']}" if is_awaited else "")
 
 
 def _brief(line: str) -> str:
