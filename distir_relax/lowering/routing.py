@@ -9,11 +9,12 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from distir_relax.ir import Attribute, DTensorType, Module, Op, Value, mesh_kinds
+from distir_relax.ir import Attribute, DTensorType, Module, Op, TensorType, Value, mesh_kinds
 from distir_relax.layout import R, Routed, Shard, held_intervals
 from distir_relax.lowering.emitter import PlacedEmitter, merge_attrs
 from distir_relax.lowering.redistribution import Move
 from distir_relax.ops import Routing, lookup
+from distir_relax.ops.table import Localize
 from distir_relax.sharding import Transition
 
 
@@ -45,7 +46,19 @@ def _packs(op: Op) -> bool:
         (own,) = moved if len(moved) == 1 else (None,)
         others = sum(isinstance(b, Shard) and b.dim == 0 for _, b in pairs)
         return isinstance(own, Shard) and own.cut is not None and own.cut.is_block and others == 1
-    return split.routing is not None or split.localize is None
+    return split.routing is not None or split.localize is None or _is_told_nothing(op, split.localize)
+
+
+def _is_told_nothing(op: Op, localize: Localize) -> bool:
+    """Whether the op's attributes are the same for another number of rows."""
+    takes, gives = ([_with_more_rows(v.dtensor) for v in values] for values in (op.operands, op.results))
+    told = localize(op.attrs, takes, gives)
+    return all(told[key] == value for key, value in op.attrs.items())
+
+
+def _with_more_rows(kind: DTensorType) -> TensorType:
+    dims = {p.dim for p in kind.placements if isinstance(p, Routed)}
+    return TensorType(tuple(n + 1 if d in dims else n for d, n in enumerate(kind.shape)), kind.dtype)
 
 
 def lower_rows(emitter: PlacedEmitter, op: Op, operands: Sequence[Value], packed: bool) -> Value | None:

@@ -25,6 +25,8 @@ def policies(problem: Problem) -> Iterator[Policy]:
     if problem.split:
         yield Policy(_keys(problem, "IFW", _microbatches, in_turn), patient=True)
         yield Policy(_keys(problem, "WIF", _depths, in_turn))
+        # Weight gradients give back memory that forwards wait for.
+        yield Policy(_keys(problem, "FWI", _microbatches, smallest), patient=True)
 
 
 def _keys(problem: Problem, kinds: str, by: _By, microbatches: list[int]) -> list[int]:
