@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 
 from distir_relax.ir import Function, Module, Op, called_first, fresh_name, print_op, within
 from distir_relax.lowering.emit.torch_function import Callee, TorchFunction, fixed_values
-from distir_relax.ops import lookup
+from distir_relax.ops import Trait, lookup
 
 
 def to_torch(module: Module, name: str) -> dict[str, str]:
