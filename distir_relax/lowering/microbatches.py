@@ -30,6 +30,7 @@ from distir_relax.ir import (
     Output,
     PerRank,
     Value,
+    fresh_name,
     live_ops,
 )
 from distir_relax.layout import DeviceMesh, Shard, held_intervals
@@ -102,12 +103,16 @@ class _Unrolled:
     """The distinct functions that microbatches have of each function."""
     own: dict[tuple[str, int], str] = field(default_factory=dict)
     kinds: dict[str, Kinds] = field(default_factory=dict)
+    names: set[str] = field(init=False)
     turns: dict[str, int] = field(default_factory=dict)
     """After which microbatch each value can be: -1 for what waits for none."""
     places: dict[str, int] = field(default_factory=dict)
     """Where in the program each value stands: a sum right behind its last term, which nothing else may need."""
     couples: dict[str, bool] = field(default_factory=dict)
     """The functions in which microbatches meet: they are written out."""
+
+    def __post_init__(self) -> None:
+        self.names = {f.name for f in self.module.functions}
 
     def run(self, laid_out: Function) -> tuple[tuple[Function, ...], list[Divided]]:
         """All functions, the entry first; `laid_out` is the entry function of the sharded stage."""
@@ -255,7 +260,7 @@ class _Unrolled:
             found = self.functions.setdefault(name, [])
             known = next((f.name for f in found if replace(mine, name=f.name) == f), None)
             if known is None:
-                known = name if not found else f"{name}_{len(found)}"
+                known = name if not found else fresh_name(name, self.names)
                 found.append(replace(mine, name=known))
             self.own[name, index] = known
         return self.own[name, index]

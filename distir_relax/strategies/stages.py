@@ -19,6 +19,7 @@ from distir_relax.errors import DistIRError
 from distir_relax.frontends.imported import Frame
 from distir_relax.ir import BatchDim, Function, Module, Op, Value, written_out
 from distir_relax.ir.regions import Region, form_of, take_out
+from distir_relax.ops import lookup
 from distir_relax.strategies.balance import balanced_cuts
 from distir_relax.strategies.classes import Classes, classes_of
 
@@ -46,11 +47,7 @@ class CutStages:
         main = module.main
         parts = _Parts.of(module, self.separate)
         if len(parts.body) < self.count:
-            raise DistIRError(
-                f"the model has {len(parts.body)} ops with weights that follow each other, which cannot be "
-                f"{self.count} stages",
-                hint="take fewer stages",
-            )
+            raise self._too_few(main, parts)
         firsts = self._named(main, parts.body) if self.boundaries else self._balanced(module, parts.body)
         ends = (*firsts, len(parts.body))
         stages = [
@@ -63,6 +60,18 @@ class CutStages:
         found = take_out(main, list(equal.values()), {f.name for f in module.functions}, parts.roles)
         assert found is not None, "stages follow each other"
         return replace(module, functions=(found[0], *module.functions[1:], *found[1]))
+
+    def _too_few(self, main: Function, parts: _Parts) -> DistIRError:
+        found = f"the model has {len(parts.body)} ops with weights that follow each other"
+        wanted = f"which cannot be {self.count} stages"
+        if parts.meeting is None:
+            return DistIRError(f"{found}, {wanted}", hint="take fewer stages")
+        op = main.ops[parts.meeting]
+        return DistIRError(
+            f"{found}, before microbatches meet in {op.name}, {wanted}",
+            op.location,
+            "take one microbatch, or a model that does not join samples (a batch norm does, in training)",
+        )
 
     def _balanced(self, module: Module, body: Sequence[int]) -> list[int]:
         """Which of the ops of the body each stage but the first begins with, by cost."""
@@ -97,7 +106,8 @@ class CutStages:
         return firsts
 
     def _is_in(self, op: Op, path: str) -> bool:
-        return any(frame.path == path for v in op.results for frame in self.scopes.get(v.name, ()))
+        frames = (frame for v in op.results for frame in self.scopes.get(v.name, ()))
+        return op.location.endswith(f":{path}") or any(frame.path == path for frame in frames)
 
     def _known(self, main: Function, body: Sequence[int]) -> str:
         values = (v.name for number in body for v in main.ops[number].results)
@@ -112,6 +122,8 @@ class _Parts:
 
     body: tuple[int, ...]
     roles: Mapping[str, str]
+    meeting: int | None = None
+    """The first op, of those that weights reach, in which samples meet, where weights are used behind it."""
 
     @staticmethod
     def of(module: Module, separate: bool) -> _Parts:
@@ -123,6 +135,8 @@ class _Parts:
         together: set[str] = set()
         """What is made of several samples, or of what is."""
         body: list[int] = []
+        meeting: int | None = None
+        goes_on = False
         roles: dict[str, str] = {}
         for number, op in enumerate(main.ops):
             names, made = [v.name for v in op.operands], [v.name for v in op.results]
@@ -132,11 +146,14 @@ class _Parts:
                 roles.update(dict.fromkeys(made, "parameter" if is_weighty else "constant"))
                 continue
             varying.update(made)
-            if any(name in together for name in names) or (samples and not all(map(samples.has, op.results))):
+            apart = samples is not None and not all(map(samples.has, op.results))
+            if apart or any(name in together for name in names) or _is_in_place(op):
                 together.update(made)
+                meeting = number if meeting is None and is_weighty else meeting
+                goes_on = goes_on or any(name in weights and name not in varying for name in names)
             elif is_weighty:
                 body.append(number)
-        return _Parts(tuple(body), roles)
+        return _Parts(tuple(body), roles, meeting if goes_on else None)
 
 
 @dataclass(frozen=True, slots=True)
@@ -159,6 +176,11 @@ class _Samples:
     def has(self, value: Value) -> bool:
         name = self.names[value.name]
         return any(self.classes.of(name, dim) in self.owners for dim in range(len(value.tensor.shape)))
+
+
+def _is_in_place(op: Op) -> bool:
+    """Whether an op updates what the program keeps: it is done once, by the entry."""
+    return not op.callee and bool(lookup(op.name, op.location).code.in_place)
 
 
 def _crossing(main: Function, body: Sequence[int]) -> list[int]:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import copy
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -108,3 +110,77 @@ def test_what_cannot_be_cut_says_why(count: int, options: dict[str, Any], messag
     assert message in raised.value.message
     if "no stage" in message:
         assert "layers.0" in (raised.value.hint or "")
+
+
+class Normed(nn.Module):
+    """Samples meet after the first layer."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.norm, self.last = nn.Linear(6, 5), nn.BatchNorm1d(5), nn.Linear(5, 3)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.last(self.norm(self.first(x))).square().mean()
+
+
+def test_where_samples_meet_no_stage_follows() -> None:
+    model, x = Normed().train(), torch.randn(7, 6)
+    with pytest.raises(dr.DistIRError, match=r"ops with weights .*, before microbatches meet in ") as raised:
+        dr.compile_training(model, optimizer=dr.SGD(lr=0.1), example_batch=x, strategy="1/1/9/3")
+    assert "one microbatch" in (raised.value.hint or "")
+    for strategy in ("1/1/2/1", "1/1/2/3"):
+        step = dr.compile_training(model, optimizer=dr.SGD(lr=0.1), example_batch=x, strategy=strategy)
+        expected = Normed().train()
+        expected.load_state_dict(model.state_dict())
+        assert step(x) == pytest.approx(expected(x).item(), rel=1e-6)
+
+
+def test_nodes_of_an_onnx_model_are_boundaries(tmp_path: Path) -> None:
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(6, 5), nn.ReLU(), nn.Linear(5, 4), nn.ReLU(), nn.Linear(4, 3)).eval()
+    x, path = torch.randn(7, 6), tmp_path / "m.onnx"
+    torch.onnx.export(model, (x,), path, dynamo=False, input_names=["x"])
+    plan = dr.compile(path, strategy="1/1/2/3", stages=["/2/Gemm"])
+    calls = [op for op in plan.modules["distributed"].main.ops if op.task]
+    assert [(op.attrs["stage"], op.attrs["microbatch"]) for op in calls] == [
+        (0, 0),
+        (0, 1),
+        (1, 0),
+        (0, 2),
+        (1, 1),
+        (1, 2),
+    ]
+    torch.testing.assert_close(plan(x), model(x))
+
+
+def test_a_skip_over_a_stage_and_a_weight_of_two_stages_are_sent() -> None:
+    class Skips(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.first, self.mid, self.last = (nn.Linear(5, 5, bias=False) for _ in range(3))
+            self.last.weight = self.first.weight
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            first = self.first(x)
+            return (self.last(self.mid(first).tanh()) * first).square().mean()
+
+    torch.manual_seed(0)
+    model, x = Skips().double(), torch.randn(7, 5, dtype=torch.float64)
+    own = copy.deepcopy(model)
+    step = dr.compile_training(
+        model, optimizer=dr.SGD(lr=0.1), example_batch=x, strategy="1/1/3/3", stages=["mid", "last"]
+    )
+    sends = [op for op in step.plan.modules["distributed"].main.ops if op.name == "send"]
+    pairs = {(op.operands[0].placed.devices[0], op.results[0].placed.devices[0]) for op in sends}
+    # Down the stages and back, over the middle one, and the weight and its gradient.
+    assert pairs >= {(0, 1), (1, 2), (0, 2), (2, 0), (2, 1), (1, 0)}
+    for _ in range(3):
+        loss = own(x)
+        own.zero_grad()
+        loss.backward()
+        with torch.no_grad():
+            for p in own.parameters():
+                p -= 0.1 * p.grad
+        assert step(x) == pytest.approx(loss.item(), abs=1e-12)
+    for name, tensor in step.parameters().items():
+        torch.testing.assert_close(tensor, own.get_parameter(name).detach(), rtol=1e-12, atol=1e-12)
