@@ -97,7 +97,8 @@ class _Attempt:
             for op in self.main.ops:
                 if op is self.sort:
                     self.rows[op.results[0].name] = _Rows(known=torch.arange(kind.elements))
-                self._op(op)
+                else:
+                    self._op(op)
             if any(o.value.name in self.rows or o.value.name in self.back for o in self.main.outputs):
                 return None
         except _NeededSorted:
@@ -122,7 +123,7 @@ class _Attempt:
             self._look_up(op)
         elif order.by_number and inside == [0]:
             self._product(op, order.by_number)
-        elif len(op.results) and is_rowwise(op, inside):
+        elif is_rowwise(op, inside):
             self._row_by_row(op, inside)
         else:
             self._sum(op, inside)
@@ -216,7 +217,7 @@ class _Attempt:
         """A sum over all rows is the same in any order."""
         rule = rule_of(op)
         rows = {rule.operands[i][0] for i in inside}
-        if len(rows) != 1 or len(row := next(iter(rows))) != 1 or rule.factors[row[0]].kind == "parallel":
+        if len(rows) != 1 or len(row := next(iter(rows))) != 1:
             raise _NeededSorted
         if rule.factors[row[0]].kind not in ("sum", "max", "min"):
             raise _NeededSorted

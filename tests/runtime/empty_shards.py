@@ -44,6 +44,15 @@ def program(rank: int, ranks: int) -> str:
         f'concat_dim=1, concat_sizes={columns}, step=6}}',
         '%none: f64[0,5] = all_reduce(%nothing) {axis="tp", op="sum", step=7}',
     ]  # fmt: skip
+    # The first rank has the groups of two rows, the second all others.
+    groups = tuple(((0, 2), (2, total))[i] if i < 2 else (total, total) for i in range(ranks))
+    lines += [
+        f'%ids: i64[{total}] = group_numbers() {{count={total}}}',
+        f'%j: f64[{total},5] = rows_to_groups(%b, %ids) '
+        f'{{axis="tp", sizes={rows}, groups={groups}, packed=False, step=8}}',
+        f'%k: f64[{own},5] = rows_from_groups(%j, %ids) '
+        f'{{axis="tp", sizes={rows}, groups={groups}, size={own}, step=9}}',
+    ]  # fmt: skip
     # Around the ring: an even rank sends first, so that no two wait for each other.
     ring = [
         f'%sent: f64[0] = send(%b) {{peer={after}, step={20 + rank}}}',
@@ -58,7 +67,8 @@ def program(rank: int, ranks: int) -> str:
         f'%i: f64[{moved},5] = finish_recv(%coming) {{peer={before}, step={40 + before}}}',
     ]  # fmt: skip
     results = {"a": f"{total},5", "b": f"{own},5", "d": f"{total},5", "e": f"{total},5", "f": f"{moved},5",
-               "g": f"{own},2", "none": "0,5", "h": f"{moved},5", "i": f"{moved},5"}  # fmt: skip
+               "g": f"{own},2", "none": "0,5", "h": f"{moved},5", "i": f"{moved},5",
+               "j": f"{total},5", "k": f"{own},5"}  # fmt: skip
     used = [name for i, name in enumerate(results) if (i + rank) % 3 == 0]
     lines += [f"%{name}.after: f64[{results[name]}] = negative(%{name})" for i, name in enumerate(results)
               if (i + rank) % 3 < 2]  # fmt: skip
