@@ -14,7 +14,8 @@ from tests.runtime.processes import mpirun
 
 STRATEGIES = [
     "3/1/1/1", "3/1/1/1,zero=1", "3/1/1/1,zero=2", "3/1/1/1,zero=3", "3/1/1/1,checkpoint=block",
-    "3/1/1/1,checkpoint=selective", "3/1/1/4", "3/1/1/4,zero=3,checkpoint=block", "1/3/1/1",
+    "3/1/1/1,checkpoint=selective", "3/1/1/4", "3/1/1/4,zero=3,checkpoint=block", "1/3/1/1", "1/1/3/4",
+    "1/1/3/4,schedule=gpipe",
 ]  # fmt: skip
 
 
