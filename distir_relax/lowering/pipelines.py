@@ -7,7 +7,7 @@ places, one after the other.
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import ClassVar
 
@@ -16,7 +16,7 @@ from distir_relax.analysis.tasks import task_times
 from distir_relax.cost.network import seconds_of
 from distir_relax.cost.profile import Profile
 from distir_relax.errors import DistIRError
-from distir_relax.ir import Module, Op, Value
+from distir_relax.ir import Module, Op
 from distir_relax.layout import Collective
 from distir_relax.lowering.order import order_tasks
 from distir_relax.lowering.stages import place_stages
@@ -88,7 +88,7 @@ class Pipeline:
         weights = sum(i.value.placed.local(0).bytes for i in roles.values() if i.role == "parameter")
         for stage in range(count):
             forward = tasks.get((stage, "F", 0))
-            kept.append(sum(_passed(forward, tasks.get((stage, kind, 0))) for kind in "IW"))
+            kept.append(_passed(forward, *(tasks.get((stage, kind, 0)) for kind in "IW")))
             for value in forward.operands if forward else ():
                 if value.name in roles and value.name not in seen:
                     seen.add(value.name)
@@ -104,11 +104,7 @@ def _key(op: Op) -> tuple[int, str, int]:
     return stage, kind, microbatch  # type: ignore[return-value]
 
 
-def _passed(maker: Op | None, user: Op | None) -> int:
-    """The bytes on a device of what one call makes and another uses."""
-    used = {v.name for v in user.operands} if user else set()
-    return sum(v.placed.local(0).bytes for v in _results(maker) if v.name in used)
-
-
-def _results(op: Op | None) -> Sequence[Value]:
-    return op.results if op else ()
+def _passed(maker: Op | None, *users: Op | None) -> int:
+    """The bytes on a device of what one call makes and others use."""
+    used = {v.name for user in users if user for v in user.operands}
+    return sum(v.placed.local(0).bytes for v in (maker.results if maker else ()) if v.name in used)
