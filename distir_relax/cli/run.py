@@ -53,11 +53,11 @@ def run(
     with joined_world(timeout) as world:
         # What cannot be drawn is said before anything runs, by all ranks alike.
         if world is None:
-            draw = _drawing(bundle, profile, trace)
+            draw = _drawing(bundle, backend, profile, trace)
             result: RunReport | None = run_threads(options)
         else:
             try:
-                draw = _drawing(bundle, profile, trace)
+                draw = _drawing(bundle, backend, profile, trace)
                 result = run_rank(world, options)
             except DistIRError as error:
                 _leave(world, error)
@@ -135,10 +135,12 @@ def _summarise(report: RunReport, output: Path | None, table: bool) -> None:
     )
 
 
-def _drawing(bundle: Path, profile: str, path: Path | None) -> Callable[[RunReport], None]:
+def _drawing(bundle: Path, backend: Backend, profile: str, path: Path | None) -> Callable[[RunReport], None]:
     """What draws the tasks of the last step of a run, and above them what is predicted; nothing without `path`."""
     if path is None:
         return lambda report: None
+    if backend is not Backend.torch:
+        raise DistIRError("only the torch backend says when it does its tasks", hint="leave --trace or --backend out")
     from distir_relax.bundle import read_bundle
     from distir_relax.cost.profile import load_profile
     from distir_relax.report.tasks import Row, predicted_rows, write_chart

@@ -17,6 +17,16 @@ def _infer_send(types: Types, attrs: Attrs) -> tuple[TensorType, ...]:
     return (TensorType((0,), types[0].dtype) if "peer" in attrs else types[0],)
 
 
+def _infer_recv(types: Types, attrs: Attrs) -> tuple[TensorType, ...]:
+    return (TensorType(attrs["shape"], attrs["dtype"]),)
+
+
+_RECEIVED = {
+    "shape": "the shape of what comes",
+    "dtype": "its dtype, such as float32",
+    "peer": "the rank that sends it",
+}
+
 define(
     "send",
     Semantics(infer=_infer_send, torch="comm.send({0}, {peer}, step={step})"),
@@ -26,12 +36,8 @@ define(
 define(
     "recv",
     Semantics(
-        infer=lambda types, attrs: (TensorType(attrs["shape"], attrs["dtype"]),),
-        attributes={
-            "shape": "the shape of what comes",
-            "dtype": "its dtype, such as float32",
-            "peer": "the rank that sends it",
-        },
+        infer=_infer_recv,
+        attributes=_RECEIVED,
         torch="comm.recv({shape}, {dtype}, {peer}, step={step})",
     ),
     cost=Cost(flops=no_flops, collective=Collective.SEND),
@@ -53,12 +59,8 @@ define(
 define(
     "start_recv",
     Semantics(
-        infer=lambda types, attrs: (TensorType(attrs["shape"], attrs["dtype"]),),
-        attributes={
-            "shape": "the shape of what comes",
-            "dtype": "its dtype, such as float32",
-            "peer": "the rank that sends it",
-        },
+        infer=_infer_recv,
+        attributes=_RECEIVED,
         torch="comm.start_recv({shape}, {dtype}, {peer}, step={step})",
     ),
     cost=Cost(flops=no_flops, collective=Collective.SEND),
@@ -68,7 +70,7 @@ define(
     "finish_recv",
     Semantics(
         infer=same_type,
-        attributes={"peer": "the rank that sends it"},
+        attributes={"peer": _RECEIVED["peer"]},
         torch="comm.finish_recv({0}, {peer}, step={step})",
     ),
     cost=Cost(flops=no_flops, collective=Collective.SEND),
