@@ -369,6 +369,7 @@ SAMPLES: dict[str, list[Sample]] = {
     "mark_aside": [of("f64[4,6]", placements="S[0]")],
     "redistribute": [of("f64[4,6]", placements="S[0]")],
     "to_place": [of("f64[4,6]", place=1)],
+    "restrict": [of("f64[4,6]")],
     "slices": [of("f64[4,9]", dim=1, intervals=((0, 2), (5, 9)))],
     "pad_tail": [
         of("f64[4,6]", dim=1, blocks=2, size=3, padded=5, value=0.0, rank=2, shape=(4, 6)),
