@@ -25,12 +25,12 @@ def sizes_for(n: int, first: int = 3) -> list[int]:
     return [first, 0, 5, 1, 2, 6, 4][:n]
 
 
-def check_all(comm: Communicator) -> None:
-    """Run every check, on every axis of the mesh."""
+def check_all(comm: Communicator, kinds: tuple[bool, ...] = (False, True)) -> None:
+    """Run every check, on every axis of the mesh, with torch's tensors (False), numpy's (True), or both."""
     for axis, name in enumerate(comm.mesh.axes):
         group = comm.mesh.group(comm.rank, axis)
         me = comm.mesh.coordinates(comm.rank)[axis]
-        for numpy_kind in (False, True):
+        for numpy_kind in kinds:
             _reductions(comm, name, group, me, numpy_kind)
             _movements(comm, name, group, me, numpy_kind)
             _rows_of_groups(comm, name, group, me, numpy_kind)
@@ -115,21 +115,22 @@ def _movements(comm: Communicator, axis: str, group: tuple[int, ...], me: int, n
 
 
 def _rows_of_groups(comm: Any, axis: str, group: tuple[int, ...], me: int, numpy_kind: bool) -> None:
-    """Rows to the ranks that have their groups, and back: evenly, all to one, and of a group that nobody has."""
+    """Rows to the ranks that have their groups, and back: some of a group that nobody has; all to one."""
     sizes = sizes_for(len(group))
     count, own = sum(sizes), slice(sum(sizes[:me]), sum(sizes[: me + 1]))
     ends = list(itertools.accumulate(sizes_for(len(group), 1)))
     groups = tuple(zip([0, *ends[:-1]], ends, strict=True))
-    for ids in (np.arange(count) * 7 % ends[-1], np.full(count, ends[-1] - 1), np.arange(count) % (ends[-1] + 1)):
-        for whole in (values(group[0], (count, 2, 3)), values(group[0], (count,), "int64")):
-            owners = [next((i for i, (a, b) in enumerate(groups) if a <= n < b), -1) for n in ids]
-            wide = np.array(owners).reshape(count, *[1] * (whole.ndim - 1))
-            found = comm.rows_to_groups(_given(whole[own], numpy_kind), _given(ids, numpy_kind), axis, sizes, groups)
-            same(found, np.where(wide == me, whole, 0), numpy_kind)
-            # What a rank holds of rows that are not its own means nothing.
-            held = _given(np.where(wide == me, whole, 77), numpy_kind)
-            back = comm.rows_from_groups(held, _given(ids, numpy_kind), axis, sizes, groups)
-            same(back, np.where(wide >= 0, whole, 0)[own], numpy_kind)
+    cases = ((np.arange(count) * 7 % (ends[-1] + 1), (count, 2), "float32"), (np.full(count, 0), (count,), "int64"))
+    for ids, shape, dtype in cases[numpy_kind:]:
+        whole = values(group[0], shape, dtype)
+        owners = [next((i for i, (a, b) in enumerate(groups) if a <= n < b), -1) for n in ids]
+        wide = np.array(owners).reshape(count, *[1] * (whole.ndim - 1))
+        found = comm.rows_to_groups(_given(whole[own], numpy_kind), _given(ids, numpy_kind), axis, sizes, groups)
+        same(found, np.where(wide == me, whole, 0), numpy_kind)
+        # What a rank holds of rows that are not its own means nothing.
+        held = _given(np.where(wide == me, whole, 77), numpy_kind)
+        back = comm.rows_from_groups(held, _given(ids, numpy_kind), axis, sizes, groups)
+        same(back, np.where(wide >= 0, whole, 0)[own], numpy_kind)
 
 
 def _dtypes(comm: Communicator, axis: str, group: tuple[int, ...], me: int) -> None:

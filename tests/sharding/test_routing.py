@@ -25,7 +25,7 @@ MESHES = [(2,), (3,), (7,), (2, 3)]
 
 
 def mixture(x: str, first: str, second: str, groups: int = GROUPS, count: int = ROWS) -> Module:
-    """Two products with a row by row op between, from layouts of the rows and of both weights."""
+    """Two products with row by row ops between and behind, from layouts of the rows and of both weights."""
     g = Builder()
     f64, i64 = "float64", "int64"
     rows = g.input("x", TensorType((count, WIDTH), f64))
@@ -36,7 +36,8 @@ def mixture(x: str, first: str, second: str, groups: int = GROUPS, count: int = 
     numbers = g.emit("group_numbers", count=groups)
     sent = g.emit("dispatch_rows", rows, ids, numbers)
     hidden = g.emit("tanh", g.emit("routed_matmul", sent, w1, ids, numbers, count=groups))
-    found = g.emit("routed_matmul", hidden, w2, ids, numbers, count=groups)
+    # Of the zeros in the rows of others the cosine makes ones.
+    found = g.emit("cos", g.emit("routed_matmul", hidden, w2, ids, numbers, count=groups))
     back = g.emit("combine_rows", found, ids, numbers)
     return Module("global", (g.function("main", [("y", g.emit("multiply", back, rows))]),))
 
