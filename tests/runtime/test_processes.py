@@ -42,7 +42,7 @@ def check_answer(folder: Path, sizes: list[int]) -> None:
 
 @pytest.mark.parametrize(("n", "meshes"), [(3, ["3"]), (6, ["6", "2x3", "3x2"])])
 def test_every_collective_under_mpirun(n: int, meshes: list[str]) -> None:
-    done = mpirun(n, MAIN, *meshes)
+    done = mpirun(n, MAIN, *meshes, limit=120)
     assert done.returncode == 0, done.stderr
     assert sorted(done.stdout.split("\n")) == sorted(["", *(f"rank {r} of {n} (mpi) right" for r in range(n))])
 
