@@ -81,7 +81,7 @@ class _Places:
 
     def _choose(self, op: Op, known: Sequence[Value]) -> int:
         """Where an op runs whose operands are at several places: at what it updates, or else at the largest."""
-        if lookup(op.name, op.location).code.in_place if not op.callee else False:
+        if not op.callee and lookup(op.name, op.location).code.in_place:
             known = [v for v in known if v is op.operands[0]] or known
         return min((-v.placed.local(0).bytes, self.of[v.name]) for v in known)[1]
 
