@@ -17,7 +17,7 @@ from distir_relax.analysis.simulation import Called, Change, Event, Peak, Simula
 from distir_relax.analysis.work import Bytes, Planner, Work
 from distir_relax.cost.profile import Profile
 from distir_relax.errors import ProfileError, VerificationError
-from distir_relax.ir import Function, Module, Op, Value
+from distir_relax.ir import Function, Module, Op, Value, uncollected
 from distir_relax.ops import lookup
 
 
@@ -37,6 +37,11 @@ def simulate_module(module: Module, profile: Profile) -> Simulation:
             f"the program uses {len(classes.of)} devices, the profile {profile.name} has {profile.devices}",
             hint="give a profile of more devices or nodes",
         )
+    with uncollected():
+        return _simulated(module, profile, classes)
+
+
+def _simulated(module: Module, profile: Profile, classes: DeviceClasses) -> Simulation:
     domain = _Simulator(module, profile, classes)
     main = module.main
     frame = domain.enter(main, None, [0] * (classes.count * domain.streams), (False,) * len(main.outputs))
