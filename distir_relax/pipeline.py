@@ -115,7 +115,9 @@ def _strategy_passes(
         if chosen.zero > 1:
             passes.append(ShardGradients(chosen))
     if chosen.microbatches > 1:
+        pipeline = (chosen.schedule, chosen.pipeline, chosen.microbatches, chosen.chunks)
         passes.append(Microbatches(chosen.microbatches, hazards))
+        passes.append(AccumulateInCalls(*(pipeline if chosen.pipeline > 1 else ())))
     if training is not None and chosen.zero == 1:
         passes.append(ShardGradients(chosen))
     if chosen.zero:

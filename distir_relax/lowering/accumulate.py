@@ -28,6 +28,8 @@ from distir_relax.ir import (
     value_names,
 )
 from distir_relax.ops import Trait, lookup
+from distir_relax.schedules import Order, order_of, schedule_named
+from distir_relax.sharding.whole import asks_for_nothing
 
 Adding = tuple[tuple[int, str, bool], ...]
 """What is added to the outputs of a function: for each its number, the op by name, and whether the sum comes first."""
@@ -35,18 +37,49 @@ Adding = tuple[tuple[int, str, bool], ...]
 
 @dataclass(frozen=True, slots=True)
 class AccumulateInCalls:
-    """The pass: distributed stage in and out. Sums of what calls give are made by the functions that are called."""
+    """The pass: global or distributed stage, in and out. Sums of what calls give are made by the functions called.
 
-    takes: ClassVar[tuple[str, ...]] = ("distributed",)
-    gives: ClassVar[str] = "distributed"
+    At the global stage that is done where nothing is split: a sum that is pending along a mesh axis would be reduced in
+    each call. For a pipeline, `schedule`, `ranks`, `microbatches` and `chunks` are its own: where its order depends on
+    times, or is not that of microbatches, the sums are left to `Pipeline`.
+    """
+
+    takes: ClassVar[tuple[str, ...]] = ("global", "distributed")
+    gives: ClassVar[str] = ""
+    schedule: str = ""
+    ranks: int = 1
+    microbatches: int = 1
+    chunks: int = 1
 
     def run(self, module: Module) -> Module:
         """See `accumulate_in_calls`."""
+        if module.stage == "global" and not (module.meshes and asks_for_nothing(module, module.meshes[0])):
+            return module
+        if self.schedule:
+            if schedule_named(self.schedule).weights == "either":
+                return module
+            if not is_in_turn(order_of(self.schedule, self.ranks, self.microbatches, self.chunks)):
+                return module
         return accumulate_in_calls(module)
 
 
+def is_in_turn(order: Order) -> bool:
+    """Whether each stage does its tasks of each kind one microbatch after the other.
+
+    A task that takes the sum so far waits for the one of the microbatch before.
+    """
+    last: dict[tuple[int, str], int] = {}
+    for tasks in order.tasks:
+        for task in tasks:
+            key = task.stage, task.kind
+            if last.get(key, -1) > task.microbatch:
+                return False
+            last[key] = task.microbatch
+    return True
+
+
 def accumulate_in_calls(module: Module) -> Module:
-    """A module of the distributed stage whose entry adds up nothing of what calls give, as far as they can.
+    """A module of the global or distributed stage whose entry adds up nothing of what calls give, as far as they can.
 
     An op goes into a call if one operand is what only it uses of the call, and the other what an earlier call gives at
     the same place, or the sum of such. Tasks of unlike stages are not made to wait for each other.
@@ -137,7 +170,7 @@ def _kind_of_task(call: Op) -> tuple[object, object]:
 
 def _is_sum(op: Op) -> bool:
     """Whether an op takes two values of one type, element by element, and gives one of that type."""
-    types = {v.placed for v in (*op.operands, *op.results)}
+    types = {v.type for v in (*op.operands, *op.results)}
     return len(op.results) == 1 and len(types) == 1 and not op.attrs and Trait.POINTWISE in lookup(op.name).traits
 
 

@@ -18,7 +18,7 @@ from distir_relax.cost.profile import Profile
 from distir_relax.errors import DistIRError
 from distir_relax.ir import Module, Op
 from distir_relax.layout import Collective
-from distir_relax.lowering.accumulate import accumulate_in_calls
+from distir_relax.lowering.accumulate import accumulate_in_calls, is_in_turn
 from distir_relax.lowering.order import order_tasks
 from distir_relax.lowering.stages import place_stages
 from distir_relax.schedules import Memory, Order, Times, order_of, schedule_named
@@ -48,8 +48,7 @@ class Pipeline:
         """The module with its stages at their places, in order."""
         summed = accumulate_in_calls(module)
         order = self._order(summed)
-        # A task that takes the sum so far waits for the one of the microbatch before.
-        chosen = summed if _is_in_turn(order) else module
+        chosen = summed if is_in_turn(order) else module
         return order_tasks(place_stages(chosen, order.rank_of), order)
 
     def _order(self, module: Module) -> Order:
@@ -101,18 +100,6 @@ class Pipeline:
         most = max(sum(held[place :: self.ranks]) for place in range(self.ranks))
         share = (lasting + weights) / weights if weights else 0.0
         return Memory(max(0.0, profile.memory - most * share), kept)
-
-
-def _is_in_turn(order: Order) -> bool:
-    """Whether each stage does its tasks of each kind one microbatch after the other."""
-    last: dict[tuple[int, str], int] = {}
-    for tasks in order.tasks:
-        for task in tasks:
-            key = task.stage, task.kind
-            if last.get(key, -1) > task.microbatch:
-                return False
-            last[key] = task.microbatch
-    return True
 
 
 def _key(op: Op) -> tuple[int, str, int]:
