@@ -307,10 +307,12 @@ class _Simulator(Domain[Handle]):
         called = Called(op, inner.events, inner.changes, base)
         frame.events.append(called)
         frame.changes.append(called)
-        for place, (before, after) in enumerate(zip(summary.began, inner.clocks, strict=True)):
-            if after != before:
-                frame.clocks[place] = base + after
-        for c in self.planner.present(inner.devices or ()):
+        present = self.planner.present(inner.devices or ())
+        for c in present:
+            for place in range(c, len(inner.clocks), frame.classes):
+                if inner.clocks[place] != summary.began[place]:
+                    frame.clocks[place] = base + inner.clocks[place]
+        for c in present:
             peak = inner.peaks[c]
             if frame.total[c] + peak.bytes > frame.peaks[c].bytes:
                 split = tuple(a + b for a, b in zip(frame.live[c], peak.split, strict=True))
