@@ -11,11 +11,9 @@ An `Observer` sees the program after each pass: that is how verification, times,
 
 from __future__ import annotations
 
-import gc
 import os
 import time
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -24,9 +22,9 @@ from distir_relax.cost.profile import Profile, load_profile
 from distir_relax.errors import DistIRError, VerificationError
 from distir_relax.frontends.imported import Frame
 from distir_relax.frontends.outline import Outline
-from distir_relax.ir import Inline, Module, Pass, name_of, print_module, print_pass, verify
+from distir_relax.ir import Inline, Module, Pass, name_of, print_module, print_pass, uncollected, verify
 from distir_relax.layout import DeviceMesh
-from distir_relax.lowering import FuseLocal, Microbatches, Pipeline, Project, ToDistIR, ToPlaces
+from distir_relax.lowering import AccumulateInCalls, FuseLocal, Microbatches, Pipeline, Project, ToDistIR, ToPlaces
 from distir_relax.ops import check
 from distir_relax.optimizers import MasterWeights, Optimize, Optimizer
 from distir_relax.sharding import ApplyShardings, DelayReductions, Hazards, Propagate, remarks
@@ -89,6 +87,8 @@ def compile_passes(
         passes.append(ApplyShardings(shardings, mesh, names or {}, unused))
     cut: tuple[Pass, ...] = ()
     placed: tuple[Pass, ...] = (ToPlaces(places),) if places > 1 else ()
+    if strategy is not None and strategy.microbatches > 1:
+        placed = (AccumulateInCalls(), *placed)
     if strategy is not None and strategy.pipeline > 1:
         machine = profile or load_profile(DEFAULT_PROFILE)
         count = strategy.pipeline * strategy.chunks
@@ -115,7 +115,9 @@ def _strategy_passes(
         if chosen.zero > 1:
             passes.append(ShardGradients(chosen))
     if chosen.microbatches > 1:
+        pipeline = (chosen.schedule, chosen.pipeline, chosen.microbatches, chosen.chunks)
         passes.append(Microbatches(chosen.microbatches, hazards))
+        passes.append(AccumulateInCalls(*(pipeline if chosen.pipeline > 1 else ())))
     if training is not None and chosen.zero == 1:
         passes.append(ShardGradients(chosen))
     if chosen.zero:
@@ -148,20 +150,8 @@ def run_passes(module: Module, passes: Sequence[Pass], observers: Iterable[Obser
     looking = tuple(observers)
     for observer in looking:
         observer.end(0, None, module, 0.0)
-    with _uncollected():
+    with uncollected():
         return _run(module, passes, looking)
-
-
-@contextmanager
-def _uncollected() -> Iterator[None]:
-    """Without looking for cycles of garbage, which would take half of the time: passes make many objects, no cycles."""
-    enabled = gc.isenabled()
-    gc.disable()
-    try:
-        yield
-    finally:
-        if enabled:
-            gc.enable()
 
 
 def _run(module: Module, passes: Sequence[Pass], looking: tuple[Observer, ...]) -> Module:

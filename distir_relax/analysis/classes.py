@@ -87,7 +87,7 @@ class DeviceClasses:
             if (function.name, id(onto)) in seen:
                 return
             seen.add((function.name, id(onto)))
-            for kind in _types(function):
+            for kind in {id(kind): kind for kind in _types(function)}.values():
                 devices = self.mapped(kind.devices, onto)
                 facts.sets[id(devices)] = devices
                 for size in kind.shape:
@@ -96,7 +96,9 @@ class DeviceClasses:
             for op in function.ops:
                 if op.callee:
                     inner: Devices = op.attrs["devices"]  # type: ignore[assignment]
-                    visit(self.module.function(op.callee), self.mapped(inner, onto))
+                    where = self.mapped(inner, onto)
+                    if (op.callee, id(where)) not in seen:
+                        visit(self.module.function(op.callee), where)
                     continue
                 entry = lookup(op.name, op.location)
                 if Trait.COMMUNICATES not in entry.traits:

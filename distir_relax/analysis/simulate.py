@@ -17,7 +17,7 @@ from distir_relax.analysis.simulation import Called, Change, Event, Peak, Simula
 from distir_relax.analysis.work import Bytes, Planner, Work
 from distir_relax.cost.profile import Profile
 from distir_relax.errors import ProfileError, VerificationError
-from distir_relax.ir import Function, Module, Op, Value
+from distir_relax.ir import Function, Module, Op, Value, uncollected
 from distir_relax.ops import lookup
 
 
@@ -37,6 +37,11 @@ def simulate_module(module: Module, profile: Profile) -> Simulation:
             f"the program uses {len(classes.of)} devices, the profile {profile.name} has {profile.devices}",
             hint="give a profile of more devices or nodes",
         )
+    with uncollected():
+        return _simulated(module, profile, classes)
+
+
+def _simulated(module: Module, profile: Profile, classes: DeviceClasses) -> Simulation:
     domain = _Simulator(module, profile, classes)
     main = module.main
     frame = domain.enter(main, None, [0] * (classes.count * domain.streams), (False,) * len(main.outputs))
@@ -302,10 +307,12 @@ class _Simulator(Domain[Handle]):
         called = Called(op, inner.events, inner.changes, base)
         frame.events.append(called)
         frame.changes.append(called)
-        for place, (before, after) in enumerate(zip(summary.began, inner.clocks, strict=True)):
-            if after != before:
-                frame.clocks[place] = base + after
-        for c in self.planner.present(inner.devices or ()):
+        present = self.planner.present(inner.devices or ())
+        for c in present:
+            for place in range(c, len(inner.clocks), frame.classes):
+                if inner.clocks[place] != summary.began[place]:
+                    frame.clocks[place] = base + inner.clocks[place]
+        for c in present:
             peak = inner.peaks[c]
             if frame.total[c] + peak.bytes > frame.peaks[c].bytes:
                 split = tuple(a + b for a, b in zip(frame.live[c], peak.split, strict=True))

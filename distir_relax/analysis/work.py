@@ -71,6 +71,7 @@ class Planner:
     _present: dict[int, tuple[int, ...]] = field(default_factory=dict)
     _times: dict[object, int] = field(default_factory=dict)
     _firsts: dict[tuple[str, int], list[Devices]] = field(default_factory=dict)
+    _works: dict[object, Work] = field(default_factory=dict)
 
     def present(self, devices: Devices) -> tuple[int, ...]:
         """The classes of a device set."""
@@ -107,12 +108,23 @@ class Planner:
         `made_on` has the stream of the function's values that are made on one. `lasting`: an operand is a weight or a
         gradient.
         """
+        # Ops of equal types are alike, whatever task what they send is of.
+        attrs = tuple([item for item in op.attrs.items() if item[0] != "task"])
+        kinds = tuple([id(v.type) for v in (*op.operands, *op.results)])
+        joins = bool(op.operands) and op.operands[0].name in made_on
+        key = (op.name, attrs, kinds, id(onto), joins, lasting)
+        found = self._works.get(key)
+        if found is None:
+            found = self._works[key] = self._plan(op, onto, joins, lasting)
+        return found
+
+    def _plan(self, op: Op, onto: Devices | None, is_on_stream: bool, lasting: bool) -> Work:
         entry = lookup(op.name, op.location)
         results = [v.placed for v in op.results]
         devices = self.classes.mapped(results[0].devices, onto)
         makes = tuple(None if entry.shares_storage else self.bytes_of(v, onto) for v in op.results)
         if Trait.WAIT in entry.traits:
-            joins = self.present(devices) if op.operands[0].name in made_on else ()
+            joins = self.present(devices) if is_on_stream else ()
             return Work((), makes, (), COMMUNICATION, 0, 0, joins)
         stream = self.streams[str(op.attrs["stream"])] if "stream" in op.attrs else 0
         if Trait.COMMUNICATES in entry.traits:

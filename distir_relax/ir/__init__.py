@@ -1,5 +1,6 @@
 """What a program is: types, ops, functions, their text form, and the rules they obey."""
 
+from distir_relax.ir.garbage import uncollected
 from distir_relax.ir.inline import (
     Inline,
     Instance,
@@ -102,6 +103,7 @@ __all__ = [
     "print_op",
     "print_pass",
     "print_records",
+    "uncollected",
     "value_names",
     "verify",
     "verify_no_recursion",

@@ -6,6 +6,7 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from distir_relax.lowering.accumulate import AccumulateInCalls
     from distir_relax.lowering.microbatches import Microbatches
     from distir_relax.lowering.pipelines import Pipeline
     from distir_relax.lowering.places import ToPlaces
@@ -13,10 +14,11 @@ if TYPE_CHECKING:
     from distir_relax.lowering.ranked.fuse import FuseLocal
     from distir_relax.lowering.to_distir import ToDistIR
 
-__all__ = ["FuseLocal", "Microbatches", "Pipeline", "Project", "ToDistIR", "ToPlaces"]
+__all__ = ["AccumulateInCalls", "FuseLocal", "Microbatches", "Pipeline", "Project", "ToDistIR", "ToPlaces"]
 
 # A rank imports the emission from here, and must not pay for the compiler.
 _HOMES = {
+    "AccumulateInCalls": "distir_relax.lowering.accumulate",
     "FuseLocal": "distir_relax.lowering.ranked.fuse",
     "Microbatches": "distir_relax.lowering.microbatches",
     "Pipeline": "distir_relax.lowering.pipelines",

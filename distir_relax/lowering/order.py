@@ -78,16 +78,20 @@ class _Sorted:
     position: dict[int, int] = field(default_factory=dict)
     """Where each task comes."""
     keys: dict[int, Key] = field(default_factory=dict)
+    needs: list[list[int]] = field(default_factory=list)
+    """The ops that each op waits for."""
 
     def function(self) -> Function:
         ops = self.main.ops
         for number, op in enumerate(ops):
-            self.made.update((v.name, number) for v in op.results)
-            for need in self._needs(number):
+            for value in op.results:
+                self.made[value.name] = number
+            self.needs.append([self.made[v.name] for v in op.operands if v.name in self.made])
+            for need in self.needs[-1]:
                 self.users[need].append(number)
         self._tasks_in_turn()
         for number in range(len(ops)):
-            self.after[number] = max((self._done(need) for need in self._needs(number)), default=-1)
+            self.after[number] = max((self._done(need) for need in self.needs[number]), default=-1)
         feeding = {number for number, op in enumerate(ops) if _is_sent_beside(op)}
         """What is sent, and what becomes that without another task."""
         for number in reversed(range(len(ops))):
@@ -106,12 +110,9 @@ class _Sorted:
         order = sorted(range(len(ops)), key=lambda number: (self.keys[number], number))
         return replace(self.main, ops=tuple(ops[number] for number in order))
 
-    def _needs(self, number: int) -> list[int]:
-        return [self.made[v.name] for v in self.main.ops[number].operands if v.name in self.made]
-
     def _tasks_in_turn(self) -> None:
         """Give tasks their places: in the order of the schedule, but for those that are not ready."""
-        waiting = {number: len(set(self._needs(number))) for number in range(len(self.main.ops))}
+        waiting = {number: len(set(needs)) for number, needs in enumerate(self.needs)}
         ready = [(self.wanted.get(number, -1), number) for number, count in waiting.items() if not count]
         heapq.heapify(ready)
         while ready:

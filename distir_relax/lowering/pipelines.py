@@ -18,6 +18,7 @@ from distir_relax.cost.profile import Profile
 from distir_relax.errors import DistIRError
 from distir_relax.ir import Module, Op
 from distir_relax.layout import Collective
+from distir_relax.lowering.accumulate import accumulate_in_calls, is_in_turn
 from distir_relax.lowering.order import order_tasks
 from distir_relax.lowering.stages import place_stages
 from distir_relax.schedules import Memory, Order, Times, order_of, schedule_named
@@ -45,8 +46,10 @@ class Pipeline:
 
     def run(self, module: Module) -> Module:
         """The module with its stages at their places, in order."""
-        order = self._order(module)
-        return order_tasks(place_stages(module, order.rank_of), order)
+        summed = accumulate_in_calls(module)
+        order = self._order(summed)
+        chosen = summed if is_in_turn(order) else module
+        return order_tasks(place_stages(chosen, order.rank_of), order)
 
     def _order(self, module: Module) -> Order:
         shape = (self.schedule, self.ranks, self.microbatches, self.chunks)

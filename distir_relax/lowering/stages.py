@@ -131,6 +131,8 @@ class _Writer:
     lasting: set[str] = field(default_factory=set)
     """The values in whose storage the program may write: weights, and views of them."""
     devices: dict[int, tuple[int, ...]] = field(default_factory=dict)
+    kinds: dict[tuple[int, int], tuple[PlacedType, PlacedType]] = field(default_factory=dict)
+    """Each type at each place, with the type itself, by which it is looked up."""
 
     def function(self) -> Function:
         given = self.main
@@ -218,7 +220,10 @@ class _Writer:
 
     def _moved(self, value: Value, place: int, name: str) -> Value:
         kind = value.placed
-        return Value(name, replace(kind, devices=self._on(kind.devices, place)))
+        key = id(kind), place
+        if key not in self.kinds:
+            self.kinds[key] = kind, replace(kind, devices=self._on(kind.devices, place))
+        return Value(name, self.kinds[key][1])
 
     def _on(self, devices: tuple[int, ...], place: int) -> tuple[int, ...]:
         """Devices of the first place, at another. Sets that are equal are one object: they are looked up by it."""

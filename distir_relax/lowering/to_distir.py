@@ -158,6 +158,8 @@ class _Lowering:
         return results
 
     def _fillings(self, value: Value) -> Fillings:
+        if not self.tails.filling:
+            return (None,) * len(self.mesh.shape)
         return tuple(self.tails.filling.get((value.name, axis)) for axis in range(len(self.mesh.shape)))
 
     def _fill(self, value: Value, fillings: Fillings) -> None:

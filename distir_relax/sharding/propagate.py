@@ -39,6 +39,7 @@ from distir_relax.sharding.choice import FactorChoice, Placed, divides
 from distir_relax.sharding.factors import Factoring, factorize, is_annotation
 from distir_relax.sharding.routing import worked_on
 from distir_relax.sharding.spread import spread
+from distir_relax.sharding.whole import asks_for_nothing, laid_out_whole
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,6 +67,9 @@ class Propagate:
                 "the model has no annotation and no mesh was given",
                 hint="mark a tensor with annotate_sharding(tensor, mesh, placement), or pass mesh= and shardings=",
             )
+        if asks_for_nothing(module, mesh):
+            whole_functions = laid_out_whole(module, mesh)
+            return without_unused_outputs(Module("sharded", whole_functions, (mesh,), records=module.records))
         whole = written_out(module, module.main)
         factoring = factoring or factorize(whole.function)
         wanted = spread(whole.function, factoring, mesh)

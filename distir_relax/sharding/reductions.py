@@ -53,6 +53,8 @@ class DelayReductions:
 
     def run(self, module: Module) -> Module:
         """Move every reduction as late as is legal and no dearer; out of functions, too, to where they are called."""
+        if not any(_is_redistribution(op) for function in module.functions for op in function.ops):
+            return module
         known = spread(module, self.hazards)
         names = {f.name: value_names(f) for f in module.functions}
         left: dict[str, dict[int, Op]] = {}

@@ -71,8 +71,8 @@ def stretches(g: Builder, parts: Sequence[Value], rows: Rows) -> list[Value]:
 
 def _sum(g: Builder, parts: Sequence[Value], op: str) -> Value:
     total = parts[0]
-    for part in parts[1:]:
-        total = g.emit(_JOINED_BY[op], total, part)
+    for number, part in enumerate(parts[1:]):
+        total = g.again(g.ops[-1], total, part) if number else g.emit(_JOINED_BY[op], total, part)
     if op == "mean":
         total = g.emit("divide", total, g.constant(float(len(parts)), total.tensor.dtype))
     return total

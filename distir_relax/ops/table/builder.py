@@ -61,6 +61,12 @@ class Builder:
         self.ops.append(Op(name, operands, results, attrs, self.location))
         return results[0] if len(results) == 1 else results
 
+    def again(self, op: Op, *operands: Value) -> Value:
+        """Like `emit` of an op of one result that is there already, on other operands of the same types."""
+        result = Value(self.fresh(self.hint or op.name.rsplit(".", 1)[-1]), op.results[0].type)
+        self.ops.append(Op(op.name, operands, (result,), op.attrs, self.location))
+        return result
+
     def aten(self, spelling: str, *args: Any, **kwargs: Any) -> Any:
         """What an ATen op gives for these arguments, as its conversion writes it: ``g.aten("relu.default", x)``."""
         convert = lookup_aten(spelling)
