@@ -115,7 +115,11 @@ def passes(imported: Imported, shape: tuple[int, ...], outline: bool) -> Times:
         shardings["input_ids"] = "S[0], R"
     stages = Stages()
     scopes = imported.scopes if outline else None
-    run_passes(imported.module, compile_passes(mesh, "ragged", shardings, imported.names, scopes), (stages,))
+    run_passes(
+        imported.module,
+        compile_passes(mesh, "ragged", shardings, imported.names, scopes, scopes is not None),
+        (stages,),
+    )
     return stages.seconds
 
 

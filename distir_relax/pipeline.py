@@ -59,7 +59,7 @@ def compile_passes(
     shardings: Mapping[str, str] | None = None,
     names: Mapping[str, str] | None = None,
     scopes: Mapping[str, tuple[Frame, ...]] | None = None,
-    outline: bool = True,
+    outline: bool = False,
     unused: frozenset[str] = frozenset(),
     places: int = 1,
     hazards: Hazards = Hazards(),  # noqa: B008 (it is frozen)

@@ -24,7 +24,7 @@ def stages(tail: str, module: Module) -> dict[str, Module]:
     """An example on two ranks after each pass, by the name of its golden text."""
     names = ("propagated", "delayed", f"distributed_{tail}", f"ranked_{tail}", f"fused_{tail}")
     kept = Kept()
-    run_passes(module, compile_passes(DeviceMesh((2,), ("tp",)), tail, outline=False), [kept, Verify()])
+    run_passes(module, compile_passes(DeviceMesh((2,), ("tp",)), tail), [kept, Verify()])
     return dict(zip(names, kept.modules, strict=True))
 
 
