@@ -245,16 +245,19 @@ class _Simulator(Domain[Handle]):
         # Storage that is used for the last time in this call is the function's to free.
         ends: dict[int, int] = {}
         for handle, gone in zip(operands, last, strict=True):
-            ends[id(handle)] = ends.get(id(handle), 0) + gone
+            if gone:
+                ends[id(handle)] = ends.get(id(handle), 0) + 1
         first: dict[int, int] = {}
         # Only what lies on the devices of the call is freed there; a view may be of more than the operand's type.
         shape = tuple(
-            (
-                first.setdefault(id(h), i),
-                h.category,
-                self.planner.parted(h.bytes, devices)[0] if h.freeable and ends[id(h)] == h.users else None,
-            )
-            for i, h in enumerate(operands)
+            [
+                (
+                    first.setdefault(id(h), i),
+                    h.category,
+                    self.planner.parted(h.bytes, devices)[0] if h.freeable and ends.get(id(h)) == h.users else None,
+                )
+                for i, h in enumerate(operands)
+            ]
         )
         outputs = tuple(v.name in frame.gradients for v in op.results)
         key = (callee.name, id(devices), tuple(clocks), shape, outputs)

@@ -139,6 +139,7 @@ class _Sum:
 def _moved(main: Function) -> dict[str, _Sum]:
     """The sums that go into calls, by name."""
     uses = count_uses(main)
+    added = {v.name for op in main.ops if len(op.operands) == 2 and not op.callee for v in op.operands}
     made: dict[str, tuple[int, int]] = {}
     """Of what calls give, and sums of that: by which op of the entry it is made, and at which place there."""
     plain: set[str] = set()
@@ -146,8 +147,10 @@ def _moved(main: Function) -> dict[str, _Sum]:
     found: dict[str, _Sum] = {}
     for number, op in enumerate(main.ops):
         if op.callee:
-            made.update((value.name, (number, i)) for i, value in enumerate(op.results))
-            plain.update(value.name for value in op.results)
+            for i, value in enumerate(op.results):
+                if value.name in added:
+                    made[value.name] = number, i
+                    plain.add(value.name)
             continue
         if len(op.operands) != 2 or not all(v.name in made and uses[v.name] == 1 for v in op.operands):
             continue

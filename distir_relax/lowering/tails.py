@@ -127,6 +127,8 @@ class Tails:
 
     def note_constant(self, value: Value, number: float, axes: int) -> None:
         """A scalar constant is the same number everywhere, also beside a filling."""
+        if self.mode == "ragged":
+            return
         for axis in range(axes):
             self.filling[value.name, axis] = number
 

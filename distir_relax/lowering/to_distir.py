@@ -24,6 +24,7 @@ from distir_relax.ir import (
     PerRank,
     PlacedType,
     Size,
+    Type,
     Value,
     fresh_name,
     held_size,
@@ -83,10 +84,20 @@ class _Program:
     packed: bool = False
     """Whether what lies with its group may take as much room as it needs (`routing.packs`)."""
     callees: dict[object, _Callee] = field(default_factory=dict)
+    numbers: dict[Type, int] = field(default_factory=dict)
+    """Equal types have the same number."""
+    known: dict[int, tuple[Type, int]] = field(default_factory=dict)
+    """The numbers of types that were looked up already, with the types, by identity: values share them."""
+
+    def number(self, kind: Type) -> int:
+        found = self.known.get(id(kind))
+        if found is None:
+            found = self.known[id(kind)] = kind, self.numbers.setdefault(kind, len(self.numbers))
+        return found[1]
 
     def callee(self, name: str, operands: list[Value], fillings: list[Fillings]) -> _Callee:
         """A function as it is lowered for these operands."""
-        key = (name, tuple(v.type for v in operands), tuple(fillings))
+        key = (name, tuple([self.number(v.type) for v in operands]), tuple(fillings))
         if key not in self.callees:
             lowering = _Lowering(self, self.module.function(name), fresh_name(name, self.names))
             self.callees[key] = lowering.callee(operands, fillings)

@@ -72,12 +72,15 @@ class _Search:
     ways: dict[tuple[int, int, Split], list[tuple[int, Split, Atom]]] = field(default_factory=dict)
     cut_by: dict[tuple[int, Slot], str] = field(default_factory=dict)
     """Who gave the sizes of a class along an axis, when somebody did."""
+    stored: frozenset[str] = field(init=False)
+    """The names of inputs."""
     chunks: set[tuple[int, Slot]] = field(default_factory=set)
     """The classes that are to be cut into blocks of equal size along an axis."""
 
     def __post_init__(self) -> None:
         values = [i.value for i in self.function.inputs] + [v for op in self.function.ops for v in op.results]
         axes = len(self.mesh.shape)
+        self.stored = frozenset(item.value.name for item in self.function.inputs)
         self.wanted = Wanted({v.name: [None] * axes for v in values}, {}, [{} for _ in range(axes)])
         users: dict[str, list[tuple[int, int]]] = defaultdict(list)
         for number, op in enumerate(self.function.ops):
@@ -116,7 +119,7 @@ class _Search:
                 )
 
     def _is_stored(self, name: str) -> bool:
-        return any(item.value.name == name for item in self.function.inputs)
+        return name in self.stored
 
     def _cut(self, slot: Slot, axis: int, placement: Placement, where: str) -> None:
         assert isinstance(placement, Shard)

@@ -63,6 +63,8 @@ class _Program:
     callees: dict[str, _Callee] = field(default_factory=dict)
     """The functions that are called, each behind those that it calls."""
     kinds: dict[TensorType, DTensorType] = field(default_factory=dict)
+    known: dict[int, tuple[TensorType, DTensorType]] = field(default_factory=dict)
+    """The types that were looked up already, by identity: values share them."""
 
     def body(self, function: Function) -> tuple[tuple[Op, ...], dict[str, Value]]:
         """The ops of a function without its marks, and what stands for each of its values."""
@@ -81,10 +83,13 @@ class _Program:
         return tuple(ops), values
 
     def _whole(self, value: Value) -> Value:
-        kind = value.tensor
-        if kind not in self.kinds:
-            self.kinds[kind] = DTensorType(kind.shape, kind.dtype, (R,) * self.axes)
-        return Value(value.name, self.kinds[kind])
+        found = self.known.get(id(value.type))
+        if found is None:
+            kind = value.tensor
+            if kind not in self.kinds:
+                self.kinds[kind] = DTensorType(kind.shape, kind.dtype, (R,) * self.axes)
+            found = self.known[id(kind)] = kind, self.kinds[kind]
+        return Value(value.name, found[1])
 
     def _call(self, op: Op, values: dict[str, Value]) -> Op:
         callee = self._callee(op.callee)

@@ -12,6 +12,8 @@ from distir_relax.layout import DTYPES
 from distir_relax.ops.table.table import lookup, lookup_aten
 from distir_relax.reading import MOST, shown
 
+_NOT_OF_A_NAME = re.compile(r"[^\w.]")
+
 
 class Builder:
     """Builds one function of the global stage.
@@ -102,7 +104,7 @@ class Builder:
 
     def fresh(self, hint: str) -> str:
         """A name made from `hint` that no value has yet."""
-        name = re.sub(r"[^\w.]", "_", hint) or "v"
+        name = _NOT_OF_A_NAME.sub("_", hint) or "v"
         # A loop that is written out asks for one name thousands of times: counting goes on where it was.
         count = self._counts.get(name, 0)
         while (candidate := f"{name}_{count}" if count else name) in self._taken:
