@@ -73,11 +73,10 @@ def compile_passes(
     `shardings` mark inputs and parameters by name, `names` leads from those names to values, `unused` are names that
     the program has no value for; `mesh` is needed for them, and takes the place of the model's own. `tail` is
     ``ragged`` or ``pad``. With `outline` repeated blocks become functions; `scopes` says which module each value is
-    made in.
-    Of a program of several `places`, the mesh is that of one. `hazards` is what is known of the program's constants.
-    A `strategy` marks what `shardings` and the model leave open. With `training` the model's first output is a loss,
-    and the program a step that makes it smaller. `stages` name where the stages of a pipeline begin, by `scopes`;
-    without, they are cut where their cost on the machine of `profile` balances.
+    made in. Of a program of several `places`, the mesh is that of one. `hazards` is what is known of the program's
+    constants. A `strategy` marks what `shardings` and the model leave open. With `training` the model's first output is
+    a loss, and the program a step that makes it smaller. `stages` name where the stages of a pipeline begin, by
+    `scopes`; without, they are cut where their cost on the machine of `profile` balances.
     """
     passes: list[Pass] = [Outline(scopes or {})] if outline else []
     if training is not None and training.masters:

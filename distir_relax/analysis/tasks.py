@@ -21,7 +21,7 @@ class TaskTime:
     @property
     def name(self) -> str:
         """``1F0``: the forward of microbatch 0 on stage 1."""
-        return "".join(str(self.op.attrs[key]) for key in ("stage", "kind", "microbatch"))
+        return self.op.task_name
 
 
 def task_times(simulation: Simulation) -> list[TaskTime]:

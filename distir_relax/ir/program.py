@@ -116,6 +116,11 @@ class Op:
         """The attributes that say which task of a pipeline a call is; nothing for another op."""
         return {key: self.attrs[key] for key in TASK if key in self.attrs} if self.name == CALL else {}
 
+    @property
+    def task_name(self) -> str:
+        """What a task is called: ``1F0`` is the forward of microbatch 0 on stage 1; nothing for another op."""
+        return "".join(map(str, self.task.values()))
+
 
 @dataclass(frozen=True, slots=True)
 class Input:

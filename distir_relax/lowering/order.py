@@ -45,7 +45,7 @@ def _positions(main: Function, order: Order) -> dict[int, int]:
             key = (op.task["stage"], op.task["kind"], op.task["microbatch"])
             if key not in wanted:
                 raise DistIRError(
-                    f"the schedule has no task {''.join(map(str, key))}, which the program has",
+                    f"the schedule has no task {op.task_name}, which the program has",
                     hint="a program that trains needs a schedule with backwards",
                 )
             found[number] = wanted[key]

@@ -16,7 +16,6 @@ from dataclasses import dataclass, field, replace
 
 from distir_relax.ir import (
     CALL,
-    TASK,
     WAIT,
     Attribute,
     Function,
@@ -139,7 +138,7 @@ class _Writer:
         self.names = value_names(given)
         self.lasting.update(i.value.name for i in given.inputs if i.role in ("parameter", "state"))
         for op in given.ops:
-            task = "".join(str(op.task[key]) for key in TASK) if op.task else self._task_behind(op)
+            task = op.task_name or self._task_behind(op)
             self.tasks.update((v.name, task) for v in op.results if task)
             if not op.callee and op.operands and op.operands[0].name in self.lasting:
                 self.lasting.update(v.name for v in op.results if lookup(op.name, op.location).shares_storage)

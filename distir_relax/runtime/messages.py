@@ -57,15 +57,11 @@ class Messages(ABC):
 
     def recv(self, shape: Sequence[int], dtype: str, peer: int, step: Step = None, out: Array | None = None) -> Any:
         """What the world rank `peer` sends: a torch tensor of `shape` and `dtype` ("float32"), or `out`."""
-        import torch
-
         self._check_peer(peer)
         with self._step(step, "recv", 0):
             if self.checks_steps and step is not None:
                 self._meet_sender(peer)
-            target = None if out is None else as_torch(out)
-            if target is None or not target.is_contiguous():
-                target = torch.empty(tuple(shape), dtype=torch_dtype(dtype), device=self.device)
+            target = self._room(shape, dtype, out)
             self._recv(target.view(-1), peer)
             return target if out is None else self._settle(target, out)
 
@@ -84,13 +80,9 @@ class Messages(ABC):
     def start_recv(self, shape: Sequence[int], dtype: str, peer: int, step: int, out: Array | None = None) -> Any:
         """Where what `peer` sends at the same step is to lie, `out` or a new tensor: nothing is there before
         `finish_recv`."""
-        import torch
-
         self._check_peer(peer)
         with self._step(step, "start_recv", 0):
-            target = None if out is None else as_torch(out)
-            if target is None or not target.is_contiguous():
-                target = torch.empty(tuple(shape), dtype=torch_dtype(dtype), device=self.device)
+            target = self._room(shape, dtype, out)
             self._coming[peer, step] = self._start_recv(target.view(-1), peer, step)
             return target if out is None else out
 
@@ -135,6 +127,14 @@ class Messages(ABC):
     def _check_peer(self, peer: int) -> None:
         if not 0 <= peer < self.world_size or peer == self.rank:
             raise RunError(f"rank {self.rank} cannot exchange with rank {peer} of {self.world_size}")
+
+    def _room(self, shape: Sequence[int], dtype: str, out: Array | None) -> torch.Tensor:
+        """Where a message can be received: `out`, where it is contiguous."""
+        import torch
+
+        if out is not None and (target := as_torch(out)).is_contiguous():
+            return target
+        return torch.empty(tuple(shape), dtype=torch_dtype(dtype), device=self.device)
 
     def _settle(self, result: torch.Tensor, out: Array) -> Array:
         target = as_torch(out)
