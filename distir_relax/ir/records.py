@@ -91,13 +91,58 @@ class Divided:
         return f"the {self.role} {self.value} is {len(self.names)} parts along dim {self.dim}: {self.parts}"
 
 
-Record = Reason | Gather | BatchDim | Divided
+@dataclass(frozen=True, slots=True)
+class Repeated:
+    """Of `count` microbatches only some are written out, for a simulation: each stands for those that do as it does.
 
-_KINDS: dict[str, type[Reason] | type[Gather] | type[BatchDim] | type[Divided]] = {
+    `firsts` are their numbers; each stands for all up to the next. `roots` are the values that belong to one of them
+    though nothing that they are made of does, each as ``name:part``.
+    """
+
+    count: int
+    firsts: str
+    roots: str = ""
+
+    @property
+    def parts(self) -> tuple[range, ...]:
+        """The microbatches that each of those written out stands for."""
+        firsts = [int(number) for number in self.firsts.split()]
+        return tuple(range(a, b) for a, b in zip(firsts, (*firsts[1:], self.count), strict=True))
+
+    @property
+    def part_of(self) -> dict[str, int]:
+        """To which of those written out each root belongs."""
+        pairs = (root.rpartition(":") for root in self.roots.split())
+        return {name: int(part) for name, _, part in pairs}
+
+    def __str__(self) -> str:
+        return f"microbatches {self.firsts} stand for {self.count}"
+
+
+@dataclass(frozen=True, slots=True)
+class Scheduled:
+    """The tasks of a pipeline in the order in which its places are to do them, as ``1F0`` and so on."""
+
+    tasks: str
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """The tasks, in order."""
+        return tuple(self.tasks.split())
+
+    def __str__(self) -> str:
+        return f"the tasks in order: {self.tasks}"
+
+
+Record = Reason | Gather | BatchDim | Divided | Repeated | Scheduled
+
+_KINDS: dict[str, type[Record]] = {
     "reason": Reason,
     "gather": Gather,
     "batch dim": BatchDim,
     "divided": Divided,
+    "repeated": Repeated,
+    "scheduled": Scheduled,
 }
 
 

@@ -7,6 +7,9 @@ norm over all samples, and a loss that couples them, come out as they are, whate
 
 What is done for one microbatch comes before the next as far as it can: its forward and its backward (gradient
 accumulation). Functions stay functions, one for each distinct size.
+
+For a simulation not all have to be written out: `chosen` says which stand for the others. The rest of the samples is
+one more part, of which nothing is written.
 """
 
 from __future__ import annotations
@@ -29,11 +32,13 @@ from distir_relax.ir import (
     Op,
     Output,
     PerRank,
+    Repeated,
     Value,
     fresh_name,
     live_ops,
 )
 from distir_relax.layout import DeviceMesh, Shard, held_intervals
+from distir_relax.layout.division import balanced
 from distir_relax.lowering.project import project, rank_kinds
 from distir_relax.lowering.to_distir import ToDistIR
 from distir_relax.ops import Builder, Trait, lookup
@@ -49,28 +54,56 @@ MARK, ASIDE = "annotate_sharding", "mark_aside"
 class Microbatches:
     """The pass: global stage in and out; the samples, of which `BatchDim` records say where they are, in `count` parts.
 
-    Inputs and outputs with samples become one for each part: ``x.0``, ``x.1``, … (`Divided` records say so).
+    Inputs and outputs with samples become one for each part: ``x.0``, ``x.1``, … (`Divided` records say so). Where
+    `repeated`, as many are written out as do unlike things, which a `Repeated` record says. `samples` is how many
+    samples there are, if they are fewer than the program has: for a simulation, too, since what is said of all of them
+    is still said of those that the program has.
     """
 
     takes: ClassVar[tuple[str, ...]] = ("global",)
     gives: ClassVar[str] = "global"
     count: int
     hazards: Hazards = field(default=Hazards(), repr=False)
+    repeated: bool = False
+    samples: int | None = None
 
     def run(self, module: Module) -> Module:
         """The module that works through one part after the other. Raises what propagation raises."""
-        if self.count == 1:
+        batch = [record for record in module.records if isinstance(record, BatchDim)]
+        total = batch[0].size if batch else 0
+        samples = total if self.samples is None else self.samples
+        firsts = chosen(samples, self.count) if self.repeated else tuple(range(self.count))
+        sizes = [balanced(samples, self.count)[number] for number in firsts]
+        rest = total - sum(sizes)
+        if self.count == 1 and not rest:
             return module
-        mesh = DeviceMesh((self.count,), ("microbatch",))
-        dims = {record.value: record.dim for record in module.records if isinstance(record, BatchDim)}
-        marks = {name: Mark("microbatches", f"S[{dim}]") for name, dim in dims.items()}
+        mesh = DeviceMesh((len(sizes) + (rest > 0),), ("microbatch",))
+        parts = (*sizes, rest) if rest else tuple(sizes)
+        shapes = {i.value.name: i.value.tensor.shape for i in module.main.inputs}
+        marks = {b.value: Mark("microbatches", _cut(b, shapes[b.value][b.dim] // b.size, parts)) for b in batch}
         aside = replace(module, functions=tuple(_renamed(f, MARK, ASIDE) for f in module.functions))
         marked = replace(aside, functions=(mark_inputs(aside.main, marks), *aside.functions[1:]), meshes=(mesh,))
         sharded = DelayReductions(self.hazards, stages_apart=True).run(Propagate(mesh).run(replace(marked, records=())))
         placed = ToDistIR(in_time=True).run(sharded)
-        unrolled, divided = _Unrolled(placed, self.count).run(sharded.main)
+        writer = _Unrolled(placed, len(sizes))
+        unrolled, divided = writer.run(sharded.main)
         functions = tuple(_renamed(f, ASIDE, MARK) for f in unrolled)
-        return replace(module, functions=functions, records=(*module.records, *divided))
+        found = [Repeated(self.count, " ".join(map(str, firsts)), " ".join(writer.roots))] if self.repeated else []
+        return replace(module, functions=functions, records=(*module.records, *divided, *found))
+
+
+def chosen(samples: int, count: int) -> tuple[int, ...]:
+    """The microbatches that stand for all `count` of them: the first, the second, the last, each of another size.
+
+    The first begins the sums that the others go on with, and what is behind the last is done once.
+    """
+    sizes = balanced(samples, count)
+    return tuple(n for n in range(count) if n < 2 or n == count - 1 or sizes[n] != sizes[n - 1])
+
+
+def _cut(record: BatchDim, times: int, parts: Sequence[int]) -> str:
+    """The placement of an input that has each sample `times` along its dim."""
+    return f"S[{record.dim}: {'|'.join(str(size * times) for size in parts)}]"
 
 
 def _renamed(function: Function, old: str, new: str) -> Function:
@@ -110,6 +143,8 @@ class _Unrolled:
     """Where in the program each value stands: a sum right behind its last term, which nothing else may need."""
     couples: dict[str, bool] = field(default_factory=dict)
     """The functions in which microbatches meet: they are written out."""
+    roots: list[str] = field(default_factory=list)
+    """What belongs to a microbatch though nothing that it is made of does: ``name:part``."""
 
     def __post_init__(self) -> None:
         self.names = {f.name for f in self.module.functions}
@@ -239,7 +274,10 @@ class _Unrolled:
         return list(results)
 
     def _note(self, op: Op, index: int, place: int | None = None) -> None:
-        turn = max([index, *(self.turns[v.name] for v in op.operands)])
+        before = max((self.turns[v.name] for v in op.operands), default=-1)
+        turn = max(index, before)
+        if before < 0 <= index:
+            self.roots += (f"{v.name}:{index}" for v in op.results)
         self.turns.update((v.name, turn) for v in op.results)
         self.places.update((v.name, len(self.g.ops) if place is None else place) for v in op.results)
 
