@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 from distir_relax.errors import DistIRError
 
 if TYPE_CHECKING:
-    from distir_relax.compiler import NothingSplit, Plan, SurpriseGather, compile
+    from distir_relax.compiler import Plan, SurpriseGather, compile
     from distir_relax.cost.profile import load_profile
     from distir_relax.layout import DeviceMesh
     from distir_relax.ops import define as define_op
@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from distir_relax.runtime.loaded import load
     from distir_relax.sharding.annotate import annotate_sharding
     from distir_relax.simulator import simulate
+    from distir_relax.source import NothingSplit
     from distir_relax.strategies import ProgramBuilder, Strategy
     from distir_relax.training import Training, TrainingStep, compile_training
 
@@ -57,7 +58,7 @@ _HOMES = {
     "Linear": "distir_relax.rates",
     "StepDecay": "distir_relax.rates",
     "DeviceMesh": "distir_relax.layout",
-    "NothingSplit": "distir_relax.compiler",
+    "NothingSplit": "distir_relax.source",
     "Plan": "distir_relax.compiler",
     "SurpriseGather": "distir_relax.compiler",
     "annotate_sharding": "distir_relax.sharding.annotate",

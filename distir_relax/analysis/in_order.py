@@ -116,13 +116,13 @@ class _Sorted:
             place = position.get(number)
             kind = kinds[id(ops[number])]
             feeding[number] = kind.is_sent or (
-                place is None and not kind.is_wait and any([feeding[user] for user in users[number]])
+                place is None and not kind.is_wait and any(map(feeding.__getitem__, users[number]))
             )
             if place is not None:
                 keys[number] = 3 * place + _AT
                 continue
             found = [3 * position[user] + _BEFORE if user in position else keys[user] for user in users[number]]
-            reaches_tasks = any([key % 3 == _BEFORE for key in found])
+            reaches_tasks = any(key % 3 == _BEFORE for key in found)
             if feeding[number] or not (reaches_tasks or kind.is_wait):
                 found.append(3 * after[number] + _BEHIND)
             keys[number] = min(found)

@@ -149,7 +149,9 @@ def _compile(module: Module, given: Steps) -> _Code:
     functions = {f.name: f for f in module.functions}
     seen = set(given.outputs)
     steps: list[_Step] = []
-    for op, operands, results in zip(reversed(given.ops), reversed(given.operands), reversed(given.results), strict=True):
+    for op, operands, results in zip(
+        reversed(given.ops), reversed(given.operands), reversed(given.results), strict=True
+    ):
         callee = functions.get(op.callee) if op.callee else None
         if callee is None and op.callee:
             raise VerificationError(f"there is no function @{op.callee}", op.location)

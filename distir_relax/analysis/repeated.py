@@ -15,7 +15,7 @@ The steps are those of the program with all microbatches written out, in the sam
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from distir_relax.analysis.in_order import in_order
@@ -33,10 +33,10 @@ def repeated_steps(module: Module, repeated: Repeated) -> tuple[Steps, list[Inpu
     In the order of its `Scheduled` record, if it has one. Raises `VerificationError` where microbatches that are
     written out do not do the same.
     """
-    parts = repeated.parts
+    ranges = repeated.ranges
     found = _Parts(module, repeated)
-    flow = None if len(parts) == repeated.count else _Flow(found, len(parts))
-    steps, inputs = _Writer(found, parts, flow).steps()
+    flow = None if len(ranges) == repeated.count else _Flow(found, len(ranges))
+    steps, inputs = _Writer(found, ranges, flow).steps()
     order = next((record for record in module.records if isinstance(record, Scheduled)), None)
     return (steps if order is None else _scheduled(steps, order)), inputs
 
@@ -63,34 +63,47 @@ class _Parts:
 
     def __init__(self, module: Module, repeated: Repeated) -> None:
         self.main: Function = module.main
-        self.of: dict[str, int] = {}
+        self.totals = frozenset(repeated.totals.split())
         self.families: dict[str, str] = {}
         """The input of which each is a part."""
         for record in module.records:
             if isinstance(record, Divided) and record.role == "input":
-                self.of.update((name, part) for part, name in enumerate(record.names))
                 self.families.update(dict.fromkeys(record.names, record.value))
-        roots = repeated.part_of
+        known = repeated.part_of
+        self.of = {item.value.name: known.get(item.value.name, -1) for item in self.main.inputs}
         self.ops: list[int] = []
-        for item in self.main.inputs:
-            self.of.setdefault(item.value.name, -1)
         for op in self.main.ops:
-            part = max((self.of[v.name] for v in op.operands), default=-1)
             if op.task:
-                part = max(part, int(op.task["microbatch"]))  # type: ignore[call-overload]
-            part = max([part, *(roots.pop(v.name, -1) for v in op.results)])
+                part = int(op.task["microbatch"])  # type: ignore[arg-type]
+            else:
+                # What passes put in between belongs to what it is made of.
+                own = [known[v.name] for v in op.results if v.name in known]
+                part = max(own or [self.of[v.name] for v in op.operands if v.name not in self.totals], default=-1)
             self.ops.append(part)
             self.of.update((v.name, part) for v in op.results)
-        used = {v.name for op in self.main.ops for v in op.operands}
-        if lost := [name for name in roots if name in used]:
-            raise VerificationError(f"%{lost[0]} belongs to a microbatch, and is not made in the program")
+        self._pull(known)
+
+    def _pull(self, known: Mapping[str, int]) -> None:
+        """What passes made for one microbatch alone is of that: parameters that are gathered for a task."""
+        users: dict[str, set[int]] = defaultdict(set)
+        for output in self.main.outputs:
+            users[output.value.name].add(-1)
+        for number in range(len(self.ops) - 1, -1, -1):
+            op = self.main.ops[number]
+            if self.ops[number] < 0 and not any(v.name in known or v.name in self.totals for v in op.operands):
+                parts = set().union(*(users[v.name] for v in op.results))
+                if len(parts) == 1:
+                    self.ops[number] = parts.pop()
+                    self.of.update((v.name, self.ops[number]) for v in op.results)
+            for v in op.operands:
+                users[v.name].add(self.ops[number])
 
 
 class _Flow:
     """Which ops of one microbatch are those of another: those that do the same with what is made in the same way.
 
-    `aligned` has for each part from 1 on the numbers of its ops, by their place in every part; `before` says of which op
-    of the microbatch before, by that place, an operand is, by places of the op and the operand.
+    `aligned` has for each part from 1 on the numbers of its ops, by their place in every part; `before` says of
+    which op of the microbatch before, by that place, an operand is, by places of the op and the operand.
     """
 
     def __init__(self, parts: _Parts, count: int) -> None:
@@ -121,9 +134,9 @@ class _Flow:
 
     def _source(self, value: Value, part: int) -> object:
         mine = self.parts.of[value.name]
-        if mine < 0:
+        if mine < 0 or value.name in self.parts.totals:
             return value.name
-        if mine < part - 1:
+        if not part - 1 <= mine <= part:
             raise VerificationError(f"%{value.name} is used by a microbatch that does not follow its own")
         if mine == part - 1:
             return "before"
@@ -148,7 +161,7 @@ class _Flow:
             earlier = self.place[part - 2]
             for place, number in enumerate(self.aligned[part - 1]):
                 for i, value in enumerate(self.parts.main.ops[number].operands):
-                    if self.parts.of[value.name] == part - 1:
+                    if self.parts.of[value.name] == part - 1 and value.name not in self.parts.totals:
                         maker, result = self.makers.get(value.name, (-1, 0))
                         source = earlier.get(maker, -1), result
                         if source[0] < 0 or found.setdefault((place, i), source) != source:
@@ -212,17 +225,20 @@ class _Writer:
 
     def _instances(self) -> Iterator[tuple[int, int]]:
         """The ops of the program by number, each with its microbatch: in the order in which all were written out."""
-        segment = -1
-        segments: list[list[int]] = [[] for _ in range(len(self.ranges) + 1)]
-        for number, part in enumerate(self.parts.ops):
-            segment = max(segment, part)
-            segments[segment + 1].append(number)
-        yield from ((number, 0) for number in segments[0])
-        for numbers, microbatches in zip(segments[1:], self.ranges, strict=True):
-            yield from ((number, microbatches.start) for number in numbers)
-            again = [number for number in numbers if self._place(number) is not None] if len(microbatches) > 1 else []
-            for microbatch in microbatches[1:]:
-                yield from ((number, microbatch) for number in again)
+        start, part = 0, -1
+        parts = [*self.parts.ops, len(self.ranges)]
+        for number, mine in enumerate(parts):
+            if mine >= 0 and mine != part:
+                yield from self._again(range(start, number), part)
+                start, part = number, mine
+
+    def _again(self, numbers: range, part: int) -> Iterator[tuple[int, int]]:
+        """Ops that follow each other, of one part and of none, for each microbatch that the part stands for."""
+        microbatches = self.ranges[part] if part >= 0 else range(1)
+        yield from ((number, microbatches.start) for number in numbers)
+        if len(microbatches) > 1:
+            again = [number for number in numbers if self._place(number) is not None]
+            yield from ((number, microbatch) for microbatch in microbatches[1:] for number in again)
 
     def _operands(self, number: int, place: int, microbatch: int) -> list[int]:
         """The numbers of the operands of an op that each microbatch has."""
@@ -231,7 +247,7 @@ class _Writer:
             main, mine = self.parts.main, self.parts.ops[number]
             found = []
             for i, value in enumerate(main.ops[number].operands):
-                is_before = self.parts.of[value.name] == mine - 1 >= 0
+                is_before = self.parts.of[value.name] == mine - 1 >= 0 and value.name not in self.parts.totals
                 found.append(self._alone(value, 0) if is_before else self._of(self._source(number, place, i), 1))
             return found
         if number not in self.plans:
@@ -258,8 +274,8 @@ class _Writer:
         assert self.flow is not None
         value, part = self.parts.main.ops[number].operands[i], self.parts.ops[number]
         mine = self.parts.of[value.name]
-        if mine < 0:
-            return _ONCE, 0, self.once[value.name], ""
+        if mine < 0 or value.name in self.parts.totals:
+            return _ONCE, 0, self._all(value)[-1], ""
         if mine < part:
             return _BEFORE, *self.flow.before[place, i], ""
         if value.name not in self.flow.makers:
@@ -268,9 +284,9 @@ class _Writer:
         return _OWN, self.flow.place[part - 1][maker], result, ""
 
     def _alone(self, value: Value, part: int) -> int:
-        """An operand of an op that is there once: of one behind the last microbatch, what that gives."""
+        """An operand of an op that is there once: what the last microbatch gives, or its own."""
         mine = self.parts.of[value.name]
-        if self.flow is not None and 0 <= mine < part:
+        if self.flow is not None and 0 <= mine != part and value.name not in self.parts.totals:
             raise VerificationError(f"%{value.name} is of one microbatch, and used where all are done")
         return self._all(value)[-1]
 

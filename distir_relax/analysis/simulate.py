@@ -255,7 +255,9 @@ class _Simulator(Domain[Handle]):
         gradients = frame.gradients
         outputs = tuple([v.name in gradients for v in op.results])
         # Nearly all storage is used once, and alike from call to call.
-        plain = tuple([(id(h.bytes), h.category, g and h.freeable, h.users) for h, g in zip(operands, last, strict=True)])
+        plain = tuple(
+            [(id(h.bytes), h.category, g and h.freeable, h.users) for h, g in zip(operands, last, strict=True)]
+        )
         known = len(set(map(id, operands))) == len(operands)
         key = (callee.name, id(devices), clocks, plain, outputs)
         summary = self._plain.get(key) if known else None

@@ -1,8 +1,9 @@
-"""The ops of a pipeline in the order of a schedule, which all places keep: written by the times at which tasks begin."""
+"""The ops of a pipeline in the order of a schedule: one that all places keep, by the times at which tasks begin."""
 
 from __future__ import annotations
 
 from dataclasses import replace
+from functools import lru_cache
 
 from distir_relax.analysis.in_order import in_order
 from distir_relax.analysis.interpreter import steps_of
@@ -18,7 +19,7 @@ def order_tasks(module: Module, order: Order) -> Module:
     Raises `DistIRError` where the schedule lacks a task of the program.
     """
     main = module.main
-    places = {str(task): number for number, task in enumerate(in_sequence(order))}
+    places = {name: number for number, name in enumerate(in_sequence(order))}
     wanted: dict[int, int] = {}
     for number, op in enumerate(main.ops):
         if op.task:
@@ -32,10 +33,12 @@ def order_tasks(module: Module, order: Order) -> Module:
     return replace(module, functions=(replace(main, ops=ops), *module.functions[1:]))
 
 
-def in_sequence(order: Order) -> list[Task]:
+@lru_cache(maxsize=64)
+def in_sequence(order: Order) -> tuple[str, ...]:
     """The tasks of all places by the times at which they begin, if all take as long; whole backwards in two."""
     tasks = timeline(in_two(order)).tasks()
-    return [t for t, _, _ in sorted(tasks, key=lambda item: (item[1], item[0].kind != "F", item[0].stage))]
+    ordered = sorted(tasks, key=lambda item: (item[1], item[0].kind != "F", item[0].stage))
+    return tuple(str(task) for task, _, _ in ordered)
 
 
 def in_two(order: Order) -> Order:

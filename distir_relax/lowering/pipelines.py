@@ -55,7 +55,7 @@ class Pipeline:
         placed = place_stages(summed if is_in_turn(order) else module, order.rank_of)
         if repeated is None:
             return order_tasks(placed, order)
-        return replace(placed, records=(*placed.records, Scheduled(" ".join(map(str, in_sequence(order))))))
+        return replace(placed, records=(*placed.records, Scheduled(" ".join(in_sequence(order)))))
 
     def _order(self, module: Module, repeated: Repeated | None) -> Order:
         shape = (self.schedule, self.ranks, self.microbatches, self.chunks)
@@ -63,7 +63,7 @@ class Pipeline:
             return order_of(*shape)
         tasks: Tasks = {_key(op): op for op in module.main.ops if op.task}
         count = self.ranks * self.chunks
-        parts = repeated.parts if repeated else [range(m, m + 1) for m in range(self.microbatches)]
+        parts = repeated.ranges if repeated else [range(m, m + 1) for m in range(self.microbatches)]
         part_of = {m: number for number, part in enumerate(parts) for m in part}
         times = self._times(module, tasks, count, self.profile, part_of)
         try:
@@ -72,9 +72,7 @@ class Pipeline:
             # A simulation says by how much nothing fits, and what would.
             return order_of(*shape, times)
 
-    def _times(
-        self, module: Module, tasks: Tasks, count: int, profile: Profile, part_of: Mapping[int, int]
-    ) -> Times:
+    def _times(self, module: Module, tasks: Tasks, count: int, profile: Profile, part_of: Mapping[int, int]) -> Times:
         """How long the tasks of each stage take, and their results to the next.
 
         `part_of` says which microbatch of the program stands for each.
