@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from distir_relax.optimizers import SGD, Adam, AdamW
     from distir_relax.rates import Constant, Cosine, Linear, StepDecay
     from distir_relax.runtime.loaded import load
+    from distir_relax.searcher import search
     from distir_relax.sharding.annotate import annotate_sharding
     from distir_relax.simulator import simulate
     from distir_relax.source import NothingSplit
@@ -45,6 +46,7 @@ __all__ = [
     "define_op",
     "load",
     "load_profile",
+    "search",
     "simulate",
 ]
 
@@ -70,6 +72,7 @@ _HOMES = {
     "load": "distir_relax.runtime.loaded",
     "load_profile": "distir_relax.cost.profile",
     "ProgramBuilder": "distir_relax.strategies",
+    "search": "distir_relax.searcher",
     "simulate": "distir_relax.simulator",
     "Strategy": "distir_relax.strategies",
 }

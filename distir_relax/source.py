@@ -11,9 +11,9 @@ from pathlib import Path
 from distir_relax.analysis.simulate import simulate_module
 from distir_relax.analysis.simulation import Simulation
 from distir_relax.cost.profile import Profile, as_profile
-from distir_relax.errors import AnnotationError, VerificationError
+from distir_relax.errors import AnnotationError, DistIRError, VerificationError
 from distir_relax.frontends.imported import Imported
-from distir_relax.ir import BatchDim, Module, Pass
+from distir_relax.ir import BatchDim, Module, Pass, written_out
 from distir_relax.layout import DeviceMesh, as_mesh
 from distir_relax.ops import Trait, lookup
 from distir_relax.pipeline import (
@@ -26,6 +26,8 @@ from distir_relax.pipeline import (
     verifies_by_default,
 )
 from distir_relax.sharding import hazards_in
+from distir_relax.strategies.batch import find_batch
+from distir_relax.strategies.classes import classes_of
 from distir_relax.strategies.strategy import Strategy, as_strategy
 
 
@@ -76,6 +78,14 @@ class Source:
         """What looks at the program between passes."""
         wanted = self.options.verify
         return [Verify()] if (verifies_by_default() if wanted is None else wanted) else []
+
+    @property
+    def batch(self) -> int | None:
+        """How many samples the model was read in with; None where it has no batch."""
+        try:
+            return find_batch(classes_of(written_out(self.imported.module, self.imported.module.main).function)).size
+        except DistIRError:
+            return None
 
     def under(self, strategy: Strategy) -> Source:
         """The same model, to be distributed by another strategy."""

@@ -153,6 +153,7 @@ class _Simulator(Domain[Handle]):
     _works: dict[tuple[str, int], dict[tuple[int, bool], Work]] = field(default_factory=dict)
     _made_on: dict[str, dict[str, int]] = field(default_factory=dict)
     _summaries: dict[object, _Summary] = field(default_factory=dict)
+    _streams_in: dict[str, bool] = field(default_factory=dict)
     _plain: dict[object, _Summary] = field(default_factory=dict)
     """Summaries by the storage that operands have, where no two have the same."""
 
@@ -251,7 +252,7 @@ class _Simulator(Domain[Handle]):
     ) -> list[Handle]:
         frame = self.frames[-1]
         devices = self.classes.mapped(op.attrs["devices"], frame.devices)  # type: ignore[arg-type]
-        clocks, base = self._relative(frame, devices)
+        clocks, base = self._relative(frame, devices, self._uses_streams(callee))
         gradients = frame.gradients
         outputs = tuple([v.name in gradients for v in op.results])
         # Nearly all storage is used once, and alike from call to call.
@@ -289,10 +290,21 @@ class _Simulator(Domain[Handle]):
             ]
         )
 
-    def _relative(self, frame: _Frame, devices: Devices) -> tuple[tuple[int, ...], int]:
-        """The clocks of a call's classes on each stream, from the earliest on; those of others do not matter."""
+    def _uses_streams(self, function: Function) -> bool:
+        """Whether a function, or one that it calls, does something on a stream."""
+        found = self._streams_in.get(function.name)
+        if found is None:
+            called = (self.module.function(op.callee) for op in function.ops if op.callee)
+            found = any("stream" in op.attrs for op in function.ops) or any(map(self._uses_streams, called))
+            self._streams_in[function.name] = found
+        return found
+
+    def _relative(self, frame: _Frame, devices: Devices, streams: bool) -> tuple[tuple[int, ...], int]:
+        """The clocks of a call's classes, on `streams` as well, from the earliest on; others do not matter."""
         present, count, clocks = self.planner.present(devices), frame.classes, frame.clocks
         base = min([clocks[c] for c in present])
+        if not streams:
+            return tuple([clocks[c] - base for c in present]), base
         # A stream that is behind its device's own order has nothing left to do.
         found = [max(clocks[place], clocks[c]) - base for c in present for place in range(c, len(clocks), count)]
         return tuple(found), base
@@ -322,7 +334,8 @@ class _Simulator(Domain[Handle]):
         run: Callable[[Sequence[Handle]], list[Handle]],
     ) -> _Summary:
         present, count = self.planner.present(devices), self.classes.count
-        places = [place for c in present for place in range(c, count * self.streams, count)]
+        streams = self.streams if len(clocks) > len(present) else 1
+        places = [place for c in present for place in range(c, count * streams, count)]
         began = [0] * (count * self.streams)
         for place, clock in zip(places, clocks, strict=True):
             began[place] = clock

@@ -3,6 +3,7 @@
 from distir_relax.search.evaluate import Evaluator
 from distir_relax.search.grid import Search, search_grid
 from distir_relax.search.outcome import Outcome
+from distir_relax.search.ranks import search_on_ranks
 from distir_relax.search.space import Candidate, Space
 
-__all__ = ["Candidate", "Evaluator", "Outcome", "Search", "Space", "search_grid"]
+__all__ = ["Candidate", "Evaluator", "Outcome", "Search", "Space", "search_grid", "search_on_ranks"]

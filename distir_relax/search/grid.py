@@ -9,25 +9,26 @@ from __future__ import annotations
 import hashlib
 import json
 import os
+import signal
+import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from concurrent.futures import Executor, ProcessPoolExecutor, as_completed
-from contextlib import contextmanager
+from concurrent.futures import BrokenExecutor, Executor, ProcessPoolExecutor, as_completed
 from dataclasses import asdict, dataclass, field
 from itertools import groupby
-from multiprocessing import get_context
+from multiprocessing import active_children, get_context
 from pathlib import Path
 from typing import Any, TextIO
 
 from distir_relax.cost.profile import Profile
-from distir_relax.errors import DistIRError
+from distir_relax.errors import DistIRError, RunError
 from distir_relax.ir import print_module
 from distir_relax.search.evaluate import Evaluator
 from distir_relax.search.outcome import Outcome
 from distir_relax.search.space import Candidate, Space
 from distir_relax.source import Source
 
-Told = Callable[[Outcome], None]
-"""Hears of each outcome when it is there."""
+Told = Callable[[Outcome, int], None]
+"""Hears of each outcome when it is there, and of how many there will be."""
 
 _PIECE = 24
 """How many candidates a worker takes at once, at most: enough to share programs, few enough to end together."""
@@ -35,7 +36,7 @@ _PIECE = 24
 
 @dataclass(frozen=True)
 class Search:
-    """What a search found: the `outcomes` of all candidates, and of how many it is that many were known before."""
+    """What a search found: the `outcomes` of all candidates, `known` of which were from a file, in `seconds`."""
 
     space: Space
     profile: Profile
@@ -124,11 +125,13 @@ def search_grid(
     """Simulate all candidates of a space.
 
     `source` has a batch larger than any of the space. They are worked through by `workers` processes (as many as there
-    are cores), or by an `executor`, whose workers were given the evaluator by `begin_worker`. `told` hears of each
-    outcome. `resume` is a file that keeps outcomes, whatever ends the search, and from which it goes on.
+    are cores), or by an `executor`, for whose workers `begin_worker` was called.
+    `told` hears of each outcome. `resume` is a file that keeps outcomes, whatever ends the search, and from which it
+    goes on.
 
-    Raises `DistIRError` for a file of another search.
+    Raises `DistIRError` for a file of another search, `RunError` where a process of it was ended.
     """
+    start = time.perf_counter()
     candidates = space.candidates()
     kept = None if resume is None else _Kept(Path(resume), _key(source, profile))
     if kept is not None:
@@ -137,7 +140,7 @@ def search_grid(
     known = len(found)
     for outcome in found.values():
         if told is not None:
-            told(outcome)
+            told(outcome, len(candidates))
     waiting = [candidate for candidate in candidates if candidate not in found]
     evaluator = Evaluator(source, profile, candidates)
     for outcome in _outcomes(evaluator, waiting, workers or os.cpu_count() or 1, executor):
@@ -145,8 +148,9 @@ def search_grid(
         if kept is not None:
             kept.add(outcome)
         if told is not None:
-            told(outcome)
-    return Search(space, profile, tuple(found[candidate] for candidate in candidates), known)
+            told(outcome, len(candidates))
+    outcomes = tuple(found[candidate] for candidate in candidates)
+    return Search(space, profile, outcomes, known, time.perf_counter() - start)
 
 
 _EVALUATOR: Evaluator | None = None
@@ -167,39 +171,41 @@ def work(candidates: Sequence[Candidate]) -> list[Outcome]:
 def _outcomes(
     evaluator: Evaluator, candidates: Sequence[Candidate], workers: int, executor: Executor | None
 ) -> Iterator[Outcome]:
-    pieces = _pieces(candidates, workers)
-    if executor is None and (workers == 1 or len(pieces) <= 1):
+    pieces = _pieces(candidates, workers if executor is None else 2)
+    if executor is not None:
+        yield from _done(executor, pieces)
+        return
+    if workers == 1 or len(pieces) <= 1:
         for candidate in candidates:
             yield evaluator.outcome(candidate)
         return
-    with _pool(evaluator, workers) if executor is None else _given(executor) as pool:
-        futures = [pool.submit(work, piece) for piece in pieces]
-        try:
-            for future in as_completed(futures):
-                yield from future.result()
-        finally:
-            for future in futures:
-                future.cancel()
-
-
-@contextmanager
-def _pool(evaluator: Evaluator, workers: int) -> Iterator[Executor]:
     # Processes that are forked have the model without a word; programs are Python objects alone.
     begin_worker(evaluator)
     with ProcessPoolExecutor(workers, mp_context=get_context("fork"), initializer=_quiet) as pool:
-        yield pool
+        try:
+            yield from _done(pool, pieces)
+        except BaseException:
+            for process in active_children():
+                process.kill()
+            raise
 
 
-@contextmanager
-def _given(executor: Executor) -> Iterator[Executor]:
-    yield executor
+def _done(executor: Executor, pieces: Sequence[Sequence[Candidate]]) -> Iterator[Outcome]:
+    futures = [executor.submit(work, piece) for piece in pieces]
+    try:
+        for future in as_completed(futures):
+            yield from future.result()
+    except BrokenExecutor:
+        raise RunError("a process of the search was ended", hint="it may have been out of memory") from None
+    finally:
+        for future in futures:
+            future.cancel()
 
 
 def _quiet() -> None:
     """A worker leaves it to its parent to end when a person says so."""
-    import signal
-
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+        signal.signal(number, signal.SIG_IGN if number == signal.SIGINT else signal.SIG_DFL)
 
 
 def _pieces(candidates: Iterable[Candidate], workers: int) -> list[list[Candidate]]:
@@ -220,5 +226,7 @@ def _pieces(candidates: Iterable[Candidate], workers: int) -> list[list[Candidat
 
 def _key(source: Source, profile: Profile) -> str:
     """What results depend on besides their candidates."""
-    text = json.dumps([print_module(source.imported.module), asdict(profile), str(source.options.training)], default=str)
+    text = json.dumps(
+        [print_module(source.imported.module), asdict(profile), str(source.options.training)], default=str
+    )
     return hashlib.sha256(text.encode()).hexdigest()

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import product
+from typing import Any
 
 from distir_relax.errors import DistIRError
 from distir_relax.schedules import schedule_named
@@ -69,7 +70,7 @@ class Space:
             return self.microbatches if self.trained else (1,)
         return tuple(count for count in self.microbatches if count > 1) or (1,)
 
-    def _options(self, data: int, tensor: int, pipeline: int) -> Iterator[dict[str, object]]:
+    def _options(self, data: int, tensor: int, pipeline: int) -> Iterator[dict[str, Any]]:
         zero = self.zero if data > 1 and self.trained else (0,)
         checkpoint = self.checkpoint if self.trained else ("none",)
         sequence = self.sequence_parallel if tensor > 1 else (False,)
