@@ -44,9 +44,9 @@ def search(
     `model` is (model, example_inputs), a `Training`, the path of an ONNX file, or ``file.py:function`` of a function
     that returns one of these; the function may have a parameter `global_batch`. `global_batch` is how many samples a
     step has, several numbers for several searches in one: with such a function any, otherwise no more than the example
-    has, which is the default. All D x T x P of `devices` are tried, with the numbers of `microbatches`, and the `schedules`,
-    `chunks`, ZeRO stages, `checkpoint`s and `sequence_parallel`s where they make a difference (`search.Space`). Stages
-    are cut as for the largest batch, or at `stages`.
+    has, which is the default. All D x T x P of `devices` are tried, with the numbers of `microbatches`, and the
+    `schedules`, `chunks`, ZeRO stages, `checkpoint`s and `sequence_parallel`s where they make a difference
+    (`search.Space`). Stages are cut as for the largest batch, or at `stages`.
 
     It uses `workers` processes, as many as there are cores unless given; under mpirun, where all ranks call this, the
     ranks but the first, and all return what they find. `resume` is a file that keeps what is done; a

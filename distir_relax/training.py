@@ -9,7 +9,7 @@ from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from distir_relax.bundle import BACKENDS, TrainingManifest, write_bundle
+from distir_relax.bundle import BACKENDS, Bundle, TrainingManifest, write_bundle
 from distir_relax.compiler import Plan, plan_of
 from distir_relax.cost.profile import Profile
 from distir_relax.errors import DistIRError, ImportModelError
@@ -83,10 +83,13 @@ class TrainingStep:
 
     def save(self, path: str | Path, backends: Sequence[str] = BACKENDS, overwrite: bool = True) -> Path:
         """Write the bundle, with parameters and state as they are now; see `Plan.save`."""
+        return write_bundle(self.bundle(backends), Path(path), overwrite)
+
+    def bundle(self, backends: Sequence[str] = BACKENDS) -> Bundle:
+        """All that ranks need, in memory, with parameters and state as they are now."""
         state = self.plan.session().state()
         current = replace(self.plan.imported, tensors={**self.plan.imported.tensors, **state})
-        bundle = replace(self.plan, imported=current).bundle(backends).for_training(self._manifest())
-        return write_bundle(bundle, Path(path), overwrite)
+        return replace(self.plan, imported=current).bundle(backends).for_training(self._manifest())
 
     def _manifest(self) -> TrainingManifest:
         """What `distir train` is to know."""

@@ -11,8 +11,9 @@ from pathlib import Path
 
 from distir_relax.calibration.fit import fit_device, fit_links
 from distir_relax.calibration.measurements import Measurements, joined, take
-from distir_relax.calibration.programs import fit_programs
-from distir_relax.calibration.samples import op_samples
+from distir_relax.calibration.programs import programs, write_programs
+from distir_relax.calibration.samples import dtypes_of, op_samples, scale_of
+from distir_relax.calibration.slowdown import fit_programs
 from distir_relax.calibration.statistics import undisturbed
 from distir_relax.cost.profile import Level, Profile, load_profile, print_profile
 from distir_relax.errors import RunError
@@ -63,18 +64,21 @@ def measure_ranks(ranks: int, device: str, passes: int) -> Measurements:
     """What `ranks` devices of this machine take, measured with mpirun. Raises RunError as `calibrate` does."""
     with tempfile.TemporaryDirectory() as folder:
         file = Path(folder) / "measured.json"
+        for dtype in dtypes_of(device):
+            write_programs(Path(folder), dtype, scale_of(device), ranks)
         if ranks == 1:
-            measure(file, device, passes, None)
-        elif launch(ranks, ["measure", str(file), "--device", device, "--passes", str(passes)]) != 0:
+            measure(file, device, passes, Path(folder), None)
+        elif launch(ranks, ["measure", str(file), folder, "--device", device, "--passes", str(passes)]) != 0:
             raise RunError("the measurement failed on some rank", hint="its messages are above; distir doctor may help")
         return Measurements.of(json.loads(file.read_text()))
 
 
-def measure(output: Path, device: str, passes: int, world: World | None) -> None:
-    """Run the microbenchmarks as one rank of a launch, or alone; rank 0 writes the times to `output` as JSON."""
+def measure(output: Path, device: str, passes: int, folder: Path, world: World | None) -> None:
+    """Run the microbenchmarks, and the programs in `folder`, as one rank of a launch, or alone; rank 0 writes the times
+    to `output` as JSON."""
     limit_threads(world.local_size if world else 1)
     keep_memory()
-    found = joined([take(device, world) for _ in range(passes)])
+    found = joined([take(device, folder, world) for _ in range(passes)])
     if world is None or world.rank == 0:
         output.write_text(json.dumps(found.plain()))
 
@@ -106,6 +110,6 @@ def fit(measured: Measurements, name: str = "", links: str | None = None) -> Cal
     profile = replace(profile, bandwidth_alone=profile.bandwidth * measured.bandwidth_ratio())
     for dtype, times in measured.programs.items():
         seconds = [undisturbed(row) for row in times]
-        profile, found = fit_programs(profile, dtype, measured.scale, ranks, seconds)
+        profile, found = fit_programs(profile, programs(dtype, measured.scale, ranks), seconds)
         note(found, dtype)
     return Calibration(profile, errors, f"{measured.device} on {machine.name}, {ranks} ranks, torch {machine.torch}")

@@ -20,6 +20,7 @@ from distir_relax.kernels.packing import pack_linear
 from distir_relax.layout import DeviceMesh
 from distir_relax.ops import lookup, torch_expression, torch_in_place
 from distir_relax.runtime.rank_session import RankSession
+from distir_relax.runtime.training.batches import numbers
 from distir_relax.runtime.world import World
 
 if TYPE_CHECKING:
@@ -116,13 +117,28 @@ def time_steps(world: World, bundle: Bundle, steps: int, device: str = "cpu") ->
     """The seconds of steps of a bundle on random inputs, each as long as it is on the slowest rank. Every rank calls
     this."""
     session = RankSession(world, bundle, device=device)
-    inputs = _random_inputs(bundle.manifest)
+    inputs = random_inputs(bundle.manifest)
     seconds = []
     for _ in range(WARM_UP + steps):
         # What comes together on the first rank is not timed, and would leave it behind the others.
         session(inputs, outputs=())
         seconds.append(session.seconds)
     return [max(column) for column in zip(*world.exchange(seconds), strict=True)][WARM_UP:]
+
+
+def random_inputs(manifest: Manifest) -> dict[str, torch.Tensor]:
+    """Numbers for each input: small ones where they may be indices, and of a step of training its own rate and seed."""
+    import torch
+
+    generator = torch.Generator().manual_seed(0)
+    found = {}
+    for tensor in manifest.inputs:
+        dtype = getattr(torch, tensor.dtype)
+        if dtype.is_floating_point:
+            found[tensor.name] = torch.randn(tensor.shape, generator=generator).to(dtype)
+        else:
+            found[tensor.name] = torch.randint(0, 2, tensor.shape, generator=generator).to(dtype)
+    return found if manifest.training is None else {**found, **numbers(manifest, 0)}
 
 
 def _collectives(
@@ -198,18 +214,3 @@ def _draw(kind: Any, device: str, generator: torch.Generator) -> torch.Tensor:
 
     dtype = getattr(torch, kind.dtype)
     return torch.randn(kind.shape, generator=generator, device=device).to(dtype)
-
-
-def _random_inputs(manifest: Manifest) -> dict[str, torch.Tensor]:
-    """Numbers for each input; small ones where they may be indices."""
-    import torch
-
-    generator = torch.Generator().manual_seed(0)
-    found = {}
-    for tensor in manifest.inputs:
-        dtype = getattr(torch, tensor.dtype)
-        if dtype.is_floating_point:
-            found[tensor.name] = torch.randn(tensor.shape, generator=generator).to(dtype)
-        else:
-            found[tensor.name] = torch.randint(0, 2, tensor.shape, generator=generator).to(dtype)
-    return found

@@ -16,12 +16,9 @@ from typing import Any
 
 from distir_relax.calibration.measure import CollectiveSample, time_collectives, time_ops
 from distir_relax.calibration.programs import time_programs
-from distir_relax.calibration.samples import op_samples
+from distir_relax.calibration.samples import dtypes_of, op_samples, scale_of
 from distir_relax.calibration.statistics import undisturbed
 from distir_relax.runtime.world import World
-
-DTYPES = {"cpu": ("float32",), "cuda": ("float32", "float16", "bfloat16")}
-"""The dtypes that are measured on each kind of device."""
 
 Times = list[list[float]]
 """Several times, in seconds, of each of several things."""
@@ -75,9 +72,12 @@ class Measurements:
         return max(1.0, median(undisturbed(a) / undisturbed(b) for a, b in zip(together, self.alone, strict=True)))
 
 
-def take(device: str, world: World | None) -> Measurements:
-    """One pass over everything, as one rank of a launch or alone. Every rank calls this; rank 0 has what counts."""
-    scale = 1 if device == "cpu" else 6
+def take(device: str, programs: Path, world: World | None) -> Measurements:
+    """One pass over everything, as one rank of a launch or alone. Every rank calls this; rank 0 has what counts.
+
+    `programs` is a folder that `write_programs` filled.
+    """
+    scale, dtypes = scale_of(device), dtypes_of(device)
     cold = cold_samples(scale)
     alone: Times = []
     several = world if world is not None and world.size > 1 else None
@@ -92,8 +92,8 @@ def take(device: str, world: World | None) -> Measurements:
         device=device,
         scale=scale,
         machine=_machine(device),
-        ops={d: _over_ranks(time_ops(op_samples(d, scale), device, world), world) for d in DTYPES[device]},
-        programs={d: time_programs(d, scale, device, world) for d in DTYPES[device]},
+        ops={d: _over_ranks(time_ops(op_samples(d, scale), device, world), world) for d in dtypes},
+        programs={d: time_programs(programs, d, device, world) for d in dtypes},
         alone=alone,
         collectives=[kind for kind, _ in collectives],
         collective_times=[times for _, times in collectives],

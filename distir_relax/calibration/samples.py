@@ -40,8 +40,18 @@ class OpSample:
         return f"{self.op}({', '.join(map(str, self.operands))})"
 
 
+def dtypes_of(device: str) -> tuple[str, ...]:
+    """The dtypes that are measured on a kind of device."""
+    return ("float32",) if device == "cpu" else ("float32", "float16", "bfloat16")
+
+
+def scale_of(device: str) -> int:
+    """What multiplies the larger sizes on a kind of device."""
+    return 1 if device == "cpu" else 6
+
+
 def op_samples(dtype: str, scale: int) -> list[OpSample]:
-    """The ops to run. `scale` multiplies the larger sizes: 1 for a core of a CPU, 8 for a GPU."""
+    """The ops to run. `scale` multiplies the larger sizes."""
     return [*_products(dtype, scale), *_elementwise(dtype, scale), *_rows(dtype, scale)]
 
 

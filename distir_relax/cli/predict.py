@@ -90,13 +90,13 @@ def calibrate(
 
 
 @app.command(hidden=True)
-def measure(output: Path, device: DeviceOption = Device.cpu, passes: int = 1) -> None:
+def measure(output: Path, programs: Path, device: DeviceOption = Device.cpu, passes: int = 1) -> None:
     """One rank of `distir calibrate`."""
     from distir_relax.calibration.calibrate import measure as run_benchmarks
     from distir_relax.runtime.join import joined_world
 
     with joined_world() as world:
-        run_benchmarks(output, device.value, passes, world)
+        run_benchmarks(output, device.value, passes, programs, world)
         if world is not None:
             world.close()
 

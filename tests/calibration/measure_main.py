@@ -1,11 +1,11 @@
-"""One rank of `distir measure` with a few of the samples: `measure_main.py OUTPUT`."""
+"""One rank of `distir measure` with a few of the samples: `measure_main.py OUTPUT PROGRAMS`."""
 
 from __future__ import annotations
 
 import sys
 from pathlib import Path
 
-from distir_relax.calibration import calibrate, measure, measurements, programs, samples
+from distir_relax.calibration import calibrate, measure, measurements, samples
 from distir_relax.runtime.join import join_world
 
 
@@ -15,11 +15,9 @@ def few(dtype: str, scale: int) -> list[samples.OpSample]:
 
 
 if __name__ == "__main__":
-    every = programs.programs
     measurements.op_samples = few
     measure.payloads = lambda scale: (3, 3_100)
-    programs.programs = lambda dtype, scale, ranks: [every(dtype, scale, ranks)[i] for i in (0, 4, 8)]
     world = join_world()
     assert world is not None
-    calibrate.measure(Path(sys.argv[1]), "cpu", 2, world)
+    calibrate.measure(Path(sys.argv[1]), "cpu", 2, Path(sys.argv[2]), world)
     world.close()

@@ -11,11 +11,11 @@ import torch
 
 import distir_relax as dr
 from distir_relax.analysis.simulate import simulate_module
-from distir_relax.bundle import read_bundle
-from distir_relax.calibration import programs as calibration_programs
-from distir_relax.calibration import validate
+from distir_relax.bundle import read_bundle, write_bundle
+from distir_relax.calibration import calibrate, validate
 from distir_relax.calibration.measure import CollectiveSample
 from distir_relax.calibration.measurements import Machine, Measurements, cold_samples, joined
+from distir_relax.calibration.programs import programs
 from distir_relax.calibration.samples import op_samples, payloads
 from distir_relax.calibration.statistics import undisturbed
 from distir_relax.cost.network import seconds_of
@@ -64,13 +64,15 @@ def test_what_disturbs_half_of_the_time_does_not_count() -> None:
 
 @pytest.mark.mpirun
 def test_ranks_measure_together(tmp_path: Path) -> None:
-    done = mpirun(2, Path(__file__).parent / "measure_main.py", tmp_path / "measured.json")
+    for number, sample in enumerate(programs("float32", 1, 2)[:3] + programs("float32", 1, 2)[-3:]):
+        write_bundle(sample.bundle, tmp_path / f"float32-{number:03}.dist")
+    done = mpirun(2, Path(__file__).parent / "measure_main.py", tmp_path / "measured.json", tmp_path)
     assert done.returncode == 0, done.stderr
     found = Measurements.of(json.loads((tmp_path / "measured.json").read_text()))
     chosen = few("float32", 1)
     assert len(found.ops["float32"]) == len(chosen)
     assert len(found.alone) == sum(sample.cold for sample in chosen) > 0
-    assert len(found.programs["float32"]) == 3
+    assert len(found.programs["float32"]) == 6
     kinds = {(kind.collective, kind.bytes) for kind in found.collectives}
     assert kinds >= {("all_reduce", 12), ("all_reduce", 12_400), ("send", 12_400), ("all_gather", 12)}
     for times in (*found.ops["float32"], *found.alone, *found.programs["float32"], *found.collective_times):
@@ -100,8 +102,7 @@ def test_validate_calibrates_in_turn_with_the_runs(
         return made_up(ranks)
 
     monkeypatch.setattr(validate, "measure_ranks", measured)
-    monkeypatch.setattr(calibration_programs, "_ROUNDS", 25)
-    monkeypatch.setattr(calibration_programs, "programs", some_programs)
+    monkeypatch.setattr(calibrate, "programs", some_programs)
     found = validate.validate([str(bundle)], None, steps=2, passes=2)
     assert taken == [(2, "cpu", 1), (2, "cpu", 1)]
     assert found.calibration is not None
@@ -117,13 +118,12 @@ def test_validate_calibrates_in_turn_with_the_runs(
 
 def made_up(ranks: int) -> Measurements:
     """What a machine like `TRUE` would take for everything that is measured."""
-    modules = [as_ranks_run(sample.module) for sample in some_programs("float32", 1, ranks)]
     kinds = [CollectiveSample(name, 2, 4 * n) for name in ("all_reduce", "all_gather", "send") for n in payloads(1)]
     return replace(
         FIRST,
         ranks=ranks,
         ops={"float32": [[seconds(TRUE, sample)] for sample in op_samples("float32", 1)]},
-        programs={"float32": [[simulate_module(module, TRUE).makespan] for module in modules]},
+        programs={"float32": [[simulate_module(s.module, TRUE).makespan] for s in some_programs("float32", 1, ranks)]},
         alone=[],
         collectives=kinds,
         collective_times=[[seconds_of(TRUE, k.collective, (0, 1), [k.bytes] * 2)] for k in kinds],

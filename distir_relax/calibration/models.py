@@ -1,0 +1,55 @@
+"""The torch models that calibration runs; their sizes are not those of any model that a profile is validated with."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    import torch
+    from torch import nn
+
+HEADS = 5
+
+
+def feed_forward_model(layers: int, width: int, dtype: str) -> nn.Module:
+    """Linear layers of `width` x `width`, each with a ReLU behind it."""
+    import torch
+    from torch import nn
+
+    with torch.random.fork_rng(devices=()):
+        torch.manual_seed(0)
+        parts = [part for _ in range(layers) for part in (nn.Linear(width, width), nn.ReLU())]
+        return nn.Sequential(*parts).to(getattr(torch, dtype))
+
+
+def attention_model(blocks: int, width: int, dtype: str) -> nn.Module:
+    """Blocks of attention with `HEADS` heads and a feed-forward, each behind a norm: rows x length x `width`."""
+    import torch
+    import torch.nn.functional as F
+    from torch import nn
+
+    class Block(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.first, self.second = nn.LayerNorm(width), nn.LayerNorm(width)
+            self.qkv, self.out = nn.Linear(width, 3 * width), nn.Linear(width, width)
+            self.up, self.down = nn.Linear(width, 3 * width), nn.Linear(3 * width, width)
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            rows, length, _ = x.shape
+            heads = self.qkv(self.first(x)).view(rows, length, 3, HEADS, width // HEADS).permute(2, 0, 3, 1, 4)
+            attended = F.scaled_dot_product_attention(*heads.unbind())
+            x = x + self.out(attended.transpose(1, 2).reshape(rows, length, width))
+            hidden: torch.Tensor = self.down(F.gelu(self.up(self.second(x))))
+            return x + hidden
+
+    with torch.random.fork_rng(devices=()):
+        torch.manual_seed(0)
+        return nn.Sequential(*(Block() for _ in range(blocks))).to(getattr(torch, dtype))
+
+
+def example(shape: tuple[int, ...], dtype: str) -> torch.Tensor:
+    """Numbers of a normal distribution, always the same."""
+    import torch
+
+    return torch.randn(shape, generator=torch.Generator().manual_seed(1)).to(getattr(torch, dtype))
