@@ -12,16 +12,7 @@ from dataclasses import dataclass, field, replace
 
 from distir_relax.analysis.classes import DeviceClasses, Devices
 from distir_relax.analysis.interpreter import Domain, Interpreter, steps_of
-from distir_relax.analysis.memory import (
-    ACTIVATIONS,
-    CATEGORIES,
-    GRADIENTS,
-    OF_ROLE,
-    STATE,
-    WEIGHTS,
-    WORKSPACE,
-    Gradients,
-)
+from distir_relax.analysis.memory import ACTIVATIONS, CATEGORIES, GRADIENTS, LASTING, OF_ROLE, WORKSPACE, Gradients
 from distir_relax.analysis.repeated import repeated_steps
 from distir_relax.analysis.simulation import Called, Change, Event, Peak, Simulation
 from distir_relax.analysis.work import Bytes, Planner, Work
@@ -29,8 +20,6 @@ from distir_relax.cost.profile import Profile
 from distir_relax.errors import ProfileError, VerificationError
 from distir_relax.ir import Function, Module, Op, Repeated, Value, uncollected
 from distir_relax.ops import lookup
-
-_LASTING = frozenset({WEIGHTS, GRADIENTS, STATE})
 
 
 def simulate_module(module: Module, profile: Profile) -> Simulation:
@@ -209,7 +198,7 @@ class _Simulator(Domain[Handle]):
         # What lives through a step is pushed out of a cache by the rest of it.
         lasting: tuple[bool, ...] = ()
         if self.tells_lasting:
-            kept = [handle.category in _LASTING for handle in operands]
+            kept = [handle.category in LASTING for handle in operands]
             lasting = (*kept, *[value.name in frame.gradients for value in op.results])
         work = frame.works.get((id(op), lasting))
         if work is None:

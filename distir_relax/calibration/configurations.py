@@ -76,8 +76,9 @@ def _of_plan(name: str, plan: Plan, bundle: Bundle, compared: Sequence[str]) -> 
 
 def _group(plan: Plan, compared: Sequence[str]) -> str:
     """What a plan has in common with those that it is compared with; "" where there is nothing to compare."""
-    if plan.strategy is None or not compared:
+    strategy = plan.source.strategy
+    if strategy is None or not compared:
         return ""
-    alike = [f"{name}={value}" for name, value in asdict(plan.strategy).items() if name not in compared]
+    alike = [f"{name}={value}" for name, value in asdict(strategy).items() if name not in compared]
     inputs = [str(item.value.type) for item in plan.modules["global"].main.inputs if item.role == "input"]
     return " ".join([plan.name, *alike, *inputs])
