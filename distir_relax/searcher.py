@@ -8,7 +8,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from distir_relax.calibration.validate import Validation, validate
+from distir_relax.calibration.outcomes import Validation
+from distir_relax.calibration.validate import validate
 from distir_relax.compiler import Plan
 from distir_relax.cost.profile import Profile, as_profile
 from distir_relax.errors import DistIRError

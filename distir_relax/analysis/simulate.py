@@ -12,7 +12,7 @@ from dataclasses import dataclass, field, replace
 
 from distir_relax.analysis.classes import DeviceClasses, Devices
 from distir_relax.analysis.interpreter import Domain, Interpreter, steps_of
-from distir_relax.analysis.memory import ACTIVATIONS, CATEGORIES, GRADIENTS, OF_ROLE, WEIGHTS, WORKSPACE, Gradients
+from distir_relax.analysis.memory import ACTIVATIONS, CATEGORIES, GRADIENTS, LASTING, OF_ROLE, WORKSPACE, Gradients
 from distir_relax.analysis.repeated import repeated_steps
 from distir_relax.analysis.simulation import Called, Change, Event, Peak, Simulation
 from distir_relax.analysis.work import Bytes, Planner, Work
@@ -87,7 +87,7 @@ class _Frame:
     made_on: dict[str, int]
     clocks: list[int]
     classes: int
-    works: dict[tuple[int, bool], Work]
+    works: dict[tuple[int, tuple[bool, ...]], Work]
     live: list[list[int]] = field(init=False)
     total: list[int] = field(init=False)
     peaks: list[Peak] = field(init=False)
@@ -150,7 +150,7 @@ class _Simulator(Domain[Handle]):
     gradients: Gradients = field(init=False)
     tells_lasting: bool = field(init=False)
     """Whether an op on weights or gradients may take another time than on other data."""
-    _works: dict[tuple[str, int], dict[tuple[int, bool], Work]] = field(default_factory=dict)
+    _works: dict[tuple[str, int], dict[tuple[int, tuple[bool, ...]], Work]] = field(default_factory=dict)
     _made_on: dict[str, dict[str, int]] = field(default_factory=dict)
     _summaries: dict[object, _Summary] = field(default_factory=dict)
     _streams_in: dict[str, bool] = field(default_factory=dict)
@@ -195,11 +195,11 @@ class _Simulator(Domain[Handle]):
 
     def apply(self, op: Op, operands: Sequence[Handle]) -> list[Handle]:
         frame = self.frames[-1]
-        # Weights and gradients live through a step, in which others push them out of a cache.
-        lasting = self.tells_lasting and (
-            any(handle.category in (WEIGHTS, GRADIENTS) for handle in operands)
-            or any(value.name in frame.gradients for value in op.results)
-        )
+        # What lives through a step is pushed out of a cache by the rest of it.
+        lasting: tuple[bool, ...] = ()
+        if self.tells_lasting:
+            kept = [handle.category in LASTING for handle in operands]
+            lasting = (*kept, *[value.name in frame.gradients for value in op.results])
         work = frame.works.get((id(op), lasting))
         if work is None:
             work = self.planner.plan(op, frame.devices, frame.made_on, lasting)
