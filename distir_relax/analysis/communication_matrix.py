@@ -15,6 +15,7 @@ import numpy as np
 import numpy.typing as npt
 
 from distir_relax.analysis.classes import Devices, groups_along, mesh_with
+from distir_relax.analysis.repeated import with_all_ops
 from distir_relax.errors import ProfileError
 from distir_relax.ir import Function, Module, Op, PlacedType
 from distir_relax.layout import Collective
@@ -46,9 +47,9 @@ def bytes_between(module: Module) -> CommunicationMatrix:
 
     Raises `VerificationError` for a program that lacks types, `ProfileError` for a communication of an unknown kind.
     """
-    counter = _Counter(module)
+    counter = _Counter(with_all_ops(module))
     total: dict[_Links, float | Array] = {}
-    for (number, onto), times in counter.ops_of(module.main, None).items():
+    for (number, onto), times in counter.ops_of(counter.module.main, None).items():
         for links, sent in counter.sent(counter.ops[number], onto):
             total[links] = total.get(links, 0.0) + times * sent
     found: Counter[tuple[int, int]] = Counter()

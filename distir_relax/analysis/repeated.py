@@ -41,6 +41,16 @@ def repeated_steps(module: Module, repeated: Repeated) -> tuple[Steps, list[Inpu
     return (steps if order is None else _scheduled(steps, order)), inputs
 
 
+def with_all_ops(module: Module) -> Module:
+    """A module whose entry has the ops of all microbatches, for whom counts ops; values have the names of those that
+    stand for them. Raises as `repeated_steps` does."""
+    repeated = next((record for record in module.records if isinstance(record, Repeated)), None)
+    if repeated is None:
+        return module
+    steps, _ = repeated_steps(module, repeated)
+    return replace(module, functions=(replace(module.main, ops=tuple(steps.ops)), *module.functions[1:]))
+
+
 def _scheduled(steps: Steps, order: Scheduled) -> Steps:
     places = {name: number for number, name in enumerate(order.names)}
     wanted: dict[int, int] = {}

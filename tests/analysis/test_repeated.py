@@ -6,12 +6,14 @@ import re
 from dataclasses import replace
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
 from torch import nn
 
 import distir_relax as dr
+from distir_relax.analysis.communication_matrix import bytes_between
 from distir_relax.analysis.memory import ACTIVATIONS
 from distir_relax.analysis.simulate import simulate_module
 from distir_relax.analysis.simulation import Simulation
@@ -99,6 +101,9 @@ def assert_same(source: Source, profile: Profile, samples: int | None = None) ->
     assert any(isinstance(record, Repeated) for record in part.records)
     simulated, whole = simulate_module(part, profile), simulate_module(source.distributed(samples=samples), profile)
     assert found(simulated) == found(whole)
+    ours, theirs = bytes_between(simulated.module), bytes_between(whole.module)
+    assert np.array_equal(ours.bytes, theirs.bytes)
+    assert np.array_equal(ours.target, theirs.target)
     return simulated
 
 
