@@ -22,3 +22,8 @@ def size(value: float) -> str:
 def count(number: int, what: str) -> str:
     """How many of something: ``1 device``, ``4,096 devices``."""
     return f"{number:,} {what}{'' if number == 1 else 's'}"
+
+
+def rate(value: float) -> str:
+    """So many a second, to four digits: ``76,800/s``."""
+    return f"{float(f'{value:.4g}'):,.0f}/s" if value >= 1000 else f"{value:.4g}/s"

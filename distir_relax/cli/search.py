@@ -15,6 +15,7 @@ from distir_relax.cli.app import app
 from distir_relax.cli.interrupts import Interrupted
 from distir_relax.cli.options import StagesOption, read_stages
 from distir_relax.errors import DistIRError
+from distir_relax.units import rate
 
 if TYPE_CHECKING:
     from distir_relax.planner import Outcome, Search
@@ -46,6 +47,9 @@ def search(
     ] = None,
     execute: Annotated[int, typer.Option(min=0, metavar="N", help="Run the N best on this machine's ranks.")] = 0,
     csv: Annotated[Path | None, typer.Option(help="Write all configurations to this .csv.")] = None,
+    html: Annotated[
+        Path | None, typer.Option(help="Write a page with table, charts and time lines to this .html.")
+    ] = None,
     json: Annotated[bool, typer.Option("--json", help="Print the result as JSON.")] = False,
 ) -> None:
     """Find the fastest strategy that fits into memory, by simulating all of them.
@@ -67,6 +71,10 @@ def search(
         return
     if csv is not None:
         write_text(csv, csv_text(found))
+    if html is not None:
+        from distir_relax.report.search_page import write_search_page
+
+        write_search_page(found, html, model, found.simulate)
     _tell(model, found, top, execute, json)
 
 
@@ -128,7 +136,7 @@ class SearchProgress:
         self.seen.append(outcome)
         if self._bar is not None:
             best = max((o for o in self.seen if o.fits), key=lambda o: o.throughput, default=None)
-            text = f"{best.strategy} {best.throughput:,.4g}/s" if best else "nothing fits yet"
+            text = f"{best.strategy} {rate(best.throughput)}" if best else "nothing fits yet"
             self._bar.update(self._task, total=total, completed=len(self.seen), description=text)
 
     def stop(self) -> None:

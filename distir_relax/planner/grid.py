@@ -19,6 +19,7 @@ from multiprocessing import active_children, get_context
 from pathlib import Path
 from typing import Any, TextIO
 
+from distir_relax.analysis.simulation import Simulation
 from distir_relax.cost.profile import Profile
 from distir_relax.errors import DistIRError, RunError
 from distir_relax.ir import print_module
@@ -43,6 +44,12 @@ class Search:
     outcomes: tuple[Outcome, ...]
     known: int = 0
     seconds: float = 0.0
+    evaluator: Evaluator | None = field(default=None, repr=False, compare=False)
+
+    def simulate(self, candidate: Candidate) -> Simulation:
+        """The simulation of one of the candidates, with its time line, as the search made it. Raises as that does."""
+        assert self.evaluator is not None, "a search that is known from its outcomes alone has no model"
+        return self.evaluator.simulate(candidate)
 
     @property
     def ranked(self) -> list[Outcome]:
@@ -150,7 +157,7 @@ def search_grid(
         if told is not None:
             told(outcome, len(candidates))
     outcomes = tuple(found[candidate] for candidate in candidates)
-    return Search(space, profile, outcomes, known, time.perf_counter() - start)
+    return Search(space, profile, outcomes, known, time.perf_counter() - start, evaluator)
 
 
 _EVALUATOR: Evaluator | None = None

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 from distir_relax.cost.profile import Profile
@@ -23,7 +24,8 @@ def search_on_ranks(
     from mpi4py.futures import MPICommExecutor
 
     world = MPI.COMM_WORLD
-    begin_worker(Evaluator(source, profile, space.candidates()))
+    evaluator = Evaluator(source, profile, space.candidates())
+    begin_worker(evaluator)
     found: Search | DistIRError | None = None
     with MPICommExecutor(world, root=0) as executor:
         if executor is not None:
@@ -35,7 +37,8 @@ def search_on_ranks(
                 )  # fmt: skip
             except DistIRError as error:
                 found = error
-    shared: Search | DistIRError = world.bcast(found, root=0)
+    sent = replace(found, evaluator=None) if isinstance(found, Search) else found
+    shared: Search | DistIRError = world.bcast(sent, root=0)
     if isinstance(shared, DistIRError):
         raise shared
-    return shared
+    return replace(shared, evaluator=evaluator)

@@ -8,7 +8,7 @@ from collections import Counter
 from collections.abc import Sequence
 
 from distir_relax.planner import Outcome, Search
-from distir_relax.units import count, seconds, size
+from distir_relax.units import count, rate, seconds, size
 
 COLUMNS = ("strategy", "samples", "throughput", "step", "memory", "bubble", "communication")
 
@@ -16,10 +16,10 @@ COLUMNS = ("strategy", "samples", "throughput", "step", "memory", "bubble", "com
 def table(search: Search, top: int = 10) -> str:
     """The best of a search, and what became of the others."""
     ranked = search.ranked
-    lines = [_head(search), ""]
+    lines = [headline(search), ""]
     if ranked:
-        return "\n".join([*lines, outcomes_table(ranked, top), "", *_discarded(search)])
-    lines += _discarded(search)
+        return "\n".join([*lines, outcomes_table(ranked, top), "", *discarded(search)])
+    lines += discarded(search)
     if search.too_large:
         least = search.too_large[0]
         lines.append(
@@ -32,7 +32,7 @@ def table(search: Search, top: int = 10) -> str:
 def outcomes_table(outcomes: Sequence[Outcome], top: int) -> str:
     """The fastest of outcomes that fit."""
     best = sorted((o for o in outcomes if o.fits), key=lambda o: -o.throughput)[:top]
-    rows = [COLUMNS, *map(_row, best)]
+    rows = [COLUMNS, *map(cells, best)]
     widths = [max(len(row[i]) for row in rows) for i in range(len(COLUMNS))]
 
     def line(row: Sequence[str]) -> str:
@@ -53,7 +53,8 @@ def csv_text(search: Search) -> str:
     return text.getvalue()
 
 
-def _head(search: Search) -> str:
+def headline(search: Search) -> str:
+    """What was searched, and how long it took."""
     space = search.space
     batches = f"{space.batches[0]} samples" if len(space.batches) == 1 else f"{len(space.batches)} batches"
     known = f", {search.known} of them known before" if search.known else ""
@@ -63,14 +64,16 @@ def _head(search: Search) -> str:
     )
 
 
-def _row(outcome: Outcome) -> tuple[str, ...]:
+def cells(outcome: Outcome) -> tuple[str, ...]:
+    """An outcome as a row of the table, under `COLUMNS`."""
     return (
-        outcome.strategy, f"{outcome.samples:,}", f"{outcome.throughput:,.4g}/s", seconds(outcome.seconds),
+        outcome.strategy, f"{outcome.samples:,}", rate(outcome.throughput), seconds(outcome.seconds),
         size(outcome.memory), f"{outcome.bubble:.1%}", f"{outcome.communication:.1%}",
     )  # fmt: skip
 
 
-def _discarded(search: Search) -> list[str]:
+def discarded(search: Search) -> list[str]:
+    """How many do not fit or cannot be compiled, and why."""
     lines = []
     if large := search.too_large:
         need = f"{size(large[0].memory)} to {size(large[-1].memory)}" if len(large) > 1 else size(large[0].memory)

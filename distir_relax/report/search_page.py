@@ -1,0 +1,99 @@
+"""What a search found, as one HTML file that needs nothing else: table, charts, and the time lines of the best."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from html import escape
+from importlib import resources
+from pathlib import Path
+from string import Template
+from typing import Any
+
+from distir_relax.analysis.simulation import Simulation
+from distir_relax.planner import Candidate, Outcome, Search
+from distir_relax.report.search import COLUMNS, cells, discarded, headline
+from distir_relax.report.simulation import write_text
+from distir_relax.report.strip import strips
+from distir_relax.units import rate, seconds, size
+
+TIME_LINES = 40
+"""Of how many configurations a page has time lines: they are simulated once more for it."""
+
+
+def write_search_page(search: Search, path: Path, model: str, simulate: Callable[[Candidate], Simulation]) -> None:
+    """Write `search_page` to a file. Raises `DistIRError` when it cannot be written."""
+    write_text(path, search_page(search, model, simulate))
+
+
+def search_page(search: Search, model: str, simulate: Callable[[Candidate], Simulation], top: int = 20) -> str:
+    """The page's text. `model` is how the command line names the model; `simulate` gives a candidate's time line."""
+    folder = resources.files("distir_relax.report") / "templates"
+    drawn = {o: strips(simulate(o.candidate)) for o in _with_time_line(search)}
+    points = [_point(outcome, drawn.get(outcome)) for outcome in search.outcomes if outcome.seconds]
+    data = {
+        "points": points, "memory": search.profile.memory, "model": model, "profile": search.profile.name,
+        "batches": list(search.space.batches),
+    }  # fmt: skip
+    numbers = {(point["strategy"], point["samples"]): i for i, point in enumerate(points)}
+    rows = "".join(_row(outcome, numbers[outcome.strategy, outcome.samples]) for outcome in search.ranked[:top])
+    return Template((folder / "search.html").read_text()).substitute(
+        title=escape(f"{model} on {search.space.devices} devices of {search.profile.name}"),
+        style=(folder / "page.css").read_text(),
+        headline="".join(_figure(*row) for row in _figures(search)),
+        note=escape(". ".join((headline(search), *discarded(search)))),
+        columns="".join(f"<th>{name}</th>" for name in COLUMNS),
+        rows=rows,
+        # A script ends at "</script" wherever that stands, so no "<" may be in its data.
+        data=json.dumps(data, separators=(",", ":")).replace("<", "\\u003c"),
+        script="\n".join((folder / name).read_text() for name in ("common.js", "search.js")),
+    )
+
+
+def _with_time_line(search: Search) -> list[Outcome]:
+    """The best of all, of each batch, and of each D/T/P."""
+    ranked = search.ranked or search.too_large
+    by_degrees: dict[object, Outcome] = {}
+    for outcome in ranked:
+        s = outcome.candidate.strategy
+        by_degrees.setdefault((s.data, s.tensor, s.pipeline), outcome)
+    chosen = dict.fromkeys([*ranked[:10], *search.best_by_batch().values(), *by_degrees.values(), *ranked])
+    return list(chosen)[:TIME_LINES]
+
+
+def _point(outcome: Outcome, lanes: list[dict[str, Any]] | None) -> dict[str, Any]:
+    s = outcome.candidate.strategy
+    degrees = {"D": s.data, "T": s.tensor, "P": s.pipeline}
+    most = max(degrees, key=lambda name: degrees[name])
+    found: dict[str, Any] = {
+        "strategy": outcome.strategy, "samples": outcome.samples, "seconds": outcome.seconds,
+        "throughput": outcome.throughput, "memory": outcome.memory, "fits": outcome.fits,
+        "bubble": round(outcome.bubble, 5), "communication": round(outcome.communication, 5), "kind": "DTP".index(most),
+    }  # fmt: skip
+    return found if lanes is None else {**found, "lanes": lanes}
+
+
+def _figures(search: Search) -> list[tuple[str, str, str]]:
+    fitting = search.ranked
+    best = fitting[0] if fitting else None
+    return [
+        (
+            "best strategy",
+            best.strategy if best else "nothing fits",
+            f"{best.samples:,} samples a step" if best else "",
+        ),
+        ("throughput", rate(best.throughput) if best else "-", seconds(best.seconds) if best else ""),
+        ("memory", size(best.memory) if best else "-", f"of {size(search.profile.memory)}"),
+        ("configurations", f"{len(search.outcomes):,}", f"{len(fitting):,} fit"),
+        ("searched in", seconds(search.seconds), f"{search.known:,} known before" if search.known else ""),
+    ]
+
+
+def _figure(name: str, value: str, note: str) -> str:
+    return f'<div class="figure"><dt>{escape(name)}</dt><dd>{escape(value)}</dd><small>{escape(note)}</small></div>'
+
+
+def _row(outcome: Outcome, number: int) -> str:
+    first, *others = map(escape, cells(outcome))
+    link = f'<button type="button" class="pick" data-point="{number}">{first}</button>'
+    return f"<tr><td>{link}</td>{''.join(f'<td>{text}</td>' for text in others)}</tr>"
