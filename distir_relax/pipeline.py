@@ -99,7 +99,7 @@ def compile_passes(
         placed = (Pipeline(*shape, machine.with_devices(strategy.devices)),)
     parts = None
     if strategy is not None and (strategy.microbatches > 1 or samples is not None):
-        parts = Microbatches(strategy.microbatches, hazards, repeated, samples)
+        parts = Microbatches(strategy.microbatches, hazards, repeated, samples, training is not None)
     passes += _strategy_passes(strategy, training, cut, parts)
     return (*passes, Propagate(mesh), DelayReductions(hazards), ToDistIR(tail), *placed, Project(), FuseLocal())
 

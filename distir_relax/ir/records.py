@@ -95,7 +95,8 @@ class Divided:
 class Repeated:
     """Of `count` microbatches only some are written out, for a simulation: each stands for those that do as it does.
 
-    `firsts` are their numbers; each stands for all up to the next. `parts` says of which of those a value is, each as
+    `firsts` are their numbers; each stands for all up to the next. Where something is `summed` over them (or 0), the
+    first, which begins the sums, and the last stand for themselves. `parts` says of which of those a value is, as
     ``name:part``, and `totals` are the values of the last that are made of all of them.
     """
 
@@ -103,6 +104,7 @@ class Repeated:
     firsts: str
     parts: str = ""
     totals: str = ""
+    summed: int = 1
 
     @property
     def ranges(self) -> tuple[range, ...]:

@@ -40,6 +40,7 @@ from distir_relax.ir import (
 )
 from distir_relax.layout import Collective, DeviceMesh, Shard, held_intervals
 from distir_relax.layout.division import balanced
+from distir_relax.lowering.one_by_one import one_by_one
 from distir_relax.lowering.project import project, rank_kinds
 from distir_relax.lowering.to_distir import ToDistIR
 from distir_relax.ops import Builder, Trait, lookup
@@ -58,7 +59,7 @@ class Microbatches:
     Inputs and outputs with samples become one for each part: ``x.0``, ``x.1``, … (`Divided` records say so). Where
     `repeated`, as many are written out as do unlike things, which a `Repeated` record says. `samples` is how many
     samples there are, if they are fewer than the program has: for a simulation, too, since what is said of all of them
-    is still said of those that the program has.
+    is still said of those that the program has. `summed` is whether something is likely to be, as in training.
     """
 
     takes: ClassVar[tuple[str, ...]] = ("global",)
@@ -67,13 +68,23 @@ class Microbatches:
     hazards: Hazards = field(default=Hazards(), repr=False)
     repeated: bool = False
     samples: int | None = None
+    summed: bool = True
 
     def run(self, module: Module) -> Module:
         """The module that works through one part after the other. Raises what propagation raises."""
+        if self.repeated and not self.summed:
+            try:
+                return self._written(module, False)
+            except VerificationError:
+                # Something is summed all the same.
+                return self._written(module, True)
+        return self._written(module, True)
+
+    def _written(self, module: Module, summed: bool) -> Module:
         batch = [record for record in module.records if isinstance(record, BatchDim)]
         total = batch[0].size if batch else 0
         samples = total if self.samples is None else self.samples
-        firsts = chosen(samples, self.count) if self.repeated else tuple(range(self.count))
+        firsts = chosen(samples, self.count, summed) if self.repeated else tuple(range(self.count))
         sizes = [balanced(samples, self.count)[number] for number in firsts]
         rest = total - sum(sizes)
         if self.count == 1 and not rest:
@@ -86,20 +97,22 @@ class Microbatches:
         marked = replace(aside, functions=(mark_inputs(aside.main, marks), *aside.functions[1:]), meshes=(mesh,))
         sharded = DelayReductions(self.hazards, stages_apart=True).run(Propagate(mesh).run(replace(marked, records=())))
         placed = ToDistIR(in_time=True).run(sharded)
-        writer = _Unrolled(placed, len(sizes))
+        writer = _Unrolled(placed, len(sizes), summed)
         unrolled, divided = writer.run(sharded.main)
         functions = tuple(_renamed(f, ASIDE, MARK) for f in unrolled)
         found = [writer.repeated(self.count, firsts)] if self.repeated else []
         return replace(module, functions=functions, records=(*module.records, *divided, *found))
 
 
-def chosen(samples: int, count: int) -> tuple[int, ...]:
-    """The microbatches that stand for all `count` of them: the first, the second, the last, each of another size.
+def chosen(samples: int, count: int, summed: bool = True) -> tuple[int, ...]:
+    """The microbatches that stand for all `count` of them: the first, and each of another size.
 
-    The first begins the sums that the others go on with, and what is behind the last is done once.
+    Where something is `summed` over them also the second and the last: the first begins what the others go on with, and
+    what is behind the last is done once.
     """
     sizes = balanced(samples, count)
-    return tuple(n for n in range(count) if n < 2 or n == count - 1 or sizes[n] != sizes[n - 1])
+    ends = {0, 1, count - 1} if summed else {0}
+    return tuple(n for n in range(count) if n in ends or sizes[n] != sizes[n - 1])
 
 
 def _cut(record: BatchDim, times: int, parts: Sequence[int]) -> str:
@@ -132,6 +145,7 @@ class _Unrolled:
 
     module: Module
     count: int
+    summed: bool = True
     g: Builder = field(default_factory=Builder)
     functions: dict[str, list[Function]] = field(default_factory=dict)
     """The distinct functions that microbatches have of each function."""
@@ -162,42 +176,19 @@ class _Unrolled:
         outputs: list[Output] = []
         for output, before_ in zip(main.outputs, laid_out.outputs, strict=True):
             outputs += self._outputs(output, before_, env[output.value.name], divided)
-        whole = Function(main.name, tuple(self.g.inputs), tuple(self._in_order()), tuple(outputs))
+        whole = Function(
+            main.name,
+            tuple(self.g.inputs),
+            tuple(one_by_one(self.g.ops, self.parts, self.totals, self.places)),
+            tuple(outputs),
+        )
         whole = replace(whole, ops=live_ops(whole))
         return (whole, *self._called(whole)), divided
 
     def repeated(self, count: int, firsts: Sequence[int]) -> Repeated:
         """The record of what was written, of `count` microbatches those of the numbers `firsts`."""
         parts = (f"{name}:{part}" for name, part in self.parts.items() if part >= 0)
-        return Repeated(count, " ".join(map(str, firsts)), " ".join(parts), " ".join(self.totals))
-
-    def _in_order(self) -> list[Op]:
-        """The ops, what is done for one microbatch before the next: as late as it can be where all meet."""
-        ops, parts = self.g.ops, self.parts
-        after = set(self.totals)
-        """What is the same for all microbatches, and made when they are done."""
-        for op in ops:
-            if parts[op.results[0].name] < 0 and any(v.name in after for v in op.operands):
-                after.update(v.name for v in op.results)
-        # How many times microbatches meet behind an op, for one of them to go on with.
-        meetings: dict[str, int] = {}
-        for op in reversed(ops):
-            behind = max(meetings.get(v.name, 0) for v in op.results)
-            is_of_one = parts[op.results[0].name] >= 0
-            for v in op.operands:
-                meetings[v.name] = max(meetings.get(v.name, 0), behind + (is_of_one and v.name in after))
-            meetings.update((v.name, behind) for v in op.results)
-        turns: dict[str, int] = {}
-        for op in ops:
-            name = op.results[0].name
-            same = [turns.get(v.name, parts[v.name]) for v in op.operands if meetings[v.name] == meetings[name]]
-            turns.update((v.name, max([parts[name], *same])) for v in op.results)
-
-        def place(op: Op) -> tuple[int, int, int]:
-            name = op.results[0].name
-            return -meetings[name], turns[name], self.places[name]
-
-        return sorted(ops, key=place)
+        return Repeated(count, " ".join(map(str, firsts)), " ".join(parts), " ".join(self.totals), int(self.summed))
 
     def _input(self, item: Input, before: Value, divided: list[Divided]) -> _Parts:
         name, (placement,) = item.value.name, before.dtensor.placements
@@ -262,7 +253,8 @@ class _Unrolled:
         self.g.location, self.g.hint = op.location, prefix + op.results[0].name
         rows = [local_attrs(op.attrs, index) for index in range(self.count)]
         if semantics.in_turn is not None:
-            if self.module.meshes[0].size > self.count and entry.cost.collective is not Collective.ALL_REDUCE:
+            is_sum = self.summed and entry.cost.collective is Collective.ALL_REDUCE
+            if self.module.meshes[0].size > self.count and not is_sum:
                 raise VerificationError(f"{op.name} takes all samples, of which not all are written out", op.location)
             first = len(self.g.ops)
             given = [operands[0].at(i) for i in range(self.count)] if operands else []

@@ -83,7 +83,8 @@ class Evaluator:
         if strategy.pipeline > 1 and order is None:
             return None
         in_turn = order is None or is_in_turn(order)
-        return _Form(replace(strategy, microbatches=1), len(chosen(samples, strategy.microbatches)), in_turn)
+        written = len(chosen(samples, strategy.microbatches, self.source.is_training))
+        return _Form(replace(strategy, microbatches=1), written, in_turn)
 
     def _order(self, strategy: Strategy) -> Order | None:
         """The order of a pipeline, where it depends on nothing but its shape."""
@@ -117,11 +118,11 @@ class Evaluator:
     def _of_count(self, module: Module, candidate: Candidate) -> Module:
         """The module for as many microbatches as the candidate has."""
         strategy, order = candidate.strategy, self._order(candidate.strategy)
-        firsts = " ".join(map(str, chosen(candidate.samples, strategy.microbatches)))
         records = []
         for record in module.records:
             if isinstance(record, Repeated):
-                record = replace(record, count=strategy.microbatches, firsts=firsts)
+                firsts = chosen(candidate.samples, strategy.microbatches, bool(record.summed))
+                record = replace(record, count=strategy.microbatches, firsts=" ".join(map(str, firsts)))
             elif isinstance(record, Scheduled):
                 assert order is not None
                 record = Scheduled(" ".join(in_sequence(order)))

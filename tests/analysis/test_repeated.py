@@ -176,6 +176,8 @@ def test_what_stands_for_all() -> None:
     assert chosen(103, 10) == (0, 1, 3, 9)
     assert chosen(5, 5) == (0, 1, 4)
     assert chosen(7, 1) == (0,)
+    assert chosen(100, 10, summed=False) == (0,)
+    assert chosen(103, 10, summed=False) == (0, 3)
     repeated = Repeated(10, "0 1 3 9", "mask.1:1", "count")
     assert repeated.ranges == (range(1), range(1, 3), range(3, 9), range(9, 10))
     assert repeated.part_of == {"mask.1": 1}
