@@ -35,7 +35,7 @@ def repeated_steps(module: Module, repeated: Repeated) -> tuple[Steps, list[Inpu
     """
     ranges = repeated.ranges
     found = _Parts(module, repeated)
-    flow = None if len(ranges) == repeated.count else _Flow(found, len(ranges), int(len(ranges[0]) == 1))
+    flow = None if len(ranges) == repeated.count else _Flow(found, len(ranges))
     steps, inputs = _Writer(found, ranges, flow).steps()
     order = next((record for record in module.records if isinstance(record, Scheduled)), None)
     return (steps if order is None else _scheduled(steps, order)), inputs
@@ -112,16 +112,16 @@ class _Parts:
 class _Flow:
     """Which ops of one microbatch are those of another: those that do the same with what is made in the same way.
 
-    `aligned` has for each part from `first` on the numbers of its ops, by their place in every part; `before` says of
+    `aligned` has for each part from 1 on the numbers of its ops, by their place in every part; `before` says of
     which op of the microbatch before, by that place, an operand is, by places of the op and the operand.
     """
 
-    def __init__(self, parts: _Parts, count: int, first: int) -> None:
-        self.parts, self.count, self.first = parts, count, first
+    def __init__(self, parts: _Parts, count: int) -> None:
+        self.parts, self.count = parts, count
         self.forms: dict[object, int] = {}
         self.makers = {v.name: (n, i) for n, op in enumerate(parts.main.ops) for i, v in enumerate(op.results)}
         self.form_of: dict[int, int] = {}
-        rows = [self._row(part) for part in range(first, count)]
+        rows = [self._row(part) for part in range(1, count)]
         self.aligned = [rows[0], *(self._like(rows[0], row) for row in rows[1:])]
         for row, chosen in zip(rows[:-1], self.aligned[:-1], strict=True):
             if len(row) != len(chosen):
@@ -146,7 +146,7 @@ class _Flow:
         mine = self.parts.of[value.name]
         if mine < 0 or value.name in self.parts.totals:
             return value.name
-        if not part - self.first <= mine <= part:
+        if not part - 1 <= mine <= part:
             raise VerificationError(f"%{value.name} is used by a microbatch that does not follow its own")
         if mine == part - 1:
             return "before"
@@ -167,9 +167,9 @@ class _Flow:
 
     def _before(self) -> dict[tuple[int, int], Source]:
         found: dict[tuple[int, int], Source] = {}
-        for part in range(self.first + 1, self.count):
-            earlier = self.place[part - 1 - self.first]
-            for place, number in enumerate(self.aligned[part - self.first]):
+        for part in range(2, self.count):
+            earlier = self.place[part - 2]
+            for place, number in enumerate(self.aligned[part - 1]):
                 for i, value in enumerate(self.parts.main.ops[number].operands):
                     if self.parts.of[value.name] == part - 1 and value.name not in self.parts.totals:
                         maker, result = self.makers.get(value.name, (-1, 0))
@@ -231,9 +231,7 @@ class _Writer:
 
     def _place(self, number: int) -> int | None:
         part = self.parts.ops[number]
-        if self.flow is None or part < self.flow.first:
-            return None
-        return self.flow.place[part - self.flow.first].get(number)
+        return None if self.flow is None or part < 1 else self.flow.place[part - 1].get(number)
 
     def _instances(self) -> Iterator[tuple[int, int]]:
         """The ops of the program by number, each with its microbatch: in the order in which all were written out."""
@@ -254,7 +252,7 @@ class _Writer:
 
     def _operands(self, number: int, place: int, microbatch: int) -> list[int]:
         """The numbers of the operands of an op that each microbatch has."""
-        if self.flow is not None and self.flow.first == microbatch == 1:
+        if microbatch == 1:
             # What is before the second is the first, whose ops are their own.
             main, mine = self.parts.main, self.parts.ops[number]
             found = []
@@ -293,7 +291,7 @@ class _Writer:
         if value.name not in self.flow.makers:
             return _GIVEN, 0, 0, self.parts.families[value.name]
         maker, result = self.flow.makers[value.name]
-        return _OWN, self.flow.place[part - self.flow.first][maker], result, ""
+        return _OWN, self.flow.place[part - 1][maker], result, ""
 
     def _alone(self, value: Value, part: int) -> int:
         """An operand of an op that is there once: what the last microbatch gives, or its own."""
@@ -311,5 +309,5 @@ class _Writer:
             return [self.given[self.parts.families[value.name], m] for m in self.ranges[part]]
         assert self.flow is not None
         maker, result = self.flow.makers[value.name]
-        place = self.flow.place[part - self.flow.first][maker]
+        place = self.flow.place[part - 1][maker]
         return [self.made[m][place] + result for m in self.ranges[part]]

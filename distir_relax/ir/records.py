@@ -95,8 +95,8 @@ class Divided:
 class Repeated:
     """Of `count` microbatches only some are written out, for a simulation: each stands for those that do as it does.
 
-    `firsts` are their numbers; each stands for all up to the next. Where something is `summed` over them (or 0), the
-    first, which begins the sums, and the last stand for themselves. `parts` says of which of those a value is, as
+    `firsts` are their numbers; each stands for all up to the next. The first stands for itself alone, and, where
+    something is `summed` over them (0: nothing is), so does the last. `parts` says of which of those a value is, as
     ``name:part``, and `totals` are the values of the last that are made of all of them.
     """
 

@@ -105,13 +105,13 @@ class Microbatches:
 
 
 def chosen(samples: int, count: int, summed: bool = True) -> tuple[int, ...]:
-    """The microbatches that stand for all `count` of them: the first, and each of another size.
+    """The microbatches that stand for all `count` of them: the first, the second, and each of another size.
 
-    Where something is `summed` over them also the second and the last: the first begins what the others go on with, and
-    what is behind the last is done once.
+    What is done once can be told from what is done for each by there being two. Where something is `summed` over them
+    the first begins what the others go on with, and the last, which is chosen too, has behind it what is done once.
     """
     sizes = balanced(samples, count)
-    ends = {0, 1, count - 1} if summed else {0}
+    ends = {0, 1, count - 1} if summed else {0, 1}
     return tuple(n for n in range(count) if n in ends or sizes[n] != sizes[n - 1])
 
 

@@ -12,9 +12,9 @@ def one_by_one(
 ) -> list[Op]:
     """Ops in an order in which what is done for one microbatch comes before the next: as late as it can where all meet.
 
-    By the names of values, `parts` says of which microbatch each is, -1 for what is the same for all, and `places` where
-    it stands in the program; `totals` are made of all microbatches. A total that microbatches go on with (how many labels
-    there are) is made first, with what it takes, and nothing else is: the forward of one waits for no other.
+    By the names of values, `parts` says of which microbatch each is, -1 for what is the same for all, and `places`
+    where it stands in the program; `totals` are made of all microbatches. A total that microbatches go on with (how
+    many labels there are) is made first, with what it takes, and nothing else is: no forward waits for another.
     """
     after = set(totals)
     """What is the same for all microbatches, and made when they are done."""
