@@ -88,9 +88,12 @@ def found(simulation: Simulation) -> dict[str, Any]:
     return {
         "makespan": simulation.makespan,
         "device ops": simulation.device_ops,
-        "peaks": [(peak.bytes, peak.split) for peak in simulation.peaks],
-        "busy": simulation.busy,
-        "tasks": [(task.name, task.device_class, task.start, task.end) for task in task_times(simulation)],
+        "peaks": [(peak.bytes, peak.split) for peak in map(simulation.peak, range(simulation.devices))],
+        "busy": [row.tolist() for row in (simulation.compute, simulation.communicate, simulation.overlapped)],
+        "tasks": [
+            (task.name, simulation.members[task.device_class].tolist(), task.start, task.end)
+            for task in task_times(simulation)
+        ],
         # The op at which memory peaks is that of a microbatch that does the same.
         "summary": re.sub(r"\.[0-9]+ = ", " = ", str(simulation)),
     }
