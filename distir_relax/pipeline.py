@@ -89,11 +89,12 @@ def compile_passes(
     if strategy is not None and strategy.microbatches > 1:
         placed = (AccumulateInCalls(), *placed)
     if strategy is not None and strategy.pipeline > 1:
-        machine = profile or load_profile(DEFAULT_PROFILE)
+        machine = (profile or load_profile(DEFAULT_PROFILE)).with_devices(strategy.devices)
         count = strategy.pipeline * strategy.chunks
-        cut = (CutStages(count, machine, stages, strategy.microbatches > 1, scopes or {}),)
+        degrees = (strategy.microbatches, strategy.data)
+        cut = (CutStages(count, machine, stages, *degrees, training is not None, scopes or {}),)
         shape = (strategy.schedule, strategy.pipeline, strategy.microbatches, strategy.chunks)
-        placed = (Pipeline(*shape, machine.with_devices(strategy.devices)),)
+        placed = (Pipeline(*shape, machine),)
     passes += _strategy_passes(strategy, training, hazards, cut)
     return (*passes, Propagate(mesh), DelayReductions(hazards), ToDistIR(tail), *placed, Project(), FuseLocal())
 
@@ -105,7 +106,7 @@ def _strategy_passes(
     passes: list[Pass] = []
     chosen = strategy or Strategy()
     if strategy is not None:
-        passes.append(ApplyStrategy(strategy))
+        passes.append(ApplyStrategy(strategy, is_trained=training is not None))
         if strategy.sequence_parallel:
             passes.append(SplitSequence(strategy))
         passes += cut

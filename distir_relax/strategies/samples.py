@@ -1,0 +1,52 @@
+"""Which values of a program have a dim of samples, and what is left of them in a part of the batch."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+
+from distir_relax.ir import BatchDim, Instance, Module, TensorType, Value, written_out
+from distir_relax.strategies.classes import Classes, classes_of
+
+
+@dataclass(frozen=True, slots=True)
+class Samples:
+    """The samples of a program whose batch is known: which of its values have them.
+
+    `classes` are those of the program with its calls written out, `instance` leads there. `inputs` are the inputs that
+    have samples, `owners` the classes that are samples.
+    """
+
+    classes: Classes
+    instance: Instance
+    inputs: frozenset[str]
+    owners: frozenset[object]
+
+    @staticmethod
+    def of(module: Module) -> Samples:
+        """Those that the records of a module's batch say."""
+        whole = written_out(module, module.main)
+        classes = classes_of(whole.function)
+        records = [record for record in module.records if isinstance(record, BatchDim)]
+        owners = frozenset(classes.of(record.value, record.dim) for record in records) - {None}
+        return Samples(classes, whole.instance, frozenset(record.value for record in records), owners)
+
+    @property
+    def names(self) -> Mapping[str, str]:
+        """From the names of the entry's values to those of the program with calls written out."""
+        return self.instance.names
+
+    def has(self, value: Value) -> bool:
+        """Whether a value of the entry has a dim of samples."""
+        return bool(self.dims(self.names[value.name], len(value.tensor.shape)))
+
+    def dims(self, name: str, rank: int) -> tuple[int, ...]:
+        """Which dims of a value of the program with calls written out are samples."""
+        return tuple(dim for dim in range(rank) if self.classes.of(name, dim) in self.owners)
+
+    def part(self, name: str, whole: TensorType, parts: int) -> TensorType:
+        """The type of the largest of so many parts of such a value, which are as nearly equal as can be."""
+        dims = self.dims(name, len(whole.shape)) if parts > 1 else ()
+        if not dims:
+            return whole
+        return replace(whole, shape=tuple(-(-n // parts) if d in dims else n for d, n in enumerate(whole.shape)))
