@@ -213,11 +213,15 @@ class _Simulator(Domain[Handle]):
             for c in step.sets:
                 clocks[c] = start + step.duration
             for c in step.classes:
-                busy[c] += step.duration
+                busy[c] += step.duration - step.held
             frame.events.append(Event(op, step.classes, start, step.duration, work.kind, work.stream))
             if work.stream:
                 for c in step.classes:
                     frame.ready[op.results[0].name, c] = start + step.duration
+                    if step.held:
+                        frame.events.append(Event(op, (c,), clocks[c], step.held, work.kind, 0))
+                        frame.busy[work.kind][c] += step.held
+                        clocks[c] += step.held
         for c in work.joins:
             clocks[c] = max(clocks[c], frame.ready.get((op.operands[0].name, c), 0))
         frame.device_ops += work.devices
