@@ -20,9 +20,8 @@ from distir_relax.strategies.samples import Samples
 class StageCosts:
     """Times of the ops of the entry of a program of the global stage, on one device of the machine `profile`.
 
-    The batch is worked through in `microbatches`, each of which lies on `data` devices. In a step of training
-    (`is_trained`) an op takes its time again for each operand that has a gradient, and the gradients of weights are added
-    up over the microbatches.
+    The batch is worked through in `microbatches`, each of which lies on `data` devices. Where it `is_trained` an op
+    takes its time again for each operand that has a gradient, and gradients of weights are added up over microbatches.
     """
 
     profile: Profile

@@ -99,7 +99,7 @@ def test_the_time_line_tells_what_is_under_the_mouse(chromium: Browser, pages: d
     chromium.point(place["x"] + start + 3, place["y"] + 34)
     said = tip(chromium).split("\n")
     assert said[0] == "device 0"
-    assert "= matmul(" in said[1]
+    assert "= astype(" in said[1]
     assert said[2].startswith("compute, from 0 ns for ")
     assert "at model.py:<b>12</b>" in said
     assert any("call @" in row for row in said)
