@@ -8,15 +8,17 @@ from typing import TYPE_CHECKING, Any
 from distir_relax.errors import DistIRError
 
 if TYPE_CHECKING:
-    from distir_relax.compiler import NothingSplit, Plan, SurpriseGather, compile
+    from distir_relax.compiler import Plan, SurpriseGather, compile
     from distir_relax.cost.profile import load_profile
     from distir_relax.layout import DeviceMesh
     from distir_relax.ops import define as define_op
     from distir_relax.optimizers import SGD, Adam, AdamW
     from distir_relax.rates import Constant, Cosine, Linear, StepDecay
     from distir_relax.runtime.loaded import load
+    from distir_relax.searcher import search
     from distir_relax.sharding.annotate import annotate_sharding
     from distir_relax.simulator import simulate
+    from distir_relax.source import NothingSplit
     from distir_relax.strategies import ProgramBuilder, Strategy
     from distir_relax.training import Training, TrainingStep, compile_training
 
@@ -44,6 +46,7 @@ __all__ = [
     "define_op",
     "load",
     "load_profile",
+    "search",
     "simulate",
 ]
 
@@ -57,7 +60,7 @@ _HOMES = {
     "Linear": "distir_relax.rates",
     "StepDecay": "distir_relax.rates",
     "DeviceMesh": "distir_relax.layout",
-    "NothingSplit": "distir_relax.compiler",
+    "NothingSplit": "distir_relax.source",
     "Plan": "distir_relax.compiler",
     "SurpriseGather": "distir_relax.compiler",
     "annotate_sharding": "distir_relax.sharding.annotate",
@@ -69,6 +72,7 @@ _HOMES = {
     "load": "distir_relax.runtime.loaded",
     "load_profile": "distir_relax.cost.profile",
     "ProgramBuilder": "distir_relax.strategies",
+    "search": "distir_relax.searcher",
     "simulate": "distir_relax.simulator",
     "Strategy": "distir_relax.strategies",
 }

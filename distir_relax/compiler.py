@@ -12,31 +12,20 @@ from typing import TYPE_CHECKING, Any
 
 from distir_relax.analysis.footprint import Footprint, footprint
 from distir_relax.bundle import BACKENDS, Bundle, write_bundle
-from distir_relax.cost.profile import Profile, as_profile
-from distir_relax.errors import AnnotationError
+from distir_relax.cost.profile import Profile
 from distir_relax.frontends.checkpoint import with_checkpoint
 from distir_relax.frontends.imported import Imported, snapshot
 from distir_relax.frontends.model import import_model
 from distir_relax.frontends.outline import Outline
 from distir_relax.ir import Gather, Module, Pass, print_module
-from distir_relax.layout import DeviceMesh, as_mesh
+from distir_relax.layout import DeviceMesh
 from distir_relax.lowering.emit.bundle import program_to_bundle, to_bundle
-from distir_relax.ops import Trait, lookup
 from distir_relax.optimizers import with_state
-from distir_relax.pipeline import (
-    RANK_PASSES,
-    Dump,
-    Observer,
-    Stages,
-    StepOfTraining,
-    Verify,
-    compile_passes,
-    run_passes,
-    verifies_by_default,
-)
+from distir_relax.pipeline import RANK_PASSES, Dump, Observer, Stages, run_passes
 from distir_relax.runtime.sessions import Sessions
-from distir_relax.sharding import hazards_in, remarks
-from distir_relax.strategies.strategy import Strategy, as_strategy
+from distir_relax.sharding import remarks
+from distir_relax.source import CompileOptions, Source
+from distir_relax.strategies.strategy import Strategy
 
 if TYPE_CHECKING:
     import torch
@@ -47,10 +36,6 @@ if TYPE_CHECKING:
 
 class SurpriseGather(UserWarning):
     """The program gathers a split tensor where nobody asked for it."""
-
-
-class NothingSplit(UserWarning):
-    """A mesh was given, and nothing says what is split over it: every rank computes everything."""
 
 
 @dataclass(repr=False)
@@ -68,7 +53,7 @@ class Plan:
     tail: str
     seconds: Mapping[str, float] = field(default_factory=dict)
     _passes: Sequence[Pass] = ()
-    _options: CompileOptions = field(default_factory=lambda: CompileOptions())
+    _options: CompileOptions = field(default_factory=CompileOptions)
     _sessions: Sessions = field(init=False)
 
     def __post_init__(self) -> None:
@@ -105,24 +90,9 @@ class Plan:
         return print_module(self.modules[stage], remarks(self.modules[stage]) if stage == "sharded" else None)
 
     @property
-    def strategy(self) -> Strategy | None:
-        """How it was distributed, where that was by a strategy."""
-        given = self._options.strategy
-        return None if given is None else as_strategy(given)
-
-    def distributed_by(self, strategy: Strategy) -> Module:
-        """The distributed program of the same model under another strategy: it is not read in again.
-
-        Raises as `compile` does, and warns of nothing.
-        """
-        options = replace(self._options, strategy=strategy, mesh=None)
-        steps = takewhile(lambda step: step.gives != "ranked", _passes(self.imported, options))
-        return run_passes(self.imported.module, tuple(steps), _checks(options))
-
-    @property
-    def is_training(self) -> bool:
-        """Whether it is a step of training."""
-        return self._options.training is not None
+    def source(self) -> Source:
+        """The model that was read in, to be compiled again in another way."""
+        return Source(self.imported, self._options)
 
     def bundle(self, backends: Sequence[str] = BACKENDS) -> Bundle:
         """All that ranks need, in memory, the weights as they were when the model was compiled."""
@@ -258,69 +228,38 @@ def compile(
     `gather_threshold` bytes is gathered unasked; of smaller ones the text of the sharded stage says so. Warns
     `NothingSplit` where nothing says what is split over the mesh.
     """
-    imported = snapshot(import_model(model, example_inputs, example_kwargs, input_shapes, params, check_import))
     options = CompileOptions(
-        shardings, mesh, strategy, tail, name or _default_name(model), gather_threshold, outline, verify, dump,
+        shardings, mesh, strategy, tail, name or default_name(model), gather_threshold, outline, verify, dump,
         observers, passes, stages=stages, profile=profile,
     )  # fmt: skip
-    return plan_of(imported if checkpoint is None else with_checkpoint(imported, checkpoint), options)
+    read = read_model(model, example_inputs, example_kwargs, input_shapes, params, checkpoint, check_import)
+    return plan_of(Source(read, options))
 
 
-@dataclass(frozen=True)
-class CompileOptions:
-    """How a model that was read in is compiled; see `compile`. `training` makes of its loss a step."""
-
-    shardings: Mapping[str, str] | None = None
-    mesh: DeviceMesh | int | Sequence[int] | None = None
-    strategy: Strategy | str | None = None
-    tail: str = "ragged"
-    name: str = "model"
-    gather_threshold: int = 1 << 20
-    outline: bool = True
-    verify: bool | None = None
-    dump: str | Path | None = None
-    observers: Sequence[Observer] = ()
-    passes: Callable[[Sequence[Pass]], Sequence[Pass]] | None = None
-    training: StepOfTraining | None = None
-    stages: Sequence[str] = ()
-    profile: Profile | str | Path | None = None
+def read_model(
+    model: Any,
+    example_inputs: Sequence[Any] = (),
+    example_kwargs: Mapping[str, Any] | None = None,
+    input_shapes: Mapping[str, Sequence[int]] | None = None,
+    params: Mapping[str, Any] | Sequence[Any] | None = None,
+    checkpoint: str | Path | None = None,
+    check_import: bool = True,
+) -> Imported:
+    """The program and the weights of a model as `compile` takes it, as they are now. Raises what that raises."""
+    imported = snapshot(import_model(model, example_inputs, example_kwargs, input_shapes, params, check_import))
+    return imported if checkpoint is None else with_checkpoint(imported, checkpoint)
 
 
-def plan_of(imported: Imported, options: CompileOptions) -> Plan:
+def plan_of(source: Source) -> Plan:
     """The plan of a model that was read in. Raises and warns as `compile` does."""
-    chosen = _passes(imported, options)
+    imported, options = source.imported, source.options
+    chosen = source.passes()
     # What is not valid is on disk before the verification says so.
     dumps = [] if options.dump is None else [Dump(options.dump)]
-    looking: list[Observer] = [stages := Stages(), *options.observers, *dumps, *_checks(options)]
+    looking: list[Observer] = [stages := Stages(), *options.observers, *dumps, *source.checks]
     _warn_of_gathers(run_passes(imported.module, chosen, looking), options.gather_threshold)
     complete = replace(imported, tensors=with_state(stages.modules["global"], imported.tensors))
     return Plan(options.name, complete, stages.modules, options.tail, stages.seconds, chosen, options)
-
-
-def _passes(imported: Imported, options: CompileOptions) -> tuple[Pass, ...]:
-    strategy = None if options.strategy is None else as_strategy(options.strategy)
-    given = _given_mesh(options.mesh, strategy)
-    target = _target(given, options.shardings, imported.module, strategy is not None)
-    chosen = compile_passes(
-        target if options.shardings else given,
-        options.tail,
-        options.shardings,
-        imported.names,
-        imported.scopes,
-        options.outline,
-        imported.unused,
-        imported.places,
-        hazards_in(imported.module, imported.tensors),
-        strategy,
-        options.training,
-        tuple(options.stages),
-        None if options.profile is None else as_profile(options.profile),
-    )
-    return chosen if options.passes is None else tuple(options.passes(chosen))
-
-
-def _checks(options: CompileOptions) -> list[Observer]:
-    return [Verify()] if (verifies_by_default() if options.verify is None else options.verify) else []
 
 
 def program_bundle(
@@ -334,43 +273,10 @@ def program_bundle(
     return program_to_bundle(name, module, run_passes(module, RANK_PASSES), tensors, backends)
 
 
-def _given_mesh(mesh: DeviceMesh | int | Sequence[int] | None, strategy: Strategy | None) -> DeviceMesh | None:
-    """The mesh that is given, by itself or by a strategy."""
-    given = None if mesh is None else as_mesh(mesh)
-    if strategy is None:
-        return given
-    if given is not None and given.shape != strategy.mesh.shape:
-        raise AnnotationError(
-            f"the strategy {strategy} is for {strategy.mesh}, found mesh={given}", hint="leave the mesh out"
-        )
-    return strategy.mesh
-
-
-def _target(
-    given: DeviceMesh | None, shardings: Mapping[str, str] | None, module: Module, split: bool
-) -> DeviceMesh | None:
-    """The mesh that a model is compiled for: what was given, or what its annotations name."""
-    target = given or next(iter(module.meshes), None)
-    if shardings and target is None:
-        raise AnnotationError("shardings were given without a mesh", hint="pass mesh=2, for two devices")
-    if given is not None and given.size > 1 and not split and not shardings and not _annotated(module):
-        warnings.warn(
-            f"{given} was given, and nothing says what is split over it: every rank will compute everything. Give "
-            'shardings={"PATTERN": "S[0]"} with names of parameters or inputs, or mark tensors with annotate_sharding',
-            NothingSplit,
-            stacklevel=5,
-        )
-    return target
-
-
 def _warn_of_gathers(module: Module, threshold: int) -> None:
     for record in module.records:
         if isinstance(record, Gather) and record.bytes >= threshold:
             warnings.warn(str(record), SurpriseGather, stacklevel=4)
-
-
-def _annotated(module: Module) -> bool:
-    return any(Trait.ANNOTATION in lookup(op.name).traits for function in module.functions for op in function.ops)
 
 
 def _first(items: Sequence[str], most: int = 4) -> str:
@@ -379,7 +285,8 @@ def _first(items: Sequence[str], most: int = 4) -> str:
     return shown if len(items) <= most else f"{shown} and {len(items) - most} more"
 
 
-def _default_name(model: Any) -> str:
+def default_name(model: Any) -> str:
+    """What a model is called where nobody says."""
     if isinstance(model, tuple):
         return str(model[0].main.name)
     path = isinstance(model, (str, Path))

@@ -12,16 +12,17 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 from distir_relax.analysis.types import infer_types
-from distir_relax.compiler import Plan, compile
+from distir_relax.compiler import Plan, compile, default_name, read_model
 from distir_relax.errors import ImportModelError
 from distir_relax.ir import Module, parse, verify
 from distir_relax.ops import check
 from distir_relax.reading import read_text
+from distir_relax.source import CompileOptions, Source
 from distir_relax.training import Training, TrainingStep
 from distir_relax.user_function import call_function, find_function
 
@@ -37,6 +38,11 @@ class Model:
     def compile(self, **options: Any) -> Plan:
         """`distir_relax.compile` with these options; raises what that raises."""
         return compile(self.model, self.args, self.kwargs or None, **options)
+
+    def read(self, options: CompileOptions, input_shapes: Mapping[str, Sequence[int]] | None = None) -> Source:
+        """The model, read in, to be compiled with these options; raises what `distir_relax.compile` does."""
+        imported = read_model(self.model, self.args, self.kwargs or None, input_shapes)
+        return Source(imported, replace(options, name=options.name or default_name(self.model)))
 
 
 @dataclass(frozen=True)

@@ -67,6 +67,8 @@ def compile_passes(
     training: StepOfTraining | None = None,
     stages: tuple[str, ...] = (),
     profile: Profile | None = None,
+    repeated: bool = False,
+    samples: int | None = None,
 ) -> tuple[Pass, ...]:
     """The passes of `compile`: from an imported model to a program for each distinct rank.
 
@@ -76,7 +78,8 @@ def compile_passes(
     made in. Of a program of several `places`, the mesh is that of one. `hazards` is what is known of the program's
     constants. A `strategy` marks what `shardings` and the model leave open. With `training` the model's first output is
     a loss, and the program a step that makes it smaller. `stages` name where the stages of a pipeline begin, by
-    `scopes`; without, they are cut where their cost on the machine of `profile` balances.
+    `scopes`; without, they are cut where their cost on the machine of `profile` balances. For a simulation alone,
+    `repeated` writes out only the microbatches that do unlike things, and `samples` takes fewer than the batch has.
     """
     passes: list[Pass] = [Outline(scopes or {})] if outline else []
     if training is not None and training.masters:
@@ -92,17 +95,21 @@ def compile_passes(
         machine = (profile or load_profile(DEFAULT_PROFILE)).with_devices(strategy.devices)
         count = strategy.pipeline * strategy.chunks
         degrees = (strategy.microbatches, strategy.data)
-        cut = (CutStages(count, machine, stages, *degrees, training is not None, scopes or {}),)
+        cut = (CutStages(count, machine, stages, *degrees, training is not None, samples, scopes or {}),)
         shape = (strategy.schedule, strategy.pipeline, strategy.microbatches, strategy.chunks)
         placed = (Pipeline(*shape, machine),)
-    passes += _strategy_passes(strategy, training, hazards, cut)
+    parts = None
+    if strategy is not None and (strategy.microbatches > 1 or samples is not None):
+        parts = Microbatches(strategy.microbatches, hazards, repeated, samples)
+    passes += _strategy_passes(strategy, training, cut, parts)
     return (*passes, Propagate(mesh), DelayReductions(hazards), ToDistIR(tail), *placed, Project(), FuseLocal())
 
 
 def _strategy_passes(
-    strategy: Strategy | None, training: StepOfTraining | None, hazards: Hazards, cut: Sequence[Pass]
+    strategy: Strategy | None, training: StepOfTraining | None, cut: Sequence[Pass], parts: Microbatches | None
 ) -> list[Pass]:
-    """What a strategy marks, and the step of training that it is for; a model is `cut` into stages in between."""
+    """What a strategy marks, and the step of training that it is for; a model is `cut` into stages in between, and its
+    batch into microbatches, `parts`."""
     passes: list[Pass] = []
     chosen = strategy or Strategy()
     if strategy is not None:
@@ -114,9 +121,9 @@ def _strategy_passes(
         passes.append(Differentiate(wrt=training.trained, checkpoint=chosen.checkpoint))
         if chosen.zero > 1:
             passes.append(ShardGradients(chosen))
-    if chosen.microbatches > 1:
+    if parts is not None:
         pipeline = (chosen.schedule, chosen.pipeline, chosen.microbatches, chosen.chunks)
-        passes.append(Microbatches(chosen.microbatches, hazards))
+        passes.append(parts)
         passes.append(AccumulateInCalls(*(pipeline if chosen.pipeline > 1 else ())))
     if training is not None and chosen.zero == 1:
         passes.append(ShardGradients(chosen))

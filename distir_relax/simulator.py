@@ -15,10 +15,11 @@ from distir_relax.compiler import Plan
 from distir_relax.cost.profile import Profile, as_profile
 from distir_relax.errors import DistIRError, ImportModelError
 from distir_relax.given import Given, Model, Program, Saved, call_target, read_target, what_is
-from distir_relax.ir import BatchDim, Module
+from distir_relax.ir import Module
 from distir_relax.layout import DeviceMesh, as_mesh
 from distir_relax.pipeline import as_ranks_run
 from distir_relax.runtime.verification import read_stage
+from distir_relax.source import CompileOptions, Source, samples_of
 from distir_relax.strategies.fitting import nearest_fit
 from distir_relax.strategies.strategy import Strategy, as_strategy
 from distir_relax.training import Training, TrainingStep
@@ -51,49 +52,55 @@ def simulate(
     """
     machine = as_profile(profile)
     given = {"strategy": strategy, "global_batch": global_batch}
-    how = {"input_shapes": input_shapes, "shardings": shardings, "stages": stages, "profile": machine}
-    loaded = _load(model, given, {**how, "mesh": None if mesh is None else as_mesh(mesh)})
-    found = simulate_module(loaded.module, machine)
-    found.samples = global_batch if global_batch is not None else loaded.samples
+    options = CompileOptions(
+        shardings=shardings, mesh=None if mesh is None else as_mesh(mesh), stages=tuple(stages), profile=machine
+    )
+    loaded = _load(model, given, options, input_shapes)
+    if isinstance(loaded.given, Source):
+        found = loaded.given.simulate(machine)
+    else:
+        found = simulate_module(loaded.given, machine)
+    if loaded.samples is not None or global_batch is not None:
+        found.samples = loaded.samples if global_batch is None else global_batch
     found.strategy = None if strategy is None else str(strategy)
-    if not found.fits and loaded.compiled is not None:
-        found.alternative = _alternative(found, loaded.compiled)
+    if not found.fits and isinstance(loaded.given, Source):
+        found.alternative = _alternative(found, loaded.given)
     return found
 
 
-def _alternative(found: Simulation, plan: Plan) -> Alternative | None:
-    """What would fit, of the strategies near that of a plan which does not."""
-    if plan.strategy is None:
+def _alternative(found: Simulation, source: Source) -> Alternative | None:
+    """What would fit, of the strategies near that of a program which does not."""
+    if source.strategy is None:
         return None
 
     def again(other: Strategy) -> Simulation:
-        return simulate_module(as_ranks_run(plan.distributed_by(other)), found.profile)
+        return source.under(other).simulate(found.profile)
 
-    batch = _samples(plan.modules["distributed"])
-    return nearest_fit(found, plan.strategy, plan.is_training, batch, again)
+    return nearest_fit(found, source.strategy, source.is_training, samples_of(found.module), again)
 
 
 @dataclass(frozen=True)
 class _Loaded:
-    """A program of the distributed stage, and the samples of its batch where they are known.
+    """A program of the distributed stage, or a model that was read in; how many samples it has, if that is known."""
 
-    `compiled` is the plan of a model that was compiled for this, and can be again in another way.
-    """
-
-    module: Module
+    given: Module | Source
     samples: int | None = None
-    compiled: Plan | None = None
 
 
-def _load(model: Any, given: Mapping[str, Any], layout: dict[str, Any]) -> _Loaded:
-    """The distributed program of a model as `simulate` takes it, with all its types.
+def _load(
+    model: Any,
+    given: Mapping[str, Any],
+    options: CompileOptions,
+    input_shapes: Mapping[str, Sequence[int]] | None,
+) -> _Loaded:
+    """A model as `simulate` takes it.
 
-    `given` are parameters for a user's function by name; those that are None are not given. `layout` are options of
-    `compile`, for what is not compiled yet.
+    `given` are parameters for a user's function by name; those that are None are not given. `options` are for what is
+    not compiled yet, and `input_shapes` for ONNX files.
     """
     wanted = {name: value for name, value in given.items() if value is not None}
     if isinstance(model, (str, Path)) and ".py:" in str(model):
-        return _from_function(str(model), wanted, layout)
+        return _from_function(str(model), wanted, options, input_shapes)
     if isinstance(model, (Plan, Module, tuple, Training, TrainingStep)):
         found = what_is(model)
     else:
@@ -104,52 +111,54 @@ def _load(model: Any, given: Mapping[str, Any], layout: dict[str, Any]) -> _Load
                 f"a strategy was given for {_NAMES[type(found)]}, which takes none",
                 hint="strategies are for models that are still to be compiled, and functions that take one",
             )
-        layout["strategy"] = as_strategy(strategy)
+        options = replace(options, strategy=as_strategy(strategy))
     elif isinstance(found, Model):
         # A model that nobody splits runs on one device.
-        layout["mesh"] = layout["mesh"] or DeviceMesh((1,), ("device",))
-    return _distributed(found, layout, str(model) if isinstance(model, (str, Path)) else "")
+        options = replace(options, mesh=options.mesh or DeviceMesh((1,), ("device",)))
+    return _distributed(found, options, input_shapes, str(model) if isinstance(model, (str, Path)) else "")
 
 
 _NAMES = {Plan: "a plan", Program: "a program", Saved: "a bundle", Model: "a model", Training: "a training"}
 
 
-def _from_function(target: str, wanted: Mapping[str, Any], layout: Mapping[str, Any]) -> _Loaded:
-    options, how = dict(wanted), dict(layout)
+def _from_function(
+    target: str, wanted: Mapping[str, Any], how: CompileOptions, input_shapes: Mapping[str, Sequence[int]] | None
+) -> _Loaded:
+    options = dict(wanted)
     if "strategy" in options:
         options["strategy"] = as_strategy(options["strategy"])
     parameters = inspect.signature(find_function(target)).parameters
     if "strategy" in options and "strategy" not in parameters:
-        how["strategy"] = options.pop("strategy")
+        how = replace(how, strategy=options.pop("strategy"))
     found, _ = call_target(target, options)
-    if how.get("strategy") is not None and not isinstance(found, (Model, Training)):
+    if how.strategy is not None and not isinstance(found, (Model, Training)):
         raise DistIRError(
             f"a strategy was given, and the function returns {_NAMES[type(found)]}, which takes none",
             target,
             "take it as a parameter, strategy, or return a model that is still to be compiled",
         )
     default = parameters.get("global_batch")
-    loaded = _distributed(found, how, target)
+    loaded = _distributed(found, how, input_shapes, target)
     known = default is not None and isinstance(default.default, int)
     return replace(loaded, samples=default.default) if default is not None and known else loaded
 
 
-def _distributed(given: Given, layout: Mapping[str, Any], where: str) -> _Loaded:
-    """The distributed program, as its ranks will run it, and the samples of its batch, where it is known to have one.
+def _distributed(
+    given: Given, options: CompileOptions, input_shapes: Mapping[str, Sequence[int]] | None, where: str
+) -> _Loaded:
+    """A model, read in, or the distributed program as its ranks will run it.
 
-    One that was given as such is simulated as it is. Raises `ImportModelError` where `layout` (options of `compile`) is
-    for something that is laid out already.
+    One that was given as such is simulated as it is. Raises `ImportModelError` where the options are for something that
+    is laid out already.
     """
-    is_compiled_here = isinstance(given, (Model, Training))
-    options = {name: value for name, value in layout.items() if value}
-    profile = options.pop("profile")
     if isinstance(given, Model):
-        given = given.compile(**options, profile=profile)
-    elif isinstance(given, Training):
-        given = given.compile(**{"strategy": Strategy(), **options}, profile=profile).plan
-    elif options:
+        return _Loaded(given.read(options, input_shapes))
+    if isinstance(given, Training):
+        return _Loaded(given.read(replace(options, strategy=options.strategy or Strategy())))
+    asked = {"input_shapes": input_shapes, **{name: getattr(options, name) for name in ("shardings", "stages", "mesh")}}
+    if names := [name for name, value in asked.items() if value]:
         raise ImportModelError(
-            f"{' and '.join(options)} cannot be applied to {_NAMES[type(given)]}, which is laid out already",
+            f"{' and '.join(names)} cannot be applied to {_NAMES[type(given)]}, which is laid out already",
             where,
             "give a model instead: a function that returns (model, example_inputs), or an ONNX file",
         )
@@ -157,10 +166,5 @@ def _distributed(given: Given, layout: Mapping[str, Any], where: str) -> _Loaded
         return _Loaded(given.module)
     if isinstance(given, Plan):
         module = given.modules["distributed"]
-        return _Loaded(as_ranks_run(module), _samples(module), given if is_compiled_here else None)
+        return _Loaded(as_ranks_run(module), samples_of(module))
     return _Loaded(as_ranks_run(read_stage(read_bundle(given.path, verify_weights=False), "distributed")))
-
-
-def _samples(module: Module) -> int | None:
-    """How many samples the batch has that a strategy found."""
-    return next((record.size for record in module.records if isinstance(record, BatchDim)), None)

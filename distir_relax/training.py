@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from distir_relax.bundle import BACKENDS, Bundle, TrainingManifest, write_bundle
-from distir_relax.compiler import CompileOptions, Plan, plan_of
+from distir_relax.compiler import Plan, plan_of
 from distir_relax.cost.profile import Profile
 from distir_relax.errors import DistIRError, ImportModelError
 from distir_relax.frontends.imported import Imported, snapshot
@@ -21,6 +21,7 @@ from distir_relax.layout import DeviceMesh
 from distir_relax.optimizers import RATE, AdamW, Optimizer
 from distir_relax.pipeline import Observer, StepOfTraining
 from distir_relax.rates import as_schedule
+from distir_relax.source import CompileOptions, Source
 from distir_relax.strategies.strategy import Strategy
 
 if TYPE_CHECKING:
@@ -111,6 +112,19 @@ class Training:
     precision: str = ""
     seed: int = 0
 
+    def read(self, options: CompileOptions = CompileOptions()) -> Source:  # noqa: B008 (it is frozen)
+        """The model with its loss, read in, to be compiled with these options; raises what `compile_training` does.
+
+        Where nothing says how it is split it is for one device.
+        """
+        if self.precision not in PRECISIONS:
+            raise DistIRError(f"precision is bfloat16, or left out, found {self.precision!r}")
+        imported, trained = _import(self.model, self.loss, self.example_batch, self.precision)
+        if options.strategy is None and options.mesh is None and not imported.module.meshes:
+            options = replace(options, strategy=Strategy())
+        step = StepOfTraining(self.optimizer, trained, self.clip_norm, masters=bool(self.precision))
+        return Source(imported, replace(options, name=options.name or _name(self.model), training=step))
+
     def compile(self, **options: Any) -> TrainingStep:
         """The step of training, with other options of `compile_training`; raises what that raises."""
         own = {f.name: getattr(self, f.name) for f in fields(self)}
@@ -152,16 +166,12 @@ def compile_training(
     Raises a `DistIRError`: as `compile` does, and for a loss that is no number or that a trained parameter does not
     reach.
     """
-    if precision not in PRECISIONS:
-        raise DistIRError(f"precision is bfloat16, or left out, found {precision!r}")
-    imported, trained = _import(model, loss, example_batch, precision)
-    if strategy is None and mesh is None and not imported.module.meshes:
-        strategy = Strategy()
     options = CompileOptions(
-        shardings, mesh, strategy, tail, name or _name(model), gather_threshold, outline, verify, dump, observers,
-        passes, StepOfTraining(optimizer, trained, clip_norm, masters=bool(precision)), stages, profile,
+        shardings, mesh, strategy, tail, name or "", gather_threshold, outline, verify, dump, observers, passes,
+        stages=stages, profile=profile,
     )  # fmt: skip
-    return TrainingStep(plan_of(imported, options), optimizer, loss is not None, bool(precision), seed)
+    given = Training(model, loss, optimizer, example_batch, clip_norm, precision, seed)
+    return TrainingStep(plan_of(given.read(options)), optimizer, loss is not None, bool(precision), seed)
 
 
 def _import(model: torch.nn.Module, loss: Loss | None, batch: Any, precision: str) -> tuple[Imported, tuple[str, ...]]:

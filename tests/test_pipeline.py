@@ -85,11 +85,11 @@ def test_a_pass_prints_its_options() -> None:
 
 
 def test_compile_verifies_when_asked(monkeypatch: pytest.MonkeyPatch) -> None:
-    import distir_relax.compiler as compiler
+    import distir_relax.source as source
 
     model, x = torch.nn.Linear(7, 5), torch.randn(3, 7)
     broken = (*compile_passes(MESH), DropLastOp())
-    monkeypatch.setattr(compiler, "compile_passes", lambda *arguments: broken)
+    monkeypatch.setattr(source, "compile_passes", lambda *arguments: broken)
     with pytest.raises(VerificationError, match="after drop-last-op"):
         dr.compile(model, (x,), mesh=MESH, verify=True)
     # In tests always: conftest.py sets the variable.

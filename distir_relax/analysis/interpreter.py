@@ -43,6 +43,36 @@ class Domain(Generic[A]):
 
 
 @dataclass(slots=True)
+class Steps:
+    """Ops in order, their operands and results as numbers of values. `values` has each value, inputs first."""
+
+    ops: list[Op]
+    operands: list[list[int]]
+    results: list[list[int]]
+    values: list[Value]
+    inputs: int
+    outputs: list[int]
+
+
+def steps_of(function: Function) -> Steps:
+    """The steps of a function. Raises `VerificationError` where a value is used before it is made."""
+    values = [item.value for item in function.inputs]
+    place = {value.name: i for i, value in enumerate(values)}
+    found = Steps(list(function.ops), [], [], values, len(values), [])
+    for op in function.ops:
+        try:
+            found.operands.append([place[v.name] for v in op.operands])
+        except KeyError as missing:
+            raise VerificationError(f"%{missing.args[0]} is used before it is defined", op.location) from None
+        found.results.append(list(range(len(values), len(values) + len(op.results))))
+        for value in op.results:
+            place[value.name] = len(values)
+            values.append(value)
+    found.outputs = [place[o.value.name] for o in function.outputs]
+    return found
+
+
+@dataclass(slots=True)
 class _Step:
     op: Op
     operands: list[int]
@@ -83,7 +113,14 @@ class Interpreter(Generic[A]):
             raise VerificationError(f"@{chosen.name} takes {len(chosen.inputs)} inputs, found {len(inputs)}")
         code = self._codes.get(chosen.name)
         if code is None:
-            code = self._codes[chosen.name] = _compile(self.module, chosen)
+            code = self._codes[chosen.name] = _compile(self.module, steps_of(chosen))
+        return self._run(code, inputs)
+
+    def run_steps(self, steps: Steps, inputs: Sequence[A]) -> list[A]:
+        """What steps give that are not those of a function. Raises what the domain raises."""
+        return self._run(_compile(self.module, steps), inputs)
+
+    def _run(self, code: _Code, inputs: Sequence[A]) -> list[A]:
         domain = self.domain
         apply, release = domain.apply, domain.release
         slots: list[A | None] = [*inputs, *([None] * (code.slots - len(inputs)))]
@@ -107,35 +144,24 @@ class Interpreter(Generic[A]):
         return self.run(inputs, callee)
 
 
-def _compile(module: Module, function: Function) -> _Code:
-    place = {item.value.name: i for i, item in enumerate(function.inputs)}
-    values = [item.value for item in function.inputs]
+def _compile(module: Module, given: Steps) -> _Code:
+    values = given.values
     functions = {f.name: f for f in module.functions}
-    steps = []
-    for op in function.ops:
-        try:
-            operands = [place[v.name] for v in op.operands]
-        except KeyError as missing:
-            raise VerificationError(f"%{missing.args[0]} is used before it is defined", op.location) from None
-        results = []
-        for value in op.results:
-            results.append(len(values))
-            place[value.name] = len(values)
-            values.append(value)
-        callee = None
-        if op.callee:
-            callee = functions.get(op.callee)
-            if callee is None:
-                raise VerificationError(f"there is no function @{op.callee}", op.location)
-        steps.append(_Step(op, operands, results, [], callee))
-    outputs = [place[o.value.name] for o in function.outputs]
-    seen = set(outputs)
-    for step in reversed(steps):
-        for i in (*step.results, *step.operands):
+    seen = set(given.outputs)
+    steps: list[_Step] = []
+    for op, operands, results in zip(
+        reversed(given.ops), reversed(given.operands), reversed(given.results), strict=True
+    ):
+        callee = functions.get(op.callee) if op.callee else None
+        if callee is None and op.callee:
+            raise VerificationError(f"there is no function @{op.callee}", op.location)
+        gone = []
+        for i in (*results, *operands):
             if i not in seen:
                 seen.add(i)
-                step.dead.append((values[i], i))
-        gone = {i for _, i in step.dead}
-        step.last = [i in gone for i in step.operands]
-    unused = [(values[i], i) for i in range(len(function.inputs)) if i not in seen]
-    return _Code(steps, len(values), unused, outputs)
+                gone.append(i)
+        last = [i in gone for i in operands] if callee is not None else []
+        steps.append(_Step(op, operands, results, [(values[i], i) for i in gone], callee, last))
+    steps.reverse()
+    unused = [(values[i], i) for i in range(given.inputs) if i not in seen]
+    return _Code(steps, len(values), unused, given.outputs)

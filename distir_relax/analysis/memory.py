@@ -12,6 +12,9 @@ CATEGORIES = ("weights", "activations", "gradients", "optimizer state", "workspa
 
 WEIGHTS, ACTIVATIONS, GRADIENTS, STATE, WORKSPACE = range(len(CATEGORIES))
 
+LASTING = frozenset({WEIGHTS, GRADIENTS, STATE})
+"""What is kept through a step, or from step to step."""
+
 OF_ROLE = {"input": ACTIVATIONS, "parameter": WEIGHTS, "constant": WEIGHTS, "state": STATE}
 """The category of an input, by its role."""
 

@@ -11,13 +11,14 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 
 from distir_relax.analysis.classes import DeviceClasses, Devices
-from distir_relax.analysis.interpreter import Domain, Interpreter
-from distir_relax.analysis.memory import ACTIVATIONS, CATEGORIES, GRADIENTS, OF_ROLE, WEIGHTS, WORKSPACE, Gradients
+from distir_relax.analysis.interpreter import Domain, Interpreter, steps_of
+from distir_relax.analysis.memory import ACTIVATIONS, CATEGORIES, GRADIENTS, LASTING, OF_ROLE, WORKSPACE, Gradients
+from distir_relax.analysis.repeated import repeated_steps
 from distir_relax.analysis.simulation import Called, Change, Event, Peak, Simulation
 from distir_relax.analysis.work import Bytes, Planner, Work
 from distir_relax.cost.profile import Profile
 from distir_relax.errors import ProfileError, VerificationError
-from distir_relax.ir import Function, Module, Op, Value, uncollected
+from distir_relax.ir import Function, Module, Op, Repeated, Value, uncollected
 from distir_relax.ops import lookup
 
 
@@ -45,13 +46,15 @@ def _simulated(module: Module, profile: Profile, classes: DeviceClasses) -> Simu
     domain = _Simulator(module, profile, classes)
     main = module.main
     frame = domain.enter(main, None, [0] * (classes.count * domain.streams), (False,) * len(main.outputs))
+    repeated = next((record for record in module.records if isinstance(record, Repeated)), None)
+    steps, given = (steps_of(main), list(main.inputs)) if repeated is None else repeated_steps(module, repeated)
     inputs = []
-    for item in main.inputs:
+    for item in given:
         handle = Handle(domain.planner.bytes_of(item.value, None), OF_ROLE[item.role], False)
         frame.change(handle, 1)
         inputs.append(handle)
     frame.note_peak([(c, 0) for c in range(classes.count)], None)
-    Interpreter(module, domain).run(inputs)
+    Interpreter(module, domain).run_steps(steps, inputs)
     return Simulation(
         module, profile, classes.of, classes.members, frame.clocks, frame.busy, frame.beside, frame.peaks,
         frame.events, frame.changes, frame.device_ops,
@@ -62,7 +65,8 @@ def _simulated(module: Module, profile: Profile, classes: DeviceClasses) -> Simu
 class Handle:
     """The storage of a value, of which several values may be views: its bytes by class, and who may free it.
 
-    `number` is its place among the inputs of the function being simulated, -1 for what the function made.
+    `number` is its place among the inputs of the function being simulated, -1 for what the function made. `ready` is
+    when what is made on a stream is there, by class.
     """
 
     bytes: Bytes
@@ -70,6 +74,7 @@ class Handle:
     freeable: bool
     users: int = 1
     number: int = -1
+    ready: dict[int, int] | None = None
 
 
 @dataclass(slots=True)
@@ -82,7 +87,7 @@ class _Frame:
     made_on: dict[str, int]
     clocks: list[int]
     classes: int
-    works: dict[tuple[int, bool], Work]
+    works: dict[tuple[int, tuple[bool, ...]], Work]
     live: list[list[int]] = field(init=False)
     total: list[int] = field(init=False)
     peaks: list[Peak] = field(init=False)
@@ -91,8 +96,6 @@ class _Frame:
     events: list[Event | Called] = field(default_factory=list)
     changes: list[Change | Called] = field(default_factory=list)
     freed: set[int] = field(default_factory=set)
-    ready: dict[tuple[str, int], int] = field(default_factory=dict)
-    """When what is made on a stream is there, by value and class."""
     device_ops: int = 0
 
     def __post_init__(self) -> None:
@@ -123,13 +126,17 @@ class _Summary:
     """What a call does, from its start; reused whenever it is entered in the same state.
 
     `outputs` has, for each output, the number of the input in whose storage it lies, or -1, and otherwise which of
-    `made`, the storages that the function made and gives, it is.
+    `made`, the storages that the function made and gives, it is. `moved` are the clocks that it moves, and `freed` the
+    inputs whose storage it gives back. `adds` has for each class what it adds to the caller's figures: live bytes by
+    category (None where there are none), their sum, busy times.
     """
 
     frame: _Frame
-    began: tuple[int, ...]
     outputs: tuple[tuple[int, int], ...]
     made: tuple[Handle, ...]
+    moved: tuple[tuple[int, int], ...]
+    freed: tuple[int, ...]
+    adds: tuple[tuple[int, list[int] | None, int, int, int, int], ...]
 
 
 @dataclass
@@ -143,9 +150,12 @@ class _Simulator(Domain[Handle]):
     gradients: Gradients = field(init=False)
     tells_lasting: bool = field(init=False)
     """Whether an op on weights or gradients may take another time than on other data."""
-    _works: dict[tuple[str, int], dict[tuple[int, bool], Work]] = field(default_factory=dict)
+    _works: dict[tuple[str, int], dict[tuple[int, tuple[bool, ...]], Work]] = field(default_factory=dict)
     _made_on: dict[str, dict[str, int]] = field(default_factory=dict)
     _summaries: dict[object, _Summary] = field(default_factory=dict)
+    _streams_in: dict[str, bool] = field(default_factory=dict)
+    _plain: dict[object, _Summary] = field(default_factory=dict)
+    """Summaries by the storage that operands have, where no two have the same."""
 
     def __post_init__(self) -> None:
         names = {str(op.attrs["stream"]) for f in self.module.functions for op in f.ops if "stream" in op.attrs}
@@ -185,11 +195,11 @@ class _Simulator(Domain[Handle]):
 
     def apply(self, op: Op, operands: Sequence[Handle]) -> list[Handle]:
         frame = self.frames[-1]
-        # Weights and gradients live through a step, in which others push them out of a cache.
-        lasting = self.tells_lasting and (
-            any(handle.category in (WEIGHTS, GRADIENTS) for handle in operands)
-            or any(value.name in frame.gradients for value in op.results)
-        )
+        # What lives through a step is pushed out of a cache by the rest of it.
+        lasting: tuple[bool, ...] = ()
+        if self.tells_lasting:
+            kept = [handle.category in LASTING for handle in operands]
+            lasting = (*kept, *[value.name in frame.gradients for value in op.results])
         work = frame.works.get((id(op), lasting))
         if work is None:
             work = self.planner.plan(op, frame.devices, frame.made_on, lasting)
@@ -216,14 +226,15 @@ class _Simulator(Domain[Handle]):
                 busy[c] += step.duration - step.held
             frame.events.append(Event(op, step.classes, start, step.duration, work.kind, work.stream))
             if work.stream:
+                ready = results[0].ready = results[0].ready or {}
                 for c in step.classes:
-                    frame.ready[op.results[0].name, c] = start + step.duration
+                    ready[c] = start + step.duration
                     if step.held:
                         frame.events.append(Event(op, (c,), clocks[c], step.held, work.kind, 0))
                         frame.busy[work.kind][c] += step.held
                         clocks[c] += step.held
         for c in work.joins:
-            clocks[c] = max(clocks[c], frame.ready.get((op.operands[0].name, c), 0))
+            clocks[c] = max(clocks[c], (operands[0].ready or {}).get(c, 0))
         frame.device_ops += work.devices
         return results
 
@@ -245,15 +256,34 @@ class _Simulator(Domain[Handle]):
     ) -> list[Handle]:
         frame = self.frames[-1]
         devices = self.classes.mapped(op.attrs["devices"], frame.devices)  # type: ignore[arg-type]
-        clocks, base = self._relative(frame, devices)
-        # Storage that is used for the last time in this call is the function's to free.
+        clocks, base = self._relative(frame, devices, self._uses_streams(callee))
+        gradients = frame.gradients
+        outputs = tuple([v.name in gradients for v in op.results])
+        # Nearly all storage is used once, and alike from call to call.
+        plain = tuple(
+            [(id(h.bytes), h.category, g and h.freeable, h.users) for h, g in zip(operands, last, strict=True)]
+        )
+        known = len(set(map(id, operands))) == len(operands)
+        key = (callee.name, id(devices), clocks, plain, outputs)
+        summary = self._plain.get(key) if known else None
+        if summary is None:
+            summary = self._summary(callee, devices, clocks, self._shape(operands, last, devices), outputs, run)
+            if known:
+                self._plain[key] = summary
+        return self._take_over(frame, op, summary, operands, base)
+
+    def _shape(
+        self, operands: Sequence[Handle], last: Sequence[bool], devices: Devices
+    ) -> tuple[tuple[int, int, Bytes | None], ...]:
+        """For each operand the first that has its storage, its category, and what of it is the function's to free."""
+        # Storage that is used for the last time in this call is.
         ends: dict[int, int] = {}
         for handle, gone in zip(operands, last, strict=True):
             if gone:
                 ends[id(handle)] = ends.get(id(handle), 0) + 1
         first: dict[int, int] = {}
         # Only what lies on the devices of the call is freed there; a view may be of more than the operand's type.
-        shape = tuple(
+        return tuple(
             [
                 (
                     first.setdefault(id(h), i),
@@ -263,35 +293,57 @@ class _Simulator(Domain[Handle]):
                 for i, h in enumerate(operands)
             ]
         )
-        outputs = tuple(v.name in frame.gradients for v in op.results)
-        key = (callee.name, id(devices), tuple(clocks), shape, outputs)
+
+    def _uses_streams(self, function: Function) -> bool:
+        """Whether a function, or one that it calls, does something on a stream."""
+        found = self._streams_in.get(function.name)
+        if found is None:
+            called = (self.module.function(op.callee) for op in function.ops if op.callee)
+            found = any("stream" in op.attrs for op in function.ops) or any(map(self._uses_streams, called))
+            self._streams_in[function.name] = found
+        return found
+
+    def _relative(self, frame: _Frame, devices: Devices, streams: bool) -> tuple[tuple[int, ...], int]:
+        """The clocks of a call's classes, on `streams` as well, from the earliest on; others do not matter."""
+        present, count, clocks = self.planner.present(devices), frame.classes, frame.clocks
+        base = min([clocks[c] for c in present])
+        if not streams:
+            return tuple([clocks[c] - base for c in present]), base
+        # A stream that is behind its device's own order has nothing left to do.
+        found = [max(clocks[place], clocks[c]) - base for c in present for place in range(c, len(clocks), count)]
+        return tuple(found), base
+
+    def _summary(
+        self,
+        callee: Function,
+        devices: Devices,
+        clocks: tuple[int, ...],
+        shape: tuple[tuple[int, int, Bytes | None], ...],
+        outputs: tuple[bool, ...],
+        run: Callable[[Sequence[Handle]], list[Handle]],
+    ) -> _Summary:
+        key = (callee.name, id(devices), clocks, shape, outputs)
         summary = self._summaries.get(key)
         if summary is None:
-            summary = self._simulate(callee, devices, clocks, shape, outputs, run)
-            self._summaries[key] = summary
-        return self._take_over(frame, op, summary, operands, base)
-
-    def _relative(self, frame: _Frame, devices: Devices) -> tuple[list[int], int]:
-        """The clocks of a call's devices from the earliest of them on; those of other devices do not matter."""
-        present, count = self.planner.present(devices), frame.classes
-        base = min(frame.clocks[c] for c in present)
-        clocks = [0] * len(frame.clocks)
-        for c in present:
-            # A stream that is behind its device's own order has nothing left to do.
-            for place in range(c, len(clocks), count):
-                clocks[place] = max(frame.clocks[place], frame.clocks[c]) - base
-        return clocks, base
+            summary = self._summaries[key] = self._simulate(callee, devices, clocks, shape, outputs, run)
+        return summary
 
     def _simulate(
         self,
         callee: Function,
         devices: Devices,
-        clocks: list[int],
+        clocks: tuple[int, ...],
         shape: Sequence[tuple[int, int, Bytes | None]],
         outputs: tuple[bool, ...],
         run: Callable[[Sequence[Handle]], list[Handle]],
     ) -> _Summary:
-        frame = self.enter(callee, devices, list(clocks), outputs)
+        present, count = self.planner.present(devices), self.classes.count
+        streams = self.streams if len(clocks) > len(present) else 1
+        places = [place for c in present for place in range(c, count * streams, count)]
+        began = [0] * (count * self.streams)
+        for place, clock in zip(places, clocks, strict=True):
+            began[place] = clock
+        frame = self.enter(callee, devices, list(began), outputs)
         inside: list[Handle] = []
         for i, (where, category, mine) in enumerate(shape):
             if where != i:
@@ -302,9 +354,16 @@ class _Simulator(Domain[Handle]):
         given = run(inside)
         self.frames.pop()
         made: dict[int, int] = {}
-        places = tuple((h.number, -1 if h.number >= 0 else made.setdefault(id(h), len(made))) for h in given)
+        lie = tuple((h.number, -1 if h.number >= 0 else made.setdefault(id(h), len(made))) for h in given)
         kept = {id(h): h for h in given if h.number < 0}
-        return _Summary(frame, tuple(clocks), places, tuple(kept.values()))
+        moved = tuple((place, frame.clocks[place]) for place in places if frame.clocks[place] != began[place])
+        adds = tuple(
+            (c, frame.live[c] if any(frame.live[c]) else None, frame.total[c], frame.beside[c], *busy)
+            for c in present
+            for busy in [(frame.busy[0][c], frame.busy[1][c])]
+        )
+        freed = tuple(number for number in frame.freed if number >= 0)
+        return _Summary(frame, lie, tuple(kept.values()), moved, freed, adds)
 
     def _take_over(
         self, frame: _Frame, op: Op, summary: _Summary, operands: Sequence[Handle], base: int
@@ -314,28 +373,27 @@ class _Simulator(Domain[Handle]):
         called = Called(op, inner.events, inner.changes, base)
         frame.events.append(called)
         frame.changes.append(called)
-        present = self.planner.present(inner.devices or ())
-        for c in present:
-            for place in range(c, len(inner.clocks), frame.classes):
-                if inner.clocks[place] != summary.began[place]:
-                    frame.clocks[place] = base + inner.clocks[place]
-        for c in present:
+        for place, clock in summary.moved:
+            frame.clocks[place] = base + clock
+        compute, communication = frame.busy
+        for c, live, total, beside, busy, exchanging in summary.adds:
             peak = inner.peaks[c]
             if frame.total[c] + peak.bytes > frame.peaks[c].bytes:
                 split = tuple(a + b for a, b in zip(frame.live[c], peak.split, strict=True))
                 frame.peaks[c] = Peak(frame.total[c] + peak.bytes, split, (op, *peak.ops))
-            frame.live[c] = [a + b for a, b in zip(frame.live[c], inner.live[c], strict=True)]
-            frame.total[c] += inner.total[c]
-            frame.beside[c] += inner.beside[c]
-            for kind in (0, 1):
-                frame.busy[kind][c] += inner.busy[kind][c]
+            if live is not None:
+                frame.live[c] = [a + b for a, b in zip(frame.live[c], live, strict=True)]
+                frame.total[c] += total
+            frame.beside[c] += beside
+            compute[c] += busy
+            communication[c] += exchanging
         frame.device_ops += inner.device_ops
-        for number in inner.freed:
-            if number >= 0:
-                handle = operands[number]
-                handle.freeable = False
-                frame.freed.add(handle.number)
-                elsewhere = self.planner.parted(handle.bytes, inner.devices or ())[1]
+        for number in summary.freed:
+            handle = operands[number]
+            handle.freeable = False
+            frame.freed.add(handle.number)
+            elsewhere = self.planner.parted(handle.bytes, inner.devices or ())[1]
+            if elsewhere:
                 frame.change(Handle(elsewhere, handle.category, False), -1)
         made = [Handle(h.bytes, h.category, True, 0) for h in summary.made]
         results = []

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -106,11 +106,11 @@ class Planner:
             found = self._parted[key] = inside, tuple((c, n) for c, n in held if c not in present)
         return found
 
-    def plan(self, op: Op, onto: Devices | None, made_on: Mapping[str, int], lasting: bool = False) -> Work:
+    def plan(self, op: Op, onto: Devices | None, made_on: Mapping[str, int], lasting: Sequence[bool] = ()) -> Work:
         """The work of an op of a function that runs on `onto`, of the entry function if that is None.
 
-        `made_on` has the stream of the function's values that are made on one. `lasting`: an operand is a weight or a
-        gradient.
+        `made_on` has the stream of the function's values that are made on one. `lasting` says which operands, and then
+        results, are weights, their gradients, or an optimizer's state.
         """
         # Ops of equal types are alike, whatever task what they send is of.
         attrs = tuple([item for item in op.attrs.items() if item[0] != "task"])
@@ -122,7 +122,7 @@ class Planner:
             found = self._works[key] = self._plan(op, onto, joins, lasting)
         return found
 
-    def _plan(self, op: Op, onto: Devices | None, is_on_stream: bool, lasting: bool) -> Work:
+    def _plan(self, op: Op, onto: Devices | None, is_on_stream: bool, lasting: Sequence[bool]) -> Work:
         entry = lookup(op.name, op.location)
         results = [v.placed for v in op.results]
         devices = self.classes.mapped(results[0].devices, onto)
@@ -143,14 +143,17 @@ class Planner:
         return Work(steps, makes, self._workspace(op, entry, devices), kind, stream, count)
 
     def _computation(
-        self, op: Op, entry: OpDef, devices: Devices, onto: Devices | None, stream: int, lasting: bool
+        self, op: Op, entry: OpDef, devices: Devices, onto: Devices | None, stream: int, lasting: Sequence[bool]
     ) -> tuple[Step, ...]:
         steps = []
         for c, i in self._representatives(devices):
-            operands = self._operands(op, devices[i], onto)
+            found = self._operands(op, devices[i], onto)
+            operands = [kind for kind, _ in found]
             attrs = local_attrs(op.attrs, i)
             results = [v.placed.local(i) for v in op.results]
-            fixed, cold = lasting and self.fixed, lasting and c in self.cold
+            fixed, cold = self.fixed and any(lasting), tuple(lasting) if c in self.cold else ()
+            if cold and len(found) < len(op.operands):
+                cold = (*(lasting[number] for _, number in found), *lasting[len(op.operands) :])
             key = (op.name, tuple(operands), tuple(map(str, attrs.items())), tuple(results), fixed, cold)
             if key not in self._times:
                 seconds = op_seconds(self.profile, entry, operands, attrs, results, fixed, cold)
@@ -158,13 +161,14 @@ class Planner:
             steps.append(self._step((c,), stream, self._times[key]))
         return tuple(step for step in steps if step.duration)
 
-    def _operands(self, op: Op, device: int, onto: Devices | None) -> list[TensorType]:
+    def _operands(self, op: Op, device: int, onto: Devices | None) -> list[tuple[TensorType, int]]:
+        """The operands that a device has, each with its number."""
         found = []
-        for value in op.operands:
+        for number, value in enumerate(op.operands):
             kind = value.placed
             place = self.classes.index(self.classes.mapped(kind.devices, onto)).get(device)
             if place is not None:
-                found.append(kind.local(place))
+                found.append((kind.local(place), number))
         return found
 
     def _communication(

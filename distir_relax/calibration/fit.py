@@ -21,6 +21,11 @@ from distir_relax.ops import Trait, lookup
 
 Parameters = dict[str, float]
 
+# How many times more or less than at the start a parameter may become.
+_REACH = 1e5
+# The fields of `Matrix`, in order.
+_PRODUCT = ("flops", "half_rows", "half_columns", "half_inner", "thin", "read")
+
 
 def fit_device(
     start: Profile, dtype: str, samples: Sequence[OpSample], seconds: Sequence[float]
@@ -35,6 +40,8 @@ def fit_device(
         "half_rows": 2.0,
         "half_columns": 8.0,
         "half_inner": 8.0,
+        "thin": 3e10,
+        "read": 2e10,
         "overlap": 3.0,
         "view": 1e-6,
     }
@@ -42,9 +49,9 @@ def fit_device(
         {s.op for s in samples if not s.group.startswith("products") and Trait.VIEW not in lookup(s.op).traits}
     )
     begin.update((f"op {name}", 5e9) for name in own)
-    begin.update({f"packed {key}": begin[key] for key in ("flops", "half_rows", "half_columns", "half_inner")})
+    begin.update({f"packed {key}": begin[key] for key in _PRODUCT})
     prepared = [
-        ((lookup(s.op), s.operands, s.attrs, s.results, s.fixed, s.cold), t)
+        ((lookup(s.op), s.operands, s.attrs, s.results, s.fixed, s.far), t)
         for s, t in zip(samples, seconds, strict=True)
     ]
 
@@ -95,13 +102,19 @@ def fit_line(sizes: Sequence[float], seconds: Sequence[float]) -> tuple[float, f
 def minimise(
     loss: Callable[[Parameters], float], start: Mapping[str, float], step: float = 0.7, rounds: int = 200
 ) -> tuple[Parameters, float]:
-    """Parameters, all positive, at a minimum of `loss`, and its value there."""
+    """Parameters, all positive, at a minimum of `loss`, and its value there.
+
+    A parameter that hardly matters stays within `_REACH` times of where it starts.
+    """
     x, best = dict(start), loss(dict(start))
     steps = dict.fromkeys(x, step)
     for _ in range(rounds):
         for key in x:
             for sign in (1.0, -1.0):
-                tried = {**x, key: x[key] * math.exp(sign * steps[key])}
+                moved = x[key] * math.exp(sign * steps[key])
+                if not start[key] / _REACH <= moved <= start[key] * _REACH:
+                    continue
+                tried = {**x, key: moved}
                 value = loss(tried)
                 if value < best:
                     x, best = tried, value
@@ -146,8 +159,7 @@ def least_squares(
 
 
 def _with(start: Profile, dtype: str, x: Parameters) -> Profile:
-    keys = ("flops", "half_rows", "half_columns", "half_inner")
-    matrix, packed = Matrix(*(x[key] for key in keys)), Matrix(*(x[f"packed {key}"] for key in keys))
+    matrix, packed = Matrix(*(x[key] for key in _PRODUCT)), Matrix(*(x[f"packed {key}"] for key in _PRODUCT))
     return replace(
         start,
         overhead=x["overhead"],

@@ -10,12 +10,14 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from itertools import cycle
 from statistics import mean
 from typing import TYPE_CHECKING, Any
 
-from distir_relax.bundle import Bundle, Manifest
+from distir_relax.bundle import Manifest
 from distir_relax.calibration.samples import OpSample, payloads
 from distir_relax.ir import Op, Value
+from distir_relax.kernels import updates
 from distir_relax.kernels.packing import pack_linear
 from distir_relax.layout import DeviceMesh
 from distir_relax.ops import lookup, torch_expression, torch_in_place
@@ -35,6 +37,7 @@ WARM_UP = 2
 """Steps of a program that run before those that count."""
 # Operands that a program reads once are taken in turn from so many bytes, more than caches hold.
 _COLD = 96e6
+_MOST_COPIES = 800
 # Elements of the tensor that ranks go over between two communications.
 _BETWEEN = 1 << 20
 
@@ -55,13 +58,15 @@ def time_op(sample: OpSample, device: str, wait: Callable[[], None]) -> list[flo
 
     generator = torch.Generator(device=device).manual_seed(0)
     variants = [[_draw(kind, device, generator) for kind in sample.operands]]
-    if sample.cold and sample.weight is not None:
-        copies = max(1, min(64, int(_COLD / max(1, sample.operands[sample.weight].bytes))))
-        for _ in range(copies - 1):
+    if sample.cold:
+        far = [i for i, is_far in enumerate(sample.far[: len(sample.operands)]) if is_far]
+        copies = int(_COLD / max(1, sum(sample.operands[i].bytes for i in far)))
+        for _ in range(max(1, min(_MOST_COPIES, copies)) - 1):
             variants.append(list(variants[0]))
-            variants[-1][sample.weight] = variants[0][sample.weight].clone()
+            for i in far:
+                variants[-1][i] = variants[0][i].clone()
     names = [f"a{i}" for i in range(len(sample.operands))]
-    scope: dict[str, Any] = {"torch": torch, "F": F, "pack_linear": pack_linear}
+    scope: dict[str, Any] = {"torch": torch, "F": F, "pack_linear": pack_linear, "updates": updates}
     form = lookup(sample.op).code.packed
     if sample.fixed and form is not None:
         rows = sample.results[0].elements // sample.results[0].shape[-1]
@@ -75,14 +80,14 @@ def time_op(sample: OpSample, device: str, wait: Callable[[], None]) -> list[flo
         code = torch_in_place(op, names) or torch_expression(op, names)
     exec(f"def run({', '.join(names)}):\n    return {code}\n", scope)
     run = scope["run"]
-    count = len(variants)
+    turns = cycle(variants)
 
     def repeat(times: int) -> float:
         _settle(device)
         wait()
         start = time.perf_counter()
-        for i in range(times):
-            run(*variants[i % count])
+        for _ in range(times):
+            run(*next(turns))
         _settle(device)
         return (time.perf_counter() - start) / times
 
@@ -113,11 +118,9 @@ def time_collectives(world: World, device: str, scale: int) -> list[tuple[Collec
     return found
 
 
-def time_steps(world: World, bundle: Bundle, steps: int, device: str = "cpu") -> list[float]:
-    """The seconds of steps of a bundle on random inputs, each as long as it is on the slowest rank. Every rank calls
-    this."""
-    session = RankSession(world, bundle, device=device)
-    inputs = random_inputs(bundle.manifest)
+def time_steps(world: World, session: RankSession, steps: int) -> list[float]:
+    """The seconds of steps on random inputs, each as long as it is on the slowest rank. Every rank calls this."""
+    inputs = random_inputs(session.bundle.manifest)
     seconds = []
     for _ in range(WARM_UP + steps):
         # What comes together on the first rank is not timed, and would leave it behind the others.
@@ -213,4 +216,5 @@ def _draw(kind: Any, device: str, generator: torch.Generator) -> torch.Tensor:
     import torch
 
     dtype = getattr(torch, kind.dtype)
-    return torch.randn(kind.shape, generator=generator, device=device).to(dtype)
+    # Roots and logarithms of what is below 0 may take a slow way.
+    return torch.randn(kind.shape, generator=generator, device=device).abs().to(dtype)

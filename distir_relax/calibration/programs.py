@@ -20,6 +20,7 @@ from distir_relax.ir import Module
 from distir_relax.optimizers import SGD, AdamW
 from distir_relax.pipeline import as_ranks_run
 from distir_relax.runtime.backends import load_program
+from distir_relax.runtime.rank_session import RankSession
 from distir_relax.runtime.transports.threads import ThreadWorld
 from distir_relax.strategies.strategy import Strategy
 from distir_relax.training import compile_training
@@ -85,7 +86,7 @@ def time_programs(folder: Path, dtype: str, device: str, world: World | None) ->
             found.append(_time_alone(bundle, device, world))
         else:
             assert world is not None
-            found.append(time_steps(world, bundle, _STEPS, device))
+            found.append(time_steps(world, RankSession(world, bundle, device=device), _STEPS))
     return found
 
 

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from distir_relax.ir import TensorType
-from distir_relax.ops import infer
+from distir_relax.ops import infer, lookup
 
 
 @dataclass(frozen=True)
@@ -19,8 +19,8 @@ class OpSample:
     """One op on operands of given types. `group` is what it tells about: ``products``, ``elementwise``,
     ``views``, ``rows``, ``attention``.
 
-    `weight` is the operand that is a weight, if one is. It is `fixed` where the backend may lay it out once, and `cold`
-    where it does not come from a cache.
+    `weight` is the operand that is a weight, if one is. It is `fixed` where the backend may lay it out once. Where the
+    sample is `cold` the weight, or all operands where there is none, do not come from a cache.
     """
 
     group: str
@@ -30,6 +30,14 @@ class OpSample:
     weight: int | None = None
     fixed: bool = False
     cold: bool = False
+
+    @property
+    def far(self) -> tuple[bool, ...]:
+        """Which operands, and results behind them, are in no cache, as `op_seconds` takes it."""
+        if not self.cold:
+            return ()
+        is_written = self.weight is None and bool(lookup(self.op).code.in_place)
+        return (*(self.weight in (None, i) for i in range(len(self.operands))), *(is_written for _ in self.results))
 
     @property
     def results(self) -> tuple[TensorType, ...]:
@@ -65,14 +73,18 @@ def _products(dtype: str, scale: int) -> Iterator[OpSample]:
     sides = ((88, 350), (350, 88), (350, 350), (350, 1400), (1400, 350), (700, 700), (1100, 1100), (1400, 1400))
     scaled = [(k * scale, n * scale) for k, n in sides]
     for inner, columns in scaled:
-        for rows in (1, 3, 7, 14, 29, 58, 115, 230, 460):
+        for rows in (1, 3, 7, 14, 29, 58, 115, 230, 460, 920):
             if rows * inner * columns > 2.5e8 * scale**3:
                 continue
             x, weight = TensorType((rows, inner), dtype), TensorType((columns, inner), dtype)
             yield OpSample("products, packed", "linear", (x, weight), weight=1, fixed=True)
             if rows in (1, 7, 29, 115):
                 yield OpSample("products, cold", "linear", (x, weight), weight=1, fixed=True, cold=True)
-            yield OpSample("products", "matmul", (x, TensorType((inner, columns), dtype)), weight=1)
+            second = TensorType((inner, columns), dtype)
+            yield OpSample("products", "matmul", (x, second), weight=1)
+            if rows in (7, 29, 115, 460):
+                yield OpSample("products, cold", "linear", (x, weight), weight=1, cold=True)
+                yield OpSample("products, cold", "matmul", (x, second), weight=1, cold=True)
     # As a weight's gradient is made: the batch is what is summed over.
     for inner, columns in scaled[2:]:
         for rows in (3, 14, 58, 230):
@@ -85,14 +97,26 @@ def _elementwise(dtype: str, scale: int) -> Iterator[OpSample]:
         x = TensorType(shape, dtype)
         for op in ("add", "multiply", "relu_grad"):
             yield OpSample("elementwise", op, (x, x))
-        yield OpSample("elementwise", "sgd", (x, x), {"rate": 0.01})
-        yield OpSample("elementwise", "squared_error_grad", (x, x), {"scale": 0.1})
-        for op in ("nn.relu", "nn.gelu_tanh", "nn.gelu", "tanh"):
+        for op in ("subtract", "gelu_grad"):
+            yield OpSample("elementwise", op, (x, x))
+        for op in ("nn.relu", "nn.gelu_tanh", "nn.gelu", "tanh", "square"):
             yield OpSample("elementwise", op, (x,))
+        yield OpSample("elementwise", "where", (TensorType(shape, "bool"), x, x))
+        yield from _updates(x)
     x = TensorType((29, 350), dtype)
     yield OpSample("views", "permute_dims", (x,), {"axes": (1, 0)})
     yield OpSample("views", "reshape", (x,), {"shape": (29, 5, 70)})
     yield OpSample("views", "split", (x,), {"axis": 0, "sizes": (3, 7, 8, 11)})
+
+
+def _updates(x: TensorType) -> Iterator[OpSample]:
+    """Sums of gradients and steps of optimizers: they go over what nobody has used since the last step."""
+    number = TensorType((), x.dtype)
+    yield OpSample("updates", "add", (x, x), cold=True)
+    yield OpSample("updates", "sgd_step", (x, x, number), {"decay": 0.0}, cold=True)
+    yield OpSample("updates", "moving_average", (x, x), {"decay": 0.9, "weight": 1 - 0.9}, cold=True)
+    yield OpSample("updates", "moving_square", (x, x), {"decay": 0.99}, cold=True)
+    yield OpSample("updates", "adam_step", (x, x, x, number, number, number), {"decay": 0.01}, cold=True)
 
 
 def _rows(dtype: str, scale: int) -> Iterator[OpSample]:
@@ -100,6 +124,9 @@ def _rows(dtype: str, scale: int) -> Iterator[OpSample]:
         x, w = TensorType((rows * scale, width), dtype), TensorType((width,), dtype)
         yield OpSample("rows", "nn.layer_norm", (x, w, w), {"axes": (1,), "epsilon": 1e-5})
         yield OpSample("rows", "nn.softmax", (x,), {"axis": 1})
+        yield OpSample("rows", "sum", (x,), {"axis": (0,), "keepdims": False})
+        yield OpSample("rows", "sum", (x,), {"axis": (1,), "keepdims": True})
+        yield OpSample("rows", "mean", (x,), {"axis": (1,), "keepdims": True})
     for batch, heads, length, width in (
         (1, 3, 29, 48),
         (2, 5, 58, 48),

@@ -52,7 +52,10 @@ def slowed(profile: Profile, factor: float, overhead: float) -> Profile:
     """A machine whose ops take `factor` times as long, and `overhead` seconds more."""
 
     def products(table: dict[str, Matrix]) -> dict[str, Matrix]:
-        return {dtype: replace(m, flops=m.flops / factor) for dtype, m in table.items()}
+        return {
+            dtype: replace(m, flops=m.flops / factor, thin=m.thin / factor, bandwidth=m.bandwidth / factor)
+            for dtype, m in table.items()
+        }
 
     return replace(
         profile,

@@ -1,153 +1,117 @@
-"""`distir validate`: run configurations for real and compare their times with what the simulator predicts."""
+"""`distir validate`: run configurations for real; compare their times and memory with what the simulator predicts."""
 
 from __future__ import annotations
 
 import json
 import tempfile
-from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from distir_relax.analysis.simulate import simulate_module
-from distir_relax.bundle import Bundle, read_bundle, write_bundle
-from distir_relax.calibration.calibrate import PASSES, Calibration, fit, measure_ranks
-from distir_relax.calibration.measure import time_steps
+from distir_relax.bundle import read_bundle, write_bundle
+from distir_relax.calibration.calibrate import PASSES, fit, measure_ranks
+from distir_relax.calibration.configurations import Configuration, read_configurations
+from distir_relax.calibration.measure import random_inputs, time_steps
 from distir_relax.calibration.measurements import joined
-from distir_relax.calibration.statistics import mean_absolute_percentage_error, spearman, undisturbed
-from distir_relax.compiler import Plan, program_bundle
+from distir_relax.calibration.outcomes import Outcome, Validation
+from distir_relax.calibration.peak import step_peak
+from distir_relax.calibration.statistics import undisturbed
 from distir_relax.cost.profile import Profile
-from distir_relax.errors import ImportModelError, RunError
-from distir_relax.given import Program, what_is
-from distir_relax.ir import Module
-from distir_relax.pipeline import as_ranks_run
+from distir_relax.errors import RunError
 from distir_relax.runtime.launch import launch
 from distir_relax.runtime.machine import keep_memory, limit_threads
-from distir_relax.runtime.verification import read_stage
+from distir_relax.runtime.rank_session import RankSession
 from distir_relax.runtime.world import World
-from distir_relax.user_function import call_function, find_function
 
-
-@dataclass(frozen=True)
-class Outcome:
-    """One configuration: the seconds of a step, predicted and measured (undisturbed, of several steps)."""
-
-    name: str
-    ranks: int
-    predicted: float
-    measured: float
-
-    @property
-    def error(self) -> float:
-        """How far off the prediction is: 0.1 is a tenth too long."""
-        return self.predicted / self.measured - 1
-
-
-@dataclass(frozen=True)
-class Validation:
-    """All outcomes, and how well they agree; and the calibration that was made for them, if one was."""
-
-    outcomes: tuple[Outcome, ...]
-    calibration: Calibration | None = None
-
-    @property
-    def mape(self) -> float:
-        """The mean absolute percentage error."""
-        return mean_absolute_percentage_error(*self._columns())
-
-    @property
-    def spearman(self) -> float:
-        """The rank correlation of predictions and measurements."""
-        return spearman(*self._columns())
-
-    def as_json(self) -> dict[str, Any]:
-        """For machines."""
-        return {"spearman": self.spearman, "mape": self.mape, "outcomes": [asdict(o) for o in self.outcomes]}
-
-    def _columns(self) -> tuple[list[float], list[float]]:
-        return [o.predicted for o in self.outcomes], [o.measured for o in self.outcomes]
+COMPARED = ("schedule", "chunks")
+"""Configurations that differ in these fields of their strategies alone are looked at for which is faster."""
 
 
 def validate(
-    targets: Sequence[str], profile: Profile | None, steps: int = 4, threads: int = 1, passes: int = PASSES
+    targets: Sequence[str],
+    profile: Profile | None,
+    steps: int = 4,
+    threads: int = 1,
+    passes: int = PASSES,
+    compared: Sequence[str] = COMPARED,
 ) -> Validation:
     """Run configurations with mpirun in several passes, each rank with `threads` threads; compare them with `profile`.
 
-    A target is a bundle, or ``FILE.py:FUNCTION`` of a function that returns configurations by name: plans, or pairs of
-    a distributed program and its tensors. Inputs are drawn at random. Without a profile one is fitted to measurements
-    taken in turn with the configurations, on as many ranks as the largest of them has. Raises RunError when a launch
-    fails, and what reading the targets raises.
+    A target is a bundle, or ``FILE.py:FUNCTION`` of a function that returns configurations by name: plans, steps of
+    training, or pairs of a distributed program and its tensors. Inputs are drawn at random. Without a profile one is
+    fitted to measurements taken in turn with the configurations, on as many ranks as the largest of them has.
+    `compared` are fields of strategies. Raises RunError when a launch fails, and what `read_configurations` raises.
     """
-    configurations = [found for target in targets for found in _load(target)]
-    if not configurations:
-        raise ImportModelError("there is no configuration to run", ", ".join(targets))
-    ranks = [bundle.manifest.mesh.size for _, _, bundle in configurations]
-    seconds: list[list[float]] = [[] for _ in configurations]
+    configurations = read_configurations(targets, compared)
+    found = [_Runs(c) for c in configurations]
+    ranks = [runs.ranks for runs in found]
     measured = []
     with tempfile.TemporaryDirectory() as folder:
         paths = [
-            bundle.path or write_bundle(bundle, Path(folder) / f"{i}.dist")
-            for i, (_, _, bundle) in enumerate(configurations)
+            c.bundle.path or write_bundle(c.bundle, Path(folder) / f"{i}.dist") for i, c in enumerate(configurations)
         ]
-        for _ in range(passes):
+        for number in range(passes):
             if profile is None:
                 measured.append(measure_ranks(max(ranks), "cpu", 1))
             for count in sorted(set(ranks)):
-                numbers = [i for i, n in enumerate(ranks) if n == count]
-                found = _time_on(count, [paths[i] for i in numbers], steps, threads, Path(folder))
-                for i, taken in zip(numbers, found, strict=True):
-                    seconds[i] += taken
+                chosen = [i for i, n in enumerate(ranks) if n == count]
+                request = {"bundles": [str(paths[i]) for i in chosen], "steps": steps, "peaks": number == 0}
+                for i, answer in zip(chosen, _run_on(count, request, threads, Path(folder)), strict=True):
+                    found[i].take(answer)
     calibration = fit(joined(measured)) if measured else None
     machine = calibration.profile if calibration else profile
     assert machine is not None
-    outcomes = [
-        Outcome(name, count, simulate_module(module, machine).makespan, undisturbed(taken))
-        for (name, module, _), count, taken in zip(configurations, ranks, seconds, strict=True)
-    ]
-    return Validation(tuple(outcomes), calibration)
+    outcomes = tuple(runs.outcome(machine) for runs in found)
+    return Validation(outcomes, calibration, tuple(compared))
 
 
-def _time_on(ranks: int, paths: Sequence[Path], steps: int, threads: int, folder: Path) -> list[list[float]]:
-    """The seconds of steps of bundles, one launch for all."""
-    request, answer = folder / "request.json", folder / "answer.json"
-    request.write_text(json.dumps({"bundles": [str(path) for path in paths], "steps": steps}))
-    if launch(ranks, ["time-bundles", str(request), str(answer)], threads) != 0:
+@dataclass
+class _Runs:
+    """What the ranks of a configuration have measured."""
+
+    configuration: Configuration
+    seconds: list[float] = field(default_factory=list)
+    peaks: tuple[int, ...] = ()
+
+    @property
+    def ranks(self) -> int:
+        return self.configuration.bundle.manifest.mesh.size
+
+    def take(self, answer: dict[str, Any]) -> None:
+        self.seconds += answer["seconds"]
+        self.peaks = self.peaks or tuple(answer["peaks"])
+
+    def outcome(self, machine: Profile) -> Outcome:
+        predicted = simulate_module(self.configuration.module, machine)
+        peaks = tuple(int(n) for n in predicted.peak_memory)
+        name, group = self.configuration.name, self.configuration.group
+        return Outcome(name, self.ranks, predicted.makespan, undisturbed(self.seconds), peaks, self.peaks, group)
+
+
+def _run_on(ranks: int, request: dict[str, Any], threads: int, folder: Path) -> list[dict[str, Any]]:
+    """What `time_bundles` says of each bundle, one launch for all."""
+    asked, answer = folder / "request.json", folder / "answer.json"
+    asked.write_text(json.dumps(request))
+    if launch(ranks, ["time-bundles", str(asked), str(answer)], threads) != 0:
         raise RunError(f"a configuration failed on {ranks} ranks", hint="its message is above")
-    found: list[list[float]] = json.loads(answer.read_text())
+    found: list[dict[str, Any]] = json.loads(answer.read_text())
     return found
 
 
 def time_bundles(request: Path, answer: Path, world: World) -> None:
-    """As one rank of a launch, run the bundles that `request` lists; rank 0 writes the seconds of the steps of each, as
-    long as they are on the slowest rank."""
+    """As one rank of a launch, run the bundles that `request` lists; rank 0 writes of each the seconds of its steps, as
+    long as they are on the slowest rank, and the peak of memory on each rank where that is asked for."""
     limit_threads(world.local_size)
     keep_memory()
     asked = json.loads(request.read_text())
-    found = [
-        time_steps(world, read_bundle(Path(path), verify_weights=False), asked["steps"]) for path in asked["bundles"]
-    ]
+    found = []
+    for path in asked["bundles"]:
+        session = RankSession(world, read_bundle(Path(path), verify_weights=False))
+        seconds = time_steps(world, session, asked["steps"])
+        inputs = random_inputs(session.bundle.manifest)
+        peaks = world.exchange(step_peak(session, inputs, outputs=())) if asked["peaks"] else []
+        found.append({"seconds": seconds, "peaks": peaks})
     if world.rank == 0:
         answer.write_text(json.dumps(found))
-
-
-def _load(target: str) -> list[tuple[str, Module, Bundle]]:
-    """The configurations of a target: name, distributed program, bundle."""
-    if Path(target).is_dir():
-        bundle = read_bundle(Path(target))
-        module = read_stage(bundle, "distributed")
-        return [(bundle.manifest.name, as_ranks_run(module), bundle)]
-    made = call_function(find_function(target), target, {})
-    if not isinstance(made, Mapping):
-        raise ImportModelError(
-            f"expected configurations by name, found {type(made).__name__}", target,
-            "return {'name': plan, 'other': (module, tensors)}")  # fmt: skip
-    return [_configuration(str(name), entry, target) for name, entry in made.items()]
-
-
-def _configuration(name: str, entry: object, target: str) -> tuple[str, Module, Bundle]:
-    found = what_is(entry, f"{target}, {name!r}")
-    if isinstance(found, Plan):
-        return name, as_ranks_run(found.modules["distributed"]), found.bundle(("torch",))
-    if isinstance(found, Program) and found.tensors is not None:
-        return name, as_ranks_run(found.module), program_bundle(name, found.module, found.tensors)
-    raise ImportModelError(f"expected a plan or (module, tensors) for {name!r}, found {type(entry).__name__}", target)

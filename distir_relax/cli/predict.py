@@ -116,13 +116,17 @@ def validate(
     steps: Annotated[int, typer.Option(min=1, help="Timed steps of each configuration, in each pass.")] = 4,
     passes: PassesOption = 7,
     threads: Annotated[int, typer.Option(min=1, help="Threads of a rank, as when the profile was calibrated.")] = 1,
+    compare: Annotated[
+        str, typer.Option(metavar="FIELD,...", help="Which is faster of those whose strategies differ in these alone.")
+    ] = "schedule,chunks",
     plot: Annotated[Path | None, typer.Option(help="Write a scatter plot to this .svg.")] = None,
     json: Annotated[bool, typer.Option("--json", help="Print the result as JSON.")] = False,
 ) -> None:
-    """Run configurations for real and compare their times with the simulator's."""
+    """Run configurations for real and compare their times and memory with the simulator's."""
     from distir_relax.calibration.validate import validate as run_and_compare
     from distir_relax.cost.profile import load_profile
-    from distir_relax.report.validation import json_text, table, write_plot
+    from distir_relax.report.scatter import write_plot
+    from distir_relax.report.validation import json_text, table
     from distir_relax.runtime.inputs import check_writable
 
     if (profile is None) == (calibrate is None):
@@ -131,7 +135,8 @@ def validate(
         )
     if calibrate is not None:
         check_writable(calibrate)
-    found = run_and_compare(targets, load_profile(profile) if profile else None, steps, threads, passes)
+    compared = [name.strip() for name in compare.split(",") if name.strip()]
+    found = run_and_compare(targets, load_profile(profile) if profile else None, steps, threads, passes, compared)
     if calibrate is not None and found.calibration is not None:
         found.calibration.write(calibrate)
     if plot is not None:

@@ -27,13 +27,26 @@ MOST_DEVICES = 1 << 20
 class Matrix:
     """How fast matrix products are: flop/s of a large one, and the rows, columns and inner size of half that speed.
 
-    A product of m x k with k x n takes ``2 (m + half_rows) (n + half_columns) (k + half_inner) / flops``.
+    A product of m x k with k x n takes ``2 (m + half_rows) (n + half_columns) (k + half_inner) / flops``. One of few
+    rows takes ``2 m n k / thin`` where that is less: it is done row by row, with nothing laid out anew. What a product
+    reads is in a cache, or else comes at `bandwidth`, which is less than the device's where it is read in bits and
+    pieces. Either is 0 where it was not measured.
     """
 
     flops: float
     half_rows: float = 0.0
     half_columns: float = 0.0
     half_inner: float = 0.0
+    thin: float = 0.0
+    bandwidth: float = 0.0
+
+    def seconds(self, batch: int, rows: int, columns: int, inner: int) -> float:
+        """The computing of so many products of ``rows x inner`` with ``inner x columns``."""
+        if min(batch, rows, columns, inner) <= 0:
+            return 0.0
+        padded = (rows + self.half_rows) * (columns + self.half_columns) * (inner + self.half_inner)
+        blocked = 2.0 * batch * padded / self.flops
+        return min(blocked, 2.0 * batch * rows * columns * inner / self.thin) if self.thin else blocked
 
 
 @dataclass(frozen=True)
@@ -241,6 +254,7 @@ def print_profile(profile: Profile, comment: str = "") -> str:
         for dtype, matrix in products.items():
             lines += ["", f"[device.{kind}.{dtype}]", f"flops = {matrix.flops:.6g}"]
             lines += [f"{key} = {getattr(matrix, key):.6g}" for key in ("half_rows", "half_columns", "half_inner")]
+            lines += [f"{key} = {getattr(matrix, key):.6g}" for key in ("thin", "bandwidth") if getattr(matrix, key)]
     lines += ["", "[device.vector]", *(f"{dtype} = {rate:.6g}" for dtype, rate in profile.vector.items())]
     for dtype, rates in profile.ops.items():
         lines += ["", f"[device.ops.{dtype}]", *(f'"{name}" = {rate:.6g}' for name, rate in rates.items())]
@@ -278,13 +292,13 @@ class _Reader:
 
     def _matrix(self, tables: Mapping[str, Any], dtype: str, above: str) -> Matrix:
         row, inside = self.table(tables, dtype, above), f"{above}{dtype}"
-        halves = ("half_rows", "half_columns", "half_inner")
-        if unknown := set(row) - {"flops", *halves}:
+        others = ("half_rows", "half_columns", "half_inner", "thin", "bandwidth")
+        if unknown := set(row) - {"flops", *others}:
             raise ProfileError(
-                f"there is no {min(unknown)!r} in [{inside}]", self.where, f"there are flops, {', '.join(halves)}"
+                f"there is no {min(unknown)!r} in [{inside}]", self.where, f"there are flops, {', '.join(others)}"
             )
         return Matrix(
-            self.number(row, "flops", inside), *(self.number(row, key, inside, 0.0, least=0.0) for key in halves)
+            self.number(row, "flops", inside), *(self.number(row, key, inside, 0.0, least=0.0) for key in others)
         )
 
     def points(self, row: Mapping[str, Any]) -> tuple[tuple[float, float], ...]:

@@ -24,12 +24,12 @@ def op_seconds(
     attrs: Mapping[str, Any],
     results: Sequence[TensorType],
     fixed: bool = False,
-    cold: bool = False,
+    cold: Sequence[bool] = (),
 ) -> float:
     """The time of an op that does not communicate, on local operands.
 
-    `fixed`: the op's weight never changes, so that a backend may lay it out once, or view it once. `cold`: it is not in
-    a cache.
+    `fixed`: the op's weight never changes, so that a backend may lay it out once, or view it once. `cold` says of each
+    operand, and of each result behind them, whether it is in no cache; of none where it is empty.
     """
     cost = entry.cost
     if cost.seconds:
@@ -39,22 +39,32 @@ def op_seconds(
     if Trait.SCALAR in entry.traits:
         return 0.0
     moved = moved_bytes(entry, operands, attrs, results)
-    reading = moved / (profile.bandwidth if cold else memory_bandwidth(profile, moved))
     dtype = operands[0].dtype if operands else results[0].dtype
-    computing = 0.0
+    computing, bandwidth = 0.0, profile.bandwidth
     rate = profile.ops.get(dtype, {}).get(entry.name)
     if rate:
         computing = flops(entry, operands, attrs, results) / rate
     elif cost.product:
         packed = fixed and entry.code.packed is not None and dtype in profile.packed
         matrix: Matrix = profile.packed[dtype] if packed else profile.rate(profile.matrix, dtype)
-        batch, rows, columns, inner = cost.product(operands, attrs, results)
-        if min(batch, rows, columns, inner) > 0:
-            padded = (rows + matrix.half_rows) * (columns + matrix.half_columns) * (inner + matrix.half_inner)
-            computing = 2.0 * batch * padded / matrix.flops
+        computing = matrix.seconds(*cost.product(operands, attrs, results))
+        bandwidth = matrix.bandwidth or bandwidth
     else:
         computing = flops(entry, operands, attrs, results) / profile.rate(profile.vector, dtype)
+    reading = _reading(profile, bandwidth, moved, (*operands, *results), cold)
     return max(profile.dispatch, profile.overhead + _together(computing, reading, profile.overlap))
+
+
+def _reading(
+    profile: Profile, bandwidth: float, moved: float, tensors: Sequence[TensorType], cold: Sequence[bool]
+) -> float:
+    """The time to move so many bytes of `tensors`, of which those that are in no cache come at `bandwidth`."""
+    far = sum(t.bytes for t, is_cold in zip(tensors, cold, strict=False) if is_cold)
+    if not far:
+        return moved / memory_bandwidth(profile, moved)
+    share = moved * far / sum(t.bytes for t in tensors)
+    near = moved - share
+    return share / bandwidth + near / memory_bandwidth(profile, near)
 
 
 def _together(computing: float, moving: float, overlap: float) -> float:

@@ -30,7 +30,17 @@ from distir_relax.ir.program import (
     Value,
     fresh_name,
 )
-from distir_relax.ir.records import BatchDim, Divided, Gather, Reason, Record, parse_records, print_records
+from distir_relax.ir.records import (
+    BatchDim,
+    Divided,
+    Gather,
+    Reason,
+    Record,
+    Repeated,
+    Scheduled,
+    parse_records,
+    print_records,
+)
 from distir_relax.ir.tidy import without_unused_outputs
 from distir_relax.ir.types import (
     DTensorType,
@@ -70,6 +80,8 @@ __all__ = [
     "PlacedType",
     "Reason",
     "Record",
+    "Repeated",
+    "Scheduled",
     "Size",
     "TensorType",
     "Type",

@@ -6,8 +6,8 @@ A record is data, never prose that is parsed again; `str` says it to a person. A
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
-from dataclasses import MISSING, asdict, dataclass, fields
+from collections.abc import Mapping, Sequence
+from dataclasses import MISSING, asdict, dataclass, fields, replace
 
 from distir_relax.errors import ParseError
 from distir_relax.reading import Fields, parse_json, shown
@@ -91,13 +91,66 @@ class Divided:
         return f"the {self.role} {self.value} is {len(self.names)} parts along dim {self.dim}: {self.parts}"
 
 
-Record = Reason | Gather | BatchDim | Divided
+@dataclass(frozen=True, slots=True)
+class Repeated:
+    """Of `count` microbatches only some are written out, for a simulation: each stands for those that do as it does.
 
-_KINDS: dict[str, type[Reason] | type[Gather] | type[BatchDim] | type[Divided]] = {
+    `firsts` are their numbers; each stands for all up to the next. `parts` says of which of those a value is, each as
+    ``name:part``, and `totals` are the values of the last that are made of all of them.
+    """
+
+    count: int
+    firsts: str
+    parts: str = ""
+    totals: str = ""
+
+    @property
+    def ranges(self) -> tuple[range, ...]:
+        """The microbatches that each of those written out stands for."""
+        firsts = [int(number) for number in self.firsts.split()]
+        return tuple(range(a, b) for a, b in zip(firsts, (*firsts[1:], self.count), strict=True))
+
+    @property
+    def part_of(self) -> dict[str, int]:
+        """The number of the part, among those written out, that each value belongs to, by name."""
+        pairs = (item.rpartition(":") for item in self.parts.split())
+        return {name: int(part) for name, _, part in pairs}
+
+    def renamed(self, names: Mapping[str, str]) -> Repeated:
+        """With further values, by name, each of the part of another; names lead from the new to the old."""
+        part_of, totals = self.part_of, set(self.totals.split())
+        parts = [f"{new}:{part_of[old]}" for new, old in names.items() if old in part_of]
+        more = [new for new, old in names.items() if old in totals]
+        return replace(self, parts=" ".join((self.parts, *parts)), totals=" ".join((self.totals, *more)))
+
+    def __str__(self) -> str:
+        return f"microbatches {self.firsts} stand for {self.count}"
+
+
+@dataclass(frozen=True, slots=True)
+class Scheduled:
+    """The tasks of a pipeline in the order in which its places are to do them, as ``1F0`` and so on."""
+
+    tasks: str
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """The tasks, in order."""
+        return tuple(self.tasks.split())
+
+    def __str__(self) -> str:
+        return f"the tasks in order: {self.tasks}"
+
+
+Record = Reason | Gather | BatchDim | Divided | Repeated | Scheduled
+
+_KINDS: dict[str, type[Record]] = {
     "reason": Reason,
     "gather": Gather,
     "batch dim": BatchDim,
     "divided": Divided,
+    "repeated": Repeated,
+    "scheduled": Scheduled,
 }
 
 

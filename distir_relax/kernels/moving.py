@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import TypeVar
 
 T = TypeVar("T")
@@ -13,3 +14,14 @@ def moved(value: T, nothing: None) -> T:
     So its memory can be used again as soon as `f` needs it no more. A plain argument is held until `f` returns.
     """
     return value
+
+
+def emptied(values: list[T]) -> Iterator[T]:
+    """The values of a list, in order, each of which the list lets go.
+
+    ``a, b = emptied(given)`` takes what a caller has `moved` into a list: more than 30 arguments Python puts into a
+    tuple, which holds them until the function returns.
+    """
+    values.reverse()
+    while values:
+        yield values.pop()

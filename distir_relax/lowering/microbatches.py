@@ -6,7 +6,11 @@ one device does the parts in turn; what would be an all-reduce is a sum. So a me
 norm over all samples, and a loss that couples them, come out as they are, whatever the model.
 
 What is done for one microbatch comes before the next as far as it can: its forward and its backward (gradient
-accumulation). Functions stay functions, one for each distinct size.
+accumulation). What a microbatch needs of all of them (how many labels there are) comes before that, and nothing else
+does. Functions stay functions, one for each distinct size.
+
+For a simulation not all have to be written out: `chosen` says which stand for the others. The rest of the samples is
+one more part, of which nothing is written.
 """
 
 from __future__ import annotations
@@ -15,7 +19,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import ClassVar
 
-from distir_relax.errors import DistIRError
+from distir_relax.errors import DistIRError, VerificationError
 from distir_relax.ir import (
     CALL,
     Attribute,
@@ -29,11 +33,13 @@ from distir_relax.ir import (
     Op,
     Output,
     PerRank,
+    Repeated,
     Value,
     fresh_name,
     live_ops,
 )
-from distir_relax.layout import DeviceMesh, Shard, held_intervals
+from distir_relax.layout import Collective, DeviceMesh, Shard, held_intervals
+from distir_relax.layout.division import balanced
 from distir_relax.lowering.project import project, rank_kinds
 from distir_relax.lowering.to_distir import ToDistIR
 from distir_relax.ops import Builder, Trait, lookup
@@ -49,28 +55,56 @@ MARK, ASIDE = "annotate_sharding", "mark_aside"
 class Microbatches:
     """The pass: global stage in and out; the samples, of which `BatchDim` records say where they are, in `count` parts.
 
-    Inputs and outputs with samples become one for each part: ``x.0``, ``x.1``, … (`Divided` records say so).
+    Inputs and outputs with samples become one for each part: ``x.0``, ``x.1``, … (`Divided` records say so). Where
+    `repeated`, as many are written out as do unlike things, which a `Repeated` record says. `samples` is how many
+    samples there are, if they are fewer than the program has: for a simulation, too, since what is said of all of them
+    is still said of those that the program has.
     """
 
     takes: ClassVar[tuple[str, ...]] = ("global",)
     gives: ClassVar[str] = "global"
     count: int
     hazards: Hazards = field(default=Hazards(), repr=False)
+    repeated: bool = False
+    samples: int | None = None
 
     def run(self, module: Module) -> Module:
         """The module that works through one part after the other. Raises what propagation raises."""
-        if self.count == 1:
+        batch = [record for record in module.records if isinstance(record, BatchDim)]
+        total = batch[0].size if batch else 0
+        samples = total if self.samples is None else self.samples
+        firsts = chosen(samples, self.count) if self.repeated else tuple(range(self.count))
+        sizes = [balanced(samples, self.count)[number] for number in firsts]
+        rest = total - sum(sizes)
+        if self.count == 1 and not rest:
             return module
-        mesh = DeviceMesh((self.count,), ("microbatch",))
-        dims = {record.value: record.dim for record in module.records if isinstance(record, BatchDim)}
-        marks = {name: Mark("microbatches", f"S[{dim}]") for name, dim in dims.items()}
+        mesh = DeviceMesh((len(sizes) + (rest > 0),), ("microbatch",))
+        parts = (*sizes, rest) if rest else tuple(sizes)
+        shapes = {i.value.name: i.value.tensor.shape for i in module.main.inputs}
+        marks = {b.value: Mark("microbatches", _cut(b, shapes[b.value][b.dim] // b.size, parts)) for b in batch}
         aside = replace(module, functions=tuple(_renamed(f, MARK, ASIDE) for f in module.functions))
         marked = replace(aside, functions=(mark_inputs(aside.main, marks), *aside.functions[1:]), meshes=(mesh,))
         sharded = DelayReductions(self.hazards, stages_apart=True).run(Propagate(mesh).run(replace(marked, records=())))
         placed = ToDistIR(in_time=True).run(sharded)
-        unrolled, divided = _Unrolled(placed, self.count).run(sharded.main)
+        writer = _Unrolled(placed, len(sizes))
+        unrolled, divided = writer.run(sharded.main)
         functions = tuple(_renamed(f, ASIDE, MARK) for f in unrolled)
-        return replace(module, functions=functions, records=(*module.records, *divided))
+        found = [writer.repeated(self.count, firsts)] if self.repeated else []
+        return replace(module, functions=functions, records=(*module.records, *divided, *found))
+
+
+def chosen(samples: int, count: int) -> tuple[int, ...]:
+    """The microbatches that stand for all `count` of them: the first, the second, the last, each of another size.
+
+    The first begins the sums that the others go on with, and what is behind the last is done once.
+    """
+    sizes = balanced(samples, count)
+    return tuple(n for n in range(count) if n < 2 or n == count - 1 or sizes[n] != sizes[n - 1])
+
+
+def _cut(record: BatchDim, times: int, parts: Sequence[int]) -> str:
+    """The placement of an input that has each sample `times` along its dim."""
+    return f"S[{record.dim}: {'|'.join(str(size * times) for size in parts)}]"
 
 
 def _renamed(function: Function, old: str, new: str) -> Function:
@@ -104,8 +138,10 @@ class _Unrolled:
     own: dict[tuple[str, int], str] = field(default_factory=dict)
     kinds: dict[str, Kinds] = field(default_factory=dict)
     names: set[str] = field(init=False)
-    turns: dict[str, int] = field(default_factory=dict)
-    """After which microbatch each value can be: -1 for what waits for none."""
+    parts: dict[str, int] = field(default_factory=dict)
+    """The microbatch of each value: -1 for what is the same for all."""
+    totals: dict[str, None] = field(default_factory=dict)
+    """What is made of all microbatches, by the last of them."""
     places: dict[str, int] = field(default_factory=dict)
     """Where in the program each value stands: a sum right behind its last term, which nothing else may need."""
     couples: dict[str, bool] = field(default_factory=dict)
@@ -126,10 +162,42 @@ class _Unrolled:
         outputs: list[Output] = []
         for output, before_ in zip(main.outputs, laid_out.outputs, strict=True):
             outputs += self._outputs(output, before_, env[output.value.name], divided)
-        ordered = sorted(self.g.ops, key=lambda op: (self.turns[op.results[0].name], self.places[op.results[0].name]))
-        whole = Function(main.name, tuple(self.g.inputs), tuple(ordered), tuple(outputs))
+        whole = Function(main.name, tuple(self.g.inputs), tuple(self._in_order()), tuple(outputs))
         whole = replace(whole, ops=live_ops(whole))
         return (whole, *self._called(whole)), divided
+
+    def repeated(self, count: int, firsts: Sequence[int]) -> Repeated:
+        """The record of what was written, of `count` microbatches those of the numbers `firsts`."""
+        parts = (f"{name}:{part}" for name, part in self.parts.items() if part >= 0)
+        return Repeated(count, " ".join(map(str, firsts)), " ".join(parts), " ".join(self.totals))
+
+    def _in_order(self) -> list[Op]:
+        """The ops, what is done for one microbatch before the next: as late as it can be where all meet."""
+        ops, parts = self.g.ops, self.parts
+        after = set(self.totals)
+        """What is the same for all microbatches, and made when they are done."""
+        for op in ops:
+            if parts[op.results[0].name] < 0 and any(v.name in after for v in op.operands):
+                after.update(v.name for v in op.results)
+        # How many times microbatches meet behind an op, for one of them to go on with.
+        meetings: dict[str, int] = {}
+        for op in reversed(ops):
+            behind = max(meetings.get(v.name, 0) for v in op.results)
+            is_of_one = parts[op.results[0].name] >= 0
+            for v in op.operands:
+                meetings[v.name] = max(meetings.get(v.name, 0), behind + (is_of_one and v.name in after))
+            meetings.update((v.name, behind) for v in op.results)
+        turns: dict[str, int] = {}
+        for op in ops:
+            name = op.results[0].name
+            same = [turns.get(v.name, parts[v.name]) for v in op.operands if meetings[v.name] == meetings[name]]
+            turns.update((v.name, max([parts[name], *same])) for v in op.results)
+
+        def place(op: Op) -> tuple[int, int, int]:
+            name = op.results[0].name
+            return -meetings[name], turns[name], self.places[name]
+
+        return sorted(ops, key=place)
 
     def _input(self, item: Input, before: Value, divided: list[Divided]) -> _Parts:
         name, (placement,) = item.value.name, before.dtensor.placements
@@ -142,14 +210,14 @@ class _Unrolled:
         for index in range(self.count):
             local = item.value.placed.local(index)
             values.append(self.g.input(f"{name}.{index}", local, item.role, item.location))
-            self.turns[values[-1].name] = index
+            self.parts[values[-1].name] = index
         divided.append(_divided("input", name, placement, [v.name for v in values], kind.shape))
         return _Parts(tuple(values))
 
     def _whole(self, item: Input, kind: DTensorType) -> Value:
         value = Value(item.value.name, kind.tensor)
         self.g.inputs.append(Input(value, item.role, item.location))
-        self.turns[value.name] = -1
+        self.parts[value.name] = -1
         return value
 
     def _sliced(self, item: Input, kind: DTensorType, placement: Shard) -> _Parts:
@@ -189,17 +257,26 @@ class _Unrolled:
         env.update((v.name, inner[o.value.name]) for v, o in zip(op.results, callee.outputs, strict=True))
 
     def _op(self, op: Op, operands: Sequence[_Parts], prefix: str) -> list[_Parts]:
-        semantics = lookup(op.name, op.location).semantics
+        entry = lookup(op.name, op.location)
+        semantics = entry.semantics
         self.g.location, self.g.hint = op.location, prefix + op.results[0].name
         rows = [local_attrs(op.attrs, index) for index in range(self.count)]
         if semantics.in_turn is not None:
+            if self.module.meshes[0].size > self.count and entry.cost.collective is not Collective.ALL_REDUCE:
+                raise VerificationError(f"{op.name} takes all samples, of which not all are written out", op.location)
             first = len(self.g.ops)
             given = [operands[0].at(i) for i in range(self.count)] if operands else []
             found = semantics.in_turn(self.g, given, rows)
             for written in self.g.ops[first:]:
-                self._note(written, -1, max((self.places.get(v.name, 0) for v in written.operands), default=0))
-            same = all(v is found[0] for v in found)
-            return [_Parts(tuple(found[:1] if same else found))]
+                index = max((self.parts[v.name] for v in written.operands if v.name not in self.totals), default=-1)
+                self._note(written, index, max((self.places.get(v.name, 0) for v in written.operands), default=0))
+            if all(v is found[0] for v in found):
+                if self.parts[found[0].name] == self.count - 1 > 0:
+                    self.totals[found[0].name] = None
+                return [_Parts(tuple(found[:1]))]
+            made = {v.name for written in self.g.ops[first:] for v in written.results}
+            self.parts.update((v.name, index) for index, v in enumerate(found) if v.name in made)
+            return [_Parts(tuple(found))]
         if self._is_same(op, operands):
             return [_Parts((v,)) for v in self._emit(op, [x.values[0] for x in operands], rows[0], prefix, -1)]
         columns = [
@@ -239,8 +316,7 @@ class _Unrolled:
         return list(results)
 
     def _note(self, op: Op, index: int, place: int | None = None) -> None:
-        turn = max([index, *(self.turns[v.name] for v in op.operands)])
-        self.turns.update((v.name, turn) for v in op.results)
+        self.parts.update((v.name, index) for v in op.results)
         self.places.update((v.name, len(self.g.ops) if place is None else place) for v in op.results)
 
     def _is_same(self, op: Op, operands: Sequence[_Parts]) -> bool:

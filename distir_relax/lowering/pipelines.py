@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import ClassVar
 
 from distir_relax.analysis.simulate import simulate_module
@@ -16,10 +16,10 @@ from distir_relax.analysis.tasks import task_times
 from distir_relax.cost.network import seconds_of
 from distir_relax.cost.profile import Profile
 from distir_relax.errors import DistIRError
-from distir_relax.ir import Module, Op
+from distir_relax.ir import Module, Op, Repeated, Scheduled
 from distir_relax.layout import Collective
 from distir_relax.lowering.accumulate import accumulate_in_calls, is_in_turn
-from distir_relax.lowering.order import order_tasks
+from distir_relax.lowering.order import in_sequence, order_tasks
 from distir_relax.lowering.stages import place_stages
 from distir_relax.schedules import Memory, Order, Times, order_of, schedule_named
 
@@ -45,34 +45,47 @@ class Pipeline:
     profile: Profile | None = field(default=None, repr=False)
 
     def run(self, module: Module) -> Module:
-        """The module with its stages at their places, in order."""
-        summed = accumulate_in_calls(module)
-        order = self._order(summed)
-        chosen = summed if is_in_turn(order) else module
-        return order_tasks(place_stages(chosen, order.rank_of), order)
+        """The module with its stages at their places, in order.
 
-    def _order(self, module: Module) -> Order:
+        Where a `Repeated` record says that some microbatches stand for all, the order is a `Scheduled` record.
+        """
+        summed = accumulate_in_calls(module)
+        repeated = next((record for record in module.records if isinstance(record, Repeated)), None)
+        order = self._order(summed, repeated)
+        placed = place_stages(summed if is_in_turn(order) else module, order.rank_of)
+        if repeated is None:
+            return order_tasks(placed, order)
+        return replace(placed, records=(*placed.records, Scheduled(" ".join(in_sequence(order)))))
+
+    def _order(self, module: Module, repeated: Repeated | None) -> Order:
         shape = (self.schedule, self.ranks, self.microbatches, self.chunks)
         if self.profile is None or schedule_named(self.schedule).weights != "either":
             return order_of(*shape)
         tasks: Tasks = {_key(op): op for op in module.main.ops if op.task}
         count = self.ranks * self.chunks
-        times = self._times(module, tasks, count, self.profile)
+        parts = repeated.ranges if repeated else [range(m, m + 1) for m in range(self.microbatches)]
+        part_of = {m: number for number, part in enumerate(parts) for m in part}
+        times = self._times(module, tasks, count, self.profile, part_of)
         try:
             return order_of(*shape, times, self._memory(module, tasks, count, self.profile))
         except DistIRError:
             # A simulation says by how much nothing fits, and what would.
             return order_of(*shape, times)
 
-    def _times(self, module: Module, tasks: Tasks, count: int, profile: Profile) -> Times:
-        """How long the tasks of each stage take, and their results to the next."""
+    def _times(self, module: Module, tasks: Tasks, count: int, profile: Profile, part_of: Mapping[int, int]) -> Times:
+        """How long the tasks of each stage take, and their results to the next.
+
+        `part_of` says which microbatch of the program stands for each.
+        """
         taken: dict[tuple[int, str, int], float] = defaultdict(float)
-        taken.update((_key(t.op), t.end - t.start) for t in task_times(simulate_module(module, profile)))
+        alone = simulate_module(replace(module, records=()), profile)
+        # Equal tasks take equal times, to the last bit: what is left of rounding would choose between equal orders.
+        taken.update((_key(t.op), round(t.end - t.start, 13)) for t in task_times(alone))
         longest = {
-            kind: [max(taken[s, kind, m] for m in range(self.microbatches)) for s in range(count)] for kind in "FIW"
+            kind: [max(taken[s, kind, m] for m in set(part_of.values())) for s in range(count)] for kind in "FIW"
         }
         whole = sum(longest["F"])
-        each = [sum(taken[s, "F", m] for s in range(count)) for m in range(self.microbatches)]
+        each = [sum(taken[s, "F", part_of[m]] for s in range(count)) for m in range(self.microbatches)]
         size = module.meshes[0].size
         sends = []
         for stage in range(count - 1):

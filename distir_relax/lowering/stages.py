@@ -23,6 +23,7 @@ from distir_relax.ir import (
     Module,
     Op,
     PlacedType,
+    Repeated,
     Value,
     fresh_name,
     makers,
@@ -42,8 +43,10 @@ def place_stages(module: Module, place_of: Sequence[int]) -> Module:
     """A module of the distributed stage on the devices of all places; ``place_of[s]`` is that of stage s."""
     mesh = module.meshes[0]
     whole = DeviceMesh((max(place_of) + 1, *mesh.shape), (AXIS, *mesh.axes))
-    main = _Writer(module.main, _Places(module.main, place_of), mesh.size, whole.devices).function()
-    return replace(module, functions=(main, *module.functions[1:]), meshes=(whole,))
+    writer = _Writer(module.main, _Places(module.main, place_of), mesh.size, whole.devices)
+    main = writer.function()
+    records = tuple(r.renamed(writer.copies) if isinstance(r, Repeated) else r for r in module.records)
+    return replace(module, functions=(main, *module.functions[1:]), meshes=(whole,), records=records)
 
 
 @dataclass(slots=True)
@@ -130,6 +133,8 @@ class _Writer:
     lasting: set[str] = field(default_factory=set)
     """The values in whose storage the program may write: weights, and views of them."""
     devices: dict[int, tuple[int, ...]] = field(default_factory=dict)
+    copies: dict[str, str] = field(default_factory=dict)
+    """What is made again at another place, or sent there: the name of the value, by the new one."""
     kinds: dict[tuple[int, int], tuple[PlacedType, PlacedType]] = field(default_factory=dict)
     """Each type at each place, with the type itself, by which it is looked up."""
 
@@ -179,6 +184,7 @@ class _Writer:
         for value in op.results:
             name = value.name if value.name not in self.used else fresh_name(value.name, self.names)
             self.used.add(name)
+            self.copies[name] = value.name
             results.append(self._moved(value, place, name))
             self.values[value.name, place] = results[-1]
         attrs = op.attrs
@@ -200,6 +206,7 @@ class _Writer:
         else:
             result = self._sent(value, home, place)
         self.values[value.name, place] = result
+        self.copies[result.name] = value.name
         return result
 
     def _sent(self, value: Value, home: int, place: int) -> Value:

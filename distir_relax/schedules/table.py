@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Literal, TypeAlias
 
 from distir_relax.errors import DistIRError
@@ -112,14 +113,24 @@ def order_of(
     given.fit(shape.stages, microbatches)
     if memory:
         memory.fit(ranks, shape.stages)
-    order = entry.make(shape, given, memory)
     try:
-        check(order)
+        order = _by_shape(entry, shape) if entry.by_shape else _checked(entry.make(shape, given, memory))
         if memory:
             check_fits(order, memory)
     except DistIRError as error:
         place = f"schedule {name}" + (f", {error.where}" if error.where else "")
         raise DistIRError(error.message, place, error.hint) from None
+    return order
+
+
+# Passes ask for the same order one after the other, and a search for few orders again and again.
+@lru_cache(maxsize=64)
+def _by_shape(entry: Schedule, shape: Shape) -> Order:
+    return _checked(entry.make(shape, EQUAL, None))
+
+
+def _checked(order: Order) -> Order:
+    check(order)
     return order
 
 

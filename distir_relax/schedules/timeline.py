@@ -81,14 +81,16 @@ def timeline(order: Order, times: Times = EQUAL) -> Timeline:
     ends: list[list[Number]] = [[] for _ in order.tasks]
     turns = in_turn(order)
     existing = {task: None for tasks in order.tasks for task in tasks}
+    rank_of, stages = order.rank_of, order.stages
     for rank, position in turns:
         task = order.tasks[rank][position]
         start: Number = ends[rank][-1] if ends[rank] else 0
-        for needed in needs(task, order.stages, existing):
-            sent = order.rank_of[needed.stage] != rank
-            boundary = min(needed.stage, task.stage)
-            arrives = ended[needed] + (times.between(boundary, task.microbatch) if sent else 0)
-            start = max(start, arrives)
+        for needed in needs(task, stages, existing):
+            arrives = ended[needed]
+            if rank_of[needed.stage] != rank:
+                arrives += times.between(min(needed.stage, task.stage), task.microbatch)
+            if arrives > start:
+                start = arrives
         ended[task] = start + times.of(task)
         starts[rank].append(start)
         ends[rank].append(ended[task])

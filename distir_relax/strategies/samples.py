@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
+from fractions import Fraction
+from math import ceil
 
 from distir_relax.ir import BatchDim, Instance, Module, TensorType, Value, written_out
 from distir_relax.strategies.classes import Classes, classes_of
@@ -14,13 +16,14 @@ class Samples:
     """The samples of a program whose batch is known: which of its values have them.
 
     `classes` are those of the program with its calls written out, `instance` leads there. `inputs` are the inputs that
-    have samples, `owners` the classes that are samples.
+    have samples, `owners` the classes that are samples, `size` is how many there are, 1 where that is not known.
     """
 
     classes: Classes
     instance: Instance
     inputs: frozenset[str]
     owners: frozenset[object]
+    size: int
 
     @staticmethod
     def of(module: Module) -> Samples:
@@ -29,7 +32,8 @@ class Samples:
         classes = classes_of(whole.function)
         records = [record for record in module.records if isinstance(record, BatchDim)]
         owners = frozenset(classes.of(record.value, record.dim) for record in records) - {None}
-        return Samples(classes, whole.instance, frozenset(record.value for record in records), owners)
+        size = max((record.size for record in records), default=1)
+        return Samples(classes, whole.instance, frozenset(record.value for record in records), owners, size)
 
     @property
     def names(self) -> Mapping[str, str]:
@@ -44,9 +48,9 @@ class Samples:
         """Which dims of a value of the program with calls written out are samples."""
         return tuple(dim for dim in range(rank) if self.classes.of(name, dim) in self.owners)
 
-    def part(self, name: str, whole: TensorType, parts: int) -> TensorType:
-        """The type of the largest of so many parts of such a value, which are as nearly equal as can be."""
-        dims = self.dims(name, len(whole.shape)) if parts > 1 else ()
+    def part(self, name: str, whole: TensorType, share: Fraction) -> TensorType:
+        """The type of the largest part of such a value, where a part has this share of the samples."""
+        dims = self.dims(name, len(whole.shape)) if share < 1 else ()
         if not dims:
             return whole
-        return replace(whole, shape=tuple(-(-n // parts) if d in dims else n for d, n in enumerate(whole.shape)))
+        return replace(whole, shape=tuple(ceil(n * share) if d in dims else n for d, n in enumerate(whole.shape)))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
+from fractions import Fraction
 
 from distir_relax.autodiff.backward import depends_on, is_differentiable
 from distir_relax.cost.network import seconds_of
@@ -20,14 +21,15 @@ from distir_relax.strategies.samples import Samples
 class StageCosts:
     """Times of the ops of the entry of a program of the global stage, on one device of the machine `profile`.
 
-    The batch is worked through in `microbatches`, each of which lies on `data` devices. Where it `is_trained` an op
-    takes its time again for each operand that has a gradient, and gradients of weights are added up over microbatches.
+    The batch is worked through in `microbatches`; a device has this `share` of the program's samples at a time. Where
+    it `is_trained` an op takes its time again for each operand that has a gradient, and gradients of weights are added
+    up over microbatches.
     """
 
     profile: Profile
     samples: Samples
     microbatches: int
-    data: int
+    share: Fraction
     is_trained: bool
     _weights: dict[str, Value] = field(init=False)
     _graded: set[str] = field(init=False)
@@ -85,4 +87,4 @@ class StageCosts:
         return max(self.profile.dispatch, self.profile.overhead + moved / self.profile.bandwidth)
 
     def _part(self, name: str, value: Value) -> TensorType:
-        return self.samples.part(name, value.tensor, self.microbatches * self.data)
+        return self.samples.part(name, value.tensor, self.share)

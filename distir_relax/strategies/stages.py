@@ -11,6 +11,7 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from fractions import Fraction
 from typing import ClassVar
 
 from distir_relax.cost.profile import Profile
@@ -30,9 +31,10 @@ class CutStages:
 
     `boundaries` name where each stage but the first begins: paths of modules, or names of ONNX nodes, of the model;
     `scopes` say in which of them values are made. Without, stages are cut where the cost of their tasks on `profile`
-    balances: of a microbatch, on one of `data` devices, with its backward where the model `is_trained`. With several
-    `microbatches` no stage does what brings them together. Raises `DistIRError` for a model that has fewer parts than
-    stages, and for a boundary that is not in the model, is inside of a block, or is not behind the one before.
+    balances: of a microbatch, on one of `data` devices, with its backward where the model `is_trained`; `samples`: how
+    many there are, if they are fewer than the program has. With several `microbatches` no stage does what brings them
+    together. Raises `DistIRError` for a model that has fewer parts than stages, and for a boundary that is not in the
+    model, is inside of a block, or is not behind the one before.
     """
 
     takes: ClassVar[tuple[str, ...]] = ("global",)
@@ -43,6 +45,7 @@ class CutStages:
     microbatches: int = 1
     data: int = 1
     is_trained: bool = False
+    samples: int | None = None
     scopes: Mapping[str, tuple[Frame, ...]] = field(default_factory=dict, repr=False)
 
     def run(self, module: Module) -> Module:
@@ -79,7 +82,8 @@ class CutStages:
 
     def _balanced(self, main: Function, samples: Samples, body: Sequence[int]) -> list[int]:
         """Which of the ops of the body each stage but the first begins with, by cost."""
-        costs = StageCosts(self.profile, samples, self.microbatches, self.data, self.is_trained)
+        share = Fraction(self.samples or samples.size, samples.size * self.microbatches * self.data)
+        costs = StageCosts(self.profile, samples, self.microbatches, share, self.is_trained)
         # The end of the model that is in no stage is computed where the last one is.
         inside = set(body)
         rest = [number for number in range(body[0] + 1, len(main.ops)) if number not in inside]

@@ -190,10 +190,20 @@ def test_the_roofline() -> None:
     assert op_seconds(fast, lookup("matmul"), (x, x), {}, (x,)) == pytest.approx(1e-3 + 2e9 / 1e12)
     slow = replace(fast, matrix={"float32": Matrix(1e12, 1000.0, 0.0, 500.0)})
     assert op_seconds(slow, lookup("matmul"), (x, x), {}, (x,)) == pytest.approx(1e-3 + 2 * 2 * 1.5 * 1e9 / 1e12)
+    # Row by row where that is less: of 10 rows, not of 1000.
+    thin = replace(fast, matrix={"float32": Matrix(1e12, 1000.0, thin=1e11, bandwidth=1e9)})
+    row = TensorType((10, 1000), "float32")
+    assert op_seconds(thin, lookup("matmul"), (row, x), {}, (row,)) == pytest.approx(1e-3 + 2e7 / 1e11)
+    assert op_seconds(thin, lookup("matmul"), (x, x), {}, (x,)) == pytest.approx(1e-3 + 2 * 2e9 / 1e12)
+    far = op_seconds(thin, lookup("matmul"), (row, x), {}, (row,), cold=(False, True, False))
+    assert far == pytest.approx(1e-3 + 4e6 / 1e9), "a product reads what is in no cache more slowly"
     both = replace(profile, overlap=1.0)
     assert op_seconds(both, lookup("add"), (x, x), {}, (x,)) == pytest.approx(1e-3 + 12e6 / 1e10 + 1e6 / 1e12)
     cached = replace(profile, cache=12e6, cache_bandwidth=1e11)
     assert op_seconds(cached, lookup("add"), (x, x), {}, (x,)) == pytest.approx(1e-3 + 12e6 / 1e11)
+    # Of 8 MB that are read the half is in no cache, nor is what is written.
+    half = op_seconds(cached, lookup("add"), (x, x), {}, (x,), cold=(True, False, True))
+    assert half == pytest.approx(1e-3 + 8e6 / 1e10 + 4e6 / 1e11)
     held = replace(profile, dispatch=1.0)
     assert op_seconds(held, lookup("add"), (x, x), {}, (x,)) == 1.0
     turned = TensorType((1000, 1000), "float32")

@@ -26,7 +26,19 @@ def to_torch(module: Module, name: str) -> dict[str, str]:
 
 
 _RESERVED = {"comm", "weights", "torch", "F", "STEPS", "CALLS", "main", "prepare"}
-_RESERVED |= {"foreign", "indices", "random", "recurrent", "resample", "routing", "updates", "pack_linear", "moved"}
+_RESERVED |= {
+    "foreign",
+    "indices",
+    "random",
+    "recurrent",
+    "resample",
+    "routing",
+    "updates",
+    "pack_linear",
+    "moved",
+    "emptied",
+    "given",
+}
 
 
 @dataclass(slots=True)
@@ -139,10 +151,11 @@ def _imports(texts: Sequence[str]) -> str:
         "resample.": "from distir_relax.kernels import resample\n",
         "routing.": "from distir_relax.kernels import routing\n",
         "updates.": "from distir_relax.kernels import updates\n",
-        "moved(": "from distir_relax.kernels.moving import moved\n",
         "pack_linear(": "from distir_relax.kernels.packing import pack_linear\n",
     }
     found = [line for use, line in imports.items() if any(use in text for text in texts)]
+    moving = ", ".join(name for name in ("emptied", "moved") if any(f"{name}(" in text for text in texts))
+    found += [f"from distir_relax.kernels.moving import {moving}\n"] * bool(moving)
     return "".join([*found, "\n"] if found else [])
 
 

@@ -13,6 +13,8 @@ from distir_relax.ops import Trait, lookup, torch_expression, torch_in_place
 
 # Values larger than this are let go after their last use; the line is not worth it for smaller ones.
 _LARGE = 1 << 14
+# Of more arguments than this CPython makes a tuple, which holds them until the function returns: they come in a list.
+_MOST_ARGUMENTS = 30
 
 
 @dataclass(frozen=True, slots=True)
@@ -21,13 +23,14 @@ class Callee:
 
     `name` and `prepare` are those of its Python functions (`prepare` is empty where it has none); `weights` leads from
     the number of each input that comes with its weights to the name that it has there; `arguments` are the numbers of
-    the others.
+    the others, which are `listed` where they are many.
     """
 
     name: str
     prepare: str
     weights: Mapping[int, str]
     arguments: Sequence[int]
+    listed: bool
 
     @property
     def takes_weights(self) -> bool:
@@ -79,9 +82,13 @@ class TorchFunction:
         given = (
             f"({', '.join(outputs)}{',' if len(outputs) == 1 else ''})" if self.name == "main" else ", ".join(outputs)
         )
+        taken = ""
+        if self.name != "main" and _are_listed(arguments):
+            taken, arguments = f"    {', '.join(arguments)} = emptied(given)\n", ["given"]
         return (
             self.prepare
             + f"def {self.name}({', '.join(['comm', *weights, *arguments])}):\n"
+            + taken
             + "".join(f"    {line}\n" for line in self.body)
             + f"    return {given}\n"
         )
@@ -89,11 +96,13 @@ class TorchFunction:
     def callee(self) -> Callee:
         """The function as its callers see it."""
         names = {number: item.value.name for number, item in enumerate(self.function.inputs)}
+        arguments = [number for number, name in names.items() if name not in self.stored]
         return Callee(
             self.name,
             self.prepare_name if self.prepare else "",
             {number: name for number, name in names.items() if name in self.stored},
-            [number for number, name in names.items() if name not in self.stored],
+            arguments,
+            _are_listed(arguments),
         )
 
     def _prepare(self, fixed: set[str]) -> str:
@@ -193,6 +202,9 @@ class TorchFunction:
                 left.add(value)
                 name = f"moved({name}, {name} := None)"
             arguments.append(name)
+        if callee.listed:
+            first = len(arguments) - len(callee.arguments)
+            arguments[first:] = [f"[{', '.join(arguments[first:])}]"]
         return self._line(op, f"{callee.name}({', '.join(['comm', *arguments])})")
 
     def _lines(self, op: Op) -> list[str]:
@@ -285,6 +297,11 @@ def fixed_values(function: Function, fixed: set[str]) -> set[str]:
         if not late and all(v.name in found for v in op.operands):
             found.update(v.name for v in op.results)
     return found
+
+
+def _are_listed(arguments: Sequence[object]) -> bool:
+    # Before them come the communicator and the weights.
+    return len(arguments) + 2 > _MOST_ARGUMENTS
 
 
 def _rows(op: Op) -> int:

@@ -1,0 +1,158 @@
+"""The command that searches for the best strategy."""
+
+from __future__ import annotations
+
+import os
+import re
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from distir_relax.cli.app import app
+from distir_relax.cli.interrupts import Interrupted
+from distir_relax.cli.options import StagesOption, read_stages
+from distir_relax.errors import DistIRError
+
+if TYPE_CHECKING:
+    from distir_relax.search import Outcome
+
+
+@app.command()
+def search(
+    model: Annotated[str, typer.Argument(metavar="MODEL", help="FILE.py:FUNCTION or FILE.onnx.")],
+    devices: Annotated[int, typer.Option(min=1, help="Strategies for so many devices.")],
+    profile: Annotated[str, typer.Option(help="The machine: a name (NAME:NODES for several nodes) or a .toml file.")],
+    global_batch: Annotated[
+        str | None, typer.Option(metavar="N", help="Samples of a step: 4096, or 64,96, or 128-4096 by powers of two.")
+    ] = None,
+    top: Annotated[int, typer.Option(min=1, help="Show so many.")] = 10,
+    microbatches: Annotated[
+        str | None, typer.Option(metavar="1,2,4", help="Instead of the powers of 2 to 128.")
+    ] = None,
+    schedules: Annotated[str, typer.Option(metavar="1f1b,zb-h1", help="Schedules of pipelines.")] = "1f1b",
+    chunks: Annotated[str, typer.Option(metavar="1,2", help="Stages of a pipeline on each device.")] = "1",
+    zero: Annotated[str, typer.Option(metavar="0,1,2", help="Stages of ZeRO.")] = "0",
+    checkpoint: Annotated[str, typer.Option(metavar="none,block", help="What is computed again.")] = "none",
+    sequence_parallel: Annotated[bool, typer.Option("--sequence-parallel", help="Try that, too.")] = False,
+    stages: StagesOption = None,
+    workers: Annotated[
+        int | None, typer.Option(min=1, help="Processes, as many as there are cores by default.")
+    ] = None,
+    resume: Annotated[
+        Path | None, typer.Option(metavar="FILE.jsonl", help="Keep what is done here, and go on from it.")
+    ] = None,
+    execute: Annotated[int, typer.Option(min=0, metavar="N", help="Run the N best on this machine's ranks.")] = 0,
+    csv: Annotated[Path | None, typer.Option(help="Write all configurations to this .csv.")] = None,
+    json: Annotated[bool, typer.Option("--json", help="Print the result as JSON.")] = False,
+) -> None:
+    """Find the fastest strategy that fits into memory, by simulating all of them.
+
+    Under mpirun all ranks but the first simulate, and the first tells what they find.
+    """
+    from distir_relax.report.search import csv_text, outcomes_table, table
+    from distir_relax.report.simulation import write_text
+    from distir_relax.searcher import execute as run_best
+    from distir_relax.searcher import search as find
+
+    options: dict[str, Any] = {
+        "devices": devices, "profile": profile, "global_batch": read_batches(global_batch),
+        "schedules": _words(schedules), "chunks": _numbers(chunks, "--chunks"), "zero": _numbers(zero, "--zero"),
+        "checkpoint": _words(checkpoint), "sequence_parallel": (False, True) if sequence_parallel else (False,),
+        "stages": read_stages(stages) or (), "workers": workers, "resume": resume,
+        **({"microbatches": _numbers(microbatches, "--microbatches")} if microbatches else {}),
+    }  # fmt: skip
+    with SearchProgress() as progress:
+        try:
+            found = find(model, told=progress.tell, **options)
+        except Interrupted:
+            progress.stop()
+            if progress.seen:
+                typer.echo(outcomes_table(progress.seen, top), err=True)
+            raise
+    if not is_first_rank():
+        return
+    if csv is not None:
+        write_text(csv, csv_text(found))
+    best = found.ranked[:execute]
+    measured = run_best(model, best, found.profile) if best else None
+    if json:
+        import json as json_
+
+        row = found.as_json(top) | ({} if measured is None else {"executed": measured.as_json()})
+        typer.echo(json_.dumps(row))
+        return
+    typer.echo(table(found, top))
+    if measured is not None:
+        from distir_relax.report.validation import table as measured_table
+
+        typer.echo(f"\n{measured_table(measured)}")
+
+
+class SearchProgress:
+    """A bar on a terminal: how many configurations are done, and the fastest so far; `seen` are all of them."""
+
+    def __init__(self) -> None:
+        self.seen: list[Outcome] = []
+        self._bar: Any = None
+
+    def __enter__(self) -> SearchProgress:
+        if sys.stderr.isatty():
+            from rich.console import Console
+            from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+
+            columns = BarColumn(), MofNCompleteColumn(), TimeRemainingColumn(), TextColumn("{task.description}")
+            self._bar = Progress(*columns, console=Console(stderr=True), transient=True)
+            self._bar.start()
+            self._task = self._bar.add_task("reading the model", total=None)
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self.stop()
+
+    def tell(self, outcome: Outcome, total: int) -> None:
+        """Another one is done, of `total`."""
+        self.seen.append(outcome)
+        if self._bar is not None:
+            best = max((o for o in self.seen if o.fits), key=lambda o: o.throughput, default=None)
+            text = f"{best.strategy} {best.throughput:,.4g}/s" if best else "nothing fits yet"
+            self._bar.update(self._task, total=total, completed=len(self.seen), description=text)
+
+    def stop(self) -> None:
+        """Leave the terminal as it is to stay."""
+        if self._bar is not None:
+            self._bar.stop()
+            self._bar = None
+
+
+def is_first_rank() -> bool:
+    """Whether this process is the first of a launch, or none of any."""
+    from distir_relax.runtime.join import detect
+
+    return detect() != "mpi" or os.environ.get("OMPI_COMM_WORLD_RANK", os.environ.get("PMI_RANK", "0")) == "0"
+
+
+def read_batches(text: str | None) -> tuple[int, ...] | None:
+    """Numbers of samples: ``4096``, ``64,96``, or ``128-4096``, by powers of two. Raises `DistIRError` for others."""
+    if text is None:
+        return None
+    if between := re.fullmatch(r"([0-9]{1,9})-([0-9]{1,9})", text.strip()):
+        low, high = map(int, between.groups())
+        found = tuple(low << n for n in range(32) if low and low << n <= high)
+        if found:
+            return found
+    elif re.fullmatch(r"[0-9]{1,9}(,[0-9]{1,9})*", text.replace(" ", "")):
+        return _numbers(text, "--global-batch")
+    raise DistIRError(f"expected 4096, or 64,96, or 128-4096, found {text!r}", "--global-batch")
+
+
+def _numbers(text: str, option: str) -> tuple[int, ...]:
+    words = _words(text)
+    if not words or not all(re.fullmatch(r"[0-9]{1,9}", word) for word in words):
+        raise DistIRError(f"expected numbers, 1,2,4, found {text!r}", option)
+    return tuple(map(int, words))
+
+
+def _words(text: str) -> tuple[str, ...]:
+    return tuple(word.strip() for word in text.split(",") if word.strip())

@@ -1,0 +1,146 @@
+"""What strategies are predicted to do: one model, compiled as few times as it takes.
+
+Candidates share what they can. Up to the cut into stages, programs depend on the degrees alone. Behind it a program
+depends on how large its microbatches are, and not on how many there are: that, and their order, is a record. Of the
+sizes of microbatches the smallest and the largest are compiled, and those in between follow (`search.scaled`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass, replace
+
+from distir_relax.analysis.simulate import simulate_module
+from distir_relax.analysis.simulation import Simulation
+from distir_relax.cost.profile import Profile
+from distir_relax.errors import DistIRError, VerificationError
+from distir_relax.ir import Module, Pass, Repeated, Scheduled
+from distir_relax.lowering import Microbatches
+from distir_relax.lowering.accumulate import is_in_turn
+from distir_relax.lowering.microbatches import chosen
+from distir_relax.lowering.order import in_sequence
+from distir_relax.pipeline import AS_RANKS_RUN, run_passes
+from distir_relax.schedules import Order, order_of, schedule_named
+from distir_relax.search.outcome import Outcome
+from distir_relax.search.scaled import Unlike, scaled
+from distir_relax.search.space import Candidate
+from distir_relax.source import Source
+from distir_relax.strategies.strategy import Strategy
+
+
+@dataclass(frozen=True, slots=True)
+class _Form:
+    """What programs have in common that differ in the size of their microbatches: how they are split, in what order
+    stages run (so far as it matters), and how many microbatches are written out."""
+
+    split: Strategy
+    written: int
+    in_turn: bool
+
+
+class Evaluator:
+    """Predicts steps of one model on one machine.
+
+    `source` has a batch larger than any that is asked for. Programs are kept while `keep` forms follow each other, so
+    candidates are best asked for in the order of `Space.candidates`.
+    """
+
+    def __init__(self, source: Source, profile: Profile, candidates: Iterable[Candidate] = ()) -> None:
+        self.source, self.profile = source, profile
+        self._sizes: dict[_Form, set[int]] = {}
+        for candidate in candidates:
+            form = self._form(candidate)
+            if form is not None:
+                self._sizes.setdefault(form, set()).add(candidate.microbatch)
+        self._cut: tuple[Strategy, Module] | None = None
+        self._ends: tuple[_Form, dict[int, Module | None]] | None = None
+
+    def outcome(self, candidate: Candidate) -> Outcome:
+        """What a candidate is predicted to do; one that cannot be compiled says why in `refused`."""
+        try:
+            return Outcome.of(candidate, self.simulate(candidate))
+        except DistIRError as error:
+            return Outcome(str(candidate.strategy), candidate.samples, refused=error.message)
+
+    def simulate(self, candidate: Candidate) -> Simulation:
+        """The simulation of a candidate. Raises as `Source.simulate` does."""
+        module = self._between(candidate)
+        try:
+            found = simulate_module(module or self._compiled(candidate), self.profile)
+        except VerificationError:
+            # Microbatches of this model do not all do the same.
+            found = self.source.under(candidate.strategy).simulate(self.profile, candidate.samples)
+        found.samples, found.strategy = candidate.samples, str(candidate.strategy)
+        return found
+
+    def _form(self, candidate: Candidate) -> _Form | None:
+        """The form of a candidate's program; None of one that is like no other."""
+        strategy, samples = candidate.strategy, candidate.samples
+        if samples % (strategy.microbatches * strategy.data) or candidate.microbatch == strategy.data:
+            # A dim of one element is treated apart.
+            return None
+        order = self._order(strategy)
+        if strategy.pipeline > 1 and order is None:
+            return None
+        in_turn = order is None or is_in_turn(order)
+        return _Form(replace(strategy, microbatches=1), len(chosen(samples, strategy.microbatches)), in_turn)
+
+    def _order(self, strategy: Strategy) -> Order | None:
+        """The order of a pipeline, where it depends on nothing but its shape."""
+        if strategy.pipeline == 1 or not schedule_named(strategy.schedule).by_shape:
+            return None
+        return order_of(strategy.schedule, strategy.pipeline, strategy.microbatches, strategy.chunks)
+
+    def _between(self, candidate: Candidate) -> Module | None:
+        """The candidate's program from those of its form with the smallest and the largest microbatches."""
+        form, size = self._form(candidate), candidate.microbatch
+        if form is None or size not in self._sizes.get(form, ()):
+            return None
+        if self._ends is None or self._ends[0] != form:
+            self._ends = form, {}
+        ends = self._ends[1]
+        found = []
+        for end in (min(self._sizes[form]), max(self._sizes[form])):
+            if end not in ends:
+                count = candidate.strategy.microbatches
+                ends[end] = self._compiled(Candidate(candidate.strategy, end * count))
+            found.append((end, ends[end]))
+        (a, one), (b, other) = found
+        assert one is not None
+        assert other is not None
+        try:
+            module = scaled((a, one), (b, other), size)
+        except Unlike:
+            return None
+        return self._of_count(module, candidate)
+
+    def _of_count(self, module: Module, candidate: Candidate) -> Module:
+        """The module for as many microbatches as the candidate has."""
+        strategy, order = candidate.strategy, self._order(candidate.strategy)
+        firsts = " ".join(map(str, chosen(candidate.samples, strategy.microbatches)))
+        records = []
+        for record in module.records:
+            if isinstance(record, Repeated):
+                record = replace(record, count=strategy.microbatches, firsts=firsts)
+            elif isinstance(record, Scheduled):
+                assert order is not None
+                record = Scheduled(" ".join(in_sequence(order)))
+            records.append(record)
+        return replace(module, records=tuple(records))
+
+    def _compiled(self, candidate: Candidate) -> Module:
+        """The program of a candidate, from the cut into stages on if that is the last one's."""
+        strategy = candidate.strategy
+        source = self.source.under(strategy)
+        steps: list[Pass] = []
+        for step in source.passes(repeated=True, samples=candidate.samples):
+            if step.gives == "ranked":
+                break
+            steps.append(step)
+        first = next(i for i, step in enumerate(steps) if isinstance(step, Microbatches))
+        # Where stages are cut depends on neither, unless there is one microbatch alone.
+        schedule = "1f1b" if strategy.chunks == 1 else strategy.schedule
+        key = replace(strategy, microbatches=min(strategy.microbatches, 2), schedule=schedule)
+        if self._cut is None or self._cut[0] != key:
+            self._cut = key, run_passes(source.imported.module, steps[:first], source.checks)
+        return run_passes(self._cut[1], [*steps[first:], *AS_RANKS_RUN], source.checks)

@@ -1,0 +1,232 @@
+"""Grid search: every candidate simulated, on all cores or all ranks of a launch; what is done is kept.
+
+Candidates whose programs are alike go to one worker together, for they share most of the compiler's work. A file of
+results has a line of JSON for each, written as it comes: a search that is given it again goes on from there.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import signal
+import time
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from concurrent.futures import BrokenExecutor, Executor, ProcessPoolExecutor, as_completed
+from dataclasses import asdict, dataclass, field
+from itertools import groupby
+from multiprocessing import active_children, get_context
+from pathlib import Path
+from typing import Any, TextIO
+
+from distir_relax.cost.profile import Profile
+from distir_relax.errors import DistIRError, RunError
+from distir_relax.ir import print_module
+from distir_relax.search.evaluate import Evaluator
+from distir_relax.search.outcome import Outcome
+from distir_relax.search.space import Candidate, Space
+from distir_relax.source import Source
+
+Told = Callable[[Outcome, int], None]
+"""Hears of each outcome when it is there, and of how many there will be."""
+
+_PIECE = 24
+"""How many candidates a worker takes at once, at most: enough to share programs, few enough to end together."""
+
+
+@dataclass(frozen=True)
+class Search:
+    """What a search found: the `outcomes` of all candidates, `known` of which were from a file, in `seconds`."""
+
+    space: Space
+    profile: Profile
+    outcomes: tuple[Outcome, ...]
+    known: int = 0
+    seconds: float = 0.0
+
+    @property
+    def ranked(self) -> list[Outcome]:
+        """Those that fit, the fastest first; of equally fast ones the one that needs less memory."""
+        fitting = [outcome for outcome in self.outcomes if outcome.fits]
+        return sorted(fitting, key=lambda o: (-o.throughput, o.memory, o.strategy))
+
+    @property
+    def too_large(self) -> list[Outcome]:
+        """Those that need more memory than a device has, the smallest first."""
+        return sorted((o for o in self.outcomes if o.seconds and not o.fits), key=lambda o: o.memory)
+
+    @property
+    def refused(self) -> list[Outcome]:
+        """Those of which there is no prediction."""
+        return [outcome for outcome in self.outcomes if outcome.refused]
+
+    def best_by_batch(self) -> dict[int, Outcome]:
+        """The fastest that fits for each number of samples."""
+        found: dict[int, Outcome] = {}
+        for outcome in self.ranked:
+            found.setdefault(outcome.samples, outcome)
+        return dict(sorted(found.items()))
+
+    def as_json(self, top: int = 10) -> dict[str, Any]:
+        """For machines: how many there were, how many were discarded, the best."""
+        discarded = len(self.too_large) + len(self.refused)
+        best = [outcome.as_json() for outcome in self.ranked[:top]]
+        return {"configurations": len(self.outcomes), "discarded": discarded, "best": best}
+
+
+@dataclass
+class _Kept:
+    """Outcomes in a file: those of a search before, and new ones as they come."""
+
+    path: Path
+    key: str
+    known: dict[Candidate, Outcome] = field(default_factory=dict)
+    file: TextIO | None = None
+
+    def open(self) -> None:
+        """Read what is there. Raises `DistIRError` for a file that is not of the same model, machine and space."""
+        try:
+            lines = self.path.read_text().splitlines() if self.path.exists() else []
+            whole = [line for line in lines if line.endswith("}")]
+            if whole and json.loads(whole[0]).get("search") != self.key:
+                raise DistIRError(
+                    "these are results of another model, or for another machine", str(self.path), "name another file"
+                )
+            for line in whole[1:]:
+                outcome = Outcome.from_json(json.loads(line))
+                self.known[outcome.candidate] = outcome
+            self.file = self.path.open("w")
+            self._write({"search": self.key})
+            for outcome in self.known.values():
+                self._write(outcome.as_json())
+        except (OSError, ValueError, TypeError, KeyError, AttributeError) as wrong:
+            raise DistIRError(f"results of a search cannot be kept here: {wrong}", str(self.path)) from None
+
+    def add(self, outcome: Outcome) -> None:
+        """Write one."""
+        self._write(outcome.as_json())
+
+    def _write(self, row: dict[str, Any]) -> None:
+        assert self.file is not None
+        self.file.write(json.dumps(row) + "\n")
+        self.file.flush()
+
+
+def search_grid(
+    source: Source,
+    profile: Profile,
+    space: Space,
+    *,
+    workers: int | None = None,
+    resume: str | Path | None = None,
+    executor: Executor | None = None,
+    told: Told | None = None,
+) -> Search:
+    """Simulate all candidates of a space.
+
+    `source` has a batch larger than any of the space. They are worked through by `workers` processes (as many as there
+    are cores), or by an `executor`, for whose workers `begin_worker` was called.
+    `told` hears of each outcome. `resume` is a file that keeps outcomes, whatever ends the search, and from which it
+    goes on.
+
+    Raises `DistIRError` for a file of another search, `RunError` where a process of it was ended.
+    """
+    start = time.perf_counter()
+    candidates = space.candidates()
+    kept = None if resume is None else _Kept(Path(resume), _key(source, profile))
+    if kept is not None:
+        kept.open()
+    found = {c: kept.known[c] for c in candidates if kept is not None and c in kept.known}
+    known = len(found)
+    for outcome in found.values():
+        if told is not None:
+            told(outcome, len(candidates))
+    waiting = [candidate for candidate in candidates if candidate not in found]
+    evaluator = Evaluator(source, profile, candidates)
+    for outcome in _outcomes(evaluator, waiting, workers or os.cpu_count() or 1, executor):
+        found[outcome.candidate] = outcome
+        if kept is not None:
+            kept.add(outcome)
+        if told is not None:
+            told(outcome, len(candidates))
+    outcomes = tuple(found[candidate] for candidate in candidates)
+    return Search(space, profile, outcomes, known, time.perf_counter() - start)
+
+
+_EVALUATOR: Evaluator | None = None
+
+
+def begin_worker(evaluator: Evaluator) -> None:
+    """Let this process work for a search."""
+    global _EVALUATOR
+    _EVALUATOR = evaluator
+
+
+def work(candidates: Sequence[Candidate]) -> list[Outcome]:
+    """The outcomes of candidates, in a process that `begin_worker` was called in."""
+    assert _EVALUATOR is not None, "a worker begins with begin_worker"
+    return [_EVALUATOR.outcome(candidate) for candidate in candidates]
+
+
+def _outcomes(
+    evaluator: Evaluator, candidates: Sequence[Candidate], workers: int, executor: Executor | None
+) -> Iterator[Outcome]:
+    pieces = _pieces(candidates, workers if executor is None else 2)
+    if executor is not None:
+        yield from _done(executor, pieces)
+        return
+    if workers == 1 or len(pieces) <= 1:
+        for candidate in candidates:
+            yield evaluator.outcome(candidate)
+        return
+    # Processes that are forked have the model without a word; programs are Python objects alone.
+    begin_worker(evaluator)
+    with ProcessPoolExecutor(workers, mp_context=get_context("fork"), initializer=_quiet) as pool:
+        try:
+            yield from _done(pool, pieces)
+        except BaseException:
+            for process in active_children():
+                process.kill()
+            raise
+
+
+def _done(executor: Executor, pieces: Sequence[Sequence[Candidate]]) -> Iterator[Outcome]:
+    futures = [executor.submit(work, piece) for piece in pieces]
+    try:
+        for future in as_completed(futures):
+            yield from future.result()
+    except BrokenExecutor:
+        raise RunError("a process of the search was ended", hint="it may have been out of memory") from None
+    finally:
+        for future in futures:
+            future.cancel()
+
+
+def _quiet() -> None:
+    """A worker leaves it to its parent to end when a person says so."""
+    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+        signal.signal(number, signal.SIG_IGN if number == signal.SIGINT else signal.SIG_DFL)
+
+
+def _pieces(candidates: Iterable[Candidate], workers: int) -> list[list[Candidate]]:
+    """Candidates of alike programs together, the largest pieces first; no more in one than a fair share."""
+
+    def alike(candidate: Candidate) -> object:
+        s = candidate.strategy
+        return s.data, s.tensor, s.pipeline, s.schedule, s.chunks, s.zero, s.checkpoint, s.sequence_parallel
+
+    found = []
+    for _, group in groupby(candidates, alike):
+        mine = sorted(group, key=lambda c: (c.strategy.microbatches > 2, c.strategy.microbatches, c.samples))
+        count = -(-len(mine) // max(_PIECE, 1)) if workers > 1 else 1
+        size = -(-len(mine) // count)
+        found += [mine[i : i + size] for i in range(0, len(mine), size)]
+    return sorted(found, key=lambda piece: -sum(c.strategy.microbatches * c.strategy.pipeline for c in piece))
+
+
+def _key(source: Source, profile: Profile) -> str:
+    """What results depend on besides their candidates."""
+    text = json.dumps(
+        [print_module(source.imported.module), asdict(profile), str(source.options.training)], default=str
+    )
+    return hashlib.sha256(text.encode()).hexdigest()

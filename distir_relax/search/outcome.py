@@ -1,0 +1,57 @@
+"""What a candidate is predicted to do."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from distir_relax.analysis.simulation import Simulation
+from distir_relax.search.space import Candidate
+from distir_relax.strategies.strategy import Strategy
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """A step under a strategy, as predicted.
+
+    `seconds` is its makespan, `memory` the peak in bytes on the device that needs most, `fits` whether that is no more
+    than a device has. `bubble` and `communication` are shares of the devices' time in which they wait, or communicate
+    and do nothing else. `refused` says why there is no prediction, where there is none.
+    """
+
+    strategy: str
+    samples: int
+    seconds: float = 0.0
+    memory: int = 0
+    fits: bool = False
+    bubble: float = 0.0
+    communication: float = 0.0
+    refused: str = ""
+
+    @staticmethod
+    def of(candidate: Candidate, found: Simulation) -> Outcome:
+        """What a simulation found."""
+        return Outcome(
+            str(candidate.strategy), candidate.samples, found.makespan, int(found.peak_memory.max()), found.fits,
+            found.bubble, found.communication,
+        )  # fmt: skip
+
+    @property
+    def throughput(self) -> float:
+        """Samples a second; 0 where there is no prediction."""
+        return self.samples / self.seconds if self.seconds else 0.0
+
+    @property
+    def candidate(self) -> Candidate:
+        """What was tried."""
+        return Candidate(Strategy.parse(self.strategy), self.samples)
+
+    def as_json(self) -> dict[str, Any]:
+        """For machines; `from_json` reads it."""
+        return {**asdict(self), "throughput": self.throughput}
+
+    @staticmethod
+    def from_json(row: Mapping[str, Any]) -> Outcome:
+        """The inverse of `as_json`. Raises TypeError or KeyError for other rows."""
+        return Outcome(**{name: row[name] for name in Outcome.__slots__})

@@ -1,0 +1,41 @@
+"""A search by the ranks of a launch: the first one hands out candidates, the others simulate them."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from distir_relax.cost.profile import Profile
+from distir_relax.errors import DistIRError
+from distir_relax.search.evaluate import Evaluator
+from distir_relax.search.grid import Search, Told, begin_worker, search_grid
+from distir_relax.search.space import Space
+from distir_relax.source import Source
+
+
+def search_on_ranks(
+    source: Source, profile: Profile, space: Space, resume: str | Path | None = None, told: Told | None = None
+) -> Search:
+    """As `search_grid`, by all ranks of mpirun, each of which calls this; all return what was found.
+
+    `told` and `resume` are the first rank's. Raises as `search_grid` does, on all ranks.
+    """
+    from mpi4py import MPI
+    from mpi4py.futures import MPICommExecutor
+
+    world = MPI.COMM_WORLD
+    begin_worker(Evaluator(source, profile, space.candidates()))
+    found: Search | DistIRError | None = None
+    with MPICommExecutor(world, root=0) as executor:
+        if executor is not None:
+            alone = world.size == 1
+            try:
+                found = search_grid(
+                    source, profile, space, resume=resume, told=told, workers=1 if alone else None,
+                    executor=None if alone else executor,  # type: ignore[arg-type]
+                )  # fmt: skip
+            except DistIRError as error:
+                found = error
+    shared: Search | DistIRError = world.bcast(found, root=0)
+    if isinstance(shared, DistIRError):
+        raise shared
+    return shared

@@ -1,0 +1,91 @@
+"""What a search tries: strategies for a number of devices, by batches."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from itertools import product
+from typing import Any
+
+from distir_relax.errors import DistIRError
+from distir_relax.schedules import schedule_named
+from distir_relax.strategies.strategy import Strategy
+
+POWERS = (1, 2, 4, 8, 16, 32, 64, 128)
+
+
+@dataclass(frozen=True, slots=True)
+class Candidate:
+    """A strategy, and how many samples there are in a step."""
+
+    strategy: Strategy
+    samples: int
+
+    @property
+    def microbatch(self) -> int:
+        """The samples of a microbatch on all data-parallel ranks, the largest where they differ."""
+        return -(-self.samples // self.strategy.microbatches)
+
+
+@dataclass(frozen=True, slots=True)
+class Space:
+    """All strategies on `devices` devices for steps of `batches` samples.
+
+    D x T x P runs through all ways to write `devices` as a product. A pipeline has as many microbatches as
+    `microbatches` says, one alone left out; without one there is one microbatch, or, where the model is `trained`, each
+    of these numbers. Every microbatch has at least a sample for each data-parallel rank. `schedules`, `chunks`,
+    `zero`, `checkpoint` and `sequence_parallel` are tried where they make a difference.
+
+    Raises `DistIRError` for numbers below 1, and for what is no value of a `Strategy`.
+    """
+
+    devices: int
+    batches: tuple[int, ...]
+    trained: bool = False
+    microbatches: tuple[int, ...] = POWERS
+    schedules: tuple[str, ...] = ("1f1b",)
+    chunks: tuple[int, ...] = (1,)
+    zero: tuple[int, ...] = (0,)
+    checkpoint: tuple[str, ...] = ("none",)
+    sequence_parallel: tuple[bool, ...] = (False,)
+
+    def __post_init__(self) -> None:
+        if min(self.devices, *self.batches, *self.microbatches, *self.chunks) < 1:
+            raise DistIRError("devices, batches, microbatches and chunks are at least 1")
+        for schedule in self.schedules:
+            schedule_named(schedule)
+
+    def candidates(self) -> list[Candidate]:
+        """All of them, in an order that does not change; those of alike programs follow each other."""
+        found: dict[Candidate, None] = {}
+        for degrees in degrees_of(self.devices):
+            for options in self._options(*degrees):
+                for samples, count in product(self.batches, self._counts(degrees[2])):
+                    if samples // (degrees[0] * count) >= 1:
+                        found[Candidate(Strategy(*degrees, count, **options), samples)] = None
+        return list(found)
+
+    def _counts(self, pipeline: int) -> Sequence[int]:
+        if pipeline == 1:
+            return self.microbatches if self.trained else (1,)
+        return tuple(count for count in self.microbatches if count > 1) or (1,)
+
+    def _options(self, data: int, tensor: int, pipeline: int) -> Iterator[dict[str, Any]]:
+        zero = self.zero if data > 1 and self.trained else (0,)
+        checkpoint = self.checkpoint if self.trained else ("none",)
+        sequence = self.sequence_parallel if tensor > 1 else (False,)
+        orders = product(self.schedules, self.chunks) if pipeline > 1 else [("1f1b", 1)]
+        for (schedule, chunks), stage, kept, split in product(list(orders), zero, checkpoint, sequence):
+            entry = schedule_named(schedule)
+            fits = entry.chunks in (None, chunks) and (entry.weights == "none") <= (not self.trained)
+            if fits:
+                yield {
+                    "schedule": schedule, "chunks": chunks, "zero": stage, "checkpoint": kept,
+                    "sequence_parallel": split,
+                }  # fmt: skip
+
+
+def degrees_of(devices: int) -> list[tuple[int, int, int]]:
+    """All D, T, P whose product is `devices`: 15 for 16."""
+    divisors = [n for n in range(1, devices + 1) if devices % n == 0]
+    return [(d, t, devices // (d * t)) for d in divisors for t in divisors if devices // d % t == 0]

@@ -1,0 +1,128 @@
+"""The best strategy for a model on a machine: `dr.search`, of a model, a training, or a function that makes one."""
+
+from __future__ import annotations
+
+import inspect
+import tempfile
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from distir_relax.calibration.outcomes import Validation
+from distir_relax.calibration.validate import validate
+from distir_relax.compiler import Plan
+from distir_relax.cost.profile import Profile, as_profile
+from distir_relax.errors import DistIRError
+from distir_relax.given import Model, call_target, read_target, what_is
+from distir_relax.runtime.join import detect
+from distir_relax.search import Outcome, Search, Space, search_grid, search_on_ranks
+from distir_relax.search.grid import Told
+from distir_relax.search.space import POWERS
+from distir_relax.source import CompileOptions, Source
+from distir_relax.training import Training
+from distir_relax.user_function import find_function
+
+
+def search(
+    model: Any,
+    *,
+    devices: int,
+    profile: Profile | str | Path,
+    global_batch: int | Sequence[int] | None = None,
+    microbatches: Sequence[int] = POWERS,
+    schedules: Sequence[str] = ("1f1b",),
+    chunks: Sequence[int] = (1,),
+    zero: Sequence[int] = (0,),
+    checkpoint: Sequence[str] = ("none",),
+    sequence_parallel: Sequence[bool] = (False,),
+    stages: Sequence[str] = (),
+    workers: int | None = None,
+    resume: str | Path | None = None,
+    told: Told | None = None,
+) -> Search:
+    """Simulate a model under every strategy for so many devices, and find the fastest that fits into memory.
+
+    `model` is (model, example_inputs), a `Training`, the path of an ONNX file, or ``file.py:function`` of a function
+    that returns one of these; the function may have a parameter `global_batch`. `global_batch` is how many samples a
+    step has, several numbers for several searches in one: with such a function any, otherwise no more than the example
+    has, which is the default. All D x T x P of `devices` are tried, with the numbers of `microbatches`, and the
+    `schedules`, `chunks`, ZeRO stages, `checkpoint`s and `sequence_parallel`s where they make a difference
+    (`search.Space`). Stages are cut as for the largest batch, or at `stages`.
+
+    It uses `workers` processes, as many as there are cores unless given; under mpirun, where all ranks call this, the
+    ranks but the first, and all return what they find. `resume` is a file that keeps what is done; a
+    search that is given it again goes on. `told` hears of each outcome.
+
+    Raises a `DistIRError`: for a profile of fewer devices, a batch that is larger than the example, and as reading the
+    model does. A strategy that the model cannot have is no error: its outcome says why it is `refused`.
+    """
+    machine = as_profile(profile)
+    if machine.devices < devices:
+        raise DistIRError(
+            f"{devices} devices were asked for, the profile {machine.name} has {machine.devices}",
+            hint="give a profile of more devices or nodes: NAME:NODES",
+        )
+    wanted = (global_batch,) if isinstance(global_batch, int) else tuple(global_batch or ())
+    source, batches = _read(model, wanted, tuple(stages), machine)
+    space = Space(
+        devices, batches, source.is_training, tuple(microbatches), tuple(schedules), tuple(chunks), tuple(zero),
+        tuple(checkpoint), tuple(sequence_parallel),
+    )  # fmt: skip
+    if detect() == "mpi":
+        return search_on_ranks(source, machine, space, resume, told)
+    return search_grid(source, machine, space, workers=workers, resume=resume, told=told)
+
+
+def execute(model: str, outcomes: Sequence[Outcome], profile: Profile, steps: int = 4, passes: int = 1) -> Validation:
+    """Run strategies for real, with mpirun on this machine: the seconds of a step, predicted and measured.
+
+    `model` is ``file.py:function``, whose model has weights. Raises `DistIRError` where it cannot be compiled or run.
+    """
+    with tempfile.TemporaryDirectory() as folder:
+        paths = []
+        for number, outcome in enumerate(outcomes):
+            found = _made(model, outcome.samples)
+            name = f"{number}: {outcome.strategy}, batch {outcome.samples}"
+            made = found.compile(strategy=outcome.strategy, profile=profile, name=name)
+            plan = made if isinstance(made, Plan) else made.plan
+            paths.append(str(plan.save(Path(folder) / f"{number}.dist", ("torch",))))
+        return validate(paths, profile, steps, passes=passes)
+
+
+def _read(
+    model: Any, wanted: tuple[int, ...], stages: tuple[str, ...], machine: Profile
+) -> tuple[Source, tuple[int, ...]]:
+    """The model, read in with a batch larger than any that is wanted, and the batches."""
+    free = False
+    if isinstance(model, (str, Path)) and ".py:" in str(model):
+        free = "global_batch" in inspect.signature(find_function(str(model))).parameters
+        # One that is larger by half leaves some for what is not written out (`Microbatches`).
+        found = _made(str(model), 2 * max(wanted) if wanted and free else None)
+    elif isinstance(model, (str, Path)):
+        found = _searched(read_target(model))
+    else:
+        found = _searched(model if isinstance(model, Training) else what_is(model))
+    source = found.read(CompileOptions(stages=stages, profile=machine))
+    batch = source.batch
+    if batch is None:
+        raise DistIRError("the model has no batch that could be split", hint="give an example with several samples")
+    if wanted and max(wanted) > batch:
+        raise DistIRError(
+            f"a batch of {max(wanted)} was asked for, the model's example has {batch} samples",
+            hint="give a larger example, or a function with a parameter global_batch",
+        )
+    return source, wanted or (batch,)
+
+
+def _made(target: str, batch: int | None) -> Model | Training:
+    found, _ = call_target(target, {"global_batch": batch})
+    return _searched(found, target)
+
+
+def _searched(found: object, where: str = "") -> Model | Training:
+    if isinstance(found, (Model, Training)):
+        return found
+    raise DistIRError(
+        f"a search compiles a model many times, found {type(found).__name__}", where,
+        "return a model with example inputs, or a Training",
+    )  # fmt: skip
