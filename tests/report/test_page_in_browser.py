@@ -108,7 +108,7 @@ def test_the_time_line_tells_what_is_under_the_mouse(chromium: Browser, pages: d
     assert "= linear(" in said[1]
     assert any("call @" in row for row in said)
     # Device 2, below two devices of three lanes each, waits for its first microbatch.
-    chromium.point(place["x"] + start + 3, place["y"] + 34 + 6 * 28)
+    chromium.point(place["x"] + start + place["width"] / 20, place["y"] + 34 + 6 * 28)
     assert tip(chromium).split("\n")[:2] == ["device 2", "idle"]
     chromium.point(place["x"] + 2, place["y"] - 40)
     assert tip(chromium) == ""
