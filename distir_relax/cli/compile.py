@@ -41,7 +41,12 @@ def compile_command(
     axes: AxesOption = None,
     strategy: StrategyOption = None,
     stages: StagesOption = None,
-    profile: Annotated[str | None, typer.Option(help="By whose costs stages are balanced: a name or a .toml.")] = None,
+    auto: Annotated[
+        bool, typer.Option("--auto", help="Look for the placements that take least time on --mesh.")
+    ] = False,
+    profile: Annotated[
+        str | None, typer.Option(help="By whose costs stages and --auto choose: a name or a .toml.")
+    ] = None,
     train: Annotated[bool, typer.Option("--train", help="Compile a step of dr.Training.")] = False,
     ranks: Annotated[int | None, typer.Option(min=1, help="Passed to the function as its parameter ranks.")] = None,
     name: Annotated[str | None, typer.Option(help="The program's name in the bundle.")] = None,
@@ -83,6 +88,7 @@ def compile_command(
         stages=read_stages(stages),
         profile=profile,
         train=train,
+        auto=auto or None,
     )
     _compile(options, times)
 

@@ -1,0 +1,9 @@
+"""Placements by optimisation: an integer program over the ways in which each op of a program can be split.
+
+`space` says what each op may take and give, `graph` which op uses what, `prices` how long each way takes as the
+simulator has it, `integer_program` which of them together are fastest, and `lay_out` makes the program of it.
+"""
+
+from distir_relax.search.placements.solve import PlaceBySearch
+
+__all__ = ["PlaceBySearch"]
