@@ -10,16 +10,13 @@ from collections import defaultdict
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import lru_cache
-from typing import TYPE_CHECKING
 
 from distir_relax.ir import DTensorType, Function, Op, TensorType
 from distir_relax.layout import DeviceMesh, Placement, Shard, held_intervals
 from distir_relax.ops import lookup
 from distir_relax.search.placements.graph import Graph
+from distir_relax.search.placements.integer_program import IntegerProgram
 from distir_relax.sharding.choice import Placed
-
-if TYPE_CHECKING:
-    from distir_relax.search.placements.integer_program import IntegerProgram
 
 Terms = dict[int, float]
 """Bytes by variable."""

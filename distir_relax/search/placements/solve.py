@@ -9,7 +9,8 @@ from distir_relax.cost.profile import Profile
 from distir_relax.ir import Module, written_out
 from distir_relax.layout import DeviceMesh
 from distir_relax.search.placements.graph import Graph
-from distir_relax.search.placements.integer_program import needed, solve
+from distir_relax.search.placements.highs import solve
+from distir_relax.search.placements.integer_program import needed
 from distir_relax.search.placements.lay_out import lay_out
 from distir_relax.search.placements.prices import Prices
 from distir_relax.search.placements.space import Space

@@ -15,7 +15,7 @@ from distir_relax.analysis.simulate import simulate_module
 from distir_relax.cost.profile import Profile
 from distir_relax.errors import AnnotationError, DistIRError
 from distir_relax.search.placements import PlaceBySearch
-from distir_relax.search.placements.integer_program import solve
+from distir_relax.search.placements.highs import solve
 from distir_relax.search.placements.solve import graph_of, price
 from tests.machines import link, machine
 from tests.runtime.processes import python

@@ -16,7 +16,8 @@ from distir_relax.layout import DeviceMesh
 from distir_relax.lowering import ToDistIR
 from distir_relax.ops import check
 from distir_relax.search.placements.graph import Graph
-from distir_relax.search.placements.integer_program import seconds_of, solve
+from distir_relax.search.placements.highs import solve
+from distir_relax.search.placements.integer_program import seconds_of
 from distir_relax.search.placements.lay_out import lay_out
 from distir_relax.search.placements.solve import graph_of, price
 from tests.machines import link, machine
