@@ -69,6 +69,7 @@ def compile_passes(
     profile: Profile | None = None,
     repeated: bool = False,
     samples: int | None = None,
+    placing: Pass | None = None,
 ) -> tuple[Pass, ...]:
     """The passes of `compile`: from an imported model to a program for each distinct rank.
 
@@ -80,6 +81,7 @@ def compile_passes(
     a loss, and the program a step that makes it smaller. `stages` name where the stages of a pipeline begin, by
     `scopes`; without, they are cut where their cost on the machine of `profile` balances. For a simulation alone,
     `repeated` writes out only the microbatches that do unlike things, and `samples` takes fewer than the batch has.
+    `placing` lays out the program in the place of propagation.
     """
     passes: list[Pass] = [Outline(scopes or {})] if outline else []
     if training is not None and training.masters:
@@ -102,7 +104,8 @@ def compile_passes(
     if strategy is not None and (strategy.microbatches > 1 or samples is not None):
         parts = Microbatches(strategy.microbatches, hazards, repeated, samples)
     passes += _strategy_passes(strategy, training, cut, parts)
-    return (*passes, Propagate(mesh), DelayReductions(hazards), ToDistIR(tail), *placed, Project(), FuseLocal())
+    laying: tuple[Pass, ...] = (Propagate(mesh), DelayReductions(hazards)) if placing is None else (placing,)
+    return (*passes, *laying, ToDistIR(tail), *placed, Project(), FuseLocal())
 
 
 def _strategy_passes(

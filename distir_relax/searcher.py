@@ -14,10 +14,10 @@ from distir_relax.compiler import Plan
 from distir_relax.cost.profile import Profile, as_profile
 from distir_relax.errors import DistIRError
 from distir_relax.given import Model, call_target, read_target, what_is
+from distir_relax.planner import Outcome, Search, Space, search_grid, search_on_ranks
+from distir_relax.planner.grid import Told
+from distir_relax.planner.space import POWERS
 from distir_relax.runtime.join import detect
-from distir_relax.search import Outcome, Search, Space, search_grid, search_on_ranks
-from distir_relax.search.grid import Told
-from distir_relax.search.space import POWERS
 from distir_relax.source import CompileOptions, Source
 from distir_relax.training import Training
 from distir_relax.user_function import find_function
@@ -47,7 +47,7 @@ def search(
     step has, several numbers for several searches in one: with such a function any, otherwise no more than the example
     has, which is the default. All D x T x P of `devices` are tried, with the numbers of `microbatches`, and the
     `schedules`, `chunks`, ZeRO stages, `checkpoint`s and `sequence_parallel`s where they make a difference
-    (`search.Space`). Stages are cut as for the largest batch, or at `stages`.
+    (`planner.Space`). Stages are cut as for the largest batch, or at `stages`.
 
     It uses `workers` processes, as many as there are cores unless given; under mpirun, where all ranks call this, the
     ranks but the first, and all return what they find. `resume` is a file that keeps what is done; a

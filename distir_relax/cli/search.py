@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json as json_
 import os
 import re
 import sys
@@ -16,7 +17,7 @@ from distir_relax.cli.options import StagesOption, read_stages
 from distir_relax.errors import DistIRError
 
 if TYPE_CHECKING:
-    from distir_relax.search import Outcome
+    from distir_relax.planner import Outcome, Search
 
 
 @app.command()
@@ -51,10 +52,8 @@ def search(
 
     Under mpirun all ranks but the first simulate, and the first tells what they find.
     """
-    from distir_relax.report.search import csv_text, outcomes_table, table
+    from distir_relax.report.search import csv_text
     from distir_relax.report.simulation import write_text
-    from distir_relax.searcher import execute as run_best
-    from distir_relax.searcher import search as find
 
     options: dict[str, Any] = {
         "devices": devices, "profile": profile, "global_batch": read_batches(global_batch),
@@ -63,30 +62,43 @@ def search(
         "stages": read_stages(stages) or (), "workers": workers, "resume": resume,
         **({"microbatches": _numbers(microbatches, "--microbatches")} if microbatches else {}),
     }  # fmt: skip
+    found = _found(model, options, top)
+    if not is_first_rank():
+        return
+    if csv is not None:
+        write_text(csv, csv_text(found))
+    _tell(model, found, top, execute, json)
+
+
+def _found(model: str, options: dict[str, Any], top: int) -> Search:
+    """The search, with a bar; where it is interrupted the best so far is told."""
+    from distir_relax.report.search import outcomes_table
+    from distir_relax.searcher import search as find
+
     with SearchProgress() as progress:
         try:
-            found = find(model, told=progress.tell, **options)
+            return find(model, told=progress.tell, **options)
         except Interrupted:
             progress.stop()
             if progress.seen:
                 typer.echo(outcomes_table(progress.seen, top), err=True)
             raise
-    if not is_first_rank():
-        return
-    if csv is not None:
-        write_text(csv, csv_text(found))
+
+
+def _tell(model: str, found: Search, top: int, execute: int, as_json: bool) -> None:
+    """Print what was found, and what the best take when they are run."""
+    from distir_relax.report.search import table
+    from distir_relax.report.validation import table as measured_table
+    from distir_relax.searcher import execute as run_best
+
     best = found.ranked[:execute]
     measured = run_best(model, best, found.profile) if best else None
-    if json:
-        import json as json_
-
-        row = found.as_json(top) | ({} if measured is None else {"executed": measured.as_json()})
-        typer.echo(json_.dumps(row))
+    if as_json:
+        executed = {} if measured is None else {"executed": measured.as_json()}
+        typer.echo(json_.dumps(found.as_json(top) | executed))
         return
     typer.echo(table(found, top))
     if measured is not None:
-        from distir_relax.report.validation import table as measured_table
-
         typer.echo(f"\n{measured_table(measured)}")
 
 

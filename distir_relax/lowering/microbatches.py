@@ -44,7 +44,7 @@ from distir_relax.lowering.project import project, rank_kinds
 from distir_relax.lowering.to_distir import ToDistIR
 from distir_relax.ops import Builder, Trait, lookup
 from distir_relax.ops.communication.in_turn import stretches
-from distir_relax.ops.table.check import local_attrs, numbers_by_device
+from distir_relax.ops.table.check import local_attrs
 from distir_relax.sharding import DelayReductions, Hazards, Propagate
 from distir_relax.sharding.apply import Mark, mark_inputs
 
@@ -277,7 +277,7 @@ class _Unrolled:
             made = {v.name for written in self.g.ops[first:] for v in written.results}
             self.parts.update((v.name, index) for index, v in enumerate(found) if v.name in made)
             return [_Parts(tuple(found))]
-        if self._is_same(op, operands):
+        if self._is_same(op, operands, rows):
             return [_Parts((v,)) for v in self._emit(op, [x.values[0] for x in operands], rows[0], prefix, -1)]
         columns = [
             self._emit(op, [x.at(index) for x in operands], row, prefix, index) for index, row in enumerate(rows)
@@ -294,7 +294,7 @@ class _Unrolled:
 
     def _call(self, op: Op, operands: Sequence[_Parts], prefix: str) -> list[_Parts]:
         names = [self._own(op.callee, index) for index in range(self.count)]
-        if all(x.same for x in operands) and len(set(names)) == 1:
+        if self._are_same(operands) and len(set(names)) == 1:
             found = self._call_one(op, names[0], [x.values[0] for x in operands], prefix, -1)
             return [_Parts((v,)) for v in found]
         columns = [
@@ -319,11 +319,16 @@ class _Unrolled:
         self.parts.update((v.name, index) for v in op.results)
         self.places.update((v.name, len(self.g.ops) if place is None else place) for v in op.results)
 
-    def _is_same(self, op: Op, operands: Sequence[_Parts]) -> bool:
-        """Whether an op does the same for all microbatches."""
-        sizes = (d for v in op.results for d in v.placed.shape)
-        numbers = (n for attribute in op.attrs.values() for n in numbers_by_device(attribute))
-        return all(x.same for x in operands) and not any(isinstance(d, PerRank) for d in sizes) and not any(numbers)
+    def _is_same(self, op: Op, operands: Sequence[_Parts], rows: Sequence[Mapping[str, Attribute]]) -> bool:
+        """Whether an op does the same for all microbatches. (The rest of the samples is none of them.)"""
+        if not self._are_same(operands) or any(row != rows[0] for row in rows[1:]):
+            return False
+        sizes = (d.values[: self.count] for v in op.results for d in v.placed.shape if isinstance(d, PerRank))
+        return all(len(set(values)) == 1 for values in sizes)
+
+    def _are_same(self, operands: Sequence[_Parts]) -> bool:
+        """Whether all are the same for all microbatches; where one alone is written out, what is of it is not."""
+        return all(x.same and (self.count > 1 or self.parts[x.values[0].name] < 0) for x in operands)
 
     def _own(self, name: str, index: int) -> str:
         """The function that microbatch number `index` has of the one called `name`."""

@@ -7,7 +7,7 @@ import io
 from collections import Counter
 from collections.abc import Sequence
 
-from distir_relax.search import Outcome, Search
+from distir_relax.planner import Outcome, Search
 from distir_relax.units import count, seconds, size
 
 COLUMNS = ("strategy", "samples", "throughput", "step", "memory", "bubble", "communication")

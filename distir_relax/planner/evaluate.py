@@ -2,7 +2,7 @@
 
 Candidates share what they can. Up to the cut into stages, programs depend on the degrees alone. Behind it a program
 depends on how large its microbatches are, and not on how many there are: that, and their order, is a record. Of the
-sizes of microbatches the smallest and the largest are compiled, and those in between follow (`search.scaled`).
+sizes of microbatches the smallest and the largest are compiled, and those in between follow (`planner.scaled`).
 """
 
 from __future__ import annotations
@@ -20,10 +20,10 @@ from distir_relax.lowering.accumulate import is_in_turn
 from distir_relax.lowering.microbatches import chosen
 from distir_relax.lowering.order import in_sequence
 from distir_relax.pipeline import AS_RANKS_RUN, run_passes
+from distir_relax.planner.outcome import Outcome
+from distir_relax.planner.scaled import Unlike, scaled
+from distir_relax.planner.space import Candidate
 from distir_relax.schedules import Order, order_of, schedule_named
-from distir_relax.search.outcome import Outcome
-from distir_relax.search.scaled import Unlike, scaled
-from distir_relax.search.space import Candidate
 from distir_relax.source import Source
 from distir_relax.strategies.strategy import Strategy
 

@@ -7,7 +7,7 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from distir_relax.analysis.simulation import Simulation
-from distir_relax.search.space import Candidate
+from distir_relax.planner.space import Candidate
 from distir_relax.strategies.strategy import Strategy
 
 

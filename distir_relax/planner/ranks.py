@@ -6,9 +6,9 @@ from pathlib import Path
 
 from distir_relax.cost.profile import Profile
 from distir_relax.errors import DistIRError
-from distir_relax.search.evaluate import Evaluator
-from distir_relax.search.grid import Search, Told, begin_worker, search_grid
-from distir_relax.search.space import Space
+from distir_relax.planner.evaluate import Evaluator
+from distir_relax.planner.grid import Search, Told, begin_worker, search_grid
+from distir_relax.planner.space import Space
 from distir_relax.source import Source
 
 

@@ -22,9 +22,9 @@ from typing import Any, TextIO
 from distir_relax.cost.profile import Profile
 from distir_relax.errors import DistIRError, RunError
 from distir_relax.ir import print_module
-from distir_relax.search.evaluate import Evaluator
-from distir_relax.search.outcome import Outcome
-from distir_relax.search.space import Candidate, Space
+from distir_relax.planner.evaluate import Evaluator
+from distir_relax.planner.outcome import Outcome
+from distir_relax.planner.space import Candidate, Space
 from distir_relax.source import Source
 
 Told = Callable[[Outcome, int], None]
