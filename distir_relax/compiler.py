@@ -8,21 +8,23 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import takewhile
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 from distir_relax.analysis.footprint import Footprint, footprint
 from distir_relax.bundle import BACKENDS, Bundle, write_bundle
-from distir_relax.cost.profile import Profile
+from distir_relax.cost.profile import Profile, as_profile
+from distir_relax.errors import AnnotationError
 from distir_relax.frontends.checkpoint import with_checkpoint
 from distir_relax.frontends.imported import Imported, snapshot
 from distir_relax.frontends.model import import_model
 from distir_relax.frontends.outline import Outline
 from distir_relax.ir import Gather, Module, Pass, print_module
-from distir_relax.layout import DeviceMesh
+from distir_relax.layout import DeviceMesh, as_mesh
 from distir_relax.lowering.emit.bundle import program_to_bundle, to_bundle
 from distir_relax.optimizers import with_state
-from distir_relax.pipeline import RANK_PASSES, Dump, Observer, Stages, run_passes
+from distir_relax.pipeline import DEFAULT_PROFILE, RANK_PASSES, Dump, Observer, Stages, run_passes
 from distir_relax.runtime.sessions import Sessions
+from distir_relax.search.placements import PlaceBySearch
 from distir_relax.sharding import remarks
 from distir_relax.source import CompileOptions, Source
 from distir_relax.strategies.strategy import Strategy
@@ -184,8 +186,9 @@ def compile(
     input_shapes: Mapping[str, Sequence[int]] | None = None,
     params: Mapping[str, Any] | Sequence[Any] | None = None,
     checkpoint: str | Path | None = None,
-    shardings: Mapping[str, str] | None = None,
+    shardings: Mapping[str, str] | Literal["auto"] | None = None,
     mesh: DeviceMesh | int | Sequence[int] | None = None,
+    memory: float | None = None,
     strategy: Strategy | str | None = None,
     stages: Sequence[str] = (),
     profile: Profile | str | Path | None = None,
@@ -208,31 +211,32 @@ def compile(
     the model (`annotate_sharding`), or are given as `shardings`: glob patterns over names of parameters and inputs,
     each with its placement, together with `mesh`: a `DeviceMesh`, its shape, or a number of devices. A `mesh` given
     here takes the place of the one that annotations in the model name: the same model for another number of devices.
-    A `strategy`, such as ``"2/4/1/1"``, marks what annotations leave open: the batch, and weights, found from the
-    program itself (``docs/strategies.md``). The stages of its pipeline are cut where their cost on the machine of
-    `profile` balances, or begin with the modules, or ONNX nodes, that `stages` names. `tail` says what
-    ranks with a short shard do: ``ragged`` (own shapes) or ``pad`` (filled up to the largest shard).
+    With ``shardings="auto"`` they are those that take least time on the machine of `profile`, with at most `memory`
+    bytes on a device, by default what it has (``docs/placements.md``). A `strategy`, such as ``"2/4/1/1"``, marks what
+    annotations leave open: the batch, and weights, found from the program itself (``docs/strategies.md``). The stages
+    of its pipeline are cut where their cost on the machine of `profile` balances, or begin with the modules, or ONNX
+    nodes, that `stages` names. `tail` says what ranks with a short shard do: ``ragged`` (own shapes) or ``pad`` (filled
+    up to the largest shard).
 
     The plan has a copy of the weights as they are now. A model on the meta device compiles and simulates; `checkpoint`,
-    a safetensors file or a folder of them, holds the data of its weights under the model's names, and is read when the
-    plan is saved or first runs.
+    a safetensors file or a folder of them, has its weights under the model's names, and is read when they are needed.
 
     Repeated blocks of the model become functions, which are compiled once and called; `outline=False` writes them all
     out. A torch model is compared with the program read in from it, on the example call; `check_import=False` leaves
-    that out. `verify` checks the program after each pass (by default if the environment variable DISTIR_VERIFY is 1);
-    `dump` is a folder for the program's text after each pass; other `observers` see it too. `passes` is given those of
-    the pipeline (`compile_passes`), and returns those to run: to add one, or leave one out.
+    that out. `verify` checks the program after each pass (by default if the variable DISTIR_VERIFY is 1); `dump` is a
+    folder for its text after each; other `observers` see it too. `passes` is given those of the pipeline, and returns
+    those to run.
 
     Raises a `DistIRError`: `ImportModelError` and `UnsupportedOpError` for what cannot be read, `AnnotationError` and
-    `PlacementError` for annotations that cannot hold. Warns `SurpriseGather` where a split tensor of at least
-    `gather_threshold` bytes is gathered unasked; of smaller ones the text of the sharded stage says so. Warns
-    `NothingSplit` where nothing says what is split over the mesh.
+    `PlacementError` for annotations that cannot hold. Warns `SurpriseGather` where a split tensor of `gather_threshold`
+    bytes or more is gathered unasked, and `NothingSplit` where nothing says what is split over the mesh.
     """
-    options = CompileOptions(
-        shardings, mesh, strategy, tail, name or default_name(model), gather_threshold, outline, verify, dump,
-        observers, passes, stages=stages, profile=profile,
-    )  # fmt: skip
     read = read_model(model, example_inputs, example_kwargs, input_shapes, params, checkpoint, check_import)
+    placing, named, mesh = _placing(shardings, read, mesh, strategy, profile, tail, memory)
+    options = CompileOptions(
+        named, mesh, strategy, tail, name or default_name(model), gather_threshold, outline, verify, dump,
+        observers, passes, stages=stages, profile=profile, placing=placing,
+    )  # fmt: skip
     return plan_of(Source(read, options))
 
 
@@ -248,6 +252,32 @@ def read_model(
     """The program and the weights of a model as `compile` takes it, as they are now. Raises what that raises."""
     imported = snapshot(import_model(model, example_inputs, example_kwargs, input_shapes, params, check_import))
     return imported if checkpoint is None else with_checkpoint(imported, checkpoint)
+
+
+def _placing(
+    shardings: Mapping[str, str] | str | None, imported: Imported, mesh: DeviceMesh | int | Sequence[int] | None,
+    strategy: Strategy | str | None, profile: Profile | str | Path | None, tail: str, memory: float | None,
+) -> tuple[PlaceBySearch | None, Mapping[str, str] | None, DeviceMesh | int | Sequence[int] | None]:  # fmt: skip
+    """The pass that looks for placements, if that is asked for, the shardings by name, and the mesh.
+
+    Raises `AnnotationError` for what it cannot be asked for.
+    """
+    if not isinstance(shardings, str):
+        if memory is not None:
+            raise AnnotationError("memory is a limit for placements that are looked for", hint='give shardings="auto"')
+        return None, shardings, mesh
+    if shardings != "auto":
+        raise AnnotationError(f'expected shardings by name, or "auto", found {shardings!r}')
+    if strategy is not None or imported.places > 1:
+        found = "a program of several places" if strategy is None else f"the strategy {strategy}"
+        raise AnnotationError(
+            f'shardings="auto" looks for placements on one mesh, found {found} too', hint="leave one of them out"
+        )
+    target = next(iter(imported.module.meshes), None) if mesh is None else as_mesh(mesh)
+    if target is None:
+        raise AnnotationError('shardings="auto" was given without a mesh', hint="pass mesh=2, for two devices")
+    machine = as_profile(profile or DEFAULT_PROFILE).with_devices(target.size)
+    return PlaceBySearch(target, machine, tail, memory), None, target
 
 
 def plan_of(source: Source) -> Plan:

@@ -69,6 +69,7 @@ def compile_passes(
     profile: Profile | None = None,
     repeated: bool = False,
     samples: int | None = None,
+    placing: Pass | None = None,
 ) -> tuple[Pass, ...]:
     """The passes of `compile`: from an imported model to a program for each distinct rank.
 
@@ -80,6 +81,7 @@ def compile_passes(
     a loss, and the program a step that makes it smaller. `stages` name where the stages of a pipeline begin, by
     `scopes`; without, they are cut where their cost on the machine of `profile` balances. For a simulation alone,
     `repeated` writes out only the microbatches that do unlike things, and `samples` takes fewer than the batch has.
+    `placing` lays out the program in the place of propagation.
     """
     passes: list[Pass] = [Outline(scopes or {})] if outline else []
     if training is not None and training.masters:
@@ -92,16 +94,18 @@ def compile_passes(
     if strategy is not None and strategy.microbatches > 1:
         placed = (AccumulateInCalls(), *placed)
     if strategy is not None and strategy.pipeline > 1:
-        machine = profile or load_profile(DEFAULT_PROFILE)
+        machine = (profile or load_profile(DEFAULT_PROFILE)).with_devices(strategy.devices)
         count = strategy.pipeline * strategy.chunks
-        cut = (CutStages(count, machine, stages, strategy.microbatches > 1, scopes or {}),)
+        degrees = (strategy.microbatches, strategy.data)
+        cut = (CutStages(count, machine, stages, *degrees, training is not None, samples, scopes or {}),)
         shape = (strategy.schedule, strategy.pipeline, strategy.microbatches, strategy.chunks)
-        placed = (Pipeline(*shape, machine.with_devices(strategy.devices)),)
+        placed = (Pipeline(*shape, machine),)
     parts = None
     if strategy is not None and (strategy.microbatches > 1 or samples is not None):
         parts = Microbatches(strategy.microbatches, hazards, repeated, samples, training is not None)
     passes += _strategy_passes(strategy, training, cut, parts)
-    return (*passes, Propagate(mesh), DelayReductions(hazards), ToDistIR(tail), *placed, Project(), FuseLocal())
+    laying: tuple[Pass, ...] = (Propagate(mesh), DelayReductions(hazards)) if placing is None else (placing,)
+    return (*passes, *laying, ToDistIR(tail), *placed, Project(), FuseLocal())
 
 
 def _strategy_passes(
@@ -112,7 +116,7 @@ def _strategy_passes(
     passes: list[Pass] = []
     chosen = strategy or Strategy()
     if strategy is not None:
-        passes.append(ApplyStrategy(strategy))
+        passes.append(ApplyStrategy(strategy, is_trained=training is not None))
         if strategy.sequence_parallel:
             passes.append(SplitSequence(strategy))
         passes += cut

@@ -37,7 +37,8 @@ class NothingSplit(UserWarning):
 
 @dataclass(frozen=True)
 class CompileOptions:
-    """How a model that was read in is compiled; see `compile`. `training` makes of its loss a step."""
+    """How a model that was read in is compiled; see `compile`. `training` makes of its loss a step, `placing` lays it
+    out in the place of propagation."""
 
     shardings: Mapping[str, str] | None = None
     mesh: DeviceMesh | int | Sequence[int] | None = None
@@ -53,6 +54,7 @@ class CompileOptions:
     training: StepOfTraining | None = None
     stages: Sequence[str] = ()
     profile: Profile | str | Path | None = None
+    placing: Pass | None = None
 
 
 @dataclass(frozen=True)
@@ -99,7 +101,8 @@ class Source:
         """
         options, imported, strategy = self.options, self.imported, self.strategy
         given = _given_mesh(options.mesh, strategy)
-        target = _target(given, options.shardings, imported.module, strategy is not None)
+        split = strategy is not None or options.placing is not None
+        target = _target(given, options.shardings, imported.module, split)
         chosen = compile_passes(
             target if options.shardings else given,
             options.tail,
@@ -116,6 +119,7 @@ class Source:
             None if options.profile is None else as_profile(options.profile),
             repeated,
             samples,
+            options.placing,
         )
         return chosen if options.passes is None else tuple(options.passes(chosen))
 

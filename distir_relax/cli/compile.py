@@ -10,9 +10,12 @@ import typer
 
 from distir_relax.cli.app import app
 from distir_relax.cli.options import (
+    AutoOption,
     AxesOption,
     Backend,
+    CheckpointOption,
     MeshOption,
+    ProfileOption,
     ShapeOption,
     ShardOption,
     StagesOption,
@@ -41,7 +44,8 @@ def compile_command(
     axes: AxesOption = None,
     strategy: StrategyOption = None,
     stages: StagesOption = None,
-    profile: Annotated[str | None, typer.Option(help="By whose costs stages are balanced: a name or a .toml.")] = None,
+    auto: AutoOption = False,
+    profile: ProfileOption = None,
     train: Annotated[bool, typer.Option("--train", help="Compile a step of dr.Training.")] = False,
     ranks: Annotated[int | None, typer.Option(min=1, help="Passed to the function as its parameter ranks.")] = None,
     name: Annotated[str | None, typer.Option(help="The program's name in the bundle.")] = None,
@@ -50,9 +54,7 @@ def compile_command(
     verify: Annotated[bool, typer.Option("--verify", help="Check the program after each pass.")] = False,
     outline: Annotated[bool, typer.Option(help="Make repeated blocks of the model functions.")] = True,
     check_import: Annotated[bool, typer.Option(help="Compare the program read in with the model.")] = True,
-    checkpoint: Annotated[
-        Path | None, typer.Option(help="Safetensors file, or folder of them, with the weights of a model without data.")
-    ] = None,
+    checkpoint: CheckpointOption = None,
     times: Annotated[bool, typer.Option("--times", help="Print how long each pass took.")] = False,
 ) -> None:
     """Compile a model to a bundle.
@@ -83,6 +85,7 @@ def compile_command(
         stages=read_stages(stages),
         profile=profile,
         train=train,
+        auto=auto or None,
     )
     _compile(options, times)
 

@@ -19,9 +19,9 @@ from distir_relax.pipeline import Observer
 from distir_relax.strategies.strategy import as_strategy
 from distir_relax.training import Training
 
-# Options that say how a model is compiled, of no use to what is compiled already; the first two are the mesh.
+# Options that say how a model is compiled, of no use to what is compiled already; the first three say what is split.
 _OF_COMPILATION = (
-    *("mesh", "axes", "strategy", "stages", "profile"),
+    *("mesh", "axes", "auto", "strategy", "stages", "profile"),
     *("dump", "verify", "outline", "check_import", "checkpoint"),
 )
 
@@ -49,6 +49,7 @@ class CompileOptions:
     stages: tuple[str, ...] | None = None
     profile: str | None = None
     train: bool = False
+    auto: bool | None = None
 
 
 def compile_target(options: CompileOptions, observers: Sequence[Observer] = ()) -> Footprint:
@@ -147,16 +148,25 @@ def _saved(plan: Plan, options: CompileOptions) -> Footprint:
 
 
 def _common(shardings: dict[str, str], options: CompileOptions) -> dict[str, Any]:
-    """The arguments of `compile` that any model takes, where they were given."""
+    """The arguments of `compile` that any model takes, where they were given.
+
+    Raises `PlacementError` for options that cannot both be.
+    """
 
     given: dict[str, Any] = {}
+    if options.auto and shardings:
+        raise PlacementError(
+            "expected either --auto or --shard", hint="marks in the model stay as they are with --auto"
+        )
+    if options.auto:
+        given["shardings"] = "auto"
     if shardings:
         given["shardings"] = shardings
     if options.mesh is not None or options.axes is not None:
         given["mesh"] = read_mesh(options.mesh, options.axes)
     if options.tail is not None:
         given["tail"] = options.tail
-    for option in ("name", *_OF_COMPILATION[2:]):
+    for option in ("name", *_OF_COMPILATION[3:]):
         if getattr(options, option) is not None:
             given[option] = getattr(options, option)
     return given

@@ -57,6 +57,13 @@ TraceOption = Annotated[
 ShardOption = Annotated[
     list[str] | None, typer.Option(metavar="PATTERN=PLACEMENT", help="Shard parameters of a model.")
 ]
+AutoOption = Annotated[bool, typer.Option("--auto", help="Look for the placements that take least time on --mesh.")]
+ProfileOption = Annotated[
+    str | None, typer.Option(help="By whose costs stages and placements are chosen: a name or a .toml.")
+]
+CheckpointOption = Annotated[
+    Path | None, typer.Option(help="Safetensors file, or folder of them, with the weights of a model without data.")
+]
 MeshOption = Annotated[str | None, typer.Option(metavar="2x3", help="The mesh's shape, for a model.")]
 AxesOption = Annotated[str | None, typer.Option(metavar="dp,tp", help="The names of the mesh's axes.")]
 ShapeOption = Annotated[

@@ -9,7 +9,7 @@ local `slices` puts it right, before or after.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from distir_relax.ir import Attribute, DTensorType, Kinds, Value, mesh_kinds
 from distir_relax.layout import Cut, Interval, Partial, Placement, Replicate, Shard, held_intervals, intersect
@@ -31,9 +31,15 @@ def lower_redistribute(
     value = tails.trim_all(emitter, value, source.placements, axes, dims)
     move = Move(emitter, source.shape, list(source.placements))
     for step in steps:
-        value = _STEPS[type(step.source), type(step.target)](move, value, step)
-        move.placements[step.axis] = step.target
+        value = lower_transition(move, value, step)
     return tails.pad_all(emitter, value, target.placements, axes, dims)
+
+
+def lower_transition(move: Move, value: Value, step: Transition) -> Value:
+    """Emit the ops of one step of a redistribution, of values that are not filled up; the resulting value."""
+    value = _STEPS[type(step.source), type(step.target)](move, value, step)
+    move.to(step)
+    return value
 
 
 @dataclass(slots=True)
@@ -43,6 +49,13 @@ class Move:
     emitter: PlacedEmitter
     shape: tuple[int, ...]
     placements: list[Placement]
+    _pieces: dict[object, Pieces] = field(default_factory=dict)
+    """What was found by `pieces` in the step under way: devices of one group have it in common."""
+
+    def to(self, step: Transition) -> None:
+        """Note that a step is done."""
+        self.placements[step.axis] = step.target
+        self._pieces.clear()
 
     def axis(self, step: Transition) -> str:
         """The name of the mesh axis of a step."""
@@ -61,8 +74,17 @@ class Move:
     def pieces(self, step: Transition, placement: Placement, device: int) -> Pieces:
         """What each index along the step's axis holds, in the device's group, of the dim that `placement` cuts."""
         cut, dim = _cut(placement)
-        whole = self.together(step, dim, device)
-        return [intersect(whole, cut.intervals(i)) for i in range(cut.ranks)]
+        key = (id(placement), self.group(step, dim, device))
+        if key not in self._pieces:
+            whole = self.together(step, dim, device)
+            self._pieces[key] = [intersect(whole, cut.intervals(i)) for i in range(cut.ranks)]
+        return self._pieces[key]
+
+    def group(self, step: Transition, dim: int, device: int) -> tuple[int, ...]:
+        """Equal for devices whose groups along the step's axis hold the same of `dim`."""
+        coordinates = self.emitter.mesh.coordinates(device)
+        others = ((i, p) for i, p in enumerate(self.placements) if i != step.axis)
+        return tuple(coordinates[i] for i, p in others if isinstance(p, Shard) and p.dim == dim)
 
     def kinds(self, step: Transition) -> Kinds:
         """Which devices are alike in a step: those with the same index along its axis and along those that cut."""
@@ -161,9 +183,14 @@ def _resplit(move: Move, value: Value, step: Transition) -> Value:
     """Between two cuts of one dim: each device sends each other what that one is to hold."""
     _, dim = _cut(step.source)
 
+    known: dict[tuple[int, ...], list[Pieces]] = {}
+
     def cells(device: int) -> list[Pieces]:
-        have, want = move.pieces(step, step.source, device), move.pieces(step, step.target, device)
-        return [[intersect(a, b) for b in want] for a in have]
+        group = move.group(step, dim, device)
+        if group not in known:
+            have, want = move.pieces(step, step.source, device), move.pieces(step, step.target, device)
+            known[group] = [[intersect(a, b) for b in want] for a in have]
+        return known[group]
 
     def leaving(device: int) -> list[Interval]:
         row = cells(device)[move.index(step, device)]

@@ -1,0 +1,1 @@
+"""The best placements for a program on a machine, by optimisation."""

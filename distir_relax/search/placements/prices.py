@@ -1,0 +1,202 @@
+"""How long each way to do an op takes, and each redistribution, as the simulator has it.
+
+An op whose shards are ordinary ops of their sizes takes what the cost model says of the largest. All else is written
+into one program, lowered as any other, and simulated: expansions on shards, halos, collectives. A redistribution is the
+sum of its steps, each along one mesh axis, of what the other axes leave to a device.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from functools import lru_cache
+
+from distir_relax.analysis.simulate import simulate_module
+from distir_relax.analysis.work import FEMTOSECONDS, femtoseconds
+from distir_relax.cost.profile import Profile
+from distir_relax.cost.roofline import op_seconds
+from distir_relax.ir import DTensorType, Function, Input, Module, Op, Output, TensorType, Value
+from distir_relax.ir.kinds import local_type
+from distir_relax.layout import DeviceMesh, Placement, R, Shard, held_intervals, print_placements
+from distir_relax.lowering import ToDistIR
+from distir_relax.lowering.emitter import PlacedEmitter
+from distir_relax.lowering.redistribution import Move, lower_transition
+from distir_relax.ops import Trait, lookup
+from distir_relax.search.placements.space import Way
+from distir_relax.sharding import Transition, plan
+from distir_relax.sharding.choice import Placed
+
+_ROLES = ("parameter", "constant")
+
+
+@dataclass(slots=True)
+class Prices:
+    """Prices on a mesh of a machine: first all are asked for, then `find` makes them, and then they are known."""
+
+    mesh: DeviceMesh
+    profile: Profile
+    tail: str = "ragged"
+    _seconds: dict[object, float] = field(default_factory=dict)
+    _ops: dict[object, tuple[Op, tuple[str, ...]]] = field(default_factory=dict)
+    _steps: dict[object, tuple[DTensorType, Transition]] = field(default_factory=dict)
+    _moves: dict[object, tuple[object, ...]] = field(default_factory=dict)
+    """The keys of the steps of each redistribution."""
+
+    def of_op(self, op: Op, way: Way, roles: tuple[str, ...]) -> float:
+        """The seconds of an op in a way, its pending sums left pending; `roles` are those of `ask_op`."""
+        return self._seconds[_op_key(op, way, roles)]
+
+    def of_move(self, kind: TensorType, source: Placed, target: Placed) -> float:
+        """The seconds of a redistribution."""
+        if source == target:
+            return 0.0
+        return sum(self._seconds[key] for key in self._moves[kind, source, target])
+
+    def ask_op(self, op: Op, way: Way, roles: tuple[str, ...]) -> None:
+        """Ask for the price of an op in a way; of operands that are inputs, `roles` has what they are."""
+        key = _op_key(op, way, roles)
+        if key in self._seconds or key in self._ops:
+            return
+        operands = tuple(_laid_out(v, lies) for v, lies in zip(op.operands, way.needs, strict=True))
+        results = tuple(_laid_out(v, lies) for v, lies in zip(op.results, way.gives, strict=True))
+        if self.tail == "ragged" and _is_plain(op, way):
+            self._seconds[key] = self._plain(op, operands, results, roles)
+        else:
+            self._ops[key] = Op(op.name, operands, results, op.attrs), roles
+
+    def ask_move(self, kind: TensorType, source: Placed, target: Placed) -> None:
+        """Ask for the price of a redistribution."""
+        if source == target or (kind, source, target) in self._moves:
+            return
+        have, want = (DTensorType(kind.shape, kind.dtype, lies) for lies in (source, target))
+        if self.tail != "ragged":
+            # What is filled up is trimmed first, and filled up again.
+            key: object = (kind, source, target, "whole")
+            attrs = {"placements": print_placements(target)}
+            self._ops.setdefault(key, (Op("redistribute", (Value("x", have),), (Value("y", want),), attrs), ("",)))
+            self._moves[kind, source, target] = (key,)
+            return
+        keys = []
+        placements = list(source)
+        for step in plan(have, want, self.mesh):
+            alone = _alone(kind, tuple(placements), step, self.mesh)
+            self._steps.setdefault((alone, step), (alone, step))
+            keys.append((alone, step))
+            placements[step.axis] = step.target
+        self._moves[kind, source, target] = tuple(keys)
+
+    def find(self) -> None:
+        """Find the price of all that was asked for."""
+        asked = [key for key in (*self._ops, *self._steps) if key not in self._seconds]
+        if not asked:
+            return
+        written = _Written(self.mesh, self.tail)
+        for number, key in enumerate(asked):
+            if key in self._ops:
+                written.add_op(number, *self._ops[key])
+            else:
+                written.add_step(number, *self._steps[key])
+        found = simulate_module(written.module(), self.profile)
+        taken: dict[str, dict[int, int]] = defaultdict(lambda: defaultdict(int))
+        for event, _ in found.events():
+            for c in event.classes:
+                taken[event.op.location][c] += event.duration
+        for number, key in enumerate(asked):
+            self._seconds[key] = max(taken[str(number)].values(), default=0) / FEMTOSECONDS
+
+    def _plain(self, op: Op, operands: Sequence[Value], results: Sequence[Value], roles: tuple[str, ...]) -> float:
+        """The time of an op on the first device, whose shards are the largest, as the simulator rounds it."""
+        entry = lookup(op.name, op.location)
+        takes, gives = ([_first(v.dtensor, self.mesh) for v in values] for values in (operands, results))
+        lasting = [role in _ROLES for role in roles]
+        cold = (*lasting, *[False] * len(gives)) if self.profile.cache else ()
+        return femtoseconds(op_seconds(self.profile, entry, takes, op.attrs, gives, any(lasting), cold)) / FEMTOSECONDS
+
+
+@dataclass(slots=True)
+class _Written:
+    """A program of ops and steps, each of which is known again by the number that its location is."""
+
+    mesh: DeviceMesh
+    tail: str
+    inputs: list[Input] = field(default_factory=list)
+    outputs: list[Output] = field(default_factory=list)
+    ops: list[Op] = field(default_factory=list)
+    starts: list[Input] = field(default_factory=list)
+    emitter: PlacedEmitter = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.emitter = PlacedEmitter(self.mesh, set())
+
+    def add_op(self, number: int, op: Op, roles: tuple[str, ...]) -> None:
+        """Add an op of the sharded stage."""
+        operands = tuple(Value(f"x{number}.{i}", v.type) for i, v in enumerate(op.operands))
+        results = tuple(Value(f"y{number}.{i}", v.type) for i, v in enumerate(op.results))
+        self.inputs += [Input(v, role or "input") for v, role in zip(operands, roles, strict=True)]
+        self.outputs += [Output(v.name, v) for v in results]
+        self.ops.append(Op(op.name, operands, results, op.attrs, str(number)))
+
+    def add_step(self, number: int, kind: DTensorType, step: Transition) -> None:
+        """Add one step of a redistribution."""
+        value = Value(f"s{number}", local_type(kind, self.mesh))
+        self.starts.append(Input(value, "input"))
+        self.emitter.location = str(number)
+        self.emitter.hint = f"t{number}"
+        lower_transition(Move(self.emitter, kind.shape, list(kind.placements)), value, step)
+
+    def module(self) -> Module:
+        """The program of the distributed stage."""
+        main = Function("main", tuple(self.inputs), tuple(self.ops), tuple(self.outputs))
+        placed = ToDistIR(self.tail).run(Module("sharded", (main,), (self.mesh,))).main
+        inputs, ops = (*placed.inputs, *self.starts), (*placed.ops, *self.emitter.ops)
+        return Module("distributed", (Function("main", inputs, ops, placed.outputs),), (self.mesh,))
+
+
+def _op_key(op: Op, way: Way, roles: tuple[str, ...]) -> object:
+    kinds = tuple([v.type for v in (*op.operands, *op.results)])
+    return (op.name, tuple(op.attrs.items()), kinds, way.needs, way.gives, roles)
+
+
+def _is_plain(op: Op, way: Way) -> bool:
+    """Whether each device runs the op itself on its shards, with nothing sent, and attributes as they are."""
+    if all(p == R for lies in (*way.needs, *way.gives) for p in lies):
+        return True
+    entry = lookup(op.name, op.location)
+    split = entry.split
+    special = split.expand or split.localize or split.windowed or split.routing is not None
+    return not special and Trait.COMMUNICATES not in entry.traits and entry.cost.seconds is None
+
+
+def _alone(kind: TensorType, placements: Placed, step: Transition, mesh: DeviceMesh) -> DTensorType:
+    """A smaller tensor, laid out along the step's axis alone, with which the step takes as long."""
+    own = {p.dim for p in (step.source, step.target) if isinstance(p, Shard)}
+    shape, left = list(kind.shape), list(placements)
+    for axis, p in enumerate(placements):
+        if axis != step.axis and isinstance(p, Shard) and p.dim not in own:
+            shape[p.dim] = _held(placements, p.dim, kind.shape[p.dim], mesh)
+            left[axis] = R
+        elif axis != step.axis and not isinstance(p, Shard):
+            left[axis] = R
+    return DTensorType(tuple(shape), kind.dtype, tuple(left))
+
+
+def _first(kind: DTensorType, mesh: DeviceMesh) -> TensorType:
+    """What the first device holds."""
+    return _first_shape(kind.shape, kind.dtype, kind.placements, mesh)
+
+
+@lru_cache(maxsize=1 << 16)
+def _first_shape(shape: tuple[int, ...], dtype: str, placements: Placed, mesh: DeviceMesh) -> TensorType:
+    cut = {p.dim for p in placements if isinstance(p, Shard)}
+    return TensorType(tuple(_held(placements, d, n, mesh) if d in cut else n for d, n in enumerate(shape)), dtype)
+
+
+@lru_cache(maxsize=1 << 16)
+def _held(placements: tuple[Placement, ...], dim: int, size: int, mesh: DeviceMesh) -> int:
+    return sum(b - a for a, b in held_intervals(placements, dim, size, mesh.coordinates(0)))
+
+
+def _laid_out(value: Value, lies: Placed) -> Value:
+    kind = value.tensor
+    return Value(value.name, DTensorType(kind.shape, kind.dtype, lies))

@@ -1,0 +1,74 @@
+"""The pass that lays a program out by optimisation."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+from distir_relax.cost.profile import Profile
+from distir_relax.ir import Module, written_out
+from distir_relax.layout import DeviceMesh
+from distir_relax.search.placements.graph import Graph
+from distir_relax.search.placements.highs import solve
+from distir_relax.search.placements.integer_program import needed
+from distir_relax.search.placements.lay_out import lay_out
+from distir_relax.search.placements.prices import Prices
+from distir_relax.search.placements.space import Space
+from distir_relax.sharding.factors import factorize
+from distir_relax.sharding.spread import spread
+
+
+@dataclass(frozen=True, slots=True)
+class PlaceBySearch:
+    """The pass: global stage in, sharded stage out, in the layout that takes least time on the machine of `profile`.
+
+    No device needs more than `memory` bytes, by default what it has. Annotations stay as they are: what they mark lies
+    so. Raises `DistIRError` where there is no such layout.
+    """
+
+    takes: ClassVar[tuple[str, ...]] = ("global",)
+    gives: ClassVar[str] = "sharded"
+    mesh: DeviceMesh
+    profile: Profile
+    tail: str = "ragged"
+    memory: float | None = None
+
+    def run(self, module: Module) -> Module:
+        """The module laid out."""
+        graph = graph_of(module, self.mesh)
+        memory = self.profile.memory if self.memory is None else self.memory
+        solution = solve(graph, price(graph, self.profile, self.tail), memory)
+        return lay_out(graph, solution.chosen)
+
+
+def graph_of(module: Module, mesh: DeviceMesh) -> Graph:
+    """What there is to choose in a module of the global stage on a mesh."""
+    whole = written_out(module, module.main)
+    factoring = factorize(whole.function)
+    graph = Graph(module, Space(factoring, spread(whole.function, factoring, mesh), mesh), whole.function)
+    graph.build(whole.instance)
+    return graph
+
+
+def price(graph: Graph, profile: Profile, tail: str = "ragged") -> Prices:
+    """The prices of all ways of the nodes of a graph, and of all that may be moved between them.
+
+    `tail` says what devices with a short shard do.
+    """
+    prices = Prices(graph.space.mesh, profile, tail)
+    for number, node in enumerate(graph.nodes):
+        if node.op is None or not graph.is_priced(node):
+            continue
+        for way in node.ways:
+            prices.ask_op(node.op, way, graph.roles(number))
+            for value, gives, rests in zip(node.op.results, way.gives, way.rests, strict=True):
+                prices.ask_move(value.tensor, gives, rests)
+    for edge in graph.edges:
+        kind = graph.type_of(edge.source)
+        sources = {way.rests[edge.source[1]] for way in graph.nodes[edge.source[0]].ways}
+        targets = {needed(graph, user, way) for user in edge.users for way in graph.nodes[user[0]].ways}
+        for source in sources:
+            for target in targets:
+                prices.ask_move(kind, source, target)
+    prices.find()
+    return prices

@@ -1,0 +1,175 @@
+"""How each op can be split: along one factor on each mesh axis, or along none, where every device computes the whole.
+
+Of a dim that is made of several, such as heads and their width, the outermost is split that all ops can bear, as by
+``S[dim]``. Classes of dims are cut evenly, or as the user's annotations say. Along a later axis a class that is cut
+already is cut within each of its parts.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+
+from distir_relax.ir import Op, Value
+from distir_relax.layout import Cut, DeviceMesh, Partial, Placement, R, Shard, block_bounds
+from distir_relax.layout.division import balanced, cut_of, refined
+from distir_relax.layout.fit import fit_annotation
+from distir_relax.ops import BLOCKED, PARALLEL, WINDOW, lookup
+from distir_relax.sharding.choice import Placed, divides
+from distir_relax.sharding.factors import Atom, Factoring, Slot, is_annotation
+from distir_relax.sharding.spread import Wanted
+
+
+@dataclass(frozen=True, slots=True)
+class Way:
+    """One way to do an op: how its operands are to lie, how it gives its results, and how these are left lying.
+
+    What is given with a sum pending `rests` with the sum made.
+    """
+
+    needs: tuple[Placed, ...]
+    gives: tuple[Placed, ...]
+    rests: tuple[Placed, ...]
+
+
+@dataclass(slots=True)
+class Space:
+    """The ways of all ops of a program with its calls written out."""
+
+    factoring: Factoring
+    wanted: Wanted
+    mesh: DeviceMesh
+    _ways: dict[object, tuple[Way, ...]] = field(default_factory=dict)
+    _layouts: dict[object, tuple[Placed, ...]] = field(default_factory=dict)
+
+    def layouts(self, value: Value) -> tuple[Placed, ...]:
+        """All layouts of a value without pending sums, by its name in the program written out."""
+        axes = range(len(self.mesh.shape))
+        return tuple(self._completed(value, tuple(Partial("sum") for _ in axes)))
+
+    def ways(self, number: int, op: Op) -> tuple[Way, ...]:
+        """The ways of the op of that number."""
+        if is_annotation(op):
+            lies = self.pinned(op)
+            return (Way((lies,), (lies,), (lies,)),)
+        tensors = (*op.operands, *op.results)
+        atoms = [a for a in self.factoring.atoms[number] if a.kind != BLOCKED and self._is_cut(a, tensors)]
+        if lookup(op.name, op.location).split.routing is not None:
+            atoms = []
+        found: dict[tuple[tuple[Placed, ...], tuple[Placed, ...]], Way] = {}
+        for chosen in itertools.product([*atoms, None], repeat=len(self.mesh.shape)):
+            placed = self._placed(number, op, chosen)
+            if placed is None:
+                continue
+            needs, gives = placed[: len(op.operands)], placed[len(op.operands) :]
+            for rests in itertools.product(*map(self._completed, op.results, gives)):
+                found.setdefault((needs, rests), Way(needs, gives, rests))
+        return tuple(found.values())
+
+    def pinned(self, op: Op) -> Placed:
+        """The layout that an annotation asks for, with its sums made."""
+        value = op.results[0]
+        asked = fit_annotation(str(op.attrs["placements"]), self.mesh, value.tensor.shape, op.location)
+        splits = self.wanted.splits[value.name]
+        found: list[Placement] = []
+        for axis, (placement, split) in enumerate(zip(asked, splits, strict=True)):
+            is_split = isinstance(placement, Shard) and split is not None
+            found.append(self._shard((value.name, *split), axis, {}) if is_split and split is not None else R)
+        return tuple(found)
+
+    def _placed(self, number: int, op: Op, chosen: Sequence[Atom | None]) -> tuple[Placed, ...] | None:
+        """How operands and results lie where the op is split along an atom on each axis; None where it cannot be."""
+        tensors = (*op.operands, *op.results)
+        positional = lookup(op.name, op.location).split.positional
+        placed: list[list[Placement]] = [[] for _ in tensors]
+        cuts: dict[Slot, list[Cut]] = {}
+        for axis, atom in enumerate(chosen):
+            row: list[Placement] = []
+            for t, value in enumerate(tensors):
+                place = atom.places[t] if atom else None
+                if place is not None:
+                    row.append(self._shard((value.name, *place), axis, cuts))
+                elif atom and atom.kind not in (PARALLEL, WINDOW) and t >= len(op.operands):
+                    row.append(Partial(atom.kind))
+                else:
+                    row.append(R)
+            if not all(divides(p, before) for p, before in zip(row, placed, strict=True)):
+                return None
+            in_blocks = atom is not None and (atom.name in positional or atom.kind == WINDOW)
+            if in_blocks and not self._is_blocks(tensors, row, placed):
+                return None
+            if atom is not None:
+                self._note(atom, tensors, axis, cuts)
+            for before, placement in zip(placed, row, strict=True):
+                before.append(placement)
+        return tuple(map(tuple, placed))
+
+    def _completed(self, value: Value, gives: Placed) -> Iterator[Placed]:
+        """The layouts in which a value can be left that is given with sums pending: reduced, or reduced and split."""
+        axes = [axis for axis, p in enumerate(gives) if isinstance(p, Partial)]
+        slots = [slot for dim in range(len(value.tensor.shape)) if (slot := self._slot(value.name, dim)) is not None]
+        for chosen in itertools.product([None, *slots], repeat=len(axes)):
+            found: list[Placement] = [R if axis in axes else p for axis, p in enumerate(gives)]
+            cuts = self._cuts_in(value, gives)
+            fits = True
+            for axis, slot in zip(axes, chosen, strict=True):
+                if slot is not None:
+                    found[axis] = self._shard(slot, axis, cuts)
+                    cuts.setdefault(self.factoring.classes[slot], []).append(self._units(slot, axis, cuts))
+                    others = [p for i, p in enumerate(found) if i != axis]
+                    fits = fits and divides(found[axis], others)
+            if fits:
+                yield tuple(found)
+
+    def _slot(self, name: str, dim: int) -> Slot | None:
+        """What ``S[dim]`` cuts of a value: the outermost slot of the dim that every user can bear."""
+        slots = [(name, dim, i) for i in range(len(self.factoring.slots[name][dim]))]
+        return next((s for s in slots if not self.factoring.is_blocked(s) and self.factoring.size(s) > 1), None)
+
+    def _is_cut(self, atom: Atom, tensors: Sequence[Value]) -> bool:
+        """Whether an atom is what is cut of each dim in which it stands."""
+        places = [(v.name, *place) for v, place in zip(tensors, atom.places, strict=True) if place is not None]
+        return bool(places) and all(self._slot(name, dim) == (name, dim, slot) for name, dim, slot in places)
+
+    def _cuts_in(self, value: Value, gives: Placed) -> dict[Slot, list[Cut]]:
+        """How the classes of a value's dims are cut already."""
+        cuts: dict[Slot, list[Cut]] = {}
+        for axis, placement in enumerate(gives):
+            if isinstance(placement, Shard):
+                slot = self._slot(value.name, placement.dim)
+                if slot is not None:
+                    units = self._units(slot, axis, cuts)
+                    cuts.setdefault(self.factoring.classes[slot], []).append(units)
+        return cuts
+
+    def _note(self, atom: Atom, tensors: Sequence[Value], axis: int, cuts: dict[Slot, list[Cut]]) -> None:
+        """Keep how the classes of an atom are cut along an axis, for the axes behind."""
+        new: dict[Slot, Cut] = {}
+        for value, place in zip(tensors, atom.places, strict=True):
+            if place is not None:
+                slot = (value.name, *place)
+                new[self.factoring.classes[slot]] = self._units(slot, axis, cuts)
+        for owner, cut in new.items():
+            cuts.setdefault(owner, []).append(cut)
+
+    def _shard(self, slot: Slot, axis: int, cuts: dict[Slot, list[Cut]]) -> Shard:
+        return Shard(slot[1], cut_of(self._units(slot, axis, cuts), *self.factoring.around(slot)))
+
+    def _units(self, slot: Slot, axis: int, cuts: dict[Slot, list[Cut]]) -> Cut:
+        """How the units of a slot's class are cut along an axis, where they are cut by `cuts` along others."""
+        owner, ranks = self.factoring.classes[slot], self.mesh.shape[axis]
+        if (asked := self.wanted.units[axis].get(owner)) is not None:
+            return asked
+        size = self.factoring.size(slot)
+        return refined(size, cuts[owner], ranks) if owner in cuts else Cut.of(*balanced(size, ranks))
+
+    def _is_blocks(
+        self, tensors: Sequence[Value], row: Sequence[Placement], placed: Sequence[Sequence[Placement]]
+    ) -> bool:
+        """Whether each device holds one block of every split dim, in order."""
+        return all(
+            block_bounds([*before, p], p.dim, v.tensor.shape[p.dim], self.mesh.shape) is not None
+            for v, p, before in zip(tensors, row, placed, strict=True)
+            if isinstance(p, Shard)
+        )

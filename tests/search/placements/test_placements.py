@@ -1,0 +1,71 @@
+"""Placements by optimisation: as good as trying all, and costing what the simulator says of the compiled program."""
+
+from __future__ import annotations
+
+import itertools
+import math
+import random
+from dataclasses import replace
+
+import pytest
+
+from distir_relax.analysis.simulate import simulate_module
+from distir_relax.cost.profile import Profile
+from distir_relax.ir import Module, verify
+from distir_relax.layout import DeviceMesh
+from distir_relax.lowering import ToDistIR
+from distir_relax.ops import check
+from distir_relax.search.placements.graph import Graph
+from distir_relax.search.placements.highs import solve
+from distir_relax.search.placements.integer_program import seconds_of
+from distir_relax.search.placements.lay_out import lay_out
+from distir_relax.search.placements.solve import graph_of, price
+from tests.machines import link, machine
+from tests.search.placements.random_graphs import random_module
+
+MESHES = ((2,), (3,), (5,), (2, 3))
+# What is sent counts as much as what is computed, on tensors as small as these.
+MACHINE = replace(
+    machine(8, link(1e-7, 2e8)), bandwidth=1e8, overhead=1e-7, vector={"float32": 3e7}, matrix=machine(8).matrix
+)
+
+
+def few_ways(seed: int, most: int) -> tuple[Graph, int]:
+    """The graph of a random program that can be laid out in at most so many ways, and how many those are."""
+    draw = random.Random(seed)
+    while True:
+        shape = draw.choice(MESHES)
+        module = random_module(draw, draw.randint(1, 3))
+        graph = graph_of(module, DeviceMesh(shape, ("a", "b")[: len(shape)]))
+        ways = math.prod(len(node.ways) for node in graph.nodes)
+        if 1 < ways <= most:
+            return graph, ways
+
+
+def simulated(graph: Graph, chosen: tuple[int, ...], profile: Profile = MACHINE) -> float:
+    module: Module = lay_out(graph, chosen)
+    verify(module, check)
+    return simulate_module(ToDistIR().run(module), profile).makespan
+
+
+@pytest.mark.parametrize("first", range(0, 200, 25))
+def test_nothing_is_better(first: int) -> None:
+    for seed in range(first, first + 25):
+        graph, _ = few_ways(seed, 4000)
+        prices = price(graph, MACHINE)
+        found = solve(graph, prices)
+        every = itertools.product(*(range(len(node.ways)) for node in graph.nodes))
+        best = min(seconds_of(graph, prices, chosen) for chosen in every)
+        assert found.seconds == pytest.approx(best, rel=1e-6), seed
+        assert found.bound <= found.seconds * (1 + 1e-9)
+        assert found.gap <= 1e-3
+        assert simulated(graph, found.chosen) == pytest.approx(found.seconds, rel=1e-9), seed
+
+
+def test_each_way_costs_what_the_simulator_says() -> None:
+    """All ways of a few programs, not those alone that the solver picks."""
+    for seed in range(500, 512):
+        graph, _ = few_ways(seed, 250)
+        prices = price(graph, MACHINE)
+        for chosen in itertools.product(*(range(len(node.ways)) for node in graph.nodes)):
+            assert simulated(graph, chosen) == pytest.approx(seconds_of(graph, prices, chosen), rel=1e-9), seed
