@@ -81,8 +81,8 @@ class Prices:
         placements = list(source)
         for step in plan(have, want, self.mesh):
             alone = _alone(kind, tuple(placements), step, self.mesh)
-            self._steps.setdefault((alone, step), (alone, step))
-            keys.append((alone, step))
+            self._steps.setdefault(alone, alone)
+            keys.append(alone)
             placements[step.axis] = step.target
         self._moves[kind, source, target] = tuple(keys)
 
@@ -168,17 +168,26 @@ def _is_plain(op: Op, way: Way) -> bool:
     return not special and Trait.COMMUNICATES not in entry.traits and entry.cost.seconds is None
 
 
-def _alone(kind: TensorType, placements: Placed, step: Transition, mesh: DeviceMesh) -> DTensorType:
-    """A smaller tensor, laid out along the step's axis alone, with which the step takes as long."""
-    own = {p.dim for p in (step.source, step.target) if isinstance(p, Shard)}
-    shape, left = list(kind.shape), list(placements)
-    for axis, p in enumerate(placements):
-        if axis != step.axis and isinstance(p, Shard) and p.dim not in own:
-            shape[p.dim] = _held(placements, p.dim, kind.shape[p.dim], mesh)
-            left[axis] = R
-        elif axis != step.axis and not isinstance(p, Shard):
-            left[axis] = R
-    return DTensorType(tuple(shape), kind.dtype, tuple(left))
+@lru_cache(maxsize=1 << 16)
+def _alone(kind: TensorType, placements: Placed, step: Transition, mesh: DeviceMesh) -> tuple[DTensorType, Transition]:
+    """A tensor of fewer dims, and a step of it that takes as long: the dims that the step is about come first, and all
+    others are one. What the other mesh axes cut of those is left out of it."""
+    own = list(dict.fromkeys(p.dim for p in (step.source, step.target) if isinstance(p, Shard)))
+    rest = 1
+    for dim, size in enumerate(kind.shape):
+        if dim not in own:
+            rest *= _held(placements, dim, size, mesh)
+
+    def moved(placement: Placement) -> Placement:
+        if not isinstance(placement, Shard):
+            return placement
+        return Shard(own.index(placement.dim), placement.cut) if placement.dim in own else R
+
+    left = [moved(p) if isinstance(p, Shard) else R for p in placements]
+    left[step.axis] = moved(step.source)
+    shape = (*(kind.shape[dim] for dim in own), rest)
+    smaller = DTensorType(shape, kind.dtype, tuple(left))
+    return smaller, Transition(step.axis, moved(step.source), moved(step.target))
 
 
 def _first(kind: DTensorType, mesh: DeviceMesh) -> TensorType:
