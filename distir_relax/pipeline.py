@@ -94,11 +94,12 @@ def compile_passes(
     if strategy is not None and strategy.microbatches > 1:
         placed = (AccumulateInCalls(), *placed)
     if strategy is not None and strategy.pipeline > 1:
-        machine = profile or load_profile(DEFAULT_PROFILE)
+        machine = (profile or load_profile(DEFAULT_PROFILE)).with_devices(strategy.devices)
         count = strategy.pipeline * strategy.chunks
-        cut = (CutStages(count, machine, stages, strategy.microbatches > 1, scopes or {}),)
+        degrees = (strategy.microbatches, strategy.data)
+        cut = (CutStages(count, machine, stages, *degrees, training is not None, samples, scopes or {}),)
         shape = (strategy.schedule, strategy.pipeline, strategy.microbatches, strategy.chunks)
-        placed = (Pipeline(*shape, machine.with_devices(strategy.devices)),)
+        placed = (Pipeline(*shape, machine),)
     parts = None
     if strategy is not None and (strategy.microbatches > 1 or samples is not None):
         parts = Microbatches(strategy.microbatches, hazards, repeated, samples)
@@ -115,7 +116,7 @@ def _strategy_passes(
     passes: list[Pass] = []
     chosen = strategy or Strategy()
     if strategy is not None:
-        passes.append(ApplyStrategy(strategy))
+        passes.append(ApplyStrategy(strategy, is_trained=training is not None))
         if strategy.sequence_parallel:
             passes.append(SplitSequence(strategy))
         passes += cut

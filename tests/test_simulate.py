@@ -18,7 +18,7 @@ from distir_relax.cli import app
 from distir_relax.errors import DistIRError, ImportModelError, ParseError, ProfileError, VerificationError
 from distir_relax.ir import CALL, inline
 from distir_relax.lowering import FuseLocal
-from distir_relax.strategies import mlp_training
+from tests import mlp
 
 sys.path.insert(0, str(Path(__file__).parent / "runtime"))
 
@@ -30,11 +30,13 @@ MODELS = """
 import torch
 
 import distir_relax as dr
-from distir_relax.strategies import mlp_training
 
 
 def program(strategy=dr.Strategy(1, 1, 1, 1), global_batch=24):
-    return mlp_training(3, 7, strategy, global_batch)
+    linear = [torch.nn.Linear(7, 7, bias=False, device="meta") for _ in range(3)]
+    x, y = (torch.empty(global_batch, 7, device="meta") for _ in range(2))
+    training = dr.Training(torch.nn.Sequential(*linear), torch.nn.functional.mse_loss, dr.SGD(), (x, y))
+    return training.compile(strategy=strategy).plan.modules["distributed"]
 
 
 def model(width=127):
@@ -130,8 +132,7 @@ def test_the_command_and_the_function_say_the_same(folder: Path) -> None:
     target = f"{folder / 'models.py'}:program"
     found = dr.simulate(target, profile="dgx2-v100", strategy="2/1/3/2", global_batch=24)
     assert found.as_json() == distir(target, "--strategy", "2/1/3/2", "--global-batch", "24")
-    module = mlp_training(3, 7, dr.Strategy(2, 1, 3, 2), 24)
-    alone = dr.simulate(module, profile="dgx2-v100", global_batch=24).as_json()
+    alone = dr.simulate(found.module, profile="dgx2-v100", global_batch=24).as_json()
     assert {**alone, "strategy": "2/1/3/2"} == found.as_json()
 
 
@@ -150,7 +151,7 @@ def test_what_ranks_run_fused_is_simulated_fused() -> None:
 
 
 def test_fusion_leaves_calls_and_communication_alone() -> None:
-    module = mlp_training(3, 7, dr.Strategy(2, 3, 2, 2), 24)
+    module = mlp.program(3, 7, "2/3/2/2", 24)
     fused = FuseLocal().run(module)
 
     def kept(m: Any) -> list[str]:

@@ -198,23 +198,19 @@ class _Simulator(Domain[Handle]):
         # What lives through a step is pushed out of a cache by the rest of it.
         lasting: tuple[bool, ...] = ()
         if self.tells_lasting:
-            kept = [handle.category in LASTING for handle in operands]
-            lasting = (*kept, *[value.name in frame.gradients for value in op.results])
-        work = frame.works.get((id(op), lasting))
-        if work is None:
-            work = self.planner.plan(op, frame.devices, frame.made_on, lasting)
-            frame.works[id(op), lasting] = work
+            lasting = (*[h.category in LASTING for h in operands], *[v.name in frame.gradients for v in op.results])
+        key = (id(op), lasting)
+        if (work := frame.works.get(key)) is None:
+            work = frame.works[key] = self.planner.plan(op, frame.devices, frame.made_on, lasting)
         results = []
-        took = False
         for value, made in zip(op.results, work.makes, strict=True):
             if made is None:
                 operands[0].users += 1
                 results.append(operands[0])
                 continue
-            took = True
             results.append(Handle(made, GRADIENTS if value.name in frame.gradients else ACTIVATIONS, True))
             frame.change(results[-1], 1)
-        if took or any(extra for _, extra in work.workspace):
+        if any(work.makes) or any(extra for _, extra in work.workspace):
             frame.note_peak(work.workspace, op)
         clocks = frame.clocks
         busy = frame.beside if work.stream else frame.busy[work.kind]
@@ -223,12 +219,16 @@ class _Simulator(Domain[Handle]):
             for c in step.sets:
                 clocks[c] = start + step.duration
             for c in step.classes:
-                busy[c] += step.duration
+                busy[c] += step.duration - step.held
             frame.events.append(Event(op, step.classes, start, step.duration, work.kind, work.stream))
             if work.stream:
                 ready = results[0].ready = results[0].ready or {}
                 for c in step.classes:
                     ready[c] = start + step.duration
+                    if step.held:
+                        frame.events.append(Event(op, (c,), clocks[c], step.held, work.kind, 0))
+                        frame.busy[work.kind][c] += step.held
+                        clocks[c] += step.held
         for c in work.joins:
             clocks[c] = max(clocks[c], (operands[0].ready or {}).get(c, 0))
         frame.device_ops += work.devices

@@ -29,12 +29,16 @@ Bytes = tuple[tuple[int, int], ...]
 
 @dataclass(frozen=True, slots=True)
 class Step:
-    """One thing that happens: it starts when all clocks of `waits` are there, and moves those of `sets`."""
+    """One thing that happens: it starts when all clocks of `waits` are there, and moves those of `sets`.
+
+    Of one on a stream, each of its classes loses `held` of its own time.
+    """
 
     classes: tuple[int, ...]
     waits: tuple[int, ...]
     sets: tuple[int, ...]
     duration: int
+    held: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -215,7 +219,8 @@ class Planner:
         if not stream:
             return Step(classes, classes, classes, duration)
         clocks = tuple(c + stream * self.classes.count for c in classes)
-        return Step(classes, (*(classes if starting is None else starting), *clocks), clocks, duration)
+        held = 0 if starting is None else round(duration * (1.0 - self.profile.beside))
+        return Step(classes, (*(starting or classes), *clocks), clocks, duration, held)
 
     def _workspace(self, op: Op, entry: OpDef, devices: Devices) -> Bytes:
         needs = entry.cost.workspace

@@ -101,6 +101,9 @@ class Profile:
 
     `overlap` tells how well an op hides reading and writing behind computing: it takes
     ``(computing ** overlap + moving ** overlap) ** (1 / overlap)``, the sum for 1, the roofline's maximum for infinity.
+    `beside` is the share of the time of a communication on a stream in which its devices go on with their own work: 1
+    where it costs them nothing, 0 where they wait for it.
+
     `levels` go from the innermost to the outermost; devices are numbered so that neighbours share a unit.
     """
 
@@ -122,6 +125,7 @@ class Profile:
     cache: float = 0.0
     cache_bandwidth: float = 0.0
     collective_overhead: float = 0.0
+    beside: float = 1.0
 
     def with_nodes(self, nodes: int) -> Profile:
         """The machine with so many of its outermost but one units: ``dgx-h100`` with 4 nodes has 32 devices."""
@@ -225,6 +229,7 @@ def read_profile(text: str, where: str = "") -> Profile:
         bandwidth_alone=reader.number(device, "bandwidth_alone", "device", 0.0, least=0.0),
         cache_bandwidth=reader.number(device, "cache_bandwidth", "device") if cache else 0.0,
         collective_overhead=reader.number(data, "collective_overhead", "", 0.0, least=0.0),
+        beside=reader.share(data, "beside", 1.0),
     )
 
 
@@ -234,6 +239,8 @@ def print_profile(profile: Profile, comment: str = "") -> str:
     lines += [f'name = "{profile.name}"', f"devices = {profile.devices}"]
     if profile.collective_overhead:
         lines.append(f"collective_overhead = {profile.collective_overhead:.6g}")
+    if profile.beside != 1.0:
+        lines.append(f"beside = {profile.beside:.6g}")
     lines += ["", "[device]", f"memory = {profile.memory:.6g}", f"bandwidth = {profile.bandwidth:.6g}"]
     lines += [f"overhead = {profile.overhead:.6g}", f"overlap = {profile.overlap:.6g}"]
     if profile.bandwidth_alone:
@@ -318,6 +325,13 @@ class _Reader:
                 self.where,
             )
         return int(found)
+
+    def share(self, data: Mapping[str, Any], key: str, default: float) -> float:
+        """A number from 0 to 1; `default` where there is none."""
+        found = data.get(key, default)
+        if not is_finite(found) or not 0 <= found <= 1:
+            raise ProfileError(f"expected a number from 0 to 1 {key!r}, found {shown(found)}", self.where)
+        return float(found)
 
     def number(
         self, data: Mapping[str, Any], key: str, inside: str, default: float | None = None, least: float | None = None

@@ -79,7 +79,8 @@ class Pipeline:
         """
         taken: dict[tuple[int, str, int], float] = defaultdict(float)
         alone = simulate_module(replace(module, records=()), profile)
-        taken.update((_key(t.op), t.end - t.start) for t in task_times(alone))
+        # Equal tasks take equal times, to the last bit: what is left of rounding would choose between equal orders.
+        taken.update((_key(t.op), round(t.end - t.start, 13)) for t in task_times(alone))
         longest = {
             kind: [max(taken[s, kind, m] for m in set(part_of.values())) for s in range(count)] for kind in "FIW"
         }

@@ -77,11 +77,16 @@ class OpTime:
 
 
 def top_ops(simulation: Simulation) -> list[OpTime]:
-    """The ops by the time that they take on all devices together; the share is of all devices' time."""
+    """The ops by the time that they take of all devices together; the share is of all devices' time.
+
+    What is on a stream counts by what it keeps devices from their own order.
+    """
     counts: dict[tuple[str, bool], int] = {}
     totals: dict[tuple[str, bool], int] = {}
     members = [len(m) for m in simulation.members]
     for event, _ in simulation.events():
+        if event.stream:
+            continue
         key = (event.op.name, event.kind == COMMUNICATION)
         devices = sum(members[c] for c in event.classes)
         counts[key] = counts.get(key, 0) + devices

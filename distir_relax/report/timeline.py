@@ -63,7 +63,7 @@ def shown_classes(simulation: Simulation, limit: int) -> list[int]:
 
 
 def timeline(simulation: Simulation, limit: int = BARS) -> Timeline:
-    """The lanes of a simulation, of no more than `limit` bars together."""
+    """The lanes of a simulation, of no more than `limit` bars together, and one in each lane."""
     shown = shown_classes(simulation, LANES)
     collected = _Collected(set(shown))
     for event, start, calls in simulation.events_in_calls():
@@ -72,7 +72,7 @@ def timeline(simulation: Simulation, limit: int = BARS) -> Timeline:
             collected.streams.setdefault(event.stream, stream_name(event))
     lanes = collected.lanes
     threshold = 0
-    while sum(map(len, lanes.values())) > limit:
+    while sum(map(len, lanes.values())) > max(limit, len(lanes)):
         threshold = 2 * threshold or max(max(simulation.clocks) >> 20, 1)
         lanes = {key: _join(bars, threshold) for key, bars in lanes.items()}
     found = []

@@ -5,7 +5,6 @@ from distir_relax.schedules.activations import Memory, check_fits, fits, peak_ac
 from distir_relax.schedules.check import check, in_turn, needs
 from distir_relax.schedules.grid import grid
 from distir_relax.schedules.search import Found, best_order
-from distir_relax.schedules.steps import one_forward_one_backward
 from distir_relax.schedules.table import (
     Schedule,
     order_of,
@@ -39,7 +38,6 @@ __all__ = [
     "grid",
     "in_turn",
     "needs",
-    "one_forward_one_backward",
     "order_of",
     "peak_activations",
     "schedule",

@@ -35,12 +35,13 @@ class ApplyStrategy:
     Parameters and inputs that the user marked stay as they are; a mark for a mesh of one axis is one for the tensor
     axis, or else the data axis, by its size. Raises `DistIRError` for a model without a batch, and for a batch with
     fewer samples than there are data-parallel ranks, or microbatches; `AnnotationError` where marks are for a mesh that
-    is not the strategy's.
+    is not the strategy's. What is sent counts with the backward's where the model `is_trained`.
     """
 
     takes: ClassVar[tuple[str, ...]] = ("global",)
     gives: ClassVar[str] = "global"
     strategy: Strategy
+    is_trained: bool = False
 
     def run(self, module: Module) -> Module:
         """The module with marks, on the mesh of the strategy."""
@@ -59,7 +60,8 @@ class ApplyStrategy:
         module = _on_mesh(module, whole, classes, batch, strategy)
         known = {op.operands[0].name for op in whole.function.ops if is_annotation(op)}
         experts = chosen_experts(classes, strategy)
-        taken = frozenset(tensor_classes(classes, strategy.tensor, experts) if strategy.tensor > 1 else ())
+        tensor = strategy.tensor
+        taken = tensor_classes(classes, tensor, experts, self.is_trained) if tensor > 1 else frozenset[Slot]()
         marks = {
             item.value.name: Mark(f"strategy {strategy}", print_placements(placements), STRATEGY_ROUND)
             for item in module.main.inputs

@@ -13,10 +13,11 @@ SLACK = 0.02
 def balanced_cuts(costs: Sequence[float], crossing: Sequence[float], count: int) -> list[int]:
     """Where to cut a sequence into `count` stretches: the number of the first item of each but the first.
 
-    `costs` are those of the items; ``crossing[i]`` is what it costs a stretch to begin with item i: what is
-    sent to it. The dearest stretch is at most by `SLACK` dearer than in any other way to cut; of those, stretches are
-    as nearly equal as can be, and little is sent; and then those in front are the shorter ones: in a pipeline they keep
-    the most. By dynamic programming, in ``O(count * len(costs) ** 2)``. There must be as many items as stretches.
+    `costs` are those of the items; ``crossing[i]`` is what it costs to send to a stretch that begins with item i. It is
+    sent beside the work: a stretch is as dear as the dearer of both. The dearest stretch is at most by `SLACK` dearer
+    than in any other way to cut; of those, stretches are as nearly equal as can be, and little is sent; and then those
+    in front are the shorter ones: in a pipeline they keep the most. By dynamic programming, in
+    ``O(count * len(costs) ** 2)``. There must be as many items as stretches.
     """
     n = len(costs)
     assert 1 <= count <= n, "every stretch has an item"
@@ -25,7 +26,7 @@ def balanced_cuts(costs: Sequence[float], crossing: Sequence[float], count: int)
     # Of the stretch of the items from i up to j, which is not in it, what its items cost.
     inside = ends[None, :] - ends[:n, None]
     empty = np.arange(n)[:, None] >= np.arange(n + 1)[None, :]
-    spans = np.where(empty, np.inf, inside + begins)
+    spans = np.where(empty, np.inf, np.maximum(inside, begins))
     dearest = spans[0].copy()
     for _ in range(count - 1):
         dearest = np.concatenate([[np.inf], np.maximum(dearest[:n, None], spans).min(axis=0)[1:]])

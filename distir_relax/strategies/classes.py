@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections import defaultdict
 from dataclasses import dataclass, field
 
+from distir_relax.autodiff.backward import depends_on, is_differentiable
 from distir_relax.cost.roofline import flops
 from distir_relax.ir import Function
 from distir_relax.ops import BLOCKED, PARALLEL, WINDOW, lookup
@@ -20,7 +21,8 @@ class Classes:
     """The classes of a program with its calls written out, each by the slot that stands for it.
 
     `work` is what the ops compute, in operations, that a split of the class divides between devices; `sent` the bytes
-    that its sums take, or that must be gathered; `weights` the bytes of the parameters that it divides. `rivals` are
+    that its sums take, or that must be gathered; `returned` those of the gradients that are sums over it: of operands
+    that lack it, of ops whose results have it. `weights` are the bytes of the parameters that it divides. `rivals` are
     classes of which some product has one dim each: only one of them can divide it along a mesh axis.
     """
 
@@ -28,6 +30,7 @@ class Classes:
     factoring: Factoring
     work: dict[Slot, float] = field(default_factory=lambda: defaultdict(float))
     sent: dict[Slot, float] = field(default_factory=lambda: defaultdict(float))
+    returned: dict[Slot, float] = field(default_factory=lambda: defaultdict(float))
     weights: dict[Slot, float] = field(default_factory=lambda: defaultdict(float))
     rivals: dict[Slot, set[Slot]] = field(default_factory=lambda: defaultdict(set))
 
@@ -52,6 +55,7 @@ def classes_of(function: Function) -> Classes:
             for dim in range(len(item.value.tensor.shape)):
                 if (owner := classes.of(item.value.name, dim)) is not None:
                     classes.weights[owner] += item.value.tensor.bytes
+    _count_returned(classes)
     works: dict[object, float] = {}
     for op, atoms in zip(function.ops, classes.factoring.atoms, strict=True):
         if is_annotation(op):
@@ -82,3 +86,18 @@ def classes_of(function: Function) -> Classes:
             for owner in split:
                 classes.rivals[owner] |= split - {owner}
     return classes
+
+
+def _count_returned(classes: Classes) -> None:
+    """Note what gradients send: those of parameters, and of what is made of them."""
+    function, owners = classes.function, classes.factoring.classes
+    parameters = [i.value for i in function.inputs if i.role == "parameter"]
+    graded = depends_on(function.ops, {v.name for v in parameters if is_differentiable(v)})
+    for op, atoms in zip(function.ops, classes.factoring.atoms, strict=True):
+        back = [i for i, v in enumerate(op.operands) if v.name in graded]
+        for atom in atoms if back else ():
+            made = zip(op.results, atom.places[len(op.operands) :], strict=True)
+            where = next(((v, place) for v, place in made if place is not None), None)
+            if where is not None and atom.kind == PARALLEL:
+                lacking = sum(op.operands[i].tensor.bytes for i in back if atom.places[i] is None)
+                classes.returned[owners[where[0].name, *where[1]]] += 2.0 * lacking

@@ -11,17 +11,18 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from fractions import Fraction
 from typing import ClassVar
 
-from distir_relax.analysis.estimate import Estimate
 from distir_relax.cost.profile import Profile
 from distir_relax.errors import DistIRError
 from distir_relax.frontends.imported import Frame
-from distir_relax.ir import BatchDim, Function, Module, Op, Value, written_out
+from distir_relax.ir import Function, Module, Op, Value
 from distir_relax.ir.regions import Region, form_of, take_out
 from distir_relax.ops import lookup
 from distir_relax.strategies.balance import balanced_cuts
-from distir_relax.strategies.classes import Classes, classes_of
+from distir_relax.strategies.samples import Samples
+from distir_relax.strategies.stage_costs import StageCosts
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,9 +30,11 @@ class CutStages:
     """The pass: global stage in and out. The model is cut into `count` stages, functions that are called by tasks.
 
     `boundaries` name where each stage but the first begins: paths of modules, or names of ONNX nodes, of the model;
-    `scopes` say in which of them values are made. Without, stages are cut where the cost on `profile` balances. With
-    `separate`, no stage does what brings microbatches together. Raises `DistIRError` for a model that has fewer parts
-    than stages, and for a boundary that is not in the model, is inside of a block, or is not behind the one before.
+    `scopes` say in which of them values are made. Without, stages are cut where the cost of their tasks on `profile`
+    balances: of a microbatch, on one of `data` devices, with its backward where the model `is_trained`; `samples`: how
+    many there are, if they are fewer than the program has. With several `microbatches` no stage does what brings them
+    together. Raises `DistIRError` for a model that has fewer parts than stages, and for a boundary that is not in the
+    model, is inside of a block, or is not behind the one before.
     """
 
     takes: ClassVar[tuple[str, ...]] = ("global",)
@@ -39,16 +42,20 @@ class CutStages:
     count: int
     profile: Profile = field(repr=False)
     boundaries: tuple[str, ...] = ()
-    separate: bool = True
+    microbatches: int = 1
+    data: int = 1
+    is_trained: bool = False
+    samples: int | None = None
     scopes: Mapping[str, tuple[Frame, ...]] = field(default_factory=dict, repr=False)
 
     def run(self, module: Module) -> Module:
         """The module with a call for each stage."""
         main = module.main
-        parts = _Parts.of(module, self.separate)
+        samples = Samples.of(module)
+        parts = _Parts.of(module, samples if self.microbatches > 1 else None)
         if len(parts.body) < self.count:
             raise self._too_few(main, parts)
-        firsts = self._named(main, parts.body) if self.boundaries else self._balanced(module, parts.body)
+        firsts = self._named(main, parts.body) if self.boundaries else self._balanced(main, samples, parts.body)
         ends = (*firsts, len(parts.body))
         stages = [
             Region(tuple(parts.body[a:b]), kind="Stage", attrs={"stage": number, "kind": "F", "microbatch": 0})
@@ -73,16 +80,16 @@ class CutStages:
             "take one microbatch, or a model that does not join samples (a batch norm does, in training)",
         )
 
-    def _balanced(self, module: Module, body: Sequence[int]) -> list[int]:
+    def _balanced(self, main: Function, samples: Samples, body: Sequence[int]) -> list[int]:
         """Which of the ops of the body each stage but the first begins with, by cost."""
-        main = module.main
-        estimate = Estimate(module, self.profile)
-        costs = [estimate.seconds(main.ops[number]) for number in body]
+        share = Fraction(self.samples or samples.size, samples.size * self.microbatches * self.data)
+        costs = StageCosts(self.profile, samples, self.microbatches, share, self.is_trained)
         # The end of the model that is in no stage is computed where the last one is.
-        rest = set(range(len(main.ops))) - set(body)
-        costs[-1] += sum(estimate.seconds(main.ops[number]) for number in rest if number > body[0])
-        speed = self.profile.levels[0].bandwidth
-        return balanced_cuts(costs, [n / speed for n in _crossing(main, body)], self.count)
+        inside = set(body)
+        rest = [number for number in range(body[0] + 1, len(main.ops)) if number not in inside]
+        own = costs.of(body)
+        own[-1] += sum(costs.of(rest))
+        return balanced_cuts(own, [costs.sending(values) for values in _crossing(main, body)], self.count)
 
     def _named(self, main: Function, body: Sequence[int]) -> list[int]:
         """Which of the ops of the body each stage but the first begins with, as the user says."""
@@ -126,10 +133,9 @@ class _Parts:
     """The first op, of those that weights reach, in which samples meet, where weights are used behind it."""
 
     @staticmethod
-    def of(module: Module, separate: bool) -> _Parts:
-        """What is computed of samples and weights, for each sample by itself."""
+    def of(module: Module, samples: Samples | None) -> _Parts:
+        """What is computed of samples and weights; for each sample by itself where `samples` says which have them."""
         main = module.main
-        samples = _Samples.of(module) if separate else None
         varying = set(samples.inputs) if samples else {i.value.name for i in main.inputs if i.role == "input"}
         weights = {i.value.name for i in main.inputs if i.role == "parameter"}
         together: set[str] = set()
@@ -156,49 +162,22 @@ class _Parts:
         return _Parts(tuple(body), roles, meeting if goes_on else None)
 
 
-@dataclass(frozen=True, slots=True)
-class _Samples:
-    """Which values have a dim of samples."""
-
-    classes: Classes
-    names: Mapping[str, str]
-    inputs: frozenset[str]
-    owners: frozenset[object]
-
-    @staticmethod
-    def of(module: Module) -> _Samples:
-        whole = written_out(module, module.main)
-        classes = classes_of(whole.function)
-        records = [record for record in module.records if isinstance(record, BatchDim)]
-        owners = frozenset(classes.of(record.value, record.dim) for record in records) - {None}
-        return _Samples(classes, whole.instance.names, frozenset(record.value for record in records), owners)
-
-    def has(self, value: Value) -> bool:
-        name = self.names[value.name]
-        return any(self.classes.of(name, dim) in self.owners for dim in range(len(value.tensor.shape)))
-
-
 def _is_in_place(op: Op) -> bool:
     """Whether an op updates what the program keeps: it is done once, by the entry."""
     return not op.callee and bool(lookup(op.name, op.location).code.in_place)
 
 
-def _crossing(main: Function, body: Sequence[int]) -> list[int]:
-    """For each op of the body, the bytes of what those before it make and it or those behind it use."""
+def _crossing(main: Function, body: Sequence[int]) -> list[list[Value]]:
+    """For each op of the body, what those before it make and it or those behind it use."""
     place = {number: i for i, number in enumerate(body)}
-    made: dict[str, tuple[int, int]] = {}
+    made: dict[str, tuple[int, Value]] = {}
     last: dict[str, int] = {}
     for number, op in enumerate(main.ops):
         if number in place:
-            made.update((v.name, (place[number], v.tensor.bytes)) for v in op.results)
+            made.update((v.name, (place[number], v)) for v in op.results)
             last.update((v.name, place[number]) for v in op.operands)
-    change = [0] * (len(body) + 1)
-    for name, (start, size) in made.items():
-        if name in last:
-            change[start + 1] += size
-            change[last[name] + 1 if last[name] + 1 < len(change) else len(body)] -= size
-    found, total = [], 0
-    for delta in change[: len(body)]:
-        total += delta
-        found.append(total)
+    found: list[list[Value]] = [[] for _ in body]
+    for name, (start, value) in made.items():
+        for i in range(start + 1, last.get(name, start) + 1):
+            found[i].append(value)
     return found

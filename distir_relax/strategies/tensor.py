@@ -2,39 +2,50 @@
 
 Column and row pairs, heads, vocabularies and experts are each one class, which the products on both sides of it share:
 the first gives its part of the class, the second sums over it (Shoeybi et al., Megatron-LM, 2019). What is common to
-all layers, the width of the residual stream, would divide as much work, yet send the results of every product.
+all layers, the width of the residual stream, would divide as much work, yet send the results of every product. In a
+chain of products each class is a rival of the next; what is best is every second one.
 """
 
 from __future__ import annotations
 
 from collections.abc import Set
 
+from distir_relax.cost.roofline import FLOPS_PER_BYTE
 from distir_relax.layout.division import balanced
 from distir_relax.sharding.factors import Slot
 from distir_relax.strategies.classes import Classes
+from distir_relax.strategies.independent import heaviest_independent
+
+_TRAINED = 3.0
+"""How much work a step of training is, in forwards: a product has two in its backward."""
 
 
-def tensor_classes(classes: Classes, ranks: int, without: Set[Slot] = frozenset()) -> list[Slot]:
+def tensor_classes(
+    classes: Classes, ranks: int, without: Set[Slot] = frozenset(), is_trained: bool = False
+) -> frozenset[Slot]:
     """The classes to split between `ranks` devices, each product along one of them at most.
 
-    Those come first that send least for the work and the weights that they divide; a class is left out that sends more
-    bytes than it saves, one that is a rival of another which is taken, and those `without` which to do.
+    They are those that save most together, each for the share of its time in which devices compute and do not send. A
+    class is left out that sends more bytes than it saves, and those `without` which to do. Of a model that `is_trained`
+    the backward counts, too.
     """
-    saved = {owner: _saved(classes, owner, ranks) for owner in classes.weights if owner not in without}
-    worth = [o for o, gain in saved.items() if gain > classes.sent[o] and _may_be_split(classes, o)]
-    taken: list[Slot] = []
-    for owner in sorted(worth, key=lambda o: (classes.sent[o] / saved[o], o)):
-        if classes.rivals[owner].isdisjoint(taken):
-            taken.append(owner)
-    return taken
+    gains: dict[Slot, float] = {}
+    for owner in classes.weights:
+        saved, sent = _saved(classes, owner, ranks, is_trained), classes.sent[owner]
+        if is_trained:
+            sent += classes.returned[owner]
+        if owner not in without and saved > sent and _may_be_split(classes, owner):
+            gains[owner] = saved * saved / (saved + FLOPS_PER_BYTE * sent)
+    return frozenset(heaviest_independent(gains, classes.rivals))
 
 
 def _may_be_split(classes: Classes, owner: Slot) -> bool:
     return classes.work[owner] > 0 and owner not in classes.factoring.blocked
 
 
-def _saved(classes: Classes, owner: Slot, ranks: int) -> float:
+def _saved(classes: Classes, owner: Slot, ranks: int, is_trained: bool) -> float:
     """What is saved on the device with the largest part, of operations and of bytes of weights together."""
     size = classes.size(owner)
     share = 1.0 - balanced(size, ranks)[0] / size
-    return share * (classes.work[owner] + classes.weights[owner])
+    work = classes.work[owner] * (_TRAINED if is_trained else 1.0)
+    return share * (work + classes.weights[owner])

@@ -11,12 +11,11 @@ from torch.profiler import ProfilerActivity, profile
 import distir_relax as dr
 from distir_relax.analysis.simulate import simulate_module
 from distir_relax.bundle import Bundle
-from distir_relax.compiler import program_bundle
 from distir_relax.ir import Module
 from distir_relax.runtime.backends import load_program
 from distir_relax.runtime.transports.threads import ThreadWorld
 from distir_relax.simulator import simulate
-from distir_relax.strategies import Strategy, mlp_training
+from tests import mlp
 from tests.machines import machine
 from tests.zoo import gpt2
 
@@ -54,10 +53,16 @@ def predicted_peak(model: Module | dr.Plan) -> int:
 )
 def test_training(layers: int, width: int, batch: int, microbatches: int) -> None:
     """Tensors of more than a megabyte, which the backend lets go after their last use."""
-    module = mlp_training(layers, width, Strategy(microbatches=microbatches), batch, "float32")
-    weights = {f"w{i}": torch.randn(width, width) / width**0.5 for i in range(layers)}
-    measured = measured_peak(program_bundle("mlp", module, weights), [torch.randn(batch, width) for _ in range(2)])
-    assert predicted_peak(module) == pytest.approx(measured, rel=TOLERANCE)
+    model = mlp.perceptron(layers, width, torch.float32, "cpu")
+    batch_of = torch.randn(batch, width), torch.randn(batch, width)
+    step = dr.compile_training(
+        model, mlp.half_squared_error, optimizer=dr.SGD(lr=0.01), example_batch=batch_of,
+        strategy=f"1/1/1/{microbatches}",
+    )  # fmt: skip
+    kinds = [i.value.tensor for i in step.plan.modules["ranked"].functions[0].inputs if i.role == "input"]
+    given = [torch.zeros(kind.shape, dtype=getattr(torch, kind.dtype)) for kind in kinds]
+    measured = measured_peak(step.plan.bundle(("torch",)), given)
+    assert predicted_peak(step.plan) == pytest.approx(measured, rel=TOLERANCE)
 
 
 def test_inference_of_an_mlp() -> None:
@@ -77,7 +82,7 @@ def test_inference_of_gpt2() -> None:
 
 def test_memory_is_told_apart_by_what_it_is_for() -> None:
     width, rows = 7, 6
-    module = mlp_training(3, width, Strategy(microbatches=2), rows, "float64")
+    module = mlp.program(3, width, "1/1/1/2", rows, torch.float64)
     found = simulate_module(module, machine(1))
     weight = width * width * 8
     first, last = found.memory_curve(0)[0][1], found.memory_curve(0)[-1][1]

@@ -19,11 +19,13 @@ from distir_relax.cost.profile import Level, Profile
 from distir_relax.ir import CALL, Module, inline, parse, verify
 from distir_relax.ops import check
 from tests.analysis.schedules import schedule
-from tests.machines import machine
+from tests.machines import machine as made
 
 SEEDS = range(30)
 LEVELS = (Level("pair", 2, 1e-6, 4e9), Level("box", 100, 3e-6, 1e9))
-MACHINE = replace(machine(8, LEVELS, flops=1e8, bandwidth=1e10, overhead=2e-7), cache=500.0, cache_bandwidth=3e10)
+MACHINE = replace(made(8, LEVELS, flops=1e8, bandwidth=1e10, overhead=2e-7), cache=500.0, cache_bandwidth=3e10)
+HELD = replace(MACHINE, beside=0.25)
+"""The same where what is sent keeps its devices from working for three quarters of its time."""
 
 
 @cache
@@ -91,7 +93,7 @@ def test_a_worse_machine_is_never_faster(seed: int) -> None:
     worse = [
         with_links(latency=1.3), with_links(bandwidth=7),
         replace(MACHINE, overhead=1e-6), replace(MACHINE, vector=vector), replace(MACHINE, bandwidth=1e9),
-        replace(MACHINE, dispatch=5e-6), replace(MACHINE, collective_overhead=1e-6),
+        replace(MACHINE, dispatch=5e-6), replace(MACHINE, collective_overhead=1e-6), replace(MACHINE, beside=0.9), HELD,
     ]  # fmt: skip
     before = simulated(seed).clocks
     slower = 0
@@ -107,9 +109,10 @@ def where(found: Simulation, c: int) -> str:
     return ".".join(op.results[0].name for op in found.peaks[c].ops)
 
 
+@pytest.mark.parametrize("machine", [MACHINE, HELD], ids=["beside", "held"])
 @pytest.mark.parametrize("seed", SEEDS)
-def test_calls_give_exactly_what_the_inlined_program_gives(seed: int) -> None:
-    called, flat = simulated(seed), simulate_module(inline(program(seed)), MACHINE)
+def test_calls_give_exactly_what_the_inlined_program_gives(seed: int, machine: Profile) -> None:
+    called, flat = (simulate_module(module, machine) for module in (program(seed), inline(program(seed))))
     assert (called.class_of == flat.class_of).all()
     assert called.clocks == flat.clocks
     assert called.busy == flat.busy
@@ -127,20 +130,21 @@ def test_calls_give_exactly_what_the_inlined_program_gives(seed: int) -> None:
     assert events[0] == events[1]
 
 
+@pytest.mark.parametrize("machine", [MACHINE, HELD], ids=["beside", "held"])
 @pytest.mark.parametrize("even", [True, False])
 @pytest.mark.parametrize("seed", SEEDS)
 def test_classes_of_devices_give_what_single_devices_give(
-    seed: int, even: bool, monkeypatch: pytest.MonkeyPatch
+    seed: int, even: bool, machine: Profile, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     module = schedule(seed, even)
-    classes = simulate_module(module, MACHINE)
+    classes = simulate_module(module, machine)
     assert len(classes.members) == (2 if even else 6)
 
     def apart(self: DeviceClasses, facts: object) -> None:
         self.of = np.arange(len(self.of))
 
     monkeypatch.setattr(DeviceClasses, "_refine", apart)
-    single = simulate_module(module, MACHINE)
+    single = simulate_module(module, machine)
     assert len(single.members) == single.devices == classes.devices
     of = classes.class_of.tolist()
     streams = range(len(single.clocks) // single.devices)

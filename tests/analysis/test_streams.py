@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
 from distir_relax.analysis.simulate import simulate_module
@@ -69,3 +71,37 @@ def test_two_ops_of_one_stream_follow_each_other_and_those_of_two_do_not() -> No
     reduce = round(2 * 1e-3 * 1e15)
     assert max(run("one", 1e-3, text.replace("SECOND", "one")).clocks) == 2 * reduce + 2 * PRODUCT
     assert max(run("one", 1e-3, text.replace("SECOND", "two")).clocks) == reduce + 2 * PRODUCT
+
+
+SENT = """
+module @distributed {
+  mesh[0] = device_mesh((2,), ("d",))
+  func @main(input %x: f64[5,5] @ {0}, input %w: f64[5,5] @ {0,1}) {
+    %v @ {0} = restrict(%w)
+    %u @ {1} = restrict(%w)
+    %a = matmul(%x, %v)
+    %sent @ {1} = send(%a, stream="up")
+    %b = matmul(%a, %v)
+    %c = matmul(%u, %u)
+    %here = wait(%sent)
+    %d = matmul(%here, %c)
+    return "b": %b, "d": %d
+  }
+}
+"""
+
+
+@pytest.mark.parametrize("beside", [1.0, 0.25, 0.0])
+def test_what_is_sent_may_keep_both_ends_from_their_work(beside: float) -> None:
+    """The sender goes on later, and so does the receiver, who has worked before it comes."""
+    module = infer_types(parse(SENT.replace('send(%a, stream="up")', 'send(%a) {stream="up"}')))
+    verify(module, check)
+    found = simulate_module(module, replace(machine(2, link(1e-4, float("inf")), flops=1e6), beside=beside))
+    sent = 10**11
+    held = round(sent * (1 - beside))
+    first, second = (int(c) for c in found.class_of)
+    assert found.clocks[first] == 2 * PRODUCT + held
+    # It has come by the time that the first product of the receiver is done, which began behind what it lost.
+    assert found.clocks[second] == max(PRODUCT + sent, PRODUCT + held) + PRODUCT
+    assert found.busy[1][first] == found.busy[1][second] == held
+    assert found.beside[first] == found.beside[second] == sent - held

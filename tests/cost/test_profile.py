@@ -68,6 +68,7 @@ def test_all_that_a_profile_has_is_written() -> None:
         cache=4e6,
         cache_bandwidth=9e9,
         collective_overhead=3e-6,
+        beside=0.25,
     )
     text = print_profile(profile, "two\n\nlines")
     assert text.startswith("# two\n#\n# lines\nname = ")
@@ -124,6 +125,9 @@ def test_an_unknown_name_lists_the_known_ones() -> None:
         ("devices = 3", "devices = 0", "expected a positive number 'devices' in [], found 0"),
         ("devices = 3", "devices = inf", "expected a positive number 'devices' in [], found inf"),
         ("devices = 3", "devices = 2.5", "expected a whole number 'devices' in [] of at most 1,048,576, found 2.5"),
+        ("devices = 3", "devices = 3\nbeside = 1.5", "expected a number from 0 to 1 'beside', found 1.5"),
+        ("devices = 3", "devices = 3\nbeside = nan", "expected a number from 0 to 1 'beside', found nan"),
+        ("devices = 3", "devices = 3\nbeside = 'no'", "expected a number from 0 to 1 'beside', found 'no'"),
         ("memory = 1e9", "", "expected a positive number 'memory' in [device], found None"),
         ("memory = 1e9", "memory = -1", "expected a positive number 'memory' in [device], found -1"),
         ("memory = 1e9", "memory = true", "expected a positive number 'memory' in [device], found True"),

@@ -4,20 +4,19 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-import distir_relax as dr
 from distir_relax.analysis.simulation import Simulation
 from distir_relax.ir import Function, Module
 from distir_relax.layout import DeviceMesh
 from distir_relax.simulator import simulate
-from distir_relax.strategies import mlp_training
 from distir_relax.strategies.builder import ProgramBuilder
+from tests import mlp
 
 PROFILE = "dgx2-v100"
 
 
 def training(strategy: str = "1/1/3/5", layers: int = 7, width: int = 127, batch: int = 35) -> Simulation:
     """A training step of a small MLP."""
-    return simulate(mlp_training(layers, width, dr.Strategy.parse(strategy), batch), profile=PROFILE)
+    return simulate(mlp.program(layers, width, strategy, batch), profile=PROFILE)
 
 
 def with_locations(module: Module, location: str) -> Module:
@@ -37,4 +36,4 @@ def streams() -> Simulation:
     moved = main.emit("all_reduce", x, axis="dp", op="sum", stream="comm", hint="moved")
     y = main.emit("matmul", x, x, hint="y")
     main.output("z", main.emit("add", y, main.emit("wait", moved)))
-    return simulate(program.build(), profile=PROFILE)
+    return simulate(program.build(), profile="dgx-a100")

@@ -94,17 +94,21 @@ def test_every_page_draws_itself(chromium: Browser, pages: dict[str, Path], name
 def test_the_time_line_tells_what_is_under_the_mouse(chromium: Browser, pages: dict[str, Path]) -> None:
     chromium.open(pages["pipeline"], DESKTOP)
     place = box(chromium, "#timeline")
-    # The first op of device 0 begins where its lane does.
+    # The first op of device 0 begins where its lane does: the rate of this step in float16.
     start = lane(chromium).index(css_colour(chromium, "--compute"))
-    chromium.point(place["x"] + start + 3, place["y"] + 34)
+    chromium.point(place["x"] + start + 1, place["y"] + 34)
     said = tip(chromium).split("\n")
     assert said[0] == "device 0"
-    assert "= matmul(" in said[1]
+    assert "= astype(" in said[1]
     assert said[2].startswith("compute, from 0 ns for ")
     assert "at model.py:<b>12</b>" in said
+    # Not far behind it is an op of the first task.
+    chromium.point(place["x"] + start + place["width"] / 80, place["y"] + 34)
+    said = tip(chromium).split("\n")
+    assert "= linear(" in said[1]
     assert any("call @" in row for row in said)
-    # Device 2 waits for its first microbatch.
-    chromium.point(place["x"] + start + 3, place["y"] + 34 + 2 * 28)
+    # Device 2, below two devices of three lanes each, waits for its first microbatch.
+    chromium.point(place["x"] + start + place["width"] / 20, place["y"] + 34 + 6 * 28)
     assert tip(chromium).split("\n")[:2] == ["device 2", "idle"]
     chromium.point(place["x"] + 2, place["y"] - 40)
     assert tip(chromium) == ""

@@ -43,7 +43,15 @@ def test_events_of_a_track_never_overlap(simulation: Simulation) -> None:
 
 
 def test_busy_and_idle_of_a_track_are_the_makespan(simulation: Simulation) -> None:
-    for (pid, _), spans in tracks(trace(simulation)).items():
+    found = trace(simulation)
+    own = {
+        (e["pid"], e["tid"])
+        for e in found["traceEvents"]
+        if e["name"] == "thread_name" and e["args"]["name"] == "ops in order"
+    }
+    assert len(own) == len(simulation.members)
+    for pid, tid in own:
+        spans = tracks(found)[pid, tid]
         device = int(simulation.members[pid - 1][0])
         idle, before = 0, 0
         for start, end in spans:

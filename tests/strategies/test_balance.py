@@ -12,7 +12,7 @@ from distir_relax.strategies.balance import SLACK, balanced_cuts
 
 def dearest(costs: list[float], crossing: list[float], cuts: tuple[int, ...]) -> float:
     ends = [0, *cuts, len(costs)]
-    return max(sum(costs[a:b]) + crossing[a] for a, b in pairwise(ends))
+    return max(max(sum(costs[a:b]), crossing[a]) for a, b in pairwise(ends))
 
 
 @pytest.mark.parametrize("seed", range(40))
@@ -32,11 +32,15 @@ def test_no_other_cut_has_a_much_cheaper_dearest_stretch(seed: int) -> None:
 
 def test_equal_layers_are_cut_into_equal_stages_with_the_shorter_in_front() -> None:
     assert balanced_cuts([1.0] * 7, [0.0] * 7, 3) == [2, 4]
-    # What is sent counts: nothing is sent to the first.
-    assert balanced_cuts([1.0] * 7, [0.0, *[0.1] * 6], 3) == [3, 5]
+    # What is sent is sent beside the work.
+    assert balanced_cuts([1.0] * 7, [0.0, *[0.1] * 6], 3) == [2, 4]
     # A layer is an op that costs much and one that costs next to nothing.
     assert balanced_cuts([1.0, 0.001] * 6, [0.0, *[0.01] * 11], 3) == [4, 8]
 
 
 def test_little_is_sent_where_costs_are_the_same() -> None:
     assert balanced_cuts([1.0, 0.0, 0.0, 1.0], [0.0, 0.01, 0.001, 0.01], 2) == [2]
+
+
+def test_what_takes_longer_to_send_than_to_make_is_not_sent() -> None:
+    assert balanced_cuts([1.0] * 4, [0.0, 0.1, 5.0, 0.1], 2) == [1]

@@ -49,7 +49,7 @@ def cut(model: nn.Module, count: int, microbatches: int = 3, **options: Any) -> 
     imported = import_model(model, example(), None, None, None, False)
     module = Outline(imported.scopes).run(imported.module)
     module = ApplyStrategy(Strategy(microbatches=microbatches)).run(module)
-    found = CutStages(count, machine(), scopes=imported.scopes, separate=microbatches > 1, **options).run(module)
+    found = CutStages(count, machine(), scopes=imported.scopes, microbatches=microbatches, **options).run(module)
     verify(found, check)
     return found
 

@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 import torch
 from torch import nn
+from torch.nn import functional as F
 
 import distir_relax as dr
 from distir_relax.errors import AnnotationError, DistIRError
@@ -183,3 +184,18 @@ def test_a_relax_module_is_split() -> None:
     plan = dr.compile(mod, params=params["main"], strategy="2/3/1/2")
     found = plan(x)
     torch.testing.assert_close(found[0] if isinstance(found, (tuple, list)) else found, model(x).detach())
+
+
+@pytest.mark.parametrize(("layers", "all_reduces"), [(2, 1), (3, 2), (4, 3), (8, 7), (9, 8), (16, 15)])
+def test_a_chain_of_products_is_split_in_pairs_to_its_end(layers: int, all_reduces: int) -> None:
+    """Of a step of training: one between the products of a pair, and one for each gradient that goes on to a pair."""
+    chain = [nn.Sequential(nn.Linear(31, 31, bias=False), nn.ReLU()) for _ in range(layers)]
+    x = torch.randn(5, 31)
+    step = dr.compile_training(
+        nn.Sequential(*chain), F.mse_loss, optimizer=dr.SGD(), example_batch=(x, x), strategy="1/3/1/1", outline=False
+    )
+    lies = {name: text for name, text in placements(step.plan).items() if name.endswith("weight")}
+    assert list(lies.values()) == [f"R,S[{number % 2}]" for number in range(layers)]
+    ops = [op.name for op in step.plan.modules["distributed"].main.ops]
+    # With an odd number of layers the last result is split, and so is the loss.
+    assert ops.count("all_reduce") == all_reduces + layers % 2

@@ -1,0 +1,56 @@
+"""Which values of a program have a dim of samples, and what is left of them in a part of the batch."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from fractions import Fraction
+from math import ceil
+
+from distir_relax.ir import BatchDim, Instance, Module, TensorType, Value, written_out
+from distir_relax.strategies.classes import Classes, classes_of
+
+
+@dataclass(frozen=True, slots=True)
+class Samples:
+    """The samples of a program whose batch is known: which of its values have them.
+
+    `classes` are those of the program with its calls written out, `instance` leads there. `inputs` are the inputs that
+    have samples, `owners` the classes that are samples, `size` is how many there are, 1 where that is not known.
+    """
+
+    classes: Classes
+    instance: Instance
+    inputs: frozenset[str]
+    owners: frozenset[object]
+    size: int
+
+    @staticmethod
+    def of(module: Module) -> Samples:
+        """Those that the records of a module's batch say."""
+        whole = written_out(module, module.main)
+        classes = classes_of(whole.function)
+        records = [record for record in module.records if isinstance(record, BatchDim)]
+        owners = frozenset(classes.of(record.value, record.dim) for record in records) - {None}
+        size = max((record.size for record in records), default=1)
+        return Samples(classes, whole.instance, frozenset(record.value for record in records), owners, size)
+
+    @property
+    def names(self) -> Mapping[str, str]:
+        """From the names of the entry's values to those of the program with calls written out."""
+        return self.instance.names
+
+    def has(self, value: Value) -> bool:
+        """Whether a value of the entry has a dim of samples."""
+        return bool(self.dims(self.names[value.name], len(value.tensor.shape)))
+
+    def dims(self, name: str, rank: int) -> tuple[int, ...]:
+        """Which dims of a value of the program with calls written out are samples."""
+        return tuple(dim for dim in range(rank) if self.classes.of(name, dim) in self.owners)
+
+    def part(self, name: str, whole: TensorType, share: Fraction) -> TensorType:
+        """The type of the largest part of such a value, where a part has this share of the samples."""
+        dims = self.dims(name, len(whole.shape)) if share < 1 else ()
+        if not dims:
+            return whole
+        return replace(whole, shape=tuple(ceil(n * share) if d in dims else n for d, n in enumerate(whole.shape)))

@@ -1,0 +1,52 @@
+"""The profile of the paper's machine against what was measured on it: MLP 1B, imported from torch.
+
+`mlp_1b_dgx2.csv` has the training throughput that the DistIR paper's authors measured (medians of 10 steps), read off
+their plots: pure data, tensor and pipeline parallelism, batches from 128 to 262,144. `reading_error` is in samples per
+second.
+"""
+
+from __future__ import annotations
+
+import csv
+from functools import cache
+from pathlib import Path
+
+import pytest
+
+import distir_relax as dr
+from distir_relax.calibration.statistics import mean_absolute_percentage_error, spearman
+
+MODEL = Path(__file__).parents[2] / "benchmarks" / "paper" / "models.py"
+MEASURED = Path(__file__).with_name("mlp_1b_dgx2.csv")
+
+
+@cache
+def rates() -> dict[tuple[str, int], tuple[float, float]]:
+    """Samples a second, predicted and measured, by strategy and batch."""
+    found = {}
+    with MEASURED.open() as file:
+        for row in csv.DictReader(file):
+            strategy = "/".join(row[key] for key in ("data", "tensor", "pipeline", "microbatches"))
+            batch = int(row["global_batch"])
+            simulated = dr.simulate(f"{MODEL}:mlp_1b", profile="dgx2-v100", strategy=strategy, global_batch=batch)
+            assert simulated.throughput is not None
+            found[strategy, batch] = (simulated.throughput, float(row["samples_per_second"]))
+    return found
+
+
+def error(strategy: str = "") -> float:
+    """The mean of relative errors, of all strategies or of one."""
+    chosen = [pair for (s, _), pair in rates().items() if s.startswith(strategy)]
+    return mean_absolute_percentage_error(*zip(*chosen, strict=True))
+
+
+def test_all_of_it() -> None:
+    assert len(rates()) == 33
+    assert error() < 0.027
+    assert max(abs(ours / real - 1) for ours, real in rates().values()) < 0.1
+    assert spearman(*zip(*rates().values(), strict=True)) > 0.999
+
+
+@pytest.mark.parametrize(("strategy", "most"), [("16/1/1/1", 0.025), ("1/16/1/1", 0.028), ("1/1/16/128", 0.033)])
+def test_each_kind_of_parallelism(strategy: str, most: float) -> None:
+    assert error(strategy) < most
