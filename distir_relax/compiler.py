@@ -23,8 +23,8 @@ from distir_relax.layout import DeviceMesh, as_mesh
 from distir_relax.lowering.emit.bundle import program_to_bundle, to_bundle
 from distir_relax.optimizers import with_state
 from distir_relax.pipeline import DEFAULT_PROFILE, RANK_PASSES, Dump, Observer, Stages, run_passes
+from distir_relax.planner.placements import PlaceBySearch
 from distir_relax.runtime.sessions import Sessions
-from distir_relax.search.placements import PlaceBySearch
 from distir_relax.sharding import remarks
 from distir_relax.source import CompileOptions, Source
 from distir_relax.strategies.strategy import Strategy

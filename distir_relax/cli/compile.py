@@ -96,6 +96,7 @@ def _compile(options: CompileOptions, times: bool) -> None:
 
     from distir_relax.cli.compile_target import compile_target
     from distir_relax.cli.progress import Progress
+    from distir_relax.ir import Searched
     from distir_relax.pipeline import Stages
 
     taken, start = Stages(), time.perf_counter()
@@ -105,4 +106,7 @@ def _compile(options: CompileOptions, times: bool) -> None:
         for name, seconds in taken.seconds.items():
             typer.echo(f"{name:20} {seconds * 1e3:8.1f} ms")
     typer.echo(str(found))
+    for record in taken.modules["sharded"].records if "sharded" in taken.modules else ():
+        if isinstance(record, Searched):
+            typer.echo(str(record))
     typer.echo(f"wrote {options.output} in {time.perf_counter() - start:.2f} s")

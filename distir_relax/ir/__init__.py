@@ -38,6 +38,7 @@ from distir_relax.ir.records import (
     Record,
     Repeated,
     Scheduled,
+    Searched,
     parse_records,
     print_records,
 )
@@ -82,6 +83,7 @@ __all__ = [
     "Record",
     "Repeated",
     "Scheduled",
+    "Searched",
     "Size",
     "TensorType",
     "Type",

@@ -11,6 +11,7 @@ from dataclasses import MISSING, asdict, dataclass, fields, replace
 
 from distir_relax.errors import ParseError
 from distir_relax.reading import Fields, parse_json, shown
+from distir_relax.units import seconds, size
 
 
 @dataclass(frozen=True, slots=True)
@@ -144,7 +145,29 @@ class Scheduled:
         return f"the tasks in order: {self.tasks}"
 
 
-Record = Reason | Gather | BatchDim | Divided | Repeated | Scheduled
+@dataclass(frozen=True, slots=True)
+class Searched:
+    """Placements that were looked for on the machine `profile`: a step takes `time`, and no less than `bound` in any
+    others, both in picoseconds; a device needs `bytes`."""
+
+    profile: str
+    time: int
+    bound: int
+    bytes: int
+
+    @property
+    def gap(self) -> float:
+        """How much of its time could be saved at most."""
+        return max(0.0, 1.0 - self.bound / self.time) if self.time else 0.0
+
+    def __str__(self) -> str:
+        return (
+            f"placements found for {self.profile}: {seconds(self.time * 1e-12)} a step, at most {self.gap:.2%} from "
+            f"the best there are, {size(self.bytes)} on a device"
+        )
+
+
+Record = Reason | Gather | BatchDim | Divided | Repeated | Scheduled | Searched
 
 _KINDS: dict[str, type[Record]] = {
     "reason": Reason,
@@ -153,6 +176,7 @@ _KINDS: dict[str, type[Record]] = {
     "divided": Divided,
     "repeated": Repeated,
     "scheduled": Scheduled,
+    "searched": Searched,
 }
 
 

@@ -6,12 +6,12 @@ meet. So the size of the graph is that of the program as it is written.
 
 from __future__ import annotations
 
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from distir_relax.ir import Function, Instance, Module, Op, TensorType, Value
-from distir_relax.search.placements.space import Space, Way
+from distir_relax.planner.placements.space import Space, Way
 from distir_relax.sharding.factors import is_annotation
 
 Source = tuple[int, int]
@@ -92,12 +92,15 @@ class Graph:
     def _function(self, instance: Instance, counts: Mapping[str, int]) -> None:
         function = instance.function
         name, count = function.name, counts[function.name]
-        for item in function.inputs:
-            flat = self._values[instance.names[item.value.name]]
-            ways = tuple(Way((), (lies,), (lies,)) for lies in self.space.layouts(flat))
-            self.inputs[name, item.value.name] = len(self.nodes)
-            self.sources[name, item.value.name] = len(self.nodes), 0
-            self.nodes.append(Node(None, item.value, item.role, ways, count))
+        alike: dict[object, int] = {}
+        for item, key in zip(function.inputs, _passed_on(function), strict=True):
+            node = alike.setdefault(key, len(self.nodes))
+            self.inputs[name, item.value.name] = node
+            self.sources[name, item.value.name] = node, 0
+            if node == len(self.nodes):
+                flat = self._values[instance.names[item.value.name]]
+                ways = tuple(Way((), (lies,), (lies,)) for lies in self.space.layouts(flat))
+                self.nodes.append(Node(None, item.value, item.role, ways, count))
         used: dict[str, list[tuple[int, int]]] = {}
         for number, (op, place) in enumerate(zip(function.ops, instance.ops, strict=True)):
             if isinstance(place, Instance):
@@ -128,6 +131,24 @@ class Graph:
             used.setdefault(value.name, []).append(user)
         for output, value in zip(callee.outputs, op.results, strict=True):
             self.sources[caller, value.name] = self.sources[callee.name, output.value.name]
+
+
+def _passed_on(function: Function) -> list[object]:
+    """Of each input, a key that is equal for those that lie alike in some best solution.
+
+    They have one type, and each is but passed on, by another call, to one input of one function.
+    """
+    users: dict[str, list[tuple[Op, int]]] = defaultdict(list)
+    for op in function.ops:
+        for number, value in enumerate(op.operands):
+            users[value.name].append((op, number))
+    given = {output.value.name for output in function.outputs}
+    keys: list[object] = []
+    for item in function.inputs:
+        mine = users[item.value.name]
+        is_passed = len(mine) == 1 and mine[0][0].callee and item.value.name not in given
+        keys.append((item.role, item.value.type, mine[0][0].callee, mine[0][1]) if is_passed else item.value.name)
+    return keys
 
 
 def _counts(module: Module) -> dict[str, int]:

@@ -8,7 +8,7 @@ sum of its steps, each along one mesh axis, of what the other axes leave to a de
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache
 
@@ -18,12 +18,22 @@ from distir_relax.cost.profile import Profile
 from distir_relax.cost.roofline import op_seconds
 from distir_relax.ir import DTensorType, Function, Input, Module, Op, Output, TensorType, Value
 from distir_relax.ir.kinds import local_type
-from distir_relax.layout import DeviceMesh, Placement, R, Shard, held_intervals, print_placements
+from distir_relax.layout import (
+    Cut,
+    DeviceMesh,
+    Interval,
+    Placement,
+    R,
+    Shard,
+    held_intervals,
+    intersect,
+    print_placements,
+)
 from distir_relax.lowering import ToDistIR
 from distir_relax.lowering.emitter import PlacedEmitter
 from distir_relax.lowering.redistribution import Move, lower_transition
 from distir_relax.ops import Trait, lookup
-from distir_relax.search.placements.space import Way
+from distir_relax.planner.placements.space import Way
 from distir_relax.sharding import Transition, plan
 from distir_relax.sharding.choice import Placed
 
@@ -81,8 +91,8 @@ class Prices:
         placements = list(source)
         for step in plan(have, want, self.mesh):
             alone = _alone(kind, tuple(placements), step, self.mesh)
-            self._steps.setdefault((alone, step), (alone, step))
-            keys.append((alone, step))
+            self._steps.setdefault(alone, alone)
+            keys.append(alone)
             placements[step.axis] = step.target
         self._moves[kind, source, target] = tuple(keys)
 
@@ -168,17 +178,62 @@ def _is_plain(op: Op, way: Way) -> bool:
     return not special and Trait.COMMUNICATES not in entry.traits and entry.cost.seconds is None
 
 
-def _alone(kind: TensorType, placements: Placed, step: Transition, mesh: DeviceMesh) -> DTensorType:
-    """A smaller tensor, laid out along the step's axis alone, with which the step takes as long."""
-    own = {p.dim for p in (step.source, step.target) if isinstance(p, Shard)}
-    shape, left = list(kind.shape), list(placements)
-    for axis, p in enumerate(placements):
-        if axis != step.axis and isinstance(p, Shard) and p.dim not in own:
-            shape[p.dim] = _held(placements, p.dim, kind.shape[p.dim], mesh)
-            left[axis] = R
-        elif axis != step.axis and not isinstance(p, Shard):
-            left[axis] = R
-    return DTensorType(tuple(shape), kind.dtype, tuple(left))
+@lru_cache(maxsize=1 << 16)
+def _alone(kind: TensorType, placements: Placed, step: Transition, mesh: DeviceMesh) -> tuple[DTensorType, Transition]:
+    """A tensor of fewer dims, and a step of it that takes as long: the dims that the step is about come first, and all
+    others are one. What the other mesh axes leave of them is all there is, where it lies in blocks."""
+    own = list(dict.fromkeys(p.dim for p in (step.source, step.target) if isinstance(p, Shard)))
+    others = tuple(R if axis == step.axis else p for axis, p in enumerate(placements))
+    rest = 1
+    for dim, size in enumerate(kind.shape):
+        if dim not in own:
+            rest *= _held(placements, dim, size, mesh)
+    shape = list(kind.shape)
+    ends: list[Placement] = [step.source, step.target]
+    for dim in own:
+        cuts = [p.cut for p in ends if isinstance(p, Shard) and p.dim == dim and p.cut]
+        found = _within(others, dim, kind.shape[dim], mesh, cuts)
+        if found is not None:
+            shape[dim], smaller = found
+            ends = [Shard(dim, smaller[p.cut]) if isinstance(p, Shard) and p.dim == dim and p.cut else p for p in ends]
+            others = tuple(R if isinstance(p, Shard) and p.dim == dim else p for p in others)
+
+    def moved(placement: Placement) -> Placement:
+        if not isinstance(placement, Shard):
+            return placement
+        return Shard(own.index(placement.dim), placement.cut) if placement.dim in own else R
+
+    left = [moved(p) if isinstance(p, Shard) else R for p in others]
+    left[step.axis] = moved(ends[0])
+    small = DTensorType((*(shape[dim] for dim in own), rest), kind.dtype, tuple(left))
+    return small, Transition(step.axis, moved(ends[0]), moved(ends[1]))
+
+
+def _within(
+    others: Placed, dim: int, size: int, mesh: DeviceMesh, cuts: Sequence[Cut]
+) -> tuple[int, dict[Cut, Cut]] | None:
+    """How much of a dim the first device's group has, and what cuts are of that; None where it is not cut in blocks."""
+    if not any(isinstance(p, Shard) and p.dim == dim for p in others):
+        return None
+    whole = held_intervals(others, dim, size, mesh.coordinates(0))
+    found: dict[Cut, Cut] = {}
+    for cut in cuts:
+        pieces = [intersect(whole, cut.intervals(i)) for i in range(cut.ranks)]
+        if _joined(interval for piece in pieces for interval in piece) != _joined(whole):
+            return None
+        found[cut] = Cut.of(*(sum(b - a for a, b in piece) for piece in pieces))
+    return sum(b - a for a, b in whole), found
+
+
+def _joined(intervals: Iterable[Interval]) -> list[Interval]:
+    """Intervals in their order, neighbours as one."""
+    found: list[Interval] = []
+    for start, stop in intervals:
+        if found and found[-1][1] == start:
+            found[-1] = (found[-1][0], stop)
+        elif start < stop:
+            found.append((start, stop))
+    return found
 
 
 def _first(kind: DTensorType, mesh: DeviceMesh) -> TensorType:

@@ -12,11 +12,12 @@ from torch import nn
 
 import distir_relax as dr
 from distir_relax.analysis.simulate import simulate_module
+from distir_relax.bundle import read_bundle
 from distir_relax.cost.profile import Profile
 from distir_relax.errors import AnnotationError, DistIRError
-from distir_relax.search.placements import PlaceBySearch
-from distir_relax.search.placements.highs import solve
-from distir_relax.search.placements.solve import graph_of, price
+from distir_relax.planner.placements import PlaceBySearch
+from distir_relax.planner.placements.highs import solve
+from distir_relax.planner.placements.solve import graph_of, price
 from tests.machines import link, machine
 from tests.runtime.processes import python
 
@@ -67,7 +68,7 @@ def test_the_compiled_program_takes_what_was_foreseen(mesh: tuple[int, ...]) -> 
 
 
 def test_blocks_are_one_set_of_variables() -> None:
-    sizes = []
+    sizes: list[int] = []
     for count in (2, 6):
         model, x = model_and_input(count)
         plan = dr.compile(model, (x,), mesh=3, shardings="auto", profile=FAST)
@@ -164,7 +165,8 @@ def test_on_the_command_line(tmp_path: Path) -> None:
     base = ("-m", "distir_relax", "compile", f"{tmp_path / 'm.py'}:build", "-o", tmp_path / "m.dist", "--mesh", "3")
     done = python(*base, "--auto", "--profile", "dgx-h100")
     assert done.returncode == 0, done.stderr
-    assert (tmp_path / "m.dist").is_dir()
+    assert re.search(r"placements found for dgx-h100: .* a step, at most 0\.0\d% from the best there are", done.stdout)
+    assert read_bundle(tmp_path / "m.dist").records.count('"record": "searched"') == 1
     both = python(*base, "--auto", "--shard", "0.weight=S[0]")
     assert both.returncode == 2
     assert "either --auto or --shard" in both.stderr

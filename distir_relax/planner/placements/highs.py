@@ -10,10 +10,10 @@ from typing import Any
 import numpy as np
 
 from distir_relax.errors import DistIRError
-from distir_relax.search.placements.graph import Graph
-from distir_relax.search.placements.integer_program import IntegerProgram, seconds_of
-from distir_relax.search.placements.memory import MemoryRows, Row
-from distir_relax.search.placements.prices import Prices
+from distir_relax.planner.placements.graph import Graph
+from distir_relax.planner.placements.integer_program import IntegerProgram, seconds_of
+from distir_relax.planner.placements.memory import MemoryRows, Row
+from distir_relax.planner.placements.prices import Prices
 from distir_relax.units import size
 
 

@@ -2,18 +2,18 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import ClassVar
 
 from distir_relax.cost.profile import Profile
-from distir_relax.ir import Module, written_out
+from distir_relax.ir import Module, Searched, written_out
 from distir_relax.layout import DeviceMesh
-from distir_relax.search.placements.graph import Graph
-from distir_relax.search.placements.highs import solve
-from distir_relax.search.placements.integer_program import needed
-from distir_relax.search.placements.lay_out import lay_out
-from distir_relax.search.placements.prices import Prices
-from distir_relax.search.placements.space import Space
+from distir_relax.planner.placements.graph import Graph
+from distir_relax.planner.placements.highs import solve
+from distir_relax.planner.placements.integer_program import needed
+from distir_relax.planner.placements.lay_out import lay_out
+from distir_relax.planner.placements.prices import Prices
+from distir_relax.planner.placements.space import Space
 from distir_relax.sharding.factors import factorize
 from distir_relax.sharding.spread import spread
 
@@ -38,7 +38,9 @@ class PlaceBySearch:
         graph = graph_of(module, self.mesh)
         memory = self.profile.memory if self.memory is None else self.memory
         solution = solve(graph, price(graph, self.profile, self.tail), memory)
-        return lay_out(graph, solution.chosen)
+        module = lay_out(graph, solution.chosen)
+        times = (round(solution.seconds * 1e12), round(solution.bound * 1e12))
+        return replace(module, records=(*module.records, Searched(self.profile.name, *times, round(solution.bytes))))
 
 
 def graph_of(module: Module, mesh: DeviceMesh) -> Graph:

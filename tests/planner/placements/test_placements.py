@@ -8,6 +8,7 @@ import random
 from dataclasses import replace
 
 import pytest
+from tests.search.placements.random_graphs import random_module
 
 from distir_relax.analysis.simulate import simulate_module
 from distir_relax.cost.profile import Profile
@@ -15,13 +16,12 @@ from distir_relax.ir import Module, verify
 from distir_relax.layout import DeviceMesh
 from distir_relax.lowering import ToDistIR
 from distir_relax.ops import check
-from distir_relax.search.placements.graph import Graph
-from distir_relax.search.placements.highs import solve
-from distir_relax.search.placements.integer_program import seconds_of
-from distir_relax.search.placements.lay_out import lay_out
-from distir_relax.search.placements.solve import graph_of, price
+from distir_relax.planner.placements.graph import Graph
+from distir_relax.planner.placements.highs import solve
+from distir_relax.planner.placements.integer_program import seconds_of
+from distir_relax.planner.placements.lay_out import lay_out
+from distir_relax.planner.placements.solve import graph_of, price
 from tests.machines import link, machine
-from tests.search.placements.random_graphs import random_module
 
 MESHES = ((2,), (3,), (5,), (2, 3))
 # What is sent counts as much as what is computed, on tensors as small as these.

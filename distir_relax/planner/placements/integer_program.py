@@ -13,9 +13,9 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from distir_relax.search.placements.graph import Edge, Graph, Use
-from distir_relax.search.placements.prices import Prices
-from distir_relax.search.placements.space import Way
+from distir_relax.planner.placements.graph import Edge, Graph, Use
+from distir_relax.planner.placements.prices import Prices
+from distir_relax.planner.placements.space import Way
 from distir_relax.sharding.choice import Placed
 
 

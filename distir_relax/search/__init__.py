@@ -1,1 +1,0 @@
-"""The best placements for a program on a machine, by optimisation."""
