@@ -8,7 +8,6 @@ import random
 from dataclasses import replace
 
 import pytest
-from tests.search.placements.random_graphs import random_module
 
 from distir_relax.analysis.simulate import simulate_module
 from distir_relax.cost.profile import Profile
@@ -22,6 +21,7 @@ from distir_relax.planner.placements.integer_program import seconds_of
 from distir_relax.planner.placements.lay_out import lay_out
 from distir_relax.planner.placements.solve import graph_of, price
 from tests.machines import link, machine
+from tests.planner.placements.random_graphs import random_module
 
 MESHES = ((2,), (3,), (5,), (2, 3))
 # What is sent counts as much as what is computed, on tensors as small as these.
