@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -42,61 +42,75 @@ def solve(graph: Graph, prices: Prices, memory: float = math.inf, limit: float =
     there is none: it says how little memory would do, and what needs it.
     """
     program = IntegerProgram(graph, prices)
-    rows = MemoryRows(graph, program).rows()
-    found = _highs(program, rows, program.costs, memory, limit, gap)
+    needs = MemoryRows(graph, program)
+    needs.rows()
+    found = _highs(program, needs, memory, limit, gap)
     if found.x is None and math.isfinite(memory):
-        raise _no_room(program, rows, memory, limit)
+        raise _no_room(program, needs, memory, limit)
     if found.x is None:
         raise DistIRError("no placements were found", hint=f"the solver says: {found.message}")
     chosen = tuple(int(np.argmax(found.x[list(block)])) for block in program.ways)
     bound = found.fun if found.mip_dual_bound is None else found.mip_dual_bound
-    needs = max((_bytes(row, found.x) for row in rows), default=0.0)
-    return Solution(chosen, seconds_of(graph, prices, chosen), max(0.0, float(bound)) / program.scale, needs)
+    most = max((_bytes(needs, row, found.x) for row in needs.found), default=0.0)
+    return Solution(chosen, seconds_of(graph, prices, chosen), max(0.0, float(bound)) / program.scale, most)
 
 
 def _highs(
-    program: IntegerProgram, rows: Sequence[Row], costs: Sequence[float], memory: float, limit: float, gap: float
+    program: IntegerProgram, needs: MemoryRows, memory: float, limit: float, gap: float, least: bool = False
 ) -> Any:
-    """What HiGHS finds. Where `costs` have one variable more than the program has, that is what multiplies `memory`."""
+    """What HiGHS finds: ways that take least time in `memory` bytes, or with `least` those that need least memory.
+
+    Behind the variables of the program come what stays all the time, in units of `memory`, and the least limit.
+    """
     # It takes a while to import, and few need it.
     from scipy.optimize import Bounds, LinearConstraint, milp
     from scipy.sparse import coo_array
 
     values, numbers, columns = list(program.values), list(program.rows), list(program.columns)
     lower, upper = list(program.lower), list(program.upper)
-    extra = len(costs) - len(program.costs)
-    for row in rows if math.isfinite(memory) else ():
-        values += [size / memory for size in row.terms.values()] + [-1.0] * extra
-        numbers += [len(lower)] * (len(row.terms) + extra)
-        columns += [*row.terms, *[len(program.costs)] * extra]
-        lower.append(-np.inf)
-        upper.append(0.0 if extra else 1.0)
-    matrix = coo_array((values, (numbers, columns)), shape=(len(lower), len(costs))).tocsr()
-    most = np.ones(len(costs))
-    most[len(program.costs) :] = np.inf
+    stays = len(program.costs)
+
+    def add(terms: Mapping[int, float], more: Mapping[int, float], low: float, high: float) -> None:
+        values.extend([*(size / memory for size in terms.values()), *more.values()])
+        columns.extend([*terms, *more])
+        numbers.extend([len(lower)] * (len(terms) + len(more)))
+        lower.append(low)
+        upper.append(high)
+
+    if math.isfinite(memory):
+        add(needs.staying, {stays: -1.0}, 0.0, 0.0)
+        for row in needs.found:
+            add(row.terms, {stays: 1.0, stays + 1: -1.0}, -np.inf, 0.0)
+    costs = np.zeros(stays + 2)
+    costs[:stays] = 0.0 if least else program.costs
+    costs[stays + 1] = float(least)
     return milp(
-        np.array(costs),
-        integrality=np.array([*program.whole, *[0] * extra]),
-        bounds=Bounds(0, most),
-        constraints=LinearConstraint(matrix, np.array(lower), np.array(upper)),
+        costs,
+        integrality=np.array([*program.whole, 0, 0]),
+        bounds=Bounds(0, np.array([*[1.0] * stays, np.inf, np.inf if least else 1.0])),
+        constraints=LinearConstraint(
+            coo_array((values, (numbers, columns)), shape=(len(lower), stays + 2)).tocsr(),
+            np.array(lower),
+            np.array(upper),
+        ),
         options={"time_limit": limit, "mip_rel_gap": gap},
     )
 
 
-def _no_room(program: IntegerProgram, rows: Sequence[Row], memory: float, limit: float) -> DistIRError:
+def _no_room(program: IntegerProgram, needs: MemoryRows, memory: float, limit: float) -> DistIRError:
     """The error that says how little memory would do, and where it is needed."""
-    least = _highs(program, rows, [*[0.0] * len(program.costs), 1.0], memory, limit, 1e-3)
+    least = _highs(program, needs, memory, limit, 1e-3, least=True)
     if least.x is None:
         return DistIRError("no placements were found", hint=f"the solver says: {least.message}")
-    tightest = max(rows, key=lambda row: _bytes(row, least.x))
-    needs, op = _bytes(tightest, least.x), tightest.op
+    tightest = max(needs.found, key=lambda row: _bytes(needs, row, least.x))
+    most, op = _bytes(needs, tightest, least.x), tightest.op
     return DistIRError(
-        f"no placements need {size(memory)} on each device or less: the least there is needs {size(needs)}, "
+        f"no placements need {size(memory)} on each device or less: the least there is needs {size(most)}, "
         f"while {op.name} makes %{op.results[0].name} of @{tightest.function}",
         op.location,
-        f"give memory={math.ceil(needs)} or more, or a mesh of more devices",
+        f"give memory={math.ceil(most)} or more, or a mesh of more devices",
     )
 
 
-def _bytes(row: Row, x: Any) -> float:
-    return float(sum(size * x[variable] for variable, size in row.terms.items()))
+def _bytes(needs: MemoryRows, row: Row, x: Any) -> float:
+    return float(sum(size * x[variable] for terms in (needs.staying, row.terms) for variable, size in terms.items()))

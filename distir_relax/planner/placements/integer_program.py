@@ -34,8 +34,8 @@ class IntegerProgram:
     columns: list[int] = field(default_factory=list)
     lower: list[float] = field(default_factory=list)
     upper: list[float] = field(default_factory=list)
-    copies: dict[Use, dict[tuple[Placed, Placed], int]] = field(default_factory=dict)
-    """The variable that says whether a value is brought from one layout into another, for each edge."""
+    copies: dict[Use, list[tuple[Placed, dict[int, float]]]] = field(default_factory=dict)
+    """For each edge the layouts into which its value may be brought, each with the sum that is 1 where it is."""
     scale: float = 1.0
     """Costs are multiplied by it: HiGHS counts what is below 1e-7 as nothing."""
 
@@ -66,7 +66,11 @@ class IntegerProgram:
             costs = [self.prices.of_move(kind, s, t) * edge.count for s, t in pairs]
             moves = dict(zip(pairs, self._variables([0.0] * len(pairs) if several else costs, 0), strict=True))
             if not several:
-                self.copies[edge.source, edge.users] = moves
+                # What comes in a layout and did not leave in it.
+                self.copies[edge.source, edge.users] = [
+                    (t, {**dict.fromkeys(ways, 1.0), **({moves[t, t]: -1.0} if t in leaving else {})})
+                    for t, ways in coming.items()
+                ]
             for s, ways in leaving.items():
                 self._row([*((moves[s, t], 1.0) for t in coming), *((w, -1.0) for w in ways)], 0.0, 0.0)
             for t, ways in coming.items():
@@ -77,7 +81,7 @@ class IntegerProgram:
         for (s, t), moved in shared.items():
             price = self.prices.of_move(kind, s, t) * edge.count
             (paid,) = self._variables([price], 0)
-            self.copies.setdefault((edge.source, edge.users), {})[s, t] = paid
+            self.copies.setdefault((edge.source, edge.users), []).append((t, {paid: 1.0}))
             for variable in moved:
                 self._row([(paid, 1.0), (variable, -1.0)], 0.0, np.inf)
 

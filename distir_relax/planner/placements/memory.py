@@ -24,7 +24,7 @@ Terms = dict[int, float]
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """What lives while `op` of `function` runs."""
+    """What lives while `op` of `function` runs, besides what stays all the time."""
 
     function: str
     op: Op
@@ -37,6 +37,8 @@ class MemoryRows:
 
     graph: Graph
     program: IntegerProgram
+    staying: Terms = field(default_factory=dict)
+    """The inputs and weights of the program."""
     found: list[Row] = field(default_factory=list)
     _seen: set[tuple[tuple[int, float], ...]] = field(default_factory=set)
     _visited: set[tuple[str, tuple[tuple[int, float], ...]]] = field(default_factory=set)
@@ -44,10 +46,9 @@ class MemoryRows:
     def rows(self) -> list[Row]:
         """All of them."""
         main = self.graph.module.main
-        kept: Terms = defaultdict(float)
         for item in main.inputs:
-            self._add(kept, self._value(main.name, item.value.name))
-        self._function(main, kept, frozenset(item.value.name for item in main.inputs))
+            self._add(self.staying, self._value(main.name, item.value.name))
+        self._function(main, {}, frozenset(item.value.name for item in main.inputs))
         return self.found
 
     def _function(self, function: Function, outside: Terms, held: frozenset[str]) -> None:
@@ -101,8 +102,11 @@ class MemoryRows:
         """The bytes of a value in other layouts."""
         source = self.graph.sources[function, name]
         kind, mesh = self.graph.type_of(source), self.graph.space.mesh
-        made = self.program.copies.get(self.graph.uses[function, name], {})
-        return {v: local_bytes(kind, target, mesh) for (start, target), v in made.items() if start != target}
+        found: Terms = {}
+        for target, made in self.program.copies.get(self.graph.uses[function, name], ()):
+            size = local_bytes(kind, target, mesh)
+            self._add(found, {variable: share * size for variable, share in made.items()})
+        return found
 
     @staticmethod
     def _add(terms: Terms, more: Mapping[int, float], sign: float = 1.0) -> None:
