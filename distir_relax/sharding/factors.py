@@ -114,13 +114,13 @@ class _Refinement:
     def run(self) -> None:
         for item in self.function.inputs:
             self._declare(item.value)
-        # The ops of a function are the same, with the same attributes, in each of its calls.
+        # A model has the same few ops again and again: in each layer, and in each call of a function.
         known: dict[object, Rule] = {}
         for number, op in enumerate(self.function.ops):
             for value in op.results:
                 self._declare(value)
             takes, gives = _types(op.operands), _types(op.results)
-            key = (op.name, id(op.attrs), *takes, *gives)
+            key = (op.name, tuple(op.attrs.items()), *takes, *gives)
             if key not in known:
                 known[key] = lookup(op.name, op.location).rule_for(takes, op.attrs, gives)
             rule = known[key]
