@@ -26,6 +26,7 @@ from distir_relax.ir import print_module
 from distir_relax.planner.evaluate import Evaluator
 from distir_relax.planner.outcome import Outcome
 from distir_relax.planner.space import Candidate, Space
+from distir_relax.reading import parse_json, read_text
 from distir_relax.source import Source
 
 Told = Callable[[Outcome, int], None]
@@ -91,31 +92,39 @@ class _Kept:
     file: TextIO | None = None
 
     def open(self) -> None:
-        """Read what is there. Raises `DistIRError` for a file that is not of the same model, machine and space."""
+        """Read what is there. Raises `DistIRError` for a file of anything else, and where none can be written."""
+        if self.path.exists():
+            self._read(read_text(self.path, DistIRError).splitlines())
         try:
-            lines = self.path.read_text().splitlines() if self.path.exists() else []
-            whole = [line for line in lines if line.endswith("}")]
-            if whole and json.loads(whole[0]).get("search") != self.key:
-                raise DistIRError(
-                    "these are results of another model, or for another machine", str(self.path), "name another file"
-                )
-            for line in whole[1:]:
-                outcome = Outcome.from_json(json.loads(line))
+            # A line that was being written when the last search ended is left out.
+            partial = self.path.with_name(f".{self.path.name}.partial")
+            rows = [{"search": self.key}, *(outcome.as_json() for outcome in self.known.values())]
+            partial.write_text("".join(f"{json.dumps(row)}\n" for row in rows))
+            partial.replace(self.path)
+            self.file = self.path.open("a")
+        except OSError as wrong:
+            message = f"results of a search cannot be kept here: {wrong.strerror}"
+            raise DistIRError(message, str(self.path)) from None
+
+    def _read(self, lines: Sequence[str]) -> None:
+        where = str(self.path)
+        for number, line in enumerate(lines):
+            if number and number == len(lines) - 1 and not line.endswith("}"):
+                break
+            row = parse_json(line, DistIRError, f"{where}:{number + 1}")
+            if not isinstance(row, dict) or (not number and "search" not in row):
+                raise DistIRError("these are not the results of a search", where, "name a file that there is not yet")
+            if number:
+                outcome = Outcome.from_json(row, f"{where}:{number + 1}")
                 self.known[outcome.candidate] = outcome
-            self.file = self.path.open("w")
-            self._write({"search": self.key})
-            for outcome in self.known.values():
-                self._write(outcome.as_json())
-        except (OSError, ValueError, TypeError, KeyError, AttributeError) as wrong:
-            raise DistIRError(f"results of a search cannot be kept here: {wrong}", str(self.path)) from None
+            elif row["search"] != self.key:
+                message = "these are results of another model, or for another machine"
+                raise DistIRError(message, where, "name another file")
 
     def add(self, outcome: Outcome) -> None:
         """Write one."""
-        self._write(outcome.as_json())
-
-    def _write(self, row: dict[str, Any]) -> None:
         assert self.file is not None
-        self.file.write(json.dumps(row) + "\n")
+        self.file.write(json.dumps(outcome.as_json()) + "\n")
         self.file.flush()
 
 

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, fields
 from typing import Any
 
 from distir_relax.analysis.simulation import Simulation
+from distir_relax.errors import DistIRError
 from distir_relax.planner.space import Candidate
 from distir_relax.strategies.strategy import Strategy
 
@@ -52,6 +53,17 @@ class Outcome:
         return {**asdict(self), "throughput": self.throughput}
 
     @staticmethod
-    def from_json(row: Mapping[str, Any]) -> Outcome:
-        """The inverse of `as_json`. Raises TypeError or KeyError for other rows."""
-        return Outcome(**{name: row[name] for name in Outcome.__slots__})
+    def from_json(row: Mapping[str, Any], where: str = "") -> Outcome:
+        """The inverse of `as_json`. Raises `DistIRError` for other rows."""
+        kinds: dict[str, tuple[type, ...]] = {"str": (str,), "int": (int,), "bool": (bool,), "float": (int, float)}
+        given = {item.name: row.get(item.name) for item in fields(Outcome)}
+        for item in fields(Outcome):
+            value = given[item.name]
+            # A truth value is a whole number in Python.
+            if not isinstance(value, kinds[str(item.type)]) or isinstance(value, bool) != (item.type == "bool"):
+                raise DistIRError(f"expected {item.type} for {item.name}, found {value!r}", where)
+        found = Outcome(**given)  # type: ignore[arg-type]
+        if min(found.samples, found.memory + 1) < 1 or found.seconds < 0:
+            raise DistIRError("expected the outcome of a step, found numbers that none has", where)
+        Strategy.parse(found.strategy)
+        return found

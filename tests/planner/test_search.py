@@ -130,8 +130,25 @@ def test_a_search_goes_on_from_what_was_kept(tmp_path: Path) -> None:
     other = search_models.train(34).read(CompileOptions(profile=profile))
     with pytest.raises(DistIRError, match="another model"):
         search_grid(other, profile, space, workers=1, resume=kept)
-    kept.write_text("not a search")
+    head = kept.read_text().splitlines()[0]
+    row = '{"strategy": "1/1/1/1", "samples": 8, "seconds": 1.0, "memory": 7, "fits": 1, "bubble": 0.0}'
+    for text in (
+        "not a search",
+        "{}",
+        "[]",
+        '{"search": 1}',
+        f"{head}\n[]\n{head}\n",
+        f"{head}\n{row}\n",
+        f"{head}\n{'[' * 99}}}",
+    ):
+        kept.write_text(text)
+        with pytest.raises(DistIRError):
+            search_grid(model, profile, space, workers=1, resume=kept)
+        assert kept.read_text() == text
+    kept.write_bytes(b"\xff\xfe")
     with pytest.raises(DistIRError):
+        search_grid(model, profile, space, workers=1, resume=kept)
+    with pytest.raises(DistIRError, match="cannot be kept here"):
         search_grid(model, profile, space, workers=1, resume=tmp_path / "none" / "kept.jsonl")
 
 
