@@ -1,4 +1,4 @@
-"""The best strategy for a model on a machine: `dr.search`, of a model, a training, or a function that makes one."""
+"""The best strategy for a model, a training, or what a function in a file makes: `dr.search`."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A model that was read in, and how it is to be compiled: once, or under one strategy after the other."""
+"""A model that was read in: compiled or simulated, under one strategy after the other."""
 
 from __future__ import annotations
 

@@ -24,9 +24,9 @@ ROOT = Path(__file__).parent.parent
 PACKAGE = "distir_relax"
 PICTURE = ROOT / "docs" / "house.svg"
 
-WIDTH, BOX, HEIGHT = 900, 576, 26
+WIDTH, BOX, HEIGHT = 960, 540, 26
 GAP, WALL = 10, 3  # between floors, and between rooms of one floor
-MARGIN, LANE = 10, 13
+MARGIN, LANE = 10, 12
 WORDS = 44  # letters, in the widest of usual typefaces
 
 STYLE = """

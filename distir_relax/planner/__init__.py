@@ -1,4 +1,4 @@
-"""The best strategy for a model on a machine: what there is to try, what each is predicted to do, the best of them."""
+"""The best strategies and placements: the first by trying all, the second by an integer program."""
 
 from distir_relax.planner.evaluate import Evaluator
 from distir_relax.planner.grid import Search, search_grid
