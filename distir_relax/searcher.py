@@ -96,7 +96,7 @@ def _read(
     free = False
     if isinstance(model, (str, Path)) and ".py:" in str(model):
         free = "global_batch" in inspect.signature(find_function(str(model))).parameters
-        # One that is larger by half leaves some for what is not written out (`Microbatches`).
+        # One that is twice as large leaves some for what is not written out (`Microbatches`).
         found = _made(str(model), 2 * max(wanted) if wanted and free else None)
     elif isinstance(model, (str, Path)):
         found = _searched(read_target(model))

@@ -17,10 +17,10 @@ from distir_relax.ir import BatchDim, Module, Pass, written_out
 from distir_relax.layout import DeviceMesh, as_mesh
 from distir_relax.ops import Trait, lookup
 from distir_relax.pipeline import (
+    AS_RANKS_RUN,
     Observer,
     StepOfTraining,
     Verify,
-    as_ranks_run,
     compile_passes,
     run_passes,
     verifies_by_default,
@@ -125,8 +125,12 @@ class Source:
 
     def distributed(self, repeated: bool = False, samples: int | None = None) -> Module:
         """The program of the distributed stage, as its ranks run it. Raises as `compile` does, and warns of nothing."""
+        return run_passes(self.imported.module, self.passes_of_all_ranks(repeated, samples), self.checks)
+
+    def passes_of_all_ranks(self, repeated: bool = False, samples: int | None = None) -> tuple[Pass, ...]:
+        """The passes of `distributed`. Raises and warns as `passes` does."""
         steps = takewhile(lambda step: step.gives != "ranked", self.passes(repeated, samples))
-        return as_ranks_run(run_passes(self.imported.module, tuple(steps), self.checks))
+        return (*steps, *AS_RANKS_RUN)
 
     def simulate(self, profile: Profile, samples: int | None = None) -> Simulation:
         """The run of the program on a machine, microbatches that do the same written out once.

@@ -12,6 +12,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 from distir_relax.analysis.interpreter import Steps
+from distir_relax.errors import DistIRError
 from distir_relax.ir import Op
 from distir_relax.ops import Trait, lookup
 
@@ -19,12 +20,22 @@ _BEFORE, _AT, _BEHIND = range(3)
 """Where an op stands by the task that it belongs to: key ``3 * p + place`` for the task in position p."""
 
 
-def in_order(steps: Steps, wanted: Mapping[int, int]) -> list[int]:
-    """The numbers of steps in order; `wanted` is the place in the schedule of each that is a task.
+def in_order(steps: Steps, schedule: Sequence[str]) -> list[int]:
+    """The numbers of steps in the order of a schedule, which names the tasks.
 
     Where tasks depend on each other in more ways than stages do (a norm over all microbatches), one that is not ready
-    is left for later.
+    is left for later. Raises `DistIRError` where the schedule lacks a task of the program.
     """
+    places = {name: number for number, name in enumerate(schedule)}
+    wanted: dict[int, int] = {}
+    for number, op in enumerate(steps.ops):
+        if op.task:
+            if op.task_name not in places:
+                raise DistIRError(
+                    f"the schedule has no task {op.task_name}, which the program has",
+                    hint="a program that trains needs a schedule with backwards",
+                )
+            wanted[number] = places[op.task_name]
     return _Sorted(steps, wanted).order()
 
 

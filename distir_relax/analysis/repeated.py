@@ -52,14 +52,7 @@ def with_all_ops(module: Module) -> Module:
 
 
 def _scheduled(steps: Steps, order: Scheduled) -> Steps:
-    places = {name: number for number, name in enumerate(order.names)}
-    wanted: dict[int, int] = {}
-    for number, op in enumerate(steps.ops):
-        if op.task:
-            if op.task_name not in places:
-                raise VerificationError(f"the schedule has no task {op.task_name}, which the program has")
-            wanted[number] = places[op.task_name]
-    chosen = in_order(steps, wanted)
+    chosen = in_order(steps, order.names)
 
     def sort(items: list[list[int]]) -> list[list[int]]:
         return [items[number] for number in chosen]

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json as json_
-import os
 import re
 import sys
 from pathlib import Path
@@ -149,8 +148,9 @@ class SearchProgress:
 def is_first_rank() -> bool:
     """Whether this process is the first of a launch, or none of any."""
     from distir_relax.runtime.join import detect
+    from distir_relax.runtime.neighbours import rank_in
 
-    return detect() != "mpi" or os.environ.get("OMPI_COMM_WORLD_RANK", os.environ.get("PMI_RANK", "0")) == "0"
+    return detect() != "mpi" or not rank_in()
 
 
 def read_batches(text: str | None) -> tuple[int, ...] | None:

@@ -7,7 +7,6 @@ from functools import lru_cache
 
 from distir_relax.analysis.in_order import in_order
 from distir_relax.analysis.interpreter import steps_of
-from distir_relax.errors import DistIRError
 from distir_relax.ir import Module
 from distir_relax.schedules import Kind, Order, Task, timeline
 
@@ -19,17 +18,7 @@ def order_tasks(module: Module, order: Order) -> Module:
     Raises `DistIRError` where the schedule lacks a task of the program.
     """
     main = module.main
-    places = {name: number for number, name in enumerate(in_sequence(order))}
-    wanted: dict[int, int] = {}
-    for number, op in enumerate(main.ops):
-        if op.task:
-            if op.task_name not in places:
-                raise DistIRError(
-                    f"the schedule has no task {op.task_name}, which the program has",
-                    hint="a program that trains needs a schedule with backwards",
-                )
-            wanted[number] = places[op.task_name]
-    ops = tuple(main.ops[number] for number in in_order(steps_of(main), wanted))
+    ops = tuple(main.ops[number] for number in in_order(steps_of(main), in_sequence(order)))
     return replace(module, functions=(replace(main, ops=ops), *module.functions[1:]))
 
 

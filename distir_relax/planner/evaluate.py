@@ -14,12 +14,12 @@ from distir_relax.analysis.simulate import simulate_module
 from distir_relax.analysis.simulation import Simulation
 from distir_relax.cost.profile import Profile
 from distir_relax.errors import DistIRError, VerificationError
-from distir_relax.ir import Module, Pass, Repeated, Scheduled
+from distir_relax.ir import Module, Repeated, Scheduled
 from distir_relax.lowering import Microbatches
 from distir_relax.lowering.accumulate import is_in_turn
 from distir_relax.lowering.microbatches import chosen
 from distir_relax.lowering.order import in_sequence
-from distir_relax.pipeline import AS_RANKS_RUN, run_passes
+from distir_relax.pipeline import run_passes
 from distir_relax.planner.outcome import Outcome
 from distir_relax.planner.scaled import Unlike, scaled
 from distir_relax.planner.space import Candidate
@@ -41,8 +41,8 @@ class _Form:
 class Evaluator:
     """Predicts steps of one model on one machine.
 
-    `source` has a batch larger than any that is asked for. Programs are kept while `keep` forms follow each other, so
-    candidates are best asked for in the order of `Space.candidates`.
+    `source` has a batch larger than any that is asked for. The programs of one form are kept, and one cut into stages:
+    so candidates are best asked for in the order of `Space.candidates`.
     """
 
     def __init__(self, source: Source, profile: Profile, candidates: Iterable[Candidate] = ()) -> None:
@@ -53,7 +53,7 @@ class Evaluator:
             if form is not None:
                 self._sizes.setdefault(form, set()).add(candidate.microbatch)
         self._cut: tuple[Strategy, Module] | None = None
-        self._ends: tuple[_Form, dict[int, Module | None]] | None = None
+        self._ends: tuple[_Form, dict[int, Module]] | None = None
 
     def outcome(self, candidate: Candidate) -> Outcome:
         """What a candidate is predicted to do; one that cannot be compiled says why in `refused`."""
@@ -106,11 +106,9 @@ class Evaluator:
                 count = candidate.strategy.microbatches
                 ends[end] = self._compiled(Candidate(candidate.strategy, end * count))
             found.append((end, ends[end]))
-        (a, one), (b, other) = found
-        assert one is not None
-        assert other is not None
+        low, high = found
         try:
-            module = scaled((a, one), (b, other), size)
+            module = scaled(low, high, size)
         except Unlike:
             return None
         return self._of_count(module, candidate)
@@ -133,15 +131,11 @@ class Evaluator:
         """The program of a candidate, from the cut into stages on if that is the last one's."""
         strategy = candidate.strategy
         source = self.source.under(strategy)
-        steps: list[Pass] = []
-        for step in source.passes(repeated=True, samples=candidate.samples):
-            if step.gives == "ranked":
-                break
-            steps.append(step)
+        steps = source.passes_of_all_ranks(repeated=True, samples=candidate.samples)
         first = next(i for i, step in enumerate(steps) if isinstance(step, Microbatches))
         # Where stages are cut depends on neither, unless there is one microbatch alone.
         schedule = "1f1b" if strategy.chunks == 1 else strategy.schedule
         key = replace(strategy, microbatches=min(strategy.microbatches, 2), schedule=schedule)
         if self._cut is None or self._cut[0] != key:
             self._cut = key, run_passes(source.imported.module, steps[:first], source.checks)
-        return run_passes(self._cut[1], [*steps[first:], *AS_RANKS_RUN], source.checks)
+        return run_passes(self._cut[1], steps[first:], source.checks)

@@ -234,7 +234,7 @@ def _pieces(candidates: Iterable[Candidate], workers: int) -> list[list[Candidat
     found = []
     for _, group in groupby(candidates, alike):
         mine = sorted(group, key=lambda c: (c.strategy.microbatches > 2, c.strategy.microbatches, c.samples))
-        count = -(-len(mine) // max(_PIECE, 1)) if workers > 1 else 1
+        count = -(-len(mine) // _PIECE) if workers > 1 else 1
         size = -(-len(mine) // count)
         found += [mine[i : i + size] for i in range(0, len(mine), size)]
     return sorted(found, key=lambda piece: -sum(c.strategy.microbatches * c.strategy.pipeline for c in piece))
