@@ -6,12 +6,15 @@ meet. So the size of the graph is that of the program as it is written.
 
 from __future__ import annotations
 
-from collections import Counter, defaultdict
-from collections.abc import Mapping
-from dataclasses import dataclass, field
+from collections import Counter
+from collections.abc import Hashable, Mapping
+from dataclasses import dataclass, field, replace
 
 from distir_relax.ir import Function, Instance, Module, Op, TensorType, Value
+from distir_relax.ops import lookup
+from distir_relax.planner.placements.alike import alike
 from distir_relax.planner.placements.space import Space, Way
+from distir_relax.sharding.choice import Placed
 from distir_relax.sharding.factors import is_annotation
 
 Source = tuple[int, int]
@@ -35,12 +38,18 @@ class Node:
 class Edge:
     """A value on its way from where it is made to the `users` that need it: (node, operand number); `count` times.
 
-    What several users need in the same layout is brought there once.
+    What several users need in the same layout is brought there once. Those `in_place` take it as it lies: they update
+    it where it is.
     """
 
     source: Source
     users: tuple[tuple[int, int], ...]
     count: int
+    in_place: frozenset[tuple[int, int]] = frozenset()
+
+    def may_move(self, user: tuple[int, int], source: Placed, target: Placed) -> bool:
+        """Whether the value may be left in the one layout, and taken by a user in the other."""
+        return source == target or user not in self.in_place
 
 
 @dataclass(slots=True)
@@ -59,7 +68,11 @@ class Graph:
     """Where each value of each function is made."""
     uses: dict[tuple[str, str], Use] = field(default_factory=dict)
     """On which edge each value of each function is."""
+    counts: Mapping[str, int] = field(default_factory=dict)
+    """How often each function runs that does."""
     _edges: Counter[Use] = field(default_factory=Counter)
+    _alike: dict[Hashable, int] = field(default_factory=dict)
+    _in_place: set[tuple[int, int]] = field(default_factory=set)
     _values: dict[str, Value] = field(default_factory=dict)
     _roles: dict[int, tuple[str, ...]] = field(default_factory=dict)
 
@@ -67,13 +80,13 @@ class Graph:
         """Add the entry function, of which `instance` is how it is in the program written out."""
         self._values = {i.value.name: i.value for i in self.whole.inputs}
         self._values.update((v.name, v) for op in self.whole.ops for v in op.results)
-        counts = _counts(self.module)
-        self._function(instance, counts)
+        self.counts = _counts(self.module)
+        self._function(instance, self.counts)
 
     @property
     def edges(self) -> list[Edge]:
         """All edges."""
-        return [Edge(source, users, count) for (source, users), count in self._edges.items()]
+        return [Edge(*use, count, self._in_place.intersection(use[1])) for use, count in self._edges.items()]
 
     def type_of(self, source: Source) -> TensorType:
         """The type of a value."""
@@ -92,32 +105,54 @@ class Graph:
     def _function(self, instance: Instance, counts: Mapping[str, int]) -> None:
         function = instance.function
         name, count = function.name, counts[function.name]
-        alike: dict[object, int] = {}
-        for item, key in zip(function.inputs, _passed_on(function), strict=True):
-            node = alike.setdefault(key, len(self.nodes))
-            self.inputs[name, item.value.name] = node
-            self.sources[name, item.value.name] = node, 0
-            if node == len(self.nodes):
-                flat = self._values[instance.names[item.value.name]]
-                ways = tuple(Way((), (lies,), (lies,)) for lies in self.space.layouts(flat))
-                self.nodes.append(Node(None, item.value, item.role, ways, count))
+        keys = alike(function)
+        for item, key in zip(function.inputs, keys.inputs, strict=True):
+            flat = self._values[instance.names[item.value.name]]
+            ways = tuple(Way((), (lies,), (lies,)) for lies in self.space.layouts(flat))
+            mine = self._node((name, "input", key), None, item.value, item.role, ways, count)
+            self.inputs[name, item.value.name] = mine
+            self.sources[name, item.value.name] = mine, 0
         used: dict[str, list[tuple[int, int]]] = {}
         for number, (op, place) in enumerate(zip(function.ops, instance.ops, strict=True)):
             if isinstance(place, Instance):
                 self._call(name, op, place, counts, used)
                 continue
-            mine = self.places[name, number] = len(self.nodes)
+            made = tuple(self.sources[name, v.name] for v in op.operands)
             ways = self.space.ways(place, self.whole.ops[place])
-            self.nodes.append(Node(op, op.results[0], "", ways, count))
-            made = [self.nodes[self.sources[name, v.name][0]] for v in op.operands]
-            self._roles[mine] = tuple(node.role for node in made)
+            mine = self._node((name, "op", keys.ops[number]), op, op.results[0], "", ways, count)
+            self.places[name, number] = mine
+            self._roles[mine] = tuple(self.nodes[node].role for node, _ in made)
             for operand, value in enumerate(op.operands):
                 used.setdefault(value.name, []).append((mine, operand))
             for result, value in enumerate(op.results):
                 self.sources[name, value.name] = mine, result
+        self._keep_in_place(function)
         for value_name, users in used.items():
             use = self.uses[name, value_name] = self.sources[name, value_name], tuple(sorted(set(users)))
             self._edges[use] += count
+
+    def _node(
+        self, key: Hashable, op: Op | None, value: Value, role: str, ways: tuple[Way, ...], count: int
+    ) -> int:  # fmt: skip
+        """The number of the node of an op or an input: the one that it is like, or a new one."""
+        found = self._alike.setdefault((key, ways), len(self.nodes))
+        if found == len(self.nodes):
+            self.nodes.append(Node(op, value, role, ways, count))
+        else:
+            self.nodes[found] = replace(self.nodes[found], count=self.nodes[found].count + count)
+        return found
+
+    def _keep_in_place(self, function: Function) -> None:
+        """Note who updates what it takes, and the marks on that."""
+        updated: set[str] = set()
+        for number in reversed(range(len(function.ops))):
+            op = function.ops[number]
+            if op.callee:
+                continue
+            marks = is_annotation(op) and op.results[0].name in updated
+            if marks or lookup(op.name, op.location).code.in_place:
+                updated.add(op.operands[0].name)
+                self._in_place.add((self.places[function.name, number], 0))
 
     def _call(
         self, caller: str, op: Op, instance: Instance, counts: Mapping[str, int],
@@ -131,24 +166,6 @@ class Graph:
             used.setdefault(value.name, []).append(user)
         for output, value in zip(callee.outputs, op.results, strict=True):
             self.sources[caller, value.name] = self.sources[callee.name, output.value.name]
-
-
-def _passed_on(function: Function) -> list[object]:
-    """Of each input, a key that is equal for those that lie alike in some best solution.
-
-    They have one type, and each is but passed on, by another call, to one input of one function.
-    """
-    users: dict[str, list[tuple[Op, int]]] = defaultdict(list)
-    for op in function.ops:
-        for number, value in enumerate(op.operands):
-            users[value.name].append((op, number))
-    given = {output.value.name for output in function.outputs}
-    keys: list[object] = []
-    for item in function.inputs:
-        mine = users[item.value.name]
-        is_passed = len(mine) == 1 and mine[0][0].callee and item.value.name not in given
-        keys.append((item.role, item.value.type, mine[0][0].callee, mine[0][1]) if is_passed else item.value.name)
-    return keys
 
 
 def _counts(module: Module) -> dict[str, int]:

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+import time
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -12,9 +13,12 @@ import numpy as np
 from distir_relax.errors import DistIRError
 from distir_relax.planner.placements.graph import Graph
 from distir_relax.planner.placements.integer_program import IntegerProgram, seconds_of
-from distir_relax.planner.placements.memory import MemoryRows, Row
+from distir_relax.planner.placements.memory import Memory, Need, Path
 from distir_relax.planner.placements.prices import Prices
 from distir_relax.units import size
+
+_ROWS_AT_ONCE = 20
+"""How many ops that need too much memory are added to the program at a time, the largest first."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,29 +42,44 @@ class Solution:
 def solve(graph: Graph, prices: Prices, memory: float = math.inf, limit: float = 60.0, gap: float = 1e-4) -> Solution:
     """The best ways with which no device needs more than `memory` bytes, found by HiGHS.
 
-    It ends after `limit` seconds, or with a solution that is within `gap` of the bound. Raises `DistIRError` where
-    there is none: it says how little memory would do, and what needs it.
+    It ends after `limit` seconds, or with a solution that is within `gap` of the bound. Memory is a constraint only
+    where it has to be: ops at which a solution needs too much are added to the program, until there are none. Raises
+    `DistIRError` where there is none: it says how little memory would do, and what needs it.
     """
     program = IntegerProgram(graph, prices)
-    needs = MemoryRows(graph, program)
-    needs.rows()
-    found = _highs(program, needs, memory, limit, gap)
-    if found.x is None and math.isfinite(memory):
-        raise _no_room(program, needs, memory, limit)
-    if found.x is None:
-        raise DistIRError("no placements were found", hint=f"the solver says: {found.message}")
+    needs = Memory(graph, program)
+    ends = time.monotonic() + limit
+    paths: dict[Path, None] = {}
+    while True:
+        found = _highs(program, needs, paths, memory, max(1.0, ends - time.monotonic()), gap)
+        if found.x is None and paths:
+            raise _no_room(program, needs, paths, memory, limit)
+        if found.x is None:
+            raise DistIRError("no placements were found", hint=f"the solver says: {found.message}")
+        if not _add(paths, needs.needs(found.x), memory):
+            break
     chosen = tuple(int(np.argmax(found.x[list(block)])) for block in program.ways)
     bound = found.fun if found.mip_dual_bound is None else found.mip_dual_bound
-    most = max((_bytes(needs, row, found.x) for row in needs.found), default=0.0)
+    most = max((need.bytes for need in needs.needs(found.x)), default=0.0)
     return Solution(chosen, seconds_of(graph, prices, chosen), max(0.0, float(bound)) / program.scale, most)
 
 
+def _add(paths: dict[Path, None], needs: Sequence[Need], memory: float) -> bool:
+    """Add the ops at which most is needed of those that need more than there is; whether there were any."""
+    over = [need for need in needs if need.bytes > memory * (1 + 1e-6) and need.path not in paths]
+    over.sort(key=lambda need: -need.bytes)
+    paths.update((need.path, None) for need in over[:_ROWS_AT_ONCE])
+    return bool(over)
+
+
 def _highs(
-    program: IntegerProgram, needs: MemoryRows, memory: float, limit: float, gap: float, least: bool = False
-) -> Any:
+    program: IntegerProgram, needs: Memory, paths: Iterable[Path], memory: float, limit: float, gap: float,
+    least: bool = False,
+) -> Any:  # fmt: skip
     """What HiGHS finds: ways that take least time in `memory` bytes, or with `least` those that need least memory.
 
-    Behind the variables of the program come what stays all the time, in units of `memory`, and the least limit.
+    Of all that needs memory the ops of `paths` alone are looked at. Behind the variables of the program come what stays
+    all the time, in units of `memory`, and the least limit.
     """
     # It takes a while to import, and few need it.
     from scipy.optimize import Bounds, LinearConstraint, milp
@@ -77,10 +96,11 @@ def _highs(
         lower.append(low)
         upper.append(high)
 
-    if math.isfinite(memory):
-        add(needs.staying, {stays: -1.0}, 0.0, 0.0)
-        for row in needs.found:
-            add(row.terms, {stays: 1.0, stays + 1: -1.0}, -np.inf, 0.0)
+    rows = [needs.row(path) for path in paths]
+    if rows:
+        add(needs.staying(), {stays: -1.0}, 0.0, 0.0)
+        for row in rows:
+            add(row, {stays: 1.0, stays + 1: -1.0}, -np.inf, 0.0)
     costs = np.zeros(stays + 2)
     costs[:stays] = 0.0 if least else program.costs
     costs[stays + 1] = float(least)
@@ -97,20 +117,23 @@ def _highs(
     )
 
 
-def _no_room(program: IntegerProgram, needs: MemoryRows, memory: float, limit: float) -> DistIRError:
+def _no_room(
+    program: IntegerProgram, needs: Memory, paths: dict[Path, None], memory: float, limit: float
+) -> DistIRError:
     """The error that says how little memory would do, and where it is needed."""
-    least = _highs(program, needs, memory, limit, 1e-3, least=True)
-    if least.x is None:
-        return DistIRError("no placements were found", hint=f"the solver says: {least.message}")
-    tightest = max(needs.found, key=lambda row: _bytes(needs, row, least.x))
-    most, op = _bytes(needs, tightest, least.x), tightest.op
+    ends = time.monotonic() + limit
+    while True:
+        least = _highs(program, needs, paths, memory, max(1.0, ends - time.monotonic()), 1e-3, least=True)
+        if least.x is None:
+            return DistIRError("no placements were found", hint=f"the solver says: {least.message}")
+        found = needs.needs(least.x)
+        if not _add(paths, found, least.x[len(program.costs) + 1] * memory):
+            break
+    worst = max(found, key=lambda need: need.bytes)
+    op = needs.op(worst.path)
     return DistIRError(
-        f"no placements need {size(memory)} on each device or less: the least there is needs {size(most)}, "
-        f"while {op.name} makes %{op.results[0].name} of @{tightest.function}",
+        f"no placements need {size(memory)} on each device or less: the least there is needs {size(worst.bytes)}, "
+        f"while {op.name} makes %{op.results[0].name} of @{worst.path[-1][0]}",
         op.location,
-        f"give memory={math.ceil(most)} or more, or a mesh of more devices",
+        f"give memory={math.ceil(worst.bytes)} or more, or a mesh of more devices",
     )
-
-
-def _bytes(needs: MemoryRows, row: Row, x: Any) -> float:
-    return float(sum(size * x[variable] for terms in (needs.staying, row.terms) for variable, size in terms.items()))

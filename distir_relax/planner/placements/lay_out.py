@@ -32,6 +32,8 @@ def lay_out(graph: Graph, chosen: Sequence[int]) -> Module:
     ways = [node.ways[number] for node, number in zip(graph.nodes, chosen, strict=True)]
     functions: dict[str, Function] = {}
     for function in called_first(module):
+        if function.name not in graph.counts:
+            continue
         functions[function.name] = _Layout(graph, ways, function, functions).run()
     main = functions.pop(module.main.name)
     return without_unused_outputs(Module("sharded", (main, *functions.values()), (mesh,), records=module.records))

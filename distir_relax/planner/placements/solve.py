@@ -8,6 +8,7 @@ from typing import ClassVar
 from distir_relax.cost.profile import Profile
 from distir_relax.ir import Module, Searched, written_out
 from distir_relax.layout import DeviceMesh
+from distir_relax.ops import lookup
 from distir_relax.planner.placements.graph import Graph
 from distir_relax.planner.placements.highs import solve
 from distir_relax.planner.placements.integer_program import needed
@@ -57,7 +58,8 @@ def price(graph: Graph, profile: Profile, tail: str = "ragged") -> Prices:
 
     `tail` says what devices with a short shard do.
     """
-    prices = Prices(graph.space.mesh, profile, tail)
+    changes = any(lookup(op.name, op.location).code.in_place for op in graph.whole.ops)
+    prices = Prices(graph.space.mesh, profile, tail, changes)
     for number, node in enumerate(graph.nodes):
         if node.op is None or not graph.is_priced(node):
             continue
@@ -68,7 +70,8 @@ def price(graph: Graph, profile: Profile, tail: str = "ragged") -> Prices:
     for edge in graph.edges:
         kind = graph.type_of(edge.source)
         sources = {way.rests[edge.source[1]] for way in graph.nodes[edge.source[0]].ways}
-        targets = {needed(graph, user, way) for user in edge.users for way in graph.nodes[user[0]].ways}
+        movers = [user for user in edge.users if user not in edge.in_place]
+        targets = {needed(graph, user, way) for user in movers for way in graph.nodes[user[0]].ways}
         for source in sources:
             for target in targets:
                 prices.ask_move(kind, source, target)
