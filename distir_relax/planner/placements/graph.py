@@ -11,6 +11,7 @@ from collections.abc import Hashable, Mapping
 from dataclasses import dataclass, field, replace
 
 from distir_relax.ir import Function, Instance, Module, Op, TensorType, Value
+from distir_relax.layout import Partial
 from distir_relax.ops import lookup
 from distir_relax.planner.placements.alike import alike
 from distir_relax.planner.placements.space import Space, Way
@@ -48,8 +49,9 @@ class Edge:
     in_place: frozenset[tuple[int, int]] = frozenset()
 
     def may_move(self, user: tuple[int, int], source: Placed, target: Placed) -> bool:
-        """Whether the value may be left in the one layout, and taken by a user in the other."""
-        return source == target or user not in self.in_place
+        """Whether the value may be left in the one layout, and taken by a user in the other: a sum is made once."""
+        pends = any(isinstance(t, Partial) and s != t for s, t in zip(source, target, strict=True))
+        return source == target or (user not in self.in_place and not pends)
 
 
 @dataclass(slots=True)
@@ -86,7 +88,7 @@ class Graph:
     @property
     def edges(self) -> list[Edge]:
         """All edges."""
-        return [Edge(*use, count, self._in_place.intersection(use[1])) for use, count in self._edges.items()]
+        return [Edge(*use, count, frozenset(self._in_place.intersection(use[1]))) for use, count in self._edges.items()]
 
     def type_of(self, source: Source) -> TensorType:
         """The type of a value."""
