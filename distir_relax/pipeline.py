@@ -27,6 +27,7 @@ from distir_relax.layout import DeviceMesh
 from distir_relax.lowering import AccumulateInCalls, FuseLocal, Microbatches, Pipeline, Project, ToDistIR, ToPlaces
 from distir_relax.ops import check
 from distir_relax.optimizers import MasterWeights, Optimize, Optimizer
+from distir_relax.placements import PlaceBySearch
 from distir_relax.sharding import ApplyShardings, DelayReductions, Hazards, Propagate, remarks
 from distir_relax.strategies.apply import ApplyStrategy
 from distir_relax.strategies.sequence import SplitSequence
@@ -69,7 +70,8 @@ def compile_passes(
     profile: Profile | None = None,
     repeated: bool = False,
     samples: int | None = None,
-    placing: Pass | None = None,
+    searched: bool = False,
+    memory: float | None = None,
 ) -> tuple[Pass, ...]:
     """The passes of `compile`: from an imported model to a program for each distinct rank.
 
@@ -81,7 +83,7 @@ def compile_passes(
     a loss, and the program a step that makes it smaller. `stages` name where the stages of a pipeline begin, by
     `scopes`; without, they are cut where their cost on the machine of `profile` balances. For a simulation alone,
     `repeated` writes out only the microbatches that do unlike things, and `samples` takes fewer than the batch has.
-    `placing` lays out the program in the place of propagation.
+    Where placements are `searched` they are those that take least time on `profile` with `memory` bytes a device.
     """
     passes: list[Pass] = [Outline(scopes or {})] if outline else []
     if training is not None and training.masters:
@@ -104,7 +106,12 @@ def compile_passes(
     if strategy is not None and (strategy.microbatches > 1 or samples is not None):
         parts = Microbatches(strategy.microbatches, hazards, repeated, samples, training is not None)
     passes += _strategy_passes(strategy, training, cut, parts)
-    laying: tuple[Pass, ...] = (Propagate(mesh), DelayReductions(hazards)) if placing is None else (placing,)
+    laying: tuple[Pass, ...] = (Propagate(mesh), DelayReductions(hazards))
+    if searched:
+        assert mesh is not None, "placements are looked for on a mesh"
+        device = (profile or load_profile(DEFAULT_PROFILE)).with_devices(mesh.size)
+        room = (memory or device.memory) * (1 if strategy is None else strategy.pipeline)
+        laying = (PlaceBySearch(mesh, device, tail, room, hazards),)
     return (*passes, *laying, ToDistIR(tail), *placed, Project(), FuseLocal())
 
 
@@ -127,7 +134,9 @@ def _strategy_passes(
     if parts is not None:
         pipeline = (chosen.schedule, chosen.pipeline, chosen.microbatches, chosen.chunks)
         passes.append(parts)
-        passes.append(AccumulateInCalls(*(pipeline if chosen.pipeline > 1 else ())))
+        # Where placements are looked for, sums over microbatches may stay pending between calls.
+        if chosen.placements == "rules" or chosen.mesh.size == 1:
+            passes.append(AccumulateInCalls(*(pipeline if chosen.pipeline > 1 else ())))
     if training is not None and chosen.zero == 1:
         passes.append(ShardGradients(chosen))
     if chosen.zero:

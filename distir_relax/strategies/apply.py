@@ -31,7 +31,8 @@ STRATEGY_ROUND = 1
 class ApplyStrategy:
     """The pass: global stage in and out, with marks for the data and tensor axes of `strategy`.
 
-    The batch is split over the data axis, and each parameter along the one class of the tensor axis that it has.
+    The batch is split over the data axis, and each parameter along the one class of the tensor axis that it has; with
+    ``placements=auto`` nothing is marked but by the user.
     Parameters and inputs that the user marked stay as they are; a mark for a mesh of one axis is one for the tensor
     axis, or else the data axis, by its size. Raises `DistIRError` for a model without a batch, and for a batch with
     fewer samples than there are data-parallel ranks, or microbatches; `AnnotationError` where marks are for a mesh that
@@ -58,6 +59,10 @@ class ApplyStrategy:
                     f"give an example of at least {count} samples",
                 )
         module = _on_mesh(module, whole, classes, batch, strategy)
+        dims = () if batch is None else tuple(BatchDim(name, dim, batch.size) for name, dim in batch.dims.items())
+        module = replace(module, meshes=(strategy.mesh,), records=(*module.records, *dims))
+        if strategy.placements == "auto":
+            return module
         known = {op.operands[0].name for op in whole.function.ops if is_annotation(op)}
         experts = chosen_experts(classes, strategy)
         tensor = strategy.tensor
@@ -68,10 +73,7 @@ class ApplyStrategy:
             if item.value.name not in known
             and (placements := _placements(item, classes, batch, taken, experts, strategy))
         }
-        main = mark_inputs(module.main, marks)
-        dims = () if batch is None else tuple(BatchDim(name, dim, batch.size) for name, dim in batch.dims.items())
-        functions = (main, *module.functions[1:])
-        return replace(module, functions=functions, meshes=(strategy.mesh,), records=(*module.records, *dims))
+        return replace(module, functions=(mark_inputs(module.main, marks), *module.functions[1:]))
 
 
 def _placements(

@@ -14,9 +14,9 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from distir_relax.planner.placements.graph import Edge, Graph, Use
-from distir_relax.planner.placements.prices import Prices
-from distir_relax.planner.placements.space import Way
+from distir_relax.placements.graph import Edge, Graph, Use
+from distir_relax.placements.prices import Prices
+from distir_relax.placements.space import Way
 from distir_relax.sharding.choice import Placed
 
 

@@ -16,7 +16,7 @@ from distir_relax.layout import Cut, DeviceMesh, Partial, Placement, R, Shard, b
 from distir_relax.layout.division import balanced, cut_of, refined
 from distir_relax.layout.fit import fit_annotation
 from distir_relax.ops import BLOCKED, PARALLEL, WINDOW, lookup
-from distir_relax.planner.placements.pending import linear_groups
+from distir_relax.placements.pending import linear_groups
 from distir_relax.sharding.choice import Placed, divides
 from distir_relax.sharding.factors import Atom, Factoring, Slot, is_annotation
 from distir_relax.sharding.hazards import Hazards
@@ -50,8 +50,7 @@ class Space:
 
     def layouts(self, value: Value) -> tuple[Placed, ...]:
         """All layouts of a value that is taken as it comes, by its name in the program written out."""
-        axes = range(len(self.mesh.shape))
-        return tuple(self._completed(value, tuple(Partial("sum") for _ in axes)))
+        return tuple(self._completed(value, tuple(Partial("sum") if size > 1 else R for size in self.mesh.shape)))
 
     def ways(self, number: int, op: Op) -> tuple[Way, ...]:
         """The ways of the op of that number."""
@@ -63,8 +62,9 @@ class Space:
         if lookup(op.name, op.location).split.routing is not None:
             atoms = []
         found: dict[tuple[tuple[Placed, ...], tuple[Placed, ...]], Way] = {}
-        linear = linear_groups(op, self.pending, self.hazards)
-        for chosen in itertools.product([*atoms, *linear, None], repeat=len(self.mesh.shape)):
+        linear = list(linear_groups(op, self.pending, self.hazards))
+        choices = [*atoms, *linear, None]
+        for chosen in itertools.product(*(choices if size > 1 else [None] for size in self.mesh.shape)):
             placed = self._placed(number, op, chosen)
             if placed is None:
                 continue

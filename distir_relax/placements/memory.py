@@ -17,8 +17,8 @@ from functools import lru_cache
 from distir_relax.ir import DTensorType, Function, Op, TensorType
 from distir_relax.layout import DeviceMesh, Placement, Shard, held_intervals
 from distir_relax.ops import lookup
-from distir_relax.planner.placements.graph import Graph
-from distir_relax.planner.placements.integer_program import IntegerProgram
+from distir_relax.placements.graph import Graph
+from distir_relax.placements.integer_program import IntegerProgram
 from distir_relax.sharding.choice import Placed
 
 Terms = Mapping[int, float]

@@ -33,7 +33,7 @@ from distir_relax.lowering import ToDistIR
 from distir_relax.lowering.emitter import PlacedEmitter
 from distir_relax.lowering.redistribution import Move, lower_transition
 from distir_relax.ops import Trait, lookup
-from distir_relax.planner.placements.space import Way
+from distir_relax.placements.space import Way
 from distir_relax.sharding import Transition, plan
 from distir_relax.sharding.choice import Placed
 

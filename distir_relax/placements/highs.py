@@ -11,10 +11,10 @@ from typing import Any
 import numpy as np
 
 from distir_relax.errors import DistIRError
-from distir_relax.planner.placements.graph import Graph
-from distir_relax.planner.placements.integer_program import IntegerProgram, seconds_of
-from distir_relax.planner.placements.memory import Memory, Need, Path
-from distir_relax.planner.placements.prices import Prices
+from distir_relax.placements.graph import Graph
+from distir_relax.placements.integer_program import IntegerProgram, seconds_of
+from distir_relax.placements.memory import Memory, Need, Path
+from distir_relax.placements.prices import Prices
 from distir_relax.units import size
 
 _ROWS_AT_ONCE = 20

@@ -10,13 +10,13 @@ from distir_relax.cost.profile import Profile
 from distir_relax.ir import Module, Searched, written_out
 from distir_relax.layout import DeviceMesh
 from distir_relax.ops import lookup
-from distir_relax.planner.placements.graph import Graph
-from distir_relax.planner.placements.highs import solve
-from distir_relax.planner.placements.integer_program import needed
-from distir_relax.planner.placements.lay_out import lay_out
-from distir_relax.planner.placements.pending import may_pend
-from distir_relax.planner.placements.prices import Prices
-from distir_relax.planner.placements.space import Space
+from distir_relax.placements.graph import Graph
+from distir_relax.placements.highs import solve
+from distir_relax.placements.integer_program import needed
+from distir_relax.placements.lay_out import lay_out
+from distir_relax.placements.pending import may_pend
+from distir_relax.placements.prices import Prices
+from distir_relax.placements.space import Space
 from distir_relax.sharding.factors import factorize
 from distir_relax.sharding.hazards import Hazards
 from distir_relax.sharding.hazards import spread as spread_hazards

@@ -20,8 +20,8 @@ from distir_relax.ir import (
     without_unused_outputs,
 )
 from distir_relax.layout import print_placements
-from distir_relax.planner.placements.graph import Graph
-from distir_relax.planner.placements.space import Way
+from distir_relax.placements.graph import Graph
+from distir_relax.placements.space import Way
 from distir_relax.sharding.choice import Placed
 from distir_relax.sharding.factors import is_annotation
 

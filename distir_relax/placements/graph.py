@@ -7,14 +7,14 @@ meet. So the size of the graph is that of the program as it is written.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Hashable, Mapping
+from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
-from distir_relax.ir import Function, Instance, Module, Op, TensorType, Value
+from distir_relax.ir import Function, Instance, Module, Op, Repeated, TensorType, Value
 from distir_relax.layout import Partial
 from distir_relax.ops import lookup
-from distir_relax.planner.placements.alike import alike
-from distir_relax.planner.placements.space import Space, Way
+from distir_relax.placements.alike import alike
+from distir_relax.placements.space import Space, Way
 from distir_relax.sharding.choice import Placed
 from distir_relax.sharding.factors import is_annotation
 
@@ -73,6 +73,7 @@ class Graph:
     counts: Mapping[str, int] = field(default_factory=dict)
     """How often each function runs that does."""
     _edges: Counter[Use] = field(default_factory=Counter)
+    _times: _Times = field(init=False)
     _alike: dict[Hashable, int] = field(default_factory=dict)
     _in_place: set[tuple[int, int]] = field(default_factory=set)
     _values: dict[str, Value] = field(default_factory=dict)
@@ -82,8 +83,9 @@ class Graph:
         """Add the entry function, of which `instance` is how it is in the program written out."""
         self._values = {i.value.name: i.value for i in self.whole.inputs}
         self._values.update((v.name, v) for op in self.whole.ops for v in op.results)
-        self.counts = _counts(self.module)
-        self._function(instance, self.counts)
+        self._times = _Times.of(self.module)
+        self.counts = self._times.functions()
+        self._function(instance)
 
     @property
     def edges(self) -> list[Edge]:
@@ -104,9 +106,10 @@ class Graph:
         found = self._roles.get(number)
         return found if found is not None else ()
 
-    def _function(self, instance: Instance, counts: Mapping[str, int]) -> None:
+    def _function(self, instance: Instance) -> None:
         function = instance.function
-        name, count = function.name, counts[function.name]
+        name, count = function.name, self.counts[function.name]
+        times = self._times.value if function is self.module.main else lambda name: 1
         keys = alike(function)
         for item, key in zip(function.inputs, keys.inputs, strict=True):
             flat = self._values[instance.names[item.value.name]]
@@ -117,11 +120,13 @@ class Graph:
         used: dict[str, list[tuple[int, int]]] = {}
         for number, (op, place) in enumerate(zip(function.ops, instance.ops, strict=True)):
             if isinstance(place, Instance):
-                self._call(name, op, place, counts, used)
+                self._call(name, op, place, used)
                 continue
             made = tuple(self.sources[name, v.name] for v in op.operands)
             ways = self.space.ways(place, self.whole.ops[place])
-            mine = self._node((name, "op", keys.ops[number]), op, op.results[0], "", ways, count)
+            mine = self._node(
+                (name, "op", keys.ops[number]), op, op.results[0], "", ways, count * times(op.results[0].name)
+            )
             self.places[name, number] = mine
             self._roles[mine] = tuple(self.nodes[node].role for node, _ in made)
             for operand, value in enumerate(op.operands):
@@ -131,7 +136,7 @@ class Graph:
         self._keep_in_place(function)
         for value_name, users in used.items():
             use = self.uses[name, value_name] = self.sources[name, value_name], tuple(sorted(set(users)))
-            self._edges[use] += count
+            self._edges[use] += count * times(value_name)
 
     def _node(
         self, key: Hashable, op: Op | None, value: Value, role: str, ways: tuple[Way, ...], count: int
@@ -157,12 +162,11 @@ class Graph:
                 self._in_place.add((self.places[function.name, number], 0))
 
     def _call(
-        self, caller: str, op: Op, instance: Instance, counts: Mapping[str, int],
-        used: dict[str, list[tuple[int, int]]],
+        self, caller: str, op: Op, instance: Instance, used: dict[str, list[tuple[int, int]]]
     ) -> None:  # fmt: skip
         callee = instance.function
         if not callee.inputs or (callee.name, callee.inputs[0].value.name) not in self.inputs:
-            self._function(instance, counts)
+            self._function(instance)
         for item, value in zip(callee.inputs, op.operands, strict=True):
             user = self.inputs[callee.name, item.value.name], 0
             used.setdefault(value.name, []).append(user)
@@ -170,15 +174,36 @@ class Graph:
             self.sources[caller, value.name] = self.sources[callee.name, output.value.name]
 
 
-def _counts(module: Module) -> dict[str, int]:
-    """How often each function runs."""
-    counts: Counter[str] = Counter()
+@dataclass(frozen=True, slots=True)
+class _Times:
+    """How often what is written in a module is done: of microbatches that do the same one is written for all."""
 
-    def visit(function: Function) -> None:
-        counts[function.name] += 1
-        for op in function.ops:
-            if op.callee:
-                visit(module.function(op.callee))
+    module: Module
+    part_of: Mapping[str, int]
+    stands_for: Sequence[int]
 
-    visit(module.main)
-    return counts
+    @staticmethod
+    def of(module: Module) -> _Times:
+        record = next((record for record in module.records if isinstance(record, Repeated)), None)
+        if record is None:
+            return _Times(module, {}, ())
+        return _Times(module, record.part_of, [len(numbers) for numbers in record.ranges])
+
+    def value(self, name: str) -> int:
+        """How many of a value of the entry there are."""
+        part = self.part_of.get(name, -1)
+        return self.stands_for[part] if part >= 0 else 1
+
+    def functions(self) -> dict[str, int]:
+        """How often each function runs."""
+        counts: Counter[str] = Counter()
+
+        def visit(function: Function, times: int) -> None:
+            counts[function.name] += times
+            for op in function.ops:
+                if op.callee:
+                    more = self.value(op.results[0].name) if function is self.module.main else 1
+                    visit(self.module.function(op.callee), times * more)
+
+        visit(self.module.main, 1)
+        return counts
