@@ -6,7 +6,7 @@ READY  := $(VENV)/.ready
 # Tests run in as many processes; those that start ranks run one after the other.
 PYTEST := $(BIN)/python -m pytest -n 2 --dist loadgroup --no-loadscope-reorder
 
-.PHONY: demo train test quick lint fuzz validate schedules bench browser coverage clean
+.PHONY: demo train test quick lint fuzz validate schedules bench paper browser coverage clean
 
 demo: $(READY)
 	$(BIN)/python examples/minilm.py
@@ -44,6 +44,10 @@ coverage: $(READY)
 
 bench: $(READY)
 	$(BIN)/python benchmarks/gpt2.py
+
+# The DistIR paper's evaluation, to build/paper/index.html.
+paper: $(READY)
+	$(BIN)/python -m benchmarks.paper
 
 $(READY): pyproject.toml constraints.txt
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || { echo "Python 3.11 or newer is needed; set PYTHON=..."; exit 1; }

@@ -123,7 +123,7 @@ def _strategy_passes(
     passes: list[Pass] = []
     chosen = strategy or Strategy()
     if strategy is not None:
-        passes.append(ApplyStrategy(strategy, is_trained=training is not None))
+        passes.append(ApplyStrategy(strategy, training is not None, in_part=parts is not None))
         if strategy.sequence_parallel:
             passes.append(SplitSequence(strategy))
         passes += cut

@@ -82,7 +82,8 @@ class Microbatches:
 
     def _written(self, module: Module, summed: bool) -> Module:
         batch = [record for record in module.records if isinstance(record, BatchDim)]
-        total = batch[0].size if batch else 0
+        assert batch, "no record says where the samples are"
+        total = batch[0].size
         samples = total if self.samples is None else self.samples
         firsts = chosen(samples, self.count, summed) if self.repeated else tuple(range(self.count))
         sizes = [balanced(samples, self.count)[number] for number in firsts]

@@ -36,13 +36,15 @@ class ApplyStrategy:
     Parameters and inputs that the user marked stay as they are; a mark for a mesh of one axis is one for the tensor
     axis, or else the data axis, by its size. Raises `DistIRError` for a model without a batch, and for a batch with
     fewer samples than there are data-parallel ranks, or microbatches; `AnnotationError` where marks are for a mesh that
-    is not the strategy's. What is sent counts with the backward's where the model `is_trained`.
+    is not the strategy's. What is sent counts with the backward's where the model `is_trained`. Where samples are is
+    recorded if the strategy splits them, or if `in_part` only some of them will be taken.
     """
 
     takes: ClassVar[tuple[str, ...]] = ("global",)
     gives: ClassVar[str] = "global"
     strategy: Strategy
     is_trained: bool = False
+    in_part: bool = False
 
     def run(self, module: Module) -> Module:
         """The module with marks, on the mesh of the strategy."""
@@ -50,7 +52,8 @@ class ApplyStrategy:
         whole = written_out(module, module.main)
         classes = classes_of(whole.function)
         needed = strategy.data * strategy.microbatches > 1 or strategy.sequence_parallel
-        batch = find_batch(classes) if needed else None
+        samples = find_batch(classes) if needed or self.in_part else None
+        batch = samples if needed else None
         for count, what in ((strategy.data, "data-parallel ranks"), (strategy.microbatches, "microbatches")):
             if batch is not None and batch.size < count:
                 raise DistIRError(
@@ -59,7 +62,7 @@ class ApplyStrategy:
                     f"give an example of at least {count} samples",
                 )
         module = _on_mesh(module, whole, classes, batch, strategy)
-        dims = () if batch is None else tuple(BatchDim(name, dim, batch.size) for name, dim in batch.dims.items())
+        dims = () if samples is None else tuple(BatchDim(name, dim, samples.size) for name, dim in samples.dims.items())
         module = replace(module, meshes=(strategy.mesh,), records=(*module.records, *dims))
         if strategy.placements == "auto":
             return module

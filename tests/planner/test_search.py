@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +15,7 @@ import distir_relax as dr
 from distir_relax.cli import app
 from distir_relax.cost.profile import Profile, load_profile
 from distir_relax.errors import DistIRError
+from distir_relax.given import what_is
 from distir_relax.planner import Candidate, Evaluator, Outcome, Search, Space, search_grid
 from distir_relax.planner.space import degrees_of
 from distir_relax.report.search import csv_text, table
@@ -66,6 +68,24 @@ def test_what_is_found_is_what_each_strategy_simulates_alone() -> None:
         between += evaluator._between(candidate) is not None
         assert evaluator.outcome(candidate) == Outcome.of(candidate, alone)
     assert between > 10
+
+
+@pytest.mark.parametrize("make", [search_models.run, search_models.train])
+def test_what_is_found_of_a_batch_is_what_a_model_of_that_batch_simulates(make: Callable[[int], Any]) -> None:
+    """The model of a search is read in with a larger batch; here is one of its own size. Without a pipeline, since
+    stages are cut as for the larger one."""
+    profile = load_profile(MACHINE)
+    space = Space(3, (35,), make is search_models.train, (1, 5))
+    candidates = [c for c in space.candidates() if c.strategy.pipeline == 1]
+    assert "1/3/1/1" in {str(c.strategy) for c in candidates}
+    own, larger = (what_is(make(samples)).read(CompileOptions(profile=profile)) for samples in (35, 97))
+    evaluator = Evaluator(larger, profile, candidates)
+    for candidate in candidates:
+        alone = own.under(candidate.strategy).simulate(profile)
+        found = evaluator.simulate(candidate)
+        assert found.peak_memory.tolist() == alone.peak_memory.tolist()
+        # The mean over a part of all samples is a sum and a product.
+        assert found.makespan == pytest.approx(alone.makespan, rel=1e-9, abs=1.01 * profile.overhead)
 
 
 @pytest.mark.parametrize(
