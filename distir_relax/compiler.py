@@ -276,7 +276,8 @@ def _placing(
     target = next(iter(imported.module.meshes), None) if mesh is None else as_mesh(mesh)
     if target is None:
         raise AnnotationError('shardings="auto" was given without a mesh', hint="pass mesh=2, for two devices")
-    machine = as_profile(profile or DEFAULT_PROFILE).with_devices(target.size)
+    # Every class is cut evenly here: unlike devices are for strategies.
+    machine = replace(as_profile(profile or DEFAULT_PROFILE).with_devices(target.size), groups=())
     return PlaceBySearch(target, machine, tail, memory), None, target
 
 
