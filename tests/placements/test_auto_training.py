@@ -6,6 +6,7 @@ import itertools
 import math
 import random
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 import torch
@@ -13,6 +14,7 @@ from torch import nn
 
 import distir_relax as dr
 from distir_relax.analysis.simulate import simulate_module
+from distir_relax.bundle import read_bundle
 from distir_relax.errors import DistIRError
 from distir_relax.ir import Function, Input, Module, Op, Output, TensorType, Value
 from distir_relax.layout import DeviceMesh, Partial
@@ -25,6 +27,7 @@ from distir_relax.training import Training, TrainingStep
 from tests.machines import link, machine
 from tests.placements.test_auto import FAST, Block
 from tests.placements.test_placements import MACHINE
+from tests.runtime.processes import python
 
 
 def training(count: int = 2, batch: int = 7) -> Training:
@@ -160,3 +163,19 @@ def test_a_sum_is_made_once() -> None:
     ]
     assert sum(pending) in (0, 2)
     assert any(way.rests[0] == (Partial("sum"),) for node in graph.nodes for way in node.ways)
+
+
+def test_on_the_command_line(tmp_path: Path) -> None:
+    (tmp_path / "m.py").write_text(
+        "import torch\nfrom torch import nn\nimport distir_relax as dr\n\ndef build():\n"
+        "    model = nn.Sequential(nn.Linear(64, 127), nn.ReLU(), nn.Linear(127, 10))\n"
+        "    example = torch.randn(15, 64), torch.randn(15, 10)\n"
+        "    return dr.Training(model, nn.functional.mse_loss, example_batch=example)\n"
+    )
+    done = python(
+        "-m", "distir_relax", "compile", f"{tmp_path / 'm.py'}:build", "-o", tmp_path / "m.dist", "--train",
+        "--mesh", "3", "--auto", "--profile", "dgx-h100",
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    assert "placements found for dgx-h100" in done.stdout
+    assert read_bundle(tmp_path / "m.dist").training is not None
