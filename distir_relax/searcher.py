@@ -35,6 +35,7 @@ def search(
     zero: Sequence[int] = (0,),
     checkpoint: Sequence[str] = ("none",),
     sequence_parallel: Sequence[bool] = (False,),
+    placements: Sequence[str] = ("rules",),
     stages: Sequence[str] = (),
     workers: int | None = None,
     resume: str | Path | None = None,
@@ -46,7 +47,8 @@ def search(
     that returns one of these; the function may have a parameter `global_batch`. `global_batch` is how many samples a
     step has, several numbers for several searches in one: with such a function any, otherwise no more than the example
     has, which is the default. All D x T x P of `devices` are tried, with the numbers of `microbatches`, and the
-    `schedules`, `chunks`, ZeRO stages, `checkpoint`s and `sequence_parallel`s where they make a difference
+    `schedules`, `chunks`, ZeRO stages, `checkpoint`s and `sequence_parallel`s where they make a difference;
+    with ``placements=("rules", "auto")`` stages are laid out by optimisation, too
     (`planner.Space`). Stages are cut as for the largest batch, or at `stages`.
 
     It uses `workers` processes, as many as there are cores unless given; under mpirun, where all ranks call this, the
@@ -66,7 +68,7 @@ def search(
     source, batches = _read(model, wanted, tuple(stages), machine)
     space = Space(
         devices, batches, source.is_training, tuple(microbatches), tuple(schedules), tuple(chunks), tuple(zero),
-        tuple(checkpoint), tuple(sequence_parallel),
+        tuple(checkpoint), tuple(sequence_parallel), tuple(placements),
     )  # fmt: skip
     if detect() == "mpi":
         return search_on_ranks(source, machine, space, resume, told)

@@ -37,6 +37,9 @@ def search(
     zero: Annotated[str, typer.Option(metavar="0,1,2", help="Stages of ZeRO.")] = "0",
     checkpoint: Annotated[str, typer.Option(metavar="none,block", help="What is computed again.")] = "none",
     sequence_parallel: Annotated[bool, typer.Option("--sequence-parallel", help="Try that, too.")] = False,
+    placements: Annotated[
+        str, typer.Option(metavar="rules,auto", help="How stages are laid out: by rules, or by optimisation.")
+    ] = "rules",
     stages: StagesOption = None,
     workers: Annotated[
         int | None, typer.Option(min=1, help="Processes, as many as there are cores by default.")
@@ -62,6 +65,7 @@ def search(
         "devices": devices, "profile": profile, "global_batch": read_batches(global_batch),
         "schedules": _words(schedules), "chunks": _numbers(chunks, "--chunks"), "zero": _numbers(zero, "--zero"),
         "checkpoint": _words(checkpoint), "sequence_parallel": (False, True) if sequence_parallel else (False,),
+        "placements": _words(placements),
         "stages": read_stages(stages) or (), "workers": workers, "resume": resume,
         **({"microbatches": _numbers(microbatches, "--microbatches")} if microbatches else {}),
     }  # fmt: skip

@@ -9,7 +9,7 @@ calls are looked at from outside, so it does not matter which of the layers it i
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Hashable
+from collections.abc import Callable, Hashable
 from dataclasses import dataclass, field
 
 from distir_relax.ir import Function, Op
@@ -25,14 +25,22 @@ class Alike:
     ops: tuple[Hashable, ...]
 
 
-def alike(function: Function) -> Alike:
-    """What is alike in a function: inputs and ops that have to do with calls, all others are like none."""
-    return _Colors(function).run()
+def alike(
+    function: Function, taken_as: Callable[[str, int], Hashable], given_as: Callable[[str, int], Hashable]
+) -> Alike:  # fmt: skip
+    """What is alike in a function: inputs and ops that have to do with calls, all others are like none.
+
+    `taken_as` says of a function that is called, and the number of an operand, what it is there, `given_as` the same of
+    a result: what is alike there has equal answers.
+    """
+    return _Colors(function, taken_as, given_as).run()
 
 
 @dataclass(slots=True)
 class _Colors:
     function: Function
+    taken_as: Callable[[str, int], Hashable]
+    given_as: Callable[[str, int], Hashable]
     known: dict[Hashable, int] = field(default_factory=dict)
     users: dict[str, list[tuple[int, int]]] = field(default_factory=lambda: defaultdict(list))
     """Who uses each value: the number of an op, and of its operand."""
@@ -50,9 +58,11 @@ class _Colors:
                 # Who calls it does not matter, and what is called with it is known from there.
                 if not op.callee:
                     ops[number] = self._color((ops[number], *(values[v.name] for v in op.operands)))
-                values.update((v.name, self._color((ops[number], i))) for i, v in enumerate(op.results))
+                values.update(
+                    (v.name, self._color((ops[number], self._given(op, i)))) for i, v in enumerate(op.results)
+                )
             for name, color in values.items():
-                used = frozenset((ops[user], operand) for user, operand in self.users[name])
+                used = frozenset((ops[user], self._taken(user, operand)) for user, operand in self.users[name])
                 values[name] = self._color((color, used, name in given))
         of_calls = self._of_calls()
         return Alike(
@@ -62,6 +72,13 @@ class _Colors:
                 for number, op in enumerate(function.ops)
             ),
         )
+
+    def _taken(self, user: int, operand: int) -> Hashable:
+        op = self.function.ops[user]
+        return self.taken_as(op.callee, operand) if op.callee else operand
+
+    def _given(self, op: Op, result: int) -> Hashable:
+        return self.given_as(op.callee, result) if op.callee else result
 
     def _of_calls(self) -> set[str]:
         """The values that calls take or give, and what is computed of or with them."""

@@ -75,6 +75,7 @@ class Graph:
     _edges: Counter[Use] = field(default_factory=Counter)
     _times: _Times = field(init=False)
     _alike: dict[Hashable, int] = field(default_factory=dict)
+    _built: set[str] = field(default_factory=set)
     _in_place: set[tuple[int, int]] = field(default_factory=set)
     _values: dict[str, Value] = field(default_factory=dict)
     _roles: dict[int, tuple[str, ...]] = field(default_factory=dict)
@@ -110,7 +111,11 @@ class Graph:
         function = instance.function
         name, count = function.name, self.counts[function.name]
         times = self._times.value if function is self.module.main else lambda name: 1
-        keys = alike(function)
+        for place in instance.ops:
+            if isinstance(place, Instance) and place.function.name not in self._built:
+                self._built.add(place.function.name)
+                self._function(place)
+        keys = alike(function, self._taken_as, self._given_as)
         for item, key in zip(function.inputs, keys.inputs, strict=True):
             flat = self._values[instance.names[item.value.name]]
             ways = tuple(Way((), (lies,), (lies,)) for lies in self.space.layouts(flat))
@@ -149,6 +154,14 @@ class Graph:
             self.nodes[found] = replace(self.nodes[found], count=self.nodes[found].count + count)
         return found
 
+    def _taken_as(self, callee: str, operand: int) -> Hashable:
+        """The node as which a function takes an operand."""
+        return self.inputs[callee, self.module.function(callee).inputs[operand].value.name]
+
+    def _given_as(self, callee: str, result: int) -> Hashable:
+        """Where a function makes a result."""
+        return self.sources[callee, self.module.function(callee).outputs[result].value.name]
+
     def _keep_in_place(self, function: Function) -> None:
         """Note who updates what it takes, and the marks on that."""
         updated: set[str] = set()
@@ -165,8 +178,6 @@ class Graph:
         self, caller: str, op: Op, instance: Instance, used: dict[str, list[tuple[int, int]]]
     ) -> None:  # fmt: skip
         callee = instance.function
-        if not callee.inputs or (callee.name, callee.inputs[0].value.name) not in self.inputs:
-            self._function(instance)
         for item, value in zip(callee.inputs, op.operands, strict=True):
             user = self.inputs[callee.name, item.value.name], 0
             used.setdefault(value.name, []).append(user)

@@ -80,8 +80,8 @@ class Evaluator:
         strategy, samples = candidate.strategy, candidate.samples
         parts = self._parts(strategy, candidate.microbatch)
         unlike = len(set(parts)) > 1 and not self._shares(strategy)
-        if samples % strategy.microbatches or unlike or min(parts) < 2:
-            # A dim of one element is treated apart.
+        if samples % strategy.microbatches or unlike or min(parts) < 2 or strategy.placements == "auto":
+            # A dim of one element is treated apart, and which placements are best depends on sizes.
             return None
         order = self._order(strategy)
         if strategy.pipeline > 1 and order is None:

@@ -229,7 +229,8 @@ def _pieces(candidates: Iterable[Candidate], workers: int) -> list[list[Candidat
 
     def alike(candidate: Candidate) -> object:
         s = candidate.strategy
-        return s.data, s.tensor, s.pipeline, s.schedule, s.chunks, s.zero, s.checkpoint, s.sequence_parallel
+        options = s.schedule, s.chunks, s.zero, s.checkpoint, s.sequence_parallel, s.placements
+        return s.data, s.tensor, s.pipeline, *options
 
     found = []
     for _, group in groupby(candidates, alike):

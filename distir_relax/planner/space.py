@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from itertools import product
+from itertools import chain, product
 from typing import Any
 
 from distir_relax.errors import DistIRError
@@ -34,7 +34,8 @@ class Space:
     D x T x P runs through all ways to write `devices` as a product. A pipeline has as many microbatches as
     `microbatches` says, one alone left out; without one there is one microbatch, or, where the model is `trained`, each
     of these numbers. Every microbatch has at least a sample for each data-parallel rank. `schedules`, `chunks`,
-    `zero`, `checkpoint` and `sequence_parallel` are tried where they make a difference.
+    `zero`, `checkpoint` and `sequence_parallel` are tried where they make a difference. With ``auto`` in `placements`
+    the stages of each are also laid out by optimisation, on meshes of D by T devices: then 1 by n is n by 1.
 
     Raises `DistIRError` for numbers below 1, and for what is no value of a `Strategy`.
     """
@@ -48,18 +49,22 @@ class Space:
     zero: tuple[int, ...] = (0,)
     checkpoint: tuple[str, ...] = ("none",)
     sequence_parallel: tuple[bool, ...] = (False,)
+    placements: tuple[str, ...] = ("rules",)
 
     def __post_init__(self) -> None:
         if min(self.devices, *self.batches, *self.microbatches, *self.chunks) < 1:
             raise DistIRError("devices, batches, microbatches and chunks are at least 1")
         for schedule in self.schedules:
             schedule_named(schedule)
+        for placements in self.placements:
+            Strategy(placements=placements)
 
     def candidates(self) -> list[Candidate]:
         """All of them, in an order that does not change; those of alike programs follow each other."""
         found: dict[Candidate, None] = {}
         for degrees in degrees_of(self.devices):
-            for options in self._options(*degrees):
+            rules = self._options(*degrees) if "rules" in self.placements else ()
+            for options in chain(rules, self._searched(*degrees)):
                 for samples, count in product(self.batches, self._counts(degrees[2])):
                     if samples // (degrees[0] * count) >= 1:
                         found[Candidate(Strategy(*degrees, count, **options), samples)] = None
@@ -69,6 +74,14 @@ class Space:
         if pipeline == 1:
             return self.microbatches if self.trained else (1,)
         return tuple(count for count in self.microbatches if count > 1) or (1,)
+
+    def _searched(self, data: int, tensor: int, pipeline: int) -> Iterator[dict[str, Any]]:
+        """The options of strategies whose placements are looked for."""
+        by_rules = "rules" in self.placements
+        if "auto" not in self.placements or (tensor == 1 and (data > 1 or by_rules)):
+            return
+        for options in self._options(1, 1, pipeline):
+            yield {**options, "placements": "auto"}
 
     def _options(self, data: int, tensor: int, pipeline: int) -> Iterator[dict[str, Any]]:
         zero = self.zero if data > 1 and self.trained else (0,)
