@@ -31,6 +31,11 @@ class Matrix:
     rows takes ``2 m n k / thin`` where that is less: it is done row by row, with nothing laid out anew. What a product
     reads is in a cache, or else comes at `bandwidth`, which is less than the device's where it is read in bits and
     pieces. Either is 0 where it was not measured.
+
+    What a product loses by being small is mostly that it does not fill the device. Many at once, as in attention, do:
+    where a device works in tiles of `tile` rows and columns, the first of a batch takes as long as it does alone, and
+    each other no longer than its whole tiles, ``2 m' n' k / flops``, with m' and n' rounded up to tiles. 0 where
+    products of a batch run one after the other.
     """
 
     flops: float
@@ -39,13 +44,18 @@ class Matrix:
     half_inner: float = 0.0
     thin: float = 0.0
     bandwidth: float = 0.0
+    tile: float = 0.0
 
     def seconds(self, batch: int, rows: int, columns: int, inner: int) -> float:
         """The computing of so many products of ``rows x inner`` with ``inner x columns``."""
         if min(batch, rows, columns, inner) <= 0:
             return 0.0
         padded = (rows + self.half_rows) * (columns + self.half_columns) * (inner + self.half_inner)
-        blocked = 2.0 * batch * padded / self.flops
+        others = padded
+        if self.tile:
+            tiled = math.ceil(rows / self.tile) * math.ceil(columns / self.tile) * self.tile**2 * inner
+            others = min(padded, tiled)
+        blocked = 2.0 * (padded + (batch - 1) * others) / self.flops
         return min(blocked, 2.0 * batch * rows * columns * inner / self.thin) if self.thin else blocked
 
 
@@ -254,7 +264,8 @@ def print_profile(profile: Profile, comment: str = "") -> str:
         for dtype, matrix in products.items():
             lines += ["", f"[device.{kind}.{dtype}]", f"flops = {matrix.flops:.6g}"]
             lines += [f"{key} = {getattr(matrix, key):.6g}" for key in ("half_rows", "half_columns", "half_inner")]
-            lines += [f"{key} = {getattr(matrix, key):.6g}" for key in ("thin", "bandwidth") if getattr(matrix, key)]
+            others = ("thin", "bandwidth", "tile")
+            lines += [f"{key} = {getattr(matrix, key):.6g}" for key in others if getattr(matrix, key)]
     lines += ["", "[device.vector]", *(f"{dtype} = {rate:.6g}" for dtype, rate in profile.vector.items())]
     for dtype, rates in profile.ops.items():
         lines += ["", f"[device.ops.{dtype}]", *(f'"{name}" = {rate:.6g}' for name, rate in rates.items())]
@@ -292,7 +303,7 @@ class _Reader:
 
     def _matrix(self, tables: Mapping[str, Any], dtype: str, above: str) -> Matrix:
         row, inside = self.table(tables, dtype, above), f"{above}{dtype}"
-        others = ("half_rows", "half_columns", "half_inner", "thin", "bandwidth")
+        others = ("half_rows", "half_columns", "half_inner", "thin", "bandwidth", "tile")
         if unknown := set(row) - {"flops", *others}:
             raise ProfileError(
                 f"there is no {min(unknown)!r} in [{inside}]", self.where, f"there are flops, {', '.join(others)}"
