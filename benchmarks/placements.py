@@ -21,9 +21,9 @@ from distir_relax.frontends.model import import_model
 from distir_relax.frontends.outline import Outline
 from distir_relax.ir import Module, uncollected
 from distir_relax.lowering import ToDistIR
-from distir_relax.planner.placements.highs import solve
-from distir_relax.planner.placements.lay_out import lay_out
-from distir_relax.planner.placements.solve import graph_of, price
+from distir_relax.placements.highs import solve
+from distir_relax.placements.lay_out import lay_out
+from distir_relax.placements.solve import graph_of, price
 
 
 def llama() -> Module:

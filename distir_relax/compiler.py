@@ -12,18 +12,16 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from distir_relax.analysis.footprint import Footprint, footprint
 from distir_relax.bundle import BACKENDS, Bundle, write_bundle
-from distir_relax.cost.profile import Profile, as_profile
-from distir_relax.errors import AnnotationError
+from distir_relax.cost.profile import Profile
 from distir_relax.frontends.checkpoint import with_checkpoint
 from distir_relax.frontends.imported import Imported, snapshot
 from distir_relax.frontends.model import import_model
 from distir_relax.frontends.outline import Outline
 from distir_relax.ir import Gather, Module, Pass, print_module
-from distir_relax.layout import DeviceMesh, as_mesh
+from distir_relax.layout import DeviceMesh
 from distir_relax.lowering.emit.bundle import program_to_bundle, to_bundle
 from distir_relax.optimizers import with_state
-from distir_relax.pipeline import DEFAULT_PROFILE, RANK_PASSES, Dump, Observer, Stages, run_passes
-from distir_relax.planner.placements import PlaceBySearch
+from distir_relax.pipeline import RANK_PASSES, Dump, Observer, Stages, run_passes
 from distir_relax.runtime.sessions import Sessions
 from distir_relax.sharding import remarks
 from distir_relax.source import CompileOptions, Source
@@ -232,10 +230,9 @@ def compile(
     bytes or more is gathered unasked, and `NothingSplit` where nothing says what is split over the mesh.
     """
     read = read_model(model, example_inputs, example_kwargs, input_shapes, params, checkpoint, check_import)
-    placing, named, mesh = _placing(shardings, read, mesh, strategy, profile, tail, memory)
     options = CompileOptions(
-        named, mesh, strategy, tail, name or default_name(model), gather_threshold, outline, verify, dump,
-        observers, passes, stages=stages, profile=profile, placing=placing,
+        shardings, mesh, strategy, tail, name or default_name(model), gather_threshold, outline, verify, dump,
+        observers, passes, stages=stages, profile=profile, memory=memory,
     )  # fmt: skip
     return plan_of(Source(read, options))
 
@@ -252,32 +249,6 @@ def read_model(
     """The program and the weights of a model as `compile` takes it, as they are now. Raises what that raises."""
     imported = snapshot(import_model(model, example_inputs, example_kwargs, input_shapes, params, check_import))
     return imported if checkpoint is None else with_checkpoint(imported, checkpoint)
-
-
-def _placing(
-    shardings: Mapping[str, str] | str | None, imported: Imported, mesh: DeviceMesh | int | Sequence[int] | None,
-    strategy: Strategy | str | None, profile: Profile | str | Path | None, tail: str, memory: float | None,
-) -> tuple[PlaceBySearch | None, Mapping[str, str] | None, DeviceMesh | int | Sequence[int] | None]:  # fmt: skip
-    """The pass that looks for placements, if that is asked for, the shardings by name, and the mesh.
-
-    Raises `AnnotationError` for what it cannot be asked for.
-    """
-    if not isinstance(shardings, str):
-        if memory is not None:
-            raise AnnotationError("memory is a limit for placements that are looked for", hint='give shardings="auto"')
-        return None, shardings, mesh
-    if shardings != "auto":
-        raise AnnotationError(f'expected shardings by name, or "auto", found {shardings!r}')
-    if strategy is not None or imported.places > 1:
-        found = "a program of several places" if strategy is None else f"the strategy {strategy}"
-        raise AnnotationError(
-            f'shardings="auto" looks for placements on one mesh, found {found} too', hint="leave one of them out"
-        )
-    target = next(iter(imported.module.meshes), None) if mesh is None else as_mesh(mesh)
-    if target is None:
-        raise AnnotationError('shardings="auto" was given without a mesh', hint="pass mesh=2, for two devices")
-    machine = as_profile(profile or DEFAULT_PROFILE).with_devices(target.size)
-    return PlaceBySearch(target, machine, tail, memory), None, target
 
 
 def plan_of(source: Source) -> Plan:

@@ -14,7 +14,7 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from distir_relax.autodiff import Differentiate
@@ -27,9 +27,13 @@ from distir_relax.layout import DeviceMesh
 from distir_relax.lowering import AccumulateInCalls, FuseLocal, Microbatches, Pipeline, Project, ToDistIR, ToPlaces
 from distir_relax.ops import check
 from distir_relax.optimizers import MasterWeights, Optimize, Optimizer
+from distir_relax.placements import PlaceBySearch
+from distir_relax.schedules import order_of
 from distir_relax.sharding import ApplyShardings, DelayReductions, Hazards, Propagate, remarks
 from distir_relax.strategies.apply import ApplyStrategy
+from distir_relax.strategies.kept import Kept
 from distir_relax.strategies.sequence import SplitSequence
+from distir_relax.strategies.shares import Shares
 from distir_relax.strategies.stages import CutStages
 from distir_relax.strategies.strategy import Strategy
 from distir_relax.strategies.zero import GatherParameters, ShardGradients
@@ -69,7 +73,8 @@ def compile_passes(
     profile: Profile | None = None,
     repeated: bool = False,
     samples: int | None = None,
-    placing: Pass | None = None,
+    searched: bool = False,
+    memory: float | None = None,
 ) -> tuple[Pass, ...]:
     """The passes of `compile`: from an imported model to a program for each distinct rank.
 
@@ -81,7 +86,7 @@ def compile_passes(
     a loss, and the program a step that makes it smaller. `stages` name where the stages of a pipeline begin, by
     `scopes`; without, they are cut where their cost on the machine of `profile` balances. For a simulation alone,
     `repeated` writes out only the microbatches that do unlike things, and `samples` takes fewer than the batch has.
-    `placing` lays out the program in the place of propagation.
+    Where placements are `searched` they are those that take least time on `profile` with `memory` bytes a device.
     """
     passes: list[Pass] = [Outline(scopes or {})] if outline else []
     if training is not None and training.masters:
@@ -97,26 +102,46 @@ def compile_passes(
         machine = (profile or load_profile(DEFAULT_PROFILE)).with_devices(strategy.devices)
         count = strategy.pipeline * strategy.chunks
         degrees = (strategy.microbatches, strategy.data)
-        cut = (CutStages(count, machine, stages, *degrees, training is not None, samples, scopes or {}),)
         shape = (strategy.schedule, strategy.pipeline, strategy.microbatches, strategy.chunks)
+        limits = _limits(strategy, machine, training)
+        cut = (CutStages(count, machine, stages, *degrees, training is not None, samples, scopes or {}, *limits),)
         placed = (Pipeline(*shape, machine),)
     parts = None
     if strategy is not None and (strategy.microbatches > 1 or samples is not None):
         parts = Microbatches(strategy.microbatches, hazards, repeated, samples, training is not None)
-    passes += _strategy_passes(strategy, training, cut, parts)
-    laying: tuple[Pass, ...] = (Propagate(mesh), DelayReductions(hazards)) if placing is None else (placing,)
+    passes += _strategy_passes(strategy, training, cut, parts, profile)
+    laying: tuple[Pass, ...] = (Propagate(mesh), DelayReductions(hazards))
+    if searched:
+        laying = (_by_search(mesh, tail, hazards, strategy, profile, memory),)
     return (*passes, *laying, ToDistIR(tail), *placed, Project(), FuseLocal())
 
 
+def _by_search(
+    mesh: DeviceMesh | None, tail: str, hazards: Hazards, strategy: Strategy | None, profile: Profile | None,
+    memory: float | None,
+) -> PlaceBySearch:  # fmt: skip
+    """The pass that looks for placements; a program of several stages has the memory of all of them."""
+    assert mesh is not None, "placements are looked for on a mesh"
+    # Every class is cut evenly here: unlike devices are for rules.
+    machine = replace((profile or load_profile(DEFAULT_PROFILE)).with_devices(mesh.size), groups=())
+    room = (memory or machine.memory) * (1 if strategy is None else strategy.pipeline)
+    return PlaceBySearch(mesh, machine, tail, room, hazards)
+
+
 def _strategy_passes(
-    strategy: Strategy | None, training: StepOfTraining | None, cut: Sequence[Pass], parts: Microbatches | None
+    strategy: Strategy | None,
+    training: StepOfTraining | None,
+    cut: Sequence[Pass],
+    parts: Microbatches | None,
+    profile: Profile | None,
 ) -> list[Pass]:
     """What a strategy marks, and the step of training that it is for; a model is `cut` into stages in between, and its
     batch into microbatches, `parts`."""
     passes: list[Pass] = []
     chosen = strategy or Strategy()
     if strategy is not None:
-        passes.append(ApplyStrategy(strategy, training is not None, in_part=parts is not None))
+        kept = kept_of(strategy, training)
+        passes.append(ApplyStrategy(strategy, training is not None, parts is not None, profile, kept))
         if strategy.sequence_parallel:
             passes.append(SplitSequence(strategy))
         passes += cut
@@ -127,7 +152,9 @@ def _strategy_passes(
     if parts is not None:
         pipeline = (chosen.schedule, chosen.pipeline, chosen.microbatches, chosen.chunks)
         passes.append(parts)
-        passes.append(AccumulateInCalls(*(pipeline if chosen.pipeline > 1 else ())))
+        # Where placements are looked for, sums over microbatches may stay pending between calls.
+        if chosen.placements == "rules" or chosen.mesh.size == 1:
+            passes.append(AccumulateInCalls(*(pipeline if chosen.pipeline > 1 else ())))
     if training is not None and chosen.zero == 1:
         passes.append(ShardGradients(chosen))
     if chosen.zero:
@@ -135,6 +162,27 @@ def _strategy_passes(
     if training is not None:
         passes.append(Optimize(training.optimizer, training.trained, training.clip_norm))
     return passes
+
+
+def kept_of(strategy: Strategy, training: StepOfTraining | None) -> Kept:
+    """What a device keeps of the weights that it works with."""
+    return Kept.of(strategy, None if training is None else len(training.optimizer.keeps))
+
+
+def _limits(
+    strategy: Strategy, machine: Profile, training: StepOfTraining | None
+) -> tuple[tuple[float, ...], tuple[float, ...]]:
+    """The speed of each stage, and for how many bytes of weights its devices have memory; nothing where all are alike.
+
+    A device has its part of a stage's weights, as if all were split over the tensor axis.
+    """
+    shares = Shares.of(machine, strategy)
+    if not shares.places:
+        return (), ()
+    order = order_of(strategy.schedule, strategy.pipeline, strategy.microbatches, strategy.chunks)
+    speeds, rooms = shares.stages(order.rank_of)
+    kept = kept_of(strategy, training).total
+    return speeds, tuple(room * strategy.tensor / kept for room in rooms)
 
 
 def as_ranks_run(module: Module) -> Module:

@@ -37,10 +37,9 @@ class NothingSplit(UserWarning):
 
 @dataclass(frozen=True)
 class CompileOptions:
-    """How a model that was read in is compiled; see `compile`. `training` makes of its loss a step, `placing` lays it
-    out in the place of propagation."""
+    """How a model that was read in is compiled; see `compile`. `training` makes of its loss a step."""
 
-    shardings: Mapping[str, str] | None = None
+    shardings: Mapping[str, str] | str | None = None
     mesh: DeviceMesh | int | Sequence[int] | None = None
     strategy: Strategy | str | None = None
     tail: str = "ragged"
@@ -54,7 +53,7 @@ class CompileOptions:
     training: StepOfTraining | None = None
     stages: Sequence[str] = ()
     profile: Profile | str | Path | None = None
-    placing: Pass | None = None
+    memory: float | None = None
 
 
 @dataclass(frozen=True)
@@ -96,17 +95,20 @@ class Source:
     def passes(self, repeated: bool = False, samples: int | None = None) -> tuple[Pass, ...]:
         """The passes of `compile`; `repeated` and `samples` are as for `compile_passes`.
 
-        Raises `AnnotationError` for a mesh that is not the strategy's, and shardings without a mesh; warns of a mesh
-        over which nothing is split.
+        Raises `AnnotationError` for a mesh that is not the strategy's, shardings without a mesh, and for what cannot be
+        asked for together with ``shardings="auto"``; warns of a mesh over which nothing is split.
         """
         options, imported, strategy = self.options, self.imported, self.strategy
         given = _given_mesh(options.mesh, strategy)
-        split = strategy is not None or options.placing is not None
-        target = _target(given, options.shardings, imported.module, split)
+        named = None if isinstance(options.shardings, str) else options.shardings
+        searched = _is_searched(options, strategy, imported)
+        target = _target(given, named, imported.module, strategy is not None or searched)
+        if searched and target is None:
+            raise AnnotationError('shardings="auto" was given without a mesh', hint="pass mesh=2, for two devices")
         chosen = compile_passes(
-            target if options.shardings else given,
+            target if named or searched else given,
             options.tail,
-            options.shardings,
+            named,
             imported.names,
             imported.scopes,
             options.outline,
@@ -119,7 +121,8 @@ class Source:
             None if options.profile is None else as_profile(options.profile),
             repeated,
             samples,
-            options.placing,
+            searched,
+            options.memory,
         )
         return chosen if options.passes is None else tuple(options.passes(chosen))
 
@@ -152,6 +155,24 @@ class Source:
 def samples_of(module: Module) -> int | None:
     """How many samples the batch has that a strategy found."""
     return next((record.size for record in module.records if isinstance(record, BatchDim)), None)
+
+
+def _is_searched(options: CompileOptions, strategy: Strategy | None, imported: Imported) -> bool:
+    """Whether placements are looked for. Raises `AnnotationError` where they cannot be."""
+    by_strategy = strategy is not None and strategy.placements == "auto"
+    if not isinstance(options.shardings, str):
+        if options.memory is not None and not by_strategy:
+            raise AnnotationError("memory is a limit for placements that are looked for", hint='give shardings="auto"')
+        return by_strategy
+    if options.shardings != "auto":
+        raise AnnotationError(f'expected shardings by name, or "auto", found {options.shardings!r}')
+    if strategy is not None or imported.places > 1:
+        found = "a program of several places" if strategy is None else f"the strategy {strategy}"
+        raise AnnotationError(
+            f'shardings="auto" looks for placements on one mesh, found {found} too',
+            hint="leave one of them out" if strategy is None else f'leave it out, or give "{strategy},placements=auto"',
+        )
+    return True
 
 
 def _given_mesh(mesh: DeviceMesh | int | Sequence[int] | None, strategy: Strategy | None) -> DeviceMesh | None:

@@ -7,7 +7,7 @@ import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 from distir_relax.bundle import BACKENDS, Bundle, TrainingManifest, write_bundle
 from distir_relax.compiler import Plan, plan_of
@@ -120,7 +120,8 @@ class Training:
         if self.precision not in PRECISIONS:
             raise DistIRError(f"precision is bfloat16, or left out, found {self.precision!r}")
         imported, trained = _import(self.model, self.loss, self.example_batch, self.precision)
-        if options.strategy is None and options.mesh is None and not imported.module.meshes:
+        nothing_said = options.strategy is None and options.mesh is None and options.shardings != "auto"
+        if nothing_said and not imported.module.meshes:
             options = replace(options, strategy=Strategy())
         step = StepOfTraining(self.optimizer, trained, self.clip_norm, masters=bool(self.precision))
         return Source(imported, replace(options, name=options.name or _name(self.model), training=step))
@@ -143,7 +144,8 @@ def compile_training(
     clip_norm: float | None = None,
     precision: str = "",
     seed: int = 0,
-    shardings: Mapping[str, str] | None = None,
+    shardings: Mapping[str, str] | Literal["auto"] | None = None,
+    memory: float | None = None,
     mesh: DeviceMesh | int | Sequence[int] | None = None,
     tail: str = "ragged",
     name: str | None = None,
@@ -168,7 +170,7 @@ def compile_training(
     """
     options = CompileOptions(
         shardings, mesh, strategy, tail, name or "", gather_threshold, outline, verify, dump, observers, passes,
-        stages=stages, profile=profile,
+        stages=stages, profile=profile, memory=memory,
     )  # fmt: skip
     given = Training(model, loss, optimizer, example_batch, clip_norm, precision, seed)
     return TrainingStep(plan_of(given.read(options)), optimizer, loss is not None, bool(precision), seed)

@@ -14,7 +14,7 @@ import torch
 from distir_relax.ir import Module, TensorType, Value, print_module
 from distir_relax.layout import DeviceMesh
 from distir_relax.ops import Builder
-from tests.placements import draw_placements
+from tests.drawn_placements import draw_placements
 
 SIZES = (1, 2, 3, 5, 6, 7, 9)
 

@@ -18,7 +18,7 @@ from distir_relax.ops.spatial.onnx_resize import PLACES
 from distir_relax.ops.spatial.resample import sampling_attrs
 from distir_relax.pipeline import Verify
 from tests.compiled import check_results, compiled
-from tests.placements import draw_placements
+from tests.drawn_placements import draw_placements
 
 MESHES = (*(DeviceMesh((n,), ("x",)) for n in (2, 3, 4, 5, 6, 7)), DeviceMesh((2, 3), ("x", "y")), DeviceMesh((3, 2)))
 STRIDED = ("conv", "conv", "conv", "transposed", "max", "average", "upsample", "pad")

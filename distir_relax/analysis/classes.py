@@ -1,9 +1,10 @@
 """Which devices do the same all along: they are simulated as one.
 
-Two devices are of one class when every op of the program treats them alike: the same shapes, communication with
-devices of the same classes over the same levels of links. This is the coarsest equitable partition, found by refining:
-devices are told apart by what is known of them, then by the classes of those they communicate with, until nothing
-changes. So the cost of a simulation depends on the stages of a program and not on how many devices each has.
+Two devices are of one class when they are as fast and have as much memory, and every op of the program treats them
+alike: the same shapes, communication with devices of the same classes over the same levels of links. This is the
+coarsest equitable partition, found by refining: devices are told apart by what is known of them, then by the classes of
+those they communicate with, until nothing changes. So the cost of a simulation depends on the stages of a program and
+not on how many devices each has.
 """
 
 from __future__ import annotations
@@ -115,6 +116,9 @@ class DeviceClasses:
         return np.zeros(size, dtype=np.int64), facts
 
     def _refine(self, facts: _Facts) -> None:
+        if self.profile.groups:
+            kinds = np.array(self.profile.kinds(len(self.of)))
+            self._split(np.unique(kinds, axis=0, return_inverse=True)[1].reshape(-1))
         for devices in facts.sets.values():
             mark = np.zeros(len(self.of), dtype=np.int64)
             mark[list(devices)] = 1

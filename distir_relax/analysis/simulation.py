@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass
 from typing import Any
@@ -73,7 +74,7 @@ class Peak:
 class Alternative:
     """Another strategy for a program that does not fit: the nearest that does, or what needs least of those tried.
 
-    Its `peak` is in bytes, on the device that needs most; `times` is its makespan by that of the program. `tried` is
+    Its `peak` is in bytes, on the device that it fills most; `times` is its makespan by that of the program. `tried` is
     how many strategies were simulated.
     """
 
@@ -120,15 +121,16 @@ class Simulation:
     def __repr__(self) -> str:
         chosen = f", strategy {self.strategy}" if self.strategy else ""
         speed = f", {self.throughput:,.4g} samples/s" if self.throughput is not None else ""
-        device = int(self.peak_memory.argmax())
+        device = self.fullest
         peak = self.peak(device)
         parts = ", ".join(f"{name} {size(n)}" for name, n in zip(CATEGORIES, peak.split, strict=True) if n)
-        verdict = f"does not fit: {size(peak.bytes)} of {size(self.profile.memory)} on device {device}"
+        verdict = f"does not fit: {size(peak.bytes)} of {size(self.memory[device])} on device {device}"
         instead = f"; {self.alternative}" if self.alternative is not None else ""
         beside = f"streams are busy for {seconds(float(self.overlapped.mean()))} a device"
         return "\n".join(
             [
                 f"on {self.profile.name}{chosen}: {seconds(self.makespan)} on {count(self.devices, 'device')}{speed}",
+                *([f"devices   {unlike}"] if (unlike := self.unlike) else []),
                 f"time      compute {self.computing:.1%}, "
                 f"communication {self.communication:.1%}, idle {self.bubble:.1%}",
                 *([f"          beside it, {beside}"] if self.overlapped.any() else []),
@@ -199,7 +201,40 @@ class Simulation:
     @property
     def fits(self) -> bool:
         """Whether every device's peak is within its memory."""
-        return max(peak.bytes for peak in self.peaks) <= self.profile.memory
+        return bool((self.peak_memory <= self.memory).all())
+
+    @property
+    def memory(self) -> npt.NDArray[Any]:
+        """For each device, the bytes that it has."""
+        found: npt.NDArray[Any] = np.array([memory for _, memory in self._kinds])[self.class_of]
+        return found
+
+    @property
+    def speed(self) -> npt.NDArray[Any]:
+        """For each device, by what the machine's rates are multiplied for it."""
+        found: npt.NDArray[Any] = np.array([speed for speed, _ in self._kinds])[self.class_of]
+        return found
+
+    @property
+    def fullest(self) -> int:
+        """The device whose peak is the largest part of its memory."""
+        return int((self.peak_memory / self.memory).argmax())
+
+    @property
+    def unlike(self) -> str:
+        """How many devices there are of each kind, where speed or memory differ: ``1 of speed 1, 1 of 0.5``."""
+        if not self.profile.groups:
+            return ""
+        kinds = Counter(dict.fromkeys(self._kinds, 0))
+        for kind, members in zip(self._kinds, self.members, strict=True):
+            kinds[kind] += len(members)
+        by_speed = len({speed for speed, _ in kinds}) > 1
+        by_memory = len({memory for _, memory in kinds}) > 1
+        shown = []
+        for (speed, memory), number in sorted(kinds.items(), reverse=True):
+            what = [f"speed {speed:g}"] * by_speed + [f"with {size(memory)}"] * by_memory
+            shown.append(f"{number:,} {'of ' * by_speed}{' '.join(what)}")
+        return ", ".join(shown) if by_speed or by_memory else ""
 
     def peak(self, device: int) -> Peak:
         """Where the memory of a device peaks."""
@@ -250,6 +285,8 @@ class Simulation:
             "profile": self.profile.name,
             "strategy": self.strategy,
             "devices": self.devices,
+            "speed": self.speed.tolist(),
+            "memory_bytes": self.memory.tolist(),
             "compute_s": self.compute.tolist(),
             "communication_s": self.communicate.tolist(),
             "idle_s": self.idle.tolist(),
@@ -260,6 +297,12 @@ class Simulation:
             ],
             "device_ops": self.device_ops,
         }
+
+    @property
+    def _kinds(self) -> list[tuple[float, float]]:
+        """Speed and memory of each class."""
+        firsts = [int(members[0]) for members in self.members]
+        return [(self.profile.speed_of(device), self.profile.memory_of(device)) for device in firsts]
 
     def _by_device(self, by_class: list[int]) -> npt.NDArray[Any]:
         found: npt.NDArray[Any] = (np.array(by_class, dtype=float) / FEMTOSECONDS)[self.class_of]

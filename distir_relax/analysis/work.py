@@ -75,7 +75,12 @@ class Planner:
     _present: dict[int, tuple[int, ...]] = field(default_factory=dict)
     _times: dict[object, int] = field(default_factory=dict)
     _firsts: dict[tuple[str, int], list[Devices]] = field(default_factory=dict)
+    _speeds: list[float] = field(init=False)
+    """By class."""
     _works: dict[object, Work] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        self._speeds = [self.profile.speed_of(int(members[0])) for members in self.classes.members]
 
     def present(self, devices: Devices) -> tuple[int, ...]:
         """The classes of a device set."""
@@ -154,9 +159,10 @@ class Planner:
             fixed, cold = self.fixed and any(lasting), tuple(lasting) if c in self.cold else ()
             if cold and len(found) < len(op.operands):
                 cold = (*(lasting[number] for _, number in found), *lasting[len(op.operands) :])
-            key = (op.name, tuple(operands), tuple(map(str, attrs.items())), tuple(results), fixed, cold)
+            speed = self._speeds[c]
+            key = (op.name, tuple(operands), tuple(map(str, attrs.items())), tuple(results), fixed, cold, speed)
             if key not in self._times:
-                seconds = op_seconds(self.profile, entry, operands, attrs, results, fixed, cold)
+                seconds = op_seconds(self.profile, entry, operands, attrs, results, fixed, cold, speed)
                 self._times[key] = femtoseconds(seconds)
             steps.append(self._step((c,), stream, self._times[key]))
         return tuple(step for step in steps if step.duration)

@@ -137,7 +137,7 @@ def _compile_training(
     unused = [name for name in ("check_import", "checkpoint") if getattr(options, name) is not None]
     if unused:
         raise ImportModelError(f"{unused[0].replace('_', '-')} cannot be applied to a training", options.target)
-    step = made.compile(**{"strategy": "1/1/1/1", **_common(shardings, options)}, observers=observers)
+    step = made.compile(**_common(shardings, options), observers=observers)
     step.save(options.output, backends=options.backends)
     return step.plan.footprint
 

@@ -12,6 +12,7 @@ from importlib import resources
 from pathlib import Path
 from typing import Any
 
+from distir_relax.cost.groups import Group, check_groups, read_ranges
 from distir_relax.errors import ProfileError
 from distir_relax.reading import is_finite, parse_toml, read_text, shown
 
@@ -114,7 +115,8 @@ class Profile:
     `beside` is the share of the time of a communication on a stream in which its devices go on with their own work: 1
     where it costs them nothing, 0 where they wait for it.
 
-    `levels` go from the innermost to the outermost; devices are numbered so that neighbours share a unit.
+    `levels` go from the innermost to the outermost; devices are numbered so that neighbours share a unit. `groups` are
+    devices that are unlike the others in speed or memory.
     """
 
     name: str
@@ -136,6 +138,35 @@ class Profile:
     cache_bandwidth: float = 0.0
     collective_overhead: float = 0.0
     beside: float = 1.0
+    groups: tuple[Group, ...] = ()
+
+    def speed_of(self, device: int) -> float:
+        """By what the machine's rates are to be multiplied for a device."""
+        return self._kind(device)[0]
+
+    def memory_of(self, device: int) -> float:
+        """The bytes that a device has."""
+        return self._kind(device)[1]
+
+    def kinds(self, count: int) -> list[tuple[float, float]]:
+        """Speed and memory of each of the first `count` devices."""
+        found = [(1.0, self.memory)] * count
+        for group in self.groups:
+            for device in group.devices:
+                if device < count:
+                    found[device] = group.speed, self.memory if group.memory is None else group.memory
+        return found
+
+    def without(self, count: int) -> Profile:
+        """The machine without its first `count` devices, the others numbered anew."""
+        kept = tuple(group for each in self.groups if (group := each.without(count)) is not None)
+        return replace(self, devices=self.devices - count, groups=kept)
+
+    def _kind(self, device: int) -> tuple[float, float]:
+        group = next((g for g in self.groups if any(a <= device <= b for a, b in g.ranges)), None)
+        if group is None:
+            return 1.0, self.memory
+        return group.speed, self.memory if group.memory is None else group.memory
 
     def with_nodes(self, nodes: int) -> Profile:
         """The machine with so many of its outermost but one units: ``dgx-h100`` with 4 nodes has 32 devices."""
@@ -240,6 +271,7 @@ def read_profile(text: str, where: str = "") -> Profile:
         cache_bandwidth=reader.number(device, "cache_bandwidth", "device") if cache else 0.0,
         collective_overhead=reader.number(data, "collective_overhead", "", 0.0, least=0.0),
         beside=reader.share(data, "beside", 1.0),
+        groups=reader.groups(data),
     )
 
 
@@ -269,6 +301,9 @@ def print_profile(profile: Profile, comment: str = "") -> str:
     lines += ["", "[device.vector]", *(f"{dtype} = {rate:.6g}" for dtype, rate in profile.vector.items())]
     for dtype, rates in profile.ops.items():
         lines += ["", f"[device.ops.{dtype}]", *(f'"{name}" = {rate:.6g}' for name, rate in rates.items())]
+    for group in profile.groups:
+        lines += ["", "[[group]]", f'devices = "{group}"', f"speed = {group.speed:.6g}"]
+        lines += [] if group.memory is None else [f"memory = {group.memory:.6g}"]
     for level in profile.levels:
         lines += ["", "[[level]]", f'name = "{level.name}"', f"size = {level.size}"]
         lines += [f"latency = {level.latency:.6g}", f"bandwidth = {level.bandwidth:.6g}"]
@@ -300,6 +335,20 @@ class _Reader:
         if not isinstance(found, list) or not all(isinstance(row, dict) for row in found):
             raise ProfileError(f"expected tables [[{key}]]", self.where)
         return found
+
+    def groups(self, data: Mapping[str, Any]) -> tuple[Group, ...]:
+        found = tuple(map(self._group, self.rows(data, "group")))
+        check_groups(found, self.whole(data, "devices", ""), self.where)
+        return found
+
+    def _group(self, row: Mapping[str, Any]) -> Group:
+        known = ("devices", "speed", "memory")
+        if unknown := set(row) - set(known):
+            raise ProfileError(
+                f"there is no {min(unknown)!r} in [[group]]", self.where, f"there are {', '.join(known)}"
+            )
+        memory = self.number(row, "memory", "group") if "memory" in row else None
+        return Group(read_ranges(row.get("devices"), self.where), self.number(row, "speed", "group", 1.0), memory)
 
     def _matrix(self, tables: Mapping[str, Any], dtype: str, above: str) -> Matrix:
         row, inside = self.table(tables, dtype, above), f"{above}{dtype}"

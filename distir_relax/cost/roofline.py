@@ -25,15 +25,17 @@ def op_seconds(
     results: Sequence[TensorType],
     fixed: bool = False,
     cold: Sequence[bool] = (),
+    speed: float = 1.0,
 ) -> float:
     """The time of an op that does not communicate, on local operands.
 
     `fixed`: the op's weight never changes, so that a backend may lay it out once, or view it once. `cold` says of each
-    operand, and of each result behind them, whether it is in no cache; of none where it is empty.
+    operand, and of each result behind them, whether it is in no cache; of none where it is empty. The device computes
+    and moves data at `speed` times the rates of the profile; what a host adds to each op stays.
     """
     cost = entry.cost
     if cost.seconds:
-        return cost.seconds(operands, attrs, results)
+        return cost.seconds(operands, attrs, results) / speed
     if Trait.VIEW in entry.traits:
         return 0.0 if fixed else profile.view * len(results)
     if Trait.SCALAR in entry.traits:
@@ -52,7 +54,7 @@ def op_seconds(
     else:
         computing = flops(entry, operands, attrs, results) / profile.rate(profile.vector, dtype)
     reading = _reading(profile, bandwidth, moved, (*operands, *results), cold)
-    return max(profile.dispatch, profile.overhead + _together(computing, reading, profile.overlap))
+    return max(profile.dispatch, profile.overhead + _together(computing, reading, profile.overlap) / speed)
 
 
 def _reading(

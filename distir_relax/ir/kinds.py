@@ -13,7 +13,7 @@ from itertools import product
 
 from distir_relax.ir.types import DTensorType, PerRank, PlacedType, Size, at_rank, per_rank
 from distir_relax.layout import DeviceMesh, Placement, Shard, held_intervals, holders
-from distir_relax.layout.division import balanced, chunked, refined
+from distir_relax.layout.division import dividing, refined
 from distir_relax.layout.fit import fit_placements
 
 
@@ -76,7 +76,7 @@ def lay_out(shape: tuple[int, ...], dtype: str, placements: str, mesh: DeviceMes
     for p, ranks in zip(fit_placements(placements, mesh, shape), mesh.shape, strict=True):
         if isinstance(p, Shard) and p.cut is None:
             before = [other.cut for other in fitted if isinstance(other, Shard) and other.dim == p.dim and other.cut]
-            p = Shard(p.dim, refined(shape[p.dim], before, ranks, chunked if p.chunk else balanced))
+            p = Shard(p.dim, refined(shape[p.dim], before, ranks, dividing(p)))
         fitted.append(p)
     layout = DTensorType(shape, dtype, tuple(fitted))
     return layout, local_type(layout, mesh)

@@ -10,7 +10,7 @@ from distir_relax.errors import PlacementError
 from distir_relax.layout import Cut, Placement, Segment, Shard
 
 Divide = Callable[[int, int], tuple[int, ...]]
-"""The sizes of a number of shards from the size of a dim and that number: `balanced` or `chunked`."""
+"""The sizes of a number of shards from the size of a dim and that number, as `balanced` and `chunked` say them."""
 
 
 def balanced(size: int, ranks: int) -> tuple[int, ...]:
@@ -23,6 +23,38 @@ def chunked(size: int, ranks: int) -> tuple[int, ...]:
     """Blocks of ``ceil(size / ranks)`` until none is left, as torch and TVM cut: 12 on 5 are 3, 3, 3, 3, 0."""
     block = -(-size // ranks)
     return tuple(max(0, min(block, size - i * block)) for i in range(ranks))
+
+
+def proportional(size: int, shares: Sequence[float], most: Sequence[int] = ()) -> tuple[int, ...]:
+    """Sizes that keep devices of these speeds busy for as long: the largest ``size / share`` is least.
+
+    12 by shares of 2 and 1 are 8, 4. Each is one at least where there are as many, and no more than `most` says, where
+    that leaves room for all; equal shares give what `balanced` does.
+    """
+    least = int(size >= len(shares))
+    limits = list(most) if most and sum(most) >= size and min(most) >= least else [size] * len(shares)
+
+    def at(level: float) -> list[int]:
+        """As many as come before `level`, where the n-th of a device comes at n / share."""
+        return [min(max(int(level * s), least), n) for s, n in zip(shares, limits, strict=True)]
+
+    low, high = 0.0, (size + 1) / min(shares)
+    for _ in range(96):
+        middle = (low + high) / 2
+        low, high = (middle, high) if sum(at(middle)) <= size else (low, middle)
+    found = at(low)
+    for _ in range(size - sum(found)):
+        free = [i for i, n in enumerate(found) if n < limits[i]]
+        next_ = min(free, key=lambda i: ((found[i] + 1) / shares[i], i))
+        found[next_] += 1
+    return tuple(found)
+
+
+def dividing(placement: Shard) -> Divide:
+    """How a split without sizes divides a dim: evenly, in blocks, or in proportion to its shares."""
+    if placement.shares:
+        return lambda size, ranks: proportional(size, placement.shares)
+    return chunked if placement.chunk else balanced
 
 
 def scaled(sizes: tuple[int, ...], size: int) -> tuple[int, ...]:

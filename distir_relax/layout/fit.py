@@ -77,6 +77,8 @@ def _misfit_of_shard(shard: Shard, ranks: int, shape: tuple[int, ...]) -> str:
     cut, size = shard.cut, shape[shard.dim]
     if cut and cut.ranks != ranks:
         return f"{shard} lists {cut.ranks} sizes, but the mesh axis has {ranks} devices"
+    if shard.shares and len(shard.shares) != ranks:
+        return f"{shard} lists {len(shard.shares)} shares, but the mesh axis has {ranks} devices"
     if cut and cut.total != size:
         dim = shard.dim % len(shape)
         return f"the sizes of {shard} add up to {cut.total}, but dim {dim} of shape {shape} has {size}"

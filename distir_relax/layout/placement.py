@@ -4,6 +4,7 @@
 ``R``              replicated: every device along the axis holds all of it
 ``S[dim]``         split along ``dim``; how is not yet decided
 ``S[dim: a|b]``    split along ``dim``; index 0 along the axis holds ``a`` elements, index 1 ``b``
+``S[dim: 2:1]``    split along ``dim`` in these proportions: what index 0 holds is twice what index 1 does
 ``S[dim: chunk]``  split along ``dim`` into blocks of ``ceil(n / ranks)``, as torch and TVM do
 ``I[op]``          intermediate: each device holds a term of a reduction still to be made
 ``Routed[dim]``    each device holds the rows of ``dim`` whose groups it has, of all; data say which these are
@@ -40,14 +41,17 @@ class Replicate:
 
 @dataclass(frozen=True, slots=True)
 class Shard:
-    """Split along `dim`. `cut` says how; None leaves it to propagation, `chunk` asks for ceil-sized blocks."""
+    """Split along `dim`. `cut` says how; None leaves it to propagation, `chunk` asks for ceil-sized blocks, `shares`
+    for sizes in proportion to them."""
 
     dim: int
     cut: Cut | None = None
     chunk: bool = False
+    shares: tuple[float, ...] = ()
 
     def __str__(self) -> str:
-        how = f": {self.cut}" if self.cut else ": chunk" if self.chunk else ""
+        shares = ":".join(f"{share:.6g}" for share in self.shares)
+        how = f": {self.cut}" if self.cut else ": chunk" if self.chunk else f": {shares}" if shares else ""
         return f"S[{self.dim}{how}]"
 
 
@@ -102,6 +106,8 @@ def parse_placement(text: str) -> Placement:
         how, dim = (match["how"] or "").strip(), _number(match["dim"] or match["torch"], text)
         if how == "chunk":
             return Shard(dim, chunk=True)
+        if ":" in how:
+            return Shard(dim, shares=_parse_shares(how, text))
         return Shard(dim, _parse_cut(how, text) if how else None)
     if match := _AT.fullmatch(stripped):
         return At(_number(match["index"], text))
@@ -132,6 +138,7 @@ _SHARD = re.compile(r"S\[\s*(?P<dim>-?\d+)\s*(?::(?P<how>[^\]]+))?\]|(?:S|Shard)
 _AT = re.compile(r"At\[\s*(?P<index>\d+)\s*\]")
 _ROUTED = re.compile(r"Routed\[\s*(?P<dim>\d+)\s*\]")
 _PARTIAL = re.compile(r"I\[(?P<ours>\w+)\]|I_(?P<rfc>[a-zA-Z]+)|(?:P|Partial)\(['\"]?(?P<torch>\w+)['\"]?\)")
+_SHARE = re.compile(r"[0-9]{1,9}(\.[0-9]{1,9})?(e[+-]?[0-9]{1,2})?")
 _SEGMENT = re.compile(r"(?:(?P<repeat>\d+)\s*\*\s*)?\(?\s*(?P<sizes>\d+(?:\s*\|\s*\d+)*)\s*\)?")
 
 
@@ -150,6 +157,17 @@ def _parse_cut(text: str, whole: str) -> Cut:
     if sum(s.repeat for s in segments) > MOST_STRETCHES:
         raise PlacementError(f"{whole[:60]!r}: expected at most {MOST_STRETCHES:,} stretches of a dim")
     return Cut(tuple(segments))
+
+
+def _parse_shares(text: str, whole: str) -> tuple[float, ...]:
+    parts = [part.strip() for part in text.split(":")]
+    shares = tuple(float(part) for part in parts if _SHARE.fullmatch(part))
+    if len(shares) < len(parts) or not all(1e-6 <= share <= 1e6 for share in shares):
+        raise PlacementError(
+            f"{whole[:60]!r} is not a placement: cannot read the shares {text[:30]!r}",
+            hint="write S[0: 2:1], numbers between 1e-6 and 1e6",
+        )
+    return shares
 
 
 def _number(text: str, whole: str) -> int:

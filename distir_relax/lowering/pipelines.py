@@ -7,7 +7,7 @@ places, one after the other.
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import ClassVar
 
@@ -65,28 +65,37 @@ class Pipeline:
         count = self.ranks * self.chunks
         parts = repeated.ranges if repeated else [range(m, m + 1) for m in range(self.microbatches)]
         part_of = {m: number for number, part in enumerate(parts) for m in part}
-        times = self._times(module, tasks, count, self.profile, part_of)
+        place_of = order_of(*shape).rank_of if self.profile.groups else (0,) * count
+        times = self._times(module, tasks, place_of, self.profile, part_of)
         try:
             return order_of(*shape, times, self._memory(module, tasks, count, self.profile))
         except DistIRError:
             # A simulation says by how much nothing fits, and what would.
             return order_of(*shape, times)
 
-    def _times(self, module: Module, tasks: Tasks, count: int, profile: Profile, part_of: Mapping[int, int]) -> Times:
+    def _times(
+        self, module: Module, tasks: Tasks, place_of: Sequence[int], profile: Profile, part_of: Mapping[int, int]
+    ) -> Times:
         """How long the tasks of each stage take, and their results to the next.
 
-        `part_of` says which microbatch of the program stands for each.
+        `place_of` says on whose devices a stage is, where those are unlike; `part_of` which microbatch of the program
+        stands for each.
         """
         taken: dict[tuple[int, str, int], float] = defaultdict(float)
-        alone = simulate_module(replace(module, records=()), profile)
-        # Equal tasks take equal times, to the last bit: what is left of rounding would choose between equal orders.
-        taken.update((_key(t.op), round(t.end - t.start, 13)) for t in task_times(alone))
+        count, size = len(place_of), module.meshes[0].size
+        machines = {place: profile.without(place * size) for place in set(place_of)}
+        for kinds in {tuple(machine.kinds(size)) for machine in machines.values()}:
+            places = [place for place, machine in machines.items() if tuple(machine.kinds(size)) == kinds]
+            alone = simulate_module(replace(module, records=()), machines[places[0]])
+            # Equal tasks take equal times, to the last bit: what is left of rounding would choose between equal orders.
+            taken.update(
+                (_key(t.op), round(t.end - t.start, 13)) for t in task_times(alone) if place_of[_key(t.op)[0]] in places
+            )
         longest = {
             kind: [max(taken[s, kind, m] for m in set(part_of.values())) for s in range(count)] for kind in "FIW"
         }
         whole = sum(longest["F"])
         each = [sum(taken[s, "F", part_of[m]] for s in range(count)) for m in range(self.microbatches)]
-        size = module.meshes[0].size
         sends = []
         for stage in range(count - 1):
             passed = _passed(tasks.get((stage, "F", 0)), tasks.get((stage + 1, "F", 0)))
@@ -110,9 +119,12 @@ class Pipeline:
                     seen.add(value.name)
                     held[stage] += value.placed.local(0).bytes
         # State and gradients are as large as their weights, wherever these are.
-        most = max(sum(held[place :: self.ranks]) for place in range(self.ranks))
         share = (lasting + weights) / weights if weights else 0.0
-        return Memory(max(0.0, profile.memory - most * share), kept)
+        size = module.meshes[0].size
+        memory = [memory for _, memory in profile.kinds(self.ranks * size)]
+        rooms = [min(memory[place * size : (place + 1) * size]) for place in range(self.ranks)]
+        free = min(room - sum(held[place :: self.ranks]) * share for place, room in enumerate(rooms))
+        return Memory(max(0.0, free), kept)
 
 
 def _key(op: Op) -> tuple[int, str, int]:

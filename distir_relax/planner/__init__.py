@@ -1,4 +1,4 @@
-"""The best strategies and placements: the first by trying all, the second by an integer program."""
+"""The best strategy, by trying all."""
 
 from distir_relax.planner.evaluate import Evaluator
 from distir_relax.planner.grid import Search, search_grid

@@ -12,9 +12,10 @@ from dataclasses import dataclass, replace
 
 from distir_relax.analysis.simulate import simulate_module
 from distir_relax.analysis.simulation import Simulation
-from distir_relax.cost.profile import Profile
+from distir_relax.cost.profile import Profile, as_profile
 from distir_relax.errors import DistIRError, VerificationError
 from distir_relax.ir import Module, Repeated, Scheduled
+from distir_relax.layout.division import balanced, proportional
 from distir_relax.lowering import Microbatches
 from distir_relax.lowering.accumulate import is_in_turn
 from distir_relax.lowering.microbatches import chosen
@@ -25,6 +26,7 @@ from distir_relax.planner.scaled import Unlike, scaled
 from distir_relax.planner.space import Candidate
 from distir_relax.schedules import Order, order_of, schedule_named
 from distir_relax.source import Source
+from distir_relax.strategies.shares import Shares
 from distir_relax.strategies.strategy import Strategy
 
 
@@ -76,7 +78,9 @@ class Evaluator:
     def _form(self, candidate: Candidate) -> _Form | None:
         """The form of a candidate's program; None of one that is like no other."""
         strategy, samples = candidate.strategy, candidate.samples
-        if samples % (strategy.microbatches * strategy.data) or candidate.microbatch == strategy.data:
+        parts = self._parts(strategy, candidate.microbatch)
+        unlike = len(set(parts)) > 1 and not self._shares(strategy)
+        if samples % strategy.microbatches or unlike or min(parts) < 2:
             # A dim of one element is treated apart.
             return None
         order = self._order(strategy)
@@ -85,6 +89,16 @@ class Evaluator:
         in_turn = order is None or is_in_turn(order)
         written = len(chosen(samples, strategy.microbatches, self.source.is_training))
         return _Form(replace(strategy, microbatches=1), written, in_turn)
+
+    def _shares(self, strategy: Strategy) -> tuple[float, ...]:
+        """In what proportions the batch goes to data-parallel ranks; empty where they are alike."""
+        given = self.source.options.profile
+        return Shares.of(None if given is None else as_profile(given), strategy).data
+
+    def _parts(self, strategy: Strategy, microbatch: int) -> tuple[int, ...]:
+        """The samples of each data-parallel rank."""
+        shares = self._shares(strategy)
+        return proportional(microbatch, shares) if shares else balanced(microbatch, strategy.data)
 
     def _order(self, strategy: Strategy) -> Order | None:
         """The order of a pipeline, where it depends on nothing but its shape."""
@@ -107,6 +121,9 @@ class Evaluator:
                 ends[end] = self._compiled(Candidate(candidate.strategy, end * count))
             found.append((end, ends[end]))
         low, high = found
+        cuts = [self._parts(candidate.strategy, n) for n in (low[0], size, high[0])]
+        if any((b - a) * (high[0] - low[0]) != (c - a) * (size - low[0]) for a, b, c in zip(*cuts, strict=True)):
+            return None
         try:
             module = scaled(low, high, size)
         except Unlike:

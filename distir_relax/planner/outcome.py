@@ -16,9 +16,9 @@ from distir_relax.strategies.strategy import Strategy
 class Outcome:
     """A step under a strategy, as predicted.
 
-    `seconds` is its makespan, `memory` the peak in bytes on the device that needs most, `fits` whether that is no more
-    than a device has. `bubble` and `communication` are shares of the devices' time in which they wait, or communicate
-    and do nothing else. `refused` says why there is no prediction, where there is none.
+    `seconds` is its makespan, `memory` the peak in bytes on the device of whose memory it is the largest part, `fits`
+    whether it is no more than that device has. `bubble` and `communication` are shares of the devices' time in which
+    they wait, or communicate and do nothing else. `refused` says why there is no prediction, where there is none.
     """
 
     strategy: str
@@ -34,8 +34,8 @@ class Outcome:
     def of(candidate: Candidate, found: Simulation) -> Outcome:
         """What a simulation found."""
         return Outcome(
-            str(candidate.strategy), candidate.samples, found.makespan, int(found.peak_memory.max()), found.fits,
-            found.bubble, found.communication,
+            str(candidate.strategy), candidate.samples, found.makespan, int(found.peak_memory[found.fullest]),
+            found.fits, found.bubble, found.communication,
         )  # fmt: skip
 
     @property

@@ -21,7 +21,10 @@ def memory_charts(simulation: Simulation) -> list[dict[str, Any]]:
     """What the page's script draws for each class shown: points (seconds, bytes by category) and the peak."""
     curves = simulation.memory_curves()
     return [
-        _chart(class_name(simulation, c), curves[c], simulation.peaks[c], simulation.makespan)
+        {
+            **_chart(class_name(simulation, c), curves[c], simulation.peaks[c], simulation.makespan),
+            "room": float(simulation.memory[simulation.members[c][0]]),
+        }
         for c in shown_classes(simulation, CHARTS)
     ]
 

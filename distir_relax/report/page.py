@@ -44,7 +44,7 @@ def page(simulation: Simulation, title: str) -> str:
     charts = memory_charts(simulation)
     data = {
         "timeline": as_data(line, makespan),
-        "memory": {"charts": charts, "categories": CATEGORIES[:-1], "device": simulation.profile.memory},
+        "memory": {"charts": charts, "categories": CATEGORIES[:-1]},
         "matrix": traffic,
         "makespan": simulation.makespan,
     }
@@ -100,14 +100,16 @@ def top_ops(simulation: Simulation) -> list[OpTime]:
 
 
 def _headline(s: Simulation) -> Iterable[tuple[str, str, str, bool]]:
-    device = int(s.peak_memory.argmax())
+    device = s.fullest
     peak = s.peak(device)
     yield "makespan", seconds(s.makespan), f"on {count(s.devices, 'device')} of {s.profile.name}", False
     if s.strategy is not None:
         yield "strategy", s.strategy, "D/T/P/K: data, tensor, pipeline, microbatches", False
+    if s.unlike:
+        yield "devices", f"{s.speed.max():g} to {s.speed.min():g}", f"speed, {s.unlike}", False
     if s.throughput is not None:
         yield "throughput", f"{_digits(s.throughput)}/s", f"samples, of {s.samples:,} in all", False
-    note = f"of {size(s.profile.memory)}, {class_name(s, int(s.class_of[device]))}"
+    note = f"of {size(s.memory[device])}, {class_name(s, int(s.class_of[device]))}"
     yield "peak memory", size(peak.bytes), note if s.fits else f"does not fit: {note}", not s.fits
     yield "compute", f"{s.computing:.1%}", "of all devices' time", False
     beside = s.overlapped.any()

@@ -24,7 +24,7 @@ def table(search: Search, top: int = 10) -> str:
         least = search.too_large[0]
         lines.append(
             f"nothing fits: {least.strategy} with {count(least.samples, 'sample')} needs least, "
-            f"{size(least.memory)} of {size(search.profile.memory)}"
+            f"{size(least.memory)} of {room(search)}"
         )
     return "\n".join(lines)
 
@@ -72,12 +72,18 @@ def cells(outcome: Outcome) -> tuple[str, ...]:
     )  # fmt: skip
 
 
+def room(search: Search) -> str:
+    """What a device of the search has, ``80 GB``; from the least to the most where they are unlike."""
+    found = sorted({memory for _, memory in search.profile.kinds(search.space.devices)})
+    return size(found[0]) + (f" to {size(found[-1])}" if len(found) > 1 else "")
+
+
 def discarded(search: Search) -> list[str]:
     """How many do not fit or cannot be compiled, and why."""
     lines = []
     if large := search.too_large:
         need = f"{size(large[0].memory)} to {size(large[-1].memory)}" if len(large) > 1 else size(large[0].memory)
-        lines.append(f"{len(large):,} do not fit into {size(search.profile.memory)}: they need {need}")
+        lines.append(f"{len(large):,} do not fit into {room(search)}: they need {need}")
     lines += [f"{number:,} cannot be compiled: {reason}" for reason, number in _reasons(search.refused)]
     return lines or ["all fit"]
 

@@ -12,7 +12,7 @@ from typing import Any
 
 from distir_relax.analysis.simulation import Simulation
 from distir_relax.planner import Candidate, Outcome, Search
-from distir_relax.report.search import COLUMNS, cells, discarded, headline
+from distir_relax.report.search import COLUMNS, cells, discarded, headline, room
 from distir_relax.report.simulation import write_text
 from distir_relax.report.strip import strips
 from distir_relax.units import rate, seconds, size
@@ -31,8 +31,9 @@ def search_page(search: Search, model: str, simulate: Callable[[Candidate], Simu
     folder = resources.files("distir_relax.report") / "templates"
     drawn = {o: strips(simulate(o.candidate)) for o in _with_time_line(search)}
     points = [_point(outcome, drawn.get(outcome)) for outcome in search.outcomes if outcome.seconds]
+    least = min(memory for _, memory in search.profile.kinds(search.space.devices))
     data = {
-        "points": points, "memory": search.profile.memory, "model": model, "profile": search.profile.name,
+        "points": points, "memory": least, "model": model, "profile": search.profile.name,
         "batches": list(search.space.batches),
     }  # fmt: skip
     numbers = {(point["strategy"], point["samples"]): i for i, point in enumerate(points)}
@@ -83,7 +84,7 @@ def _figures(search: Search) -> list[tuple[str, str, str]]:
             f"{best.samples:,} samples a step" if best else "",
         ),
         ("throughput", rate(best.throughput) if best else "-", seconds(best.seconds) if best else ""),
-        ("memory", size(best.memory) if best else "-", f"of {size(search.profile.memory)}"),
+        ("memory", size(best.memory) if best else "-", f"of {room(search)}"),
         ("configurations", f"{len(search.outcomes):,}", f"{len(fitting):,} fit"),
         ("searched in", seconds(search.seconds), f"{search.known:,} known before" if search.known else ""),
     ]

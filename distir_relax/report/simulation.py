@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 from pathlib import Path
 
 from distir_relax.analysis.simulation import Simulation
@@ -15,11 +16,16 @@ def json_text(simulation: Simulation) -> str:
 
 
 def class_name(simulation: Simulation, number: int) -> str:
-    """What to call a class of devices: ``device 3``, ``devices 0-7``, ``devices 0, 2, 4 and 5 more``."""
+    """What to call a class of devices: ``device 3``, ``devices 0-7``, ``devices 0, 2, 4 and 5 more, at speed 0.5``."""
     members = simulation.members[number].tolist()
+    speed = simulation.profile.speed_of(members[0])
+    return _numbers(members) + (f", at speed {speed:g}" if speed != 1 else "")
+
+
+def _numbers(members: Sequence[int]) -> str:
     if len(members) == 1:
         return f"device {members[0]}"
-    if members == list(range(members[0], members[-1] + 1)):
+    if list(members) == list(range(members[0], members[-1] + 1)):
         return f"devices {members[0]}-{members[-1]}"
     shown = ", ".join(map(str, members[:3]))
     return f"devices {shown}{f' and {len(members) - 3} more' if len(members) > 3 else ''}"

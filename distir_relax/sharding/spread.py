@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from distir_relax.errors import AnnotationError
 from distir_relax.ir import Function, Op, Reason, Value
 from distir_relax.layout import Cut, DeviceMesh, Partial, Placement, Shard
-from distir_relax.layout.division import balanced, chunked, nested, refined, scaled, units_of
+from distir_relax.layout.division import Divide, balanced, dividing, nested, refined, scaled, units_of
 from distir_relax.layout.fit import fit_annotation
 from distir_relax.ops import BLOCKED, WINDOW
 from distir_relax.sharding.factors import Atom, Factoring, Slot, is_annotation
@@ -74,8 +74,8 @@ class _Search:
     """Who gave the sizes of a class along an axis, when somebody did."""
     stored: frozenset[str] = field(init=False)
     """The names of inputs."""
-    chunks: set[tuple[int, Slot]] = field(default_factory=set)
-    """The classes that are to be cut into blocks of equal size along an axis."""
+    divisions: dict[tuple[int, Slot], Divide] = field(default_factory=dict)
+    """How classes are to be divided along an axis for which a mark says that without sizes: in blocks, or by shares."""
 
     def __post_init__(self) -> None:
         values = [i.value for i in self.function.inputs] + [v for op in self.function.ops for v in op.results]
@@ -126,10 +126,11 @@ class _Search:
         ranks, size = self.mesh.shape[axis], self.factoring.size(slot)
         owner = self.factoring.classes[slot]
         if placement.cut is None:
-            units = Cut.of(*(chunked if placement.chunk else balanced)(size, ranks))
+            units = Cut.of(*dividing(placement)(size, ranks))
         else:
             units = units_of(placement.cut, *self._extent(slot), where)
-        asked = placement.cut is not None or placement.chunk
+        is_sized = placement.cut is not None
+        asked = is_sized or placement.chunk or bool(placement.shares)
         given = self.cut_by.get((axis, owner))
         if asked and given is not None and self.wanted.units[axis][owner] != units:
             raise AnnotationError(
@@ -141,7 +142,9 @@ class _Search:
             self.wanted.units[axis][owner] = units
         if asked:
             self.cut_by[axis, owner] = where
-            (self.chunks.add if placement.chunk else self.chunks.discard)((axis, owner))
+            self.divisions.pop((axis, owner), None)
+            if not is_sized:
+                self.divisions[axis, owner] = dividing(placement)
 
     def _extent(self, slot: Slot) -> tuple[int, int, int]:
         outer, inner = self.factoring.around(slot)
@@ -216,14 +219,14 @@ class _Search:
         """The cut of a class along an axis, beside those along others: as the user gave it, or dividing theirs."""
         units, ranks, size = self.wanted.units[axis], self.mesh.shape[axis], self.factoring.size(owner)
         if not self._is_sized(axis, owner):
-            divide = chunked if (axis, owner) in self.chunks else balanced
+            divide = self.divisions.get((axis, owner), balanced)
             block = Cut.of(*divide(size, ranks))
             fits = all(nested(other, block) for other in others)
             units[owner] = block if fits else refined(size, others, ranks, divide)
         return units[owner]
 
     def _is_sized(self, axis: int, owner: Slot) -> bool:
-        return (axis, owner) in self.cut_by and (axis, owner) not in self.chunks
+        return (axis, owner) in self.cut_by and (axis, owner) not in self.divisions
 
     def _cut_alike(self, axis: int, source: Slot, target: Slot) -> None:
         """Cut a dim behind a window, or before it, in the proportions that the user gave the other."""

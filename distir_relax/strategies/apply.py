@@ -6,19 +6,23 @@ the model has already come first: their round is an earlier one.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, replace
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from typing import ClassVar
 
+from distir_relax.cost.profile import Profile
 from distir_relax.errors import AnnotationError, DistIRError
 from distir_relax.ir import BatchDim, Input, Instance, Module, Op, WrittenOut, written_out
-from distir_relax.layout import DeviceMesh, Placement, R, Shard, print_placements
+from distir_relax.layout import Cut, DeviceMesh, Placement, R, Shard, print_placements
+from distir_relax.layout.division import balanced, proportional
 from distir_relax.layout.fit import fit_annotation
 from distir_relax.sharding.apply import Mark, mark_inputs
 from distir_relax.sharding.factors import Slot, is_annotation
 from distir_relax.strategies.batch import Batch, find_batch
 from distir_relax.strategies.classes import Classes, classes_of
 from distir_relax.strategies.experts import chosen_experts
+from distir_relax.strategies.kept import Kept
+from distir_relax.strategies.shares import Shares
 from distir_relax.strategies.strategy import Strategy
 from distir_relax.strategies.tensor import tensor_classes
 from distir_relax.strategies.zero import part_of
@@ -31,12 +35,17 @@ STRATEGY_ROUND = 1
 class ApplyStrategy:
     """The pass: global stage in and out, with marks for the data and tensor axes of `strategy`.
 
-    The batch is split over the data axis, and each parameter along the one class of the tensor axis that it has.
+    The batch is split over the data axis, and each parameter along the one class of the tensor axis that it has; with
+    ``placements=auto`` nothing is marked but by the user.
     Parameters and inputs that the user marked stay as they are; a mark for a mesh of one axis is one for the tensor
     axis, or else the data axis, by its size. Raises `DistIRError` for a model without a batch, and for a batch with
     fewer samples than there are data-parallel ranks, or microbatches; `AnnotationError` where marks are for a mesh that
     is not the strategy's. What is sent counts with the backward's where the model `is_trained`. Where samples are is
     recorded if the strategy splits them, or if `in_part` only some of them will be taken.
+
+    Where the devices of `profile` are unlike, all are cut as suits them (`strategies.shares`): the batch by speed,
+    classes of the tensor axis by speed, but so that a device's part of the weights, times what it has `kept` of each,
+    is within its memory.
     """
 
     takes: ClassVar[tuple[str, ...]] = ("global",)
@@ -44,6 +53,8 @@ class ApplyStrategy:
     strategy: Strategy
     is_trained: bool = False
     in_part: bool = False
+    profile: Profile | None = field(default=None, repr=False)
+    kept: Kept = field(default=Kept(), repr=False)
 
     def run(self, module: Module) -> Module:
         """The module with marks, on the mesh of the strategy."""
@@ -61,46 +72,94 @@ class ApplyStrategy:
                     f"give an example of at least {count} samples",
                 )
         module = _on_mesh(module, whole, classes, batch, strategy)
+        dims = () if samples is None else tuple(BatchDim(name, dim, samples.size) for name, dim in samples.dims.items())
+        module = replace(module, meshes=(strategy.mesh,), records=(*module.records, *dims))
+        if strategy.placements == "auto":
+            return module
         known = {op.operands[0].name for op in whole.function.ops if is_annotation(op)}
         experts = chosen_experts(classes, strategy)
-        tensor = strategy.tensor
-        taken = tensor_classes(classes, tensor, experts, self.is_trained) if tensor > 1 else frozenset[Slot]()
+        shares = Shares.of(self.profile, strategy)
+        taken = frozenset[Slot]()
+        if strategy.tensor > 1:
+            taken = tensor_classes(classes, strategy.tensor, experts, self.is_trained, shares.tensor)
+        split = _Split(classes, strategy, shares, batch, taken, experts, self.kept.total)
         marks = {
             item.value.name: Mark(f"strategy {strategy}", print_placements(placements), STRATEGY_ROUND)
             for item in module.main.inputs
-            if item.value.name not in known
-            and (placements := _placements(item, classes, batch, taken, experts, strategy))
+            if item.value.name not in known and (placements := split.placements(item))
         }
-        main = mark_inputs(module.main, marks)
-        dims = () if samples is None else tuple(BatchDim(name, dim, samples.size) for name, dim in samples.dims.items())
-        functions = (main, *module.functions[1:])
-        return replace(module, functions=functions, meshes=(strategy.mesh,), records=(*module.records, *dims))
+        return replace(module, functions=(mark_inputs(module.main, marks), *module.functions[1:]))
 
 
-def _placements(
-    item: Input,
-    classes: Classes,
-    batch: Batch | None,
-    taken: frozenset[Slot],
-    experts: frozenset[Slot],
-    strategy: Strategy,
-) -> tuple[Placement, ...] | None:
-    """How an input or a parameter lies, None where nothing is asked of it."""
-    name, rank = item.value.name, len(item.value.tensor.shape)
-    if item.role == "parameter":
-        mine = (dim for dim in range(rank) if classes.of(name, dim) in taken)
-        dim = next(mine, None)
-        tensor = R if dim is None else Shard(dim)
-        number = next((d for d in range(rank) if classes.of(name, d) in experts), None)
-        if number is not None and strategy.experts == "data":
-            return (Shard(number), tensor)
-        if number is not None:
-            dim, tensor = number, Shard(number)
-        data = part_of(item.value.tensor, dim, strategy.data) if strategy.zero else R
-        return (data, tensor)
-    if batch is not None and name in batch.dims:
-        return (Shard(batch.dims[name]) if strategy.data > 1 else R, R)
-    return None
+@dataclass(frozen=True, slots=True)
+class _Split:
+    """What is split, and how: the batch, the classes that are `taken` for the tensor axis, experts by their number.
+
+    A device has `kept` bytes for each byte of its weights.
+    """
+
+    classes: Classes
+    strategy: Strategy
+    shares: Shares
+    batch: Batch | None
+    taken: frozenset[Slot]
+    experts: frozenset[Slot]
+    kept: float
+    most: Sequence[float] = field(init=False)
+    """The largest part of what is split that each tensor rank has memory for."""
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "most", self._most())
+
+    def placements(self, item: Input) -> tuple[Placement, ...] | None:
+        """How an input or a parameter lies, None where nothing is asked of it."""
+        name, rank = item.value.name, len(item.value.tensor.shape)
+        if item.role == "parameter":
+            dim = self._dim(item)
+            tensor = R if dim is None else self._shard(name, dim, self.shares.tensor, self.most)
+            number = next((d for d in range(rank) if self.classes.of(name, d) in self.experts), None)
+            if number is not None and self.strategy.experts == "data":
+                return (self._shard(name, number, self.shares.data), tensor)
+            if number is not None:
+                dim, tensor = number, self._shard(name, number, self.shares.tensor, self.most)
+            data = part_of(item.value.tensor, dim, self.strategy.data) if self.strategy.zero else R
+            return (data, tensor)
+        if self.batch is not None and name in self.batch.dims:
+            dim = self.batch.dims[name]
+            return (Shard(dim, shares=self.shares.data) if self.strategy.data > 1 else R, R)
+        return None
+
+    def _dim(self, item: Input) -> int | None:
+        """The dim of a parameter that is split over the tensor axis."""
+        name = item.value.name
+        return next((d for d in range(len(item.value.tensor.shape)) if self.classes.of(name, d) in self.taken), None)
+
+    def _shard(self, name: str, dim: int, shares: Sequence[float], most: Sequence[float] = ()) -> Shard:
+        """A dim of a parameter split by shares, without sizes where devices are alike."""
+        owner = self.classes.of(name, dim)
+        assert owner is not None, "a dim of a class"
+        size = self.classes.size(owner)
+        limits = [min(size, int(size * part)) for part in most]
+        even = shares or (1.0,) * len(limits)
+        if not even or proportional(size, even, limits) == balanced(size, len(even)):
+            return Shard(dim)
+        units = Cut.of(*proportional(size, even, limits))
+        return Shard(dim, self.classes.cut(name, dim, units))
+
+    def _most(self) -> Sequence[float]:
+        split = whole = 0.0
+        for item in self.classes.function.inputs:
+            if item.role == "parameter":
+                is_split = self._dim(item) is not None
+                split += item.value.tensor.bytes if is_split else 0
+                whole += 0 if is_split else item.value.tensor.bytes
+        places = len(self.shares.rooms)
+        if not split:
+            return ()
+        # A place has its part of the weights.
+        return [
+            max(0.0, (min(room) * places / self.kept - whole) / split) for room in zip(*self.shares.rooms, strict=True)
+        ]
 
 
 def _on_mesh(module: Module, whole: WrittenOut, classes: Classes, batch: Batch | None, strategy: Strategy) -> Module:

@@ -12,6 +12,8 @@ from dataclasses import dataclass, field
 from distir_relax.autodiff.backward import depends_on, is_differentiable
 from distir_relax.cost.roofline import flops
 from distir_relax.ir import Function
+from distir_relax.layout import Cut
+from distir_relax.layout.division import cut_of
 from distir_relax.ops import BLOCKED, PARALLEL, WINDOW, lookup
 from distir_relax.sharding.factors import Factoring, Slot, factorize, is_annotation
 
@@ -40,10 +42,18 @@ class Classes:
 
     def of(self, name: str, dim: int) -> Slot | None:
         """The class that ``S[dim]`` of a value would split; None for a dim of one element or none."""
-        slots = self.factoring.slots[name][dim]
-        found = [(name, dim, i) for i in range(len(slots))]
-        found = [slot for slot in found if not self.factoring.is_blocked(slot)] or found[:1]
-        return self.factoring.classes[found[0]] if found else None
+        slot = self._slot(name, dim)
+        return None if slot is None else self.factoring.classes[slot]
+
+    def cut(self, name: str, dim: int, units: Cut) -> Cut:
+        """How a dim is cut whose class is cut into `units`."""
+        slot = self._slot(name, dim)
+        assert slot is not None, "a dim of a class"
+        return cut_of(units, *self.factoring.around(slot))
+
+    def _slot(self, name: str, dim: int) -> Slot | None:
+        slots = [(name, dim, i) for i in range(len(self.factoring.slots[name][dim]))]
+        return next((slot for slot in slots if not self.factoring.is_blocked(slot)), slots[0] if slots else None)
 
 
 def classes_of(function: Function) -> Classes:

@@ -77,17 +77,18 @@ class _Search:
     def saves(self, strategy: Strategy) -> bool:
         """Whether a strategy that was tried needs less than what does not fit."""
         simulation = self._tried.get(strategy)
-        return simulation is not None and _peak(simulation) < _peak(self._found)
+        return simulation is not None and _filled(simulation) < _filled(self._found)
 
     def alternative(self, nearest: Strategy | None) -> Alternative | None:
         """What is said of the strategy found, or of the one that needs least."""
         known = self._known
         if not known:
             return None
-        chosen = nearest or min(known, key=lambda strategy: _peak(known[strategy]))
+        chosen = nearest or min(known, key=lambda strategy: _filled(known[strategy]))
         found = known[chosen]
         times = found.makespan / self._found.makespan
-        return Alternative(str(chosen), found.devices, found.fits, _peak(found), times, len(known))
+        peak = int(found.peak_memory[found.fullest])
+        return Alternative(str(chosen), found.devices, found.fits, peak, times, len(known))
 
     def _run(self, strategy: Strategy) -> Simulation | None:
         is_possible = strategy.devices <= self._found.profile.devices and len(self._known) < MOST
@@ -161,5 +162,6 @@ def _other_splits(given: Strategy) -> list[Strategy]:
     return [replace(given, data=ranks // t, tensor=t, zero=given.zero if t < ranks else 0) for t in nearest]
 
 
-def _peak(simulation: Simulation) -> int:
-    return int(simulation.peak_memory.max())
+def _filled(simulation: Simulation) -> float:
+    """The largest part of a device's memory that is in use."""
+    return float((simulation.peak_memory / simulation.memory).max())

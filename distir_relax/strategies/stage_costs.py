@@ -55,6 +55,17 @@ class StageCosts:
         self._summed = set()
         return [sum(map(self._seconds, self._written(self.samples.instance.ops[number]))) for number in numbers]
 
+    def holding(self, numbers: Sequence[int]) -> list[float]:
+        """The bytes of the weights that each of these ops of the entry is the first to use."""
+        seen: set[str] = set()
+        found = []
+        for number in numbers:
+            names = {v.name for op in self._written(self.samples.instance.ops[number]) for v in op.operands}
+            new = {name for name in names if name in self._weights and name not in seen}
+            seen |= new
+            found.append(float(sum(self._weights[name].tensor.bytes for name in new)))
+        return found
+
     def sending(self, values: Sequence[Value]) -> float:
         """What it takes to send values of the entry for a microbatch from a stage to the next."""
         sent = sum(self._part(self.samples.names[value.name], value).bytes for value in values)

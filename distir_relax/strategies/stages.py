@@ -32,7 +32,8 @@ class CutStages:
     `boundaries` name where each stage but the first begins: paths of modules, or names of ONNX nodes, of the model;
     `scopes` say in which of them values are made. Without, stages are cut where the cost of their tasks on `profile`
     balances: of a microbatch, on one of `data` devices, with its backward where the model `is_trained`; `samples`: how
-    many there are, if they are fewer than the program has. With several `microbatches` no stage does what brings them
+    many there are, if they are fewer than the program has. Stages work at `speeds`, and hold no more bytes of weights
+    than `rooms`, where devices are unlike. With several `microbatches` no stage does what brings them
     together. Raises `DistIRError` for a model that has fewer parts than stages, and for a boundary that is not in the
     model, is inside of a block, or is not behind the one before.
     """
@@ -47,6 +48,8 @@ class CutStages:
     is_trained: bool = False
     samples: int | None = None
     scopes: Mapping[str, tuple[Frame, ...]] = field(default_factory=dict, repr=False)
+    speeds: tuple[float, ...] = field(default=(), repr=False)
+    rooms: tuple[float, ...] = field(default=(), repr=False)
 
     def run(self, module: Module) -> Module:
         """The module with a call for each stage."""
@@ -89,7 +92,8 @@ class CutStages:
         rest = [number for number in range(body[0] + 1, len(main.ops)) if number not in inside]
         own = costs.of(body)
         own[-1] += sum(costs.of(rest))
-        return balanced_cuts(own, [costs.sending(values) for values in _crossing(main, body)], self.count)
+        sent = [costs.sending(values) for values in _crossing(main, body)]
+        return balanced_cuts(own, sent, self.count, self.speeds, costs.holding(body), self.rooms)
 
     def _named(self, main: Function, body: Sequence[int]) -> list[int]:
         """Which of the ops of the body each stage but the first begins with, as the user says."""

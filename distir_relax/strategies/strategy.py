@@ -13,6 +13,7 @@ from distir_relax.schedules import schedule_named
 
 CHECKPOINTS = ("none", "block", "selective")
 EXPERTS = ("hidden", "data", "tensor")
+PLACEMENTS = ("rules", "auto")
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,10 +26,12 @@ class Strategy:
     what the forward does not keep for the backward: ``none``, what is inside of a ``block``, or ``selective``, of that
     what is cheap to compute again (Korthikanti et al., 2022). With `sequence_parallel`, activations between blocks are
     split along the sequence over the tensor axis (same). `experts` of a mixture are split along their ``hidden``
-    dim, as other layers are, or by their number along the ``data`` or the ``tensor`` axis.
+    dim, as other layers are, or by their number along the ``data`` or the ``tensor`` axis. `placements` says how
+    tensors are laid out on the devices of a stage: by the ``rules`` of data and tensor parallelism, or ``auto``, as
+    takes least time (`placements`): then the first two degrees are no more than the shape of the mesh.
 
     Raises `DistIRError` for a degree or a number of microbatches below one, and for a value that an option has not: a
-    schedule that does not exist, or chunks that it does not take.
+    schedule that does not exist, or chunks that it does not take; for options of rules beside ``placements=auto``.
     """
 
     data: int = 1
@@ -41,6 +44,7 @@ class Strategy:
     checkpoint: str = "none"
     sequence_parallel: bool = False
     experts: str = "hidden"
+    placements: str = "rules"
 
     def __post_init__(self) -> None:
         if min(self.data, self.tensor, self.pipeline, self.microbatches, self.chunks) < 1:
@@ -55,6 +59,13 @@ class Strategy:
             raise DistIRError(error.message, f"strategy {self}", error.hint) from None
         if self.experts not in EXPERTS:
             raise DistIRError(f"experts is {', '.join(EXPERTS)}, found {self.experts!r}", f"strategy {self}")
+        if self.placements not in PLACEMENTS:
+            raise DistIRError(f"placements is {', '.join(PLACEMENTS)}, found {self.placements!r}", f"strategy {self}")
+        if self.placements == "auto" and (self.zero or self.sequence_parallel or self.experts != "hidden"):
+            raise DistIRError(
+                "placements=auto lays out states, sequences and experts itself", f"strategy {self}",
+                "leave zero, sequence_parallel and experts out",
+            )  # fmt: skip
 
     @property
     def devices(self) -> int:

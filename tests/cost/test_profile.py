@@ -229,3 +229,57 @@ def test_a_dtype_that_a_profile_does_not_know_is_as_slow_as_its_slowest() -> Non
     assert profile.rate(profile.vector, "int64") == 4.0
     matrices = {"float32": Matrix(3.0), "float16": Matrix(9.0)}
     assert profile.rate(matrices, "float64") == Matrix(3.0)
+
+
+UNLIKE = (
+    SMALL.replace("devices = 3", "devices = 16")
+    + """
+[[group]]
+devices = "4-7, 12"
+speed = 0.5
+memory = 5e8
+
+[[group]]
+devices = "0"
+speed = 2
+"""
+)
+
+
+def test_devices_may_be_unlike() -> None:
+    profile = read_profile(UNLIKE)
+    assert read_profile(print_profile(profile)) == profile
+    kinds = [(2.0, 1e9), *[(1.0, 1e9)] * 3, *[(0.5, 5e8)] * 4, *[(1.0, 1e9)] * 4, (0.5, 5e8), *[(1.0, 1e9)] * 3]
+    assert profile.kinds(16) == kinds
+    assert [(profile.speed_of(d), profile.memory_of(d)) for d in range(16)] == kinds
+    assert [str(group) for group in profile.groups] == ["4-7, 12", "0"]
+    for count in (1, 5, 13):
+        assert profile.without(count).kinds(16 - count) == kinds[count:]
+
+
+def test_a_slow_device_computes_and_moves_data_slowly_and_is_called_as_fast() -> None:
+    profile = replace(machine(bandwidth=1e9, overhead=3.0), overlap=1.0)
+    kinds = [TensorType((5, 7), "float32"), TensorType((7, 3), "float32")]
+    times = [
+        op_seconds(profile, lookup("matmul"), kinds, {}, [TensorType((5, 3), "float32")], speed=speed)
+        for speed in (1.0, 0.5, 0.25)
+    ]
+    assert [t - 3.0 for t in times] == pytest.approx([(times[0] - 3.0) * n for n in (1, 2, 4)])
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "message"),
+    [
+        ('"4-7, 12"', '"4-7, 16"', "names device 16, the machine has 16"),
+        ('"4-7, 12"', '"0-4"', "device 0 is named twice"),
+        ('"4-7, 12"', '"7-4"', "expected the numbers of devices"),
+        ('"4-7, 12"', '"four"', "expected the numbers of devices"),
+        ('"4-7, 12"', "4", 'devices = "4-7, 12"'),
+        ("speed = 2", "speed = 0", "expected a positive number 'speed'"),
+        ("speed = 2", "sped = 2", "there is no 'sped'"),
+        ("memory = 5e8", 'memory = "much"', "expected a positive number 'memory'"),
+    ],
+)
+def test_what_is_wrong_with_unlike_devices_is_said(old: str, new: str, message: str) -> None:
+    with pytest.raises(ProfileError, match=message):
+        read_profile(UNLIKE.replace(old, new))

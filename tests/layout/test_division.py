@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from distir_relax.errors import PlacementError
 from distir_relax.layout import Cut, Segment, Shard, block_bounds, held_intervals
-from distir_relax.layout.division import balanced, chunked, cut_of, nested, refined, units_of
+from distir_relax.layout.division import balanced, chunked, cut_of, nested, proportional, refined, units_of
 
 SETTINGS = settings(derandomize=True, deadline=None, database=None, max_examples=100)
 
@@ -74,3 +74,34 @@ def test_sizes_that_tear_a_unit() -> None:
 
 def _held(placements: list[Shard], size: int, place: tuple[int, ...]) -> int:
     return sum(b - a for a, b in held_intervals(placements, 0, size, place))
+
+
+@SETTINGS
+@given(
+    st.integers(0, 13),
+    st.lists(st.sampled_from((1.0, 0.5, 1 / 3, 0.7, 0.05)), min_size=1, max_size=4),
+    st.lists(st.integers(0, 14), min_size=4, max_size=4),
+    st.booleans(),
+)
+def test_no_other_sizes_are_done_sooner(size: int, shares: list[float], most: list[int], limited: bool) -> None:
+    """Of all whole sizes, each one at least where that is possible, and within limits where those suffice."""
+    limits = most[: len(shares)] if limited else []
+    found = proportional(size, shares, limits)
+    least = int(size >= len(shares))
+    bounds = limits if limits and sum(limits) >= size and min(limits) >= least else [size] * len(shares)
+    ways = [
+        sizes
+        for sizes in itertools.product(range(size + 1), repeat=len(shares))
+        if sum(sizes) == size and all(least <= n <= bound for n, bound in zip(sizes, bounds, strict=True))
+    ]
+    assert found in ways
+    last = [max(n / share for n, share in zip(sizes, shares, strict=True)) for sizes in (found, *ways)]
+    assert last[0] <= min(last) + 1e-9
+
+
+@pytest.mark.parametrize("ranks", [1, 3, 5, 7])
+def test_equal_shares_divide_evenly(ranks: int) -> None:
+    for size in (0, 1, 3, 7, 127, 128_256):
+        assert proportional(size, (0.3,) * ranks) == balanced(size, ranks)
+    assert proportional(12, (2.0, 1.0)) == (8, 4)
+    assert proportional(127, (1.0, 1.0, 1.0), (127, 7, 127)) == (60, 7, 60)

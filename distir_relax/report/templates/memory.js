@@ -8,10 +8,10 @@ memory.categories.forEach((name, i) => {
   item.append(name);
 });
 
-// All charts have one scale, so that their heights compare; the device's limit is drawn where that leaves room.
+// All charts have one scale, so that their heights compare; a device's limit is drawn where that leaves room.
 const highest = Math.max(1, ...memory.charts.map((chart) => chart.peak[1]));
-const limitShown = memory.device <= 2 * highest;
-const memoryTop = limitShown ? Math.max(highest, memory.device) * 1.05 : highest * 1.1;
+const limits = memory.charts.map((chart) => chart.room).filter((room) => room <= 2 * highest);
+const memoryTop = limits.length ? Math.max(highest, ...limits) * 1.05 : highest * 1.1;
 const memorySpan = data.makespan || 1;
 
 const figures = memory.charts.map((chart) => {
@@ -40,9 +40,10 @@ function drawChart({ chart, svg }) {
     element("text", { x: x(time), y: HEIGHT - 6, "text-anchor": anchor }, svg, time ? seconds(time) : "0");
   }
   drawAreas(chart, svg, x, y);
+  const limitShown = limits.includes(chart.room);
   if (limitShown) {
-    element("line", { class: "limit", x1: LEFT, x2: width - 10, y1: y(memory.device), y2: y(memory.device) }, svg);
-    element("text", { x: LEFT + 4, y: y(memory.device) - 4 }, svg, `the device's ${size(memory.device)}`);
+    element("line", { class: "limit", x1: LEFT, x2: width - 10, y1: y(chart.room), y2: y(chart.room) }, svg);
+    element("text", { x: LEFT + 4, y: y(chart.room) - 4 }, svg, `the device's ${size(chart.room)}`);
   }
   const [time, bytes] = chart.peak;
   element("circle", { class: "peak", cx: x(time), cy: y(bytes), r: 4 }, svg);

@@ -15,13 +15,13 @@ from distir_relax.ir import Module, verify
 from distir_relax.layout import DeviceMesh
 from distir_relax.lowering import ToDistIR
 from distir_relax.ops import check
-from distir_relax.planner.placements.graph import Graph
-from distir_relax.planner.placements.highs import solve
-from distir_relax.planner.placements.integer_program import seconds_of
-from distir_relax.planner.placements.lay_out import lay_out
-from distir_relax.planner.placements.solve import graph_of, price
+from distir_relax.placements.graph import Graph
+from distir_relax.placements.highs import solve
+from distir_relax.placements.integer_program import seconds_of
+from distir_relax.placements.lay_out import lay_out
+from distir_relax.placements.solve import graph_of, price
 from tests.machines import link, machine
-from tests.planner.placements.random_graphs import random_module
+from tests.placements.random_graphs import random_module
 
 MESHES = ((2,), (3,), (5,), (2, 3))
 # What is sent counts as much as what is computed, on tensors as small as these.

@@ -8,14 +8,15 @@ over a tree, whose linear relaxation has whole solutions; that is why few have t
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
 
-from distir_relax.planner.placements.graph import Edge, Graph, Use
-from distir_relax.planner.placements.prices import Prices
-from distir_relax.planner.placements.space import Way
+from distir_relax.placements.graph import Edge, Graph, Use
+from distir_relax.placements.prices import Prices
+from distir_relax.placements.space import Way
 from distir_relax.sharding.choice import Placed
 
 
@@ -62,7 +63,7 @@ class IntegerProgram:
             coming: dict[Placed, list[int]] = {}
             for variable, way in zip(self.ways[user[0]], self.graph.nodes[user[0]].ways, strict=True):
                 coming.setdefault(needed(self.graph, user, way), []).append(variable)
-            pairs = [(s, t) for s in leaving for t in coming]
+            pairs = [(s, t) for s in leaving for t in coming if edge.may_move(user, s, t)]
             costs = [self.prices.of_move(kind, s, t) * edge.count for s, t in pairs]
             moves = dict(zip(pairs, self._variables([0.0] * len(pairs) if several else costs, 0), strict=True))
             if not several:
@@ -72,9 +73,9 @@ class IntegerProgram:
                     for t, ways in coming.items()
                 ]
             for s, ways in leaving.items():
-                self._row([*((moves[s, t], 1.0) for t in coming), *((w, -1.0) for w in ways)], 0.0, 0.0)
+                self._row([*((m, 1.0) for p, m in moves.items() if p[0] == s), *((w, -1.0) for w in ways)], 0.0, 0.0)
             for t, ways in coming.items():
-                self._row([*((moves[s, t], 1.0) for s in leaving), *((w, -1.0) for w in ways)], 0.0, 0.0)
+                self._row([*((m, 1.0) for p, m in moves.items() if p[1] == t), *((w, -1.0) for w in ways)], 0.0, 0.0)
             for pair, cost in zip(pairs, costs, strict=True):
                 if several and cost:
                     shared.setdefault(pair, []).append(moves[pair])
@@ -102,13 +103,19 @@ class IntegerProgram:
 
 
 def seconds_of(graph: Graph, prices: Prices, chosen: Sequence[int]) -> float:
-    """What a choice of ways takes: the sum of all ops and of all that is moved between them."""
+    """What a choice of ways takes: the sum of all ops and of all that is moved between them.
+
+    It is infinite where what is updated in place would have to be moved.
+    """
     total = 0.0
     for number, node in enumerate(graph.nodes):
         total += node.count * way_seconds(graph, prices, number, node.ways[chosen[number]])
     for edge in graph.edges:
         source = graph.nodes[edge.source[0]].ways[chosen[edge.source[0]]].rests[edge.source[1]]
-        targets = {needed(graph, user, graph.nodes[user[0]].ways[chosen[user[0]]]) for user in edge.users}
+        needs = {user: needed(graph, user, graph.nodes[user[0]].ways[chosen[user[0]]]) for user in edge.users}
+        if not all(edge.may_move(user, source, target) for user, target in needs.items()):
+            return math.inf
+        targets = set(needs.values())
         kind = graph.type_of(edge.source)
         total += edge.count * sum(prices.of_move(kind, source, target) for target in targets)
     return total

@@ -16,8 +16,10 @@ from distir_relax.layout import Cut, DeviceMesh, Partial, Placement, R, Shard, b
 from distir_relax.layout.division import balanced, cut_of, refined
 from distir_relax.layout.fit import fit_annotation
 from distir_relax.ops import BLOCKED, PARALLEL, WINDOW, lookup
+from distir_relax.placements.pending import linear_groups
 from distir_relax.sharding.choice import Placed, divides
 from distir_relax.sharding.factors import Atom, Factoring, Slot, is_annotation
+from distir_relax.sharding.hazards import Hazards
 from distir_relax.sharding.spread import Wanted
 
 
@@ -25,7 +27,7 @@ from distir_relax.sharding.spread import Wanted
 class Way:
     """One way to do an op: how its operands are to lie, how it gives its results, and how these are left lying.
 
-    What is given with a sum pending `rests` with the sum made.
+    What is given with a sum pending `rests` with the sum made, or pending for a user that can take it so.
     """
 
     needs: tuple[Placed, ...]
@@ -40,13 +42,15 @@ class Space:
     factoring: Factoring
     wanted: Wanted
     mesh: DeviceMesh
+    hazards: Hazards = Hazards()  # noqa: RUF009 (it is frozen)
+    pending: frozenset[str] = frozenset()
+    """The values that may be left with a sum pending (`pending.may_pend`)."""
     _ways: dict[object, tuple[Way, ...]] = field(default_factory=dict)
     _layouts: dict[object, tuple[Placed, ...]] = field(default_factory=dict)
 
     def layouts(self, value: Value) -> tuple[Placed, ...]:
-        """All layouts of a value without pending sums, by its name in the program written out."""
-        axes = range(len(self.mesh.shape))
-        return tuple(self._completed(value, tuple(Partial("sum") for _ in axes)))
+        """All layouts of a value that is taken as it comes, by its name in the program written out."""
+        return tuple(self._completed(value, tuple(Partial("sum") if size > 1 else R for size in self.mesh.shape)))
 
     def ways(self, number: int, op: Op) -> tuple[Way, ...]:
         """The ways of the op of that number."""
@@ -58,7 +62,9 @@ class Space:
         if lookup(op.name, op.location).split.routing is not None:
             atoms = []
         found: dict[tuple[tuple[Placed, ...], tuple[Placed, ...]], Way] = {}
-        for chosen in itertools.product([*atoms, None], repeat=len(self.mesh.shape)):
+        linear = list(linear_groups(op, self.pending, self.hazards))
+        choices = [*atoms, *linear, None]
+        for chosen in itertools.product(*(choices if size > 1 else [None] for size in self.mesh.shape)):
             placed = self._placed(number, op, chosen)
             if placed is None:
                 continue
@@ -78,14 +84,20 @@ class Space:
             found.append(self._shard((value.name, *split), axis, {}) if is_split and split is not None else R)
         return tuple(found)
 
-    def _placed(self, number: int, op: Op, chosen: Sequence[Atom | None]) -> tuple[Placed, ...] | None:
-        """How operands and results lie where the op is split along an atom on each axis; None where it cannot be."""
+    def _placed(self, number: int, op: Op, chosen: Sequence[Atom | frozenset[int] | None]) -> tuple[Placed, ...] | None:
+        """How operands and results lie where the op is split along an atom on each axis, or takes operands of those
+        numbers with sums pending; None where it cannot be."""
         tensors = (*op.operands, *op.results)
         positional = lookup(op.name, op.location).split.positional
         placed: list[list[Placement]] = [[] for _ in tensors]
         cuts: dict[Slot, list[Cut]] = {}
-        for axis, atom in enumerate(chosen):
+        for axis, choice in enumerate(chosen):
             row: list[Placement] = []
+            if isinstance(choice, frozenset):
+                for t, before in enumerate(placed):
+                    before.append(Partial("sum") if t in choice or t >= len(op.operands) else R)
+                continue
+            atom = choice
             for t, value in enumerate(tensors):
                 place = atom.places[t] if atom else None
                 if place is not None:
@@ -106,15 +118,20 @@ class Space:
         return tuple(map(tuple, placed))
 
     def _completed(self, value: Value, gives: Placed) -> Iterator[Placed]:
-        """The layouts in which a value can be left that is given with sums pending: reduced, or reduced and split."""
+        """The layouts in which a value can be left that is given with sums pending: reduced, reduced and split, or
+        pending."""
         axes = [axis for axis, p in enumerate(gives) if isinstance(p, Partial)]
         slots = [slot for dim in range(len(value.tensor.shape)) if (slot := self._slot(value.name, dim)) is not None]
-        for chosen in itertools.product([None, *slots], repeat=len(axes)):
+        stays = (Partial("sum"),) if value.name in self.pending else ()
+        for chosen in itertools.product([None, *slots, *stays], repeat=len(axes)):
             found: list[Placement] = [R if axis in axes else p for axis, p in enumerate(gives)]
             cuts = self._cuts_in(value, gives)
             fits = True
             for axis, slot in zip(axes, chosen, strict=True):
-                if slot is not None:
+                if isinstance(slot, Partial):
+                    found[axis] = slot
+                    fits = fits and gives[axis] == slot
+                elif slot is not None:
                     found[axis] = self._shard(slot, axis, cuts)
                     cuts.setdefault(self.factoring.classes[slot], []).append(self._units(slot, axis, cuts))
                     others = [p for i, p in enumerate(found) if i != axis]

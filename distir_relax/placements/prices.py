@@ -33,7 +33,7 @@ from distir_relax.lowering import ToDistIR
 from distir_relax.lowering.emitter import PlacedEmitter
 from distir_relax.lowering.redistribution import Move, lower_transition
 from distir_relax.ops import Trait, lookup
-from distir_relax.planner.placements.space import Way
+from distir_relax.placements.space import Way
 from distir_relax.sharding import Transition, plan
 from distir_relax.sharding.choice import Placed
 
@@ -47,6 +47,8 @@ class Prices:
     mesh: DeviceMesh
     profile: Profile
     tail: str = "ragged"
+    changes: bool = False
+    """Whether the program updates its weights: a backend cannot lay them out once."""
     _seconds: dict[object, float] = field(default_factory=dict)
     _ops: dict[object, tuple[Op, tuple[str, ...]]] = field(default_factory=dict)
     _steps: dict[object, tuple[DTensorType, Transition]] = field(default_factory=dict)
@@ -101,7 +103,7 @@ class Prices:
         asked = [key for key in (*self._ops, *self._steps) if key not in self._seconds]
         if not asked:
             return
-        written = _Written(self.mesh, self.tail)
+        written = _Written(self.mesh, self.tail, self.changes)
         for number, key in enumerate(asked):
             if key in self._ops:
                 written.add_op(number, *self._ops[key])
@@ -120,8 +122,9 @@ class Prices:
         entry = lookup(op.name, op.location)
         takes, gives = ([_first(v.dtensor, self.mesh) for v in values] for values in (operands, results))
         lasting = [role in _ROLES for role in roles]
+        is_fixed = any(lasting) and not self.changes
         cold = (*lasting, *[False] * len(gives)) if self.profile.cache else ()
-        return femtoseconds(op_seconds(self.profile, entry, takes, op.attrs, gives, any(lasting), cold)) / FEMTOSECONDS
+        return femtoseconds(op_seconds(self.profile, entry, takes, op.attrs, gives, is_fixed, cold)) / FEMTOSECONDS
 
 
 @dataclass(slots=True)
@@ -130,6 +133,7 @@ class _Written:
 
     mesh: DeviceMesh
     tail: str
+    changes: bool
     inputs: list[Input] = field(default_factory=list)
     outputs: list[Output] = field(default_factory=list)
     ops: list[Op] = field(default_factory=list)
@@ -143,6 +147,7 @@ class _Written:
         """Add an op of the sharded stage."""
         operands = tuple(Value(f"x{number}.{i}", v.type) for i, v in enumerate(op.operands))
         results = tuple(Value(f"y{number}.{i}", v.type) for i, v in enumerate(op.results))
+        roles = tuple("" for _ in roles) if self.changes else roles
         self.inputs += [Input(v, role or "input") for v, role in zip(operands, roles, strict=True)]
         self.outputs += [Output(v.name, v) for v in results]
         self.ops.append(Op(op.name, operands, results, op.attrs, str(number)))

@@ -2,19 +2,24 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+import itertools
+from dataclasses import dataclass, field, replace
 from typing import ClassVar
 
 from distir_relax.cost.profile import Profile
 from distir_relax.ir import Module, Searched, written_out
 from distir_relax.layout import DeviceMesh
-from distir_relax.planner.placements.graph import Graph
-from distir_relax.planner.placements.highs import solve
-from distir_relax.planner.placements.integer_program import needed
-from distir_relax.planner.placements.lay_out import lay_out
-from distir_relax.planner.placements.prices import Prices
-from distir_relax.planner.placements.space import Space
+from distir_relax.ops import lookup
+from distir_relax.placements.graph import Graph
+from distir_relax.placements.highs import solve
+from distir_relax.placements.integer_program import needed
+from distir_relax.placements.lay_out import lay_out
+from distir_relax.placements.pending import may_pend
+from distir_relax.placements.prices import Prices
+from distir_relax.placements.space import Space
 from distir_relax.sharding.factors import factorize
+from distir_relax.sharding.hazards import Hazards
+from distir_relax.sharding.hazards import spread as spread_hazards
 from distir_relax.sharding.spread import spread
 
 
@@ -32,10 +37,11 @@ class PlaceBySearch:
     profile: Profile
     tail: str = "ragged"
     memory: float | None = None
+    hazards: Hazards = field(default=Hazards(), repr=False)
 
     def run(self, module: Module) -> Module:
         """The module laid out."""
-        graph = graph_of(module, self.mesh)
+        graph = graph_of(module, self.mesh, self.hazards)
         memory = self.profile.memory if self.memory is None else self.memory
         solution = solve(graph, price(graph, self.profile, self.tail), memory)
         module = lay_out(graph, solution.chosen)
@@ -43,11 +49,14 @@ class PlaceBySearch:
         return replace(module, records=(*module.records, Searched(self.profile.name, *times, round(solution.bytes))))
 
 
-def graph_of(module: Module, mesh: DeviceMesh) -> Graph:
-    """What there is to choose in a module of the global stage on a mesh."""
+def graph_of(module: Module, mesh: DeviceMesh, hazards: Hazards = Hazards()) -> Graph:  # noqa: B008 (it is frozen)
+    """What there is to choose in a module of the global stage on a mesh; `hazards` are known of its constants."""
     whole = written_out(module, module.main)
     factoring = factorize(whole.function)
-    graph = Graph(module, Space(factoring, spread(whole.function, factoring, mesh), mesh), whole.function)
+    known = spread_hazards(Module("global", (whole.function,)), hazards)[whole.function.name]
+    pending = may_pend(whole.function, factoring, known)
+    wanted = spread(whole.function, factoring, mesh)
+    graph = Graph(module, Space(factoring, wanted, mesh, known, pending), whole.function)
     graph.build(whole.instance)
     return graph
 
@@ -57,7 +66,8 @@ def price(graph: Graph, profile: Profile, tail: str = "ragged") -> Prices:
 
     `tail` says what devices with a short shard do.
     """
-    prices = Prices(graph.space.mesh, profile, tail)
+    changes = any(lookup(op.name, op.location).code.in_place for op in graph.whole.ops)
+    prices = Prices(graph.space.mesh, profile, tail, changes)
     for number, node in enumerate(graph.nodes):
         if node.op is None or not graph.is_priced(node):
             continue
@@ -68,9 +78,9 @@ def price(graph: Graph, profile: Profile, tail: str = "ragged") -> Prices:
     for edge in graph.edges:
         kind = graph.type_of(edge.source)
         sources = {way.rests[edge.source[1]] for way in graph.nodes[edge.source[0]].ways}
-        targets = {needed(graph, user, way) for user in edge.users for way in graph.nodes[user[0]].ways}
-        for source in sources:
-            for target in targets:
+        targets = {(user, needed(graph, user, way)) for user in edge.users for way in graph.nodes[user[0]].ways}
+        for source, (user, target) in itertools.product(sources, targets):
+            if edge.may_move(user, source, target):
                 prices.ask_move(kind, source, target)
     prices.find()
     return prices

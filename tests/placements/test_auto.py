@@ -15,9 +15,9 @@ from distir_relax.analysis.simulate import simulate_module
 from distir_relax.bundle import read_bundle
 from distir_relax.cost.profile import Profile
 from distir_relax.errors import AnnotationError, DistIRError
-from distir_relax.planner.placements import PlaceBySearch
-from distir_relax.planner.placements.highs import solve
-from distir_relax.planner.placements.solve import graph_of, price
+from distir_relax.placements import PlaceBySearch
+from distir_relax.placements.highs import solve
+from distir_relax.placements.solve import graph_of, price
 from tests.machines import link, machine
 from tests.runtime.processes import python
 

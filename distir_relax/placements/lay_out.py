@@ -20,8 +20,8 @@ from distir_relax.ir import (
     without_unused_outputs,
 )
 from distir_relax.layout import print_placements
-from distir_relax.planner.placements.graph import Graph
-from distir_relax.planner.placements.space import Way
+from distir_relax.placements.graph import Graph
+from distir_relax.placements.space import Way
 from distir_relax.sharding.choice import Placed
 from distir_relax.sharding.factors import is_annotation
 
@@ -32,6 +32,8 @@ def lay_out(graph: Graph, chosen: Sequence[int]) -> Module:
     ways = [node.ways[number] for node, number in zip(graph.nodes, chosen, strict=True)]
     functions: dict[str, Function] = {}
     for function in called_first(module):
+        if function.name not in graph.counts:
+            continue
         functions[function.name] = _Layout(graph, ways, function, functions).run()
     main = functions.pop(module.main.name)
     return without_unused_outputs(Module("sharded", (main, *functions.values()), (mesh,), records=module.records))

@@ -5,6 +5,6 @@ simulator has it, `memory` how much is needed, `integer_program` and `highs` whi
 `lay_out` makes the program of them.
 """
 
-from distir_relax.planner.placements.solve import PlaceBySearch
+from distir_relax.placements.solve import PlaceBySearch
 
 __all__ = ["PlaceBySearch"]

@@ -1,0 +1,214 @@
+"""How much memory a device needs at each op of a program, over the variables of the integer program.
+
+Inputs and weights stay all the time. Of a function, what its callers keep meanwhile counts too. A value in another
+layout is there from its first user to its last. So it is what the simulator finds, or a little more.
+
+What lives at an op of a function is the same in all calls of it: so where a solution needs most is found by going
+through each function once, and a row of the program is written only for an op that is asked for.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Hashable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import lru_cache
+
+from distir_relax.ir import DTensorType, Function, Op, TensorType
+from distir_relax.layout import DeviceMesh, Placement, Shard, held_intervals
+from distir_relax.ops import lookup
+from distir_relax.placements.graph import Graph
+from distir_relax.placements.integer_program import IntegerProgram
+from distir_relax.sharding.choice import Placed
+
+Terms = Mapping[int, float]
+"""Bytes by variable."""
+Path = tuple[tuple[str, int], ...]
+"""An op: its function and number there, behind those of the calls that lead to it."""
+
+
+@dataclass(frozen=True, slots=True)
+class Need:
+    """What is needed while the op at the end of a `path` runs, in `bytes`, with what stays all the time."""
+
+    bytes: float
+    path: Path
+
+
+@dataclass(slots=True)
+class Memory:
+    """What lives at each op of a program: items of it, each with its bytes by variable."""
+
+    graph: Graph
+    program: IntegerProgram
+    _items: list[Terms] = field(default_factory=list)
+    _known: dict[Hashable, int] = field(default_factory=dict)
+    _live: dict[str, list[list[int]]] = field(default_factory=dict)
+    """The items that live at each op of a function; of a call, those outside of the function called."""
+    _stays: list[int] = field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        main = self.graph.module.main
+        self._stays = [self._value(main.name, item.value.name) for item in main.inputs]
+        for function in self.graph.module.functions:
+            if function.name in self.graph.counts:
+                self._live[function.name] = self._lives(function)
+
+    def needs(self, x: Sequence[float]) -> list[Need]:
+        """For each op of the entry where most is needed with these values of the variables, in it or what it calls."""
+        sizes = [sum(size * x[variable] for variable, size in terms.items()) for terms in self._items]
+        stays = sum(sizes[item] for item in self._stays)
+        worst: dict[str, list[Need]] = {}
+        main = self.graph.module.main
+        return [Need(need.bytes + stays, need.path) for need in self._needs(main, sizes, worst)]
+
+    def staying(self) -> Terms:
+        """The bytes of inputs and weights."""
+        return self._sum(self._stays)
+
+    def row(self, path: Path) -> Terms:
+        """The bytes of what lives at an op, without what stays all the time."""
+        return self._sum([item for function, number in path for item in self._live[function][number]])
+
+    def op(self, path: Path) -> Op:
+        """The op at the end of a path."""
+        function, number = path[-1]
+        return self.graph.module.function(function).ops[number]
+
+    def _needs(self, function: Function, sizes: Sequence[float], worst: dict[str, list[Need]]) -> list[Need]:
+        if function.name not in worst:
+            found = worst[function.name] = []
+            for number, (op, items) in enumerate(zip(function.ops, self._live[function.name], strict=True)):
+                here: Path = ((function.name, number),)
+                most = sum(sizes[item] for item in items)
+                if op.callee:
+                    inner = self._needs(self.graph.module.function(op.callee), sizes, worst)
+                    deepest = max(inner, key=lambda need: need.bytes, default=Need(0.0, ()))
+                    most, here = most + deepest.bytes, (*here, *deepest.path)
+                found.append(Need(most, here))
+        return worst[function.name]
+
+    def _sum(self, items: Sequence[int]) -> Terms:
+        found: dict[int, float] = defaultdict(float)
+        for item in items:
+            for variable, size in self._items[item].items():
+                found[variable] += size
+        return {variable: size for variable, size in found.items() if size}
+
+    def _lives(self, function: Function) -> list[list[int]]:
+        name = function.name
+        life = _Life.of(function, frozenset(item.value.name for item in function.inputs))
+        found: list[list[int]] = [[] for _ in function.ops]
+        for number, op in enumerate(function.ops):
+            if not op.callee:
+                found[number] += self._partials(name, number, op)
+        for value, first, last in life.spans():
+            item = self._value(name, value)
+            for number in range(max(first, 0), min(last + 1, len(function.ops))):
+                # What a function gives it counts itself, as it comes to be.
+                op = function.ops[number]
+                if not (op.callee and any(v.name == value for v in op.results)):
+                    found[number].append(item)
+        for value, (first, last) in life.uses.items():
+            item = self._copies(name, value)
+            for number in range(first, last + 1) if self._items[item] else ():
+                found[number].append(item)
+        return found
+
+    def _item(self, key: Hashable, terms: Terms) -> int:
+        self._known[key] = len(self._items)
+        self._items.append(terms)
+        return self._known[key]
+
+    def _value(self, function: str, name: str) -> int:
+        """The item of a value, by the ways of what makes it."""
+        key = node, result = self.graph.sources[function, name]
+        if key in self._known:
+            return self._known[key]
+        kind, mesh = self.graph.type_of(key), self.graph.space.mesh
+        ways = zip(self.program.ways[node], self.graph.nodes[node].ways, strict=True)
+        return self._item(key, {variable: local_bytes(kind, way.rests[result], mesh) for variable, way in ways})
+
+    def _copies(self, function: str, name: str) -> int:
+        """The item of a value in other layouts."""
+        key = source, _ = self.graph.uses[function, name]
+        if key in self._known:
+            return self._known[key]
+        kind, mesh = self.graph.type_of(source), self.graph.space.mesh
+        found: dict[int, float] = defaultdict(float)
+        for target, made in self.program.copies.get(key, ()):
+            size = local_bytes(kind, target, mesh)
+            for variable, share in made.items():
+                found[variable] += share * size
+        return self._item(key, found)
+
+    def _partials(self, function: str, number: int, op: Op) -> list[int]:
+        """The items of results before their sums are made."""
+        node = self.graph.places[function, number]
+        made: list[int] = []
+        for result, value in enumerate(op.results):
+            key = (node, result, "partial")
+            if key not in self._known:
+                ways = zip(self.program.ways[node], self.graph.nodes[node].ways, strict=True)
+                terms = {
+                    variable: local_bytes(value.tensor, way.gives[result], self.graph.space.mesh)
+                    for variable, way in ways
+                    if way.gives[result] != way.rests[result]
+                }
+                self._item(key, terms)
+            made.append(self._known[key])
+        return [item for item in made if self._items[item]]
+
+
+@dataclass(frozen=True, slots=True)
+class _Life:
+    """When the values of a function are there: from the op that makes them to the last that uses them, or a view."""
+
+    first: Mapping[str, int]
+    last: Mapping[str, int]
+    uses: Mapping[str, tuple[int, int]]
+    """The first and the last op that uses a value."""
+
+    @classmethod
+    def of(cls, function: Function, held: frozenset[str]) -> _Life:
+        first = {item.value.name: -1 for item in function.inputs if item.value.name not in held}
+        last = dict(first)
+        uses: dict[str, tuple[int, int]] = {}
+        roots: dict[str, str] = {}
+        for number, op in enumerate(function.ops):
+            for value in op.operands:
+                uses[value.name] = uses.get(value.name, (number, number))[0], number
+                root = roots.get(value.name, value.name)
+                if root in last:
+                    last[root] = number
+            for value in op.results:
+                if not op.callee and _is_in_storage(op):
+                    roots[value.name] = roots.get(op.operands[0].name, op.operands[0].name)
+                else:
+                    first[value.name] = last[value.name] = number
+        for output in function.outputs:
+            root = roots.get(output.value.name, output.value.name)
+            if root in last:
+                last[root] = len(function.ops)
+        return cls(first, last, uses)
+
+    def spans(self) -> Iterator[tuple[str, int, int]]:
+        """Each value with the numbers of the first op at which it is there, and of the last."""
+        return ((name, first, self.last[name]) for name, first in self.first.items())
+
+
+def _is_in_storage(op: Op) -> bool:
+    """Whether the result of an op lies where its first operand does."""
+    entry = lookup(op.name, op.location)
+    return entry.shares_storage or bool(entry.code.in_place)
+
+
+@lru_cache(maxsize=1 << 16)
+def local_bytes(kind: TensorType, lies: Placed, mesh: DeviceMesh) -> float:
+    """What the first device holds of a tensor, which has the largest shards."""
+    shape = list(kind.shape)
+    for dim, size in enumerate(kind.shape):
+        cut: list[Placement] = [p for p in lies if isinstance(p, Shard) and p.dim == dim]
+        if cut:
+            shape[dim] = sum(b - a for a, b in held_intervals(lies, dim, size, mesh.coordinates(0)))
+    return float(DTensorType(tuple(shape), kind.dtype, lies).tensor.bytes)
