@@ -6,7 +6,7 @@ READY  := $(VENV)/.ready
 # Tests run in as many processes; those that start ranks run one after the other.
 PYTEST := $(BIN)/python -m pytest -n 2 --dist loadgroup --no-loadscope-reorder
 
-.PHONY: demo train test quick lint fuzz validate schedules bench paper browser coverage clean
+.PHONY: demo train test quick lint fuzz validate schedules bench paper regret browser coverage clean
 
 demo: $(READY)
 	$(BIN)/python examples/minilm.py
@@ -48,6 +48,10 @@ bench: $(READY)
 # The DistIR paper's evaluation, to build/paper/index.html.
 paper: $(READY)
 	$(BIN)/python -m benchmarks.paper
+
+# The best three of 24 searches, run on 1 and 2 ranks of this machine.
+regret: $(READY)
+	$(BIN)/python benchmarks/regret.py
 
 $(READY): pyproject.toml constraints.txt
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || { echo "Python 3.11 or newer is needed; set PYTHON=..."; exit 1; }

@@ -81,14 +81,23 @@ def execute(model: str, outcomes: Sequence[Outcome], profile: Profile, steps: in
     `model` is ``file.py:function``, whose model has weights. Raises `DistIRError` where it cannot be compiled or run.
     """
     with tempfile.TemporaryDirectory() as folder:
-        paths = []
-        for number, outcome in enumerate(outcomes):
-            found = _made(model, outcome.samples)
-            name = f"{number}: {outcome.strategy}, batch {outcome.samples}"
-            made = found.compile(strategy=outcome.strategy, profile=profile, name=name)
-            plan = made if isinstance(made, Plan) else made.plan
-            paths.append(str(plan.save(Path(folder) / f"{number}.dist", ("torch",))))
-        return validate(paths, profile, steps, passes=passes)
+        paths = write_bundles(model, outcomes, profile, Path(folder))
+        return validate([str(path) for path in paths], profile, steps, passes=passes)
+
+
+def write_bundles(model: str, outcomes: Sequence[Outcome], profile: Profile, folder: Path) -> list[Path]:
+    """Compile a model under strategies that a search found: bundles ``0.dist``, ``1.dist``, ... in `folder`.
+
+    `model` is as for `execute`. Raises `DistIRError` where it cannot be compiled, or nothing can be written.
+    """
+    paths = []
+    for number, outcome in enumerate(outcomes):
+        found = _made(model, outcome.samples)
+        name = f"{number}: {outcome.strategy}, batch {outcome.samples}"
+        made = found.compile(strategy=outcome.strategy, profile=profile, name=name)
+        plan = made if isinstance(made, Plan) else made.plan
+        paths.append(plan.save(folder / f"{number}.dist", ("torch",)))
+    return paths
 
 
 def _read(

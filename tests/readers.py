@@ -29,7 +29,8 @@ from distir_relax.analysis.reference import run_devices
 from distir_relax.analysis.simulate import simulate_module
 from distir_relax.analysis.types import infer_types
 from distir_relax.bundle import FileWeights, Manifest, Tensor, local_shape
-from distir_relax.cost.profile import load_profile, print_profile, read_profile
+from distir_relax.cost.profile import load_profile, read_profile
+from distir_relax.cost.written import print_profile
 from distir_relax.errors import BundleError, DistIRError
 from distir_relax.frontends.checkpoint import with_checkpoint
 from distir_relax.frontends.imported import Imported

@@ -18,8 +18,8 @@ from .searches import Found
 _INTRODUCTION = (
     "The paper's six models (benchmarks/paper/models.py), torch models without weights, imported and split by "
     "strategies; every configuration of its grid simulated on 16 devices. GPT-2 is a forward pass over sequences of 8 "
-    "tokens, a sample is one of these: embeddings, blocks and the last norm, without a head. All is in float16, sums "
-    "of gradients and the optimizer's step too: nothing is kept in float32, and no loss scaling is counted."
+    "tokens, a sample is one of these: embeddings, blocks op by op, and the last norm, without a head. All is in "
+    "float16, sums of gradients and the optimizer's step too: nothing is kept in float32, no loss scaling is counted."
 )
 _MISSING = (
     "What tables 2 and 3 say of the paper was measured on its DGX-2; what they say of ours is predicted. There is no "

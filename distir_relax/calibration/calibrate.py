@@ -15,7 +15,8 @@ from distir_relax.calibration.programs import programs, write_programs
 from distir_relax.calibration.samples import dtypes_of, op_samples, scale_of
 from distir_relax.calibration.slowdown import fit_programs
 from distir_relax.calibration.statistics import undisturbed
-from distir_relax.cost.profile import Level, Profile, load_profile, print_profile
+from distir_relax.cost.profile import Level, Profile, load_profile
+from distir_relax.cost.written import print_profile
 from distir_relax.errors import RunError
 from distir_relax.runtime.inputs import atomic_file, check_writable
 from distir_relax.runtime.launch import launch

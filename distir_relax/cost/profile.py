@@ -32,6 +32,11 @@ class Matrix:
     rows takes ``2 m n k / thin`` where that is less: it is done row by row, with nothing laid out anew. What a product
     reads is in a cache, or else comes at `bandwidth`, which is less than the device's where it is read in bits and
     pieces. Either is 0 where it was not measured.
+
+    What a product loses by being small is mostly that it does not fill the device. Many at once, as in attention, do:
+    where a device works in tiles of `tile` rows and columns, the first of a batch takes as long as it does alone, and
+    each other no longer than its whole tiles, ``2 m' n' k / flops``, with m' and n' rounded up to tiles. 0 where
+    products of a batch run one after the other.
     """
 
     flops: float
@@ -40,13 +45,18 @@ class Matrix:
     half_inner: float = 0.0
     thin: float = 0.0
     bandwidth: float = 0.0
+    tile: float = 0.0
 
     def seconds(self, batch: int, rows: int, columns: int, inner: int) -> float:
         """The computing of so many products of ``rows x inner`` with ``inner x columns``."""
         if min(batch, rows, columns, inner) <= 0:
             return 0.0
         padded = (rows + self.half_rows) * (columns + self.half_columns) * (inner + self.half_inner)
-        blocked = 2.0 * batch * padded / self.flops
+        others = padded
+        if self.tile:
+            tiled = math.ceil(rows / self.tile) * math.ceil(columns / self.tile) * self.tile**2 * inner
+            others = min(padded, tiled)
+        blocked = 2.0 * (padded + (batch - 1) * others) / self.flops
         return min(blocked, 2.0 * batch * rows * columns * inner / self.thin) if self.thin else blocked
 
 
@@ -265,46 +275,6 @@ def read_profile(text: str, where: str = "") -> Profile:
     )
 
 
-def print_profile(profile: Profile, comment: str = "") -> str:
-    """The profile as TOML; `comment` goes at its head."""
-    lines = [f"# {line}".rstrip() for line in comment.splitlines()]
-    lines += [f'name = "{profile.name}"', f"devices = {profile.devices}"]
-    if profile.collective_overhead:
-        lines.append(f"collective_overhead = {profile.collective_overhead:.6g}")
-    if profile.beside != 1.0:
-        lines.append(f"beside = {profile.beside:.6g}")
-    lines += ["", "[device]", f"memory = {profile.memory:.6g}", f"bandwidth = {profile.bandwidth:.6g}"]
-    lines += [f"overhead = {profile.overhead:.6g}", f"overlap = {profile.overlap:.6g}"]
-    if profile.bandwidth_alone:
-        lines.append(f"bandwidth_alone = {profile.bandwidth_alone:.6g}")
-    for key in ("dispatch", "view"):
-        if getattr(profile, key):
-            lines.append(f"{key} = {getattr(profile, key):.6g}")
-    if profile.cache:
-        lines += [f"cache = {profile.cache:.6g}", f"cache_bandwidth = {profile.cache_bandwidth:.6g}"]
-    for kind, products in (("matrix", profile.matrix), ("packed", profile.packed)):
-        for dtype, matrix in products.items():
-            lines += ["", f"[device.{kind}.{dtype}]", f"flops = {matrix.flops:.6g}"]
-            lines += [f"{key} = {getattr(matrix, key):.6g}" for key in ("half_rows", "half_columns", "half_inner")]
-            lines += [f"{key} = {getattr(matrix, key):.6g}" for key in ("thin", "bandwidth") if getattr(matrix, key)]
-    lines += ["", "[device.vector]", *(f"{dtype} = {rate:.6g}" for dtype, rate in profile.vector.items())]
-    for dtype, rates in profile.ops.items():
-        lines += ["", f"[device.ops.{dtype}]", *(f'"{name}" = {rate:.6g}' for name, rate in rates.items())]
-    for group in profile.groups:
-        lines += ["", "[[group]]", f'devices = "{group}"', f"speed = {group.speed:.6g}"]
-        lines += [] if group.memory is None else [f"memory = {group.memory:.6g}"]
-    for level in profile.levels:
-        lines += ["", "[[level]]", f'name = "{level.name}"', f"size = {level.size}"]
-        lines += [f"latency = {level.latency:.6g}", f"bandwidth = {level.bandwidth:.6g}"]
-    for line in profile.lines:
-        lines += ["", "[[collective]]", f'name = "{line.collective}"', f"ranks = {line.ranks}"]
-        lines += [f"latency = {line.latency:.6g}", f"seconds_per_byte = {line.seconds_per_byte:.6g}"]
-        if line.points:
-            shown = ", ".join(f"[{size:.6g}, {seconds:.6g}]" for size, seconds in line.points)
-            lines.append(f"points = [{shown}]")
-    return "\n".join(lines) + "\n"
-
-
 @dataclass(frozen=True)
 class _Reader:
     where: str
@@ -341,7 +311,7 @@ class _Reader:
 
     def _matrix(self, tables: Mapping[str, Any], dtype: str, above: str) -> Matrix:
         row, inside = self.table(tables, dtype, above), f"{above}{dtype}"
-        others = ("half_rows", "half_columns", "half_inner", "thin", "bandwidth")
+        others = ("half_rows", "half_columns", "half_inner", "thin", "bandwidth", "tile")
         if unknown := set(row) - {"flops", *others}:
             raise ProfileError(
                 f"there is no {min(unknown)!r} in [{inside}]", self.where, f"there are flops, {', '.join(others)}"

@@ -9,8 +9,9 @@ from pathlib import Path
 
 import pytest
 
-from distir_relax.cost.profile import Level, Line, Matrix, load_profile, print_profile, read_profile
+from distir_relax.cost.profile import Level, Line, Matrix, load_profile, read_profile
 from distir_relax.cost.roofline import op_seconds
+from distir_relax.cost.written import print_profile
 from distir_relax.errors import ProfileError
 from distir_relax.ir import TensorType
 from distir_relax.ops import lookup
@@ -61,7 +62,7 @@ def test_machines_of_the_paper_and_of_today_ship() -> None:
 def test_all_that_a_profile_has_is_written() -> None:
     profile = replace(
         machine(7, (Level("a", 2, 1e-6, 3e9), Level("b", 8, 2e-6, 1e9)), bandwidth=1.5e9, overhead=1e-6),
-        matrix={"float32": Matrix(1e12, 3.0, 5.0, 7.0), "int8": Matrix(2e12)},
+        matrix={"float32": Matrix(1e12, 3.0, 5.0, 7.0, tile=64.0), "int8": Matrix(2e12)},
         lines=(Line("all_reduce", 3, 1e-5, 2.5e-10), Line("send", 2, 1e-6, 1e-10)),
         overlap=2.5,
         dispatch=8e-6,
@@ -195,6 +196,17 @@ def test_the_roofline() -> None:
     row = TensorType((10, 1000), "float32")
     assert op_seconds(thin, lookup("matmul"), (row, x), {}, (row,)) == pytest.approx(1e-3 + 2e7 / 1e11)
     assert op_seconds(thin, lookup("matmul"), (x, x), {}, (x,)) == pytest.approx(1e-3 + 2 * 2e9 / 1e12)
+    # Of a batch the first product takes as long as alone, each other as its whole tiles: 64 x 128 for 10 x 100.
+    many = replace(fast, matrix={"float32": Matrix(1e12, 100.0, 900.0, tile=64.0)})
+    a, b, c = (TensorType(shape, "float32") for shape in ((7, 10, 50), (7, 50, 100), (7, 10, 100)))
+    expected = 2 * 50 * (110 * 1000 + 6 * 64 * 128) / 1e12
+    assert op_seconds(many, lookup("matmul"), (a, b), {}, (c,)) == pytest.approx(1e-3 + expected)
+    a, b, c = (TensorType(shape, "float32") for shape in ((7, 3, 50), (7, 50, 5), (7, 3, 5)))
+    small = replace(fast, matrix={"float32": Matrix(1e12, 1.0, 2.0, tile=64.0)})
+    expected = 7 * 2 * 50 * 4 * 7 / 1e12
+    assert op_seconds(small, lookup("matmul"), (a, b), {}, (c,)) == pytest.approx(1e-3 + expected), (
+        "no longer than alone"
+    )
     far = op_seconds(thin, lookup("matmul"), (row, x), {}, (row,), cold=(False, True, False))
     assert far == pytest.approx(1e-3 + 4e6 / 1e9), "a product reads what is in no cache more slowly"
     both = replace(profile, overlap=1.0)

@@ -1,0 +1,46 @@
+"""Profiles as TOML texts, as `read_profile` reads them."""
+
+from __future__ import annotations
+
+from distir_relax.cost.profile import Profile
+
+
+def print_profile(profile: Profile, comment: str = "") -> str:
+    """The profile as TOML; `comment` goes at its head."""
+    lines = [f"# {line}".rstrip() for line in comment.splitlines()]
+    lines += [f'name = "{profile.name}"', f"devices = {profile.devices}"]
+    if profile.collective_overhead:
+        lines.append(f"collective_overhead = {profile.collective_overhead:.6g}")
+    if profile.beside != 1.0:
+        lines.append(f"beside = {profile.beside:.6g}")
+    lines += ["", "[device]", f"memory = {profile.memory:.6g}", f"bandwidth = {profile.bandwidth:.6g}"]
+    lines += [f"overhead = {profile.overhead:.6g}", f"overlap = {profile.overlap:.6g}"]
+    if profile.bandwidth_alone:
+        lines.append(f"bandwidth_alone = {profile.bandwidth_alone:.6g}")
+    for key in ("dispatch", "view"):
+        if getattr(profile, key):
+            lines.append(f"{key} = {getattr(profile, key):.6g}")
+    if profile.cache:
+        lines += [f"cache = {profile.cache:.6g}", f"cache_bandwidth = {profile.cache_bandwidth:.6g}"]
+    for kind, products in (("matrix", profile.matrix), ("packed", profile.packed)):
+        for dtype, matrix in products.items():
+            lines += ["", f"[device.{kind}.{dtype}]", f"flops = {matrix.flops:.6g}"]
+            lines += [f"{key} = {getattr(matrix, key):.6g}" for key in ("half_rows", "half_columns", "half_inner")]
+            others = ("thin", "bandwidth", "tile")
+            lines += [f"{key} = {getattr(matrix, key):.6g}" for key in others if getattr(matrix, key)]
+    lines += ["", "[device.vector]", *(f"{dtype} = {rate:.6g}" for dtype, rate in profile.vector.items())]
+    for dtype, rates in profile.ops.items():
+        lines += ["", f"[device.ops.{dtype}]", *(f'"{name}" = {rate:.6g}' for name, rate in rates.items())]
+    for group in profile.groups:
+        lines += ["", "[[group]]", f'devices = "{group}"', f"speed = {group.speed:.6g}"]
+        lines += [] if group.memory is None else [f"memory = {group.memory:.6g}"]
+    for level in profile.levels:
+        lines += ["", "[[level]]", f'name = "{level.name}"', f"size = {level.size}"]
+        lines += [f"latency = {level.latency:.6g}", f"bandwidth = {level.bandwidth:.6g}"]
+    for line in profile.lines:
+        lines += ["", "[[collective]]", f'name = "{line.collective}"', f"ranks = {line.ranks}"]
+        lines += [f"latency = {line.latency:.6g}", f"seconds_per_byte = {line.seconds_per_byte:.6g}"]
+        if line.points:
+            shown = ", ".join(f"[{size:.6g}, {seconds:.6g}]" for size, seconds in line.points)
+            lines.append(f"points = [{shown}]")
+    return "\n".join(lines) + "\n"
