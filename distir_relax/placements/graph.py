@@ -70,6 +70,8 @@ class Graph:
     """Where each value of each function is made."""
     uses: dict[tuple[str, str], Use] = field(default_factory=dict)
     """On which edge each value of each function is."""
+    marks: dict[int, Op] = field(default_factory=dict)
+    """The user's marks, by their numbers in the program written out."""
     counts: Mapping[str, int] = field(default_factory=dict)
     """How often each function runs that does."""
     _edges: Counter[Use] = field(default_factory=Counter)
@@ -92,6 +94,10 @@ class Graph:
     def edges(self) -> list[Edge]:
         """All edges."""
         return [Edge(*use, count, frozenset(self._in_place.intersection(use[1]))) for use, count in self._edges.items()]
+
+    def takes_as_it_lies(self, function: str, number: int) -> bool:
+        """Whether an op takes its first operand where it is, so that what it gives needs no room of its own."""
+        return (self.places[function, number], 0) in self._in_place
 
     def type_of(self, source: Source) -> TensorType:
         """The type of a value."""
@@ -129,6 +135,8 @@ class Graph:
                 continue
             made = tuple(self.sources[name, v.name] for v in op.operands)
             ways = self.space.ways(place, self.whole.ops[place])
+            if is_annotation(op):
+                self.marks[place] = op
             mine = self._node(
                 (name, "op", keys.ops[number]), op, op.results[0], "", ways, count * times(op.results[0].name)
             )
@@ -163,13 +171,14 @@ class Graph:
         return self.sources[callee, self.module.function(callee).outputs[result].value.name]
 
     def _keep_in_place(self, function: Function) -> None:
-        """Note who updates what it takes, and the marks on that."""
-        updated: set[str] = set()
+        """Note who updates what it takes, and the marks on that; an input with one mark lies so from the beginning."""
+        marked = Counter(op.operands[0].name for op in function.ops if not op.callee and is_annotation(op))
+        updated = {item.value.name for item in function.inputs if marked[item.value.name] == 1}
         for number in reversed(range(len(function.ops))):
             op = function.ops[number]
             if op.callee:
                 continue
-            marks = is_annotation(op) and op.results[0].name in updated
+            marks = is_annotation(op) and (op.results[0].name in updated or op.operands[0].name in updated)
             if marks or lookup(op.name, op.location).code.in_place:
                 updated.add(op.operands[0].name)
                 self._in_place.add((self.places[function.name, number], 0))

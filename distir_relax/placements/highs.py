@@ -17,6 +17,7 @@ from distir_relax.placements.memory import Memory, Need, Path
 from distir_relax.placements.prices import Prices
 from distir_relax.units import size
 
+_INFEASIBLE = 2
 _ROWS_AT_ONCE = 20
 """How many ops that need too much memory are added to the program at a time, the largest first."""
 
@@ -39,12 +40,19 @@ class Solution:
         return max(0.0, 1.0 - self.bound / self.seconds) if self.seconds else 0.0
 
 
+class NoRoom(DistIRError):
+    """There are no placements that need as little memory as there is; with `least` bytes a device there are."""
+
+    least: float = math.inf
+
+
 def solve(graph: Graph, prices: Prices, memory: float = math.inf, limit: float = 60.0, gap: float = 1e-4) -> Solution:
     """The best ways with which no device needs more than `memory` bytes, found by HiGHS.
 
     It ends after `limit` seconds, or with a solution that is within `gap` of the bound. Memory is a constraint only
     where it has to be: ops at which a solution needs too much are added to the program, until there are none. Raises
-    `DistIRError` where there is none: it says how little memory would do, and what needs it.
+    `NoRoom` where there is no solution: it says how little memory would do, and what needs it; `DistIRError` where none
+    is found in time.
     """
     program = IntegerProgram(graph, prices)
     needs = Memory(graph, program)
@@ -52,7 +60,7 @@ def solve(graph: Graph, prices: Prices, memory: float = math.inf, limit: float =
     paths: dict[Path, None] = {}
     while True:
         found = _highs(program, needs, paths, memory, max(1.0, ends - time.monotonic()), gap)
-        if found.x is None and paths:
+        if found.status == _INFEASIBLE and paths:
             raise _no_room(program, needs, paths, memory, limit)
         if found.x is None:
             raise DistIRError("no placements were found", hint=f"the solver says: {found.message}")
@@ -131,9 +139,11 @@ def _no_room(
             break
     worst = max(found, key=lambda need: need.bytes)
     op = needs.op(worst.path)
-    return DistIRError(
+    error = NoRoom(
         f"no placements need {size(memory)} on each device or less: the least there is needs {size(worst.bytes)}, "
         f"while {op.name} makes %{op.results[0].name} of @{worst.path[-1][0]}",
         op.location,
         f"give memory={math.ceil(worst.bytes)} or more, or a mesh of more devices",
     )
+    error.least = worst.bytes
+    return error

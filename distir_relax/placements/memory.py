@@ -20,6 +20,7 @@ from distir_relax.ops import lookup
 from distir_relax.placements.graph import Graph
 from distir_relax.placements.integer_program import IntegerProgram
 from distir_relax.sharding.choice import Placed
+from distir_relax.sharding.factors import is_annotation
 
 Terms = Mapping[int, float]
 """Bytes by variable."""
@@ -97,17 +98,18 @@ class Memory:
 
     def _lives(self, function: Function) -> list[list[int]]:
         name = function.name
-        life = _Life.of(function, frozenset(item.value.name for item in function.inputs))
+        life = _Life.of(function, self.graph)
         found: list[list[int]] = [[] for _ in function.ops]
+        marks = {number for number, op in enumerate(function.ops) if not op.callee and is_annotation(op)}
         for number, op in enumerate(function.ops):
-            if not op.callee:
+            if not op.callee and number not in marks:
                 found[number] += self._partials(name, number, op)
         for value, first, last in life.spans():
             item = self._value(name, value)
             for number in range(max(first, 0), min(last + 1, len(function.ops))):
                 # What a function gives it counts itself, as it comes to be.
                 op = function.ops[number]
-                if not (op.callee and any(v.name == value for v in op.results)):
+                if number not in marks and not (op.callee and any(v.name == value for v in op.results)):
                     found[number].append(item)
         for value, (first, last) in life.uses.items():
             item = self._copies(name, value)
@@ -170,9 +172,9 @@ class _Life:
     """The first and the last op that uses a value."""
 
     @classmethod
-    def of(cls, function: Function, held: frozenset[str]) -> _Life:
-        first = {item.value.name: -1 for item in function.inputs if item.value.name not in held}
-        last = dict(first)
+    def of(cls, function: Function, graph: Graph) -> _Life:
+        first: dict[str, int] = {}
+        last: dict[str, int] = {}
         uses: dict[str, tuple[int, int]] = {}
         roots: dict[str, str] = {}
         for number, op in enumerate(function.ops):
@@ -182,7 +184,9 @@ class _Life:
                 if root in last:
                     last[root] = number
             for value in op.results:
-                if not op.callee and _is_in_storage(op):
+                if not op.callee and (
+                    lookup(op.name, op.location).shares_storage or graph.takes_as_it_lies(function.name, number)
+                ):
                     roots[value.name] = roots.get(op.operands[0].name, op.operands[0].name)
                 else:
                     first[value.name] = last[value.name] = number
@@ -195,12 +199,6 @@ class _Life:
     def spans(self) -> Iterator[tuple[str, int, int]]:
         """Each value with the numbers of the first op at which it is there, and of the last."""
         return ((name, first, self.last[name]) for name, first in self.first.items())
-
-
-def _is_in_storage(op: Op) -> bool:
-    """Whether the result of an op lies where its first operand does."""
-    entry = lookup(op.name, op.location)
-    return entry.shares_storage or bool(entry.code.in_place)
 
 
 @lru_cache(maxsize=1 << 16)

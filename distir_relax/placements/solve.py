@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import itertools
+import math
 from dataclasses import dataclass, field, replace
 from typing import ClassVar
 
 from distir_relax.cost.profile import Profile
-from distir_relax.ir import Module, Searched, written_out
+from distir_relax.errors import DistIRError
+from distir_relax.ir import Module, Op, Searched, written_out
 from distir_relax.layout import DeviceMesh
 from distir_relax.ops import lookup
 from distir_relax.placements.graph import Graph
-from distir_relax.placements.highs import solve
+from distir_relax.placements.highs import NoRoom, solve
 from distir_relax.placements.integer_program import needed
 from distir_relax.placements.lay_out import lay_out
 from distir_relax.placements.pending import may_pend
@@ -21,6 +23,7 @@ from distir_relax.sharding.factors import factorize
 from distir_relax.sharding.hazards import Hazards
 from distir_relax.sharding.hazards import spread as spread_hazards
 from distir_relax.sharding.spread import spread
+from distir_relax.units import size
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,7 +31,8 @@ class PlaceBySearch:
     """The pass: global stage in, sharded stage out, in the layout that takes least time on the machine of `profile`.
 
     No device needs more than `memory` bytes, by default what it has. Annotations stay as they are: what they mark lies
-    so. Raises `DistIRError` where there is no such layout.
+    so. Raises `DistIRError` where there is no such layout: it names a smallest set of marks that leave no room, or says
+    what needs the least memory that there is.
     """
 
     takes: ClassVar[tuple[str, ...]] = ("global",)
@@ -43,20 +47,61 @@ class PlaceBySearch:
         """The module laid out."""
         graph = graph_of(module, self.mesh, self.hazards)
         memory = self.profile.memory if self.memory is None else self.memory
-        solution = solve(graph, price(graph, self.profile, self.tail), memory)
+        try:
+            solution = solve(graph, price(graph, self.profile, self.tail), memory)
+        except NoRoom as error:
+            raise self._conflict(module, graph, error, memory) from None
         module = lay_out(graph, solution.chosen)
         times = (round(solution.seconds * 1e12), round(solution.bound * 1e12))
         return replace(module, records=(*module.records, Searched(self.profile.name, *times, round(solution.bytes))))
 
+    def _conflict(self, module: Module, graph: Graph, error: NoRoom, memory: float) -> DistIRError:
+        """The error that names the marks that no placements fit with; the given one where there are none that fit.
 
-def graph_of(module: Module, mesh: DeviceMesh, hazards: Hazards = Hazards()) -> Graph:  # noqa: B008 (it is frozen)
-    """What there is to choose in a module of the global stage on a mesh; `hazards` are known of its constants."""
+        The set is smallest: without any of its marks, and with all others, something fits.
+        """
+
+        def fits(free: frozenset[int]) -> bool:
+            some = graph_of(module, self.mesh, self.hazards, free)
+            try:
+                solve(some, price(some, self.profile, self.tail), memory)
+            except NoRoom:
+                return False
+            return True
+
+        free = frozenset(graph.marks)
+        if not graph.marks or not fits(free):
+            return error
+        for number in graph.marks:
+            if fits(free - {number}):
+                free -= {number}
+        # Marks that are left in are not what it is about, those that have to go are.
+        named = [_shown(graph.marks[number]) for number in sorted(free)]
+        return DistIRError(
+            f"with {' and '.join(named)} no placements need {size(memory)} on each device or less: the least there is "
+            f"needs {size(error.least)}",
+            graph.marks[min(free)].location,
+            f"leave {'it' if len(named) == 1 else 'them'} out, or give memory={math.ceil(error.least)} or more",
+        )
+
+
+def _shown(mark: Op) -> str:
+    return f"the mark {mark.attrs['placements']} on %{mark.operands[0].name}"
+
+
+def graph_of(
+    module: Module, mesh: DeviceMesh, hazards: Hazards = Hazards(), free: frozenset[int] = frozenset()  # noqa: B008
+) -> Graph:  # fmt: skip
+    """What there is to choose in a module of the global stage on a mesh; `hazards` are known of its constants.
+
+    Marks of the numbers `free`, in the program written out, are left out.
+    """
     whole = written_out(module, module.main)
     factoring = factorize(whole.function)
     known = spread_hazards(Module("global", (whole.function,)), hazards)[whole.function.name]
     pending = may_pend(whole.function, factoring, known)
     wanted = spread(whole.function, factoring, mesh)
-    graph = Graph(module, Space(factoring, wanted, mesh, known, pending), whole.function)
+    graph = Graph(module, Space(factoring, wanted, mesh, known, pending, free), whole.function)
     graph.build(whole.instance)
     return graph
 

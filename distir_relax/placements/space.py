@@ -45,6 +45,8 @@ class Space:
     hazards: Hazards = Hazards()  # noqa: RUF009 (it is frozen)
     pending: frozenset[str] = frozenset()
     """The values that may be left with a sum pending (`pending.may_pend`)."""
+    free: frozenset[int] = frozenset()
+    """The numbers of marks that are left out."""
     _ways: dict[object, tuple[Way, ...]] = field(default_factory=dict)
     _layouts: dict[object, tuple[Placed, ...]] = field(default_factory=dict)
 
@@ -55,8 +57,8 @@ class Space:
     def ways(self, number: int, op: Op) -> tuple[Way, ...]:
         """The ways of the op of that number."""
         if is_annotation(op):
-            lies = self.pinned(op)
-            return (Way((lies,), (lies,), (lies,)),)
+            layouts = self.layouts(op.results[0]) if number in self.free else (self.pinned(op),)
+            return tuple(Way((lies,), (lies,), (lies,)) for lies in layouts)
         tensors = (*op.operands, *op.results)
         atoms = [a for a in self.factoring.atoms[number] if a.kind != BLOCKED and self._is_cut(a, tensors)]
         if lookup(op.name, op.location).split.routing is not None:

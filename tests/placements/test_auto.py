@@ -170,3 +170,29 @@ def test_on_the_command_line(tmp_path: Path) -> None:
     both = python(*base, "--auto", "--shard", "0.weight=S[0]")
     assert both.returncode == 2
     assert "either --auto or --shard" in both.stderr
+
+
+def test_the_smallest_conflict_is_named() -> None:
+    """Of three marks one keeps a large weight whole on every device; the others are harmless."""
+
+    class Marked(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.up, self.down = nn.Linear(60, 1270), nn.Linear(1270, 60)
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            mesh = dr.DeviceMesh((3,), ("tp",))
+            weight = dr.annotate_sharding(self.up.weight, mesh, "R")
+            hidden = torch.relu(nn.functional.linear(dr.annotate_sharding(x, mesh, "R"), weight, self.up.bias))
+            return dr.annotate_sharding(self.down(hidden), mesh, "R")
+
+    model, x = Marked().eval(), torch.randn(7, 60)
+    free = dr.compile(model, (x,), mesh=3, shardings="auto", profile=FAST)
+    # The weight is 305 kB; a third of it has room, beside a third of the other.
+    assert peak(free) > 305e3
+    with pytest.raises(DistIRError, match=r"with the mark R on %\S*up\S* no placements need 280 kB") as raised:
+        dr.compile(model, (x,), mesh=3, shardings="auto", profile=FAST, memory=280e3)
+    assert "and the mark" not in raised.value.message
+    found = re.search(r"memory=(\d+)", raised.value.hint)
+    assert found is not None
+    dr.compile(model, (x,), mesh=3, shardings="auto", profile=FAST, memory=1.001 * float(found[1]))
