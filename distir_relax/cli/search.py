@@ -37,6 +37,9 @@ def search(
     zero: Annotated[str, typer.Option(metavar="0,1,2", help="Stages of ZeRO.")] = "0",
     checkpoint: Annotated[str, typer.Option(metavar="none,block", help="What is computed again.")] = "none",
     sequence_parallel: Annotated[bool, typer.Option("--sequence-parallel", help="Try that, too.")] = False,
+    by_steps: Annotated[
+        bool, typer.Option("--by-steps", help="Try each D x T x P once, and other options around the best alone.")
+    ] = False,
     stages: StagesOption = None,
     workers: Annotated[
         int | None, typer.Option(min=1, help="Processes, as many as there are cores by default.")
@@ -62,7 +65,7 @@ def search(
         "devices": devices, "profile": profile, "global_batch": read_batches(global_batch),
         "schedules": _words(schedules), "chunks": _numbers(chunks, "--chunks"), "zero": _numbers(zero, "--zero"),
         "checkpoint": _words(checkpoint), "sequence_parallel": (False, True) if sequence_parallel else (False,),
-        "stages": read_stages(stages) or (), "workers": workers, "resume": resume,
+        "stages": read_stages(stages) or (), "workers": workers, "resume": resume, "by_steps": by_steps,
         **({"microbatches": _numbers(microbatches, "--microbatches")} if microbatches else {}),
     }  # fmt: skip
     found = _found(model, options, top)
