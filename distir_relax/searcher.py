@@ -14,7 +14,7 @@ from distir_relax.compiler import Plan
 from distir_relax.cost.profile import Profile, as_profile
 from distir_relax.errors import DistIRError
 from distir_relax.given import Model, call_target, read_target, what_is
-from distir_relax.planner import Outcome, Search, Space, search_grid, search_on_ranks
+from distir_relax.planner import Outcome, Search, Space, search_by_steps, search_grid, search_on_ranks
 from distir_relax.planner.grid import Told
 from distir_relax.planner.space import POWERS
 from distir_relax.runtime.join import detect
@@ -40,6 +40,7 @@ def search(
     workers: int | None = None,
     resume: str | Path | None = None,
     told: Told | None = None,
+    by_steps: bool = False,
 ) -> Search:
     """Simulate a model under every strategy for so many devices, and find the fastest that fits into memory.
 
@@ -54,6 +55,9 @@ def search(
     It uses `workers` processes, as many as there are cores unless given; under mpirun, where all ranks call this, the
     ranks but the first, and all return what they find. `resume` is a file that keeps what is done; a
     search that is given it again goes on. `told` hears of each outcome.
+
+    With `by_steps` each D x T x P is tried once, and options around the best of these (`planner.steps`); what weights
+    alone show not to fit is ruled out. That is for spaces of which too many strategies would be simulated.
 
     Raises a `DistIRError`: for a profile of fewer devices, a batch that is larger than the example, and as reading the
     model does. A strategy that the model cannot have is no error: its outcome says why it is `refused`.
@@ -70,6 +74,13 @@ def search(
         devices, batches, source.is_training, tuple(microbatches), tuple(schedules), tuple(chunks), tuple(zero),
         tuple(checkpoint), tuple(sequence_parallel), tuple(placements),
     )  # fmt: skip
+    if by_steps:
+        if resume is not None or detect() == "mpi":
+            raise DistIRError(
+                "a search by steps runs in processes of one machine, and keeps no file",
+                hint="leave out --resume and mpirun, or --by-steps",
+            )
+        return search_by_steps(source, machine, space, workers=workers, told=told)
     if detect() == "mpi":
         return search_on_ranks(source, machine, space, resume, told)
     return search_grid(source, machine, space, workers=workers, resume=resume, told=told)

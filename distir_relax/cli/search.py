@@ -40,6 +40,9 @@ def search(
     placements: Annotated[
         str, typer.Option(metavar="rules,auto", help="How stages are laid out: by rules, or by optimisation.")
     ] = "rules",
+    by_steps: Annotated[
+        bool, typer.Option("--by-steps", help="Try each D x T x P once, and other options around the best alone.")
+    ] = False,
     stages: StagesOption = None,
     workers: Annotated[
         int | None, typer.Option(min=1, help="Processes, as many as there are cores by default.")
@@ -65,7 +68,7 @@ def search(
         "devices": devices, "profile": profile, "global_batch": read_batches(global_batch),
         "schedules": _words(schedules), "chunks": _numbers(chunks, "--chunks"), "zero": _numbers(zero, "--zero"),
         "checkpoint": _words(checkpoint), "sequence_parallel": (False, True) if sequence_parallel else (False,),
-        "placements": _words(placements),
+        "placements": _words(placements), "by_steps": by_steps,
         "stages": read_stages(stages) or (), "workers": workers, "resume": resume,
         **({"microbatches": _numbers(microbatches, "--microbatches")} if microbatches else {}),
     }  # fmt: skip

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 
 from distir_relax.ir import Attribute, Kinds, Op, PlacedType, Size, Value, fresh_name, mesh_kinds
@@ -19,6 +19,8 @@ class PlacedEmitter:
     ops: list[Op] = field(default_factory=list)
     location: str = ""
     hint: str = "v"
+    _written: dict[object, tuple[Value, list[Op], Value]] = field(default_factory=dict)
+    """What `again` has written: from which value, by which ops, which value."""
 
     @property
     def devices(self) -> tuple[int, ...]:
@@ -43,6 +45,25 @@ class PlacedEmitter:
         result = Value(self.fresh(self.hint), kind)
         self.ops.append(Op(name, operands, (result,), attrs, self.location))
         return result
+
+    def again(self, key: object, value: Value, write: Callable[[Value], Value]) -> Value:
+        """What `write` makes of a value: its ops are written once for each `key` and type, and then copied.
+
+        They may depend on nothing else, and take nothing but the value and what they make of it.
+        """
+        key = (key, value.type)
+        if key not in self._written:
+            first = len(self.ops)
+            made = write(value)
+            self._written[key] = value, self.ops[first:], made
+            return made
+        given, ops, end = self._written[key]
+        copies = {given.name: value}
+        for op in ops:
+            results = tuple(Value(self.fresh(self.hint), v.type) for v in op.results)
+            copies.update((v.name, copy) for v, copy in zip(op.results, results, strict=True))
+            self.ops.append(Op(op.name, tuple(copies[v.name] for v in op.operands), results, op.attrs, self.location))
+        return copies[end.name]
 
     def infer(
         self,

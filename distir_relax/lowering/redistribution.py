@@ -25,6 +25,20 @@ def lower_redistribute(
     emitter: PlacedEmitter, tails: Tails, value: Value, source: DTensorType, target: DTensorType
 ) -> Value:
     """Emit the ops that take the local tensors of `value` from `source` to `target`; the resulting value."""
+    if tails.mode != "ragged":
+        return _lowered(emitter, tails, value, source, target)
+    # A model's layers ask for the same again and again.
+    return emitter.again((source, target), value, lambda given: _lowered(emitter, tails, given, source, target))
+
+
+def lower_transition(move: Move, value: Value, step: Transition) -> Value:
+    """Emit the ops of one step of a redistribution, of values that are not filled up; the resulting value."""
+    value = _STEPS[type(step.source), type(step.target)](move, value, step)
+    move.to(step)
+    return value
+
+
+def _lowered(emitter: PlacedEmitter, tails: Tails, value: Value, source: DTensorType, target: DTensorType) -> Value:
     steps = plan(source, target, emitter.mesh)
     axes = {step.axis for step in steps}
     dims = {p.dim for step in steps for p in (step.source, step.target) if isinstance(p, Shard)}
@@ -33,13 +47,6 @@ def lower_redistribute(
     for step in steps:
         value = lower_transition(move, value, step)
     return tails.pad_all(emitter, value, target.placements, axes, dims)
-
-
-def lower_transition(move: Move, value: Value, step: Transition) -> Value:
-    """Emit the ops of one step of a redistribution, of values that are not filled up; the resulting value."""
-    value = _STEPS[type(step.source), type(step.target)](move, value, step)
-    move.to(step)
-    return value
 
 
 @dataclass(slots=True)

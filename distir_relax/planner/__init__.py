@@ -5,5 +5,6 @@ from distir_relax.planner.grid import Search, search_grid
 from distir_relax.planner.outcome import Outcome
 from distir_relax.planner.ranks import search_on_ranks
 from distir_relax.planner.space import Candidate, Space
+from distir_relax.planner.steps import search_by_steps
 
-__all__ = ["Candidate", "Evaluator", "Outcome", "Search", "Space", "search_grid", "search_on_ranks"]
+__all__ = ["Candidate", "Evaluator", "Outcome", "Search", "Space", "search_by_steps", "search_grid", "search_on_ranks"]

@@ -159,7 +159,7 @@ def search_grid(
             told(outcome, len(candidates))
     waiting = [candidate for candidate in candidates if candidate not in found]
     evaluator = Evaluator(source, profile, candidates)
-    for outcome in _outcomes(evaluator, waiting, workers or os.cpu_count() or 1, executor):
+    for outcome in outcomes_of(evaluator, waiting, workers or os.cpu_count() or 1, executor):
         found[outcome.candidate] = outcome
         if kept is not None:
             kept.add(outcome)
@@ -184,9 +184,10 @@ def work(candidates: Sequence[Candidate]) -> list[Outcome]:
     return [_EVALUATOR.outcome(candidate) for candidate in candidates]
 
 
-def _outcomes(
+def outcomes_of(
     evaluator: Evaluator, candidates: Sequence[Candidate], workers: int, executor: Executor | None
 ) -> Iterator[Outcome]:
+    """The outcomes of candidates, as they come: by so many processes, or an executor. Raises as `search_grid` does."""
     pieces = _pieces(candidates, workers if executor is None else 2)
     if executor is not None:
         yield from _done(executor, pieces)

@@ -74,6 +74,8 @@ class _Search:
     """Who gave the sizes of a class along an axis, when somebody did."""
     stored: frozenset[str] = field(init=False)
     """The names of inputs."""
+    asked: dict[str, Op] = field(default_factory=dict)
+    """The first mark of each input."""
     divisions: dict[tuple[int, Slot], Divide] = field(default_factory=dict)
     """How classes are to be divided along an axis for which a mark says that without sizes: in blocks, or by shares."""
 
@@ -110,13 +112,15 @@ class _Search:
 
     def _reject_contradiction(self, op: Op, text: str) -> None:
         source = op.operands[0].name
-        for other in self.wanted.pinned.values():
-            if other.operands[0].name == source and self._is_stored(source) and other.attrs["placements"] != text:
-                raise AnnotationError(
-                    f"%{source} is annotated {other.attrs['placements']!r} at {other.location} and {text!r} here",
-                    op.location,
-                    "a tensor is stored one way: give it one placement",
-                )
+        if not self._is_stored(source):
+            return
+        other = self.asked.setdefault(source, op)
+        if other.attrs["placements"] != text:
+            raise AnnotationError(
+                f"%{source} is annotated {other.attrs['placements']!r} at {other.location} and {text!r} here",
+                op.location,
+                "a tensor is stored one way: give it one placement",
+            )
 
     def _is_stored(self, name: str) -> bool:
         return name in self.stored
