@@ -75,15 +75,19 @@ def search(
         tuple(checkpoint), tuple(sequence_parallel), tuple(placements),
     )  # fmt: skip
     if by_steps:
-        if resume is not None or detect() == "mpi":
-            raise DistIRError(
-                "a search by steps runs in processes of one machine, and keeps no file",
-                hint="leave out --resume and mpirun, or --by-steps",
-            )
+        _check_steps(resume)
         return search_by_steps(source, machine, space, workers=workers, told=told)
     if detect() == "mpi":
         return search_on_ranks(source, machine, space, resume, told)
     return search_grid(source, machine, space, workers=workers, resume=resume, told=told)
+
+
+def _check_steps(resume: str | Path | None) -> None:
+    if resume is not None or detect() == "mpi":
+        raise DistIRError(
+            "a search by steps runs in processes of one machine, and keeps no file",
+            hint="leave out --resume and mpirun, or --by-steps",
+        )
 
 
 def execute(model: str, outcomes: Sequence[Outcome], profile: Profile, steps: int = 4, passes: int = 1) -> Validation:

@@ -61,26 +61,18 @@ def search(
 
     Under mpirun all ranks but the first simulate, and the first tells what they find.
     """
-    from distir_relax.report.search import csv_text
-    from distir_relax.report.simulation import write_text
-
     options: dict[str, Any] = {
         "devices": devices, "profile": profile, "global_batch": read_batches(global_batch),
         "schedules": _words(schedules), "chunks": _numbers(chunks, "--chunks"), "zero": _numbers(zero, "--zero"),
         "checkpoint": _words(checkpoint), "sequence_parallel": (False, True) if sequence_parallel else (False,),
-        "placements": _words(placements), "by_steps": by_steps,
-        "stages": read_stages(stages) or (), "workers": workers, "resume": resume,
+        "placements": _words(placements), "by_steps": by_steps, "stages": read_stages(stages) or (),
+        "workers": workers, "resume": resume,
         **({"microbatches": _numbers(microbatches, "--microbatches")} if microbatches else {}),
     }  # fmt: skip
     found = _found(model, options, top)
     if not is_first_rank():
         return
-    if csv is not None:
-        write_text(csv, csv_text(found))
-    if html is not None:
-        from distir_relax.report.search_page import write_search_page
-
-        write_search_page(found, html, model, found.simulate)
+    _write(model, found, csv, html)
     _tell(model, found, top, execute, json)
 
 
@@ -97,6 +89,18 @@ def _found(model: str, options: dict[str, Any], top: int) -> Search:
             if progress.seen:
                 typer.echo(outcomes_table(progress.seen, top), err=True)
             raise
+
+
+def _write(model: str, found: Search, csv: Path | None, html: Path | None) -> None:
+    """Write the files that are asked for."""
+    from distir_relax.report.search import csv_text
+    from distir_relax.report.search_page import write_search_page
+    from distir_relax.report.simulation import write_text
+
+    if csv is not None:
+        write_text(csv, csv_text(found))
+    if html is not None:
+        write_search_page(found, html, model, found.simulate)
 
 
 def _tell(model: str, found: Search, top: int, execute: int, as_json: bool) -> None:

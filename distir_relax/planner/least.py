@@ -58,7 +58,9 @@ class Least:
         return found / (strategy.tensor * strategy.pipeline)
 
     def refusal(self, strategy: Strategy) -> str:
-        """Why a strategy need not be tried; nothing where it may be."""
+        """Why a strategy need not be tried; nothing where it may be, and where placements are looked for."""
+        if strategy.placements == "auto":
+            return ""
         if self._is_too_fine(strategy.tensor):
             return TOO_FINE
         most = max(memory for _, memory in self.profile.kinds(strategy.devices))
