@@ -9,13 +9,11 @@ from __future__ import annotations
 import hashlib
 import json
 import os
-import signal
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from concurrent.futures import BrokenExecutor, Executor, ProcessPoolExecutor, as_completed
+from concurrent.futures import BrokenExecutor, Executor, as_completed
 from dataclasses import asdict, dataclass, field
 from itertools import groupby
-from multiprocessing import active_children, get_context
 from pathlib import Path
 from typing import Any, TextIO
 
@@ -26,6 +24,7 @@ from distir_relax.ir import print_module
 from distir_relax.planner.evaluate import Evaluator
 from distir_relax.planner.outcome import Outcome
 from distir_relax.planner.space import Candidate, Space
+from distir_relax.planner.workers import in_processes
 from distir_relax.reading import parse_json, read_text
 from distir_relax.source import Source
 
@@ -33,7 +32,7 @@ Told = Callable[[Outcome, int], None]
 """Hears of each outcome when it is there, and of how many there will be."""
 
 _PIECE = 24
-"""How many candidates a worker takes at once, at most: enough to share programs, few enough to end together."""
+"""How many candidates of alike programs are done at once, at most: few enough that all workers end together."""
 
 
 @dataclass(frozen=True)
@@ -188,23 +187,13 @@ def outcomes_of(
     evaluator: Evaluator, candidates: Sequence[Candidate], workers: int, executor: Executor | None
 ) -> Iterator[Outcome]:
     """The outcomes of candidates, as they come: by so many processes, or an executor. Raises as `search_grid` does."""
-    pieces = _pieces(candidates, workers if executor is None else 2)
     if executor is not None:
-        yield from _done(executor, pieces)
-        return
-    if workers == 1 or len(pieces) <= 1:
+        yield from _done(executor, [piece for group in _groups(candidates) for piece in group])
+    elif workers == 1 or len(candidates) <= 1:
         for candidate in candidates:
             yield evaluator.outcome(candidate)
-        return
-    # Processes that are forked have the model without a word; programs are Python objects alone.
-    begin_worker(evaluator)
-    with ProcessPoolExecutor(workers, mp_context=get_context("fork"), initializer=_quiet) as pool:
-        try:
-            yield from _done(pool, pieces)
-        except BaseException:
-            for process in active_children():
-                process.kill()
-            raise
+    else:
+        yield from in_processes(evaluator.outcome, _groups(candidates), workers)
 
 
 def _done(executor: Executor, pieces: Sequence[Sequence[Candidate]]) -> Iterator[Outcome]:
@@ -219,14 +208,8 @@ def _done(executor: Executor, pieces: Sequence[Sequence[Candidate]]) -> Iterator
             future.cancel()
 
 
-def _quiet() -> None:
-    """A worker leaves it to its parent to end when a person says so."""
-    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
-        signal.signal(number, signal.SIG_IGN if number == signal.SIGINT else signal.SIG_DFL)
-
-
-def _pieces(candidates: Iterable[Candidate], workers: int) -> list[list[Candidate]]:
-    """Candidates of alike programs together, the largest pieces first; no more in one than a fair share."""
+def _groups(candidates: Iterable[Candidate]) -> list[list[list[Candidate]]]:
+    """Candidates of alike programs together, those that take longest first, each group in small pieces."""
 
     def alike(candidate: Candidate) -> object:
         s = candidate.strategy
@@ -236,10 +219,8 @@ def _pieces(candidates: Iterable[Candidate], workers: int) -> list[list[Candidat
     found = []
     for _, group in groupby(candidates, alike):
         mine = sorted(group, key=lambda c: (c.strategy.microbatches > 2, c.strategy.microbatches, c.samples))
-        count = -(-len(mine) // _PIECE) if workers > 1 else 1
-        size = -(-len(mine) // count)
-        found += [mine[i : i + size] for i in range(0, len(mine), size)]
-    return sorted(found, key=lambda piece: -sum(c.strategy.microbatches * c.strategy.pipeline for c in piece))
+        found.append([mine[i : i + _PIECE] for i in range(0, len(mine), _PIECE)])
+    return sorted(found, key=lambda g: -sum(c.strategy.microbatches * c.strategy.pipeline for p in g for c in p))
 
 
 def _key(source: Source, profile: Profile) -> str:
