@@ -124,8 +124,8 @@ def _by_search(
     assert mesh is not None, "placements are looked for on a mesh"
     # Every class is cut evenly here: unlike devices are for rules.
     machine = replace((profile or load_profile(DEFAULT_PROFILE)).with_devices(mesh.size), groups=())
-    room = (memory or machine.memory) * (1 if strategy is None else strategy.pipeline)
-    return PlaceBySearch(mesh, machine, tail, room, hazards)
+    room = machine.memory if memory is None else memory
+    return PlaceBySearch(mesh, machine, tail, room * (1 if strategy is None else strategy.pipeline), hazards)
 
 
 def _strategy_passes(

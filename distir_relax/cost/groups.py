@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from itertools import pairwise
 
@@ -22,11 +22,6 @@ class Group:
     ranges: tuple[tuple[int, int], ...]
     speed: float = 1.0
     memory: float | None = None
-
-    @property
-    def devices(self) -> Iterator[int]:
-        """The numbers of its devices."""
-        return (device for first, last in self.ranges for device in range(first, last + 1))
 
     @property
     def last(self) -> int:

@@ -150,12 +150,7 @@ class Profile:
 
     def kinds(self, count: int) -> list[tuple[float, float]]:
         """Speed and memory of each of the first `count` devices."""
-        found = [(1.0, self.memory)] * count
-        for group in self.groups:
-            for device in group.devices:
-                if device < count:
-                    found[device] = group.speed, self.memory if group.memory is None else group.memory
-        return found
+        return [self._kind(device) for device in range(count)] if self.groups else [(1.0, self.memory)] * count
 
     def without(self, count: int) -> Profile:
         """The machine without its first `count` devices, the others numbered anew."""

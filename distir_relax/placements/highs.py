@@ -64,11 +64,12 @@ def solve(graph: Graph, prices: Prices, memory: float = math.inf, limit: float =
             raise _no_room(program, needs, paths, memory, limit)
         if found.x is None:
             raise DistIRError("no placements were found", hint=f"the solver says: {found.message}")
-        if not _add(paths, needs.needs(found.x), memory):
+        needed = needs.needs(found.x)
+        if not _add(paths, needed, memory):
             break
     chosen = tuple(int(np.argmax(found.x[list(block)])) for block in program.ways)
     bound = found.fun if found.mip_dual_bound is None else found.mip_dual_bound
-    most = max((need.bytes for need in needs.needs(found.x)), default=0.0)
+    most = max((need.bytes for need in needed), default=0.0)
     return Solution(chosen, seconds_of(graph, prices, chosen), max(0.0, float(bound)) / program.scale, most)
 
 

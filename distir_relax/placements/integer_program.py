@@ -72,10 +72,12 @@ class IntegerProgram:
                     (t, {**dict.fromkeys(ways, 1.0), **({moves[t, t]: -1.0} if t in leaving else {})})
                     for t, ways in coming.items()
                 ]
-            for s, ways in leaving.items():
-                self._row([*((m, 1.0) for p, m in moves.items() if p[0] == s), *((w, -1.0) for w in ways)], 0.0, 0.0)
-            for t, ways in coming.items():
-                self._row([*((m, 1.0) for p, m in moves.items() if p[1] == t), *((w, -1.0) for w in ways)], 0.0, 0.0)
+            for end, ends in enumerate((leaving, coming)):
+                met: dict[Placed, list[int]] = {lies: [] for lies in ends}
+                for pair, move in moves.items():
+                    met[pair[end]].append(move)
+                for lies, ways in ends.items():
+                    self._row([*((m, 1.0) for m in met[lies]), *((w, -1.0) for w in ways)], 0.0, 0.0)
             for pair, cost in zip(pairs, costs, strict=True):
                 if several and cost:
                     shared.setdefault(pair, []).append(moves[pair])

@@ -93,13 +93,12 @@ class Space:
         positional = lookup(op.name, op.location).split.positional
         placed: list[list[Placement]] = [[] for _ in tensors]
         cuts: dict[Slot, list[Cut]] = {}
-        for axis, choice in enumerate(chosen):
+        for axis, atom in enumerate(chosen):
             row: list[Placement] = []
-            if isinstance(choice, frozenset):
+            if isinstance(atom, frozenset):
                 for t, before in enumerate(placed):
-                    before.append(Partial("sum") if t in choice or t >= len(op.operands) else R)
+                    before.append(Partial("sum") if t in atom or t >= len(op.operands) else R)
                 continue
-            atom = choice
             for t, value in enumerate(tensors):
                 place = atom.places[t] if atom else None
                 if place is not None:
