@@ -7,7 +7,7 @@ cut in two, so that a device holds three slices, not one block.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import lru_cache
 
 Interval = tuple[int, int]
@@ -31,6 +31,14 @@ class Cut:
     """How a dim is divided along one mesh axis: its segments in order."""
 
     segments: tuple[Segment, ...]
+    # Layouts are looked up all the time.
+    _hash: int = field(init=False, repr=False, compare=False)
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "_hash", hash(self.segments))
+
+    def __hash__(self) -> int:
+        return self._hash
 
     @classmethod
     def of(cls, *sizes: int) -> Cut:

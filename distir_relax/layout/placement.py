@@ -20,7 +20,7 @@ A cut may have several segments, each split by itself: ``S[1: 3*(384|384)]`` is 
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import lru_cache
 
 from distir_relax.errors import PlacementError
@@ -48,6 +48,13 @@ class Shard:
     cut: Cut | None = None
     chunk: bool = False
     shares: tuple[float, ...] = ()
+    _hash: int = field(init=False, repr=False, compare=False)
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "_hash", hash((self.dim, self.cut, self.chunk, self.shares)))
+
+    def __hash__(self) -> int:
+        return self._hash
 
     def __str__(self) -> str:
         shares = ":".join(f"{share:.6g}" for share in self.shares)

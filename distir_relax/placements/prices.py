@@ -7,8 +7,9 @@ sum of its steps, each along one mesh axis, of what the other axes leave to a de
 
 from __future__ import annotations
 
+import math
 from collections import defaultdict
-from collections.abc import Iterable, Sequence
+from collections.abc import Hashable, Iterable, Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache
 
@@ -24,6 +25,7 @@ from distir_relax.layout import (
     Interval,
     Placement,
     R,
+    Segment,
     Shard,
     held_intervals,
     intersect,
@@ -100,11 +102,17 @@ class Prices:
 
     def find(self) -> None:
         """Find the price of all that was asked for."""
-        asked = [key for key in (*self._ops, *self._steps) if key not in self._seconds]
-        if not asked:
-            return
+        asked: dict[Hashable, list[object]] = defaultdict(list)
+        for key in (*self._ops, *self._steps):
+            if key not in self._seconds:
+                asked[_uneven(*self._steps[key]) if key in self._steps else None].append(key)
+        # Devices that do alike in all of a program are simulated as one: so what tells them apart is on its own.
+        for keys in asked.values():
+            self._simulate(keys)
+
+    def _simulate(self, keys: Sequence[object]) -> None:
         written = _Written(self.mesh, self.tail, self.changes)
-        for number, key in enumerate(asked):
+        for number, key in enumerate(keys):
             if key in self._ops:
                 written.add_op(number, *self._ops[key])
             else:
@@ -114,7 +122,7 @@ class Prices:
         for event, _ in found.events():
             for c in event.classes:
                 taken[event.op.location][c] += event.duration
-        for number, key in enumerate(asked):
+        for number, key in enumerate(keys):
             self._seconds[key] = max(taken[str(number)].values(), default=0) / FEMTOSECONDS
 
     def _plain(self, op: Op, operands: Sequence[Value], results: Sequence[Value], roles: tuple[str, ...]) -> float:
@@ -186,7 +194,8 @@ def _is_plain(op: Op, way: Way) -> bool:
 @lru_cache(maxsize=1 << 16)
 def _alone(kind: TensorType, placements: Placed, step: Transition, mesh: DeviceMesh) -> tuple[DTensorType, Transition]:
     """A tensor of fewer dims, and a step of it that takes as long: the dims that the step is about come first, and all
-    others are one. What the other mesh axes leave of them is all there is, where it lies in blocks."""
+    others are one. What the other mesh axes leave of them is all there is, where it lies in blocks; and they are in the
+    largest units that no cut divides."""
     own = list(dict.fromkeys(p.dim for p in (step.source, step.target) if isinstance(p, Shard)))
     others = tuple(R if axis == step.axis else p for axis, p in enumerate(placements))
     rest = 1
@@ -210,8 +219,40 @@ def _alone(kind: TensorType, placements: Placed, step: Transition, mesh: DeviceM
 
     left = [moved(p) if isinstance(p, Shard) else R for p in others]
     left[step.axis] = moved(ends[0])
-    small = DTensorType((*(shape[dim] for dim in own), rest), kind.dtype, tuple(left))
-    return small, Transition(step.axis, moved(ends[0]), moved(ends[1]))
+    last = moved(ends[1])
+    sizes = [shape[dim] for dim in own]
+    for dim in range(len(own)):
+        sizes[dim], unit, (*left, last) = _in_units(sizes[dim], dim, (*left, last))
+        rest *= unit
+    small = DTensorType((*sizes, rest), kind.dtype, tuple(left))
+    return small, Transition(step.axis, left[step.axis], last)
+
+
+def _in_units(size: int, dim: int, placements: Placed) -> tuple[int, int, Placed]:
+    """A dim counted in what all its cuts leave whole: how many of those there are, how large each, and the cuts."""
+    cuts = [p.cut for p in placements if isinstance(p, Shard) and p.dim == dim and p.cut]
+    unit = math.gcd(size, *(n for cut in cuts for segment in cut.segments for n in segment.sizes))
+    if unit <= 1:
+        return size, 1, placements
+
+    def counted(placement: Placement) -> Placement:
+        if not isinstance(placement, Shard) or placement.dim != dim or placement.cut is None:
+            return placement
+        segments = (Segment(s.repeat, tuple(n // unit for n in s.sizes)) for s in placement.cut.segments)
+        return Shard(dim, Cut(tuple(segments)))
+
+    return size // unit, unit, tuple(map(counted, placements))
+
+
+def _uneven(kind: DTensorType, step: Transition) -> tuple[int, ...]:
+    """The mesh axes along which devices hold unlike parts, before a step or after it."""
+    after = list(kind.placements)
+    after[step.axis] = step.target
+    return tuple(axis for axis, ends in enumerate(zip(kind.placements, after, strict=True)) if not all(map(_even, ends)))
+
+
+def _even(placement: Placement) -> bool:
+    return not isinstance(placement, Shard) or placement.cut is None or len(set(placement.cut.local_sizes())) == 1
 
 
 def _within(

@@ -10,9 +10,10 @@ from __future__ import annotations
 import itertools
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
+from functools import lru_cache
 
 from distir_relax.ir import Op, Value
-from distir_relax.layout import Cut, DeviceMesh, Partial, Placement, R, Shard, block_bounds
+from distir_relax.layout import Cut, DeviceMesh, Partial, Placement, R, Shard, block_bounds, intersect
 from distir_relax.layout.division import balanced, cut_of, refined
 from distir_relax.layout.fit import fit_annotation
 from distir_relax.ops import BLOCKED, PARALLEL, WINDOW, lookup
@@ -95,6 +96,8 @@ class Space:
         cuts: dict[Slot, list[Cut]] = {}
         for axis, atom in enumerate(chosen):
             row: list[Placement] = []
+            if isinstance(atom, Atom) and not self._leaves_less(atom, tensors, axis, cuts):
+                return None
             if isinstance(atom, frozenset):
                 for t, before in enumerate(placed):
                     before.append(Partial("sum") if t in atom or t >= len(op.operands) else R)
@@ -134,6 +137,9 @@ class Space:
                     fits = fits and gives[axis] == slot
                 elif slot is not None:
                     found[axis] = self._shard(slot, axis, cuts)
+                    # Ops take what axes cut in their order, so another order would only have to be put right.
+                    inside = any(isinstance(p, Shard) and p.dim == slot[1] for p in gives[axis + 1 :])
+                    fits = fits and not inside and self._divides_more(slot, axis, cuts)
                     cuts.setdefault(self.factoring.classes[slot], []).append(self._units(slot, axis, cuts))
                     others = [p for i, p in enumerate(found) if i != axis]
                     fits = fits and divides(found[axis], others)
@@ -182,6 +188,22 @@ class Space:
         size = self.factoring.size(slot)
         return refined(size, cuts[owner], ranks) if owner in cuts else Cut.of(*balanced(size, ranks))
 
+    def _leaves_less(self, atom: Atom, tensors: Sequence[Value], axis: int, cuts: dict[Slot, list[Cut]]) -> bool:
+        """Whether an op that is split along an atom, too, on an axis has less of it to do on any device."""
+        slots = ((v.name, *place) for v, place in zip(tensors, atom.places, strict=True) if place is not None)
+        return any(self._divides_more(slot, axis, cuts) for slot in slots)
+
+    def _divides_more(self, slot: Slot, axis: int, cuts: dict[Slot, list[Cut]]) -> bool:
+        """Whether the largest part that `cuts` leave of a class is made smaller along an axis, or the user wants it so.
+
+        Heads of which each device has one already are not cut any more: all but one of the next axis would have none.
+        """
+        owner = self.factoring.classes[slot]
+        if owner in self.wanted.units[axis]:
+            return True
+        before = tuple(cuts.get(owner, ()))
+        return _largest((*before, self._units(slot, axis, cuts))) < _largest(before, self.factoring.size(slot))
+
     def _is_blocks(
         self, tensors: Sequence[Value], row: Sequence[Placement], placed: Sequence[Sequence[Placement]]
     ) -> bool:
@@ -191,3 +213,14 @@ class Space:
             for v, p, before in zip(tensors, row, placed, strict=True)
             if isinstance(p, Shard)
         )
+
+
+@lru_cache(maxsize=1 << 12)
+def _largest(cuts: tuple[Cut, ...], size: int = 0) -> int:
+    """What the first device, which has most, holds of something that is cut so, of all of `size` where it is not."""
+    if not cuts:
+        return size
+    held = cuts[0].intervals(0)
+    for cut in cuts[1:]:
+        held = intersect(held, cut.intervals(0))
+    return sum(stop - start for start, stop in held)
