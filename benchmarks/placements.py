@@ -21,9 +21,10 @@ from distir_relax.frontends.model import import_model
 from distir_relax.frontends.outline import Outline
 from distir_relax.ir import Module, uncollected
 from distir_relax.lowering import ToDistIR
+from distir_relax.placements.cheapest import price
 from distir_relax.placements.highs import solve
 from distir_relax.placements.lay_out import lay_out
-from distir_relax.placements.solve import graph_of, price
+from distir_relax.placements.solve import graph_of
 
 
 def llama() -> Module:

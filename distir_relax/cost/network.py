@@ -66,6 +66,12 @@ def seconds_of(profile: Profile, name: str | None, members: Sequence[int], held:
     return profile.collective_overhead + taken
 
 
+def least_seconds_per_byte(profile: Profile) -> float:
+    """The time in which no communication brings a device more than a byte, whatever it is: that of the fastest link."""
+    rates = [1.0 / level.bandwidth for level in profile.levels]
+    return max(0.0, min(*rates, *(line.least_seconds_per_byte for line in profile.lines), math.inf))
+
+
 def level_of(profile: Profile, members: Sequence[int]) -> Level:
     """The innermost level of which one unit has all of `members`; the outermost one otherwise."""
     low, high = min(members), max(members)

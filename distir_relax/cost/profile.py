@@ -95,6 +95,15 @@ class Line:
             before = point
         return before[1]
 
+    @property
+    def least_seconds_per_byte(self) -> float:
+        """What `seconds` says of a number of bytes, by that number: the least for any."""
+        if not self.points:
+            return self.seconds_per_byte if self.latency >= 0 else 0.0
+        last = self.points[-1][0]
+        ends = [seconds / size for size, seconds in self.points if size]
+        return min(*ends, self.seconds_per_byte, self.latency / last + self.seconds_per_byte)
+
 
 @dataclass(frozen=True)
 class Profile:

@@ -6,6 +6,7 @@ meet. So the size of the graph is that of the program as it is written.
 
 from __future__ import annotations
 
+import copy
 from collections import Counter
 from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -20,8 +21,12 @@ from distir_relax.sharding.factors import is_annotation
 
 Source = tuple[int, int]
 """A node, and which of its results."""
-Use = tuple[Source, tuple[tuple[int, int], ...]]
-"""Where a value is made, and who needs it: (node, operand number)."""
+User = tuple[int, int]
+"""A node, and which of its operands."""
+Use = tuple[Source, tuple[User, ...]]
+"""Where a value is made, and who needs it."""
+Moves = Mapping[User, frozenset[tuple[Placed, Placed]]]
+"""From which layouts to which each user may have a value moved."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,19 +42,27 @@ class Node:
 
 @dataclass(frozen=True, slots=True)
 class Edge:
-    """A value on its way from where it is made to the `users` that need it: (node, operand number); `count` times.
+    """A value on its way from where it is made to the `users` that need it, `count` times.
 
     What several users need in the same layout is brought there once. Those `in_place` take it as it lies: they update
-    it where it is.
+    it where it is. Where there are `moves`, all others are out.
     """
 
     source: Source
-    users: tuple[tuple[int, int], ...]
+    users: tuple[User, ...]
     count: int
-    in_place: frozenset[tuple[int, int]] = frozenset()
+    in_place: frozenset[User] = frozenset()
+    moves: Moves | None = None
 
-    def may_move(self, user: tuple[int, int], source: Placed, target: Placed) -> bool:
+    @property
+    def use(self) -> Use:
+        """What it is known by."""
+        return self.source, self.users
+
+    def may_move(self, user: User, source: Placed, target: Placed) -> bool:
         """Whether the value may be left in the one layout, and taken by a user in the other: a sum is made once."""
+        if self.moves is not None and (source, target) not in self.moves[user]:
+            return False
         pends = any(isinstance(t, Partial) and s != t for s, t in zip(source, target, strict=True))
         return source == target or (user not in self.in_place and not pends)
 
@@ -74,6 +87,8 @@ class Graph:
     """The user's marks, by their numbers in the program written out."""
     counts: Mapping[str, int] = field(default_factory=dict)
     """How often each function runs that does."""
+    moves: Mapping[Use, Moves] = field(default_factory=dict)
+    """The moves on an edge, where not all of them are looked at."""
     _edges: Counter[Use] = field(default_factory=Counter)
     _times: _Times = field(init=False)
     _alike: dict[Hashable, int] = field(default_factory=dict)
@@ -93,7 +108,17 @@ class Graph:
     @property
     def edges(self) -> list[Edge]:
         """All edges."""
-        return [Edge(*use, count, frozenset(self._in_place.intersection(use[1]))) for use, count in self._edges.items()]
+        return [
+            Edge(*use, count, frozenset(self._in_place.intersection(use[1])), self.moves.get(use))
+            for use, count in self._edges.items()
+        ]
+
+    def narrowed(self, nodes: Sequence[Node], moves: Mapping[Use, Moves] | None = None) -> Graph:
+        """The graph with `nodes` of fewer ways in their places, and if they are given with fewer `moves`."""
+        found = copy.copy(self)
+        found.nodes = list(nodes)
+        found.moves = self.moves if moves is None else moves
+        return found
 
     def takes_as_it_lies(self, function: str, number: int) -> bool:
         """Whether an op takes its first operand where it is, so that what it gives needs no room of its own."""

@@ -69,7 +69,7 @@ class IntegerProgram:
             if not several:
                 # What comes in a layout and did not leave in it.
                 self.copies[edge.source, edge.users] = [
-                    (t, {**dict.fromkeys(ways, 1.0), **({moves[t, t]: -1.0} if t in leaving else {})})
+                    (t, {**dict.fromkeys(ways, 1.0), **({moves[t, t]: -1.0} if (t, t) in moves else {})})
                     for t, ways in coming.items()
                 ]
             for end, ends in enumerate((leaving, coming)):

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 import math
 from dataclasses import dataclass, field, replace
 from typing import ClassVar
@@ -11,13 +10,11 @@ from distir_relax.cost.profile import Profile
 from distir_relax.errors import DistIRError
 from distir_relax.ir import Module, Op, Searched, written_out
 from distir_relax.layout import DeviceMesh
-from distir_relax.ops import lookup
+from distir_relax.placements.cheapest import cheapest
 from distir_relax.placements.graph import Graph
-from distir_relax.placements.highs import NoRoom, solve
-from distir_relax.placements.integer_program import needed
+from distir_relax.placements.highs import NoRoom
 from distir_relax.placements.lay_out import lay_out
 from distir_relax.placements.pending import may_pend
-from distir_relax.placements.prices import Prices
 from distir_relax.placements.space import Space
 from distir_relax.sharding.factors import factorize
 from distir_relax.sharding.hazards import Hazards
@@ -48,7 +45,7 @@ class PlaceBySearch:
         graph = graph_of(module, self.mesh, self.hazards)
         memory = self.profile.memory if self.memory is None else self.memory
         try:
-            solution = solve(graph, price(graph, self.profile, self.tail), memory)
+            solution = cheapest(graph, self.profile, self.tail, memory)
         except NoRoom as error:
             raise self._conflict(module, graph, error, memory) from None
         module = lay_out(graph, solution.chosen)
@@ -62,9 +59,8 @@ class PlaceBySearch:
         """
 
         def fits(free: frozenset[int]) -> bool:
-            some = graph_of(module, self.mesh, self.hazards, free)
             try:
-                solve(some, price(some, self.profile, self.tail), memory)
+                cheapest(graph_of(module, self.mesh, self.hazards, free), self.profile, self.tail, memory)
             except NoRoom:
                 return False
             return True
@@ -104,28 +100,3 @@ def graph_of(
     graph = Graph(module, Space(factoring, wanted, mesh, known, pending, free), whole.function)
     graph.build(whole.instance)
     return graph
-
-
-def price(graph: Graph, profile: Profile, tail: str = "ragged") -> Prices:
-    """The prices of all ways of the nodes of a graph, and of all that may be moved between them.
-
-    `tail` says what devices with a short shard do.
-    """
-    changes = any(lookup(op.name, op.location).code.in_place for op in graph.whole.ops)
-    prices = Prices(graph.space.mesh, profile, tail, changes)
-    for number, node in enumerate(graph.nodes):
-        if node.op is None or not graph.is_priced(node):
-            continue
-        for way in node.ways:
-            prices.ask_op(node.op, way, graph.roles(number))
-            for value, gives, rests in zip(node.op.results, way.gives, way.rests, strict=True):
-                prices.ask_move(value.tensor, gives, rests)
-    for edge in graph.edges:
-        kind = graph.type_of(edge.source)
-        sources = {way.rests[edge.source[1]] for way in graph.nodes[edge.source[0]].ways}
-        targets = {(user, needed(graph, user, way)) for user in edge.users for way in graph.nodes[user[0]].ways}
-        for source, (user, target) in itertools.product(sources, targets):
-            if edge.may_move(user, source, target):
-                prices.ask_move(kind, source, target)
-    prices.find()
-    return prices

@@ -19,9 +19,10 @@ from distir_relax.errors import DistIRError
 from distir_relax.ir import Function, Input, Module, Op, Output, TensorType, Value
 from distir_relax.layout import DeviceMesh, Partial
 from distir_relax.optimizers import AdamW
+from distir_relax.placements.cheapest import price
 from distir_relax.placements.highs import solve
 from distir_relax.placements.integer_program import seconds_of
-from distir_relax.placements.solve import graph_of, price
+from distir_relax.placements.solve import graph_of
 from distir_relax.source import CompileOptions
 from distir_relax.training import Training, TrainingStep
 from tests.machines import link, machine

@@ -16,10 +16,12 @@ from distir_relax.layout import DeviceMesh
 from distir_relax.lowering import ToDistIR
 from distir_relax.ops import check
 from distir_relax.placements.graph import Graph
-from distir_relax.placements.highs import solve
-from distir_relax.placements.integer_program import seconds_of
+from distir_relax.placements.cheapest import cheapest, price
+from distir_relax.placements.highs import NoRoom, solve
+from distir_relax.placements.integer_program import needed, seconds_of
+from distir_relax.placements.lacking import Lacking
 from distir_relax.placements.lay_out import lay_out
-from distir_relax.placements.solve import graph_of, price
+from distir_relax.placements.solve import graph_of
 from tests.machines import link, machine
 from tests.placements.random_graphs import random_module
 
@@ -53,7 +55,7 @@ def test_nothing_is_better(first: int) -> None:
     for seed in range(first, first + 25):
         graph, _ = few_ways(seed, 4000)
         prices = price(graph, MACHINE)
-        found = solve(graph, prices)
+        found = cheapest(graph, MACHINE)
         every = itertools.product(*(range(len(node.ways)) for node in graph.nodes))
         best = min(seconds_of(graph, prices, chosen) for chosen in every)
         assert found.seconds == pytest.approx(best, rel=1e-6), seed
@@ -69,3 +71,48 @@ def test_each_way_costs_what_the_simulator_says() -> None:
         prices = price(graph, MACHINE)
         for chosen in itertools.product(*(range(len(node.ways)) for node in graph.nodes)):
             assert simulated(graph, chosen) == pytest.approx(seconds_of(graph, prices, chosen), rel=1e-9), seed
+
+
+def test_from_coarse_to_fine_is_as_good_as_all_at_once() -> None:
+    """Programs that are too many to try, with less memory than they would like; meshes of one, two and three axes."""
+    for seed in range(40):
+        draw = random.Random(1000 + seed)
+        shape = draw.choice(((3,), (2, 3), (3, 2), (2, 2, 2)))
+        module = random_module(draw, draw.randint(3, 7))
+        graph = graph_of(module, DeviceMesh(shape, ("a", "b", "c")[: len(shape)]))
+        prices = price(graph, MACHINE)
+        memory = math.inf
+        for _ in range(2):
+            whole, found = solve(graph, prices, memory), cheapest(graph, MACHINE, memory=memory)
+            assert found.seconds == pytest.approx(whole.seconds, rel=2e-4), seed
+            assert found.bound <= whole.seconds * (1 + 1e-9)
+            assert found.bytes <= memory
+            memory = 0.8 * whole.bytes
+            try:
+                solve(graph, prices, memory)
+            except NoRoom as error:
+                memory = error.least
+
+
+@pytest.mark.parametrize("shape", [(3,), (2, 3), (5, 2), (2, 2, 3)])
+def test_no_move_takes_less_than_what_is_lacking(shape: tuple[int, ...]) -> None:
+    mesh = DeviceMesh(shape, ("a", "b", "c")[: len(shape)])
+    lacking = Lacking(mesh, MACHINE)
+    tight = 0
+    for seed in range(25):
+        graph = graph_of(random_module(random.Random(seed), 4), mesh)
+        prices = price(graph, MACHINE)
+        for edge in graph.edges:
+            kind = graph.type_of(edge.source)
+            ways = graph.nodes[edge.source[0]].ways
+            sources = list(dict.fromkeys(way.rests[edge.source[1]] for way in ways))
+            for user in edge.users:
+                ways = graph.nodes[user[0]].ways
+                targets = list(dict.fromkeys(needed(graph, user, way) for way in ways))
+                least = lacking.seconds(kind, sources, targets)
+                for (s, source), (t, target) in itertools.product(enumerate(sources), enumerate(targets)):
+                    if edge.may_move(user, source, target):
+                        price_ = prices.of_move(kind, source, target)
+                        assert least[s, t] <= price_ * (1 + 1e-9), (kind, source, target)
+                        tight += price_ > 0 and least[s, t] > 0.2 * price_
+    assert tight > 100

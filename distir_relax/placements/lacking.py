@@ -1,0 +1,91 @@
+"""What devices lack of a value in one layout that they hold in another: so much has to be sent, at the least."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from distir_relax.cost.network import least_seconds_per_byte
+from distir_relax.cost.profile import Profile
+from distir_relax.ir import TensorType
+from distir_relax.layout import DeviceMesh, Partial, Placement, Replicate, Shard, held_intervals
+from distir_relax.sharding.choice import Placed
+
+Array = npt.NDArray[Any]
+
+
+@dataclass(slots=True)
+class Lacking:
+    """Finds how long redistributions on a mesh of a machine take at least, many at once."""
+
+    mesh: DeviceMesh
+    profile: Profile
+    _known: dict[object, Array] = field(default_factory=dict)
+
+    def seconds(self, kind: TensorType, sources: Sequence[Placed], targets: Sequence[Placed]) -> Array:
+        """The least time from each source (row) to each target (column).
+
+        What the devices lack on average goes over the fastest link. Where a sum is made they lack all that they are to
+        hold. Raises nothing: of layouts that it knows nothing about it says 0.
+        """
+        key = (kind, tuple(sources), tuple(targets))
+        if key not in self._known:
+            each = TensorType((1,), kind.dtype).bytes * least_seconds_per_byte(self.profile)
+            self._known[key] = self._elements(kind, sources, targets) * each * self._counted
+        return self._known[key]
+
+    @property
+    def _counted(self) -> float:
+        """The network has each device of n send its peers equal parts, 1 / n of what it holds; it may send them all."""
+        return 1.0 - 1.0 / min((n for n in self.mesh.shape if n > 1), default=2)
+
+    def _elements(self, kind: TensorType, sources: Sequence[Placed], targets: Sequence[Placed]) -> Array:
+        layouts = list(dict.fromkeys((*sources, *targets)))
+        number = {lies: i for i, lies in enumerate(layouts)}
+        rows, columns = [number[s] for s in sources], [number[t] for t in targets]
+        held = np.ones((len(layouts), self.mesh.size))
+        common = np.ones((len(rows), len(columns), self.mesh.size))
+        for dim, size in enumerate(kind.shape):
+            cuts = list(dict.fromkeys(_of_dim(lies, dim) for lies in layouts))
+            which = np.array([cuts.index(_of_dim(lies, dim)) for lies in layouts])
+            has, lengths = self._pieces(dim, size, cuts)
+            held *= (has @ lengths)[which]
+            both = np.einsum("adp,bdp,p->abd", has, has, lengths, optimize=True)
+            common *= both[which[rows]][:, which[columns]]
+        sums = np.array([[_makes_a_sum(s, t) for t in targets] for s in sources])
+        lacks = held[columns][None] - np.where(sums[:, :, None], 0.0, common)
+        known = np.array([[_is_known(s) and _is_known(t) for t in targets] for s in sources])
+        return np.where(known, lacks.mean(axis=2), 0.0)
+
+    def _pieces(self, dim: int, size: int, cuts: Sequence[Placed]) -> tuple[Array, Array]:
+        """The stretches of a dim that no cut divides: which each device has by each of `cuts`, and how long they are."""
+        coordinates = [self.mesh.coordinates(device) for device in range(self.mesh.size)]
+        held = [[held_intervals(cut, dim, size, at) for at in coordinates] for cut in cuts]
+        ends = sorted({0, size, *(end for row in held for some in row for stretch in some for end in stretch)})
+        place = {end: i for i, end in enumerate(ends)}
+        has = np.zeros((len(cuts), self.mesh.size, len(ends) - 1))
+        for row, devices in zip(has, held, strict=True):
+            for mine, stretches in zip(row, devices, strict=True):
+                for start, stop in stretches:
+                    mine[place[start] : place[stop]] = 1.0
+        return has, np.diff(np.array(ends, dtype=float))
+
+
+def _of_dim(lies: Placed, dim: int) -> Placed:
+    """What of a layout cuts a dim."""
+    return tuple(p if isinstance(p, Shard) and p.dim == dim else _WHOLE for p in lies)
+
+
+_WHOLE: Placement = Replicate()
+
+
+def _makes_a_sum(source: Placed, target: Placed) -> bool:
+    return any(isinstance(s, Partial) and s != t for s, t in zip(source, target, strict=True))
+
+
+def _is_known(lies: Placed) -> bool:
+    return all(isinstance(p, Replicate | Partial) or (isinstance(p, Shard) and p.cut is not None) for p in lies)

@@ -1,0 +1,146 @@
+"""Which ways and moves can be part of placements as good as ones that are known: all others need not be looked at.
+
+No placements take less than the fastest way of each op together. What a way takes more than that of its op, and what
+is sent for it at least, has to fit between that floor and the time of placements that are known; so has each move. What
+is sent at least is what devices lack of a value at the bandwidth of the fastest link. So most moves of large values are
+out before any is priced, and the integer program is left with what may pay.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from distir_relax.placements.graph import Edge, Graph, Moves, Use, User
+from distir_relax.placements.integer_program import needed
+from distir_relax.placements.lacking import Lacking
+from distir_relax.placements.prices import Prices
+from distir_relax.placements.space import Way
+from distir_relax.sharding.choice import Placed
+
+Array = npt.NDArray[Any]
+
+_ROUNDS = 3
+_SLACK = 1e-9
+"""Times are rounded to femtoseconds; so much of them is let pass."""
+
+
+@dataclass(slots=True)
+class _Move:
+    """An edge with its layouts numbered: those that its value is left in, and for each user those that it needs."""
+
+    edge: Edge
+    left: list[Placed]
+    leaves: Array
+    """For each way of the source, the number of the layout that it leaves."""
+    taken: dict[User, list[Placed]] = field(default_factory=dict)
+    takes: dict[User, Array] = field(default_factory=dict)
+    least: dict[User, Array] = field(default_factory=dict)
+    """The seconds from each layout left to each one taken, at least; infinite where the value may not be moved."""
+
+    def fits(self, more: Sequence[Array], spare: float) -> dict[User, Array]:
+        """Which moves fit into the time to spare, beside what the ways at both ends take more than others."""
+        source = self.edge.source[0]
+        before = _by_layout(more[source], self.leaves, len(self.left))
+        found = {}
+        for user, least in self.least.items():
+            after = _by_layout(more[user[0]], self.takes[user], len(self.taken[user]))
+            # A node that uses what it makes pays for its way once.
+            ends = np.maximum.outer(before, after) if user[0] == source else np.add.outer(before, after)
+            found[user] = ends + least <= spare
+        return found
+
+    def sent(self, fits: Mapping[User, Array]) -> dict[int, Array]:
+        """What has to be sent along the edge at least, by the ways of its ends."""
+        source = self.edge.source[0]
+        found = {source: np.zeros(len(self.leaves))}
+        for user, mine in fits.items():
+            least = np.where(mine, self.least[user], math.inf)
+            found[user[0]] = np.maximum(found.get(user[0], 0.0), least.min(axis=0)[self.takes[user]])
+            found[source] = np.maximum(found[source], least.min(axis=1)[self.leaves])
+        return found
+
+    def pairs(self, fits: Mapping[User, Array]) -> Moves:
+        """The moves that fit, of each user."""
+        found = {}
+        for user, mine in fits.items():
+            taken = self.taken[user]
+            found[user] = frozenset((self.left[s], taken[t]) for s, t in np.argwhere(mine).tolist())
+        return found
+
+
+@dataclass(slots=True)
+class Worth:
+    """What the ways and moves of a graph take at least, beyond the `floor` that all placements take."""
+
+    graph: Graph
+    floor: float
+    more: list[Array]
+    """What each way of each node takes more than the fastest, in seconds."""
+    _moves: list[_Move]
+
+    @classmethod
+    def of(cls, graph: Graph, prices: Prices) -> Worth:
+        """Of a graph; the prices of all ops in all ways have to be there."""
+        floor, more = 0.0, []
+        for number, node in enumerate(graph.nodes):
+            took = np.zeros(len(node.ways))
+            if node.op is not None and graph.is_priced(node):
+                roles = graph.roles(number)
+                took = node.count * np.array([prices.of_op(node.op, way, roles) for way in node.ways])
+            floor += took.min()
+            more.append(took - took.min())
+        lacking = Lacking(prices.mesh, prices.profile)
+        return cls(graph, floor, more, [_numbered(graph, edge, lacking) for edge in graph.edges])
+
+    def a_look(self, known: float) -> Graph:
+        """The graph with those ways and moves that placements of `known` seconds, or less, can have."""
+        spare = known * (1 + _SLACK) - self.floor
+        more = [ways.copy() for ways in self.more]
+        fits: dict[Use, dict[User, Array]] = {}
+        for _ in range(_ROUNDS):
+            sent = [np.zeros(len(ways)) for ways in more]
+            for move in self._moves:
+                fits[move.edge.use] = move.fits(more, spare)
+                for node, least in move.sent(fits[move.edge.use]).items():
+                    sent[node] += least
+            for ways, least in zip(more, sent, strict=True):
+                ways[ways + least > spare] = math.inf
+        nodes = [
+            replace(node, ways=tuple(node.ways[i] for i in np.flatnonzero(np.isfinite(ways))))
+            for node, ways in zip(self.graph.nodes, more, strict=True)
+        ]
+        return self.graph.narrowed(nodes, {move.edge.use: move.pairs(fits[move.edge.use]) for move in self._moves})
+
+
+def _by_layout(more: Array, layouts: Array, count: int) -> Array:
+    """The least of what the ways of each layout take more; infinite where it has none."""
+    found = np.full(count, math.inf)
+    np.minimum.at(found, layouts, more)
+    return found
+
+
+def _numbered(graph: Graph, edge: Edge, lacking: Lacking) -> _Move:
+    node, result = edge.source
+    kind = graph.type_of(edge.source)
+    left, leaves = _layouts(graph.nodes[node].ways, lambda way: way.rests[result])
+    move = _Move(edge, left, leaves)
+    for user in edge.users:
+        taken, takes = _layouts(graph.nodes[user[0]].ways, lambda way, user=user: needed(graph, user, way))
+        least = edge.count * lacking.seconds(kind, left, taken)
+        barred = [[not edge.may_move(user, s, t) for t in taken] for s in left]
+        move.taken[user], move.takes[user] = taken, takes
+        move.least[user] = np.where(barred, math.inf, least)
+    return move
+
+
+def _layouts(ways: Sequence[Way], lies: Callable[[Way], Placed]) -> tuple[list[Placed], Array]:
+    """The layouts of some ways, and for each way which it has."""
+    found: dict[Placed, int] = {}
+    numbers = [found.setdefault(lies(way), len(found)) for way in ways]
+    return list(found), np.array(numbers, dtype=np.int64)
