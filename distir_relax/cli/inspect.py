@@ -33,12 +33,16 @@ def show(
 def explain(
     bundle: BundleArgument,
     value: Annotated[str, typer.Argument(metavar="%VALUE", help="A value of the sharded stage.")],
+    limit: Annotated[float, typer.Option(min=0, help="Look for other placements no longer than this (seconds).")] = 30,
 ) -> None:
-    """Say why a value lies as it does, what is sent for it, and what another layout would send."""
+    """Say why a value lies as it does, what is sent for it, and what another layout would send.
+
+    Of a bundle compiled with --auto: what all of a step would have taken with each other layout of it.
+    """
     from distir_relax.bundle import read_bundle
     from distir_relax.report import explain as explanation
 
-    typer.echo(explanation(read_bundle(bundle, verify_weights=False), value))
+    typer.echo(explanation(read_bundle(bundle, verify_weights=False), value, limit))
 
 
 @app.command()
