@@ -49,12 +49,20 @@ def explain(
 def diff(
     first: BundleArgument,
     second: Annotated[Path, typer.Argument(metavar="BUNDLE", help="Another one, of the same model.")],
+    profile: Annotated[
+        str | None, typer.Option(help="The machine that times are for; by default that of --auto, if one had it.")
+    ] = None,
+    json: Annotated[bool, typer.Option("--json", help="Print all of it as JSON.")] = False,
 ) -> None:
-    """Print what differs between two bundles: placements, collectives, bytes sent and held."""
+    """Print what differs between two bundles: times, memory, bytes sent and held, and the values that lie otherwise."""
     from distir_relax.bundle import read_bundle
+    from distir_relax.cost.profile import load_profile
     from distir_relax.report import diff as difference
 
-    typer.echo(difference(*(read_bundle(path, verify_weights=False) for path in (first, second))))
+    machine = None if profile is None else load_profile(profile)
+    one, other = (read_bundle(path, verify_weights=False) for path in (first, second))
+    found = difference(one, other, machine)
+    typer.echo(found.as_json() if json else str(found))
 
 
 @app.command()

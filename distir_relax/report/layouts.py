@@ -19,7 +19,7 @@ def short(kind: DTensorType, mesh: DeviceMesh) -> str:
 
 def pattern(name: str) -> str:
     """A name with a star for each number that stands by itself in it: ``layers.*.up.weight``, ``add_*``."""
-    return re.sub(r"(?<![^._])\d+(?![^._])", "*", name)
+    return re.sub(r"(?<![^%._])\d+(?![^._])", "*", name)
 
 
 def named(names: Sequence[str]) -> str:
