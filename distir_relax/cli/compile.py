@@ -61,7 +61,7 @@ def compile_command(
 ) -> None:
     """Compile a model to a bundle.
 
-    FUNCTION returns a Plan, (model, example_inputs), or with --train what is to be trained. It is given --ranks, --tail,
+    FUNCTION returns a Plan, (model, example_inputs), or with --train what to train. It is given --ranks, --tail,
     --name and --strategy where it has such parameters. An ONNX file needs --input-shape for inputs with open dims.
     """
     from distir_relax.cli.compile_target import CompileOptions
