@@ -28,14 +28,11 @@ Axes = Sequence[int]
 """Numbers of mesh axes."""
 
 
-def cheapest(
-    graph: Graph, profile: Profile, tail: str = "ragged", memory: float = math.inf, limit: float = 60.0
-) -> Solution:
-    """The best ways of a graph's nodes on a machine with `memory` bytes a device, as `solve` says; it raises the same.
+def cheapest(graph: Graph, prices: Prices, memory: float = math.inf, limit: float = 60.0) -> Solution:
+    """The best ways of a graph's nodes with `memory` bytes a device, as `solve` says; it raises the same.
 
-    `tail` says what devices with a short shard do. Each of the programs that are solved may take `limit` seconds.
+    Those of `prices` that are needed are found. Each of the programs that are solved may take `limit` seconds.
     """
-    prices = _prices(graph, profile, tail)
     _price_ops(graph, prices)
     worth = Worth.of(graph, prices)
     best: Solution | None = None
@@ -58,20 +55,24 @@ def cheapest(
     return replace(found, chosen=_numbers(graph, rest, found.chosen))
 
 
+def prices_of(graph: Graph, profile: Profile, tail: str = "ragged") -> Prices:
+    """The prices of a graph's program on a machine, none of them found.
+
+    `tail` says what devices with a short shard do.
+    """
+    changes = any(lookup(op.name, op.location).code.in_place for op in graph.whole.ops)
+    return Prices(graph.space.mesh, profile, tail, changes)
+
+
 def price(graph: Graph, profile: Profile, tail: str = "ragged") -> Prices:
     """The prices of all ways of the nodes of a graph, and of all that may be moved between them.
 
     `tail` says what devices with a short shard do.
     """
-    prices = _prices(graph, profile, tail)
+    prices = prices_of(graph, profile, tail)
     _price_ops(graph, prices)
     _price_moves(graph, prices)
     return prices
-
-
-def _prices(graph: Graph, profile: Profile, tail: str) -> Prices:
-    changes = any(lookup(op.name, op.location).code.in_place for op in graph.whole.ops)
-    return Prices(graph.space.mesh, profile, tail, changes)
 
 
 def _price_ops(graph: Graph, prices: Prices) -> None:

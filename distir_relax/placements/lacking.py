@@ -62,7 +62,7 @@ class Lacking:
         return np.where(known, lacks.mean(axis=2), 0.0)
 
     def _pieces(self, dim: int, size: int, cuts: Sequence[Placed]) -> tuple[Array, Array]:
-        """The stretches of a dim that no cut divides: which each device has by each of `cuts`, and how long they are."""
+        """The stretches of a dim that no cut divides: which of them each device has by each cut, and their lengths."""
         coordinates = [self.mesh.coordinates(device) for device in range(self.mesh.size)]
         held = [[held_intervals(cut, dim, size, at) for at in coordinates] for cut in cuts]
         ends = sorted({0, size, *(end for row in held for some in row for stretch in some for end in stretch)})

@@ -248,7 +248,9 @@ def _uneven(kind: DTensorType, step: Transition) -> tuple[int, ...]:
     """The mesh axes along which devices hold unlike parts, before a step or after it."""
     after = list(kind.placements)
     after[step.axis] = step.target
-    return tuple(axis for axis, ends in enumerate(zip(kind.placements, after, strict=True)) if not all(map(_even, ends)))
+    return tuple(
+        axis for axis, ends in enumerate(zip(kind.placements, after, strict=True)) if not all(map(_even, ends))
+    )
 
 
 def _even(placement: Placement) -> bool:

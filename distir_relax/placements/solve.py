@@ -10,7 +10,7 @@ from distir_relax.cost.profile import Profile
 from distir_relax.errors import DistIRError
 from distir_relax.ir import Module, Op, Searched, written_out
 from distir_relax.layout import DeviceMesh
-from distir_relax.placements.cheapest import cheapest
+from distir_relax.placements.cheapest import cheapest, prices_of
 from distir_relax.placements.graph import Graph
 from distir_relax.placements.highs import NoRoom
 from distir_relax.placements.lay_out import lay_out
@@ -40,14 +40,18 @@ class PlaceBySearch:
     memory: float | None = None
     hazards: Hazards = field(default=Hazards(), repr=False)
 
+    @property
+    def room(self) -> float:
+        """The bytes that a device may need."""
+        return self.profile.memory if self.memory is None else self.memory
+
     def run(self, module: Module) -> Module:
         """The module laid out."""
         graph = graph_of(module, self.mesh, self.hazards)
-        memory = self.profile.memory if self.memory is None else self.memory
         try:
-            solution = cheapest(graph, self.profile, self.tail, memory)
+            solution = cheapest(graph, prices_of(graph, self.profile, self.tail), self.room)
         except NoRoom as error:
-            raise self._conflict(module, graph, error, memory) from None
+            raise self._conflict(module, graph, error, self.room) from None
         module = lay_out(graph, solution.chosen)
         times = (round(solution.seconds * 1e12), round(solution.bound * 1e12))
         return replace(module, records=(*module.records, Searched(self.profile.name, *times, round(solution.bytes))))
@@ -59,8 +63,9 @@ class PlaceBySearch:
         """
 
         def fits(free: frozenset[int]) -> bool:
+            some = graph_of(module, self.mesh, self.hazards, free)
             try:
-                cheapest(graph_of(module, self.mesh, self.hazards, free), self.profile, self.tail, memory)
+                cheapest(some, prices_of(some, self.profile, self.tail), memory)
             except NoRoom:
                 return False
             return True

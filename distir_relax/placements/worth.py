@@ -9,7 +9,7 @@ out before any is priced, and the integer program is left with what may pay.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -20,7 +20,6 @@ from distir_relax.placements.graph import Edge, Graph, Moves, Use, User
 from distir_relax.placements.integer_program import needed
 from distir_relax.placements.lacking import Lacking
 from distir_relax.placements.prices import Prices
-from distir_relax.placements.space import Way
 from distir_relax.sharding.choice import Placed
 
 Array = npt.NDArray[Any]
@@ -128,10 +127,10 @@ def _by_layout(more: Array, layouts: Array, count: int) -> Array:
 def _numbered(graph: Graph, edge: Edge, lacking: Lacking) -> _Move:
     node, result = edge.source
     kind = graph.type_of(edge.source)
-    left, leaves = _layouts(graph.nodes[node].ways, lambda way: way.rests[result])
+    left, leaves = _layouts([way.rests[result] for way in graph.nodes[node].ways])
     move = _Move(edge, left, leaves)
     for user in edge.users:
-        taken, takes = _layouts(graph.nodes[user[0]].ways, lambda way, user=user: needed(graph, user, way))
+        taken, takes = _layouts([needed(graph, user, way) for way in graph.nodes[user[0]].ways])
         least = edge.count * lacking.seconds(kind, left, taken)
         barred = [[not edge.may_move(user, s, t) for t in taken] for s in left]
         move.taken[user], move.takes[user] = taken, takes
@@ -139,8 +138,8 @@ def _numbered(graph: Graph, edge: Edge, lacking: Lacking) -> _Move:
     return move
 
 
-def _layouts(ways: Sequence[Way], lies: Callable[[Way], Placed]) -> tuple[list[Placed], Array]:
-    """The layouts of some ways, and for each way which it has."""
+def _layouts(ways: Sequence[Placed]) -> tuple[list[Placed], Array]:
+    """The layouts that some ways have, and for each way which."""
     found: dict[Placed, int] = {}
-    numbers = [found.setdefault(lies(way), len(found)) for way in ways]
+    numbers = [found.setdefault(lies, len(found)) for lies in ways]
     return list(found), np.array(numbers, dtype=np.int64)

@@ -16,7 +16,7 @@ from distir_relax.bundle import read_bundle
 from distir_relax.cost.profile import Profile
 from distir_relax.errors import AnnotationError, DistIRError
 from distir_relax.placements import PlaceBySearch
-from distir_relax.placements.cheapest import cheapest
+from distir_relax.placements.cheapest import cheapest, prices_of
 from distir_relax.placements.solve import graph_of
 from tests.machines import link, machine
 from tests.runtime.processes import python
@@ -60,7 +60,7 @@ def test_the_compiled_program_takes_what_was_foreseen(mesh: tuple[int, ...]) -> 
     model, x = model_and_input()
     plan = dr.compile(model, (x,), mesh=mesh, shardings="auto", profile=FAST)
     graph = graph_of(plan.modules["global"], plan.mesh)
-    found = cheapest(graph, FAST, memory=FAST.memory)
+    found = cheapest(graph, prices_of(graph, FAST), FAST.memory)
     simulated = simulate_module(plan.modules["distributed"], FAST)
     assert simulated.makespan == pytest.approx(found.seconds, rel=1e-9)
     assert found.gap <= 1e-3
