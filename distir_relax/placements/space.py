@@ -1,8 +1,8 @@
 """How each op can be split: along one factor on each mesh axis, or along none, where every device computes the whole.
 
 Of a dim that is made of several, such as heads and their width, the outermost is split that all ops can bear, as by
-``S[dim]``. Classes of dims are cut evenly, or as the user's annotations say. Along a later axis a class that is cut
-already is cut within each of its parts.
+``S[dim]``. Classes of dims are cut evenly, by the speed of unlike devices, or as the user's annotations say. Along a
+later axis a class that is cut already is cut within each of its parts.
 """
 
 from __future__ import annotations
@@ -14,10 +14,11 @@ from functools import lru_cache
 
 from distir_relax.ir import Op, Value
 from distir_relax.layout import Cut, DeviceMesh, Partial, Placement, R, Shard, block_bounds, intersect
-from distir_relax.layout.division import balanced, cut_of, refined
+from distir_relax.layout.division import cut_of, dividing, refined
 from distir_relax.layout.fit import fit_annotation
 from distir_relax.ops import BLOCKED, PARALLEL, WINDOW, lookup
 from distir_relax.placements.pending import linear_groups
+from distir_relax.placements.unlike import Unlike
 from distir_relax.sharding.choice import Placed, divides
 from distir_relax.sharding.factors import Atom, Factoring, Slot, is_annotation
 from distir_relax.sharding.hazards import Hazards
@@ -48,6 +49,7 @@ class Space:
     """The values that may be left with a sum pending (`pending.may_pend`)."""
     free: frozenset[int] = frozenset()
     """The numbers of marks that are left out."""
+    unlike: Unlike = Unlike()  # noqa: RUF009 (it is frozen)
     _ways: dict[object, tuple[Way, ...]] = field(default_factory=dict)
     _layouts: dict[object, tuple[Placed, ...]] = field(default_factory=dict)
 
@@ -186,7 +188,9 @@ class Space:
         if (asked := self.wanted.units[axis].get(owner)) is not None:
             return asked
         size = self.factoring.size(slot)
-        return refined(size, cuts[owner], ranks) if owner in cuts else Cut.of(*balanced(size, ranks))
+        shares = self.unlike.shares[axis] if self.unlike.shares else ()
+        divide = dividing(Shard(slot[1], shares=shares))
+        return refined(size, cuts[owner], ranks, divide) if owner in cuts else Cut.of(*divide(size, ranks))
 
     def _leaves_less(self, atom: Atom, tensors: Sequence[Value], axis: int, cuts: dict[Slot, list[Cut]]) -> bool:
         """Whether an op that is split along an atom, too, on an axis has less of it to do on any device."""
@@ -197,9 +201,10 @@ class Space:
         """Whether the largest part that `cuts` leave of a class is made smaller along an axis, or the user wants it so.
 
         Heads of which each device has one already are not cut any more: all but one of the next axis would have none.
+        Of unlike devices the first need not have the largest part, so these are not asked.
         """
         owner = self.factoring.classes[slot]
-        if owner in self.wanted.units[axis]:
+        if owner in self.wanted.units[axis] or self.unlike.shares:
             return True
         before = tuple(cuts.get(owner, ()))
         return _largest((*before, self._units(slot, axis, cuts))) < _largest(before, self.factoring.size(slot))
