@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any, Literal
 from distir_relax.analysis.footprint import Footprint, footprint
 from distir_relax.bundle import BACKENDS, Bundle, write_bundle
 from distir_relax.cost.profile import Profile
+from distir_relax.errors import DistIRError
 from distir_relax.frontends.checkpoint import with_checkpoint
 from distir_relax.frontends.imported import Imported, snapshot
 from distir_relax.frontends.model import import_model
@@ -22,6 +23,8 @@ from distir_relax.layout import DeviceMesh
 from distir_relax.lowering.emit.bundle import program_to_bundle, to_bundle
 from distir_relax.optimizers import with_state
 from distir_relax.pipeline import RANK_PASSES, Dump, Observer, Stages, run_passes
+from distir_relax.placements import PlaceBySearch
+from distir_relax.placements.kept import print_search
 from distir_relax.runtime.sessions import Sessions
 from distir_relax.sharding import remarks
 from distir_relax.source import CompileOptions, Source
@@ -31,6 +34,7 @@ if TYPE_CHECKING:
     import torch
     import tvm
 
+    from distir_relax.placements.alternatives import Alternatives
     from distir_relax.runtime.session import Session
 
 
@@ -96,7 +100,7 @@ class Plan:
 
     def bundle(self, backends: Sequence[str] = BACKENDS) -> Bundle:
         """All that ranks need, in memory, the weights as they were when the model was compiled."""
-        return to_bundle(
+        made = to_bundle(
             self.name,
             self.modules["sharded"],
             self.modules["distributed"],
@@ -105,6 +109,24 @@ class Plan:
             self.tail,
             tuple(backends),
         )
+        search = self._search
+        return made if search is None else made.with_texts(print_search(search, self.modules["global"]))
+
+    @property
+    def alternatives(self) -> Alternatives:
+        """What other layouts would have cost, by function and value: ``plan.alternatives.best("main", "w", layout)``.
+
+        Raises `DistIRError` for a plan whose placements were not looked for.
+        """
+        from distir_relax.placements.alternatives import Alternatives
+
+        if self._search is None:
+            raise DistIRError("the placements of this plan were not looked for", hint='compile with shardings="auto"')
+        return Alternatives(self._search, self.modules["global"])
+
+    @property
+    def _search(self) -> PlaceBySearch | None:
+        return next((step for step in self._passes if isinstance(step, PlaceBySearch)), None)
 
     def save(self, path: str | Path, backends: Sequence[str] = BACKENDS, overwrite: bool = True) -> Path:
         """Write the bundle folder at `path`, whole or not at all; see ``docs/bundle.md``.

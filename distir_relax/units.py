@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 
 def seconds(value: float) -> str:
     """A time in seconds, to four digits: ``42.43 ms``."""
@@ -17,6 +19,14 @@ def size(value: float) -> str:
         if value >= scale:
             return f"{value / scale:.3g} {unit}"
     return f"{value:.0f} B"
+
+
+def change(new: float, old: float, unit: Callable[[float], str]) -> str:
+    """By how much a figure has grown, with its sign and unit: ``-1.2 ms``; 0 where they differ by rounding alone."""
+    more = new - old
+    if abs(more) <= 1e-9 * max(abs(new), abs(old)):
+        return "0"
+    return f"{'-' if more < 0 else '+'}{unit(abs(more))}"
 
 
 def count(number: int, what: str) -> str:

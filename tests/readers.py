@@ -44,10 +44,12 @@ from distir_relax.lowering.emit.torch import to_torch
 from distir_relax.ops import check, infer, lookup
 from distir_relax.ops.table.entry import NO_SPLIT
 from distir_relax.pipeline import run_passes
+from distir_relax.placements import PlaceBySearch
+from distir_relax.placements.kept import parse_search, print_search
 from distir_relax.reading import parse_json
 from distir_relax.runtime.npz import read_npz
 from distir_relax.schedules import from_csv, order_of, timeline, to_csv
-from distir_relax.sharding import DelayReductions, Propagate
+from distir_relax.sharding import DelayReductions, Hazards, Propagate
 from tests import mutations
 from tests.mutations import Mutation
 
@@ -225,6 +227,20 @@ def _records() -> list[bytes]:
     return [_plan().bundle(("torch",)).records.encode()]
 
 
+@cache
+def _search() -> dict[str, str]:
+    search = PlaceBySearch(_plan().mesh, MACHINE, memory=1e9, hazards=Hazards(infinite=frozenset({"mask"})))
+    return print_search(search, _plan().modules["global"])
+
+
+def _searches() -> list[bytes]:
+    return [_search()["search.json"].encode()]
+
+
+def _read_search(file: Path) -> None:
+    parse_search({**_search(), "search.json": file.read_text(errors="replace")}, _plan().mesh)
+
+
 def _profiles() -> list[bytes]:
     folder = resources.files("distir_relax.cost.profiles")
     return [file.read_bytes() for file in folder.iterdir() if file.name.endswith(".toml")]
@@ -284,6 +300,7 @@ TARGETS = (
     Target("program", _texts, (*BYTES, *TEXT, *(mutations.of_program,) * 6), _read_program),
     Target("ops", _op_texts, (mutations.of_numbers, *(mutations.of_program,) * 4), _read_program),
     Target("records", _records, (*BYTES, mutations.of_json), lambda f: parse_records(f.read_text(errors="replace"))),
+    Target("search", _searches, (*BYTES, mutations.of_json), _read_search),
     Target("toml", _profiles, (*BYTES, *TEXT), _read_profile),
     Target("onnx", _onnx_models, (*BYTES, *(mutations.of_onnx,) * 4), _read_onnx),
     Target("schedule", _orders, (*BYTES, mutations.of_numbers, *TEXT), _read_order),

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+import re
 import warnings
 from pathlib import Path
 
@@ -81,12 +83,59 @@ def test_an_unknown_value() -> None:
 
 def test_a_diff_lists_what_changed() -> None:
     first, second = compiled("up.weight"), compiled("up.weight", "R")
-    said = diff(first.bundle(("torch",)), second.bundle(("torch",))).splitlines()
-    assert "%up.weight: S[0: 5|4] -> R" in said
-    assert "all_reduce along tp: 1 -> 0" in said
-    assert "bytes sent per device and step: 96 -> 0" in said
-    assert "weight bytes per rank: 240|192 -> 432" in said
-    assert diff(first.bundle(("torch",)), first.bundle(("torch",))).startswith("no difference")
+    found = diff(first.bundle(("torch",)), second.bundle(("torch",)))
+    said = str(found).splitlines()
+    assert cells(said, "all_reduce along tp") == ["1", "0", "-1 (-100.0%)"]
+    assert cells(said, "sent by a device in a step") == ["96 B", "0 B", "-96 B (-100.0%)"]
+    assert cells(said, "weights of a rank, at most") == ["240 B", "432 B", "+192 B (+80.0%)"]
+    assert [figures.weights for figures in found.figures] == [(240, 192), (432, 432)]
+    assert [(m.first, m.second, m.values, m.bytes) for m in found.moved if m.given] == [
+        ("S[0]", "R", ("%up.weight",), 216),
+        ("S[1]", "R", ("%down.weight",), 216),
+    ]
+    assert not any("a step on" in line for line in said), "no machine is known"
+    assert "all values that both have lie alike" in str(diff(first.bundle(("torch",)), first.bundle(("torch",))))
+
+
+def cells(lines: list[str], title: str) -> list[str]:
+    """The cells of the row of that title."""
+    (row,) = (line for line in lines if line.startswith(title))
+    return re.split(r"  +", row)[1:]
+
+
+def test_times_of_a_diff_are_those_of_the_simulator() -> None:
+    plans = compiled("up.weight"), compiled("up.weight", "R")
+    machine = dr.load_profile("dgx-h100")
+    found = diff(*(plan.bundle(("torch",)) for plan in plans), profile=machine)
+    for plan, figures in zip(plans, found.figures, strict=True):
+        simulated = dr.simulate(plan, profile=machine)
+        assert figures.predicted is not None
+        parts = (figures.predicted.computing, figures.predicted.communicating, figures.predicted.waiting)
+        assert figures.predicted.seconds == simulated.makespan
+        assert sum(parts) == pytest.approx(simulated.makespan)
+        assert figures.predicted.memory == simulated.peak_memory.max()
+    assert any(line.startswith("a step on dgx-h100 ") for line in str(found).splitlines())
+
+
+def test_searched_placements_with_and_without_a_limit_of_memory_are_compared() -> None:
+    """What layers have alike is told once, with the machine that placements were looked for on."""
+    torch.manual_seed(0)
+    model = torch.nn.Sequential(*(MLP() for _ in range(3)))
+    free, tight = (
+        dr.compile(model, (torch.randn(4, 6),), shardings="auto", mesh=(3,), profile="dgx-h100", memory=memory)
+        for memory in (1e9, 1300.0)
+    )
+    found = diff(free.bundle(("torch",)), tight.bundle(("torch",)))
+    assert found.machine == "dgx-h100"
+    before, after = (figures.predicted for figures in found.figures)
+    assert before is not None
+    assert after is not None
+    assert after.memory <= 1300 < before.memory
+    assert before.seconds < after.seconds
+    assert re.search(r"%\*\.(up|down)\.weight x[23]", str(found))
+    again = json.loads(found.as_json())
+    assert again["figures"][1]["sent"] == found.figures[1].sent
+    assert [len(group["values"]) for group in again["moved"]] == [len(group.values) for group in found.moved]
 
 
 def test_only_a_large_gather_is_a_warning() -> None:
@@ -111,9 +160,12 @@ def test_the_commands(tmp_path: Path) -> None:
     said = runner.invoke(app, ["explain", str(tmp_path / "a.dist"), "%up.weight"])
     assert said.exit_code == 0
     assert 'is split from the annotation at shardings["up.weight"]' in said.stdout
-    said = runner.invoke(app, ["diff", str(tmp_path / "a.dist"), str(tmp_path / "b.dist")])
+    both = ["diff", str(tmp_path / "a.dist"), str(tmp_path / "b.dist")]
+    said = runner.invoke(app, both)
     assert said.exit_code == 0
-    assert "%down.weight: S[1: 5|4] -> S[1: 7|2]" in said.stdout
+    assert "  S[1] -> S[1: 7|2]  (1 value, 216 B)\n    %down.weight\n" in said.stdout
+    said = runner.invoke(app, [*both, "--json", "--profile", "dgx-h100"])
+    assert json.loads(said.stdout)["machine"] == "dgx-h100"
     said = runner.invoke(app, ["rules", "matmul"])
     assert "may be split; the result is I[sum]" in said.stdout
     said = runner.invoke(app, ["rules"])
@@ -136,7 +188,9 @@ def test_a_value_of_a_function_is_explained_as_in_its_first_call() -> None:
 
 def test_bundles_with_functions_are_compared() -> None:
     split, whole = (blocks_bundle(3, placement=placement)[0] for placement in ("S[1]", "R"))
-    lines = diff(split, whole).splitlines()
-    assert "@feed_forward.gelu: S[1: 43|42|42] -> R" in lines
-    assert "all_reduce along tp: 3 -> 0" in lines
-    assert "%blocks.1.up: S[1: 43|42|42] -> R" in lines
+    found = diff(split, whole)
+    moved = {name: (m.first, m.second) for m in found.moved for name in m.values}
+    assert moved["@feed_forward.gelu"] == moved["%blocks.1.up"] == ("S[1]", "R")
+    assert found.figures[0].collectives == {"all_reduce along tp": 3}
+    assert not found.figures[1].collectives
+    assert re.search(r"%blocks\.\*\.up x3", str(found))

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from distir_relax.bundle.bundle import RECORDS_FILE, STAGE_FILES, Bundle
+from distir_relax.bundle.bundle import RECORDS_FILE, SEARCH_FILES, STAGE_FILES, Bundle
 from distir_relax.bundle.format import (
     BACKENDS,
     FORMAT,
@@ -26,6 +26,7 @@ __all__ = [
     "FORMAT",
     "RECORDS_FILE",
     "SAFETENSORS_DTYPES",
+    "SEARCH_FILES",
     "STAGE_FILES",
     "Bundle",
     "Division",

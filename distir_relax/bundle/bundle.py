@@ -13,7 +13,9 @@ from distir_relax.errors import BundleError
 
 RECORDS_FILE = "records.json"
 STAGE_FILES = {"sharded": "sharded.txt", "distributed": "distir.txt", "ranked": "ranked.txt"}
-TEXT_FILES = (*STAGE_FILES.values(), RECORDS_FILE)
+SEARCH_FILES = ("global.txt", "machine.toml", "search.json")
+"""Where placements were looked for: the program that was laid out, for which machine, and what was asked."""
+TEXT_FILES = (*STAGE_FILES.values(), RECORDS_FILE, *SEARCH_FILES)
 
 
 @dataclass(frozen=True)
@@ -40,6 +42,10 @@ class Bundle:
     def for_training(self, training: TrainingManifest) -> Bundle:
         """The bundle as one of a step of training. Raises BundleError for names that the manifest does not have."""
         return replace(self, manifest=replace(self.manifest, training=training))
+
+    def with_texts(self, texts: Mapping[str, str]) -> Bundle:
+        """The bundle with further texts, by the names of their files."""
+        return replace(self, texts={**self.texts, **texts})
 
     def stage(self, name: str) -> str:
         """The program text at stage `sharded`, `distributed` or `ranked`. Raises BundleError when there is none."""

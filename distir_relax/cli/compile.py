@@ -14,6 +14,7 @@ from distir_relax.cli.options import (
     AxesOption,
     Backend,
     CheckpointOption,
+    MemoryOption,
     MeshOption,
     ProfileOption,
     ShapeOption,
@@ -45,6 +46,7 @@ def compile_command(
     strategy: StrategyOption = None,
     stages: StagesOption = None,
     auto: AutoOption = False,
+    memory: MemoryOption = None,
     profile: ProfileOption = None,
     train: Annotated[bool, typer.Option("--train", help="Compile a step of dr.Training.")] = False,
     ranks: Annotated[int | None, typer.Option(min=1, help="Passed to the function as its parameter ranks.")] = None,
@@ -59,9 +61,8 @@ def compile_command(
 ) -> None:
     """Compile a model to a bundle.
 
-    FUNCTION returns a Plan, or (model, example_inputs), or with --train what is to be trained. It is given --ranks,
-    --tail, --name and --strategy where it has parameters of these names. An ONNX file needs --input-shape for the
-    inputs whose dims it leaves open.
+    FUNCTION returns a Plan, (model, example_inputs), or with --train what to train. It is given --ranks, --tail,
+    --name and --strategy where it has such parameters. An ONNX file needs --input-shape for inputs with open dims.
     """
     from distir_relax.cli.compile_target import CompileOptions
 
@@ -86,6 +87,7 @@ def compile_command(
         profile=profile,
         train=train,
         auto=auto or None,
+        memory=memory,
     )
     _compile(options, times)
 

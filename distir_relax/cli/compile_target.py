@@ -21,7 +21,7 @@ from distir_relax.training import Training
 
 # Options that say how a model is compiled, of no use to what is compiled already; the first three say what is split.
 _OF_COMPILATION = (
-    *("mesh", "axes", "auto", "strategy", "stages", "profile"),
+    *("mesh", "axes", "auto", "strategy", "stages", "profile", "memory"),
     *("dump", "verify", "outline", "check_import", "checkpoint"),
 )
 
@@ -50,6 +50,7 @@ class CompileOptions:
     profile: str | None = None
     train: bool = False
     auto: bool | None = None
+    memory: float | None = None
 
 
 def compile_target(options: CompileOptions, observers: Sequence[Observer] = ()) -> Footprint:

@@ -33,24 +33,36 @@ def show(
 def explain(
     bundle: BundleArgument,
     value: Annotated[str, typer.Argument(metavar="%VALUE", help="A value of the sharded stage.")],
+    limit: Annotated[float, typer.Option(min=0, help="Look for other placements no longer than this (seconds).")] = 30,
 ) -> None:
-    """Say why a value lies as it does, what is sent for it, and what another layout would send."""
+    """Say why a value lies as it does, what is sent for it, and what another layout would send.
+
+    Of a bundle compiled with --auto: what all of a step would have taken with each other layout of it.
+    """
     from distir_relax.bundle import read_bundle
     from distir_relax.report import explain as explanation
 
-    typer.echo(explanation(read_bundle(bundle, verify_weights=False), value))
+    typer.echo(explanation(read_bundle(bundle, verify_weights=False), value, limit))
 
 
 @app.command()
 def diff(
     first: BundleArgument,
     second: Annotated[Path, typer.Argument(metavar="BUNDLE", help="Another one, of the same model.")],
+    profile: Annotated[
+        str | None, typer.Option(help="The machine that times are for; by default that of --auto, if one had it.")
+    ] = None,
+    json: Annotated[bool, typer.Option("--json", help="Print all of it as JSON.")] = False,
 ) -> None:
-    """Print what differs between two bundles: placements, collectives, bytes sent and held."""
+    """Print what differs between two bundles: times, memory, bytes sent and held, and the values that lie otherwise."""
     from distir_relax.bundle import read_bundle
+    from distir_relax.cost.profile import load_profile
     from distir_relax.report import diff as difference
 
-    typer.echo(difference(*(read_bundle(path, verify_weights=False) for path in (first, second))))
+    machine = None if profile is None else load_profile(profile)
+    one, other = (read_bundle(path, verify_weights=False) for path in (first, second))
+    found = difference(one, other, machine)
+    typer.echo(found.as_json() if json else str(found))
 
 
 @app.command()

@@ -58,6 +58,9 @@ ShardOption = Annotated[
     list[str] | None, typer.Option(metavar="PATTERN=PLACEMENT", help="Shard parameters of a model.")
 ]
 AutoOption = Annotated[bool, typer.Option("--auto", help="Look for the placements that take least time on --mesh.")]
+MemoryOption = Annotated[
+    float | None, typer.Option(min=0, metavar="BYTES", help="With --auto: what a device may need at most, as 16e9.")
+]
 ProfileOption = Annotated[
     str | None, typer.Option(help="By whose costs stages and placements are chosen: a name or a .toml.")
 ]

@@ -140,6 +140,9 @@ class Profile:
     beside: float = 1.0
     groups: tuple[Group, ...] = ()
 
+    def __str__(self) -> str:
+        return self.name
+
     def speed_of(self, device: int) -> float:
         """By what the machine's rates are to be multiplied for a device."""
         return self._kind(device)[0]

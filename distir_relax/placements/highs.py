@@ -40,6 +40,10 @@ class Solution:
         return max(0.0, 1.0 - self.bound / self.seconds) if self.seconds else 0.0
 
 
+class NoWay(DistIRError):
+    """There are no placements at all that meet what is asked."""
+
+
 class NoRoom(DistIRError):
     """There are no placements that need as little memory as there is; with `least` bytes a device there are."""
 
@@ -51,8 +55,8 @@ def solve(graph: Graph, prices: Prices, memory: float = math.inf, limit: float =
 
     It ends after `limit` seconds, or with a solution that is within `gap` of the bound. Memory is a constraint only
     where it has to be: ops at which a solution needs too much are added to the program, until there are none. Raises
-    `NoRoom` where there is no solution: it says how little memory would do, and what needs it; `DistIRError` where none
-    is found in time.
+    `NoRoom` where there is no solution: it says how little memory would do, and what needs it; `NoWay` where none would
+    do; `DistIRError` where none is found in time.
     """
     program = IntegerProgram(graph, prices)
     needs = Memory(graph, program)
@@ -63,7 +67,8 @@ def solve(graph: Graph, prices: Prices, memory: float = math.inf, limit: float =
         if found.status == _INFEASIBLE and paths:
             raise _no_room(program, needs, paths, memory, limit)
         if found.x is None:
-            raise DistIRError("no placements were found", hint=f"the solver says: {found.message}")
+            kind = NoWay if found.status == _INFEASIBLE else DistIRError
+            raise kind("no placements were found", hint=f"the solver says: {found.message}")
         needed = needs.needs(found.x)
         if not _add(paths, needed, memory):
             break

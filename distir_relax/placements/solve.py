@@ -43,14 +43,18 @@ class PlaceBySearch:
     memory: float | None = None
     hazards: Hazards = field(default=Hazards(), repr=False)
 
+    @property
+    def room(self) -> float:
+        """The bytes that a device may need."""
+        return self.profile.memory if self.memory is None else self.memory
+
     def run(self, module: Module) -> Module:
         """The module laid out."""
         graph = graph_of(module, self.mesh, self.hazards)
-        memory = self.profile.memory if self.memory is None else self.memory
         try:
-            solution = solve(graph, price(graph, self.profile, self.tail), memory)
+            solution = solve(graph, price(graph, self.profile, self.tail), self.room)
         except NoRoom as error:
-            raise self._conflict(module, graph, error, memory) from None
+            raise self._conflict(module, graph, error, self.room) from None
         module = lay_out(graph, solution.chosen)
         times = (round(solution.seconds * 1e12), round(solution.bound * 1e12))
         return replace(module, records=(*module.records, Searched(self.profile.name, *times, round(solution.bytes))))

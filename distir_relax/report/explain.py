@@ -9,21 +9,25 @@ from dataclasses import replace
 
 from distir_relax.bundle import Bundle
 from distir_relax.errors import DistIRError
-from distir_relax.ir import DTensorType, Function, Module, Op, PerRank, Reason, local_type, parse_records
+from distir_relax.ir import DTensorType, Function, Module, Op, PerRank, Reason, local_type, parse_records, value_names
 from distir_relax.layout import DeviceMesh, Partial, Placement, R, Routed, Shard, print_placements
 from distir_relax.layout.division import refined
 from distir_relax.ops import Trait, lookup
+from distir_relax.placements.alternatives import Alternatives
+from distir_relax.placements.kept import parse_search
+from distir_relax.report.alternatives import alternatives_text
 from distir_relax.runtime.verification import read_stage
 from distir_relax.sharding import bytes_sent, redistributions
 
 
-def explain(bundle: Bundle, name: str) -> str:
+def explain(bundle: Bundle, name: str, limit: float = 30.0) -> str:
     """The layout of the value `name` (with or without ``%``) of a bundle, in words.
 
     Its chain of reasons back to the annotation, the bytes that each device sends to make it and to bring it where it is
-    used, and those that it holds of it; and the layout that would send least instead, with both. A value of a function
-    may be named with it, as ``@layer.linear``; it is explained as in the first call. Raises `DistIRError` when there is
-    no such value, or when several functions have one.
+    used, and those that it holds of it; and the layout that would send least instead, with both. Where placements were
+    looked for, a table of what all of the program would have taken in each other layout, as far as that is found within
+    `limit` seconds. A value of a function may be named with it, as ``@layer.linear``; it is explained as in the first
+    call. Raises `DistIRError` when there is no such value, or when several functions have one.
     """
     module = read_stage(bundle, "sharded")
     reasons = [r for r in parse_records(bundle.records, "records.json") if isinstance(r, Reason)]
@@ -32,11 +36,36 @@ def explain(bundle: Bundle, name: str) -> str:
     # What a function takes comes from the entry function: a chain may go on there.
     known = [r for f in dict.fromkeys((function.name, module.main.name)) for r in reasons if r.function == f]
     whose = "" if function is module.main else f" of @{function.name}"
-    lines = [f"%{name}{whose}: {kind}", *_chains(function.name, name, known)]
+    asked = search_of(bundle, module)
+    lines = [f"%{name}{whose}: {kind}", *(_chains(function.name, name, known) if asked is None else ())]
     moves = [*_moves(module, function, name)]
     lines += moves or ["nothing is sent to make it or to bring it where it is used"]
-    lines += _alternative(module, function, name, kind)
+    if asked is None:
+        lines += _alternative(module, function, name, kind)
+    elif (laid_out := _laid_out(asked, function, name)) == name:
+        lines += alternatives_text(asked, function.name, name, kind, limit)
+    else:
+        lines.append(f"%{laid_out} is what lies in one layout or another: distir explain of it says what others cost")
     return "\n".join(lines)
+
+
+def search_of(bundle: Bundle, sharded: Module) -> Alternatives | None:
+    """The search by which the placements of a bundle were found; None where they follow from marks by rules.
+
+    Raises `BundleError` where it cannot be read.
+    """
+    found = parse_search(bundle.texts, sharded.meshes[0], str(bundle.path or bundle.manifest.name))
+    return None if found is None else Alternatives(*found)
+
+
+def _laid_out(asked: Alternatives, function: Function, name: str) -> str:
+    """The value of the program that was laid out which a value is, before its sum is made or in another layout."""
+    own = value_names(asked.module.function(function.name))
+    ends = {op.results[0].name: op.operands[0].name for op in function.ops if _is_redistribution(op)}
+    if name in own:
+        return name
+    made = {source: result for result, source in ends.items() if result in own}
+    return made.get(name) or ends[name]
 
 
 def _find(module: Module, name: str) -> tuple[Function, str]:

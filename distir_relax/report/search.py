@@ -8,6 +8,7 @@ from collections import Counter
 from collections.abc import Sequence
 
 from distir_relax.planner import Outcome, Search
+from distir_relax.report.columns import aligned
 from distir_relax.units import count, rate, seconds, size
 
 COLUMNS = ("strategy", "samples", "throughput", "step", "memory", "bubble", "communication")
@@ -32,14 +33,7 @@ def table(search: Search, top: int = 10) -> str:
 def outcomes_table(outcomes: Sequence[Outcome], top: int) -> str:
     """The fastest of outcomes that fit."""
     best = sorted((o for o in outcomes if o.fits), key=lambda o: -o.throughput)[:top]
-    rows = [COLUMNS, *map(cells, best)]
-    widths = [max(len(row[i]) for row in rows) for i in range(len(COLUMNS))]
-
-    def line(row: Sequence[str]) -> str:
-        cells = zip(row, widths, strict=True)
-        return "  ".join(cell.rjust(width) if i else cell.ljust(width) for i, (cell, width) in enumerate(cells))
-
-    return "\n".join(map(line, rows))
+    return "\n".join(aligned([COLUMNS, *map(cells, best)]))
 
 
 def csv_text(search: Search) -> str:

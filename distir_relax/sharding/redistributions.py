@@ -34,11 +34,11 @@ class Redistribution:
 
 def redistributions(module: Module) -> tuple[Redistribution, ...]:
     """What each `redistribute` sends, function by function in program order."""
-    times = _times(module)
+    times = times_of(module)
     return tuple(found for function in module.functions for found in _of(module, function, times[function.name]))
 
 
-def _times(module: Module) -> Counter[str]:
+def times_of(module: Module) -> Counter[str]:
     """How many times each function runs."""
     times: Counter[str] = Counter()
 
