@@ -153,9 +153,8 @@ class FactorChoice:
         tensors = (*op.operands, *op.results)
         count = len(operands)
         have = [v.dtensor.placements[axis] for v in operands]
-        along = [(*n, *v.dtensor.placements[axis + 1 :]) for v, n in zip(operands, needs, strict=True)]
-        along += [(*g, *wish[axis + 1 :]) for wish, g in zip(wishes, gives, strict=True)]
-        shares = [self._share(others, axis) for others in along]
+        lie = [*(v.dtensor.placements for v in operands), *wishes]
+        shares = [self._share((*p, *q[axis + 1 :]), axis) for p, q in zip((*needs, *gives), lie, strict=True)]
         positional = lookup(op.name, op.location).split.positional
         best: tuple[tuple[bool, float], list[Placement], list[Placement]] | None = None
         mine = work * min(shares, default=1.0)
@@ -164,15 +163,7 @@ class FactorChoice:
         for atom in [*candidates, None]:
             if atom and not self._is_useful(atom, axis, tensors, wished):
                 continue
-            placed: list[Placement] = []
-            for t, value in enumerate(tensors):
-                place = atom.places[t] if atom else None
-                if place is not None:
-                    placed.append(self.shard(value.name, axis, place))
-                elif atom and atom.kind not in (PARALLEL, WINDOW) and t >= count:
-                    placed.append(Partial(atom.kind))
-                else:
-                    placed.append(R)
+            placed = self._placed(atom, axis, tensors, count)
             settled = (*needs, *gives)
             if not all(divides(p, before) for p, before in zip(placed, settled, strict=True)):
                 continue
@@ -201,6 +192,19 @@ class FactorChoice:
                 best = (rank, placed[:count], placed[count:])
         assert best is not None
         return best[1], best[2]
+
+    def _placed(self, atom: Atom | None, axis: int, tensors: Sequence[Value], count: int) -> list[Placement]:
+        """How the tensors of an op, of which the first `count` are operands, lie if it is split along the atom."""
+        placed: list[Placement] = []
+        for t, value in enumerate(tensors):
+            place = atom.places[t] if atom else None
+            if place is not None:
+                placed.append(self.shard(value.name, axis, place))
+            elif atom and atom.kind not in (PARALLEL, WINDOW) and t >= count:
+                placed.append(Partial(atom.kind))
+            else:
+                placed.append(R)
+        return placed
 
     def _is_useful(self, atom: Atom, axis: int, tensors: Sequence[Value], wished: Sequence[Placement]) -> bool:
         """Whether some operand lies split along the atom already, or some result is to."""

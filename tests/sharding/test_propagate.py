@@ -272,7 +272,8 @@ def on_both_axes() -> Module:
     """12 samples over dp of 35 rows over tp, times weights of 210 x 210 and 210 x 7 whose columns lie over tp."""
     g = Builder()
     x = g.emit("annotate_sharding", g.input("x", TensorType((12, 35, 210), "float32")), placements="S[0], S[1]")
-    weights = [g.input(name, TensorType((210, width), "float32"), "parameter") for name, width in (("w", 210), ("v", 7))]
+    sizes = {"w": 210, "v": 7}
+    weights = [g.input(name, TensorType((210, n), "float32"), "parameter") for name, n in sizes.items()]
     marked = [g.emit("annotate_sharding", w, placements="R, S[1]") for w in weights]
     found = [g.emit("annotate_sharding", g.emit("matmul", x, w), placements="S[0], S[2]") for w in marked]
     return Module("global", (g.function("main", list(zip("ab", found, strict=True))),))
