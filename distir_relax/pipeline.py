@@ -14,7 +14,7 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 
 from distir_relax.autodiff import Differentiate
@@ -28,6 +28,7 @@ from distir_relax.lowering import AccumulateInCalls, FuseLocal, Microbatches, Pi
 from distir_relax.ops import check
 from distir_relax.optimizers import MasterWeights, Optimize, Optimizer
 from distir_relax.placements import PlaceBySearch
+from distir_relax.placements.unlike import of_all_places
 from distir_relax.schedules import order_of
 from distir_relax.sharding import ApplyShardings, DelayReductions, Hazards, Propagate, remarks
 from distir_relax.strategies.apply import ApplyStrategy
@@ -122,10 +123,9 @@ def _by_search(
 ) -> PlaceBySearch:  # fmt: skip
     """The pass that looks for placements; a program of several stages has the memory of all of them."""
     assert mesh is not None, "placements are looked for on a mesh"
-    # Every class is cut evenly here: unlike devices are for rules.
-    machine = replace((profile or load_profile(DEFAULT_PROFILE)).with_devices(mesh.size), groups=())
-    room = machine.memory if memory is None else memory
-    return PlaceBySearch(mesh, machine, tail, room * (1 if strategy is None else strategy.pipeline), hazards)
+    places = 1 if strategy is None else strategy.pipeline
+    machine = of_all_places(profile or load_profile(DEFAULT_PROFILE), places, mesh.size)
+    return PlaceBySearch(mesh, machine, tail, None if memory is None else memory * places, hazards)
 
 
 def _strategy_passes(

@@ -18,7 +18,7 @@ from distir_relax.placements.highs import NoRoom, NoWay, solve
 from distir_relax.placements.integer_program import needed
 from distir_relax.placements.lay_out import lay_out
 from distir_relax.placements.prices import Prices
-from distir_relax.placements.solve import PlaceBySearch, graph_of, price
+from distir_relax.placements.solve import PlaceBySearch, price
 from distir_relax.sharding import redistributions
 from distir_relax.sharding.choice import Placed
 from distir_relax.sharding.factors import is_annotation
@@ -68,7 +68,7 @@ class Alternatives:
     @cached_property
     def graph(self) -> Graph:
         """What there is to choose."""
-        return graph_of(self.module, self.search.mesh, self.search.hazards)
+        return self.search.graph(self.module)
 
     @cached_property
     def prices(self) -> Prices:
@@ -98,7 +98,7 @@ class Alternatives:
     def without(self, mark: Op) -> Outcome:
         """The best program without one of the user's marks."""
         number = next(number for number, op in self.graph.marks.items() if op is mark)
-        graph = graph_of(self.module, self.search.mesh, self.search.hazards, frozenset({number}))
+        graph = self.search.graph(self.module, frozenset({number}))
         return self._solved(graph, price(graph, self.search.profile, self.search.tail))
 
     def marks(self, function: str, name: str) -> tuple[Op, ...]:

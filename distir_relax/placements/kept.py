@@ -24,7 +24,7 @@ def print_search(search: PlaceBySearch, module: Module) -> dict[str, str]:
     known = search.hazards
     asked = {
         "tail": search.tail,
-        "memory": int(min(search.room, MOST)),
+        "memory": None if search.memory is None else int(min(search.memory, MOST)),
         "fixed": sorted(known.fixed),
         "infinite": sorted(known.infinite),
         "zero": sorted(known.zero),
@@ -58,7 +58,7 @@ def parse_search(texts: Mapping[str, str], mesh: DeviceMesh, where: str = "") ->
         mesh,
         read_profile(texts[MACHINE_FILE], MACHINE_FILE),
         tail,
-        float(fields.whole("memory")),
+        float(fields.whole("memory")) if fields.table.get("memory") is not None else None,
         known,
     )
     return search, module

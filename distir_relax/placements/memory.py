@@ -14,7 +14,7 @@ from collections.abc import Hashable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache
 
-from distir_relax.ir import DTensorType, Function, Op, TensorType
+from distir_relax.ir import Function, Op, TensorType
 from distir_relax.layout import DeviceMesh, Placement, Shard, held_intervals
 from distir_relax.ops import lookup
 from distir_relax.placements.graph import Graph
@@ -127,22 +127,25 @@ class Memory:
         key = node, result = self.graph.sources[function, name]
         if key in self._known:
             return self._known[key]
-        kind, mesh = self.graph.type_of(key), self.graph.space.mesh
+        kind = self.graph.type_of(key)
         ways = zip(self.program.ways[node], self.graph.nodes[node].ways, strict=True)
-        return self._item(key, {variable: local_bytes(kind, way.rests[result], mesh) for variable, way in ways})
+        return self._item(key, {variable: self._held(kind, way.rests[result]) for variable, way in ways})
 
     def _copies(self, function: str, name: str) -> int:
         """The item of a value in other layouts."""
         key = source, _ = self.graph.uses[function, name]
         if key in self._known:
             return self._known[key]
-        kind, mesh = self.graph.type_of(source), self.graph.space.mesh
+        kind = self.graph.type_of(source)
         found: dict[int, float] = defaultdict(float)
         for target, made in self.program.copies.get(key, ()):
-            size = local_bytes(kind, target, mesh)
+            size = self._held(kind, target)
             for variable, share in made.items():
                 found[variable] += share * size
         return self._item(key, found)
+
+    def _held(self, kind: TensorType, lies: Placed) -> float:
+        return local_bytes(kind, lies, self.graph.space.mesh, self.graph.space.unlike.rooms)
 
     def _partials(self, function: str, number: int, op: Op) -> list[int]:
         """The items of results before their sums are made."""
@@ -153,7 +156,7 @@ class Memory:
             if key not in self._known:
                 ways = zip(self.program.ways[node], self.graph.nodes[node].ways, strict=True)
                 terms = {
-                    variable: local_bytes(value.tensor, way.gives[result], self.graph.space.mesh)
+                    variable: self._held(value.tensor, way.gives[result])
                     for variable, way in ways
                     if way.gives[result] != way.rests[result]
                 }
@@ -202,11 +205,23 @@ class _Life:
 
 
 @lru_cache(maxsize=1 << 16)
-def local_bytes(kind: TensorType, lies: Placed, mesh: DeviceMesh) -> float:
-    """What the first device holds of a tensor, which has the largest shards."""
+def local_bytes(kind: TensorType, lies: Placed, mesh: DeviceMesh, rooms: tuple[float, ...] = ()) -> float:
+    """What the first device holds of a tensor, which has the largest shards.
+
+    Of devices that are unlike it is what is held by the one for which it is most, counted as on the one with most room:
+    `rooms` are the parts that their memory is of that one's.
+    """
+    if not rooms:
+        return float(local_type(kind, lies, mesh, 0).bytes)
+    return max(local_type(kind, lies, mesh, device).bytes / room for device, room in enumerate(rooms))
+
+
+@lru_cache(maxsize=1 << 16)
+def local_type(kind: TensorType, lies: Placed, mesh: DeviceMesh, device: int) -> TensorType:
+    """What a device holds of a tensor."""
     shape = list(kind.shape)
     for dim, size in enumerate(kind.shape):
         cut: list[Placement] = [p for p in lies if isinstance(p, Shard) and p.dim == dim]
         if cut:
-            shape[dim] = sum(b - a for a, b in held_intervals(lies, dim, size, mesh.coordinates(0)))
-    return float(DTensorType(tuple(shape), kind.dtype, lies).tensor.bytes)
+            shape[dim] = sum(b - a for a, b in held_intervals(lies, dim, size, mesh.coordinates(device)))
+    return TensorType(tuple(shape), kind.dtype)

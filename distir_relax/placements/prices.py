@@ -82,8 +82,8 @@ class Prices:
         if source == target or (kind, source, target) in self._moves:
             return
         have, want = (DTensorType(kind.shape, kind.dtype, lies) for lies in (source, target))
-        if self.tail != "ragged":
-            # What is filled up is trimmed first, and filled up again.
+        if self.tail != "ragged" or self.profile.groups:
+            # What is filled up is trimmed first, and filled up again; unlike devices are not told by the first.
             key: object = (kind, source, target, "whole")
             attrs = {"placements": print_placements(target)}
             self._ops.setdefault(key, (Op("redistribute", (Value("x", have),), (Value("y", want),), attrs), ("",)))
@@ -118,13 +118,18 @@ class Prices:
             self._seconds[key] = max(taken[str(number)].values(), default=0) / FEMTOSECONDS
 
     def _plain(self, op: Op, operands: Sequence[Value], results: Sequence[Value], roles: tuple[str, ...]) -> float:
-        """The time of an op on the first device, whose shards are the largest, as the simulator rounds it."""
+        """The time of an op on the first device, whose shards are the largest, as the simulator rounds it; of devices
+        that are unlike, on the one that takes longest."""
         entry = lookup(op.name, op.location)
-        takes, gives = ([_first(v.dtensor, self.mesh) for v in values] for values in (operands, results))
         lasting = [role in _ROLES for role in roles]
         is_fixed = any(lasting) and not self.changes
-        cold = (*lasting, *[False] * len(gives)) if self.profile.cache else ()
-        return femtoseconds(op_seconds(self.profile, entry, takes, op.attrs, gives, is_fixed, cold)) / FEMTOSECONDS
+        cold = (*lasting, *[False] * len(results)) if self.profile.cache else ()
+        kinds = self.profile.kinds(self.mesh.size) if self.profile.groups else ((1.0, 0.0),)
+        most = 0.0
+        for device, (speed, _) in enumerate(kinds):
+            takes, gives = ([_on(v.dtensor, self.mesh, device) for v in values] for values in (operands, results))
+            most = max(most, op_seconds(self.profile, entry, takes, op.attrs, gives, is_fixed, cold, speed))
+        return femtoseconds(most) / FEMTOSECONDS
 
 
 @dataclass(slots=True)
@@ -241,20 +246,22 @@ def _joined(intervals: Iterable[Interval]) -> list[Interval]:
     return found
 
 
-def _first(kind: DTensorType, mesh: DeviceMesh) -> TensorType:
-    """What the first device holds."""
-    return _first_shape(kind.shape, kind.dtype, kind.placements, mesh)
+def _on(kind: DTensorType, mesh: DeviceMesh, device: int) -> TensorType:
+    """What a device holds."""
+    return _shape_on(kind.shape, kind.dtype, kind.placements, mesh, device)
 
 
 @lru_cache(maxsize=1 << 16)
-def _first_shape(shape: tuple[int, ...], dtype: str, placements: Placed, mesh: DeviceMesh) -> TensorType:
+def _shape_on(shape: tuple[int, ...], dtype: str, placements: Placed, mesh: DeviceMesh, device: int) -> TensorType:
     cut = {p.dim for p in placements if isinstance(p, Shard)}
-    return TensorType(tuple(_held(placements, d, n, mesh) if d in cut else n for d, n in enumerate(shape)), dtype)
+    return TensorType(
+        tuple(_held(placements, d, n, mesh, device) if d in cut else n for d, n in enumerate(shape)), dtype
+    )
 
 
 @lru_cache(maxsize=1 << 16)
-def _held(placements: tuple[Placement, ...], dim: int, size: int, mesh: DeviceMesh) -> int:
-    return sum(b - a for a, b in held_intervals(placements, dim, size, mesh.coordinates(0)))
+def _held(placements: tuple[Placement, ...], dim: int, size: int, mesh: DeviceMesh, device: int = 0) -> int:
+    return sum(b - a for a, b in held_intervals(placements, dim, size, mesh.coordinates(device)))
 
 
 def _laid_out(value: Value, lies: Placed) -> Value:

@@ -19,6 +19,7 @@ from distir_relax.placements.lay_out import lay_out
 from distir_relax.placements.pending import may_pend
 from distir_relax.placements.prices import Prices
 from distir_relax.placements.space import Space
+from distir_relax.placements.unlike import Unlike
 from distir_relax.sharding.factors import factorize
 from distir_relax.sharding.hazards import Hazards
 from distir_relax.sharding.hazards import spread as spread_hazards
@@ -45,12 +46,14 @@ class PlaceBySearch:
 
     @property
     def room(self) -> float:
-        """The bytes that a device may need."""
-        return self.profile.memory if self.memory is None else self.memory
+        """The bytes that a device may need; of devices with unlike memory, the one that has most."""
+        if self.memory is not None:
+            return self.memory
+        return max(memory for _, memory in self.profile.kinds(self.mesh.size))
 
     def run(self, module: Module) -> Module:
         """The module laid out."""
-        graph = graph_of(module, self.mesh, self.hazards)
+        graph = self.graph(module)
         try:
             solution = solve(graph, price(graph, self.profile, self.tail), self.room)
         except NoRoom as error:
@@ -59,6 +62,11 @@ class PlaceBySearch:
         times = (round(solution.seconds * 1e12), round(solution.bound * 1e12))
         return replace(module, records=(*module.records, Searched(self.profile.name, *times, round(solution.bytes))))
 
+    def graph(self, module: Module, free: frozenset[int] = frozenset()) -> Graph:
+        """What there is to choose; marks of the numbers `free`, in the program written out, are left out."""
+        unlike = Unlike.of(self.profile, self.mesh, self.memory is not None)
+        return graph_of(module, self.mesh, self.hazards, free, unlike)
+
     def _conflict(self, module: Module, graph: Graph, error: NoRoom, memory: float) -> DistIRError:
         """The error that names the marks that no placements fit with; the given one where there are none that fit.
 
@@ -66,7 +74,7 @@ class PlaceBySearch:
         """
 
         def fits(free: frozenset[int]) -> bool:
-            some = graph_of(module, self.mesh, self.hazards, free)
+            some = self.graph(module, free)
             try:
                 solve(some, price(some, self.profile, self.tail), memory)
             except NoRoom:
@@ -94,18 +102,20 @@ def _shown(mark: Op) -> str:
 
 
 def graph_of(
-    module: Module, mesh: DeviceMesh, hazards: Hazards = Hazards(), free: frozenset[int] = frozenset()  # noqa: B008
+    module: Module, mesh: DeviceMesh, hazards: Hazards = Hazards(), free: frozenset[int] = frozenset(),  # noqa: B008
+    unlike: Unlike = Unlike(),  # noqa: B008
 ) -> Graph:  # fmt: skip
     """What there is to choose in a module of the global stage on a mesh; `hazards` are known of its constants.
 
-    Marks of the numbers `free`, in the program written out, are left out.
+    Marks of the numbers `free`, in the program written out, are left out. Where devices are `unlike`, classes of dims
+    are cut by their speed.
     """
     whole = written_out(module, module.main)
     factoring = factorize(whole.function)
     known = spread_hazards(Module("global", (whole.function,)), hazards)[whole.function.name]
     pending = may_pend(whole.function, factoring, known)
     wanted = spread(whole.function, factoring, mesh)
-    graph = Graph(module, Space(factoring, wanted, mesh, known, pending, free), whole.function)
+    graph = Graph(module, Space(factoring, wanted, mesh, known, pending, free, unlike), whole.function)
     graph.build(whole.instance)
     return graph
 

@@ -1,8 +1,8 @@
 """How each op can be split: along one factor on each mesh axis, or along none, where every device computes the whole.
 
 Of a dim that is made of several, such as heads and their width, the outermost is split that all ops can bear, as by
-``S[dim]``. Classes of dims are cut evenly, or as the user's annotations say. Along a later axis a class that is cut
-already is cut within each of its parts.
+``S[dim]``. Classes of dims are cut evenly, by the speed of unlike devices, or as the user's annotations say. Along a
+later axis a class that is cut already is cut within each of its parts.
 """
 
 from __future__ import annotations
@@ -13,10 +13,11 @@ from dataclasses import dataclass, field
 
 from distir_relax.ir import Op, Value
 from distir_relax.layout import Cut, DeviceMesh, Partial, Placement, R, Shard, block_bounds
-from distir_relax.layout.division import balanced, cut_of, refined
+from distir_relax.layout.division import cut_of, dividing, refined
 from distir_relax.layout.fit import fit_annotation
 from distir_relax.ops import BLOCKED, PARALLEL, WINDOW, lookup
 from distir_relax.placements.pending import linear_groups
+from distir_relax.placements.unlike import Unlike
 from distir_relax.sharding.choice import Placed, divides
 from distir_relax.sharding.factors import Atom, Factoring, Slot, is_annotation
 from distir_relax.sharding.hazards import Hazards
@@ -47,6 +48,7 @@ class Space:
     """The values that may be left with a sum pending (`pending.may_pend`)."""
     free: frozenset[int] = frozenset()
     """The numbers of marks that are left out."""
+    unlike: Unlike = Unlike()  # noqa: RUF009 (it is frozen)
     _ways: dict[object, tuple[Way, ...]] = field(default_factory=dict)
     _layouts: dict[object, tuple[Placed, ...]] = field(default_factory=dict)
 
@@ -180,7 +182,9 @@ class Space:
         if (asked := self.wanted.units[axis].get(owner)) is not None:
             return asked
         size = self.factoring.size(slot)
-        return refined(size, cuts[owner], ranks) if owner in cuts else Cut.of(*balanced(size, ranks))
+        shares = self.unlike.shares[axis] if self.unlike.shares else ()
+        divide = dividing(Shard(slot[1], shares=shares))
+        return refined(size, cuts[owner], ranks, divide) if owner in cuts else Cut.of(*divide(size, ranks))
 
     def _is_blocks(
         self, tensors: Sequence[Value], row: Sequence[Placement], placed: Sequence[Sequence[Placement]]
