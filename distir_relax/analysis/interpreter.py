@@ -160,7 +160,7 @@ def _compile(module: Module, given: Steps) -> _Code:
             if i not in seen:
                 seen.add(i)
                 gone.append(i)
-        last = [i in gone for i in operands] if callee is not None else []
+        last = list(map(set(gone).__contains__, operands)) if callee is not None else []
         steps.append(_Step(op, operands, results, [(values[i], i) for i in gone], callee, last))
     steps.reverse()
     unused = [(values[i], i) for i in range(given.inputs) if i not in seen]

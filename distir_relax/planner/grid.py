@@ -45,6 +45,8 @@ class Search:
     known: int = 0
     seconds: float = 0.0
     evaluator: Evaluator | None = field(default=None, repr=False, compare=False)
+    untried: int = 0
+    """How many more candidates there are, of a search that does not try all."""
 
     def simulate(self, candidate: Candidate) -> Simulation:
         """The simulation of one of the candidates, with its time line, as the search made it. Raises as that does."""

@@ -13,6 +13,8 @@ from distir_relax.strategies.tensor import tensor_classes
 
 TOO_LARGE = "weights, gradients and the optimizer's state alone do not fit"
 TOO_FINE = "the weights of a layer cannot be cut into as many parts as there are tensor ranks"
+RULED_OUT = (TOO_LARGE, TOO_FINE)
+"""Why candidates are not compiled at all."""
 
 
 @dataclass

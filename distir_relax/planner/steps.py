@@ -1,16 +1,19 @@
 """A search by steps, for models and machines of which all strategies are too many to simulate.
 
 First each D x T x P is tried once, with as many microbatches as there are, and as little ZeRO as leaves room; those
-that need more of it only where none with less fits. Around the best of them one option at a time is changed, a number
-to the next one, until nothing is faster. Each outcome is that of `Source.simulate`. The fastest of all may be missed:
-where two options are good together only, or degrees that begin slowly would become the fastest.
+that need more of it only where none with less fits. A pipeline that would wait too long, even if it computed as fast as
+the best and sent nothing, is passed over. Around the best one option at a time is changed, a number to the next one,
+until nothing is faster. Then come degrees that were passed over, the same around the best of the next best degrees, and
+so on to all candidates, until as many were tried as are worth the while: many of a small model, few of one whose
+program is long. Each outcome is that of `Source.simulate`. Where not all were tried the fastest may be missed: two
+options may be good together only.
 """
 
 from __future__ import annotations
 
 import os
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 
 from distir_relax.cost.profile import Profile
@@ -24,23 +27,37 @@ from distir_relax.strategies.strategy import Strategy
 
 COMFORTABLE = 0.4
 """Weights, gradients and state of the first that is tried take no more of a device's memory than this, if any do."""
+WORTH = 100_000
+"""While the ops of all that was tried are fewer, other degrees than the best are looked at more closely."""
 
 
 def search_by_steps(
-    source: Source, profile: Profile, space: Space, *, workers: int | None = None, told: Told | None = None
+    source: Source,
+    profile: Profile,
+    space: Space,
+    *,
+    workers: int | None = None,
+    told: Told | None = None,
+    worth: int = WORTH,
 ) -> Search:
-    """As `search_grid`, of some of the candidates: those that were tried, and those that could be ruled out."""
+    """As `search_grid`, of some of the candidates: those that were tried, and those that could be ruled out.
+
+    Around degrees that are not the best no more is tried once programs of `worth` ops were, as the model has them.
+    """
     start = time.perf_counter()
     climb = _Climb(source, profile, space, workers or os.cpu_count() or 1, told)
     climb.rule_out()
     for tier in climb.firsts():
-        climb.run(tier)
+        while wanted := climb.not_slower(tier):
+            climb.run(wanted[: climb.workers])
         if any(outcome.fits for outcome in climb.found.values()):
             break
-    while wanted := climb.around_the_best():
+    ops = sum(len(function.ops) for function in source.imported.module.functions)
+    while wanted := climb.around_the_best(worth // max(1, ops)):
         climb.run(wanted)
     outcomes = tuple(climb.found.values())
-    return Search(space, profile, outcomes, 0, time.perf_counter() - start, climb.evaluator)
+    left = sum(candidate not in climb.found for group in climb.groups.values() for candidate in group)
+    return Search(space, profile, outcomes, 0, time.perf_counter() - start, climb.evaluator, left)
 
 
 @dataclass
@@ -72,14 +89,23 @@ class _Climb:
     def firsts(self) -> list[list[Candidate]]:
         """The first of each group, by how much ZeRO they need: none or the state's parts alone, then more.
 
-        Pipelines that wait for a third of the time or more are among them only if there are no others.
+        Those that wait least come first.
         """
-        found = [min(group, key=self.rank) for group in self.groups.values()]
-        busy = [c for c in found if 2 * (c.strategy.pipeline - 1) <= c.strategy.microbatches * c.strategy.chunks]
         tiers: dict[int, list[Candidate]] = {}
-        for candidate in busy or found:
+        for candidate in sorted((min(group, key=self.rank) for group in self.groups.values()), key=_waiting):
             tiers.setdefault(max(candidate.strategy.zero, 1), []).append(candidate)
         return [tiers[zero] for zero in sorted(tiers)]
+
+    def not_slower(self, candidates: Sequence[Candidate]) -> list[Candidate]:
+        """Those not tried that would be the fastest if they computed as fast as the best does and sent nothing."""
+        least: dict[int, tuple[float, float]] = {}
+        for outcome in filter(lambda o: o.fits, self.found.values()):
+            works = outcome.seconds * (1.0 - outcome.bubble - outcome.communication)
+            least[outcome.samples] = min(least.get(outcome.samples, (outcome.seconds, works)), (outcome.seconds, works))
+        found = [candidate for candidate in candidates if candidate not in self.found]
+        for samples, (seconds, works) in least.items():
+            found = [c for c in found if c.samples != samples or works * (1.0 + _waiting(c)) < seconds]
+        return found
 
     def rank(self, candidate: Candidate) -> tuple[int, ...]:
         """Which candidate of a group is tried first."""
@@ -101,15 +127,37 @@ class _Climb:
         for outcome in outcomes_of(self.evaluator, wanted, self.workers, None):
             self._note(outcome)
 
-    def around_the_best(self) -> list[Candidate]:
-        """What is not tried yet and differs in one option from the best for each batch."""
-        wanted: dict[Candidate, None] = {}
+    def around_the_best(self, enough: int) -> list[Candidate]:
+        """What is not tried yet and differs in one option from the best for each batch.
+
+        If there is nothing, and fewer than `enough` were tried: the first of degrees that were passed over, what is one
+        option from the best of the next best degrees, and at last what differs in several.
+        """
+        wanted: list[Candidate] = []
+        tried = sum(not outcome.refused for outcome in self.found.values())
         for samples in self.space.batches:
-            for outcome, group in self._best(samples)[:1]:
-                best = outcome.candidate.strategy
-                near = (c for c in group if c not in self.found and self._is_near(c.strategy, best))
-                wanted.update(dict.fromkeys(near))
-        return list(wanted)
+            steps = self._next(samples)
+            number, first = next(steps, (0, []))
+            if number == 0 or tried + len(wanted) < enough:
+                wanted += first if number == 0 else first[: enough - tried - len(wanted)]
+        return wanted
+
+    def _next(self, samples: int) -> Iterator[tuple[int, list[Candidate]]]:
+        """What to try next for a batch, by how near it is to the best: 0 for what differs from that in one option."""
+        groups = self._best(samples)
+        near = [self._near(outcome, group) for outcome, group in groups]
+        known = [group for _, group in groups]
+        others = [group for group in self.groups.values() if group[0].samples == samples and group not in known]
+        passed_over = sorted((min(group, key=self.rank) for group in others), key=_waiting)
+        left = [[c for c in group if c not in self.found] for group in known]
+        for number, wanted in enumerate([*near[:1], passed_over, *near[1:], *left]):
+            if wanted:
+                yield number, wanted
+
+    def _near(self, outcome: Outcome, group: Sequence[Candidate]) -> list[Candidate]:
+        """What is not tried yet of a group and differs in one option from an outcome."""
+        best = outcome.candidate.strategy
+        return [c for c in group if c not in self.found and self._is_near(c.strategy, best)]
 
     def _is_near(self, one: Strategy, best: Strategy) -> bool:
         """Whether two strategies of the same degrees differ in one option, a number by one place of its list."""
@@ -139,6 +187,12 @@ def _merit(outcome: Outcome) -> tuple[bool, bool, float, str]:
     """Less is better: what fits by its time, then what does not by its memory, then what cannot be compiled."""
     size = outcome.seconds if outcome.fits else float(outcome.memory)
     return bool(outcome.refused), not outcome.fits, size, outcome.strategy
+
+
+def _waiting(candidate: Candidate) -> float:
+    """For what part of the time that it works a device of a pipeline waits, where all stages take as long."""
+    strategy = candidate.strategy
+    return (strategy.pipeline - 1) / (strategy.microbatches * strategy.chunks)
 
 
 def _group(candidate: Candidate) -> object:

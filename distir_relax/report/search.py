@@ -7,7 +7,7 @@ import io
 from collections import Counter
 from collections.abc import Sequence
 
-from distir_relax.planner import Outcome, Search
+from distir_relax.planner import RULED_OUT, Outcome, Search
 from distir_relax.report.columns import aligned
 from distir_relax.units import count, rate, seconds, size
 
@@ -73,12 +73,15 @@ def room(search: Search) -> str:
 
 
 def discarded(search: Search) -> list[str]:
-    """How many do not fit or cannot be compiled, and why."""
+    """How many do not fit, were ruled out or cannot be compiled, and why; how many were not tried."""
     lines = []
     if large := search.too_large:
         need = f"{size(large[0].memory)} to {size(large[-1].memory)}" if len(large) > 1 else size(large[0].memory)
         lines.append(f"{len(large):,} do not fit into {room(search)}: they need {need}")
-    lines += [f"{number:,} cannot be compiled: {reason}" for reason, number in _reasons(search.refused)]
+    for reason, number in _reasons(search.refused):
+        lines.append(f"{number:,} {'were ruled out' if reason in RULED_OUT else 'cannot be compiled'}: {reason}")
+    if search.untried:
+        lines.append(f"{search.untried:,} were not tried")
     return lines or ["all fit"]
 
 

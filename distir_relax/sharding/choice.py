@@ -7,11 +7,13 @@ program with calls written out, over which factors and annotations are spread.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from itertools import zip_longest
 
 from distir_relax.cost.roofline import FLOPS_PER_BYTE, flops
-from distir_relax.ir import DTensorType, Instance, Op, Value
+from distir_relax.ir import Instance, Op, Value
 from distir_relax.layout import Cut, DeviceMesh, Partial, Placement, R, Shard, block_bounds
 from distir_relax.layout.division import balanced, cut_of, nested
 from distir_relax.ops import BLOCKED, PARALLEL, WINDOW, Routing, lookup
@@ -53,15 +55,20 @@ class FactorChoice:
             self._shards[key] = Shard(split[0], cut_of(self._units(axis, slot), outer, inner))
         return self._shards[key]
 
-    def choose(self, number: int, op: Op, operands: Sequence[Value]) -> tuple[list[Placed], list[Placed]]:
-        """How the op numbered `number` needs each of its operands and gives each result; `operands` lie as they do."""
+    def choose(
+        self, number: int, op: Op, operands: Sequence[Value], made: Sequence[Sequence[Placed]]
+    ) -> tuple[list[Placed], list[Placed]]:
+        """How the op numbered `number` needs each of its operands and gives each result; `operands` lie as they do.
+
+        What they were `made` into for other ops costs nothing more.
+        """
         needs: list[list[Placement]] = [[] for _ in op.operands]
         gives: list[list[Placement]] = [[] for _ in op.results]
         wishes = [self.wish(v.name) for v in op.results]
         work = _work(op)
         for axis in range(len(self.mesh.shape)):
             found = self._routed(number, op, axis, operands, wishes, needs, gives)
-            need, give = found or self._factor(number, op, axis, work, operands, wishes, needs, gives)
+            need, give = found or self._factor(number, op, axis, work, operands, made, wishes, needs, gives)
             for have, placement in zip((*needs, *gives), (*need, *give), strict=True):
                 have.append(placement)
         return [tuple(need) for need in needs], [tuple(give) for give in gives]
@@ -132,6 +139,7 @@ class FactorChoice:
         axis: int,
         work: float,
         operands: Sequence[Value],
+        made: Sequence[Sequence[Placed]],
         wishes: list[Placed],
         needs: list[list[Placement]],
         gives: list[list[Placement]],
@@ -139,27 +147,23 @@ class FactorChoice:
         """The placements that the op needs and gives along one axis; `work` is what it computes.
 
         Where all operands lie split along one factor already, the op is split along it: gathering would undo what the
-        annotations asked for. Otherwise the least time wins, bytes moved and operations done; ties favour a split.
+        annotations asked for. Otherwise the least time wins, bytes moved and operations done; ties favour a split. Of
+        what lies split along other axes too, only that part is moved, and worked on, that devices along this one have.
         """
         tensors = (*op.operands, *op.results)
         count = len(operands)
         have = [v.dtensor.placements[axis] for v in operands]
+        lie = [*(v.dtensor.placements for v in operands), *wishes]
+        shares = [self._share((*p, *q[axis + 1 :]), axis) for p, q in zip((*needs, *gives), lie, strict=True)]
         positional = lookup(op.name, op.location).split.positional
         best: tuple[tuple[bool, float], list[Placement], list[Placement]] | None = None
+        mine = work * min(shares, default=1.0)
         candidates: list[Atom | None] = [a for a in self.factoring.atoms[number] if a.kind != BLOCKED]
         wished = [*have, *(wish[axis] for wish in wishes)]
         for atom in [*candidates, None]:
             if atom and not self._is_useful(atom, axis, tensors, wished):
                 continue
-            placed: list[Placement] = []
-            for t, value in enumerate(tensors):
-                place = atom.places[t] if atom else None
-                if place is not None:
-                    placed.append(self.shard(value.name, axis, place))
-                elif atom and atom.kind not in (PARALLEL, WINDOW) and t >= count:
-                    placed.append(Partial(atom.kind))
-                else:
-                    placed.append(R)
+            placed = self._placed(atom, axis, tensors, count)
             settled = (*needs, *gives)
             if not all(divides(p, before) for p, before in zip(placed, settled, strict=True)):
                 continue
@@ -169,21 +173,38 @@ class FactorChoice:
                 and not self._is_blocks(tensors, placed, settled)
             ):
                 continue
-            moves = sum(self._cost(v, p, n, axis) for v, p, n in zip(operands, have, placed[:count], strict=True))
+            moved = (*have, *placed[count:]), (*placed[:count], *(wish[axis] for wish in wishes))
+            known = [
+                any(layout[: axis + 1] == (*before, p) for layout in layouts)
+                for layouts, before, p in zip(made, needs, placed[:count], strict=True)
+            ]
+            costs = [0.0 if is_known else share for is_known, share in zip_longest(known, shares, fillvalue=False)]
+            moves = sum(cost * self._cost(v, p, n, axis) for cost, v, p, n in zip(costs, tensors, *moved, strict=True))
             if atom and atom.kind == WINDOW:
                 moves += sum(
-                    atom.reach * v.tensor.bytes / atom.size
-                    for v, place in zip(op.operands, atom.places, strict=False)
+                    share * atom.reach * v.tensor.bytes / atom.size
+                    for share, v, place in zip(shares, op.operands, atom.places, strict=False)
                     if place is not None
                 )
             apart = not (atom and have == placed[:count] and any(isinstance(p, Shard) for p in have))
-            for value, give, wish in zip(op.results, placed[count:], wishes, strict=True):
-                moves += self._cost(value, give, wish[axis], axis)
-            rank = (apart, moves + work / (self.mesh.shape[axis] if atom else 1))
+            rank = (apart, moves + mine / (self.mesh.shape[axis] if atom else 1))
             if best is None or rank < best[0]:
                 best = (rank, placed[:count], placed[count:])
         assert best is not None
         return best[1], best[2]
+
+    def _placed(self, atom: Atom | None, axis: int, tensors: Sequence[Value], count: int) -> list[Placement]:
+        """How the tensors of an op, of which the first `count` are operands, lie if it is split along the atom."""
+        placed: list[Placement] = []
+        for t, value in enumerate(tensors):
+            place = atom.places[t] if atom else None
+            if place is not None:
+                placed.append(self.shard(value.name, axis, place))
+            elif atom and atom.kind not in (PARALLEL, WINDOW) and t >= count:
+                placed.append(Partial(atom.kind))
+            else:
+                placed.append(R)
+        return placed
 
     def _is_useful(self, atom: Atom, axis: int, tensors: Sequence[Value], wished: Sequence[Placement]) -> bool:
         """Whether some operand lies split along the atom already, or some result is to."""
@@ -205,12 +226,15 @@ class FactorChoice:
             if isinstance(p, Shard)
         )
 
+    def _share(self, others: Sequence[Placement], axis: int) -> float:
+        """The part of a value that those devices have together which differ along `axis` alone."""
+        sizes = (*self.mesh.shape[:axis], *self.mesh.shape[axis + 1 :])
+        return 1.0 / math.prod(size for size, p in zip(sizes, others, strict=True) if isinstance(p, Shard))
+
     def _cost(self, value: Value, source: Placement, target: Placement, axis: int) -> float:
         if source == target:
             return 0.0
-        kind = value.type
-        size = kind.tensor.bytes if isinstance(kind, DTensorType) else value.tensor.bytes
-        return cost(source, target, self.mesh.shape[axis], size)
+        return cost(source, target, self.mesh.shape[axis], value.tensor.bytes)
 
 
 def divides(placement: Placement, others: Sequence[Placement]) -> bool:

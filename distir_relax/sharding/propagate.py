@@ -11,6 +11,7 @@ brought by its caller into the layouts that it needs, so that what several calls
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from typing import ClassVar
@@ -152,7 +153,8 @@ class _Layout:
     name: str
     values: dict[str, Value] = field(default_factory=dict)
     """The sharded value that stands for each global value."""
-    converted: dict[tuple[str, Placed], Value] = field(default_factory=dict)
+    converted: dict[str, dict[Placed, Value]] = field(default_factory=lambda: defaultdict(dict))
+    """What each value was brought into, by how that lies."""
     ops: list[Op] = field(default_factory=list)
     names: set[str] = field(default_factory=set)
     inputs: list[Input] = field(default_factory=list)
@@ -183,7 +185,7 @@ class _Layout:
         self._body()
         results = [self.values[o.value.name] for o in self.instance.function.outputs]
         given = list(dict.fromkeys(v for v in results if v.name not in self.takes))
-        again = [(given.index(v), key[1], w) for key, w in self.converted.items() for v in given if v.name == key[0]]
+        again = [(i, target, w) for i, v in enumerate(given) for target, w in self.converted.get(v.name, {}).items()]
         outputs = [*given, *(w for _, _, w in again)]
         used = {v.name for op in self.ops for v in op.operands} | {v.name for v in results}
         inputs = [item for item in self.inputs if item.value.name in used]
@@ -211,7 +213,7 @@ class _Layout:
             elif is_annotation(op):
                 source, target = self.values[op.operands[0].name], self._wish(op.results[0])
                 # What a mark asks for is made where the mark stands, though it may have been made before.
-                self.converted.pop((source.name, target), None)
+                self.converted[source.name].pop(target, None)
                 self.values[op.results[0].name] = self._convert(source, target, op.results[0].name, op.location)
             else:
                 self._place(place, op)
@@ -245,14 +247,15 @@ class _Layout:
             source = results[number]
             assert source is not None
             more = replace(callee.function.outputs[place].value, name=fresh_name(f"{source.name}.again", self.names))
-            results[place] = self.converted[source.name, target] = more
+            results[place] = self.converted[source.name][target] = more
         made = tuple(v for v in results if v is not None)
         self.ops.append(Op(CALL, tuple(taken), made, {"callee": callee.function.name, **op.task}, op.location))
 
     def _place(self, number: int, op: Op) -> None:
         """Write the op, number `number` of the whole program, as it is split, with what comes before and after."""
         operands = [self.values[v.name] for v in op.operands]
-        needs, gives = self.program.choice.choose(number, self.program.whole.ops[number], operands)
+        made = [tuple(self.converted.get(v.name, ())) for v in operands]
+        needs, gives = self.program.choice.choose(number, self.program.whole.ops[number], operands, made)
         moved = tuple(
             self._convert(value, need, f"{value.name}.{op.name.rsplit('.', 1)[-1]}", op.location, unasked=True)
             for value, need in zip(operands, needs, strict=True)
@@ -279,11 +282,11 @@ class _Layout:
         """`value` laid out as `target`; a conversion nobody asked for gets a name of its own, else it is `name`."""
         if value.dtensor.placements == target:
             return value
-        key = (value.name, target)
-        if key not in self.converted:
+        known = self.converted[value.name]
+        if target not in known:
             kind = value.dtensor
             result = Value(fresh_name(name, self.names) if unasked else name, replace(kind, placements=target))
-            self.converted[key] = result
+            known[target] = result
             if take := self.takes.get(value.name):
                 step = _Conversion(target, name.removeprefix(f"{value.name}.") if unasked else name, where, unasked)
                 self.takes[result.name] = replace(take, conversions=(*take.conversions, step))
@@ -293,7 +296,7 @@ class _Layout:
             if unasked:
                 self._note_gather(value, result, name.rsplit(".", 1)[-1], where)
             self.ops.append(Op("redistribute", (value,), (result,), {"placements": print_placements(target)}, where))
-        return self.converted[key]
+        return known[target]
 
     def _note_gather(self, value: Value, result: Value, user: str, where: str) -> None:
         have, want, kind = value.dtensor.placements, result.dtensor.placements, value.dtensor.tensor

@@ -266,3 +266,30 @@ def test_a_table_cut_in_stretches_is_not_looked_up_in_part() -> None:
 def test_no_mesh() -> None:
     with pytest.raises(AnnotationError, match="no annotation and no mesh"):
         Propagate().run(rfc_module())
+
+
+def on_both_axes() -> Module:
+    """12 samples over dp of 35 rows over tp, times weights of 210 x 210 and 210 x 7 whose columns lie over tp."""
+    g = Builder()
+    x = g.emit("annotate_sharding", g.input("x", TensorType((12, 35, 210), "float32")), placements="S[0], S[1]")
+    sizes = {"w": 210, "v": 7}
+    weights = [g.input(name, TensorType((210, n), "float32"), "parameter") for name, n in sizes.items()]
+    marked = [g.emit("annotate_sharding", w, placements="R, S[1]") for w in weights]
+    found = [g.emit("annotate_sharding", g.emit("matmul", x, w), placements="S[0], S[2]") for w in marked]
+    return Module("global", (g.function("main", list(zip("ab", found, strict=True))),))
+
+
+def test_what_lies_in_parts_along_another_axis_counts_by_its_part() -> None:
+    """A device has 3 of 12 samples: to gather these is less than to gather the weight, all of them would be more."""
+    moved = {
+        op.operands[0].name: op.results[0].dtensor.placements
+        for op in propagate(on_both_axes(), 4, 7).main.ops
+        if op.name == "redistribute"
+    }
+    assert [str(p) for p in next(iter(moved.values()))] == ["S[0: 3|3|3|3]", "R"]
+
+
+def test_what_was_brought_somewhere_for_another_op_costs_nothing() -> None:
+    """The small weight would be gathered by itself; the rows are there for the large one."""
+    ops = [op for op in propagate(on_both_axes(), 4, 7).main.ops if op.name == "redistribute"]
+    assert len(ops) == 1
