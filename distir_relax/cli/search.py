@@ -36,7 +36,9 @@ def search(
     chunks: Annotated[str, typer.Option(metavar="1,2", help="Stages of a pipeline on each device.")] = "1",
     zero: Annotated[str, typer.Option(metavar="0,1,2", help="Stages of ZeRO.")] = "0",
     checkpoint: Annotated[str, typer.Option(metavar="none,block", help="What is computed again.")] = "none",
-    sequence_parallel: Annotated[bool, typer.Option("--sequence-parallel", help="Try that, too.")] = False,
+    sequence_parallel: Annotated[
+        str, typer.Option(metavar="off,on", help="Sequences split between tensor ranks where nothing else is.")
+    ] = "off",
     placements: Annotated[
         str, typer.Option(metavar="rules,auto", help="How stages are laid out: by rules, or by optimisation.")
     ] = "rules",
@@ -64,7 +66,7 @@ def search(
     options: dict[str, Any] = {
         "devices": devices, "profile": profile, "global_batch": read_batches(global_batch),
         "schedules": _words(schedules), "chunks": _numbers(chunks, "--chunks"), "zero": _numbers(zero, "--zero"),
-        "checkpoint": _words(checkpoint), "sequence_parallel": (False, True) if sequence_parallel else (False,),
+        "checkpoint": _words(checkpoint), "sequence_parallel": read_switches(sequence_parallel, "--sequence-parallel"),
         "placements": _words(placements), "by_steps": by_steps, "stages": read_stages(stages) or (),
         "workers": workers, "resume": resume,
         **({"microbatches": _numbers(microbatches, "--microbatches")} if microbatches else {}),
@@ -176,6 +178,14 @@ def read_batches(text: str | None) -> tuple[int, ...] | None:
     elif re.fullmatch(r"[0-9]{1,9}(,[0-9]{1,9})*", text.replace(" ", "")):
         return _numbers(text, "--global-batch")
     raise DistIRError(f"expected 4096, or 64,96, or 128-4096, found {text!r}", "--global-batch")
+
+
+def read_switches(text: str, option: str) -> tuple[bool, ...]:
+    """Whether something is off, on, or tried both ways: ``off``, ``on`` or ``off,on``. Raises `DistIRError` else."""
+    words = _words(text)
+    if not words or not set(words) <= {"off", "on"}:
+        raise DistIRError(f"expected off, on, or off,on, found {text!r}", option)
+    return tuple(dict.fromkeys(word == "on" for word in words))
 
 
 def _numbers(text: str, option: str) -> tuple[int, ...]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import random
 from dataclasses import replace
 from itertools import combinations, pairwise
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -26,6 +27,7 @@ from tests import search_models
 from tests.analysis.schedules import schedule
 from tests.families import FAMILIES
 from tests.machines import link, machine
+from tests.runtime.processes import mpirun
 from tests.training.test_steps_of_training import ADAM, SGD, Tied, agrees, words
 
 SPEEDS = (1.0, 1 / 2, 1 / 3)
@@ -75,6 +77,23 @@ def test_the_batch_is_cut_by_speed_microbatch_by_microbatch() -> None:
     plan = dr.compile(model, (x,), strategy="3/1/1/2", profile=unlike(*SPEEDS))
     assert [sizes(plan, f"input.{i}") for i in range(2)] == ["S[0: 6|3|2], R"] * 2
     torch.testing.assert_close(plan(x), model(x).detach(), rtol=1e-12, atol=1e-12)
+
+
+@pytest.mark.mpirun
+@pytest.mark.timeout(120)
+@pytest.mark.parametrize("strategy", ["3/1/1/2", "1/3/1/1", "1/1/3/2"])
+def test_processes_compute_what_the_model_does(strategy: str, tmp_path: Path) -> None:
+    """22 samples in parts of 6, 3 and 2 of each microbatch, 7 columns as 4, 2 and 1, and layers cut by speed."""
+    model, x = layers(7), torch.randn(22, 15, dtype=torch.float64)
+    model.append(nn.Linear(15, 15, dtype=torch.float64))
+    plan = dr.compile(model, (x,), strategy=strategy, profile=unlike(*SPEEDS))
+    plan.save(tmp_path / "plan.dist", backends=("torch",))
+    np.savez(tmp_path / "in.npz", input=x.numpy())
+    files = ("--input", tmp_path / "in.npz", "--output", tmp_path / "out.npz")
+    done = mpirun(3, "-m", "distir_relax", "run", tmp_path / "plan.dist", *files, "--timeout", 60)
+    assert done.returncode == 0, done.stderr
+    (found,) = np.load(tmp_path / "out.npz").values()
+    np.testing.assert_allclose(found, model(x).detach().numpy(), rtol=1e-12, atol=1e-12)
 
 
 def test_stages_are_as_long_as_their_devices_are_fast() -> None:
