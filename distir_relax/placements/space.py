@@ -180,17 +180,15 @@ class Space:
             cuts.setdefault(owner, []).append(cut)
 
     def _shard(self, slot: Slot, axis: int, cuts: dict[Slot, list[Cut]]) -> Shard:
-        return Shard(slot[1], cut_of(self._units(slot, axis, cuts), *self.factoring.around(slot)))
+        return _sharded(slot[1], self._units(slot, axis, cuts), *self.factoring.around(slot))
 
     def _units(self, slot: Slot, axis: int, cuts: dict[Slot, list[Cut]]) -> Cut:
         """How the units of a slot's class are cut along an axis, where they are cut by `cuts` along others."""
         owner, ranks = self.factoring.classes[slot], self.mesh.shape[axis]
         if (asked := self.wanted.units[axis].get(owner)) is not None:
             return asked
-        size = self.factoring.size(slot)
         shares = self.unlike.shares[axis] if self.unlike.shares else ()
-        divide = dividing(Shard(slot[1], shares=shares))
-        return refined(size, cuts[owner], ranks, divide) if owner in cuts else Cut.of(*divide(size, ranks))
+        return _divided(self.factoring.size(slot), tuple(cuts.get(owner, ())), ranks, shares)
 
     def _leaves_less(self, atom: Atom, tensors: Sequence[Value], axis: int, cuts: dict[Slot, list[Cut]]) -> bool:
         """Whether an op that is split along an atom, too, on an axis has less of it to do on any device."""
@@ -229,3 +227,15 @@ def _largest(cuts: tuple[Cut, ...], size: int = 0) -> int:
     for cut in cuts[1:]:
         held = intersect(held, cut.intervals(0))
     return sum(stop - start for start, stop in held)
+
+
+@lru_cache(maxsize=1 << 12)
+def _divided(size: int, others: tuple[Cut, ...], ranks: int, shares: tuple[float, ...]) -> Cut:
+    """A cut of so many units, by shares or evenly, that divides what each of the others leaves by itself."""
+    divide = dividing(Shard(0, shares=shares))
+    return refined(size, others, ranks, divide) if others else Cut.of(*divide(size, ranks))
+
+
+@lru_cache(maxsize=1 << 12)
+def _sharded(dim: int, units: Cut, outer: int, inner: int) -> Shard:
+    return Shard(dim, cut_of(units, outer, inner))
