@@ -60,9 +60,14 @@ class Attention(nn.Module):
 def configurations(profile: Profile) -> dict[str, dr.Plan]:
     """What is run, compiled for a machine."""
     x = torch.randn(ROWS, WIDTH)
-    trained = dr.compile_training(
-        perceptron(1), F.mse_loss, optimizer=dr.SGD(lr=1e-4), example_batch=(x, x), strategy="2/1/1/1", profile=profile
-    )
+    more = torch.randn(4 * ROWS, WIDTH)
+    trained, trained_more = (
+        dr.compile_training(
+            perceptron(1), F.mse_loss, optimizer=dr.SGD(lr=1e-4), example_batch=(batch, batch), strategy="2/1/1/1",
+            profile=profile,
+        )
+        for batch in (x, more)
+    )  # fmt: skip
     staged = dr.compile_training(
         perceptron(3), F.mse_loss, optimizer=dr.SGD(lr=1e-4), example_batch=(x, x), strategy="1/1/2/6", profile=profile
     )
@@ -72,6 +77,7 @@ def configurations(profile: Profile) -> dict[str, dr.Plan]:
         "perceptron, inference, tensor": dr.compile(perceptron(2).eval(), (x,), strategy="1/2/1/1", profile=profile),
         "transformer, inference, tensor": dr.compile(attention, (words,), strategy="1/2/1/1", profile=profile),
         "perceptron, training, data": trained.plan,
+        "perceptron, training, data, 4 x": trained_more.plan,
         "perceptron, inference, pipeline": dr.compile(perceptron(3), (x,), strategy="1/1/2/6", profile=profile),
         "perceptron, training, pipeline": staged.plan,
     }

@@ -27,7 +27,7 @@ from distir_relax.strategies.strategy import Strategy
 
 COMFORTABLE = 0.4
 """Weights, gradients and state of the first that is tried take no more of a device's memory than this, if any do."""
-WORTH = 100_000
+WORTH = 75_000
 """While the ops of all that was tried are fewer, other degrees than the best are looked at more closely."""
 
 

@@ -52,7 +52,7 @@ def page(simulation: Simulation, title: str) -> str:
     return Template((folder / "page.html").read_text()).substitute(
         title=escape(title),
         style=(folder / "page.css").read_text(),
-        headline="".join(_figure(*row) for row in _headline(simulation)),
+        headline="".join(figure(*row) for row in _headline(simulation)),
         tasks=_tasks(simulation),
         timeline_note=escape(_timeline_note(simulation, line)),
         memory_note=escape(_memory_note(len(charts), len(simulation.members))),
@@ -62,6 +62,15 @@ def page(simulation: Simulation, title: str) -> str:
         # A script ends at "</script" wherever that stands, so no "<" may be in its data.
         data=json.dumps(data, separators=(",", ":")).replace("<", "\\u003c"),
         script="\n".join((folder / name).read_text() for name in SCRIPTS),
+    )
+
+
+def figure(name: str, value: str, note: str, bad: bool = False) -> str:
+    """A figure of a page's head, as HTML; a strategy too long for its line breaks behind a comma."""
+    shown = escape(value).replace(",", ",<wbr>")
+    return (
+        f'<div class="figure{" bad" if bad else ""}"><dt>{escape(name)}</dt><dd>{shown}</dd>'
+        f"<small>{escape(note)}</small></div>"
     )
 
 
@@ -122,13 +131,6 @@ def _digits(value: float) -> str:
     """A number to four digits, without an exponent."""
     places = 3 - math.floor(math.log10(value))
     return f"{round(value, places):,.{max(places, 0)}f}"
-
-
-def _figure(name: str, value: str, note: str, bad: bool) -> str:
-    return (
-        f'<div class="figure{" bad" if bad else ""}"><dt>{escape(name)}</dt><dd>{escape(value)}</dd>'
-        f"<small>{escape(note)}</small></div>"
-    )
 
 
 def _row(row: OpTime) -> str:

@@ -12,6 +12,7 @@ from typing import Any
 
 from distir_relax.analysis.simulation import Simulation
 from distir_relax.planner import Candidate, Outcome, Search
+from distir_relax.report.page import figure
 from distir_relax.report.search import COLUMNS, cells, discarded, headline, room
 from distir_relax.report.simulation import write_text
 from distir_relax.report.strip import strips
@@ -41,7 +42,7 @@ def search_page(search: Search, model: str, simulate: Callable[[Candidate], Simu
     return Template((folder / "search.html").read_text()).substitute(
         title=escape(f"{model} on {search.space.devices} devices of {search.profile.name}"),
         style=(folder / "page.css").read_text(),
-        headline="".join(_figure(*row) for row in _figures(search)),
+        headline="".join(figure(*row) for row in _figures(search)),
         note=escape(". ".join((headline(search), *discarded(search)))),
         columns="".join(f"<th>{name}</th>" for name in COLUMNS),
         rows=rows,
@@ -88,10 +89,6 @@ def _figures(search: Search) -> list[tuple[str, str, str]]:
         ("configurations", f"{len(search.outcomes):,}", f"{len(fitting):,} fit"),
         ("searched in", seconds(search.seconds), f"{search.known:,} known before" if search.known else ""),
     ]
-
-
-def _figure(name: str, value: str, note: str) -> str:
-    return f'<div class="figure"><dt>{escape(name)}</dt><dd>{escape(value)}</dd><small>{escape(note)}</small></div>'
 
 
 def _row(outcome: Outcome, number: int) -> str:

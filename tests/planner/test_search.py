@@ -196,6 +196,7 @@ def test_the_command_tells_the_best_as_table_json_and_csv(tmp_path: Path) -> Non
         ([RUN, "--devices", "99", "--profile", MACHINE], "the profile dgx2-v100 has 16"),
         ([RUN, "--devices", "3", "--profile", MACHINE, "--global-batch", "9x"], "expected 4096"),
         ([RUN, "--devices", "3", "--profile", MACHINE, "--global-batch", "9-8"], "expected 4096"),
+        ([RUN, "--devices", "3", "--profile", MACHINE, "--sequence-parallel", "yes"], "expected off, on, or off,on"),
         ([RUN, "--devices", "3", "--profile", MACHINE, "--schedules", "none"], "expected a schedule"),
         ([RUN, "--devices", "3", "--profile", MACHINE, "--chunks", "a"], "expected numbers"),
         ([RUN, "--devices", "3", "--profile", "no-machine"], "no-machine"),
