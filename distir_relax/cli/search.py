@@ -74,7 +74,7 @@ def search(
     found = _found(model, options, top)
     if not is_first_rank():
         return
-    _write(model, found, csv, html)
+    _write(model, profile, found, csv, html)
     _tell(model, found, top, execute, json)
 
 
@@ -93,7 +93,7 @@ def _found(model: str, options: dict[str, Any], top: int) -> Search:
             raise
 
 
-def _write(model: str, found: Search, csv: Path | None, html: Path | None) -> None:
+def _write(model: str, profile: str, found: Search, csv: Path | None, html: Path | None) -> None:
     """Write the files that are asked for."""
     from distir_relax.report.search import csv_text
     from distir_relax.report.search_page import write_search_page
@@ -102,7 +102,7 @@ def _write(model: str, found: Search, csv: Path | None, html: Path | None) -> No
     if csv is not None:
         write_text(csv, csv_text(found))
     if html is not None:
-        write_search_page(found, html, model, found.simulate)
+        write_search_page(found, html, model, profile, found.simulate)
 
 
 def _tell(model: str, found: Search, top: int, execute: int, as_json: bool) -> None:

@@ -30,6 +30,9 @@ MOST_TASKS = 4_000
 
 SCRIPTS = ("common.js", "timeline.js", "memory.js", "matrix.js")
 
+LONG = 20
+"""A figure of more characters is drawn smaller, and over two columns."""
+
 
 def write_page(simulation: Simulation, path: Path, title: str) -> None:
     """Write `page` to a file. Raises `DistIRError` when it cannot be written."""
@@ -68,10 +71,8 @@ def page(simulation: Simulation, title: str) -> str:
 def figure(name: str, value: str, note: str, bad: bool = False) -> str:
     """A figure of a page's head, as HTML; a strategy too long for its line breaks behind a comma."""
     shown = escape(value).replace(",", ",<wbr>")
-    return (
-        f'<div class="figure{" bad" if bad else ""}"><dt>{escape(name)}</dt><dd>{shown}</dd>'
-        f"<small>{escape(note)}</small></div>"
-    )
+    kinds = "figure" + " bad" * bad + " long" * (len(value) > LONG)
+    return f'<div class="{kinds}"><dt>{escape(name)}</dt><dd>{shown}</dd><small>{escape(note)}</small></div>'
 
 
 @dataclass(frozen=True)

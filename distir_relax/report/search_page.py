@@ -22,19 +22,24 @@ TIME_LINES = 40
 """Of how many configurations a page has time lines: they are simulated once more for it."""
 
 
-def write_search_page(search: Search, path: Path, model: str, simulate: Callable[[Candidate], Simulation]) -> None:
+def write_search_page(
+    search: Search, path: Path, model: str, machine: str, simulate: Callable[[Candidate], Simulation]
+) -> None:
     """Write `search_page` to a file. Raises `DistIRError` when it cannot be written."""
-    write_text(path, search_page(search, model, simulate))
+    write_text(path, search_page(search, model, machine, simulate))
 
 
-def search_page(search: Search, model: str, simulate: Callable[[Candidate], Simulation], top: int = 20) -> str:
-    """The page's text. `model` is how the command line names the model; `simulate` gives a candidate's time line."""
+def search_page(
+    search: Search, model: str, machine: str, simulate: Callable[[Candidate], Simulation], top: int = 20
+) -> str:
+    """The page's text. `model` and `machine` are how the command line names the model and the profile; `simulate` gives
+    a candidate's time line."""
     folder = resources.files("distir_relax.report") / "templates"
     drawn = {o: strips(simulate(o.candidate)) for o in _with_time_line(search)}
     points = [_point(outcome, drawn.get(outcome)) for outcome in search.outcomes if outcome.seconds]
     least = min(memory for _, memory in search.profile.kinds(search.space.devices))
     data = {
-        "points": points, "memory": least, "model": model, "profile": search.profile.name,
+        "points": points, "memory": least, "model": model, "profile": machine,
         "batches": list(search.space.batches),
     }  # fmt: skip
     numbers = {(point["strategy"], point["samples"]): i for i, point in enumerate(points)}

@@ -44,7 +44,7 @@ def found(memory: float) -> Search:
 @pytest.fixture(scope="module")
 def page(search: Search, tmp_path_factory: pytest.TempPathFactory) -> Path:
     path = tmp_path_factory.mktemp("page") / "search.html"
-    write_search_page(search, path, "model.py:<b>&", search.simulate)
+    write_search_page(search, path, "model.py:<b>&", "far.toml", search.simulate)
     return path
 
 
@@ -72,12 +72,14 @@ def test_a_point_opens_its_time_line(chromium: Browser, page: Path, search: Sear
     rows = strips(search.simulate(second.candidate))
     drawn = chromium.run("return document.querySelectorAll('#lanes rect').length")
     assert drawn == sum(len(row["runs"]) for row in rows)
-    assert second.strategy in chromium.run("return document.getElementById('chosen-command').textContent")
+    command = chromium.run("return document.getElementById('chosen-command').textContent")
+    assert f"--strategy {second.strategy} " in command
+    assert "--profile far.toml " in command
     assert chromium.messages() == []
 
 
 def test_the_data_are_the_outcomes(search: Search) -> None:
-    text = search_page(search, "model", search.simulate)
+    text = search_page(search, "model", "far.toml", search.simulate)
     match = re.search(r'id="data">(.*?)</script>', text, re.DOTALL)
     assert match
     points = json.loads(match[1])["points"]
@@ -102,4 +104,4 @@ def test_strips_say_for_how_long_devices_compute(search: Search) -> None:
 
 def test_a_search_of_which_nothing_fits_has_a_page() -> None:
     nothing = found(1e3)
-    assert "nothing fits" in search_page(nothing, "model", nothing.simulate)
+    assert "nothing fits" in search_page(nothing, "model", "far.toml", nothing.simulate)
