@@ -15,7 +15,7 @@ from distir_relax.ir import Module, Op
 from distir_relax.placements.cheapest import cheapest, prices_of
 from distir_relax.placements.graph import Graph, Source
 from distir_relax.placements.highs import NoRoom, NoWay
-from distir_relax.placements.integer_program import needed
+from distir_relax.placements.integer_program import needed, own_seconds
 from distir_relax.placements.lay_out import lay_out
 from distir_relax.placements.prices import Prices
 from distir_relax.placements.solve import PlaceBySearch
@@ -141,9 +141,8 @@ class Alternatives:
 
 def _computing(graph: Graph, prices: Prices, chosen: Sequence[int]) -> float:
     return sum(
-        node.count * prices.of_op(node.op, node.ways[way], graph.roles(number))
+        node.count * own_seconds(graph, prices, number, node.ways[way])
         for number, (node, way) in enumerate(zip(graph.nodes, chosen, strict=True))
-        if node.op is not None and graph.is_priced(node)
     )
 
 

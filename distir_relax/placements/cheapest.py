@@ -34,7 +34,8 @@ def cheapest(graph: Graph, prices: Prices, memory: float = math.inf, limit: floa
     Those of `prices` that are needed are found. Each of the programs that are solved may take `limit` seconds.
     """
     _price_ops(graph, prices)
-    worth = Worth.of(graph, prices)
+    # On one axis nothing is coarse, and nothing asked.
+    worth: Worth | None = None
     best: Solution | None = None
     rest = graph
     for groups in _coarse(graph.space.mesh.shape):
@@ -47,6 +48,7 @@ def cheapest(graph: Graph, prices: Prices, memory: float = math.inf, limit: floa
             continue
         if best is None or found.seconds < best.seconds:
             best = replace(found, chosen=_numbers(graph, some, found.chosen))
+            worth = worth or Worth.of(graph, prices)
             rest = worth.a_look(best.seconds)
     _price_moves(rest, prices)
     found = solve(rest, prices, memory, limit)

@@ -126,12 +126,19 @@ def seconds_of(graph: Graph, prices: Prices, chosen: Sequence[int]) -> float:
 def way_seconds(graph: Graph, prices: Prices, number: int, way: Way) -> float:
     """What a node takes in a way, with its pending sums made."""
     node = graph.nodes[number]
+    total = own_seconds(graph, prices, number, way)
+    if node.op is not None and graph.is_priced(node):
+        for value, gives, rests in zip(node.op.results, way.gives, way.rests, strict=True):
+            total += prices.of_move(value.tensor, gives, rests)
+    return total
+
+
+def own_seconds(graph: Graph, prices: Prices, number: int, way: Way) -> float:
+    """What the op of a node takes in a way by itself: 0 for what does nothing."""
+    node = graph.nodes[number]
     if node.op is None or not graph.is_priced(node):
         return 0.0
-    total = prices.of_op(node.op, way, graph.roles(number))
-    for value, gives, rests in zip(node.op.results, way.gives, way.rests, strict=True):
-        total += prices.of_move(value.tensor, gives, rests)
-    return total
+    return prices.of_op(node.op, way, graph.roles(number))
 
 
 def needed(graph: Graph, user: tuple[int, int], way: Way) -> Placed:

@@ -15,10 +15,11 @@ from dataclasses import dataclass, field
 from functools import lru_cache
 
 from distir_relax.ir import Function, Op, TensorType
-from distir_relax.layout import DeviceMesh, Placement, Shard, held_intervals
+from distir_relax.layout import DeviceMesh
 from distir_relax.ops import lookup
 from distir_relax.placements.graph import Graph
 from distir_relax.placements.integer_program import IntegerProgram
+from distir_relax.placements.prices import held_type
 from distir_relax.sharding.choice import Placed
 from distir_relax.sharding.factors import is_annotation
 
@@ -212,16 +213,5 @@ def local_bytes(kind: TensorType, lies: Placed, mesh: DeviceMesh, rooms: tuple[f
     `rooms` are the parts that their memory is of that one's.
     """
     if not rooms:
-        return float(local_type(kind, lies, mesh, 0).bytes)
-    return max(local_type(kind, lies, mesh, device).bytes / room for device, room in enumerate(rooms))
-
-
-@lru_cache(maxsize=1 << 16)
-def local_type(kind: TensorType, lies: Placed, mesh: DeviceMesh, device: int) -> TensorType:
-    """What a device holds of a tensor."""
-    shape = list(kind.shape)
-    for dim, size in enumerate(kind.shape):
-        cut: list[Placement] = [p for p in lies if isinstance(p, Shard) and p.dim == dim]
-        if cut:
-            shape[dim] = sum(b - a for a, b in held_intervals(lies, dim, size, mesh.coordinates(device)))
-    return TensorType(tuple(shape), kind.dtype)
+        return float(held_type(kind, lies, mesh, 0).bytes)
+    return max(held_type(kind, lies, mesh, device).bytes / room for device, room in enumerate(rooms))

@@ -133,11 +133,20 @@ class Prices:
         is_fixed = any(lasting) and not self.changes
         cold = (*lasting, *[False] * len(results)) if self.profile.cache else ()
         kinds = self.profile.kinds(self.mesh.size) if self.profile.groups else ((1.0, 0.0),)
-        most = 0.0
+        most, values = 0.0, (*operands, *results)
         for device, (speed, _) in enumerate(kinds):
-            takes, gives = ([_on(v.dtensor, self.mesh, device) for v in values] for values in (operands, results))
+            held = [held_type(v.dtensor.tensor, v.dtensor.placements, self.mesh, device) for v in values]
+            takes, gives = held[: len(operands)], held[len(operands) :]
             most = max(most, op_seconds(self.profile, entry, takes, op.attrs, gives, is_fixed, cold, speed))
         return femtoseconds(most) / FEMTOSECONDS
+
+
+@lru_cache(maxsize=1 << 16)
+def held_type(kind: TensorType, lies: Placed, mesh: DeviceMesh, device: int) -> TensorType:
+    """What a device holds of a tensor."""
+    cut = {p.dim for p in lies if isinstance(p, Shard)}
+    shape = tuple(_held(lies, d, n, mesh, device) if d in cut else n for d, n in enumerate(kind.shape))
+    return TensorType(shape, kind.dtype)
 
 
 @dataclass(slots=True)
@@ -287,19 +296,6 @@ def _joined(intervals: Iterable[Interval]) -> list[Interval]:
         elif start < stop:
             found.append((start, stop))
     return found
-
-
-def _on(kind: DTensorType, mesh: DeviceMesh, device: int) -> TensorType:
-    """What a device holds."""
-    return _shape_on(kind.shape, kind.dtype, kind.placements, mesh, device)
-
-
-@lru_cache(maxsize=1 << 16)
-def _shape_on(shape: tuple[int, ...], dtype: str, placements: Placed, mesh: DeviceMesh, device: int) -> TensorType:
-    cut = {p.dim for p in placements if isinstance(p, Shard)}
-    return TensorType(
-        tuple(_held(placements, d, n, mesh, device) if d in cut else n for d, n in enumerate(shape)), dtype
-    )
 
 
 @lru_cache(maxsize=1 << 16)

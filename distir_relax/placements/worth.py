@@ -17,7 +17,7 @@ import numpy as np
 import numpy.typing as npt
 
 from distir_relax.placements.graph import Edge, Graph, Moves, Use, User
-from distir_relax.placements.integer_program import needed
+from distir_relax.placements.integer_program import needed, own_seconds
 from distir_relax.placements.lacking import Lacking
 from distir_relax.placements.prices import Prices
 from distir_relax.sharding.choice import Placed
@@ -88,10 +88,7 @@ class Worth:
         """Of a graph; the prices of all ops in all ways have to be there."""
         floor, more = 0.0, []
         for number, node in enumerate(graph.nodes):
-            took = np.zeros(len(node.ways))
-            if node.op is not None and graph.is_priced(node):
-                roles = graph.roles(number)
-                took = node.count * np.array([prices.of_op(node.op, way, roles) for way in node.ways])
+            took = node.count * np.array([own_seconds(graph, prices, number, way) for way in node.ways])
             floor += took.min()
             more.append(took - took.min())
         lacking = Lacking(prices.mesh, prices.profile)
