@@ -13,11 +13,10 @@ from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
 from distir_relax.cost.profile import Profile
-from distir_relax.errors import DistIRError
 from distir_relax.layout import Shard
 from distir_relax.ops import lookup
 from distir_relax.placements.graph import Graph
-from distir_relax.placements.highs import Solution, solve
+from distir_relax.placements.highs import OutOfTime, Solution, solve, some
 from distir_relax.placements.integer_program import needed
 from distir_relax.placements.prices import Prices
 from distir_relax.placements.space import Way
@@ -39,20 +38,21 @@ def cheapest(graph: Graph, prices: Prices, memory: float = math.inf, limit: floa
     best: Solution | None = None
     rest = graph
     for groups in _coarse(graph.space.mesh.shape):
-        some = _alike(rest, groups)
-        _price_moves(some, prices)
-        try:
-            found = solve(some, prices, memory, limit)
-        except DistIRError:
-            # The finer ones are more.
-            continue
-        if best is None or found.seconds < best.seconds:
-            best = replace(found, chosen=_numbers(graph, some, found.chosen))
+        few = _alike(rest, groups)
+        _price_moves(few, prices)
+        found = some(few, prices, memory, limit, best.seconds if best is not None else math.inf)
+        if found is not None and (best is None or found.seconds < best.seconds):
+            best = replace(found, chosen=_numbers(graph, few, found.chosen))
             worth = worth or Worth.of(graph, prices)
             rest = worth.a_look(best.seconds)
     _price_moves(rest, prices)
-    found = solve(rest, prices, memory, limit)
-    if best is not None and best.seconds < found.seconds:
+    if best is None:
+        return solve(rest, prices, memory, limit)
+    try:
+        found = solve(rest, prices, memory, limit, known=best.seconds)
+    except OutOfTime as error:
+        return replace(best, bound=min(error.bound, best.seconds))
+    if best.seconds < found.seconds:
         return replace(best, bound=min(found.bound, best.seconds))
     return replace(found, chosen=_numbers(graph, rest, found.chosen))
 
@@ -134,8 +134,8 @@ def _how(lies: Placed, axis: int) -> object:
     return placement.dim if isinstance(placement, Shard) else placement
 
 
-def _numbers(graph: Graph, some: Graph, chosen: Sequence[int]) -> tuple[int, ...]:
+def _numbers(graph: Graph, few: Graph, chosen: Sequence[int]) -> tuple[int, ...]:
     """The ways that are chosen of some of a graph, by their numbers in it."""
     return tuple(
-        node.ways.index(few.ways[number]) for node, few, number in zip(graph.nodes, some.nodes, chosen, strict=True)
+        node.ways.index(fewer.ways[number]) for node, fewer, number in zip(graph.nodes, few.nodes, chosen, strict=True)
     )

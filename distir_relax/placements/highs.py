@@ -1,25 +1,34 @@
-"""The integer program solved by HiGHS: the best placements, how far from the best they may be, what does not fit."""
+"""The integer program solved by HiGHS: the best placements, how far from the best they may be, what does not fit.
+
+First come its linear relaxation and the rows of memory that this needs: a bound of all solutions, and of those in which
+some way or move is, by its reduced cost. What costs more than a solution that is known has no part in a better one. So
+most variables are out before anything is branched on.
+"""
 
 from __future__ import annotations
 
 import math
 import time
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
-from typing import Any
+from dataclasses import dataclass, replace
 
 import numpy as np
 
 from distir_relax.errors import DistIRError
 from distir_relax.placements.graph import Graph
 from distir_relax.placements.integer_program import IntegerProgram, seconds_of
-from distir_relax.placements.memory import Memory, Need, Path
+from distir_relax.placements.memory import Memory
 from distir_relax.placements.prices import Prices
+from distir_relax.placements.rows import Found, Rows
 from distir_relax.units import size
 
-_INFEASIBLE = 2
-_ROWS_AT_ONCE = 20
-"""How many ops that need too much memory are added to the program at a time, the largest first."""
+_NEAR = (0.02, 0.08, 0.32, math.inf)
+"""How much more than the relaxation a first solution may take, while none is known."""
+_FAR = 0.08
+"""From how much more on a known solution counts as none: nearly all could be better."""
+_ROUGHLY = 5e-3
+"""How near to the best of what is looked at a first solution has to be."""
+_SLACK = 1e-5
+"""So much of a time is let pass, as the solver has its tolerances."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,103 +59,111 @@ class NoRoom(DistIRError):
     least: float = math.inf
 
 
-def solve(graph: Graph, prices: Prices, memory: float = math.inf, limit: float = 60.0, gap: float = 1e-4) -> Solution:
+class OutOfTime(DistIRError):
+    """No placements were found in time; there are none that take less than `bound` seconds."""
+
+    bound: float = 0.0
+
+
+def solve(
+    graph: Graph, prices: Prices, memory: float = math.inf, limit: float = 60.0, gap: float = 1e-4,
+    known: float = math.inf,
+) -> Solution:  # fmt: skip
     """The best ways with which no device needs more than `memory` bytes, found by HiGHS.
 
-    It ends after `limit` seconds, or with a solution that is within `gap` of the bound. Memory is a constraint only
-    where it has to be: ops at which a solution needs too much are added to the program, until there are none. Raises
-    `NoRoom` where there is no solution: it says how little memory would do, and what needs it; `NoWay` where none would
-    do; `DistIRError` where none is found in time.
+    It ends after `limit` seconds, or with a solution that is within `gap` of the bound. Where the graph is known to
+    have one of `known` seconds, it is found sooner. Raises `NoRoom` where there is no solution: it says how little
+    memory would do, and what needs it; `NoWay` where none would do; `OutOfTime` where none is found in time.
     """
-    program = IntegerProgram(graph, prices)
-    needs = Memory(graph, program)
-    ends = time.monotonic() + limit
-    paths: dict[Path, None] = {}
-    while True:
-        found = _highs(program, needs, paths, memory, max(1.0, ends - time.monotonic()), gap)
-        if found.status == _INFEASIBLE and paths:
-            raise _no_room(program, needs, paths, memory, limit)
-        if found.x is None:
-            kind = NoWay if found.status == _INFEASIBLE else DistIRError
-            raise kind("no placements were found", hint=f"the solver says: {found.message}")
-        needed = needs.needs(found.x)
-        if not _add(paths, needed, memory):
-            break
-    chosen = tuple(int(np.argmax(found.x[list(block)])) for block in program.ways)
-    bound = found.fun if found.mip_dual_bound is None else found.mip_dual_bound
-    most = max((need.bytes for need in needed), default=0.0)
-    return Solution(chosen, seconds_of(graph, prices, chosen), max(0.0, float(bound)) / program.scale, most)
+    search = _Search.of(graph, prices, memory, limit)
+    found, bound = search.best(gap, known * search.program.scale)
+    if found.is_infeasible and search.rows.paths:
+        raise _no_room(search.rows, limit)
+    if found.is_infeasible:
+        raise NoWay("no placements were found", hint=f"the solver says: {found.message}")
+    if found.x is None:
+        error = OutOfTime("no placements were found in time", hint=f"the solver says: {found.message}")
+        error.bound = max(0.0, bound) / search.program.scale
+        raise error
+    return search.solution(found, bound)
 
 
-def _add(paths: dict[Path, None], needs: Sequence[Need], memory: float) -> bool:
-    """Add the ops at which most is needed of those that need more than there is; whether there were any."""
-    over = [need for need in needs if need.bytes > memory * (1 + 1e-6) and need.path not in paths]
-    over.sort(key=lambda need: -need.bytes)
-    paths.update((need.path, None) for need in over[:_ROWS_AT_ONCE])
-    return bool(over)
+def some(
+    graph: Graph, prices: Prices, memory: float = math.inf, limit: float = 60.0, known: float = math.inf
+) -> Solution | None:  # fmt: skip
+    """Ways that take less than `known` seconds, and not much more than the best there are; None where none is found."""
+    search = _Search.of(graph, prices, memory, limit)
+    relaxed = search.rows.relaxed(search.left())
+    found = search.near(relaxed, known * search.program.scale)
+    return search.solution(found, relaxed.bound) if found.x is not None else None
 
 
-def _highs(
-    program: IntegerProgram, needs: Memory, paths: Iterable[Path], memory: float, limit: float, gap: float,
-    least: bool = False,
-) -> Any:  # fmt: skip
-    """What HiGHS finds: ways that take least time in `memory` bytes, or with `least` those that need least memory.
+@dataclass(slots=True)
+class _Search:
+    """A graph's integer program, and when looking for its solution `ends`."""
 
-    Of all that needs memory the ops of `paths` alone are looked at. Behind the variables of the program come what stays
-    all the time, in units of `memory`, and the least limit.
-    """
-    # It takes a while to import, and few need it.
-    from scipy.optimize import Bounds, LinearConstraint, milp
-    from scipy.sparse import coo_array
+    graph: Graph
+    prices: Prices
+    program: IntegerProgram
+    rows: Rows
+    ends: float
 
-    values, numbers, columns = list(program.values), list(program.rows), list(program.columns)
-    lower, upper = list(program.lower), list(program.upper)
-    stays = len(program.costs)
+    @classmethod
+    def of(cls, graph: Graph, prices: Prices, memory: float, limit: float) -> _Search:
+        """The search that begins now."""
+        ends = time.monotonic() + limit
+        program = IntegerProgram(graph, prices)
+        return cls(graph, prices, program, Rows(program, Memory(graph, program), memory), ends)
 
-    def add(terms: Mapping[int, float], more: Mapping[int, float], low: float, high: float) -> None:
-        values.extend([*(size / memory for size in terms.values()), *more.values()])
-        columns.extend([*terms, *more])
-        numbers.extend([len(lower)] * (len(terms) + len(more)))
-        lower.append(low)
-        upper.append(high)
+    def left(self) -> float:
+        """The seconds that are left."""
+        return self.ends - time.monotonic()
 
-    rows = [needs.row(path) for path in paths]
-    if rows:
-        add(needs.staying(), {stays: -1.0}, 0.0, 0.0)
-        for row in rows:
-            add(row, {stays: 1.0, stays + 1: -1.0}, -np.inf, 0.0)
-    costs = np.zeros(stays + 2)
-    costs[:stays] = 0.0 if least else program.costs
-    costs[stays + 1] = float(least)
-    return milp(
-        costs,
-        integrality=np.array([*program.whole, 0, 0]),
-        bounds=Bounds(0, np.array([*[1.0] * stays, np.inf, np.inf if least else 1.0])),
-        constraints=LinearConstraint(
-            coo_array((values, (numbers, columns)), shape=(len(lower), stays + 2)).tocsr(),
-            np.array(lower),
-            np.array(upper),
-        ),
-        options={"time_limit": limit, "mip_rel_gap": gap},
-    )
+    def near(self, relaxed: Found, known: float) -> Found:
+        """A solution that costs less than `known`, and little more than the relaxation where there is such a one."""
+        if relaxed.x is None or self.rows.is_whole(relaxed):
+            return relaxed
+        found = replace(relaxed, x=None)
+        for near in _NEAR:
+            aim = near * max(1.0, relaxed.value)
+            spare = min(aim, known - relaxed.value)
+            found = self.rows.whole(self.left(), _ROUGHLY, relaxed.reduced <= spare)
+            if found.x is not None or spare < aim:
+                break
+        return found
+
+    def best(self, gap: float, known: float) -> tuple[Found, float]:
+        """The best solution, and what none costs less than; `known` is the cost of one that there is."""
+        relaxed = self.rows.relaxed(self.left())
+        if relaxed.x is None or self.rows.is_whole(relaxed):
+            return relaxed, relaxed.bound
+        if known > (1 + _FAR) * relaxed.value:
+            first = self.near(relaxed, known)
+            known = min(known, first.value)
+        known *= 1 + _SLACK
+        found = self.rows.whole(self.left(), gap, relaxed.reduced <= known - relaxed.value)
+        return found, max(relaxed.value, min(found.bound, known))
+
+    def solution(self, found: Found, bound: float) -> Solution:
+        """The ways that are found."""
+        assert found.x is not None
+        chosen = tuple(int(np.argmax(found.x[list(block)])) for block in self.program.ways)
+        seconds = seconds_of(self.graph, self.prices, chosen)
+        return Solution(chosen, seconds, max(0.0, bound) / self.program.scale, found.most)
 
 
-def _no_room(
-    program: IntegerProgram, needs: Memory, paths: dict[Path, None], memory: float, limit: float
-) -> DistIRError:
+def _no_room(rows: Rows, limit: float) -> DistIRError:
     """The error that says how little memory would do, and where it is needed."""
     ends = time.monotonic() + limit
-    while True:
-        least = _highs(program, needs, paths, memory, max(1.0, ends - time.monotonic()), 1e-3, least=True)
-        if least.x is None:
-            return DistIRError("no placements were found", hint=f"the solver says: {least.message}")
-        found = needs.needs(least.x)
-        if not _add(paths, found, least.x[len(program.costs) + 1] * memory):
-            break
-    worst = max(found, key=lambda need: need.bytes)
-    op = needs.op(worst.path)
+    least = replace(rows, least=True, paths=dict(rows.paths), _constraints=None)
+    least.relaxed(limit)
+    found = least.whole(ends - time.monotonic(), 1e-3)
+    if found.x is None:
+        return OutOfTime("no placements were found in time", hint=f"the solver says: {found.message}")
+    worst = max(found.needs, key=lambda need: need.bytes)
+    op = rows.needs.op(worst.path)
     error = NoRoom(
-        f"no placements need {size(memory)} on each device or less: the least there is needs {size(worst.bytes)}, "
+        f"no placements need {size(rows.memory)} on each device or less: the least there is needs {size(worst.bytes)}, "
         f"while {op.name} makes %{op.results[0].name} of @{worst.path[-1][0]}",
         op.location,
         f"give memory={math.ceil(worst.bytes)} or more, or a mesh of more devices",

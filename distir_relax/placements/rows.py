@@ -1,0 +1,184 @@
+"""An integer program with rows for the memory that is needed at some ops, and what HiGHS finds of it through scipy.
+
+Memory is a constraint only where it has to be: ops at which a solution needs more than any around them, and more than
+there is, get rows until there are none.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from distir_relax.placements.integer_program import IntegerProgram
+from distir_relax.placements.memory import Memory, Need, Path
+
+Array = npt.NDArray[Any]
+
+INFEASIBLE = 2
+_OUT_OF_TIME = 1
+_ROWS_AT_ONCE = 20
+"""How many ops that need too much memory are added at a time, the largest first."""
+_LEAST_TIME = 1.0
+_WHOLE = 1e-6
+
+
+@dataclass(frozen=True, slots=True)
+class Found:
+    """What HiGHS found: the variables, None where there is no solution, their `value`, a `bound` of all, what is needed
+    at each op, and of a relaxation the reduced cost of each variable.
+    """
+
+    x: Array | None
+    value: float
+    bound: float
+    status: int
+    message: str
+    needs: tuple[Need, ...] = ()
+    reduced: Array = field(default_factory=lambda: np.zeros(0))
+
+    @property
+    def is_infeasible(self) -> bool:
+        """Whether nothing meets the constraints."""
+        return self.status == INFEASIBLE
+
+    @property
+    def most(self) -> float:
+        """The bytes that a device needs."""
+        return max((need.bytes for need in self.needs), default=0.0)
+
+
+@dataclass(slots=True)
+class Rows:
+    """The constraints of a program, with those of `memory` bytes at the ops of `paths`.
+
+    With `least`, what is looked for is not the least time but the least memory. Behind the variables of the program
+    come what stays all the time, in units of `memory`, and the most that is needed.
+    """
+
+    program: IntegerProgram
+    needs: Memory
+    memory: float
+    least: bool = False
+    paths: dict[Path, None] = field(default_factory=dict)
+    _constraints: tuple[Any, Array, Array] | None = None
+
+    def relaxed(self, limit: float) -> Found:
+        """The best values of the variables where they need not be whole, with rows for all memory that they need."""
+        return self._fitting(lambda: self._relaxed(limit))
+
+    def whole(self, limit: float, gap: float, allowed: Array | None = None) -> Found:
+        """The best whole solution, or one within `gap`, in which no variables but those `allowed` are used."""
+        return self._fitting(lambda: self._whole(limit, gap, allowed))
+
+    def is_whole(self, found: Found) -> bool:
+        """Whether a solution of the relaxation is one of the integer program."""
+        if found.x is None:
+            return False
+        ways = found.x[np.flatnonzero(self.program.whole)]
+        return bool(np.all(np.minimum(ways, 1 - ways) < _WHOLE))
+
+    def _fitting(self, solve: Callable[[], Found]) -> Found:
+        while True:
+            found = solve()
+            if found.x is None or not self._add(found):
+                return found
+
+    def _add(self, found: Found) -> bool:
+        """Add the ops at which a solution needs most; whether there were any."""
+        assert found.x is not None
+        limit = self.memory * (found.x[-1] if self.least else 1.0)
+        sizes = [0.0, *(need.bytes for need in found.needs), 0.0]
+        over = [
+            need
+            for before, need, after in zip(sizes, found.needs, sizes[2:], strict=False)
+            if need.bytes > limit * (1 + 1e-6) and need.path not in self.paths and before <= need.bytes >= after
+        ]
+        over.sort(key=lambda need: -need.bytes)
+        if over:
+            self.paths.update((need.path, None) for need in over[:_ROWS_AT_ONCE])
+            self._constraints = None
+        return bool(over)
+
+    def _written(self) -> tuple[Any, Array, Array]:
+        """The matrix of all rows, and their lower and upper bounds."""
+        from scipy.sparse import coo_array
+
+        if self._constraints is not None:
+            return self._constraints
+        program, stays = self.program, len(self.program.costs)
+        values, numbers, columns = list(program.values), list(program.rows), list(program.columns)
+        lower, upper = list(program.lower), list(program.upper)
+
+        def add(terms: Mapping[int, float], more: Mapping[int, float], low: float, high: float) -> None:
+            values.extend([*(size / self.memory for size in terms.values()), *more.values()])
+            columns.extend([*terms, *more])
+            numbers.extend([len(lower)] * (len(terms) + len(more)))
+            lower.append(low)
+            upper.append(high)
+
+        if self.paths:
+            add(self.needs.staying(), {stays: -1.0}, 0.0, 0.0)
+            for path in self.paths:
+                add(self.needs.row(path), {stays: 1.0, stays + 1: -1.0}, -np.inf, 0.0)
+        matrix = coo_array((values, (numbers, columns)), shape=(len(lower), stays + 2)).tocsr()
+        self._constraints = matrix, np.array(lower), np.array(upper)
+        return self._constraints
+
+    def _costs(self) -> Array:
+        costs = np.zeros(len(self.program.costs) + 2)
+        if not self.least:
+            costs[:-2] = self.program.costs
+        costs[-1] = float(self.least)
+        return costs
+
+    def _upper(self) -> Array:
+        return np.array([*[1.0] * len(self.program.costs), np.inf, np.inf if self.least else 1.0])
+
+    def _relaxed(self, limit: float) -> Found:
+        # It takes a while to import, and few need it.
+        from scipy.optimize import linprog
+        from scipy.sparse import vstack
+
+        matrix, lower, upper = self._written()
+        equal = lower == upper
+        above, below = np.isfinite(lower) & ~equal, np.isfinite(upper) & ~equal
+        more = vstack([matrix[below], -matrix[above]]) if np.any(above | below) else None
+        highest = self._upper()
+        # That no variable of the program is more than 1 follows from its rows.
+        highest[:-2] = np.inf
+        found = linprog(
+            self._costs(),
+            more,
+            np.concatenate([upper[below], -lower[above]]) if more is not None else None,
+            matrix[equal],
+            lower[equal],
+            np.stack([np.zeros(len(highest)), highest], axis=1),
+            method="highs-ds",
+            options={"time_limit": max(_LEAST_TIME, limit)},
+        )
+        if found.status != 0:
+            return Found(None, np.inf, -np.inf, found.status, found.message)
+        needs = tuple(self.needs.needs(found.x))
+        return Found(found.x, found.fun, found.fun, 0, found.message, needs, found.lower.marginals)
+
+    def _whole(self, limit: float, gap: float, allowed: Array | None) -> Found:
+        from scipy.optimize import Bounds, LinearConstraint, milp
+
+        highest = self._upper()
+        if allowed is not None:
+            highest[~allowed] = 0.0
+        found = milp(
+            self._costs(),
+            integrality=np.array([*self.program.whole, 0, 0]),
+            bounds=Bounds(0, highest),
+            constraints=LinearConstraint(*self._written()),
+            options={"time_limit": max(_LEAST_TIME, limit), "mip_rel_gap": gap},
+        )
+        if found.x is None:
+            return Found(None, np.inf, -np.inf, found.status, found.message)
+        bound = found.fun if found.mip_dual_bound is None else found.mip_dual_bound
+        return Found(found.x, found.fun, bound, found.status, found.message, tuple(self.needs.needs(found.x)))
