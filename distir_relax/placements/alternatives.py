@@ -15,10 +15,11 @@ from distir_relax.ir import Module, Op
 from distir_relax.placements.cheapest import cheapest, prices_of
 from distir_relax.placements.graph import Graph, Source
 from distir_relax.placements.highs import NoRoom, NoWay
-from distir_relax.placements.integer_program import needed, own_seconds
+from distir_relax.placements.integer_program import own_seconds
 from distir_relax.placements.lay_out import lay_out
 from distir_relax.placements.prices import Prices
 from distir_relax.placements.solve import PlaceBySearch
+from distir_relax.placements.transports import needed
 from distir_relax.sharding import redistributions
 from distir_relax.sharding.choice import Placed
 from distir_relax.sharding.factors import is_annotation

@@ -17,9 +17,9 @@ from distir_relax.layout import Shard
 from distir_relax.ops import lookup
 from distir_relax.placements.graph import Graph
 from distir_relax.placements.highs import OutOfTime, Solution, solve, some
-from distir_relax.placements.integer_program import needed
 from distir_relax.placements.prices import Prices
 from distir_relax.placements.space import Way
+from distir_relax.placements.transports import needed
 from distir_relax.placements.worth import Worth
 from distir_relax.sharding.choice import Placed
 

@@ -11,13 +11,33 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 
-from distir_relax.placements.graph import Edge, Graph, Use
+from distir_relax.placements.graph import Edge, Graph, Use, User
 from distir_relax.placements.prices import Prices
 from distir_relax.placements.space import Way
+from distir_relax.placements.transports import Transport, needed
 from distir_relax.sharding.choice import Placed
+
+Array = npt.NDArray[Any]
+_Terms = tuple[Array, Array, float]
+"""Of rows: their numbers, the variables in them, and by what these are multiplied."""
+
+
+@dataclass(frozen=True, slots=True)
+class Copies:
+    """The `layouts` into which a value may be brought: the sum of `shares` of `variables` is 1 where it is.
+
+    `numbers` says which of the layouts each of the variables is about.
+    """
+
+    layouts: Sequence[Placed]
+    variables: Array
+    shares: Array
+    numbers: Array
 
 
 @dataclass(slots=True)
@@ -26,82 +46,113 @@ class IntegerProgram:
 
     graph: Graph
     prices: Prices
-    costs: list[float] = field(default_factory=list)
-    whole: list[int] = field(default_factory=list)
+    costs: Array = field(init=False)
+    whole: Array = field(init=False)
+    """1 for the variables that have to be whole."""
     ways: list[range] = field(default_factory=list)
     """The variables of each node's ways."""
-    values: list[float] = field(default_factory=list)
-    rows: list[int] = field(default_factory=list)
-    columns: list[int] = field(default_factory=list)
-    lower: list[float] = field(default_factory=list)
-    upper: list[float] = field(default_factory=list)
-    copies: dict[Use, list[tuple[Placed, dict[int, float]]]] = field(default_factory=dict)
-    """For each edge the layouts into which its value may be brought, each with the sum that is 1 where it is."""
+    values: Array = field(init=False)
+    rows: Array = field(init=False)
+    columns: Array = field(init=False)
+    lower: Array = field(init=False)
+    upper: Array = field(init=False)
+    copies: dict[Use, Copies] = field(default_factory=dict)
+    """The layouts into which the value of each edge may be brought."""
     scale: float = 1.0
     """Costs are multiplied by it: HiGHS counts what is below 1e-7 as nothing."""
+    _costs: list[Array] = field(default_factory=list)
+    _terms: list[tuple[Array, Array, Array]] = field(default_factory=list)
+    _bounds: list[tuple[int, float, float]] = field(default_factory=list)
+    _sizes: list[int] = field(default_factory=lambda: [0, 0])
+    """How many variables and rows there are yet."""
 
     def __post_init__(self) -> None:
         for number, node in enumerate(self.graph.nodes):
             costs = [node.count * way_seconds(self.graph, self.prices, number, way) for way in node.ways]
-            self.ways.append(self._variables(costs, 1))
-            self._row([(v, 1.0) for v in self.ways[-1]], 1.0, 1.0)
+            found = self._variables(np.array(costs))
+            self.ways.append(range(found[0], found[-1] + 1))
+            self._rows(1, 1.0, 1.0, (np.zeros_like(found), found, 1.0))
+        choices = self._sizes[0]
         for edge in self.graph.edges:
             self._edge(edge)
-        largest = max(self.costs, default=0.0)
+        seconds = np.concatenate(self._costs)
+        largest = seconds.max(initial=0.0)
         self.scale = 1e3 / largest if largest else 1.0
-        self.costs = [cost * self.scale for cost in self.costs]
+        self.costs = seconds * self.scale
+        self.whole = (np.arange(len(seconds)) < choices).astype(np.int64)
+        self.rows, self.columns, self.values = (np.concatenate(parts) for parts in zip(*self._terms, strict=True))
+        counts, lower, upper = zip(*self._bounds, strict=True)
+        self.lower, self.upper = np.repeat(lower, counts), np.repeat(upper, counts)
 
     def _edge(self, edge: Edge) -> None:
-        node = edge.source[0]
-        leaving: dict[Placed, list[int]] = {}
-        for variable, way in zip(self.ways[node], self.graph.nodes[node].ways, strict=True):
-            leaving.setdefault(way.rests[edge.source[1]], []).append(variable)
-        kind = self.graph.type_of(edge.source)
-        shared: dict[tuple[Placed, Placed], list[int]] = {}
+        at = Transport.of(self.graph, edge)
+        costs = {user: self._seconds(at, user) for user in edge.users}
         several = len(edge.users) > 1
-        for user in edge.users:
-            coming: dict[Placed, list[int]] = {}
-            for variable, way in zip(self.ways[user[0]], self.graph.nodes[user[0]].ways, strict=True):
-                coming.setdefault(needed(self.graph, user, way), []).append(variable)
-            pairs = [(s, t) for s in leaving for t in coming if edge.may_move(user, s, t)]
-            costs = [self.prices.of_move(kind, s, t) * edge.count for s, t in pairs]
-            moves = dict(zip(pairs, self._variables([0.0] * len(pairs) if several else costs, 0), strict=True))
-            if not several:
-                # What comes in a layout and did not leave in it.
-                self.copies[edge.source, edge.users] = [
-                    (t, {**dict.fromkeys(ways, 1.0), **({moves[t, t]: -1.0} if (t, t) in moves else {})})
-                    for t, ways in coming.items()
-                ]
-            for end, ends in enumerate((leaving, coming)):
-                met: dict[Placed, list[int]] = {lies: [] for lies in ends}
-                for pair, move in moves.items():
-                    met[pair[end]].append(move)
-                for lies, ways in ends.items():
-                    self._row([*((m, 1.0) for m in met[lies]), *((w, -1.0) for w in ways)], 0.0, 0.0)
-            for pair, cost in zip(pairs, costs, strict=True):
-                if several and cost:
-                    shared.setdefault(pair, []).append(moves[pair])
-        for (s, t), moved in shared.items():
-            price = self.prices.of_move(kind, s, t) * edge.count
-            (paid,) = self._variables([price], 0)
-            self.copies.setdefault((edge.source, edge.users), []).append((t, {paid: 1.0}))
-            for variable in moved:
-                self._row([(paid, 1.0), (variable, -1.0)], 0.0, np.inf)
+        moves: dict[User, Array] = {}
+        for user, may in at.may.items():
+            number = moves[user] = np.full(may.shape, -1)
+            number[may] = self._variables(np.zeros(may.sum()) if several else costs[user][may])
+            for axis, node, which in ((0, edge.source[0], at.leaves), (1, user[0], at.takes[user])):
+                terms = np.nonzero(may)[axis], number[may], 1.0
+                self._rows(may.shape[axis], 0.0, 0.0, terms, (which, np.array(self.ways[node]), -1.0))
+        if several:
+            self._pay_once(at, moves, costs)
+        else:
+            (user,) = edge.users
+            self._copy(at, user, moves[user])
 
-    def _variables(self, costs: Sequence[float], whole: int) -> range:
-        first = len(self.costs)
-        self.costs += costs
-        self.whole += [whole] * len(costs)
-        return range(first, len(self.costs))
+    def _seconds(self, at: Transport, user: User) -> Array:
+        """What each move to a user takes."""
+        found = np.zeros(at.may[user].shape)
+        for s, t in np.argwhere(at.may[user]).tolist():
+            found[s, t] = self.prices.of_move(at.kind, at.left[s], at.taken[user][t]) * at.edge.count
+        return found
 
-    def _row(self, terms: Sequence[tuple[int, float]], low: float, high: float) -> None:
-        row = len(self.lower)
-        for column, value in terms:
-            self.rows.append(row)
-            self.columns.append(column)
-            self.values.append(value)
-        self.lower.append(low)
-        self.upper.append(high)
+    def _copy(self, at: Transport, user: User, moves: Array) -> None:
+        """Note what comes to the one user in a layout and did not leave in it."""
+        taken, ways = at.taken[user], np.array(self.ways[user[0]])
+        kept = [(at.left.index(lies), t) for t, lies in enumerate(taken) if lies in at.left]
+        still = np.array([(moves[s, t], t) for s, t in kept if moves[s, t] >= 0], dtype=np.int64).reshape(-1, 2)
+        self.copies[at.edge.use] = Copies(
+            taken,
+            np.concatenate([ways, still[:, 0]]),
+            np.concatenate([np.ones(len(ways)), -np.ones(len(still))]),
+            np.concatenate([at.takes[user], still[:, 1]]),
+        )
+
+    def _pay_once(self, at: Transport, moves: dict[User, Array], costs: dict[User, Array]) -> None:
+        """Pay for each layout that some of several users need."""
+        numbers: dict[Placed, int] = {}
+        for taken in at.taken.values():
+            for lies in taken:
+                numbers.setdefault(lies, len(numbers))
+        price = np.zeros((len(at.left), len(numbers)))
+        where = {user: np.array([numbers[lies] for lies in taken]) for user, taken in at.taken.items()}
+        for user, may in at.may.items():
+            s, t = np.nonzero(may)
+            price[s, where[user][t]] = costs[user][s, t]
+        paid = np.full(price.shape, -1)
+        paid[price > 0] = self._variables(price[price > 0])
+        for user in at.may:
+            s, t = np.nonzero(costs[user])
+            row = np.arange(len(s))
+            self._rows(len(s), 0.0, np.inf, (row, paid[s, where[user][t]], 1.0), (row, moves[user][s, t], -1.0))
+        _, which = np.nonzero(price)
+        self.copies[at.edge.use] = Copies(list(numbers), paid[price > 0], np.ones(len(which)), which)
+
+    def _variables(self, costs: Array) -> Array:
+        """New variables with these costs: their numbers."""
+        first = self._sizes[0]
+        self._sizes[0] += len(costs)
+        self._costs.append(costs)
+        return np.arange(first, self._sizes[0])
+
+    def _rows(self, count: int, low: float, high: float, *terms: _Terms) -> None:
+        """New rows between `low` and `high`."""
+        for rows, columns, values in terms:
+            self._terms.append((rows + self._sizes[1], columns, np.broadcast_to(values, len(columns))))
+        self._bounds.append((count, low, high))
+        self._sizes[1] += count
 
 
 def seconds_of(graph: Graph, prices: Prices, chosen: Sequence[int]) -> float:
@@ -139,8 +190,3 @@ def own_seconds(graph: Graph, prices: Prices, number: int, way: Way) -> float:
     if node.op is None or not graph.is_priced(node):
         return 0.0
     return prices.of_op(node.op, way, graph.roles(number))
-
-
-def needed(graph: Graph, user: tuple[int, int], way: Way) -> Placed:
-    """How a user needs its operand: an input of a function as it takes it."""
-    return way.rests[0] if graph.nodes[user[0]].op is None else way.needs[user[1]]

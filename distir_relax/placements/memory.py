@@ -9,10 +9,13 @@ through each function once, and a row of the program is written only for an op t
 
 from __future__ import annotations
 
-from collections import defaultdict
 from collections.abc import Hashable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
 
 from distir_relax.ir import Function, Op, TensorType
 from distir_relax.layout import DeviceMesh
@@ -23,8 +26,9 @@ from distir_relax.placements.prices import held_type
 from distir_relax.sharding.choice import Placed
 from distir_relax.sharding.factors import is_annotation
 
-Terms = Mapping[int, float]
-"""Bytes by variable."""
+Array = npt.NDArray[Any]
+Terms = tuple[Array, Array]
+"""Variables, some perhaps more than once, and the bytes of each."""
 Path = tuple[tuple[str, int], ...]
 """An op: its function and number there, behind those of the calls that lead to it."""
 
@@ -56,9 +60,9 @@ class Memory:
             if function.name in self.graph.counts:
                 self._live[function.name] = self._lives(function)
 
-    def needs(self, x: Sequence[float]) -> list[Need]:
+    def needs(self, x: Array) -> list[Need]:
         """For each op of the entry where most is needed with these values of the variables, in it or what it calls."""
-        sizes = [sum(size * x[variable] for variable, size in terms.items()) for terms in self._items]
+        sizes = [float(x[variables] @ held) for variables, held in self._items]
         stays = sum(sizes[item] for item in self._stays)
         worst: dict[str, list[Need]] = {}
         main = self.graph.module.main
@@ -91,11 +95,10 @@ class Memory:
         return worst[function.name]
 
     def _sum(self, items: Sequence[int]) -> Terms:
-        found: dict[int, float] = defaultdict(float)
-        for item in items:
-            for variable, size in self._items[item].items():
-                found[variable] += size
-        return {variable: size for variable, size in found.items() if size}
+        if not items:
+            return np.zeros(0, dtype=np.int64), np.zeros(0)
+        variables, held = zip(*(self._items[item] for item in items), strict=True)
+        return np.concatenate(variables), np.concatenate(held)
 
     def _lives(self, function: Function) -> list[list[int]]:
         name = function.name
@@ -114,7 +117,7 @@ class Memory:
                     found[number].append(item)
         for value, (first, last) in life.uses.items():
             item = self._copies(name, value)
-            for number in range(first, last + 1) if self._items[item] else ():
+            for number in range(first, last + 1) if len(self._items[item][0]) else ():
                 found[number].append(item)
         return found
 
@@ -129,21 +132,17 @@ class Memory:
         if key in self._known:
             return self._known[key]
         kind = self.graph.type_of(key)
-        ways = zip(self.program.ways[node], self.graph.nodes[node].ways, strict=True)
-        return self._item(key, {variable: self._held(kind, way.rests[result]) for variable, way in ways})
+        held = [self._held(kind, way.rests[result]) for way in self.graph.nodes[node].ways]
+        return self._item(key, (np.array(self.program.ways[node]), np.array(held)))
 
     def _copies(self, function: str, name: str) -> int:
         """The item of a value in other layouts."""
         key = source, _ = self.graph.uses[function, name]
         if key in self._known:
             return self._known[key]
-        kind = self.graph.type_of(source)
-        found: dict[int, float] = defaultdict(float)
-        for target, made in self.program.copies.get(key, ()):
-            size = self._held(kind, target)
-            for variable, share in made.items():
-                found[variable] += share * size
-        return self._item(key, found)
+        kind, copies = self.graph.type_of(source), self.program.copies[key]
+        held = np.array([self._held(kind, lies) for lies in copies.layouts])
+        return self._item(key, (copies.variables, copies.shares * held[copies.numbers]))
 
     def _held(self, kind: TensorType, lies: Placed) -> float:
         return local_bytes(kind, lies, self.graph.space.mesh, self.graph.space.unlike.rooms)
@@ -156,14 +155,11 @@ class Memory:
             key = (node, result, "partial")
             if key not in self._known:
                 ways = zip(self.program.ways[node], self.graph.nodes[node].ways, strict=True)
-                terms = {
-                    variable: self._held(value.tensor, way.gives[result])
-                    for variable, way in ways
-                    if way.gives[result] != way.rests[result]
-                }
-                self._item(key, terms)
+                pending = [(v, way.gives[result]) for v, way in ways if way.gives[result] != way.rests[result]]
+                held = [self._held(value.tensor, lies) for _, lies in pending]
+                self._item(key, (np.array([v for v, _ in pending], dtype=np.int64), np.array(held)))
             made.append(self._known[key])
-        return [item for item in made if self._items[item]]
+        return [item for item in made if len(self._items[item][0])]
 
 
 @dataclass(frozen=True, slots=True)

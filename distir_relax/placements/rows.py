@@ -6,7 +6,7 @@ there is, get rows until there are none.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -110,22 +110,21 @@ class Rows:
         if self._constraints is not None:
             return self._constraints
         program, stays = self.program, len(self.program.costs)
-        values, numbers, columns = list(program.values), list(program.rows), list(program.columns)
-        lower, upper = list(program.lower), list(program.upper)
-
-        def add(terms: Mapping[int, float], more: Mapping[int, float], low: float, high: float) -> None:
-            values.extend([*(size / self.memory for size in terms.values()), *more.values()])
-            columns.extend([*terms, *more])
-            numbers.extend([len(lower)] * (len(terms) + len(more)))
-            lower.append(low)
-            upper.append(high)
-
+        terms = [(program.rows, program.columns, program.values)]
+        lower, upper = program.lower, program.upper
         if self.paths:
-            add(self.needs.staying(), {stays: -1.0}, 0.0, 0.0)
-            for path in self.paths:
-                add(self.needs.row(path), {stays: 1.0, stays + 1: -1.0}, -np.inf, 0.0)
+            first, ends = len(lower), np.full(len(self.paths), stays)
+            for number, (columns, held) in enumerate([self.needs.staying(), *map(self.needs.row, self.paths)]):
+                terms.append((np.full(len(columns), first + number), columns, held / self.memory))
+            numbers = first + 1 + np.arange(len(ends))
+            terms.append((numbers, ends, np.ones(len(ends))))
+            terms.append((numbers, ends + 1, -np.ones(len(ends))))
+            terms.append((np.array([first]), np.array([stays]), np.array([-1.0])))
+            lower = np.array([*lower, 0.0, *[-np.inf] * len(ends)])
+            upper = np.array([*upper, 0.0, *[0.0] * len(ends)])
+        numbers, columns, values = (np.concatenate(parts) for parts in zip(*terms, strict=True))
         matrix = coo_array((values, (numbers, columns)), shape=(len(lower), stays + 2)).tocsr()
-        self._constraints = matrix, np.array(lower), np.array(upper)
+        self._constraints = matrix, lower, upper
         return self._constraints
 
     def _costs(self) -> Array:
@@ -136,7 +135,7 @@ class Rows:
         return costs
 
     def _upper(self) -> Array:
-        return np.array([*[1.0] * len(self.program.costs), np.inf, np.inf if self.least else 1.0])
+        return np.concatenate([np.ones(len(self.program.costs)), [np.inf, np.inf if self.least else 1.0]])
 
     def _relaxed(self, limit: float) -> Found:
         # It takes a while to import, and few need it.
@@ -173,7 +172,7 @@ class Rows:
             highest[~allowed] = 0.0
         found = milp(
             self._costs(),
-            integrality=np.array([*self.program.whole, 0, 0]),
+            integrality=np.concatenate([self.program.whole, [0, 0]]),
             bounds=Bounds(0, highest),
             constraints=LinearConstraint(*self._written()),
             options={"time_limit": max(_LEAST_TIME, limit), "mip_rel_gap": gap},

@@ -17,10 +17,10 @@ import numpy as np
 import numpy.typing as npt
 
 from distir_relax.placements.graph import Edge, Graph, Moves, Use, User
-from distir_relax.placements.integer_program import needed, own_seconds
+from distir_relax.placements.integer_program import own_seconds
 from distir_relax.placements.lacking import Lacking
 from distir_relax.placements.prices import Prices
-from distir_relax.sharding.choice import Placed
+from distir_relax.placements.transports import Transport
 
 Array = npt.NDArray[Any]
 
@@ -30,17 +30,11 @@ _SLACK = 1e-9
 
 
 @dataclass(slots=True)
-class _Move:
-    """An edge with its layouts numbered: those that its value is left in, and for each user those that it needs."""
+class _Move(Transport):
+    """A transport with the seconds from each layout left to each one taken, at least."""
 
-    edge: Edge
-    left: list[Placed]
-    leaves: Array
-    """For each way of the source, the number of the layout that it leaves."""
-    taken: dict[User, list[Placed]] = field(default_factory=dict)
-    takes: dict[User, Array] = field(default_factory=dict)
     least: dict[User, Array] = field(default_factory=dict)
-    """The seconds from each layout left to each one taken, at least; infinite where the value may not be moved."""
+    """They are infinite where the value may not be moved."""
 
     def fits(self, more: Sequence[Array], spare: float) -> dict[User, Array]:
         """Which moves fit into the time to spare, beside what the ways at both ends take more than others."""
@@ -92,7 +86,7 @@ class Worth:
             floor += took.min()
             more.append(took - took.min())
         lacking = Lacking(prices.mesh, prices.profile)
-        return cls(graph, floor, more, [_numbered(graph, edge, lacking) for edge in graph.edges])
+        return cls(graph, floor, more, [_least(graph, edge, lacking) for edge in graph.edges])
 
     def a_look(self, known: float) -> Graph:
         """The graph with those ways and moves that placements of `known` seconds, or less, can have."""
@@ -121,22 +115,10 @@ def _by_layout(more: Array, layouts: Array, count: int) -> Array:
     return found
 
 
-def _numbered(graph: Graph, edge: Edge, lacking: Lacking) -> _Move:
-    node, result = edge.source
-    kind = graph.type_of(edge.source)
-    left, leaves = _layouts([way.rests[result] for way in graph.nodes[node].ways])
-    move = _Move(edge, left, leaves)
-    for user in edge.users:
-        taken, takes = _layouts([needed(graph, user, way) for way in graph.nodes[user[0]].ways])
-        least = edge.count * lacking.seconds(kind, left, taken)
-        barred = [[not edge.may_move(user, s, t) for t in taken] for s in left]
-        move.taken[user], move.takes[user] = taken, takes
-        move.least[user] = np.where(barred, math.inf, least)
-    return move
-
-
-def _layouts(ways: Sequence[Placed]) -> tuple[list[Placed], Array]:
-    """The layouts that some ways have, and for each way which."""
-    found: dict[Placed, int] = {}
-    numbers = [found.setdefault(lies, len(found)) for lies in ways]
-    return list(found), np.array(numbers, dtype=np.int64)
+def _least(graph: Graph, edge: Edge, lacking: Lacking) -> _Move:
+    at = Transport.of(graph, edge)
+    least = {
+        user: np.where(may, edge.count * lacking.seconds(at.kind, at.left, at.taken[user]), math.inf)
+        for user, may in at.may.items()
+    }
+    return _Move(edge, at.kind, at.left, at.leaves, at.taken, at.takes, at.may, least)

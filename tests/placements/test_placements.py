@@ -18,10 +18,11 @@ from distir_relax.ops import check
 from distir_relax.placements.cheapest import cheapest, price, prices_of
 from distir_relax.placements.graph import Graph
 from distir_relax.placements.highs import NoRoom, solve
-from distir_relax.placements.integer_program import needed, seconds_of
+from distir_relax.placements.integer_program import seconds_of
 from distir_relax.placements.lacking import Lacking
 from distir_relax.placements.lay_out import lay_out
 from distir_relax.placements.solve import graph_of
+from distir_relax.placements.transports import needed
 from tests.machines import link, machine
 from tests.placements.random_graphs import random_module
 
