@@ -16,17 +16,14 @@ import numpy as np
 from distir_relax.errors import DistIRError
 from distir_relax.placements.graph import Graph
 from distir_relax.placements.integer_program import IntegerProgram, seconds_of
+from distir_relax.placements.least import least_memory
 from distir_relax.placements.memory import Memory
 from distir_relax.placements.prices import Prices
 from distir_relax.placements.rows import Found, Rows
 from distir_relax.units import size
 
-_NEAR = (0.02, 0.08, 0.32, math.inf)
-"""How much more than the relaxation a first solution may take, while none is known."""
 _FAR = 0.08
 """From how much more on a known solution counts as none: nearly all could be better."""
-_ROUGHLY = 5e-3
-"""How near to the best of what is looked at a first solution has to be."""
 _SLACK = 1e-5
 """So much of a time is let pass, as the solver has its tolerances."""
 
@@ -75,95 +72,65 @@ def solve(
     have one of `known` seconds, it is found sooner. Raises `NoRoom` where there is no solution: it says how little
     memory would do, and what needs it; `NoWay` where none would do; `OutOfTime` where none is found in time.
     """
-    search = _Search.of(graph, prices, memory, limit)
-    found, bound = search.best(gap, known * search.program.scale)
-    if found.is_infeasible and search.rows.paths:
-        raise _no_room(search.rows, limit)
+    rows = _rows(graph, prices, memory, limit)
+    found, bound = _best(rows, gap, known * rows.program.scale)
+    if found.is_infeasible and rows.paths:
+        raise _no_room(rows, limit)
     if found.is_infeasible:
         raise NoWay("no placements were found", hint=f"the solver says: {found.message}")
     if found.x is None:
         error = OutOfTime("no placements were found in time", hint=f"the solver says: {found.message}")
-        error.bound = max(0.0, bound) / search.program.scale
+        error.bound = max(0.0, bound) / rows.program.scale
         raise error
-    return search.solution(found, bound)
+    return _solution(rows, found, bound)
 
 
 def some(
     graph: Graph, prices: Prices, memory: float = math.inf, limit: float = 60.0, known: float = math.inf
 ) -> Solution | None:  # fmt: skip
     """Ways that take less than `known` seconds, and not much more than the best there are; None where none is found."""
-    search = _Search.of(graph, prices, memory, limit)
-    relaxed = search.rows.relaxed(search.left())
-    found = search.near(relaxed, known * search.program.scale)
-    return search.solution(found, relaxed.bound) if found.x is not None else None
+    rows = _rows(graph, prices, memory, limit)
+    relaxed = rows.relaxed()
+    found = rows.near(relaxed, known * rows.program.scale)
+    return _solution(rows, found, relaxed.bound) if found.x is not None else None
 
 
-@dataclass(slots=True)
-class _Search:
-    """A graph's integer program, and when looking for its solution `ends`."""
+def _rows(graph: Graph, prices: Prices, memory: float, limit: float) -> Rows:
+    ends = time.monotonic() + limit
+    program = IntegerProgram(graph, prices)
+    return Rows(program, Memory(graph, program), memory, program.costs, ends)
 
-    graph: Graph
-    prices: Prices
-    program: IntegerProgram
-    rows: Rows
-    ends: float
 
-    @classmethod
-    def of(cls, graph: Graph, prices: Prices, memory: float, limit: float) -> _Search:
-        """The search that begins now."""
-        ends = time.monotonic() + limit
-        program = IntegerProgram(graph, prices)
-        return cls(graph, prices, program, Rows(program, Memory(graph, program), memory), ends)
+def _best(rows: Rows, gap: float, known: float) -> tuple[Found, float]:
+    """The best solution, and what none costs less than; `known` is the cost of one that there is."""
+    relaxed = rows.relaxed()
+    if relaxed.x is None or rows.is_whole(relaxed):
+        return relaxed, relaxed.bound
+    if known > (1 + _FAR) * relaxed.value:
+        known = min(known, rows.near(relaxed, known).value)
+    known *= 1 + _SLACK
+    found = rows.whole(gap, relaxed.reduced <= known - relaxed.value)
+    return found, max(relaxed.value, min(found.bound, known))
 
-    def left(self) -> float:
-        """The seconds that are left."""
-        return self.ends - time.monotonic()
 
-    def near(self, relaxed: Found, known: float) -> Found:
-        """A solution that costs less than `known`, and little more than the relaxation where there is such a one."""
-        if relaxed.x is None or self.rows.is_whole(relaxed):
-            return relaxed
-        found = replace(relaxed, x=None)
-        for near in _NEAR:
-            aim = near * max(1.0, relaxed.value)
-            spare = min(aim, known - relaxed.value)
-            found = self.rows.whole(self.left(), _ROUGHLY, relaxed.reduced <= spare)
-            if found.x is not None or spare < aim:
-                break
-        return found
-
-    def best(self, gap: float, known: float) -> tuple[Found, float]:
-        """The best solution, and what none costs less than; `known` is the cost of one that there is."""
-        relaxed = self.rows.relaxed(self.left())
-        if relaxed.x is None or self.rows.is_whole(relaxed):
-            return relaxed, relaxed.bound
-        if known > (1 + _FAR) * relaxed.value:
-            first = self.near(relaxed, known)
-            known = min(known, first.value)
-        known *= 1 + _SLACK
-        found = self.rows.whole(self.left(), gap, relaxed.reduced <= known - relaxed.value)
-        return found, max(relaxed.value, min(found.bound, known))
-
-    def solution(self, found: Found, bound: float) -> Solution:
-        """The ways that are found."""
-        assert found.x is not None
-        chosen = tuple(int(np.argmax(found.x[list(block)])) for block in self.program.ways)
-        seconds = seconds_of(self.graph, self.prices, chosen)
-        return Solution(chosen, seconds, max(0.0, bound) / self.program.scale, found.most)
+def _solution(rows: Rows, found: Found, bound: float) -> Solution:
+    assert found.x is not None
+    program = rows.program
+    chosen = tuple(int(np.argmax(found.x[list(block)])) for block in program.ways)
+    seconds = seconds_of(program.graph, program.prices, chosen)
+    return Solution(chosen, seconds, max(0.0, bound) / program.scale, found.most)
 
 
 def _no_room(rows: Rows, limit: float) -> DistIRError:
     """The error that says how little memory would do, and where it is needed."""
-    ends = time.monotonic() + limit
-    least = replace(rows, least=True, paths=dict(rows.paths), _constraints=None)
-    least.relaxed(limit)
-    found = least.whole(ends - time.monotonic(), 1e-3)
+    found, is_least = least_memory(replace(rows, ends=time.monotonic() + limit))
     if found.x is None:
         return OutOfTime("no placements were found in time", hint=f"the solver says: {found.message}")
     worst = max(found.needs, key=lambda need: need.bytes)
     op = rows.needs.op(worst.path)
+    least = "the least there is" if is_least else "the least that was found"
     error = NoRoom(
-        f"no placements need {size(rows.memory)} on each device or less: the least there is needs {size(worst.bytes)}, "
+        f"no placements need {size(rows.memory)} on each device or less: {least} needs {size(worst.bytes)}, "
         f"while {op.name} makes %{op.results[0].name} of @{worst.path[-1][0]}",
         op.location,
         f"give memory={math.ceil(worst.bytes)} or more, or a mesh of more devices",

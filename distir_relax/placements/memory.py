@@ -76,6 +76,11 @@ class Memory:
         """The bytes of what lives at an op, without what stays all the time."""
         return self._sum([item for function, number in path for item in self._live[function][number]])
 
+    def all(self) -> Array:
+        """The bytes of each variable in all that ever lives, each item of it counted once."""
+        variables, held = self._sum(range(len(self._items)))
+        return np.bincount(variables, held, len(self.program.costs))
+
     def op(self, path: Path) -> Op:
         """The op at the end of a path."""
         function, number = path[-1]

@@ -6,8 +6,10 @@ there is, get rows until there are none.
 
 from __future__ import annotations
 
+import math
+import time
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
@@ -18,11 +20,14 @@ from distir_relax.placements.memory import Memory, Need, Path
 
 Array = npt.NDArray[Any]
 
-INFEASIBLE = 2
-_OUT_OF_TIME = 1
+_BEST, _INFEASIBLE = 0, 2
 _ROWS_AT_ONCE = 20
 """How many ops that need too much memory are added at a time, the largest first."""
 _LEAST_TIME = 1.0
+_NEAR = (0.005, 0.02, 0.08, 0.32, math.inf)
+"""How much more than the relaxation a first solution may cost: the less, the fewer variables there are."""
+_ROUGHLY = 5e-3
+"""How near to the best of what is looked at it has to be."""
 _WHOLE = 1e-6
 
 
@@ -43,7 +48,12 @@ class Found:
     @property
     def is_infeasible(self) -> bool:
         """Whether nothing meets the constraints."""
-        return self.status == INFEASIBLE
+        return self.status == _INFEASIBLE
+
+    @property
+    def is_out_of_time(self) -> bool:
+        """Whether there may be something better, or anything."""
+        return self.status not in (_BEST, _INFEASIBLE)
 
     @property
     def most(self) -> float:
@@ -55,24 +65,45 @@ class Found:
 class Rows:
     """The constraints of a program, with those of `memory` bytes at the ops of `paths`.
 
-    With `least`, what is looked for is not the least time but the least memory. Behind the variables of the program
-    come what stays all the time, in units of `memory`, and the most that is needed.
+    What is looked for is the least of `costs`, by variable, and of the most that is needed, in units of `memory`, at
+    `price` each; only where that is nothing, `memory` is a limit. Behind the variables of the program come what stays
+    all the time and the most that is needed.
     """
 
     program: IntegerProgram
     needs: Memory
     memory: float
-    least: bool = False
+    costs: Array
+    ends: float
+    """When to have found something, on the clock of `time.monotonic`."""
+    price: float = 0.0
     paths: dict[Path, None] = field(default_factory=dict)
     _constraints: tuple[Any, Array, Array] | None = None
 
-    def relaxed(self, limit: float) -> Found:
-        """The best values of the variables where they need not be whole, with rows for all memory that they need."""
-        return self._fitting(lambda: self._relaxed(limit))
+    def bounded(self, gap: float | None = None, allowed: Array | None = None) -> Found:
+        """As `relaxed`, or with a `gap` as `whole`, with the rows that there are: a bound."""
+        return self._relaxed() if gap is None else self._whole(gap, allowed)
 
-    def whole(self, limit: float, gap: float, allowed: Array | None = None) -> Found:
+    def relaxed(self) -> Found:
+        """The best values of the variables where they need not be whole, with rows for all memory that they need."""
+        return self._fitting(self._relaxed)
+
+    def whole(self, gap: float, allowed: Array | None = None) -> Found:
         """The best whole solution, or one within `gap`, in which no variables but those `allowed` are used."""
-        return self._fitting(lambda: self._whole(limit, gap, allowed))
+        return self._fitting(lambda: self._whole(gap, allowed))
+
+    def near(self, relaxed: Found, known: float = math.inf) -> Found:
+        """A whole solution that costs less than `known`, and little more than the relaxation where there is one."""
+        if relaxed.x is None or self.is_whole(relaxed):
+            return relaxed
+        found = replace(relaxed, x=None)
+        for near in _NEAR:
+            aim = near * max(1.0, relaxed.value)
+            spare = min(aim, known - relaxed.value)
+            found = self.whole(_ROUGHLY, relaxed.reduced <= spare)
+            if found.x is not None or spare < aim:
+                break
+        return found
 
     def is_whole(self, found: Found) -> bool:
         """Whether a solution of the relaxation is one of the integer program."""
@@ -90,7 +121,7 @@ class Rows:
     def _add(self, found: Found) -> bool:
         """Add the ops at which a solution needs most; whether there were any."""
         assert found.x is not None
-        limit = self.memory * (found.x[-1] if self.least else 1.0)
+        limit = self.memory * (found.x[-1] if self.price else 1.0)
         sizes = [0.0, *(need.bytes for need in found.needs), 0.0]
         over = [
             need
@@ -128,16 +159,15 @@ class Rows:
         return self._constraints
 
     def _costs(self) -> Array:
-        costs = np.zeros(len(self.program.costs) + 2)
-        if not self.least:
-            costs[:-2] = self.program.costs
-        costs[-1] = float(self.least)
-        return costs
+        return np.concatenate([self.costs, [0.0, self.price]])
+
+    def _left(self) -> float:
+        return max(_LEAST_TIME, self.ends - time.monotonic())
 
     def _upper(self) -> Array:
-        return np.concatenate([np.ones(len(self.program.costs)), [np.inf, np.inf if self.least else 1.0]])
+        return np.concatenate([np.ones(len(self.costs)), [np.inf, np.inf if self.price else 1.0]])
 
-    def _relaxed(self, limit: float) -> Found:
+    def _relaxed(self) -> Found:
         # It takes a while to import, and few need it.
         from scipy.optimize import linprog
         from scipy.sparse import vstack
@@ -157,14 +187,14 @@ class Rows:
             lower[equal],
             np.stack([np.zeros(len(highest)), highest], axis=1),
             method="highs-ds",
-            options={"time_limit": max(_LEAST_TIME, limit)},
+            options={"time_limit": self._left()},
         )
         if found.status != 0:
-            return Found(None, np.inf, -np.inf, found.status, found.message)
+            return _nothing(found)
         needs = tuple(self.needs.needs(found.x))
         return Found(found.x, found.fun, found.fun, 0, found.message, needs, found.lower.marginals)
 
-    def _whole(self, limit: float, gap: float, allowed: Array | None) -> Found:
+    def _whole(self, gap: float, allowed: Array | None) -> Found:
         from scipy.optimize import Bounds, LinearConstraint, milp
 
         highest = self._upper()
@@ -175,9 +205,13 @@ class Rows:
             integrality=np.concatenate([self.program.whole, [0, 0]]),
             bounds=Bounds(0, highest),
             constraints=LinearConstraint(*self._written()),
-            options={"time_limit": max(_LEAST_TIME, limit), "mip_rel_gap": gap},
+            options={"time_limit": self._left(), "mip_rel_gap": gap},
         )
         if found.x is None:
-            return Found(None, np.inf, -np.inf, found.status, found.message)
+            return _nothing(found)
         bound = found.fun if found.mip_dual_bound is None else found.mip_dual_bound
         return Found(found.x, found.fun, bound, found.status, found.message, tuple(self.needs.needs(found.x)))
+
+
+def _nothing(found: Any) -> Found:
+    return Found(None, np.inf, np.inf if found.status == _INFEASIBLE else -np.inf, found.status, found.message)
