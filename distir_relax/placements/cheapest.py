@@ -7,10 +7,11 @@ of the next round (`worth`), where most of it is never priced.
 
 from __future__ import annotations
 
-import itertools
 import math
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
+
+import numpy as np
 
 from distir_relax.cost.profile import Profile
 from distir_relax.layout import Shard
@@ -19,7 +20,7 @@ from distir_relax.placements.graph import Graph
 from distir_relax.placements.highs import OutOfTime, Solution, solve, some
 from distir_relax.placements.prices import Prices
 from distir_relax.placements.space import Way
-from distir_relax.placements.transports import needed
+from distir_relax.placements.transports import Transport
 from distir_relax.placements.worth import Worth
 from distir_relax.sharding.choice import Placed
 
@@ -46,13 +47,13 @@ def cheapest(graph: Graph, prices: Prices, memory: float = math.inf, limit: floa
             worth = worth or Worth.of(graph, prices)
             rest = worth.a_look(best.seconds)
     _price_moves(rest, prices)
-    if best is None:
-        return solve(rest, prices, memory, limit)
     try:
-        found = solve(rest, prices, memory, limit, known=best.seconds)
+        found = solve(rest, prices, memory, limit, known=best)
     except OutOfTime as error:
+        if best is None:
+            raise
         return replace(best, bound=min(error.bound, best.seconds))
-    if best.seconds < found.seconds:
+    if best is not None and best.seconds < found.seconds:
         return replace(best, bound=min(found.bound, best.seconds))
     return replace(found, chosen=_numbers(graph, rest, found.chosen))
 
@@ -90,15 +91,11 @@ def _price_moves(graph: Graph, prices: Prices) -> None:
         if node.op is not None and graph.is_priced(node):
             for way in node.ways:
                 for value, gives, rests in zip(node.op.results, way.gives, way.rests, strict=True):
-                    prices.ask_move(value.tensor, gives, rests)
+                    prices.ask_moves(value.tensor, (gives,), (rests,), np.ones((1, 1), dtype=bool))
     for edge in graph.edges:
-        kind = graph.type_of(edge.source)
-        sources = {way.rests[edge.source[1]] for way in graph.nodes[edge.source[0]].ways}
-        for user in edge.users:
-            targets = {needed(graph, user, way) for way in graph.nodes[user[0]].ways}
-            for source, target in itertools.product(sources, targets):
-                if edge.may_move(user, source, target):
-                    prices.ask_move(kind, source, target)
+        at = Transport.of(graph, edge)
+        for user, may in at.may.items():
+            prices.ask_moves(at.kind, at.left, at.taken[user], may)
     prices.find()
 
 

@@ -17,7 +17,7 @@ from distir_relax.errors import DistIRError
 from distir_relax.placements.graph import Graph
 from distir_relax.placements.integer_program import IntegerProgram, seconds_of
 from distir_relax.placements.least import least_memory
-from distir_relax.placements.memory import Memory
+from distir_relax.placements.memory import Memory, Path
 from distir_relax.placements.prices import Prices
 from distir_relax.placements.rows import Found, Rows
 from distir_relax.units import size
@@ -32,13 +32,14 @@ _SLACK = 1e-5
 class Solution:
     """The number of the way that each node takes, the `seconds` of a step, and a `bound`: no solution takes less.
 
-    `bytes` is the most memory that a device needs.
+    `bytes` is the most memory that a device needs, `tight` the ops at which that is what it takes longer for.
     """
 
     chosen: tuple[int, ...]
     seconds: float
     bound: float
     bytes: float
+    tight: tuple[Path, ...] = ()
 
     @property
     def gap(self) -> float:
@@ -64,16 +65,17 @@ class OutOfTime(DistIRError):
 
 def solve(
     graph: Graph, prices: Prices, memory: float = math.inf, limit: float = 60.0, gap: float = 1e-4,
-    known: float = math.inf,
+    known: Solution | None = None,
 ) -> Solution:  # fmt: skip
     """The best ways with which no device needs more than `memory` bytes, found by HiGHS.
 
-    It ends after `limit` seconds, or with a solution that is within `gap` of the bound. Where the graph is known to
-    have one of `known` seconds, it is found sooner. Raises `NoRoom` where there is no solution: it says how little
+    It ends after `limit` seconds, or with a solution that is within `gap` of the bound. Where a solution is
+    `known`, one of the graph, it is found sooner. Raises `NoRoom` where there is no solution: it says how little
     memory would do, and what needs it; `NoWay` where none would do; `OutOfTime` where none is found in time.
     """
     rows = _rows(graph, prices, memory, limit)
-    found, bound = _best(rows, gap, known * rows.program.scale)
+    rows.paths.update(dict.fromkeys(known.tight if known is not None else ()))
+    found, bound = _best(rows, gap, known.seconds * rows.program.scale if known is not None else math.inf)
     if found.is_infeasible and rows.paths:
         raise _no_room(rows, limit)
     if found.is_infeasible:
@@ -92,7 +94,7 @@ def some(
     rows = _rows(graph, prices, memory, limit)
     relaxed = rows.relaxed()
     found = rows.near(relaxed, known * rows.program.scale)
-    return _solution(rows, found, relaxed.bound) if found.x is not None else None
+    return replace(_solution(rows, found, relaxed.bound), tight=relaxed.tight) if found.x is not None else None
 
 
 def _rows(graph: Graph, prices: Prices, memory: float, limit: float) -> Rows:
@@ -110,6 +112,9 @@ def _best(rows: Rows, gap: float, known: float) -> tuple[Found, float]:
         known = min(known, rows.near(relaxed, known).value)
     known *= 1 + _SLACK
     found = rows.whole(gap, relaxed.reduced <= known - relaxed.value)
+    if found.is_infeasible and known < math.inf:
+        # What is known has to be among what is looked at, but for the solver's tolerances.
+        found = rows.whole(gap)
     return found, max(relaxed.value, min(found.bound, known))
 
 

@@ -86,7 +86,10 @@ class IntegerProgram:
 
     def _edge(self, edge: Edge) -> None:
         at = Transport.of(self.graph, edge)
-        costs = {user: self._seconds(at, user) for user in edge.users}
+        costs = {
+            user: edge.count * self.prices.of_moves(at.kind, at.left, at.taken[user], may)
+            for user, may in at.may.items()
+        }
         several = len(edge.users) > 1
         moves: dict[User, Array] = {}
         for user, may in at.may.items():
@@ -100,13 +103,6 @@ class IntegerProgram:
         else:
             (user,) = edge.users
             self._copy(at, user, moves[user])
-
-    def _seconds(self, at: Transport, user: User) -> Array:
-        """What each move to a user takes."""
-        found = np.zeros(at.may[user].shape)
-        for s, t in np.argwhere(at.may[user]).tolist():
-            found[s, t] = self.prices.of_move(at.kind, at.left[s], at.taken[user][t]) * at.edge.count
-        return found
 
     def _copy(self, at: Transport, user: User, moves: Array) -> None:
         """Note what comes to the one user in a layout and did not leave in it."""

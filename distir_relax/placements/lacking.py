@@ -56,10 +56,10 @@ class Lacking:
             held *= (has @ lengths)[which]
             both = np.einsum("adp,bdp,p->abd", has, has, lengths, optimize=True)
             common *= both[which[rows]][:, which[columns]]
-        sums = np.array([[_makes_a_sum(s, t) for t in targets] for s in sources])
+        sums = _makes_sums(sources, targets)
         lacks = held[columns][None] - np.where(sums[:, :, None], 0.0, common)
-        known = np.array([[_is_known(s) and _is_known(t) for t in targets] for s in sources])
-        return np.where(known, lacks.mean(axis=2), 0.0)
+        known = np.array([_is_known(lies) for lies in layouts])
+        return np.where(np.logical_and.outer(known[rows], known[columns]), lacks.mean(axis=2), 0.0)
 
     def _pieces(self, dim: int, size: int, cuts: Sequence[Placed]) -> tuple[Array, Array]:
         """The stretches of a dim that no cut divides: which of them each device has by each cut, and their lengths."""
@@ -83,8 +83,15 @@ def _of_dim(lies: Placed, dim: int) -> Placed:
 _WHOLE: Placement = Replicate()
 
 
-def _makes_a_sum(source: Placed, target: Placed) -> bool:
-    return any(isinstance(s, Partial) and s != t for s, t in zip(source, target, strict=True))
+def _makes_sums(sources: Sequence[Placed], targets: Sequence[Placed]) -> Array:
+    """Whether a sum that is pending in a source (row) is not in a target (column), as it was, along some axis."""
+    number: dict[Placement, int] = {}
+    before, after = (
+        np.array([[number.setdefault(p, len(number)) for p in lies] for lies in some]) for some in (sources, targets)
+    )
+    pends = np.array([[isinstance(p, Partial) for p in lies] for lies in sources])
+    found: Array = np.any(pends[:, None] & (before[:, None] != after[None]), axis=2)
+    return found
 
 
 def _is_known(lies: Placed) -> bool:

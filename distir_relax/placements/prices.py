@@ -12,6 +12,10 @@ from collections import defaultdict
 from collections.abc import Hashable, Iterable, Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
 
 from distir_relax.analysis.simulate import simulate_module
 from distir_relax.analysis.work import FEMTOSECONDS, femtoseconds
@@ -39,7 +43,13 @@ from distir_relax.placements.space import Way
 from distir_relax.sharding import Transition, plan
 from distir_relax.sharding.choice import Placed
 
+Array = npt.NDArray[Any]
 _ROLES = ("parameter", "constant")
+
+
+@dataclass(slots=True)
+class _Price:
+    seconds: float = math.nan
 
 
 @dataclass(slots=True)
@@ -51,64 +61,85 @@ class Prices:
     tail: str = "ragged"
     changes: bool = False
     """Whether the program updates its weights: a backend cannot lay them out once."""
-    _seconds: dict[object, float] = field(default_factory=dict)
+    _known: dict[object, _Price] = field(default_factory=dict)
     _ops: dict[object, tuple[Op, tuple[str, ...]]] = field(default_factory=dict)
+    """The ops that are asked for and not found yet, with the roles of their operands; so `_steps`."""
     _steps: dict[object, tuple[DTensorType, Transition]] = field(default_factory=dict)
-    _moves: dict[object, tuple[object, ...]] = field(default_factory=dict)
-    """The keys of the steps of each redistribution."""
+    _moves: dict[tuple[TensorType, Placed], dict[Placed, tuple[_Price, ...]]] = field(default_factory=dict)
+    """The prices of the steps of each redistribution, by its source and its target."""
 
     def of_op(self, op: Op, way: Way, roles: tuple[str, ...]) -> float:
         """The seconds of an op in a way, its pending sums left pending; `roles` are those of `ask_op`."""
-        return self._seconds[_op_key(op, way, roles)]
+        return self._known[_op_key(op, way, roles)].seconds
 
     def of_move(self, kind: TensorType, source: Placed, target: Placed) -> float:
         """The seconds of a redistribution."""
         if source == target:
             return 0.0
-        return sum(self._seconds[key] for key in self._moves[kind, source, target])
+        return sum(price.seconds for price in self._moves[kind, source][target])
+
+    def of_moves(self, kind: TensorType, sources: Sequence[Placed], targets: Sequence[Placed], may: Array) -> Array:
+        """The seconds of redistributions from each source (row) to each target (column) where there `may` be one."""
+        found = np.zeros(may.shape)
+        for s, source in enumerate(sources):
+            known = self._moves[kind, source]
+            for t in np.flatnonzero(may[s]).tolist():
+                found[s, t] = sum([price.seconds for price in known[targets[t]]])
+        return found
 
     def ask_op(self, op: Op, way: Way, roles: tuple[str, ...]) -> None:
         """Ask for the price of an op in a way; of operands that are inputs, `roles` has what they are."""
         key = _op_key(op, way, roles)
-        if key in self._seconds or key in self._ops:
+        if key in self._known:
             return
         operands = tuple(_laid_out(v, lies) for v, lies in zip(op.operands, way.needs, strict=True))
         results = tuple(_laid_out(v, lies) for v, lies in zip(op.results, way.gives, strict=True))
         if self.tail == "ragged" and _is_plain(op, way):
-            self._seconds[key] = self._plain(op, operands, results, roles)
+            self._known[key] = _Price(self._plain(op, operands, results, roles))
         else:
+            self._known[key] = _Price()
             self._ops[key] = Op(op.name, operands, results, op.attrs), roles
 
-    def ask_move(self, kind: TensorType, source: Placed, target: Placed) -> None:
-        """Ask for the price of a redistribution."""
-        if source == target or (kind, source, target) in self._moves:
-            return
-        have, want = (DTensorType(kind.shape, kind.dtype, lies) for lies in (source, target))
+    def ask_moves(self, kind: TensorType, sources: Sequence[Placed], targets: Sequence[Placed], may: Array) -> None:
+        """Ask for the prices of redistributions from each source (row) to each target (column) where there `may` be
+        one."""
+        wanted = [DTensorType(kind.shape, kind.dtype, lies) for lies in targets]
+        for s, source in enumerate(sources):
+            known = self._moves.setdefault((kind, source), {source: ()})
+            have = DTensorType(kind.shape, kind.dtype, source)
+            for t in np.flatnonzero(may[s]).tolist():
+                if targets[t] not in known:
+                    known[targets[t]] = self._ask_steps(kind, have, wanted[t])
+
+    def _ask_steps(self, kind: TensorType, have: DTensorType, want: DTensorType) -> tuple[_Price, ...]:
+        """The prices of the steps of a redistribution, asked for."""
         if self.tail != "ragged" or self.profile.groups:
             # What is filled up is trimmed first, and filled up again; unlike devices are not told by the first.
-            key: object = (kind, source, target, "whole")
-            attrs = {"placements": print_placements(target)}
-            self._ops.setdefault(key, (Op("redistribute", (Value("x", have),), (Value("y", want),), attrs), ("",)))
-            self._moves[kind, source, target] = (key,)
-            return
-        keys = []
-        placements = list(source)
+            attrs = {"placements": print_placements(want.placements)}
+            op = Op("redistribute", (Value("x", have),), (Value("y", want),), attrs)
+            key = (have, want, "whole")
+            self._ops[key] = op, ("",)
+            return (self._known.setdefault(key, _Price()),)
+        found = []
+        placements = list(have.placements)
         for step in plan(have, want, self.mesh):
             alone = _alone(kind, tuple(placements), step, self.mesh)
-            self._steps.setdefault(alone, alone)
-            keys.append(alone)
+            if alone not in self._known:
+                self._known[alone] = _Price()
+                self._steps[alone] = alone
+            found.append(self._known[alone])
             placements[step.axis] = step.target
-        self._moves[kind, source, target] = tuple(keys)
+        return tuple(found)
 
     def find(self) -> None:
         """Find the price of all that was asked for."""
         asked: dict[Hashable, list[object]] = defaultdict(list)
         for key in (*self._ops, *self._steps):
-            if key not in self._seconds:
-                asked[_uneven(*self._steps[key]) if key in self._steps else None].append(key)
+            asked[_uneven(*self._steps[key]) if key in self._steps else None].append(key)
         # Devices that do alike in all of a program are simulated as one: so what tells them apart is on its own.
         for keys in asked.values():
             self._simulate(keys)
+        self._ops, self._steps = {}, {}
 
     def _simulate(self, keys: Sequence[object]) -> None:
         written = _Written(self.mesh, self.tail, self.changes)
@@ -123,7 +154,7 @@ class Prices:
             for c in event.classes:
                 taken[event.op.location][c] += event.duration
         for number, key in enumerate(keys):
-            self._seconds[key] = max(taken[str(number)].values(), default=0) / FEMTOSECONDS
+            self._known[key].seconds = max(taken[str(number)].values(), default=0) / FEMTOSECONDS
 
     def _plain(self, op: Op, operands: Sequence[Value], results: Sequence[Value], roles: tuple[str, ...]) -> float:
         """The time of an op on the first device, whose shards are the largest, as the simulator rounds it; of devices

@@ -24,7 +24,7 @@ _BEST, _INFEASIBLE = 0, 2
 _ROWS_AT_ONCE = 20
 """How many ops that need too much memory are added at a time, the largest first."""
 _LEAST_TIME = 1.0
-_NEAR = (0.005, 0.02, 0.08, 0.32, math.inf)
+_NEAR = (0.02, 0.08, 0.32, math.inf)
 """How much more than the relaxation a first solution may cost: the less, the fewer variables there are."""
 _ROUGHLY = 5e-3
 """How near to the best of what is looked at it has to be."""
@@ -34,7 +34,7 @@ _WHOLE = 1e-6
 @dataclass(frozen=True, slots=True)
 class Found:
     """What HiGHS found: the variables, None where there is no solution, their `value`, a `bound` of all, what is needed
-    at each op, and of a relaxation the reduced cost of each variable.
+    at each op, and of a relaxation the reduced cost of each variable, and the ops whose memory makes it dearer.
     """
 
     x: Array | None
@@ -44,6 +44,7 @@ class Found:
     message: str
     needs: tuple[Need, ...] = ()
     reduced: Array = field(default_factory=lambda: np.zeros(0))
+    tight: tuple[Path, ...] = ()
 
     @property
     def is_infeasible(self) -> bool:
@@ -192,7 +193,8 @@ class Rows:
         if found.status != 0:
             return _nothing(found)
         needs = tuple(self.needs.needs(found.x))
-        return Found(found.x, found.fun, found.fun, 0, found.message, needs, found.lower.marginals)
+        tight = tuple(path for path, dual in zip(self.paths, found.ineqlin.marginals, strict=False) if dual)
+        return Found(found.x, found.fun, found.fun, 0, found.message, needs, found.lower.marginals, tight)
 
     def _whole(self, gap: float, allowed: Array | None) -> Found:
         from scipy.optimize import Bounds, LinearConstraint, milp
