@@ -142,6 +142,8 @@ class _Sorted:
     def _updates(self) -> list[tuple[int, list[int]]]:
         """The steps that update their operand in place, with all that read it."""
         found = [number for number, op in enumerate(self.steps.ops) if self.kinds[id(op)].is_update]
+        if not found:
+            return []
         readers: dict[int, list[int]] = {self.steps.operands[number][0]: [] for number in found}
         for number, operands in enumerate(self.steps.operands):
             for value in operands:

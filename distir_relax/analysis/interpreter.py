@@ -155,12 +155,11 @@ def _compile(module: Module, given: Steps) -> _Code:
         callee = functions.get(op.callee) if op.callee else None
         if callee is None and op.callee:
             raise VerificationError(f"there is no function @{op.callee}", op.location)
-        gone = []
-        for i in (*results, *operands):
-            if i not in seen:
-                seen.add(i)
-                gone.append(i)
-        last = list(map(set(gone).__contains__, operands)) if callee is not None else []
+        # Most operands of a call are weights that all calls of a function have, long seen.
+        new = {*results, *operands} - seen
+        gone = [i for i in dict.fromkeys((*results, *operands)) if i in new] if new else []
+        seen |= new
+        last = list(map(new.__contains__, operands)) if callee is not None else []
         steps.append(_Step(op, operands, results, [(values[i], i) for i in gone], callee, last))
     steps.reverse()
     unused = [(values[i], i) for i in range(given.inputs) if i not in seen]

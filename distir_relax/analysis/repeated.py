@@ -188,7 +188,8 @@ class _Writer:
     """The numbers of the first results of ops of microbatches from 1 on, by microbatch and place of the op."""
     given: dict[tuple[str, int], int] = field(default_factory=dict)
     """The numbers of the inputs of microbatches, by the input that they are parts of."""
-    plans: dict[int, list[tuple[int, int, int, str]]] = field(default_factory=dict)
+    plans: dict[int, tuple[list[int], list[tuple[int, tuple[int, int, int, str]]]]] = field(default_factory=dict)
+    """Of each op the operands that are the same for all microbatches, and where and what the others are."""
 
     def steps(self) -> tuple[Steps, list[Input]]:
         inputs = list(self._inputs())
@@ -254,23 +255,23 @@ class _Writer:
                 found.append(self._alone(value, 0) if is_before else self._of(self._source(number, place, i), 1))
             return found
         if number not in self.plans:
-            count = len(self.parts.main.ops[number].operands)
-            self.plans[number] = [self._source(number, place, i) for i in range(count)]
-        own, before = self.made[microbatch], self.made[microbatch - 1]
-        return [
-            second
-            if how == _ONCE
-            else (own[first] + second if how == _OWN else before[first] + second)
-            if how != _GIVEN
-            else self.given[family, microbatch]
-            for how, first, second, family in self.plans[number]
-        ]
+            sources = [self._source(number, place, i) for i in range(len(self.parts.main.ops[number].operands))]
+            same = [second if how == _ONCE else -1 for how, _, second, _ in sources]
+            self.plans[number] = same, [(i, source) for i, source in enumerate(sources) if source[0] != _ONCE]
+        same, others = self.plans[number]
+        # Nearly all operands of a stage are its weights.
+        found = same.copy()
+        for i, source in others:
+            found[i] = self._of(source, microbatch)
+        return found
 
     def _of(self, source: tuple[int, int, int, str], microbatch: int) -> int:
         how, first, second, family = source
         if how == _ONCE:
             return second
-        return self.given[family, microbatch] if how == _GIVEN else self.made[microbatch][first] + second
+        if how == _GIVEN:
+            return self.given[family, microbatch]
+        return self.made[microbatch if how == _OWN else microbatch - 1][first] + second
 
     def _source(self, number: int, place: int, i: int) -> tuple[int, int, int, str]:
         """Where an operand comes from: once for all, or from which op of which microbatch."""

@@ -255,9 +255,12 @@ class _Simulator(Domain[Handle]):
         clocks, base = self._relative(frame, devices, self._uses_streams(callee))
         gradients = frame.gradients
         outputs = tuple([v.name in gradients for v in op.results])
-        # Nearly all storage is used once, and alike from call to call.
+        # Nearly all storage is used once, and alike from call to call; most of it is of weights, which nobody frees.
         plain = tuple(
-            [(id(h.bytes), h.category, g and h.freeable, h.users) for h, g in zip(operands, last, strict=True)]
+            [
+                (id(h.bytes), h.category, g, h.users) if h.freeable else h.category
+                for h, g in zip(operands, last, strict=True)
+            ]
         )
         known = len(set(map(id, operands))) == len(operands)
         key = (callee.name, id(devices), clocks, plain, outputs)

@@ -22,7 +22,7 @@ from distir_relax.lowering.microbatches import chosen
 from distir_relax.lowering.order import in_sequence
 from distir_relax.pipeline import run_passes
 from distir_relax.planner.outcome import Outcome
-from distir_relax.planner.scaled import Unlike, scaled
+from distir_relax.planner.scaled import Unlike, scaled, with_shared_types
 from distir_relax.planner.space import Candidate
 from distir_relax.schedules import Order, order_of, schedule_named
 from distir_relax.source import Source
@@ -155,4 +155,4 @@ class Evaluator:
         key = replace(strategy, microbatches=min(strategy.microbatches, 2), schedule=schedule)
         if self._cut is None or self._cut[0] != key:
             self._cut = key, run_passes(source.imported.module, steps[:first], source.checks)
-        return run_passes(self._cut[1], steps[first:], source.checks)
+        return with_shared_types(run_passes(self._cut[1], steps[first:], source.checks))

@@ -26,6 +26,29 @@ def scaled(low: tuple[int, Module], high: tuple[int, Module], batch: int) -> Mod
     return _Scale(batch - a, b - a).module(one, other)
 
 
+def with_shared_types(module: Module) -> Module:
+    """The module with one object for each type: what is known of types by which they are is found sooner."""
+    types: dict[Type, Type] = {}
+
+    def shared(function: Function) -> Function:
+        values: dict[str, Value] = {}
+
+        def made(value: Value) -> Value:
+            kind = types.setdefault(value.type, value.type)
+            values[value.name] = value if kind is value.type else Value(value.name, kind)
+            return values[value.name]
+
+        inputs = tuple([replace(item, value=made(item.value)) for item in function.inputs])
+        ops = []
+        for op in function.ops:
+            operands = tuple([values[v.name] for v in op.operands])
+            ops.append(Op(op.name, operands, tuple(map(made, op.results)), op.attrs, op.location))
+        outputs = tuple([replace(output, value=values[output.value.name]) for output in function.outputs])
+        return Function(function.name, inputs, tuple(ops), outputs)
+
+    return replace(module, functions=tuple(map(shared, module.functions)))
+
+
 @dataclass(slots=True)
 class _Scale:
     part: int
@@ -53,7 +76,9 @@ class _Scale:
     def _input(self, one: Input, other: Input, known: dict[str, Value]) -> Input:
         if one.role != other.role:
             raise Unlike
-        return replace(one, value=self._made(one.value, other.value, known), layout=None)
+        value = self._made(one.value, other.value, known)
+        # Most are weights, of which a batch changes nothing.
+        return one if value is one.value and one.layout is None else replace(one, value=value, layout=None)
 
     def _output(self, one: Output, other: Output, known: dict[str, Value]) -> Output:
         if (one.name, one.value.name) != (other.name, other.value.name):
