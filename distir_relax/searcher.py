@@ -17,6 +17,7 @@ from distir_relax.given import Model, call_target, read_target, what_is
 from distir_relax.planner import Outcome, Search, Space, search_by_steps, search_grid, search_on_ranks
 from distir_relax.planner.grid import Told
 from distir_relax.planner.space import POWERS
+from distir_relax.report.strip import strips
 from distir_relax.runtime.join import detect
 from distir_relax.source import CompileOptions, Source
 from distir_relax.training import Training
@@ -41,6 +42,7 @@ def search(
     resume: str | Path | None = None,
     told: Told | None = None,
     by_steps: bool = False,
+    time_lines: bool = False,
 ) -> Search:
     """Simulate a model under every strategy for so many devices, and find the fastest that fits into memory.
 
@@ -54,7 +56,8 @@ def search(
 
     It uses `workers` processes, as many as there are cores unless given; under mpirun, where all ranks call this, the
     ranks but the first, and all return what they find. `resume` is a file that keeps what is done; a
-    search that is given it again goes on. `told` hears of each outcome.
+    search that is given it again goes on. `told` hears of each outcome. With `time_lines` each outcome has its own,
+    for a page.
 
     With `by_steps` each D x T x P is tried once, and options around the best of these (`planner.steps`); what weights
     alone show not to fit is ruled out. That is for spaces of which too many strategies would be simulated.
@@ -74,12 +77,13 @@ def search(
         devices, batches, source.is_training, tuple(microbatches), tuple(schedules), tuple(chunks), tuple(zero),
         tuple(checkpoint), tuple(sequence_parallel), tuple(placements),
     )  # fmt: skip
+    draw = strips if time_lines else None
     if by_steps:
         _check_steps(resume)
-        return search_by_steps(source, machine, space, workers=workers, told=told)
+        return search_by_steps(source, machine, space, workers=workers, told=told, draw=draw)
     if detect() == "mpi":
-        return search_on_ranks(source, machine, space, resume, told)
-    return search_grid(source, machine, space, workers=workers, resume=resume, told=told)
+        return search_on_ranks(source, machine, space, resume, told, draw)
+    return search_grid(source, machine, space, workers=workers, resume=resume, told=told, draw=draw)
 
 
 def _check_steps(resume: str | Path | None) -> None:

@@ -128,7 +128,7 @@ def run(grid: Grid, folder: Path, samples: int = 24) -> Found:
     known = json.loads(notes.read_text()) if notes.exists() else {}
     if "timed" in known:
         rows = (json.loads(line) for line in kept.read_text().splitlines()[1:])
-        outcomes = {o.candidate: o for o in map(Outcome.from_json, rows)}
+        outcomes = {o.candidate: o for o in map(Outcome.from_row, rows)}
         order = tuple(outcomes[candidate] for candidate in grid.space.candidates())
         search = Search(grid.space, load_profile(MACHINE), order)
     else:

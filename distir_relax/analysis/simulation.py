@@ -248,6 +248,11 @@ class Simulation:
         """As `events`, with the calls that lead from the entry function to the op."""
         return _flat(self._events, 0, ())
 
+    @property
+    def steps(self) -> list[Event | Called]:
+        """What the entry function does, in program order. The steps of calls that do the same are one object."""
+        return self._events
+
     def called(self) -> Iterator[Called]:
         """The calls of the entry function, in program order."""
         return (event for event in self._events if isinstance(event, Called))

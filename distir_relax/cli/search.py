@@ -68,7 +68,7 @@ def search(
         "schedules": _words(schedules), "chunks": _numbers(chunks, "--chunks"), "zero": _numbers(zero, "--zero"),
         "checkpoint": _words(checkpoint), "sequence_parallel": read_switches(sequence_parallel, "--sequence-parallel"),
         "placements": _words(placements), "by_steps": by_steps, "stages": read_stages(stages) or (),
-        "workers": workers, "resume": resume,
+        "workers": workers, "resume": resume, "time_lines": html is not None,
         **({"microbatches": _numbers(microbatches, "--microbatches")} if microbatches else {}),
     }  # fmt: skip
     found = _found(model, options, top)
@@ -102,7 +102,7 @@ def _write(model: str, profile: str, found: Search, csv: Path | None, html: Path
     if csv is not None:
         write_text(csv, csv_text(found))
     if html is not None:
-        write_search_page(found, html, model, profile, found.simulate)
+        write_search_page(found, html, model, profile)
 
 
 def _tell(model: str, found: Search, top: int, execute: int, as_json: bool) -> None:

@@ -7,7 +7,7 @@ sizes of microbatches the smallest and the largest are compiled, and those in be
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
 
 from distir_relax.analysis.simulate import simulate_module
@@ -21,13 +21,15 @@ from distir_relax.lowering.accumulate import is_in_turn
 from distir_relax.lowering.microbatches import chosen
 from distir_relax.lowering.order import in_sequence
 from distir_relax.pipeline import run_passes
-from distir_relax.planner.outcome import Outcome
+from distir_relax.planner.outcome import Lanes, Outcome
 from distir_relax.planner.scaled import Unlike, scaled, with_shared_types
 from distir_relax.planner.space import Candidate
 from distir_relax.schedules import Order, order_of, schedule_named
 from distir_relax.source import Source
 from distir_relax.strategies.shares import Shares
 from distir_relax.strategies.strategy import Strategy
+
+Draw = Callable[[Simulation], Lanes]
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,11 +46,13 @@ class Evaluator:
     """Predicts steps of one model on one machine.
 
     `source` has a batch larger than any that is asked for. The programs of one form are kept, and one cut into stages:
-    so candidates are best asked for in the order of `Space.candidates`.
+    so candidates are best asked for in the order of `Space.candidates`. `draw` makes the time lines of outcomes.
     """
 
-    def __init__(self, source: Source, profile: Profile, candidates: Iterable[Candidate] = ()) -> None:
-        self.source, self.profile = source, profile
+    def __init__(
+        self, source: Source, profile: Profile, candidates: Iterable[Candidate] = (), draw: Draw | None = None
+    ) -> None:
+        self.source, self.profile, self.draw = source, profile, draw
         self._sizes: dict[_Form, set[int]] = {}
         for candidate in candidates:
             form = self._form(candidate)
@@ -60,7 +64,8 @@ class Evaluator:
     def outcome(self, candidate: Candidate) -> Outcome:
         """What a candidate is predicted to do; one that cannot be compiled says why in `refused`."""
         try:
-            return Outcome.of(candidate, self.simulate(candidate))
+            found = self.simulate(candidate)
+            return Outcome.of(candidate, found, () if self.draw is None else self.draw(found))
         except DistIRError as error:
             return Outcome(str(candidate.strategy), candidate.samples, refused=error.message)
 

@@ -21,7 +21,7 @@ from distir_relax.analysis.simulation import Simulation
 from distir_relax.cost.profile import Profile
 from distir_relax.errors import DistIRError, RunError
 from distir_relax.ir import print_module
-from distir_relax.planner.evaluate import Evaluator
+from distir_relax.planner.evaluate import Draw, Evaluator
 from distir_relax.planner.outcome import Outcome
 from distir_relax.planner.space import Candidate, Space
 from distir_relax.planner.workers import in_processes
@@ -99,7 +99,7 @@ class _Kept:
         try:
             # A line that was being written when the last search ended is left out.
             partial = self.path.with_name(f".{self.path.name}.partial")
-            rows = [{"search": self.key}, *(outcome.as_json() for outcome in self.known.values())]
+            rows = [{"search": self.key}, *(outcome.as_row() for outcome in self.known.values())]
             partial.write_text("".join(f"{json.dumps(row)}\n" for row in rows))
             partial.replace(self.path)
             self.file = self.path.open("a")
@@ -116,7 +116,7 @@ class _Kept:
             if not isinstance(row, dict) or (not number and "search" not in row):
                 raise DistIRError("these are not the results of a search", where, "name a file that there is not yet")
             if number:
-                outcome = Outcome.from_json(row, f"{where}:{number + 1}")
+                outcome = Outcome.from_row(row, f"{where}:{number + 1}")
                 self.known[outcome.candidate] = outcome
             elif row["search"] != self.key:
                 message = "these are results of another model, or for another machine"
@@ -125,7 +125,7 @@ class _Kept:
     def add(self, outcome: Outcome) -> None:
         """Write one."""
         assert self.file is not None
-        self.file.write(json.dumps(outcome.as_json()) + "\n")
+        self.file.write(json.dumps(outcome.as_row()) + "\n")
         self.file.flush()
 
 
@@ -138,13 +138,13 @@ def search_grid(
     resume: str | Path | None = None,
     executor: Executor | None = None,
     told: Told | None = None,
+    draw: Draw | None = None,
 ) -> Search:
     """Simulate all candidates of a space.
 
     `source` has a batch larger than any of the space. They are worked through by `workers` processes (as many as there
-    are cores), or by an `executor`, for whose workers `begin_worker` was called.
-    `told` hears of each outcome. `resume` is a file that keeps outcomes, whatever ends the search, and from which it
-    goes on.
+    are cores), or by an `executor`, for whose workers `begin_worker` was called. `told` hears of each outcome, `draw`
+    makes their time lines. `resume` is a file that keeps outcomes, whatever ends the search, and from which it goes on.
 
     Raises `DistIRError` for a file of another search, `RunError` where a process of it was ended.
     """
@@ -159,7 +159,7 @@ def search_grid(
         if told is not None:
             told(outcome, len(candidates))
     waiting = [candidate for candidate in candidates if candidate not in found]
-    evaluator = Evaluator(source, profile, candidates)
+    evaluator = Evaluator(source, profile, candidates, draw)
     for outcome in outcomes_of(evaluator, waiting, workers or os.cpu_count() or 1, executor):
         found[outcome.candidate] = outcome
         if kept is not None:

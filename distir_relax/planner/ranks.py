@@ -7,14 +7,19 @@ from pathlib import Path
 
 from distir_relax.cost.profile import Profile
 from distir_relax.errors import DistIRError
-from distir_relax.planner.evaluate import Evaluator
+from distir_relax.planner.evaluate import Draw, Evaluator
 from distir_relax.planner.grid import Search, Told, begin_worker, search_grid
 from distir_relax.planner.space import Space
 from distir_relax.source import Source
 
 
 def search_on_ranks(
-    source: Source, profile: Profile, space: Space, resume: str | Path | None = None, told: Told | None = None
+    source: Source,
+    profile: Profile,
+    space: Space,
+    resume: str | Path | None = None,
+    told: Told | None = None,
+    draw: Draw | None = None,
 ) -> Search:
     """As `search_grid`, by all ranks of mpirun, each of which calls this; all return what was found.
 
@@ -24,7 +29,7 @@ def search_on_ranks(
     from mpi4py.futures import MPICommExecutor
 
     world = MPI.COMM_WORLD
-    evaluator = Evaluator(source, profile, space.candidates())
+    evaluator = Evaluator(source, profile, space.candidates(), draw)
     begin_worker(evaluator)
     found: Search | DistIRError | None = None
     with MPICommExecutor(world, root=0) as executor:
@@ -32,7 +37,7 @@ def search_on_ranks(
             alone = world.size == 1
             try:
                 found = search_grid(
-                    source, profile, space, resume=resume, told=told, workers=1 if alone else None,
+                    source, profile, space, resume=resume, told=told, workers=1 if alone else None, draw=draw,
                     executor=None if alone else executor,  # type: ignore[arg-type]
                 )  # fmt: skip
             except DistIRError as error:

@@ -17,7 +17,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 
 from distir_relax.cost.profile import Profile
-from distir_relax.planner.evaluate import Evaluator
+from distir_relax.planner.evaluate import Draw, Evaluator
 from distir_relax.planner.grid import Search, Told, outcomes_of
 from distir_relax.planner.least import Least
 from distir_relax.planner.outcome import Outcome
@@ -38,6 +38,7 @@ def search_by_steps(
     *,
     workers: int | None = None,
     told: Told | None = None,
+    draw: Draw | None = None,
     worth: int = WORTH,
 ) -> Search:
     """As `search_grid`, of some of the candidates: those that were tried, and those that could be ruled out.
@@ -45,7 +46,7 @@ def search_by_steps(
     Around degrees that are not the best no more is tried once programs of `worth` ops were, as the model has them.
     """
     start = time.perf_counter()
-    climb = _Climb(source, profile, space, workers or os.cpu_count() or 1, told)
+    climb = _Climb(source, profile, space, workers or os.cpu_count() or 1, told, draw)
     climb.rule_out()
     for tier in climb.firsts():
         while wanted := climb.not_slower(tier):
@@ -67,6 +68,7 @@ class _Climb:
     space: Space
     workers: int
     told: Told | None
+    draw: Draw | None
     evaluator: Evaluator = field(init=False)
     least: Least = field(init=False)
     groups: dict[object, list[Candidate]] = field(default_factory=dict)
@@ -75,7 +77,7 @@ class _Climb:
 
     def __post_init__(self) -> None:
         # Few candidates are of one form: each is compiled by itself.
-        self.evaluator = Evaluator(self.source, self.profile)
+        self.evaluator = Evaluator(self.source, self.profile, draw=self.draw)
         self.least = Least(self.source, self.profile)
 
     def rule_out(self) -> None:

@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
 from html import escape
 from importlib import resources
 from pathlib import Path
 from string import Template
 from typing import Any
 
-from distir_relax.analysis.simulation import Simulation
-from distir_relax.planner import Candidate, Outcome, Search
+from distir_relax.planner import Outcome, Search
+from distir_relax.planner.outcome import Lanes
 from distir_relax.report.page import figure
 from distir_relax.report.search import COLUMNS, cells, discarded, headline, room
 from distir_relax.report.simulation import write_text
@@ -19,24 +18,19 @@ from distir_relax.report.strip import strips
 from distir_relax.units import rate, seconds, size
 
 TIME_LINES = 40
-"""Of how many configurations a page has time lines: they are simulated once more for it."""
+"""How many of the best have a time line where the search has none: they are simulated once more for it."""
 
 
-def write_search_page(
-    search: Search, path: Path, model: str, machine: str, simulate: Callable[[Candidate], Simulation]
-) -> None:
+def write_search_page(search: Search, path: Path, model: str, machine: str) -> None:
     """Write `search_page` to a file. Raises `DistIRError` when it cannot be written."""
-    write_text(path, search_page(search, model, machine, simulate))
+    write_text(path, search_page(search, model, machine))
 
 
-def search_page(
-    search: Search, model: str, machine: str, simulate: Callable[[Candidate], Simulation], top: int = 20
-) -> str:
-    """The page's text. `model` and `machine` are how the command line names the model and the profile; `simulate` gives
-    a candidate's time line."""
+def search_page(search: Search, model: str, machine: str, top: int = 20) -> str:
+    """The page's text. `model` and `machine` are how the command line names the model and the profile."""
     folder = resources.files("distir_relax.report") / "templates"
-    drawn = {o: strips(simulate(o.candidate)) for o in _with_time_line(search)}
-    points = [_point(outcome, drawn.get(outcome)) for outcome in search.outcomes if outcome.seconds]
+    drawn = {o: o.lanes or strips(search.simulate(o.candidate)) for o in _best(search)}
+    points = [_point(o, o.lanes or drawn.get(o, ())) for o in search.outcomes if o.seconds]
     least = min(memory for _, memory in search.profile.kinds(search.space.devices))
     data = {
         "points": points, "memory": least, "model": model, "profile": machine,
@@ -57,7 +51,7 @@ def search_page(
     )
 
 
-def _with_time_line(search: Search) -> list[Outcome]:
+def _best(search: Search) -> list[Outcome]:
     """The best of all, of each batch, and of each D/T/P."""
     ranked = search.ranked or search.too_large
     by_degrees: dict[object, Outcome] = {}
@@ -68,7 +62,7 @@ def _with_time_line(search: Search) -> list[Outcome]:
     return list(chosen)[:TIME_LINES]
 
 
-def _point(outcome: Outcome, lanes: list[dict[str, Any]] | None) -> dict[str, Any]:
+def _point(outcome: Outcome, lanes: Lanes) -> dict[str, Any]:
     s = outcome.candidate.strategy
     degrees = {"D": s.data, "T": s.tensor, "P": s.pipeline}
     most = max(degrees, key=lambda name: degrees[name])
@@ -77,7 +71,7 @@ def _point(outcome: Outcome, lanes: list[dict[str, Any]] | None) -> dict[str, An
         "throughput": outcome.throughput, "memory": outcome.memory, "fits": outcome.fits,
         "bubble": round(outcome.bubble, 5), "communication": round(outcome.communication, 5), "kind": "DTP".index(most),
     }  # fmt: skip
-    return found if lanes is None else {**found, "lanes": lanes}
+    return {**found, "lanes": lanes} if lanes else found
 
 
 def _figures(search: Search) -> list[tuple[str, str, str]]:

@@ -1,32 +1,122 @@
-"""A time line as small as a line of text: what each class of devices does most of in each of some columns."""
+"""A time line as small as a line of text: what each class of devices does most of in each of some columns.
+
+What a call does is joined to a few stretches of computing and communicating, and where it takes less than a column, to
+how long it does either: so a strip takes much less time than the simulation.
+"""
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, field
 
-from distir_relax.analysis.simulation import Simulation
+from distir_relax.analysis.simulation import Called, Event, Simulation
 from distir_relax.analysis.work import COMPUTE
 from distir_relax.report.simulation import class_name
 from distir_relax.report.timeline import shown_classes
 
 LANES = 16
 """How many classes of devices have a strip."""
+COLUMNS = 400
+
+Strip = tuple[str, str]
+"""The name of a class, and what it does in how many columns, one after the other: ``c120m3i40``, in which it computes
+(c), communicates (m), or does neither (i)."""
 
 
-def strips(simulation: Simulation, columns: int = 600) -> list[dict[str, Any]]:
-    """For each class of devices its name and `runs`: pairs of what is done most (0 computing, 1 communicating, 2
-    nothing) and for how many of the `columns`. What streams do beside is not there."""
-    span = max(simulation.clocks) or 1
+def strips(simulation: Simulation, columns: int = COLUMNS) -> tuple[Strip, ...]:
+    """The strip of each class of devices, of 16 at equal distances where there are more. What streams do beside is not
+    there."""
     shown = shown_classes(simulation, LANES)
-    busy = {c: ([0.0] * columns, [0.0] * columns) for c in shown}
-    for event, start in simulation.events():
-        if event.stream or not event.duration:
-            continue
-        first, last = start * columns / span, (start + event.duration) * columns / span
-        for c in event.classes:
-            if c in busy:
-                _cover(busy[c][0 if event.kind == COMPUTE else 1], first, last)
-    return [{"name": class_name(simulation, c), "runs": _runs(*busy[c])} for c in shown]
+    found = _Columns(columns, max(simulation.clocks) or 1, {c: i for i, c in enumerate(shown)})
+    found.cover(simulation.steps)
+    return tuple((class_name(simulation, c), _runs(*rows)) for c, rows in zip(shown, found.rows, strict=True))
+
+
+_Stretch = tuple[int, int, int, int]
+"""A class computes (0) or communicates (1) from one time to another, in femtoseconds."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Done:
+    """What is done in some steps: the stretches, when the first begins and the last ends, and how long each class
+    computes and communicates."""
+
+    steps: Sequence[Event | Called]
+    stretches: list[_Stretch]
+    first: int
+    last: int
+    busy: list[tuple[int, int, int]]
+
+
+@dataclass(slots=True)
+class _Columns:
+    columns: int
+    span: int
+    places: dict[int, int]
+    """The row of each class."""
+    rows: list[tuple[list[float], list[float]]] = field(init=False)
+    """For each, how much of a column it computes, and communicates."""
+    known: dict[int, _Done] = field(default_factory=dict)
+    """By the steps of a call, which are one object in all calls that do the same."""
+
+    def __post_init__(self) -> None:
+        self.rows = [([0.0] * self.columns, [0.0] * self.columns) for _ in self.places]
+
+    def cover(self, steps: Sequence[Event | Called]) -> None:
+        """Add what the entry function does."""
+        columns, span = self.columns, self.span
+        for step in steps:
+            if not isinstance(step, Called):
+                self._add(self._stretches(step), 0)
+                continue
+            inside = self._done(step.events)
+            column = (step.base + inside.first) * columns // span
+            if column != (step.base + inside.last) * columns // span:
+                self._add(inside.stretches, step.base)
+                continue
+            for c, *busy in inside.busy:
+                for row, duration in zip(self.rows[self.places[c]], busy, strict=True):
+                    row[column] += duration * columns / span
+
+    def _add(self, stretches: Iterable[_Stretch], base: int) -> None:
+        columns, span = self.columns, self.span
+        for c, kind, start, end in stretches:
+            _cover(self.rows[self.places[c]][kind], (base + start) * columns / span, (base + end) * columns / span)
+
+    def _stretches(self, event: Event) -> Iterator[_Stretch]:
+        if event.duration and not event.stream:
+            kind, end = int(event.kind != COMPUTE), event.start + event.duration
+            yield from ((c, kind, event.start, end) for c in event.classes if c in self.places)
+
+    def _done(self, steps: Sequence[Event | Called]) -> _Done:
+        found = self.known.get(id(steps))
+        if found is None:
+            found = self.known[id(steps)] = self._joined(steps)
+        return found
+
+    def _joined(self, steps: Sequence[Event | Called]) -> _Done:
+        """Stretches that follow each other are one: most of what a stage does is to compute."""
+        found: list[_Stretch] = []
+        going: dict[int, _Stretch] = {}
+        busy = {c: [0, 0] for c in self.places}
+        for step in steps:
+            if isinstance(step, Called):
+                inside = self._done(step.events).stretches
+                mine: Iterable[_Stretch] = ((c, kind, a + step.base, b + step.base) for c, kind, a, b in inside)
+            else:
+                mine = self._stretches(step)
+            for c, kind, start, end in mine:
+                busy[c][kind] += end - start
+                before = going.get(c)
+                if before is None or before[1] != kind or before[3] != start:
+                    found += [before] if before else []
+                    going[c] = c, kind, start, end
+                else:
+                    going[c] = c, kind, before[2], end
+        found += going.values()
+        ends = [time for _, _, *times in found for time in times]
+        rows = [(c, a, b) for c, (a, b) in busy.items() if a or b]
+        return _Done(steps, found, min(ends, default=0), max(ends, default=0), rows)
 
 
 def _cover(row: list[float], first: float, last: float) -> None:
@@ -34,12 +124,12 @@ def _cover(row: list[float], first: float, last: float) -> None:
         row[column] += min(last, column + 1) - max(first, column)
 
 
-def _runs(compute: list[float], communicate: list[float]) -> list[list[int]]:
-    runs: list[list[int]] = []
+def _runs(compute: Sequence[float], communicate: Sequence[float]) -> str:
+    runs: list[tuple[str, int]] = []
     for a, b in zip(compute, communicate, strict=True):
-        kind = 2 if a + b < 0.5 else 0 if a >= b else 1
+        kind = "i" if a + b < 0.5 else "c" if a >= b else "m"
         if runs and runs[-1][0] == kind:
-            runs[-1][1] += 1
+            runs[-1] = kind, runs[-1][1] + 1
         else:
-            runs.append([kind, 1])
-    return runs
+            runs.append((kind, 1))
+    return "".join(f"{kind}{count}" for kind, count in runs)

@@ -19,6 +19,7 @@ from distir_relax.given import what_is
 from distir_relax.planner import Candidate, Evaluator, Outcome, Search, Space, search_grid
 from distir_relax.planner.space import degrees_of
 from distir_relax.report.search import csv_text, table
+from distir_relax.report.strip import strips
 from distir_relax.source import CompileOptions, Source
 from distir_relax.strategies.strategy import Strategy
 from tests import search_models
@@ -140,11 +141,13 @@ def test_a_search_goes_on_from_what_was_kept(tmp_path: Path) -> None:
             raise Stopped
 
     with pytest.raises(Stopped):
-        search_grid(model, profile, space, workers=1, resume=kept, told=tell)
+        search_grid(model, profile, space, workers=1, resume=kept, told=tell, draw=strips)
     # The line that was being written when a machine went down is lost, and nothing else.
     kept.write_text(kept.read_text() + '{"strategy": "1/1')
     found = search_grid(model, profile, space, workers=1, resume=kept)
     assert found.known == 5
+    assert [bool(outcome.lanes) for outcome in found.outcomes] == [outcome in seen for outcome in found.outcomes]
+    assert all(outcome.lanes == strips(found.simulate(outcome.candidate)) for outcome in seen)
     assert found.outcomes == search_grid(model, profile, space, workers=1).outcomes
     assert search_grid(model, profile, space, workers=1, resume=kept).known == len(found.outcomes)
     other = search_models.train(34).read(CompileOptions(profile=profile))
@@ -159,6 +162,7 @@ def test_a_search_goes_on_from_what_was_kept(tmp_path: Path) -> None:
         '{"search": 1}',
         f"{head}\n[]\n{head}\n",
         f"{head}\n{row}\n",
+        f"{head}\n{json.dumps({**seen[0].as_row(), 'lanes': [['device 0']]})}\n",
         f"{head}\n{'[' * 99}}}",
     ):
         kept.write_text(text)

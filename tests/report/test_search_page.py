@@ -11,6 +11,8 @@ from pathlib import Path
 import pytest
 
 import distir_relax as dr
+from distir_relax.analysis.simulation import Simulation
+from distir_relax.analysis.work import COMPUTE
 from distir_relax.cost.profile import load_profile
 from distir_relax.planner import Search
 from distir_relax.report.search_page import TIME_LINES, search_page, write_search_page
@@ -38,13 +40,13 @@ def search() -> Search:
 
 def found(memory: float) -> Search:
     profile = replace(load_profile("dgx2-v100"), memory=memory)
-    return dr.search(MODEL, devices=6, profile=profile, global_batch=(12, 24, 48), workers=1)
+    return dr.search(MODEL, devices=6, profile=profile, global_batch=(12, 24, 48), workers=1, time_lines=True)
 
 
 @pytest.fixture(scope="module")
 def page(search: Search, tmp_path_factory: pytest.TempPathFactory) -> Path:
     path = tmp_path_factory.mktemp("page") / "search.html"
-    write_search_page(search, path, "model.py:<b>&", "far.toml", search.simulate)
+    write_search_page(search, path, "model.py:<b>&", "far.toml")
     return path
 
 
@@ -69,9 +71,8 @@ def test_a_point_opens_its_time_line(chromium: Browser, page: Path, search: Sear
     chromium.settle()
     second = search.ranked[1]
     assert chromium.run("return document.getElementById('chosen-name').textContent").startswith(second.strategy)
-    rows = strips(search.simulate(second.candidate))
     drawn = chromium.run("return document.querySelectorAll('#lanes rect').length")
-    assert drawn == sum(len(row["runs"]) for row in rows)
+    assert drawn == sum(len(re.findall("[cmi]", text)) for _, text in second.lanes) > 6
     command = chromium.run("return document.getElementById('chosen-command').textContent")
     assert f"--strategy {second.strategy} " in command
     assert "--profile far.toml " in command
@@ -79,29 +80,54 @@ def test_a_point_opens_its_time_line(chromium: Browser, page: Path, search: Sear
 
 
 def test_the_data_are_the_outcomes(search: Search) -> None:
-    text = search_page(search, "model", "far.toml", search.simulate)
+    text = search_page(search, "model", "far.toml")
     match = re.search(r'id="data">(.*?)</script>', text, re.DOTALL)
     assert match
     points = json.loads(match[1])["points"]
     assert [(p["strategy"], p["samples"], p["fits"]) for p in points] == [
         (o.strategy, o.samples, o.fits) for o in search.outcomes if o.seconds
     ]
-    assert 0 < sum("lanes" in p for p in points) <= TIME_LINES
-    assert all(
-        "lanes" in p
-        for p in points
-        if p["strategy"] == search.ranked[0].strategy and p["samples"] == search.ranked[0].samples
-    )
+    assert [tuple(map(tuple, p["lanes"])) for p in points] == [o.lanes for o in search.outcomes if o.seconds]
+    assert all(o.lanes == strips(search.simulate(o.candidate)) for o in search.ranked[::17])
 
 
-def test_strips_say_for_how_long_devices_compute(search: Search) -> None:
-    simulation = search.simulate(search.ranked[0].candidate)
-    for c, row in zip(shown_classes(simulation, LANES), strips(simulation, columns=4000), strict=True):
-        assert sum(count for _, count in row["runs"]) == 4000
-        computing = sum(count for kind, count in row["runs"] if kind == 0) / 4000
-        assert computing == pytest.approx(simulation.busy[0][c] / max(simulation.clocks), abs=0.02)
+def test_a_search_without_time_lines_has_those_of_the_best(search: Search) -> None:
+    plain = replace(search, outcomes=tuple(replace(o, lanes=()) for o in search.outcomes))
+    match = re.search(r'id="data">(.*?)</script>', search_page(plain, "model", "far.toml"), re.DOTALL)
+    assert match
+    drawn = [p for p in json.loads(match[1])["points"] if "lanes" in p]
+    assert len(drawn) == TIME_LINES < len(search.ranked)
+    best = search.ranked[0]
+    assert [p for p in drawn if (p["strategy"], p["samples"]) == (best.strategy, best.samples)]
+
+
+@pytest.mark.parametrize("columns", [7, 127])
+def test_a_strip_says_what_most_of_each_column_goes_by_with(search: Search, columns: int) -> None:
+    pipelines = [o for o in search.ranked if o.candidate.strategy.pipeline > 1]
+    for outcome in (search.ranked[0], *pipelines[:5]):
+        simulation = search.simulate(outcome.candidate)
+        classes = shown_classes(simulation, LANES)
+        for (_, text), row in zip(strips(simulation, columns), busy(simulation, classes, columns), strict=True):
+            kinds = "".join(kind * int(count) for kind, count in re.findall(r"([cmi])(\d+)", text))
+            assert len(kinds) == columns
+            for kind, compute, communicate in zip(kinds, *row, strict=True):
+                if abs(compute + communicate - 0.5) > 1e-6 and abs(compute - communicate) > 1e-6:
+                    most = "c" if compute > communicate else "m"
+                    assert kind == ("i" if compute + communicate < 0.5 else most)
+
+
+def busy(simulation: Simulation, classes: list[int], columns: int) -> list[tuple[list[float], list[float]]]:
+    """For each class how much of each column it computes, and communicates, op by op."""
+    width = max(simulation.clocks) / columns
+    found = [([0.0] * columns, [0.0] * columns) for _ in classes]
+    for event, start in simulation.events():
+        for row in (found[classes.index(c)] for c in event.classes if c in classes and not event.stream):
+            for column in range(columns):
+                low, high = max(start, column * width), min(start + event.duration, (column + 1) * width)
+                row[event.kind != COMPUTE][column] += max(0.0, high - low) / width
+    return found
 
 
 def test_a_search_of_which_nothing_fits_has_a_page() -> None:
     nothing = found(1e3)
-    assert "nothing fits" in search_page(nothing, "model", "far.toml", nothing.simulate)
+    assert "nothing fits" in search_page(nothing, "model", "far.toml")

@@ -109,8 +109,10 @@ function choose(i) {
 const lanesBox = document.getElementById("lanes");
 function drawLanes() {
   lanesBox.replaceChildren();
-  const lanes = chosen < 0 ? null : points[chosen].lanes;
-  if (!lanes) return;
+  if (chosen < 0 || !points[chosen].lanes) return;
+  const lanes = points[chosen].lanes.map(([name, text]) => ({
+    name, runs: [...text.matchAll(/([cmi])(\d+)/g)].map(([, kind, count]) => ["cmi".indexOf(kind), Number(count)]),
+  }));
   const total = lanes[0].runs.reduce((sum, [, count]) => sum + count, 0), high = 18, gap = 4, width = lanesBox.clientWidth || 320;
   const left = width < 640 ? 0 : Math.min(190, 20 + 6.4 * Math.max(...lanes.map((lane) => lane.name.length)));
   const step = high + gap + (left ? 0 : 15);
