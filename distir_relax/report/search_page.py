@@ -42,7 +42,7 @@ def search_page(search: Search, model: str, machine: str, top: int = 20) -> str:
         title=escape(f"{model} on {search.space.devices} devices of {search.profile.name}"),
         style=(folder / "page.css").read_text(),
         headline="".join(figure(*row) for row in _figures(search)),
-        note=escape(". ".join((headline(search), *discarded(search)))),
+        note=escape("; ".join((headline(search), *discarded(search)))),
         columns="".join(f"<th>{name}</th>" for name in COLUMNS),
         rows=rows,
         # A script ends at "</script" wherever that stands, so no "<" may be in its data.

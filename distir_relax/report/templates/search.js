@@ -23,7 +23,7 @@ function summary(point) {
 function logTicks(low, high) {
   const found = [], wide = Math.log10(high / low);
   for (let power = Math.floor(Math.log10(low)); power <= Math.ceil(Math.log10(high)); power++) {
-    for (const n of wide < 1.5 ? [1, 2, 5] : wide < 5 ? [1] : power % 2 ? [] : [1]) {
+    for (const n of wide < 2.5 ? [1, 2, 5] : wide < 5 ? [1] : power % 2 ? [] : [1]) {
       const at = n * 10 ** power;
       if (at >= low && at <= high) found.push(at);
     }
@@ -59,7 +59,7 @@ function chart(id, shown, xOf, yOf, xText, yText, names, extras) {
     for (const i of order) {
       const point = points[i], colour = `var(${COLOURS[point.kind]})`;
       const dot = element("circle", {
-        cx: x(xOf(point)), cy: y(yOf(point)), r: i === chosen ? 7 : point.lanes ? 4.5 : 3.2, "data-point": i,
+        cx: x(xOf(point)), cy: y(yOf(point)), r: i === chosen ? 7 : point.lanes ? 3.6 : 2.6, "data-point": i,
         fill: point.fits ? colour : "transparent", stroke: i === chosen ? "var(--mark)" : colour,
         "stroke-width": i === chosen ? 2 : 1, style: "cursor: pointer",
       }, svg);
