@@ -64,11 +64,11 @@ def test_what_is_found_is_what_each_strategy_simulates_alone() -> None:
     large = source(2 * 61, profile)
     evaluator = Evaluator(large, profile, candidates)
     between = 0
-    for candidate in candidates[::7]:
+    for candidate in candidates[::17]:
         alone = large.under(candidate.strategy).simulate(profile, candidate.samples)
         between += evaluator._between(candidate) is not None
         assert evaluator.outcome(candidate) == Outcome.of(candidate, alone)
-    assert between > 10
+    assert between > 5
 
 
 @pytest.mark.parametrize("make", [search_models.run, search_models.train])
@@ -109,10 +109,11 @@ def test_a_program_in_between_is_the_one_that_is_compiled(strategy: str) -> None
 
 def test_the_best_is_the_fastest_that_fits_by_brute_force() -> None:
     tight = load_profile(MACHINE)
-    found = dr.search(TRAIN, devices=6, profile=tight, global_batch=[24, 30], zero=(0, 1), workers=1)
+    options: dict[str, Any] = {"devices": 6, "global_batch": [24, 30], "microbatches": (2, 4), "zero": (0, 1)}
+    found = dr.search(TRAIN, profile=tight, workers=1, **options)
     memory = sorted(outcome.memory for outcome in found.outcomes)[len(found.outcomes) // 2]
     tight = Profile(**{**{f: getattr(tight, f) for f in tight.__dataclass_fields__}, "memory": float(memory)})
-    again = dr.search(TRAIN, devices=6, profile=tight, global_batch=[24, 30], zero=(0, 1), workers=2)
+    again = dr.search(TRAIN, profile=tight, workers=2, **options)
     assert [o.seconds for o in again.outcomes] == [o.seconds for o in found.outcomes]
     fitting = [o for o in found.outcomes if o.memory <= memory]
     assert again.ranked[0].throughput == max(o.throughput for o in fitting)

@@ -22,6 +22,8 @@ from tests import search_models
 from tests.report.browser import Browser, browser
 
 MODEL = f"{search_models.__file__}:train"
+# Else each process of the tests would make the search for itself.
+pytestmark = pytest.mark.xdist_group("search page")
 
 
 @pytest.fixture(scope="module")
@@ -38,9 +40,9 @@ def search() -> Search:
     return found(float(memory[2 * len(memory) // 3]))
 
 
-def found(memory: float) -> Search:
+def found(memory: float, batches: tuple[int, ...] = (12, 24, 48)) -> Search:
     profile = replace(load_profile("dgx2-v100"), memory=memory)
-    return dr.search(MODEL, devices=6, profile=profile, global_batch=(12, 24, 48), workers=1, time_lines=True)
+    return dr.search(MODEL, devices=6, profile=profile, global_batch=batches, workers=1, time_lines=True)
 
 
 @pytest.fixture(scope="module")
@@ -129,5 +131,5 @@ def busy(simulation: Simulation, classes: list[int], columns: int) -> list[tuple
 
 
 def test_a_search_of_which_nothing_fits_has_a_page() -> None:
-    nothing = found(1e3)
+    nothing = found(1e3, (12,))
     assert "nothing fits" in search_page(nothing, "model", "far.toml")
