@@ -256,12 +256,8 @@ class _Simulator(Domain[Handle]):
         gradients = frame.gradients
         outputs = tuple([v.name in gradients for v in op.results])
         # Nearly all storage is used once, and alike from call to call; most of it is of weights, which nobody frees.
-        plain = tuple(
-            [
-                (id(h.bytes), h.category, g, h.users) if h.freeable else h.category
-                for h, g in zip(operands, last, strict=True)
-            ]
-        )
+        pairs = zip(operands, last, strict=True)
+        plain = tuple([(id(h.bytes), h.category, g, h.users) if h.freeable else h.category for h, g in pairs])
         known = len(set(map(id, operands))) == len(operands)
         key = (callee.name, id(devices), clocks, plain, outputs)
         summary = self._plain.get(key) if known else None
