@@ -48,13 +48,13 @@ def test_the_best_is_at_least_as_good_as_by_rules() -> None:
 
 def test_memory_that_rules_overstep_is_kept_to() -> None:
     profile = load_profile(MACHINE)
-    source = search_models.train(60).read(CompileOptions(profile=profile))
-    space = Space(6, (30,), True, (1,), placements=("rules", "auto"))
+    source = search_models.train(30).read(CompileOptions(profile=profile))
+    space = Space(4, (15,), True, (1,), placements=("rules", "auto"))
     free = search_grid(source, profile, space, workers=1)
     # Less than any strategy by rules needs without a pipeline.
     least = min(o.memory for o in free.outcomes if "auto" not in o.strategy and "/1/1" in o.strategy)
-    small = replace(profile, memory=0.9 * least)
-    source = search_models.train(60).read(CompileOptions(profile=small))
+    small = replace(profile, memory=0.98 * least)
+    source = search_models.train(30).read(CompileOptions(profile=small))
     found = search_grid(source, small, space, workers=1)
     assert [o.strategy for o in found.ranked if "auto" in o.strategy and "/1/1" in o.strategy]
 
