@@ -23,11 +23,11 @@ def least_memory(rows: Rows) -> tuple[Found, bool]:
     """Ways with which no device needs more than with any others, or hardly more; whether it is sure of that."""
     held = rows.needs.all() / rows.memory
     largest = float(held.max(initial=1.0))
-    smallest = replace(rows, memory=math.inf, costs=held / largest, paths={}, _constraints=None).relaxed()
+    smallest = replace(rows, memory=math.inf, costs=held / largest, paths={}).relaxed()
     if smallest.x is None or not smallest.most:
         return smallest, smallest.x is not None and rows.is_whole(smallest)
     costs = held * _ALL / float(held @ smallest.x[: len(held)])
-    both = replace(rows, costs=costs, price=rows.memory / smallest.most, _constraints=None)
+    both = replace(rows, costs=costs, price=rows.memory / smallest.most)
     found = both.near(both.relaxed())
     alone = replace(both, costs=np.zeros(len(held)))
     if found.x is None:

@@ -79,7 +79,8 @@ class Rows:
     """When to have found something, on the clock of `time.monotonic`."""
     price: float = 0.0
     paths: dict[Path, None] = field(default_factory=dict)
-    _constraints: tuple[Any, Array, Array] | None = None
+    _constraints: tuple[Any, Array, Array] | None = field(default=None, init=False)
+    """Written once for the rows that there are; a copy with `replace` writes its own."""
 
     def bounded(self, gap: float | None = None, allowed: Array | None = None) -> Found:
         """As `relaxed`, or with a `gap` as `whole`, with the rows that there are: a bound."""

@@ -29,7 +29,7 @@ def write_search_page(search: Search, path: Path, model: str, machine: str) -> N
 def search_page(search: Search, model: str, machine: str, top: int = 20) -> str:
     """The page's text. `model` and `machine` are how the command line names the model and the profile."""
     folder = resources.files("distir_relax.report") / "templates"
-    drawn = {o: o.lanes or strips(search.simulate(o.candidate)) for o in _best(search)}
+    drawn = {o: strips(search.simulate(o.candidate)) for o in _best(search) if not o.lanes}
     points = [_point(o, o.lanes or drawn.get(o, ())) for o in search.outcomes if o.seconds]
     least = min(memory for _, memory in search.profile.kinds(search.space.devices))
     data = {

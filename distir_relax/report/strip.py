@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 
 from distir_relax.analysis.simulation import Called, Event, Simulation
 from distir_relax.analysis.work import COMPUTE
+from distir_relax.planner.outcome import Lanes
 from distir_relax.report.simulation import class_name
 from distir_relax.report.timeline import shown_classes
 
@@ -18,18 +19,14 @@ LANES = 16
 """How many classes of devices have a strip."""
 COLUMNS = 400
 
-Strip = tuple[str, str]
-"""The name of a class, and what it does in how many columns, one after the other: ``c120m3i40``, in which it computes
-(c), communicates (m), or does neither (i)."""
 
-
-def strips(simulation: Simulation, columns: int = COLUMNS) -> tuple[Strip, ...]:
-    """The strip of each class of devices, of 16 at equal distances where there are more. What streams do beside is not
-    there."""
-    shown = shown_classes(simulation, LANES)
-    found = _Columns(columns, max(simulation.clocks) or 1, {c: i for i, c in enumerate(shown)})
-    found.cover(simulation.steps)
-    return tuple((class_name(simulation, c), _runs(*rows)) for c, rows in zip(shown, found.rows, strict=True))
+def strips(simulation: Simulation, columns: int = COLUMNS) -> Lanes:
+    """The strip of each class of devices, of 16 at equal distances where there are more: its name, and what it does in
+    how many columns, one after the other: ``c120m3i40``, in which it computes (c), communicates (m), or does neither
+    (i). What streams do beside is not there."""
+    rows = {c: ([0.0] * columns, [0.0] * columns) for c in shown_classes(simulation, LANES)}
+    _Columns(columns, max(simulation.clocks) or 1, rows).cover(simulation.steps)
+    return tuple((class_name(simulation, c), _runs(*row)) for c, row in rows.items())
 
 
 _Stretch = tuple[int, int, int, int]
@@ -41,7 +38,6 @@ class _Done:
     """What is done in some steps: the stretches, when the first begins and the last ends, and how long each class
     computes and communicates."""
 
-    steps: Sequence[Event | Called]
     stretches: list[_Stretch]
     first: int
     last: int
@@ -52,15 +48,10 @@ class _Done:
 class _Columns:
     columns: int
     span: int
-    places: dict[int, int]
-    """The row of each class."""
-    rows: list[tuple[list[float], list[float]]] = field(init=False)
-    """For each, how much of a column it computes, and communicates."""
+    rows: dict[int, tuple[list[float], list[float]]]
+    """For each class, how much of a column it computes, and communicates."""
     known: dict[int, _Done] = field(default_factory=dict)
     """By the steps of a call, which are one object in all calls that do the same."""
-
-    def __post_init__(self) -> None:
-        self.rows = [([0.0] * self.columns, [0.0] * self.columns) for _ in self.places]
 
     def cover(self, steps: Sequence[Event | Called]) -> None:
         """Add what the entry function does."""
@@ -75,18 +66,18 @@ class _Columns:
                 self._add(inside.stretches, step.base)
                 continue
             for c, *busy in inside.busy:
-                for row, duration in zip(self.rows[self.places[c]], busy, strict=True):
+                for row, duration in zip(self.rows[c], busy, strict=True):
                     row[column] += duration * columns / span
 
     def _add(self, stretches: Iterable[_Stretch], base: int) -> None:
         columns, span = self.columns, self.span
         for c, kind, start, end in stretches:
-            _cover(self.rows[self.places[c]][kind], (base + start) * columns / span, (base + end) * columns / span)
+            _cover(self.rows[c][kind], (base + start) * columns / span, (base + end) * columns / span)
 
     def _stretches(self, event: Event) -> Iterator[_Stretch]:
         if event.duration and not event.stream:
             kind, end = int(event.kind != COMPUTE), event.start + event.duration
-            yield from ((c, kind, event.start, end) for c in event.classes if c in self.places)
+            yield from ((c, kind, event.start, end) for c in event.classes if c in self.rows)
 
     def _done(self, steps: Sequence[Event | Called]) -> _Done:
         found = self.known.get(id(steps))
@@ -98,7 +89,7 @@ class _Columns:
         """Stretches that follow each other are one: most of what a stage does is to compute."""
         found: list[_Stretch] = []
         going: dict[int, _Stretch] = {}
-        busy = {c: [0, 0] for c in self.places}
+        busy = {c: [0, 0] for c in self.rows}
         for step in steps:
             if isinstance(step, Called):
                 inside = self._done(step.events).stretches
@@ -116,7 +107,7 @@ class _Columns:
         found += going.values()
         ends = [time for _, _, *times in found for time in times]
         rows = [(c, a, b) for c, (a, b) in busy.items() if a or b]
-        return _Done(steps, found, min(ends, default=0), max(ends, default=0), rows)
+        return _Done(found, min(ends, default=0), max(ends, default=0), rows)
 
 
 def _cover(row: list[float], first: float, last: float) -> None:
