@@ -20,7 +20,7 @@ from distir_relax.placements.graph import Graph
 from distir_relax.placements.highs import OutOfTime, Solution, solve, some
 from distir_relax.placements.prices import Prices
 from distir_relax.placements.space import Way
-from distir_relax.placements.transports import Transport
+from distir_relax.placements.transports import transports
 from distir_relax.placements.worth import Worth
 from distir_relax.sharding.choice import Placed
 
@@ -92,8 +92,7 @@ def _price_moves(graph: Graph, prices: Prices) -> None:
             for way in node.ways:
                 for value, gives, rests in zip(node.op.results, way.gives, way.rests, strict=True):
                     prices.ask_moves(value.tensor, (gives,), (rests,), np.ones((1, 1), dtype=bool))
-    for edge in graph.edges:
-        at = Transport.of(graph, edge)
+    for at in transports(graph):
         for user, may in at.may.items():
             prices.ask_moves(at.kind, at.left, at.taken[user], may)
     prices.find()

@@ -8,8 +8,12 @@ from __future__ import annotations
 
 import copy
 from collections import Counter
-from collections.abc import Hashable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from typing import Any, TypeVar, cast
+
+import numpy as np
+import numpy.typing as npt
 
 from distir_relax.ir import Function, Instance, Module, Op, Repeated, TensorType, Value
 from distir_relax.layout import Partial
@@ -25,8 +29,23 @@ User = tuple[int, int]
 """A node, and which of its operands."""
 Use = tuple[Source, tuple[User, ...]]
 """Where a value is made, and who needs it."""
-Moves = Mapping[User, frozenset[tuple[Placed, Placed]]]
-"""From which layouts to which each user may have a value moved."""
+Array = npt.NDArray[Any]
+_Found = TypeVar("_Found")
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Moves:
+    """The moves of a value to one user that are looked at: from layouts that are `left`, which have numbers, to those
+    `taken`; `may` says it of each number of the one (row) and of the other (column)."""
+
+    left: Mapping[Placed, int]
+    taken: Mapping[Placed, int]
+    may: Array
+
+    def among(self, left: Sequence[Placed], taken: Sequence[Placed]) -> Array:
+        """Whether each move from some of those layouts (row) to some of those (column) is."""
+        found: Array = self.may[np.ix_([self.left[lies] for lies in left], [self.taken[lies] for lies in taken])]
+        return found
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,7 +71,7 @@ class Edge:
     users: tuple[User, ...]
     count: int
     in_place: frozenset[User] = frozenset()
-    moves: Moves | None = None
+    moves: Mapping[User, Moves] | None = None
 
     @property
     def use(self) -> Use:
@@ -61,7 +80,7 @@ class Edge:
 
     def may_move(self, user: User, source: Placed, target: Placed) -> bool:
         """Whether the value may be left in the one layout, and taken by a user in the other: a sum is made once."""
-        if self.moves is not None and (source, target) not in self.moves[user]:
+        if self.moves is not None and not self.moves[user].among((source,), (target,)).item():
             return False
         pends = any(isinstance(t, Partial) and s != t for s, t in zip(source, target, strict=True))
         return source == target or (user not in self.in_place and not pends)
@@ -87,7 +106,7 @@ class Graph:
     """The user's marks, by their numbers in the program written out."""
     counts: Mapping[str, int] = field(default_factory=dict)
     """How often each function runs that does."""
-    moves: Mapping[Use, Moves] = field(default_factory=dict)
+    moves: Mapping[Use, Mapping[User, Moves]] = field(default_factory=dict)
     """The moves on an edge, where not all of them are looked at."""
     _edges: Counter[Use] = field(default_factory=Counter)
     _times: _Times = field(init=False)
@@ -96,6 +115,7 @@ class Graph:
     _in_place: set[tuple[int, int]] = field(default_factory=set)
     _values: dict[str, Value] = field(default_factory=dict)
     _roles: dict[int, tuple[str, ...]] = field(default_factory=dict)
+    _once: dict[Callable[[Graph], object], object] = field(default_factory=dict)
 
     def build(self, instance: Instance) -> None:
         """Add the entry function, of which `instance` is how it is in the program written out."""
@@ -113,10 +133,16 @@ class Graph:
             for use, count in self._edges.items()
         ]
 
-    def narrowed(self, nodes: Sequence[Node], moves: Mapping[Use, Moves] | None = None) -> Graph:
+    def once(self, find: Callable[[Graph], _Found]) -> _Found:
+        """What `find` finds of the graph, which has to be built: it is called for it once."""
+        if find not in self._once:
+            self._once[find] = find(self)
+        return cast(_Found, self._once[find])
+
+    def narrowed(self, nodes: Sequence[Node], moves: Mapping[Use, Mapping[User, Moves]] | None = None) -> Graph:
         """The graph with `nodes` of fewer ways in their places, and if they are given with fewer `moves`."""
         found = copy.copy(self)
-        found.nodes = list(nodes)
+        found.nodes, found._once = list(nodes), {}
         found.moves = self.moves if moves is None else moves
         return found
 

@@ -16,10 +16,10 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from distir_relax.placements.graph import Edge, Graph, Use, User
+from distir_relax.placements.graph import Graph, Use, User
 from distir_relax.placements.prices import Prices
 from distir_relax.placements.space import Way
-from distir_relax.placements.transports import Transport, needed
+from distir_relax.placements.transports import Transport, needed, transports
 from distir_relax.sharding.choice import Placed
 
 Array = npt.NDArray[Any]
@@ -73,8 +73,8 @@ class IntegerProgram:
             self.ways.append(range(found[0], found[-1] + 1))
             self._rows(1, 1.0, 1.0, (np.zeros_like(found), found, 1.0))
         choices = self._sizes[0]
-        for edge in self.graph.edges:
-            self._edge(edge)
+        for at in transports(self.graph):
+            self._edge(at)
         seconds = np.concatenate(self._costs)
         largest = seconds.max(initial=0.0)
         self.scale = 1e3 / largest if largest else 1.0
@@ -84,8 +84,8 @@ class IntegerProgram:
         counts, lower, upper = zip(*self._bounds, strict=True)
         self.lower, self.upper = np.repeat(lower, counts), np.repeat(upper, counts)
 
-    def _edge(self, edge: Edge) -> None:
-        at = Transport.of(self.graph, edge)
+    def _edge(self, at: Transport) -> None:
+        edge = at.edge
         costs = {
             user: edge.count * self.prices.of_moves(at.kind, at.left, at.taken[user], may)
             for user, may in at.may.items()

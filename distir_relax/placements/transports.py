@@ -10,7 +10,7 @@ import numpy as np
 import numpy.typing as npt
 
 from distir_relax.ir import TensorType
-from distir_relax.layout import Partial
+from distir_relax.layout import Partial, Placement
 from distir_relax.placements.graph import Edge, Graph, User
 from distir_relax.placements.space import Way
 from distir_relax.sharding.choice import Placed
@@ -46,6 +46,15 @@ class Transport:
         return found
 
 
+def transports(graph: Graph) -> Sequence[Transport]:
+    """Those of all edges of a graph."""
+    return graph.once(_transports)
+
+
+def _transports(graph: Graph) -> Sequence[Transport]:
+    return [Transport.of(graph, edge) for edge in graph.edges]
+
+
 def needed(graph: Graph, user: User, way: Way) -> Placed:
     """How a user needs its operand: an input of a function as it takes it."""
     return way.rests[0] if graph.nodes[user[0]].op is None else way.needs[user[1]]
@@ -59,7 +68,19 @@ def _numbered(ways: Sequence[Placed]) -> tuple[list[Placed], Array]:
 
 
 def _may_move(edge: Edge, user: User, left: Sequence[Placed], taken: Sequence[Placed]) -> Array:
-    moves = edge.moves[user] if edge.moves is not None else None
-    if moves is None and user not in edge.in_place and not any(isinstance(p, Partial) for t in taken for p in t):
-        return np.ones((len(left), len(taken)), dtype=bool)
-    return np.array([[edge.may_move(user, s, t) for t in taken] for s in left], dtype=bool)
+    """What `Edge.may_move` says of each move."""
+    may = np.ones((len(left), len(taken)), dtype=bool)
+    if user in edge.in_place or any(isinstance(p, Partial) for lies in taken for p in lies):
+        number: dict[Placement, int] = {}
+        before, after = (
+            np.array([[number.setdefault(p, len(number)) for p in lies] for lies in some], dtype=np.int64).reshape(
+                len(some), -1
+            )
+            for some in (left, taken)
+        )
+        differs = before[:, None] != after[None]
+        pends = np.array([isinstance(p, Partial) for p in number], dtype=bool)[after]
+        may &= ~np.any(differs if user in edge.in_place else differs & pends, axis=2)
+    if edge.moves is not None:
+        may &= edge.moves[user].among(left, taken)
+    return may

@@ -16,11 +16,11 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from distir_relax.placements.graph import Edge, Graph, Moves, Use, User
+from distir_relax.placements.graph import Graph, Moves, Use, User
 from distir_relax.placements.integer_program import own_seconds
 from distir_relax.placements.lacking import Lacking
 from distir_relax.placements.prices import Prices
-from distir_relax.placements.transports import Transport
+from distir_relax.placements.transports import Transport, transports
 
 Array = npt.NDArray[Any]
 
@@ -58,13 +58,13 @@ class _Move(Transport):
             found[source] = np.maximum(found[source], least.min(axis=1)[self.leaves])
         return found
 
-    def pairs(self, fits: Mapping[User, Array]) -> Moves:
+    def moves(self, fits: Mapping[User, Array]) -> Mapping[User, Moves]:
         """The moves that fit, of each user."""
-        found = {}
-        for user, mine in fits.items():
-            taken = self.taken[user]
-            found[user] = frozenset((self.left[s], taken[t]) for s, t in np.argwhere(mine).tolist())
-        return found
+        left = {lies: number for number, lies in enumerate(self.left)}
+        return {
+            user: Moves(left, {lies: number for number, lies in enumerate(self.taken[user])}, mine)
+            for user, mine in fits.items()
+        }
 
 
 @dataclass(slots=True)
@@ -86,7 +86,7 @@ class Worth:
             floor += took.min()
             more.append(took - took.min())
         lacking = Lacking(prices.mesh, prices.profile)
-        return cls(graph, floor, more, [_least(graph, edge, lacking) for edge in graph.edges])
+        return cls(graph, floor, more, [_least(at, lacking) for at in transports(graph)])
 
     def a_look(self, known: float) -> Graph:
         """The graph with those ways and moves that placements of `known` seconds, or less, can have."""
@@ -105,7 +105,7 @@ class Worth:
             replace(node, ways=tuple(node.ways[i] for i in np.flatnonzero(np.isfinite(ways))))
             for node, ways in zip(self.graph.nodes, more, strict=True)
         ]
-        return self.graph.narrowed(nodes, {move.edge.use: move.pairs(fits[move.edge.use]) for move in self._moves})
+        return self.graph.narrowed(nodes, {move.edge.use: move.moves(fits[move.edge.use]) for move in self._moves})
 
 
 def _by_layout(more: Array, layouts: Array, count: int) -> Array:
@@ -115,10 +115,9 @@ def _by_layout(more: Array, layouts: Array, count: int) -> Array:
     return found
 
 
-def _least(graph: Graph, edge: Edge, lacking: Lacking) -> _Move:
-    at = Transport.of(graph, edge)
+def _least(at: Transport, lacking: Lacking) -> _Move:
     least = {
-        user: np.where(may, edge.count * lacking.seconds(at.kind, at.left, at.taken[user]), math.inf)
+        user: np.where(may, at.edge.count * lacking.seconds(at.kind, at.left, at.taken[user]), math.inf)
         for user, may in at.may.items()
     }
-    return _Move(edge, at.kind, at.left, at.leaves, at.taken, at.takes, at.may, least)
+    return _Move(at.edge, at.kind, at.left, at.leaves, at.taken, at.takes, at.may, least)
