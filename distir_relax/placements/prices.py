@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 from collections import defaultdict
-from collections.abc import Hashable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache
 from typing import Any
@@ -22,7 +22,6 @@ from distir_relax.analysis.work import FEMTOSECONDS, femtoseconds
 from distir_relax.cost.profile import Profile
 from distir_relax.cost.roofline import op_seconds
 from distir_relax.ir import DTensorType, Function, Input, Module, Op, Output, TensorType, Value
-from distir_relax.ir.kinds import local_type
 from distir_relax.layout import (
     Cut,
     DeviceMesh,
@@ -36,10 +35,9 @@ from distir_relax.layout import (
     print_placements,
 )
 from distir_relax.lowering import ToDistIR
-from distir_relax.lowering.emitter import PlacedEmitter
-from distir_relax.lowering.redistribution import Move, lower_transition
 from distir_relax.ops import Trait, lookup
 from distir_relax.placements.space import Way
+from distir_relax.placements.steps import Form, Steps
 from distir_relax.sharding import Transition, plan
 from distir_relax.sharding.choice import Placed
 
@@ -63,10 +61,13 @@ class Prices:
     """Whether the program updates its weights: a backend cannot lay them out once."""
     _known: dict[object, _Price] = field(default_factory=dict)
     _ops: dict[object, tuple[Op, tuple[str, ...]]] = field(default_factory=dict)
-    """The ops that are asked for and not found yet, with the roles of their operands; so `_steps`."""
-    _steps: dict[object, tuple[DTensorType, Transition]] = field(default_factory=dict)
+    """The ops that are asked for and not found yet, with the roles of their operands."""
+    _steps: Steps = field(init=False)
     _moves: dict[tuple[TensorType, Placed], dict[Placed, tuple[_Price, ...]]] = field(default_factory=dict)
     """The prices of the steps of each redistribution, by its source and its target."""
+
+    def __post_init__(self) -> None:
+        self._steps = Steps(self.mesh, self.profile)
 
     def of_op(self, op: Op, way: Way, roles: tuple[str, ...]) -> float:
         """The seconds of an op in a way, its pending sums left pending; `roles` are those of `ask_op`."""
@@ -125,36 +126,26 @@ class Prices:
         for step in plan(have, want, self.mesh):
             alone = _alone(kind, tuple(placements), step, self.mesh)
             if alone not in self._known:
-                self._known[alone] = _Price()
-                self._steps[alone] = alone
+                self._known[alone] = _Price(self._steps.seconds(*alone))
             found.append(self._known[alone])
             placements[step.axis] = step.target
         return tuple(found)
 
     def find(self) -> None:
         """Find the price of all that was asked for."""
-        asked: dict[Hashable, list[object]] = defaultdict(list)
-        for key in (*self._ops, *self._steps):
-            asked[_uneven(*self._steps[key]) if key in self._steps else None].append(key)
-        # Devices that do alike in all of a program are simulated as one: so what tells them apart is on its own.
-        for keys in asked.values():
-            self._simulate(keys)
-        self._ops, self._steps = {}, {}
-
-    def _simulate(self, keys: Sequence[object]) -> None:
+        if not self._ops:
+            return
         written = _Written(self.mesh, self.tail, self.changes)
-        for number, key in enumerate(keys):
-            if key in self._ops:
-                written.add_op(number, *self._ops[key])
-            else:
-                written.add_step(number, *self._steps[key])
+        for number, (op, roles) in enumerate(self._ops.values()):
+            written.add(number, op, roles)
         found = simulate_module(written.module(), self.profile)
         taken: dict[str, dict[int, int]] = defaultdict(lambda: defaultdict(int))
         for event, _ in found.events():
             for c in event.classes:
                 taken[event.op.location][c] += event.duration
-        for number, key in enumerate(keys):
+        for number, key in enumerate(self._ops):
             self._known[key].seconds = max(taken[str(number)].values(), default=0) / FEMTOSECONDS
+        self._ops = {}
 
     def _plain(self, op: Op, operands: Sequence[Value], results: Sequence[Value], roles: tuple[str, ...]) -> float:
         """The time of an op on the first device, whose shards are the largest, as the simulator rounds it; of devices
@@ -182,7 +173,7 @@ def held_type(kind: TensorType, lies: Placed, mesh: DeviceMesh, device: int) -> 
 
 @dataclass(slots=True)
 class _Written:
-    """A program of ops and steps, each of which is known again by the number that its location is."""
+    """A program of ops of the sharded stage, each of which is known again by the number that its location is."""
 
     mesh: DeviceMesh
     tail: str
@@ -190,14 +181,9 @@ class _Written:
     inputs: list[Input] = field(default_factory=list)
     outputs: list[Output] = field(default_factory=list)
     ops: list[Op] = field(default_factory=list)
-    starts: list[Input] = field(default_factory=list)
-    emitter: PlacedEmitter = field(init=False)
 
-    def __post_init__(self) -> None:
-        self.emitter = PlacedEmitter(self.mesh, set())
-
-    def add_op(self, number: int, op: Op, roles: tuple[str, ...]) -> None:
-        """Add an op of the sharded stage."""
+    def add(self, number: int, op: Op, roles: tuple[str, ...]) -> None:
+        """Add an op."""
         operands = tuple(Value(f"x{number}.{i}", v.type) for i, v in enumerate(op.operands))
         results = tuple(Value(f"y{number}.{i}", v.type) for i, v in enumerate(op.results))
         roles = tuple("" for _ in roles) if self.changes else roles
@@ -205,20 +191,10 @@ class _Written:
         self.outputs += [Output(v.name, v) for v in results]
         self.ops.append(Op(op.name, operands, results, op.attrs, str(number)))
 
-    def add_step(self, number: int, kind: DTensorType, step: Transition) -> None:
-        """Add one step of a redistribution."""
-        value = Value(f"s{number}", local_type(kind, self.mesh))
-        self.starts.append(Input(value, "input"))
-        self.emitter.location = str(number)
-        self.emitter.hint = f"t{number}"
-        lower_transition(Move(self.emitter, kind.shape, list(kind.placements)), value, step)
-
     def module(self) -> Module:
         """The program of the distributed stage."""
         main = Function("main", tuple(self.inputs), tuple(self.ops), tuple(self.outputs))
-        placed = ToDistIR(self.tail).run(Module("sharded", (main,), (self.mesh,))).main
-        inputs, ops = (*placed.inputs, *self.starts), (*placed.ops, *self.emitter.ops)
-        return Module("distributed", (Function("main", inputs, ops, placed.outputs),), (self.mesh,))
+        return ToDistIR(self.tail).run(Module("sharded", (main,), (self.mesh,)))
 
 
 def _op_key(op: Op, way: Way, roles: tuple[str, ...]) -> object:
@@ -237,9 +213,9 @@ def _is_plain(op: Op, way: Way) -> bool:
 
 
 @lru_cache(maxsize=1 << 16)
-def _alone(kind: TensorType, placements: Placed, step: Transition, mesh: DeviceMesh) -> tuple[DTensorType, Transition]:
-    """A tensor of fewer dims, and a step of it that takes as long: the dims that the step is about come first, and all
-    others are one. What the other mesh axes leave of them is all there is, where it lies in blocks; and they are in the
+def _alone(kind: TensorType, placements: Placed, step: Transition, mesh: DeviceMesh) -> tuple[Form, int, str]:
+    """A step of a tensor of fewer dims that takes as long: the dims that the step is about come first, and all others
+    are one. What the other mesh axes leave of them is all there is, where it lies in blocks; and they are in the
     largest units that no cut divides."""
     own = list(dict.fromkeys(p.dim for p in (step.source, step.target) if isinstance(p, Shard)))
     others = tuple(R if axis == step.axis else p for axis, p in enumerate(placements))
@@ -269,8 +245,7 @@ def _alone(kind: TensorType, placements: Placed, step: Transition, mesh: DeviceM
     for dim in range(len(own)):
         sizes[dim], unit, (*left, last) = _in_units(sizes[dim], dim, (*left, last))
         rest *= unit
-    small = DTensorType((*sizes, rest), kind.dtype, tuple(left))
-    return small, Transition(step.axis, left[step.axis], last)
+    return Form(tuple(sizes), tuple(left), Transition(step.axis, left[step.axis], last)), rest, kind.dtype
 
 
 def _in_units(size: int, dim: int, placements: Placed) -> tuple[int, int, Placed]:
@@ -287,19 +262,6 @@ def _in_units(size: int, dim: int, placements: Placed) -> tuple[int, int, Placed
         return Shard(dim, Cut(tuple(segments)))
 
     return size // unit, unit, tuple(map(counted, placements))
-
-
-def _uneven(kind: DTensorType, step: Transition) -> tuple[int, ...]:
-    """The mesh axes along which devices hold unlike parts, before a step or after it."""
-    after = list(kind.placements)
-    after[step.axis] = step.target
-    return tuple(
-        axis for axis, ends in enumerate(zip(kind.placements, after, strict=True)) if not all(map(_even, ends))
-    )
-
-
-def _even(placement: Placement) -> bool:
-    return not isinstance(placement, Shard) or placement.cut is None or len(set(placement.cut.local_sizes())) == 1
 
 
 def _within(
