@@ -17,18 +17,23 @@ from distir_relax.sharding.hazards import Hazards
 
 def linear_groups(op: Op, pending: Set[str], hazards: Hazards) -> Iterator[frozenset[int]]:
     """The sets of operands of `op`, all of them in `pending`, that may be sums not yet made; then so is its result."""
+    return (group for group, names in _groups(op, hazards) if names <= pending)
+
+
+def _groups(op: Op, hazards: Hazards) -> Iterator[tuple[frozenset[int], frozenset[str]]]:
+    """The sets of operands of `linear_groups` where anything may be pending, with their names."""
     if op.callee or len(op.results) != 1:
         return
     for group in lookup(op.name, op.location).linear_sets(len(op.operands), op.attrs):
-        size = sum(op.operands[i].tensor.bytes for i in group)
-        names = {op.operands[i].name for i in group}
-        if names and names <= pending and op.results[0].tensor.bytes <= size and not hazards.stop(op, group):
-            yield group
+        size = sum([op.operands[i].tensor.bytes for i in group])
+        names = frozenset([op.operands[i].name for i in group])
+        if names and op.results[0].tensor.bytes <= size and not hazards.stop(op, group):
+            yield group, names
 
 
 def may_pend(function: Function, factoring: Factoring, hazards: Hazards) -> frozenset[str]:
     """The values of a function without calls that may be left with a sum pending for the one op that uses them."""
-    uses, made = count_uses(function), makers(function)
+    uses = count_uses(function)
     users = {v.name: op for op in function.ops for v in op.operands}
     summed = {
         value.name
@@ -36,12 +41,15 @@ def may_pend(function: Function, factoring: Factoring, hazards: Hazards) -> froz
         for value in op.results
         if any(atom.kind == "sum" for atom in atoms)
     }
+    # Which sets of operands an op is linear in, by a result of it.
+    linear = {v.name: [names for _, names in _groups(op, hazards)] for op in function.ops for v in op.results}
+    made = makers(function)
     found = {name for name in made if uses[name] == 1 and name in users}
 
     def holds(name: str) -> bool:
-        given = name in summed or any(True for _ in linear_groups(made[name], found, hazards))
-        user = users[name]
-        return given and any(user.operands[i].name == name for g in linear_groups(user, found, hazards) for i in g)
+        given = name in summed or any(names <= found for names in linear[name])
+        results = users[name].results
+        return given and bool(results) and any(name in names <= found for names in linear[results[0].name])
 
     waiting = set(found)
     while waiting:

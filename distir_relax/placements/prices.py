@@ -95,7 +95,7 @@ class Prices:
             return
         operands = tuple(_laid_out(v, lies) for v, lies in zip(op.operands, way.needs, strict=True))
         results = tuple(_laid_out(v, lies) for v, lies in zip(op.results, way.gives, strict=True))
-        if self.tail == "ragged" and _is_plain(op, way):
+        if self.tail == "ragged" and _is_plain(op, way, roles):
             self._known[key] = _Price(self._plain(op, operands, results, roles))
         else:
             self._known[key] = _Price()
@@ -159,7 +159,10 @@ class Prices:
         for device, (speed, _) in enumerate(kinds):
             held = [held_type(v.dtensor.tensor, v.dtensor.placements, self.mesh, device) for v in values]
             takes, gives = held[: len(operands)], held[len(operands) :]
-            most = max(most, op_seconds(self.profile, entry, takes, op.attrs, gives, is_fixed, cold, speed))
+            is_whole = all(mine == v.dtensor.tensor for mine, v in zip(held, values, strict=True))
+            local = None if is_whole else entry.split.localize
+            attrs = local(op.attrs, takes, gives) if local is not None else op.attrs
+            most = max(most, op_seconds(self.profile, entry, takes, attrs, gives, is_fixed, cold, speed))
         return femtoseconds(most) / FEMTOSECONDS
 
 
@@ -202,13 +205,15 @@ def _op_key(op: Op, way: Way, roles: tuple[str, ...]) -> object:
     return (op.name, tuple(op.attrs.items()), kinds, way.needs, way.gives, roles)
 
 
-def _is_plain(op: Op, way: Way) -> bool:
-    """Whether each device runs the op itself on its shards, with nothing sent, and attributes as they are."""
+def _is_plain(op: Op, way: Way, roles: tuple[str, ...]) -> bool:
+    """Whether each device runs the op itself on its shards, with nothing sent, and with attributes as they are or, of
+    what is no weight, as its shards are."""
     if all(p == R for lies in (*way.needs, *way.gives) for p in lies):
         return True
     entry = lookup(op.name, op.location)
     split = entry.split
-    special = split.expand or split.localize or split.windowed or split.routing is not None
+    local = split.localize and any(role in _ROLES or role == "state" for role in roles)
+    special = split.expand or local or split.windowed or split.routing is not None
     return not special and Trait.COMMUNICATES not in entry.traits and entry.cost.seconds is None
 
 

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import math
+from collections import deque
 from dataclasses import dataclass, field, replace
 from typing import ClassVar
 
 from distir_relax.cost.profile import Profile
 from distir_relax.errors import DistIRError
-from distir_relax.ir import Module, Op, Searched, written_out
+from distir_relax.ir import Function, Module, Op, Searched, WrittenOut, written_out
 from distir_relax.layout import DeviceMesh
 from distir_relax.placements.cheapest import cheapest, prices_of
 from distir_relax.placements.graph import Graph
@@ -17,7 +18,7 @@ from distir_relax.placements.lay_out import lay_out
 from distir_relax.placements.pending import may_pend
 from distir_relax.placements.space import Space
 from distir_relax.placements.unlike import Unlike
-from distir_relax.sharding.factors import factorize
+from distir_relax.sharding.factors import Factoring, factorize
 from distir_relax.sharding.hazards import Hazards
 from distir_relax.sharding.hazards import spread as spread_hazards
 from distir_relax.sharding.spread import spread
@@ -107,11 +108,49 @@ def graph_of(
     Marks of the numbers `free`, in the program written out, are left out. Where devices are `unlike`, classes of dims
     are cut by their speed.
     """
-    whole = written_out(module, module.main)
-    factoring = factorize(whole.function)
-    known = spread_hazards(Module("global", (whole.function,)), hazards)[whole.function.name]
-    pending = may_pend(whole.function, factoring, known)
-    wanted = spread(whole.function, factoring, mesh)
-    graph = Graph(module, Space(factoring, wanted, mesh, known, pending, free, unlike), whole.function)
-    graph.build(whole.instance)
+    read = _READ.of(module, hazards)
+    wanted = spread(read.whole.function, read.factoring, mesh)
+    space = Space(read.factoring, wanted, mesh, read.hazards, read.pending, free, unlike)
+    graph = Graph(replace(module, functions=read.functions), space, read.whole.function)
+    graph.build(read.whole.instance)
     return graph
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class _Read:
+    """What there is to know of the `functions` of a program whatever the mesh, where `given` is known of its constants.
+
+    `hazards` are those of the program written out, `pending` what may be left pending there.
+    """
+
+    functions: tuple[Function, ...]
+    given: Hazards
+    whole: WrittenOut
+    factoring: Factoring
+    hazards: Hazards
+    pending: frozenset[str]
+
+    @classmethod
+    def of(cls, module: Module, given: Hazards) -> _Read:
+        whole = written_out(module, module.main)
+        factoring = factorize(whole.function)
+        known = spread_hazards(Module("global", (whole.function,)), given)[whole.function.name]
+        return cls(module.functions, given, whole, factoring, known, may_pend(whole.function, factoring, known))
+
+
+@dataclass(frozen=True, slots=True)
+class _Readings:
+    """The programs that were read last: a search of strategies lays out each on several meshes."""
+
+    last: deque[_Read] = field(default_factory=lambda: deque(maxlen=8))
+
+    def of(self, module: Module, given: Hazards) -> _Read:
+        """What there is to know of a program; of one that is equal to one of the last it is known."""
+        for read in self.last:
+            if read.given == given and read.functions == module.functions:
+                return read
+        self.last.append(_Read.of(module, given))
+        return self.last[-1]
+
+
+_READ = _Readings()

@@ -50,12 +50,13 @@ class Space:
     free: frozenset[int] = frozenset()
     """The numbers of marks that are left out."""
     unlike: Unlike = Unlike()  # noqa: RUF009 (it is frozen)
-    _ways: dict[object, tuple[Way, ...]] = field(default_factory=dict)
-    _layouts: dict[object, tuple[Placed, ...]] = field(default_factory=dict)
+    _known: dict[object, tuple[Placed, ...]] = field(default_factory=dict)
+    """What `_completed` found, by all that it depends on."""
+    _slots: dict[tuple[str, int], Slot | None] = field(default_factory=dict)
 
     def layouts(self, value: Value) -> tuple[Placed, ...]:
         """All layouts of a value that is taken as it comes, by its name in the program written out."""
-        return tuple(self._completed(value, tuple(Partial("sum") if size > 1 else R for size in self.mesh.shape)))
+        return self._completed(value, tuple(Partial("sum") if size > 1 else R for size in self.mesh.shape))
 
     def ways(self, number: int, op: Op) -> tuple[Way, ...]:
         """The ways of the op of that number."""
@@ -123,35 +124,56 @@ class Space:
                 before.append(placement)
         return tuple(map(tuple, placed))
 
-    def _completed(self, value: Value, gives: Placed) -> Iterator[Placed]:
+    def _completed(self, value: Value, gives: Placed) -> tuple[Placed, ...]:
         """The layouts in which a value can be left that is given with sums pending: reduced, reduced and split, or
         pending."""
-        axes = [axis for axis, p in enumerate(gives) if isinstance(p, Partial)]
+        if not any(isinstance(p, Partial) for p in gives):
+            return (gives,)
         slots = [slot for dim in range(len(value.tensor.shape)) if (slot := self._slot(value.name, dim)) is not None]
+        # Values that are cut alike can be left alike.
+        factoring = self.factoring
+        cuts = [(slot[1], factoring.classes[slot], factoring.size(slot), *factoring.around(slot)) for slot in slots]
+        key = (gives, tuple(cuts), value.name in self.pending)
+        if key not in self._known:
+            self._known[key] = tuple(self._left(value, gives, slots))
+        return self._known[key]
+
+    def _left(self, value: Value, gives: Placed, slots: Sequence[Slot]) -> Iterator[Placed]:
+        """The layouts of `_completed`; `slots` are those of the value that can be cut."""
+        axes = [axis for axis, p in enumerate(gives) if isinstance(p, Partial)]
         stays = (Partial("sum"),) if value.name in self.pending else ()
+        before = self._cuts_in(value, gives)
         for chosen in itertools.product([None, *slots, *stays], repeat=len(axes)):
             found: list[Placement] = [R if axis in axes else p for axis, p in enumerate(gives)]
-            cuts = self._cuts_in(value, gives)
-            fits = True
-            for axis, slot in zip(axes, chosen, strict=True):
-                if isinstance(slot, Partial):
-                    found[axis] = slot
-                    fits = fits and gives[axis] == slot
-                elif slot is not None:
-                    found[axis] = self._shard(slot, axis, cuts)
-                    # Ops take what axes cut in their order, so another order would only have to be put right.
-                    inside = any(isinstance(p, Shard) and p.dim == slot[1] for p in gives[axis + 1 :])
-                    fits = fits and not inside and self._divides_more(slot, axis, cuts)
-                    cuts.setdefault(self.factoring.classes[slot], []).append(self._units(slot, axis, cuts))
-                    others = [p for i, p in enumerate(found) if i != axis]
-                    fits = fits and divides(found[axis], others)
-            if fits:
+            cuts = {owner: list(some) for owner, some in before.items()}
+            if all(self._leaves(slot, axis, gives, found, cuts) for axis, slot in zip(axes, chosen, strict=True)):
                 yield tuple(found)
+
+    def _leaves(
+        self, slot: Slot | Partial | None, axis: int, gives: Placed, found: list[Placement],
+        cuts: dict[Slot, list[Cut]],
+    ) -> bool:  # fmt: skip
+        """Leave what is given with a sum pending along an axis split, pending or reduced there; whether it can be."""
+        if slot is None:
+            return True
+        if isinstance(slot, Partial):
+            found[axis] = slot
+            return gives[axis] == slot
+        # Ops take what axes cut in their order, so another order would only have to be put right.
+        inside = any(isinstance(p, Shard) and p.dim == slot[1] for p in gives[axis + 1 :])
+        if inside or not self._divides_more(slot, axis, cuts):
+            return False
+        found[axis] = self._shard(slot, axis, cuts)
+        cuts.setdefault(self.factoring.classes[slot], []).append(self._units(slot, axis, cuts))
+        return divides(found[axis], [p for i, p in enumerate(found) if i != axis])
 
     def _slot(self, name: str, dim: int) -> Slot | None:
         """What ``S[dim]`` cuts of a value: the outermost slot of the dim that every user can bear."""
-        slots = [(name, dim, i) for i in range(len(self.factoring.slots[name][dim]))]
-        return next((s for s in slots if not self.factoring.is_blocked(s) and self.factoring.size(s) > 1), None)
+        if (name, dim) not in self._slots:
+            slots = ((name, dim, i) for i in range(len(self.factoring.slots[name][dim])))
+            fits = (s for s in slots if not self.factoring.is_blocked(s) and self.factoring.size(s) > 1)
+            self._slots[name, dim] = next(fits, None)
+        return self._slots[name, dim]
 
     def _is_cut(self, atom: Atom, tensors: Sequence[Value]) -> bool:
         """Whether an atom is what is cut of each dim in which it stands."""

@@ -13,7 +13,7 @@ from functools import lru_cache
 
 from distir_relax.analysis.classes import DeviceClasses
 from distir_relax.analysis.work import FEMTOSECONDS, Planner
-from distir_relax.cost.profile import Profile
+from distir_relax.cost.profile import Level, Profile
 from distir_relax.ir import DTensorType, Function, Input, Module, Op, PlacedType, Value
 from distir_relax.ir.kinds import local_type
 from distir_relax.layout import DeviceMesh
@@ -48,7 +48,8 @@ class Steps:
         """The time of a step of a tensor with so many elements behind the dims that it is about."""
         timed = self._known.get(form)
         if timed is None:
-            timed = self._known[form] = _Timed.of(_written(form, self.mesh), self.profile)
+            classes = _written(form, self.mesh, _Links(self.profile.levels, self.profile))
+            timed = self._known[form] = _Timed(classes.module.main.ops, Planner(self.profile, classes, {}))
         return timed.seconds(behind, dtype)
 
 
@@ -60,10 +61,6 @@ class _Timed:
     planner: Planner
     _types: list[dict[int, PlacedType]] = field(default_factory=list)
     """Kept, since the planner knows types by identity."""
-
-    @classmethod
-    def of(cls, module: Module, profile: Profile) -> _Timed:
-        return cls(module.main.ops, Planner(profile, DeviceClasses(module, profile), {}))
 
     def seconds(self, behind: int, dtype: str) -> float:
         types: dict[int, PlacedType] = {}
@@ -87,12 +84,21 @@ def _like(value: Value, behind: int, dtype: str, known: dict[int, PlacedType]) -
     return Value(value.name, known[id(kind)])
 
 
+@dataclass(frozen=True, slots=True)
+class _Links:
+    """What of a machine tells devices that are alike apart: the same levels of links are the same whatever else is."""
+
+    levels: tuple[Level, ...]
+    profile: Profile = field(compare=False)
+
+
+# A search of strategies asks for the same on many machines, which have the memory of more or fewer devices.
 @lru_cache(maxsize=4096)
-def _written(form: Form, mesh: DeviceMesh) -> Module:
-    """The program of a step."""
+def _written(form: Form, mesh: DeviceMesh, links: _Links) -> DeviceClasses:
+    """The program of a step, with the classes of its devices."""
     kind = DTensorType((*form.sizes, 1), _DTYPE, form.placements)
     value = Value("x", local_type(kind, mesh))
     emitter = PlacedEmitter(mesh, {"x"})
     lower_transition(Move(emitter, kind.shape, list(kind.placements)), value, form.step)
     main = Function("main", (Input(value, "input"),), tuple(emitter.ops), ())
-    return Module("distributed", (main,), (mesh,))
+    return DeviceClasses(Module("distributed", (main,), (mesh,)), links.profile)

@@ -13,7 +13,6 @@ import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import BrokenExecutor, Executor, as_completed
 from dataclasses import asdict, dataclass, field
-from itertools import groupby
 from pathlib import Path
 from typing import Any, TextIO
 
@@ -33,6 +32,8 @@ Told = Callable[[Outcome, int], None]
 
 _PIECE = 24
 """How many candidates of alike programs are done at once, at most: few enough that all workers end together."""
+_SEARCHED = 4
+"""So of those whose placements are looked for, which take longer."""
 
 
 @dataclass(frozen=True)
@@ -212,16 +213,21 @@ def _done(executor: Executor, pieces: Sequence[Sequence[Candidate]]) -> Iterator
 
 def _groups(candidates: Iterable[Candidate]) -> list[list[list[Candidate]]]:
     """Candidates of alike programs together, those that take longest first, each group in small pieces."""
-
-    def alike(candidate: Candidate) -> object:
+    groups: dict[object, dict[object, list[Candidate]]] = {}
+    for candidate in candidates:
         s = candidate.strategy
-        options = s.schedule, s.chunks, s.zero, s.checkpoint, s.sequence_parallel, s.placements
-        return s.data, s.tensor, s.pipeline, *options
-
+        options = s.pipeline, s.schedule, s.chunks, s.zero, s.checkpoint, s.sequence_parallel, s.placements
+        # What placements are looked for of is the same on every mesh.
+        group = options if s.placements == "auto" else (s.data, s.tensor, *options)
+        groups.setdefault(group, {}).setdefault((s.data, s.tensor), []).append(candidate)
     found = []
-    for _, group in groupby(candidates, alike):
-        mine = sorted(group, key=lambda c: (c.strategy.microbatches > 2, c.strategy.microbatches, c.samples))
-        found.append([mine[i : i + _PIECE] for i in range(0, len(mine), _PIECE)])
+    for alike in groups.values():
+        pieces = []
+        for mine in alike.values():
+            mine.sort(key=lambda c: (c.strategy.microbatches > 2, c.strategy.microbatches, c.samples))
+            size = _PIECE if mine[0].strategy.placements != "auto" else _SEARCHED
+            pieces += [mine[i : i + size] for i in range(0, len(mine), size)]
+        found.append(pieces)
     return sorted(found, key=lambda g: -sum(c.strategy.microbatches * c.strategy.pipeline for p in g for c in p))
 
 
