@@ -146,7 +146,7 @@ class IntegerProgram:
     def _rows(self, count: int, low: float, high: float, *terms: _Terms) -> None:
         """New rows between `low` and `high`."""
         for rows, columns, values in terms:
-            self._terms.append((rows + self._sizes[1], columns, np.broadcast_to(values, len(columns))))
+            self._terms.append((rows + self._sizes[1], columns, np.full(len(columns), values)))
         self._bounds.append((count, low, high))
         self._sizes[1] += count
 

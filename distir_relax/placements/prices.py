@@ -46,11 +46,6 @@ _ROLES = ("parameter", "constant")
 
 
 @dataclass(slots=True)
-class _Price:
-    seconds: float = math.nan
-
-
-@dataclass(slots=True)
 class Prices:
     """Prices on a mesh of a machine: first all are asked for, then `find` makes them, and then they are known."""
 
@@ -59,33 +54,42 @@ class Prices:
     tail: str = "ragged"
     changes: bool = False
     """Whether the program updates its weights: a backend cannot lay them out once."""
-    _known: dict[object, _Price] = field(default_factory=dict)
+    _known: dict[object, float] = field(default_factory=dict)
     _ops: dict[object, tuple[Op, tuple[str, ...]]] = field(default_factory=dict)
     """The ops that are asked for and not found yet, with the roles of their operands."""
     _steps: Steps = field(init=False)
-    _moves: dict[tuple[TensorType, Placed], dict[Placed, tuple[_Price, ...]]] = field(default_factory=dict)
-    """The prices of the steps of each redistribution, by its source and its target."""
+    _moves: dict[tuple[TensorType, Placed], dict[Placed, float]] = field(init=False)
+    """The seconds of each redistribution, by its source and its target."""
+    _waiting: dict[object, tuple[TensorType, Placed, Placed]] = field(default_factory=dict)
+    """The redistributions among `_ops`."""
 
     def __post_init__(self) -> None:
-        self._steps = Steps(self.mesh, self.profile)
+        self._steps = Steps.on(self.mesh, self.profile)
+        self._moves = {} if self._is_whole else self._steps.moves
+
+    @property
+    def _is_whole(self) -> bool:
+        """Whether a redistribution is simulated whole: what is filled up is trimmed first, and filled up again; and
+        unlike devices are not told by the first."""
+        return self.tail != "ragged" or bool(self.profile.groups)
 
     def of_op(self, op: Op, way: Way, roles: tuple[str, ...]) -> float:
         """The seconds of an op in a way, its pending sums left pending; `roles` are those of `ask_op`."""
-        return self._known[_op_key(op, way, roles)].seconds
+        return self._known[_op_key(op, way, roles)]
 
     def of_move(self, kind: TensorType, source: Placed, target: Placed) -> float:
         """The seconds of a redistribution."""
         if source == target:
             return 0.0
-        return sum(price.seconds for price in self._moves[kind, source][target])
+        return self._moves[kind, source][target]
 
     def of_moves(self, kind: TensorType, sources: Sequence[Placed], targets: Sequence[Placed], may: Array) -> Array:
         """The seconds of redistributions from each source (row) to each target (column) where there `may` be one."""
         found = np.zeros(may.shape)
         for s, source in enumerate(sources):
             known = self._moves[kind, source]
-            for t in np.flatnonzero(may[s]).tolist():
-                found[s, t] = sum([price.seconds for price in known[targets[t]]])
+            some = np.flatnonzero(may[s])
+            found[s, some] = [known[targets[t]] for t in some.tolist()]
         return found
 
     def ask_op(self, op: Op, way: Way, roles: tuple[str, ...]) -> None:
@@ -96,40 +100,35 @@ class Prices:
         operands = tuple(_laid_out(v, lies) for v, lies in zip(op.operands, way.needs, strict=True))
         results = tuple(_laid_out(v, lies) for v, lies in zip(op.results, way.gives, strict=True))
         if self.tail == "ragged" and _is_plain(op, way, roles):
-            self._known[key] = _Price(self._plain(op, operands, results, roles))
+            self._known[key] = self._plain(op, operands, results, roles)
         else:
-            self._known[key] = _Price()
+            self._known[key] = math.nan
             self._ops[key] = Op(op.name, operands, results, op.attrs), roles
 
     def ask_moves(self, kind: TensorType, sources: Sequence[Placed], targets: Sequence[Placed], may: Array) -> None:
         """Ask for the prices of redistributions from each source (row) to each target (column) where there `may` be
         one."""
-        wanted = [DTensorType(kind.shape, kind.dtype, lies) for lies in targets]
         for s, source in enumerate(sources):
-            known = self._moves.setdefault((kind, source), {source: ()})
-            have = DTensorType(kind.shape, kind.dtype, source)
+            known = self._moves.setdefault((kind, source), {source: 0.0})
             for t in np.flatnonzero(may[s]).tolist():
                 if targets[t] not in known:
-                    known[targets[t]] = self._ask_steps(kind, have, wanted[t])
+                    known[targets[t]] = self._move(kind, source, targets[t])
 
-    def _ask_steps(self, kind: TensorType, have: DTensorType, want: DTensorType) -> tuple[_Price, ...]:
-        """The prices of the steps of a redistribution, asked for."""
-        if self.tail != "ragged" or self.profile.groups:
-            # What is filled up is trimmed first, and filled up again; unlike devices are not told by the first.
+    def _move(self, kind: TensorType, source: Placed, target: Placed) -> float:
+        """The seconds of a redistribution; where it is simulated whole, they are asked for."""
+        have, want = (DTensorType(kind.shape, kind.dtype, lies) for lies in (source, target))
+        if self._is_whole:
             attrs = {"placements": print_placements(want.placements)}
-            op = Op("redistribute", (Value("x", have),), (Value("y", want),), attrs)
             key = (have, want, "whole")
-            self._ops[key] = op, ("",)
-            return (self._known.setdefault(key, _Price()),)
+            self._ops[key] = Op("redistribute", (Value("x", have),), (Value("y", want),), attrs), ("",)
+            self._waiting[key] = kind, source, target
+            return math.nan
         found = []
-        placements = list(have.placements)
+        placements = list(source)
         for step in plan(have, want, self.mesh):
-            alone = _alone(kind, tuple(placements), step, self.mesh)
-            if alone not in self._known:
-                self._known[alone] = _Price(self._steps.seconds(*alone))
-            found.append(self._known[alone])
+            found.append(self._steps.seconds(*_alone(kind, tuple(placements), step, self.mesh)))
             placements[step.axis] = step.target
-        return tuple(found)
+        return float(sum(found))
 
     def find(self) -> None:
         """Find the price of all that was asked for."""
@@ -144,8 +143,13 @@ class Prices:
             for c in event.classes:
                 taken[event.op.location][c] += event.duration
         for number, key in enumerate(self._ops):
-            self._known[key].seconds = max(taken[str(number)].values(), default=0) / FEMTOSECONDS
-        self._ops = {}
+            seconds = max(taken[str(number)].values(), default=0) / FEMTOSECONDS
+            if key in self._waiting:
+                kind, source, target = self._waiting[key]
+                self._moves[kind, source][target] = seconds
+            else:
+                self._known[key] = seconds
+        self._ops, self._waiting = {}, {}
 
     def _plain(self, op: Op, operands: Sequence[Value], results: Sequence[Value], roles: tuple[str, ...]) -> float:
         """The time of an op on the first device, whose shards are the largest, as the simulator rounds it; of devices

@@ -8,13 +8,13 @@ takes with as many as there are.
 from __future__ import annotations
 
 from collections import defaultdict
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import lru_cache
 
 from distir_relax.analysis.classes import DeviceClasses
 from distir_relax.analysis.work import FEMTOSECONDS, Planner
 from distir_relax.cost.profile import Level, Profile
-from distir_relax.ir import DTensorType, Function, Input, Module, Op, PlacedType, Value
+from distir_relax.ir import DTensorType, Function, Input, Module, Op, PlacedType, TensorType, Value
 from distir_relax.ir.kinds import local_type
 from distir_relax.layout import DeviceMesh
 from distir_relax.lowering.emitter import PlacedEmitter
@@ -36,21 +36,43 @@ class Form:
     step: Transition
 
 
+@dataclass(frozen=True, slots=True)
+class _Machine:
+    """A machine without what does not matter to a step: how much memory it has."""
+
+    levels: tuple[Level, ...]
+    profile: Profile = field(hash=False)
+
+
 @dataclass(slots=True)
 class Steps:
-    """What steps take on a mesh of devices that are alike."""
+    """What redistributions and their steps take on a mesh of devices that are alike."""
 
     mesh: DeviceMesh
     profile: Profile
+    moves: dict[tuple[TensorType, Placed], dict[Placed, float]] = field(default_factory=dict)
+    """The seconds of each redistribution that was asked for, by its source and its target."""
     _known: dict[Form, _Timed] = field(default_factory=dict)
+
+    @classmethod
+    def on(cls, mesh: DeviceMesh, profile: Profile) -> Steps:
+        """Those of a mesh of a machine: of the last few ones, all that was found before is known."""
+        return _steps(mesh, _Machine(profile.levels, replace(profile, memory=0.0)))
 
     def seconds(self, form: Form, behind: int, dtype: str) -> float:
         """The time of a step of a tensor with so many elements behind the dims that it is about."""
         timed = self._known.get(form)
         if timed is None:
-            classes = _written(form, self.mesh, _Links(self.profile.levels, self.profile))
-            timed = self._known[form] = _Timed(classes.module.main.ops, Planner(self.profile, classes, {}))
+            module = _written(form, self.mesh)
+            planner = Planner(self.profile, DeviceClasses(module, self.profile), {})
+            timed = self._known[form] = _Timed(module.main.ops, planner)
         return timed.seconds(behind, dtype)
+
+
+# A search of strategies asks for the same of many programs.
+@lru_cache(maxsize=4)
+def _steps(mesh: DeviceMesh, machine: _Machine) -> Steps:
+    return Steps(mesh, machine.profile)
 
 
 @dataclass(slots=True)
@@ -59,10 +81,17 @@ class _Timed:
 
     ops: tuple[Op, ...]
     planner: Planner
+    _found: dict[tuple[int, str], float] = field(default_factory=dict)
     _types: list[dict[int, PlacedType]] = field(default_factory=list)
     """Kept, since the planner knows types by identity."""
 
     def seconds(self, behind: int, dtype: str) -> float:
+        key = behind, dtype
+        if key not in self._found:
+            self._found[key] = self._seconds(behind, dtype)
+        return self._found[key]
+
+    def _seconds(self, behind: int, dtype: str) -> float:
         types: dict[int, PlacedType] = {}
         self._types.append(types)
         taken: dict[int, int] = defaultdict(int)
@@ -84,21 +113,11 @@ def _like(value: Value, behind: int, dtype: str, known: dict[int, PlacedType]) -
     return Value(value.name, known[id(kind)])
 
 
-@dataclass(frozen=True, slots=True)
-class _Links:
-    """What of a machine tells devices that are alike apart: the same levels of links are the same whatever else is."""
-
-    levels: tuple[Level, ...]
-    profile: Profile = field(compare=False)
-
-
-# A search of strategies asks for the same on many machines, which have the memory of more or fewer devices.
-@lru_cache(maxsize=4096)
-def _written(form: Form, mesh: DeviceMesh, links: _Links) -> DeviceClasses:
-    """The program of a step, with the classes of its devices."""
+def _written(form: Form, mesh: DeviceMesh) -> Module:
+    """The program of a step."""
     kind = DTensorType((*form.sizes, 1), _DTYPE, form.placements)
     value = Value("x", local_type(kind, mesh))
     emitter = PlacedEmitter(mesh, {"x"})
     lower_transition(Move(emitter, kind.shape, list(kind.placements)), value, form.step)
     main = Function("main", (Input(value, "input"),), tuple(emitter.ops), ())
-    return DeviceClasses(Module("distributed", (main,), (mesh,)), links.profile)
+    return Module("distributed", (main,), (mesh,))
