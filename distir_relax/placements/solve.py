@@ -9,7 +9,7 @@ from typing import ClassVar
 
 from distir_relax.cost.profile import Profile
 from distir_relax.errors import DistIRError
-from distir_relax.ir import Function, Module, Op, Searched, WrittenOut, written_out
+from distir_relax.ir import Function, Module, Op, Searched, written_out
 from distir_relax.layout import DeviceMesh
 from distir_relax.placements.cheapest import cheapest, prices_of
 from distir_relax.placements.graph import Graph
@@ -108,11 +108,11 @@ def graph_of(
     Marks of the numbers `free`, in the program written out, are left out. Where devices are `unlike`, classes of dims
     are cut by their speed.
     """
-    read = _READ.of(module, hazards)
-    wanted = spread(read.whole.function, read.factoring, mesh)
-    space = Space(read.factoring, wanted, mesh, read.hazards, read.pending, free, unlike)
-    graph = Graph(replace(module, functions=read.functions), space, read.whole.function)
-    graph.build(read.whole.instance)
+    whole = written_out(module, module.main)
+    read = _READ.of(module, whole.function, hazards)
+    wanted = spread(whole.function, read.factoring, mesh)
+    graph = Graph(module, Space(read.factoring, wanted, mesh, read.hazards, read.pending, free, unlike), whole.function)
+    graph.build(whole.instance)
     return graph
 
 
@@ -120,22 +120,20 @@ def graph_of(
 class _Read:
     """What there is to know of the `functions` of a program whatever the mesh, where `given` is known of its constants.
 
-    `hazards` are those of the program written out, `pending` what may be left pending there.
+    `factoring`, `hazards` and what may be left `pending` are those of the program written out.
     """
 
     functions: tuple[Function, ...]
     given: Hazards
-    whole: WrittenOut
     factoring: Factoring
     hazards: Hazards
     pending: frozenset[str]
 
     @classmethod
-    def of(cls, module: Module, given: Hazards) -> _Read:
-        whole = written_out(module, module.main)
-        factoring = factorize(whole.function)
-        known = spread_hazards(Module("global", (whole.function,)), given)[whole.function.name]
-        return cls(module.functions, given, whole, factoring, known, may_pend(whole.function, factoring, known))
+    def of(cls, module: Module, whole: Function, given: Hazards) -> _Read:
+        factoring = factorize(whole)
+        known = spread_hazards(Module("global", (whole,)), given)[whole.name]
+        return cls(module.functions, given, factoring, known, may_pend(whole, factoring, known))
 
 
 @dataclass(frozen=True, slots=True)
@@ -144,12 +142,13 @@ class _Readings:
 
     last: deque[_Read] = field(default_factory=lambda: deque(maxlen=8))
 
-    def of(self, module: Module, given: Hazards) -> _Read:
-        """What there is to know of a program; of one that is equal to one of the last it is known."""
+    def of(self, module: Module, whole: Function, given: Hazards) -> _Read:
+        """What there is to know of a program, which is `whole` written out; of one that is equal to one of the last it
+        is known."""
         for read in self.last:
             if read.given == given and read.functions == module.functions:
                 return read
-        self.last.append(_Read.of(module, given))
+        self.last.append(_Read.of(module, whole, given))
         return self.last[-1]
 
 
