@@ -12,7 +12,7 @@ from functools import partial
 from typing import Generic, TypeVar
 
 from distir_relax.errors import VerificationError
-from distir_relax.ir import Function, Module, Op, Value, verify_no_recursion
+from distir_relax.ir import Function, Module, Op, verify_no_recursion
 
 A = TypeVar("A")
 
@@ -38,70 +38,97 @@ class Domain(Generic[A]):
         """
         return run(operands)
 
-    def release(self, value: Value, element: A) -> None:
-        """`value` is used no more in its function."""
+    def release(self, element: A) -> None:
+        """A value is used no more in its function."""
 
 
 @dataclass(slots=True)
 class Steps:
-    """Ops in order, their operands and results as numbers of values. `values` has each value, inputs first."""
+    """Ops in order, their operands and results as numbers of values, of which there are `values`, inputs first."""
 
     ops: list[Op]
     operands: list[list[int]]
     results: list[list[int]]
-    values: list[Value]
+    values: int
     inputs: int
     outputs: list[int]
 
 
 def steps_of(function: Function) -> Steps:
     """The steps of a function. Raises `VerificationError` where a value is used before it is made."""
-    values = [item.value for item in function.inputs]
-    place = {value.name: i for i, value in enumerate(values)}
-    found = Steps(list(function.ops), [], [], values, len(values), [])
+    place = {item.value.name: i for i, item in enumerate(function.inputs)}
+    count = len(function.inputs)
+    found = Steps(list(function.ops), [], [], 0, count, [])
     for op in function.ops:
         try:
             found.operands.append([place[v.name] for v in op.operands])
         except KeyError as missing:
             raise VerificationError(f"%{missing.args[0]} is used before it is defined", op.location) from None
-        found.results.append(list(range(len(values), len(values) + len(op.results))))
+        found.results.append(list(range(count, count + len(op.results))))
         for value in op.results:
-            place[value.name] = len(values)
-            values.append(value)
-    found.outputs = [place[o.value.name] for o in function.outputs]
+            place[value.name] = count
+            count += 1
+    found.values, found.outputs = count, [place[o.value.name] for o in function.outputs]
     return found
 
 
 @dataclass(slots=True)
-class _Step:
-    op: Op
+class Step:
+    """What an op takes and gives, as slots of a list, and which of these are `dead` behind it.
+
+    Of a call `callee` names the function, and `last` says which operands are used no more; an op has neither.
+    """
+
     operands: list[int]
     results: list[int]
-    dead: list[tuple[Value, int]]
-    callee: Function | None
-    last: list[bool] = field(default_factory=list)
+    dead: list[int]
+    callee: str
+    last: list[bool]
 
 
 @dataclass(slots=True)
-class _Code:
-    """A function with values as slots of a list, and what is used for the last time where."""
+class Code:
+    """Steps with values as slots of a list, and what is used for the last time where."""
 
-    steps: list[_Step]
+    steps: list[Step]
     slots: int
-    unused: list[tuple[Value, int]]
+    unused: list[int]
     outputs: list[int]
+
+
+def code_of(given: Steps) -> Code:
+    """Find where values are used for the last time."""
+    seen = set(given.outputs)
+    steps: list[Step] = []
+    for op, operands, results in zip(
+        reversed(given.ops), reversed(given.operands), reversed(given.results), strict=True
+    ):
+        # Most operands of a call are weights that all calls of a function have, long seen.
+        new = {*results, *operands} - seen
+        gone = [i for i in dict.fromkeys((*results, *operands)) if i in new] if new else []
+        seen |= new
+        callee = op.callee
+        steps.append(Step(operands, results, gone, callee, list(map(new.__contains__, operands)) if callee else []))
+    steps.reverse()
+    return Code(steps, given.values, [i for i in range(given.inputs) if i not in seen], given.outputs)
 
 
 @dataclass
 class Interpreter(Generic[A]):
-    """Interprets the functions of `module` over `domain`. Raises `VerificationError` when one calls itself."""
+    """Interprets the functions of `module` over `domain`. Raises `VerificationError` when one calls itself.
+
+    `codes` are of functions by name: interpreters of modules that are the same but for types may share them.
+    """
 
     module: Module
     domain: Domain[A]
-    _codes: dict[str, _Code] = field(default_factory=dict)
+    codes: dict[str, Code] = field(default_factory=dict)
+    _functions: dict[str, Function] = field(init=False)
 
     def __post_init__(self) -> None:
-        verify_no_recursion(self.module)
+        if not self.codes:
+            verify_no_recursion(self.module)
+        self._functions = {f.name: f for f in self.module.functions}
 
     def run(self, inputs: Sequence[A], function: Function | None = None) -> list[A]:
         """What a function gives, its entry function by default, for these inputs in order.
@@ -111,56 +138,36 @@ class Interpreter(Generic[A]):
         chosen = function or self.module.main
         if len(inputs) != len(chosen.inputs):
             raise VerificationError(f"@{chosen.name} takes {len(chosen.inputs)} inputs, found {len(inputs)}")
-        code = self._codes.get(chosen.name)
+        code = self.codes.get(chosen.name)
         if code is None:
-            code = self._codes[chosen.name] = _compile(self.module, steps_of(chosen))
-        return self._run(code, inputs)
+            code = self.codes[chosen.name] = code_of(steps_of(chosen))
+        return self._run(code, chosen.ops, inputs)
 
-    def run_steps(self, steps: Steps, inputs: Sequence[A]) -> list[A]:
-        """What steps give that are not those of a function. Raises what the domain raises."""
-        return self._run(_compile(self.module, steps), inputs)
+    def enter(self, callee: str) -> tuple[Function, Callable[[Sequence[A]], list[A]]]:
+        """The function that a call names, and what runs it."""
+        function = self._functions[callee]
+        return function, partial(self._enter, function)
 
-    def _run(self, code: _Code, inputs: Sequence[A]) -> list[A]:
+    def _run(self, code: Code, ops: Sequence[Op], inputs: Sequence[A]) -> list[A]:
         domain = self.domain
         apply, release = domain.apply, domain.release
         slots: list[A | None] = [*inputs, *([None] * (code.slots - len(inputs)))]
-        for value, slot in code.unused:
-            release(value, slots[slot])  # type: ignore[arg-type]
-        for step in code.steps:
+        for slot in code.unused:
+            release(slots[slot])  # type: ignore[arg-type]
+        results: Sequence[A]
+        for op, step in zip(ops, code.steps, strict=True):
             operands: list[A] = [slots[i] for i in step.operands]  # type: ignore[misc]
-            if step.callee is None:
-                results = apply(step.op, operands)
+            if step.callee:
+                callee, run = self.enter(step.callee)
+                results = domain.call(op, callee, operands, step.last, run)
             else:
-                callee = step.callee
-                results = domain.call(step.op, callee, operands, step.last, partial(self._enter, callee))
+                results = apply(op, operands)
             for i, result in zip(step.results, results, strict=True):
                 slots[i] = result
-            for value, i in step.dead:
-                release(value, slots[i])  # type: ignore[arg-type]
+            for i in step.dead:
+                release(slots[i])  # type: ignore[arg-type]
                 slots[i] = None
         return [slots[i] for i in code.outputs]  # type: ignore[misc]
 
     def _enter(self, callee: Function, inputs: Sequence[A]) -> list[A]:
         return self.run(inputs, callee)
-
-
-def _compile(module: Module, given: Steps) -> _Code:
-    values = given.values
-    functions = {f.name: f for f in module.functions}
-    seen = set(given.outputs)
-    steps: list[_Step] = []
-    for op, operands, results in zip(
-        reversed(given.ops), reversed(given.operands), reversed(given.results), strict=True
-    ):
-        callee = functions.get(op.callee) if op.callee else None
-        if callee is None and op.callee:
-            raise VerificationError(f"there is no function @{op.callee}", op.location)
-        # Most operands of a call are weights that all calls of a function have, long seen.
-        new = {*results, *operands} - seen
-        gone = [i for i in dict.fromkeys((*results, *operands)) if i in new] if new else []
-        seen |= new
-        last = list(map(new.__contains__, operands)) if callee is not None else []
-        steps.append(_Step(op, operands, results, [(values[i], i) for i in gone], callee, last))
-    steps.reverse()
-    unused = [(values[i], i) for i in range(given.inputs) if i not in seen]
-    return _Code(steps, len(values), unused, given.outputs)

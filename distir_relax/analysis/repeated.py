@@ -17,48 +17,72 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from typing import Any
 
 from distir_relax.analysis.in_order import in_order
-from distir_relax.analysis.interpreter import Steps
+from distir_relax.analysis.interpreter import Steps, steps_of
 from distir_relax.errors import VerificationError
-from distir_relax.ir import Divided, Function, Input, Module, Op, Repeated, Scheduled, Value
+from distir_relax.ir import Divided, Function, Module, Op, Repeated, Scheduled, Value
 
 Source = tuple[int, int]
 """A value: what makes it, by number among the ops of a part, and which of its results it is."""
 
 
-def repeated_steps(module: Module, repeated: Repeated) -> tuple[Steps, list[Input]]:
-    """The steps of a module of the distributed stage with all microbatches, and the input for each of its inputs.
+@dataclass(slots=True)
+class Entry:
+    """What the entry function of a program does, with all microbatches.
 
-    In the order of its `Scheduled` record, if it has one. Raises `VerificationError` where microbatches that are
-    written out do not do the same.
+    `inputs` are the numbers of the function's inputs that the steps' inputs are of. `places` says of each step which op
+    of the function it is, and for which microbatch, -1 for its own: so it is known of programs that differ in types.
     """
+
+    steps: Steps
+    inputs: list[int]
+    places: list[tuple[int, int]]
+
+    def ops(self, main: Function) -> list[Op]:
+        """The steps' ops in an entry function that is the same but for types."""
+        return [_of_microbatch(main.ops[number], microbatch) for number, microbatch in self.places]
+
+
+def entry_of(module: Module) -> Entry:
+    """What the entry of a module of the distributed stage does, in the order of its `Scheduled` record, if it has one.
+
+    Raises `VerificationError` where microbatches that are written out do not do the same.
+    """
+    repeated = next((record for record in module.records if isinstance(record, Repeated)), None)
+    if repeated is None:
+        main = module.main
+        return Entry(steps_of(main), list(range(len(main.inputs))), [(number, -1) for number in range(len(main.ops))])
     ranges = repeated.ranges
-    found = _Parts(module, repeated)
-    flow = None if len(ranges) == repeated.count else _Flow(found, len(ranges))
-    steps, inputs = _Writer(found, ranges, flow).steps()
+    parts = _Parts(module, repeated)
+    found = _Writer(parts, ranges, None if len(ranges) == repeated.count else _Flow(parts, len(ranges))).entry()
     order = next((record for record in module.records if isinstance(record, Scheduled)), None)
-    return (steps if order is None else _scheduled(steps, order)), inputs
+    return found if order is None else _scheduled(found, order)
 
 
 def with_all_ops(module: Module) -> Module:
     """A module whose entry has the ops of all microbatches, for whom counts ops; values have the names of those that
-    stand for them. Raises as `repeated_steps` does."""
-    repeated = next((record for record in module.records if isinstance(record, Repeated)), None)
-    if repeated is None:
-        return module
-    steps, _ = repeated_steps(module, repeated)
-    return replace(module, functions=(replace(module.main, ops=tuple(steps.ops)), *module.functions[1:]))
+    stand for them. Raises as `entry_of` does."""
+    ops = tuple(entry_of(module).ops(module.main))
+    return replace(module, functions=(replace(module.main, ops=ops), *module.functions[1:]))
 
 
-def _scheduled(steps: Steps, order: Scheduled) -> Steps:
+def _scheduled(entry: Entry, order: Scheduled) -> Entry:
+    steps = entry.steps
     chosen = in_order(steps, order.names)
 
-    def sort(items: list[list[int]]) -> list[list[int]]:
+    def sort(items: list[Any]) -> list[Any]:
         return [items[number] for number in chosen]
 
-    ops = [steps.ops[number] for number in chosen]
-    return replace(steps, ops=ops, operands=sort(steps.operands), results=sort(steps.results))
+    steps = replace(steps, ops=sort(steps.ops), operands=sort(steps.operands), results=sort(steps.results))
+    return Entry(steps, entry.inputs, sort(entry.places))
+
+
+def _of_microbatch(op: Op, microbatch: int) -> Op:
+    if microbatch < 0:
+        return op
+    return Op(op.name, op.operands, op.results, {**op.attrs, "microbatch": microbatch}, op.location)
 
 
 class _Parts:
@@ -181,7 +205,7 @@ class _Writer:
     ranges: Sequence[range]
     flow: _Flow | None
     """None where all microbatches are written out."""
-    values: list[Value] = field(default_factory=list)
+    values: int = 0
     once: dict[str, int] = field(default_factory=dict)
     """The numbers of values that stand for themselves."""
     made: dict[int, dict[int, int]] = field(default_factory=lambda: defaultdict(dict))
@@ -191,37 +215,37 @@ class _Writer:
     plans: dict[int, tuple[list[int], list[tuple[int, tuple[int, int, int, str]]]]] = field(default_factory=dict)
     """Of each op the operands that are the same for all microbatches, and where and what the others are."""
 
-    def steps(self) -> tuple[Steps, list[Input]]:
+    def entry(self) -> Entry:
         inputs = list(self._inputs())
-        found = Steps([], [], [], self.values, len(inputs), [])
+        steps, places = Steps([], [], [], 0, len(inputs), []), []
         main = self.parts.main
         for number, microbatch in self._instances():
             op, place = main.ops[number], self._place(number)
-            first, count = len(self.values), len(op.results)
-            self.values += op.results
+            first, count = self.values, len(op.results)
+            self.values += count
             if place is None:
-                found.operands.append([self._alone(v, self.parts.ops[number]) for v in op.operands])
+                steps.operands.append([self._alone(v, self.parts.ops[number]) for v in op.operands])
                 self.once.update((v.name, first + i) for i, v in enumerate(op.results))
             else:
-                found.operands.append(self._operands(number, place, microbatch))
+                steps.operands.append(self._operands(number, place, microbatch))
                 self.made[microbatch][place] = first
-            if op.task and microbatch != op.attrs["microbatch"]:
-                op = replace(op, attrs={**op.attrs, "microbatch": microbatch})
-            found.ops.append(op)
-            found.results.append(list(range(first, first + count)))
-        found.outputs = [n for o in main.outputs for n in self._all(o.value)]
-        return found, inputs
+            is_another = bool(op.task) and microbatch != op.attrs["microbatch"]
+            places.append((number, microbatch if is_another else -1))
+            steps.ops.append(_of_microbatch(op, places[-1][1]))
+            steps.results.append(list(range(first, first + count)))
+        steps.values, steps.outputs = self.values, [n for o in main.outputs for n in self._all(o.value)]
+        return Entry(steps, inputs, places)
 
-    def _inputs(self) -> Iterator[Input]:
-        for item in self.parts.main.inputs:
+    def _inputs(self) -> Iterator[int]:
+        for number, item in enumerate(self.parts.main.inputs):
             part = self.parts.of[item.value.name]
             for microbatch in self.ranges[part] if part >= 0 else (0,):
                 if part >= 0:
-                    self.given[self.parts.families[item.value.name], microbatch] = len(self.values)
+                    self.given[self.parts.families[item.value.name], microbatch] = self.values
                 else:
-                    self.once[item.value.name] = len(self.values)
-                self.values.append(item.value)
-                yield item
+                    self.once[item.value.name] = self.values
+                self.values += 1
+                yield number
 
     def _place(self, number: int) -> int | None:
         part = self.parts.ops[number]

@@ -12,6 +12,7 @@ from dataclasses import dataclass, replace
 
 from distir_relax.analysis.simulate import simulate_module
 from distir_relax.analysis.simulation import Simulation
+from distir_relax.analysis.structure import Structure
 from distir_relax.cost.profile import Profile, as_profile
 from distir_relax.errors import DistIRError, VerificationError
 from distir_relax.ir import Module, Repeated, Scheduled
@@ -60,6 +61,7 @@ class Evaluator:
                 self._sizes.setdefault(form, set()).add(candidate.microbatch)
         self._cut: tuple[Strategy, Module] | None = None
         self._ends: tuple[_Form, dict[int, Module]] | None = None
+        self._structure: tuple[object, Structure] | None = None
 
     def outcome(self, candidate: Candidate) -> Outcome:
         """What a candidate is predicted to do; one that cannot be compiled says why in `refused`."""
@@ -73,7 +75,10 @@ class Evaluator:
         """The simulation of a candidate. Raises as `Source.simulate` does."""
         module = self._between(candidate)
         try:
-            found = simulate_module(module or self._compiled(candidate), self.profile)
+            if module is None:
+                found = simulate_module(self._compiled(candidate), self.profile)
+            else:
+                found = simulate_module(module, self.profile, self._structure_of(candidate, module))
         except VerificationError:
             # Microbatches of this model do not all do the same.
             found = self.source.under(candidate.strategy).simulate(self.profile, candidate.samples)
@@ -134,6 +139,14 @@ class Evaluator:
         except Unlike:
             return None
         return self._of_count(module, candidate)
+
+    def _structure_of(self, candidate: Candidate, module: Module) -> Structure | None:
+        """What is the same of as many microbatches of all sizes."""
+        key = self._form(candidate), candidate.strategy.microbatches
+        if self._structure is None or self._structure[0] != key:
+            self._structure = key, Structure(module, self.profile)
+        found = self._structure[1]
+        return None if found.is_of_sizes else found
 
     def _of_count(self, module: Module, candidate: Candidate) -> Module:
         """The module for as many microbatches as the candidate has."""
