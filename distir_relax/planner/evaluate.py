@@ -41,6 +41,8 @@ class _Form:
     split: Strategy
     written: int
     in_turn: bool
+    single: tuple[int, ...] = ()
+    """The samples of each data-parallel rank, where one has a single one: a dim of one element is treated apart."""
 
 
 class Evaluator:
@@ -60,7 +62,7 @@ class Evaluator:
             if form is not None:
                 self._sizes.setdefault(form, set()).add(candidate.microbatch)
         self._cut: tuple[Strategy, Module] | None = None
-        self._ends: tuple[_Form, dict[int, Module]] | None = None
+        self._ends: dict[_Form, dict[int, Module]] = {}
         self._structure: tuple[object, Structure] | None = None
 
     def outcome(self, candidate: Candidate) -> Outcome:
@@ -90,15 +92,15 @@ class Evaluator:
         strategy, samples = candidate.strategy, candidate.samples
         parts = self._parts(strategy, candidate.microbatch)
         unlike = len(set(parts)) > 1 and not self._shares(strategy)
-        if samples % strategy.microbatches or unlike or min(parts) < 2 or strategy.placements == "auto":
-            # A dim of one element is treated apart, and which placements are best depends on sizes.
+        if samples % strategy.microbatches or unlike or min(parts) < 1 or strategy.placements == "auto":
+            # Which placements are best depends on sizes.
             return None
         order = self._order(strategy)
         if strategy.pipeline > 1 and order is None:
             return None
         in_turn = order is None or is_in_turn(order)
         written = len(chosen(samples, strategy.microbatches, self.source.is_training))
-        return _Form(replace(strategy, microbatches=1), written, in_turn)
+        return _Form(replace(strategy, microbatches=1), written, in_turn, parts if min(parts) == 1 else ())
 
     def _shares(self, strategy: Strategy) -> tuple[float, ...]:
         """In what proportions the batch goes to data-parallel ranks; empty where they are alike."""
@@ -121,9 +123,9 @@ class Evaluator:
         form, size = self._form(candidate), candidate.microbatch
         if form is None or size not in self._sizes.get(form, ()):
             return None
-        if self._ends is None or self._ends[0] != form:
-            self._ends = form, {}
-        ends = self._ends[1]
+        if any(other.split != form.split for other in self._ends):
+            self._ends = {}
+        ends = self._ends.setdefault(form, {})
         found = []
         for end in (min(self._sizes[form]), max(self._sizes[form])):
             if end not in ends:
