@@ -7,6 +7,7 @@ The state of a call is how far apart the clocks of its devices are, and which op
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 
@@ -87,11 +88,15 @@ class _Simulator(Domain[Handle]):
         main, classes = self.module.main, self.structure.classes
         frame = self.enter(main, None, [0] * (classes.count * self.streams), (False,) * len(main.outputs))
         slots: list[Handle | None] = [None] * self.structure.code.slots
+        held: dict[tuple[int, int], int] = defaultdict(int)
+        sizes = [(self.planner.bytes_of(item.value, None), OF_ROLE[item.role]) for item in main.inputs]
         for place, number in enumerate(self.structure.entry.inputs):
-            item = main.inputs[number]
-            held = self.planner.bytes_of(item.value, None)
-            slots[place] = Handle(held, OF_ROLE[item.role], False, number=place)
-            frame.change(held, OF_ROLE[item.role], 1)
+            mine, category = sizes[number]
+            slots[place] = Handle(mine, category, False, 1, place)
+            for c, size in mine:
+                held[c, category] += size
+        for (c, category), size in held.items():
+            frame.change(((c, size),), category, 1)
         frame.note_peak([(c, 0) for c in range(classes.count)], None)
         self._run_entry(frame, slots)
         return Simulation(

@@ -75,6 +75,7 @@ class Structure:
         kinds: dict[object, int] = {}
         mine = self.gradients.of(module.main, (False,) * len(module.main.outputs))
         categories = [OF_ROLE[module.main.inputs[number].role] for number in self.entry.inputs]
+        categories += [-1] * (self.code.slots - len(categories))
         pairs = zip(self.entry.steps.ops, self.code.steps, strict=True)
         self.uses = [_use(op, step, categories, mine, kinds) if step.callee else None for op, step in pairs]
 
@@ -127,10 +128,12 @@ class Structure:
 
 
 def _use(op: Op, step: Step, categories: Sequence[int], gradients: frozenset[str], kinds: dict[object, int]) -> Use:
-    inputs = frozenset(i for i in step.operands if i < len(categories))
+    """`categories` are those of the values in slots, -1 for what the program makes."""
     outputs = tuple([v.name in gradients for v in op.results])
-    others = [place for place, i in enumerate(step.operands) if i >= len(categories)]
-    what = tuple([categories[i] if i < len(categories) else -1 for i in step.operands])
+    what = tuple(map(categories.__getitem__, step.operands))
+    places = [place for place, category in enumerate(what) if category < 0]
+    others = [step.operands[place] for place in places]
+    inputs = frozenset(step.operands).difference(others)
     is_once = len(inputs) + len(others) == len(step.operands)
     kind = kinds.setdefault((step.callee, what, outputs), len(kinds)) if is_once else -1
-    return Use(kind, inputs, [step.operands[i] for i in others], [step.last[i] for i in others], outputs)
+    return Use(kind, inputs, others, [step.last[place] for place in places], outputs)

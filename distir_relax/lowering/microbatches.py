@@ -37,6 +37,7 @@ from distir_relax.ir import (
     Value,
     fresh_name,
     live_ops,
+    written_out,
 )
 from distir_relax.layout import Collective, DeviceMesh, Shard, held_intervals
 from distir_relax.layout.division import balanced
@@ -48,6 +49,7 @@ from distir_relax.ops.communication.in_turn import stretches
 from distir_relax.ops.table.check import local_attrs
 from distir_relax.sharding import DelayReductions, Hazards, Propagate
 from distir_relax.sharding.apply import Mark, mark_inputs
+from distir_relax.sharding.factors import Factoring, factorize
 
 MARK, ASIDE = "annotate_sharding", "mark_aside"
 
@@ -60,6 +62,7 @@ class Microbatches:
     `repeated`, as many are written out as do unlike things, which a `Repeated` record says. `samples` is how many
     samples there are, if they are fewer than the program has: for a simulation, too, since what is said of all of them
     is still said of those that the program has. `summed` is whether something is likely to be, as in training.
+    `factored` keeps what does not depend on sizes, for a caller who runs the pass again on the same module.
     """
 
     takes: ClassVar[tuple[str, ...]] = ("global",)
@@ -69,6 +72,7 @@ class Microbatches:
     repeated: bool = False
     samples: int | None = None
     summed: bool = True
+    factored: Factored | None = field(default=None, repr=False, compare=False)
 
     def run(self, module: Module) -> Module:
         """The module that works through one part after the other. Raises what propagation raises."""
@@ -96,13 +100,29 @@ class Microbatches:
         marks = {b.value: Mark("microbatches", _cut(b, shapes[b.value][b.dim] // b.size, parts)) for b in batch}
         aside = replace(module, functions=tuple(_renamed(f, MARK, ASIDE) for f in module.functions))
         marked = replace(aside, functions=(mark_inputs(aside.main, marks), *aside.functions[1:]), meshes=(mesh,))
-        sharded = DelayReductions(self.hazards, stages_apart=True).run(Propagate(mesh).run(replace(marked, records=())))
+        marked = replace(marked, records=())
+        factoring = None if self.factored is None else self.factored.of(module, marked)
+        sharded = DelayReductions(self.hazards, stages_apart=True).run(Propagate(mesh).run(marked, factoring))
         placed = ToDistIR(in_time=True).run(sharded)
         writer = _Unrolled(placed, len(sizes), summed)
         unrolled, divided = writer.run(sharded.main)
         functions = tuple(_renamed(f, ASIDE, MARK) for f in unrolled)
         found = [writer.repeated(self.count, firsts)] if self.repeated else []
         return replace(module, functions=functions, records=(*module.records, *divided, *found))
+
+
+@dataclass
+class Factored:
+    """The factoring of the last module, however its samples are cut."""
+
+    module: Module | None = None
+    factoring: Factoring | None = None
+
+    def of(self, module: Module, marked: Module) -> Factoring:
+        """That of `marked`, which is `module` with its samples marked."""
+        if self.factoring is None or self.module is not module:
+            self.module, self.factoring = module, factorize(written_out(marked, marked.main).function)
+        return self.factoring
 
 
 def chosen(samples: int, count: int, summed: bool = True) -> tuple[int, ...]:

@@ -7,7 +7,7 @@ sizes of microbatches the smallest and the largest are compiled, and those in be
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 
 from distir_relax.analysis.simulate import simulate_module
@@ -15,11 +15,11 @@ from distir_relax.analysis.simulation import Simulation
 from distir_relax.analysis.structure import Structure
 from distir_relax.cost.profile import Profile, as_profile
 from distir_relax.errors import DistIRError, VerificationError
-from distir_relax.ir import Module, Repeated, Scheduled
+from distir_relax.ir import Module, Pass, Repeated, Scheduled
 from distir_relax.layout.division import balanced, proportional
 from distir_relax.lowering import Microbatches
 from distir_relax.lowering.accumulate import is_in_turn
-from distir_relax.lowering.microbatches import chosen
+from distir_relax.lowering.microbatches import Factored, chosen
 from distir_relax.lowering.order import in_sequence
 from distir_relax.pipeline import run_passes
 from distir_relax.planner.outcome import Lanes, Outcome
@@ -62,6 +62,8 @@ class Evaluator:
             if form is not None:
                 self._sizes.setdefault(form, set()).add(candidate.microbatch)
         self._cut: tuple[Strategy, Module] | None = None
+        self._begun: list[tuple[Pass, Module]] = []
+        self._factored = Factored()
         self._ends: dict[_Form, dict[int, Module]] = {}
         self._structure: tuple[object, Structure] | None = None
 
@@ -169,10 +171,24 @@ class Evaluator:
         strategy = candidate.strategy
         source = self.source.under(strategy)
         steps = source.passes_of_all_ranks(repeated=True, samples=candidate.samples)
-        first = next(i for i, step in enumerate(steps) if isinstance(step, Microbatches))
+        first, parts = next((i, step) for i, step in enumerate(steps) if isinstance(step, Microbatches))
         # Where stages are cut depends on neither, unless there is one microbatch alone.
         schedule = "1f1b" if strategy.chunks == 1 else strategy.schedule
         key = replace(strategy, microbatches=min(strategy.microbatches, 2), schedule=schedule)
         if self._cut is None or self._cut[0] != key:
-            self._cut = key, run_passes(source.imported.module, steps[:first], source.checks)
-        return with_shared_types(run_passes(self._cut[1], steps[first:], source.checks))
+            self._cut = key, self._run_again(steps[:first], source)
+        rest = (replace(parts, factored=self._factored), *steps[first + 1 :])
+        return with_shared_types(run_passes(self._cut[1], rest, source.checks))
+
+    def _run_again(self, passes: Sequence[Pass], source: Source) -> Module:
+        """What passes give on the model; those that it was begun with the last time are not run again."""
+        same = 0
+        for step, (other, _) in zip(passes, self._begun, strict=False):
+            if step != other:
+                break
+            same += 1
+        del self._begun[same:]
+        for step in passes[same:]:
+            module = self._begun[-1][1] if self._begun else source.imported.module
+            self._begun.append((step, run_passes(module, [step], source.checks)))
+        return self._begun[-1][1] if passes else source.imported.module

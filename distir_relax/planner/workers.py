@@ -6,6 +6,7 @@ programs is shared out between those that would have nothing to do.
 
 from __future__ import annotations
 
+import gc
 import signal
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
@@ -14,6 +15,7 @@ from multiprocessing.connection import Connection, wait
 from multiprocessing.context import ForkProcess
 
 from distir_relax.errors import RunError
+from distir_relax.ir import uncollected
 from distir_relax.planner.outcome import Outcome
 from distir_relax.planner.space import Candidate
 
@@ -93,10 +95,13 @@ def _serve(outcome: Callable[[Candidate], Outcome], connection: Connection, othe
     # Else this end would stay open for others, who would wait for a parent that is no more.
     for other in others:
         other.close()
+    # What the parent made stays, and is not gone through again.
+    gc.freeze()
     try:
         while True:
-            for candidate in connection.recv():
-                connection.send(outcome(candidate))
+            with uncollected():
+                for candidate in connection.recv():
+                    connection.send(outcome(candidate))
             connection.send(None)
     except (EOFError, BrokenPipeError, ConnectionResetError):
         return

@@ -69,6 +69,8 @@ class _Search:
     rounds: dict[int, deque[tuple[str, int, Split, str]]] = field(default_factory=lambda: defaultdict(deque))
     users: Mapping[str, list[tuple[int, int]]] = field(init=False)
     """For each value, the (op number, tensor index) where it stands."""
+    names: list[list[str]] = field(init=False)
+    """For each op, the names of its operands and results."""
     ways: dict[tuple[int, int, Split], list[tuple[int, Split, Atom]]] = field(default_factory=dict)
     cut_by: dict[tuple[int, Slot], str] = field(default_factory=dict)
     """Who gave the sizes of a class along an axis, when somebody did."""
@@ -85,9 +87,10 @@ class _Search:
         self.stored = frozenset(item.value.name for item in self.function.inputs)
         self.wanted = Wanted({v.name: [None] * axes for v in values}, {}, [{} for _ in range(axes)])
         users: dict[str, list[tuple[int, int]]] = defaultdict(list)
-        for number, op in enumerate(self.function.ops):
-            for position, value in enumerate((*op.operands, *op.results)):
-                users[value.name].append((number, position))
+        self.names = [[v.name for v in (*op.operands, *op.results)] for op in self.function.ops]
+        for number, names in enumerate(self.names):
+            for position, name in enumerate(names):
+                users[name].append((number, position))
         self.users = users
 
     def pin(self, op: Op) -> None:
@@ -160,35 +163,38 @@ class _Search:
             self._run(self.rounds[number])
 
     def _run(self, queue: deque[tuple[str, int, Split, str]]) -> None:
-        pinned = self.wanted.pinned
+        pinned, splits, reasons = self.wanted.pinned, self.wanted.splits, self.wanted.reasons
+        ops, users, names = self.function.ops, self.users, self.names
         while queue:
             name, axis, split, annotation = queue.popleft()
-            for number, position in self.users[name]:
-                op = self.function.ops[number]
+            for number, position in users[name]:
+                mine = names[number]
                 for other, place, atom in self._ways(number, position, split):
-                    value = op.operands[other] if other < len(op.operands) else op.results[other - len(op.operands)]
+                    value = mine[other]
                     if atom.kind == WINDOW:
-                        self._cut_alike(axis, (name, *split), (value.name, *place))
-                    if value.name in pinned or self.wanted.splits[value.name][axis] is not None:
+                        self._cut_alike(axis, (name, *split), (value, *place))
+                    if splits[value][axis] is not None or value in pinned:
                         continue
+                    op = ops[number]
                     way = () if is_annotation(op) else (op.name, atom.name, self._stored(name))
-                    self.wanted.splits[value.name][axis] = place
-                    self.wanted.reasons[value.name, axis] = Reason(value.name, axis, annotation, *way)
-                    queue.append((value.name, axis, place, annotation))
+                    splits[value][axis] = place
+                    reasons[value, axis] = Reason(value, axis, annotation, *way)
+                    queue.append((value, axis, place, annotation))
 
     def _ways(self, number: int, position: int, split: Split) -> list[tuple[int, Split, Atom]]:
         """Where an op carries a split of one of its tensors: to which tensors, how, and by what."""
         atoms = self.factoring.atoms[number]
         key = (id(atoms), position, split)
-        if key not in self.ways:
-            self.ways[key] = [
+        found = self.ways.get(key)
+        if found is None:
+            found = self.ways[key] = [
                 (other, place, atom)
                 for atom in atoms
                 if atom.places[position] == split and atom.kind != BLOCKED
                 for other, place in enumerate(atom.places)
                 if place is not None
             ]
-        return self.ways[key]
+        return found
 
     def refine(self) -> None:
         """Where values are split along several axes by one class, divide what one axis leaves by the next.

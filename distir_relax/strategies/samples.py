@@ -3,20 +3,22 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from fractions import Fraction
 from math import ceil
 
 from distir_relax.ir import BatchDim, Instance, Module, TensorType, Value, written_out
-from distir_relax.strategies.classes import Classes, classes_of
+from distir_relax.sharding.factors import factorize
+from distir_relax.strategies.classes import Classes
 
 
 @dataclass(frozen=True, slots=True)
 class Samples:
     """The samples of a program whose batch is known: which of its values have them.
 
-    `classes` are those of the program with its calls written out, `instance` leads there. `inputs` are the inputs that
-    have samples, `owners` the classes that are samples, `size` is how many there are, 1 where that is not known.
+    `classes` are those of the program with its calls written out, of which no work is counted, `instance` leads there.
+    `inputs` are the inputs that have samples, `owners` the classes that are samples, `size` is how many there are, 1
+    where that is not known.
     """
 
     classes: Classes
@@ -24,12 +26,13 @@ class Samples:
     inputs: frozenset[str]
     owners: frozenset[object]
     size: int
+    _dims: dict[str, tuple[int, ...]] = field(default_factory=dict, repr=False, compare=False)
 
     @staticmethod
     def of(module: Module) -> Samples:
         """Those that the records of a module's batch say."""
         whole = written_out(module, module.main)
-        classes = classes_of(whole.function)
+        classes = Classes(whole.function, factorize(whole.function))
         records = [record for record in module.records if isinstance(record, BatchDim)]
         owners = frozenset(classes.of(record.value, record.dim) for record in records) - {None}
         size = max((record.size for record in records), default=1)
@@ -46,7 +49,10 @@ class Samples:
 
     def dims(self, name: str, rank: int) -> tuple[int, ...]:
         """Which dims of a value of the program with calls written out are samples."""
-        return tuple(dim for dim in range(rank) if self.classes.of(name, dim) in self.owners)
+        found = self._dims.get(name)
+        if found is None:
+            found = self._dims[name] = tuple(dim for dim in range(rank) if self.classes.of(name, dim) in self.owners)
+        return found
 
     def part(self, name: str, whole: TensorType, share: Fraction) -> TensorType:
         """The type of the largest part of such a value, where a part has this share of the samples."""

@@ -35,6 +35,7 @@ class StageCosts:
     _graded: set[str] = field(init=False)
     _summed: set[str] = field(default_factory=set)
     _ops: dict[object, float] = field(default_factory=dict)
+    _parts: dict[str, TensorType] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         function = self.samples.classes.function
@@ -98,4 +99,7 @@ class StageCosts:
         return max(self.profile.dispatch, self.profile.overhead + moved / self.profile.bandwidth)
 
     def _part(self, name: str, value: Value) -> TensorType:
-        return self.samples.part(name, value.tensor, self.share)
+        found = self._parts.get(name)
+        if found is None:
+            found = self._parts[name] = self.samples.part(name, value.tensor, self.share)
+        return found
