@@ -33,8 +33,6 @@ class DeviceClasses:
     module: Module
     profile: Profile
     of: Array = field(init=False)
-    is_of_sizes: bool = field(init=False)
-    """Whether devices of other sizes of the same program may be of other classes."""
     members: list[Array] = field(init=False)
     _mapped: dict[tuple[int, int], Devices] = field(default_factory=dict)
     _equal: dict[Devices, Devices] = field(default_factory=dict)
@@ -44,7 +42,6 @@ class DeviceClasses:
 
     def __post_init__(self) -> None:
         self.of, facts = self._collect()
-        self.is_of_sizes = bool(facts.sizes)
         self._refine(facts)
         order = np.argsort(self.of, kind="stable")
         self.members = np.split(order, np.flatnonzero(np.diff(self.of[order])) + 1)

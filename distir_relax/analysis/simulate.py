@@ -26,7 +26,8 @@ from distir_relax.ir import Function, Module, Op, uncollected
 def simulate_module(module: Module, profile: Profile, structure: Structure | None = None) -> Simulation:
     """Run a program of the distributed stage on the machine of a profile, without running it.
 
-    `structure` is that of another program which differs in sizes alone, for the same profile, where it is known.
+    `structure` is that of another program for the same profile, where it is known: one that differs in sizes alone, and
+    in none that devices have unlike parts of.
 
     Raises `VerificationError` for a program that is not of that stage or lacks types, `ProfileError` for one that uses
     devices which the machine does not have.

@@ -2,7 +2,8 @@
 
 A search simulates a strategy at many batches. Its programs have the same ops on the same values, whose types differ; so
 the order of ops, where values are used for the last time, which devices do the same, and which values are gradients of
-weights are found once.
+weights are found once. Devices are told apart by the sizes of their parts too: sizes that are not the same on all of
+them must be those of the other program.
 """
 
 from __future__ import annotations
@@ -39,7 +40,7 @@ class Use:
 
 @dataclass
 class Structure:
-    """What is known of a program of the distributed stage, whatever the sizes of its tensors.
+    """What is known of a program of the distributed stage, whatever the sizes of its tensors that all devices share.
 
     Raises `VerificationError` where microbatches that are written out do not do the same, or a function calls itself.
     """
@@ -78,11 +79,6 @@ class Structure:
         categories += [-1] * (self.code.slots - len(categories))
         pairs = zip(self.entry.steps.ops, self.code.steps, strict=True)
         self.uses = [_use(op, step, categories, mine, kinds) if step.callee else None for op, step in pairs]
-
-    @property
-    def is_of_sizes(self) -> bool:
-        """Whether devices are told apart by the sizes of what they hold, so that it is not that of other sizes."""
-        return self.classes.is_of_sizes
 
     def made_on(self, function: Function) -> dict[str, int]:
         """The streams of those values of a function that are made on one."""

@@ -23,7 +23,7 @@ from distir_relax.lowering.microbatches import Factored, chosen
 from distir_relax.lowering.order import in_sequence
 from distir_relax.pipeline import run_passes
 from distir_relax.planner.outcome import Lanes, Outcome
-from distir_relax.planner.scaled import Unlike, scaled, with_shared_types
+from distir_relax.planner.scaled import Unlike, differ_by_rank, scaled, with_shared_types
 from distir_relax.planner.space import Candidate
 from distir_relax.schedules import Order, order_of, schedule_named
 from distir_relax.source import Source
@@ -65,6 +65,7 @@ class Evaluator:
         self._begun: list[tuple[Pass, Module]] = []
         self._factored = Factored()
         self._ends: dict[_Form, dict[int, Module]] = {}
+        self._unlike: dict[_Form, bool] = {}
         self._structure: tuple[object, Structure] | None = None
 
     def outcome(self, candidate: Candidate) -> Outcome:
@@ -145,12 +146,18 @@ class Evaluator:
         return self._of_count(module, candidate)
 
     def _structure_of(self, candidate: Candidate, module: Module) -> Structure | None:
-        """What is the same of as many microbatches of all sizes."""
-        key = self._form(candidate), candidate.strategy.microbatches
+        """What is the same of as many microbatches of all sizes; None where devices get unlike parts of them."""
+        form = self._form(candidate)
+        assert form is not None, "the module is of a form"
+        if form not in self._unlike:
+            ends = self._ends[form]
+            self._unlike[form] = differ_by_rank(ends[min(ends)], ends[max(ends)])
+        if self._unlike[form]:
+            return None
+        key = form, candidate.strategy.microbatches
         if self._structure is None or self._structure[0] != key:
             self._structure = key, Structure(module, self.profile)
-        found = self._structure[1]
-        return None if found.is_of_sizes else found
+        return self._structure[1]
 
     def _of_count(self, module: Module, candidate: Candidate) -> Module:
         """The module for as many microbatches as the candidate has."""

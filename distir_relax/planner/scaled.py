@@ -7,7 +7,7 @@ batch it changes, and nothing can be said of those in between.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -24,6 +24,18 @@ def scaled(low: tuple[int, Module], high: tuple[int, Module], batch: int) -> Mod
     if batch in (a, b):
         return one if batch == a else other
     return _Scale(batch - a, b - a).module(one, other)
+
+
+def differ_by_rank(one: Module, other: Module) -> bool:
+    """Whether dims of which devices have unlike parts differ between two modules that `scaled` takes: their devices
+    need not be alike in the same way."""
+    if one is other:
+        return False
+    pairs = zip(one.functions, other.functions, strict=True)
+    values = (pair for a, b in pairs for pair in zip(_values(a), _values(b), strict=True))
+    seen = {(id(a.type), id(b.type)): (a.placed.shape, b.placed.shape) for a, b in values}
+    sizes = (pair for a, b in seen.values() for pair in zip(a, b, strict=True))
+    return any(a != b and (isinstance(a, PerRank) or isinstance(b, PerRank)) for a, b in sizes)
 
 
 def with_shared_types(module: Module) -> Module:
@@ -133,6 +145,11 @@ class _Scale:
         if rest:
             raise Unlike
         return one + more
+
+
+def _values(function: Function) -> Iterator[Value]:
+    yield from (item.value for item in function.inputs)
+    yield from (value for op in function.ops for value in op.results)
 
 
 def _pairs(one: Sequence[Any], other: Sequence[Any]) -> zip[tuple[Any, Any]]:

@@ -1,0 +1,123 @@
+"""What simulations share: with it they find what each finds by itself, to the last event."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from distir_relax.analysis import simulate
+from distir_relax.analysis.classes import Devices
+from distir_relax.analysis.simulate import simulate_module
+from distir_relax.analysis.simulation import Simulation
+from distir_relax.analysis.structure import Structure
+from distir_relax.cost.profile import Group, Level, Profile, load_profile
+from distir_relax.ir import Repeated
+from distir_relax.planner.scaled import differ_by_rank, scaled
+from tests.analysis.test_repeated import run, trained
+
+DGX = load_profile("dgx2-v100")
+
+
+def on_nodes(size: int, speeds: tuple[float, ...] = ()) -> Profile:
+    """Nodes of so many devices, whose links are ten times as fast as those between them."""
+    inner, outer = DGX.levels[0], DGX.levels[-1]
+    levels = (
+        Level("node", size, inner.latency, inner.bandwidth),
+        Level("all", 60, outer.latency, inner.bandwidth / 10),
+    )
+    return replace(DGX, levels=levels, groups=tuple(Group(((i, i),), speed) for i, speed in enumerate(speeds)))
+
+
+def all_of(simulation: Simulation) -> dict[str, Any]:
+    """All that a simulation finds, class by class, event by event."""
+    return {
+        "clocks": simulation.clocks,
+        "busy": (simulation.busy, simulation.beside, simulation.device_ops),
+        "peaks": [(peak.bytes, peak.split, [op.results for op in peak.ops]) for peak in simulation.peaks],
+        "memory": simulation.memory_curves(),
+        "events": [
+            (event.op.name, event.op.results, event.classes, start, event.duration, event.kind, event.stream)
+            for event, start in simulation.events()
+        ],
+    }
+
+
+STRATEGIES = [
+    ("1/1/5/4", 1),
+    ("1/3/5/3", 2),
+    ("3/1/5/3,zero=2", 4),
+    ("1/3/3/4,schedule=zb-h1,sequence_parallel", 2),
+]
+
+
+@pytest.mark.parametrize(("strategy", "node"), STRATEGIES)
+def test_a_call_does_on_other_devices_what_it_would_do_if_simulated_there(
+    strategy: str, node: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Stages of three devices on nodes of two, which lie in their nodes in two ways; equal stages, and unlike ones."""
+    machine = on_nodes(node)
+    module = trained(23, strategy, machine, blocks=5).distributed(repeated=True)
+    calls = simulated_calls(monkeypatch)
+    together = all_of(simulate_module(module, machine))
+    shared = len(calls)
+    monkeypatch.setattr(Structure, "form", lambda self, devices, present: devices)
+    calls.clear()
+    assert all_of(simulate_module(module, machine)) == together
+    assert 0 < shared < len(calls)
+
+
+def simulated_calls(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """The functions whose calls are simulated from now on, one by one."""
+    calls: list[str] = []
+    original = simulate._Simulator._simulate
+
+    def noted(self: Any, callee: Any, devices: Devices, *rest: Any) -> Any:
+        calls.append(callee.name)
+        return original(self, callee, devices, *rest)
+
+    monkeypatch.setattr(simulate._Simulator, "_simulate", noted)
+    return calls
+
+
+def test_devices_of_other_speeds_do_not_do_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
+    machine = on_nodes(2, (1.0, 0.5, 0.5, 1.0, 0.7))
+    module = trained(21, "1/1/5/7", DGX, blocks=5).distributed(repeated=True)
+    found = simulate_module(module, machine)
+    together = all_of(found)
+    monkeypatch.setattr(Structure, "form", lambda self, devices, present: devices)
+    assert all_of(simulate_module(module, machine)) == together
+    assert len(set(found.busy[0])) > 2
+
+
+@pytest.mark.parametrize("strategy", ["1/3/3/5", "3/1/2/5,zero=1"])
+def test_one_structure_does_for_all_sizes(strategy: str) -> None:
+    """Of a step of training on 30 to 150 samples, the one between by `scaled`, with the structure of the largest."""
+    low, high = ((n, trained(n, strategy, DGX).distributed(repeated=True)) for n in (30, 150))
+    structure = Structure(high[1], DGX)
+    assert not differ_by_rank(low[1], high[1])
+    for batch in (150, 75, 30):
+        module = scaled(low, high, batch)
+        assert any(isinstance(record, Repeated) for record in module.records)
+        assert all_of(simulate_module(module, DGX, structure)) == all_of(simulate_module(module, DGX))
+
+
+def test_so_it_does_for_a_model_that_runs() -> None:
+    low, high = ((n, run(n, "1/3/3/7", DGX).distributed(repeated=True)) for n in (21, 210))
+    structure = Structure(low[1], DGX)
+    times = []
+    for batch in (21, 63, 210):
+        found = simulate_module(scaled(low, high, batch), DGX, structure)
+        assert all_of(found) == all_of(simulate_module(scaled(low, high, batch), DGX))
+        times.append(found.makespan)
+    assert times == sorted(set(times))
+
+
+def test_sizes_that_differ_from_device_to_device_are_told() -> None:
+    """Of 20 samples 3 devices have 7, 7 and 6, of 41 they have 14, 14 and 13; of 21 and 42 all have as many."""
+    uneven, larger, even = (run(rows, "3/1/1/1", DGX).distributed() for rows in (20, 41, 21))
+    assert differ_by_rank(uneven, larger)
+    assert differ_by_rank(uneven, even)
+    assert not differ_by_rank(even, run(42, "3/1/1/1", DGX).distributed())
+    assert not differ_by_rank(uneven, uneven)
