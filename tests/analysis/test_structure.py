@@ -57,7 +57,7 @@ STRATEGIES = [
 def test_a_call_does_on_other_devices_what_it_would_do_if_simulated_there(
     strategy: str, node: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Stages of three devices on nodes of two lie in their nodes in two ways; some of the stages are equal, some are not."""
+    """Stages of three devices on nodes of two lie in their nodes in two ways; some stages are equal."""
     machine = on_nodes(node)
     module = trained(24, strategy, machine, blocks=7).distributed(repeated=True)
     calls = simulated_calls(monkeypatch)
