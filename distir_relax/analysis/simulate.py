@@ -51,6 +51,18 @@ _State = tuple[tuple[int, int, Bytes | None], ...]
 """For each operand the first that has its storage, its category, and what of it is the function's to free."""
 
 
+@dataclass(frozen=True, slots=True)
+class _Entered:
+    """A call, and the state in which it is entered: `run` interprets the callee."""
+
+    callee: Function
+    devices: Devices
+    clocks: tuple[int, ...]
+    state: _State
+    outputs: tuple[bool, ...]
+    run: Callable[[Sequence[Handle]], list[Handle]]
+
+
 @dataclass
 class _Simulator(Domain[Handle]):
     module: Module
@@ -188,7 +200,7 @@ class _Simulator(Domain[Handle]):
         clocks, base = self._relative(frame, devices, self.structure.uses_streams(callee))
         outputs = tuple([v.name in frame.gradients for v in op.results])
         state = self._state(operands, last, devices)
-        summary = self._summary(callee, devices, clocks, state, outputs, run)
+        summary = self._summary(_Entered(callee, devices, clocks, state, outputs, run))
         return self._go_on(frame, op, summary, operands, range(len(operands)), base)
 
     def _call_of_entry(
@@ -213,9 +225,8 @@ class _Simulator(Domain[Handle]):
         summary = self._plain.get(key) if is_plain else None
         if summary is None:
             operands: list[Handle] = [slots[i] for i in step.operands]  # type: ignore[misc]
-            summary = self._summary(
-                callee, devices, clocks, self._state(operands, step.last, devices), use.outputs, run
-            )
+            state = self._state(operands, step.last, devices)
+            summary = self._summary(_Entered(callee, devices, clocks, state, use.outputs, run))
             if is_plain:
                 self._plain[key] = summary
         return self._go_on(frame, op, summary, slots, step.operands, base)
@@ -252,68 +263,47 @@ class _Simulator(Domain[Handle]):
         found = [max(clocks[place], clocks[c]) - base for c in present for place in range(c, len(clocks), count)]
         return tuple(found), base
 
-    def _summary(
-        self,
-        callee: Function,
-        devices: Devices,
-        clocks: tuple[int, ...],
-        state: _State,
-        outputs: tuple[bool, ...],
-        run: Callable[[Sequence[Handle]], list[Handle]],
-    ) -> Summary:
-        key = (callee.name, id(devices), clocks, state, outputs)
+    def _summary(self, call: _Entered) -> Summary:
+        key = (call.callee.name, id(call.devices), call.clocks, call.state, call.outputs)
         summary = self._summaries.get(key)
         if summary is None:
-            summary = self._summaries[key] = self._on_any(callee, devices, clocks, state, outputs, run)
+            summary = self._summaries[key] = self._on_any(call)
         return summary
 
-    def _on_any(
-        self,
-        callee: Function,
-        devices: Devices,
-        clocks: tuple[int, ...],
-        state: _State,
-        outputs: tuple[bool, ...],
-        run: Callable[[Sequence[Handle]], list[Handle]],
-    ) -> Summary:
+    def _on_any(self, call: _Entered) -> Summary:
         """What a call does, from what it does on other devices, if those would do the same."""
-        present = self.planner.present(devices)
+        present = self.planner.present(call.devices)
         place = {c: i for i, c in enumerate(present)}
-        held = tuple([(i, k, None if b is None else tuple([(place[c], size) for c, size in b])) for i, k, b in state])
+        held = tuple(
+            [(i, k, None if b is None else tuple([(place[c], size) for c, size in b])) for i, k, b in call.state]
+        )
         cold = tuple([c in self.planner.cold for c in present])
-        form = self.structure.form(devices, present)
-        key = (callee.name, form, cold, clocks, held, outputs)
+        form = self.structure.form(call.devices, present)
+        key = (call.callee.name, form, cold, call.clocks, held, call.outputs)
         found = self._alike.get(key)
         if found is None:
-            found = self._alike[key] = self._simulate(callee, devices, clocks, state, outputs, run)
+            found = self._alike[key] = self._simulate(call)
             return found
         to = dict(zip(self.planner.present(found.devices), present, strict=True))
-        return found.on(devices, to, self.structure.classes.count, self._bytes)
+        return found.on(call.devices, to, self.structure.classes.count, self._bytes)
 
-    def _simulate(
-        self,
-        callee: Function,
-        devices: Devices,
-        clocks: tuple[int, ...],
-        state: _State,
-        outputs: tuple[bool, ...],
-        run: Callable[[Sequence[Handle]], list[Handle]],
-    ) -> Summary:
+    def _simulate(self, call: _Entered) -> Summary:
+        devices, clocks = call.devices, call.clocks
         present, count = self.planner.present(devices), self.structure.classes.count
         streams = self.streams if len(clocks) > len(present) else 1
         places = [place for c in present for place in range(c, count * streams, count)]
         began = [0] * (count * self.streams)
         for place, clock in zip(places, clocks, strict=True):
             began[place] = clock
-        frame = self.enter(callee, devices, list(began), outputs)
+        frame = self.enter(call.callee, devices, list(began), call.outputs)
         inside: list[Handle] = []
-        for i, (where, category, mine) in enumerate(state):
+        for i, (where, category, mine) in enumerate(call.state):
             if where != i:
                 inside[where].users += 1
                 inside.append(inside[where])
             else:
                 inside.append(Handle(mine or (), category, mine is not None, number=i))
-        given = run(inside)
+        given = call.run(inside)
         self.frames.pop()
         made: dict[int, int] = {}
         lie = tuple((h.number, -1 if h.number >= 0 else made.setdefault(id(h), len(made))) for h in given)

@@ -37,7 +37,6 @@ from distir_relax.ir import (
     Value,
     fresh_name,
     live_ops,
-    written_out,
 )
 from distir_relax.layout import Collective, DeviceMesh, Shard, held_intervals
 from distir_relax.layout.division import balanced
@@ -49,7 +48,7 @@ from distir_relax.ops.communication.in_turn import stretches
 from distir_relax.ops.table.check import local_attrs
 from distir_relax.sharding import DelayReductions, Hazards, Propagate
 from distir_relax.sharding.apply import Mark, mark_inputs
-from distir_relax.sharding.factors import Factoring, factorize
+from distir_relax.sharding.factors import Factored
 
 MARK, ASIDE = "annotate_sharding", "mark_aside"
 
@@ -109,20 +108,6 @@ class Microbatches:
         functions = tuple(_renamed(f, ASIDE, MARK) for f in unrolled)
         found = [writer.repeated(self.count, firsts)] if self.repeated else []
         return replace(module, functions=functions, records=(*module.records, *divided, *found))
-
-
-@dataclass
-class Factored:
-    """The factoring of the last module, however its samples are cut."""
-
-    module: Module | None = None
-    factoring: Factoring | None = None
-
-    def of(self, module: Module, marked: Module) -> Factoring:
-        """That of `marked`, which is `module` with its samples marked."""
-        if self.factoring is None or self.module is not module:
-            self.module, self.factoring = module, factorize(written_out(marked, marked.main).function)
-        return self.factoring
 
 
 def chosen(samples: int, count: int, summed: bool = True) -> tuple[int, ...]:

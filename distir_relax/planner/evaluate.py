@@ -19,13 +19,14 @@ from distir_relax.ir import Module, Pass, Repeated, Scheduled
 from distir_relax.layout.division import balanced, proportional
 from distir_relax.lowering import Microbatches
 from distir_relax.lowering.accumulate import is_in_turn
-from distir_relax.lowering.microbatches import Factored, chosen
+from distir_relax.lowering.microbatches import chosen
 from distir_relax.lowering.order import in_sequence
 from distir_relax.pipeline import run_passes
 from distir_relax.planner.outcome import Lanes, Outcome
 from distir_relax.planner.scaled import Unlike, differ_by_rank, scaled, with_shared_types
 from distir_relax.planner.space import Candidate
 from distir_relax.schedules import Order, order_of, schedule_named
+from distir_relax.sharding.factors import Factored
 from distir_relax.source import Source
 from distir_relax.strategies.shares import Shares
 from distir_relax.strategies.strategy import Strategy

@@ -14,7 +14,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import pairwise
 
-from distir_relax.ir import Function, Op
+from distir_relax.ir import Function, Module, Op, written_out
 from distir_relax.ops import BLOCKED, PARALLEL, WINDOW, Trait, lookup
 from distir_relax.sharding.boundaries import Carried, Joint, Rules, boundaries_of
 
@@ -125,6 +125,20 @@ def factorize(function: Function) -> Factoring:
     """The slots and classes of all values of `function`, a function of the global stage."""
     rules = Rules.of(function)
     return _Factors(function, rules, boundaries_of(rules)).result()
+
+
+@dataclass
+class Factored:
+    """The factoring of the last module that was asked for, whatever its marks say: for programs marked in many ways."""
+
+    module: Module | None = None
+    factoring: Factoring | None = None
+
+    def of(self, module: Module, marked: Module) -> Factoring:
+        """That of the entry of `marked` with calls written out: of `module`, marked on the same values as the last."""
+        if self.factoring is None or self.module is not module:
+            self.module, self.factoring = module, factorize(written_out(marked, marked.main).function)
+        return self.factoring
 
 
 @dataclass(slots=True)

@@ -8,7 +8,6 @@ from typing import Any
 import pytest
 
 from distir_relax.analysis import simulate
-from distir_relax.analysis.classes import Devices
 from distir_relax.analysis.simulate import simulate_module
 from distir_relax.analysis.simulation import Simulation
 from distir_relax.analysis.structure import Structure
@@ -74,9 +73,9 @@ def simulated_calls(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     calls: list[str] = []
     original = simulate._Simulator._simulate
 
-    def noted(self: Any, callee: Any, devices: Devices, *rest: Any) -> Any:
-        calls.append(callee.name)
-        return original(self, callee, devices, *rest)
+    def noted(self: Any, call: Any) -> Any:
+        calls.append(call.callee.name)
+        return original(self, call)
 
     monkeypatch.setattr(simulate._Simulator, "_simulate", noted)
     return calls
