@@ -14,6 +14,8 @@ from tests.foreign import packed_attrs, tir_attrs
 from tests.lowering.group_samples import of_groups
 
 Sample = tuple[str, list[TensorType], dict[str, Attribute]]
+NO_WEIGHTS = 99
+"""More operands than an op has: from there on they are weights."""
 
 
 def f32(*shape: int) -> TensorType:
@@ -334,21 +336,22 @@ def _recurrences() -> list[Sample]:
     ]
 
 
-def sample_module(chosen: Sequence[Sample], weights: str = "none") -> tuple[Module, list[Op]]:
-    """A ranked module of one rank that runs all samples side by side, and the op of each sample.
+def sample_module(chosen: Sequence[Sample], weights_from: Sequence[int] = (NO_WEIGHTS,)) -> tuple[Module, list[Op]]:
+    """A ranked module of one rank that runs all samples side by side, and the op of each.
 
-    `weights` says which operands are parameters: none, all, or those from the second on.
+    A sample is there once for each of `weights_from`: its operands from that one on are parameters, those before it
+    inputs. Where it has too few operands for that to be anything new, it is not there again.
     """
-    first = {"none": 99, "second": 1, "all": 0}[weights]
     inputs: list[Input] = []
     ops: list[Op] = []
     outputs: list[Output] = []
     for number, (name, types, attrs) in enumerate(chosen):
-        operands = tuple(Value(f"x{number}_{i}", kind) for i, kind in enumerate(types))
-        results = tuple(Value(f"y{number}_{i}", kind) for i, kind in enumerate(infer(name, types, attrs)))
-        inputs += [Input(value, "input" if i < first else "parameter") for i, value in enumerate(operands)]
-        ops.append(Op(name, operands, results, attrs))
-        outputs += [Output(value.name, value) for value in results]
+        for first in sorted({min(first, len(types)) for first in weights_from}):
+            operands = tuple(Value(f"x{number}_{first}_{i}", kind) for i, kind in enumerate(types))
+            results = tuple(Value(f"y{number}_{first}_{i}", kind) for i, kind in enumerate(infer(name, types, attrs)))
+            inputs += [Input(value, "input" if i < first else "parameter") for i, value in enumerate(operands)]
+            ops.append(Op(name, operands, results, attrs))
+            outputs += [Output(value.name, value) for value in results]
     inputs.sort(key=lambda item: item.role)
     function = Function("main_0", tuple(inputs), tuple(ops), tuple(outputs))
     return Module("ranked", (function,), ranks=("main_0",)), ops

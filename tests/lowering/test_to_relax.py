@@ -50,7 +50,8 @@ def test_every_op_means_in_relax_what_it_means_in_the_op_table() -> None:
     from tvm import relax
 
     module, ops = sample_module(samples())
-    executable = relax.build(to_relax(module), tvm.target.Target("llvm"))
+    # What an op means does not depend on how far LLVM optimises it, which takes most of the time.
+    executable = relax.build(to_relax(module), tvm.target.Target({"kind": "llvm", "opt-level": 0}))
     operands = operand_data(ops)
     arguments = [tvm.runtime.tensor(x.numpy()) for values in operands for x in values]
     comm = ThreadWorld(DeviceMesh((1,), ("tp",))).communicator(0)
