@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import sys
 
 import pytest
 
@@ -10,6 +11,9 @@ import pytest
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 # Every compilation of a test, in other processes too, verifies the program after each pass.
 os.environ["DISTIR_VERIFY"] = "1"
+# Hundreds of processes are started that import this package: it is translated once, whatever the shell says.
+os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
+sys.dont_write_bytecode = False
 
 
 @pytest.hookimpl(tryfirst=True)

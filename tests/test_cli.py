@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import json
 import re
+import signal
 import subprocess
 import sys
+import warnings
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -20,8 +23,10 @@ from handmade import RAISES_ON_1, example_input, expected_outputs, mlp_bundle
 from processes import python, start
 
 from distir_relax.bundle import read_bundle, write_bundle
+from distir_relax.cli import main
 
 pytestmark = pytest.mark.timeout(120)
+Command = Callable[..., subprocess.CompletedProcess[str]]
 
 
 @pytest.fixture
@@ -36,9 +41,29 @@ def distir(*arguments: object) -> subprocess.CompletedProcess[str]:
     return python("-m", "distir_relax", *arguments)
 
 
-def fails(message: str, *arguments: object) -> str:
+@pytest.fixture
+def command(monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]) -> Iterator[Command]:
+    """The command line in this process, which has imported what the compiler needs, and is afterwards as it was."""
+    signals = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)}
+    monkeypatch.setattr(warnings, "showwarning", warnings.showwarning)
+
+    def run(*arguments: object) -> subprocess.CompletedProcess[str]:
+        words = ["distir", *map(str, arguments)]
+        monkeypatch.setattr(sys, "argv", words)
+        capfd.readouterr()
+        with pytest.raises(SystemExit) as ended:
+            main()
+        code = ended.value.code
+        return subprocess.CompletedProcess(words, code if isinstance(code, int) else 0, *capfd.readouterr())
+
+    yield run
+    for number, handler in signals.items():
+        signal.signal(number, handler)
+
+
+def fails(message: str, *arguments: object, command: Command = distir) -> str:
     """The command exits with 2 and one message; what it said."""
-    done = distir(*arguments)
+    done = command(*arguments)
     assert done.returncode == 2, (done.stdout, done.stderr)
     assert message in done.stderr, done.stderr
     assert done.stderr.count("error:") == 1
@@ -138,14 +163,14 @@ def test_usage_errors() -> None:
         ("model.py:text", "expected a Plan, a program, or a tuple (model, example_inputs), found str"),
     ],
 )
-def test_compile_targets_that_are_none(tmp_path: Path, target: str, message: str) -> None:
+def test_compile_targets_that_are_none(tmp_path: Path, target: str, message: str, command: Command) -> None:
     (tmp_path / "model.py").write_text(
         "number = 3\ndef build(): ...\ndef needs(width): ...\ndef text():\n    return 'model'\n"
     )
     (tmp_path / "broken.py").write_text("x = 1\ndef build(:\n")
     (tmp_path / "raising.py").write_text("def build():\n    return helper() / 0\ndef helper():\n    return 1\n")
     (tmp_path / "importing.py").write_text("import no_such_module_here\n")
-    said = fails(message, "compile", tmp_path / target, "-o", tmp_path / "out.dist")
+    said = fails(message, "compile", tmp_path / target, "-o", tmp_path / "out.dist", command=command)
     assert "site-packages" not in said
     assert "compile_target.py" not in said, "frames of ours are shown"
     assert not (tmp_path / "out.dist").exists()
@@ -210,9 +235,11 @@ def test_compile_then_run(tmp_path: Path) -> None:
         (("--mesh", "2", "--shard", "up.weight=S[7]"), "S[7]"),
     ],
 )
-def test_compile_options_that_do_not_fit(tmp_path: Path, option: tuple[str, ...], message: str) -> None:
+def test_compile_options_that_do_not_fit(
+    tmp_path: Path, option: tuple[str, ...], message: str, command: Command
+) -> None:
     (tmp_path / "model.py").write_text(MODEL)
-    fails(message, "compile", tmp_path / "model.py:build", "-o", tmp_path / "out.dist", *option)
+    fails(message, "compile", tmp_path / "model.py:build", "-o", tmp_path / "out.dist", *option, command=command)
 
 
 def test_doctor() -> None:

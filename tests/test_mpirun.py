@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+import math
 from collections.abc import Callable
 from pathlib import Path
 
@@ -14,6 +16,7 @@ from tests.runtime.processes import mpirun, python, torchrun
 from tests.zoo import Case, gpt2, minilm, mlp, resnet, uneven_unet
 
 pytestmark = [pytest.mark.mpirun, pytest.mark.timeout(180)]
+SEVERAL_RUNS = Path(__file__).parent / "runtime" / "several_runs.py"
 
 
 def saved(case: Case, ranks: int, tail: str, folder: Path, backends: tuple[str, ...]) -> dict[str, np.ndarray]:
@@ -50,49 +53,48 @@ def agrees(folder: Path, expected: dict[str, np.ndarray], limit: float) -> None:
         assert np.abs(found[key] - value).max() < limit
 
 
-@pytest.mark.parametrize(("ranks", "tail"), [(2, "pad"), (3, "ragged"), (5, "pad")])
-def test_gpt2_with_torch(ranks: int, tail: str, tmp_path: Path) -> None:
-    expected = saved(gpt2(), ranks, tail, tmp_path, ("torch",))
-    done = mpirun(ranks, "-m", "distir_relax", *run_arguments(tmp_path))
-    assert done.returncode == 0, done.stderr
-    agrees(tmp_path, expected, 1e-5)
-
-
-@pytest.mark.parametrize(("ranks", "tail"), [(2, "ragged"), (3, "pad"), (5, "ragged")])
-def test_gpt2_with_tvm(ranks: int, tail: str, tmp_path: Path) -> None:
-    expected = saved(gpt2(layers=1), ranks, tail, tmp_path, ("tvm",))
-    done = mpirun(ranks, "-m", "distir_relax", *run_arguments(tmp_path, "tvm"))
-    assert done.returncode == 0, done.stderr
-    agrees(tmp_path, expected, 1e-4)
-
-
-@pytest.mark.parametrize(
-    ("make", "backend", "tail"),
-    [(resnet, "torch", "ragged"), (resnet, "tvm", "pad"), (uneven_unet, "torch", "pad")],
-)
-def test_halos_between_processes(make: Callable[[], Case], backend: str, tail: str, tmp_path: Path) -> None:
-    case = make()
-    expected = saved(case, 3, tail, tmp_path, (backend,))
-    done = mpirun(3, "-m", "distir_relax", *run_arguments(tmp_path, backend))
-    assert done.returncode == 0, done.stderr
-    agrees(tmp_path, expected, 1e-4)
-
-
-@pytest.mark.parametrize(("backend", "tail"), [("torch", "ragged"), ("tvm", "pad")])
-def test_weights_split_along_both_axes_of_a_grid(backend: str, tail: str, tmp_path: Path) -> None:
+def grid() -> Case:
+    """Sizes that no number of ranks divides, split along both axes of a grid."""
     case = mlp(13, 127)
     case.shardings = {"0.weight": "S[0], S[0]"}
-    expected = saved_on(dr.DeviceMesh((2, 3), ("a", "b")), case, tail, tmp_path, (backend,))
-    done = mpirun(6, "-m", "distir_relax", *run_arguments(tmp_path, backend))
-    assert done.returncode == 0, done.stderr
-    agrees(tmp_path, expected, 1e-5)
+    return case
 
 
-def test_minilm_on_five_ranks(tmp_path: Path) -> None:
-    expected = saved(minilm(), 5, "ragged", tmp_path, ("torch",))
-    done = mpirun(5, "-m", "distir_relax", *run_arguments(tmp_path), "--report", tmp_path / "report.json")
+def short_gpt2() -> Case:
+    return gpt2(layers=1)
+
+
+# On meshes of these shapes: a model, the backend that runs it, and what is done about uneven sizes.
+RUNS: dict[tuple[int, ...], list[tuple[Callable[[], Case], str, str]]] = {
+    (2,): [(gpt2, "torch", "pad"), (short_gpt2, "tvm", "ragged")],
+    (3,): [
+        (gpt2, "torch", "ragged"), (short_gpt2, "tvm", "pad"), (resnet, "torch", "ragged"), (resnet, "tvm", "pad"),
+        (uneven_unet, "torch", "pad"),
+    ],
+    (5,): [(gpt2, "torch", "pad"), (short_gpt2, "tvm", "ragged"), (minilm, "torch", "ragged")],
+    (2, 3): [(grid, "torch", "ragged"), (grid, "tvm", "pad")],
+}  # fmt: skip
+
+
+@pytest.mark.timeout(240)
+@pytest.mark.parametrize("shape", RUNS, ids=str)
+def test_models(shape: tuple[int, ...], tmp_path: Path) -> None:
+    """Languages and pictures, with halos between processes, weights split along one axis or both: in one launch, since
+    ranks take longer to start than to run."""
+    expected, commands = [], []
+    for number, (make, backend, tail) in enumerate(RUNS[shape]):
+        folder = tmp_path / str(number)
+        folder.mkdir()
+        mesh = dr.DeviceMesh(shape, ("a", "b")[: len(shape)])
+        expected.append(saved_on(mesh, make(), tail, folder, (backend,)))
+        more = ["--report", folder / "report.json"] if make is minilm else []
+        commands.append(json.dumps([*map(str, [*run_arguments(folder, backend), *more])]))
+    (tmp_path / "commands").write_text("\n".join(commands))
+    done = mpirun(math.prod(shape), SEVERAL_RUNS, tmp_path / "commands", limit=200)
     assert done.returncode == 0, done.stderr
-    agrees(tmp_path, expected, 1e-5)
+    for number, (make, backend, _) in enumerate(RUNS[shape]):
+        rough = make in (resnet, uneven_unet) or (make is short_gpt2 and backend == "tvm")
+        agrees(tmp_path / str(number), expected[number], 1e-4 if rough else 1e-5)
 
 
 def test_the_same_bundle_under_torchrun_and_as_threads(tmp_path: Path) -> None:
