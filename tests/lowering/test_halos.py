@@ -13,22 +13,41 @@ from distir_relax.ir import Module, TensorType, parse, print_module, verify
 from distir_relax.kernels.sampling import Resizing
 from distir_relax.layout import DeviceMesh
 from distir_relax.lowering import Project, ToDistIR
-from distir_relax.ops import Builder, StridedWindow, check
+from distir_relax.ops import Builder, StridedWindow, check, entries
 from distir_relax.ops.spatial.resample import sampling_attrs
 from distir_relax.report.rules import explain_rule
 from distir_relax.sharding import Propagate
 from tests.compiled import check_results, compiled
 from tests.test_golden import compare
-from tests.windows import check_case
+from tests.windows import MESHES, case, check_case
 
 BLOCKS = 8
+CASES = 1200
+
+
+def tail_of(number: int) -> str:
+    """What is done about uneven sizes in the case of that number."""
+    return ("ragged", "pad")[number // BLOCKS % 2]
 
 
 @pytest.mark.parametrize("block", range(BLOCKS))
 def test_grid(block: int) -> None:
-    """Stride, dilation, asymmetric padding, groups, several split dims, several axes on one, empty shards."""
-    for number in range(block, 3200, BLOCKS):
-        check_case(number, ("ragged", "pad")[number // BLOCKS % 2])
+    """Stride, dilation, asymmetric padding, groups, several split dims, several axes on one, empty shards.
+
+    `make fuzz` checks 5,000 more.
+    """
+    for number in range(block, CASES, BLOCKS):
+        check_case(number, tail_of(number))
+
+
+def test_the_grid_has_every_op_with_windows_and_every_mesh() -> None:
+    modules = [(case(number).module, tail_of(number)) for number in range(CASES)]
+    drawn = {(op.name, tail) for module, tail in modules for op in module.main.ops if op.name != "annotate_sharding"}
+    windowed = [entry.name for entry in entries() if entry.split.windowed is not None]
+    assert drawn == {(name, tail) for name in windowed for tail in ("ragged", "pad")}
+    assert {(module.meshes[0], tail) for module, tail in modules} == {
+        (mesh, tail) for mesh in MESHES for tail in ("ragged", "pad")
+    }
 
 
 def sharded_conv(placement: str, ranks: int, rows: int = 5, kernel: int = 3) -> Module:
