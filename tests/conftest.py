@@ -20,9 +20,17 @@ sys.dont_write_bytecode = False
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Put tests that start launches into one group, which one worker of pytest-xdist runs, and begin with it.
 
-    A launch has several ranks: two at a time would be slow enough to run into their time limits.
+    A launch has several ranks: two at a time would be slow enough to run into their time limits. Others that share
+    what is made once for a file are a group too, or each worker would make it.
     """
     for item in items:
         if item.get_closest_marker("mpirun"):
             item.add_marker(pytest.mark.xdist_group("mpirun"))
+        elif _shares_with_its_file(item):
+            item.add_marker(pytest.mark.xdist_group(item.nodeid.partition("::")[0]))
     items.sort(key=lambda item: item.get_closest_marker("mpirun") is None)
+
+
+def _shares_with_its_file(item: pytest.Item) -> bool:
+    definitions = item._fixtureinfo.name2fixturedefs.values()  # type: ignore[attr-defined]
+    return any(one.scope == "module" for several in definitions for one in several)

@@ -22,8 +22,6 @@ from tests import search_models
 from tests.report.browser import Browser, browser
 
 MODEL = f"{search_models.__file__}:train"
-# Else each process of the tests would make the search for itself.
-pytestmark = pytest.mark.xdist_group("search page")
 
 
 @pytest.fixture(scope="module")
