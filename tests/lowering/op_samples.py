@@ -153,13 +153,7 @@ def _indexing() -> list[Sample]:
         ("argsort", [f32(7, 3)], {"axis": 0, "descending": False}),
         ("gather_elements", [f32(5, 6), of("int64", 5, 4)], {"axis": 1}),
         ("cumprod", [f32(3, 5)], {"axis": 1}),
-        (
-            "prod",
-            [
-                f32(3, 5),
-            ],
-            {"axis": 0, "keepdims": False},
-        ),
+        ("prod", [f32(3, 5)], {"axis": 0, "keepdims": False}),
         ("prod", [f32(3, 5, 2)], {"axis": 1, "keepdims": True}),
         *(
             (
