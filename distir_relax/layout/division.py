@@ -31,6 +31,8 @@ def proportional(size: int, shares: Sequence[float], most: Sequence[int] = ()) -
     12 by shares of 2 and 1 are 8, 4. Each is one at least where there are as many, and no more than `most` says, where
     that leaves room for all; equal shares give what `balanced` does.
     """
+    if not most and min(shares) == max(shares):
+        return balanced(size, len(shares))
     least = int(size >= len(shares))
     limits = list(most) if most and sum(most) >= size and min(most) >= least else [size] * len(shares)
 

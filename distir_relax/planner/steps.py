@@ -49,9 +49,9 @@ def search_by_steps(
     climb = _Climb(source, profile, space, workers or os.cpu_count() or 1, told, draw)
     climb.rule_out()
     for tier in climb.firsts():
-        while wanted := climb.not_slower(tier):
-            climb.run(wanted[: climb.workers])
-        if any(outcome.fits for outcome in climb.found.values()):
+        while wanted := climb.not_slower(tier)[: climb.workers]:
+            climb.run([*wanted, *climb.beside(climb.workers - len(wanted))])
+        if climb.fits:
             break
     ops = sum(len(function.ops) for function in source.imported.module.functions)
     while wanted := climb.around_the_best(worth // max(1, ops)):
@@ -79,6 +79,11 @@ class _Climb:
         # Few candidates are of one form: each is compiled by itself.
         self.evaluator = Evaluator(self.source, self.profile, draw=self.draw)
         self.least = Least(self.source, self.profile)
+
+    @property
+    def fits(self) -> bool:
+        """Whether anything that was tried fits."""
+        return any(outcome.fits for outcome in self.found.values())
 
     def rule_out(self) -> None:
         """Sort the candidates into groups; those that cannot be have their outcome."""
@@ -128,6 +133,10 @@ class _Climb:
         """Simulate candidates."""
         for outcome in outcomes_of(self.evaluator, wanted, self.workers, None):
             self._note(outcome)
+
+    def beside(self, count: int) -> list[Candidate]:
+        """So many candidates for workers that would have nothing to do: what will be tried if the best stays it."""
+        return self.around_the_best(0)[:count] if self.fits else []
 
     def around_the_best(self, enough: int) -> list[Candidate]:
         """What is not tried yet and differs in one option from the best for each batch.

@@ -178,12 +178,17 @@ class _Factors:
     def _cut(self) -> None:
         """Divide dims into slots at their boundaries."""
         plain: dict[tuple[int, ...], Dims] = {}
-        slots, fine = self.slots, self.boundaries.fine
+        # Dims that are joined have one set of boundaries.
+        cut: dict[tuple[int, ...], Dims] = {}
+        slots, fine, of_dim = self.slots, self.boundaries.fine, self.boundaries.of_dim
         for name, shape in self.rules.shapes.items():
             if name in fine:
-                slots[name] = tuple(
-                    tuple(a // b for a, b in pairwise(self._bounds(name, d))) for d in range(len(shape))
-                )
+                marks = [of_dim(name, dim) for dim in range(len(shape))]
+                key = tuple(map(id, marks))
+                if key not in cut:
+                    bounds = [sorted(mine, reverse=True) for mine in marks]
+                    cut[key] = tuple(tuple(a // b for a, b in pairwise(mine)) for mine in bounds)
+                slots[name] = cut[key]
                 continue
             if shape not in plain:
                 plain[shape] = tuple((n,) if n > 1 else () for n in shape)
