@@ -17,6 +17,7 @@ import numpy.typing as npt
 
 from distir_relax.placements.integer_program import IntegerProgram
 from distir_relax.placements.memory import Memory, Need, Path
+from distir_relax.placements.unheard import unheard
 
 Array = npt.NDArray[Any]
 
@@ -181,16 +182,17 @@ class Rows:
         highest = self._upper()
         # That no variable of the program is more than 1 follows from its rows.
         highest[:-2] = np.inf
-        found = linprog(
-            self._costs(),
-            more,
-            np.concatenate([upper[below], -lower[above]]) if more is not None else None,
-            matrix[equal],
-            lower[equal],
-            np.stack([np.zeros(len(highest)), highest], axis=1),
-            method="highs-ds",
-            options={"time_limit": self._left()},
-        )
+        with unheard():
+            found = linprog(
+                self._costs(),
+                more,
+                np.concatenate([upper[below], -lower[above]]) if more is not None else None,
+                matrix[equal],
+                lower[equal],
+                np.stack([np.zeros(len(highest)), highest], axis=1),
+                method="highs-ds",
+                options={"time_limit": self._left()},
+            )
         if found.status != 0:
             return _nothing(found)
         needs = tuple(self.needs.needs(found.x))
@@ -203,13 +205,14 @@ class Rows:
         highest = self._upper()
         if allowed is not None:
             highest[~allowed] = 0.0
-        found = milp(
-            self._costs(),
-            integrality=np.concatenate([self.program.whole, [0, 0]]),
-            bounds=Bounds(0, highest),
-            constraints=LinearConstraint(*self._written()),
-            options={"time_limit": self._left(), "mip_rel_gap": gap},
-        )
+        with unheard():
+            found = milp(
+                self._costs(),
+                integrality=np.concatenate([self.program.whole, [0, 0]]),
+                bounds=Bounds(0, highest),
+                constraints=LinearConstraint(*self._written()),
+                options={"time_limit": self._left(), "mip_rel_gap": gap},
+            )
         if found.x is None:
             return _nothing(found)
         bound = found.fun if found.mip_dual_bound is None else found.mip_dual_bound
