@@ -50,7 +50,7 @@ def entry_of(module: Module) -> Entry:
 
     Raises `VerificationError` where microbatches that are written out do not do the same.
     """
-    repeated = next((record for record in module.records if isinstance(record, Repeated)), None)
+    repeated = _repeated(module)
     if repeated is None:
         main = module.main
         return Entry(steps_of(main), list(range(len(main.inputs))), [(number, -1) for number in range(len(main.ops))])
@@ -64,8 +64,14 @@ def entry_of(module: Module) -> Entry:
 def with_all_ops(module: Module) -> Module:
     """A module whose entry has the ops of all microbatches, for whom counts ops; values have the names of those that
     stand for them. Raises as `entry_of` does."""
-    ops = tuple(entry_of(module).ops(module.main))
+    if _repeated(module) is None:
+        return module
+    ops = tuple(entry_of(module).steps.ops)
     return replace(module, functions=(replace(module.main, ops=ops), *module.functions[1:]))
+
+
+def _repeated(module: Module) -> Repeated | None:
+    return next((record for record in module.records if isinstance(record, Repeated)), None)
 
 
 def _scheduled(entry: Entry, order: Scheduled) -> Entry:

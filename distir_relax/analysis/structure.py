@@ -84,8 +84,9 @@ class Structure:
         """The streams of those values of a function that are made on one."""
         found = self._made_on.get(function.name)
         if found is None:
-            on = [(v.name, op) for op in function.ops if "stream" in op.attrs for v in op.results]
-            found = self._made_on[function.name] = {name: self.streams[str(op.attrs["stream"])] for name, op in on}
+            ops = [op for op in function.ops if "stream" in op.attrs]
+            found = {v.name: self.streams[str(op.attrs["stream"])] for op in ops for v in op.results}
+            self._made_on[function.name] = found
         return found
 
     def uses_streams(self, function: Function) -> bool:
@@ -102,7 +103,6 @@ class Structure:
         and which are of one class. `present` are their classes."""
         found = self._forms.get(id(devices))
         if found is None:
-            self.classes.index(devices)
             found = self._forms[id(devices)] = self._form(devices, present)
         return found
 

@@ -79,12 +79,13 @@ class Evaluator:
 
     def simulate(self, candidate: Candidate) -> Simulation:
         """The simulation of a candidate. Raises as `Source.simulate` does."""
-        module = self._between(candidate)
+        form = self._form(candidate)
+        module = None if form is None else self._between(candidate, form)
         try:
-            if module is None:
+            if form is None or module is None:
                 found = simulate_module(self._compiled(candidate), self.profile)
             else:
-                found = simulate_module(module, self.profile, self._structure_of(candidate, module))
+                found = simulate_module(module, self.profile, self._structure_of(candidate, form, module))
         except VerificationError:
             # Microbatches of this model do not all do the same.
             found = self.source.under(candidate.strategy).simulate(self.profile, candidate.samples)
@@ -122,10 +123,10 @@ class Evaluator:
             return None
         return order_of(strategy.schedule, strategy.pipeline, strategy.microbatches, strategy.chunks)
 
-    def _between(self, candidate: Candidate) -> Module | None:
+    def _between(self, candidate: Candidate, form: _Form) -> Module | None:
         """The candidate's program from those of its form with the smallest and the largest microbatches."""
-        form, size = self._form(candidate), candidate.microbatch
-        if form is None or size not in self._sizes.get(form, ()):
+        size = candidate.microbatch
+        if size not in self._sizes.get(form, ()):
             return None
         if any(other.split != form.split for other in self._ends):
             self._ends = {}
@@ -146,10 +147,8 @@ class Evaluator:
             return None
         return self._of_count(module, candidate)
 
-    def _structure_of(self, candidate: Candidate, module: Module) -> Structure | None:
+    def _structure_of(self, candidate: Candidate, form: _Form, module: Module) -> Structure | None:
         """What is the same of as many microbatches of all sizes; None where devices get unlike parts of them."""
-        form = self._form(candidate)
-        assert form is not None, "the module is of a form"
         if form not in self._unlike:
             ends = self._ends[form]
             self._unlike[form] = differ_by_rank(ends[min(ends)], ends[max(ends)])
