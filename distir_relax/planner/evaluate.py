@@ -23,7 +23,7 @@ from distir_relax.lowering.microbatches import chosen
 from distir_relax.lowering.order import in_sequence
 from distir_relax.pipeline import run_passes
 from distir_relax.planner.outcome import Lanes, Outcome
-from distir_relax.planner.scaled import Unlike, differ_by_rank, scaled, with_shared_types
+from distir_relax.planner.scaled import Unlike, alike, differ_by_rank, scaled, with_shared_types
 from distir_relax.planner.space import Candidate
 from distir_relax.schedules import Order, order_of, schedule_named
 from distir_relax.sharding.factors import Factored
@@ -148,10 +148,12 @@ class Evaluator:
         return self._of_count(module, candidate)
 
     def _structure_of(self, candidate: Candidate, form: _Form, module: Module) -> Structure | None:
-        """What is the same of as many microbatches of all sizes; None where devices get unlike parts of them."""
+        """What is the same of as many microbatches of all sizes; None where programs of other sizes are unlike, or
+        devices get unlike parts of them."""
         if form not in self._unlike:
             ends = self._ends[form]
-            self._unlike[form] = differ_by_rank(ends[min(ends)], ends[max(ends)])
+            low, high = ends[min(ends)], ends[max(ends)]
+            self._unlike[form] = not alike(low, high) or differ_by_rank(low, high)
         if self._unlike[form]:
             return None
         key = form, candidate.strategy.microbatches

@@ -26,9 +26,20 @@ def scaled(low: tuple[int, Module], high: tuple[int, Module], batch: int) -> Mod
     return _Scale(batch - a, b - a).module(one, other)
 
 
+def alike(one: Module, other: Module) -> bool:
+    """Whether two modules are the same but for numbers: then `scaled` knows those in between."""
+    if one is other:
+        return True
+    try:
+        _Scale(1, 1).module(one, other)
+    except Unlike:
+        return False
+    return True
+
+
 def differ_by_rank(one: Module, other: Module) -> bool:
-    """Whether dims of which devices have unlike parts differ between two modules that `scaled` takes: their devices
-    need not be alike in the same way."""
+    """Whether dims of which devices have unlike parts differ between two modules that are `alike`: their devices need
+    not be alike in the same way."""
     if one is other:
         return False
     pairs = zip(one.functions, other.functions, strict=True)

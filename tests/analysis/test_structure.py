@@ -14,7 +14,10 @@ from distir_relax.analysis.structure import Structure
 from distir_relax.cost.groups import Group
 from distir_relax.cost.profile import Level, Profile, load_profile
 from distir_relax.ir import Repeated
-from distir_relax.planner.scaled import differ_by_rank, scaled
+from distir_relax.planner.evaluate import Evaluator
+from distir_relax.planner.scaled import alike, differ_by_rank, scaled
+from distir_relax.planner.space import Candidate
+from distir_relax.strategies.strategy import Strategy
 from tests.analysis.test_repeated import run, trained
 
 DGX = load_profile("dgx2-v100")
@@ -121,3 +124,21 @@ def test_sizes_that_differ_from_device_to_device_are_told() -> None:
     assert differ_by_rank(uneven, even)
     assert not differ_by_rank(even, run(42, "3/1/1/1", DGX).distributed())
     assert not differ_by_rank(uneven, uneven)
+
+
+def test_programs_that_differ_in_more_than_sizes_are_told() -> None:
+    few, many = (trained(24, "1/1/1/4", DGX, blocks=n).distributed(repeated=True) for n in (2, 3))
+    assert not alike(few, many)
+    assert alike(few, few)
+    assert alike(few, trained(60, "1/1/1/4", DGX, blocks=2).distributed(repeated=True))
+
+
+def test_a_search_shares_nothing_between_sizes_whose_programs_are_unlike(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of the smallest microbatches the program has fewer blocks, as if the compiler had done otherwise there."""
+    few, many = (trained(60, "1/1/1/4", DGX, blocks=n) for n in (2, 3))
+    small, large = (Candidate(Strategy(1, 1, 1, 4), n) for n in (24, 60))
+    expected = [Evaluator(few, DGX).outcome(small), Evaluator(many, DGX).outcome(large)]
+    original, other = Evaluator._compiled, Evaluator(few, DGX)
+    monkeypatch.setattr(Evaluator, "_compiled", lambda self, c: original(other if c == small else self, c))
+    evaluator = Evaluator(many, DGX, [small, large])
+    assert [evaluator.outcome(small), evaluator.outcome(large)] == expected
