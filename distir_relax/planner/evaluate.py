@@ -79,13 +79,12 @@ class Evaluator:
 
     def simulate(self, candidate: Candidate) -> Simulation:
         """The simulation of a candidate. Raises as `Source.simulate` does."""
-        form = self._form(candidate)
-        module = None if form is None else self._between(candidate, form)
+        module = self._between(candidate)
         try:
-            if form is None or module is None:
+            if module is None:
                 found = simulate_module(self._compiled(candidate), self.profile)
             else:
-                found = simulate_module(module, self.profile, self._structure_of(candidate, form, module))
+                found = simulate_module(module, self.profile, self._structure_of(candidate, module))
         except VerificationError:
             # Microbatches of this model do not all do the same.
             found = self.source.under(candidate.strategy).simulate(self.profile, candidate.samples)
@@ -123,10 +122,10 @@ class Evaluator:
             return None
         return order_of(strategy.schedule, strategy.pipeline, strategy.microbatches, strategy.chunks)
 
-    def _between(self, candidate: Candidate, form: _Form) -> Module | None:
+    def _between(self, candidate: Candidate) -> Module | None:
         """The candidate's program from those of its form with the smallest and the largest microbatches."""
-        size = candidate.microbatch
-        if size not in self._sizes.get(form, ()):
+        form, size = self._form(candidate), candidate.microbatch
+        if form is None or size not in self._sizes.get(form, ()):
             return None
         if any(other.split != form.split for other in self._ends):
             self._ends = {}
@@ -147,9 +146,11 @@ class Evaluator:
             return None
         return self._of_count(module, candidate)
 
-    def _structure_of(self, candidate: Candidate, form: _Form, module: Module) -> Structure | None:
+    def _structure_of(self, candidate: Candidate, module: Module) -> Structure | None:
         """What is the same of as many microbatches of all sizes; None where programs of other sizes are unlike, or
         devices get unlike parts of them."""
+        form = self._form(candidate)
+        assert form is not None, "the module is of a form"
         if form not in self._unlike:
             ends = self._ends[form]
             low, high = ends[min(ends)], ends[max(ends)]
