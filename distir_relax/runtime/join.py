@@ -78,24 +78,32 @@ def _ending_after(seconds: float | None) -> Iterator[None]:
     if seconds is None:
         yield
         return
-    timer = threading.Timer(seconds, _end, [seconds])
-    timer.daemon = True
-    timer.start()
+    met = threading.Event()
+    threading.Thread(target=_end_unless, args=(met, seconds), daemon=True).start()
     try:
         yield
     finally:
-        timer.cancel()
+        met.set()
 
 
-def _end(seconds: float) -> None:
-    found = sorted(ranks_of_this_node().items())
-    speaks = next((rank for rank, state in found if "stopped" not in state), None)
+def _end_unless(met: threading.Event, seconds: float) -> None:
+    """One rank says who is there: of those that were there half way, the first that is not stopped.
+
+    It is the same one for ranks that did not start together; and none takes the place of one that has ended.
+    """
+    if met.wait(seconds / 2):
+        return
+    there = ranks_of_this_node()
+    if met.wait(seconds / 2):
+        return
+    found = ranks_of_this_node()
+    speaks = min((rank for rank in there if "stopped" not in found.get(rank, "")), default=None)
     if rank_in() == speaks:
-        lines = [f"rank {rank} {state}" for rank, state in found]
+        lines = [f"rank {rank} {state}" for rank, state in sorted(found.items())]
         text = "\n  ".join([f"error: the ranks have not met within {seconds:g} s", *lines])
         sys.stderr.write(f"{text}\n")
         sys.stderr.flush()
     else:
-        # Time for the one that does to say it: the first to end takes the others with it.
-        time.sleep(2)
+        # That one may have started as much later. The first to end takes the others with it.
+        time.sleep(seconds / 2 + 2)
     os._exit(2)
