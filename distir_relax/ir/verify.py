@@ -52,8 +52,10 @@ def verify(module: Module, check: OpCheck | None = None) -> None:
     if len(names) != len(module.functions):
         raise VerificationError("functions have distinct names, found one twice")
     verify_no_recursion(module)
+    # Values share their types, which are whole once for all of them.
+    whole: set[int] = set()
     for function in module.functions:
-        _verify_function(module, function, check)
+        _verify_function(module, function, check, whole)
     if missing := set(module.ranks) - names:
         raise VerificationError(f"every rank runs a function of the module, found no {sorted(missing)}")
     if module.stage == "ranked" and module.meshes and len(module.ranks) != module.meshes[0].size:
@@ -65,21 +67,24 @@ def verify(module: Module, check: OpCheck | None = None) -> None:
         check.ranks(module)
 
 
-def _verify_function(module: Module, function: Function, check: OpCheck | None) -> None:
+def _verify_function(module: Module, function: Function, check: OpCheck | None, whole: set[int]) -> None:
     defined: dict[str, Value] = {}
 
     def define(value: Value, where: str) -> None:
         if value.name in defined:
             raise VerificationError(f"{value} is defined twice in @{function.name}", where)
-        verify_type(module, value, where)
+        if id(value.type) not in whole:
+            verify_type(module, value, where)
+            whole.add(id(value.type))
         defined[value.name] = value
 
     def use(value: Value, where: str) -> None:
-        if value.name not in defined:
+        found = defined.get(value.name)
+        if found is None:
             raise VerificationError(f"{value} is used before it is defined in @{function.name}", where)
-        if defined[value.name] != value:
+        if found is not value and found != value:
             raise VerificationError(
-                f"{value} is used as {value.type} but was defined as {defined[value.name].type} in @{function.name}",
+                f"{value} is used as {value.type} but was defined as {found.type} in @{function.name}",
                 where,
             )
 
@@ -92,8 +97,8 @@ def _verify_function(module: Module, function: Function, check: OpCheck | None) 
         axis = op.attrs.get("axis")
         # Of ranked programs `check` says so, with the rank.
         if (
-            module.stage == "distributed"
-            and isinstance(axis, str)
+            isinstance(axis, str)
+            and module.stage == "distributed"
             and all(axis not in mesh.axes for mesh in module.meshes)
         ):
             axes = ", ".join(name for mesh in module.meshes for name in mesh.axes) or "none"

@@ -8,7 +8,8 @@ import pytest
 import torch
 
 import distir_relax as dr
-from distir_relax.errors import UnsupportedOpError
+from distir_relax.errors import UnsupportedOpError, VerificationError
+from distir_relax.ir import TensorType, verify
 from distir_relax.ops import (
     TABLE,
     Code,
@@ -17,6 +18,7 @@ from distir_relax.ops import (
     Table,
     Trait,
     aten,
+    check,
     entries,
     lookup,
     lookup_aten,
@@ -116,3 +118,16 @@ def test_traits_and_costs_agree() -> None:
         assert communicates or Trait.TRANSFER not in entry.traits
         assert not communicates or Trait.ON_COMMUNICATOR in entry.traits
         assert communicates == bool(entry.cost.collective)
+
+
+def test_what_was_found_right_is_looked_at_again_when_the_table_is_another() -> None:
+    program = dr.compile(Gated(), (torch.randn(5, 4), torch.randn(5, 4)), mesh=3, shardings={"x": "S[0]"})
+    entry = lookup("nn.relu")
+    for stage in ("global", "distributed", "ranked"):
+        verify(program.modules[stage], check)
+        with TABLE.extended():
+            refused = replace(entry.semantics, infer=lambda types, attrs: (TensorType((7,), types[0].dtype),))
+            TABLE.replace(replace(entry, semantics=refused))
+            with pytest.raises(VerificationError, match=r"nn\.relu gives"):
+                verify(program.modules[stage], check)
+        verify(program.modules[stage], check)

@@ -13,7 +13,7 @@ from distir_relax.errors import VerificationError
 from distir_relax.ir import TensorType
 from distir_relax.ops.table.entry import OpDef
 from distir_relax.ops.table.expression import check_expression, operand_count
-from distir_relax.ops.table.table import TABLE, Table, lookup
+from distir_relax.ops.table.table import lookup
 from distir_relax.reading import shown
 from distir_relax.units import count
 
@@ -40,19 +40,9 @@ def check_facets(
 
     With `split`, its factor rule too: in programs that are still to be split.
     """
-    found = TABLE.derived(_found_before)
-    # Numbers that are equal, such as 1 and True, are told apart by how they are written.
-    key = (name, tuple(operands), repr(sorted(attrs.items())), tuple(results), split)
-    if key not in found:
-        found[key] = _problem(lookup(name, location), operands, attrs, results, split)
-    if found[key]:
+    if problem := _problem(lookup(name, location), operands, attrs, results, split):
         given = ", ".join(map(str, operands))
-        raise VerificationError(f"{name} cannot take ({given}) with {shown(dict(attrs))}: {found[key]}", location)
-
-
-def _found_before(table: Table) -> dict[object, str]:
-    """What is wrong with instances looked at already, while the table stays as it is: blocks repeat."""
-    return {}
+        raise VerificationError(f"{name} cannot take ({given}) with {shown(dict(attrs))}: {problem}", location)
 
 
 def _problem(
