@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import re
-import warnings
 from collections.abc import Iterator
+from functools import cache
 from typing import Any
 
 import numpy as np
@@ -12,7 +12,6 @@ import onnx
 import pytest
 import torch
 from onnx import TensorProto, helper, numpy_helper
-from onnx.backend.test.case.node import collect_testcases
 
 import distir_relax as dr
 from distir_relax.analysis.interpret import interpret
@@ -23,7 +22,9 @@ from distir_relax.frontends.onnx.importer import import_onnx
 from distir_relax.frontends.torch.arguments import as_tensor
 from distir_relax.ir import verify
 from distir_relax.ops import check
-from tests.frontends.test_onnx_nodes import array
+from tests.frontends.onnx_cases import array, standard_cases
+
+pytestmark = pytest.mark.xdist_group("cases of the ONNX standard")
 
 # Sequences and optional values are no tensors; Scan of operator set 8 has a batch dim.
 REFUSED = re.compile(r"test_sequence_map|_seq|_opt|test_scan_sum")
@@ -37,18 +38,20 @@ def op_types(graph: Any) -> Iterator[str]:
                 yield from op_types(attribute.g)
 
 
+@cache
 def cases() -> list[Any]:
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        found = [case for case in collect_testcases() if case.model]
+    found = [case for case in standard_cases() if case.model]
     return [c for c in found if set(op_types(c.model.graph)) & set(GRAPH_OPS) and not REFUSED.search(c.name)]
 
 
-CASES = cases()
+@pytest.mark.parametrize("op_type", sorted(GRAPH_OPS))
+def test_it_means_what_the_standard_says(op_type: str) -> None:
+    for case in cases():
+        if op_type in op_types(case.model.graph):
+            check_case(case)
 
 
-@pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
-def test_it_means_what_the_standard_says(case: Any) -> None:
+def check_case(case: Any) -> None:
     """With as few inputs known at import as the course of the program needs: none, all but one, or all."""
     given, expected = case.data_sets[0]
     count = len(given)
@@ -70,14 +73,16 @@ def test_it_means_what_the_standard_says(case: Any) -> None:
         for item, wanted in zip(model.graph.output, expected, strict=True):
             target = as_tensor(array(wanted))
             tolerance = 2e-3 if target.dtype in (torch.float16, torch.bfloat16) else 1e-5
-            torch.testing.assert_close(found[item.name], target, rtol=tolerance, atol=tolerance)
+            torch.testing.assert_close(
+                found[item.name], target, rtol=tolerance, atol=tolerance, msg=lambda text: f"{case.name}: {text}"
+            )
         return
 
 
 def test_many_cases_are_covered() -> None:
-    ops = {op for case in CASES for op in op_types(case.model.graph)}
+    ops = {op for case in cases() for op in op_types(case.model.graph)}
     assert ops >= set(GRAPH_OPS)
-    assert len(CASES) > 20
+    assert len(cases()) > 20
 
 
 def info(name: str, shape: tuple[int | str, ...] = (), kind: int = TensorProto.FLOAT) -> Any:

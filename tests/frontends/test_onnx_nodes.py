@@ -3,15 +3,13 @@
 from __future__ import annotations
 
 import re
-import warnings
 from collections import defaultdict
+from functools import cache
 from typing import Any
 
-import numpy as np
 import onnx
 import pytest
 import torch
-from onnx.backend.test.case.node import collect_testcases
 
 from distir_relax.analysis.interpret import interpret
 from distir_relax.errors import UnsupportedOpError
@@ -19,6 +17,9 @@ from distir_relax.frontends.onnx.importer import import_onnx
 from distir_relax.frontends.torch.arguments import as_tensor
 from distir_relax.ir import parse, print_module, verify
 from distir_relax.ops import check, onnx_spellings
+from tests.frontends.onnx_cases import array, standard_cases
+
+pytestmark = pytest.mark.xdist_group("cases of the ONNX standard")
 
 # What a program cannot say, and refuses: everything else is computed.
 REFUSED = re.compile(
@@ -33,20 +34,19 @@ ROUNDED = {"test_averagepool_2d_ceil_last_window_starts_on_pad", "test_gridsampl
 NO_TENSORS = {"test_identity_sequence", "test_identity_opt"}
 
 
+# Other domains than ONNX's own have no cases in the standard.
+SPELLINGS = {name for name in onnx_spellings() if "::" not in name}
+
+
+@cache
 def cases() -> dict[str, list[Any]]:
     """The cases made of spelled ops only, by the ops in them; those of one op by that op."""
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        collected = collect_testcases()
     found: dict[str, list[Any]] = defaultdict(list)
-    for case in collected:
+    for case in standard_cases():
         ops = {node.op_type for node in case.model.graph.node} if case.model else set()
         if ops and ops <= set(onnx_spellings()) and case.name not in NO_TENSORS:
             found[ops.pop() if len(ops) == 1 else "several"].append(case)
     return found
-
-
-CASES = cases()
 
 
 def run(case: Any, inputs: list[Any], known: set[str]) -> list[torch.Tensor]:
@@ -77,14 +77,10 @@ def run_or_refuse(case: Any, inputs: list[Any]) -> list[torch.Tensor] | Unsuppor
             return error
 
 
-def array(data: Any) -> np.ndarray[Any, Any]:
-    return onnx.numpy_helper.to_array(data) if isinstance(data, onnx.TensorProto) else np.asarray(data)
-
-
-@pytest.mark.parametrize("op_type", sorted(CASES))
+@pytest.mark.parametrize("op_type", [*sorted(SPELLINGS), "several"])
 def test_it_means_what_the_standard_says(op_type: str) -> None:
     computed = 0
-    for case in CASES[op_type]:
+    for case in cases()[op_type]:
         for given, expected in case.data_sets:
             results = run_or_refuse(case, [array(x) for x in given])
             if isinstance(results, UnsupportedOpError):
@@ -104,6 +100,5 @@ def test_it_means_what_the_standard_says(op_type: str) -> None:
 
 
 def test_every_spelling_has_a_case() -> None:
-    shown = {node.op_type for found in CASES.values() for case in found for node in case.model.graph.node}
-    # Other domains than ONNX's own have no cases in the standard.
-    assert shown == {name for name in onnx_spellings() if "::" not in name}
+    shown = {node.op_type for found in cases().values() for case in found for node in case.model.graph.node}
+    assert shown == SPELLINGS
