@@ -41,10 +41,17 @@ def seconds(profile: Profile, sample: OpSample) -> float:
     return op_seconds(profile, entry, sample.operands, sample.attrs, sample.results, sample.fixed, sample.far)
 
 
-def test_a_made_up_device_is_found_again() -> None:
+@pytest.fixture(scope="module")
+def fitted() -> tuple[Profile, dict[str, float]]:
+    """The made-up device as it is found again, and the errors of the fit."""
+    samples = op_samples("float32", 1)
+    return fit_device(START, "float32", samples, [seconds(TRUE, sample) for sample in samples])
+
+
+def test_a_made_up_device_is_found_again(fitted: tuple[Profile, dict[str, float]]) -> None:
     samples = op_samples("float32", 1)
     times = [seconds(TRUE, sample) for sample in samples]
-    found, errors = fit_device(START, "float32", samples, times)
+    found, errors = fitted
     products = {"products", "products, packed", "products, cold"}
     assert set(errors) == {*products, "elementwise", "updates", "views", "rows", "attention"}
     assert max(errors.values()) < 0.05
@@ -59,9 +66,8 @@ def test_a_made_up_device_is_found_again() -> None:
     assert found.matrix["float64"] == machine(8).matrix["float64"], "what was not measured stays"
 
 
-def test_it_predicts_sizes_that_it_was_not_fitted_to() -> None:
-    samples = op_samples("float32", 1)
-    found, _ = fit_device(START, "float32", samples, [seconds(TRUE, sample) for sample in samples])
+def test_it_predicts_sizes_that_it_was_not_fitted_to(fitted: tuple[Profile, dict[str, float]]) -> None:
+    found, _ = fitted
     for rows, inner, columns in ((5, 127, 127), (37, 513, 255), (200, 900, 1000), (1, 2000, 2000)):
         x, w = TensorType((rows, inner), "float32"), TensorType((columns, inner), "float32")
         sample = OpSample("products", "linear", (x, w))

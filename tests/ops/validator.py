@@ -68,8 +68,10 @@ def combinations(sample: Sample, mesh: DeviceMesh) -> Iterator[tuple[Layout, ...
     kinds = [_kind(text) for text in sample.operands]
     for how in ("", ": chunk"):
         options = [_layouts(kind, mesh, how) for kind in kinds]
+        # Of millions of combinations each is looked at as a whole.
+        uncut = {layout for option in options for layout in option if how and not any("chunk" in p for p in layout)}
         for layouts in itertools.product(*options):
-            if not how or any("chunk" in placement for layout in layouts for placement in layout):
+            if not how or not uncut.issuperset(layouts):
                 yield layouts
 
 

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import replace
+from functools import cache
 
 import pytest
 import torch
@@ -11,7 +13,7 @@ from torch import nn
 import distir_relax as dr
 from distir_relax.cost.profile import load_profile
 from distir_relax.errors import DistIRError
-from distir_relax.planner import Outcome, Space, search_by_steps, search_grid
+from distir_relax.planner import Outcome, Search, search_by_steps
 from distir_relax.planner.least import TOO_FINE, TOO_LARGE, Least
 from distir_relax.report.search import discarded
 from distir_relax.source import CompileOptions
@@ -58,28 +60,35 @@ def test_more_tensor_ranks_than_heads_are_refused() -> None:
 
 
 OPTIONS = {
-    "devices": 6, "profile": MACHINE, "global_batch": 60, "microbatches": (1, 2, 5), "zero": (0, 1),
-    "schedules": ("1f1b", "gpipe"), "workers": 1,
+    "profile": MACHINE, "global_batch": 60, "microbatches": (1, 2, 5), "zero": (0, 1), "schedules": ("1f1b", "gpipe"),
+    "workers": 1,
 }  # fmt: skip
 
 
-def test_of_a_small_model_all_are_tried() -> None:
+@pytest.fixture(scope="module")
+def tried() -> Callable[[int], Search]:
+    """All candidates for so many devices: what searches by steps are compared with."""
+    return cache(lambda devices: dr.search(search_models.train(120), devices=devices, **OPTIONS))
+
+
+def test_of_a_small_model_all_are_tried(tried: Callable[[int], Search]) -> None:
     """On six devices, against all candidates: the same outcomes, nothing is left."""
-    every = dr.search(search_models.train(120), **OPTIONS)  # type: ignore[arg-type]
-    found = dr.search(search_models.train(120), by_steps=True, **OPTIONS)  # type: ignore[arg-type]
+    every = tried(6)
+    found = dr.search(search_models.train(120), devices=6, by_steps=True, **OPTIONS)  # type: ignore[arg-type]
     assert found.untried == 0
     assert sorted(map(str, found.outcomes)) == sorted(map(str, every.outcomes))
     assert found.ranked[0] == every.ranked[0]
 
 
 @pytest.mark.parametrize(("devices", "share", "least"), [(6, 2, 1.0), (5, 2, 0.65)])
-def test_some_of_the_candidates_lead_near_the_best_of_all(devices: int, share: int, least: float) -> None:
+def test_some_of_the_candidates_lead_near_the_best_of_all(
+    devices: int, share: int, least: float, tried: Callable[[int], Search]
+) -> None:
     """What half of the candidates show, and that each is what its strategy alone simulates."""
     source = search_models.train(120).read(CompileOptions(profile=MACHINE))
-    space = Space(devices, (60,), True, (1, 2, 5), ("1f1b", "gpipe"), zero=(0, 1))
-    every = search_grid(source, MACHINE, space, workers=1)
+    every = tried(devices)
     ops = len(source.imported.module.main.ops)
-    found = search_by_steps(source, MACHINE, space, workers=1, worth=ops * len(every.outcomes) // share)
+    found = search_by_steps(source, MACHINE, every.space, workers=1, worth=ops * len(every.outcomes) // share)
     known = {outcome.strategy: outcome for outcome in every.outcomes}
     assert found.untried > 0
     assert found.untried + len(found.outcomes) == len(every.outcomes)
