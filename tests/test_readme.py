@@ -12,6 +12,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from tests.runtime.processes import interpreter
+
 ROOT = Path(__file__).parent.parent
 README = (ROOT / "README.md").read_text(encoding="utf-8")
 MODELS = (ROOT / "docs" / "models.md").read_text(encoding="utf-8")
@@ -48,12 +50,10 @@ def shell_lines(page: str = README) -> list[str]:
     return [line for line in lines if line.split()[0] in ("distir", "mpirun", "torchrun")]
 
 
-def call(arguments: list[str], folder: Path) -> subprocess.CompletedProcess[str]:
-    environment = {
-        **os.environ,
-        "PATH": f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}",
-        "OMP_NUM_THREADS": "1",
-    }
+def call(arguments: list[str], folder: Path, *commands: Path) -> subprocess.CompletedProcess[str]:
+    """Run a command in `folder`; those in the folders `commands` come before the installed ones."""
+    path = os.pathsep.join(map(str, [*commands, Path(sys.executable).parent, os.environ["PATH"]]))
+    environment = {**os.environ, "PATH": path, "OMP_NUM_THREADS": "1"}
     # A reader's shell says nothing to mpirun.
     environment = {key: value for key, value in environment.items() if not key.startswith(("OMPI_", "PRTE_"))}
     return subprocess.run(
@@ -61,11 +61,20 @@ def call(arguments: list[str], folder: Path) -> subprocess.CompletedProcess[str]
     )
 
 
+def quick_distir(folder: Path) -> Path:
+    """`folder`, with a `distir` that starts in a fork: see `interpreter`."""
+    folder.mkdir()
+    command = folder / "distir"
+    command.write_text(f'#!/bin/sh\nexec {shlex.join(interpreter())} -m distir_relax "$@"\n', encoding="utf-8")
+    command.chmod(0o755)
+    return folder
+
+
 @pytest.mark.parametrize("name", programs())
 def test_a_program_prints_what_is_shown(name: str, tmp_path: Path) -> None:
     text, shown = programs()[name]
     (tmp_path / name).write_text(text, encoding="utf-8")
-    done = call([sys.executable, name], tmp_path)
+    done = call([*interpreter(fresh=name == "model.py"), name], tmp_path)
     assert done.returncode == 0, done.stderr
     assert shown, f"the README shows no output of {name}"
     assert done.stdout == shown
@@ -77,14 +86,18 @@ def test_the_commands_of_the_shell(tmp_path: Path) -> None:
         (tmp_path / name).write_text(programs()[name][0], encoding="utf-8")
     for folder in ("benchmarks", "examples"):
         (tmp_path / folder).symlink_to(ROOT / folder)
-    assert call([sys.executable, "model.py"], tmp_path).returncode == 0
-    lines = shell_lines()
+    assert call([*interpreter(), "model.py"], tmp_path).returncode == 0
+    quick = quick_distir(tmp_path / "quick")
+    lines, seen = shell_lines(), set()
     assert {line.split()[1] for line in lines if line.startswith("distir")} == {
         "compile", "show", "run", "launch", "explain", "diff", "rules", "doctor", "simulate", "train",
     }  # fmt: skip
     for line in lines:
         (tmp_path / "y.npz").unlink(missing_ok=True)
-        done = call(shlex.split(line), tmp_path)
+        words = shlex.split(line)
+        # Each command as it is installed, once.
+        done = call(words, tmp_path, *([] if words[0] == "distir" and words[1] not in seen else [quick]))
+        seen.add(words[1])
         assert done.returncode == 0, f"{line}\n{done.stderr}"
         assert (tmp_path / "y.npz").exists() == ("--output" in line), line
     assert "S[0: 4|3|3]" in (tmp_path / "outside.dist" / "sharded.txt").read_text(encoding="utf-8")
@@ -93,7 +106,7 @@ def test_the_commands_of_the_shell(tmp_path: Path) -> None:
     commands = [(label, text) for label, text in blocks("text") if label.startswith("distir ")]
     assert len(commands) == 2
     for command, shown in commands:
-        done = call(command.split(), tmp_path)
+        done = call(command.split(), tmp_path, quick)
         assert (done.returncode, done.stderr if shown.startswith("error") else done.stdout) == (
             2 if shown.startswith("error") else 0, shown,
         )  # fmt: skip
@@ -102,17 +115,18 @@ def test_the_commands_of_the_shell(tmp_path: Path) -> None:
 def test_a_model_that_writes_and_counts(tmp_path: Path) -> None:
     text, shown = programs(MODELS)["counting.py"]
     (tmp_path / "counting.py").write_text(text, encoding="utf-8")
-    done = call([sys.executable, "counting.py"], tmp_path)
+    done = call([*interpreter(), "counting.py"], tmp_path)
     assert (done.returncode, done.stdout) == (0, shown), done.stderr
 
 
 def test_a_transformers_model(tmp_path: Path) -> None:
     text, shown = programs(TRANSFORMERS)["llama.py"]
     (tmp_path / "llama.py").write_text(text, encoding="utf-8")
-    done = call([sys.executable, "llama.py"], tmp_path)
+    done = call([*interpreter(), "llama.py"], tmp_path)
     assert (done.returncode, done.stdout) == (0, shown), done.stderr
     np.savez(tmp_path / "ids.npz", input_ids=np.arange(22).reshape(2, 11))
+    quick = quick_distir(tmp_path / "quick")
     for line in shell_lines(TRANSFORMERS):
-        done = call(shlex.split(line), tmp_path)
+        done = call(shlex.split(line), tmp_path, quick)
         assert done.returncode == 0, f"{line}\n{done.stderr}"
     assert np.load(tmp_path / "logits.npz")["logits"].shape == (2, 11, 97)

@@ -19,7 +19,7 @@ def main() -> None:
         axes = ("dp", "tp")[-len(shape) :]
         every_collective.check_all(world.communicator(DeviceMesh(shape, axes)))
         # The same with pieces so small that every buffer takes several, as those beyond 2^30 elements do.
-        largest, mpi.MAX_COUNT = mpi.MAX_COUNT, 4
+        largest, mpi.MAX_COUNT = mpi.MAX_COUNT, 6
         # Whose arrays they were a transport does not know.
         every_collective.check_all(world.communicator(DeviceMesh(shape, axes)), (False,))
         mpi.MAX_COUNT = largest

@@ -2,15 +2,20 @@
 
 from __future__ import annotations
 
+import atexit
+import functools
 import os
 import subprocess
 import sys
+import tempfile
+import time
 from pathlib import Path
 
 from distir_relax.runtime.launch import find_mpirun, mpirun_command
 
 ROOT = Path(__file__).resolve().parents[2]
 LIMIT = 60
+_HERE = Path(__file__).resolve().parent
 
 
 def environment() -> dict[str, str]:
@@ -19,7 +24,7 @@ def environment() -> dict[str, str]:
         name: value for name, value in os.environ.items()
         if not name.startswith(("OMPI_", "PMI", "PRTE_")) and name not in ("RANK", "WORLD_SIZE", "MASTER_ADDR")
     }  # fmt: skip
-    path = os.pathsep.join(filter(None, [str(ROOT), str(Path(__file__).parent), clean.get("PYTHONPATH", "")]))
+    path = os.pathsep.join(filter(None, [str(ROOT), str(_HERE), clean.get("PYTHONPATH", "")]))
     return {**clean, "PYTHONPATH": path, "OMP_NUM_THREADS": "1", "COLUMNS": "200", "NO_COLOR": "1"}
 
 
@@ -39,9 +44,9 @@ def start(command: list[str], limit: int = LIMIT, **variables: str) -> subproces
     return subprocess.CompletedProcess(command, process.returncode, out, err)
 
 
-def mpirun(n: int, *arguments: object, limit: int = LIMIT) -> subprocess.CompletedProcess[str]:
-    """`mpirun -n <n> python <arguments>`."""
-    return start(mpirun_command(find_mpirun(), n, [sys.executable, *map(str, arguments)], "1"), limit)
+def mpirun(n: int, *arguments: object, limit: int = LIMIT, fresh: bool = False) -> subprocess.CompletedProcess[str]:
+    """`mpirun -n <n> python <arguments>`; see `interpreter`."""
+    return start(mpirun_command(find_mpirun(), n, [*interpreter(fresh), *map(str, arguments)], "1"), limit)
 
 
 def torchrun(n: int, *arguments: object) -> subprocess.CompletedProcess[str]:
@@ -50,6 +55,32 @@ def torchrun(n: int, *arguments: object) -> subprocess.CompletedProcess[str]:
     return start([sys.executable, "-m", "torch.distributed.run", *flags, *map(str, arguments)])
 
 
-def python(*arguments: object, limit: int = LIMIT) -> subprocess.CompletedProcess[str]:
-    """`python <arguments>`, outside any launch."""
-    return start([sys.executable, *map(str, arguments)], limit)
+def python(*arguments: object, limit: int = LIMIT, fresh: bool = False) -> subprocess.CompletedProcess[str]:
+    """`python <arguments>`, outside any launch; see `interpreter`."""
+    return start([*interpreter(fresh), *map(str, arguments)], limit)
+
+
+def interpreter(fresh: bool = False) -> list[str]:
+    """The command of a Python: one that has torch and TVM loaded already, unless it is to be a `fresh` one.
+
+    Loading them takes longer than most of what tests run. A fresh one is for tests of what is imported, of how much
+    memory processes have, and of what they find out about each other.
+    """
+    return [sys.executable] if fresh else [sys.executable, "-I", "-S", str(_HERE / "forked.py"), _fork_server()]
+
+
+@functools.cache
+def _fork_server() -> str:
+    """The address of a `fork_server.py` that lives as long as this process."""
+    folder = tempfile.TemporaryDirectory()
+    address = Path(folder.name) / "socket"
+    server = subprocess.Popen(
+        [sys.executable, _HERE / "fork_server.py", address], env=environment(), stdin=subprocess.PIPE
+    )
+    assert server.stdin is not None
+    for end in (folder.cleanup, server.wait, server.stdin.close):
+        atexit.register(end)
+    while not address.exists():
+        assert server.poll() is None, "the fork server has ended"
+        time.sleep(0.01)
+    return str(address)

@@ -17,7 +17,7 @@ import psutil
 import pytest
 import torch
 from handmade import SUM_COLUMNS, example_input, mlp_bundle
-from processes import environment, mpirun, start
+from processes import environment, interpreter, mpirun, start
 from torch import nn
 
 import distir_relax as dr
@@ -87,7 +87,7 @@ def test_a_stopped_rank_ends_the_launch_and_is_named(files: Path, where: str, ra
     hook = STOPS[where].format(f"os.environ['OMPI_COMM_WORLD_RANK'] == '{rank}'")
     program.write_text(f"import os, signal\n{hook}\nfrom distir_relax.cli import main\nmain()\n")
     begin = time.monotonic()
-    done = mpirun(3, program, *arguments(files, "run", "--timeout", "2")[3:])
+    done = mpirun(3, program, *arguments(files, "run", "--timeout", "2")[3:], fresh=True)
     assert done.returncode == 2, done.stderr
     assert time.monotonic() - begin < 45
     assert done.stderr.count("error: ") == 1
@@ -114,7 +114,7 @@ def test_a_stage_that_is_stopped_is_named_with_its_task(files: Path) -> None:
         "    if task == (1, 'F', 2): os.kill(os.getpid(), signal.SIGSTOP)\n"
         "Messages.begin = stop\nfrom distir_relax.cli import main\nmain()\n"
     )
-    done = mpirun(3, program, *arguments(files, "run", "--timeout", "2")[3:])
+    done = mpirun(3, program, *arguments(files, "run", "--timeout", "2")[3:], fresh=True)
     assert done.returncode == 2, done.stderr
     assert "a rank has waited for more than 2 s" in done.stderr
     assert "rank 1 says nothing: it is stopped (process" in done.stderr
@@ -165,10 +165,10 @@ def test_ranks_with_other_weights_or_inputs_do_not_run(files: Path) -> None:
         (["other.dist", "x.npz"], "the weights are damaged"),
         (["m.dist", "x2.npz"], "the ranks disagree on the inputs: rank 0 has"),
     ):
-        command = mpirun_command(find_mpirun(), 3, arguments(files, "run"), "1")
+        command = mpirun_command(find_mpirun(), 3, [*interpreter(), *arguments(files, "run")[1:]], "1")
         command[command.index("-n") + 1] = "1"
-        more = [sys.executable, "-m", "distir_relax", "run", str(files / second[0]), "--input", str(files / second[1])]
-        done = start([*command, ":", "-n", "2", *more])
+        more = ["-m", "distir_relax", "run", str(files / second[0]), "--input", str(files / second[1])]
+        done = start([*command, ":", "-n", "2", *interpreter(), *more])
         assert done.returncode == 2, done.stderr
         assert done.stderr.count(message) == 1
         assert not (files / "y.npz").exists()
