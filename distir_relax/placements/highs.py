@@ -17,6 +17,7 @@ from distir_relax.errors import DistIRError
 from distir_relax.placements.graph import Graph
 from distir_relax.placements.integer_program import IntegerProgram, seconds_of
 from distir_relax.placements.least import least_memory
+from distir_relax.placements.lighter import lighter
 from distir_relax.placements.memory import Memory, Path
 from distir_relax.placements.prices import Prices
 from distir_relax.placements.rows import Found, Rows
@@ -107,7 +108,7 @@ def _best(rows: Rows, gap: float, known: float) -> tuple[Found, float]:
     """The best solution, and what none costs less than; `known` is the cost of one that there is."""
     relaxed = rows.relaxed()
     if relaxed.x is None or rows.is_whole(relaxed):
-        return relaxed, relaxed.bound
+        return lighter(rows, relaxed, relaxed), relaxed.bound
     if known > (1 + _FAR) * relaxed.value:
         known = min(known, rows.near(relaxed, known).value)
     known *= 1 + _SLACK
@@ -115,7 +116,7 @@ def _best(rows: Rows, gap: float, known: float) -> tuple[Found, float]:
     if found.is_infeasible and known < math.inf:
         # What is known has to be among what is looked at, but for the solver's tolerances.
         found = rows.whole(gap)
-    return found, max(relaxed.value, min(found.bound, known))
+    return lighter(rows, relaxed, found), max(relaxed.value, min(found.bound, known))
 
 
 def _solution(rows: Rows, found: Found, bound: float) -> Solution:

@@ -79,6 +79,8 @@ class Rows:
     ends: float
     """When to have found something, on the clock of `time.monotonic`."""
     price: float = 0.0
+    within: float = math.inf
+    """What a solution may cost by the costs of the program."""
     paths: dict[Path, None] = field(default_factory=dict)
     _constraints: tuple[Any, Array, Array] | None = field(default=None, init=False)
     """Written once for the rows that there are; a copy with `replace` writes its own."""
@@ -146,6 +148,9 @@ class Rows:
         program, stays = self.program, len(self.program.costs)
         terms = [(program.rows, program.columns, program.values)]
         lower, upper = program.lower, program.upper
+        if self.within < math.inf:
+            terms.append((np.full(stays, len(lower)), np.arange(stays), program.costs))
+            lower, upper = np.append(lower, -np.inf), np.append(upper, self.within)
         if self.paths:
             first, ends = len(lower), np.full(len(self.paths), stays)
             for number, (columns, held) in enumerate([self.needs.staying(), *map(self.needs.row, self.paths)]):

@@ -99,6 +99,18 @@ def test_nothing_that_fits_is_better(shape: tuple[int, ...]) -> None:
 
 
 @pytest.mark.parametrize("shape", MESHES)
+def test_of_what_takes_as_long_nothing_needs_less(shape: tuple[int, ...]) -> None:
+    ties = 0
+    for seed in range(GRAPHS):
+        all_ = every(shape, seed)
+        found = cheapest(all_.graph, prices_of(all_.graph, SLOW))
+        as_good = [bytes_ for _, seconds, bytes_ in all_.choices if seconds <= found.seconds * (1 + 1e-12)]
+        assert min(as_good) <= found.bytes <= 1.001 * min(as_good), seed
+        ties += max(as_good) > 1.01 * min(as_good)
+    assert ties >= 2, "there is something to choose"
+
+
+@pytest.mark.parametrize("shape", MESHES)
 def test_nothing_that_is_ruled_out_is_in_what_fits(shape: tuple[int, ...]) -> None:
     """The relaxation is a bound of each choice that fits; with the reduced cost of any of its ways or moves, too."""
     ruled_out = 0
