@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from dataclasses import replace
+from functools import cache
 from typing import Any
 
 import numpy as np
@@ -72,15 +73,31 @@ def loss(logits: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
 
 
 def trained(rows: int, strategy: str, profile: Profile, **options: Any) -> Source:
-    with torch.device("meta"):
-        training = Training(Transformer(**options), loss, dr.AdamW(), (ids(rows), ids(rows)))
-    return training.read(CompileOptions(strategy=strategy, profile=profile))
+    return under(strategy, profile, read_training(rows, **options))
 
 
 def run(rows: int, strategy: str, profile: Profile) -> Source:
+    return under(strategy, profile, read_model(rows))
+
+
+def under(strategy: str, profile: Profile, source: Source) -> Source:
+    return replace(source, options=replace(source.options, strategy=strategy, profile=profile))
+
+
+@cache
+def read_training(rows: int, **options: Any) -> Source:
+    """Read in once for all strategies."""
+    with torch.device("meta"):
+        training = Training(Transformer(**options), loss, dr.AdamW(), (ids(rows), ids(rows)))
+    return training.read()
+
+
+@cache
+def read_model(rows: int) -> Source:
+    """Read in once for all strategies."""
     with torch.device("meta"):
         model = Model(Transformer().eval(), (ids(rows),))
-    return model.read(CompileOptions(strategy=strategy, profile=profile))
+    return model.read(CompileOptions())
 
 
 def found(simulation: Simulation) -> dict[str, Any]:
