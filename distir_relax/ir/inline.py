@@ -54,10 +54,14 @@ def verify_no_recursion(module: Module) -> None:
         if name not in sizes:
             count = height = 0
             for op in functions[name].ops:
-                if op.callee and op.callee not in functions:
-                    raise VerificationError(f"a call names a function of its module, found @{op.callee}", op.location)
-                inner, below = visit(op.callee, (*above, name)) if op.callee and len(above) < MOST_CALLS else (1, 0)
-                count, height = count + inner, max(height, below + bool(op.callee))
+                callee = op.callee
+                if not callee:
+                    count += 1
+                    continue
+                if callee not in functions:
+                    raise VerificationError(f"a call names a function of its module, found @{callee}", op.location)
+                inner, below = visit(callee, (*above, name)) if len(above) < MOST_CALLS else (1, 0)
+                count, height = count + inner, max(height, below + 1)
             if height > MOST_CALLS or len(above) == MOST_CALLS:
                 raise VerificationError(f"calls are nested at most {MOST_CALLS} deep, found more, of @{name}")
             sizes[name] = count, height

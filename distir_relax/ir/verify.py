@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from itertools import pairwise
 from typing import Protocol
 
@@ -52,10 +53,11 @@ def verify(module: Module, check: OpCheck | None = None) -> None:
     if len(names) != len(module.functions):
         raise VerificationError("functions have distinct names, found one twice")
     verify_no_recursion(module)
+    functions = {f.name: f for f in module.functions}
     # Values share their types, which are whole once for all of them.
     whole: set[int] = set()
     for function in module.functions:
-        _verify_function(module, function, check, whole)
+        _verify_function(module, function, functions, check, whole)
     if missing := set(module.ranks) - names:
         raise VerificationError(f"every rank runs a function of the module, found no {sorted(missing)}")
     if module.stage == "ranked" and module.meshes and len(module.ranks) != module.meshes[0].size:
@@ -67,7 +69,9 @@ def verify(module: Module, check: OpCheck | None = None) -> None:
         check.ranks(module)
 
 
-def _verify_function(module: Module, function: Function, check: OpCheck | None, whole: set[int]) -> None:
+def _verify_function(
+    module: Module, function: Function, functions: Mapping[str, Function], check: OpCheck | None, whole: set[int]
+) -> None:
     defined: dict[str, Value] = {}
 
     def define(value: Value, where: str) -> None:
@@ -106,7 +110,7 @@ def _verify_function(module: Module, function: Function, check: OpCheck | None, 
         for result in op.results:
             define(result, where)
         if op.callee:
-            _verify_call(module, op, where)
+            _verify_call(module, functions, op, where)
         elif check:
             check.op(op, module.stage)
     for output in function.outputs:
@@ -114,9 +118,8 @@ def _verify_function(module: Module, function: Function, check: OpCheck | None, 
     _verify_streams(function)
 
 
-def _verify_call(module: Module, op: Op, where: str) -> None:
+def _verify_call(module: Module, functions: Mapping[str, Function], op: Op, where: str) -> None:
     name, devices = op.callee, op.devices
-    functions = {f.name: f for f in module.functions}
     if (devices is not None) != (module.stage == "distributed"):
         raise VerificationError(
             f"calls of the distributed stage name their devices, others do not, found @{name} "
