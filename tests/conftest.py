@@ -5,6 +5,7 @@ from __future__ import annotations
 import gc
 import os
 import sys
+from pathlib import Path
 
 import pytest
 
@@ -42,6 +43,14 @@ def pytest_collection_finish() -> None:
     gc.collect()
     gc.freeze()
     gc.set_threshold(20_000, 20, 20)
+
+
+@pytest.fixture
+def quick_launches(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Ranks of launches that this process starts are forks: `tests.runtime.processes.interpreter`."""
+    from tests.runtime.processes import command
+
+    monkeypatch.setattr(sys, "executable", str(command(tmp_path / "quick" / "python")))
 
 
 def _shares_with_its_file(item: pytest.Item) -> bool:

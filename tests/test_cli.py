@@ -20,10 +20,10 @@ import torch
 sys.path.insert(0, str(Path(__file__).parent / "runtime"))
 
 from handmade import RAISES_ON_1, example_input, expected_outputs, mlp_bundle
-from processes import python, start
 
 from distir_relax.bundle import read_bundle, write_bundle
 from distir_relax.cli import main
+from tests.runtime.processes import python, start
 
 pytestmark = pytest.mark.timeout(120)
 Command = Callable[..., subprocess.CompletedProcess[str]]

@@ -12,7 +12,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from tests.runtime.processes import interpreter
+from tests.runtime.processes import command, interpreter
 
 ROOT = Path(__file__).parent.parent
 README = (ROOT / "README.md").read_text(encoding="utf-8")
@@ -61,15 +61,6 @@ def call(arguments: list[str], folder: Path, *commands: Path) -> subprocess.Comp
     )
 
 
-def quick_distir(folder: Path) -> Path:
-    """`folder`, with a `distir` that starts in a fork: see `interpreter`."""
-    folder.mkdir()
-    command = folder / "distir"
-    command.write_text(f'#!/bin/sh\nexec {shlex.join(interpreter())} -m distir_relax "$@"\n', encoding="utf-8")
-    command.chmod(0o755)
-    return folder
-
-
 @pytest.mark.parametrize("name", programs())
 def test_a_program_prints_what_is_shown(name: str, tmp_path: Path) -> None:
     text, shown = programs()[name]
@@ -87,7 +78,7 @@ def test_the_commands_of_the_shell(tmp_path: Path) -> None:
     for folder in ("benchmarks", "examples"):
         (tmp_path / folder).symlink_to(ROOT / folder)
     assert call([*interpreter(), "model.py"], tmp_path).returncode == 0
-    quick = quick_distir(tmp_path / "quick")
+    quick = command(tmp_path / "quick" / "distir", "-m", "distir_relax").parent
     lines, seen = shell_lines(), set()
     assert {line.split()[1] for line in lines if line.startswith("distir")} == {
         "compile", "show", "run", "launch", "explain", "diff", "rules", "doctor", "simulate", "train",
@@ -105,8 +96,8 @@ def test_the_commands_of_the_shell(tmp_path: Path) -> None:
         assert (tmp_path / written).exists()
     commands = [(label, text) for label, text in blocks("text") if label.startswith("distir ")]
     assert len(commands) == 2
-    for command, shown in commands:
-        done = call(command.split(), tmp_path, quick)
+    for text, shown in commands:
+        done = call(text.split(), tmp_path, quick)
         assert (done.returncode, done.stderr if shown.startswith("error") else done.stdout) == (
             2 if shown.startswith("error") else 0, shown,
         )  # fmt: skip
@@ -125,7 +116,7 @@ def test_a_transformers_model(tmp_path: Path) -> None:
     done = call([*interpreter(), "llama.py"], tmp_path)
     assert (done.returncode, done.stdout) == (0, shown), done.stderr
     np.savez(tmp_path / "ids.npz", input_ids=np.arange(22).reshape(2, 11))
-    quick = quick_distir(tmp_path / "quick")
+    quick = command(tmp_path / "quick" / "distir", "-m", "distir_relax").parent
     for line in shell_lines(TRANSFORMERS):
         done = call(shlex.split(line), tmp_path, quick)
         assert done.returncode == 0, f"{line}\n{done.stderr}"

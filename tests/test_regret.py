@@ -30,6 +30,7 @@ def test_there_are_searches_enough() -> None:
 
 
 @pytest.mark.mpirun
+@pytest.mark.usefixtures("quick_launches")
 def test_the_best_three_of_a_search_are_run(tmp_path: Path) -> None:
     profile, kept = load_profile("cpu-local"), tmp_path / "regret.json"
     cases = [Case("mlp_deep", 2, 3), Case("mlp_deep", 2, 2)]

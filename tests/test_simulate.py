@@ -22,7 +22,7 @@ from tests import mlp
 
 sys.path.insert(0, str(Path(__file__).parent / "runtime"))
 
-from processes import python
+from tests.runtime.processes import python
 
 ROOT = Path(__file__).parents[1]
 PIPELINE = ROOT / "examples" / "paper" / "pipeline.distir"

@@ -91,6 +91,7 @@ def bundle(tmp_path: Path) -> Path:
 
 
 @pytest.mark.mpirun
+@pytest.mark.usefixtures("quick_launches")
 def test_validate_calibrates_in_turn_with_the_runs(
     bundle: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -84,6 +84,7 @@ def test_a_target_without_configurations_is_refused(tmp_path: Path) -> None:
 
 
 @pytest.mark.mpirun
+@pytest.mark.usefixtures("quick_launches")
 def test_peaks_are_measured_beside_times(target: str) -> None:
     found = validate.validate([target], load_profile("cpu-local"), steps=2, passes=1)
     assert [o.name for o in found.outcomes] == ["3,schedule=gpipe", "3,schedule=zb-h1", "5", "plan"]

@@ -230,6 +230,8 @@ def test_nothing_fits() -> None:
     assert isinstance(found, Search)
 
 
+@pytest.mark.mpirun
+@pytest.mark.usefixtures("quick_launches")
 def test_the_best_are_executed() -> None:
     """On two ranks of this machine, in float32: what they take is measured."""
     options = ["--devices", "2", "--profile", "cpu-local", "--global-batch", "8", "--workers", "1", "--json"]
@@ -238,9 +240,6 @@ def test_the_best_are_executed() -> None:
     executed = json.loads(result.output.splitlines()[-1])["executed"]["outcomes"]
     assert len(executed) == 2
     assert all(row["measured"] > 0 and row["predicted"] > 0 for row in executed)
-
-
-test_the_best_are_executed = pytest.mark.mpirun(test_the_best_are_executed)
 
 
 @pytest.mark.mpirun

@@ -5,6 +5,7 @@ from __future__ import annotations
 import atexit
 import functools
 import os
+import shlex
 import subprocess
 import sys
 import tempfile
@@ -67,6 +68,14 @@ def interpreter(fresh: bool = False) -> list[str]:
     memory processes have, and of what they find out about each other.
     """
     return [sys.executable] if fresh else [sys.executable, "-I", "-S", str(_HERE / "forked.py"), _fork_server()]
+
+
+def command(path: Path, *arguments: str) -> Path:
+    """Write the command `path`: `interpreter()` with these arguments before those that it is given."""
+    path.parent.mkdir(exist_ok=True)
+    path.write_text(f'#!/bin/sh\nexec {shlex.join([*interpreter(), *arguments])} "$@"\n', encoding="utf-8")
+    path.chmod(0o755)
+    return path
 
 
 @functools.cache

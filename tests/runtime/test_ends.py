@@ -17,12 +17,12 @@ import psutil
 import pytest
 import torch
 from handmade import SUM_COLUMNS, example_input, mlp_bundle
-from processes import environment, interpreter, mpirun, start
 from torch import nn
 
 import distir_relax as dr
 from distir_relax.bundle import write_bundle
 from distir_relax.runtime.launch import find_mpirun, mpirun_command
+from tests.runtime.processes import environment, interpreter, mpirun, start
 
 pytestmark = [pytest.mark.mpirun, pytest.mark.timeout(120)]
 # Longer than any test: products, so that the rank computes in C++.

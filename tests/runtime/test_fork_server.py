@@ -11,7 +11,8 @@ from pathlib import Path
 
 import psutil
 import pytest
-from processes import environment, interpreter, python
+
+from tests.runtime.processes import environment, interpreter, python
 
 TELL = """
 import json, os, sys

@@ -11,12 +11,12 @@ import numpy as np
 import pytest
 import torch
 from handmade import DEADLOCK, RAISES_ON_1, SUM_COLUMNS, example_input, expected_outputs, mlp_bundle
-from processes import python
 
 import distir_relax as dr
 from distir_relax import annotate_sharding
 from distir_relax.errors import RunError
 from distir_relax.runtime.session import Session
+from tests.runtime.processes import python
 
 pytestmark = pytest.mark.timeout(60)
 

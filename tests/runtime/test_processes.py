@@ -8,9 +8,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 from handmade import DEADLOCK, RAISES_ON_1, example_input, expected_outputs, mlp_bundle
-from processes import mpirun, python, torchrun
 
 from distir_relax.bundle import write_bundle
+from tests.runtime.processes import mpirun, python, torchrun
 
 pytestmark = [pytest.mark.mpirun, pytest.mark.timeout(120)]
 MAIN = Path(__file__).parent / "collectives_main.py"

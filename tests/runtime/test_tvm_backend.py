@@ -10,7 +10,6 @@ import numpy as np
 import pytest
 import torch
 from handmade import cut, mlp_bundle
-from processes import mpirun
 
 from distir_relax import ir
 from distir_relax.bundle import (
@@ -27,6 +26,7 @@ from distir_relax.layout import DeviceMesh
 from distir_relax.lowering.emit.relax import to_relax_json
 from distir_relax.runtime.execute import run_bundle
 from distir_relax.runtime.session import Session
+from tests.runtime.processes import mpirun
 
 pytest.importorskip("tvm")
 pytestmark = pytest.mark.timeout(120)

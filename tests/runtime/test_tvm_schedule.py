@@ -7,7 +7,6 @@ from pathlib import Path
 import empty_shards
 import pytest
 import torch
-from processes import mpirun
 from test_threads import on_all_ranks
 
 import distir_relax as dr
@@ -16,6 +15,7 @@ from distir_relax.errors import RunError
 from distir_relax.layout import DeviceMesh
 from distir_relax.lowering.emit.relax import to_relax
 from distir_relax.ops import TABLE, Trait, check
+from tests.runtime.processes import mpirun
 
 tvm = pytest.importorskip("tvm")
 pytestmark = pytest.mark.timeout(120)

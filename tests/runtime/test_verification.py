@@ -9,7 +9,6 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from processes import mpirun
 from typer.testing import CliRunner
 
 import distir_relax as dr
@@ -19,6 +18,7 @@ from distir_relax.errors import BundleError
 from distir_relax.ir import Module, parse, print_module
 from distir_relax.lowering.emit.torch import to_torch
 from distir_relax.runtime.session import Session
+from tests.runtime.processes import mpirun
 
 
 class Twice(torch.nn.Module):

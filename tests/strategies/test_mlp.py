@@ -24,7 +24,7 @@ from tests.mlp import program as on_meta
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "runtime"))
 
-from processes import mpirun
+from tests.runtime.processes import mpirun
 
 LAYERS, WIDTH, BATCH, RATE = 3, 7, 23, 0.1
 STRATEGIES = [
