@@ -30,6 +30,7 @@ def lighter(rows: Rows, relaxed: Found, found: Found) -> Found:
     allowed = relaxed.reduced <= found.value - relaxed.value + spare
     held = rows.needs.all() / found.most
     total = float(held @ found.x[: len(held)])
+    highest = max(found.needs, key=lambda need: need.bytes)
     looked_for = replace(
         rows,
         memory=found.most,
@@ -37,7 +38,7 @@ def lighter(rows: Rows, relaxed: Found, found: Found) -> Found:
         price=1.0,
         within=found.value + spare,
         ends=min(rows.ends, time.monotonic() + _SECONDS),
-        paths=dict(rows.paths),
+        paths=dict.fromkeys((*rows.paths, highest.path)),
     )
     other = looked_for.whole(_NEAR, allowed)
     if other.x is None or other.most >= found.most:

@@ -207,21 +207,24 @@ class Rows:
     def _whole(self, gap: float, allowed: Array | None) -> Found:
         from scipy.optimize import Bounds, LinearConstraint, milp
 
-        highest = self._upper()
-        if allowed is not None:
-            highest[~allowed] = 0.0
+        matrix, lower, upper = self._written()
+        # What is not used is not there: most of the time would go into telling the solver of it.
+        ways = allowed[:-2] if allowed is not None else np.ones(len(self.costs), dtype=bool)
+        used = np.flatnonzero(np.append(ways, (True, True)))
         with unheard():
             found = milp(
-                self._costs(),
-                integrality=np.concatenate([self.program.whole, [0, 0]]),
-                bounds=Bounds(0, highest),
-                constraints=LinearConstraint(*self._written()),
+                self._costs()[used],
+                integrality=np.concatenate([self.program.whole, [0, 0]])[used],
+                bounds=Bounds(0, self._upper()[used]),
+                constraints=LinearConstraint(matrix[:, used], lower, upper),
                 options={"time_limit": self._left(), "mip_rel_gap": gap},
             )
         if found.x is None:
             return _nothing(found)
+        x = np.zeros(matrix.shape[1])
+        x[used] = found.x
         bound = found.fun if found.mip_dual_bound is None else found.mip_dual_bound
-        return Found(found.x, found.fun, bound, found.status, found.message, tuple(self.needs.needs(found.x)))
+        return Found(x, found.fun, bound, found.status, found.message, tuple(self.needs.needs(x)))
 
 
 def _nothing(found: Any) -> Found:
