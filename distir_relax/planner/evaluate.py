@@ -62,9 +62,10 @@ class Evaluator:
             form = self._form(candidate)
             if form is not None:
                 self._sizes.setdefault(form, set()).add(candidate.microbatch)
-        self._cut: tuple[Strategy, Module] | None = None
+        self._cuts: dict[Strategy, Module] = {}
         self._begun: list[tuple[Pass, Module]] = []
         self._factored = Factored()
+        self._divided: tuple[Microbatches, Module, Module] | None = None
         self._ends: dict[_Form, dict[int, Module]] = {}
         self._unlike: dict[_Form, bool] = {}
         self._structure: tuple[object, Structure] | None = None
@@ -185,10 +186,22 @@ class Evaluator:
         # Where stages are cut depends on neither, unless there is one microbatch alone.
         schedule = "1f1b" if strategy.chunks == 1 else strategy.schedule
         key = replace(strategy, microbatches=min(strategy.microbatches, 2), schedule=schedule)
-        if self._cut is None or self._cut[0] != key:
-            self._cut = key, self._run_again(steps[:first], source)
-        rest = (replace(parts, factored=self._factored), *steps[first + 1 :])
-        return with_shared_types(run_passes(self._cut[1], rest, source.checks))
+        if key not in self._cuts:
+            # Those on other meshes may be wanted again: with placements=auto what follows is the same of all.
+            self._cuts = {k: cut for k, cut in self._cuts.items() if _on_any_mesh(k) == _on_any_mesh(key)}
+            self._cuts[key] = self._run_again(steps[:first], source)
+        module = self._in_parts(self._cuts[key], replace(parts, factored=self._factored), source)
+        return with_shared_types(run_passes(module, steps[first + 1 :], source.checks))
+
+    def _in_parts(self, cut: Module, parts: Microbatches, source: Source) -> Module:
+        """A program with its microbatches written out; of one that is the last one but for its mesh, that one's."""
+        if self._divided is not None:
+            last, before, found = self._divided
+            if last == parts and before.functions == cut.functions and before.records == cut.records:
+                return replace(found, meshes=cut.meshes)
+        found = run_passes(cut, [parts], source.checks)
+        self._divided = parts, cut, found
+        return found
 
     def _run_again(self, passes: Sequence[Pass], source: Source) -> Module:
         """What passes give on the model; those that it was begun with the last time are not run again."""
@@ -202,3 +215,7 @@ class Evaluator:
             module = self._begun[-1][1] if self._begun else source.imported.module
             self._begun.append((step, run_passes(module, [step], source.checks)))
         return self._begun[-1][1] if passes else source.imported.module
+
+
+def _on_any_mesh(strategy: Strategy) -> Strategy:
+    return replace(strategy, data=1, tensor=1)

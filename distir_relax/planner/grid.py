@@ -13,6 +13,7 @@ import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import BrokenExecutor, Executor, as_completed
 from dataclasses import asdict, dataclass, field
+from itertools import chain
 from pathlib import Path
 from typing import Any, TextIO
 
@@ -191,10 +192,10 @@ def outcomes_of(
 ) -> Iterator[Outcome]:
     """The outcomes of candidates, as they come: by so many processes, or an executor. Raises as `search_grid` does."""
     if executor is not None:
-        yield from _done(executor, [piece for group in _groups(candidates) for piece in group])
+        yield from _done(executor, list(chain.from_iterable(_groups(candidates))))
     elif workers == 1 or len(candidates) <= 1:
-        for candidate in candidates:
-            yield evaluator.outcome(candidate)
+        for piece in chain.from_iterable(_groups(candidates)):
+            yield from map(evaluator.outcome, piece)
     else:
         yield from in_processes(evaluator.outcome, _groups(candidates), workers)
 
@@ -213,21 +214,19 @@ def _done(executor: Executor, pieces: Sequence[Sequence[Candidate]]) -> Iterator
 
 def _groups(candidates: Iterable[Candidate]) -> list[list[list[Candidate]]]:
     """Candidates of alike programs together, those that take longest first, each group in small pieces."""
-    groups: dict[object, dict[object, list[Candidate]]] = {}
+    groups: dict[object, list[Candidate]] = {}
     for candidate in candidates:
         s = candidate.strategy
         options = s.pipeline, s.schedule, s.chunks, s.zero, s.checkpoint, s.sequence_parallel, s.placements
         # What placements are looked for of is the same on every mesh.
         group = options if s.placements == "auto" else (s.data, s.tensor, *options)
-        groups.setdefault(group, {}).setdefault((s.data, s.tensor), []).append(candidate)
+        groups.setdefault(group, []).append(candidate)
     found = []
     for alike in groups.values():
-        pieces = []
-        for mine in alike.values():
-            mine.sort(key=lambda c: (c.strategy.microbatches > 2, c.strategy.microbatches, c.samples))
-            size = _PIECE if mine[0].strategy.placements != "auto" else _SEARCHED
-            pieces += [mine[i : i + size] for i in range(0, len(mine), size)]
-        found.append(pieces)
+        # So meshes follow each other.
+        alike.sort(key=lambda c: (c.strategy.microbatches, c.samples))
+        size = _PIECE if alike[0].strategy.placements != "auto" else _SEARCHED
+        found.append([alike[i : i + size] for i in range(0, len(alike), size)])
     return sorted(found, key=lambda g: -sum(c.strategy.microbatches * c.strategy.pipeline for p in g for c in p))
 
 
