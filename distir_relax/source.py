@@ -13,7 +13,7 @@ from distir_relax.analysis.simulation import Simulation
 from distir_relax.cost.profile import Profile, as_profile
 from distir_relax.errors import AnnotationError, DistIRError, VerificationError
 from distir_relax.frontends.imported import Imported
-from distir_relax.ir import BatchDim, Module, Pass, written_out
+from distir_relax.ir import BatchDim, Module, Pass
 from distir_relax.layout import DeviceMesh, as_mesh
 from distir_relax.ops import Trait, lookup
 from distir_relax.pipeline import (
@@ -84,7 +84,7 @@ class Source:
     def batch(self) -> int | None:
         """How many samples the model was read in with; None where it has no batch."""
         try:
-            return find_batch(classes_of(written_out(self.imported.module, self.imported.module.main).function)).size
+            return find_batch(classes_of(self.imported.module)).size
         except DistIRError:
             return None
 

@@ -9,9 +9,11 @@ from distir_relax.ir.inline import (
     inline,
     on_devices,
     verify_no_recursion,
+    whole_of,
     written_out,
 )
 from distir_relax.ir.kinds import Kinds, held_size, kinds_of, lay_out, local_type, mesh_kinds
+from distir_relax.ir.lately import lately
 from distir_relax.ir.location import inside, place, within
 from distir_relax.ir.parser import parse
 from distir_relax.ir.passes import Pass, name_of, print_pass

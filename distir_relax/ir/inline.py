@@ -7,6 +7,7 @@ from dataclasses import dataclass, replace
 from typing import ClassVar
 
 from distir_relax.errors import VerificationError
+from distir_relax.ir.lately import lately
 from distir_relax.ir.location import within
 from distir_relax.ir.program import STAGES, Function, Module, Op, Value, fresh_name
 from distir_relax.ir.types import PlacedType
@@ -131,6 +132,12 @@ def written_out(module: Module, function: Function) -> WrittenOut:
     instance = writer.write(function, values, None, None, "")
     outputs = tuple(replace(o, value=values[o.value.name]) for o in function.outputs)
     return WrittenOut(replace(function, ops=tuple(writer.ops), outputs=outputs), instance)
+
+
+@lately(4)
+def whole_of(module: Module) -> WrittenOut:
+    """The entry function of a module with calls written out."""
+    return written_out(module, module.main)
 
 
 def _calls(function: Function) -> bool:

@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import math
-from collections import deque
 from dataclasses import dataclass, field, replace
 from typing import ClassVar
 
 from distir_relax.cost.profile import Profile
 from distir_relax.errors import DistIRError
-from distir_relax.ir import Function, Module, Op, Searched, written_out
+from distir_relax.ir import Module, Op, Searched, lately, whole_of
 from distir_relax.layout import DeviceMesh
 from distir_relax.placements.cheapest import cheapest, prices_of
 from distir_relax.placements.graph import Graph
@@ -18,7 +17,7 @@ from distir_relax.placements.lay_out import lay_out
 from distir_relax.placements.pending import may_pend
 from distir_relax.placements.space import Space
 from distir_relax.placements.unlike import Unlike
-from distir_relax.sharding.factors import Factoring, factorize
+from distir_relax.sharding.factors import Factoring, factoring_of
 from distir_relax.sharding.hazards import Hazards
 from distir_relax.sharding.hazards import spread as spread_hazards
 from distir_relax.sharding.spread import spread
@@ -108,48 +107,27 @@ def graph_of(
     Marks of the numbers `free`, in the program written out, are left out. Where devices are `unlike`, classes of dims
     are cut by their speed.
     """
-    whole = written_out(module, module.main)
-    read = _READ.of(module, whole.function, hazards)
+    whole, read = whole_of(module), _read(module, hazards)
     wanted = spread(whole.function, read.factoring, mesh)
     graph = Graph(module, Space(read.factoring, wanted, mesh, read.hazards, read.pending, free, unlike), whole.function)
     graph.build(whole.instance)
     return graph
 
 
-@dataclass(frozen=True, slots=True, eq=False)
+@dataclass(frozen=True, slots=True)
 class _Read:
-    """What there is to know of the `functions` of a program whatever the mesh, where `given` is known of its constants.
+    """What there is to know of a program written out, whatever the mesh."""
 
-    `factoring`, `hazards` and what may be left `pending` are those of the program written out.
-    """
-
-    functions: tuple[Function, ...]
-    given: Hazards
     factoring: Factoring
     hazards: Hazards
     pending: frozenset[str]
-
-    @classmethod
-    def of(cls, module: Module, whole: Function, given: Hazards) -> _Read:
-        factoring = factorize(whole)
-        known = spread_hazards(Module("global", (whole,)), given)[whole.name]
-        return cls(module.functions, given, factoring, known, may_pend(whole, factoring, known))
+    """What may be left pending."""
 
 
-@dataclass(frozen=True, slots=True)
-class _Readings:
-    """The programs that were read last: a search of strategies lays out each on several meshes."""
-
-    last: deque[_Read] = field(default_factory=lambda: deque(maxlen=8))
-
-    def of(self, module: Module, whole: Function, given: Hazards) -> _Read:
-        """What there is to know of a program, which is `whole` written out; of one that is equal to one of the last it
-        is known."""
-        for read in self.last:
-            if read.given == given and read.functions == module.functions:
-                return read
-        self.last.append(_Read.of(module, whole, given))
-        return self.last[-1]
-
-
-_READ = _Readings()
+@lately(8)
+def _read(module: Module, given: Hazards) -> _Read:
+    """What there is to know of a program of whose constants `given` is known: a search lays out each on several
+    meshes."""
+    whole, factoring = whole_of(module).function, factoring_of(module)
+    known = spread_hazards(Module("global", (whole,)), given)[whole.name]
+    return _Read(factoring, known, may_pend(whole, factoring, known))

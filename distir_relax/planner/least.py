@@ -5,7 +5,6 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from distir_relax.cost.profile import Profile
-from distir_relax.ir import written_out
 from distir_relax.source import Source
 from distir_relax.strategies.classes import Classes, classes_of
 from distir_relax.strategies.strategy import Strategy
@@ -30,7 +29,7 @@ class Least:
 
     def __post_init__(self) -> None:
         module, training = self.source.imported.module, self.source.options.training
-        self._classes = classes_of(written_out(module, module.main).function)
+        self._classes = classes_of(module)
         weights = {i.value.name: i.value.tensor for i in module.main.inputs if i.role == "parameter"}
         names = set() if training is None else set(weights if training.trained is None else training.trained)
         wide = training is not None and training.masters

@@ -14,7 +14,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import pairwise
 
-from distir_relax.ir import Function, Module, Op, written_out
+from distir_relax.ir import Function, Module, Op, lately, whole_of
 from distir_relax.ops import BLOCKED, PARALLEL, WINDOW, Trait, lookup
 from distir_relax.sharding.boundaries import Carried, Joint, Rules, boundaries_of
 
@@ -127,6 +127,12 @@ def factorize(function: Function) -> Factoring:
     return _Factors(function, rules, boundaries_of(rules)).result()
 
 
+@lately(4)
+def factoring_of(module: Module) -> Factoring:
+    """The slots and classes of the entry of a module of the global stage, with calls written out."""
+    return factorize(whole_of(module).function)
+
+
 @dataclass
 class Factored:
     """The factoring of the last module that was asked for, whatever its marks say: for programs marked in many ways."""
@@ -137,7 +143,7 @@ class Factored:
     def of(self, module: Module, marked: Module) -> Factoring:
         """That of the entry of `marked` with calls written out: of `module`, marked on the same values as the last."""
         if self.factoring is None or self.module is not module:
-            self.module, self.factoring = module, factorize(written_out(marked, marked.main).function)
+            self.module, self.factoring = module, factoring_of(marked)
         return self.factoring
 
 

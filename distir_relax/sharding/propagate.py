@@ -32,12 +32,12 @@ from distir_relax.ir import (
     fresh_name,
     value_names,
     within,
+    whole_of,
     without_unused_outputs,
-    written_out,
 )
 from distir_relax.layout import DeviceMesh, Partial, R, Shard, print_placements
 from distir_relax.sharding.choice import FactorChoice, Placed, divides
-from distir_relax.sharding.factors import Factoring, factorize, is_annotation
+from distir_relax.sharding.factors import Factoring, factoring_of, is_annotation
 from distir_relax.sharding.routing import worked_on
 from distir_relax.sharding.spread import spread
 from distir_relax.sharding.whole import asks_for_nothing, laid_out_whole
@@ -71,8 +71,8 @@ class Propagate:
         if asks_for_nothing(module, mesh):
             whole_functions = laid_out_whole(module, mesh)
             return without_unused_outputs(Module("sharded", whole_functions, (mesh,), records=module.records))
-        whole = written_out(module, module.main)
-        factoring = factoring or factorize(whole.function)
+        whole = whole_of(module)
+        factoring = factoring or factoring_of(module)
         wanted = spread(whole.function, factoring, mesh)
         program = _Program(
             whole.function,

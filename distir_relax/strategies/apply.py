@@ -12,7 +12,7 @@ from typing import ClassVar
 
 from distir_relax.cost.profile import Profile
 from distir_relax.errors import AnnotationError, DistIRError
-from distir_relax.ir import BatchDim, Input, Instance, Module, Op, WrittenOut, written_out
+from distir_relax.ir import BatchDim, Input, Instance, Module, Op, WrittenOut, whole_of
 from distir_relax.layout import Cut, DeviceMesh, Placement, R, Shard, print_placements
 from distir_relax.layout.division import balanced, proportional
 from distir_relax.layout.fit import fit_annotation
@@ -59,8 +59,7 @@ class ApplyStrategy:
     def run(self, module: Module) -> Module:
         """The module with marks, on the mesh of the strategy."""
         strategy = self.strategy
-        whole = written_out(module, module.main)
-        classes = classes_of(whole.function)
+        whole, classes = whole_of(module), classes_of(module)
         needed = strategy.data * strategy.microbatches > 1 or strategy.sequence_parallel
         samples = find_batch(classes) if needed or self.in_part else None
         batch = samples if needed else None

@@ -11,11 +11,11 @@ from dataclasses import dataclass, field
 
 from distir_relax.autodiff.backward import depends_on, is_differentiable
 from distir_relax.cost.roofline import flops
-from distir_relax.ir import Function
+from distir_relax.ir import Function, Module, lately, whole_of
 from distir_relax.layout import Cut
 from distir_relax.layout.division import cut_of
 from distir_relax.ops import BLOCKED, PARALLEL, WINDOW, lookup
-from distir_relax.sharding.factors import Factoring, Slot, factorize, is_annotation
+from distir_relax.sharding.factors import Factoring, Slot, factoring_of, is_annotation
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,9 +56,11 @@ class Classes:
         return next((slot for slot in slots if not self.factoring.is_blocked(slot)), slots[0] if slots else None)
 
 
-def classes_of(function: Function) -> Classes:
-    """The classes of a function of the global stage that calls no other."""
-    classes = Classes(function, factorize(function))
+@lately(2)
+def classes_of(module: Module) -> Classes:
+    """The classes of the entry of a module of the global stage, with calls written out."""
+    function = whole_of(module).function
+    classes = Classes(function, factoring_of(module))
     owners = classes.factoring.classes
     for item in function.inputs:
         if item.role == "parameter":

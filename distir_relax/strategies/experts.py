@@ -8,7 +8,7 @@ alone (`sharding.routing`). What are experts, the entries of ops that work on ro
 from __future__ import annotations
 
 from distir_relax.errors import DistIRError
-from distir_relax.ir import Module, written_out
+from distir_relax.ir import Module
 from distir_relax.ops import Routing, lookup
 from distir_relax.sharding.factors import Slot
 from distir_relax.strategies.classes import Classes, classes_of
@@ -47,7 +47,7 @@ def experts_of(module: Module) -> frozenset[str]:
         lookup(op.name).split.routing is Routing.WITHIN for f in module.functions for op in f.ops if not op.callee
     ):
         return frozenset()
-    classes = classes_of(written_out(module, module.main).function)
+    classes = classes_of(module)
     experts = expert_classes(classes)
     parameters = (item.value for item in module.main.inputs if item.role == "parameter")
     return frozenset(v.name for v in parameters if v.tensor.shape and classes.of(v.name, 0) in experts)

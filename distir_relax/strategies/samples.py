@@ -7,8 +7,8 @@ from dataclasses import dataclass, field, replace
 from fractions import Fraction
 from math import ceil
 
-from distir_relax.ir import BatchDim, Instance, Module, TensorType, Value, written_out
-from distir_relax.sharding.factors import factorize
+from distir_relax.ir import BatchDim, Instance, Module, TensorType, Value, whole_of
+from distir_relax.sharding.factors import factoring_of
 from distir_relax.strategies.classes import Classes
 
 
@@ -31,8 +31,8 @@ class Samples:
     @staticmethod
     def of(module: Module) -> Samples:
         """Those that the records of a module's batch say."""
-        whole = written_out(module, module.main)
-        classes = Classes(whole.function, factorize(whole.function))
+        whole = whole_of(module)
+        classes = Classes(whole.function, factoring_of(module))
         records = [record for record in module.records if isinstance(record, BatchDim)]
         owners = frozenset(classes.of(record.value, record.dim) for record in records) - {None}
         size = max((record.size for record in records), default=1)

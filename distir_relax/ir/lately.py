@@ -1,0 +1,41 @@
+"""What was found of the programs that were asked for last: passes that follow each other ask the same of one."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable
+from functools import wraps
+from operator import is_
+from typing import Concatenate, ParamSpec, TypeVar
+
+from distir_relax.ir.program import Function, Module
+
+_Found = TypeVar("_Found")
+_Also = ParamSpec("_Also")
+
+
+def lately(
+    most: int,
+) -> Callable[[Callable[Concatenate[Module, _Also], _Found]], Callable[Concatenate[Module, _Also], _Found]]:
+    """A decorator: what a function found of the last `most` programs is given again, and not to be changed.
+
+    It has to depend on nothing but the functions of a module, and on arguments that can be compared. Programs are known
+    by their functions being the same objects: so asking costs nothing.
+    """
+
+    def around(find: Callable[Concatenate[Module, _Also], _Found]) -> Callable[Concatenate[Module, _Also], _Found]:
+        last: deque[tuple[tuple[Function, ...], object, _Found]] = deque(maxlen=most)
+
+        @wraps(find)
+        def found(module: Module, /, *args: _Also.args, **kwargs: _Also.kwargs) -> _Found:
+            also = (args, kwargs)
+            for functions, others, known in last:
+                if len(functions) == len(module.functions) and all(map(is_, functions, module.functions)):
+                    if others == also:
+                        return known
+            last.append((module.functions, also, find(module, *args, **kwargs)))
+            return last[-1][2]
+
+        return found
+
+    return around
