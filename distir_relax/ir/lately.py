@@ -28,12 +28,11 @@ def lately(
 
         @wraps(find)
         def found(module: Module, /, *args: _Also.args, **kwargs: _Also.kwargs) -> _Found:
-            also = (args, kwargs)
+            mine, also = module.functions, (args, kwargs)
             for functions, others, known in last:
-                if len(functions) == len(module.functions) and all(map(is_, functions, module.functions)):
-                    if others == also:
-                        return known
-            last.append((module.functions, also, find(module, *args, **kwargs)))
+                if len(functions) == len(mine) and all(map(is_, functions, mine)) and others == also:
+                    return known
+            last.append((mine, also, find(module, *args, **kwargs)))
             return last[-1][2]
 
         return found

@@ -31,8 +31,8 @@ from distir_relax.ir import (
     Value,
     fresh_name,
     value_names,
-    within,
     whole_of,
+    within,
     without_unused_outputs,
 )
 from distir_relax.layout import DeviceMesh, Partial, R, Shard, print_placements

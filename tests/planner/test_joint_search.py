@@ -11,6 +11,8 @@ from typer.testing import CliRunner
 from distir_relax.cli import app
 from distir_relax.cost.profile import load_profile
 from distir_relax.errors import DistIRError
+from distir_relax.ir import Module
+from distir_relax.lowering import Microbatches
 from distir_relax.planner import Outcome, Space, search_grid
 from distir_relax.source import CompileOptions
 from tests import search_models
@@ -44,6 +46,29 @@ def test_the_best_is_at_least_as_good_as_by_rules() -> None:
         candidate = outcome.candidate
         alone = source.under(candidate.strategy).simulate(profile, candidate.samples)
         assert outcome == Outcome.of(candidate, alone)
+
+
+def test_what_is_laid_out_is_written_out_once_for_all_meshes(monkeypatch: pytest.MonkeyPatch) -> None:
+    written: list[tuple[int, int | None]] = []
+    run = Microbatches.run
+
+    def counted(self: Microbatches, module: Module) -> Module:
+        written.append((self.count, self.samples))
+        return run(self, module)
+
+    monkeypatch.setattr(Microbatches, "run", counted)
+    profile = load_profile(MACHINE)
+    source = search_models.train(60).read(CompileOptions(profile=profile))
+    space = Space(6, (15, 21), True, (3, 5), placements=("auto",))
+    candidates = [candidate for candidate in space.candidates() if candidate.strategy.pipeline == 1]
+    assert {candidate.strategy.mesh.shape for candidate in candidates} == {(1, 6), (2, 3), (3, 2)}
+    search = search_grid(source, profile, space, workers=1)
+    found = {outcome.candidate: outcome for outcome in search.outcomes}
+    sizes = {(c.strategy.pipeline, c.strategy.microbatches, c.samples) for c in found}
+    assert len(written) == len(sizes) < len(found)
+    for candidate in candidates[::3]:
+        alone = source.under(candidate.strategy).simulate(profile, candidate.samples)
+        assert found[candidate] == Outcome.of(candidate, alone)
 
 
 def test_memory_that_rules_overstep_is_kept_to() -> None:
