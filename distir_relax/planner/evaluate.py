@@ -49,8 +49,9 @@ class _Form:
 class Evaluator:
     """Predicts steps of one model on one machine.
 
-    `source` has a batch larger than any that is asked for. The programs of one form are kept, and one cut into stages:
-    so candidates are best asked for in the order of `Space.candidates`. `draw` makes the time lines of outcomes.
+    `source` has a batch larger than any that is asked for. The programs of one form are kept, and those cut into stages
+    that differ in their mesh alone: so candidates are best asked for in the order of `Space.candidates`. `draw` makes
+    the time lines of outcomes.
     """
 
     def __init__(
@@ -178,7 +179,7 @@ class Evaluator:
         return replace(module, records=tuple(records))
 
     def _compiled(self, candidate: Candidate) -> Module:
-        """The program of a candidate, from the cut into stages on if that is the last one's."""
+        """The program of a candidate, from the cut into stages on where that is known, as it is of those before."""
         strategy = candidate.strategy
         source = self.source.under(strategy)
         steps = source.passes_of_all_ranks(repeated=True, samples=candidate.samples)
