@@ -56,17 +56,23 @@ class Classes:
         return next((slot for slot in slots if not self.factoring.is_blocked(slot)), slots[0] if slots else None)
 
 
-@lately(2)
-def classes_of(module: Module) -> Classes:
-    """The classes of the entry of a module of the global stage, with calls written out."""
-    function = whole_of(module).function
-    classes = Classes(function, factoring_of(module))
-    owners = classes.factoring.classes
-    for item in function.inputs:
+def classes_with_weights(module: Module) -> Classes:
+    """The classes of the entry of a module of the global stage, with calls written out; no work of theirs is counted,
+    and nothing that is sent."""
+    classes = Classes(whole_of(module).function, factoring_of(module))
+    for item in classes.function.inputs:
         if item.role == "parameter":
             for dim in range(len(item.value.tensor.shape)):
                 if (owner := classes.of(item.value.name, dim)) is not None:
                     classes.weights[owner] += item.value.tensor.bytes
+    return classes
+
+
+@lately(2)
+def classes_of(module: Module) -> Classes:
+    """The classes of the entry of a module of the global stage, with calls written out."""
+    classes = classes_with_weights(module)
+    function, owners = classes.function, classes.factoring.classes
     _count_returned(classes)
     works: dict[object, float] = {}
     for op, atoms in zip(function.ops, classes.factoring.atoms, strict=True):

@@ -15,7 +15,7 @@ from distir_relax.errors import DistIRError
 from distir_relax.ir import Attribute, BatchDim, Function, Module, Op, Value, fresh_name, value_names, whole_of
 from distir_relax.layout import Placement, R, Shard, print_placements
 from distir_relax.sharding.factors import Slot
-from distir_relax.strategies.classes import Classes, classes_of
+from distir_relax.strategies.classes import Classes, classes_with_weights
 from distir_relax.strategies.strategy import Strategy
 
 SEQUENCE_ROUND = 2
@@ -36,7 +36,7 @@ class SplitSequence:
 
     def run(self, module: Module) -> Module:
         """The module with marks."""
-        classes, names = classes_of(module), whole_of(module).instance.names
+        classes, names = classes_with_weights(module), whole_of(module).instance.names
         batch = [record for record in module.records if isinstance(record, BatchDim)]
         samples = {classes.of(record.value, record.dim) for record in batch}
         inputs = {item.value.name for item in module.main.inputs}
