@@ -18,7 +18,7 @@ from distir_relax.planner import Outcome, Search, Space, search_by_steps, search
 from distir_relax.planner.grid import Told
 from distir_relax.planner.space import POWERS
 from distir_relax.report.strip import strips
-from distir_relax.runtime.join import detect
+from distir_relax.runtime.launchers import detect
 from distir_relax.source import CompileOptions, Source
 from distir_relax.training import Training
 from distir_relax.user_function import find_function

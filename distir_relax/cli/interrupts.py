@@ -8,7 +8,7 @@ import sys
 from types import FrameType
 from typing import NoReturn
 
-from distir_relax.runtime.join import detect
+from distir_relax.runtime.launchers import detect
 
 
 class Interrupted(BaseException):

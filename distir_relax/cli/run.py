@@ -83,8 +83,10 @@ def launch(
     """Run a bundle with this machine's mpirun, printing the command."""
     from distir_relax.bundle import read_bundle
     from distir_relax.runtime.launch import launch as start
+    from distir_relax.runtime.launchers import check_alone
     from distir_relax.runtime.world import check_size
 
+    check_alone()
     # What is wrong already is said once and here, without mpirun's own words around it.
     mesh = read_bundle(bundle, verify_weights=False).manifest.mesh
     check_size(mesh, n or mesh.size)

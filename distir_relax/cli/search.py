@@ -81,8 +81,10 @@ def search(
 def _found(model: str, options: dict[str, Any], top: int) -> Search:
     """The search, with a bar; where it is interrupted the best so far is told."""
     from distir_relax.report.search import outcomes_table
+    from distir_relax.runtime.launchers import check_connected
     from distir_relax.searcher import search as find
 
+    check_connected()
     with SearchProgress() as progress:
         try:
             return find(model, told=progress.tell, **options)
@@ -160,7 +162,7 @@ class SearchProgress:
 
 def is_first_rank() -> bool:
     """Whether this process is the first of a launch, or none of any."""
-    from distir_relax.runtime.join import detect
+    from distir_relax.runtime.launchers import detect
     from distir_relax.runtime.neighbours import rank_in
 
     return detect() != "mpi" or not rank_in()

@@ -49,7 +49,8 @@ def train(
     from distir_relax.cli.training_data import data_of
     from distir_relax.cli.training_progress import TrainingProgress
     from distir_relax.runtime.inputs import check_writable
-    from distir_relax.runtime.join import detect, joined_world
+    from distir_relax.runtime.join import joined_world
+    from distir_relax.runtime.launchers import detect
     from distir_relax.runtime.training.run import Run, train_rank, train_threads
     from distir_relax.runtime.training.steps import TrainOptions
 

@@ -13,6 +13,7 @@ from importlib.metadata import PackageNotFoundError, version
 
 from distir_relax.errors import DistIRError, RunError
 from distir_relax.runtime.launch import find_mpirun, launch_environment, mpirun_command
+from distir_relax.runtime.launchers import check_connected, detect
 
 FFI_PIN = "0.1.14.post1"
 
@@ -59,6 +60,15 @@ def _packages() -> Finding:
     missing = [name for name in names if _version(name) is None]
     detail = ", ".join(f"{name} {_version(name) or 'missing'}" for name in names)
     return Finding("packages", not missing, detail, f"pip install {' '.join(missing)}")
+
+
+def _launcher() -> Finding:
+    try:
+        check_connected()
+    except RunError as wrong:
+        return Finding("launcher", False, f"{wrong.message} ({wrong.where})", wrong.hint)
+    kinds = {"mpi": "an MPI launcher", "torch": "torchrun", None: "none: distir run has ranks as threads"}
+    return Finding("launcher", True, kinds[detect()])
 
 
 def _threads() -> Finding:
@@ -141,5 +151,5 @@ def _last_line(text: str, code: int) -> str:
 
 
 _CHECKS: tuple[Callable[[], Finding], ...] = (
-    _python, _packages, _threads, _mpi4py, _mpirun, _all_reduce, _tvm, _tvm_ffi, _compiler,
+    _python, _packages, _launcher, _threads, _mpi4py, _mpirun, _all_reduce, _tvm, _tvm_ffi, _compiler,
 )  # fmt: skip

@@ -1,4 +1,4 @@
-"""Finding out what started this process, and joining the launch that it is a rank of."""
+"""Joining the launch that this process is a rank of."""
 
 from __future__ import annotations
 
@@ -6,34 +6,28 @@ import os
 import sys
 import threading
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from contextlib import contextmanager
 
 from distir_relax.layout import DeviceMesh
 from distir_relax.runtime.communicator import Communicator
+from distir_relax.runtime.launchers import check_connected, detect
 from distir_relax.runtime.neighbours import rank_in, ranks_of_this_node
 from distir_relax.runtime.roll_call import RollCall
 from distir_relax.runtime.watchdog import DEFAULT_TIMEOUT, Watchdog
 from distir_relax.runtime.world import World, check_size
 
 
-def detect(environment: Mapping[str, str] = os.environ) -> str | None:
-    """What started this process: "mpi" (mpirun, srun), "torch" (torchrun), or None for neither."""
-    if any(name in environment for name in ("OMPI_COMM_WORLD_SIZE", "PMI_SIZE", "PMIX_RANK")):
-        return "mpi"
-    if all(name in environment for name in ("RANK", "WORLD_SIZE", "MASTER_ADDR")):
-        return "torch"
-    return None
-
-
 def join_world(timeout: float = DEFAULT_TIMEOUT) -> World | None:
     """The launch this process is a rank of, or None when it was started alone.
 
-    Raises RunError when the launcher's library cannot be loaded or the ranks cannot meet. When they have not met within
+    Raises RunError when the launcher's library cannot be loaded, the ranks cannot meet, or a launcher started several
+    tasks without a connection between them. When they have not met within
     `timeout` seconds (15 at least; 0: never) this process says so and ends, with exit code 2, and with it the launch.
     """
     kind = detect()
     if kind is None:
+        check_connected()
         return None
     with _ending_after(max(timeout, _MEETING) if timeout else None):
         if kind == "mpi":

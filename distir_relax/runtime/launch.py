@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from distir_relax.errors import RunError
+from distir_relax.runtime.launchers import check_connected
 
 # Seconds that an mpirun has to end its ranks in its own order.
 _GRACE = 1.0
@@ -33,8 +34,9 @@ def launch(n: int, arguments: Sequence[str], threads: int | None = None) -> int:
     A rank has `threads` threads, by default what OMP_NUM_THREADS says, or its share of the cores. When this process is
     interrupted, the launch and its ranks are ended first.
 
-    Raises RunError when there is no mpirun.
+    Raises RunError when there is no mpirun, or a launcher started several tasks of this process.
     """
+    check_connected()
     launcher = find_mpirun()
     each = str(threads or os.environ.get("OMP_NUM_THREADS") or max(1, _cores() // n))
     command = mpirun_command(launcher, n, [sys.executable, "-m", "distir_relax", *arguments], each)

@@ -17,13 +17,14 @@ from distir_relax.runtime.launch import find_mpirun, mpirun_command
 ROOT = Path(__file__).resolve().parents[2]
 LIMIT = 60
 _HERE = Path(__file__).resolve().parent
+_OF_LAUNCHERS = ("OMPI_", "PMI", "PRTE_", "SLURM_", "RANK", "WORLD_SIZE", "MASTER_ADDR")
 
 
 def environment() -> dict[str, str]:
     """This environment, as a shell that starts a launch would have it."""
     clean = {
         name: value for name, value in os.environ.items()
-        if not name.startswith(("OMPI_", "PMI", "PRTE_")) and name not in ("RANK", "WORLD_SIZE", "MASTER_ADDR")
+        if not name.startswith(_OF_LAUNCHERS)
     }  # fmt: skip
     path = os.pathsep.join(filter(None, [str(ROOT), str(_HERE), clean.get("PYTHONPATH", "")]))
     return {**clean, "PYTHONPATH": path, "OMP_NUM_THREADS": "1", "COLUMNS": "200", "NO_COLOR": "1"}

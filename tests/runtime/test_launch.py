@@ -1,4 +1,4 @@
-"""Finding mpirun, and the command it is given; which launcher started this process."""
+"""Finding mpirun, and the command it is given."""
 
 from __future__ import annotations
 
@@ -10,7 +10,6 @@ import pytest
 from distir_relax.errors import RunError
 from distir_relax.layout import DeviceMesh
 from distir_relax.runtime import launch
-from distir_relax.runtime.join import detect
 from distir_relax.runtime.launch import Launcher, find_mpirun, mpirun_command
 from distir_relax.runtime.world import check_size
 
@@ -59,21 +58,6 @@ def test_flags_of_open_mpi(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_flags_of_mpich() -> None:
     command = mpirun_command(Launcher("mpirun", "MPICH", "4"), 3, ["a"], "2")
     assert command == ["mpirun", "-bind-to", "none", "-genv", "OMP_NUM_THREADS", "2", "-n", "3", "a"]
-
-
-@pytest.mark.parametrize(
-    ("environment", "expected"),
-    [
-        ({}, None),
-        ({"RANK": "0"}, None),
-        ({"RANK": "0", "WORLD_SIZE": "2", "MASTER_ADDR": "localhost"}, "torch"),
-        ({"OMPI_COMM_WORLD_SIZE": "2"}, "mpi"),
-        ({"PMI_SIZE": "2", "PMI_RANK": "0"}, "mpi"),
-        ({"OMPI_COMM_WORLD_SIZE": "2", "RANK": "0", "WORLD_SIZE": "2", "MASTER_ADDR": "x"}, "mpi"),
-    ],
-)
-def test_the_launcher_is_detected(environment: dict[str, str], expected: str | None) -> None:
-    assert detect(environment) == expected
 
 
 def test_the_number_of_ranks() -> None:

@@ -11,6 +11,7 @@ from distir_relax.errors import RunError
 from distir_relax.layout import DeviceMesh
 from distir_relax.runtime.arrays import split
 from distir_relax.runtime.communicator import Communicator
+from distir_relax.runtime.launchers import started_ranks
 from distir_relax.runtime.world import World
 
 if TYPE_CHECKING:
@@ -23,7 +24,7 @@ _EXCHANGE_TAG = 8
 
 
 class MPIWorld(World):
-    """MPI_COMM_WORLD. Raises RunError when mpi4py finds no MPI library."""
+    """MPI_COMM_WORLD. Raises RunError when mpi4py finds no MPI library, or one that cannot use the launcher's PMI."""
 
     kind = "mpi"
 
@@ -33,6 +34,7 @@ class MPIWorld(World):
         self._world = MPI.COMM_WORLD
         self.rank = self._world.Get_rank()
         self.size = self._world.Get_size()
+        _check_joined(MPI, self.size)
         node = self._world.Split_type(MPI.COMM_TYPE_SHARED)
         self.local_rank = node.Get_rank()
         self.local_size = node.Get_size()
@@ -204,6 +206,20 @@ def _start() -> Any:
         provided = ctypes.c_int()
         ctypes.CDLL(MPI.__file__).MPI_Init_thread(None, None, MPI.THREAD_MULTIPLE, ctypes.byref(provided))
     return MPI
+
+
+def _check_joined(mpi: Any, size: int) -> None:
+    """Raise RunError where each rank is alone: an MPI library that cannot use the launcher's PMI starts so."""
+    started = started_ranks()
+    if size > 1 or started is None or started < 2:
+        return
+    library = mpi.Get_library_version().partition(",")[0].partition("\n")[0].strip()
+    raise RunError(
+        f"the launcher started {started} ranks, but MPI joined {size}: mpi4py uses {library}, which cannot use the "
+        "launcher's PMI",
+        hint="start them with the mpirun of that MPI, with another PMI (srun --mpi=pmix), or build mpi4py for the "
+        "launcher's MPI",
+    )
 
 
 def _buffer(x: torch.Tensor) -> Any:
