@@ -130,9 +130,9 @@ class Session:
         except BaseException as error:
             self._world.abort(error)
             ended = ranks.wait(_GRACE_INTERRUPTED)
-            if not ended:
-                # Python would end the threads in the midst of what they compute, which C++ does not survive.
-                atexit.register(ranks.wait, _GRACE)
+        if not ended:
+            # Python would end the threads in the midst of what they compute, which C++ does not survive.
+            atexit.register(ranks.wait, _GRACE)
         failure = self._world.error
         if ended:
             torn = failure is not None and self.bundle.manifest.updates

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import threading
+import time
 from collections.abc import Callable
 from functools import partial
+from pathlib import Path
 
 import every_collective
 import numpy as np
@@ -14,6 +17,7 @@ from distir_relax.errors import RunError
 from distir_relax.layout import DeviceMesh
 from distir_relax.runtime.communicator import Communicator, collective
 from distir_relax.runtime.transports.threads import RankReleased, RankThreads, ThreadWorld
+from tests.runtime.processes import python
 
 pytestmark = pytest.mark.timeout(60)
 
@@ -202,3 +206,53 @@ def test_ranks_that_meet_in_different_steps_are_told() -> None:
 
     with pytest.raises(RunError, match=r"step #1, all_reduce, for time|step #2, all_gather"):
         on_all_ranks(DeviceMesh((3,), ("tp",)), other_time)
+
+
+FREES_LATE = """
+import sys, threading, time
+import numpy as np
+import torch
+from distir_relax.runtime.transports.threads import RankThreads
+
+class Slow:
+    __array_interface__ = np.ones(3).__array_interface__
+
+    def __del__(self):
+        time.sleep(0.3)
+
+local = threading.local()
+
+def work():
+    # Freed when the thread ends, by C++ that gives the interpreter lock away and takes it back.
+    local.tensor = torch.from_numpy(np.asarray(Slow()))
+
+ranks = RankThreads([work] * 3)
+ranks.start()
+assert ranks.wait(20)
+sys.exit(2)
+"""
+
+
+def test_the_process_exits_after_ranks_have_freed_their_tensors(tmp_path: Path) -> None:
+    program = tmp_path / "frees_late.py"
+    program.write_text(FREES_LATE)
+    done = python(program)
+    assert (done.returncode, done.stderr) == (2, "")
+
+
+def test_ranks_are_waited_for_until_their_threads_have_ended() -> None:
+    freed, local = [], threading.local()
+
+    class Slow:
+        def __del__(self) -> None:
+            time.sleep(0.1)
+            freed.append(self)
+
+    def work() -> None:
+        local.slow = Slow()
+
+    ranks = RankThreads([work] * 2)
+    ranks.start()
+    assert not ranks.wait(0.05)
+    assert ranks.wait(20)
+    assert len(freed) == 2

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+import time
 from collections import deque
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
@@ -185,7 +186,9 @@ class RankThreads:
     """The ranks of one run, each a thread that runs its `work`.
 
     Whether all have ended is counted by the threads themselves: an interrupted `Thread.start` leaves one that has not
-    begun, and yet will.
+    begun, and yet will. Then they are joined: a thread frees its thread-local data after its function. torch releases
+    the interpreter lock while it frees a tensor, and Python ends a thread that asks for the lock back during the exit
+    of the process; C++ answers with std::terminate.
     """
 
     def __init__(self, works: Sequence[Callable[[], None]]) -> None:
@@ -205,8 +208,14 @@ class RankThreads:
 
     def wait(self, seconds: float | None = None) -> bool:
         """Wait for the ranks that were started, for so long at most; whether all have ended."""
+        until = None if seconds is None else time.monotonic() + seconds
         with self._changed:
-            return self._changed.wait_for(lambda: self._ended == self._begun, seconds)
+            if not self._changed.wait_for(lambda: self._ended == self._begun, seconds):
+                return False
+        begun = self._threads[: self._begun]
+        for thread in begun:
+            thread.join(None if until is None else max(0.0, until - time.monotonic()))
+        return not any(thread.is_alive() for thread in begun)
 
     def _run(self, work: Callable[[], None]) -> None:
         try:

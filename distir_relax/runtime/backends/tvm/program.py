@@ -129,7 +129,8 @@ def _call(comm: Communicator, function: Any, arguments: Sequence[Any]) -> Any:
         # What a communicator raises passes through TVM as an error of another type.
         raise (_current.error or wrong) from None
     finally:
-        _current.comm = before
+        # An error holds the tensors of its frames.
+        _current.comm, _current.error = before, None
 
 
 def _register(name: str) -> None:
