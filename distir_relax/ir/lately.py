@@ -6,6 +6,7 @@ from collections import deque
 from collections.abc import Callable
 from functools import wraps
 from operator import is_
+from threading import Lock
 from typing import Concatenate, ParamSpec, TypeVar
 
 from distir_relax.ir.program import Function, Module
@@ -25,15 +26,20 @@ def lately(
 
     def around(find: Callable[Concatenate[Module, _Also], _Found]) -> Callable[Concatenate[Module, _Also], _Found]:
         last: deque[tuple[tuple[Function, ...], object, _Found]] = deque(maxlen=most)
+        exclusive = Lock()  # models are compiled from several threads; two may compute one result, which is harmless
 
         @wraps(find)
         def found(module: Module, /, *args: _Also.args, **kwargs: _Also.kwargs) -> _Found:
             mine, also = module.functions, (args, kwargs)
-            for functions, others, known in last:
+            with exclusive:
+                entries = tuple(last)
+            for functions, others, known in entries:
                 if len(functions) == len(mine) and all(map(is_, functions, mine)) and others == also:
                     return known
-            last.append((mine, also, find(module, *args, **kwargs)))
-            return last[-1][2]
+            result = find(module, *args, **kwargs)
+            with exclusive:
+                last.append((mine, also, result))
+            return result
 
         return found
 

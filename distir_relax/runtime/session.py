@@ -32,6 +32,10 @@ _GRACE_INTERRUPTED = 1.0
 _TORN = "its last run failed, which has left its state between two steps"
 
 
+class SessionClosed(RunError):
+    """A call of a session that takes no more calls: an earlier run failed or did not end."""
+
+
 class Session:
     """All ranks of `bundle` as threads of this process; weights are loaded when it is made.
 
@@ -41,7 +45,8 @@ class Session:
     Raises RunError when a rank waits longer than `timeout` seconds (0: never) for others.
 
     After a call that failed or was interrupted the session goes on where it can. It is `closed` when a rank has not
-    come back, or when the program changes state, which ranks may then have changed or not.
+    come back, or when the program changes state, which ranks may then have changed or not: calls then raise
+    `SessionClosed`.
     """
 
     def __init__(
@@ -52,14 +57,19 @@ class Session:
             verify_programs(bundle)
         self.bundle = bundle
         self.seconds = 0.0
-        self.closed = ""
-        """Why the session takes no more calls; empty while it does."""
+        self._closed = ""
         self._timeout = timeout
         self._world = ThreadWorld(bundle.manifest.mesh)
         ranks = range(bundle.manifest.mesh.size)
         self.communicators = [self._world.communicator(rank, rank_device(device, rank)) for rank in ranks]
         self._programs = [load_program(backend, bundle, comm.rank, comm, comm.device) for comm in self.communicators]
         self._exclusive = threading.Lock()
+
+    @property
+    def closed(self) -> str:
+        """The reason why the session takes no more calls; empty while it does, and during a call."""
+        # During a call `_closed` holds the reason that an interrupt would leave behind.
+        return "" if self._exclusive.locked() else self._closed
 
     def __call__(
         self, inputs: Mapping[str, Array], timeout: float | None = None, outputs: Collection[str] | None = None
@@ -90,13 +100,13 @@ class Session:
         another shape or dtype, before anything is changed.
         """
         with self._exclusive:
-            if self.closed != _TORN:
+            if self._closed != _TORN:
                 self._check_open()
             source = checked_source(self.bundle.manifest, state)
-            self.closed = _TORN
+            self._closed = _TORN
             for rank, program in enumerate(self._programs):
                 write_state(self.bundle.manifest, program, rank, source)
-            self.closed = ""
+            self._closed = ""
 
     def save_pieces(self, file: StateFile) -> None:
         """Write the pieces of all ranks into a file of the global tensors that the program changes."""
@@ -106,8 +116,8 @@ class Session:
                 save_pieces(self.bundle.manifest, program, rank, file)
 
     def _check_open(self) -> None:
-        if self.closed:
-            raise RunError(f"this session is closed: {self.closed}", hint="make a new session")
+        if self._closed:
+            raise SessionClosed(f"this session is closed: {self._closed}", hint="make a new session")
 
     def _run(
         self, inputs: Mapping[str, Array], timeout: float, wanted: Collection[str] | None
@@ -122,7 +132,7 @@ class Session:
         works = [self._work(rank, inputs, wanted, share, outputs, seconds) for rank in range(len(seconds))]
         ranks = RankThreads(works)
         # Until all ranks are known to have ended: an interrupt may come anywhere from here.
-        self.closed = "a rank did not come back from the run before"
+        self._closed = "a rank did not come back from the run before"
         try:
             with Watchdog(timeout, lambda: self._look(timeout)):
                 ranks.start()
@@ -136,7 +146,7 @@ class Session:
         failure = self._world.error
         if ended:
             torn = failure is not None and self.bundle.manifest.updates
-            self.closed = _TORN if torn else ""
+            self._closed = _TORN if torn else ""
         torch.set_num_threads(before)
         if failure is not None:
             raise failure

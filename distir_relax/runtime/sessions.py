@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from typing import TYPE_CHECKING
 
 from distir_relax.bundle import Bundle
 from distir_relax.errors import RunError
-from distir_relax.runtime.session import Session
+from distir_relax.runtime.session import Session, SessionClosed
 
 if TYPE_CHECKING:
     import torch
@@ -29,7 +30,11 @@ class Sessions:
 
         A session that a failed run has closed is made anew, unless it holds state. Raises what `Session` raises.
         """
-        return self.of(backend)(inputs, timeout)
+        while True:
+            session = self.of(backend)
+            # A call that waited for another one's run finds the session closed if that run failed.
+            with suppress(SessionClosed):
+                return session(inputs, timeout)
 
     def of(self, backend: str) -> Session:
         """The session of a backend. Raises RunError when its state was lost, and what `Session` raises."""

@@ -68,7 +68,7 @@ def test_a_plan_goes_on_after_an_interrupt_and_takes_a_timeout() -> None:
 
 
 def _close(plan: dr.Plan) -> None:
-    plan._sessions.of("torch").closed = "a rank did not come back from the run before"
+    plan._sessions.of("torch")._closed = "a rank did not come back from the run before"
 
 
 def test_a_time_out_for_one_call() -> None:
