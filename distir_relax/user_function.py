@@ -6,6 +6,7 @@ import difflib
 import importlib.util
 import inspect
 import sys
+import sysconfig
 import traceback
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
@@ -62,16 +63,35 @@ def import_file(file: Path) -> ModuleType:
     """Import a user's file, as a script would find it. Raises `ImportModelError` when it is missing or raises."""
     if not file.is_file():
         raise ImportModelError("there is no such file", str(file))
-    spec = importlib.util.spec_from_file_location(file.stem, file)
+    name = _module_name(file)
+    spec = importlib.util.spec_from_file_location(name, file)
     if spec is None or spec.loader is None:
         raise ImportModelError("expected a Python file (.py)", str(file))
     module = importlib.util.module_from_spec(spec)
     # As for a script: the file's neighbours can be imported, and its classes know their module.
-    sys.path.insert(0, str(file.resolve().parent))
-    sys.modules[file.stem] = module
+    sys.path.insert(_after_standard_library(), str(file.resolve().parent))
+    sys.modules[name] = module
     loader = spec.loader
     users_code(lambda: loader.exec_module(module), str(file), "was imported")
     return module
+
+
+def _module_name(file: Path) -> str:
+    """The file's stem, or where a module of that name is installed or loaded (``json.py``), a name of its own."""
+    loaded = sys.modules.get(file.stem)
+    if loaded is not None:
+        taken = getattr(loaded, "__file__", None) != str(file)
+    else:
+        taken = file.stem in sys.stdlib_module_names or importlib.util.find_spec(file.stem) is not None
+    return f"_user_file_{file.stem}" if taken else file.stem
+
+
+def _after_standard_library() -> int:
+    """The place in ``sys.path`` for a user's folder: a file there may not stand in for a standard module."""
+    standard = sysconfig.get_path("stdlib")
+    return max(
+        (n for n, entry in enumerate(sys.path, 1) if entry.startswith(standard) and "-packages" not in entry), default=0
+    )
 
 
 def _find(module: ModuleType, file: str, name: str) -> Callable[..., Any]:
