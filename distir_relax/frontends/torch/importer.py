@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 import warnings
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
@@ -11,12 +12,12 @@ from distir_relax.frontends.imported import Flatten, Imported, live
 from distir_relax.frontends.location import location_of_error
 from distir_relax.frontends.torch.attributes import kept, refusing_replaced
 from distir_relax.frontends.torch.comparison import check_import
+from distir_relax.frontends.torch.custom_autograd import refusing_custom_autograd
 from distir_relax.frontends.torch.distinct import check_distinct, distinct
 from distir_relax.frontends.torch.flat import flatten
 from distir_relax.frontends.torch.functional import changed_buffers, functional
 from distir_relax.frontends.torch.graph import GraphImporter, is_complex
 from distir_relax.frontends.torch.hollow import exportable
-from distir_relax.frontends.torch.own_gradients import refusing_own_gradients
 from distir_relax.frontends.torch.structure import CallSignature, ResultStructure, leaf_names, result_names
 from distir_relax.frontends.unsort import unsorted
 from distir_relax.ir import Module, Value
@@ -24,6 +25,10 @@ from distir_relax.ir import Module, Value
 if TYPE_CHECKING:
     import torch
     from torch.export import ExportedProgram
+
+
+EXPORT_LOCK = threading.RLock()
+"""Held while a torch model is read: `torch.export` patches global state, and reading patches the model."""
 
 
 def import_torch(
@@ -44,17 +49,22 @@ def import_torch(
     step: ``inputs = {**imported.flatten(args, kwargs), "seed": torch.tensor(step)}``.
 
     Raises `ImportModelError` when `torch.export` cannot capture the model, when it is in training mode with active
-    dropout and this is no import for training, has gradients of its own (`torch.autograd.Function`) and this is one, or
-    changes its parameters; `UnsupportedOpError` for an op without an
-    entry in the op table;
-    `PlacementError` and `AnnotationError` for annotations that do not fit; with `check`, what `check_import` raises
-    where the program does not compute what the model does.
+    dropout and this is no import for training, when it changes its parameters, and as `refusing_custom_autograd` does;
+    `UnsupportedOpError` for an op without an entry in the op table; `PlacementError` and `AnnotationError` for
+    annotations that do not fit; with `check`, what `check_import` raises where the program does not compute what the
+    model does.
     """
-    kwargs = dict(example_kwargs or {})
+    with EXPORT_LOCK:
+        return _import_torch(model, example_inputs, dict(example_kwargs or {}), check, training)
+
+
+def _import_torch(
+    model: torch.nn.Module, example_inputs: Sequence[Any], kwargs: dict[str, Any], check: bool, training: bool
+) -> Imported:
     if not training:
         _refuse_active_dropout(model)
     signature = _call_signature(model, example_inputs, kwargs)
-    with refusing_own_gradients(training):
+    with refusing_custom_autograd(model, training):
         exported = _export(model, *distinct(model, tuple(example_inputs), kwargs))
     flatten(exported)
     program = functional(exported)

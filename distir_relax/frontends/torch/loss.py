@@ -5,7 +5,7 @@ from __future__ import annotations
 import inspect
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 from distir_relax.errors import ImportModelError
 
@@ -23,7 +23,8 @@ def with_loss(model: torch.nn.Module, loss: Loss | None) -> Iterator[None]:
     """Inside, a call of `model` gives the loss of what it returns: ``loss(output, targets)``.
 
     The call takes what the model's does, and the targets by keyword. Without a `loss` the model gives its own: a
-    number, or what it returns has one under ``loss`` (transformers models, called with labels). Raises
+    number, or what it returns has one under ``loss`` (transformers models, called with labels). A loss that is a
+    module with parameters is a submodule of the model inside, so that they are trained with the model's. Raises
     `ImportModelError` where there is none.
     """
     original, own = model.forward, "forward" in vars(model)
@@ -38,7 +39,14 @@ def with_loss(model: torch.nn.Module, loss: Loss | None) -> Iterator[None]:
         if loss is None:
             return _own_loss(model, original(*args, **kwargs))
         targets = kwargs.pop(TARGETS)
-        return loss(original(*args, **kwargs), targets)
+        # A model may call all of its submodules, as `torch.nn.Sequential` does.
+        model._modules.pop(attached, None)
+        try:
+            output = original(*args, **kwargs)
+        finally:
+            if attached:
+                model._modules[attached] = cast("torch.nn.Module", loss)
+        return loss(output, targets)
 
     if loss is not None:
         keyword = inspect.Parameter(TARGETS, inspect.Parameter.KEYWORD_ONLY)
@@ -46,13 +54,29 @@ def with_loss(model: torch.nn.Module, loss: Loss | None) -> Iterator[None]:
         parameters.insert(len(parameters) - last, keyword)
     forward.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
     model.forward = forward
+    attached = _attach(model, loss)
     try:
         yield
     finally:
+        if attached:
+            del model._modules[attached]
         if own:
             model.forward = original
         else:
             del model.forward
+
+
+def _attach(model: torch.nn.Module, loss: Loss | None) -> str:
+    """Make a loss with parameters a submodule of `model`: its name there, empty for one that has none or is one."""
+    import torch
+
+    if not isinstance(loss, torch.nn.Module) or not any(True for _ in loss.parameters()):
+        return ""
+    if any(module is loss for module in model.modules()):
+        return ""
+    name = next(name for name in ("loss", "loss_module", "training_loss") if not hasattr(model, name))
+    model._modules[name] = loss
+    return name
 
 
 def call_of(inputs: Any, targets: Any, has_loss: bool) -> tuple[tuple[Any, ...], dict[str, Any]]:

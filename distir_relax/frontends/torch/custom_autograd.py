@@ -1,0 +1,135 @@
+"""Custom autograd behaviour that a program cannot have: refused where a model is imported for training.
+
+`torch.export` records the forward computation alone. A `torch.autograd.Function` with its own backward, a gradient
+hook, and a parameter that belongs to no module of the model would be dropped silently: the model would train
+differently than under torch.
+"""
+
+from __future__ import annotations
+
+import sys
+import traceback
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, nullcontext
+from typing import TYPE_CHECKING, Any
+
+from distir_relax.errors import ImportModelError
+from distir_relax.frontends.location import location_in_stack
+
+if TYPE_CHECKING:
+    import torch
+
+_TENSOR_HOOKS = ("register_hook", "register_post_accumulate_grad_hook")
+_MODULE_HOOKS = ("_backward_hooks", "_backward_pre_hooks")
+_HINT = "a program is differentiated as its ops are; to change a gradient, change the loss or write an optimizer"
+
+
+def refusing_custom_autograd(model: torch.nn.Module, training: bool) -> Any:
+    """A context for the export of `model`, which does nothing unless it is imported for `training`.
+
+    Raises `ImportModelError` for gradient hooks of the model's modules and parameters, and inside for a call of a
+    `torch.autograd.Function` of the user's, for a hook that is registered on a tensor, and for the use of a tensor that
+    requires a gradient and is no parameter of the model.
+    """
+    return _refusing(model) if training else nullcontext()
+
+
+@contextmanager
+def _refusing(model: torch.nn.Module) -> Iterator[None]:
+    _refuse_registered_hooks(model)
+    with _refusing_functions(), _refusing_tensor_hooks(), _foreign_parameters(model):
+        yield
+
+
+def _refuse_registered_hooks(model: torch.nn.Module) -> None:
+    for name, module in model.named_modules():
+        if any(getattr(module, hooks, None) for hooks in _MODULE_HOOKS):
+            raise ImportModelError(
+                "the module has a hook on its gradients (register_full_backward_hook), which a program does not call",
+                name or type(model).__name__,
+                f"remove the hook before compiling: {_HINT}",
+            )
+    for name, parameter in model.named_parameters():
+        if parameter._backward_hooks or parameter._post_accumulate_grad_hooks:
+            raise ImportModelError(
+                "the parameter has a hook on its gradient (register_hook), which a program does not call",
+                name,
+                f"remove the hook before compiling: {_HINT}",
+            )
+
+
+@contextmanager
+def _refusing_functions() -> Iterator[None]:
+    from torch.autograd.function import _SingleLevelFunction
+
+    def apply(cls: Any, *args: Any, **kwargs: Any) -> Any:
+        # torch's own, such as that of checkpoints, have the gradients of what they compute.
+        if not cls.__module__.startswith("torch."):
+            raise ImportModelError(
+                f"the model has gradients of its own: {cls.__name__}, a torch.autograd.Function",
+                location_in_stack("".join(traceback.format_stack())),
+                "a program is differentiated as its ops are; for a straight-through estimator write "
+                "x + (f(x) - x).detach()",
+            )
+        return super(_SingleLevelFunction, cls).apply(*args, **kwargs)
+
+    # All calls come through here, those by an `apply` that was kept somewhere too.
+    _SingleLevelFunction.apply = classmethod(apply)  # type: ignore[attr-defined]
+    try:
+        yield
+    finally:
+        del _SingleLevelFunction.apply  # type: ignore[attr-defined]
+
+
+@contextmanager
+def _refusing_tensor_hooks() -> Iterator[None]:
+    import torch
+
+    originals = {name: getattr(torch.Tensor, name) for name in _TENSOR_HOOKS}
+
+    def refusing(name: str, original: Callable[..., Any]) -> Callable[..., Any]:
+        def register(tensor: Any, hook: Any) -> Any:
+            # torch's own hooks, such as those of its exporter, are no part of the model.
+            if str(sys._getframe(1).f_globals.get("__name__", "")).startswith("torch."):
+                return original(tensor, hook)
+            raise ImportModelError(
+                f"the model hooks the gradient of a tensor ({name}), which a program does not call",
+                location_in_stack("".join(traceback.format_stack())),
+                _HINT,
+            )
+
+        return register
+
+    for name, original in originals.items():
+        setattr(torch.Tensor, name, refusing(name, original))
+    try:
+        yield
+    finally:
+        for name, original in originals.items():
+            setattr(torch.Tensor, name, original)
+
+
+def _foreign_parameters(model: torch.nn.Module) -> Any:
+    """A context in which the use of a tensor that is trained elsewhere raises: the program would hold it constant."""
+    import torch
+    from torch._subclasses import FakeTensor
+    from torch.overrides import TorchFunctionMode
+    from torch.utils._pytree import tree_leaves
+
+    own = {id(parameter) for parameter in model.parameters()}
+
+    class Refusing(TorchFunctionMode):
+        def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+            for leaf in tree_leaves((args, kwargs)):
+                real = isinstance(leaf, torch.nn.Parameter) and not isinstance(leaf, FakeTensor)
+                if real and leaf.requires_grad and id(leaf) not in own:
+                    raise ImportModelError(
+                        f"a parameter of shape {tuple(leaf.shape)} is used that belongs to no module of the model or "
+                        "of its loss, so it would not be trained",
+                        location_in_stack("".join(traceback.format_stack())),
+                        "make its module a submodule of the model, pass a loss that is a torch.nn.Module, or call "
+                        "requires_grad_(False)",
+                    )
+            return func(*args, **(kwargs or {}))
+
+    return Refusing()
