@@ -12,8 +12,8 @@ if TYPE_CHECKING:
     from distir_relax.cost.profile import load_profile
     from distir_relax.layout import DeviceMesh
     from distir_relax.ops import define as define_op
-    from distir_relax.optimizers import SGD, Adam, AdamW
-    from distir_relax.rates import Constant, Cosine, Linear, StepDecay
+    from distir_relax.optimizers import SGD, Adam, AdamW, Optimizer
+    from distir_relax.rates import Constant, Cosine, Linear, Schedule, StepDecay
     from distir_relax.runtime.loaded import load
     from distir_relax.searcher import search
     from distir_relax.sharding.annotate import annotate_sharding
@@ -33,8 +33,10 @@ __all__ = [
     "DistIRError",
     "Linear",
     "NothingSplit",
+    "Optimizer",
     "Plan",
     "ProgramBuilder",
+    "Schedule",
     "StepDecay",
     "Strategy",
     "SurpriseGather",
@@ -55,9 +57,11 @@ _HOMES = {
     "SGD": "distir_relax.optimizers",
     "Adam": "distir_relax.optimizers",
     "AdamW": "distir_relax.optimizers",
+    "Optimizer": "distir_relax.optimizers",
     "Constant": "distir_relax.rates",
     "Cosine": "distir_relax.rates",
     "Linear": "distir_relax.rates",
+    "Schedule": "distir_relax.rates",
     "StepDecay": "distir_relax.rates",
     "DeviceMesh": "distir_relax.layout",
     "NothingSplit": "distir_relax.source",

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import re
+import threading
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
@@ -14,7 +15,7 @@ from distir_relax.compiler import Plan, plan_of
 from distir_relax.cost.profile import Profile
 from distir_relax.errors import DistIRError, ImportModelError
 from distir_relax.frontends.imported import Imported, snapshot
-from distir_relax.frontends.torch.importer import import_torch
+from distir_relax.frontends.torch.importer import EXPORT_LOCK, import_torch
 from distir_relax.frontends.torch.loss import Loss, call_of, with_loss
 from distir_relax.ir import Pass
 from distir_relax.layout import DeviceMesh
@@ -36,13 +37,18 @@ class TrainingStep:
     `plan` is the compiled program, `steps` how many steps were made. The model that it was made from does not change.
     """
 
-    def __init__(self, plan: Plan, optimizer: Optimizer, has_loss: bool, narrow: bool, seed: int) -> None:
+    def __init__(
+        self, plan: Plan, optimizer: Optimizer, has_loss: bool, narrow: bool, seed: int,
+        unused: Mapping[str, torch.Tensor],
+    ) -> None:  # fmt: skip
         self.plan = plan
         self.optimizer = optimizer
         self.steps = 0
+        self._exclusive = threading.RLock()
         self._has_loss = has_loss
         self._narrow = narrow
         self._seed = seed
+        self._unused = unused
 
     def __repr__(self) -> str:
         return f"step {self.steps} of {self.plan!r}"
@@ -58,8 +64,9 @@ class TrainingStep:
         if self._narrow:
             inputs, targets = _narrowed((inputs, targets))
         tensors = self.plan.imported.flatten(*call_of(inputs, targets, self._has_loss))
-        outputs = self.plan.session(backend)(self.numbers(tensors), timeout, outputs=(self._loss,))
-        self.steps += 1
+        with self._exclusive:
+            outputs = self.plan.session(backend)(self.numbers(tensors), timeout, outputs=(self._loss,))
+            self.steps += 1
         return float(outputs[self._loss])
 
     def numbers(self, tensors: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
@@ -76,10 +83,14 @@ class TrainingStep:
         return self.plan.modules["global"].main.outputs[0].name
 
     def parameters(self, backend: str = "torch") -> dict[str, torch.Tensor]:
-        """The parameters as they are now, by the model's names: global tensors of the caller's own."""
+        """All parameters as they are now, by the model's names: global tensors of the caller's own.
+
+        Those that the loss does not depend on are as they were.
+        """
         tensors = {**self.plan.imported.tensors, **self.plan.session(backend).state()}
         kept = {i.value.name for i in self.plan.modules["global"].main.inputs if i.role == "parameter"}
-        return {name: tensors[value] for name, value in self.plan.imported.names.items() if value in kept}
+        used = {name: tensors[value] for name, value in self.plan.imported.names.items() if value in kept}
+        return {**used, **{name: value.clone() for name, value in self._unused.items()}}
 
     def save(self, path: str | Path, backends: Sequence[str] = BACKENDS, overwrite: bool = True) -> Path:
         """Write the bundle, with parameters and state as they are now; see `Plan.save`."""
@@ -117,6 +128,7 @@ class Training:
 
         Where nothing says how it is split it is for one device.
         """
+        _check_optimizer(self.optimizer)
         if self.precision not in PRECISIONS:
             raise DistIRError(f"precision is bfloat16, or left out, found {self.precision!r}")
         imported, trained = _import(self.model, self.loss, self.example_batch, self.precision)
@@ -158,42 +170,67 @@ def compile_training(
 ) -> TrainingStep:
     """Compile a step of training of `model`, in the mode that it is in, for the devices of a strategy.
 
-    `loss(output, targets)` is torch code that gives a number; without it the model returns its loss, as transformers
+    `loss(output, targets)` is torch code that gives a number; the parameters of one that is a module are trained with
+    the model's. Without it the model returns its loss, as transformers
     models do that are called with labels. `example_batch` is ``(inputs, targets)``, or ``inputs`` alone where there is
     no `loss`: `inputs` a tensor, a tuple, or a dict of keyword arguments. All parameters that require gradients are
     trained. `clip_norm` clips their gradients, together, to a norm. With ``precision="bfloat16"`` the model computes in
     bfloat16, and weights are kept and updated in float32. `seed` is that of dropout. The others are as for `compile`;
     where nothing says how the model is split it runs on one device.
 
-    Raises a `DistIRError`: as `compile` does, and for a loss that is no number or that a trained parameter does not
-    reach.
+    Raises a `DistIRError`: as `compile` does, for an optimizer that is none of this package's, for gradient hooks, and
+    for a loss that is no number or that a trained parameter does not reach.
     """
     options = CompileOptions(
         shardings, mesh, strategy, tail, name or "", gather_threshold, outline, verify, dump, observers, passes,
         stages=stages, profile=profile, memory=memory,
     )  # fmt: skip
     given = Training(model, loss, optimizer, example_batch, clip_norm, precision, seed)
-    return TrainingStep(plan_of(given.read(options)), optimizer, loss is not None, bool(precision), seed)
+    plan = plan_of(given.read(options))
+    own = model.named_parameters(remove_duplicate=False)
+    unused = {name: p.detach().clone() for name, p in own if name in plan.imported.unused}
+    return TrainingStep(plan, optimizer, loss is not None, bool(precision), seed, unused)
 
 
 def _import(model: torch.nn.Module, loss: Loss | None, batch: Any, precision: str) -> tuple[Imported, tuple[str, ...]]:
     """The model with its loss, and the values of the parameters that require gradients."""
     inputs, targets = _batch(batch, loss is not None)
-    computed = model
+    computed, narrow_loss = model, loss
     if precision:
         import torch
 
         computed = copy.deepcopy(model).to(torch.bfloat16)
+        if isinstance(loss, torch.nn.Module):
+            narrow_loss = copy.deepcopy(loss).to(torch.bfloat16)
         inputs, targets = _narrowed((inputs, targets))
     args, kwargs = call_of(inputs, targets, loss is not None)
-    with with_loss(computed, loss):
-        imported = snapshot(import_torch(computed, args, kwargs, training=True))
-    own = dict(model.named_parameters(remove_duplicate=False))
+    # The call of the model is changed for as long as it is read.
+    with EXPORT_LOCK:
+        with with_loss(computed, narrow_loss):
+            imported = snapshot(import_torch(computed, args, kwargs, training=True))
+        with with_loss(model, loss):
+            own = dict(model.named_parameters(remove_duplicate=False))
     wide = {imported.names[n]: p.detach().clone() for n, p in own.items() if precision and n in imported.names}
     trained = dict.fromkeys(imported.names[n] for n, p in own.items() if p.requires_grad and n in imported.names)
     if not trained:
         raise DistIRError("the model has no parameter that requires gradients", hint="requires_grad_(True)")
     return replace(imported, tensors={**imported.tensors, **wide}), tuple(trained)
+
+
+def _check_optimizer(optimizer: Any) -> None:
+    """Raise `DistIRError` for anything but an optimizer of this package."""
+    if isinstance(optimizer, Optimizer):
+        return
+    kind = optimizer if isinstance(optimizer, type) else type(optimizer)
+    name = f"{kind.__module__}.{kind.__qualname__}"
+    if isinstance(optimizer, type) and issubclass(optimizer, Optimizer):
+        raise DistIRError(f"expected an optimizer, found the class {name}", hint=f"call it: {kind.__name__}(lr=1e-3)")
+    ours = kind.__name__ if kind.__name__ in ("SGD", "Adam", "AdamW") else "AdamW"
+    found = f"the class {name}" if isinstance(optimizer, type) else f"an object of type {name}"
+    raise DistIRError(
+        f"expected an optimizer of distir_relax, found {found}",
+        hint=f"pass dr.{ours}(lr=...), which has torch's options, or a dr.Optimizer of your own",
+    )
 
 
 def _batch(batch: Any, has_loss: bool) -> tuple[Any, Any]:

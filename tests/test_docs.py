@@ -117,6 +117,7 @@ def test_the_worked_examples_are_parts_of_files_that_run() -> None:
     blocks = [*code_blocks("CONTRIBUTING.md", "python"), *code_blocks("docs/tvm.md", "python")]
     blocks += code_blocks("docs/strategies.md", "python")[1:]
     blocks += [block for block in code_blocks("docs/pipelines.md", "python") if "@schedule(" in block]
+    blocks += [block for block in code_blocks("docs/training.md", "python") if "(dr.Optimizer)" in block]
     shown = [[name for name, text in files.items() if block in text] for block in blocks]
     assert {name for (name,) in shown} == set(files)
 

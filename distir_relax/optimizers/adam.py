@@ -12,6 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from numbers import Real
 from typing import ClassVar
 
 from distir_relax.errors import DistIRError
@@ -26,26 +27,31 @@ class Adam(Optimizer):
     """The options of `torch.optim.Adam`; `weight_decay` is part of the gradient.
 
     `lr` may be a `Schedule`. Of parameters that one of the patterns `no_decay` matches (``"*.bias"``) nothing decays.
-    Raises `DistIRError` for numbers below 0, and for betas that are not below 1.
+    With `amsgrad` steps are divided by the largest average of squares so far (Reddi, Kale and Kumar, On the Convergence
+    of Adam and Beyond, 2018). Raises `DistIRError` for options that are no numbers or below 0, and for betas that are
+    not below 1.
     """
 
     lr: float | Schedule = 1e-3
     betas: tuple[float, float] = (0.9, 0.999)
     eps: float = 1e-8
     weight_decay: float = 0.0
-    no_decay: tuple[str, ...] = ()
+    no_decay: str | tuple[str, ...] = ()
+    amsgrad: bool = False
+    maximize: bool = False
 
     decoupled: ClassVar[bool] = False
 
     def __post_init__(self) -> None:
         self.check(lr=self.lr, eps=self.eps, weight_decay=self.weight_decay)
-        if len(self.betas) != 2 or not all(0 <= beta < 1 for beta in self.betas):
-            raise DistIRError(f"expected two betas from 0 to below 1, found {self.betas}", type(self).__name__)
+        pair = isinstance(self.betas, (tuple, list)) and len(self.betas) == 2
+        if not pair or not all(isinstance(beta, Real) and 0 <= beta < 1 for beta in self.betas):
+            raise DistIRError(f"expected two betas from 0 to below 1, found {self.betas!r}", type(self).__name__)
 
     @property
     def keeps(self) -> tuple[str, ...]:
-        """The averages of the gradient and of its square."""
-        return ("exp_avg", "exp_avg_sq")
+        """The averages of the gradient and of its square, and with `amsgrad` the maximum of the latter."""
+        return ("exp_avg", "exp_avg_sq", *(("max_exp_avg_sq",) if self.amsgrad else ()))
 
     @property
     def counts(self) -> bool:
@@ -74,9 +80,11 @@ class Adam(Optimizer):
         keep, keep_square = map(float, self.betas)
         average = g.emit("moving_average", state["exp_avg"], gradient, decay=keep, weight=1 - keep)
         square = g.emit("moving_square", state["exp_avg_sq"], gradient, decay=keep_square)
+        found = {"exp_avg": average, "exp_avg_sq": square}
+        if self.amsgrad:
+            square = found["max_exp_avg_sq"] = g.emit("maximum", state["max_exp_avg_sq"], square)
         operands = (parameter, average, square, numbers["rate"], numbers["size"], numbers["floor"])
-        new = g.emit("adam_step", *operands, decay=decay if self.decoupled else 0.0)
-        return {"exp_avg": average, "exp_avg_sq": square, "": new}
+        return {**found, "": g.emit("adam_step", *operands, decay=decay if self.decoupled else 0.0)}
 
 
 @dataclass(frozen=True, slots=True)

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import ClassVar
 
 from distir_relax.errors import DistIRError
-from distir_relax.ir import Function, Module, Output, TensorType, Value, live_ops
-from distir_relax.ops import Builder, cast
+from distir_relax.ir import Function, Module, Op, Output, TensorType, Value, live_ops
+from distir_relax.ops import Builder, cast, lookup
 from distir_relax.optimizers.clip import clipped
 from distir_relax.optimizers.optimizer import Numbers, Optimizer
 
@@ -28,9 +28,11 @@ class Optimize:
 
     Behind it the program has an input `RATE`, the state that the `optimizer` keeps (``NAME.exp_avg``), which is to
     begin with zeros (`with_state`), and for each tensor that it updates an output ``NAME.new``, the result of an op in
-    place. `trained` are the parameters that are updated, by default all that have a gradient. With `clip_norm`
-    gradients are scaled down, together, to that norm where theirs is larger. Raises `DistIRError` for a parameter
-    without a gradient, for one that is of no floating dtype, and where there is none to train.
+    place; new values that the optimizer computes by other ops are written back by ``assign``. `trained` are the
+    parameters that are updated, by default all that have a gradient. With `clip_norm` gradients are scaled down,
+    together, to that norm where theirs is larger. Raises `DistIRError` for a parameter without a gradient, for one that
+    is of no floating dtype, where there is none to train, and for an optimizer whose `update` leaves out a new value,
+    gives one of another type, or reads an old value after overwriting it.
     """
 
     takes: ClassVar[tuple[str, ...]] = ("global",)
@@ -86,6 +88,55 @@ class Optimize:
                 numbers[dtype] = self.optimizer.numbers(g, rate, count, dtype)
             state = {kept: g.input(f"{name}.{kept}", parameter.tensor, "state") for kept in self.optimizer.keeps}
             g.hint = f"{name}{NEW}"
-            new = self.optimizer.update(g, parameter, grads[name], state, numbers[dtype])
-            outputs += [Output(f"{name}.{kept}{NEW}" if kept else f"{name}{NEW}", v) for kept, v in new.items()]
+            gradient = g.emit("negative", grads[name]) if self.optimizer.maximize else grads[name]
+            start = len(g.ops)
+            new = self.optimizer.update(g, parameter, gradient, state, numbers[dtype])
+            old = {**state, "": parameter}
+            self._check_new(name, old, new)
+            # All new values are computed before the first is written back: they may depend on old ones.
+            outputs += [
+                Output(f"{name}.{kept}{NEW}" if kept else f"{name}{NEW}", _written_back(g, old[kept], value))
+                for kept, value in new.items()
+            ]
+            self._check_order(name, g.ops[start:])
         return outputs
+
+    def _where(self, name: str) -> str:
+        return f"{type(self.optimizer).__name__}.update, for the parameter {name!r}"
+
+    def _check_order(self, name: str, ops: Sequence[Op]) -> None:
+        """No old value is read after it was overwritten."""
+        updated: dict[Value, str] = {}
+        for op in ops:
+            for value in op.operands:
+                if value in updated:
+                    raise DistIRError(
+                        f"{op.name} reads the old value {value.name!r} after {updated[value]} has overwritten it",
+                        self._where(name),
+                        "compute a copy of the old value before the op that updates it",
+                    )
+            if lookup(op.name).code.in_place:
+                updated[op.operands[0]] = op.name
+
+    def _check_new(self, name: str, old: Mapping[str, Value], new: Mapping[str, Value]) -> None:
+        where = self._where(name)
+        label = {kept: f"the state {kept!r}" if kept else 'the parameter (under "")' for kept in {**old, **new}}
+        for kept in old:
+            if kept not in new:
+                raise DistIRError(f"expected a new value of {label[kept]}, found none", where)
+        for kept, value in new.items():
+            if kept not in old:
+                raise DistIRError(f"gives a new value of {label[kept]}, which `keeps` does not name", where)
+            if value.tensor != old[kept].tensor:
+                raise DistIRError(
+                    f"expected a new value of {label[kept]} of type {old[kept].tensor}, found {value.tensor}", where
+                )
+
+
+def _written_back(g: Builder, old: Value, new: Value) -> Value:
+    """The result of an op that leaves `new` in the memory of `old`."""
+    maker = next((op for op in reversed(g.ops) if new in op.results), None)
+    if maker is not None and lookup(maker.name).code.in_place and maker.operands[0] == old:
+        return new
+    written: Value = g.emit("assign", old, new)
+    return written

@@ -6,6 +6,7 @@ import math
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from fnmatch import fnmatchcase
+from numbers import Real
 from typing import Any
 
 from distir_relax.errors import DistIRError
@@ -22,12 +23,14 @@ class Optimizer(ABC):
 
     Subclasses are frozen dataclasses with torch's options and defaults. `keeps` are the tensors kept of each parameter,
     zeros at first, by torch's names: ``exp_avg`` of ``h.weight`` is the state ``h.weight.exp_avg``. `counts` says
-    whether the step depends on how many there were.
+    whether the step depends on how many there were. With `maximize` the loss is made larger: `update` receives the
+    negated gradient. `examples/extend/add_optimizer.py` is a complete optimizer.
     """
 
     lr: float | Schedule
-    weight_decay: float
-    no_decay: tuple[str, ...]
+    weight_decay: float = 0.0
+    no_decay: str | tuple[str, ...] = ()
+    maximize: bool = False
 
     @property
     @abstractmethod
@@ -52,20 +55,35 @@ class Optimizer(ABC):
     ) -> dict[str, Value]:
         """Write with `g` the step of one parameter: new values of what it `keeps`, by name, and its own under ``""``.
 
-        Each is the result of an op that updates its first operand in place.
+        A value is either the result of an op that updates the old value in place (``sgd_step``, ``moving_average``),
+        or of any other ops: it is then written back.
         """
 
     def decay_of(self, parameter: Value) -> float:
         """The weight decay of a parameter: none where one of the patterns `no_decay` matches its name."""
-        return 0.0 if any(fnmatchcase(parameter.name, p) for p in self.no_decay) else self.weight_decay
+        patterns = (self.no_decay,) if isinstance(self.no_decay, str) else self.no_decay
+        return 0.0 if any(fnmatchcase(parameter.name, p) for p in patterns) else self.weight_decay
 
     def check(self, **numbers: float | Schedule) -> None:
-        """Raise `DistIRError` for an option that is not a number of at least 0."""
+        """Raise `DistIRError` for an option that is not a number of at least 0, and for `no_decay` without patterns."""
+        where = type(self).__name__
         for name, number in numbers.items():
-            if isinstance(number, Schedule):
+            if isinstance(number, Schedule) and name == "lr":
                 continue
-            if not 0 <= number < math.inf:
-                raise DistIRError(f"expected {name} of at least 0, found {number}", f"{type(self).__name__}")
+            if not isinstance(number, Real):
+                hint = (
+                    "a learning rate that changes is a schedule, such as dr.Cosine(0.1, 1000)" if name == "lr" else ""
+                )
+                raise DistIRError(f"expected {name} to be a number, found {number!r}", where, hint)
+            if not 0 <= float(number) < math.inf:
+                raise DistIRError(f"expected {name} of at least 0, found {number}", where)
+        patterns = self.no_decay
+        if not isinstance(patterns, (str, tuple, list)) or not all(isinstance(p, str) for p in patterns):
+            raise DistIRError(
+                f"expected no_decay to be patterns of parameter names, found {patterns!r}",
+                where,
+                'for example no_decay=("*.bias", "norm*")',
+            )
 
 
 def gradient_of(g: Builder, parameter: Value, gradient: Value, decay: float) -> Any:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from numbers import Real
 
 from distir_relax.errors import DistIRError
 from distir_relax.ir import Value
@@ -17,7 +18,8 @@ class SGD(Optimizer):
     """The options of `torch.optim.SGD`; `weight_decay` is part of the gradient.
 
     `lr` may be a `Schedule`. Of parameters that one of the patterns `no_decay` matches (``"*.bias"``) nothing decays.
-    Raises `DistIRError` for numbers below 0, and for Nesterov momentum without momentum or with dampening.
+    Raises `DistIRError` for options that are no numbers or below 0, and for Nesterov momentum without momentum or with
+    dampening.
     """
 
     lr: float | Schedule = 1e-3
@@ -25,10 +27,14 @@ class SGD(Optimizer):
     dampening: float = 0.0
     weight_decay: float = 0.0
     nesterov: bool = False
-    no_decay: tuple[str, ...] = ()
+    no_decay: str | tuple[str, ...] = ()
+    maximize: bool = False
 
     def __post_init__(self) -> None:
         self.check(lr=self.lr, momentum=self.momentum, weight_decay=self.weight_decay)
+        # Torch takes a dampening below 0 as well.
+        if not isinstance(self.dampening, Real):
+            raise DistIRError(f"expected dampening to be a number, found {self.dampening!r}", "SGD")
         if self.nesterov and (self.momentum <= 0 or self.dampening):
             raise DistIRError("Nesterov momentum needs a momentum, and no dampening", "SGD")
 

@@ -37,6 +37,15 @@ OURS_AND_TORCHS: list[tuple[Any, Callable[..., torch.optim.Optimizer]]] = [
     ),
     (dr.AdamW(LR), lambda p: torch.optim.AdamW(p, LR)),
     (dr.AdamW(LR, weight_decay=0.3), lambda p: torch.optim.AdamW(p, LR, weight_decay=0.3)),
+    (dr.SGD(LR, momentum=0.9, maximize=True), lambda p: torch.optim.SGD(p, LR, momentum=0.9, maximize=True)),
+    (
+        dr.Adam(LR, amsgrad=True, weight_decay=0.1, maximize=True),
+        lambda p: torch.optim.Adam(p, LR, amsgrad=True, weight_decay=0.1, maximize=True),
+    ),
+    (
+        dr.AdamW(LR, betas=(0.5, 0.6), amsgrad=True),
+        lambda p: torch.optim.AdamW(p, LR, betas=(0.5, 0.6), amsgrad=True),
+    ),
 ]
 
 
