@@ -183,11 +183,15 @@ SAMPLES: dict[str, list[Sample]] = {
     "arange": [of(start=2, end=9, step=2, dtype="int64")],
     "sum": [
         of("f64[4,5,6]", axis=(1,), keepdims=False),
+        of("f64[4,5]", axis=(), keepdims=False),
         of("f64[4,5,6]", axis=(0, 2), keepdims=True),
         of("f64[4]", axis=(0,), keepdims=False),
         of("i32[4,3]", axis=(0,), keepdims=False),
     ],
-    "mean": [of("f64[4,5,6]", axis=(1,), keepdims=False), of("f64[4,5,6]", axis=(0, 2), keepdims=True)],
+    "mean": [
+        *(of("f64[4,5,6]", axis=axes, keepdims=False) for axes in ((), (1,))),
+        of("f64[4,5,6]", axis=(0, 2), keepdims=True),
+    ],
     "max": [of("f64[4,5,6]", axis=(1,), keepdims=False), of("i32[5,3]", axis=(0,), keepdims=False)],
     "min": [of("f64[4,5,6]", axis=(2,), keepdims=True), of("u8[5,3]", axis=(0,), keepdims=False)],
     "argmax": [of("f64[4,5,6]", axis=1, keepdims=False), of("f64[4,5]", axis=1, keepdims=True)],
@@ -202,8 +206,14 @@ SAMPLES: dict[str, list[Sample]] = {
     "cumsum": [of("f64[4,5]", axis=0), of("i32[4]", axis=0)],
     "cumprod": [of("f64[4,5]", axis=1)],
     "prod": [of("f64[4,5]", axis=0, keepdims=False), of("f64[4,5,3]", axis=1, keepdims=True)],
-    "nn.layer_norm": [of("f64[4,5,6]", "f64[6]", "f64[6]", axes=(2,), epsilon=1e-5)],
-    "nn.rms_norm": [of("f64[4,5,6]", "f64[5,6]", axes=(1, 2), epsilon=1e-6)],
+    "nn.layer_norm": [
+        of("f64[4,5,6]", "f64[6]", "f64[6]", axes=(2,), epsilon=1e-5),
+        of("f64[5,6]", "f64[5,6]", "f64[5,6]", axes=(0, 1), epsilon=1e-5),
+    ],
+    "nn.rms_norm": [
+        of("f64[4,5,6]", "f64[5,6]", axes=(1, 2), epsilon=1e-6),
+        of("f64[127]", "f64[127]", axes=(0,), epsilon=1e-6),
+    ],
     "nn.scaled_dot_product_attention": [
         of("f64[2,4,5,6]", "f64[2,4,7,6]", "f64[2,4,7,3]", scale=0.5, causal=False, masked=False, boolean=False),
         of("f64[2,4,5,6]", "f64[2,4,5,6]", "f64[2,4,5,6]", scale=0.5, causal=True, masked=False, boolean=False),

@@ -49,7 +49,7 @@ def _norm_back(b: Backward) -> tuple[Value | None, ...]:
     """Ba et al., Layer Normalization, 2016; Zhang and Sennrich, Root Mean Square Layer Normalization, 2019."""
     x, weight = b.op.operands[:2]
     rank, normal = len(x.tensor.shape), len(weight.tensor.shape)
-    inner, outer = tuple(range(rank - normal, rank)), tuple(range(rank - normal))
+    inner = tuple(range(rank - normal, rank))
 
     def mean(value: Value) -> Value:
         found: Value = b.emit("mean", value, axis=inner, keepdims=True)
@@ -64,8 +64,8 @@ def _norm_back(b: Backward) -> tuple[Value | None, ...]:
     grad = b.emit("subtract", weighted, along)
     if centred is not x:
         grad = b.emit("subtract", grad, mean(weighted))
-    # Leading dims are what the weights were broadcast along.
-    of_weight = b.emit("sum", b.emit("multiply", b.grad, normed), axis=outer, keepdims=False) if 1 in b.wanted else None
+    # Summed over the leading dims, along which the weights are broadcast.
+    of_weight = b.emit("multiply", b.grad, normed) if 1 in b.wanted else None
     return b.emit("multiply", grad, scale), of_weight, *[b.grad] * (len(b.op.operands) - 2)
 
 

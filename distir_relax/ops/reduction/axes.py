@@ -30,6 +30,11 @@ def axes_of(x: Value, dim: Any) -> tuple[int, ...]:
     return tuple(sorted(d + rank if d < 0 else d for d in dims)) if rank else ()
 
 
+def relax_axes(x: Value, axis: Any) -> tuple[int, ...]:
+    """The dims that Relax's `axis` names; unlike torch's, an empty list names none."""
+    return axes_of(x, axis if axis is None or isinstance(axis, int) else tuple(axis))
+
+
 def has_none(x: Value, dim: Any) -> bool:
     """Whether a reduction over `dim` is one of no elements."""
     return any(x.tensor.shape[axis] == 0 for axis in axes_of(x, dim))

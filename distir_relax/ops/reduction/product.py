@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from distir_relax.ir import TensorType, Value
-from distir_relax.ops.reduction.axes import axes_of, converted, infer_along_axis, whole_axis_rule
+from distir_relax.ops.reduction.axes import axes_of, converted, infer_along_axis, relax_axes, whole_axis_rule
 from distir_relax.ops.reduction.cumsum import sums_from_behind
 from distir_relax.ops.table import (
     Attrs,
@@ -118,7 +118,7 @@ def _cumprod(g: Builder, x: Value, dim: int, dtype: Any = None) -> Any:
 @relax("relax.prod")
 def _relax_prod(g: Builder, args: Any, attrs: Attrs) -> Any:
     x = args[0]
-    for axis in reversed(axes_of(x, attrs["axis"])):
+    for axis in reversed(relax_axes(x, attrs["axis"])):
         x = g.emit("prod", x, axis=axis, keepdims=attrs["keepdims"])
     return x
 

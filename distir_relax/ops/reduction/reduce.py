@@ -6,7 +6,7 @@ import math
 from typing import Any
 
 from distir_relax.ir import TensorType, Value
-from distir_relax.ops.reduction.axes import axes_of, converted, has_none, reduced_shape
+from distir_relax.ops.reduction.axes import axes_of, converted, has_none, reduced_shape, relax_axes
 from distir_relax.ops.table import (
     Attrs,
     Backward,
@@ -52,8 +52,13 @@ def _reduce_rule(how: str) -> Any:
     return rule
 
 
-def _torch_axes(name: str) -> str:
-    return f"torch.{name}({{0}}, dim={{axis}}, keepdim={{keepdims}})"
+def _torch_axes(name: str, more: str = "") -> Any:
+    """An empty tuple of axes reduces nothing, here and in Relax; torch reads it as all of them."""
+
+    def expression(attrs: Attrs) -> str:
+        return f"torch.{name}({{0}}, dim={{axis}}, keepdim={{keepdims}}{more})" if attrs["axis"] else "{0}.clone()"
+
+    return expression
 
 
 def _relax_axes(name: str) -> str:
@@ -84,7 +89,7 @@ define(
     "sum",
     Semantics(
         infer=_infer_reduce,
-        torch="torch.sum({0}, dim={axis}, keepdim={keepdims}, dtype={0}.dtype)",
+        torch=_torch_axes("sum", ", dtype={0}.dtype"),
         linear=(operands(0),),
     ),
     Split(_reduce_rule("sum")),
@@ -197,7 +202,7 @@ def _count_nonzero(g: Builder, x: Value, dim: Any = None) -> Any:
 
 def _relax_reduction(name: str) -> None:
     def convert(g: Builder, args: Any, attrs: Any) -> Any:
-        return g.emit(name, args[0], axis=axes_of(args[0], attrs["axis"]), keepdims=attrs["keepdims"])
+        return g.emit(name, args[0], axis=relax_axes(args[0], attrs["axis"]), keepdims=attrs["keepdims"])
 
     relax(f"relax.{name}")(convert)
 

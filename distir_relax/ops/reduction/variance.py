@@ -6,6 +6,7 @@ import math
 from typing import Any
 
 from distir_relax.ir import Value
+from distir_relax.ops.reduction.axes import relax_axes
 from distir_relax.ops.table import Attrs, Builder, aten, relax
 
 # ATen spellings
@@ -73,4 +74,5 @@ def _var_mean_dim(g: Builder, x: Value, dim: Any, unbiased: bool = True, keepdim
 @relax("relax.variance", "relax.std")
 def _relax_variance(g: Builder, args: Any, attrs: Attrs) -> Any:
     name = {"relax.variance": "var", "relax.std": "std"}[attrs["op"]]
-    return g.aten(f"{name}.correction", args[0], attrs["axis"], correction=0, keepdim=attrs["keepdims"])
+    axes = relax_axes(args[0], attrs["axis"])
+    return g.aten(f"{name}.correction", args[0], axes, correction=0, keepdim=attrs["keepdims"])
