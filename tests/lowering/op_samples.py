@@ -14,6 +14,7 @@ from tests.foreign import packed_attrs, tir_attrs
 from tests.lowering.group_samples import of_groups
 
 Sample = tuple[str, list[TensorType], dict[str, Attribute]]
+_POSITIVE = ("log", "sqrt", "safe_sqrt", "rsqrt", "power", "nn.batch_norm", "adam_step")
 NO_WEIGHTS = 99
 """More operands than an op has: from there on they are weights."""
 
@@ -53,8 +54,8 @@ def _elementwise() -> list[Sample]:
     for name in ("logical_and", "logical_or", "logical_xor"):
         found.append((name, [of("bool", 3, 5), of("bool", 5)], {}))
     found.append(("logical_not", [of("bool", 3, 5)], {}))
-    for name in ("negative", "exp", "log", "sqrt", "rsqrt", "abs", "square", "tanh", "sigmoid", "erf", "sin", "cos",
-                 "floor", "ceil", "round", "trunc", "sign", "tan", "atan", "isnan", "isinf", "isfinite",
+    for name in ("negative", "exp", "log", "sqrt", "safe_sqrt", "rsqrt", "abs", "square", "tanh", "sigmoid", "erf",
+                 "sin", "cos", "floor", "ceil", "round", "trunc", "sign", "tan", "atan", "isnan", "isinf", "isfinite",
                  "nn.relu", "nn.gelu", "nn.gelu_tanh", "nn.silu", "asin", "acos", "atanh", "sinh", "cosh", "asinh",
                  "acosh", "expm1", "stop_gradient"):  # fmt: skip
         found.append((name, [f32(3, 37)], {}))
@@ -63,7 +64,7 @@ def _elementwise() -> list[Sample]:
         found.append((name, [of("int64", 3, 5), of("int64", 5)], {}))
     for name in ("equal", "not_equal", "less", "less_equal", "greater", "greater_equal"):
         found.append((name, [of("int64", 4, 5), of("int64", 5)], {}))
-    found += [(name, [f32(3, 5), f32(3, 5)], {}) for name in ("relu_grad", "gelu_grad")]
+    found += [(name, [f32(3, 5), f32(3, 5)], {}) for name in ("relu_grad", "gelu_grad", "nn.binary_cross_entropy")]
     return [
         *found,
         ("squared_error_grad", [f32(3, 5), f32(3, 5)], {"scale": 0.25}),
@@ -79,6 +80,7 @@ def _elementwise() -> list[Sample]:
         ("nn.gelu", [f32(0, 5)], {}),
         *(("clip", [f32(3, 5)], {"min": low, "max": high}) for low, high in ((0.5, 1.25), (float("-inf"), 1.0))),
         ("clip", [of("int64", 7)], {"min": 1, "max": 2**63 - 1}),
+        ("nn.hardtanh", [f32(3, 5)], {"min": -0.5, "max": 1.25}),
         ("next_seed", [of("int64")], {}),
         ("uniform", [of("int64"), of("int64", 3), of("int64", 5)], {"dtype": "float32"}),
         ("nn.dropout", [f32(3, 5), of("int64"), of("int64", 3), of("int64", 5)], {"rate": 0.3}),
@@ -361,7 +363,9 @@ def data(kind: TensorType, name: str, generator: torch.Generator) -> torch.Tenso
     if "int" in kind.dtype:
         return torch.randint(1, 5, kind.shape, generator=generator, dtype=getattr(torch, kind.dtype))
     values = torch.randn(kind.shape, generator=generator, dtype=getattr(torch, kind.dtype))
-    return values.abs() + 0.1 if name in ("log", "sqrt", "rsqrt", "power", "nn.batch_norm", "adam_step") else values * 2
+    if name == "nn.binary_cross_entropy":
+        return values.sigmoid()
+    return values.abs() + 0.1 if name in _POSITIVE else values * 2
 
 
 def local_ops() -> set[str]:

@@ -1,8 +1,8 @@
 """Sample instances of every op: operand types and attributes. An entry of the op table needs one row here.
 
 A type is written as in program text (``f64[6,5]``). Floats are drawn from a normal distribution; ``i64[4] < 6`` are
-integers below 6, ``i64[2] = 3 5`` are these, ``f64[4] > 0`` are positive floats and ``f64[4] < 1`` floats between -1
-and 1.
+integers below 6, ``i64[2] = 3 5`` are these, ``f64[4] > 0`` are positive floats, ``f64[4] < 1`` floats between -1 and
+1, and ``f64[4] ~ 1`` floats between 0 and 1.
 """
 
 from __future__ import annotations
@@ -14,10 +14,9 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import torch
+from spatial_samples import SAMPLES as SPATIAL_SAMPLES
 
-from distir_relax.kernels.sampling import Resizing
 from distir_relax.layout import DTYPES
-from distir_relax.ops.spatial.resample import sampling_attrs
 from tests.foreign import packed_attrs, tir_attrs
 
 
@@ -36,7 +35,7 @@ def of(*operands: str, **attrs: Any) -> Sample:
 def draw(text: str, generator: torch.Generator) -> torch.Tensor:
     """A tensor as `text` describes it."""
     text, _, numbers = text.partition(" = ")
-    match = re.fullmatch(r"(\w+)\[([\d,]*)\](?: ([<>]) (\d+))?", text)
+    match = re.fullmatch(r"(\w+)\[([\d,]*)\](?: ([<>~]) (\d+))?", text)
     assert match, text
     short, dims, relation, bound = match.groups()
     shape = [int(n) for n in dims.split(",") if n]
@@ -48,6 +47,8 @@ def draw(text: str, generator: torch.Generator) -> torch.Tensor:
     if not dtype.is_floating_point:
         return torch.randint(0, int(bound or 10), shape, generator=generator, dtype=dtype)
     drawn = torch.randn(shape, generator=generator, dtype=dtype)
+    if relation == "~":
+        return torch.rand(shape, generator=generator, dtype=dtype) * int(bound)
     if relation == "<":
         return drawn.tanh() * int(bound)
     return drawn.abs() + 0.1 + int(bound) if relation == ">" else drawn
@@ -57,6 +58,7 @@ _UNARY = [
     "negative",
     "exp",
     "sqrt",
+    "safe_sqrt",
     "rsqrt",
     "log",
     "abs",
@@ -126,7 +128,9 @@ SAMPLES: dict[str, list[Sample]] = {
         of("f64[127]", "i64[]", "i64[127] < 9999", rate=1.0),
     ],
     "clip": [of("f64[4,6]", min=-0.5, max=float("inf"))],
-    "astype": [of("f64[4,6]", dtype="int32"), of("bool[4]", dtype="float32")],
+    "nn.hardtanh": [of("f64[4,6]", min=-0.5, max=1.0)],
+    "nn.binary_cross_entropy": [of("f64[4,6] ~ 1", "f64[6]")],
+    "astype": [of("f64[4,6]", dtype="int32"), of("bool[4]", dtype="float32"), of("f64[5]", dtype="float32")],
     "where": [of("bool[4,1]", "f64[4,6]", "f64[6]")],
     "constant": [of(value=2.5, dtype="float32"), of(value=float("-inf"), dtype="float64")],
     "relu_grad": [of("f64[4,5]", "f64[4,5]")],
@@ -192,8 +196,16 @@ SAMPLES: dict[str, list[Sample]] = {
         *(of("f64[4,5,6]", axis=axes, keepdims=False) for axes in ((), (1,))),
         of("f64[4,5,6]", axis=(0, 2), keepdims=True),
     ],
-    "max": [of("f64[4,5,6]", axis=(1,), keepdims=False), of("i32[5,3]", axis=(0,), keepdims=False)],
-    "min": [of("f64[4,5,6]", axis=(2,), keepdims=True), of("u8[5,3]", axis=(0,), keepdims=False)],
+    "max": [
+        of("f64[4,5,6]", axis=(1,), keepdims=False),
+        of("f64[5]", axis=(), keepdims=True),
+        of("i32[5,3]", axis=(0,), keepdims=False),
+    ],
+    "min": [
+        of("f64[4,5,6]", axis=(1,), keepdims=False, ties="first"),
+        of("f64[4,5,6]", axis=(2,), keepdims=True),
+        of("u8[5,3]", axis=(0,), keepdims=False),
+    ],
     "argmax": [of("f64[4,5,6]", axis=1, keepdims=False), of("f64[4,5]", axis=1, keepdims=True)],
     "argmin": [of("f64[4,5,6]", axis=0, keepdims=False)],
     "topk": [of("f64[4,5,6]", k=2, axis=1, largest=True), of("f64[4,5]", k=1, axis=0, largest=False)],
@@ -255,111 +267,8 @@ SAMPLES: dict[str, list[Sample]] = {
             **RNN | {"extras": ("lengths",)},
         ),
     ],
-    "nn.conv1d": [
-        of("f64[2,4,9]", "f64[6,4,3]", strides=(2,), padding=(1, 0), dilation=(2,), groups=1),
-        of("f64[2,4,9]", "f64[6,4,1]", strides=(1,), padding=(0, 0), dilation=(1,), groups=1),
-        of("f64[1,2,127]", "f64[3,2,5]", strides=(3,), padding=(2, 1), dilation=(1,), groups=1),
-    ],
-    "nn.conv2d": [
-        of("f64[2,4,7,6]", "f64[6,4,3,2]", strides=(1, 2), padding=(1, 0, 1, 0), dilation=(1, 2), groups=1),
-        of("f64[2,4,7,6]", "f64[6,2,3,3]", strides=(1, 1), padding=(1, 2, 0, 1), dilation=(1, 1), groups=2),
-        of("f64[2,4,7,6]", "f64[8,1,1,1]", strides=(1, 1), padding=(0, 0, 0, 0), dilation=(1, 1), groups=4),
-    ],
-    "nn.conv3d": [
-        of("f64[2,4,3,4,5]", "f64[3,4,2,1,3]", strides=(1,) * 3, padding=(0, 0, 1) * 2, dilation=(1,) * 3, groups=1)
-    ],
-    "nn.conv1d_transpose": [of("f64[2,4,5]", "f64[4,3,3]", strides=(2,), padding=(1, 0), dilation=(1,), groups=1)],
-    "nn.conv2d_transpose": [
-        of("f64[2,4,3,5]", "f64[4,3,3,2]", strides=(2, 1), padding=(1, 0, 1, 0), dilation=(1, 2), groups=1),
-        of("f64[2,6,3,5]", "f64[6,2,2,2]", strides=(3, 1), padding=(0, 1, -1, 0), dilation=(1, 1), groups=3),
-    ],
-    "nn.conv3d_transpose": [
-        of("f64[2,4,2,3,2]", "f64[4,3,2,2,1]", strides=(2,) * 3, padding=(0,) * 6, dilation=(1,) * 3, groups=1)
-    ],
-    "nn.conv1d_weight_grad": [
-        of("f64[4,4,9]", "f64[4,6,3]", kernel=(3,), strides=(2,), padding=(1, 0), dilation=(2,), channels=4),
-    ],
-    "nn.conv2d_weight_grad": [
-        of(
-            *("f64[3,4,7,6]", "f64[3,6,4,6]"),
-            **{"kernel": (3, 2), "strides": (2, 1), "padding": (1, 0, 2, 1), "dilation": (1, 1), "channels": 2},
-        ),
-    ],
-    "nn.conv3d_weight_grad": [
-        of(
-            *("f64[2,4,3,4,5]", "f64[2,3,2,4,5]"),
-            **{"kernel": (2, 1, 3), "strides": (1,) * 3, "padding": (0, 0, 1) * 2, "dilation": (1,) * 3, "channels": 4},
-        ),
-    ],
-    "nn.max_pool1d": [of("f64[2,4,9]", pool_size=(3,), strides=(2,), padding=(1, 2), dilation=(1,))],
-    "nn.max_pool2d": [of("f64[2,4,9,6]", pool_size=(3, 1), strides=(2, 1), padding=(1, 0, 1, 0), dilation=(2, 1))],
-    "nn.max_pool3d": [of("f64[2,4,4,3,5]", pool_size=(2,) * 3, strides=(2,) * 3, padding=(0,) * 6, dilation=(1,) * 3)],
-    "nn.avg_pool1d": [of("f64[2,4,9]", pool_size=(3,), strides=(2,), padding=(1, 1), counted=(1, 0))],
-    "nn.avg_pool2d": [
-        of("f64[2,4,9,6]", pool_size=(3, 1), strides=(2, 1), padding=(1, 0, 1, 0), counted=(0, 0, 0, 0)),
-        of("f64[2,4,9,6]", pool_size=(3, 2), strides=(2, 1), padding=(1, 0, 1, 1), counted=(1, 0, 1, 1)),
-    ],
-    "nn.avg_pool3d": [
-        of("f64[2,3,5,3,4]", pool_size=(2,) * 3, strides=(1, 2, 3), padding=(0,) * 6, counted=(0,) * 6),
-        of("f64[2,4,4,3,5]", pool_size=(2,) * 3, strides=(2,) * 3, padding=(0,) * 6, counted=(0,) * 6),
-    ],
-    "nn.adaptive_avg_pool1d": [of("f64[2,4,9]", output_size=(4,))],
-    "nn.adaptive_avg_pool2d": [of("f64[2,4,9,6]", output_size=(4, 6))],
-    "nn.adaptive_avg_pool3d": [of("f64[2,4,3,5,2]", output_size=(2, 3, 2))],
-    "nn.adaptive_max_pool1d": [of("f64[2,4,9]", output_size=(4,))],
-    "nn.adaptive_max_pool2d": [of("f64[2,4,9,6]", output_size=(4, 6))],
-    "nn.adaptive_max_pool3d": [of("f64[2,4,3,5,2]", output_size=(2, 3, 2))],
-    "nn.adaptive_max_pool1d_places": [of("f64[2,4,9]", output_size=(4,), plane=(1,))],
-    "nn.adaptive_max_pool2d_places": [of("f64[2,4,9,6]", output_size=(4, 6), plane=(6, 1))],
-    "nn.adaptive_max_pool3d_places": [of("f64[2,4,3,5,2]", output_size=(2, 3, 2), plane=(10, 2, 1))],
-    "nn.max_pool1d_places": [
-        of("f64[2,4,9]", pool_size=(3,), strides=(2,), padding=(1, 1), dilation=(1,), output_size=(5,), plane=(1,))
-    ],
-    "nn.max_pool2d_places": [
-        of(
-            "f64[2,4,9,6]",
-            pool_size=(3, 1),
-            strides=(2, 1),
-            padding=(1, 0, 1, 0),
-            dilation=(1, 1),
-            output_size=(5, 6),
-            plane=(1, 9),
-        ),
-    ],
-    "nn.max_pool3d_places": [
-        of(
-            "f64[2,4,4,3,5]",
-            pool_size=(2,) * 3,
-            strides=(2,) * 3,
-            padding=(0,) * 6,
-            dilation=(1,) * 3,
-            output_size=(2, 1, 2),
-            plane=(15, 5, 1),
-        ),
-    ],
+    **{name: [Sample(*one) for one in rows] for name, rows in SPATIAL_SAMPLES.items()},
     "nn.batch_norm": [of("f64[4,5,6]", "f64[5]", "f64[5]", "f64[5]", "f64[5] > 0", epsilon=1e-5)],
-    "nn.upsample_nearest": [
-        of("f64[2,4,3,5]", strides=(2, 3), padding=(0, 0, 0, 0)),
-        of("f64[2,4,3,5]", strides=(2, 1), padding=(1, 0, 0, 0)),
-    ],
-    "image.resize2d": [
-        of("f64[2,4,3,5]", size=(5, 5), method="linear", coordinate_transformation_mode="half_pixel"),
-        of("f64[2,4,3,5]", size=(3, 7), method="cubic", coordinate_transformation_mode="align_corners"),
-    ],
-    "image.grid_sample": [
-        of("f64[2,3,4,5]", "f64[2,7,3,2] < 1", method="bilinear", padding_mode="zeros", align_corners=False),
-        of("f64[2,3,4,5]", "f64[2,7,3,2] < 3", method="bilinear", padding_mode="border", align_corners=True),
-        of("f64[2,3,4,1]", "f64[2,7,3,2] < 3", method="bilinear", padding_mode="reflection", align_corners=True),
-        of("f64[2,3,4,5]", "f64[2,7,3,2] < 7", method="nearest", padding_mode="reflection", align_corners=False),
-    ],
-    "image.resize3d": [
-        of("f64[2,4,2,3,5]", size=(3, 3, 4), method="nearest_neighbor", coordinate_transformation_mode="asymmetric"),
-    ],
-    "resample": [
-        of("f64[2,9,5]", axis=1, size=5, **sampling_attrs(Resizing("linear", "half_pixel", 0.6, antialias=True))),
-        of("f64[2,5,3]", axis=2, size=7, **sampling_attrs(Resizing("cubic", "asymmetric", 2.4))),
-        of("i64[5,4]", axis=0, size=7, **sampling_attrs(Resizing("nearest_neighbor", "half_pixel", 1.5))),
-    ],
     "reshape": [
         of("f64[4,6]", shape=(4, 2, 3)),
         of("f64[4,2,3]", shape=(4, 6)),

@@ -33,6 +33,18 @@ define_unary(
     flops=lambda types, attrs, results: 10.0 * results[0].elements,
     gradient="multiply(g, add(y, multiply(sigmoid(0), subtract(1.0, y))))",
 )
+# `clip` passes gradients at its bounds, torch's hardtanh does not.
+define_unary(
+    "nn.hardtanh",
+    "F.hardtanh({0}, {min}, {max})",
+    "R.clip({0}, {min}, {max})",
+    gradient=lambda b: b.emit(
+        "where",
+        b.emit("logical_or", *(b.emit("equal", b.y(), b.number(b.attrs[bound], b.y())) for bound in ("min", "max"))),
+        b.number(0.0),
+        b.grad,
+    ),
+)
 
 
 # ATen spellings
@@ -48,13 +60,14 @@ def _gelu(g: Builder, x: Value, approximate: str = "none") -> Any:
 
 @aten("relu6.default", "relu6_.default")
 def _relu6(g: Builder, x: Value) -> Any:
-    return g.aten("clamp.default", x, 0.0, 6.0)
+    return g.emit("nn.hardtanh", x, min=0.0, max=6.0)
 
 
 @aten("hardtanh.default", "hardtanh_.default")
 def _hardtanh(g: Builder, x: Value, low: float = -1.0, high: float = 1.0) -> Any:
-    whole = "float" not in x.tensor.dtype
-    return g.aten("clamp.default", x, *((int(low), int(high)) if whole else (low, high)))
+    if "float" not in x.tensor.dtype:
+        return g.aten("clamp.default", x, int(low), int(high))
+    return g.emit("nn.hardtanh", x, min=float(low), max=float(high))
 
 
 @aten("leaky_relu.default", "leaky_relu_.default")
@@ -65,22 +78,24 @@ def _leaky_relu(g: Builder, x: Value, slope: float = 0.01) -> Any:
 
 @aten("elu.default", "elu_.default")
 def _elu(g: Builder, x: Value, alpha: float = 1.0, scale: float = 1.0, input_scale: float = 1.0) -> Any:
-    if scale != 1 or input_scale != 1:
-        raise NotImplementedError("elu with a scale")
-    zero, one, factor = (g.constant(n, x.tensor.dtype) for n in (0, 1, alpha))
-    negative = g.emit("subtract", g.emit("exp", g.emit("minimum", x, zero)), one)
-    return g.emit("where", g.emit("greater", x, zero), x, g.emit("multiply", negative, factor))
+    zero, one, factor = (g.constant(n, x.tensor.dtype) for n in (0, 1, alpha * scale))
+    above = g.emit("greater", x, zero)
+    # Zero in the branch that is not taken, so that it stays finite; at 0 the gradient is that of the exponential.
+    capped = g.emit("where", above, zero, x if input_scale == 1 else g.emit("multiply", x, like(g, x, input_scale)))
+    below = g.emit("multiply", g.emit("subtract", g.emit("exp", capped), one), factor)
+    return g.emit("where", above, x if scale == 1 else g.emit("multiply", x, like(g, x, scale)), below)
 
 
 @aten("softplus.default")
 def _softplus(g: Builder, x: Value, beta: float = 1.0, threshold: float = 20.0) -> Any:
     dtype = x.tensor.dtype
     scaled = x if beta == 1 else g.emit("multiply", x, g.constant(beta, dtype))
+    above = g.emit("greater", scaled, g.constant(threshold, dtype))
     # Capped, so that the branch that is not taken stays finite.
-    capped = g.emit("minimum", scaled, g.constant(threshold, dtype))
+    capped = g.emit("where", above, g.constant(threshold, dtype), scaled)
     soft = g.emit("log", g.emit("add", g.emit("exp", capped), g.constant(1, dtype)))
     soft = soft if beta == 1 else g.emit("divide", soft, g.constant(beta, dtype))
-    return g.emit("where", g.emit("greater", scaled, g.constant(threshold, dtype)), x, soft)
+    return g.emit("where", above, x, soft)
 
 
 @aten("hardsigmoid.default", "hardsigmoid_.default")
@@ -111,13 +126,12 @@ def _mish(g: Builder, x: Value) -> Any:
 def _selu(g: Builder, x: Value) -> Any:
     """With the constants of Klambauer et al., Self-Normalizing Neural Networks, 2017."""
     alpha, scale = 1.6732632423543772, 1.0507009873554805
-    return g.emit("multiply", g.aten("elu.default", x, alpha), like(g, x, scale))
+    return _elu(g, x, alpha, scale)
 
 
 @aten("celu.default")
 def _celu(g: Builder, x: Value, alpha: float = 1.0) -> Any:
-    scaled = g.emit("divide", x, like(g, x, alpha))
-    return g.emit("multiply", g.aten("elu.default", scaled), like(g, x, alpha))
+    return _elu(g, x, alpha, input_scale=1 / alpha)
 
 
 @aten("log_sigmoid.default")
@@ -138,7 +152,7 @@ def _prelu(g: Builder, x: Value, slope: Value) -> Any:
 
 @aten("threshold.default")
 def _threshold(g: Builder, x: Value, limit: float, value: float) -> Any:
-    return g.emit("where", g.emit("greater", x, like(g, x, limit)), x, like(g, x, value))
+    return g.emit("where", g.emit("less_equal", x, like(g, x, limit)), like(g, x, value), x)
 
 
 # Relax spellings

@@ -32,20 +32,23 @@ define_binary(
     "mod", "{0} % {1}", relax="R.floor_mod({0}, {1})", divides=True,
     gradients=("g", "negative(multiply(g, floor_divide(0, 1)))"),
 )  # fmt: skip
+_NOUGHT = "logical_and(equal(0, 0.0), greater_equal(1, 0.0))"
 define_binary(
     "power", "{0} ** {1}",
     gradients=(
         # Where the exponent is 0 the power is a constant, at a base of 0 too.
         "where(equal(1, 0.0), 0.0, multiply(g, multiply(1, power(0, subtract(1, 1.0)))))",
         # 0 ** 2 does not change with the exponent, nor has its logarithm to be finite.
-        "where(equal(0, 0.0), 0.0, multiply(g, multiply(y, log(where(equal(0, 0.0), 1.0, 0)))))",
+        f"where({_NOUGHT}, 0.0, multiply(g, multiply(y, log(where({_NOUGHT}, 1.0, 0)))))",
     ),
 )  # fmt: skip
+# At the origin, where the angle has no slope, the gradient is 0.
+_RADIUS = "where(equal(add(square(0), square(1)), 0.0), 1.0, add(square(0), square(1)))"
 define_binary(
     "atan2", "torch.atan2({0}, {1})",
     gradients=(
-        "multiply(g, divide(1, add(square(0), square(1))))",
-        "multiply(g, divide(negative(0), add(square(0), square(1))))",
+        f"multiply(g, divide(1, {_RADIUS}))",
+        f"multiply(g, divide(negative(0), {_RADIUS}))",
     ),
 )  # fmt: skip
 # Of equal elements each has half, as torch has it.
@@ -137,7 +140,12 @@ def _towards_zero(g: Builder, a: Value, b: Value) -> Any:
 def _fmod(g: Builder, a: Any, b: Any) -> Any:
     """A remainder with the sign of the dividend."""
     a, b = promote(g, a, b)
-    return g.emit("multiply", g.emit("sign", a), g.emit("mod", g.emit("abs", a), g.emit("abs", b)))
+    rest = g.emit("multiply", g.emit("sign", a), g.emit("mod", g.emit("abs", a), g.emit("abs", b)))
+    if "float" not in a.tensor.dtype:
+        return rest
+    # The absolute value has no slope at 0, the remainder has that of the dividend.
+    exact = g.emit("logical_and", g.emit("equal", a, like(g, a, 0)), g.emit("not_equal", b, like(g, b, 0)))
+    return g.emit("where", exact, a, rest)
 
 
 @aten("addcdiv.default")
@@ -153,16 +161,20 @@ def _float_power(g: Builder, x: Value, exponent: Any) -> Any:
 
 @aten("logaddexp.default")
 def _logaddexp(g: Builder, a: Value, b: Value) -> Any:
-    """``log(exp(a) + exp(b))``, in which no exponential overflows."""
+    """``log(exp(a) + exp(b))``, in which no exponential overflows; two equal infinities are not subtracted."""
     least, most = g.emit("minimum", a, b), g.emit("maximum", a, b)
-    return g.emit("add", most, g.aten("log1p.default", g.emit("exp", g.emit("subtract", least, most))))
+    apart = g.emit("where", g.emit("equal", least, most), like(g, most, 0), g.emit("subtract", least, most))
+    return g.emit("add", most, g.aten("log1p.default", g.emit("exp", apart)))
 
 
 @aten("xlogy.Tensor")
 def _xlogy(g: Builder, a: Value, b: Value) -> Any:
-    """``a log(b)``, which is zero where `a` is, whatever `b`."""
+    """``a log(b)``, which is zero where `a` is, whatever `b` but NaN."""
     zero = like(g, a, 0)
-    return g.emit("where", g.emit("equal", a, zero), zero, g.emit("multiply", a, g.emit("log", b)))
+    no_log = g.emit("logical_or", g.emit("less_equal", b, like(g, b, 0)), g.emit("equal", b, like(g, b, math.inf)))
+    none = g.emit("logical_and", g.emit("equal", a, zero), no_log)
+    log = g.emit("log", g.emit("where", none, like(g, b, 1), b))
+    return g.emit("where", none, zero, g.emit("multiply", a, log))
 
 
 @aten("logit.default")
@@ -204,19 +216,25 @@ def _clamp_max(g: Builder, x: Value, high: float) -> Any:
 
 @aten("clamp_min.Tensor")
 def _clamp_min_tensor(g: Builder, x: Value, low: Any) -> Any:
-    return g.emit("maximum", *promote(g, x, low))
+    return _clamp_tensor(g, x, low)
 
 
 @aten("clamp_max.Tensor")
 def _clamp_max_tensor(g: Builder, x: Value, high: Any) -> Any:
-    return g.emit("minimum", *promote(g, x, high))
+    return _clamp_tensor(g, x, None, high)
 
 
 @aten("clamp.Tensor", "clip.Tensor")
 def _clamp_tensor(g: Builder, x: Any, low: Any = None, high: Any = None) -> Any:
-    if low is not None:
-        x = g.emit("maximum", *promote(g, x, low))
-    return x if high is None else g.emit("minimum", *promote(g, x, high))
+    """`x` within bounds; at a bound the gradient is that of `x`."""
+    for name, bound in (("less", low), ("greater", high)):
+        if bound is not None:
+            x, bound = promote(g, x, bound)
+            outside = g.emit(name, x, bound)
+            if "float" in x.tensor.dtype:
+                outside = g.emit("logical_or", outside, g.emit("not_equal", bound, bound))
+            x = g.emit("where", outside, bound, x)
+    return x
 
 
 # Relax spellings

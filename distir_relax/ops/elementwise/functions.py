@@ -17,6 +17,10 @@ define_unary(
     "log", "torch.log({0})", flops=lambda types, attrs, results: 8.0 * results[0].elements, gradient="divide(g, 0)"
 )
 define_unary("sqrt", "torch.sqrt({0})", gradient="divide(multiply(g, 0.5), y)")
+# The square root in norms and standard deviations: torch's gradient of those at 0 is 0.
+define_unary(
+    "safe_sqrt", "torch.sqrt({0})", "R.sqrt({0})", gradient="where(equal(y, 0.0), 0.0, divide(multiply(g, 0.5), y))"
+)
 define_unary("rsqrt", "torch.rsqrt({0})", gradient="multiply(multiply(g, -0.5), multiply(y, square(y)))")
 define_unary("abs", "torch.abs({0})", gradient="multiply(g, sign(0))")
 define_unary("square", "torch.square({0})", gradient="multiply(g, multiply(0, 2.0))")

@@ -59,7 +59,7 @@ def define_unary(
     linear: bool = False,
     flops: Work | None = None,
     pattern: str = "",
-    gradient: str | None = None,
+    gradient: OperandGradient = None,
     steps: bool = False,
 ) -> None:
     """Enter an op of one operand, and of its type; one of `steps` does not change with small changes of it."""

@@ -123,7 +123,10 @@ for _name in ("argmax", "argmin"):
 
 def _reduce_with_index(name: str) -> Any:
     def convert(g: Builder, x: Value, dim: int, keepdim: bool = False) -> Any:
-        return g.aten(f"a{name}.default", x, [dim], keepdim), g.aten(f"arg{name}.default", x, dim, keepdim)
+        if not x.tensor.shape:
+            return x, g.constant(0, "int64")
+        values = g.emit(name, x, axis=(axis_in(x, dim),), keepdims=keepdim, ties="first")
+        return values, g.aten(f"arg{name}.default", x, dim, keepdim)
 
     return convert
 

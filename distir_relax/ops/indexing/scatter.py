@@ -312,10 +312,14 @@ def _index_copy(g: Builder, x: Value, dim: int, ids: Value, source: Value) -> An
 
 @aten("index_fill.int_Scalar", "index_fill.int_Tensor", "index_fill_.int_Scalar", "index_fill_.int_Tensor")
 def _index_fill(g: Builder, x: Value, dim: int, ids: Value, value: Any) -> Any:
-    axis = axis_in(x, dim)
-    shape = tuple(ids.tensor.elements if d == axis else n for d, n in enumerate(x.tensor.shape))
-    ids = from_front(g, ids, x.tensor.shape[axis] if x.tensor.shape else 1, "index_fill")
-    return write_rows(g, x, axis, ids, broadcast_to(g, like(g, x, value), shape), "update")
+    """A mask of the indices, so that an index that is named twice counts once in the gradient of `value`."""
+    axis, rank = axis_in(x, dim), len(x.tensor.shape)
+    size = x.tensor.shape[axis] if rank else 1
+    ids = from_front(g, reshape_to(g, ids, (ids.tensor.elements,)), size, "index_fill")
+    marked = write_rows(g, filled(g, (size,), 0, "int32"), 0, ids, filled(g, ids.tensor.shape, 1, "int32"), "update")
+    wide = tuple(size if d == axis else 1 for d in range(rank))
+    mask = g.emit("not_equal", reshape_to(g, marked, wide), g.constant(0, "int32"))
+    return g.emit("where", mask, like(g, x, value), x)
 
 
 @aten("histc.default")

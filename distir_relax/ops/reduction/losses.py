@@ -5,10 +5,49 @@ from __future__ import annotations
 import math
 from typing import Any
 
-from distir_relax.ir import Value
-from distir_relax.ops.table import Builder, aten, like, promote
+from distir_relax.ir import TensorType, Value
+from distir_relax.ops.table import (
+    Builder,
+    Code,
+    Cost,
+    Semantics,
+    Split,
+    Trait,
+    aten,
+    broadcast_shape,
+    define,
+    gradient_of,
+    like,
+    promote,
+)
 
 _REDUCTIONS = {0: "", 1: "mean.default", 2: "sum.default"}
+
+
+def _bounded_log(x: str) -> str:
+    return f"R.maximum(R.log({x}), R.const(-100.0, {{0}}.ty.dtype))"
+
+
+define(
+    "nn.binary_cross_entropy",
+    Semantics(
+        infer=lambda types, attrs: (TensorType(broadcast_shape(types), types[0].dtype),),
+        torch="-({1} * torch.log({0}).clamp(min=-100.0) + (1 - {1}) * torch.log1p(-{0}).clamp(min=-100.0))",
+    ),
+    Split("..., ... -> ..."),
+    cost=Cost(flops=lambda types, attrs, results: 20.0 * results[0].elements),
+    code=Code(
+        relax=f"R.negative(R.add(R.multiply({{1}}, {_bounded_log('{0}')}), "
+        f"R.multiply(R.subtract(R.const(1.0, {{0}}.ty.dtype), {{1}}), "
+        f"{_bounded_log('R.subtract(R.const(1.0, {0}.ty.dtype), {0})')})))"
+    ),
+    # torch bounds the slope at 0 and 1, not the logarithms.
+    gradient=gradient_of(
+        "divide(multiply(g, subtract(0, 1)), maximum(multiply(subtract(1.0, 0), 0), 1e-12))",
+        "multiply(g, subtract(log(subtract(1.0, 0)), log(0)))",
+    ),
+    traits={Trait.POINTWISE},
+)
 
 
 def reduced(g: Builder, x: Value, reduction: int) -> Any:
@@ -46,9 +85,12 @@ def _huber_loss(g: Builder, x: Value, target: Value, reduction: int = 1, delta: 
 def _squares_below(g: Builder, x: Value, target: Value, bound: float, scale: float) -> Any:
     """``scale d^2 / 2`` of differences below `bound`, and the line that goes on from there."""
     apart = g.emit("abs", g.emit("subtract", *promote(g, x, target)))
-    square = g.emit("multiply", g.emit("square", apart), like(g, apart, scale / 2))
+    near = g.emit("less", apart, like(g, apart, bound))
+    # Finite where it is not taken, for its gradient.
+    small = g.emit("where", near, apart, like(g, apart, 0))
+    square = g.emit("multiply", g.emit("square", small), like(g, apart, scale / 2))
     line = g.emit("multiply", g.emit("subtract", apart, like(g, apart, bound / 2)), like(g, apart, scale * bound))
-    return g.emit("where", g.emit("less", apart, like(g, apart, bound)), square, line)
+    return g.emit("where", near, square, line)
 
 
 @aten("soft_margin_loss.default")
@@ -79,7 +121,7 @@ def _cosine_embedding_loss(
     cosine = g.emit("divide", along(a, b), g.emit("sqrt", sizes))
     near, far = (g.emit("equal", target, like(g, target, sign)) for sign in (1, -1))
     zero, one = like(g, cosine, 0), like(g, cosine, 1)
-    apart = g.emit("nn.relu", g.emit("subtract", cosine, like(g, cosine, margin)))
+    apart = _positive(g, g.emit("subtract", cosine, like(g, cosine, margin)))
     sides = g.emit("where", near, g.emit("subtract", one, cosine), zero), g.emit("where", far, apart, zero)
     return reduced(g, g.emit("add", *sides), reduction)
 
@@ -87,14 +129,19 @@ def _cosine_embedding_loss(
 @aten("hinge_embedding_loss.default")
 def _hinge_embedding_loss(g: Builder, x: Value, target: Value, margin: float = 1.0, reduction: int = 1) -> Any:
     """`x` itself where the target is 1, what it lacks of the margin where it is -1."""
-    near, far = (g.emit("equal", target, like(g, target, sign)) for sign in (1, -1))
+    not_near, not_far = (g.emit("not_equal", target, like(g, target, sign)) for sign in (1, -1))
     zero = like(g, x, 0)
-    sides = g.emit("where", near, x, zero), g.emit("where", far, _lacking(g, x, margin), zero)
+    sides = g.emit("where", not_near, _lacking(g, x, margin), zero), g.emit("where", not_far, x, zero)
     return reduced(g, g.emit("add", *sides), reduction)
 
 
 def _lacking(g: Builder, x: Value, margin: float) -> Any:
-    return g.emit("nn.relu", g.emit("subtract", like(g, x, margin), x))
+    return _positive(g, g.emit("subtract", like(g, x, margin), x))
+
+
+def _positive(g: Builder, x: Value) -> Any:
+    """`x` where it is positive, else 0; at 0 its gradient passes, as through torch's clamp_min."""
+    return g.emit("clip", x, min=0.0, max=math.inf)
 
 
 @aten("poisson_nll_loss.default")
@@ -131,18 +178,8 @@ def _kl_div(g: Builder, x: Value, target: Value, reduction: int = 1, *, log_targ
 @aten("binary_cross_entropy.default")
 def _binary_cross_entropy(g: Builder, x: Value, target: Value, weight: Value | None = None, reduction: int = 1) -> Any:
     """``-(y log x + (1 - y) log(1 - x))``, whose logarithms torch holds at -100 or above."""
-    rest = (g.aten("rsub.Scalar", value, 1) for value in (x, target))
-    sides = zip((x, next(rest)), (target, next(rest)), strict=True)
-    total = g.emit("add", *(g.emit("multiply", share, _bounded_log(g, one)) for one, share in sides))
-    loss = g.emit("negative", total)
-    return reduced(g, loss if weight is None else g.emit("multiply", loss, weight), reduction)
-
-
-def _bounded_log(g: Builder, x: Value) -> Any:
-    """The logarithm, -100 where it is less; no logarithm of zero is taken, which has no gradient."""
-    some = g.emit("greater", x, like(g, x, 0))
-    log = g.emit("log", g.emit("where", some, x, like(g, x, 1)))
-    return g.emit("clip", g.emit("where", some, log, like(g, x, -100)), min=-100.0, max=math.inf)
+    loss = g.emit("nn.binary_cross_entropy", *promote(g, x, target))
+    return reduced(g, loss if weight is None else g.emit("multiply", *promote(g, loss, weight)), reduction)
 
 
 @aten("binary_cross_entropy_with_logits.default")

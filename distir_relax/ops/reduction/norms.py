@@ -6,6 +6,7 @@ import math
 from typing import Any
 
 from distir_relax.ir import Value
+from distir_relax.ops.reduction.roots import root
 from distir_relax.ops.table import (
     Attrs,
     Builder,
@@ -32,11 +33,19 @@ def _vector_norm(
     if order == 0:
         nonzero = g.emit("not_equal", x, like(g, x, 0))
         return g.aten("sum.dim_IntList", nonzero, dim, keepdim, dtype=dtype or x.tensor.dtype)
-    if order != 2:
-        powers = g.emit("power", g.emit("abs", x), like(g, x, order))
-        total = g.aten("sum.dim_IntList", powers, dim, keepdim, dtype=dtype)
-        return g.emit("power", total, like(g, total, 1 / order))
-    return g.emit("sqrt", g.aten("sum.dim_IntList", g.emit("square", x), dim, keepdim, dtype=dtype))
+    powers = g.emit("square", x) if order == 2 else _powers(g, x, order)
+    return root(g, g.aten("sum.dim_IntList", powers, dim, keepdim, dtype=dtype), order)
+
+
+def _powers(g: Builder, x: Value, order: float) -> Any:
+    """``|x| ** order``; below order 1 the slope at 0 is infinite, and the gradient there is 0."""
+    size = g.emit("abs", x)
+    if order >= 1:
+        return g.emit("power", size, like(g, x, order))
+    none = g.emit("equal", x, like(g, x, 0))
+    some = g.emit("where", none, like(g, x, 1), size)
+    at_zero = like(g, x, 0 if order > 0 else math.inf)
+    return g.emit("where", none, at_zero, g.emit("power", some, like(g, x, order)))
 
 
 @aten("norm.ScalarOpt_dim")
@@ -85,10 +94,15 @@ def _cosine_similarity(g: Builder, a: Value, b: Value, dim: int = 1, epsilon: fl
     shape = broadcast_shape([a.tensor, b.tensor])
     a, b = broadcast_to(g, a, shape), broadcast_to(g, b, shape)
     axis = [axis_of(dim, len(a.tensor.shape))]
-    least = like(g, a, epsilon)
-    norms = [g.emit("maximum", g.aten("linalg_vector_norm.default", t, 2, axis, True), least) for t in (a, b)]
-    sides = [g.emit("divide", t, norm) for t, norm in zip((a, b), norms, strict=True)]
+    norms = [g.aten("linalg_vector_norm.default", t, 2, axis, True) for t in (a, b)]
+    sides = [g.emit("divide", t, _at_least(g, norm, epsilon)) for t, norm in zip((a, b), norms, strict=True)]
     return g.aten("sum.dim_IntList", g.emit("multiply", *sides), axis)
+
+
+def _at_least(g: Builder, x: Value, bound: float) -> Any:
+    """`x` raised to the bound without changing its gradient, as torch raises norms with gradients switched off."""
+    missing = g.emit("nn.relu", g.emit("subtract", like(g, x, bound), x))
+    return g.emit("add", x, g.emit("stop_gradient", missing))
 
 
 # ONNX spellings

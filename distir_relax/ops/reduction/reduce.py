@@ -30,6 +30,7 @@ from distir_relax.ops.table import (
     operands,
     parse_rule,
     relax,
+    reshape_to,
 )
 
 
@@ -37,6 +38,8 @@ def _infer_reduce(types: Types, attrs: Attrs) -> tuple[TensorType, ...]:
     shape = types[0].shape
     if any(not 0 <= a < len(shape) for a in attrs["axis"]):
         raise ValueError(f"axes {attrs['axis']} of a tensor of {len(shape)} dims")
+    if "ties" in attrs and (attrs["ties"] != "first" or len(attrs["axis"]) != 1):
+        raise ValueError(f"the first of equal elements along one axis, not {attrs['ties']!r} along {attrs['axis']}")
     if attrs["keepdims"]:
         return (TensorType(tuple(1 if i in attrs["axis"] else n for i, n in enumerate(shape)), types[0].dtype),)
     return (TensorType(tuple(n for i, n in enumerate(shape) if i not in attrs["axis"]), types[0].dtype),)
@@ -76,11 +79,22 @@ def _share(b: Backward) -> float:
 
 
 def _to_extremes(b: Backward) -> Value:
-    """To the elements that are the extreme; several have equal parts, as torch's amax has it."""
+    """To the elements that are the extreme: equal parts as in torch's amax, or all to the first as in its max.dim."""
+    if "ties" in b.attrs:
+        return _to_first(b)
     mine = cast(b.g, b.emit("equal", b.x(), _spread(b, b.y())), b.grad.tensor.dtype)
     count = b.emit("sum", mine, axis=b.attrs["axis"], keepdims=b.attrs["keepdims"])
     grad: Value = b.emit("multiply", mine, _spread(b, b.emit("divide", b.grad, count)))
     return grad
+
+
+def _to_first(b: Backward) -> Value:
+    (axis,) = b.attrs["axis"]
+    shape = b.x().tensor.shape
+    first = b.emit(f"arg{b.op.name}", b.x(), axis=axis, keepdims=True)
+    grad = reshape_to(b.g, b.grad, tuple(1 if d == axis else n for d, n in enumerate(shape)))
+    zeros = b.zeros(b.x())
+    return b.emit("scatter_elements", zeros, first, grad, axis=axis, reduction="update")  # type: ignore[no-any-return]
 
 
 _INPUT_COST = Cost(flops=lambda types, attrs, results: float(types[0].elements))
@@ -247,5 +261,5 @@ def _onnx_sum_of(op_type: str, before: str, after: str) -> None:
 
 _onnx_sum_of("ReduceSumSquare", "square", "")
 _onnx_sum_of("ReduceL1", "abs", "")
-_onnx_sum_of("ReduceL2", "square", "sqrt")
+_onnx_sum_of("ReduceL2", "square", "safe_sqrt")
 _onnx_sum_of("ReduceLogSum", "", "log")

@@ -7,6 +7,7 @@ from typing import Any
 
 from distir_relax.ir import Value
 from distir_relax.ops.reduction.axes import relax_axes
+from distir_relax.ops.reduction.roots import root
 from distir_relax.ops.table import Attrs, Builder, aten, relax
 
 # ATen spellings
@@ -33,7 +34,7 @@ def _var_dim(g: Builder, x: Value, dim: Any, unbiased: bool = True, keepdim: boo
 
 @aten("std.correction")
 def _std(g: Builder, x: Value, dim: Any = None, *, correction: float | None = None, keepdim: bool = False) -> Any:
-    return g.emit("sqrt", _var(g, x, dim, correction=correction, keepdim=keepdim))
+    return root(g, _var(g, x, dim, correction=correction, keepdim=keepdim))
 
 
 @aten("std.dim")
@@ -50,7 +51,7 @@ def _var_mean(g: Builder, x: Value, dim: Any = None, *, correction: float | None
 @aten("std_mean.correction")
 def _std_mean(g: Builder, x: Value, dim: Any = None, *, correction: float | None = None, keepdim: bool = False) -> Any:
     variance, mean = _var_mean(g, x, dim, correction=correction, keepdim=keepdim)
-    return g.emit("sqrt", variance), mean
+    return root(g, variance), mean
 
 
 @aten("var.default")

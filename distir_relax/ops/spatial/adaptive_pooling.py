@@ -96,17 +96,18 @@ for _n in (1, 2, 3):
 # ATen spellings
 
 
-def _reduced(g: Builder, name: str, x: Value, wanted: tuple[int, ...]) -> Any:
-    """`x` with the dims that become one element reduced, if not all do: split, they need no gather then."""
+def _reduced(x: Value, wanted: tuple[int, ...]) -> tuple[int, ...]:
+    """The dims that become one element, if not all do: reduced first, they need no gather where they are split."""
     first = len(x.tensor.shape) - len(wanted)
     axes = tuple(first + i for i, n in enumerate(wanted) if n == 1 and x.tensor.shape[first + i] > 1)
-    return g.emit(name, x, axis=axes, keepdims=True) if axes and any(n > 1 for n in wanted) else x
+    return axes if any(n > 1 for n in wanted) else ()
 
 
 def _adaptive_average(count: int) -> Any:
     def convert(g: Builder, x: Value, size: Any) -> Any:
         wanted = per_dim(size, count)
-        x = _reduced(g, "mean", x, wanted)
+        if axes := _reduced(x, wanted):
+            x = g.emit("mean", x, axis=axes, keepdims=True)
         if all(n % m == 0 for n, m in zip(x.tensor.shape[-count:], wanted, strict=True)):
             return even_average(count)(g, x, wanted)
         return batched(g, x, count, lambda data: g.emit(f"nn.adaptive_avg_pool{count}d", data, output_size=wanted))
@@ -118,7 +119,12 @@ def _adaptive_max(count: int) -> Any:
     def convert(g: Builder, x: Value, size: Any) -> Any:
         wanted = per_dim(size, count)
         places = batched(g, x, count, lambda data: adaptive_places(g, data, wanted))
-        x = _reduced(g, "max", x, wanted)
+        # From the innermost dim outwards, which leaves the gradient to the first of equal elements. A dim with a window
+        # inside of it is an exception: reduced first, it would name the first along the window.
+        rank = len(x.tensor.shape)
+        for axis in reversed(_reduced(x, wanted)):
+            if not g.training or all(n == 1 for n in wanted[axis - rank :]):
+                x = g.emit("max", x, axis=(axis,), keepdims=True, ties="first")
         have = x.tensor.shape[-count:]
         if all(n % m == 0 for n, m in zip(have, wanted, strict=True)):
             return max_pool(count)(g, x, [n // m for n, m in zip(have, wanted, strict=True)]), places
