@@ -66,6 +66,11 @@ class _Places:
         self._pinned.update(i.value.name for i in self.main.inputs if i.role in ("parameter", "state"))
         for op in self.main.ops:
             self._place(op)
+        # Results that no task and no placed value depend on: where their operands are, state with its update above all.
+        for op in self.main.ops:
+            if op.results[0].name in self._pinned and op.results[0].name not in self.of:
+                known = [v for v in op.operands if v.name in self.of]
+                self._pull(op.results[0].name, self._choose(op, known) if known else 0)
         for name in self._pinned:
             self._pull(name, 0)
 

@@ -70,9 +70,14 @@ class Messages(ABC):
 
         With `copy`, `x` may change as soon as this returns; else not before `finish_sends`.
         """
+        import torch
+
         self._check_peer(peer)
         source = as_torch(x)
-        source = source.clone() if copy or self.copies_sends else source.contiguous()
+        if copy or self.copies_sends:
+            # By default a clone keeps the strides, of a transposed tensor too.
+            source = source.clone(memory_format=torch.contiguous_format)
+        source = source.contiguous()
         with self._step(step, "start_send", bytes_of(source)):
             self._leaves = True
             self._start_send(source.view(-1), peer, step)

@@ -135,6 +135,7 @@ def _bundle(
         raise DistIRError(
             f"bundles hold programs for {', '.join(format_.BACKENDS)}, found {', '.join(sorted(unknown))}"
         )
+    _check_updates_in_place(mesh, inputs, dict(outputs), updates)
     files: dict[str, str] = {}
     entries = [f for f in ranked.functions if f.name in ranked.ranks]
     paths: dict[str, dict[str, str]] = {f.name: {} for f in entries}
@@ -175,6 +176,22 @@ def _bundle(
 def _divisions(module: Module, role: str) -> tuple[format_.Division, ...]:
     found = (record for record in module.records if isinstance(record, Divided) and record.role == role)
     return tuple(format_.Division(record.value, record.dim, record.names) for record in found)
+
+
+def _check_updates_in_place(
+    mesh: DeviceMesh,
+    inputs: Sequence[tuple[str, DTensorType, str]],
+    outputs: Mapping[str, DTensorType],
+    updates: Mapping[str, str],
+) -> None:
+    """The new value of a weight is computed by the ranks that hold the weight."""
+    for name, kind, _ in inputs:
+        if name in updates and holders(kind.placements, mesh) != holders(outputs[updates[name]].placements, mesh):
+            new = outputs[updates[name]]
+            raise VerificationError(
+                f"{name!r} is placed as {print_placements(kind.placements)}, and its new value, {updates[name]!r}, as "
+                f"{print_placements(new.placements)}"
+            )
 
 
 def _check_tensors(expected: Sequence[tuple[str, DTensorType]], tensors: Mapping[str, torch.Tensor]) -> None:
