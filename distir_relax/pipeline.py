@@ -32,6 +32,7 @@ from distir_relax.placements.unlike import of_all_places
 from distir_relax.schedules import order_of
 from distir_relax.sharding import ApplyShardings, DelayReductions, Hazards, Propagate, remarks
 from distir_relax.strategies.apply import ApplyStrategy
+from distir_relax.strategies.hoist_positions import HoistPositions
 from distir_relax.strategies.kept import Kept
 from distir_relax.strategies.sequence import SplitSequence
 from distir_relax.strategies.shares import Shares
@@ -144,6 +145,7 @@ def _strategy_passes(
         passes.append(ApplyStrategy(strategy, training is not None, parts is not None, profile, kept))
         if strategy.sequence_parallel:
             passes.append(SplitSequence(strategy))
+        passes += [HoistPositions()] if parts is not None else []
         passes += cut
     if training is not None:
         passes.append(Differentiate(wrt=training.trained, checkpoint=chosen.checkpoint))

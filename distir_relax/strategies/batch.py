@@ -38,7 +38,7 @@ def find_batch(classes: Classes) -> Batch:
     reasons = [_reason(classes, item) for item in inputs]
     raise DistIRError(
         f"the model has no batch that could be split: {'; '.join(reasons) or 'it has no inputs'}",
-        hint="give an example with several samples, or a strategy with 1 as its first number",
+        hint="give an example with several samples, or a strategy with 1 as its first and its last number",
     )
 
 

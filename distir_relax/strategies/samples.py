@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field, replace
 from fractions import Fraction
 from math import ceil
@@ -46,6 +46,17 @@ class Samples:
     def has(self, value: Value) -> bool:
         """Whether a value of the entry has a dim of samples."""
         return bool(self.dims(self.names[value.name], len(value.tensor.shape)))
+
+    def dependent(self, sources: Collection[str]) -> set[str]:
+        """The names of the entry's values that depend on `sources`, names of its inputs; these included.
+
+        The results of a call are told apart: each depends on what it is computed from inside of the function.
+        """
+        reached = {self.names[name] for name in sources}
+        for op in self.classes.function.ops:
+            if any(v.name in reached for v in op.operands):
+                reached.update(v.name for v in op.results)
+        return {name for name, inlined in self.names.items() if inlined in reached}
 
     def dims(self, name: str, rank: int) -> tuple[int, ...]:
         """Which dims of a value of the program with calls written out are samples."""

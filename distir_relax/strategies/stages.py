@@ -55,7 +55,7 @@ class CutStages:
         """The module with a call for each stage."""
         main = module.main
         samples = Samples.of(module)
-        parts = _Parts.of(module, samples if self.microbatches > 1 else None)
+        parts = _Parts.of(module, samples, self.microbatches > 1)
         if len(parts.body) < self.count:
             raise self._too_few(main, parts)
         firsts = self._named(main, parts.body) if self.boundaries else self._balanced(main, samples, parts.body)
@@ -137,11 +137,16 @@ class _Parts:
     """The first op, of those that weights reach, in which samples meet, where weights are used behind it."""
 
     @staticmethod
-    def of(module: Module, samples: Samples | None) -> _Parts:
-        """What is computed of samples and weights; for each sample by itself where `samples` says which have them."""
-        main = module.main
-        varying = set(samples.inputs) if samples else {i.value.name for i in main.inputs if i.role == "input"}
-        weights = {i.value.name for i in main.inputs if i.role == "parameter"}
+    def of(module: Module, samples: Samples, divided: bool) -> _Parts:
+        """The parts of a module: what is computed of samples and weights, for each sample by itself if `divided`.
+
+        Dependence is that of the program with its calls inlined. A block that passes on a seed gives a result that
+        depends on no sample, and does not bring samples together.
+        """
+        main, inputs = module.main, module.main.inputs
+        sampled = set(samples.inputs) if divided else {i.value.name for i in inputs if i.role == "input"}
+        varying = samples.dependent(sampled)
+        weights = samples.dependent({i.value.name for i in inputs if i.role == "parameter"})
         together: set[str] = set()
         """What is made of several samples, or of what is."""
         body: list[int] = []
@@ -149,16 +154,14 @@ class _Parts:
         goes_on = False
         roles: dict[str, str] = {}
         for number, op in enumerate(main.ops):
-            names, made = [v.name for v in op.operands], [v.name for v in op.results]
+            names, made = [v.name for v in op.operands], [v for v in op.results if v.name in varying]
             is_weighty = any(name in weights for name in names)
-            weights.update(made if is_weighty else ())
-            if not any(name in varying for name in names):
-                roles.update(dict.fromkeys(made, "parameter" if is_weighty else "constant"))
+            if not made:
+                roles.update((v.name, "parameter" if v.name in weights else "constant") for v in op.results)
                 continue
-            varying.update(made)
-            apart = samples is not None and not all(map(samples.has, op.results))
+            apart = divided and not all(map(samples.has, made))
             if apart or any(name in together for name in names) or _is_in_place(op):
-                together.update(made)
+                together.update(v.name for v in made)
                 meeting = number if meeting is None and is_weighty else meeting
                 goes_on = goes_on or any(name in weights and name not in varying for name in names)
             elif is_weighty:
