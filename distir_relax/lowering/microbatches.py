@@ -48,7 +48,7 @@ from distir_relax.ops.communication.in_turn import stretches
 from distir_relax.ops.table.check import local_attrs
 from distir_relax.sharding import DelayReductions, Hazards, Propagate
 from distir_relax.sharding.apply import Mark, mark_inputs
-from distir_relax.sharding.factors import Factored
+from distir_relax.sharding.factors import Factored, factoring_of
 
 MARK, ASIDE = "annotate_sharding", "mark_aside"
 
@@ -100,8 +100,10 @@ class Microbatches:
         aside = replace(module, functions=tuple(_renamed(f, MARK, ASIDE) for f in module.functions))
         marked = replace(aside, functions=(mark_inputs(aside.main, marks), *aside.functions[1:]), meshes=(mesh,))
         marked = replace(marked, records=())
-        factoring = None if self.factored is None else self.factored.of(module, marked)
-        sharded = DelayReductions(self.hazards, stages_apart=True).run(Propagate(mesh).run(marked, factoring))
+        factoring = factoring_of(marked) if self.factored is None else self.factored.of(module, marked)
+        # One device has no neighbours to exchange halos with: a window over samples takes all of them.
+        spread = Propagate(mesh).run(marked, factoring.without_windows())
+        sharded = DelayReductions(self.hazards, stages_apart=True).run(spread)
         placed = ToDistIR(in_time=True).run(sharded)
         writer = _Unrolled(placed, len(sizes), summed)
         unrolled, divided = writer.run(sharded.main)

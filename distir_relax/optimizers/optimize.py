@@ -66,7 +66,10 @@ class Optimize:
             )
         if not grads or (self.trained is not None and len(grads) < len(set(self.trained))):
             lacks = ", ".join([name for name in wanted if name not in grads][:4]) or "any parameter"
-            raise DistIRError(f"the program gives no gradient of {lacks}", hint="put Differentiate() before Optimize")
+            raise DistIRError(
+                f"the program gives no gradient of {lacks}",
+                hint="the loss does not depend on it, or Differentiate has not run",
+            )
 
     def _step(self, g: Builder, parameters: Mapping[str, Value], grads: Mapping[str, Value]) -> list[Output]:
         """Write the step; the outputs that are new values."""

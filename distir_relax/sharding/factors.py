@@ -111,6 +111,13 @@ class Factoring:
         sizes = self.slots[slot[0]][slot[1]]
         return math.prod(sizes[: slot[2]]), math.prod(sizes[slot[2] + 1 :])
 
+    def without_windows(self) -> Factoring:
+        """The factoring under which no op is split along the dims of a sliding window."""
+        if not any(atom.kind == WINDOW for atoms in self.atoms for atom in atoms):
+            return self
+        atoms = tuple(tuple(atom for atom in atoms if atom.kind != WINDOW) for atoms in self.atoms)
+        return Factoring(self.slots, atoms, self.classes, self.blocked)
+
     def is_blocked(self, slot: Slot) -> bool:
         """Whether some op of the program needs the whole of the slot's class on one device."""
         return self.classes[slot] in self.blocked
