@@ -10,9 +10,11 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 from distir_relax.layout import DeviceMesh
+from distir_relax.runtime.arrivals import arrivals, report, speaker
 from distir_relax.runtime.communicator import Communicator
 from distir_relax.runtime.launchers import check_connected, detect
-from distir_relax.runtime.neighbours import rank_in, ranks_of_this_node
+from distir_relax.runtime.lost_ranks import LostRanks
+from distir_relax.runtime.neighbours import rank_in, show_meeting
 from distir_relax.runtime.roll_call import RollCall
 from distir_relax.runtime.watchdog import DEFAULT_TIMEOUT, Watchdog
 from distir_relax.runtime.world import World, check_size
@@ -23,13 +25,14 @@ def join_world(timeout: float = DEFAULT_TIMEOUT) -> World | None:
 
     Raises RunError when the launcher's library cannot be loaded, the ranks cannot meet, or a launcher started several
     tasks without a connection between them. When they have not met within
-    `timeout` seconds (15 at least; 0: never) this process says so and ends, with exit code 2, and with it the launch.
+    `timeout` seconds (0: never) this process names those that are missing and ends, with exit code 2, and with it the
+    launch.
     """
     kind = detect()
     if kind is None:
         check_connected()
         return None
-    with _ending_after(max(timeout, _MEETING) if timeout else None):
+    with _ending_after(timeout or None):
         if kind == "mpi":
             from distir_relax.runtime.transports.mpi import MPIWorld
 
@@ -41,12 +44,13 @@ def join_world(timeout: float = DEFAULT_TIMEOUT) -> World | None:
 
 @contextmanager
 def joined_world(timeout: float = DEFAULT_TIMEOUT) -> Iterator[World | None]:
-    """`join_world`; while it is open, a rank that waits longer than `timeout` seconds ends the launch: `RollCall`."""
+    """`join_world`; while it is open, a rank that waits longer than `timeout` seconds ends the launch (`RollCall`), and
+    a rank that is killed is named (`LostRanks`)."""
     world = join_world(timeout)
     if world is None:
         yield None
         return
-    with Watchdog(timeout, RollCall(world, timeout).look):
+    with Watchdog(timeout, RollCall(world, timeout).look), LostRanks(world):
         yield world
 
 
@@ -60,10 +64,6 @@ def connect(mesh: DeviceMesh, device: str = "cpu") -> Communicator | None:
         return None
     check_size(mesh, world.size)
     return world.communicator(mesh, device)
-
-
-# Seconds: ranks do not start at the same moment.
-_MEETING = 15.0
 
 
 @contextmanager
@@ -81,23 +81,22 @@ def _ending_after(seconds: float | None) -> Iterator[None]:
 
 
 def _end_unless(met: threading.Event, seconds: float) -> None:
-    """One rank says who is there: of those that were there half way, the first that is not stopped.
-
-    It is the same one for ranks that did not start together; and none takes the place of one that has ended.
-    """
+    """One rank of a node reports who is there; the others leave the time to it."""
+    show_meeting()
     if met.wait(seconds / 2):
         return
-    there = ranks_of_this_node()
+    there = arrivals()
     if met.wait(seconds / 2):
         return
-    found = ranks_of_this_node()
-    speaks = min((rank for rank in there if "stopped" not in found.get(rank, "")), default=None)
-    if rank_in() == speaks:
-        lines = [f"rank {rank} {state}" for rank, state in sorted(found.items())]
-        text = "\n  ".join([f"error: the ranks have not met within {seconds:g} s", *lines])
+    found = arrivals()
+    if rank_in() == speaker(there, found):
+        text = "\n  ".join([f"error: the ranks have not met within {seconds:g} s", *report(found), _HINT])
         sys.stderr.write(f"{text}\n")
         sys.stderr.flush()
     else:
         # That one may have started as much later. The first to end takes the others with it.
         time.sleep(seconds / 2 + 2)
     os._exit(2)
+
+
+_HINT = "hint: look at what the missing ranks printed; --timeout gives them more time to start"

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from distir_relax.errors import RunError
@@ -12,6 +12,8 @@ Environment = Mapping[str, str]
 
 _MPI = ("OMPI_COMM_WORLD_SIZE", "PMI_SIZE", "PMIX_RANK")
 _TORCH = ("RANK", "WORLD_SIZE", "MASTER_ADDR")
+_SIZES = ("OMPI_COMM_WORLD_SIZE", "PMI_SIZE", "SLURM_STEP_NUM_TASKS", "WORLD_SIZE")
+_LOCAL_SIZES = ("OMPI_COMM_WORLD_LOCAL_SIZE", "MPI_LOCALNRANKS", "PMI_LOCAL_SIZE", "LOCAL_WORLD_SIZE")
 # SLURM's ids of steps that are shells: the batch script, the interactive step of salloc, the external step.
 _SHELL_STEPS = {str(2**32 - n) for n in (4, 5, 6)}
 # Variables by which jobs on Kubernetes commonly pass their number of pods to containers.
@@ -43,10 +45,14 @@ def check_connected(environment: Environment = os.environ) -> None:
             )  # fmt: skip
 
 
-def started_ranks(environment: Environment = os.environ) -> int | None:
-    """The number of ranks that an MPI launcher says it started, None where it does not say."""
-    sizes = (_number(environment, name) for name in ("OMPI_COMM_WORLD_SIZE", "PMI_SIZE", "SLURM_STEP_NUM_TASKS"))
-    return next((size for size in sizes if size is not None), None)
+def launch_size(environment: Environment = os.environ) -> int | None:
+    """The number of ranks that the launcher says it started, None where it does not say."""
+    return _first_number(environment, _SIZES)
+
+
+def local_size(environment: Environment = os.environ) -> int | None:
+    """The number of ranks that the launcher says it started on this node, None where it does not say."""
+    return _first_number(environment, _LOCAL_SIZES)
 
 
 def check_alone(environment: Environment = os.environ) -> None:
@@ -153,6 +159,10 @@ _LAUNCHERS = (_slurm, _pals, _jsrun, _flux, _alps, _kubernetes, _torch_incomplet
 def _number(environment: Environment, name: str) -> int | None:
     value = environment.get(name, "").strip()
     return int(value) if value.isascii() and value.isdecimal() else None
+
+
+def _first_number(environment: Environment, names: Sequence[str]) -> int | None:
+    return next((number for name in names if (number := _number(environment, name)) is not None), None)
 
 
 def _named(environment: Environment, *names: str) -> str:

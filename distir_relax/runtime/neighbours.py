@@ -3,30 +3,75 @@
 from __future__ import annotations
 
 import os
+import threading
 from collections.abc import Mapping
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
 
 _RANK_VARIABLES = ("OMPI_COMM_WORLD_RANK", "PMIX_RANK", "PMI_RANK", "RANK")
+# The name of a thread, of at most 15 characters, that other processes can see.
+_MEETS = "distir-meets"
 
 
 def ranks_of_this_node() -> dict[int, str]:
-    """What each process of this launch on this node is doing, by rank: "is stopped (process 1234)".
+    """What each process of this launch on this node is doing, by rank: "is stopped (process 1234)"."""
+    import psutil
+
+    found: dict[int, str] = {}
+    for rank, process in processes_of_this_node().items():
+        with suppress(psutil.Error):
+            found[rank] = f"{'is stopped' if is_stopped(process) else 'is there'} (process {process.pid})"
+    return found
+
+
+def processes_of_this_node() -> dict[int, Any]:
+    """The processes (psutil's) of this launch on this node, by rank.
 
     A launcher starts the ranks of a node as children of one process: they are this one's siblings.
     """
     import psutil
 
     parent = psutil.Process().parent()
-    found: dict[int, str] = {}
+    found: dict[int, Any] = {}
     for sibling in parent.children() if parent is not None else []:
-        try:
+        with suppress(psutil.Error):
             rank = rank_in(sibling.environ())
-            state = sibling.status()
-        except psutil.Error:
-            continue
-        if rank is not None:
-            doing = "is stopped" if state in (psutil.STATUS_STOPPED, psutil.STATUS_TRACING_STOP) else "is there"
-            found[rank] = f"{doing} (process {sibling.pid})"
+            if rank is not None:
+                found[rank] = sibling
     return found
+
+
+def is_stopped(process: Any) -> bool:
+    """Whether a process (psutil's) was stopped. Raises psutil's errors where it is gone."""
+    import psutil
+
+    return process.status() in (psutil.STATUS_STOPPED, psutil.STATUS_TRACING_STOP)
+
+
+def has_ended(process: Any) -> bool:
+    """Whether a process (psutil's) is gone, though its parent may not know yet."""
+    import psutil
+
+    try:
+        return not process.is_running() or process.status() in (psutil.STATUS_ZOMBIE, psutil.STATUS_DEAD)
+    except psutil.Error:
+        return True
+
+
+def show_meeting() -> None:
+    """Show other processes of this node that this one has come to the meeting of the ranks, while this thread lives."""
+    with suppress(OSError):
+        Path(f"/proc/self/task/{threading.get_native_id()}/comm").write_text(_MEETS, encoding="ascii")
+
+
+def shows_meeting(process: Any) -> bool:
+    """Whether a process (psutil's) of this node has a thread that called `show_meeting`."""
+    for name in Path(f"/proc/{process.pid}/task").glob("*/comm"):
+        with suppress(OSError):
+            if name.read_text(encoding="utf-8", errors="replace").strip() == _MEETS:
+                return True
+    return False
 
 
 def rank_in(environment: Mapping[str, str] = os.environ) -> int | None:

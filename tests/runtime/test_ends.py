@@ -73,6 +73,7 @@ def rank_process(launch: subprocess.Popen[str], rank: int) -> psutil.Process:
 # Where a rank is stopped: while it starts, once it has met the others, in its program.
 STOPS = {
     "start": "if {}: os.kill(os.getpid(), signal.SIGSTOP)",
+    "late": "import time\nif {}: time.sleep(60)",
     "agree": "import distir_relax.runtime.execute as e; f = e._prepare\n"
     "def stop(*a):\n    if {}: os.kill(os.getpid(), signal.SIGSTOP)\n    return f(*a)\ne._prepare = stop",
     "run": "import distir_relax.runtime.rank_session as e; f = e.run_step\n"
@@ -80,21 +81,24 @@ STOPS = {
 }
 
 
-@pytest.mark.parametrize(("where", "rank"), [("start", 1), ("agree", 0), ("run", 2)])
+@pytest.mark.parametrize(("where", "rank"), [("start", 1), ("late", 0), ("agree", 0), ("run", 2)])
 def test_a_stopped_rank_ends_the_launch_and_is_named(files: Path, where: str, rank: int) -> None:
     write_bundle(mlp_bundle([3, 0, 2]), files / "m.dist")
     program = files / "main.py"
     hook = STOPS[where].format(f"os.environ['OMPI_COMM_WORLD_RANK'] == '{rank}'")
     program.write_text(f"import os, signal\n{hook}\nfrom distir_relax.cli import main\nmain()\n")
     begin = time.monotonic()
-    done = mpirun(3, program, *arguments(files, "run", "--timeout", "2")[3:], fresh=True)
+    done = mpirun(3, program, *arguments(files, "run", "--timeout", "4")[3:], fresh=True)
     assert done.returncode == 2, done.stderr
     assert time.monotonic() - begin < 45
     assert done.stderr.count("error: ") == 1
     if where == "start":
-        assert re.search(rf"the ranks have not met within 15 s\n(.*\n)*  rank {rank} is stopped \(process", done.stderr)
+        assert re.search(rf"the ranks have not met within 4 s\n(.*\n)*  rank {rank} is stopped \(process", done.stderr)
+    elif where == "late":
+        late = rf"  rank {rank} has started, but has not come to the meeting \(process \d+\)\n  rank 1 waits for the "
+        assert re.search(rf"the ranks have not met within 4 s\n{late}", done.stderr)
     else:
-        assert "a rank has waited for more than 2 s" in done.stderr
+        assert "a rank has waited for more than 4 s" in done.stderr
         assert f"rank {rank} says nothing: it is stopped (process" in done.stderr
         for other in {0, 1, 2} - {rank}:
             assert f"rank {other} waits in " in done.stderr
@@ -114,13 +118,27 @@ def test_a_stage_that_is_stopped_is_named_with_its_task(files: Path) -> None:
         "    if task == (1, 'F', 2): os.kill(os.getpid(), signal.SIGSTOP)\n"
         "Messages.begin = stop\nfrom distir_relax.cli import main\nmain()\n"
     )
-    done = mpirun(3, program, *arguments(files, "run", "--timeout", "2")[3:], fresh=True)
+    done = mpirun(3, program, *arguments(files, "run", "--timeout", "4")[3:], fresh=True)
     assert done.returncode == 2, done.stderr
-    assert "a rank has waited for more than 2 s" in done.stderr
+    assert "a rank has waited for more than 4 s" in done.stderr
     assert "rank 1 says nothing: it is stopped (process" in done.stderr
     waits = r"rank 2 \(behind task 2F1\) waits in step #\d+ .* = finish_recv\(.*\).*, of task 1F2 of rank 1"
     assert re.search(waits, done.stderr)
     assert re.search(r"rank 0 \(behind task 0F3\) waits in ", done.stderr)
+
+
+def test_a_rank_that_is_killed_is_named_with_the_step_that_waits_for_it(files: Path) -> None:
+    kill = "    import os, time\n    if comm.rank == 1:\n        time.sleep(0.5)\n        os.kill(os.getpid(), 9)\n"
+    write_bundle(mlp_bundle([3, 0, 2], SUM_COLUMNS.replace("    z =", kill + "    z =")), files / "m.dist")
+    done = mpirun(3, *arguments(files, "run")[1:], fresh=True)
+    assert done.returncode == 128 + signal.SIGKILL
+    assert re.search(
+        r"^error: rank 1 has ended \(process \d+\): killed, or crashed\n"
+        r"  rank 0 waits in step #2 %z = all_reduce\(%y\) \(model.py:8\)\n  hint: the launcher names the signal",
+        done.stderr, re.MULTILINE,
+    )  # fmt: skip
+    assert done.stderr.count("error: ") == 1
+    assert not (files / "y.npz").exists()
 
 
 @pytest.mark.parametrize("command", ["run", "launch"])

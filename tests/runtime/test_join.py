@@ -1,12 +1,16 @@
-"""Which rank says that the ranks have not met."""
+"""Which rank reports that the ranks have not met, and which ranks it names."""
 
 from __future__ import annotations
 
+import socket
 import threading
 
 import pytest
+from torch.distributed import TCPStore
 
 from distir_relax.runtime import join
+from distir_relax.runtime.arrivals import report
+from distir_relax.runtime.transports import torch_distributed
 
 
 class Ended(Exception):
@@ -21,7 +25,7 @@ def end_of(rank: int, half_way: dict[int, str], at_the_end: dict[int, str], monk
         assert code == 2
         raise Ended
 
-    monkeypatch.setattr(join, "ranks_of_this_node", lambda: next(looks))
+    monkeypatch.setattr(join, "arrivals", lambda: next(looks))
     monkeypatch.setattr(join, "rank_in", lambda: rank)
     monkeypatch.setattr(join.os, "_exit", end)
     monkeypatch.setattr(join.time, "sleep", lambda seconds: None)
@@ -29,7 +33,8 @@ def end_of(rank: int, half_way: dict[int, str], at_the_end: dict[int, str], monk
         join._end_unless(threading.Event(), 0.02)
 
 
-THERE, STOPPED = "is there (process 7)", "is stopped (process 8)"
+THERE, STOPPED = "waits for the others (process 7)", "is stopped (process 8)"
+LATE = "has started, but has not come to the meeting (process 9)"
 
 
 @pytest.mark.parametrize(
@@ -42,6 +47,8 @@ THERE, STOPPED = "is there (process 7)", "is stopped (process 8)"
         ({0: THERE, 1: STOPPED, 2: THERE}, {1: STOPPED, 2: THERE}, 0),
         # Rank 0 began so late that it would say it long after rank 2.
         ({1: STOPPED, 2: THERE}, {0: THERE, 1: STOPPED, 2: THERE}, 2),
+        # Rank 0 loads something.
+        ({0: LATE, 1: STOPPED, 2: THERE}, {0: LATE, 1: STOPPED, 2: THERE}, 2),
         # Rank 0 was stopped later.
         ({0: THERE, 2: THERE}, {0: STOPPED, 2: THERE}, 2),
     ],
@@ -58,6 +65,37 @@ def test_one_rank_says_that_the_ranks_have_not_met(
         said = capsys.readouterr().err
         assert said.count("error: the ranks have not met within 0.02 s") == (rank == speaks)
         if rank == speaks:
-            assert [line.strip() for line in said.splitlines()[1:]] == [
-                f"rank {one} {state}" for one, state in sorted(at_the_end.items())
-            ]
+            lines = [line.strip() for line in said.splitlines()[1:-1]]
+            assert lines == report(at_the_end)
+            assert set(lines) >= {f"rank {one} {state}" for one, state in at_the_end.items()}
+            assert said.splitlines()[-1].startswith("  hint: look at what the missing ranks printed")
+
+
+def test_missing_ranks_are_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("OMPI_COMM_WORLD_SIZE", "7")
+    monkeypatch.setenv("OMPI_COMM_WORLD_LOCAL_SIZE", "7")
+    lines = ["rank 0 waits for the others (process 7)", "rank 1 is missing: not started, or ended already"]
+    lines += [f"rank 2 {LATE}", f"rank 3 {STOPPED}", "ranks 4 to 6 are missing: not started, or ended already"]
+    assert report({0: THERE, 2: LATE, 3: STOPPED}) == lines
+    monkeypatch.setenv("OMPI_COMM_WORLD_LOCAL_SIZE", "3")
+    assert report({0: THERE, 1: THERE, 2: THERE})[3:] == ["ranks 3 to 6 are not on this node, or missing"]
+
+
+def test_under_torchrun_the_store_knows_who_is_missing(monkeypatch: pytest.MonkeyPatch) -> None:
+    store = TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
+    for name, value in {"RANK": 3, "WORLD_SIZE": 5, "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": store.port}.items():
+        monkeypatch.setenv(name, str(value))
+    for rank in (1, 3):
+        torch_distributed._announce(rank)
+    missing = f"missing: not started, or unable to reach 127.0.0.1:{store.port}"
+    assert report({3: THERE}) == [
+        f"rank 0 is {missing}", "rank 1 is waiting for the others, elsewhere", f"rank 2 is {missing}",
+        f"rank 3 {THERE}", f"rank 4 is {missing}",
+    ]  # fmt: skip
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        monkeypatch.setenv("MASTER_PORT", str(taken.getsockname()[1]))
+        address = f"127.0.0.1:{taken.getsockname()[1]}"
+        assert report({3: THERE})[0] == (
+            f"ranks 0 to 2 are not seen: nothing answers at {address}, where rank 0 keeps the store"
+        )

@@ -11,7 +11,7 @@ from distir_relax.bundle import write_bundle
 from distir_relax.errors import RunError
 from distir_relax.runtime.join import join_world
 from distir_relax.runtime.launch import launch
-from distir_relax.runtime.launchers import check_alone, check_connected, detect, started_ranks
+from distir_relax.runtime.launchers import check_alone, check_connected, detect, launch_size
 from tests.runtime.processes import interpreter, start
 
 STEP = {"SLURM_JOB_ID": "7", "SLURM_STEP_ID": "0", "SLURM_PROCID": "1", "SLURM_STEP_NUM_TASKS": "3"}
@@ -92,9 +92,10 @@ def test_one_task_or_connected_ones_go_on(environment: dict[str, str]) -> None:
 
 
 def test_the_number_of_ranks_that_a_launcher_started() -> None:
-    assert started_ranks({}) is None
-    assert started_ranks({"PMI_SIZE": "3"}) == 3
-    assert started_ranks({"PMIX_RANK": "0", "SLURM_STEP_NUM_TASKS": "5"}) == 5
+    assert launch_size({}) is None
+    assert launch_size({"PMI_SIZE": "3"}) == 3
+    assert launch_size({"PMIX_RANK": "0", "SLURM_STEP_NUM_TASKS": "5"}) == 5
+    assert launch_size({**TORCH, "WORLD_SIZE": "7"}) == 7
 
 
 def test_a_command_that_starts_ranks_is_no_rank_itself() -> None:

@@ -11,7 +11,7 @@ from distir_relax.errors import RunError
 from distir_relax.layout import DeviceMesh
 from distir_relax.runtime.arrays import split
 from distir_relax.runtime.communicator import Communicator
-from distir_relax.runtime.launchers import started_ranks
+from distir_relax.runtime.launchers import launch_size
 from distir_relax.runtime.world import World
 
 if TYPE_CHECKING:
@@ -210,7 +210,7 @@ def _start() -> Any:
 
 def _check_joined(mpi: Any, size: int) -> None:
     """Raise RunError where each rank is alone: an MPI library that cannot use the launcher's PMI starts so."""
-    started = started_ranks()
+    started = launch_size()
     if size > 1 or started is None or started < 2:
         return
     library = mpi.Get_library_version().partition(",")[0].partition("\n")[0].strip()

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import contextlib
 import os
+import socket
 import sys
+import threading
 from collections.abc import Callable, Iterator
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any, NoReturn
@@ -20,6 +22,8 @@ if TYPE_CHECKING:
 
 # The watchdog's time-out is the one to act; torch's own must not come before it.
 _NEVER = timedelta(days=7)
+# For a store to answer in, when it is asked who has come.
+_ANSWER = timedelta(seconds=2)
 
 
 class TorchWorld(World):
@@ -35,6 +39,7 @@ class TorchWorld(World):
         self.size = int(os.environ["WORLD_SIZE"])
         self.local_rank = int(os.environ.get("LOCAL_RANK", self.rank))
         self.local_size = int(os.environ.get("LOCAL_WORLD_SIZE", self.size))
+        threading.Thread(target=_announce, args=(self.rank,), daemon=True).start()
         try:
             dist.init_process_group("gloo", timeout=_NEVER)
         except (RuntimeError, ValueError) as wrong:
@@ -87,6 +92,43 @@ class TorchWorld(World):
         with self.waiting("the end of the launch"):
             dist.barrier()
         dist.destroy_process_group()
+
+
+def store_address() -> str:
+    """Where the store is that the ranks meet at."""
+    return f"{os.environ['MASTER_ADDR']}:{_port()}"
+
+
+def present_ranks(size: int) -> set[int] | None:
+    """The ranks, of `size`, that have come to the store of the launch; None where it does not answer."""
+    try:
+        # torch prints its own stack where nobody listens.
+        socket.create_connection((os.environ["MASTER_ADDR"], _port()), _ANSWER.total_seconds()).close()
+        store = _client(_ANSWER)
+        return {rank for rank in range(size) if store.check([_presence(rank)])}
+    except (OSError, RuntimeError, ValueError):
+        return None
+
+
+def _announce(rank: int) -> None:
+    with contextlib.suppress(RuntimeError, ValueError):
+        _client(_NEVER).set(_presence(rank), "")
+
+
+def _client(timeout: timedelta) -> Any:
+    """Another connection to the store that torchrun, or else rank 0, keeps."""
+    from torch.distributed import distributed_c10d
+
+    address, store = os.environ["MASTER_ADDR"], vars(distributed_c10d)["TCPStore"]
+    return store(address, _port(), is_master=False, timeout=timeout, wait_for_workers=False)
+
+
+def _port() -> int:
+    return int(os.environ.get("MASTER_PORT", "29500"))
+
+
+def _presence(rank: int) -> str:
+    return f"distir/present/{os.environ.get('TORCHELASTIC_RESTART_COUNT', '0')}/{rank}"
 
 
 class TorchCommunicator(Communicator):

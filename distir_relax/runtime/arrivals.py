@@ -1,0 +1,63 @@
+"""Arrivals: which ranks of a launch have come to its meeting, and which are missing."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping
+from contextlib import suppress
+from itertools import groupby
+
+from distir_relax.runtime.launchers import detect, launch_size, local_size
+from distir_relax.runtime.neighbours import is_stopped, processes_of_this_node, shows_meeting
+
+WAITS = "waits for the others"
+
+
+def arrivals() -> dict[int, str]:
+    """The state of each rank of this node that has a process: "waits for the others (process 1234)"."""
+    import psutil
+
+    found: dict[int, str] = {}
+    for rank, process in processes_of_this_node().items():
+        with suppress(psutil.Error):
+            state = "is stopped" if is_stopped(process) else WAITS
+            if state == WAITS and not shows_meeting(process):
+                state = "has started, but has not come to the meeting"
+            found[rank] = f"{state} (process {process.pid})"
+    return found
+
+
+def speaker(before: Mapping[int, str], now: Mapping[int, str]) -> int | None:
+    """The rank of this node that reports: the first that waited `before` and is not stopped `now`.
+
+    It is the same one for ranks that did not start together; and none takes the place of one that has ended.
+    """
+    waiting = [rank for rank, state in before.items() if state.startswith(WAITS)] or list(before)
+    return min((rank for rank in waiting if "stopped" not in now.get(rank, "")), default=None)
+
+
+def report(found: Mapping[int, str]) -> list[str]:
+    """A line for each rank of the launch, ranks that are missing alike in one; `found` are those of this node."""
+    size = launch_size() or max(found, default=-1) + 1
+    alone = local_size() in (None, size)
+    present: Collection[int] | None = None
+    absent = "missing: not started, or ended already" if alone else "not on this node, or missing"
+    if detect() == "torch" and len(found) < size:
+        from distir_relax.runtime.transports.torch_distributed import present_ranks, store_address
+
+        present = present_ranks(size)
+        if present is None:
+            absent = f"not seen: nothing answers at {store_address()}, where rank 0 keeps the store"
+        else:
+            absent = f"missing: not started, or unable to reach {store_address()}"
+
+    def state(rank: int) -> tuple[bool, str]:
+        if rank in found:
+            return True, f"rank {rank} {found[rank]}"
+        return False, "waiting for the others, elsewhere" if present and rank in present else absent
+
+    lines = []
+    for (here, text), group in groupby(range(size), state):
+        ranks = list(group)
+        many = f"ranks {ranks[0]} to {ranks[-1]} are" if len(ranks) > 1 else f"rank {ranks[0]} is"
+        lines.append(text if here else f"{many} {text}")
+    return lines

@@ -1,0 +1,97 @@
+"""Lost ranks: name the rank that was killed when the launcher ends the others because of it.
+
+A launcher such as mpirun sends SIGTERM to the other ranks and, a fraction of a second later, SIGKILL. Their main
+threads wait in MPI, where no signal handler of Python runs, so the signal is read from a pipe by a thread.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import socket
+import sys
+import threading
+import time
+from types import FrameType, TracebackType
+
+from distir_relax.runtime.neighbours import has_ended, processes_of_this_node
+from distir_relax.runtime.watchdog import describe
+from distir_relax.runtime.world import World
+
+# Seconds: for the end of a rank to be seen, and before this one ends, so that it does not look lost itself.
+_SEEN, _STAYS = 0.1, 1.0
+
+
+class LostRanks:
+    """While it is open, SIGTERM makes one rank of this node name those of its neighbours that have ended.
+
+    A rank that ends the launch by MPI_Abort stays until its launcher kills it, and is not named. In a thread other than
+    the main one this does nothing: signals cannot be read there.
+    """
+
+    def __init__(self, world: World) -> None:
+        self._world = world
+        self._here, self._there = socket.socketpair()
+        self._thread = threading.Thread(target=self._watch, name="distir-lost-ranks", daemon=True)
+        self._before: tuple[int, object] | None = None
+
+    def __enter__(self) -> LostRanks:
+        if threading.current_thread() is threading.main_thread():
+            self._processes = processes_of_this_node()
+            self._there.setblocking(False)
+            handler = signal.getsignal(signal.SIGTERM)
+            if handler is signal.SIG_DFL:
+                signal.signal(signal.SIGTERM, _ends_in_thread)
+            self._before = signal.set_wakeup_fd(self._there.fileno(), warn_on_full_buffer=False), handler
+            self._thread.start()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        if self._before is not None:
+            signal.set_wakeup_fd(self._before[0])
+            if signal.getsignal(signal.SIGTERM) is _ends_in_thread:
+                signal.signal(signal.SIGTERM, signal.SIG_DFL)
+            self._there.close()
+            self._thread.join()
+        self._here.close()
+
+    def _watch(self) -> None:
+        while numbers := self._here.recv(64):
+            if signal.SIGTERM in numbers:
+                self._terminated()
+
+    def _terminated(self) -> None:
+        lost = self._lost()
+        if lost:
+            if self._world.rank == min(set(self._processes) - set(lost), default=None):
+                sys.stderr.write(self._report(lost))
+                sys.stderr.flush()
+        elif signal.getsignal(signal.SIGTERM) is not _ends_in_thread:
+            return
+        time.sleep(_STAYS)
+        os._exit(128 + signal.SIGTERM)
+
+    def _lost(self) -> list[int]:
+        until = time.monotonic() + _SEEN
+        while True:
+            lost = [rank for rank, process in self._processes.items() if has_ended(process)]
+            if lost or time.monotonic() > until:
+                return lost
+            time.sleep(0.01)
+
+    def _report(self, lost: list[int]) -> str:
+        world = self._world
+        named = [f"rank {rank} has ended (process {self._processes[rank].pid})" for rank in sorted(lost)]
+        lines = [
+            *(f"error: {one}: killed, or crashed" for one in named),
+            f"  {describe(world.rank, world.progress, world.steps)}",
+            "  hint: the launcher names the signal; signal 9 often comes from the system when memory runs out "
+            "(dmesg shows it), and distir simulate predicts the memory of a rank",
+        ]
+        return "".join(f"{line}\n" for line in lines)
+
+
+def _ends_in_thread(number: int, frame: FrameType | None) -> None:
+    """Leave the end of the process to the thread, which ends it also where no handler runs."""
