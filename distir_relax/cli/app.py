@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from typing import TextIO
+from typing import Annotated, TextIO
 
 import typer
 
@@ -11,8 +11,24 @@ from distir_relax.errors import DistIRError
 
 app = typer.Typer(
     name="distir", no_args_is_help=True, add_completion=False, pretty_exceptions_enable=False,
-    help="Compile a sharded model to one program per rank, look at it, and run it.",
 )  # fmt: skip
+
+
+def _version(asked: bool) -> None:
+    if asked:
+        from distir_relax import __version__
+
+        typer.echo(f"distir {__version__}")
+        raise typer.Exit
+
+
+@app.callback()
+def common(
+    version: Annotated[
+        bool, typer.Option("--version", callback=_version, is_eager=True, help="Print the version and exit.")
+    ] = False,
+) -> None:
+    """Compile a sharded model to one program per rank, look at it, and run it."""
 
 
 def complain(error: DistIRError) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json as json_
 import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -14,6 +15,7 @@ from distir_relax.cli.options import (
     AxesOption,
     Backend,
     CheckpointOption,
+    JsonOption,
     MemoryOption,
     MeshOption,
     ProfileOption,
@@ -58,6 +60,7 @@ def compile_command(
     check_import: Annotated[bool, typer.Option(help="Compare the program read in with the model.")] = True,
     checkpoint: CheckpointOption = None,
     times: Annotated[bool, typer.Option("--times", help="Print how long each pass took.")] = False,
+    json: JsonOption = False,
 ) -> None:
     """Compile a model to a bundle.
 
@@ -89,10 +92,10 @@ def compile_command(
         auto=auto or None,
         memory=memory,
     )
-    _compile(options, times)
+    _compile(options, times, json)
 
 
-def _compile(options: CompileOptions, times: bool) -> None:
+def _compile(options: CompileOptions, times: bool, as_json: bool) -> None:
     """Compile, show what takes long, and print what was made."""
     from rich.console import Console
 
@@ -104,6 +107,12 @@ def _compile(options: CompileOptions, times: bool) -> None:
     taken, start = Stages(), time.perf_counter()
     with Progress(Console(stderr=True), f"compiling {options.target}") as progress:
         found = compile_target(options, [taken, progress])
+    if as_json:
+        from distir_relax.report.as_json import compiled_json
+
+        made = compiled_json(found, taken.modules, taken.seconds)
+        typer.echo(json_.dumps({"output": str(options.output), "seconds": time.perf_counter() - start, **made}))
+        return
     if times:
         for name, seconds in taken.seconds.items():
             typer.echo(f"{name:20} {seconds * 1e3:8.1f} ms")

@@ -54,6 +54,7 @@ ReportOption = Annotated[Path | None, typer.Option(help="Write times, bytes sent
 TraceOption = Annotated[
     Path | None, typer.Option(help="Draw the tasks of a pipeline, predicted and measured, to this .svg.")
 ]
+JsonOption = Annotated[bool, typer.Option("--json", help="Print the result as JSON.")]
 ShardOption = Annotated[
     list[str] | None, typer.Option(metavar="PATTERN=PLACEMENT", help="Shard parameters of a model.")
 ]

@@ -12,6 +12,7 @@ from distir_relax.cli.options import (
     AxesOption,
     Device,
     DeviceOption,
+    JsonOption,
     MeshOption,
     PassesOption,
     ShapeOption,
@@ -41,7 +42,7 @@ def simulate(
     ] = None,
     trace: Annotated[Path | None, typer.Option(help="Write the time line to this .json, for Perfetto.")] = None,
     html: Annotated[Path | None, typer.Option(help="Write a report page to this .html.")] = None,
-    json: Annotated[bool, typer.Option("--json", help="Print the result as JSON.")] = False,
+    json: JsonOption = False,
 ) -> None:
     """Predict time and memory of a program on a machine, without running it."""
     from distir_relax.cli.compile_target import read_mesh, read_shapes, read_shardings
@@ -120,7 +121,7 @@ def validate(
         str, typer.Option(metavar="FIELD,...", help="Which is faster of those whose strategies differ in these alone.")
     ] = "schedule,chunks",
     plot: Annotated[Path | None, typer.Option(help="Write a scatter plot to this .svg.")] = None,
-    json: Annotated[bool, typer.Option("--json", help="Print the result as JSON.")] = False,
+    json: JsonOption = False,
 ) -> None:
     """Run configurations for real and compare their times and memory with the simulator's."""
     from distir_relax.calibration.validate import validate as run_and_compare

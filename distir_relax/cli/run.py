@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import json as json_
 import sys
 from collections.abc import Callable
+from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, NoReturn
 
@@ -17,6 +19,7 @@ from distir_relax.cli.options import (
     Device,
     DeviceOption,
     InputOption,
+    JsonOption,
     OutputOption,
     RepeatOption,
     ReportOption,
@@ -44,6 +47,7 @@ def run(
     profile: Annotated[
         str, typer.Option(help="The machine that --trace predicts for: a name or a .toml.")
     ] = "cpu-local",
+    json: JsonOption = False,
 ) -> None:
     """Run a bundle: as one rank under mpirun or torchrun, otherwise with all ranks as threads of this process."""
     from distir_relax.runtime.execute import RunOptions, run_rank, run_threads
@@ -53,16 +57,19 @@ def run(
     with joined_world(timeout) as world:
         # What cannot be drawn is said before anything runs, by all ranks alike.
         if world is None:
-            draw = _drawing(bundle, backend, profile, trace)
+            draw = _drawing(bundle, backend, profile, trace, json)
             result: RunReport | None = run_threads(options)
         else:
             try:
-                draw = _drawing(bundle, backend, profile, trace)
+                draw = _drawing(bundle, backend, profile, trace, json)
                 result = run_rank(world, options)
             except DistIRError as error:
                 _leave(world, error)
         if result is not None:
-            _summarise(result, output, report is not None)
+            if json:
+                typer.echo(json_.dumps({**result.to_json(), "output": None if output is None else str(output)}))
+            else:
+                _summarise(result, output, report is not None)
             draw(result)
         if world is not None:
             world.close()
@@ -100,12 +107,17 @@ def launch(
 
 
 @app.command()
-def doctor() -> None:
+def doctor(json: JsonOption = False) -> None:
     """Check what works on this machine, and say how to mend what does not."""
     from rich.console import Console
 
     from distir_relax.runtime.doctor import examine
 
+    if json:
+        checks = [asdict(finding) | ({"mend": ""} if finding.ok else {}) for finding in examine()]
+        well = all(check["ok"] or not check["essential"] for check in checks)
+        typer.echo(json_.dumps({"ok": well, "checks": checks}))
+        raise typer.Exit(0 if well else 1)
     console = Console(highlight=False)
     well = True
     for finding in examine():
@@ -137,8 +149,13 @@ def _summarise(report: RunReport, output: Path | None, table: bool) -> None:
     )
 
 
-def _drawing(bundle: Path, backend: Backend, profile: str, path: Path | None) -> Callable[[RunReport], None]:
-    """What draws the tasks of the last step of a run, and above them what is predicted; nothing without `path`."""
+def _drawing(
+    bundle: Path, backend: Backend, profile: str, path: Path | None, quiet: bool
+) -> Callable[[RunReport], None]:
+    """What draws the tasks of the last step of a run, and above them what is predicted; nothing without `path`.
+
+    A `quiet` one leaves stdout to others.
+    """
     if path is None:
         return lambda report: None
     if backend is not Backend.torch:
@@ -158,7 +175,7 @@ def _drawing(bundle: Path, backend: Backend, profile: str, path: Path | None) ->
     def draw(report: RunReport) -> None:
         measured = [Row(f"rank {rank}", tasks) for rank, tasks in enumerate(report.tasks)]
         write_chart(predicted, measured, path)
-        typer.echo(f"wrote {path}")
+        typer.echo(f"wrote {path}", err=quiet)
 
     return draw
 

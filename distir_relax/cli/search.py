@@ -12,7 +12,7 @@ import typer
 
 from distir_relax.cli.app import app
 from distir_relax.cli.interrupts import Interrupted
-from distir_relax.cli.options import StagesOption, read_stages
+from distir_relax.cli.options import JsonOption, StagesOption, read_stages
 from distir_relax.errors import DistIRError
 from distir_relax.units import rate
 
@@ -57,7 +57,7 @@ def search(
     html: Annotated[
         Path | None, typer.Option(help="Write a page with table, charts and time lines to this .html.")
     ] = None,
-    json: Annotated[bool, typer.Option("--json", help="Print the result as JSON.")] = False,
+    json: JsonOption = False,
 ) -> None:
     """Find the fastest strategy that fits into memory, by simulating all of them.
 

@@ -5,7 +5,8 @@ from __future__ import annotations
 import difflib
 import itertools
 from collections.abc import Iterator, Sequence
-from dataclasses import replace
+from dataclasses import asdict, replace
+from typing import Any
 
 from distir_relax.bundle import Bundle
 from distir_relax.errors import DistIRError
@@ -18,6 +19,7 @@ from distir_relax.placements.kept import parse_search
 from distir_relax.report.alternatives import alternatives_text
 from distir_relax.runtime.verification import read_stage
 from distir_relax.sharding import bytes_sent, redistributions
+from distir_relax.sharding.redistributions import Redistribution
 
 
 def explain(bundle: Bundle, name: str, limit: float = 30.0) -> str:
@@ -47,6 +49,41 @@ def explain(bundle: Bundle, name: str, limit: float = 30.0) -> str:
     else:
         lines.append(f"%{laid_out} is what lies in one layout or another: distir explain of it says what others cost")
     return "\n".join(lines)
+
+
+def explain_json(bundle: Bundle, name: str, limit: float = 30.0) -> dict[str, Any]:
+    """The layout of a value as JSON, with the whole of `explain` as lines in `text`.
+
+    `reasons` are those of this value, `redistributions` those that make it or bring it to its uses, with the bytes that
+    each device sends, `held_bytes` the most that a device holds of it.
+    """
+    text = explain(bundle, name, limit).splitlines()
+    module = read_stage(bundle, "sharded")
+    function, name = _find(module, name.removeprefix("%"))
+    kind = _kinds(function)[name]
+    reasons = [r for r in parse_records(bundle.records, "records.json") if isinstance(r, Reason)]
+    return {
+        "value": name,
+        "function": function.name,
+        "type": str(kind),
+        "placements": print_placements(kind.placements),
+        "held_bytes": _most(kind, module.meshes[0]),
+        "reasons": [asdict(reason) for reason in reasons if (reason.function, reason.value) == (function.name, name)],
+        "redistributions": [
+            {
+                "operand": op.operands[0].name,
+                "result": moved.result,
+                "from": print_placements(op.operands[0].dtensor.placements),
+                "to": print_placements(op.results[0].dtensor.placements),
+                "bytes": moved.bytes,
+                "times": moved.times,
+                "collectives": [{"name": kind, "axis": axis} for kind, axis in moved.collectives],
+                "location": op.location,
+            }
+            for op, moved in _moved(module, function, name)
+        ],
+        "text": text,
+    }
 
 
 def search_of(bundle: Bundle, sharded: Module) -> Alternatives | None:
@@ -109,17 +146,23 @@ def _chain(reason: Reason, reasons: Sequence[Reason]) -> list[str]:
 
 
 def _moves(module: Module, function: Function, name: str) -> Iterator[str]:
+    for op, moved in _moved(module, function, name):
+        have, want = (op.operands[0].dtensor, op.results[0].dtensor)
+        yield (
+            f"%{op.results[0].name} = redistribute(%{op.operands[0].name}), "
+            f"{print_placements(have.placements)} to {print_placements(want.placements)}: "
+            f"{moved}{f', {moved.times} times' if moved.times > 1 else ''}"
+            f"{f'  # {op.location}' if op.location else ''}"
+        )
+
+
+def _moved(module: Module, function: Function, name: str) -> Iterator[tuple[Op, Redistribution]]:
+    """The redistributions that make a value, or bring it to its uses."""
     by_result = {moved.result: moved for moved in redistributions(module) if moved.function == function.name}
     for op in function.ops:
-        moved = by_result.get(op.results[0].name)
+        moved = by_result.get(op.results[0].name) if op.results else None
         if moved and name in (op.operands[0].name, op.results[0].name):
-            have, want = (op.operands[0].dtensor, op.results[0].dtensor)
-            yield (
-                f"%{op.results[0].name} = redistribute(%{op.operands[0].name}), "
-                f"{print_placements(have.placements)} to {print_placements(want.placements)}: "
-                f"{moved}{f', {moved.times} times' if moved.times > 1 else ''}"
-                f"{f'  # {op.location}' if op.location else ''}"
-            )
+            yield op, moved
 
 
 def _alternative(module: Module, function: Function, name: str, kind: DTensorType) -> list[str]:

@@ -32,17 +32,7 @@ def explain_rule(name: str, operands: Sequence[str] = (), attrs: Mapping[str, An
     if entry.semantics.attributes and not entry.computes:
         named = entry.semantics.attributes.items()
         return "\n".join([f"{name}: for programs that are split already", *(f"  {key}: {what}" for key, what in named)])
-    types = [_parse_type(text) for text in operands] or _made_up(entry)
-    try:
-        results = infer(name, types, attrs or {})
-        rule = entry.rule_for(types, attrs or {}, results)
-    except NotImplementedError:
-        raise UnsupportedOpError(f"{name} is an op of the compiler's own, which has no rule") from None
-    except DistIRError as error:
-        hint = f"distir rules {name} 'f32[4,6]' ... --attr axis=1, with the operands and attributes of a real one"
-        raise DistIRError(error.message, "", hint) from None
-    except (ValueError, IndexError, KeyError, TypeError) as error:
-        raise DistIRError(f"{name} has no instance with ({', '.join(map(str, types))}): {error}") from None
+    types, results, rule = _instance(entry, operands, attrs)
     given = f" with {', '.join(f'{k}={v}' for k, v in attrs.items())}" if attrs else ""
     lines = [f"{name}: {_rule_text(entry)}"]
     lines.append(f"{', '.join(map(str, types))} -> {', '.join(map(str, results))}{given}")
@@ -51,6 +41,55 @@ def explain_rule(name: str, operands: Sequence[str] = (), attrs: Mapping[str, An
     lines += [f"  a pending sum may pass: {_groups(sets)}"] if sets else ["  no pending sum may pass"]
     lines.append(f"  torch: {_torch(entry)}")
     return "\n".join(lines)
+
+
+def rule_json(name: str, operands: Sequence[str] = (), attrs: Mapping[str, Any] | None = None) -> dict[str, Any]:
+    """`explain_rule` as JSON: operand and result types, factors with their dims, operand sets that pass a pending sum.
+
+    A factor's `kind` is ``parallel``, ``blocked``, or the reduction over it; `operands` and `results` give, for each of
+    them, the dims that it is in. Of an op that communicates, its attributes.
+    """
+    entry = lookup(name)
+    if entry.semantics.attributes and not entry.computes:
+        return {"op": name, "attributes": dict(entry.semantics.attributes)}
+    types, results, rule = _instance(entry, operands, attrs)
+
+    def dims(tensors: Sequence[Sequence[Sequence[int]]], index: int) -> list[list[int]]:
+        return [[dim for dim, inside in enumerate(tensor) if index in inside] for tensor in tensors]
+
+    return {
+        "op": name,
+        "rule": _rule_text(entry),
+        "operands": list(map(str, types)),
+        "results": list(map(str, results)),
+        "factors": [
+            {
+                "name": factor.name, "size": factor.size, "kind": factor.kind,
+                "operands": dims(rule.operands, index), "results": dims(rule.results, index),
+            }
+            for index, factor in enumerate(rule.factors)
+        ],
+        "linear": [sorted(group) for group in entry.linear_sets(len(types), attrs or {})],
+        "torch": _torch(entry),
+    }  # fmt: skip
+
+
+def _instance(
+    entry: OpDef, operands: Sequence[str], attrs: Mapping[str, Any] | None
+) -> tuple[list[TensorType], Sequence[TensorType], Rule]:
+    """The operand and result types of an instance of an op, and its rule there."""
+    name = entry.name
+    types = [_parse_type(text) for text in operands] or _made_up(entry)
+    try:
+        results = infer(name, types, attrs or {})
+        return types, results, entry.rule_for(types, attrs or {}, results)
+    except NotImplementedError:
+        raise UnsupportedOpError(f"{name} is an op of the compiler's own, which has no rule") from None
+    except DistIRError as error:
+        hint = f"distir rules {name} 'f32[4,6]' ... --attr axis=1, with the operands and attributes of a real one"
+        raise DistIRError(error.message, "", hint) from None
+    except (ValueError, IndexError, KeyError, TypeError) as error:
+        raise DistIRError(f"{name} has no instance with ({', '.join(map(str, types))}): {error}") from None
 
 
 def parse_attrs(texts: Sequence[str]) -> dict[str, Any]:

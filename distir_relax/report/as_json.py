@@ -1,0 +1,75 @@
+"""JSON for programs: what `--json` of `distir show`, `explain`, `rules` and `compile` prints."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from typing import Any
+
+from distir_relax.analysis.footprint import Footprint
+from distir_relax.ir import Function, Module, Op, PerRank, Searched
+from distir_relax.ir.program import Attribute
+from distir_relax.layout import DeviceMesh
+
+
+def program_json(module: Module) -> dict[str, Any]:
+    """A program: its stage, meshes, the function of each rank (ranked stage), and functions with inputs, ops, outputs.
+
+    Types, and attributes that JSON lacks, are as in the program's text.
+    """
+    return {
+        "stage": module.stage,
+        "meshes": [mesh_json(mesh) for mesh in module.meshes],
+        "ranks": list(module.ranks),
+        "functions": [_function(function) for function in module.functions],
+    }
+
+
+def mesh_json(mesh: DeviceMesh) -> dict[str, int]:
+    """The size of each axis, by name."""
+    return dict(zip(mesh.axes, mesh.shape, strict=True))
+
+
+def compiled_json(found: Footprint, modules: Mapping[str, Module], passes: Mapping[str, float]) -> dict[str, Any]:
+    """A compilation: ranks, programs, bytes by rank (`sent_bytes` is null where unknown), seconds of each pass.
+
+    `search` has the result of a search for placements, in words, where there was one.
+    """
+    records = modules["sharded"].records if "sharded" in modules else ()
+    return {
+        "ranks": found.ranks,
+        "programs": found.programs,
+        "weight_bytes": list(found.weights),
+        "sent_bytes": None if found.sent is None else list(found.sent),
+        "passes": dict(passes),
+        "search": [str(record) for record in records if isinstance(record, Searched)],
+    }
+
+
+def _function(function: Function) -> dict[str, Any]:
+    return {
+        "name": function.name,
+        "inputs": [
+            {"name": i.value.name, "role": i.role, "type": str(i.value.type), "location": i.location}
+            for i in function.inputs
+        ],
+        "ops": [_op(op) for op in function.ops],
+        "outputs": [{"name": o.name, "value": o.value.name} for o in function.outputs],
+    }
+
+
+def _op(op: Op) -> dict[str, Any]:
+    return {
+        "op": op.name,
+        "operands": [value.name for value in op.operands],
+        "results": [{"name": value.name, "type": str(value.type)} for value in op.results],
+        "attributes": {key: _plain(value) for key, value in op.attrs.items()},
+        "location": op.location,
+    }
+
+
+def _plain(value: Attribute) -> Any:
+    if isinstance(value, tuple):
+        return [_plain(one) for one in value]
+    infinite = isinstance(value, float) and not math.isfinite(value)
+    return str(value) if isinstance(value, PerRank) or infinite else value
