@@ -70,28 +70,12 @@ def compile_command(
     from distir_relax.cli.compile_target import CompileOptions
 
     options = CompileOptions(
-        target=target,
-        output=output,
-        tail=None if tail is None else tail.value,
-        backends=tuple(choice.value for choice in backend or Backend),
-        shardings=tuple(shard or ()),
-        mesh=mesh,
-        axes=axes,
-        ranks=ranks,
-        name=name,
-        input_shapes=tuple(input_shape or ()),
-        dump=dump,
-        verify=verify or None,
-        outline=None if outline else False,
-        check_import=None if check_import else False,
-        checkpoint=checkpoint,
-        strategy=strategy,
-        stages=read_stages(stages),
-        profile=profile,
-        train=train,
-        auto=auto or None,
-        memory=memory,
-    )
+        target=target, output=output, tail=None if tail is None else tail.value,
+        backends=tuple(choice.value for choice in backend or Backend), shardings=tuple(shard or ()), mesh=mesh,
+        axes=axes, ranks=ranks, name=name, input_shapes=tuple(input_shape or ()), dump=dump, verify=verify or None,
+        outline=None if outline else False, check_import=None if check_import else False, checkpoint=checkpoint,
+        strategy=strategy, stages=read_stages(stages), profile=profile, train=train, auto=auto or None, memory=memory,
+    )  # fmt: skip
     _compile(options, times, json)
 
 
