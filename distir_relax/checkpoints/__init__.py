@@ -1,6 +1,19 @@
 """What a training run leaves on disk: global tensors, written and read by all ranks together, and how far it came."""
 
-from distir_relax.checkpoints.folder import STATE_FILE, Position, Saved, begin, finish, latest, remove, saved_steps
+from distir_relax.checkpoints.folder import (
+    STATE_FILE,
+    Position,
+    Saved,
+    begin,
+    checkpoint_names,
+    finish,
+    latest,
+    remove,
+    saved_steps,
+)
 from distir_relax.checkpoints.state_file import StateFile
 
-__all__ = ["STATE_FILE", "Position", "Saved", "StateFile", "begin", "finish", "latest", "remove", "saved_steps"]
+__all__ = [
+    "STATE_FILE", "Position", "Saved", "StateFile", "begin", "checkpoint_names", "finish", "latest", "remove",
+    "saved_steps",
+]  # fmt: skip

@@ -137,6 +137,11 @@ def saved_steps(folder: Path) -> list[int]:
     return []
 
 
+def checkpoint_names(folder: Path) -> list[str]:
+    """The names of the checkpoints in a folder, the newest first."""
+    return [_name(step) for step in reversed(saved_steps(folder))]
+
+
 def latest(folder: Path) -> Saved:
     """The newest checkpoint of a folder, or the folder itself where it is one. Raises CheckpointError otherwise."""
     if (folder / _POSITION_FILE).is_file():

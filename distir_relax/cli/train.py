@@ -5,11 +5,13 @@ from __future__ import annotations
 import signal
 import sys
 from collections.abc import Mapping
+from enum import StrEnum
 from pathlib import Path
 from types import FrameType
-from typing import TYPE_CHECKING, Annotated, NoReturn
+from typing import TYPE_CHECKING, Annotated, Any, NoReturn
 
 import typer
+from typer.core import TyperCommand
 
 from distir_relax.cli.app import app, complain
 from distir_relax.cli.interrupts import Interrupted
@@ -21,10 +23,25 @@ if TYPE_CHECKING:
     from distir_relax.runtime.training.steps import Ended
     from distir_relax.runtime.world import World
 
-INTERRUPTED = 128 + signal.SIGINT
+
+class Resume(StrEnum):
+    """Where a run goes on."""
+
+    last = "last"
+    auto = "auto"
 
 
-@app.command()
+class ResumeCommand(TyperCommand):
+    """A command whose `--resume` may stand without a value."""
+
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        """Give a bare `--resume` its value."""
+        followed = zip(args, [*args[1:], ""], strict=True)
+        bare = [arg == "--resume" and after not in list(Resume) for arg, after in followed]
+        return super().parse_args(ctx, [f"{arg}=last" if alone else arg for arg, alone in zip(args, bare, strict=True)])
+
+
+@app.command(cls=ResumeCommand)
 def train(
     bundle: BundleArgument,
     data: Annotated[
@@ -34,7 +51,10 @@ def train(
     checkpoint: Annotated[Path | None, typer.Option(help="Write checkpoints to this folder.")] = None,
     every: Annotated[int, typer.Option(min=1, help="Write one after so many steps, and after the last.")] = 100,
     keep: Annotated[int, typer.Option(min=1, help="Keep so many.")] = 3,
-    resume: Annotated[bool, typer.Option("--resume", help="Go on from the last checkpoint.")] = False,
+    resume: Annotated[
+        Resume | None,
+        typer.Option("--resume", help="Go on from the last checkpoint; auto: from the newest whole one, if any."),
+    ] = None,
     log: Annotated[Path | None, typer.Option(help="Write loss and seconds of each step to this .csv.")] = None,
     seed: Annotated[int | None, typer.Option(min=0, help="Of the order of samples (0 unless given).")] = None,
     backend: BackendOption = Backend.torch,
@@ -48,23 +68,18 @@ def train(
     """
     from distir_relax.cli.training_data import data_of
     from distir_relax.cli.training_progress import TrainingProgress
-    from distir_relax.runtime.inputs import check_writable
     from distir_relax.runtime.join import joined_world
     from distir_relax.runtime.launchers import detect
     from distir_relax.runtime.training.run import Run, train_rank, train_threads
     from distir_relax.runtime.training.steps import TrainOptions
 
-    if resume and checkpoint is None:
-        raise RunError("there is nothing to resume", "--resume", "name the folder: --checkpoint DIR")
-    if log is not None:
-        check_writable(log)
+    _check(resume, checkpoint, log)
     if n is not None and detect() is None:
         asked = {"data": data, "steps": steps, "checkpoint": checkpoint, "every": every, "keep": keep, "resume": resume}
         asked |= {"log": log, "seed": seed, "backend": backend, "device": device, "timeout": timeout}
         _launch(n, bundle, asked, checkpoint)
-    options = TrainOptions(steps, checkpoint, every, keep, resume, seed)
-    with joined_world(timeout) as world, TrainingProgress(log) as progress:
-        told = _Told(world)
+    options = TrainOptions(steps, checkpoint, every, keep, resume.value if resume else "", seed)
+    with joined_world(timeout) as world, TrainingProgress(log) as progress, _Told(world) as told:
         run = Run(bundle, data_of(data), options, progress, backend.value, device.value, timeout, told)
         try:
             ended = train_threads(run) if world is None else train_rank(world, run)
@@ -82,24 +97,48 @@ def train(
             _summarise(run, ended)
         if world is not None:
             world.close()
-    if ended.reason == "interrupted":
-        raise typer.Exit(INTERRUPTED)
+    if ended.signal:
+        raise typer.Exit(128 + ended.signal)
 
 
 class _Told:
-    """Whether this rank of a launch was told to end. The ranks end together, behind the step that they are in."""
+    """The signal that this process was sent, or 0: `told()`. Ranks end together, behind the step that they are in.
+
+    Where ranks are threads, SIGINT and a second signal end the process at once.
+    """
 
     def __init__(self, world: World | None) -> None:
-        self.told = False
-        if world is not None:
-            signal.signal(signal.SIGINT, self._hear)
-            signal.signal(signal.SIGTERM, self._hear)
+        self._alone = world is None
+        self._number = 0
+        self._before: dict[int, Any] = {}
 
-    def __call__(self) -> bool:
-        return self.told
+    def __enter__(self) -> _Told:
+        from distir_relax.runtime.training.steps import CHECKPOINT_SIGNALS
+
+        for number in (*CHECKPOINT_SIGNALS, *(() if self._alone else (signal.SIGINT,))):
+            self._before[number] = signal.signal(number, self._hear)
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        for number, handler in self._before.items():
+            signal.signal(number, handler)
+
+    def __call__(self) -> int:
+        return self._number
 
     def _hear(self, number: int, frame: FrameType | None) -> None:
-        self.told = True
+        if self._number and self._alone:
+            raise Interrupted(number)
+        self._number = self._number or number
+
+
+def _check(resume: Resume | None, checkpoint: Path | None, log: Path | None) -> None:
+    from distir_relax.runtime.inputs import check_writable
+
+    if resume is not None and checkpoint is None:
+        raise RunError("there is nothing to resume", "--resume", "name the folder: --checkpoint DIR")
+    if log is not None:
+        check_writable(log)
 
 
 def _leave(world: World, error: DistIRError) -> NoReturn:
@@ -111,8 +150,8 @@ def _leave(world: World, error: DistIRError) -> NoReturn:
 
 
 def _summarise(run: Run, ended: Ended) -> None:
-    if ended.reason == "interrupted":
-        _how_to_go_on(run.options.checkpoints, ended.step)
+    if ended.signal:
+        _how_to_go_on(run.options.checkpoints, ended.step, ended.reason)
         return
     why = f" ({ended.reason})" if ended.reason else ""
     wrote = f"; the last checkpoint is of step {ended.saved}" if ended.saved is not None else ""
@@ -132,14 +171,14 @@ def _launch(n: int, bundle: Path, asked: Mapping[str, object], folder: Path | No
         if value is not None and value is not False:
             arguments += [f"--{option}"] if value is True else [f"--{option}", str(value)]
     try:
-        code = launch(n, arguments)
+        code = launch(n, arguments, graceful=True)
     except Interrupted:
         _how_to_go_on(folder)
         raise
     raise typer.Exit(code)
 
 
-def _how_to_go_on(folder: Path | None, step: int | None = None) -> None:
+def _how_to_go_on(folder: Path | None, step: int | None = None, reason: str = "interrupted") -> None:
     from distir_relax.checkpoints import saved_steps
 
     behind = "" if step is None else f" behind step {step}"
@@ -149,5 +188,5 @@ def _how_to_go_on(folder: Path | None, step: int | None = None) -> None:
         text = f"go on from step {steps[-1]} with the same command and --resume"
     else:
         text = "there is no checkpoint yet; --every writes them earlier"
-    sys.stderr.write(f"interrupted{behind}: {text}\n")
+    sys.stderr.write(f"{reason}{behind}: {text}\n")
     sys.stderr.flush()

@@ -5,12 +5,14 @@ from __future__ import annotations
 import os
 import shlex
 import shutil
+import signal
 import subprocess
 import sys
-from collections.abc import Sequence
-from contextlib import suppress
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, nullcontext, suppress
 from dataclasses import dataclass
 from pathlib import Path
+from types import FrameType
 
 from distir_relax.errors import RunError
 from distir_relax.runtime.launchers import check_connected
@@ -28,11 +30,12 @@ class Launcher:
     version: str
 
 
-def launch(n: int, arguments: Sequence[str], threads: int | None = None) -> int:
+def launch(n: int, arguments: Sequence[str], threads: int | None = None, graceful: bool = False) -> int:
     """Run `distir <arguments>` on `n` ranks, having printed the command; the exit code of the launch.
 
     A rank has `threads` threads, by default what OMP_NUM_THREADS says, or its share of the cores. When this process is
-    interrupted, the launch and its ranks are ended first.
+    interrupted, the launch and its ranks are ended first. A `graceful` launch is sent SIGUSR1, which mpirun forwards to
+    the ranks, where this process is sent SIGTERM for the first time; the exit code is then SIGTERM's.
 
     Raises RunError when there is no mpirun, or a launcher started several tasks of this process.
     """
@@ -43,10 +46,33 @@ def launch(n: int, arguments: Sequence[str], threads: int | None = None) -> int:
     print(shlex.join(command), file=sys.stderr, flush=True)
     with subprocess.Popen(command, env=launch_environment(each)) as process:
         try:
-            return process.wait()
+            with _forwarding(process) if graceful else nullcontext(()) as sent:
+                code = process.wait()
+            return 128 + signal.SIGTERM if sent and code else code
         except BaseException:
             _end(process)
             raise
+
+
+@contextmanager
+def _forwarding(process: subprocess.Popen[bytes]) -> Iterator[Sequence[int]]:
+    """While it is open, the first SIGTERM becomes a SIGUSR1 of `process`; gives those that came.
+
+    mpirun kills its ranks a fraction of a second after a SIGTERM of its own.
+    """
+    sent: list[int] = []
+    before = signal.getsignal(signal.SIGTERM)
+
+    def forward(number: int, frame: FrameType | None) -> None:
+        sent.append(number)
+        signal.signal(signal.SIGTERM, before)
+        process.send_signal(signal.SIGUSR1)
+
+    signal.signal(signal.SIGTERM, forward)
+    try:
+        yield sent
+    finally:
+        signal.signal(signal.SIGTERM, before)
 
 
 def find_mpirun() -> Launcher:

@@ -25,12 +25,12 @@ class Perceptron(nn.Module):
         return self.down(torch.tanh(self.up(x)))
 
 
-def step(strategy: str) -> TrainingStep:
+def step(strategy: str, model: nn.Module | None = None) -> TrainingStep:
     """A step of training, the same for each strategy."""
     torch.manual_seed(0)
     return dr.compile_training(
-        Perceptron(), F.mse_loss, optimizer=dr.AdamW(dr.Cosine(2.0**-5, 20, 3)), clip_norm=1.0, strategy=strategy,
-        example_batch=(torch.randn(ROWS, 5), torch.randn(ROWS, 3)), name="perceptron",
+        model or Perceptron(), F.mse_loss, optimizer=dr.AdamW(dr.Cosine(2.0**-5, 20, 3)), clip_norm=1.0,
+        strategy=strategy, example_batch=(torch.randn(ROWS, 5), torch.randn(ROWS, 3)), name="perceptron",
     )  # fmt: skip
 
 

@@ -10,8 +10,11 @@ from typing import Any
 
 import pytest
 import torch
+from typer.testing import CliRunner
 
 from distir_relax.bundle import read_bundle
+from distir_relax.checkpoints import saved_steps
+from distir_relax.cli import app
 from distir_relax.cli.training_data import data_of
 from distir_relax.errors import CheckpointError, DistIRError, ImportModelError, RunError
 from distir_relax.runtime.divisions import in_parts
@@ -86,7 +89,7 @@ def test_a_run_goes_on_where_it_was_on_other_ranks(bundles: dict[int, Path], nam
     whole, _ = train(bundles[3], name, 9)
     first, ended = train(bundles[3], name, 9, checkpoints=tmp_path, every=3, stop_behind=7)
     assert (ended.step, ended.reason, ended.saved) == (7, "interrupted", 6)
-    rest, ended = train(bundles[2], name, 9, checkpoints=tmp_path, every=3, resume=True)
+    rest, ended = train(bundles[2], name, 9, checkpoints=tmp_path, every=3, resume="last")
     assert sorted(first.losses) == list(range(1, 8))
     assert sorted(rest.losses) == [7, 8, 9]
     assert [*first.losses.values(), *list(rest.losses.values())[1:]] == pytest.approx(
@@ -112,7 +115,7 @@ def test_what_cannot_be_is_said_before_the_first_step(bundles: dict[int, Path], 
     with pytest.raises(CheckpointError, match="checkpoints here already, the last of step 1"):
         train(bundles[3], "batches", 2, checkpoints=tmp_path)
     with pytest.raises(CheckpointError, match="has the seed 0, found --seed 5"):
-        train(bundles[3], "batches", 2, checkpoints=tmp_path, resume=True, seed=5)
+        train(bundles[3], "batches", 2, checkpoints=tmp_path, resume="last", seed=5)
     with pytest.raises(ImportModelError, match="does not exist"):
         train(bundles[3], "bacthes", 2)
     with pytest.raises(ImportModelError, match="expected batches or a data set, found NoneType"):
@@ -181,7 +184,7 @@ class Unlike(Threads):
     """A crew one of whose processes has other values than this one."""
 
     def exchange(self, value: Any) -> list[Any]:
-        return [value, f"{value} elsewhere"]
+        return [value, f"{value} elsewhere" if isinstance(value, str) else value]
 
 
 def test_other_batches_on_other_ranks_are_refused(bundles: dict[int, Path]) -> None:
@@ -245,5 +248,82 @@ def test_an_interrupted_run_says_how_to_go_on(bundles: dict[int, Path], tmp_path
     assert process.returncode == 130, err
     assert "with the same command and --resume" in err
     assert "Traceback" not in out + err
-    _, ended = train(bundles[2], "slow", 4, checkpoints=folder, resume=True)
+    _, ended = train(bundles[2], "slow", 4, checkpoints=folder, resume="last")
     assert ended.step >= 4
+
+
+@pytest.mark.mpirun
+@pytest.mark.parametrize("ranks", [(), ("-n", 2)], ids=["threads", "mpirun"])
+def test_a_run_that_is_sent_sigterm_writes_its_step(
+    bundles: dict[int, Path], ranks: tuple[object, ...], tmp_path: Path
+) -> None:
+    folder = tmp_path / "ck"
+    options = ("--steps", 500, "--checkpoint", folder, "--every", 3, *ranks)
+    with subprocess.Popen(
+        [sys.executable, *command(bundles[2], "slow", *options)],
+        env=environment(), stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
+    ) as process:  # fmt: skip
+        assert process.stdout is not None
+        next(line for line in process.stdout if line.startswith("wrote"))
+        process.send_signal(signal.SIGTERM)
+        out, err = process.communicate(timeout=20)
+    assert process.returncode == 143, err
+    step = saved_steps(folder)[-1]
+    assert step >= 3
+    assert f"terminated behind step {step}: go on from step {step} with the same command and --resume" in err
+    assert f"wrote {folder / f'step-{step:08}'}" in out
+    assert "Traceback" not in err
+    whole, _ = train(bundles[3], "slow", step + 1)
+    heard, _ = train(bundles[3], "slow", step + 1, checkpoints=folder, resume="auto")
+    assert list(heard.losses) == [step + 1]
+    assert heard.losses[step + 1] == pytest.approx(whole.losses[step + 1], rel=1e-4)
+
+
+def test_a_signal_before_the_first_step_ends_the_run_there(bundles: dict[int, Path], tmp_path: Path) -> None:
+    heard = Heard()
+    options = TrainOptions(3, tmp_path / "ck")
+    run = Run(bundles[3], data_of(f"{DATA}:batches"), options, heard, stop=lambda: signal.SIGTERM)
+    ended = train_threads(run)
+    assert (ended.step, ended.reason, ended.signal, ended.saved) == (0, "terminated", signal.SIGTERM, None)
+    assert heard.losses == {}
+
+
+def test_auto_goes_on_from_the_newest_whole_checkpoint(bundles: dict[int, Path], tmp_path: Path) -> None:
+    folder = tmp_path / "ck"
+    first, ended = train(bundles[3], "batches", 3, checkpoints=folder, every=1, resume="auto")
+    assert list(first.losses) == [1, 2, 3]
+    assert ended.saved == 3
+    newest = folder / "step-00000003" / "state.safetensors"
+    newest.write_bytes(newest.read_bytes()[:-5])
+    with pytest.raises(CheckpointError, match="step-00000003"):
+        train(bundles[3], "batches", 4, checkpoints=folder, resume="last")
+    with pytest.warns(UserWarning, match=r"a checkpoint is left out: .*step-00000003"):
+        second, ended = train(bundles[2], "batches", 4, checkpoints=folder, every=1, resume="auto")
+    assert list(second.losses) == [3, 4]
+    assert second.losses[3] == pytest.approx(first.losses[3], rel=1e-4)
+    assert saved_steps(folder) == [2, 3, 4]
+    # A checkpoint of another program is not left out: the run would begin anew without a word.
+    other = perceptron.step("1/1/1/1", torch.nn.Linear(5, 3)).save(tmp_path / "other.dist", backends=("torch",))
+    with pytest.raises(CheckpointError, match="the checkpoint lacks weight"):
+        train(other, "batches", 5, checkpoints=folder, resume="auto")
+
+
+def test_auto_begins_anew_where_no_checkpoint_is_whole(bundles: dict[int, Path], tmp_path: Path) -> None:
+    train(bundles[3], "batches", 1, checkpoints=tmp_path)
+    (tmp_path / "step-00000001" / "position.json").write_text("{")
+    with pytest.warns(UserWarning, match="a checkpoint is left out"):
+        heard, _ = train(bundles[3], "batches", 2, checkpoints=tmp_path, resume="auto")
+    assert list(heard.losses) == [1, 2]
+
+
+def test_resume_may_stand_alone(bundles: dict[int, Path], tmp_path: Path) -> None:
+    def steps(*options: object) -> list[str]:
+        arguments = command(bundles[3], "batches", "--checkpoint", tmp_path, *options)[2:]
+        done = CliRunner().invoke(app, arguments)
+        assert done.exit_code == 0, done.output
+        return [line.split()[1] for line in done.output.splitlines() if line.startswith("step ")]
+
+    assert steps("--resume", "auto", "--steps", 1) == ["1/1"]
+    assert steps("--resume", "--steps", 2) == ["2/2"]
+    assert steps("--steps", 3, "--resume") == ["3/3"]
+    assert steps("--resume=auto", "--steps", 4) == ["4/4"]

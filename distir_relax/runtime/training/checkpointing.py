@@ -2,9 +2,20 @@
 
 from __future__ import annotations
 
+import warnings
 from pathlib import Path
 
-from distir_relax.checkpoints import STATE_FILE, Position, Saved, StateFile, begin, finish, latest, remove
+from distir_relax.checkpoints import (
+    STATE_FILE,
+    Position,
+    Saved,
+    StateFile,
+    begin,
+    checkpoint_names,
+    finish,
+    latest,
+    remove,
+)
 from distir_relax.errors import CheckpointError
 from distir_relax.runtime.state import changing
 from distir_relax.runtime.training.crew import Crew
@@ -37,11 +48,17 @@ def save(crew: Crew, folder: Path, position: Position, keep: int) -> Path | None
         raise
 
 
-def resume(crew: Crew, folder: Path) -> Saved:
+def resume(crew: Crew, folder: Path, auto: bool = False) -> Saved | None:
     """Give the ranks the newest checkpoint of a folder, whatever number of ranks has written it.
 
-    Raises CheckpointError on all processes where it is missing, damaged, or does not fit the program.
+    With `auto` it is the newest that is whole, and None where there is none. Raises CheckpointError on all processes
+    where it is missing, damaged, or does not fit the program.
     """
+    if auto:
+        chosen = crew.exchange(_newest_whole(folder) if crew.first else "")[0]
+        if not chosen:
+            return None
+        folder = folder / chosen
     with crew.agreed():
         saved = latest(folder)
         saved.check_fits(changing(crew.bundle.manifest))
@@ -51,3 +68,13 @@ def resume(crew: Crew, folder: Path) -> Saved:
             raise CheckpointError("the ranks see different checkpoints", str(folder), "put it on a shared file system")
         crew.load_state(saved.tensors)
     return saved
+
+
+def _newest_whole(folder: Path) -> str:
+    """The name of the newest checkpoint that can be read; those that cannot are left out with a warning."""
+    for name in checkpoint_names(folder):
+        try:
+            return latest(folder / name).path.name
+        except CheckpointError as wrong:
+            warnings.warn(f"a checkpoint is left out: {wrong.where}: {wrong.message}", stacklevel=2)
+    return ""

@@ -26,8 +26,8 @@ DataOf = Callable[[Manifest, int], Data]
 
 @dataclass(frozen=True)
 class Run:
-    """What is trained, on what, and who hears of it. `data` is called once the bundle is read; `stop` says whether this
-    process was told to end."""
+    """What is trained, on what, and who hears of it. `data` is called once the bundle is read; `stop` is the signal
+    that this process was sent, or 0."""
 
     bundle: Path
     data: DataOf
@@ -36,7 +36,7 @@ class Run:
     backend: str = "torch"
     device: str = "cpu"
     timeout: float = DEFAULT_TIMEOUT
-    stop: Callable[[], bool] = lambda: False
+    stop: Callable[[], int] = lambda: 0
 
     def of(self, crew: Crew) -> Training:
         """The run of a crew."""

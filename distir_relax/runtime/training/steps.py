@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import hashlib
 import math
+import signal
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Protocol
@@ -18,19 +19,24 @@ from distir_relax.runtime.training.batches import Data, data_inputs, training_of
 from distir_relax.runtime.training.checkpointing import resume, save
 from distir_relax.runtime.training.crew import Batch, Crew
 
+CHECKPOINT_SIGNALS = (signal.SIGTERM, signal.SIGUSR1)
+"""Signals behind whose step a run writes a checkpoint and ends. mpirun forwards SIGUSR1, and kills behind SIGTERM."""
+
 
 @dataclass(frozen=True)
 class TrainOptions:
     """What a run is asked: how many steps in all, and where checkpoints are written, each `every` steps.
 
-    `seed` is that of the order of samples; None is 0, or that of the run which is resumed.
+    `resume` is "last" to go on from the newest checkpoint, which must be there and whole, "auto" to go on from the
+    newest whole one, or to begin where there is none, or empty. `seed` is that of the order of samples; None is 0, or
+    that of the run which is resumed.
     """
 
     steps: int
     checkpoints: Path | None = None
     every: int = 100
     keep: int = 3
-    resume: bool = False
+    resume: str = ""
     seed: int | None = None
 
 
@@ -64,12 +70,15 @@ class Ended:
     loss: float = math.nan
     saved: int | None = None
     reason: str = ""
-    """Empty where all steps were made; ``interrupted``, or ``the data has ended``."""
+    """Empty where all steps were made; ``interrupted``, ``terminated`` (by a signal that asks for a checkpoint), or
+    ``the data has ended``."""
+    signal: int = 0
+    """The number of the signal that ended the run, if one did."""
 
 
 @dataclass
 class Training:
-    """A run of a crew. `data(seed)` gives the batches; `stop()` says whether this process was told to end.
+    """A run of a crew. `data(seed)` gives the batches; `stop()` is the signal that this process was sent, or 0.
 
     Nothing is asked of one rank alone between two steps: each learns there what has befallen any of them.
     """
@@ -78,7 +87,7 @@ class Training:
     data: Callable[[int], Data]
     options: TrainOptions
     listener: Listener
-    stop: Callable[[], bool] = lambda: False
+    stop: Callable[[], int] = lambda: 0
     ended: Ended = field(init=False)
 
     def run(self) -> Ended:
@@ -88,7 +97,10 @@ class Training:
         training_of(self.crew.bundle.manifest)
         position = self._begin()
         source = self.data(position.seed)
-        self.ended = Ended(position.step, saved=position.step if self.options.resume else None)
+        self.ended = Ended(position.step, saved=position.step or None)
+        self._hear(self.crew.exchange(self.stop()))
+        if self.ended.reason:
+            return self.ended
         batch = self._first(source, position.step)
         if self.crew.first:
             self.listener.begun(position.step, self.options, *per_step(self.crew))
@@ -105,7 +117,9 @@ class Training:
                 self.listener.done(Done(step + 1, loss, now - last))
             last = now
             if self.options.checkpoints is not None and (
-                (step + 1) % self.options.every == 0 or step + 1 == self.options.steps
+                (step + 1) % self.options.every == 0
+                or step + 1 == self.options.steps
+                or self.ended.signal in CHECKPOINT_SIGNALS
             ):
                 self._save(self.options.checkpoints, step + 1, position.seed)
             if self.ended.reason:
@@ -115,8 +129,10 @@ class Training:
     def _begin(self) -> Position:
         options, manifest = self.options, self.crew.bundle.manifest
         assert manifest.training is not None, "it was asked for"
+        saved = None
         if options.resume and options.checkpoints is not None:
-            saved = resume(self.crew, options.checkpoints)
+            saved = resume(self.crew, options.checkpoints, options.resume == "auto")
+        if saved is not None:
             if options.seed not in (None, saved.position.seed):
                 raise CheckpointError(
                     f"the run that is resumed has the seed {saved.position.seed}, found --seed {options.seed}",
@@ -124,10 +140,10 @@ class Training:
                 )  # fmt: skip
             return saved.position
         with self.crew.agreed():
-            if options.checkpoints is not None and (steps := saved_steps(options.checkpoints)):
+            if not options.resume and options.checkpoints is not None and (steps := saved_steps(options.checkpoints)):
                 raise CheckpointError(
                     f"there are checkpoints here already, the last of step {steps[-1]}", str(options.checkpoints),
-                    "go on from it with --resume, or choose another folder",
+                    "go on from it with --resume, or --resume auto, or choose another folder",
                 )  # fmt: skip
         return Position(0, 0, options.seed or 0, manifest.name)
 
@@ -170,8 +186,13 @@ class Training:
             with self.crew.agreed():
                 if trouble is not None:
                     raise trouble
-        if any(theirs[1] for theirs in everyone):
-            self.ended.reason = "interrupted"
+        self._hear([theirs[1] for theirs in everyone])
+
+    def _hear(self, signals: Sequence[int]) -> None:
+        """End the run if any process was sent a signal."""
+        self.ended.signal = next((number for number in signals if number), 0)
+        if self.ended.signal:
+            self.ended.reason = "terminated" if self.ended.signal in CHECKPOINT_SIGNALS else "interrupted"
 
     def _after_nan(self) -> str:
         hint = "give a lower learning rate, a warm-up, or clip_norm"
