@@ -38,6 +38,13 @@ class Device(StrEnum):
     cuda = "cuda"
 
 
+class Starter(StrEnum):
+    """What starts the ranks of a launch."""
+
+    mpirun = "mpirun"
+    torchrun = "torchrun"
+
+
 BundleArgument = Annotated[Path, typer.Argument(metavar="BUNDLE", help="A folder that distir compile wrote.")]
 InputOption = Annotated[Path | None, typer.Option("--input", "-i", help="The inputs: an .npz of global arrays.")]
 OutputOption = Annotated[Path | None, typer.Option("--output", "-o", help="Write the global outputs to this .npz.")]

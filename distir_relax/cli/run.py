@@ -23,6 +23,7 @@ from distir_relax.cli.options import (
     OutputOption,
     RepeatOption,
     ReportOption,
+    Starter,
     TimeoutOption,
     TraceOption,
 )
@@ -86,10 +87,20 @@ def launch(
     timeout: TimeoutOption = 120.0,
     repeat: RepeatOption = 1,
     report: ReportOption = None,
+    host: Annotated[
+        str | None, typer.Option(metavar="HOST:RANKS,...", help="Hosts and their ranks; this machine, if not given.")
+    ] = None,
+    launcher: Annotated[Starter, typer.Option("--with", help="What starts the ranks.")] = Starter.mpirun,
+    rsh: Annotated[str, typer.Option(help="The remote shell that starts ranks on other hosts; ssh unless given.")] = "",
 ) -> None:
-    """Run a bundle with this machine's mpirun, printing the command."""
+    """Run a bundle with mpirun or torchrun, on this machine or on several hosts, printing the command.
+
+    Hosts have the bundle, this Python and the working directory under the same paths.
+    """
     from distir_relax.bundle import read_bundle
+    from distir_relax.runtime.hosts import read_hosts
     from distir_relax.runtime.launch import launch as start
+    from distir_relax.runtime.launch import launch_with_torchrun
     from distir_relax.runtime.launchers import check_alone
     from distir_relax.runtime.world import check_size
 
@@ -103,7 +114,10 @@ def launch(
             arguments += [option, str(value)]
     arguments += ["--backend", backend.value, "--device", device.value]
     arguments += ["--timeout", f"{timeout:g}", "--repeat", str(repeat)]
-    raise typer.Exit(start(mesh.size, arguments))
+    hosts = () if host is None else read_hosts(host, mesh.size)
+    if launcher is Starter.torchrun:
+        raise typer.Exit(launch_with_torchrun(mesh.size, arguments, hosts, rsh))
+    raise typer.Exit(start(mesh.size, arguments, hosts=hosts, rsh=rsh))
 
 
 @app.command()

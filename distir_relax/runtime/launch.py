@@ -1,4 +1,4 @@
-"""Starting the ranks of a bundle with this machine's mpirun."""
+"""Starting the ranks of a bundle with mpirun or torchrun, on this machine or on several hosts."""
 
 from __future__ import annotations
 
@@ -6,8 +6,10 @@ import os
 import shlex
 import shutil
 import signal
+import socket
 import subprocess
 import sys
+import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, nullcontext, suppress
 from dataclasses import dataclass
@@ -15,10 +17,15 @@ from pathlib import Path
 from types import FrameType
 
 from distir_relax.errors import RunError
+from distir_relax.runtime.hosts import Host, hosts_text, local_torchrun, torchrun_commands
 from distir_relax.runtime.launchers import check_connected
 
 # Seconds that an mpirun has to end its ranks in its own order.
 _GRACE = 1.0
+# Seconds between two looks at several launchers.
+_LOOK = 0.1
+# Variables that ranks on other hosts have too.
+_FORWARDED = ("PYTHONPATH", "GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME", "DISTIR_VERIFY")
 
 
 @dataclass(frozen=True)
@@ -30,8 +37,13 @@ class Launcher:
     version: str
 
 
-def launch(n: int, arguments: Sequence[str], threads: int | None = None, graceful: bool = False) -> int:
-    """Run `distir <arguments>` on `n` ranks, having printed the command; the exit code of the launch.
+def launch(
+    n: int, arguments: Sequence[str], threads: int | None = None, graceful: bool = False, hosts: Sequence[Host] = (),
+    rsh: str = "",
+) -> int:  # fmt: skip
+    """Run `distir <arguments>` on `n` ranks with mpirun, having printed the command; the exit code of the launch.
+
+    The ranks are on `hosts`, or here; `rsh` is the remote shell, ssh by default.
 
     A rank has `threads` threads, by default what OMP_NUM_THREADS says, or its share of the cores. When this process is
     interrupted, the launch and its ranks are ended first. A `graceful` launch is sent SIGUSR1, which mpirun forwards to
@@ -41,10 +53,11 @@ def launch(n: int, arguments: Sequence[str], threads: int | None = None, gracefu
     """
     check_connected()
     launcher = find_mpirun()
-    each = str(threads or os.environ.get("OMP_NUM_THREADS") or max(1, _cores() // n))
-    command = mpirun_command(launcher, n, [sys.executable, "-m", "distir_relax", *arguments], each)
+    each = _threads(n, threads, hosts)
+    command = mpirun_command(launcher, n, _program(arguments), each, hosts)
     print(shlex.join(command), file=sys.stderr, flush=True)
-    with subprocess.Popen(command, env=launch_environment(each)) as process:
+    remote = {"PRTE_MCA_plm_ssh_agent": rsh, "OMPI_MCA_plm_rsh_agent": rsh, "HYDRA_LAUNCHER_EXEC": rsh} if rsh else {}
+    with subprocess.Popen(command, env=launch_environment(each) | remote) as process:
         try:
             with _forwarding(process) if graceful else nullcontext(()) as sent:
                 code = process.wait()
@@ -52,6 +65,28 @@ def launch(n: int, arguments: Sequence[str], threads: int | None = None, gracefu
         except BaseException:
             _end(process)
             raise
+
+
+def launch_with_torchrun(n: int, arguments: Sequence[str], hosts: Sequence[Host] = (), rsh: str = "") -> int:
+    """`launch` with torchrun, one on each host; where one of them fails the others are ended."""
+    check_connected()
+    each = _threads(n, None, hosts)
+    environment = {name: os.environ[name] for name in _FORWARDED if name in os.environ} | {"OMP_NUM_THREADS": each}
+    program = _program(arguments)
+    commands = torchrun_commands(hosts, program, environment, rsh or "ssh", _free_port()) if hosts else [
+        local_torchrun(n, program)
+    ]  # fmt: skip
+    processes: list[subprocess.Popen[bytes]] = []
+    try:
+        for command in commands:
+            print(shlex.join(command), file=sys.stderr, flush=True)
+            processes.append(subprocess.Popen(command, env=launch_environment(each)))
+        while any(process.poll() is None for process in processes) and not any(p.returncode for p in processes):
+            time.sleep(_LOOK)
+        return next((process.returncode for process in processes if process.returncode), 0)
+    finally:
+        for process in processes:
+            _end(process)
 
 
 @contextmanager
@@ -98,14 +133,20 @@ def find_mpirun() -> Launcher:
     return Launcher(path, family, text.splitlines()[0])
 
 
-def mpirun_command(launcher: Launcher, n: int, program: Sequence[str], threads: str) -> list[str]:
-    """The command that starts `program` on `n` ranks, unbound, each with `threads` threads."""
+def mpirun_command(
+    launcher: Launcher, n: int, program: Sequence[str], threads: str, hosts: Sequence[Host] = ()
+) -> list[str]:
+    """The command that starts `program` on `n` ranks, unbound, each with `threads` threads; on `hosts`, or here."""
     if launcher.family == "MPICH":
-        return [launcher.path, "-bind-to", "none", "-genv", "OMP_NUM_THREADS", threads, "-n", str(n), *program]
+        where = ["-hosts", hosts_text(hosts)] if hosts else []
+        return [launcher.path, *where, "-bind-to", "none", "-genv", "OMP_NUM_THREADS", threads, "-n", str(n), *program]
     flags = ["--bind-to", "none", "-x", "OMP_NUM_THREADS"]
     if os.geteuid() == 0:
         flags.append("--allow-run-as-root")
-    if n > _cores():
+    if hosts:
+        flags += ["--host", hosts_text(hosts)]
+        flags += [part for name in _FORWARDED if name in os.environ for part in ("-x", name)]
+    elif n > _cores():
         flags.append("--oversubscribe")
     return [launcher.path, *flags, "-n", str(n), *program]
 
@@ -119,6 +160,8 @@ def _end(launcher: subprocess.Popen[bytes]) -> None:
     """End a launch and all of its ranks within a second, whatever they do."""
     import psutil
 
+    if launcher.poll() is not None:
+        return
     try:
         ranks = psutil.Process(launcher.pid).children(recursive=True)
     except psutil.NoSuchProcess:
@@ -129,6 +172,23 @@ def _end(launcher: subprocess.Popen[bytes]) -> None:
         with suppress(psutil.NoSuchProcess):
             process.kill()
     launcher.kill()
+
+
+def _program(arguments: Sequence[str]) -> list[str]:
+    return [sys.executable, "-m", "distir_relax", *arguments]
+
+
+def _threads(n: int, threads: int | None, hosts: Sequence[Host]) -> str:
+    """The threads of a rank; other hosts are taken to have as many cores as this one."""
+    most = max((host.slots for host in hosts), default=n)
+    return str(threads or os.environ.get("OMP_NUM_THREADS") or max(1, _cores() // most))
+
+
+def _free_port() -> int:
+    with socket.socket() as taken:
+        taken.bind(("", 0))
+        port: int = taken.getsockname()[1]
+    return port
 
 
 def _cores() -> int:

@@ -3,15 +3,23 @@
 from __future__ import annotations
 
 import os
+import shlex
+import socket
 from pathlib import Path
 
+import numpy as np
 import pytest
+from handmade import example_input, expected_outputs, mlp_bundle
 
+from distir_relax.bundle import write_bundle
 from distir_relax.errors import RunError
 from distir_relax.layout import DeviceMesh
 from distir_relax.runtime import launch
+from distir_relax.runtime.hosts import read_hosts, torchrun_commands
 from distir_relax.runtime.launch import Launcher, find_mpirun, mpirun_command
+from distir_relax.runtime.transports import torch_distributed
 from distir_relax.runtime.world import check_size
+from tests.runtime.processes import interpreter, start
 
 
 def fake(folder: Path, answer: str) -> None:
@@ -58,6 +66,97 @@ def test_flags_of_open_mpi(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_flags_of_mpich() -> None:
     command = mpirun_command(Launcher("mpirun", "MPICH", "4"), 3, ["a"], "2")
     assert command == ["mpirun", "-bind-to", "none", "-genv", "OMP_NUM_THREADS", "2", "-n", "3", "a"]
+
+
+def test_flags_for_several_hosts(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(os, "geteuid", lambda: 1000)
+    monkeypatch.setenv("PYTHONPATH", "/work dir")
+    for name in ("GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME", "DISTIR_VERIFY"):
+        monkeypatch.delenv(name, raising=False)
+    hosts = read_hosts("a:2, b", 3)
+    assert mpirun_command(Launcher("/opt/mpirun", "Open MPI", "5"), 3, ["p"], "1", hosts) == [
+        "/opt/mpirun", "--bind-to", "none", "-x", "OMP_NUM_THREADS", "--host", "a:2,b:1", "-x", "PYTHONPATH", "-n", "3",
+        "p",
+    ]  # fmt: skip
+    assert mpirun_command(Launcher("m", "MPICH", "4"), 3, ["p"], "1", hosts)[:3] == ["m", "-hosts", "a:2,b:1"]
+
+
+def test_torchrun_for_several_hosts(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setattr(socket, "gethostname", lambda: "a")
+    monkeypatch.setattr(launch.sys, "executable", "/opt/python")
+    (tmp_path / "two words").mkdir()
+    monkeypatch.chdir(tmp_path / "two words")
+    first, second = torchrun_commands(read_hosts("a:2,10.0.0.7:1", 3), ["p", "x y"], {"A": "b c"}, "ssh -q", 4711)
+    torchrun = ["/opt/python", "-m", "torch.distributed.run", "--nnodes", "2", "--node-rank"]
+    rest = ["--master-addr", "a", "--master-port", "4711", "--no-python", "p", "x y"]
+    assert first == [*torchrun, "0", "--nproc-per-node", "2", *rest]
+    assert second[:3] == ["ssh", "-q", "10.0.0.7"]
+    moved, _, started = second[3].partition(" && exec ")
+    assert shlex.split(moved) == ["cd", str(tmp_path / "two words")]
+    assert shlex.split(started) == ["env", "A=b c", *torchrun, "1", "--nproc-per-node", "1", *rest]
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("a:2,b:2", "expected hosts with 3 ranks together, found 4"),
+        ("a:2,a:1", "'a' stands there twice"),
+        ("a:0,b:3", "expected HOST or HOST:RANKS, found 'a:0'"),
+        ("a:many", "expected HOST or HOST:RANKS"),
+        ("", "expected HOST or HOST:RANKS"),
+        ("-oProxyCommand=x:3", "expected HOST or HOST:RANKS"),
+        ("a b:3", "expected HOST or HOST:RANKS"),
+    ],
+)
+def test_hosts_that_are_none(text: str, message: str) -> None:
+    with pytest.raises(RunError, match=message):
+        read_hosts(text, 3)
+
+
+@pytest.mark.mpirun
+def test_torchrun_on_two_hosts(tmp_path: Path) -> None:
+    """Addresses of the loopback are hosts; the remote shell takes the address and the command."""
+    write_bundle(mlp_bundle([3, 0, 2]), tmp_path / "m.dist")
+    np.savez(tmp_path / "x.npz", x=example_input())
+    shell = tmp_path / "shell"
+    shell.write_text('#!/bin/sh\necho "to $1" >&2\nshift\nexec sh -c "$*"\n')
+    shell.chmod(0o755)
+    done = start([
+        *interpreter(), "-m", "distir_relax", "launch", str(tmp_path / "m.dist"), "-i", str(tmp_path / "x.npz"),
+        "-o", str(tmp_path / "y.npz"), "--host", "127.0.0.2:2,127.0.0.3:1", "--rsh", str(shell), "--with", "torchrun",
+    ])  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    assert "to 127.0.0.2" in done.stderr
+    assert "to 127.0.0.3" in done.stderr
+    assert "mlp: 3 ranks (torch)" in done.stdout
+    expected = expected_outputs(mlp_bundle([3, 0, 2]), example_input())["z"]
+    np.testing.assert_allclose(np.load(tmp_path / "y.npz")["z"], expected, rtol=1e-5, atol=1e-5)
+
+
+def test_gloo_uses_the_interface_that_routes_to_the_master(
+    monkeypatch: pytest.MonkeyPatch, recwarn: pytest.WarningsRecorder
+) -> None:
+    assert torch_distributed.interface_to("127.0.0.1") == ("lo", "127.0.0.1")
+    assert torch_distributed.interface_to("no.such.host.invalid") is None
+
+    def chosen(master: str, local: int, found: tuple[str, str] | None, given: str = "") -> str:
+        for name, value in {"MASTER_ADDR": master, "WORLD_SIZE": "3", "LOCAL_WORLD_SIZE": str(local)}.items():
+            monkeypatch.setenv(name, value)
+        monkeypatch.setenv("GLOO_SOCKET_IFNAME", given)
+        if not given:
+            monkeypatch.delenv("GLOO_SOCKET_IFNAME")
+        monkeypatch.setattr(torch_distributed, "interface_to", lambda host: found)
+        torch_distributed.choose_interface()
+        return os.environ.get("GLOO_SOCKET_IFNAME", "")
+
+    assert chosen("10.0.0.1", 2, ("ib0", "10.0.0.2")) == "ib0"
+    assert chosen("10.0.0.1", 2, ("ib0", "10.0.0.2"), given="eth7") == "eth7"
+    assert chosen("10.0.0.1", 3, ("ib0", "10.0.0.2")) == ""
+    assert chosen("10.0.0.1", 2, None) == ""
+    assert chosen("127.0.0.1", 2, ("lo", "127.0.0.1")) == "lo"
+    assert not recwarn.list
+    with pytest.warns(UserWarning, match=r"node0 is 127\.0\.1\.1 on this host, where ranks of other"):
+        assert chosen("node0", 2, ("lo", "127.0.1.1")) == ""
 
 
 def test_the_number_of_ranks() -> None:

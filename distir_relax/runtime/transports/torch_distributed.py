@@ -7,6 +7,7 @@ import os
 import socket
 import sys
 import threading
+import warnings
 from collections.abc import Callable, Iterator
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any, NoReturn
@@ -15,6 +16,7 @@ from distir_relax.errors import RunError
 from distir_relax.layout import DeviceMesh
 from distir_relax.runtime.arrays import combine, split
 from distir_relax.runtime.communicator import Communicator
+from distir_relax.runtime.launchers import launch_size, local_size
 from distir_relax.runtime.world import World
 
 if TYPE_CHECKING:
@@ -39,11 +41,16 @@ class TorchWorld(World):
         self.size = int(os.environ["WORLD_SIZE"])
         self.local_rank = int(os.environ.get("LOCAL_RANK", self.rank))
         self.local_size = int(os.environ.get("LOCAL_WORLD_SIZE", self.size))
+        choose_interface()
         threading.Thread(target=_announce, args=(self.rank,), daemon=True).start()
         try:
             dist.init_process_group("gloo", timeout=_NEVER)
         except (RuntimeError, ValueError) as wrong:
-            raise RunError(f"the ranks cannot meet over torch.distributed: {wrong}") from None
+            used = os.environ.get("GLOO_SOCKET_IFNAME", "that of this host's name")
+            raise RunError(
+                f"the ranks cannot meet over torch.distributed: {wrong}",
+                hint=f"gloo uses the network interface {used}; GLOO_SOCKET_IFNAME chooses another",
+            ) from None
         store: Any = dist.distributed_c10d._get_default_store()
         self._store = store
         self._exchanges = 0
@@ -94,6 +101,44 @@ class TorchWorld(World):
         dist.destroy_process_group()
 
 
+def choose_interface() -> None:
+    """Have gloo use the network interface that routes to MASTER_ADDR, unless GLOO_SOCKET_IFNAME names one.
+
+    By itself gloo takes the one that this host's name stands for, which is often the loopback. Where MASTER_ADDR is the
+    loopback for this host, but may not be for others, a warning says so. Ranks of one host need none of this.
+    """
+    if "GLOO_SOCKET_IFNAME" in os.environ or local_size() == launch_size():
+        return
+    found = interface_to(os.environ["MASTER_ADDR"])
+    if found is None:
+        return
+    name, address = found
+    master = os.environ["MASTER_ADDR"]
+    if address.startswith("127.") and master != "localhost" and not master.startswith("127."):
+        warnings.warn(
+            f"{master} is {address} on this host, where ranks of other hosts cannot reach it: set MASTER_ADDR to its "
+            "address in the network, or GLOO_SOCKET_IFNAME to its interface",
+            stacklevel=2,
+        )
+        return
+    os.environ["GLOO_SOCKET_IFNAME"] = name
+
+
+def interface_to(host: str) -> tuple[str, str] | None:
+    """The network interface that routes to a host, and this machine's address on it; None where there is no route."""
+    import psutil
+
+    try:
+        family, kind, _, _, address = socket.getaddrinfo(host, 9, type=socket.SOCK_DGRAM)[0]
+        with socket.socket(family, kind) as probe:
+            probe.connect(address)
+            own = str(probe.getsockname()[0])
+    except OSError:
+        return None
+    interfaces = psutil.net_if_addrs().items()
+    return next(((name, own) for name, ends in interfaces if any(end.address == own for end in ends)), None)
+
+
 def store_address() -> str:
     """Where the store is that the ranks meet at."""
     return f"{os.environ['MASTER_ADDR']}:{_port()}"
@@ -117,10 +162,11 @@ def _announce(rank: int) -> None:
 
 def _client(timeout: timedelta) -> Any:
     """Another connection to the store that torchrun, or else rank 0, keeps."""
-    from torch.distributed import distributed_c10d
+    import torch.distributed
 
-    address, store = os.environ["MASTER_ADDR"], vars(distributed_c10d)["TCPStore"]
-    return store(address, _port(), is_master=False, timeout=timeout, wait_for_workers=False)
+    library: Any = torch.distributed
+    address = os.environ["MASTER_ADDR"]
+    return library.TCPStore(address, _port(), is_master=False, timeout=timeout, wait_for_workers=False)
 
 
 def _port() -> int:
