@@ -46,7 +46,7 @@ def read_hosts(text: str, ranks: int) -> tuple[Host, ...]:
         raise RunError(f"{twice!r} stands there twice", "--host", f"add its ranks up: {twice}:2")
     total = sum(host.slots for host in found)
     if total != ranks:
-        raise RunError(f"expected hosts with {ranks} ranks together, found {total}", "--host", "give them as HOST:RANKS")
+        raise RunError(f"expected hosts with {ranks} ranks together, found {total}", "--host", "give each as HOST:N")
     return tuple(found)
 
 
