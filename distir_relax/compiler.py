@@ -108,6 +108,7 @@ class Plan:
             self.imported.tensors,
             self.tail,
             tuple(backends),
+            self._options.fast_math,
         )
         search = self._search
         return made if search is None else made.with_texts(print_search(search, self.modules["global"]))
@@ -177,7 +178,8 @@ class Plan:
         """
         from distir_relax.lowering.emit.relax import to_relax_programs
 
-        return to_relax_programs(self.modules["ranked"]), self.modules["ranked"].ranks
+        programs = to_relax_programs(self.modules["ranked"], self._options.fast_math)
+        return programs, self.modules["ranked"].ranks
 
     def to_relax_dtensor(self, pending: str = "") -> tvm.IRModule:
         """The sharded program in TVM's own terms, `R.DTensor` types and `R.dist.redistribute`: see ``docs/tvm.md``.
@@ -221,6 +223,7 @@ def compile(
     dump: str | Path | None = None,
     observers: Sequence[Observer] = (),
     passes: Callable[[Sequence[Pass]], Sequence[Pass]] | None = None,
+    fast_math: bool = False,
 ) -> Plan:
     """Compile `model` for the devices of a mesh.
 
@@ -245,7 +248,7 @@ def compile(
     out. A torch model is compared with the program read in from it, on the example call; `check_import=False` leaves
     that out. `verify` checks the program after each pass (by default if the variable DISTIR_VERIFY is 1); `dump` is a
     folder for its text after each; other `observers` see it too. `passes` is given those of the pipeline, and returns
-    those to run.
+    those to run. With `fast_math` the tvm backend may drop NaN in maxima, orders, comparisons (``docs/runtime.md``).
 
     Raises a `DistIRError`: `ImportModelError` and `UnsupportedOpError` for what cannot be read, `AnnotationError` and
     `PlacementError` for annotations that cannot hold. Warns `SurpriseGather` where a split tensor of `gather_threshold`
@@ -254,7 +257,7 @@ def compile(
     read = read_model(model, example_inputs, example_kwargs, input_shapes, params, checkpoint, check_import)
     options = CompileOptions(
         shardings, mesh, strategy, tail, name or default_name(model), gather_threshold, outline, verify, dump,
-        observers, passes, stages=stages, profile=profile, memory=memory,
+        observers, passes, stages=stages, profile=profile, memory=memory, fast_math=fast_math,
     )  # fmt: skip
     return plan_of(Source(read, options))
 

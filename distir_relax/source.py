@@ -54,6 +54,7 @@ class CompileOptions:
     stages: Sequence[str] = ()
     profile: Profile | str | Path | None = None
     memory: float | None = None
+    fast_math: bool = False
 
 
 @dataclass(frozen=True)

@@ -167,6 +167,7 @@ def compile_training(
     dump: str | Path | None = None,
     observers: Sequence[Observer] = (),
     passes: Callable[[Sequence[Pass]], Sequence[Pass]] | None = None,
+    fast_math: bool = False,
 ) -> TrainingStep:
     """Compile a step of training of `model`, in the mode that it is in, for the devices of a strategy.
 
@@ -183,7 +184,7 @@ def compile_training(
     """
     options = CompileOptions(
         shardings, mesh, strategy, tail, name or "", gather_threshold, outline, verify, dump, observers, passes,
-        stages=stages, profile=profile, memory=memory,
+        stages=stages, profile=profile, memory=memory, fast_math=fast_math,
     )  # fmt: skip
     given = Training(model, loss, optimizer, example_batch, clip_norm, precision, seed)
     plan = plan_of(given.read(options))

@@ -59,6 +59,7 @@ def compile_command(
     outline: Annotated[bool, typer.Option(help="Make repeated blocks of the model functions.")] = True,
     check_import: Annotated[bool, typer.Option(help="Compare the program read in with the model.")] = True,
     checkpoint: CheckpointOption = None,
+    fast_math: Annotated[bool, typer.Option("--fast-math", help="Let maxima and orders drop NaN on tvm.")] = False,
     times: Annotated[bool, typer.Option("--times", help="Print how long each pass took.")] = False,
     json: JsonOption = False,
 ) -> None:
@@ -75,6 +76,7 @@ def compile_command(
         axes=axes, ranks=ranks, name=name, input_shapes=tuple(input_shape or ()), dump=dump, verify=verify or None,
         outline=None if outline else False, check_import=None if check_import else False, checkpoint=checkpoint,
         strategy=strategy, stages=read_stages(stages), profile=profile, train=train, auto=auto or None, memory=memory,
+        fast_math=fast_math or None,
     )  # fmt: skip
     _compile(options, times, json)
 

@@ -22,7 +22,7 @@ from distir_relax.training import Training
 # Options that say how a model is compiled, of no use to what is compiled already; the first three say what is split.
 _OF_COMPILATION = (
     *("mesh", "axes", "auto", "strategy", "stages", "profile", "memory"),
-    *("dump", "verify", "outline", "check_import", "checkpoint"),
+    *("dump", "verify", "outline", "check_import", "checkpoint", "fast_math"),
 )
 
 
@@ -51,6 +51,7 @@ class CompileOptions:
     train: bool = False
     auto: bool | None = None
     memory: float | None = None
+    fast_math: bool | None = None
 
 
 def compile_target(options: CompileOptions, observers: Sequence[Observer] = ()) -> Footprint:

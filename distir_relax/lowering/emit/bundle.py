@@ -38,11 +38,12 @@ def to_bundle(
     tensors: Mapping[str, torch.Tensor],
     tail: str,
     backends: tuple[str, ...] = format_.BACKENDS,
+    fast_math: bool = False,
 ) -> format_.Bundle:
     """A bundle in memory. `tensors` are the global weights, shared and not copied.
 
-    Without `backends` it holds the texts of the stages alone. Raises `DistIRError` for an unknown backend, and for
-    weights without data; and what the emission of a backend raises.
+    Without `backends` it holds the texts of the stages alone. `fast_math` is as for `to_relax`. Raises `DistIRError`
+    for an unknown backend, and for weights without data; and what the emission of a backend raises.
     """
     mesh = distributed.meshes[0]
     texts = {"sharded.txt": print_module(sharded, remarks(sharded)), "distir.txt": print_module(distributed)}
@@ -62,7 +63,7 @@ def to_bundle(
         _check_updates(flat)
         _check_state(flat)
         updates = _updates(flat)
-    return _bundle(name, mesh, ranked, texts, layouts, outputs, updates, tensors, tail, backends)
+    return _bundle(name, mesh, ranked, texts, layouts, outputs, updates, tensors, tail, backends, fast_math)
 
 
 def _at_place(value: Value, local: Value, mesh: DeviceMesh) -> DTensorType:
@@ -130,6 +131,7 @@ def _bundle(
     tensors: Mapping[str, torch.Tensor],
     tail: str,
     backends: tuple[str, ...],
+    fast_math: bool = False,
 ) -> format_.Bundle:
     if unknown := set(backends) - set(format_.BACKENDS):
         raise DistIRError(
@@ -146,7 +148,7 @@ def _bundle(
     if "tvm" in backends:
         from distir_relax.lowering.emit.relax import to_relax_json
 
-        for program, text in to_relax_json(ranked).items():
+        for program, text in to_relax_json(ranked, fast_math).items():
             paths[program]["relax"] = f"programs/{program}.json"
             files[f"programs/{program}.json"] = text
     order = [f.name for f in entries]

@@ -32,14 +32,16 @@ STEPS_ATTRIBUTE = "distir.steps"
 RANKS_ATTRIBUTE = "distir.ranks"
 OUTPUTS_ATTRIBUTE = "distir.outputs"
 SCHEDULE_ATTRIBUTE = "distir.schedule"
+FAST_MATH_ATTRIBUTE = "distir.fast_math"
 
 
-def to_relax(module: Module) -> tvm.IRModule:
+def to_relax(module: Module, fast_math: bool = False) -> tvm.IRModule:
     """The ranked `module` as one IRModule: a Relax function per distinct rank program, its calls written out.
 
     Parameters are the function's inputs in order; the result is the tuple of its outputs, and of a token where it
     communicates. The module attribute ``distir.ranks`` lists the function of each rank; the function attribute
     ``distir.schedule`` the calls of the communicator in their order, each as ``all_reduce 3``: the op and its step.
+    With `fast_math` functions have the attribute ``distir.fast_math``: the tvm backend may drop NaN in them.
 
     Raises `VerificationError` when the module is not ranked, or TVM gives an op another type than the op table.
     """
@@ -47,10 +49,10 @@ def to_relax(module: Module) -> tvm.IRModule:
 
     _check_stage(module)
     attrs = tvm.ir.make_node("ir.DictAttrs", **{RANKS_ATTRIBUTE: list(module.ranks)})
-    return tvm.IRModule(_emit_functions(inline(module).functions), attrs=attrs)
+    return tvm.IRModule(_emit_functions(inline(module).functions, fast_math), attrs=attrs)
 
 
-def to_relax_programs(module: Module) -> dict[str, tvm.IRModule]:
+def to_relax_programs(module: Module, fast_math: bool = False) -> dict[str, tvm.IRModule]:
     """For each program of the ranked `module`, an IRModule that holds its function alone.
 
     Raises what `to_relax` raises.
@@ -58,17 +60,17 @@ def to_relax_programs(module: Module) -> dict[str, tvm.IRModule]:
     import tvm
 
     _check_stage(module)
-    return {f.name: tvm.IRModule(_emit_functions([f])) for f in inline(module).functions}
+    return {f.name: tvm.IRModule(_emit_functions([f], fast_math)) for f in inline(module).functions}
 
 
-def to_relax_json(module: Module) -> dict[str, str]:
+def to_relax_json(module: Module, fast_math: bool = False) -> dict[str, str]:
     """For each program of the ranked `module`, the JSON of an IRModule that holds its function alone.
 
     Raises what `to_relax` raises.
     """
     import tvm
 
-    return {name: tvm.ir.save_json(program) for name, program in to_relax_programs(module).items()}
+    return {name: tvm.ir.save_json(program) for name, program in to_relax_programs(module, fast_math).items()}
 
 
 def _check_stage(module: Module) -> None:
@@ -76,17 +78,17 @@ def _check_stage(module: Module) -> None:
         raise VerificationError(f"expected a module of the ranked stage, found the {module.stage} stage")
 
 
-def _emit_functions(functions: Sequence[Function]) -> dict[Any, Any]:
+def _emit_functions(functions: Sequence[Function], fast_math: bool) -> dict[Any, Any]:
     """The Relax functions, with those that they call."""
     from tvm import relax
 
     builder = relax.BlockBuilder()
     for function in functions:
-        _emit_function(builder, function)
+        _emit_function(builder, function, fast_math)
     return dict(builder.get().functions.items())
 
 
-def _emit_function(builder: Any, function: Function) -> None:
+def _emit_function(builder: Any, function: Function, fast_math: bool) -> None:
     from tvm import relax
 
     scope = relax_scope()
@@ -100,6 +102,8 @@ def _emit_function(builder: Any, function: Function) -> None:
         OUTPUTS_ATTRIBUTE: len(function.outputs),
         SCHEDULE_ATTRIBUTE: [f"{op.name} {_step_of(op)}" for op in function.ops if _on_communicator(op)],
     }
+    if fast_math:
+        attrs[FAST_MATH_ATTRIBUTE] = True
     with builder.function(function.name, parameters, attrs=attrs):
         with builder.dataflow():
             token: Any = relax.const(0, "int32")

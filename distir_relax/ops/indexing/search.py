@@ -25,9 +25,9 @@ def _masked_scatter(g: Builder, x: Value, mask: Value, source: Value) -> Any:
 
 @aten("bucketize.Tensor")
 def _bucketize(g: Builder, x: Value, bounds: Value, *, out_int32: bool = False, right: bool = False) -> Any:
-    """How many of the sorted bounds are less than each number, or with `right` not greater."""
+    """How many of the sorted bounds are less than each number, or with `right` not greater; NaN is beyond all."""
     wide = reshape_to(g, x, (*x.tensor.shape, 1))
-    below = g.emit("less_equal" if right else "less", *promote(g, bounds, wide))
+    below = g.emit("logical_not", g.emit("greater" if right else "greater_equal", *promote(g, bounds, wide)))
     total = g.emit("sum", cast(g, below, "int64"), axis=(len(x.tensor.shape),), keepdims=False)
     return cast(g, total, "int32") if out_int32 else total
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 import re
 import threading
 import weakref
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from itertools import zip_longest
 from typing import Any
@@ -16,6 +16,7 @@ from typing import Any
 from distir_relax.errors import BundleError, RunError
 from distir_relax.runtime.backends.tvm import kernels
 from distir_relax.runtime.backends.tvm.math import legalizations
+from distir_relax.runtime.backends.tvm.nonfinite import nan_legalizations, order_by_torch
 from distir_relax.runtime.backends.tvm.split import relax_function, split_program
 
 PINNED_FFI = "apache-tvm-ffi==0.1.14.post1"
@@ -77,7 +78,8 @@ def _compile(text: str, inputs: tuple[int, ...], threads: int) -> Compiled:
         split = split_program(module, inputs, host)
         function = relax_function(module)
         with target, tvm.transform.PassContext(opt_level=3):
-            lowered = tvm.ir.transform.Sequential(_passes())(split.module)
+            fast_math = bool(function.attrs.get("distir.fast_math", False))
+            lowered = tvm.ir.transform.Sequential(_passes(fast_math))(split.module)
         executable = relax.build(lowered, target, relax_pipeline=None)
         check_schedule(executable, [str(call) for call in function.attrs["distir.schedule"]])
     except (tvm.error.InternalError, ValueError, TypeError, RuntimeError) as wrong:
@@ -157,15 +159,21 @@ def _read(text: str) -> Any:
     return module
 
 
-def _passes() -> list[Any]:
+def _module_pass(run: Callable[[Any], Any]) -> Any:
     import tvm
+
+    return tvm.transform.module_pass(lambda module, _: run(module), opt_level=0)
+
+
+def _passes(fast_math: bool) -> list[Any]:
     from tvm.relax import backend
     from tvm.relax import transform as relax
 
     return [
         relax.DeadCodeElimination(["prepare", "main"]),
+        *([] if fast_math else [_module_pass(order_by_torch)]),
         backend.DispatchSortScan(),
-        relax.LegalizeOps(dict(legalizations())),
+        relax.LegalizeOps({**legalizations(), **({} if fast_math else nan_legalizations())}),
         # Reshapes become views before fusion, so that they do not complicate the loops of other ops.
         relax.RewriteDataflowReshape(),
         relax.AnnotateTIROpPattern(),
@@ -176,7 +184,7 @@ def _passes() -> list[Any]:
         relax.RemovePurityChecking(),
         relax.CallTIRRewrite(),
         relax.CanonicalizeBindings(),
-        tvm.transform.module_pass(lambda module, _: _without_dead_tuples(module), opt_level=0),
+        _module_pass(_without_dead_tuples),
         relax.StaticPlanBlockMemory(),
         relax.LowerAllocTensor(),
         relax.KillAfterLastUse(),
