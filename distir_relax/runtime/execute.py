@@ -14,7 +14,7 @@ from distir_relax.bundle import Bundle, read_bundle
 from distir_relax.errors import DistIRError
 from distir_relax.runtime.divisions import in_parts
 from distir_relax.runtime.handshake import Agreed, agreed, shake_hands
-from distir_relax.runtime.inputs import atomic_file, check_inputs, check_writable, write_npz
+from distir_relax.runtime.inputs import atomic_file, check_writable, write_npz
 from distir_relax.runtime.machine import keep_memory, limit_threads
 from distir_relax.runtime.npz import read_npz
 from distir_relax.runtime.progress import Traffic
@@ -135,7 +135,6 @@ def _prepare(options: RunOptions, bundle: Bundle) -> dict[str, Any]:
     """The inputs, checked, once it is sure that the outputs can be written."""
     inputs: dict[str, Any] = {} if options.input is None else dict(read_npz(options.input))
     inputs = in_parts(bundle.manifest, inputs)
-    check_inputs(bundle.manifest, inputs)
     for target in (options.output, options.report):
         if target is not None:
             check_writable(target)

@@ -6,7 +6,7 @@ import difflib
 import hashlib
 import os
 import secrets
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -20,13 +20,13 @@ if TYPE_CHECKING:
     from distir_relax.runtime.arrays import Array
 
 
-def check_inputs(manifest: Manifest, inputs: Mapping[str, Array]) -> None:
-    """Raise RunError unless `inputs` are the global arrays that the manifest asks for, in dtype and shape.
+def check_inputs(tensors: Sequence[Tensor], inputs: Mapping[str, Array]) -> None:
+    """Raise RunError unless `inputs` are the global arrays that `tensors` ask for, in dtype and shape.
 
     numpy has no bfloat16: such an input is given in float32, and cast.
     """
-    expected = {tensor.name: tensor for tensor in manifest.inputs}
-    signature = ", ".join(f"{t.name}: {t.dtype} {t.shape}" for t in manifest.inputs) or "nothing"
+    expected = {tensor.name: tensor for tensor in tensors}
+    signature = ", ".join(f"{t.name}: {t.dtype} {t.shape}" for t in tensors) or "nothing"
     for name, tensor in expected.items():
         if name not in inputs:
             raise RunError(

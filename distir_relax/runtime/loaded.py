@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from distir_relax.bundle import Bundle, read_bundle
 from distir_relax.errors import RunError
+from distir_relax.runtime.divisions import whole_inputs, whole_outputs
 from distir_relax.runtime.sessions import Sessions
 from distir_relax.units import count
 
@@ -34,14 +35,15 @@ class Loaded:
         `BundleError` where the bundle has no programs for it.
         """
         manifest = self.bundle.manifest
-        names = [tensor.name for tensor in manifest.inputs]
+        inputs = whole_inputs(manifest)
+        names = [tensor.name for tensor in inputs]
         if len(args) > len(names) or set(names[: len(args)]) & set(kwargs):
             raise RunError(
-                f"expected each of the inputs {_listed(manifest.inputs)} once, "
+                f"expected each of the inputs {_listed(inputs)} once, "
                 f"found {len(args)} by position and {', '.join(kwargs) or 'none'} by name"
             )
         outputs = self._sessions.run({**dict(zip(names, args, strict=False)), **kwargs}, backend, timeout)
-        return next(iter(outputs.values())) if len(manifest.outputs) == 1 else outputs
+        return next(iter(outputs.values())) if len(whole_outputs(manifest)) == 1 else outputs
 
     def __repr__(self) -> str:
         manifest = self.bundle.manifest
@@ -50,8 +52,8 @@ class Loaded:
             [
                 f"{manifest.name}: {count(manifest.mesh.size, 'rank')} on {manifest.mesh}, {programs}",
                 f"  from     {self.bundle.path}",
-                f"  inputs   {_listed(manifest.inputs)}",
-                f"  outputs  {_listed(manifest.outputs)}",
+                f"  inputs   {_listed(whole_inputs(manifest))}",
+                f"  outputs  {_listed(whole_outputs(manifest))}",
                 f"  weights  {count(len(manifest.weights), 'tensor')}",
             ]
         )

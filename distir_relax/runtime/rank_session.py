@@ -14,7 +14,7 @@ from distir_relax.runtime.machine import rank_device
 from distir_relax.runtime.outputs import collect_output
 from distir_relax.runtime.progress import Progress, Traffic
 from distir_relax.runtime.state import changing, checked_source, save_pieces, write_state
-from distir_relax.runtime.step import check_wanted, run_step
+from distir_relax.runtime.step import run_step
 from distir_relax.runtime.verification import verify_programs
 from distir_relax.runtime.world import World
 
@@ -58,7 +58,6 @@ class RankSession:
         """Run once on this rank's shards of the inputs, in the manifest's order; see `__call__`."""
         manifest = self.bundle.manifest
         wanted = parts_of(manifest, outputs)
-        check_wanted(manifest, wanted)
         program, comm = self._loaded(), self.communicator
         comm.progress, comm.traffic = Progress(), Traffic()
         with self._world.running(comm.progress, program.steps):

@@ -12,11 +12,11 @@ from distir_relax.checkpoints import StateFile
 from distir_relax.errors import DistIRError, RunError
 from distir_relax.runtime.backends import load_program
 from distir_relax.runtime.divisions import in_parts, joined, parts_of
-from distir_relax.runtime.inputs import check_inputs, local_inputs
+from distir_relax.runtime.inputs import local_inputs
 from distir_relax.runtime.machine import rank_device
 from distir_relax.runtime.progress import Progress, Traffic
 from distir_relax.runtime.state import checked_source, joined_state, save_pieces, write_state
-from distir_relax.runtime.step import check_wanted, run_step
+from distir_relax.runtime.step import run_step
 from distir_relax.runtime.transports.threads import RankReleased, RankThreads, ThreadWorld
 from distir_relax.runtime.verification import verify_programs
 from distir_relax.runtime.watchdog import DEFAULT_TIMEOUT, Watchdog, describe, stall_error
@@ -83,8 +83,6 @@ class Session:
             self._check_open()
             manifest = self.bundle.manifest
             parts, wanted = in_parts(manifest, inputs), parts_of(manifest, outputs)
-            check_inputs(manifest, parts)
-            check_wanted(manifest, wanted)
             return joined(manifest, self._run(parts, self._timeout if timeout is None else timeout, wanted))
 
     def state(self) -> dict[str, torch.Tensor]:

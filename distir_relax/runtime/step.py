@@ -17,15 +17,6 @@ if TYPE_CHECKING:
     import torch
 
 
-def check_wanted(manifest: Manifest, outputs: Collection[str] | None) -> None:
-    """Raise RunError for an output that the program does not give."""
-    names = [tensor.name for tensor in manifest.outputs]
-    for name in outputs or ():
-        if name not in names:
-            shown = ", ".join(names[:8]) + (" ..." if len(names) > 8 else "")
-            raise RunError("the program has no such output", f"output {name!r}", f"it gives {shown}")
-
-
 def run_step(
     bundle: Bundle, comm: Communicator, program: RankProgram, local: list[torch.Tensor],
     outputs: Collection[str] | None = None,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, Protocol
 
@@ -12,8 +12,8 @@ from distir_relax.bundle import Manifest, Tensor, TrainingManifest, local_interv
 from distir_relax.bundle.weights import cut_out
 from distir_relax.errors import RunError
 from distir_relax.runtime.arrays import as_torch, dtype_name, torch_dtype
-from distir_relax.runtime.divisions import in_parts
-from distir_relax.runtime.inputs import check_inputs, local_inputs
+from distir_relax.runtime.divisions import in_parts, whole_inputs
+from distir_relax.runtime.inputs import local_inputs
 from distir_relax.runtime.training.crew import Batch
 
 if TYPE_CHECKING:
@@ -47,18 +47,7 @@ class Data(ABC):
 def data_inputs(manifest: Manifest) -> list[Tensor]:
     """The inputs that are data, whole, in the manifest's order: all but the learning rate and the seed."""
     training = training_of(manifest)
-    parts = {part: division for division in manifest.divided_inputs for part in division.parts}
-    sizes = {tensor.name: tensor.shape for tensor in manifest.inputs}
-    found: dict[str, Tensor] = {}
-    for tensor in manifest.inputs:
-        division = parts.get(tensor.name)
-        if division is not None:
-            size = sum(sizes[part][division.dim] for part in division.parts)
-            shape = (*tensor.shape[: division.dim], size, *tensor.shape[division.dim + 1 :])
-            tensor = replace(tensor, name=division.name, shape=shape, shards=())
-        if tensor.name not in (training.rate, training.seed):
-            found.setdefault(tensor.name, tensor)
-    return list(found.values())
+    return [tensor for tensor in whole_inputs(manifest) if tensor.name not in (training.rate, training.seed)]
 
 
 def training_of(manifest: Manifest) -> TrainingManifest:
@@ -96,7 +85,7 @@ class Stream(Data):
 
     def _made(self, item: Any, step: int) -> Batch:
         inputs = {**named(item, data_inputs(self._manifest)), **numbers(self._manifest, step)}
-        check_inputs(self._manifest, in_parts(self._manifest, inputs))
+        in_parts(self._manifest, inputs)
         return _Whole(self._manifest, inputs)
 
 
