@@ -22,6 +22,7 @@ from distir_relax.ir import Gather, Module, Pass, print_module
 from distir_relax.layout import DeviceMesh
 from distir_relax.lowering.emit.bundle import program_to_bundle, to_bundle
 from distir_relax.optimizers import with_state
+from distir_relax.overview import Overview
 from distir_relax.pipeline import RANK_PASSES, Dump, Observer, Stages, run_passes
 from distir_relax.placements import PlaceBySearch
 from distir_relax.placements.kept import print_search
@@ -66,18 +67,15 @@ class Plan:
         self._sessions = Sessions(lambda backend: self.bundle(find_backend(backend).programs))
 
     def __repr__(self) -> str:
-        main, seconds = self.modules["sharded"].main, sum(self.seconds.values())
-        inputs = [f"{i.value.name}: {i.value.type}" for i in main.inputs if i.role == "input"]
-        outputs = [f"{o.name}: {o.value.type}" for o in main.outputs]
-        return "\n".join(
-            [
-                f"{self.name}: {self.footprint}",
-                f"  mesh     {self.mesh}",
-                f"  inputs   {_first(inputs)}",
-                f"  outputs  {_first(outputs)}",
-                f"  passes   {seconds * 1e3:.3g} ms, tail {self.tail}",
-            ]
-        )
+        return str(self._overview)
+
+    def _repr_html_(self) -> str:
+        """What notebooks show."""
+        return self._overview.html()
+
+    @property
+    def _overview(self) -> Overview:
+        return Overview.of(self.name, self.modules, self.tail, sum(self.seconds.values()))
 
     @property
     def footprint(self) -> Footprint:
@@ -303,12 +301,6 @@ def _warn_of_gathers(module: Module, threshold: int) -> None:
     for record in module.records:
         if isinstance(record, Gather) and record.bytes >= threshold:
             warnings.warn(str(record), SurpriseGather, stacklevel=4)
-
-
-def _first(items: Sequence[str], most: int = 4) -> str:
-    """The first of some items, and how many more there are."""
-    shown = ", ".join(items[:most]) or "none"
-    return shown if len(items) <= most else f"{shown} and {len(items) - most} more"
 
 
 def default_name(model: Any) -> str:

@@ -57,12 +57,15 @@ class CompileOptions:
     fast_math: bool = False
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class Source:
     """A model that was read in, and the options of `compile` for it."""
 
     imported: Imported
     options: CompileOptions
+
+    def __repr__(self) -> str:
+        return f"<source: {self.imported!r}, strategy {self.options.strategy}>"
 
     @property
     def strategy(self) -> Strategy | None:

@@ -108,7 +108,7 @@ class TrainingStep:
         return TrainingManifest(self._loss, as_schedule(self.optimizer.lr), RATE, seed, self._seed, self.steps)
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class Training:
     """What is to be trained, and how: the arguments of `compile_training` that say it, for a function in a user's file.
 
@@ -122,6 +122,10 @@ class Training:
     clip_norm: float | None = None
     precision: str = ""
     seed: int = 0
+
+    def __repr__(self) -> str:
+        loss = "" if self.loss is None else f", loss {getattr(self.loss, '__name__', type(self.loss).__name__)}"
+        return f"<training of {type(self.model).__name__}{loss}, {type(self.optimizer).__name__}>"
 
     def read(self, options: CompileOptions = CompileOptions()) -> Source:  # noqa: B008 (it is frozen)
         """The model with its loss, read in, to be compiled with these options; raises what `compile_training` does.

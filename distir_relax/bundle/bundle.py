@@ -18,7 +18,7 @@ SEARCH_FILES = ("global.txt", "machine.toml", "search.json")
 TEXT_FILES = (*STAGE_FILES.values(), RECORDS_FILE, *SEARCH_FILES)
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class Bundle:
     """All that ranks need to run a plan.
 
@@ -28,10 +28,13 @@ class Bundle:
     """
 
     manifest: Manifest
-    programs: Mapping[str, str] = field(repr=False)
-    weights: WeightSource = field(repr=False)
-    texts: Mapping[str, str] = field(default_factory=dict, repr=False)
+    programs: Mapping[str, str]
+    weights: WeightSource
+    texts: Mapping[str, str] = field(default_factory=dict)
     path: Path | None = None
+
+    def __repr__(self) -> str:
+        return f"<bundle{f' {self.path}' if self.path is not None else ''}: {self.manifest!r}>"
 
     def __post_init__(self) -> None:
         for program in self.manifest.programs:

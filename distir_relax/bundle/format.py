@@ -16,6 +16,7 @@ from distir_relax.bundle.training import TrainingManifest
 from distir_relax.errors import BundleError, PlacementError
 from distir_relax.layout import DTYPES, DeviceMesh, Interval, intersect
 from distir_relax.reading import MOST, Fields, check_name
+from distir_relax.units import count
 
 FORMAT = 3
 BACKENDS = ("torch", "tvm")
@@ -106,7 +107,7 @@ class Division:
     parts: tuple[str, ...]
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class Manifest:
     """The table of contents of a bundle. Raises BundleError when its parts do not fit each other.
 
@@ -130,6 +131,12 @@ class Manifest:
     training: TrainingManifest | None = None
     checksums: Mapping[str, str] = field(default_factory=dict)
     format: int = FORMAT
+
+    def __repr__(self) -> str:
+        parts = zip((self.inputs, self.outputs, self.weights), ("input", "output", "weight"), strict=True)
+        sizes = ", ".join(count(len(tensors), what) for tensors, what in parts)
+        programs = count(len(self.programs), "distinct program")
+        return f"<manifest of {self.name}: {count(self.mesh.size, 'rank')} on {self.mesh}, {programs}, {sizes}>"
 
     def __post_init__(self) -> None:
         world = self.mesh.size

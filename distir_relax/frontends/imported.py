@@ -7,6 +7,7 @@ from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
 from distir_relax.ir import Function, Module, count_uses, live_ops
+from distir_relax.units import count
 
 if TYPE_CHECKING:
     import torch
@@ -24,7 +25,7 @@ class Frame:
     call: int = 0
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class Imported:
     """What a frontend gives.
 
@@ -50,6 +51,9 @@ class Imported:
     written: Mapping[str, str] = field(default_factory=dict)
     unused: frozenset[str] = frozenset()
     places: int = 1
+
+    def __repr__(self) -> str:
+        return f"<imported {self.module!r}, data of {count(len(self.tensors), 'tensor')}>"
 
 
 def snapshot(imported: Imported) -> Imported:

@@ -24,6 +24,7 @@ from distir_relax.errors import VerificationError
 from distir_relax.ir.records import Record
 from distir_relax.ir.types import DTensorType, PerRank, PlacedType, TensorType, Type, Untyped
 from distir_relax.layout import DeviceMesh
+from distir_relax.units import count
 
 STAGES = ("global", "sharded", "distributed", "ranked")
 ROLES = ("input", "parameter", "constant", "state")
@@ -43,15 +44,18 @@ KINDS = ("F", "I", "W")
 WAIT = "wait"
 """The op that joins the stream on which its operand is made; an op names its stream with the attribute `stream`."""
 
+# Characters of an op that its repr shows.
+_SHOWN = 240
+
 Attribute = int | float | bool | str | None | PerRank | tuple["Attribute", ...]
 
 
 def fresh_name(name: str, taken: set[str]) -> str:
     """`name`, or ``name_1``, ``name_2``, … when it is taken; the name returned is then in `taken`."""
-    candidate, count = name, 0
+    candidate, number = name, 0
     while candidate in taken:
-        count += 1
-        candidate = f"{name}_{count}"
+        number += 1
+        candidate = f"{name}_{number}"
     taken.add(candidate)
     return candidate
 
@@ -89,7 +93,7 @@ class Value:
         return f"%{self.name}"
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, repr=False)
 class Op:
     """One operation. `name` is its entry in the op table; `location` is the place in the user's model."""
 
@@ -98,6 +102,12 @@ class Op:
     results: tuple[Value, ...]
     attrs: Mapping[str, Attribute] = field(default_factory=dict)
     location: str = ""
+
+    def __repr__(self) -> str:
+        results = ", ".join(f"{value}: {value.type}" for value in self.results)
+        text = f"<op {results} = {self.name}({', '.join(map(str, self.operands))})"
+        text += f" {dict(self.attrs)}" if self.attrs else ""
+        return (f"{text[:_SHOWN]} ..." if len(text) > _SHOWN else text) + ">"
 
     @property
     def callee(self) -> str:
@@ -144,7 +154,7 @@ class Output:
     layout: DTensorType | None = None
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, repr=False)
 class Function:
     """Inputs, ops in program order, outputs."""
 
@@ -153,8 +163,12 @@ class Function:
     ops: tuple[Op, ...]
     outputs: tuple[Output, ...]
 
+    def __repr__(self) -> str:
+        sizes = count(len(self.inputs), "input"), count(len(self.ops), "op"), count(len(self.outputs), "output")
+        return f"<function @{self.name}: {', '.join(sizes)}>"
 
-@dataclass(frozen=True, slots=True)
+
+@dataclass(frozen=True, slots=True, repr=False)
 class Module:
     """Functions at one stage. `ranks` (ranked stage) names the function that each rank runs.
 
@@ -165,7 +179,14 @@ class Module:
     functions: tuple[Function, ...]
     meshes: tuple[DeviceMesh, ...] = ()
     ranks: tuple[str, ...] = ()
-    records: tuple[Record, ...] = field(default=(), compare=False, repr=False)
+    records: tuple[Record, ...] = field(default=(), compare=False)
+
+    def __repr__(self) -> str:
+        meshes = f" on {', '.join(map(str, self.meshes))}" if self.meshes else ""
+        ranks = f"{count(len(self.ranks), 'rank')}, " if self.ranks else ""
+        ops = sum(len(function.ops) for function in self.functions)
+        sizes = f"{ranks}{count(len(self.functions), 'function')}, {count(ops, 'op')}"
+        return f"<{self.stage} module{meshes}: {sizes}; print_module(...) is its text>"
 
     @property
     def main(self) -> Function:
