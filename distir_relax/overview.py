@@ -128,7 +128,7 @@ def _tensors(sharded: Module) -> list[TensorRow]:
 
 def _ends(main: Function) -> list[tuple[str, str, object]]:
     inputs = [("input", i.value.name, i.value.type) for i in main.inputs if i.role == "input"]
-    return inputs + [("output", o.name, o.value.type) for o in main.outputs]
+    return [*inputs, *(("output", o.name, o.value.type) for o in main.outputs)]
 
 
 def _row(role: str, name: str, kind: object) -> TensorRow:
