@@ -155,8 +155,8 @@ def _tasks(simulation: Simulation) -> str:
     return (
         '<section><h2>Schedule</h2><p class="note">Each task with its stage, its kind (F forward, I gradients of '
         "inputs, W gradients of weights) and its microbatch; one device stands for those that do the same.</p>"
-        '<img class="schedule" alt="The tasks of each stage along time" '
-        f'src="data:image/svg+xml;base64,{picture}"></section>'
+        '<div class="scrolls"><img class="schedule" alt="The tasks of each stage along time" '
+        f'src="data:image/svg+xml;base64,{picture}"></div></section>'
     )
 
 

@@ -17,6 +17,9 @@ from distir_relax.report.simulation import write_text
 from distir_relax.report.strip import strips
 from distir_relax.units import rate, seconds, size
 
+# What the second chart has along its axis: the field of a point, and its name.
+_AXES = {"samples": ("samples", "samples of a step"), "microbatches": ("microbatches", "microbatches of a step")}
+
 TIME_LINES = 40
 """How many of the best have a time line where the search has none: they are simulated once more for it."""
 
@@ -30,11 +33,13 @@ def search_page(search: Search, model: str, machine: str, top: int = 20) -> str:
     """The page's text. `model` and `machine` are how the command line names the model and the profile."""
     folder = resources.files("distir_relax.report") / "templates"
     drawn = {o: strips(search.simulate(o.candidate)) for o in _best(search) if not o.lanes}
+    # Where all steps have one number of samples, a chart of it would be a column.
+    by = "samples" if len({o.samples for o in search.outcomes}) != 1 else "microbatches"
     points = [_point(o, o.lanes or drawn.get(o, ())) for o in search.outcomes if o.seconds]
     least = min(memory for _, memory in search.profile.kinds(search.space.devices))
     data = {
         "points": points, "memory": least, "model": model, "profile": machine,
-        "batches": list(search.space.batches),
+        "by": _AXES[by],
     }  # fmt: skip
     numbers = {(point["strategy"], point["samples"]): i for i, point in enumerate(points)}
     rows = "".join(_row(outcome, numbers[outcome.strategy, outcome.samples]) for outcome in search.ranked[:top])
@@ -42,6 +47,7 @@ def search_page(search: Search, model: str, machine: str, top: int = 20) -> str:
         title=escape(f"{model} on {search.space.devices} devices of {search.profile.name}"),
         style=(folder / "page.css").read_text(),
         headline="".join(figure(*row) for row in _figures(search)),
+        by="batch" if by == "samples" else by,
         note=escape("; ".join((headline(search), *discarded(search)))),
         columns="".join(f"<th>{name}</th>" for name in COLUMNS),
         rows=rows,
@@ -68,7 +74,8 @@ def _point(outcome: Outcome, lanes: Lanes) -> dict[str, Any]:
     most = max(degrees, key=lambda name: degrees[name])
     found: dict[str, Any] = {
         "strategy": outcome.strategy, "samples": outcome.samples, "seconds": outcome.seconds,
-        "throughput": outcome.throughput, "memory": outcome.memory, "fits": outcome.fits,
+        "microbatches": s.microbatches, "throughput": outcome.throughput, "memory": outcome.memory,
+        "fits": outcome.fits,
         "bubble": round(outcome.bubble, 5), "communication": round(outcome.communication, 5), "kind": "DTP".index(most),
     }  # fmt: skip
     return {**found, "lanes": lanes} if lanes else found

@@ -17,7 +17,7 @@ from distir_relax.units import seconds
 _WIDTH, _MARGIN, _HEIGHT, _GAP = 1200, 130, 20, 3
 _STYLE = (
     "text{font:12px system-ui,sans-serif;fill:#59636e}.n{font-size:11px;text-anchor:middle;fill:#fff}"
-    ".F{fill:#0072b2}.I{fill:#00795a}.W{fill:#9a5b00}.g{fill:#fff}.t{stroke:#59636e}.x{text-anchor:middle}"
+    ".F{fill:#0072b2}.I{fill:#00795a}.W{fill:#9a5b00}.g{fill:#fff}.t{stroke:#59636e}"
     "@media(prefers-color-scheme:dark){text{fill:#a3adb6}.n{fill:#0b1014}.F{fill:#56b4e9}.I{fill:#3fbf95}.W{fill:#e69f00}"
     ".g{fill:#14171a}.t{stroke:#a3adb6}}"
 )
@@ -80,7 +80,10 @@ def chart(rows: Sequence[Row]) -> str:
     for part in range(6):
         x = _MARGIN + part * end / 5 * scale
         parts.append(f'<line class="t" x1="{x:.1f}" y1="{below - 4}" x2="{x:.1f}" y2="{below}"/>')
-        parts.append(f'<text class="x" x="{x:.1f}" y="{below + 14}">{escape(seconds(part * end / 5))}</text>')
+        # The first and the last label would be cut at the edges, the last with its unit.
+        anchor = "start" if part == 0 else "end" if part == 5 else "middle"
+        place = f'x="{x:.1f}" y="{below + 14}" style="text-anchor:{anchor}"'
+        parts.append(f"<text {place}>{escape(seconds(part * end / 5) if part else '0')}</text>")
     return "\n".join([*parts, "</svg>"]) + "\n"
 
 

@@ -7,10 +7,14 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+import torch
 
+import distir_relax as dr
 from distir_relax.analysis.simulate import simulate_module
 from distir_relax.report.page import write_page
+from distir_relax.report.tasks import chart, predicted_rows
 from distir_relax.simulator import simulate
+from distir_relax.units import size
 from tests.report.browser import Browser, browser
 from tests.report.simulations import training, with_locations
 
@@ -167,6 +171,45 @@ def test_a_page_follows_the_window_and_the_colour_scheme(chromium: Browser, page
     chromium.settle()
     assert css_colour(chromium, "--compute") in lane(chromium)
     assert chromium.messages() == []
+
+
+@pytest.mark.parametrize("dark", [False, True], ids=["light", "dark"])
+def test_what_weights_hide_has_a_chart_of_its_own(chromium: Browser, tmp_path: Path, dark: bool) -> None:
+    """Two layers of 400 x 400 floats, and 3 samples."""
+    module = torch.nn.Sequential(torch.nn.Linear(400, 400), torch.nn.ReLU(), torch.nn.Linear(400, 400))
+    found = simulate(dr.compile(module, (torch.ones(3, 400),), mesh=1), profile="dgx-a100")
+    write_page(found, tmp_path / "m.html", "weights")
+    chromium.open(tmp_path / "m.html", 500, dark=dark)
+    assert chromium.messages() == []
+    assert chromium.run("return document.documentElement.scrollWidth") <= 500
+    heights = chromium.run(
+        "return [...document.querySelectorAll('#memory svg polygon')].map((p) => "
+        "[p.getAttribute('fill'), p.closest('svg').classList.contains('rest'), p.getBBox().height])"
+    )
+    by_chart = {(fill, rest): height for fill, rest, height in heights}
+    assert by_chart["var(--c1)", False] < 5 < 50 < by_chart["var(--c1)", True]
+    assert ("var(--c0)", True) not in by_chart
+    most = max(sum(split[1:-1]) for _, split in found.memory_curves()[0])
+    assert chromium.run("return document.querySelector('#memory p.rest').textContent").endswith(f"at most {size(most)}")
+
+
+def test_a_schedule_is_wide_enough_to_read_on_a_narrow_screen(chromium: Browser, pages: dict[str, Path]) -> None:
+    chromium.open(pages["pipeline"], 500)
+    assert box(chromium, "img.schedule")["width"] > 800
+    assert chromium.run("return document.documentElement.scrollWidth") <= 500
+    assert box(chromium, ".scrolls")["width"] <= 500
+    assert chromium.run("return document.querySelectorAll('#memory svg.rest').length") == 0
+
+
+def test_labels_of_a_schedule_are_inside_its_picture(chromium: Browser, tmp_path: Path) -> None:
+    (tmp_path / "tasks.svg").write_text(chart(predicted_rows(training("1/1/3/5"))))
+    chromium.open(tmp_path / "tasks.svg", 1000)
+    width = chromium.run("return document.documentElement.viewBox.baseVal.width")
+    labels = chromium.run(
+        "return [...document.querySelectorAll('text')].map((t) => [t.textContent, t.getBBox().x, t.getBBox().width])"
+    )
+    assert all(x >= 0 and x + wide <= width for _, x, wide in labels)
+    assert labels[-1][0].endswith((" s", " ms", " us"))
 
 
 def test_an_error_in_a_page_would_be_seen(chromium: Browser, pages: dict[str, Path], tmp_path: Path) -> None:

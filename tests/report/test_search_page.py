@@ -58,10 +58,40 @@ def test_the_page_draws_every_configuration(
     chromium.open(page, width, dark=dark)
     count = "return document.querySelectorAll('#{} circle').length"
     assert chromium.run(count.format("memory-throughput")) == len(search.ranked) + len(search.too_large)
-    assert chromium.run(count.format("throughput-batch")) == len(search.ranked)
+    assert chromium.run(count.format("throughput-by")) == len(search.ranked)
     assert chromium.run("return document.querySelectorAll('tbody tr').length") == min(20, len(search.ranked))
     assert not chromium.run("return document.documentElement.scrollWidth > window.innerWidth")
     assert chromium.messages() == []
+
+
+@pytest.mark.parametrize("width", [500, 1280])
+def test_each_column_of_the_table_has_its_title(chromium: Browser, page: Path, width: int) -> None:
+    chromium.open(page, width)
+    shown = "return [...document.querySelectorAll('table {}')].filter((e) => e.getClientRects().length).length"
+    titles = chromium.run(shown.format("th"))
+    assert titles == chromium.run(shown.format("tbody tr:first-child td")) == 7
+    assert chromium.run("const s = document.querySelector('.scrolls'); return s.scrollWidth <= s.clientWidth")
+
+
+def test_a_search_of_one_batch_has_a_chart_by_microbatches(chromium: Browser, tmp_path: Path) -> None:
+    search = found(1e12, (24,))
+    write_search_page(search, tmp_path / "one.html", "model.py:build", "far.toml")
+    chromium.open(tmp_path / "one.html", 500, dark=True)
+    assert chromium.messages() == []
+    assert chromium.run("return document.querySelectorAll('section h2')[3].textContent") == "Throughput by microbatches"
+    places = set(
+        chromium.run("return [...document.querySelectorAll('#throughput-by circle')].map((c) => c.cx.baseVal.value)")
+    )
+    counts = sorted({outcome.candidate.strategy.microbatches for outcome in search.ranked})
+    assert len(places) == len(counts) > 2
+    labels = chromium.run("return [...document.querySelectorAll('#throughput-by text')].map((t) => t.textContent)")
+    assert set(map(str, counts)) <= set(labels)
+    line = chromium.run("return document.querySelector('#throughput-by polyline').points.numberOfItems")
+    assert line == len(counts)
+    alone = replace(search, outcomes=[o for o in search.outcomes if o.candidate.strategy.microbatches == 1])
+    write_search_page(alone, tmp_path / "alone.html", "model.py:build", "far.toml")
+    chromium.open(tmp_path / "alone.html", 500)
+    assert chromium.run("return document.getElementById('throughput-by').closest('section').hidden")
 
 
 def test_a_point_opens_its_time_line(chromium: Browser, page: Path, search: Search) -> None:

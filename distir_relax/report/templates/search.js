@@ -31,7 +31,8 @@ function logTicks(low, high) {
   return found;
 }
 
-function chart(id, shown, xOf, yOf, xText, yText, names, extras) {
+// `places` are the values along the axis, where there are few; they have the labels then.
+function chart(id, shown, xOf, yOf, xText, yText, names, extras, places = []) {
   const svg = document.getElementById(id);
   if (!shown.length) { svg.replaceWith(html("p", "note", svg.parentNode, "There is nothing to draw: no configuration fits.")); return () => {}; }
   const xs = shown.map((i) => xOf(points[i])), ys = shown.map((i) => yOf(points[i]));
@@ -47,7 +48,8 @@ function chart(id, shown, xOf, yOf, xText, yText, names, extras) {
       element("line", { class: "axis", x1: LEFT, x2: width - RIGHT, y1: y(at), y2: y(at) }, svg);
       element("text", { x: LEFT - 6, y: y(at) + 4, "text-anchor": "end" }, svg, yText(at));
     }
-    for (const at of logTicks(x0, x1)) {
+    const labelled = places.length && places.length <= (width - LEFT - RIGHT) / 44 ? places : logTicks(x0, x1);
+    for (const at of labelled) {
       element("line", { class: "axis", x1: x(at), x2: x(at), y1: TOP, y2: HEIGHT - BOTTOM }, svg);
       element("text", { x: x(at), y: HEIGHT - BOTTOM + 16, "text-anchor": "middle" }, svg, xText(at));
     }
@@ -78,18 +80,23 @@ function limit(svg, x, y, width, x0, x1) {
 }
 
 const fitting = points.map((_, i) => i).filter((i) => points[i].fits);
-const best = data.batches.map((batch) => fitting.filter((i) => points[i].samples === batch)
-  .reduce((a, b) => (a < 0 || points[b].throughput > points[a].throughput ? b : a), -1)).filter((i) => i >= 0);
+const [byField, byName] = data.by;
+const values = [...new Set(fitting.map((i) => points[i][byField]))].sort((a, b) => a - b);
+const best = values.map((value) => fitting.filter((i) => points[i][byField] === value)
+  .reduce((a, b) => (points[b].throughput > points[a].throughput ? b : a)));
+
+// One value would make a column of all.
+if (fitting.length && values.length < 2) document.getElementById("throughput-by").closest("section").hidden = true;
 
 function bestLine(svg, x, y) {
-  const path = best.map((i) => `${x(points[i].samples).toFixed(1)},${y(points[i].throughput).toFixed(1)}`).join(" ");
+  const path = best.map((i) => `${x(points[i][byField]).toFixed(1)},${y(points[i].throughput).toFixed(1)}`).join(" ");
   element("polyline", { points: path, fill: "none", stroke: "var(--soft)", "stroke-width": 1.5 }, svg);
 }
 
 const short = (value) => Number(value.toPrecision(2)).toLocaleString("en", { notation: "compact" });
 const draws = [
   chart("memory-throughput", points.map((_, i) => i), (p) => p.memory, (p) => p.throughput, size, (v) => `${short(v)}/s`, ["memory of a device", "throughput"], limit),
-  chart("throughput-batch", fitting, (p) => p.samples, (p) => p.throughput, short, (v) => `${short(v)}/s`, ["samples of a step", "throughput"], bestLine),
+  chart("throughput-by", fitting, (p) => p[byField], (p) => p.throughput, short, (v) => `${short(v)}/s`, [byName, "throughput"], bestLine, values),
 ];
 
 function choose(i) {
