@@ -14,16 +14,19 @@ from distir_relax.cli.options import (
     AutoOption,
     AxesOption,
     Backend,
+    BatchOption,
     CheckpointOption,
     JsonOption,
     MemoryOption,
     MeshOption,
     ProfileOption,
+    SequenceOption,
     ShapeOption,
     ShardOption,
     StagesOption,
     StrategyOption,
     Tail,
+    TaskOption,
     read_stages,
 )
 
@@ -36,7 +39,8 @@ def compile_command(
     target: Annotated[
         str,
         typer.Argument(
-            metavar="FILE.py:FUNCTION | FILE.onnx", help="A function that returns the model, or an ONNX file."
+            metavar="FILE.py:FUNCTION | FILE.onnx | DIR",
+            help="A function that returns the model, an ONNX file, or a folder that save_pretrained wrote.",
         ),
     ],
     output: Annotated[Path, typer.Option("--output", "-o", help="The bundle to write.")],
@@ -54,6 +58,9 @@ def compile_command(
     ranks: Annotated[int | None, typer.Option(min=1, help="Passed to the function as its parameter ranks.")] = None,
     name: Annotated[str | None, typer.Option(help="The program's name in the bundle.")] = None,
     input_shape: ShapeOption = None,
+    task: TaskOption = None,
+    batch: BatchOption = None,
+    sequence: SequenceOption = None,
     dump: Annotated[Path | None, typer.Option(help="Write the program's text after each pass to this folder.")] = None,
     verify: Annotated[bool, typer.Option("--verify", help="Check the program after each pass.")] = False,
     outline: Annotated[bool, typer.Option(help="Make repeated blocks of the model functions.")] = True,
@@ -67,6 +74,7 @@ def compile_command(
 
     FUNCTION returns a Plan, (model, example_inputs), or with --train what to train. It is given --ranks, --tail,
     --name and --strategy where it has such parameters. An ONNX file needs --input-shape for inputs with open dims.
+    A folder has safetensors weights; --task, --batch and --sequence say what of it is compiled, for which shapes.
     """
     from distir_relax.cli.compile_target import CompileOptions
 
@@ -76,6 +84,7 @@ def compile_command(
         axes=axes, ranks=ranks, name=name, input_shapes=tuple(input_shape or ()), dump=dump, verify=verify or None,
         outline=None if outline else False, check_import=None if check_import else False, checkpoint=checkpoint,
         strategy=strategy, stages=read_stages(stages), profile=profile, train=train, auto=auto or None, memory=memory,
+        task=task, batch=batch, sequence=sequence,
         fast_math=fast_math or None,
     )  # fmt: skip
     _compile(options, times, json)

@@ -1,4 +1,4 @@
-"""`distir compile`: call the user's function and compile what it returns, or compile an ONNX file."""
+"""`distir compile`: compile what the user's function returns, an ONNX file, or a folder of a pretrained model."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ from distir_relax.analysis.footprint import Footprint, footprint
 from distir_relax.bundle import write_bundle
 from distir_relax.compiler import Plan, program_bundle
 from distir_relax.errors import ImportModelError, PlacementError
+from distir_relax.frontends.pretrained import is_pretrained, read_pretrained
 from distir_relax.given import Model, Program, Saved, call_target, is_onnx
 from distir_relax.ir import parse
 from distir_relax.layout import DeviceMesh
@@ -20,6 +21,7 @@ from distir_relax.strategies.strategy import as_strategy
 from distir_relax.training import Training
 
 # Options that say how a model is compiled, of no use to what is compiled already; the first three say what is split.
+_OF_PRETRAINED = ("task", "batch", "sequence")
 _OF_COMPILATION = (
     *("mesh", "axes", "auto", "strategy", "stages", "profile", "memory"),
     *("dump", "verify", "outline", "check_import", "checkpoint", "fast_math"),
@@ -51,6 +53,9 @@ class CompileOptions:
     train: bool = False
     auto: bool | None = None
     memory: float | None = None
+    task: str | None = None
+    batch: int | None = None
+    sequence: int | None = None
     fast_math: bool | None = None
 
 
@@ -63,6 +68,15 @@ def compile_target(options: CompileOptions, observers: Sequence[Observer] = ()) 
     shardings = read_shardings(options.shardings)
     if is_onnx(options.target):
         return _compile_onnx(shardings, options, observers)
+    if is_pretrained(options.target):
+        return _compile_pretrained(shardings, options, observers)
+    if Path(options.target).is_dir():
+        raise ImportModelError(
+            "the folder has no config.json of a model", options.target, "give FILE.py:FUNCTION, FILE.onnx, or a folder "
+            "that save_pretrained wrote; a bundle is compiled already: distir run",
+        )  # fmt: skip
+    if unused := _given(options, _OF_PRETRAINED):
+        raise ImportModelError(f"{unused[0]} is for a folder that save_pretrained wrote", options.target)
     if options.input_shapes:
         raise ImportModelError(
             "--input-shape is for ONNX files", options.target, "the function's example has the shapes"
@@ -110,12 +124,32 @@ def read_mesh(shape: str | None, axes: str | None) -> DeviceMesh | None:
 
 def _reject(options: CompileOptions, what: str, names: Sequence[str], shardings: bool) -> None:
     """Raise `ImportModelError` when options are given that cannot be applied to what the function returns."""
-    given = [name.replace("_", "-") for name in names if getattr(options, name) is not None]
-    unused = ["--shard"] * shardings + [f"--{name}" for name in given]
+    unused = ["--shard"] * shardings + _given(options, names)
     if unused:
         raise ImportModelError(
             f"the function returns {what}, to which {', '.join(unused)} cannot be applied", options.target,
             "return (model, example_inputs) instead, or take the option as a parameter")  # fmt: skip
+
+
+def _given(options: CompileOptions, names: Sequence[str]) -> list[str]:
+    """Those of some options that were given, as the command line has them."""
+    return [f"--{name.replace('_', '-')}" for name in names if getattr(options, name) is not None]
+
+
+def _compile_pretrained(shardings: dict[str, str], options: CompileOptions, observers: Sequence[Observer]) -> Footprint:
+    unused = [
+        *_given(options, ("ranks",)),
+        *(["--input-shape"] * bool(options.input_shapes)),
+        *(["--train"] * options.train),
+    ]
+    if unused:
+        raise ImportModelError(
+            f"{unused[0]} cannot be applied to a folder of a model", options.target,
+            "--batch and --sequence say its shapes; to train it, write a function that returns dr.Training(...)",
+        )  # fmt: skip
+    found = read_pretrained(options.target, options.task, options.batch, options.sequence)
+    made = Model(found.model, (), found.inputs)
+    return _saved(made.compile(**_common(shardings, options), observers=observers), options)
 
 
 def _compile_onnx(shardings: dict[str, str], options: CompileOptions, observers: Sequence[Observer]) -> Footprint:

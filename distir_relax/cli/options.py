@@ -80,6 +80,14 @@ AxesOption = Annotated[str | None, typer.Option(metavar="dp,tp", help="The names
 ShapeOption = Annotated[
     list[str] | None, typer.Option(metavar="NAME=1,3,224,224", help="The shape of an input of FILE.onnx.")
 ]
+TaskOption = Annotated[
+    str | None,
+    typer.Option(metavar="NAME", help="Of a DIR: causal-lm, feature-extraction, ...; by default what it was saved as."),
+]
+BatchOption = Annotated[int | None, typer.Option(min=1, help="Samples of a call of a DIR's model; 1 unless given.")]
+SequenceOption = Annotated[
+    int | None, typer.Option(min=1, help="Tokens of each sample; 128, or as many as the model takes.")
+]
 StrategyOption = Annotated[
     str | None,
     typer.Option(metavar="D/T/P/K", help="Data, tensor, pipeline degrees, microbatches, options: 2/4/1/8,zero=1."),

@@ -1,0 +1,161 @@
+"""Folders that `save_pretrained` wrote: compiled, run, and compared with the model that transformers reads."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import sys
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+import transformers
+from typer.testing import CliRunner
+
+from distir_relax.cli import app
+from distir_relax.errors import ImportModelError
+from distir_relax.frontends.pretrained import TASKS, is_pretrained, read_pretrained
+
+SIZES = {
+    "num_hidden_layers": 1, "vocab_size": 97, "hidden_size": 30, "intermediate_size": 41, "num_attention_heads": 3,
+    "max_position_embeddings": 24,
+}  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def models(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Folders of tiny models with random weights; that of `bert` in several files."""
+    folder = tmp_path_factory.mktemp("models")
+    torch.manual_seed(0)
+    llama = transformers.LlamaForCausalLM(transformers.LlamaConfig(**SIZES, num_key_value_heads=3))
+    llama.save_pretrained(folder / "llama")
+    bert = transformers.BertForSequenceClassification(transformers.BertConfig(**SIZES, num_labels=5))
+    bert.save_pretrained(folder / "bert", max_shard_size="12KB")
+    assert len([*(folder / "bert").glob("*.safetensors")]) > 1
+    t5 = transformers.T5Config(num_layers=1, d_model=30, d_ff=41, d_kv=10, num_heads=3, vocab_size=97)
+    transformers.T5ForConditionalGeneration(t5).save_pretrained(folder / "t5")
+    vit = {"num_hidden_layers": 1, "hidden_size": 30, "intermediate_size": 41, "num_attention_heads": 3}
+    images = transformers.ViTConfig(**vit, image_size=16, patch_size=8)
+    transformers.ViTForImageClassification(images).save_pretrained(folder / "vit")
+    return folder
+
+
+def distir(*arguments: object) -> Any:
+    return CliRunner().invoke(app, list(map(str, arguments)))
+
+
+def run(bundle: Path, **inputs: np.ndarray[Any, Any]) -> dict[str, np.ndarray[Any, Any]]:
+    np.savez(bundle.with_name("x.npz"), **inputs)
+    done = distir("run", bundle, "-i", bundle.with_name("x.npz"), "-o", bundle.with_name("y.npz"))
+    assert done.exit_code == 0, done.output
+    return dict(np.load(bundle.with_name("y.npz")))
+
+
+def test_a_causal_model(models: Path, tmp_path: Path) -> None:
+    done = distir(
+        "compile", models / "llama", "-o", tmp_path / "m.dist", "--strategy", "1/3/1/1", "--batch", 2, "--sequence", 11,
+        "--backend", "torch",
+    )  # fmt: skip
+    assert done.exit_code == 0, done.exception
+    ids = np.random.default_rng(0).integers(0, 97, (2, 11))
+    expected = transformers.LlamaForCausalLM.from_pretrained(models / "llama")(torch.from_numpy(ids)).logits
+    np.testing.assert_allclose(run(tmp_path / "m.dist", input_ids=ids)["logits"], expected.detach(), atol=1e-5)
+
+
+def test_a_classifier_in_several_files(models: Path, tmp_path: Path) -> None:
+    done = distir(
+        "compile", models / "bert", "-o", tmp_path / "m.dist", "--strategy", "3/1/1/1", "--batch", 3, "--sequence", 7,
+        "--backend", "torch",
+    )  # fmt: skip
+    assert done.exit_code == 0, done.exception
+    ids = np.random.default_rng(0).integers(0, 97, (3, 7))
+    mask = np.tril(np.ones((3, 7), np.int64), 4)
+    model = transformers.BertForSequenceClassification.from_pretrained(models / "bert").eval()
+    expected = model(torch.from_numpy(ids), attention_mask=torch.from_numpy(mask)).logits
+    found = run(tmp_path / "m.dist", input_ids=ids, attention_mask=mask)["logits"]
+    np.testing.assert_allclose(found, expected.detach(), atol=1e-5)
+
+
+def test_tasks_and_their_inputs(models: Path) -> None:
+    found = read_pretrained(models / "bert", "feature-extraction", batch=2)
+    assert type(found.model) is transformers.BertModel
+    assert not found.model.training
+    assert {name: x.shape for name, x in found.inputs.items() if name != "use_cache"} == {
+        "input_ids": (2, 24), "attention_mask": (2, 24)
+    }  # fmt: skip
+    assert found.inputs["use_cache"] is False
+    t5 = read_pretrained(models / "t5").inputs
+    assert (t5["input_ids"].shape, t5["decoder_input_ids"].shape) == ((1, 128), (1, 128))
+    assert read_pretrained(models / "vit", batch=5).inputs["pixel_values"].shape == (5, 3, 16, 16)
+    assert all(hasattr(transformers, name) for name in TASKS.values())
+    assert not is_pretrained(models)
+
+
+@pytest.mark.parametrize(
+    ("name", "options", "message"),
+    [
+        ("llama", {"task": "sequence-classification"}, "no weights for score.weight of LlamaForSequenceClassification"),
+        ("llama", {"task": "translation"}, "--task: expected one of causal-lm, .*, found 'translation'"),
+        ("llama", {"sequence": 25}, "takes at most 24 positions, found --sequence 25"),
+        ("vit", {"sequence": 3}, "the model takes images, which have no --sequence"),
+        ("t5", {"task": "causal-lm"}, "transformers cannot read the model: "),
+    ],
+)
+def test_what_a_folder_is_not(models: Path, name: str, options: dict[str, Any], message: str) -> None:
+    with pytest.raises(ImportModelError, match=message):
+        read_pretrained(models / name, **options)
+
+
+def test_damaged_folders(models: Path, tmp_path: Path) -> None:
+    def changed(**fields: object) -> Path:
+        folder = tmp_path / f"m{len([*tmp_path.iterdir()])}"
+        shutil.copytree(models / "llama", folder)
+        config = json.loads((folder / "config.json").read_text()) | fields
+        (folder / "config.json").write_text(json.dumps({key: value for key, value in config.items() if value != ""}))
+        return folder
+
+    for folder, message in (
+        (changed(architectures=["NoSuchModel"]), "has no model 'NoSuchModel'"),
+        (changed(architectures=["logging"]), "has no model 'logging'"),
+        (changed(architectures=""), "the configuration names no architecture"),
+        (changed(architectures=7), "architectures"),
+        (changed(hidden_size=33), r"expected \(97, 33\) for lm_head.weight, found \(97, 30\)"),
+    ):
+        with pytest.raises(ImportModelError, match=message):
+            read_pretrained(folder)
+    with pytest.raises(ImportModelError, match="transformers cannot read the model: "):
+        read_pretrained(changed(model_type="no-such-type"), "causal-lm")
+    (folder / "model.safetensors").write_bytes(b"not safetensors")
+    with pytest.raises(ImportModelError, match="transformers cannot read the model: "):
+        read_pretrained(folder)
+    (folder / "model.safetensors").unlink()
+    with pytest.raises(ImportModelError, match="expected weights in safetensors files, found none"):
+        read_pretrained(folder)
+    (folder / "config.json").write_text("{")
+    with pytest.raises(ImportModelError, match=r"config\.json"):
+        read_pretrained(folder)
+
+
+def test_without_transformers_the_error_says_what_to_install(models: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "transformers", None)
+    with pytest.raises(ImportModelError, match=r"cannot be imported: .*\n  hint: pip install transformers"):
+        read_pretrained(models / "llama")
+
+
+@pytest.mark.parametrize(
+    ("target", "option", "message"),
+    [
+        ("llama", ("--ranks", 3), "--ranks cannot be applied to a folder of a model"),
+        ("llama", ("--train",), "--train cannot be applied to a folder of a model"),
+        ("llama", ("--input-shape", "x=3"), "--input-shape cannot be applied to a folder of a model"),
+        ("", (), "the folder has no config.json of a model"),
+        ("model.py:build", ("--task", "causal-lm"), "--task is for a folder that save_pretrained wrote"),
+    ],
+)
+def test_options_that_do_not_fit(models: Path, tmp_path: Path, target: str, option: Any, message: str) -> None:
+    (models / "model.py").write_text("def build(): pass\n")
+    done = distir("compile", models / target, "-o", tmp_path / "m.dist", *option)
+    assert isinstance(done.exception, ImportModelError)
+    assert message in str(done.exception)
