@@ -10,6 +10,7 @@ import onnx
 import pytest
 import torch
 from onnx import TensorProto, helper, numpy_helper
+from typer.testing import CliRunner
 
 import distir_relax as dr
 from distir_relax.analysis.interpret import interpret
@@ -254,6 +255,24 @@ def test_open_dims_are_listed() -> None:
         import_onnx(made, {"w": (4, 2)})
     shared = model([helper.make_node("Add", ["x", "y"], ["z"])], {"x": ("n", 3), "y": ("n", 3)}, ["z"])
     assert str(import_onnx(shared, {"x": (4, 3)}).module.main.inputs[1].value.type) == "f32[4,3]"
+
+
+def test_negative_dims_are_open(tmp_path: Path) -> None:
+    """As paddle2onnx writes them: in inputs, in outputs, and in the types of values between."""
+    nodes = [helper.make_node("Relu", ["x"], ["a"]), helper.make_node("MatMul", ["a", "w"], ["y"])]
+    made = model(nodes, {"x": (-1, 7, None, 5)}, ["y"], {"w": np.ones((5, 3), np.float32)})
+    made.graph.value_info.append(helper.make_tensor_value_info("a", TensorProto.FLOAT, (-1, 7, -1, 5)))
+    made.graph.output[0].CopyFrom(helper.make_tensor_value_info("y", TensorProto.FLOAT, (-1, 7, -1, 3)))
+    with pytest.raises(ImportModelError, match=r"x: \(\?, 7, \?, 5\)"):
+        import_onnx(made)
+    with pytest.raises(ImportModelError, match=r"'x' is \(\?, 7, \?, 5\), found the shape \(3, 6, 2, 5\)"):
+        import_onnx(made, {"x": (3, 6, 2, 5)})
+    plan = dr.compile(made, input_shapes={"x": (3, 7, 2, 5)}, shardings={"x": "S[0]"}, mesh=2)
+    x = torch.randn(3, 7, 2, 5)
+    torch.testing.assert_close(plan(x), x.relu() @ torch.ones(5, 3))
+    onnx.save(made, tmp_path / "made.onnx")
+    arguments = ["compile", tmp_path / "made.onnx", "-o", tmp_path / "out", "--input-shape", "x=3,7,2,5", "--mesh", "1"]
+    assert CliRunner().invoke(app, list(map(str, arguments))).exit_code == 0
 
 
 def test_errors_name_the_node_and_say_what_to_do(tmp_path: Path) -> None:

@@ -198,7 +198,7 @@ def _bind(item: Any, shape: tuple[int, ...], symbols: dict[str, int], where: str
     dims = list(tensor.shape.dim) if tensor.HasField("shape") else [None] * len(shape)
     fits = len(dims) == len(shape) and all(isinstance(n, int) and n >= 0 for n in shape)
     for dim, size in zip(dims, shape, strict=False):
-        if dim is not None and dim.HasField("dim_value"):
+        if dim is not None and _is_known(dim):
             fits = fits and dim.dim_value == size
         elif dim is not None and _names(dim, dims) and symbols.setdefault(dim.dim_param, size) != size:
             raise ImportModelError(
@@ -207,6 +207,11 @@ def _bind(item: Any, shape: tuple[int, ...], symbols: dict[str, int], where: str
             )
     if not fits:
         raise ImportModelError(f"the input {item.name!r} is {_shown(tensor)}, found the shape {shape}", where)
+
+
+def _is_known(dim: Any) -> bool:
+    """Whether a dim has a size. Some exporters write a negative one for an open dim."""
+    return bool(dim.HasField("dim_value") and dim.dim_value >= 0)
 
 
 _NAMELESS = {"", "?", "unk", "unknown", "none"}
@@ -225,15 +230,12 @@ def _own_shape(tensor: Any, symbols: Mapping[str, int]) -> tuple[int, ...] | Non
     if not tensor.HasField("shape"):
         return None
     dims = list(tensor.shape.dim)
-    sizes = [
-        d.dim_value if d.HasField("dim_value") else symbols.get(d.dim_param, -1) if _names(d, dims) else -1
-        for d in dims
-    ]
+    sizes = [d.dim_value if _is_known(d) else symbols.get(d.dim_param, -1) if _names(d, dims) else -1 for d in dims]
     return None if any(n < 0 for n in sizes) else tuple(sizes)
 
 
 def _shown(tensor: Any) -> str:
     if not tensor.HasField("shape"):
         return "of any rank"
-    sizes = [str(d.dim_value) if d.HasField("dim_value") else d.dim_param or "?" for d in tensor.shape.dim]
+    sizes = [str(d.dim_value) if _is_known(d) else d.dim_param or "?" for d in tensor.shape.dim]
     return f"({', '.join(sizes)})"
