@@ -21,3 +21,20 @@ def scatter_elements(
 ) -> torch.Tensor:
     """`x` with the largest or smallest of each element and the updates at its place along dim `axis`."""
     return x.scatter_reduce(axis, places, updates, f"a{reduction}")
+
+
+def cummax(x: torch.Tensor, axis: int) -> tuple[torch.Tensor, torch.Tensor]:
+    """The largest element so far along dim `axis`, and its position."""
+    values, places = torch.cummax(x, axis)
+    return values, places
+
+
+def cummin(x: torch.Tensor, axis: int) -> tuple[torch.Tensor, torch.Tensor]:
+    """The smallest element so far along dim `axis`, and its position."""
+    values, places = torch.cummin(x, axis)
+    return values, places
+
+
+def logcumsumexp(x: torch.Tensor, axis: int) -> torch.Tensor:
+    """Logarithms of the cumulative sums of exponentials along dim `axis`."""
+    return torch.logcumsumexp(x, axis)

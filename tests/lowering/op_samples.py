@@ -176,7 +176,7 @@ def _indexing() -> list[Sample]:
 
 def _reductions() -> list[Sample]:
     found: list[Sample] = [
-        ("cumsum", [f32(3, 7)], {"axis": 1}),
+        *((name, [f32(3, 7)], {"axis": 1}) for name in ("cumsum", "cummax", "cummin", "logcumsumexp")),
         ("cumsum", [of("int64", 3, 7)], {"axis": 0}),
         ("cumsum", [of("int32", 3, 5)], {"axis": 1}),
         ("sum", [of("int32", 3, 5)], {"axis": (1,), "keepdims": False}),
@@ -188,10 +188,8 @@ def _reductions() -> list[Sample]:
             (name, [f32(3, 7)], {"axis": 1, "keepdims": True}),
         ]
     for name in ("sum", "mean", "max", "min"):
-        found += [
-            (name, [f32(3, 5, 7)], {"axis": (0, 2), "keepdims": True}),
-            (name, [f32(3, 5, 7)], {"axis": (1,), "keepdims": False}),
-        ]
+        for axes, keep in (((0, 2), True), ((1,), False), ((), True)):
+            found.append((name, [f32(3, 5, 7)], {"axis": axes, "keepdims": keep}))
     return found
 
 

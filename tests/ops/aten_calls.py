@@ -12,6 +12,7 @@ from loss_calls import CALLS as LOSS_CALLS
 from recurrent_calls import CALLS as RECURRENT_CALLS
 from spatial_calls import CALLS as SPATIAL_CALLS
 from spectral_calls import CALLS as SPECTRAL_CALLS
+from vector_calls import CALLS as VECTOR_CALLS
 
 Call = tuple[tuple[Any, ...], dict[str, Any]]
 
@@ -390,4 +391,5 @@ CALLS: dict[str, list[Call]] = {
     "where.ScalarSelf": [call("bool[4]", 2.0, X)],
     **SPATIAL_CALLS,
     **SPECTRAL_CALLS,
+    **VECTOR_CALLS,
 }

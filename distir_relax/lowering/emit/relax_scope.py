@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from types import SimpleNamespace
 from typing import Any
 
@@ -57,6 +57,7 @@ def relax_scope(exact: bool = True) -> dict[str, Any]:
         ),
         "recurrent": recurrent,
         "resample": resample,
+        "scans": SimpleNamespace(**{name: _scan(name) for name in ("cummax", "cummin", "logcumsumexp")}),
         "routing": SimpleNamespace(matmul=_routed_matmul, weight_grad=_routed_weight_grad, selected=_selected),
     }
 
@@ -69,6 +70,16 @@ def torch_kernel(module: str, function: str, kinds: Sequence[Any], *operands: An
     count = tvm.tirx.IntImm("int64", len(operands))
     texts = [tvm.ir.StringImm(text) for text in (module, function, json.dumps(options))]
     return relax.call_dps_packed(CALL_KERNEL, [*texts, count, *operands], kinds[0] if len(kinds) == 1 else list(kinds))
+
+
+def _scan(name: str) -> Callable[..., Any]:
+    """As torch's function of that name: values along an axis, and of extremes their places."""
+
+    def scan(x: Any, axis: int) -> Any:
+        kinds = [x.ty] if name == "logcumsumexp" else [x.ty, _kinds([x.ty.shape], ["int64"])]
+        return torch_kernel("ordering", name, kinds, x, axis=axis)
+
+    return scan
 
 
 def _uniform(seed: Any, *places: Any, dtype: str) -> Any:

@@ -3,6 +3,7 @@
 # A module enters its ops and their spellings in the table when it is imported.
 from distir_relax.ops.indexing import (  # noqa: F401
     bounds,
+    embedding_bag,
     gather,
     one_hot,
     ordering,
@@ -10,6 +11,7 @@ from distir_relax.ops.indexing import (  # noqa: F401
     scatter,
     search,
     segments,
+    selection,
     take,
     triangle,
 )

@@ -5,6 +5,8 @@ from distir_relax.ops.reduction import (  # noqa: F401
     axes,
     cross_entropy,
     cumsum,
+    cumulative,
+    distances,
     logsumexp,
     losses,
     norms,

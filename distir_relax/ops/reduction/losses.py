@@ -107,6 +107,19 @@ def _margin_ranking_loss(g: Builder, a: Value, b: Value, target: Value, margin: 
     return reduced(g, _lacking(g, ahead, margin), reduction)
 
 
+@aten("triplet_margin_loss.default")
+def _triplet_margin_loss(
+    g: Builder, anchor: Value, positive: Value, negative: Value, margin: float = 1.0, order: float = 2,
+    epsilon: float = 1e-6, swap: bool = False, reduction: int = 1,
+) -> Any:  # fmt: skip
+    """The margin and the distance to the positive, less that to the negative, or with `swap` between the two."""
+    pairs = [(anchor, positive), (anchor, negative), *[(positive, negative)] * swap]
+    near, *far = (g.aten("pairwise_distance.default", a, b, order, epsilon) for a, b in pairs)
+    away = g.emit("minimum", *far) if swap else far[0]
+    lacking = g.emit("subtract", g.emit("add", near, like(g, near, margin)), away)
+    return reduced(g, _positive(g, lacking), reduction)
+
+
 @aten("cosine_embedding_loss.default")
 def _cosine_embedding_loss(
     g: Builder, a: Value, b: Value, target: Value, margin: float = 0.0, reduction: int = 1

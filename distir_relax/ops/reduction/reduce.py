@@ -188,6 +188,11 @@ def _min_all(g: Builder, x: Value) -> Any:
     return g.aten("amin.default", x)
 
 
+@aten("aminmax.default")
+def _aminmax(g: Builder, x: Value, *, dim: int | None = None, keepdim: bool = False) -> Any:
+    return g.aten("amin.default", x, dim, keepdim), g.aten("amax.default", x, dim, keepdim)
+
+
 def _truth_reduce(name: str, of_none: bool) -> Any:
     def convert(g: Builder, x: Value, dim: Any = None, keepdim: bool = False) -> Any:
         # torch has one dtype in which truth is a number.

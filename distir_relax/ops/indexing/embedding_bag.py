@@ -1,0 +1,132 @@
+"""Sums, means and maxima of bags of looked-up rows."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+from distir_relax.ir import Value
+from distir_relax.ops.indexing.bounds import in_range
+from distir_relax.ops.table import Builder, aten, broadcast_to, cast, filled, like, reshape_to
+
+_SUM, _MEAN, _MAX = 0, 1, 2
+
+
+def _equal_bags(g: Builder, offsets: Value, bags: int, count: int) -> int:
+    """The number of rows in each bag where they are known to have equally many; 0 where they are not."""
+    data = g.known.get(offsets.name)
+    if data is None or not bags or not count or count % bags:
+        return 0
+    length = count // bags
+    return length if data.tolist() == [i * length for i in range(data.numel())] else 0
+
+
+def _in_rows(g: Builder, table: Value, ids: Value, weights: Value | None, kept: Value | None, mode: int) -> Any:
+    """Bags as rows of `ids`: their look-ups are reduced as a dim."""
+    rows = g.emit("take", table, ids, axis=0)
+    wide = (*ids.tensor.shape, 1)
+    if weights is not None:
+        rows = g.emit("multiply", rows, reshape_to(g, weights, wide))
+    if kept is not None:
+        rows = g.emit("where", reshape_to(g, kept, wide), rows, like(g, rows, -math.inf if mode == _MAX else 0))
+    if mode == _MAX:
+        y = g.emit("max", rows, axis=(1,), keepdims=False, ties="first")
+    else:
+        y = g.emit("sum", rows, axis=(1,), keepdims=False)
+    numbers = filled(g, ids.tensor.shape, 1, y.tensor.dtype) if kept is None else cast(g, kept, y.tensor.dtype)
+    count = None if kept is None and mode != _MEAN else g.emit("sum", numbers, axis=(1,), keepdims=True)
+    return _finished(g, y, count, mode)
+
+
+def _by_offsets(
+    g: Builder, table: Value, ids: Value, offsets: Value, bags: int, weights: Value | None, kept: Value | None,
+    mode: int,
+) -> Any:  # fmt: skip
+    """Bags as runs of `ids`: each row is added to, or compared in, the bag with its number."""
+    rows, count = g.emit("take", table, ids, axis=0), ids.tensor.elements
+    dtype = rows.tensor.dtype
+    places = g.emit("arange", start=0, end=count, step=1, dtype=offsets.tensor.dtype)
+    begun = g.aten("bucketize.Tensor", places, offsets, right=True)
+    numbers = g.emit("subtract", begun, like(g, begun, 1))
+    # With the last offset given there is one more, for rows that come after it.
+    segments = offsets.tensor.elements
+    if weights is not None:
+        rows = g.emit("multiply", rows, reshape_to(g, weights, (count, 1)))
+    if kept is not None:
+        rows = g.emit("where", reshape_to(g, kept, (count, 1)), rows, like(g, rows, -math.inf if mode == _MAX else 0))
+    if mode == _MAX:
+        width = table.tensor.shape[1]
+        nothing = filled(g, (segments, width), -math.inf, dtype)
+        wide = broadcast_to(g, reshape_to(g, numbers, (count, 1)), (count, width))
+        y = g.emit("scatter_elements", nothing, wide, rows, axis=0, reduction="max")
+        if g.training:
+            y = _first(g, rows, wide, y)
+    else:
+        y = g.emit("segment_sum", rows, numbers, num_segments=segments)
+    ones = filled(g, (count,), 1, dtype) if kept is None else cast(g, kept, dtype)
+    total = None if mode == _SUM else g.emit("segment_sum", ones, numbers, num_segments=segments)
+    y = _finished(g, y, None if total is None else reshape_to(g, total, (segments, 1)), mode)
+    return y if segments == bags else g.aten("slice.Tensor", y, 0, 0, bags)
+
+
+def _first(g: Builder, rows: Value, numbers: Value, largest: Value) -> Any:
+    """The largest of each bag, read from the first row that has it: its gradient goes there."""
+    count, width = rows.tensor.shape
+    places = g.emit("arange", start=0, end=count, step=1, dtype="int64")
+    end = g.constant(count, "int64")
+    mine = g.emit("equal", rows, g.emit("gather_elements", largest, numbers, axis=0))
+    at = g.emit("where", mine, broadcast_to(g, reshape_to(g, places, (count, 1)), (count, width)), end)
+    none = filled(g, largest.tensor.shape, count, "int64")
+    first = g.emit("scatter_elements", none, numbers, at, axis=0, reduction="min")
+    found = g.emit("gather_elements", rows, g.emit("minimum", first, g.constant(count - 1, "int64")), axis=0)
+    return g.emit("where", g.emit("less", first, end), found, largest)
+
+
+def _finished(g: Builder, y: Value, count: Value | None, mode: int) -> Any:
+    """Divided by how many rows there are, for a mean; zero where there are none."""
+    if count is None or mode == _SUM:
+        return y
+    if mode == _MAX:
+        return g.emit("where", g.emit("greater", count, like(g, count, 0)), y, like(g, y, 0))
+    return g.emit("divide", y, g.emit("maximum", count, like(g, count, 1)))
+
+
+# ATen spellings
+
+
+@aten("embedding_bag.default", "embedding_bag.padding_idx")
+def _embedding_bag(
+    g: Builder, table: Value, ids: Value, offsets: Value, scale_by_count: bool = False, mode: int = _SUM,
+    sparse: bool = False, weights: Value | None = None, include_last: bool = False, padding: int | None = None,
+) -> Any:  # fmt: skip
+    """Bag `i` begins at ``offsets[i]``, and ends where the next begins. Row `padding` is in none.
+
+    Further results of torch's, which only its own backward reads, are left out.
+    """
+    if scale_by_count and g.training:
+        raise NotImplementedError("gradients that are scaled by how often a row is looked up")
+    size, width = table.tensor.shape
+    bags, count = offsets.tensor.elements - include_last, ids.tensor.elements
+    if not count or not bags:
+        return filled(g, (bags, width), 0.0, table.tensor.dtype), None, None, None
+    ids = in_range(g, ids, size, "embedding_bag")
+    kept = None
+    if padding is not None:
+        kept = g.emit("not_equal", ids, like(g, ids, padding % size))
+    if length := _equal_bags(g, offsets, bags, count):
+        shape = (bags, length)
+        weights, kept = (None if x is None else reshape_to(g, x, shape) for x in (weights, kept))
+        y = _in_rows(g, table, reshape_to(g, ids, shape), weights, kept, mode)
+    else:
+        y = _by_offsets(g, table, ids, offsets, bags, weights, kept, mode)
+    return y, None, None, None
+
+
+@aten("_embedding_bag.default", "_embedding_bag_forward_only.default")
+def _embedding_bag_decomposed(
+    g: Builder, table: Value, ids: Value, offsets: Value, scale_by_count: bool = False, mode: int = _SUM,
+    sparse: bool = False, weights: Value | None = None, include_last: bool = False, padding: int = -1,
+) -> Any:  # fmt: skip
+    """As the function, with -1 for no `padding`."""
+    some = None if padding < 0 else padding
+    return _embedding_bag(g, table, ids, offsets, scale_by_count, mode, sparse, weights, include_last, some)

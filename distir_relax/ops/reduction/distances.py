@@ -1,0 +1,60 @@
+"""Distances between vectors: row by row, and of each row of one matrix to each of another."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+from distir_relax.ir import Value
+from distir_relax.ops.table import Builder, aten, like, promote, reshape_to
+
+_LARGE = 25
+"""The number of rows from which on torch takes Euclidean distances by a matrix product."""
+
+# ATen spellings
+
+
+@aten("pairwise_distance.default")
+def _pairwise_distance(
+    g: Builder, a: Value, b: Value, order: float = 2, epsilon: float = 1e-6, keepdim: bool = False
+) -> Any:
+    apart = g.emit("subtract", *promote(g, a, b))
+    return g.aten("linalg_vector_norm.default", g.emit("add", apart, like(g, apart, epsilon)), order, [-1], keepdim)
+
+
+@aten("dist.default")
+def _dist(g: Builder, a: Value, b: Value, order: float = 2) -> Any:
+    return g.aten("linalg_vector_norm.default", g.emit("subtract", *promote(g, a, b)), order)
+
+
+@aten("cdist.default", "_cdist_forward.default")
+def _cdist(g: Builder, a: Value, b: Value, order: float = 2, mode: int | None = None) -> Any:
+    """Element ``[i, j]`` is the distance of row `i` of `a` to row `j` of `b`; `mode` is torch's `compute_mode`."""
+    rows, columns = a.tensor.shape[-2], b.tensor.shape[-2]
+    if order == 2 and (mode == 1 or (not mode and max(rows, columns) > _LARGE)):
+        return g.aten("_euclidean_dist.default", a, b)
+    lead = a.tensor.shape[:-2], b.tensor.shape[:-2]
+    width = a.tensor.shape[-1]
+    a, b = reshape_to(g, a, (*lead[0], rows, 1, width)), reshape_to(g, b, (*lead[1], 1, columns, width))
+    apart = g.emit("subtract", a, b)
+    if order == math.inf and g.training:
+        return _largest(g, g.emit("abs", apart))
+    return g.aten("linalg_vector_norm.default", apart, order, [-1])
+
+
+def _largest(g: Builder, x: Value) -> Any:
+    """The largest along the last dim; each of several has the whole gradient, as in torch's distances."""
+    top = g.emit("stop_gradient", g.aten("amax.default", x, [-1], True))
+    # A sum of zeros, through which the gradient passes.
+    none = g.emit("where", g.emit("equal", x, top), g.emit("subtract", x, top), like(g, x, 0))
+    return g.emit("add", g.aten("sum.dim_IntList", none, [-1]), reshape_to(g, top, x.tensor.shape[:-1]))
+
+
+@aten("_euclidean_dist.default")
+def _euclidean_dist(g: Builder, a: Value, b: Value) -> Any:
+    """``|a|^2 + |b|^2 - 2 a b``, from a matrix product; rounding may leave a number below zero."""
+    squares = [g.aten("sum.dim_IntList", g.emit("square", x), [-1], True) for x in (a, b)]
+    products = g.aten("matmul.default", a, g.aten("transpose.int", b, -1, -2))
+    sums = g.emit("add", squares[0], g.aten("transpose.int", squares[1], -1, -2))
+    squared = g.emit("subtract", sums, g.emit("multiply", products, like(g, products, 2)))
+    return g.emit("safe_sqrt", g.emit("clip", squared, min=0.0, max=math.inf))
