@@ -35,6 +35,7 @@ class Frame:
     devices: Devices | None
     gradients: frozenset[str]
     made_on: Mapping[str, int]
+    copies: frozenset[str]
     clocks: list[int]
     classes: int
     works: dict[tuple[int, tuple[bool, ...]], Work]
@@ -62,13 +63,16 @@ class Frame:
             self.total[c] += sign * size
             self.changes.append(Change(self.clocks[c], c, sign * size, category))
 
-    def note_peak(self, needed: Sequence[tuple[int, int]], op: Op | None) -> None:
-        """Note if more memory is live now than ever before, with what `op` needs on each class while it runs."""
+    def note_peak(self, needed: Sequence[tuple[int, int]], op: Op | None, note: str = "the inputs") -> None:
+        """Note if more memory is live now than ever before, with what `op` needs on each class while it runs.
+
+        Without an op, `note` says what needs it.
+        """
         for c, extra in needed:
             if self.total[c] + extra > self.peaks[c].bytes:
                 split = list(self.live[c])
                 split[WORKSPACE] += extra
-                self.peaks[c] = Peak(self.total[c] + extra, tuple(split), (op,) if op else ())
+                self.peaks[c] = Peak(self.total[c] + extra, tuple(split), (op,) if op else (), note)
 
     def take_over(self, op: Op, summary: Summary, base: int) -> None:
         """Go on from where a call leaves the clocks, memory and busy times, which began at `base`."""

@@ -12,6 +12,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 
 from distir_relax.analysis.classes import Devices
+from distir_relax.analysis.copies import copying_views
 from distir_relax.analysis.frame import Frame, Handle, Summary
 from distir_relax.analysis.interpreter import Domain, Interpreter, Step
 from distir_relax.analysis.memory import ACTIVATIONS, GRADIENTS, LASTING, OF_ROLE
@@ -20,7 +21,7 @@ from distir_relax.analysis.structure import Structure, Use
 from distir_relax.analysis.work import Bytes, Planner, Work
 from distir_relax.cost.profile import Profile
 from distir_relax.errors import ProfileError, VerificationError
-from distir_relax.ir import Function, Module, Op, uncollected
+from distir_relax.ir import Collected, Divided, Function, Module, Op, uncollected
 
 
 def simulate_module(module: Module, profile: Profile, structure: Structure | None = None) -> Simulation:
@@ -46,6 +47,8 @@ def simulate_module(module: Module, profile: Profile, structure: Structure | Non
             )
         return _Simulator(module, profile, structure).run()
 
+
+COLLECTING = "the outputs, assembled on rank 0"
 
 _State = tuple[tuple[int, int, Bytes | None], ...]
 """For each operand the first that has its storage, its category, and what of it is the function's to free."""
@@ -74,6 +77,8 @@ class _Simulator(Domain[Handle]):
     tells_lasting: bool = field(init=False)
     """Whether an op on weights or gradients may take another time than on other data."""
     _works: dict[tuple[str, int], dict[tuple[int, tuple[bool, ...]], Work]] = field(default_factory=dict)
+    _copies: dict[str, frozenset[str]] = field(default_factory=dict)
+    """For each function its views that are copies."""
     _summaries: dict[object, Summary] = field(default_factory=dict)
     _alike: dict[object, Summary] = field(default_factory=dict)
     """Summaries by what is the same of all devices on which a call does the same."""
@@ -112,10 +117,30 @@ class _Simulator(Domain[Handle]):
             frame.change(((c, size),), category, 1)
         frame.note_peak([(c, 0) for c in range(classes.count)], None)
         self._run_entry(frame, slots)
+        self._collect_outputs(frame)
         return Simulation(
             self.module, self.profile, classes.of, classes.members, frame.clocks, frame.busy, frame.beside,
             frame.peaks, frame.events, frame.changes, frame.device_ops,
         )  # fmt: skip
+
+    def _collect_outputs(self, frame: Frame) -> None:
+        """Assemble the outputs on rank 0, where devices share the host's memory; microbatches are joined at last."""
+        if self.profile.kind != "cpu":
+            return
+        mine = int(self.structure.classes.of[0])
+        collected = {record.output: record for record in self.module.records if isinstance(record, Collected)}
+        for output in self.module.main.outputs:
+            record, kind = collected.get(output.name), output.value.placed
+            if record is None:
+                continue
+            if 0 not in kind.devices or kind.local(kind.devices.index(0)).bytes != record.bytes:
+                frame.change(((mine, record.bytes),), ACTIVATIONS, 1)
+                frame.note_peak([(mine, record.buffer)], None, COLLECTING)
+        divided = [record for record in self.module.records if isinstance(record, Divided) and record.role == "output"]
+        for whole in divided:
+            size = sum(collected[name].bytes for name in whole.names if name in collected)
+            frame.change(((mine, size),), ACTIVATIONS, 1)
+            frame.note_peak([(mine, 0)], None, COLLECTING)
 
     def _run_entry(self, frame: Frame, slots: list[Handle | None]) -> None:
         interpreter = Interpreter(self.module, self, self.structure.codes)
@@ -135,7 +160,10 @@ class _Simulator(Domain[Handle]):
         """Begin a function on `devices`, None for the entry function."""
         works = self._works.setdefault((function.name, id(devices)), {})
         gradients, made_on = self.structure.gradients.of(function, outputs), self.structure.made_on(function)
-        self.frames.append(Frame(devices, gradients, made_on, clocks, self.structure.classes.count, works))
+        if function.name not in self._copies:
+            self._copies[function.name] = copying_views(function)
+        copies, count = self._copies[function.name], self.structure.classes.count
+        self.frames.append(Frame(devices, gradients, made_on, copies, clocks, count, works))
         return self.frames[-1]
 
     def apply(self, op: Op, operands: Sequence[Handle]) -> list[Handle]:
@@ -146,7 +174,8 @@ class _Simulator(Domain[Handle]):
             lasting = (*[h.category in LASTING for h in operands], *[v.name in frame.gradients for v in op.results])
         key = (id(op), lasting)
         if (work := frame.works.get(key)) is None:
-            work = frame.works[key] = self.planner.plan(op, frame.devices, frame.made_on, lasting)
+            copies = bool(op.results) and op.results[0].name in frame.copies
+            work = frame.works[key] = self.planner.plan(op, frame.devices, frame.made_on, lasting, copies)
         results = []
         for value, made in zip(op.results, work.makes, strict=True):
             if made is None:

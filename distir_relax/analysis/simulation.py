@@ -56,16 +56,18 @@ class Called:
 class Peak:
     """The most memory live at once: its bytes, how it splits into categories, and the op at which it stands.
 
-    `ops` leads from the entry function through calls to the op; it is empty where the inputs alone are the peak.
+    `ops` leads from the entry function through calls to the op; it is empty where the inputs alone are the peak, or
+    what happens after the last op (`note`).
     """
 
     bytes: int
     split: tuple[int, ...]
     ops: tuple[Op, ...]
+    note: str = "the inputs"
 
     def __str__(self) -> str:
         if not self.ops:
-            return "the inputs"
+            return self.note
         path = " in ".join(_named(op) for op in reversed(self.ops))
         return f"{path}{f' ({self.ops[-1].location})' if self.ops[-1].location else ''}"
 

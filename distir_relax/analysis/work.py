@@ -111,27 +111,35 @@ class Planner:
             found = self._parted[key] = inside, tuple((c, n) for c, n in held if c not in present)
         return found
 
-    def plan(self, op: Op, onto: Devices | None, made_on: Mapping[str, int], lasting: Sequence[bool] = ()) -> Work:
+    def plan(
+        self,
+        op: Op,
+        onto: Devices | None,
+        made_on: Mapping[str, int],
+        lasting: Sequence[bool] = (),
+        copies: bool = False,
+    ) -> Work:
         """The work of an op of a function that runs on `onto`, of the entry function if that is None.
 
         `made_on` has the stream of the function's values that are made on one. `lasting` says which operands, and then
-        results, are weights, their gradients, or an optimizer's state.
+        results, are weights, their gradients, or an optimizer's state. A view may be one that `copies`.
         """
         # Ops of equal types are alike, whatever task what they send is of.
         attrs = tuple([item for item in op.attrs.items() if item[0] != "task"])
         kinds = tuple([id(v.type) for v in (*op.operands, *op.results)])
         joins = bool(op.operands) and op.operands[0].name in made_on
-        key = (op.name, attrs, kinds, id(onto), joins, lasting)
+        key = (op.name, attrs, kinds, id(onto), joins, lasting, copies)
         found = self._works.get(key)
         if found is None:
-            found = self._works[key] = self._plan(op, onto, joins, lasting)
+            found = self._works[key] = self._plan(op, onto, joins, lasting, copies)
         return found
 
-    def _plan(self, op: Op, onto: Devices | None, is_on_stream: bool, lasting: Sequence[bool]) -> Work:
+    def _plan(self, op: Op, onto: Devices | None, is_on_stream: bool, lasting: Sequence[bool], copies: bool) -> Work:
         entry = lookup(op.name, op.location)
         results = [v.placed for v in op.results]
         devices = self.classes.mapped(results[0].devices, onto)
-        makes = tuple(None if entry.shares_storage else self.bytes_of(v, onto) for v in op.results)
+        shares = entry.shares_storage and not copies
+        makes = tuple(None if shares else self.bytes_of(v, onto) for v in op.results)
         if Trait.WAIT in entry.traits:
             joins = self.present(devices) if is_on_stream else ()
             return Work((), makes, (), COMMUNICATION, 0, 0, joins)
@@ -229,11 +237,18 @@ class Planner:
         return Step(classes, (*(starting or classes), *clocks), clocks, duration, held)
 
     def _workspace(self, op: Op, entry: OpDef, devices: Devices) -> Bytes:
-        needs = entry.cost.workspace
+        facets = [entry.cost.workspace, entry.cost.cpu_workspace if self.profile.kind == "cpu" else None]
+        needs = [facet for facet in facets if facet is not None]
         found = []
         for c, i in self._representatives(devices):
-            results = [v.placed.local(i) for v in op.results]
-            found.append((c, int(needs([], local_attrs(op.attrs, i), results)) if needs else 0))
+            extra = 0
+            if needs:
+                attrs = local_attrs(op.attrs, i)
+                # What is sent comes from other devices than its result is on.
+                operands = [v.placed.local(min(i, len(v.placed.devices) - 1)) for v in op.operands]
+                results = [v.placed.local(i) for v in op.results]
+                extra = sum(int(facet(operands, attrs, results)) for facet in needs)
+            found.append((c, extra))
         return tuple(found)
 
     def _representatives(self, devices: Devices) -> list[tuple[int, int]]:

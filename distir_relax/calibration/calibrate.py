@@ -93,7 +93,8 @@ def fit(measured: Measurements, name: str = "", links: str | None = None) -> Cal
     share = ranks if measured.device == "cpu" else 1
     memory, cache = machine.memory / share, machine.cache / share
     name = name or f"{platform.node()}-{measured.device}"
-    profile = Profile(name, max(ranks, levels[-1].size), memory, 1.0, 0.0, {}, {}, levels, cache=cache)
+    kind = "cpu" if measured.device == "cpu" else "gpu"
+    profile = Profile(name, max(ranks, levels[-1].size), memory, 1.0, 0.0, {}, {}, levels, cache=cache, kind=kind)
     errors: dict[str, float] = {}
 
     def note(found: Mapping[str, float], dtype: str) -> None:

@@ -6,7 +6,7 @@ The format is described in ``docs/simulator.md``. Bandwidths are bytes per secon
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from importlib import resources
 from pathlib import Path
@@ -16,6 +16,8 @@ from distir_relax.cost.groups import Group, check_groups, read_ranges
 from distir_relax.errors import ProfileError
 from distir_relax.reading import is_finite, parse_toml, read_text, shown
 
+KINDS = ("gpu", "cpu")
+"""The kinds of devices."""
 MOST_BYTES = 1 << 20
 """No profile is longer: a thousand measured points take a tenth of it."""
 SMALLEST, LARGEST = 1e-30, 1e30
@@ -124,6 +126,9 @@ class Profile:
     `beside` is the share of the time of a communication on a stream in which its devices go on with their own work: 1
     where it costs them nothing, 0 where they wait for it.
 
+    `kind` is ``gpu``, or ``cpu`` where devices are cores of a host: they compute by torch's CPU kernels, and rank 0
+    assembles outputs in the same memory.
+
     `levels` go from the innermost to the outermost; devices are numbered so that neighbours share a unit. `groups` are
     devices that are unlike the others in speed or memory.
     """
@@ -148,6 +153,7 @@ class Profile:
     collective_overhead: float = 0.0
     beside: float = 1.0
     groups: tuple[Group, ...] = ()
+    kind: str = "gpu"
 
     def __str__(self) -> str:
         return self.name
@@ -279,6 +285,7 @@ def read_profile(text: str, where: str = "") -> Profile:
         collective_overhead=reader.number(data, "collective_overhead", "", 0.0, least=0.0),
         beside=reader.share(data, "beside", 1.0),
         groups=reader.groups(data),
+        kind=reader.one_of(device, "kind", KINDS),
     )
 
 
@@ -341,6 +348,13 @@ class _Reader:
         found = data.get(key, default)
         if not isinstance(found, str):
             raise ProfileError(f"expected text {key!r}, found {shown(found)}", self.where)
+        return found
+
+    def one_of(self, data: Mapping[str, Any], key: str, choices: Sequence[str]) -> str:
+        """One of some words, by default the first."""
+        found = self.text(data, key, choices[0])
+        if found not in choices:
+            raise ProfileError(f"expected {key!r} to be {' or '.join(choices)}, found {found!r}", self.where)
         return found
 
     def whole(self, data: Mapping[str, Any], key: str, inside: str) -> int:

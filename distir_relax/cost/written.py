@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from distir_relax.cost.profile import Profile
+from distir_relax.cost.profile import KINDS, Profile
 
 
 def print_profile(profile: Profile, comment: str = "") -> str:
@@ -13,7 +13,8 @@ def print_profile(profile: Profile, comment: str = "") -> str:
         lines.append(f"collective_overhead = {profile.collective_overhead:.6g}")
     if profile.beside != 1.0:
         lines.append(f"beside = {profile.beside:.6g}")
-    lines += ["", "[device]", f"memory = {profile.memory:.6g}", f"bandwidth = {profile.bandwidth:.6g}"]
+    lines += ["", "[device]", *([f'kind = "{profile.kind}"'] if profile.kind != KINDS[0] else [])]
+    lines += [f"memory = {profile.memory:.6g}", f"bandwidth = {profile.bandwidth:.6g}"]
     lines += [f"overhead = {profile.overhead:.6g}", f"overlap = {profile.overlap:.6g}"]
     if profile.bandwidth_alone:
         lines.append(f"bandwidth_alone = {profile.bandwidth_alone:.6g}")

@@ -34,6 +34,7 @@ from distir_relax.ir.program import (
 )
 from distir_relax.ir.records import (
     BatchDim,
+    Collected,
     Divided,
     Gather,
     Reason,
@@ -67,6 +68,7 @@ __all__ = [
     "WAIT",
     "Attribute",
     "BatchDim",
+    "Collected",
     "DTensorType",
     "Divided",
     "Function",

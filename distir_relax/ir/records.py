@@ -93,6 +93,21 @@ class Divided:
 
 
 @dataclass(frozen=True, slots=True)
+class Collected:
+    """Rank 0 assembles an `output` of so many `bytes`; a part of another rank comes through a `buffer`, in bytes.
+
+    The buffer is 0 where parts are received straight into their place.
+    """
+
+    output: str
+    bytes: int
+    buffer: int
+
+    def __str__(self) -> str:
+        return f"rank 0 assembles the output {self.output}, {size(self.bytes)}"
+
+
+@dataclass(frozen=True, slots=True)
 class Repeated:
     """Of `count` microbatches only some are written out, for a simulation: each stands for those that do as it does.
 
@@ -167,13 +182,14 @@ class Searched:
         )
 
 
-Record = Reason | Gather | BatchDim | Divided | Repeated | Scheduled | Searched
+Record = Reason | Gather | BatchDim | Divided | Collected | Repeated | Scheduled | Searched
 
 _KINDS: dict[str, type[Record]] = {
     "reason": Reason,
     "gather": Gather,
     "batch dim": BatchDim,
     "divided": Divided,
+    "collected": Collected,
     "repeated": Repeated,
     "scheduled": Scheduled,
     "searched": Searched,

@@ -6,6 +6,7 @@ result's dim, first element of the result)``. It is left out where the dim is wh
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from functools import lru_cache
 from typing import TYPE_CHECKING
@@ -57,6 +58,9 @@ def places(
     """
     import torch
 
+    found = _torch_places(x, samplings, sizes, strides) if not parts else None
+    if found is not None:
+        return found
     place = torch.zeros((), dtype=torch.int64, device=x.device).expand(x.shape)
     for axis in reversed(range(2, x.dim())):
         sampling, size, part = samplings[axis - 2], sizes[axis - 2], tuple(parts[axis - 2]) if parts else ()
@@ -76,6 +80,31 @@ def places(
         assert found is not None
         x, place = best, found
     return place
+
+
+def _torch_places(
+    x: torch.Tensor, samplings: Sequence[Sampling], sizes: Sequence[int], strides: Sequence[int]
+) -> torch.Tensor | None:
+    """The places by torch's own pooling, where that has these windows and numbers the plane row by row."""
+    from torch.nn import functional as F
+
+    inside, count = x.shape[2:], len(sizes)
+    row_major = [math.prod(inside[i + 1 :]) for i in range(count)]
+    if not x.is_floating_point() or not x.numel() or not all(sizes) or list(strides) != row_major:
+        return None
+    if all(isinstance(s, Adaptive) for s in samplings):
+        return getattr(F, f"adaptive_max_pool{count}d")(x, tuple(sizes), return_indices=True)[1]  # type: ignore[no-any-return]
+    pools = [s for s in samplings if isinstance(s, Pooling)]
+    if len(pools) < count or any(2 * p.low > p.kernel for p in pools):
+        return None
+    # What ONNX and `ceil_mode` put on at the high ends is no part of torch's windows.
+    made = [
+        (n + 2 * p.low - p.dilation * (p.kernel - 1) - 1) // p.stride + 1 for n, p in zip(inside, pools, strict=True)
+    ]
+    if made != list(sizes):
+        return None
+    numbers = [[getattr(p, name) for p in pools] for name in ("kernel", "stride", "low", "dilation")]
+    return getattr(F, f"max_pool{count}d")(x, *numbers, return_indices=True)[1]  # type: ignore[no-any-return]
 
 
 def rows_of(sampling: Sampling, held: int, size: int, part: Part, precise: bool) -> Taps:

@@ -32,6 +32,7 @@ from distir_relax.ir import (
     mesh_kinds,
 )
 from distir_relax.layout import DeviceMesh, Partial, Shard, held_intervals
+from distir_relax.lowering.collected_outputs import collected_outputs
 from distir_relax.lowering.emitter import PlacedEmitter, merge_attrs
 from distir_relax.lowering.halos import SplitWindow, fetch, parts, split_windows
 from distir_relax.lowering.redistribution import lower_redistribute
@@ -60,7 +61,8 @@ class ToDistIR:
         program = _Program(module, self.tail, {module.main.name}, self.in_time, self.tail == "ragged" and packs(module))
         main = _Lowering(program, module.main, module.main.name).main()
         functions = (main, *(lowered.function for lowered in program.callees.values()))
-        return Module("distributed", functions, module.meshes, records=module.records)
+        collected = () if self.in_time else collected_outputs(module.main, main, module.meshes[0])
+        return Module("distributed", functions, module.meshes, records=(*module.records, *collected))
 
 
 Fillings = tuple[float | None, ...]

@@ -93,11 +93,13 @@ def with_sizes(shape: Sequence[int], sizes: Mapping[int, int]) -> tuple[int, ...
 
 def flatten(pieces: Sequence[torch.Tensor], whole: torch.Tensor, dim: int) -> torch.Tensor:
     """The `pieces` of `whole` one after the other, flat; `whole` itself where it lies so."""
-    import torch
-
     if whole.is_contiguous() and math.prod(whole.shape[:dim]) == 1:
         return whole.view(-1)
-    return torch.cat([piece.reshape(-1) for piece in pieces])
+    flat, start = whole.new_empty(whole.numel()), 0
+    for piece in pieces:
+        flat[start : start + piece.numel()].view(piece.shape).copy_(piece)
+        start += piece.numel()
+    return flat
 
 
 def flat_target(out: Array | None, dim: int, x: torch.Tensor, shape: tuple[int, ...]) -> torch.Tensor | None:

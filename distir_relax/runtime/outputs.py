@@ -53,25 +53,46 @@ def _collect(comm: Communicator, tensor: Tensor, local: torch.Tensor | None) -> 
         shape = local_shape(tensor, comm.mesh, rank)
         if not math.prod(shape):
             continue
+        intervals = local_intervals(tensor, comm.mesh, rank)
         if rank == 0 and local is not None:
-            part = local.cpu()
+            place(whole, local.cpu(), intervals)
         else:
-            received = torch.empty(shape, dtype=torch_dtype(tensor.dtype), device=comm.device)
-            comm._recv(received.view(-1), rank)
-            part = received.cpu()
-        place(whole, part, local_intervals(tensor, comm.mesh, rank))
+            _receive(comm, rank, shape, whole, intervals)
     return whole
+
+
+def _receive(
+    comm: Communicator, rank: int, shape: tuple[int, ...], whole: torch.Tensor, intervals: list[list[tuple[int, int]]]
+) -> None:
+    """Receive the part of a rank into its place, through a buffer where that is no stretch of memory."""
+    import torch
+
+    room = _room(whole, intervals)
+    if room is not None and room.is_contiguous() and comm.device == "cpu":
+        comm._recv(room.view(-1), rank)
+        return
+    received = torch.empty(shape, dtype=whole.dtype, device=comm.device)
+    comm._recv(received.view(-1), rank)
+    place(whole, received.cpu(), intervals)
 
 
 def place(whole: torch.Tensor, part: torch.Tensor, intervals: list[list[tuple[int, int]]]) -> None:
     """Write `part`, whose dims are the joined `intervals` of the dims of `whole`, to where it belongs."""
     import torch
 
-    index = [torch.cat([torch.arange(a, b) for a, b in pieces]) for pieces in intervals]
-    if any(len(pieces) != 1 for pieces in intervals):
+    room = _room(whole, intervals)
+    if room is None:
+        index = [torch.cat([torch.arange(a, b) for a, b in pieces]) for pieces in intervals]
         whole[torch.meshgrid(*index, indexing="ij")] = part
-        return
-    whole[tuple(slice(pieces[0][0], pieces[0][1]) for pieces in intervals)] = part
+    else:
+        room.copy_(part)
+
+
+def _room(whole: torch.Tensor, intervals: list[list[tuple[int, int]]]) -> torch.Tensor | None:
+    """A view of where a part belongs; None where that is no block."""
+    if any(len(pieces) != 1 for pieces in intervals):
+        return None
+    return whole[tuple(slice(pieces[0][0], pieces[0][1]) for pieces in intervals)]
 
 
 def owners(mesh: DeviceMesh, tensor: Tensor) -> list[int]:

@@ -112,7 +112,7 @@ def found(simulation: Simulation) -> dict[str, Any]:
             for task in task_times(simulation)
         ],
         # The op at which memory peaks is that of a microbatch that does the same.
-        "summary": re.sub(r"\.[0-9]+ = ", " = ", str(simulation)),
+        "summary": re.sub(r"\.[0-9]+(?= = |\.[a-z])", "", str(simulation)),
     }
 
 

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from typing import Any
 
 from distir_relax.ir import TensorType
-from distir_relax.layout import Collective
+from distir_relax.layout import DTYPES, Collective
 from distir_relax.ops.communication import in_turn
 from distir_relax.ops.table import (
     Attrs,
@@ -19,6 +20,41 @@ from distir_relax.ops.table import (
     resized,
     same_type,
 )
+
+
+def _wide(kind: TensorType) -> float:
+    """How many times as many bytes a value takes in the dtype that it is reduced in; 1 for its own."""
+    return 4.0 / DTYPES[kind.dtype][1] if kind.dtype in ("float16", "bfloat16") else 1.0
+
+
+def _is_leading(kind: TensorType, dim: int) -> bool:
+    """Whether parts along a dim are stretches of memory, which need not be laid out anew."""
+    return math.prod(kind.shape[:dim]) == 1
+
+
+def _reducing(types: Types, attrs: Attrs, results: Types) -> float:
+    """Narrow floats are reduced in float32."""
+    return _wide(results[0]) * results[0].bytes if _wide(results[0]) > 1 else 0.0
+
+
+def _gathering(types: Types, attrs: Attrs, results: Types) -> float:
+    """Parts come one after the other, and are joined along the dim."""
+    return 0.0 if _is_leading(results[0], attrs["dim"]) else float(results[0].bytes)
+
+
+def _scattering(types: Types, attrs: Attrs, results: Types) -> float:
+    """The operand with its parts one after the other, in the dtype that it is reduced in."""
+    wide, leading = _wide(types[0]), _is_leading(types[0], attrs["dim"])
+    flat = 0.0 if leading else float(types[0].bytes)
+    return flat if wide == 1 else flat + wide * (types[0].bytes + results[0].bytes)
+
+
+def _exchanging(types: Types, attrs: Attrs, results: Types) -> float:
+    """Parts that are sent one after the other, and what comes before it is joined."""
+    split_dim, concat_dim = attrs.get("split_dim", attrs.get("dim")), attrs.get("concat_dim", attrs.get("dim"))
+    sent = 0.0 if _is_leading(types[0], split_dim) else float(types[0].bytes)
+    return sent + (0.0 if _is_leading(results[0], concat_dim) else float(results[0].bytes))
+
 
 AXIS = "the mesh axis along which devices take part, by name"
 OP = "how terms are joined: sum, mean, min or max"
@@ -34,7 +70,7 @@ define(
         together=lambda parts, attrs: [_reduced(parts, attrs["op"]).clone() for _ in parts],
         in_turn=in_turn.reduced,
     ),
-    cost=Cost(collective=Collective.ALL_REDUCE),
+    cost=Cost(workspace=_reducing, collective=Collective.ALL_REDUCE),
     traits={Trait.ON_COMMUNICATOR, Trait.COMMUNICATES},
 )
 define(
@@ -46,7 +82,7 @@ define(
         together=lambda parts, attrs: [_joined(parts, attrs["dim"]) for _ in parts],
         in_turn=in_turn.gathered,
     ),
-    cost=Cost(flops=no_flops, collective=Collective.ALL_GATHER),
+    cost=Cost(flops=no_flops, workspace=_gathering, collective=Collective.ALL_GATHER),
     traits={Trait.ON_COMMUNICATOR, Trait.COMMUNICATES},
 )
 
@@ -68,7 +104,7 @@ define(
         own=frozenset({"size"}),
         in_turn=in_turn.reduced_in_parts,
     ),
-    cost=Cost(collective=Collective.REDUCE_SCATTER),
+    cost=Cost(workspace=_scattering, collective=Collective.REDUCE_SCATTER),
     traits={Trait.ON_COMMUNICATOR, Trait.COMMUNICATES},
 )
 
@@ -97,7 +133,12 @@ define(
         own=frozenset({"size"}),
         in_turn=in_turn.exchanged,
     ),
-    cost=Cost(flops=no_flops, collective=Collective.ALL_TO_ALL, pieces=lambda attrs, i: attrs["split_sizes"]),
+    cost=Cost(
+        flops=no_flops,
+        workspace=_exchanging,
+        collective=Collective.ALL_TO_ALL,
+        pieces=lambda attrs, i: attrs["split_sizes"],
+    ),
     traits={Trait.ON_COMMUNICATOR, Trait.COMMUNICATES},
 )
 define(
@@ -120,7 +161,12 @@ define(
         own=frozenset({"size"}),
         in_turn=in_turn.resplit,
     ),
-    cost=Cost(flops=no_flops, collective=Collective.ALL_TO_ALL, pieces=lambda attrs, i: attrs["pieces"][i]),
+    cost=Cost(
+        flops=no_flops,
+        workspace=_exchanging,
+        collective=Collective.ALL_TO_ALL,
+        pieces=lambda attrs, i: attrs["pieces"][i],
+    ),
     traits={Trait.ON_COMMUNICATOR, Trait.COMMUNICATES},
 )
 

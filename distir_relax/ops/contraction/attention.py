@@ -112,6 +112,12 @@ def _open_to(g: Builder, q: Value, k: Value, mask: Value | None, causal: bool) -
     return before if mask is None else g.emit("logical_and", before, mask)
 
 
+def _workspace(types: Types, attrs: Attrs, results: Types) -> float:
+    """A mask of truth values is added to scores as numbers."""
+    mask = types[3] if len(types) > 3 else None
+    return mask.elements * (types[0].bytes / max(types[0].elements, 1)) if mask and mask.dtype == "bool" else 0.0
+
+
 # Of scores that count for nothing; finite, so that a row of them is not NaN.
 _CLOSED = -1e30
 
@@ -119,7 +125,11 @@ define(
     "nn.scaled_dot_product_attention",
     Semantics(infer=_infer, torch=_torch, linear=(operands(2),)),
     Split(_rule),
-    cost=Cost(flops=lambda types, attrs, results: 4.0 * results[0].elements * types[1].shape[2], product=_products),
+    cost=Cost(
+        flops=lambda types, attrs, results: 4.0 * results[0].elements * types[1].shape[2],
+        product=_products,
+        workspace=_workspace,
+    ),
     code=Code(relax=_relax),
     gradient=Gradient(all=_back),
 )

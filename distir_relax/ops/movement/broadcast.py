@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from distir_relax.ir import TensorType, Value
+from distir_relax.ops.movement import view_strides
 from distir_relax.ops.movement.reshape import result_shape
 from distir_relax.ops.table import (
     FREE,
@@ -49,7 +50,7 @@ define(
     Semantics(infer=_infer_broadcast, torch="{0}.expand({shape})", linear=(operands(0),)),
     Split(_broadcast_rule, localize=result_shape),
     cost=FREE,
-    code=Code(relax="R.broadcast_to({0}, {shape})"),
+    code=Code(relax="R.broadcast_to({0}, {shape})", strides=view_strides.expanded),
     gradient=gradient_of("g"),
     traits={Trait.VIEW},
 )

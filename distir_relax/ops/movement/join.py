@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from distir_relax.ir import TensorType, Value
+from distir_relax.ops.movement import view_strides
 from distir_relax.ops.movement.reshape import squeeze, unsqueeze
 from distir_relax.ops.movement.slice import slice_dim
 from distir_relax.ops.table import (
@@ -119,7 +120,7 @@ define(
     Semantics(infer=_infer_split, torch="{0}.split({sizes}, {axis})", linear=(operands(0),)),
     Split(_split_rule, localize=_local_split),
     cost=FREE,
-    code=Code(relax=_relax_split),
+    code=Code(relax=_relax_split, strides=view_strides.split),
     gradient=gradient_of(_put_together),
     traits={Trait.VIEW},
 )

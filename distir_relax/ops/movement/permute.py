@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from distir_relax.ir import TensorType, Value
+from distir_relax.ops.movement import view_strides
 from distir_relax.ops.table import (
     FREE,
     Attrs,
@@ -52,7 +53,7 @@ define(
     Semantics(infer=_infer_permute, torch="{0}.permute({axes})", linear=(operands(0),)),
     Split(_permute_rule),
     cost=FREE,
-    code=Code(relax="R.permute_dims({0}, {axes})"),
+    code=Code(relax="R.permute_dims({0}, {axes})", strides=view_strides.permuted),
     gradient=gradient_of(_permuted_back),
     traits={Trait.VIEW},
 )

@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 
 from distir_relax.ir import TensorType, Value
+from distir_relax.ops.movement import view_strides
 from distir_relax.ops.table import (
     BLOCKED,
     FREE,
@@ -117,7 +118,7 @@ define(
     Semantics(infer=_infer_reshape, torch="{0}.reshape({shape})", linear=(operands(0),)),
     Split(reshape_rule, localize=result_shape),
     cost=FREE,
-    code=Code(relax="R.reshape({0}, {shape})"),
+    code=Code(relax="R.reshape({0}, {shape})", strides=view_strides.reshaped),
     gradient=gradient_of(lambda b: reshape_to(b.g, b.grad, b.x().tensor.shape)),
     traits={Trait.VIEW},
 )

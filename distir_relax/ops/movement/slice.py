@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from distir_relax.ir import TensorType, Value
+from distir_relax.ops.movement import view_strides
 from distir_relax.ops.movement.reshape import squeeze
 from distir_relax.ops.table import (
     FREE,
@@ -89,7 +90,7 @@ define(
     Semantics(infer=_infer_slice, torch=_torch_slice, linear=(operands(0),)),
     Split(_slice_rule),
     cost=FREE,
-    code=Code(relax="R.strided_slice({0}, {axes}, {begin}, {end}, {strides})"),
+    code=Code(relax="R.strided_slice({0}, {axes}, {begin}, {end}, {strides})", strides=view_strides.sliced),
     gradient=gradient_of(_set_back),
     traits={Trait.TRIVIAL, Trait.VIEW},
 )

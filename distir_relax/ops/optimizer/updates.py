@@ -11,7 +11,7 @@ from collections.abc import Callable, Sequence
 from distir_relax.ir import TensorType
 from distir_relax.ops.elementwise.pointwise import pointwise_rule, same_dtype
 from distir_relax.ops.table import Attrs, Code, Cost, Semantics, Split, Trait, Types, define, operands, same_types
-from distir_relax.ops.table.entry import Expression, Sets
+from distir_relax.ops.table.entry import Expression, Sets, Work
 
 
 def _infer(types: Types, attrs: Attrs) -> tuple[TensorType, ...]:
@@ -34,6 +34,7 @@ def _define(
     flops: float,
     linear: Sets = (),
     gradient: int | None = None,
+    workspace: Work | None = None,
     attributes: Sequence[tuple[str, str]] = (),
 ) -> None:
     """Enter an op that works element by element; `gradient` is the operand that is the gradient of a weight."""
@@ -41,7 +42,7 @@ def _define(
         name,
         Semantics(infer=_infer, torch=torch, linear=linear, attributes=dict(attributes)),
         Split(pointwise_rule),
-        cost=Cost(flops=_work(flops), weight_gradient=gradient),
+        cost=Cost(flops=_work(flops), workspace=workspace, weight_gradient=gradient),
         code=Code(relax=relax, in_place=in_place),
         traits={Trait.POINTWISE},
     )
@@ -75,6 +76,9 @@ def _averaged(attrs: Attrs) -> str:
         return "torch.add({1}, {0}, alpha={decay}, out={0})"
     return "{0}.mul_({decay}).add_({1}, alpha={weight})"
 
+
+_BLOCK = 1 << 16
+"""How many elements `kernels.updates` works on at a time."""
 
 _DECAY = ("decay", "what is left of the old value")
 
@@ -159,5 +163,6 @@ _define(
         f"R.subtract({_kept_relax(3)(attrs)}, R.multiply(R.divide({{1}}, R.add(R.sqrt({{2}}), {{5}})), {{4}}))"
     ),
     flops=7,
+    workspace=lambda types, attrs, results: 4.0 * min(results[0].elements, _BLOCK),
     attributes=[_SHRINKS],
 )

@@ -32,7 +32,7 @@ def _enter(name: str, gates: int, states: int, extras: Sequence[str], options: S
         name,
         Semantics(infer=_infer(gates, states, extras), torch=expression),
         Split(_rule(states)),
-        cost=Cost(flops=_flops, product=_product),
+        cost=Cost(flops=_flops, product=_product, workspace=_workspace),
         code=Code(relax=expression),
         gradient=cell_gradient(cell),
     )
@@ -67,6 +67,11 @@ def _rule(states: int) -> Callable[[Types, Attrs, Types], Rule]:
         return parse_rule(text, [t.shape for t in types], [t.shape for t in results])
 
     return rule
+
+
+def _workspace(types: Types, attrs: Attrs, results: Types) -> float:
+    """The outputs of the steps, but the last, before they are joined."""
+    return float(max(results[0].bytes - results[1].bytes, 0))
 
 
 def _flops(types: Types, attrs: Attrs, results: Types) -> float:

@@ -73,7 +73,17 @@ def _of_weights(attrs: Attrs) -> tuple[int, ...]:
     return (1, *(fixed + i for i, extra in enumerate(attrs["extras"]) if extra != "lengths"))
 
 
-def _enter(name: str, wanted: _Wanted) -> None:
+_SAVED = {"lstm": (5, 8), "gru": (6, 9), "rnn": (2, 2)}
+"""For each cell, how many tensors of all steps torch keeps to differentiate it by states, and by weights (measured)."""
+
+
+def _workspace(types: Types, attrs: Attrs, of_weights: bool) -> float:
+    """Copies of the operands, what the steps keep, and gradients of the weight that are added up."""
+    steps = types[0].shape[0] * float(types[2].bytes)
+    return sum(t.bytes for t in types) + _SAVED[attrs["cell"]][of_weights] * steps + 1.75 * of_weights * types[1].bytes
+
+
+def _enter(name: str, wanted: _Wanted, of_weights: bool) -> None:
     """An entry that gives the gradients of the operands `wanted`, by their number."""
 
     def infer(types: Types, attrs: Attrs) -> tuple[TensorType, ...]:
@@ -108,10 +118,13 @@ def _enter(name: str, wanted: _Wanted) -> None:
             attributes={"cell": f"one of {', '.join(STATES)}", "extras": "the names of the operands behind the states"},
         ),
         Split(rule),
-        cost=Cost(flops=lambda types, attrs, results: 6.0 * types[0].elements * types[1].shape[1]),
+        cost=Cost(
+            flops=lambda types, attrs, results: 6.0 * types[0].elements * types[1].shape[1],
+            workspace=lambda types, attrs, results: _workspace(types, attrs, of_weights),
+        ),
         code=Code(relax=expression),
     )
 
 
-_enter("nn.recurrence_grad", _of_sequences)
-_enter("nn.recurrence_weight_grad", _of_weights)
+_enter("nn.recurrence_grad", _of_sequences, False)
+_enter("nn.recurrence_weight_grad", _of_weights, True)

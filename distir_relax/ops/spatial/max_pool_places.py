@@ -82,6 +82,11 @@ def _adaptive_expression(attrs: Attrs) -> str:
     return _expression(", ".join(["resample.Adaptive()"] * len(attrs["output_size"])), attrs)
 
 
+def _maxima(types: Types, attrs: Attrs, results: Types) -> float:
+    """The maxima, which torch finds with their places."""
+    return results[0].elements * (types[0].bytes / max(types[0].elements, 1))
+
+
 for _n in (1, 2, 3):
     define_spatial(
         f"nn.max_pool{_n}d_places",
@@ -94,6 +99,7 @@ for _n in (1, 2, 3):
         windowed=set_part(_n),
         gradient=NO_GRADIENT,
         flops=lambda types, attrs, results: float(results[0].elements * math.prod(attrs["pool_size"])),
+        workspace=_maxima,
     )
     define_spatial(
         f"nn.adaptive_max_pool{_n}d_places",
@@ -106,6 +112,7 @@ for _n in (1, 2, 3):
         windowed=set_part(_n),
         gradient=NO_GRADIENT,
         flops=lambda types, attrs, results: float(types[0].elements),
+        workspace=_maxima,
     )
 
 

@@ -11,7 +11,7 @@ import math
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from distir_relax.ir import Attribute, Value
+from distir_relax.ir import Attribute, TensorType, Value
 from distir_relax.ops.spatial.pooling_gradients import of_average, of_maximum
 from distir_relax.ops.spatial.strides import (
     arranged,
@@ -51,9 +51,37 @@ def _flops(types: Types, attrs: Attrs, results: Types) -> float:
     return float(results[0].elements * math.prod(attrs["pool_size"]))
 
 
+def _pads_itself(attrs: Attrs) -> bool:
+    """Whether torch's maxima have this padding as an option."""
+    low, high = ends(attrs)
+    return low == high and all(0 <= 2 * n <= k for n, k in zip(low, attrs["pool_size"], strict=True))
+
+
+def _padded_bytes(x: TensorType, attrs: Attrs) -> float:
+    """The bytes of the data with its padding."""
+    low, high = ends(attrs)
+    sizes = (n + a + b for n, a, b in zip(x.shape[2:], low, high, strict=True))
+    return math.prod((*x.shape[:2], *sizes)) * (x.bytes / max(x.elements, 1))
+
+
+def _max_workspace(types: Types, attrs: Attrs, results: Types) -> float:
+    """A padded copy, and the places that torch finds with maxima of more than one dim."""
+    padded = 0.0 if _pads_itself(attrs) else _padded_bytes(types[0], attrs)
+    return padded + (8.0 * results[0].elements if spatial_rank(attrs) > 1 else 0.0)
+
+
+def _average_workspace(types: Types, attrs: Attrs, results: Types) -> float:
+    """A padded copy; and the sum, where the divisor is a tensor."""
+    if not any(attrs["padding"]):
+        return 0.0
+    return _padded_bytes(types[0], attrs) + (0.0 if _all_counted(attrs) else float(results[0].bytes))
+
+
 def _torch_max(name: str) -> Any:
     def expression(attrs: Attrs) -> str:
         low, high = ends(attrs)
+        if _pads_itself(attrs):
+            return f"F.{name}({{0}}, {{pool_size}}, {{strides}}, {low!r}, {{dilation}})"
         padded = "{0}" if not any((*low, *high)) else f'F.pad({{0}}, {torch_widths(low, high)!r}, value=float("-inf"))'
         return f"F.{name}({padded}, {{pool_size}}, {{strides}}, 0, {{dilation}})"
 
@@ -126,6 +154,7 @@ for _n in (1, 2, 3):
         relax=f"R.nn.max_pool{_n}d({{0}}, {{pool_size}}, {{strides}}, {{padding}}, {{dilation}})",
         windowed=set_padding,
         flops=_flops,
+        workspace=_max_workspace,
         gradient=gradient_of(of_maximum),
     )
     define_spatial(
@@ -137,6 +166,7 @@ for _n in (1, 2, 3):
         linear=(operands(0),),
         windowed=_padding_of_average,
         flops=_flops,
+        workspace=_average_workspace,
         gradient=gradient_of(of_average),
     )
 

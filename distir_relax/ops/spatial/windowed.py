@@ -59,6 +59,7 @@ def define_spatial(
     dtype: str = "",
     floats: bool = True,
     gradient: Gradient | None = None,
+    workspace: Work | None = None,
 ) -> OpDef:
     """Enter an op of one operand, ``N C spatial``, whose result's spatial dims follow from `windows`.
 
@@ -81,7 +82,7 @@ def define_spatial(
         name,
         Semantics(infer=infer, torch=torch, linear=linear),
         Split(rule, localize=localize, windowed=windowed),
-        cost=Cost(flops=flops),
+        cost=Cost(flops=flops, workspace=workspace),
         code=Code(relax=relax),
         gradient=gradient,
         traits={Trait.ZERO_IF_EMPTY},

@@ -38,6 +38,8 @@ RuleOf = Callable[[Types, Attrs, Types], Rule]
 Localize = Callable[[Attrs, Types, Types], dict[str, Attribute]]
 Windowed = Callable[[Attrs, Mapping[int, tuple[int, ...]]], dict[str, Attribute]]
 Expand = Callable[[Expansion], tuple[Value, ...]]
+Strides = Callable[[Sequence[int], Sequence[int], Attrs, Sequence[int]], tuple[int, ...] | None]
+"""The strides of a view from the shape and strides of the operand, the attributes, and the shape of the result."""
 Work = Callable[[Types, Attrs, Types], float]
 Product = Callable[[Types, Attrs, Types], tuple[int, int, int, int]]
 Pieces = Callable[[Attrs, int], Sequence[int]]
@@ -204,7 +206,9 @@ class Cost:
     seconds: Work | None = None
     """The op's time itself, whatever the device."""
     workspace: Work | None = None
-    """The bytes that the op needs while it runs."""
+    """The bytes that the op needs while it runs, besides its operands and results."""
+    cpu_workspace: Work | None = None
+    """The bytes that torch's CPU kernel of the op needs besides."""
     collective: Collective | None = None
     """What a communication is to the network."""
     pieces: Pieces | None = None
@@ -256,6 +260,8 @@ class Code:
     in_place: Expression = ""
     """The torch expression of an op whose result takes over the storage of operand 0, which nothing may use afterwards:
     it writes there and gives it back."""
+    strides: Strides | None = None
+    """Of a view, the strides of a result; None from it says that the result is a copy."""
 
 
 PLAIN_CODE = Code()

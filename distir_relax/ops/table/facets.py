@@ -52,7 +52,8 @@ def _problem(
         check_expression(entry.name, attrs, len(operands))
         if split:
             entry.rule_for(operands, attrs, results)
-        for facet in (entry.cost.flops, entry.cost.moved, entry.cost.product, entry.cost.workspace):
+        cost = entry.cost
+        for facet in (cost.flops, cost.moved, cost.product, cost.workspace, cost.cpu_workspace):
             if facet is not None:
                 facet(operands, attrs, results)
     except Exception as error:

@@ -1,0 +1,43 @@
+"""The memory that rank 0 needs to assemble a program's outputs, as records for the simulator."""
+
+from __future__ import annotations
+
+import math
+
+from distir_relax.ir import Collected, Function, Value, at_rank
+from distir_relax.layout import DeviceMesh, Shard
+from distir_relax.ops import lookup
+
+
+def collected_outputs(sharded: Function, placed: Function, mesh: DeviceMesh) -> tuple[Collected, ...]:
+    """A record for each output of an entry function, given at the sharded and at the distributed stage.
+
+    New values of weights and state stay where they are, and have none.
+    """
+    updated = {op.results[0].name for op in sharded.ops if not op.callee and lookup(op.name).code.in_place}
+    records = []
+    for before, after in zip(sharded.outputs, placed.outputs, strict=True):
+        if before.value.name not in updated:
+            buffer = 0 if _is_contiguous(before.value, mesh) else _largest_part(after.value)
+            records.append(Collected(before.name, before.value.dtensor.tensor.bytes, buffer))
+    return tuple(records)
+
+
+def _is_contiguous(value: Value, mesh: DeviceMesh) -> bool:
+    """Whether each device's part is one stretch of the whole tensor, which is received in place."""
+    kind = value.dtensor
+    for axis, placement in enumerate(kind.placements):
+        if isinstance(placement, Shard):
+            assert placement.cut is not None
+            pieces = max((len(placement.cut.intervals(i)) for i in range(mesh.shape[axis])), default=0)
+            if pieces > 1 or math.prod(kind.shape[: placement.dim]) != 1:
+                return False
+    return True
+
+
+def _largest_part(value: Value) -> int:
+    kind = value.placed
+    count = len(kind.devices)
+    element = kind.local(0).bytes // max(kind.local(0).elements, 1)
+    parts = (math.prod(at_rank(size, i) for size in kind.shape) for i in range(count))
+    return max(parts, default=0) * element

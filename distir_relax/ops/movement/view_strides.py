@@ -1,0 +1,69 @@
+"""Strides of views: how far apart in memory the neighbours along each dim of a view are, in elements.
+
+Each function takes the shape and the strides of an operand, the attributes of the op and the shape of its result, and
+gives the strides of the result. They say which reshapes copy.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+from distir_relax.ops.table import Attrs
+
+Sizes = Sequence[int]
+
+
+def reshaped(shape: Sizes, strides: Sizes, attrs: Attrs, new: Sizes) -> tuple[int, ...] | None:
+    """The strides after a reshape; None where no strides fit, so that torch copies.
+
+    Adjacent dims that follow each other in memory are one stretch. The new dims must divide stretches, and none may
+    reach over two of them (``computeStride`` in ``aten/src/ATen/TensorUtils.cpp``).
+    """
+    if 0 in shape:
+        return contiguous(new)
+    found = [1] * len(new)
+    place, wanted, have = len(new) - 1, 1, 1
+    base = strides[-1] if strides else 1
+    for dim in reversed(range(len(shape))):
+        have *= shape[dim]
+        if dim and (shape[dim - 1] == 1 or strides[dim - 1] == have * base):
+            continue
+        while place >= 0 and (wanted < have or new[place] == 1):
+            found[place] = wanted * base
+            wanted *= new[place]
+            place -= 1
+        if wanted != have:
+            return None
+        if dim:
+            base, have, wanted = strides[dim - 1], 1, 1
+    found[: place + 1] = [base] * (place + 1)
+    return tuple(found)
+
+
+def permuted(shape: Sizes, strides: Sizes, attrs: Attrs, new: Sizes) -> tuple[int, ...]:
+    """The strides of the dims in another order."""
+    return tuple(strides[axis] for axis in attrs["axes"])
+
+
+def expanded(shape: Sizes, strides: Sizes, attrs: Attrs, new: Sizes) -> tuple[int, ...]:
+    """Along a dim that was broadcast all elements are one."""
+    added = len(new) - len(shape)
+    own = (0 if n != size else stride for n, size, stride in zip(shape, new[added:], strides, strict=True))
+    return (*(0,) * added, *own)
+
+
+def sliced(shape: Sizes, strides: Sizes, attrs: Attrs, new: Sizes) -> tuple[int, ...]:
+    """Steps over elements are longer strides."""
+    steps = dict(zip(attrs["axes"], attrs["strides"], strict=True))
+    return tuple(stride * abs(steps.get(dim, 1)) for dim, stride in enumerate(strides))
+
+
+def split(shape: Sizes, strides: Sizes, attrs: Attrs, new: Sizes) -> tuple[int, ...]:
+    """Parts have the strides of the whole."""
+    return tuple(strides)
+
+
+def contiguous(shape: Sizes) -> tuple[int, ...]:
+    """The strides of a tensor whose elements follow each other row by row."""
+    return tuple(math.prod(max(n, 1) for n in shape[dim + 1 :]) for dim in range(len(shape)))

@@ -1,0 +1,126 @@
+"""The memory that torch's CPU kernels of convolutions need while they run.
+
+torch hands most convolutions of float32 to oneDNN, which computes on layouts with the channels in blocks of 16 (of the
+widest vectors of float32). Data, weights and results are copied into such layouts and back, so three blocked copies are
+live at once, and later the blocked and the plain result. Data of fewer than 16 channels is read as it is. Other
+convolutions, and all of float64, are products of the weights with an unfolded copy of the data: one column for each
+result, one row for each weight of a channel out. Which go where is decided by ``ConvParams::use_mkldnn`` in
+``aten/src/ATen/native/Convolution.cpp``. Measured with torch 2.13 by `benchmarks/peak_memory.py`.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+from distir_relax.ir import TensorType
+from distir_relax.ops.spatial.strides import ends
+from distir_relax.ops.table import Attrs, Types
+
+_BLOCK = 16
+_SMALL = 20480
+"""Elements of a single sample up to which torch does not call oneDNN."""
+_MANY = 16
+"""Samples from which on torch calls oneDNN for kernels of one element."""
+
+
+def convolution(types: Types, attrs: Attrs, results: Types) -> float:
+    """Bytes for ``nn.conv2d`` and its family."""
+    (x, w), (y,) = types, results
+    padded = _padded(x, attrs)
+    read = x if padded is None else padded
+    extra = 0.0 if padded is None else float(padded.bytes)
+    groups = read.shape[1] // max(w.shape[1], 1)
+    if _by_product(read, w, attrs, groups):
+        return extra + (0.0 if _is_pointwise(w, attrs) else _columns(w.shape[1:], y))
+    data = 0.0 if groups == 1 and x.shape[1] < _BLOCK else _blocked(read, groups)
+    result, weights = _blocked(y, groups), _blocked_weights(w, groups, min(_BLOCK, w.shape[1]))
+    return extra + max(data + weights + result - y.bytes, result)
+
+
+def transposed_convolution(types: Types, attrs: Attrs, results: Types) -> float:
+    """Bytes for ``nn.conv2d_transpose`` and its family."""
+    (x, w), (y,) = types, results
+    low, high = ends(attrs)
+    whole = y
+    if low != high or min(low, default=0) < 0:
+        sizes = [n + max(a, 0) + max(b, 0) for n, a, b in zip(y.shape[2:], low, high, strict=True)]
+        whole = TensorType((*y.shape[:2], *sizes), y.dtype)
+    cropped = float(whole.bytes) if whole is not y else 0.0
+    groups = y.shape[1] // max(w.shape[1], 1)
+    if _by_product(x, w, attrs, groups):
+        return cropped + _columns(w.shape[1:], x)
+    if any(stride > 1 for stride in attrs["strides"]):
+        # The gradient of a strided convolution is accumulated in a plain copy.
+        return cropped + max(_blocked(x, groups), whole.bytes) + whole.bytes
+    data, result = _blocked(x, groups), _blocked(whole, groups)
+    return cropped + max(data + _blocked_weights(w, groups, _BLOCK) + result - whole.bytes, result)
+
+
+def weight_gradient(types: Types, attrs: Attrs, results: Types) -> float:
+    """Bytes for ``nn.conv2d_weight_grad`` and its family."""
+    (x, y), (w,) = types, results
+    padded = _padded(x, attrs)
+    read = x if padded is None else padded
+    # A tensor of the weight's shape says for which weight it is.
+    extra = w.bytes + (0.0 if padded is None else float(padded.bytes))
+    groups = read.shape[1] // max(w.shape[1], 1)
+    if _by_product(read, w, attrs, groups):
+        return extra + (0.0 if _is_pointwise(w, attrs) else _columns(w.shape[1:], y))
+    data = 0.0 if groups == 1 and x.shape[1] < _BLOCK else _blocked(read, groups)
+    weights = _blocked_weights(w, groups, min(_BLOCK, w.shape[1]))
+    return extra + max(data + _blocked(y, groups) + weights - w.bytes, weights)
+
+
+def _padded(x: TensorType, attrs: Attrs) -> TensorType | None:
+    """The padded copy of the data, which is made where both ends are not padded alike."""
+    low, high = ends(attrs)
+    if low == high and min(low, default=0) >= 0:
+        return None
+    sizes = [n + a + b for n, a, b in zip(x.shape[2:], low, high, strict=True)]
+    return TensorType((*x.shape[:2], *sizes), x.dtype)
+
+
+def _by_product(x: TensorType, w: TensorType, attrs: Attrs, groups: int) -> bool:
+    """Whether torch computes the convolution itself, as a product."""
+    if x.dtype != "float32":
+        return x.dtype == "float64"
+    kernel = w.shape[2:]
+    strided = any(s > 1 for s in attrs["strides"]) or any(d > 1 for d in attrs["dilation"])
+    if not strided and x.shape[0] < _MANY and all(k == 1 for k in kernel[-2:]):
+        return True
+    large = len(kernel) > 1 and min(kernel[-2:]) > 3
+    # Of data with three spatial dims torch looks at the first two.
+    return groups == 1 and not large and x.shape[0] == 1 and math.prod(x.shape[:4]) <= _SMALL
+
+
+def _is_pointwise(w: TensorType, attrs: Attrs) -> bool:
+    """Whether the data itself is the unfolded copy."""
+    plain = all(s == 1 for s in attrs["strides"]) and not any(attrs["padding"])
+    return plain and all(k == 1 for k in w.shape[2:])
+
+
+def _columns(weights: Sequence[int], result: TensorType) -> float:
+    """The unfolded data of all samples."""
+    element = result.bytes / max(result.elements, 1)
+    return float(result.shape[0] * math.prod(weights) * math.prod(result.shape[2:]) * element)
+
+
+def _blocked(x: TensorType, groups: int) -> float:
+    """The bytes of a tensor whose channels, of each group, are filled up to whole blocks."""
+    channels = x.shape[1]
+    return x.bytes * _whole_blocks(channels, groups) / channels if channels else 0.0
+
+
+def _blocked_weights(w: TensorType, groups: int, block_in: int) -> float:
+    """The bytes of weights in blocks of channels out, and of `block_in` channels in."""
+    if groups > 1 or not w.elements:
+        return float(w.bytes)
+    inner = -(-w.shape[1] // block_in) * block_in
+    return w.bytes * _whole_blocks(w.shape[0], 1) / w.shape[0] * inner / w.shape[1]
+
+
+def _whole_blocks(channels: int, groups: int) -> int:
+    if 1 < groups < channels and channels % groups == 0 and (channels // groups) % _BLOCK:
+        return groups * (-(-(channels // groups) // _BLOCK) * _BLOCK)
+    return -(-channels // _BLOCK) * _BLOCK
