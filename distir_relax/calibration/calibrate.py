@@ -9,6 +9,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+from distir_relax.calibration.budget import Budget
 from distir_relax.calibration.fit import fit_device, fit_links
 from distir_relax.calibration.measurements import Measurements, joined, take
 from distir_relax.calibration.programs import programs, write_programs
@@ -24,7 +25,20 @@ from distir_relax.runtime.machine import keep_memory, limit_threads
 from distir_relax.runtime.world import World
 
 PASSES = 7
-"""How often everything is measured: a machine is not equally fast at all times."""
+"""How often everything is measured, where there is time: a machine is not equally fast at all times."""
+
+BUDGET = 120.0
+"""The seconds of a calibration."""
+
+WORST = 0.5
+"""The median error of a group of measurements from which on a fit is refused.
+
+On an idle machine groups are 6 to 27 % off (`distir_relax/cost/profiles/cpu-local.toml`). Strategies worth a choice
+differ by tens of percent: a profile that is half off in the median cannot order them.
+"""
+
+# Seconds to keep for the fit, and for starting the ranks.
+_FIT = 15.0
 
 
 @dataclass(frozen=True)
@@ -34,6 +48,19 @@ class Calibration:
     profile: Profile
     errors: Mapping[str, float]
     machine: str
+
+    def check(self, worst: float = WORST) -> None:
+        """Raise RunError where the median error of a group is above `worst`: the profile would predict nothing."""
+        off = {group: error for group, error in self.errors.items() if not error <= worst}
+        if off:
+            named = ", ".join(f"{group} {error:.0%}" for group, error in off.items())
+            others = ", ".join(f"{group} {error:.0%}" for group, error in self.errors.items() if group not in off)
+            raise RunError(
+                f"the fit is of no use: the median error is above {worst:.0%} for {named}"
+                + (f" (within it: {others})" if others else ""),
+                hint="the machine was busy, or too slow for the time: stop other work, give each rank a core of its "
+                "own, or more time with --budget; --max-error accepts more",
+            )
 
     def write(self, output: Path) -> None:
         """Write the profile as TOML, with its errors in a comment. Raises RunError when it cannot be written."""
@@ -48,38 +75,49 @@ class Calibration:
 
 
 def calibrate(
-    output: Path, ranks: int, device: str, name: str = "", links: str | None = None, passes: int = PASSES
-) -> Calibration:
+    output: Path, ranks: int, device: str, name: str = "", links: str | None = None, passes: int = PASSES,
+    budget: float = BUDGET, worst: float = WORST,
+) -> Calibration:  # fmt: skip
     """Measure `ranks` devices of this machine with mpirun, fit a profile and write it to `output`.
 
-    With one rank there are no collectives to measure: the links are those of the profile `links`, if given. Raises
-    RunError when ranks cannot be started or fail, or `output` cannot be written.
+    It takes about `budget` seconds (0: as long as the passes take). With one rank there are no collectives to measure:
+    the links are those of the profile `links`, if given. Raises RunError when ranks cannot be started or fail, `output`
+    cannot be written, or a group's median error is above `worst`: nothing is written then.
     """
     check_writable(output)
-    found = fit(measure_ranks(ranks, device, passes), name, links)
+    found = fit(measure_ranks(ranks, device, passes, budget), name, links)
+    found.check(worst)
     found.write(output)
     return found
 
 
-def measure_ranks(ranks: int, device: str, passes: int) -> Measurements:
-    """What `ranks` devices of this machine take, measured with mpirun. Raises RunError as `calibrate` does."""
+def measure_ranks(ranks: int, device: str, passes: int, budget: float = 0.0) -> Measurements:
+    """What `ranks` devices of this machine take, measured with mpirun. Raises RunError as `calibrate` does.
+
+    Of the `budget`, in seconds, what a fit takes is left; 0 is no limit.
+    """
+    whole = Budget(budget)
     with tempfile.TemporaryDirectory() as folder:
         file = Path(folder) / "measured.json"
         for dtype in dtypes_of(device):
             write_programs(Path(folder), dtype, scale_of(device), ranks)
+        # What there is to measure takes some time, be there too little or not.
+        seconds = max(1.0, whole.left - _FIT) if budget else 0.0
+        options = ["--device", device, "--passes", str(passes), "--seconds", f"{seconds:g}"]
         if ranks == 1:
-            measure(file, device, passes, Path(folder), None)
-        elif launch(ranks, ["measure", str(file), folder, "--device", device, "--passes", str(passes)]) != 0:
+            measure(file, device, passes, Path(folder), None, seconds)
+        elif launch(ranks, ["measure", str(file), folder, *options]) != 0:
             raise RunError("the measurement failed on some rank", hint="its messages are above; distir doctor may help")
         return Measurements.of(json.loads(file.read_text()))
 
 
-def measure(output: Path, device: str, passes: int, folder: Path, world: World | None) -> None:
+def measure(output: Path, device: str, passes: int, folder: Path, world: World | None, seconds: float = 0.0) -> None:
     """Run the microbenchmarks, and the programs in `folder`, as one rank of a launch, or alone; rank 0 writes the times
-    to `output` as JSON."""
+    to `output` as JSON. There is one pass, and others up to `passes` while `seconds` last (0: all of them)."""
+    budget = Budget(seconds, world)
     limit_threads(world.local_size if world else 1)
     keep_memory()
-    found = joined([take(device, folder, world) for _ in range(passes)])
+    found = joined(budget.passes(passes, lambda: take(device, folder, world, budget)))
     if world is None or world.rank == 0:
         output.write_text(json.dumps(found.plain()))
 

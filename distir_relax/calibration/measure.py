@@ -7,6 +7,7 @@ they are fitted.
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
@@ -51,8 +52,11 @@ class CollectiveSample:
     bytes: int
 
 
-def time_op(sample: OpSample, device: str, wait: Callable[[], None]) -> list[float]:
-    """The seconds that one op takes, in a row of many as in a program, a few times. `wait` is called before each."""
+def time_op(sample: OpSample, device: str, wait: Callable[[], None], limit: float = math.inf) -> list[float]:
+    """The seconds that one op takes, in a row of many as in a program, a few times. `wait` is called before each.
+
+    What counts are a few rounds of runs that take `limit` seconds together, or of one run each.
+    """
     import torch
     import torch.nn.functional as F
 
@@ -93,40 +97,61 @@ def time_op(sample: OpSample, device: str, wait: Callable[[], None]) -> list[flo
 
     with torch.inference_mode():
         repeat(2)
-        times = max(2, min(4000, int(_ENOUGH / max(1e-7, repeat(2)))))
+        once = max(1e-7, repeat(2))
+        times = steps_within(limit / _ROUNDS, once, max(2, min(4000, int(_ENOUGH / once))))
         return [repeat(times) for _ in range(_ROUNDS)]
 
 
-def time_ops(samples: Sequence[OpSample], device: str, world: World | None) -> list[list[float]]:
-    """The seconds of each op, measured a few times, on this rank. Every rank calls this at the same time."""
+def time_ops(
+    samples: Sequence[OpSample], device: str, world: World | None, limit: float = math.inf
+) -> list[list[float]]:
+    """The seconds of each op, measured a few times, on this rank. Every rank calls this at the same time.
+
+    `limit` is what an op may take, in seconds.
+    """
     wait = (lambda: None) if world is None else (lambda: _meet(world))
-    return [time_op(sample, device, wait) for sample in samples]
+    return [time_op(sample, device, wait, limit) for sample in samples]
 
 
-def time_collectives(world: World, device: str, scale: int) -> list[tuple[CollectiveSample, list[float]]]:
+def time_collectives(
+    world: World, device: str, scale: int, limit: float = math.inf
+) -> list[tuple[CollectiveSample, list[float]]]:
     """All collectives over all ranks of a launch, and over parts of it, each timed several times.
 
-    Every rank calls this.
+    Every rank calls this, with the same `limit`: what one of them may take, in seconds.
     """
     found = []
     for count in (n for n in range(2, world.size + 1) if world.size % n == 0):
         comm = world.communicator(DeviceMesh((world.size // count, count), ("apart", "together")), device)
         for elements in payloads(scale):
             for collective, held, messages, run in _collectives(comm, count, elements, device):
-                seconds = [t / messages for t in _time_together(world, run, device)]
+                seconds = [t / messages for t in _time_together(world, run, device, limit)]
                 found.append((CollectiveSample(collective, count, held), seconds))
     return found
 
 
-def time_steps(world: World, session: RankSession, steps: int) -> list[float]:
-    """The seconds of steps on random inputs, each as long as it is on the slowest rank. Every rank calls this."""
+def time_steps(world: World, session: RankSession, steps: int, limit: float = math.inf) -> list[float]:
+    """The seconds of steps on random inputs, each as long as it is on the slowest rank. Every rank calls this.
+
+    There are `steps`, or as many as fit in `limit` seconds, one at least.
+    """
     inputs = random_inputs(session.bundle.manifest)
-    seconds = []
-    for _ in range(WARM_UP + steps):
-        # What comes together on the first rank is not timed, and would leave it behind the others.
-        session(inputs, outputs=())
-        seconds.append(session.seconds)
+    seconds: list[float] = []
+
+    def run(times: int) -> None:
+        for _ in range(times):
+            # What comes together on the first rank is not timed, and would leave it behind the others.
+            session(inputs, outputs=())
+            seconds.append(session.seconds)
+
+    run(WARM_UP)
+    run(steps_within(limit, max(world.exchange(seconds[-1])), steps))
     return [max(column) for column in zip(*world.exchange(seconds), strict=True)][WARM_UP:]
+
+
+def steps_within(limit: float, seconds: float, most: int) -> int:
+    """How many steps of so many seconds fit in a limit: `most` at most, one at least."""
+    return most if seconds * most <= limit else max(1, int(limit / seconds))
 
 
 def random_inputs(manifest: Manifest) -> dict[str, torch.Tensor]:
@@ -175,7 +200,7 @@ def _collectives(
         yield "send", 4 * elements, 2, there_and_back
 
 
-def _time_together(world: World, run: Callable[[], object], device: str) -> list[float]:
+def _time_together(world: World, run: Callable[[], object], device: str, limit: float) -> list[float]:
     """The seconds of a communication as it is in a program: after work that takes ranks unlike times and leaves other
     data in the caches. Each is the mean over ranks, one of which waits for the other.
     """
@@ -196,8 +221,8 @@ def _time_together(world: World, run: Callable[[], object], device: str) -> list
         return taken
 
     repeat(3)
-    once = max(world.exchange(mean(repeat(5))))
-    times = max(8, min(200, int(4 * _ENOUGH / max(1e-7, once))))
+    once = max(1e-7, *world.exchange(mean(repeat(5))))
+    times = steps_within(limit, once, max(8, min(200, int(4 * _ENOUGH / once))))
     return [mean(column) for column in zip(*world.exchange(repeat(times)), strict=True)]
 
 

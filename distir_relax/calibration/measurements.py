@@ -6,6 +6,7 @@ A machine that is shared is not equally fast at all times, and only ever slower 
 
 from __future__ import annotations
 
+import math
 import os
 import platform
 from collections.abc import Mapping, Sequence
@@ -14,11 +15,16 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
+from distir_relax.calibration.budget import Budget
 from distir_relax.calibration.measure import CollectiveSample, time_collectives, time_ops
 from distir_relax.calibration.programs import time_programs
 from distir_relax.calibration.samples import dtypes_of, op_samples, scale_of
 from distir_relax.calibration.statistics import undisturbed
 from distir_relax.runtime.world import World
+
+# The shares of a collective and of a program in the time of a pass, where that of an op is 1; and how many collectives
+# there are, about.
+_COLLECTIVE, _PROGRAM, _COLLECTIVES = 3, 10, 50
 
 Times = list[list[float]]
 """Several times, in seconds, of each of several things."""
@@ -72,28 +78,32 @@ class Measurements:
         return max(1.0, median(undisturbed(a) / undisturbed(b) for a, b in zip(together, self.alone, strict=True)))
 
 
-def take(device: str, programs: Path, world: World | None) -> Measurements:
+def take(device: str, programs: Path, world: World | None, budget: Budget | None = None) -> Measurements:
     """One pass over everything, as one rank of a launch or alone. Every rank calls this; rank 0 has what counts.
 
-    `programs` is a folder that `write_programs` filled.
+    `programs` is a folder that `write_programs` filled. A measurement takes no more than its share of the `budget`.
     """
     scale, dtypes = scale_of(device), dtypes_of(device)
     cold = cold_samples(scale)
+    unit = math.inf
+    if budget is not None:
+        count = len(cold) + len(dtypes) * len(op_samples("float32", scale)) + _COLLECTIVE * _COLLECTIVES
+        unit = budget.share(count + _PROGRAM * len([*programs.glob("*.dist")]))
     alone: Times = []
     several = world if world is not None and world.size > 1 else None
     if several:
         if several.rank == 0:
             samples = op_samples("float32", scale)
-            alone = time_ops([samples[i] for i in cold], device, None)
+            alone = time_ops([samples[i] for i in cold], device, None, unit)
         several.exchange(0)
-    collectives = time_collectives(several, device, scale) if several else []
+    collectives = time_collectives(several, device, scale, _COLLECTIVE * unit) if several else []
     return Measurements(
         ranks=world.size if world else 1,
         device=device,
         scale=scale,
         machine=_machine(device),
-        ops={d: _over_ranks(time_ops(op_samples(d, scale), device, world), world) for d in dtypes},
-        programs={d: time_programs(programs, d, device, world) for d in dtypes},
+        ops={d: _over_ranks(time_ops(op_samples(d, scale), device, world, unit), world) for d in dtypes},
+        programs={d: time_programs(programs, d, device, world, _PROGRAM * unit) for d in dtypes},
         alone=alone,
         collectives=[kind for kind, _ in collectives],
         collective_times=[times for _, times in collectives],

@@ -6,6 +6,7 @@ compiled once, however many ranks and passes there are.
 
 from __future__ import annotations
 
+import math
 import time
 from dataclasses import dataclass
 from functools import cache
@@ -13,7 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from distir_relax.bundle import Bundle, read_bundle, write_bundle
-from distir_relax.calibration.measure import WARM_UP, random_inputs, time_steps
+from distir_relax.calibration.measure import WARM_UP, random_inputs, steps_within, time_steps
 from distir_relax.calibration.models import attention_model, example, feed_forward_model
 from distir_relax.compiler import Plan, compile
 from distir_relax.ir import Module
@@ -74,23 +75,25 @@ def write_programs(folder: Path, dtype: str, scale: int, ranks: int) -> None:
         write_bundle(sample.bundle, folder / f"{dtype}-{number:03}.dist")
 
 
-def time_programs(folder: Path, dtype: str, device: str, world: World | None) -> list[list[float]]:
+def time_programs(
+    folder: Path, dtype: str, device: str, world: World | None, limit: float = math.inf
+) -> list[list[float]]:
     """The seconds of steps of each program; all ranks of a launch run those of one device at the same time.
 
-    Every rank calls this.
+    Every rank calls this, with the same `limit`: what the steps of a program may take, in seconds.
     """
     found = []
     for path in sorted(folder.glob(f"{dtype}-*.dist")):
         bundle = read_bundle(path, verify_weights=False)
         if bundle.manifest.mesh.size == 1:
-            found.append(_time_alone(bundle, device, world))
+            found.append(_time_alone(bundle, device, world, limit))
         else:
             assert world is not None
-            found.append(time_steps(world, RankSession(world, bundle, device=device), _STEPS))
+            found.append(time_steps(world, RankSession(world, bundle, device=device), _STEPS, limit))
     return found
 
 
-def _time_alone(bundle: Bundle, device: str, world: World | None) -> list[float]:
+def _time_alone(bundle: Bundle, device: str, world: World | None, limit: float) -> list[float]:
     import torch
 
     comm = ThreadWorld(bundle.manifest.mesh).communicator(0, device)
@@ -99,14 +102,18 @@ def _time_alone(bundle: Bundle, device: str, world: World | None) -> list[float]
     inputs = [given[tensor.name].to(device) for tensor in bundle.manifest.inputs]
     if world is not None:
         world.exchange(0)
-    seconds = []
-    for _ in range(WARM_UP + _STEPS):
-        start = time.perf_counter()
-        program(*inputs)
-        if device != "cpu":
-            torch.cuda.synchronize()
-        seconds.append(time.perf_counter() - start)
-    return seconds[WARM_UP:]
+
+    def run(times: int) -> list[float]:
+        seconds = []
+        for _ in range(times):
+            start = time.perf_counter()
+            program(*inputs)
+            if device != "cpu":
+                torch.cuda.synchronize()
+            seconds.append(time.perf_counter() - start)
+        return seconds
+
+    return run(steps_within(limit, run(WARM_UP)[-1], _STEPS))
 
 
 def _strategies(ranks: int, microbatches: int, schedule: str) -> list[Strategy]:

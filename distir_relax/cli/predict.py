@@ -80,24 +80,33 @@ def calibrate(
     name: Annotated[str, typer.Option(help="The profile's name.")] = "",
     links: Annotated[str | None, typer.Option(help="Take the links from this profile (with -n 1).")] = None,
     passes: PassesOption = 7,
+    budget: Annotated[float, typer.Option(min=0, help="Seconds for all of it, about; 0: as long as it takes.")] = 120.0,
+    max_error: Annotated[
+        float, typer.Option(min=0, help="Refuse a fit where the median error of a group is larger: 0.5 is 50 %.")
+    ] = 0.5,
 ) -> None:
-    """Measure this machine's ops and collectives, and write the profile that explains them."""
+    """Measure this machine's ops and collectives, and write the profile that explains them.
+
+    Passes are left out where the budget has no time for them. A fit that is too far off is not written.
+    """
     from distir_relax.calibration.calibrate import calibrate as measure_and_fit
 
-    found = measure_and_fit(output, n, device.value, name, links, passes)
+    found = measure_and_fit(output, n, device.value, name, links, passes, budget, max_error)
     for group, error in found.errors.items():
         typer.echo(f"{group:16} median error of the fit {error:.1%}")
     typer.echo(f"wrote {output}")
 
 
 @app.command(hidden=True)
-def measure(output: Path, programs: Path, device: DeviceOption = Device.cpu, passes: int = 1) -> None:
+def measure(
+    output: Path, programs: Path, device: DeviceOption = Device.cpu, passes: int = 1, seconds: float = 0.0
+) -> None:
     """One rank of `distir calibrate`."""
     from distir_relax.calibration.calibrate import measure as run_benchmarks
     from distir_relax.runtime.join import joined_world
 
     with joined_world() as world:
-        run_benchmarks(output, device.value, passes, programs, world)
+        run_benchmarks(output, device.value, passes, programs, world, seconds)
         if world is not None:
             world.close()
 
