@@ -57,7 +57,7 @@ def _elementwise() -> list[Sample]:
     for name in ("negative", "exp", "log", "sqrt", "safe_sqrt", "rsqrt", "abs", "square", "tanh", "sigmoid", "erf",
                  "sin", "cos", "floor", "ceil", "round", "trunc", "sign", "tan", "atan", "isnan", "isinf", "isfinite",
                  "nn.relu", "nn.gelu", "nn.gelu_tanh", "nn.silu", "asin", "acos", "atanh", "sinh", "cosh", "asinh",
-                 "acosh", "expm1", "stop_gradient"):  # fmt: skip
+                 "acosh", "expm1", "log1p", "stop_gradient"):  # fmt: skip
         found.append((name, [f32(3, 37)], {}))
     found += [("atan2", [f32(3, 5), f32(5)], {}), ("bitwise_not", [of("int64", 3, 5)], {})]
     for name in ("bitwise_and", "bitwise_or", "bitwise_xor", "left_shift", "right_shift"):

@@ -176,6 +176,11 @@ class Apart(torch.nn.Module):
         return torch.relu(x).reshape(4, 2, 6)
 
 
+class Small(torch.nn.Module):
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return torch.expm1(x)
+
+
 REFUSED: list[tuple[torch.nn.Module, tuple[int, ...], dict[str, str], type[Exception], str]] = [
     (torch.nn.Linear(6, 8), (4, 6), {"weight": "S[1]"}, PlacementError, r"I\[sum\] of %\S+: Relax has no pending sums"),
     (torch.nn.Linear(6, 7), (4, 6), {"weight": "S[0]"}, PlacementError, r"S\[0: 4\|3\] of %weight: .* equal shards"),
@@ -183,6 +188,7 @@ REFUSED: list[tuple[torch.nn.Module, tuple[int, ...], dict[str, str], type[Excep
     (Sliced(), (4, 6), {"x": "S[0]"}, UnsupportedOpError, r"cannot type %\S+, the strided_slice, .*dist.FInferType"),
     (Split(), (4, 6), {"x": "S[0]"}, UnsupportedOpError, r"the split, as R.DTensor: it has several results"),
     (Apart(), (8, 6), {"x": "S[0]"}, UnsupportedOpError, r"the reshape, .*expected S\[0\], TVM's own rule gives R"),
+    (Small(), (4, 6), {"x": "S[0]"}, UnsupportedOpError, r"the expm1, as R.DTensor: TVM has no such op"),
 ]  # fmt: skip
 
 

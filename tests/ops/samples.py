@@ -75,7 +75,7 @@ _UNARY = [
     "round",
     "trunc",
     "sign",
-    *("sinh", "cosh", "asinh", "expm1"),
+    *("sinh", "cosh", "asinh", "expm1", "log1p"),
     "nn.relu",
     "nn.gelu",
     "nn.gelu_tanh",

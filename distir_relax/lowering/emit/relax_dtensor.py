@@ -108,7 +108,10 @@ class _Writer:
         if Trait.REDISTRIBUTION in entry.traits:
             call = relax.op.distributed.redistribute(operands[0], self.mesh, variable.ty.placement)
         else:
-            call = self._expression(op, operands)
+            try:
+                call = self._expression(op, operands)
+            except AttributeError:
+                raise _no_type(op, "TVM has no such op, and constants within an expression have no type") from None
         try:
             call = self.builder.normalize(call)
         except Exception as error:

@@ -12,6 +12,7 @@ op                         TVM's own
 products, sums, softmax    add up float16 and bfloat16 as they are; torch does so in float32
 products, sums             write nothing where there is nothing to add up
 `permute_dims`             of nothing has, in a later pass, another shape
+`log1p`                    is missing
 =========================  =====================================================================================
 
 They are compositions of Relax ops, so that every pipeline of TVM's can compile them.
@@ -41,6 +42,7 @@ def exact_ops(ops: Mapping[str, Callable[..., Any]]) -> dict[str, Callable[..., 
         **{name: _zero_of_nothing(_in_float32(ops[name])) for name in SUMMED},
         "permute_dims": _zero_of_nothing(ops["permute_dims"]),
         "power": power,
+        "log1p": log1p,
         "floor_divide": floor_divide,
         "floor_mod": floor_mod,
         "divide": divide,
@@ -128,6 +130,21 @@ def power(a: Any, b: Any) -> Any:
     unit = _emit(op.equal(_emit(op.abs(a)), _number(1, a)))
     none = _emit(op.logical_and(_emit(op.less(b, _number(0, b))), _emit(op.logical_not(unit))))
     return op.where(none, _number(0, a), result)
+
+
+def log1p(x: Any) -> Any:
+    """``log(1 + x)``; what the sum loses of a small `x` is made good by a factor (Kahan; HP-15C handbook, 1982)."""
+    op = _op()
+    x, one = _emitted((x,))[0], _number(1, x)
+    whole = _emit(op.add(x, one))
+    factor = _emit(op.divide(x, _emit(op.subtract(whole, one))))
+    log = _emit(op.log(whole))
+    lost = _emit(op.where(_emit(op.equal(whole, one)), x, _emit(op.multiply(log, factor))))
+    return op.where(_emit(op.greater(whole, _number(_EXACT, x))), log, lost)
+
+
+_EXACT = 1e3
+"""A number from which on one more is not lost in a logarithm; a factor of infinities would be NaN."""
 
 
 def layer_norm(x: Any, gamma: Any, beta: Any, axes: Any, epsilon: float) -> Any:

@@ -78,11 +78,11 @@ def _leaky_relu(g: Builder, x: Value, slope: float = 0.01) -> Any:
 
 @aten("elu.default", "elu_.default")
 def _elu(g: Builder, x: Value, alpha: float = 1.0, scale: float = 1.0, input_scale: float = 1.0) -> Any:
-    zero, one, factor = (g.constant(n, x.tensor.dtype) for n in (0, 1, alpha * scale))
+    zero, factor = (g.constant(n, x.tensor.dtype) for n in (0, alpha * scale))
     above = g.emit("greater", x, zero)
     # Zero in the branch that is not taken, so that it stays finite; at 0 the gradient is that of the exponential.
     capped = g.emit("where", above, zero, x if input_scale == 1 else g.emit("multiply", x, like(g, x, input_scale)))
-    below = g.emit("multiply", g.emit("subtract", g.emit("exp", capped), one), factor)
+    below = g.emit("multiply", g.emit("expm1", capped), factor)
     return g.emit("where", above, x if scale == 1 else g.emit("multiply", x, like(g, x, scale)), below)
 
 
@@ -93,7 +93,7 @@ def _softplus(g: Builder, x: Value, beta: float = 1.0, threshold: float = 20.0) 
     above = g.emit("greater", scaled, g.constant(threshold, dtype))
     # Capped, so that the branch that is not taken stays finite.
     capped = g.emit("where", above, g.constant(threshold, dtype), scaled)
-    soft = g.emit("log", g.emit("add", g.emit("exp", capped), g.constant(1, dtype)))
+    soft = g.emit("log1p", g.emit("exp", capped))
     soft = soft if beta == 1 else g.emit("divide", soft, g.constant(beta, dtype))
     return g.emit("where", above, x, soft)
 
@@ -138,7 +138,7 @@ def _celu(g: Builder, x: Value, alpha: float = 1.0) -> Any:
 def _log_sigmoid(g: Builder, x: Value) -> Any:
     """``min(x, 0) - log(1 + exp(-|x|))``, in which no exponential overflows."""
     tail = g.emit("exp", g.emit("negative", g.emit("abs", x)))
-    return g.emit("subtract", g.emit("minimum", x, like(g, x, 0)), g.aten("log1p.default", tail))
+    return g.emit("subtract", g.emit("minimum", x, like(g, x, 0)), g.emit("log1p", tail))
 
 
 @aten("prelu.default")

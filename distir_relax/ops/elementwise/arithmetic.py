@@ -164,7 +164,7 @@ def _logaddexp(g: Builder, a: Value, b: Value) -> Any:
     """``log(exp(a) + exp(b))``, in which no exponential overflows; two equal infinities are not subtracted."""
     least, most = g.emit("minimum", a, b), g.emit("maximum", a, b)
     apart = g.emit("where", g.emit("equal", least, most), like(g, most, 0), g.emit("subtract", least, most))
-    return g.emit("add", most, g.aten("log1p.default", g.emit("exp", apart)))
+    return g.emit("add", most, g.emit("log1p", g.emit("exp", apart)))
 
 
 @aten("xlogy.Tensor")

@@ -64,6 +64,12 @@ for _name, _gradient in {
 define_unary(
     "expm1", "torch.expm1({0})", "R.subtract(R.exp({0}), R.const(1, {0}.ty.dtype))", gradient="multiply(g, add(y, 1.0))"
 )
+define_unary(
+    "log1p",
+    "torch.log1p({0})",
+    flops=lambda types, attrs, results: 8.0 * results[0].elements,
+    gradient="divide(g, add(0, 1.0))",
+)
 
 
 # ATen spellings
@@ -78,18 +84,13 @@ aten_unary("sign", "sign.default")
 aten_unary("round", "round.default")
 aten_unary("trunc", "trunc.default")
 aten_unary("tan", "tan.default", floating=True)
-for _name in ("atan", "asin", "acos", "sinh", "cosh", "asinh", "acosh", "atanh", "expm1"):
+for _name in ("atan", "asin", "acos", "sinh", "cosh", "asinh", "acosh", "atanh", "expm1", "log1p"):
     aten_unary(_name, f"{_name}.default", floating=True)
 
 
 @aten("square.default")
 def _square(g: Builder, x: Any) -> Any:
     return g.emit("square", cast(g, x, "int64") if x.tensor.dtype == "bool" else x)
-
-
-@aten("log1p.default")
-def _log1p(g: Builder, x: Any) -> Any:
-    return g.emit("log", g.emit("add", *promote(g, x, 1, floating=True)))
 
 
 @aten("log2.default")
