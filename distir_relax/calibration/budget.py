@@ -16,9 +16,9 @@ _SLACK = 1.15
 
 
 class Budget:
-    """`seconds` from now on, without end where they are 0. `clock` tells the time.
+    """A deadline `seconds` from now, or none where they are 0. `clock` gives the time.
 
-    Ranks of a launch decide together: what rank 0's clock says holds for all of them.
+    Ranks of a launch decide together, by the clock of rank 0.
     """
 
     def __init__(self, seconds: float, world: World | None = None, clock: Callable[[], float] = time.monotonic) -> None:
@@ -36,7 +36,7 @@ class Budget:
         return self._agreed(self.left / max(count, 1.0))
 
     def passes(self, most: int, one: Callable[[], T]) -> list[T]:
-        """What `one` gives in several passes: the first, and others while the longest so far would fit, `most` in all.
+        """The results of `one` in several passes: one pass at least, `most` at most, while the longest so far would fit.
 
         All ranks call this together.
         """
@@ -51,7 +51,7 @@ class Budget:
         return found
 
     def _agreed(self, seconds: float) -> float:
-        """What rank 0 has."""
+        """The value of rank 0."""
         if self._world is None or self._world.size == 1:
             return seconds
         # JSON has no infinity.

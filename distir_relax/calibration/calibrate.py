@@ -56,7 +56,7 @@ class Calibration:
             named = ", ".join(f"{group} {error:.0%}" for group, error in off.items())
             others = ", ".join(f"{group} {error:.0%}" for group, error in self.errors.items() if group not in off)
             raise RunError(
-                f"the fit is of no use: the median error is above {worst:.0%} for {named}"
+                f"the fit is not usable: the median error is above {worst:.0%} for {named}"
                 + (f" (within it: {others})" if others else ""),
                 hint="the machine was busy, or too slow for the time: stop other work, give each rank a core of its "
                 "own, or more time with --budget; --max-error accepts more",

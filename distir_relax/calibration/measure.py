@@ -118,7 +118,7 @@ def time_collectives(
 ) -> list[tuple[CollectiveSample, list[float]]]:
     """All collectives over all ranks of a launch, and over parts of it, each timed several times.
 
-    Every rank calls this, with the same `limit`: what one of them may take, in seconds.
+    Every rank calls this, with the same `limit`, the seconds for one of them.
     """
     found = []
     for count in (n for n in range(2, world.size + 1) if world.size % n == 0):

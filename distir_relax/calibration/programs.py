@@ -80,7 +80,7 @@ def time_programs(
 ) -> list[list[float]]:
     """The seconds of steps of each program; all ranks of a launch run those of one device at the same time.
 
-    Every rank calls this, with the same `limit`: what the steps of a program may take, in seconds.
+    Every rank calls this, with the same `limit`, the seconds for the steps of a program.
     """
     found = []
     for path in sorted(folder.glob(f"{dtype}-*.dist")):

@@ -82,7 +82,7 @@ ShapeOption = Annotated[
 ]
 TaskOption = Annotated[
     str | None,
-    typer.Option(metavar="NAME", help="Of a DIR: causal-lm, feature-extraction, ...; by default what it was saved as."),
+    typer.Option(metavar="NAME", help="Task of a DIR: causal-lm, feature-extraction, ...; by default the saved class."),
 ]
 BatchOption = Annotated[int | None, typer.Option(min=1, help="Samples of a call of a DIR's model; 1 unless given.")]
 SequenceOption = Annotated[

@@ -53,7 +53,7 @@ def train(
     keep: Annotated[int, typer.Option(min=1, help="Keep so many.")] = 3,
     resume: Annotated[
         Resume | None,
-        typer.Option("--resume", help="Go on from the last checkpoint; auto: from the newest whole one, if any."),
+        typer.Option("--resume", help="Continue from the last checkpoint; auto: from the newest valid one, if any."),
     ] = None,
     log: Annotated[Path | None, typer.Option(help="Write loss and seconds of each step to this .csv.")] = None,
     seed: Annotated[int | None, typer.Option(min=0, help="Of the order of samples (0 unless given).")] = None,
@@ -181,12 +181,12 @@ def _launch(n: int, bundle: Path, asked: Mapping[str, object], folder: Path | No
 def _how_to_go_on(folder: Path | None, step: int | None = None, reason: str = "interrupted") -> None:
     from distir_relax.checkpoints import saved_steps
 
-    behind = "" if step is None else f" behind step {step}"
+    after = "" if step is None else f" after step {step}"
     if folder is None:
         text = "there are no checkpoints; --checkpoint DIR writes them"
     elif steps := saved_steps(folder):
         text = f"go on from step {steps[-1]} with the same command and --resume"
     else:
         text = "there is no checkpoint yet; --every writes them earlier"
-    sys.stderr.write(f"{reason}{behind}: {text}\n")
+    sys.stderr.write(f"{reason}{after}: {text}\n")
     sys.stderr.flush()

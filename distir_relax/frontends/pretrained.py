@@ -122,7 +122,7 @@ def _class_of(library: Any, config: Fields, path: Path, task: str | None) -> Any
 
 @contextmanager
 def _quiet(library: Any) -> Iterator[None]:
-    """Without bars and remarks about weights: what is missing is told by the error."""
+    """Switch progress bars and remarks about weights off: missing weights are an error."""
     logging = library.utils.logging
     verbosity, bars = logging.get_verbosity(), logging.is_progress_bar_enabled()
     logging.set_verbosity_error()

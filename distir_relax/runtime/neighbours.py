@@ -15,7 +15,7 @@ _MEETS = "distir-meets"
 
 
 def ranks_of_this_node() -> dict[int, str]:
-    """What each process of this launch on this node is doing, by rank: "is stopped (process 1234)"."""
+    """The state of each process of this launch on this node, by rank: "is stopped (process 1234)"."""
     import psutil
 
     found: dict[int, str] = {}

@@ -174,7 +174,7 @@ def test_a_fit_that_is_far_off_is_refused(tmp_path: Path, monkeypatch: pytest.Mo
 
     done = run(40.0)
     assert isinstance(done.exception, RunError)
-    assert "the fit is of no use: the median error is above 50% for " in done.exception.message
+    assert "the fit is not usable: the median error is above 50% for " in done.exception.message
     assert "stop other work" in done.exception.hint
     assert "--budget" in done.exception.hint
     assert [*tmp_path.iterdir()] == []

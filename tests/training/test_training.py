@@ -270,7 +270,7 @@ def test_a_run_that_is_sent_sigterm_writes_its_step(
     assert process.returncode == 143, err
     step = saved_steps(folder)[-1]
     assert step >= 3
-    assert f"terminated behind step {step}: go on from step {step} with the same command and --resume" in err
+    assert f"terminated after step {step}: go on from step {step} with the same command and --resume" in err
     assert f"wrote {folder / f'step-{step:08}'}" in out
     assert "Traceback" not in err
     whole, _ = train(bundles[3], "slow", step + 1)
