@@ -103,4 +103,4 @@ def test_a_launch_of_a_changed_bundle_ends_before_it_runs(bundle: Bundle, tmp_pa
 
 
 def test_records_are_json(bundle: Bundle) -> None:
-    assert {row["record"] for row in json.loads(bundle.records)} == {"reason"}
+    assert {row["record"] for row in json.loads(bundle.records)} == {"collected", "reason"}
