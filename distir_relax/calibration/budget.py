@@ -36,7 +36,7 @@ class Budget:
         return self._agreed(self.left / max(count, 1.0))
 
     def passes(self, most: int, one: Callable[[], T]) -> list[T]:
-        """The results of `one` in several passes: one pass at least, `most` at most, while the longest so far would fit.
+        """The results of `one` in 1 to `most` passes: as many as fit, each as long as the longest so far.
 
         All ranks call this together.
         """
