@@ -61,6 +61,31 @@ def combine(parts: Sequence[torch.Tensor], op: str) -> torch.Tensor:
     return result
 
 
+def as_ordered(x: torch.Tensor, op: str) -> torch.Tensor:
+    """float32 or float64 numbers as integers in the same order, with NaN last for "max" and first for "min".
+
+    An integer maximum then keeps NaN; that of floats, in MPI and gloo, gives the other operand or not by its place.
+    """
+    import torch
+
+    kind = torch.int64 if x.element_size() == 8 else torch.int32
+    sign = 1.0 if op == "max" else -1.0
+    nan = torch.copysign(torch.tensor(math.nan, dtype=x.dtype), torch.tensor(sign, dtype=x.dtype)).to(x.device)
+    return _mirrored(torch.where(x.isnan(), nan, x).view(kind))
+
+
+def from_ordered(x: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
+    """The numbers of `dtype` that `as_ordered` has made integers of."""
+    return _mirrored(x).view(dtype)
+
+
+def _mirrored(x: torch.Tensor) -> torch.Tensor:
+    """The bits of negative numbers but their sign flipped: larger magnitudes are then smaller integers."""
+    import torch
+
+    return torch.where(x < 0, x ^ torch.iinfo(x.dtype).max, x)
+
+
 def torch_dtype(name: str) -> torch.dtype:
     """The torch dtype called `name` ("float32"). Raises RunError when there is none."""
     import torch

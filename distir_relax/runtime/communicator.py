@@ -17,16 +17,18 @@ from __future__ import annotations
 import math
 from abc import abstractmethod
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any, ClassVar, TypeVar
 
 from distir_relax.errors import RunError
 from distir_relax.layout import REDUCTIONS, Collective, DeviceMesh
 from distir_relax.runtime.arrays import (
+    as_ordered,
     as_torch,
     bytes_of,
     dtype_name,
     flat_target,
     flatten,
+    from_ordered,
     like,
     row_bytes,
     split,
@@ -50,6 +52,9 @@ class Communicator(Messages):
     where given, receives the result, and is returned; for
     `all_reduce` it may be `x` itself. Methods raise RunError when sizes do not fit `x`, or a peer has failed.
     """
+
+    drops_nan: ClassVar[bool] = True
+    """Whether the transport's own minima and maxima may give the other operand for NaN."""
 
     def __init__(self, rank: int, mesh: DeviceMesh, device: str = "cpu") -> None:
         super().__init__(rank, mesh.size, device)
@@ -118,8 +123,12 @@ class Communicator(Messages):
             wide = _accumulator(source.dtype, op)
             flat = flatten(pieces, source, dim).to(wide)
             counts = [piece.numel() for piece in pieces]
+            coded = self._is_coded(flat, op)
+            flat = as_ordered(flat, op) if coded else flat
             part = self._reduce_scatter(flat, counts, index, "sum" if op == "mean" else op)
-            if op == "mean":
+            if coded:
+                part = from_ordered(part, wide)
+            elif op == "mean":
                 part = part / n
             return self._give(part.to(source.dtype).view(shape), x, out)
 
@@ -234,11 +243,20 @@ class Communicator(Messages):
                 f"sizes {list(sizes)} do not fit its dim {dim}"
             )
 
+    def _is_coded(self, x: torch.Tensor, op: str) -> bool:
+        """Whether a transport that drops NaN reduces `x` as integers."""
+        return self.drops_nan and op in ("min", "max") and x.is_floating_point()
+
     def _reduce_into(self, x: torch.Tensor, axis: int, op: str) -> None:
         wide = _accumulator(x.dtype, op)
         work = x if wide == x.dtype and x.is_contiguous() else x.to(wide).contiguous()
+        coded = self._is_coded(work, op)
+        if coded:
+            work = as_ordered(work, op)
         self._all_reduce(work.view(-1), axis, "sum" if op == "mean" else op)
-        if op == "mean":
+        if coded:
+            work = from_ordered(work, wide)
+        elif op == "mean":
             work /= self.mesh.shape[axis]
         if work is not x:
             x.copy_(work)

@@ -35,6 +35,7 @@ def check_all(comm: Communicator, kinds: tuple[bool, ...] = (False, True)) -> No
             _movements(comm, name, group, me, numpy_kind)
             _rows_of_groups(comm, name, group, me, numpy_kind)
         _dtypes(comm, name, group, me)
+        _not_finite(comm, name, group, me)
         _outs(comm, name, group, me)
     if comm.world_size > 1:
         _messages(comm)
@@ -150,6 +151,21 @@ def _dtypes(comm: Communicator, axis: str, group: tuple[int, ...], me: int) -> N
         gathered = comm.all_gather(theirs[0].split(sizes)[me], axis, 0, sizes)
         assert gathered.dtype == kind
         assert torch.equal(gathered, theirs[0])
+
+
+def _not_finite(comm: Communicator, axis: str, group: tuple[int, ...], me: int) -> None:
+    """NaN of any rank is the extreme, whoever has it; infinities and zeros of both signs are numbers like others."""
+    sizes = sizes_for(len(group))
+    for dtype in (torch.float32, torch.float64, torch.bfloat16):
+        theirs = [torch.tensor([[-0.0, 1e30], [float("inf"), -1e30], [-float("inf"), 2.5]]) * (i + 1) for i in group]
+        theirs = [x.repeat(sum(sizes), 1)[: sum(sizes)].to(dtype) for x in theirs]
+        for number, x in enumerate(theirs):
+            x[number % len(x), number % 2] = float("nan")
+        for op, expected in (("max", torch.stack(theirs).amax(0)), ("min", torch.stack(theirs).amin(0))):
+            found = comm.all_reduce(theirs[me], axis, op)
+            torch.testing.assert_close(found, expected, rtol=0, atol=0, equal_nan=True)
+            found = comm.reduce_scatter(theirs[me], axis, 0, sizes, op)
+            torch.testing.assert_close(found, expected.split(sizes)[me], rtol=0, atol=0, equal_nan=True)
 
 
 def _outs(comm: Communicator, axis: str, group: tuple[int, ...], me: int) -> None:

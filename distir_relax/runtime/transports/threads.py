@@ -88,6 +88,8 @@ class ThreadWorld:
 class ThreadCommunicator(Communicator):
     """One rank of a `ThreadWorld`. Exchanges are synchronous, but for what is sent beside."""
 
+    drops_nan = False
+
     def __init__(self, world: ThreadWorld, rank: int, device: str = "cpu") -> None:
         super().__init__(rank, world.mesh, device)
         self._world = world
