@@ -48,6 +48,9 @@ ELEMENTWISE: dict[str, Op] = {
     "equal": lambda x: x == x,
     "not_equal_to_a_copy": lambda x: (x * 2) != (x * 2),
     "sign": torch.sign,
+    "times_zero": lambda x: x * 0,
+    "zero_times": lambda x: 0.0 * x,
+    "times_zeros": lambda x: x * torch.zeros((), dtype=x.dtype),
     "bucketize": lambda x: torch.bucketize(x, torch.tensor([-1.0, 0.0, 1.0]).double()),
 }
 REDUCTIONS: dict[str, Op] = {

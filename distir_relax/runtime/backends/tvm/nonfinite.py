@@ -21,7 +21,7 @@ def nan_legalizations() -> Mapping[str, Legalize]:
     found: dict[str, Legalize] = {
         "nn.relu": _relu, "clip": _clip, "maximum": _extreme_of_two(True), "minimum": _extreme_of_two(False),
         "max": _extreme(True), "min": _extreme(False), "argmax": _arg_extreme(True), "argmin": _arg_extreme(False),
-        "equal": _equal,
+        "equal": _equal, "multiply": _multiply,
         **{f"nn.max_pool{n}d": _max_pool for n in (1, 2, 3)},
     }  # fmt: skip
     return {f"relax.{name}": _of_floats(legalize) for name, legalize in found.items()}
@@ -92,6 +92,21 @@ def _equal(builder: Any, call: Any) -> Any:
     a, b = call.args
     if a.same_as(b):
         return _pointwise(builder, call, [a], lambda x: tirx.Not(_is_nan(x)))
+    return _of_tvm(builder, call)
+
+
+def _multiply(builder: Any, call: Any) -> Any:
+    """A product with a constant zero is folded to zero, also where the other number is not finite."""
+    from tvm import tirx
+
+    def zero(x: Any) -> Any:
+        wide = x if str(x.ty.dtype) in _WIDE else x.astype("float32")
+        finite = tirx.abs(wide) < tirx.const(math.inf, wide.ty.dtype)
+        return tirx.Select(finite, tirx.const(0.0, x.ty.dtype), tirx.const(math.nan, x.ty.dtype))
+
+    for number, x in (call.args, reversed(call.args)):
+        if _number_of(number) == 0:
+            return _pointwise(builder, call, [x], zero)
     return _of_tvm(builder, call)
 
 
