@@ -50,7 +50,7 @@ class RankRow:
 
 @dataclass(frozen=True)
 class Overview:
-    """What a compiled model is: its mesh, tensors and ranks. `seconds` is how long its passes took."""
+    """Mesh, tensors and ranks of a compiled model. `seconds` is the time of its passes, `value` one to explain."""
 
     name: str
     mesh: DeviceMesh
@@ -59,6 +59,7 @@ class Overview:
     ranks: tuple[RankRow, ...]
     tail: str
     seconds: float
+    value: str
 
     @classmethod
     def of(cls, name: str, modules: Mapping[str, Module], tail: str, seconds: float) -> Overview:
@@ -72,6 +73,7 @@ class Overview:
         return cls(
             name, distributed.meshes[0], str(found), tuple(_tensors(sharded)),
             tuple(RankRow(tuple(ranks), *key) for key, ranks in groups.items()), tail, seconds,
+            sharded.main.outputs[0].value.name,
         )  # fmt: skip
 
     def __str__(self) -> str:
@@ -100,8 +102,7 @@ class Overview:
             )
             for row in self.ranks
         ]  # fmt: skip
-        example = self.tensors[-1].name if self.tensors else "VALUE"
-        explained = escape(f"distir explain {self.name}.dist %{example}")
+        explained = escape(f"distir explain {self.name}.dist %{self.value}")
         return (
             f'<div class="distir">{_STYLE}'
             f"<strong>{escape(self.name)}</strong>: {escape(self.headline)}<br>"

@@ -9,6 +9,7 @@ import pytest
 import torch
 
 import distir_relax as dr
+from distir_relax.report import explain
 
 
 class Page(HTMLParser):
@@ -69,7 +70,8 @@ def test_html_of_a_plan(divided: dr.Plan) -> None:
     assert ["1 to 2", "main_1", "84 B", "192 B"] in Page(page).rows
     assert "a&lt;b&gt;&amp;c" in page
     assert "<b>" not in page
-    assert "distir explain a&lt;b&gt;&amp;c.dist %output" in page
+    assert "distir explain a&lt;b&gt;&amp;c.dist %linear_1" in page
+    assert explain(plan.bundle(("torch",)), "%linear_1").startswith("%linear_1: ")
 
 
 def test_html_of_many_tensors_and_ranks_stays_small() -> None:
