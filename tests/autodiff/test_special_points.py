@@ -121,7 +121,7 @@ def test_an_aten_op_has_autograd_s_gradients(spelling: str) -> None:
 
 
 def compare(spelling: str, arguments: Call, how: str, seed: int, where: str) -> None:
-    """One call at points of a kind, in float64 where that is not asked otherwise."""
+    """One call at points of a kind, in float64 unless the call has another dtype."""
     generator = torch.Generator().manual_seed(seed)
     args, kwargs = tree_map(lambda x: operand(x, how, generator), arguments)
     op: Any = operator.attrgetter(f"aten.{spelling}")(torch.ops)

@@ -1,4 +1,4 @@
-"""Functions near their zeros keep torch's digits: what one more, or one less, than a small number would lose."""
+"""Accuracy of logarithms and exponentials near their zeros, against torch."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ LARGE = [20.0, 60.0, 1e5, float("inf")]
 
 
 class Functions(nn.Module):
-    """Logarithms, and differences to one if asked for: those of the tvm backend are good to a rounding of 1 alone."""
+    """Logarithms; `differences` adds ``exp(x) - 1``, which the tvm backend computes to a rounding of 1."""
 
     def __init__(self, differences: bool) -> None:
         super().__init__()

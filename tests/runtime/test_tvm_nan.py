@@ -1,4 +1,4 @@
-"""NaN on the tvm backend reaches what it reaches in torch: each op on data with NaN and infinities, compiled by TVM."""
+"""NaN propagation on the tvm backend: each op compiled by TVM, on data with NaN and infinities, against torch."""
 
 from __future__ import annotations
 

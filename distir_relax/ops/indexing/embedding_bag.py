@@ -12,7 +12,7 @@ from distir_relax.ops.table import Builder, aten, broadcast_to, cast, filled, li
 _SUM, _MEAN, _MAX = 0, 1, 2
 
 
-def _equal_bags(g: Builder, offsets: Value, bags: int, count: int) -> int:
+def _length_of_bags(g: Builder, offsets: Value, bags: int, count: int) -> int:
     """The number of rows in each bag where they are known to have equally many; 0 where they are not."""
     data = g.known.get(offsets.name)
     if data is None or not bags or not count or count % bags:
@@ -21,7 +21,9 @@ def _equal_bags(g: Builder, offsets: Value, bags: int, count: int) -> int:
     return length if data.tolist() == [i * length for i in range(data.numel())] else 0
 
 
-def _in_rows(g: Builder, table: Value, ids: Value, weights: Value | None, kept: Value | None, mode: int) -> Any:
+def _bags_of_one_length(
+    g: Builder, table: Value, ids: Value, weights: Value | None, kept: Value | None, mode: int
+) -> Any:
     """Bags as rows of `ids`: their look-ups are reduced as a dim."""
     rows = g.emit("take", table, ids, axis=0)
     wide = (*ids.tensor.shape, 1)
@@ -35,10 +37,10 @@ def _in_rows(g: Builder, table: Value, ids: Value, weights: Value | None, kept: 
         y = g.emit("sum", rows, axis=(1,), keepdims=False)
     numbers = filled(g, ids.tensor.shape, 1, y.tensor.dtype) if kept is None else cast(g, kept, y.tensor.dtype)
     count = None if kept is None and mode != _MEAN else g.emit("sum", numbers, axis=(1,), keepdims=True)
-    return _finished(g, y, count, mode)
+    return _divided_or_zero(g, y, count, mode)
 
 
-def _by_offsets(
+def _ragged_bags(
     g: Builder, table: Value, ids: Value, offsets: Value, bags: int, weights: Value | None, kept: Value | None,
     mode: int,
 ) -> Any:  # fmt: skip
@@ -65,7 +67,7 @@ def _by_offsets(
         y = g.emit("segment_sum", rows, numbers, num_segments=segments)
     ones = filled(g, (count,), 1, dtype) if kept is None else cast(g, kept, dtype)
     total = None if mode == _SUM else g.emit("segment_sum", ones, numbers, num_segments=segments)
-    y = _finished(g, y, None if total is None else reshape_to(g, total, (segments, 1)), mode)
+    y = _divided_or_zero(g, y, None if total is None else reshape_to(g, total, (segments, 1)), mode)
     return y if segments == bags else g.aten("slice.Tensor", y, 0, 0, bags)
 
 
@@ -82,7 +84,7 @@ def _first(g: Builder, rows: Value, numbers: Value, largest: Value) -> Any:
     return g.emit("where", g.emit("less", first, end), found, largest)
 
 
-def _finished(g: Builder, y: Value, count: Value | None, mode: int) -> Any:
+def _divided_or_zero(g: Builder, y: Value, count: Value | None, mode: int) -> Any:
     """Divided by how many rows there are, for a mean; zero where there are none."""
     if count is None or mode == _SUM:
         return y
@@ -113,12 +115,12 @@ def _embedding_bag(
     kept = None
     if padding is not None:
         kept = g.emit("not_equal", ids, like(g, ids, padding % size))
-    if length := _equal_bags(g, offsets, bags, count):
+    if length := _length_of_bags(g, offsets, bags, count):
         shape = (bags, length)
         weights, kept = (None if x is None else reshape_to(g, x, shape) for x in (weights, kept))
-        y = _in_rows(g, table, reshape_to(g, ids, shape), weights, kept, mode)
+        y = _bags_of_one_length(g, table, reshape_to(g, ids, shape), weights, kept, mode)
     else:
-        y = _by_offsets(g, table, ids, offsets, bags, weights, kept, mode)
+        y = _ragged_bags(g, table, ids, offsets, bags, weights, kept, mode)
     return y, None, None, None
 
 

@@ -72,7 +72,7 @@ def _median(g: Builder, x: Value) -> Any:
 
 @aten("nanmedian.dim")
 def _nanmedian_dim(g: Builder, x: Value, dim: int, keepdim: bool = False) -> Any:
-    """The median of what is a number, if anything is."""
+    """The median of the elements other than NaN; NaN if there are no others."""
     if not x.tensor.shape:
         return x, g.constant(0, "int64")
     axis = axis_in(x, dim)

@@ -2,7 +2,7 @@
 
 TVM's own drop NaN: a float maximum is a comparison and a selection, which gives the other operand. Here NaN passes
 through elementwise extremes and counts as the greatest number (as the least, to a minimum) in reductions, pools,
-arg-reductions and orders. A selection by one comparison costs what the maximum does; reductions compare twice.
+arg-reductions and orders. A selection by one comparison is as fast as the maximum; reductions compare twice.
 """
 
 from __future__ import annotations
@@ -86,7 +86,7 @@ def _selected(a: Any, b: Any, largest: bool) -> Any:
 
 
 def _equal(builder: Any, call: Any) -> Any:
-    """``x == x`` is folded to true unless it is written as what it asks."""
+    """``x == x``, which TVM folds to true, is written as a test for NaN."""
     from tvm import tirx
 
     a, b = call.args
