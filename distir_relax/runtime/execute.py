@@ -84,7 +84,7 @@ def run_rank(world: World, options: RunOptions) -> RunReport | None:
     except Agreed as agreed:
         raise agreed.error from None
     except DistIRError as error:
-        _tell(f"error on rank {world.rank}: {error}\n")
+        _tell("".join(f"{line}\n" for line in (f"error on rank {world.rank}: {error}", *world.ended())))
         world.abort(2)
     except Exception:
         _tell(f"rank {world.rank} failed:\n{traceback.format_exc()}")

@@ -36,8 +36,9 @@ class LostRanks:
         self._before: tuple[int, object] | None = None
 
     def __enter__(self) -> LostRanks:
+        self._processes = processes_of_this_node()
+        self._world.ended = self.ended
         if threading.current_thread() is threading.main_thread():
-            self._processes = processes_of_this_node()
             self._there.setblocking(False)
             handler = signal.getsignal(signal.SIGTERM)
             if handler is signal.SIG_DFL:
@@ -45,6 +46,10 @@ class LostRanks:
             self._before = signal.set_wakeup_fd(self._there.fileno(), warn_on_full_buffer=False), handler
             self._thread.start()
         return self
+
+    def ended(self) -> list[str]:
+        """A line for each rank of this node that has ended: "rank 1 has ended (process 1234)"."""
+        return [self._line(rank) for rank, process in sorted(self._processes.items()) if has_ended(process)]
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
@@ -83,14 +88,18 @@ class LostRanks:
 
     def _report(self, lost: list[int]) -> str:
         world = self._world
-        named = [f"rank {rank} has ended (process {self._processes[rank].pid})" for rank in sorted(lost)]
+        # Only mpirun keeps a rank that has printed an error of its own.
+        why = ": killed, or crashed" if world.kind == "mpi" else ""
         lines = [
-            *(f"error: {one}: killed, or crashed" for one in named),
+            *(f"error: {self._line(rank)}{why}" for rank in sorted(lost)),
             f"  {describe(world.rank, world.progress, world.steps)}",
             "  hint: the launcher names the signal; signal 9 often comes from the system when memory runs out "
             "(dmesg shows it), and distir simulate predicts the memory of a rank",
         ]
         return "".join(f"{line}\n" for line in lines)
+
+    def _line(self, rank: int) -> str:
+        return f"rank {rank} has ended (process {self._processes[rank].pid})"
 
 
 def _ends_in_thread(number: int, frame: FrameType | None) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from abc import ABC, abstractmethod
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
 
@@ -31,7 +31,8 @@ class World(ABC):
     """All processes of a launch, seen from one of them.
 
     `progress` says what this rank waits for, `steps` what the steps of its program are, and `in_run` whether it is
-    running it. A roll call reads them, from a thread of its own.
+    running it. A roll call reads them, from a thread of its own. `ended` gives a line for each rank of this node
+    that has ended.
     """
 
     kind: str
@@ -44,6 +45,7 @@ class World(ABC):
         self.progress = Progress()
         self.steps: Steps = ()
         self.in_run = False
+        self.ended: Callable[[], list[str]] = list
 
     @contextmanager
     def waiting(self, what: str) -> Iterator[None]:

@@ -2,14 +2,21 @@
 
 from __future__ import annotations
 
+import signal
 import socket
+import subprocess
 import threading
+import time
+from types import SimpleNamespace
+from typing import Any
 
+import psutil
 import pytest
 from torch.distributed import TCPStore
 
-from distir_relax.runtime import join
+from distir_relax.runtime import join, lost_ranks
 from distir_relax.runtime.arrivals import report
+from distir_relax.runtime.lost_ranks import LostRanks
 from distir_relax.runtime.transports import torch_distributed
 
 
@@ -99,3 +106,20 @@ def test_under_torchrun_the_store_knows_who_is_missing(monkeypatch: pytest.Monke
         assert report({3: THERE})[0] == (
             f"ranks 0 to 2 are not seen: nothing answers at {address}, where rank 0 keeps the store"
         )
+
+
+def test_ranks_that_have_ended_are_listed(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of two other ranks one is killed, and not yet waited for."""
+    with subprocess.Popen(["sleep", "60"]) as first, subprocess.Popen(["sleep", "60"]) as second:
+        ranks = {1: psutil.Process(first.pid), 2: psutil.Process(second.pid)}
+        monkeypatch.setattr(lost_ranks, "processes_of_this_node", lambda: ranks)
+        handler = signal.getsignal(signal.SIGTERM)
+        world: Any = SimpleNamespace()
+        with LostRanks(world):
+            assert world.ended() == []
+            first.kill()
+            while not world.ended():
+                time.sleep(0.01)
+            assert world.ended() == [f"rank 1 has ended (process {first.pid})"]
+        assert signal.getsignal(signal.SIGTERM) == handler
+        second.kill()

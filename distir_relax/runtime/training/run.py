@@ -62,7 +62,7 @@ def train_rank(world: World, run: Run) -> Ended:
     except Agreed as all_have:
         raise all_have.error from None
     except DistIRError as error:
-        _tell(f"error on rank {world.rank}: {error}\n")
+        _tell("".join(f"{line}\n" for line in (f"error on rank {world.rank}: {error}", *world.ended())))
         world.abort(2)
         raise
     except Exception:
