@@ -1,4 +1,5 @@
-"""Many random programs, and as many windows and torch models: ``python -m tests.fuzz COUNT [SEED]``.
+"""Many random programs, as many windows and torch models, and a tenth as many that are trained:
+``python -m tests.fuzz COUNT [SEED]``.
 
 The reference executor runs the schedules of `COUNT` programs, the ranks of each backend those of two in five. A program
 that fails is shrunk and printed, with the line that runs it again, as a model is with its number; a window is printed
@@ -9,12 +10,13 @@ from __future__ import annotations
 
 import sys
 import traceback
+from types import ModuleType
 
 import torch
 from hypothesis import given, seed, settings
 
 from distir_relax.bundle import BACKENDS
-from tests import models
+from tests import models, training_models
 from tests.programs import Program
 from tests.test_random_programs import MESHES, SETTINGS, TAILS, check_program, programs
 from tests.windows import check_case
@@ -41,17 +43,19 @@ def main(count: int, first: int = 10_000) -> int:
         except Exception:
             failed += 1
             print(f"window {first + number}, tail {tail}:\n{traceback.format_exc(limit=-3)}", flush=True)
-    failed += sum(map(_fails, range(first, first + count)))
+    failed += sum(_fails(models, number) for number in range(first, first + count))
+    failed += sum(_fails(training_models, number) for number in range(first, first + count // 10))
     ran = ", ".join(f"{share * len(cases)} programs on {by}" for by, share in shares.items())
-    print(f"{ran}, {count} windows and {count} models: {failed} failed")
+    print(f"{ran}, {count} windows, {count} models and {count // 10} trainings: {failed} failed")
     return 1 if failed else 0
 
 
-def _fails(number: int) -> bool:
-    """Whether a torch model goes wrong; it is printed then."""
-    if not (what := models.fails(models.draw(number))):
+def _fails(drawing: ModuleType, number: int) -> bool:
+    """Whether the model that a module draws by a number goes wrong; it is printed then."""
+    drawn = drawing.draw(number)
+    if not (what := drawing.fails(drawn)):
         return False
-    print(f"model {number}: {models.shrink(models.draw(number))}\n{what}", flush=True)
+    print(f"{drawing.__name__} {number}: {drawing.shrink(drawn)}\n{what}", flush=True)
     return True
 
 
