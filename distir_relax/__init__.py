@@ -10,6 +10,7 @@ from distir_relax.errors import DistIRError
 if TYPE_CHECKING:
     from distir_relax.compiler import Plan, SurpriseGather, compile
     from distir_relax.cost.profile import load_profile
+    from distir_relax.frontends.torch.meta_buffers import empty_weights
     from distir_relax.layout import DeviceMesh
     from distir_relax.ops import define as define_op
     from distir_relax.optimizers import SGD, Adam, AdamW, Optimizer
@@ -46,6 +47,7 @@ __all__ = [
     "compile",
     "compile_training",
     "define_op",
+    "empty_weights",
     "load",
     "load_profile",
     "search",
@@ -73,6 +75,7 @@ _HOMES = {
     "Training": "distir_relax.training",
     "TrainingStep": "distir_relax.training",
     "define_op": "distir_relax.ops",
+    "empty_weights": "distir_relax.frontends.torch.meta_buffers",
     "load": "distir_relax.runtime.loaded",
     "load_profile": "distir_relax.cost.profile",
     "ProgramBuilder": "distir_relax.strategies",

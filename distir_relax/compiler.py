@@ -5,13 +5,14 @@ from __future__ import annotations
 import re
 import warnings
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field, replace
 from itertools import takewhile
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 from distir_relax.analysis.footprint import Footprint, footprint
-from distir_relax.bundle import BACKENDS, Bundle, write_bundle
+from distir_relax.bundle import BACKENDS, Bundle, CallManifest, write_bundle
 from distir_relax.cost.profile import Profile
 from distir_relax.errors import DistIRError
 from distir_relax.frontends.checkpoint import with_checkpoint
@@ -108,6 +109,8 @@ class Plan:
             tuple(backends),
             self._options.fast_math,
         )
+        if self.imported.arguments:
+            made = made.called(CallManifest.of(self.imported.arguments, self.imported.constants))
         search = self._search
         return made if search is None else made.with_texts(print_search(search, self.modules["global"]))
 
@@ -270,8 +273,23 @@ def read_model(
     check_import: bool = True,
 ) -> Imported:
     """The program and the weights of a model as `compile` takes it, as they are now. Raises what that raises."""
-    imported = snapshot(import_model(model, example_inputs, example_kwargs, input_shapes, params, check_import))
+    with _data_of_buffers(model, (example_inputs, example_kwargs), checkpoint):
+        imported = snapshot(import_model(model, example_inputs, example_kwargs, input_shapes, params, check_import))
     return imported if checkpoint is None else with_checkpoint(imported, checkpoint)
+
+
+def _data_of_buffers(model: Any, inputs: Any, checkpoint: str | Path | None) -> AbstractContextManager[None]:
+    """A context in which buffers of a torch model on the meta device have data, where a checkpoint has the weights."""
+    if checkpoint is None or not any(kind.__module__.startswith("torch.") for kind in type(model).__mro__):
+        return nullcontext()
+    import torch
+    from torch.utils._pytree import tree_leaves
+
+    from distir_relax.frontends.torch.meta_buffers import buffers_with_data
+
+    # A call without data gives constants without data.
+    given = (leaf for leaf in tree_leaves(inputs) if isinstance(leaf, torch.Tensor))
+    return nullcontext() if any(t.is_meta for t in given) else buffers_with_data(model, Path(checkpoint))
 
 
 def plan_of(source: Source) -> Plan:

@@ -52,7 +52,7 @@ WEIGHTED = """
 ({w}) ({w}) F.group_norm(x[..., None], {h}, a, b)[..., 0] ; (9,{w}) () F.softmax(x @ a.t(), -1) @ a ;
 ({w},5) (5) torch.addmm(b, x, a) ; ({w}) () F.prelu(x, a) ;
 ({w},2,3) () F.conv_transpose1d(x[..., None], a).flatten(1) ;
-(11,{w}) () x + a[(x.detach().abs().sum(-1) * 10).long() % 11] ; ({w},{w}) ({w}) F.linear(x, a.t(), b)
+(11,{w}) () x + a[(x.detach().abs().sum(-1) * 3.7 + 0.21).long() % 11] ; ({w},{w}) ({w}) F.linear(x, a.t(), b)
 """
 LOSSES: dict[str, tuple[Callable[..., Any], bool]] = {
     "mse": (F.mse_loss, False),

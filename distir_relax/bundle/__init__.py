@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from distir_relax.bundle.bundle import RECORDS_FILE, SEARCH_FILES, STAGE_FILES, Bundle
+from distir_relax.bundle.call import CallManifest
 from distir_relax.bundle.format import (
     BACKENDS,
     FORMAT,
@@ -29,6 +30,7 @@ __all__ = [
     "SEARCH_FILES",
     "STAGE_FILES",
     "Bundle",
+    "CallManifest",
     "Division",
     "FileWeights",
     "Manifest",

@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
+from distir_relax.bundle.call import CallManifest
 from distir_relax.bundle.format import Manifest
 from distir_relax.bundle.training import TrainingManifest
 from distir_relax.bundle.weights import WeightSource
@@ -45,6 +46,10 @@ class Bundle:
     def for_training(self, training: TrainingManifest) -> Bundle:
         """The bundle as one of a step of training. Raises BundleError for names that the manifest does not have."""
         return replace(self, manifest=replace(self.manifest, training=training))
+
+    def called(self, call: CallManifest) -> Bundle:
+        """The bundle as one of a model that is called so."""
+        return replace(self, manifest=replace(self.manifest, call=call))
 
     def with_texts(self, texts: Mapping[str, str]) -> Bundle:
         """The bundle with further texts, by the names of their files."""

@@ -12,6 +12,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields, is_dataclass
 from typing import Any
 
+from distir_relax.bundle.call import CallManifest
 from distir_relax.bundle.training import TrainingManifest
 from distir_relax.errors import BundleError, PlacementError
 from distir_relax.layout import DTYPES, DeviceMesh, Interval, intersect
@@ -113,7 +114,7 @@ class Manifest:
 
     `updates` leads from each weight that the programs change to the output that is its new value. `divided_inputs` and
     `divided_outputs` are those that come in parts, one a microbatch. `training` is there where the programs are a step
-    of training.
+    of training, `call` where they are a model's that is called with arguments by position and by name.
     """
 
     name: str
@@ -129,6 +130,7 @@ class Manifest:
     divided_inputs: tuple[Division, ...] = ()
     divided_outputs: tuple[Division, ...] = ()
     training: TrainingManifest | None = None
+    call: CallManifest | None = None
     checksums: Mapping[str, str] = field(default_factory=dict)
     format: int = FORMAT
 
@@ -213,6 +215,7 @@ class Manifest:
             divided_inputs=tuple(map(_division, top.rows("divided_inputs", []))),
             divided_outputs=tuple(map(_division, top.rows("divided_outputs", []))),
             training=_training(top),
+            call=None if top.table.get("call") is None else CallManifest.from_json(top.fields("call")),
             checksums=top.by_name("checksums"),
         )
 
@@ -270,7 +273,7 @@ def _check_covered(tensor: Tensor) -> None:
 
 
 def _plain(value: object) -> object:
-    if isinstance(value, TrainingManifest):
+    if isinstance(value, (TrainingManifest, CallManifest)):
         return value.to_json()
     if is_dataclass(value) and not isinstance(value, type):
         return {item.name: _plain(getattr(value, item.name)) for item in fields(value)}

@@ -5,7 +5,7 @@ They are read when a bundle is written or a plan first runs, one at a time.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
@@ -49,9 +49,20 @@ def with_checkpoint(imported: Imported, path: str | Path) -> Imported:
             f"the checkpoint has no data for {', '.join(missing[:3])}{more}",
             str(path),
             f"it holds names such as {', '.join(list(held)[:3])}; what is no weight must have data in the model "
-            "itself: put only the parameters on the meta device",
+            "itself: make the model inside `with distir_relax.empty_weights():`, which leaves buffers in memory",
         )
     return replace(imported, tensors=_Checkpointed(imported.tensors, found))
+
+
+def read_tensors(path: Path, names: Collection[str]) -> dict[str, torch.Tensor]:
+    """Those of the named tensors that a checkpoint holds. Raises `ImportModelError` for one that cannot be read."""
+    held = _tensors_in(path)
+    found: dict[str, torch.Tensor] = {}
+    for name in names:
+        if name in held:
+            with _opened(held[name][0]) as file:
+                found[name] = file.get_tensor(name).clone()
+    return found
 
 
 class _Checkpointed(Mapping[str, "torch.Tensor"]):

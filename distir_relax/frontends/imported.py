@@ -38,7 +38,8 @@ class Imported:
     leads from the model's own names of its tensors to value names, for a model that names them (ONNX). `written`
     leads from an output that is the new value of an input, which the model changes in place, to that input.
     `scopes` says for values in the calls of which modules they are made, outermost first. `places` is how many
-    meshes the model names, all of one shape: the places of one.
+    meshes the model names, all of one shape: the places of one. `arguments` are those of a model's call that may be
+    given by position, in order, and `constants` the values of those that are no tensors, by name.
     """
 
     module: Module
@@ -51,6 +52,8 @@ class Imported:
     written: Mapping[str, str] = field(default_factory=dict)
     unused: frozenset[str] = frozenset()
     places: int = 1
+    arguments: tuple[str, ...] = ()
+    constants: Mapping[str, Any] = field(default_factory=dict)
 
     def __repr__(self) -> str:
         return f"<imported {self.module!r}, data of {count(len(self.tensors), 'tensor')}>"

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from distir_relax.bundle import Bundle, read_bundle
+from distir_relax.bundle import Bundle, CallManifest, read_bundle
 from distir_relax.errors import RunError
 from distir_relax.runtime.divisions import whole_inputs, whole_outputs
 from distir_relax.runtime.sessions import Sessions
@@ -20,8 +21,9 @@ if TYPE_CHECKING:
 class Loaded:
     """A bundle that runs here, ranks as threads of this process.
 
-    Inputs are global arrays of torch or numpy, by position or by name. A program of one output gives a torch tensor,
-    one of several a dict by name: a bundle does not know the structure that the model returns.
+    It takes the call of the model: tensors of torch or numpy, by position or by name, in tuples and dicts where the
+    model takes these; other arguments must have the values that the model was compiled with. A program of one output
+    gives a torch tensor, one of several a dict by name: a bundle does not know the structure that the model returns.
     """
 
     def __init__(self, bundle: Bundle) -> None:
@@ -36,13 +38,17 @@ class Loaded:
         """
         manifest = self.bundle.manifest
         inputs = whole_inputs(manifest)
-        names = [tensor.name for tensor in inputs]
-        if len(args) > len(names) or set(names[: len(args)]) & set(kwargs):
+        call = manifest.call or CallManifest(tuple(tensor.name for tensor in inputs))
+        if len(args) > len(call.arguments) or set(call.arguments[: len(args)]) & set(kwargs):
             raise RunError(
                 f"expected each of the inputs {_listed(inputs)} once, "
                 f"found {len(args)} by position and {', '.join(kwargs) or 'none'} by name"
             )
-        outputs = self._sessions.run({**dict(zip(names, args, strict=False)), **kwargs}, backend, timeout)
+        leaves: dict[str, Any] = {}
+        for name, value in {**dict(zip(call.arguments, args, strict=False)), **kwargs}.items():
+            leaves.update(_leaves(name, value))
+        tensors = _without_constants(leaves, call, {tensor.name for tensor in inputs})
+        outputs = self._sessions.run(tensors, backend, timeout)
         return next(iter(outputs.values())) if len(whole_outputs(manifest)) == 1 else outputs
 
     def __repr__(self) -> str:
@@ -65,6 +71,31 @@ def load(path: str | Path) -> Loaded:
     Raises `BundleError` when there is none at `path`, or a damaged one.
     """
     return Loaded(read_bundle(Path(path)))
+
+
+def _leaves(name: str, value: Any) -> dict[str, Any]:
+    """The leaves of an argument by the names that inputs have: ``pair_1``, ``options.mask``."""
+    if isinstance(value, Mapping):
+        parts = {f"{name}.{key}": item for key, item in value.items()}
+    elif isinstance(value, (list, tuple)):
+        parts = {f"{name}_{number}": item for number, item in enumerate(value)}
+    else:
+        return {name: value}
+    return {leaf: item for part, inner in parts.items() for leaf, item in _leaves(part, inner).items()}
+
+
+def _without_constants(leaves: Mapping[str, Any], call: CallManifest, inputs: Collection[str]) -> dict[str, Any]:
+    """The leaves that are inputs. Raises RunError for another value of an argument that is built in."""
+    found = {}
+    for name, value in leaves.items():
+        if name in inputs or name not in call.constants:
+            found[name] = value
+        elif type(value) is not type(call.constants[name]) or value != call.constants[name]:
+            raise RunError(
+                f"the argument {name!r} was {call.constants[name]!r} when the model was compiled, found {value!r}",
+                hint="compile the model again with this argument in the example",
+            )
+    return found
 
 
 def _listed(tensors: Sequence[Tensor]) -> str:

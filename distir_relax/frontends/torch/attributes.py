@@ -1,12 +1,13 @@
 """The attributes of a model's modules, which its forward may replace: a program has no place for them.
 
 `self.count += 1` is seen by the next call of the model; a program would have the example's value for ever. Buffers are
-state, and stay (`distir_relax.frontends.torch.functional`).
+state (`distir_relax.frontends.torch.functional`). Plain attributes that each call replaces by tensors of one shape,
+such as the states of recurrent layers, become buffers while the model is read.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
@@ -20,8 +21,105 @@ _HINT = (
     "becomes of it"
 )
 
+_DEPTH = 6
+"""How deep tensors are looked for in plain objects."""
+
 # A recurrent layer of torch collects its parameters anew, and those of an export are others.
 _COLLECTED = ("_flat_weights", "_flat_weight_refs")
+
+
+class AttributesReplaced(ImportModelError):
+    """A call of a model replaces attributes of its modules: `replaced` are their names, old and new values."""
+
+    def __init__(self, replaced: list[tuple[str, Any, Any]]) -> None:
+        name, old, new = next((r for r in replaced if not _becomes_state(*r[1:])), replaced[0])
+        super().__init__(
+            f"the model replaces its attribute {name!r} while it runs: it was {_brief(old)}, then {_brief(new)}",
+            hint=_HINT,
+        )
+        self.replaced = replaced
+
+    @property
+    def is_state(self) -> bool:
+        """Whether all are replaced by tensors of the same shape; at first there may be none."""
+        return all(_becomes_state(old, new) for _, old, new in self.replaced)
+
+
+@contextmanager
+def state_buffers(
+    model: torch.nn.Module, refused: AttributesReplaced, args: Sequence[Any], kwargs: Mapping[str, Any]
+) -> Iterator[None]:
+    """While it is open, replaced attributes of `model` are buffers, whose new values a program returns.
+
+    A tensor that there is none of at first begins with zeros. Raises `refused` where the model computes something else
+    from zeros than without the tensor.
+    """
+    import torch
+
+    missing = any(old is None for _, old, _ in refused.replaced)
+    before = results_of(model, args, kwargs) if missing else []
+    held: list[tuple[torch.nn.Module, str, Any]] = []
+    hooks: list[Any] = []
+    try:
+        for path, old, new in refused.replaced:
+            owner, _, name = path.rpartition(".")
+            module = model.get_submodule(owner)
+            held.append((module, name, vars(module).pop(name)))
+            data = torch.zeros(new.shape, dtype=new.dtype) if old is None else old.detach()
+            module.register_buffer(name, data, persistent=False)
+        hooks = _writing_back(model, [(module, name) for module, name, _ in held])
+        after = results_of(model, args, kwargs) if missing else []
+        if not all(torch.equal(a, b) for a, b in zip(before, after, strict=True)):
+            raise refused
+        yield
+    finally:
+        for hook in hooks:
+            hook.remove()
+        for module, name, value in held:
+            module._buffers.pop(name, None)
+            module._non_persistent_buffers_set.discard(name)
+            vars(module)[name] = value
+
+
+def _writing_back(model: torch.nn.Module, buffers: Sequence[tuple[torch.nn.Module, str]]) -> list[Any]:
+    """Hooks by which a call of `model` ends with new values of buffers written where the old ones were.
+
+    `torch.export` follows writes; of tensors that take a buffer's place it loses some.
+    """
+    calls: list[list[Any]] = []
+
+    def end(model: torch.nn.Module, args: Any, result: Any) -> None:
+        for (module, name), old in zip(buffers, calls.pop(), strict=True):
+            new = module._buffers[name]
+            if new is not old:
+                old.copy_(new)
+                module._buffers[name] = old
+
+    return [
+        model.register_forward_pre_hook(lambda m, args: calls.append([m._buffers[n] for m, n in buffers])),
+        model.register_forward_hook(end),
+    ]
+
+
+def results_of(model: torch.nn.Module, args: Sequence[Any], kwargs: Mapping[str, Any]) -> list[torch.Tensor]:
+    """The tensors that a call of `model` returns; afterwards it is what it was. None where it has no data."""
+    import torch
+    from torch.utils._pytree import tree_leaves
+
+    if any(t.is_meta for t in (*model.parameters(), *model.buffers())):
+        return []
+    with torch.no_grad(), kept(model), torch.random.fork_rng(devices=()):
+        found = tree_leaves(model(*args, **kwargs))
+    return [x.detach().clone() for x in found if isinstance(x, torch.Tensor)]
+
+
+def _becomes_state(old: Any, new: Any) -> bool:
+    import torch
+
+    if not isinstance(new, torch.Tensor):
+        return False
+    alike = isinstance(old, torch.Tensor) and (old.shape, old.dtype) == (new.shape, new.dtype)
+    return old is None or (alike and not isinstance(old, torch.nn.Parameter))
 
 
 class Attributes:
@@ -32,10 +130,11 @@ class Attributes:
             path: (module, {name: _copied(value) for name, value in vars(module).items()})
             for path, module in model.named_modules()
         }
-        self._buffers = [(buffer, buffer.detach().clone()) for buffer in model.buffers()]
+        tensors = [*model.buffers(), *(tensor for _, tensor in object_tensors(model))]
+        self._tensors = [(tensor, tensor.detach().clone()) for tensor in tensors]
 
     def restore(self) -> None:
-        """Let the modules hold what they held, buffers with their data."""
+        """Let the modules hold what they held, buffers and tensors in plain objects with their data."""
         for module, held in self._held.values():
             for name in vars(module).keys() - held.keys():
                 del vars(module)[name]
@@ -44,10 +143,10 @@ class Attributes:
         self.restore_data()
 
     def restore_data(self) -> None:
-        """Let the buffers have the data that they had."""
-        for buffer, data in self._buffers:
-            if buffer.shape == data.shape:
-                buffer.detach().copy_(data)
+        """Let buffers, and tensors in plain objects, have the data that they had."""
+        for tensor, data in self._tensors:
+            if tensor.shape == data.shape and not tensor.is_meta:
+                tensor.detach().copy_(data)
 
     def replaced(self) -> list[tuple[str, Any, Any]]:
         """The attributes that hold other things now: their names, what they held and what they hold."""
@@ -68,6 +167,35 @@ class Attributes:
         ]
 
 
+def object_tensors(model: torch.nn.Module) -> Iterator[tuple[str, torch.Tensor]]:
+    """The tensors that modules hold in plain objects, lists and dicts, such as a cache, each once, with their paths."""
+    seen: set[int] = set()
+    for path, module in model.named_modules():
+        for name, value in vars(module).items():
+            if _is_own(name):
+                yield from _tensors_in(value, f"{path}.{name}" if path else name, seen, 0)
+
+
+def _tensors_in(value: Any, path: str, seen: set[int], depth: int) -> Iterator[tuple[str, torch.Tensor]]:
+    import torch
+
+    if id(value) in seen or depth > _DEPTH or isinstance(value, (torch.nn.Module, type)):
+        return
+    seen.add(id(value))
+    if isinstance(value, torch.Tensor):
+        yield path, value
+        return
+    parts: Iterable[tuple[Any, Any]] = ()
+    if isinstance(value, Mapping):
+        parts = value.items()
+    elif isinstance(value, (list, tuple)):
+        parts = enumerate(value)
+    elif hasattr(value, "__dict__"):
+        parts = vars(value).items()
+    for key, item in parts:
+        yield from _tensors_in(item, f"{path}.{key}", seen, depth + 1)
+
+
 @contextmanager
 def kept(model: torch.nn.Module) -> Iterator[None]:
     """While it is open, calls of `model` may do what they like; afterwards its modules hold what they did before."""
@@ -80,15 +208,12 @@ def kept(model: torch.nn.Module) -> Iterator[None]:
 
 @contextmanager
 def refusing_replaced(model: torch.nn.Module) -> Iterator[None]:
-    """While it is open, a call of `model` that replaces attributes of its modules raises `ImportModelError`."""
+    """While it is open, a call of `model` that replaces attributes of its modules raises `AttributesReplaced`."""
     calls: list[Attributes] = []
 
     def end(module: torch.nn.Module, args: Any, result: Any) -> None:
-        for name, old, new in calls.pop().replaced():
-            raise ImportModelError(
-                f"the model replaces its attribute {name!r} while it runs: it was {_brief(old)}, then {_brief(new)}",
-                hint=_HINT,
-            )
+        if replaced := calls.pop().replaced():
+            raise AttributesReplaced(replaced)
 
     # torch.export itself puts attributes back when it is done: what happened is seen at the end of the call.
     hooks = [

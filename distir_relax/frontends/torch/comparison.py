@@ -6,6 +6,7 @@ not even a choice between nearly equal values differs where it is right.
 
 from __future__ import annotations
 
+import warnings
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
@@ -40,7 +41,11 @@ def check_import(
     given = [leaf for leaf in tree_leaves((list(args), dict(kwargs))) if isinstance(leaf, torch.Tensor)]
     if any(t.is_meta for t in (*given, *model.parameters(), *model.buffers())):
         return
-    expected, found = _call(model, model, args, kwargs), _call(model, program.module(), args, kwargs)
+    with warnings.catch_warnings():
+        # State in plain objects is a buffer of the program.
+        warnings.filterwarnings("ignore", "A model attribute .* requires gradient")
+        run = program.module()
+    expected, found = _call(model, model, args, kwargs), _call(model, run, args, kwargs)
     apart = [_difference(a, b) for a, b in zip(expected, found, strict=True)]
     worst = max(apart, key=lambda found: found[0], default=(0.0, 0.0))
     if worst[0] <= 1:

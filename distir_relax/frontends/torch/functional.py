@@ -60,6 +60,17 @@ def changed_buffers(program: ExportedProgram) -> set[str]:
     return {str(spec.target) for spec in specs if spec.kind is OutputKind.BUFFER_MUTATION}
 
 
+def written_inputs(program: ExportedProgram) -> set[str]:
+    """The names of the placeholders of a flat `program` whose memory it writes to."""
+    writes = list(_writes(program.graph))
+    if not writes:
+        return set()
+    memory = _Memory(program.graph)
+    targets = [used for write in writes for used in _written(write)]
+    inputs = (node for node in program.graph.nodes if node.op == "placeholder")
+    return {node.name for node in inputs if any(memory.shared(node, used) for used in targets)}
+
+
 def is_in_place(target: Any) -> bool:
     """Whether an ATen op writes to its first argument."""
     schema = getattr(target, "_schema", None)
@@ -76,7 +87,7 @@ class _Memory:
     def __init__(self, graph: Graph) -> None:
         self._same: dict[int, int] = {}
         for node in graph.nodes:
-            if is_mark(node.target):
+            if is_mark(node.target) or _returns_itself(node):
                 annotated, given = self._of(node), self._of(node.args[0])
                 if annotated is not None and given is not None and annotated != given:
                     self._same[annotated] = given
@@ -101,6 +112,14 @@ class _Memory:
         while found in self._same:
             found = self._same[found]
         return found
+
+
+def _returns_itself(node: Node) -> bool:
+    """Whether a node converts a tensor to what it is: the result is the tensor, which tracing on fake tensors loses."""
+    if not str(node.target).startswith("aten.to.") or node.kwargs.get("copy"):
+        return False
+    before, after = (getattr(n, "meta", {}).get("val") for n in (node.args[0], node))
+    return before is not None and after is not None and (before.dtype, before.device) == (after.dtype, after.device)
 
 
 def _is_seen(write: Node, memory: _Memory, order: Mapping[Node, int], last_use: Mapping[Node, int]) -> bool:

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 from distir_relax.errors import DistIRError, ImportModelError
 from distir_relax.frontends.imported import Flatten, Imported, live
 from distir_relax.frontends.location import location_of_error
-from distir_relax.frontends.torch.attributes import kept, refusing_replaced
+from distir_relax.frontends.torch.attributes import AttributesReplaced, kept, refusing_replaced, state_buffers
 from distir_relax.frontends.torch.comparison import check_import
 from distir_relax.frontends.torch.custom_autograd import refusing_custom_autograd
 from distir_relax.frontends.torch.distinct import check_distinct, distinct
@@ -18,6 +18,7 @@ from distir_relax.frontends.torch.flat import flatten
 from distir_relax.frontends.torch.functional import changed_buffers, functional
 from distir_relax.frontends.torch.graph import GraphImporter, is_complex
 from distir_relax.frontends.torch.hollow import exportable
+from distir_relax.frontends.torch.object_state import adopt_written_constants
 from distir_relax.frontends.torch.structure import CallSignature, ResultStructure, leaf_names, result_names
 from distir_relax.frontends.unsort import unsorted
 from distir_relax.ir import Module, Value
@@ -63,10 +64,23 @@ def _import_torch(
 ) -> Imported:
     if not training:
         _refuse_active_dropout(model)
+    try:
+        return _read(model, example_inputs, kwargs, check, training)
+    except AttributesReplaced as refused:
+        if not refused.is_state:
+            raise
+        with state_buffers(model, refused, example_inputs, kwargs):
+            return _read(model, example_inputs, kwargs, check, training)
+
+
+def _read(
+    model: torch.nn.Module, example_inputs: Sequence[Any], kwargs: dict[str, Any], check: bool, training: bool
+) -> Imported:
     signature = _call_signature(model, example_inputs, kwargs)
     with refusing_custom_autograd(model, training):
         exported = _export(model, *distinct(model, tuple(example_inputs), kwargs))
     flatten(exported)
+    adopt_written_constants(exported, model)
     program = functional(exported)
     _refuse_changed_parameters(program)
     importer = GraphImporter(training)
@@ -244,6 +258,8 @@ def _finish(
         scopes=importer.scopes,
         written=written,
         unused=frozenset(name for name, _ in model.named_parameters(remove_duplicate=False)) - used,
+        arguments=signature.arguments,
+        constants=signature.constants,
     )
 
 

@@ -77,6 +77,21 @@ class CallSignature:
                 names.append(name)
         return names[:count]
 
+    @property
+    def arguments(self) -> tuple[str, ...]:
+        """The names of the arguments that may be given by position, in order."""
+        inspected = inspect.Parameter
+        by_position = (inspected.POSITIONAL_ONLY, inspected.POSITIONAL_OR_KEYWORD)
+        return tuple(name for name, p in self._signature.parameters.items() if p.kind in by_position)
+
+    @property
+    def constants(self) -> dict[str, Any]:
+        """The values of the arguments that are no tensors: the example's, and defaults of what it left out."""
+        import torch
+
+        given = {**self._defaults, **self.leaves}
+        return {name: value for name, value in given.items() if not isinstance(value, torch.Tensor)}
+
     def _named_leaves(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> dict[str, Any]:
         return self._leaves_of(self._signature.bind(*args, **kwargs).arguments)
 
