@@ -153,7 +153,7 @@ def _op_texts() -> list[bytes]:
     found = []
     for name, samples in SAMPLES.items():
         for sample in samples:
-            kinds = [re.sub(r" [<>=].*", "", text) for text in sample.operands]
+            kinds = [re.sub(r" [<>=~].*", "", text) for text in sample.operands]
             texts = [f'module @global {{ func @m(input %x: {kind}) {{ return "x": %x }} }}' for kind in kinds]
             types = [parse(text).main.inputs[0].value.tensor for text in texts]
             if lookup(name).split is NO_SPLIT or lookup(name).semantics.mixed:

@@ -72,9 +72,9 @@ def keeping_a_number(m: Any, x: torch.Tensor) -> Any:
     return x + m.count
 
 
-def keeping_a_tensor(m: Any, x: torch.Tensor) -> Any:
+def keeping_a_longer_tensor(m: Any, x: torch.Tensor) -> Any:
     y = x + m.cache
-    m.cache = x
+    m.cache = torch.cat([x, x])
     return y
 
 
@@ -91,7 +91,7 @@ def keeping_in_a_dict(m: Any, x: torch.Tensor) -> Any:
     ("how", "name"),
     [
         (keeping_a_number, "'inner.count' while it runs: it was 0, then 1"),
-        (keeping_a_tensor, r"'inner.cache' while it runs: it was a tensor of \(4,\)"),
+        (keeping_a_longer_tensor, r"'inner.cache' while it runs: it was a tensor of \(4,\), then a tensor of \(8,\)"),
         (keeping_in_a_list, "'inner.history'"),
         (keeping_in_a_dict, "'inner.table'"),
     ],

@@ -14,10 +14,10 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import torch
-from spatial_samples import SAMPLES as SPATIAL_SAMPLES
 
 from distir_relax.layout import DTYPES
 from tests.foreign import packed_attrs, tir_attrs
+from tests.ops.spatial_samples import SAMPLES as SPATIAL_SAMPLES
 
 
 @dataclass(frozen=True)
