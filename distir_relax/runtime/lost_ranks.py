@@ -12,6 +12,7 @@ import socket
 import sys
 import threading
 import time
+from contextlib import suppress
 from types import FrameType, TracebackType
 
 from distir_relax.runtime.neighbours import has_ended, processes_of_this_node
@@ -25,8 +26,8 @@ _SEEN, _STAYS = 0.1, 1.0
 class LostRanks:
     """While it is open, SIGTERM makes one rank of this node name those of its neighbours that have ended.
 
-    A rank that ends the launch by MPI_Abort stays until its launcher kills it, and is not named. In a thread other than
-    the main one this does nothing: signals cannot be read there.
+    A rank that ends the launch itself has printed why: it announces that to its neighbours by datagrams, and is not
+    named. In a thread other than the main one signals cannot be read, and nothing is named.
     """
 
     def __init__(self, world: World) -> None:
@@ -34,10 +35,14 @@ class LostRanks:
         self._here, self._there = socket.socketpair()
         self._thread = threading.Thread(target=self._watch, name="distir-lost-ranks", daemon=True)
         self._before: tuple[int, object] | None = None
+        self._post = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
+        self._post.setblocking(False)
 
     def __enter__(self) -> LostRanks:
         self._processes = processes_of_this_node()
-        self._world.ended = self.ended
+        self._world.ended, self._world.announce = self.ended, self.announce
+        with suppress(OSError):
+            self._post.bind(_address(self._world.rank))
         if threading.current_thread() is threading.main_thread():
             self._there.setblocking(False)
             handler = signal.getsignal(signal.SIGTERM)
@@ -51,6 +56,12 @@ class LostRanks:
         """A line for each rank of this node that has ended: "rank 1 has ended (process 1234)"."""
         return [self._line(rank) for rank, process in sorted(self._processes.items()) if has_ended(process)]
 
+    def announce(self) -> None:
+        """Let the other ranks of this node know that this one ends the launch."""
+        for rank in set(self._processes) - {self._world.rank}:
+            with suppress(OSError):
+                self._post.sendto(str(self._world.rank).encode(), _address(rank))
+
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
@@ -61,6 +72,7 @@ class LostRanks:
             self._there.close()
             self._thread.join()
         self._here.close()
+        self._post.close()
 
     def _watch(self) -> None:
         while numbers := self._here.recv(64):
@@ -68,7 +80,7 @@ class LostRanks:
                 self._terminated()
 
     def _terminated(self) -> None:
-        lost = self._lost()
+        lost = sorted(set(self._lost()) - self._announced())
         if lost:
             if self._world.rank == min(set(self._processes) - set(lost), default=None):
                 sys.stderr.write(self._report(lost))
@@ -86,12 +98,18 @@ class LostRanks:
                 return lost
             time.sleep(0.01)
 
+    def _announced(self) -> set[int]:
+        """The ranks that have announced the end of the launch."""
+        found = set()
+        with suppress(OSError, ValueError):
+            while True:
+                found.add(int(self._post.recv(32)))
+        return found
+
     def _report(self, lost: list[int]) -> str:
         world = self._world
-        # Only mpirun keeps a rank that has printed an error of its own.
-        why = ": killed, or crashed" if world.kind == "mpi" else ""
         lines = [
-            *(f"error: {self._line(rank)}{why}" for rank in sorted(lost)),
+            *(f"error: {self._line(rank)}: killed, or crashed" for rank in lost),
             f"  {describe(world.rank, world.progress, world.steps)}",
             "  hint: the launcher names the signal; signal 9 often comes from the system when memory runs out "
             "(dmesg shows it), and distir simulate predicts the memory of a rank",
@@ -100,6 +118,11 @@ class LostRanks:
 
     def _line(self, rank: int) -> str:
         return f"rank {rank} has ended (process {self._processes[rank].pid})"
+
+
+def _address(rank: int) -> str:
+    """The name of a rank's socket in Linux's abstract namespace: it leaves no file. One launcher has one parent."""
+    return f"\0distir-{os.getppid()}-{rank}"
 
 
 def _ends_in_thread(number: int, frame: FrameType | None) -> None:

@@ -32,7 +32,7 @@ class World(ABC):
 
     `progress` says what this rank waits for, `steps` what the steps of its program are, and `in_run` whether it is
     running it. A roll call reads them, from a thread of its own. `ended` gives a line for each rank of this node
-    that has ended.
+    that has ended; `announce` lets them know that this one ends the launch, which `abort` calls.
     """
 
     kind: str
@@ -46,6 +46,7 @@ class World(ABC):
         self.steps: Steps = ()
         self.in_run = False
         self.ended: Callable[[], list[str]] = list
+        self.announce: Callable[[], None] = lambda: None
 
     @contextmanager
     def waiting(self, what: str) -> Iterator[None]:

@@ -114,7 +114,7 @@ def test_ranks_that_have_ended_are_listed(monkeypatch: pytest.MonkeyPatch) -> No
         ranks = {1: psutil.Process(first.pid), 2: psutil.Process(second.pid)}
         monkeypatch.setattr(lost_ranks, "processes_of_this_node", lambda: ranks)
         handler = signal.getsignal(signal.SIGTERM)
-        world: Any = SimpleNamespace()
+        world: Any = SimpleNamespace(rank=0)
         with LostRanks(world):
             assert world.ended() == []
             first.kill()
@@ -123,3 +123,12 @@ def test_ranks_that_have_ended_are_listed(monkeypatch: pytest.MonkeyPatch) -> No
             assert world.ended() == [f"rank 1 has ended (process {first.pid})"]
         assert signal.getsignal(signal.SIGTERM) == handler
         second.kill()
+
+
+def test_a_rank_that_ends_the_launch_itself_is_not_lost(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(lost_ranks, "processes_of_this_node", lambda: dict.fromkeys(range(3), None))
+    worlds: list[Any] = [SimpleNamespace(rank=rank) for rank in range(3)]
+    with LostRanks(worlds[0]) as first, LostRanks(worlds[1]) as second, LostRanks(worlds[2]) as third:
+        worlds[2].announce()
+        assert (first._announced(), second._announced(), third._announced()) == ({2}, {2}, set())
+        assert first._announced() == set()

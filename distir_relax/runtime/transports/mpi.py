@@ -51,6 +51,7 @@ class MPIWorld(World):
 
     def abort(self, code: int) -> NoReturn:
         """See `World.abort`."""
+        self.announce()
         self._world.Abort(code)
         raise AssertionError("MPI_Abort returned")
 

@@ -72,6 +72,7 @@ class TorchWorld(World):
 
     def abort(self, code: int) -> NoReturn:
         """See `World.abort`. torchrun ends the other ranks when one has failed."""
+        self.announce()
         sys.stdout.flush()
         sys.stderr.flush()
         os._exit(code)
