@@ -16,9 +16,10 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from distir_relax.analysis.memory import assembled_outputs
 from distir_relax.cost.profile import Profile
 from distir_relax.errors import VerificationError
-from distir_relax.ir import Collected, Function, Module, PerRank, PlacedType
+from distir_relax.ir import Function, Module, PerRank, PlacedType
 from distir_relax.layout import DeviceMesh
 from distir_relax.ops import Trait, lookup
 
@@ -119,8 +120,8 @@ class DeviceClasses:
         if self.profile.groups:
             kinds = np.array(self.profile.kinds(len(self.of)))
             self._split(np.unique(kinds, axis=0, return_inverse=True)[1].reshape(-1))
-        if self.profile.kind == "cpu" and any(isinstance(record, Collected) for record in self.module.records):
-            # Rank 0 assembles the outputs.
+        if self.profile.kind == "cpu" and any(takes_room for _, takes_room in assembled_outputs(self.module)):
+            # Rank 0 needs more memory than ranks that do the same.
             self._split(np.arange(len(self.of)) > 0)
         for devices in facts.sets.values():
             mark = np.zeros(len(self.of), dtype=np.int64)

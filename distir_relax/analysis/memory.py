@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from distir_relax.ir import Function, Module
+from distir_relax.ir import Collected, Divided, Function, Module
 from distir_relax.ops import Trait, lookup
 
 CATEGORIES = ("weights", "activations", "gradients", "optimizer state", "workspace")
@@ -17,6 +17,23 @@ LASTING = frozenset({WEIGHTS, GRADIENTS, STATE})
 
 OF_ROLE = {"input": ACTIVATIONS, "parameter": WEIGHTS, "constant": WEIGHTS, "state": STATE}
 """The category of an input, by its role."""
+
+
+def assembled_outputs(module: Module) -> list[tuple[Collected, bool]]:
+    """The outputs that rank 0 collects, each with whether it takes room there: device 0 does not hold all of it."""
+    records = {record.output: record for record in module.records if isinstance(record, Collected)}
+    found = []
+    for output in module.main.outputs:
+        if (record := records.get(output.name)) is not None:
+            kind = output.value.placed
+            held = kind.local(kind.devices.index(0)).bytes if 0 in kind.devices else 0
+            found.append((record, held != record.bytes))
+    return found
+
+
+def joined_outputs(module: Module) -> list[Divided]:
+    """The outputs that come in microbatches, which rank 0 joins."""
+    return [record for record in module.records if isinstance(record, Divided) and record.role == "output"]
 
 
 @dataclass

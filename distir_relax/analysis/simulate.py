@@ -15,13 +15,13 @@ from distir_relax.analysis.classes import Devices
 from distir_relax.analysis.copies import copying_views
 from distir_relax.analysis.frame import Frame, Handle, Summary
 from distir_relax.analysis.interpreter import Domain, Interpreter, Step
-from distir_relax.analysis.memory import ACTIVATIONS, GRADIENTS, LASTING, OF_ROLE
+from distir_relax.analysis.memory import ACTIVATIONS, GRADIENTS, LASTING, OF_ROLE, assembled_outputs, joined_outputs
 from distir_relax.analysis.simulation import Event, Simulation
 from distir_relax.analysis.structure import Structure, Use
 from distir_relax.analysis.work import Bytes, Planner, Work
 from distir_relax.cost.profile import Profile
 from distir_relax.errors import ProfileError, VerificationError
-from distir_relax.ir import Collected, Divided, Function, Module, Op, uncollected
+from distir_relax.ir import Function, Module, Op, uncollected
 
 
 def simulate_module(module: Module, profile: Profile, structure: Structure | None = None) -> Simulation:
@@ -127,19 +127,14 @@ class _Simulator(Domain[Handle]):
         """Assemble the outputs on rank 0, where devices share the host's memory; microbatches are joined at last."""
         if self.profile.kind != "cpu":
             return
-        mine = int(self.structure.classes.of[0])
-        collected = {record.output: record for record in self.module.records if isinstance(record, Collected)}
-        for output in self.module.main.outputs:
-            record, kind = collected.get(output.name), output.value.placed
-            if record is None:
-                continue
-            if 0 not in kind.devices or kind.local(kind.devices.index(0)).bytes != record.bytes:
+        mine, sizes = int(self.structure.classes.of[0]), {}
+        for record, takes_room in assembled_outputs(self.module):
+            sizes[record.output] = record.bytes
+            if takes_room:
                 frame.change(((mine, record.bytes),), ACTIVATIONS, 1)
                 frame.note_peak([(mine, record.buffer)], None, COLLECTING)
-        divided = [record for record in self.module.records if isinstance(record, Divided) and record.role == "output"]
-        for whole in divided:
-            size = sum(collected[name].bytes for name in whole.names if name in collected)
-            frame.change(((mine, size),), ACTIVATIONS, 1)
+        for whole in joined_outputs(self.module):
+            frame.change(((mine, sum(sizes.get(name, 0) for name in whole.names)),), ACTIVATIONS, 1)
             frame.note_peak([(mine, 0)], None, COLLECTING)
 
     def _run_entry(self, frame: Frame, slots: list[Handle | None]) -> None:
