@@ -24,7 +24,7 @@ def test_a_random_model_is_trained_as_torch_trains_it(first: int) -> None:
         except Exception as wrong:
             wrong.add_note(str(shrink(drawn)))
             raise
-    # What is refused is the exception.
+    # Few are refused.
     assert found["right"] >= CHUNK - 2, found
 
 

@@ -187,7 +187,7 @@ def check(drawn: Drawn) -> str:
 
 
 def fails(drawn: Drawn) -> str:
-    """What goes wrong with a model; empty where nothing does."""
+    """The error of a model; empty where there is none."""
     try:
         check(drawn)
     except Exception as wrong:
@@ -215,7 +215,7 @@ def _batch(drawn: Drawn, model: Layers) -> tuple[torch.Tensor, torch.Tensor]:
 
 
 def _runs(drawn: Drawn) -> bool:
-    """Whether torch takes a model, its loss is a number, and what it trains does not blow up."""
+    """Whether torch takes a model, its loss is a number, and its gradients are small."""
     try:
         model = Layers(drawn)
         x, y = _batch(drawn, model)

@@ -1,8 +1,8 @@
-"""Which views of a function are copies: reshapes of what does not lie row by row.
+"""Views of a function that are copies: reshapes of tensors that are not contiguous.
 
 torch keeps strides: a reshape of a transposed or broadcast tensor has memory of its own. Inputs of functions are taken
-to lie row by row, and so are results, but for views, and for elementwise ops, which keep the order of their operand's
-dims.
+as contiguous. So are results, except those of views, and of elementwise ops, which keep the order of their operand's
+dims in memory.
 """
 
 from __future__ import annotations

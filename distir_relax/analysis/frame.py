@@ -66,7 +66,7 @@ class Frame:
     def note_peak(self, needed: Sequence[tuple[int, int]], op: Op | None, note: str = "the inputs") -> None:
         """Note if more memory is live now than ever before, with what `op` needs on each class while it runs.
 
-        Without an op, `note` says what needs it.
+        Without an op, `note` names the reason.
         """
         for c, extra in needed:
             if self.total[c] + extra > self.peaks[c].bytes:

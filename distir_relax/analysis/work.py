@@ -244,7 +244,7 @@ class Planner:
             extra = 0
             if needs:
                 attrs = local_attrs(op.attrs, i)
-                # What is sent comes from other devices than its result is on.
+                # The operand of a send is on other devices than its result.
                 operands = [v.placed.local(min(i, len(v.placed.devices) - 1)) for v in op.operands]
                 results = [v.placed.local(i) for v in op.results]
                 extra = sum(int(facet(operands, attrs, results)) for facet in needs)

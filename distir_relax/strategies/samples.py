@@ -50,7 +50,7 @@ class Samples:
     def dependent(self, sources: Collection[str]) -> set[str]:
         """The names of the entry's values that depend on `sources`, names of its inputs; these included.
 
-        The results of a call are told apart: each depends on what it is computed from inside of the function.
+        The results of a call are distinguished: each depends on its own operands inside of the function.
         """
         reached = {self.names[name] for name in sources}
         for op in self.classes.function.ops:

@@ -138,7 +138,7 @@ class _Parts:
 
     @staticmethod
     def of(module: Module, samples: Samples, divided: bool) -> _Parts:
-        """The parts of a module: what is computed of samples and weights, for each sample by itself if `divided`.
+        """The ops of samples and weights that stages are cut from; where `divided`, those that keep samples apart.
 
         Dependence is that of the program with its calls inlined. A block that passes on a seed gives a result that
         depends on no sample, and does not bring samples together.

@@ -22,7 +22,7 @@ _HINT = (
 )
 
 _DEPTH = 6
-"""How deep tensors are looked for in plain objects."""
+"""The depth to which plain objects are searched for tensors."""
 
 # A recurrent layer of torch collects its parameters anew, and those of an export are others.
 _COLLECTED = ("_flat_weights", "_flat_weight_refs")
@@ -51,7 +51,7 @@ def state_buffers(
 ) -> Iterator[None]:
     """While it is open, replaced attributes of `model` are buffers, whose new values a program returns.
 
-    A tensor that there is none of at first begins with zeros. Raises `refused` where the model computes something else
+    An attribute that is None at first begins with zeros. Raises `refused` where the model computes something else
     from zeros than without the tensor.
     """
     import torch
@@ -102,7 +102,7 @@ def _writing_back(model: torch.nn.Module, buffers: Sequence[tuple[torch.nn.Modul
 
 
 def results_of(model: torch.nn.Module, args: Sequence[Any], kwargs: Mapping[str, Any]) -> list[torch.Tensor]:
-    """The tensors that a call of `model` returns; afterwards it is what it was. None where it has no data."""
+    """The tensors that a call of `model` returns; the model is left unchanged. Empty without data."""
     import torch
     from torch.utils._pytree import tree_leaves
 
@@ -134,7 +134,7 @@ class Attributes:
         self._tensors = [(tensor, tensor.detach().clone()) for tensor in tensors]
 
     def restore(self) -> None:
-        """Let the modules hold what they held, buffers and tensors in plain objects with their data."""
+        """Restore the attributes of all modules, and the data of buffers and of tensors in plain objects."""
         for module, held in self._held.values():
             for name in vars(module).keys() - held.keys():
                 del vars(module)[name]

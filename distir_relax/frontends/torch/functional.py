@@ -115,7 +115,7 @@ class _Memory:
 
 
 def _returns_itself(node: Node) -> bool:
-    """Whether a node converts a tensor to what it is: the result is the tensor, which tracing on fake tensors loses."""
+    """Whether a node converts a tensor to its own dtype: the result is the tensor, but no longer in fake tensors."""
     if not str(node.target).startswith("aten.to.") or node.kwargs.get("copy"):
         return False
     before, after = (getattr(n, "meta", {}).get("val") for n in (node.args[0], node))

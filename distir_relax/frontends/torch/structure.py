@@ -86,7 +86,7 @@ class CallSignature:
 
     @property
     def constants(self) -> dict[str, Any]:
-        """The values of the arguments that are no tensors: the example's, and defaults of what it left out."""
+        """The values of the arguments that are no tensors: the example's, and the defaults of the others."""
         import torch
 
         given = {**self._defaults, **self.leaves}

@@ -50,7 +50,7 @@ def _scattering(types: Types, attrs: Attrs, results: Types) -> float:
 
 
 def _exchanging(types: Types, attrs: Attrs, results: Types) -> float:
-    """Parts that are sent one after the other, and what comes before it is joined."""
+    """Outgoing parts in one flat buffer, and incoming parts before they are joined."""
     split_dim, concat_dim = attrs.get("split_dim", attrs.get("dim")), attrs.get("concat_dim", attrs.get("dim"))
     sent = 0.0 if _is_leading(types[0], split_dim) else float(types[0].bytes)
     return sent + (0.0 if _is_leading(results[0], concat_dim) else float(results[0].bytes))
