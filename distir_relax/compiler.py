@@ -147,7 +147,10 @@ class Plan:
         than `timeout` seconds (120 unless given; 0: never).
         """
         inputs = self.imported.flatten(args, kwargs)
-        outputs = self._sessions.run(inputs, backend, timeout)
+        # New values of state stay on their ranks.
+        results = self.imported.results
+        wanted = [*results, *self.imported.written] if results else None
+        outputs = self._sessions.run(inputs, backend, timeout, wanted)
         for output, name in self.imported.written.items():
             inputs[name].copy_(outputs[output])
         return self.imported.rebuild(outputs)

@@ -127,7 +127,7 @@ def test_the_command_dumps_and_times(tmp_path: Path) -> None:
 
 def test_records_travel_with_the_module_and_are_no_part_of_it() -> None:
     ranked = run_passes(rfc_module(), compile_passes(MESH))
-    assert {type(record).__name__ for record in ranked.records} == {"Reason"}
+    assert {type(record).__name__ for record in ranked.records} == {"Reason", "Collected"}
     assert replace(ranked, records=()) == ranked
 
 

@@ -130,7 +130,13 @@ def test_searched_placements_with_and_without_a_limit_of_memory_are_compared() -
     before, after = (figures.predicted for figures in found.figures)
     assert before is not None
     assert after is not None
-    assert after.memory <= 1300 < before.memory
+    assert after.memory < before.memory
+    # The limit is one of live tensors; the workspace of a collective comes on top.
+    live = [
+        max(sum(split) for curve in dr.simulate(plan, profile="dgx-h100").memory_curves() for _, split in curve)
+        for plan in (free, tight)
+    ]
+    assert live[1] <= 1300 < live[0]
     assert before.seconds < after.seconds
     assert re.search(r"%\*\.(up|down)\.weight x[23]", str(found))
     again = json.loads(found.as_json())

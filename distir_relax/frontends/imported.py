@@ -39,7 +39,8 @@ class Imported:
     leads from an output that is the new value of an input, which the model changes in place, to that input.
     `scopes` says for values in the calls of which modules they are made, outermost first. `places` is how many
     meshes the model names, all of one shape: the places of one. `arguments` are those of a model's call that may be
-    given by position, in order, and `constants` the values of those that are no tensors, by name.
+    given by position, in order, and `constants` the values of those that are no tensors, by name. `results` are the
+    outputs that `rebuild` takes, where these are not all.
     """
 
     module: Module
@@ -54,6 +55,7 @@ class Imported:
     places: int = 1
     arguments: tuple[str, ...] = ()
     constants: Mapping[str, Any] = field(default_factory=dict)
+    results: tuple[str, ...] = ()
 
     def __repr__(self) -> str:
         return f"<imported {self.module!r}, data of {count(len(self.tensors), 'tensor')}>"

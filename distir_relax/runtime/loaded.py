@@ -48,8 +48,12 @@ class Loaded:
         for name, value in {**dict(zip(call.arguments, args, strict=False)), **kwargs}.items():
             leaves.update(_leaves(name, value))
         tensors = _without_constants(leaves, call, {tensor.name for tensor in inputs})
-        outputs = self._sessions.run(tensors, backend, timeout)
-        return next(iter(outputs.values())) if len(whole_outputs(manifest)) == 1 else outputs
+        wanted = [tensor.name for tensor in whole_outputs(manifest)]
+        if manifest.call is not None:
+            # New values of the model's state stay on their ranks.
+            wanted = [name for name in wanted if name not in manifest.updates.values()]
+        outputs = self._sessions.run(tensors, backend, timeout, wanted)
+        return next(iter(outputs.values())) if len(wanted) == 1 else outputs
 
     def __repr__(self) -> str:
         manifest = self.bundle.manifest

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from contextlib import suppress
 from typing import TYPE_CHECKING
 
@@ -25,7 +25,13 @@ class Sessions:
         self._made: dict[str, Session] = {}
         self._exclusive = threading.Lock()
 
-    def run(self, inputs: Mapping[str, Array], backend: str, timeout: float | None) -> dict[str, torch.Tensor]:
+    def run(
+        self,
+        inputs: Mapping[str, Array],
+        backend: str,
+        timeout: float | None,
+        outputs: Collection[str] | None = None,
+    ) -> dict[str, torch.Tensor]:
         """Run once on `backend`: see `Session.__call__`.
 
         A session that a failed run has closed is made anew, unless it holds state. Raises what `Session` raises.
@@ -34,7 +40,7 @@ class Sessions:
             session = self.of(backend)
             # A call that waited for another one's run finds the session closed if that run failed.
             with suppress(SessionClosed):
-                return session(inputs, timeout)
+                return session(inputs, timeout, outputs)
 
     def of(self, backend: str) -> Session:
         """The session of a backend. Raises RunError when its state was lost, and what `Session` raises."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -11,6 +12,8 @@ from torch import nn
 
 import distir_relax as dr
 from distir_relax.errors import ImportModelError
+from distir_relax.runtime import step
+from distir_relax.runtime.outputs import collect_output
 
 ROWS, WIDTH = 2, 3
 
@@ -106,6 +109,23 @@ def test_tensors_of_objects_are_state(registered: bool, strategy: str) -> None:
         for _ in range(3):
             x = torch.randn(ROWS, WIDTH)
             torch.testing.assert_close(plan(x), model(x))
+
+
+def test_state_stays_on_its_ranks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    collected: list[str] = []
+
+    def collect(comm: Any, tensor: Any, local: Any) -> Any:
+        collected.append(tensor.name)
+        return collect_output(comm, tensor, local)
+
+    monkeypatch.setattr(step, "collect_output", collect)
+    model = Writing(False).eval()
+    plan = dr.compile(model, (torch.randn(ROWS, WIDTH),), strategy="1/3/1/1")
+    loaded = dr.load(plan.save(tmp_path / "state.dist", ("torch",)))
+    for _ in range(2):
+        x = torch.randn(ROWS, WIDTH)
+        torch.testing.assert_close(loaded(x), plan(x))
+    assert set(collected) == {"output"}
 
 
 class Decoder(nn.Module):

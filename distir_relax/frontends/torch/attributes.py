@@ -183,7 +183,10 @@ def _tensors_in(value: Any, path: str, seen: set[int], depth: int) -> Iterator[t
         return
     seen.add(id(value))
     if isinstance(value, torch.Tensor):
-        yield path, value
+        # No op writes to a tensor whose elements share memory.
+        plain = value.layout is torch.strided
+        if plain and not any(stride == 0 and n > 1 for n, stride in zip(value.shape, value.stride(), strict=True)):
+            yield path, value
         return
     parts: Iterable[tuple[Any, Any]] = ()
     if isinstance(value, Mapping):

@@ -260,6 +260,7 @@ def _finish(
         unused=frozenset(name for name, _ in model.named_parameters(remove_duplicate=False)) - used,
         arguments=signature.arguments,
         constants=signature.constants,
+        results=tuple(label for label, _ in outputs),
     )
 
 
