@@ -98,7 +98,7 @@ def _all_reduce() -> Finding:
     name = "all-reduce on 2 ranks"
     mend = "mpi4py and mpirun must be of the same MPI: pip install 'distir-relax[mpi]'"
     try:
-        program = [sys.executable, "-c", "from distir_relax.runtime.doctor import two_ranks; two_ranks()"]
+        program = [sys.executable, "-P", "-c", "from distir_relax.runtime.doctor import two_ranks; two_ranks()"]
         command = mpirun_command(find_mpirun(), 2, program, "1")
         done = subprocess.run(
             command, env=launch_environment("1"), capture_output=True, text=True, timeout=60, check=False
@@ -118,7 +118,7 @@ def _tvm() -> Finding:
         return Finding("TVM", False, "missing: only the torch backend works", mend, essential=False)
     try:
         done = subprocess.run(
-            [sys.executable, "-c", "import tvm"], capture_output=True, text=True, timeout=120, check=False
+            [sys.executable, "-P", "-c", "import tvm"], capture_output=True, text=True, timeout=120, check=False
         )
     except subprocess.TimeoutExpired:
         return Finding("TVM", False, "cannot be imported within 120 s", mend, essential=False)

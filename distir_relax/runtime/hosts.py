@@ -65,7 +65,8 @@ def torchrun_commands(
     commands = []
     for number, host in enumerate(hosts):
         command = [
-            sys.executable, "-m", "torch.distributed.run", "--nnodes", str(len(hosts)), "--node-rank", str(number),
+            sys.executable, "-P", "-m", "torch.distributed.run",
+            "--nnodes", str(len(hosts)), "--node-rank", str(number),
             "--nproc-per-node", str(host.slots), "--master-addr", hosts[0].name, "--master-port", str(port),
             "--no-python", *program,
         ]  # fmt: skip
@@ -80,6 +81,6 @@ def torchrun_commands(
 def local_torchrun(ranks: int, program: Sequence[str]) -> list[str]:
     """The torchrun command of a launch on this machine alone."""
     return [
-        sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", str(ranks), "--rdzv-backend", "c10d",
+        sys.executable, "-P", "-m", "torch.distributed.run", "--nproc-per-node", str(ranks), "--rdzv-backend", "c10d",
         "--rdzv-endpoint", "localhost:0", "--no-python", *program,
     ]  # fmt: skip

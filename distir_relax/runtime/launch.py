@@ -175,7 +175,7 @@ def _end(launcher: subprocess.Popen[bytes]) -> None:
 
 
 def _program(arguments: Sequence[str]) -> list[str]:
-    return [sys.executable, "-m", "distir_relax", *arguments]
+    return [sys.executable, "-P", "-m", "distir_relax", *arguments]
 
 
 def _threads(n: int, threads: int | None, hosts: Sequence[Host]) -> str:

@@ -47,8 +47,12 @@ def main(address: str) -> None:
         else:
             return
     arguments = _fork_again(client)
+    safe_path = arguments[0] == "-P"
+    if safe_path:
+        del arguments[0]
     if arguments[0] == "-m":
-        sys.argv, sys.path[0] = arguments[1:], os.getcwd()
+        sys.argv = arguments[1:]
+        sys.path[:1] = [] if safe_path else [os.getcwd()]
         runpy.run_module(arguments[1], run_name="__main__", alter_sys=True)
     else:
         sys.argv, sys.path[0] = arguments, str(Path(arguments[0]).resolve().parent)

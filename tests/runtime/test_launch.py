@@ -87,7 +87,7 @@ def test_torchrun_for_several_hosts(monkeypatch: pytest.MonkeyPatch, tmp_path: P
     (tmp_path / "two words").mkdir()
     monkeypatch.chdir(tmp_path / "two words")
     first, second = torchrun_commands(read_hosts("a:2,10.0.0.7:1", 3), ["p", "x y"], {"A": "b c"}, "ssh -q", 4711)
-    torchrun = ["/opt/python", "-m", "torch.distributed.run", "--nnodes", "2", "--node-rank"]
+    torchrun = ["/opt/python", "-P", "-m", "torch.distributed.run", "--nnodes", "2", "--node-rank"]
     rest = ["--master-addr", "a", "--master-port", "4711", "--no-python", "p", "x y"]
     assert first == [*torchrun, "0", "--nproc-per-node", "2", *rest]
     assert second[:3] == ["ssh", "-q", "10.0.0.7"]
@@ -111,6 +111,20 @@ def test_torchrun_for_several_hosts(monkeypatch: pytest.MonkeyPatch, tmp_path: P
 def test_hosts_that_are_none(text: str, message: str) -> None:
     with pytest.raises(RunError, match=message):
         read_hosts(text, 3)
+
+
+@pytest.mark.mpirun
+def test_a_file_in_the_folder_of_a_launch_is_no_standard_module(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Ranks do not import from the folder that they are started in."""
+    write_bundle(mlp_bundle([3, 2]), tmp_path / "m.dist")
+    np.savez(tmp_path / "x.npz", x=example_input())
+    (tmp_path / "json.py").write_text("raise SystemExit('json.py of the folder was imported')\n", encoding="utf-8")
+    monkeypatch.chdir(tmp_path)
+    done = start([*interpreter(fresh=True), "-P", "-m", "distir_relax", "launch", "m.dist", "-i", "x.npz"])
+    assert done.returncode == 0, done.stderr
+    assert "mlp: 2 ranks (mpi)" in done.stdout
 
 
 @pytest.mark.mpirun
