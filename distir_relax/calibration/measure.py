@@ -140,7 +140,7 @@ def time_steps(world: World, session: RankSession, steps: int, limit: float = ma
 
     def run(times: int) -> None:
         for _ in range(times):
-            # What comes together on the first rank is not timed, and would leave it behind the others.
+            # The collection of outputs on rank 0 is not timed, and would leave it behind the others.
             session(inputs, outputs=())
             seconds.append(session.seconds)
 

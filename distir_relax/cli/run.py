@@ -166,7 +166,7 @@ def _summarise(report: RunReport, output: Path | None, table: bool) -> None:
 def _drawing(
     bundle: Path, backend: Backend, profile: str, path: Path | None, quiet: bool
 ) -> Callable[[RunReport], None]:
-    """What draws the tasks of the last step of a run, and above them what is predicted; nothing without `path`.
+    """The listener that draws the tasks of the last step of a run below the predicted ones; no drawing without `path`.
 
     A `quiet` one leaves stdout to others.
     """

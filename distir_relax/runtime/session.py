@@ -139,7 +139,7 @@ class Session:
             self._world.abort(error)
             ended = ranks.wait(_GRACE_INTERRUPTED)
         if not ended:
-            # Python would end the threads in the midst of what they compute, which C++ does not survive.
+            # Python would end the threads in the midst of a computation, which C++ does not survive.
             atexit.register(ranks.wait, _GRACE)
         failure = self._world.error
         if ended:

@@ -63,7 +63,7 @@ def _refusing_functions() -> Iterator[None]:
     from torch.autograd.function import _SingleLevelFunction
 
     def apply(cls: Any, *args: Any, **kwargs: Any) -> Any:
-        # torch's own, such as that of checkpoints, have the gradients of what they compute.
+        # torch's own, such as that of checkpoints, have the true gradients of their results.
         if not cls.__module__.startswith("torch."):
             raise ImportModelError(
                 f"the model has gradients of its own: {cls.__name__}, a torch.autograd.Function",

@@ -26,8 +26,8 @@ DataOf = Callable[[Manifest, int], Data]
 
 @dataclass(frozen=True)
 class Run:
-    """What is trained, on what, and who hears of it. `data` is called once the bundle is read; `stop` is the signal
-    that this process was sent, or 0."""
+    """A training run: its bundle, data, options and listener. `data` is called once the bundle is read; `stop` is the
+    signal that this process was sent, or 0."""
 
     bundle: Path
     data: DataOf
