@@ -9,7 +9,7 @@ from html import escape
 from distir_relax.analysis.footprint import footprint
 from distir_relax.ir import Divided, DTensorType, Function, Module, TensorType
 from distir_relax.layout import DeviceMesh, print_placements
-from distir_relax.units import count, size
+from distir_relax.units import count, listed, size
 
 _MOST_TENSORS, _MOST_ROWS = 4, 16
 
@@ -77,17 +77,15 @@ class Overview:
         )  # fmt: skip
 
     def __str__(self) -> str:
-        def listed(role: str) -> str:
-            rows = [str(row) for row in self.tensors if row.role == role]
-            more = f" and {len(rows) - _MOST_TENSORS} more" if len(rows) > _MOST_TENSORS else ""
-            return (", ".join(rows[:_MOST_TENSORS]) or "none") + more
+        def tensors(role: str) -> str:
+            return listed([str(row) for row in self.tensors if row.role == role], _MOST_TENSORS) or "none"
 
         return "\n".join(
             [
                 f"{self.name}: {self.headline}",
                 f"  mesh     {self.mesh}",
-                f"  inputs   {listed('input')}",
-                f"  outputs  {listed('output')}",
+                f"  inputs   {tensors('input')}",
+                f"  outputs  {tensors('output')}",
                 f"  passes   {self.seconds * 1e3:.3g} ms, tail {self.tail}",
             ]
         )

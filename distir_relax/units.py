@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 
 def seconds(value: float) -> str:
@@ -32,6 +32,12 @@ def change(new: float, old: float, unit: Callable[[float], str]) -> str:
 def count(number: int, what: str) -> str:
     """How many of something: ``1 device``, ``4,096 devices``."""
     return f"{number:,} {what}{'' if number == 1 else 's'}"
+
+
+def listed(texts: Sequence[str], most: int) -> str:
+    """The first `most` of some texts, and the number of the others: ``a, b, c and 4 more``; empty for none."""
+    shown = ", ".join(texts[:most])
+    return f"{shown} and {len(texts) - most} more" if len(texts) > most else shown
 
 
 def rate(value: float) -> str:

@@ -25,6 +25,7 @@ from pathlib import Path
 from distir_relax.bundle import FileWeights, Tensor
 from distir_relax.errors import BundleError, CheckpointError
 from distir_relax.reading import Fields, parse_json, read_bytes
+from distir_relax.units import listed
 
 STATE_FILE = "state.safetensors"
 _POSITION_FILE = "position.json"
@@ -61,9 +62,8 @@ class Saved:
         held = self.tensors.kinds
         missing = [tensor.name for tensor in expected if tensor.name not in held]
         if missing:
-            shown = ", ".join(missing[:4]) + (f" and {len(missing) - 4} more" if len(missing) > 4 else "")
             raise CheckpointError(
-                f"the checkpoint lacks {shown}", str(self.path),
+                f"the checkpoint lacks {listed(missing, 4)}", str(self.path),
                 f"it is of the program {self.position.program!r}; compile with the optimizer that it was trained with",
             )  # fmt: skip
         for tensor in expected:

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 from distir_relax.errors import ImportModelError
 from distir_relax.frontends.imported import Imported
 from distir_relax.reading import check_regular
+from distir_relax.units import listed
 
 if TYPE_CHECKING:
     import torch
@@ -44,9 +45,8 @@ def with_checkpoint(imported: Imported, path: str | Path) -> Imported:
             raise ImportModelError(f"expected {tuple(tensor.shape)} for {known!r}, found {shape}", str(file))
         found[value] = file, known
     if missing:
-        more = f" and {len(missing) - 3} more" if len(missing) > 3 else ""
         raise ImportModelError(
-            f"the checkpoint has no data for {', '.join(missing[:3])}{more}",
+            f"the checkpoint has no data for {listed(missing, 3)}",
             str(path),
             f"it holds names such as {', '.join(list(held)[:3])}; what is no weight must have data in the model "
             "itself: make the model inside `with distir_relax.empty_weights():`, which leaves buffers in memory",

@@ -10,6 +10,7 @@ from typing import Any
 
 from distir_relax.errors import ImportModelError
 from distir_relax.reading import Fields, parse_json, read_bytes
+from distir_relax.units import listed
 
 TASKS = {
     "causal-lm": "AutoModelForCausalLM",
@@ -70,9 +71,8 @@ def read_pretrained(
         reason = str(wrong).strip().partition("\n")[0]
         raise ImportModelError(f"transformers cannot read the model: {reason}", str(path)) from None
     if missing := sorted(found["missing_keys"]):
-        shown = ", ".join(missing[:3]) + (f" and {len(missing) - 3} more" if len(missing) > 3 else "")
         raise ImportModelError(
-            f"the folder has no weights for {shown} of {type(model).__name__}", str(path),
+            f"the folder has no weights for {listed(missing, 3)} of {type(model).__name__}", str(path),
             f"it was saved as {', '.join(config.texts('architectures', []) or ['another class'])}: choose its --task",
         )  # fmt: skip
     for key, held, wanted in sorted(found["mismatched_keys"]):

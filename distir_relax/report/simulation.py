@@ -8,6 +8,7 @@ from pathlib import Path
 
 from distir_relax.analysis.simulation import Simulation
 from distir_relax.errors import DistIRError
+from distir_relax.units import listed
 
 
 def json_text(simulation: Simulation) -> str:
@@ -27,8 +28,7 @@ def _numbers(members: Sequence[int]) -> str:
         return f"device {members[0]}"
     if list(members) == list(range(members[0], members[-1] + 1)):
         return f"devices {members[0]}-{members[-1]}"
-    shown = ", ".join(map(str, members[:3]))
-    return f"devices {shown}{f' and {len(members) - 3} more' if len(members) > 3 else ''}"
+    return f"devices {listed(list(map(str, members)), 3)}"
 
 
 def write_text(path: Path, text: str) -> None:

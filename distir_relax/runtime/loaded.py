@@ -10,7 +10,7 @@ from distir_relax.bundle import Bundle, CallManifest, read_bundle
 from distir_relax.errors import RunError
 from distir_relax.runtime.divisions import whole_inputs, whole_outputs
 from distir_relax.runtime.sessions import Sessions
-from distir_relax.units import count
+from distir_relax.units import count, listed
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -103,5 +103,4 @@ def _without_constants(leaves: Mapping[str, Any], call: CallManifest, inputs: Co
 
 
 def _listed(tensors: Sequence[Tensor]) -> str:
-    shown = ", ".join(f"{t.name}: {t.dtype} {t.shape}" for t in tensors[:4]) or "none"
-    return f"{shown} and {len(tensors) - 4} more" if len(tensors) > 4 else shown
+    return listed([f"{t.name}: {t.dtype} {t.shape}" for t in tensors], 4) or "none"

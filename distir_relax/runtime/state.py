@@ -10,6 +10,7 @@ from distir_relax.checkpoints import StateFile
 from distir_relax.errors import RunError
 from distir_relax.runtime.arrays import as_torch, dtype_name, torch_dtype
 from distir_relax.runtime.outputs import owners, place
+from distir_relax.units import listed
 
 if TYPE_CHECKING:
     import torch
@@ -70,5 +71,4 @@ def save_pieces(manifest: Manifest, program: RankProgram, rank: int, file: State
 
 
 def _listed(tensors: Mapping[str, Tensor]) -> str:
-    shown = ", ".join(list(tensors)[:6]) or "nothing"
-    return f"{shown} and {len(tensors) - 6} more" if len(tensors) > 6 else shown
+    return listed(list(tensors), 6) or "nothing"
