@@ -376,8 +376,238 @@ def _table() -> tuple[Any, ...]:
     return torch.randint(0, 37, (600, 3)), torch.randn(600, 1)
 
 
+class Tied(nn.Module):
+    """Words, positions and kinds, two layers, and logits by the words' own table."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.word, self.place, self.kind = nn.Embedding(997, 48), nn.Embedding(64, 48), nn.Embedding(2, 48)
+        self.norm, self.layers = nn.LayerNorm(48), nn.ModuleList(Attention(48, 4) for _ in range(2))
+
+    def forward(self, ids: torch.Tensor) -> torch.Tensor:
+        place = torch.arange(ids.shape[1])
+        x = self.norm(self.word(ids) + self.place(place) + self.kind(ids % 2))
+        for layer in self.layers:
+            x = layer(x)
+        return F.linear(x, self.word.weight)
+
+
+class Depthwise(nn.Module):
+    """ConvNeXt's block: a depthwise convolution, and layers over channels that come last."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.deep, self.norm = nn.Conv2d(32, 32, 7, 1, 3, groups=32), nn.LayerNorm(32)
+        self.up, self.down, self.scale = nn.Linear(32, 128), nn.Linear(128, 32), nn.Parameter(torch.ones(32) * 0.1)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        y = self.norm(self.deep(x).permute(0, 2, 3, 1))
+        return x + (self.scale * self.down(F.gelu(self.up(y)))).permute(0, 3, 1, 2)
+
+
+class Neighbours(nn.Module):
+    """A graph with a dense adjacency, two layers."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.second = nn.Linear(60, 90), nn.Linear(90, 13)
+
+    def forward(self, x: torch.Tensor, links: torch.Tensor) -> torch.Tensor:
+        near = torch.softmax(links, -1)
+        return near @ self.second(F.elu(near @ self.first(x)))
+
+
+class Crossed(nn.Module):
+    """Tables and numbers, all products of pairs, and a perceptron."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.tables = nn.ModuleList(nn.Embedding(n, 12) for n in (1500, 333, 77))
+        self.low, self.high = perceptron(10, 60, 12), perceptron(28, 120, 1)
+
+    def forward(self, x: torch.Tensor, ids: torch.Tensor) -> torch.Tensor:
+        low = self.low(x)
+        rows = torch.stack([low, *(t(ids[:, i]) for i, t in enumerate(self.tables))], 1)
+        return self.high(torch.cat([low, (rows @ rows.transpose(1, 2)).flatten(1)], -1))
+
+
+class Translation(nn.Module):
+    """A GRU reads, another writes from its state."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.table, self.read, self.write = nn.Embedding(401, 32), nn.GRU(32, 48), nn.GRU(32, 48)
+        self.head = nn.Linear(48, 401)
+
+    def forward(self, source: torch.Tensor, target: torch.Tensor) -> torch.Tensor:
+        state = self.read(self.table(source))[1]
+        return self.head(self.write(self.table(target), state)[0])
+
+
+def _sentences() -> tuple[Any, ...]:
+    return (torch.randint(0, 401, (17, 12)), torch.randint(0, 401, (11, 12))), torch.randint(0, 401, (11, 12))
+
+
+def _clicks() -> tuple[Any, ...]:
+    return (torch.randn(300, 10), torch.randint(0, 77, (300, 3))), torch.rand(300, 1)
+
+
+def _noised() -> tuple[Any, ...]:
+    return (torch.randn(6, 3, 24, 24), torch.randn(6, 16)), torch.randn(6, 3, 24, 24)
+
+
+def _translated() -> tuple[Any, ...]:
+    return (torch.randn(4, 40, 64), torch.randn(4, 70, 64)), torch.randn(4, 40, 64)
+
+
+def _pairs() -> tuple[Any, ...]:
+    return (torch.randn(24, 3, 32, 32), torch.randint(0, 701, (24, 9))), torch.arange(24)
+
+
 def _plain() -> nn.Module:
     return Recurrent(nn.RNN)
+
+
+class Denoiser(nn.Module):
+    """A diffusion model's network: an image and a time, down, attention in the middle, up by nearest neighbours."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.time, self.first = nn.Linear(16, 32), nn.Conv2d(3, 32, 3, 1, 1)
+        self.down, self.layer = nn.Conv2d(32, 48, 3, 2, 1), Attention(48, 3)
+        self.up, self.norm, self.last = nn.Conv2d(48, 32, 3, 1, 1), nn.GroupNorm(4, 32), nn.Conv2d(64, 3, 3, 1, 1)
+
+    def forward(self, x: torch.Tensor, t: torch.Tensor) -> torch.Tensor:
+        y = F.silu(self.first(x) + self.time(t)[:, :, None, None])
+        z = self.down(y)
+        z = self.layer(z.flatten(2).transpose(1, 2)).transpose(1, 2).reshape(z.shape)
+        z = F.silu(self.norm(self.up(F.interpolate(z, scale_factor=2))))
+        return self.last(torch.cat([y, z], 1))
+
+
+class Decoder(nn.Module):
+    """Self-attention, and attention to an encoded sequence."""
+
+    def __init__(self, width: int = 64) -> None:
+        super().__init__()
+        self.own = Attention(width, 4)
+        self.q, self.kv, self.out = nn.Linear(width, width), nn.Linear(width, 2 * width), nn.Linear(width, width)
+
+    def forward(self, x: torch.Tensor, memory: torch.Tensor) -> torch.Tensor:
+        x = self.own(x)
+        q = self.q(x).unflatten(-1, (4, -1)).transpose(1, 2)
+        k, v = self.kv(memory).unflatten(-1, (2, 4, -1)).permute(2, 0, 3, 1, 4)
+        return x + self.out(F.scaled_dot_product_attention(q, k, v).transpose(1, 2).flatten(2))
+
+
+class Autoencoder(nn.Module):
+    """Means and variances of a code, and the image again."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.encode, self.decode = perceptron(784, 300, 40), perceptron(20, 300, 784)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        mean, spread = self.encode(x).chunk(2, -1)
+        return torch.sigmoid(self.decode(mean + spread.exp() * 0.5)) + 0.01 * (mean.square() + spread).sum(-1)[:, None]
+
+
+class Towers(nn.Module):
+    """Two encoders, and the similarity of all pairs."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.image, self.text = convolutions(3, 16, 32, stride=2), nn.Embedding(701, 48)
+        self.left, self.right = nn.Linear(32, 24), nn.Linear(48, 24)
+
+    def forward(self, x: torch.Tensor, ids: torch.Tensor) -> torch.Tensor:
+        a = F.normalize(self.left(self.image(x).mean((2, 3))), dim=-1)
+        b = F.normalize(self.right(self.text(ids).mean(1)), dim=-1)
+        return a @ b.t() * 10
+
+
+class Gated(nn.Module):
+    """Dilated convolutions over a waveform with gates, and skips."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first = nn.Conv1d(1, 24, 1)
+        self.layers = nn.ModuleList(nn.Conv1d(24, 48, 3, 1, 2**i, 2**i) for i in range(4))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        y = self.first(x)
+        total = torch.zeros_like(y)
+        for layer in self.layers:
+            left, right = layer(y).chunk(2, 1)
+            gated = torch.tanh(left) * torch.sigmoid(right)
+            y, total = y + gated, total + gated
+        return total
+
+
+class Windows(nn.Module):
+    """Attention within windows of an image that is shifted."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = Attention(48, 3)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        b, h, w, c = x.shape
+        y = torch.roll(x, (2, 2), (1, 2)).view(b, h // 4, 4, w // 4, 4, c).transpose(2, 3)
+        y = self.layer(y.reshape(-1, 16, c)).view(b, h // 4, w // 4, 4, 4, c).transpose(2, 3)
+        return torch.roll(y.reshape(b, h, w, c), (-2, -2), (1, 2))
+
+
+class Scan(nn.Module):
+    """A gated sum over time, by cumulative sums."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.inner, self.outer = nn.Linear(40, 160), nn.Linear(80, 40)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        value, gate = self.inner(x).chunk(2, -1)
+        decay = F.logsigmoid(gate).cumsum(1)
+        return self.outer(torch.tanh((value * torch.exp(-0.01 * decay)).cumsum(1)))
+
+
+class Pieces(nn.Module):
+    """Convolutions over words of a text, their maxima over time."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.table = nn.Embedding(2003, 40)
+        self.layers = nn.ModuleList(nn.Conv1d(40, 30, k) for k in (2, 3, 5))
+        self.head = nn.Linear(90, 7)
+
+    def forward(self, ids: torch.Tensor) -> torch.Tensor:
+        x = self.table(ids).transpose(1, 2)
+        return self.head(torch.cat([F.relu(layer(x)).amax(-1) for layer in self.layers], -1))
+
+
+class Bilinear(nn.Module):
+    """A factorization machine: a bag of embeddings and their products."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.table, self.weight = nn.Embedding(6007, 16), nn.Embedding(6007, 1)
+
+    def forward(self, ids: torch.Tensor) -> torch.Tensor:
+        x = self.table(ids)
+        return self.weight(ids).sum((1, 2)) + 0.5 * (x.sum(1).square() - x.square().sum(1)).sum(-1)
+
+
+class Resampled(nn.Module):
+    """An image shrunk, convolved, and enlarged between its pixels."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.body = convolutions(3, 24, 24, norm=True)
+        self.last = nn.Conv2d(24, 3, 3, 1, 1)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        small = self.body(F.avg_pool2d(x, 2))
+        return self.last(F.interpolate(small, scale_factor=2.0, mode="bilinear", align_corners=False))
 
 
 UNSEEN = [
@@ -394,4 +624,38 @@ UNSEEN = [
     Program("plain rnn trained", _plain, labelled(30,25,40), "3/1/1/1", F.cross_entropy),
     Program("attention zero=3", lambda: _blocks(3), randn((6, 50, 96), (6, 50, 96)), "2/1/1/3,zero=3,checkpoint=block",
             F.mse_loss),
+    Program("denoiser", Denoiser, randn((4, 3, 24, 24), (4, 16)), "2/1/1/1"),
+    Program("denoiser trained", Denoiser, _noised, "3/1/1/1", F.mse_loss),
+    Program("decoder", Decoder, randn((5, 40, 64), (5, 70, 64)), "1/2/1/1"),
+    Program("decoder trained", Decoder, _translated, "2/1/1/2,zero=2", F.mse_loss),
+    Program("autoencoder trained", Autoencoder, randn((60, 784), (60, 784)), "1/1/2/3", F.mse_loss),
+    Program("autoencoder zero=1", Autoencoder, randn((60, 784), (60, 784)), "3/1/1/1,zero=1", F.mse_loss),
+    Program("towers trained", Towers, _pairs, "1/1/1/1", F.cross_entropy),
+    Program("gated", Gated, randn((3, 1, 3001)), "1/3/1/1"),
+    Program("gated trained", Gated, randn((4, 1, 1501), (4, 24, 1501)), "2/1/1/2", F.mse_loss),
+    Program("windows", Windows, randn((4, 24, 24, 48)), "1/1/1/2"),
+    Program("windows trained", Windows, randn((6, 16, 16, 48), (6, 16, 16, 48)), "1/3/1/1", F.mse_loss),
+    Program("scan trained", Scan, randn((8, 100, 40), (8, 100, 40)), "2/1/1/1,zero=3", F.mse_loss),
+    Program("pieces trained", Pieces, lambda: (torch.randint(0, 2003, (30, 50)), torch.randint(0, 7, (30,))),
+            "3/1/1/1,zero=2", F.cross_entropy),
+    Program("bilinear trained", Bilinear, lambda: (torch.randint(0, 6007, (200, 12)), torch.randn(200)), "2/1/1/1",
+            F.mse_loss),
+    Program("resampled", Resampled, randn((3, 3, 80, 80)), "3/1/1/1"),
+    Program("resampled trained", Resampled, randn((4, 3, 48, 48), (4, 3, 48, 48)), "2/1/1/1", F.mse_loss),
+    Program("deep mlp stages", _mlp(128, *[256] * 9, 64), randn((90, 128), (90, 64)), "1/1/3/5", F.mse_loss),
+    Program("blocks interleaved", lambda: _blocks(4), randn((6, 48, 96), (6, 48, 96)),
+            "1/1/2/6,schedule=interleaved,chunks=2", F.mse_loss),
+    Program("blocks checkpointed", lambda: _blocks(5), randn((4, 80, 96), (4, 80, 96)), "1/2/1/2,checkpoint=block",
+            F.mse_loss),
+    Program("volume trained", _volume, randn((4, 2, 16, 16, 16), (4, 24, 4, 4, 4)), "2/1/1/1", F.mse_loss),
+    Program("lstm stages", _lstm, labelled(30, 25, 40), "1/1/2/3", F.cross_entropy),
+    Program("generator tensor", Generator, randn((8, 20, 5, 5)), "1/3/1/1"),
+    Program("tied trained", Tied, words(6, 40, vocabulary=997), "1/2/1/1", sequence_loss),
+    Program("tied stages", Tied, words(6, 40, vocabulary=997), "1/1/2/3", sequence_loss),
+    Program("depthwise", Depthwise, randn((3, 32, 40, 40)), "1/2/1/1"),
+    Program("depthwise trained", Depthwise, randn((4, 32, 28, 28), (4, 32, 28, 28)), "2/1/1/1", F.mse_loss),
+    Program("neighbours", Neighbours, randn((251, 60), (251, 251)), "1/3/1/1"),
+    Program("crossed trained", Crossed, _clicks, "3/1/1/1,zero=1", F.binary_cross_entropy_with_logits),
+    Program("translation", Translation, lambda: _sentences()[0], "2/1/1/1"),
+    Program("resnet stages", Residual, labelled(6, 3, 64, 64), "1/1/2/3", F.cross_entropy),
 ]  # fmt: skip

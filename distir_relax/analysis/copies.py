@@ -1,4 +1,4 @@
-"""Views of a function that are copies: reshapes of tensors that are not contiguous.
+"""Copies of tensors that are not contiguous: made by reshapes, and by kernels that need contiguous operands.
 
 torch keeps strides: a reshape of a transposed or broadcast tensor has memory of its own. Inputs of functions are taken
 as contiguous. So are results, except those of views, and of elementwise ops, which keep the order of their operand's
@@ -7,24 +7,40 @@ dims in memory.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 
 from distir_relax.ir import Function, Op
 from distir_relax.ops import Trait, lookup
 from distir_relax.ops.movement.view_strides import contiguous
 
 
-def copying_views(function: Function) -> frozenset[str]:
-    """The names of the results, of ops that are views, that are copies. The function has the distributed stage's types.
+@dataclass(frozen=True, slots=True)
+class Copies:
+    """Copies that depend on strides: the names of views that are copies, and operands copied by the op that reads them.
 
-    Strides are those of the first device's shards.
+    `operands` has the numbers of those operands, by the name of the op's first result.
     """
+
+    views: frozenset[str]
+    operands: Mapping[str, tuple[int, ...]]
+
+
+NO_COPIES = Copies(frozenset(), {})
+
+
+def layout_copies(function: Function) -> Copies:
+    """Find the copies made in a function of the distributed stage, by the strides of the first device's shards."""
     strides: dict[str, tuple[int, ...]] = {}
     copies: set[str] = set()
+    operands: dict[str, tuple[int, ...]] = {}
     for op in function.ops:
         if op.callee or not op.operands:
             continue
         entry = lookup(op.name, op.location)
+        copied = tuple([i for i in entry.cost.contiguous if op.operands[i].name in strides])
+        if copied:
+            operands[op.results[0].name] = copied
         first = op.operands[0]
         known = strides.get(first.name)
         rule = entry.code.strides
@@ -41,7 +57,7 @@ def copying_views(function: Function) -> frozenset[str]:
                 copies.add(value.name)
             elif found != contiguous(new):
                 strides[value.name] = found
-    return frozenset(copies)
+    return Copies(frozenset(copies), operands)
 
 
 def _keep_order(op: Op, known: tuple[int, ...], strides: dict[str, tuple[int, ...]]) -> None:

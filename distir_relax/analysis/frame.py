@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from distir_relax.analysis.classes import Devices
+from distir_relax.analysis.copies import Copies
 from distir_relax.analysis.memory import CATEGORIES, WORKSPACE
 from distir_relax.analysis.simulation import Called, Change, Event, Peak
 from distir_relax.analysis.work import Bytes, Work
@@ -35,7 +36,7 @@ class Frame:
     devices: Devices | None
     gradients: frozenset[str]
     made_on: Mapping[str, int]
-    copies: frozenset[str]
+    copies: Copies
     clocks: list[int]
     classes: int
     works: dict[tuple[int, tuple[bool, ...]], Work]

@@ -12,7 +12,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 
 from distir_relax.analysis.classes import Devices
-from distir_relax.analysis.copies import copying_views
+from distir_relax.analysis.copies import Copies, layout_copies
 from distir_relax.analysis.frame import Frame, Handle, Summary
 from distir_relax.analysis.interpreter import Domain, Interpreter, Step
 from distir_relax.analysis.memory import ACTIVATIONS, GRADIENTS, LASTING, OF_ROLE, assembled_outputs, joined_outputs
@@ -77,8 +77,8 @@ class _Simulator(Domain[Handle]):
     tells_lasting: bool = field(init=False)
     """Whether an op on weights or gradients may take another time than on other data."""
     _works: dict[tuple[str, int], dict[tuple[int, tuple[bool, ...]], Work]] = field(default_factory=dict)
-    _copies: dict[str, frozenset[str]] = field(default_factory=dict)
-    """For each function its views that are copies."""
+    _copies: dict[str, Copies] = field(default_factory=dict)
+    """The copies that strides cause, by function."""
     _summaries: dict[object, Summary] = field(default_factory=dict)
     _alike: dict[object, Summary] = field(default_factory=dict)
     """Summaries by what is the same of all devices on which a call does the same."""
@@ -156,7 +156,7 @@ class _Simulator(Domain[Handle]):
         works = self._works.setdefault((function.name, id(devices)), {})
         gradients, made_on = self.structure.gradients.of(function, outputs), self.structure.made_on(function)
         if function.name not in self._copies:
-            self._copies[function.name] = copying_views(function)
+            self._copies[function.name] = layout_copies(function)
         copies, count = self._copies[function.name], self.structure.classes.count
         self.frames.append(Frame(devices, gradients, made_on, copies, clocks, count, works))
         return self.frames[-1]
@@ -169,8 +169,7 @@ class _Simulator(Domain[Handle]):
             lasting = (*[h.category in LASTING for h in operands], *[v.name in frame.gradients for v in op.results])
         key = (id(op), lasting)
         if (work := frame.works.get(key)) is None:
-            copies = bool(op.results) and op.results[0].name in frame.copies
-            work = frame.works[key] = self.planner.plan(op, frame.devices, frame.made_on, lasting, copies)
+            work = frame.works[key] = self.planner.plan(op, frame.devices, frame.made_on, lasting, frame.copies)
         results = []
         for value, made in zip(op.results, work.makes, strict=True):
             if made is None:

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from distir_relax.analysis.classes import DeviceClasses, Devices
+from distir_relax.analysis.copies import NO_COPIES, Copies
 from distir_relax.cost.network import seconds_of
 from distir_relax.cost.profile import Profile
 from distir_relax.cost.roofline import op_seconds
@@ -117,28 +118,38 @@ class Planner:
         onto: Devices | None,
         made_on: Mapping[str, int],
         lasting: Sequence[bool] = (),
-        copies: bool = False,
+        copies: Copies = NO_COPIES,
     ) -> Work:
         """The work of an op of a function that runs on `onto`, of the entry function if that is None.
 
         `made_on` has the stream of the function's values that are made on one. `lasting` says which operands, and then
-        results, are weights, their gradients, or an optimizer's state. A view may be one that `copies`.
+        results, are weights, their gradients, or an optimizer's state. `copies` are those of the function.
         """
         # Ops of equal types are alike, whatever task what they send is of.
         attrs = tuple([item for item in op.attrs.items() if item[0] != "task"])
         kinds = tuple([id(v.type) for v in (*op.operands, *op.results)])
         joins = bool(op.operands) and op.operands[0].name in made_on
-        key = (op.name, attrs, kinds, id(onto), joins, lasting, copies)
+        first = op.results[0].name if op.results else ""
+        is_copy, copied = first in copies.views, copies.operands.get(first, ())
+        key = (op.name, attrs, kinds, id(onto), joins, lasting, is_copy, copied)
         found = self._works.get(key)
         if found is None:
-            found = self._works[key] = self._plan(op, onto, joins, lasting, copies)
+            found = self._works[key] = self._plan(op, onto, joins, lasting, is_copy, copied)
         return found
 
-    def _plan(self, op: Op, onto: Devices | None, is_on_stream: bool, lasting: Sequence[bool], copies: bool) -> Work:
+    def _plan(
+        self,
+        op: Op,
+        onto: Devices | None,
+        is_on_stream: bool,
+        lasting: Sequence[bool],
+        is_copy: bool,
+        copied: Sequence[int],
+    ) -> Work:
         entry = lookup(op.name, op.location)
         results = [v.placed for v in op.results]
         devices = self.classes.mapped(results[0].devices, onto)
-        shares = entry.shares_storage and not copies
+        shares = entry.shares_storage and not is_copy
         makes = tuple(None if shares else self.bytes_of(v, onto) for v in op.results)
         if Trait.WAIT in entry.traits:
             joins = self.present(devices) if is_on_stream else ()
@@ -153,7 +164,7 @@ class Planner:
         count = len(devices) if entry.traits.isdisjoint(_IDLE) else 0
         if Trait.TRANSFER in entry.traits:
             count *= 2
-        return Work(steps, makes, self._workspace(op, entry, devices), kind, stream, count)
+        return Work(steps, makes, self._workspace(op, entry, devices, copied), kind, stream, count)
 
     def _computation(
         self, op: Op, entry: OpDef, devices: Devices, onto: Devices | None, stream: int, lasting: Sequence[bool]
@@ -236,18 +247,19 @@ class Planner:
         held = 0 if starting is None else round(duration * (1.0 - self.profile.beside))
         return Step(classes, (*(starting or classes), *clocks), clocks, duration, held)
 
-    def _workspace(self, op: Op, entry: OpDef, devices: Devices) -> Bytes:
+    def _workspace(self, op: Op, entry: OpDef, devices: Devices, copied: Sequence[int]) -> Bytes:
         facets = [entry.cost.workspace, entry.cost.cpu_workspace if self.profile.kind == "cpu" else None]
         needs = [facet for facet in facets if facet is not None]
         found = []
         for c, i in self._representatives(devices):
             extra = 0
-            if needs:
+            if needs or copied:
                 attrs = local_attrs(op.attrs, i)
                 # The operand of a send is on other devices than its result.
                 operands = [v.placed.local(min(i, len(v.placed.devices) - 1)) for v in op.operands]
                 results = [v.placed.local(i) for v in op.results]
                 extra = sum(int(facet(operands, attrs, results)) for facet in needs)
+                extra += sum(operands[number].bytes for number in copied)
             found.append((c, extra))
         return tuple(found)
 

@@ -95,6 +95,9 @@ class Messages(ABC):
         """`x`, which `start_recv` gave, once all of it has come."""
         with self._step(step, "finish_recv", 0):
             self._coming.pop((peer, step))()
+            # A peer that answers has mostly received what was sent to it before: free it now, not at the next send.
+            if self._leaves:
+                self._release_completed_sends()
             return x if out is None else self._settle(as_torch(x), out)
 
     def finish_sends(self) -> None:
@@ -162,6 +165,10 @@ class Messages(ABC):
     @abstractmethod
     def _start_recv(self, x: torch.Tensor, peer: int, step: int) -> Callable[[], None]:
         """Begin to receive into the flat `x` what `peer` starts to send at this step; what waits for the end of it."""
+
+    @abstractmethod
+    def _release_completed_sends(self) -> None:
+        """Free the buffers of sends that are complete."""
 
     @abstractmethod
     def _finish_sends(self) -> None:

@@ -9,9 +9,9 @@ from pathlib import Path
 import pytest
 import torch
 
-from benchmarks.memory_programs import TUNED
+from benchmarks.memory_programs import TUNED, UNSEEN
 from benchmarks.peak_memory import peaks
-from distir_relax.analysis.copies import copying_views
+from distir_relax.analysis.copies import layout_copies
 from distir_relax.ir import Function, Op, PlacedType, Value
 from distir_relax.ops import evaluate
 
@@ -72,17 +72,20 @@ def test_reshapes_copy_where_torch_copies(seed: int) -> None:
             expected.add(values[0].name)
         chosen = draw.randrange(len(results))
         current, tensor = values[chosen], results[chosen]
-    assert copying_views(Function("main", (), tuple(ops), ())) == expected
+    assert layout_copies(Function("main", (), tuple(ops), ())).views == expected
 
 
-NAMES = ("mlp zero=3 on 3", "resnet trained", "large output tensor")
+NAMES = (
+    "mlp zero=3 on 3", "resnet trained", "large output tensor", "plain rnn trained", "pieces trained", "patches stages",
+)  # fmt: skip
 
 
 @pytest.mark.mpirun
 @pytest.mark.timeout(120)
 @pytest.mark.parametrize("name", NAMES)
 def test_peaks_are_those_of_real_ranks(name: str, tmp_path: Path) -> None:
-    """Collectives along inner dims, layouts of convolutions, outputs assembled on rank 0, reshapes that copy."""
-    (program,) = (program for program in TUNED if program.name == name)
+    """Copies of collectives along inner dims, of convolutions and reshapes; outputs assembled on rank 0; deletion of
+    small values and of views of large storage; send buffers."""
+    (program,) = (program for program in (*TUNED, *UNSEEN) if program.name == name)
     ((_, predicted, measured),) = peaks([program])
     assert measured == pytest.approx(predicted, rel=0.05)

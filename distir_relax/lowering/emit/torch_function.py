@@ -11,8 +11,8 @@ from dataclasses import dataclass, field
 from distir_relax.ir import TASK, Function, Op, Value, fresh_name, value_names
 from distir_relax.ops import Trait, lookup, torch_expression, torch_in_place
 
-# Values larger than this are let go after their last use; the line is not worth it for smaller ones.
-_LARGE = 1 << 14
+# Values whose storage is larger than this are deleted after their last use; the line is not worth it for smaller ones.
+_LARGE = 1 << 10
 # Of more arguments than this CPython makes a tuple, which holds them until the function returns: they come in a list.
 _MOST_ARGUMENTS = 30
 
@@ -168,14 +168,15 @@ class TorchFunction:
         last = {v.name: number for number, op in enumerate(late) for v in op.operands}
         kept = {o.value.name for o in self.function.outputs}
         kept |= set(self.stored)
+        large = _large_storage(self.function)
         lines: list[str] = []
         for number, op in enumerate(late):
             gone = [
                 v
                 for v in dict.fromkeys(op.operands)
-                if last[v.name] == number and v.name not in fixed and v.name not in kept and v.tensor.bytes > _LARGE
+                if last[v.name] == number and v.name not in fixed and v.name not in kept and v.name in large
             ]
-            unused = [v for v in op.results if v.name not in last and v.name not in kept and v.tensor.bytes > _LARGE]
+            unused = [v for v in op.results if v.name not in last and v.name not in kept and v.name in large]
             if op.callee:
                 stage, kind, microbatch = (op.attrs.get(key) for key in TASK)
                 lines += [f"comm.begin({stage}, {json.dumps(kind)}, {microbatch})"] if op.task else []
@@ -307,3 +308,14 @@ def _are_listed(arguments: Sequence[object]) -> bool:
 def _rows(op: Op) -> int:
     result = op.results[0].tensor
     return result.elements // result.shape[-1] if result.elements else 0
+
+
+def _large_storage(function: Function) -> set[str]:
+    """The values whose storage is larger than `_LARGE`: a small view keeps all of what it is a view of."""
+    large = {item.value.name for item in function.inputs if item.value.tensor.bytes > _LARGE}
+    for op in function.ops:
+        is_view = not op.callee and bool(op.operands) and lookup(op.name, op.location).shares_storage
+        if is_view and op.operands[0].name in large:
+            large.update(v.name for v in op.results)
+        large.update(v.name for v in op.results if v.tensor.bytes > _LARGE)
+    return large

@@ -57,7 +57,7 @@ define(
     "grouped_matmul",
     Semantics(
         infer=_infer,
-        torch="{0}.new_zeros(({0}.shape[0], {1}.shape[2])).index_add(0, "
+        torch="{0}.new_zeros(({0}.shape[0], {1}.shape[2])).index_add_(0, "
         f"torch.cat([torch.arange(a, b, device={{0}}.device) for a, b in {_SPANS})]), "
         f"torch.cat([{{0}}[a:b] @ w for a, b, w in {_SPANS}, {{1}})]))",
         linear=(operands(0), operands(1)),

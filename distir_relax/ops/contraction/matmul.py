@@ -131,6 +131,7 @@ define(
     cost=Cost(
         flops=lambda types, attrs, results: 2.0 * types[0].elements * results[0].shape[1],
         product=_weight_grad_product,
+        contiguous=(0, 1),
     ),
     code=Code(relax="linear_weight_grad({0}, {1})"),
     gradient=gradient_of(

@@ -74,7 +74,7 @@ define(
     "segment_sum",
     Semantics(
         infer=_infer_segments,
-        torch="{0}.new_zeros(({num_segments}, *{0}.shape[1:])).index_add(0, {1}, {0})",
+        torch="{0}.new_zeros(({num_segments}, *{0}.shape[1:])).index_add_(0, {1}, {0})",
         linear=(operands(0),),
     ),
     Split(_segment_rule, expand={"segment": _split_segments}, positional=frozenset({"segment"}), indices=operands(1)),

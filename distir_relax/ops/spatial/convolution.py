@@ -162,7 +162,7 @@ for _n in (1, 2, 3):
         f"nn.conv{_n}d",
         Semantics(infer=_infer_conv, torch=_torch_conv(f"conv{_n}d"), linear=(operands(0), operands(1))),
         Split(_conv_rule, localize=_local_conv, windowed=set_padding),
-        cost=Cost(flops=_flops, cpu_workspace=cpu_memory.convolution),
+        cost=Cost(flops=_flops, cpu_workspace=cpu_memory.convolution, contiguous=(0, 1)),
         code=Code(relax=f"R.nn.conv{_n}d({{0}}, {{1}}, {{strides}}, {{padding}}, {{dilation}}, {{groups}})"),
         gradient=convolution_gradient(_n),
         traits={Trait.ZERO_IF_EMPTY},
@@ -173,7 +173,7 @@ for _n in (1, 2, 3):
             infer=_infer_transposed, torch=_torch_transposed(f"conv_transpose{_n}d"), linear=(operands(0), operands(1))
         ),
         Split(_transposed_rule, localize=_local_transposed, windowed=set_padding),
-        cost=Cost(flops=_transposed_flops, cpu_workspace=cpu_memory.transposed_convolution),
+        cost=Cost(flops=_transposed_flops, cpu_workspace=cpu_memory.transposed_convolution, contiguous=(0, 1)),
         code=Code(relax=_relax_transposed(f"conv{_n}d_transpose")),
         gradient=transposed_gradient(_n),
         traits={Trait.ZERO_IF_EMPTY},

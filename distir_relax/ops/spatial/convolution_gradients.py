@@ -133,7 +133,7 @@ for _n in (1, 2, 3):
         f"nn.conv{_n}d_weight_grad",
         Semantics(infer=_infer, torch=_torch, linear=(operands(0), operands(1))),
         Split(_rule, localize=_local),
-        cost=Cost(flops=_flops, cpu_workspace=cpu_memory.weight_gradient),
+        cost=Cost(flops=_flops, cpu_workspace=cpu_memory.weight_gradient, contiguous=(0, 1)),
         code=Code(
             relax=f"conv_weight_grad(R.nn.conv{_n}d, {{0}}, {{1}}, {{kernel}}, {{strides}}, {{padding}}, {{dilation}}, "
             "{channels})"

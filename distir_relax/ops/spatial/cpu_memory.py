@@ -46,15 +46,9 @@ def transposed_convolution(types: Types, attrs: Attrs, results: Types) -> float:
     if low != high or min(low, default=0) < 0:
         sizes = [n + max(a, 0) + max(b, 0) for n, a, b in zip(y.shape[2:], low, high, strict=True)]
         whole = TensorType((*y.shape[:2], *sizes), y.dtype)
-    cropped = float(whole.bytes) if whole is not y else 0.0
-    groups = y.shape[1] // max(w.shape[1], 1)
-    if _by_product(x, w, attrs, groups):
-        return cropped + _columns(w.shape[1:], x)
-    if any(stride > 1 for stride in attrs["strides"]):
-        # The gradient of a strided convolution is accumulated in a plain copy.
-        return cropped + max(_blocked(x, groups), whole.bytes) + whole.bytes
-    data, result = _blocked(x, groups), _blocked(whole, groups)
-    return cropped + max(data + _blocked_weights(w, groups, _BLOCK) + result - whole.bytes, result)
+    extra = _extra_of_transposed(x, w, whole, attrs)
+    # The cropped result is made when the whole one is done.
+    return extra if whole is y else max(extra + whole.bytes - y.bytes, float(whole.bytes))
 
 
 def weight_gradient(types: Types, attrs: Attrs, results: Types) -> float:
@@ -70,6 +64,18 @@ def weight_gradient(types: Types, attrs: Attrs, results: Types) -> float:
     data = 0.0 if groups == 1 and x.shape[1] < _BLOCK else _blocked(read, groups)
     weights = _blocked_weights(w, groups, min(_BLOCK, w.shape[1]))
     return extra + max(data + _blocked(y, groups) + weights - w.bytes, weights)
+
+
+def _extra_of_transposed(x: TensorType, w: TensorType, y: TensorType, attrs: Attrs) -> float:
+    """Bytes for a transposed convolution with the result `y`, before it is cropped."""
+    groups = y.shape[1] // max(w.shape[1], 1)
+    if _by_product(x, w, attrs, groups):
+        return _columns(w.shape[1:], x)
+    if any(stride > 1 for stride in attrs["strides"]):
+        # The gradient of a strided convolution is accumulated in a plain copy.
+        return max(_blocked(x, groups), float(y.bytes)) + y.bytes
+    data, result = _blocked(x, groups), _blocked(y, groups)
+    return max(data + _blocked_weights(w, groups, _BLOCK) + result - y.bytes, result)
 
 
 def _padded(x: TensorType, attrs: Attrs) -> TensorType | None:

@@ -209,6 +209,8 @@ class Cost:
     """The bytes that the op needs while it runs, besides its operands and results."""
     cpu_workspace: Work | None = None
     """The bytes that torch's CPU kernel of the op needs besides."""
+    contiguous: tuple[int, ...] = ()
+    """The operands that torch's kernel copies where they are not contiguous."""
     collective: Collective | None = None
     """What a communication is to the network."""
     pieces: Pieces | None = None

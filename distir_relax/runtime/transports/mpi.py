@@ -86,7 +86,7 @@ class MPICommunicator(Communicator):
         self._world = world.Dup()
         self._beside = world.Dup()
         self._tags = world.Get_attr(mpi.TAG_UB) or 32767
-        self._leaving: list[tuple[Any, torch.Tensor]] = []
+        self._pending_sends: list[tuple[Any, torch.Tensor]] = []
         self._by_axis = []
         for axis in range(len(mesh.shape)):
             group = mesh.group(self.rank, axis)
@@ -145,10 +145,10 @@ class MPICommunicator(Communicator):
         _back(host, x)
 
     def _start_send(self, x: torch.Tensor, peer: int, step: int) -> None:
-        self._leaving = [(request, host) for request, host in self._leaving if not request.Test()]
+        self._release_completed_sends()
         host = _host(x)
         requests = [self._beside.Isend(piece, peer, step % self._tags) for piece in _pieces(_buffer(host))]
-        self._leaving += [(request, host) for request in requests]
+        self._pending_sends += [(request, host) for request in requests]
 
     def _start_recv(self, x: torch.Tensor, peer: int, step: int) -> Callable[[], None]:
         host = x if x.is_cpu else _empty(x, x.numel())
@@ -160,9 +160,12 @@ class MPICommunicator(Communicator):
 
         return finish
 
+    def _release_completed_sends(self) -> None:
+        self._pending_sends = [(request, host) for request, host in self._pending_sends if not request.Test()]
+
     def _finish_sends(self) -> None:
-        self._mpi.Request.Waitall([request for request, _ in self._leaving])
-        self._leaving.clear()
+        self._mpi.Request.Waitall([request for request, _ in self._pending_sends])
+        self._pending_sends.clear()
 
     def _receive(self, piece: Any, peer: int) -> None:
         status = self._mpi.Status()

@@ -168,6 +168,9 @@ class ThreadCommunicator(Communicator):
 
         return finish
 
+    def _release_completed_sends(self) -> None:
+        """A message belongs to its receiver as soon as it is posted."""
+
     def _finish_sends(self) -> None:
         """What is left for others is theirs; what a rank may change it sends as a copy."""
 

@@ -190,7 +190,7 @@ class TorchCommunicator(Communicator):
         backend = "nccl" if device.startswith("cuda") else "gloo"
         self._world: Any = dist.new_group(backend=backend, timeout=_NEVER)
         self._beside: Any = dist.new_group(backend=backend, timeout=_NEVER)
-        self._leaving: list[tuple[Any, torch.Tensor]] = []
+        self._pending_sends: list[tuple[Any, torch.Tensor]] = []
         self._by_axis: list[Any] = []
         for axis in range(len(mesh.shape)):
             # torch wants every rank to make every group, its own or not, in the same order.
@@ -257,8 +257,8 @@ class TorchCommunicator(Communicator):
         if x.numel():
             with _peers_alive("send to"):
                 work = self._dist.isend(_movable(x), peer, group=self._beside, tag=step)
-            self._leaving = [(left, kept) for left, kept in self._leaving if not left.is_completed()]
-            self._leaving.append((work, x))
+            self._release_completed_sends()
+            self._pending_sends.append((work, x))
 
     def _start_recv(self, x: torch.Tensor, peer: int, step: int) -> Callable[[], None]:
         if not x.numel():
@@ -272,11 +272,14 @@ class TorchCommunicator(Communicator):
 
         return finish
 
+    def _release_completed_sends(self) -> None:
+        self._pending_sends = [(work, x) for work, x in self._pending_sends if not work.is_completed()]
+
     def _finish_sends(self) -> None:
         with _peers_alive("send to"):
-            for work, _ in self._leaving:
+            for work, _ in self._pending_sends:
                 work.wait()
-        self._leaving.clear()
+        self._pending_sends.clear()
 
     def _barrier(self) -> None:
         with _peers_alive("wait for"):
