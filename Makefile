@@ -25,7 +25,7 @@ lint: $(READY)
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 	$(BIN)/lint-imports
-	$(BIN)/python scripts/house.py --check
+	$(BIN)/python scripts/layers.py --check
 
 fuzz: $(READY)
 	$(BIN)/python -m tests.fuzz 5000

@@ -21,10 +21,10 @@ from typing import Any
 
 import torch
 
-from distir_relax.frontends.imported import Imported
+from distir_relax.compiler.pass_pipeline import Stages, compile_passes, run_passes
+from distir_relax.frontends.imported_model import Imported
 from distir_relax.frontends.torch import importer as frontend
 from distir_relax.layout import DeviceMesh
-from distir_relax.pipeline import Stages, compile_passes, run_passes
 
 MESHES = ((2,), (32, 32), (128, 8))
 SHARDINGS = {

@@ -22,13 +22,13 @@ import torch
 import distir_relax as dr
 from benchmarks.memory_programs import TUNED, UNSEEN, Program
 from distir_relax.bundle import read_bundle
-from distir_relax.calibration.peak import step_peak
-from distir_relax.frontends.torch.loss import call_of
+from distir_relax.calibration.memory_peak import step_peak
+from distir_relax.frontends.torch.loss_module import call_of
 from distir_relax.runtime.join import joined_world
 from distir_relax.runtime.machine import limit_threads
 from distir_relax.runtime.rank_session import RankSession
 from distir_relax.runtime.training.batches import numbers
-from distir_relax.units import size
+from distir_relax.support.units import size
 
 ROOT = Path(__file__).parent.parent
 

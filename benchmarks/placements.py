@@ -19,19 +19,19 @@ import torch
 import torch.nn.functional as F
 
 import distir_relax as dr
-from distir_relax.analysis.simulate import simulate_module
+from distir_relax.analysis.simulator import simulate_module
+from distir_relax.autosharding import PlaceBySearch
+from distir_relax.autosharding.apply_solution import lay_out
+from distir_relax.autosharding.autoshard import graph_of
+from distir_relax.autosharding.optimize import cheapest, prices_of
+from distir_relax.autosharding.solver import NoRoom
+from distir_relax.compiler.pass_pipeline import run_passes
+from distir_relax.compiler.source import CompileOptions
 from distir_relax.cost.profile import Profile, load_profile
-from distir_relax.frontends.model import import_model
-from distir_relax.frontends.outline import Outline
+from distir_relax.frontends.import_model import import_model
+from distir_relax.frontends.outline_blocks import Outline
 from distir_relax.ir import Module, uncollected
 from distir_relax.lowering import ToDistIR
-from distir_relax.pipeline import run_passes
-from distir_relax.placements import PlaceBySearch
-from distir_relax.placements.cheapest import cheapest, prices_of
-from distir_relax.placements.highs import NoRoom
-from distir_relax.placements.lay_out import lay_out
-from distir_relax.placements.solve import graph_of
-from distir_relax.source import CompileOptions
 
 MACHINE = "dgx-h100:8"
 

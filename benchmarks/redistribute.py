@@ -27,12 +27,12 @@ from torch.distributed.tensor import _redistribute as theirs
 from torch.distributed.tensor._dtensor_spec import DTensorSpec, TensorMeta
 from torch.testing._internal.distributed.fake_pg import FakeStore
 
-import distir_relax.sharding.redistribute as ours
+import distir_relax.sharding.reshard_plan as ours
 from distir_relax.ir import DTensorType
 from distir_relax.layout import DeviceMesh, Placement, R
 from distir_relax.layout import Partial as Intermediate
 from distir_relax.layout import Shard as Split
-from distir_relax.layout.division import refined
+from distir_relax.layout.partition import refined
 
 SHAPE = (256, 256, 256)
 MESHES = ((2, 2), (4, 8), (2, 2, 2))

@@ -30,7 +30,7 @@ from distir_relax.calibration.calibrate import calibrate
 from distir_relax.calibration.statistics import undisturbed
 from distir_relax.calibration.validate import validate
 from distir_relax.cost.profile import Profile
-from distir_relax.searcher import write_bundles
+from distir_relax.strategy_search.search import write_bundles
 
 TOP = 3
 STAGES = ("calibrate", "search", "run")

@@ -26,7 +26,7 @@ from torch.nn import functional as F
 import distir_relax as dr
 from distir_relax.bundle import read_bundle
 from distir_relax.calibration.measure import time_steps
-from distir_relax.cost.groups import Group
+from distir_relax.cost.heterogeneous import Group
 from distir_relax.cost.profile import Profile
 from distir_relax.runtime.join import joined_world
 from distir_relax.runtime.machine import limit_threads

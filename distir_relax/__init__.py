@@ -8,20 +8,20 @@ from typing import TYPE_CHECKING, Any
 from distir_relax.errors import DistIRError
 
 if TYPE_CHECKING:
-    from distir_relax.compiler import Plan, SurpriseGather, compile
+    from distir_relax.compiler.compile import Plan, SurpriseGather, compile
+    from distir_relax.compiler.simulate import simulate
+    from distir_relax.compiler.source import NothingSplit
+    from distir_relax.compiler.training import Training, TrainingStep, compile_training
     from distir_relax.cost.profile import load_profile
     from distir_relax.frontends.torch.meta_buffers import empty_weights
     from distir_relax.layout import DeviceMesh
     from distir_relax.ops import define as define_op
     from distir_relax.optimizers import SGD, Adam, AdamW, Optimizer
-    from distir_relax.rates import Constant, Cosine, Linear, Schedule, StepDecay
-    from distir_relax.runtime.loaded import load
-    from distir_relax.searcher import search
+    from distir_relax.runtime.loaded_bundle import load
     from distir_relax.sharding.annotate import annotate_sharding
-    from distir_relax.simulator import simulate
-    from distir_relax.source import NothingSplit
     from distir_relax.strategies import ProgramBuilder, Strategy
-    from distir_relax.training import Training, TrainingStep, compile_training
+    from distir_relax.strategy_search.search import search
+    from distir_relax.support.learning_rate import Constant, Cosine, Linear, Schedule, StepDecay
 
 __version__ = "0.1.0"
 __all__ = [
@@ -60,27 +60,27 @@ _HOMES = {
     "Adam": "distir_relax.optimizers",
     "AdamW": "distir_relax.optimizers",
     "Optimizer": "distir_relax.optimizers",
-    "Constant": "distir_relax.rates",
-    "Cosine": "distir_relax.rates",
-    "Linear": "distir_relax.rates",
-    "Schedule": "distir_relax.rates",
-    "StepDecay": "distir_relax.rates",
+    "Constant": "distir_relax.support.learning_rate",
+    "Cosine": "distir_relax.support.learning_rate",
+    "Linear": "distir_relax.support.learning_rate",
+    "Schedule": "distir_relax.support.learning_rate",
+    "StepDecay": "distir_relax.support.learning_rate",
     "DeviceMesh": "distir_relax.layout",
-    "NothingSplit": "distir_relax.source",
-    "Plan": "distir_relax.compiler",
-    "SurpriseGather": "distir_relax.compiler",
+    "NothingSplit": "distir_relax.compiler.source",
+    "Plan": "distir_relax.compiler.compile",
+    "SurpriseGather": "distir_relax.compiler.compile",
     "annotate_sharding": "distir_relax.sharding.annotate",
-    "compile": "distir_relax.compiler",
-    "compile_training": "distir_relax.training",
-    "Training": "distir_relax.training",
-    "TrainingStep": "distir_relax.training",
+    "compile": "distir_relax.compiler.compile",
+    "compile_training": "distir_relax.compiler.training",
+    "Training": "distir_relax.compiler.training",
+    "TrainingStep": "distir_relax.compiler.training",
     "define_op": "distir_relax.ops",
     "empty_weights": "distir_relax.frontends.torch.meta_buffers",
-    "load": "distir_relax.runtime.loaded",
+    "load": "distir_relax.runtime.loaded_bundle",
     "load_profile": "distir_relax.cost.profile",
     "ProgramBuilder": "distir_relax.strategies",
-    "search": "distir_relax.searcher",
-    "simulate": "distir_relax.simulator",
+    "search": "distir_relax.strategy_search.search",
+    "simulate": "distir_relax.compiler.simulate",
     "Strategy": "distir_relax.strategies",
 }
 # Inside the op table the word "op" goes without saying.

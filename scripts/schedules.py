@@ -13,7 +13,7 @@ from html import escape
 from pathlib import Path
 
 from distir_relax.schedules import Order, Timeline, Times, order_of, timeline
-from distir_relax.schedules.times import Number
+from distir_relax.schedules.task_times import Number
 
 FOLDER = Path(__file__).parent.parent / "docs" / "schedules"
 RANKS, MICROBATCHES = 4, 8

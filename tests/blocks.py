@@ -5,13 +5,13 @@ from __future__ import annotations
 import torch
 
 from distir_relax.bundle import Bundle
-from distir_relax.frontends.imported import Frame
-from distir_relax.frontends.outline import Outline
+from distir_relax.compiler.pass_pipeline import Stages, compile_passes, run_passes
+from distir_relax.frontends.imported_model import Frame
+from distir_relax.frontends.outline_blocks import Outline
 from distir_relax.ir import Module, TensorType
 from distir_relax.layout import DeviceMesh
 from distir_relax.lowering.emit.bundle import to_bundle
 from distir_relax.ops import Builder
-from distir_relax.pipeline import Stages, compile_passes, run_passes
 
 
 def blocks_module(blocks: int = 2, placement: str = "S[1]") -> Module:

@@ -7,9 +7,9 @@ from collections.abc import Mapping, Sequence
 import torch
 
 from distir_relax.analysis import execute, interpret
+from distir_relax.compiler.pass_pipeline import Observer, Stages, Verify, compile_passes, run_passes
 from distir_relax.ir import Module, Pass, parse, print_module
 from distir_relax.layout import DeviceMesh
-from distir_relax.pipeline import Observer, Stages, Verify, compile_passes, run_passes
 
 
 class RoundTrips(Observer):

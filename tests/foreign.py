@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 
-from distir_relax.kernels.foreign import packed_text
+from distir_relax.kernels.tvm_extern import packed_text
 
 REGISTERED = "tests.turned"
 

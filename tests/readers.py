@@ -24,16 +24,19 @@ import torch
 from safetensors.torch import save
 
 import distir_relax as dr
-from distir_relax.analysis.interpret import interpret
-from distir_relax.analysis.reference import run_devices
-from distir_relax.analysis.simulate import simulate_module
-from distir_relax.analysis.types import infer_types
+from distir_relax.analysis.distributed_executor import run_devices
+from distir_relax.analysis.global_executor import interpret
+from distir_relax.analysis.simulator import simulate_module
+from distir_relax.analysis.type_propagation import infer_types
+from distir_relax.autosharding import PlaceBySearch
+from distir_relax.autosharding.serialize import parse_search, print_search
 from distir_relax.bundle import FileWeights, Manifest, Tensor, local_shape
+from distir_relax.compiler.pass_pipeline import run_passes
 from distir_relax.cost.profile import load_profile, read_profile
-from distir_relax.cost.written import print_profile
+from distir_relax.cost.profile_writer import print_profile
 from distir_relax.errors import BundleError, DistIRError
 from distir_relax.frontends.checkpoint import with_checkpoint
-from distir_relax.frontends.imported import Imported
+from distir_relax.frontends.imported_model import Imported
 from distir_relax.frontends.onnx.importer import import_onnx
 from distir_relax.ir import Inline, Module, PlacedType, TensorType, Value, parse, parse_records, print_module, verify
 from distir_relax.ir.printer import print_attribute
@@ -43,13 +46,10 @@ from distir_relax.lowering import FuseLocal, Project, ToDistIR
 from distir_relax.lowering.emit.torch import to_torch
 from distir_relax.ops import check, infer, lookup
 from distir_relax.ops.table.entry import NO_SPLIT
-from distir_relax.pipeline import run_passes
-from distir_relax.placements import PlaceBySearch
-from distir_relax.placements.kept import parse_search, print_search
-from distir_relax.reading import parse_json
 from distir_relax.runtime.npz import read_npz
 from distir_relax.schedules import from_csv, order_of, timeline, to_csv
 from distir_relax.sharding import DelayReductions, Hazards, Propagate
+from distir_relax.support import parse_json
 from tests import mutations
 from tests.mutations import Mutation
 

@@ -10,10 +10,10 @@ from pathlib import Path
 
 import pytest
 
+from distir_relax.compiler.pass_pipeline import Observer, Verify, compile_passes, run_passes
 from distir_relax.ir import Module, Pass, parse, print_module
 from distir_relax.layout import DeviceMesh
 from distir_relax.lowering.emit.torch import to_torch
-from distir_relax.pipeline import Observer, Verify, compile_passes, run_passes
 from tests.blocks import blocks_module
 from tests.rfc import rfc_module
 
@@ -51,7 +51,7 @@ EXAMPLES = {"rfc": rfc_module, "blocks": blocks_module}
 
 @pytest.mark.parametrize("tail", ["ragged", "pad"])
 @pytest.mark.parametrize("example", EXAMPLES)
-def test_stages(example: str, tail: str) -> None:
+def test_pipeline_stages(example: str, tail: str) -> None:
     for name, module in stages(tail, EXAMPLES[example]()).items():
         text = print_module(module)
         assert parse(text) == module

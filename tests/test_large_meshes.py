@@ -9,11 +9,11 @@ from typing import Any
 
 import pytest
 
-from distir_relax.frontends.imported import Imported
+from distir_relax.compiler.pass_pipeline import compile_passes, run_passes
+from distir_relax.frontends.imported_model import Imported
 from distir_relax.frontends.torch import import_torch
 from distir_relax.ir import Module, print_module
 from distir_relax.layout import DeviceMesh
-from distir_relax.pipeline import compile_passes, run_passes
 from tests.zoo import gpt2
 
 _SHARDINGS = {

@@ -15,7 +15,7 @@ import transformers
 from torch.utils._pytree import tree_leaves
 
 import distir_relax as dr
-from distir_relax.analysis.simulate import simulate_module
+from distir_relax.analysis.simulator import simulate_module
 from distir_relax.ir import Module, inline, parse, print_module, verify
 from distir_relax.lowering import FuseLocal
 from distir_relax.ops import check

@@ -17,7 +17,7 @@ from benchmarks.paper.figures import DARK, LIGHT, accuracy, memory, simulation_t
 from benchmarks.paper.published import TABLE_2, TABLE_3, Best
 from benchmarks.paper.searches import GRIDS, MACHINE, Found, Grid, run
 from distir_relax import load_profile
-from distir_relax.planner import Outcome, Search
+from distir_relax.strategy_search import Outcome, Search
 from tests.report.browser import Browser, browser
 
 GRID = Grid("MLP 1B", lambda batch: models.mlp(3, 127, batch), (7, 15), devices=3)

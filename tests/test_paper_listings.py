@@ -8,10 +8,10 @@ from pathlib import Path
 import pytest
 import torch
 
-from distir_relax.analysis.reference import execute_program
-from distir_relax.analysis.simulate import simulate_module
-from distir_relax.analysis.types import infer_types
-from distir_relax.compiler import program_bundle
+from distir_relax.analysis.distributed_executor import execute_program
+from distir_relax.analysis.simulator import simulate_module
+from distir_relax.analysis.type_propagation import infer_types
+from distir_relax.compiler.compile import program_bundle
 from distir_relax.ir import Module, inline, parse, print_module, verify
 from distir_relax.ops import check
 from distir_relax.runtime.session import Session

@@ -13,7 +13,7 @@ import torch
 from typer.testing import CliRunner
 
 import distir_relax as dr
-from distir_relax.analysis.memory import CATEGORIES
+from distir_relax.analysis.memory_categories import CATEGORIES
 from distir_relax.cli import app
 from distir_relax.errors import DistIRError, ImportModelError, ParseError, ProfileError, VerificationError
 from distir_relax.ir import CALL, inline

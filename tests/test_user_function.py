@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from distir_relax.user_function import find_function
+from distir_relax.support.user_function import find_function
 
 
 @pytest.fixture(autouse=True)

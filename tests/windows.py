@@ -10,13 +10,13 @@ from typing import Any
 
 import torch
 
+from distir_relax.compiler.pass_pipeline import Verify
 from distir_relax.ir import Input, Module, TensorType
 from distir_relax.kernels.sampling import CROP, Resizing
 from distir_relax.layout import DeviceMesh
 from distir_relax.ops import Builder
 from distir_relax.ops.spatial.onnx_resize import PLACES
 from distir_relax.ops.spatial.resample import sampling_attrs
-from distir_relax.pipeline import Verify
 from tests.compiled import check_results, compiled
 from tests.drawn_placements import draw_placements
 

@@ -14,7 +14,7 @@ from pathlib import Path
 
 from distir_relax.errors import DistIRError
 from distir_relax.report.search import csv_text
-from distir_relax.units import seconds
+from distir_relax.support.units import seconds
 
 from .comparison import (
     accuracy_table,

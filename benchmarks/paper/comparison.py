@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from distir_relax.calibration.statistics import mean_absolute_percentage_error, spearman
-from distir_relax.planner import Outcome
+from distir_relax.strategy_search import Outcome
 
 from .published import TABLE_1, TABLE_2, TABLE_3, TABLE_4, THEIR_ERRORS, Best
 from .searches import PURE, ROOT, Found

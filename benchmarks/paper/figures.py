@@ -10,7 +10,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import EngFormatter, LogLocator, NullFormatter
 
-from distir_relax.planner import Outcome
+from distir_relax.strategy_search import Outcome
 
 from .comparison import Measured
 from .searches import PURE, Found

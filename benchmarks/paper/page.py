@@ -9,7 +9,7 @@ from importlib import resources
 from pathlib import Path
 from string import Template
 
-from distir_relax.units import count, seconds
+from distir_relax.support.units import count, seconds
 
 from .comparison import Cell, Measured, Speedup, Table
 from .figures import DARK, LIGHT, Picture

@@ -31,8 +31,8 @@ from typing import Any
 from models import mlp
 
 from distir_relax import Strategy
+from distir_relax.compiler.source import CompileOptions, Source
 from distir_relax.cost.profile import Level, Line, Matrix, Profile
-from distir_relax.source import CompileOptions, Source
 
 FLOPS, LINK = 9.7e13, 1.25e10
 SLOPE, START = 2.0e-11, 6.0e-5

@@ -13,9 +13,9 @@ from pathlib import Path
 from typing import Any
 
 from distir_relax import Strategy, load_profile
-from distir_relax.given import what_is
-from distir_relax.planner import Outcome, Search, Space, search_grid
-from distir_relax.source import CompileOptions, Source
+from distir_relax.compiler.inputs import what_is
+from distir_relax.compiler.source import CompileOptions, Source
+from distir_relax.strategy_search import Outcome, Search, Space, search_grid
 
 from . import models
 

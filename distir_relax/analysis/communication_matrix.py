@@ -14,13 +14,13 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from distir_relax.analysis.classes import Devices, groups_along, mesh_with
-from distir_relax.analysis.repeated import with_all_ops
+from distir_relax.analysis.device_classes import Devices, groups_along, mesh_with
+from distir_relax.analysis.microbatch_expansion import with_all_ops
 from distir_relax.errors import ProfileError
 from distir_relax.ir import Function, Module, Op, PlacedType
 from distir_relax.layout import Collective
 from distir_relax.ops import OpDef, Trait, lookup
-from distir_relax.ops.table.check import local_attrs
+from distir_relax.ops.table.type_checks import local_attrs
 
 Array = npt.NDArray[Any]
 

@@ -10,7 +10,7 @@ import numpy as np
 from distir_relax.analysis.communication_matrix import bytes_between
 from distir_relax.errors import ProfileError
 from distir_relax.ir import Module
-from distir_relax.units import count, size
+from distir_relax.support.units import count, size
 
 
 @dataclass(frozen=True)

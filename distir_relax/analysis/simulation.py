@@ -10,11 +10,11 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from distir_relax.analysis.memory import CATEGORIES
-from distir_relax.analysis.work import COMMUNICATION, COMPUTE, FEMTOSECONDS
+from distir_relax.analysis.memory_categories import CATEGORIES
+from distir_relax.analysis.op_timer import COMMUNICATION, COMPUTE, FEMTOSECONDS
 from distir_relax.cost.profile import Profile
 from distir_relax.ir import Module, Op
-from distir_relax.units import count, seconds, size
+from distir_relax.support.units import count, seconds, size
 
 MemoryCurve = list[tuple[float, tuple[int, ...]]]
 """Live bytes by category, from a time in seconds on."""

@@ -6,7 +6,7 @@ from dataclasses import dataclass, replace
 from typing import ClassVar
 
 from distir_relax.autodiff.backward import gradients, is_differentiable
-from distir_relax.autodiff.functions import Functions
+from distir_relax.autodiff.call_gradients import Functions
 from distir_relax.errors import DistIRError
 from distir_relax.ir import Function, Module, Output, live_ops
 from distir_relax.ops import Builder

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from distir_relax.bundle.bundle import RECORDS_FILE, SEARCH_FILES, STAGE_FILES, Bundle
-from distir_relax.bundle.call import CallManifest
-from distir_relax.bundle.format import (
+from distir_relax.bundle.call_signature import CallManifest
+from distir_relax.bundle.manifest import (
     BACKENDS,
     FORMAT,
     Division,
@@ -17,7 +17,7 @@ from distir_relax.bundle.format import (
     local_shape,
 )
 from distir_relax.bundle.read import check_weights, read_bundle
-from distir_relax.bundle.training import TrainingManifest
+from distir_relax.bundle.training_manifest import TrainingManifest
 from distir_relax.bundle.weights import TensorWeights, WeightSource
 from distir_relax.bundle.weights_file import SAFETENSORS_DTYPES, FileWeights
 from distir_relax.bundle.write import write_bundle

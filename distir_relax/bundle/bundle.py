@@ -6,9 +6,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
-from distir_relax.bundle.call import CallManifest
-from distir_relax.bundle.format import Manifest
-from distir_relax.bundle.training import TrainingManifest
+from distir_relax.bundle.call_signature import CallManifest
+from distir_relax.bundle.manifest import Manifest
+from distir_relax.bundle.training_manifest import TrainingManifest
 from distir_relax.bundle.weights import WeightSource
 from distir_relax.errors import BundleError
 

@@ -6,12 +6,12 @@ import hashlib
 from pathlib import Path
 
 from distir_relax.bundle.bundle import TEXT_FILES, Bundle
-from distir_relax.bundle.format import Manifest
+from distir_relax.bundle.manifest import Manifest
 from distir_relax.bundle.weights import WEIGHTS_FILE
 from distir_relax.bundle.weights_file import FileWeights
 from distir_relax.bundle.write import MANIFEST_FILE, manifest_checksum
 from distir_relax.errors import BundleError
-from distir_relax.reading import file_within, parse_json, read_bytes
+from distir_relax.support import file_within, parse_json, read_bytes
 
 _AGAIN = "compile the model again, or copy the whole bundle again"
 

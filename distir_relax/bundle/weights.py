@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Protocol
 
-from distir_relax.bundle.format import Tensor
+from distir_relax.bundle.manifest import Tensor
 from distir_relax.errors import BundleError
 from distir_relax.layout import DTYPES, Interval
 

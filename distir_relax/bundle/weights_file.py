@@ -17,11 +17,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from distir_relax.bundle.format import Tensor
+from distir_relax.bundle.manifest import Tensor
 from distir_relax.bundle.weights import cut_out
 from distir_relax.errors import BundleError
 from distir_relax.layout import DTYPES, Interval
-from distir_relax.reading import Fields, parse_json
+from distir_relax.support import Fields, parse_json
 
 if TYPE_CHECKING:
     import torch

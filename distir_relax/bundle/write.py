@@ -14,10 +14,10 @@ from dataclasses import replace
 from pathlib import Path
 
 from distir_relax.bundle.bundle import Bundle
-from distir_relax.bundle.format import Manifest
+from distir_relax.bundle.manifest import Manifest
 from distir_relax.bundle.weights import WEIGHTS_FILE, save_weights
 from distir_relax.errors import BundleError
-from distir_relax.reading import check_name, shown_path
+from distir_relax.support import check_name, shown_path
 
 MANIFEST_FILE = "manifest.json"
 

@@ -12,12 +12,12 @@ from pathlib import Path
 from distir_relax.calibration.budget import Budget
 from distir_relax.calibration.fit import fit_device, fit_links
 from distir_relax.calibration.measurements import Measurements, joined, take
+from distir_relax.calibration.microbenchmarks import dtypes_of, op_samples, scale_of
+from distir_relax.calibration.program_overhead import fit_programs
 from distir_relax.calibration.programs import programs, write_programs
-from distir_relax.calibration.samples import dtypes_of, op_samples, scale_of
-from distir_relax.calibration.slowdown import fit_programs
 from distir_relax.calibration.statistics import undisturbed
 from distir_relax.cost.profile import Level, Profile, load_profile
-from distir_relax.cost.written import print_profile
+from distir_relax.cost.profile_writer import print_profile
 from distir_relax.errors import RunError
 from distir_relax.runtime.inputs import atomic_file, check_writable
 from distir_relax.runtime.launch import launch

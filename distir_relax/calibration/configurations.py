@@ -7,15 +7,15 @@ from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 
 from distir_relax.bundle import Bundle, read_bundle
-from distir_relax.compiler import Plan, program_bundle
+from distir_relax.compiler.compile import Plan, program_bundle
+from distir_relax.compiler.inputs import Program, what_is
+from distir_relax.compiler.pass_pipeline import as_ranks_run
+from distir_relax.compiler.training import TrainingStep
 from distir_relax.errors import DistIRError, ImportModelError
-from distir_relax.given import Program, what_is
 from distir_relax.ir import Module
-from distir_relax.pipeline import as_ranks_run
 from distir_relax.runtime.verification import read_stage
 from distir_relax.strategies.strategy import Strategy
-from distir_relax.training import TrainingStep
-from distir_relax.user_function import call_function, find_function
+from distir_relax.support.user_function import call_function, find_function
 
 
 @dataclass(frozen=True)

@@ -14,7 +14,7 @@ from statistics import median
 import numpy as np
 
 from distir_relax.calibration.measure import CollectiveSample
-from distir_relax.calibration.samples import OpSample
+from distir_relax.calibration.microbenchmarks import OpSample
 from distir_relax.cost.profile import Level, Line, Matrix, Profile
 from distir_relax.cost.roofline import op_seconds
 from distir_relax.ops import Trait, lookup

@@ -16,7 +16,7 @@ from statistics import mean
 from typing import TYPE_CHECKING, Any
 
 from distir_relax.bundle import Manifest
-from distir_relax.calibration.samples import OpSample, payloads
+from distir_relax.calibration.microbenchmarks import OpSample, payloads
 from distir_relax.ir import Op, Value
 from distir_relax.kernels import updates
 from distir_relax.kernels.packing import pack_linear

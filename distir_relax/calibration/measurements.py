@@ -17,8 +17,8 @@ from typing import Any
 
 from distir_relax.calibration.budget import Budget
 from distir_relax.calibration.measure import CollectiveSample, time_collectives, time_ops
+from distir_relax.calibration.microbenchmarks import dtypes_of, op_samples, scale_of
 from distir_relax.calibration.programs import time_programs
-from distir_relax.calibration.samples import dtypes_of, op_samples, scale_of
 from distir_relax.calibration.statistics import undisturbed
 from distir_relax.runtime.world import World
 

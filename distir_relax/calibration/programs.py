@@ -16,15 +16,15 @@ from typing import TYPE_CHECKING, Any
 from distir_relax.bundle import Bundle, read_bundle, write_bundle
 from distir_relax.calibration.measure import WARM_UP, random_inputs, steps_within, time_steps
 from distir_relax.calibration.models import attention_model, example, feed_forward_model
-from distir_relax.compiler import Plan, compile
+from distir_relax.compiler.compile import Plan, compile
+from distir_relax.compiler.pass_pipeline import as_ranks_run
+from distir_relax.compiler.training import compile_training
 from distir_relax.ir import Module
 from distir_relax.optimizers import SGD, AdamW
-from distir_relax.pipeline import as_ranks_run
 from distir_relax.runtime.backends import load_program
 from distir_relax.runtime.rank_session import RankSession
 from distir_relax.runtime.transports.threads import ThreadWorld
 from distir_relax.strategies.strategy import Strategy
-from distir_relax.training import compile_training
 
 if TYPE_CHECKING:
     from distir_relax.runtime.world import World

@@ -9,14 +9,14 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from distir_relax.analysis.simulate import simulate_module
+from distir_relax.analysis.simulator import simulate_module
 from distir_relax.bundle import read_bundle, write_bundle
 from distir_relax.calibration.calibrate import PASSES, fit, measure_ranks
+from distir_relax.calibration.comparison import Outcome, Validation
 from distir_relax.calibration.configurations import Configuration, read_configurations
 from distir_relax.calibration.measure import random_inputs, time_steps
 from distir_relax.calibration.measurements import joined
-from distir_relax.calibration.outcomes import Outcome, Validation
-from distir_relax.calibration.peak import step_peak
+from distir_relax.calibration.memory_peak import step_peak
 from distir_relax.calibration.statistics import undisturbed
 from distir_relax.cost.profile import Profile
 from distir_relax.errors import RunError

@@ -24,8 +24,8 @@ from pathlib import Path
 
 from distir_relax.bundle import FileWeights, Tensor
 from distir_relax.errors import BundleError, CheckpointError
-from distir_relax.reading import Fields, parse_json, read_bytes
-from distir_relax.units import listed
+from distir_relax.support import Fields, parse_json, read_bytes
+from distir_relax.support.units import listed
 
 STATE_FILE = "state.safetensors"
 _POSITION_FILE = "position.json"

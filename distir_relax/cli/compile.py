@@ -96,14 +96,14 @@ def _compile(options: CompileOptions, times: bool, as_json: bool) -> None:
 
     from distir_relax.cli.compile_target import compile_target
     from distir_relax.cli.progress import Progress
+    from distir_relax.compiler.pass_pipeline import Stages
     from distir_relax.ir import Searched
-    from distir_relax.pipeline import Stages
 
     taken, start = Stages(), time.perf_counter()
     with Progress(Console(stderr=True), f"compiling {options.target}") as progress:
         found = compile_target(options, [taken, progress])
     if as_json:
-        from distir_relax.report.as_json import compiled_json
+        from distir_relax.report.json_output import compiled_json
 
         made = compiled_json(found, taken.modules, taken.seconds)
         typer.echo(json_.dumps({"output": str(options.output), "seconds": time.perf_counter() - start, **made}))

@@ -10,15 +10,15 @@ from typing import Any
 
 from distir_relax.analysis.footprint import Footprint, footprint
 from distir_relax.bundle import write_bundle
-from distir_relax.compiler import Plan, program_bundle
+from distir_relax.compiler.compile import Plan, program_bundle
+from distir_relax.compiler.inputs import Model, Program, Saved, call_target, is_onnx
+from distir_relax.compiler.pass_pipeline import Observer
+from distir_relax.compiler.training import Training
 from distir_relax.errors import ImportModelError, PlacementError
 from distir_relax.frontends.pretrained import is_pretrained, read_pretrained
-from distir_relax.given import Model, Program, Saved, call_target, is_onnx
 from distir_relax.ir import parse
 from distir_relax.layout import DeviceMesh
-from distir_relax.pipeline import Observer
 from distir_relax.strategies.strategy import as_strategy
-from distir_relax.training import Training
 
 # Options that say how a model is compiled, of no use to what is compiled already; the first three say what is split.
 _OF_PRETRAINED = ("task", "batch", "sequence")

@@ -22,9 +22,9 @@ def show(
     """Print a bundle's program, highlighted on a terminal; the distributed stage of a pipeline with its schedule."""
     from distir_relax.bundle import read_bundle
     from distir_relax.ir import parse
-    from distir_relax.report.as_json import program_json
     from distir_relax.report.highlight import print_program
-    from distir_relax.report.tasks import schedule_text
+    from distir_relax.report.json_output import program_json
+    from distir_relax.report.pipeline_tasks import schedule_text
     from distir_relax.runtime.verification import read_stage
 
     found = read_bundle(bundle, verify_weights=False)

@@ -5,8 +5,8 @@ from __future__ import annotations
 import threading
 from typing import Any
 
+from distir_relax.compiler.pass_pipeline import Observer
 from distir_relax.ir import Module, Pass, print_pass
-from distir_relax.pipeline import Observer
 
 PATIENCE = 1.0
 """Seconds after which a person wants to know what is going on."""

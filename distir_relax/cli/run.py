@@ -101,7 +101,7 @@ def launch(
     from distir_relax.runtime.hosts import read_hosts
     from distir_relax.runtime.launch import launch as start
     from distir_relax.runtime.launch import launch_with_torchrun
-    from distir_relax.runtime.launchers import check_alone
+    from distir_relax.runtime.launcher_detection import check_alone
     from distir_relax.runtime.world import check_size
 
     check_alone()
@@ -175,10 +175,10 @@ def _drawing(
     if backend is not Backend.torch:
         raise DistIRError("only the torch backend says when it does its tasks", hint="leave --trace or --backend out")
     from distir_relax.bundle import read_bundle
+    from distir_relax.compiler.simulate import simulate
     from distir_relax.cost.profile import load_profile
-    from distir_relax.report.tasks import Row, predicted_rows, write_chart
+    from distir_relax.report.pipeline_tasks import Row, predicted_rows, write_chart
     from distir_relax.runtime.inputs import check_writable
-    from distir_relax.simulator import simulate
 
     check_writable(path)
     devices = read_bundle(bundle, verify_weights=False).manifest.mesh.size

@@ -11,13 +11,13 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from distir_relax.cli.app import app
-from distir_relax.cli.interrupts import Interrupted
 from distir_relax.cli.options import JsonOption, StagesOption, read_stages
+from distir_relax.cli.signals import Interrupted
 from distir_relax.errors import DistIRError
-from distir_relax.units import rate
+from distir_relax.support.units import rate
 
 if TYPE_CHECKING:
-    from distir_relax.planner import Outcome, Search
+    from distir_relax.strategy_search import Outcome, Search
 
 
 @app.command()
@@ -81,8 +81,8 @@ def search(
 def _found(model: str, options: dict[str, Any], top: int) -> Search:
     """The search, with a bar; where it is interrupted the best so far is told."""
     from distir_relax.report.search import outcomes_table
-    from distir_relax.runtime.launchers import check_connected
-    from distir_relax.searcher import search as find
+    from distir_relax.runtime.launcher_detection import check_connected
+    from distir_relax.strategy_search.search import search as find
 
     check_connected()
     with SearchProgress() as progress:
@@ -99,7 +99,7 @@ def _write(model: str, profile: str, found: Search, csv: Path | None, html: Path
     """Write the files that are asked for."""
     from distir_relax.report.search import csv_text
     from distir_relax.report.search_page import write_search_page
-    from distir_relax.report.simulation import write_text
+    from distir_relax.support.files import write_text
 
     if csv is not None:
         write_text(csv, csv_text(found))
@@ -111,7 +111,7 @@ def _tell(model: str, found: Search, top: int, execute: int, as_json: bool) -> N
     """Print what was found, and what the best take when they are run."""
     from distir_relax.report.search import table
     from distir_relax.report.validation import table as measured_table
-    from distir_relax.searcher import execute as run_best
+    from distir_relax.strategy_search.search import execute as run_best
 
     best = found.ranked[:execute]
     measured = run_best(model, best, found.profile) if best else None
@@ -162,8 +162,8 @@ class SearchProgress:
 
 def is_first_rank() -> bool:
     """Whether this process is the first of a launch, or none of any."""
-    from distir_relax.runtime.launchers import detect
-    from distir_relax.runtime.neighbours import rank_in
+    from distir_relax.runtime.launcher_detection import detect
+    from distir_relax.runtime.local_ranks import rank_in
 
     return detect() != "mpi" or not rank_in()
 

@@ -14,13 +14,13 @@ import typer
 from typer.core import TyperCommand
 
 from distir_relax.cli.app import app, complain
-from distir_relax.cli.interrupts import Interrupted
 from distir_relax.cli.options import Backend, BackendOption, BundleArgument, Device, DeviceOption, TimeoutOption
+from distir_relax.cli.signals import Interrupted
 from distir_relax.errors import DistIRError, RunError
 
 if TYPE_CHECKING:
-    from distir_relax.runtime.training.run import Run
-    from distir_relax.runtime.training.steps import Ended
+    from distir_relax.runtime.training.train import Run
+    from distir_relax.runtime.training.training_loop import Ended
     from distir_relax.runtime.world import World
 
 
@@ -69,9 +69,9 @@ def train(
     from distir_relax.cli.training_data import data_of
     from distir_relax.cli.training_progress import TrainingProgress
     from distir_relax.runtime.join import joined_world
-    from distir_relax.runtime.launchers import detect
-    from distir_relax.runtime.training.run import Run, train_rank, train_threads
-    from distir_relax.runtime.training.steps import TrainOptions
+    from distir_relax.runtime.launcher_detection import detect
+    from distir_relax.runtime.training.train import Run, train_rank, train_threads
+    from distir_relax.runtime.training.training_loop import TrainOptions
 
     _check(resume, checkpoint, log)
     if n is not None and detect() is None:
@@ -113,7 +113,7 @@ class _Told:
         self._before: dict[int, Any] = {}
 
     def __enter__(self) -> _Told:
-        from distir_relax.runtime.training.steps import CHECKPOINT_SIGNALS
+        from distir_relax.runtime.training.training_loop import CHECKPOINT_SIGNALS
 
         for number in (*CHECKPOINT_SIGNALS, *(() if self._alone else (signal.SIGINT,))):
             self._before[number] = signal.signal(number, self._hear)

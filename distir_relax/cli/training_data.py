@@ -10,7 +10,7 @@ from typing import Any
 from distir_relax.bundle import Manifest
 from distir_relax.errors import ImportModelError
 from distir_relax.runtime.training.batches import Data, DataSet, Samples, Stream
-from distir_relax.user_function import call_function, find_function, users_code
+from distir_relax.support.user_function import call_function, find_function, users_code
 
 
 def data_of(target: str) -> Callable[[Manifest, int], Data]:

@@ -8,7 +8,7 @@ from typing import Any, TextIO
 
 import typer
 
-from distir_relax.runtime.training.steps import Done, TrainOptions
+from distir_relax.runtime.training.training_loop import Done, TrainOptions
 
 LINES = 20
 """So many lines tell of a run that has no terminal, unless its steps are slow."""

@@ -12,9 +12,9 @@ from importlib import resources
 from pathlib import Path
 from typing import Any
 
-from distir_relax.cost.groups import Group, check_groups, read_ranges
+from distir_relax.cost.heterogeneous import Group, check_groups, read_ranges
 from distir_relax.errors import ProfileError
-from distir_relax.reading import is_finite, parse_toml, read_text, shown
+from distir_relax.support import is_finite, parse_toml, read_text, shown
 
 KINDS = ("gpu", "cpu")
 """The kinds of devices."""

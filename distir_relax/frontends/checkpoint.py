@@ -12,9 +12,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from distir_relax.errors import ImportModelError
-from distir_relax.frontends.imported import Imported
-from distir_relax.reading import check_regular
-from distir_relax.units import listed
+from distir_relax.frontends.imported_model import Imported
+from distir_relax.support import check_regular
+from distir_relax.support.units import listed
 
 if TYPE_CHECKING:
     import torch

@@ -9,7 +9,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING
 
-from distir_relax.frontends.imported import Frame
+from distir_relax.frontends.imported_model import Frame
 
 if TYPE_CHECKING:
     from torch.fx import Node

@@ -9,8 +9,8 @@ from pathlib import Path
 from typing import Any
 
 from distir_relax.errors import ImportModelError
-from distir_relax.reading import Fields, parse_json, read_bytes
-from distir_relax.units import listed
+from distir_relax.support import Fields, parse_json, read_bytes
+from distir_relax.support.units import listed
 
 TASKS = {
     "causal-lm": "AutoModelForCausalLM",

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 from distir_relax.errors import ImportModelError
-from distir_relax.frontends.imported import Imported
+from distir_relax.frontends.imported_model import Imported
 from distir_relax.frontends.torch.arguments import as_tensor, named_arguments
 from distir_relax.ir import Module, TensorType
 

@@ -13,14 +13,14 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from distir_relax.errors import AnnotationError, DistIRError, ImportModelError, UnsupportedOpError
-from distir_relax.frontends.imported import Imported
+from distir_relax.frontends.imported_model import Imported
 from distir_relax.frontends.relax_shapes import bind_shapes
 from distir_relax.frontends.torch.arguments import as_tensor, named_arguments
 from distir_relax.ir import Module, TensorType, Value
-from distir_relax.kernels.block_factors import block_rule
-from distir_relax.kernels.foreign import packed_text
+from distir_relax.kernels.prim_func_factors import block_rule
+from distir_relax.kernels.tvm_extern import packed_text
 from distir_relax.layout import DTYPES, DeviceMesh, print_placements
-from distir_relax.layout.fit import fit_placements
+from distir_relax.layout.validate import fit_placements
 from distir_relax.ops import (
     DATA_DEPENDENT,
     DATA_DEPENDENT_HINT,

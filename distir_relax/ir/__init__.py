@@ -1,6 +1,9 @@
 """What a program is: types, ops, functions, their text form, and the rules they obey."""
 
-from distir_relax.ir.garbage import uncollected
+from distir_relax.ir.dead_outputs import without_unused_outputs
+from distir_relax.ir.def_use import count_uses, live_ops, makers, needed_ops, value_names
+from distir_relax.ir.device_equivalence import Kinds, held_size, kinds_of, lay_out, local_type, mesh_kinds
+from distir_relax.ir.gc import uncollected
 from distir_relax.ir.inline import (
     Inline,
     Instance,
@@ -12,9 +15,8 @@ from distir_relax.ir.inline import (
     whole_of,
     written_out,
 )
-from distir_relax.ir.kinds import Kinds, held_size, kinds_of, lay_out, local_type, mesh_kinds
-from distir_relax.ir.lately import lately
 from distir_relax.ir.location import inside, place, within
+from distir_relax.ir.memoize import lately
 from distir_relax.ir.parser import parse
 from distir_relax.ir.passes import Pass, name_of, print_pass
 from distir_relax.ir.printer import print_attribute, print_function, print_module, print_op
@@ -45,7 +47,6 @@ from distir_relax.ir.records import (
     parse_records,
     print_records,
 )
-from distir_relax.ir.tidy import without_unused_outputs
 from distir_relax.ir.types import (
     DTensorType,
     PerRank,
@@ -58,7 +59,6 @@ from distir_relax.ir.types import (
     per_rank,
     print_devices,
 )
-from distir_relax.ir.uses import count_uses, live_ops, makers, needed_ops, value_names
 from distir_relax.ir.verify import verify, verify_placements, verify_type
 
 __all__ = [

@@ -7,11 +7,11 @@ from dataclasses import dataclass, replace
 from typing import ClassVar
 
 from distir_relax.errors import VerificationError
-from distir_relax.ir.lately import lately
+from distir_relax.ir.def_use import value_names
 from distir_relax.ir.location import within
+from distir_relax.ir.memoize import lately
 from distir_relax.ir.program import STAGES, Function, Module, Op, Value, fresh_name
 from distir_relax.ir.types import PlacedType
-from distir_relax.ir.uses import value_names
 
 
 @dataclass(frozen=True, slots=True)

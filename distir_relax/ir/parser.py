@@ -14,7 +14,7 @@ from distir_relax.errors import ParseError, PlacementError
 from distir_relax.ir.program import CALL, ROLES, STAGES, TASK, Attribute, Function, Input, Module, Op, Output, Value
 from distir_relax.ir.types import DTensorType, PerRank, PlacedType, Size, TensorType, Type, Untyped
 from distir_relax.layout import DTYPES, DeviceMesh, parse_placements
-from distir_relax.reading import parse_json_string
+from distir_relax.support import parse_json_string
 
 
 def parse(text: str, source: str = "<text>", places: bool = False) -> Module:

@@ -24,7 +24,7 @@ from distir_relax.errors import VerificationError
 from distir_relax.ir.records import Record
 from distir_relax.ir.types import DTensorType, PerRank, PlacedType, TensorType, Type, Untyped
 from distir_relax.layout import DeviceMesh
-from distir_relax.units import count
+from distir_relax.support.units import count
 
 STAGES = ("global", "sharded", "distributed", "ranked")
 ROLES = ("input", "parameter", "constant", "state")

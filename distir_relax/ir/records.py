@@ -10,8 +10,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import MISSING, asdict, dataclass, fields, replace
 
 from distir_relax.errors import ParseError
-from distir_relax.reading import Fields, parse_json, shown
-from distir_relax.units import seconds, size
+from distir_relax.support import Fields, parse_json, shown
+from distir_relax.support.units import seconds, size
 
 
 @dataclass(frozen=True, slots=True)

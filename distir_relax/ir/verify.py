@@ -12,7 +12,7 @@ from distir_relax.ir.inline import on_devices, verify_no_recursion
 from distir_relax.ir.program import KINDS, STAGES, WAIT, Function, Module, Op, Value
 from distir_relax.ir.types import DTensorType, PerRank, PlacedType, TensorType, Untyped, print_devices
 from distir_relax.layout import DTYPES, DeviceMesh, Shard
-from distir_relax.layout.fit import misfit
+from distir_relax.layout.validate import misfit
 
 MOST_BYTES = 2**63 - 1
 """No tensor has more bytes: sizes and offsets are int64."""

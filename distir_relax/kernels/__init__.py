@@ -7,7 +7,7 @@
 `recurrent`   recurrences over the steps of a sequence
 `routing`     rows that are worked on by the group that each is of
 `packing`     linear layers whose weight is laid out once
-`foreign`     functions written for TVM, or registered with it
-`moving`      values that are left to the function that is called with them
+`tvm_extern`  functions written for TVM, or registered with it
+`ownership`   values that are left to the function that is called with them
 ============  ==============================================================================================
 """

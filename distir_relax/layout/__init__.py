@@ -3,7 +3,7 @@
 from distir_relax.layout.collectives import Collective, collective_between
 from distir_relax.layout.cut import Cut, Interval, Segment, intersect
 from distir_relax.layout.dtypes import DTYPES
-from distir_relax.layout.held import block_bounds, held_intervals, holders, holds
+from distir_relax.layout.local_shards import block_bounds, held_intervals, holders, holds
 from distir_relax.layout.mesh import DeviceMesh, as_mesh
 from distir_relax.layout.placement import (
     REDUCTIONS,

@@ -6,10 +6,10 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from distir_relax.lowering.accumulate import AccumulateInCalls
+    from distir_relax.lowering.gradient_accumulation import AccumulateInCalls
     from distir_relax.lowering.microbatches import Microbatches
-    from distir_relax.lowering.pipelines import Pipeline
-    from distir_relax.lowering.places import ToPlaces
+    from distir_relax.lowering.multi_mesh import ToPlaces
+    from distir_relax.lowering.pipeline import Pipeline
     from distir_relax.lowering.project import Project
     from distir_relax.lowering.ranked.fuse import FuseLocal
     from distir_relax.lowering.to_distir import ToDistIR
@@ -18,13 +18,13 @@ __all__ = ["AccumulateInCalls", "FuseLocal", "Microbatches", "Pipeline", "Projec
 
 # A rank imports the emission from here, and must not pay for the compiler.
 _HOMES = {
-    "AccumulateInCalls": "distir_relax.lowering.accumulate",
+    "AccumulateInCalls": "distir_relax.lowering.gradient_accumulation",
     "FuseLocal": "distir_relax.lowering.ranked.fuse",
     "Microbatches": "distir_relax.lowering.microbatches",
-    "Pipeline": "distir_relax.lowering.pipelines",
+    "Pipeline": "distir_relax.lowering.pipeline",
     "Project": "distir_relax.lowering.project",
     "ToDistIR": "distir_relax.lowering.to_distir",
-    "ToPlaces": "distir_relax.lowering.places",
+    "ToPlaces": "distir_relax.lowering.multi_mesh",
 }
 
 

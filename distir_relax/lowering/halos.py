@@ -24,8 +24,8 @@ from itertools import pairwise
 
 from distir_relax.ir import DTensorType, Op, Value, at_rank, per_rank
 from distir_relax.layout import DeviceMesh, Placement, Shard, block_bounds
-from distir_relax.lowering.emitter import PlacedEmitter
-from distir_relax.lowering.tails import Tails
+from distir_relax.lowering.distributed_builder import PlacedEmitter
+from distir_relax.lowering.padding import Tails
 from distir_relax.ops import Window, lookup
 
 

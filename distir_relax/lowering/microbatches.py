@@ -39,16 +39,16 @@ from distir_relax.ir import (
     live_ops,
 )
 from distir_relax.layout import Collective, DeviceMesh, Shard, held_intervals
-from distir_relax.layout.division import balanced
-from distir_relax.lowering.one_by_one import one_by_one
+from distir_relax.layout.partition import balanced
+from distir_relax.lowering.microbatch_order import one_by_one
 from distir_relax.lowering.project import project, rank_kinds
 from distir_relax.lowering.to_distir import ToDistIR
 from distir_relax.ops import Builder, Trait, lookup
-from distir_relax.ops.communication.in_turn import stretches
-from distir_relax.ops.table.check import local_attrs
+from distir_relax.ops.communication.serialized import stretches
+from distir_relax.ops.table.type_checks import local_attrs
 from distir_relax.sharding import DelayReductions, Hazards, Propagate
-from distir_relax.sharding.apply import Mark, mark_inputs
 from distir_relax.sharding.factors import Factored, factoring_of
+from distir_relax.sharding.named_annotations import Mark, mark_inputs
 
 MARK, ASIDE = "annotate_sharding", "mark_aside"
 

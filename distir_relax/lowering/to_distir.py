@@ -32,12 +32,12 @@ from distir_relax.ir import (
     mesh_kinds,
 )
 from distir_relax.layout import DeviceMesh, Partial, Shard, held_intervals
-from distir_relax.lowering.collected_outputs import collected_outputs
-from distir_relax.lowering.emitter import PlacedEmitter, merge_attrs
+from distir_relax.lowering.distributed_builder import PlacedEmitter, merge_attrs
+from distir_relax.lowering.expert_dispatch import group_axes, lower_rows, packs
 from distir_relax.lowering.halos import SplitWindow, fetch, parts, split_windows
-from distir_relax.lowering.redistribution import lower_redistribute
-from distir_relax.lowering.routing import group_axes, lower_rows, packs
-from distir_relax.lowering.tails import MODES, NEUTRAL, Tails, is_padded, is_pending
+from distir_relax.lowering.output_assembly import collected_outputs
+from distir_relax.lowering.padding import MODES, NEUTRAL, Tails, is_padded, is_pending
+from distir_relax.lowering.redistribute import lower_redistribute
 from distir_relax.ops import PARALLEL, Expansion, Trait, lookup
 
 

@@ -1,7 +1,7 @@
 """Optimizers: the state that training keeps, and passes that make steps of it of programs with gradients."""
 
 from distir_relax.optimizers.adam import Adam, AdamW
-from distir_relax.optimizers.masters import MasterWeights, with_state
+from distir_relax.optimizers.master_weights import MasterWeights, with_state
 from distir_relax.optimizers.optimize import RATE, STEP, Optimize
 from distir_relax.optimizers.optimizer import Optimizer
 from distir_relax.optimizers.sgd import SGD

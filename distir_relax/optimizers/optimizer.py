@@ -12,7 +12,7 @@ from typing import Any
 from distir_relax.errors import DistIRError
 from distir_relax.ir import Value
 from distir_relax.ops import Builder, cast
-from distir_relax.rates import Schedule
+from distir_relax.support.learning_rate import Schedule
 
 Numbers = Mapping[str, Value]
 """The numbers of a step, by name: values without dims that are the same for all parameters of a dtype."""

@@ -10,7 +10,7 @@ from distir_relax.errors import DistIRError
 from distir_relax.ir import Value
 from distir_relax.ops import Builder, cast
 from distir_relax.optimizers.optimizer import Numbers, Optimizer, gradient_of
-from distir_relax.rates import Schedule
+from distir_relax.support.learning_rate import Schedule
 
 
 @dataclass(frozen=True, slots=True)

@@ -6,12 +6,12 @@ import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 
+from distir_relax.autosharding.alternatives import Alternative, Alternatives, Outcome
 from distir_relax.ir import DTensorType
-from distir_relax.placements.alternatives import Alternative, Alternatives, Outcome
-from distir_relax.report.columns import aligned
-from distir_relax.report.layouts import named, short
-from distir_relax.sharding.choice import Placed
-from distir_relax.units import change, seconds, size
+from distir_relax.report.layout_text import named, short
+from distir_relax.report.text_table import aligned
+from distir_relax.sharding.factor_selection import Placed
+from distir_relax.support.units import change, seconds, size
 
 _HEAD = ("", "a step", "ops", "sending", "memory", "sent", "collectives")
 

@@ -9,18 +9,18 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import asdict, dataclass
 
-from distir_relax.analysis.simulate import simulate_module
+from distir_relax.analysis.simulator import simulate_module
 from distir_relax.bundle import Bundle, local_bytes
+from distir_relax.compiler.pass_pipeline import as_ranks_run
 from distir_relax.cost.profile import Profile
 from distir_relax.ir import DTensorType, Function, Module
 from distir_relax.ops import Trait, lookup
-from distir_relax.pipeline import as_ranks_run
-from distir_relax.report.columns import aligned
 from distir_relax.report.explain import search_of
-from distir_relax.report.layouts import by_pattern, named, short
+from distir_relax.report.layout_text import by_pattern, named, short
+from distir_relax.report.text_table import aligned
 from distir_relax.runtime.verification import read_stage
 from distir_relax.sharding import redistributions, times_of
-from distir_relax.units import change, count, seconds, size
+from distir_relax.support.units import change, count, seconds, size
 
 _MOST_GROUPS, _MOST_NAMES = 10, 12
 """How many ways in which values lie otherwise are told, and how many names of each."""

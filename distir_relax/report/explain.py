@@ -8,18 +8,18 @@ from collections.abc import Iterator, Sequence
 from dataclasses import asdict, replace
 from typing import Any
 
+from distir_relax.autosharding.alternatives import Alternatives
+from distir_relax.autosharding.serialize import parse_search
 from distir_relax.bundle import Bundle
 from distir_relax.errors import DistIRError
 from distir_relax.ir import DTensorType, Function, Module, Op, PerRank, Reason, local_type, parse_records, value_names
 from distir_relax.layout import DeviceMesh, Partial, Placement, R, Routed, Shard, print_placements
-from distir_relax.layout.division import refined
+from distir_relax.layout.partition import refined
 from distir_relax.ops import Trait, lookup
-from distir_relax.placements.alternatives import Alternatives
-from distir_relax.placements.kept import parse_search
 from distir_relax.report.alternatives import alternatives_text
 from distir_relax.runtime.verification import read_stage
 from distir_relax.sharding import bytes_sent, redistributions
-from distir_relax.sharding.redistributions import Redistribution
+from distir_relax.sharding.reshard_cost import Redistribution
 
 
 def explain(bundle: Bundle, name: str, limit: float = 30.0) -> str:

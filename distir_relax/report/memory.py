@@ -4,11 +4,10 @@ from __future__ import annotations
 
 from typing import Any
 
-from distir_relax.analysis.memory import CATEGORIES, WORKSPACE
+from distir_relax.analysis.class_names import class_name, shown_classes
+from distir_relax.analysis.memory_categories import CATEGORIES, WORKSPACE
 from distir_relax.analysis.simulation import MemoryCurve, Peak, Simulation
-from distir_relax.report.simulation import class_name
-from distir_relax.report.timeline import shown_classes
-from distir_relax.units import size
+from distir_relax.support.units import size
 
 CHARTS = 8
 """How many classes of devices have a chart."""

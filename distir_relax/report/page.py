@@ -12,15 +12,16 @@ from importlib import resources
 from pathlib import Path
 from string import Template
 
-from distir_relax.analysis.memory import CATEGORIES
+from distir_relax.analysis.class_names import class_name
+from distir_relax.analysis.memory_categories import CATEGORIES
+from distir_relax.analysis.op_timer import COMMUNICATION, FEMTOSECONDS
 from distir_relax.analysis.simulation import Simulation
-from distir_relax.analysis.work import COMMUNICATION, FEMTOSECONDS
-from distir_relax.report.matrix import matrix
+from distir_relax.report.communication_matrix import matrix
 from distir_relax.report.memory import memory_charts
-from distir_relax.report.simulation import class_name, write_text
-from distir_relax.report.tasks import chart, predicted_rows
+from distir_relax.report.pipeline_tasks import chart, predicted_rows
 from distir_relax.report.timeline import LANES, Timeline, as_data, timeline
-from distir_relax.units import count, seconds, size
+from distir_relax.support.files import write_text
+from distir_relax.support.units import count, seconds, size
 
 ROWS = 15
 """How many ops the table of top ops has."""

@@ -7,9 +7,9 @@ import io
 from collections import Counter
 from collections.abc import Sequence
 
-from distir_relax.planner import RULED_OUT, Outcome, Search
-from distir_relax.report.columns import aligned
-from distir_relax.units import count, rate, seconds, size
+from distir_relax.report.text_table import aligned
+from distir_relax.strategy_search import RULED_OUT, Outcome, Search
+from distir_relax.support.units import count, rate, seconds, size
 
 COLUMNS = ("strategy", "samples", "throughput", "step", "memory", "bubble", "communication")
 

@@ -9,13 +9,13 @@ from pathlib import Path
 from string import Template
 from typing import Any
 
-from distir_relax.planner import Outcome, Search
-from distir_relax.planner.outcome import Lanes
 from distir_relax.report.page import figure
 from distir_relax.report.search import COLUMNS, cells, discarded, headline, room
-from distir_relax.report.simulation import write_text
-from distir_relax.report.strip import strips
-from distir_relax.units import rate, seconds, size
+from distir_relax.strategy_search import Outcome, Search
+from distir_relax.strategy_search.compact_timeline import strips
+from distir_relax.strategy_search.outcome import Lanes
+from distir_relax.support.files import write_text
+from distir_relax.support.units import rate, seconds, size
 
 # What the second chart has along its axis: the field of a point, and its name.
 _AXES = {"samples": ("samples", "samples of a step"), "microbatches": ("microbatches", "microbatches of a step")}

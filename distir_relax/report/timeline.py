@@ -9,10 +9,10 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
+from distir_relax.analysis.class_names import class_name, shown_classes
+from distir_relax.analysis.op_timer import COMPUTE, FEMTOSECONDS
 from distir_relax.analysis.simulation import Simulation
-from distir_relax.analysis.work import COMPUTE, FEMTOSECONDS
 from distir_relax.ir import Op
-from distir_relax.report.simulation import class_name
 from distir_relax.report.trace import stream_name
 
 LANES = 32
@@ -44,22 +44,6 @@ class Timeline:
     calls: list[tuple[Op, ...]]
     threshold: int = 0
     joined: int = 0
-
-
-def shown_classes(simulation: Simulation, limit: int) -> list[int]:
-    """The classes of devices that a page shows, by their first device: all, or `limit` of them at equal distances.
-
-    The class with the highest peak of memory is always there.
-    """
-    ordered = sorted(range(len(simulation.members)), key=lambda c: int(simulation.members[c][0]))
-    if len(ordered) <= limit:
-        return ordered
-    chosen = {ordered[i * len(ordered) // limit] for i in range(limit)}
-    highest = max(ordered, key=lambda c: simulation.peaks[c].bytes)
-    if highest not in chosen:
-        chosen.remove(max(chosen, key=ordered.index))
-        chosen.add(highest)
-    return [c for c in ordered if c in chosen]
 
 
 def timeline(simulation: Simulation, limit: int = BARS) -> Timeline:

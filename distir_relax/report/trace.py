@@ -12,10 +12,11 @@ import math
 from pathlib import Path
 from typing import Any
 
-from distir_relax.analysis.memory import CATEGORIES
+from distir_relax.analysis.class_names import class_name
+from distir_relax.analysis.memory_categories import CATEGORIES
+from distir_relax.analysis.op_timer import COMMUNICATION
 from distir_relax.analysis.simulation import Event, MemoryCurve, Simulation
-from distir_relax.analysis.work import COMMUNICATION
-from distir_relax.report.simulation import class_name, write_text
+from distir_relax.support.files import write_text
 
 FEMTOSECONDS_PER_NANOSECOND = 10**6
 

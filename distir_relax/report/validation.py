@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import json
 
-from distir_relax.calibration.outcomes import APART, Outcome, Validation
-from distir_relax.units import count, size
+from distir_relax.calibration.comparison import APART, Outcome, Validation
+from distir_relax.support.units import count, size
 
 _SHOWN = 8
 

@@ -6,8 +6,8 @@ from collections.abc import Collection, Mapping
 from contextlib import suppress
 from itertools import groupby
 
-from distir_relax.runtime.launchers import detect, launch_size, local_size
-from distir_relax.runtime.neighbours import is_stopped, processes_of_this_node, shows_meeting
+from distir_relax.runtime.launcher_detection import detect, launch_size, local_size
+from distir_relax.runtime.local_ranks import is_stopped, processes_of_this_node, shows_meeting
 
 WAITS = "waits for the others"
 

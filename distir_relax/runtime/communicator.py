@@ -35,8 +35,8 @@ from distir_relax.runtime.arrays import (
     torch_dtype,
     with_sizes,
 )
-from distir_relax.runtime.meeting import NUMBERS, check_meeting
-from distir_relax.runtime.messages import Messages, Step
+from distir_relax.runtime.collective_check import NUMBERS, check_meeting
+from distir_relax.runtime.point_to_point import Messages, Step
 
 if TYPE_CHECKING:
     import torch

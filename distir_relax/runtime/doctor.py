@@ -13,7 +13,7 @@ from importlib.metadata import PackageNotFoundError, version
 
 from distir_relax.errors import DistIRError, RunError
 from distir_relax.runtime.launch import find_mpirun, launch_environment, mpirun_command
-from distir_relax.runtime.launchers import check_connected, detect
+from distir_relax.runtime.launcher_detection import check_connected, detect
 
 FFI_PIN = "0.1.14.post1"
 

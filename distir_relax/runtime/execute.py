@@ -12,10 +12,10 @@ from typing import TYPE_CHECKING, Any
 
 from distir_relax.bundle import Bundle, read_bundle
 from distir_relax.errors import DistIRError
-from distir_relax.runtime.divisions import in_parts
 from distir_relax.runtime.handshake import Agreed, agreed, shake_hands
 from distir_relax.runtime.inputs import atomic_file, check_writable, write_npz
 from distir_relax.runtime.machine import keep_memory, limit_threads
+from distir_relax.runtime.microbatch_io import in_parts
 from distir_relax.runtime.npz import read_npz
 from distir_relax.runtime.progress import Traffic
 from distir_relax.runtime.rank_session import RankSession

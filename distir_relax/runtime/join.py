@@ -12,10 +12,10 @@ from contextlib import contextmanager
 from distir_relax.layout import DeviceMesh
 from distir_relax.runtime.arrivals import arrivals, report, speaker
 from distir_relax.runtime.communicator import Communicator
-from distir_relax.runtime.launchers import check_connected, detect
+from distir_relax.runtime.launcher_detection import check_connected, detect
+from distir_relax.runtime.local_ranks import rank_in, show_meeting
 from distir_relax.runtime.lost_ranks import LostRanks
-from distir_relax.runtime.neighbours import rank_in, show_meeting
-from distir_relax.runtime.roll_call import RollCall
+from distir_relax.runtime.stall_detection import RollCall
 from distir_relax.runtime.watchdog import DEFAULT_TIMEOUT, Watchdog
 from distir_relax.runtime.world import World, check_size
 

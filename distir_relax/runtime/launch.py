@@ -18,7 +18,7 @@ from types import FrameType
 
 from distir_relax.errors import RunError
 from distir_relax.runtime.hosts import Host, hosts_text, local_torchrun, torchrun_commands
-from distir_relax.runtime.launchers import check_connected
+from distir_relax.runtime.launcher_detection import check_connected
 
 # Seconds that an mpirun has to end its ranks in its own order.
 _GRACE = 1.0

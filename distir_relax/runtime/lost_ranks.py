@@ -15,7 +15,7 @@ import time
 from contextlib import suppress
 from types import FrameType, TracebackType
 
-from distir_relax.runtime.neighbours import has_ended, processes_of_this_node
+from distir_relax.runtime.local_ranks import has_ended, processes_of_this_node
 from distir_relax.runtime.watchdog import describe
 from distir_relax.runtime.world import World
 

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any, Literal
 
 from distir_relax.errors import RunError
-from distir_relax.reading import check_regular, shown, shown_path
+from distir_relax.support import check_regular, shown, shown_path
 
 if TYPE_CHECKING:
     import numpy as np

@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING
 from distir_relax.bundle import Bundle, WeightSource
 from distir_relax.checkpoints import StateFile
 from distir_relax.runtime.backends import RankProgram, load_program
-from distir_relax.runtime.divisions import in_parts, joined, parts_of
 from distir_relax.runtime.inputs import local_inputs
 from distir_relax.runtime.machine import rank_device
+from distir_relax.runtime.microbatch_io import in_parts, joined, parts_of
 from distir_relax.runtime.outputs import collect_output
 from distir_relax.runtime.progress import Progress, Traffic
 from distir_relax.runtime.state import changing, checked_source, save_pieces, write_state

@@ -11,9 +11,9 @@ from distir_relax.bundle import Bundle, WeightSource
 from distir_relax.checkpoints import StateFile
 from distir_relax.errors import DistIRError, RunError
 from distir_relax.runtime.backends import load_program
-from distir_relax.runtime.divisions import in_parts, joined, parts_of
 from distir_relax.runtime.inputs import local_inputs
 from distir_relax.runtime.machine import rank_device
+from distir_relax.runtime.microbatch_io import in_parts, joined, parts_of
 from distir_relax.runtime.progress import Progress, Traffic
 from distir_relax.runtime.state import checked_source, joined_state, save_pieces, write_state
 from distir_relax.runtime.step import run_step

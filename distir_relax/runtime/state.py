@@ -10,7 +10,7 @@ from distir_relax.checkpoints import StateFile
 from distir_relax.errors import RunError
 from distir_relax.runtime.arrays import as_torch, dtype_name, torch_dtype
 from distir_relax.runtime.outputs import owners, place
-from distir_relax.units import listed
+from distir_relax.support.units import listed
 
 if TYPE_CHECKING:
     import torch

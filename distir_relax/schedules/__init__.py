@@ -1,11 +1,9 @@
 """In which order stages of a pipeline work: data, not code that knows a model."""
 
-from distir_relax.schedules import classic, search, split_backward, v_shaped
-from distir_relax.schedules.activations import Memory, check_fits, fits, peak_activations
-from distir_relax.schedules.check import check, in_turn, needs
-from distir_relax.schedules.grid import grid
-from distir_relax.schedules.search import Found, best_order
-from distir_relax.schedules.table import (
+from distir_relax.schedules import classic, search, v_shaped, zero_bubble
+from distir_relax.schedules.activation_memory import Memory, check_fits, fits, peak_activations
+from distir_relax.schedules.ascii_chart import grid
+from distir_relax.schedules.registry import (
     Schedule,
     order_of,
     schedule,
@@ -13,10 +11,12 @@ from distir_relax.schedules.table import (
     schedule_names,
     scheduler,
 )
+from distir_relax.schedules.search import Found, best_order
 from distir_relax.schedules.task import Kind, Order, Shape, Task
+from distir_relax.schedules.task_times import Number, Times
 from distir_relax.schedules.timeline import Timeline, timeline
-from distir_relax.schedules.times import Number, Times
 from distir_relax.schedules.torch_csv import from_csv, to_csv
+from distir_relax.schedules.validate import check, in_turn, needs
 
 __all__ = [
     "Found",
@@ -45,8 +45,8 @@ __all__ = [
     "schedule_names",
     "scheduler",
     "search",
-    "split_backward",
     "timeline",
     "to_csv",
     "v_shaped",
+    "zero_bubble",
 ]

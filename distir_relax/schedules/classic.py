@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from distir_relax.schedules.rounds import through_chunks
-from distir_relax.schedules.table import schedule
+from distir_relax.schedules.interleaved_order import through_chunks
+from distir_relax.schedules.registry import schedule
 from distir_relax.schedules.task import Order, Shape, Task
 
 

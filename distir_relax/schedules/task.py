@@ -35,7 +35,7 @@ class Task:
 class Order:
     """A schedule: `tasks` has for each rank its tasks in its order, `rank_of` the rank of each stage.
 
-    Nothing is checked when it is made: `distir_relax.schedules.check` does.
+    Nothing is checked when it is made: `distir_relax.schedules.validate` does.
     """
 
     tasks: tuple[tuple[Task, ...], ...]

@@ -6,10 +6,10 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cached_property
 
-from distir_relax.schedules.activations import peak_activations
-from distir_relax.schedules.check import in_turn, needs
+from distir_relax.schedules.activation_memory import peak_activations
 from distir_relax.schedules.task import Order, Task
-from distir_relax.schedules.times import EQUAL, Number, Times
+from distir_relax.schedules.task_times import EQUAL, Number, Times
+from distir_relax.schedules.validate import in_turn, needs
 
 
 @dataclass(frozen=True)

@@ -9,8 +9,8 @@ import re
 from collections.abc import Iterator, Sequence
 
 from distir_relax.errors import DistIRError
-from distir_relax.schedules.check import check
 from distir_relax.schedules.task import Kind, Order, Task
+from distir_relax.schedules.validate import check
 
 _TASK = re.compile(r"([0-9]{1,9})([FBIW])([0-9]{1,9})")
 _OVERLAPPED = re.compile(r"\(([^()]*)\)OVERLAP_F_B")

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from distir_relax.schedules.counted import Counted
-from distir_relax.schedules.table import schedule
+from distir_relax.schedules.registry import schedule
 from distir_relax.schedules.task import Order, Shape
+from distir_relax.schedules.task_list import Counted
 
 
 @schedule("zb-v", weights="apart", chunks=2)

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from distir_relax.layout import DeviceMesh, as_mesh, print_placements
-from distir_relax.layout.fit import fit_annotation
+from distir_relax.layout.validate import fit_annotation
 
 if TYPE_CHECKING:
     import torch

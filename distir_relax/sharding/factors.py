@@ -16,7 +16,7 @@ from itertools import pairwise
 
 from distir_relax.ir import Function, Module, Op, lately, whole_of
 from distir_relax.ops import BLOCKED, PARALLEL, WINDOW, Trait, lookup
-from distir_relax.sharding.boundaries import Carried, Joint, Rules, boundaries_of
+from distir_relax.sharding.factor_split import Carried, Joint, Rules, boundaries_of
 
 Slot = tuple[str, int, int]
 """(value name, dim, slot index in the dim counted from the outermost)."""

@@ -36,11 +36,11 @@ from distir_relax.ir import (
     without_unused_outputs,
 )
 from distir_relax.layout import DeviceMesh, Partial, R, Shard, print_placements
-from distir_relax.sharding.choice import FactorChoice, Placed, divides
+from distir_relax.sharding.annotation_propagation import spread
+from distir_relax.sharding.expert_routing import worked_on
+from distir_relax.sharding.factor_selection import FactorChoice, Placed, divides
 from distir_relax.sharding.factors import Factoring, factoring_of, is_annotation
-from distir_relax.sharding.routing import worked_on
-from distir_relax.sharding.spread import spread
-from distir_relax.sharding.whole import asks_for_nothing, laid_out_whole
+from distir_relax.sharding.replicated import asks_for_nothing, laid_out_whole
 
 
 @dataclass(frozen=True, slots=True)

@@ -14,17 +14,17 @@ from distir_relax.cost.profile import Profile
 from distir_relax.errors import AnnotationError, DistIRError
 from distir_relax.ir import BatchDim, Input, Instance, Module, Op, WrittenOut, whole_of
 from distir_relax.layout import Cut, DeviceMesh, Placement, R, Shard, print_placements
-from distir_relax.layout.division import balanced, proportional
-from distir_relax.layout.fit import fit_annotation
-from distir_relax.sharding.apply import Mark, mark_inputs
+from distir_relax.layout.partition import balanced, proportional
+from distir_relax.layout.validate import fit_annotation
 from distir_relax.sharding.factors import Slot, is_annotation
-from distir_relax.strategies.batch import Batch, find_batch
-from distir_relax.strategies.classes import Classes, classes_of
-from distir_relax.strategies.experts import chosen_experts
-from distir_relax.strategies.kept import Kept
-from distir_relax.strategies.shares import Shares
+from distir_relax.sharding.named_annotations import Mark, mark_inputs
+from distir_relax.strategies.batch_dim import Batch, find_batch
+from distir_relax.strategies.expert_parallel import chosen_experts
+from distir_relax.strategies.factor_costs import Classes, classes_of
+from distir_relax.strategies.heterogeneous import Shares
 from distir_relax.strategies.strategy import Strategy
-from distir_relax.strategies.tensor import tensor_classes
+from distir_relax.strategies.tensor_parallel import tensor_classes
+from distir_relax.strategies.weight_memory import Kept
 from distir_relax.strategies.zero import part_of
 
 STRATEGY_ROUND = 1

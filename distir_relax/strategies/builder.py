@@ -27,7 +27,7 @@ from distir_relax.ir import (
     print_devices,
 )
 from distir_relax.layout import DTYPES, DeviceMesh
-from distir_relax.ops.table.placed import infer_placed, result_devices
+from distir_relax.ops.table.spmd_inference import infer_placed, result_devices
 
 T = TypeVar("T")
 

@@ -17,9 +17,9 @@ from dataclasses import dataclass, field, replace
 from typing import ClassVar
 
 from distir_relax.ir import Function, Input, Instance, Module, Op, Value, called_first, fresh_name, value_names
-from distir_relax.ir.regions import attributes_of
+from distir_relax.ir.outline import attributes_of
 from distir_relax.ops import BLOCKED
-from distir_relax.strategies.samples import Samples
+from distir_relax.strategies.sample_dims import Samples
 
 _Key = tuple[str, str, str]
 """What tells positions apart: the op, its attributes, and its type."""

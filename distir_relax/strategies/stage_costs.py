@@ -14,7 +14,7 @@ from distir_relax.ir import Instance, Op, TensorType, Value
 from distir_relax.layout import Collective
 from distir_relax.ops import lookup
 from distir_relax.sharding.factors import is_annotation
-from distir_relax.strategies.samples import Samples
+from distir_relax.strategies.sample_dims import Samples
 
 
 @dataclass

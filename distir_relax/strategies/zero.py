@@ -20,9 +20,9 @@ from typing import ClassVar
 from distir_relax.ir import Module, Op, Output, TensorType, Value, fresh_name, value_names
 from distir_relax.layout import Placement, R, Shard, print_placements
 from distir_relax.layout.placement import parse_placements
-from distir_relax.sharding.apply import Mark
 from distir_relax.sharding.factors import is_annotation
-from distir_relax.strategies.experts import experts_of
+from distir_relax.sharding.named_annotations import Mark
+from distir_relax.strategies.expert_parallel import experts_of
 from distir_relax.strategies.strategy import Strategy
 
 GRADIENT = ".grad"

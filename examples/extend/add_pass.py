@@ -15,10 +15,10 @@ from typing import ClassVar
 import torch
 
 import distir_relax as dr
+from distir_relax.compiler.pass_pipeline import Observer
 from distir_relax.ir import Function, Module, Op, Pass, Value, fresh_name
 from distir_relax.layout import Collective
 from distir_relax.ops import lookup
-from distir_relax.pipeline import Observer
 
 
 @dataclass(frozen=True)

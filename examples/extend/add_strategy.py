@@ -18,7 +18,7 @@ from torch import nn
 import distir_relax as dr
 from distir_relax.ir import Module, Pass, whole_of
 from distir_relax.ops import lookup
-from distir_relax.sharding.apply import Mark, mark_inputs
+from distir_relax.sharding.named_annotations import Mark, mark_inputs
 
 
 @dataclass(frozen=True)

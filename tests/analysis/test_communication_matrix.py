@@ -9,13 +9,13 @@ import numpy as np
 import pytest
 
 from distir_relax.analysis.communication_matrix import bytes_between
-from distir_relax.analysis.types import infer_types
+from distir_relax.analysis.type_propagation import infer_types
+from distir_relax.compiler.simulate import simulate
 from distir_relax.ir import DTensorType, Function, Input, Module, Op, Output, PerRank, Value, parse
 from distir_relax.layout import Cut, DeviceMesh, Partial, Placement, R, Shard, print_placements  # fmt: skip
-from distir_relax.layout.division import balanced
+from distir_relax.layout.partition import balanced
 from distir_relax.lowering import ToDistIR
 from distir_relax.sharding import bytes_sent
-from distir_relax.simulator import simulate
 from distir_relax.strategies.builder import ProgramBuilder
 
 PIPELINE = Path(__file__).parents[2] / "examples" / "paper" / "pipeline.distir"

@@ -6,7 +6,7 @@ from fractions import Fraction
 
 import pytest
 
-from distir_relax.analysis.simulate import simulate_module
+from distir_relax.analysis.simulator import simulate_module
 from distir_relax.ir import verify
 from distir_relax.ops import check
 from tests.analysis.pipelines import ACTIVATION, BACKWARD, FORWARD, WEIGHT, pipeline

@@ -10,11 +10,11 @@ from itertools import pairwise
 import numpy as np
 import pytest
 
-from distir_relax.analysis.classes import DeviceClasses
-from distir_relax.analysis.simulate import simulate_module
+from distir_relax.analysis.device_classes import DeviceClasses
+from distir_relax.analysis.op_timer import COMMUNICATION, COMPUTE
 from distir_relax.analysis.simulation import Simulation
-from distir_relax.analysis.types import infer_types
-from distir_relax.analysis.work import COMMUNICATION, COMPUTE
+from distir_relax.analysis.simulator import simulate_module
+from distir_relax.analysis.type_propagation import infer_types
 from distir_relax.cost.profile import Level, Profile
 from distir_relax.ir import CALL, Module, inline, parse, verify
 from distir_relax.ops import check

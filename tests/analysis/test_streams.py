@@ -6,9 +6,9 @@ from dataclasses import replace
 
 import pytest
 
-from distir_relax.analysis.simulate import simulate_module
 from distir_relax.analysis.simulation import Simulation
-from distir_relax.analysis.types import infer_types
+from distir_relax.analysis.simulator import simulate_module
+from distir_relax.analysis.type_propagation import infer_types
 from distir_relax.ir import parse, verify
 from distir_relax.ops import check
 from tests.machines import link, machine

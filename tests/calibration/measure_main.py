@@ -5,13 +5,13 @@ from __future__ import annotations
 import sys
 from pathlib import Path
 
-from distir_relax.calibration import calibrate, measure, measurements, samples
+from distir_relax.calibration import calibrate, measure, measurements, microbenchmarks
 from distir_relax.runtime.join import join_world
 
 
-def few(dtype: str, scale: int) -> list[samples.OpSample]:
+def few(dtype: str, scale: int) -> list[microbenchmarks.OpSample]:
     """Every eleventh sample, of all groups."""
-    return samples.op_samples(dtype, scale)[::11]
+    return microbenchmarks.op_samples(dtype, scale)[::11]
 
 
 if __name__ == "__main__":

@@ -18,7 +18,7 @@ from distir_relax.calibration.budget import Budget
 from distir_relax.calibration.calibrate import Calibration
 from distir_relax.calibration.measure import WARM_UP, steps_within, time_steps
 from distir_relax.calibration.measurements import Measurements
-from distir_relax.calibration.samples import OpSample, op_samples
+from distir_relax.calibration.microbenchmarks import OpSample, op_samples
 from distir_relax.cli import app
 from distir_relax.errors import RunError
 from distir_relax.runtime.world import World

@@ -8,12 +8,12 @@ from dataclasses import replace
 
 import pytest
 
-from distir_relax.analysis.simulate import simulate_module
+from distir_relax.analysis.simulator import simulate_module
 from distir_relax.calibration.fit import fit_device, fit_line, fit_links, least_squares, minimise
 from distir_relax.calibration.measure import CollectiveSample
+from distir_relax.calibration.microbenchmarks import OpSample, op_samples, payloads
+from distir_relax.calibration.program_overhead import delayed, fit_programs, slowed
 from distir_relax.calibration.programs import ProgramSample, programs
-from distir_relax.calibration.samples import OpSample, op_samples, payloads
-from distir_relax.calibration.slowdown import delayed, fit_programs, slowed
 from distir_relax.cost.network import seconds_of
 from distir_relax.cost.profile import Line, Matrix, Profile
 from distir_relax.cost.roofline import op_seconds

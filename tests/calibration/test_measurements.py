@@ -10,18 +10,18 @@ import pytest
 import torch
 
 import distir_relax as dr
-from distir_relax.analysis.simulate import simulate_module
+from distir_relax.analysis.simulator import simulate_module
 from distir_relax.bundle import read_bundle, write_bundle
 from distir_relax.calibration import calibrate, validate
 from distir_relax.calibration.measure import CollectiveSample
 from distir_relax.calibration.measurements import Machine, Measurements, cold_samples, joined
+from distir_relax.calibration.microbenchmarks import op_samples, payloads
 from distir_relax.calibration.programs import programs
-from distir_relax.calibration.samples import op_samples, payloads
 from distir_relax.calibration.statistics import undisturbed
+from distir_relax.compiler.pass_pipeline import as_ranks_run
 from distir_relax.cost.network import seconds_of
 from distir_relax.cost.profile import load_profile
 from distir_relax.ir import parse
-from distir_relax.pipeline import as_ranks_run
 from tests.calibration.measure_main import few
 from tests.calibration.test_fit import TRUE, seconds, some_programs
 from tests.runtime.processes import mpirun, python

@@ -19,7 +19,7 @@ from distir_relax.errors import CheckpointError
 from distir_relax.optimizers import RATE, Optimize
 from distir_relax.runtime.session import Session
 from distir_relax.runtime.training.checkpointing import resume, save
-from distir_relax.runtime.training.crew import Threads
+from distir_relax.runtime.training.executor import Threads
 from tests.optimizers.steps import Perceptron, batches, training_plan
 
 

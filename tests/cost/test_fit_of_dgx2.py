@@ -14,9 +14,9 @@ from pathlib import Path
 import pytest
 
 from distir_relax.calibration.statistics import mean_absolute_percentage_error, spearman
+from distir_relax.compiler.inputs import Training, call_target
+from distir_relax.compiler.source import CompileOptions, Source
 from distir_relax.cost.profile import load_profile
-from distir_relax.given import Training, call_target
-from distir_relax.source import CompileOptions, Source
 from distir_relax.strategies.strategy import Strategy
 
 MODEL = Path(__file__).parents[2] / "benchmarks" / "paper" / "models.py"

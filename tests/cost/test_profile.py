@@ -10,8 +10,8 @@ from pathlib import Path
 import pytest
 
 from distir_relax.cost.profile import Level, Line, Matrix, load_profile, read_profile
+from distir_relax.cost.profile_writer import print_profile
 from distir_relax.cost.roofline import op_seconds
-from distir_relax.cost.written import print_profile
 from distir_relax.errors import ProfileError
 from distir_relax.ir import TensorType
 from distir_relax.ops import lookup

@@ -11,7 +11,7 @@ from tvm.script.parser import relax as R
 from tvm.script.parser import tirx as T
 
 from distir_relax import ir, ops
-from distir_relax.frontends.imported import Imported
+from distir_relax.frontends.imported_model import Imported
 
 HEAD = """
 # from tvm.script import ir as I

@@ -13,10 +13,10 @@ from onnx import TensorProto, helper, numpy_helper
 from typer.testing import CliRunner
 
 import distir_relax as dr
-from distir_relax.analysis.interpret import interpret
+from distir_relax.analysis.global_executor import interpret
 from distir_relax.cli import app
 from distir_relax.errors import ImportModelError, RunError, UnsupportedOpError
-from distir_relax.frontends.imported import Imported
+from distir_relax.frontends.imported_model import Imported
 from distir_relax.frontends.onnx.importer import import_onnx
 
 Shape = tuple[int | str | None, ...]

@@ -11,7 +11,7 @@ import onnx
 import pytest
 import torch
 
-from distir_relax.analysis.interpret import interpret
+from distir_relax.analysis.global_executor import interpret
 from distir_relax.errors import UnsupportedOpError
 from distir_relax.frontends.onnx.importer import import_onnx
 from distir_relax.frontends.torch.arguments import as_tensor

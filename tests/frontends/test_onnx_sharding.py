@@ -11,7 +11,7 @@ import torch
 from onnx import TensorProto, helper, numpy_helper
 
 import distir_relax as dr
-from distir_relax.frontends.onnx.metadata import read_sharding
+from distir_relax.frontends.onnx.multi_device_metadata import read_sharding
 
 MESH = dr.DeviceMesh((2,), ("tp",))
 

@@ -11,8 +11,8 @@ import pytest
 import torch
 
 import distir_relax as dr
-from distir_relax.kernels.block_factors import block_rule
-from distir_relax.ops.program.foreign import ComputedWhole
+from distir_relax.kernels.prim_func_factors import block_rule
+from distir_relax.ops.program.tvm_extern import ComputedWhole
 from tests.frontends.relax_modules import HEAD, script
 
 PLAIN = HEAD[: HEAD.index("    I.module_attrs")]

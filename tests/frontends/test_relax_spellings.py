@@ -222,6 +222,6 @@ def test_every_declared_spelling_is_tested() -> None:
     used = {name.split(",")[0].split(" ")[0] for name, _ in SPELLINGS}
     declared = {name.removeprefix("relax.").removeprefix("nn.") for name in ops.relax_spellings()}
     refused = {"mod", "attention_bias"}
-    # These need a function of a module: tests/frontends/test_relax_foreign.py.
+    # These need a function of a module: tests/frontends/test_relax_tvm_extern.py.
     foreign = {"call_tir", "call_dps_packed"}
     assert declared - refused - foreign <= used

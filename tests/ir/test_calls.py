@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 import torch
 
-from distir_relax.analysis.reference import execute_program, run_devices
-from distir_relax.analysis.types import infer_types
+from distir_relax.analysis.distributed_executor import execute_program, run_devices
+from distir_relax.analysis.type_propagation import infer_types
 from distir_relax.errors import VerificationError
 from distir_relax.ir import CALL, Function, Module, inline, parse, print_module, verify
 from distir_relax.ops import check

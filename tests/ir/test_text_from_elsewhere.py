@@ -8,11 +8,11 @@ from pathlib import Path
 import pytest
 import torch
 
+from distir_relax.compiler.inputs import read_target
+from distir_relax.compiler.simulate import simulate
 from distir_relax.errors import DistIRError, ParseError, RunError, VerificationError
-from distir_relax.given import read_target
 from distir_relax.ir import Op, TensorType, Value, parse, verify
 from distir_relax.ops import check, evaluate
-from distir_relax.simulator import simulate
 
 HEAD = 'module @distributed {\n  mesh[0] = device_mesh((3,), ("tp",))\n'
 BODY = '  func @main(input %x: f32[4,7] @ {0,1,2}) {\nLINE\n    return "y": %y\n  }\n}\n'

@@ -31,7 +31,7 @@ def tail_of(number: int) -> str:
 
 
 @pytest.mark.parametrize("block", range(BLOCKS))
-def test_grid(block: int) -> None:
+def test_ascii_chart(block: int) -> None:
     """Stride, dilation, asymmetric padding, groups, several split dims, several axes on one, empty shards.
 
     `make fuzz` checks 5,000 more.

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 
 from distir_relax.ir import PerRank, kinds_of
-from distir_relax.lowering.emitter import merge_attrs
+from distir_relax.lowering.distributed_builder import merge_attrs
 
 
 def test_a_nan_is_the_same_for_all() -> None:

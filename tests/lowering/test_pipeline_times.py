@@ -15,7 +15,7 @@ from torch import nn
 
 import distir_relax as dr
 from distir_relax.cost.profile import Level
-from distir_relax.lowering.order import in_two
+from distir_relax.lowering.schedule_order import in_two
 from distir_relax.schedules import Times, order_of, timeline
 from tests.machines import machine
 

@@ -22,11 +22,11 @@ from distir_relax.analysis import execute
 from distir_relax.errors import DistIRError
 from distir_relax.ir import DTensorType, Module, Op, Output, Value, verify
 from distir_relax.layout import Placement, Shard, parse_placements
-from distir_relax.lowering.tails import MODES
+from distir_relax.lowering.padding import MODES
 from distir_relax.lowering.to_distir import _Lowering, _Program
 from distir_relax.ops import Trait, evaluate, lookup
-from distir_relax.ops.table.check import check
 from distir_relax.ops.table.dispatch import type_of
+from distir_relax.ops.table.type_checks import check
 from distir_relax.sharding import DelayReductions, Propagate
 from distir_relax.sharding.factors import Factoring, factorize, is_annotation
 

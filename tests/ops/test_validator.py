@@ -12,7 +12,7 @@ from samples import SAMPLES, of
 from validator import GRID, MESHES, Case, Setting, combinations, validate, validated
 
 from distir_relax.layout import DeviceMesh, Partial, Replicate
-from distir_relax.lowering import redistribution
+from distir_relax.lowering import redistribute
 from distir_relax.ops import TABLE, OpDef, lookup, parse_rule
 from distir_relax.sharding import Propagate
 
@@ -90,7 +90,7 @@ def test_pieces_find_what_whole_programs_find(change: Callable[..., OpDef]) -> N
 def test_pieces_find_a_wrong_move_that_the_op_hides(monkeypatch: pytest.MonkeyPatch) -> None:
     """Terms of a sum of which the largest is taken are as little a NaN as the sum is."""
     monkeypatch.setitem(
-        redistribution._STEPS, (Partial, Replicate),
+        redistribute._STEPS, (Partial, Replicate),
         lambda move, value, step: move.emitter.one("all_reduce", value, axis=move.axis(step), op="max"),
     )  # fmt: skip
     assert not validate("isnan", 0, GRID)[0]

@@ -32,7 +32,7 @@ from distir_relax.analysis import assemble, execute, interpret, scatter
 from distir_relax.errors import DistIRError
 from distir_relax.ir import DTensorType, Function, Input, Module, Op, Output, TensorType, Value
 from distir_relax.layout import Cut, DeviceMesh, Placement, Shard, parse_placements, print_placements
-from distir_relax.layout.division import balanced, chunked
+from distir_relax.layout.partition import balanced, chunked
 from distir_relax.lowering import ToDistIR
 from distir_relax.ops import Builder, Trait, evaluate, infer, lookup
 from distir_relax.sharding import DelayReductions, Propagate, bytes_sent

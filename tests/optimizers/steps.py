@@ -16,7 +16,7 @@ from distir_relax.frontends.torch.importer import import_torch
 from distir_relax.ir import Module, parse, print_module, verify
 from distir_relax.ops import check
 from distir_relax.optimizers import RATE, Optimize, with_state
-from distir_relax.rates import as_schedule
+from distir_relax.support.learning_rate import as_schedule
 
 Args = tuple[torch.Tensor, ...]
 

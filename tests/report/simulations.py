@@ -5,9 +5,9 @@ from __future__ import annotations
 from dataclasses import replace
 
 from distir_relax.analysis.simulation import Simulation
+from distir_relax.compiler.simulate import simulate
 from distir_relax.ir import Function, Module
 from distir_relax.layout import DeviceMesh
-from distir_relax.simulator import simulate
 from distir_relax.strategies.builder import ProgramBuilder
 from tests import mlp
 

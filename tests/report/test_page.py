@@ -13,15 +13,16 @@ from typing import Any
 
 import pytest
 
-from distir_relax.analysis.memory import CATEGORIES, WORKSPACE
-from distir_relax.analysis.simulate import simulate_module
+from distir_relax.analysis.class_names import shown_classes
+from distir_relax.analysis.memory_categories import CATEGORIES, WORKSPACE
+from distir_relax.analysis.simulator import simulate_module
+from distir_relax.compiler.simulate import simulate
 from distir_relax.errors import DistIRError
 from distir_relax.layout import DeviceMesh
-from distir_relax.report.matrix import CELLS, block_size, matrix
+from distir_relax.report.communication_matrix import CELLS, block_size, matrix
 from distir_relax.report.memory import memory_charts, peak_time, thinned
 from distir_relax.report.page import page, top_ops, write_page
-from distir_relax.report.timeline import LANES, as_data, shown_classes, timeline
-from distir_relax.simulator import simulate
+from distir_relax.report.timeline import LANES, as_data, timeline
 from distir_relax.strategies.builder import ProgramBuilder
 from tests.report.simulations import PROFILE, streams, training, with_locations
 

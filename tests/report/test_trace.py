@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from distir_relax.analysis.memory import CATEGORIES
+from distir_relax.analysis.memory_categories import CATEGORIES
 from distir_relax.analysis.simulation import Simulation
 from distir_relax.errors import DistIRError
 from distir_relax.report.trace import trace, write_trace

@@ -13,7 +13,7 @@ import numpy as np
 import torch
 
 from distir_relax.bundle import Shard, Tensor, local_intervals, local_shape
-from distir_relax.runtime import routes  # noqa: F401 - gives communicators more methods
+from distir_relax.runtime import token_dispatch  # noqa: F401 - gives communicators more methods
 from distir_relax.runtime.communicator import Communicator
 from distir_relax.runtime.outputs import collect_output
 

@@ -113,7 +113,7 @@ def test_a_stage_that_is_stopped_is_named_with_its_task(files: Path) -> None:
     np.savez(files / "x.npz", **{plan.bundle().manifest.divided_inputs[0].name: np.ones((4, 3), np.float32)})
     program = files / "main.py"
     program.write_text(
-        "import os, signal\nfrom distir_relax.runtime.messages import Messages\nbegin = Messages.begin\n"
+        "import os, signal\nfrom distir_relax.runtime.point_to_point import Messages\nbegin = Messages.begin\n"
         "def stop(self, *task):\n    begin(self, *task)\n"
         "    if task == (1, 'F', 2): os.kill(os.getpid(), signal.SIGSTOP)\n"
         "Messages.begin = stop\nfrom distir_relax.cli import main\nmain()\n"

@@ -93,7 +93,7 @@ def test_ranks_with_unlike_bundles_agree_to_stop(files: Path) -> None:
     program.write_text(
         "import sys\n"
         "from pathlib import Path\n"
-        "from distir_relax.runtime.launchers import detect\n"
+        "from distir_relax.runtime.launcher_detection import detect\n"
         "import os\n"
         "from distir_relax.cli import main\n"
         "assert detect() == 'mpi'\n"

@@ -15,9 +15,9 @@ from torch.nn import functional as F
 
 import distir_relax as dr
 from distir_relax.errors import RunError
-from distir_relax.runtime import sessions
+from distir_relax.runtime import session_cache
 from distir_relax.runtime.session import Session
-from distir_relax.runtime.sessions import Sessions
+from distir_relax.runtime.session_cache import Sessions
 
 pytestmark = pytest.mark.timeout(120)
 
@@ -75,7 +75,7 @@ def test_calls_that_meet_share_one_session(monkeypatch: pytest.MonkeyPatch) -> N
             made.append(self)
             super().__init__(*args)
 
-    monkeypatch.setattr(sessions, "Session", Counted)
+    monkeypatch.setattr(session_cache, "Session", Counted)
     bundle, x = mlp_bundle([2, 0, 3]), example_input()
     kept = Sessions(lambda backend: bundle)
     found = at_once(8, lambda number: [kept.run({"x": x}, "torch", None)["z"] for _ in range(5)])

@@ -20,7 +20,7 @@ from distir_relax.schedules import (
     schedule_names,
     timeline,
 )
-from distir_relax.schedules.table import extended
+from distir_relax.schedules.registry import extended
 from tests.schedules.reference import starts
 
 UNEQUAL = Times(forward=Fraction(3, 7), inputs=2, weights=Fraction(5, 3), send=Fraction(1, 11))

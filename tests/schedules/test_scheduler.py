@@ -21,9 +21,9 @@ from distir_relax.schedules import (
     schedule,
     timeline,
 )
+from distir_relax.schedules.registry import extended
 from distir_relax.schedules.search.bound import lower_bound
 from distir_relax.schedules.search.problem import Problem
-from distir_relax.schedules.table import extended
 from tests.schedules.brute_force import shortest
 from tests.schedules.random_pipelines import check_case
 

@@ -10,16 +10,16 @@ import torch
 from torch import nn
 from torch.distributed import tensor as dtensor
 
-from distir_relax.analysis.interpret import interpret
+from distir_relax.analysis.global_executor import interpret
 from distir_relax.errors import AnnotationError, PlacementError
-from distir_relax.frontends.imported import Imported
+from distir_relax.frontends.imported_model import Imported
 from distir_relax.frontends.torch.importer import import_torch
 from distir_relax.ir import Module, verify
 from distir_relax.layout import Cut, DeviceMesh, R, Shard
-from distir_relax.layout.fit import fit_placements
+from distir_relax.layout.validate import fit_placements
 from distir_relax.ops import check
 from distir_relax.sharding.annotate import annotate_sharding
-from distir_relax.sharding.apply import ApplyShardings
+from distir_relax.sharding.named_annotations import ApplyShardings
 
 MESH = DeviceMesh((2,), ("tp",))
 GRID = DeviceMesh((2, 3), ("dp", "tp"))

@@ -11,9 +11,9 @@ import torch
 import distir_relax as dr
 from distir_relax import annotate_sharding
 from distir_relax.analysis import execute
+from distir_relax.compiler.pass_pipeline import compile_passes, run_passes
 from distir_relax.errors import DistIRError
 from distir_relax.ir import parse
-from distir_relax.pipeline import compile_passes, run_passes
 
 MESHES = {"3": dr.DeviceMesh((3,), ("tp",)), "2x3": dr.DeviceMesh((2, 3), ("dp", "tp"))}
 

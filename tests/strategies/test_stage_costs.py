@@ -10,13 +10,13 @@ import torch
 from torch import nn
 
 import distir_relax as dr
+from distir_relax.compiler.source import CompileOptions
 from distir_relax.cost.profile import Profile
 from distir_relax.ir import Module
 from distir_relax.ops import lookup
-from distir_relax.source import CompileOptions
 from distir_relax.strategies import Strategy
 from distir_relax.strategies.apply import ApplyStrategy
-from distir_relax.strategies.samples import Samples
+from distir_relax.strategies.sample_dims import Samples
 from distir_relax.strategies.stage_costs import StageCosts
 from tests.machines import link, machine
 from tests.mlp import half_squared_error

@@ -14,15 +14,15 @@ import torch
 from torch import nn
 
 import distir_relax as dr
-from distir_relax.analysis.simulate import simulate_module
 from distir_relax.analysis.simulation import Simulation
-from distir_relax.cost.groups import Group
+from distir_relax.analysis.simulator import simulate_module
+from distir_relax.compiler.source import CompileOptions
+from distir_relax.cost.heterogeneous import Group
 from distir_relax.cost.profile import Profile
-from distir_relax.planner import Candidate, Evaluator, Outcome, Space
-from distir_relax.source import CompileOptions
-from distir_relax.strategies.balance import SLACK, balanced_cuts
-from distir_relax.strategies.shares import Shares
+from distir_relax.strategies.chain_partition import SLACK, balanced_cuts
+from distir_relax.strategies.heterogeneous import Shares
 from distir_relax.strategies.strategy import Strategy
+from distir_relax.strategy_search import Candidate, Evaluator, Outcome, Space
 from tests import search_models
 from tests.analysis.schedules import schedule
 from tests.families import FAMILIES

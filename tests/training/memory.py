@@ -12,7 +12,7 @@ from pathlib import Path
 import torch
 
 from distir_relax.bundle import read_bundle
-from distir_relax.calibration.peak import step_peak
+from distir_relax.calibration.memory_peak import step_peak
 from distir_relax.runtime.join import joined_world
 from distir_relax.runtime.machine import limit_threads
 from distir_relax.runtime.rank_session import RankSession

@@ -10,7 +10,7 @@ from torch import nn
 
 import distir_relax as dr
 from distir_relax.bundle import Manifest, read_bundle
-from distir_relax.training import TrainingStep
+from distir_relax.compiler.training import TrainingStep
 from tests.training.data import ROWS
 
 

@@ -17,13 +17,13 @@ from distir_relax.checkpoints import saved_steps
 from distir_relax.cli import app
 from distir_relax.cli.training_data import data_of
 from distir_relax.errors import CheckpointError, DistIRError, ImportModelError, RunError
-from distir_relax.runtime.divisions import in_parts
 from distir_relax.runtime.inputs import local_inputs
+from distir_relax.runtime.microbatch_io import in_parts
 from distir_relax.runtime.session import Session
 from distir_relax.runtime.training.batches import Samples, Stream, data_inputs
-from distir_relax.runtime.training.crew import Threads
-from distir_relax.runtime.training.run import Run, train_threads
-from distir_relax.runtime.training.steps import Done, Ended, Training, TrainOptions
+from distir_relax.runtime.training.executor import Threads
+from distir_relax.runtime.training.train import Run, train_threads
+from distir_relax.runtime.training.training_loop import Done, Ended, Training, TrainOptions
 from tests.runtime.processes import environment, mpirun, python
 from tests.training import data, perceptron
 

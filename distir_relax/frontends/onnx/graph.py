@@ -13,15 +13,15 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from distir_relax.errors import DistIRError, ImportModelError, RunError, UnsupportedOpError, VerificationError
-from distir_relax.frontends.imported import Frame
-from distir_relax.frontends.onnx.control import GRAPH_OPS, GraphNode
-from distir_relax.frontends.onnx.fold import evaluate_known, evaluate_reference
-from distir_relax.frontends.onnx.functions import function_nodes, function_of
-from distir_relax.frontends.onnx.metadata import OnnxSharding, node_key
+from distir_relax.frontends.imported_model import Frame
+from distir_relax.frontends.onnx.constant_folding import evaluate_known, evaluate_reference
+from distir_relax.frontends.onnx.control_flow import GRAPH_OPS, GraphNode
+from distir_relax.frontends.onnx.function_expansion import function_nodes, function_of
+from distir_relax.frontends.onnx.multi_device_metadata import OnnxSharding, node_key
 from distir_relax.frontends.onnx.tensors import as_array, as_torch, dtype_name, type_of
 from distir_relax.ir import TensorType, Value
 from distir_relax.layout import print_placements
-from distir_relax.layout.fit import fit_placements
+from distir_relax.layout.validate import fit_placements
 from distir_relax.ops import (
     DATA_DEPENDENT,
     DATA_DEPENDENT_HINT,

@@ -8,9 +8,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from distir_relax.errors import ImportModelError
-from distir_relax.frontends.imported import Imported, live
+from distir_relax.frontends.imported_model import Imported, live
 from distir_relax.frontends.onnx.graph import OnnxGraph
-from distir_relax.frontends.onnx.metadata import read_sharding
+from distir_relax.frontends.onnx.multi_device_metadata import read_sharding
 from distir_relax.frontends.onnx.tensors import as_array, input_types, load_model, model_name
 from distir_relax.frontends.torch.arguments import named_arguments
 from distir_relax.ir import Module, Value

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 from distir_relax.errors import ImportModelError, UnsupportedOpError
 from distir_relax.ir import TensorType
 from distir_relax.layout import DTYPES
-from distir_relax.reading import MOST, check_regular, shown
+from distir_relax.support import MOST, check_regular, shown
 
 if TYPE_CHECKING:
     import numpy as np

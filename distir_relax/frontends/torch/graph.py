@@ -12,9 +12,9 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from distir_relax.errors import AnnotationError, DistIRError, ImportModelError, UnsupportedOpError
-from distir_relax.frontends.imported import Frame
+from distir_relax.frontends.imported_model import Frame
 from distir_relax.frontends.location import frames_of, location_in_stack, module_of
-from distir_relax.frontends.torch.functional import is_in_place
+from distir_relax.frontends.torch.functionalize import is_in_place
 from distir_relax.ir import TensorType, Value, place
 from distir_relax.layout import DTYPES, DeviceMesh
 from distir_relax.ops import DATA_DEPENDENT, DATA_DEPENDENT_HINT, Builder, Complex, aten_of

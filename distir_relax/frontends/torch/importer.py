@@ -8,19 +8,19 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from distir_relax.errors import DistIRError, ImportModelError
-from distir_relax.frontends.imported import Flatten, Imported, live
+from distir_relax.frontends.imported_model import Flatten, Imported, live
 from distir_relax.frontends.location import location_of_error
-from distir_relax.frontends.torch.attributes import AttributesReplaced, kept, refusing_replaced, state_buffers
-from distir_relax.frontends.torch.comparison import check_import
+from distir_relax.frontends.moe_sort_elimination import unsorted
+from distir_relax.frontends.torch.alias_check import check_distinct, distinct
 from distir_relax.frontends.torch.custom_autograd import refusing_custom_autograd
-from distir_relax.frontends.torch.distinct import check_distinct, distinct
-from distir_relax.frontends.torch.flat import flatten
-from distir_relax.frontends.torch.functional import changed_buffers, functional
+from distir_relax.frontends.torch.export_check import check_import
+from distir_relax.frontends.torch.functionalize import changed_buffers, functional
 from distir_relax.frontends.torch.graph import GraphImporter, is_complex
-from distir_relax.frontends.torch.hollow import exportable
+from distir_relax.frontends.torch.inline_subgraphs import flatten
+from distir_relax.frontends.torch.meta_params import exportable
+from distir_relax.frontends.torch.module_state import AttributesReplaced, kept, refusing_replaced, state_buffers
 from distir_relax.frontends.torch.object_state import adopt_written_constants
-from distir_relax.frontends.torch.structure import CallSignature, ResultStructure, leaf_names, result_names
-from distir_relax.frontends.unsort import unsorted
+from distir_relax.frontends.torch.pytree_names import CallSignature, ResultStructure, leaf_names, result_names
 from distir_relax.ir import Module, Value
 
 if TYPE_CHECKING:

@@ -9,8 +9,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from distir_relax.frontends.torch.attributes import object_tensors
-from distir_relax.frontends.torch.functional import written_inputs
+from distir_relax.frontends.torch.functionalize import written_inputs
+from distir_relax.frontends.torch.module_state import object_tensors
 
 if TYPE_CHECKING:
     import torch

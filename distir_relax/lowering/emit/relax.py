@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Any, cast
 
 from distir_relax.errors import VerificationError
 from distir_relax.ir import Function, Module, Op, PerRank, TensorType, Value, inline, print_op
-from distir_relax.lowering.emit.relax_scope import relax_scope
+from distir_relax.lowering.emit.relax_namespace import relax_scope
 from distir_relax.ops import Trait, is_zero, lookup, relax_expression
 
 if TYPE_CHECKING:

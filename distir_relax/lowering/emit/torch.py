@@ -27,7 +27,7 @@ def to_torch(module: Module, name: str) -> dict[str, str]:
 
 _RESERVED = {"comm", "weights", "torch", "F", "STEPS", "CALLS", "main", "prepare"}
 _RESERVED |= {
-    "foreign",
+    "tvm_extern",
     "indices",
     "random",
     "recurrent",
@@ -144,7 +144,7 @@ class _Program:
 def _imports(texts: Sequence[str]) -> str:
     """The imports of what a program uses of the runtime."""
     imports = {
-        "foreign.": "from distir_relax.kernels import foreign\n",
+        "tvm_extern.": "from distir_relax.kernels import tvm_extern\n",
         "indices.": "from distir_relax.kernels import indices\n",
         "random.": "from distir_relax.kernels import random\n",
         "recurrent.": "from distir_relax.kernels import recurrent\n",
@@ -155,7 +155,7 @@ def _imports(texts: Sequence[str]) -> str:
     }
     found = [line for use, line in imports.items() if any(use in text for text in texts)]
     moving = ", ".join(name for name in ("emptied", "moved") if any(f"{name}(" in text for text in texts))
-    found += [f"from distir_relax.kernels.moving import {moving}\n"] * bool(moving)
+    found += [f"from distir_relax.kernels.ownership import {moving}\n"] * bool(moving)
     return "".join([*found, "\n"] if found else [])
 
 

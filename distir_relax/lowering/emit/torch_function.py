@@ -12,7 +12,7 @@ from distir_relax.ir import TASK, Function, Op, Value, fresh_name, value_names
 from distir_relax.ops import Trait, lookup, torch_expression, torch_in_place
 
 # Values whose storage is larger than this are deleted after their last use; the line is not worth it for smaller ones.
-_LARGE = 1 << 10
+_LARGE = 1 << 11
 # Of more arguments than this CPython makes a tuple, which holds them until the function returns: they come in a list.
 _MOST_ARGUMENTS = 30
 

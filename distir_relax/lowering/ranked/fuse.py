@@ -13,7 +13,7 @@ from distir_relax.errors import VerificationError
 from distir_relax.ir import Function, Module, Op, PlacedType, count_uses, live_ops, makers
 from distir_relax.ops import Trait, infer, lookup
 from distir_relax.ops.table.patterns import Match, fusions, match
-from distir_relax.ops.table.placed import infer_placed
+from distir_relax.ops.table.spmd_inference import infer_placed
 
 
 @dataclass(frozen=True, slots=True)

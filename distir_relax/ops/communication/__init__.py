@@ -25,4 +25,11 @@ Between devices (each device of the operand's set sends to the one at the same p
 """
 
 # A module enters its ops and their spellings in the table when it is imported.
-from distir_relax.ops.communication import collectives, layouts, routes, shards, tails, transfers  # noqa: F401
+from distir_relax.ops.communication import (  # noqa: F401
+    collectives,
+    local_shards,
+    padding,
+    point_to_point,
+    redistribute,
+    token_dispatch,
+)

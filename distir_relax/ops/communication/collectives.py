@@ -8,7 +8,7 @@ from typing import Any
 
 from distir_relax.ir import TensorType
 from distir_relax.layout import DTYPES, Collective
-from distir_relax.ops.communication import in_turn
+from distir_relax.ops.communication import serialized
 from distir_relax.ops.table import (
     Attrs,
     Cost,
@@ -68,7 +68,7 @@ define(
         torch="comm.all_reduce({0}, {axis}, {op}, step={step})",
         attributes={"axis": AXIS, "op": OP},
         together=lambda parts, attrs: [_reduced(parts, attrs["op"]).clone() for _ in parts],
-        in_turn=in_turn.reduced,
+        in_turn=serialized.reduced,
     ),
     cost=Cost(workspace=_reducing, collective=Collective.ALL_REDUCE),
     traits={Trait.ON_COMMUNICATOR, Trait.COMMUNICATES},
@@ -80,7 +80,7 @@ define(
         torch="comm.all_gather({0}, {axis}, {dim}, {sizes}, step={step})",
         attributes={"axis": AXIS, "dim": "the dim to make whole", "sizes": SIZES},
         together=lambda parts, attrs: [_joined(parts, attrs["dim"]) for _ in parts],
-        in_turn=in_turn.gathered,
+        in_turn=serialized.gathered,
     ),
     cost=Cost(flops=no_flops, workspace=_gathering, collective=Collective.ALL_GATHER),
     traits={Trait.ON_COMMUNICATOR, Trait.COMMUNICATES},
@@ -102,7 +102,7 @@ define(
         attributes={"axis": AXIS, "dim": "the dim to split", "sizes": SIZES, "size": SIZE, "op": OP},
         together=lambda parts, attrs: list(_reduced(parts, attrs["op"]).split(attrs["sizes"], attrs["dim"])),
         own=frozenset({"size"}),
-        in_turn=in_turn.reduced_in_parts,
+        in_turn=serialized.reduced_in_parts,
     ),
     cost=Cost(workspace=_scattering, collective=Collective.REDUCE_SCATTER),
     traits={Trait.ON_COMMUNICATOR, Trait.COMMUNICATES},
@@ -131,7 +131,7 @@ define(
             for i in range(len(parts))
         ],
         own=frozenset({"size"}),
-        in_turn=in_turn.exchanged,
+        in_turn=serialized.exchanged,
     ),
     cost=Cost(
         flops=no_flops,
@@ -159,7 +159,7 @@ define(
             for i in range(len(parts))
         ],
         own=frozenset({"size"}),
-        in_turn=in_turn.resplit,
+        in_turn=serialized.resplit,
     ),
     cost=Cost(
         flops=no_flops,

@@ -2,16 +2,16 @@
 
 # A module enters its ops and their spellings in the table when it is imported.
 from distir_relax.ops.indexing import (  # noqa: F401
-    bounds,
     embedding_bag,
     gather,
+    gather_nd,
+    index_bounds,
+    kth_value,
     one_hot,
-    ordering,
-    points,
     scatter,
-    search,
-    segments,
-    selection,
+    searchsorted,
+    segment_sum,
+    sort,
     take,
-    triangle,
+    triangular,
 )

@@ -6,7 +6,7 @@ import math
 from typing import Any
 
 from distir_relax.ir import Value
-from distir_relax.ops.indexing.bounds import in_range
+from distir_relax.ops.indexing.index_bounds import in_range
 from distir_relax.ops.table import Builder, aten, broadcast_to, cast, filled, like, reshape_to
 
 _SUM, _MEAN, _MAX = 0, 1, 2

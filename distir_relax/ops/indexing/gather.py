@@ -7,9 +7,9 @@ import sys
 from typing import Any
 
 from distir_relax.ir import TensorType, Value
-from distir_relax.ops.indexing.bounds import in_range
+from distir_relax.ops.indexing.index_bounds import in_range
 from distir_relax.ops.indexing.scatter import one_number
-from distir_relax.ops.indexing.segments import sums_by_number
+from distir_relax.ops.indexing.segment_sum import sums_by_number
 from distir_relax.ops.indexing.take import counted_from_front, from_front
 from distir_relax.ops.table import (
     FREE,

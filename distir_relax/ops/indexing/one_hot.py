@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from distir_relax.ir import Value
-from distir_relax.ops.indexing.bounds import in_range
+from distir_relax.ops.indexing.index_bounds import in_range
 from distir_relax.ops.indexing.take import wrapped
 from distir_relax.ops.table import Attrs, Builder, OnnxOperands, aten, axis_of, cast, onnx, relax, reshape_to
 

@@ -2,7 +2,7 @@
 
 Where the dim that is written to is split, each device writes what falls into its part; what falls elsewhere goes to a
 row of its own that is then cut off. An accumulating scatter of whole rows is a sum by number
-(`distir_relax.ops.indexing.segments`), added to the data.
+(`distir_relax.ops.indexing.segment_sum`), added to the data.
 """
 
 from __future__ import annotations
@@ -12,8 +12,8 @@ from collections.abc import Sequence
 from typing import Any
 
 from distir_relax.ir import TensorType, Value
-from distir_relax.ops.indexing.bounds import in_range
-from distir_relax.ops.indexing.segments import cut_off, my_rows, sums_by_number
+from distir_relax.ops.indexing.index_bounds import in_range
+from distir_relax.ops.indexing.segment_sum import cut_off, my_rows, sums_by_number
 from distir_relax.ops.indexing.take import counted_from_front, from_front
 from distir_relax.ops.table import (
     Attrs,

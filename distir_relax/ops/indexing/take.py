@@ -7,8 +7,8 @@ from typing import Any
 import numpy as np
 
 from distir_relax.ir import TensorType, Value
-from distir_relax.ops.indexing.bounds import check_known, in_range
-from distir_relax.ops.indexing.segments import sums_by_number
+from distir_relax.ops.indexing.index_bounds import check_known, in_range
+from distir_relax.ops.indexing.segment_sum import sums_by_number
 from distir_relax.ops.table import (
     FREE,
     Attrs,

@@ -3,9 +3,9 @@
 # A module enters its ops and their spellings in the table when it is imported.
 from distir_relax.ops.movement import (  # noqa: F401
     broadcast,
+    concat,
     diagonal,
     flip,
-    join,
     pad,
     permute,
     pixel_shuffle,

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from distir_relax.ir import TensorType, Value
-from distir_relax.ops.reduction.axes import axes_of
+from distir_relax.ops.reduction.reduction_axes import axes_of
 from distir_relax.ops.table import (
     Attrs,
     Backward,

@@ -8,4 +8,4 @@
 """
 
 # A module enters its ops and their spellings in the table when it is imported.
-from distir_relax.ops.program import calls, foreign, shapes  # noqa: F401
+from distir_relax.ops.program import calls, shapes, tvm_extern  # noqa: F401

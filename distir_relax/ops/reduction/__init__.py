@@ -2,7 +2,6 @@
 
 # A module enters its ops and their spellings in the table when it is imported.
 from distir_relax.ops.reduction import (  # noqa: F401
-    axes,
     cross_entropy,
     cumsum,
     cumulative,
@@ -12,5 +11,6 @@ from distir_relax.ops.reduction import (  # noqa: F401
     norms,
     product,
     reduce,
+    reduction_axes,
     variance,
 )

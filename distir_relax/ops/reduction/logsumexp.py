@@ -6,7 +6,7 @@ import math
 from typing import Any
 
 from distir_relax.ir import Value
-from distir_relax.ops.reduction.axes import has_none, reduced_shape
+from distir_relax.ops.reduction.reduction_axes import has_none, reduced_shape
 from distir_relax.ops.table import Attrs, Builder, OnnxOperands, aten, filled, like, onnx, promote, reshape_to
 
 # ATen spellings

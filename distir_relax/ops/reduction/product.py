@@ -5,8 +5,8 @@ from __future__ import annotations
 from typing import Any
 
 from distir_relax.ir import TensorType, Value
-from distir_relax.ops.reduction.axes import axes_of, converted, infer_along_axis, relax_axes, whole_axis_rule
 from distir_relax.ops.reduction.cumsum import sums_from_behind
+from distir_relax.ops.reduction.reduction_axes import axes_of, converted, infer_along_axis, relax_axes, whole_axis_rule
 from distir_relax.ops.table import (
     Attrs,
     Backward,

@@ -6,7 +6,7 @@ import math
 from typing import Any
 
 from distir_relax.ir import TensorType, Value
-from distir_relax.ops.reduction.axes import axes_of, converted, has_none, reduced_shape, relax_axes
+from distir_relax.ops.reduction.reduction_axes import axes_of, converted, has_none, reduced_shape, relax_axes
 from distir_relax.ops.table import (
     Attrs,
     Backward,

@@ -11,13 +11,13 @@ from typing import Any
 
 from distir_relax.ir import Value
 from distir_relax.kernels.sampling import Adaptive
-from distir_relax.ops.spatial.max_pool_places import adaptive_places
-from distir_relax.ops.spatial.parts import keeps, local_size, over_parts, sampled_windows, set_part
+from distir_relax.ops.spatial.computed_windows import keeps, local_size, over_parts, sampled_windows, set_part
+from distir_relax.ops.spatial.max_pool_indices import adaptive_places
 from distir_relax.ops.spatial.pooling import even_average, max_pool
 from distir_relax.ops.spatial.pooling_gradients import of_adaptive_maximum
-from distir_relax.ops.spatial.separable import separable_gradient
+from distir_relax.ops.spatial.separable_gradients import separable_gradient
 from distir_relax.ops.spatial.strides import arranged, batched, per_dim
-from distir_relax.ops.spatial.windowed import define_spatial
+from distir_relax.ops.spatial.window_ops import define_spatial
 from distir_relax.ops.table import (
     Attrs,
     Builder,

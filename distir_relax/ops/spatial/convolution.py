@@ -14,7 +14,7 @@ import math
 from typing import Any
 
 from distir_relax.ir import TensorType, Value
-from distir_relax.ops.spatial import cpu_memory
+from distir_relax.ops.spatial import convolution_workspace
 from distir_relax.ops.spatial.convolution_gradients import convolution_gradient, transposed_gradient
 from distir_relax.ops.spatial.strides import (
     arranged,
@@ -29,7 +29,7 @@ from distir_relax.ops.spatial.strides import (
     strided_windows,
     torch_widths,
 )
-from distir_relax.ops.spatial.windowed import spatial_names, window_sizes, with_windows
+from distir_relax.ops.spatial.window_ops import spatial_names, window_sizes, with_windows
 from distir_relax.ops.table import (
     SCATTER,
     Attrs,
@@ -162,7 +162,7 @@ for _n in (1, 2, 3):
         f"nn.conv{_n}d",
         Semantics(infer=_infer_conv, torch=_torch_conv(f"conv{_n}d"), linear=(operands(0), operands(1))),
         Split(_conv_rule, localize=_local_conv, windowed=set_padding),
-        cost=Cost(flops=_flops, cpu_workspace=cpu_memory.convolution, contiguous=(0, 1)),
+        cost=Cost(flops=_flops, cpu_workspace=convolution_workspace.convolution, contiguous=(0, 1)),
         code=Code(relax=f"R.nn.conv{_n}d({{0}}, {{1}}, {{strides}}, {{padding}}, {{dilation}}, {{groups}})"),
         gradient=convolution_gradient(_n),
         traits={Trait.ZERO_IF_EMPTY},
@@ -173,7 +173,9 @@ for _n in (1, 2, 3):
             infer=_infer_transposed, torch=_torch_transposed(f"conv_transpose{_n}d"), linear=(operands(0), operands(1))
         ),
         Split(_transposed_rule, localize=_local_transposed, windowed=set_padding),
-        cost=Cost(flops=_transposed_flops, cpu_workspace=cpu_memory.transposed_convolution, contiguous=(0, 1)),
+        cost=Cost(
+            flops=_transposed_flops, cpu_workspace=convolution_workspace.transposed_convolution, contiguous=(0, 1)
+        ),
         code=Code(relax=_relax_transposed(f"conv{_n}d_transpose")),
         gradient=transposed_gradient(_n),
         traits={Trait.ZERO_IF_EMPTY},

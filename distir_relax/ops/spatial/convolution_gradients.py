@@ -13,9 +13,9 @@ import math
 from typing import Any
 
 from distir_relax.ir import TensorType, Value
-from distir_relax.ops.spatial import cpu_memory
+from distir_relax.ops.spatial import convolution_workspace
 from distir_relax.ops.spatial.strides import ends, spatial_rank, strided_windows, torch_widths
-from distir_relax.ops.spatial.windowed import window_sizes
+from distir_relax.ops.spatial.window_ops import window_sizes
 from distir_relax.ops.table import (
     SCATTER,
     Attrs,
@@ -133,7 +133,7 @@ for _n in (1, 2, 3):
         f"nn.conv{_n}d_weight_grad",
         Semantics(infer=_infer, torch=_torch, linear=(operands(0), operands(1))),
         Split(_rule, localize=_local),
-        cost=Cost(flops=_flops, cpu_workspace=cpu_memory.weight_gradient, contiguous=(0, 1)),
+        cost=Cost(flops=_flops, cpu_workspace=convolution_workspace.weight_gradient, contiguous=(0, 1)),
         code=Code(
             relax=f"conv_weight_grad(R.nn.conv{_n}d, {{0}}, {{1}}, {{kernel}}, {{strides}}, {{padding}}, {{dilation}}, "
             "{channels})"

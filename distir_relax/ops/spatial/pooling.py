@@ -25,7 +25,7 @@ from distir_relax.ops.spatial.strides import (
     strided_windows,
     torch_widths,
 )
-from distir_relax.ops.spatial.windowed import define_spatial
+from distir_relax.ops.spatial.window_ops import define_spatial
 from distir_relax.ops.table import (
     Attrs,
     Builder,

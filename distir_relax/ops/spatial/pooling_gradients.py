@@ -7,7 +7,7 @@ from typing import Any
 
 from distir_relax.ir import Value
 from distir_relax.ops.spatial.strides import ends, row_major, spatial_rank, strided_windows
-from distir_relax.ops.spatial.windowed import window_sizes
+from distir_relax.ops.spatial.window_ops import window_sizes
 from distir_relax.ops.table import SCATTER, Backward, broadcast_to, reshape_to
 
 

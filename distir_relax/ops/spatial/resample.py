@@ -13,8 +13,8 @@ from typing import Any
 
 from distir_relax.ir import TensorType, Value
 from distir_relax.kernels.sampling import NEAREST, Resizing
-from distir_relax.ops.spatial.parts import parts_of, sampled_windows, set_part
-from distir_relax.ops.spatial.separable import through_units
+from distir_relax.ops.spatial.computed_windows import parts_of, sampled_windows, set_part
+from distir_relax.ops.spatial.separable_gradients import through_units
 from distir_relax.ops.table import (
     Attrs,
     Backward,

@@ -13,10 +13,10 @@ from typing import Any
 
 from distir_relax.ir import Value
 from distir_relax.kernels.sampling import ALIGN_CORNERS, ASYMMETRIC, HALF_PIXEL, Resizing
-from distir_relax.ops.spatial.parts import keeps, local_size, over_parts, sampled_windows, set_part
-from distir_relax.ops.spatial.separable import separable_gradient
+from distir_relax.ops.spatial.computed_windows import keeps, local_size, over_parts, sampled_windows, set_part
+from distir_relax.ops.spatial.separable_gradients import separable_gradient
 from distir_relax.ops.spatial.strides import arranged, per_dim
-from distir_relax.ops.spatial.windowed import define_spatial
+from distir_relax.ops.spatial.window_ops import define_spatial
 from distir_relax.ops.table import Attrs, Builder, SampledWindow, Types, operands, relax, reshape_to
 
 _MODES = {

@@ -8,7 +8,7 @@ from distir_relax.ir import Value
 from distir_relax.kernels.sampling import ASYMMETRIC
 from distir_relax.ops.spatial.resize import resize
 from distir_relax.ops.spatial.strides import ends, set_padding, spatial_rank, strided_windows, torch_widths
-from distir_relax.ops.spatial.windowed import define_spatial
+from distir_relax.ops.spatial.window_ops import define_spatial
 from distir_relax.ops.table import (
     SCATTER,
     Attrs,

@@ -1,8 +1,8 @@
 """The machinery of the op table: what an entry is, how it is entered and found, and what can be done with one."""
 
 from distir_relax.ops.table.builder import Builder, infer
-from distir_relax.ops.table.check import check
-from distir_relax.ops.table.complex import Complex, aten_of, complex_aten
+from distir_relax.ops.table.complex_pairs import Complex, aten_of, complex_aten
+from distir_relax.ops.table.dtype_limits import number_range
 from distir_relax.ops.table.entry import (
     FREE,
     NO_COMPUTATION,
@@ -34,8 +34,18 @@ from distir_relax.ops.table.entry import (
 from distir_relax.ops.table.expansion import Emitter, Expansion
 from distir_relax.ops.table.expression import evaluate, is_zero, relax_expression, torch_expression, torch_in_place
 from distir_relax.ops.table.gradient import Backward, backward_step
-from distir_relax.ops.table.inference import broadcast_shape, checked_axis, resized, same_type, same_types
-from distir_relax.ops.table.numbers import number_range
+from distir_relax.ops.table.helpers import (
+    axis_in,
+    axis_of,
+    broadcast_to,
+    cast,
+    dtype_name,
+    filled,
+    joined,
+    like,
+    promote,
+    reshape_to,
+)
 from distir_relax.ops.table.onnx_operands import OnnxOperands
 from distir_relax.ops.table.rule import (
     BLOCKED,
@@ -63,19 +73,9 @@ from distir_relax.ops.table.table import (
     relax,
     relax_spellings,
 )
+from distir_relax.ops.table.type_checks import check
+from distir_relax.ops.table.type_inference import broadcast_shape, checked_axis, resized, same_type, same_types
 from distir_relax.ops.table.windows import GATHER, SCATTER, SampledWindow, StridedWindow, Window
-from distir_relax.ops.table.writing import (
-    axis_in,
-    axis_of,
-    broadcast_to,
-    cast,
-    dtype_name,
-    filled,
-    joined,
-    like,
-    promote,
-    reshape_to,
-)
 
 __all__ = [
     "BLOCKED",

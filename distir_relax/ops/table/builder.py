@@ -10,7 +10,7 @@ from distir_relax.errors import DistIRError, VerificationError
 from distir_relax.ir import Attribute, Function, Input, Op, Output, TensorType, Value, value_names
 from distir_relax.layout import DTYPES
 from distir_relax.ops.table.table import lookup, lookup_aten
-from distir_relax.reading import MOST, shown
+from distir_relax.support import MOST, shown
 
 _NOT_OF_A_NAME = re.compile(r"[^\w.]")
 

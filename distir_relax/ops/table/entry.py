@@ -138,7 +138,7 @@ class Semantics:
     """The result types from the operand types and attributes; ValueError on a misuse."""
     torch: Expression
     """A Python expression over ``{0}``, ``{1}``, … (operands) and ``{attr}`` (attributes as literals; ``{attr!s}`` as
-    bare text; ``{location}`` is the op's place in the model), with `torch`, `F`, and `foreign`, `indices`, `random`,
+    bare text; ``{location}`` is the op's place in the model), with `torch`, `F`, and `tvm_extern`, `indices`, `random`,
     `recurrent`, `resample`, `routing` of `distir_relax.kernels`: the reference semantics, and the code of the torch
     backend. An op of several results gives a tuple. Where the attributes decide, it is a function of them."""
     linear: Linear = ()

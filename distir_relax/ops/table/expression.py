@@ -14,7 +14,7 @@ from distir_relax.ir import Op
 from distir_relax.ops.table.builder import infer
 from distir_relax.ops.table.entry import Expression, Trait
 from distir_relax.ops.table.table import lookup
-from distir_relax.reading import shown
+from distir_relax.support import shown
 
 if TYPE_CHECKING:
     import torch
@@ -74,11 +74,17 @@ def evaluate(op: Op, operands: Sequence[torch.Tensor], comm: Any = None) -> tupl
     import torch
     import torch.nn.functional as F
 
-    from distir_relax.kernels import foreign, indices, random, recurrent, resample, routing
+    from distir_relax.kernels import indices, random, recurrent, resample, routing, tvm_extern
 
     names = [f"a{i}" for i in range(len(operands))]
     scope: dict[str, Any] = {"torch": torch, "F": F, "comm": comm}
-    scope |= {"foreign": foreign, "indices": indices, "random": random, "recurrent": recurrent, "resample": resample}
+    scope |= {
+        "tvm_extern": tvm_extern,
+        "indices": indices,
+        "random": random,
+        "recurrent": recurrent,
+        "resample": resample,
+    }
     scope["routing"] = routing
     scope |= zip(names, operands, strict=True)
     try:

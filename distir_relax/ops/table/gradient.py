@@ -24,7 +24,7 @@ from typing import Any
 from distir_relax.ir import Attribute, Op, Value
 from distir_relax.ops.table.builder import Builder
 from distir_relax.ops.table.entry import Gradient, OperandGradient
-from distir_relax.ops.table.writing import broadcast_to, filled, reshape_to
+from distir_relax.ops.table.helpers import broadcast_to, filled, reshape_to
 
 
 @dataclass(frozen=True)

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Protocol, cast
 
 from distir_relax.bundle import BACKENDS, Bundle
 from distir_relax.errors import RunError
-from distir_relax.runtime import routes  # noqa: F401 - gives communicators more methods
+from distir_relax.runtime import token_dispatch  # noqa: F401 - gives communicators more methods
 
 if TYPE_CHECKING:
     import torch

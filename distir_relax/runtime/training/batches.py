@@ -12,9 +12,9 @@ from distir_relax.bundle import Manifest, Tensor, TrainingManifest, local_interv
 from distir_relax.bundle.weights import cut_out
 from distir_relax.errors import RunError
 from distir_relax.runtime.arrays import as_torch, dtype_name, torch_dtype
-from distir_relax.runtime.divisions import in_parts, whole_inputs
 from distir_relax.runtime.inputs import local_inputs
-from distir_relax.runtime.training.crew import Batch
+from distir_relax.runtime.microbatch_io import in_parts, whole_inputs
+from distir_relax.runtime.training.executor import Batch
 
 if TYPE_CHECKING:
     import torch

@@ -18,7 +18,7 @@ from distir_relax.checkpoints import (
 )
 from distir_relax.errors import CheckpointError
 from distir_relax.runtime.state import changing
-from distir_relax.runtime.training.crew import Crew
+from distir_relax.runtime.training.executor import Crew
 
 
 def save(crew: Crew, folder: Path, position: Position, keep: int) -> Path | None:

@@ -16,7 +16,7 @@ from distir_relax.errors import RunError
 from distir_relax.layout import DeviceMesh
 from distir_relax.runtime.arrays import combine, split
 from distir_relax.runtime.communicator import Communicator
-from distir_relax.runtime.launchers import launch_size, local_size
+from distir_relax.runtime.launcher_detection import launch_size, local_size
 from distir_relax.runtime.world import World
 
 if TYPE_CHECKING:

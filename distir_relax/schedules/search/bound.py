@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from fractions import Fraction
 
 from distir_relax.schedules.search.problem import Problem, total
-from distir_relax.schedules.times import Number
+from distir_relax.schedules.task_times import Number
 
 
 def lower_bound(problem: Problem) -> Number:

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from distir_relax.schedules.search.problem import Problem, Rows
-from distir_relax.schedules.times import Number
+from distir_relax.schedules.task_times import Number
 
 
 @dataclass(frozen=True, slots=True, eq=False)

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from heapq import heappop, heappush
 
 from distir_relax.schedules.search.problem import Problem, Rows
-from distir_relax.schedules.times import Number
+from distir_relax.schedules.task_times import Number
 
 
 @dataclass(frozen=True, slots=True)

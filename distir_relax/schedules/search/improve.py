@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 from distir_relax.schedules.search.evaluate import Run, critical_blocks, run
 from distir_relax.schedules.search.problem import Problem, Rows
-from distir_relax.schedules.times import Number
+from distir_relax.schedules.task_times import Number
 
 Move = tuple[int, int, int]
 """In the row of a rank, the task at a position goes to another."""

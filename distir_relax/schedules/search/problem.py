@@ -8,9 +8,9 @@ from dataclasses import dataclass, field
 from fractions import Fraction
 
 from distir_relax.errors import DistIRError
-from distir_relax.schedules.activations import Memory, stage_sizes
+from distir_relax.schedules.activation_memory import Memory, stage_sizes
 from distir_relax.schedules.task import Kind, Order, Shape, Task
-from distir_relax.schedules.times import Number, Times
+from distir_relax.schedules.task_times import Number, Times
 
 Rows = list[list[int]]
 """For each rank its tasks in its order, as numbers."""

@@ -11,7 +11,7 @@ import math
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from distir_relax.lowering.emit.relax_scope import torch_kernel
+from distir_relax.lowering.emit.relax_namespace import torch_kernel
 
 Legalize = Callable[[Any, Any], Any]
 

@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any
 from distir_relax.bundle import Bundle
 from distir_relax.errors import BundleError, RunError
 from distir_relax.kernels.indices import checked
-from distir_relax.lowering.emit.relax_scope import CALL_KERNEL, CHECK_INDICES
+from distir_relax.lowering.emit.relax_namespace import CALL_KERNEL, CHECK_INDICES
 from distir_relax.ops import Trait, entries
 from distir_relax.runtime.backends.weights import load_weights, memory
 
@@ -149,7 +149,7 @@ def _register_check() -> None:
 
 
 def _check_indices(ids: Any, low: int, high: int, user: str, where: str, result: Any) -> None:
-    """See `distir_relax.lowering.emit.relax_scope`."""
+    """See `distir_relax.lowering.emit.relax_namespace`."""
     from torch.utils.dlpack import from_dlpack
 
     try:
@@ -160,7 +160,7 @@ def _check_indices(ids: Any, low: int, high: int, user: str, where: str, result:
 
 
 def _call_kernel(module: str, function: str, options: str, count: int, *tensors: Any) -> None:
-    """See `distir_relax.lowering.emit.relax_scope`."""
+    """See `distir_relax.lowering.emit.relax_namespace`."""
     from torch.utils.dlpack import from_dlpack
 
     kernel = getattr(import_module(f"distir_relax.kernels.{module}"), str(function))

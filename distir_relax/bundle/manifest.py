@@ -1,0 +1,311 @@
+"""What a bundle's manifest says: the mesh, the programs, and where every rank's piece of every tensor lies.
+
+All classes are frozen and are checked when made, so a `Manifest` in hand is a consistent one.
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, fields, is_dataclass
+from typing import Any
+
+from distir_relax.bundle.call_signature import CallManifest
+from distir_relax.bundle.training_manifest import TrainingManifest
+from distir_relax.errors import BundleError, PlacementError
+from distir_relax.layout import DTYPES, DeviceMesh, Interval, intersect
+from distir_relax.support import MOST, Fields, check_name
+from distir_relax.support.units import count
+
+FORMAT = 3
+BACKENDS = ("torch", "tvm")
+"""The backends that a bundle can hold programs for."""
+
+
+@dataclass(frozen=True)
+class Shard:
+    """How one mesh axis splits one dim: `intervals[i]` are the `[start, stop)` pieces that index `i` along it holds."""
+
+    axis: int
+    dim: int
+    intervals: tuple[tuple[Interval, ...], ...]
+
+
+@dataclass(frozen=True)
+class Tensor:
+    """A global tensor and its layout. `placement` is for people; `shards` is what the runtime follows.
+
+    `ranks` are those that hold some of it, where not all do: the tensors of a pipeline stage.
+    """
+
+    name: str
+    dtype: str
+    shape: tuple[int, ...]
+    placement: str = "R"
+    shards: tuple[Shard, ...] = ()
+    ranks: tuple[int, ...] | None = None
+
+    def is_on(self, rank: int) -> bool:
+        """Whether `rank` holds some of the tensor."""
+        return self.ranks is None or rank in self.ranks
+
+    def check(self, mesh: DeviceMesh) -> None:
+        """Raise BundleError unless dtype, dims, axes and intervals fit the tensor and `mesh`."""
+        if self.dtype not in DTYPES:
+            raise BundleError(f"unknown dtype {self.dtype!r}", self.name, f"known: {', '.join(DTYPES)}")
+        if math.prod(self.shape) * DTYPES[self.dtype][1] > MOST:
+            raise BundleError(f"no machine holds a tensor of shape {self.shape}", self.name)
+        if self.ranks is not None and not all(0 <= rank < mesh.size for rank in self.ranks):
+            raise BundleError(f"ranks {list(self.ranks)} are not all of the {mesh.size} there are", self.name)
+        if self.ranks is not None and (not self.ranks or tuple(sorted(set(self.ranks))) != self.ranks):
+            raise BundleError(f"expected ranks in ascending order, found {list(self.ranks)}", self.name)
+        seen = set()
+        for shard in self.shards:
+            if not 0 <= shard.axis < len(mesh.shape) or not 0 <= shard.dim < len(self.shape):
+                raise BundleError(
+                    f"a shard of dim {shard.dim} along mesh axis {shard.axis} does not fit shape {self.shape} "
+                    f"on a mesh of shape {mesh.shape}", self.name)  # fmt: skip
+            if shard.axis in seen:
+                raise BundleError(f"mesh axis {shard.axis} splits the tensor twice", self.name)
+            seen.add(shard.axis)
+            if len(shard.intervals) != mesh.shape[shard.axis]:
+                raise BundleError(
+                    f"{len(shard.intervals)} interval lists along mesh axis {shard.axis} of size "
+                    f"{mesh.shape[shard.axis]}", self.name)  # fmt: skip
+            size = self.shape[shard.dim]
+            for start, stop in itertools.chain.from_iterable(shard.intervals):
+                if not 0 <= start <= stop <= size:
+                    raise BundleError(f"interval [{start}, {stop}) leaves dim {shard.dim} of size {size}", self.name)
+            for pieces in shard.intervals:
+                for (_, stop), (start, _) in itertools.pairwise(pieces):
+                    if start < stop:
+                        raise BundleError(f"intervals that begin at {start} and end at {stop} overlap", self.name)
+
+
+@dataclass(frozen=True)
+class Program:
+    """One distinct rank program: the paths of its texts, and the order in which the Relax function takes arguments."""
+
+    name: str
+    torch: str | None = None
+    relax: str | None = None
+    arguments: tuple[str, ...] = ()
+
+    @property
+    def paths(self) -> tuple[str, ...]:
+        """The program's files, relative to the bundle."""
+        return tuple(path for path in (self.torch, self.relax) if path is not None)
+
+
+@dataclass(frozen=True)
+class Division:
+    """What users know as one input or output: the programs take, or give, its `parts` along `dim`, by their names."""
+
+    name: str
+    dim: int
+    parts: tuple[str, ...]
+
+
+@dataclass(frozen=True, repr=False)
+class Manifest:
+    """The table of contents of a bundle. Raises BundleError when its parts do not fit each other.
+
+    `updates` leads from each weight that the programs change to the output that is its new value. `divided_inputs` and
+    `divided_outputs` are those that come in parts, one a microbatch. `training` is there where the programs are a step
+    of training, `call` where they are a model's that is called with arguments by position and by name.
+    """
+
+    name: str
+    mesh: DeviceMesh
+    tail: str
+    schedule_hash: str
+    programs: tuple[Program, ...]
+    ranks: tuple[int, ...]
+    inputs: tuple[Tensor, ...]
+    outputs: tuple[Tensor, ...]
+    weights: tuple[Tensor, ...] = ()
+    updates: Mapping[str, str] = field(default_factory=dict)
+    divided_inputs: tuple[Division, ...] = ()
+    divided_outputs: tuple[Division, ...] = ()
+    training: TrainingManifest | None = None
+    call: CallManifest | None = None
+    checksums: Mapping[str, str] = field(default_factory=dict)
+    format: int = FORMAT
+
+    def __repr__(self) -> str:
+        parts = zip((self.inputs, self.outputs, self.weights), ("input", "output", "weight"), strict=True)
+        sizes = ", ".join(count(len(tensors), what) for tensors, what in parts)
+        programs = count(len(self.programs), "distinct program")
+        return f"<manifest of {self.name}: {count(self.mesh.size, 'rank')} on {self.mesh}, {programs}, {sizes}>"
+
+    def __post_init__(self) -> None:
+        world = self.mesh.size
+        if len(self.ranks) != world:
+            raise BundleError(f"the mesh has {world} ranks, but programs are given for {len(self.ranks)}")
+        if not all(0 <= index < len(self.programs) for index in self.ranks):
+            raise BundleError(f"ranks {list(self.ranks)} name programs beyond the {len(self.programs)} there are")
+        for tensor in (*self.inputs, *self.outputs, *self.weights):
+            tensor.check(self.mesh)
+        for tensor in self.outputs:
+            _check_covered(tensor)
+        for tensors in (self.inputs, self.outputs, self.weights):
+            if repeated := [name for name, count in Counter(t.name for t in tensors).items() if count > 1]:
+                raise BundleError(f"names are given twice: {', '.join(sorted(repeated))}")
+        for name in (*self.checksums, *(path for program in self.programs for path in program.paths)):
+            check_name(name, BundleError)
+        for divisions, tensors in ((self.divided_inputs, self.inputs), (self.divided_outputs, self.outputs)):
+            _check_divisions(divisions, tensors)
+        weights, outputs = {t.name for t in self.weights}, {t.name for t in self.outputs}
+        for weight, output in self.updates.items():
+            if weight not in weights or output not in outputs:
+                raise BundleError(f"an update leads from a weight to an output, found {weight!r} to {output!r}")
+        if self.training is not None:
+            self._check_training(self.training)
+
+    def _check_training(self, training: TrainingManifest) -> None:
+        numbers = {(t.name, t.dtype) for t in (*self.inputs, *self.outputs) if t.shape == ()}
+        for what, name, dtypes in (
+            ("loss", training.loss, ("float64", "float32", "float16", "bfloat16")),
+            ("rate", training.rate, ("float64", "float32")),
+            ("seed", training.seed, ("int64",)),
+        ):
+            if name is not None and not any((name, dtype) in numbers for dtype in dtypes):
+                raise BundleError(f"the {what} of training is a number of {' or '.join(dtypes)}, {name!r} is none")
+
+    def program_of(self, rank: int) -> Program:
+        """The program that `rank` runs."""
+        return self.programs[self.ranks[rank]]
+
+    def to_json(self) -> dict[str, Any]:
+        """The manifest as plain dicts and lists, as in docs/bundle.md."""
+        plain = _plain(self)
+        assert isinstance(plain, dict)
+        return {"format": plain.pop("format"), **plain}
+
+    @classmethod
+    def from_json(cls, data: object) -> Manifest:
+        """Read what `to_json` gives. Raises BundleError naming the field that is missing or of the wrong type."""
+        top = Fields.of(data, BundleError)
+        if (version := top.whole("format")) != FORMAT:
+            raise BundleError(
+                f"the bundle has format {version}, this version reads format {FORMAT}",
+                hint="compile the model again with this version, or run with the version that wrote it",
+            )
+        mesh = top.fields("mesh")
+        try:
+            devices = DeviceMesh(mesh.wholes("shape"), mesh.texts("axes"))
+        except PlacementError as wrong:
+            raise BundleError(f"the mesh cannot be: {wrong.message}") from None
+        return cls(
+            name=top.text("name"),
+            mesh=devices,
+            tail=top.text("tail"),
+            schedule_hash=top.text("schedule_hash"),
+            programs=tuple(
+                Program(p.text("name"), p.text_or_none("torch"), p.text_or_none("relax"), p.texts("arguments", []))
+                for p in top.rows("programs")
+            ),
+            ranks=top.wholes("ranks"),
+            inputs=tuple(map(_tensor, top.rows("inputs"))),
+            outputs=tuple(map(_tensor, top.rows("outputs"))),
+            weights=tuple(map(_tensor, top.rows("weights", []))),
+            updates=top.by_name("updates"),
+            divided_inputs=tuple(map(_division, top.rows("divided_inputs", []))),
+            divided_outputs=tuple(map(_division, top.rows("divided_outputs", []))),
+            training=_training(top),
+            call=None if top.table.get("call") is None else CallManifest.from_json(top.fields("call")),
+            checksums=top.by_name("checksums"),
+        )
+
+
+def _division(row: Fields) -> Division:
+    return Division(row.text("name"), row.whole("dim"), row.texts("parts"))
+
+
+def _check_divisions(divisions: Sequence[Division], tensors: Sequence[Tensor]) -> None:
+    """Raise BundleError unless the parts of each are tensors alike but for the dim that divides them."""
+    known = {tensor.name: tensor for tensor in tensors}
+    for division in divisions:
+        parts = [known[name] for name in division.parts if name in known]
+        alike = {(t.dtype, t.shape[: division.dim], t.shape[division.dim + 1 :]) for t in parts}
+        fits = parts and len(parts) == len(division.parts) and 0 <= division.dim < len(parts[0].shape)
+        if not fits or len(alike) != 1 or division.name in known:
+            raise BundleError(f"{division.name!r} cannot be {', '.join(division.parts)} along dim {division.dim}")
+
+
+def local_intervals(tensor: Tensor, mesh: DeviceMesh, rank: int) -> list[list[Interval]]:
+    """For each dim, the `[start, stop)` pieces that `rank` holds, in order; empty pieces are left out.
+
+    Two mesh axes that split the same dim give the intersection of what each holds.
+    """
+    held: list[list[Interval]] = [[(0, size)] if size else [] for size in tensor.shape]
+    coordinates = mesh.coordinates(rank)
+    for shard in tensor.shards:
+        held[shard.dim] = intersect(held[shard.dim], shard.intervals[coordinates[shard.axis]])
+    return held
+
+
+def local_shape(tensor: Tensor, mesh: DeviceMesh, rank: int) -> tuple[int, ...]:
+    """The shape of what `rank` holds of `tensor`, which is on it."""
+    return tuple(sum(stop - start for start, stop in pieces) for pieces in local_intervals(tensor, mesh, rank))
+
+
+def local_bytes(tensor: Tensor, mesh: DeviceMesh, rank: int) -> int:
+    """The bytes of what `rank` holds of `tensor`."""
+    return tensor.is_on(rank) * math.prod(local_shape(tensor, mesh, rank)) * DTYPES[tensor.dtype][1]
+
+
+def _check_covered(tensor: Tensor) -> None:
+    by_dim: dict[int, list[list[Interval]]] = {}
+    for shard in tensor.shards:
+        by_dim.setdefault(shard.dim, []).append([piece for pieces in shard.intervals for piece in pieces])
+    for dim, splits in by_dim.items():
+        for pieces in splits:
+            reached = 0
+            for start, stop in sorted(piece for piece in pieces if piece[0] < piece[1]):
+                if start > reached:
+                    break
+                reached = max(reached, stop)
+            if reached < tensor.shape[dim]:
+                raise BundleError(f"no rank holds index {reached} of dim {dim} of this output", tensor.name)
+
+
+def _plain(value: object) -> object:
+    if isinstance(value, (TrainingManifest, CallManifest)):
+        return value.to_json()
+    if is_dataclass(value) and not isinstance(value, type):
+        return {item.name: _plain(getattr(value, item.name)) for item in fields(value)}
+    if isinstance(value, Mapping):
+        return {key: _plain(item) for key, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [_plain(item) for item in value]
+    return value
+
+
+def _training(top: Fields) -> TrainingManifest | None:
+    return None if top.table.get("training") is None else TrainingManifest.from_json(top.fields("training"))
+
+
+def _tensor(row: Fields) -> Tensor:
+    shards = tuple(
+        Shard(s.whole("axis"), s.whole("dim"), tuple(_intervals(s, i) for i in range(len(s.items("intervals")))))
+        for s in row.rows("shards", [])
+    )
+    placement = row.text("placement", "R")
+    ranks = row.wholes("ranks") if row.table.get("ranks") is not None else None
+    return Tensor(row.text("name"), row.text("dtype"), row.wholes("shape"), placement, shards, ranks)
+
+
+def _intervals(shard: Fields, index: int) -> tuple[Interval, ...]:
+    """What index `index` along the axis holds."""
+    found: list[Interval] = []
+    pieces = shard.items("intervals")[index]
+    if not isinstance(pieces, list):
+        raise shard.refuse("a list of pieces [start, stop]", f"intervals[{index}]", pieces)
+    for piece in pieces:
+        if not isinstance(piece, list) or len(piece) != 2 or not all(type(n) is int and 0 <= n <= MOST for n in piece):
+            raise shard.refuse("a piece [start, stop]", f"intervals[{index}]", piece)
+        found.append((piece[0], piece[1]))
+    return tuple(found)

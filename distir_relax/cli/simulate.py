@@ -1,0 +1,166 @@
+"""The commands that predict and measure: simulate, calibrate, validate."""
+
+from __future__ import annotations
+
+from json import dumps
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from distir_relax.cli.app import app
+from distir_relax.cli.options import (
+    AxesOption,
+    Device,
+    DeviceOption,
+    JsonOption,
+    MeshOption,
+    PassesOption,
+    ShapeOption,
+    ShardOption,
+    StagesOption,
+    StrategyOption,
+    read_stages,
+)
+from distir_relax.errors import DistIRError
+
+
+@app.command()
+def simulate(
+    model: Annotated[
+        str, typer.Argument(metavar="MODEL", help="A bundle, a program's text, FILE.py:FUNCTION or FILE.onnx.")
+    ],
+    profile: Annotated[str, typer.Option(help="The machine: a name (NAME:NODES for several nodes) or a .toml file.")],
+    strategy: StrategyOption = None,
+    stages: StagesOption = None,
+    global_batch: Annotated[int | None, typer.Option(min=1, help="Passed to the function; for the throughput.")] = None,
+    input_shape: ShapeOption = None,
+    shard: ShardOption = None,
+    mesh: MeshOption = None,
+    axes: AxesOption = None,
+    import_: Annotated[
+        list[Path] | None, typer.Option("--import", metavar="FILE.py", help="Import it first: it registers ops.")
+    ] = None,
+    trace: Annotated[Path | None, typer.Option(help="Write the time line to this .json, for Perfetto.")] = None,
+    html: Annotated[Path | None, typer.Option(help="Write a report page to this .html.")] = None,
+    json: JsonOption = False,
+) -> None:
+    """Predict time and memory of a program on a machine, without running it."""
+    from distir_relax.cli.compile_target import read_mesh, read_shapes, read_shardings
+    from distir_relax.compiler.simulate import simulate as predict
+    from distir_relax.report.trace import write_trace
+    from distir_relax.support.user_function import import_file
+
+    for file in import_ or ():
+        import_file(file)
+    found = predict(
+        model,
+        profile=profile,
+        strategy=strategy,
+        stages=read_stages(stages) or (),
+        global_batch=global_batch,
+        input_shapes=read_shapes(input_shape or ()),
+        shardings=read_shardings(shard or ()),
+        mesh=read_mesh(mesh, axes),
+    )
+    if trace is not None:
+        write_trace(found, trace)
+    if html is not None:
+        from distir_relax.report.page import write_page
+
+        write_page(found, html, title=f"{model} on {found.profile.name}")
+    typer.echo(dumps(found.as_json()) if json else str(found))
+
+
+@app.command()
+def calibrate(
+    output: Annotated[Path, typer.Option("--output", "-o", help="The profile to write, a .toml file.")],
+    n: Annotated[int, typer.Option("-n", min=1, help="Ranks, measured together with mpirun.")] = 2,
+    device: DeviceOption = Device.cpu,
+    name: Annotated[str, typer.Option(help="The profile's name.")] = "",
+    links: Annotated[str | None, typer.Option(help="Take the links from this profile (with -n 1).")] = None,
+    passes: PassesOption = 7,
+    budget: Annotated[float, typer.Option(min=0, help="Seconds for all of it, about; 0: as long as it takes.")] = 120.0,
+    max_error: Annotated[
+        float, typer.Option(min=0, help="Refuse a fit where the median error of a group is larger: 0.5 is 50 %.")
+    ] = 0.5,
+) -> None:
+    """Measure this machine's ops and collectives, and write the profile that explains them.
+
+    Passes are left out where the budget has no time for them. A fit that is too far off is not written.
+    """
+    from distir_relax.calibration.calibrate import calibrate as measure_and_fit
+
+    found = measure_and_fit(output, n, device.value, name, links, passes, budget, max_error)
+    for group, error in found.errors.items():
+        typer.echo(f"{group:16} median error of the fit {error:.1%}")
+    typer.echo(f"wrote {output}")
+
+
+@app.command(hidden=True)
+def measure(
+    output: Path, programs: Path, device: DeviceOption = Device.cpu, passes: int = 1, seconds: float = 0.0
+) -> None:
+    """One rank of `distir calibrate`."""
+    from distir_relax.calibration.calibrate import measure as run_benchmarks
+    from distir_relax.runtime.join import joined_world
+
+    with joined_world() as world:
+        run_benchmarks(output, device.value, passes, programs, world, seconds)
+        if world is not None:
+            world.close()
+
+
+@app.command()
+def validate(
+    targets: Annotated[
+        list[str], typer.Argument(metavar="TARGET", help="Bundles, or FILE.py:FUNCTION that returns configurations.")
+    ],
+    profile: Annotated[
+        str | None, typer.Option(help="The machine: a name or a .toml file, best from distir calibrate.")
+    ] = None,
+    calibrate: Annotated[
+        Path | None,
+        typer.Option(help="Instead of --profile: fit one in turn with the runs, and write it to this .toml."),
+    ] = None,
+    steps: Annotated[int, typer.Option(min=1, help="Timed steps of each configuration, in each pass.")] = 4,
+    passes: PassesOption = 7,
+    threads: Annotated[int, typer.Option(min=1, help="Threads of a rank, as when the profile was calibrated.")] = 1,
+    compare: Annotated[
+        str, typer.Option(metavar="FIELD,...", help="Which is faster of those whose strategies differ in these alone.")
+    ] = "schedule,chunks",
+    plot: Annotated[Path | None, typer.Option(help="Write a scatter plot to this .svg.")] = None,
+    json: JsonOption = False,
+) -> None:
+    """Run configurations for real and compare their times and memory with the simulator's."""
+    from distir_relax.calibration.validate import validate as run_and_compare
+    from distir_relax.cost.profile import load_profile
+    from distir_relax.report.scatter_plot import write_plot
+    from distir_relax.report.validation import json_text, table
+    from distir_relax.runtime.inputs import check_writable
+
+    if (profile is None) == (calibrate is None):
+        raise DistIRError(
+            "expected either --profile or --calibrate", hint="--calibrate FILE.toml measures this machine"
+        )
+    if calibrate is not None:
+        check_writable(calibrate)
+    compared = [name.strip() for name in compare.split(",") if name.strip()]
+    found = run_and_compare(targets, load_profile(profile) if profile else None, steps, threads, passes, compared)
+    if calibrate is not None and found.calibration is not None:
+        found.calibration.write(calibrate)
+    if plot is not None:
+        write_plot(found, plot)
+    typer.echo(json_text(found) if json else table(found))
+
+
+@app.command(hidden=True)
+def time_bundles(request: Path, answer: Path) -> None:
+    """One rank of `distir validate`."""
+    from distir_relax.calibration.validate import time_bundles as run_all
+    from distir_relax.runtime.join import joined_world
+
+    with joined_world() as world:
+        assert world is not None, "distir validate starts this with mpirun"
+        run_all(request, answer, world)
+        world.close()

@@ -1,0 +1,1 @@
+"""Compile a model: options, pass pipelines, plans and training steps."""

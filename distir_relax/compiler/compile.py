@@ -1,0 +1,332 @@
+"""The whole pipeline in one call: a model and its annotations in, a plan for every rank out."""
+
+from __future__ import annotations
+
+import re
+import warnings
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass, field, replace
+from itertools import takewhile
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal
+
+from distir_relax.analysis.footprint import Footprint, footprint
+from distir_relax.autosharding import PlaceBySearch
+from distir_relax.autosharding.serialize import print_search
+from distir_relax.bundle import BACKENDS, Bundle, CallManifest, write_bundle
+from distir_relax.compiler.pass_pipeline import RANK_PASSES, Dump, Observer, Stages, run_passes
+from distir_relax.compiler.plan_summary import Overview
+from distir_relax.compiler.source import CompileOptions, Source
+from distir_relax.cost.profile import Profile
+from distir_relax.errors import DistIRError
+from distir_relax.frontends.checkpoint import with_checkpoint
+from distir_relax.frontends.import_model import import_model
+from distir_relax.frontends.imported_model import Imported, snapshot
+from distir_relax.frontends.outline_blocks import Outline
+from distir_relax.ir import Gather, Module, Pass, print_module
+from distir_relax.layout import DeviceMesh
+from distir_relax.lowering.emit.bundle import program_to_bundle, to_bundle
+from distir_relax.optimizers import with_state
+from distir_relax.runtime.session_cache import Sessions
+from distir_relax.sharding import remarks
+from distir_relax.strategies.strategy import Strategy
+
+if TYPE_CHECKING:
+    import torch
+    import tvm
+
+    from distir_relax.autosharding.alternatives import Alternatives
+    from distir_relax.runtime.session import Session
+
+
+class SurpriseGather(UserWarning):
+    """The program gathers a split tensor where nobody asked for it."""
+
+
+@dataclass(repr=False)
+class Plan:
+    """A compiled model: one program per distinct rank, with everything on the way there.
+
+    `modules` holds the program at each stage (``global``, ``sharded``, ``distributed``, ``ranked``), each with what
+    passes found on the way (`Module.records`); `seconds` is how long each pass took. `plan(x)` runs it here, ranks as
+    threads, and returns what the model returns.
+    """
+
+    name: str
+    imported: Imported
+    modules: Mapping[str, Module]
+    tail: str
+    seconds: Mapping[str, float] = field(default_factory=dict)
+    _passes: Sequence[Pass] = ()
+    _options: CompileOptions = field(default_factory=CompileOptions)
+    _sessions: Sessions = field(init=False)
+
+    def __post_init__(self) -> None:
+        from distir_relax.runtime.backends import find_backend
+
+        self._sessions = Sessions(lambda backend: self.bundle(find_backend(backend).programs))
+
+    def __repr__(self) -> str:
+        return str(self._overview)
+
+    def _repr_html_(self) -> str:
+        """What notebooks show."""
+        return self._overview.html()
+
+    @property
+    def _overview(self) -> Overview:
+        return Overview.of(self.name, self.modules, self.tail, sum(self.seconds.values()))
+
+    @property
+    def footprint(self) -> Footprint:
+        """How many programs there are, the weights that each rank holds, and the bytes that it sends in a run."""
+        return footprint(self.modules["distributed"], self.modules["ranked"])
+
+    @property
+    def mesh(self) -> DeviceMesh:
+        """The devices that the plan is for."""
+        return self.modules["distributed"].meshes[0]
+
+    def text(self, stage: str) -> str:
+        """The program at a stage, as text. The sharded stage carries the reason for each placement."""
+        return print_module(self.modules[stage], remarks(self.modules[stage]) if stage == "sharded" else None)
+
+    @property
+    def source(self) -> Source:
+        """The model that was read in, to be compiled again in another way."""
+        return Source(self.imported, self._options)
+
+    def bundle(self, backends: Sequence[str] = BACKENDS) -> Bundle:
+        """All that ranks need, in memory, the weights as they were when the model was compiled."""
+        made = to_bundle(
+            self.name,
+            self.modules["sharded"],
+            self.modules["distributed"],
+            self.modules["ranked"],
+            self.imported.tensors,
+            self.tail,
+            tuple(backends),
+            self._options.fast_math,
+        )
+        if self.imported.arguments:
+            made = made.called(CallManifest.of(self.imported.arguments, self.imported.constants))
+        search = self._search
+        return made if search is None else made.with_texts(print_search(search, self.modules["global"]))
+
+    @property
+    def alternatives(self) -> Alternatives:
+        """What other layouts would have cost, by function and value: ``plan.alternatives.best("main", "w", layout)``.
+
+        Raises `DistIRError` for a plan whose placements were not looked for.
+        """
+        from distir_relax.autosharding.alternatives import Alternatives
+
+        if self._search is None:
+            raise DistIRError("the placements of this plan were not looked for", hint='compile with shardings="auto"')
+        return Alternatives(self._search, self.modules["global"])
+
+    @property
+    def _search(self) -> PlaceBySearch | None:
+        return next((step for step in self._passes if isinstance(step, PlaceBySearch)), None)
+
+    def save(self, path: str | Path, backends: Sequence[str] = BACKENDS, overwrite: bool = True) -> Path:
+        """Write the bundle folder at `path`, whole or not at all; see ``docs/bundle.md``.
+
+        A bundle that is there already is replaced unless `overwrite` is false; anything else is never touched.
+        Raises `BundleError` when `path` cannot be written.
+        """
+        write_bundle(self.bundle(backends), Path(path), overwrite=overwrite)
+        return Path(path)
+
+    def __call__(self, *args: Any, backend: str = "torch", timeout: float | None = None, **kwargs: Any) -> Any:
+        """Run the plan on the model's own arguments, ranks as threads of this process; returns what the model does.
+
+        The first call of a backend loads it. A call from another thread waits for the one before it. Raises `RunError`
+        for arguments unlike the example's, for a backend that there is not, and when a rank waits for others for more
+        than `timeout` seconds (120 unless given; 0: never).
+        """
+        inputs = self.imported.flatten(args, kwargs)
+        # New values of state stay on their ranks.
+        results = self.imported.results
+        wanted = [*results, *self.imported.written] if results else None
+        outputs = self._sessions.run(inputs, backend, timeout, wanted)
+        for output, name in self.imported.written.items():
+            inputs[name].copy_(outputs[output])
+        return self.imported.rebuild(outputs)
+
+    def session(self, backend: str = "torch") -> Session:
+        """The plan loaded on a backend, ranks as threads of this process, as calls of the plan use it.
+
+        Raises `RunError` for a backend that there is not, and where a run that failed has lost the state.
+        """
+        return self._sessions.of(backend)
+
+    def to_onnx_sharding(self, model: Any) -> Any:
+        """A copy of an ONNX model with this plan's layouts as its multi-device metadata (IR version 11).
+
+        `model` is the path or the `onnx.ModelProto` that the plan was compiled from. Raises `PlacementError` for a
+        mesh of several axes, and for sizes that the metadata cannot express.
+        """
+        from distir_relax.frontends.onnx.multi_device_metadata import write_sharding
+        from distir_relax.frontends.onnx.tensors import load_model
+
+        return write_sharding(load_model(model), self._written_out(), self.imported.values)
+
+    def to_relax(self) -> tuple[dict[str, tvm.IRModule], tuple[str, ...]]:
+        """The programs of the ranks as plain Relax, by name, and the name of each rank's program.
+
+        Each module holds one function, whose parameters are this rank's shards, and whose communication is packed
+        calls: ``docs/tvm.md`` says how it is built, and run. Raises `VerificationError` where TVM gives an op another
+        type than the op table.
+        """
+        from distir_relax.lowering.emit.relax import to_relax_programs
+
+        programs = to_relax_programs(self.modules["ranked"], self._options.fast_math)
+        return programs, self.modules["ranked"].ranks
+
+    def to_relax_dtensor(self, pending: str = "") -> tvm.IRModule:
+        """The sharded program in TVM's own terms, `R.DTensor` types and `R.dist.redistribute`: see ``docs/tvm.md``.
+
+        Relax has no pending sums. With `pending="R"` they are typed as TVM's own propagation types them, ``R``, and the
+        reduction is left unsaid; without, they are refused. Raises `PlacementError` for a layout, and
+        `UnsupportedOpError` for an op, that these cannot express; ValueError for another `pending`.
+        """
+        from distir_relax.lowering.emit.relax_dtensor import to_relax_dtensor
+
+        return to_relax_dtensor(self._written_out(), pending)
+
+    def _written_out(self) -> Module:
+        """The sharded program without functions, its values named as in the model."""
+        if len(self.modules["sharded"].functions) == 1:
+            return self.modules["sharded"]
+        before = takewhile(lambda step: step.gives != "distributed", self._passes)
+        return run_passes(self.imported.module, [step for step in before if not isinstance(step, Outline)])
+
+
+def compile(
+    model: Any,
+    example_inputs: Sequence[Any] = (),
+    example_kwargs: Mapping[str, Any] | None = None,
+    *,
+    input_shapes: Mapping[str, Sequence[int]] | None = None,
+    params: Mapping[str, Any] | Sequence[Any] | None = None,
+    checkpoint: str | Path | None = None,
+    shardings: Mapping[str, str] | Literal["auto"] | None = None,
+    mesh: DeviceMesh | int | Sequence[int] | None = None,
+    memory: float | None = None,
+    strategy: Strategy | str | None = None,
+    stages: Sequence[str] = (),
+    profile: Profile | str | Path | None = None,
+    tail: str = "ragged",
+    name: str | None = None,
+    gather_threshold: int = 1 << 20,
+    outline: bool = True,
+    check_import: bool = True,
+    verify: bool | None = None,
+    dump: str | Path | None = None,
+    observers: Sequence[Observer] = (),
+    passes: Callable[[Sequence[Pass]], Sequence[Pass]] | None = None,
+    fast_math: bool = False,
+) -> Plan:
+    """Compile `model` for the devices of a mesh.
+
+    `model` is a `torch.nn.Module` with the example call that its shapes are taken from, a TVM `IRModule`, or an ONNX
+    model (a path or an `onnx.ModelProto`), or (program, tensors): a program of the global stage, and its parameters and
+    constants by name. ONNX models and `IRModule`s take `input_shapes` for inputs whose dims they leave open; `params`
+    is the data of an `IRModule`'s weights, by name or in order (`frontends.relax.import_relax`). Annotations stand in
+    the model (`annotate_sharding`), or are given as `shardings`: glob patterns over names of parameters and inputs,
+    each with its placement, together with `mesh`: a `DeviceMesh`, its shape, or a number of devices. A `mesh` given
+    here takes the place of the one that annotations in the model name: the same model for another number of devices.
+    With ``shardings="auto"`` they are those that take least time on the machine of `profile`, with at most `memory`
+    bytes on a device, by default what it has (``docs/placements.md``). A `strategy`, such as ``"2/4/1/1"``, marks what
+    annotations leave open: the batch, and weights, found from the program itself (``docs/strategies.md``). The stages
+    of its pipeline are cut where their cost on the machine of `profile` balances, or begin with the modules, or ONNX
+    nodes, that `stages` names. `tail` says what ranks with a short shard do: ``ragged`` (own shapes) or ``pad`` (filled
+    up to the largest shard).
+
+    The plan has a copy of the weights as they are now. A model on the meta device compiles and simulates; `checkpoint`,
+    a safetensors file or a folder of them, has its weights under the model's names, and is read when they are needed.
+
+    Repeated blocks of the model become functions, which are compiled once and called; `outline=False` writes them all
+    out. A torch model is compared with the program read in from it, on the example call; `check_import=False` leaves
+    that out. `verify` checks the program after each pass (by default if the variable DISTIR_VERIFY is 1); `dump` is a
+    folder for its text after each; other `observers` see it too. `passes` is given those of the pipeline, and returns
+    those to run. With `fast_math` the tvm backend may drop NaN in maxima, orders, comparisons (``docs/runtime.md``).
+
+    Raises a `DistIRError`: `ImportModelError` and `UnsupportedOpError` for what cannot be read, `AnnotationError` and
+    `PlacementError` for annotations that cannot hold. Warns `SurpriseGather` where a split tensor of `gather_threshold`
+    bytes or more is gathered unasked, and `NothingSplit` where nothing says what is split over the mesh.
+    """
+    read = read_model(model, example_inputs, example_kwargs, input_shapes, params, checkpoint, check_import)
+    options = CompileOptions(
+        shardings, mesh, strategy, tail, name or default_name(model), gather_threshold, outline, verify, dump,
+        observers, passes, stages=stages, profile=profile, memory=memory, fast_math=fast_math,
+    )  # fmt: skip
+    return plan_of(Source(read, options))
+
+
+def read_model(
+    model: Any,
+    example_inputs: Sequence[Any] = (),
+    example_kwargs: Mapping[str, Any] | None = None,
+    input_shapes: Mapping[str, Sequence[int]] | None = None,
+    params: Mapping[str, Any] | Sequence[Any] | None = None,
+    checkpoint: str | Path | None = None,
+    check_import: bool = True,
+) -> Imported:
+    """The program and the weights of a model as `compile` takes it, as they are now. Raises what that raises."""
+    with _data_of_buffers(model, (example_inputs, example_kwargs), checkpoint):
+        imported = snapshot(import_model(model, example_inputs, example_kwargs, input_shapes, params, check_import))
+    return imported if checkpoint is None else with_checkpoint(imported, checkpoint)
+
+
+def _data_of_buffers(model: Any, inputs: Any, checkpoint: str | Path | None) -> AbstractContextManager[None]:
+    """A context in which buffers of a torch model on the meta device have data, where a checkpoint has the weights."""
+    if checkpoint is None or not any(kind.__module__.startswith("torch.") for kind in type(model).__mro__):
+        return nullcontext()
+    import torch
+    from torch.utils._pytree import tree_leaves
+
+    from distir_relax.frontends.torch.meta_buffers import buffers_with_data
+
+    # A call without data gives constants without data.
+    given = (leaf for leaf in tree_leaves(inputs) if isinstance(leaf, torch.Tensor))
+    return nullcontext() if any(t.is_meta for t in given) else buffers_with_data(model, Path(checkpoint))
+
+
+def plan_of(source: Source) -> Plan:
+    """The plan of a model that was read in. Raises and warns as `compile` does."""
+    imported, options = source.imported, source.options
+    chosen = source.passes()
+    # What is not valid is on disk before the verification says so.
+    dumps = [] if options.dump is None else [Dump(options.dump)]
+    looking: list[Observer] = [stages := Stages(), *options.observers, *dumps, *source.checks]
+    _warn_of_gathers(run_passes(imported.module, chosen, looking), options.gather_threshold)
+    complete = replace(imported, tensors=with_state(stages.modules["global"], imported.tensors))
+    return Plan(options.name, complete, stages.modules, options.tail, stages.seconds, chosen, options)
+
+
+def program_bundle(
+    name: str, module: Module, tensors: Mapping[str, torch.Tensor], backends: tuple[str, ...] = ("torch",)
+) -> Bundle:
+    """A bundle of a program of the distributed stage that says itself how its inputs and outputs lie.
+
+    `tensors` are its parameters, constants and state by name. Raises `DistIRError` for an input or output without a
+    layout, for a tensor that is missing or unlike what the program takes, and as `to_bundle` does.
+    """
+    return program_to_bundle(name, module, run_passes(module, RANK_PASSES), tensors, backends)
+
+
+def _warn_of_gathers(module: Module, threshold: int) -> None:
+    for record in module.records:
+        if isinstance(record, Gather) and record.bytes >= threshold:
+            warnings.warn(str(record), SurpriseGather, stacklevel=4)
+
+
+def default_name(model: Any) -> str:
+    """What a model is called where nobody says."""
+    if isinstance(model, tuple):
+        return str(model[0].main.name)
+    path = isinstance(model, (str, Path))
+    return re.sub(r"\W+", "_", Path(model).stem if path else type(model).__name__).strip("_").lower() or "model"

@@ -1,0 +1,121 @@
+"""What a user gave: a plan, a model to compile, a program, or a saved bundle. Told apart here, for every command.
+
+=============================  =========================================================================
+`Plan`                         compiled already
+`Model`                        a model with its example call, or an ONNX file; still to be compiled
+`Training`                     a model with its loss and an optimizer, to be compiled to a step of training
+`Program`                      a program of the distributed stage, with tensors for it where there are any
+`Saved`                        the folder of a bundle
+=============================  =========================================================================
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+from distir_relax.analysis.type_propagation import infer_types
+from distir_relax.compiler.compile import Plan, compile, default_name, read_model
+from distir_relax.compiler.source import CompileOptions, Source
+from distir_relax.compiler.training import Training, TrainingStep
+from distir_relax.errors import ImportModelError
+from distir_relax.ir import Module, parse, verify
+from distir_relax.ops import check
+from distir_relax.support import read_text
+from distir_relax.support.user_function import call_function, find_function
+
+
+@dataclass(frozen=True)
+class Model:
+    """A model as `compile` takes it, with its example call."""
+
+    model: Any
+    args: tuple[Any, ...] = ()
+    kwargs: Mapping[str, Any] = field(default_factory=dict)
+
+    def compile(self, **options: Any) -> Plan:
+        """`distir_relax.compile` with these options; raises what that raises."""
+        return compile(self.model, self.args, self.kwargs or None, **options)
+
+    def read(self, options: CompileOptions, input_shapes: Mapping[str, Sequence[int]] | None = None) -> Source:
+        """The model, read in, to be compiled with these options; raises what `distir_relax.compile` does."""
+        imported = read_model(self.model, self.args, self.kwargs or None, input_shapes)
+        return Source(imported, replace(options, name=options.name or default_name(self.model)))
+
+
+@dataclass(frozen=True)
+class Program:
+    """A program of the distributed stage with all its types; `tensors` are its weights by name, None if not given."""
+
+    module: Module
+    tensors: Mapping[str, Any] | None = None
+
+
+@dataclass(frozen=True)
+class Saved:
+    """A bundle's folder."""
+
+    path: Path
+
+
+Given = Plan | Model | Training | Program | Saved
+
+
+def is_onnx(target: object) -> bool:
+    """Whether what a user named is an ONNX file."""
+    return isinstance(target, (str, Path)) and str(target).endswith(".onnx")
+
+
+def what_is(value: Any, where: str = "") -> Given:
+    """What a value is that a user's function returned, or that a user passed.
+
+    A tuple is ``(program, tensors)``, of the global or the distributed stage, ``(model, example_inputs)`` or ``(model,
+    example_inputs, example_kwargs)``. Raises `ImportModelError` for anything else, and what typing a program raises.
+    """
+    if isinstance(value, (Plan, Training)):
+        return value
+    if isinstance(value, TrainingStep):
+        return value.plan
+    if isinstance(value, Module):
+        value = (value,)
+    if isinstance(value, tuple) and value and isinstance(value[0], Module):
+        if value[0].stage != "distributed":
+            return Model(value)
+        return Program(infer_types(value[0]), value[1] if len(value) == 2 else None)
+    if isinstance(value, tuple) and len(value) in (2, 3):
+        inputs = value[1] if isinstance(value[1], (tuple, list)) else (value[1],)
+        return Model(value[0], tuple(inputs), dict(value[2]) if len(value) == 3 else {})
+    raise ImportModelError(
+        f"expected a Plan, a program, or a tuple (model, example_inputs), found {type(value).__name__}", where,
+        "end the function with: return model, (x,)")  # fmt: skip
+
+
+def call_target(
+    target: str, offered: Mapping[str, Any], required: Sequence[str] = ()
+) -> tuple[Given, Callable[..., Any]]:
+    """What the function that ``FILE.py:FUNCTION`` names returns, and the function; see `call_function`."""
+    function = find_function(target)
+    return what_is(call_function(function, target, offered, required), target), function
+
+
+def read_target(target: str | Path) -> Given:
+    """What a path leads to: an ONNX file, a bundle, or the text of a program, which is verified.
+
+    Raises `ImportModelError` when there is no such file or it cannot be read, and what reading a program raises.
+    """
+    if is_onnx(target):
+        return Model(str(target))
+    path = Path(target)
+    if path.is_dir():
+        return Saved(path)
+    try:
+        source = read_text(path, ImportModelError)
+    except ImportModelError as error:
+        hint = "give a bundle, a program's text, an .onnx file, or file.py:function"
+        raise ImportModelError(error.message, error.where, hint) from None
+    module = infer_types(parse(source, str(target), places=True))
+    # A person may have written it.
+    verify(module, check)
+    return Program(module)

@@ -1,0 +1,171 @@
+"""Overview of a compiled model: the text that a plan prints as, and its HTML in notebooks."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from html import escape
+
+from distir_relax.analysis.footprint import footprint
+from distir_relax.ir import Divided, DTensorType, Function, Module, TensorType
+from distir_relax.layout import DeviceMesh, print_placements
+from distir_relax.support.units import count, listed, size
+
+_MOST_TENSORS, _MOST_ROWS = 4, 16
+
+_STYLE = """
+<style>
+.distir table { border-collapse: collapse; margin: .4em 0 .8em; font-variant-numeric: tabular-nums; }
+.distir th, .distir td { border-bottom: 1px solid rgba(128,128,128,.4); padding: .15em .8em; text-align: left; }
+.distir .number { text-align: right; }
+.distir .scroll { overflow-x: auto; }
+</style>
+"""
+
+
+@dataclass(frozen=True)
+class TensorRow:
+    """An input or output as the user knows it; `placements` are those of each microbatch, of which it has `parts`."""
+
+    role: str
+    name: str
+    type: str
+    placements: str
+    parts: int = 1
+
+    def __str__(self) -> str:
+        several = f"in {self.parts} microbatches" if self.parts > 1 else ""
+        return f"{self.name}: {' '.join(filter(None, (self.type, self.placements, several)))}"
+
+
+@dataclass(frozen=True)
+class RankRow:
+    """Ranks that run one program, with the bytes of weights that each holds, and sends in a run (None: unknown)."""
+
+    ranks: tuple[int, ...]
+    program: str
+    weights: int
+    sent: int | None
+
+
+@dataclass(frozen=True)
+class Overview:
+    """Mesh, tensors and ranks of a compiled model. `seconds` is the time of its passes, `value` one to explain."""
+
+    name: str
+    mesh: DeviceMesh
+    headline: str
+    tensors: tuple[TensorRow, ...]
+    ranks: tuple[RankRow, ...]
+    tail: str
+    seconds: float
+    value: str
+
+    @classmethod
+    def of(cls, name: str, modules: Mapping[str, Module], tail: str, seconds: float) -> Overview:
+        """The overview of the programs at the stages ``sharded``, ``distributed`` and ``ranked``."""
+        sharded, distributed, ranked = (modules[stage] for stage in ("sharded", "distributed", "ranked"))
+        found = footprint(distributed, ranked)
+        groups: dict[tuple[str, int, int | None], list[int]] = {}
+        for rank, program in enumerate(ranked.ranks):
+            sent = None if found.sent is None else found.sent[rank]
+            groups.setdefault((program, found.weights[rank], sent), []).append(rank)
+        return cls(
+            name, distributed.meshes[0], str(found), tuple(_tensors(sharded)),
+            tuple(RankRow(tuple(ranks), *key) for key, ranks in groups.items()), tail, seconds,
+            sharded.main.outputs[0].value.name,
+        )  # fmt: skip
+
+    def __str__(self) -> str:
+        def tensors(role: str) -> str:
+            return listed([str(row) for row in self.tensors if row.role == role], _MOST_TENSORS) or "none"
+
+        return "\n".join(
+            [
+                f"{self.name}: {self.headline}",
+                f"  mesh     {self.mesh}",
+                f"  inputs   {tensors('input')}",
+                f"  outputs  {tensors('output')}",
+                f"  passes   {self.seconds * 1e3:.3g} ms, tail {self.tail}",
+            ]
+        )
+
+    def html(self) -> str:
+        """The same as a part of an HTML page, with tables of tensors and ranks, in the colours around it."""
+        axes = " x ".join(f"{axis} {extent}" for axis, extent in zip(self.mesh.axes, self.mesh.shape, strict=True))
+        tensors = [(row.role, row.name, row.type, row.placements, str(row.parts)) for row in self.tensors]
+        ranks = [
+            (
+                _ranges(row.ranks), row.program, size(row.weights), "unknown" if row.sent is None else size(row.sent),
+            )
+            for row in self.ranks
+        ]  # fmt: skip
+        explained = escape(f"distir explain {self.name}.dist %{self.value}")
+        return (
+            f'<div class="distir">{_STYLE}'
+            f"<strong>{escape(self.name)}</strong>: {escape(self.headline)}<br>"
+            f"mesh: {escape(axes)}; tail: {escape(self.tail)}; passes: {self.seconds * 1e3:.3g} ms"
+            + _table(("", "tensor", "type", "placements", "microbatches"), tensors, (4,))
+            + _table(("ranks", "program", "weights of each", "sent by each"), ranks, (2, 3))
+            + f"<code>plan.save({escape(repr(self.name + '.dist'))})</code>, then <code>{explained}</code>, says why a "
+            'value is placed as it is; <code>print(plan.text("sharded"))</code> shows them all.</div>'
+        )
+
+
+def _tensors(sharded: Module) -> list[TensorRow]:
+    main = sharded.main
+    divided = {
+        part: record for record in sharded.records if isinstance(record, Divided) for part in record.names
+    }  # fmt: skip
+    found: dict[tuple[str, str], TensorRow] = {}
+    for role, name, kind in _ends(main):
+        record = divided.get(name)
+        row = _row(role, name, kind) if record is None else _divided(role, record, kind, main)
+        found.setdefault((role, row.name), row)
+    return list(found.values())
+
+
+def _ends(main: Function) -> list[tuple[str, str, object]]:
+    inputs = [("input", i.value.name, i.value.type) for i in main.inputs if i.role == "input"]
+    return [*inputs, *(("output", o.name, o.value.type) for o in main.outputs)]
+
+
+def _row(role: str, name: str, kind: object) -> TensorRow:
+    if isinstance(kind, DTensorType):
+        return TensorRow(role, name, str(TensorType(kind.shape, kind.dtype)), print_placements(kind.placements))
+    return TensorRow(role, name, str(kind), "")
+
+
+def _divided(role: str, record: Divided, kind: object, main: Function) -> TensorRow:
+    kinds = {name: kind for where, name, kind in _ends(main) if where == role}
+    parts = [part for name in record.names if isinstance(part := kinds.get(name), DTensorType)]
+    if not isinstance(kind, DTensorType) or len(parts) != len(record.names):
+        return _row(role, record.value, kind)
+    shape = list(kind.shape)
+    shape[record.dim] = sum(part.shape[record.dim] for part in parts)
+    whole = TensorType(tuple(shape), kind.dtype)
+    return TensorRow(role, record.value, str(whole), print_placements(kind.placements), len(parts))
+
+
+def _table(head: Sequence[str], rows: Sequence[Sequence[str]], numbers: Sequence[int]) -> str:
+    def line(tag: str, cells: Sequence[str]) -> str:
+        marks = [' class="number"' if i in numbers else "" for i in range(len(cells))]
+        inner = (f"<{tag}{mark}>{escape(cell)}</{tag}>" for mark, cell in zip(marks, cells, strict=True))
+        return f"<tr>{''.join(inner)}</tr>"
+
+    body = [line("td", row) for row in rows[:_MOST_ROWS]]
+    if len(rows) > _MOST_ROWS:
+        body.append(f'<tr><td colspan="{len(head)}">and {len(rows) - _MOST_ROWS} more</td></tr>')
+    return f'<div class="scroll"><table>{line("th", head)}{"".join(body)}</table></div>'
+
+
+def _ranges(ranks: Sequence[int]) -> str:
+    """``0 to 3, 7``: ranks in ascending order."""
+    runs: list[list[int]] = []
+    for rank in ranks:
+        if runs and runs[-1][-1] == rank - 1:
+            runs[-1].append(rank)
+        else:
+            runs.append([rank])
+    texts = [f"{run[0]} to {run[-1]}" if len(run) > 1 else str(run[0]) for run in runs]
+    return ", ".join(texts[:8]) + (f" and {count(len(texts) - 8, 'range')} more" if len(texts) > 8 else "")

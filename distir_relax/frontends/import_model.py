@@ -1,0 +1,55 @@
+"""Models of any kind in: which frontend reads what a user gave."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from distir_relax.errors import ImportModelError
+from distir_relax.frontends.imported_model import Imported
+from distir_relax.frontends.program import import_program
+from distir_relax.ir import Module
+
+
+def import_model(
+    model: Any,
+    args: Sequence[Any],
+    kwargs: Mapping[str, Any] | None,
+    input_shapes: Mapping[str, Sequence[int]] | None,
+    params: Mapping[str, Any] | Sequence[Any] | None,
+    check: bool,
+) -> Imported:
+    """Read in a model as `compile` takes it, by the frontend that is for its kind.
+
+    Raises `ImportModelError` for anything else, for arguments that are for another kind, and what the frontend raises.
+    """
+    kinds = {f"{kind.__module__.split('.')[0]}.{kind.__name__}" for kind in type(model).__mro__}
+    if params is not None and "tvm.IRModule" not in kinds:
+        raise ImportModelError(
+            f"params are for TVM modules, found {type(model).__name__}", hint="the model has its own"
+        )
+    if "tvm.IRModule" in kinds:
+        from distir_relax.frontends.relax import import_relax
+
+        return import_relax(model, params=params, input_shapes=input_shapes)
+    if isinstance(model, (str, Path)) or "onnx.ModelProto" in kinds:
+        from distir_relax.frontends.onnx.importer import import_onnx
+
+        if args or kwargs:
+            raise ImportModelError("an ONNX model takes input_shapes, not an example call")
+        return import_onnx(model, input_shapes)
+    if input_shapes:
+        raise ImportModelError(
+            f"input_shapes are for ONNX and TVM models, found {type(model).__name__}", hint="give example_inputs"
+        )
+    if "torch.Module" in kinds:
+        from distir_relax.frontends.torch.importer import import_torch
+
+        return import_torch(model, tuple(args), kwargs, check)
+    if isinstance(model, tuple) and model and isinstance(model[0], Module):
+        return import_program(model[0], model[1] if len(model) > 1 else {})
+    raise ImportModelError(
+        f"expected a torch.nn.Module, a TVM IRModule or an ONNX model, found {type(model).__name__}",
+        hint="for a file, build the model in a function and name it: distir compile model.py:build",
+    )

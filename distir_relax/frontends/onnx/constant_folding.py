@@ -1,0 +1,93 @@
+"""The results of ONNX nodes whose operands are all known."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+from distir_relax.analysis.global_executor import interpret
+from distir_relax.errors import ImportModelError, UnsupportedOpError
+from distir_relax.frontends.onnx.tensors import as_numpy, as_torch, type_of
+from distir_relax.ir import Value
+from distir_relax.ops import Builder, OnnxOperands
+
+MOST_FOLDED = 1 << 31
+"""No number that follows from others alone has more bytes: a model whose weights do is given them."""
+
+
+def evaluate_known(
+    convert: Callable[..., Any], operands: list[Any], attrs: Mapping[str, Any], where: str
+) -> Sequence[Any]:
+    """The results of a conversion on known operands: a program of its own, run at once, as numpy arrays.
+
+    So a node means the same whether it is folded or not. Raises NotImplementedError and `UnsupportedOpError` where
+    the op table cannot express the node.
+    """
+    builder = Builder()
+    builder.location = where
+
+    def place(array: Any) -> Value:
+        value = builder.input("known", type_of(array), "constant")
+        builder.tensors[value.name] = builder.known[value.name] = as_torch(array, where)
+        return value
+
+    result = convert(builder, OnnxOperands(operands, place, builder.known), attrs)
+    results = list(result) if isinstance(result, (tuple, list)) else [result]
+    wanted = [(str(i), item) for i, item in enumerate(results) if isinstance(item, Value)]
+    for value in (value for op in builder.ops for value in op.results):
+        _check_bytes(value.tensor.bytes, str(value.type), where)
+    found = interpret(builder.function("main", wanted), builder.tensors)
+    return [as_numpy(found[str(i)]) if str(i) in found else item for i, item in enumerate(results)]
+
+
+def evaluate_reference(node: Any, operands: list[Any], opsets: Mapping[str, int], where: str) -> Sequence[Any]:
+    """The results of a node by ONNX's reference evaluator, as numpy arrays.
+
+    Raises `UnsupportedOpError` when it does not know the op, or cannot run it on these operands; `ImportModelError`
+    where a result would be larger than `MOST_FOLDED`.
+    """
+    import numpy as np
+    from onnx.reference import ReferenceEvaluator
+
+    _check_size(node, operands, opsets, where)
+    names = {name: x for name, x in zip(node.input, operands, strict=True) if x is not None}
+    try:
+        with np.errstate(all="ignore"):
+            results = ReferenceEvaluator(node, opsets=dict(opsets)).run(None, names)
+    except Exception as error:  # the evaluator raises whatever numpy does
+        problem = f"cannot be computed at import: {type(error).__name__}: {error}"
+        raise UnsupportedOpError(f"the ONNX op {node.op_type} {problem}", where) from error
+    return [np.asarray(x) if x is not None else None for x in results]
+
+
+def _check_size(node: Any, operands: list[Any], opsets: Mapping[str, int], where: str) -> None:
+    """Raise `ImportModelError` where a result is huge, as ONNX's inference of shapes says, which knows the operands."""
+    import onnx
+
+    given = [(name, x) for name, x in zip(node.input, operands, strict=True) if x is not None]
+    try:
+        schema = onnx.defs.get_schema(node.op_type, opsets.get(node.domain, 1), node.domain)
+        types = {n: onnx.helper.make_tensor_type_proto(onnx.helper.np_dtype_to_tensor_dtype(x.dtype), x.shape)
+                 for n, x in given}  # fmt: skip
+        small = {n: onnx.numpy_helper.from_array(x, n) for n, x in given if x.nbytes < _FEW_BYTES}
+        imports = [onnx.helper.make_opsetid(domain, version) for domain, version in opsets.items()]
+        found = onnx.shape_inference.infer_node_outputs(schema, node, types, small, opset_imports=imports)
+    except Exception:  # it knows no such op, or refuses it: the evaluator says why
+        return
+    for kind in found.values():
+        dims = [dim.dim_value for dim in kind.tensor_type.shape.dim]
+        _check_bytes(math.prod(dims), f"a tensor of {dims}", where)
+
+
+_FEW_BYTES = 4096
+"""Operands that say shapes are no larger."""
+
+
+def _check_bytes(size: int, what: str, where: str) -> None:
+    if size > MOST_FOLDED:
+        raise ImportModelError(
+            f"{what} is computed when the model is read, and has more than {MOST_FOLDED:,} bytes",
+            where,
+            "make it an input of the model",
+        )

@@ -1,0 +1,95 @@
+"""Whether placements fit a mesh and a tensor, and what they are then: the one place that says so."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from functools import lru_cache
+
+from distir_relax.errors import PlacementError
+from distir_relax.layout.mesh import DeviceMesh
+from distir_relax.layout.partition import reject_crossing
+from distir_relax.layout.placement import At, Placement, Routed, Shard, parse_placements
+
+
+def fit_placements(
+    placement: object, mesh: DeviceMesh, shape: tuple[int, ...], where: str = ""
+) -> tuple[Placement, ...]:
+    """The placements that `placement` gives, checked against `mesh` and `shape`; negative dims are made positive.
+
+    `placement` is text, a placement of ours or of torch, or a list of those. Raises `PlacementError` when they cannot
+    be read, when there is not one per mesh axis, when one names a dim that is not there, when sizes do not add up to
+    their dim, and when those of two axes that split one dim do not fit each other.
+    """
+    items = placement if isinstance(placement, (list, tuple)) else [placement]
+    try:
+        return _fit(", ".join(map(str, items)), mesh, shape)
+    except PlacementError as error:
+        raise PlacementError(error.message, where, error.hint) from None
+
+
+def fit_annotation(
+    placement: object, mesh: DeviceMesh, shape: tuple[int, ...], where: str = ""
+) -> tuple[Placement, ...]:
+    """As `fit_placements`, for what a user marks in a model for one mesh: it says how a tensor is split.
+
+    Raises `PlacementError` for ``At[i]`` too, which says that it is on some devices alone.
+    """
+    fitted = fit_placements(placement, mesh, shape, where)
+    if any(isinstance(p, Routed) for p in fitted):
+        raise PlacementError(
+            "rows lie with their experts where a program sends them there, which a mark cannot ask for",
+            where,
+            "mark the experts S[0] along the axis",
+        )
+    if away := [p for p in fitted if isinstance(p, At)]:
+        raise PlacementError(
+            f"{away[0]} keeps a tensor on one stage of a pipeline, which a mark in a model cannot ask for",
+            where,
+            "mark it R or S[dim]; docs/simulator.md says how programs with stages are made",
+        )
+    return fitted
+
+
+def misfit(placements: Sequence[Placement], mesh: DeviceMesh, shape: tuple[int, ...]) -> tuple[str, str] | None:
+    """What is wrong with placements for a tensor on a mesh, and what to do about it; None where they fit."""
+    if len(placements) != len(mesh.shape):
+        axes, found = ", ".join(mesh.axes), ", ".join(map(str, placements))
+        return (
+            f"expected one placement for each of the {len(mesh.shape)} mesh axes ({axes}), "
+            f"found {len(placements)} in {found!r}",
+            'separate them by commas: "S[0], R"',
+        )
+    for placement, ranks, name in zip(placements, mesh.shape, mesh.axes, strict=True):
+        if isinstance(placement, At) and placement.index >= ranks:
+            return f"axis {name} of {mesh} has no index {placement.index}", ""
+        if isinstance(placement, Shard) and (problem := _misfit_of_shard(placement, ranks, shape)):
+            return problem, ""
+        if isinstance(placement, Routed) and placement.dim >= len(shape):
+            return f"{placement} names dim {placement.dim} of a tensor of shape {shape}", ""
+    return None
+
+
+def _misfit_of_shard(shard: Shard, ranks: int, shape: tuple[int, ...]) -> str:
+    if not -len(shape) <= shard.dim < len(shape):
+        dims = f"dims 0 to {len(shape) - 1}" if shape else "no dims"
+        return f"{shard} names dim {shard.dim}, but a tensor of shape {shape} has {dims}"
+    cut, size = shard.cut, shape[shard.dim]
+    if cut and cut.ranks != ranks:
+        return f"{shard} lists {cut.ranks} sizes, but the mesh axis has {ranks} devices"
+    if shard.shares and len(shard.shares) != ranks:
+        return f"{shard} lists {len(shard.shares)} shares, but the mesh axis has {ranks} devices"
+    if cut and cut.total != size:
+        dim = shard.dim % len(shape)
+        return f"the sizes of {shard} add up to {cut.total}, but dim {dim} of shape {shape} has {size}"
+    return ""
+
+
+@lru_cache(maxsize=4096)
+def _fit(text: str, mesh: DeviceMesh, shape: tuple[int, ...]) -> tuple[Placement, ...]:
+    placements = parse_placements(text)
+    if problem := misfit(placements, mesh, shape):
+        raise PlacementError(problem[0], hint=problem[1])
+    fitted = tuple(replace(p, dim=p.dim % len(shape)) if isinstance(p, Shard) else p for p in placements)
+    reject_crossing(fitted, "")
+    return fitted

@@ -1,0 +1,300 @@
+"""What the op table's Relax expressions may name: the Relax ops, and what they lack."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Callable, Sequence
+from types import SimpleNamespace
+from typing import Any
+
+from distir_relax.kernels.prim_func_shapes import with_shapes
+from distir_relax.kernels.resample import Part, rows_of
+from distir_relax.kernels.sampling import Adaptive, Pooling, Resizing, Sampling
+from distir_relax.kernels.tvm_extern import unpacked
+from distir_relax.lowering.emit.relax_exact import exact_ops
+from distir_relax.lowering.emit.relax_recurrent import recurrent_scope
+
+CHECK_INDICES = "distir_indices.checked"
+"""The packed function ``(indices, low, high, user, place, result)`` that the tvm backend registers."""
+CALL_KERNEL = "distir_kernels.call"
+"""The packed function ``(module, function, options as JSON, number of operands, operands..., results...)`` that the tvm
+backend registers: a kernel of `distir_relax.kernels`, run by torch."""
+OPAQUE = 8
+"""TVM's mark of kernels that are not fused with others (`OpPatternKind`)."""
+
+
+def relax_scope(exact: bool = True) -> dict[str, Any]:
+    """The Relax ops as ``R``, the runtime's `resample` written with them, and other compositions of theirs.
+
+    With `exact`, those of TVM's ops that mean something else than the table's are replaced (`relax_exact`).
+    """
+    from tvm import relax
+
+    nn = {name: getattr(relax.op.nn, name) for name in dir(relax.op.nn)}
+    ops = {name: getattr(relax.op, name) for name in dir(relax.op)}
+    replaced = exact_ops({**ops, **{f"nn.{name}": op for name, op in nn.items()}}) if exact else {}
+    nn |= {name.removeprefix("nn."): op for name, op in replaced.items() if name.startswith("nn.")}
+    ops |= {**replaced, "nn": SimpleNamespace(**nn), "const": relax.const}
+    resample = SimpleNamespace(
+        weigh=_weigh, maximum=_maximum, places=_places, Adaptive=Adaptive, Pooling=Pooling, Resizing=Resizing
+    )
+    recurrent = recurrent_scope(_bound)
+    recurrent.gradients = _recurrent_gradients
+    return {
+        "R": SimpleNamespace(**ops),
+        "causal_mask": _causal_mask,
+        "conv_weight_grad": _conv_weight_grad,
+        "tvm_extern": SimpleNamespace(call_tir=_call_tir, call_packed=_call_packed),
+        "indices": SimpleNamespace(checked=_checked),
+        "grouped_matmul": _grouped_matmul,
+        "grouped_weight_grad": _grouped_weight_grad,
+        "linear_weight_grad": _linear_weight_grad,
+        "random": SimpleNamespace(
+            dropout=lambda x, *rest, rate: torch_kernel("random", "dropout", [x.ty], x, *rest, rate=rate),
+            next_seed=lambda seed: torch_kernel("random", "next_seed", [seed.ty], seed),
+            uniform=_uniform,
+        ),
+        "recurrent": recurrent,
+        "resample": resample,
+        "scans": SimpleNamespace(**{name: _scan(name) for name in ("cummax", "cummin", "logcumsumexp")}),
+        "routing": SimpleNamespace(matmul=_routed_matmul, weight_grad=_routed_weight_grad, selected=_selected),
+    }
+
+
+def torch_kernel(module: str, function: str, kinds: Sequence[Any], *operands: Any, **options: Any) -> Any:
+    """A kernel of `distir_relax.kernels` that is too much for TVM's ops: torch runs it. `kinds` are its results'."""
+    import tvm
+    from tvm import relax
+
+    count = tvm.tirx.IntImm("int64", len(operands))
+    texts = [tvm.ir.StringImm(text) for text in (module, function, json.dumps(options))]
+    return relax.call_dps_packed(CALL_KERNEL, [*texts, count, *operands], kinds[0] if len(kinds) == 1 else list(kinds))
+
+
+def _scan(name: str) -> Callable[..., Any]:
+    """As torch's function of that name: values along an axis, and of extremes their places."""
+
+    def scan(x: Any, axis: int) -> Any:
+        kinds = [x.ty] if name == "logcumsumexp" else [x.ty, _kinds([x.ty.shape], ["int64"])]
+        return torch_kernel("ordering", name, kinds, x, axis=axis)
+
+    return scan
+
+
+def _uniform(seed: Any, *places: Any, dtype: str) -> Any:
+    """As `distir_relax.kernels.random.uniform`."""
+    kind = _kinds([[int(place.ty.shape[0]) for place in places]], [dtype])
+    return torch_kernel("random", "uniform", [kind], seed, *places, dtype=dtype)
+
+
+def _recurrent_gradients(*operands: Any, wanted: Sequence[int], **options: Any) -> Any:
+    """As `distir_relax.kernels.recurrent.gradients`."""
+    kinds = [operands[i].ty for i in wanted]
+    return torch_kernel("recurrent", "gradients", kinds, *operands, wanted=wanted, **options)
+
+
+def _call_tir(source: str, shapes: Sequence[Sequence[int]], dtypes: Sequence[str], *operands: Any) -> Any:
+    """As `distir_relax.kernels.tvm_extern.call_tir`; the `PrimFunc` becomes one of the module."""
+    from tvm import relax
+
+    if not any(math.prod(shape) for shape in shapes):
+        nothing = [relax.op.zeros(tuple(shape), dtype) for shape, dtype in zip(shapes, dtypes, strict=True)]
+        return nothing[0] if len(nothing) == 1 else relax.Tuple(nothing)
+    given = [tuple(int(n) for n in x.ty.shape) for x in operands]
+    function = with_shapes(unpacked(source), [*given, *shapes])
+    name = str(function.attrs["global_symbol"]) if "global_symbol" in (function.attrs or {}) else "kernel"
+    # Opaque: TVM's fusing takes two kernels apart whose sizes are numbers of unlike widths.
+    kernel = function.without_attr("global_symbol").with_attr("op_pattern", OPAQUE)
+    variable = relax.BlockBuilder.current().add_func(kernel, name)
+    return relax.call_tir(variable, list(operands), _kinds(shapes, dtypes))
+
+
+def _linear_weight_grad(a: Any, b: Any) -> Any:
+    """The product over all leading dims."""
+    from tvm import relax
+
+    rows = math.prod(int(n) for n in list(a.ty.shape)[:-1])
+    flat = [relax.op.reshape(x, (rows, int(list(x.ty.shape)[-1]))) for x in (a, b)]
+    return relax.op.matmul(relax.op.permute_dims(flat[0]), flat[1])
+
+
+def _conv_weight_grad(
+    conv: Any, x: Any, y: Any, kernel: Sequence[int], strides: Sequence[int], padding: Sequence[int],
+    dilation: Sequence[int], channels: int,
+) -> Any:  # fmt: skip
+    """A convolution by `conv` in which batch and channels have changed places, and strides and dilation too."""
+    from tvm import relax
+
+    op = relax.op
+    n, c, *sizes = (int(size) for size in x.ty.shape)
+    groups = c // channels
+    rest = range(3, 3 + len(sizes))
+    x = op.reshape(op.permute_dims(op.reshape(x, (n, groups, channels, *sizes)), (2, 1, 0, *rest)),
+                   (channels, groups * n, *sizes))  # fmt: skip
+    swapped = (1, 0, *range(2, 2 + len(sizes)))
+    found = op.permute_dims(conv(x, op.permute_dims(y, swapped), dilation, padding, strides, groups), swapped)
+    # Where strides leave a rest, there are windows behind the last of the kernel.
+    axes = list(range(2, 2 + len(sizes)))
+    return op.strided_slice(found, axes, [0] * len(sizes), list(kernel))
+
+
+def _call_packed(name: str, shapes: Sequence[Sequence[int]], dtypes: Sequence[str], *operands: Any) -> Any:
+    """As `distir_relax.kernels.tvm_extern.call_packed`."""
+    from tvm import relax
+
+    return relax.call_dps_packed(name, list(operands), _kinds(shapes, dtypes))
+
+
+def _checked(ids: Any, low: int, high: int, user: str, where: str) -> Any:
+    """As `distir_relax.kernels.indices.checked`, as a packed function: what reads by the result comes after it."""
+    import tvm
+    from tvm import relax
+
+    bounds = [tvm.tirx.IntImm("int64", bound) for bound in (low, high)]
+    texts = [tvm.ir.StringImm(text) for text in (user, where)]
+    return relax.call_dps_packed(CHECK_INDICES, [ids, *bounds, *texts], ids.ty)
+
+
+def _kinds(shapes: Sequence[Sequence[int]], dtypes: Sequence[str]) -> Any:
+    from tvm import relax
+
+    kinds = [relax.TensorType(tuple(shape), dtype) for shape, dtype in zip(shapes, dtypes, strict=True)]
+    return kinds[0] if len(kinds) == 1 else kinds
+
+
+def _causal_mask(query: Any, key: Any) -> Any:
+    """A boolean (s, t): row i may look at columns 0 to i."""
+    from tvm import relax
+
+    rows, columns = relax.op.arange(int(query.ty.shape[2])), relax.op.arange(int(key.ty.shape[2]))
+    return relax.op.greater_equal(relax.op.expand_dims(rows, 1), relax.op.expand_dims(columns, 0))
+
+
+def _grouped_matmul(x: Any, weights: Any, starts: Any, ends: Any) -> Any:
+    """Each row times the matrix of its group; zero for a row of none."""
+    return _product_of_groups(x, weights, _rows_of_groups(x, starts, ends))
+
+
+def _routed_matmul(x: Any, weights: Any, ids: Any, groups: Any) -> Any:
+    """As `distir_relax.kernels.routing.matmul`."""
+    return _product_of_groups(x, weights, _rows_by_number(ids, groups))
+
+
+def _product_of_groups(x: Any, weights: Any, rows: Any) -> Any:
+    from tvm import relax
+
+    op = relax.op
+    products = op.matmul(op.expand_dims(x, 0), weights)
+    return op.sum(op.where(rows, products, relax.const(0, str(x.ty.dtype))), 0)
+
+
+def _grouped_weight_grad(x: Any, y: Any, starts: Any, ends: Any) -> Any:
+    """For each group, the product over its rows."""
+    return _gradient_of_groups(x, y, _rows_of_groups(x, starts, ends))
+
+
+def _routed_weight_grad(x: Any, y: Any, ids: Any, groups: Any) -> Any:
+    """As `distir_relax.kernels.routing.weight_grad`."""
+    return _gradient_of_groups(x, y, _rows_by_number(ids, groups))
+
+
+def _gradient_of_groups(x: Any, y: Any, rows: Any) -> Any:
+    from tvm import relax
+
+    op = relax.op
+    mine = op.where(rows, op.expand_dims(x, 0), relax.const(0, str(x.ty.dtype)))
+    return op.matmul(op.permute_dims(mine, (0, 2, 1)), op.expand_dims(y, 0))
+
+
+def _selected(x: Any, ids: Any, groups: Any) -> Any:
+    """As `distir_relax.kernels.routing.selected`."""
+    from tvm import relax
+
+    op = relax.op
+    mine = op.max(op.astype(_rows_by_number(ids, groups), "int32"), 0)
+    shape = [int(n) for n in x.ty.shape]
+    mine = op.reshape(op.greater(mine, relax.const(0, "int32")), [shape[0], *[1] * (len(shape) - 1)])
+    return op.where(mine, x, relax.const(0, str(x.ty.dtype)))
+
+
+def _rows_by_number(ids: Any, groups: Any) -> Any:
+    """A boolean (group, row, 1): whether a row is one of the group."""
+    from tvm import relax
+
+    op = relax.op
+    return op.expand_dims(op.equal(op.expand_dims(ids, 0), op.expand_dims(groups, 1)), 2)
+
+
+def _rows_of_groups(x: Any, starts: Any, ends: Any) -> Any:
+    """A boolean (group, row, 1): whether a row of `x` is one of the group."""
+    from tvm import relax
+
+    op = relax.op
+    rows = op.arange(0, int(x.ty.shape[0]), 1, str(starts.ty.dtype))
+    first, end = op.expand_dims(starts, 1), op.expand_dims(ends, 1)
+    return op.expand_dims(op.logical_and(op.greater_equal(rows, first), op.less(rows, end)), 2)
+
+
+def _weigh(x: Any, axis: int, sampling: Sampling, size: int, part: Part = ()) -> Any:
+    """As `distir_relax.kernels.resample.weigh`."""
+    from tvm import relax
+
+    op, dtype = relax.op, str(x.ty.dtype)
+    rows = rows_of(sampling, int(x.ty.shape[axis]), size, part, dtype == "float64")
+    opened = _opened(x, axis, rows.positions)
+    if rows.weights is None:
+        return _bound(op.squeeze(opened, [axis + 1]))
+    wide = dtype if dtype == "float64" else "float32"
+    weights = relax.const(rows.weights.reshape(*rows.weights.shape, *_ones(x, axis)), wide)
+    total = op.sum(op.multiply(opened if dtype == wide else op.astype(opened, wide), weights), axis + 1)
+    return _bound(total if dtype == wide else op.astype(total, dtype))
+
+
+def _maximum(x: Any, axis: int, sampling: Sampling, size: int, part: Part = ()) -> Any:
+    """As `distir_relax.kernels.resample.maximum`."""
+    from tvm import relax
+
+    rows = rows_of(sampling, int(x.ty.shape[axis]), size, part, False)
+    return _bound(relax.op.max(_opened(x, axis, rows.positions), axis + 1))
+
+
+def _places(
+    x: Any, samplings: Sequence[Sampling], sizes: Sequence[int], strides: Sequence[int], parts: Sequence[Part] = ()
+) -> Any:
+    """As `distir_relax.kernels.resample.places`."""
+    from tvm import relax
+
+    op = relax.op
+    place = _bound(op.zeros(x.ty.shape, "int64"))
+    for axis in reversed(range(2, len(x.ty.shape))):
+        part = parts[axis - 2] if parts else ()
+        rows = rows_of(samplings[axis - 2], int(x.ty.shape[axis]), sizes[axis - 2], part, False)
+        position = (rows.positions + (part[1] if part else 0)) * strides[axis - 2]
+        along = relax.const(position.reshape(*position.shape, *_ones(x, axis)), "int64")
+        opened = _opened(x, axis, rows.positions)
+        where = op.add(_opened(place, axis, rows.positions), along)
+        best = op.argmax(opened, axis + 1, keepdims=True)
+        place = _bound(op.squeeze(op.gather_elements(where, best, axis + 1), [axis + 1]))
+        x = _bound(op.max(opened, axis + 1))
+    return place
+
+
+def _opened(x: Any, axis: int, positions: Any) -> Any:
+    """`x` with dim `axis` made two: the elements of the result, and those that each is made from."""
+    from tvm import relax
+
+    shape = [int(n) for n in x.ty.shape]
+    taken = relax.op.take(x, relax.const(positions.reshape(-1), "int64"), axis)
+    return _bound(relax.op.reshape(taken, (*shape[:axis], *positions.shape, *shape[axis + 1 :])))
+
+
+def _bound(call: Any) -> Any:
+    """A variable of the function being built that stands for `call`, and has a type."""
+    from tvm import relax
+
+    return relax.BlockBuilder.current().emit(call)
+
+
+def _ones(x: Any, axis: int) -> tuple[int, ...]:
+    return (1,) * (len(x.ty.shape) - axis - 1)

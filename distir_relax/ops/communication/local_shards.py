@@ -1,0 +1,74 @@
+"""What a device takes of what it holds, by its place along a mesh axis: nothing is sent."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from distir_relax.ir import TensorType
+from distir_relax.ops.communication import serialized
+from distir_relax.ops.communication.collectives import AXIS, SIZE, SIZES, own_part
+from distir_relax.ops.table import FREE, Attrs, Code, Semantics, Trait, Types, define, resized
+
+define(
+    "shard",
+    Semantics(
+        infer=own_part,
+        attributes={"axis": AXIS, "dim": "the dim to split", "sizes": SIZES, "size": SIZE},
+        torch="comm.shard({0}, {axis}, {dim}, {sizes})",
+        together=lambda parts, attrs: [x.split(attrs["sizes"], attrs["dim"])[i] for i, x in enumerate(parts)],
+        in_turn=serialized.own_parts,
+    ),
+    cost=FREE,
+    traits={Trait.ON_COMMUNICATOR, Trait.VIEW},
+)
+
+
+define(
+    "shard_start",
+    Semantics(
+        infer=lambda types, attrs: (TensorType((), attrs["dtype"]),),
+        attributes={"axis": AXIS, "sizes": SIZES, "dtype": "the dtype of the result"},
+        torch="comm.shard_start({axis}, {sizes}, {dtype})",
+        together=lambda parts, attrs: _starts(attrs),
+        in_turn=serialized.starts,
+    ),
+    cost=FREE,
+    traits={Trait.ON_COMMUNICATOR},
+)
+
+
+def _infer_slices(types: Types, attrs: Attrs) -> tuple[TensorType, ...]:
+    return (resized(types[0], attrs["dim"], sum(b - a for a, b in attrs["intervals"])),)
+
+
+def _stretches(attrs: Attrs, form: str) -> list[str]:
+    return [form.format(a=a, b=b, dim=attrs["dim"]) for a, b in attrs["intervals"]]
+
+
+define(
+    "slices",
+    Semantics(
+        infer=_infer_slices,
+        torch=lambda attrs: (
+            "torch.cat(["
+            + ", ".join(_stretches(attrs, "{{{{0}}}}[{p}{{a}}:{{b}}]".format(p=":, " * attrs["dim"])))
+            + "], {dim})"
+        ),
+        in_turn=serialized.stretches,
+    ),
+    cost=FREE,
+    code=Code(
+        relax=lambda attrs: (
+            "R.concat(["
+            + ", ".join(_stretches(attrs, "R.strided_slice({{0}}, ({dim},), ({a},), ({b},))"))
+            + "], {dim})"
+        )
+    ),
+)
+
+
+def _starts(attrs: Attrs) -> list[Any]:
+    import torch
+
+    dtype = getattr(torch, attrs["dtype"])
+    return [torch.tensor(sum(attrs["sizes"][:i]), dtype=dtype) for i in range(len(attrs["sizes"]))]

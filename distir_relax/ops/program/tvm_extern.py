@@ -1,0 +1,88 @@
+"""Functions of TVM's: a `PrimFunc` is split as its blocks allow, others are computed whole by every device."""
+
+from __future__ import annotations
+
+import warnings
+from typing import Any
+
+from distir_relax.ir import Attribute, TensorType
+from distir_relax.ops.table import Attrs, Builder, Code, Rule, Semantics, Split, Types, define, parse_rule, relax
+
+
+class ComputedWhole(UserWarning):
+    """The program calls a function of which nobody knows how it could be split: every device computes all of it."""
+
+
+def _infer(types: Types, attrs: Attrs) -> tuple[TensorType, ...]:
+    return tuple(TensorType(tuple(s), d) for s, d in zip(attrs["shapes"], attrs["dtypes"], strict=True))
+
+
+def _whole(types: Types, attrs: Attrs, results: Types) -> Rule:
+    """No dim of any operand or result may be split."""
+    sides = []
+    for letter, tensors in (("x", types), ("y", results)):
+        dims = [[f"[{letter}{i}_{d}]" for d in range(len(t.shape))] for i, t in enumerate(tensors)]
+        sides.append(", ".join(" ".join(names) for names in dims))
+    return parse_rule(" -> ".join(sides), [t.shape for t in types], [t.shape for t in results])
+
+
+def _tir_rule(types: Types, attrs: Attrs, results: Types) -> Rule:
+    """As attribute `rule` says, which the frontend reads off the function's blocks; without it nothing may be split."""
+    text = attrs.get("rule")
+    if text is None:
+        return _whole(types, attrs, results)
+    return parse_rule(text, [t.shape for t in types], [t.shape for t in results], reduce=attrs["reduction"])
+
+
+def _local_shapes(attrs: Attrs, types: Types, results: Types) -> dict[str, Attribute]:
+    return {**attrs, "shapes": tuple(t.shape for t in results)}
+
+
+define(
+    "call_tir",
+    Semantics(infer=_infer, torch="tvm_extern.call_tir({source}, {shapes}, {dtypes}, {*})"),
+    Split(_tir_rule, localize=_local_shapes),
+    code=Code(relax="tvm_extern.call_tir({source}, {shapes}, {dtypes}, {*})"),
+)
+define(
+    "call_dps_packed",
+    Semantics(infer=_infer, torch="tvm_extern.call_packed({function}, {shapes}, {dtypes}, {*})"),
+    Split(_whole),
+    code=Code(relax="tvm_extern.call_packed({function}, {shapes}, {dtypes}, {*})"),
+)
+
+
+# Relax spellings
+
+
+@relax("relax.call_tir")
+def _relax_call_tir(g: Builder, args: Any, attrs: Attrs) -> Any:
+    (name, source, rule), operands = args
+    if rule is None or len(rule[0].split("->")[1].split(",")) != len(attrs["results"]):
+        _warn(g, name)
+        return _called(g, "call_tir", operands, attrs, function=name, source=source)
+    text, reduction = rule
+    return _called(g, "call_tir", operands, attrs, function=name, source=source, rule=text, reduction=reduction)
+
+
+@relax("relax.call_dps_packed")
+def _relax_call_dps_packed(g: Builder, args: Any, attrs: Attrs) -> Any:
+    name, operands = args
+    _warn(g, name)
+    return _called(g, "call_dps_packed", operands, attrs, function=name)
+
+
+def _warn(g: Builder, function: str) -> None:
+    warnings.warn(
+        f"every device computes all of {function}, of which nobody knows how it could be split ({g.location})",
+        ComputedWhole,
+        stacklevel=2,
+    )
+
+
+def _called(g: Builder, name: str, operands: Any, attrs: Attrs, **more: str) -> Any:
+    kinds = attrs["results"]
+    values = operands if isinstance(operands, list) else [operands]
+    shapes, dtypes = tuple(k.shape for k in kinds), tuple(k.dtype for k in kinds)
+    found = g.emit(name, *values, **more, shapes=shapes, dtypes=dtypes)
+    return list(found) if len(kinds) > 1 else found

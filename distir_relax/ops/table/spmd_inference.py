@@ -1,0 +1,64 @@
+"""Types of the distributed stage: what an op gives on each device of a set."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from distir_relax.errors import VerificationError
+from distir_relax.ir import Attribute, Kinds, PlacedType, TensorType, print_devices
+from distir_relax.ops.table.builder import infer
+from distir_relax.ops.table.entry import Trait
+from distir_relax.ops.table.table import lookup
+from distir_relax.ops.table.type_checks import device_kinds, local_attrs, local_operands
+
+
+def infer_placed(
+    name: str,
+    operands: Sequence[PlacedType],
+    attrs: Mapping[str, Attribute],
+    devices: tuple[int, ...],
+    location: str = "",
+) -> tuple[PlacedType, ...]:
+    """The result types of op `name` on `devices`, each giving it the operands that it holds.
+
+    Raises `VerificationError` when the operands do not fit the op on some device.
+    """
+    alike = Trait.TRANSFER in lookup(name, location).traits or all(k.devices == devices for k in operands)
+    if alike and not differs(operands, attrs):
+        types = infer(name, [k.local(0) for k in operands], attrs, location)
+        return tuple(PlacedType(t.shape, t.dtype, devices) for t in types)
+    kinds = device_kinds(name, operands, attrs, devices)
+    rows = [
+        infer(name, local_operands(name, operands, devices, index), local_attrs(attrs, index), location)
+        for index in kinds.firsts
+    ]
+    if any([(len(t.shape), t.dtype) for t in row] != [(len(t.shape), t.dtype) for t in rows[0]] for row in rows):
+        raise VerificationError(f"{name} gives tensors of another number of dims on some devices", location)
+    return tuple(joined(column, kinds, devices) for column in zip(*rows, strict=True))
+
+
+def differs(operands: Sequence[PlacedType], attrs: Mapping[str, Any]) -> bool:
+    """Whether a size of the operands or an attribute is given rank by rank."""
+    return any(not isinstance(d, int) for k in operands for d in k.shape) or local_attrs(attrs, 0) != dict(attrs)
+
+
+def joined(types: Sequence[TensorType], kinds: Kinds, devices: tuple[int, ...]) -> PlacedType:
+    """The local types of the kinds of `devices` as one: sizes rank by rank where they differ."""
+    sizes = tuple(kinds.spread(dim) for dim in zip(*(t.shape for t in types), strict=True))
+    return PlacedType(sizes, types[0].dtype, devices)
+
+
+def result_devices(name: str, operands: Sequence[PlacedType], location: str = "") -> tuple[int, ...]:
+    """The devices that an op runs on: those of its operands. Raises `VerificationError` naming them when they differ.
+
+    A `transfer` has to be told where it goes.
+    """
+    if not operands or Trait.TRANSFER in lookup(name, location).traits:
+        raise VerificationError(f"{name} must be told its devices", location, "write them: %y @ {1} = " + f"{name}(…)")
+    if len({k.devices for k in operands}) > 1:
+        where = ", ".join(print_devices(k.devices) for k in operands)
+        raise VerificationError(
+            f"the operands of {name} lie on different devices: {where}", location, "send them to one place first"
+        )
+    return operands[0].devices

@@ -1,0 +1,113 @@
+"""The tasks of a pipeline: the order that a program has, as text, and time lines of them, predicted and measured."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from html import escape
+from pathlib import Path
+
+from distir_relax.analysis.pipeline_tasks import task_times
+from distir_relax.analysis.simulation import Simulation
+from distir_relax.ir import Module
+from distir_relax.schedules import Order, Task, grid
+from distir_relax.support.files import write_text
+from distir_relax.support.units import seconds
+
+_WIDTH, _MARGIN, _HEIGHT, _GAP = 1200, 130, 20, 3
+_STYLE = (
+    "text{font:12px system-ui,sans-serif;fill:#59636e}.n{font-size:11px;text-anchor:middle;fill:#fff}"
+    ".F{fill:#0072b2}.I{fill:#00795a}.W{fill:#9a5b00}.g{fill:#fff}.t{stroke:#59636e}"
+    "@media(prefers-color-scheme:dark){text{fill:#a3adb6}.n{fill:#0b1014}.F{fill:#56b4e9}.I{fill:#3fbf95}.W{fill:#e69f00}"
+    ".g{fill:#14171a}.t{stroke:#a3adb6}}"
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """A line of a chart: what it is of, and its tasks, each with when it begins and ends, in seconds."""
+
+    name: str
+    tasks: Sequence[tuple[str, float, float]]
+
+
+def program_order(module: Module) -> Order | None:
+    """The order in which the places of a distributed program do their tasks; None where it has none."""
+    mesh, calls = module.meshes[0], [op for op in module.main.ops if op.task and op.devices]
+    if not calls:
+        return None
+    size = mesh.size // mesh.shape[0]
+    rows: list[list[Task]] = [[] for _ in range(mesh.shape[0])]
+    place_of: dict[int, int] = {}
+    for op in calls:
+        stage, kind, microbatch = (op.task[key] for key in ("stage", "kind", "microbatch"))
+        place = (op.devices or (0,))[0] // size
+        place_of[stage] = place  # type: ignore[index]
+        rows[place].append(Task(kind, stage, microbatch))  # type: ignore[arg-type]
+    return Order(tuple(map(tuple, rows)), tuple(place_of[stage] for stage in sorted(place_of)))
+
+
+def schedule_text(module: Module) -> str:
+    """The schedule of a pipeline as comments of a program's text, each task as long as another; or nothing."""
+    order = program_order(module)
+    return "" if order is None else "".join(f"# {line}\n" for line in grid(order, width=160).splitlines())
+
+
+def predicted_rows(simulation: Simulation) -> list[Row]:
+    """A line for each class of devices that has tasks, by its first device."""
+    found: dict[int, list[tuple[str, float, float]]] = {}
+    for task in task_times(simulation):
+        found.setdefault(task.device_class, []).append((task.name, task.start, task.end))
+    first = {c: int(simulation.members[c][0]) for c in found}
+    return [Row(f"rank {first[c]}", found[c]) for c in sorted(found, key=first.__getitem__)]
+
+
+def chart(rows: Sequence[Row]) -> str:
+    """The lines one above the other, in one scale of time, as SVG."""
+    end = max((task[2] for row in rows for task in row.tasks), default=0.0) or 1.0
+    scale = (_WIDTH - _MARGIN - 10) / end
+    height = len(rows) * (_HEIGHT + _GAP) + 24
+    parts = [
+        f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {_WIDTH} {height}" role="img">',
+        f"<style>{_STYLE}</style>",
+        f'<rect class="g" width="{_WIDTH}" height="{height}"/>',
+    ]
+    for number, row in enumerate(rows):
+        top = number * (_HEIGHT + _GAP)
+        parts.append(f'<text x="0" y="{top + 15}">{escape(row.name)}</text>')
+        parts += [_box(task, start, stop, scale, top) for task, start, stop in row.tasks]
+    below = len(rows) * (_HEIGHT + _GAP) + 4
+    for part in range(6):
+        x = _MARGIN + part * end / 5 * scale
+        parts.append(f'<line class="t" x1="{x:.1f}" y1="{below - 4}" x2="{x:.1f}" y2="{below}"/>')
+        # The first and the last label would be cut at the edges, the last with its unit.
+        anchor = "start" if part == 0 else "end" if part == 5 else "middle"
+        place = f'x="{x:.1f}" y="{below + 14}" style="text-anchor:{anchor}"'
+        parts.append(f"<text {place}>{escape(seconds(part * end / 5) if part else '0')}</text>")
+    return "\n".join([*parts, "</svg>"]) + "\n"
+
+
+def write_chart(predicted: Sequence[Row], measured: Sequence[Row], path: Path) -> None:
+    """Write what was measured on ranks, each below what was predicted of it, to an SVG file.
+
+    Of a rank that does as another does, which stands for both, nothing is predicted. Raises `DistIRError` when it
+    cannot be written.
+    """
+    expected = {row.name: row for row in predicted}
+    rows: list[Row] = []
+    for row in measured:
+        if row.name in expected:
+            rows.append(Row(f"{row.name}, predicted", expected[row.name].tasks))
+        rows.append(Row(f"{row.name}, measured", row.tasks))
+    write_text(path, chart(rows))
+
+
+def _box(task: str, start: float, stop: float, scale: float, top: int) -> str:
+    kind = next((letter for letter in "FIW" if letter in task), "F")
+    left, wide = _MARGIN + start * scale, max((stop - start) * scale - 0.5, 0.5)
+    says = f"{task}: {seconds(stop - start)}, from {seconds(start)} on"
+    box = f'<rect class="{kind}" x="{left:.1f}" y="{top}" width="{wide:.1f}" height="{_HEIGHT}" rx="2">'
+    found = f"{box}<title>{escape(says)}</title></rect>"
+    if wide > 7 * len(task):
+        found += f'<text class="n" x="{left + wide / 2:.1f}" y="{top + 14}">{task}</text>'
+    return found

@@ -1,0 +1,106 @@
+"""A saved bundle as something to call: `dr.load("model.dist")(x)`."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from distir_relax.bundle import Bundle, CallManifest, read_bundle
+from distir_relax.errors import RunError
+from distir_relax.runtime.microbatch_io import whole_inputs, whole_outputs
+from distir_relax.runtime.session_cache import Sessions
+from distir_relax.support.units import count, listed
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from distir_relax.bundle import Tensor
+
+
+class Loaded:
+    """A bundle that runs here, ranks as threads of this process.
+
+    It takes the call of the model: tensors of torch or numpy, by position or by name, in tuples and dicts where the
+    model takes these; other arguments must have the values that the model was compiled with. A program of one output
+    gives a torch tensor, one of several a dict by name: a bundle does not know the structure that the model returns.
+    """
+
+    def __init__(self, bundle: Bundle) -> None:
+        self.bundle = bundle
+        self._sessions = Sessions(lambda backend: bundle)
+
+    def __call__(self, *args: Any, backend: str = "torch", timeout: float | None = None, **kwargs: Any) -> Any:
+        """Run once; the first call of a backend loads its programs. `timeout` is as in `Session`.
+
+        Raises `RunError` for inputs unlike those that the program takes, and for a backend that there is not;
+        `BundleError` where the bundle has no programs for it.
+        """
+        manifest = self.bundle.manifest
+        inputs = whole_inputs(manifest)
+        call = manifest.call or CallManifest(tuple(tensor.name for tensor in inputs))
+        if len(args) > len(call.arguments) or set(call.arguments[: len(args)]) & set(kwargs):
+            raise RunError(
+                f"expected each of the inputs {_listed(inputs)} once, "
+                f"found {len(args)} by position and {', '.join(kwargs) or 'none'} by name"
+            )
+        leaves: dict[str, Any] = {}
+        for name, value in {**dict(zip(call.arguments, args, strict=False)), **kwargs}.items():
+            leaves.update(_leaves(name, value))
+        tensors = _without_constants(leaves, call, {tensor.name for tensor in inputs})
+        wanted = [tensor.name for tensor in whole_outputs(manifest)]
+        if manifest.call is not None:
+            # New values of the model's state stay on their ranks.
+            wanted = [name for name in wanted if name not in manifest.updates.values()]
+        outputs = self._sessions.run(tensors, backend, timeout, wanted)
+        return next(iter(outputs.values())) if len(wanted) == 1 else outputs
+
+    def __repr__(self) -> str:
+        manifest = self.bundle.manifest
+        programs = count(len(manifest.programs), "distinct program")
+        return "\n".join(
+            [
+                f"{manifest.name}: {count(manifest.mesh.size, 'rank')} on {manifest.mesh}, {programs}",
+                f"  from     {self.bundle.path}",
+                f"  inputs   {_listed(whole_inputs(manifest))}",
+                f"  outputs  {_listed(whole_outputs(manifest))}",
+                f"  weights  {count(len(manifest.weights), 'tensor')}",
+            ]
+        )
+
+
+def load(path: str | Path) -> Loaded:
+    """A bundle that was saved with `plan.save` or `distir compile`, to be called.
+
+    Raises `BundleError` when there is none at `path`, or a damaged one.
+    """
+    return Loaded(read_bundle(Path(path)))
+
+
+def _leaves(name: str, value: Any) -> dict[str, Any]:
+    """The leaves of an argument by the names that inputs have: ``pair_1``, ``options.mask``."""
+    if isinstance(value, Mapping):
+        parts = {f"{name}.{key}": item for key, item in value.items()}
+    elif isinstance(value, (list, tuple)):
+        parts = {f"{name}_{number}": item for number, item in enumerate(value)}
+    else:
+        return {name: value}
+    return {leaf: item for part, inner in parts.items() for leaf, item in _leaves(part, inner).items()}
+
+
+def _without_constants(leaves: Mapping[str, Any], call: CallManifest, inputs: Collection[str]) -> dict[str, Any]:
+    """The leaves that are inputs. Raises RunError for another value of an argument that is built in."""
+    found = {}
+    for name, value in leaves.items():
+        if name in inputs or name not in call.constants:
+            found[name] = value
+        elif type(value) is not type(call.constants[name]) or value != call.constants[name]:
+            raise RunError(
+                f"the argument {name!r} was {call.constants[name]!r} when the model was compiled, found {value!r}",
+                hint="compile the model again with this argument in the example",
+            )
+    return found
+
+
+def _listed(tensors: Sequence[Tensor]) -> str:
+    return listed([f"{t.name}: {t.dtype} {t.shape}" for t in tensors], 4) or "none"

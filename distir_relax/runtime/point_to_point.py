@@ -1,0 +1,175 @@
+"""Messages from one rank to another, and what a rank is doing: what communicators are made of."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any
+
+from distir_relax.errors import RunError
+from distir_relax.runtime.arrays import as_torch, bytes_of, torch_dtype
+from distir_relax.runtime.collective_check import as_numbers, check_meeting
+from distir_relax.runtime.progress import Progress, Traffic
+
+if TYPE_CHECKING:
+    import torch
+
+    from distir_relax.runtime.arrays import Array
+
+Step = int | None
+"""The number of a step of a program; None for what is in none."""
+
+
+class Messages(ABC):
+    """One of the `world_size` ranks, and what it sends to others and receives from them."""
+
+    def __init__(self, rank: int, world_size: int, device: str = "cpu") -> None:
+        self.rank = rank
+        self.world_size = world_size
+        self.device = device
+        self.traffic = Traffic()
+        self.progress = Progress()
+        self.checks_steps = True
+        """Whether ranks compare what they are about to do before each communication: once is enough for a program."""
+        self.copies_sends = False
+        """Whether what a program sends may be overwritten as soon as it goes on."""
+        self._leaves = False
+        """Whether something that was started to be sent may not have gone yet."""
+        self._coming: dict[tuple[int, int], Callable[[], None]] = {}
+
+    def begin(self, stage: int, kind: str, microbatch: int) -> None:
+        """The rank begins a task of a pipeline."""
+        self.progress.begin(stage, kind, microbatch)
+
+    def end(self) -> None:
+        """The rank has done the task that it began."""
+        self.progress.end()
+
+    def send(self, x: Array, peer: int, step: Step = None) -> None:
+        """Send `x` to the world rank `peer`, which must `recv` it with the same shape and dtype."""
+        self._check_peer(peer)
+        source = as_torch(x).contiguous()
+        with self._step(step, "send", bytes_of(source)):
+            if self.checks_steps and step is not None:
+                self._send(self._point(), peer)
+            self._send(source.view(-1), peer)
+
+    def recv(self, shape: Sequence[int], dtype: str, peer: int, step: Step = None, out: Array | None = None) -> Any:
+        """What the world rank `peer` sends: a torch tensor of `shape` and `dtype` ("float32"), or `out`."""
+        self._check_peer(peer)
+        with self._step(step, "recv", 0):
+            if self.checks_steps and step is not None:
+                self._meet_sender(peer)
+            target = self._room(shape, dtype, out)
+            self._recv(target.view(-1), peer)
+            return target if out is None else self._settle(target, out)
+
+    def start_send(self, x: Array, peer: int, copy: bool, step: int) -> None:
+        """Send `x` to the world rank `peer` and go on: it starts to receive it at the same step.
+
+        With `copy`, `x` may change as soon as this returns; else not before `finish_sends`.
+        """
+        import torch
+
+        self._check_peer(peer)
+        source = as_torch(x)
+        if copy or self.copies_sends:
+            # By default a clone keeps the strides, of a transposed tensor too.
+            source = source.clone(memory_format=torch.contiguous_format)
+        source = source.contiguous()
+        with self._step(step, "start_send", bytes_of(source)):
+            self._leaves = True
+            self._start_send(source.view(-1), peer, step)
+
+    def start_recv(self, shape: Sequence[int], dtype: str, peer: int, step: int, out: Array | None = None) -> Any:
+        """Where what `peer` sends at the same step is to lie, `out` or a new tensor: nothing is there before
+        `finish_recv`."""
+        self._check_peer(peer)
+        with self._step(step, "start_recv", 0):
+            target = self._room(shape, dtype, out)
+            self._coming[peer, step] = self._start_recv(target.view(-1), peer, step)
+            return target if out is None else out
+
+    def finish_recv(self, x: Array, peer: int, step: int, out: Array | None = None) -> Any:
+        """`x`, which `start_recv` gave, once all of it has come."""
+        with self._step(step, "finish_recv", 0):
+            self._coming.pop((peer, step))()
+            # A peer that answers has mostly received what was sent to it before: free it now, not at the next send.
+            if self._leaves:
+                self._release_completed_sends()
+            return x if out is None else self._settle(as_torch(x), out)
+
+    def finish_sends(self) -> None:
+        """Wait until all that was started to be sent has gone."""
+        if self._leaves:
+            self.progress.enter("the end of what it sends", "finish_sends")
+            self._finish_sends()
+            self.progress.leave()
+            self._leaves = False
+
+    @contextmanager
+    def _step(self, step: Step, kind: str, sent: int, axis: int | None = None) -> Iterator[None]:
+        self.progress.enter(kind if step is None else step, kind)
+        if self.checks_steps and step is not None and axis is not None:
+            self._meet_group(axis)
+        yield
+        self.progress.leave()
+        self.traffic.add(kind, sent)
+
+    @abstractmethod
+    def _meet_group(self, axis: int) -> None:
+        """Raise RunError unless the ranks of the group along an axis have come to the same communication."""
+
+    def _meet_sender(self, peer: int) -> None:
+        mine, theirs = self._point(), self._point()
+        self._recv(theirs, peer)
+        check_meeting(self.rank, mine.tolist(), peer, theirs.tolist())
+
+    def _point(self) -> torch.Tensor:
+        import torch
+
+        assert self.progress.current is not None
+        return torch.tensor(as_numbers(self.progress.current), device=self.device)
+
+    def _check_peer(self, peer: int) -> None:
+        if not 0 <= peer < self.world_size or peer == self.rank:
+            raise RunError(f"rank {self.rank} cannot exchange with rank {peer} of {self.world_size}")
+
+    def _room(self, shape: Sequence[int], dtype: str, out: Array | None) -> torch.Tensor:
+        """Where a message can be received: `out`, where it is contiguous."""
+        import torch
+
+        if out is not None and (target := as_torch(out)).is_contiguous():
+            return target
+        return torch.empty(tuple(shape), dtype=torch_dtype(dtype), device=self.device)
+
+    def _settle(self, result: torch.Tensor, out: Array) -> Array:
+        target = as_torch(out)
+        if target.data_ptr() != result.data_ptr() or target.stride() != result.stride():
+            target.copy_(result)
+        return out
+
+    @abstractmethod
+    def _send(self, x: torch.Tensor, peer: int) -> None:
+        """Send the flat `x`."""
+
+    @abstractmethod
+    def _recv(self, x: torch.Tensor, peer: int) -> None:
+        """Receive into the flat `x`."""
+
+    @abstractmethod
+    def _start_send(self, x: torch.Tensor, peer: int, step: int) -> None:
+        """Begin to send the flat `x`, which stays as it is until `_finish_sends`."""
+
+    @abstractmethod
+    def _start_recv(self, x: torch.Tensor, peer: int, step: int) -> Callable[[], None]:
+        """Begin to receive into the flat `x` what `peer` starts to send at this step; what waits for the end of it."""
+
+    @abstractmethod
+    def _release_completed_sends(self) -> None:
+        """Free the buffers of sends that are complete."""
+
+    @abstractmethod
+    def _finish_sends(self) -> None:
+        """Wait for all that was started to be sent."""

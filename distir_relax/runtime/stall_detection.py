@@ -1,0 +1,109 @@
+"""Ending a launch that hangs: who waits for whom, and who says nothing."""
+
+from __future__ import annotations
+
+import json
+import sys
+import time
+from typing import Any
+
+from distir_relax.runtime.local_ranks import ranks_of_this_node
+from distir_relax.runtime.watchdog import describe, stall_error
+from distir_relax.runtime.world import World
+
+# Seconds that a rank has to answer: its watchdog looks twice a second, but a library may hold Python's lock.
+_ANSWER = 4.0
+
+
+class RollCall:
+    """What a rank of a launch does, in the thread of its watchdog, so that no rank waits for ever.
+
+    A rank that has waited for more than `timeout` seconds asks all others where they are. If one does not answer, or if
+    any is running the program, or if all wait, then the launch ends: one rank prints where each of them is, and the
+    exit code is 2. While some rank still reads or loads what it needs, the others go on waiting.
+    """
+
+    def __init__(self, world: World, timeout: float) -> None:
+        self._world = world
+        self._timeout = timeout
+        self._round = 0
+        self._ending = False
+        self._answers: dict[int, dict[str, Any]] = {}
+
+    def look(self) -> bool:
+        """Answer those who ask; ask, when this rank has waited for too long. Does not return where the launch ends."""
+        self._listen()
+        if self._is_stalled():
+            self._ask()
+            if self._is_over():
+                self._end()
+            self._world.progress.since = time.monotonic()
+        return False
+
+    def _is_stalled(self) -> bool:
+        return self._world.progress.waiting() > self._timeout
+
+    def _statement(self) -> dict[str, Any]:
+        world = self._world
+        return {
+            "text": describe(world.rank, world.progress, world.steps),
+            "waits": world.progress.current is not None,
+            "runs": world.in_run,
+            "stalled": self._is_stalled(),
+            "ends": self._ending,
+        }
+
+    def _listen(self) -> None:
+        for sender, message in self._world.heard():
+            said = json.loads(message)
+            if "asks" in said:
+                self._world.tell(sender, json.dumps({"answers": said["asks"], **self._statement()}))
+            elif said["answers"] == self._round:
+                self._answers[sender] = said
+
+    def _ask(self) -> None:
+        """Ask all others, and wait for their answers, but not for those of whom it is known that they cannot."""
+        world = self._world
+        self._round += 1
+        self._answers = {world.rank: self._statement()}
+        for peer in range(world.size):
+            if peer != world.rank:
+                world.tell(peer, json.dumps({"asks": self._round}))
+        start = time.monotonic()
+        while (silent := self._silent()) and time.monotonic() - start < _ANSWER:
+            time.sleep(0.05)
+            self._listen()
+            if time.monotonic() - start > 1.0 and all("stopped" in ranks_of_this_node().get(r, "") for r in silent):
+                break
+
+    def _silent(self) -> list[int]:
+        return [rank for rank in range(self._world.size) if rank not in self._answers]
+
+    def _is_over(self) -> bool:
+        said = self._answers.values()
+        return bool(self._silent()) or any(one["runs"] for one in said) or all(one["waits"] for one in said)
+
+    def _end(self) -> None:
+        world = self._world
+        others = [(rank, said) for rank, said in self._answers.items() if rank != world.rank]
+        if any(said["ends"] or (said["stalled"] and rank < world.rank) for rank, said in others):
+            # That one prints, and ends the launch.
+            patience = time.monotonic() + 2 * _ANSWER
+            while time.monotonic() < patience:
+                time.sleep(0.05)
+                self._listen()
+        else:
+            self._ending = True
+            # One write, so that it does not mix with what other ranks print.
+            sys.stderr.write(f"error: {stall_error(self._timeout, self._lines(), bool(self._silent()))}\n")
+            sys.stderr.flush()
+        world.abort(2)
+
+    def _lines(self) -> list[str]:
+        here = ranks_of_this_node()
+        return [
+            self._answers[rank]["text"]
+            if rank in self._answers
+            else f"rank {rank} says nothing: it {here.get(rank, 'has ended, or its node cannot be reached')}"
+            for rank in range(self._world.size)
+        ]

@@ -1,0 +1,233 @@
+"""The steps of a training run: batches in, checkpoints now and then, and an end that all ranks come to together."""
+
+from __future__ import annotations
+
+import hashlib
+import math
+import signal
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Protocol
+
+from distir_relax.checkpoints import Position, saved_steps
+from distir_relax.errors import CheckpointError, DistIRError, RunError
+from distir_relax.runtime.arrays import as_torch
+from distir_relax.runtime.training.batches import Data, data_inputs, training_of
+from distir_relax.runtime.training.checkpointing import resume, save
+from distir_relax.runtime.training.executor import Batch, Crew
+from distir_relax.support.learning_rate import schedule_to_json
+
+CHECKPOINT_SIGNALS = (signal.SIGTERM, signal.SIGUSR1)
+"""Signals behind whose step a run writes a checkpoint and ends. mpirun forwards SIGUSR1, and kills behind SIGTERM."""
+
+
+@dataclass(frozen=True)
+class TrainOptions:
+    """What a run is asked: how many steps in all, and where checkpoints are written, each `every` steps.
+
+    `resume` is "last" to go on from the newest checkpoint, which must be there and whole, "auto" to go on from the
+    newest whole one, or to begin where there is none, or empty. `seed` is that of the order of samples; None is 0, or
+    that of the run which is resumed.
+    """
+
+    steps: int
+    checkpoints: Path | None = None
+    every: int = 100
+    keep: int = 3
+    resume: str = ""
+    seed: int | None = None
+
+
+@dataclass(frozen=True)
+class Done:
+    """A step that was made: its number, counted from 1, the loss before it, and the seconds since the step before."""
+
+    step: int
+    loss: float
+    seconds: float
+
+
+class Listener(Protocol):
+    """Hears on the first process what a run does."""
+
+    def begun(self, step: int, options: TrainOptions, per_step: int, unit: str) -> None:
+        """The run goes on behind `step`; each step is of so many samples or tokens."""
+
+    def done(self, done: Done) -> None:
+        """A step was made."""
+
+    def saved(self, path: Path, step: int) -> None:
+        """A checkpoint was written."""
+
+
+@dataclass
+class Ended:
+    """How a run has ended: behind which step, with which loss on the first process, and why before its last step."""
+
+    step: int
+    loss: float = math.nan
+    saved: int | None = None
+    reason: str = ""
+    """Empty where all steps were made; ``interrupted``, ``terminated`` (by a signal that asks for a checkpoint), or
+    ``the data has ended``."""
+    signal: int = 0
+    """The number of the signal that ended the run, if one did."""
+
+
+@dataclass
+class Training:
+    """A run of a crew. `data(seed)` gives the batches; `stop()` is the signal that this process was sent, or 0.
+
+    Nothing is asked of one rank alone between two steps: each learns there what has befallen any of them.
+    """
+
+    crew: Crew
+    data: Callable[[int], Data]
+    options: TrainOptions
+    listener: Listener
+    stop: Callable[[], int] = lambda: 0
+    ended: Ended = field(init=False)
+
+    def run(self) -> Ended:
+        """Make all steps. Raises what batches, steps and checkpoints raise, and RunError for a loss that is no number:
+        on all processes of a launch alike, but for what a rank's program raises.
+        """
+        training_of(self.crew.bundle.manifest)
+        position = self._begin()
+        source = self.data(position.seed)
+        self.ended = Ended(position.step, saved=position.step or None)
+        self._hear(self.crew.exchange(self.stop()))
+        if self.ended.reason:
+            return self.ended
+        batch = self._first(source, position.step)
+        if self.crew.first:
+            self.listener.begun(position.step, self.options, *per_step(self.crew))
+        last = time.perf_counter()
+        for step in range(position.step, self.options.steps):
+            if batch is None:
+                self.ended.reason = "the data has ended"
+                break
+            loss = self._step(batch)
+            batch, trouble = self._next(source, step + 1)
+            self._settle(step, loss, trouble)
+            now = time.perf_counter()
+            if self.crew.first:
+                self.listener.done(Done(step + 1, loss, now - last))
+            last = now
+            if self.options.checkpoints is not None and (
+                (step + 1) % self.options.every == 0
+                or step + 1 == self.options.steps
+                or self.ended.signal in CHECKPOINT_SIGNALS
+            ):
+                self._save(self.options.checkpoints, step + 1, position.seed)
+            if self.ended.reason:
+                break
+        return self.ended
+
+    def _begin(self) -> Position:
+        options, manifest = self.options, self.crew.bundle.manifest
+        assert manifest.training is not None, "it was asked for"
+        saved = None
+        if options.resume and options.checkpoints is not None:
+            saved = resume(self.crew, options.checkpoints, options.resume == "auto")
+        if saved is not None:
+            if options.seed not in (None, saved.position.seed):
+                raise CheckpointError(
+                    f"the run that is resumed has the seed {saved.position.seed}, found --seed {options.seed}",
+                    str(saved.path), "leave --seed out",
+                )  # fmt: skip
+            return saved.position
+        with self.crew.agreed():
+            if not options.resume and options.checkpoints is not None and (steps := saved_steps(options.checkpoints)):
+                raise CheckpointError(
+                    f"there are checkpoints here already, the last of step {steps[-1]}", str(options.checkpoints),
+                    "go on from it with --resume, or --resume auto, or choose another folder",
+                )  # fmt: skip
+        return Position(0, 0, options.seed or 0, manifest.name)
+
+    def _first(self, source: Data, step: int) -> Batch | None:
+        """The first batch, which must be the same on all processes."""
+        with self.crew.agreed():
+            batch = source.batch(step) if step < self.options.steps else None
+        mine = _digest(batch.whole()) if batch is not None and source.streams else ""
+        if len(set(self.crew.exchange(mine))) > 1:
+            with self.crew.agreed():
+                raise RunError(
+                    "the ranks are given different batches", "the data",
+                    "seed the function's random numbers: every rank takes its rows of the same batch",
+                )  # fmt: skip
+        return batch
+
+    def _next(self, source: Data, step: int) -> tuple[Batch | None, DistIRError | None]:
+        try:
+            return (source.batch(step) if step < self.options.steps else None), None
+        except DistIRError as error:
+            return None, error
+
+    def _step(self, batch: Batch) -> float:
+        loss = training_of(self.crew.bundle.manifest).loss
+        outputs = self.crew.step(batch, (loss,))
+        return float(outputs[loss]) if loss in outputs else math.nan
+
+    def _settle(self, step: int, loss: float, trouble: DistIRError | None) -> None:
+        """What all ranks learn between two steps."""
+        number = math.isfinite(loss) or not self.crew.first
+        everyone = self.crew.exchange([number, self.stop(), trouble is not None])
+        self.ended.step, self.ended.loss = step + 1, loss
+        if not all(theirs[0] for theirs in everyone):
+            shown = self.crew.exchange(str(loss))[0]
+            with self.crew.agreed():
+                raise RunError(
+                    f"the loss of step {step + 1} is {shown}", self.crew.bundle.manifest.name, self._after_nan()
+                )
+        if any(theirs[2] for theirs in everyone):
+            with self.crew.agreed():
+                if trouble is not None:
+                    raise trouble
+        self._hear([theirs[1] for theirs in everyone])
+
+    def _hear(self, signals: Sequence[int]) -> None:
+        """End the run if any process was sent a signal."""
+        self.ended.signal = next((number for number in signals if number), 0)
+        if self.ended.signal:
+            self.ended.reason = "terminated" if self.ended.signal in CHECKPOINT_SIGNALS else "interrupted"
+
+    def _after_nan(self) -> str:
+        hint = "give a lower learning rate, a warm-up, or clip_norm"
+        return f"{hint}; the last checkpoint is of step {self.ended.saved}" if self.ended.saved else hint
+
+    def _save(self, folder: Path, step: int, seed: int) -> None:
+        manifest = self.crew.bundle.manifest
+        rows, _ = _rows(self.crew)
+        schedule = schedule_to_json(training_of(manifest).schedule)
+        path = save(self.crew, folder, Position(step, step * rows, seed, manifest.name, schedule), self.options.keep)
+        self.ended.saved = step
+        if path is not None:
+            self.listener.saved(path, step)
+
+
+def per_step(crew: Crew) -> tuple[int, str]:
+    """How much a step works on: tokens where the first input is a table of integers, or else samples."""
+    rows, tokens = _rows(crew)
+    return (tokens, "tokens") if tokens else (rows, "samples")
+
+
+def _rows(crew: Crew) -> tuple[int, int]:
+    inputs = data_inputs(crew.bundle.manifest)
+    if not inputs or not inputs[0].shape:
+        return 1, 0
+    shape = inputs[0].shape
+    return shape[0], shape[0] * shape[1] if len(shape) == 2 and "int" in inputs[0].dtype else 0
+
+
+def _digest(inputs: Any) -> str:
+    import torch
+
+    digest = hashlib.sha256()
+    for name, value in sorted(inputs.items()):
+        tensor = as_torch(value).contiguous()
+        digest.update(repr((name, str(tensor.dtype), tuple(tensor.shape))).encode())
+        digest.update(tensor.view(-1).view(torch.uint8).numpy().tobytes())
+    return digest.hexdigest()
