@@ -21,16 +21,16 @@ import torch.nn.functional as F
 import distir_relax as dr
 from distir_relax.analysis.simulator import simulate_module
 from distir_relax.autosharding import PlaceBySearch
-from distir_relax.autosharding.apply_solution import lay_out
-from distir_relax.autosharding.autoshard import graph_of
-from distir_relax.autosharding.optimize import cheapest, prices_of
-from distir_relax.autosharding.solver import NoRoom
+from distir_relax.autosharding.apply_solution import apply_solution
+from distir_relax.autosharding.autoshard import build_graph
+from distir_relax.autosharding.optimize import cost_table_of, optimize
+from distir_relax.autosharding.solver import InsufficientMemory
 from distir_relax.compiler.pass_pipeline import run_passes
 from distir_relax.compiler.source import CompileOptions
 from distir_relax.cost.profile import Profile, load_profile
 from distir_relax.frontends.import_model import import_model
 from distir_relax.frontends.outline_blocks import Outline
-from distir_relax.ir import Module, uncollected
+from distir_relax.ir import Module, gc_disabled
 from distir_relax.lowering import ToDistIR
 
 MACHINE = "dgx-h100:8"
@@ -76,18 +76,18 @@ def measure(module: Module, machine: Profile, text: str, memory: float) -> None:
     shape = tuple(int(n) for n in text.split("x"))
     mesh = dr.DeviceMesh(shape, ("a", "b", "c")[: len(shape)])
     # As passes run.
-    with uncollected():
+    with gc_disabled():
         begin = time.perf_counter()
-        graph = graph_of(module, mesh)
+        graph = build_graph(module, mesh)
         built = time.perf_counter()
         try:
-            found = cheapest(graph, prices_of(graph, machine), memory)
-        except NoRoom as error:
+            found = optimize(graph, cost_table_of(graph, machine), memory)
+        except InsufficientMemory as error:
             taken = time.perf_counter() - begin
-            print(f"{text}, {memory / 1e9:g} GB: {taken:.2f} s: too little, {error.least / 1e9:.2f} GB would do")
+            print(f"{text}, {memory / 1e9:g} GB: {taken:.2f} s: too little, {error.minimum / 1e9:.2f} GB would do")
             return
         end = time.perf_counter()
-    simulated = simulate_module(ToDistIR().run(lay_out(graph, found.chosen)), machine)
+    simulated = simulate_module(ToDistIR().run(apply_solution(graph, found.chosen)), machine)
     print(
         f"{text}, {memory / 1e9:g} GB: {end - begin:.2f} s (graph {built - begin:.2f}, search {end - built:.2f}); "
         f"a run takes {found.seconds * 1e3:.2f} ms, simulated {simulated.makespan * 1e3:.2f} "

@@ -32,7 +32,7 @@ from distir_relax.ir import DTensorType
 from distir_relax.layout import DeviceMesh, Placement, R
 from distir_relax.layout import Partial as Intermediate
 from distir_relax.layout import Shard as Split
-from distir_relax.layout.partition import refined
+from distir_relax.layout.partition import refine_cut
 
 SHAPE = (256, 256, 256)
 MESHES = ((2, 2), (4, 8), (2, 2, 2))
@@ -118,7 +118,7 @@ def _ours(source: tuple[Any, ...], target: tuple[Any, ...], mesh: tuple[int, ...
     ours._plan.cache_clear()
     ours._choose.cache_clear()
     steps = _timed(lambda: ours.plan(kinds[0], kinds[1], devices), totals)
-    totals.sent.append(ours.transitions_bytes(steps, kinds[0], devices) / kinds[0].tensor.bytes)
+    totals.sent.append(ours.plan_bytes(steps, kinds[0], devices) / kinds[0].tensor.bytes)
 
 
 def _placements(codes: tuple[Any, ...], mesh: tuple[int, ...]) -> tuple[Placement, ...]:
@@ -127,7 +127,7 @@ def _placements(codes: tuple[Any, ...], mesh: tuple[int, ...]) -> tuple[Placemen
     for code, n in zip(codes, mesh, strict=True):
         if isinstance(code, int):
             others = [p.cut for p in found if isinstance(p, Split) and p.dim == code and p.cut]
-            found.append(Split(code, refined(SHAPE[code], others, n)))
+            found.append(Split(code, refine_cut(SHAPE[code], others, n)))
         else:
             found.append(R if code == "R" else Intermediate("sum"))
     return tuple(found)

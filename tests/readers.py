@@ -48,7 +48,7 @@ from distir_relax.ops import check, infer, lookup
 from distir_relax.ops.table.entry import NO_SPLIT
 from distir_relax.runtime.npz import read_npz
 from distir_relax.schedules import from_csv, order_of, timeline, to_csv
-from distir_relax.sharding import DelayReductions, Hazards, Propagate
+from distir_relax.sharding import DelayReductions, NonfiniteValues, Propagate
 from distir_relax.support import parse_json
 from tests import mutations
 from tests.mutations import Mutation
@@ -229,7 +229,7 @@ def _records() -> list[bytes]:
 
 @cache
 def _search() -> dict[str, str]:
-    search = PlaceBySearch(_plan().mesh, MACHINE, memory=1e9, hazards=Hazards(infinite=frozenset({"mask"})))
+    search = PlaceBySearch(_plan().mesh, MACHINE, memory=1e9, hazards=NonfiniteValues(infinite=frozenset({"mask"})))
     return print_search(search, _plan().modules["global"])
 
 

@@ -198,7 +198,7 @@ def test_a_wrong_shape_says_what_to_do() -> None:
 
 
 def test_a_stage_of_a_pipeline_is_no_mark() -> None:
-    message = r"At\[1\] keeps a tensor on one stage"
+    message = r"At\[1\] keeps a tensor on one pipeline stage"
     with pytest.raises(PlacementError, match=message):
         plan(shardings={"0.weight": "At[1]"})
     with pytest.raises(PlacementError, match=message) as caught:
@@ -233,7 +233,7 @@ def test_pieces_unlike_the_layout_are_refused() -> None:
     from distir_relax.compiler.compile import program_bundle
 
     wrong = infer_types(parse(PROGRAM.replace("(5, 8)", "(5, 9)")))
-    with pytest.raises(VerificationError, match=r"in pieces of f32\[5,5\|4\].*the program says f32\[5,4\]"):
+    with pytest.raises(VerificationError, match=r"is f32\[5,5\|4\].*the program declares f32\[5,4\]"):
         program_bundle("wrong", wrong, {"w": torch.zeros(8, 3)})
 
 
@@ -307,7 +307,7 @@ WRONG = [
     ('axis="tp"', 'axis="xx"', 8, "no mesh of the program has an axis 'xx', found tp"),
     ('axis="tp", ', "", 8, "all_reduce needs the attribute axis"),
     ('op="sum"', r'op="\s"', 8, "not a JSON string: Invalid"),
-    ("%p = ", "%p: f32[5,4] @ {0,1} = ", 7, "the program says f32[5,4]"),
+    ("%p = ", "%p: f32[5,4] @ {0,1} = ", 7, "the program declares f32[5,4]"),
     ("f32[4,3] @ {0,1}", "f32[4,3] @ {2,3}", 5, "%w is on devices {2,3}, the mesh has 2"),
     ('"y": %y', '"y": %z', 9, "expected a value defined above"),
 ]

@@ -19,7 +19,7 @@ from distir_relax.analysis.simulator import simulate_module
 from distir_relax.ir import Module, inline, parse, print_module, verify
 from distir_relax.lowering import FuseLocal
 from distir_relax.ops import check
-from distir_relax.sharding import redistributions
+from distir_relax.sharding import list_reshards
 from tests.zoo import Case, gpt2
 
 transformers.logging.set_verbosity_error()
@@ -123,7 +123,7 @@ def test_the_program_written_out_is_that_without_functions(name: str, tail: str)
         verify(inline(module), check)
         assert _lines(inline(module), steps=False) == _lines(flat, steps=False)
     assert plan.modules["ranked"].ranks == whole.modules["ranked"].ranks
-    sent = [sum(m.bytes * m.times for m in redistributions(p.modules["sharded"])) for p in (plan, whole)]
+    sent = [sum(m.bytes * m.times for m in list_reshards(p.modules["sharded"])) for p in (plan, whole)]
     assert sent[0] == sent[1] > 0
 
 

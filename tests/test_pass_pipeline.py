@@ -23,7 +23,7 @@ from distir_relax.compiler.pass_pipeline import (
     run_passes,
 )
 from distir_relax.errors import DistIRError, VerificationError
-from distir_relax.ir import STAGES, Module, Pass, name_of, parse, print_pass
+from distir_relax.ir import STAGES, Module, Pass, parse, pass_name, print_pass
 from distir_relax.lowering import Project, ToDistIR
 from tests.rfc import rfc_module
 
@@ -49,7 +49,7 @@ class Log(Observer):
     seen: list[tuple[str, int, str]]
 
     def begin(self, number: int, step: Pass) -> None:
-        self.seen.append(("begin", number, name_of(step)))
+        self.seen.append(("begin", number, pass_name(step)))
 
     def end(self, number: int, step: Pass | None, module: Module, seconds: float) -> None:
         assert seconds >= 0
@@ -136,7 +136,7 @@ def test_the_command_dumps_and_times(tmp_path: Path) -> None:
 
 def test_records_travel_with_the_module_and_are_no_part_of_it() -> None:
     ranked = run_passes(rfc_module(), compile_passes(MESH))
-    assert {type(record).__name__ for record in ranked.records} == {"Reason", "Collected"}
+    assert {type(record).__name__ for record in ranked.records} == {"Reason", "OutputAssembly"}
     assert replace(ranked, records=()) == ranked
 
 

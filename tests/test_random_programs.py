@@ -115,6 +115,6 @@ def drawn_anew() -> Iterator[None]:
             warnings.simplefilter("ignore")
             yield
     except PlacementError as error:
-        if "tear apart" not in error.message:
+        if "split units" not in error.message:
             raise
         assume(False)

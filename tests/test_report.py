@@ -67,12 +67,12 @@ def test_memory_of_uneven_shards_is_that_of_the_largest() -> None:
 
 
 def test_the_bytes_sent_are_those_that_a_rank_counts() -> None:
-    from distir_relax.sharding import redistributions
+    from distir_relax.sharding import list_reshards
 
     plan = compiled("up.weight")
     session = Session(plan.bundle(("torch",)), "torch")
     session({"x": torch.randn(4, 6)})
-    expected = sum(moved.bytes for moved in redistributions(plan.modules["sharded"]))
+    expected = sum(moved.bytes for moved in list_reshards(plan.modules["sharded"]))
     assert [sum(comm.traffic.bytes.values()) for comm in session.communicators] == [expected, expected]
 
 

@@ -1,4 +1,4 @@
-"""What can be said about a program: reference executors."""
+"""Program analysis: reference executors."""
 
 from distir_relax.analysis.distributed_executor import execute, execute_program, run_devices
 from distir_relax.analysis.global_executor import interpret

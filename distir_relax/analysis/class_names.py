@@ -1,4 +1,4 @@
-"""Names of device classes, and which of many classes a report shows."""
+"""Names of device classes, and selection of the classes that a report shows."""
 
 from __future__ import annotations
 
@@ -9,26 +9,26 @@ from distir_relax.support.units import listed
 
 
 def class_name(simulation: Simulation, number: int) -> str:
-    """What to call a class of devices: ``device 3``, ``devices 0-7``, ``devices 0, 2, 4 and 5 more, at speed 0.5``."""
+    """Return the name of a class: ``device 3``, ``devices 0-7``, ``devices 0, 2, 4 and 5 more, at speed 0.5``."""
     members = simulation.members[number].tolist()
     speed = simulation.profile.speed_of(members[0])
     return _numbers(members) + (f", at speed {speed:g}" if speed != 1 else "")
 
 
 def shown_classes(simulation: Simulation, limit: int) -> list[int]:
-    """The classes of devices that a page shows, by their first device: all, or `limit` of them at equal distances.
+    """Return the device classes to show, sorted by first device: all, or `limit` of them at equal distances.
 
-    The class with the highest peak of memory is always there.
+    The class with the highest memory peak is always included.
     """
-    ordered = sorted(range(len(simulation.members)), key=lambda c: int(simulation.members[c][0]))
-    if len(ordered) <= limit:
-        return ordered
-    chosen = {ordered[i * len(ordered) // limit] for i in range(limit)}
-    highest = max(ordered, key=lambda c: simulation.peaks[c].bytes)
-    if highest not in chosen:
-        chosen.remove(max(chosen, key=ordered.index))
-        chosen.add(highest)
-    return [c for c in ordered if c in chosen]
+    classes = sorted(range(len(simulation.members)), key=lambda c: int(simulation.members[c][0]))
+    if len(classes) <= limit:
+        return classes
+    shown = {classes[i * len(classes) // limit] for i in range(limit)}
+    highest = max(classes, key=lambda c: simulation.peaks[c].bytes)
+    if highest not in shown:
+        shown.remove(max(shown, key=classes.index))
+        shown.add(highest)
+    return [c for c in classes if c in shown]
 
 
 def _numbers(members: Sequence[int]) -> str:

@@ -1,7 +1,7 @@
-"""How many bytes go from which device to which, over a whole program.
+"""Communication matrix: bytes sent between pairs of devices over a whole program.
 
-Collectives are counted as rings (`layout.collectives`). An all-reduce in two levels sends as many bytes a device, to
-other neighbours.
+Collectives are rings (`layout.collectives`). A hierarchical all-reduce sends as many bytes per device, to other
+neighbors.
 """
 
 from __future__ import annotations
@@ -14,8 +14,8 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from distir_relax.analysis.device_classes import Devices, groups_along, mesh_with
-from distir_relax.analysis.microbatch_expansion import with_all_ops
+from distir_relax.analysis.device_classes import Devices, axis_groups, mesh_of_axis
+from distir_relax.analysis.microbatch_expansion import expand_module
 from distir_relax.errors import ProfileError
 from distir_relax.ir import Function, Module, Op, PlacedType
 from distir_relax.layout import Collective
@@ -27,46 +27,46 @@ Array = npt.NDArray[Any]
 
 @dataclass(frozen=True)
 class CommunicationMatrix:
-    """`bytes[i]` go from device `source[i]` to device `target[i]`; each pair of devices is there once at most."""
+    """`bytes[i]` are sent from device `source[i]` to device `target[i]`; each pair occurs at most once."""
 
     source: Array
     target: Array
     bytes: Array
 
     def between(self, group: Sequence[int] | Array) -> Array:
-        """The bytes from group i of devices to group j, device d being in group ``group[d]``; inside one as well."""
-        number = np.asarray(group)
-        count = int(number.max()) + 1
-        found = np.zeros((count, count))
-        np.add.at(found, (number[self.source], number[self.target]), self.bytes)
-        return found
+        """Aggregate by groups: bytes from group i to group j, where device d is in ``group[d]``; i may equal j."""
+        group_of = np.asarray(group)
+        count = int(group_of.max()) + 1
+        matrix = np.zeros((count, count))
+        np.add.at(matrix, (group_of[self.source], group_of[self.target]), self.bytes)
+        return matrix
 
 
 def bytes_between(module: Module) -> CommunicationMatrix:
-    """What the devices of a program of the distributed stage send to each other in one run of it.
+    """Compute the communication matrix of one run of a distributed program.
 
-    Raises `VerificationError` for a program that lacks types, `ProfileError` for a communication of an unknown kind.
+    Raises `VerificationError` for a program that lacks types, `ProfileError` for an unknown kind of communication.
     """
-    counter = _Counter(with_all_ops(module))
-    total: dict[_Links, float | Array] = {}
+    counter = _Counter(expand_module(module))
+    link_bytes: dict[_Links, float | Array] = {}
     for (number, onto), times in counter.ops_of(counter.module.main, None).items():
         for links, sent in counter.sent(counter.ops[number], onto):
-            total[links] = total.get(links, 0.0) + times * sent
-    found: Counter[tuple[int, int]] = Counter()
-    for links, sent in total.items():
+            link_bytes[links] = link_bytes.get(links, 0.0) + times * sent
+    totals: Counter[tuple[int, int]] = Counter()
+    for links, sent in link_bytes.items():
         source, target = links.pairs()
         amounts = np.broadcast_to(sent, source.shape)
         for i, j, amount in zip(source.tolist(), target.tolist(), amounts.tolist(), strict=True):
             if i != j and amount:
-                found[i, j] += amount
-    ordered = sorted(found)
-    pairs = np.array(ordered, dtype=np.int64).reshape(-1, 2)
-    return CommunicationMatrix(pairs[:, 0], pairs[:, 1], np.array([found[pair] for pair in ordered], dtype=float))
+                totals[i, j] += amount
+    pairs = sorted(totals)
+    array = np.array(pairs, dtype=np.int64).reshape(-1, 2)
+    return CommunicationMatrix(array[:, 0], array[:, 1], np.array([totals[pair] for pair in pairs], dtype=float))
 
 
 @dataclass(frozen=True)
 class _Links:
-    """Pairs of devices: rows of devices in rings, rows each of which sends to each, or two rows side by side."""
+    """Pairs of devices, by form: rows are rings, rows exchange all-to-all, or two rows are paired."""
 
     form: str
     rows: tuple[Devices, ...]
@@ -83,89 +83,89 @@ class _Links:
 
 @dataclass
 class _Counter:
-    """Counts how often each op runs on which devices, and what it sends."""
+    """Counts runs of ops by device set, and the bytes that they send."""
 
     module: Module
     ops: dict[int, Op] = field(default_factory=dict)
-    _known: dict[tuple[str, Devices | None], Counter[tuple[int, Devices | None]]] = field(default_factory=dict)
+    _cache: dict[tuple[str, Devices | None], Counter[tuple[int, Devices | None]]] = field(default_factory=dict)
     _rows: dict[tuple[str, Devices], tuple[Devices, ...]] = field(default_factory=dict)
 
     def ops_of(self, function: Function, onto: Devices | None) -> Counter[tuple[int, Devices | None]]:
-        """The communications of a function on `onto` and of those it calls, by how often they run."""
+        """Count the communication ops of a function on `onto`, including those of its callees."""
         key = (function.name, onto)
-        if key in self._known:
-            return self._known[key]
-        found: Counter[tuple[int, Devices | None]] = Counter()
+        if key in self._cache:
+            return self._cache[key]
+        counts: Counter[tuple[int, Devices | None]] = Counter()
         for op in function.ops:
             if op.callee:
                 devices: Devices = op.attrs["devices"]  # type: ignore[assignment]
-                found.update(self.ops_of(self.module.function(op.callee), _mapped(devices, onto)))
+                counts.update(self.ops_of(self.module.function(op.callee), _map_devices(devices, onto)))
                 continue
             entry = lookup(op.name, op.location)
             if Trait.COMMUNICATES in entry.traits:
                 self.ops[id(op)] = op
-                found[id(op), onto] += 1
-        self._known[key] = found
-        return found
+                counts[id(op), onto] += 1
+        self._cache[key] = counts
+        return counts
 
     def sent(self, op: Op, onto: Devices | None) -> Iterator[tuple[_Links, float | Array]]:
-        """The links that an op uses and the bytes on each of them, or on all where those are equal."""
+        """Yield the links that an op uses, with the bytes on each of them, or a single number if equal."""
         entry = lookup(op.name, op.location)
         operand, result = op.operands[0].placed, op.results[0].placed
-        source, target = _mapped(operand.devices, onto), _mapped(result.devices, onto)
+        source, target = _map_devices(operand.devices, onto), _map_devices(result.devices, onto)
         if Trait.TRANSFER in entry.traits:
-            yield _Links("pairs", (source, target)), _held(operand)
+            yield _Links("pairs", (source, target)), _local_bytes(operand)
             return
         rows = self._groups(str(op.attrs["axis"]), target)
         n = len(rows[0])
-        held = _by_row(_held(operand), source, rows)
+        sent_bytes = _by_row(_local_bytes(operand), source, rows)
         collective = entry.cost.collective
         if collective is None:
-            raise ProfileError("it is not known who sends what in a communication without a collective", op.location)
+            raise ProfileError("the senders of a communication op without a collective are unknown", op.location)
         if collective is Collective.ALL_TO_ALL:
-            yield _Links("all", rows), (held[:, :, None] * _shares(op, entry, target, rows)).reshape(-1)
+            yield _Links("all", rows), (sent_bytes[:, :, None] * _piece_fractions(op, entry, target, rows)).reshape(-1)
             return
-        pieces = _by_row(_held(result), target, rows) if collective is Collective.REDUCE_SCATTER else held
-        whole = held if collective is Collective.ALL_REDUCE else pieces.sum(1, keepdims=True)
-        yield _Links("ring", rows), collective.sends_of(n, whole, pieces, np.roll(pieces, -1, axis=1)).reshape(-1)
+        pieces = _by_row(_local_bytes(result), target, rows) if collective is Collective.REDUCE_SCATTER else sent_bytes
+        total = sent_bytes if collective is Collective.ALL_REDUCE else pieces.sum(1, keepdims=True)
+        yield _Links("ring", rows), collective.volume(n, total, pieces, np.roll(pieces, -1, axis=1)).reshape(-1)
 
     def _groups(self, axis: str, devices: Devices) -> tuple[Devices, ...]:
         key = (axis, devices)
         if key not in self._rows:
-            rows = groups_along(mesh_with(self.module, axis), axis, devices)
+            rows = axis_groups(mesh_of_axis(self.module, axis), axis, devices)
             self._rows[key] = tuple(tuple(row) for row in rows.tolist())
         return self._rows[key]
 
 
-def _shares(op: Op, entry: OpDef, devices: Devices, rows: tuple[Devices, ...]) -> Array:
-    """Of what a device of a row holds, the share that it sends to each of the row: rows by senders by receivers."""
+def _piece_fractions(op: Op, entry: OpDef, devices: Devices, rows: tuple[Devices, ...]) -> Array:
+    """Return the fraction of a device's data that it sends to each of its row: rows by senders by receivers."""
     n = len(rows[0])
     if entry.cost.pieces is None:
         return np.full((len(rows), n, n), 1 / n)
-    place = {device: i for i, device in enumerate(devices)}
-    found = np.zeros((len(rows), n, n))
+    index = {device: i for i, device in enumerate(devices)}
+    fractions = np.zeros((len(rows), n, n))
     for r, row in enumerate(rows):
         for i, device in enumerate(row):
-            pieces = np.array(entry.cost.pieces(local_attrs(op.attrs, place[device]), i), dtype=float)
-            found[r, i] = pieces / max(pieces.sum(), 1.0)
-    return found
+            pieces = np.array(entry.cost.pieces(local_attrs(op.attrs, index[device]), i), dtype=float)
+            fractions[r, i] = pieces / max(pieces.sum(), 1.0)
+    return fractions
 
 
-def _held(kind: PlacedType) -> Array:
-    """The bytes that each device of a type's set holds; a single number where all hold as many."""
+def _local_bytes(kind: PlacedType) -> Array:
+    """Return the bytes on each device of a type's set; a single number if equal."""
     if all(isinstance(size, int) for size in kind.shape):
         return np.array(float(kind.local(0).bytes))
     return np.array([float(kind.local(i).bytes) for i in range(len(kind.devices))])
 
 
-def _by_row(held: Array, devices: Devices, rows: tuple[Devices, ...]) -> Array:
+def _by_row(local_bytes: Array, devices: Devices, rows: tuple[Devices, ...]) -> Array:
     shape = (len(rows), len(rows[0]))
-    if held.ndim == 0:
-        return np.full(shape, held)
-    place = {device: i for i, device in enumerate(devices)}
-    found: Array = held[np.array([[place[device] for device in row] for row in rows])]
-    return found
+    if local_bytes.ndim == 0:
+        return np.full(shape, local_bytes)
+    index = {device: i for i, device in enumerate(devices)}
+    result: Array = local_bytes[np.array([[index[device] for device in row] for row in rows])]
+    return result
 
 
-def _mapped(devices: Devices, onto: Devices | None) -> Devices:
+def _map_devices(devices: Devices, onto: Devices | None) -> Devices:
     return devices if onto is None else tuple(onto[i] for i in devices)

@@ -1,7 +1,7 @@
-"""Copies of tensors that are not contiguous: made by reshapes, and by kernels that need contiguous operands.
+"""Copies of non-contiguous tensors: by reshapes, and by kernels that need contiguous operands.
 
-torch keeps strides: a reshape of a transposed or broadcast tensor has memory of its own. Inputs of functions are taken
-as contiguous. So are results, except those of views, and of elementwise ops, which keep the order of their operand's
+torch preserves strides, so a reshape of a transposed or broadcast tensor is a copy. Inputs of functions are assumed to
+be contiguous. So are results, except those of views, and of elementwise ops, which keep the order of their operand's
 dims in memory.
 """
 
@@ -17,9 +17,9 @@ from distir_relax.ops.movement.view_strides import contiguous
 
 @dataclass(frozen=True, slots=True)
 class Copies:
-    """Copies that depend on strides: the names of views that are copies, and operands copied by the op that reads them.
+    """Copies that depend on strides: names of views that are copies, and operands copied by the op that reads them.
 
-    `operands` has the numbers of those operands, by the name of the op's first result.
+    `operands` maps the op's first result to the numbers of those operands.
     """
 
     views: frozenset[str]
@@ -30,7 +30,7 @@ NO_COPIES = Copies(frozenset(), {})
 
 
 def layout_copies(function: Function) -> Copies:
-    """Find the copies made in a function of the distributed stage, by the strides of the first device's shards."""
+    """Find the copies in a function of the distributed stage, from the strides of the first device's shards."""
     strides: dict[str, tuple[int, ...]] = {}
     copies: set[str] = set()
     operands: dict[str, tuple[int, ...]] = {}
@@ -42,53 +42,53 @@ def layout_copies(function: Function) -> Copies:
         if copied:
             operands[op.results[0].name] = copied
         first = op.operands[0]
-        known = strides.get(first.name)
+        operand_strides = strides.get(first.name)
         rule = entry.code.strides
         if rule is None:
-            if known is not None and Trait.POINTWISE in entry.traits:
-                _keep_order(op, known, strides)
+            if operand_strides is not None and Trait.POINTWISE in entry.traits:
+                _keep_order(op, operand_strides, strides)
             continue
         shape = first.placed.local(0).shape
-        before = known or contiguous(shape)
+        source_strides = operand_strides or contiguous(shape)
         for value in op.results:
             new = value.placed.local(0).shape
-            found = rule(shape, before, op.attrs, new)
-            if found is None:
+            result_strides = rule(shape, source_strides, op.attrs, new)
+            if result_strides is None:
                 copies.add(value.name)
-            elif found != contiguous(new):
-                strides[value.name] = found
+            elif result_strides != contiguous(new):
+                strides[value.name] = result_strides
     return Copies(frozenset(copies), operands)
 
 
-def _keep_order(op: Op, known: tuple[int, ...], strides: dict[str, tuple[int, ...]]) -> None:
-    """An elementwise op on a transposed tensor gives a transposed one, without gaps."""
+def _keep_order(op: Op, operand_strides: tuple[int, ...], strides: dict[str, tuple[int, ...]]) -> None:
+    """Set the strides of an elementwise result: dense, in the order of the operand's dims."""
     result = op.results[0].placed.local(0).shape
     if op.operands[0].placed.local(0).shape != result:
         return
-    found, step = [0] * len(known), 1
-    for dim in _fastest_first(result, known):
-        found[dim] = step
+    result_strides, step = [0] * len(operand_strides), 1
+    for dim in _fastest_first(result, operand_strides):
+        result_strides[dim] = step
         step *= max(result[dim], 1)
-    if tuple(found) != contiguous(result):
-        strides[op.results[0].name] = tuple(found)
+    if tuple(result_strides) != contiguous(result):
+        strides[op.results[0].name] = tuple(result_strides)
 
 
 def _fastest_first(shape: Sequence[int], strides: Sequence[int]) -> list[int]:
-    """The dims in the order in which torch lays out the result of an elementwise op.
+    """Return the dims in the memory order of an elementwise result in torch.
 
-    An insertion sort by strides, in which a stride of 0 compares with none (``reorder_dimensions`` in
+    An insertion sort by strides, where a stride of 0 is not comparable (``reorder_dimensions`` in
     ``aten/src/ATen/TensorIterator.cpp``).
     """
     order = list(reversed(range(len(shape))))
     for end in range(1, len(order)):
-        place = end
+        position = end
         for other in reversed(range(end)):
-            a, b = order[other], order[place]
+            a, b = order[other], order[position]
             if not strides[a] or not strides[b]:
                 continue
             if strides[a] < strides[b]:
                 break
             if strides[a] > strides[b] or shape[a] > shape[b]:
-                order[other], order[place] = b, a
-                place = other
+                order[other], order[position] = b, a
+                position = other
     return order

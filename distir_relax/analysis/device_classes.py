@@ -1,10 +1,10 @@
-"""Which devices do the same all along: they are simulated as one.
+"""Device classes: devices that do the same throughout a program are simulated as one.
 
-Two devices are of one class when they are as fast and have as much memory, and every op of the program treats them
-alike: the same shapes, communication with devices of the same classes over the same levels of links. This is the
-coarsest equitable partition, found by refining: devices are told apart by what is known of them, then by the classes of
-those they communicate with, until nothing changes. So the cost of a simulation depends on the stages of a program and
-not on how many devices each has.
+Two devices are in one class if they have the same speed and memory, and every op of the program treats them alike: the
+same shapes, and communication with devices of the same classes over the same levels of links. This is the coarsest
+equitable partition, computed by refinement: devices are first distinguished by their own features, then by the classes
+of their communication peers, until nothing changes. So the cost of a simulation depends on the number of stages of a
+program, not on the number of devices.
 """
 
 from __future__ import annotations
@@ -29,21 +29,21 @@ Array = npt.NDArray[Any]
 
 @dataclass
 class DeviceClasses:
-    """The classes of a module's devices: `of[d]` is the class of device `d`, `members[c]` the devices of a class."""
+    """Device classes of a module: `of[d]` is the class of device `d`, `members[c]` are the devices of class c."""
 
     module: Module
     profile: Profile
     of: Array = field(init=False)
     members: list[Array] = field(init=False)
-    _mapped: dict[tuple[int, int], Devices] = field(default_factory=dict)
-    _equal: dict[Devices, Devices] = field(default_factory=dict)
+    _map_cache: dict[tuple[int, int], Devices] = field(default_factory=dict)
+    _interned: dict[Devices, Devices] = field(default_factory=dict)
     _alive: dict[int, Devices] = field(default_factory=dict)
     _groups: dict[tuple[str, int], Array] = field(default_factory=dict)
     _indices: dict[int, dict[int, int]] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        self.of, facts = self._collect()
-        self._refine(facts)
+        self.of, features = self._collect()
+        self._refine(features)
         order = np.argsort(self.of, kind="stable")
         self.members = np.split(order, np.flatnonzero(np.diff(self.of[order])) + 1)
 
@@ -52,113 +52,113 @@ class DeviceClasses:
         """The number of classes."""
         return len(self.members)
 
-    def mapped(self, inside: Devices, onto: Devices | None) -> Devices:
-        """Devices of a function as those of the program; equal ones are the same object."""
-        key = (id(inside), id(onto))
-        found = self._mapped.get(key)
-        if found is None:
-            found = inside if onto is None else tuple(onto[i] for i in inside)
-            found = self._mapped[key] = self._equal.setdefault(found, found)
-            for devices in (inside, onto or ()):
+    def map_devices(self, local_devices: Devices, onto: Devices | None) -> Devices:
+        """Map devices of a function to those of the program; equal sets are the same object."""
+        key = (id(local_devices), id(onto))
+        result = self._map_cache.get(key)
+        if result is None:
+            result = local_devices if onto is None else tuple(onto[i] for i in local_devices)
+            result = self._map_cache[key] = self._interned.setdefault(result, result)
+            for devices in (local_devices, onto or ()):
                 self._alive[id(devices)] = devices
-        return found
+        return result
 
     def index(self, devices: Devices) -> dict[int, int]:
-        """Where each device stands in a device set."""
-        found = self._indices.get(id(devices))
-        if found is None:
+        """Return the position of each device in a device set."""
+        result = self._indices.get(id(devices))
+        if result is None:
             self._alive[id(devices)] = devices
-            found = self._indices[id(devices)] = {device: i for i, device in enumerate(devices)}
-        return found
+            result = self._indices[id(devices)] = {device: i for i, device in enumerate(devices)}
+        return result
 
     def groups(self, axis: str, devices: Devices) -> Array:
-        """The groups of `devices` along a mesh axis, one a row. Raises `VerificationError` for a group in part."""
+        """Return the groups of `devices` along a mesh axis, one per row. Raises `VerificationError` if incomplete."""
         key = (axis, id(devices))
-        found = self._groups.get(key)
-        if found is None:
+        result = self._groups.get(key)
+        if result is None:
             self._alive[id(devices)] = devices
-            found = self._groups[key] = groups_along(mesh_with(self.module, axis), axis, devices)
-        return found
+            result = self._groups[key] = axis_groups(mesh_of_axis(self.module, axis), axis, devices)
+        return result
 
-    def _collect(self) -> tuple[Array, _Facts]:
-        facts = _Facts()
+    def _collect(self) -> tuple[Array, _Features]:
+        features = _Features()
         seen: set[tuple[str, int]] = set()
-        highest = max((mesh.size for mesh in self.module.meshes), default=1)
+        max_mesh_size = max((mesh.size for mesh in self.module.meshes), default=1)
 
         def visit(function: Function, onto: Devices | None) -> None:
             if (function.name, id(onto)) in seen:
                 return
             seen.add((function.name, id(onto)))
-            for kind in {id(kind): kind for kind in _types(function)}.values():
-                devices = self.mapped(kind.devices, onto)
-                facts.sets[id(devices)] = devices
-                for size in kind.shape:
+            for type_ in {id(type_): type_ for type_ in _types(function)}.values():
+                devices = self.map_devices(type_.devices, onto)
+                features.sets[id(devices)] = devices
+                for size in type_.shape:
                     if isinstance(size, PerRank):
-                        facts.sizes[id(devices), size] = devices
+                        features.sizes[id(devices), size] = devices
             for op in function.ops:
                 if op.callee:
-                    inner: Devices = op.attrs["devices"]  # type: ignore[assignment]
-                    where = self.mapped(inner, onto)
-                    if (op.callee, id(where)) not in seen:
-                        visit(self.module.function(op.callee), where)
+                    local_devices: Devices = op.attrs["devices"]  # type: ignore[assignment]
+                    callee_devices = self.map_devices(local_devices, onto)
+                    if (op.callee, id(callee_devices)) not in seen:
+                        visit(self.module.function(op.callee), callee_devices)
                     continue
                 entry = lookup(op.name, op.location)
                 if Trait.COMMUNICATES not in entry.traits:
                     continue
-                target = self.mapped(op.results[0].placed.devices, onto)
+                target = self.map_devices(op.results[0].placed.devices, onto)
                 if Trait.TRANSFER in entry.traits:
-                    source = self.mapped(op.operands[0].placed.devices, onto)
-                    facts.transfers[id(source), id(target)] = (source, target)
+                    source = self.map_devices(op.operands[0].placed.devices, onto)
+                    features.transfers[id(source), id(target)] = (source, target)
                 else:
-                    facts.collectives[str(op.attrs["axis"]), id(target)] = target
+                    features.collectives[str(op.attrs["axis"]), id(target)] = target
 
         visit(self.module.main, None)
-        size = max([highest, *(max(devices) + 1 for devices in facts.sets.values() if devices)])
-        return np.zeros(size, dtype=np.int64), facts
+        size = max([max_mesh_size, *(max(devices) + 1 for devices in features.sets.values() if devices)])
+        return np.zeros(size, dtype=np.int64), features
 
-    def _refine(self, facts: _Facts) -> None:
+    def _refine(self, features: _Features) -> None:
         if self.profile.groups:
-            kinds = np.array(self.profile.kinds(len(self.of)))
+            kinds = np.array(self.profile.device_specs(len(self.of)))
             self._split(np.unique(kinds, axis=0, return_inverse=True)[1].reshape(-1))
         if self.profile.kind == "cpu" and any(takes_room for _, takes_room in assembled_outputs(self.module)):
-            # Rank 0 needs more memory than ranks that do the same.
+            # Rank 0 needs more memory than otherwise equal ranks.
             self._split(np.arange(len(self.of)) > 0)
-        for devices in facts.sets.values():
+        for devices in features.sets.values():
             mark = np.zeros(len(self.of), dtype=np.int64)
             mark[list(devices)] = 1
             self._split(mark)
-        for (_, size), devices in facts.sizes.items():
+        for (_, size), devices in features.sizes.items():
             mark = np.full(len(self.of), -1, dtype=np.int64)
             mark[list(devices)] = size.values
             self._split(mark)
-        rows = [(self.groups(axis, devices), devices) for (axis, _), devices in facts.collectives.items()]
+        rows = [(self.groups(axis, devices), devices) for (axis, _), devices in features.collectives.items()]
         for groups, _ in rows:
-            self._split(self._spread(groups, self._lie(groups)))
-        pairs = [(np.array(a), np.array(b)) for a, b in facts.transfers.values()]
-        before = -1
-        while before != (now := int(self.of.max()) + 1):
-            before = now
+            self._split(self._mark_groups(groups, self._level_units(groups)))
+        pairs = [(np.array(a), np.array(b)) for a, b in features.transfers.values()]
+        previous_count = -1
+        while previous_count != (count := int(self.of.max()) + 1):
+            previous_count = count
             for groups, _ in rows:
-                self._split(self._spread(groups, np.sort(self.of[groups], axis=1)))
+                self._split(self._mark_groups(groups, np.sort(self.of[groups], axis=1)))
             for a, b in pairs:
-                far = self._lie(np.stack([a, b], axis=1))
-                for one, other in ((a, b), (b, a)):
+                distances = self._level_units(np.stack([a, b], axis=1))
+                for side, other in ((a, b), (b, a)):
                     mark = np.full(len(self.of), -1, dtype=np.int64)
-                    mark[one] = _numbered(np.column_stack([self.of[other], far]))
+                    mark[side] = _row_ids(np.column_stack([self.of[other], distances]))
                     self._split(mark)
 
     def _split(self, mark: Array) -> None:
-        """Tell apart devices of a class that are marked differently."""
-        self.of = _numbered(np.column_stack([self.of, mark]))
+        """Split classes whose devices have different marks."""
+        self.of = _row_ids(np.column_stack([self.of, mark]))
 
-    def _spread(self, groups: Array, rows: Array) -> Array:
-        """A mark for each device: the number of its group's row."""
+    def _mark_groups(self, groups: Array, rows: Array) -> Array:
+        """Return a mark per device: the id of its group's row."""
         mark = np.full(len(self.of), -1, dtype=np.int64)
-        mark[groups] = _numbered(rows)[:, None]
+        mark[groups] = _row_ids(rows)[:, None]
         return mark
 
-    def _lie(self, groups: Array) -> Array:
-        """How each group lies in the topology: the number of units that it touches at each level."""
+    def _level_units(self, groups: Array) -> Array:
+        """Return the position of each group in the topology: the number of units that it spans at each level."""
         columns = []
         for level in self.profile.levels:
             units = np.sort(groups // level.size, axis=1)
@@ -167,8 +167,8 @@ class DeviceClasses:
 
 
 @dataclass
-class _Facts:
-    """What tells devices apart: the sets they belong to, their sizes, and whom they communicate with."""
+class _Features:
+    """Features that distinguish devices: the sets they belong to, their sizes, and their communication peers."""
 
     sets: dict[int, Devices] = field(default_factory=dict)
     sizes: dict[tuple[int, PerRank], Devices] = field(default_factory=dict)
@@ -176,42 +176,42 @@ class _Facts:
     transfers: dict[tuple[int, int], tuple[Devices, Devices]] = field(default_factory=dict)
 
 
-def mesh_with(module: Module, axis: str) -> DeviceMesh:
-    """The mesh of a module that has an axis of this name. Raises `VerificationError` when none has."""
+def mesh_of_axis(module: Module, axis: str) -> DeviceMesh:
+    """Return the mesh of a module that has the given axis. Raises `VerificationError` if none has."""
     for mesh in module.meshes:
         if axis in mesh.axes:
             return mesh
     raise VerificationError(f"no mesh of the program has an axis {axis!r}")
 
 
-def groups_along(mesh: DeviceMesh, axis: str, devices: Devices) -> Array:
-    """The groups of `devices` that differ along a mesh axis only, in order along it, one a row.
+def axis_groups(mesh: DeviceMesh, axis: str, devices: Devices) -> Array:
+    """Return the groups of `devices` that differ only along a mesh axis, in order along it, one per row.
 
-    Raises `VerificationError` when only some devices of a group are among them.
+    Raises `VerificationError` if only some devices of a group are among them.
     """
     number = mesh.axes.index(axis)
     rows = np.moveaxis(np.arange(mesh.size).reshape(mesh.shape), number, -1).reshape(-1, mesh.shape[number])
-    inside = np.zeros(mesh.size, dtype=bool)
-    inside[list(devices)] = True
-    chosen = inside[rows]
-    if (chosen.any(axis=1) != chosen.all(axis=1)).any():
+    is_member = np.zeros(mesh.size, dtype=bool)
+    is_member[list(devices)] = True
+    membership = is_member[rows]
+    if (membership.any(axis=1) != membership.all(axis=1)).any():
         raise VerificationError(f"a communication along {axis} has only some of the devices of a group: {devices}")
-    found: Array = rows[chosen.all(axis=1)]
-    return found
+    groups: Array = rows[membership.all(axis=1)]
+    return groups
 
 
-def _numbered(rows: Array) -> Array:
-    """The same number for equal rows."""
+def _row_ids(rows: Array) -> Array:
+    """Return an id per row; equal rows have equal ids."""
     columns = rows.reshape(len(rows), -1)
     if columns.shape[1] > 4:
-        found: Array = np.unique(columns, axis=0, return_inverse=True)[1].reshape(-1)
-        return found
-    # Few columns: numbers of pairs, which sort much faster than rows do.
-    found = columns[:, 0]
+        ids: Array = np.unique(columns, axis=0, return_inverse=True)[1].reshape(-1)
+        return ids
+    # Few columns: ids of pairs, which sort much faster than rows.
+    ids = columns[:, 0]
     for column in columns.T[1:]:
         low = int(column.min())
-        found = np.unique(found * (int(column.max()) - low + 1) + (column - low), return_inverse=True)[1]
-    return np.unique(found, return_inverse=True)[1]
+        ids = np.unique(ids * (int(column.max()) - low + 1) + (column - low), return_inverse=True)[1]
+    return np.unique(ids, return_inverse=True)[1]
 
 
 def _types(function: Function) -> Iterator[PlacedType]:

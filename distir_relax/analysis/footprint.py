@@ -1,4 +1,4 @@
-"""What a compiled program asks of each rank: the weights that it holds, and the bytes that it sends in a run."""
+"""Per-rank footprint of a compiled program: bytes of weights, and bytes sent in a run."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from distir_relax.support.units import count, size
 
 @dataclass(frozen=True)
 class Footprint:
-    """`weights` and `sent` are bytes, by rank; `sent` is None where the program has a communication of unknown kind."""
+    """`weights` and `sent` are bytes, by rank; `sent` is None if the program has an unknown kind of communication."""
 
     programs: int
     weights: tuple[int, ...]
@@ -23,7 +23,7 @@ class Footprint:
 
     @property
     def ranks(self) -> int:
-        """How many ranks there are."""
+        """The number of ranks."""
         return len(self.weights)
 
     def __str__(self) -> str:
@@ -35,19 +35,19 @@ class Footprint:
 
 
 def footprint(distributed: Module, ranked: Module) -> Footprint:
-    """The footprint of a program, from its last two stages."""
-    held = {
+    """Compute the footprint of a program from its last two stages."""
+    weight_bytes = {
         function.name: sum(item.value.tensor.bytes for item in function.inputs if item.role != "input")
         for function in ranked.functions
         if function.name in ranked.ranks
     }
-    weights = tuple(held[name] for name in ranked.ranks)
+    weights = tuple(weight_bytes[name] for name in ranked.ranks)
     try:
-        traffic = bytes_between(distributed)
+        matrix = bytes_between(distributed)
     except ProfileError:
-        return Footprint(len(held), weights, None)
-    sent = np.bincount(traffic.source, traffic.bytes, minlength=len(weights))
-    return Footprint(len(held), weights, tuple(map(round, sent.tolist())))
+        return Footprint(len(weight_bytes), weights, None)
+    sent = np.bincount(matrix.source, matrix.bytes, minlength=len(weights))
+    return Footprint(len(weight_bytes), weights, tuple(map(round, sent.tolist())))
 
 
 def _range(values: Sequence[int]) -> str:

@@ -1,4 +1,4 @@
-"""The reference executor of the global stage: the abstract interpreter over real tensors."""
+"""Reference executor of the global stage: the abstract interpreter over real tensors."""
 
 from __future__ import annotations
 
@@ -16,10 +16,10 @@ if TYPE_CHECKING:
 
 
 def interpret(program: Function | Module, inputs: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
-    """The outputs of a function, or of the entry function of a module, by output name.
+    """Run a function, or the entry function of a module; return its outputs by output name.
 
-    `inputs` holds a tensor for each of the function's inputs, parameters and constants included, by value name.
-    Raises `RunError` when one is missing or is not of the declared shape and dtype.
+    `inputs` has a tensor for each of the function's inputs, parameters and constants included, by value name.
+    Raises `RunError` if one is missing or does not have the declared shape and dtype.
     """
     module = program if isinstance(program, Module) else Module("global", (program,))
     function = module.main

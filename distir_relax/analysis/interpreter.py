@@ -1,7 +1,7 @@
-"""The abstract interpreter: runs a program of any stage, line by line, over the values of a domain.
+"""Abstract interpreter: runs a program of any stage, op by op, over the values of a domain.
 
-Algorithm 1 of the DistIR paper. The domain says what a value is and what an op does with it: a type, a tensor, a
-tensor for each device, what is known of one, or a handle with which time and memory are counted.
+Algorithm 1 of the DistIR paper. The domain defines the abstract values and the effect of ops on them: types, tensors,
+a tensor per device, partially known values, or handles that account for time and memory.
 """
 
 from __future__ import annotations
@@ -18,10 +18,10 @@ A = TypeVar("A")
 
 
 class Domain(Generic[A]):
-    """What values are and what ops do with them. A domain overrides `apply`, and the others where it needs to."""
+    """Abstract values and the effect of ops on them. Subclasses override `apply`, and other methods as needed."""
 
     def apply(self, op: Op, operands: Sequence[A]) -> Sequence[A]:
-        """What `op` gives; it is not a call."""
+        """Return the results of `op`, which is not a call."""
         raise NotImplementedError
 
     def call(
@@ -32,19 +32,19 @@ class Domain(Generic[A]):
         last: Sequence[bool],
         run: Callable[[Sequence[A]], list[A]],
     ) -> list[A]:
-        """What a call gives. `last` tells which operands are used no more after it.
+        """Return the results of a call. `last` tells which operands have no later use.
 
-        `run` interprets the callee; a domain that knows its results already need not run it.
+        `run` interprets the callee; a domain that has the results already need not run it.
         """
         return run(operands)
 
     def release(self, element: A) -> None:
-        """A value is used no more in its function."""
+        """Called after the last use of a value in its function."""
 
 
 @dataclass(slots=True)
 class Steps:
-    """Ops in order, their operands and results as numbers of values, of which there are `values`, inputs first."""
+    """Ops in order, their operands and results as indices of values; there are `values` of them, inputs first."""
 
     ops: list[Op]
     operands: list[list[int]]
@@ -54,29 +54,29 @@ class Steps:
     outputs: list[int]
 
 
-def steps_of(function: Function) -> Steps:
-    """The steps of a function. Raises `VerificationError` where a value is used before it is made."""
-    place = {item.value.name: i for i, item in enumerate(function.inputs)}
+def list_steps(function: Function) -> Steps:
+    """List the steps of a function. Raises `VerificationError` if a value is used before it is defined."""
+    slot_of = {item.value.name: i for i, item in enumerate(function.inputs)}
     count = len(function.inputs)
-    found = Steps(list(function.ops), [], [], 0, count, [])
+    steps = Steps(list(function.ops), [], [], 0, count, [])
     for op in function.ops:
         try:
-            found.operands.append([place[v.name] for v in op.operands])
+            steps.operands.append([slot_of[v.name] for v in op.operands])
         except KeyError as missing:
             raise VerificationError(f"%{missing.args[0]} is used before it is defined", op.location) from None
-        found.results.append(list(range(count, count + len(op.results))))
+        steps.results.append(list(range(count, count + len(op.results))))
         for value in op.results:
-            place[value.name] = count
+            slot_of[value.name] = count
             count += 1
-    found.values, found.outputs = count, [place[o.value.name] for o in function.outputs]
-    return found
+    steps.values, steps.outputs = count, [slot_of[o.value.name] for o in function.outputs]
+    return steps
 
 
 @dataclass(slots=True)
-class Step:
-    """What an op takes and gives, as slots of a list, and which of these are `dead` behind it.
+class SlotStep:
+    """The operands and results of an op, as slots of a list, and the slots that are `dead` after it.
 
-    Of a call `callee` names the function, and `last` says which operands are used no more; an op has neither.
+    For a call, `callee` is the name of the function, and `last` tells which operands have no later use.
     """
 
     operands: list[int]
@@ -87,75 +87,77 @@ class Step:
 
 
 @dataclass(slots=True)
-class Code:
-    """Steps with values as slots of a list, and what is used for the last time where."""
+class SlotProgram:
+    """Steps with values in slots of a list, annotated with last uses."""
 
-    steps: list[Step]
+    steps: list[SlotStep]
     slots: int
     unused: list[int]
     outputs: list[int]
 
 
-def code_of(given: Steps) -> Code:
-    """Find where values are used for the last time."""
-    seen = set(given.outputs)
-    steps: list[Step] = []
+def allocate_slots(steps: Steps) -> SlotProgram:
+    """Assign values to slots, and find their last uses."""
+    used_later = set(steps.outputs)
+    result: list[SlotStep] = []
     for op, operands, results in zip(
-        reversed(given.ops), reversed(given.operands), reversed(given.results), strict=True
+        reversed(steps.ops), reversed(steps.operands), reversed(steps.results), strict=True
     ):
-        # Most operands of a call are weights that all calls of a function have, long seen.
-        new = {*results, *operands} - seen
-        gone = [i for i in dict.fromkeys((*results, *operands)) if i in new] if new else []
-        seen |= new
+        # Most operands of a call are weights, used by all calls of the function.
+        ends = {*results, *operands} - used_later
+        dead = [i for i in dict.fromkeys((*results, *operands)) if i in ends] if ends else []
+        used_later |= ends
         callee = op.callee
-        steps.append(Step(operands, results, gone, callee, list(map(new.__contains__, operands)) if callee else []))
-    steps.reverse()
-    return Code(steps, given.values, [i for i in range(given.inputs) if i not in seen], given.outputs)
+        result.append(
+            SlotStep(operands, results, dead, callee, list(map(ends.__contains__, operands)) if callee else [])
+        )
+    result.reverse()
+    return SlotProgram(result, steps.values, [i for i in range(steps.inputs) if i not in used_later], steps.outputs)
 
 
 @dataclass
 class Interpreter(Generic[A]):
-    """Interprets the functions of `module` over `domain`. Raises `VerificationError` when one calls itself.
+    """Interprets the functions of `module` over `domain`. Raises `VerificationError` if one is recursive.
 
-    `codes` are of functions by name: interpreters of modules that are the same but for types may share them.
+    `programs` caches slot programs of functions by name; modules that differ only in types may share it.
     """
 
     module: Module
     domain: Domain[A]
-    codes: dict[str, Code] = field(default_factory=dict)
+    programs: dict[str, SlotProgram] = field(default_factory=dict)
     _functions: dict[str, Function] = field(init=False)
 
     def __post_init__(self) -> None:
-        if not self.codes:
+        if not self.programs:
             verify_no_recursion(self.module)
         self._functions = {f.name: f for f in self.module.functions}
 
     def run(self, inputs: Sequence[A], function: Function | None = None) -> list[A]:
-        """What a function gives, its entry function by default, for these inputs in order.
+        """Return the results of a function, by default the entry function, for these inputs in order.
 
-        Raises `VerificationError` for another number of inputs, and what the domain raises.
+        Raises `VerificationError` for another number of inputs, and the errors of the domain.
         """
-        chosen = function or self.module.main
-        if len(inputs) != len(chosen.inputs):
-            raise VerificationError(f"@{chosen.name} takes {len(chosen.inputs)} inputs, found {len(inputs)}")
-        code = self.codes.get(chosen.name)
-        if code is None:
-            code = self.codes[chosen.name] = code_of(steps_of(chosen))
-        return self._run(code, chosen.ops, inputs)
+        target = function or self.module.main
+        if len(inputs) != len(target.inputs):
+            raise VerificationError(f"@{target.name} takes {len(target.inputs)} inputs, found {len(inputs)}")
+        program = self.programs.get(target.name)
+        if program is None:
+            program = self.programs[target.name] = allocate_slots(list_steps(target))
+        return self._run(program, target.ops, inputs)
 
     def enter(self, callee: str) -> tuple[Function, Callable[[Sequence[A]], list[A]]]:
-        """The function that a call names, and what runs it."""
+        """Return a callee, and a function that runs it."""
         function = self._functions[callee]
         return function, partial(self._enter, function)
 
-    def _run(self, code: Code, ops: Sequence[Op], inputs: Sequence[A]) -> list[A]:
+    def _run(self, program: SlotProgram, ops: Sequence[Op], inputs: Sequence[A]) -> list[A]:
         domain = self.domain
         apply, release = domain.apply, domain.release
-        slots: list[A | None] = [*inputs, *([None] * (code.slots - len(inputs)))]
-        for slot in code.unused:
+        slots: list[A | None] = [*inputs, *([None] * (program.slots - len(inputs)))]
+        for slot in program.unused:
             release(slots[slot])  # type: ignore[arg-type]
         results: Sequence[A]
-        for op, step in zip(ops, code.steps, strict=True):
+        for op, step in zip(ops, program.steps, strict=True):
             operands: list[A] = [slots[i] for i in step.operands]  # type: ignore[misc]
             if step.callee:
                 callee, run = self.enter(step.callee)
@@ -167,7 +169,7 @@ class Interpreter(Generic[A]):
             for i in step.dead:
                 release(slots[i])  # type: ignore[arg-type]
                 slots[i] = None
-        return [slots[i] for i in code.outputs]  # type: ignore[misc]
+        return [slots[i] for i in program.outputs]  # type: ignore[misc]
 
     def _enter(self, callee: Function, inputs: Sequence[A]) -> list[A]:
         return self.run(inputs, callee)

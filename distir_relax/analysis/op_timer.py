@@ -1,4 +1,4 @@
-"""What each op does to the devices of its classes: how long it keeps them, with whom, and what memory it takes."""
+"""Op timing: duration, participating device classes, and memory of each op."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import numpy as np
 
 from distir_relax.analysis.copies import NO_COPIES, Copies
 from distir_relax.analysis.device_classes import DeviceClasses, Devices
-from distir_relax.cost.network import seconds_of
+from distir_relax.cost.network import collective_seconds
 from distir_relax.cost.profile import Profile
 from distir_relax.cost.roofline import op_seconds
 from distir_relax.ir import Op, PlacedType, TensorType, Value
@@ -17,194 +17,194 @@ from distir_relax.ops import OpDef, Trait, lookup
 from distir_relax.ops.table.type_checks import local_attrs
 
 FEMTOSECONDS = 1e15
-"""Time is counted in whole femtoseconds, so that equal states are recognised."""
+"""Times are integers in femtoseconds, so that equal states compare equal."""
 
 COMPUTE, COMMUNICATION = 0, 1
 
-# Ops that keep no device busy.
+# Ops that take no device time.
 _IDLE = frozenset({Trait.VIEW, Trait.SCALAR})
 
 Bytes = tuple[tuple[int, int], ...]
-"""Bytes by class."""
+"""Bytes by device class."""
 
 
 @dataclass(frozen=True, slots=True)
-class Step:
-    """One thing that happens: it starts when all clocks of `waits` are there, and moves those of `sets`.
+class TimedStep:
+    """An interval on clocks: it starts when all clocks in `waits` are reached, and advances those in `sets`.
 
-    Of one on a stream, each of its classes loses `held` of its own time.
+    If it is on a stream, each of its classes also loses `blocked` of its own time.
     """
 
     classes: tuple[int, ...]
     waits: tuple[int, ...]
     sets: tuple[int, ...]
     duration: int
-    held: int = 0
+    blocked: int = 0
 
 
 @dataclass(frozen=True, slots=True)
-class Work:
-    """What an op does. `makes` has the bytes of each result, None where it lies in the storage of operand 0.
+class OpEffect:
+    """The effect of an op. `allocates` has the bytes of each result, None if it shares the storage of operand 0.
 
-    `joins` are the classes that wait until what is made on a stream is there. `stream` is 0 for the devices' own
-    order of ops. `devices` is how many devices the op keeps busy; `workspace` names each of its classes.
+    `joined_classes` wait for the value computed on a stream. `stream` is 0 for the devices' own order of ops. `devices`
+    is the number of devices that are busy; `workspace` lists all classes of the op.
     """
 
-    steps: tuple[Step, ...]
-    makes: tuple[Bytes | None, ...]
+    steps: tuple[TimedStep, ...]
+    allocates: tuple[Bytes | None, ...]
     workspace: Bytes
     kind: int
     stream: int
     devices: int
-    joins: tuple[int, ...] = ()
+    joined_classes: tuple[int, ...] = ()
 
 
 @dataclass
-class Planner:
-    """Finds the work of ops; times are computed once for each distinct local op."""
+class OpTimer:
+    """Computes effects of ops; times are cached by distinct local op."""
 
     profile: Profile
     classes: DeviceClasses
     streams: Mapping[str, int]
     """The number of each stream, from 1 on. The clock of class c on stream s is c + s * (number of classes)."""
     fixed: bool = False
-    """Whether the program leaves its weights as they are."""
-    cold: frozenset[int] = frozenset()
-    """The classes whose weights are too many for a cache."""
+    """Whether the program does not modify its weights."""
+    uncached: frozenset[int] = frozenset()
+    """The classes whose weights exceed the cache."""
     _bytes: dict[tuple[int, int], Bytes] = field(default_factory=dict)
-    _parted: dict[tuple[Bytes, int], tuple[Bytes, Bytes]] = field(default_factory=dict)
-    _present: dict[int, tuple[int, ...]] = field(default_factory=dict)
+    _splits: dict[tuple[Bytes, int], tuple[Bytes, Bytes]] = field(default_factory=dict)
+    _present_classes: dict[int, tuple[int, ...]] = field(default_factory=dict)
     _times: dict[object, int] = field(default_factory=dict)
     _firsts: dict[tuple[str, int], list[Devices]] = field(default_factory=dict)
     _speeds: list[float] = field(init=False)
-    """By class."""
-    _works: dict[object, Work] = field(default_factory=dict)
+    """Speed by class."""
+    _effects: dict[object, OpEffect] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         self._speeds = [self.profile.speed_of(int(members[0])) for members in self.classes.members]
 
-    def present(self, devices: Devices) -> tuple[int, ...]:
-        """The classes of a device set."""
-        found = self._present.get(id(devices))
-        if found is None:
+    def classes_of(self, devices: Devices) -> tuple[int, ...]:
+        """Return the classes of a device set."""
+        result = self._present_classes.get(id(devices))
+        if result is None:
             self.classes.index(devices)
-            found = self._present[id(devices)] = tuple(sorted(set(self.classes.of[list(devices)].tolist())))
-        return found
+            result = self._present_classes[id(devices)] = tuple(sorted(set(self.classes.of[list(devices)].tolist())))
+        return result
 
     def bytes_of(self, value: Value, onto: Devices | None) -> Bytes:
-        """What a value takes on each class that has it. `onto` are the devices of the function's call."""
-        kind = value.placed
-        key = (id(kind), id(onto))
-        found = self._bytes.get(key)
-        if found is None:
-            devices = self.classes.mapped(kind.devices, onto)
-            found = tuple((c, kind.local(i).bytes) for c, i in self._representatives(devices))
-            self._bytes[key] = found
-        return found
+        """Return the bytes of a value on each class that has it. `onto` are the devices of the function's call."""
+        type_ = value.placed
+        key = (id(type_), id(onto))
+        result = self._bytes.get(key)
+        if result is None:
+            devices = self.classes.map_devices(type_.devices, onto)
+            result = tuple((c, type_.local(i).bytes) for c, i in self._representatives(devices))
+            self._bytes[key] = result
+        return result
 
-    def parted(self, held: Bytes, devices: Devices) -> tuple[Bytes, Bytes]:
-        """What is held on the classes of a device set, and what on others."""
-        key = (held, id(devices))
-        found = self._parted.get(key)
-        if found is None:
-            present = set(self.present(devices))
-            inside = tuple((c, n) for c, n in held if c in present)
-            found = self._parted[key] = inside, tuple((c, n) for c, n in held if c not in present)
-        return found
+    def split_on(self, total: Bytes, devices: Devices) -> tuple[Bytes, Bytes]:
+        """Split bytes by class into those on the classes of a device set, and others."""
+        key = (total, id(devices))
+        result = self._splits.get(key)
+        if result is None:
+            present = set(self.classes_of(devices))
+            inside = tuple((c, n) for c, n in total if c in present)
+            result = self._splits[key] = inside, tuple((c, n) for c, n in total if c not in present)
+        return result
 
-    def plan(
+    def effect(
         self,
         op: Op,
         onto: Devices | None,
-        made_on: Mapping[str, int],
-        lasting: Sequence[bool] = (),
+        stream_of: Mapping[str, int],
+        resident: Sequence[bool] = (),
         copies: Copies = NO_COPIES,
-    ) -> Work:
-        """The work of an op of a function that runs on `onto`, of the entry function if that is None.
+    ) -> OpEffect:
+        """Return the effect of an op in a function that runs on `onto`, None for the entry function.
 
-        `made_on` has the stream of the function's values that are made on one. `lasting` says which operands, and then
-        results, are weights, their gradients, or an optimizer's state. `copies` are those of the function.
+        `stream_of` has the streams of values computed on one. `persistent` tells which operands, and then results, are
+        weights, their gradients, or an optimizer's state. `copies` are those of the function.
         """
-        # Ops of equal types are alike, whatever task what they send is of.
+        # Ops of equal types have equal effects, whatever task a sent value belongs to.
         attrs = tuple([item for item in op.attrs.items() if item[0] != "task"])
-        kinds = tuple([id(v.type) for v in (*op.operands, *op.results)])
-        joins = bool(op.operands) and op.operands[0].name in made_on
-        first = op.results[0].name if op.results else ""
-        is_copy, copied = first in copies.views, copies.operands.get(first, ())
-        key = (op.name, attrs, kinds, id(onto), joins, lasting, is_copy, copied)
-        found = self._works.get(key)
-        if found is None:
-            found = self._works[key] = self._plan(op, onto, joins, lasting, is_copy, copied)
-        return found
+        type_ids = tuple([id(v.type) for v in (*op.operands, *op.results)])
+        is_on_stream = bool(op.operands) and op.operands[0].name in stream_of
+        first_result = op.results[0].name if op.results else ""
+        is_copy, copied_operands = first_result in copies.views, copies.operands.get(first_result, ())
+        key = (op.name, attrs, type_ids, id(onto), is_on_stream, resident, is_copy, copied_operands)
+        effect = self._effects.get(key)
+        if effect is None:
+            effect = self._effects[key] = self._effect(op, onto, is_on_stream, resident, is_copy, copied_operands)
+        return effect
 
-    def _plan(
+    def _effect(
         self,
         op: Op,
         onto: Devices | None,
         is_on_stream: bool,
-        lasting: Sequence[bool],
+        resident: Sequence[bool],
         is_copy: bool,
         copied: Sequence[int],
-    ) -> Work:
+    ) -> OpEffect:
         entry = lookup(op.name, op.location)
         results = [v.placed for v in op.results]
-        devices = self.classes.mapped(results[0].devices, onto)
-        shares = entry.shares_storage and not is_copy
-        makes = tuple(None if shares else self.bytes_of(v, onto) for v in op.results)
+        devices = self.classes.map_devices(results[0].devices, onto)
+        shares_storage = entry.shares_storage and not is_copy
+        allocates = tuple(None if shares_storage else self.bytes_of(v, onto) for v in op.results)
         if Trait.WAIT in entry.traits:
-            joins = self.present(devices) if is_on_stream else ()
-            return Work((), makes, (), COMMUNICATION, 0, 0, joins)
+            joined_classes = self.classes_of(devices) if is_on_stream else ()
+            return OpEffect((), allocates, (), COMMUNICATION, 0, 0, joined_classes)
         stream = self.streams[str(op.attrs["stream"])] if "stream" in op.attrs else 0
         if Trait.COMMUNICATES in entry.traits:
             steps = self._communication(op, entry, devices, onto, stream)
             kind = COMMUNICATION
         else:
-            steps = self._computation(op, entry, devices, onto, stream, lasting)
+            steps = self._computation(op, entry, devices, onto, stream, resident)
             kind = COMPUTE
         count = len(devices) if entry.traits.isdisjoint(_IDLE) else 0
         if Trait.TRANSFER in entry.traits:
             count *= 2
-        return Work(steps, makes, self._workspace(op, entry, devices, copied), kind, stream, count)
+        return OpEffect(steps, allocates, self._workspace(op, entry, devices, copied), kind, stream, count)
 
     def _computation(
-        self, op: Op, entry: OpDef, devices: Devices, onto: Devices | None, stream: int, lasting: Sequence[bool]
-    ) -> tuple[Step, ...]:
+        self, op: Op, entry: OpDef, devices: Devices, onto: Devices | None, stream: int, resident: Sequence[bool]
+    ) -> tuple[TimedStep, ...]:
         steps = []
         for c, i in self._representatives(devices):
-            found = self._operands(op, devices[i], onto)
-            operands = [kind for kind, _ in found]
+            local_operands = self._operands(op, devices[i], onto)
+            operands = [type_ for type_, _ in local_operands]
             attrs = local_attrs(op.attrs, i)
             results = [v.placed.local(i) for v in op.results]
-            fixed, cold = self.fixed and any(lasting), tuple(lasting) if c in self.cold else ()
-            if cold and len(found) < len(op.operands):
-                cold = (*(lasting[number] for _, number in found), *lasting[len(op.operands) :])
+            fixed, uncached = self.fixed and any(resident), tuple(resident) if c in self.uncached else ()
+            if uncached and len(local_operands) < len(op.operands):
+                uncached = (*(resident[number] for _, number in local_operands), *resident[len(op.operands) :])
             speed = self._speeds[c]
-            key = (op.name, tuple(operands), tuple(map(str, attrs.items())), tuple(results), fixed, cold, speed)
+            key = (op.name, tuple(operands), tuple(map(str, attrs.items())), tuple(results), fixed, uncached, speed)
             if key not in self._times:
-                seconds = op_seconds(self.profile, entry, operands, attrs, results, fixed, cold, speed)
+                seconds = op_seconds(self.profile, entry, operands, attrs, results, fixed, uncached, speed)
                 self._times[key] = femtoseconds(seconds)
             steps.append(self._step((c,), stream, self._times[key]))
         return tuple(step for step in steps if step.duration)
 
     def _operands(self, op: Op, device: int, onto: Devices | None) -> list[tuple[TensorType, int]]:
-        """The operands that a device has, each with its number."""
-        found = []
+        """Return the operands on a device, with their numbers."""
+        local_operands = []
         for number, value in enumerate(op.operands):
-            kind = value.placed
-            place = self.classes.index(self.classes.mapped(kind.devices, onto)).get(device)
-            if place is not None:
-                found.append((kind.local(place), number))
-        return found
+            type_ = value.placed
+            index = self.classes.index(self.classes.map_devices(type_.devices, onto)).get(device)
+            if index is not None:
+                local_operands.append((type_.local(index), number))
+        return local_operands
 
     def _communication(
         self, op: Op, entry: OpDef, devices: Devices, onto: Devices | None, stream: int
-    ) -> tuple[Step, ...]:
-        """Each set of classes that communicate with each other, once."""
+    ) -> tuple[TimedStep, ...]:
+        """Return one step for each distinct set of classes that communicate."""
         collective = entry.cost.collective
-        steps: dict[tuple[int, ...], Step] = {}
+        steps: dict[tuple[int, ...], TimedStep] = {}
         groups: list[tuple[Devices, tuple[int, ...]]]
         operand = (op.results if entry.cost.brings_as_gets else op.operands)[0].placed
-        source = self.classes.mapped(operand.devices, onto)
+        source = self.classes.map_devices(operand.devices, onto)
         index = self.classes.index(source)
         if Trait.TRANSFER in entry.traits:
             groups = [
@@ -213,69 +213,69 @@ class Planner:
             ]
         else:
             groups = [
-                (members, _held(operand, members, index)) for members in self._groups(str(op.attrs["axis"]), devices)
+                (members, _sizes(operand, members, index)) for members in self._groups(str(op.attrs["axis"]), devices)
             ]
-        for members, held in groups:
-            present = self.present(members)
-            if present not in steps:
+        for members, shard_bytes in groups:
+            classes = self.classes_of(members)
+            if classes not in steps:
                 self.classes.index(members)
-                key = (collective, id(members), held if len(set(held)) > 1 else held[0])
+                key = (collective, id(members), shard_bytes if len(set(shard_bytes)) > 1 else shard_bytes[0])
                 if key not in self._times:
-                    self._times[key] = femtoseconds(seconds_of(self.profile, collective, members, held))
-                sender = self.present(members[:1]) if Trait.TRANSFER in entry.traits else present
-                steps[present] = self._step(present, stream, self._times[key], sender)
+                    self._times[key] = femtoseconds(collective_seconds(self.profile, collective, members, shard_bytes))
+                sender = self.classes_of(members[:1]) if Trait.TRANSFER in entry.traits else classes
+                steps[classes] = self._step(classes, stream, self._times[key], sender)
         return tuple(steps.values())
 
     def _groups(self, axis: str, devices: Devices) -> list[Devices]:
-        """For each class of a device set, the group along a mesh axis that its first device is in."""
+        """Return for each class of a device set the group of its first device along a mesh axis."""
         key = (axis, id(devices))
-        found = self._firsts.get(key)
-        if found is None:
+        groups = self._firsts.get(key)
+        if groups is None:
             rows = self.classes.groups(axis, devices)
-            firsts = [self.classes.members[c][0] for c in self.present(devices)]
-            chosen = rows[np.isin(rows, firsts).any(axis=1)]
-            found = self._firsts[key] = [tuple(row) for row in chosen.tolist()]
-        return found
+            firsts = [self.classes.members[c][0] for c in self.classes_of(devices)]
+            selected = rows[np.isin(rows, firsts).any(axis=1)]
+            groups = self._firsts[key] = [tuple(row) for row in selected.tolist()]
+        return groups
 
     def _step(
-        self, classes: tuple[int, ...], stream: int, duration: int, starting: tuple[int, ...] | None = None
-    ) -> Step:
-        """What keeps `classes` busy; on a stream, it begins as soon as those that are `starting` it come to it."""
+        self, classes: tuple[int, ...], stream: int, duration: int, starting_classes: tuple[int, ...] | None = None
+    ) -> TimedStep:
+        """Return a step of `classes`; on a stream, it starts as soon as the `starting_classes` reach the op."""
         if not stream:
-            return Step(classes, classes, classes, duration)
+            return TimedStep(classes, classes, classes, duration)
         clocks = tuple(c + stream * self.classes.count for c in classes)
-        held = 0 if starting is None else round(duration * (1.0 - self.profile.beside))
-        return Step(classes, (*(starting or classes), *clocks), clocks, duration, held)
+        blocked = 0 if starting_classes is None else round(duration * (1.0 - self.profile.beside))
+        return TimedStep(classes, (*(starting_classes or classes), *clocks), clocks, duration, blocked)
 
     def _workspace(self, op: Op, entry: OpDef, devices: Devices, copied: Sequence[int]) -> Bytes:
-        facets = [entry.cost.workspace, entry.cost.cpu_workspace if self.profile.kind == "cpu" else None]
-        needs = [facet for facet in facets if facet is not None]
-        found = []
+        functions = [entry.cost.workspace, entry.cost.cpu_workspace if self.profile.kind == "cpu" else None]
+        workspace_functions = [function for function in functions if function is not None]
+        result = []
         for c, i in self._representatives(devices):
-            extra = 0
-            if needs or copied:
+            size = 0
+            if workspace_functions or copied:
                 attrs = local_attrs(op.attrs, i)
-                # The operand of a send is on other devices than its result.
+                # The operand of a send is on other devices than the result.
                 operands = [v.placed.local(min(i, len(v.placed.devices) - 1)) for v in op.operands]
                 results = [v.placed.local(i) for v in op.results]
-                extra = sum(int(facet(operands, attrs, results)) for facet in needs)
-                extra += sum(operands[number].bytes for number in copied)
-            found.append((c, extra))
-        return tuple(found)
+                size = sum(int(function(operands, attrs, results)) for function in workspace_functions)
+                size += sum(operands[number].bytes for number in copied)
+            result.append((c, size))
+        return tuple(result)
 
     def _representatives(self, devices: Devices) -> list[tuple[int, int]]:
-        """For each class of a device set, all of which is in it, the place there of one of its devices."""
+        """Return for each class of a device set the position of its first device; classes are never split."""
         index = self.classes.index(devices)
-        return [(c, index[int(self.classes.members[c][0])]) for c in self.present(devices)]
+        return [(c, index[int(self.classes.members[c][0])]) for c in self.classes_of(devices)]
 
 
 def femtoseconds(seconds: float) -> int:
-    """A time as a whole number."""
+    """Convert seconds to integer femtoseconds."""
     return round(seconds * FEMTOSECONDS)
 
 
-def _held(kind: PlacedType, members: Devices, index: Mapping[int, int]) -> tuple[int, ...]:
-    """The bytes that devices hold of a type, whose device set has them at the places that `index` says."""
-    if all(isinstance(size, int) for size in kind.shape):
-        return (kind.local(0).bytes,) * len(members)
-    return tuple(kind.local(index[d]).bytes for d in members)
+def _sizes(type_: PlacedType, members: Devices, index: Mapping[int, int]) -> tuple[int, ...]:
+    """Return the bytes of a type on each of `members`; `index` has their positions in its device set."""
+    if all(isinstance(size, int) for size in type_.shape):
+        return (type_.local(0).bytes,) * len(members)
+    return tuple(type_.local(index[d]).bytes for d in members)

@@ -1,4 +1,4 @@
-"""When the tasks of a pipeline begin and end in a simulation."""
+"""Start and end times of pipeline tasks in a simulation."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from distir_relax.ir import Op
 
 @dataclass(frozen=True, slots=True)
 class TaskTime:
-    """A call of a stage: on which class of devices, and from when to when, in seconds from the beginning."""
+    """A task: its call, its device class, and its start and end in seconds from the beginning."""
 
     op: Op
     device_class: int
@@ -25,20 +25,20 @@ class TaskTime:
 
 
 def task_times(simulation: Simulation) -> list[TaskTime]:
-    """The tasks of a simulated program, in program order; one of which nothing takes time has no length.
+    """Return the tasks of a simulated program, in program order; a task without timed ops has no duration.
 
-    A task on several classes of devices begins with the first of them and ends with the last.
+    A task on several device classes starts with the first of them and ends with the last.
     """
     extents: dict[int, tuple[int, int] | None] = {}
 
     def extent(events: list[Event | Called]) -> tuple[int, int] | None:
         if id(events) not in extents:
-            found = [(e.start, e.start + e.duration) for e in events if isinstance(e, Event) and not e.stream]
+            intervals = [(e.start, e.start + e.duration) for e in events if isinstance(e, Event) and not e.stream]
             for called in (e for e in events if isinstance(e, Called)):
                 inner = extent(called.events)
                 if inner is not None:
-                    found.append((called.base + inner[0], called.base + inner[1]))
-            extents[id(events)] = (min(a for a, _ in found), max(b for _, b in found)) if found else None
+                    intervals.append((called.base + inner[0], called.base + inner[1]))
+            extents[id(events)] = (min(a for a, _ in intervals), max(b for _, b in intervals)) if intervals else None
         return extents[id(events)]
 
     tasks = []

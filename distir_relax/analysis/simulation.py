@@ -1,4 +1,4 @@
-"""What a simulation found: makespan, each device's time line, memory and where it peaks."""
+"""Result of a simulation: makespan, timeline, and memory of each device."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ from distir_relax.ir import Module, Op
 from distir_relax.support.units import count, seconds, size
 
 MemoryCurve = list[tuple[float, tuple[int, ...]]]
-"""Live bytes by category, from a time in seconds on."""
+"""Times in seconds, with live bytes by category from then on."""
 
 
 @dataclass(frozen=True, slots=True)
 class Event:
-    """An op that keeps classes of devices busy, in femtoseconds from the start of its function."""
+    """An op that occupies device classes, in femtoseconds from the start of its function."""
 
     op: Op
     classes: tuple[int, ...]
@@ -34,7 +34,7 @@ class Event:
 
 @dataclass(frozen=True, slots=True)
 class Change:
-    """Memory taken (bytes > 0) or given back on one class, at a time from the start of its function."""
+    """An allocation (bytes > 0) or free on one class, at a time from the start of its function."""
 
     time: int
     device_class: int
@@ -44,7 +44,7 @@ class Change:
 
 @dataclass(frozen=True, slots=True)
 class Called:
-    """A call: the events and changes of its function, from `base` on."""
+    """A call: the events and changes of its function, starting at `base`."""
 
     op: Op
     events: list[Event | Called]
@@ -54,10 +54,10 @@ class Called:
 
 @dataclass(frozen=True, slots=True)
 class Peak:
-    """The most memory live at once: its bytes, how it splits into categories, and the op at which it stands.
+    """Peak live memory: bytes, split by category, and the op that causes it.
 
-    `ops` leads from the entry function through calls to the op; it is empty where the inputs alone are the peak, or
-    what happens after the last op (`note`).
+    `ops` is the path from the entry function through calls to the op; it is empty if the peak is that of the inputs, or
+    occurs after the last op (`note`).
     """
 
     bytes: int
@@ -68,16 +68,16 @@ class Peak:
     def __str__(self) -> str:
         if not self.ops:
             return self.note
-        path = " in ".join(_named(op) for op in reversed(self.ops))
+        path = " in ".join(_op_text(op) for op in reversed(self.ops))
         return f"{path}{f' ({self.ops[-1].location})' if self.ops[-1].location else ''}"
 
 
 @dataclass(frozen=True, slots=True)
 class Alternative:
-    """Another strategy for a program that does not fit: the nearest that does, or what needs least of those tried.
+    """Another strategy for a program that does not fit: the nearest one that does, or the one that needs least memory.
 
-    Its `peak` is in bytes, on the device that it fills most; `times` is its makespan by that of the program. `tried` is
-    how many strategies were simulated.
+    Its `peak` is in bytes, on the fullest device; `times` is its makespan relative to that of the program. `tried` is
+    the number of strategies simulated.
     """
 
     strategy: str
@@ -98,11 +98,11 @@ class Alternative:
 
 @dataclass(repr=False)
 class Simulation:
-    """A program's run on a machine, as predicted. Times are seconds, sizes bytes.
+    """Predicted run of a program on a machine. Times are seconds, sizes bytes.
 
-    `class_of[d]` is the class of device `d`; devices of a class do the same at the same times. `samples` is how many
-    samples the program processes, `strategy` (D/T/P/K) how it is parallel, where that is known; where it does not fit,
-    `alternative` is what would. It prints as a summary of four to six lines.
+    `class_of[d]` is the class of device `d`; devices of a class do the same at the same times. `samples` is the number
+    of samples that the program processes, `strategy` (D/T/P/K) its parallel strategy, if known; if it does not fit,
+    `alternative` is a strategy that does. It prints as a summary of four to six lines.
     """
 
     module: Module
@@ -111,7 +111,7 @@ class Simulation:
     members: list[npt.NDArray[Any]]
     clocks: list[int]
     busy: list[list[int]]
-    beside: list[int]
+    streamed: list[int]
     peaks: list[Peak]
     _events: list[Event | Called]
     _changes: list[Change | Called]
@@ -121,84 +121,84 @@ class Simulation:
     alternative: Alternative | None = None
 
     def __repr__(self) -> str:
-        chosen = f", strategy {self.strategy}" if self.strategy else ""
+        strategy = f", strategy {self.strategy}" if self.strategy else ""
         speed = f", {self.throughput:,.4g} samples/s" if self.throughput is not None else ""
         device = self.fullest
         peak = self.peak(device)
         parts = ", ".join(f"{name} {size(n)}" for name, n in zip(CATEGORIES, peak.split, strict=True) if n)
         verdict = f"does not fit: {size(peak.bytes)} of {size(self.memory[device])} on device {device}"
-        instead = f"; {self.alternative}" if self.alternative is not None else ""
-        beside = f"streams are busy for {seconds(float(self.overlapped.mean()))} a device"
+        alternative = f"; {self.alternative}" if self.alternative is not None else ""
+        streamed = f"streams are busy for {seconds(float(self.overlapped.mean()))} a device"
         return "\n".join(
             [
-                f"on {self.profile.name}{chosen}: {seconds(self.makespan)} on {count(self.devices, 'device')}{speed}",
+                f"on {self.profile.name}{strategy}: {seconds(self.makespan)} on {count(self.devices, 'device')}{speed}",
                 *([f"devices   {unlike}"] if (unlike := self.unlike) else []),
                 f"time      compute {self.computing:.1%}, "
                 f"communication {self.communication:.1%}, idle {self.bubble:.1%}",
-                *([f"          beside it, {beside}"] if self.overlapped.any() else []),
+                *([f"          beside it, {streamed}"] if self.overlapped.any() else []),
                 f"memory    peak {size(peak.bytes)} on device {device}: {parts}",
                 f"          at {peak}",
-                *([] if self.fits else [verdict + instead]),
+                *([] if self.fits else [verdict + alternative]),
             ]
         )
 
     @property
     def makespan(self) -> float:
-        """From the start to the end of the last op on any device."""
+        """The time from the start to the end of the last op on any device."""
         return max(self.clocks) / FEMTOSECONDS
 
     @property
     def throughput(self) -> float | None:
-        """Samples per second; None where the number of samples is not known."""
+        """Samples per second; None if the number of samples is unknown."""
         return self.samples / self.makespan if self.samples and self.makespan else None
 
     @property
     def devices(self) -> int:
-        """How many devices there are."""
+        """The number of devices."""
         return len(self.class_of)
 
     @property
     def compute(self) -> npt.NDArray[Any]:
-        """For each device, how long it computes."""
+        """Compute time per device."""
         return self._by_device(self.busy[COMPUTE])
 
     @property
     def communicate(self) -> npt.NDArray[Any]:
-        """For each device, how long it communicates while it does nothing else."""
+        """Exposed communication time per device, not overlapped with computation."""
         return self._by_device(self.busy[COMMUNICATION])
 
     @property
     def idle(self) -> npt.NDArray[Any]:
-        """For each device, how long it waits: compute + communicate + idle is the makespan."""
-        # Whole numbers: a device that never waits has 0, not a little less.
+        """Idle time per device: compute + communicate + idle is the makespan."""
+        # Computed in integers: a device that never waits has exactly 0.
         end = max(self.clocks)
         return self._by_device([end - a - b for a, b in zip(self.busy[COMPUTE], self.busy[COMMUNICATION], strict=True)])
 
     @property
     def overlapped(self) -> npt.NDArray[Any]:
-        """For each device, how long its streams are busy beside its own order of ops."""
-        return self._by_device(self.beside)
+        """Busy time of streams per device, overlapped with its own order of ops."""
+        return self._by_device(self.streamed)
 
     @property
     def bubble(self) -> float:
-        """The share of the devices' time in which they wait."""
+        """Idle time as a fraction of the devices' time."""
         return float(self.idle.mean() / self.makespan) if self.makespan else 0.0
 
     @property
     def computing(self) -> float:
-        """The share of the devices' time in which they compute."""
+        """Compute time as a fraction of the devices' time."""
         return float(self.compute.mean() / self.makespan) if self.makespan else 0.0
 
     @property
     def communication(self) -> float:
-        """The share of the devices' time in which they communicate and do nothing else."""
+        """Exposed communication time as a fraction of the devices' time."""
         return float(self.communicate.mean() / self.makespan) if self.makespan else 0.0
 
     @property
     def peak_memory(self) -> npt.NDArray[Any]:
-        """For each device, the most bytes that are live at once."""
-        found: npt.NDArray[Any] = np.array([peak.bytes for peak in self.peaks])[self.class_of]
-        return found
+        """Peak live bytes per device."""
+        result: npt.NDArray[Any] = np.array([peak.bytes for peak in self.peaks])[self.class_of]
+        return result
 
     @property
     def fits(self) -> bool:
@@ -207,79 +207,79 @@ class Simulation:
 
     @property
     def memory(self) -> npt.NDArray[Any]:
-        """For each device, the bytes that it has."""
-        found: npt.NDArray[Any] = np.array([memory for _, memory in self._kinds])[self.class_of]
-        return found
+        """Memory size in bytes per device."""
+        result: npt.NDArray[Any] = np.array([memory for _, memory in self._device_specs])[self.class_of]
+        return result
 
     @property
     def speed(self) -> npt.NDArray[Any]:
-        """For each device, by what the machine's rates are multiplied for it."""
-        found: npt.NDArray[Any] = np.array([speed for speed, _ in self._kinds])[self.class_of]
-        return found
+        """Speed factor per device, relative to the machine's rates."""
+        result: npt.NDArray[Any] = np.array([speed for speed, _ in self._device_specs])[self.class_of]
+        return result
 
     @property
     def fullest(self) -> int:
-        """The device whose peak is the largest part of its memory."""
+        """The device with the largest peak relative to its memory."""
         return int((self.peak_memory / self.memory).argmax())
 
     @property
     def unlike(self) -> str:
-        """How many devices there are of each kind, where speed or memory differ: ``1 of speed 1, 1 of 0.5``."""
+        """The number of devices of each speed and memory, if these differ: ``1 of speed 1, 1 of 0.5``."""
         if not self.profile.groups:
             return ""
-        kinds = Counter(dict.fromkeys(self._kinds, 0))
-        for kind, members in zip(self._kinds, self.members, strict=True):
-            kinds[kind] += len(members)
-        by_speed = len({speed for speed, _ in kinds}) > 1
-        by_memory = len({memory for _, memory in kinds}) > 1
-        shown = []
-        for (speed, memory), number in sorted(kinds.items(), reverse=True):
-            what = [f"speed {speed:g}"] * by_speed + [f"with {size(memory)}"] * by_memory
-            shown.append(f"{number:,} {'of ' * by_speed}{' '.join(what)}")
-        return ", ".join(shown) if by_speed or by_memory else ""
+        counts = Counter(dict.fromkeys(self._device_specs, 0))
+        for spec, members in zip(self._device_specs, self.members, strict=True):
+            counts[spec] += len(members)
+        by_speed = len({speed for speed, _ in counts}) > 1
+        by_memory = len({memory for _, memory in counts}) > 1
+        parts = []
+        for (speed, memory), number in sorted(counts.items(), reverse=True):
+            words = [f"speed {speed:g}"] * by_speed + [f"with {size(memory)}"] * by_memory
+            parts.append(f"{number:,} {'of ' * by_speed}{' '.join(words)}")
+        return ", ".join(parts) if by_speed or by_memory else ""
 
     def peak(self, device: int) -> Peak:
-        """Where the memory of a device peaks."""
+        """Return the memory peak of a device."""
         return self.peaks[int(self.class_of[device])]
 
     def events(self) -> Iterator[tuple[Event, int]]:
-        """Every op that keeps devices busy, in program order, with its start in femtoseconds from the beginning."""
-        return ((event, start) for event, start, _ in _flat(self._events, 0, ()))
+        """Yield all events in program order, with their start in femtoseconds from the beginning."""
+        return ((event, start) for event, start, _ in _walk_events(self._events, 0, ()))
 
     def events_in_calls(self) -> Iterator[tuple[Event, int, tuple[Op, ...]]]:
-        """As `events`, with the calls that lead from the entry function to the op."""
-        return _flat(self._events, 0, ())
+        """As `events`, with the path of calls from the entry function to the op."""
+        return _walk_events(self._events, 0, ())
 
     @property
     def steps(self) -> list[Event | Called]:
-        """What the entry function does, in program order. The steps of calls that do the same are one object."""
+        """The events of the entry function, in program order; equal calls share one list of events."""
         return self._events
 
     def called(self) -> Iterator[Called]:
-        """The calls of the entry function, in program order."""
+        """Yield the calls of the entry function, in program order."""
         return (event for event in self._events if isinstance(event, Called))
 
     def memory_curve(self, device: int) -> MemoryCurve:
-        """The live memory of a device by category (`CATEGORIES`), each time it changes, in program order."""
+        """Return the live memory of a device by category (`CATEGORIES`) at each change, in program order."""
         return self.memory_curves()[int(self.class_of[device])]
 
     def memory_curves(self) -> list[MemoryCurve]:
-        """For each class of devices, what `memory_curve` gives for each of its devices."""
+        """Return the memory curve of each device class."""
         live = [[0] * len(CATEGORIES) for _ in self.members]
         curves: list[MemoryCurve] = [[] for _ in self.members]
         for change, base in _changes(self._changes, 0):
             if not change.bytes:
                 continue
-            mine, curve = live[change.device_class], curves[change.device_class]
-            mine[change.category] += change.bytes
+            live_here, curve = live[change.device_class], curves[change.device_class]
+            live_here[change.category] += change.bytes
             time = (base + change.time) / FEMTOSECONDS
             if curve and curve[-1][0] == time and change.bytes > 0:
                 curve.pop()
-            curve.append((time, tuple(mine)))
+            curve.append((time, tuple(live_here)))
         return curves
 
     def as_json(self) -> dict[str, Any]:
-        """The result as plain numbers and lists, for machines."""
+        """Return the result as plain numbers and lists, for JSON."""
         return {
             "makespan_s": self.makespan,
             "throughput": self.throughput,
@@ -306,27 +306,27 @@ class Simulation:
         }
 
     @property
-    def _kinds(self) -> list[tuple[float, float]]:
+    def _device_specs(self) -> list[tuple[float, float]]:
         """Speed and memory of each class."""
         firsts = [int(members[0]) for members in self.members]
         return [(self.profile.speed_of(device), self.profile.memory_of(device)) for device in firsts]
 
     def _by_device(self, by_class: list[int]) -> npt.NDArray[Any]:
-        found: npt.NDArray[Any] = (np.array(by_class, dtype=float) / FEMTOSECONDS)[self.class_of]
-        return found
+        result: npt.NDArray[Any] = (np.array(by_class, dtype=float) / FEMTOSECONDS)[self.class_of]
+        return result
 
 
-def _named(op: Op) -> str:
+def _op_text(op: Op) -> str:
     name = f"call @{op.callee}" if op.callee else op.name
     return f"{op.results[0]} = {name}" if op.results else name
 
 
-def _flat(
+def _walk_events(
     events: list[Event | Called], base: int, calls: tuple[Op, ...]
 ) -> Iterator[tuple[Event, int, tuple[Op, ...]]]:
     for event in events:
         if isinstance(event, Called):
-            yield from _flat(event.events, base + event.base, (*calls, event.op))
+            yield from _walk_events(event.events, base + event.base, (*calls, event.op))
         else:
             yield event, base + event.start, calls
 

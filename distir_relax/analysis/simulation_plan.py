@@ -1,9 +1,8 @@
-"""What simulations share of programs that are the same but for sizes: what is done in which order, and where.
+"""Simulation plan: the size-independent part of a simulation, shared by programs that differ only in sizes.
 
-A search simulates a strategy at many batches. Its programs have the same ops on the same values, whose types differ; so
-the order of ops, where values are used for the last time, which devices do the same, and which values are gradients of
-weights are found once. Devices are told apart by the sizes of their parts too: sizes that are not the same on all of
-them must be those of the other program.
+A search simulates a strategy at many batch sizes. These programs have the same ops on the same values, with different
+types; so the order of ops, last uses, device classes, and weight gradients are computed once. Device classes depend on
+per-device sizes, so sizes that differ between devices must be the same in all programs.
 """
 
 from __future__ import annotations
@@ -14,54 +13,54 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from distir_relax.analysis.device_classes import DeviceClasses, Devices
-from distir_relax.analysis.interpreter import Code, Step, code_of
-from distir_relax.analysis.memory_categories import OF_ROLE, Gradients
-from distir_relax.analysis.microbatch_expansion import Entry, entry_of
+from distir_relax.analysis.interpreter import SlotProgram, SlotStep, allocate_slots
+from distir_relax.analysis.memory_categories import ROLE_CATEGORY, WeightGradients
+from distir_relax.analysis.microbatch_expansion import ExpandedEntry, expand_entry
 from distir_relax.cost.profile import Profile
 from distir_relax.ir import Function, Module, Op, verify_no_recursion
 from distir_relax.ops import lookup
 
 
 @dataclass(frozen=True, slots=True)
-class Use:
-    """A call of the entry function, but for what is not among the inputs of that.
+class EntryCall:
+    """A call of the entry function, with its operands split into entry inputs and computed values.
 
-    Its operands in slots of `others` are what the program has made, in those of `inputs` the entry's own inputs. `kind`
-    is the same for calls of one function in which the latter are of the same categories, and the same results are
-    gradients (`outputs`); it is -1 where two operands are one input.
+    `computed` are slots of computed operands, `inputs` slots of inputs of the entry. `key` is equal for
+    calls of one function whose entry inputs have the same categories, and whose same results are gradients (`outputs`);
+    it is -1 if an input occurs twice.
     """
 
-    kind: int
+    key: int
     inputs: frozenset[int]
-    others: list[int]
-    other_last: list[bool]
+    computed: list[int]
+    computed_last: list[bool]
     outputs: tuple[bool, ...]
 
 
 @dataclass
-class Structure:
-    """What is known of a program of the distributed stage, whatever the sizes of its tensors that all devices share.
+class SimulationPlan:
+    """Size-independent facts of a distributed program, except for sizes that differ between devices.
 
-    Raises `VerificationError` where microbatches that are written out do not do the same, or a function calls itself.
+    Raises `VerificationError` if emitted microbatches differ in more than sizes, or a function is recursive.
     """
 
     module: Module
     profile: Profile
     classes: DeviceClasses = field(init=False)
-    entry: Entry = field(init=False)
-    code: Code = field(init=False)
-    codes: dict[str, Code] = field(default_factory=dict)
-    """Of functions that are called, by name."""
+    entry: ExpandedEntry = field(init=False)
+    program: SlotProgram = field(init=False)
+    programs: dict[str, SlotProgram] = field(default_factory=dict)
+    """Slot programs of functions that are called, by name."""
     streams: dict[str, int] = field(init=False)
     """The number of each stream, from 1 on."""
-    changes: bool = field(init=False)
-    """Whether ops change their operands in place."""
-    gradients: Gradients = field(init=False)
-    uses: list[Use | None] = field(init=False)
-    """Of each step of the entry, if it is a call."""
-    _made_on: dict[str, dict[str, int]] = field(default_factory=dict)
+    in_place: bool = field(init=False)
+    """Whether some op updates its operand in place."""
+    gradients: WeightGradients = field(init=False)
+    calls: list[EntryCall | None] = field(init=False)
+    """For each step of the entry, its call, or None."""
+    _streams_of: dict[str, dict[str, int]] = field(default_factory=dict)
     _streams_in: dict[str, bool] = field(default_factory=dict)
-    _forms: dict[int, object] = field(default_factory=dict)
+    _topology_keys: dict[int, object] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         module = self.module
@@ -69,67 +68,69 @@ class Structure:
         verify_no_recursion(module)
         names = {str(op.attrs["stream"]) for f in module.functions for op in f.ops if "stream" in op.attrs}
         self.streams = {name: i + 1 for i, name in enumerate(sorted(names))}
-        self.changes = any(lookup(op.name, op.location).code.in_place for f in module.functions for op in f.ops)
-        self.gradients = Gradients(module)
-        self.entry = entry_of(module)
-        self.code = code_of(self.entry.steps)
-        kinds: dict[object, int] = {}
-        mine = self.gradients.of(module.main, (False,) * len(module.main.outputs))
-        categories = [OF_ROLE[module.main.inputs[number].role] for number in self.entry.inputs]
-        categories += [-1] * (self.code.slots - len(categories))
-        pairs = zip(self.entry.steps.ops, self.code.steps, strict=True)
-        self.uses = [_use(op, step, categories, mine, kinds) if step.callee else None for op, step in pairs]
+        self.in_place = any(lookup(op.name, op.location).code.in_place for f in module.functions for op in f.ops)
+        self.gradients = WeightGradients(module)
+        self.entry = expand_entry(module)
+        self.program = allocate_slots(self.entry.steps)
+        ids: dict[object, int] = {}
+        grads = self.gradients.of(module.main, (False,) * len(module.main.outputs))
+        categories = [ROLE_CATEGORY[module.main.inputs[number].role] for number in self.entry.inputs]
+        categories += [-1] * (self.program.slots - len(categories))
+        pairs = zip(self.entry.steps.ops, self.program.steps, strict=True)
+        self.calls = [_entry_call(op, step, categories, grads, ids) if step.callee else None for op, step in pairs]
 
-    def made_on(self, function: Function) -> dict[str, int]:
-        """The streams of those values of a function that are made on one."""
-        found = self._made_on.get(function.name)
-        if found is None:
+    def streams_of(self, function: Function) -> dict[str, int]:
+        """Return the streams of a function's values that are computed on one."""
+        result = self._streams_of.get(function.name)
+        if result is None:
             ops = [op for op in function.ops if "stream" in op.attrs]
-            found = {v.name: self.streams[str(op.attrs["stream"])] for op in ops for v in op.results}
-            self._made_on[function.name] = found
-        return found
+            result = {v.name: self.streams[str(op.attrs["stream"])] for op in ops for v in op.results}
+            self._streams_of[function.name] = result
+        return result
 
     def uses_streams(self, function: Function) -> bool:
-        """Whether a function, or one that it calls, does something on a stream."""
-        found = self._streams_in.get(function.name)
-        if found is None:
-            called = (self.module.function(op.callee) for op in function.ops if op.callee)
-            found = any("stream" in op.attrs for op in function.ops) or any(map(self.uses_streams, called))
-            self._streams_in[function.name] = found
-        return found
+        """Whether a function or its callees use a stream."""
+        result = self._streams_in.get(function.name)
+        if result is None:
+            callees = (self.module.function(op.callee) for op in function.ops if op.callee)
+            result = any("stream" in op.attrs for op in function.ops) or any(map(self.uses_streams, callees))
+            self._streams_in[function.name] = result
+        return result
 
-    def form(self, devices: Devices, present: Sequence[int]) -> object:
-        """What is the same of device sets on which functions do the same: how they lie in the machine and in groups,
-        and which are of one class. `present` are their classes."""
-        found = self._forms.get(id(devices))
-        if found is None:
-            found = self._forms[id(devices)] = self._form(devices, present)
-        return found
+    def topology_key(self, devices: Devices, present: Sequence[int]) -> object:
+        """Return a key that is equal for device sets on which functions behave equally: same position in topology and
+        mesh groups, same classes. `present` are their classes."""
+        result = self._topology_keys.get(id(devices))
+        if result is None:
+            result = self._topology_keys[id(devices)] = self._topology_key(devices, present)
+        return result
 
-    def _form(self, devices: Devices, present: Sequence[int]) -> object:
-        places = np.array(devices, dtype=np.int64)
-        rows = [self.classes.of[places]]
-        rows += [places // level.size for level in self.profile.levels]
+    def _topology_key(self, devices: Devices, present: Sequence[int]) -> object:
+        device_ids = np.array(devices, dtype=np.int64)
+        columns = [self.classes.of[device_ids]]
+        columns += [device_ids // level.size for level in self.profile.levels]
         for mesh in self.module.meshes:
             numbers = np.arange(mesh.size).reshape(mesh.shape)
-            inside = places < mesh.size
+            in_mesh = device_ids < mesh.size
             for axis, count in enumerate(mesh.shape):
-                # A group along an axis has the number of its first device.
+                # The id of a group along an axis is its first device.
                 groups = np.take(numbers, [0], axis).repeat(count, axis).reshape(-1)
-                rows.append(np.where(inside, groups[np.where(inside, places, 0)], -1))
+                columns.append(np.where(in_mesh, groups[np.where(in_mesh, device_ids, 0)], -1))
         index = self.classes.index(devices)
         firsts = tuple(index.get(int(self.classes.members[c][0]), -1) for c in present)
         speeds = tuple(self.profile.speed_of(int(self.classes.members[c][0])) for c in present)
-        return firsts, speeds, tuple(tuple(np.unique(row, return_inverse=True)[1].tolist()) for row in rows)
+        return firsts, speeds, tuple(tuple(np.unique(column, return_inverse=True)[1].tolist()) for column in columns)
 
 
-def _use(op: Op, step: Step, categories: Sequence[int], gradients: frozenset[str], kinds: dict[object, int]) -> Use:
-    """`categories` are those of the values in slots, -1 for what the program makes."""
+def _entry_call(
+    op: Op, step: SlotStep, categories: Sequence[int], gradients: frozenset[str], ids: dict[object, int]
+) -> EntryCall:
+    """`categories` are those of the values in slots, -1 for computed values."""
     outputs = tuple([v.name in gradients for v in op.results])
-    what = tuple(map(categories.__getitem__, step.operands))
-    places = [place for place, category in enumerate(what) if category < 0]
-    others = [step.operands[place] for place in places]
-    inputs = frozenset(step.operands).difference(others)
-    is_once = len(inputs) + len(others) == len(step.operands)
-    kind = kinds.setdefault((step.callee, what, outputs), len(kinds)) if is_once else -1
-    return Use(kind, inputs, others, [step.last[place] for place in places], outputs)
+    operand_categories = tuple(map(categories.__getitem__, step.operands))
+    positions = [position for position, category in enumerate(operand_categories) if category < 0]
+    computed = [step.operands[position] for position in positions]
+    inputs = frozenset(step.operands).difference(computed)
+    is_once = len(inputs) + len(computed) == len(step.operands)
+    key = ids.setdefault((step.callee, operand_categories, outputs), len(ids)) if is_once else -1
+    return EntryCall(key, inputs, computed, [step.last[position] for position in positions], outputs)

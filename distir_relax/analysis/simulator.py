@@ -1,8 +1,10 @@
-"""The simulator: when each op of a distributed program runs on each device, and what memory is live.
+"""Simulator: schedules the ops of a distributed program on device classes, and tracks live memory.
 
-A domain of the abstract interpreter (section 3.3 of the DistIR paper). Devices that do the same are one class, and a
-function that is called again in the same state is not simulated again: its clocks, memory and time line are reused.
-The state of a call is how far apart the clocks of its devices are, and which operands it uses for the last time.
+A domain of the abstract interpreter (section 3.3 of the DistIR paper). Equivalent devices are one class. Calls are
+memoized: a function called again in the same state is not simulated again; its summary (effect on clocks, memory and
+timeline) is reused. The state of a call consists of the clocks of its devices relative to the earliest, the storage
+shared between operands, and which storage the call is the last to use. A summary also applies to other device sets at
+an equivalent position in the topology (`SimulationPlan.topology_key`), with classes renamed.
 """
 
 from __future__ import annotations
@@ -13,38 +15,38 @@ from dataclasses import dataclass, field, replace
 
 from distir_relax.analysis.copies import Copies, layout_copies
 from distir_relax.analysis.device_classes import Devices
-from distir_relax.analysis.interpreter import Domain, Interpreter, Step
+from distir_relax.analysis.interpreter import Domain, Interpreter, SlotStep
 from distir_relax.analysis.memory_categories import (
     ACTIVATIONS,
     GRADIENTS,
-    LASTING,
-    OF_ROLE,
+    RESIDENT,
+    ROLE_CATEGORY,
     assembled_outputs,
     joined_outputs,
 )
-from distir_relax.analysis.op_timer import Bytes, Planner, Work
+from distir_relax.analysis.op_timer import Bytes, OpEffect, OpTimer
 from distir_relax.analysis.simulation import Event, Simulation
-from distir_relax.analysis.simulation_plan import Structure, Use
+from distir_relax.analysis.simulation_plan import EntryCall, SimulationPlan
 from distir_relax.analysis.simulator_state import Frame, Handle, Summary
 from distir_relax.cost.profile import Profile
 from distir_relax.errors import ProfileError, VerificationError
-from distir_relax.ir import Function, Module, Op, uncollected
+from distir_relax.ir import Function, Module, Op, gc_disabled
 
 
-def simulate_module(module: Module, profile: Profile, structure: Structure | None = None) -> Simulation:
-    """Run a program of the distributed stage on the machine of a profile, without running it.
+def simulate_module(module: Module, profile: Profile, plan: SimulationPlan | None = None) -> Simulation:
+    """Simulate a program of the distributed stage on the machine of a profile.
 
-    `structure` is that of another program for the same profile, where it is known: one that differs in sizes alone, and
-    in none that devices have unlike parts of.
+    `plan` is that of another program for the same profile, if available, which may differ only in sizes that are equal
+    on all devices.
 
-    Raises `VerificationError` for a program that is not of that stage or lacks types, `ProfileError` for one that uses
-    devices which the machine does not have.
+    Raises `VerificationError` for a program that is not distributed or lacks types, `ProfileError` for one that uses
+    more devices than the machine has.
     """
     if module.stage != "distributed":
         raise VerificationError(f"a program of the distributed stage is simulated, found the {module.stage} stage")
-    with uncollected():
-        structure = structure or Structure(module, profile)
-        devices = len(structure.classes.of)
+    with gc_disabled():
+        plan = plan or SimulationPlan(module, profile)
+        devices = len(plan.classes.of)
         if devices == 1 and profile.bandwidth_alone:
             profile = replace(profile, bandwidth=profile.bandwidth_alone)
         if devices > profile.devices:
@@ -52,18 +54,18 @@ def simulate_module(module: Module, profile: Profile, structure: Structure | Non
                 f"the program uses {devices} devices, the profile {profile.name} has {profile.devices}",
                 hint="give a profile of more devices or nodes",
             )
-        return _Simulator(module, profile, structure).run()
+        return _Simulator(module, profile, plan).run()
 
 
-COLLECTING = "the outputs, assembled on rank 0"
+ASSEMBLY_NOTE = "the outputs, assembled on rank 0"
 
 _State = tuple[tuple[int, int, Bytes | None], ...]
-"""For each operand the first that has its storage, its category, and what of it is the function's to free."""
+"""For each operand: the first with the same storage, its category, and the bytes that the callee frees, or None."""
 
 
 @dataclass(frozen=True, slots=True)
-class _Entered:
-    """A call, and the state in which it is entered: `run` interprets the callee."""
+class _CallState:
+    """A call, and the state in which it starts; `run` interprets the callee."""
 
     callee: Function
     devices: Devices
@@ -77,81 +79,81 @@ class _Entered:
 class _Simulator(Domain[Handle]):
     module: Module
     profile: Profile
-    structure: Structure
-    planner: Planner = field(init=False)
+    plan: SimulationPlan
+    timer: OpTimer = field(init=False)
     streams: int = field(init=False)
     frames: list[Frame] = field(default_factory=list)
-    tells_lasting: bool = field(init=False)
-    """Whether an op on weights or gradients may take another time than on other data."""
-    _works: dict[tuple[str, int], dict[tuple[int, tuple[bool, ...]], Work]] = field(default_factory=dict)
+    uses_residency: bool = field(init=False)
+    """Whether the time of an op may depend on whether its operands are weights or gradients."""
+    _effects: dict[tuple[str, int], dict[tuple[int, tuple[bool, ...]], OpEffect]] = field(default_factory=dict)
     _copies: dict[str, Copies] = field(default_factory=dict)
-    """The copies that strides cause, by function."""
+    """Copies due to strides, by function."""
     _summaries: dict[object, Summary] = field(default_factory=dict)
-    _alike: dict[object, Summary] = field(default_factory=dict)
-    """Summaries by what is the same of all devices on which a call does the same."""
-    _plain: dict[object, Summary] = field(default_factory=dict)
-    """Summaries of calls of the entry function by the storage of their operands, where no two have the same."""
+    _summaries_by_key: dict[object, Summary] = field(default_factory=dict)
+    """Summaries by topology key instead of devices."""
+    _simple_summaries: dict[object, Summary] = field(default_factory=dict)
+    """Summaries of the entry's calls whose operands do not share storage, by the storage of each operand."""
     _bytes: dict[Bytes, Bytes] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        structure = self.structure
-        self.streams = len(structure.streams) + 1
-        self.planner = Planner(self.profile, structure.classes, structure.streams, not structure.changes)
-        held = [0] * structure.classes.count
+        plan = self.plan
+        self.streams = len(plan.streams) + 1
+        self.timer = OpTimer(self.profile, plan.classes, plan.streams, not plan.in_place)
+        weights = [0] * plan.classes.count
         for item in self.module.main.inputs:
             if item.role == "parameter":
-                for c, size in self.planner.bytes_of(item.value, None):
-                    held[c] += size
-        # A step goes over the gradients of weights that it updates too, and over as much of other data again.
-        lasting = 4 if structure.changes else 2
+                for c, size in self.timer.bytes_of(item.value, None):
+                    weights[c] += size
+        # A step with updates also touches the gradients of weights, and about as much other data.
+        factor = 4 if plan.in_place else 2
         if self.profile.cache:
-            self.planner.cold = frozenset(c for c, size in enumerate(held) if lasting * size > self.profile.cache)
-        self.tells_lasting = self.planner.fixed or bool(self.planner.cold)
+            self.timer.uncached = frozenset(c for c, size in enumerate(weights) if factor * size > self.profile.cache)
+        self.uses_residency = self.timer.fixed or bool(self.timer.uncached)
 
     def run(self) -> Simulation:
         """Simulate the entry function."""
-        main, classes = self.module.main, self.structure.classes
+        main, classes = self.module.main, self.plan.classes
         frame = self.enter(main, None, [0] * (classes.count * self.streams), (False,) * len(main.outputs))
-        slots: list[Handle | None] = [None] * self.structure.code.slots
-        held: dict[tuple[int, int], int] = defaultdict(int)
-        sizes = [(self.planner.bytes_of(item.value, None), OF_ROLE[item.role]) for item in main.inputs]
-        for place, number in enumerate(self.structure.entry.inputs):
-            mine, category = sizes[number]
-            slots[place] = Handle(mine, category, False, 1, place)
-            for c, size in mine:
-                held[c, category] += size
-        for (c, category), size in held.items():
+        slots: list[Handle | None] = [None] * self.plan.program.slots
+        input_bytes: dict[tuple[int, int], int] = defaultdict(int)
+        sizes = [(self.timer.bytes_of(item.value, None), ROLE_CATEGORY[item.role]) for item in main.inputs]
+        for slot, number in enumerate(self.plan.entry.inputs):
+            bytes_, category = sizes[number]
+            slots[slot] = Handle(bytes_, category, False, 1, slot)
+            for c, size in bytes_:
+                input_bytes[c, category] += size
+        for (c, category), size in input_bytes.items():
             frame.change(((c, size),), category, 1)
         frame.note_peak([(c, 0) for c in range(classes.count)], None)
         self._run_entry(frame, slots)
-        self._collect_outputs(frame)
+        self._assemble_outputs(frame)
         return Simulation(
-            self.module, self.profile, classes.of, classes.members, frame.clocks, frame.busy, frame.beside,
+            self.module, self.profile, classes.of, classes.members, frame.clocks, frame.busy, frame.streamed,
             frame.peaks, frame.events, frame.changes, frame.device_ops,
         )  # fmt: skip
 
-    def _collect_outputs(self, frame: Frame) -> None:
-        """Assemble the outputs on rank 0, where devices share the host's memory; microbatches are joined at last."""
+    def _assemble_outputs(self, frame: Frame) -> None:
+        """Assemble the outputs on rank 0, whose devices share the host's memory; microbatches are concatenated last."""
         if self.profile.kind != "cpu":
             return
-        mine, sizes = int(self.structure.classes.of[0]), {}
+        first_class, sizes = int(self.plan.classes.of[0]), {}
         for record, takes_room in assembled_outputs(self.module):
             sizes[record.output] = record.bytes
             if takes_room:
-                frame.change(((mine, record.bytes),), ACTIVATIONS, 1)
-                frame.note_peak([(mine, record.buffer)], None, COLLECTING)
-        for whole in joined_outputs(self.module):
-            frame.change(((mine, sum(sizes.get(name, 0) for name in whole.names)),), ACTIVATIONS, 1)
-            frame.note_peak([(mine, 0)], None, COLLECTING)
+                frame.change(((first_class, record.bytes),), ACTIVATIONS, 1)
+                frame.note_peak([(first_class, record.buffer)], None, ASSEMBLY_NOTE)
+        for joined in joined_outputs(self.module):
+            frame.change(((first_class, sum(sizes.get(name, 0) for name in joined.names)),), ACTIVATIONS, 1)
+            frame.note_peak([(first_class, 0)], None, ASSEMBLY_NOTE)
 
     def _run_entry(self, frame: Frame, slots: list[Handle | None]) -> None:
-        interpreter = Interpreter(self.module, self, self.structure.codes)
-        ops = self.structure.entry.ops(self.module.main)
-        for op, step, use in zip(ops, self.structure.code.steps, self.structure.uses, strict=True):
-            if use is None:
+        interpreter = Interpreter(self.module, self, self.plan.programs)
+        ops = self.plan.entry.ops(self.module.main)
+        for op, step, call in zip(ops, self.plan.program.steps, self.plan.calls, strict=True):
+            if call is None:
                 results = self.apply(op, [slots[i] for i in step.operands])  # type: ignore[misc]
             else:
-                results = self._call_of_entry(frame, op, step, use, slots, interpreter)
+                results = self._entry_call(frame, op, step, call, slots, interpreter)
             for i, result in zip(step.results, results, strict=True):
                 slots[i] = result
             for i in step.dead:
@@ -159,54 +161,54 @@ class _Simulator(Domain[Handle]):
                 slots[i] = None
 
     def enter(self, function: Function, devices: Devices | None, clocks: list[int], outputs: tuple[bool, ...]) -> Frame:
-        """Begin a function on `devices`, None for the entry function."""
-        works = self._works.setdefault((function.name, id(devices)), {})
-        gradients, made_on = self.structure.gradients.of(function, outputs), self.structure.made_on(function)
+        """Push a frame for a function on `devices`, None for the entry function."""
+        effects = self._effects.setdefault((function.name, id(devices)), {})
+        gradients, stream_of = self.plan.gradients.of(function, outputs), self.plan.streams_of(function)
         if function.name not in self._copies:
             self._copies[function.name] = layout_copies(function)
-        copies, count = self._copies[function.name], self.structure.classes.count
-        self.frames.append(Frame(devices, gradients, made_on, copies, clocks, count, works))
+        copies, count = self._copies[function.name], self.plan.classes.count
+        self.frames.append(Frame(devices, gradients, stream_of, copies, clocks, count, effects))
         return self.frames[-1]
 
     def apply(self, op: Op, operands: Sequence[Handle]) -> list[Handle]:
         frame = self.frames[-1]
-        # What lives through a step is pushed out of a cache by the rest of it.
-        lasting: tuple[bool, ...] = ()
-        if self.tells_lasting:
-            lasting = (*[h.category in LASTING for h in operands], *[v.name in frame.gradients for v in op.results])
-        key = (id(op), lasting)
-        if (work := frame.works.get(key)) is None:
-            work = frame.works[key] = self.planner.plan(op, frame.devices, frame.made_on, lasting, frame.copies)
+        # Persistent data is evicted from a cache by the rest of the step.
+        resident: tuple[bool, ...] = ()
+        if self.uses_residency:
+            resident = (*[h.category in RESIDENT for h in operands], *[v.name in frame.gradients for v in op.results])
+        key = (id(op), resident)
+        if (effect := frame.effects.get(key)) is None:
+            effect = frame.effects[key] = self.timer.effect(op, frame.devices, frame.stream_of, resident, frame.copies)
         results = []
-        for value, made in zip(op.results, work.makes, strict=True):
-            if made is None:
+        for value, bytes_ in zip(op.results, effect.allocates, strict=True):
+            if bytes_ is None:
                 operands[0].users += 1
                 results.append(operands[0])
                 continue
-            results.append(Handle(made, GRADIENTS if value.name in frame.gradients else ACTIVATIONS, True))
-            frame.change(made, results[-1].category, 1)
-        if any(work.makes) or any(extra for _, extra in work.workspace):
-            frame.note_peak(work.workspace, op)
+            results.append(Handle(bytes_, GRADIENTS if value.name in frame.gradients else ACTIVATIONS, True))
+            frame.change(bytes_, results[-1].category, 1)
+        if any(effect.allocates) or any(extra for _, extra in effect.workspace):
+            frame.note_peak(effect.workspace, op)
         clocks = frame.clocks
-        busy = frame.beside if work.stream else frame.busy[work.kind]
-        for step in work.steps:
+        busy = frame.streamed if effect.stream else frame.busy[effect.kind]
+        for step in effect.steps:
             start = max([clocks[c] for c in step.waits])
             for c in step.sets:
                 clocks[c] = start + step.duration
             for c in step.classes:
-                busy[c] += step.duration - step.held
-            frame.events.append(Event(op, step.classes, start, step.duration, work.kind, work.stream))
-            if work.stream:
+                busy[c] += step.duration - step.blocked
+            frame.events.append(Event(op, step.classes, start, step.duration, effect.kind, effect.stream))
+            if effect.stream:
                 ready = results[0].ready = results[0].ready or {}
                 for c in step.classes:
                     ready[c] = start + step.duration
-                    if step.held:
-                        frame.events.append(Event(op, (c,), clocks[c], step.held, work.kind, 0))
-                        frame.busy[work.kind][c] += step.held
-                        clocks[c] += step.held
-        for c in work.joins:
+                    if step.blocked:
+                        frame.events.append(Event(op, (c,), clocks[c], step.blocked, effect.kind, 0))
+                        frame.busy[effect.kind][c] += step.blocked
+                        clocks[c] += step.blocked
+        for c in effect.joined_classes:
             clocks[c] = max(clocks[c], (operands[0].ready or {}).get(c, 0))
-        frame.device_ops += work.devices
+        frame.device_ops += effect.devices
         return results
 
     def release(self, element: Handle) -> None:
@@ -227,144 +229,144 @@ class _Simulator(Domain[Handle]):
     ) -> list[Handle]:
         frame = self.frames[-1]
         devices = self._devices(op, frame)
-        clocks, base = self._relative(frame, devices, self.structure.uses_streams(callee))
+        clocks, base = self._relative(frame, devices, self.plan.uses_streams(callee))
         outputs = tuple([v.name in frame.gradients for v in op.results])
         state = self._state(operands, last, devices)
-        summary = self._summary(_Entered(callee, devices, clocks, state, outputs, run))
-        return self._go_on(frame, op, summary, operands, range(len(operands)), base)
+        summary = self._summary(_CallState(callee, devices, clocks, state, outputs, run))
+        return self._resume(frame, op, summary, operands, range(len(operands)), base)
 
-    def _call_of_entry(
+    def _entry_call(
         self,
         frame: Frame,
         op: Op,
-        step: Step,
-        use: Use,
+        step: SlotStep,
+        call: EntryCall,
         slots: Sequence[Handle | None],
         interpreter: Interpreter[Handle],
     ) -> list[Handle]:
-        """A call from the entry function: most of its operands are weights, of which nothing changes from one to the
-        next, and nearly all other storage is used once, and alike."""
+        """Simulate a call of the entry function; fast lookup for the common case, where operands other than entry
+        inputs have storage of their own."""
         devices = self._devices(op, frame)
         callee, run = interpreter.enter(step.callee)
-        clocks, base = self._relative(frame, devices, self.structure.uses_streams(callee))
-        others: list[Handle] = [slots[i] for i in use.others]  # type: ignore[misc]
-        pairs = zip(others, use.other_last, strict=True)
-        plain = tuple([(id(h.bytes), h.category, g, h.users) if h.freeable else h.category for h, g in pairs])
-        is_plain = use.kind >= 0 and len({id(h) for h in others if h.number not in use.inputs}) == len(others)
-        key = (use.kind, id(devices), clocks, plain)
-        summary = self._plain.get(key) if is_plain else None
+        clocks, base = self._relative(frame, devices, self.plan.uses_streams(callee))
+        computed: list[Handle] = [slots[i] for i in call.computed]  # type: ignore[misc]
+        pairs = zip(computed, call.computed_last, strict=True)
+        signature = tuple([(id(h.bytes), h.category, g, h.users) if h.freeable else h.category for h, g in pairs])
+        is_simple = call.key >= 0 and len({id(h) for h in computed if h.number not in call.inputs}) == len(computed)
+        key = (call.key, id(devices), clocks, signature)
+        summary = self._simple_summaries.get(key) if is_simple else None
         if summary is None:
             operands: list[Handle] = [slots[i] for i in step.operands]  # type: ignore[misc]
             state = self._state(operands, step.last, devices)
-            summary = self._summary(_Entered(callee, devices, clocks, state, use.outputs, run))
-            if is_plain:
-                self._plain[key] = summary
-        return self._go_on(frame, op, summary, slots, step.operands, base)
+            summary = self._summary(_CallState(callee, devices, clocks, state, call.outputs, run))
+            if is_simple:
+                self._simple_summaries[key] = summary
+        return self._resume(frame, op, summary, slots, step.operands, base)
 
     def _devices(self, op: Op, frame: Frame) -> Devices:
-        return self.structure.classes.mapped(op.attrs["devices"], frame.devices)  # type: ignore[arg-type]
+        return self.plan.classes.map_devices(op.attrs["devices"], frame.devices)  # type: ignore[arg-type]
 
     def _state(self, operands: Sequence[Handle], last: Sequence[bool], devices: Devices) -> _State:
-        # Storage that is used for the last time in this call is.
-        ends: dict[int, int] = {}
-        for handle, gone in zip(operands, last, strict=True):
-            if gone:
-                ends[id(handle)] = ends.get(id(handle), 0) + 1
-        first: dict[int, int] = {}
-        # Only what lies on the devices of the call is freed there; a view may be of more than the operand's type.
+        # Find storage whose remaining uses are all in this call.
+        uses: dict[int, int] = {}
+        for handle, is_last in zip(operands, last, strict=True):
+            if is_last:
+                uses[id(handle)] = uses.get(id(handle), 0) + 1
+        first_with: dict[int, int] = {}
+        # Only bytes on the devices of the call are freed by it; a view's storage may be on more than its type.
         return tuple(
             [
                 (
-                    first.setdefault(id(h), i),
+                    first_with.setdefault(id(h), i),
                     h.category,
-                    self.planner.parted(h.bytes, devices)[0] if h.freeable and ends.get(id(h)) == h.users else None,
+                    self.timer.split_on(h.bytes, devices)[0] if h.freeable and uses.get(id(h)) == h.users else None,
                 )
                 for i, h in enumerate(operands)
             ]
         )
 
     def _relative(self, frame: Frame, devices: Devices, streams: bool) -> tuple[tuple[int, ...], int]:
-        """The clocks of a call's classes, on `streams` as well, from the earliest on; others do not matter."""
-        present, count, clocks = self.planner.present(devices), frame.classes, frame.clocks
-        base = min([clocks[c] for c in present])
+        """Return the clocks of a call's classes relative to the earliest, including those of `streams` if used."""
+        classes, count, clocks = self.timer.classes_of(devices), frame.classes, frame.clocks
+        base = min([clocks[c] for c in classes])
         if not streams:
-            return tuple([clocks[c] - base for c in present]), base
-        # A stream that is behind its device's own order has nothing left to do.
-        found = [max(clocks[place], clocks[c]) - base for c in present for place in range(c, len(clocks), count)]
-        return tuple(found), base
+            return tuple([clocks[c] - base for c in classes]), base
+        # A stream behind its device's own clock is idle: clamp.
+        result = [max(clocks[clock], clocks[c]) - base for c in classes for clock in range(c, len(clocks), count)]
+        return tuple(result), base
 
-    def _summary(self, call: _Entered) -> Summary:
+    def _summary(self, call: _CallState) -> Summary:
         key = (call.callee.name, id(call.devices), call.clocks, call.state, call.outputs)
         summary = self._summaries.get(key)
         if summary is None:
-            summary = self._summaries[key] = self._on_any(call)
+            summary = self._summaries[key] = self._equivalent_summary(call)
         return summary
 
-    def _on_any(self, call: _Entered) -> Summary:
-        """What a call does, from what it does on other devices, if those would do the same."""
-        present = self.planner.present(call.devices)
-        place = {c: i for i, c in enumerate(present)}
-        held = tuple(
-            [(i, k, None if b is None else tuple([(place[c], size) for c, size in b])) for i, k, b in call.state]
+    def _equivalent_summary(self, call: _CallState) -> Summary:
+        """Simulate a call, or relocate the summary of an equivalent call on other devices."""
+        classes = self.timer.classes_of(call.devices)
+        position = {c: i for i, c in enumerate(classes)}
+        storage = tuple(
+            [(i, k, None if b is None else tuple([(position[c], size) for c, size in b])) for i, k, b in call.state]
         )
-        cold = tuple([c in self.planner.cold for c in present])
-        form = self.structure.form(call.devices, present)
-        key = (call.callee.name, form, cold, call.clocks, held, call.outputs)
-        found = self._alike.get(key)
-        if found is None:
-            found = self._alike[key] = self._simulate(call)
-            return found
-        to = dict(zip(self.planner.present(found.devices), present, strict=True))
-        return found.on(call.devices, to, self.structure.classes.count, self._bytes)
+        uncached = tuple([c in self.timer.uncached for c in classes])
+        topology = self.plan.topology_key(call.devices, classes)
+        key = (call.callee.name, topology, uncached, call.clocks, storage, call.outputs)
+        summary = self._summaries_by_key.get(key)
+        if summary is None:
+            summary = self._summaries_by_key[key] = self._simulate(call)
+            return summary
+        mapping = dict(zip(self.timer.classes_of(summary.devices), classes, strict=True))
+        return summary.relocate(call.devices, mapping, self.plan.classes.count, self._bytes)
 
-    def _simulate(self, call: _Entered) -> Summary:
+    def _simulate(self, call: _CallState) -> Summary:
         devices, clocks = call.devices, call.clocks
-        present, count = self.planner.present(devices), self.structure.classes.count
-        streams = self.streams if len(clocks) > len(present) else 1
-        places = [place for c in present for place in range(c, count * streams, count)]
-        began = [0] * (count * self.streams)
-        for place, clock in zip(places, clocks, strict=True):
-            began[place] = clock
-        frame = self.enter(call.callee, devices, list(began), call.outputs)
-        inside: list[Handle] = []
-        for i, (where, category, mine) in enumerate(call.state):
-            if where != i:
-                inside[where].users += 1
-                inside.append(inside[where])
+        classes, count = self.timer.classes_of(devices), self.plan.classes.count
+        streams = self.streams if len(clocks) > len(classes) else 1
+        indices = [index for c in classes for index in range(c, count * streams, count)]
+        initial = [0] * (count * self.streams)
+        for index, clock in zip(indices, clocks, strict=True):
+            initial[index] = clock
+        frame = self.enter(call.callee, devices, list(initial), call.outputs)
+        handles: list[Handle] = []
+        for i, (first, category, own_bytes) in enumerate(call.state):
+            if first != i:
+                handles[first].users += 1
+                handles.append(handles[first])
             else:
-                inside.append(Handle(mine or (), category, mine is not None, number=i))
-        given = call.run(inside)
+                handles.append(Handle(own_bytes or (), category, own_bytes is not None, number=i))
+        results = call.run(handles)
         self.frames.pop()
-        made: dict[int, int] = {}
-        lie = tuple((h.number, -1 if h.number >= 0 else made.setdefault(id(h), len(made))) for h in given)
-        kept = {id(h): (h.bytes, h.category) for h in given if h.number < 0}
-        moved = tuple((place, frame.clocks[place]) for place in places if frame.clocks[place] != began[place])
-        adds = tuple(
-            (c, frame.peaks[c], frame.live[c] if any(frame.live[c]) else None, frame.total[c], frame.beside[c], *busy)
-            for c in present
+        new_ids: dict[int, int] = {}
+        outputs = tuple((h.number, -1 if h.number >= 0 else new_ids.setdefault(id(h), len(new_ids))) for h in results)
+        new = {id(h): (h.bytes, h.category) for h in results if h.number < 0}
+        after = tuple((index, frame.clocks[index]) for index in indices if frame.clocks[index] != initial[index])
+        totals = tuple(
+            (c, frame.peaks[c], frame.live[c] if any(frame.live[c]) else None, frame.total[c], frame.streamed[c], *busy)
+            for c in classes
             for busy in [(frame.busy[0][c], frame.busy[1][c])]
         )
         freed = tuple(number for number in frame.freed if number >= 0)
         return Summary(
-            devices, frame.events, frame.changes, frame.device_ops, lie, tuple(kept.values()), moved, freed, adds
+            devices, frame.events, frame.changes, frame.device_ops, outputs, tuple(new.values()), after, freed, totals
         )
 
-    def _go_on(
-        self, frame: Frame, op: Op, summary: Summary, slots: Sequence[Handle | None], where: Sequence[int], base: int
+    def _resume(
+        self, frame: Frame, op: Op, summary: Summary, slots: Sequence[Handle | None], slot_of: Sequence[int], base: int
     ) -> list[Handle]:
-        """Let the caller go on from where a call leaves it; operand i of the call is in slot ``where[i]``."""
-        frame.take_over(op, summary, base)
+        """Resume the caller after a call; operand i of the call is in slot ``slot_of[i]``."""
+        frame.apply_summary(op, summary, base)
         for number in summary.freed:
-            handle: Handle = slots[where[number]]  # type: ignore[assignment]
+            handle: Handle = slots[slot_of[number]]  # type: ignore[assignment]
             handle.freeable = False
             frame.freed.add(handle.number)
-            elsewhere = self.planner.parted(handle.bytes, summary.devices)[1]
+            elsewhere = self.timer.split_on(handle.bytes, summary.devices)[1]
             if elsewhere:
                 frame.change(elsewhere, handle.category, -1)
-        made = [Handle(held, category, True, 0) for held, category in summary.made]
+        handles = [Handle(bytes_, category, True, 0) for bytes_, category in summary.allocations]
         results = []
         for number, new in summary.outputs:
-            result: Handle = slots[where[number]] if number >= 0 else made[new]  # type: ignore[assignment]
+            result: Handle = slots[slot_of[number]] if number >= 0 else handles[new]  # type: ignore[assignment]
             result.users += 1
             results.append(result)
         return results

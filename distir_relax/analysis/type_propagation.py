@@ -1,7 +1,7 @@
-"""Type and device propagation, and mixed interpretation: one domain, in which some values are known numbers.
+"""Type and device propagation, and mixed interpretation: a domain in which some values are known tensors.
 
-With types alone this is type propagation (section 3 of the DistIR paper); where inputs are given as numbers, what
-follows from them is known too, so that shapes computed by the program itself (figure 4) are found.
+Without known tensors this is type propagation (section 3 of the DistIR paper). Given known inputs, results that depend
+only on them are known too, so shapes that the program itself computes (figure 4) are determined.
 """
 
 from __future__ import annotations
@@ -22,8 +22,8 @@ from distir_relax.ir import (
     Untyped,
     Value,
     fresh_name,
-    on_devices,
     print_devices,
+    remap_devices,
     verify_type,
 )
 from distir_relax.ops import Trait, lookup
@@ -36,42 +36,42 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, eq=False)
 class Number:
-    """A tensor whose numbers are known, the same on each of `devices`."""
+    """A known tensor, the same on each of `devices`."""
 
     value: torch.Tensor
     devices: tuple[int, ...]
 
     @property
     def type(self) -> PlacedType:
-        """Its type."""
+        """The type of the tensor."""
         kind = type_of(self.value)
         return PlacedType(kind.shape, kind.dtype, self.devices)
 
 
-Known = PlacedType | Number
-"""What is known of a value: its type on its devices, or its numbers too."""
+AbstractValue = PlacedType | Number
+"""The abstract value: a type on devices, or a known tensor."""
 
 
 def propagate_types(
     module: Module, inputs: Mapping[str, torch.Tensor | PlacedType] | None = None
-) -> tuple[Module, dict[str, Known]]:
-    """The program with the types that its text left out, and what is known of each value of the entry function.
+) -> tuple[Module, dict[str, AbstractValue]]:
+    """Infer the types that a program's text omits; return it with the abstract values of the entry function.
 
-    `inputs` gives numbers, or types, to inputs of the entry function by name. A function is written once for each way
-    in which it is called. Raises `VerificationError`, naming the op and the devices, where operands do not fit an op,
-    lie on different devices, or a type written in the program is not what follows.
+    `inputs` has tensors or types of inputs of the entry function by name. A function is specialized for each
+    combination of operand types. Raises `VerificationError`, naming the op and devices, if operands do not fit an op or
+    are on different devices, or a type in the program differs from the inferred one.
     """
     if module.stage != "distributed":
         raise VerificationError(f"types are propagated in the distributed stage, found the {module.stage} stage")
-    given = inputs or {}
-    domain = _Types(module)
-    elements = [_given(module, item, given.get(item.value.name)) for item in module.main.inputs]
+    given_inputs = inputs or {}
+    domain = _TypeDomain(module)
+    elements = [_input_value(module, item, given_inputs.get(item.value.name)) for item in module.main.inputs]
     main = domain.function(module.main, elements, lambda: Interpreter(module, domain).run(elements))
-    return replace(module, functions=(main, *domain.written.values())), domain.known
+    return replace(module, functions=(main, *domain.specialized.values())), domain.abstract_values
 
 
 def infer_types(module: Module) -> Module:
-    """The program with the types that its text left out; itself where it left out none. See `propagate_types`."""
+    """Infer the types that a program's text omits; return it unchanged if there are none. See `propagate_types`."""
     if not any(isinstance(kind, Untyped) for kind in _all_types(module)):
         return module
     return propagate_types(module)[0]
@@ -83,66 +83,66 @@ def _all_types(module: Module) -> Iterator[object]:
         yield from (value.type for op in function.ops for value in op.results)
 
 
-def _given(module: Module, item: Input, given: torch.Tensor | PlacedType | None) -> Known:
+def _input_value(module: Module, item: Input, given_value: torch.Tensor | PlacedType | None) -> AbstractValue:
     value = item.value
-    kind = given if isinstance(given, PlacedType) else value.type
-    if isinstance(kind, Untyped) and isinstance(given, (PlacedType, type(None))):
+    type_ = given_value if isinstance(given_value, PlacedType) else value.type
+    if isinstance(type_, Untyped) and isinstance(given_value, (PlacedType, type(None))):
         raise VerificationError(f"the input {value} has no type", item.location, f"write it: {value}: f32[4,8] @ {{0}}")
-    if given is not None and not isinstance(given, PlacedType):
-        assert isinstance(kind, (PlacedType, Untyped))
-        return Number(given, kind.devices or (0,))
-    if isinstance(kind, PlacedType):
-        verify_type(module, Value(value.name, kind), item.location)
-        return kind
+    if given_value is not None and not isinstance(given_value, PlacedType):
+        assert isinstance(type_, (PlacedType, Untyped))
+        return Number(given_value, type_.devices or (0,))
+    if isinstance(type_, PlacedType):
+        verify_type(module, Value(value.name, type_), item.location)
+        return type_
     return value.placed
 
 
 @dataclass
 class _Frame:
-    """A function being written: its ops, and the value that stands for each of the old program's."""
+    """A function under construction: its ops, and the new value of each old one."""
 
     ops: list[Op] = field(default_factory=list)
     values: dict[str, Value] = field(default_factory=dict)
 
 
 @dataclass
-class _Types(Domain[Known]):
+class _TypeDomain(Domain[AbstractValue]):
     module: Module
     frames: list[_Frame] = field(default_factory=list)
-    written: dict[object, Function] = field(default_factory=dict)
-    known: dict[str, Known] = field(default_factory=dict)
+    specialized: dict[object, Function] = field(default_factory=dict)
+    abstract_values: dict[str, AbstractValue] = field(default_factory=dict)
     names: set[str] = field(default_factory=set)
 
-    def function(self, function: Function, inputs: Sequence[Known], run: Callable[[], object]) -> Function:
-        """The function as it is with these inputs; `run` interprets it."""
+    def function(self, function: Function, inputs: Sequence[AbstractValue], run: Callable[[], object]) -> Function:
+        """Build the function for these inputs; `run` interprets it."""
         frame = _Frame()
         self.frames.append(frame)
         items = []
         for item, element in zip(function.inputs, inputs, strict=True):
-            frame.values[item.value.name] = _checked(item.value, _type(element), item.location)
+            frame.values[item.value.name] = _with_type(item.value, _type(element), item.location)
             items.append(replace(item, value=frame.values[item.value.name]))
-            self._note(item.value, element)
+            self._record(item.value, element)
         run()
         self.frames.pop()
         name = fresh_name(function.name, self.names)
         outputs = tuple(replace(o, value=frame.values[o.value.name]) for o in function.outputs)
         return Function(name, tuple(items), tuple(frame.ops), outputs)
 
-    def apply(self, op: Op, operands: Sequence[Known]) -> Sequence[Known]:
+    def apply(self, op: Op, operands: Sequence[AbstractValue]) -> Sequence[AbstractValue]:
         results = self._results(op, operands)
         if len(results) != len(op.results):
             raise VerificationError(f"{op.name} gives {len(results)} values, found {len(op.results)}", op.location)
-        self._write(op, results)
+        self._emit(op, results)
         return results
 
     def call(
         self,
         op: Op,
         callee: Function,
-        operands: Sequence[Known],
+        operands: Sequence[AbstractValue],
         last: Sequence[bool],
-        run: Callable[[Sequence[Known]], list[Known]],
-    ) -> list[Known]:
+        run: Callable[[Sequence[AbstractValue]], list[AbstractValue]],
+    ) -> list[AbstractValue]:
         devices = op.devices
         if devices is None:
             raise VerificationError(f"a call of @{callee.name} must say its devices", op.location)
@@ -152,107 +152,107 @@ class _Types(Domain[Known]):
                 f"found {len(operands)} and {len(op.results)}",
                 op.location,
             )
-        inside = [_renumbered(x, devices, op) for x in operands]
-        # What a function does with numbers is its own affair; the types decide whether two calls are alike.
-        key = (callee.name, tuple(map(_type, inside)))
-        if any(isinstance(x, Number) for x in inside):
+        callee_operands = [_to_inner(x, devices, op) for x in operands]
+        # Types decide whether two calls are equal; calls with known tensors are never shared.
+        key = (callee.name, tuple(map(_type, callee_operands)))
+        if any(isinstance(x, Number) for x in callee_operands):
             key = (*key, object())  # type: ignore[assignment]
-        found: list[Known] = []
-        if key not in self.written:
-            self.written[key] = self.function(callee, inside, lambda: found.extend(run(inside)))
-        function = self.written[key]
-        if not found:
-            found = [o.value.placed for o in function.outputs]
-        results = [_moved(x, devices) for x in found]
-        self._write(replace(op, attrs={**op.attrs, "callee": function.name}), results)
-        return results
+        results: list[AbstractValue] = []
+        if key not in self.specialized:
+            self.specialized[key] = self.function(callee, callee_operands, lambda: results.extend(run(callee_operands)))
+        function = self.specialized[key]
+        if not results:
+            results = [o.value.placed for o in function.outputs]
+        call_results = [_to_caller_devices(x, devices) for x in results]
+        self._emit(replace(op, attrs={**op.attrs, "callee": function.name}), call_results)
+        return call_results
 
-    def _results(self, op: Op, operands: Sequence[Known]) -> tuple[Known, ...]:
-        kinds = [_type(x) for x in operands]
-        written = op.results[0].type
-        devices = written.devices if isinstance(written, (PlacedType, Untyped)) else ()
+    def _results(self, op: Op, operands: Sequence[AbstractValue]) -> tuple[AbstractValue, ...]:
+        types = [_type(x) for x in operands]
+        result_type = op.results[0].type
+        devices = result_type.devices if isinstance(result_type, (PlacedType, Untyped)) else ()
         entry = lookup(op.name, op.location)
         if not devices:
-            devices = result_devices(op.name, kinds, op.location)
+            devices = result_devices(op.name, types, op.location)
         elif Trait.TRANSFER not in entry.traits:
-            _check_together(op, kinds, devices)
-        # Where devices differ in sizes or attributes, nothing is one number on all of them.
-        alone = Trait.ON_COMMUNICATOR in entry.traits and Trait.TRANSFER not in entry.traits
+            _check_operand_devices(op, types, devices)
+        # If sizes or attributes differ between devices, no result is the same tensor on all of them.
+        is_collective = Trait.ON_COMMUNICATOR in entry.traits and Trait.TRANSFER not in entry.traits
         if (
-            not alone
-            and not differs(kinds, op.attrs)
-            and (not operands or entry.semantics.mixed or _any_number(operands))
+            not is_collective
+            and not differs(types, op.attrs)
+            and (not operands or entry.semantics.mixed or _has_number(operands))
         ):
-            known = [x.value if isinstance(x, Number) else x.local(0) for x in operands]
+            local_values = [x.value if isinstance(x, Number) else x.local(0) for x in operands]
             if Trait.TRANSFER in entry.traits:
-                return tuple(_placed(x, devices) for x in known)
-            return tuple(_placed(x, devices) for x in dispatch(op, known))
-        return infer_placed(op.name, kinds, op.attrs, devices, op.location)
+                return tuple(_placed(x, devices) for x in local_values)
+            return tuple(_placed(x, devices) for x in dispatch(op, local_values))
+        return infer_placed(op.name, types, op.attrs, devices, op.location)
 
-    def _write(self, op: Op, results: Sequence[Known]) -> None:
+    def _emit(self, op: Op, results: Sequence[AbstractValue]) -> None:
         frame = self.frames[-1]
         values = []
         for value, element in zip(op.results, results, strict=True):
-            frame.values[value.name] = _checked(value, _type(element), op.location or op.name)
+            frame.values[value.name] = _with_type(value, _type(element), op.location or op.name)
             values.append(frame.values[value.name])
-            self._note(value, element)
+            self._record(value, element)
         operands = tuple(frame.values[v.name] for v in op.operands)
         frame.ops.append(replace(op, operands=operands, results=tuple(values)))
 
-    def _note(self, value: Value, element: Known) -> None:
+    def _record(self, value: Value, element: AbstractValue) -> None:
         if len(self.frames) == 1:
-            self.known[value.name] = element
+            self.abstract_values[value.name] = element
 
 
-def _any_number(operands: Sequence[Known]) -> bool:
+def _has_number(operands: Sequence[AbstractValue]) -> bool:
     return any(isinstance(x, Number) for x in operands)
 
 
-def _check_together(op: Op, kinds: Sequence[PlacedType], devices: tuple[int, ...]) -> None:
-    """A local op finds its operands on each of its devices."""
-    for value, kind in zip(op.operands, kinds, strict=True):
-        if kind.devices is not devices and not set(devices) & set(kind.devices):
+def _check_operand_devices(op: Op, types: Sequence[PlacedType], devices: tuple[int, ...]) -> None:
+    """Check that a local op has its operands on each of its devices."""
+    for value, type_ in zip(op.operands, types, strict=True):
+        if type_.devices is not devices and not set(devices) & set(type_.devices):
             raise VerificationError(
-                f"{op.name} on {print_devices(devices)} takes {value}, which lies on {print_devices(kind.devices)}",
+                f"{op.name} on {print_devices(devices)} takes {value}, which is on {print_devices(type_.devices)}",
                 op.location,
                 "send it there first",
             )
 
 
-def _checked(value: Value, kind: PlacedType, where: str) -> Value:
-    """`value` with the type that follows. Raises `VerificationError` when it was written with another one."""
-    if not isinstance(value.type, Untyped) and value.type != kind:
-        raise VerificationError(f"{value} is {kind}, the program says {value.type}", where)
-    return Value(value.name, kind)
+def _with_type(value: Value, type_: PlacedType, where: str) -> Value:
+    """Return `value` with the inferred type. Raises `VerificationError` if the program declares another one."""
+    if not isinstance(value.type, Untyped) and value.type != type_:
+        raise VerificationError(f"{value} is {type_}, the program declares {value.type}", where)
+    return Value(value.name, type_)
 
 
-def _type(element: Known) -> PlacedType:
+def _type(element: AbstractValue) -> PlacedType:
     return element.type if isinstance(element, Number) else element
 
 
-def _placed(known: TensorType | torch.Tensor, devices: tuple[int, ...]) -> Known:
-    if isinstance(known, TensorType):
-        return PlacedType(known.shape, known.dtype, devices)
-    return Number(known, devices)
+def _placed(value: TensorType | torch.Tensor, devices: tuple[int, ...]) -> AbstractValue:
+    if isinstance(value, TensorType):
+        return PlacedType(value.shape, value.dtype, devices)
+    return Number(value, devices)
 
 
-def _renumbered(element: Known, devices: tuple[int, ...], op: Op) -> Known:
-    """What is known of an operand, in the numbering of the function that is called on `devices`."""
-    outside = _type(element).devices
-    if outside == devices:
-        inside = tuple(range(len(devices)))
+def _to_inner(element: AbstractValue, devices: tuple[int, ...], op: Op) -> AbstractValue:
+    """Return an operand with its devices renumbered as in the function that is called on `devices`."""
+    outer = _type(element).devices
+    if outer == devices:
+        inner = tuple(range(len(devices)))
     else:
-        place = {device: i for i, device in enumerate(devices)}
-        if any(device not in place for device in outside):
+        position = {device: i for i, device in enumerate(devices)}
+        if any(device not in position for device in outer):
             raise VerificationError(
-                f"@{op.callee} is called on {print_devices(devices)} with an operand on {print_devices(outside)}",
+                f"@{op.callee} is called on {print_devices(devices)} with an operand on {print_devices(outer)}",
                 op.location,
             )
-        inside = tuple(place[device] for device in outside)
-    return Number(element.value, inside) if isinstance(element, Number) else replace(element, devices=inside)
+        inner = tuple(position[device] for device in outer)
+    return Number(element.value, inner) if isinstance(element, Number) else replace(element, devices=inner)
 
 
-def _moved(element: Known, devices: tuple[int, ...]) -> Known:
+def _to_caller_devices(element: AbstractValue, devices: tuple[int, ...]) -> AbstractValue:
     if isinstance(element, Number):
         return Number(element.value, tuple(devices[i] for i in element.devices))
-    return on_devices(element, devices)
+    return remap_devices(element, devices)

@@ -1,4 +1,4 @@
-"""Programs differentiated: the backward steps of their ops, written in the op table's own terms."""
+"""Automatic differentiation: backward programs built from ops of the op table."""
 
 from distir_relax.autodiff.backward import gradients
 from distir_relax.autodiff.differentiate import Differentiate

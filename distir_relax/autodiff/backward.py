@@ -1,4 +1,4 @@
-"""Reverse-mode differentiation of straight-line code: from the gradients of its results to those of its operands."""
+"""Reverse-mode differentiation of straight-line code."""
 
 from __future__ import annotations
 
@@ -8,58 +8,57 @@ from distir_relax.errors import UnsupportedOpError
 from distir_relax.ir import Op, Value
 from distir_relax.ops import Backward, Builder, backward_step, lookup
 
-StepOf = Callable[[Op, tuple[Value | None, ...], frozenset[int]], tuple[Value | None, ...]]
-"""The gradients of an op's operands, from the op, the gradients of its results, and the operands asked for."""
+BackwardStep = Callable[[Op, tuple[Value | None, ...], frozenset[int]], tuple[Value | None, ...]]
+"""Returns the gradients of an op's operands, given the op, the gradients of its results, and the operands to do."""
 
 
 def is_differentiable(value: Value) -> bool:
-    """Whether a value may have a gradient: floats have."""
+    """Whether a value can have a gradient: it must be of a floating dtype."""
     return "float" in value.tensor.dtype
 
 
 def depends_on(ops: Sequence[Op], sources: Collection[str]) -> set[str]:
-    """The names of the differentiable values that depend on `sources`, these included."""
-    found = set(sources)
+    """Return the names of differentiable values that depend on `sources`, including those."""
+    active = set(sources)
     for op in ops:
-        if any(v.name in found for v in op.operands):
-            found.update(v.name for v in op.results if is_differentiable(v))
-    return found
+        if any(v.name in active for v in op.operands):
+            active.update(v.name for v in op.results if is_differentiable(v))
+    return active
 
 
 def gradients(
-    g: Builder, ops: Sequence[Op], seeds: Mapping[str, Value], wanted: Collection[str], call: StepOf | None = None
+    g: Builder, ops: Sequence[Op], seeds: Mapping[str, Value], wrt: Collection[str], call: BackwardStep | None = None
 ) -> dict[str, Value]:
-    """Write with `g` the backward steps of `ops`, and give the gradients of the values `wanted`, by name.
+    """Build the backward steps of `ops` with `g`; return the gradients of the values `wrt`, by name.
 
-    `seeds` are the gradients of values that the ops make, by name: what the gradients are taken of. What does not
-    depend on them has none in the result. `call` is the step of a function's call. Each step is written at the place of
-    its op, and named after the operand: ``%h.grad``. Raises `UnsupportedOpError` for an op of which the table does not
-    say how it is differentiated.
+    `seeds` are the gradients of results of the ops, by name. Values on which no seed depends are missing in the result.
+    `call` is the backward step of function calls. Each step has the location of its op, and results named after the
+    operand: ``%h.grad``. Raises `UnsupportedOpError` for an op whose table entry has no gradient.
     """
-    active = depends_on(ops, wanted)
-    found = dict(seeds)
+    active = depends_on(ops, wrt)
+    grad_of = dict(seeds)
     for op in reversed(ops):
-        grads = tuple(found.get(v.name) for v in op.results)
-        asked = frozenset(i for i, v in enumerate(op.operands) if v.name in active)
-        if not asked or all(grad is None for grad in grads):
+        grads = tuple(grad_of.get(v.name) for v in op.results)
+        indices = frozenset(i for i, v in enumerate(op.operands) if v.name in active)
+        if not indices or all(grad is None for grad in grads):
             continue
-        g.location, g.hint = op.location, f"{op.operands[min(asked)].name}.grad"
-        step = call(op, grads, asked) if op.callee and call is not None else _step(g, op, grads, asked)
+        g.location, g.hint = op.location, f"{op.operands[min(indices)].name}.grad"
+        step = call(op, grads, indices) if op.callee and call is not None else _step(g, op, grads, indices)
         for operand, grad in zip(op.operands, step, strict=True):
             if grad is not None:
                 g.hint = f"{operand.name}.grad"
-                known = found.get(operand.name)
-                found[operand.name] = grad if known is None else g.emit("add", known, grad)
+                partial_grad = grad_of.get(operand.name)
+                grad_of[operand.name] = grad if partial_grad is None else g.emit("add", partial_grad, grad)
     g.hint = ""
-    return {name: found[name] for name in wanted if name in found}
+    return {name: grad_of[name] for name in wrt if name in grad_of}
 
 
-def _step(g: Builder, op: Op, grads: tuple[Value | None, ...], asked: frozenset[int]) -> tuple[Value | None, ...]:
+def _step(g: Builder, op: Op, grads: tuple[Value | None, ...], indices: frozenset[int]) -> tuple[Value | None, ...]:
     gradient = lookup(op.name, op.location).gradient
     if gradient is None:
         raise UnsupportedOpError(
-            f"the op table does not say how {op.name} is differentiated",
+            f"the op table has no gradient of {op.name}",
             op.location,
             "give its entry a gradient (CONTRIBUTING.md shows how), or leave what depends on it out of the loss",
         )
-    return backward_step(gradient, Backward(g, op, grads, asked))
+    return backward_step(gradient, Backward(g, op, grads, indices))

@@ -1,13 +1,14 @@
-"""Functions differentiated, each once however often it is called.
+"""Differentiation of functions, each once regardless of its number of calls.
 
-``@layer`` becomes ``@layer_forward``, which gives besides its results the values that the backward needs; and the
-backward in two slices: ``@layer_backward`` gives the gradients of what is computed, ``@layer_backward_weights`` those
-of the weights. The first is what the layers before it wait for, the second may come at any time: what zero-bubble
-pipeline schedules need (Qi et al., Zero Bubble Pipeline Parallelism, 2023).
+``@layer`` becomes ``@layer_forward``, which also returns the values that the backward needs, and a backward in two
+slices: ``@layer_backward`` returns the gradients of computed inputs, ``@layer_backward_weights`` those of weights.
+Preceding layers wait only for the first, so the second can be scheduled freely, as zero-bubble pipeline schedules do
+(Qi et al., Zero Bubble Pipeline Parallelism, 2023).
 
-What the backward needs and the forward does not keep is computed again. With ``block``, nothing inside of a function
-that the entry calls is kept: its forward is called again (Chen et al., Training Deep Nets with Sublinear Memory Cost,
-2016). With ``selective``, backwards begin with the ops that cost little (Korthikanti et al., 2022).
+Values that the backward needs and the forward does not save are recomputed (activation checkpointing). With ``block``,
+nothing inside of a function called by the entry is saved: its forward is called again (Chen et al., Training Deep Nets
+with Sublinear Memory Cost, 2016). With ``selective``, backwards recompute the results of cheap ops (Korthikanti et al.,
+2022).
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ from collections import defaultdict
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from distir_relax.autodiff.backward import StepOf, depends_on, gradients, is_differentiable
+from distir_relax.autodiff.backward import BackwardStep, depends_on, gradients, is_differentiable
 from distir_relax.cost.roofline import flops
 from distir_relax.ir import (
     CALL,
@@ -27,7 +28,7 @@ from distir_relax.ir import (
     Op,
     Output,
     Value,
-    called_first,
+    callees_first,
     fresh_name,
     needed_ops,
 )
@@ -36,31 +37,31 @@ from distir_relax.ops import Builder, filled, lookup
 
 @dataclass(frozen=True)
 class _Slice:
-    """A part of a backward: the function, and what its inputs and outputs are, by their names in the body."""
+    """A part of a backward: the function, and the names in the body of its inputs and outputs."""
 
     kind: str
     function: Function
-    takes: tuple[str, ...]
-    gives: tuple[str, ...]
+    input_names: tuple[str, ...]
+    output_names: tuple[str, ...]
 
 
 @dataclass(frozen=True)
-class _Differentiated:
-    """A function's forward, and its backward's slices in their order.
+class _Vjp:
+    """The forward of a function, and the slices of its backward, in order.
 
-    `kept` are the values that the forward gives besides its results, `seeds` the gradients of its results that the
+    `saved` are the values that the forward returns besides its results, `seeds` the gradients of its results that the
     backward takes (by output number), `grads` the gradients of inputs (by input number); all by name in the body.
     """
 
     forward: Function
-    kept: tuple[Value, ...]
+    saved: tuple[Value, ...]
     seeds: Mapping[int, str]
     grads: Mapping[int, str]
     slices: tuple[_Slice, ...]
 
 
 class Functions:
-    """The functions of a module on the way to being differentiated; `checkpoint` is none, block, or selective."""
+    """Differentiates the functions of a module; `checkpoint` is none, block, or selective."""
 
     def __init__(self, module: Module, checkpoint: str = "none") -> None:
         self._checkpoint = checkpoint
@@ -68,151 +69,151 @@ class Functions:
         self._taken = set(self._functions)
         self._module = module
         self._stages = {op.callee for op in module.main.ops if op.task}
-        self._asked: dict[str, set[int]] = defaultdict(set)
-        self._found: dict[str, _Differentiated] = {}
-        self._by_forward: dict[str, _Differentiated] = {}
+        self._wrt_inputs: dict[str, set[int]] = defaultdict(set)
+        self._vjps: dict[str, _Vjp] = {}
+        self._by_forward: dict[str, _Vjp] = {}
 
-    def forward(self, ops: Sequence[Op], wanted: Collection[str]) -> tuple[Op, ...]:
-        """The ops of the entry with each call, on whose operands gradients are asked for, as one of the forward.
+    def forward(self, ops: Sequence[Op], wrt: Collection[str]) -> tuple[Op, ...]:
+        """Return the ops of the entry, with each call that needs gradients of operands replaced by one of the forward.
 
-        Where blocks are checkpointed they stay, and `step` calls the forward.
+        Calls of checkpointed blocks are not replaced; `step` calls their forward.
         """
-        self._ask(ops, wanted)
-        for function in reversed(called_first(self._module)):
-            if function.name in self._asked:
-                self._ask(function.ops, self._wanted(function).values())
-        return self._outer(ops)
+        self._request_gradients(ops, wrt)
+        for function in reversed(callees_first(self._module)):
+            if function.name in self._wrt_inputs:
+                self._request_gradients(function.ops, self._wrt(function).values())
+        return self._with_forwards(ops)
 
-    def _ask(self, ops: Sequence[Op], wanted: Collection[str]) -> None:
-        """Note of which operands the gradients are asked for, in some call of each function."""
-        active = depends_on(ops, wanted)
+    def _request_gradients(self, ops: Sequence[Op], wrt: Collection[str]) -> None:
+        """Record the operands that need gradients in some call of each function."""
+        active = depends_on(ops, wrt)
         for op in ops:
-            asked = {i for i, v in enumerate(op.operands) if v.name in active} if op.callee else ()
-            if asked:
-                self._asked[op.callee].update(asked)
+            indices = {i for i, v in enumerate(op.operands) if v.name in active} if op.callee else ()
+            if indices:
+                self._wrt_inputs[op.callee].update(indices)
 
-    def _wanted(self, function: Function) -> dict[int, str]:
-        asked = ((i, function.inputs[i].value) for i in sorted(self._asked[function.name]))
-        return {i: value.name for i, value in asked if is_differentiable(value)}
+    def _wrt(self, function: Function) -> dict[int, str]:
+        indices = ((i, function.inputs[i].value) for i in sorted(self._wrt_inputs[function.name]))
+        return {i: value.name for i, value in indices if is_differentiable(value)}
 
-    def _outer(self, ops: Sequence[Op]) -> tuple[Op, ...]:
-        """The ops of the entry, or of a stage, with calls of forwards, but for blocks that are checkpointed."""
-        found = self._forward(ops)
+    def _with_forwards(self, ops: Sequence[Op]) -> tuple[Op, ...]:
+        """Replace the calls in the entry or a stage with calls of forwards, except for checkpointed blocks."""
+        forward_ops = self._call_forwards(ops)
         if self._checkpoint != "block":
-            return found
-        return tuple(new if op.task else op for op, new in zip(ops, found, strict=True))
+            return forward_ops
+        return tuple(new if op.task else op for op, new in zip(ops, forward_ops, strict=True))
 
-    def _forward(self, ops: Sequence[Op]) -> tuple[Op, ...]:
+    def _call_forwards(self, ops: Sequence[Op]) -> tuple[Op, ...]:
         taken = {v.name for op in ops for v in (*op.operands, *op.results)}
-        return tuple(self._call_forward(op, taken) if op.callee in self._asked else op for op in ops)
+        return tuple(self._call_forward(op, taken) if op.callee in self._wrt_inputs else op for op in ops)
 
-    def step(self, g: Builder) -> StepOf:
-        """How the step of such a call is written with `g`."""
+    def step(self, g: Builder) -> BackwardStep:
+        """Return the backward step of calls, built with `g`."""
 
-        def step(op: Op, grads: tuple[Value | None, ...], asked: frozenset[int]) -> tuple[Value | None, ...]:
+        def step(op: Op, grads: tuple[Value | None, ...], indices: frozenset[int]) -> tuple[Value | None, ...]:
             task = {**op.task}
-            op, one = self._kept(g, op)
-            inputs = (item.value.name for item in one.forward.inputs)
-            known: dict[str, Value] = dict(zip(inputs, op.operands, strict=True))
-            kept = op.results[len(op.results) - len(one.kept) :]
-            known.update(zip((v.name for v in one.kept), kept, strict=True))
-            for number, name in one.seeds.items():
-                kind = op.results[number].tensor
-                known[name] = grads[number] or filled(g, kind.shape, 0.0, kind.dtype)
-            for part in one.slices:
+            op, vjp = self._saved_call(g, op)
+            inputs = (item.value.name for item in vjp.forward.inputs)
+            value_of: dict[str, Value] = dict(zip(inputs, op.operands, strict=True))
+            saved = op.results[len(op.results) - len(vjp.saved) :]
+            value_of.update(zip((v.name for v in vjp.saved), saved, strict=True))
+            for number, name in vjp.seeds.items():
+                type_ = op.results[number].tensor
+                value_of[name] = grads[number] or filled(g, type_.shape, 0.0, type_.dtype)
+            for part in vjp.slices:
                 results = tuple(
                     Value(g.fresh(f"{op.results[0].name}.{output.name}"), output.value.type)
                     for output in part.function.outputs
                 )
-                operands = tuple(known[name] for name in part.takes)
+                operands = tuple(value_of[name] for name in part.input_names)
                 g.ops.append(
                     Op(CALL, operands, results, {"callee": part.function.name, **_task(task, part.kind)}, op.location)
                 )
-                known.update(zip(part.gives, results, strict=True))
+                value_of.update(zip(part.output_names, results, strict=True))
             return tuple(
-                known[one.grads[i]] if i in asked and i in one.grads else None for i in range(len(op.operands))
+                value_of[vjp.grads[i]] if i in indices and i in vjp.grads else None for i in range(len(op.operands))
             )
 
         return step
 
-    def _kept(self, g: Builder, op: Op) -> tuple[Op, _Differentiated]:
-        """The call of a forward that kept what the backward needs: `op`, or it called again."""
+    def _saved_call(self, g: Builder, op: Op) -> tuple[Op, _Vjp]:
+        """Return the call of a forward that saves values for the backward: `op`, or a recomputation of it."""
         if op.callee in self._by_forward:
             return op, self._by_forward[op.callee]
-        one = self._found[op.callee]
-        results = tuple(Value(g.fresh(f"{op.results[0].name}.again"), o.value.type) for o in one.forward.outputs)
-        again = Op(CALL, op.operands, results, {"callee": one.forward.name, **_task(op.task, "F")}, op.location)
-        g.ops.append(again)
-        return again, one
+        vjp = self._vjps[op.callee]
+        results = tuple(Value(g.fresh(f"{op.results[0].name}.again"), o.value.type) for o in vjp.forward.outputs)
+        recomputed = Op(CALL, op.operands, results, {"callee": vjp.forward.name, **_task(op.task, "F")}, op.location)
+        g.ops.append(recomputed)
+        return recomputed, vjp
 
     def used(self) -> tuple[Function, ...]:
-        """The functions that calls name now: those that are not differentiated, forwards, and backwards."""
-        made = (f for one in self._found.values() for f in (one.forward, *(part.function for part in one.slices)))
+        """Return the functions that are called now: not differentiated ones, forwards, and backwards."""
+        derived = (f for vjp in self._vjps.values() for f in (vjp.forward, *(part.function for part in vjp.slices)))
         first = next(iter(self._functions))
-        return (*(f for name, f in self._functions.items() if name != first), *made)
+        return (*(f for name, f in self._functions.items() if name != first), *derived)
 
     def _call_forward(self, op: Op, taken: set[str]) -> Op:
-        if op.callee not in self._found:
-            one = self._differentiate(self._functions[op.callee])
-            self._found[op.callee] = self._by_forward[one.forward.name] = one
-        one = self._found[op.callee]
-        kept = tuple(Value(fresh_name(f"{op.results[0].name}.{v.name}", taken), v.type) for v in one.kept)
-        return replace(op, results=(*op.results, *kept), attrs={"callee": one.forward.name, **_task(op.task, "F")})
+        if op.callee not in self._vjps:
+            vjp = self._differentiate(self._functions[op.callee])
+            self._vjps[op.callee] = self._by_forward[vjp.forward.name] = vjp
+        vjp = self._vjps[op.callee]
+        saved = tuple(Value(fresh_name(f"{op.results[0].name}.{v.name}", taken), v.type) for v in vjp.saved)
+        return replace(op, results=(*op.results, *saved), attrs={"callee": vjp.forward.name, **_task(op.task, "F")})
 
-    def _differentiate(self, function: Function) -> _Differentiated:
-        wanted = self._wanted(function)
-        ops = self._outer(function.ops) if function.name in self._stages else self._forward(function.ops)
-        reached = depends_on(ops, wanted.values())
+    def _differentiate(self, function: Function) -> _Vjp:
+        wrt = self._wrt(function)
+        ops = self._with_forwards(function.ops) if function.name in self._stages else self._call_forwards(function.ops)
+        active = depends_on(ops, wrt.values())
         g = Builder.of(replace(function, ops=ops))
         seeds = {
             number: g.input(f"{output.name}.grad", output.value.tensor)
             for number, output in enumerate(function.outputs)
-            if output.value.name in reached
+            if output.value.name in active
         }
-        given: dict[str, Value] = {}
+        seed_of: dict[str, Value] = {}
         for number, seed in seeds.items():
             name = function.outputs[number].value.name
-            given[name] = g.emit("add", given[name], seed) if name in given else seed
-        roots = self._roots(function, ops, wanted)
-        grads = gradients(g, ops, given, [*wanted.values(), *roots], self.step(g))
+            seed_of[name] = g.emit("add", seed_of[name], seed) if name in seed_of else seed
+        roots = self._roots(function, ops, wrt)
+        grads = gradients(g, ops, seed_of, [*wrt.values(), *roots], self.step(g))
         backward = tuple(g.ops[len(ops) :])
         is_cheap = _is_cheap if self._checkpoint == "selective" else _is_free
-        backward = (*_made_again(ops, _names_used(backward), is_cheap), *backward)
-        again = {v.name for op in backward for v in op.results}
-        found = {i: grads[name].name for i, name in wanted.items() if name in grads}
-        computed = [name for i, name in found.items() if function.inputs[i].role == "input"]
-        first = needed_ops(backward, [*computed, *(grads[name].name for name in roots if name in grads)])
-        made_first = {v.name for op in first for v in op.results}
-        rest = [op for op in needed_ops(backward, found.values()) if op.results[0].name not in made_first]
-        used_later = {v.name for op in rest for v in op.operands}
-        made = {v.name: v for op in ops for v in op.results}
-        used = dict.fromkeys(_names_used(first, rest))
-        kept = tuple(made[name] for name in used if name in made and name not in again)
+        backward = (*_recomputed_ops(ops, _names_used(backward), is_cheap), *backward)
+        recomputed = {v.name for op in backward for v in op.results}
+        grad_names = {i: grads[name].name for i, name in wrt.items() if name in grads}
+        computed = [name for i, name in grad_names.items() if function.inputs[i].role == "input"]
+        input_ops = needed_ops(backward, [*computed, *(grads[name].name for name in roots if name in grads)])
+        first_results = {v.name for op in input_ops for v in op.results}
+        weight_ops = [op for op in needed_ops(backward, grad_names.values()) if op.results[0].name not in first_results]
+        used_later = {v.name for op in weight_ops for v in op.operands}
+        values = {v.name: v for op in ops for v in op.results}
+        used_names = dict.fromkeys(_names_used(input_ops, weight_ops))
+        saved = tuple(values[name] for name in used_names if name in values and name not in recomputed)
         forward = Function(
             fresh_name(f"{function.name}_forward", self._taken),
             function.inputs,
             ops,
-            (*function.outputs, *(Output(v.name, v) for v in kept)),
+            (*function.outputs, *(Output(v.name, v) for v in saved)),
         )
-        carried = [v.name for op in first for v in op.results if v.name in used_later]
+        carried = [v.name for op in input_ops for v in op.results if v.name in used_later]
         slices = []
-        for kind, end, part, gives in (
-            ("I", "backward", first, [*found.values(), *carried]),
-            ("W", "backward_weights", rest, [*found.values()]),
+        for kind, end, part_ops, output_names in (
+            ("I", "backward", input_ops, [*grad_names.values(), *carried]),
+            ("W", "backward_weights", weight_ops, [*grad_names.values()]),
         ):
-            made_here = {v.name for op in part for v in op.results}
-            given_here = [n for n in dict.fromkeys(gives) if n in made_here]
-            if part:
-                slices.append(self._slice(kind, f"{function.name}_{end}", g, part, given_here))
-        return _Differentiated(forward, kept, {i: v.name for i, v in seeds.items()}, found, tuple(slices))
+            defined = {v.name for op in part_ops for v in op.results}
+            defined_outputs = [n for n in dict.fromkeys(output_names) if n in defined]
+            if part_ops:
+                slices.append(self._slice(kind, f"{function.name}_{end}", g, part_ops, defined_outputs))
+        return _Vjp(forward, saved, {i: v.name for i, v in seeds.items()}, grad_names, tuple(slices))
 
-    def _roots(self, function: Function, ops: Sequence[Op], wanted: Mapping[int, str]) -> list[str]:
-        """Where activations begin in a stage whose inputs have no gradients: what is made of its weights.
+    def _roots(self, function: Function, ops: Sequence[Op], wrt: Mapping[int, str]) -> list[str]:
+        """Return the first activations of a stage whose inputs have no gradients: values computed from weights.
 
-        Their gradients are its gradients of inputs: all stages of a pipeline then do alike.
+        Their gradients count as its gradients of inputs, so that all pipeline stages have the same structure.
         """
-        weights = {name for i, name in wanted.items() if function.inputs[i].role != "input"}
-        if function.name not in self._stages or len(weights) < len(wanted):
+        weights = {name for i, name in wrt.items() if function.inputs[i].role != "input"}
+        if function.name not in self._stages or len(weights) < len(wrt):
             return []
         active = depends_on(ops, weights)
         roots = []
@@ -222,19 +223,19 @@ class Functions:
                 roots += [v.name for v in op.results if v.name in active]
         return roots
 
-    def _slice(self, kind: str, name: str, g: Builder, ops: Sequence[Op], gives: Sequence[str]) -> _Slice:
-        made = {v.name: v for op in ops for v in op.results}
-        known = {item.value.name: item for item in g.inputs}
+    def _slice(self, kind: str, name: str, g: Builder, ops: Sequence[Op], output_names: Sequence[str]) -> _Slice:
+        defined = {v.name: v for op in ops for v in op.results}
+        input_of = {item.value.name: item for item in g.inputs}
         values = {v.name: v for op in ops for v in op.operands}
-        takes = [n for n in dict.fromkeys(v.name for op in ops for v in op.operands) if n not in made]
-        inputs = tuple(known.get(n) or Input(values[n]) for n in takes)
-        outputs = tuple(Output(n, made[n]) for n in gives)
+        input_names = [n for n in dict.fromkeys(v.name for op in ops for v in op.operands) if n not in defined]
+        inputs = tuple(input_of.get(n) or Input(values[n]) for n in input_names)
+        outputs = tuple(Output(n, defined[n]) for n in output_names)
         function = Function(fresh_name(name, self._taken), inputs, tuple(ops), outputs)
-        return _Slice(kind, function, tuple(takes), tuple(gives))
+        return _Slice(kind, function, tuple(input_names), tuple(output_names))
 
 
 def _task(task: Mapping[str, Attribute], kind: str) -> dict[str, Attribute]:
-    """The attributes of a task that is of this `kind`; of a call that is none, none."""
+    """Return the attributes of a task with this `kind`; empty for a call that is not a task."""
     return {**task, "kind": kind} if task else {}
 
 
@@ -243,20 +244,20 @@ def _names_used(*parts: Iterable[Op]) -> list[str]:
 
 
 CHEAP = 32.0
-"""Operations for each element of its results, up to which an op is computed again rather than kept."""
+"""Maximum operations per element of the results of an op that is recomputed rather than saved."""
 
 
-def _made_again(ops: Sequence[Op], names: Iterable[str], is_cheap: Callable[[Op], bool]) -> tuple[Op, ...]:
-    """The ops that make what is called `names` again from what is dear to compute; in order."""
-    made = {v.name: op for op in ops for v in op.results}
-    found: set[int] = set()
-    waiting = [name for name in names if name in made]
-    while waiting:
-        op = made[waiting.pop()]
-        if id(op) not in found and not op.callee and is_cheap(op):
-            found.add(id(op))
-            waiting += [v.name for v in op.operands if v.name in made]
-    return tuple(op for op in ops if id(op) in found)
+def _recomputed_ops(ops: Sequence[Op], names: Iterable[str], is_cheap: Callable[[Op], bool]) -> tuple[Op, ...]:
+    """Return the cheap ops that `names` depend on, up to results of other ops, in order: these are recomputed."""
+    producer_of = {v.name: op for op in ops for v in op.results}
+    recomputed: set[int] = set()
+    worklist = [name for name in names if name in producer_of]
+    while worklist:
+        op = producer_of[worklist.pop()]
+        if id(op) not in recomputed and not op.callee and is_cheap(op):
+            recomputed.add(id(op))
+            worklist += [v.name for v in op.operands if v.name in producer_of]
+    return tuple(op for op in ops if id(op) in recomputed)
 
 
 def _is_free(op: Op) -> bool:

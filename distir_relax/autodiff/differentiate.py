@@ -1,4 +1,4 @@
-"""The pass that adds to a program the gradients of one of its results."""
+"""Differentiate a program: add the gradients of one of its results."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ from distir_relax.ops import Builder
 
 @dataclass(frozen=True, slots=True)
 class Differentiate:
-    """The pass: global stage in and out. Each of the inputs `wrt` gets an output ``NAME.grad``, its gradient.
+    """Pass: global stage in and out. Each of the inputs `wrt` gets an output ``NAME.grad``, its gradient.
 
-    `of` is the output that is differentiated, a number of a floating dtype; by default the first. By default `wrt` is
-    all parameters. A function is differentiated once, however often it is called: into a forward that keeps what the
-    backward needs, and a backward in two slices, of the gradients of its inputs and of its weights. Raises
-    `DistIRError` for an output that is no number, and for an input that it does not depend on; `UnsupportedOpError` for
+    `of` is the output to differentiate, a scalar of a floating dtype; by default the first. By default `wrt` is all
+    parameters. A function is differentiated once, regardless of its number of calls: into a forward that saves values
+    for the backward, and a backward in two slices, for the gradients of its inputs and of its weights. Raises
+    `DistIRError` if the output is not a scalar, and for an input that it does not depend on; `UnsupportedOpError` for
     an op that cannot be differentiated.
     """
 
@@ -30,31 +30,31 @@ class Differentiate:
     checkpoint: str = "none"
 
     def run(self, module: Module) -> Module:
-        """The module with gradients as outputs behind those that it has."""
+        """Append gradients to the module's outputs."""
         main = module.main
         output = next((o for o in main.outputs if o.name == self.of), main.outputs[0])
-        kind = output.value.tensor
-        if kind.shape != () or not is_differentiable(output.value):
+        loss_type = output.value.tensor
+        if loss_type.shape != () or not is_differentiable(output.value):
             raise DistIRError(
-                f"expected a loss that is a number, found {kind}", f"output {output.name!r}",
+                f"expected a loss that is a number, found {loss_type}", f"output {output.name!r}",
                 "return its mean or its sum",
             )  # fmt: skip
-        wanted = [i.value for i in main.inputs if self._wants(i.value.name, i.role) and is_differentiable(i.value)]
+        wrt = [i.value for i in main.inputs if self._is_wrt(i.value.name, i.role) and is_differentiable(i.value)]
         functions = Functions(module, self.checkpoint)
-        ops = functions.forward(main.ops, [v.name for v in wanted])
+        ops = functions.forward(main.ops, [v.name for v in wrt])
         g = Builder.of(replace(main, ops=ops))
-        found = gradients(
-            g, ops, {output.value.name: g.constant(1.0, kind.dtype)}, [v.name for v in wanted], functions.step(g)
+        grads = gradients(
+            g, ops, {output.value.name: g.constant(1.0, loss_type.dtype)}, [v.name for v in wrt], functions.step(g)
         )
-        missing = [v.name for v in wanted if v.name not in found]
+        missing = [v.name for v in wrt if v.name not in grads]
         if missing:
             raise DistIRError(
                 f"the loss does not depend on {', '.join(missing[:4])}", f"output {output.name!r}",
                 "leave these out of the parameters that are trained",
             )  # fmt: skip
-        grads = tuple(Output(f"{v.name}.grad", found[v.name]) for v in wanted)
-        whole = Function(main.name, main.inputs, tuple(g.ops), (*main.outputs, *grads))
-        return replace(module, functions=(replace(whole, ops=live_ops(whole)), *functions.used()))
+        grad_outputs = tuple(Output(f"{v.name}.grad", grads[v.name]) for v in wrt)
+        function = Function(main.name, main.inputs, tuple(g.ops), (*main.outputs, *grad_outputs))
+        return replace(module, functions=(replace(function, ops=live_ops(function)), *functions.used()))
 
-    def _wants(self, name: str, role: str) -> bool:
+    def _is_wrt(self, name: str, role: str) -> bool:
         return role == "parameter" if self.wrt is None else name in self.wrt

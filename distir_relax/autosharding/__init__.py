@@ -1,8 +1,8 @@
-"""Placements by optimisation: an integer program over the ways in which each op of a program can be split.
+"""Autosharding: choose how each op of a program is split, by an integer program.
 
-`space` says what each op may take and give, `graph` which op uses what, `prices` how long each way takes as the
-simulator has it, `memory` how much is needed, `integer_program` and `highs` which ways together are fastest, and
-`lay_out` makes the program of them.
+`op_strategies` enumerates the strategies of each op, `graph` connects the ops, `costs` takes seconds from the
+simulator, `memory` counts the live bytes, `integer_program` and `solver` choose the strategies, and `apply_solution`
+writes the sharded program.
 """
 
 from distir_relax.autosharding.autoshard import PlaceBySearch

@@ -1,4 +1,4 @@
-"""The program that a solution stands for, at the sharded stage: every value laid out, and redistributions between."""
+"""Write the program of a solution at the sharded stage: every value with a layout, and redistributions between them."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from distir_relax.autosharding.graph import Graph
-from distir_relax.autosharding.op_strategies import Way
+from distir_relax.autosharding.op_strategies import OpStrategy
 from distir_relax.ir import (
     CALL,
     DTensorType,
@@ -16,38 +16,38 @@ from distir_relax.ir import (
     Op,
     Output,
     Value,
-    called_first,
+    callees_first,
     fresh_name,
+    remove_unused_outputs,
     value_names,
-    without_unused_outputs,
 )
 from distir_relax.layout import print_placements
 from distir_relax.sharding.factor_selection import Placed
 from distir_relax.sharding.factors import is_annotation
 
 
-def lay_out(graph: Graph, chosen: Sequence[int]) -> Module:
-    """The module of `graph` with each node done in the way that is chosen for it."""
+def apply_solution(graph: Graph, chosen: Sequence[int]) -> Module:
+    """Return the module of `graph` in which each node uses its chosen strategy."""
     module, mesh = graph.module, graph.space.mesh
-    ways = [node.ways[number] for node, number in zip(graph.nodes, chosen, strict=True)]
+    strategies = [node.strategies[number] for node, number in zip(graph.nodes, chosen, strict=True)]
     functions: dict[str, Function] = {}
-    for function in called_first(module):
-        if function.name not in graph.counts:
+    for function in callees_first(module):
+        if function.name not in graph.call_counts:
             continue
-        functions[function.name] = _Layout(graph, ways, function, functions).run()
+        functions[function.name] = _FunctionSharding(graph, strategies, function, functions).run()
     main = functions.pop(module.main.name)
-    return without_unused_outputs(Module("sharded", (main, *functions.values()), (mesh,), records=module.records))
+    return remove_unused_outputs(Module("sharded", (main, *functions.values()), (mesh,), records=module.records))
 
 
 @dataclass(slots=True)
-class _Layout:
+class _FunctionSharding:
     graph: Graph
-    ways: Sequence[Way]
+    strategies: Sequence[OpStrategy]
     function: Function
-    laid_out: Mapping[str, Function]
+    callees: Mapping[str, Function]
     values: dict[str, Value] = field(default_factory=dict)
-    """The sharded value that stands for each global one."""
-    moved: dict[tuple[str, Placed], Value] = field(default_factory=dict)
+    """By global name: the sharded value."""
+    reshards: dict[tuple[str, Placed], Value] = field(default_factory=dict)
     ops: list[Op] = field(default_factory=list)
     names: set[str] = field(default_factory=set)
 
@@ -55,40 +55,40 @@ class _Layout:
         self.names = value_names(self.function)
         inputs = []
         for item in self.function.inputs:
-            way = self.ways[self.graph.inputs[self.function.name, item.value.name]]
-            value = self.values[item.value.name] = _placed(item.value, way.rests[0])
+            strategy = self.strategies[self.graph.input_nodes[self.function.name, item.value.name]]
+            value = self.values[item.value.name] = _with_layout(item.value, strategy.final_layouts[0])
             inputs.append(Input(value, item.role, item.location))
         for number, op in enumerate(self.function.ops):
             if op.callee:
                 self._call(op)
             else:
-                self._op(op, self.ways[self.graph.places[self.function.name, number]])
+                self._op(op, self.strategies[self.graph.op_nodes[self.function.name, number]])
         outputs = tuple(Output(o.name, self.values[o.value.name]) for o in self.function.outputs)
         return Function(self.function.name, tuple(inputs), tuple(self.ops), outputs)
 
-    def _op(self, op: Op, way: Way) -> None:
+    def _op(self, op: Op, strategy: OpStrategy) -> None:
         operands = [
-            self._move(self.values[v.name], need, f"{v.name}.{op.name.rsplit('.', 1)[-1]}", op.location)
-            for v, need in zip(op.operands, way.needs, strict=True)
+            self._reshard(self.values[v.name], layout, f"{v.name}.{op.name.rsplit('.', 1)[-1]}", op.location)
+            for v, layout in zip(op.operands, strategy.in_layouts, strict=True)
         ]
         if is_annotation(op):
             self.values[op.results[0].name] = operands[0]
             return
         results = []
-        for value, gives, rests in zip(op.results, way.gives, way.rests, strict=True):
-            partial = gives != rests
-            name = fresh_name(f"{value.name}.partial", self.names) if partial else value.name
-            results.append(Value(name, _placed(value, gives).type))
+        for value, out, final in zip(op.results, strategy.out_layouts, strategy.final_layouts, strict=True):
+            is_partial = out != final
+            name = fresh_name(f"{value.name}.partial", self.names) if is_partial else value.name
+            results.append(Value(name, _with_layout(value, out).type))
         self.ops.append(Op(op.name, tuple(operands), tuple(results), op.attrs, op.location))
-        for value, made, rests in zip(op.results, results, way.rests, strict=True):
-            self.values[value.name] = made
-            if made.name != value.name:
-                self.values[value.name] = self._redistributed(made, rests, value.name, op.location)
+        for value, result, final in zip(op.results, results, strategy.final_layouts, strict=True):
+            self.values[value.name] = result
+            if result.name != value.name:
+                self.values[value.name] = self._redistribute(result, final, value.name, op.location)
 
     def _call(self, op: Op) -> None:
-        callee = self.laid_out[op.callee]
+        callee = self.callees[op.callee]
         operands = tuple(
-            self._move(self.values[v.name], item.value.dtensor.placements, f"{v.name}.{op.callee}", op.location)
+            self._reshard(self.values[v.name], item.value.dtensor.placements, f"{v.name}.{op.callee}", op.location)
             for v, item in zip(op.operands, callee.inputs, strict=True)
         )
         results = tuple(
@@ -97,21 +97,21 @@ class _Layout:
         self.values.update((v.name, v) for v in results)
         self.ops.append(Op(CALL, operands, results, {"callee": callee.name, **op.task}, op.location))
 
-    def _move(self, value: Value, target: Placed, name: str, where: str) -> Value:
-        """`value` in another layout, which is made once."""
+    def _reshard(self, value: Value, target: Placed, name: str, where: str) -> Value:
+        """Return `value` in another layout; each layout is made once."""
         if value.dtensor.placements == target:
             return value
         key = (value.name, target)
-        if key not in self.moved:
-            self.moved[key] = self._redistributed(value, target, fresh_name(name, self.names), where)
-        return self.moved[key]
+        if key not in self.reshards:
+            self.reshards[key] = self._redistribute(value, target, fresh_name(name, self.names), where)
+        return self.reshards[key]
 
-    def _redistributed(self, value: Value, target: Placed, name: str, where: str) -> Value:
+    def _redistribute(self, value: Value, target: Placed, name: str, where: str) -> Value:
         result = Value(name, replace(value.dtensor, placements=target))
         self.ops.append(Op("redistribute", (value,), (result,), {"placements": print_placements(target)}, where))
         return result
 
 
-def _placed(value: Value, lies: Placed) -> Value:
-    kind = value.tensor
-    return Value(value.name, DTensorType(kind.shape, kind.dtype, lies))
+def _with_layout(value: Value, layout: Placed) -> Value:
+    tensor = value.tensor
+    return Value(value.name, DTensorType(tensor.shape, tensor.dtype, layout))

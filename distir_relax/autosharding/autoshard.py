@@ -1,4 +1,4 @@
-"""The pass that lays a program out by optimisation."""
+"""Autosharding pass: choose the fastest placements of a program."""
 
 from __future__ import annotations
 
@@ -6,31 +6,30 @@ import math
 from dataclasses import dataclass, field, replace
 from typing import ClassVar
 
-from distir_relax.autosharding.apply_solution import lay_out
+from distir_relax.autosharding.apply_solution import apply_solution
 from distir_relax.autosharding.graph import Graph
-from distir_relax.autosharding.heterogeneous import Unlike
-from distir_relax.autosharding.op_strategies import Space
-from distir_relax.autosharding.optimize import cheapest, prices_of
-from distir_relax.autosharding.partial_sums import may_pend
-from distir_relax.autosharding.solver import NoRoom
+from distir_relax.autosharding.heterogeneous import Heterogeneity
+from distir_relax.autosharding.op_strategies import StrategySpace
+from distir_relax.autosharding.optimize import cost_table_of, optimize
+from distir_relax.autosharding.partial_sums import deferrable_sums
+from distir_relax.autosharding.solver import InsufficientMemory
 from distir_relax.cost.profile import Profile
 from distir_relax.errors import DistIRError
-from distir_relax.ir import Module, Op, Searched, lately, whole_of
+from distir_relax.ir import Autosharding, Module, Op, inlined_main, memoize
 from distir_relax.layout import DeviceMesh
-from distir_relax.sharding.annotation_propagation import spread
+from distir_relax.sharding.annotation_propagation import propagate_annotations
 from distir_relax.sharding.factors import Factoring, factoring_of
-from distir_relax.sharding.nonfinite import Hazards
-from distir_relax.sharding.nonfinite import spread as spread_hazards
+from distir_relax.sharding.nonfinite import NonfiniteValues, propagate_nonfinite
 from distir_relax.support.units import size
 
 
 @dataclass(frozen=True, slots=True)
 class PlaceBySearch:
-    """The pass: global stage in, sharded stage out, in the layout that takes least time on the machine of `profile`.
+    """Pass from the global to the sharded stage, in the layout that takes least time on the machine of `profile`.
 
-    No device needs more than `memory` bytes, by default what it has. Annotations stay as they are: what they mark lies
-    so. Raises `DistIRError` where there is no such layout: it names a smallest set of marks that leave no room, or says
-    what needs the least memory that there is.
+    No device needs more than `memory` bytes, by default all that it has. Annotated values keep their layouts. Raises
+    `DistIRError` if there is no such layout: it names a smallest set of conflicting annotations, or the op that sets
+    the least memory possible.
     """
 
     takes: ClassVar[tuple[str, ...]] = ("global",)
@@ -39,95 +38,98 @@ class PlaceBySearch:
     profile: Profile
     tail: str = "ragged"
     memory: float | None = None
-    hazards: Hazards = field(default=Hazards(), repr=False)
+    hazards: NonfiniteValues = field(default=NonfiniteValues(), repr=False)
 
     @property
-    def room(self) -> float:
-        """The bytes that a device may need; of devices with unlike memory, the one that has most."""
+    def memory_limit(self) -> float:
+        """Return the memory limit of a device in bytes; on heterogeneous devices, of the largest."""
         if self.memory is not None:
             return self.memory
-        return max(memory for _, memory in self.profile.kinds(self.mesh.size))
+        return max(memory for _, memory in self.profile.device_specs(self.mesh.size))
 
     def run(self, module: Module) -> Module:
-        """The module laid out."""
+        """Return the sharded module."""
         graph = self.graph(module)
         try:
-            solution = cheapest(graph, prices_of(graph, self.profile, self.tail), self.room)
-        except NoRoom as error:
-            raise self._conflict(module, graph, error, self.room) from None
-        module = lay_out(graph, solution.chosen)
-        times = (round(solution.seconds * 1e12), round(solution.bound * 1e12))
-        return replace(module, records=(*module.records, Searched(self.profile.name, *times, round(solution.bytes))))
+            best = optimize(graph, cost_table_of(graph, self.profile, self.tail), self.memory_limit)
+        except InsufficientMemory as error:
+            raise self._conflict(module, graph, error, self.memory_limit) from None
+        module = apply_solution(graph, best.chosen)
+        times = (round(best.seconds * 1e12), round(best.bound * 1e12))
+        return replace(module, records=(*module.records, Autosharding(self.profile.name, *times, round(best.bytes))))
 
-    def graph(self, module: Module, free: frozenset[int] = frozenset()) -> Graph:
-        """What there is to choose; marks of the numbers `free`, in the program written out, are left out."""
-        unlike = Unlike.of(self.profile, self.mesh, self.memory is not None)
-        return graph_of(module, self.mesh, self.hazards, free, unlike)
+    def graph(self, module: Module, ignored: frozenset[int] = frozenset()) -> Graph:
+        """Return the strategy graph; annotations of the numbers `free` in the inlined program are ignored."""
+        heterogeneity = Heterogeneity.of(self.profile, self.mesh, self.memory is not None)
+        return build_graph(module, self.mesh, self.hazards, ignored, heterogeneity)
 
-    def _conflict(self, module: Module, graph: Graph, error: NoRoom, memory: float) -> DistIRError:
-        """The error that names the marks that no placements fit with; the given one where there are none that fit.
+    def _conflict(self, module: Module, graph: Graph, error: InsufficientMemory, limit: float) -> DistIRError:
+        """Return the error that names the annotations that no placements fit with; `error` if there are none.
 
-        The set is smallest: without any of its marks, and with all others, something fits.
+        The set is minimal: without any one of its annotations, and with all others, something fits.
         """
 
-        def fits(free: frozenset[int]) -> bool:
-            some = self.graph(module, free)
+        def fits(ignored: frozenset[int]) -> bool:
+            relaxed = self.graph(module, ignored)
             try:
-                cheapest(some, prices_of(some, self.profile, self.tail), memory)
-            except NoRoom:
+                optimize(relaxed, cost_table_of(relaxed, self.profile, self.tail), limit)
+            except InsufficientMemory:
                 return False
             return True
 
-        free = frozenset(graph.marks)
-        if not graph.marks or not fits(free):
+        ignored = frozenset(graph.annotations)
+        if not graph.annotations or not fits(ignored):
             return error
-        for number in graph.marks:
-            if fits(free - {number}):
-                free -= {number}
-        # Marks that are left in are not what it is about, those that have to go are.
-        named = [_shown(graph.marks[number]) for number in sorted(free)]
+        for number in graph.annotations:
+            if fits(ignored - {number}):
+                ignored -= {number}
+        # Annotations that are kept do not conflict; those that must be removed do.
+        texts = [_annotation_text(graph.annotations[number]) for number in sorted(ignored)]
         return DistIRError(
-            f"with {' and '.join(named)} no placements need {size(memory)} on each device or less: the least there is "
-            f"needs {size(error.least)}",
-            graph.marks[min(free)].location,
-            f"leave {'it' if len(named) == 1 else 'them'} out, or give memory={math.ceil(error.least)} or more",
+            f"no placements with {' and '.join(texts)} fit in {size(limit)} per device: at least {size(error.minimum)} "
+            "needed",
+            graph.annotations[min(ignored)].location,
+            f"remove {'it' if len(texts) == 1 else 'them'}, or give memory={math.ceil(error.minimum)} or more",
         )
 
 
-def _shown(mark: Op) -> str:
-    return f"the mark {mark.attrs['placements']} on %{mark.operands[0].name}"
+def _annotation_text(annotation: Op) -> str:
+    return f"annotation {annotation.attrs['placements']} on %{annotation.operands[0].name}"
 
 
-def graph_of(
-    module: Module, mesh: DeviceMesh, hazards: Hazards = Hazards(), free: frozenset[int] = frozenset(),  # noqa: B008
-    unlike: Unlike = Unlike(),  # noqa: B008
+def build_graph(
+    module: Module, mesh: DeviceMesh, hazards: NonfiniteValues = NonfiniteValues(),  # noqa: B008
+    ignored: frozenset[int] = frozenset(), heterogeneity: Heterogeneity = Heterogeneity(),  # noqa: B008
 ) -> Graph:  # fmt: skip
-    """What there is to choose in a module of the global stage on a mesh; `hazards` are known of its constants.
+    """Return the strategy graph of a module of the global stage on a mesh; `hazards` are those of its constants.
 
-    Marks of the numbers `free`, in the program written out, are left out. Where devices are `unlike`, classes of dims
-    are cut by their speed.
+    Annotations of the numbers `free` in the inlined program are ignored. Classes of dims are cut by device speed if
+    `heterogeneity` has any.
     """
-    whole, read = whole_of(module), _read(module, hazards)
-    wanted = spread(whole.function, read.factoring, mesh)
-    graph = Graph(module, Space(read.factoring, wanted, mesh, read.hazards, read.pending, free, unlike), whole.function)
-    graph.build(whole.instance)
+    inlined, facts = inlined_main(module), _analyze(module, hazards)
+    targets = propagate_annotations(inlined.function, facts.factoring, mesh)
+    graph = Graph(
+        module,
+        StrategySpace(facts.factoring, targets, mesh, facts.hazards, facts.deferrable, ignored, heterogeneity),
+        inlined.function,
+    )
+    graph.build(inlined.instance)
     return graph
 
 
 @dataclass(frozen=True, slots=True)
-class _Read:
-    """What there is to know of a program written out, whatever the mesh."""
+class _ProgramFacts:
+    """Analysis results of an inlined program that do not depend on the mesh."""
 
     factoring: Factoring
-    hazards: Hazards
-    pending: frozenset[str]
-    """What may be left pending."""
+    hazards: NonfiniteValues
+    deferrable: frozenset[str]
+    """The values that may be left as partial sums."""
 
 
-@lately(8)
-def _read(module: Module, given: Hazards) -> _Read:
-    """What there is to know of a program of whose constants `given` is known: a search lays out each on several
-    meshes."""
-    whole, factoring = whole_of(module).function, factoring_of(module)
-    known = spread_hazards(Module("global", (whole,)), given)[whole.name]
-    return _Read(factoring, known, may_pend(whole, factoring, known))
+@memoize(8)
+def _analyze(module: Module, constant_hazards: NonfiniteValues) -> _ProgramFacts:
+    """Analyze a program, whatever the mesh; `constant_hazards` are those of its constants."""
+    inlined, factoring = inlined_main(module).function, factoring_of(module)
+    hazards = propagate_nonfinite(Module("global", (inlined,)), constant_hazards)[inlined.name]
+    return _ProgramFacts(factoring, hazards, deferrable_sums(inlined, factoring, hazards))

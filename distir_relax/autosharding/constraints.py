@@ -1,7 +1,7 @@
-"""An integer program with rows for the memory that is needed at some ops, and what HiGHS finds of it through scipy.
+"""Solve the integer program with memory constraints, by HiGHS through scipy.
 
-Memory is a constraint only where it has to be: ops at which a solution needs more than any around them, and more than
-there is, get rows until there are none.
+Memory rows are added lazily, as cutting planes: after each solve, the ops whose memory is a local peak above the limit
+get a row, until a solution has none.
 """
 
 from __future__ import annotations
@@ -16,26 +16,28 @@ import numpy as np
 import numpy.typing as npt
 
 from distir_relax.autosharding.integer_program import IntegerProgram
-from distir_relax.autosharding.memory import Memory, Need, Path
-from distir_relax.autosharding.silence_stdout import unheard
+from distir_relax.autosharding.memory import MemoryModel, OpMemory, Path
+from distir_relax.autosharding.silence_stdout import silence_stdout
 
 Array = npt.NDArray[Any]
 
-_BEST, _INFEASIBLE = 0, 2
-_ROWS_AT_ONCE = 20
-"""How many ops that need too much memory are added at a time, the largest first."""
-_LEAST_TIME = 1.0
-_NEAR = (0.02, 0.08, 0.32, math.inf)
-"""How much more than the relaxation a first solution may cost: the less, the fewer variables there are."""
-_ROUGHLY = 5e-3
-"""How near to the best of what is looked at it has to be."""
-_WHOLE = 1e-6
+_OPTIMAL, _INFEASIBLE = 0, 2
+_MAX_NEW_ROWS = 20
+"""Maximum number of memory rows added per solve, the largest first."""
+_MIN_TIME = 1.0
+_LIMITS = (0.02, 0.08, 0.32, math.inf)
+"""Relative costs above the relaxation that a first solution may have: the less, the fewer variables."""
+_FIRST_GAP = 5e-3
+"""Relative gap of a first solution."""
+_INTEGRALITY = 1e-6
 
 
 @dataclass(frozen=True, slots=True)
-class Found:
-    """What HiGHS found: the variables, None where there is no solution, their `value`, a `bound` of all, what is needed
-    at each op, and of a relaxation the reduced cost of each variable, and the ops whose memory makes it dearer.
+class SolverResult:
+    """A HiGHS result: the variables, None without solution, their `value`, and a lower `bound` of all solutions.
+
+    `usage` is the memory at each op. A relaxation also has the reduced cost of each variable, and the `tight` ops,
+    whose memory rows have a dual price.
     """
 
     x: Array | None
@@ -43,189 +45,193 @@ class Found:
     bound: float
     status: int
     message: str
-    needs: tuple[Need, ...] = ()
-    reduced: Array = field(default_factory=lambda: np.zeros(0))
+    usage: tuple[OpMemory, ...] = ()
+    reduced_costs: Array = field(default_factory=lambda: np.zeros(0))
     tight: tuple[Path, ...] = ()
 
     @property
     def is_infeasible(self) -> bool:
-        """Whether nothing meets the constraints."""
+        """Return whether nothing satisfies the constraints."""
         return self.status == _INFEASIBLE
 
     @property
     def is_out_of_time(self) -> bool:
-        """Whether there may be something better, or anything."""
-        return self.status not in (_BEST, _INFEASIBLE)
+        """Return whether the solver stopped before it proved optimality or infeasibility."""
+        return self.status not in (_OPTIMAL, _INFEASIBLE)
 
     @property
-    def most(self) -> float:
-        """The bytes that a device needs."""
-        return max((need.bytes for need in self.needs), default=0.0)
+    def peak(self) -> float:
+        """Return the memory peak of a device in bytes."""
+        return max((op.bytes for op in self.usage), default=0.0)
 
 
 @dataclass(slots=True)
-class Rows:
-    """The constraints of a program, with those of `memory` bytes at the ops of `paths`.
+class MemoryConstrainedProgram:
+    """The rows of an integer program, with memory rows for the ops of `paths`.
 
-    What is looked for is the least of `costs`, by variable, and of the most that is needed, in units of `memory`, at
-    `price` each; only where that is nothing, `memory` is a limit. Behind the variables of the program come what stays
-    all the time and the most that is needed.
+    It minimizes `costs` by variable, plus `peak_cost` times the peak in units of `memory`; only if that is 0 is
+    `memory` a limit. Two variables follow those of the program: the persistent memory, and the peak.
     """
 
     program: IntegerProgram
-    needs: Memory
+    model: MemoryModel
     memory: float
     costs: Array
-    ends: float
-    """When to have found something, on the clock of `time.monotonic`."""
-    price: float = 0.0
-    within: float = math.inf
-    """What a solution may cost by the costs of the program."""
+    deadline: float
+    """When to stop, on the clock of `time.monotonic`."""
+    peak_cost: float = 0.0
+    cost_limit: float = math.inf
+    """Upper limit of the program's own cost."""
     paths: dict[Path, None] = field(default_factory=dict)
-    _constraints: tuple[Any, Array, Array] | None = field(default=None, init=False)
-    """Written once for the rows that there are; a copy with `replace` writes its own."""
+    _matrix_cache: tuple[Any, Array, Array] | None = field(default=None, init=False)
+    """Cache of `_matrix` for the current rows; a copy by `replace` starts empty."""
 
-    def bounded(self, gap: float | None = None, allowed: Array | None = None) -> Found:
-        """As `relaxed`, or with a `gap` as `whole`, with the rows that there are: a bound."""
-        return self._relaxed() if gap is None else self._whole(gap, allowed)
+    def solve_bound(self, gap: float | None = None, allowed: Array | None = None) -> SolverResult:
+        """Solve the relaxation, or with a `gap` the integer program, with the present memory rows: a lower bound."""
+        return self._solve_relaxation() if gap is None else self._solve_integer(gap, allowed)
 
-    def relaxed(self) -> Found:
-        """The best values of the variables where they need not be whole, with rows for all memory that they need."""
-        return self._fitting(self._relaxed)
+    def solve_relaxation(self) -> SolverResult:
+        """Solve the linear relaxation, adding memory rows until none is violated."""
+        return self._add_rows_until_feasible(self._solve_relaxation)
 
-    def whole(self, gap: float, allowed: Array | None = None) -> Found:
-        """The best whole solution, or one within `gap`, in which no variables but those `allowed` are used."""
-        return self._fitting(lambda: self._whole(gap, allowed))
+    def solve_integer(self, gap: float, allowed: Array | None = None) -> SolverResult:
+        """Return the best integer solution, or one within `gap`, that uses only `allowed` variables."""
+        return self._add_rows_until_feasible(lambda: self._solve_integer(gap, allowed))
 
-    def near(self, relaxed: Found, known: float = math.inf) -> Found:
-        """A whole solution that costs less than `known`, and little more than the relaxation where there is one."""
-        if relaxed.x is None or self.is_whole(relaxed):
+    def solve_near_relaxation(self, relaxed: SolverResult, cutoff: float = math.inf) -> SolverResult:
+        """Return an integer solution of less than `cutoff`, among variables whose reduced costs are small.
+
+        The limit on reduced costs grows from the first to the last of `_LIMITS` until there is a solution.
+        """
+        if relaxed.x is None or self.is_integral(relaxed):
             return relaxed
-        found = replace(relaxed, x=None)
-        for near in _NEAR:
-            aim = near * max(1.0, relaxed.value)
-            spare = min(aim, known - relaxed.value)
-            found = self.whole(_ROUGHLY, relaxed.reduced <= spare)
-            if found.x is not None or spare < aim:
+        result = replace(relaxed, x=None)
+        for limit in _LIMITS:
+            slack = limit * max(1.0, relaxed.value)
+            allowed = min(slack, cutoff - relaxed.value)
+            result = self.solve_integer(_FIRST_GAP, relaxed.reduced_costs <= allowed)
+            if result.x is not None or allowed < slack:
                 break
-        return found
+        return result
 
-    def is_whole(self, found: Found) -> bool:
-        """Whether a solution of the relaxation is one of the integer program."""
-        if found.x is None:
+    def is_integral(self, result: SolverResult) -> bool:
+        """Return whether a solution of the relaxation is integral."""
+        if result.x is None:
             return False
-        ways = found.x[np.flatnonzero(self.program.whole)]
-        return bool(np.all(np.minimum(ways, 1 - ways) < _WHOLE))
+        choices = result.x[np.flatnonzero(self.program.integrality)]
+        return bool(np.all(np.minimum(choices, 1 - choices) < _INTEGRALITY))
 
-    def _fitting(self, solve: Callable[[], Found]) -> Found:
+    def _add_rows_until_feasible(self, solve: Callable[[], SolverResult]) -> SolverResult:
         while True:
-            found = solve()
-            if found.x is None or not self._add(found):
-                return found
+            result = solve()
+            if result.x is None or not self._add_rows(result):
+                return result
 
-    def _add(self, found: Found) -> bool:
-        """Add the ops at which a solution needs most; whether there were any."""
-        assert found.x is not None
-        limit = self.memory * (found.x[-1] if self.price else 1.0)
-        sizes = [0.0, *(need.bytes for need in found.needs), 0.0]
-        over = [
-            need
-            for before, need, after in zip(sizes, found.needs, sizes[2:], strict=False)
-            if need.bytes > limit * (1 + 1e-6) and need.path not in self.paths and before <= need.bytes >= after
+    def _add_rows(self, result: SolverResult) -> bool:
+        """Add rows for the local peaks of a solution above the limit; return whether there were any."""
+        assert result.x is not None
+        limit = self.memory * (result.x[-1] if self.peak_cost else 1.0)
+        sizes = [0.0, *(op.bytes for op in result.usage), 0.0]
+        violated = [
+            op
+            for before, op, after in zip(sizes, result.usage, sizes[2:], strict=False)
+            if op.bytes > limit * (1 + 1e-6) and op.path not in self.paths and before <= op.bytes >= after
         ]
-        over.sort(key=lambda need: -need.bytes)
-        if over:
-            self.paths.update((need.path, None) for need in over[:_ROWS_AT_ONCE])
-            self._constraints = None
-        return bool(over)
+        violated.sort(key=lambda op: -op.bytes)
+        if violated:
+            self.paths.update((op.path, None) for op in violated[:_MAX_NEW_ROWS])
+            self._matrix_cache = None
+        return bool(violated)
 
-    def _written(self) -> tuple[Any, Array, Array]:
-        """The matrix of all rows, and their lower and upper bounds."""
+    def _matrix(self) -> tuple[Any, Array, Array]:
+        """Return the matrix of all rows, and their lower and upper bounds."""
         from scipy.sparse import coo_array
 
-        if self._constraints is not None:
-            return self._constraints
-        program, stays = self.program, len(self.program.costs)
+        if self._matrix_cache is not None:
+            return self._matrix_cache
+        program, count = self.program, len(self.program.costs)
         terms = [(program.rows, program.columns, program.values)]
         lower, upper = program.lower, program.upper
-        if self.within < math.inf:
-            terms.append((np.full(stays, len(lower)), np.arange(stays), program.costs))
-            lower, upper = np.append(lower, -np.inf), np.append(upper, self.within)
+        if self.cost_limit < math.inf:
+            terms.append((np.full(count, len(lower)), np.arange(count), program.costs))
+            lower, upper = np.append(lower, -np.inf), np.append(upper, self.cost_limit)
         if self.paths:
-            first, ends = len(lower), np.full(len(self.paths), stays)
-            for number, (columns, held) in enumerate([self.needs.staying(), *map(self.needs.row, self.paths)]):
-                terms.append((np.full(len(columns), first + number), columns, held / self.memory))
-            numbers = first + 1 + np.arange(len(ends))
-            terms.append((numbers, ends, np.ones(len(ends))))
-            terms.append((numbers, ends + 1, -np.ones(len(ends))))
-            terms.append((np.array([first]), np.array([stays]), np.array([-1.0])))
-            lower = np.array([*lower, 0.0, *[-np.inf] * len(ends)])
-            upper = np.array([*upper, 0.0, *[0.0] * len(ends)])
+            first, persistent = len(lower), np.full(len(self.paths), count)
+            for row, (columns, sizes) in enumerate(
+                [self.model.persistent_terms(), *map(self.model.op_terms, self.paths)]
+            ):
+                terms.append((np.full(len(columns), first + row), columns, sizes / self.memory))
+            numbers = first + 1 + np.arange(len(persistent))
+            terms.append((numbers, persistent, np.ones(len(persistent))))
+            terms.append((numbers, persistent + 1, -np.ones(len(persistent))))
+            terms.append((np.array([first]), np.array([count]), np.array([-1.0])))
+            lower = np.array([*lower, 0.0, *[-np.inf] * len(persistent)])
+            upper = np.array([*upper, 0.0, *[0.0] * len(persistent)])
         numbers, columns, values = (np.concatenate(parts) for parts in zip(*terms, strict=True))
-        matrix = coo_array((values, (numbers, columns)), shape=(len(lower), stays + 2)).tocsr()
-        self._constraints = matrix, lower, upper
-        return self._constraints
+        matrix = coo_array((values, (numbers, columns)), shape=(len(lower), count + 2)).tocsr()
+        self._matrix_cache = matrix, lower, upper
+        return self._matrix_cache
 
-    def _costs(self) -> Array:
-        return np.concatenate([self.costs, [0.0, self.price]])
+    def _all_costs(self) -> Array:
+        return np.concatenate([self.costs, [0.0, self.peak_cost]])
 
-    def _left(self) -> float:
-        return max(_LEAST_TIME, self.ends - time.monotonic())
+    def _seconds_left(self) -> float:
+        return max(_MIN_TIME, self.deadline - time.monotonic())
 
-    def _upper(self) -> Array:
-        return np.concatenate([np.ones(len(self.costs)), [np.inf, np.inf if self.price else 1.0]])
+    def _upper_bounds(self) -> Array:
+        return np.concatenate([np.ones(len(self.costs)), [np.inf, np.inf if self.peak_cost else 1.0]])
 
-    def _relaxed(self) -> Found:
-        # It takes a while to import, and few need it.
+    def _solve_relaxation(self) -> SolverResult:
+        # Imported late: it is slow, and few callers need it.
         from scipy.optimize import linprog
         from scipy.sparse import vstack
 
-        matrix, lower, upper = self._written()
+        matrix, lower, upper = self._matrix()
         equal = lower == upper
         above, below = np.isfinite(lower) & ~equal, np.isfinite(upper) & ~equal
-        more = vstack([matrix[below], -matrix[above]]) if np.any(above | below) else None
-        highest = self._upper()
-        # That no variable of the program is more than 1 follows from its rows.
+        rows = vstack([matrix[below], -matrix[above]]) if np.any(above | below) else None
+        highest = self._upper_bounds()
+        # The rows of the program imply that its variables are at most 1.
         highest[:-2] = np.inf
-        with unheard():
-            found = linprog(
-                self._costs(),
-                more,
-                np.concatenate([upper[below], -lower[above]]) if more is not None else None,
+        with silence_stdout():
+            result = linprog(
+                self._all_costs(),
+                rows,
+                np.concatenate([upper[below], -lower[above]]) if rows is not None else None,
                 matrix[equal],
                 lower[equal],
                 np.stack([np.zeros(len(highest)), highest], axis=1),
                 method="highs-ds",
-                options={"time_limit": self._left()},
+                options={"time_limit": self._seconds_left()},
             )
-        if found.status != 0:
-            return _nothing(found)
-        needs = tuple(self.needs.needs(found.x))
-        tight = tuple(path for path, dual in zip(self.paths, found.ineqlin.marginals, strict=False) if dual)
-        return Found(found.x, found.fun, found.fun, 0, found.message, needs, found.lower.marginals, tight)
+        if result.status != 0:
+            return _no_solution(result)
+        usage = tuple(self.model.by_op(result.x))
+        tight = tuple(path for path, dual in zip(self.paths, result.ineqlin.marginals, strict=False) if dual)
+        return SolverResult(result.x, result.fun, result.fun, 0, result.message, usage, result.lower.marginals, tight)
 
-    def _whole(self, gap: float, allowed: Array | None) -> Found:
+    def _solve_integer(self, gap: float, allowed: Array | None) -> SolverResult:
         from scipy.optimize import Bounds, LinearConstraint, milp
 
-        matrix, lower, upper = self._written()
-        # What is not used is not there: most of the time would go into telling the solver of it.
-        ways = allowed[:-2] if allowed is not None else np.ones(len(self.costs), dtype=bool)
-        used = np.flatnonzero(np.append(ways, (True, True)))
-        with unheard():
-            found = milp(
-                self._costs()[used],
-                integrality=np.concatenate([self.program.whole, [0, 0]])[used],
-                bounds=Bounds(0, self._upper()[used]),
+        matrix, lower, upper = self._matrix()
+        # Remove unused variables: otherwise most of the time goes into passing them to the solver.
+        is_allowed = allowed[:-2] if allowed is not None else np.ones(len(self.costs), dtype=bool)
+        used = np.flatnonzero(np.append(is_allowed, (True, True)))
+        with silence_stdout():
+            result = milp(
+                self._all_costs()[used],
+                integrality=np.concatenate([self.program.integrality, [0, 0]])[used],
+                bounds=Bounds(0, self._upper_bounds()[used]),
                 constraints=LinearConstraint(matrix[:, used], lower, upper),
-                options={"time_limit": self._left(), "mip_rel_gap": gap},
+                options={"time_limit": self._seconds_left(), "mip_rel_gap": gap},
             )
-        if found.x is None:
-            return _nothing(found)
+        if result.x is None:
+            return _no_solution(result)
         x = np.zeros(matrix.shape[1])
-        x[used] = found.x
-        bound = found.fun if found.mip_dual_bound is None else found.mip_dual_bound
-        return Found(x, found.fun, bound, found.status, found.message, tuple(self.needs.needs(x)))
+        x[used] = result.x
+        bound = result.fun if result.mip_dual_bound is None else result.mip_dual_bound
+        return SolverResult(x, result.fun, bound, result.status, result.message, tuple(self.model.by_op(x)))
 
 
-def _nothing(found: Any) -> Found:
-    return Found(None, np.inf, np.inf if found.status == _INFEASIBLE else -np.inf, found.status, found.message)
+def _no_solution(res: Any) -> SolverResult:
+    return SolverResult(None, np.inf, np.inf if res.status == _INFEASIBLE else -np.inf, res.status, res.message)

@@ -1,7 +1,7 @@
-"""Which op of a program uses what: nodes that choose a way, and the values between them.
+"""Strategy graph of a program: nodes that choose a strategy, and edges for the values between them.
 
-A function is there once, however often it is called: its inputs are nodes of their own, which all of its calls have to
-meet. So the size of the graph is that of the program as it is written.
+A function has one set of nodes, however often it is called: its inputs are nodes of their own, with a layout that all
+its calls share. So the graph grows with the length of the program text, not with the number of calls.
 """
 
 from __future__ import annotations
@@ -15,266 +15,270 @@ from typing import Any, TypeVar, cast
 import numpy as np
 import numpy.typing as npt
 
-from distir_relax.autosharding.op_strategies import Space, Way
-from distir_relax.autosharding.symmetry import alike
-from distir_relax.ir import Function, Instance, Module, Op, Repeated, TensorType, Value
+from distir_relax.autosharding.op_strategies import OpStrategy, StrategySpace
+from distir_relax.autosharding.symmetry import find_symmetry
+from distir_relax.ir import Function, Instance, Module, Op, RepeatedMicrobatches, TensorType, Value
 from distir_relax.layout import Partial
 from distir_relax.ops import lookup
 from distir_relax.sharding.factor_selection import Placed
 from distir_relax.sharding.factors import is_annotation
 
 Source = tuple[int, int]
-"""A node, and which of its results."""
+"""A node, and the number of its result."""
 User = tuple[int, int]
-"""A node, and which of its operands."""
-Use = tuple[Source, tuple[User, ...]]
-"""Where a value is made, and who needs it."""
+"""A node, and the number of its operand."""
+EdgeKey = tuple[Source, tuple[User, ...]]
+"""The key of an edge: the producer of a value, and its users."""
 Array = npt.NDArray[Any]
-_Found = TypeVar("_Found")
+_Result = TypeVar("_Result")
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Moves:
-    """The moves of a value to one user that are looked at: from layouts that are `left`, which have numbers, to those
-    `taken`; `may` says it of each number of the one (row) and of the other (column)."""
+class Reshards:
+    """The reshards of a value for one user that remain after pruning, as a matrix over numbered layouts.
 
-    left: Mapping[Placed, int]
-    taken: Mapping[Placed, int]
-    may: Array
+    `allowed` has a row for each layout of `sources`, and a column for each of `targets`.
+    """
 
-    def among(self, left: Sequence[Placed], taken: Sequence[Placed]) -> Array:
-        """Whether each move from some of those layouts (row) to some of those (column) is."""
-        found: Array = self.may[np.ix_([self.left[lies] for lies in left], [self.taken[lies] for lies in taken])]
-        return found
+    sources: Mapping[Placed, int]
+    targets: Mapping[Placed, int]
+    allowed: Array
+
+    def submatrix(self, sources: Sequence[Placed], targets: Sequence[Placed]) -> Array:
+        """Return the part of the matrix for these sources (rows) and targets (columns)."""
+        matrix: Array = self.allowed[np.ix_([self.sources[s] for s in sources], [self.targets[s] for s in targets])]
+        return matrix
 
 
 @dataclass(frozen=True, slots=True)
 class Node:
-    """Something that is done in one of several `ways`, `count` times: an op, or taking an input where `op` is None."""
+    """An op, or an input if `op` is None, with its strategies; it runs `count` times."""
 
     op: Op | None
     value: Value
     role: str
-    ways: tuple[Way, ...]
+    strategies: tuple[OpStrategy, ...]
     count: int
 
 
 @dataclass(frozen=True, slots=True)
 class Edge:
-    """A value on its way from where it is made to the `users` that need it, `count` times.
+    """A value with its producer and `users`, moved `count` times.
 
-    What several users need in the same layout is brought there once. Those `in_place` take it as it lies: they update
-    it where it is. Where there are `moves`, all others are out.
+    Users that need the same layout share one reshard. Those `in_place` update the value, so they take it without
+    reshard. If there are `reshards`, no others are allowed.
     """
 
     source: Source
     users: tuple[User, ...]
     count: int
     in_place: frozenset[User] = frozenset()
-    moves: Mapping[User, Moves] | None = None
+    reshards: Mapping[User, Reshards] | None = None
 
     @property
-    def use(self) -> Use:
-        """What it is known by."""
+    def key(self) -> EdgeKey:
+        """Return the key of the edge."""
         return self.source, self.users
 
-    def may_move(self, user: User, source: Placed, target: Placed) -> bool:
-        """Whether the value may be left in the one layout, and taken by a user in the other: a sum is made once."""
-        if self.moves is not None and not self.moves[user].among((source,), (target,)).item():
+    def allows_reshard(self, user: User, source: Placed, target: Placed) -> bool:
+        """Return whether a user may take layout `target` of a value left in `source`; reduced sums stay reduced."""
+        if self.reshards is not None and not self.reshards[user].submatrix((source,), (target,)).item():
             return False
-        pends = any(isinstance(t, Partial) and s != t for s, t in zip(source, target, strict=True))
-        return source == target or (user not in self.in_place and not pends)
+        becomes_partial = any(isinstance(t, Partial) and s != t for s, t in zip(source, target, strict=True))
+        return source == target or (user not in self.in_place and not becomes_partial)
 
 
 @dataclass(slots=True)
 class Graph:
-    """The nodes and edges of a module of the global stage; `whole` is its entry, with calls written out."""
+    """The nodes and edges of a module of the global stage; `inlined` is its entry with calls inlined."""
 
     module: Module
-    space: Space
-    whole: Function
+    space: StrategySpace
+    inlined: Function
     nodes: list[Node] = field(default_factory=list)
-    places: dict[tuple[str, int], int] = field(default_factory=dict)
-    """The node of each op of each function, by its number there."""
-    inputs: dict[tuple[str, str], int] = field(default_factory=dict)
-    """The node of each input of each function."""
+    op_nodes: dict[tuple[str, int], int] = field(default_factory=dict)
+    """By function and op number: the node of an op."""
+    input_nodes: dict[tuple[str, str], int] = field(default_factory=dict)
+    """By function and name: the node of an input."""
     sources: dict[tuple[str, str], Source] = field(default_factory=dict)
-    """Where each value of each function is made."""
-    uses: dict[tuple[str, str], Use] = field(default_factory=dict)
-    """On which edge each value of each function is."""
-    marks: dict[int, Op] = field(default_factory=dict)
-    """The user's marks, by their numbers in the program written out."""
-    counts: Mapping[str, int] = field(default_factory=dict)
-    """How often each function runs that does."""
-    moves: Mapping[Use, Mapping[User, Moves]] = field(default_factory=dict)
-    """The moves on an edge, where not all of them are looked at."""
-    _edges: Counter[Use] = field(default_factory=Counter)
-    _times: _Times = field(init=False)
-    _alike: dict[Hashable, int] = field(default_factory=dict)
+    """By function and name: the producer of a value."""
+    edge_keys: dict[tuple[str, str], EdgeKey] = field(default_factory=dict)
+    """By function and name: the edge of a value."""
+    annotations: dict[int, Op] = field(default_factory=dict)
+    """The user's annotations, by their numbers in the inlined program."""
+    call_counts: Mapping[str, int] = field(default_factory=dict)
+    """How often each function runs, without those that never do."""
+    reshards: Mapping[EdgeKey, Mapping[User, Reshards]] = field(default_factory=dict)
+    """By edge: the reshards that remain after pruning."""
+    _edge_counts: Counter[EdgeKey] = field(default_factory=Counter)
+    _repeats: _Repeats = field(init=False)
+    _node_numbers: dict[Hashable, int] = field(default_factory=dict)
     _built: set[str] = field(default_factory=set)
     _in_place: set[tuple[int, int]] = field(default_factory=set)
     _values: dict[str, Value] = field(default_factory=dict)
     _roles: dict[int, tuple[str, ...]] = field(default_factory=dict)
-    _once: dict[Callable[[Graph], object], object] = field(default_factory=dict)
+    _cache: dict[Callable[[Graph], object], object] = field(default_factory=dict)
 
     def build(self, instance: Instance) -> None:
-        """Add the entry function, of which `instance` is how it is in the program written out."""
-        self._values = {i.value.name: i.value for i in self.whole.inputs}
-        self._values.update((v.name, v) for op in self.whole.ops for v in op.results)
-        self._times = _Times.of(self.module)
-        self.counts = self._times.functions()
-        self._function(instance)
+        """Add the entry function; `instance` maps its ops to those of the inlined program."""
+        self._values = {i.value.name: i.value for i in self.inlined.inputs}
+        self._values.update((v.name, v) for op in self.inlined.ops for v in op.results)
+        self._repeats = _Repeats.of(self.module)
+        self.call_counts = self._repeats.functions()
+        self._add_function(instance)
 
     @property
     def edges(self) -> list[Edge]:
-        """All edges."""
+        """Return all edges."""
         return [
-            Edge(*use, count, frozenset(self._in_place.intersection(use[1])), self.moves.get(use))
-            for use, count in self._edges.items()
+            Edge(*key, count, frozenset(self._in_place.intersection(key[1])), self.reshards.get(key))
+            for key, count in self._edge_counts.items()
         ]
 
-    def once(self, find: Callable[[Graph], _Found]) -> _Found:
-        """What `find` finds of the graph, which has to be built: it is called for it once."""
-        if find not in self._once:
-            self._once[find] = find(self)
-        return cast(_Found, self._once[find])
+    def cached(self, analyze: Callable[[Graph], _Result]) -> _Result:
+        """Return `analyze(self)`, computed once; the graph must be built."""
+        if analyze not in self._cache:
+            self._cache[analyze] = analyze(self)
+        return cast(_Result, self._cache[analyze])
 
-    def narrowed(self, nodes: Sequence[Node], moves: Mapping[Use, Mapping[User, Moves]] | None = None) -> Graph:
-        """The graph with `nodes` of fewer ways in their places, and if they are given with fewer `moves`."""
-        found = copy.copy(self)
-        found.nodes, found._once = list(nodes), {}
-        found.moves = self.moves if moves is None else moves
-        return found
+    def restrict(
+        self, nodes: Sequence[Node], reshards: Mapping[EdgeKey, Mapping[User, Reshards]] | None = None
+    ) -> Graph:
+        """Return the graph with `nodes` of fewer strategies, and with fewer `reshards` if given."""
+        graph = copy.copy(self)
+        graph.nodes, graph._cache = list(nodes), {}
+        graph.reshards = self.reshards if reshards is None else reshards
+        return graph
 
-    def takes_as_it_lies(self, function: str, number: int) -> bool:
-        """Whether an op takes its first operand where it is, so that what it gives needs no room of its own."""
-        return (self.places[function, number], 0) in self._in_place
+    def in_place(self, function: str, number: int) -> bool:
+        """Return whether an op updates its first operand in place, so that its result takes no memory."""
+        return (self.op_nodes[function, number], 0) in self._in_place
 
     def type_of(self, source: Source) -> TensorType:
-        """The type of a value."""
+        """Return the type of a value."""
         node = self.nodes[source[0]]
         return (node.value if node.op is None else node.op.results[source[1]]).tensor
 
-    def is_priced(self, node: Node) -> bool:
-        """Whether a node does something: a mark does not."""
+    def has_cost(self, node: Node) -> bool:
+        """Return whether a node costs time: inputs and annotations do not."""
         return node.op is not None and not is_annotation(node.op)
 
     def roles(self, number: int) -> tuple[str, ...]:
-        """Of the operands of a node, the roles of those that are inputs, as they come; empty for others."""
-        found = self._roles.get(number)
-        return found if found is not None else ()
+        """Return the role of each operand of a node that is an input, empty for other operands."""
+        roles = self._roles.get(number)
+        return roles if roles is not None else ()
 
-    def _function(self, instance: Instance) -> None:
+    def _add_function(self, instance: Instance) -> None:
         function = instance.function
-        name, count = function.name, self.counts[function.name]
-        times = self._times.value if function is self.module.main else lambda name: 1
-        for place in instance.ops:
-            if isinstance(place, Instance) and place.function.name not in self._built:
-                self._built.add(place.function.name)
-                self._function(place)
-        keys = alike(function, self._taken_as, self._given_as)
+        name, count = function.name, self.call_counts[function.name]
+        repeats = self._repeats.value if function is self.module.main else lambda name: 1
+        for target in instance.ops:
+            if isinstance(target, Instance) and target.function.name not in self._built:
+                self._built.add(target.function.name)
+                self._add_function(target)
+        keys = find_symmetry(function, self._input_key, self._output_key)
         for item, key in zip(function.inputs, keys.inputs, strict=True):
-            flat = self._values[instance.names[item.value.name]]
-            ways = tuple(Way((), (lies,), (lies,)) for lies in self.space.layouts(flat))
-            mine = self._node((name, "input", key), None, item.value, item.role, ways, count)
-            self.inputs[name, item.value.name] = mine
-            self.sources[name, item.value.name] = mine, 0
+            inlined = self._values[instance.names[item.value.name]]
+            strategies = tuple(OpStrategy((), (layout,), (layout,)) for layout in self.space.layouts(inlined))
+            index = self._add_node((name, "input", key), None, item.value, item.role, strategies, count)
+            self.input_nodes[name, item.value.name] = index
+            self.sources[name, item.value.name] = index, 0
         used: dict[str, list[tuple[int, int]]] = {}
-        for number, (op, place) in enumerate(zip(function.ops, instance.ops, strict=True)):
-            if isinstance(place, Instance):
-                self._call(name, op, place, used)
+        for number, (op, target) in enumerate(zip(function.ops, instance.ops, strict=True)):
+            if isinstance(target, Instance):
+                self._add_call(name, op, target, used)
                 continue
-            made = tuple(self.sources[name, v.name] for v in op.operands)
-            ways = self.space.ways(place, self.whole.ops[place])
+            producers = tuple(self.sources[name, v.name] for v in op.operands)
+            strategies = self.space.strategies(target, self.inlined.ops[target])
             if is_annotation(op):
-                self.marks[place] = op
-            mine = self._node(
-                (name, "op", keys.ops[number]), op, op.results[0], "", ways, count * times(op.results[0].name)
+                self.annotations[target] = op
+            index = self._add_node(
+                (name, "op", keys.ops[number]), op, op.results[0], "", strategies, count * repeats(op.results[0].name)
             )
-            self.places[name, number] = mine
-            self._roles[mine] = tuple(self.nodes[node].role for node, _ in made)
+            self.op_nodes[name, number] = index
+            self._roles[index] = tuple(self.nodes[index].role for index, _ in producers)
             for operand, value in enumerate(op.operands):
-                used.setdefault(value.name, []).append((mine, operand))
+                used.setdefault(value.name, []).append((index, operand))
             for result, value in enumerate(op.results):
-                self.sources[name, value.name] = mine, result
-        self._keep_in_place(function)
+                self.sources[name, value.name] = index, result
+        self._mark_in_place(function)
         for value_name, users in used.items():
-            use = self.uses[name, value_name] = self.sources[name, value_name], tuple(sorted(set(users)))
-            self._edges[use] += count * times(value_name)
+            key = self.edge_keys[name, value_name] = self.sources[name, value_name], tuple(sorted(set(users)))
+            self._edge_counts[key] += count * repeats(value_name)
 
-    def _node(
-        self, key: Hashable, op: Op | None, value: Value, role: str, ways: tuple[Way, ...], count: int
+    def _add_node(
+        self, key: Hashable, op: Op | None, value: Value, role: str, options: tuple[OpStrategy, ...], count: int
     ) -> int:  # fmt: skip
-        """The number of the node of an op or an input: the one that it is like, or a new one."""
-        found = self._alike.setdefault((key, ways), len(self.nodes))
-        if found == len(self.nodes):
-            self.nodes.append(Node(op, value, role, ways, count))
+        """Return the number of the node of an op or input: that of an equivalent one, or a new one."""
+        number = self._node_numbers.setdefault((key, options), len(self.nodes))
+        if number == len(self.nodes):
+            self.nodes.append(Node(op, value, role, options, count))
         else:
-            self.nodes[found] = replace(self.nodes[found], count=self.nodes[found].count + count)
-        return found
+            self.nodes[number] = replace(self.nodes[number], count=self.nodes[number].count + count)
+        return number
 
-    def _taken_as(self, callee: str, operand: int) -> Hashable:
-        """The node as which a function takes an operand."""
-        return self.inputs[callee, self.module.function(callee).inputs[operand].value.name]
+    def _input_key(self, callee: str, operand: int) -> Hashable:
+        """Return the node of a function's input."""
+        return self.input_nodes[callee, self.module.function(callee).inputs[operand].value.name]
 
-    def _given_as(self, callee: str, result: int) -> Hashable:
-        """Where a function makes a result."""
+    def _output_key(self, callee: str, result: int) -> Hashable:
+        """Return the producer of a function's output."""
         return self.sources[callee, self.module.function(callee).outputs[result].value.name]
 
-    def _keep_in_place(self, function: Function) -> None:
-        """Note who updates what it takes, and the marks on that; an input with one mark lies so from the beginning."""
-        marked = Counter(op.operands[0].name for op in function.ops if not op.callee and is_annotation(op))
-        updated = {item.value.name for item in function.inputs if marked[item.value.name] == 1}
+    def _mark_in_place(self, function: Function) -> None:
+        """Record in-place updates with the annotations on their operands; an input with one has that layout at once."""
+        annotation_counts = Counter(op.operands[0].name for op in function.ops if not op.callee and is_annotation(op))
+        updated = {item.value.name for item in function.inputs if annotation_counts[item.value.name] == 1}
         for number in reversed(range(len(function.ops))):
             op = function.ops[number]
             if op.callee:
                 continue
-            marks = is_annotation(op) and (op.results[0].name in updated or op.operands[0].name in updated)
-            if marks or lookup(op.name, op.location).code.in_place:
+            is_annotated = is_annotation(op) and (op.results[0].name in updated or op.operands[0].name in updated)
+            if is_annotated or lookup(op.name, op.location).code.in_place:
                 updated.add(op.operands[0].name)
-                self._in_place.add((self.places[function.name, number], 0))
+                self._in_place.add((self.op_nodes[function.name, number], 0))
 
-    def _call(
+    def _add_call(
         self, caller: str, op: Op, instance: Instance, used: dict[str, list[tuple[int, int]]]
     ) -> None:  # fmt: skip
         callee = instance.function
         for item, value in zip(callee.inputs, op.operands, strict=True):
-            user = self.inputs[callee.name, item.value.name], 0
+            user = self.input_nodes[callee.name, item.value.name], 0
             used.setdefault(value.name, []).append(user)
         for output, value in zip(callee.outputs, op.results, strict=True):
             self.sources[caller, value.name] = self.sources[callee.name, output.value.name]
 
 
 @dataclass(frozen=True, slots=True)
-class _Times:
-    """How often what is written in a module is done: of microbatches that do the same one is written for all."""
+class _Repeats:
+    """How often the values of a module are computed: a repeated microbatch stands for several."""
 
     module: Module
     part_of: Mapping[str, int]
     stands_for: Sequence[int]
 
     @staticmethod
-    def of(module: Module) -> _Times:
-        record = next((record for record in module.records if isinstance(record, Repeated)), None)
-        if record is None:
-            return _Times(module, {}, ())
-        return _Times(module, record.part_of, [len(numbers) for numbers in record.ranges])
+    def of(module: Module) -> _Repeats:
+        repeated = next((repeated for repeated in module.records if isinstance(repeated, RepeatedMicrobatches)), None)
+        if repeated is None:
+            return _Repeats(module, {}, ())
+        return _Repeats(module, repeated.part_of, [len(numbers) for numbers in repeated.ranges])
 
     def value(self, name: str) -> int:
-        """How many of a value of the entry there are."""
+        """Return how many of a value of the entry there are."""
         part = self.part_of.get(name, -1)
         return self.stands_for[part] if part >= 0 else 1
 
     def functions(self) -> dict[str, int]:
-        """How often each function runs."""
+        """Return how often each function runs."""
         counts: Counter[str] = Counter()
 
         def visit(function: Function, times: int) -> None:
             counts[function.name] += times
             for op in function.ops:
                 if op.callee:
-                    more = self.value(op.results[0].name) if function is self.module.main else 1
-                    visit(self.module.function(op.callee), times * more)
+                    repeats = self.value(op.results[0].name) if function is self.module.main else 1
+                    visit(self.module.function(op.callee), times * repeats)
 
         visit(self.module.main, 1)
         return counts

@@ -1,9 +1,33 @@
-"""The integer program: a way for each node, at the least time of ops and of what is sent between them.
+"""Integer program: one strategy per node, at the least time of ops and redistributions.
 
-There is a variable for each way of each node. For each value on its way to a user there is one for each pair of
-layouts, as in a transport problem: it leaves its source in the layout of that one's way, and comes to its user in the
-layout of that one's. What several users need in one layout is paid for once. With one user a value this is a program
-over a tree, whose linear relaxation has whole solutions; that is why few have to be branched on.
+Variables:
+
+    x[n,s] in {0,1}    node n uses strategy s
+    y[e,u,a,b] >= 0    the value of edge e, left in layout a, is taken by user u in layout b; only for allowed
+                       pairs (`Edge.allows_reshard`)
+    z[e,a,b] >= 0      the value of edge e, which has several users, is resharded from a to b, for all of them
+
+Minimize, with t the seconds of a strategy, r those of a redistribution, and the counts of nodes and edges:
+
+    sum count[n] t[n,s] x[n,s]                                   (`__post_init__`, `strategy_seconds`)
+    + sum count[e] r[a,b] y[e,u,a,b]   if e has one user         (`_add_edge`)
+    + sum count[e] r[a,b] z[e,a,b]     if e has several          (`_add_shared_reshards`)
+
+subject to
+
+    sum_s x[n,s] = 1                                 each n      (`__post_init__`)
+    sum_b y[e,u,a,b] = sum_{s leaves a} x[source,s]  each e,u,a  (`_add_edge`)
+    sum_a y[e,u,a,b] = sum_{s takes b} x[u,s]        each e,u,b  (`_add_edge`)
+    z[e,a,b] >= y[e,u,a,b]   if r[a,b] > 0           each e,u    (`_add_shared_reshards`)
+
+and, in `MemoryConstrainedProgram` of `constraints`, with bytes B of live items over x, y and z, in units of the memory:
+
+    p = sum_{persistent items} B                                 (`_matrix`, `MemoryModel.persistent_terms`)
+    p + sum_{items live at op o} B <= peak           each o      (`_matrix`, `MemoryModel.op_terms`)
+    peak <= 1, or peak_cost * peak in the objective              (`_upper_bounds`, `_all_costs`)
+    time <= cost_limit                                           (`_matrix`)
+
+With one user per value and a tree of nodes, the linear relaxation has integral solutions; so branching is rare.
 """
 
 from __future__ import annotations
@@ -16,173 +40,176 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from distir_relax.autosharding.costs import Prices
-from distir_relax.autosharding.edges import Transport, needed, transports
-from distir_relax.autosharding.graph import Graph, Use, User
-from distir_relax.autosharding.op_strategies import Way
+from distir_relax.autosharding.costs import CostTable
+from distir_relax.autosharding.edges import EdgeLayouts, edge_layouts, operand_layout
+from distir_relax.autosharding.graph import EdgeKey, Graph, User
+from distir_relax.autosharding.op_strategies import OpStrategy
 from distir_relax.sharding.factor_selection import Placed
 
 Array = npt.NDArray[Any]
 _Terms = tuple[Array, Array, float]
-"""Of rows: their numbers, the variables in them, and by what these are multiplied."""
+"""Terms of rows: the row numbers, the variables in them, and the coefficient."""
 
 
 @dataclass(frozen=True, slots=True)
 class Copies:
-    """The `layouts` into which a value may be brought: the sum of `shares` of `variables` is 1 where it is.
+    """The copies of a value in other `layouts`: a copy exists if the sum of `coefficients` of its `variables` is 1.
 
-    `numbers` says which of the layouts each of the variables is about.
+    `layout_numbers` is the layout of each variable.
     """
 
     layouts: Sequence[Placed]
     variables: Array
-    shares: Array
-    numbers: Array
+    coefficients: Array
+    layout_numbers: Array
 
 
 @dataclass(slots=True)
 class IntegerProgram:
-    """Variables with their costs, and rows of constraints, as HiGHS takes them."""
+    """Variables with their costs, and rows of constraints, in the form of HiGHS."""
 
     graph: Graph
-    prices: Prices
+    table: CostTable
     costs: Array = field(init=False)
-    whole: Array = field(init=False)
-    """1 for the variables that have to be whole."""
-    ways: list[range] = field(default_factory=list)
-    """The variables of each node's ways."""
+    integrality: Array = field(init=False)
+    """1 for integer variables."""
+    choices: list[range] = field(default_factory=list)
+    """The variables of each node's strategies."""
     values: Array = field(init=False)
     rows: Array = field(init=False)
     columns: Array = field(init=False)
     lower: Array = field(init=False)
     upper: Array = field(init=False)
-    copies: dict[Use, Copies] = field(default_factory=dict)
-    """The layouts into which the value of each edge may be brought."""
+    copies: dict[EdgeKey, Copies] = field(default_factory=dict)
+    """The copies of the value of each edge."""
     scale: float = 1.0
-    """Costs are multiplied by it: HiGHS counts what is below 1e-7 as nothing."""
+    """Factor of the costs: HiGHS treats values below 1e-7 as 0."""
     _costs: list[Array] = field(default_factory=list)
     _terms: list[tuple[Array, Array, Array]] = field(default_factory=list)
     _bounds: list[tuple[int, float, float]] = field(default_factory=list)
     _sizes: list[int] = field(default_factory=lambda: [0, 0])
-    """How many variables and rows there are yet."""
+    """The number of variables and rows so far."""
 
     def __post_init__(self) -> None:
         for number, node in enumerate(self.graph.nodes):
-            costs = [node.count * way_seconds(self.graph, self.prices, number, way) for way in node.ways]
-            found = self._variables(np.array(costs))
-            self.ways.append(range(found[0], found[-1] + 1))
-            self._rows(1, 1.0, 1.0, (np.zeros_like(found), found, 1.0))
-        choices = self._sizes[0]
-        for at in transports(self.graph):
-            self._edge(at)
+            costs = [node.count * strategy_seconds(self.graph, self.table, number, s) for s in node.strategies]
+            variables = self._add_variables(np.array(costs))
+            self.choices.append(range(variables[0], variables[-1] + 1))
+            self._add_rows(1, 1.0, 1.0, (np.zeros_like(variables), variables, 1.0))
+        strategy_count = self._sizes[0]
+        for layouts in edge_layouts(self.graph):
+            self._add_edge(layouts)
         seconds = np.concatenate(self._costs)
         largest = seconds.max(initial=0.0)
         self.scale = 1e3 / largest if largest else 1.0
         self.costs = seconds * self.scale
-        self.whole = (np.arange(len(seconds)) < choices).astype(np.int64)
+        self.integrality = (np.arange(len(seconds)) < strategy_count).astype(np.int64)
         self.rows, self.columns, self.values = (np.concatenate(parts) for parts in zip(*self._terms, strict=True))
         counts, lower, upper = zip(*self._bounds, strict=True)
         self.lower, self.upper = np.repeat(lower, counts), np.repeat(upper, counts)
 
-    def _edge(self, at: Transport) -> None:
-        edge = at.edge
+    def _add_edge(self, ends: EdgeLayouts) -> None:
+        edge = ends.edge
         costs = {
-            user: edge.count * self.prices.of_moves(at.kind, at.left, at.taken[user], may)
-            for user, may in at.may.items()
+            user: edge.count * self.table.reshard_matrix(ends.tensor, ends.sources, ends.targets[user], allowed)
+            for user, allowed in ends.allowed.items()
         }
-        several = len(edge.users) > 1
-        moves: dict[User, Array] = {}
-        for user, may in at.may.items():
-            number = moves[user] = np.full(may.shape, -1)
-            number[may] = self._variables(np.zeros(may.sum()) if several else costs[user][may])
-            for axis, node, which in ((0, edge.source[0], at.leaves), (1, user[0], at.takes[user])):
-                terms = np.nonzero(may)[axis], number[may], 1.0
-                self._rows(may.shape[axis], 0.0, 0.0, terms, (which, np.array(self.ways[node]), -1.0))
-        if several:
-            self._pay_once(at, moves, costs)
+        is_shared = len(edge.users) > 1
+        reshards: dict[User, Array] = {}
+        for user, allowed in ends.allowed.items():
+            variables = reshards[user] = np.full(allowed.shape, -1)
+            variables[allowed] = self._add_variables(np.zeros(allowed.sum()) if is_shared else costs[user][allowed])
+            for axis, node, which in (
+                (0, edge.source[0], ends.source_numbers),
+                (1, user[0], ends.target_numbers[user]),
+            ):
+                terms = np.nonzero(allowed)[axis], variables[allowed], 1.0
+                self._add_rows(allowed.shape[axis], 0.0, 0.0, terms, (which, np.array(self.choices[node]), -1.0))
+        if is_shared:
+            self._add_shared_reshards(ends, reshards, costs)
         else:
             (user,) = edge.users
-            self._copy(at, user, moves[user])
+            self._record_copies(ends, user, reshards[user])
 
-    def _copy(self, at: Transport, user: User, moves: Array) -> None:
-        """Note what comes to the one user in a layout and did not leave in it."""
-        taken, ways = at.taken[user], np.array(self.ways[user[0]])
-        kept = [(at.left.index(lies), t) for t, lies in enumerate(taken) if lies in at.left]
-        still = np.array([(moves[s, t], t) for s, t in kept if moves[s, t] >= 0], dtype=np.int64).reshape(-1, 2)
-        self.copies[at.edge.use] = Copies(
-            taken,
-            np.concatenate([ways, still[:, 0]]),
-            np.concatenate([np.ones(len(ways)), -np.ones(len(still))]),
-            np.concatenate([at.takes[user], still[:, 1]]),
+    def _record_copies(self, ends: EdgeLayouts, user: User, reshards: Array) -> None:
+        """Record the copies for a single user: its layout, unless the value was left in it."""
+        targets, strategies = ends.targets[user], np.array(self.choices[user[0]])
+        shared = [(ends.sources.index(layout), t) for t, layout in enumerate(targets) if layout in ends.sources]
+        same = np.array([(reshards[s, t], t) for s, t in shared if reshards[s, t] >= 0], dtype=np.int64).reshape(-1, 2)
+        self.copies[ends.edge.key] = Copies(
+            targets,
+            np.concatenate([strategies, same[:, 0]]),
+            np.concatenate([np.ones(len(strategies)), -np.ones(len(same))]),
+            np.concatenate([ends.target_numbers[user], same[:, 1]]),
         )
 
-    def _pay_once(self, at: Transport, moves: dict[User, Array], costs: dict[User, Array]) -> None:
-        """Pay for each layout that some of several users need."""
+    def _add_shared_reshards(self, ends: EdgeLayouts, moves: dict[User, Array], costs: dict[User, Array]) -> None:
+        """Add a shared reshard variable for each pair of layouts of several users."""
         numbers: dict[Placed, int] = {}
-        for taken in at.taken.values():
-            for lies in taken:
-                numbers.setdefault(lies, len(numbers))
-        price = np.zeros((len(at.left), len(numbers)))
-        where = {user: np.array([numbers[lies] for lies in taken]) for user, taken in at.taken.items()}
-        for user, may in at.may.items():
-            s, t = np.nonzero(may)
-            price[s, where[user][t]] = costs[user][s, t]
-        paid = np.full(price.shape, -1)
-        paid[price > 0] = self._variables(price[price > 0])
-        for user in at.may:
+        for targets in ends.targets.values():
+            for layout in targets:
+                numbers.setdefault(layout, len(numbers))
+        cost = np.zeros((len(ends.sources), len(numbers)))
+        column = {user: np.array([numbers[layout] for layout in targets]) for user, targets in ends.targets.items()}
+        for user, allowed in ends.allowed.items():
+            s, t = np.nonzero(allowed)
+            cost[s, column[user][t]] = costs[user][s, t]
+        shared = np.full(cost.shape, -1)
+        shared[cost > 0] = self._add_variables(cost[cost > 0])
+        for user in ends.allowed:
             s, t = np.nonzero(costs[user])
             row = np.arange(len(s))
-            self._rows(len(s), 0.0, np.inf, (row, paid[s, where[user][t]], 1.0), (row, moves[user][s, t], -1.0))
-        _, which = np.nonzero(price)
-        self.copies[at.edge.use] = Copies(list(numbers), paid[price > 0], np.ones(len(which)), which)
+            self._add_rows(len(s), 0.0, np.inf, (row, shared[s, column[user][t]], 1.0), (row, moves[user][s, t], -1.0))
+        _, copied = np.nonzero(cost)
+        self.copies[ends.edge.key] = Copies(list(numbers), shared[cost > 0], np.ones(len(copied)), copied)
 
-    def _variables(self, costs: Array) -> Array:
-        """New variables with these costs: their numbers."""
+    def _add_variables(self, costs: Array) -> Array:
+        """Add variables with these costs; return their numbers."""
         first = self._sizes[0]
         self._sizes[0] += len(costs)
         self._costs.append(costs)
         return np.arange(first, self._sizes[0])
 
-    def _rows(self, count: int, low: float, high: float, *terms: _Terms) -> None:
-        """New rows between `low` and `high`."""
+    def _add_rows(self, count: int, low: float, high: float, *terms: _Terms) -> None:
+        """Add rows between `low` and `high`."""
         for rows, columns, values in terms:
             self._terms.append((rows + self._sizes[1], columns, np.full(len(columns), values)))
         self._bounds.append((count, low, high))
         self._sizes[1] += count
 
 
-def seconds_of(graph: Graph, prices: Prices, chosen: Sequence[int]) -> float:
-    """What a choice of ways takes: the sum of all ops and of all that is moved between them.
+def solution_seconds(graph: Graph, costs: CostTable, chosen: Sequence[int]) -> float:
+    """Return the seconds of a solution: all ops and all redistributions.
 
-    It is infinite where what is updated in place would have to be moved.
+    It is infinite if a value that is updated in place would have to be resharded.
     """
     total = 0.0
     for number, node in enumerate(graph.nodes):
-        total += node.count * way_seconds(graph, prices, number, node.ways[chosen[number]])
+        total += node.count * strategy_seconds(graph, costs, number, node.strategies[chosen[number]])
     for edge in graph.edges:
-        source = graph.nodes[edge.source[0]].ways[chosen[edge.source[0]]].rests[edge.source[1]]
-        needs = {user: needed(graph, user, graph.nodes[user[0]].ways[chosen[user[0]]]) for user in edge.users}
-        if not all(edge.may_move(user, source, target) for user, target in needs.items()):
+        source = graph.nodes[edge.source[0]].strategies[chosen[edge.source[0]]].final_layouts[edge.source[1]]
+        targets = {u: operand_layout(graph, u, graph.nodes[u[0]].strategies[chosen[u[0]]]) for u in edge.users}
+        if not all(edge.allows_reshard(u, source, target) for u, target in targets.items()):
             return math.inf
-        targets = set(needs.values())
-        kind = graph.type_of(edge.source)
-        total += edge.count * sum(prices.of_move(kind, source, target) for target in targets)
+        distinct = set(targets.values())
+        type_ = graph.type_of(edge.source)
+        total += edge.count * sum(costs.reshard_seconds(type_, source, target) for target in distinct)
     return total
 
 
-def way_seconds(graph: Graph, prices: Prices, number: int, way: Way) -> float:
-    """What a node takes in a way, with its pending sums made."""
+def strategy_seconds(graph: Graph, costs: CostTable, number: int, strategy: OpStrategy) -> float:
+    """Return the seconds of a node with a strategy, reductions included."""
     node = graph.nodes[number]
-    total = own_seconds(graph, prices, number, way)
-    if node.op is not None and graph.is_priced(node):
-        for value, gives, rests in zip(node.op.results, way.gives, way.rests, strict=True):
-            total += prices.of_move(value.tensor, gives, rests)
+    total = op_seconds(graph, costs, number, strategy)
+    if node.op is not None and graph.has_cost(node):
+        for value, out, final in zip(node.op.results, strategy.out_layouts, strategy.final_layouts, strict=True):
+            total += costs.reshard_seconds(value.tensor, out, final)
     return total
 
 
-def own_seconds(graph: Graph, prices: Prices, number: int, way: Way) -> float:
-    """What the op of a node takes in a way by itself: 0 for what does nothing."""
+def op_seconds(graph: Graph, costs: CostTable, number: int, strategy: OpStrategy) -> float:
+    """Return the seconds of a node's op alone with a strategy; 0 for inputs and annotations."""
     node = graph.nodes[number]
-    if node.op is None or not graph.is_priced(node):
+    if node.op is None or not graph.has_cost(node):
         return 0.0
-    return prices.of_op(node.op, way, graph.roles(number))
+    return costs.op_seconds(node.op, strategy, graph.roles(number))

@@ -1,10 +1,11 @@
-"""How much memory a device needs at each op of a program, over the variables of the integer program.
+"""Memory of a device at each op of a program, as linear terms over the variables of the integer program.
 
-Inputs and weights stay all the time. Of a function, what its callers keep meanwhile counts too. A value in another
-layout is there from its first user to its last. So it is what the simulator finds, or a little more.
+Inputs and weights are live throughout. While a function runs, the live values of its callers count too. A copy of a
+value in another layout is live from its first user to its last. So the estimate is that of the simulator, or slightly
+more.
 
-What lives at an op of a function is the same in all calls of it: so where a solution needs most is found by going
-through each function once, and a row of the program is written only for an op that is asked for.
+Live values of an op in a function are the same in all calls of it: the peak of a solution is found by one walk over
+each function (`needs`), and a row of the program is written only for the ops that exceed the limit (`op_terms`).
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from distir_relax.autosharding.costs import held_type
+from distir_relax.autosharding.costs import shard_type
 from distir_relax.autosharding.graph import Graph
 from distir_relax.autosharding.integer_program import IntegerProgram
 from distir_relax.ir import Function, Op, TensorType
@@ -28,148 +29,152 @@ from distir_relax.sharding.factors import is_annotation
 
 Array = npt.NDArray[Any]
 Terms = tuple[Array, Array]
-"""Variables, some perhaps more than once, and the bytes of each."""
+"""Variables, possibly with duplicates, and the bytes of each."""
 Path = tuple[tuple[str, int], ...]
-"""An op: its function and number there, behind those of the calls that lead to it."""
+"""An op: its function and number there, after those of the calls that lead to it."""
 
 
 @dataclass(frozen=True, slots=True)
-class Need:
-    """What is needed while the op at the end of a `path` runs, in `bytes`, with what stays all the time."""
+class OpMemory:
+    """The `bytes` live while the op at the end of a `path` runs, persistent ones included."""
 
     bytes: float
     path: Path
 
 
 @dataclass(slots=True)
-class Memory:
-    """What lives at each op of a program: items of it, each with its bytes by variable."""
+class MemoryModel:
+    """The live items at each op of a program, each with its bytes by variable."""
 
     graph: Graph
     program: IntegerProgram
     _items: list[Terms] = field(default_factory=list)
-    _known: dict[Hashable, int] = field(default_factory=dict)
+    _item_numbers: dict[Hashable, int] = field(default_factory=dict)
     _live: dict[str, list[list[int]]] = field(default_factory=dict)
-    """The items that live at each op of a function; of a call, those outside of the function called."""
-    _stays: list[int] = field(default_factory=list)
+    """The live items at each op of a function; of a call, those outside of the callee."""
+    _persistent: list[int] = field(default_factory=list)
 
     def __post_init__(self) -> None:
         main = self.graph.module.main
-        self._stays = [self._value(main.name, item.value.name) for item in main.inputs]
+        self._persistent = [self._value_item(main.name, item.value.name) for item in main.inputs]
         for function in self.graph.module.functions:
-            if function.name in self.graph.counts:
-                self._live[function.name] = self._lives(function)
+            if function.name in self.graph.call_counts:
+                self._live[function.name] = self._live_items(function)
 
-    def needs(self, x: Array) -> list[Need]:
-        """For each op of the entry where most is needed with these values of the variables, in it or what it calls."""
-        sizes = [float(x[variables] @ held) for variables, held in self._items]
-        stays = sum(sizes[item] for item in self._stays)
-        worst: dict[str, list[Need]] = {}
+    def by_op(self, x: Array) -> list[OpMemory]:
+        """Return the memory at each op of the entry, or at the peak inside its callee, for these variables."""
+        sizes = [float(x[variables] @ item_bytes) for variables, item_bytes in self._items]
+        persistent = sum(sizes[item] for item in self._persistent)
+        cache: dict[str, list[OpMemory]] = {}
         main = self.graph.module.main
-        return [Need(need.bytes + stays, need.path) for need in self._needs(main, sizes, worst)]
+        return [OpMemory(peak.bytes + persistent, peak.path) for peak in self._peaks(main, sizes, cache)]
 
-    def staying(self) -> Terms:
-        """The bytes of inputs and weights."""
-        return self._sum(self._stays)
+    def persistent_terms(self) -> Terms:
+        """Return the terms of inputs and weights."""
+        return self._terms_of(self._persistent)
 
-    def row(self, path: Path) -> Terms:
-        """The bytes of what lives at an op, without what stays all the time."""
-        return self._sum([item for function, number in path for item in self._live[function][number]])
+    def op_terms(self, path: Path) -> Terms:
+        """Return the terms of the values that are live at an op, without persistent ones."""
+        return self._terms_of([item for function, number in path for item in self._live[function][number]])
 
-    def all(self) -> Array:
-        """The bytes of each variable in all that ever lives, each item of it counted once."""
-        variables, held = self._sum(range(len(self._items)))
-        return np.bincount(variables, held, len(self.program.costs))
+    def total(self) -> Array:
+        """Return the bytes of each variable over all items, each counted once."""
+        variables, item_bytes = self._terms_of(range(len(self._items)))
+        return np.bincount(variables, item_bytes, len(self.program.costs))
 
     def op(self, path: Path) -> Op:
-        """The op at the end of a path."""
+        """Return the op at the end of a path."""
         function, number = path[-1]
         return self.graph.module.function(function).ops[number]
 
-    def _needs(self, function: Function, sizes: Sequence[float], worst: dict[str, list[Need]]) -> list[Need]:
-        if function.name not in worst:
-            found = worst[function.name] = []
+    def _peaks(self, function: Function, sizes: Sequence[float], cache: dict[str, list[OpMemory]]) -> list[OpMemory]:
+        if function.name not in cache:
+            by_op = cache[function.name] = []
             for number, (op, items) in enumerate(zip(function.ops, self._live[function.name], strict=True)):
-                here: Path = ((function.name, number),)
-                most = sum(sizes[item] for item in items)
+                path: Path = ((function.name, number),)
+                total = sum(sizes[item] for item in items)
                 if op.callee:
-                    inner = self._needs(self.graph.module.function(op.callee), sizes, worst)
-                    deepest = max(inner, key=lambda need: need.bytes, default=Need(0.0, ()))
-                    most, here = most + deepest.bytes, (*here, *deepest.path)
-                found.append(Need(most, here))
-        return worst[function.name]
+                    callee_needs = self._peaks(self.graph.module.function(op.callee), sizes, cache)
+                    peak = max(callee_needs, key=lambda peak: peak.bytes, default=OpMemory(0.0, ()))
+                    total, path = total + peak.bytes, (*path, *peak.path)
+                by_op.append(OpMemory(total, path))
+        return cache[function.name]
 
-    def _sum(self, items: Sequence[int]) -> Terms:
+    def _terms_of(self, items: Sequence[int]) -> Terms:
         if not items:
             return np.zeros(0, dtype=np.int64), np.zeros(0)
-        variables, held = zip(*(self._items[item] for item in items), strict=True)
-        return np.concatenate(variables), np.concatenate(held)
+        variables, item_bytes = zip(*(self._items[item] for item in items), strict=True)
+        return np.concatenate(variables), np.concatenate(item_bytes)
 
-    def _lives(self, function: Function) -> list[list[int]]:
+    def _live_items(self, function: Function) -> list[list[int]]:
         name = function.name
-        life = _Life.of(function, self.graph)
-        found: list[list[int]] = [[] for _ in function.ops]
-        marks = {number for number, op in enumerate(function.ops) if not op.callee and is_annotation(op)}
+        lifetimes = _Lifetimes.of(function, self.graph)
+        live: list[list[int]] = [[] for _ in function.ops]
+        annotations = {number for number, op in enumerate(function.ops) if not op.callee and is_annotation(op)}
         for number, op in enumerate(function.ops):
-            if not op.callee and number not in marks:
-                found[number] += self._partials(name, number, op)
-        for value, first, last in life.spans():
-            item = self._value(name, value)
+            if not op.callee and number not in annotations:
+                live[number] += self._partial_items(name, number, op)
+        for value, first, last in lifetimes.spans():
+            item = self._value_item(name, value)
             for number in range(max(first, 0), min(last + 1, len(function.ops))):
-                # What a function gives it counts itself, as it comes to be.
+                # The callee counts its results as it computes them.
                 op = function.ops[number]
-                if number not in marks and not (op.callee and any(v.name == value for v in op.results)):
-                    found[number].append(item)
-        for value, (first, last) in life.uses.items():
-            item = self._copies(name, value)
+                if number not in annotations and not (op.callee and any(v.name == value for v in op.results)):
+                    live[number].append(item)
+        for value, (first, last) in lifetimes.uses.items():
+            item = self._copies_item(name, value)
             for number in range(first, last + 1) if len(self._items[item][0]) else ():
-                found[number].append(item)
-        return found
+                live[number].append(item)
+        return live
 
-    def _item(self, key: Hashable, terms: Terms) -> int:
-        self._known[key] = len(self._items)
+    def _add_item(self, key: Hashable, terms: Terms) -> int:
+        self._item_numbers[key] = len(self._items)
         self._items.append(terms)
-        return self._known[key]
+        return self._item_numbers[key]
 
-    def _value(self, function: str, name: str) -> int:
-        """The item of a value, by the ways of what makes it."""
+    def _value_item(self, function: str, name: str) -> int:
+        """Return the item of a value, by the strategies of its producer."""
         key = node, result = self.graph.sources[function, name]
-        if key in self._known:
-            return self._known[key]
-        kind = self.graph.type_of(key)
-        held = [self._held(kind, way.rests[result]) for way in self.graph.nodes[node].ways]
-        return self._item(key, (np.array(self.program.ways[node]), np.array(held)))
+        if key in self._item_numbers:
+            return self._item_numbers[key]
+        type_ = self.graph.type_of(key)
+        item_bytes = [self._bytes(type_, s.final_layouts[result]) for s in self.graph.nodes[node].strategies]
+        return self._add_item(key, (np.array(self.program.choices[node]), np.array(item_bytes)))
 
-    def _copies(self, function: str, name: str) -> int:
-        """The item of a value in other layouts."""
-        key = source, _ = self.graph.uses[function, name]
-        if key in self._known:
-            return self._known[key]
-        kind, copies = self.graph.type_of(source), self.program.copies[key]
-        held = np.array([self._held(kind, lies) for lies in copies.layouts])
-        return self._item(key, (copies.variables, copies.shares * held[copies.numbers]))
+    def _copies_item(self, function: str, name: str) -> int:
+        """Return the item of the copies of a value in other layouts."""
+        key = source, _ = self.graph.edge_keys[function, name]
+        if key in self._item_numbers:
+            return self._item_numbers[key]
+        type_, copies = self.graph.type_of(source), self.program.copies[key]
+        layout_bytes = np.array([self._bytes(type_, layout) for layout in copies.layouts])
+        return self._add_item(key, (copies.variables, copies.coefficients * layout_bytes[copies.layout_numbers]))
 
-    def _held(self, kind: TensorType, lies: Placed) -> float:
-        return local_bytes(kind, lies, self.graph.space.mesh, self.graph.space.unlike.rooms)
+    def _bytes(self, type_: TensorType, layout: Placed) -> float:
+        return local_bytes(type_, layout, self.graph.space.mesh, self.graph.space.heterogeneity.memory_fractions)
 
-    def _partials(self, function: str, number: int, op: Op) -> list[int]:
-        """The items of results before their sums are made."""
-        node = self.graph.places[function, number]
-        made: list[int] = []
+    def _partial_items(self, function: str, number: int, op: Op) -> list[int]:
+        """Return the items of results before their partial sums are reduced."""
+        node = self.graph.op_nodes[function, number]
+        items: list[int] = []
         for result, value in enumerate(op.results):
             key = (node, result, "partial")
-            if key not in self._known:
-                ways = zip(self.program.ways[node], self.graph.nodes[node].ways, strict=True)
-                pending = [(v, way.gives[result]) for v, way in ways if way.gives[result] != way.rests[result]]
-                held = [self._held(value.tensor, lies) for _, lies in pending]
-                self._item(key, (np.array([v for v, _ in pending], dtype=np.int64), np.array(held)))
-            made.append(self._known[key])
-        return [item for item in made if len(self._items[item][0])]
+            if key not in self._item_numbers:
+                strategies = zip(self.program.choices[node], self.graph.nodes[node].strategies, strict=True)
+                parts = [
+                    (v, s.out_layouts[result])
+                    for v, s in strategies
+                    if s.out_layouts[result] != s.final_layouts[result]
+                ]
+                item_bytes = [self._bytes(value.tensor, layout) for _, layout in parts]
+                self._add_item(key, (np.array([v for v, _ in parts], dtype=np.int64), np.array(item_bytes)))
+            items.append(self._item_numbers[key])
+        return [item for item in items if len(self._items[item][0])]
 
 
 @dataclass(frozen=True, slots=True)
-class _Life:
-    """When the values of a function are there: from the op that makes them to the last that uses them, or a view."""
+class _Lifetimes:
+    """Lifetimes of the values of a function: from the op that makes them to the last use of them or of a view."""
 
     first: Mapping[str, int]
     last: Mapping[str, int]
@@ -177,7 +182,7 @@ class _Life:
     """The first and the last op that uses a value."""
 
     @classmethod
-    def of(cls, function: Function, graph: Graph) -> _Life:
+    def of(cls, function: Function, graph: Graph) -> _Lifetimes:
         first: dict[str, int] = {}
         last: dict[str, int] = {}
         uses: dict[str, tuple[int, int]] = {}
@@ -190,7 +195,7 @@ class _Life:
                     last[root] = number
             for value in op.results:
                 if not op.callee and (
-                    lookup(op.name, op.location).shares_storage or graph.takes_as_it_lies(function.name, number)
+                    lookup(op.name, op.location).shares_storage or graph.in_place(function.name, number)
                 ):
                     roots[value.name] = roots.get(op.operands[0].name, op.operands[0].name)
                 else:
@@ -202,17 +207,16 @@ class _Life:
         return cls(first, last, uses)
 
     def spans(self) -> Iterator[tuple[str, int, int]]:
-        """Each value with the numbers of the first op at which it is there, and of the last."""
+        """Return each value with the numbers of its first and last live ops."""
         return ((name, first, self.last[name]) for name, first in self.first.items())
 
 
 @lru_cache(maxsize=1 << 16)
-def local_bytes(kind: TensorType, lies: Placed, mesh: DeviceMesh, rooms: tuple[float, ...] = ()) -> float:
-    """What the first device holds of a tensor, which has the largest shards.
+def local_bytes(type_: TensorType, layout: Placed, mesh: DeviceMesh, fractions: tuple[float, ...] = ()) -> float:
+    """Return the bytes of a tensor on the first device, which has the largest shards.
 
-    Of devices that are unlike it is what is held by the one for which it is most, counted as on the one with most room:
-    `rooms` are the parts that their memory is of that one's.
+    On heterogeneous devices: the largest, each divided by the device's fraction of the largest memory, `fractions`.
     """
-    if not rooms:
-        return float(held_type(kind, lies, mesh, 0).bytes)
-    return max(held_type(kind, lies, mesh, device).bytes / room for device, room in enumerate(rooms))
+    if not fractions:
+        return float(shard_type(type_, layout, mesh, 0).bytes)
+    return max(shard_type(type_, layout, mesh, device).bytes / part for device, part in enumerate(fractions))

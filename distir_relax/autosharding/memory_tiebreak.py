@@ -1,46 +1,46 @@
-"""Of the placements that take as long as the best, those that need least memory."""
+"""Minimize the memory peak among the optimal placements."""
 
 from __future__ import annotations
 
 import time
 from dataclasses import replace
 
-from distir_relax.autosharding.constraints import Found, Rows
+from distir_relax.autosharding.constraints import MemoryConstrainedProgram, SolverResult
 
-_ALL = 1e-3
-"""What all that lives counts, as a part of the peak: what is below a peak would not count otherwise."""
-_NEAR = 1e-3
-"""How near to the least it has to be."""
-_SAME = 1e-9
-"""What differs by so little of a time takes as long."""
-_SECONDS = 5.0
-"""It is worth no more: what was found is as fast."""
+_TOTAL_WEIGHT = 1e-3
+"""Weight of all live bytes relative to the peak; without it, bytes below the peak would be free."""
+_GAP = 1e-3
+"""Relative gap of the memory search."""
+_TIE = 1e-9
+"""Relative difference of times that count as equal."""
+_TIME_LIMIT = 5.0
+"""Time limit: the result is no faster than the first solution."""
 
 
-def lighter(rows: Rows, relaxed: Found, found: Found) -> Found:
-    """A solution that costs what `found` costs, with a lower peak, or `found`; `relaxed` is the relaxation of both.
+def reduce_memory(rows: MemoryConstrainedProgram, relaxed: SolverResult, best: SolverResult) -> SolverResult:
+    """Return a solution of the same cost as `best` with a lower peak, or `best`; `relaxed` is the relaxation of both.
 
-    Where memory is short it is `found`: that is seldom anything but what all the memory is for, and to look is slow.
+    If memory is scarce it is `best`: its peak is seldom lower than necessary, and the search is slow.
     """
-    if found.x is None or not found.most:
-        return found
-    spare = _SAME * max(1.0, found.value)
-    if relaxed.tight and found.value > relaxed.value + spare:
-        return found
-    allowed = relaxed.reduced <= found.value - relaxed.value + spare
-    held = rows.needs.all() / found.most
-    total = float(held @ found.x[: len(held)])
-    highest = max(found.needs, key=lambda need: need.bytes)
-    looked_for = replace(
+    if best.x is None or not best.peak:
+        return best
+    slack = _TIE * max(1.0, best.value)
+    if relaxed.tight and best.value > relaxed.value + slack:
+        return best
+    allowed = relaxed.reduced_costs <= best.value - relaxed.value + slack
+    item_bytes = rows.model.total() / best.peak
+    total = float(item_bytes @ best.x[: len(item_bytes)])
+    highest = max(best.usage, key=lambda op: op.bytes)
+    search = replace(
         rows,
-        memory=found.most,
-        costs=held * (_ALL / total),
-        price=1.0,
-        within=found.value + spare,
-        ends=min(rows.ends, time.monotonic() + _SECONDS),
+        memory=best.peak,
+        costs=item_bytes * (_TOTAL_WEIGHT / total),
+        peak_cost=1.0,
+        cost_limit=best.value + slack,
+        deadline=min(rows.deadline, time.monotonic() + _TIME_LIMIT),
         paths=dict.fromkeys((*rows.paths, highest.path)),
     )
-    other = looked_for.whole(_NEAR, allowed)
-    if other.x is None or other.most >= found.most:
-        return found
-    return replace(found, x=other.x, needs=other.needs)
+    candidate = search.solve_integer(_GAP, allowed)
+    if candidate.x is None or candidate.peak >= best.peak:
+        return best
+    return replace(best, x=candidate.x, usage=candidate.usage)

@@ -1,7 +1,7 @@
-"""The placements that need least memory, where none need as little as there is.
+"""Minimum-memory placements, computed when nothing fits.
 
-To ask for the least peak alone says nothing about what is below it: solutions put whatever they like there, until it is
-a peak itself. So all that ever lives counts too, a little, and the linear relaxation says when no peak could be less.
+Minimizing the peak alone leaves everything below it arbitrary, so that solutions create new peaks. Therefore all live
+bytes count too, with a small weight; the linear relaxation proves when no lower peak exists.
 """
 
 from __future__ import annotations
@@ -11,32 +11,32 @@ from dataclasses import replace
 
 import numpy as np
 
-from distir_relax.autosharding.constraints import Found, Rows
+from distir_relax.autosharding.constraints import MemoryConstrainedProgram, SolverResult
 
-_ALL = 1e-2
-"""What all that lives counts in placements where it is least, as a part of their peak."""
-_NEAR = 1e-3
-"""How near to the least that any placements need it has to be."""
+_TOTAL_WEIGHT = 1e-2
+"""Weight of all live bytes relative to the peak."""
+_GAP = 1e-3
+"""Relative gap to the minimum peak."""
 
 
-def least_memory(rows: Rows) -> tuple[Found, bool]:
-    """Ways with which no device needs more than with any others, or hardly more; whether it is sure of that."""
-    held = rows.needs.all() / rows.memory
-    largest = float(held.max(initial=1.0))
-    smallest = replace(rows, memory=math.inf, costs=held / largest, paths={}).relaxed()
-    if smallest.x is None or not smallest.most:
-        return smallest, smallest.x is not None and rows.is_whole(smallest)
-    costs = held * _ALL / float(held @ smallest.x[: len(held)])
-    both = replace(rows, costs=costs, price=rows.memory / smallest.most)
-    found = both.near(both.relaxed())
-    alone = replace(both, costs=np.zeros(len(held)))
-    if found.x is None:
-        sure = alone.whole(_NEAR)
-        return sure, not sure.is_out_of_time
-    relaxed, most = alone.bounded(), found.most / smallest.most
-    # What needs less than what is found has none of the others.
-    allowed = relaxed.reduced <= most - relaxed.value
-    if most <= relaxed.bound * (1 + _NEAR) or most <= alone.bounded(_NEAR / 2, allowed).bound * (1 + _NEAR):
-        return found, True
-    sure = alone.whole(_NEAR, allowed)
-    return (sure if sure.x is not None and sure.most < found.most else found), not sure.is_out_of_time
+def minimize_memory(rows: MemoryConstrainedProgram) -> tuple[SolverResult, bool]:
+    """Return a solution whose peak is minimal within `_GAP`, and whether that is proven."""
+    item_bytes = rows.model.total() / rows.memory
+    largest = float(item_bytes.max(initial=1.0))
+    lightest = replace(rows, memory=math.inf, costs=item_bytes / largest, paths={}).solve_relaxation()
+    if lightest.x is None or not lightest.peak:
+        return lightest, lightest.x is not None and rows.is_integral(lightest)
+    costs = item_bytes * _TOTAL_WEIGHT / float(item_bytes @ lightest.x[: len(item_bytes)])
+    weighted = replace(rows, costs=costs, peak_cost=rows.memory / lightest.peak)
+    best = weighted.solve_near_relaxation(weighted.solve_relaxation())
+    peak_only = replace(weighted, costs=np.zeros(len(item_bytes)))
+    if best.x is None:
+        exact = peak_only.solve_integer(_GAP)
+        return exact, not exact.is_out_of_time
+    relaxed, peak = peak_only.solve_bound(), best.peak / lightest.peak
+    # No better solution uses any other variable.
+    allowed = relaxed.reduced_costs <= peak - relaxed.value
+    if peak <= relaxed.bound * (1 + _GAP) or peak <= peak_only.solve_bound(_GAP / 2, allowed).bound * (1 + _GAP):
+        return best, True
+    exact = peak_only.solve_integer(_GAP, allowed)
+    return (exact if exact.x is not None and exact.peak < best.peak else best), not exact.is_out_of_time

@@ -1,8 +1,8 @@
-"""How each op can be split: along one factor on each mesh axis, or along none, where every device computes the whole.
+"""Enumerate the strategies of each op: on each mesh axis, split one factor or replicate the op.
 
-Of a dim that is made of several, such as heads and their width, the outermost is split that all ops can bear, as by
-``S[dim]``. Classes of dims are cut evenly, by the speed of unlike devices, or as the user's annotations say. Along a
-later axis a class that is cut already is cut within each of its parts.
+Of a dim of several factors, such as heads and their width, the outermost that all its users can split is split, as by
+``S[dim]``. Factor classes are cut evenly, in proportion to device speeds, or as the user's annotations say. A class
+that is already cut along an earlier mesh axis is cut within each of its parts.
 """
 
 from __future__ import annotations
@@ -12,178 +12,182 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache
 
-from distir_relax.autosharding.heterogeneous import Unlike
+from distir_relax.autosharding.heterogeneous import Heterogeneity
 from distir_relax.autosharding.partial_sums import linear_groups
 from distir_relax.ir import Op, Value
 from distir_relax.layout import Cut, DeviceMesh, Partial, Placement, R, Shard, block_bounds, intersect
-from distir_relax.layout.partition import cut_of, dividing, refined
-from distir_relax.layout.validate import fit_annotation
+from distir_relax.layout.partition import cut_in_elements, partition_rule, refine_cut
+from distir_relax.layout.validate import validate_annotation
 from distir_relax.ops import BLOCKED, PARALLEL, WINDOW, lookup
-from distir_relax.sharding.annotation_propagation import Wanted
-from distir_relax.sharding.factor_selection import Placed, divides
+from distir_relax.sharding.annotation_propagation import TargetSplits
+from distir_relax.sharding.factor_selection import Placed, is_compatible
 from distir_relax.sharding.factors import Atom, Factoring, Slot, is_annotation
-from distir_relax.sharding.nonfinite import Hazards
+from distir_relax.sharding.nonfinite import NonfiniteValues
 
 
 @dataclass(frozen=True, slots=True)
-class Way:
-    """One way to do an op: how its operands are to lie, how it gives its results, and how these are left lying.
+class OpStrategy:
+    """One strategy of an op: the layouts of its operands, those of its results, and those in which results are left.
 
-    What is given with a sum pending `rests` with the sum made, or pending for a user that can take it so.
+    A result that is a partial sum is left reduced, or partial for a user that accepts it.
     """
 
-    needs: tuple[Placed, ...]
-    gives: tuple[Placed, ...]
-    rests: tuple[Placed, ...]
+    in_layouts: tuple[Placed, ...]
+    out_layouts: tuple[Placed, ...]
+    final_layouts: tuple[Placed, ...]
 
 
 @dataclass(slots=True)
-class Space:
-    """The ways of all ops of a program with its calls written out."""
+class StrategySpace:
+    """The strategies of all ops of a program with its calls inlined."""
 
     factoring: Factoring
-    wanted: Wanted
+    targets: TargetSplits
     mesh: DeviceMesh
-    hazards: Hazards = Hazards()  # noqa: RUF009 (it is frozen)
-    pending: frozenset[str] = frozenset()
-    """The values that may be left with a sum pending (`pending.may_pend`)."""
-    free: frozenset[int] = frozenset()
-    """The numbers of marks that are left out."""
-    unlike: Unlike = Unlike()  # noqa: RUF009 (it is frozen)
-    _known: dict[object, tuple[Placed, ...]] = field(default_factory=dict)
-    """What `_completed` found, by all that it depends on."""
+    hazards: NonfiniteValues = NonfiniteValues()  # noqa: RUF009 (it is frozen)
+    deferrable: frozenset[str] = frozenset()
+    """The values that may be left as partial sums (`partial_sums.deferrable_sums`)."""
+    ignored: frozenset[int] = frozenset()
+    """The numbers of the annotations to ignore."""
+    heterogeneity: Heterogeneity = Heterogeneity()  # noqa: RUF009 (it is frozen)
+    _final_cache: dict[object, tuple[Placed, ...]] = field(default_factory=dict)
+    """Results of `_final_layouts`, by all that they depend on."""
     _slots: dict[tuple[str, int], Slot | None] = field(default_factory=dict)
 
     def layouts(self, value: Value) -> tuple[Placed, ...]:
-        """All layouts of a value that is taken as it comes, by its name in the program written out."""
-        return self._completed(value, tuple(Partial("sum") if size > 1 else R for size in self.mesh.shape))
+        """Return all layouts of a value without a producer, by its name in the inlined program."""
+        return self._final_layouts(value, tuple(Partial("sum") if size > 1 else R for size in self.mesh.shape))
 
-    def ways(self, number: int, op: Op) -> tuple[Way, ...]:
-        """The ways of the op of that number."""
+    def strategies(self, number: int, op: Op) -> tuple[OpStrategy, ...]:
+        """Return the strategies of the op of that number."""
         if is_annotation(op):
-            layouts = self.layouts(op.results[0]) if number in self.free else (self.pinned(op),)
-            return tuple(Way((lies,), (lies,), (lies,)) for lies in layouts)
+            layouts = self.layouts(op.results[0]) if number in self.ignored else (self.annotated_layout(op),)
+            return tuple(OpStrategy((layout,), (layout,), (layout,)) for layout in layouts)
         tensors = (*op.operands, *op.results)
-        atoms = [a for a in self.factoring.atoms[number] if a.kind != BLOCKED and self._is_cut(a, tensors)]
+        atoms = [a for a in self.factoring.atoms[number] if a.kind != BLOCKED and self._is_splittable(a, tensors)]
         if lookup(op.name, op.location).split.routing is not None:
             atoms = []
-        found: dict[tuple[tuple[Placed, ...], tuple[Placed, ...]], Way] = {}
-        linear = list(linear_groups(op, self.pending, self.hazards))
+        strategies: dict[tuple[tuple[Placed, ...], tuple[Placed, ...]], OpStrategy] = {}
+        linear = list(linear_groups(op, self.deferrable, self.hazards))
         choices = [*atoms, *linear, None]
         for chosen in itertools.product(*(choices if size > 1 else [None] for size in self.mesh.shape)):
-            placed = self._placed(number, op, chosen)
-            if placed is None:
+            op_layouts = self._op_layouts(number, op, chosen)
+            if op_layouts is None:
                 continue
-            needs, gives = placed[: len(op.operands)], placed[len(op.operands) :]
-            for rests in itertools.product(*map(self._completed, op.results, gives)):
-                found.setdefault((needs, rests), Way(needs, gives, rests))
-        return tuple(found.values())
+            in_layouts, out_layouts = op_layouts[: len(op.operands)], op_layouts[len(op.operands) :]
+            for final_layouts in itertools.product(*map(self._final_layouts, op.results, out_layouts)):
+                strategies.setdefault((in_layouts, final_layouts), OpStrategy(in_layouts, out_layouts, final_layouts))
+        return tuple(strategies.values())
 
-    def pinned(self, op: Op) -> Placed:
-        """The layout that an annotation asks for, with its sums made."""
+    def annotated_layout(self, op: Op) -> Placed:
+        """Return the layout that an annotation asks for, with partial sums reduced."""
         value = op.results[0]
-        asked = fit_annotation(str(op.attrs["placements"]), self.mesh, value.tensor.shape, op.location)
-        splits = self.wanted.splits[value.name]
-        found: list[Placement] = []
-        for axis, (placement, split) in enumerate(zip(asked, splits, strict=True)):
+        annotated = validate_annotation(str(op.attrs["placements"]), self.mesh, value.tensor.shape, op.location)
+        splits = self.targets.splits[value.name]
+        layout: list[Placement] = []
+        for axis, (placement, split) in enumerate(zip(annotated, splits, strict=True)):
             is_split = isinstance(placement, Shard) and split is not None
-            found.append(self._shard((value.name, *split), axis, {}) if is_split and split is not None else R)
-        return tuple(found)
+            layout.append(self._shard((value.name, *split), axis, {}) if is_split and split is not None else R)
+        return tuple(layout)
 
-    def _placed(self, number: int, op: Op, chosen: Sequence[Atom | frozenset[int] | None]) -> tuple[Placed, ...] | None:
-        """How operands and results lie where the op is split along an atom on each axis, or takes operands of those
-        numbers with sums pending; None where it cannot be."""
+    def _op_layouts(
+        self, number: int, op: Op, chosen: Sequence[Atom | frozenset[int] | None]
+    ) -> tuple[Placed, ...] | None:
+        """Return the layouts of operands and results, None if they are impossible.
+
+        On each axis the op is split along an atom, takes the operands of those numbers as partial sums, or is
+        replicated.
+        """
         tensors = (*op.operands, *op.results)
         positional = lookup(op.name, op.location).split.positional
-        placed: list[list[Placement]] = [[] for _ in tensors]
+        layouts: list[list[Placement]] = [[] for _ in tensors]
         cuts: dict[Slot, list[Cut]] = {}
         for axis, atom in enumerate(chosen):
-            row: list[Placement] = []
-            if isinstance(atom, Atom) and not self._leaves_less(atom, tensors, axis, cuts):
+            axis_placements: list[Placement] = []
+            if isinstance(atom, Atom) and not self._reduces_work(atom, tensors, axis, cuts):
                 return None
             if isinstance(atom, frozenset):
-                for t, before in enumerate(placed):
-                    before.append(Partial("sum") if t in atom or t >= len(op.operands) else R)
+                for t, placements in enumerate(layouts):
+                    placements.append(Partial("sum") if t in atom or t >= len(op.operands) else R)
                 continue
             for t, value in enumerate(tensors):
-                place = atom.places[t] if atom else None
-                if place is not None:
-                    row.append(self._shard((value.name, *place), axis, cuts))
+                slot = atom.places[t] if atom else None
+                if slot is not None:
+                    axis_placements.append(self._shard((value.name, *slot), axis, cuts))
                 elif atom and atom.kind not in (PARALLEL, WINDOW) and t >= len(op.operands):
-                    row.append(Partial(atom.kind))
+                    axis_placements.append(Partial(atom.kind))
                 else:
-                    row.append(R)
-            if not all(divides(p, before) for p, before in zip(row, placed, strict=True)):
+                    axis_placements.append(R)
+            if not all(is_compatible(p, placements) for p, placements in zip(axis_placements, layouts, strict=True)):
                 return None
             in_blocks = atom is not None and (atom.name in positional or atom.kind == WINDOW)
-            if in_blocks and not self._is_blocks(tensors, row, placed):
+            if in_blocks and not self._is_blocks(tensors, axis_placements, layouts):
                 return None
             if atom is not None:
-                self._note(atom, tensors, axis, cuts)
-            for before, placement in zip(placed, row, strict=True):
-                before.append(placement)
-        return tuple(map(tuple, placed))
+                self._record_cuts(atom, tensors, axis, cuts)
+            for placements, placement in zip(layouts, axis_placements, strict=True):
+                placements.append(placement)
+        return tuple(map(tuple, layouts))
 
-    def _completed(self, value: Value, gives: Placed) -> tuple[Placed, ...]:
-        """The layouts in which a value can be left that is given with sums pending: reduced, reduced and split, or
-        pending."""
-        if not any(isinstance(p, Partial) for p in gives):
-            return (gives,)
+    def _final_layouts(self, value: Value, layout: Placed) -> tuple[Placed, ...]:
+        """Return the layouts in which a value may be left: each partial sum reduced, reduced and split, or partial."""
+        if not any(isinstance(p, Partial) for p in layout):
+            return (layout,)
         slots = [slot for dim in range(len(value.tensor.shape)) if (slot := self._slot(value.name, dim)) is not None]
-        # Values that are cut alike can be left alike.
+        # Values with equal cuts have equal final layouts.
         factoring = self.factoring
         cuts = [(slot[1], factoring.classes[slot], factoring.size(slot), *factoring.around(slot)) for slot in slots]
-        key = (gives, tuple(cuts), value.name in self.pending)
-        if key not in self._known:
-            self._known[key] = tuple(self._left(value, gives, slots))
-        return self._known[key]
+        key = (layout, tuple(cuts), value.name in self.deferrable)
+        if key not in self._final_cache:
+            self._final_cache[key] = tuple(self._enumerate_final(value, layout, slots))
+        return self._final_cache[key]
 
-    def _left(self, value: Value, gives: Placed, slots: Sequence[Slot]) -> Iterator[Placed]:
-        """The layouts of `_completed`; `slots` are those of the value that can be cut."""
-        axes = [axis for axis, p in enumerate(gives) if isinstance(p, Partial)]
-        stays = (Partial("sum"),) if value.name in self.pending else ()
-        before = self._cuts_in(value, gives)
-        for chosen in itertools.product([None, *slots, *stays], repeat=len(axes)):
-            found: list[Placement] = [R if axis in axes else p for axis, p in enumerate(gives)]
-            cuts = {owner: list(some) for owner, some in before.items()}
-            if all(self._leaves(slot, axis, gives, found, cuts) for axis, slot in zip(axes, chosen, strict=True)):
-                yield tuple(found)
+    def _enumerate_final(self, value: Value, layout: Placed, slots: Sequence[Slot]) -> Iterator[Placed]:
+        """Yield the layouts of `_final_layouts`; `slots` are those of the value that can be cut."""
+        axes = [axis for axis, p in enumerate(layout) if isinstance(p, Partial)]
+        partial = (Partial("sum"),) if value.name in self.deferrable else ()
+        existing_cuts = self._cuts_in(value, layout)
+        for chosen in itertools.product([None, *slots, *partial], repeat=len(axes)):
+            final: list[Placement] = [R if axis in axes else p for axis, p in enumerate(layout)]
+            cuts = {owner: list(class_cuts) for owner, class_cuts in existing_cuts.items()}
+            if all(self._reduce_axis(slot, axis, layout, final, cuts) for axis, slot in zip(axes, chosen, strict=True)):
+                yield tuple(final)
 
-    def _leaves(
-        self, slot: Slot | Partial | None, axis: int, gives: Placed, found: list[Placement],
+    def _reduce_axis(
+        self, slot: Slot | Partial | None, axis: int, layout: Placed, final: list[Placement],
         cuts: dict[Slot, list[Cut]],
     ) -> bool:  # fmt: skip
-        """Leave what is given with a sum pending along an axis split, pending or reduced there; whether it can be."""
+        """Reduce a partial sum along an axis, reduce and split it, or leave it partial; return whether it can be."""
         if slot is None:
             return True
         if isinstance(slot, Partial):
-            found[axis] = slot
-            return gives[axis] == slot
-        # Ops take what axes cut in their order, so another order would only have to be put right.
-        inside = any(isinstance(p, Shard) and p.dim == slot[1] for p in gives[axis + 1 :])
-        if inside or not self._divides_more(slot, axis, cuts):
+            final[axis] = slot
+            return layout[axis] == slot
+        # Ops expect the axes that cut a dim in their order; another order would need a reshard.
+        is_cut_later = any(isinstance(p, Shard) and p.dim == slot[1] for p in layout[axis + 1 :])
+        if is_cut_later or not self._reduces_part(slot, axis, cuts):
             return False
-        found[axis] = self._shard(slot, axis, cuts)
+        final[axis] = self._shard(slot, axis, cuts)
         cuts.setdefault(self.factoring.classes[slot], []).append(self._units(slot, axis, cuts))
-        return divides(found[axis], [p for i, p in enumerate(found) if i != axis])
+        return is_compatible(final[axis], [p for i, p in enumerate(final) if i != axis])
 
     def _slot(self, name: str, dim: int) -> Slot | None:
-        """What ``S[dim]`` cuts of a value: the outermost slot of the dim that every user can bear."""
+        """Return the slot that ``S[dim]`` cuts: the outermost one of the dim that every user can split."""
         if (name, dim) not in self._slots:
             slots = ((name, dim, i) for i in range(len(self.factoring.slots[name][dim])))
-            fits = (s for s in slots if not self.factoring.is_blocked(s) and self.factoring.size(s) > 1)
-            self._slots[name, dim] = next(fits, None)
+            splittable = (s for s in slots if not self.factoring.is_blocked(s) and self.factoring.size(s) > 1)
+            self._slots[name, dim] = next(splittable, None)
         return self._slots[name, dim]
 
-    def _is_cut(self, atom: Atom, tensors: Sequence[Value]) -> bool:
-        """Whether an atom is what is cut of each dim in which it stands."""
-        places = [(v.name, *place) for v, place in zip(tensors, atom.places, strict=True) if place is not None]
+    def _is_splittable(self, atom: Atom, tensors: Sequence[Value]) -> bool:
+        """Return whether an atom is the slot that is cut in each dim that it indexes."""
+        places = [(v.name, *index) for v, index in zip(tensors, atom.places, strict=True) if index is not None]
         return bool(places) and all(self._slot(name, dim) == (name, dim, slot) for name, dim, slot in places)
 
-    def _cuts_in(self, value: Value, gives: Placed) -> dict[Slot, list[Cut]]:
-        """How the classes of a value's dims are cut already."""
+    def _cuts_in(self, value: Value, layout: Placed) -> dict[Slot, list[Cut]]:
+        """Return the cuts that a layout makes in the classes of a value's dims."""
         cuts: dict[Slot, list[Cut]] = {}
-        for axis, placement in enumerate(gives):
+        for axis, placement in enumerate(layout):
             if isinstance(placement, Shard):
                 slot = self._slot(value.name, placement.dim)
                 if slot is not None:
@@ -191,73 +195,73 @@ class Space:
                     cuts.setdefault(self.factoring.classes[slot], []).append(units)
         return cuts
 
-    def _note(self, atom: Atom, tensors: Sequence[Value], axis: int, cuts: dict[Slot, list[Cut]]) -> None:
-        """Keep how the classes of an atom are cut along an axis, for the axes behind."""
+    def _record_cuts(self, atom: Atom, tensors: Sequence[Value], axis: int, cuts: dict[Slot, list[Cut]]) -> None:
+        """Record how the classes of an atom are cut along an axis, for later axes."""
         new: dict[Slot, Cut] = {}
-        for value, place in zip(tensors, atom.places, strict=True):
-            if place is not None:
-                slot = (value.name, *place)
+        for value, index in zip(tensors, atom.places, strict=True):
+            if index is not None:
+                slot = (value.name, *index)
                 new[self.factoring.classes[slot]] = self._units(slot, axis, cuts)
         for owner, cut in new.items():
             cuts.setdefault(owner, []).append(cut)
 
     def _shard(self, slot: Slot, axis: int, cuts: dict[Slot, list[Cut]]) -> Shard:
-        return _sharded(slot[1], self._units(slot, axis, cuts), *self.factoring.around(slot))
+        return _shard_of(slot[1], self._units(slot, axis, cuts), *self.factoring.around(slot))
 
     def _units(self, slot: Slot, axis: int, cuts: dict[Slot, list[Cut]]) -> Cut:
-        """How the units of a slot's class are cut along an axis, where they are cut by `cuts` along others."""
+        """Return the cut of a slot's class along an axis, given the `cuts` along other axes."""
         owner, ranks = self.factoring.classes[slot], self.mesh.shape[axis]
-        if (asked := self.wanted.units[axis].get(owner)) is not None:
-            return asked
-        shares = self.unlike.shares[axis] if self.unlike.shares else ()
-        return _divided(self.factoring.size(slot), tuple(cuts.get(owner, ())), ranks, shares)
+        if (annotated := self.targets.units[axis].get(owner)) is not None:
+            return annotated
+        shares = self.heterogeneity.shares[axis] if self.heterogeneity.shares else ()
+        return _cut_units(self.factoring.size(slot), tuple(cuts.get(owner, ())), ranks, shares)
 
-    def _leaves_less(self, atom: Atom, tensors: Sequence[Value], axis: int, cuts: dict[Slot, list[Cut]]) -> bool:
-        """Whether an op that is split along an atom, too, on an axis has less of it to do on any device."""
-        slots = ((v.name, *place) for v, place in zip(tensors, atom.places, strict=True) if place is not None)
-        return any(self._divides_more(slot, axis, cuts) for slot in slots)
+    def _reduces_work(self, atom: Atom, tensors: Sequence[Value], axis: int, cuts: dict[Slot, list[Cut]]) -> bool:
+        """Return whether splitting an op along an atom on one more axis leaves the largest device less work."""
+        slots = ((v.name, *index) for v, index in zip(tensors, atom.places, strict=True) if index is not None)
+        return any(self._reduces_part(slot, axis, cuts) for slot in slots)
 
-    def _divides_more(self, slot: Slot, axis: int, cuts: dict[Slot, list[Cut]]) -> bool:
-        """Whether the largest part that `cuts` leave of a class is made smaller along an axis, or the user wants it so.
+    def _reduces_part(self, slot: Slot, axis: int, cuts: dict[Slot, list[Cut]]) -> bool:
+        """Return whether a cut along an axis reduces the largest part that `cuts` leave of a class, or is annotated.
 
-        Heads of which each device has one already are not cut any more: all but one of the next axis would have none.
-        Of unlike devices the first need not have the largest part, so these are not asked.
+        Heads of which each device already has one are not cut further: all but one device of the next axis would have
+        none. On heterogeneous devices the first need not have the largest part, so the check is skipped.
         """
         owner = self.factoring.classes[slot]
-        if owner in self.wanted.units[axis] or self.unlike.shares:
+        if owner in self.targets.units[axis] or self.heterogeneity.shares:
             return True
         before = tuple(cuts.get(owner, ()))
         return _largest((*before, self._units(slot, axis, cuts))) < _largest(before, self.factoring.size(slot))
 
     def _is_blocks(
-        self, tensors: Sequence[Value], row: Sequence[Placement], placed: Sequence[Sequence[Placement]]
+        self, tensors: Sequence[Value], axis_placements: Sequence[Placement], layouts: Sequence[Sequence[Placement]]
     ) -> bool:
-        """Whether each device holds one block of every split dim, in order."""
+        """Return whether each device has one contiguous block of every split dim, in order."""
         return all(
-            block_bounds([*before, p], p.dim, v.tensor.shape[p.dim], self.mesh.shape) is not None
-            for v, p, before in zip(tensors, row, placed, strict=True)
+            block_bounds([*placements, p], p.dim, v.tensor.shape[p.dim], self.mesh.shape) is not None
+            for v, p, placements in zip(tensors, axis_placements, layouts, strict=True)
             if isinstance(p, Shard)
         )
 
 
 @lru_cache(maxsize=1 << 12)
 def _largest(cuts: tuple[Cut, ...], size: int = 0) -> int:
-    """What the first device, which has most, holds of something that is cut so, of all of `size` where it is not."""
+    """Return the units that the first, largest, device has of a class with these cuts; `size` if there are none."""
     if not cuts:
         return size
-    held = cuts[0].intervals(0)
+    intervals = cuts[0].intervals(0)
     for cut in cuts[1:]:
-        held = intersect(held, cut.intervals(0))
-    return sum(stop - start for start, stop in held)
+        intervals = intersect(intervals, cut.intervals(0))
+    return sum(stop - start for start, stop in intervals)
 
 
 @lru_cache(maxsize=1 << 12)
-def _divided(size: int, others: tuple[Cut, ...], ranks: int, shares: tuple[float, ...]) -> Cut:
-    """A cut of so many units, by shares or evenly, that divides what each of the others leaves by itself."""
-    divide = dividing(Shard(0, shares=shares))
-    return refined(size, others, ranks, divide) if others else Cut.of(*divide(size, ranks))
+def _cut_units(size: int, others: tuple[Cut, ...], ranks: int, shares: tuple[float, ...]) -> Cut:
+    """Return a cut of `size` units, by shares or evenly, that divides each part of the other cuts by itself."""
+    divide = partition_rule(Shard(0, shares=shares))
+    return refine_cut(size, others, ranks, divide) if others else Cut.of(*divide(size, ranks))
 
 
 @lru_cache(maxsize=1 << 12)
-def _sharded(dim: int, units: Cut, outer: int, inner: int) -> Shard:
-    return Shard(dim, cut_of(units, outer, inner))
+def _shard_of(dim: int, units: Cut, outer: int, inner: int) -> Shard:
+    return Shard(dim, cut_in_elements(units, outer, inner))

@@ -1,8 +1,8 @@
-"""The best placements of a graph, from coarse to fine.
+"""Optimize the placements of a graph from coarse to fine.
 
-First those are looked for that treat all mesh axes alike, then those that treat neighbouring axes alike, and then all.
-There are few of the coarse ones, and they are seldom far from the best: what cannot be as good as they are is left out
-of the next round (`worth`), where most of it is never priced.
+First only strategies that treat all mesh axes alike are considered, then those that treat groups of neighboring axes
+alike, then all. The coarse sets are small and seldom far from optimal; strategies and reshards that cannot be part of a
+better solution (`pruning`) are removed before the next round, mostly before their costs are computed.
 """
 
 from __future__ import annotations
@@ -13,12 +13,12 @@ from dataclasses import replace
 
 import numpy as np
 
-from distir_relax.autosharding.costs import Prices
-from distir_relax.autosharding.edges import transports
+from distir_relax.autosharding.costs import CostTable
+from distir_relax.autosharding.edges import edge_layouts
 from distir_relax.autosharding.graph import Graph
-from distir_relax.autosharding.op_strategies import Way
-from distir_relax.autosharding.pruning import Worth
-from distir_relax.autosharding.solver import OutOfTime, Solution, solve, some
+from distir_relax.autosharding.op_strategies import OpStrategy
+from distir_relax.autosharding.pruning import Pruner
+from distir_relax.autosharding.solver import Solution, SolverTimeout, solve, solve_approximately
 from distir_relax.cost.profile import Profile
 from distir_relax.layout import Shard
 from distir_relax.ops import lookup
@@ -28,78 +28,78 @@ Axes = Sequence[int]
 """Numbers of mesh axes."""
 
 
-def cheapest(graph: Graph, prices: Prices, memory: float = math.inf, limit: float = 60.0) -> Solution:
-    """The best ways of a graph's nodes with `memory` bytes a device, as `solve` says; it raises the same.
+def optimize(graph: Graph, costs: CostTable, memory: float = math.inf, limit: float = 60.0) -> Solution:
+    """Return the best strategies of a graph with `memory` bytes per device; raise as `solve` does.
 
-    Those of `prices` that are needed are found. Each of the programs that are solved may take `limit` seconds.
+    Costs are computed on demand. Each of the programs that are solved may take `limit` seconds.
     """
-    _price_ops(graph, prices)
-    # On one axis nothing is coarse, and nothing asked.
-    worth: Worth | None = None
+    _compute_op_costs(graph, costs)
+    # Created late: a mesh of one axis has no coarse rounds.
+    pruner: Pruner | None = None
     best: Solution | None = None
-    rest = graph
-    for groups in _coarse(graph.space.mesh.shape):
-        few = _alike(rest, groups)
-        _price_moves(few, prices)
-        found = some(few, prices, memory, limit, best.seconds if best is not None else math.inf)
-        if found is not None and (best is None or found.seconds < best.seconds):
-            best = replace(found, chosen=_numbers(graph, few, found.chosen))
-            worth = worth or Worth.of(graph, prices)
-            rest = worth.a_look(best.seconds)
-    _price_moves(rest, prices)
+    remaining = graph
+    for groups in _axis_groupings(graph.space.mesh.shape):
+        coarse = _restrict(remaining, groups)
+        _compute_reshard_costs(coarse, costs)
+        solution = solve_approximately(coarse, costs, memory, limit, best.seconds if best is not None else math.inf)
+        if solution is not None and (best is None or solution.seconds < best.seconds):
+            best = replace(solution, chosen=_renumber(graph, coarse, solution.chosen))
+            pruner = pruner or Pruner.of(graph, costs)
+            remaining = pruner.prune(best.seconds)
+    _compute_reshard_costs(remaining, costs)
     try:
-        found = solve(rest, prices, memory, limit, known=best)
-    except OutOfTime as error:
+        solution = solve(remaining, costs, memory, limit, incumbent=best)
+    except SolverTimeout as error:
         if best is None:
             raise
         return replace(best, bound=min(error.bound, best.seconds))
-    if best is not None and best.seconds < found.seconds:
-        return replace(best, bound=min(found.bound, best.seconds))
-    return replace(found, chosen=_numbers(graph, rest, found.chosen))
+    if best is not None and best.seconds < solution.seconds:
+        return replace(best, bound=min(solution.bound, best.seconds))
+    return replace(solution, chosen=_renumber(graph, remaining, solution.chosen))
 
 
-def prices_of(graph: Graph, profile: Profile, tail: str = "ragged") -> Prices:
-    """The prices of a graph's program on a machine, none of them found.
+def cost_table_of(graph: Graph, profile: Profile, tail: str = "ragged") -> CostTable:
+    """Return an empty cost table of a graph's program on a machine.
 
-    `tail` says what devices with a short shard do.
+    `tail` is the treatment of short shards: ragged or pad.
     """
-    changes = any(lookup(op.name, op.location).code.in_place for op in graph.whole.ops)
-    return Prices(graph.space.mesh, profile, tail, changes)
+    updates_weights = any(lookup(op.name, op.location).code.in_place for op in graph.inlined.ops)
+    return CostTable(graph.space.mesh, profile, tail, updates_weights)
 
 
-def price(graph: Graph, profile: Profile, tail: str = "ragged") -> Prices:
-    """The prices of all ways of the nodes of a graph, and of all that may be moved between them.
+def compute_costs(graph: Graph, profile: Profile, tail: str = "ragged") -> CostTable:
+    """Return the costs of all strategies of a graph, and of all allowed reshards.
 
-    `tail` says what devices with a short shard do.
+    `tail` is the treatment of short shards: ragged or pad.
     """
-    prices = prices_of(graph, profile, tail)
-    _price_ops(graph, prices)
-    _price_moves(graph, prices)
-    return prices
+    costs = cost_table_of(graph, profile, tail)
+    _compute_op_costs(graph, costs)
+    _compute_reshard_costs(graph, costs)
+    return costs
 
 
-def _price_ops(graph: Graph, prices: Prices) -> None:
+def _compute_op_costs(graph: Graph, costs: CostTable) -> None:
     for number, node in enumerate(graph.nodes):
-        if node.op is not None and graph.is_priced(node):
-            for way in node.ways:
-                prices.ask_op(node.op, way, graph.roles(number))
-    prices.find()
+        if node.op is not None and graph.has_cost(node):
+            for strategy in node.strategies:
+                costs.request_op(node.op, strategy, graph.roles(number))
+    costs.compute()
 
 
-def _price_moves(graph: Graph, prices: Prices) -> None:
+def _compute_reshard_costs(graph: Graph, costs: CostTable) -> None:
     for node in graph.nodes:
-        if node.op is not None and graph.is_priced(node):
-            for way in node.ways:
-                for value, gives, rests in zip(node.op.results, way.gives, way.rests, strict=True):
-                    prices.ask_moves(value.tensor, (gives,), (rests,), np.ones((1, 1), dtype=bool))
-    for at in transports(graph):
-        for user, may in at.may.items():
-            prices.ask_moves(at.kind, at.left, at.taken[user], may)
-    prices.find()
+        if node.op is not None and graph.has_cost(node):
+            for s in node.strategies:
+                for value, out, final in zip(node.op.results, s.out_layouts, s.final_layouts, strict=True):
+                    costs.request_reshards(value.tensor, (out,), (final,), np.ones((1, 1), dtype=bool))
+    for layouts in edge_layouts(graph):
+        for user, allowed in layouts.allowed.items():
+            costs.request_reshards(layouts.tensor, layouts.sources, layouts.targets[user], allowed)
+    costs.compute()
 
 
-def _coarse(mesh: Sequence[int]) -> Iterator[Sequence[Axes]]:
-    """How axes are treated alike: all of them, then those before and those behind each one."""
+def _axis_groupings(mesh: Sequence[int]) -> Iterator[Sequence[Axes]]:
+    """Yield groupings of axes: all axes, then those before and after each axis."""
     axes = [axis for axis, size in enumerate(mesh) if size > 1]
     if len(axes) > 1:
         yield (axes,)
@@ -107,31 +107,32 @@ def _coarse(mesh: Sequence[int]) -> Iterator[Sequence[Axes]]:
         yield from ((axes[:i], axes[i:]) for i in range(1, len(axes)))
 
 
-def _alike(graph: Graph, groups: Sequence[Axes]) -> Graph:
-    """The graph with ways that treat the axes of each group alike; with all ways of what has none."""
-    return graph.narrowed(
+def _restrict(graph: Graph, groups: Sequence[Axes]) -> Graph:
+    """Return the graph with the strategies that treat the axes of each group alike, or all of a node that has none."""
+    return graph.restrict(
         [
-            replace(node, ways=tuple(way for way in node.ways if _is_alike(way, groups)) or node.ways)
+            replace(node, strategies=tuple(s for s in node.strategies if _treats_alike(s, groups)) or node.strategies)
             for node in graph.nodes
         ]
     )
 
 
-def _is_alike(way: Way, groups: Sequence[Axes]) -> bool:
+def _treats_alike(s: OpStrategy, groups: Sequence[Axes]) -> bool:
     return all(
-        len({_how(lies, axis) for axis in group}) == 1
-        for lies in (*way.needs, *way.gives, *way.rests)
+        len({_placement_kind(layout, axis) for axis in group}) == 1
+        for layout in (*s.in_layouts, *s.out_layouts, *s.final_layouts)
         for group in groups
     )
 
 
-def _how(lies: Placed, axis: int) -> object:
-    placement = lies[axis]
+def _placement_kind(layout: Placed, axis: int) -> object:
+    placement = layout[axis]
     return placement.dim if isinstance(placement, Shard) else placement
 
 
-def _numbers(graph: Graph, few: Graph, chosen: Sequence[int]) -> tuple[int, ...]:
-    """The ways that are chosen of some of a graph, by their numbers in it."""
+def _renumber(graph: Graph, few: Graph, chosen: Sequence[int]) -> tuple[int, ...]:
+    """Return the chosen strategies of a restricted graph by their numbers in the full one."""
     return tuple(
-        node.ways.index(fewer.ways[number]) for node, fewer, number in zip(graph.nodes, few.nodes, chosen, strict=True)
+        node.strategies.index(small.strategies[i])
+        for node, small, i in zip(graph.nodes, few.nodes, chosen, strict=True)
     )

@@ -1,27 +1,27 @@
-"""Which sums may be left pending, on their way through ops that are linear in them, to be made once behind those.
+"""Find the partial sums that may pass through linear ops, to be reduced after them.
 
-A gradient is summed over microbatches before it is reduced over devices; a product is scaled. What is computed of a
-pending sum is one too, where nothing else uses it and it is no larger (`sharding.reductions` does the like without
-looking at costs).
+A gradient is accumulated over microbatches before it is reduced over devices; a product is scaled. The result of a
+linear op on partial sums is a partial sum too, if nothing else uses the operands and it is no larger
+(`sharding.delay_reductions` does the same without costs).
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Set
 
-from distir_relax.ir import Function, Op, count_uses, makers
+from distir_relax.ir import Function, Op, count_uses, producers
 from distir_relax.ops import lookup
 from distir_relax.sharding.factors import Factoring
-from distir_relax.sharding.nonfinite import Hazards
+from distir_relax.sharding.nonfinite import NonfiniteValues
 
 
-def linear_groups(op: Op, pending: Set[str], hazards: Hazards) -> Iterator[frozenset[int]]:
-    """The sets of operands of `op`, all of them in `pending`, that may be sums not yet made; then so is its result."""
-    return (group for group, names in _groups(op, hazards) if names <= pending)
+def linear_groups(op: Op, partial: Set[str], hazards: NonfiniteValues) -> Iterator[frozenset[int]]:
+    """Yield the sets of operands of `op`, all in `partial`, that may be partial sums; its result is one then."""
+    return (group for group, names in _groups(op, hazards) if names <= partial)
 
 
-def _groups(op: Op, hazards: Hazards) -> Iterator[tuple[frozenset[int], frozenset[str]]]:
-    """The sets of operands of `linear_groups` where anything may be pending, with their names."""
+def _groups(op: Op, hazards: NonfiniteValues) -> Iterator[tuple[frozenset[int], frozenset[str]]]:
+    """Yield the candidates of `linear_groups`, whatever is partial, with their names."""
     if op.callee or len(op.results) != 1:
         return
     for group in lookup(op.name, op.location).linear_sets(len(op.operands), op.attrs):
@@ -31,8 +31,8 @@ def _groups(op: Op, hazards: Hazards) -> Iterator[tuple[frozenset[int], frozense
             yield group, names
 
 
-def may_pend(function: Function, factoring: Factoring, hazards: Hazards) -> frozenset[str]:
-    """The values of a function without calls that may be left with a sum pending for the one op that uses them."""
+def deferrable_sums(function: Function, factoring: Factoring, hazards: NonfiniteValues) -> frozenset[str]:
+    """Return the values of a function without calls that may be left as partial sums for their only user."""
     uses = count_uses(function)
     users = {v.name: op for op in function.ops for v in op.operands}
     summed = {
@@ -41,21 +41,21 @@ def may_pend(function: Function, factoring: Factoring, hazards: Hazards) -> froz
         for value in op.results
         if any(atom.kind == "sum" for atom in atoms)
     }
-    # Which sets of operands an op is linear in, by a result of it.
+    # By result: the sets of operands in which its op is linear.
     linear = {v.name: [names for _, names in _groups(op, hazards)] for op in function.ops for v in op.results}
-    made = makers(function)
-    found = {name for name in made if uses[name] == 1 and name in users}
+    producer_of = producers(function)
+    partial = {name for name in producer_of if uses[name] == 1 and name in users}
 
-    def holds(name: str) -> bool:
-        given = name in summed or any(names <= found for names in linear[name])
+    def is_valid(name: str) -> bool:
+        has_source = name in summed or any(names <= partial for names in linear[name])
         results = users[name].results
-        return given and bool(results) and any(name in names <= found for names in linear[results[0].name])
+        return has_source and bool(results) and any(name in names <= partial for names in linear[results[0].name])
 
-    waiting = set(found)
-    while waiting:
-        name = waiting.pop()
-        if name in found and not holds(name):
-            found.discard(name)
-            around = (*made[name].operands, *users[name].operands, *users[name].results)
-            waiting.update(v.name for v in around if v.name in found)
-    return frozenset(found)
+    worklist = set(partial)
+    while worklist:
+        name = worklist.pop()
+        if name in partial and not is_valid(name):
+            partial.discard(name)
+            neighbors = (*producer_of[name].operands, *users[name].operands, *users[name].results)
+            worklist.update(v.name for v in neighbors if v.name in partial)
+    return frozenset(partial)

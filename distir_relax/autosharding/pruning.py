@@ -1,9 +1,10 @@
-"""Which ways and moves can be part of placements as good as ones that are known: all others need not be looked at.
+"""Prune strategies and reshards that cannot be part of a solution as good as a known one.
 
-No placements take less than the fastest way of each op together. What a way takes more than that of its op, and what
-is sent for it at least, has to fit between that floor and the time of placements that are known; so has each move. What
-is sent at least is what devices lack of a value at the bandwidth of the fastest link. So most moves of large values are
-out before any is priced, and the integer program is left with what may pay.
+The sum of the fastest strategy of each op is a floor of all solutions. A strategy costs at least its excess over the
+fastest one of its op, plus the cheapest reshards on each of its edges; a reshard costs at least its lower bound
+(`comm_lower_bound`) plus the excess of the cheapest strategies at both ends. Whatever exceeds the difference between
+the known solution and the floor is removed, in a few rounds, since each removal raises the bounds of neighbors. Most
+reshards of large values are removed before their costs are computed.
 """
 
 from __future__ import annotations
@@ -16,108 +17,108 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from distir_relax.autosharding.comm_lower_bound import Lacking
-from distir_relax.autosharding.costs import Prices
-from distir_relax.autosharding.edges import Transport, transports
-from distir_relax.autosharding.graph import Graph, Moves, Use, User
-from distir_relax.autosharding.integer_program import own_seconds
+from distir_relax.autosharding.comm_lower_bound import CommLowerBound
+from distir_relax.autosharding.costs import CostTable
+from distir_relax.autosharding.edges import EdgeLayouts, edge_layouts
+from distir_relax.autosharding.graph import EdgeKey, Graph, Reshards, User
+from distir_relax.autosharding.integer_program import op_seconds
 
 Array = npt.NDArray[Any]
 
 _ROUNDS = 3
 _SLACK = 1e-9
-"""Times are rounded to femtoseconds; so much of them is let pass."""
+"""Relative tolerance, since times are rounded to femtoseconds."""
 
 
 @dataclass(slots=True)
-class _Move(Transport):
-    """A transport with the seconds from each layout left to each one taken, at least."""
+class _EdgeBounds(EdgeLayouts):
+    """The layouts of an edge, with a lower bound of the seconds of each reshard."""
 
-    least: dict[User, Array] = field(default_factory=dict)
-    """They are infinite where the value may not be moved."""
+    reshard_bounds: dict[User, Array] = field(default_factory=dict)
+    """By user: seconds from each source (row) to each target (column); infinite if not allowed."""
 
-    def fits(self, more: Sequence[Array], spare: float) -> dict[User, Array]:
-        """Which moves fit into the time to spare, beside what the ways at both ends take more than others."""
+    def fitting(self, excess: Sequence[Array], slack: float) -> dict[User, Array]:
+        """Return the reshards that fit in `slack` together with the excess of the strategies at both ends."""
         source = self.edge.source[0]
-        before = _by_layout(more[source], self.leaves, len(self.left))
-        found = {}
-        for user, least in self.least.items():
-            after = _by_layout(more[user[0]], self.takes[user], len(self.taken[user]))
-            # A node that uses what it makes pays for its way once.
+        before = _by_layout(excess[source], self.source_numbers, len(self.sources))
+        fitting = {}
+        for user, bound in self.reshard_bounds.items():
+            after = _by_layout(excess[user[0]], self.target_numbers[user], len(self.targets[user]))
+            # A node that uses its own result counts its strategy once.
             ends = np.maximum.outer(before, after) if user[0] == source else np.add.outer(before, after)
-            found[user] = ends + least <= spare
-        return found
+            fitting[user] = ends + bound <= slack
+        return fitting
 
-    def sent(self, fits: Mapping[User, Array]) -> dict[int, Array]:
-        """What has to be sent along the edge at least, by the ways of its ends."""
+    def node_bounds(self, fitting: Mapping[User, Array]) -> dict[int, Array]:
+        """Return the least reshard cost of the edge, by strategy of each of its nodes."""
         source = self.edge.source[0]
-        found = {source: np.zeros(len(self.leaves))}
-        for user, mine in fits.items():
-            least = np.where(mine, self.least[user], math.inf)
-            found[user[0]] = np.maximum(found.get(user[0], 0.0), least.min(axis=0)[self.takes[user]])
-            found[source] = np.maximum(found[source], least.min(axis=1)[self.leaves])
-        return found
+        total = {source: np.zeros(len(self.source_numbers))}
+        for user, fit in fitting.items():
+            bounds = np.where(fit, self.reshard_bounds[user], math.inf)
+            total[user[0]] = np.maximum(total.get(user[0], 0.0), bounds.min(axis=0)[self.target_numbers[user]])
+            total[source] = np.maximum(total[source], bounds.min(axis=1)[self.source_numbers])
+        return total
 
-    def moves(self, fits: Mapping[User, Array]) -> Mapping[User, Moves]:
-        """The moves that fit, of each user."""
-        left = {lies: number for number, lies in enumerate(self.left)}
+    def reshards(self, fitting: Mapping[User, Array]) -> Mapping[User, Reshards]:
+        """Return the reshards that fit, by user."""
+        sources = {layout: number for number, layout in enumerate(self.sources)}
         return {
-            user: Moves(left, {lies: number for number, lies in enumerate(self.taken[user])}, mine)
-            for user, mine in fits.items()
+            user: Reshards(sources, {layout: number for number, layout in enumerate(self.targets[user])}, fit)
+            for user, fit in fitting.items()
         }
 
 
 @dataclass(slots=True)
-class Worth:
-    """What the ways and moves of a graph take at least, beyond the `floor` that all placements take."""
+class Pruner:
+    """Lower bounds of the strategies and reshards of a graph, beyond the `floor` of all solutions."""
 
     graph: Graph
     floor: float
-    more: list[Array]
-    """What each way of each node takes more than the fastest, in seconds."""
-    _moves: list[_Move]
+    excess: list[Array]
+    """The seconds of each strategy of each node beyond the fastest one."""
+    _edges: list[_EdgeBounds]
 
     @classmethod
-    def of(cls, graph: Graph, prices: Prices) -> Worth:
-        """Of a graph; the prices of all ops in all ways have to be there."""
-        floor, more = 0.0, []
+    def of(cls, graph: Graph, costs: CostTable) -> Pruner:
+        """Return the bounds of a graph; the costs of all ops must be computed."""
+        floor, excess = 0.0, []
         for number, node in enumerate(graph.nodes):
-            took = node.count * np.array([own_seconds(graph, prices, number, way) for way in node.ways])
-            floor += took.min()
-            more.append(took - took.min())
-        lacking = Lacking(prices.mesh, prices.profile)
-        return cls(graph, floor, more, [_least(at, lacking) for at in transports(graph)])
+            seconds = node.count * np.array([op_seconds(graph, costs, number, s) for s in node.strategies])
+            floor += seconds.min()
+            excess.append(seconds - seconds.min())
+        lower_bound = CommLowerBound(costs.mesh, costs.profile)
+        return cls(graph, floor, excess, [_bound_edge(layouts, lower_bound) for layouts in edge_layouts(graph)])
 
-    def a_look(self, known: float) -> Graph:
-        """The graph with those ways and moves that placements of `known` seconds, or less, can have."""
-        spare = known * (1 + _SLACK) - self.floor
-        more = [ways.copy() for ways in self.more]
-        fits: dict[Use, dict[User, Array]] = {}
+    def prune(self, cutoff: float) -> Graph:
+        """Return the graph with the strategies and reshards that solutions of at most `cutoff` seconds can have."""
+        slack = cutoff * (1 + _SLACK) - self.floor
+        excess = [row.copy() for row in self.excess]
+        fits: dict[EdgeKey, dict[User, Array]] = {}
         for _ in range(_ROUNDS):
-            sent = [np.zeros(len(ways)) for ways in more]
-            for move in self._moves:
-                fits[move.edge.use] = move.fits(more, spare)
-                for node, least in move.sent(fits[move.edge.use]).items():
-                    sent[node] += least
-            for ways, least in zip(more, sent, strict=True):
-                ways[ways + least > spare] = math.inf
+            node_bounds = [np.zeros(len(row)) for row in excess]
+            for edge in self._edges:
+                fits[edge.edge.key] = edge.fitting(excess, slack)
+                for node, bound in edge.node_bounds(fits[edge.edge.key]).items():
+                    node_bounds[node] += bound
+            for row, bound in zip(excess, node_bounds, strict=True):
+                row[row + bound > slack] = math.inf
         nodes = [
-            replace(node, ways=tuple(node.ways[i] for i in np.flatnonzero(np.isfinite(ways))))
-            for node, ways in zip(self.graph.nodes, more, strict=True)
+            replace(node, strategies=tuple(node.strategies[i] for i in np.flatnonzero(np.isfinite(row))))
+            for node, row in zip(self.graph.nodes, excess, strict=True)
         ]
-        return self.graph.narrowed(nodes, {move.edge.use: move.moves(fits[move.edge.use]) for move in self._moves})
+        return self.graph.restrict(nodes, {edge.edge.key: edge.reshards(fits[edge.edge.key]) for edge in self._edges})
 
 
-def _by_layout(more: Array, layouts: Array, count: int) -> Array:
-    """The least of what the ways of each layout take more; infinite where it has none."""
-    found = np.full(count, math.inf)
-    np.minimum.at(found, layouts, more)
-    return found
+def _by_layout(excess: Array, layouts: Array, count: int) -> Array:
+    """Return the least excess of the strategies of each layout; infinite if it has none."""
+    minimum = np.full(count, math.inf)
+    np.minimum.at(minimum, layouts, excess)
+    return minimum
 
 
-def _least(at: Transport, lacking: Lacking) -> _Move:
-    least = {
-        user: np.where(may, at.edge.count * lacking.seconds(at.kind, at.left, at.taken[user]), math.inf)
-        for user, may in at.may.items()
+def _bound_edge(e: EdgeLayouts, lower: CommLowerBound) -> _EdgeBounds:
+    seconds = {
+        user: np.where(allowed, e.edge.count * lower.seconds(e.tensor, e.sources, e.targets[user]), math.inf)
+        for user, allowed in e.allowed.items()
     }
-    return _Move(at.edge, at.kind, at.left, at.leaves, at.taken, at.takes, at.may, least)
+    return _EdgeBounds(e.edge, e.tensor, e.sources, e.source_numbers, e.targets, e.target_numbers, e.allowed, seconds)

@@ -1,8 +1,6 @@
-"""What a step of a redistribution takes, in the form that it has in common with many others.
+"""Cost of single redistribution steps, shared by all steps that differ only in the size of their inner dims.
 
-Steps along one mesh axis that differ in how much lies behind the dims that they are about are the same ops, on tensors
-with another last dim. They are written once, with a last dim of one element, and the simulator's planner says what each
-takes with as many as there are.
+Such steps are lowered once, with an inner dim of one element; the simulator's op timer then takes the actual size.
 """
 
 from __future__ import annotations
@@ -12,24 +10,26 @@ from dataclasses import dataclass, field, replace
 from functools import lru_cache
 
 from distir_relax.analysis.device_classes import DeviceClasses
-from distir_relax.analysis.op_timer import FEMTOSECONDS, Planner
+from distir_relax.analysis.op_timer import FEMTOSECONDS, OpTimer
 from distir_relax.cost.profile import Level, Profile
 from distir_relax.ir import DTensorType, Function, Input, Module, Op, PlacedType, TensorType, Value
 from distir_relax.ir.device_equivalence import local_type
 from distir_relax.layout import DeviceMesh
-from distir_relax.lowering.distributed_builder import PlacedEmitter
-from distir_relax.lowering.redistribute import Move, lower_transition
+from distir_relax.lowering.distributed_builder import SpmdBuilder
+from distir_relax.lowering.redistribute import ReshardState, lower_transition
 from distir_relax.sharding import Transition
 from distir_relax.sharding.factor_selection import Placed
 
 _DTYPE = "float32"
-"""Of the tensors that a step is written with."""
+"""The dtype of the tensors of a lowered step."""
 
 
 @dataclass(frozen=True, slots=True)
-class Form:
-    """A step of a redistribution of a tensor of so many dims, of these `sizes`, and one behind them that it is not
-    about; `placements` is how the tensor lies before it."""
+class StepForm:
+    """A canonical redistribution step: the `sizes` of the dims that it changes, with one inner dim after them.
+
+    `placements` is the layout of the tensor before it.
+    """
 
     sizes: tuple[int, ...]
     placements: Placed
@@ -37,87 +37,87 @@ class Form:
 
 
 @dataclass(frozen=True, slots=True)
-class _Machine:
-    """A machine without what does not matter to a step: how much memory it has."""
+class _MachineKey:
+    """A machine as a cache key, without its memory, which does not affect a step."""
 
     levels: tuple[Level, ...]
     profile: Profile = field(hash=False)
 
 
 @dataclass(slots=True)
-class Steps:
-    """What redistributions and their steps take on a mesh of devices that are alike."""
+class ReshardCosts:
+    """Costs of redistributions and their steps on a mesh of equal devices."""
 
     mesh: DeviceMesh
     profile: Profile
-    moves: dict[tuple[TensorType, Placed], dict[Placed, float]] = field(default_factory=dict)
-    """The seconds of each redistribution that was asked for, by its source and its target."""
-    _known: dict[Form, _Timed] = field(default_factory=dict)
+    reshards: dict[tuple[TensorType, Placed], dict[Placed, float]] = field(default_factory=dict)
+    """The seconds of each redistribution that was requested, by its source and its target."""
+    _timed_steps: dict[StepForm, _TimedStep] = field(default_factory=dict)
 
     @classmethod
-    def on(cls, mesh: DeviceMesh, profile: Profile) -> Steps:
-        """Those of a mesh of a machine: of the last few ones, all that was found before is known."""
-        return _steps(mesh, _Machine(profile.levels, replace(profile, memory=0.0)))
+    def on(cls, mesh: DeviceMesh, profile: Profile) -> ReshardCosts:
+        """Return the costs of a mesh of a machine; those of the most recent ones are cached."""
+        return _cached_costs(mesh, _MachineKey(profile.levels, replace(profile, memory=0.0)))
 
-    def seconds(self, form: Form, behind: int, dtype: str) -> float:
-        """The time of a step of a tensor with so many elements behind the dims that it is about."""
-        timed = self._known.get(form)
-        if timed is None:
-            module = _written(form, self.mesh)
-            planner = Planner(self.profile, DeviceClasses(module, self.profile), {})
-            timed = self._known[form] = _Timed(module.main.ops, planner)
-        return timed.seconds(behind, dtype)
+    def seconds(self, form: StepForm, inner: int, dtype: str) -> float:
+        """Return the seconds of a step of a tensor with `inner` elements in the dims that it does not change."""
+        step = self._timed_steps.get(form)
+        if step is None:
+            module = _lower(form, self.mesh)
+            timer = OpTimer(self.profile, DeviceClasses(module, self.profile), {})
+            step = self._timed_steps[form] = _TimedStep(module.main.ops, timer)
+        return step.seconds(inner, dtype)
 
 
-# A search of strategies asks for the same of many programs.
+# A strategy search requests the same costs for many programs.
 @lru_cache(maxsize=4)
-def _steps(mesh: DeviceMesh, machine: _Machine) -> Steps:
-    return Steps(mesh, machine.profile)
+def _cached_costs(mesh: DeviceMesh, machine: _MachineKey) -> ReshardCosts:
+    return ReshardCosts(mesh, machine.profile)
 
 
 @dataclass(slots=True)
-class _Timed:
-    """The ops of a step, and who says what they take."""
+class _TimedStep:
+    """The ops of a step with their timer."""
 
     ops: tuple[Op, ...]
-    planner: Planner
-    _found: dict[tuple[int, str], float] = field(default_factory=dict)
+    timer: OpTimer
+    _cache: dict[tuple[int, str], float] = field(default_factory=dict)
     _types: list[dict[int, PlacedType]] = field(default_factory=list)
-    """Kept, since the planner knows types by identity."""
+    """Kept alive, since the timer identifies types by `id`."""
 
-    def seconds(self, behind: int, dtype: str) -> float:
-        key = behind, dtype
-        if key not in self._found:
-            self._found[key] = self._seconds(behind, dtype)
-        return self._found[key]
+    def seconds(self, inner: int, dtype: str) -> float:
+        key = inner, dtype
+        if key not in self._cache:
+            self._cache[key] = self._seconds(inner, dtype)
+        return self._cache[key]
 
-    def _seconds(self, behind: int, dtype: str) -> float:
+    def _seconds(self, inner: int, dtype: str) -> float:
         types: dict[int, PlacedType] = {}
         self._types.append(types)
-        taken: dict[int, int] = defaultdict(int)
+        durations: dict[int, int] = defaultdict(int)
         for op in self.ops:
-            ends = ([_like(value, behind, dtype, types) for value in values] for values in (op.operands, op.results))
-            operands, results = map(tuple, ends)
-            for step in self.planner.plan(Op(op.name, operands, results, op.attrs), None, {}).steps:
-                for c in step.classes:
-                    taken[c] += step.duration
-        return max(taken.values(), default=0) / FEMTOSECONDS
+            sides = ([_resize(value, inner, dtype, types) for value in values] for values in (op.operands, op.results))
+            operands, results = map(tuple, sides)
+            for step in self.timer.effect(Op(op.name, operands, results, op.attrs), None, {}).steps:
+                for device_class in step.classes:
+                    durations[device_class] += step.duration
+        return max(durations.values(), default=0) / FEMTOSECONDS
 
 
-def _like(value: Value, behind: int, dtype: str, known: dict[int, PlacedType]) -> Value:
-    """A value of another dtype, and of as many elements in its last dim."""
-    kind = value.placed
-    if id(kind) not in known:
-        shape = kind.shape if behind == 1 else (*kind.shape[:-1], behind)
-        known[id(kind)] = PlacedType(shape, dtype, kind.devices)
-    return Value(value.name, known[id(kind)])
+def _resize(value: Value, inner: int, dtype: str, types: dict[int, PlacedType]) -> Value:
+    """Return a value of another dtype, with `inner` elements in its last dim."""
+    type_ = value.placed
+    if id(type_) not in types:
+        shape = type_.shape if inner == 1 else (*type_.shape[:-1], inner)
+        types[id(type_)] = PlacedType(shape, dtype, type_.devices)
+    return Value(value.name, types[id(type_)])
 
 
-def _written(form: Form, mesh: DeviceMesh) -> Module:
-    """The program of a step."""
-    kind = DTensorType((*form.sizes, 1), _DTYPE, form.placements)
-    value = Value("x", local_type(kind, mesh))
-    emitter = PlacedEmitter(mesh, {"x"})
-    lower_transition(Move(emitter, kind.shape, list(kind.placements)), value, form.step)
+def _lower(step: StepForm, mesh: DeviceMesh) -> Module:
+    """Return the program of a step."""
+    tensor = DTensorType((*step.sizes, 1), _DTYPE, step.placements)
+    value = Value("x", local_type(tensor, mesh))
+    emitter = SpmdBuilder(mesh, {"x"})
+    lower_transition(ReshardState(emitter, tensor.shape, list(tensor.placements)), value, step.step)
     main = Function("main", (Input(value, "input"),), tuple(emitter.ops), ())
     return Module("distributed", (main,), (mesh,))

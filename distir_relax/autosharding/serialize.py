@@ -1,4 +1,4 @@
-"""A search for placements as a bundle keeps it, to be asked again: the program, the machine, what was asked."""
+"""Write and read a search for placements in a bundle: the program, the machine and the options."""
 
 from __future__ import annotations
 
@@ -13,31 +13,30 @@ from distir_relax.errors import BundleError
 from distir_relax.ir import Module, parse, print_module, verify
 from distir_relax.layout import DeviceMesh
 from distir_relax.ops import check
-from distir_relax.sharding.nonfinite import Hazards
+from distir_relax.sharding.nonfinite import NonfiniteValues
 from distir_relax.support import MOST, Fields, parse_json
 
 PROGRAM_FILE, MACHINE_FILE, SEARCH_FILE = SEARCH_FILES
 
 
 def print_search(search: PlaceBySearch, module: Module) -> dict[str, str]:
-    """The texts, by the names of their files, of a search and the program of the global stage that it laid out."""
-    known = search.hazards
-    asked = {
+    """Return the files of a search and of the program of the global stage that it sharded, by name."""
+    hazards = search.hazards
+    options = {
         "tail": search.tail,
         "memory": None if search.memory is None else int(min(search.memory, MOST)),
-        "fixed": sorted(known.fixed),
-        "infinite": sorted(known.infinite),
-        "zero": sorted(known.zero),
+        "fixed": sorted(hazards.fixed),
+        "infinite": sorted(hazards.infinite),
+        "zero": sorted(hazards.zero),
     }
-    texts = (print_module(module), print_profile(search.profile), json.dumps(asked, indent=1) + "\n")
+    texts = (print_module(module), print_profile(search.profile), json.dumps(options, indent=1) + "\n")
     return dict(zip((PROGRAM_FILE, MACHINE_FILE, SEARCH_FILE), texts, strict=True))
 
 
 def parse_search(texts: Mapping[str, str], mesh: DeviceMesh, where: str = "") -> tuple[PlaceBySearch, Module] | None:
-    """The inverse of `print_search`, for a search on `mesh`; None where the texts have none.
+    """Return the inverse of `print_search`, for a search on `mesh`; None if the bundle has no search.
 
-    The machine's rates have six digits.
-    Raises `BundleError` where a file is missing or is not what it should be.
+    The machine's rates have six digits. Raises `BundleError` if a file is missing or invalid.
     """
     if SEARCH_FILE not in texts:
         return None
@@ -47,7 +46,7 @@ def parse_search(texts: Mapping[str, str], mesh: DeviceMesh, where: str = "") ->
     tail = fields.text("tail")
     if tail not in ("ragged", "pad"):
         raise fields.refuse("ragged or pad", "tail", tail)
-    known = Hazards(*(frozenset(fields.texts(key)) for key in ("fixed", "infinite", "zero")))
+    hazards = NonfiniteValues(*(frozenset(fields.texts(key)) for key in ("fixed", "infinite", "zero")))
     module = parse(texts[PROGRAM_FILE], PROGRAM_FILE)
     if module.stage != "global":
         raise BundleError(
@@ -59,6 +58,6 @@ def parse_search(texts: Mapping[str, str], mesh: DeviceMesh, where: str = "") ->
         read_profile(texts[MACHINE_FILE], MACHINE_FILE),
         tail,
         float(fields.whole("memory")) if fields.table.get("memory") is not None else None,
-        known,
+        hazards,
     )
     return search, module

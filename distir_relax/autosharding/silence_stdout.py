@@ -1,4 +1,4 @@
-"""What HiGHS prints for itself, kept from standard output, which may be a document of the command's."""
+"""Silence the standard output of C libraries, such as HiGHS, while the command may print a document there."""
 
 from __future__ import annotations
 
@@ -10,25 +10,25 @@ from contextlib import contextmanager
 
 
 @contextmanager
-def unheard() -> Iterator[None]:
-    """Drop what C code writes to standard output, as HiGHS does with a few lines whatever its options say."""
+def silence_stdout() -> Iterator[None]:
+    """Discard C output to standard output; HiGHS prints a few lines whatever its options say."""
     library = ctypes.CDLL(None)
     if sys.stdout is not None:
         sys.stdout.flush()
     library.fflush(None)
     try:
-        kept = os.dup(1)
+        saved = os.dup(1)
     except OSError:
-        # There is none.
+        # There is no standard output.
         yield
         return
-    nothing = os.open(os.devnull, os.O_WRONLY)
-    os.dup2(nothing, 1)
-    os.close(nothing)
+    null = os.open(os.devnull, os.O_WRONLY)
+    os.dup2(null, 1)
+    os.close(null)
     try:
         yield
     finally:
-        # C keeps what it has written for later.
+        # C buffers its output.
         library.fflush(None)
-        os.dup2(kept, 1)
-        os.close(kept)
+        os.dup2(saved, 1)
+        os.close(saved)

@@ -45,7 +45,7 @@ _BETWEEN = 1 << 20
 
 @dataclass(frozen=True)
 class CollectiveSample:
-    """A communication of `bytes` over `ranks` devices. `bytes` is what `network.seconds_of` counts."""
+    """A communication of `bytes` over `ranks` devices. `bytes` is what `network.collective_seconds` counts."""
 
     collective: str
     ranks: int

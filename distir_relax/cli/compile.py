@@ -97,7 +97,7 @@ def _compile(options: CompileOptions, times: bool, as_json: bool) -> None:
     from distir_relax.cli.compile_target import compile_target
     from distir_relax.cli.progress import Progress
     from distir_relax.compiler.pass_pipeline import Stages
-    from distir_relax.ir import Searched
+    from distir_relax.ir import Autosharding
 
     taken, start = Stages(), time.perf_counter()
     with Progress(Console(stderr=True), f"compiling {options.target}") as progress:
@@ -113,6 +113,6 @@ def _compile(options: CompileOptions, times: bool, as_json: bool) -> None:
             typer.echo(f"{name:20} {seconds * 1e3:8.1f} ms")
     typer.echo(str(found))
     for record in taken.modules["sharded"].records if "sharded" in taken.modules else ():
-        if isinstance(record, Searched):
+        if isinstance(record, Autosharding):
             typer.echo(str(record))
     typer.echo(f"wrote {options.output} in {time.perf_counter() - start:.2f} s")

@@ -87,7 +87,7 @@ def _found(model: str, options: dict[str, Any], top: int) -> Search:
     check_connected()
     with SearchProgress() as progress:
         try:
-            return find(model, told=progress.tell, **options)
+            return find(model, on_outcome=progress.tell, **options)
         except Interrupted:
             progress.stop()
             if progress.seen:

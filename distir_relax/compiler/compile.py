@@ -29,7 +29,7 @@ from distir_relax.layout import DeviceMesh
 from distir_relax.lowering.emit.bundle import program_to_bundle, to_bundle
 from distir_relax.optimizers import with_state
 from distir_relax.runtime.session_cache import Sessions
-from distir_relax.sharding import remarks
+from distir_relax.sharding import layout_comments
 from distir_relax.strategies.strategy import Strategy
 
 if TYPE_CHECKING:
@@ -90,7 +90,7 @@ class Plan:
 
     def text(self, stage: str) -> str:
         """The program at a stage, as text. The sharded stage carries the reason for each placement."""
-        return print_module(self.modules[stage], remarks(self.modules[stage]) if stage == "sharded" else None)
+        return print_module(self.modules[stage], layout_comments(self.modules[stage]) if stage == "sharded" else None)
 
     @property
     def source(self) -> Source:

@@ -19,25 +19,25 @@ from pathlib import Path
 
 from distir_relax.autodiff import Differentiate
 from distir_relax.autosharding import PlaceBySearch
-from distir_relax.autosharding.heterogeneous import of_all_places
+from distir_relax.autosharding.heterogeneous import merge_stage_devices
 from distir_relax.cost.profile import Profile, load_profile
 from distir_relax.errors import DistIRError, VerificationError
 from distir_relax.frontends.imported_model import Frame
 from distir_relax.frontends.outline_blocks import Outline
-from distir_relax.ir import Inline, Module, Pass, name_of, print_module, print_pass, uncollected, verify
+from distir_relax.ir import Inline, Module, Pass, gc_disabled, pass_name, print_module, print_pass, verify
 from distir_relax.layout import DeviceMesh
 from distir_relax.lowering import AccumulateInCalls, FuseLocal, Microbatches, Pipeline, Project, ToDistIR, ToPlaces
 from distir_relax.ops import check
 from distir_relax.optimizers import MasterWeights, Optimize, Optimizer
 from distir_relax.schedules import order_of
-from distir_relax.sharding import ApplyShardings, DelayReductions, Hazards, Propagate, remarks
+from distir_relax.sharding import ApplyShardings, DelayReductions, NonfiniteValues, Propagate, layout_comments
 from distir_relax.strategies.apply import ApplyStrategy
 from distir_relax.strategies.heterogeneous import Shares
 from distir_relax.strategies.hoist_positions import HoistPositions
 from distir_relax.strategies.pipeline_stages import CutStages
 from distir_relax.strategies.sequence_parallel import SplitSequence
 from distir_relax.strategies.strategy import Strategy
-from distir_relax.strategies.weight_memory import Kept
+from distir_relax.strategies.weight_memory import WeightMemory
 from distir_relax.strategies.zero import GatherParameters, ShardGradients
 
 RANK_PASSES: tuple[Pass, ...] = (Inline(), Project(), FuseLocal())
@@ -68,7 +68,7 @@ def compile_passes(
     outline: bool = False,
     unused: frozenset[str] = frozenset(),
     places: int = 1,
-    hazards: Hazards = Hazards(),  # noqa: B008 (it is frozen)
+    hazards: NonfiniteValues = NonfiniteValues(),  # noqa: B008 (it is frozen)
     strategy: Strategy | None = None,
     training: StepOfTraining | None = None,
     stages: tuple[str, ...] = (),
@@ -119,13 +119,13 @@ def compile_passes(
 
 
 def _by_search(
-    mesh: DeviceMesh | None, tail: str, hazards: Hazards, strategy: Strategy | None, profile: Profile | None,
+    mesh: DeviceMesh | None, tail: str, hazards: NonfiniteValues, strategy: Strategy | None, profile: Profile | None,
     memory: float | None,
 ) -> PlaceBySearch:  # fmt: skip
     """The pass that looks for placements; a program of several stages has the memory of all of them."""
     assert mesh is not None, "placements are looked for on a mesh"
     places = 1 if strategy is None else strategy.pipeline
-    machine = of_all_places(profile or load_profile(DEFAULT_PROFILE), places, mesh.size)
+    machine = merge_stage_devices(profile or load_profile(DEFAULT_PROFILE), places, mesh.size)
     return PlaceBySearch(mesh, machine, tail, None if memory is None else memory * places, hazards)
 
 
@@ -166,9 +166,9 @@ def _strategy_passes(
     return passes
 
 
-def kept_of(strategy: Strategy, training: StepOfTraining | None) -> Kept:
+def kept_of(strategy: Strategy, training: StepOfTraining | None) -> WeightMemory:
     """What a device keeps of the weights that it works with."""
-    return Kept.of(strategy, None if training is None else len(training.optimizer.keeps))
+    return WeightMemory.of(strategy, None if training is None else len(training.optimizer.keeps))
 
 
 def _limits(
@@ -179,7 +179,7 @@ def _limits(
     A device has its part of a stage's weights, as if all were split over the tensor axis.
     """
     shares = Shares.of(machine, strategy)
-    if not shares.places:
+    if not shares.group_speeds:
         return (), ()
     order = order_of(strategy.schedule, strategy.pipeline, strategy.microbatches, strategy.chunks)
     speeds, rooms = shares.stages(order.rank_of)
@@ -210,7 +210,7 @@ def run_passes(module: Module, passes: Sequence[Pass], observers: Iterable[Obser
     looking = tuple(observers)
     for observer in looking:
         observer.end(0, None, module, 0.0)
-    with uncollected():
+    with gc_disabled():
         return _run(module, passes, looking)
 
 
@@ -219,7 +219,7 @@ def _run(module: Module, passes: Sequence[Pass], looking: tuple[Observer, ...]) 
         if module.stage not in step.takes:
             takes = " or ".join(step.takes)
             raise VerificationError(
-                f"{name_of(step)} takes a program of the {takes} stage, found the {module.stage} stage"
+                f"{pass_name(step)} takes a program of the {takes} stage, found the {module.stage} stage"
             )
         for observer in looking:
             observer.begin(number, step)
@@ -239,7 +239,7 @@ class Verify(Observer):
         try:
             verify(module, check)
         except VerificationError as wrong:
-            by = f"after {name_of(step)}: " if step else "as imported: "
+            by = f"after {pass_name(step)}: " if step else "as imported: "
             raise VerificationError(by + wrong.message, wrong.where, wrong.hint) from None
 
 
@@ -259,7 +259,7 @@ class Stages(Observer):
         """Keep the program."""
         self.modules[module.stage] = module
         if step is not None:
-            self.seconds[name_of(step)] = self.seconds.get(name_of(step), 0.0) + seconds
+            self.seconds[pass_name(step)] = self.seconds.get(pass_name(step), 0.0) + seconds
 
 
 class Dump(Observer):
@@ -281,8 +281,8 @@ class Dump(Observer):
     def end(self, number: int, step: Pass | None, module: Module, seconds: float) -> None:
         """Write the program."""
         head = f"# {print_pass(step)}\n" if step else ""
-        note = remarks(module) if module.stage == "sharded" else None
-        file = self.folder / f"{number:02}-{name_of(step) if step else 'imported'}.txt"
+        note = layout_comments(module) if module.stage == "sharded" else None
+        file = self.folder / f"{number:02}-{pass_name(step) if step else 'imported'}.txt"
         try:
             file.write_text(head + print_module(module, note), encoding="utf-8")
         except OSError as wrong:

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from html import escape
 
 from distir_relax.analysis.footprint import footprint
-from distir_relax.ir import Divided, DTensorType, Function, Module, TensorType
+from distir_relax.ir import DTensorType, Function, MicrobatchParts, Module, TensorType
 from distir_relax.layout import DeviceMesh, print_placements
 from distir_relax.support.units import count, listed, size
 
@@ -115,7 +115,7 @@ class Overview:
 def _tensors(sharded: Module) -> list[TensorRow]:
     main = sharded.main
     divided = {
-        part: record for record in sharded.records if isinstance(record, Divided) for part in record.names
+        part: record for record in sharded.records if isinstance(record, MicrobatchParts) for part in record.names
     }  # fmt: skip
     found: dict[tuple[str, str], TensorRow] = {}
     for role, name, kind in _ends(main):
@@ -136,7 +136,7 @@ def _row(role: str, name: str, kind: object) -> TensorRow:
     return TensorRow(role, name, str(kind), "")
 
 
-def _divided(role: str, record: Divided, kind: object, main: Function) -> TensorRow:
+def _divided(role: str, record: MicrobatchParts, kind: object, main: Function) -> TensorRow:
     kinds = {name: kind for where, name, kind in _ends(main) if where == role}
     parts = [part for name in record.names if isinstance(part := kinds.get(name), DTensorType)]
     if not isinstance(kind, DTensorType) or len(parts) != len(record.names):

@@ -25,7 +25,7 @@ from distir_relax.frontends.imported_model import Imported
 from distir_relax.ir import BatchDim, Module, Pass
 from distir_relax.layout import DeviceMesh, as_mesh
 from distir_relax.ops import Trait, lookup
-from distir_relax.sharding import hazards_in
+from distir_relax.sharding import find_nonfinite
 from distir_relax.strategies.batch_dim import find_batch
 from distir_relax.strategies.factor_costs import classes_of
 from distir_relax.strategies.strategy import Strategy, as_strategy
@@ -118,7 +118,7 @@ class Source:
             options.outline,
             imported.unused,
             imported.places,
-            hazards_in(imported.module, imported.tensors),
+            find_nonfinite(imported.module, imported.tensors),
             strategy,
             options.training,
             tuple(options.stages),

@@ -1,1 +1,1 @@
-"""What ops and collectives cost: rooflines of ops, collectives on networks, profiles of machines."""
+"""Cost models: op rooflines, collectives on networks, machine profiles."""

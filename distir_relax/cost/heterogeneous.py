@@ -1,4 +1,4 @@
-"""Devices of a machine that are unlike its others: slower or faster, with more memory or less."""
+"""Device groups of a machine that differ in speed or memory."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ from distir_relax.support import shown
 
 @dataclass(frozen=True, slots=True)
 class Group:
-    """Some devices of a machine: those from the first to the last number of each of the `ranges`.
+    """A group of devices: those from the first to the last number of each of the `ranges`.
 
-    They compute, and read and write memory, at `speed` times the rates of the machine, and have `memory` bytes, the
-    machine's where that is None.
+    Their compute and memory rates are `speed` times those of the machine; they have `memory` bytes, the machine's if
+    None.
     """
 
     ranges: tuple[tuple[int, int], ...]
@@ -25,24 +25,24 @@ class Group:
 
     @property
     def last(self) -> int:
-        """The highest of them."""
+        """Return the highest device number."""
         return max(last for _, last in self.ranges)
 
     def without(self, count: int) -> Group | None:
-        """The group where the first `count` devices of the machine are left out; None where nothing of it stays."""
-        kept = tuple((max(first - count, 0), last - count) for first, last in self.ranges if last >= count)
-        return replace(self, ranges=kept) if kept else None
+        """Return the group without the first `count` devices of the machine; None if it is empty then."""
+        ranges = tuple((max(first - count, 0), last - count) for first, last in self.ranges if last >= count)
+        return replace(self, ranges=ranges) if ranges else None
 
     def __str__(self) -> str:
         return ", ".join(f"{first}-{last}" if last > first else str(first) for first, last in self.ranges)
 
 
 def read_ranges(text: object, where: str) -> tuple[tuple[int, int], ...]:
-    """Device numbers as a profile has them: ``"1"``, ``"0-3, 12"``. Raises `ProfileError` for anything else."""
+    """Parse device numbers of a profile: ``"1"``, ``"0-3, 12"``. Raises `ProfileError` for anything else."""
     parts = text.split(",") if isinstance(text, str) else []
-    found = [match for part in parts if (match := _RANGE.fullmatch(part.strip()))]
-    ranges = tuple((int(m["first"]), int(m["last"] or m["first"])) for m in found)
-    if not ranges or len(found) < len(parts) or any(first > last for first, last in ranges):
+    matches = [match for part in parts if (match := _RANGE.fullmatch(part.strip()))]
+    ranges = tuple((int(m["first"]), int(m["last"] or m["first"])) for m in matches)
+    if not ranges or len(matches) < len(parts) or any(first > last for first, last in ranges):
         raise ProfileError(
             f"expected the numbers of devices 'devices' in [[group]], found {shown(text)}",
             where,
@@ -52,7 +52,7 @@ def read_ranges(text: object, where: str) -> tuple[tuple[int, int], ...]:
 
 
 def check_groups(groups: Sequence[Group], devices: int, where: str) -> None:
-    """Raise `ProfileError` where a device is in two groups, or is none of the machine's."""
+    """Raise `ProfileError` if a device is in two groups, or does not exist in the machine."""
     highest = max((group.last for group in groups), default=0)
     if groups and highest >= devices:
         raise ProfileError(f"a [[group]] names device {highest}, the machine has {devices}", where, "they begin with 0")

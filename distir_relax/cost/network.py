@@ -1,17 +1,17 @@
-"""How long communications take: the usual algorithms over a topology of levels, each link with latency and bandwidth.
+"""Cost of collectives: standard algorithms over a topology of levels, each with a link latency and bandwidth.
 
-With n devices, a latency of ``a`` seconds and ``b`` seconds a byte, for a tensor of B bytes::
+With n devices, a latency of ``a`` seconds and ``b`` seconds per byte, for a tensor of B bytes::
 
     ring all-reduce           2 (n - 1) (a + B b / n)          each device sends 2 B (n - 1) / n bytes
-    doubling all-reduce       ceil(log2 n) (a + B b)           fewer steps: better for little data
-    tree all-reduce           2 (ceil(log2 n) a + B b)         up and down a tree, in a pipeline: better on many devices
+    doubling all-reduce       ceil(log2 n) (a + B b)           fewer steps: better for small tensors
+    tree all-reduce           2 (ceil(log2 n) a + B b)         up and down a pipelined tree: better on many devices
     ring all-gather           (n - 1) (a + s b)                s the largest shard
     ring reduce-scatter       (n - 1) (a + s b)
     pairwise all-to-all       (n - 1) (a + B b / n)
     send                      a + B b
 
-Where devices of several units take part, as many in each, a hierarchical all-reduce is considered too: reduce-scatter
-within a unit, all-reduce between units, all-gather within. The fastest algorithm counts.
+If the devices are in several units, equally many in each, a hierarchical all-reduce is considered too: reduce-scatter
+within a unit, all-reduce between units, all-gather within. The cost is that of the fastest algorithm.
 """
 
 from __future__ import annotations
@@ -24,19 +24,19 @@ from distir_relax.cost.profile import Level, Profile
 from distir_relax.errors import ProfileError
 from distir_relax.layout import Collective
 
-_KNOWN = frozenset(Collective)
+_COLLECTIVES = frozenset(Collective)
 
 
-def seconds_of(profile: Profile, name: str | None, members: Sequence[int], held: Sequence[float]) -> float:
-    """How long a communication takes: the collective called `name`.
+def collective_seconds(profile: Profile, name: str | None, members: Sequence[int], sizes: Sequence[float]) -> float:
+    """Return the seconds of the collective called `name`.
 
-    `members` are the devices that take part, `held` the bytes that each brings: the whole tensor for ``all_reduce``,
-    ``reduce_scatter`` and ``all_to_all``, its shard for ``all_gather``, what it sends for ``send``. Raises
-    `ProfileError` for a communication that has no model, or devices that the machine does not have.
+    `members` are the participating devices, `sizes` the bytes of each: the whole tensor for ``all_reduce``,
+    ``reduce_scatter`` and ``all_to_all``, its shard for ``all_gather``, the message for ``send``. Raises `ProfileError`
+    for a communication without a model, or devices that the machine does not have.
     """
     if len(members) < 2:
         return 0.0
-    if name not in _KNOWN:
+    if name not in _COLLECTIVES:
         raise ProfileError(f"there is no model of the communication {name!r}")
     collective = Collective(name)
     if max(members) >= profile.devices:
@@ -45,59 +45,59 @@ def seconds_of(profile: Profile, name: str | None, members: Sequence[int], held:
             hint="give a profile of more devices or nodes",
         )
     count = len(members)
-    payload = sum(held) if collective is Collective.ALL_GATHER else max(held)
+    payload = sum(sizes) if collective is Collective.ALL_GATHER else max(sizes)
     measured = _measured(profile, collective, count, payload)
     if measured is not None:
         return measured
     level = level_of(profile, members)
     a, b = level.latency, 1.0 / level.bandwidth
-    each = max(held) if collective is Collective.ALL_GATHER else payload / count
+    part = max(sizes) if collective is Collective.ALL_GATHER else payload / count
     match collective:
         case Collective.SEND:
-            taken = a + payload * b
+            seconds = a + payload * b
         case Collective.ALL_GATHER | Collective.REDUCE_SCATTER | Collective.ALL_TO_ALL:
-            taken = collective.rounds(count) * (a + each * b)
+            seconds = collective.rounds(count) * (a + part * b)
         case Collective.ALL_REDUCE:
-            ring = collective.rounds(count) * (a + each * b)
+            ring = collective.rounds(count) * (a + part * b)
             rounds = math.ceil(math.log2(count))
             doubling = rounds * (a + payload * b)
             tree = 2 * (rounds * a + payload * b)
-            taken = min(ring, doubling, tree, _hierarchical(profile, members, payload))
-    return profile.collective_overhead + taken
+            seconds = min(ring, doubling, tree, _hierarchical(profile, members, payload))
+    return profile.collective_overhead + seconds
 
 
-def least_seconds_per_byte(profile: Profile) -> float:
-    """The time in which no communication brings a device more than a byte, whatever it is: that of the fastest link."""
+def min_seconds_per_byte(profile: Profile) -> float:
+    """Return a lower bound of the seconds per byte received, over all collectives: that of the fastest link."""
     rates = [1.0 / level.bandwidth for level in profile.levels]
-    return max(0.0, min(*rates, *(line.least_seconds_per_byte for line in profile.lines), math.inf))
+    return max(0.0, min(*rates, *(line.min_seconds_per_byte for line in profile.lines), math.inf))
 
 
 def level_of(profile: Profile, members: Sequence[int]) -> Level:
-    """The innermost level of which one unit has all of `members`; the outermost one otherwise."""
+    """Return the innermost level with a unit that contains all `members`; the outermost one otherwise."""
     low, high = min(members), max(members)
     return next((level for level in profile.levels if low // level.size == high // level.size), profile.levels[-1])
 
 
 def _hierarchical(profile: Profile, members: Sequence[int], payload: float) -> float:
-    """The time of an all-reduce in two levels, infinite where the devices do not lie so."""
+    """Return the seconds of an all-reduce in two levels, infinite if units have unequal numbers of devices."""
     best = math.inf
     for inner in profile.levels[:-1]:
         units = Counter(member // inner.size for member in members)
-        each = set(units.values())
-        if len(units) < 2 or len(each) > 1 or each == {1}:
+        counts = set(units.values())
+        if len(units) < 2 or len(counts) > 1 or counts == {1}:
             continue
-        n, m = each.pop(), len(units)
+        n, m = counts.pop(), len(units)
         outer = level_of(profile, members)
         within = 2 * (n - 1) * (inner.latency + payload / n / inner.bandwidth)
-        piece = payload / n
-        ring = 2 * (m - 1) * (outer.latency + piece / m / outer.bandwidth)
-        doubling = math.ceil(math.log2(m)) * (outer.latency + piece / outer.bandwidth)
+        part = payload / n
+        ring = 2 * (m - 1) * (outer.latency + part / m / outer.bandwidth)
+        doubling = math.ceil(math.log2(m)) * (outer.latency + part / outer.bandwidth)
         best = min(best, within + min(ring, doubling))
     return best
 
 
 def _measured(profile: Profile, collective: Collective, count: int, payload: float) -> float | None:
-    """What the profile's measured lines say: those of the nearest numbers of ranks, interpolated between them."""
+    """Return the seconds by the profile's measured lines, interpolated between the nearest numbers of ranks."""
     lines = sorted((line for line in profile.lines if line.collective == collective), key=lambda line: line.ranks)
     if not lines:
         return None

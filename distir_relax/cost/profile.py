@@ -1,4 +1,4 @@
-"""What a machine can do: its devices and the links between them, as a TOML file that a person can read and write.
+"""Machine profile: devices and the links between them, read from TOML.
 
 The format is described in ``docs/simulator.md``. Bandwidths are bytes per second, times seconds, sizes bytes.
 """
@@ -18,27 +18,27 @@ from distir_relax.support import is_finite, parse_toml, read_text, shown
 
 KINDS = ("gpu", "cpu")
 """The kinds of devices."""
-MOST_BYTES = 1 << 20
-"""No profile is longer: a thousand measured points take a tenth of it."""
+MAX_BYTES = 1 << 20
+"""Maximum length of a profile: a thousand measured points take a tenth of it."""
 SMALLEST, LARGEST = 1e-30, 1e30
-"""Between these lie all times, sizes and speeds: products of such numbers are numbers."""
-MOST_DEVICES = 1 << 20
-"""No machine has more devices than this."""
+"""Range of all times, sizes and speeds: their products are finite."""
+MAX_DEVICES = 1 << 20
+"""Maximum number of devices of a machine."""
 
 
 @dataclass(frozen=True)
 class Matrix:
-    """How fast matrix products are: flop/s of a large one, and the rows, columns and inner size of half that speed.
+    """Speed of matrix products: flop/s of a large one, and the rows, columns and inner size at half that speed.
 
     A product of m x k with k x n takes ``2 (m + half_rows) (n + half_columns) (k + half_inner) / flops``. One of few
-    rows takes ``2 m n k / thin`` where that is less: it is done row by row, with nothing laid out anew. What a product
-    reads is in a cache, or else comes at `bandwidth`, which is less than the device's where it is read in bits and
-    pieces. Either is 0 where it was not measured.
+    rows takes ``2 m n k / thin`` if that is less: it is computed row by row, without packing. Its operands are in a
+    cache, or are read at `bandwidth`, which is less than the device's if accesses are not contiguous. Either is 0 if it
+    was not measured.
 
-    What a product loses by being small is mostly that it does not fill the device. Many at once, as in attention, do:
-    where a device works in tiles of `tile` rows and columns, the first of a batch takes as long as it does alone, and
-    each other no longer than its whole tiles, ``2 m' n' k / flops``, with m' and n' rounded up to tiles. 0 where
-    products of a batch run one after the other.
+    Small products are slow mostly because they do not fill the device. A batch of them, as in attention, does: on a
+    device that works in tiles of `tile` rows and columns, the first of a batch takes as long as alone, and each other
+    one at most the time of its whole tiles, ``2 m' n' k / flops``, with m' and n' rounded up to tiles. 0 if products of
+    a batch run sequentially.
     """
 
     flops: float
@@ -50,21 +50,21 @@ class Matrix:
     tile: float = 0.0
 
     def seconds(self, batch: int, rows: int, columns: int, inner: int) -> float:
-        """The computing of so many products of ``rows x inner`` with ``inner x columns``."""
+        """Return the compute seconds of `batch` products of ``rows x inner`` with ``inner x columns``."""
         if min(batch, rows, columns, inner) <= 0:
             return 0.0
         padded = (rows + self.half_rows) * (columns + self.half_columns) * (inner + self.half_inner)
-        others = padded
+        following = padded
         if self.tile:
             tiled = math.ceil(rows / self.tile) * math.ceil(columns / self.tile) * self.tile**2 * inner
-            others = min(padded, tiled)
-        blocked = 2.0 * (padded + (batch - 1) * others) / self.flops
+            following = min(padded, tiled)
+        blocked = 2.0 * (padded + (batch - 1) * following) / self.flops
         return min(blocked, 2.0 * batch * rows * columns * inner / self.thin) if self.thin else blocked
 
 
 @dataclass(frozen=True)
 class Level:
-    """One level of a topology: units of `size` devices whose links have this latency and bandwidth, per device."""
+    """A topology level: units of `size` devices whose links have this latency and bandwidth, per device."""
 
     name: str
     size: int
@@ -74,9 +74,9 @@ class Level:
 
 @dataclass(frozen=True)
 class Line:
-    """A measured collective over `ranks` devices: ``latency + bytes * seconds_per_byte``, whatever the formulas say.
+    """A measured collective over `ranks` devices: ``latency + bytes * seconds_per_byte``; it overrides the formulas.
 
-    Where `points` (bytes, seconds) were measured, times between them are interpolated and the line holds beyond them.
+    Between measured `points` (bytes, seconds) times are interpolated, and the line holds beyond them.
     """
 
     collective: str
@@ -86,20 +86,20 @@ class Line:
     points: tuple[tuple[float, float], ...] = ()
 
     def seconds(self, size: float) -> float:
-        """The time for so many bytes."""
+        """Return the seconds for `size` bytes."""
         if not self.points or size > self.points[-1][0]:
             return self.latency + size * self.seconds_per_byte
-        before = self.points[0]
+        previous = self.points[0]
         for point in self.points:
             if size <= point[0]:
-                share = (size - before[0]) / (point[0] - before[0]) if point[0] > before[0] else 0.0
-                return before[1] + max(0.0, share) * (point[1] - before[1])
-            before = point
-        return before[1]
+                share = (size - previous[0]) / (point[0] - previous[0]) if point[0] > previous[0] else 0.0
+                return previous[1] + max(0.0, share) * (point[1] - previous[1])
+            previous = point
+        return previous[1]
 
     @property
-    def least_seconds_per_byte(self) -> float:
-        """What `seconds` says of a number of bytes, by that number: the least for any."""
+    def min_seconds_per_byte(self) -> float:
+        """Return the minimum of `seconds` per byte, over all sizes."""
         if not self.points:
             return self.seconds_per_byte if self.latency >= 0 else 0.0
         last = self.points[-1][0]
@@ -111,26 +111,26 @@ class Line:
 class Profile:
     """A machine. `matrix` and `vector` (flop/s of all other ops) are by dtype; `overhead` is added to each op.
 
-    `packed` is `matrix` for products with weights that never change, which a backend lays out once, where that differs.
-    A program of one device has `bandwidth_alone`, where devices share their memory. A device half of whose `cache`
-    holds its weights reads them at `cache_bandwidth`, as it does what an op moves if it fits.
-    `ops` has, by dtype and name, the flop/s of ops that were measured one by one, as their entries count operations.
+    `packed` is `matrix` for products with constant weights, which a backend packs once, if that differs. A program of
+    one device has `bandwidth_alone`, if devices share their memory. A device whose weights fit in half of its `cache`
+    reads them at `cache_bandwidth`, as it does the operands and results of an op if they fit. `ops` has, by dtype and
+    name, the flop/s of ops that were measured individually, as their entries count operations.
 
-    `dispatch` is the least time from one op to the next: a host that launches kernels on an accelerator gets no
-    further, but long kernels hide it.
+    `dispatch` is the minimum time from one op to the next: the rate at which a host launches kernels on an accelerator,
+    hidden by long kernels.
 
-    `view` is the time of each result of an op that only views a tensor, where the host waits for ops.
+    `view` is the time of each result of an op that only views a tensor, if the host waits for ops.
 
-    `overlap` tells how well an op hides reading and writing behind computing: it takes
-    ``(computing ** overlap + moving ** overlap) ** (1 / overlap)``, the sum for 1, the roofline's maximum for infinity.
-    `beside` is the share of the time of a communication on a stream in which its devices go on with their own work: 1
-    where it costs them nothing, 0 where they wait for it.
+    `overlap` is how well an op overlaps memory access with compute: it takes ``(computing ** overlap + moving **
+    overlap) ** (1 / overlap)``, the sum for 1, the roofline's maximum for infinity. `beside` is the fraction of the
+    time of a communication on a stream in which its devices continue their own work: 1 for full overlap, 0 if they
+    wait.
 
-    `kind` is ``gpu``, or ``cpu`` where devices are cores of a host: they compute by torch's CPU kernels, and rank 0
-    assembles outputs in the same memory.
+    `kind` is ``gpu``, or ``cpu`` if devices are cores of a host: they use torch's CPU kernels, and rank 0 assembles
+    outputs in the same memory.
 
-    `levels` go from the innermost to the outermost; devices are numbered so that neighbours share a unit. `groups` are
-    devices that are unlike the others in speed or memory.
+    `levels` are ordered from the innermost to the outermost; devices are numbered so that neighbors share a unit.
+    `groups` are devices that differ in speed or memory.
     """
 
     name: str
@@ -159,61 +159,61 @@ class Profile:
         return self.name
 
     def speed_of(self, device: int) -> float:
-        """By what the machine's rates are to be multiplied for a device."""
-        return self._kind(device)[0]
+        """Return the factor of the machine's rates for a device."""
+        return self._device_spec(device)[0]
 
     def memory_of(self, device: int) -> float:
-        """The bytes that a device has."""
-        return self._kind(device)[1]
+        """Return the bytes of a device."""
+        return self._device_spec(device)[1]
 
-    def kinds(self, count: int) -> list[tuple[float, float]]:
-        """Speed and memory of each of the first `count` devices."""
-        return [self._kind(device) for device in range(count)] if self.groups else [(1.0, self.memory)] * count
+    def device_specs(self, count: int) -> list[tuple[float, float]]:
+        """Return speed and memory of each of the first `count` devices."""
+        return [self._device_spec(device) for device in range(count)] if self.groups else [(1.0, self.memory)] * count
 
     def without(self, count: int) -> Profile:
-        """The machine without its first `count` devices, the others numbered anew."""
-        kept = tuple(group for each in self.groups if (group := each.without(count)) is not None)
-        return replace(self, devices=self.devices - count, groups=kept)
+        """Return the machine without its first `count` devices, the others renumbered."""
+        groups = tuple(group for group_ in self.groups if (group := group_.without(count)) is not None)
+        return replace(self, devices=self.devices - count, groups=groups)
 
-    def _kind(self, device: int) -> tuple[float, float]:
+    def _device_spec(self, device: int) -> tuple[float, float]:
         group = next((g for g in self.groups if any(a <= device <= b for a, b in g.ranges)), None)
         if group is None:
             return 1.0, self.memory
         return group.speed, self.memory if group.memory is None else group.memory
 
     def with_nodes(self, nodes: int) -> Profile:
-        """The machine with so many of its outermost but one units: ``dgx-h100`` with 4 nodes has 32 devices."""
+        """Return the machine with `nodes` units of its second outermost level: 32 devices for 4 of ``dgx-h100``."""
         inner = self.levels[-2].size if len(self.levels) > 1 else self.levels[-1].size
         return replace(self, devices=inner * nodes)
 
     def with_devices(self, devices: int) -> Profile:
-        """The machine with at least so many devices, as if it had more units of its outermost level."""
+        """Return the machine with at least `devices`, as if it had more units of its outermost level."""
         return self if self.devices >= devices else replace(self, devices=devices)
 
     def rate(self, table: Mapping[str, Any], dtype: str) -> Any:
-        """The entry of a table for a dtype; the slowest one where the dtype has none."""
+        """Return the entry of a table for a dtype; the slowest one if the dtype has none."""
         if dtype in table:
             return table[dtype]
         return min(table.values(), key=lambda entry: entry.flops if isinstance(entry, Matrix) else entry)
 
 
 def load_profile(name: str | Path) -> Profile:
-    """A profile by its name (``dgx2-v100``, ``dgx-h100:4`` for 4 nodes) or from a TOML file.
+    """Load a profile by name (``dgx2-v100``, ``dgx-h100:4`` for 4 nodes) or from a TOML file.
 
-    Raises `ProfileError` when there is none, or when something in it is missing or is not what it should be.
+    Raises `ProfileError` if it does not exist, or a field is missing or invalid.
     """
     text, colon, nodes = str(name).partition(":") if not str(name).endswith(".toml") else (str(name), "", "")
     path = Path(text)
     if path.suffix == ".toml":
-        source = read_text(path, ProfileError, MOST_BYTES)
+        source = read_text(path, ProfileError, MAX_BYTES)
     else:
         folder = resources.files("distir_relax.cost.profiles")
         file = folder / f"{text}.toml"
         if not file.is_file():
-            known = ", ".join(
+            names = ", ".join(
                 sorted(f.name.removesuffix(".toml") for f in folder.iterdir() if f.name.endswith(".toml"))
             )
-            raise ProfileError(f"there is no profile {text!r}", "", f"there are {known}, or give a .toml file")
+            raise ProfileError(f"there is no profile {text!r}", "", f"profiles are {names}, or give a .toml file")
         source = file.read_text()
     profile = read_profile(source, str(name))
     if colon:
@@ -224,12 +224,12 @@ def load_profile(name: str | Path) -> Profile:
 
 
 def as_profile(profile: Profile | str | Path) -> Profile:
-    """A profile as a user may give one. Raises `ProfileError` as `load_profile` does."""
+    """Return a profile from its name or itself. Raises `ProfileError` as `load_profile` does."""
     return profile if isinstance(profile, Profile) else load_profile(profile)
 
 
 def read_profile(text: str, where: str = "") -> Profile:
-    """The profile that a TOML text describes. Raises `ProfileError` as `load_profile` does."""
+    """Parse a TOML text. Raises `ProfileError` as `load_profile` does."""
     data = parse_toml(text, ProfileError, where)
     reader = _Reader(where)
     device = reader.table(data, "device")
@@ -294,32 +294,30 @@ class _Reader:
     where: str
 
     def table(self, data: Mapping[str, Any], key: str, above: str = "") -> Mapping[str, Any]:
-        found = data.get(key)
-        if not isinstance(found, dict) or not found:
+        value = data.get(key)
+        if not isinstance(value, dict) or not value:
             raise ProfileError(f"expected a table [{above}{key}]", self.where)
-        return found
+        return value
 
     def products(self, device: Mapping[str, Any], kind: str) -> dict[str, Matrix]:
         tables = self.table(device, kind, "device.")
         return {dtype: self._matrix(tables, dtype, f"device.{kind}.") for dtype in tables}
 
     def rows(self, data: Mapping[str, Any], key: str) -> list[Mapping[str, Any]]:
-        found = data.get(key, [])
-        if not isinstance(found, list) or not all(isinstance(row, dict) for row in found):
+        value = data.get(key, [])
+        if not isinstance(value, list) or not all(isinstance(row, dict) for row in value):
             raise ProfileError(f"expected tables [[{key}]]", self.where)
-        return found
+        return value
 
     def groups(self, data: Mapping[str, Any]) -> tuple[Group, ...]:
-        found = tuple(map(self._group, self.rows(data, "group")))
-        check_groups(found, self.whole(data, "devices", ""), self.where)
-        return found
+        value = tuple(map(self._group, self.rows(data, "group")))
+        check_groups(value, self.whole(data, "devices", ""), self.where)
+        return value
 
     def _group(self, row: Mapping[str, Any]) -> Group:
-        known = ("devices", "speed", "memory")
-        if unknown := set(row) - set(known):
-            raise ProfileError(
-                f"there is no {min(unknown)!r} in [[group]]", self.where, f"there are {', '.join(known)}"
-            )
+        keys = ("devices", "speed", "memory")
+        if unknown := set(row) - set(keys):
+            raise ProfileError(f"unknown key {min(unknown)!r} in [[group]]", self.where, f"known are {', '.join(keys)}")
         memory = self.number(row, "memory", "group") if "memory" in row else None
         return Group(read_ranges(row.get("devices"), self.where), self.number(row, "speed", "group", 1.0), memory)
 
@@ -328,60 +326,59 @@ class _Reader:
         others = ("half_rows", "half_columns", "half_inner", "thin", "bandwidth", "tile")
         if unknown := set(row) - {"flops", *others}:
             raise ProfileError(
-                f"there is no {min(unknown)!r} in [{inside}]", self.where, f"there are flops, {', '.join(others)}"
+                f"unknown key {min(unknown)!r} in [{inside}]", self.where, f"known are flops, {', '.join(others)}"
             )
         return Matrix(
             self.number(row, "flops", inside), *(self.number(row, key, inside, 0.0, least=0.0) for key in others)
         )
 
     def points(self, row: Mapping[str, Any]) -> tuple[tuple[float, float], ...]:
-        found = row.get("points", [])
-        numbers = isinstance(found, list) and all(
+        value = row.get("points", [])
+        is_valid = isinstance(value, list) and all(
             isinstance(p, list) and len(p) == 2 and all(is_finite(n) and SMALLEST <= n <= LARGEST for n in p)
-            for p in found
+            for p in value
         )
-        if not numbers or sorted(p[0] for p in found) != [p[0] for p in found]:
-            raise ProfileError(f"expected points [[bytes, seconds], …], in order, found {shown(found)}", self.where)
-        return tuple((float(size), float(seconds)) for size, seconds in found)
+        if not is_valid or sorted(p[0] for p in value) != [p[0] for p in value]:
+            raise ProfileError(f"expected points [[bytes, seconds], …], in order, found {shown(value)}", self.where)
+        return tuple((float(size), float(seconds)) for size, seconds in value)
 
     def text(self, data: Mapping[str, Any], key: str, default: str) -> str:
-        found = data.get(key, default)
-        if not isinstance(found, str):
-            raise ProfileError(f"expected text {key!r}, found {shown(found)}", self.where)
-        return found
+        value = data.get(key, default)
+        if not isinstance(value, str):
+            raise ProfileError(f"expected text {key!r}, found {shown(value)}", self.where)
+        return value
 
     def one_of(self, data: Mapping[str, Any], key: str, choices: Sequence[str]) -> str:
-        """One of some words, by default the first."""
-        found = self.text(data, key, choices[0])
-        if found not in choices:
-            raise ProfileError(f"expected {key!r} to be {' or '.join(choices)}, found {found!r}", self.where)
-        return found
+        """Return one of some words, by default the first."""
+        value = self.text(data, key, choices[0])
+        if value not in choices:
+            raise ProfileError(f"expected {key!r} to be {' or '.join(choices)}, found {value!r}", self.where)
+        return value
 
     def whole(self, data: Mapping[str, Any], key: str, inside: str) -> int:
-        found = self.number(data, key, inside)
-        if not found.is_integer() or found > MOST_DEVICES:
+        value = self.number(data, key, inside)
+        if not value.is_integer() or value > MAX_DEVICES:
             raise ProfileError(
-                f"expected a whole number {key!r} in [{inside}] of at most {MOST_DEVICES:,}, found {found!r}",
-                self.where,
+                f"expected a whole number {key!r} in [{inside}] of at most {MAX_DEVICES:,}, found {value!r}", self.where
             )
-        return int(found)
+        return int(value)
 
     def share(self, data: Mapping[str, Any], key: str, default: float) -> float:
-        """A number from 0 to 1; `default` where there is none."""
-        found = data.get(key, default)
-        if not is_finite(found) or not 0 <= found <= 1:
-            raise ProfileError(f"expected a number from 0 to 1 {key!r}, found {shown(found)}", self.where)
-        return float(found)
+        """Return a number from 0 to 1; `default` if missing."""
+        value = data.get(key, default)
+        if not is_finite(value) or not 0 <= value <= 1:
+            raise ProfileError(f"expected a number from 0 to 1 {key!r}, found {shown(value)}", self.where)
+        return float(value)
 
     def number(
         self, data: Mapping[str, Any], key: str, inside: str, default: float | None = None, least: float | None = None
     ) -> float:
-        """A finite number above 0, or one of at least `least`; `default` where there is none, or where it is named."""
-        found = data.get(key, default)
-        right = is_finite(found) and (not found or SMALLEST <= abs(found) <= LARGEST)
-        right = right or (default is not None and found == default)
-        if not right or not (found > 0 if least is None else found >= least):
-            wanted = "a positive number" if least is None else f"a number of at least {least:g}"
-            wanted += f" (between {SMALLEST:g} and {LARGEST:g})" * (is_finite(found) and not right)
-            raise ProfileError(f"expected {wanted} {key!r} in [{inside}], found {shown(found)}", self.where)
-        return float(found)
+        """Return a finite number above 0, or of at least `least`; `default` if missing or equal to it."""
+        value = data.get(key, default)
+        is_valid = is_finite(value) and (not value or SMALLEST <= abs(value) <= LARGEST)
+        is_valid = is_valid or (default is not None and value == default)
+        if not is_valid or not (value > 0 if least is None else value >= least):
+            expected = "a positive number" if least is None else f"a number of at least {least:g}"
+            expected += f" (between {SMALLEST:g} and {LARGEST:g})" * (is_finite(value) and not is_valid)
+            raise ProfileError(f"expected {expected} {key!r} in [{inside}], found {shown(value)}", self.where)
+        return float(value)

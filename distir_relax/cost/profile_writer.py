@@ -1,4 +1,4 @@
-"""Profiles as TOML texts, as `read_profile` reads them."""
+"""Write profiles as TOML for `read_profile`."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from distir_relax.cost.profile import KINDS, Profile
 
 
 def print_profile(profile: Profile, comment: str = "") -> str:
-    """The profile as TOML; `comment` goes at its head."""
+    """Return the profile as TOML, with `comment` at the top."""
     lines = [f"# {line}".rstrip() for line in comment.splitlines()]
     lines += [f'name = "{profile.name}"', f"devices = {profile.devices}"]
     if profile.collective_overhead:
@@ -42,6 +42,6 @@ def print_profile(profile: Profile, comment: str = "") -> str:
         lines += ["", "[[collective]]", f'name = "{line.collective}"', f"ranks = {line.ranks}"]
         lines += [f"latency = {line.latency:.6g}", f"seconds_per_byte = {line.seconds_per_byte:.6g}"]
         if line.points:
-            shown = ", ".join(f"[{size:.6g}, {seconds:.6g}]" for size, seconds in line.points)
-            lines.append(f"points = [{shown}]")
+            points = ", ".join(f"[{size:.6g}, {seconds:.6g}]" for size, seconds in line.points)
+            lines.append(f"points = [{points}]")
     return "\n".join(lines) + "\n"

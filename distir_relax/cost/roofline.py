@@ -1,5 +1,4 @@
-"""How long an op takes on a device: a roofline over what its entry says of it, with slower matrix products for small
-sizes."""
+"""Cost of an op on a device: a roofline over its entry's counts, with slower matrix products for small sizes."""
 
 from __future__ import annotations
 
@@ -12,9 +11,9 @@ from distir_relax.ir import TensorType
 from distir_relax.ops import OpDef, Trait
 
 FLOPS_PER_BYTE = 100.0
-"""How many operations a device does in the time it takes to send a byte, where no machine is known: about 20 for two
-processes of a CPU, 300 and more for GPUs on fast links. Only the order of magnitude matters: it decides between
-computing again and sending."""
+"""Operations in the time of sending a byte, for decisions without a machine: about 20 for two processes of a CPU,
+300 and more for GPUs on fast links. Only the order of magnitude matters: it decides between recompute and
+communication."""
 
 
 def op_seconds(
@@ -27,11 +26,11 @@ def op_seconds(
     cold: Sequence[bool] = (),
     speed: float = 1.0,
 ) -> float:
-    """The time of an op that does not communicate, on local operands.
+    """Return the seconds of an op that does not communicate, on local operands.
 
-    `fixed`: the op's weight never changes, so that a backend may lay it out once, or view it once. `cold` says of each
-    operand, and of each result behind them, whether it is in no cache; of none where it is empty. The device computes
-    and moves data at `speed` times the rates of the profile; what a host adds to each op stays.
+    `fixed`: the op's weight is constant, so that a backend may pack it once, or view it once. `cold` is whether each
+    operand, and after them each result, is outside of all caches; none if empty. Compute and memory rates are `speed`
+    times those of the profile; host overhead per op is not scaled.
     """
     cost = entry.cost
     if cost.seconds:
@@ -42,45 +41,45 @@ def op_seconds(
         return 0.0
     moved = moved_bytes(entry, operands, attrs, results)
     dtype = operands[0].dtype if operands else results[0].dtype
-    computing, bandwidth = 0.0, profile.bandwidth
+    compute, bandwidth = 0.0, profile.bandwidth
     rate = profile.ops.get(dtype, {}).get(entry.name)
     if rate:
-        computing = flops(entry, operands, attrs, results) / rate
+        compute = flops(entry, operands, attrs, results) / rate
     elif cost.product:
         packed = fixed and entry.code.packed is not None and dtype in profile.packed
         matrix: Matrix = profile.packed[dtype] if packed else profile.rate(profile.matrix, dtype)
-        computing = matrix.seconds(*cost.product(operands, attrs, results))
+        compute = matrix.seconds(*cost.product(operands, attrs, results))
         bandwidth = matrix.bandwidth or bandwidth
     else:
-        computing = flops(entry, operands, attrs, results) / profile.rate(profile.vector, dtype)
-    reading = _reading(profile, bandwidth, moved, (*operands, *results), cold)
-    return max(profile.dispatch, profile.overhead + _together(computing, reading, profile.overlap) / speed)
+        compute = flops(entry, operands, attrs, results) / profile.rate(profile.vector, dtype)
+    memory = _memory_seconds(profile, bandwidth, moved, (*operands, *results), cold)
+    return max(profile.dispatch, profile.overhead + _combine(compute, memory, profile.overlap) / speed)
 
 
-def _reading(
+def _memory_seconds(
     profile: Profile, bandwidth: float, moved: float, tensors: Sequence[TensorType], cold: Sequence[bool]
 ) -> float:
-    """The time to move so many bytes of `tensors`, of which those that are in no cache come at `bandwidth`."""
-    far = sum(t.bytes for t, is_cold in zip(tensors, cold, strict=False) if is_cold)
-    if not far:
+    """Return the seconds to move `moved` bytes of `tensors`; those outside of all caches at `bandwidth`."""
+    cold_bytes = sum(t.bytes for t, is_cold in zip(tensors, cold, strict=False) if is_cold)
+    if not cold_bytes:
         return moved / memory_bandwidth(profile, moved)
-    share = moved * far / sum(t.bytes for t in tensors)
-    near = moved - share
-    return share / bandwidth + near / memory_bandwidth(profile, near)
+    uncached = moved * cold_bytes / sum(t.bytes for t in tensors)
+    cached = moved - uncached
+    return uncached / bandwidth + cached / memory_bandwidth(profile, cached)
 
 
-def _together(computing: float, moving: float, overlap: float) -> float:
-    """The time of an op that does both: see `Profile.overlap`."""
-    longer = max(computing, moving)
+def _combine(compute: float, memory: float, overlap: float) -> float:
+    """Combine compute and memory time: see `Profile.overlap`."""
+    longer = max(compute, memory)
     if math.isinf(overlap) or not longer:
         return longer
-    return float(longer * (1.0 + (min(computing, moving) / longer) ** overlap) ** (1.0 / overlap))
+    return float(longer * (1.0 + (min(compute, memory) / longer) ** overlap) ** (1.0 / overlap))
 
 
 def flops(
     entry: OpDef, operands: Sequence[TensorType], attrs: Mapping[str, Any], results: Sequence[TensorType]
 ) -> float:
-    """The floating-point operations of an op."""
+    """Return the floating-point operations of an op."""
     if entry.cost.flops:
         return entry.cost.flops(operands, attrs, results)
     return float(sum(t.elements for t in results))
@@ -89,12 +88,12 @@ def flops(
 def moved_bytes(
     entry: OpDef, operands: Sequence[TensorType], attrs: Mapping[str, Any], results: Sequence[TensorType]
 ) -> float:
-    """The bytes that an op reads and writes."""
+    """Return the bytes that an op reads and writes."""
     if entry.cost.moved:
         return entry.cost.moved(operands, attrs, results)
     return float(sum(t.bytes for t in operands) + sum(t.bytes for t in results))
 
 
 def memory_bandwidth(profile: Profile, moved: float) -> float:
-    """The bandwidth at which so many bytes are read and written: faster where they fit a cache."""
+    """Return the bandwidth for `moved` bytes read and written: that of the cache if they fit."""
     return profile.cache_bandwidth if profile.cache and moved <= profile.cache else profile.bandwidth

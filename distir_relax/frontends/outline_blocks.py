@@ -21,7 +21,7 @@ from typing import ClassVar
 from distir_relax.frontends.imported_model import Frame
 from distir_relax.frontends.repeated_blocks import repeats
 from distir_relax.ir import Function, Module
-from distir_relax.ir.outline import Region, form_of, take_out, users_of
+from distir_relax.ir.outline import Region, op_users, outline_regions, region_key
 
 LEAST_OPS = 4
 """Blocks of fewer ops stay where they are."""
@@ -41,14 +41,14 @@ class Outline:
         if len(module.functions) > 1:
             return module
         found = _named(main, self.scopes) if self.scopes else _unnamed(main)
-        taken_out = take_out(main, found, {main.name}) if found else None
+        taken_out = outline_regions(main, found, {main.name}) if found else None
         return module if taken_out is None else replace(module, functions=(taken_out[0], *taken_out[1]))
 
 
 def _named(main: Function, scopes: Mapping[str, tuple[Frame, ...]]) -> list[list[Region]]:
     """The groups of equal blocks among the modules whose paths differ in numbers, outermost first."""
     frames = [scopes.get(op.results[0].name, ()) for op in main.ops]
-    users = users_of(main)
+    users = op_users(main)
     free = set(range(len(main.ops)))
     groups: list[list[Region]] = []
     for depth in range(max(map(len, frames), default=0)):
@@ -69,7 +69,7 @@ _NUMBER = re.compile(r"(?<![^./])\d+(?![^./])")
 
 
 def _unnamed(main: Function) -> list[list[Region]]:
-    users = users_of(main)
+    users = op_users(main)
     runs = [[Region(tuple(numbers), kind="block") for numbers in run] for run in repeats(main, LEAST_OPS)]
     return [group for run in runs for group in _equal(main, users, run)]
 
@@ -81,7 +81,7 @@ def _equal(main: Function, users: Mapping[str, list[int]], blocks: Sequence[Regi
     groups: dict[object, list[Region]] = defaultdict(list)
     for block in blocks:
         if len(block.numbers) >= LEAST_OPS and _is_whole(main, users, block):
-            groups[form_of(main, block)].append(block)
+            groups[region_key(main, block)].append(block)
     return [group for group in groups.values() if len(group) > 1]
 
 

@@ -20,7 +20,7 @@ from distir_relax.ir import Module, TensorType, Value
 from distir_relax.kernels.prim_func_factors import block_rule
 from distir_relax.kernels.tvm_extern import packed_text
 from distir_relax.layout import DTYPES, DeviceMesh, print_placements
-from distir_relax.layout.validate import fit_placements
+from distir_relax.layout.validate import validate_placements
 from distir_relax.ops import (
     DATA_DEPENDENT,
     DATA_DEPENDENT_HINT,
@@ -256,7 +256,7 @@ class _Importer:
         self.meshes, self.places = (mesh,), max(self.places, place + 1)
         if self.places > 1:
             value = self.builder.emit("to_place", value, place=place)
-        placements = print_placements(fit_placements(text.strip('"'), mesh, value.tensor.shape, where))
+        placements = print_placements(validate_placements(text.strip('"'), mesh, value.tensor.shape, where))
         self.builder.hint = hint if hint != value.name else f"{value.name}.sharded"
         marked: Value = self.builder.emit("annotate_sharding", value, placements=placements)
         return marked

@@ -6,7 +6,7 @@ from collections import Counter
 from collections.abc import Sequence
 
 from distir_relax.ir import Function
-from distir_relax.ir.outline import attributes_of
+from distir_relax.ir.outline import print_attributes
 
 _MOST_RUNS = 8
 _MOST_PERIODS = 8
@@ -23,7 +23,7 @@ def repeats(function: Function, least: int) -> list[list[range]]:
         numbers.setdefault(
             (
                 op.name,
-                attributes_of(op),
+                print_attributes(op),
                 tuple(v.type for v in op.operands),
                 tuple(v.type for v in op.results),
             ),

@@ -1,24 +1,31 @@
-"""What a program is: types, ops, functions, their text form, and the rules they obey."""
+"""Program representation: types, ops, functions, text form, and verifier."""
 
-from distir_relax.ir.dead_outputs import without_unused_outputs
-from distir_relax.ir.def_use import count_uses, live_ops, makers, needed_ops, value_names
-from distir_relax.ir.device_equivalence import Kinds, held_size, kinds_of, lay_out, local_type, mesh_kinds
-from distir_relax.ir.gc import uncollected
+from distir_relax.ir.dead_outputs import remove_unused_outputs
+from distir_relax.ir.def_use import count_uses, live_ops, needed_ops, producers, value_names
+from distir_relax.ir.device_equivalence import (
+    DeviceEquivalence,
+    classify_devices,
+    local_size,
+    local_type,
+    make_layout,
+    mesh_classes,
+)
+from distir_relax.ir.gc import gc_disabled
 from distir_relax.ir.inline import (
     Inline,
+    InlinedFunction,
     Instance,
-    WrittenOut,
-    called_first,
+    callees_first,
     inline,
-    on_devices,
+    inline_calls,
+    inlined_main,
+    remap_devices,
     verify_no_recursion,
-    whole_of,
-    written_out,
 )
-from distir_relax.ir.location import inside, place, within
-from distir_relax.ir.memoize import lately
+from distir_relax.ir.location import absolute_location, join_location, relative_location
+from distir_relax.ir.memoize import memoize
 from distir_relax.ir.parser import parse
-from distir_relax.ir.passes import Pass, name_of, print_pass
+from distir_relax.ir.passes import Pass, pass_name, print_pass
 from distir_relax.ir.printer import print_attribute, print_function, print_module, print_op
 from distir_relax.ir.program import (
     CALL,
@@ -35,15 +42,15 @@ from distir_relax.ir.program import (
     fresh_name,
 )
 from distir_relax.ir.records import (
+    Autosharding,
     BatchDim,
-    Collected,
-    Divided,
     Gather,
+    MicrobatchParts,
+    OutputAssembly,
     Reason,
     Record,
-    Repeated,
-    Scheduled,
-    Searched,
+    RepeatedMicrobatches,
+    TaskOrder,
     parse_records,
     print_records,
 )
@@ -67,54 +74,55 @@ __all__ = [
     "TASK",
     "WAIT",
     "Attribute",
+    "Autosharding",
     "BatchDim",
-    "Collected",
     "DTensorType",
-    "Divided",
+    "DeviceEquivalence",
     "Function",
     "Gather",
     "Inline",
+    "InlinedFunction",
     "Input",
     "Instance",
-    "Kinds",
+    "MicrobatchParts",
     "Module",
     "Op",
     "Output",
+    "OutputAssembly",
     "Pass",
     "PerRank",
     "PlacedType",
     "Reason",
     "Record",
-    "Repeated",
-    "Scheduled",
-    "Searched",
+    "RepeatedMicrobatches",
     "Size",
+    "TaskOrder",
     "TensorType",
     "Type",
     "Untyped",
     "Value",
-    "WrittenOut",
+    "absolute_location",
     "at_rank",
-    "called_first",
+    "callees_first",
+    "classify_devices",
     "count_uses",
     "fresh_name",
-    "held_size",
+    "gc_disabled",
     "inline",
-    "inside",
-    "kinds_of",
-    "lately",
-    "lay_out",
+    "inline_calls",
+    "inlined_main",
+    "join_location",
     "live_ops",
+    "local_size",
     "local_type",
-    "makers",
-    "mesh_kinds",
-    "name_of",
+    "make_layout",
+    "memoize",
+    "mesh_classes",
     "needed_ops",
-    "on_devices",
     "parse",
     "parse_records",
+    "pass_name",
     "per_rank",
-    "place",
     "print_attribute",
     "print_devices",
     "print_function",
@@ -122,14 +130,13 @@ __all__ = [
     "print_op",
     "print_pass",
     "print_records",
-    "uncollected",
+    "producers",
+    "relative_location",
+    "remap_devices",
+    "remove_unused_outputs",
     "value_names",
     "verify",
     "verify_no_recursion",
     "verify_placements",
     "verify_type",
-    "whole_of",
-    "within",
-    "without_unused_outputs",
-    "written_out",
 ]

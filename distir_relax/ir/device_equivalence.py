@@ -1,7 +1,7 @@
-"""Which devices are alike: what differs by device is worked out once for each kind of device, and spread out late.
+"""Equivalence classes of devices: compute per-device quantities once per class, and expand them to devices last.
 
-A mesh of a thousand devices has few kinds of them: those with the same sizes, or with the same coordinates along the
-axes that matter.
+A mesh of a thousand devices has few classes: devices with the same sizes, or with the same coordinates along the
+relevant axes.
 """
 
 from __future__ import annotations
@@ -12,76 +12,78 @@ from functools import lru_cache
 from itertools import product
 
 from distir_relax.ir.types import DTensorType, PerRank, PlacedType, Size, at_rank, per_rank
-from distir_relax.layout import DeviceMesh, Placement, Shard, held_intervals, holders
-from distir_relax.layout.partition import dividing, refined
-from distir_relax.layout.validate import fit_placements
+from distir_relax.layout import DeviceMesh, Placement, Shard, local_intervals, shard_devices
+from distir_relax.layout.partition import partition_rule, refine_cut
+from distir_relax.layout.validate import validate_placements
 
 
 @dataclass(frozen=True, slots=True)
-class Kinds:
-    """The kinds of the devices of a set: `of[i]` is the kind of the i-th device, `firsts[k]` the first of kind k."""
+class DeviceEquivalence:
+    """Equivalence classes of a device set: `of[i]` is the class of device i, `firsts[k]` class k's first."""
 
     firsts: tuple[int, ...]
     of: tuple[int, ...]
 
     def spread(self, values: Sequence[int]) -> Size:
-        """A number for each kind, as a number for each device; as one number where they agree."""
+        """Expand one number per class to one per device; a single number if all are equal."""
         if len(set(values)) == 1:
             return values[0]
-        return _spread(tuple(values), self.of)
+        return _expand(tuple(values), self.of)
 
 
 @lru_cache(maxsize=512)
-def kinds_of(columns: tuple[tuple[int, ...], ...], count: int) -> Kinds:
-    """The kinds of `count` devices, told apart by columns that have a number for each of them."""
+def classify_devices(columns: tuple[tuple[int, ...], ...], count: int) -> DeviceEquivalence:
+    """Classify `count` devices by `columns`, each of which has one number per device."""
     if not columns:
-        return Kinds((0,) if count else (), (0,) * count)
+        return DeviceEquivalence((0,) if count else (), (0,) * count)
     rows = list(zip(*columns, strict=True))
-    numbers = {row: kind for kind, row in enumerate(dict.fromkeys(rows))}
+    numbers = {row: index for index, row in enumerate(dict.fromkeys(rows))}
     firsts = dict(zip(reversed(rows), range(count - 1, -1, -1), strict=True))
-    return Kinds(tuple(firsts[row] for row in numbers), tuple([numbers[row] for row in rows]))
+    return DeviceEquivalence(tuple(firsts[row] for row in numbers), tuple([numbers[row] for row in rows]))
 
 
 @lru_cache(maxsize=1024)
-def mesh_kinds(mesh: DeviceMesh, axes: tuple[int, ...]) -> Kinds:
-    """The kinds of a mesh's devices, told apart by their coordinates along some axes."""
+def mesh_classes(mesh: DeviceMesh, axes: tuple[int, ...]) -> DeviceEquivalence:
+    """Classify the devices of a mesh by their coordinates along `axes`."""
     columns = list(zip(*product(*map(range, mesh.shape)), strict=True))
-    return kinds_of(tuple(columns[axis] for axis in axes), mesh.size)
+    return classify_devices(tuple(columns[axis] for axis in axes), mesh.size)
 
 
 @lru_cache(maxsize=1024)
-def held_size(placements: tuple[Placement, ...], dim: int, size: int, mesh: DeviceMesh) -> Size:
-    """How many elements of a dim of `size` each device of the mesh holds."""
-    kinds = mesh_kinds(mesh, tuple(i for i, p in enumerate(placements) if isinstance(p, Shard) and p.dim == dim))
-    pieces = (held_intervals(placements, dim, size, mesh.coordinates(first)) for first in kinds.firsts)
-    return kinds.spread([sum(stop - start for start, stop in held) for held in pieces])
+def local_size(placements: tuple[Placement, ...], dim: int, size: int, mesh: DeviceMesh) -> Size:
+    """Return the number of elements of a dim of `size` on each device of the mesh."""
+    classes = mesh_classes(mesh, tuple(i for i, p in enumerate(placements) if isinstance(p, Shard) and p.dim == dim))
+    pieces = (local_intervals(placements, dim, size, mesh.coordinates(first)) for first in classes.firsts)
+    return classes.spread([sum(stop - start for start, stop in local) for local in pieces])
 
 
 def local_type(layout: DTensorType, mesh: DeviceMesh) -> PlacedType:
-    """What each device of the mesh that has some of a laid-out tensor holds of it."""
-    devices = holders(layout.placements, mesh)
+    """Return the local type of a tensor on the devices that have a shard of it."""
+    devices = shard_devices(layout.placements, mesh)
     shape: list[Size] = []
     for dim, size in enumerate(layout.shape):
-        held = held_size(layout.placements, dim, size, mesh)
-        shape.append(per_rank([at_rank(held, device) for device in devices]) if isinstance(held, PerRank) else held)
+        local = local_size(layout.placements, dim, size, mesh)
+        shape.append(per_rank([at_rank(local, device) for device in devices]) if isinstance(local, PerRank) else local)
     return PlacedType(tuple(shape), layout.dtype, devices)
 
 
-def lay_out(shape: tuple[int, ...], dtype: str, placements: str, mesh: DeviceMesh) -> tuple[DTensorType, PlacedType]:
-    """A global tensor laid out over `mesh`, cuts that are not given balanced, and what each of its devices holds.
+def make_layout(
+    shape: tuple[int, ...], dtype: str, placements: str, mesh: DeviceMesh
+) -> tuple[DTensorType, PlacedType]:
+    """Return the layout of a tensor on `mesh` (unspecified cuts are balanced) and its local type.
 
-    Raises `PlacementError` where the placements do not fit.
+    Raises `PlacementError` if the placements do not fit.
     """
-    fitted: list[Placement] = []
-    for p, ranks in zip(fit_placements(placements, mesh, shape), mesh.shape, strict=True):
+    result: list[Placement] = []
+    for p, ranks in zip(validate_placements(placements, mesh, shape), mesh.shape, strict=True):
         if isinstance(p, Shard) and p.cut is None:
-            before = [other.cut for other in fitted if isinstance(other, Shard) and other.dim == p.dim and other.cut]
-            p = Shard(p.dim, refined(shape[p.dim], before, ranks, dividing(p)))
-        fitted.append(p)
-    layout = DTensorType(shape, dtype, tuple(fitted))
+            before = [other.cut for other in result if isinstance(other, Shard) and other.dim == p.dim and other.cut]
+            p = Shard(p.dim, refine_cut(shape[p.dim], before, ranks, partition_rule(p)))
+        result.append(p)
+    layout = DTensorType(shape, dtype, tuple(result))
     return layout, local_type(layout, mesh)
 
 
 @lru_cache(maxsize=1024)
-def _spread(values: tuple[int, ...], of: tuple[int, ...]) -> PerRank:
-    return PerRank(tuple([values[kind] for kind in of]))
+def _expand(values: tuple[int, ...], of: tuple[int, ...]) -> PerRank:
+    return PerRank(tuple([values[class_index] for class_index in of]))

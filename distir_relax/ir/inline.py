@@ -1,4 +1,4 @@
-"""Function calls written out: a program without calls, which does the same ops in the same order."""
+"""Function inlining: replace calls with the ops of the functions called, in the same order."""
 
 from __future__ import annotations
 
@@ -8,18 +8,18 @@ from typing import ClassVar
 
 from distir_relax.errors import VerificationError
 from distir_relax.ir.def_use import value_names
-from distir_relax.ir.location import within
-from distir_relax.ir.memoize import lately
+from distir_relax.ir.location import absolute_location
+from distir_relax.ir.memoize import memoize
 from distir_relax.ir.program import STAGES, Function, Module, Op, Value, fresh_name
 from distir_relax.ir.types import PlacedType
 
 
 @dataclass(frozen=True, slots=True)
 class Instance:
-    """A function, or one call of it, in a program with calls written out.
+    """A function, or one call of it, in an inlined program.
 
-    `names` leads from the names of its values to those in that program. `ops` tells for each of its ops which one it is
-    there; for a call, the instance of the function called. `place` is where in the model it is.
+    `names` maps the function's value names to those of the inlined program. `ops` has, for each op of the function, its
+    index in that program; for a call, the instance of the callee. `place` is its location in the model.
     """
 
     function: Function
@@ -28,25 +28,25 @@ class Instance:
     place: str = ""
 
 
-def on_devices(kind: PlacedType, devices: tuple[int, ...]) -> PlacedType:
-    """A type of a function, whose devices are numbered from 0, as a call on `devices` has it."""
+def remap_devices(kind: PlacedType, devices: tuple[int, ...]) -> PlacedType:
+    """Map a type of a function, whose devices are numbered from 0, to the `devices` of a call."""
     return replace(kind, devices=tuple(devices[i] for i in kind.devices))
 
 
-MOST_CALLS = 64
-"""How deep calls may be nested: a model's blocks are a few functions deep."""
-MOST_OPS = 10_000_000
-"""How many ops a program may be with its calls written out."""
+MAX_CALL_DEPTH = 64
+"""Maximum depth of nested calls: a model's blocks are a few functions deep."""
+MAX_OPS = 10_000_000
+"""Maximum number of ops of a program after inlining."""
 
 
 def verify_no_recursion(module: Module) -> None:
-    """Raise `VerificationError` when a function calls itself, by way of others or not, or one that is not there.
+    """Raise `VerificationError` if a function calls itself, directly or not, or a function that does not exist.
 
-    Also where calls are nested deeper than `MOST_CALLS`, or are more than `MOST_OPS` ops when they are written out: a
-    few functions, each of which calls the next twice, are as many as one likes.
+    Also if calls are nested deeper than `MAX_CALL_DEPTH`, or inline to more than `MAX_OPS` ops: the number of ops can
+    grow exponentially with the number of functions, if each calls the next twice.
     """
     functions = {f.name: f for f in module.functions}
-    # Of each function: how many ops it is with its calls written out, and how deep they are nested.
+    # For each function: its number of ops after inlining, and its depth of calls.
     sizes: dict[str, tuple[int, int]] = {}
 
     def visit(name: str, above: tuple[str, ...]) -> tuple[int, int]:
@@ -61,38 +61,38 @@ def verify_no_recursion(module: Module) -> None:
                     continue
                 if callee not in functions:
                     raise VerificationError(f"a call names a function of its module, found @{callee}", op.location)
-                inner, below = visit(callee, (*above, name)) if len(above) < MOST_CALLS else (1, 0)
+                inner, below = visit(callee, (*above, name)) if len(above) < MAX_CALL_DEPTH else (1, 0)
                 count, height = count + inner, max(height, below + 1)
-            if height > MOST_CALLS or len(above) == MOST_CALLS:
-                raise VerificationError(f"calls are nested at most {MOST_CALLS} deep, found more, of @{name}")
+            if height > MAX_CALL_DEPTH or len(above) == MAX_CALL_DEPTH:
+                raise VerificationError(f"calls are nested at most {MAX_CALL_DEPTH} deep, found more, of @{name}")
             sizes[name] = count, height
         return sizes[name]
 
     for name in functions:
         visit(name, ())
     entries = module.ranks or tuple(f.name for f in module.functions[:1])
-    if sum(sizes[name][0] for name in dict.fromkeys(entries) if name in sizes) > MOST_OPS:
-        raise VerificationError(f"a program has at most {MOST_OPS:,} ops with its calls written out, found more")
+    if sum(sizes[name][0] for name in dict.fromkeys(entries) if name in sizes) > MAX_OPS:
+        raise VerificationError(f"a program has at most {MAX_OPS:,} ops after inlining, found more")
 
 
-def called_first(module: Module) -> list[Function]:
-    """The functions of a module, each after those that it calls, by way of others or not."""
-    found: dict[str, Function] = {}
+def callees_first(module: Module) -> list[Function]:
+    """Return the functions of a module in post-order: callees before callers."""
+    visited: dict[str, Function] = {}
 
     def visit(function: Function) -> None:
         for name in dict.fromkeys(op.callee for op in function.ops if op.callee):
-            if name not in found:
+            if name not in visited:
                 visit(module.function(name))
-        found.setdefault(function.name, function)
+        visited.setdefault(function.name, function)
 
     for function in module.functions:
         visit(function)
-    return list(found.values())
+    return list(visited.values())
 
 
 @dataclass(frozen=True, slots=True)
 class Inline:
-    """The pass: the entry function alone, calls replaced by what they call; any stage, in and out."""
+    """Pass: keep only the entry function, with its calls inlined; any stage."""
 
     takes: ClassVar[tuple[str, ...]] = STAGES
     gives: ClassVar[str] = ""
@@ -103,41 +103,41 @@ class Inline:
 
 
 def inline(module: Module) -> Module:
-    """The module with its entry function alone, calls replaced by the ops of what they call.
+    """Return the module with only its entry function, calls inlined.
 
-    In the ranked stage every rank's function is an entry. Raises `VerificationError` when a function calls itself.
+    In the ranked stage every rank's function is an entry. Raises `VerificationError` if a function calls itself.
     """
     verify_no_recursion(module)
     entries = [f for f in module.functions if f.name in module.ranks] if module.ranks else [module.main]
-    functions = tuple(written_out(module, f).function if _calls(f) else f for f in entries)
+    functions = tuple(inline_calls(module, f).function if _calls(f) else f for f in entries)
     return module if functions == module.functions else replace(module, functions=functions)
 
 
 @dataclass(frozen=True, slots=True)
-class WrittenOut:
-    """A function with calls written out, and what its ops were."""
+class InlinedFunction:
+    """A function with its calls inlined, and the tree of calls that its ops come from."""
 
     function: Function
     instance: Instance
 
 
-def written_out(module: Module, function: Function) -> WrittenOut:
-    """`function` of `module` with calls replaced by the ops of what they call. It must not call itself.
+def inline_calls(module: Module, function: Function) -> InlinedFunction:
+    """Inline all calls of `function`, which must not be recursive.
 
-    Values keep their names, those of a function called are named after what the call gives: ``%h.linear_1``.
+    Its values keep their names; those of a callee are prefixed with the call's first result: ``%h.linear_1``.
     """
     taken = value_names(function)
     writer = _Writer(module, taken, [])
     values = {i.value.name: i.value for i in function.inputs}
     instance = writer.write(function, values, None, None, "")
     outputs = tuple(replace(o, value=values[o.value.name]) for o in function.outputs)
-    return WrittenOut(replace(function, ops=tuple(writer.ops), outputs=outputs), instance)
+    return InlinedFunction(replace(function, ops=tuple(writer.ops), outputs=outputs), instance)
 
 
-@lately(4)
-def whole_of(module: Module) -> WrittenOut:
-    """The entry function of a module with calls written out."""
-    return written_out(module, module.main)
+@memoize(4)
+def inlined_main(module: Module) -> InlinedFunction:
+    """Return the entry function of a module with its calls inlined."""
+    return inline_calls(module, module.main)
 
 
 def _calls(function: Function) -> bool:
@@ -158,21 +158,21 @@ class _Writer:
         prefix: str | None,
         place: str,
     ) -> Instance:
-        """Append the ops of `function`; `values` leads from its names to the values of the whole program.
+        """Append the ops of `function`; `values` maps its value names to values of the inlined program.
 
-        `devices` are those on which it runs, None where they keep their numbers; `prefix` is for names of its values,
-        None where they keep theirs.
+        `devices` are those on which it runs, None to keep their numbers; `prefix` is prepended to names of its values,
+        None to keep the names.
         """
         places: list[int | Instance] = []
         for op in function.ops:
             operands = tuple(values[v.name] for v in op.operands)
-            where = within(place, op.location)
+            where = absolute_location(place, op.location)
             if op.callee:
                 places.append(self._call(op, operands, values, devices, prefix, where))
                 continue
             results = []
             for value in op.results:
-                kind = value.type if devices is None else on_devices(value.placed, devices)
+                kind = value.type if devices is None else remap_devices(value.placed, devices)
                 name = value.name if prefix is None else fresh_name(prefix + value.name, self.taken)
                 results.append(Value(name, kind))
                 values[value.name] = results[-1]

@@ -1,4 +1,4 @@
-"""What was found of the programs that were asked for last: passes that follow each other ask the same of one."""
+"""Memoize an analysis for the most recent modules: consecutive passes query the same one."""
 
 from __future__ import annotations
 
@@ -11,36 +11,36 @@ from typing import Concatenate, ParamSpec, TypeVar
 
 from distir_relax.ir.program import Function, Module
 
-_Found = TypeVar("_Found")
-_Also = ParamSpec("_Also")
+_T = TypeVar("_T")
+_P = ParamSpec("_P")
 
 
-def lately(
-    most: int,
-) -> Callable[[Callable[Concatenate[Module, _Also], _Found]], Callable[Concatenate[Module, _Also], _Found]]:
-    """A decorator: what a function found of the last `most` programs is given again, and not to be changed.
+def memoize(
+    size: int,
+) -> Callable[[Callable[Concatenate[Module, _P], _T]], Callable[Concatenate[Module, _P], _T]]:
+    """Return a decorator that caches a function's results for the last `size` modules; results must not be modified.
 
-    It has to depend on nothing but the functions of a module, and on arguments that can be compared. Programs are known
-    by their functions being the same objects: so asking costs nothing.
+    A result may depend only on the module's functions and on comparable arguments. Functions are compared by identity,
+    so a lookup is cheap.
     """
 
-    def around(find: Callable[Concatenate[Module, _Also], _Found]) -> Callable[Concatenate[Module, _Also], _Found]:
-        last: deque[tuple[tuple[Function, ...], object, _Found]] = deque(maxlen=most)
-        exclusive = Lock()  # models are compiled from several threads; two may compute one result, which is harmless
+    def decorate(function: Callable[Concatenate[Module, _P], _T]) -> Callable[Concatenate[Module, _P], _T]:
+        cache: deque[tuple[tuple[Function, ...], object, _T]] = deque(maxlen=size)
+        lock = Lock()  # models are compiled from several threads; two may compute one result, which is harmless
 
-        @wraps(find)
-        def found(module: Module, /, *args: _Also.args, **kwargs: _Also.kwargs) -> _Found:
-            mine, also = module.functions, (args, kwargs)
-            with exclusive:
-                entries = tuple(last)
-            for functions, others, known in entries:
-                if len(functions) == len(mine) and all(map(is_, functions, mine)) and others == also:
-                    return known
-            result = find(module, *args, **kwargs)
-            with exclusive:
-                last.append((mine, also, result))
+        @wraps(function)
+        def wrapper(module: Module, /, *args: _P.args, **kwargs: _P.kwargs) -> _T:
+            functions, arguments = module.functions, (args, kwargs)
+            with lock:
+                entries = tuple(cache)
+            for key, options, cached in entries:
+                if len(key) == len(functions) and all(map(is_, key, functions)) and options == arguments:
+                    return cached
+            result = function(module, *args, **kwargs)
+            with lock:
+                cache.append((functions, arguments, result))
             return result
 
-        return found
+        return wrapper
 
-    return around
+    return decorate

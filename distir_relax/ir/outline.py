@@ -1,7 +1,7 @@
-"""Sets of ops taken out of a function: regions, each a call of a function, equal ones calls of the same.
+"""Outlining: replace regions of a function with calls of new functions, one function for equal regions.
 
-Regions are equal when they have the same ops in the same order with the same attributes and types, on operands that
-are the same to them.
+Regions are equal if they have the same ops in the same order, with the same attributes and types and corresponding
+operands.
 """
 
 from __future__ import annotations
@@ -12,16 +12,17 @@ from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
-from distir_relax.ir.location import inside
+from distir_relax.ir.location import relative_location
 from distir_relax.ir.printer import print_attribute
 from distir_relax.ir.program import CALL, Attribute, Function, Input, Op, Output, Value, fresh_name
 
 
 @dataclass(frozen=True, slots=True)
 class Region:
-    """The ops of one region, by number.
+    """The ops of one region, by index.
 
-    `path` is that of the module that they are, `kind` what it is called after; `attrs` are attributes of its call.
+    `path` is that of the module that they form, `kind` the base name of the function; `attrs` are attributes of its
+    call.
     """
 
     numbers: tuple[int, ...]
@@ -30,36 +31,36 @@ class Region:
     attrs: Mapping[str, Attribute] = field(default_factory=dict)
 
 
-def take_out(
+def outline_regions(
     main: Function, groups: Sequence[Sequence[Region]], names: set[str], roles: Mapping[str, str] | None = None
 ) -> tuple[Function, list[Function]] | None:
-    """`main` with each region as a call, and the function of each group of equal regions; None where regions wait for
-    each other.
+    """Replace each region of `main` with a call; return `main` and the function of each group of equal regions.
 
-    `names` are those of functions that there are. `roles` are those of values that are no inputs: what is made of
-    weights alone is a weight to a function. What a function takes comes in the order of its first use, weights last.
+    Returns None if regions depend on each other cyclically. `names` are those of existing functions. `roles` are those
+    of values that are not inputs: a value computed only from weights is a weight input of the function. A function's
+    inputs are in the order of their first use, weights last.
     """
-    users = users_of(main)
-    known = {**(roles or {}), **{item.value.name: item.role for item in main.inputs}}
-    functions, calls = _functions(main, [_taken_out(main, users, group) for group in groups], names, known)
-    ordered = _ordered(main, calls)
+    users = op_users(main)
+    all_roles = {**(roles or {}), **{item.value.name: item.role for item in main.inputs}}
+    functions, calls = _make_functions(main, [_make_group(main, users, group) for group in groups], names, all_roles)
+    ordered = _sort_ops(main, calls)
     return None if ordered is None else (replace(main, ops=ordered), functions)
 
 
-def form_of(main: Function, region: Region) -> object:
-    """Equal for equal regions: ops with attributes and types, operands as numbers in the order of their first use."""
+def region_key(main: Function, region: Region) -> object:
+    """Return a key that is equal for equal regions: ops with attributes and types, operands numbered by first use."""
     places: dict[str, int] = {}
     rows = []
     for number in region.numbers:
         op = main.ops[number]
         operands = tuple((places.setdefault(v.name, len(places)), v.type) for v in op.operands)
         results = tuple((places.setdefault(v.name, len(places)), v.type) for v in op.results)
-        rows.append((op.name, operands, results, attributes_of(op)))
+        rows.append((op.name, operands, results, print_attributes(op)))
     return tuple(rows)
 
 
-def users_of(main: Function) -> dict[str, list[int]]:
-    """The numbers of the ops that use each value, by its name."""
+def op_users(main: Function) -> dict[str, list[int]]:
+    """Return the indices of the ops that use each value, by its name."""
     users: dict[str, list[int]] = defaultdict(list)
     for number, op in enumerate(main.ops):
         for value in op.operands:
@@ -69,76 +70,76 @@ def users_of(main: Function) -> dict[str, list[int]]:
 
 @dataclass(frozen=True, slots=True)
 class _Group:
-    """Equal regions with what each takes and gives: values in the order of their first use, and of their ops."""
+    """Equal regions with their operands, in the order of first use, and their results, in the order of definition."""
 
     regions: Sequence[Region]
     operands: Sequence[Sequence[Value]]
     results: Sequence[Sequence[Value]]
 
 
-def _taken_out(main: Function, users: Mapping[str, list[int]], regions: Sequence[Region]) -> _Group:
+def _make_group(main: Function, users: Mapping[str, list[int]], regions: Sequence[Region]) -> _Group:
     outputs = {o.value.name for o in main.outputs}
-    operands, made, left = [], [], set()
+    inputs, defined_values, escaping = [], [], set()
     for region in regions:
-        ops, mine = [main.ops[n] for n in region.numbers], set(region.numbers)
+        ops, ids = [main.ops[n] for n in region.numbers], set(region.numbers)
         results = [v for op in ops for v in op.results]
-        own = {v.name for v in results}
-        operands.append(list(dict.fromkeys(v for op in ops for v in op.operands if v.name not in own)))
-        made.append(results)
-        # What one of the regions gives to others, all do: so they are one function.
-        left |= {
-            i for i, v in enumerate(results) if v.name in outputs or any(u not in mine for u in users.get(v.name, ()))
+        defined = {v.name for v in results}
+        inputs.append(list(dict.fromkeys(v for op in ops for v in op.operands if v.name not in defined)))
+        defined_values.append(results)
+        # A value that one region defines and others use is a result of all regions: they share one function.
+        escaping |= {
+            i for i, v in enumerate(results) if v.name in outputs or any(u not in ids for u in users.get(v.name, ()))
         }
-    return _Group(regions, operands, [[results[i] for i in sorted(left)] for results in made])
+    return _Group(regions, inputs, [[results[i] for i in sorted(escaping)] for results in defined_values])
 
 
-def _functions(
+def _make_functions(
     main: Function, groups: Sequence[_Group], names: set[str], roles: Mapping[str, str]
 ) -> tuple[list[Function], dict[int, tuple[Region, Op]]]:
-    """The function of each group, and the call that stands for each region, by the number of its first op."""
+    """Return the function of each group, and the call that replaces each region, by the index of its first op."""
     functions = []
     calls: dict[int, tuple[Region, Op]] = {}
     for group in groups:
         first = group.regions[0]
         name = fresh_name(_function_name(first), names)
         kinds = [{roles.get(v.name, "input") for v in column} for column in zip(*group.operands, strict=True)]
-        taken = [kind.pop() if len(kind) == 1 else "input" for kind in kinds]
-        # What is computed first, then weights.
-        order = sorted(range(len(taken)), key=lambda i: taken[i] != "input")
+        input_roles = [kind.pop() if len(kind) == 1 else "input" for kind in kinds]
+        # Activations first, then weights.
+        order = sorted(range(len(input_roles)), key=lambda i: input_roles[i] != "input")
         arguments = [[operands[i] for i in order] for operands in group.operands]
-        functions.append(_function(main, name, replace(group, operands=arguments), [taken[i] for i in order]))
+        functions.append(_build(main, name, replace(group, operands=arguments), [input_roles[i] for i in order]))
         for region, operands, results in zip(group.regions, arguments, group.results, strict=True):
-            place = _place(main.ops[region.numbers[0]].location, region.path)
+            place = _region_location(main.ops[region.numbers[0]].location, region.path)
             call = Op(CALL, tuple(operands), tuple(results), {"callee": name, **region.attrs}, place)
             calls[region.numbers[0]] = (region, call)
     return functions, calls
 
 
-def _function(main: Function, name: str, group: _Group, roles: Sequence[str]) -> Function:
-    """The function of a group, as its first region has it, with names and places of its own."""
+def _build(main: Function, name: str, group: _Group, roles: Sequence[str]) -> Function:
+    """Build the function of a group from its first region, with local names and locations."""
     region = group.regions[0]
     taken: set[str] = set()
     values: dict[str, Value] = {}
 
-    def own(value: Value, name: str = "") -> Value:
+    def local(value: Value, name: str = "") -> Value:
         values[value.name] = Value(fresh_name(name or _local_name(value.name, region.path), taken), value.type)
         return values[value.name]
 
     inputs = tuple(
-        Input(own(v, "x" if role == "input" else ""), role) for v, role in zip(group.operands[0], roles, strict=True)
+        Input(local(v, "x" if role == "input" else ""), role) for v, role in zip(group.operands[0], roles, strict=True)
     )
     ops = []
     for number in region.numbers:
         op = main.ops[number]
         operands = tuple(values[v.name] for v in op.operands)
-        results = tuple(map(own, op.results))
-        ops.append(Op(op.name, operands, results, op.attrs, inside(region.path, op.location)))
-    given = [values[v.name] for v in group.results[0]]
-    return Function(name, inputs, tuple(ops), tuple(Output(v.name, v) for v in given))
+        results = tuple(map(local, op.results))
+        ops.append(Op(op.name, operands, results, op.attrs, relative_location(region.path, op.location)))
+    outputs = [values[v.name] for v in group.results[0]]
+    return Function(name, inputs, tuple(ops), tuple(Output(v.name, v) for v in outputs))
 
 
 def _local_name(name: str, path: str) -> str:
-    """A value's name without the path of its region, and the number that told it from those of others."""
+    """Return a value's name without the path of its region and without a deduplicating number."""
     prefix = re.sub(r"[^\w.]+", ".", path).strip(".") + "."
     if path and name.startswith(prefix):
         return name.removeprefix(prefix)
@@ -153,42 +154,42 @@ def _function_name(region: Region) -> str:
     return name if region.kind or not name.endswith("s") else name[:-1] or "block"
 
 
-def _place(location: str, path: str) -> str:
-    """The place of a region, from that of one of its ops."""
-    file, found, _ = location.partition(f":{path}/")
-    return f"{file}:{path}" if path and found else path or location
+def _region_location(location: str, path: str) -> str:
+    """Return the location of a region, given that of one of its ops."""
+    file, separator, _ = location.partition(f":{path}/")
+    return f"{file}:{path}" if path and separator else path or location
 
 
-def _ordered(main: Function, calls: Mapping[int, tuple[Region, Op]]) -> tuple[Op, ...] | None:
-    """The ops of `main` with calls for regions, each after what it needs; None where regions need each other."""
+def _sort_ops(main: Function, calls: Mapping[int, tuple[Region, Op]]) -> tuple[Op, ...] | None:
+    """Topologically sort the ops of `main` with calls for regions; None if there is a cycle."""
     owner = {n: first for first, (region, _) in calls.items() for n in region.numbers}
     nodes = {n: op for n, op in enumerate(main.ops) if n not in owner}
     nodes |= {first: call for first, (_, call) in calls.items()}
-    made = {v.name: n for n, op in nodes.items() for v in op.results}
-    waits = {n: {made[v.name] for v in op.operands if v.name in made} for n, op in nodes.items()}
-    after: dict[int, list[int]] = defaultdict(list)
-    for number, needs in waits.items():
+    producer_of = {v.name: n for n, op in nodes.items() for v in op.results}
+    dependencies = {n: {producer_of[v.name] for v in op.operands if v.name in producer_of} for n, op in nodes.items()}
+    dependents: dict[int, list[int]] = defaultdict(list)
+    for number, needs in dependencies.items():
         for need in needs:
-            after[need].append(number)
-    ready = [n for n, needs in waits.items() if not needs]
+            dependents[need].append(number)
+    ready = [n for n, needs in dependencies.items() if not needs]
     heapq.heapify(ready)
     ordered: list[Op] = []
-    for number in _drain(ready, waits, after):
+    for number in _pop_ready(ready, dependencies, dependents):
         ordered.append(nodes[number])
     return tuple(ordered) if len(ordered) == len(nodes) else None
 
 
-def _drain(ready: list[int], waits: dict[int, set[int]], after: Mapping[int, list[int]]) -> Iterator[int]:
-    """The numbers that are ready, lowest first, and those that become so."""
+def _pop_ready(ready: list[int], needs: dict[int, set[int]], users: Mapping[int, list[int]]) -> Iterator[int]:
+    """Yield op indices in topological order, lowest first."""
     while ready:
         number = heapq.heappop(ready)
         yield number
-        for other in after.get(number, ()):
-            waits[other].discard(number)
-            if not waits[other]:
+        for other in users.get(number, ()):
+            needs[other].discard(number)
+            if not needs[other]:
                 heapq.heappush(ready, other)
 
 
-def attributes_of(op: Op) -> str:
-    """An op's attributes as text: 1 is not 1.0, 0.0 is not -0.0, and a NaN is a NaN."""
+def print_attributes(op: Op) -> str:
+    """Print an op's attributes as text that distinguishes 1 from 1.0 and 0.0 from -0.0, and compares NaN equal."""
     return ", ".join(f"{key}={print_attribute(op.attrs[key])}" for key in sorted(op.attrs))

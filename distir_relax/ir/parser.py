@@ -1,6 +1,6 @@
-"""Reads program text: `parse(print_module(m)) == m`. The grammar is at the end of ``docs/ir.md``.
+"""Parser of program text: `parse(print_module(m)) == m`. The grammar is at the end of ``docs/ir.md``.
 
-A person may leave out the types of values; they are `Untyped` then, until `analysis.infer_types` finds them.
+Types of values may be omitted; such values are `Untyped` until `analysis.infer_types` infers them.
 """
 
 from __future__ import annotations
@@ -18,10 +18,10 @@ from distir_relax.support import parse_json_string
 
 
 def parse(text: str, source: str = "<text>", places: bool = False) -> Module:
-    """Read a module. With `places`, what has no remark is placed by its line: ``SOURCE:12``.
+    """Parse a module. With `places`, ops and inputs without a location get that of their line: ``SOURCE:12``.
 
-    Raises `ParseError` with the line, what was expected and what was found; `PlacementError`, with the line too, for a
-    mesh or a placement that cannot be.
+    Raises `ParseError` with the line, the expectation and the text found; `PlacementError`, also with the line, for
+    an invalid mesh or placement.
     """
     parser = _Parser(_tokenize(text, source), source, places)
     try:
@@ -30,10 +30,10 @@ def parse(text: str, source: str = "<text>", places: bool = False) -> Module:
         raise PlacementError(error.message, parser.place(), error.hint) from None
 
 
-MOST_DEPTH = 64
-"""How deep tuples may be nested."""
-MOST_DEVICES = 1 << 20
-"""No mesh, set of devices or list of sizes by device is longer."""
+MAX_DEPTH = 64
+"""Maximum nesting depth of tuples."""
+MAX_DEVICES = 1 << 20
+"""Maximum number of devices of a mesh or set, and of sizes in a list by device."""
 _LEAST_NUMBER, _MOST_NUMBER = -(2**63), 2**63 - 1
 
 _LONG_DTYPE = {short: long for long, (short, _) in DTYPES.items()}
@@ -120,15 +120,15 @@ class _Parser:
         if not isinstance(axes, tuple) or len(names) != len(axes) or not all(names):
             self.fail('the names of a mesh\'s axes such as ("dp", "tp")', str(axes))
         self.expect(")")
-        if math.prod(shape) > MOST_DEVICES:
-            self.fail(f"a mesh of at most {MOST_DEVICES:,} devices", str(shape))
+        if math.prod(shape) > MAX_DEVICES:
+            self.fail(f"a mesh of at most {MAX_DEVICES:,} devices", str(shape))
         return DeviceMesh(shape, tuple(names))
 
     def shape(self, what: str) -> tuple[int, ...]:
-        found = self.attribute()
-        sizes = [n for n in found if type(n) is int and n >= 0] if isinstance(found, tuple) else []
-        if not isinstance(found, tuple) or len(sizes) != len(found):
-            self.fail(what, str(found))
+        value = self.attribute()
+        sizes = [n for n in value if type(n) is int and n >= 0] if isinstance(value, tuple) else []
+        if not isinstance(value, tuple) or len(sizes) != len(value):
+            self.fail(what, str(value))
         return tuple(sizes)
 
     def string(self, what: str) -> str:
@@ -256,9 +256,9 @@ class _Parser:
         while not self.accept("}"):
             devices.append(self.number(0))
             if self.accept(".."):
-                devices += range(devices[-1] + 1, min(self.number(0), MOST_DEVICES) + 1)
-            if len(devices) > MOST_DEVICES or devices[-1] >= MOST_DEVICES:
-                self.fail(f"devices below {MOST_DEVICES:,}, in a set", str(devices[-1]))
+                devices += range(devices[-1] + 1, min(self.number(0), MAX_DEVICES) + 1)
+            if len(devices) > MAX_DEVICES or devices[-1] >= MAX_DEVICES:
+                self.fail(f"devices below {MAX_DEVICES:,}, in a set", str(devices[-1]))
             self.accept(",")
         return tuple(devices)
 
@@ -268,8 +268,8 @@ class _Parser:
             value, count = self.number(least), 1
             if self.accept("*"):
                 count = self.number(1)
-            if len(values) + count > MOST_DEVICES:
-                self.fail(f"at most {MOST_DEVICES:,} sizes by device", f"{value}*{count}")
+            if len(values) + count > MAX_DEVICES:
+                self.fail(f"at most {MAX_DEVICES:,} sizes by device", f"{value}*{count}")
             values += [value] * count
             if not self.accept("|"):
                 return values[0] if len(values) == 1 else PerRank(tuple(values))
@@ -292,8 +292,8 @@ class _Parser:
             return size
         if token.text != "(":
             self.fail("an attribute", token.text)
-        if depth == MOST_DEPTH:
-            self.fail(f"tuples nested at most {MOST_DEPTH} deep", "(")
+        if depth == MAX_DEPTH:
+            self.fail(f"tuples nested at most {MAX_DEPTH} deep", "(")
         items: list[Attribute] = []
         while not self.accept(")"):
             items.append(self.attribute(depth + 1))
@@ -309,7 +309,7 @@ class _Parser:
         return ""
 
     def number(self, least: int) -> int:
-        """A whole number, of at least `least`."""
+        """Parse an integer of at least `least`."""
         return self.in_range(self.take("number", "a whole number"), least)
 
     def in_range(self, token: _Token, least: int) -> int:

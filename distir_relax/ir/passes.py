@@ -1,7 +1,7 @@
-"""What a pass is: a frozen dataclass that makes one program of another.
+"""Pass interface: a frozen dataclass that transforms one program into another.
 
-Its fields are its options; `takes` and `gives` are the stages that it goes between. A pass expects a valid program and
-gives one. What it finds besides goes with the module, as records (`ir.records`).
+Its fields are its options; `takes` and `gives` are its input and output stages. Input and output programs are valid.
+Other findings are attached to the module as records (`ir.records`).
 """
 
 from __future__ import annotations
@@ -14,28 +14,28 @@ from distir_relax.ir.program import Module
 
 
 class Pass(Protocol):
-    """One step of a pipeline."""
+    """One step of a compiler pipeline."""
 
     takes: ClassVar[tuple[str, ...]]
-    """The stages of the programs that it takes."""
+    """The stages of programs that it accepts."""
 
     gives: ClassVar[str]
-    """The stage of the program that it gives; the one it was given where this is empty."""
+    """The stage of its result; empty for that of its input."""
 
     def run(self, module: Module) -> Module:
-        """The new program. Raises `DistIRError` for what the user can mend."""
+        """Transform the program. Raises `DistIRError` for errors that the user can fix."""
         ...
 
 
-def name_of(step: Pass) -> str:
-    """The name of a pass, after its class: ``delay-reductions``."""
-    return re.sub(r"(?<=[a-z])(?=[A-Z])", "-", type(step).__name__).lower()
+def pass_name(compiler_pass: Pass) -> str:
+    """Return the name of a pass, from its class: ``delay-reductions``."""
+    return re.sub(r"(?<=[a-z])(?=[A-Z])", "-", type(compiler_pass).__name__).lower()
 
 
-def print_pass(step: Pass) -> str:
-    """A pass with those of its options that are not as by default: ``to-dist-ir{tail=pad}``."""
-    if not is_dataclass(step):
-        return name_of(step)
-    given = (f for f in fields(step) if f.repr and getattr(step, f.name) != f.default)
-    options = ",".join(f"{f.name}={getattr(step, f.name)}" for f in given)
-    return f"{name_of(step)}{{{options}}}" if options else name_of(step)
+def print_pass(compiler_pass: Pass) -> str:
+    """Print a pass with its non-default options: ``to-dist-ir{tail=pad}``."""
+    if not is_dataclass(compiler_pass):
+        return pass_name(compiler_pass)
+    changed = (f for f in fields(compiler_pass) if f.repr and getattr(compiler_pass, f.name) != f.default)
+    options = ",".join(f"{f.name}={getattr(compiler_pass, f.name)}" for f in changed)
+    return f"{pass_name(compiler_pass)}{{{options}}}" if options else pass_name(compiler_pass)

@@ -1,7 +1,7 @@
-"""Programs as text. `parser.parse` reads it back to the same program.
+"""Printer of program text. `parser.parse` reads it back to the same program.
 
-The text of each op is one line: results with their types, the op, its operands, its attributes, and after ``#``
-the place in the user's model. The grammar is at the end of ``docs/ir.md``.
+Each op is one line: results with their types, the op, its operands, its attributes, and after ``#`` its location in the
+user's model. The grammar is at the end of ``docs/ir.md``.
 """
 
 from __future__ import annotations
@@ -14,11 +14,11 @@ from distir_relax.ir.program import CALL, Attribute, Function, Module, Op, Value
 from distir_relax.ir.types import DTensorType, PerRank, Untyped, print_devices
 
 Note = Callable[[str, Value], str]
-"""What remark to add to a value of the function of a name."""
+"""Remark to print after a value, given its function's name and the value."""
 
 
 def print_module(module: Module, note: Note | None = None) -> str:
-    """The module as text. `note` may add a remark to each value's line, after the place; the parser skips it."""
+    """Print a module. `note` may add a remark to each value's line, after the location; the parser skips it."""
     lines = [f"module @{module.stage} {{"]
     lines += [f"  mesh[{i}] = {mesh}" for i, mesh in enumerate(module.meshes)]
     if module.ranks:
@@ -29,7 +29,7 @@ def print_module(module: Module, note: Note | None = None) -> str:
 
 
 def print_function(function: Function, note: Note | None = None) -> str:
-    """One function as text."""
+    """Print one function."""
     lines = [f"func @{function.name}("]
     for item in function.inputs:
         text = f"  {item.role} {_definition(item.value)}{_layout(item.layout)},"
@@ -42,7 +42,7 @@ def print_function(function: Function, note: Note | None = None) -> str:
 
 
 def print_op(op: Op, note: Callable[[Value], str] | None = None) -> str:
-    """One op as text; `note` may add a remark to its first result."""
+    """Print one op; `note` may add a remark to its first result."""
     results = ", ".join(map(_definition, op.results))
     operands = ", ".join(map(str, op.operands))
     if op.callee:
@@ -54,7 +54,7 @@ def print_op(op: Op, note: Callable[[Value], str] | None = None) -> str:
 
 
 def print_attribute(value: Attribute) -> str:
-    """One attribute: a Python literal, or ``[a|b]`` for numbers rank by rank."""
+    """Print one attribute: a Python literal, or ``[a|b]`` for one number per device."""
     if isinstance(value, PerRank):
         return f"[{value}]"
     if isinstance(value, tuple):

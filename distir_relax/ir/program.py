@@ -3,16 +3,16 @@
 Everything is a frozen dataclass; a pass builds a new program. A module is at exactly one stage:
 
 ===========  ==============  ============================================  =====================
-stage        types           what is new                                   made by
+stage        types           new at this stage                             created by
 ===========  ==============  ============================================  =====================
 global       `TensorType`    the user's model                              frontends
-sharded      `DTensorType`   every value laid out, `redistribute` ops      `sharding.propagate`
+sharded      `DTensorType`   layouts of all values, `redistribute` ops     `sharding.propagate`
 distributed  `PlacedType`    device sets, explicit communication           `lowering.to_distir`
 ranked       `TensorType`    one function per distinct rank                `lowering.project`
 ===========  ==============  ============================================  =====================
 
 In the distributed stage program order is the schedule: a device runs its ops one at a time, in this order. An op
-`CALL` runs another function of the module, whose devices are numbered from 0 and stand for the call's own, in order.
+`CALL` runs another function of the module, whose devices 0, 1, ... map to the devices of the call, in order.
 """
 
 from __future__ import annotations
@@ -30,28 +30,27 @@ STAGES = ("global", "sharded", "distributed", "ranked")
 ROLES = ("input", "parameter", "constant", "state")
 
 CALL = "call"
-"""The op that runs a function; its attributes are `callee` and `devices`, which stand for the callee's 0, 1, 2, …
+"""The op that calls a function; its attributes are `callee` and `devices`, to which the callee's 0, 1, 2, ... map.
 
-One that is a task of a pipeline says besides of which `stage`, of which `kind` (one of `KINDS`), and of which
-`microbatch`."""
+A pipeline task also has the attributes `stage`, `kind` (one of `KINDS`), and `microbatch`."""
 
 TASK = ("stage", "kind", "microbatch")
-"""The attributes of a call that is a task of a pipeline: passes leave them as they are."""
+"""The attributes of a call that is a pipeline task; passes preserve them."""
 
 KINDS = ("F", "I", "W")
-"""What a task computes: a forward, the gradients of inputs, those of weights."""
+"""Kinds of tasks: forward, gradients of inputs, gradients of weights."""
 
 WAIT = "wait"
-"""The op that joins the stream on which its operand is made; an op names its stream with the attribute `stream`."""
+"""The op that waits for the stream that computes its operand; an op names its stream in the attribute `stream`."""
 
-# Characters of an op that its repr shows.
+# Maximum length of an op's repr.
 _SHOWN = 240
 
 Attribute = int | float | bool | str | None | PerRank | tuple["Attribute", ...]
 
 
 def fresh_name(name: str, taken: set[str]) -> str:
-    """`name`, or ``name_1``, ``name_2``, … when it is taken; the name returned is then in `taken`."""
+    """Return `name`, or ``name_1``, ``name_2``, ... if it is taken; add the result to `taken`."""
     candidate, number = name, 0
     while candidate in taken:
         number += 1
@@ -86,8 +85,8 @@ class Value:
         """The type of a value of the distributed stage; `VerificationError` for another, or where it has none yet."""
         if isinstance(self.type, PlacedType):
             return self.type
-        hint = "infer_types finds it" if isinstance(self.type, Untyped) else ""
-        raise VerificationError(f"{self} lies on no devices: {self.type}", hint=hint)
+        hint = "infer_types infers its type" if isinstance(self.type, Untyped) else ""
+        raise VerificationError(f"{self} is not placed on devices: {self.type}", hint=hint)
 
     def __str__(self) -> str:
         return f"%{self.name}"
@@ -95,7 +94,7 @@ class Value:
 
 @dataclass(frozen=True, slots=True, repr=False)
 class Op:
-    """One operation. `name` is its entry in the op table; `location` is the place in the user's model."""
+    """One operation. `name` is its key in the op table; `location` is its place in the user's model."""
 
     name: str
     operands: tuple[Value, ...]
@@ -111,24 +110,24 @@ class Op:
 
     @property
     def callee(self) -> str:
-        """The function that a call runs; nothing for another op."""
+        """The function that a call runs; empty for other ops."""
         return str(self.attrs["callee"]) if self.name == CALL else ""
 
     @property
     def devices(self) -> tuple[int, ...] | None:
-        """The devices that a call runs on; None where it runs on all, as calls outside the distributed stage do."""
+        """The devices that a call runs on; None for all devices, as outside the distributed stage."""
         devices = self.attrs.get("devices") if self.name == CALL else None
         assert devices is None or isinstance(devices, tuple)
         return devices  # type: ignore[return-value]
 
     @property
     def task(self) -> dict[str, Attribute]:
-        """The attributes that say which task of a pipeline a call is; nothing for another op."""
+        """The attributes of a call that identify a pipeline task; empty for other ops."""
         return {key: self.attrs[key] for key in TASK if key in self.attrs} if self.name == CALL else {}
 
     @property
     def task_name(self) -> str:
-        """What a task is called: ``1F0`` is the forward of microbatch 0 on stage 1; nothing for another op."""
+        """The name of a task: ``1F0`` is the forward of microbatch 0 on stage 1; empty for other ops."""
         return "".join(map(str, self.task.values()))
 
 
@@ -136,8 +135,8 @@ class Op:
 class Input:
     """A function's input. `role`: input, parameter, constant, or state (updated by the program).
 
-    `location` is where the user declared it. `layout` is the global tensor that the devices hold pieces of, where a
-    program of the distributed stage says so."""
+    `location` is where the user declared it. `layout` is the layout of the global tensor that it is a shard of, if
+    known, in the distributed stage."""
 
     value: Value
     role: str = "input"
@@ -147,7 +146,7 @@ class Input:
 
 @dataclass(frozen=True, slots=True)
 class Output:
-    """A function's output and the name under which the user gets it; `layout` as for an `Input`."""
+    """A function's output, with the name that the user sees; `layout` as for an `Input`."""
 
     name: str
     value: Value
@@ -170,9 +169,9 @@ class Function:
 
 @dataclass(frozen=True, slots=True, repr=False)
 class Module:
-    """Functions at one stage. `ranks` (ranked stage) names the function that each rank runs.
+    """Functions at one stage. `ranks` (ranked stage) names the function of each rank.
 
-    `records` is what passes found on the way here. It is no part of the program: modules are equal without it.
+    `records` are findings of passes. They are not part of the program: comparison ignores them.
     """
 
     stage: str
@@ -194,7 +193,7 @@ class Module:
         return self.functions[0]
 
     def function(self, name: str) -> Function:
-        """The function called `name`; raises KeyError when there is none."""
+        """Return the function called `name`. Raises KeyError if there is none."""
         for candidate in self.functions:
             if candidate.name == name:
                 return candidate

@@ -1,6 +1,6 @@
-"""What passes find out about a program: records that travel with its module.
+"""Records: findings of passes, attached to the module.
 
-A record is data, never prose that is parsed again; `str` says it to a person. A bundle keeps records as JSON.
+Records are structured data; `str` formats one for people. A bundle stores records as JSON.
 """
 
 from __future__ import annotations
@@ -16,10 +16,10 @@ from distir_relax.support.units import seconds, size
 
 @dataclass(frozen=True, slots=True)
 class Reason:
-    """Why `value` of a function is split along mesh axis number `axis`.
+    """The reason why `value` of a function is split along mesh axis number `axis`.
 
-    `annotation` is the place of the user's mark that decides it. Where the mark is on another value, the split came
-    from `source` through `factor` of the op `op`.
+    `annotation` is the location of the user's annotation that decides it. If that is on another value, the split was
+    propagated from `source` through `factor` of the op `op`.
     """
 
     value: str
@@ -32,7 +32,7 @@ class Reason:
 
     @property
     def root(self) -> str:
-        """The annotation, in words."""
+        """Describe the annotation."""
         return f"from the annotation at {self.annotation or 'an unknown place'}"
 
     def __str__(self) -> str:
@@ -41,10 +41,10 @@ class Reason:
 
 @dataclass(frozen=True, slots=True)
 class Gather:
-    """A split tensor that is gathered though nobody asked for it.
+    """A gather of a split tensor that no annotation requests.
 
-    `value` is what the `redistribute` gives, `source` what it takes, laid out as `placements`; `bytes` is the size of
-    the whole tensor; `op` needs the whole of a split dim, at `location` of the user's model.
+    `value` is the result of the `redistribute`, `source` its operand, with layout `placements`; `bytes` is the size of
+    the global tensor; `op`, at `location` of the user's model, needs a split dim unsplit.
     """
 
     value: str
@@ -64,7 +64,7 @@ class Gather:
 
 @dataclass(frozen=True, slots=True)
 class BatchDim:
-    """An input has its samples along a dim: `size` of them, or a multiple."""
+    """The batch dim of an input: its `size`, and `dim`; the size at run time may be a multiple."""
 
     value: str
     dim: int
@@ -75,8 +75,8 @@ class BatchDim:
 
 
 @dataclass(frozen=True, slots=True)
-class Divided:
-    """An input or output (`role`) that the program takes, or gives, in several along a dim: `parts` are their names."""
+class MicrobatchParts:
+    """An input or output (`role`) that the program has in several parts along a dim: `parts` are their names."""
 
     role: str
     value: str
@@ -93,10 +93,10 @@ class Divided:
 
 
 @dataclass(frozen=True, slots=True)
-class Collected:
-    """Rank 0 assembles an `output` of so many `bytes`; a part of another rank comes through a `buffer`, in bytes.
+class OutputAssembly:
+    """Assembly of an `output` of `bytes` bytes on rank 0, with the size in bytes of the receive `buffer`.
 
-    The buffer is 0 where parts are received straight into their place.
+    The buffer is 0 if parts are received in place.
     """
 
     output: str
@@ -108,12 +108,12 @@ class Collected:
 
 
 @dataclass(frozen=True, slots=True)
-class Repeated:
-    """Of `count` microbatches only some are written out, for a simulation: each stands for those that do as it does.
+class RepeatedMicrobatches:
+    """The microbatches that a simulation expands, of `count` in all; each represents a range of equal microbatches.
 
-    `firsts` are their numbers; each stands for all up to the next. The first stands for itself alone, and, where
-    something is `summed` over them (0: nothing is), so does the last. `parts` says of which of those a value is, as
-    ``name:part``, and `totals` are the values of the last that are made of all of them.
+    `firsts` are the numbers of the expanded ones; each represents those from it up to the next. The first represents
+    only itself, and so does the last if there are sums over microbatches (`summed`; 0 if not). `parts` maps values to
+    expanded microbatches, as ``name:part``; `totals` are values of the last one that depend on all of them.
     """
 
     count: int
@@ -124,18 +124,18 @@ class Repeated:
 
     @property
     def ranges(self) -> tuple[range, ...]:
-        """The microbatches that each of those written out stands for."""
+        """The range of microbatches that each expanded one represents."""
         firsts = [int(number) for number in self.firsts.split()]
         return tuple(range(a, b) for a, b in zip(firsts, (*firsts[1:], self.count), strict=True))
 
     @property
     def part_of(self) -> dict[str, int]:
-        """The number of the part, among those written out, that each value belongs to, by name."""
+        """The index of the expanded microbatch that each value belongs to, by name."""
         pairs = (item.rpartition(":") for item in self.parts.split())
         return {name: int(part) for name, _, part in pairs}
 
-    def renamed(self, names: Mapping[str, str]) -> Repeated:
-        """With further values, by name, each of the part of another; names lead from the new to the old."""
+    def renamed(self, names: Mapping[str, str]) -> RepeatedMicrobatches:
+        """Add values to the parts of existing ones; `names` maps new names to old ones."""
         part_of, totals = self.part_of, set(self.totals.split())
         parts = [f"{new}:{part_of[old]}" for new, old in names.items() if old in part_of]
         more = [new for new, old in names.items() if old in totals]
@@ -146,8 +146,8 @@ class Repeated:
 
 
 @dataclass(frozen=True, slots=True)
-class Scheduled:
-    """The tasks of a pipeline in the order in which its places are to do them, as ``1F0`` and so on."""
+class TaskOrder:
+    """The tasks of a pipeline in scheduled order, as ``1F0`` and so on."""
 
     tasks: str
 
@@ -161,9 +161,9 @@ class Scheduled:
 
 
 @dataclass(frozen=True, slots=True)
-class Searched:
-    """Placements that were looked for on the machine `profile`: a step takes `time`, and no less than `bound` in any
-    others, both in picoseconds; a device needs `bytes`."""
+class Autosharding:
+    """Result of autosharding for the machine `profile`: the `time` of a step and the lower `bound` of any placements,
+    both in picoseconds, and the `bytes` that a device needs."""
 
     profile: str
     time: int
@@ -172,7 +172,7 @@ class Searched:
 
     @property
     def gap(self) -> float:
-        """How much of its time could be saved at most."""
+        """The relative gap between the time and its lower bound."""
         return max(0.0, 1.0 - self.bound / self.time) if self.time else 0.0
 
     def __str__(self) -> str:
@@ -182,29 +182,29 @@ class Searched:
         )
 
 
-Record = Reason | Gather | BatchDim | Divided | Collected | Repeated | Scheduled | Searched
+Record = Reason | Gather | BatchDim | MicrobatchParts | OutputAssembly | RepeatedMicrobatches | TaskOrder | Autosharding
 
 _KINDS: dict[str, type[Record]] = {
     "reason": Reason,
     "gather": Gather,
     "batch dim": BatchDim,
-    "divided": Divided,
-    "collected": Collected,
-    "repeated": Repeated,
-    "scheduled": Scheduled,
-    "searched": Searched,
+    "divided": MicrobatchParts,
+    "collected": OutputAssembly,
+    "repeated": RepeatedMicrobatches,
+    "scheduled": TaskOrder,
+    "searched": Autosharding,
 }
 
 
 def print_records(records: Sequence[Record]) -> str:
-    """Records as JSON, one a line; `parse_records` reads them back."""
+    """Print records as JSON, one per line; the inverse of `parse_records`."""
     names = {kind: name for name, kind in _KINDS.items()}
     lines = [json.dumps({"record": names[type(record)], **asdict(record)}) for record in records]
     return "[\n" + ",\n".join(lines) + "\n]\n"
 
 
 def parse_records(text: str, where: str = "") -> tuple[Record, ...]:
-    """The inverse of `print_records`. Raises `ParseError` for other texts, with the record."""
+    """Parse the output of `print_records`. Raises `ParseError` that names the record."""
     rows = parse_json(text, ParseError, where)
     if not isinstance(rows, list):
         raise ParseError(f"expected a list of records, found {shown(rows)}", where)
@@ -216,12 +216,12 @@ def _record(row: Fields) -> Record:
     if name not in _KINDS:
         raise row.refuse(f"one of {', '.join(_KINDS)}", "record", name)
     kind = _KINDS[name]
-    known = {item.name: item for item in fields(kind)}
-    if unknown := sorted(row.table.keys() - known.keys() - {"record"}):
+    kind_fields = {item.name: item for item in fields(kind)}
+    if unknown := sorted(row.table.keys() - kind_fields.keys() - {"record"}):
         raise row.refuse(f"a field of a {name}", unknown[0], row.table[unknown[0]])
-    given = {
+    values = {
         key: row.whole(key) if item.type == "int" else row.text(key)
-        for key, item in known.items()
+        for key, item in kind_fields.items()
         if key in row or item.default is MISSING
     }
-    return kind(**given)  # type: ignore[arg-type]
+    return kind(**values)  # type: ignore[arg-type]

@@ -1,4 +1,4 @@
-"""What a value is, at each stage of a program.
+"""Types of values, by stage.
 
 ``TensorType``   global and ranked stages: a tensor of one device
 ``DTensorType``  sharded stage: a global tensor with its placement along each mesh axis
@@ -15,7 +15,7 @@ from distir_relax.layout import DTYPES, Placement, print_placements
 
 @dataclass(frozen=True, slots=True)
 class PerRank:
-    """A number that differs by device: `values[i]` is for the i-th device of the op's device set."""
+    """A number per device: `values[i]` is for the i-th device of the op's device set."""
 
     values: tuple[int, ...]
 
@@ -35,12 +35,12 @@ Size = int | PerRank
 
 
 def per_rank(values: list[int] | tuple[int, ...]) -> Size:
-    """The values as one number where they agree, rank by rank where they do not."""
+    """Return a `Size` of one value per device: a single number if all are equal."""
     return values[0] if len(set(values)) == 1 else PerRank(tuple(values))
 
 
 def at_rank(size: Size, index: int) -> int:
-    """The number that holds for the device at `index` in the device set."""
+    """Return the number for the device at `index` in the device set."""
     return size.values[index] if isinstance(size, PerRank) else size
 
 
@@ -67,7 +67,7 @@ class TensorType:
 
 @dataclass(frozen=True, slots=True)
 class DTensorType:
-    """A tensor of global `shape`, laid out over mesh number `mesh` by one placement per mesh axis."""
+    """A tensor of global `shape` on mesh number `mesh`, with one placement per mesh axis."""
 
     shape: tuple[int, ...]
     dtype: str
@@ -76,7 +76,7 @@ class DTensorType:
 
     @property
     def tensor(self) -> TensorType:
-        """The type without its layout."""
+        """The type without the layout."""
         return TensorType(self.shape, self.dtype)
 
     def __str__(self) -> str:
@@ -85,15 +85,15 @@ class DTensorType:
 
 @dataclass(frozen=True, slots=True)
 class PlacedType:
-    """One local tensor on each of `devices` (ascending). A dim is a number, or a number per device."""
+    """One local tensor on each of `devices` (ascending). A dim is a number, or one number per device."""
 
     shape: tuple[Size, ...]
     dtype: str
     devices: tuple[int, ...]
 
     def local(self, index: int) -> TensorType:
-        """The type on the device at `index` in `devices`."""
-        # Written out, since simulating asks it of every operand.
+        """Return the type on the device at `index` in `devices`."""
+        # Inlined `at_rank`: the simulator calls this for every operand.
         shape = tuple([size.values[index] if isinstance(size, PerRank) else size for size in self.shape])
         return TensorType(shape, self.dtype)
 
@@ -103,7 +103,7 @@ class PlacedType:
 
 @dataclass(frozen=True, slots=True)
 class Untyped:
-    """A value whose type program text left out; its `devices`, where it gave them."""
+    """The missing type of a value in program text, with its `devices` if present."""
 
     devices: tuple[int, ...] = ()
 
@@ -115,7 +115,7 @@ Type = TensorType | DTensorType | PlacedType | Untyped
 
 
 def print_devices(devices: tuple[int, ...]) -> str:
-    """``{0,1}``; a long run of neighbours is ``{0..1023}``."""
+    """Print ``{0,1}``; a long range is ``{0..1023}``."""
     if len(devices) > 3 and devices == tuple(range(devices[0], devices[-1] + 1)):
         return f"{{{devices[0]}..{devices[-1]}}}"
     return f"{{{','.join(map(str, devices))}}}"

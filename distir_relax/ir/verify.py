@@ -1,4 +1,4 @@
-"""The rules that every program obeys, stage by stage; run before and after each pass in tests."""
+"""Verifier: the invariants of a program at each stage; tests run it before and after each pass."""
 
 from __future__ import annotations
 
@@ -8,42 +8,42 @@ from itertools import pairwise
 from typing import Protocol
 
 from distir_relax.errors import VerificationError
-from distir_relax.ir.inline import on_devices, verify_no_recursion
+from distir_relax.ir.inline import remap_devices, verify_no_recursion
 from distir_relax.ir.program import KINDS, STAGES, WAIT, Function, Module, Op, Value
 from distir_relax.ir.types import DTensorType, PerRank, PlacedType, TensorType, Untyped, print_devices
 from distir_relax.layout import DTYPES, DeviceMesh, Shard
-from distir_relax.layout.validate import misfit
+from distir_relax.layout.validate import find_problem
 
-MOST_BYTES = 2**63 - 1
-"""No tensor has more bytes: sizes and offsets are int64."""
+MAX_BYTES = 2**63 - 1
+"""Maximum size of a tensor: sizes and offsets are int64."""
 
 
 class OpCheck(Protocol):
-    """What knows ops by name: the op table (`distir_relax.ops.check`)."""
+    """Interface of the op table (`distir_relax.ops.check`), which knows ops by name."""
 
     def op(self, op: Op, stage: str) -> None:
-        """Raise `VerificationError` unless the op's results follow from its operands."""
+        """Raise `VerificationError` unless the op's results are consistent with its operands."""
 
     def ranks(self, module: Module) -> None:
-        """Raise `VerificationError` unless the programs of a ranked module's ranks fit each other."""
+        """Raise `VerificationError` unless the programs of a ranked module's ranks are consistent."""
 
 
 _TYPE_OF_STAGE = {"global": TensorType, "sharded": DTensorType, "distributed": PlacedType, "ranked": TensorType}
 
 
 def verify(module: Module, check: OpCheck | None = None) -> None:
-    """Raise `VerificationError` unless `module` obeys the rules of its stage.
+    """Raise `VerificationError` unless `module` is valid at its stage.
 
-    - every value is defined once, before its uses, and used with the type it was defined with;
-    - every type is the stage's own; placements fit their mesh and shape, cuts add up to their dim;
-    - an axis that an op names is one of the meshes';
-    - a call names a function of the module that does not call itself, and gives and takes what it does; in the
-      distributed stage it says on which devices;
-    - in the distributed stage, sizes rank by rank list one size per device; what a stream makes is used elsewhere after
-      a wait;
-    - in the ranked stage, every rank names a function; the ranks' communications fit each other.
+    - every value is defined once, before its uses, and used with the type of its definition;
+    - every type is one of the stage; placements fit their mesh and shape, cuts add up to their dim;
+    - an axis named by an op is an axis of a mesh;
+    - a call names a function of the module that is not recursive, and matches its inputs and outputs; in the
+      distributed stage it has devices;
+    - in the distributed stage, sizes by device list one size per device; values computed on a stream are used elsewhere
+      only after a wait;
+    - in the ranked stage, every rank names a function; the ranks' communications match.
 
-    `check` is what knows ops by name (`ops.check`); without it, types of results and communications are not looked at.
+    `check` is the op table's checker (`ops.check`); without it, result types and communications are not checked.
     """
     if module.stage not in STAGES:
         raise VerificationError(f"a module is at one of the stages {', '.join(STAGES)}, found {module.stage!r}")
@@ -54,10 +54,10 @@ def verify(module: Module, check: OpCheck | None = None) -> None:
         raise VerificationError("functions have distinct names, found one twice")
     verify_no_recursion(module)
     functions = {f.name: f for f in module.functions}
-    # Values share their types, which are whole once for all of them.
-    whole: set[int] = set()
+    # Values share types; each type is verified once.
+    verified: set[int] = set()
     for function in module.functions:
-        _verify_function(module, function, functions, check, whole)
+        _verify_function(module, function, functions, check, verified)
     if missing := set(module.ranks) - names:
         raise VerificationError(f"every rank runs a function of the module, found no {sorted(missing)}")
     if module.stage == "ranked" and module.meshes and len(module.ranks) != module.meshes[0].size:
@@ -70,25 +70,25 @@ def verify(module: Module, check: OpCheck | None = None) -> None:
 
 
 def _verify_function(
-    module: Module, function: Function, functions: Mapping[str, Function], check: OpCheck | None, whole: set[int]
+    module: Module, function: Function, functions: Mapping[str, Function], check: OpCheck | None, verified: set[int]
 ) -> None:
     defined: dict[str, Value] = {}
 
     def define(value: Value, where: str) -> None:
         if value.name in defined:
             raise VerificationError(f"{value} is defined twice in @{function.name}", where)
-        if id(value.type) not in whole:
+        if id(value.type) not in verified:
             verify_type(module, value, where)
-            whole.add(id(value.type))
+            verified.add(id(value.type))
         defined[value.name] = value
 
     def use(value: Value, where: str) -> None:
-        found = defined.get(value.name)
-        if found is None:
+        definition = defined.get(value.name)
+        if definition is None:
             raise VerificationError(f"{value} is used before it is defined in @{function.name}", where)
-        if found is not value and found != value:
+        if definition is not value and definition != value:
             raise VerificationError(
-                f"{value} is used as {value.type} but was defined as {found.type} in @{function.name}",
+                f"{value} is used as {value.type} but was defined as {definition.type} in @{function.name}",
                 where,
             )
 
@@ -99,7 +99,7 @@ def _verify_function(
         for operand in op.operands:
             use(operand, where)
         axis = op.attrs.get("axis")
-        # Of ranked programs `check` says so, with the rank.
+        # For ranked programs `check` reports it, with the rank.
         if (
             isinstance(axis, str)
             and module.stage == "distributed"
@@ -130,22 +130,22 @@ def _verify_call(module: Module, functions: Mapping[str, Function], op: Op, wher
         if not (value in KINDS if key == "kind" else type(value) is int and value >= 0):
             raise VerificationError(f"the {key} of a call is {_EXPECTED[key]}, found {value!r}", where)
     callee = functions[name]
-    inside = [i.value for i in callee.inputs]
-    if len(op.operands) != len(inside) or len(op.results) != len(callee.outputs):
+    inputs = [i.value for i in callee.inputs]
+    if len(op.operands) != len(inputs) or len(op.results) != len(callee.outputs):
         raise VerificationError(
-            f"@{name} takes {len(inside)} values and gives {len(callee.outputs)}, "
+            f"@{name} takes {len(inputs)} values and gives {len(callee.outputs)}, "
             f"found {len(op.operands)} and {len(op.results)}",
             where,
         )
     if devices is not None:
         _verify_devices(module, devices, "a call", where)
-    pairs = [*zip(op.operands, inside, strict=True), *zip(op.results, (o.value for o in callee.outputs), strict=True)]
+    pairs = [*zip(op.operands, inputs, strict=True), *zip(op.results, (o.value for o in callee.outputs), strict=True)]
     for outer, inner in pairs:
         kind = inner.type
         if devices is not None:
             if not isinstance(kind, PlacedType) or max(kind.devices) >= len(devices):
-                raise VerificationError(f"{inner} of @{name} lies beyond the devices {print_devices(devices)}", where)
-            kind = on_devices(kind, devices)
+                raise VerificationError(f"{inner} of @{name} is not on the devices {print_devices(devices)}", where)
+            kind = remap_devices(kind, devices)
         if kind != outer.type:
             raise VerificationError(
                 f"{inner} of @{name} is {kind} in this call, found {outer}: {outer.type}",
@@ -157,24 +157,24 @@ _EXPECTED = {"stage": "a number", "kind": f"one of {', '.join(KINDS)}", "microba
 
 
 def _verify_streams(function: Function) -> None:
-    made_on: dict[str, object] = {}
+    stream_of: dict[str, object] = {}
     for op in function.ops:
         stream = op.attrs.get("stream")
         for value in op.operands:
-            if made_on.get(value.name) not in (None, stream) and op.name != WAIT:
+            if stream_of.get(value.name) not in (None, stream) and op.name != WAIT:
                 raise VerificationError(
-                    f"{value} is made on stream {made_on[value.name]!r} of @{function.name}",
+                    f"{value} is computed on stream {stream_of[value.name]!r} of @{function.name}",
                     op.location,
                     f"wait for it first: %ready = {WAIT}({value})",
                 )
-        made_on.update((v.name, stream) for v in op.results)
+        stream_of.update((v.name, stream) for v in op.results)
     for output in function.outputs:
-        if made_on.get(output.value.name):
+        if stream_of.get(output.value.name):
             raise VerificationError(f"output {output.name!r} is still on a stream, expected a {WAIT} before it")
 
 
 def verify_type(module: Module, value: Value, where: str) -> None:
-    """Raise `VerificationError` unless a value's type is one of the module's stage, and whole in itself."""
+    """Raise `VerificationError` unless a value's type is valid in itself and at the module's stage."""
     kind = value.type
     expected = _TYPE_OF_STAGE[module.stage]
     if not isinstance(kind, expected):
@@ -185,7 +185,7 @@ def verify_type(module: Module, value: Value, where: str) -> None:
     _verify_sizes(kind, value, where)
     if isinstance(kind, DTensorType):
         if kind.mesh >= len(module.meshes):
-            raise VerificationError(f"{value} lies on mesh[{kind.mesh}], found {len(module.meshes)} meshes", where)
+            raise VerificationError(f"{value} is on mesh[{kind.mesh}], found {len(module.meshes)} meshes", where)
         verify_placements(kind, module.meshes[kind.mesh], f"{where} {value}".strip())
     if isinstance(kind, PlacedType):
         _verify_devices(module, kind.devices, str(value), where)
@@ -197,7 +197,7 @@ def verify_type(module: Module, value: Value, where: str) -> None:
 
 
 def _verify_devices(module: Module, devices: tuple[int, ...], what: str, where: str) -> None:
-    # Sets of thousands of devices are compared, once for each value.
+    # One comparison per value: sets may have thousands of devices.
     if not devices or any(a >= b for a, b in pairwise(devices)):
         raise VerificationError(
             f"{what} is on a set of devices in ascending order, found {print_devices(devices)}", where
@@ -211,14 +211,14 @@ def _verify_sizes(kind: TensorType | DTensorType | PlacedType, value: Value, whe
     largest = [max(n.values, default=0) if isinstance(n, PerRank) else n for n in kind.shape]
     smallest = [min(n.values, default=0) if isinstance(n, PerRank) else n for n in kind.shape]
     if kind.dtype not in DTYPES or min(smallest, default=0) < 0:
-        raise VerificationError(f"{value} is of no shape and dtype: {kind.dtype} {kind.shape}", where)
-    if math.prod(largest) * DTYPES[kind.dtype][1] > MOST_BYTES:
-        raise VerificationError(f"no machine holds {value}: {kind}", where)
+        raise VerificationError(f"{value} has an invalid shape or dtype: {kind.dtype} {kind.shape}", where)
+    if math.prod(largest) * DTYPES[kind.dtype][1] > MAX_BYTES:
+        raise VerificationError(f"{value} is too large for any machine: {kind}", where)
 
 
 def verify_placements(kind: DTensorType, mesh: DeviceMesh, where: str) -> None:
     """Raise `VerificationError` unless the placements fit the mesh and cut each dim exactly."""
-    if problem := misfit(kind.placements, mesh, kind.shape):
+    if problem := find_problem(kind.placements, mesh, kind.shape):
         raise VerificationError(problem[0], where, problem[1])
     for placement in kind.placements:
         if isinstance(placement, Shard) and placement.dim < 0:

@@ -1,13 +1,13 @@
-"""What a rank computes that torch lacks: of this package, emitted programs import nothing else.
+"""Kernels that torch lacks, for emitted programs; these import nothing else from this package.
 
 ============  ==============================================================================================
-`sampling`    which elements of a dim each one of another is made from: formulas that the compiler reads too
-`resample`    resizing and pooling of a part of a dim by those formulas
-`random`      random numbers by counter: dropout, uniform, seeds
+`sampling`    formulas of resizing and pooling: elements and weights of each result; also used by the compiler
+`resample`    resizing and pooling of a part of a dim
+`random`      counter-based random numbers: dropout, uniform, seeds
 `recurrent`   recurrences over the steps of a sequence
-`routing`     rows that are worked on by the group that each is of
-`packing`     linear layers whose weight is laid out once
+`routing`     products of rows with the matrices of their groups
+`packing`     linear layers with prepacked weights
 `tvm_extern`  functions written for TVM, or registered with it
-`ownership`   values that are left to the function that is called with them
+`ownership`   moving of values into the function that is called with them
 ============  ==============================================================================================
 """

@@ -1,7 +1,7 @@
-"""Indices are looked at before anything is read or written by them.
+"""Bounds checks of indices, before any access.
 
-Where a dim is split, a device takes what falls into its part and leaves the rest to others: an index that is nobody's
-would be left out without a word, and TVM's code would follow it into memory that is not the tensor's.
+Where a dim is split, each device handles indices within its part and ignores others: an index out of range would be
+ignored silently, and TVM's code would access memory outside of the tensor.
 """
 
 from __future__ import annotations
@@ -15,24 +15,24 @@ if TYPE_CHECKING:
 
 
 def checked(ids: torch.Tensor, low: int, high: int, user: str, where: str = "") -> torch.Tensor:
-    """`ids` themselves, whose elements must be at least `low` and less than `high`.
+    """Return `ids`, whose elements must be at least `low` and less than `high`.
 
-    Raises `RunError` at the place `where` for one that is not, with the op `user` that takes them.
+    Raises `RunError` at location `where` for the op `user` if one is out of range.
     """
     import torch
 
     if ids.numel():
-        least, most = (int(n) for n in torch.aminmax(ids))
-        if least < low or most >= high:
-            raise out_of_range(least if least < low else most, low, high, user, where)
+        smallest, largest = (int(n) for n in torch.aminmax(ids))
+        if smallest < low or largest >= high:
+            raise out_of_range(smallest if smallest < low else largest, low, high, user, where)
     return ids
 
 
 def out_of_range(index: int, low: int, high: int, user: str, where: str) -> RunError:
-    """The error for an index that `user` may not take."""
+    """Return the error for an index out of range."""
     valid = f"from {low} to {high - 1}" if high > low else "none, since the dim has no elements"
     return RunError(
         f"{user} is given the index {index}, which is out of range: valid are {valid}",
         where,
-        "look at the input that the index is made from" if high > low else "",
+        "check the input that the index is computed from" if high > low else "",
     )

@@ -1,4 +1,4 @@
-"""Values that are left to the function that is called with them."""
+"""Move semantics for arguments: the callee gets the only reference."""
 
 from __future__ import annotations
 
@@ -9,18 +9,18 @@ T = TypeVar("T")
 
 
 def moved(value: T, nothing: None) -> T:
-    """`value`, which its caller lets go: ``f(moved(x, x := None))`` runs `f` with the only reference to `x`.
+    """Return `value`; ``f(moved(x, x := None))`` calls `f` with the only reference to `x`.
 
-    So its memory can be used again as soon as `f` needs it no more. A plain argument is held until `f` returns.
+    So its memory can be reused after its last use in `f`. A plain argument is kept alive until `f` returns.
     """
     return value
 
 
 def emptied(values: list[T]) -> Iterator[T]:
-    """The values of a list, in order, each of which the list lets go.
+    """Yield the values of a list in order, removing each from the list.
 
-    ``a, b = emptied(given)`` takes what a caller has `moved` into a list: more than 30 arguments Python puts into a
-    tuple, which holds them until the function returns.
+    ``a, b = emptied(given)`` unpacks arguments that a caller has `moved` into a list: Python would put more than 30
+    arguments into a tuple, which keeps them alive until the function returns.
     """
     values.reverse()
     while values:

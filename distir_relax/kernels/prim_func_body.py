@@ -1,4 +1,4 @@
-"""What one block of a `PrimFunc` reads and writes, and what it reduces."""
+"""Analysis of one block of a `PrimFunc`: accesses and reduction."""
 
 from __future__ import annotations
 
@@ -8,50 +8,50 @@ from dataclasses import dataclass
 from typing import Any
 
 PURE = 1
-"""TVM's mark of what has no effect and depends on its operands alone (`CallEffectKind`)."""
+"""TVM's `CallEffectKind` of calls without effects that depend only on their operands."""
 
 
-class NotBlocks(Exception):
-    """A function is more than blocks in loops of known sizes: nothing is known of how it may be split."""
+class UnsupportedPrimFunc(Exception):
+    """The function consists of more than blocks in loops of constant sizes, so its factors are unknown."""
 
 
 class Body:
-    """What a block does with buffers. Raises NotBlocks where that cannot be told.
+    """Buffer accesses of a block. Raises UnsupportedPrimFunc if they cannot be determined.
 
-    An index is a variable of the block, or None for anything else.
+    An index is a variable of the block, or None for any other expression.
     """
 
     def __init__(self, block: Any, buffers: Collection[Any], loops: Collection[Any]) -> None:
         if block.alloc_buffers or block.match_buffers:
-            raise NotBlocks
-        kinds = {item.var: item.iter_type for item in block.iter_vars}
-        if set(kinds.values()) - {_PARALLEL, _REDUCED}:
-            raise NotBlocks
+            raise UnsupportedPrimFunc
+        iter_types = {item.var: item.iter_type for item in block.iter_vars}
+        if set(iter_types.values()) - {_PARALLEL, _REDUCED}:
+            raise UnsupportedPrimFunc
         self.block = block
-        self.parallel = {v for v, kind in kinds.items() if kind == _PARALLEL}
-        self.reduced = {v for v, kind in kinds.items() if kind == _REDUCED}
+        self.parallel = {v for v, iter_type in iter_types.items() if iter_type == _PARALLEL}
+        self.reduced = {v for v, iter_type in iter_types.items() if iter_type == _REDUCED}
         self.accesses: list[tuple[Any, tuple[Any, ...]]] = []
-        """Buffers that are read or written, and the indices."""
+        """Buffers that are read or written, with their indices."""
         self.stores: list[tuple[Any, tuple[Any, ...]]] = []
-        """Those that are written."""
-        self.computed_with: set[Any] = set()
-        """The variables that stand elsewhere than as an index."""
-        self._buffers, self._loops, self._refused = buffers, loops, False
+        """Buffers that are written, with their indices."""
+        self.nonindex_variables: set[Any] = set()
+        """Variables that are used other than as an index."""
+        self._buffers, self._loops, self._unsupported = buffers, loops, False
         for statement in (block.init, block.body):
             if statement is not None:
                 self._read(statement)
-        if self._refused:
-            raise NotBlocks
+        if self._unsupported:
+            raise UnsupportedPrimFunc
         regions = (*block.reads, *block.writes)
-        self.stretches = [(r.source, d) for r in regions for d, part in enumerate(r.region) if number(part.extent) != 1]
-        """The dims of buffers, by position, of which the block touches more than one element at a time."""
+        self.wide_dims = [(r.source, d) for r in regions for d, part in enumerate(r.region) if number(part.extent) != 1]
+        """The dims of buffers, by position, of which the block accesses more than one element at a time."""
 
     def _read(self, node: Any) -> None:
         import tvm_ffi
 
-        tvm_ffi.structural_walk(node, self._seen, order="pre")
+        tvm_ffi.structural_walk(node, self._visit, order="pre")
 
-    def _seen(self, node: Any) -> Any:
+    def _visit(self, node: Any) -> Any:
         import tvm_ffi
         from tvm import ir, tirx
 
@@ -64,37 +64,37 @@ class Body:
             self._access(node.source, node.indices)
             return skip
         if isinstance(node, ir.Var):
-            # A buffer that is not read or written here is given away.
-            self._refused |= node in self._buffers or node in self._loops
+            # A buffer that is used other than by element access escapes.
+            self._unsupported |= node in self._buffers or node in self._loops
             if node in self.parallel or node in self.reduced:
-                self.computed_with.add(node)
+                self.nonindex_variables.add(node)
             return skip
-        self._refused |= not _is_harmless(node)
+        self._unsupported |= not _is_safe(node)
         return None
 
     def _access(self, buffer: Any, indices: Any) -> tuple[Any, tuple[Any, ...]]:
-        """Note an access, and what is computed for its indices. A look-up may read anywhere: it is refused."""
-        self._refused |= buffer not in self._buffers
-        plain = tuple(index if index in self.parallel or index in self.reduced else None for index in indices)
-        for index, variable in zip(indices, plain, strict=True):
+        """Record an access, and visit computed indices. Indirect accesses are unsupported."""
+        self._unsupported |= buffer not in self._buffers
+        index_variables = tuple(index if index in self.parallel or index in self.reduced else None for index in indices)
+        for index, variable in zip(indices, index_variables, strict=True):
             if variable is None:
-                self._refused |= bool(_loads(index))
+                self._unsupported |= bool(_loads(index))
                 self._read(index)
-        self.accesses.append((buffer, plain))
-        return buffer, plain
+        self.accesses.append((buffer, index_variables))
+        return buffer, index_variables
 
 
 @dataclass(frozen=True)
 class Reduction:
-    """A block that joins terms by `kind` (``sum``, ``max``, ``min``)."""
+    """A block that reduces terms by `kind` (``sum``, ``max``, ``min``)."""
 
     kind: str
     neutral: frozenset[Any]
-    """The reduced variables along which operands may be filled up, with 0 for a sum, without changing the result."""
+    """The reduced variables along which operands may be padded, with 0 for a sum, without changing the result."""
 
 
 def reduction(body: Body, operands: Collection[Any]) -> Reduction | None:
-    """The reduction that a block is: ``out = init`` and ``out = out + term``; None where it is another thing."""
+    """Return the block's reduction, ``out = init`` and ``out = out + term``; None if it has another form."""
     import tvm_ffi
     from tvm import tirx
 
@@ -106,33 +106,33 @@ def reduction(body: Body, operands: Collection[Any]) -> Reduction | None:
     )
     if not kind or not _is_number(init.value) or (kind == "sum" and init.value.value != 0):
         return None
-    started = init.buffer.same_as(update.buffer) and tvm_ffi.structural_equal(init.indices, update.indices)
-    again = sum(buffer.same_as(update.buffer) for buffer in _loads(update.value))
-    if not started or again != 1:
+    is_initialized = init.buffer.same_as(update.buffer) and tvm_ffi.structural_equal(init.indices, update.indices)
+    self_reads = sum(buffer.same_as(update.buffer) for buffer in _loads(update.value))
+    if not is_initialized or self_reads != 1:
         return None
-    for old, term in ((update.value.a, update.value.b), (update.value.b, update.value.a)):
-        if _is_at(old, update):
-            test = _vanishes if kind == "sum" else _is_load
-            return Reduction(kind, frozenset(v for v in body.reduced if test(term, v, operands)))
+    for previous, term in ((update.value.a, update.value.b), (update.value.b, update.value.a)):
+        if _is_at(previous, update):
+            is_neutral = _is_zero_at if kind == "sum" else _is_load
+            return Reduction(kind, frozenset(v for v in body.reduced if is_neutral(term, v, operands)))
     return None
 
 
 def number(expression: Any) -> int:
-    """A number that the function names. Raises NotBlocks where it is computed."""
+    """Return a constant integer. Raises UnsupportedPrimFunc if it is not constant."""
     from tvm import tirx
 
     if isinstance(expression, int):
         return expression
     if not isinstance(expression, tirx.IntImm):
-        raise NotBlocks
+        raise UnsupportedPrimFunc
     return int(expression.value)
 
 
 _PARALLEL, _REDUCED = 0, 2  # of tirx.IterVar
 
 
-def _is_harmless(node: Any) -> bool:
-    """Whether a part of a block computes what its operands say, and never fails on what fills short shards."""
+def _is_safe(node: Any) -> bool:
+    """Whether a node has no side effects and cannot fail on the padding of short shards."""
     from tvm import ir, tirx
 
     if isinstance(node, ir.Call):
@@ -152,7 +152,7 @@ def _is_number(node: Any) -> bool:
 
 
 def _is_at(load: Any, store: Any) -> bool:
-    """Whether an expression is the element that `store` writes."""
+    """Whether an expression loads the element that `store` writes."""
     import tvm_ffi
     from tvm import ir
 
@@ -161,13 +161,13 @@ def _is_at(load: Any, store: Any) -> bool:
 
 
 def _loads(node: Any) -> list[Any]:
-    """The buffers that an expression reads, each as often as it does."""
+    """Return the buffers that an expression reads, once per load."""
     import tvm_ffi
     from tvm import ir
 
-    found: list[Any] = []
-    tvm_ffi.structural_walk(node, (ir.TensorLoad, lambda load: found.append(load.source)))
-    return found
+    buffers: list[Any] = []
+    tvm_ffi.structural_walk(node, (ir.TensorLoad, lambda load: buffers.append(load.source)))
+    return buffers
 
 
 def _is_load(term: Any, variable: Any, operands: Collection[Any]) -> bool:
@@ -179,15 +179,15 @@ def _is_load(term: Any, variable: Any, operands: Collection[Any]) -> bool:
     )
 
 
-def _vanishes(term: Any, variable: Any, operands: Collection[Any]) -> bool:
-    """Whether a term is surely 0 where the operands' elements at `variable` are."""
+def _is_zero_at(term: Any, variable: Any, operands: Collection[Any]) -> bool:
+    """Whether a term is always 0 if the operands' elements at `variable` are."""
     from tvm import tirx
 
     if isinstance(term, tirx.Cast):
-        return _vanishes(term.value, variable, operands)
+        return _is_zero_at(term.value, variable, operands)
     if isinstance(term, (tirx.Add, tirx.Sub)):
-        return all(_vanishes(x, variable, operands) for x in (term.a, term.b))
+        return all(_is_zero_at(x, variable, operands) for x in (term.a, term.b))
     if isinstance(term, tirx.Mul):
         factors = [x for x in (term.a, term.b) if not _is_number(x)]
-        return bool(factors) and all(_vanishes(x, variable, operands) for x in factors)
+        return bool(factors) and all(_is_zero_at(x, variable, operands) for x in factors)
     return _is_load(term, variable, operands)

@@ -1,4 +1,4 @@
-"""A `PrimFunc` for other shapes: loops, blocks and buffers run as far as a shard does."""
+"""Specialization of a `PrimFunc` to other shapes: loops, blocks and buffers get the extents of a shard."""
 
 from __future__ import annotations
 
@@ -9,31 +9,31 @@ from distir_relax.kernels.prim_func_factors import BlockFactors, block_factors, 
 
 
 def with_shapes(function: Any, shapes: Sequence[Sequence[int]]) -> Any:
-    """`function` with parameters of these shapes, in which dims of the same class have one size.
+    """Return `function` with parameters of these shapes, where dims of one class have one size.
 
-    A block that reduces nothing gives what it starts from. Raises ValueError where the function cannot have the shapes.
+    A block with an empty reduction only initializes its result. Raises ValueError for invalid shapes.
     """
-    given = [tuple(shape) for shape in shapes]
-    if given == [tuple(int(n) for n in p.shape) for p in function.params]:
+    new_shapes = [tuple(shape) for shape in shapes]
+    if new_shapes == [tuple(int(n) for n in p.shape) for p in function.params]:
         return function
     factors = block_factors(function)
     if factors is None:
-        raise ValueError(f"a PrimFunc that has no factors, with shapes {given}")
-    return _Resizing(factors, _sizes(factors, given)).apply(function)
+        raise ValueError(f"expected a PrimFunc with factors, to give it the shapes {new_shapes}")
+    return _Resizing(factors, _sizes(factors, new_shapes)).apply(function)
 
 
 def _sizes(factors: BlockFactors, shapes: Sequence[tuple[int, ...]]) -> dict[int, int]:
     sizes: dict[int, int] = {}
     for buffer, shape in zip((*factors.operands, *factors.results), shapes, strict=True):
-        for (key, whole), size in zip(dims_of(buffer), shape, strict=True):
+        for (key, old_size), size in zip(dims_of(buffer), shape, strict=True):
             root = factors.root(key)
-            if sizes.setdefault(root, size) != size or (size != whole and root in factors.blocked):
-                raise ValueError(f"dims of a PrimFunc that belong together are {sizes[root]} and {size} of {whole}")
+            if sizes.setdefault(root, size) != size or (size != old_size and root in factors.blocked):
+                raise ValueError(f"dims of one factor of a PrimFunc are {sizes[root]} and {size}, of {old_size}")
     return sizes
 
 
 class _Resizing:
-    """Maps each part of a function to the one for the new sizes."""
+    """Maps each part of a function to its counterpart for the new sizes."""
 
     def __init__(self, factors: BlockFactors, sizes: dict[int, int]) -> None:
         self.factors, self.sizes = factors, sizes
@@ -49,24 +49,24 @@ class _Resizing:
             (s_tir.SBlock, self._block),
             (ir.Var, lambda v: self.buffers.get(v, v)),
         ]
-        found = tvm_ffi.structural_map(function, callbacks)
-        # Made anew, since a function keeps the type that it was made with.
-        return tirx.PrimFunc(found.params, found.body, found.ret_type, found.attrs)
+        mapped = tvm_ffi.structural_map(function, callbacks)
+        # Rebuilt, since a function caches its type.
+        return tirx.PrimFunc(mapped.params, mapped.body, mapped.ret_type, mapped.attrs)
 
     def _size(self, key: Hashable, old: Any) -> Any:
-        """The size of the class of `key`, as wide a number as `old`, which it is where the class has none."""
+        """Return the size of the class of `key`, as an integer of `old`'s type; `old` if it has no class."""
         from tvm import tirx
 
-        known = self.sizes.get(self.factors.root(key)) if key in self.factors else None
-        return old if known is None else tirx.IntImm(old.ty, known)
+        size = self.sizes.get(self.factors.root(key)) if key in self.factors else None
+        return old if size is None else tirx.IntImm(old.ty, size)
 
     def _extent(self, key: Hashable, old: Any) -> Any:
-        """As `_size`, of what a loop runs over: once where there is nothing to reduce, for the start."""
+        """As `_size`, for loops: an empty reduction still runs once, to initialize the result."""
         from tvm import tirx
 
         size = self._size(key, old)
-        starts = int(size) == 0 and self.factors.root(key) in self.factors.reduced
-        return tirx.IntImm(old.ty, 1) if starts else size
+        is_empty_reduction = int(size) == 0 and self.factors.root(key) in self.factors.reduced
+        return tirx.IntImm(old.ty, 1) if is_empty_reduction else size
 
     def _buffer(self, buffer: Any) -> Any:
         from tvm import tirx
@@ -87,7 +87,7 @@ class _Resizing:
         return tirx.IterVar(ir.Range.from_min_extent(item.dom.min, extent), item.var, item.iter_type)
 
     def _block(self, block: Any) -> Any:
-        """A block; one that has nothing to reduce only writes what it starts from."""
+        """Map a block; one with an empty reduction only initializes."""
         from tvm import s_tir
 
         roots = {self.factors.root(item.var) for item in block.iter_vars if item.var in self.factors}

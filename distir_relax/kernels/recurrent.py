@@ -1,13 +1,13 @@
-"""Recurrences over the steps of a sequence: one direction of one layer, with the input's part of the gates computed.
+"""Recurrent cells over the steps of a sequence: one direction of one layer, given the gates' input projections.
 
-A cell is written once, over an `Arithmetic`: torch here, Relax in `distir_relax.lowering.emit.relax_recurrent`. For
+A cell is defined once, over an `Arithmetic`: torch here, Relax in `distir_relax.lowering.emit.relax_recurrent`. For
 `t` steps, a batch of `n` and `h` hidden units::
 
     gates (t, n, G h)   weight (G h, p)   state (n, p)   ->   outputs (t, n, p), last state (n, p)
 
-`G` is how many gates the cell has; `order` names them in the order in which `gates` and `weight` hold them. `p` is `h`
-except for an LSTM with a projection. Where `lengths` (n) are given, a sequence has ended at step `lengths[i]`: its
-state stays from there on, and its outputs are zero. With `reverse` the last step comes first; outputs stay in place.
+`G` is the number of gates; `order` names them in the order of `gates` and `weight`. `p` is `h` except for an LSTM with
+a projection. With `lengths` (n), a sequence ends at step `lengths[i]`: after that its state is unchanged, and its
+outputs are zero. With `reverse` steps run from last to first; outputs keep their positions.
 """
 
 from __future__ import annotations
@@ -20,37 +20,37 @@ State = tuple[Any, ...]
 
 
 class Arithmetic(Protocol):
-    """What cells compute with, beside ``+``, ``-`` and ``*``."""
+    """The operations of cells, besides ``+``, ``-`` and ``*``."""
 
     def steps(self, x: Any) -> Sequence[Any]:
-        """The elements of the first dim."""
+        """Split the first dim into its elements."""
 
     def affine(self, x: Any, h: Any, weight: Any) -> Any:
-        """``x + h weight^T``."""
+        """Compute ``x + h weight^T``."""
 
     def product(self, h: Any, weight: Any) -> Any:
-        """``h weight^T``."""
+        """Compute ``h weight^T``."""
 
     def split(self, x: Any, parts: int, axis: int = -1) -> Sequence[Any]:
-        """Dim `axis` in equal parts."""
+        """Split dim `axis` into equal parts."""
 
     def activation(self, name: str, x: Any) -> Any:
-        """One of `ACTIVATIONS` of `x`."""
+        """Apply one of `ACTIVATIONS` to `x`."""
 
     def clip(self, x: Any, bound: float) -> Any:
-        """`x` held between ``-bound`` and `bound`."""
+        """Clamp `x` between ``-bound`` and `bound`."""
 
     def running(self, lengths: Any, t: int) -> Any:
-        """Which sequences have a step `t`, as a boolean (n, 1)."""
+        """Return which sequences have a step `t`, as a boolean (n, 1)."""
 
     def choose(self, condition: Any, a: Any, b: Any) -> Any:
-        """`a` where the condition holds, else `b`; zero where `b` is None."""
+        """Select `a` where the condition holds, else `b`; zero if `b` is None."""
 
-    def named(self, x: Any) -> Any:
-        """`x`, computed once however often it is used."""
+    def bind(self, x: Any) -> Any:
+        """Bind `x` to a variable, so that it is computed once."""
 
     def stack(self, outputs: Sequence[Any], like: Any) -> Any:
-        """The outputs of all steps as one tensor; where there are none, an empty one with rows as `like`."""
+        """Stack the outputs of all steps; if there are none, return an empty tensor with rows as `like`."""
 
 
 ACTIVATIONS = ("sigmoid", "tanh", "relu", "hard_sigmoid")
@@ -61,8 +61,8 @@ class _Torch:
     """Torch's arithmetic."""
 
     def steps(self, x: Any) -> Sequence[Any]:
-        found: Sequence[Any] = x.unbind(0)
-        return found
+        result: Sequence[Any] = x.unbind(0)
+        return result
 
     def affine(self, x: Any, h: Any, weight: Any) -> Any:
         return x.addmm(h, weight.t())
@@ -71,8 +71,8 @@ class _Torch:
         return h @ weight.t()
 
     def split(self, x: Any, parts: int, axis: int = -1) -> Sequence[Any]:
-        found: Sequence[Any] = x.chunk(parts, axis)
-        return found
+        result: Sequence[Any] = x.chunk(parts, axis)
+        return result
 
     def activation(self, name: str, x: Any) -> Any:
         return (x * 0.2 + 0.5).clamp(0, 1) if name == "hard_sigmoid" else getattr(x, name)()
@@ -86,7 +86,7 @@ class _Torch:
     def choose(self, condition: Any, a: Any, b: Any) -> Any:
         return a.where(condition, a.new_zeros(()) if b is None else b)
 
-    def named(self, x: Any) -> Any:
+    def bind(self, x: Any) -> Any:
         return x
 
     def stack(self, outputs: Sequence[Any], like: Any) -> Any:
@@ -116,25 +116,25 @@ def lstm(
     """Long short-term memory: outputs, last hidden state, last cell state (n, h).
 
     `order` is of the gates ``i`` (input), ``f`` (forget), ``c`` (cell), ``o`` (output). `activations` are those of the
-    gates, the cell's input and its output; what goes into the first two is clipped, as ONNX Runtime does. `peepholes`
-    (3 h) weigh the cell state in the input, output and forget gates, in this order. `projection` (p, h) makes the
-    output smaller.
+    gates, the cell's input and its output; the arguments of the first two are clipped, as in ONNX Runtime. `peepholes`
+    (3 h) weigh the cell state in the input, output and forget gates, in this order. `projection` (p, h) maps the output
+    to a smaller size.
     """
     inner, middle, outer = activations
-    cut = _clipper(clip, ops)
+    bounded = _clipper(clip, ops)
     peeps = dict(zip("iof", ops.split(peepholes, 3), strict=True)) if peepholes is not None else {}
 
-    def looking(parts: dict[str, Any], gate: str, cell: Any) -> Any:
+    def gate_value(parts: dict[str, Any], gate: str, cell: Any) -> Any:
         x = parts[gate] + peeps[gate] * cell if peeps else parts[gate]
-        return ops.activation(inner, cut(x))
+        return ops.activation(inner, bounded(x))
 
     def step(x: Any, state: State) -> State:
         hidden, cell = state
         parts = dict(zip(order, ops.split(ops.affine(x, hidden, weight), 4), strict=True))
-        kept = looking(parts, "f", cell) * cell
-        cell = ops.named(kept + looking(parts, "i", cell) * ops.activation(middle, cut(parts["c"])))
-        hidden = ops.named(looking(parts, "o", cell) * ops.activation(outer, cell))
-        return (hidden if projection is None else ops.named(ops.product(hidden, projection))), cell
+        retained = gate_value(parts, "f", cell) * cell
+        cell = ops.bind(retained + gate_value(parts, "i", cell) * ops.activation(middle, bounded(parts["c"])))
+        hidden = ops.bind(gate_value(parts, "o", cell) * ops.activation(outer, cell))
+        return (hidden if projection is None else ops.bind(ops.product(hidden, projection))), cell
 
     return _run(gates, (h, c), step, lengths, reverse, ops)
 
@@ -153,23 +153,23 @@ def gru(
     lengths: Any = None,
     ops: Arithmetic = TORCH,
 ) -> State:
-    """Gated recurrent units: outputs and last state.
+    """Gated recurrent unit: outputs and last state.
 
-    `order` is of the gates ``r`` (reset), ``z`` (update) and ``n`` (new). With `reset_after` the reset gate weighs the
-    product of state and weight, and `bias` (3 h) is added to that product before; else it weighs the state.
+    `order` is of the gates ``r`` (reset), ``z`` (update) and ``n`` (new). With `reset_after` the reset gate scales the
+    product of state and weight, to which `bias` (3 h) has been added; else it scales the state.
     """
     inner, outer = activations
-    cut = _clipper(clip, ops)
+    bounded = _clipper(clip, ops)
 
     def step(x: Any, state: State) -> State:
         (hidden,) = state
-        given = dict(zip(order, ops.split(x, 3), strict=True))
-        whole = ops.product(hidden, weight)
-        mine = dict(zip(order, ops.split(whole if bias is None else whole + bias, 3), strict=True))
-        reset, update = (ops.activation(inner, cut(given[gate] + mine[gate])) for gate in "rz")
-        again = reset * mine["n"] if reset_after else ops.product(ops.named(reset * hidden), rows["n"])
-        new = ops.activation(outer, cut(given["n"] + again))
-        return (ops.named(new + update * (hidden - new)),)
+        input_parts = dict(zip(order, ops.split(x, 3), strict=True))
+        product = ops.product(hidden, weight)
+        state_parts = dict(zip(order, ops.split(product if bias is None else product + bias, 3), strict=True))
+        reset, update = (ops.activation(inner, bounded(input_parts[gate] + state_parts[gate])) for gate in "rz")
+        candidate = reset * state_parts["n"] if reset_after else ops.product(ops.bind(reset * hidden), rows["n"])
+        new = ops.activation(outer, bounded(input_parts["n"] + candidate))
+        return (ops.bind(new + update * (hidden - new)),)
 
     rows = {} if reset_after else dict(zip(order, ops.split(weight, 3, 0), strict=True))
     return _run(gates, (h,), step, lengths, reverse, ops)
@@ -186,44 +186,42 @@ def rnn(
     lengths: Any = None,
     ops: Arithmetic = TORCH,
 ) -> State:
-    """The plain recurrence ``state = activation(gates[t] + state weight^T)``: outputs and last state."""
-    cut = _clipper(clip, ops)
+    """Plain recurrence ``state = activation(gates[t] + state weight^T)``: outputs and last state."""
+    bounded = _clipper(clip, ops)
 
     def step(x: Any, state: State) -> State:
-        return (ops.activation(activations[0], cut(ops.affine(x, state[0], weight))),)
+        return (ops.activation(activations[0], bounded(ops.affine(x, state[0], weight))),)
 
     return _run(gates, (h,), step, lengths, reverse, ops)
 
 
 def gradients(*operands: Any, cell: str, wanted: Sequence[int], extras: Sequence[str], **options: Any) -> Any:
-    """The gradients of the operands `wanted` of a cell (``lstm``, ``gru``, ``rnn``): backpropagation through time.
+    """Return the gradients of the operands `wanted` of a cell (``lstm``, ``gru``, ``rnn``), by backpropagation in time.
 
-    A tensor where one is wanted, else a tuple.
-
-    Behind the cell's operands, of which `extras` names those that may be left out, stand the gradients of its results.
-    The forward step is computed anew, by torch, which differentiates it.
+    Returns a tensor if there is one, else a tuple. `operands` are the cell's, of which `extras` names the optional
+    ones, followed by the gradients of its results. The forward is recomputed by torch autograd.
     """
     import torch
 
     run, states = _CELLS[cell]
     fixed = 2 + states
-    # What a rank computes with keeps no record of how it was computed; copies made here do.
+    # Ranks run in inference mode, whose tensors autograd cannot use: clone them outside of it.
     with torch.inference_mode(False), torch.enable_grad():
-        given = [x.clone() for x in operands]
-        given, seeds = given[: fixed + len(extras)], given[fixed + len(extras) :]
-        sources = [given[i].requires_grad_() for i in wanted]
-        results = run(*given[:fixed], **dict(zip(extras, given[fixed:], strict=True)), **options)
-        # Where there are no steps, or no sequences, results do not depend on all operands.
+        inputs = [x.clone() for x in operands]
+        inputs, seeds = inputs[: fixed + len(extras)], inputs[fixed + len(extras) :]
+        sources = [inputs[i].requires_grad_() for i in wanted]
+        results = run(*inputs[:fixed], **dict(zip(extras, inputs[fixed:], strict=True)), **options)
+        # Without steps or sequences, results do not depend on all operands.
         pairs = [(y, g) for y, g in zip(results, seeds, strict=True) if y.requires_grad]
-        found = torch.autograd.grad(
+        grads = torch.autograd.grad(
             [y for y, _ in pairs], sources, [g for _, g in pairs], allow_unused=True, materialize_grads=True
         )
-    results = tuple(x.detach() for x in found)
+    results = tuple(x.detach() for x in grads)
     return results if len(results) > 1 else results[0]
 
 
 _CELLS: dict[str, tuple[Callable[..., State], int]] = {"lstm": (lstm, 2), "gru": (gru, 1), "rnn": (rnn, 1)}
-"""Each cell, and how many states it has."""
+"""Each cell, and its number of states."""
 
 
 def _run(

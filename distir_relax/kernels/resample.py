@@ -1,7 +1,7 @@
-"""Resizing and pooling of a part of a dim, in torch: what a rank does with the rows that it fetched.
+"""Resizing and pooling of a part of a dim, in torch, on the rows that a rank has fetched.
 
-A `part` says where a rank's piece lies: ``(size of the whole operand's dim, first element held, size of the whole
-result's dim, first element of the result)``. It is left out where the dim is whole.
+A `part` is the position of a rank's piece: ``(size of the whole operand's dim, its first element, size of the whole
+result's dim, its first element)``. It is empty if the dim is not split.
 """
 
 from __future__ import annotations
@@ -24,11 +24,11 @@ _HALVES = ("float16", "bfloat16")
 
 
 def weigh(x: torch.Tensor, axis: int, sampling: Sampling, size: int, part: Part = ()) -> torch.Tensor:
-    """Dim `axis` of `x` made `size` elements: each the weighed sum of the elements that `sampling` says."""
+    """Resize dim `axis` of `x` to `size` elements, each the weighted sum of the elements given by `sampling`."""
     columns, weights = _columns(sampling, x.shape[axis], size, tuple(part), x, axis)
     if not weights:
         return _pick(x, axis, columns[0])
-    # Halves are too coarse to be added up in.
+    # Half precision is too coarse for accumulation.
     wide = x.float() if _dtype(x) in _HALVES else x
     total = _pick(wide, axis, columns[0]) * weights[0]
     for column, weight in zip(columns[1:], weights[1:], strict=True):
@@ -37,7 +37,7 @@ def weigh(x: torch.Tensor, axis: int, sampling: Sampling, size: int, part: Part 
 
 
 def maximum(x: torch.Tensor, axis: int, sampling: Sampling, size: int, part: Part = ()) -> torch.Tensor:
-    """Dim `axis` of `x` made `size` elements: each the largest of the elements that `sampling` says."""
+    """Resize dim `axis` of `x` to `size` elements, each the maximum of the elements given by `sampling`."""
     columns, _ = _columns(sampling, x.shape[axis], size, tuple(part), x, axis)
     best = _pick(x, axis, columns[0])
     for column in columns[1:]:
@@ -52,44 +52,44 @@ def places(
     strides: Sequence[int],
     parts: Sequence[Part] = (),
 ) -> torch.Tensor:
-    """Where the largest element of each window over the last dims of `x` stands: its positions times `strides`, summed.
+    """Return the argmax of each window over the last dims of `x`: its indices times `strides`, summed.
 
-    Of equal elements it is the first in the plane, which is found dim by dim, the last one first.
+    Of equal elements it is the first in row-major order; computed dim by dim, the last one first.
     """
     import torch
 
-    found = _torch_places(x, samplings, sizes, strides) if not parts else None
-    if found is not None:
-        return found
-    place = torch.zeros((), dtype=torch.int64, device=x.device).expand(x.shape)
+    result = _torch_places(x, samplings, sizes, strides) if not parts else None
+    if result is not None:
+        return result
+    positions = torch.zeros((), dtype=torch.int64, device=x.device).expand(x.shape)
     for axis in reversed(range(2, x.dim())):
         sampling, size, part = samplings[axis - 2], sizes[axis - 2], tuple(parts[axis - 2]) if parts else ()
         first, stride = part[1] if part else 0, strides[axis - 2]
         columns, _ = _columns(sampling, x.shape[axis], size, part, x, axis)
-        along = [-1 if dim == axis else 1 for dim in range(x.dim())]
-        best = found = None
+        broadcast_shape = [-1 if dim == axis else 1 for dim in range(x.dim())]
+        best = result = None
         for column in columns:
             value = _pick(x, axis, column)
-            where = _pick(place, axis, column) + ((column + first) * stride).reshape(along)
-            if best is None or found is None:
-                best, found = value, where
+            candidate = _pick(positions, axis, column) + ((column + first) * stride).reshape(broadcast_shape)
+            if best is None or result is None:
+                best, result = value, candidate
             else:
                 better = (value > best) | (value.isnan() & ~best.isnan())
-                best, found = torch.where(better, value, best), torch.where(better, where, found)
+                best, result = torch.where(better, value, best), torch.where(better, candidate, result)
         assert best is not None
-        assert found is not None
-        x, place = best, found
-    return place
+        assert result is not None
+        x, positions = best, result
+    return positions
 
 
 def _torch_places(
     x: torch.Tensor, samplings: Sequence[Sampling], sizes: Sequence[int], strides: Sequence[int]
 ) -> torch.Tensor | None:
-    """The places by torch's own pooling, where that has these windows and numbers the plane row by row."""
+    """Compute the argmax by torch's pooling, if that has such windows and row-major strides; else return None."""
     from torch.nn import functional as F
 
-    inside, count = x.shape[2:], len(sizes)
-    row_major = [math.prod(inside[i + 1 :]) for i in range(count)]
+    spatial, count = x.shape[2:], len(sizes)
+    row_major = [math.prod(spatial[i + 1 :]) for i in range(count)]
     if not x.is_floating_point() or not x.numel() or not all(sizes) or list(strides) != row_major:
         return None
     if all(isinstance(s, Adaptive) for s in samplings):
@@ -97,26 +97,26 @@ def _torch_places(
     pools = [s for s in samplings if isinstance(s, Pooling)]
     if len(pools) < count or any(2 * p.low > p.kernel for p in pools):
         return None
-    # What ONNX and `ceil_mode` put on at the high ends is no part of torch's windows.
-    made = [
-        (n + 2 * p.low - p.dilation * (p.kernel - 1) - 1) // p.stride + 1 for n, p in zip(inside, pools, strict=True)
+    # torch has no padding only at the high ends, as ONNX and `ceil_mode` do.
+    torch_sizes = [
+        (n + 2 * p.low - p.dilation * (p.kernel - 1) - 1) // p.stride + 1 for n, p in zip(spatial, pools, strict=True)
     ]
-    if made != list(sizes):
+    if torch_sizes != list(sizes):
         return None
     numbers = [[getattr(p, name) for p in pools] for name in ("kernel", "stride", "low", "dilation")]
     return getattr(F, f"max_pool{count}d")(x, *numbers, return_indices=True)[1]  # type: ignore[no-any-return]
 
 
 def rows_of(sampling: Sampling, held: int, size: int, part: Part, precise: bool) -> Taps:
-    """The taps of a rank's piece: `size` elements of the result, positions counted from the first of `held`."""
-    have, first, want, start = part or (held, 0, size, 0)
-    whole = taps_of(sampling, have, want, precise)
+    """Return the taps of a rank's piece: `size` elements of the result, positions relative to the first of `held`."""
+    operand_size, first, result_size, start = part or (held, 0, size, 0)
+    taps = taps_of(sampling, operand_size, result_size, precise)
     rows = slice(start, start + size)
-    return Taps(whole.positions[rows] - first, whole.weights[rows] if whole.weights is not None else None)
+    return Taps(taps.positions[rows] - first, taps.weights[rows] if taps.weights is not None else None)
 
 
 def _pick(x: torch.Tensor, axis: int, column: torch.Tensor) -> torch.Tensor:
-    """Elements of dim `axis`. Those of a last dim torch finds several times faster in a matrix."""
+    """Select elements of dim `axis`; for the last dim, torch is several times faster on a matrix."""
     if axis < x.dim() - 1:
         return x.index_select(axis, column)
     return x.reshape(-1, x.shape[-1]).index_select(1, column).view(*x.shape[:-1], len(column))
@@ -132,7 +132,7 @@ def _columns(
 def _tensors(
     sampling: Sampling, held: int, size: int, part: tuple[int, ...], dtype: str, device: str, trailing: int
 ) -> tuple[list[torch.Tensor], list[torch.Tensor]]:
-    """The positions of each tap, and their weights, for a tensor that has `trailing` dims from the axis on."""
+    """Return the positions of each tap, and weights for a tensor with `trailing` dims from the axis on."""
     import torch
 
     rows = rows_of(sampling, held, size, part, dtype == "float64")

@@ -1,7 +1,7 @@
-"""Rows that are worked on by the group that each is of, by number: the experts of a mixture, in any order of the rows.
+"""Products of rows with the matrices of their groups (experts), with rows in any order.
 
-`ids` says of each row which group it is of, `groups` which groups a device has. Rows of other groups have no part in
-anything: results are zero for them. Where there are fewer rows than `ids`, they are those of the device's groups alone.
+`ids` has the group of each row, `groups` the groups of this device. Rows of other groups are ignored: their results are
+zero. If there are fewer rows than `ids`, they are only those of the device's groups.
 """
 
 from __future__ import annotations
@@ -14,28 +14,28 @@ if TYPE_CHECKING:
 
 
 def selected(x: torch.Tensor, ids: torch.Tensor, groups: torch.Tensor) -> torch.Tensor:
-    """`x` with zeros in the rows of other groups."""
+    """Return `x` with zeros in the rows of other groups."""
     import torch
 
-    mine = torch.isin(ids, groups).view(-1, *(1,) * (x.dim() - 1))
-    return torch.where(mine, x, x.new_zeros(()))
+    is_selected = torch.isin(ids, groups).view(-1, *(1,) * (x.dim() - 1))
+    return torch.where(is_selected, x, x.new_zeros(()))
 
 
 def matmul(x: torch.Tensor, weights: torch.Tensor, ids: torch.Tensor, groups: torch.Tensor) -> torch.Tensor:
-    """Each row of `x` (rows, k) times the matrix of its group, of `weights` (groups, k, n)."""
+    """Multiply each row of `x` (rows, k) by the matrix of its group, of `weights` (groups, k, n)."""
     ids = _ids(x, ids, groups)
     result = x.new_zeros((x.shape[0], weights.shape[2]))
-    for place, rows in _rows(ids, groups):
-        result[rows] += x[rows] @ weights[place]
+    for group, rows in _rows(ids, groups):
+        result[rows] += x[rows] @ weights[group]
     return result
 
 
 def weight_grad(x: torch.Tensor, y: torch.Tensor, ids: torch.Tensor, groups: torch.Tensor) -> torch.Tensor:
-    """For each group the product of the rows of `x` (rows, k) that are of it, transposed, and of those of `y`."""
+    """Return for each group the product of its rows of `x` (rows, k), transposed, and its rows of `y`."""
     ids = _ids(x, ids, groups)
     result = x.new_zeros((groups.shape[0], x.shape[1], y.shape[1]))
-    for place, rows in _rows(ids, groups):
-        result[place] = x[rows].t() @ y[rows]
+    for group, rows in _rows(ids, groups):
+        result[group] = x[rows].t() @ y[rows]
     return result
 
 
@@ -46,24 +46,24 @@ def _ids(x: torch.Tensor, ids: torch.Tensor, groups: torch.Tensor) -> torch.Tens
 
 
 def _rows(ids: torch.Tensor, groups: torch.Tensor) -> Iterator[tuple[int, torch.Tensor]]:
-    """The place of each group that has rows, and these, in order."""
+    """Yield the index of each group that has rows, and those rows, in order."""
     import torch
 
     order = torch.argsort(ids, stable=True)
-    inside = ids[order].contiguous()
-    starts = torch.searchsorted(inside, groups).tolist()
-    ends = torch.searchsorted(inside, groups, right=True).tolist()
-    for place, (start, end) in enumerate(zip(starts, ends, strict=True)):
+    sorted_ids = ids[order].contiguous()
+    starts = torch.searchsorted(sorted_ids, groups).tolist()
+    ends = torch.searchsorted(sorted_ids, groups, right=True).tolist()
+    for group, (start, end) in enumerate(zip(starts, ends, strict=True)):
         if end > start:
-            yield place, order[start:end]
+            yield group, order[start:end]
 
 
 def owners(ids: torch.Tensor, groups: Sequence[tuple[int, int]]) -> torch.Tensor:
-    """Which device each row belongs to: device i has the groups from ``groups[i][0]`` to the one before the second.
+    """Return the device of each row: device i has the groups from ``groups[i][0]`` to ``groups[i][1] - 1``.
 
-    -1 for a row whose group none has.
+    -1 for a row whose group no device has.
     """
-    found = ids.new_full(ids.shape, -1)
+    owner = ids.new_full(ids.shape, -1)
     for index, (start, stop) in enumerate(groups):
-        found[(ids >= start) & (ids < stop)] = index
-    return found
+        owner[(ids >= start) & (ids < stop)] = index
+    return owner

@@ -1,7 +1,7 @@
-"""Which elements of a dim each element of another is made from, and how much each counts: resizing and pooling.
+"""Resizing and pooling formulas: the elements of a dim that each element of the result depends on, and their weights.
 
-A `Sampling` is a formula; what it gives for two sizes are `Taps`. The compiler reads there what devices must send
-each other, and a rank's program what it computes, so the two cannot disagree.
+A `Sampling` is a formula; for two sizes it gives `Taps`. The compiler derives from them the rows that devices exchange,
+and a rank's program its computation, so the two are consistent.
 """
 
 from __future__ import annotations
@@ -24,9 +24,9 @@ CROP = "tf_crop_and_resize"
 
 @dataclass(frozen=True)
 class Taps:
-    """For each element of the result (a row): the positions it is made from, and the weights of those.
+    """For each element of the result (a row): the positions of the elements that it depends on, and their weights.
 
-    `positions` and `weights` are of shape (elements of the result, taps); no weights where nothing is weighed.
+    `positions` and `weights` have shape (elements of the result, taps); `weights` is None for unweighted windows.
     """
 
     positions: Numbers
@@ -34,27 +34,27 @@ class Taps:
 
 
 class Sampling(Protocol):
-    """How elements of one dim are made from those of another, whatever the sizes. Hashable."""
+    """Formula for resampling a dim, independent of sizes. Hashable."""
 
     def taps(self, have: int, want: int, precise: bool) -> Taps:
-        """The taps from a dim of `have` elements to one of `want`; `precise` where the data is of 64 bits."""
+        """Return the taps from a dim of `have` elements to one of `want`; `precise` for 64-bit data."""
 
     def __hash__(self) -> int: ...
 
 
 @lru_cache(maxsize=1024)
 def taps_of(sampling: Sampling, have: int, want: int, precise: bool) -> Taps:
-    """`sampling.taps`, remembered."""
+    """Return `sampling.taps`, cached."""
     return sampling.taps(have, want, precise)
 
 
 @dataclass(frozen=True)
 class Adaptive:
-    """Windows that divide the dim as evenly as may be: element `i` of `m` is made from those between ``floor(i n / m)``
-    and ``ceil((i + 1) n / m)``. The weights are those of their average.
+    """Windows that divide the dim as evenly as possible: element `i` of `m` depends on those from ``floor(i n / m)``
+    to ``ceil((i + 1) n / m)``. The weights are those of their average.
 
-    Shorter windows repeat their last element, which changes no maximum; it shares its weight, since a weight of zero
-    would make an infinite element no number.
+    Shorter windows repeat their last element, which does not affect a maximum; the weight is divided among repetitions,
+    since a zero weight times an infinite element would be NaN.
     """
 
     def __str__(self) -> str:
@@ -62,8 +62,8 @@ class Adaptive:
 
     def taps(self, have: int, want: int, precise: bool) -> Taps:
         """See `Sampling.taps`."""
-        at = np.arange(want)
-        start, stop = at * have // want, -(-(at + 1) * have // want)
+        index = np.arange(want)
+        start, stop = index * have // want, -(-(index + 1) * have // want)
         length = (stop - start)[:, None]
         taps = np.arange(length.max(initial=1))
         positions = np.minimum(start[:, None] + taps, stop[:, None] - 1)
@@ -74,9 +74,9 @@ class Adaptive:
 
 @dataclass(frozen=True)
 class Pooling:
-    """Windows of `kernel` elements that are `dilation` apart, beginning `stride` apart, the first `low` before the dim.
+    """Windows of `kernel` elements, `dilation` apart, starting `stride` apart, the first `low` elements before the dim.
 
-    What lies outside the dim is left out: the window repeats an element in its place.
+    Elements outside of the dim are ignored: the window repeats an element instead.
     """
 
     kernel: int
@@ -88,27 +88,27 @@ class Pooling:
         return f"kernel {self.kernel}, stride {self.stride}, dilation {self.dilation}"
 
     def taps(self, have: int, want: int, precise: bool) -> Taps:
-        """See `Sampling.taps`. Raises ValueError for a window that holds no element of the dim."""
+        """See `Sampling.taps`. Raises ValueError for a window without elements of the dim."""
         begin = np.arange(want)[:, None] * self.stride - self.low
         first = -(np.minimum(begin, 0) // self.dilation)
         last = np.minimum(self.kernel - 1, (have - 1 - begin) // self.dilation)
         if (first > last).any():
-            raise ValueError("a window of padding alone, which has no largest element")
+            raise ValueError("a window contains only padding, which has no maximum")
         taps = np.clip(np.arange(self.kernel), first, last)
         return Taps(begin + taps * self.dilation)
 
 
 @dataclass(frozen=True)
 class Resizing:
-    """Resizing of one dim, as torch has it, or, where `scale` is given, as ONNX has it (operator Resize, version 19).
+    """Resizing of one dim, as in torch, or, with `scale`, as in ONNX (operator Resize, version 19).
 
-    `method` is ``nearest_neighbor``, ``linear`` or ``cubic``; `place` is how a position in the result is taken back to
-    the operand: ``half_pixel``, ``align_corners``, ``asymmetric``, and ONNX's ``pytorch_half_pixel``,
+    `method` is ``nearest_neighbor``, ``linear`` or ``cubic``; `place` is the mapping of positions in the result to the
+    operand: ``half_pixel``, ``align_corners``, ``asymmetric``, and ONNX's ``pytorch_half_pixel``,
     ``half_pixel_symmetric`` and ``tf_crop_and_resize``, which resizes the part `roi` of the dim. `rounding` is
-    ``floor``, ``ceil``, ``round_prefer_floor`` or ``round_prefer_ceil``. With `antialias`, a kernel is as wide as what
-    becomes one element; with `exclude_outside`, what lies beyond an edge has no weight, else it is as the edge.
+    ``floor``, ``ceil``, ``round_prefer_floor`` or ``round_prefer_ceil``. With `antialias`, the kernel is widened when
+    downsampling; with `exclude_outside`, positions beyond an edge have no weight, else they repeat the edge.
 
-    torch computes positions in the type of the data, and those of the nearest elements always in 32 bits.
+    torch computes positions in the type of the data, and nearest positions always in 32 bits.
     """
 
     method: str
@@ -130,62 +130,62 @@ class Resizing:
         else:
             positions = self.places(have, want)
         if self.method == NEAREST:
-            rounded = np.clip(_ROUNDED[self.rounding](positions), 0, have - 1)
+            rounded = np.clip(_ROUNDING[self.rounding](positions), 0, have - 1)
             return Taps(rounded.astype(np.int64)[:, None])
-        return self._weighed(positions, have)
+        return self._weighted_taps(positions, have)
 
     def places(self, have: int, want: int) -> Floats:
-        """Where each element of the result lies in the operand, elements being 1 apart, as ONNX has it."""
-        at = np.arange(want, dtype=np.float64)
+        """Return the position in the operand of each element of the result, as in ONNX."""
+        index = np.arange(want, dtype=np.float64)
         assert self.scale is not None
-        # The size of the result before it is cut off to whole elements.
-        exact = self.scale * have
-        width = float(want) if math.isclose(exact, want) else exact
+        # The size of the result before rounding to an integer.
+        exact_size = self.scale * have
+        result_size = float(want) if math.isclose(exact_size, want) else exact_size
         if self.place == ASYMMETRIC:
-            return at / self.scale
+            return index / self.scale
         if self.place == ALIGN_CORNERS:
-            return at * (have - 1) / (width - 1) if width != 1 else 0 * at
+            return index * (have - 1) / (result_size - 1) if result_size != 1 else 0 * index
         if self.place == CROP:
             first, last = self.roi
-            if width == 1:
-                return 0 * at + (first + last) * (have - 1) / 2
-            return first * (have - 1) + at * (last - first) * (have - 1) / (width - 1)
-        if self.place == "pytorch_half_pixel" and width == 1:
-            return 0 * at
-        centred = (at + 0.5) / self.scale - 0.5
+            if result_size == 1:
+                return 0 * index + (first + last) * (have - 1) / 2
+            return first * (have - 1) + index * (last - first) * (have - 1) / (result_size - 1)
+        if self.place == "pytorch_half_pixel" and result_size == 1:
+            return 0 * index
+        centered = (index + 0.5) / self.scale - 0.5
         if self.place == "half_pixel_symmetric":
-            # A result cut off to whole elements keeps the picture's middle.
-            return centred + have / 2 * (1 - want / width)
-        return centred
+            # A result of rounded size stays centered.
+            return centered + have / 2 * (1 - want / result_size)
+        return centered
 
     def _as_torch(self, have: int, want: int, number: Any) -> Floats:
-        at = np.arange(want, dtype=number)
+        index = np.arange(want, dtype=number)
         if self.place == ALIGN_CORNERS:
             step = number(have - 1) / number(want - 1) if want > 1 else number(0)
-            positions = at * step
+            positions = index * step
         elif self.place == ASYMMETRIC:
-            positions = at * (number(have) / number(want))
+            positions = index * (number(have) / number(want))
         else:
-            # Of 32 bits, product and difference are rounded once, as processors that fuse them do.
+            # In 32 bits, product and difference are rounded once, as with fused multiply-add.
             step = np.float64(number(have) / number(want))
-            positions = ((at + number(0.5)).astype(np.float64) * step - 0.5).astype(number)
-        found: Floats = positions.astype(np.float64)
-        return found
+            positions = ((index + number(0.5)).astype(np.float64) * step - 0.5).astype(number)
+        result: Floats = positions.astype(np.float64)
+        return result
 
-    def _weighed(self, positions: Floats, have: int) -> Taps:
+    def _weighted_taps(self, positions: Floats, have: int) -> Taps:
         kernel, reach = _KERNELS[self.method]
         assert self.scale is not None or not self.antialias
-        narrowing = min(1.0, self.scale) if self.antialias and self.scale else 1.0
-        support = reach / narrowing
+        kernel_scale = min(1.0, self.scale) if self.antialias and self.scale else 1.0
+        support = reach / kernel_scale
         first = np.floor(positions - support)[:, None] + 1
         taps = first + np.arange(math.ceil(2 * support))
-        weights = kernel((taps - positions[:, None]) * narrowing, self.cubic_coefficient)
+        weights = kernel((taps - positions[:, None]) * kernel_scale, self.cubic_coefficient)
         if self.exclude_outside:
             weights = np.where((taps >= 0) & (taps < have), weights, 0.0)
         return Taps(np.clip(taps, 0, have - 1).astype(np.int64), weights / weights.sum(axis=1, keepdims=True))
 
 
-_ROUNDED: dict[str, Callable[[Floats], Floats]] = {
+_ROUNDING: dict[str, Callable[[Floats], Floats]] = {
     "round_prefer_floor": lambda x: np.ceil(x - 0.5),
     "round_prefer_ceil": lambda x: np.floor(x + 0.5),
     "floor": np.floor,

@@ -1,4 +1,4 @@
-"""Steps of optimizers in place, block by block: what a pass leaves in the cache, the next one finds there."""
+"""In-place optimizer steps, in blocks that stay in the cache from one operation to the next."""
 
 from __future__ import annotations
 
@@ -9,11 +9,11 @@ if TYPE_CHECKING:
     import torch
 
 BLOCK = 1 << 16
-"""Elements of a block: of three tensors in float32, and what is computed of them, a megabyte."""
+"""Elements of a block: three float32 tensors and their temporaries take a megabyte."""
 
 
 def moving_square(square: torch.Tensor, value: torch.Tensor, decay: float) -> torch.Tensor:
-    """``square decay + value value (1 - decay)``, written where `square` is."""
+    """``square decay + value value (1 - decay)``, in place of `square`."""
     for v, g in _blocks(square, value):
         v.mul_(decay).addcmul_(g, g, value=1 - decay)
     return square
@@ -23,23 +23,23 @@ def adam_step(
     weight: torch.Tensor, average: torch.Tensor, square: torch.Tensor, rate: torch.Tensor, size: torch.Tensor,
     floor: torch.Tensor, decay: float,
 ) -> torch.Tensor:  # fmt: skip
-    """``weight (1 - rate decay) - size average / (sqrt(square) + floor)``, written where `weight` is.
+    """``weight (1 - rate decay) - size average / (sqrt(square) + floor)``, in place of `weight`.
 
-    `rate`, `size` and `floor` are numbers.
+    `rate`, `size` and `floor` are scalars.
     """
     import torch
 
-    kept = 1 - rate * decay
+    decay_factor = 1 - rate * decay
     for w, m, v in _blocks(weight, average, square):
         if decay:
-            w.mul_(kept)
-        way = v.sqrt().add_(floor)
-        w.addcmul_(torch.div(m, way, out=way), size, value=-1)
+            w.mul_(decay_factor)
+        denominator = v.sqrt().add_(floor)
+        w.addcmul_(torch.div(m, denominator, out=denominator), size, value=-1)
     return weight
 
 
 def _blocks(*tensors: torch.Tensor) -> Iterator[tuple[torch.Tensor, ...]]:
-    """The same elements of each tensor, some at a time; all at once of tensors that lie otherwise, or on no CPU."""
+    """Yield corresponding blocks of all tensors; whole tensors if small, not contiguous, or not on the CPU."""
     import torch
 
     first = tensors[0]

@@ -1,9 +1,9 @@
-"""How a global tensor lies on devices: meshes, placements, cuts, and what each device holds."""
+"""Layout of global tensors on devices: meshes, placements, cuts, and local shards."""
 
 from distir_relax.layout.collectives import Collective, collective_between
 from distir_relax.layout.cut import Cut, Interval, Segment, intersect
 from distir_relax.layout.dtypes import DTYPES
-from distir_relax.layout.local_shards import block_bounds, held_intervals, holders, holds
+from distir_relax.layout.local_shards import block_bounds, has_shard, local_intervals, shard_devices
 from distir_relax.layout.mesh import DeviceMesh, as_mesh
 from distir_relax.layout.placement import (
     REDUCTIONS,
@@ -37,11 +37,11 @@ __all__ = [
     "as_mesh",
     "block_bounds",
     "collective_between",
-    "held_intervals",
-    "holders",
-    "holds",
+    "has_shard",
     "intersect",
+    "local_intervals",
     "parse_placement",
     "parse_placements",
     "print_placements",
+    "shard_devices",
 ]

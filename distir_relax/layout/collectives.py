@@ -1,6 +1,7 @@
-"""What collectives do to a layout along one mesh axis, and how much they send: the one place that says so.
+"""Collectives along one mesh axis: the placements they convert between, and their traffic.
 
-Of n devices, as rings (Thakur, Rabenseifner and Gropp, 2005); B bytes are the whole tensor or buffer of a device::
+This is the only model of collective traffic. Of n devices, with ring algorithms (Thakur, Rabenseifner and Gropp, 2005);
+B is the number of bytes of the whole tensor or of a device's buffer::
 
     collective       from -> to       rounds       each device sends
     all_reduce       I -> R           2 (n - 1)    2 B (n - 1) / n to the next
@@ -9,9 +10,9 @@ Of n devices, as rings (Thakur, Rabenseifner and Gropp, 2005); B bytes are the w
     all_to_all       S -> S'          n - 1        to each other device its piece
     send             At -> At'        1            B to the receiver
 
-An op's entry names its collective (`Cost.collective`). Propagation and redistribution plans count bytes for equal
-shards (`Collective.sends`); a rank counts what it sends, and the matrix of a simulation what all do, piece by piece
-(`Collective.sends_of`); the network model (`cost.network`) makes seconds of rounds and bytes.
+An op's entry names its collective (`Cost.collective`). Propagation and reshard plans assume equal shards
+(`Collective.balanced_volume`); ranks and the communication matrix of a simulation use the actual pieces
+(`Collective.volume`); the network model (`cost.network`) converts rounds and bytes to seconds.
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ from distir_relax.layout.placement import Partial, Placement, Replicate, Shard
 
 
 class Collective(StrEnum):
-    """A pattern of communication among the devices along a mesh axis, or between two of them."""
+    """A communication pattern of the devices along a mesh axis, or of two of them."""
 
     ALL_REDUCE = "all_reduce"
     ALL_GATHER = "all_gather"
@@ -32,40 +33,40 @@ class Collective(StrEnum):
     SEND = "send"
 
     def rounds(self, ranks: int) -> int:
-        """How often each of `ranks` devices sends, one after the other."""
+        """Return the number of consecutive sends of each of `ranks` devices."""
         if self is Collective.SEND:
             return 1
         return (2 if self is Collective.ALL_REDUCE else 1) * (ranks - 1)
 
-    def sends(self, ranks: int, held: float) -> float:
-        """What each of `ranks` devices sends, of `held` that each brings, where all bring and get equally much."""
+    def balanced_volume(self, ranks: int, size: float) -> float:
+        """Return the amount that each of `ranks` devices sends, given the `size` of each one's equal share."""
         if self is Collective.ALL_GATHER:
-            return (ranks - 1) * held
+            return (ranks - 1) * size
         if self is Collective.SEND:
-            return held
+            return size
         part = (ranks - 1) / ranks
-        return 2 * part * held if self is Collective.ALL_REDUCE else part * held
+        return 2 * part * size if self is Collective.ALL_REDUCE else part * size
 
-    def sends_of(self, ranks: int, whole: Any, own: Any = 0, following: Any = 0) -> Any:
-        """What a device sends, in the unit of the arguments: numbers, or arrays of them.
+    def volume(self, ranks: int, total: Any, own_piece: Any = 0, next_piece: Any = 0) -> Any:
+        """Return the amount that a device sends, in the unit of the arguments: numbers or arrays.
 
-        `whole` is the sum of all pieces: of the shards for an all-gather, of what the device brings otherwise; `own` is
-        the piece that the device keeps, `following` that of the next one.
+        `total` is the sum of all pieces: of the shards for an all-gather, of the device's own buffer otherwise;
+        `own_piece` is the piece that the device keeps, `next_piece` that of the next device.
         """
         match self:
             case Collective.ALL_REDUCE:
-                return 2 * (ranks - 1) * whole / ranks
+                return 2 * (ranks - 1) * total / ranks
             case Collective.ALL_GATHER:
-                return whole - following
+                return total - next_piece
             case Collective.REDUCE_SCATTER | Collective.ALL_TO_ALL:
-                return whole - own
-        return whole
+                return total - own_piece
+        return total
 
 
 def collective_between(source: Placement, target: Placement) -> Collective | None:
-    """The collective that takes a tensor from one placement along an axis to another; None where nothing is sent.
+    """Return the collective that converts between two placements along an axis; None if nothing is sent.
 
-    A term of `I[mean]`, `I[min]` or `I[max]` is the whole tensor, so a shard is gathered for it.
+    A term of `I[mean]`, `I[min]` or `I[max]` is the whole tensor, so a shard is gathered to get it.
     """
     match source, target:
         case Shard(), Shard():

@@ -1,4 +1,4 @@
-"""How a dim is divided along one mesh axis: sizes, index by index, in one or several segments.
+"""Cuts: the division of a dim along one mesh axis into shard sizes, in one or several segments.
 
 ``S[1: 3*(384|384)]`` has one segment that is repeated: a fused QKV weight of 2304 columns whose three parts are each
 cut in two, so that a device holds three slices, not one block.
@@ -16,7 +16,7 @@ Interval = tuple[int, int]
 
 @dataclass(frozen=True, slots=True)
 class Segment:
-    """`repeat` equal stretches of a dim, each split into `sizes` elements, index by index along the mesh axis."""
+    """`repeat` equal parts of a dim, each split into `sizes` elements, one for each index along the mesh axis."""
 
     repeat: int
     sizes: tuple[int, ...]
@@ -28,10 +28,10 @@ class Segment:
 
 @dataclass(frozen=True, slots=True)
 class Cut:
-    """How a dim is divided along one mesh axis: its segments in order."""
+    """The division of a dim along one mesh axis: its segments in order."""
 
     segments: tuple[Segment, ...]
-    # Layouts are looked up all the time.
+    # Cached: layouts are dictionary keys in hot loops.
     _hash: int = field(init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
@@ -42,12 +42,12 @@ class Cut:
 
     @classmethod
     def of(cls, *sizes: int) -> Cut:
-        """One segment with the given sizes."""
+        """Return a cut of one segment with the given sizes."""
         return cls((Segment(1, sizes),))
 
     @property
     def ranks(self) -> int:
-        """How many shards the cut makes."""
+        """The number of shards."""
         return len(self.segments[0].sizes)
 
     @property
@@ -61,11 +61,11 @@ class Cut:
         return len(self.segments) == 1 and self.segments[0].repeat == 1
 
     def local_sizes(self) -> tuple[int, ...]:
-        """The number of elements that each index along the axis holds."""
+        """Return the number of elements of each index along the axis."""
         return _local_sizes(self)
 
     def intervals(self, index: int) -> list[Interval]:
-        """The intervals [start, stop) of the dim that `index` holds, in order; adjacent ones are merged."""
+        """Return the intervals [start, stop) of the dim on `index`, in order; adjacent ones are merged."""
         return list(_intervals(self)[index]) if self.segments else []
 
     def __str__(self) -> str:
@@ -73,18 +73,18 @@ class Cut:
 
 
 def intersect(first: Sequence[Interval], second: Sequence[Interval]) -> list[Interval]:
-    """What two lists of intervals, each in order and apart, have in common, in order."""
-    found: list[Interval] = []
+    """Intersect two sorted lists of disjoint intervals."""
+    result: list[Interval] = []
     i = j = 0
     while i < len(first) and j < len(second):
         start, stop = max(first[i][0], second[j][0]), min(first[i][1], second[j][1])
         if start < stop:
-            found.append((start, stop))
+            result.append((start, stop))
         if first[i][1] < second[j][1]:
             i += 1
         else:
             j += 1
-    return found
+    return result
 
 
 @lru_cache(maxsize=1024)
@@ -94,15 +94,15 @@ def _local_sizes(cut: Cut) -> tuple[int, ...]:
 
 @lru_cache(maxsize=1024)
 def _intervals(cut: Cut) -> tuple[tuple[Interval, ...], ...]:
-    """The intervals of every index of a cut."""
-    found: list[list[Interval]] = [[] for _ in range(cut.ranks)]
+    """Return the intervals of every index of a cut."""
+    intervals: list[list[Interval]] = [[] for _ in range(cut.ranks)]
     start = 0
     for segment in cut.segments:
         for _ in range(segment.repeat):
-            for mine, width in zip(found, segment.sizes, strict=True):
-                if width and mine and mine[-1][1] == start:
-                    mine[-1] = (mine[-1][0], start + width)
+            for interval_list, width in zip(intervals, segment.sizes, strict=True):
+                if width and interval_list and interval_list[-1][1] == start:
+                    interval_list[-1] = (interval_list[-1][0], start + width)
                 elif width:
-                    mine.append((start, start + width))
+                    interval_list.append((start, start + width))
                 start += width
-    return tuple(map(tuple, found))
+    return tuple(map(tuple, intervals))

@@ -1,4 +1,4 @@
-"""The dtypes that a tensor may have."""
+"""Supported dtypes."""
 
 from __future__ import annotations
 

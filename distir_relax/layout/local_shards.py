@@ -1,4 +1,4 @@
-"""What the device at some coordinates of a mesh holds of a tensor that is laid out over it."""
+"""Local shards: the part of a tensor on the device at given mesh coordinates."""
 
 from __future__ import annotations
 
@@ -11,49 +11,48 @@ from distir_relax.layout.mesh import DeviceMesh
 from distir_relax.layout.placement import At, Placement, R, Shard
 
 
-def held_intervals(placements: Sequence[Placement], dim: int, size: int, coordinates: Sequence[int]) -> list[Interval]:
-    """The intervals of a dim of `size` elements that the device at `coordinates` holds, in order.
+def local_intervals(placements: Sequence[Placement], dim: int, size: int, coordinates: Sequence[int]) -> list[Interval]:
+    """Return the intervals of a dim of `size` elements on the device at `coordinates`, in order.
 
-    Each mesh axis that cuts the dim says by itself what its indices hold of it; a device holds what all of them leave
-    it. The cuts of the axes must be decided.
+    This is the intersection of its intervals along each mesh axis that cuts the dim. All cuts must be resolved.
     """
-    held = [(0, size)] if size else []
+    intervals = [(0, size)] if size else []
     for placement, index in zip(placements, coordinates, strict=True):
         if isinstance(placement, Shard) and placement.dim == dim:
             assert placement.cut is not None
-            held = intersect(held, placement.cut.intervals(index))
-    return held
+            intervals = intersect(intervals, placement.cut.intervals(index))
+    return intervals
 
 
-def holds(placements: Sequence[Placement], coordinates: Sequence[int]) -> bool:
-    """Whether the device at `coordinates` holds anything of a tensor: `At` leaves out the others along its axis."""
+def has_shard(placements: Sequence[Placement], coordinates: Sequence[int]) -> bool:
+    """Whether the device at `coordinates` has a shard: under `At` only one index along the axis has."""
     return all(not isinstance(p, At) or p.index == i for p, i in zip(placements, coordinates, strict=True))
 
 
-def holders(placements: Sequence[Placement], mesh: DeviceMesh) -> tuple[int, ...]:
-    """The devices that hold anything of a tensor, in ascending order."""
-    return _holders(tuple(p if isinstance(p, At) else R for p in placements), mesh)
+def shard_devices(placements: Sequence[Placement], mesh: DeviceMesh) -> tuple[int, ...]:
+    """Return the devices that have a shard, in ascending order."""
+    return _shard_devices(tuple(p if isinstance(p, At) else R for p in placements), mesh)
 
 
 @lru_cache(maxsize=1024)
-def _holders(placements: tuple[Placement, ...], mesh: DeviceMesh) -> tuple[int, ...]:
-    return tuple(device for device in range(mesh.size) if holds(placements, mesh.coordinates(device)))
+def _shard_devices(placements: tuple[Placement, ...], mesh: DeviceMesh) -> tuple[int, ...]:
+    return tuple(device for device in range(mesh.size) if has_shard(placements, mesh.coordinates(device)))
 
 
 def block_bounds(placements: Sequence[Placement], dim: int, size: int, mesh: Sequence[int]) -> tuple[int, ...] | None:
-    """Where the blocks of a dim of `size` elements begin, one for each device along the axes that cut it, and its end.
+    """Return the block boundaries of a dim of `size` elements, one block per device along the axes that cut it.
 
-    The devices are taken row by row. None unless each holds one block (or nothing) and the blocks follow each other in
+    The devices are in row-major order. Returns None unless each has at most one block and the blocks are consecutive in
     that order. `placements` may be those of the first axes of `mesh` only.
     """
     cuts = [(axis, p.cut) for axis, p in enumerate(placements) if isinstance(p, Shard) and p.dim == dim]
     bounds = [0]
     for indices in itertools.product(*(range(mesh[axis]) for axis, _ in cuts)):
-        held = [(0, size)]
+        intervals = [(0, size)]
         for (_, cut), index in zip(cuts, indices, strict=True):
             assert cut is not None
-            held = intersect(held, cut.intervals(index))
-        if len(held) > 1 or any(start != bounds[-1] for start, _ in held):
+            intervals = intersect(intervals, cut.intervals(index))
+        if len(intervals) > 1 or any(start != bounds[-1] for start, _ in intervals):
             return None
-        bounds.append(held[0][1] if held else bounds[-1])
+        bounds.append(intervals[0][1] if intervals else bounds[-1])
     return tuple(bounds)

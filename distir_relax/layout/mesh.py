@@ -1,4 +1,4 @@
-"""The devices that a program is for: an n-dimensional grid."""
+"""Device mesh: an n-dimensional grid of devices."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from distir_relax.errors import PlacementError
 
 @dataclass(frozen=True, slots=True)
 class DeviceMesh:
-    """An n-dimensional grid of devices, numbered row by row.
+    """An n-dimensional grid of devices, numbered in row-major order.
 
     `shape` is the number of devices along each axis; `axes` names the axes (``("dp", "tp")``).
     Raises `PlacementError` for an empty mesh, or for names that do not match the shape.
@@ -44,18 +44,18 @@ class DeviceMesh:
         return _numbers(self.size)
 
     def coordinates(self, rank: int) -> tuple[int, ...]:
-        """The index along each axis of device `rank`."""
+        """Return the index of device `rank` along each axis."""
         return _coordinates(self.shape, rank)
 
     def rank(self, coordinates: Sequence[int]) -> int:
-        """The device at `coordinates`: the inverse of `coordinates()`."""
+        """Return the device at `coordinates`: the inverse of `coordinates()`."""
         rank = 0
         for size, index in zip(self.shape, coordinates, strict=True):
             rank = rank * size + index
         return rank
 
     def group(self, rank: int, axis: int) -> tuple[int, ...]:
-        """The devices that differ from `rank` along `axis` only, in order along it; `rank` is one of them."""
+        """Return the devices that differ from `rank` at most along `axis`, in order along it."""
         here = self.coordinates(rank)
         return tuple(self.rank((*here[:axis], i, *here[axis + 1 :])) for i in range(self.shape[axis]))
 
@@ -65,7 +65,7 @@ class DeviceMesh:
 
 
 def as_mesh(mesh: DeviceMesh | int | Sequence[int]) -> DeviceMesh:
-    """A mesh as a user may give one: itself, its shape (``(2, 3)``), or how many devices there are (``3``).
+    """Convert a user's mesh: a `DeviceMesh`, a shape (``(2, 3)``), or a number of devices (``3``).
 
     Raises `PlacementError` for anything else.
     """

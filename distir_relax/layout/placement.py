@@ -1,20 +1,20 @@
-"""How a tensor lies on a device mesh: one placement per mesh axis.
+"""Placements of a tensor on a device mesh, one per mesh axis.
 
 =================  ==========================================================================
-``R``              replicated: every device along the axis holds all of it
-``S[dim]``         split along ``dim``; how is not yet decided
-``S[dim: a|b]``    split along ``dim``; index 0 along the axis holds ``a`` elements, index 1 ``b``
-``S[dim: 2:1]``    split along ``dim`` in these proportions: what index 0 holds is twice what index 1 does
-``S[dim: chunk]``  split along ``dim`` into blocks of ``ceil(n / ranks)``, as torch and TVM do
-``I[op]``          intermediate: each device holds a term of a reduction still to be made
-``Routed[dim]``    each device holds the rows of ``dim`` whose groups it has, of all; data say which these are
-``At[i]``          only index ``i`` along the axis holds it: an input or output of one pipeline stage
+``R``              replicated: every device along the axis has the whole tensor
+``S[dim]``         sharded along ``dim``, with a cut chosen later
+``S[dim: a|b]``    sharded along ``dim``: ``a`` elements on index 0 along the axis, ``b`` on index 1
+``S[dim: 2:1]``    sharded along ``dim`` in proportion: twice as much on index 0 as on index 1
+``S[dim: chunk]``  sharded along ``dim`` into blocks of ``ceil(n / ranks)``, as in torch and TVM
+``I[op]``          intermediate: each device has a term of a pending reduction (partial sum)
+``Routed[dim]``    each device has all rows of ``dim``, only those of its own groups valid (data-dependent)
+``At[i]``          only index ``i`` along the axis has it: an input or output of one pipeline stage
 =================  ==========================================================================
 
 A cut may have several segments, each split by itself: ``S[1: 3*(384|384)]`` is a fused QKV weight of
 2304 columns whose three parts are each cut in two, so a device holds three slices, not one block.
 
-``I`` is the TVM RFC's intermediate type; ``I_SUM``, ``P(sum)`` and ``Partial(sum)`` are read too.
+``I`` is the TVM RFC's intermediate type; ``I_SUM``, ``P(sum)`` and ``Partial(sum)`` are accepted too.
 """
 
 from __future__ import annotations
@@ -26,14 +26,14 @@ from functools import lru_cache
 from distir_relax.errors import PlacementError
 from distir_relax.layout.cut import Cut, Segment
 
-MOST_STRETCHES = 1 << 20
-"""No cut has more stretches: what a device holds is listed one by one."""
+MAX_INTERVALS = 1 << 20
+"""Maximum number of intervals of a cut: they are listed explicitly."""
 REDUCTIONS = ("sum", "mean", "min", "max")
 
 
 @dataclass(frozen=True, slots=True)
 class Replicate:
-    """Every device along the axis holds the whole tensor."""
+    """Every device along the axis has the whole tensor."""
 
     def __str__(self) -> str:
         return "R"
@@ -41,8 +41,8 @@ class Replicate:
 
 @dataclass(frozen=True, slots=True)
 class Shard:
-    """Split along `dim`. `cut` says how; None leaves it to propagation, `chunk` asks for ceil-sized blocks, `shares`
-    for sizes in proportion to them."""
+    """Sharded along `dim`. `cut` has the sizes; None leaves them to propagation, `chunk` requests ceil-sized blocks,
+    `shares` sizes in proportion."""
 
     dim: int
     cut: Cut | None = None
@@ -64,7 +64,7 @@ class Shard:
 
 @dataclass(frozen=True, slots=True)
 class Partial:
-    """Each device along the axis holds one term; reducing them with `reduction` gives the value."""
+    """Each device along the axis has one term; reducing them with `reduction` gives the value."""
 
     reduction: str = "sum"
 
@@ -74,7 +74,7 @@ class Partial:
 
 @dataclass(frozen=True, slots=True)
 class At:
-    """Only the devices at `index` along the axis hold the tensor; how the devices of a distributed program get it."""
+    """Only the devices at `index` along the axis have the tensor, as shards in a distributed program."""
 
     index: int
 
@@ -84,9 +84,9 @@ class At:
 
 @dataclass(frozen=True, slots=True)
 class Routed:
-    """Each device along the axis holds all rows of `dim`, and right those alone whose groups (experts) it has.
+    """Each device along the axis has all rows of `dim`, of which only those of its own groups (experts) are valid.
 
-    The others mean nothing. Only what dispatches rows gives such a layout, and only what combines them ends it.
+    Only ops that dispatch rows create this placement, and only ops that combine rows end it.
     """
 
     dim: int
@@ -100,9 +100,9 @@ R = Replicate()
 
 
 def parse_placement(text: str) -> Placement:
-    """Read one placement, in our spelling, the RFC's or torch's.
+    """Parse one placement, in our spelling, the RFC's, or torch's.
 
-    Raises `PlacementError` when the text is none of them.
+    Raises `PlacementError` for any other text.
     """
     stripped = text.strip()
     if stripped in ("R", "Replicate()"):
@@ -132,7 +132,7 @@ def parse_placement(text: str) -> Placement:
 
 @lru_cache(maxsize=4096)
 def parse_placements(text: str) -> tuple[Placement, ...]:
-    """Read one placement per mesh axis, separated by commas: ``"S[0], R"``."""
+    """Parse comma-separated placements, one per mesh axis: ``"S[0], R"``."""
     return tuple(parse_placement(part) for part in re.split(r",(?![^(\[]*[)\]])", text))
 
 
@@ -161,8 +161,8 @@ def _parse_cut(text: str, whole: str) -> Cut:
         segments.append(Segment(_number(match["repeat"] or "1", whole), sizes))
     if len({len(s.sizes) for s in segments}) > 1:
         raise PlacementError(f"{whole!r}: every segment must list one size per device along the axis")
-    if sum(s.repeat for s in segments) > MOST_STRETCHES:
-        raise PlacementError(f"{whole[:60]!r}: expected at most {MOST_STRETCHES:,} stretches of a dim")
+    if sum(s.repeat for s in segments) > MAX_INTERVALS:
+        raise PlacementError(f"{whole[:60]!r}: expected at most {MAX_INTERVALS:,} intervals of a dim")
     return Cut(tuple(segments))
 
 
@@ -179,5 +179,5 @@ def _parse_shares(text: str, whole: str) -> tuple[float, ...]:
 
 def _number(text: str, whole: str) -> int:
     if len(text.strip()) > 18:
-        raise PlacementError(f"{whole[:60]!r} is not a placement: {text[:30]!r} is more than any dim has")
+        raise PlacementError(f"{whole[:60]!r} is not a placement: {text[:30]!r} is larger than any dim")
     return int(text)

@@ -1,4 +1,4 @@
-"""Whether placements fit a mesh and a tensor, and what they are then: the one place that says so."""
+"""Validation and normalization of placements for a mesh and a tensor."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ from distir_relax.layout.partition import reject_crossing
 from distir_relax.layout.placement import At, Placement, Routed, Shard, parse_placements
 
 
-def fit_placements(
+def validate_placements(
     placement: object, mesh: DeviceMesh, shape: tuple[int, ...], where: str = ""
 ) -> tuple[Placement, ...]:
-    """The placements that `placement` gives, checked against `mesh` and `shape`; negative dims are made positive.
+    """Return normalized placements, checked against `mesh` and `shape`; negative dims become positive.
 
-    `placement` is text, a placement of ours or of torch, or a list of those. Raises `PlacementError` when they cannot
-    be read, when there is not one per mesh axis, when one names a dim that is not there, when sizes do not add up to
-    their dim, and when those of two axes that split one dim do not fit each other.
+    `placement` is text, a placement of ours or torch's, or a list of those. Raises `PlacementError` for text that is
+    not a placement, a number of placements other than that of mesh axes, a dim out of range, sizes that do not add up
+    to their dim, and cuts of one dim along two axes that are not nested.
     """
     items = placement if isinstance(placement, (list, tuple)) else [placement]
     try:
@@ -28,31 +28,31 @@ def fit_placements(
         raise PlacementError(error.message, where, error.hint) from None
 
 
-def fit_annotation(
+def validate_annotation(
     placement: object, mesh: DeviceMesh, shape: tuple[int, ...], where: str = ""
 ) -> tuple[Placement, ...]:
-    """As `fit_placements`, for what a user marks in a model for one mesh: it says how a tensor is split.
+    """As `validate_placements`, for an annotation in a model.
 
-    Raises `PlacementError` for ``At[i]`` too, which says that it is on some devices alone.
+    Also raises `PlacementError` for ``At[i]`` and ``Routed[dim]``, which annotations cannot request.
     """
-    fitted = fit_placements(placement, mesh, shape, where)
+    fitted = validate_placements(placement, mesh, shape, where)
     if any(isinstance(p, Routed) for p in fitted):
         raise PlacementError(
-            "rows lie with their experts where a program sends them there, which a mark cannot ask for",
+            "an annotation cannot request Routed: dispatch ops place rows with their experts",
             where,
             "mark the experts S[0] along the axis",
         )
     if away := [p for p in fitted if isinstance(p, At)]:
         raise PlacementError(
-            f"{away[0]} keeps a tensor on one stage of a pipeline, which a mark in a model cannot ask for",
+            f"{away[0]} keeps a tensor on one pipeline stage, which an annotation in a model cannot request",
             where,
-            "mark it R or S[dim]; docs/simulator.md says how programs with stages are made",
+            "mark it R or S[dim]; docs/simulator.md describes programs with stages",
         )
     return fitted
 
 
-def misfit(placements: Sequence[Placement], mesh: DeviceMesh, shape: tuple[int, ...]) -> tuple[str, str] | None:
-    """What is wrong with placements for a tensor on a mesh, and what to do about it; None where they fit."""
+def find_problem(placements: Sequence[Placement], mesh: DeviceMesh, shape: tuple[int, ...]) -> tuple[str, str] | None:
+    """Return the problem of placements for a tensor on a mesh, and a hint; None if they are valid."""
     if len(placements) != len(mesh.shape):
         axes, found = ", ".join(mesh.axes), ", ".join(map(str, placements))
         return (
@@ -63,14 +63,14 @@ def misfit(placements: Sequence[Placement], mesh: DeviceMesh, shape: tuple[int, 
     for placement, ranks, name in zip(placements, mesh.shape, mesh.axes, strict=True):
         if isinstance(placement, At) and placement.index >= ranks:
             return f"axis {name} of {mesh} has no index {placement.index}", ""
-        if isinstance(placement, Shard) and (problem := _misfit_of_shard(placement, ranks, shape)):
+        if isinstance(placement, Shard) and (problem := _shard_problem(placement, ranks, shape)):
             return problem, ""
         if isinstance(placement, Routed) and placement.dim >= len(shape):
             return f"{placement} names dim {placement.dim} of a tensor of shape {shape}", ""
     return None
 
 
-def _misfit_of_shard(shard: Shard, ranks: int, shape: tuple[int, ...]) -> str:
+def _shard_problem(shard: Shard, ranks: int, shape: tuple[int, ...]) -> str:
     if not -len(shape) <= shard.dim < len(shape):
         dims = f"dims 0 to {len(shape) - 1}" if shape else "no dims"
         return f"{shard} names dim {shard.dim}, but a tensor of shape {shape} has {dims}"
@@ -88,7 +88,7 @@ def _misfit_of_shard(shard: Shard, ranks: int, shape: tuple[int, ...]) -> str:
 @lru_cache(maxsize=4096)
 def _fit(text: str, mesh: DeviceMesh, shape: tuple[int, ...]) -> tuple[Placement, ...]:
     placements = parse_placements(text)
-    if problem := misfit(placements, mesh, shape):
+    if problem := find_problem(placements, mesh, shape):
         raise PlacementError(problem[0], hint=problem[1])
     fitted = tuple(replace(p, dim=p.dim % len(shape)) if isinstance(p, Shard) else p for p in placements)
     reject_crossing(fitted, "")

@@ -1,4 +1,4 @@
-"""What each rank does, in what order: DistIR, tail blocks, projection, passes over ranks' programs, emission."""
+"""Lowering: distributed programs, padding, pipelines, projection to ranks, and code generation."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ if TYPE_CHECKING:
 
 __all__ = ["AccumulateInCalls", "FuseLocal", "Microbatches", "Pipeline", "Project", "ToDistIR", "ToPlaces"]
 
-# A rank imports the emission from here, and must not pay for the compiler.
-_HOMES = {
+# Lazy: ranks import `lowering.emit`, and must not load the compiler.
+_MODULES = {
     "AccumulateInCalls": "distir_relax.lowering.gradient_accumulation",
     "FuseLocal": "distir_relax.lowering.ranked.fuse",
     "Microbatches": "distir_relax.lowering.microbatches",
@@ -29,6 +29,6 @@ _HOMES = {
 
 
 def __getattr__(name: str) -> Any:
-    if name in _HOMES:
-        return getattr(importlib.import_module(_HOMES[name]), name)
+    if name in _MODULES:
+        return getattr(importlib.import_module(_MODULES[name]), name)
     raise AttributeError(f"module 'distir_relax.lowering' has no attribute {name!r}")

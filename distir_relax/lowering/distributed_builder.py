@@ -1,26 +1,35 @@
-"""Writes ops of the distributed stage: types are inferred device by device, once per distinct local program."""
+"""Builder of distributed programs: types are inferred device by device, once per distinct local program."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 
-from distir_relax.ir import Attribute, Kinds, Op, PlacedType, Size, Value, fresh_name, mesh_kinds
+from distir_relax.ir import (
+    Attribute,
+    DeviceEquivalence,
+    Op,
+    PlacedType,
+    Size,
+    Value,
+    fresh_name,
+    mesh_classes,
+)
 from distir_relax.layout import DeviceMesh
 from distir_relax.ops.table.spmd_inference import infer_placed
 
 
 @dataclass(slots=True)
-class PlacedEmitter:
-    """Adds ops on all devices of `mesh`. `location` and `hint` (for names) hold for the ops that follow."""
+class SpmdBuilder:
+    """Adds ops on all devices of `mesh`. `location` and `hint` (for names) apply to subsequent ops."""
 
     mesh: DeviceMesh
     taken: set[str]
     ops: list[Op] = field(default_factory=list)
     location: str = ""
     hint: str = "v"
-    _written: dict[object, tuple[Value, list[Op], Value]] = field(default_factory=dict)
-    """What `again` has written: from which value, by which ops, which value."""
+    _memo: dict[object, tuple[Value, list[Op], Value]] = field(default_factory=dict)
+    """Cache of `memoized`: operand, ops, and result."""
 
     @property
     def devices(self) -> tuple[int, ...]:
@@ -28,7 +37,7 @@ class PlacedEmitter:
         return self.mesh.devices
 
     def emit(self, name: str, *operands: Value, **attrs: Attribute) -> Value | tuple[Value, ...]:
-        """Add an op; its value, or the tuple of its values. Its results are named after `hint`."""
+        """Add an op; return its result or the tuple of its results, named after `hint`."""
         results = tuple(Value(self.fresh(self.hint), kind) for kind in self.infer(name, operands, attrs))
         self.ops.append(Op(name, operands, results, attrs, self.location))
         return results[0] if len(results) == 1 else results
@@ -40,30 +49,30 @@ class PlacedEmitter:
         return result
 
     def on(self, devices: tuple[int, ...], name: str, *operands: Value, **attrs: Attribute) -> Value:
-        """Like `one`, on some devices; each gives the op the operands that it holds. A `transfer` ends on them."""
+        """Like `one`, on some devices, with the operands that each has. A `transfer` delivers to them."""
         (kind,) = self.infer(name, operands, attrs, devices)
         result = Value(self.fresh(self.hint), kind)
         self.ops.append(Op(name, operands, (result,), attrs, self.location))
         return result
 
-    def again(self, key: object, value: Value, write: Callable[[Value], Value]) -> Value:
-        """What `write` makes of a value: its ops are written once for each `key` and type, and then copied.
+    def memoized(self, key: object, value: Value, build: Callable[[Value], Value]) -> Value:
+        """Return `build(value)`; its ops are built once for each `key` and type, and then copied.
 
-        They may depend on nothing else, and take nothing but the value and what they make of it.
+        They may depend on nothing else, and their operands must be `value` or results of each other.
         """
         key = (key, value.type)
-        if key not in self._written:
+        if key not in self._memo:
             first = len(self.ops)
-            made = write(value)
-            self._written[key] = value, self.ops[first:], made
-            return made
-        given, ops, end = self._written[key]
-        copies = {given.name: value}
+            result = build(value)
+            self._memo[key] = value, self.ops[first:], result
+            return result
+        original, ops, original_result = self._memo[key]
+        copies = {original.name: value}
         for op in ops:
             results = tuple(Value(self.fresh(self.hint), v.type) for v in op.results)
             copies.update((v.name, copy) for v, copy in zip(op.results, results, strict=True))
             self.ops.append(Op(op.name, tuple(copies[v.name] for v in op.operands), results, op.attrs, self.location))
-        return copies[end.name]
+        return copies[original_result.name]
 
     def infer(
         self,
@@ -72,28 +81,28 @@ class PlacedEmitter:
         attrs: Mapping[str, Attribute],
         devices: tuple[int, ...] | None = None,
     ) -> tuple[PlacedType, ...]:
-        """The result types on `devices`, by default all of them."""
-        chosen = self.devices if devices is None else devices
-        return infer_placed(name, [v.placed for v in operands], attrs, chosen, self.location)
+        """Return the result types on `devices`, by default all of them."""
+        target_devices = self.devices if devices is None else devices
+        return infer_placed(name, [v.placed for v in operands], attrs, target_devices, self.location)
 
     def fresh(self, name: str) -> str:
-        """`name`, or a numbered variant of it when it is taken."""
+        """Return `name`, or a numbered variant if it is taken."""
         return fresh_name(name, self.taken)
 
-    def by_index(self, axis: int, sizes: tuple[int, ...]) -> Size:
-        """A number for each index along a mesh axis, as a number for each device."""
-        return mesh_kinds(self.mesh, (axis,)).spread(sizes)
+    def expand_by_index(self, axis: int, sizes: tuple[int, ...]) -> Size:
+        """Convert one number per index along a mesh axis to one per device."""
+        return mesh_classes(self.mesh, (axis,)).spread(sizes)
 
 
-def merge_attrs(rows: list[dict[str, Attribute]], kinds: Kinds) -> dict[str, Attribute]:
-    """Attributes of all kinds of devices as one: rank by rank where numbers differ."""
-    return {key: _merge([row[key] for row in rows], kinds) for key in rows[0]}
+def merge_attrs(rows: list[dict[str, Attribute]], classes: DeviceEquivalence) -> dict[str, Attribute]:
+    """Merge the attributes of all classes of devices; numbers that differ become a number per device."""
+    return {key: _merge([row[key] for row in rows], classes) for key in rows[0]}
 
 
-def _merge(values: list[Attribute], kinds: Kinds) -> Attribute:
-    # A nan is equal to none, and the same one for all.
+def _merge(values: list[Attribute], classes: DeviceEquivalence) -> Attribute:
+    # A NaN equals no other, but is identical to itself.
     if all(v is values[0] or v == values[0] for v in values):
         return values[0]
     if all(isinstance(v, tuple) for v in values):
-        return tuple(_merge(list(items), kinds) for items in zip(*values, strict=True))
-    return kinds.spread([v for v in values if isinstance(v, int)])
+        return tuple(_merge(list(items), classes) for items in zip(*values, strict=True))
+    return classes.spread([v for v in values if isinstance(v, int)])

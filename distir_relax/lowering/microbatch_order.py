@@ -1,4 +1,4 @@
-"""In which order the microbatches of a program are worked through: one after the other, as far as they can."""
+"""Order of ops by microbatch: one microbatch after the other, as far as dependences allow."""
 
 from __future__ import annotations
 
@@ -7,36 +7,36 @@ from collections.abc import Collection, Mapping, Sequence
 from distir_relax.ir import Op
 
 
-def one_by_one(
-    ops: Sequence[Op], parts: Mapping[str, int], totals: Collection[str], places: Mapping[str, int]
+def order_microbatches(
+    ops: Sequence[Op], microbatch_of: Mapping[str, int], totals: Collection[str], position_of: Mapping[str, int]
 ) -> list[Op]:
-    """Ops in an order in which what is done for one microbatch comes before the next: as late as it can where all meet.
+    """Sort ops so that those of one microbatch precede the next; sums over microbatches are as late as possible.
 
-    By the names of values, `parts` says of which microbatch each is, -1 for what is the same for all, and `places`
-    where it stands in the program; `totals` are made of all microbatches. A total that microbatches go on with (how
-    many labels there are) is made first, with what it takes, and nothing else is: no forward waits for another.
+    By value names, `microbatch_of` is the microbatch of each, -1 if common to all; `position_of` is the position in
+    the program; `totals` are sums over all microbatches. If microbatches depend on a total (the number of labels), it
+    is a barrier: it comes first, with what it depends on and nothing else, so that no other forward is delayed by it.
     """
-    after = set(totals)
-    """What is the same for all microbatches, and made when they are done."""
+    shared = set(totals)
+    """Results common to all microbatches, after their end."""
     for op in ops:
-        if parts[op.results[0].name] < 0 and any(v.name in after for v in op.operands):
-            after.update(v.name for v in op.results)
-    # How many times microbatches meet behind an op, for one of them to go on with.
-    meetings: dict[str, int] = {}
+        if microbatch_of[op.results[0].name] < 0 and any(v.name in shared for v in op.operands):
+            shared.update(v.name for v in op.results)
+    # The number of barriers after each op that some microbatch waits for.
+    barriers: dict[str, int] = {}
     for op in reversed(ops):
-        behind = max(meetings.get(v.name, 0) for v in op.results)
-        is_of_one = parts[op.results[0].name] >= 0
+        later = max(barriers.get(v.name, 0) for v in op.results)
+        is_single = microbatch_of[op.results[0].name] >= 0
         for v in op.operands:
-            meetings[v.name] = max(meetings.get(v.name, 0), behind + (is_of_one and v.name in after))
-        meetings.update((v.name, behind) for v in op.results)
-    turns: dict[str, int] = {}
+            barriers[v.name] = max(barriers.get(v.name, 0), later + (is_single and v.name in shared))
+        barriers.update((v.name, later) for v in op.results)
+    turn_of: dict[str, int] = {}
     for op in ops:
         name = op.results[0].name
-        same = [turns.get(v.name, parts[v.name]) for v in op.operands if meetings[v.name] == meetings[name]]
-        turns.update((v.name, max([parts[name], *same])) for v in op.results)
+        turns = [turn_of.get(v.name, microbatch_of[v.name]) for v in op.operands if barriers[v.name] == barriers[name]]
+        turn_of.update((v.name, max([microbatch_of[name], *turns])) for v in op.results)
 
-    def place(op: Op) -> tuple[int, int, int]:
+    def key(op: Op) -> tuple[int, int, int]:
         name = op.results[0].name
-        return -meetings[name], turns[name], places[name]
+        return -barriers[name], turn_of[name], position_of[name]
 
-    return sorted(ops, key=place)
+    return sorted(ops, key=key)

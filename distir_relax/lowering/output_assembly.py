@@ -1,30 +1,30 @@
-"""The memory that rank 0 needs to assemble a program's outputs, as records for the simulator."""
+"""Memory to assemble a program's outputs on rank 0, as records for the simulator."""
 
 from __future__ import annotations
 
 import math
 
-from distir_relax.ir import Collected, Function, Value, at_rank
+from distir_relax.ir import Function, OutputAssembly, Value, at_rank
 from distir_relax.layout import DeviceMesh, Shard
 from distir_relax.ops import lookup
 
 
-def collected_outputs(sharded: Function, placed: Function, mesh: DeviceMesh) -> tuple[Collected, ...]:
-    """A record for each output of an entry function, given at the sharded and at the distributed stage.
+def assemble_outputs(sharded: Function, placed: Function, mesh: DeviceMesh) -> tuple[OutputAssembly, ...]:
+    """Return a record for each output of an entry function, given its sharded and distributed form.
 
-    New values of weights and state stay where they are, and have none.
+    Updated weights and state stay on their devices, and have no record.
     """
     updated = {op.results[0].name for op in sharded.ops if not op.callee and lookup(op.name).code.in_place}
     records = []
-    for before, after in zip(sharded.outputs, placed.outputs, strict=True):
-        if before.value.name not in updated:
-            buffer = 0 if _is_contiguous(before.value, mesh) else _largest_part(after.value)
-            records.append(Collected(before.name, before.value.dtensor.tensor.bytes, buffer))
+    for sharded_output, placed_output in zip(sharded.outputs, placed.outputs, strict=True):
+        if sharded_output.value.name not in updated:
+            buffer = 0 if _is_contiguous(sharded_output.value, mesh) else _largest_part(placed_output.value)
+            records.append(OutputAssembly(sharded_output.name, sharded_output.value.dtensor.tensor.bytes, buffer))
     return tuple(records)
 
 
 def _is_contiguous(value: Value, mesh: DeviceMesh) -> bool:
-    """Whether each device's part is one stretch of the whole tensor, which is received in place."""
+    """Whether each device's part is one interval of the flat tensor, which is received in place."""
     kind = value.dtensor
     for axis, placement in enumerate(kind.placements):
         if isinstance(placement, Shard):

@@ -1,39 +1,39 @@
-"""The ops of a pipeline in the order of a schedule: one that all places keep, by the times at which tasks begin."""
+"""Order the ops of a pipeline by a schedule: a global order by the start times of tasks."""
 
 from __future__ import annotations
 
 from dataclasses import replace
 from functools import lru_cache
 
-from distir_relax.analysis.interpreter import steps_of
-from distir_relax.analysis.schedule_order import in_order
+from distir_relax.analysis.interpreter import list_steps
+from distir_relax.analysis.schedule_order import order_ops
 from distir_relax.ir import Module
 from distir_relax.schedules import Kind, Order, Task, timeline
 
 
 def order_tasks(module: Module, order: Order) -> Module:
-    """A module of the distributed stage whose entry's ops are in the order of a schedule; of one that does not train,
-    in that of its forwards. See `analysis.in_order`.
+    """Order the entry's ops by a schedule; distributed stage. See `analysis.schedule_order.order_ops`.
 
-    Raises `DistIRError` where the schedule lacks a task of the program.
+    A program without backwards is ordered by its forwards. Raises `DistIRError` if the schedule lacks a task of the
+    program.
     """
     main = module.main
-    ops = tuple(main.ops[number] for number in in_order(steps_of(main), in_sequence(order)))
+    ops = tuple(main.ops[number] for number in order_ops(list_steps(main), task_sequence(order)))
     return replace(module, functions=(replace(main, ops=ops), *module.functions[1:]))
 
 
 @lru_cache(maxsize=64)
-def in_sequence(order: Order) -> tuple[str, ...]:
-    """The tasks of all places by the times at which they begin, if all take as long; whole backwards in two."""
-    tasks = timeline(in_two(order)).tasks()
-    ordered = sorted(tasks, key=lambda item: (item[1], item[0].kind != "F", item[0].stage))
-    return tuple(str(task) for task, _, _ in ordered)
+def task_sequence(order: Order) -> tuple[str, ...]:
+    """Return the tasks of all places by start time, assuming equal durations; whole backwards are split in two."""
+    tasks = timeline(split_backwards(order)).tasks()
+    sorted_tasks = sorted(tasks, key=lambda item: (item[1], item[0].kind != "F", item[0].stage))
+    return tuple(str(task) for task, _, _ in sorted_tasks)
 
 
-def in_two(order: Order) -> Order:
-    """The order with each whole backward in two: the gradients of inputs, which others wait for, and of weights.
+def split_backwards(order: Order) -> Order:
+    """Split each whole backward into the gradients of inputs, which other stages wait for, and those of weights.
 
-    So the first are sent before the second are made: the bubble of 1F1B is ``(p - 1) (F + I)``.
+    Sending the former before computing the latter makes the bubble of 1F1B ``(p - 1) (F + I)``.
     """
     parts: dict[Kind, tuple[Kind, ...]] = {"B": ("I", "W")}
     rows = (

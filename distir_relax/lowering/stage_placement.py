@@ -1,8 +1,8 @@
-"""The stages of a pipeline at their places: groups of devices, each of which holds the weights of its stages.
+"""Stage placement: assign pipeline stages to places, groups of devices that hold the weights of their stages.
 
-The program comes laid out on the devices of one place, its tasks saying of which stage they are. A task runs at the
-place of its stage, and with it what its weights are made of and what becomes of their gradients. What is made of inputs
-alone is made wherever it is needed; all else goes from one place to the next by `send`, shard by shard::
+The input is laid out on the devices of one place, with the stage of each task. A task runs at the place of its stage,
+and so do the producers of its weights and the users of their gradients. Values computed only from inputs are computed
+wherever needed; all others are sent from place to place, shard by shard::
 
     mesh of 2 devices, 3 places       =>   one mesh of 3 x 2, with `pipeline` as its first axis
     %h = call @stage(…) {stage=0, …}  =>   %h @ {0,1} = call @stage(…) on {0,1} {stage=0, …}
@@ -23,10 +23,10 @@ from distir_relax.ir import (
     Module,
     Op,
     PlacedType,
-    Repeated,
+    RepeatedMicrobatches,
     Value,
     fresh_name,
-    makers,
+    producers,
     value_names,
 )
 from distir_relax.layout import DeviceMesh
@@ -36,208 +36,210 @@ AXIS = "pipeline"
 """The mesh axis of the places."""
 
 UP, DOWN = "up", "down"
-"""The streams on which values go to places with later stages, and with earlier ones."""
+"""The streams on which values are sent to places with later stages, and with earlier ones."""
 
 
 def place_stages(module: Module, place_of: Sequence[int]) -> Module:
-    """A module of the distributed stage on the devices of all places; ``place_of[s]`` is that of stage s."""
+    """Place the stages of a distributed program; ``place_of[s]`` is the place of stage s."""
     mesh = module.meshes[0]
-    whole = DeviceMesh((max(place_of) + 1, *mesh.shape), (AXIS, *mesh.axes))
-    writer = _Writer(module.main, _Places(module.main, place_of), mesh.size, whole.devices)
-    main = writer.function()
-    records = tuple(r.renamed(writer.copies) if isinstance(r, Repeated) else r for r in module.records)
-    return replace(module, functions=(main, *module.functions[1:]), meshes=(whole,), records=records)
+    full_mesh = DeviceMesh((max(place_of) + 1, *mesh.shape), (AXIS, *mesh.axes))
+    builder = _PlacementBuilder(module.main, _StagePlacement(module.main, place_of), mesh.size, full_mesh.devices)
+    main = builder.function()
+    records = tuple(r.renamed(builder.copies) if isinstance(r, RepeatedMicrobatches) else r for r in module.records)
+    return replace(module, functions=(main, *module.functions[1:]), meshes=(full_mesh,), records=records)
 
 
 @dataclass(slots=True)
-class _Places:
-    """Where each value of a function is made."""
+class _StagePlacement:
+    """The place at which each value of a function is computed."""
 
     main: Function
     place_of: Sequence[int]
-    of: dict[str, int] = field(default_factory=dict)
-    """The places of the values that are made once."""
-    makers: dict[str, Op] = field(init=False)
-    _pinned: set[str] = field(default_factory=set)
-    """The values that are made once: they depend on weights, or on tasks."""
+    place: dict[str, int] = field(default_factory=dict)
+    """The places of the values in `_single`."""
+    producers: dict[str, Op] = field(init=False)
+    _single: set[str] = field(default_factory=set)
+    """Values computed at one place only: they depend on weights, or on tasks."""
 
     def __post_init__(self) -> None:
-        self.makers = makers(self.main)
-        self._pinned.update(i.value.name for i in self.main.inputs if i.role in ("parameter", "state"))
+        self.producers = producers(self.main)
+        self._single.update(i.value.name for i in self.main.inputs if i.role in ("parameter", "state"))
         for op in self.main.ops:
-            self._place(op)
-        # Results that no task and no placed value depend on: where their operands are, state with its update above all.
+            self._place_op(op)
+        # Results that no task or placed value depends on are placed with their operands, above all updated state.
         for op in self.main.ops:
-            if op.results[0].name in self._pinned and op.results[0].name not in self.of:
-                known = [v for v in op.operands if v.name in self.of]
-                self._pull(op.results[0].name, self._choose(op, known) if known else 0)
-        for name in self._pinned:
-            self._pull(name, 0)
+            if op.results[0].name in self._single and op.results[0].name not in self.place:
+                placed = [v for v in op.operands if v.name in self.place]
+                self._pull_to(op.results[0].name, self._choose(op, placed) if placed else 0)
+        for name in self._single:
+            self._pull_to(name, 0)
 
-    def _place(self, op: Op) -> None:
-        pinned = [v for v in op.operands if v.name in self._pinned]
-        known = [v for v in pinned if v.name in self.of]
-        if not op.task and not pinned:
+    def _place_op(self, op: Op) -> None:
+        single = [v for v in op.operands if v.name in self._single]
+        placed = [v for v in single if v.name in self.place]
+        if not op.task and not single:
             return
-        self._pinned.update(v.name for v in op.results)
-        if op.task or known:
-            place = self.place_of[op.task["stage"]] if op.task else self._choose(op, known)  # type: ignore[index]
-            self.of.update((v.name, place) for v in op.results)
-            for value in pinned:
-                self._pull(value.name, place)
+        self._single.update(v.name for v in op.results)
+        if op.task or placed:
+            place = self.place_of[op.task["stage"]] if op.task else self._choose(op, placed)  # type: ignore[index]
+            self.place.update((v.name, place) for v in op.results)
+            for value in single:
+                self._pull_to(value.name, place)
 
-    def _choose(self, op: Op, known: Sequence[Value]) -> int:
-        """Where an op runs whose operands are at several places: at what it updates, or else at the largest."""
+    def _choose(self, op: Op, placed: Sequence[Value]) -> int:
+        """Return the place of an op with operands at several places: that of the one it updates, or of the largest."""
         if not op.callee and lookup(op.name, op.location).code.in_place:
-            known = [v for v in known if v is op.operands[0]] or known
-        return min((-v.placed.local(0).bytes, self.of[v.name]) for v in known)[1]
+            placed = [v for v in placed if v is op.operands[0]] or placed
+        return min((-v.placed.local(0).bytes, self.place[v.name]) for v in placed)[1]
 
-    def _pull(self, name: str, place: int) -> None:
-        """What is placed nowhere yet, and all that it is made of, is where it is first needed."""
-        waiting = [name]
-        while waiting:
-            name = waiting.pop()
-            if name in self.of or name not in self._pinned:
+    def _pull_to(self, name: str, place: int) -> None:
+        """Place a value that has no place yet, and its producers, where it is first needed."""
+        worklist = [name]
+        while worklist:
+            name = worklist.pop()
+            if name in self.place or name not in self._single:
                 continue
-            self.of[name] = place
-            if name in self.makers:
-                waiting += [v.name for v in (*self.makers[name].results, *self.makers[name].operands)]
+            self.place[name] = place
+            if name in self.producers:
+                worklist += [v.name for v in (*self.producers[name].results, *self.producers[name].operands)]
 
     def needed_at(self) -> dict[str, set[int]]:
-        """At which places each value is that is made wherever it is needed."""
-        found: dict[str, set[int]] = {}
-        ends = [(o.value.name, self.of.get(o.value.name, 0)) for o in self.main.outputs]
-        uses = [(v.name, self.of[op.results[0].name]) for op in self.main.ops if op.results[0].name in self.of
+        """Return the places at which each value is computed that is computed wherever needed."""
+        places: dict[str, set[int]] = {}
+        ends = [(o.value.name, self.place.get(o.value.name, 0)) for o in self.main.outputs]
+        uses = [(v.name, self.place[op.results[0].name]) for op in self.main.ops if op.results[0].name in self.place
                 for v in op.operands]  # fmt: skip
-        waiting = [*ends, *uses]
-        while waiting:
-            name, place = waiting.pop()
-            if name in self.of or place in found.setdefault(name, set()):
+        worklist = [*ends, *uses]
+        while worklist:
+            name, place = worklist.pop()
+            if name in self.place or place in places.setdefault(name, set()):
                 continue
-            found[name].add(place)
-            if name in self.makers:
-                waiting += [(v.name, place) for v in self.makers[name].operands]
-        return found
+            places[name].add(place)
+            if name in self.producers:
+                worklist += [(v.name, place) for v in self.producers[name].operands]
+        return places
 
 
 @dataclass(slots=True)
-class _Writer:
+class _PlacementBuilder:
     main: Function
-    places: _Places
+    places: _StagePlacement
     size: int
-    """The devices of one place."""
-    everywhere: tuple[int, ...]
+    """The number of devices of a place."""
+    all_devices: tuple[int, ...]
     values: dict[tuple[str, int], Value] = field(default_factory=dict)
-    """Each value at the places where it is."""
+    """The copies of each value, by place."""
     ops: list[Op] = field(default_factory=list)
     names: set[str] = field(default_factory=set)
     used: set[str] = field(default_factory=set)
     inputs: dict[str, Value] = field(default_factory=dict)
     tasks: dict[str, str] = field(default_factory=dict)
-    """The last task that each value is made of."""
-    lasting: set[str] = field(default_factory=set)
-    """The values in whose storage the program may write: weights, and views of them."""
+    """The last task that each value depends on."""
+    stored: set[str] = field(default_factory=set)
+    """Values whose storage the program may overwrite: weights, and views of them."""
     devices: dict[int, tuple[int, ...]] = field(default_factory=dict)
     copies: dict[str, str] = field(default_factory=dict)
-    """What is made again at another place, or sent there: the name of the value, by the new one."""
-    kinds: dict[tuple[int, int], tuple[PlacedType, PlacedType]] = field(default_factory=dict)
-    """Each type at each place, with the type itself, by which it is looked up."""
+    """The original name of each copy that is computed or received at another place, by its new name."""
+    types: dict[tuple[int, int], tuple[PlacedType, PlacedType]] = field(default_factory=dict)
+    """Cache of types by identity and place, with the original, which must stay alive."""
 
     def function(self) -> Function:
-        given = self.main
-        self.names = value_names(given)
-        self.lasting.update(i.value.name for i in given.inputs if i.role in ("parameter", "state"))
-        for op in given.ops:
-            task = op.task_name or self._task_behind(op)
+        main = self.main
+        self.names = value_names(main)
+        self.stored.update(i.value.name for i in main.inputs if i.role in ("parameter", "state"))
+        for op in main.ops:
+            task = op.task_name or self._last_task(op)
             self.tasks.update((v.name, task) for v in op.results if task)
-            if not op.callee and op.operands and op.operands[0].name in self.lasting:
-                self.lasting.update(v.name for v in op.results if lookup(op.name, op.location).shares_storage)
+            if not op.callee and op.operands and op.operands[0].name in self.stored:
+                self.stored.update(v.name for v in op.results if lookup(op.name, op.location).shares_storage)
         needed = self.places.needed_at()
-        inputs = tuple(self._input(item, needed.get(item.value.name, set())) for item in given.inputs)
-        for op in given.ops:
-            place = self.places.of.get(op.results[0].name)
+        inputs = tuple(self._input(item, needed.get(item.value.name, set())) for item in main.inputs)
+        for op in main.ops:
+            place = self.places.place.get(op.results[0].name)
             if place is not None:
-                self._write(op, place)
-        outputs = tuple(replace(o, value=self._at(o.value, self.places.of.get(o.value.name, 0))) for o in given.outputs)
-        return replace(given, inputs=inputs, ops=tuple(self.ops), outputs=outputs)
+                self._emit(op, place)
+        outputs = tuple(
+            replace(o, value=self._at(o.value, self.places.place.get(o.value.name, 0))) for o in main.outputs
+        )
+        return replace(main, inputs=inputs, ops=tuple(self.ops), outputs=outputs)
 
-    def _task_behind(self, op: Op) -> str:
+    def _last_task(self, op: Op) -> str:
         return next((self.tasks[v.name] for v in reversed(op.operands) if v.name in self.tasks), "")
 
     def _input(self, item: Input, needed: set[int]) -> Input:
-        """An input at its place; one that several need is given to all."""
+        """Return an input at its place; one that several places need is on all devices."""
         name = item.value.name
         self.used.add(name)
-        places = sorted(needed) or [self.places.of.get(name, 0)]
+        places = sorted(needed) or [self.places.place.get(name, 0)]
         if len(places) > 1:
-            value = Value(name, replace(item.value.placed, devices=self.everywhere))
-            value = self._spread(value, item.value.placed)
+            value = Value(name, replace(item.value.placed, devices=self.all_devices))
+            value = self._repeat_shape(value, item.value.placed)
             self.inputs[name] = value
         else:
-            value = self.values[name, places[0]] = self._moved(item.value, places[0], name)
+            value = self.values[name, places[0]] = self._at_place(item.value, places[0], name)
         return replace(item, value=value)
 
-    def _spread(self, value: Value, kind: PlacedType) -> Value:
-        """The value with what the devices of each place hold, which is alike."""
-        count = len(self.everywhere) // self.size
+    def _repeat_shape(self, value: Value, kind: PlacedType) -> Value:
+        """Repeat the per-device sizes of one place for all places."""
+        count = len(self.all_devices) // self.size
         shape = tuple(d if isinstance(d, int) else replace(d, values=d.values * count) for d in kind.shape)
         return Value(value.name, replace(value.placed, shape=shape))
 
-    def _write(self, op: Op, place: int) -> None:
+    def _emit(self, op: Op, place: int) -> None:
         operands = tuple(self._at(v, place) for v in op.operands)
         results = []
         for value in op.results:
             name = value.name if value.name not in self.used else fresh_name(value.name, self.names)
             self.used.add(name)
             self.copies[name] = value.name
-            results.append(self._moved(value, place, name))
+            results.append(self._at_place(value, place, name))
             self.values[value.name, place] = results[-1]
         attrs = op.attrs
         if op.name == CALL:
-            attrs = {**attrs, "devices": self._on(op.devices or (), place)}
+            attrs = {**attrs, "devices": self._map_devices(op.devices or (), place)}
         self.ops.append(replace(op, operands=operands, results=tuple(results), attrs=attrs))
 
     def _at(self, value: Value, place: int) -> Value:
-        """The value at a place: sent there, if it is made elsewhere."""
+        """Return the value at a place, sent there if it is computed elsewhere."""
         if (value.name, place) in self.values:
             return self.values[value.name, place]
-        home = self.places.of.get(value.name)
-        if home is None and value.name in self.places.makers:
-            self._write(self.places.makers[value.name], place)
+        home = self.places.place.get(value.name)
+        if home is None and value.name in self.places.producers:
+            self._emit(self.places.producers[value.name], place)
             return self.values[value.name, place]
         if home is None:
-            result = self._moved(value, place, fresh_name(value.name, self.names))
+            result = self._at_place(value, place, fresh_name(value.name, self.names))
             self.ops.append(Op("restrict", (self.inputs[value.name],), (result,)))
         else:
-            result = self._sent(value, home, place)
+            result = self._send(value, home, place)
         self.values[value.name, place] = result
         self.copies[result.name] = value.name
         return result
 
-    def _sent(self, value: Value, home: int, place: int) -> Value:
-        """The value sent from its place to another, beside what both compute."""
-        maker = self.places.makers.get(value.name)
-        where = maker.location if maker else ""
-        sent = self._moved(value, place, fresh_name(value.name, self.names))
-        here = replace(sent, name=fresh_name(f"{sent.name}.here", self.names))
+    def _send(self, value: Value, home: int, place: int) -> Value:
+        """Send a value from its place to another, overlapped with computation."""
+        producer = self.places.producers.get(value.name)
+        location = producer.location if producer else ""
+        received = self._at_place(value, place, fresh_name(value.name, self.names))
+        ready = replace(received, name=fresh_name(f"{received.name}.here", self.names))
         attrs: dict[str, Attribute] = {"stream": UP if place > home else DOWN}
-        if value.name in self.lasting:
+        if value.name in self.stored:
             attrs["copy"] = True
         if value.name in self.tasks:
             attrs["task"] = self.tasks[value.name]
-        self.ops.append(Op("send", (self.values[value.name, home],), (sent,), attrs, where))
-        self.ops.append(Op(WAIT, (sent,), (here,), {}, where))
-        return here
+        self.ops.append(Op("send", (self.values[value.name, home],), (received,), attrs, location))
+        self.ops.append(Op(WAIT, (received,), (ready,), {}, location))
+        return ready
 
-    def _moved(self, value: Value, place: int, name: str) -> Value:
+    def _at_place(self, value: Value, place: int, name: str) -> Value:
         kind = value.placed
         key = id(kind), place
-        if key not in self.kinds:
-            self.kinds[key] = kind, replace(kind, devices=self._on(kind.devices, place))
-        return Value(name, self.kinds[key][1])
+        if key not in self.types:
+            self.types[key] = kind, replace(kind, devices=self._map_devices(kind.devices, place))
+        return Value(name, self.types[key][1])
 
-    def _on(self, devices: tuple[int, ...], place: int) -> tuple[int, ...]:
-        """Devices of the first place, at another. Sets that are equal are one object: they are looked up by it."""
+    def _map_devices(self, devices: tuple[int, ...], place: int) -> tuple[int, ...]:
+        """Map devices of the first place to another. Equal sets are one object: they are cached by identity."""
         if len(devices) != self.size:
             return tuple(d + place * self.size for d in devices)
         first = place * self.size

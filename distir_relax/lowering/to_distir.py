@@ -1,8 +1,8 @@
-"""From the sharded stage to the distributed one: DistIR, the explicit schedule of all devices.
+"""Lowering of the sharded stage to the distributed stage (DistIR), the explicit schedule of all devices.
 
 Every op becomes the op that each device runs on its shard; every `redistribute` becomes collectives. Program order is
-kept: it is the schedule. One op instance stands for all devices, so the size of the program does not depend on how
-many there are.
+preserved: it is the schedule. One op represents all devices, so the size of the program does not depend on their
+number.
 """
 
 from __future__ import annotations
@@ -26,27 +26,27 @@ from distir_relax.ir import (
     Size,
     Type,
     Value,
+    classify_devices,
     fresh_name,
-    held_size,
-    kinds_of,
-    mesh_kinds,
+    local_size,
+    mesh_classes,
 )
-from distir_relax.layout import DeviceMesh, Partial, Shard, held_intervals
-from distir_relax.lowering.distributed_builder import PlacedEmitter, merge_attrs
-from distir_relax.lowering.expert_dispatch import group_axes, lower_rows, packs
+from distir_relax.layout import DeviceMesh, Partial, Shard, local_intervals
+from distir_relax.lowering.distributed_builder import SpmdBuilder, merge_attrs
+from distir_relax.lowering.expert_dispatch import can_pack, group_axes, lower_dispatch
 from distir_relax.lowering.halos import SplitWindow, fetch, parts, split_windows
-from distir_relax.lowering.output_assembly import collected_outputs
-from distir_relax.lowering.padding import MODES, NEUTRAL, Tails, is_padded, is_pending
+from distir_relax.lowering.output_assembly import assemble_outputs
+from distir_relax.lowering.padding import MODES, NEUTRAL, Padding, is_padded, is_partial
 from distir_relax.lowering.redistribute import lower_redistribute
 from distir_relax.ops import PARALLEL, Expansion, Trait, lookup
 
 
 @dataclass(frozen=True, slots=True)
 class ToDistIR:
-    """The pass: sharded stage in, distributed stage out. `tail` is ``ragged`` or ``pad`` (see `lowering.tails`).
+    """Pass: sharded stage in, distributed stage out. `tail` is ``ragged`` or ``pad`` (see `lowering.padding`).
 
-    Calls run on all devices. A function is lowered once for each way in which what it takes is filled up: short shards
-    pass to and from it as they are. Where the mesh is laid out `in_time`, a dispatch of rows stays one.
+    Calls run on all devices. A function is lowered once for each combination of operand padding: padded shards are
+    passed to and from functions as they are. With `in_time`, the mesh axis is time, and a dispatch of rows stays as is.
     """
 
     takes: ClassVar[tuple[str, ...]] = ("sharded",)
@@ -55,26 +55,28 @@ class ToDistIR:
     in_time: bool = False
 
     def run(self, module: Module) -> Module:
-        """Lower every function; raises `DistIRError` for an unknown tail mode."""
+        """Lower every function. Raises `DistIRError` for an unknown tail mode."""
         if self.tail not in MODES:
             raise DistIRError(f"tail is one of {', '.join(MODES)}, found {self.tail!r}")
-        program = _Program(module, self.tail, {module.main.name}, self.in_time, self.tail == "ragged" and packs(module))
+        program = _Program(
+            module, self.tail, {module.main.name}, self.in_time, self.tail == "ragged" and can_pack(module)
+        )
         main = _Lowering(program, module.main, module.main.name).main()
         functions = (main, *(lowered.function for lowered in program.callees.values()))
-        collected = () if self.in_time else collected_outputs(module.main, main, module.meshes[0])
-        return Module("distributed", functions, module.meshes, records=(*module.records, *collected))
+        assemblies = () if self.in_time else assemble_outputs(module.main, main, module.meshes[0])
+        return Module("distributed", functions, module.meshes, records=(*module.records, *assemblies))
 
 
-Fillings = tuple[float | None, ...]
-"""What is known of the filling of a value along each mesh axis."""
+PadValues = tuple[float | None, ...]
+"""The known padding of a value along each mesh axis."""
 
 
 @dataclass(frozen=True, slots=True)
 class _Callee:
-    """A function as it is called, and the fillings of what it gives."""
+    """A lowered function, and the padding of its results."""
 
     function: Function
-    fillings: tuple[Fillings, ...]
+    result_pad_values: tuple[PadValues, ...]
 
 
 @dataclass(slots=True)
@@ -84,31 +86,31 @@ class _Program:
     names: set[str]
     in_time: bool = False
     packed: bool = False
-    """Whether what lies with its group may take as much room as it needs (`routing.packs`)."""
+    """Whether routed rows may be stored compactly (`expert_dispatch.can_pack`)."""
     callees: dict[object, _Callee] = field(default_factory=dict)
-    numbers: dict[Type, int] = field(default_factory=dict)
-    """Equal types have the same number."""
-    known: dict[int, tuple[Type, int]] = field(default_factory=dict)
-    """The numbers of types that were looked up already, with the types, by identity: values share them."""
+    type_ids: dict[Type, int] = field(default_factory=dict)
+    """Ids of types: equal types have the same id."""
+    type_cache: dict[int, tuple[Type, int]] = field(default_factory=dict)
+    """Cache of type ids by identity, with the types: values share them."""
 
-    def number(self, kind: Type) -> int:
-        found = self.known.get(id(kind))
-        if found is None:
-            found = self.known[id(kind)] = kind, self.numbers.setdefault(kind, len(self.numbers))
-        return found[1]
+    def type_id(self, kind: Type) -> int:
+        entry = self.type_cache.get(id(kind))
+        if entry is None:
+            entry = self.type_cache[id(kind)] = kind, self.type_ids.setdefault(kind, len(self.type_ids))
+        return entry[1]
 
-    def callee(self, name: str, operands: list[Value], fillings: list[Fillings]) -> _Callee:
-        """A function as it is lowered for these operands."""
-        key = (name, tuple([self.number(v.type) for v in operands]), tuple(fillings))
+    def callee(self, name: str, operands: list[Value], operand_padding: list[PadValues]) -> _Callee:
+        """Return the function lowered for these operands."""
+        key = (name, tuple([self.type_id(v.type) for v in operands]), tuple(operand_padding))
         if key not in self.callees:
             lowering = _Lowering(self, self.module.function(name), fresh_name(name, self.names))
-            self.callees[key] = lowering.callee(operands, fillings)
+            self.callees[key] = lowering.callee(operands, operand_padding)
         return self.callees[key]
 
 
 @dataclass(frozen=True, slots=True)
 class _Factor:
-    """A factor that is split: its name, and the first operand or result where it is, and the dim there."""
+    """A split factor: its name, and the first operand or result that has it, with the dim."""
 
     name: str
     tensor: int
@@ -121,169 +123,169 @@ class _Lowering:
     function: Function
     name: str
     mesh: DeviceMesh = field(init=False)
-    tails: Tails = field(init=False)
-    emitter: PlacedEmitter = field(init=False)
+    padding: Padding = field(init=False)
+    builder: SpmdBuilder = field(init=False)
     values: dict[str, Value] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        self.mesh, self.tails = self.program.module.meshes[0], Tails(self.program.tail)
-        self.emitter = PlacedEmitter(self.mesh, {i.value.name for i in self.function.inputs})
+        self.mesh, self.padding = self.program.module.meshes[0], Padding(self.program.tail)
+        self.builder = SpmdBuilder(self.mesh, {i.value.name for i in self.function.inputs})
 
     def main(self) -> Function:
         inputs = [self._input(item) for item in self.function.inputs]
         self._body()
         outputs = tuple(Output(o.name, self._output(o)) for o in self.function.outputs)
-        return Function(self.name, tuple(inputs), tuple(self.emitter.ops), outputs)
+        return Function(self.name, tuple(inputs), tuple(self.builder.ops), outputs)
 
-    def callee(self, operands: list[Value], fillings: list[Fillings]) -> _Callee:
-        """The function on operands that are filled up as they are; so is what it gives."""
+    def callee(self, operands: list[Value], operand_padding: list[PadValues]) -> _Callee:
+        """Lower the function for operands with this padding; its results may be padded too."""
         inputs = []
-        for item, operand, filling in zip(self.function.inputs, operands, fillings, strict=True):
+        for item, operand, pad_values in zip(self.function.inputs, operands, operand_padding, strict=True):
             value = self.values[item.value.name] = Value(item.value.name, operand.type)
-            self._fill(value, filling)
+            self._set_pad_values(value, pad_values)
             inputs.append(replace(item, value=value))
         self._body()
         results = [self.values[o.value.name] for o in self.function.outputs]
         outputs = tuple(Output(o.name, v) for o, v in zip(self.function.outputs, results, strict=True))
-        function = Function(self.name, tuple(inputs), tuple(self.emitter.ops), outputs)
-        return _Callee(function, tuple(map(self._fillings, results)))
+        function = Function(self.name, tuple(inputs), tuple(self.builder.ops), outputs)
+        return _Callee(function, tuple(map(self._pad_values, results)))
 
     def _body(self) -> None:
         for op in self.function.ops:
-            self.emitter.location, self.emitter.hint = op.location, op.results[0].name
+            self.builder.location, self.builder.hint = op.location, op.results[0].name
             if op.callee:
                 results = self._call(op)
             else:
                 results = self._redistribute(op) if Trait.REDISTRIBUTION in lookup(op.name).traits else self._op(op)
             for value, local in zip(op.results, results, strict=True):
                 self.values[value.name] = local
-        self.emitter.location = ""
+        self.builder.location = ""
 
     def _call(self, op: Op) -> list[Value]:
         operands = [self.values[v.name] for v in op.operands]
-        callee = self.program.callee(op.callee, operands, [self._fillings(v) for v in operands])
-        given = callee.function.outputs
-        results = [Value(self.emitter.fresh(v.name), o.value.type) for v, o in zip(op.results, given, strict=True)]
-        for value, filling in zip(results, callee.fillings, strict=True):
-            self._fill(value, filling)
-        attrs: dict[str, Attribute] = {"callee": callee.function.name, "devices": self.emitter.devices, **op.task}
-        self.emitter.ops.append(Op(CALL, tuple(operands), tuple(results), attrs, op.location))
+        callee = self.program.callee(op.callee, operands, [self._pad_values(v) for v in operands])
+        outputs = callee.function.outputs
+        results = [Value(self.builder.fresh(v.name), o.value.type) for v, o in zip(op.results, outputs, strict=True)]
+        for value, pad_values in zip(results, callee.result_pad_values, strict=True):
+            self._set_pad_values(value, pad_values)
+        attrs: dict[str, Attribute] = {"callee": callee.function.name, "devices": self.builder.devices, **op.task}
+        self.builder.ops.append(Op(CALL, tuple(operands), tuple(results), attrs, op.location))
         return results
 
-    def _fillings(self, value: Value) -> Fillings:
-        if not self.tails.filling:
+    def _pad_values(self, value: Value) -> PadValues:
+        if not self.padding.pad_values:
             return (None,) * len(self.mesh.shape)
-        return tuple(self.tails.filling.get((value.name, axis)) for axis in range(len(self.mesh.shape)))
+        return tuple(self.padding.pad_values.get((value.name, axis)) for axis in range(len(self.mesh.shape)))
 
-    def _fill(self, value: Value, fillings: Fillings) -> None:
-        known = ((axis, number) for axis, number in enumerate(fillings) if number is not None)
-        self.tails.filling.update(((value.name, axis), number) for axis, number in known)
+    def _set_pad_values(self, value: Value, pad_values: PadValues) -> None:
+        known = ((axis, number) for axis, number in enumerate(pad_values) if number is not None)
+        self.padding.pad_values.update(((value.name, axis), number) for axis, number in known)
 
     def _input(self, item: Input) -> Input:
         kind = item.value.dtensor
         local = Value(item.value.name, self._local_type(kind, range(len(self.mesh.shape))))
         value = local
-        self.emitter.hint = f"{local.name}.padded"
+        self.builder.hint = f"{local.name}.padded"
         for axis, placement in enumerate(kind.placements):
             if isinstance(placement, Shard) and is_padded(kind.placements, axis):
-                value = self.tails.pad(self.emitter, value, axis, placement)
-                # A shard that needs no filling has one of any value.
-                self.tails.filling.setdefault((value.name, axis), 0.0)
+                value = self.padding.pad(self.builder, value, axis, placement)
+                # A shard without padding counts as padded with any value.
+                self.padding.pad_values.setdefault((value.name, axis), 0.0)
         self.values[item.value.name] = value
         return replace(item, value=local)
 
     def _output(self, output: Output) -> Value:
         value = self.values[output.value.name]
-        self.emitter.hint = f"{output.value.name}.trimmed"
+        self.builder.hint = f"{output.value.name}.trimmed"
         placements = output.value.dtensor.placements
         for axis, placement in enumerate(placements):
             if isinstance(placement, Shard) and is_padded(placements, axis):
-                value = self.tails.trim(self.emitter, value, axis, placement)
+                value = self.padding.trim(self.builder, value, axis, placement)
         return value
 
     def _redistribute(self, op: Op) -> list[Value]:
         source, target = op.operands[0].dtensor, op.results[0].dtensor
-        value = lower_redistribute(self.emitter, self.tails, self.values[op.operands[0].name], source, target)
+        value = lower_redistribute(self.builder, self.padding, self.values[op.operands[0].name], source, target)
         return [value]
 
     def _op(self, op: Op) -> list[Value]:
         axes = range(len(self.mesh.shape))
-        ragged = _unlike_axes(op).union(group_axes(op))
-        operands = [self._trimmed(v, ragged) for v in op.operands]
-        if not self.program.in_time and (rows := lower_rows(self.emitter, op, operands, self.program.packed)):
-            return self._padded(op, [rows], ragged)
+        ragged = _mixed_axes(op).union(group_axes(op))
+        operands = [self._trim(v, ragged) for v in op.operands]
+        if not self.program.in_time and (rows := lower_dispatch(self.builder, op, operands, self.program.packed)):
+            return self._pad(op, [rows], ragged)
         reduced = {axis: factor for axis in axes if (factor := self._reduced_factor(op, axis))}
         for axis in reduced.keys() - ragged:
-            operands = [self._neutral(v, local, op, axis) for v, local in zip(op.operands, operands, strict=True)]
+            operands = [self._pad_neutral(v, local, op, axis) for v, local in zip(op.operands, operands, strict=True)]
         entry = lookup(op.name, op.location)
         for axis in set(axes) - ragged:
-            operands = self._valid(op, operands, axis)
-        self.emitter.hint = op.results[0].name
+            operands = self._pad_valid(op, operands, axis)
+        self.builder.hint = op.results[0].name
         factors = {axis: f for axis in axes if (f := reduced.get(axis) or self._expanded_factor(op, axis))}
         for factor in factors.values():
             if expand := entry.split.expand.get(factor.name) or entry.split.expand.get("*"):
                 split = [axis for axis, other in factors.items() if other == factor]
-                return self._padded(op, list(expand(self._expansion(op, operands, split, factor, ragged))), ragged)
+                return self._pad(op, list(expand(self._expansion(op, operands, split, factor, ragged))), ragged)
         windows = split_windows(op, self.mesh)
-        operands = fetch(self.emitter, self.tails, operands, windows)
-        cut = ragged.union(*(window.axes for window in windows))
-        kinds = [self._local_type(v.dtensor, cut) for v in op.results]
-        attrs = self._local_attrs(op, operands, kinds, windows)
-        inferred = self.emitter.infer(op.name, tuple(operands), attrs)
-        if list(inferred) != kinds:
-            given, expected = (", ".join(map(str, types)) for types in (inferred, kinds))
-            raise VerificationError(f"{op.name} gives {given} on the devices, expected {expected}", op.location)
-        results = [Value(self.emitter.fresh(v.name), kind) for v, kind in zip(op.results, kinds, strict=True)]
-        self.emitter.ops.append(Op(op.name, tuple(operands), tuple(results), attrs, op.location))
+        operands = fetch(self.builder, self.padding, operands, windows)
+        unpadded = ragged.union(*(window.axes for window in windows))
+        local_types = [self._local_type(v.dtensor, unpadded) for v in op.results]
+        attrs = self._local_attrs(op, operands, local_types, windows)
+        inferred = self.builder.infer(op.name, tuple(operands), attrs)
+        if list(inferred) != local_types:
+            actual, expected = (", ".join(map(str, types)) for types in (inferred, local_types))
+            raise VerificationError(f"{op.name} gives {actual} on the devices, expected {expected}", op.location)
+        results = [Value(self.builder.fresh(v.name), kind) for v, kind in zip(op.results, local_types, strict=True)]
+        self.builder.ops.append(Op(op.name, tuple(operands), tuple(results), attrs, op.location))
         if Trait.SCALAR in entry.traits:
-            self.tails.note_constant(results[0], float(op.attrs["value"]), len(self.mesh.shape))  # type: ignore[arg-type]
+            self.padding.set_constant(results[0], float(op.attrs["value"]), len(self.mesh.shape))  # type: ignore[arg-type]
         for axis in axes:
-            self.tails.follow(op, axis, operands, results)
-        return self._padded(op, results, cut)
+            self.padding.propagate(op, axis, operands, results)
+        return self._pad(op, results, unpadded)
 
-    def _trimmed(self, value: Value, axes: set[int]) -> Value:
-        """The local value of an operand, without its filling along `axes`."""
+    def _trim(self, value: Value, axes: set[int]) -> Value:
+        """Return the local value of an operand, without its padding along `axes`."""
         local = self.values[value.name]
-        self.emitter.hint = f"{local.name}.trimmed"
-        return self.tails.trim_all(self.emitter, local, value.dtensor.placements, axes, set())
+        self.builder.hint = f"{local.name}.trimmed"
+        return self.padding.trim_all(self.builder, local, value.dtensor.placements, axes, set())
 
-    def _padded(self, op: Op, results: list[Value], axes: set[int]) -> list[Value]:
-        """The results of an op, filled up along `axes`."""
-        self.emitter.hint = f"{op.results[0].name}.padded"
+    def _pad(self, op: Op, results: list[Value], axes: set[int]) -> list[Value]:
+        """Pad the results of an op along `axes`."""
+        self.builder.hint = f"{op.results[0].name}.padded"
         return [
-            self.tails.pad_all(self.emitter, local, v.dtensor.placements, axes, set())
+            self.padding.pad_all(self.builder, local, v.dtensor.placements, axes, set())
             for v, local in zip(op.results, results, strict=True)
         ]
 
-    def _neutral(self, value: Value, local: Value, op: Op, axis: int) -> Value:
+    def _pad_neutral(self, value: Value, local: Value, op: Op, axis: int) -> Value:
         reduction = next(p.reduction for v in op.results if isinstance(p := v.dtensor.placements[axis], Partial))
-        return self._refilled(value, local, axis, NEUTRAL[reduction])
+        return self._refill(value, local, axis, NEUTRAL[reduction])
 
-    def _valid(self, op: Op, operands: list[Value], axis: int) -> list[Value]:
-        """The operands, short shards along `axis` filled with numbers that the op can take: indices, divisors."""
+    def _pad_valid(self, op: Op, operands: list[Value], axis: int) -> list[Value]:
+        """Pad short shards of operands along `axis` with values that are valid for the op: indices, divisors."""
         split = lookup(op.name).split
-        found = list(operands)
+        results = list(operands)
         for i, (value, local) in enumerate(zip(op.operands, operands, strict=True)):
             if i in split.indices:
-                found[i] = self._refilled(value, local, axis, 0.0)
+                results[i] = self._refill(value, local, axis, 0.0)
             if i in split.divisors and "int" in local.placed.dtype:
-                found[i] = self._refilled(value, local, axis, 1.0)
-        return found
+                results[i] = self._refill(value, local, axis, 1.0)
+        return results
 
-    def _refilled(self, value: Value, local: Value, axis: int, number: float) -> Value:
-        """`local` with short shards along `axis` filled with `number`."""
+    def _refill(self, value: Value, local: Value, axis: int, number: float) -> Value:
+        """Pad short shards of `local` along `axis` with `number`."""
         placement = value.dtensor.placements[axis]
         if not isinstance(placement, Shard) or not is_padded(value.dtensor.placements, axis):
             return local
-        self.emitter.hint = f"{local.name}.refilled"
-        return self.tails.refill(self.emitter, local, axis, placement, number)
+        self.builder.hint = f"{local.name}.refilled"
+        return self.padding.refill(self.builder, local, axis, placement, number)
 
     def _reduced_factor(self, op: Op, axis: int) -> _Factor | None:
-        """The factor that is summed over a split dim along `axis`; None when there is none.
+        """Return the factor that is summed over a split dim along `axis`; None if there is none.
 
-        A pending sum that merely passes through comes in with an operand.
+        A partial sum that merely passes through is one already in an operand.
         """
-        if not any(is_pending(v, axis) for v in op.results) or any(is_pending(v, axis) for v in op.operands):
+        if not any(is_partial(v, axis) for v in op.results) or any(is_partial(v, axis) for v in op.operands):
             return None
         types = [v.dtensor.tensor for v in op.operands]
         rule = lookup(op.name).rule_for(types, op.attrs, [v.dtensor.tensor for v in op.results])
@@ -293,10 +295,10 @@ class _Lowering:
                 for index in dims[placement.dim]:
                     if rule.factors[index].kind != PARALLEL:
                         return _Factor(rule.factors[index].name, number, placement.dim)
-        raise VerificationError(f"{op.name} leaves a pending sum, but none of its operands is split", op.location)
+        raise VerificationError(f"{op.name} returns a partial sum, but none of its operands is split", op.location)
 
     def _expanded_factor(self, op: Op, axis: int) -> _Factor | None:
-        """The factor of the results whose split along `axis` needs other ops than the op itself; None without one."""
+        """Return the result factor whose split along `axis` needs other ops than the op itself; None without one."""
         expand = lookup(op.name).split.expand
         if not expand:
             return None
@@ -315,26 +317,26 @@ class _Lowering:
     ) -> Expansion:
         kind = (*op.operands, *op.results)[factor.tensor].dtensor
         return Expansion(
-            self.emitter,
+            self.builder,
             tuple(operands),
             op.attrs,
-            tuple((self.mesh.axes[axis], self._parts(kind, factor.dim, axes[: i + 1])) for i, axis in enumerate(axes)),
+            tuple((self.mesh.axes[axis], self._sizes(kind, factor.dim, axes[: i + 1])) for i, axis in enumerate(axes)),
             self._local_type(kind, ragged).shape[factor.dim],
             tuple(v.dtensor.tensor for v in op.operands),
             tuple(v.dtensor.tensor for v in op.results),
         )
 
-    def _parts(self, kind: DTensorType, dim: int, axes: list[int]) -> tuple[Size, ...]:
-        """How many elements of `dim` each index along the last of `axes` holds of what the axes before leave it."""
+    def _sizes(self, kind: DTensorType, dim: int, axes: list[int]) -> tuple[Size, ...]:
+        """Return the sizes of each index along the last of `axes`, within its part along the axes before."""
         placements = [kind.placements[axis] for axis in axes]
         rows = []
-        kinds = mesh_kinds(self.mesh, tuple(axes[:-1]))
-        for device in kinds.firsts:
+        classes = mesh_classes(self.mesh, tuple(axes[:-1]))
+        for device in classes.firsts:
             *before, _ = (self.mesh.coordinates(device)[axis] for axis in axes)
             indices = range(self.mesh.shape[axes[-1]])
-            held = (held_intervals(placements, dim, kind.shape[dim], [*before, i]) for i in indices)
-            rows.append([sum(stop - start for start, stop in pieces) for pieces in held])
-        return tuple(kinds.spread(column) for column in zip(*rows, strict=True))
+            intervals = (local_intervals(placements, dim, kind.shape[dim], [*before, i]) for i in indices)
+            rows.append([sum(stop - start for start, stop in pieces) for pieces in intervals])
+        return tuple(classes.spread(column) for column in zip(*rows, strict=True))
 
     def _local_attrs(
         self, op: Op, operands: list[Value], results: list[PlacedType], windows: list[SplitWindow]
@@ -343,38 +345,38 @@ class _Lowering:
         if split.localize is None and not windows:
             return dict(op.attrs)
         rows = []
-        columns = [mesh_kinds(self.mesh, window.axes).of for window in windows]
+        columns = [mesh_classes(self.mesh, window.axes).of for window in windows]
         columns += [
             d.values for k in (*(v.placed for v in operands), *results) for d in k.shape if isinstance(d, PerRank)
         ]
-        kinds = kinds_of(tuple(columns), self.mesh.size)
-        for device, mine in zip(kinds.firsts, parts(self.mesh, windows, kinds.firsts), strict=True):
+        classes = classify_devices(tuple(columns), self.mesh.size)
+        for device, positions in zip(classes.firsts, parts(self.mesh, windows, classes.firsts), strict=True):
             attrs: Mapping[str, Attribute] = op.attrs
             if windows:
                 assert split.windowed is not None
-                attrs = split.windowed(attrs, mine)
+                attrs = split.windowed(attrs, positions)
             if split.localize is not None:
                 types = [v.placed.local(device) for v in operands]
                 attrs = split.localize(attrs, types, [r.local(device) for r in results])
             rows.append(dict(attrs))
-        return merge_attrs(rows, kinds)
+        return merge_attrs(rows, classes)
 
     def _local_type(self, kind: DTensorType, ragged: Container[int] = ()) -> PlacedType:
-        """The local type of a value, as it is along the mesh axes `ragged`, short shards filled up along the others."""
+        """Return the local type of a value, without padding along the mesh axes `ragged`, with it along the others."""
         shape: list[Size] = list(kind.shape)
         for axis, placement in enumerate(kind.placements):
             if not isinstance(placement, Shard) or self.mesh.shape[axis] == 1:
                 continue
             if axis not in ragged and is_padded(kind.placements, axis):
-                shape[placement.dim] = self.emitter.by_index(axis, self.tails.size(placement))
+                shape[placement.dim] = self.builder.expand_by_index(axis, self.padding.size(placement))
             else:
                 size = kind.shape[placement.dim]
-                shape[placement.dim] = held_size(kind.placements, placement.dim, size, self.mesh)
-        return PlacedType(tuple(shape), kind.dtype, self.emitter.devices)
+                shape[placement.dim] = local_size(kind.placements, placement.dim, size, self.mesh)
+        return PlacedType(tuple(shape), kind.dtype, self.builder.devices)
 
 
-def _unlike_axes(op: Op) -> set[int]:
-    """The mesh axes along which short shards are filled up in some of the op's values and not in others."""
+def _mixed_axes(op: Op) -> set[int]:
+    """Return the mesh axes along which short shards are padded in some of the op's values and not in others."""
     kinds = [v.dtensor for v in (*op.operands, *op.results)]
     return {
         axis

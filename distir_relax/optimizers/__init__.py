@@ -1,4 +1,4 @@
-"""Optimizers: the state that training keeps, and passes that make steps of it of programs with gradients."""
+"""Optimizers, and the passes that add their steps to programs with gradients."""
 
 from distir_relax.optimizers.adam import Adam, AdamW
 from distir_relax.optimizers.master_weights import MasterWeights, with_state

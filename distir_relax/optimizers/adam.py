@@ -1,11 +1,12 @@
-"""Adam, with weight decay in the gradient or beside it: `torch.optim.Adam` and `torch.optim.AdamW`.
+"""Adam with L2 penalty, and with decoupled weight decay: `torch.optim.Adam` and `torch.optim.AdamW`.
 
 Kingma and Ba, Adam: A Method for Stochastic Optimization, 2014; Loshchilov and Hutter, Decoupled Weight Decay
 Regularization, 2017. With averages m and v, and corrections a = 1 - beta1^t and b = 1 - beta2^t,
 
     rate / a * m / (sqrt(v) / sqrt(b) + eps)  =  rate * sqrt(b) / a * m / (sqrt(v) + eps * sqrt(b))
 
-of which the right side needs fewer passes over memory: what does not depend on the element is a number of the step.
+where the right side needs fewer passes over memory: all factors that do not depend on the element are scalars of the
+step.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ from typing import ClassVar
 from distir_relax.errors import DistIRError
 from distir_relax.ir import Value
 from distir_relax.ops import Builder, cast
-from distir_relax.optimizers.optimizer import Numbers, Optimizer, gradient_of
+from distir_relax.optimizers.optimizer import Numbers, Optimizer, add_weight_decay
 from distir_relax.support.learning_rate import Schedule
 
 
@@ -26,9 +27,9 @@ from distir_relax.support.learning_rate import Schedule
 class Adam(Optimizer):
     """The options of `torch.optim.Adam`; `weight_decay` is part of the gradient.
 
-    `lr` may be a `Schedule`. Of parameters that one of the patterns `no_decay` matches (``"*.bias"``) nothing decays.
+    `lr` may be a `Schedule`. Parameters that match one of the patterns `no_decay` (``"*.bias"``) have no weight decay.
     With `amsgrad` steps are divided by the largest average of squares so far (Reddi, Kale and Kumar, On the Convergence
-    of Adam and Beyond, 2018). Raises `DistIRError` for options that are no numbers or below 0, and for betas that are
+    of Adam and Beyond, 2018). Raises `DistIRError` for options that are not numbers or below 0, and for betas that are
     not below 1.
     """
 
@@ -50,25 +51,25 @@ class Adam(Optimizer):
 
     @property
     def keeps(self) -> tuple[str, ...]:
-        """The averages of the gradient and of its square, and with `amsgrad` the maximum of the latter."""
+        """Return the averages of the gradient and of its square, and with `amsgrad` the maximum of the latter."""
         return ("exp_avg", "exp_avg_sq", *(("max_exp_avg_sq",) if self.amsgrad else ()))
 
     @property
     def counts(self) -> bool:
-        """The averages of the first steps are corrected for having begun at zero."""
+        """Return True: bias correction needs the step number."""
         return True
 
     def numbers(self, g: Builder, rate: Value, step: Value | None, dtype: str) -> Numbers:
-        """The rate, the size of a step along ``m / (sqrt(v) + floor)``, and the floor, computed in float64."""
-        assert step is not None, "Adam counts steps"
+        """Emit the rate, the step size along ``m / (sqrt(v) + floor)``, and the floor, computed in float64."""
+        assert step is not None, "Adam needs the step number"
         one, eps = g.constant(1.0, "float64"), g.constant(self.eps, "float64")
         first, second = (
             g.emit("subtract", one, g.emit("power", g.constant(beta, "float64"), step)) for beta in self.betas
         )
         root = g.emit("sqrt", second)
         size = g.emit("divide", g.emit("multiply", cast(g, rate, "float64"), root), first)
-        found = {"rate": rate, "size": size, "floor": g.emit("multiply", eps, root)}
-        return {name: cast(g, number, dtype) for name, number in found.items()}
+        scalars = {"rate": rate, "size": size, "floor": g.emit("multiply", eps, root)}
+        return {name: cast(g, number, dtype) for name, number in scalars.items()}
 
     def update(
         self, g: Builder, parameter: Value, gradient: Value, state: Mapping[str, Value], numbers: Numbers
@@ -76,20 +77,20 @@ class Adam(Optimizer):
         """See `Optimizer.update`."""
         decay = float(self.decay_of(parameter))
         if not self.decoupled:
-            gradient = gradient_of(g, parameter, gradient, decay)
-        keep, keep_square = map(float, self.betas)
-        average = g.emit("moving_average", state["exp_avg"], gradient, decay=keep, weight=1 - keep)
-        square = g.emit("moving_square", state["exp_avg_sq"], gradient, decay=keep_square)
-        found = {"exp_avg": average, "exp_avg_sq": square}
+            gradient = add_weight_decay(g, parameter, gradient, decay)
+        beta1, beta2 = map(float, self.betas)
+        average = g.emit("moving_average", state["exp_avg"], gradient, decay=beta1, weight=1 - beta1)
+        square = g.emit("moving_square", state["exp_avg_sq"], gradient, decay=beta2)
+        new_state = {"exp_avg": average, "exp_avg_sq": square}
         if self.amsgrad:
-            square = found["max_exp_avg_sq"] = g.emit("maximum", state["max_exp_avg_sq"], square)
+            square = new_state["max_exp_avg_sq"] = g.emit("maximum", state["max_exp_avg_sq"], square)
         operands = (parameter, average, square, numbers["rate"], numbers["size"], numbers["floor"])
-        return {**found, "": g.emit("adam_step", *operands, decay=decay if self.decoupled else 0.0)}
+        return {**new_state, "": g.emit("adam_step", *operands, decay=decay if self.decoupled else 0.0)}
 
 
 @dataclass(frozen=True, slots=True)
 class AdamW(Adam):
-    """The options of `torch.optim.AdamW`; `weight_decay` shrinks the weights beside the gradient's step.
+    """The options of `torch.optim.AdamW`; `weight_decay` is decoupled from the gradient.
 
     Raises as `Adam` does.
     """

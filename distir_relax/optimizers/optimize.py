@@ -1,4 +1,4 @@
-"""The pass that makes a step of training of a program with gradients: clipped, and every parameter updated in place."""
+"""Optimizer pass: turn a program with gradients into a training step, with clipping and in-place updates."""
 
 from __future__ import annotations
 
@@ -10,29 +10,28 @@ from typing import ClassVar
 from distir_relax.errors import DistIRError
 from distir_relax.ir import Function, Module, Op, Output, TensorType, Value, live_ops
 from distir_relax.ops import Builder, cast, lookup
-from distir_relax.optimizers.clip import clipped
+from distir_relax.optimizers.clip import clip_gradients
 from distir_relax.optimizers.optimizer import Numbers, Optimizer
 
 RATE = "learning_rate"
-"""The input of a step that is its learning rate, a float64 without dims."""
+"""The input for the learning rate, a float64 scalar."""
 STEP = "optimizer.step"
-"""The state that counts steps, an int64 without dims."""
+"""The state that counts steps, an int64 scalar."""
 GRADIENT = ".grad"
 NEW = ".new"
-"""What names of outputs end in: of gradients, and of new values of weights and state."""
+"""Suffixes of output names: gradients, and new values of weights and state."""
 
 
 @dataclass(frozen=True, slots=True)
 class Optimize:
-    """The pass: global stage in and out. Outputs ``NAME.grad`` of parameters become updates of the parameters.
+    """Pass within the global stage: outputs ``NAME.grad`` of parameters become updates of the parameters.
 
-    Behind it the program has an input `RATE`, the state that the `optimizer` keeps (``NAME.exp_avg``), which is to
-    begin with zeros (`with_state`), and for each tensor that it updates an output ``NAME.new``, the result of an op in
-    place; new values that the optimizer computes by other ops are written back by ``assign``. `trained` are the
-    parameters that are updated, by default all that have a gradient. With `clip_norm` gradients are scaled down,
-    together, to that norm where theirs is larger. Raises `DistIRError` for a parameter without a gradient, for one that
-    is of no floating dtype, where there is none to train, and for an optimizer whose `update` leaves out a new value,
-    gives one of another type, or reads an old value after overwriting it.
+    The result has an input `RATE`, the state of the `optimizer` (``NAME.exp_avg``), initially zero (`with_state`), and
+    for each tensor that it updates an output ``NAME.new``, the result of an in-place op; new values from other ops are
+    written back by ``assign``. `trained` are the parameters to update, by default all that have a gradient. With
+    `clip_norm` gradients are scaled down to that global norm if theirs is larger. Raises `DistIRError` for a parameter
+    without a gradient, or of no floating dtype, if there is none to train, and for an optimizer whose `update` omits a
+    new value, returns one of another type, or reads an old value after overwriting it.
     """
 
     takes: ClassVar[tuple[str, ...]] = ("global",)
@@ -42,7 +41,7 @@ class Optimize:
     clip_norm: float | None = None
 
     def run(self, module: Module) -> Module:
-        """The module with a step of the optimizer behind its gradients."""
+        """Return the module with a step of the optimizer after its gradients."""
         if self.clip_norm is not None and not 0 < self.clip_norm < math.inf:
             raise DistIRError(f"expected a norm above 0 to clip gradients to, found {self.clip_norm}")
         main = module.main
@@ -54,25 +53,25 @@ class Optimize:
         g.location = ""
         outputs = [o for o in main.outputs if o.name.removesuffix(GRADIENT) not in parameters]
         outputs += self._step(g, {name: parameters[name] for name in grads}, grads)
-        whole = Function(main.name, tuple(g.inputs), tuple(g.ops), tuple(outputs))
-        return replace(module, functions=(replace(whole, ops=live_ops(whole)), *module.functions[1:]))
+        updated = Function(main.name, tuple(g.inputs), tuple(g.ops), tuple(outputs))
+        return replace(module, functions=(replace(updated, ops=live_ops(updated)), *module.functions[1:]))
 
     def _check(self, parameters: Mapping[str, Value], grads: Mapping[str, Value]) -> None:
-        wanted = parameters if self.trained is None else self.trained
-        if unknown := [name for name in wanted if name not in parameters]:
+        trained = parameters if self.trained is None else self.trained
+        if unknown := [name for name in trained if name not in parameters]:
             raise DistIRError(
                 f"the program has no parameter {unknown[0]!r} to train",
                 hint=f"its parameters are {', '.join(list(parameters)[:6])}",
             )
         if not grads or (self.trained is not None and len(grads) < len(set(self.trained))):
-            lacks = ", ".join([name for name in wanted if name not in grads][:4]) or "any parameter"
+            missing = ", ".join([name for name in trained if name not in grads][:4]) or "any parameter"
             raise DistIRError(
-                f"the program gives no gradient of {lacks}",
+                f"the program gives no gradient of {missing}",
                 hint="the loss does not depend on it, or Differentiate has not run",
             )
 
     def _step(self, g: Builder, parameters: Mapping[str, Value], grads: Mapping[str, Value]) -> list[Output]:
-        """Write the step; the outputs that are new values."""
+        """Emit the step; return the outputs with new values."""
         rate = g.input(RATE, TensorType((), "float64"))
         outputs: list[Output] = []
         count: Value | None = None
@@ -82,24 +81,24 @@ class Optimize:
             outputs.append(Output(STEP + NEW, g.emit("assign", before, after)))
             count = cast(g, after, "float64")
         if self.clip_norm is not None:
-            grads = clipped(g, grads, self.clip_norm)
+            grads = clip_gradients(g, grads, self.clip_norm)
         numbers: dict[str, Numbers] = {}
         for name, parameter in parameters.items():
             dtype = parameter.tensor.dtype
             if dtype not in numbers:
                 g.hint = ""
                 numbers[dtype] = self.optimizer.numbers(g, rate, count, dtype)
-            state = {kept: g.input(f"{name}.{kept}", parameter.tensor, "state") for kept in self.optimizer.keeps}
+            state = {key: g.input(f"{name}.{key}", parameter.tensor, "state") for key in self.optimizer.keeps}
             g.hint = f"{name}{NEW}"
             gradient = g.emit("negative", grads[name]) if self.optimizer.maximize else grads[name]
             start = len(g.ops)
             new = self.optimizer.update(g, parameter, gradient, state, numbers[dtype])
             old = {**state, "": parameter}
             self._check_new(name, old, new)
-            # All new values are computed before the first is written back: they may depend on old ones.
+            # Compute all new values before the first is written back: they may depend on old ones.
             outputs += [
-                Output(f"{name}.{kept}{NEW}" if kept else f"{name}{NEW}", _written_back(g, old[kept], value))
-                for kept, value in new.items()
+                Output(f"{name}.{key}{NEW}" if key else f"{name}{NEW}", _write_back(g, old[key], value))
+                for key, value in new.items()
             ]
             self._check_order(name, g.ops[start:])
         return outputs
@@ -108,7 +107,7 @@ class Optimize:
         return f"{type(self.optimizer).__name__}.update, for the parameter {name!r}"
 
     def _check_order(self, name: str, ops: Sequence[Op]) -> None:
-        """No old value is read after it was overwritten."""
+        """Raise `DistIRError` if an old value is read after it was overwritten."""
         updated: dict[Value, str] = {}
         for op in ops:
             for value in op.operands:
@@ -123,23 +122,23 @@ class Optimize:
 
     def _check_new(self, name: str, old: Mapping[str, Value], new: Mapping[str, Value]) -> None:
         where = self._where(name)
-        label = {kept: f"the state {kept!r}" if kept else 'the parameter (under "")' for kept in {**old, **new}}
-        for kept in old:
-            if kept not in new:
-                raise DistIRError(f"expected a new value of {label[kept]}, found none", where)
-        for kept, value in new.items():
-            if kept not in old:
-                raise DistIRError(f"gives a new value of {label[kept]}, which `keeps` does not name", where)
-            if value.tensor != old[kept].tensor:
+        label = {key: f"the state {key!r}" if key else 'the parameter (under "")' for key in {**old, **new}}
+        for key in old:
+            if key not in new:
+                raise DistIRError(f"expected a new value of {label[key]}, found none", where)
+        for key, value in new.items():
+            if key not in old:
+                raise DistIRError(f"gives a new value of {label[key]}, which `keeps` does not name", where)
+            if value.tensor != old[key].tensor:
                 raise DistIRError(
-                    f"expected a new value of {label[kept]} of type {old[kept].tensor}, found {value.tensor}", where
+                    f"expected a new value of {label[key]} of type {old[key].tensor}, found {value.tensor}", where
                 )
 
 
-def _written_back(g: Builder, old: Value, new: Value) -> Value:
-    """The result of an op that leaves `new` in the memory of `old`."""
-    maker = next((op for op in reversed(g.ops) if new in op.results), None)
-    if maker is not None and lookup(maker.name).code.in_place and maker.operands[0] == old:
+def _write_back(g: Builder, old: Value, new: Value) -> Value:
+    """Return the result of an op that writes `new` into the memory of `old`."""
+    producer = next((op for op in reversed(g.ops) if new in op.results), None)
+    if producer is not None and lookup(producer.name).code.in_place and producer.operands[0] == old:
         return new
-    written: Value = g.emit("assign", old, new)
-    return written
+    result: Value = g.emit("assign", old, new)
+    return result

@@ -1,4 +1,4 @@
-"""What an optimizer is to a program: the state that it keeps of each parameter, and the ops of its step."""
+"""Optimizer interface: the state of each parameter, and the ops of a step."""
 
 from __future__ import annotations
 
@@ -15,16 +15,16 @@ from distir_relax.ops import Builder, cast
 from distir_relax.support.learning_rate import Schedule
 
 Numbers = Mapping[str, Value]
-"""The numbers of a step, by name: values without dims that are the same for all parameters of a dtype."""
+"""The scalars of a step, by name: the same for all parameters of a dtype."""
 
 
 class Optimizer(ABC):
-    """One step of training: from each parameter, its gradient and its state, their new values.
+    """One training step: compute the new values of each parameter and its state from its gradient.
 
-    Subclasses are frozen dataclasses with torch's options and defaults. `keeps` are the tensors kept of each parameter,
-    zeros at first, by torch's names: ``exp_avg`` of ``h.weight`` is the state ``h.weight.exp_avg``. `counts` says
-    whether the step depends on how many there were. With `maximize` the loss is made larger: `update` receives the
-    negated gradient. `examples/extend/add_optimizer.py` is a complete optimizer.
+    Subclasses are frozen dataclasses with torch's options and defaults. `keeps` are the state tensors of each
+    parameter, initially zero, by torch's names: ``exp_avg`` of ``h.weight`` is the state ``h.weight.exp_avg``. `counts`
+    is whether the step depends on its number. With `maximize` the loss is maximized: `update` receives the negated
+    gradient. `examples/extend/add_optimizer.py` is a complete optimizer.
     """
 
     lr: float | Schedule
@@ -35,15 +35,15 @@ class Optimizer(ABC):
     @property
     @abstractmethod
     def keeps(self) -> tuple[str, ...]:
-        """The state of a parameter, by name."""
+        """Return the names of a parameter's state tensors."""
 
     @property
     def counts(self) -> bool:
-        """Whether `numbers` is given the number of the step."""
+        """Return whether `numbers` needs the number of the step."""
         return False
 
     def numbers(self, g: Builder, rate: Value, step: Value | None, dtype: str) -> Numbers:
-        """Write with `g` the numbers of a step for the parameters of a dtype.
+        """Emit with `g` the scalars of a step for the parameters of a dtype.
 
         `rate` is float64, as is `step`, which counts from 1.
         """
@@ -53,14 +53,14 @@ class Optimizer(ABC):
     def update(
         self, g: Builder, parameter: Value, gradient: Value, state: Mapping[str, Value], numbers: Numbers
     ) -> dict[str, Value]:
-        """Write with `g` the step of one parameter: new values of what it `keeps`, by name, and its own under ``""``.
+        """Emit with `g` the step of one parameter; return its new state by name, and its new value under ``""``.
 
-        A value is either the result of an op that updates the old value in place (``sgd_step``, ``moving_average``),
-        or of any other ops: it is then written back.
+        A value is either the result of an op that updates the old value in place (``sgd_step``, ``moving_average``), or
+        of any other ops: it is then written back.
         """
 
     def decay_of(self, parameter: Value) -> float:
-        """The weight decay of a parameter: none where one of the patterns `no_decay` matches its name."""
+        """Return the weight decay of a parameter: 0 if its name matches one of the patterns `no_decay`."""
         patterns = (self.no_decay,) if isinstance(self.no_decay, str) else self.no_decay
         return 0.0 if any(fnmatchcase(parameter.name, p) for p in patterns) else self.weight_decay
 
@@ -86,6 +86,6 @@ class Optimizer(ABC):
             )
 
 
-def gradient_of(g: Builder, parameter: Value, gradient: Value, decay: float) -> Any:
-    """The gradient of the loss and of a penalty of ``decay / 2`` times the square of the weights."""
+def add_weight_decay(g: Builder, parameter: Value, gradient: Value, decay: float) -> Any:
+    """Add the gradient of the penalty ``decay / 2`` times the squared norm of the weights."""
     return g.emit("add_scaled", gradient, parameter, alpha=float(decay)) if decay else gradient

@@ -9,7 +9,7 @@ from numbers import Real
 from distir_relax.errors import DistIRError
 from distir_relax.ir import Value
 from distir_relax.ops import Builder, cast
-from distir_relax.optimizers.optimizer import Numbers, Optimizer, gradient_of
+from distir_relax.optimizers.optimizer import Numbers, Optimizer, add_weight_decay
 from distir_relax.support.learning_rate import Schedule
 
 
@@ -17,8 +17,8 @@ from distir_relax.support.learning_rate import Schedule
 class SGD(Optimizer):
     """The options of `torch.optim.SGD`; `weight_decay` is part of the gradient.
 
-    `lr` may be a `Schedule`. Of parameters that one of the patterns `no_decay` matches (``"*.bias"``) nothing decays.
-    Raises `DistIRError` for options that are no numbers or below 0, and for Nesterov momentum without momentum or with
+    `lr` may be a `Schedule`. Parameters that match one of the patterns `no_decay` (``"*.bias"``) have no weight decay.
+    Raises `DistIRError` for options that are not numbers or below 0, and for Nesterov momentum without momentum or with
     dampening.
     """
 
@@ -32,7 +32,7 @@ class SGD(Optimizer):
 
     def __post_init__(self) -> None:
         self.check(lr=self.lr, momentum=self.momentum, weight_decay=self.weight_decay)
-        # Torch takes a dampening below 0 as well.
+        # Torch accepts a negative dampening as well.
         if not isinstance(self.dampening, Real):
             raise DistIRError(f"expected dampening to be a number, found {self.dampening!r}", "SGD")
         if self.nesterov and (self.momentum <= 0 or self.dampening):
@@ -40,22 +40,22 @@ class SGD(Optimizer):
 
     @property
     def keeps(self) -> tuple[str, ...]:
-        """The momentum, if there is one."""
+        """Return the momentum, if used."""
         return ("momentum_buffer",) if self.momentum else ()
 
     @property
     def counts(self) -> bool:
-        """Torch's first gradient is not dampened."""
+        """Return whether the first step differs: torch does not dampen the first gradient."""
         return bool(self.momentum and self.dampening)
 
     def numbers(self, g: Builder, rate: Value, step: Value | None, dtype: str) -> Numbers:
-        """The rate, and what a gradient is multiplied by on its way into a dampened momentum."""
-        found = {"rate": cast(g, rate, dtype)}
+        """Emit the rate, and the factor of a gradient in a dampened momentum."""
+        scalars = {"rate": cast(g, rate, dtype)}
         if step is not None:
             first = g.emit("less_equal", step, g.constant(1.0, "float64"))
             damped = g.emit("where", first, g.constant(1.0, "float64"), g.constant(1 - self.dampening, "float64"))
-            found["damped"] = cast(g, damped, dtype)
-        return found
+            scalars["damped"] = cast(g, damped, dtype)
+        return scalars
 
     def update(
         self, g: Builder, parameter: Value, gradient: Value, state: Mapping[str, Value], numbers: Numbers
@@ -64,9 +64,9 @@ class SGD(Optimizer):
         decay = float(self.decay_of(parameter))
         if not self.momentum:
             return {"": g.emit("sgd_step", parameter, gradient, numbers["rate"], decay=decay)}
-        gradient = gradient_of(g, parameter, gradient, decay)
+        gradient = add_weight_decay(g, parameter, gradient, decay)
         added = g.emit("multiply", gradient, numbers["damped"]) if "damped" in numbers else gradient
         momentum = g.emit("moving_average", state["momentum_buffer"], added, decay=float(self.momentum), weight=1.0)
-        way = g.emit("add_scaled", gradient, momentum, alpha=float(self.momentum)) if self.nesterov else momentum
-        new = g.emit("sgd_step", parameter, way, numbers["rate"], decay=0.0)
+        direction = g.emit("add_scaled", gradient, momentum, alpha=float(self.momentum)) if self.nesterov else momentum
+        new = g.emit("sgd_step", parameter, direction, numbers["rate"], decay=0.0)
         return {"momentum_buffer": momentum, "": new}

@@ -50,7 +50,7 @@ def _why(asked: Alternatives, function: str, name: str, found: Sequence[Alternat
     alike = [other for other in asked.same(function, name) if other != name]
     if alike:
         yield f"it lies as what is alike does: {named([name, *alike])}"
-    for mark in asked.marks(function, name):
+    for mark in asked.annotations(function, name):
         free = asked.without(mark)
         gain = found[0].outcome.seconds - free.seconds if found[0].outcome else 0.0
         cost = (
@@ -61,8 +61,8 @@ def _why(asked: Alternatives, function: str, name: str, found: Sequence[Alternat
         yield "there is no other layout for it"
     else:
         yield (
-            f"of {count} layouts, what a step takes at least on {search.profile.name} with {size(search.room)} a "
-            "device, all else laid out as suits it best:"
+            f"of {count} layouts, what a step takes at least on {search.profile.name} with {size(search.memory_limit)} "
+            "a device, all else laid out as suits it best:"
         )
 
 
@@ -74,15 +74,15 @@ def _by_likeness(layouts: Sequence[Placed], chosen: Placed) -> list[Placed]:
 def _row(layout: str, found: Outcome, chosen: Outcome) -> tuple[str, ...]:
     if found is chosen:
         moved = _collectives(found.collectives)
-        figures = (seconds(found.computing), seconds(found.moving), size(found.memory), size(found.sent))
+        figures = (seconds(found.op_seconds), seconds(found.reshard_seconds), size(found.memory), size(found.sent))
         return f"{layout} (as it lies)", seconds(found.seconds), *figures, moved or "none"
     more = found.seconds - chosen.seconds
     share = f" ({more / chosen.seconds:+.2%})" if change(found.seconds, chosen.seconds, seconds) != "0" else ""
     return (
         layout,
         f"{change(found.seconds, chosen.seconds, seconds)}{share}",
-        change(found.computing, chosen.computing, seconds),
-        change(found.moving, chosen.moving, seconds),
+        change(found.op_seconds, chosen.op_seconds, seconds),
+        change(found.reshard_seconds, chosen.reshard_seconds, seconds),
         change(found.memory, chosen.memory, size),
         change(found.sent, chosen.sent, size),
         _change(found.collectives, chosen.collectives),

@@ -19,7 +19,7 @@ from distir_relax.report.explain import search_of
 from distir_relax.report.layout_text import by_pattern, named, short
 from distir_relax.report.text_table import aligned
 from distir_relax.runtime.verification import read_stage
-from distir_relax.sharding import redistributions, times_of
+from distir_relax.sharding import call_counts, list_reshards
 from distir_relax.support.units import change, count, seconds, size
 
 _MOST_GROUPS, _MOST_NAMES = 10, 12
@@ -124,7 +124,7 @@ class _Lies:
 
 def _layouts(module: Module) -> dict[str, _Lies]:
     """How each value of a program lies, by its name: inputs of the entry, and results of ops with their sums made."""
-    times, mesh = times_of(module), module.meshes[0]
+    times, mesh = call_counts(module), module.meshes[0]
     inputs = ((f"%{i.value.name}", i.value.dtensor, 1, True) for i in module.main.inputs)
     made = (
         (f"%{name}" if function is module.main else f"@{function.name}.{name}", kind, times[function.name], False)
@@ -161,7 +161,7 @@ def _moved(before: Mapping[str, _Lies], after: Mapping[str, _Lies]) -> tuple[Mov
 def _figures(bundle: Bundle, module: Module, machine: Profile | None) -> Figures:
     counts: Counter[str] = Counter()
     sent = 0.0
-    for moved in redistributions(module):
+    for moved in list_reshards(module):
         sent += moved.bytes * moved.times
         for name, axis in moved.collectives:
             counts[f"{name} along {axis}"] += moved.times

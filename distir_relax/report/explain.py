@@ -14,12 +14,12 @@ from distir_relax.bundle import Bundle
 from distir_relax.errors import DistIRError
 from distir_relax.ir import DTensorType, Function, Module, Op, PerRank, Reason, local_type, parse_records, value_names
 from distir_relax.layout import DeviceMesh, Partial, Placement, R, Routed, Shard, print_placements
-from distir_relax.layout.partition import refined
+from distir_relax.layout.partition import refine_cut
 from distir_relax.ops import Trait, lookup
 from distir_relax.report.alternatives import alternatives_text
 from distir_relax.runtime.verification import read_stage
-from distir_relax.sharding import bytes_sent, redistributions
-from distir_relax.sharding.reshard_cost import Redistribution
+from distir_relax.sharding import bytes_sent, list_reshards
+from distir_relax.sharding.reshard_cost import Reshard
 
 
 def explain(bundle: Bundle, name: str, limit: float = 30.0) -> str:
@@ -54,7 +54,7 @@ def explain(bundle: Bundle, name: str, limit: float = 30.0) -> str:
 def explain_json(bundle: Bundle, name: str, limit: float = 30.0) -> dict[str, Any]:
     """The layout of a value as JSON, with the whole of `explain` as lines in `text`.
 
-    `reasons` are those of this value, `redistributions` those that make it or bring it to its uses, with the bytes that
+    `reasons` are those of this value, `list_reshards` those that make it or bring it to its uses, with the bytes that
     each device sends, `held_bytes` the most that a device holds of it.
     """
     text = explain(bundle, name, limit).splitlines()
@@ -156,9 +156,9 @@ def _moves(module: Module, function: Function, name: str) -> Iterator[str]:
         )
 
 
-def _moved(module: Module, function: Function, name: str) -> Iterator[tuple[Op, Redistribution]]:
+def _moved(module: Module, function: Function, name: str) -> Iterator[tuple[Op, Reshard]]:
     """The redistributions that make a value, or bring it to its uses."""
-    by_result = {moved.result: moved for moved in redistributions(module) if moved.function == function.name}
+    by_result = {moved.result: moved for moved in list_reshards(module) if moved.function == function.name}
     for op in function.ops:
         moved = by_result.get(op.results[0].name) if op.results else None
         if moved and name in (op.operands[0].name, op.results[0].name):
@@ -212,7 +212,7 @@ def _layouts(kind: DTensorType, mesh: DeviceMesh) -> Iterator[tuple[Placement, .
         layout: list[Placement] = []
         for dim, ranks in zip(chosen, mesh.shape, strict=True):
             before = [p.cut for p in layout if isinstance(p, Shard) and p.dim == dim and p.cut]
-            layout.append(R if dim is None else Shard(dim, refined(kind.shape[dim], before, ranks)))
+            layout.append(R if dim is None else Shard(dim, refine_cut(kind.shape[dim], before, ranks)))
         yield tuple(layout)
 
 

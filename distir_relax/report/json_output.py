@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from distir_relax.analysis.footprint import Footprint
-from distir_relax.ir import Function, Module, Op, PerRank, Searched
+from distir_relax.ir import Autosharding, Function, Module, Op, PerRank
 from distir_relax.ir.program import Attribute
 from distir_relax.layout import DeviceMesh
 
@@ -42,7 +42,7 @@ def compiled_json(found: Footprint, modules: Mapping[str, Module], passes: Mappi
         "weight_bytes": list(found.weights),
         "sent_bytes": None if found.sent is None else list(found.sent),
         "passes": dict(passes),
-        "search": [str(record) for record in records if isinstance(record, Searched)],
+        "search": [str(record) for record in records if isinstance(record, Autosharding)],
     }
 
 

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Sequence
 
 from distir_relax.ir import DTensorType
 from distir_relax.layout import Cut, DeviceMesh, Placement, Shard, print_placements
-from distir_relax.layout.partition import refined
+from distir_relax.layout.partition import refine_cut
 
 _MOST_SIZES = 8
 
@@ -55,4 +55,4 @@ def _even(kind: DTensorType, axis: int, mesh: DeviceMesh) -> Cut:
     for p in before:
         if isinstance(p, Shard) and p.dim == dim.dim and p.cut is not None:
             others.append(p.cut)
-    return refined(kind.shape[dim.dim], others, mesh.shape[axis])
+    return refine_cut(kind.shape[dim.dim], others, mesh.shape[axis])

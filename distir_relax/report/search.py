@@ -51,10 +51,10 @@ def headline(search: Search) -> str:
     """What was searched, and how long it took."""
     space = search.space
     batches = f"{space.batches[0]} samples" if len(space.batches) == 1 else f"{len(space.batches)} batches"
-    known = f", {search.known} of them known before" if search.known else ""
+    resumed = f", {search.resumed} of them resumed" if search.resumed else ""
     return (
         f"{count(len(search.outcomes), 'configuration')} of {count(space.devices, 'device')} on {search.profile.name}, "
-        f"{batches}, in {seconds(search.seconds)}{known}"
+        f"{batches}, in {seconds(search.seconds)}{resumed}"
     )
 
 
@@ -68,7 +68,7 @@ def cells(outcome: Outcome) -> tuple[str, ...]:
 
 def room(search: Search) -> str:
     """What a device of the search has, ``80 GB``; from the least to the most where they are unlike."""
-    found = sorted({memory for _, memory in search.profile.kinds(search.space.devices)})
+    found = sorted({memory for _, memory in search.profile.device_specs(search.space.devices)})
     return size(found[0]) + (f" to {size(found[-1])}" if len(found) > 1 else "")
 
 

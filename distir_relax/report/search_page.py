@@ -12,7 +12,7 @@ from typing import Any
 from distir_relax.report.page import figure
 from distir_relax.report.search import COLUMNS, cells, discarded, headline, room
 from distir_relax.strategy_search import Outcome, Search
-from distir_relax.strategy_search.compact_timeline import strips
+from distir_relax.strategy_search.compact_timeline import compact_timeline
 from distir_relax.strategy_search.outcome import Lanes
 from distir_relax.support.files import write_text
 from distir_relax.support.units import rate, seconds, size
@@ -32,11 +32,11 @@ def write_search_page(search: Search, path: Path, model: str, machine: str) -> N
 def search_page(search: Search, model: str, machine: str, top: int = 20) -> str:
     """The page's text. `model` and `machine` are how the command line names the model and the profile."""
     folder = resources.files("distir_relax.report") / "templates"
-    drawn = {o: strips(search.simulate(o.candidate)) for o in _best(search) if not o.lanes}
+    drawn = {o: compact_timeline(search.simulate(o.candidate)) for o in _best(search) if not o.lanes}
     # Where all steps have one number of samples, a chart of it would be a column.
     by = "samples" if len({o.samples for o in search.outcomes}) != 1 else "microbatches"
     points = [_point(o, o.lanes or drawn.get(o, ())) for o in search.outcomes if o.seconds]
-    least = min(memory for _, memory in search.profile.kinds(search.space.devices))
+    least = min(memory for _, memory in search.profile.device_specs(search.space.devices))
     data = {
         "points": points, "memory": least, "model": model, "profile": machine,
         "by": _AXES[by],
@@ -93,7 +93,7 @@ def _figures(search: Search) -> list[tuple[str, str, str]]:
         ("throughput", rate(best.throughput) if best else "-", seconds(best.seconds) if best else ""),
         ("memory", size(best.memory) if best else "-", f"of {room(search)}"),
         ("configurations", f"{len(search.outcomes):,}", f"{len(fitting):,} fit"),
-        ("searched in", seconds(search.seconds), f"{search.known:,} known before" if search.known else ""),
+        ("searched in", seconds(search.seconds), f"{search.resumed:,} resumed" if search.resumed else ""),
     ]
 
 

@@ -72,7 +72,7 @@ class Communicator(Messages):
         index, n, _ = self._place(axis)
         source = as_torch(x)
         _check_reduction(op, source)
-        with self._step(step, "all_reduce", int(Collective.ALL_REDUCE.sends_of(n, bytes_of(source))), index):
+        with self._step(step, "all_reduce", int(Collective.ALL_REDUCE.volume(n, bytes_of(source))), index):
             target = source.new_empty(source.shape) if out is None else as_torch(out)
             if out is not x:
                 target.copy_(source)
@@ -89,7 +89,7 @@ class Communicator(Messages):
         self._check_sizes("all_gather", sizes, n, axis, source, dim, sizes[me] if me < len(sizes) else -1)
         row = row_bytes(source, dim)
         with self._step(
-            step, "all_gather", row * Collective.ALL_GATHER.sends_of(n, sum(sizes), 0, sizes[(me + 1) % n]), index
+            step, "all_gather", row * Collective.ALL_GATHER.volume(n, sum(sizes), 0, sizes[(me + 1) % n]), index
         ):
             shapes = [with_sizes(source.shape, {dim: size}) for size in sizes]
             counts = [math.prod(shape) for shape in shapes]
@@ -114,7 +114,7 @@ class Communicator(Messages):
         self._check_sizes("reduce_scatter", sizes, n, axis, source, dim, sum(sizes))
         row = row_bytes(source, dim)
         with self._step(
-            step, "reduce_scatter", row * Collective.REDUCE_SCATTER.sends_of(n, sum(sizes), sizes[me]), index
+            step, "reduce_scatter", row * Collective.REDUCE_SCATTER.volume(n, sum(sizes), sizes[me]), index
         ):
             shape = with_sizes(source.shape, {dim: sizes[me]})
             if n == 1 or not source.numel():
@@ -149,7 +149,7 @@ class Communicator(Messages):
             raise RunError(f"all_to_all needs two dims, found dim {split_dim} twice")
         row = row_bytes(source, split_dim)
         with self._step(
-            step, "all_to_all", row * Collective.ALL_TO_ALL.sends_of(n, sum(split_sizes), split_sizes[me]), index
+            step, "all_to_all", row * Collective.ALL_TO_ALL.volume(n, sum(split_sizes), split_sizes[me]), index
         ):
             pieces = split(source, split_sizes, split_dim)
             shapes = [with_sizes(source.shape, {split_dim: split_sizes[me], concat_dim: size}) for size in concat_sizes]
@@ -179,7 +179,7 @@ class Communicator(Messages):
         sizes, received = list(pieces[me]), [row[me] for row in pieces]
         self._check_sizes("resplit", sizes, n, axis, source, dim, sum(sizes))
         row = row_bytes(source, dim)
-        with self._step(step, "resplit", row * Collective.ALL_TO_ALL.sends_of(n, sum(sizes), sizes[me]), index):
+        with self._step(step, "resplit", row * Collective.ALL_TO_ALL.volume(n, sum(sizes), sizes[me]), index):
             parts = split(source, sizes, dim)
             shapes = [with_sizes(source.shape, {dim: size}) for size in received]
             counts = [math.prod(shape) for shape in shapes]

@@ -1,4 +1,4 @@
-"""In which order stages of a pipeline work: data, not code that knows a model."""
+"""Pipeline schedules: the order of tasks on each rank, as data."""
 
 from distir_relax.schedules import classic, search, v_shaped, zero_bubble
 from distir_relax.schedules.activation_memory import Memory, check_fits, fits, peak_activations
@@ -11,18 +11,18 @@ from distir_relax.schedules.registry import (
     schedule_names,
     scheduler,
 )
-from distir_relax.schedules.search import Found, best_order
+from distir_relax.schedules.search import OptimizedOrder, best_order
 from distir_relax.schedules.task import Kind, Order, Shape, Task
 from distir_relax.schedules.task_times import Number, Times
 from distir_relax.schedules.timeline import Timeline, timeline
 from distir_relax.schedules.torch_csv import from_csv, to_csv
-from distir_relax.schedules.validate import check, in_turn, needs
+from distir_relax.schedules.validate import check, dependencies, topological_order
 
 __all__ = [
-    "Found",
     "Kind",
     "Memory",
     "Number",
+    "OptimizedOrder",
     "Order",
     "Schedule",
     "Shape",
@@ -33,11 +33,10 @@ __all__ = [
     "check",
     "check_fits",
     "classic",
+    "dependencies",
     "fits",
     "from_csv",
     "grid",
-    "in_turn",
-    "needs",
     "order_of",
     "peak_activations",
     "schedule",
@@ -47,6 +46,7 @@ __all__ = [
     "search",
     "timeline",
     "to_csv",
+    "topological_order",
     "v_shaped",
     "zero_bubble",
 ]

@@ -1,4 +1,4 @@
-"""In which order a rank takes microbatches through its chunks: depth first, in rounds."""
+"""Order in which a rank runs microbatches through its chunks: depth first, in rounds."""
 
 from __future__ import annotations
 
@@ -11,23 +11,23 @@ from distir_relax.schedules.task import Shape
 
 @dataclass(frozen=True, slots=True)
 class Rounds:
-    """`sizes` has how many microbatches there are in each round."""
+    """Rounds of microbatches; `sizes` has the number in each."""
 
     sizes: tuple[int, ...]
     chunks: int
 
     @property
     def ahead(self) -> int:
-        """Forwards of the first round before any in the last chunk."""
+        """Return the number of forwards of the first round before any in the last chunk."""
         return (self.chunks - 1) * self.sizes[0]
 
     def forwards(self) -> Iterator[tuple[int, int]]:
-        """Chunk and microbatch, in the order of forwards."""
+        """Yield chunk and microbatch in the order of forwards."""
         for microbatches in self._rounds():
             yield from ((chunk, m) for chunk in range(self.chunks) for m in microbatches)
 
     def backwards(self) -> Iterator[tuple[int, int]]:
-        """Chunk and microbatch, in the order of backwards: the last chunk comes first."""
+        """Yield chunk and microbatch in the order of backwards: the last chunk first."""
         for microbatches in self._rounds():
             yield from ((chunk, m) for chunk in reversed(range(self.chunks)) for m in microbatches)
 
@@ -36,8 +36,8 @@ class Rounds:
         return [range(end - size, end) for end, size in zip(ends, self.sizes, strict=True)]
 
 
-def through_chunks(shape: Shape) -> Rounds:
-    """Rounds of at least as many microbatches as ranks, as equal as they can be; one round where there are fewer."""
+def interleaved_rounds(shape: Shape) -> Rounds:
+    """Return rounds of at least as many microbatches as ranks, as equal as possible; a single one for fewer."""
     count = max(1, shape.microbatches // shape.ranks)
-    size, more = divmod(shape.microbatches, count)
-    return Rounds((size + 1,) * more + (size,) * (count - more), shape.chunks)
+    size, remainder = divmod(shape.microbatches, count)
+    return Rounds((size + 1,) * remainder + (size,) * (count - remainder), shape.chunks)

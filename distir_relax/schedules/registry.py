@@ -1,4 +1,4 @@
-"""The schedules that there are, by name."""
+"""Registry of schedules by name."""
 
 from __future__ import annotations
 
@@ -15,28 +15,28 @@ from distir_relax.schedules.task_times import EQUAL, Times
 from distir_relax.schedules.validate import check
 
 Weights = Literal["whole", "apart", "either", "none"]
-"""What a schedule does with weight gradients: B, I and W, either; or there is no backward."""
+"""Handling of weight gradients: B; I and W; either; or no backward."""
 
-Maker: TypeAlias = Callable[[Shape], Order]
-TimedMaker: TypeAlias = Callable[[Shape, Times, Memory | None], Order]
+MakeOrder: TypeAlias = Callable[[Shape], Order]
+MakeTimedOrder: TypeAlias = Callable[[Shape, Times, Memory | None], Order]
 
 
 @dataclass(frozen=True, slots=True)
 class Schedule:
-    """An entry: `chunks` is how many stages a rank has, None where any number will do."""
+    """A registered schedule: `chunks` is the number of stages per rank, None for any number."""
 
     name: str
     weights: Weights
     chunks: int | None
-    make: TimedMaker
+    make: MakeTimedOrder
     by_shape: bool = True
-    """Whether it looks at neither times nor memory."""
+    """Whether it ignores times and memory."""
 
-    def take(self, chunks: int) -> None:
-        """Raise `DistIRError` where the schedule does not take that many chunks."""
+    def check_chunks(self, chunks: int) -> None:
+        """Raise `DistIRError` if the schedule does not support that many chunks."""
         if chunks < 1 or self.chunks not in (None, chunks):
-            many = "chunk" if self.chunks == 1 else "chunks"
-            expected = f"{self.chunks} {many} a rank" if self.chunks else "at least one chunk a rank"
+            noun = "chunk" if self.chunks == 1 else "chunks"
+            expected = f"{self.chunks} {noun} a rank" if self.chunks else "at least one chunk a rank"
             raise DistIRError(f"the schedule {self.name} takes {expected}, found {chunks}", hint=self._hint())
 
     def _hint(self) -> str:
@@ -49,44 +49,46 @@ class Schedule:
 _SCHEDULES: dict[str, Schedule] = {}
 
 
-def schedule(name: str, weights: Weights = "whole", chunks: int | None = 1) -> Callable[[Maker], Maker]:
-    """Enter a function that makes an order for a `Shape`.
+def schedule(name: str, weights: Weights = "whole", chunks: int | None = 1) -> Callable[[MakeOrder], MakeOrder]:
+    """Register a function that returns an order for a `Shape`.
 
-    `weights` says what it does with weight gradients (`Weights`), `chunks` how many stages it has on a rank, None for
-    any number. What it makes is checked wherever it is used. Raises `DistIRError` for a name that is taken.
+    `weights` is its handling of weight gradients (`Weights`), `chunks` its number of stages per rank, None for any. Its
+    orders are checked wherever they are used. Raises `DistIRError` for a name that is taken.
     """
 
-    def enter(make: Maker) -> Maker:
-        _enter(Schedule(name, weights, chunks, lambda shape, _times, _memory: make(shape)))
+    def register(make: MakeOrder) -> MakeOrder:
+        _register(Schedule(name, weights, chunks, lambda shape, _times, _memory: make(shape)))
         return make
 
-    return enter
+    return register
 
 
-def scheduler(name: str, weights: Weights = "either", chunks: int | None = 1) -> Callable[[TimedMaker], TimedMaker]:
-    """Enter a function that makes an order for a `Shape`, the `Times` of tasks and the `Memory` of ranks, or None."""
+def scheduler(
+    name: str, weights: Weights = "either", chunks: int | None = 1
+) -> Callable[[MakeTimedOrder], MakeTimedOrder]:
+    """Register a function that also takes the `Times` of tasks and the `Memory` of ranks, or None."""
 
-    def enter(make: TimedMaker) -> TimedMaker:
-        _enter(Schedule(name, weights, chunks, make, by_shape=False))
+    def register(make: MakeTimedOrder) -> MakeTimedOrder:
+        _register(Schedule(name, weights, chunks, make, by_shape=False))
         return make
 
-    return enter
+    return register
 
 
 def schedule_named(name: str) -> Schedule:
-    """The entry of that name. Raises `DistIRError` that lists those that there are."""
+    """Return the schedule of that name. Raises `DistIRError`, which lists the names."""
     if name not in _SCHEDULES:
         raise DistIRError(f"expected a schedule, one of {', '.join(schedule_names())}, found {name!r}")
     return _SCHEDULES[name]
 
 
 def schedule_names() -> tuple[str, ...]:
-    """The names of all schedules, in the order in which they were entered."""
+    """Return the names of all schedules, in the order of registration."""
     return tuple(_SCHEDULES)
 
 
 def orders_by_shape(shape: Shape) -> Iterator[Order]:
-    """The orders of all schedules that train, take the chunks of this shape, and look at nothing else. Not checked."""
+    """Yield the unchecked orders of all training schedules that support the shape and depend on nothing else."""
     for entry in list(_SCHEDULES.values()):
         if entry.by_shape and entry.weights != "none" and entry.chunks in (None, shape.chunks):
             yield entry.make(shape, EQUAL, None)
@@ -100,30 +102,29 @@ def order_of(
     times: Times | None = None,
     memory: Memory | None = None,
 ) -> Order:
-    """The order that a schedule has for so many ranks, microbatches, and stages (`chunks`) on each rank.
+    """Return the order of a schedule for these ranks, microbatches, and stages (`chunks`) per rank.
 
-    `times` and `memory` are for schedules that look at them; what any of them makes fits into `memory`. Raises
-    `DistIRError` for a name that is none, chunks that the schedule does not take, and memory that its order does not
-    fit into.
+    `times` and `memory` are for schedulers; every order must fit in `memory`. Raises `DistIRError` for an unknown name,
+    unsupported chunks, and an order that does not fit in memory.
     """
     entry = schedule_named(name)
     shape = Shape(ranks, microbatches, chunks)
-    entry.take(chunks)
-    given = times or EQUAL
-    given.fit(shape.stages, microbatches)
+    entry.check_chunks(chunks)
+    task_times = times or EQUAL
+    task_times.check_shape(shape.stages, microbatches)
     if memory:
-        memory.fit(ranks, shape.stages)
+        memory.check_shape(ranks, shape.stages)
     try:
-        order = _by_shape(entry, shape) if entry.by_shape else _checked(entry.make(shape, given, memory))
+        order = _by_shape(entry, shape) if entry.by_shape else _checked(entry.make(shape, task_times, memory))
         if memory:
             check_fits(order, memory)
     except DistIRError as error:
-        place = f"schedule {name}" + (f", {error.where}" if error.where else "")
-        raise DistIRError(error.message, place, error.hint) from None
+        where = f"schedule {name}" + (f", {error.where}" if error.where else "")
+        raise DistIRError(error.message, where, error.hint) from None
     return order
 
 
-# Passes ask for the same order one after the other, and a search for few orders again and again.
+# Passes request the same order consecutively, and a search a few orders repeatedly.
 @lru_cache(maxsize=64)
 def _by_shape(entry: Schedule, shape: Shape) -> Order:
     return _checked(entry.make(shape, EQUAL, None))
@@ -135,17 +136,17 @@ def _checked(order: Order) -> Order:
 
 
 @contextmanager
-def extended() -> Iterator[None]:
-    """Schedules that are entered inside are gone behind it: for tests and examples."""
-    before = dict(_SCHEDULES)
+def temporary_schedules() -> Iterator[None]:
+    """Remove the schedules that are registered inside of the context at its end: for tests and examples."""
+    saved = dict(_SCHEDULES)
     try:
         yield
     finally:
         _SCHEDULES.clear()
-        _SCHEDULES.update(before)
+        _SCHEDULES.update(saved)
 
 
-def _enter(entry: Schedule) -> None:
+def _register(entry: Schedule) -> None:
     if entry.name in _SCHEDULES:
-        raise DistIRError(f"there is a schedule {entry.name!r} already", hint="choose another name")
+        raise DistIRError(f"schedule {entry.name!r} already exists", hint="choose another name")
     _SCHEDULES[entry.name] = entry

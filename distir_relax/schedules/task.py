@@ -1,4 +1,4 @@
-"""What a schedule is: for each rank, its tasks in the order in which it does them."""
+"""Tasks of a pipeline, and orders: for each rank its tasks in execution order."""
 
 from __future__ import annotations
 
@@ -12,15 +12,15 @@ Kind = Literal["F", "B", "I", "W"]
 """A forward; a whole backward; the gradients of a stage's inputs; those of its weights."""
 
 BACKWARDS = ("B", "I")
-"""The kinds that give the gradients of a stage's inputs, which the stage before waits for."""
+"""The kinds that compute the gradients of a stage's inputs, on which the previous stage depends."""
 
 
 @dataclass(frozen=True, slots=True, order=True)
 class Task:
-    """What a rank does without a pause: one step of one microbatch on one stage.
+    """An uninterrupted step of a rank: one microbatch on one stage.
 
-    `stage` counts the places of the model in the order in which a forward goes through them, over all ranks and chunks;
-    `microbatch` counts from 0. A backward is one task ``B``, or two: ``I``, which other stages wait for, and ``W``.
+    `stage` counts the stages of the model in forward order, over all ranks and chunks; `microbatch` counts from 0. A
+    backward is one task ``B``, or two: ``I``, on which other stages depend, and ``W``.
     """
 
     kind: Kind
@@ -33,9 +33,9 @@ class Task:
 
 @dataclass(frozen=True)
 class Order:
-    """A schedule: `tasks` has for each rank its tasks in its order, `rank_of` the rank of each stage.
+    """A schedule: `tasks` has the tasks of each rank in order, `rank_of` the rank of each stage.
 
-    Nothing is checked when it is made: `distir_relax.schedules.validate` does.
+    The constructor checks nothing: use `distir_relax.schedules.validate`.
     """
 
     tasks: tuple[tuple[Task, ...], ...]
@@ -43,42 +43,42 @@ class Order:
 
     @property
     def ranks(self) -> int:
-        """How many ranks there are."""
+        """Return the number of ranks."""
         return len(self.tasks)
 
     @property
     def stages(self) -> int:
-        """How many stages the model is cut into."""
+        """Return the number of stages."""
         return len(self.rank_of)
 
     @cached_property
     def microbatches(self) -> int:
-        """How many microbatches there are."""
+        """Return the number of microbatches."""
         return 1 + max((task.microbatch for tasks in self.tasks for task in tasks), default=-1)
 
     @property
     def chunks(self) -> int:
-        """How many stages a rank has; the most of any, where they differ."""
+        """Return the number of stages per rank; the maximum if they differ."""
         return max((self.rank_of.count(rank) for rank in range(self.ranks)), default=0)
 
     @cached_property
     def trains(self) -> bool:
-        """Whether there are backward tasks: an order of forward tasks alone is for inference."""
+        """Return whether there are backward tasks; an order without them is for inference."""
         return any(task.kind != "F" for tasks in self.tasks for task in tasks)
 
     @cached_property
     def splits(self) -> bool:
-        """Whether some backward is two tasks."""
+        """Return whether some backward is two tasks."""
         return any(task.kind in "IW" for tasks in self.tasks for task in tasks)
 
     def stages_of(self, rank: int) -> tuple[int, ...]:
-        """The stages of a rank, in the order in which a forward goes through them."""
+        """Return the stages of a rank, in forward order."""
         return tuple(stage for stage, owner in enumerate(self.rank_of) if owner == rank)
 
 
 @dataclass(frozen=True, slots=True)
 class Shape:
-    """What an order is made for. Raises `DistIRError` where a number is below 1."""
+    """The shape of a pipeline. Raises `DistIRError` if a number is below 1."""
 
     ranks: int
     microbatches: int
@@ -91,14 +91,14 @@ class Shape:
 
     @property
     def stages(self) -> int:
-        """How many stages the model is cut into: each rank has as many as there are chunks."""
+        """Return the number of stages: each rank has `chunks`."""
         return self.ranks * self.chunks
 
     def loop(self) -> tuple[int, ...]:
-        """The ranks of stages that go round: 0 1 2 0 1 2."""
+        """Return the ranks of stages that cycle: 0 1 2 0 1 2."""
         return tuple(stage % self.ranks for stage in range(self.stages))
 
     def vee(self) -> tuple[int, ...]:
-        """The ranks of stages that go there and back: 0 1 2 2 1 0. With more than two chunks, there again."""
-        there = tuple(range(self.ranks))
-        return tuple(rank for chunk in range(self.chunks) for rank in (there[::-1] if chunk % 2 else there))
+        """Return the ranks of stages in a V: 0 1 2 2 1 0. More than two chunks continue the zigzag."""
+        forward = tuple(range(self.ranks))
+        return tuple(rank for chunk in range(self.chunks) for rank in (forward[::-1] if chunk % 2 else forward))

@@ -1,4 +1,4 @@
-"""How long the tasks of a schedule take, in any unit."""
+"""Times of the tasks of a schedule, in any unit."""
 
 from __future__ import annotations
 
@@ -11,17 +11,17 @@ from distir_relax.errors import DistIRError
 from distir_relax.schedules.task import Kind, Task
 
 Number: TypeAlias = int | float | Fraction
-"""A time or a size. What is computed from whole numbers and fractions is exact."""
+"""A time or a size. Results of integers and fractions are exact."""
 
 
 @dataclass(frozen=True, slots=True)
 class Times:
-    """How long tasks take: a number for all stages, or one for each.
+    """The times of tasks: a number for all stages, or one for each.
 
-    `inputs` is how long the gradients of a stage's inputs take (``I``), `weights` those of its weights (``W``); a whole
-    backward takes both. `send` is how long a stage's result takes to the next stage, and its gradient back, where these
-    are on different ranks. `factors`, if given, has a number for each microbatch by which all its times are multiplied:
-    ``(1, 1, Fraction(1, 2))`` where the last has half as many samples. Raises `DistIRError` for negative times.
+    `inputs` is the time of the gradients of a stage's inputs (``I``), `weights` of those of its weights (``W``); a
+    whole backward takes both. `send` is the time to send a stage's result to the next stage, or its gradient back, if
+    these are on different ranks. `factors`, if given, has for each microbatch the factor of all its times: ``(1, 1,
+    Fraction(1, 2))`` if the last has half as many samples. Raises `DistIRError` for negative times.
     """
 
     forward: Number | Sequence[Number] = 1
@@ -32,50 +32,50 @@ class Times:
 
     def __post_init__(self) -> None:
         for item in fields(self):
-            given = getattr(self, item.name)
-            for number in given if isinstance(given, Iterable) else (given,):
+            value = getattr(self, item.name)
+            for number in value if isinstance(value, Iterable) else (value,):
                 if not number >= 0 or number == float("inf"):
-                    raise DistIRError(f"the times of tasks are finite and not negative, found {item.name} {given}")
+                    raise DistIRError(f"the times of tasks are finite and not negative, found {item.name} {value}")
 
     def of(self, task: Task) -> Number:
-        """How long a task takes."""
-        return self.of_whole(task.kind, task.stage) * self.factor(task.microbatch)
+        """Return the time of a task."""
+        return self.base(task.kind, task.stage) * self.factor(task.microbatch)
 
-    def of_whole(self, kind: Kind, stage: int) -> Number:
-        """How long a task takes of a microbatch with the factor 1."""
+    def base(self, kind: Kind, stage: int) -> Number:
+        """Return the time of a task of a microbatch with factor 1."""
         match kind:
             case "F":
-                return _at(self.forward, stage)
+                return _of_stage(self.forward, stage)
             case "I":
-                return _at(self.inputs, stage)
+                return _of_stage(self.inputs, stage)
             case "W":
-                return _at(self.weights, stage)
+                return _of_stage(self.weights, stage)
             case "B":
-                return _at(self.inputs, stage) + _at(self.weights, stage)
+                return _of_stage(self.inputs, stage) + _of_stage(self.weights, stage)
 
-    def between(self, stage: int, microbatch: int) -> Number:
-        """How long it takes to send between `stage` and the next, either way."""
-        return _at(self.send, stage) * self.factor(microbatch)
+    def send_time(self, stage: int, microbatch: int) -> Number:
+        """Return the time to send between `stage` and the next, either way."""
+        return _of_stage(self.send, stage) * self.factor(microbatch)
 
     def factor(self, microbatch: int) -> Number:
-        """By what the times of a microbatch are multiplied."""
+        """Return the factor of the times of a microbatch."""
         return self.factors[microbatch] if self.factors else 1
 
-    def fit(self, stages: int, microbatches: int) -> None:
-        """Raises `DistIRError` where there are times for other numbers of stages or of microbatches."""
+    def check_shape(self, stages: int, microbatches: int) -> None:
+        """Raise `DistIRError` for times of other numbers of stages or microbatches."""
         for name in ("forward", "inputs", "weights", "send"):
-            given = getattr(self, name)
-            # What the last stage makes is sent nowhere.
-            if isinstance(given, Sequence) and len(given) != stages and (name, len(given)) != ("send", stages - 1):
-                raise DistIRError(f"expected {stages} times {name}, one for each stage, found {len(given)}")
+            value = getattr(self, name)
+            # The last stage sends nothing.
+            if isinstance(value, Sequence) and len(value) != stages and (name, len(value)) != ("send", stages - 1):
+                raise DistIRError(f"expected {stages} times {name}, one for each stage, found {len(value)}")
         if self.factors and len(self.factors) != microbatches:
             expected = f"expected {microbatches} factors of times, one for each microbatch"
             raise DistIRError(f"{expected}, found {len(self.factors)}")
 
 
 EQUAL = Times()
-"""All tasks take 1, sends nothing."""
+"""All tasks take 1, sends 0."""
 
 
-def _at(given: Number | Sequence[Number], stage: int) -> Number:
-    return given[stage] if isinstance(given, Sequence) else given
+def _of_stage(value: Number | Sequence[Number], stage: int) -> Number:
+    return value[stage] if isinstance(value, Sequence) else value

@@ -1,4 +1,4 @@
-"""Whether an order is valid: one checker for all schedules, whoever wrote them."""
+"""Validate orders: one checker for all schedules."""
 
 from __future__ import annotations
 
@@ -15,32 +15,29 @@ _KINDS: tuple[Kind, ...] = ("F", "B", "I", "W")
 
 
 def check(order: Order) -> None:
-    """Raise `DistIRError` unless ranks that keep this order get to its end, having done all there is to do.
+    """Raise `DistIRError` unless ranks can execute this order to its end without deadlock, and it is complete.
 
     Every microbatch goes through every stage once, on the rank of that stage: forward, and if there are backward tasks
-    at all, backward, by one task ``B`` or by ``I`` and, later, ``W``. A stage begins its forward after that of the
-    stage before, its backward after that of the stage behind and after its own forward. The error names the rank, the
-    position in its order (from 0) and the task, and what it waits for; ranks that wait on each other are told in
-    turn.
+    at all, backward, by one task ``B`` or by ``I`` and, later, ``W``. A stage's forward depends on that of the previous
+    stage, its backward on that of the next stage and on its own forward. The error names the rank, the position in its
+    order (from 0) and the task, and what it waits for; a deadlock is reported as a cycle of ranks.
     """
-    in_turn(order)
+    topological_order(order)
 
 
-def in_turn(order: Order) -> list[Place]:
-    """All tasks, by rank and position, each behind those that it waits for. Raises what `check` does."""
+def topological_order(order: Order) -> list[Place]:
+    """Return all tasks, by rank and position, in an order that respects dependencies. Raises as `check` does."""
     _check_stages(order)
     places = _check_tasks(order)
     _check_complete(order, places)
     stages = order.stages
-    waits = {
-        place: [(needed, places[needed]) for needed in needs(task, stages, places)] for task, place in places.items()
-    }
+    waits = {place: [(d, places[d]) for d in dependencies(task, stages, places)] for task, place in places.items()}
     _check_ranks(order, waits)
     return _walk(order, waits)
 
 
-def needs(task: Task, stages: int, existing: Mapping[Task, object]) -> tuple[Task, ...]:
-    """The tasks that `task` waits for. `existing` are those of its order: it says how backwards are done."""
+def dependencies(task: Task, stages: int, existing: Mapping[Task, object]) -> tuple[Task, ...]:
+    """Return the tasks that `task` depends on. `existing` are those of its order: whole or split backwards."""
     stage, microbatch = task.stage, task.microbatch
     forward = Task("F", stage, microbatch)
     if task.kind == "F":
@@ -49,8 +46,8 @@ def needs(task: Task, stages: int, existing: Mapping[Task, object]) -> tuple[Tas
         return (Task("I", stage, microbatch),)
     if stage == stages - 1:
         return (forward,)
-    behind = Task("B", stage + 1, microbatch)
-    return forward, behind if behind in existing else Task("I", stage + 1, microbatch)
+    next_backward = Task("B", stage + 1, microbatch)
+    return forward, next_backward if next_backward in existing else Task("I", stage + 1, microbatch)
 
 
 def _check_stages(order: Order) -> None:
@@ -61,38 +58,38 @@ def _check_stages(order: Order) -> None:
             raise DistIRError(f"stage {stage} is on rank {rank}, and there are tasks for {order.ranks} ranks")
     for rank in range(order.ranks):
         if rank not in order.rank_of:
-            raise DistIRError(f"rank {rank} has no stage", hint="leave the rank out, or give it a stage")
+            raise DistIRError(f"rank {rank} has no stage", hint="remove the rank, or give it a stage")
 
 
 def _check_tasks(order: Order) -> dict[Task, Place]:
-    """Where each task is done. Raises for one that is of no stage, on the wrong rank, or there twice."""
+    """Return the place of each task. Raises for an unknown stage, a wrong rank, or a duplicate."""
     places: dict[Task, Place] = {}
     rank_of = order.rank_of
     for rank, tasks in enumerate(order.tasks):
         for position, task in enumerate(tasks):
-            wrong = ""
+            problem = ""
             if task.kind not in _KINDS:
-                wrong = f"a task is F, B, I or W, found {task.kind!r}"
+                problem = f"a task is F, B, I or W, found {task.kind!r}"
             elif not 0 <= task.stage < len(rank_of) or task.microbatch < 0:
-                wrong = f"expected stages from 0 to {order.stages - 1}, microbatches from 0"
+                problem = f"expected stages from 0 to {order.stages - 1}, microbatches from 0"
             elif rank_of[task.stage] != rank:
-                wrong = f"stage {task.stage} is on rank {rank_of[task.stage]}"
+                problem = f"stage {task.stage} is on rank {rank_of[task.stage]}"
             elif task in places:
-                wrong = f"the task is there twice, first at {_at(places[task])}"
-            if wrong:
-                raise DistIRError(wrong, _where(task, (rank, position)))
+                problem = f"duplicate task, first at {_at(places[task])}"
+            if problem:
+                raise DistIRError(problem, _where(task, (rank, position)))
             places[task] = (rank, position)
     return places
 
 
 def _check_complete(order: Order, places: dict[Task, Place]) -> None:
-    """Raises for the first microbatch that lacks a task on a stage, or has one too many."""
+    """Raise for the first microbatch with a missing or extra task on a stage."""
     kinds: dict[tuple[int, int], str] = {}
     for task in places:
-        at = task.microbatch, task.stage
-        kinds[at] = kinds.get(at, "") + task.kind
+        key = task.microbatch, task.stage
+        kinds[key] = kinds.get(key, "") + task.kind
     complete = {"FB", "BF", *map("".join, permutations("FIW"))} if order.trains else {"F"}
-    # Where one is missing it is found soon: there are no more steps than tasks that are there.
+    # An early exit bounds this loop: there are no more steps than tasks before a missing one.
     for microbatch in range(order.microbatches):
         for stage in range(order.stages):
             if kinds.get((microbatch, stage)) not in complete:
@@ -111,53 +108,53 @@ def _incomplete(order: Order, places: dict[Task, Place], microbatch: int, stage:
         missing = f"no {forward}"
     elif inputs in places or weights in places:
         missing = f"no {weights if inputs in places else inputs}"
-    found = f"there is {missing}, of {order.microbatches} microbatches through {order.stages} stages"
-    return DistIRError(found, f"rank {order.rank_of[stage]}")
+    message = f"there is {missing}, of {order.microbatches} microbatches through {order.stages} stages"
+    return DistIRError(message, f"rank {order.rank_of[stage]}")
 
 
 def _check_ranks(order: Order, waits: dict[Place, list[tuple[Task, Place]]]) -> None:
-    """Raises for a task before one on the same rank that it waits for."""
-    for (rank, position), needed in waits.items():
-        for other, (owner, later) in needed:
-            if owner == rank and later > position:
+    """Raise for a task before a dependency on the same rank."""
+    for (rank, position), waits_for in waits.items():
+        for dependency, (owner, other_position) in waits_for:
+            if owner == rank and other_position > position:
                 where = _where(order.tasks[rank][position], (rank, position))
-                raise DistIRError(f"needs {other}, which comes later, at position {later}", where)
+                raise DistIRError(f"needs {dependency}, which comes later, at position {other_position}", where)
 
 
 def _walk(order: Order, waits: dict[Place, list[tuple[Task, Place]]]) -> list[Place]:
-    """Each rank goes on as far as it can, and again when the task that it waits for is done."""
-    done = [0] * order.ranks
-    waiting: dict[Place, list[int]] = {}
-    found: list[Place] = []
+    """Advance each rank until it blocks, and again when the task that it waits for is done."""
+    progress = [0] * order.ranks
+    blocked: dict[Place, list[int]] = {}
+    sequence: list[Place] = []
     ready = list(range(order.ranks))
     while ready:
         rank = ready.pop()
-        while done[rank] < len(order.tasks[rank]):
-            here = rank, done[rank]
-            missing = next((place for _, place in waits[here] if place[1] >= done[place[0]]), None)
-            if missing:
-                waiting.setdefault(missing, []).append(rank)
+        while progress[rank] < len(order.tasks[rank]):
+            place = rank, progress[rank]
+            blocker = next((other for _, other in waits[place] if other[1] >= progress[other[0]]), None)
+            if blocker:
+                blocked.setdefault(blocker, []).append(rank)
                 break
-            found.append(here)
-            done[rank] += 1
-            ready += waiting.pop(here, [])
-    if len(found) < sum(map(len, order.tasks)):
-        raise _circle(order, waits, done)
-    return found
+            sequence.append(place)
+            progress[rank] += 1
+            ready += blocked.pop(place, [])
+    if len(sequence) < sum(map(len, order.tasks)):
+        raise _deadlock(order, waits, progress)
+    return sequence
 
 
-def _circle(order: Order, waits: dict[Place, list[tuple[Task, Place]]], done: list[int]) -> DistIRError:
-    """The error that tells ranks that wait on each other, from one to the next."""
+def _deadlock(order: Order, waits: dict[Place, list[tuple[Task, Place]]], progress: list[int]) -> DistIRError:
+    """Return the error that lists ranks that wait on each other, from one to the next."""
     seen: dict[int, str] = {}
-    rank = next(rank for rank, tasks in enumerate(order.tasks) if done[rank] < len(tasks))
+    rank = next(rank for rank, tasks in enumerate(order.tasks) if progress[rank] < len(tasks))
     while rank not in seen:
-        position = done[rank]
-        missing, place = next(item for item in waits[rank, position] if item[1][1] >= done[item[1][0]])
+        position = progress[rank]
+        dependency, place = next(item for item in waits[rank, position] if item[1][1] >= progress[item[1][0]])
         task = order.tasks[rank][position]
-        seen[rank] = f"\n  {_where(task, (rank, position))} waits for {missing}, {_at(place)}"
+        seen[rank] = f"\n  {_where(task, (rank, position))} waits for {dependency}, {_at(place)}"
         rank = place[0]
-    around = list(seen)[list(seen).index(rank) :]
-    return DistIRError(f"ranks wait on each other: {''.join(seen[each] for each in around)}")
+    cycle = list(seen)[list(seen).index(rank) :]
+    return DistIRError(f"ranks wait on each other: {''.join(seen[member] for member in cycle)}")
 
 
 def _where(task: Task, place: Place) -> str:

@@ -1,4 +1,4 @@
-"""Zero-bubble schedules: weight gradients, which no other stage waits for, fill what would be idle.
+"""Zero-bubble schedules: weight gradients, on which no other stage depends, fill idle time.
 
 Qi et al., Zero Bubble Pipeline Parallelism, 2023.
 """
@@ -7,12 +7,12 @@ from __future__ import annotations
 
 from distir_relax.schedules.registry import schedule
 from distir_relax.schedules.task import Order, Shape, Task
-from distir_relax.schedules.task_list import Counted
+from distir_relax.schedules.task_list import TaskList
 
 
 @schedule("zb-h1", weights="apart")
 def zb_h1(shape: Shape) -> Order:
-    """As 1F1B, with weight gradients late: no rank keeps more than rank 0 of 1F1B does, p stage activations.
+    """1F1B with deferred weight gradients: no rank stores more than rank 0 of 1F1B, p stage activations.
 
     Rank r is p - r - 1 forwards ahead of its gradients of inputs, and these are r ahead of its gradients of weights::
 
@@ -21,7 +21,7 @@ def zb_h1(shape: Shape) -> Order:
                 2F0 2I0 2F1 2I1 2F2 2I2 2W0 2F3 2I3 2W1 2W2 2W3
     """
     ranks = range(shape.ranks)
-    return Order(tuple(_in_turns(shape, rank, shape.ranks - rank - 1, rank) for rank in ranks), shape.loop())
+    return Order(tuple(_alternate(shape, rank, shape.ranks - rank - 1, rank) for rank in ranks), shape.loop())
 
 
 @schedule("zb-h2", weights="apart")
@@ -35,15 +35,15 @@ def zb_h2(shape: Shape) -> Order:
                 2F0 2I0 2F1 2I1 2F2 2I2 2F3 2I3 2F4 2I4 2W0 2F5 2I5 2W1 2W2 2W3 2W4 2W5
     """
     ranks = range(shape.ranks)
-    return Order(tuple(_in_turns(shape, rank, 2 * (shape.ranks - rank - 1), 2 * rank) for rank in ranks), shape.loop())
+    return Order(tuple(_alternate(shape, rank, 2 * (shape.ranks - rank - 1), 2 * rank) for rank in ranks), shape.loop())
 
 
-def _in_turns(shape: Shape, rank: int, ahead: int, behind: int) -> tuple[Task, ...]:
-    """Forwards are `ahead` of input gradients by so many, weight gradients `behind` them; one of each in turn."""
-    microbatches, found = shape.microbatches, Counted()
-    found.add("F" * min(ahead, microbatches), rank)
+def _alternate(shape: Shape, rank: int, ahead: int, behind: int) -> tuple[Task, ...]:
+    """Run forwards `ahead` of input gradients, weight gradients `behind` them, alternating."""
+    microbatches, tasks = shape.microbatches, TaskList()
+    tasks.add("F" * min(ahead, microbatches), rank)
     for i in range(microbatches):
-        found.add("F" if ahead + i < microbatches else "", rank)
-        found.add("IW" if i >= behind else "I", rank)
-    found.add("W" * min(behind, microbatches), rank)
-    return found.first(microbatches)
+        tasks.add("F" if ahead + i < microbatches else "", rank)
+        tasks.add("IW" if i >= behind else "I", rank)
+    tasks.add("W" * min(behind, microbatches), rank)
+    return tasks.truncate(microbatches)

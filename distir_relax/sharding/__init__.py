@@ -1,30 +1,30 @@
-"""How each tensor is laid out over the mesh: annotations, propagation, redistribution."""
+"""Sharding: annotations, propagation of layouts, and redistribution."""
 
 from distir_relax.sharding.delay_reductions import DelayReductions
 from distir_relax.sharding.factors import Factoring, factorize
-from distir_relax.sharding.layout_comments import remarks
+from distir_relax.sharding.layout_comments import layout_comments
 from distir_relax.sharding.named_annotations import ApplyShardings
-from distir_relax.sharding.nonfinite import Hazards, hazards_in
+from distir_relax.sharding.nonfinite import NonfiniteValues, find_nonfinite
 from distir_relax.sharding.propagate import Propagate
-from distir_relax.sharding.reshard_cost import Redistribution, redistributions, times_of
-from distir_relax.sharding.reshard_plan import Transition, bytes_sent, cost, plan, transition_cost, transitions_bytes
+from distir_relax.sharding.reshard_cost import Reshard, call_counts, list_reshards
+from distir_relax.sharding.reshard_plan import Transition, bytes_sent, cost, plan, plan_bytes, transition_cost
 
 __all__ = [
     "ApplyShardings",
     "DelayReductions",
     "Factoring",
-    "Hazards",
+    "NonfiniteValues",
     "Propagate",
-    "Redistribution",
+    "Reshard",
     "Transition",
     "bytes_sent",
+    "call_counts",
     "cost",
     "factorize",
-    "hazards_in",
+    "find_nonfinite",
+    "layout_comments",
+    "list_reshards",
     "plan",
-    "redistributions",
-    "remarks",
-    "times_of",
+    "plan_bytes",
     "transition_cost",
-    "transitions_bytes",
 ]

@@ -1,6 +1,6 @@
-"""Annotations in a model: `annotate_sharding` marks a value where it stands.
+"""`annotate_sharding`: annotate a tensor inside a model.
 
-From outside, `sharding.apply` marks inputs and parameters by name.
+Inputs and parameters can also be annotated by name from outside of it (`sharding.named_annotations`).
 """
 
 from __future__ import annotations
@@ -12,44 +12,44 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from distir_relax.layout import DeviceMesh, as_mesh, print_placements
-from distir_relax.layout.validate import fit_annotation
+from distir_relax.layout.validate import validate_annotation
 
 if TYPE_CHECKING:
     import torch
 
 
 def annotate_sharding(x: torch.Tensor, mesh: DeviceMesh | int | Sequence[int], placement: object) -> torch.Tensor:
-    """Mark `x` to lie on `mesh` (or on as many devices, or a mesh of this shape) as `placement` says, axis by axis.
+    """Annotate `x` with a `placement` on `mesh`: a mesh, its shape, or its number of devices.
 
     `placement` is text (``"S[0]"``, ``"S[1: 64|63]"``, on a 2-D mesh ``"S[0], R"``), a placement object of ours or of
-    torch, or a list of those. `x` itself is returned: the mark does nothing until the model is compiled.
+    torch, or a list of those. Returns `x`: an annotation has no effect until the model is compiled.
 
-    Raises `PlacementError` at the caller's line when the text is no placement, does not fit `x` or `mesh`, or is
+    Raises `PlacementError` with the caller's line if the text is not a placement, does not fit `x` or `mesh`, or is
     ``At[i]``.
     """
     import torch
 
     if torch.compiler.is_compiling() and not torch.compiler.is_exporting():
         return x
-    # A frame more than this one would be a library's, not the user's.
+    # The direct caller's frame is the user's code.
     caller = sys._getframe(1)
     where = f"{Path(caller.f_code.co_filename).name}:{caller.f_lineno}"
-    grid = as_mesh(mesh)
-    text = print_placements(fit_annotation(placement, grid, tuple(x.shape), where))
+    device_mesh = as_mesh(mesh)
+    text = print_placements(validate_annotation(placement, device_mesh, tuple(x.shape), where))
     if not torch.compiler.is_exporting():
         return x
-    marked: torch.Tensor = custom_op()(x, list(grid.shape), list(grid.axes), text, where)
-    return marked
+    result: torch.Tensor = custom_op()(x, list(device_mesh.shape), list(device_mesh.axes), text, where)
+    return result
 
 
 def is_mark(target: Any) -> bool:
-    """Whether what a node of an exported graph calls is the op that stands for `annotate_sharding`."""
+    """Whether the target of a node of an exported graph is the op of `annotate_sharding`."""
     return str(target) == "distir.annotate_sharding.default"
 
 
 @cache
 def custom_op() -> Any:
-    """The op that stands for `annotate_sharding` in an exported graph: ``distir::annotate_sharding``.
+    """Return the op of `annotate_sharding` in an exported graph: ``distir::annotate_sharding``.
 
     Its arguments are the tensor, the mesh's shape and axis names, the placements as text, and the user's file:line.
     """

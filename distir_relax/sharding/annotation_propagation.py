@@ -1,8 +1,8 @@
-"""How far annotations reach: from each annotated value, forwards and backwards over the factors of ops.
+"""Propagation of annotations over the factors of ops, forwards and backwards.
 
-The search is breadth first over all annotations of a round at once, so the nearest annotation decides; it stops at
-values that are laid out otherwise and at ops that need a factor whole. Annotations of a later round (an attribute of
-the mark; a user's are of round 0) reach what earlier ones have left. Every value keeps the reason for its layout.
+The search is breadth first from all annotations of a round at once, so the nearest annotation decides. It stops at
+values that already have a split and at ops that need a factor unsplit. Annotations of a later round (an attribute of
+the annotation op; a user's have round 0) reach values that earlier rounds left. Every split has a `Reason`.
 """
 
 from __future__ import annotations
@@ -14,36 +14,43 @@ from dataclasses import dataclass, field
 from distir_relax.errors import AnnotationError
 from distir_relax.ir import Function, Op, Reason, Value
 from distir_relax.layout import Cut, DeviceMesh, Partial, Placement, Shard
-from distir_relax.layout.partition import Divide, balanced, dividing, nested, refined, scaled, units_of
-from distir_relax.layout.validate import fit_annotation
+from distir_relax.layout.partition import (
+    Divide,
+    balanced,
+    cut_in_units,
+    is_nested,
+    partition_rule,
+    refine_cut,
+    scale_sizes,
+)
+from distir_relax.layout.validate import validate_annotation
 from distir_relax.ops import BLOCKED, WINDOW
 from distir_relax.sharding.factors import Atom, Factoring, Slot, is_annotation
 
 Split = tuple[int, int]
-"""(dim, slot index): what of a value is split along a mesh axis."""
+"""(dim, slot index): the slot of a value that is split along a mesh axis."""
 
 
 @dataclass(slots=True)
-class Wanted:
-    """What annotations ask for.
+class TargetSplits:
+    """Splits of all values that annotations request, as found by propagation.
 
-    `splits[value][axis]` is the split wanted along a mesh axis, or None; `pinned` are the values the user laid out;
-    `units[axis][class]` is how the units of a class are cut along the axis; `reasons[value, axis]` says why;
-    `pending[value, axis]` is the reduction that is still to be made along an axis.
+    `splits[value][axis]` is the split along a mesh axis, or None; `pinned` maps annotated values to their annotations;
+    `units[axis][class]` is the cut of a factor class along the axis; `reasons[value, axis]` explains a split;
+    `partial[value, axis]` is the pending reduction along an axis.
     """
 
     splits: dict[str, list[Split | None]]
     pinned: dict[str, Op]
     units: list[dict[Slot, Cut]]
     reasons: dict[tuple[str, int], Reason] = field(default_factory=dict)
-    pending: dict[tuple[str, int], Partial] = field(default_factory=dict)
+    partial: dict[tuple[str, int], Partial] = field(default_factory=dict)
 
 
-def spread(function: Function, factoring: Factoring, mesh: DeviceMesh) -> Wanted:
-    """What every value's layout should be, given the annotations in `function` (global stage).
+def propagate_annotations(function: Function, factoring: Factoring, mesh: DeviceMesh) -> TargetSplits:
+    """Propagate the annotations in `function` (global stage) to all values.
 
-    Raises `PlacementError` for a placement that does not fit its tensor and `AnnotationError` for two that cannot
-    both hold.
+    Raises `PlacementError` for a placement that does not fit its tensor and `AnnotationError` for contradictory ones.
     """
     search = _Search(function, factoring, mesh)
     for op in function.ops:
@@ -51,11 +58,11 @@ def spread(function: Function, factoring: Factoring, mesh: DeviceMesh) -> Wanted
             search.pin(op)
     search.run()
     search.refine()
-    return search.wanted
+    return search.targets
 
 
-def split_of(value: Value, placement: Shard, factoring: Factoring) -> Slot:
-    """The slot that ``S[dim]`` cuts in an annotated value: the outermost of the dim's that every user can bear."""
+def annotated_slot(value: Value, placement: Shard, factoring: Factoring) -> Slot:
+    """Return the slot that ``S[dim]`` splits in an annotated value: the outermost of the dim that no op blocks."""
     slots = [(value.name, placement.dim, i) for i in range(len(factoring.slots[value.name][placement.dim]))]
     return next((slot for slot in slots if not factoring.is_blocked(slot)), slots[0])
 
@@ -65,27 +72,27 @@ class _Search:
     function: Function
     factoring: Factoring
     mesh: DeviceMesh
-    wanted: Wanted = field(init=False)
+    targets: TargetSplits = field(init=False)
     rounds: dict[int, deque[tuple[str, int, Split, str]]] = field(default_factory=lambda: defaultdict(deque))
     users: Mapping[str, list[tuple[int, int]]] = field(init=False)
-    """For each value, the (op number, tensor index) where it stands."""
+    """For each value, its (op number, tensor index) uses and definition."""
     names: list[list[str]] = field(init=False)
     """For each op, the names of its operands and results."""
-    ways: dict[tuple[int, int, Split], list[tuple[int, Split, Atom]]] = field(default_factory=dict)
-    cut_by: dict[tuple[int, Slot], str] = field(default_factory=dict)
-    """Who gave the sizes of a class along an axis, when somebody did."""
-    stored: frozenset[str] = field(init=False)
+    edges: dict[tuple[int, int, Split], list[tuple[int, Split, Atom]]] = field(default_factory=dict)
+    sized_by: dict[tuple[int, Slot], str] = field(default_factory=dict)
+    """The location of the annotation that gave sizes or a rule for a class along an axis."""
+    inputs: frozenset[str] = field(init=False)
     """The names of inputs."""
-    asked: dict[str, Op] = field(default_factory=dict)
-    """The first mark of each input."""
-    divisions: dict[tuple[int, Slot], Divide] = field(default_factory=dict)
-    """How classes are to be divided along an axis for which a mark says that without sizes: in blocks, or by shares."""
+    annotations: dict[str, Op] = field(default_factory=dict)
+    """The first annotation of each input."""
+    partition_rules: dict[tuple[int, Slot], Divide] = field(default_factory=dict)
+    """The rule, in blocks or by shares, of classes along an axis whose annotation has no sizes."""
 
     def __post_init__(self) -> None:
         values = [i.value for i in self.function.inputs] + [v for op in self.function.ops for v in op.results]
         axes = len(self.mesh.shape)
-        self.stored = frozenset(item.value.name for item in self.function.inputs)
-        self.wanted = Wanted({v.name: [None] * axes for v in values}, {}, [{} for _ in range(axes)])
+        self.inputs = frozenset(item.value.name for item in self.function.inputs)
+        self.targets = TargetSplits({v.name: [None] * axes for v in values}, {}, [{} for _ in range(axes)])
         users: dict[str, list[tuple[int, int]]] = defaultdict(list)
         self.names = [[v.name for v in (*op.operands, *op.results)] for op in self.function.ops]
         for number, names in enumerate(self.names):
@@ -94,30 +101,30 @@ class _Search:
         self.users = users
 
     def pin(self, op: Op) -> None:
-        """Take up one annotation."""
+        """Add one annotation."""
         value, text = op.results[0], str(op.attrs["placements"])
-        placements = fit_annotation(text, self.mesh, value.tensor.shape, op.location)
+        placements = validate_annotation(text, self.mesh, value.tensor.shape, op.location)
         self._reject_contradiction(op, text)
-        self.wanted.pinned[value.name] = op
+        self.targets.pinned[value.name] = op
         for axis, placement in enumerate(placements):
             if isinstance(placement, Partial):
-                self.wanted.pending[value.name, axis] = placement
-                # What makes the value leaves it so, rather than reduce it first.
-                if not self._is_stored(source := op.operands[0].name) and source not in self.wanted.pinned:
-                    self.wanted.pending[source, axis] = placement
+                self.targets.partial[value.name, axis] = placement
+                # The producer leaves its result partial too, rather than reduce it first.
+                if not self._is_input(source := op.operands[0].name) and source not in self.targets.pinned:
+                    self.targets.partial[source, axis] = placement
             if not isinstance(placement, Shard):
                 continue
-            slot = split_of(value, placement, self.factoring)
-            self._cut(slot, axis, placement, op.location)
-            self.wanted.splits[value.name][axis] = slot[1:]
-            self.wanted.reasons[value.name, axis] = Reason(value.name, axis, op.location)
+            slot = annotated_slot(value, placement, self.factoring)
+            self._set_units(slot, axis, placement, op.location)
+            self.targets.splits[value.name][axis] = slot[1:]
+            self.targets.reasons[value.name, axis] = Reason(value.name, axis, op.location)
             self.rounds[_round(op)].append((value.name, axis, slot[1:], op.location))
 
     def _reject_contradiction(self, op: Op, text: str) -> None:
         source = op.operands[0].name
-        if not self._is_stored(source):
+        if not self._is_input(source):
             return
-        other = self.asked.setdefault(source, op)
+        other = self.annotations.setdefault(source, op)
         if other.attrs["placements"] != text:
             raise AnnotationError(
                 f"%{source} is annotated {other.attrs['placements']!r} at {other.location} and {text!r} here",
@@ -125,135 +132,135 @@ class _Search:
                 "a tensor is stored one way: give it one placement",
             )
 
-    def _is_stored(self, name: str) -> bool:
-        return name in self.stored
+    def _is_input(self, name: str) -> bool:
+        return name in self.inputs
 
-    def _cut(self, slot: Slot, axis: int, placement: Placement, where: str) -> None:
+    def _set_units(self, slot: Slot, axis: int, placement: Placement, where: str) -> None:
         assert isinstance(placement, Shard)
         ranks, size = self.mesh.shape[axis], self.factoring.size(slot)
         owner = self.factoring.classes[slot]
         if placement.cut is None:
-            units = Cut.of(*dividing(placement)(size, ranks))
+            units = Cut.of(*partition_rule(placement)(size, ranks))
         else:
-            units = units_of(placement.cut, *self._extent(slot), where)
+            units = cut_in_units(placement.cut, *self._extent(slot), where)
         is_sized = placement.cut is not None
-        asked = is_sized or placement.chunk or bool(placement.shares)
-        given = self.cut_by.get((axis, owner))
-        if asked and given is not None and self.wanted.units[axis][owner] != units:
+        is_explicit = is_sized or placement.chunk or bool(placement.shares)
+        sized_at = self.sized_by.get((axis, owner))
+        if is_explicit and sized_at is not None and self.targets.units[axis][owner] != units:
             raise AnnotationError(
-                f"{placement} cuts a dim that the annotation at {given} cuts otherwise",
+                f"{placement} cuts a dim differently from the annotation at {sized_at}",
                 where,
                 "give both the same sizes",
             )
-        if asked or owner not in self.wanted.units[axis]:
-            self.wanted.units[axis][owner] = units
-        if asked:
-            self.cut_by[axis, owner] = where
-            self.divisions.pop((axis, owner), None)
+        if is_explicit or owner not in self.targets.units[axis]:
+            self.targets.units[axis][owner] = units
+        if is_explicit:
+            self.sized_by[axis, owner] = where
+            self.partition_rules.pop((axis, owner), None)
             if not is_sized:
-                self.divisions[axis, owner] = dividing(placement)
+                self.partition_rules[axis, owner] = partition_rule(placement)
 
     def _extent(self, slot: Slot) -> tuple[int, int, int]:
         outer, inner = self.factoring.around(slot)
         return outer, self.factoring.size(slot), inner
 
     def run(self) -> None:
-        """Carry every wanted split as far as it goes, round by round."""
+        """Propagate all splits, round by round."""
         for number in sorted(self.rounds):
             self._run(self.rounds[number])
 
     def _run(self, queue: deque[tuple[str, int, Split, str]]) -> None:
-        pinned, splits, reasons = self.wanted.pinned, self.wanted.splits, self.wanted.reasons
+        pinned, splits, reasons = self.targets.pinned, self.targets.splits, self.targets.reasons
         ops, users, names = self.function.ops, self.users, self.names
         while queue:
             name, axis, split, annotation = queue.popleft()
             for number, position in users[name]:
-                mine = names[number]
-                for other, place, atom in self._ways(number, position, split):
-                    value = mine[other]
+                tensor_names = names[number]
+                for other, place, atom in self._edges(number, position, split):
+                    value = tensor_names[other]
                     if atom.kind == WINDOW:
-                        self._cut_alike(axis, (name, *split), (value, *place))
+                        self._scale_units(axis, (name, *split), (value, *place))
                     if splits[value][axis] is not None or value in pinned:
                         continue
                     op = ops[number]
-                    way = () if is_annotation(op) else (op.name, atom.name, self._stored(name))
+                    via = () if is_annotation(op) else (op.name, atom.name, self._annotated_input(name))
                     splits[value][axis] = place
-                    reasons[value, axis] = Reason(value, axis, annotation, *way)
+                    reasons[value, axis] = Reason(value, axis, annotation, *via)
                     queue.append((value, axis, place, annotation))
 
-    def _ways(self, number: int, position: int, split: Split) -> list[tuple[int, Split, Atom]]:
-        """Where an op carries a split of one of its tensors: to which tensors, how, and by what."""
+    def _edges(self, number: int, position: int, split: Split) -> list[tuple[int, Split, Atom]]:
+        """Return the tensors of an op to which a split of one of them propagates, with their splits and atoms."""
         atoms = self.factoring.atoms[number]
         key = (id(atoms), position, split)
-        found = self.ways.get(key)
-        if found is None:
-            found = self.ways[key] = [
+        edges = self.edges.get(key)
+        if edges is None:
+            edges = self.edges[key] = [
                 (other, place, atom)
                 for atom in atoms
                 if atom.places[position] == split and atom.kind != BLOCKED
                 for other, place in enumerate(atom.places)
                 if place is not None
             ]
-        return found
+        return edges
 
     def refine(self) -> None:
-        """Where values are split along several axes by one class, divide what one axis leaves by the next.
+        """Where values are split along several axes by one class, nest the cuts of these axes.
 
-        Sizes that a user gave stay; the other axes divide within them, in the order of the mesh. Where two annotations
-        gave sizes that do not divide each other's parts, values between them keep the split of the first axis alone.
+        Sizes given by the user stay; the other axes divide within them, in the order of the mesh. If sizes of two
+        annotations are not nested, values between them keep the split of the first axis only.
         """
-        together: dict[Slot, list[str]] = defaultdict(list)
-        for name, splits in self.wanted.splits.items():
+        classes: dict[Slot, list[str]] = defaultdict(list)
+        for name, splits in self.targets.splits.items():
             for split in {s for s in splits if s is not None}:
                 if splits.count(split) > 1:
-                    together[self.factoring.classes[name, *split]].append(name)
-        for owner, names in together.items():
-            shared = {axis for name in names for axis in self._axes_of(name, owner)}
-            done: list[Cut] = []
-            for axis in sorted(shared, key=lambda a: (not self._is_sized(a, owner), a)):
-                cut = self._refined(owner, axis, done)
-                if all(nested(other, cut) for other in done):
-                    done.append(cut)
+                    classes[self.factoring.classes[name, *split]].append(name)
+        for class_, names in classes.items():
+            shared = {axis for name in names for axis in self._axes_of(name, class_)}
+            cuts: list[Cut] = []
+            for axis in sorted(shared, key=lambda a: (not self._is_sized(a, class_), a)):
+                cut = self._refine_class(class_, axis, cuts)
+                if all(is_nested(other, cut) for other in cuts):
+                    cuts.append(cut)
                     continue
                 for name in names:
-                    if name not in self.wanted.pinned and axis in self._axes_of(name, owner):
-                        self.wanted.splits[name][axis] = None
-                        del self.wanted.reasons[name, axis]
+                    if name not in self.targets.pinned and axis in self._axes_of(name, class_):
+                        self.targets.splits[name][axis] = None
+                        del self.targets.reasons[name, axis]
 
-    def _axes_of(self, name: str, owner: Slot) -> list[int]:
-        """The axes along which a value is to be split by a class."""
-        splits = enumerate(self.wanted.splits[name])
-        return [axis for axis, s in splits if s is not None and self.factoring.classes[name, *s] == owner]
+    def _axes_of(self, name: str, class_: Slot) -> list[int]:
+        """Return the axes along which a value is split by a class."""
+        splits = enumerate(self.targets.splits[name])
+        return [axis for axis, s in splits if s is not None and self.factoring.classes[name, *s] == class_]
 
-    def _refined(self, owner: Slot, axis: int, others: list[Cut]) -> Cut:
-        """The cut of a class along an axis, beside those along others: as the user gave it, or dividing theirs."""
-        units, ranks, size = self.wanted.units[axis], self.mesh.shape[axis], self.factoring.size(owner)
-        if not self._is_sized(axis, owner):
-            divide = self.divisions.get((axis, owner), balanced)
+    def _refine_class(self, class_: Slot, axis: int, others: list[Cut]) -> Cut:
+        """Return the cut of a class along an axis, given those along others: the user's, or one that divides theirs."""
+        units, ranks, size = self.targets.units[axis], self.mesh.shape[axis], self.factoring.size(class_)
+        if not self._is_sized(axis, class_):
+            divide = self.partition_rules.get((axis, class_), balanced)
             block = Cut.of(*divide(size, ranks))
-            fits = all(nested(other, block) for other in others)
-            units[owner] = block if fits else refined(size, others, ranks, divide)
-        return units[owner]
+            fits = all(is_nested(other, block) for other in others)
+            units[class_] = block if fits else refine_cut(size, others, ranks, divide)
+        return units[class_]
 
-    def _is_sized(self, axis: int, owner: Slot) -> bool:
-        return (axis, owner) in self.cut_by and (axis, owner) not in self.divisions
+    def _is_sized(self, axis: int, class_: Slot) -> bool:
+        return (axis, class_) in self.sized_by and (axis, class_) not in self.partition_rules
 
-    def _cut_alike(self, axis: int, source: Slot, target: Slot) -> None:
-        """Cut a dim behind a window, or before it, in the proportions that the user gave the other."""
-        classes, units = self.factoring.classes, self.wanted.units[axis]
-        given = self.cut_by.get((axis, classes[source]))
-        if given is None or classes[target] in units or not units[classes[source]].is_block:
+    def _scale_units(self, axis: int, source: Slot, target: Slot) -> None:
+        """Cut a dim on the other side of a window in the proportions of the user's cut."""
+        classes, units = self.factoring.classes, self.targets.units[axis]
+        sized_at = self.sized_by.get((axis, classes[source]))
+        if sized_at is None or classes[target] in units or not units[classes[source]].is_block:
             return
         (segment,) = units[classes[source]].segments
-        units[classes[target]] = Cut.of(*scaled(segment.sizes, self.factoring.size(target)))
-        self.cut_by[axis, classes[target]] = given
+        units[classes[target]] = Cut.of(*scale_sizes(segment.sizes, self.factoring.size(target)))
+        self.sized_by[axis, classes[target]] = sized_at
 
-    def _stored(self, name: str) -> str:
-        """The input that a user's mark is on, or else the value itself."""
-        marked = self.wanted.pinned.get(name)
-        return marked.operands[0].name if marked and self._is_stored(marked.operands[0].name) else name
+    def _annotated_input(self, name: str) -> str:
+        """Return the input that the annotation of a value is on, or else the value itself."""
+        marked = self.targets.pinned.get(name)
+        return marked.operands[0].name if marked and self._is_input(marked.operands[0].name) else name
 
 
 def _round(op: Op) -> int:
-    found = op.attrs.get("round", 0)
-    return found if isinstance(found, int) else 0
+    number = op.attrs.get("round", 0)
+    return number if isinstance(number, int) else 0

@@ -1,16 +1,16 @@
-"""Pending sums are reduced as late as is legal.
+"""Delay reductions of partial sums as long as that is legal and not more expensive.
 
-``redistribute(I -> R)`` moves behind an op that is linear in the operand it feeds, when nothing else uses the reduced
-value and the op does not make it larger: ``multiply(all_reduce(Z), C)`` becomes ``all_reduce(multiply(Z, C))`` (the
-RFC's global optimisation). Where two pending sums meet in an `add`, one reduction is left.
+``redistribute(I -> R)`` moves after an op that is linear in its operand, if nothing else uses the reduced value and the
+op does not enlarge it: ``multiply(all_reduce(Z), C)`` becomes ``all_reduce(multiply(Z, C))`` (the RFC's global
+optimization). Where an `add` takes two partial sums, one reduction remains.
 
-What an ``I[sum]`` operand may pass through, along its mesh axis:
+Ops that an ``I[sum]`` operand may pass through, along its mesh axis:
 
 ==========================================  =====================================
 op linear in the operand, others ``R``      passes (matmul, multiply, divide by R, reshape, sum, …)
 ``I + I``, concat, where: jointly linear    passes when all of them are ``I``
 ``I + R``, ``I * I``, relu, gelu, max, …    must be reduced first
-times infinity or NaN, by zero              must be reduced first where it is known
+times infinity or NaN, by zero              must be reduced first if known at compile time
 ==========================================  =====================================
 """
 
@@ -27,103 +27,103 @@ from distir_relax.ir import (
     Module,
     Op,
     Value,
-    called_first,
+    callees_first,
     count_uses,
     fresh_name,
-    makers,
+    producers,
     value_names,
 )
 from distir_relax.layout import Partial, Replicate, print_placements
 from distir_relax.ops import Trait, lookup
-from distir_relax.sharding.nonfinite import Hazards, spread
+from distir_relax.sharding.nonfinite import NonfiniteValues, propagate_nonfinite
 
 
 @dataclass(frozen=True, slots=True)
 class DelayReductions:
-    """The pass: sharded stage in and out. `hazards` is what is known of the entry function's constants.
+    """Pass: sharded stage in and out. `hazards` describes constants of the entry function that block a delay.
 
-    With `stages_apart`, sums of what different stages of a pipeline make do not meet before they are reduced.
+    With `stages_apart`, partial sums of different pipeline stages are not added before they are reduced.
     """
 
-    hazards: Hazards = field(default=Hazards(), repr=False)
+    hazards: NonfiniteValues = field(default=NonfiniteValues(), repr=False)
     stages_apart: bool = False
 
     takes: ClassVar[tuple[str, ...]] = ("sharded",)
     gives: ClassVar[str] = "sharded"
 
     def run(self, module: Module) -> Module:
-        """Move every reduction as late as is legal and no dearer; out of functions, too, to where they are called."""
+        """Move every reduction as late as is legal and not more expensive; also out of functions, to their calls."""
         if not any(_is_redistribution(op) for function in module.functions for op in function.ops):
             return module
-        known = spread(module, self.hazards)
+        hazards_of = propagate_nonfinite(module, self.hazards)
         names = {f.name: value_names(f) for f in module.functions}
-        left: dict[str, dict[int, Op]] = {}
+        remaining: dict[str, dict[int, Op]] = {}
         delayed: dict[str, Function] = {}
-        for function in called_first(module):
-            function = _with_reductions_of_calls(function, left, names[function.name])
+        for function in callees_first(module):
+            function = _append_reductions(function, remaining, names[function.name])
             stages = _stages(function) if self.stages_apart else {}
-            function = _delay(function, known.get(function.name, Hazards()), stages)
+            function = _delay(function, hazards_of.get(function.name, NonfiniteValues()), stages)
             if function.name != module.main.name:
-                function, left[function.name] = _without_last_reductions(function)
+                function, remaining[function.name] = _split_trailing_reductions(function)
             delayed[function.name] = function
         return replace(module, functions=tuple(delayed[f.name] for f in module.functions))
 
 
-def _without_last_reductions(function: Function) -> tuple[Function, dict[int, Op]]:
-    """The function with results as they are before a last reduction; and these reductions, by number of output."""
-    uses, made = count_uses(function), makers(function)
-    left = {
+def _split_trailing_reductions(function: Function) -> tuple[Function, dict[int, Op]]:
+    """Remove reductions right before outputs; return the function and these reductions, by output number."""
+    uses, producer_of = count_uses(function), producers(function)
+    last = {
         number: op
         for number, output in enumerate(function.outputs)
-        if (op := made.get(output.value.name)) is not None
+        if (op := producer_of.get(output.value.name)) is not None
         and _is_redistribution(op)
         and _reduced_axes(op)
         and uses[output.value.name] == 1
     }
-    outputs = tuple(replace(o, value=left[i].operands[0]) if i in left else o for i, o in enumerate(function.outputs))
-    gone = {op.results[0].name for op in left.values()}
-    ops = tuple(op for op in function.ops if op.results[0].name not in gone)
-    return replace(function, ops=ops, outputs=outputs), left
+    outputs = tuple(replace(o, value=last[i].operands[0]) if i in last else o for i, o in enumerate(function.outputs))
+    removed = {op.results[0].name for op in last.values()}
+    ops = tuple(op for op in function.ops if op.results[0].name not in removed)
+    return replace(function, ops=ops, outputs=outputs), last
 
 
-def _with_reductions_of_calls(function: Function, left: Mapping[str, Mapping[int, Op]], taken: set[str]) -> Function:
-    """The function with the reductions behind its calls that what they call has `left` to it."""
+def _append_reductions(function: Function, remaining: Mapping[str, Mapping[int, Op]], names: set[str]) -> Function:
+    """Insert after each call the reductions removed from its callee."""
     ops: list[Op] = []
     for op in function.ops:
-        missing = left.get(op.callee, {}) if op.callee else {}
-        results, behind = list(op.results), []
-        for number, reduction in missing.items():
-            whole = op.results[number]
-            pending = replace(reduction.operands[0], name=fresh_name(f"{whole.name}.partial", taken))
-            results[number] = pending
-            behind.append(replace(reduction, operands=(pending,), results=(whole,), location=op.location))
-        ops += [replace(op, results=tuple(results)), *behind]
+        pending_reductions = remaining.get(op.callee, {}) if op.callee else {}
+        results, reductions = list(op.results), []
+        for number, reduction in pending_reductions.items():
+            reduced = op.results[number]
+            partial = replace(reduction.operands[0], name=fresh_name(f"{reduced.name}.partial", names))
+            results[number] = partial
+            reductions.append(replace(reduction, operands=(partial,), results=(reduced,), location=op.location))
+        ops += [replace(op, results=tuple(results)), *reductions]
     return replace(function, ops=tuple(ops))
 
 
 def _stages(function: Function) -> dict[str, frozenset[object]]:
-    """Of which stages of a pipeline each value is made."""
-    found: dict[str, frozenset[object]] = {}
+    """Return the pipeline stages that each value is computed on."""
+    stages_of: dict[str, frozenset[object]] = {}
     for op in function.ops:
-        stages = {op.task["stage"]} if op.task else {s for v in op.operands for s in found.get(v.name, ())}
-        found.update((v.name, frozenset(stages)) for v in op.results)
-    return found
+        stages = {op.task["stage"]} if op.task else {s for v in op.operands for s in stages_of.get(v.name, ())}
+        stages_of.update((v.name, frozenset(stages)) for v in op.results)
+    return stages_of
 
 
-def _delay(function: Function, hazards: Hazards, stages: Mapping[str, frozenset[object]]) -> Function:
+def _delay(function: Function, hazards: NonfiniteValues, stages: Mapping[str, frozenset[object]]) -> Function:
     uses = count_uses(function)
     ops: dict[str, Op] = {}
     reductions: dict[str, Op] = {}
-    """The `redistribute` ops, by the value they define, that reduce along one or more axes."""
+    """Maps values to the `redistribute` ops that define them and only reduce."""
     for op in function.ops:
-        moved = None if _is_redistribution(op) else _move(op, reductions, uses, hazards, stages)
-        if moved is None:
+        rewrite = None if _is_redistribution(op) else _move(op, reductions, uses, hazards, stages)
+        if rewrite is None:
             ops[op.results[0].name] = op
             if _is_redistribution(op) and _reduced_axes(op):
                 reductions[op.results[0].name] = op
             continue
-        gone, new, reduction = moved
-        for other in gone:
+        removed, new, reduction = rewrite
+        for other in removed:
             del ops[other.results[0].name]
         ops |= {new.results[0].name: new, reduction.results[0].name: reduction}
         reductions[reduction.results[0].name] = reduction
@@ -134,39 +134,39 @@ def _move(
     op: Op,
     reductions: dict[str, Op],
     uses: Counter[str],
-    hazards: Hazards,
+    hazards: NonfiniteValues,
     stages: Mapping[str, frozenset[object]],
 ) -> tuple[list[Op], Op, Op] | None:
-    """The reductions that go, the op on pending operands, and the reduction behind it; or None."""
+    """Return the reductions to remove, the op on partial operands, and the reduction after it; or None."""
     if len(op.results) != 1:
         return None
     for group in lookup(op.name, op.location).linear_sets(len(op.operands), op.attrs):
-        found = [reductions.get(op.operands[i].name) for i in sorted(group)]
-        if any(r is None or uses[r.results[0].name] != 1 for r in found):
+        candidates = [reductions.get(op.operands[i].name) for i in sorted(group)]
+        if any(r is None or uses[r.results[0].name] != 1 for r in candidates):
             continue
         if hazards.stop(op, group) or len({stages.get(op.operands[i].name) for i in group}) > 1:
             continue
-        gone = [r for r in found if r is not None]
-        axes = _reduced_axes(gone[0])
-        if any(_reduced_axes(r) != axes for r in gone) or not _others_whole(op, group, axes):
+        removed = [r for r in candidates if r is not None]
+        axes = _reduced_axes(removed[0])
+        if any(_reduced_axes(r) != axes for r in removed) or not _others_replicated(op, group, axes):
             continue
         result = op.results[0]
-        if _size(result) > sum(_size(r.results[0]) for r in gone):
+        if _size(result) > sum(_size(r.results[0]) for r in removed):
             continue
         operands = list(op.operands)
-        for i, r in zip(sorted(group), gone, strict=True):
+        for i, r in zip(sorted(group), removed, strict=True):
             operands[i] = r.operands[0]
         kind = result.dtensor
-        pending = tuple(Partial("sum") if i in axes else p for i, p in enumerate(kind.placements))
-        partial = Value(f"{result.name}.partial", replace(kind, placements=pending))
+        partial_placements = tuple(Partial("sum") if i in axes else p for i, p in enumerate(kind.placements))
+        partial = Value(f"{result.name}.partial", replace(kind, placements=partial_placements))
         new = replace(op, operands=tuple(operands), results=(partial,))
         target = {"placements": print_placements(kind.placements)}
-        return gone, new, Op("redistribute", (partial,), (result,), target, gone[0].location)
+        return removed, new, Op("redistribute", (partial,), (result,), target, removed[0].location)
     return None
 
 
 def _reduced_axes(op: Op) -> tuple[int, ...]:
-    """The axes along which a `redistribute` takes ``I[sum]`` to ``R``; empty when it does anything else besides."""
+    """Return the axes along which a `redistribute` converts ``I[sum]`` to ``R``; empty if it does anything else."""
     source, target = op.operands[0].dtensor, op.results[0].dtensor
     changed = [i for i, (a, b) in enumerate(zip(source.placements, target.placements, strict=True)) if a != b]
     sums = [
@@ -175,7 +175,7 @@ def _reduced_axes(op: Op) -> tuple[int, ...]:
     return tuple(sums) if sums == changed else ()
 
 
-def _others_whole(op: Op, group: frozenset[int], axes: tuple[int, ...]) -> bool:
+def _others_replicated(op: Op, group: frozenset[int], axes: tuple[int, ...]) -> bool:
     kinds = [v.type for i, v in enumerate(op.operands) if i not in group] + [v.type for v in op.results]
     return all(isinstance(k, DTensorType) and isinstance(k.placements[a], Replicate) for k in kinds for a in axes)
 

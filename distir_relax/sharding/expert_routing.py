@@ -1,15 +1,15 @@
-"""Rows that lie with their groups: along a mesh axis that divides these, each device works on the rows of its own.
+"""Placements of rows that are routed to the devices of their groups (experts), along an axis that splits the groups.
 
 ===========  =============================================  =========================================================
 op           operands along the axis                        results
 ===========  =============================================  =========================================================
-dispatch     rows ``S[0]`` or ``R``, groups ``S[0]``        ``Routed[0]``: sent, or where all are there, chosen
-within       rows ``Routed[0]``, groups' matrices ``S[0]``  ``Routed[0]``; what is of each group ``S[0]``
+dispatch     rows ``S[0]`` or ``R``, groups ``S[0]``        ``Routed[0]``: sent, or if replicated, selected
+within       rows ``Routed[0]``, groups' matrices ``S[0]``  ``Routed[0]``; per-group results ``S[0]``
 row by row   ``Routed[0]``, and numbers                     ``Routed[0]``
-combine      rows ``Routed[0]``, groups ``S[0]``            ``S[0]``: sent back; or ``I[sum]``: zeros but for own rows
+combine      rows ``Routed[0]``, groups ``S[0]``            ``S[0]``: sent back; or ``I[sum]``: other rows are zero
 ===========  =============================================  =========================================================
 
-The groups of all rows are known to all devices along the axis (`ids` is ``R``): so each knows who sends how many.
+All devices along the axis know the groups of all rows (`ids` is ``R``), and so the row counts of every send.
 """
 
 from __future__ import annotations
@@ -22,82 +22,82 @@ from distir_relax.layout import Partial, Placement, R, Routed, Shard
 from distir_relax.ops import PARALLEL, Routing, Rule, lookup
 
 Chosen = tuple[list[Placement], list[Placement]]
-"""What an op needs of each operand along an axis, and gives as each result."""
+"""Placements of an op's operands and of its results along an axis."""
 
 
-def worked_on(function: Function) -> frozenset[str]:
-    """The values that some product of groups is made of, by its rows; `function` calls no other."""
-    found: set[str] = set()
+def grouped_operands(function: Function) -> frozenset[str]:
+    """Return the values that a grouped product depends on row by row; `function` must have no calls."""
+    values: set[str] = set()
     for op in reversed(function.ops):
         routing = lookup(op.name, op.location).split.routing
-        if routing is Routing.WITHIN or (found and routing is None and any(v.name in found for v in op.results)):
-            found.update(v.name for v in op.operands)
-    return frozenset(found)
+        if routing is Routing.WITHIN or (values and routing is None and any(v.name in values for v in op.results)):
+            values.update(v.name for v in op.operands)
+    return frozenset(values)
 
 
-def is_sent(operand: Sequence[Placement], result: Sequence[Placement]) -> bool:
-    """Whether rows that lie so before and behind a dispatch, or a combination, are sent between devices."""
+def is_exchanged(operand: Sequence[Placement], result: Sequence[Placement]) -> bool:
+    """Whether rows are sent between devices by a dispatch or combine with these placements."""
     return any(isinstance(a, Shard) and isinstance(b, Routed) for a, b in zip(operand, result, strict=False)) or any(
         isinstance(a, Routed) and isinstance(b, Shard) for a, b in zip(operand, result, strict=False)
     )
 
 
-def routed(
+def routed_placements(
     op: Op,
     have: Sequence[Placement],
-    wish: Placement,
-    share: Callable[[int], Placement],
+    target: Placement,
+    shard_of: Callable[[int], Placement],
     sendable: Callable[[Placement], bool],
 ) -> Chosen | None:
-    """What `op` needs and gives along an axis, by where rows lie with their groups; None where they do not.
+    """Return the placements of `op` along an axis where rows are routed to their groups; None if they are not.
 
-    Its operands lie as they `have`, and its first result is to lie as `wish`. `share` is the part of the groups that
-    each device has in an operand or result, by its number; `sendable` says whether rows may be sent between devices
-    that have such parts of the groups: these are blocks, and no other axis sends. Raises
-    `AnnotationError` for an op that would need all rows.
+    `have` are the current placements of its operands, `target` is the requested one of its first result. `shard_of`
+    returns the group shard of an operand or result, by number; `sendable` tells whether rows may be sent between
+    devices with such group shards: these are blocks, and no other axis sends. Raises `AnnotationError` for an op that
+    needs all rows.
     """
     routing = lookup(op.name, op.location).split.routing
-    lies = [i for i, p in enumerate(have) if isinstance(p, Routed)]
+    routed = [i for i, p in enumerate(have) if isinstance(p, Routed)]
     if routing is None:
-        return _row_by_row(op, have, lies) if lies else None
+        return _row_by_row(op, have, routed) if routed else None
     groups = len(have) - 1
-    if not lies and (routing is not Routing.DISPATCH or not isinstance(have[groups], Shard)):
+    if not routed and (routing is not Routing.DISPATCH or not isinstance(have[groups], Shard)):
         return None
-    part = have[groups] if isinstance(have[groups], Shard) else share(groups)
+    group_shard = have[groups] if isinstance(have[groups], Shard) else shard_of(groups)
     if routing is Routing.DISPATCH:
-        rows = have[0] if isinstance(have[0], Shard) and have[0].dim == 0 and sendable(part) else R
-        return [rows, R, part], [Routed(0)]
+        rows = have[0] if isinstance(have[0], Shard) and have[0].dim == 0 and sendable(group_shard) else R
+        return [rows, R, group_shard], [Routed(0)]
     if routing is Routing.COMBINE:
-        back = isinstance(wish, Shard) and wish.dim == 0 and sendable(part)
-        return [have[0], R, part], [wish if back else Partial("sum")]
-    return _within(op, have, lies, share)
+        back = isinstance(target, Shard) and target.dim == 0 and sendable(group_shard)
+        return [have[0], R, group_shard], [target if back else Partial("sum")]
+    return _grouped(op, have, routed, shard_of)
 
 
-def _within(op: Op, have: Sequence[Placement], lies: Sequence[int], share: Callable[[int], Placement]) -> Chosen:
+def _grouped(op: Op, have: Sequence[Placement], routed: Sequence[int], shard_of: Callable[[int], Placement]) -> Chosen:
     rule, count = _rule(op), len(op.operands)
-    found: list[Placement] = []
+    placements: list[Placement] = []
     for number, dims in enumerate((*rule.operands, *rule.results)):
-        names = [rule.factors[f].name for dim in dims for f in dim]
-        if number == count - 2 or (number < count and number not in lies and "group" not in names):
-            found.append(R)
-        elif "group" in names:
-            found.append(share(number))
+        factor_names = [rule.factors[f].name for dim in dims for f in dim]
+        if number == count - 2 or (number < count and number not in routed and "group" not in factor_names):
+            placements.append(R)
+        elif "group" in factor_names:
+            placements.append(shard_of(number))
         else:
-            found.append(Routed(0))
-    return found[:count], found[count:]
+            placements.append(Routed(0))
+    return placements[:count], placements[count:]
 
 
-def _row_by_row(op: Op, have: Sequence[Placement], lies: Sequence[int]) -> Chosen:
+def _row_by_row(op: Op, have: Sequence[Placement], routed: Sequence[int]) -> Chosen:
     rule, split = _rule(op), lookup(op.name, op.location).split
     rows = {rule.operands[i][p.dim] for i, p in enumerate(have) if isinstance(p, Routed)}
     row = next(iter(rows))
-    places = [dims.index(row) if row in dims else None for dims in rule.results]
-    told = split.positional | split.expand.keys()
-    if len(rows) > 1 or len(row) != 1 or None in places or rule.windows:
-        raise _needs_all(op)
-    if rule.factors[row[0]].kind != PARALLEL or rule.factors[row[0]].name in told:
-        raise _needs_all(op)
-    return [have[i] if i in lies else R for i in range(len(have))], [Routed(d) for d in places if d is not None]
+    result_dims = [dims.index(row) if row in dims else None for dims in rule.results]
+    variant = split.positional | split.expand.keys()
+    if len(rows) > 1 or len(row) != 1 or None in result_dims or rule.windows:
+        raise _error(op)
+    if rule.factors[row[0]].kind != PARALLEL or rule.factors[row[0]].name in variant:
+        raise _error(op)
+    return [have[i] if i in routed else R for i in range(len(have))], [Routed(d) for d in result_dims if d is not None]
 
 
 def _rule(op: Op) -> Rule:
@@ -105,9 +105,9 @@ def _rule(op: Op) -> Rule:
     return lookup(op.name, op.location).rule_for(takes, op.attrs, gives)
 
 
-def _needs_all(op: Op) -> AnnotationError:
+def _error(op: Op) -> AnnotationError:
     return AnnotationError(
-        f"{op.name} would need all rows, which lie with the devices that have their experts",
+        f"{op.name} needs all rows, which are routed to the devices of their experts",
         op.location,
         "split the experts along their hidden dim, or not at all",
     )

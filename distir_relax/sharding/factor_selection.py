@@ -1,8 +1,8 @@
-"""The factor that each op is split along, mesh axis by mesh axis: the one that moves the fewest bytes.
+"""Factor selection: split each op, mesh axis by mesh axis, along the factor that costs the least communication.
 
-Or none: then every device computes the whole. What redistributions send is counted as their plans do
-(`sharding.redistribute`), and what an op computes as the simulator does (`cost.roofline`). Names are those of the
-program with calls written out, over which factors and annotations are spread.
+Or along none: then every device computes everything. Communication is that of reshard plans (`sharding.reshard_plan`),
+computation that of the roofline (`cost.roofline`). Names are those of the inlined program, for which factors and
+annotations are propagated.
 """
 
 from __future__ import annotations
@@ -15,10 +15,10 @@ from itertools import zip_longest
 from distir_relax.cost.roofline import FLOPS_PER_BYTE, flops
 from distir_relax.ir import Instance, Op, Value
 from distir_relax.layout import Cut, DeviceMesh, Partial, Placement, R, Shard, block_bounds
-from distir_relax.layout.partition import balanced, cut_of, nested
+from distir_relax.layout.partition import balanced, cut_in_elements, is_nested
 from distir_relax.ops import BLOCKED, PARALLEL, WINDOW, Routing, lookup
-from distir_relax.sharding.annotation_propagation import Split, Wanted
-from distir_relax.sharding.expert_routing import is_sent, routed
+from distir_relax.sharding.annotation_propagation import Split, TargetSplits
+from distir_relax.sharding.expert_routing import is_exchanged, routed_placements
 from distir_relax.sharding.factors import Atom, Factoring, Slot
 from distir_relax.sharding.reshard_plan import cost
 
@@ -26,85 +26,85 @@ Placed = tuple[Placement, ...]
 
 
 @dataclass(slots=True)
-class FactorChoice:
-    """Chooses factors, given what annotations ask for."""
+class FactorSelector:
+    """Selects factors, given the splits that annotations request."""
 
     factoring: Factoring
-    wanted: Wanted
+    targets: TargetSplits
     mesh: DeviceMesh
-    worked: frozenset[str] = frozenset()
-    """The values that a product of groups is made of (`routing.worked_on`): rows of others are sent nowhere."""
+    grouped: frozenset[str] = frozenset()
+    """Operands of grouped products (`expert_routing.grouped_operands`); rows of other values are never sent."""
     _shards: dict[tuple[str, int, Split], Shard] = field(default_factory=dict)
-    """What was found by `shard`: a class is cut once."""
-    _numbers: dict[object, int] = field(default_factory=dict)
-    _units_numbers: dict[tuple[Slot, int], int] = field(default_factory=dict)
+    """Cache of `shard`."""
+    _ids: dict[object, int] = field(default_factory=dict)
+    _cut_ids: dict[tuple[Slot, int], int] = field(default_factory=dict)
 
-    def wish(self, name: str) -> Placed:
-        """How the value is to lie."""
-        splits, pending = self.wanted.splits[name], self.wanted.pending
+    def target_layout(self, name: str) -> Placed:
+        """Return the layout that annotations request for a value."""
+        splits, partial = self.targets.splits[name], self.targets.partial
         return tuple(
-            pending.get((name, axis), R if s is None else self.shard(name, axis, s)) for axis, s in enumerate(splits)
+            partial.get((name, axis), R if s is None else self.shard(name, axis, s)) for axis, s in enumerate(splits)
         )
 
     def shard(self, name: str, axis: int, split: Split) -> Shard:
-        """The value split along an axis, in the units of the class."""
+        """Return the placement of a value split along an axis, with the cut of its class."""
         key = (name, axis, split)
         if key not in self._shards:
             slot = (name, *split)
             outer, inner = self.factoring.around(slot)
-            self._shards[key] = Shard(split[0], cut_of(self._units(axis, slot), outer, inner))
+            self._shards[key] = Shard(split[0], cut_in_elements(self._units(axis, slot), outer, inner))
         return self._shards[key]
 
     def choose(
-        self, number: int, op: Op, operands: Sequence[Value], made: Sequence[Sequence[Placed]]
+        self, number: int, op: Op, operands: Sequence[Value], available: Sequence[Sequence[Placed]]
     ) -> tuple[list[Placed], list[Placed]]:
-        """How the op numbered `number` needs each of its operands and gives each result; `operands` lie as they do.
+        """Select the layouts of an op's operands and results; `operands` have their current layouts.
 
-        What they were `made` into for other ops costs nothing more.
+        `available` are further layouts of each operand that exist already, and cost nothing.
         """
         needs: list[list[Placement]] = [[] for _ in op.operands]
         gives: list[list[Placement]] = [[] for _ in op.results]
-        wishes = [self.wish(v.name) for v in op.results]
+        wishes = [self.target_layout(v.name) for v in op.results]
         work = _work(op)
         for axis in range(len(self.mesh.shape)):
-            found = self._routed(number, op, axis, operands, wishes, needs, gives)
-            need, give = found or self._factor(number, op, axis, work, operands, made, wishes, needs, gives)
+            routed = self._routed(number, op, axis, operands, wishes, needs, gives)
+            need, give = routed or self._factor(number, op, axis, work, operands, available, wishes, needs, gives)
             for have, placement in zip((*needs, *gives), (*need, *give), strict=True):
                 have.append(placement)
         return [tuple(need) for need in needs], [tuple(give) for give in gives]
 
-    def reaching(self, instance: Instance) -> int:
-        """Equal for instances of one function in which the same is asked for.
+    def instance_key(self, instance: Instance) -> int:
+        """Return a number that is equal for instances of one function with the same requested layouts.
 
-        Where their operands lie alike too, they are laid out alike.
+        If their operands have equal layouts too, so have all their values.
         """
-        found: list[object] = []
-        pending, known = self.wanted.pending, self.factoring.slots
+        parts: list[object] = []
+        partial, slots = self.targets.partial, self.factoring.slots
         axes = range(len(self.mesh.shape))
         for name in instance.names.values():
-            splits = self.wanted.splits[name]
-            cuts = [s if s is None else (s, self._cut_number((name, *s), axis)) for axis, s in enumerate(splits)]
-            asked = tuple(pending.get((name, axis)) for axis in axes) if pending else ()
-            found.append((known.get(name, ()), tuple(cuts), asked))
-        found += [
-            self.reaching(inner) if isinstance(inner, Instance) else self.factoring.atoms[inner]
+            splits = self.targets.splits[name]
+            cuts = [s if s is None else (s, self._cut_id((name, *s), axis)) for axis, s in enumerate(splits)]
+            partial_along = tuple(partial.get((name, axis)) for axis in axes) if partial else ()
+            parts.append((slots.get(name, ()), tuple(cuts), partial_along))
+        parts += [
+            self.instance_key(inner) if isinstance(inner, Instance) else self.factoring.atoms[inner]
             for inner in instance.ops
         ]
-        return self._numbers.setdefault(tuple(found), len(self._numbers))
+        return self._ids.setdefault(tuple(parts), len(self._ids))
 
-    def _cut_number(self, slot: Slot, axis: int) -> int:
-        """How the class of a slot is cut along an axis, as a number."""
-        owner = self.factoring.classes[slot], axis
-        if owner not in self._units_numbers:
-            self._units_numbers[owner] = self._numbers.setdefault(self._units(axis, slot), len(self._numbers))
-        return self._units_numbers[owner]
+    def _cut_id(self, slot: Slot, axis: int) -> int:
+        """Return an id of the cut of a slot's class along an axis."""
+        class_ = self.factoring.classes[slot], axis
+        if class_ not in self._cut_ids:
+            self._cut_ids[class_] = self._ids.setdefault(self._units(axis, slot), len(self._ids))
+        return self._cut_ids[class_]
 
     def _units(self, axis: int, slot: Slot) -> Cut:
-        owner = self.factoring.classes[slot]
-        units = self.wanted.units[axis]
-        if owner not in units:
-            units[owner] = Cut.of(*balanced(self.factoring.size(slot), self.mesh.shape[axis]))
-        return units[owner]
+        class_ = self.factoring.classes[slot]
+        units = self.targets.units[axis]
+        if class_ not in units:
+            units[class_] = Cut.of(*balanced(self.factoring.size(slot), self.mesh.shape[axis]))
+        return units[class_]
 
     def _routed(
         self,
@@ -116,21 +116,21 @@ class FactorChoice:
         needs: list[list[Placement]],
         gives: list[list[Placement]],
     ) -> tuple[list[Placement], list[Placement]] | None:
-        """As `_factor`, where rows lie with their groups along the axis, or are to; None where they do not."""
+        """As `_factor`, where rows are routed to their groups along the axis; None where they are not."""
         tensors = (*op.operands, *op.results)
-        if lookup(op.name).split.routing is Routing.DISPATCH and op.results[0].name not in self.worked:
+        if lookup(op.name).split.routing is Routing.DISPATCH and op.results[0].name not in self.grouped:
             return None
 
-        def share(index: int) -> Placement:
+        def group_shard(index: int) -> Placement:
             atom = next(a for a in self.factoring.atoms[number] if a.name == "group")
             place = atom.places[index]
             return R if place is None else self.shard(tensors[index].name, axis, place)
 
         def sendable(groups: Placement) -> bool:
-            return not is_sent(needs[0], gives[0]) and self._is_blocks(op.operands[-1:], [groups], [needs[-1]])
+            return not is_exchanged(needs[0], gives[0]) and self._is_blocks(op.operands[-1:], [groups], [needs[-1]])
 
         have = [v.dtensor.placements[axis] for v in operands]
-        return routed(op, have, wishes[0][axis], share, sendable)
+        return routed_placements(op, have, wishes[0][axis], group_shard, sendable)
 
     def _factor(
         self,
@@ -139,95 +139,95 @@ class FactorChoice:
         axis: int,
         work: float,
         operands: Sequence[Value],
-        made: Sequence[Sequence[Placed]],
+        available: Sequence[Sequence[Placed]],
         wishes: list[Placed],
         needs: list[list[Placement]],
         gives: list[list[Placement]],
     ) -> tuple[list[Placement], list[Placement]]:
-        """The placements that the op needs and gives along one axis; `work` is what it computes.
+        """Select the placements of the op's operands and results along one axis; `work` is its computation.
 
-        Where all operands lie split along one factor already, the op is split along it: gathering would undo what the
-        annotations asked for. Otherwise the least time wins, bytes moved and operations done; ties favour a split. Of
-        what lies split along other axes too, only that part is moved, and worked on, that devices along this one have.
+        If all operands are split along one factor already, the op is split along it: gathering would undo what the
+        annotations request. Otherwise the least cost wins, bytes moved plus work done; ties favor a split. Of values
+        that are also split along other axes, only the fraction on the devices of this axis is moved and computed.
         """
         tensors = (*op.operands, *op.results)
         count = len(operands)
         have = [v.dtensor.placements[axis] for v in operands]
-        lie = [*(v.dtensor.placements for v in operands), *wishes]
-        shares = [self._share((*p, *q[axis + 1 :]), axis) for p, q in zip((*needs, *gives), lie, strict=True)]
+        layouts = [*(v.dtensor.placements for v in operands), *wishes]
+        shares = [self._fraction((*p, *q[axis + 1 :]), axis) for p, q in zip((*needs, *gives), layouts, strict=True)]
         positional = lookup(op.name, op.location).split.positional
         best: tuple[tuple[bool, float], list[Placement], list[Placement]] | None = None
-        mine = work * min(shares, default=1.0)
+        device_work = work * min(shares, default=1.0)
         candidates: list[Atom | None] = [a for a in self.factoring.atoms[number] if a.kind != BLOCKED]
-        wished = [*have, *(wish[axis] for wish in wishes)]
+        targets = [*have, *(target_layout[axis] for target_layout in wishes)]
         for atom in [*candidates, None]:
-            if atom and not self._is_useful(atom, axis, tensors, wished):
+            if atom and not self._is_useful(atom, axis, tensors, targets):
                 continue
             placed = self._placed(atom, axis, tensors, count)
-            settled = (*needs, *gives)
-            if not all(divides(p, before) for p, before in zip(placed, settled, strict=True)):
+            earlier_axes = (*needs, *gives)
+            if not all(is_compatible(p, before) for p, before in zip(placed, earlier_axes, strict=True)):
                 continue
             if (
                 atom
                 and (atom.name in positional or atom.kind == WINDOW)
-                and not self._is_blocks(tensors, placed, settled)
+                and not self._is_blocks(tensors, placed, earlier_axes)
             ):
                 continue
-            moved = (*have, *placed[count:]), (*placed[:count], *(wish[axis] for wish in wishes))
-            known = [
-                any(layout[: axis + 1] == (*before, p) for layout in layouts)
-                for layouts, before, p in zip(made, needs, placed[:count], strict=True)
+            ends = (*have, *placed[count:]), (*placed[:count], *(target_layout[axis] for target_layout in wishes))
+            is_available = [
+                any(layout[: axis + 1] == (*before, p) for layout in choices)
+                for choices, before, p in zip(available, needs, placed[:count], strict=True)
             ]
-            costs = [0.0 if is_known else share for is_known, share in zip_longest(known, shares, fillvalue=False)]
-            moves = sum(cost * self._cost(v, p, n, axis) for cost, v, p, n in zip(costs, tensors, *moved, strict=True))
+            costs = [0.0 if free else share for free, share in zip_longest(is_available, shares, fillvalue=False)]
+            moves = sum(cost * self._cost(v, p, n, axis) for cost, v, p, n in zip(costs, tensors, *ends, strict=True))
             if atom and atom.kind == WINDOW:
                 moves += sum(
                     share * atom.reach * v.tensor.bytes / atom.size
                     for share, v, place in zip(shares, op.operands, atom.places, strict=False)
                     if place is not None
                 )
-            apart = not (atom and have == placed[:count] and any(isinstance(p, Shard) for p in have))
-            rank = (apart, moves + mine / (self.mesh.shape[axis] if atom else 1))
+            misaligned = not (atom and have == placed[:count] and any(isinstance(p, Shard) for p in have))
+            rank = (misaligned, moves + device_work / (self.mesh.shape[axis] if atom else 1))
             if best is None or rank < best[0]:
                 best = (rank, placed[:count], placed[count:])
         assert best is not None
         return best[1], best[2]
 
     def _placed(self, atom: Atom | None, axis: int, tensors: Sequence[Value], count: int) -> list[Placement]:
-        """How the tensors of an op, of which the first `count` are operands, lie if it is split along the atom."""
-        placed: list[Placement] = []
+        """Return the placements of an op's tensors, the first `count` of them operands, if it is split along `atom`."""
+        placements: list[Placement] = []
         for t, value in enumerate(tensors):
             place = atom.places[t] if atom else None
             if place is not None:
-                placed.append(self.shard(value.name, axis, place))
+                placements.append(self.shard(value.name, axis, place))
             elif atom and atom.kind not in (PARALLEL, WINDOW) and t >= count:
-                placed.append(Partial(atom.kind))
+                placements.append(Partial(atom.kind))
             else:
-                placed.append(R)
-        return placed
+                placements.append(R)
+        return placements
 
-    def _is_useful(self, atom: Atom, axis: int, tensors: Sequence[Value], wished: Sequence[Placement]) -> bool:
-        """Whether some operand lies split along the atom already, or some result is to."""
+    def _is_useful(self, atom: Atom, axis: int, tensors: Sequence[Value], targets: Sequence[Placement]) -> bool:
+        """Whether some operand is split along the atom already, or some result should be."""
         return any(
             place is not None
             and isinstance(p, Shard)
             and p.dim == place[0]
             and p == self.shard(value.name, axis, place)
-            for place, p, value in zip(atom.places, wished, tensors, strict=True)
+            for place, p, value in zip(atom.places, targets, tensors, strict=True)
         )
 
     def _is_blocks(
-        self, tensors: Sequence[Value], placed: Sequence[Placement], settled: Sequence[Sequence[Placement]]
+        self, tensors: Sequence[Value], placements: Sequence[Placement], earlier_axes: Sequence[Sequence[Placement]]
     ) -> bool:
-        """Whether each device holds one block of every split dim, in order, after the axes that are `settled`."""
+        """Whether each device has one block of every split dim, in order, given the placements of earlier axes."""
         return all(
             block_bounds([*before, p], p.dim, v.tensor.shape[p.dim], self.mesh.shape) is not None
-            for v, p, before in zip(tensors, placed, settled, strict=True)
+            for v, p, before in zip(tensors, placements, earlier_axes, strict=True)
             if isinstance(p, Shard)
         )
 
-    def _share(self, others: Sequence[Placement], axis: int) -> float:
-        """The part of a value that those devices have together which differ along `axis` alone."""
+    def _fraction(self, others: Sequence[Placement], axis: int) -> float:
+        """Return the fraction of a value that the devices along `axis` have together."""
         sizes = (*self.mesh.shape[:axis], *self.mesh.shape[axis + 1 :])
         return 1.0 / math.prod(size for size, p in zip(sizes, others, strict=True) if isinstance(p, Shard))
 
@@ -237,15 +237,15 @@ class FactorChoice:
         return cost(source, target, self.mesh.shape[axis], value.tensor.bytes)
 
 
-def divides(placement: Placement, others: Sequence[Placement]) -> bool:
-    """Whether a split divides each part that `others` leave of its dim by itself; anything else does no harm."""
+def is_compatible(placement: Placement, earlier_axes: Sequence[Placement]) -> bool:
+    """Whether a split is nested in those of `earlier_axes` of its dim; true for other placements."""
     if not isinstance(placement, Shard) or placement.cut is None:
         return True
-    cuts = (p.cut for p in others if isinstance(p, Shard) and p.dim == placement.dim)
-    return all(cut is not None and nested(cut, placement.cut) for cut in cuts)
+    cuts = (p.cut for p in earlier_axes if isinstance(p, Shard) and p.dim == placement.dim)
+    return all(cut is not None and is_nested(cut, placement.cut) for cut in cuts)
 
 
 def _work(op: Op) -> float:
-    """The op's computation, as the bytes that could be sent in the time."""
+    """Return the op's computation, as the bytes that could be sent in that time."""
     operands, results = [v.tensor for v in op.operands], [v.tensor for v in op.results]
     return flops(lookup(op.name, op.location), operands, op.attrs, results) / FLOPS_PER_BYTE

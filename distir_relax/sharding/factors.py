@@ -1,9 +1,9 @@
-"""Which dims are the same dim: the factors of all ops of a program, joined into classes.
+"""Factor classes: factors of all ops of a program, joined into equivalence classes of dims.
 
-Each op's rule says which of its dims share a factor. Read over a whole program this gives, for each dim of each value,
-a list of *slots*, outermost first (a fused QKV projection's 2304 columns are ``3 12 64``: parts, heads, width), and
-joins the slots that an op ties together into *classes* (the 12 heads, wherever they appear). A split belongs to a
-class: it is cut once for every member, in units that all of them can bear.
+Each op's rule says which of its dims share a factor. For a whole program this divides each dim of each value into
+*slots*, outermost first (a fused QKV projection's 2304 columns are ``3 12 64``: parts, heads, width), and joins the
+slots that ops tie together into *classes* (the 12 heads, wherever they appear). A class is split as a whole: it is cut
+once for all its members, in units that every one of them allows.
 """
 
 from __future__ import annotations
@@ -14,9 +14,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import pairwise
 
-from distir_relax.ir import Function, Module, Op, lately, whole_of
+from distir_relax.ir import Function, Module, Op, inlined_main, memoize
 from distir_relax.ops import BLOCKED, PARALLEL, WINDOW, Trait, lookup
-from distir_relax.sharding.factor_split import Carried, Joint, Rules, boundaries_of
+from distir_relax.sharding.factor_split import JoinedBoundaries, PropagatedBoundaries, Rules, find_boundaries
 
 Slot = tuple[str, int, int]
 """(value name, dim, slot index in the dim counted from the outermost)."""
@@ -27,11 +27,10 @@ Dims = tuple[tuple[int, ...], ...]
 
 @dataclass(frozen=True, slots=True)
 class Atom:
-    """The part of one op's factor that is one slot wherever it stands.
+    """A part of one op's factor that is a single slot in every tensor.
 
-    `places` gives, for each operand and then each result, the (dim, slot) where it stands, or None. An atom of kind
-    ``window`` ties the two dims of a sliding window, which are cut each by itself; `reach` is how many elements around
-    its own a device may need.
+    `places` has, for each operand and then each result, its (dim, slot), or None. An atom of kind ``window`` ties the
+    two dims of a sliding window, which are cut separately; `reach` is the maximum number of halo elements of a device.
     """
 
     name: str
@@ -41,54 +40,54 @@ class Atom:
     reach: int = 0
 
 
-class Joined:
-    """The slots of values joined to classes; ``joined[slot]`` is the slot that stands for its class."""
+class SlotClasses:
+    """Union-find of slots; ``classes[slot]`` is the slot that represents its class."""
 
     def __init__(self, slots: Mapping[str, Dims]) -> None:
         self._slots = slots
         self.first: dict[str, int] = {}
-        """The number of the first slot of each value: they are numbered in turn."""
+        """The index of the first slot of each value, in one numbering of all slots."""
         count = 0
         for name, dims in slots.items():
             self.first[name] = count
             count += sum(map(len, dims))
-        self._above = list(range(count))
+        self._parents = list(range(count))
         self._names, self._firsts = list(self.first), list(self.first.values())
-        self._known: dict[int, Slot] = {}
+        self._representatives: dict[int, Slot] = {}
 
     def __getitem__(self, slot: Slot) -> Slot:
         name, dim, index = slot
-        return self.standing(self.first[name] + place_in(self._slots[name], dim, index))
+        return self.representative(self.first[name] + slot_index(self._slots[name], dim, index))
 
-    def standing(self, number: int) -> Slot:
-        """The slot that stands for the class of a slot, by its number."""
+    def representative(self, number: int) -> Slot:
+        """Return the representative slot of the class of a slot, by index."""
         root = self._root(number)
-        if root not in self._known:
-            # Values without slots have the number of the next.
+        if root not in self._representatives:
+            # Values without slots have the index of the next value.
             value = bisect_right(self._firsts, root) - 1
             dims, index = self._slots[self._names[value]], root - self._firsts[value]
             dim = 0
             while index >= len(dims[dim]):
                 index -= len(dims[dim])
                 dim += 1
-            self._known[root] = self._names[value], dim, index
-        return self._known[root]
+            self._representatives[root] = self._names[value], dim, index
+        return self._representatives[root]
 
     def join(self, a: int, b: int) -> None:
-        """Make the classes of two slots one, by their numbers. Nothing must have been looked up."""
+        """Join the classes of two slots, by index; only before any lookup."""
         first, second = self._root(a), self._root(b)
         if first != second:
-            self._above[first] = second
+            self._parents[first] = second
 
     def _root(self, number: int) -> int:
-        above = self._above
-        while (up := above[number]) != number:
-            above[number] = number = above[up]
+        parents = self._parents
+        while (parent := parents[number]) != number:
+            parents[number] = number = parents[parent]
         return number
 
 
-def place_in(dims: Dims, dim: int, index: int) -> int:
-    """The number of a slot among those of its value."""
+def slot_index(dims: Dims, dim: int, index: int) -> int:
+    """Return the index of a slot among those of its value."""
     return index if dim == 0 else index + sum(map(len, dims[:dim]))
 
 
@@ -98,57 +97,57 @@ class Factoring:
 
     slots: dict[str, Dims]
     atoms: tuple[tuple[Atom, ...], ...]
-    classes: Joined
+    classes: SlotClasses
     blocked: frozenset[Slot]
 
     def size(self, slot: Slot) -> int:
-        """The number of units in a slot."""
+        """Return the number of units in a slot."""
         value, dim, index = slot
         return self.slots[value][dim][index]
 
     def around(self, slot: Slot) -> tuple[int, int]:
-        """How often the slot repeats in its dim, and how many elements one unit has: (outer, inner)."""
+        """Return the number of repetitions of the slot in its dim, and of elements per unit: (outer, inner)."""
         sizes = self.slots[slot[0]][slot[1]]
         return math.prod(sizes[: slot[2]]), math.prod(sizes[slot[2] + 1 :])
 
     def without_windows(self) -> Factoring:
-        """The factoring under which no op is split along the dims of a sliding window."""
+        """Return the factoring without splits along the dims of sliding windows."""
         if not any(atom.kind == WINDOW for atoms in self.atoms for atom in atoms):
             return self
         atoms = tuple(tuple(atom for atom in atoms if atom.kind != WINDOW) for atoms in self.atoms)
         return Factoring(self.slots, atoms, self.classes, self.blocked)
 
     def is_blocked(self, slot: Slot) -> bool:
-        """Whether some op of the program needs the whole of the slot's class on one device."""
+        """Whether some op of the program needs the slot's class unsplit."""
         return self.classes[slot] in self.blocked
 
 
 def is_annotation(op: Op) -> bool:
-    """Whether the op is a user's mark on a value."""
+    """Whether the op is a sharding annotation."""
     return Trait.ANNOTATION in lookup(op.name, op.location).traits
 
 
 def factorize(function: Function) -> Factoring:
-    """The slots and classes of all values of `function`, a function of the global stage."""
+    """Compute the slots and classes of all values of `function`, a function of the global stage."""
     rules = Rules.of(function)
-    return _Factors(function, rules, boundaries_of(rules)).result()
+    return _Factors(function, rules, find_boundaries(rules)).result()
 
 
-@lately(4)
+@memoize(4)
 def factoring_of(module: Module) -> Factoring:
-    """The slots and classes of the entry of a module of the global stage, with calls written out."""
-    return factorize(whole_of(module).function)
+    """Compute the slots and classes of the inlined entry function of a module of the global stage."""
+    return factorize(inlined_main(module).function)
 
 
 @dataclass
-class Factored:
-    """The factoring of the last module that was asked for, whatever its marks say: for programs marked in many ways."""
+class FactoringCache:
+    """Cache of the factoring of the last module, shared by programs that annotate it differently."""
 
     module: Module | None = None
     factoring: Factoring | None = None
 
     def of(self, module: Module, marked: Module) -> Factoring:
-        """That of the entry of `marked` with calls written out: of `module`, marked on the same values as the last."""
+        """Return the factoring of `marked`, inlined: `module` with annotations on the same values as the last time."""
         if self.factoring is None or self.module is not module:
             self.module, self.factoring = module, factoring_of(marked)
         return self.factoring
@@ -156,67 +155,67 @@ class Factored:
 
 @dataclass(slots=True)
 class _Factors:
-    """Slots, atoms and classes from the boundaries of dims."""
+    """Builds slots, atoms and classes from the boundaries of dims."""
 
     function: Function
     rules: Rules
-    boundaries: Joint | Carried
+    boundaries: JoinedBoundaries | PropagatedBoundaries
     slots: dict[str, Dims] = field(default_factory=dict)
 
     def result(self) -> Factoring:
         self._cut()
-        slots, names, rules, torn = self.slots, self.rules.names, self.rules.rules, self.boundaries.torn
-        classes = Joined(slots)
+        slots, names, rules, conflicts = self.slots, self.rules.names, self.rules.rules, self.boundaries.conflicts
+        classes = SlotClasses(slots)
         atoms: list[tuple[Atom, ...]] = []
         blocked: list[int] = []
-        # Ops of one rule on dims cut alike have the same atoms: those of a function in all its calls.
-        known: dict[object, _Atoms] = {}
-        alike: dict[object, int] = {}
-        cuts = {name: alike.setdefault(dims, len(alike)) for name, dims in slots.items()}
+        # Ops of one rule on equally divided dims have the same atoms, as in all calls of a function.
+        cache: dict[object, _Atoms] = {}
+        dims_ids: dict[object, int] = {}
+        dims_id = {name: dims_ids.setdefault(dims, len(dims_ids)) for name, dims in slots.items()}
         first, join = classes.first, classes.join
         for number, op in enumerate(self.function.ops):
-            mine = names[number]
-            key = (id(rules[number]), torn(number), *[cuts[name] for name in mine])
-            if key not in known:
-                found, alone = self._atoms(number), _held_alone(op) if is_annotation(op) else []
-                dims = [slots[name] for name in mine]
-                known[key] = _Atoms.of([*found, *alone], self._window_atoms(number, slots), len(found), dims)
-            same = known[key]
-            for t, place, u, other in same.ties:
-                join(first[mine[t]] + place, first[mine[u]] + other)
-            blocked += [first[mine[t]] + place for t, place in same.blocked]
-            atoms.append(same.atoms)
-        return Factoring(slots, tuple(atoms), classes, frozenset(map(classes.standing, blocked)))
+            tensor_names = names[number]
+            key = (id(rules[number]), conflicts(number), *[dims_id[name] for name in tensor_names])
+            if key not in cache:
+                rule_atoms, extra = self._atoms(number), _replicated_atoms(op) if is_annotation(op) else []
+                dims = [slots[name] for name in tensor_names]
+                cache[key] = _Atoms.of([*rule_atoms, *extra], self._window_atoms(number, slots), len(rule_atoms), dims)
+            op_atoms = cache[key]
+            for t, slot, u, other_slot in op_atoms.ties:
+                join(first[tensor_names[t]] + slot, first[tensor_names[u]] + other_slot)
+            blocked += [first[tensor_names[t]] + slot for t, slot in op_atoms.blocked]
+            atoms.append(op_atoms.atoms)
+        return Factoring(slots, tuple(atoms), classes, frozenset(map(classes.representative, blocked)))
 
     def _cut(self) -> None:
         """Divide dims into slots at their boundaries."""
-        plain: dict[tuple[int, ...], Dims] = {}
-        # Dims that are joined have one set of boundaries.
-        cut: dict[tuple[int, ...], Dims] = {}
-        slots, fine, of_dim = self.slots, self.boundaries.fine, self.boundaries.of_dim
+        unsplit: dict[tuple[int, ...], Dims] = {}
+        # Joined dims share one set of boundaries.
+        split: dict[tuple[int, ...], Dims] = {}
+        slots, split_values, dim_boundaries = self.slots, self.boundaries.split_values, self.boundaries.dim_boundaries
         for name, shape in self.rules.shapes.items():
-            if name in fine:
-                marks = [of_dim(name, dim) for dim in range(len(shape))]
-                key = tuple(map(id, marks))
-                if key not in cut:
-                    bounds = [sorted(mine, reverse=True) for mine in marks]
-                    cut[key] = tuple(tuple(a // b for a, b in pairwise(mine)) for mine in bounds)
-                slots[name] = cut[key]
+            if name in split_values:
+                boundaries = [dim_boundaries(name, dim) for dim in range(len(shape))]
+                key = tuple(map(id, boundaries))
+                if key not in split:
+                    bounds = [sorted(marks, reverse=True) for marks in boundaries]
+                    split[key] = tuple(tuple(a // b for a, b in pairwise(marks)) for marks in bounds)
+                slots[name] = split[key]
                 continue
-            if shape not in plain:
-                plain[shape] = tuple((n,) if n > 1 else () for n in shape)
-            slots[name] = plain[shape]
+            if shape not in unsplit:
+                unsplit[shape] = tuple((n,) if n > 1 else () for n in shape)
+            slots[name] = unsplit[shape]
         for op in filter(is_annotation, self.function.ops):
             for value in (*op.operands, *op.results):
-                # What has one element or none can lie with one device, though no op can be split along it.
+                # A dim of at most one element can be annotated, though no op can be split along it.
                 sizes = zip(slots[value.name], value.tensor.shape, strict=True)
-                slots[value.name] = tuple(mine or (n,) for mine, n in sizes)
+                slots[value.name] = tuple(dims or (n,) for dims, n in sizes)
 
     def _bounds(self, name: str, dim: int) -> list[int]:
-        return sorted(self.boundaries.of_dim(name, dim), reverse=True)
+        return sorted(self.boundaries.dim_boundaries(name, dim), reverse=True)
 
     def _window_atoms(self, number: int, slots: Mapping[str, Dims]) -> list[Atom]:
-        """The windows of one op, between the outermost slots of their dims: a device's part is one block."""
+        """Return the window atoms of one op, between the outermost slots of their dims: a device has one block."""
         op = self.function.ops[number]
         atoms = []
         for window in self.rules.rules[number].windows:
@@ -235,35 +234,35 @@ class _Factors:
         dims = [*rule.operands, *rule.results]
         atoms: list[Atom] = []
         for index, factor in enumerate(rule.factors):
-            where = []
+            positions = []
             for t, value in enumerate(tensors):
-                for dim, inside in enumerate(dims[t]):
-                    if index in inside:
-                        offset = math.prod(rule.factors[f].size for f in inside[inside.index(index) + 1 :])
-                        where.append((t, value.name, dim, offset))
-            if index in self.boundaries.torn(number):
-                for t, name, dim, offset in where:
-                    marks = self._bounds(name, dim)
-                    for i, (high, low) in enumerate(pairwise(marks)):
+                for dim, factors in enumerate(dims[t]):
+                    if index in factors:
+                        offset = math.prod(rule.factors[f].size for f in factors[factors.index(index) + 1 :])
+                        positions.append((t, value.name, dim, offset))
+            if index in self.boundaries.conflicts(number):
+                for t, name, dim, offset in positions:
+                    boundaries = self._bounds(name, dim)
+                    for i, (high, low) in enumerate(pairwise(boundaries)):
                         if low < offset * factor.size and high > offset:
                             places = tuple((dim, i) if u == t else None for u in range(len(tensors)))
                             atoms.append(Atom(factor.name, BLOCKED, high // low, places))
                 continue
-            for high, low in pairwise(sorted(self.boundaries.of_factor(number, index), reverse=True)):
-                found: dict[int, tuple[int, int]] = {}
-                for t, name, dim, offset in where:
-                    found[t] = (dim, self._bounds(name, dim).index(offset * high))
+            for high, low in pairwise(sorted(self.boundaries.factor_boundaries(number, index), reverse=True)):
+                slot_of: dict[int, tuple[int, int]] = {}
+                for t, name, dim, offset in positions:
+                    slot_of[t] = (dim, self._bounds(name, dim).index(offset * high))
                 atoms.append(
-                    Atom(factor.name, factor.kind, high // low, tuple(found.get(t) for t in range(len(tensors))))
+                    Atom(factor.name, factor.kind, high // low, tuple(slot_of.get(t) for t in range(len(tensors))))
                 )
         return atoms
 
 
 @dataclass(frozen=True, slots=True)
 class _Atoms:
-    """The atoms of an op, the slots of tensors that they tie together, and those that must be whole.
+    """The atoms of an op, the slots of tensors that they tie together, and those that must not be split.
 
-    A slot is (tensor, number of the slot among those of the tensor).
+    A slot is (tensor, index of the slot among those of the tensor).
     """
 
     atoms: tuple[Atom, ...]
@@ -271,18 +270,18 @@ class _Atoms:
     blocked: tuple[tuple[int, int], ...]
 
     @classmethod
-    def of(cls, tying: Sequence[Atom], windows: Sequence[Atom], count: int, dims: Sequence[Dims]) -> _Atoms:
-        """`tying` are those that join dims; the first `count` are the rule's. `dims` are the tensors' slots."""
+    def of(cls, joining: Sequence[Atom], windows: Sequence[Atom], count: int, dims: Sequence[Dims]) -> _Atoms:
+        """`joining` are those that join dims, the first `count` of them the rule's. `dims` are the tensors' slots."""
         ties, blocked = [], []
-        for number, atom in enumerate(tying):
-            members = [(t, place_in(dims[t], *place)) for t, place in enumerate(atom.places) if place]
+        for number, atom in enumerate(joining):
+            members = [(t, slot_index(dims[t], *place)) for t, place in enumerate(atom.places) if place]
             ties += [(*a, *b) for a, b in pairwise(members)]
             if atom.kind == BLOCKED and number < count:
                 blocked += members
-        return cls((*tying, *windows), tuple(ties), tuple(blocked))
+        return cls((*joining, *windows), tuple(ties), tuple(blocked))
 
 
-def _held_alone(op: Op) -> list[Atom]:
-    """The dims of a marked value that have one element or none: it lies as its mark says."""
+def _replicated_atoms(op: Op) -> list[Atom]:
+    """Return atoms of the dims of an annotated value with at most one element, so that its layout is preserved."""
     dims = enumerate(op.results[0].tensor.shape)
     return [Atom(f"held {dim}", PARALLEL, size, ((dim, 0), (dim, 0))) for dim, size in dims if size <= 1]

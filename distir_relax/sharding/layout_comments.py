@@ -1,23 +1,23 @@
-"""What is said beside each value in the text of a program of the sharded stage."""
+"""Comments on values in the text of sharded programs."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
 
 from distir_relax.ir import Gather, Module, Reason, Value
-from distir_relax.sharding.reshard_cost import redistributions
+from distir_relax.sharding.reshard_cost import list_reshards
 
 
-def remarks(module: Module) -> Callable[[str, Value], str]:
-    """For `print_module`: why a value lies so, what a `redistribute` sends, and whether nobody asked for it."""
-    found: dict[tuple[str, str], list[str]] = {}
+def layout_comments(module: Module) -> Callable[[str, Value], str]:
+    """Return a note function for `print_module`: reasons of layouts, reshard traffic, and implicit gathers."""
+    parts_of: dict[tuple[str, str], list[str]] = {}
     for record in module.records:
         if isinstance(record, Reason):
-            found.setdefault((record.function, record.value), []).append(str(record))
-    for moved in redistributions(module):
-        found.setdefault((moved.function, moved.result), []).append(str(moved))
+            parts_of.setdefault((record.function, record.value), []).append(str(record))
+    for reshard in list_reshards(module):
+        parts_of.setdefault((reshard.function, reshard.result), []).append(str(reshard))
     for record in module.records:
         if isinstance(record, Gather):
-            found.setdefault((record.function, record.value), []).append("unasked")
-    texts = {name: "; ".join(parts) for name, parts in found.items()}
+            parts_of.setdefault((record.function, record.value), []).append("unasked")
+    texts = {name: "; ".join(parts) for name, parts in parts_of.items()}
     return lambda function, value: texts.get((function, value.name), "")

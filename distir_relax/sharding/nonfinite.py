@@ -1,8 +1,8 @@
-"""Numbers known at compile time that a sum must not meet while it is pending: infinities, NaN, zeros that divide.
+"""Compile-time constants that block delaying a reduction: infinities, NaN, and zero divisors.
 
-A sum of 5 and -4 on two devices is 1, and times infinity it is infinite. Each part times infinity, and then summed, is
-NaN. What comes in when a program runs cannot be known: there, and where finite parts overflow, a delayed sum may give
-NaN or infinity where the model gives another.
+A sum of 5 and -4 on two devices is 1, and times infinity it is infinite. But if each term is multiplied by infinity and
+then summed, the result is NaN. Run-time values are not checked: with those, and where finite terms overflow, a delayed
+sum may be NaN or infinite where the model's result is not.
 """
 
 from __future__ import annotations
@@ -20,63 +20,63 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True, slots=True)
-class Hazards:
-    """The names of values that hold an infinity or NaN, and of those that hold a zero; `fixed` are all known ones."""
+class NonfiniteValues:
+    """Names of values that contain an infinity or NaN, and of those with a zero; `fixed` are all constant values."""
 
     fixed: frozenset[str] = frozenset()
     infinite: frozenset[str] = frozenset()
     zero: frozenset[str] = frozenset()
 
     def stop(self, op: Op, group: frozenset[int]) -> bool:
-        """Whether `op` must have the operands in `group`, in which it is linear, reduced."""
+        """Whether the operands in `group`, in which `op` is linear, must be reduced first."""
         others = [(i, v.name) for i, v in enumerate(op.operands) if i not in group]
         divisors = lookup(op.name, op.location).split.divisors
         return any(name in self.infinite or (i in divisors and name in self.zero) for i, name in others)
 
 
-def hazards_in(module: Module, tensors: Mapping[str, torch.Tensor]) -> Hazards:
-    """Those among the constants of an entry function, by their data; parameters are not looked at."""
+def find_nonfinite(module: Module, tensors: Mapping[str, torch.Tensor]) -> NonfiniteValues:
+    """Find those among the constants of an entry function, by their data; parameters are not inspected."""
     names = {item.value.name for item in module.main.inputs if item.role == "constant"}
-    known = {name: tensors[name] for name in names if name in tensors and not tensors[name].is_meta}
-    return Hazards(
-        frozenset(known),
-        frozenset(name for name, data in known.items() if not bool(data.isfinite().all())),
-        frozenset(name for name, data in known.items() if bool((data == 0).any())),
+    data_of = {name: tensors[name] for name in names if name in tensors and not tensors[name].is_meta}
+    return NonfiniteValues(
+        frozenset(data_of),
+        frozenset(name for name, data in data_of.items() if not bool(data.isfinite().all())),
+        frozenset(name for name, data in data_of.items() if bool((data == 0).any())),
     )
 
 
-def spread(module: Module, given: Hazards) -> dict[str, Hazards]:
-    """What is known in each function, by its name, where `given` is what is known of the entry's inputs."""
-    inputs, found = {module.main.name: given}, dict[str, Hazards]()
-    waiting = [module.main]
-    while waiting:
-        function = waiting.pop()
-        known = found[function.name] = _follow(function, inputs[function.name])
+def propagate_nonfinite(module: Module, entry: NonfiniteValues) -> dict[str, NonfiniteValues]:
+    """Propagate the nonfinite inputs of the entry to each function, by name."""
+    inputs, results = {module.main.name: entry}, dict[str, NonfiniteValues]()
+    worklist = [module.main]
+    while worklist:
+        function = worklist.pop()
+        values = results[function.name] = _propagate(function, inputs[function.name])
         for op in function.ops:
             if op.callee:
                 callee = module.function(op.callee)
-                called = _called(op, callee, known)
-                joined = _join(inputs[callee.name], called) if callee.name in inputs else called
-                if inputs.get(callee.name) != joined:
-                    inputs[callee.name] = joined
-                    waiting.append(callee)
-    return found
+                inputs_of_call = _callee_inputs(op, callee, values)
+                merged = _merge(inputs[callee.name], inputs_of_call) if callee.name in inputs else inputs_of_call
+                if inputs.get(callee.name) != merged:
+                    inputs[callee.name] = merged
+                    worklist.append(callee)
+    return results
 
 
-def _called(op: Op, callee: Function, known: Hazards) -> Hazards:
+def _callee_inputs(op: Op, callee: Function, values: NonfiniteValues) -> NonfiniteValues:
     pairs = [(i.value.name, v.name) for i, v in zip(callee.inputs, op.operands, strict=True)]
-    sets = (known.fixed, known.infinite, known.zero)
-    return Hazards(*(frozenset(inner for inner, outer in pairs if outer in names) for names in sets))
+    sets = (values.fixed, values.infinite, values.zero)
+    return NonfiniteValues(*(frozenset(inner for inner, outer in pairs if outer in names) for names in sets))
 
 
-def _join(a: Hazards, b: Hazards) -> Hazards:
-    """Of several calls of one function: what any of them brings in counts."""
-    return Hazards(a.fixed & b.fixed, a.infinite | b.infinite, a.zero | b.zero)
+def _merge(a: NonfiniteValues, b: NonfiniteValues) -> NonfiniteValues:
+    """Merge the inputs of several calls of a function."""
+    return NonfiniteValues(a.fixed & b.fixed, a.infinite | b.infinite, a.zero | b.zero)
 
 
-def _follow(function: Function, given: Hazards) -> Hazards:
-    """Through ops on known values alone: they reshape and mark constants, and write numbers."""
-    fixed, infinite, zero = set(given.fixed), set(given.infinite), set(given.zero)
+def _propagate(function: Function, inputs: NonfiniteValues) -> NonfiniteValues:
+    """Propagate through ops on constant values only: they reshape and annotate constants, and create numbers."""
+    fixed, infinite, zero = set(inputs.fixed), set(inputs.infinite), set(inputs.zero)
     for op in function.ops:
         results = [v.name for v in op.results]
         if Trait.SCALAR in lookup(op.name, op.location).traits:
@@ -88,4 +88,4 @@ def _follow(function: Function, given: Hazards) -> Hazards:
             fixed.update(results)
             infinite.update(results if any(v.name in infinite for v in op.operands) else ())
             zero.update(results if any(v.name in zero for v in op.operands) else ())
-    return Hazards(frozenset(fixed), frozenset(infinite), frozenset(zero))
+    return NonfiniteValues(frozenset(fixed), frozenset(infinite), frozenset(zero))

@@ -1,12 +1,12 @@
-"""From annotations to a layout of every value: the global stage in, the sharded stage out.
+"""Sharding propagation: from annotations to layouts of all values; global stage in, sharded stage out.
 
-Two steps. `spread` carries the annotations over the factors of ops, forwards and backwards, through the program with
-calls written out. Then, op by op in program order, each op is split along the factor that moves the fewest bytes
-(`choice`). Where an operand lies otherwise a `redistribute` is put before the op; a pending reduction is made
-explicit as an ``I`` value with its `redistribute` behind (the RFC's legalisation).
+Annotations are first propagated over the factors of ops, forwards and backwards, through the inlined program
+(`annotation_propagation`). Then, op by op in program order, each op is split along the factor that moves the fewest
+bytes (`factor_selection`). A `redistribute` is inserted before an op whose operand has another layout; a pending
+reduction becomes an explicit ``I`` value followed by its `redistribute` (the RFC's legalization).
 
-A function is laid out once for each way in which its operands lie and in which annotations reach into it. Operands are
-brought by its caller into the layouts that it needs, so that what several calls need is brought there once.
+A function is specialized for each combination of operand layouts and annotations that reach into it. Its callers
+convert operands to the layouts that it needs, so that a conversion needed by several calls happens once.
 """
 
 from __future__ import annotations
@@ -29,26 +29,26 @@ from distir_relax.ir import (
     Output,
     Reason,
     Value,
+    absolute_location,
     fresh_name,
+    inlined_main,
+    remove_unused_outputs,
     value_names,
-    whole_of,
-    within,
-    without_unused_outputs,
 )
 from distir_relax.layout import DeviceMesh, Partial, R, Shard, print_placements
-from distir_relax.sharding.annotation_propagation import spread
-from distir_relax.sharding.expert_routing import worked_on
-from distir_relax.sharding.factor_selection import FactorChoice, Placed, divides
+from distir_relax.sharding.annotation_propagation import propagate_annotations
+from distir_relax.sharding.expert_routing import grouped_operands
+from distir_relax.sharding.factor_selection import FactorSelector, Placed, is_compatible
 from distir_relax.sharding.factors import Factoring, factoring_of, is_annotation
-from distir_relax.sharding.replicated import asks_for_nothing, laid_out_whole
+from distir_relax.sharding.replicated import is_fully_replicated, replicate_all
 
 
 @dataclass(frozen=True, slots=True)
 class Propagate:
-    """The pass: global stage in, sharded stage out. `mesh` is used when the module names none.
+    """Pass: global stage in, sharded stage out. `mesh` is the default if the module has none.
 
-    It records a `Reason` for each split that annotations ask for, and a `Gather` for each that nobody asked for; of a
-    function, those of the call that it is first laid out for.
+    Records a `Reason` for each split that annotations request, and a `Gather` for each implicit gather; for a function,
+    those of the first call that it is specialized for.
     """
 
     takes: ClassVar[tuple[str, ...]] = ("global",)
@@ -56,11 +56,11 @@ class Propagate:
     mesh: DeviceMesh | None = None
 
     def run(self, module: Module, factoring: Factoring | None = None) -> Module:
-        """Lay out every value of the module.
+        """Compute the layouts of all values of the module.
 
-        `factoring` is that of the entry function with calls written out, for a caller who has it: it does not depend on
-        what annotations ask for, so one does for many annotations of the same program. Raises `AnnotationError` when
-        there is no mesh or when annotations contradict each other, `PlacementError` when one does not fit its tensor.
+        `factoring` is that of the inlined entry function, if already computed: it does not depend on the annotations.
+        Raises `AnnotationError` if there is no mesh or annotations contradict each other, `PlacementError` if one does
+        not fit its tensor.
         """
         mesh = self.mesh or (module.meshes[0] if module.meshes else None)
         if mesh is None:
@@ -68,60 +68,60 @@ class Propagate:
                 "the model has no annotation and no mesh was given",
                 hint="mark a tensor with annotate_sharding(tensor, mesh, placement), or pass mesh= and shardings=",
             )
-        if asks_for_nothing(module, mesh):
-            whole_functions = laid_out_whole(module, mesh)
-            return without_unused_outputs(Module("sharded", whole_functions, (mesh,), records=module.records))
-        whole = whole_of(module)
+        if is_fully_replicated(module, mesh):
+            whole_functions = replicate_all(module, mesh)
+            return remove_unused_outputs(Module("sharded", whole_functions, (mesh,), records=module.records))
+        inlined = inlined_main(module)
         factoring = factoring or factoring_of(module)
-        wanted = spread(whole.function, factoring, mesh)
+        targets = propagate_annotations(inlined.function, factoring, mesh)
         program = _Program(
-            whole.function,
-            FactorChoice(factoring, wanted, mesh, worked_on(whole.function)),
-            whole.instance,
+            inlined.function,
+            FactorSelector(factoring, targets, mesh, grouped_operands(inlined.function)),
+            inlined.instance,
             names={module.main.name},
         )
-        main = _Layout(program, whole.instance, module.main.name).main()
+        main = _Layout(program, inlined.instance, module.main.name).main()
         records = (*module.records, *program.reasons, *program.gathers)
-        return without_unused_outputs(Module("sharded", (main, *program.functions), (mesh,), records=records))
+        return remove_unused_outputs(Module("sharded", (main, *program.functions), (mesh,), records=records))
 
 
 @dataclass(frozen=True, slots=True)
-class _Conversion:
-    """A layout into which a value is brought; `name` is that of the result, or if unasked what its own ends in."""
+class _Reshard:
+    """A layout to convert a value to; `name` is that of the result, or the suffix of one if the reshard is implicit."""
 
     target: Placed
     name: str
     where: str
-    unasked: bool
+    implicit: bool
 
 
 @dataclass(frozen=True, slots=True)
-class _Take:
-    """What a function laid out takes: the operand of this number, brought by its caller into other layouts."""
+class _Parameter:
+    """An input of a specialized function: the operand of this number, converted by the caller."""
 
     operand: int
-    conversions: tuple[_Conversion, ...] = ()
+    reshards: tuple[_Reshard, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
 class _Callee:
-    """A function laid out, with what it `takes`, and what it `gives` for each result of a call: an input or an output.
+    """A specialized function, its inputs, and for each result of a call an input or an output.
 
-    The outputs from number `more` on are results in `layouts` that it had to bring them into for itself.
+    The outputs from number `len(outputs) - len(layouts)` on are results converted to `layouts` inside the function.
     """
 
     function: Function
-    takes: tuple[_Take, ...]
+    parameters: tuple[_Parameter, ...]
     gives: tuple[tuple[str, int], ...]
     layouts: tuple[tuple[int, Placed], ...]
 
 
 @dataclass(slots=True)
 class _Program:
-    """The whole program, with calls written out, and what was found for its functions."""
+    """The inlined program, and the functions specialized so far."""
 
-    whole: Function
-    choice: FactorChoice
+    inlined: Function
+    selector: FactorSelector
     entry: Instance
     names: set[str]
     functions: list[Function] = field(default_factory=list)
@@ -134,9 +134,9 @@ class _Program:
         self.entry_names = {flat: name for name, flat in self.entry.names.items()}
 
     def callee(self, instance: Instance, operands: Sequence[Value]) -> _Callee:
-        """The function of a call as it is laid out there."""
-        lie = tuple(v.dtensor.placements for v in operands)
-        key = (instance.function.name, lie, self.choice.reaching(instance))
+        """Return the function specialized for a call."""
+        layouts = tuple(v.dtensor.placements for v in operands)
+        key = (instance.function.name, layouts, self.selector.instance_key(instance))
         if key not in self.callees:
             name = fresh_name(instance.function.name, self.names)
             self.callees[key] = _Layout(self, instance, name).callee(operands)
@@ -146,55 +146,55 @@ class _Program:
 
 @dataclass(slots=True)
 class _Layout:
-    """Lays out one function, as it is in one of its instances."""
+    """Lays out one function, for one of its instances."""
 
     program: _Program
     instance: Instance
     name: str
     values: dict[str, Value] = field(default_factory=dict)
-    """The sharded value that stands for each global value."""
-    converted: dict[str, dict[Placed, Value]] = field(default_factory=lambda: defaultdict(dict))
-    """What each value was brought into, by how that lies."""
+    """The sharded value of each global value."""
+    reshards: dict[str, dict[Placed, Value]] = field(default_factory=lambda: defaultdict(dict))
+    """Resharded copies of each value, by layout."""
     ops: list[Op] = field(default_factory=list)
     names: set[str] = field(default_factory=set)
     inputs: list[Input] = field(default_factory=list)
-    takes: dict[str, _Take] = field(default_factory=dict)
-    """What each input stands for, where the function has a caller to bring its operands into other layouts."""
+    parameters: dict[str, _Parameter] = field(default_factory=dict)
+    """The parameter of each input, if the function has callers that can convert its operands."""
 
     def main(self) -> Function:
-        """The entry function: its inputs lie as annotations ask."""
+        """Build the entry function: its inputs have the annotated layouts."""
         self._reserve()
         for item in self.instance.function.inputs:
-            self._declare(item, self._wish(item.value))
+            self._declare(item, self._target_layout(item.value))
         self._body()
         results = [(o.name, self.values[o.value.name]) for o in self.instance.function.outputs]
         outputs = tuple(Output(name, self._reduced(value)) for name, value in results)
         return Function(self.name, tuple(self.inputs), tuple(self.ops), outputs)
 
     def _reduced(self, value: Value) -> Value:
-        """A result of the program: the sums that are pending in it are made."""
+        """Reduce a result of the program if it is partial."""
         target = tuple(R if isinstance(p, Partial) else p for p in value.dtensor.placements)
-        return self._convert(value, target, f"{value.name.removesuffix('.partial')}.whole", "", unasked=True)
+        return self._convert(value, target, f"{value.name.removesuffix('.partial')}.whole", "", implicit=True)
 
     def callee(self, operands: Sequence[Value]) -> _Callee:
-        """The function as it is called with these operands."""
+        """Build the function for these operands."""
         self._reserve()
         for number, (item, operand) in enumerate(zip(self.instance.function.inputs, operands, strict=True)):
             self._declare(item, operand.dtensor.placements)
-            self.takes[item.value.name] = _Take(number)
+            self.parameters[item.value.name] = _Parameter(number)
         self._body()
         results = [self.values[o.value.name] for o in self.instance.function.outputs]
-        given = list(dict.fromkeys(v for v in results if v.name not in self.takes))
-        again = [(i, target, w) for i, v in enumerate(given) for target, w in self.converted.get(v.name, {}).items()]
-        outputs = [*given, *(w for _, _, w in again)]
-        used = {v.name for op in self.ops for v in op.operands} | {v.name for v in results}
-        inputs = [item for item in self.inputs if item.value.name in used]
-        places = {item.value.name: i for i, item in enumerate(inputs)}
+        distinct = list(dict.fromkeys(v for v in results if v.name not in self.parameters))
+        extra = [(i, target, w) for i, v in enumerate(distinct) for target, w in self.reshards.get(v.name, {}).items()]
+        outputs = [*distinct, *(w for _, _, w in extra)]
+        used_names = {v.name for op in self.ops for v in op.operands} | {v.name for v in results}
+        inputs = [item for item in self.inputs if item.value.name in used_names]
+        index = {item.value.name: i for i, item in enumerate(inputs)}
         return _Callee(
             Function(self.name, tuple(inputs), tuple(self.ops), tuple(Output(v.name, v) for v in outputs)),
-            tuple(self.takes[item.value.name] for item in inputs),
-            tuple(("input", places[v.name]) if v.name in places else ("output", given.index(v)) for v in results),
-            tuple((number, target) for number, target, _ in again),
+            tuple(self.parameters[item.value.name] for item in inputs),
+            tuple(("input", index[v.name]) if v.name in index else ("output", distinct.index(v)) for v in results),
+            tuple((number, target) for number, target, _ in extra),
         )
 
     def _reserve(self) -> None:
@@ -202,7 +202,7 @@ class _Layout:
         self.names = value_names(function)
 
     def _declare(self, item: Input, placements: Placed) -> None:
-        value = _laid_out(item.value, placements)
+        value = _with_layout(item.value, placements)
         self.values[item.value.name] = value
         self.inputs.append(Input(value, item.role, item.location))
 
@@ -211,112 +211,112 @@ class _Layout:
             if isinstance(place, Instance):
                 self._call(op, place)
             elif is_annotation(op):
-                source, target = self.values[op.operands[0].name], self._wish(op.results[0])
-                # What a mark asks for is made where the mark stands, though it may have been made before.
-                self.converted[source.name].pop(target, None)
+                source, target = self.values[op.operands[0].name], self._target_layout(op.results[0])
+                # An annotation's conversion is at the annotation, even if the layout existed before.
+                self.reshards[source.name].pop(target, None)
                 self.values[op.results[0].name] = self._convert(source, target, op.results[0].name, op.location)
             else:
-                self._place(place, op)
-        self._reasons()
+                self._add_op(place, op)
+        self._record_reasons()
 
-    def _wish(self, value: Value) -> Placed:
-        return self.program.choice.wish(self.instance.names[value.name])
+    def _target_layout(self, value: Value) -> Placed:
+        return self.program.selector.target_layout(self.instance.names[value.name])
 
     def _call(self, op: Op, instance: Instance) -> None:
-        """The call of the function as it is laid out for these operands."""
+        """Add a call of the function specialized for these operands."""
         operands = [self.values[v.name] for v in op.operands]
         callee = self.program.callee(instance, operands)
-        taken = []
-        for take in callee.takes:
-            value = operands[take.operand]
-            for step in take.conversions:
-                where = within(op.location, step.where)
-                name = f"{value.name}.{step.name}" if step.unasked else fresh_name(step.name, self.names)
-                value = self._convert(value, step.target, name, where, step.unasked)
-            taken.append(value)
+        arguments = []
+        for parameter in callee.parameters:
+            value = operands[parameter.operand]
+            for step in parameter.reshards:
+                where = absolute_location(op.location, step.where)
+                name = f"{value.name}.{step.name}" if step.implicit else fresh_name(step.name, self.names)
+                value = self._convert(value, step.target, name, where, step.implicit)
+            arguments.append(value)
         results: list[Value | None] = [None] * len(callee.function.outputs)
         for value, (kind, number) in zip(op.results, callee.gives, strict=True):
             if kind == "input":
-                self.values[value.name] = taken[number]
+                self.values[value.name] = arguments[number]
                 continue
-            if (found := results[number]) is None:
-                found = results[number] = replace(callee.function.outputs[number].value, name=value.name)
-            self.values[value.name] = found
-        first = len(results) - len(callee.layouts)
-        for place, (number, target) in enumerate(callee.layouts, first):
+            if (result := results[number]) is None:
+                result = results[number] = replace(callee.function.outputs[number].value, name=value.name)
+            self.values[value.name] = result
+        first_extra = len(results) - len(callee.layouts)
+        for index, (number, target) in enumerate(callee.layouts, first_extra):
             source = results[number]
             assert source is not None
-            more = replace(callee.function.outputs[place].value, name=fresh_name(f"{source.name}.again", self.names))
-            results[place] = self.converted[source.name][target] = more
-        made = tuple(v for v in results if v is not None)
-        self.ops.append(Op(CALL, tuple(taken), made, {"callee": callee.function.name, **op.task}, op.location))
+            extra = replace(callee.function.outputs[index].value, name=fresh_name(f"{source.name}.again", self.names))
+            results[index] = self.reshards[source.name][target] = extra
+        outputs = tuple(v for v in results if v is not None)
+        self.ops.append(Op(CALL, tuple(arguments), outputs, {"callee": callee.function.name, **op.task}, op.location))
 
-    def _place(self, number: int, op: Op) -> None:
-        """Write the op, number `number` of the whole program, as it is split, with what comes before and after."""
+    def _add_op(self, number: int, op: Op) -> None:
+        """Add op number `number` of the inlined program, split, with reshards before and after it."""
         operands = [self.values[v.name] for v in op.operands]
-        made = [tuple(self.converted.get(v.name, ())) for v in operands]
-        needs, gives = self.program.choice.choose(number, self.program.whole.ops[number], operands, made)
-        moved = tuple(
-            self._convert(value, need, f"{value.name}.{op.name.rsplit('.', 1)[-1]}", op.location, unasked=True)
-            for value, need in zip(operands, needs, strict=True)
+        available = [tuple(self.reshards.get(v.name, ())) for v in operands]
+        ins, outs = self.program.selector.choose(number, self.program.inlined.ops[number], operands, available)
+        new_operands = tuple(
+            self._convert(value, layout, f"{value.name}.{op.name.rsplit('.', 1)[-1]}", op.location, implicit=True)
+            for value, layout in zip(operands, ins, strict=True)
         )
-        results, after = [], []
-        for value, give in zip(op.results, gives, strict=True):
-            pending = [isinstance(p, Partial) for p in give]
-            if not any(pending):
-                results.append(_laid_out(value, give))
+        results, reductions = [], []
+        for value, layout in zip(op.results, outs, strict=True):
+            sums = [isinstance(p, Partial) for p in layout]
+            if not any(sums):
+                results.append(_with_layout(value, layout))
                 self.values[value.name] = results[-1]
                 continue
-            partial = replace(_laid_out(value, give), name=fresh_name(f"{value.name}.partial", self.names))
+            partial = replace(_with_layout(value, layout), name=fresh_name(f"{value.name}.partial", self.names))
             results.append(partial)
-            wish = self._wish(value)
+            goal = self._target_layout(value)
             target = tuple(
-                g if not p else w if divides(w, give) else R for g, w, p in zip(give, wish, pending, strict=True)
+                g if not p else w if is_compatible(w, layout) else R for g, w, p in zip(layout, goal, sums, strict=True)
             )
-            after.append((partial, value, target))
-        self.ops.append(Op(op.name, moved, tuple(results), op.attrs, op.location))
-        for partial, value, target in after:
+            reductions.append((partial, value, target))
+        self.ops.append(Op(op.name, new_operands, tuple(results), op.attrs, op.location))
+        for partial, value, target in reductions:
             self.values[value.name] = self._convert(partial, target, value.name, op.location)
 
-    def _convert(self, value: Value, target: Placed, name: str, where: str, unasked: bool = False) -> Value:
-        """`value` laid out as `target`; a conversion nobody asked for gets a name of its own, else it is `name`."""
+    def _convert(self, value: Value, target: Placed, name: str, where: str, implicit: bool = False) -> Value:
+        """Convert `value` to `target`; the result of an implicit reshard gets a fresh name, else it is `name`."""
         if value.dtensor.placements == target:
             return value
-        known = self.converted[value.name]
-        if target not in known:
+        cache = self.reshards[value.name]
+        if target not in cache:
             kind = value.dtensor
-            result = Value(fresh_name(name, self.names) if unasked else name, replace(kind, placements=target))
-            known[target] = result
-            if take := self.takes.get(value.name):
-                step = _Conversion(target, name.removeprefix(f"{value.name}.") if unasked else name, where, unasked)
-                self.takes[result.name] = replace(take, conversions=(*take.conversions, step))
+            result = Value(fresh_name(name, self.names) if implicit else name, replace(kind, placements=target))
+            cache[target] = result
+            if parameter := self.parameters.get(value.name):
+                reshard = _Reshard(target, name.removeprefix(f"{value.name}.") if implicit else name, where, implicit)
+                self.parameters[result.name] = replace(parameter, reshards=(*parameter.reshards, reshard))
                 role = next(item.role for item in self.inputs if item.value == value)
                 self.inputs.append(Input(result, role))
                 return result
-            if unasked:
-                self._note_gather(value, result, name.rsplit(".", 1)[-1], where)
+            if implicit:
+                self._record_gather(value, result, name.rsplit(".", 1)[-1], where)
             self.ops.append(Op("redistribute", (value,), (result,), {"placements": print_placements(target)}, where))
-        return known[target]
+        return cache[target]
 
-    def _note_gather(self, value: Value, result: Value, user: str, where: str) -> None:
-        have, want, kind = value.dtensor.placements, result.dtensor.placements, value.dtensor.tensor
-        if any(isinstance(h, Shard) and t == R for h, t in zip(have, want, strict=True)):
-            place = within(self.instance.place, where)
-            laid_out = print_placements(have)
-            self.program.gathers.append(Gather(result.name, value.name, laid_out, kind.bytes, user, place, self.name))
+    def _record_gather(self, value: Value, result: Value, user: str, where: str) -> None:
+        source, target, kind = value.dtensor.placements, result.dtensor.placements, value.dtensor.tensor
+        if any(isinstance(h, Shard) and t == R for h, t in zip(source, target, strict=True)):
+            location = absolute_location(self.instance.place, where)
+            layout = print_placements(source)
+            self.program.gathers.append(Gather(result.name, value.name, layout, kind.bytes, user, location, self.name))
 
-    def _reasons(self) -> None:
-        """Why each value lies as it does, with sources named as in this function, or else as in the entry."""
-        wanted = self.program.choice.wanted
-        own = {flat: name for name, flat in self.instance.names.items()}
+    def _record_reasons(self) -> None:
+        """Record the reasons of all layouts, with sources named as in this function, or else as in the entry."""
+        targets = self.program.selector.targets
+        names_here = {flat: name for name, flat in self.instance.names.items()}
         entry = self.program.entry_names
         for name, flat in self.instance.names.items():
-            for axis in range(len(wanted.splits[flat])):
-                if reason := wanted.reasons.get((flat, axis)):
-                    source = own.get(reason.source) or entry.get(reason.source, reason.source)
+            for axis in range(len(targets.splits[flat])):
+                if reason := targets.reasons.get((flat, axis)):
+                    source = names_here.get(reason.source) or entry.get(reason.source, reason.source)
                     self.program.reasons.append(replace(reason, value=name, source=source, function=self.name))
 
 
-def _laid_out(value: Value, placements: Placed) -> Value:
+def _with_layout(value: Value, placements: Placed) -> Value:
     kind = value.tensor
     return Value(value.name, DTensorType(kind.shape, kind.dtype, placements))

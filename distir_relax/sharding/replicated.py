@@ -1,7 +1,7 @@
-"""Programs of which nothing is split: every device has the whole of each value, so there is nothing to choose.
+"""Fast path of propagation for programs without splits: every value is fully replicated.
 
-What `propagate` would find by looking at every op with calls written out is known here from the marks alone. A pipeline
-on places of one device, unrolled into its microbatches, has tens of thousands of ops and no split.
+Propagation would inspect every op of the inlined program; here the annotations suffice. A pipeline with stages of one
+device, unrolled into microbatches, has tens of thousands of ops and no split.
 """
 
 from __future__ import annotations
@@ -20,25 +20,25 @@ from distir_relax.ir import (
     Value,
 )
 from distir_relax.layout import DeviceMesh, R
-from distir_relax.layout.validate import fit_annotation
+from distir_relax.layout.validate import validate_annotation
 from distir_relax.sharding.factors import is_annotation
 
 
-def asks_for_nothing(module: Module, mesh: DeviceMesh) -> bool:
-    """Whether all marks of a module of the global stage say ``R`` along all axes of the mesh.
+def is_fully_replicated(module: Module, mesh: DeviceMesh) -> bool:
+    """Whether all annotations of a module of the global stage are ``R`` along all axes of the mesh.
 
-    Of marks that do not fit it is not known.
+    False if an annotation does not fit.
     """
-    whole = (R,) * len(mesh.shape)
-    marks = [op for function in module.functions for op in function.ops if is_annotation(op)]
+    full = (R,) * len(mesh.shape)
+    ops = [op for function in module.functions for op in function.ops if is_annotation(op)]
     try:
-        return all(fit_annotation(op.attrs["placements"], mesh, op.results[0].tensor.shape) == whole for op in marks)
+        return all(validate_annotation(op.attrs["placements"], mesh, op.results[0].tensor.shape) == full for op in ops)
     except PlacementError:
         return False
 
 
-def laid_out_whole(module: Module, mesh: DeviceMesh) -> tuple[Function, ...]:
-    """The functions of a module that `asks_for_nothing` at the sharded stage, the entry first, every value whole."""
+def replicate_all(module: Module, mesh: DeviceMesh) -> tuple[Function, ...]:
+    """Return the functions of a fully replicated module at the sharded stage, the entry first."""
     program = _Program(module, len(mesh.shape))
     main = module.main
     ops, values = program.body(main)
@@ -49,11 +49,11 @@ def laid_out_whole(module: Module, mesh: DeviceMesh) -> tuple[Function, ...]:
 
 @dataclass(frozen=True, slots=True)
 class _Callee:
-    """A function that takes the operands of these numbers, and gives for each result an input or an output."""
+    """A function, the numbers of the operands that it takes, and for each result of a call an input or an output."""
 
     function: Function
-    takes: tuple[int, ...]
-    gives: tuple[tuple[str, int], ...]
+    operands: tuple[int, ...]
+    results: tuple[tuple[str, int], ...]
 
 
 @dataclass(slots=True)
@@ -61,14 +61,14 @@ class _Program:
     module: Module
     axes: int
     callees: dict[str, _Callee] = field(default_factory=dict)
-    """The functions that are called, each behind those that it calls."""
+    """The functions that are called, in post-order."""
     kinds: dict[TensorType, DTensorType] = field(default_factory=dict)
-    known: dict[int, tuple[TensorType, DTensorType]] = field(default_factory=dict)
-    """The types that were looked up already, by identity: values share them."""
+    cache: dict[int, tuple[TensorType, DTensorType]] = field(default_factory=dict)
+    """Cache of types by identity: values share them."""
 
     def body(self, function: Function) -> tuple[tuple[Op, ...], dict[str, Value]]:
-        """The ops of a function without its marks, and what stands for each of its values."""
-        values = {item.value.name: self._whole(item.value) for item in function.inputs}
+        """Return the ops of a function without its annotations, and the replacement of each of its values."""
+        values = {item.value.name: self._replicated(item.value) for item in function.inputs}
         ops: list[Op] = []
         for op in function.ops:
             if op.name == CALL:
@@ -76,52 +76,52 @@ class _Program:
             elif is_annotation(op):
                 values[op.results[0].name] = values[op.operands[0].name]
             else:
-                results = tuple([self._whole(value) for value in op.results])
+                results = tuple([self._replicated(value) for value in op.results])
                 operands = tuple([values[v.name] for v in op.operands])
                 ops.append(Op(op.name, operands, results, op.attrs, op.location))
                 values.update((v.name, v) for v in results)
         return tuple(ops), values
 
-    def _whole(self, value: Value) -> Value:
-        found = self.known.get(id(value.type))
-        if found is None:
+    def _replicated(self, value: Value) -> Value:
+        entry = self.cache.get(id(value.type))
+        if entry is None:
             kind = value.tensor
             if kind not in self.kinds:
                 self.kinds[kind] = DTensorType(kind.shape, kind.dtype, (R,) * self.axes)
-            found = self.known[id(kind)] = kind, self.kinds[kind]
-        return Value(value.name, found[1])
+            entry = self.cache[id(kind)] = kind, self.kinds[kind]
+        return Value(value.name, entry[1])
 
     def _call(self, op: Op, values: dict[str, Value]) -> Op:
         callee = self._callee(op.callee)
-        taken = tuple([values[op.operands[number].name] for number in callee.takes])
+        arguments = tuple([values[op.operands[number].name] for number in callee.operands])
         results: dict[int, Value] = {}
-        for value, (kind, number) in zip(op.results, callee.gives, strict=True):
-            found = taken[number] if kind == "input" else results.get(number)
-            if found is None:
-                found = results[number] = self._whole(value)
-            values[value.name] = found
-        made = tuple([results[number] for number in range(len(callee.function.outputs))])
-        return Op(CALL, taken, made, {"callee": callee.function.name, **op.task}, op.location)
+        for value, (kind, number) in zip(op.results, callee.results, strict=True):
+            result = arguments[number] if kind == "input" else results.get(number)
+            if result is None:
+                result = results[number] = self._replicated(value)
+            values[value.name] = result
+        call_results = tuple([results[number] for number in range(len(callee.function.outputs))])
+        return Op(CALL, arguments, call_results, {"callee": callee.function.name, **op.task}, op.location)
 
     def _callee(self, name: str) -> _Callee:
-        """A function as `propagate` leaves one: with the inputs that it uses, what it makes given once."""
+        """Build a function as `propagate` does: only with inputs that it uses, and each output once."""
         if name not in self.callees:
             function = self.module.function(name)
             ops, values = self.body(function)
             names = {item.value.name: number for number, item in enumerate(function.inputs)}
             results = [values[o.value.name] for o in function.outputs]
-            given = list(dict.fromkeys(v for v in results if v.name not in names))
-            used = {v.name for op in ops for v in op.operands} | {v.name for v in results}
-            inputs = [item for item in function.inputs if item.value.name in used]
-            places = {item.value.name: number for number, item in enumerate(inputs)}
+            outputs = list(dict.fromkeys(v for v in results if v.name not in names))
+            used_names = {v.name for op in ops for v in op.operands} | {v.name for v in results}
+            inputs = [item for item in function.inputs if item.value.name in used_names]
+            index = {item.value.name: number for number, item in enumerate(inputs)}
             self.callees[name] = _Callee(
                 Function(
                     name,
                     tuple(replace(item, value=values[item.value.name], layout=None) for item in inputs),
                     ops,
-                    tuple(Output(v.name, v) for v in given),
+                    tuple(Output(v.name, v) for v in outputs),
                 ),
                 tuple(names[item.value.name] for item in inputs),
-                tuple(("input", places[v.name]) if v.name in places else ("output", given.index(v)) for v in results),
+                tuple(("input", index[v.name]) if v.name in index else ("output", outputs.index(v)) for v in results),
             )
         return self.callees[name]

@@ -1,4 +1,4 @@
-"""What each `redistribute` of a program of the sharded stage sends."""
+"""Communication of the `redistribute` ops of a sharded program."""
 
 from __future__ import annotations
 
@@ -9,14 +9,14 @@ from dataclasses import dataclass
 from distir_relax.ir import Function, Module
 from distir_relax.layout import Shard, collective_between
 from distir_relax.ops import Trait, lookup
-from distir_relax.sharding.reshard_plan import Transition, plan, transitions_bytes
+from distir_relax.sharding.reshard_plan import Transition, plan, plan_bytes
 
 
 @dataclass(frozen=True, slots=True)
-class Redistribution:
-    """One `redistribute`: the value it defines, its collectives with their mesh axes, the bytes each device sends.
+class Reshard:
+    """A `redistribute`: its result, its collectives with their mesh axes, and the bytes that each device sends.
 
-    Bytes are counted with ring algorithms, for shards of equal size, each time that the op runs: so many `times`.
+    Bytes are per run of the op, with ring algorithms and equal shards; it runs `times` times.
     """
 
     result: str
@@ -32,14 +32,14 @@ class Redistribution:
         return f"sends {self.bytes:,.0f} bytes: {steps}"
 
 
-def redistributions(module: Module) -> tuple[Redistribution, ...]:
-    """What each `redistribute` sends, function by function in program order."""
-    times = times_of(module)
-    return tuple(found for function in module.functions for found in _of(module, function, times[function.name]))
+def list_reshards(module: Module) -> tuple[Reshard, ...]:
+    """Return all reshards, function by function in program order."""
+    times = call_counts(module)
+    return tuple(r for function in module.functions for r in _reshards(module, function, times[function.name]))
 
 
-def times_of(module: Module) -> Counter[str]:
-    """How many times each function runs."""
+def call_counts(module: Module) -> Counter[str]:
+    """Count the runs of each function."""
     times: Counter[str] = Counter()
 
     def run(function: Function, count: int) -> None:
@@ -51,21 +51,21 @@ def times_of(module: Module) -> Counter[str]:
     return times
 
 
-def _of(module: Module, function: Function, times: int) -> Iterator[Redistribution]:
+def _reshards(module: Module, function: Function, times: int) -> Iterator[Reshard]:
     mesh = module.meshes[0]
     for op in function.ops:
         if Trait.REDISTRIBUTION not in lookup(op.name, op.location).traits:
             continue
         source, target = op.operands[0].dtensor, op.results[0].dtensor
         steps = plan(source, target, mesh)
-        named = ((_name(step), mesh.axes[step.axis]) for step in steps)
-        collectives = tuple((name, axis) for name, axis in named if name)
-        sent = transitions_bytes(steps, source, mesh)
-        yield Redistribution(op.results[0].name, collectives, sent, function.name, times)
+        pairs = ((_name(step), mesh.axes[step.axis]) for step in steps)
+        collectives = tuple((name, axis) for name, axis in pairs if name)
+        sent = plan_bytes(steps, source, mesh)
+        yield Reshard(op.results[0].name, collectives, sent, function.name, times)
 
 
 def _name(step: Transition) -> str:
-    """The op that does a step; nothing for a step without communication."""
+    """Return the op of a step; empty for a step without communication."""
     collective = collective_between(step.source, step.target)
     if isinstance(step.source, Shard) and isinstance(step.target, Shard) and step.source.dim == step.target.dim:
         return "resplit"

@@ -1,4 +1,4 @@
-"""How work is divided: degrees of parallelism, the builder of programs."""
+"""Parallelism strategies, and the builder of distributed programs."""
 
 from distir_relax.strategies.builder import FunctionBuilder, ProgramBuilder
 from distir_relax.strategies.strategy import Strategy

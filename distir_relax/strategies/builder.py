@@ -1,7 +1,7 @@
-"""The builder of distributed programs: what each set of devices does, op by op, in the order of the schedule.
+"""Builder of distributed programs: the ops of each device set, in the order of the schedule.
 
-A program is one function per repeated part (a layer, a pipeline stage), called on the devices that run it. Each op
-stands for all devices of its set, so the size of a program does not depend on how many there are.
+A program has one function per repeated part (a layer, a pipeline stage), called on the devices that run it. Each op
+stands for all devices of its set, so the size of a program does not depend on their number.
 """
 
 from __future__ import annotations
@@ -22,9 +22,9 @@ from distir_relax.ir import (
     PlacedType,
     Value,
     fresh_name,
-    lay_out,
-    on_devices,
+    make_layout,
     print_devices,
+    remap_devices,
 )
 from distir_relax.layout import DTYPES, DeviceMesh
 from distir_relax.ops.table.spmd_inference import infer_placed, result_devices
@@ -33,7 +33,7 @@ T = TypeVar("T")
 
 
 class ProgramBuilder:
-    """Builds a module of the distributed stage over `mesh`.
+    """Build a module of the distributed stage over `mesh`.
 
     ::
 
@@ -50,68 +50,68 @@ class ProgramBuilder:
         self.mesh = mesh
         self.functions: dict[str, FunctionBuilder] = {}
         self._types: dict[object, Any] = {}
-        self._kept: dict[int, object] = {}
+        self._alive: dict[int, object] = {}
         self._devices: dict[tuple[int, ...], tuple[int, ...]] = {}
 
     def function(self, name: str) -> FunctionBuilder:
-        """A new function. Its devices are numbered from 0, unless it is the entry: those are the mesh's.
+        """Add a function. Its devices are numbered from 0, except for the entry, which has those of the mesh.
 
-        Raises `VerificationError` when there is one of this name.
+        Raises `VerificationError` if there is one of this name.
         """
         if name in self.functions:
-            raise VerificationError(f"there is a function @{name} already")
+            raise VerificationError(f"function @{name} already exists")
         self.functions[name] = FunctionBuilder(self, name)
         return self.functions[name]
 
     def build(self, entry: str = "main") -> Module:
-        """The module, `entry` first. Raises `VerificationError` when there is no such function."""
+        """Return the module, `entry` first. Raises `VerificationError` if there is no such function."""
         if entry not in self.functions:
-            raise VerificationError(f"there is no function @{entry} to enter by")
+            raise VerificationError(f"there is no entry function @{entry}")
         order = sorted(self.functions, key=lambda name: name != entry)
         return Module("distributed", tuple(self.functions[name].function() for name in order), (self.mesh,))
 
     def devices(self, **where: int) -> tuple[int, ...]:
-        """The devices of the mesh at these indices along its axes: ``devices(stage=1)``, all of them by default."""
+        """Return the devices of the mesh at these indices of its axes: ``devices(stage=1)``; all by default."""
         unknown = set(where) - set(self.mesh.axes)
         if unknown:
             raise PlacementError(f"the mesh has the axes {', '.join(self.mesh.axes)}, found {', '.join(unknown)}")
-        return self.memo(
+        return self.cached(
             ("devices", tuple(where.items())),
             lambda: tuple(at_indices(self.mesh, {self.mesh.axes.index(a): i for a, i in where.items()})),
         )
 
     def layout(self, shape: Sequence[int], dtype: str, placements: str) -> tuple[DTensorType, PlacedType]:
-        """A global tensor laid out over the mesh, and what each of its devices holds.
+        """Return the type of a global tensor over the mesh, and that of its shards.
 
-        `placements` has one placement per mesh axis; ``At[i]`` is for tensors of one pipeline stage. A cut that is
-        not given is balanced. Raises `PlacementError` where they do not fit.
+        `placements` has one placement per mesh axis; ``At[i]`` is for tensors of one pipeline stage. A cut without
+        sizes is balanced. Raises `PlacementError` if they are invalid.
         """
         key = ("layout", tuple(shape), dtype, placements)
-        return self.memo(key, lambda: lay_out(tuple(shape), dtype, placements, self.mesh))
+        return self.cached(key, lambda: make_layout(tuple(shape), dtype, placements, self.mesh))
 
-    def memo(self, key: object, make: Callable[[], T]) -> T:
-        """What `make` gives, made once for each `key`: types that are equal are one object."""
-        found: T | None = self._types.get(key)
-        if found is None:
-            found = self._types[key] = make()
-        return found
+    def cached(self, key: object, make: Callable[[], T]) -> T:
+        """Return `make()`, cached by `key`: equal types are one object."""
+        result: T | None = self._types.get(key)
+        if result is None:
+            result = self._types[key] = make()
+        return result
 
-    def same(self, kind: PlacedType) -> PlacedType:
-        """A type equal to `kind`, always the same object."""
-        return self.memo(("kind", self.keep(kind)), lambda: self._first(kind))
+    def intern(self, kind: PlacedType) -> PlacedType:
+        """Return the one object for all types equal to `kind`."""
+        return self.cached(("kind", self.pin(kind)), lambda: self._canonical(kind))
 
-    def _first(self, kind: PlacedType) -> PlacedType:
+    def _canonical(self, kind: PlacedType) -> PlacedType:
         devices = self._devices.setdefault(kind.devices, kind.devices)
-        return self.memo(("same", kind.shape, kind.dtype, id(devices)), lambda: kind)
+        return self.cached(("same", kind.shape, kind.dtype, id(devices)), lambda: kind)
 
-    def keep(self, item: object) -> int:
-        """A number for an object that stays alive as long as the builder does."""
-        self._kept[id(item)] = item
+    def pin(self, item: object) -> int:
+        """Return an id for an object, which stays alive as long as the builder."""
+        self._alive[id(item)] = item
         return id(item)
 
 
 class FunctionBuilder:
-    """Builds one function; made by `ProgramBuilder.function`."""
+    """Build one function; created by `ProgramBuilder.function`."""
 
     def __init__(self, program: ProgramBuilder, name: str) -> None:
         self.program = program
@@ -119,75 +119,74 @@ class FunctionBuilder:
         self.inputs: list[Input] = []
         self.ops: list[Op] = []
         self.outputs: list[Output] = []
-        self._taken: set[str] = set()
+        self._names: set[str] = set()
 
     def input(
         self, name: str, shape: Sequence[Any], dtype: str, devices: tuple[int, ...] = (0,), role: str = "input"
     ) -> Value:
-        """An input of local `shape` on each of `devices`; a dim may be a `PerRank`."""
+        """Add an input of local `shape` on each of `devices`; a dim may be a `PerRank`."""
         if dtype not in DTYPES:
             raise VerificationError(f"dtypes are {', '.join(DTYPES)}, found {dtype!r}", f"input {name}")
-        key = ("type", tuple(shape), dtype, self.program.keep(devices))
-        kind = self.program.memo(key, lambda: PlacedType(tuple(shape), dtype, devices))
+        key = ("type", tuple(shape), dtype, self.program.pin(devices))
+        kind = self.program.cached(key, lambda: PlacedType(tuple(shape), dtype, devices))
         return self.like(name, kind, role)
 
     def like(self, name: str, kind: PlacedType, role: str = "input", layout: DTensorType | None = None) -> Value:
-        """An input of a type."""
-        value = Value(fresh_name(name, self._taken), self.program.same(kind))
+        """Add an input of a type."""
+        value = Value(fresh_name(name, self._names), self.program.intern(kind))
         self.inputs.append(Input(value, role, "", layout))
         return value
 
     def tensor(self, name: str, shape: Sequence[int], dtype: str, placements: str, role: str = "input") -> Value:
-        """An input that is a global tensor, of which each device gets its piece; for the entry function."""
+        """Add an input of the entry that is a global tensor; each device gets its shard."""
         layout, kind = self.program.layout(shape, dtype, placements)
         return self.like(name, kind, role, layout)
 
     def emit(
         self, name: str, *operands: Value, devices: tuple[int, ...] | None = None, hint: str = "", **attrs: Attribute
     ) -> Any:
-        """Add an op; its value, or the tuple of its values.
+        """Add an op; return its value, or the tuple of its values.
 
-        It runs on `devices`, by default those of its operands. Raises `VerificationError` when the operands do not
-        fit the op or lie apart.
+        It runs on `devices`, by default those of its operands. Raises `VerificationError` if the operands do not fit
+        the op or are on different devices.
         """
-        key = (name, *(id(v.type) for v in operands), *attrs.items(), devices and self.program.keep(devices))
-        kinds: tuple[PlacedType, ...] = self.program.memo(key, lambda: self._infer(name, operands, attrs, devices))
-        results = tuple(Value(fresh_name(hint or name.rsplit(".", 1)[-1], self._taken), kind) for kind in kinds)
+        key = (name, *(id(v.type) for v in operands), *attrs.items(), devices and self.program.pin(devices))
+        kinds: tuple[PlacedType, ...] = self.program.cached(key, lambda: self._infer(name, operands, attrs, devices))
+        results = tuple(Value(fresh_name(hint or name.rsplit(".", 1)[-1], self._names), kind) for kind in kinds)
         self.ops.append(Op(name, operands, results, attrs))
         return results[0] if len(results) == 1 else results
 
     def send(self, value: Value, devices: tuple[int, ...], hint: str = "") -> Value:
-        """`value` on `devices`: each device of its set sends to the one at the same place there."""
+        """Send `value` to `devices`: each device of its set sends to the one at the same position."""
         result: Value = self.emit("send", value, devices=devices, hint=hint)
         return result
 
     def call(
         self, callee: FunctionBuilder, *operands: Value, devices: tuple[int, ...], hint: str = ""
     ) -> tuple[Value, ...]:
-        """Run a function on `devices`, which stand for its 0, 1, 2, …; the values that it gives.
+        """Call a function on `devices`, which take the roles of its devices 0, 1, 2, …; return its results.
 
-        Raises `VerificationError` when an operand is not what the function takes.
+        Raises `VerificationError` if an operand does not have the type of the function's input.
         """
         if len(operands) != len(callee.inputs):
             raise VerificationError(f"@{callee.name} takes {len(callee.inputs)} values, found {len(operands)}")
-        number = self.program.keep(devices)
+        number = self.program.pin(devices)
         for value, item in zip(operands, callee.inputs, strict=True):
-            expected = self._outside(item.value, devices, number)
+            expected = self._type_at_call(item.value, devices, number)
             if value.type is not expected and value.type != expected:
                 raise VerificationError(
                     f"{item.value} of @{callee.name} is {expected} on {print_devices(devices)}, "
                     f"found {value}: {value.type}"
                 )
         results = tuple(
-            Value(fresh_name(f"{hint}{o.name}", self._taken), self._outside(o.value, devices, number))
+            Value(fresh_name(f"{hint}{o.name}", self._names), self._type_at_call(o.value, devices, number))
             for o in callee.outputs
         )
         self.ops.append(Op(CALL, operands, results, {"callee": callee.name, "devices": devices}))
         return results
 
     def output(self, name: str, value: Value, shape: Sequence[int] = (), placements: str = "") -> None:
-        """Name a value that the function gives. In the entry function `shape` and `placements` say how the pieces of
-        the devices make up a global tensor."""
+        """Add an output. In the entry, `shape` and `placements` are the global tensor that the shards make up."""
         layout = None
         if placements:
             layout, kind = self.program.layout(shape, value.placed.dtype, placements)
@@ -196,32 +195,32 @@ class FunctionBuilder:
         self.outputs.append(Output(name, value, layout))
 
     def function(self) -> Function:
-        """The function built so far."""
+        """Return the function built so far."""
         return Function(self.name, tuple(self.inputs), tuple(self.ops), tuple(self.outputs))
 
     def _infer(
         self, name: str, operands: Sequence[Value], attrs: Mapping[str, Attribute], devices: tuple[int, ...] | None
     ) -> tuple[PlacedType, ...]:
-        # The key of the memo has the numbers of these types, which must not be given to others.
+        # The cache key contains the ids of these types, so they must stay alive.
         kinds = [v.placed for v in operands]
         for kind in kinds:
-            self.program.keep(kind)
-        found = infer_placed(name, kinds, attrs, devices or result_devices(name, kinds))
-        return tuple(map(self.program.same, found))
+            self.program.pin(kind)
+        types = infer_placed(name, kinds, attrs, devices or result_devices(name, kinds))
+        return tuple(map(self.program.intern, types))
 
-    def _outside(self, value: Value, devices: tuple[int, ...], number: int) -> PlacedType:
+    def _type_at_call(self, value: Value, devices: tuple[int, ...], number: int) -> PlacedType:
         kind = value.placed
-        return self.program.memo(
-            (self.program.keep(kind), number), lambda: self.program.same(on_devices(kind, devices))
+        return self.program.cached(
+            (self.program.pin(kind), number), lambda: self.program.intern(remap_devices(kind, devices))
         )
 
 
 def at_indices(mesh: DeviceMesh, fixed: Mapping[int, int]) -> list[int]:
-    """The devices whose coordinates along some axes are fixed, in ascending order."""
-    found = [0]
+    """Return the devices with fixed coordinates along some axes, in ascending order."""
+    devices = [0]
     for axis, size in enumerate(mesh.shape):
         if axis in fixed and not 0 <= fixed[axis] < size:
             raise PlacementError(f"axis {mesh.axes[axis]} of {mesh} has no index {fixed[axis]}")
         indices = (fixed[axis],) if axis in fixed else range(size)
-        found = [device * size + i for device in found for i in indices]
-    return found
+        devices = [device * size + i for device in devices for i in indices]
+    return devices

@@ -1,4 +1,4 @@
-"""A sequence cut into stretches of as nearly equal cost as can be."""
+"""Partition a sequence into consecutive stages of balanced cost."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import numpy as np
 
 SLACK = 0.02
-"""By how much, as a part, the dearest stretch may be dearer than it need be: equal stages are worth that."""
+"""Relative excess of the slowest stage over the optimum that is accepted for more equal stages."""
 
 
 def balanced_cuts(
@@ -15,43 +15,43 @@ def balanced_cuts(
     crossing: Sequence[float],
     count: int,
     speeds: Sequence[float] = (),
-    held: Sequence[float] = (),
-    rooms: Sequence[float] = (),
+    memory: Sequence[float] = (),
+    limits: Sequence[float] = (),
 ) -> list[int]:
-    """Where to cut a sequence into `count` stretches: the number of the first item of each but the first.
+    """Partition a sequence into `count` stages: return the number of the first item of each but the first.
 
-    `costs` are those of the items, which stretch number i works off at ``speeds[i]``, 1 unless given; ``crossing[i]``
-    is what it costs to send to a stretch that begins with item i. It is sent beside the work: a stretch is as dear as
-    the dearer of both. The items of stretch i hold no more than ``rooms[i]`` of `held`, if any way to cut can do that.
-    The dearest stretch is at most by `SLACK` dearer than in any other way to cut; of those, stretches are as nearly
-    equal as can be, and little is sent; and then those in front are the shorter ones: in a pipeline they keep the most.
-    By dynamic programming, in ``O(count * len(costs) ** 2)``. There must be as many items as stretches.
+    `costs` are those of the items, which stage i processes at ``speeds[i]``, 1 unless given; ``crossing[i]`` is the
+    cost of sending to a stage that begins with item i. It overlaps with the work: a stage costs the larger of both. The
+    items of stage i have at most ``limits[i]`` of `memory` in total, if any partition satisfies that. The slowest stage
+    is within `SLACK` of optimal; among those partitions stages are as equal as possible and send little, and then
+    earlier stages are shorter: in a pipeline they store the most activations. Dynamic programming in ``O(count *
+    len(costs) ** 2)``. There must be at least as many items as stages.
     """
     n = len(costs)
-    assert 1 <= count <= n, "every stretch has an item"
-    begins = np.asarray(crossing, dtype=np.float64)[:, None]
-    inside, empty = _between(costs), np.arange(n)[:, None] >= np.arange(n + 1)[None, :]
-    full = _between(held) if held else np.zeros_like(inside)
-    kinds = list(zip(speeds or (1.0,) * count, rooms or (np.inf,) * count, strict=True))
-    work = {kind: inside / kind[0] for kind in kinds}
+    assert 1 <= count <= n, "every stage has an item"
+    send_costs = np.asarray(crossing, dtype=np.float64)[:, None]
+    range_costs, empty = _range_sums(costs), np.arange(n)[:, None] >= np.arange(n + 1)[None, :]
+    range_memory = _range_sums(memory) if memory else np.zeros_like(range_costs)
+    classes = list(zip(speeds or (1.0,) * count, limits or (np.inf,) * count, strict=True))
+    work = {c: range_costs / c[0] for c in classes}
     spans = {
-        (speed, room): np.where(empty | (full > room), np.inf, np.maximum(work[speed, room], begins))
-        for speed, room in work
+        (speed, limit): np.where(empty | (range_memory > limit), np.inf, np.maximum(work[speed, limit], send_costs))
+        for speed, limit in work
     }
-    dearest = spans[kinds[0]][0].copy()
-    for kind in kinds[1:]:
-        dearest = np.concatenate([[np.inf], np.maximum(dearest[:n, None], spans[kind]).min(axis=0)[1:]])
-    if np.isinf(dearest[n]):
+    slowest = spans[classes[0]][0].copy()
+    for c in classes[1:]:
+        slowest = np.concatenate([[np.inf], np.maximum(slowest[:n, None], spans[c]).min(axis=0)[1:]])
+    if np.isinf(slowest[n]):
         return balanced_cuts(costs, crossing, count, speeds)
-    sent = begins * (inside[0, n] / count)
-    uneven = {
-        kind: np.where(spans[kind] > dearest[n] * (1 + SLACK), np.inf, own**2 + sent) for kind, own in work.items()
+    send_penalty = send_costs * (range_costs[0, n] / count)
+    penalties = {
+        c: np.where(spans[c] > slowest[n] * (1 + SLACK), np.inf, cost**2 + send_penalty) for c, cost in work.items()
     }
-    total = uneven[kinds[0]][0].copy()
+    total = penalties[classes[0]][0].copy()
     choices: list[np.ndarray] = []
-    for kind in kinds[1:]:
-        sums = total[:n, None] + uneven[kind]
-        choices.append(_first_least(sums))
+    for c in classes[1:]:
+        sums = total[:n, None] + penalties[c]
+        choices.append(_first_minimum(sums))
         total = sums.min(axis=0)
     cuts: list[int] = []
     end = n
@@ -61,13 +61,13 @@ def balanced_cuts(
     return cuts[::-1]
 
 
-def _between(amounts: Sequence[float]) -> np.ndarray:
-    """The sum of the items from i up to j, which is not among them."""
+def _range_sums(amounts: Sequence[float]) -> np.ndarray:
+    """Return the sum of the items from i up to, excluding, j."""
     ends = np.concatenate([[0.0], np.cumsum(np.asarray(amounts, dtype=np.float64))])
     return np.asarray(ends[None, :] - ends[:-1, None])
 
 
-def _first_least(sums: np.ndarray) -> np.ndarray:
-    """For each column the first row that is least, but for rounding."""
+def _first_minimum(sums: np.ndarray) -> np.ndarray:
+    """Return for each column the first row that is minimal, up to rounding."""
     least = sums.min(axis=0)
     return np.asarray((sums <= least * (1 + 1e-9)).argmax(axis=0))

@@ -1,8 +1,8 @@
-"""Expert parallelism: experts split by their number, along the axis that tokens are split along, or another.
+"""Expert parallelism: split experts by number, along the axis that tokens are split along, or another.
 
-Where tokens are split along the same axis, each row goes to the device that has its expert, and its result comes back
-(Lepikhin et al., GShard, 2020; Rajbhandari et al., DeepSpeed-MoE, 2022): propagation makes these exchanges of the split
-alone (`sharding.routing`). What are experts, the entries of ops that work on rows of groups say.
+If tokens are split along the same axis, each row goes to the device of its expert, and its result returns (Lepikhin et
+al., GShard, 2020; Rajbhandari et al., DeepSpeed-MoE, 2022): propagation derives these exchanges from the split
+(`sharding.expert_routing`). The entries of ops on grouped rows define which dims are experts.
 """
 
 from __future__ import annotations
@@ -16,33 +16,33 @@ from distir_relax.strategies.strategy import Strategy
 
 
 def expert_classes(classes: Classes) -> frozenset[Slot]:
-    """The classes that number the experts of a program's layers."""
-    found = set()
+    """Return the classes that number the experts of a program's layers."""
+    owners = set()
     for op in classes.function.ops:
         if lookup(op.name, op.location).split.routing is Routing.WITHIN:
-            found.add(classes.of(op.operands[-1].name, 0))
-    return frozenset(owner for owner in found if owner is not None)
+            owners.add(classes.of(op.operands[-1].name, 0))
+    return frozenset(owner for owner in owners if owner is not None)
 
 
 def chosen_experts(classes: Classes, strategy: Strategy) -> frozenset[Slot]:
-    """The classes of experts that the strategy splits by number.
+    """Return the classes of experts that the strategy splits by number.
 
-    Raises `DistIRError` where it asks for that and the model has no experts.
+    Raises `DistIRError` if it asks for that and the model has no experts.
     """
     if strategy.experts == "hidden":
         return frozenset()
-    found = expert_classes(classes)
-    if not found:
+    owners = expert_classes(classes)
+    if not owners:
         raise DistIRError(
-            "the model has no experts that could be split by their number",
+            "the model has no experts that can be split by number",
             f"strategy {strategy}",
-            "leave experts out, or mark the weights that are experts S[0]",
+            "remove experts, or annotate the expert weights S[0]",
         )
-    return found
+    return owners
 
 
 def experts_of(module: Module) -> frozenset[str]:
-    """The parameters of a program's entry that are experts, each whole on the device that has it."""
+    """Return the parameters of a program's entry that are experts, each whole on its device."""
     if not any(
         lookup(op.name).split.routing is Routing.WITHIN for f in module.functions for op in f.ops if not op.callee
     ):

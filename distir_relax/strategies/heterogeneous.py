@@ -1,8 +1,8 @@
-"""In what proportions work goes to devices of unlike speed.
+"""Proportions of work on heterogeneous devices.
 
-A part of the batch, or of a class of dims, is held by several devices: it is as large as suits the slowest of them.
-What the data axis leaves unlike the tensor axis evens out, and what both leave, the stages of a pipeline. Which devices
-are a stage is not chosen: devices are numbered place by place, data-parallel rank by rank, the tensor axis within.
+A part of the batch, or of a factor class, is on several devices: it is sized for the slowest of them. Imbalance left by
+the data axis is divided by the tensor axis, and the rest by the stages of a pipeline. The assignment of devices to
+stages is fixed: devices are numbered by stage, then data-parallel rank, then tensor rank.
 """
 
 from __future__ import annotations
@@ -21,51 +21,50 @@ Numbers = npt.NDArray[np.float64]
 
 @dataclass(frozen=True, slots=True)
 class Shares:
-    """The part of the work, of 1 in all, of each index of the `data` and the `tensor` axis; empty where all are alike.
+    """The fraction of the work of each index of the `data` and the `tensor` axis; empty if equal.
 
-    `places` are the speeds at which the places of a pipeline do their parts, 1 where all devices are as the profile
-    says; `rooms` the bytes of memory of each tensor rank of each place, on the device that has least. Of a machine
-    whose devices are all alike there are neither.
+    `group_speeds` has the speed of each device group of a pipeline, 1 for devices as in the profile; `memory` the bytes
+    of each tensor rank of each group, on its smallest device. Both are empty on homogeneous devices.
     """
 
     data: tuple[float, ...] = ()
     tensor: tuple[float, ...] = ()
-    places: tuple[float, ...] = ()
-    rooms: tuple[tuple[float, ...], ...] = ()
+    group_speeds: tuple[float, ...] = ()
+    memory: tuple[tuple[float, ...], ...] = ()
 
     @staticmethod
     def of(profile: Profile | None, strategy: Strategy) -> Shares:
-        """Those of the devices of a strategy on a machine; on none, devices are all alike."""
+        """Return the shares of the devices of a strategy; without a profile, devices are equal."""
         if profile is None or not profile.groups:
             return Shares()
         shape = (strategy.pipeline, strategy.data, strategy.tensor)
-        kinds = np.array(profile.kinds(strategy.devices)).reshape(*shape, 2)
-        speeds = kinds[..., 0]
-        data = _in_proportion(speeds.min(axis=(0, 2)))
-        left = speeds / (data * strategy.data)[None, :, None]
-        tensor = _in_proportion(left.min(axis=(0, 1)))
-        left = left / (tensor * strategy.tensor)[None, None, :]
+        devices = np.array(profile.device_specs(strategy.devices)).reshape(*shape, 2)
+        speeds = devices[..., 0]
+        data = _proportions(speeds.min(axis=(0, 2)))
+        remaining = speeds / (data * strategy.data)[None, :, None]
+        tensor = _proportions(remaining.min(axis=(0, 1)))
+        remaining = remaining / (tensor * strategy.tensor)[None, None, :]
         return Shares(
-            _unlike(data),
-            _unlike(tensor),
-            tuple(left.min(axis=(1, 2)).tolist()),
-            tuple(map(tuple, kinds[..., 1].min(axis=1).tolist())),
+            _rounded_shares(data),
+            _rounded_shares(tensor),
+            tuple(remaining.min(axis=(1, 2)).tolist()),
+            tuple(map(tuple, devices[..., 1].min(axis=1).tolist())),
         )
 
-    def stages(self, place_of: Sequence[int]) -> tuple[tuple[float, ...], tuple[float, ...]]:
-        """For each stage its speed, and the bytes that it has of each device's memory; it is at ``place_of[stage]``."""
-        if not self.places:
+    def stages(self, group_of: Sequence[int]) -> tuple[tuple[float, ...], tuple[float, ...]]:
+        """Return the speed of each stage, and its bytes of each device's memory; it is on group ``group_of[stage]``."""
+        if not self.group_speeds:
             return (), ()
-        speeds = tuple(self.places[place] for place in place_of)
-        return speeds, tuple(min(self.rooms[place]) / place_of.count(place) for place in place_of)
+        speeds = tuple(self.group_speeds[group] for group in group_of)
+        return speeds, tuple(min(self.memory[group]) / group_of.count(group) for group in group_of)
 
 
-def _in_proportion(speeds: Numbers) -> Numbers:
-    found: Numbers = speeds / speeds.sum()
-    return found
+def _proportions(speeds: Numbers) -> Numbers:
+    shares: Numbers = speeds / speeds.sum()
+    return shares
 
 
-def _unlike(parts: Numbers) -> tuple[float, ...]:
-    """The parts as marks can say them; none where they are equal."""
-    written: Sequence[float] = [float(f"{part:.6g}") for part in parts.tolist()]
-    return tuple(written) if len(set(written)) > 1 else ()
+def _rounded_shares(parts: Numbers) -> tuple[float, ...]:
+    """Return the parts with the digits of an annotation; none if they are equal."""
+    rounded: Sequence[float] = [float(f"{part:.6g}") for part in parts.tolist()]
+    return tuple(rounded) if len(set(rounded)) > 1 else ()

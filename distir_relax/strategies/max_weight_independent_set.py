@@ -1,9 +1,8 @@
-"""The heaviest set of classes of which no two are rivals: a maximum-weight independent set.
+"""Maximum-weight independent set of the graph of rival classes.
 
-Exact where the search ends within `BRANCHES` branches, as it does for trees without any and for graphs that a few hubs
-hold together: things that outweigh their rivals are taken, leaves are folded into their one rival (Lamm et al., Exactly
-Solving the Maximum Weight Independent Set Problem on Large Real-World Graphs, 2019), and only then one with the most
-rivals is tried both ways.
+Exact if the search ends within `BRANCHES` branches, as for trees, which need none, and for graphs of a few hubs: nodes
+that outweigh their neighbors are taken, leaves are folded into their neighbor (Lamm et al., Exactly Solving the Maximum
+Weight Independent Set Problem on Large Real-World Graphs, 2019), and only then is a node of highest degree branched on.
 """
 
 from __future__ import annotations
@@ -14,17 +13,17 @@ from dataclasses import dataclass
 from distir_relax.sharding.factors import Slot
 
 BRANCHES = 1000
-"""After so many branches, what outweighs its rivals most is taken without trying the other way."""
+"""Branch limit, after which the node that most outweighs its neighbors is taken greedily."""
 
 
 Links = dict[Slot, set[Slot]]
 Weights = dict[Slot, float]
 
 
-def heaviest_independent(weights: Mapping[Slot, float], rivals: Mapping[Slot, Set[Slot]]) -> set[Slot]:
-    """Of the keys of `weights` those that weigh most together without a pair of rivals among them.
+def find_independent_set(weights: Mapping[Slot, float], rivals: Mapping[Slot, Set[Slot]]) -> set[Slot]:
+    """Return the keys of `weights` of maximum total weight without a pair of rivals.
 
-    Weights are positive. `rivals` go both ways; those without a weight do not count.
+    Weights are positive. `rivals` is symmetric; rivals without a weight are ignored.
     """
     links = {v: {u for u in rivals.get(v, ()) if u in weights and u != v} for v in weights}
     return _Search(BRANCHES).best(dict(weights), links)
@@ -32,78 +31,78 @@ def heaviest_independent(weights: Mapping[Slot, float], rivals: Mapping[Slot, Se
 
 @dataclass
 class _Search:
-    """A search with so many branches `left`."""
+    """A branch-and-reduce search with `branches_left` branches remaining."""
 
-    left: int
+    branches_left: int
 
     def best(self, weights: Weights, links: Links) -> set[Slot]:
-        """The heaviest set of a graph, which is used up."""
-        taken: set[Slot] = set()
+        """Return the heaviest set of a graph, which is consumed."""
+        chosen: set[Slot] = set()
         folded: list[tuple[Slot, Slot]] = []
-        waiting = set(weights)
+        worklist = set(weights)
         while links:
-            if not waiting:
+            if not worklist:
                 parts = _components(links)
-                taken |= self._branch(weights, links) if len(parts) == 1 else self._each(weights, links, parts)
+                chosen |= self._branch(weights, links) if len(parts) == 1 else self._solve_each(weights, links, parts)
                 break
-            v = min(waiting)
-            waiting.discard(v)
+            v = min(worklist)
+            worklist.discard(v)
             if v not in links:
                 continue
             if weights[v] >= sum(weights[u] for u in links[v]):
-                taken.add(v)
+                chosen.add(v)
                 for u in [v, *links[v]]:
-                    waiting |= _remove(links, u)
+                    worklist |= _remove(links, u)
             elif len(links[v]) == 1:
-                # A leaf is in the set where its rival is not: the rival counts by what it weighs more.
+                # A leaf is in the set unless its neighbor is: the neighbor keeps only its excess weight.
                 (u,) = links[v]
                 weights[u] -= weights[v]
                 folded.append((v, u))
-                waiting |= _remove(links, v) | links[u]
+                worklist |= _remove(links, v) | links[u]
         for v, u in reversed(folded):
-            if u not in taken:
-                taken.add(v)
-        return taken
+            if u not in chosen:
+                chosen.add(v)
+        return chosen
 
-    def _each(self, weights: Weights, links: Links, parts: list[set[Slot]]) -> set[Slot]:
-        return {v for part in parts for v in self._branch(weights, {u: links[u] for u in part})}
+    def _solve_each(self, weights: Weights, links: Links, components: list[set[Slot]]) -> set[Slot]:
+        return {v for component in components for v in self._branch(weights, {u: links[u] for u in component})}
 
     def _branch(self, weights: Weights, links: Links) -> set[Slot]:
-        """The better of two sets: with the one that has the most rivals, and without it."""
-        if self.left <= 0:
+        """Return the better of two sets: with the node of highest degree, and without it."""
+        if self.branches_left <= 0:
             hub = max(sorted(links), key=lambda v: weights[v] / sum(weights[u] for u in links[v]))
             return {hub} | self.best(*_without(weights, links, {hub, *links[hub]}))
-        self.left -= 1
+        self.branches_left -= 1
         hub = max(sorted(links), key=lambda v: len(links[v]))
         with_hub = {hub} | self.best(*_without(weights, links, {hub, *links[hub]}))
         without = self.best(*_without(weights, links, {hub}))
-        return max(with_hub, without, key=lambda found: sum(weights[v] for v in found))
+        return max(with_hub, without, key=lambda chosen: sum(weights[v] for v in chosen))
 
 
 def _remove(links: Links, v: Slot) -> set[Slot]:
-    """Take one out; those that it was a rival of, for which something may have changed."""
-    near = links.pop(v, set())
-    for u in near:
+    """Remove a node; return its neighbors, whose reductions must be checked again."""
+    neighbors = links.pop(v, set())
+    for u in neighbors:
         links[u].discard(v)
-    return near
+    return neighbors
 
 
-def _without(weights: Weights, links: Links, gone: Set[Slot]) -> tuple[Weights, Links]:
-    return dict(weights), {v: near - gone for v, near in links.items() if v not in gone}
+def _without(weights: Weights, links: Links, removed: Set[Slot]) -> tuple[Weights, Links]:
+    return dict(weights), {v: neighbors - removed for v, neighbors in links.items() if v not in removed}
 
 
 def _components(links: Links) -> list[set[Slot]]:
-    """The parts of a graph that hang together."""
-    found: list[set[Slot]] = []
+    """Return the connected components of a graph."""
+    components: list[set[Slot]] = []
     seen: set[Slot] = set()
     for start in sorted(links):
         if start in seen:
             continue
-        part, edge = {start}, [start]
-        while edge:
-            new = links[edge.pop()] - part
-            part |= new
-            edge += new
-        seen |= part
-        found.append(part)
-    return found
+        component, frontier = {start}, [start]
+        while frontier:
+            new = links[frontier.pop()] - component
+            component |= new
+            frontier += new
+        seen |= component
+        components.append(component)
+    return components

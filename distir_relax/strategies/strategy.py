@@ -1,4 +1,4 @@
-"""A distribution strategy: degrees of parallelism, microbatches, and what memory is saved by."""
+"""Distribution strategy: degrees of parallelism, microbatches and memory options."""
 
 from __future__ import annotations
 
@@ -20,18 +20,18 @@ PLACEMENTS = ("rules", "auto")
 class Strategy:
     """How a model is distributed: ``Strategy.parse("4/2/2/32,zero=1")`` is for 16 devices.
 
-    `data`, `tensor`, `pipeline` and `microbatches` are the D/T/P/K of the DistIR paper. `schedule` and `chunks` say in
-    which order the stages of a pipeline work, and how many each device has. `zero` is what lies in parts along the data
-    axis: 1 the optimizer's state, 2 gradients too, 3 parameters too (Rajbhandari et al., ZeRO, 2020). `checkpoint` is
-    what the forward does not keep for the backward: ``none``, what is inside of a ``block``, or ``selective``, of that
-    what is cheap to compute again (Korthikanti et al., 2022). With `sequence_parallel`, activations between blocks are
-    split along the sequence over the tensor axis (same). `experts` of a mixture are split along their ``hidden``
-    dim, as other layers are, or by their number along the ``data`` or the ``tensor`` axis. `placements` says how
-    tensors are laid out on the devices of a stage: by the ``rules`` of data and tensor parallelism, or ``auto``, as
-    takes least time (`placements`): then the first two degrees are no more than the shape of the mesh.
+    `data`, `tensor`, `pipeline` and `microbatches` are the D/T/P/K of the DistIR paper. `schedule` is the order of
+    pipeline tasks, `chunks` the number of stages per device. `zero` is what is sharded along the data axis: 1 the
+    optimizer's state, 2 gradients too, 3 parameters too (Rajbhandari et al., ZeRO, 2020). `checkpoint` selects the
+    activations that are recomputed in the backward: ``none``, all inside of a ``block``, or ``selective``, those of a
+    block that are cheap to recompute (Korthikanti et al., 2022). With `sequence_parallel`, activations between blocks
+    are split along the sequence over the tensor axis (same). `experts` of a mixture are split along their ``hidden``
+    dim, like other layers, or by expert along the ``data`` or the ``tensor`` axis. `placements` selects the layouts
+    within a stage: the ``rules`` of data and tensor parallelism, or ``auto``, the fastest layouts (`autosharding`);
+    then the first two degrees are only the shape of the mesh.
 
-    Raises `DistIRError` for a degree or a number of microbatches below one, and for a value that an option has not: a
-    schedule that does not exist, or chunks that it does not take; for options of rules beside ``placements=auto``.
+    Raises `DistIRError` for a degree or a number of microbatches below one, and for an invalid value of an option: an
+    unknown schedule, or chunks that it does not support; for options of ``rules`` together with ``placements=auto``.
     """
 
     data: int = 1
@@ -54,7 +54,7 @@ class Strategy:
         if self.checkpoint not in CHECKPOINTS:
             raise DistIRError(f"checkpoint is {', '.join(CHECKPOINTS)}, found {self.checkpoint!r}", f"strategy {self}")
         try:
-            schedule_named(self.schedule).take(self.chunks)
+            schedule_named(self.schedule).check_chunks(self.chunks)
         except DistIRError as error:
             raise DistIRError(error.message, f"strategy {self}", error.hint) from None
         if self.experts not in EXPERTS:
@@ -63,23 +63,23 @@ class Strategy:
             raise DistIRError(f"placements is {', '.join(PLACEMENTS)}, found {self.placements!r}", f"strategy {self}")
         if self.placements == "auto" and (self.zero or self.sequence_parallel or self.experts != "hidden"):
             raise DistIRError(
-                "placements=auto lays out states, sequences and experts itself", f"strategy {self}",
-                "leave zero, sequence_parallel and experts out",
+                "placements=auto cannot be combined with zero, sequence_parallel or experts", f"strategy {self}",
+                "remove them",
             )  # fmt: skip
 
     @property
     def devices(self) -> int:
-        """How many devices it needs."""
+        """Return the number of devices."""
         return self.data * self.tensor * self.pipeline
 
     @property
     def mesh(self) -> DeviceMesh:
-        """The devices of one stage: data x tensor."""
+        """Return the mesh of one stage: data x tensor."""
         return DeviceMesh((self.data, self.tensor), ("data", "tensor"))
 
     @classmethod
     def parse(cls, text: str) -> Strategy:
-        """Read ``D/T/P/K``, with options behind: ``2/4/1/8,zero=1,checkpoint=block,sequence_parallel``.
+        """Parse ``D/T/P/K``, followed by options: ``2/4/1/8,zero=1,checkpoint=block,sequence_parallel``.
 
         Raises `DistIRError` for other texts.
         """
@@ -87,21 +87,21 @@ class Strategy:
         if not re.fullmatch(r"[0-9]+(/[0-9]+){3}", degrees):
             raise DistIRError(f"expected a strategy D/T/P/K such as 4/2/2/32, found {text!r}")
         if len(degrees) > 64:
-            raise DistIRError("expected a strategy D/T/P/K such as 4/2/2/32, found numbers without end")
+            raise DistIRError("expected a strategy D/T/P/K such as 4/2/2/32, found numbers of too many digits")
         data, tensor, pipeline, microbatches = map(int, degrees.split("/"))
         return cls(data, tensor, pipeline, microbatches, **dict(_option(part, text) for part in options))
 
     def __str__(self) -> str:
-        shown = f"{self.data}/{self.tensor}/{self.pipeline}/{self.microbatches}"
+        text = f"{self.data}/{self.tensor}/{self.pipeline}/{self.microbatches}"
         for name, default in _OPTIONS.items():
             value = getattr(self, name)
             if value != default:
-                shown += f",{name}" if value is True else f",{name}={value}"
-        return shown
+                text += f",{name}" if value is True else f",{name}={value}"
+        return text
 
 
 _OPTIONS: Mapping[str, Any] = {f.name: f.default for f in fields(Strategy)[4:]}
-_READ: Mapping[type, Callable[[str], Any]] = {
+_PARSERS: Mapping[type, Callable[[str], Any]] = {
     int: lambda text: int(text) if re.fullmatch(r"[0-9]{1,9}", text) else None,
     str: lambda text: text or None,
     bool: {"": True, "true": True, "false": False, "1": True, "0": False}.get,
@@ -109,17 +109,17 @@ _READ: Mapping[type, Callable[[str], Any]] = {
 
 
 def as_strategy(strategy: Strategy | str) -> Strategy:
-    """A strategy as a user may give one. Raises `DistIRError` for a text that is none."""
+    """Return a strategy from its text or itself. Raises `DistIRError` for an invalid text."""
     return strategy if isinstance(strategy, Strategy) else Strategy.parse(strategy)
 
 
 def _option(part: str, text: str) -> tuple[str, Any]:
     name, _, value = (word.strip() for word in part.partition("="))
     if name not in _OPTIONS:
-        raise DistIRError(f"expected {', '.join(_OPTIONS)} behind D/T/P/K, found {part!r}", f"strategy {text!r}")
-    kind = type(_OPTIONS[name])
-    found = _READ[kind](value.lower())
-    if found is None:
-        expected = {int: "a number", str: "a word", bool: "true or false"}[kind]
+        raise DistIRError(f"expected {', '.join(_OPTIONS)} after D/T/P/K, found {part!r}", f"strategy {text!r}")
+    type_ = type(_OPTIONS[name])
+    parsed = _PARSERS[type_](value.lower())
+    if parsed is None:
+        expected = {int: "a number", str: "a word", bool: "true or false"}[type_]
         raise DistIRError(f"expected {expected} for {name}, found {value!r}", f"strategy {text!r}")
-    return name, found
+    return name, parsed

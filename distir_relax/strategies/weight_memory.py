@@ -1,4 +1,4 @@
-"""What a device keeps of the weights that it works with: in training gradients and the optimizer's state, too."""
+"""Memory of a device for its weights: in training with gradients and the optimizer's state."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from distir_relax.strategies.strategy import Strategy
 
 
 @dataclass(frozen=True, slots=True)
-class Kept:
+class WeightMemory:
     """Bytes for each byte of weights in use: of the `weights` themselves, `gradients`, the optimizer's `state`."""
 
     weights: float = 1.0
@@ -16,15 +16,15 @@ class Kept:
     state: float = 0.0
 
     @staticmethod
-    def of(strategy: Strategy, states: int | None) -> Kept:
-        """That of a strategy, with an optimizer that keeps so many tensors of each weight; None: nothing is trained.
+    def of(strategy: Strategy, states: int | None) -> WeightMemory:
+        """Return the memory with an optimizer of `states` tensors per weight; None if nothing is trained.
 
         ZeRO divides them by the data-parallel ranks: the state, then gradients, then weights.
         """
         if states is None:
-            return Kept()
+            return WeightMemory()
         part = 1.0 / strategy.data
-        return Kept(
+        return WeightMemory(
             part if strategy.zero > 2 else 1.0,
             part if strategy.zero > 1 else 1.0,
             states * (part if strategy.zero else 1.0),
@@ -32,5 +32,5 @@ class Kept:
 
     @property
     def total(self) -> float:
-        """All together."""
+        """Return the sum."""
         return self.weights + self.gradients + self.state

@@ -1,15 +1,15 @@
-"""ZeRO: what is the same on all data-parallel ranks lies in parts on them (Rajbhandari et al., ZeRO, 2020).
+"""ZeRO: shard replicated state over the data-parallel ranks (Rajbhandari et al., ZeRO, 2020).
 
 =====  ====================================================================================================
 stage  along the data axis
 =====  ====================================================================================================
-1      the optimizer's state lies in parts, and so do parameters between steps: they are gathered when a step
-       first uses them
-2      gradients, too: as soon as there is one it is reduced into parts, microbatch by microbatch
-3      parameters, too: they are gathered for each use, and again for the backward
+1      the optimizer's state is sharded, and so are parameters between steps: they are gathered at the first
+       use in a step
+2      gradients too: each is reduce-scattered as soon as it is computed, microbatch by microbatch
+3      parameters too: they are gathered for each use, and again for the backward
 =====  ====================================================================================================
 
-All of it is marks; propagation makes all-gathers and reduce-scatters of them.
+Both passes only add annotations; propagation derives all-gathers and reduce-scatters from them.
 """
 
 from __future__ import annotations
@@ -30,9 +30,9 @@ GRADIENT = ".grad"
 
 @dataclass(frozen=True, slots=True)
 class ShardGradients:
-    """The pass: global stage in and out, with marks on the outputs ``NAME.grad`` of parameters in parts.
+    """Pass within the global stage: annotate the outputs ``NAME.grad`` of sharded parameters.
 
-    In stage 1 a gradient is whole, in 2 and 3 it lies as its parameter does.
+    In stage 1 a gradient is replicated, in 2 and 3 it has the layout of its parameter.
     """
 
     takes: ClassVar[tuple[str, ...]] = ("global",)
@@ -40,28 +40,28 @@ class ShardGradients:
     strategy: Strategy
 
     def run(self, module: Module) -> Module:
-        """The module with marks behind its gradients."""
+        """Return the module with annotations on its gradients."""
         main = module.main
-        lies = _layouts(module)
-        taken = value_names(main)
+        layouts = _layouts(module)
+        names = value_names(main)
         ops, outputs = list(main.ops), list[Output]()
         for output in main.outputs:
-            placements = lies.get(output.name.removesuffix(GRADIENT)) if output.name.endswith(GRADIENT) else None
+            placements = layouts.get(output.name.removesuffix(GRADIENT)) if output.name.endswith(GRADIENT) else None
             if placements is not None:
                 data = R if self.strategy.zero == 1 else placements[0]
-                marked = Value(fresh_name(f"{output.value.name}.part", taken), output.value.type)
-                ops.append(_mark(self.strategy, (data, placements[1])).op(output.value, marked))
-                output = replace(output, value=marked)
+                annotated = Value(fresh_name(f"{output.value.name}.part", names), output.value.type)
+                ops.append(_annotation(self.strategy, (data, placements[1])).op(output.value, annotated))
+                output = replace(output, value=annotated)
             outputs.append(output)
-        new = replace(main, ops=tuple(ops), outputs=tuple(outputs))
-        return replace(module, functions=(new, *module.functions[1:]))
+        annotated_main = replace(main, ops=tuple(ops), outputs=tuple(outputs))
+        return replace(module, functions=(annotated_main, *module.functions[1:]))
 
 
 @dataclass(frozen=True, slots=True)
 class GatherParameters:
-    """The pass: global stage in and out; parameters in parts are gathered where they are used.
+    """Pass within the global stage: gather sharded parameters where they are used.
 
-    In stages 1 and 2 once, before the first use; in stage 3 before each, so that no use keeps one for another.
+    In stages 1 and 2 once, before the first use; in stage 3 before each, so that none is stored for a later use.
     """
 
     takes: ClassVar[tuple[str, ...]] = ("global",)
@@ -69,49 +69,51 @@ class GatherParameters:
     strategy: Strategy
 
     def run(self, module: Module) -> Module:
-        """The module with marks before the ops that use parameters."""
+        """Return the module with annotations before the ops that use parameters."""
         main = module.main
-        lies = _layouts(module)
-        parts = {op.results[0].name: lies[op.operands[0].name] for op in main.ops if _is_of(op, lies)}
-        taken = value_names(main)
-        whole: dict[str, Value] = {}
+        layouts = _layouts(module)
+        sharded = {op.results[0].name: layouts[op.operands[0].name] for op in main.ops if _annotates(op, layouts)}
+        names = value_names(main)
+        gathered: dict[str, Value] = {}
         ops: list[Op] = []
         for op in main.ops:
             if self.strategy.zero == 3:
-                whole = {}
+                gathered = {}
             for value in op.operands:
-                if value.name in parts and value.name not in whole:
-                    gathered = Value(fresh_name(f"{value.name}.whole", taken), value.type)
-                    mark = _mark(self.strategy, (R, parts[value.name][1]))
-                    ops.append(replace(mark.op(value, gathered), location=op.location))
-                    whole[value.name] = gathered
-            ops.append(replace(op, operands=tuple(whole.get(v.name, v) for v in op.operands)))
+                if value.name in sharded and value.name not in gathered:
+                    full = Value(fresh_name(f"{value.name}.whole", names), value.type)
+                    annotation = _annotation(self.strategy, (R, sharded[value.name][1]))
+                    ops.append(replace(annotation.op(value, full), location=op.location))
+                    gathered[value.name] = full
+            ops.append(replace(op, operands=tuple(gathered.get(v.name, v) for v in op.operands)))
         return replace(module, functions=(replace(main, ops=tuple(ops)), *module.functions[1:]))
 
 
-def part_of(kind: TensorType, other: int | None, ranks: int) -> Placement:
-    """How a parameter lies in parts on `ranks`, beside a split of its dim `other`: along its longest other dim."""
-    dims = [d for d, n in enumerate(kind.shape) if n > 1]
-    chosen = [d for d in dims if d != other] or dims
-    return Shard(max(chosen, key=lambda d: (kind.shape[d], -d))) if chosen and ranks > 1 else R
+def zero_placement(tensor: TensorType, other: int | None, ranks: int) -> Placement:
+    """Return the split of a parameter over `ranks`: along its longest dim except `other`, which is split already."""
+    dims = [d for d, n in enumerate(tensor.shape) if n > 1]
+    candidates = [d for d in dims if d != other] or dims
+    return Shard(max(candidates, key=lambda d: (tensor.shape[d], -d))) if candidates and ranks > 1 else R
 
 
-def _mark(strategy: Strategy, placements: tuple[Placement, ...]) -> Mark:
+def _annotation(strategy: Strategy, placements: tuple[Placement, ...]) -> Mark:
     return Mark(f"strategy {strategy}", print_placements(placements), 1)
 
 
 def _layouts(module: Module) -> dict[str, tuple[Placement, ...]]:
-    """How the parameters are marked that lie in parts along the data axis; each expert is whole where it is."""
+    """Return the annotated layouts of parameters that are sharded along the data axis, without experts."""
     main, experts = module.main, experts_of(module)
     parameters = {item.value.name for item in main.inputs if item.role == "parameter"}
-    found = {
+    layouts = {
         op.operands[0].name: parse_placements(str(op.attrs["placements"]))
         for op in main.ops
         if is_annotation(op) and op.operands[0].name in parameters
     }
-    whole = {name for name, (data, *_) in found.items() if name in experts and isinstance(data, Shard) and not data.dim}
-    return {name: p for name, p in found.items() if isinstance(p[0], Shard) and name not in whole}
+    local = {
+        name for name, (data, *_) in layouts.items() if name in experts and isinstance(data, Shard) and not data.dim
+    }
+    return {name: p for name, p in layouts.items() if isinstance(p[0], Shard) and name not in local}
 
 
-def _is_of(op: Op, lies: dict[str, tuple[Placement, ...]]) -> bool:
-    return is_annotation(op) and op.operands[0].name in lies
+def _annotates(op: Op, layouts: dict[str, tuple[Placement, ...]]) -> bool:
+    return is_annotation(op) and op.operands[0].name in layouts

@@ -1,8 +1,8 @@
-"""The best strategy, by trying all."""
+"""Search for the fastest strategy."""
 
 from distir_relax.strategy_search.evaluate import Evaluator
 from distir_relax.strategy_search.grid_search import Search, search_grid
-from distir_relax.strategy_search.local_search import search_by_steps
+from distir_relax.strategy_search.local_search import search_locally
 from distir_relax.strategy_search.lower_bounds import RULED_OUT
 from distir_relax.strategy_search.mpi_workers import search_on_ranks
 from distir_relax.strategy_search.outcome import Outcome
@@ -15,7 +15,7 @@ __all__ = [
     "Outcome",
     "Search",
     "Space",
-    "search_by_steps",
     "search_grid",
+    "search_locally",
     "search_on_ranks",
 ]

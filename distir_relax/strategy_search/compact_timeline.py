@@ -1,7 +1,7 @@
-"""A time line as small as a line of text: what each class of devices does most of in each of some columns.
+"""Compact timeline: one line of text for each device class, with its main activity in each of some columns.
 
-What a call does is joined to a few stretches of computing and communicating, and where it takes less than a column, to
-how long it does either: so a strip takes much less time than the simulation.
+A call is reduced to a few intervals of compute and communication or, if it is shorter than a column, to the duration of
+both; so a timeline takes much less time than the simulation.
 """
 
 from __future__ import annotations
@@ -15,29 +15,30 @@ from distir_relax.analysis.simulation import Called, Event, Simulation
 from distir_relax.strategy_search.outcome import Lanes
 
 LANES = 16
-"""How many classes of devices have a strip."""
+"""Maximum number of device classes with a line."""
 COLUMNS = 400
 
 
-def strips(simulation: Simulation, columns: int = COLUMNS) -> Lanes:
-    """The strip of each class of devices, of 16 at equal distances where there are more: its name, and what it does in
-    how many columns, one after the other: ``c120m3i40``, in which it computes (c), communicates (m), or does neither
-    (i). What streams do beside is not there."""
+def compact_timeline(simulation: Simulation, columns: int = COLUMNS) -> Lanes:
+    """Return the name and the line of each device class, of at most 16 at equal distances.
+
+    A line has run lengths of columns: ``c120m3i40``, in which the class computes (c), communicates (m), or idles (i).
+    Overlapped work on streams is not included.
+    """
     rows = {c: ([0.0] * columns, [0.0] * columns) for c in shown_classes(simulation, LANES)}
-    _Columns(columns, max(simulation.clocks) or 1, rows).cover(simulation.steps)
-    return tuple((class_name(simulation, c), _runs(*row)) for c, row in rows.items())
+    _Columns(columns, max(simulation.clocks) or 1, rows).add_steps(simulation.steps)
+    return tuple((class_name(simulation, c), _run_lengths(*row)) for c, row in rows.items())
 
 
-_Stretch = tuple[int, int, int, int]
-"""A class computes (0) or communicates (1) from one time to another, in femtoseconds."""
+_Interval = tuple[int, int, int, int]
+"""A device class computes (0) or communicates (1) from one time to another, in femtoseconds."""
 
 
 @dataclass(frozen=True, slots=True)
-class _Done:
-    """What is done in some steps: the stretches, when the first begins and the last ends, and how long each class
-    computes and communicates."""
+class _Activity:
+    """The intervals of some steps, the first start, the last end, and compute and communication time by class."""
 
-    stretches: list[_Stretch]
+    intervals: list[_Interval]
     first: int
     last: int
     busy: list[tuple[int, int, int]]
@@ -48,73 +49,73 @@ class _Columns:
     columns: int
     span: int
     rows: dict[int, tuple[list[float], list[float]]]
-    """For each class, how much of a column it computes, and communicates."""
-    known: dict[int, _Done] = field(default_factory=dict)
-    """By the steps of a call, which are one object in all calls that do the same."""
+    """By class: the compute and the communication of each column."""
+    cache: dict[int, _Activity] = field(default_factory=dict)
+    """By the steps of a call, which are one object for all equal calls."""
 
-    def cover(self, steps: Sequence[Event | Called]) -> None:
-        """Add what the entry function does."""
+    def add_steps(self, steps: Sequence[Event | Called]) -> None:
+        """Add the steps of the entry function."""
         columns, span = self.columns, self.span
         for step in steps:
             if not isinstance(step, Called):
-                self._add(self._stretches(step), 0)
+                self._add(self._event_intervals(step), 0)
                 continue
-            inside = self._done(step.events)
-            column = (step.base + inside.first) * columns // span
-            if column != (step.base + inside.last) * columns // span:
-                self._add(inside.stretches, step.base)
+            activity = self._activity(step.events)
+            column = (step.base + activity.first) * columns // span
+            if column != (step.base + activity.last) * columns // span:
+                self._add(activity.intervals, step.base)
                 continue
-            for c, *busy in inside.busy:
+            for c, *busy in activity.busy:
                 for row, duration in zip(self.rows[c], busy, strict=True):
                     row[column] += duration * columns / span
 
-    def _add(self, stretches: Iterable[_Stretch], base: int) -> None:
+    def _add(self, intervals: Iterable[_Interval], base: int) -> None:
         columns, span = self.columns, self.span
-        for c, kind, start, end in stretches:
-            _cover(self.rows[c][kind], (base + start) * columns / span, (base + end) * columns / span)
+        for c, kind, start, end in intervals:
+            _add_interval(self.rows[c][kind], (base + start) * columns / span, (base + end) * columns / span)
 
-    def _stretches(self, event: Event) -> Iterator[_Stretch]:
+    def _event_intervals(self, event: Event) -> Iterator[_Interval]:
         if event.duration and not event.stream:
             kind, end = int(event.kind != COMPUTE), event.start + event.duration
             yield from ((c, kind, event.start, end) for c in event.classes if c in self.rows)
 
-    def _done(self, steps: Sequence[Event | Called]) -> _Done:
-        found = self.known.get(id(steps))
-        if found is None:
-            found = self.known[id(steps)] = self._joined(steps)
-        return found
+    def _activity(self, steps: Sequence[Event | Called]) -> _Activity:
+        activity = self.cache.get(id(steps))
+        if activity is None:
+            activity = self.cache[id(steps)] = self._merge_intervals(steps)
+        return activity
 
-    def _joined(self, steps: Sequence[Event | Called]) -> _Done:
-        """Stretches that follow each other are one: most of what a stage does is to compute."""
-        found: list[_Stretch] = []
-        going: dict[int, _Stretch] = {}
+    def _merge_intervals(self, steps: Sequence[Event | Called]) -> _Activity:
+        """Merge consecutive intervals of one kind; most of a stage is compute."""
+        intervals: list[_Interval] = []
+        current: dict[int, _Interval] = {}
         busy = {c: [0, 0] for c in self.rows}
         for step in steps:
             if isinstance(step, Called):
-                inside = self._done(step.events).stretches
-                mine: Iterable[_Stretch] = ((c, kind, a + step.base, b + step.base) for c, kind, a, b in inside)
+                callee = self._activity(step.events).intervals
+                new: Iterable[_Interval] = ((c, kind, a + step.base, b + step.base) for c, kind, a, b in callee)
             else:
-                mine = self._stretches(step)
-            for c, kind, start, end in mine:
+                new = self._event_intervals(step)
+            for c, kind, start, end in new:
                 busy[c][kind] += end - start
-                before = going.get(c)
-                if before is None or before[1] != kind or before[3] != start:
-                    found += [before] if before else []
-                    going[c] = c, kind, start, end
+                previous = current.get(c)
+                if previous is None or previous[1] != kind or previous[3] != start:
+                    intervals += [previous] if previous else []
+                    current[c] = c, kind, start, end
                 else:
-                    going[c] = c, kind, before[2], end
-        found += going.values()
-        ends = [time for _, _, *times in found for time in times]
+                    current[c] = c, kind, previous[2], end
+        intervals += current.values()
+        ends = [time for _, _, *times in intervals for time in times]
         rows = [(c, a, b) for c, (a, b) in busy.items() if a or b]
-        return _Done(found, min(ends, default=0), max(ends, default=0), rows)
+        return _Activity(intervals, min(ends, default=0), max(ends, default=0), rows)
 
 
-def _cover(row: list[float], first: float, last: float) -> None:
+def _add_interval(row: list[float], first: float, last: float) -> None:
     for column in range(int(first), min(int(last) + 1, len(row))):
         row[column] += min(last, column + 1) - max(first, column)
 
 
-def _runs(compute: Sequence[float], communicate: Sequence[float]) -> str:
+def _run_lengths(compute: Sequence[float], communicate: Sequence[float]) -> str:
     runs: list[tuple[str, int]] = []
     for a, b in zip(compute, communicate, strict=True):
         kind = "i" if a + b < 0.5 else "c" if a >= b else "m"

@@ -1,12 +1,13 @@
-"""A search by steps, for models and machines of which all strategies are too many to simulate.
+"""Local search, for spaces of too many strategies to simulate.
 
-First each D x T x P is tried once, with as many microbatches as there are, and as little ZeRO as leaves room; those
-that need more of it only where none with less fits. A pipeline that would wait too long, even if it computed as fast as
-the best and sent nothing, is passed over. Around the best one option at a time is changed, a number to the next one,
-until nothing is faster. Then come degrees that were passed over, the same around the best of the next best degrees, and
-so on to all candidates, until as many were tried as are worth the while: many of a small model, few of one whose
-program is long. Each outcome is that of `Source.simulate`. Where not all were tried the fastest may be missed: two
-options may be good together only.
+1. Each D x T x P is tried once, with the most microbatches, and the least ZeRO that leaves room; those that need more
+   ZeRO only if none with less fits. A pipeline whose bubble alone makes it slower than the best is skipped.
+2. Around the best one, one option at a time is changed, a number to its neighbor in the list, until nothing is faster.
+3. Then skipped degrees are tried, the neighbors of the next best degrees, and finally all candidates, until the budget
+   is used: many candidates of a small model, few of one whose program is long.
+
+Each outcome is that of `Source.simulate`. If not all are tried, the fastest may be missed: two options may only be good
+together.
 """
 
 from __future__ import annotations
@@ -20,107 +21,109 @@ from distir_relax.compiler.source import Source
 from distir_relax.cost.profile import Profile
 from distir_relax.strategies.strategy import Strategy
 from distir_relax.strategy_search.evaluate import Draw, Evaluator
-from distir_relax.strategy_search.grid_search import Search, Told, outcomes_of
-from distir_relax.strategy_search.lower_bounds import Least
+from distir_relax.strategy_search.grid_search import OutcomeCallback, Search, outcomes_of
+from distir_relax.strategy_search.lower_bounds import LowerBounds
 from distir_relax.strategy_search.outcome import Outcome
 from distir_relax.strategy_search.search_space import Candidate, Space
 
 COMFORTABLE = 0.4
-"""Weights, gradients and state of the first that is tried take no more of a device's memory than this, if any do."""
-WORTH = 75_000
-"""While the ops of all that was tried are fewer, other degrees than the best are looked at more closely."""
+"""Preferred upper limit of weights, gradients and state, as a fraction of a device's memory, for first candidates."""
+OP_BUDGET = 75_000
+"""Budget of ops over all tried programs; beyond it only neighbors of the best are tried."""
 
 
-def search_by_steps(
+def search_locally(
     source: Source,
     profile: Profile,
     space: Space,
     *,
     workers: int | None = None,
-    told: Told | None = None,
+    on_outcome: OutcomeCallback | None = None,
     draw: Draw | None = None,
-    worth: int = WORTH,
+    op_budget: int = OP_BUDGET,
 ) -> Search:
-    """As `search_grid`, of some of the candidates: those that were tried, and those that could be ruled out.
+    """Search as `search_grid` does, but try only some candidates; others are ruled out or left untried.
 
-    Around degrees that are not the best no more is tried once programs of `worth` ops were, as the model has them.
+    Only neighbors of the best are tried after programs of `op_budget` ops in total, as counted in the model.
     """
     start = time.perf_counter()
-    climb = _Climb(source, profile, space, workers or os.cpu_count() or 1, told, draw)
-    climb.rule_out()
-    for tier in climb.firsts():
-        while wanted := climb.not_slower(tier)[: climb.workers]:
-            climb.run([*wanted, *climb.beside(climb.workers - len(wanted))])
-        if climb.fits:
+    search = _LocalSearch(source, profile, space, workers or os.cpu_count() or 1, on_outcome, draw)
+    search.rule_out()
+    for tier in search.firsts():
+        while batch := search.promising(tier)[: search.workers]:
+            search.run([*batch, *search.speculative(search.workers - len(batch))])
+        if search.fits:
             break
     ops = sum(len(function.ops) for function in source.imported.module.functions)
-    while wanted := climb.around_the_best(worth // max(1, ops)):
-        climb.run(wanted)
-    outcomes = tuple(climb.found.values())
-    left = sum(candidate not in climb.found for group in climb.groups.values() for candidate in group)
-    return Search(space, profile, outcomes, 0, time.perf_counter() - start, climb.evaluator, left)
+    while batch := search.neighbors_of_best(op_budget // max(1, ops)):
+        search.run(batch)
+    outcomes = tuple(search.outcomes.values())
+    untried = sum(candidate not in search.outcomes for group in search.groups.values() for candidate in group)
+    return Search(space, profile, outcomes, 0, time.perf_counter() - start, search.evaluator, untried)
 
 
 @dataclass
-class _Climb:
+class _LocalSearch:
     source: Source
     profile: Profile
     space: Space
     workers: int
-    told: Told | None
+    on_outcome: OutcomeCallback | None
     draw: Draw | None
     evaluator: Evaluator = field(init=False)
-    least: Least = field(init=False)
+    lower_bounds: LowerBounds = field(init=False)
     groups: dict[object, list[Candidate]] = field(default_factory=dict)
     """The candidates that may fit, by D x T x P and batch."""
-    found: dict[Candidate, Outcome] = field(default_factory=dict)
+    outcomes: dict[Candidate, Outcome] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        # Few candidates are of one form: each is compiled by itself.
+        # Few candidates share a form, so each is compiled by itself.
         self.evaluator = Evaluator(self.source, self.profile, draw=self.draw)
-        self.least = Least(self.source, self.profile)
+        self.lower_bounds = LowerBounds(self.source, self.profile)
 
     @property
     def fits(self) -> bool:
-        """Whether anything that was tried fits."""
-        return any(outcome.fits for outcome in self.found.values())
+        """Return whether any outcome fits."""
+        return any(outcome.fits for outcome in self.outcomes.values())
 
     def rule_out(self) -> None:
-        """Sort the candidates into groups; those that cannot be have their outcome."""
+        """Group the candidates; those that are ruled out get an outcome."""
         for candidate in self.space.candidates():
-            if reason := self.least.refusal(candidate.strategy):
-                self._note(Outcome(str(candidate.strategy), candidate.samples, refused=reason))
+            if reason := self.lower_bounds.refusal(candidate.strategy):
+                self._record(Outcome(str(candidate.strategy), candidate.samples, refused=reason))
             else:
                 self.groups.setdefault(_group(candidate), []).append(candidate)
 
     def firsts(self) -> list[list[Candidate]]:
-        """The first of each group, by how much ZeRO they need: none or the state's parts alone, then more.
+        """Return the first candidate of each group, in tiers of ZeRO: up to stage 1, then more.
 
-        Those that wait least come first.
+        Within a tier the smallest bubble comes first.
         """
         tiers: dict[int, list[Candidate]] = {}
-        for candidate in sorted((min(group, key=self.rank) for group in self.groups.values()), key=_waiting):
+        for candidate in sorted((min(group, key=self.rank) for group in self.groups.values()), key=_bubble):
             tiers.setdefault(max(candidate.strategy.zero, 1), []).append(candidate)
         return [tiers[zero] for zero in sorted(tiers)]
 
-    def not_slower(self, candidates: Sequence[Candidate]) -> list[Candidate]:
-        """Those not tried that would be the fastest if they computed as fast as the best does and sent nothing."""
-        least: dict[int, tuple[float, float]] = {}
-        for outcome in filter(lambda o: o.fits, self.found.values()):
-            works = outcome.seconds * (1.0 - outcome.bubble - outcome.communication)
-            least[outcome.samples] = min(least.get(outcome.samples, (outcome.seconds, works)), (outcome.seconds, works))
-        found = [candidate for candidate in candidates if candidate not in self.found]
-        for samples, (seconds, works) in least.items():
-            found = [c for c in found if c.samples != samples or works * (1.0 + _waiting(c)) < seconds]
-        return found
+    def promising(self, candidates: Sequence[Candidate]) -> list[Candidate]:
+        """Return untried candidates that would be the fastest with the best's compute time and no communication."""
+        best: dict[int, tuple[float, float]] = {}
+        for outcome in filter(lambda o: o.fits, self.outcomes.values()):
+            compute = outcome.seconds * (1.0 - outcome.bubble - outcome.communication)
+            best[outcome.samples] = min(
+                best.get(outcome.samples, (outcome.seconds, compute)), (outcome.seconds, compute)
+            )
+        untried = [candidate for candidate in candidates if candidate not in self.outcomes]
+        for samples, (seconds, compute) in best.items():
+            untried = [c for c in untried if c.samples != samples or compute * (1.0 + _bubble(c)) < seconds]
+        return untried
 
     def rank(self, candidate: Candidate) -> tuple[int, ...]:
-        """Which candidate of a group is tried first."""
+        """Return the sort key of the first candidate of a group."""
         s, space = candidate.strategy, self.space
         order = space.schedules.index(s.schedule) if s.schedule in space.schedules else 0
-        tight = self.least.bytes(s) > COMFORTABLE * self.profile.memory
+        is_tight = self.lower_bounds.bytes(s) > COMFORTABLE * self.profile.memory
         return (
-            tight,
+            is_tight,
             -s.microbatches,
             space.checkpoint.index(s.checkpoint),
             order,
@@ -129,79 +132,79 @@ class _Climb:
             -s.sequence_parallel,
         )
 
-    def run(self, wanted: Sequence[Candidate]) -> None:
+    def run(self, candidates: Sequence[Candidate]) -> None:
         """Simulate candidates."""
-        for outcome in outcomes_of(self.evaluator, wanted, self.workers, None):
-            self._note(outcome)
+        for outcome in outcomes_of(self.evaluator, candidates, self.workers, None):
+            self._record(outcome)
 
-    def beside(self, count: int) -> list[Candidate]:
-        """So many candidates for workers that would have nothing to do: what will be tried if the best stays it."""
-        return self.around_the_best(0)[:count] if self.fits else []
+    def speculative(self, count: int) -> list[Candidate]:
+        """Return up to `count` candidates for idle workers: those tried next if the best does not change."""
+        return self.neighbors_of_best(0)[:count] if self.fits else []
 
-    def around_the_best(self, enough: int) -> list[Candidate]:
-        """What is not tried yet and differs in one option from the best for each batch.
+    def neighbors_of_best(self, limit: int) -> list[Candidate]:
+        """Return the untried neighbors of the best for each batch: one option differs.
 
-        If there is nothing, and fewer than `enough` were tried: the first of degrees that were passed over, what is one
-        option from the best of the next best degrees, and at last what differs in several.
+        If there are none, and fewer than `limit` were tried: skipped degrees, then neighbors of the next best degrees,
+        and finally all others.
         """
-        wanted: list[Candidate] = []
-        tried = sum(not outcome.refused for outcome in self.found.values())
+        candidates: list[Candidate] = []
+        tried = sum(not outcome.refused for outcome in self.outcomes.values())
         for samples in self.space.batches:
-            steps = self._next(samples)
-            number, first = next(steps, (0, []))
-            if number == 0 or tried + len(wanted) < enough:
-                wanted += first if number == 0 else first[: enough - tried - len(wanted)]
-        return wanted
+            steps = self._candidate_tiers(samples)
+            distance, first = next(steps, (0, []))
+            if distance == 0 or tried + len(candidates) < limit:
+                candidates += first if distance == 0 else first[: limit - tried - len(candidates)]
+        return candidates
 
-    def _next(self, samples: int) -> Iterator[tuple[int, list[Candidate]]]:
-        """What to try next for a batch, by how near it is to the best: 0 for what differs from that in one option."""
+    def _candidate_tiers(self, samples: int) -> Iterator[tuple[int, list[Candidate]]]:
+        """Yield the candidates to try next for a batch, with their distance: 0 for neighbors of the best."""
         groups = self._best(samples)
-        near = [self._near(outcome, group) for outcome, group in groups]
-        known = [group for _, group in groups]
-        others = [group for group in self.groups.values() if group[0].samples == samples and group not in known]
-        passed_over = sorted((min(group, key=self.rank) for group in others), key=_waiting)
-        left = [[c for c in group if c not in self.found] for group in known]
-        for number, wanted in enumerate([*near[:1], passed_over, *near[1:], *left]):
-            if wanted:
-                yield number, wanted
+        neighbors = [self._neighbors(outcome, group) for outcome, group in groups]
+        tried_groups = [group for _, group in groups]
+        others = [group for group in self.groups.values() if group[0].samples == samples and group not in tried_groups]
+        skipped = sorted((min(group, key=self.rank) for group in others), key=_bubble)
+        untried = [[c for c in group if c not in self.outcomes] for group in tried_groups]
+        for distance, candidates in enumerate([*neighbors[:1], skipped, *neighbors[1:], *untried]):
+            if candidates:
+                yield distance, candidates
 
-    def _near(self, outcome: Outcome, group: Sequence[Candidate]) -> list[Candidate]:
-        """What is not tried yet of a group and differs in one option from an outcome."""
+    def _neighbors(self, outcome: Outcome, group: Sequence[Candidate]) -> list[Candidate]:
+        """Return the untried candidates of a group that differ from an outcome in one option."""
         best = outcome.candidate.strategy
-        return [c for c in group if c not in self.found and self._is_near(c.strategy, best)]
+        return [c for c in group if c not in self.outcomes and self._are_neighbors(c.strategy, best)]
 
-    def _is_near(self, one: Strategy, best: Strategy) -> bool:
-        """Whether two strategies of the same degrees differ in one option, a number by one place of its list."""
+    def _are_neighbors(self, other: Strategy, best: Strategy) -> bool:
+        """Return whether two strategies of the same degrees differ in one option, a number by one place in its list."""
         counts = sorted(self.space.microbatches)
-        apart = abs(counts.index(one.microbatches) - counts.index(best.microbatches)) if one != best else 0
-        stages = abs(one.zero - best.zero)
-        others = [(s.schedule, s.chunks) for s in (one, best)], [s.checkpoint for s in (one, best)]
-        changed = [a != b for a, b in (*others, (one.sequence_parallel, best.sequence_parallel))]
-        return apart < 2 and stages < 2 and sum([apart > 0, stages > 0, *changed]) == 1
+        count_steps = abs(counts.index(other.microbatches) - counts.index(best.microbatches)) if other != best else 0
+        zero_steps = abs(other.zero - best.zero)
+        options = [(s.schedule, s.chunks) for s in (other, best)], [s.checkpoint for s in (other, best)]
+        changed = [a != b for a, b in (*options, (other.sequence_parallel, best.sequence_parallel))]
+        return count_steps < 2 and zero_steps < 2 and sum([count_steps > 0, zero_steps > 0, *changed]) == 1
 
     def _best(self, samples: int) -> list[tuple[Outcome, list[Candidate]]]:
-        """The best of each group of a batch, the best first."""
-        found = []
+        """Return the best outcome of each group of a batch, the best first."""
+        best = []
         for group in self.groups.values():
-            tried = [self.found[c] for c in group if c in self.found]
+            tried = [self.outcomes[c] for c in group if c in self.outcomes]
             if group[0].samples == samples and tried:
-                found.append((min(tried, key=_merit), group))
-        return sorted(found, key=lambda pair: _merit(pair[0]))
+                best.append((min(tried, key=_sort_key), group))
+        return sorted(best, key=lambda pair: _sort_key(pair[0]))
 
-    def _note(self, outcome: Outcome) -> None:
-        self.found[outcome.candidate] = outcome
-        if self.told is not None:
-            self.told(outcome, len(self.found))
-
-
-def _merit(outcome: Outcome) -> tuple[bool, bool, float, str]:
-    """Less is better: what fits by its time, then what does not by its memory, then what cannot be compiled."""
-    size = outcome.seconds if outcome.fits else float(outcome.memory)
-    return bool(outcome.refused), not outcome.fits, size, outcome.strategy
+    def _record(self, outcome: Outcome) -> None:
+        self.outcomes[outcome.candidate] = outcome
+        if self.on_outcome is not None:
+            self.on_outcome(outcome, len(self.outcomes))
 
 
-def _waiting(candidate: Candidate) -> float:
-    """For what part of the time that it works a device of a pipeline waits, where all stages take as long."""
+def _sort_key(outcome: Outcome) -> tuple[bool, bool, float, str]:
+    """Return a sort key, the best first: by time if it fits, else by memory; refused ones last."""
+    value = outcome.seconds if outcome.fits else float(outcome.memory)
+    return bool(outcome.refused), not outcome.fits, value, outcome.strategy
+
+
+def _bubble(candidate: Candidate) -> float:
+    """Return the bubble of a pipeline as a fraction of its compute time, if all stages take equally long."""
     strategy = candidate.strategy
     return (strategy.pipeline - 1) / (strategy.microbatches * strategy.chunks)
 

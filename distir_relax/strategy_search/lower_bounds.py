@@ -1,4 +1,4 @@
-"""What is known of a strategy before it is compiled: whether weights alone fit, whether all devices get a part."""
+"""Lower bounds that rule out a strategy before compilation: memory of the weights, units per tensor rank."""
 
 from __future__ import annotations
 
@@ -13,63 +13,63 @@ from distir_relax.strategies.tensor_parallel import tensor_classes
 TOO_LARGE = "weights, gradients and the optimizer's state alone do not fit"
 TOO_FINE = "the weights of a layer cannot be cut into as many parts as there are tensor ranks"
 RULED_OUT = (TOO_LARGE, TOO_FINE)
-"""Why candidates are not compiled at all."""
+"""The reasons why candidates are not compiled."""
 
 
 @dataclass
-class Least:
-    """Says of strategies for a model that they cannot be: too large for the machine, or cut too fine."""
+class LowerBounds:
+    """Lower bounds of strategies for a model on a machine."""
 
     source: Source
     profile: Profile
     _classes: Classes = field(init=False)
     _weights: float = field(init=False)
     _trained: float = field(init=False)
-    _fewest: dict[int, int] = field(default_factory=dict)
+    _min_units: dict[int, int] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         module, training = self.source.imported.module, self.source.options.training
         self._classes = classes_of(module)
         weights = {i.value.name: i.value.tensor for i in module.main.inputs if i.role == "parameter"}
         names = set() if training is None else set(weights if training.trained is None else training.trained)
-        wide = training is not None and training.masters
+        has_masters = training is not None and training.masters
 
         def size(name: str) -> float:
-            kind = weights[name]
-            return kind.elements * 4.0 if wide and kind.bytes < 4 * kind.elements else float(kind.bytes)
+            tensor = weights[name]
+            return tensor.elements * 4.0 if has_masters and tensor.bytes < 4 * tensor.elements else float(tensor.bytes)
 
         self._weights = sum(map(size, weights))
         self._trained = sum(size(name) for name in weights if name in names)
 
     def bytes(self, strategy: Strategy) -> float:
-        """What the device with most keeps, at least, while a second microbatch is worked on, or between two steps.
+        """Return the least memory of the largest device, while a second microbatch runs or between two steps.
 
-        Weights, with ZeRO their parts; with several microbatches the whole ones in use, and sums of gradients, both of
-        two bytes where weights are kept in float32 beside those; the optimizer's state.
+        It counts weights, or their shards with ZeRO; with several microbatches the gathered weights in use, and
+        accumulated gradients, both of two bytes if weights have float32 master copies; the optimizer's state.
         """
         training, part = self.source.options.training, 1.0 / strategy.data
-        found = self._weights * (part if strategy.zero else 1.0)
+        total = self._weights * (part if strategy.zero else 1.0)
         if strategy.zero in (1, 2) and strategy.microbatches > 1 and strategy.data > 1:
-            found += self._weights * (0.5 if training is not None and training.masters else 1.0 - part)
+            total += self._weights * (0.5 if training is not None and training.masters else 1.0 - part)
         if training is not None:
-            found += self._trained * len(training.optimizer.keeps) * (part if strategy.zero else 1.0)
+            total += self._trained * len(training.optimizer.keeps) * (part if strategy.zero else 1.0)
             if strategy.microbatches > 1:
-                narrow = 0.5 if training.masters else 1.0
-                found += self._trained * narrow * (part if strategy.zero > 1 else 1.0)
-        return found / (strategy.tensor * strategy.pipeline)
+                factor = 0.5 if training.masters else 1.0
+                total += self._trained * factor * (part if strategy.zero > 1 else 1.0)
+        return total / (strategy.tensor * strategy.pipeline)
 
     def refusal(self, strategy: Strategy) -> str:
-        """Why a strategy need not be tried; nothing where it may be, and where placements are looked for."""
+        """Return why a strategy need not be tried; empty if it may be, and with autosharding."""
         if strategy.placements == "auto":
             return ""
         if self._is_too_fine(strategy.tensor):
             return TOO_FINE
-        most = max(memory for _, memory in self.profile.kinds(strategy.devices))
-        return TOO_LARGE if self.bytes(strategy) > most else ""
+        limit = max(memory for _, memory in self.profile.device_specs(strategy.devices))
+        return TOO_LARGE if self.bytes(strategy) > limit else ""
 
     def _is_too_fine(self, tensor: int) -> bool:
-        """Whether a class that is split over the tensor axis has fewer units than that has ranks."""
-        if tensor not in self._fewest:
-            taken = tensor_classes(self._classes, tensor, frozenset(), self.source.is_training) if tensor > 1 else ()
-            self._fewest[tensor] = min((self._classes.size(owner) for owner in taken), default=tensor)
-        return self._fewest[tensor] < tensor
+        """Return whether a class that is split over the tensor axis has fewer units than ranks."""
+        if tensor not in self._min_units:
+            owners = tensor_classes(self._classes, tensor, frozenset(), self.source.is_training) if tensor > 1 else ()
+            self._min_units[tensor] = min((self._classes.size(owner) for owner in owners), default=tensor)
+        return self._min_units[tensor] < tensor

@@ -1,7 +1,7 @@
-"""Processes that simulate candidates: each goes on with programs like those that it has made.
+"""Worker processes that simulate candidates, each with programs similar to its previous ones.
 
-They are forked, so they have the model without a word; what they find comes back one by one. What is left of the last
-programs is shared out between those that would have nothing to do.
+They are forked, so the model needs no serialization; outcomes return one by one. Remaining candidates of a group are
+redistributed to idle workers.
 """
 
 from __future__ import annotations
@@ -15,72 +15,72 @@ from multiprocessing.connection import Connection, wait
 from multiprocessing.context import ForkProcess
 
 from distir_relax.errors import RunError
-from distir_relax.ir import uncollected
+from distir_relax.ir import gc_disabled
 from distir_relax.strategy_search.outcome import Outcome
 from distir_relax.strategy_search.search_space import Candidate
 
 Pieces = deque[list[Candidate]]
-"""Candidates of alike programs, a few at a time."""
+"""Candidates of similar programs, a few at a time."""
 
 
-def in_processes(
+def run_in_processes(
     outcome: Callable[[Candidate], Outcome], groups: Sequence[Sequence[list[Candidate]]], workers: int
 ) -> Iterator[Outcome]:
-    """The outcomes of candidates as they come, by so many processes; `groups` are pieces of alike programs.
+    """Yield the outcomes of candidates as they complete; `groups` are pieces of similar programs.
 
-    Raises `RunError` where a process was ended.
+    Raises `RunError` if a process died.
     """
-    waiting = deque(deque(group) for group in groups)
-    # None has more than it can use.
-    team = _Team(outcome, min(workers, sum(map(len, groups))))
-    mine: dict[Connection, Pieces] = {connection: deque() for connection in team.connections}
+    unassigned = deque(deque(group) for group in groups)
+    # No more processes than pieces.
+    pool = _Pool(outcome, min(workers, sum(map(len, groups))))
+    queues: dict[Connection, Pieces] = {connection: deque() for connection in pool.connections}
     try:
-        busy = [connection for connection in mine if _next(connection, mine, waiting)]
+        busy = [connection for connection in queues if _send_next(connection, queues, unassigned)]
         while busy:
             for connection in wait(busy):
                 assert isinstance(connection, Connection)
                 try:
-                    found = connection.recv()
+                    result = connection.recv()
                 except EOFError:
-                    raise RunError("a process of the search was ended", hint="it may have been out of memory") from None
-                if found is not None:
-                    yield found
-                elif not _next(connection, mine, waiting):
+                    raise RunError("a process of the search died", hint="it may have been out of memory") from None
+                if result is not None:
+                    yield result
+                elif not _send_next(connection, queues, unassigned):
                     busy.remove(connection)
     finally:
-        team.end()
+        pool.end()
 
 
-def _next(connection: Connection, mine: dict[Connection, Pieces], waiting: deque[Pieces]) -> bool:
-    """Give a process a piece: of what it is at, or of what nobody has begun, or of what another would do later."""
-    if not mine[connection]:
-        if waiting:
-            mine[connection] = waiting.popleft()
-        elif longest := max(mine.values(), key=len):
-            mine[connection].append(longest.pop())
-    if not mine[connection]:
+def _send_next(connection: Connection, queues: dict[Connection, Pieces], unassigned: deque[Pieces]) -> bool:
+    """Send the next piece: of the process's group, a new one, or the longest queue. Return whether there was one."""
+    if not queues[connection]:
+        if unassigned:
+            queues[connection] = unassigned.popleft()
+        elif longest := max(queues.values(), key=len):
+            queues[connection].append(longest.pop())
+    if not queues[connection]:
         return False
-    connection.send(mine[connection].popleft())
+    connection.send(queues[connection].popleft())
     return True
 
 
-class _Team:
-    """Processes, with a connection to each."""
+class _Pool:
+    """Worker processes, with a connection to each."""
 
     def __init__(self, outcome: Callable[[Candidate], Outcome], count: int) -> None:
         context = get_context("fork")
         self.connections: list[Connection] = []
         self.processes: list[ForkProcess] = []
         for _ in range(count):
-            here, there = context.Pipe()
-            process = context.Process(target=_serve, args=(outcome, there, [*self.connections, here]), daemon=True)
+            parent, child = context.Pipe()
+            process = context.Process(target=_serve, args=(outcome, child, [*self.connections, parent]), daemon=True)
             process.start()
-            there.close()
-            self.connections.append(here)
+            child.close()
+            self.connections.append(parent)
             self.processes.append(process)
 
     def end(self) -> None:
-        """End all, whatever they are at."""
+        """Kill all processes."""
         for connection in self.connections:
             connection.close()
         for process in self.processes:
@@ -89,17 +89,17 @@ class _Team:
 
 
 def _serve(outcome: Callable[[Candidate], Outcome], connection: Connection, others: Sequence[Connection]) -> None:
-    """Work until there is nothing more; it is left to the parent to end when a person says so."""
+    """Serve candidates until the parent closes the connection; the parent handles interrupts."""
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, signal.SIG_IGN if number == signal.SIGINT else signal.SIG_DFL)
-    # Else this end would stay open for others, who would wait for a parent that is no more.
+    # Otherwise this end would stay open in other workers, which would wait for a parent that has ended.
     for other in others:
         other.close()
-    # What the parent made stays, and is not gone through again.
+    # Exclude the parent's objects from garbage collection.
     gc.freeze()
     try:
         while True:
-            with uncollected():
+            with gc_disabled():
                 for candidate in connection.recv():
                     connection.send(outcome(candidate))
             connection.send(None)

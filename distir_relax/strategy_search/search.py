@@ -1,4 +1,4 @@
-"""The best strategy for a model, a training, or what a function in a file makes: `dr.search`."""
+"""Search for the best strategy of a model, a training, or a function's result: `dr.search`."""
 
 from __future__ import annotations
 
@@ -17,9 +17,9 @@ from distir_relax.compiler.training import Training
 from distir_relax.cost.profile import Profile, as_profile
 from distir_relax.errors import DistIRError
 from distir_relax.runtime.launcher_detection import detect
-from distir_relax.strategy_search import Outcome, Search, Space, search_by_steps, search_grid, search_on_ranks
-from distir_relax.strategy_search.compact_timeline import strips
-from distir_relax.strategy_search.grid_search import Told
+from distir_relax.strategy_search import Outcome, Search, Space, search_grid, search_locally, search_on_ranks
+from distir_relax.strategy_search.compact_timeline import compact_timeline
+from distir_relax.strategy_search.grid_search import OutcomeCallback
 from distir_relax.strategy_search.search_space import POWERS
 from distir_relax.support.user_function import find_function
 
@@ -40,64 +40,63 @@ def search(
     stages: Sequence[str] = (),
     workers: int | None = None,
     resume: str | Path | None = None,
-    told: Told | None = None,
+    on_outcome: OutcomeCallback | None = None,
     by_steps: bool = False,
     time_lines: bool = False,
 ) -> Search:
-    """Simulate a model under every strategy for so many devices, and find the fastest that fits into memory.
+    """Simulate a model under every strategy for `devices`, and find the fastest that fits in memory.
 
     `model` is (model, example_inputs), a `Training`, the path of an ONNX file, or ``file.py:function`` of a function
-    that returns one of these; the function may have a parameter `global_batch`. `global_batch` is how many samples a
-    step has, several numbers for several searches in one: with such a function any, otherwise no more than the example
-    has, which is the default. All D x T x P of `devices` are tried, with the numbers of `microbatches`, and the
-    `schedules`, `chunks`, ZeRO stages, `checkpoint`s and `sequence_parallel`s where they make a difference;
-    with ``placements=("rules", "auto")`` stages are laid out by optimisation, too
-    (`planner.Space`). Stages are cut as for the largest batch, or at `stages`.
+    that returns one of these; the function may have a parameter `global_batch`. `global_batch` is the number of samples
+    of a step, or several for several searches in one: with such a function any, otherwise at most that of the example,
+    the default. All D x T x P of `devices` are tried, with the numbers of `microbatches`, and the `schedules`,
+    `chunks`, ZeRO stages, `checkpoint`s and `sequence_parallel`s where they make a difference; with
+    ``placements=("rules", "auto")`` stages are autosharded, too (`search_space.Space`). Stages are cut for the largest
+    batch, or at `stages`.
 
-    It uses `workers` processes, as many as there are cores unless given; under mpirun, where all ranks call this, the
-    ranks but the first, and all return what they find. `resume` is a file that keeps what is done; a
-    search that is given it again goes on. `told` hears of each outcome. With `time_lines` each outcome has its own,
-    for a page.
+    It uses `workers` processes (default: the number of cores); under mpirun, where all ranks call this, all ranks but
+    the first, and all return the result. `resume` is a file of outcomes; a search with the same file resumes.
+    `on_outcome` is called for each outcome. With `time_lines` each outcome has a timeline, for a page.
 
-    With `by_steps` each D x T x P is tried once, and options around the best of these (`planner.steps`); what weights
-    alone show not to fit is ruled out. That is for spaces of which too many strategies would be simulated.
+    With `by_steps` each D x T x P is tried once, and options around the best of these (`local_search`); strategies
+    whose weights alone do not fit are ruled out. Use it for large spaces.
 
-    Raises a `DistIRError`: for a profile of fewer devices, a batch that is larger than the example, and as reading the
-    model does. A strategy that the model cannot have is no error: its outcome says why it is `refused`.
+    Raises a `DistIRError`: for a profile of fewer devices, a batch that is larger than the example, and as importing
+    the model does. A strategy that the model does not support is no error: its outcome is `refused`, with the reason.
     """
     machine = as_profile(profile)
     if machine.devices < devices:
         raise DistIRError(
-            f"{devices} devices were asked for, the profile {machine.name} has {machine.devices}",
+            f"{devices} devices were requested, the profile {machine.name} has {machine.devices}",
             hint="give a profile of more devices or nodes: NAME:NODES",
         )
-    wanted = (global_batch,) if isinstance(global_batch, int) else tuple(global_batch or ())
-    source, batches = _read(model, wanted, tuple(stages), machine)
+    requested = (global_batch,) if isinstance(global_batch, int) else tuple(global_batch or ())
+    source, batches = _read(model, requested, tuple(stages), machine)
     space = Space(
         devices, batches, source.is_training, tuple(microbatches), tuple(schedules), tuple(chunks), tuple(zero),
         tuple(checkpoint), tuple(sequence_parallel), tuple(placements),
     )  # fmt: skip
-    draw = strips if time_lines else None
+    draw = compact_timeline if time_lines else None
     if by_steps:
         _check_steps(resume)
-        return search_by_steps(source, machine, space, workers=workers, told=told, draw=draw)
+        return search_locally(source, machine, space, workers=workers, on_outcome=on_outcome, draw=draw)
     if detect() == "mpi":
-        return search_on_ranks(source, machine, space, resume, told, draw)
-    return search_grid(source, machine, space, workers=workers, resume=resume, told=told, draw=draw)
+        return search_on_ranks(source, machine, space, resume, on_outcome, draw)
+    return search_grid(source, machine, space, workers=workers, resume=resume, on_outcome=on_outcome, draw=draw)
 
 
 def _check_steps(resume: str | Path | None) -> None:
     if resume is not None or detect() == "mpi":
         raise DistIRError(
-            "a search by steps runs in processes of one machine, and keeps no file",
-            hint="leave out --resume and mpirun, or --by-steps",
+            "a search by steps runs on one machine, and has no results file",
+            hint="remove --resume and mpirun, or --by-steps",
         )
 
 
 def execute(model: str, outcomes: Sequence[Outcome], profile: Profile, steps: int = 4, passes: int = 1) -> Validation:
-    """Run strategies for real, with mpirun on this machine: the seconds of a step, predicted and measured.
+    """Run strategies with mpirun on this machine: the seconds of a step, predicted and measured.
 
-    `model` is ``file.py:function``, whose model has weights. Raises `DistIRError` where it cannot be compiled or run.
+    `model` is ``file.py:function``, whose model has weights. Raises `DistIRError` if it cannot be compiled or run.
     """
     with tempfile.TemporaryDirectory() as folder:
         paths = write_bundles(model, outcomes, profile, Path(folder))
@@ -105,54 +104,54 @@ def execute(model: str, outcomes: Sequence[Outcome], profile: Profile, steps: in
 
 
 def write_bundles(model: str, outcomes: Sequence[Outcome], profile: Profile, folder: Path) -> list[Path]:
-    """Compile a model under strategies that a search found: bundles ``0.dist``, ``1.dist``, ... in `folder`.
+    """Compile a model under the strategies of outcomes: bundles ``0.dist``, ``1.dist``, ... in `folder`.
 
-    `model` is as for `execute`. Raises `DistIRError` where it cannot be compiled, or nothing can be written.
+    `model` is as for `execute`. Raises `DistIRError` if it cannot be compiled, or a file cannot be written.
     """
     paths = []
     for number, outcome in enumerate(outcomes):
-        found = _made(model, outcome.samples)
+        target = _call(model, outcome.samples)
         name = f"{number}: {outcome.strategy}, batch {outcome.samples}"
-        made = found.compile(strategy=outcome.strategy, profile=profile, name=name)
-        plan = made if isinstance(made, Plan) else made.plan
+        compiled = target.compile(strategy=outcome.strategy, profile=profile, name=name)
+        plan = compiled if isinstance(compiled, Plan) else compiled.plan
         paths.append(plan.save(folder / f"{number}.dist", ("torch",)))
     return paths
 
 
 def _read(
-    model: Any, wanted: tuple[int, ...], stages: tuple[str, ...], machine: Profile
+    model: Any, requested: tuple[int, ...], stages: tuple[str, ...], machine: Profile
 ) -> tuple[Source, tuple[int, ...]]:
-    """The model, read in with a batch larger than any that is wanted, and the batches."""
-    free = False
+    """Return the model, imported with a batch larger than any requested one, and the batches."""
+    any_batch = False
     if isinstance(model, (str, Path)) and ".py:" in str(model):
-        free = "global_batch" in inspect.signature(find_function(str(model))).parameters
-        # One that is twice as large leaves some for what is not written out (`Microbatches`).
-        found = _made(str(model), 2 * max(wanted) if wanted and free else None)
+        any_batch = "global_batch" in inspect.signature(find_function(str(model))).parameters
+        # Twice the largest batch leaves samples for microbatches that are not expanded (`Microbatches`).
+        target = _call(str(model), 2 * max(requested) if requested and any_batch else None)
     elif isinstance(model, (str, Path)):
-        found = _searched(read_target(model))
+        target = _check_target(read_target(model))
     else:
-        found = _searched(model if isinstance(model, Training) else what_is(model))
-    source = found.read(CompileOptions(stages=stages, profile=machine))
+        target = _check_target(model if isinstance(model, Training) else what_is(model))
+    source = target.read(CompileOptions(stages=stages, profile=machine))
     batch = source.batch
     if batch is None:
-        raise DistIRError("the model has no batch that could be split", hint="give an example with several samples")
-    if wanted and max(wanted) > batch:
+        raise DistIRError("the model has no batch that can be split", hint="give an example with several samples")
+    if requested and max(requested) > batch:
         raise DistIRError(
-            f"a batch of {max(wanted)} was asked for, the model's example has {batch} samples",
+            f"a batch of {max(requested)} was requested, the model's example has {batch} samples",
             hint="give a larger example, or a function with a parameter global_batch",
         )
-    return source, wanted or (batch,)
+    return source, requested or (batch,)
 
 
-def _made(target: str, batch: int | None) -> Model | Training:
-    found, _ = call_target(target, {"global_batch": batch})
-    return _searched(found, target)
+def _call(target: str, batch: int | None) -> Model | Training:
+    result, _ = call_target(target, {"global_batch": batch})
+    return _check_target(result, target)
 
 
-def _searched(found: object, where: str = "") -> Model | Training:
-    if isinstance(found, (Model, Training)):
-        return found
+def _check_target(target: object, where: str = "") -> Model | Training:
+    if isinstance(target, (Model, Training)):
+        return target
     raise DistIRError(
-        f"a search compiles a model many times, found {type(found).__name__}", where,
+        f"a search compiles a model many times, found {type(target).__name__}", where,
         "return a model with example inputs, or a Training",
     )  # fmt: skip

@@ -1,4 +1,4 @@
-"""What a search tries: strategies for a number of devices, by batches."""
+"""Search space: the candidate strategies for a number of devices and batches."""
 
 from __future__ import annotations
 
@@ -16,14 +16,14 @@ POWERS = (1, 2, 4, 8, 16, 32, 64, 128)
 
 @dataclass(frozen=True, slots=True)
 class Candidate:
-    """A strategy, and how many samples there are in a step."""
+    """A strategy, and the number of samples in a step."""
 
     strategy: Strategy
     samples: int
 
     @property
     def microbatch(self) -> int:
-        """The samples of a microbatch on all data-parallel ranks, the largest where they differ."""
+        """Return the samples of the largest microbatch, over all data-parallel ranks."""
         return -(-self.samples // self.strategy.microbatches)
 
 
@@ -31,13 +31,13 @@ class Candidate:
 class Space:
     """All strategies on `devices` devices for steps of `batches` samples.
 
-    D x T x P runs through all ways to write `devices` as a product. A pipeline has as many microbatches as
-    `microbatches` says, one alone left out; without one there is one microbatch, or, where the model is `trained`, each
-    of these numbers. Every microbatch has at least a sample for each data-parallel rank. `schedules`, `chunks`,
-    `zero`, `checkpoint` and `sequence_parallel` are tried where they make a difference. With ``auto`` in `placements`
-    the stages of each are also laid out by optimisation, on meshes of D by T devices: then 1 by n is n by 1.
+    D x T x P are all factorizations of `devices`. A pipeline has each number of `microbatches` except 1; without a
+    pipeline there is one microbatch or, if the model is `trained`, each of these numbers. Every microbatch has at least
+    a sample for each data-parallel rank. `schedules`, `chunks`, `zero`, `checkpoint` and `sequence_parallel` are tried
+    where they make a difference. With ``auto`` in `placements` the stages are also sharded by optimization, on meshes
+    of D by T devices: then 1 by n is n by 1.
 
-    Raises `DistIRError` for numbers below 1, and for what is no value of a `Strategy`.
+    Raises `DistIRError` for numbers below 1, and for invalid values of a `Strategy`.
     """
 
     devices: int
@@ -60,23 +60,23 @@ class Space:
             Strategy(placements=placements)
 
     def candidates(self) -> list[Candidate]:
-        """All of them, in an order that does not change; those of alike programs follow each other."""
-        found: dict[Candidate, None] = {}
+        """Return all candidates in a fixed order; those of similar programs are consecutive."""
+        candidates: dict[Candidate, None] = {}
         for degrees in degrees_of(self.devices):
             rules = self._options(*degrees) if "rules" in self.placements else ()
-            for options in chain(rules, self._searched(*degrees)):
-                for samples, count in product(self.batches, self._counts(degrees[2])):
+            for options in chain(rules, self._auto_options(*degrees)):
+                for samples, count in product(self.batches, self._microbatch_counts(degrees[2])):
                     if samples // (degrees[0] * count) >= 1:
-                        found[Candidate(Strategy(*degrees, count, **options), samples)] = None
-        return list(found)
+                        candidates[Candidate(Strategy(*degrees, count, **options), samples)] = None
+        return list(candidates)
 
-    def _counts(self, pipeline: int) -> Sequence[int]:
+    def _microbatch_counts(self, pipeline: int) -> Sequence[int]:
         if pipeline == 1:
             return self.microbatches if self.trained else (1,)
         return tuple(count for count in self.microbatches if count > 1) or (1,)
 
-    def _searched(self, data: int, tensor: int, pipeline: int) -> Iterator[dict[str, Any]]:
-        """The options of strategies whose placements are looked for."""
+    def _auto_options(self, data: int, tensor: int, pipeline: int) -> Iterator[dict[str, Any]]:
+        """Yield the options of strategies with autosharded stages."""
         by_rules = "rules" in self.placements
         if "auto" not in self.placements or (tensor == 1 and (data > 1 or by_rules)):
             return
@@ -88,17 +88,17 @@ class Space:
         checkpoint = self.checkpoint if self.trained else ("none",)
         sequence = self.sequence_parallel if tensor > 1 else (False,)
         orders = product(self.schedules, self.chunks) if pipeline > 1 else [("1f1b", 1)]
-        for (schedule, chunks), stage, kept, split in product(list(orders), zero, checkpoint, sequence):
+        for (schedule, chunks), stage, mode, split in product(list(orders), zero, checkpoint, sequence):
             entry = schedule_named(schedule)
-            fits = entry.chunks in (None, chunks) and (entry.weights == "none") <= (not self.trained)
-            if fits:
+            is_valid = entry.chunks in (None, chunks) and (entry.weights == "none") <= (not self.trained)
+            if is_valid:
                 yield {
-                    "schedule": schedule, "chunks": chunks, "zero": stage, "checkpoint": kept,
+                    "schedule": schedule, "chunks": chunks, "zero": stage, "checkpoint": mode,
                     "sequence_parallel": split,
                 }  # fmt: skip
 
 
 def degrees_of(devices: int) -> list[tuple[int, int, int]]:
-    """All D, T, P whose product is `devices`: 15 for 16."""
+    """Return all D, T, P whose product is `devices`: 15 for 16."""
     divisors = [n for n in range(1, devices + 1) if devices % n == 0]
     return [(d, t, devices // (d * t)) for d in divisors for t in divisors if devices // d % t == 0]

@@ -13,14 +13,14 @@ from typing import NoReturn
 from distir_relax.errors import DistIRError
 from distir_relax.support.fields import shown
 
-MOST_DEPTH = 64
+MAX_DEPTH = 64
 """How deep lists and tables may be nested. No format of this package needs ten."""
 
 
 def parse_json(text: str | bytes, error: type[DistIRError], where: str = "") -> object:
     """The value of a JSON text. Raises `error`, with line and column, for anything that is none or not UTF-8.
 
-    Refused besides: nesting deeper than `MOST_DEPTH`, ``NaN`` and infinities, a key given twice, and lone surrogates.
+    Refused besides: nesting deeper than `MAX_DEPTH`, ``NaN`` and infinities, a key given twice, and lone surrogates.
     """
     if isinstance(text, bytes):
         try:
@@ -67,12 +67,12 @@ def parse_json_string(text: str, error: type[DistIRError], where: str = "") -> s
 def parse_toml(text: str, error: type[DistIRError], where: str = "") -> dict[str, object]:
     """The table that a TOML text describes. Raises `error`, with line and column where Python tells, for another text.
 
-    Refused besides: what is nested deeper than `MOST_DEPTH`, or named by a key of so many parts.
+    Refused besides: what is nested deeper than `MAX_DEPTH`, or named by a key of so many parts.
     """
     _check_depth(text, _TOML_MARK, error, where)
     if match := _LONG_KEY.search(text):
         line = text.count("\n", 0, match.start()) + 1
-        raise error(f"expected keys of at most {MOST_DEPTH} parts, found a longer one", f"{where}:{line}")
+        raise error(f"expected keys of at most {MAX_DEPTH} parts, found a longer one", f"{where}:{line}")
     try:
         return tomllib.loads(text)
     except ValueError as wrong:  # `TOMLDecodeError`, and a number of more digits than Python reads
@@ -86,12 +86,12 @@ _TOML_MARK = re.compile(
     r"""|"(?:[^"\\\n]|\\.?)*+"?|'[^'\n]*+'?|[\[{]|[\]}]""",
     re.DOTALL,
 )
-_LONG_KEY = re.compile(rf"""(?:(?:[\w-]++|"[^"\n]*+"|'[^'\n]*+')[ \t]*+\.[ \t]*+){{{MOST_DEPTH}}}""")
+_LONG_KEY = re.compile(rf"""(?:(?:[\w-]++|"[^"\n]*+"|'[^'\n]*+')[ \t]*+\.[ \t]*+){{{MAX_DEPTH}}}""")
 _SURROGATE = re.compile(r"\\u[dD][89a-fA-F]")
 
 
 def _check_depth(text: str, mark: re.Pattern[str], error: type[DistIRError], where: str) -> None:
-    if text.count("[") + text.count("{") <= MOST_DEPTH:
+    if text.count("[") + text.count("{") <= MAX_DEPTH:
         return
     depth = 0
     for match in mark.finditer(text):
@@ -100,9 +100,9 @@ def _check_depth(text: str, mark: re.Pattern[str], error: type[DistIRError], whe
             depth += 1
         elif found in ("]", "}"):
             depth -= 1
-        if depth > MOST_DEPTH:
+        if depth > MAX_DEPTH:
             line = text.count("\n", 0, match.start()) + 1
-            raise error(f"nested deeper than {MOST_DEPTH} lists and tables", f"{where}:{line}")
+            raise error(f"nested deeper than {MAX_DEPTH} lists and tables", f"{where}:{line}")
 
 
 def _check_encodable(value: object, error: type[DistIRError], where: str) -> None:

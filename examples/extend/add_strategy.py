@@ -16,7 +16,7 @@ import torch
 from torch import nn
 
 import distir_relax as dr
-from distir_relax.ir import Module, Pass, whole_of
+from distir_relax.ir import Module, Pass, inlined_main
 from distir_relax.ops import lookup
 from distir_relax.sharding.named_annotations import Mark, mark_inputs
 
@@ -31,7 +31,7 @@ class SplitTables:
 
     def run(self, module: Module) -> Module:
         """What is a table, the entries of the ops that use it say: they have operands that are indices."""
-        main = whole_of(module).function
+        main = inlined_main(module).function
         parameters = {item.value.name for item in main.inputs if item.role == "parameter"}
         tables = {
             op.operands[0].name

@@ -24,8 +24,8 @@ from distir_relax.compiler.source import CompileOptions, Source
 from distir_relax.compiler.training import Training
 from distir_relax.cost.profile import Profile, load_profile
 from distir_relax.errors import VerificationError
-from distir_relax.ir import Divided, Repeated, parse_records, print_records
-from distir_relax.lowering.microbatches import chosen
+from distir_relax.ir import MicrobatchParts, RepeatedMicrobatches, parse_records, print_records
+from distir_relax.lowering.microbatches import representative_microbatches
 
 WORDS, LENGTH, WIDTH = 31, 7, 12
 
@@ -118,7 +118,7 @@ def found(simulation: Simulation) -> dict[str, Any]:
 
 def assert_same(source: Source, profile: Profile, samples: int | None = None) -> Simulation:
     part = source.distributed(repeated=True, samples=samples)
-    assert any(isinstance(record, Repeated) for record in part.records)
+    assert any(isinstance(record, RepeatedMicrobatches) for record in part.records)
     simulated, whole = simulate_module(part, profile), simulate_module(source.distributed(samples=samples), profile)
     assert found(simulated) == found(whole)
     ours, theirs = bytes_between(simulated.module), bytes_between(whole.module)
@@ -193,14 +193,14 @@ def test_activations_are_kept_of_one_microbatch_where_labels_are_counted_over_al
 
 
 def test_what_stands_for_all() -> None:
-    assert chosen(10, 4) == (0, 1, 2, 3)
-    assert chosen(100, 10) == (0, 1, 9)
-    assert chosen(103, 10) == (0, 1, 3, 9)
-    assert chosen(5, 5) == (0, 1, 4)
-    assert chosen(7, 1) == (0,)
-    assert chosen(100, 10, summed=False) == (0, 1)
-    assert chosen(103, 10, summed=False) == (0, 1, 3)
-    repeated = Repeated(10, "0 1 3 9", "mask.1:1", "count")
+    assert representative_microbatches(10, 4) == (0, 1, 2, 3)
+    assert representative_microbatches(100, 10) == (0, 1, 9)
+    assert representative_microbatches(103, 10) == (0, 1, 3, 9)
+    assert representative_microbatches(5, 5) == (0, 1, 4)
+    assert representative_microbatches(7, 1) == (0,)
+    assert representative_microbatches(100, 10, summed=False) == (0, 1)
+    assert representative_microbatches(103, 10, summed=False) == (0, 1, 3)
+    repeated = RepeatedMicrobatches(10, "0 1 3 9", "mask.1:1", "count")
     assert repeated.ranges == (range(1), range(1, 3), range(3, 9), range(9, 10))
     assert repeated.part_of == {"mask.1": 1}
     assert parse_records(print_records([repeated])) == (repeated,)
@@ -211,10 +211,10 @@ def test_a_program_of_which_a_part_was_lost_is_refused() -> None:
     profile = load_profile("dgx2-v100")
     module = trained(20, "1/1/1/8", profile).distributed(repeated=True)
     main = module.main
-    parts = next(record.names for record in module.records if isinstance(record, Divided))
+    parts = next(record.names for record in module.records if isinstance(record, MicrobatchParts))
     lost = next(op for op in main.ops if any(v.name == parts[1] for v in op.operands))
     twice = replace(main, ops=tuple(o for op in main.ops for o in ((op, _again(op)) if op is lost else (op,))))
-    with pytest.raises(VerificationError, match="unlike things"):
+    with pytest.raises(VerificationError, match="different ops"):
         simulate_module(replace(module, functions=(twice, *module.functions[1:])), profile)
 
 

@@ -9,13 +9,13 @@ import pytest
 
 from distir_relax.analysis import simulator
 from distir_relax.analysis.simulation import Simulation
-from distir_relax.analysis.simulation_plan import Structure
+from distir_relax.analysis.simulation_plan import SimulationPlan
 from distir_relax.analysis.simulator import simulate_module
 from distir_relax.cost.heterogeneous import Group
 from distir_relax.cost.profile import Level, Profile, load_profile
-from distir_relax.ir import Repeated
+from distir_relax.ir import RepeatedMicrobatches
 from distir_relax.strategies.strategy import Strategy
-from distir_relax.strategy_search.batch_interpolation import alike, differ_by_rank, scaled
+from distir_relax.strategy_search.batch_interpolation import differ_by_rank, interpolate, same_structure
 from distir_relax.strategy_search.evaluate import Evaluator
 from distir_relax.strategy_search.search_space import Candidate
 from tests.analysis.test_microbatch_expansion import run, trained
@@ -37,7 +37,7 @@ def all_of(simulation: Simulation) -> dict[str, Any]:
     """All that a simulation finds, class by class, event by event."""
     return {
         "clocks": simulation.clocks,
-        "busy": (simulation.busy, simulation.beside, simulation.device_ops),
+        "busy": (simulation.busy, simulation.streamed, simulation.device_ops),
         "peaks": [(peak.bytes, peak.split, [op.results for op in peak.ops]) for peak in simulation.peaks],
         "memory": simulation.memory_curves(),
         "events": [
@@ -65,7 +65,7 @@ def test_a_call_does_on_other_devices_what_it_would_do_if_simulated_there(
     calls = simulated_calls(monkeypatch)
     together = all_of(simulate_module(module, machine))
     shared = len(calls)
-    monkeypatch.setattr(Structure, "form", lambda self, devices, present: devices)
+    monkeypatch.setattr(SimulationPlan, "topology_key", lambda self, devices, present: devices)
     calls.clear()
     assert all_of(simulate_module(module, machine)) == together
     assert 0 < shared < len(calls)
@@ -89,7 +89,7 @@ def test_devices_of_other_speeds_do_not_do_the_same(monkeypatch: pytest.MonkeyPa
     module = trained(21, "1/1/5/7", DGX, blocks=5).distributed(repeated=True)
     found = simulate_module(module, machine)
     together = all_of(found)
-    monkeypatch.setattr(Structure, "form", lambda self, devices, present: devices)
+    monkeypatch.setattr(SimulationPlan, "topology_key", lambda self, devices, present: devices)
     assert all_of(simulate_module(module, machine)) == together
     assert len(set(found.busy[0])) > 2
 
@@ -98,21 +98,21 @@ def test_devices_of_other_speeds_do_not_do_the_same(monkeypatch: pytest.MonkeyPa
 def test_one_structure_does_for_all_sizes(strategy: str) -> None:
     """Of a step of training on 30 to 150 samples, the one between by `scaled`, with the structure of the largest."""
     low, high = ((n, trained(n, strategy, DGX).distributed(repeated=True)) for n in (30, 150))
-    structure = Structure(high[1], DGX)
+    structure = SimulationPlan(high[1], DGX)
     assert not differ_by_rank(low[1], high[1])
     for batch in (150, 75, 30):
-        module = scaled(low, high, batch)
-        assert any(isinstance(record, Repeated) for record in module.records)
+        module = interpolate(low, high, batch)
+        assert any(isinstance(record, RepeatedMicrobatches) for record in module.records)
         assert all_of(simulate_module(module, DGX, structure)) == all_of(simulate_module(module, DGX))
 
 
 def test_so_it_does_for_a_model_that_runs() -> None:
     low, high = ((n, run(n, "1/3/3/7", DGX).distributed(repeated=True)) for n in (21, 210))
-    structure = Structure(low[1], DGX)
+    structure = SimulationPlan(low[1], DGX)
     times = []
     for batch in (21, 63, 210):
-        found = simulate_module(scaled(low, high, batch), DGX, structure)
-        assert all_of(found) == all_of(simulate_module(scaled(low, high, batch), DGX))
+        found = simulate_module(interpolate(low, high, batch), DGX, structure)
+        assert all_of(found) == all_of(simulate_module(interpolate(low, high, batch), DGX))
         times.append(found.makespan)
     assert times == sorted(set(times))
 
@@ -128,9 +128,9 @@ def test_sizes_that_differ_from_device_to_device_are_told() -> None:
 
 def test_programs_that_differ_in_more_than_sizes_are_told() -> None:
     few, many = (trained(24, "1/1/1/4", DGX, blocks=n).distributed(repeated=True) for n in (2, 3))
-    assert not alike(few, many)
-    assert alike(few, few)
-    assert alike(few, trained(60, "1/1/1/4", DGX, blocks=2).distributed(repeated=True))
+    assert not same_structure(few, many)
+    assert same_structure(few, few)
+    assert same_structure(few, trained(60, "1/1/1/4", DGX, blocks=2).distributed(repeated=True))
 
 
 def test_a_search_shares_nothing_between_sizes_whose_programs_are_unlike(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -138,7 +138,7 @@ def test_a_search_shares_nothing_between_sizes_whose_programs_are_unlike(monkeyp
     few, many = (trained(60, "1/1/1/4", DGX, blocks=n) for n in (2, 3))
     small, large = (Candidate(Strategy(1, 1, 1, 4), n) for n in (24, 60))
     expected = [Evaluator(few, DGX).outcome(small), Evaluator(many, DGX).outcome(large)]
-    original, other = Evaluator._compiled, Evaluator(few, DGX)
-    monkeypatch.setattr(Evaluator, "_compiled", lambda self, c: original(other if c == small else self, c))
+    original, other = Evaluator._compile, Evaluator(few, DGX)
+    monkeypatch.setattr(Evaluator, "_compile", lambda self, c: original(other if c == small else self, c))
     evaluator = Evaluator(many, DGX, [small, large])
     assert [evaluator.outcome(small), evaluator.outcome(large)] == expected

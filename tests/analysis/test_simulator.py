@@ -116,7 +116,7 @@ def test_calls_give_exactly_what_the_inlined_program_gives(seed: int, machine: P
     assert (called.class_of == flat.class_of).all()
     assert called.clocks == flat.clocks
     assert called.busy == flat.busy
-    assert called.beside == flat.beside
+    assert called.streamed == flat.streamed
     assert called.device_ops == flat.device_ops
     assert [p.bytes for p in called.peaks] == [p.bytes for p in flat.peaks]
     assert [p.split for p in called.peaks] == [p.split for p in flat.peaks]

@@ -45,7 +45,7 @@ def test_communication_hides_behind_what_runs_beside_it(latency: float) -> None:
     assert max(overlapped.clocks) == max(reduce, 2 * PRODUCT) + PRODUCT
     assert plain.busy[1] == [reduce]
     assert overlapped.busy[1] == [0]
-    assert overlapped.beside == [reduce]
+    assert overlapped.streamed == [reduce]
     assert plain.communication == pytest.approx(reduce / max(plain.clocks))
     assert overlapped.communication == 0.0
     assert overlapped.bubble == pytest.approx(max(0, reduce - 2 * PRODUCT) / max(overlapped.clocks))
@@ -104,4 +104,4 @@ def test_what_is_sent_may_keep_both_ends_from_their_work(beside: float) -> None:
     # It has come by the time that the first product of the receiver is done, which began behind what it lost.
     assert found.clocks[second] == max(PRODUCT + sent, PRODUCT + held) + PRODUCT
     assert found.busy[1][first] == found.busy[1][second] == held
-    assert found.beside[first] == found.beside[second] == sent - held
+    assert found.streamed[first] == found.streamed[second] == sent - held

@@ -147,7 +147,7 @@ def test_type_errors_name_the_op_and_the_devices(line: str, message: str) -> Non
 
 def test_an_op_on_devices_that_its_operands_are_not_on() -> None:
     with pytest.raises(
-        VerificationError, match=r"a.py:4: nn.relu on \{2\} takes %x, which lies on \{0\}\n.*send it there"
+        VerificationError, match=r"a.py:4: nn.relu on \{2\} takes %x, which is on \{0\}\n.*send it there"
     ):
         infer_types(parse(TWO.replace("%y = LINE", "%y @ {2} = nn.relu(%x)  # a.py:4")))
 
@@ -155,7 +155,7 @@ def test_an_op_on_devices_that_its_operands_are_not_on() -> None:
 def test_a_written_type_that_is_not_what_follows() -> None:
     text = TWO.replace("%y = LINE", "%y: f64[4,6] @ {0} = matmul(%x, %w)  # a.py:5")
     with pytest.raises(
-        VerificationError, match=r"a.py:5: %y is f64\[4,5\] @ \{0\}, the program says f64\[4,6\] @ \{0\}"
+        VerificationError, match=r"a.py:5: %y is f64\[4,5\] @ \{0\}, the program declares f64\[4,6\] @ \{0\}"
     ):
         infer_types(parse(text))
 

@@ -14,12 +14,12 @@ from torch import nn
 import distir_relax as dr
 from distir_relax.autosharding import PlaceBySearch
 from distir_relax.autosharding.alternatives import Alternatives
-from distir_relax.autosharding.integer_program import seconds_of
-from distir_relax.autosharding.optimize import cheapest, price, prices_of
+from distir_relax.autosharding.integer_program import solution_seconds
+from distir_relax.autosharding.optimize import compute_costs, cost_table_of, optimize
 from distir_relax.autosharding.serialize import parse_search, print_search
 from distir_relax.bundle import Bundle, read_bundle
 from distir_relax.errors import BundleError, DistIRError
-from distir_relax.ir import Searched
+from distir_relax.ir import Autosharding
 from distir_relax.report import explain
 from distir_relax.sharding.factor_selection import Placed
 from tests.autosharding.test_auto import FAST, model_and_input, peak
@@ -34,31 +34,31 @@ def test_the_cost_of_each_layout_is_that_of_the_best_program_with_it(seed: int) 
     """Of all programs, on sizes such as 3, 5 and 7 on meshes of 2, 3, 5 and 2 x 3."""
     graph, _ = few_ways(seed, 1500)
     asked = Alternatives(PlaceBySearch(graph.space.mesh, MACHINE), graph.module)
-    prices = price(graph, MACHINE)
+    costs = compute_costs(graph, MACHINE)
     times = {
-        chosen: seconds_of(graph, prices, chosen)
-        for chosen in itertools.product(*(range(len(node.ways)) for node in graph.nodes))
+        chosen: solution_seconds(graph, costs, chosen)
+        for chosen in itertools.product(*(range(len(node.strategies)) for node in graph.nodes))
     }
     for (function, name), (node, result) in graph.sources.items():
         best: dict[Placed, float] = {}
         for chosen, time in times.items():
-            lies = graph.nodes[node].ways[chosen[node]].rests[result]
+            lies = graph.nodes[node].strategies[chosen[node]].final_layouts[result]
             best[lies] = min(best.get(lies, time), time)
         assert set(best) == set(asked.layouts(function, name))
         for layout, time in best.items():
             found = asked.best(function, name, layout)
             assert found.outcome is not None
             assert found.outcome.seconds == pytest.approx(time, rel=1e-6), (name, layout)
-            assert found.outcome.computing + found.outcome.moving == pytest.approx(time, rel=1e-6)
+            assert found.outcome.op_seconds + found.outcome.reshard_seconds == pytest.approx(time, rel=1e-6)
 
 
 def test_the_best_of_all_layouts_is_the_solution() -> None:
     for seed in range(950, 960):
         graph, _ = few_ways(seed, 1500)
         asked = Alternatives(PlaceBySearch(graph.space.mesh, MACHINE), graph.module)
-        found = cheapest(graph, prices_of(graph, MACHINE))
+        found = optimize(graph, cost_table_of(graph, MACHINE))
         for (function, name), (node, result) in graph.sources.items():
-            lies = graph.nodes[node].ways[found.chosen[node]].rests[result]
+            lies = graph.nodes[node].strategies[found.chosen[node]].final_layouts[result]
             outcome = asked.best(function, name, lies).outcome
             assert outcome is not None
             assert outcome.seconds == pytest.approx(found.seconds, rel=1e-6)
@@ -75,7 +75,7 @@ def asked_of(plan: dr.Plan) -> Alternatives:
 def test_a_bundle_tells_what_the_plan_took() -> None:
     model, x = model_and_input()
     plan = dr.compile(model, (x,), mesh=3, shardings="auto", profile=FAST)
-    record = next(r for r in plan.modules["sharded"].records if isinstance(r, Searched))
+    record = next(r for r in plan.modules["sharded"].records if isinstance(r, Autosharding))
     asked = asked_of(plan)
     weight = next(i.value for i in plan.modules["sharded"].main.inputs if i.value.name.endswith("1.up.weight"))
     outcome = asked.best("main", weight.name, weight.dtensor.placements).outcome
@@ -116,7 +116,7 @@ def test_a_layout_without_room_says_how_much_it_needs() -> None:
     assert peak(free, slow) > 305e3, "sending costs more than having it whole"
     plan = dr.compile(model, (x,), mesh=3, shardings="auto", profile=slow, memory=280e3)
     said = explained(plan.bundle(("torch",)), "0.weight")
-    found = re.search(r"\nR: does not fit: (\d+) kB are needed at least, 280 kB are there", said)
+    found = re.search(r"\nR: does not fit: needs at least (\d+) kB of 280 kB", said)
     assert found is not None
     assert float(found[1]) > 305
 
@@ -138,7 +138,7 @@ class Marked(nn.Module):
 def test_a_mark_tells_what_it_costs() -> None:
     plan = dr.compile(Marked().eval(), (torch.randn(7, 60),), mesh=3, shardings="auto", profile=FAST)
     asked = asked_of(plan)
-    (mark,) = asked.marks("main", "linear_1")
+    (mark,) = asked.annotations("main", "linear_1")
     free, lies = asked.without(mark), plan.modules["sharded"].main
     kind = next(v.dtensor for op in lies.ops for v in op.results if v.name == "linear_1")
     kept = asked.best("main", "linear_1", kind.placements).outcome
@@ -155,8 +155,8 @@ def test_what_contradicts_a_mark_is_refused() -> None:
     )
     step = given.compile(mesh=3, shardings="auto", profile=FAST)
     said = explained(step.bundle(("torch",)), "up.weight")
-    assert re.search(r"\nR: contradicts the mark S\[1\] at ", said)
-    assert re.search(r"\nS\[0\S*.*: contradicts the mark S\[1\] at ", said)
+    assert re.search(r"\nR: contradicts annotation S\[1\] at ", said)
+    assert re.search(r"\nS\[0\S*.*: contradicts annotation S\[1\] at ", said)
 
 
 def test_a_step_of_training_is_explained_from_its_folder(tmp_path: Path) -> None:
@@ -201,5 +201,5 @@ def test_a_search_is_read_as_it_was_written(tmp_path: Path) -> None:
     texts = read_bundle(tmp_path / "m.dist").texts
     found = parse_search(texts, dr.DeviceMesh((2, 3), ("axis0", "axis1")))
     assert found is not None
-    assert (found[0].room, found[0].tail) == (1e9, "pad")
+    assert (found[0].memory_limit, found[0].tail) == (1e9, "pad")
     assert print_search(*found) == {name: texts[name] for name in print_search(*found)}

@@ -13,8 +13,8 @@ from torch import nn
 import distir_relax as dr
 from distir_relax.analysis.simulator import simulate_module
 from distir_relax.autosharding import PlaceBySearch
-from distir_relax.autosharding.autoshard import graph_of
-from distir_relax.autosharding.optimize import cheapest, prices_of
+from distir_relax.autosharding.autoshard import build_graph
+from distir_relax.autosharding.optimize import cost_table_of, optimize
 from distir_relax.bundle import read_bundle
 from distir_relax.cost.profile import Profile
 from distir_relax.errors import AnnotationError, DistIRError
@@ -59,8 +59,8 @@ def test_ranks_compute_what_the_model_does(mesh: int | tuple[int, ...]) -> None:
 def test_the_compiled_program_takes_what_was_foreseen(mesh: tuple[int, ...]) -> None:
     model, x = model_and_input()
     plan = dr.compile(model, (x,), mesh=mesh, shardings="auto", profile=FAST)
-    graph = graph_of(plan.modules["global"], plan.mesh)
-    found = cheapest(graph, prices_of(graph, FAST), FAST.memory)
+    graph = build_graph(plan.modules["global"], plan.mesh)
+    found = optimize(graph, cost_table_of(graph, FAST), FAST.memory)
     simulated = simulate_module(plan.modules["distributed"], FAST)
     assert simulated.makespan == pytest.approx(found.seconds, rel=1e-9)
     assert found.gap <= 1e-3
@@ -72,7 +72,7 @@ def test_blocks_are_one_set_of_variables() -> None:
     for count in (2, 6):
         model, x = model_and_input(count)
         plan = dr.compile(model, (x,), mesh=3, shardings="auto", profile=FAST)
-        graph = graph_of(plan.modules["global"], plan.mesh)
+        graph = build_graph(plan.modules["global"], plan.mesh)
         sizes.append(sum(node.op is not None for node in graph.nodes))
     assert sizes[0] == sizes[1]
 
@@ -123,14 +123,14 @@ def test_memory_is_a_limit() -> None:
 
 def test_what_does_not_fit_says_what_would() -> None:
     model, x = model_and_input()
-    with pytest.raises(DistIRError, match=r"the least there is needs .* while .* makes %") as raised:
+    with pytest.raises(DistIRError, match=r"the minimum is .* at .* of %") as raised:
         dr.compile(model, (x,), mesh=3, shardings="auto", profile=FAST, memory=1000.0)
     found = re.search(r"memory=(\d+)", raised.value.hint)
     assert found is not None
     least = float(found[1])
     plan = dr.compile(model, (x,), mesh=3, shardings="auto", profile=FAST, memory=1.001 * least)
     assert peak(plan) <= 1.001 * least
-    with pytest.raises(DistIRError, match="the least there is"):
+    with pytest.raises(DistIRError, match="the minimum is"):
         dr.compile(model, (x,), mesh=3, shardings="auto", profile=FAST, memory=0.98 * least)
 
 
@@ -190,7 +190,7 @@ def test_the_smallest_conflict_is_named() -> None:
     free = dr.compile(model, (x,), mesh=3, shardings="auto", profile=FAST)
     # The weight is 305 kB; a third of it has room, beside a third of the other.
     assert peak(free) > 305e3
-    with pytest.raises(DistIRError, match=r"with the mark R on %\S*up\S* no placements need 280 kB") as raised:
+    with pytest.raises(DistIRError, match=r"no placements with annotation R on %\S*up\S* fit in 280 kB") as raised:
         dr.compile(model, (x,), mesh=3, shardings="auto", profile=FAST, memory=280e3)
     assert "and the mark" not in raised.value.message
     found = re.search(r"memory=(\d+)", raised.value.hint)

@@ -14,9 +14,9 @@ from torch import nn
 
 import distir_relax as dr
 from distir_relax.analysis.simulator import simulate_module
-from distir_relax.autosharding.autoshard import graph_of
-from distir_relax.autosharding.integer_program import seconds_of
-from distir_relax.autosharding.optimize import price
+from distir_relax.autosharding.autoshard import build_graph
+from distir_relax.autosharding.integer_program import solution_seconds
+from distir_relax.autosharding.optimize import compute_costs
 from distir_relax.autosharding.solver import solve
 from distir_relax.bundle import read_bundle
 from distir_relax.compiler.source import CompileOptions
@@ -64,7 +64,7 @@ def test_a_step_is_faster_than_by_rules_and_right(mesh: int | tuple[int, ...]) -
 
 def test_a_step_takes_what_was_foreseen() -> None:
     step = training().compile(mesh=(2, 3), shardings="auto", profile=FAST)
-    (record,) = (r for r in step.plan.modules["sharded"].records if type(r).__name__ == "Searched")
+    (record,) = (r for r in step.plan.modules["sharded"].records if type(r).__name__ == "Autosharding")
     found = simulate_module(step.plan.modules["distributed"], FAST)
     assert found.makespan == pytest.approx(record.time / 1e12, rel=1e-6)
     assert record.time == pytest.approx(record.bound, rel=1e-4)
@@ -86,7 +86,7 @@ def test_layers_are_one_set_of_variables() -> None:
     sizes: list[int] = []
     for count in (2, 5):
         step = training(count).compile(mesh=3, shardings="auto", profile=FAST)
-        graph = graph_of(step.plan.modules["global"], step.plan.mesh)
+        graph = build_graph(step.plan.modules["global"], step.plan.mesh)
         sizes.append(len(graph.nodes))
     # Sums of squares over all parameters, by which gradients are clipped, are a chain.
     assert sizes[1] - sizes[0] < 4 * 16
@@ -114,7 +114,7 @@ def test_what_is_simulated_is_what_is_compiled() -> None:
 
 def test_rules_beside_a_search_are_refused() -> None:
     for option in ("zero=1", "sequence_parallel", "experts=data"):
-        with pytest.raises(DistIRError, match="lays out states, sequences and experts itself"):
+        with pytest.raises(DistIRError, match="placements=auto cannot be combined"):
             dr.Strategy.parse(f"2/2/1/1,{option},placements=auto")
     with pytest.raises(DistIRError, match="placements is rules, auto, found 'best'"):
         dr.Strategy.parse("2/2/1/1,placements=best")
@@ -139,12 +139,12 @@ def updated(draw: random.Random) -> Module:
 @pytest.mark.parametrize("mesh", [(2,), (3,), (5,)])
 def test_updates_in_place_are_as_good_as_can_be(mesh: tuple[int, ...]) -> None:
     for seed in range(4):
-        graph = graph_of(updated(random.Random(seed)), DeviceMesh(mesh, ("a",)))
-        prices = price(graph, MACHINE)
-        every = itertools.product(*(range(len(node.ways)) for node in graph.nodes))
-        times = [seconds_of(graph, prices, chosen) for chosen in every]
+        graph = build_graph(updated(random.Random(seed)), DeviceMesh(mesh, ("a",)))
+        costs = compute_costs(graph, MACHINE)
+        every = itertools.product(*(range(len(node.strategies)) for node in graph.nodes))
+        times = [solution_seconds(graph, costs, chosen) for chosen in every]
         assert math.inf in times, "what is updated cannot be moved"
-        assert solve(graph, prices).seconds == pytest.approx(min(times), rel=1e-9)
+        assert solve(graph, costs).seconds == pytest.approx(min(times), rel=1e-9)
 
 
 def test_a_sum_is_made_once() -> None:
@@ -154,17 +154,18 @@ def test_a_sum_is_made_once() -> None:
     a, b, c = f32("a", 35, 9), f32("b", 35, 9), f32("c", 35, 9)
     ops = (Op("linear", (x, v), (a,)), Op("linear", (y, w), (b,)), Op("add", (a, b), (c,)))
     inputs = tuple(Input(value, "parameter") for value in (x, y, v, w))
-    graph = graph_of(Module("global", (Function("main", inputs, ops, (Output("c", c),)),)), DeviceMesh((3,), ("a",)))
+    graph = build_graph(Module("global", (Function("main", inputs, ops, (Output("c", c),)),)), DeviceMesh((3,), ("a",)))
     slow = replace(machine(3, link(1e-6, 1e11), flops=1e9), bandwidth=1e10)
-    prices = price(graph, slow)
-    found = solve(graph, prices)
-    every = itertools.product(*(range(len(node.ways)) for node in graph.nodes))
-    assert found.seconds == pytest.approx(min(seconds_of(graph, prices, chosen) for chosen in every), rel=1e-9)
+    costs = compute_costs(graph, slow)
+    found = solve(graph, costs)
+    every = itertools.product(*(range(len(node.strategies)) for node in graph.nodes))
+    assert found.seconds == pytest.approx(min(solution_seconds(graph, costs, chosen) for chosen in every), rel=1e-9)
     pending = [
-        node.ways[way].rests[0] == (Partial("sum"),) for node, way in zip(graph.nodes, found.chosen, strict=True)
+        node.strategies[way].final_layouts[0] == (Partial("sum"),)
+        for node, way in zip(graph.nodes, found.chosen, strict=True)
     ]
     assert sum(pending) in (0, 2)
-    assert any(way.rests[0] == (Partial("sum"),) for node in graph.nodes for way in node.ways)
+    assert any(way.final_layouts[0] == (Partial("sum"),) for node in graph.nodes for way in node.strategies)
 
 
 def test_on_the_command_line(tmp_path: Path) -> None:

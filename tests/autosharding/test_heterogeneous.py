@@ -11,14 +11,14 @@ import torch
 import distir_relax as dr
 from distir_relax.analysis.simulator import simulate_module
 from distir_relax.autosharding import PlaceBySearch
-from distir_relax.autosharding.apply_solution import lay_out
-from distir_relax.autosharding.autoshard import graph_of
-from distir_relax.autosharding.heterogeneous import Unlike, of_all_places
-from distir_relax.autosharding.optimize import price
+from distir_relax.autosharding.apply_solution import apply_solution
+from distir_relax.autosharding.autoshard import build_graph
+from distir_relax.autosharding.heterogeneous import Heterogeneity, merge_stage_devices
+from distir_relax.autosharding.optimize import compute_costs
 from distir_relax.autosharding.solver import solve
 from distir_relax.cost.heterogeneous import Group
 from distir_relax.cost.profile import Profile
-from distir_relax.ir import Searched
+from distir_relax.ir import Autosharding
 from distir_relax.layout import DeviceMesh
 from distir_relax.lowering import ToDistIR
 from tests.autosharding.random_graphs import random_module
@@ -36,7 +36,7 @@ def slowed(profile: Profile, speeds: dict[int, float], memory: dict[int, float] 
 
 def test_an_axis_is_cut_by_the_slowest_of_each_index_and_the_next_evens_out() -> None:
     mesh = DeviceMesh((2, 3), ("a", "b"))
-    found = Unlike.of(slowed(FAST, {3: 0.5, 4: 0.5, 5: 0.25}), mesh)
+    found = Heterogeneity.of(slowed(FAST, {3: 0.5, 4: 0.5, 5: 0.25}), mesh)
     assert found.speeds == (1.0, 1.0, 1.0, 0.5, 0.5, 0.25)
     assert found.shares[0] == pytest.approx((0.8, 0.2))
     # Of the first row all are alike, of the second the last is half as fast: the column is as slow as that.
@@ -44,7 +44,7 @@ def test_an_axis_is_cut_by_the_slowest_of_each_index_and_the_next_evens_out() ->
     slowest = [min(column) for column in zip(*left, strict=True)]
     assert slowest == pytest.approx([slowest[0]] * 3)
     assert found.shares[1] == ()
-    assert Unlike.of(FAST, mesh) == Unlike()
+    assert Heterogeneity.of(FAST, mesh) == Heterogeneity()
 
 
 @pytest.mark.parametrize("seed", range(30))
@@ -53,9 +53,9 @@ def test_what_is_foreseen_is_no_less_than_the_simulator_has(seed: int) -> None:
     draw = random.Random(seed)
     mesh = DeviceMesh(draw.choice(((2,), (3,), (2, 3))), ())
     machine = slowed(MACHINE, {mesh.size - 1: draw.choice((0.5, 0.3))})
-    graph = graph_of(random_module(draw, 3), mesh, unlike=Unlike.of(machine, mesh))
-    found = solve(graph, price(graph, machine))
-    simulated = simulate_module(ToDistIR().run(lay_out(graph, found.chosen)), machine).makespan
+    graph = build_graph(random_module(draw, 3), mesh, heterogeneity=Heterogeneity.of(machine, mesh))
+    found = solve(graph, compute_costs(graph, machine))
+    simulated = simulate_module(ToDistIR().run(apply_solution(graph, found.chosen)), machine).makespan
     assert simulated <= found.seconds * (1 + 1e-9)
     assert found.seconds <= 1.35 * simulated
 
@@ -66,7 +66,7 @@ def test_where_parts_are_in_proportion_the_time_is_foreseen() -> None:
     slow = slowed(replace(FAST, levels=link(1e-1, 1e6)), {1: 0.5})
     plan = dr.compile(model, (torch.randn(10, 11, 60),), mesh=3, shardings="auto", profile=slow)
     assert "S[0: 4|2|4]" in plan.text("sharded")
-    record = next(r for r in plan.modules["sharded"].records if isinstance(r, Searched))
+    record = next(r for r in plan.modules["sharded"].records if isinstance(r, Autosharding))
     assert record.time * 1e-12 == pytest.approx(simulate_module(plan.modules["distributed"], slow).makespan, rel=1e-6)
 
 
@@ -102,11 +102,11 @@ def test_each_device_has_room() -> None:
     found = simulate_module(plan.modules["distributed"], slow)
     assert found.fits
     assert found.peak_memory[2] <= little < used[2]
-    assert PlaceBySearch(plan.mesh, slow).room == room
+    assert PlaceBySearch(plan.mesh, slow).memory_limit == room
 
 
 def test_places_of_a_pipeline_share_what_the_slowest_has() -> None:
     slow = slowed(FAST, {1: 0.5, 4: 0.25}, {4: 1e9})
-    found = of_all_places(slow, 2, 3)
-    assert found.kinds(3) == [(1.0, 2e12), (0.25, 2e9), (1.0, 2e12)]
-    assert of_all_places(FAST, 2, 3).kinds(3) == [(1.0, 2e12)] * 3
+    found = merge_stage_devices(slow, 2, 3)
+    assert found.device_specs(3) == [(1.0, 2e12), (0.25, 2e9), (1.0, 2e12)]
+    assert merge_stage_devices(FAST, 2, 3).device_specs(3) == [(1.0, 2e12)] * 3

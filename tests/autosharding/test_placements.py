@@ -10,14 +10,14 @@ from dataclasses import replace
 import pytest
 
 from distir_relax.analysis.simulator import simulate_module
-from distir_relax.autosharding.apply_solution import lay_out
-from distir_relax.autosharding.autoshard import graph_of
-from distir_relax.autosharding.comm_lower_bound import Lacking
-from distir_relax.autosharding.edges import needed
+from distir_relax.autosharding.apply_solution import apply_solution
+from distir_relax.autosharding.autoshard import build_graph
+from distir_relax.autosharding.comm_lower_bound import CommLowerBound
+from distir_relax.autosharding.edges import operand_layout
 from distir_relax.autosharding.graph import Graph
-from distir_relax.autosharding.integer_program import seconds_of
-from distir_relax.autosharding.optimize import cheapest, price, prices_of
-from distir_relax.autosharding.solver import NoRoom, solve
+from distir_relax.autosharding.integer_program import solution_seconds
+from distir_relax.autosharding.optimize import compute_costs, cost_table_of, optimize
+from distir_relax.autosharding.solver import InsufficientMemory, solve
 from distir_relax.cost.profile import Profile
 from distir_relax.ir import Module, verify
 from distir_relax.layout import DeviceMesh
@@ -39,14 +39,14 @@ def few_ways(seed: int, most: int) -> tuple[Graph, int]:
     while True:
         shape = draw.choice(MESHES)
         module = random_module(draw, draw.randint(1, 3))
-        graph = graph_of(module, DeviceMesh(shape, ("a", "b")[: len(shape)]))
-        ways = math.prod(len(node.ways) for node in graph.nodes)
+        graph = build_graph(module, DeviceMesh(shape, ("a", "b")[: len(shape)]))
+        ways = math.prod(len(node.strategies) for node in graph.nodes)
         if 1 < ways <= most:
             return graph, ways
 
 
 def simulated(graph: Graph, chosen: tuple[int, ...], profile: Profile = MACHINE) -> float:
-    module: Module = lay_out(graph, chosen)
+    module: Module = apply_solution(graph, chosen)
     verify(module, check)
     return simulate_module(ToDistIR().run(module), profile).makespan
 
@@ -55,10 +55,10 @@ def simulated(graph: Graph, chosen: tuple[int, ...], profile: Profile = MACHINE)
 def test_nothing_is_better(first: int) -> None:
     for seed in range(first, first + 25):
         graph, _ = few_ways(seed, 4000)
-        prices = price(graph, MACHINE)
-        found = cheapest(graph, prices_of(graph, MACHINE))
-        every = itertools.product(*(range(len(node.ways)) for node in graph.nodes))
-        best = min(seconds_of(graph, prices, chosen) for chosen in every)
+        costs = compute_costs(graph, MACHINE)
+        found = optimize(graph, cost_table_of(graph, MACHINE))
+        every = itertools.product(*(range(len(node.strategies)) for node in graph.nodes))
+        best = min(solution_seconds(graph, costs, chosen) for chosen in every)
         assert found.seconds == pytest.approx(best, rel=1e-6), seed
         assert found.bound <= found.seconds * (1 + 1e-9)
         assert found.gap <= 1e-3
@@ -69,9 +69,9 @@ def test_each_way_costs_what_the_simulator_says() -> None:
     """All ways of a few programs, not those alone that the solver picks."""
     for seed in range(500, 512):
         graph, _ = few_ways(seed, 250)
-        prices = price(graph, MACHINE)
-        for chosen in itertools.product(*(range(len(node.ways)) for node in graph.nodes)):
-            assert simulated(graph, chosen) == pytest.approx(seconds_of(graph, prices, chosen), rel=1e-9), seed
+        costs = compute_costs(graph, MACHINE)
+        for chosen in itertools.product(*(range(len(node.strategies)) for node in graph.nodes)):
+            assert simulated(graph, chosen) == pytest.approx(solution_seconds(graph, costs, chosen), rel=1e-9), seed
 
 
 def test_from_coarse_to_fine_is_as_good_as_all_at_once() -> None:
@@ -80,40 +80,40 @@ def test_from_coarse_to_fine_is_as_good_as_all_at_once() -> None:
         draw = random.Random(1000 + seed)
         shape = draw.choice(((3,), (2, 3), (3, 2), (2, 2, 2)))
         module = random_module(draw, draw.randint(2, 5))
-        graph = graph_of(module, DeviceMesh(shape, ("a", "b", "c")[: len(shape)]))
-        prices = price(graph, MACHINE)
+        graph = build_graph(module, DeviceMesh(shape, ("a", "b", "c")[: len(shape)]))
+        costs = compute_costs(graph, MACHINE)
         memory = math.inf
         for _ in range(2):
-            whole, found = solve(graph, prices, memory), cheapest(graph, prices_of(graph, MACHINE), memory)
+            whole, found = solve(graph, costs, memory), optimize(graph, cost_table_of(graph, MACHINE), memory)
             assert found.seconds == pytest.approx(whole.seconds, rel=2e-4), seed
             assert found.bound <= whole.seconds * (1 + 1e-9)
             assert found.bytes <= memory * (1 + 1e-6)
             memory = 0.8 * whole.bytes
             try:
-                solve(graph, prices, memory)
-            except NoRoom as error:
-                memory = error.least
+                solve(graph, costs, memory)
+            except InsufficientMemory as error:
+                memory = error.minimum
 
 
 @pytest.mark.parametrize("shape", [(3,), (7,), (2, 3), (2, 2, 2)])
 def test_no_move_takes_less_than_what_is_lacking(shape: tuple[int, ...]) -> None:
     mesh = DeviceMesh(shape, ("a", "b", "c")[: len(shape)])
-    lacking = Lacking(mesh, MACHINE)
+    lacking = CommLowerBound(mesh, MACHINE)
     tight = 0
     for seed in range(25):
-        graph = graph_of(random_module(random.Random(seed), 4), mesh)
-        prices = price(graph, MACHINE)
+        graph = build_graph(random_module(random.Random(seed), 4), mesh)
+        costs = compute_costs(graph, MACHINE)
         for edge in graph.edges:
             kind = graph.type_of(edge.source)
-            ways = graph.nodes[edge.source[0]].ways
-            sources = list(dict.fromkeys(way.rests[edge.source[1]] for way in ways))
+            ways = graph.nodes[edge.source[0]].strategies
+            sources = list(dict.fromkeys(way.final_layouts[edge.source[1]] for way in ways))
             for user in edge.users:
-                ways = graph.nodes[user[0]].ways
-                targets = list(dict.fromkeys(needed(graph, user, way) for way in ways))
+                ways = graph.nodes[user[0]].strategies
+                targets = list(dict.fromkeys(operand_layout(graph, user, way) for way in ways))
                 least = lacking.seconds(kind, sources, targets)
                 for (s, source), (t, target) in itertools.product(enumerate(sources), enumerate(targets)):
-                    if edge.may_move(user, source, target):
-                        price_ = prices.of_move(kind, source, target)
+                    if edge.allows_reshard(user, source, target):
+                        price_ = costs.reshard_seconds(kind, source, target)
                         assert least[s, t] <= price_ * (1 + 1e-9), (kind, source, target)
                         tight += price_ > 0 and least[s, t] > 0.2 * price_
     assert tight > 100

@@ -13,13 +13,13 @@ from functools import cache
 import numpy as np
 import pytest
 
-from distir_relax.autosharding.autoshard import graph_of
-from distir_relax.autosharding.constraints import Array, Rows
+from distir_relax.autosharding.autoshard import build_graph
+from distir_relax.autosharding.constraints import Array, MemoryConstrainedProgram
 from distir_relax.autosharding.graph import Graph
-from distir_relax.autosharding.integer_program import IntegerProgram, seconds_of
-from distir_relax.autosharding.memory import Memory
-from distir_relax.autosharding.optimize import cheapest, price, prices_of
-from distir_relax.autosharding.solver import NoRoom
+from distir_relax.autosharding.integer_program import IntegerProgram, solution_seconds
+from distir_relax.autosharding.memory import MemoryModel
+from distir_relax.autosharding.optimize import compute_costs, cost_table_of, optimize
+from distir_relax.autosharding.solver import InsufficientMemory
 from distir_relax.layout import DeviceMesh
 from tests.autosharding.random_graphs import random_module
 from tests.autosharding.test_placements import MACHINE
@@ -51,28 +51,28 @@ def every(shape: tuple[int, ...], seed: int) -> Every:
     """A random program of few choices."""
     draw = random.Random(seed)
     while True:
-        graph = graph_of(random_module(draw, draw.randint(2, 4)), DeviceMesh(shape, ("a", "b")[: len(shape)]))
-        if 30 < math.prod(len(node.ways) for node in graph.nodes) <= 120:
+        graph = build_graph(random_module(draw, draw.randint(2, 4)), DeviceMesh(shape, ("a", "b")[: len(shape)]))
+        if 30 < math.prod(len(node.strategies) for node in graph.nodes) <= 120:
             break
-    prices = price(graph, SLOW)
-    program = IntegerProgram(graph, prices)
+    costs = compute_costs(graph, SLOW)
+    program = IntegerProgram(graph, costs)
     found = []
-    for chosen in itertools.product(*(range(len(node.ways)) for node in graph.nodes)):
-        seconds = seconds_of(graph, prices, chosen)
+    for chosen in itertools.product(*(range(len(node.strategies)) for node in graph.nodes)):
+        seconds = solution_seconds(graph, costs, chosen)
         if math.isfinite(seconds):
             allowed = np.ones(len(program.costs) + 2, dtype=bool)
-            allowed[: program.ways[-1].stop] = False
-            allowed[[block[way] for block, way in zip(program.ways, chosen, strict=True)]] = True
-            alone = rows_of(program, math.inf).whole(0.0, allowed)
+            allowed[: program.choices[-1].stop] = False
+            allowed[[block[way] for block, way in zip(program.choices, chosen, strict=True)]] = True
+            alone = rows_of(program, math.inf).solve_integer(0.0, allowed)
             assert alone.x is not None
             assert alone.value == pytest.approx(seconds * program.scale)
-            found.append((np.flatnonzero(alone.x > 0.5), seconds, alone.most))
+            found.append((np.flatnonzero(alone.x > 0.5), seconds, alone.peak))
     return Every(graph, program, found)
 
 
-def rows_of(program: IntegerProgram, memory: float) -> Rows:
-    needs = Memory(program.graph, program)
-    return Rows(program, needs, memory, program.costs, time.monotonic() + 60)
+def rows_of(program: IntegerProgram, memory: float) -> MemoryConstrainedProgram:
+    needs = MemoryModel(program.graph, program)
+    return MemoryConstrainedProgram(program, needs, memory, program.costs, time.monotonic() + 60)
 
 
 @pytest.mark.parametrize("shape", MESHES)
@@ -82,14 +82,14 @@ def test_nothing_that_fits_is_better(shape: tuple[int, ...]) -> None:
         all_ = every(shape, seed)
         for memory in all_.rooms():
             fits = [seconds for _, seconds, bytes_ in all_.choices if bytes_ <= memory]
-            prices = prices_of(all_.graph, SLOW)
+            costs = cost_table_of(all_.graph, SLOW)
             if not fits:
-                with pytest.raises(NoRoom) as raised:
-                    cheapest(all_.graph, prices, memory)
+                with pytest.raises(InsufficientMemory) as raised:
+                    optimize(all_.graph, costs, memory)
                 least = min(bytes_ for _, _, bytes_ in all_.choices)
-                assert least <= raised.value.least <= 1.001 * least, seed
+                assert least <= raised.value.minimum <= 1.001 * least, seed
                 continue
-            found = cheapest(all_.graph, prices, memory)
+            found = optimize(all_.graph, costs, memory)
             assert found.seconds == pytest.approx(min(fits), rel=2e-4), (seed, memory)
             assert found.bytes <= memory * (1 + 1e-6)
             assert found.bound <= min(fits) * (1 + 1e-6)
@@ -103,7 +103,7 @@ def test_of_what_takes_as_long_nothing_needs_less(shape: tuple[int, ...]) -> Non
     ties = 0
     for seed in range(GRAPHS):
         all_ = every(shape, seed)
-        found = cheapest(all_.graph, prices_of(all_.graph, SLOW))
+        found = optimize(all_.graph, cost_table_of(all_.graph, SLOW))
         as_good = [bytes_ for _, seconds, bytes_ in all_.choices if seconds <= found.seconds * (1 + 1e-12)]
         assert min(as_good) <= found.bytes <= 1.001 * min(as_good), seed
         ties += max(as_good) > 1.01 * min(as_good)
@@ -118,16 +118,16 @@ def test_nothing_that_is_ruled_out_is_in_what_fits(shape: tuple[int, ...]) -> No
         all_ = every(shape, seed)
         scale = all_.program.scale
         for memory in all_.rooms():
-            relaxed = rows_of(all_.program, memory).relaxed()
+            relaxed = rows_of(all_.program, memory).solve_relaxation()
             fits = [choice for choice in all_.choices if choice[2] <= memory]
             if relaxed.x is None:
                 assert not fits
                 continue
             for used, seconds, _ in fits:
-                bounds = relaxed.value + relaxed.reduced[used]
+                bounds = relaxed.value + relaxed.reduced_costs[used]
                 assert np.all(bounds <= seconds * scale * (1 + 1e-6) + 1e-6), (seed, memory)
             known = min((seconds for _, seconds, _ in fits), default=math.inf) * scale
-            ruled_out += int(np.sum(relaxed.reduced > known - relaxed.value + 1e-6))
+            ruled_out += int(np.sum(relaxed.reduced_costs > known - relaxed.value + 1e-6))
     assert ruled_out > 40 * GRAPHS, "much is out"
 
 
@@ -135,18 +135,18 @@ def test_less_memory_never_takes_less_time() -> None:
     """Programs of more choices than can be tried, down to what nothing fits in; what is said to do then does."""
     for seed in range(4):
         draw = random.Random(3000 + seed)
-        graph = graph_of(random_module(draw, 6), DeviceMesh((2, 3), ("a", "b")))
-        prices = prices_of(graph, SLOW)
-        found = cheapest(graph, prices)
+        graph = build_graph(random_module(draw, 6), DeviceMesh((2, 3), ("a", "b")))
+        costs = cost_table_of(graph, SLOW)
+        found = optimize(graph, costs)
         memory, least = 0.9 * found.bytes, 0.0
         while not least:
             try:
-                less = cheapest(graph, prices, memory)
-            except NoRoom as error:
-                least = error.least
+                less = optimize(graph, costs, memory)
+            except InsufficientMemory as error:
+                least = error.minimum
                 continue
             assert less.bytes <= memory * (1 + 1e-6)
             assert less.seconds >= found.bound * (1 - 1e-6)
             found, memory = less, 0.9 * less.bytes
         assert least > memory
-        assert cheapest(graph, prices, least).bytes <= least * (1 + 1e-6)
+        assert optimize(graph, costs, least).bytes <= least * (1 + 1e-6)

@@ -6,7 +6,7 @@ import ctypes
 
 import pytest
 
-from distir_relax.autosharding.silence_stdout import unheard
+from distir_relax.autosharding.silence_stdout import silence_stdout
 
 
 def test_only_what_is_printed_inside_is_dropped(capfd: pytest.CaptureFixture[str]) -> None:
@@ -14,7 +14,7 @@ def test_only_what_is_printed_inside_is_dropped(capfd: pytest.CaptureFixture[str
     library.printf(b"before, in C\n")
     print("before")
     for _ in range(3):
-        with unheard():
+        with silence_stdout():
             library.printf(b"HighsMipSolverData::something\n")
     library.printf(b"behind, in C\n")
     library.fflush(None)
@@ -23,7 +23,7 @@ def test_only_what_is_printed_inside_is_dropped(capfd: pytest.CaptureFixture[str
 
 
 def test_what_goes_wrong_inside_is_told(capfd: pytest.CaptureFixture[str]) -> None:
-    with pytest.raises(ValueError, match="no solution"), unheard():
+    with pytest.raises(ValueError, match="no solution"), silence_stdout():
         raise ValueError("no solution")
     print("behind")
     assert capfd.readouterr().out == "behind\n"

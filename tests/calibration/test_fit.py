@@ -14,7 +14,7 @@ from distir_relax.calibration.measure import CollectiveSample
 from distir_relax.calibration.microbenchmarks import OpSample, op_samples, payloads
 from distir_relax.calibration.program_overhead import delayed, fit_programs, slowed
 from distir_relax.calibration.programs import ProgramSample, programs
-from distir_relax.cost.network import seconds_of
+from distir_relax.cost.network import collective_seconds
 from distir_relax.cost.profile import Line, Matrix, Profile
 from distir_relax.cost.roofline import op_seconds
 from distir_relax.ir import TensorType
@@ -114,7 +114,7 @@ def test_links_are_found_again() -> None:
     times = [
         (
             CollectiveSample(name, n, 4 * size),
-            seconds_of(true, name, range(n), [4 * size / (n if name == "all_gather" else 1)] * n),
+            collective_seconds(true, name, range(n), [4 * size / (n if name == "all_gather" else 1)] * n),
         )
         for name in ("all_gather", "reduce_scatter", "send")
         for n in ((2,) if name == "send" else (2, 3, 5))

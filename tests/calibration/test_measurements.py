@@ -19,7 +19,7 @@ from distir_relax.calibration.microbenchmarks import op_samples, payloads
 from distir_relax.calibration.programs import programs
 from distir_relax.calibration.statistics import undisturbed
 from distir_relax.compiler.pass_pipeline import as_ranks_run
-from distir_relax.cost.network import seconds_of
+from distir_relax.cost.network import collective_seconds
 from distir_relax.cost.profile import load_profile
 from distir_relax.ir import parse
 from tests.calibration.measure_main import few
@@ -127,7 +127,7 @@ def made_up(ranks: int) -> Measurements:
         programs={"float32": [[simulate_module(s.module, TRUE).makespan] for s in some_programs("float32", 1, ranks)]},
         alone=[],
         collectives=kinds,
-        collective_times=[[seconds_of(TRUE, k.collective, (0, 1), [k.bytes] * 2)] for k in kinds],
+        collective_times=[[collective_seconds(TRUE, k.collective, (0, 1), [k.bytes] * 2)] for k in kinds],
     )
 
 

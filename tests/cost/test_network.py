@@ -7,7 +7,7 @@ from dataclasses import replace
 
 import pytest
 
-from distir_relax.cost.network import level_of, seconds_of
+from distir_relax.cost.network import collective_seconds, level_of
 from distir_relax.cost.profile import Level, Line
 from distir_relax.errors import ProfileError
 from tests.machines import link, machine
@@ -25,7 +25,7 @@ def ring(n: int, size: int) -> float:
 def test_a_large_all_reduce_goes_round_a_ring(n: int) -> None:
     profile = machine(16, link(A, 1 / B))
     size = n << 24
-    assert seconds_of(profile, "all_reduce", ALL[:n], [size] * n) == ring(n, size)
+    assert collective_seconds(profile, "all_reduce", ALL[:n], [size] * n) == ring(n, size)
 
 
 @pytest.mark.parametrize("n", [2, 3, 5, 7, 8, 16])
@@ -33,7 +33,7 @@ def test_a_small_all_reduce_doubles(n: int) -> None:
     profile = machine(16, link(A, 1 / B))
     expected = math.ceil(math.log2(n)) * (A + 8 * B)
     assert expected < ring(n, 8)
-    assert seconds_of(profile, "all_reduce", ALL[:n], [8] * n) == expected
+    assert collective_seconds(profile, "all_reduce", ALL[:n], [8] * n) == expected
 
 
 def test_the_all_reduce_changes_where_two_take_equally_long() -> None:
@@ -46,7 +46,9 @@ def test_the_all_reduce_changes_where_two_take_equally_long() -> None:
                 "doubling": 3 * (A + size * B), "tree": 2 * (3 * A + size * B), "ring": ring(8, size),
             }  # fmt: skip
             assert min(expected.values()) == expected[kind]
-            assert seconds_of(profile, "all_reduce", ALL[:8], [size] * 8) == pytest.approx(expected[kind], rel=1e-14)
+            assert collective_seconds(profile, "all_reduce", ALL[:8], [size] * 8) == pytest.approx(
+                expected[kind], rel=1e-14
+            )
 
 
 @pytest.mark.parametrize(("units", "each"), [(3, 5), (5, 3), (4, 3)])
@@ -58,31 +60,33 @@ def test_a_hierarchical_all_reduce(units: int, each: int) -> None:
     expected = 2 * (each - 1) * (A + piece * B / 64) + 2 * (units - 1) * (8 * A + piece / units * B)
     flat = 2 * (n - 1) * (8 * A + size / n * B)
     assert expected < flat
-    assert seconds_of(profile, "all_reduce", ALL[:n], [size] * n) == pytest.approx(expected, rel=1e-14)
+    assert collective_seconds(profile, "all_reduce", ALL[:n], [size] * n) == pytest.approx(expected, rel=1e-14)
 
 
 def test_units_of_which_unlike_numbers_take_part_reduce_in_one_ring() -> None:
     inner, outer = Level("inside", 4, A, 64 / B), Level("between", 1 << 20, 8 * A, 1 / B)
     size = 7 << 20
-    found = seconds_of(machine(16, (inner, outer)), "all_reduce", ALL[:7], [size] * 7)
+    found = collective_seconds(machine(16, (inner, outer)), "all_reduce", ALL[:7], [size] * 7)
     assert found == 2 * 6 * (8 * A + size / 7 * B)
 
 
 @pytest.mark.parametrize("held", [[96, 96, 96], [7, 0, 129], [0, 0, 5, 1, 0]], ids=str)
 def test_an_uneven_all_gather_passes_the_largest_shard_each_time(held: list[int]) -> None:
     profile = machine(16, link(A, 1 / B))
-    assert seconds_of(profile, "all_gather", ALL[: len(held)], held) == (len(held) - 1) * (A + max(held) * B)
+    assert collective_seconds(profile, "all_gather", ALL[: len(held)], held) == (len(held) - 1) * (A + max(held) * B)
 
 
 @pytest.mark.parametrize("collective", ["reduce_scatter", "all_to_all"])
 @pytest.mark.parametrize("n", [2, 3, 5, 7])
 def test_pieces_go_to_each_other_device(collective: str, n: int) -> None:
     size = n << 20
-    assert seconds_of(machine(16, link(A, 1 / B)), collective, ALL[:n], [size] * n) == (n - 1) * (A + size / n * B)
+    assert collective_seconds(machine(16, link(A, 1 / B)), collective, ALL[:n], [size] * n) == (n - 1) * (
+        A + size / n * B
+    )
 
 
 def test_a_send_takes_its_latency_and_its_bytes() -> None:
-    assert seconds_of(machine(16, link(A, 1 / B)), "send", (3, 9), (1000,)) == A + 1000 * B
+    assert collective_seconds(machine(16, link(A, 1 / B)), "send", (3, 9), (1000,)) == A + 1000 * B
 
 
 def test_devices_talk_over_the_innermost_level_that_joins_them() -> None:
@@ -91,31 +95,33 @@ def test_devices_talk_over_the_innermost_level_that_joins_them() -> None:
     found = [level_of(profile, pair).name for pair in ((0, 1), (1, 2), (4, 5), (5, 6), (0, 17), (2, 30))]
     assert found == ["socket", "node", "socket", "net", "net", "net"]
     for pair, level in (((0, 1), 0), ((1, 2), 1), ((5, 6), 2)):
-        assert seconds_of(profile, "send", pair, (512,)) == levels[level].latency + 512 / levels[level].bandwidth
+        assert (
+            collective_seconds(profile, "send", pair, (512,)) == levels[level].latency + 512 / levels[level].bandwidth
+        )
 
 
 def test_each_collective_has_its_fixed_overhead_and_one_device_none() -> None:
     profile = replace(machine(16, link(A, 1 / B)), collective_overhead=2.0**-10)
-    assert seconds_of(profile, "send", (0, 1), (8,)) == 2.0**-10 + A + 8 * B
-    assert seconds_of(profile, "all_reduce", (3,), (8,)) == 0.0
+    assert collective_seconds(profile, "send", (0, 1), (8,)) == 2.0**-10 + A + 8 * B
+    assert collective_seconds(profile, "all_reduce", (3,), (8,)) == 0.0
 
 
 def test_measured_lines_stand_before_formulas_and_are_interpolated() -> None:
     lines = (Line("all_reduce", 2, 2.0, 0.25), Line("all_reduce", 8, 5.0, 0.5))
     profile = replace(machine(16, link(A, 1 / B)), lines=lines)
-    assert seconds_of(profile, "all_reduce", ALL[:2], [4] * 2) == 3.0
-    assert seconds_of(profile, "all_reduce", ALL[:8], [4] * 8) == 7.0
-    assert seconds_of(profile, "all_reduce", ALL[:5], [4] * 5) == 5.0
-    assert seconds_of(profile, "all_reduce", ALL, [4] * 16) == 7.0
-    assert seconds_of(profile, "send", (0, 1), (4,)) == A + 4 * B
+    assert collective_seconds(profile, "all_reduce", ALL[:2], [4] * 2) == 3.0
+    assert collective_seconds(profile, "all_reduce", ALL[:8], [4] * 8) == 7.0
+    assert collective_seconds(profile, "all_reduce", ALL[:5], [4] * 5) == 5.0
+    assert collective_seconds(profile, "all_reduce", ALL, [4] * 16) == 7.0
+    assert collective_seconds(profile, "send", (0, 1), (4,)) == A + 4 * B
 
 
 def test_errors_name_what_is_missing() -> None:
     with pytest.raises(ProfileError, match="the program uses device 16, the profile by hand has 16") as raised:
-        seconds_of(machine(16), "send", (0, 16), (8,))
+        collective_seconds(machine(16), "send", (0, 16), (8,))
     assert "more devices" in str(raised.value)
     with pytest.raises(ProfileError, match="no model of the communication 'gossip'"):
-        seconds_of(machine(16), "gossip", (0, 1), (8, 8))
+        collective_seconds(machine(16), "gossip", (0, 1), (8, 8))
 
 
 @pytest.mark.parametrize("collective", ["all_reduce", "all_gather", "reduce_scatter", "all_to_all", "send"])
@@ -129,6 +135,6 @@ def test_worse_links_never_make_it_faster(collective: str) -> None:
                     Level("inside", 4, A * factor, 16 / B / factor),
                     Level("out", 99, 4 * A * factor, 1 / B / factor),
                 )
-                times.append(seconds_of(machine(16, levels), collective, ALL[:count], [size] * count))
+                times.append(collective_seconds(machine(16, levels), collective, ALL[:count], [size] * count))
             assert times == sorted(times)
             assert times[0] < times[-1]

@@ -115,7 +115,7 @@ def test_names_that_are_none(name: str, message: str) -> None:
 def test_an_unknown_name_lists_the_known_ones() -> None:
     with pytest.raises(ProfileError) as raised:
         load_profile("dgx3")
-    assert raised.value.hint == f"there are {', '.join(SHIPPED)}, or give a .toml file"
+    assert raised.value.hint == f"profiles are {', '.join(SHIPPED)}, or give a .toml file"
 
 
 @pytest.mark.parametrize(
@@ -158,7 +158,7 @@ def test_an_unknown_name_lists_the_known_ones() -> None:
         (
             "half_rows = 3",
             "half_row = 3",
-            "there is no 'half_row' in [device.matrix.float32]\n  hint: there are flops, half_rows",
+            "unknown key 'half_row' in [device.matrix.float32]\n  hint: known are flops, half_rows",
         ),
         ("[device.matrix.float32]", "[device.matrix]", "expected a table [device.matrix.flops]"),
         ("[device.vector]\nfloat32 = 1e11", "", "expected a table [device.vector]"),
@@ -251,11 +251,11 @@ def test_devices_may_be_unlike() -> None:
     profile = read_profile(UNLIKE)
     assert read_profile(print_profile(profile)) == profile
     kinds = [(2.0, 1e9), *[(1.0, 1e9)] * 3, *[(0.5, 5e8)] * 4, *[(1.0, 1e9)] * 4, (0.5, 5e8), *[(1.0, 1e9)] * 3]
-    assert profile.kinds(16) == kinds
+    assert profile.device_specs(16) == kinds
     assert [(profile.speed_of(d), profile.memory_of(d)) for d in range(16)] == kinds
     assert [str(group) for group in profile.groups] == ["4-7, 12", "0"]
     for count in (1, 5, 13):
-        assert profile.without(count).kinds(16 - count) == kinds[count:]
+        assert profile.without(count).device_specs(16 - count) == kinds[count:]
 
 
 def test_a_slow_device_computes_and_moves_data_slowly_and_is_called_as_fast() -> None:
@@ -277,7 +277,7 @@ def test_a_slow_device_computes_and_moves_data_slowly_and_is_called_as_fast() ->
         ('"4-7, 12"', '"four"', "expected the numbers of devices"),
         ('"4-7, 12"', "4", 'devices = "4-7, 12"'),
         ("speed = 2", "speed = 0", "expected a positive number 'speed'"),
-        ("speed = 2", "sped = 2", "there is no 'sped'"),
+        ("speed = 2", "sped = 2", "unknown key 'sped'"),
         ("memory = 5e8", 'memory = "much"', "expected a positive number 'memory'"),
     ],
 )

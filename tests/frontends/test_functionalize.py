@@ -58,7 +58,7 @@ def test_a_state_that_lies_unlike_its_new_value_is_refused() -> None:
             return y
 
     plan = compile(Marked(), (torch.ones(4, 5),), shardings={"rows": "R"}, mesh=MESH)
-    with pytest.raises(PlacementError, match="the state 'rows' lies as R, and its new value as S"):
+    with pytest.raises(PlacementError, match="the state 'rows' is placed as R, and its new value as S"):
         plan(torch.ones(4, 5))
 
 

@@ -99,14 +99,14 @@ def test_types_left_out_are_found_and_print() -> None:
         ("call @twice(%x, %w)", "call @twice(%x)", "@twice takes 2 values and gives 1, found 1 and 1"),
         ("%h: f64[3|2|0,5] @ {0,1,2} = call", "%h: f64[3|2|1,5] @ {0,1,2} = call",
          r"%b of @twice is f64\[3\|2\|0,5\] @ {0,1,2} in this call, found %h: f64\[3\|2\|1,5\]"),
-        ("call @twice(%x, %w) on {0,1,2}", "call @twice(%x, %w) on {0,1}", "lies beyond the devices {0,1}"),
+        ("call @twice(%x, %w) on {0,1,2}", "call @twice(%x, %w) on {0,1}", "is not on the devices {0,1}"),
         ("call @twice(%x, %w) on {0,1,2}", "call @twice(%x, %w) on {1,2,3}", r"is on devices {1,2,3}, the mesh has 3"),
         ("call @twice(%x, %w) on {0,1,2}", "call @twice(%x, %w) on {0,2,1}", r"ascending order, found {0,2,1}"),
         ('return "h": %h as R.DTensor((5, 5), "float64", "mesh[0]", "S[0: 3|2|0]")', 'return "s": %s',
          "output 's' is still on a stream, expected a wait"),
         ("stream=\"comm\"}  # model.py:5\n",
          "stream=\"comm\"}\n    %t: f64[5,5] @ {0,1,2} = add(%s, %w)  # model.py:6\n",
-         "model.py:6: %s is made on stream 'comm' of @main\n.*wait for it first: %ready = wait\\(%s\\)"),
+         "model.py:6: %s is computed on stream 'comm' of @main\n.*wait for it first: %ready = wait\\(%s\\)"),
     ],
 )  # fmt: skip
 def test_what_a_call_and_a_stream_may_not_do(old: str, new: str, message: str) -> None:
@@ -118,7 +118,7 @@ def test_what_a_call_and_a_stream_may_not_do(old: str, new: str, message: str) -
 
 def test_a_call_takes_nothing_that_is_still_on_a_stream() -> None:
     module = infer_types(parse(UNTYPED.replace("@layer(%ready, %v)", "@layer(%far, %v)")))
-    with pytest.raises(VerificationError, match=r"%far is made on stream 'comm' of @main"):
+    with pytest.raises(VerificationError, match=r"%far is computed on stream 'comm' of @main"):
         verify(module, check)
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from distir_relax.ir import Module, lately, parse
+from distir_relax.ir import Module, memoize, parse
 from distir_relax.layout import DeviceMesh
 
 TEXT = """
@@ -22,7 +22,7 @@ module @global {
 def test_the_last_programs_are_known_by_their_functions() -> None:
     asked: list[tuple[Module, int]] = []
 
-    @lately(3)
+    @memoize(3)
     def size(module: Module, times: int = 1) -> list[int]:
         asked.append((module, times))
         return [times * len(module.main.ops)]

@@ -74,7 +74,7 @@ def test_good_programs_pass(text: str) -> None:
         (SHARDED, "S[0: 3|1], R", "S[2: 3|1], R", r"names dim 2, but a tensor of shape \(4, 6\) has dims 0 to 1"),
         (SHARDED, "S[0: 3|1], R", "S[0], R", "does not say how dim 0 is cut"),
         (SHARDED, "S[0: 3|1], R", "S[0: 3|1], S[0: 2|1|2]", "add up to 5, but dim 0 .* has 4"),
-        (SHARDED, '"mesh[0]"', '"mesh[1]"', r"lies on mesh\[1\], found 1 meshes"),
+        (SHARDED, '"mesh[0]"', '"mesh[1]"', r"is on mesh\[1\], found 1 meshes"),
         (DISTRIBUTED, "%y: f32[3|1,6]", "%y: f32[2|2,6]", r"model.py:7: nn.relu gives \(f32\[3,6\]\)"),
         (DISTRIBUTED, "input %x: f32[3|1,6]", "input %x: f32[3|1|1,6]", "lists 3 sizes for 2 devices"),
         (DISTRIBUTED, "6] @ {0,1},", "6] @ {1,0},", "devices in ascending order"),

@@ -22,7 +22,7 @@ def ring(collective: Collective, pieces: list[int]) -> list[int]:
 @pytest.mark.parametrize("collective", [Collective.ALL_GATHER, Collective.REDUCE_SCATTER, Collective.ALL_TO_ALL])
 def test_uneven_pieces(collective: Collective, pieces: list[int]) -> None:
     n = len(pieces)
-    found = [collective.sends_of(n, sum(pieces), pieces[i], pieces[(i + 1) % n]) for i in range(n)]
+    found = [collective.volume(n, sum(pieces), pieces[i], pieces[(i + 1) % n]) for i in range(n)]
     assert found == ring(collective, pieces)
 
 
@@ -31,8 +31,10 @@ def test_uneven_pieces(collective: Collective, pieces: list[int]) -> None:
 def test_equal_pieces(collective: Collective, n: int) -> None:
     piece = 12
     held = piece if collective is Collective.ALL_GATHER else n * piece
-    assert collective.sends(n, held) == pytest.approx(collective.sends_of(n, n * piece, piece, piece))
-    assert collective.rounds(n) * (n * piece if collective is Collective.SEND else piece) == collective.sends(n, held)
+    assert collective.balanced_volume(n, held) == pytest.approx(collective.volume(n, n * piece, piece, piece))
+    assert collective.rounds(n) * (n * piece if collective is Collective.SEND else piece) == collective.balanced_volume(
+        n, held
+    )
 
 
 def test_which_collective_a_transition_is() -> None:

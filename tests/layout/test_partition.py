@@ -10,8 +10,16 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from distir_relax.errors import PlacementError
-from distir_relax.layout import Cut, Segment, Shard, block_bounds, held_intervals
-from distir_relax.layout.partition import balanced, chunked, cut_of, nested, proportional, refined, units_of
+from distir_relax.layout import Cut, Segment, Shard, block_bounds, local_intervals
+from distir_relax.layout.partition import (
+    balanced,
+    chunked,
+    cut_in_elements,
+    cut_in_units,
+    is_nested,
+    proportional,
+    refine_cut,
+)
 
 SETTINGS = settings(derandomize=True, deadline=None, database=None, max_examples=100)
 
@@ -21,14 +29,14 @@ SETTINGS = settings(derandomize=True, deadline=None, database=None, max_examples
 def test_refined_cuts_are_blocks_in_order(size: int, mesh: list[int], divide: object) -> None:
     cuts: list[Cut] = []
     for ranks in mesh:
-        cuts.append(refined(size, cuts, ranks, divide))  # type: ignore[arg-type]
+        cuts.append(refine_cut(size, cuts, ranks, divide))  # type: ignore[arg-type]
     placements = [Shard(0, cut) for cut in cuts]
-    assert all(nested(a, b) for a, b in itertools.combinations(cuts, 2))
+    assert all(is_nested(a, b) for a, b in itertools.combinations(cuts, 2))
     bounds = block_bounds(placements, 0, size, mesh)
     assert bounds is not None
     assert len(bounds) == math.prod(mesh) + 1
     for number, place in enumerate(itertools.product(*map(range, mesh))):
-        held = [i for a, b in held_intervals(placements, 0, size, place) for i in range(a, b)]
+        held = [i for a, b in local_intervals(placements, 0, size, place) for i in range(a, b)]
         assert held == list(range(bounds[number], bounds[number + 1]))
     if divide is balanced:
         for place in itertools.product(*map(range, mesh[:-1])):
@@ -40,9 +48,9 @@ def test_refined_cuts_are_blocks_in_order(size: int, mesh: list[int], divide: ob
 @given(st.integers(1, 3), st.integers(1, 4), st.lists(st.lists(st.integers(0, 4), min_size=3, max_size=3), min_size=1))
 def test_the_cut_of_a_dim_gives_back_that_of_its_units(outer: int, inner: int, rows: list[list[int]]) -> None:
     units = Cut(tuple(Segment(1, tuple(row)) for row in rows))
-    whole = cut_of(units, outer, inner)
+    whole = cut_in_elements(units, outer, inner)
     assert whole.total == outer * inner * units.total
-    found = units_of(whole, outer, units.total, inner, "")
+    found = cut_in_units(whole, outer, units.total, inner, "")
     for index in range(3):
         assert found.intervals(index) == units.intervals(index)
 
@@ -58,7 +66,7 @@ def test_the_cut_of_a_dim_gives_back_that_of_its_units(outer: int, inner: int, r
     ],
 )
 def test_nested(first: Cut, second: Cut, fit: bool) -> None:
-    assert nested(first, second) == fit
+    assert is_nested(first, second) == fit
 
 
 def test_blocks_out_of_order_are_none() -> None:
@@ -69,11 +77,11 @@ def test_blocks_out_of_order_are_none() -> None:
 
 def test_sizes_that_tear_a_unit() -> None:
     with pytest.raises(PlacementError, match="units of 4 elements"):
-        units_of(Cut((Segment(1, (4, 2)), Segment(1, (2, 4)))), 1, 3, 4, "")
+        cut_in_units(Cut((Segment(1, (4, 2)), Segment(1, (2, 4)))), 1, 3, 4, "")
 
 
 def _held(placements: list[Shard], size: int, place: tuple[int, ...]) -> int:
-    return sum(b - a for a, b in held_intervals(placements, 0, size, place))
+    return sum(b - a for a, b in local_intervals(placements, 0, size, place))
 
 
 @SETTINGS

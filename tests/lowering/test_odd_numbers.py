@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import math
 
-from distir_relax.ir import PerRank, kinds_of
+from distir_relax.ir import PerRank, classify_devices
 from distir_relax.lowering.distributed_builder import merge_attrs
 
 
 def test_a_nan_is_the_same_for_all() -> None:
-    kinds = kinds_of(((3, 2, 2),), 3)
+    kinds = classify_devices(((3, 2, 2),), 3)
     rows = [{"fill": math.nan, "size": size, "both": (math.nan, size)} for size in (3, 2)]
     merged = merge_attrs(rows, kinds)
     assert merged["size"] == PerRank((3, 2, 2))

@@ -15,7 +15,7 @@ from torch import nn
 
 import distir_relax as dr
 from distir_relax.cost.profile import Level
-from distir_relax.lowering.schedule_order import in_two
+from distir_relax.lowering.schedule_order import split_backwards
 from distir_relax.schedules import Times, order_of, timeline
 from tests.machines import machine
 
@@ -66,7 +66,7 @@ def makespan(schedule: str, ranks: int, microbatches: int, chunks: int = 1) -> f
 )
 def test_a_program_takes_as_long_as_its_schedule(schedule: str, ranks: int, microbatches: int, chunks: int) -> None:
     order = order_of(schedule, ranks, microbatches, chunks)
-    expected = timeline(in_two(order), Times()).makespan
+    expected = timeline(split_backwards(order), Times()).makespan
     assert expected <= timeline(order, Times()).makespan
     assert makespan(schedule, ranks, microbatches, chunks) == pytest.approx(expected, rel=1e-9)
 

@@ -182,7 +182,7 @@ class Small(torch.nn.Module):
 
 
 REFUSED: list[tuple[torch.nn.Module, tuple[int, ...], dict[str, str], type[Exception], str]] = [
-    (torch.nn.Linear(6, 8), (4, 6), {"weight": "S[1]"}, PlacementError, r"I\[sum\] of %\S+: Relax has no pending sums"),
+    (torch.nn.Linear(6, 8), (4, 6), {"weight": "S[1]"}, PlacementError, r"I\[sum\] of %\S+: Relax has no partial sums"),
     (torch.nn.Linear(6, 7), (4, 6), {"weight": "S[0]"}, PlacementError, r"S\[0: 4\|3\] of %weight: .* equal shards"),
     (Moves(), (3, 6), {"x": "S[0]"}, PlacementError, r"S\[0: 2\|1\] of %x: .* equal shards"),
     (Sliced(), (4, 6), {"x": "S[0]"}, UnsupportedOpError, r"cannot type %\S+, the strided_slice, .*dist.FInferType"),

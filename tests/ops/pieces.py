@@ -105,7 +105,7 @@ class Pieces:
         axes = range(len(self.setting.mesh.shape))
         # The last of the modes is ``pad``, where values have fillings.
         fillings = {
-            name: tuple(lowering.tails.filling.get((local.name, axis)) for axis in axes)
+            name: tuple(lowering.padding.pad_values.get((local.name, axis)) for axis in axes)
             for name, local in lowering.values.items()
         }
         keys = [*_inputs(sharded), *((_key(op, fillings), op.results) for op in sharded.main.ops)]

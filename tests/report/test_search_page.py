@@ -17,7 +17,7 @@ from distir_relax.analysis.simulation import Simulation
 from distir_relax.cost.profile import load_profile
 from distir_relax.report.search_page import TIME_LINES, search_page, write_search_page
 from distir_relax.strategy_search import Search
-from distir_relax.strategy_search.compact_timeline import LANES, strips
+from distir_relax.strategy_search.compact_timeline import LANES, compact_timeline
 from tests import search_models
 from tests.report.browser import Browser, browser
 
@@ -118,7 +118,7 @@ def test_the_data_are_the_outcomes(search: Search) -> None:
         (o.strategy, o.samples, o.fits) for o in search.outcomes if o.seconds
     ]
     assert [tuple(map(tuple, p["lanes"])) for p in points] == [o.lanes for o in search.outcomes if o.seconds]
-    assert all(o.lanes == strips(search.simulate(o.candidate)) for o in search.ranked[::17])
+    assert all(o.lanes == compact_timeline(search.simulate(o.candidate)) for o in search.ranked[::17])
 
 
 def test_a_search_without_time_lines_has_those_of_the_best(search: Search) -> None:
@@ -137,7 +137,9 @@ def test_a_strip_says_what_most_of_each_column_goes_by_with(search: Search, colu
     for outcome in (search.ranked[0], *pipelines[:5]):
         simulation = search.simulate(outcome.candidate)
         classes = shown_classes(simulation, LANES)
-        for (_, text), row in zip(strips(simulation, columns), busy(simulation, classes, columns), strict=True):
+        for (_, text), row in zip(
+            compact_timeline(simulation, columns), busy(simulation, classes, columns), strict=True
+        ):
             kinds = "".join(kind * int(count) for kind, count in re.findall(r"([cmi])(\d+)", text))
             assert len(kinds) == columns
             for kind, compute, communicate in zip(kinds, *row, strict=True):

@@ -132,5 +132,5 @@ def test_a_weight_lies_as_its_new_value_does() -> None:
         "    %n:", '    %d.s: f32[13,5] = annotate_sharding(%d) {placements="S[0]"}\n    %n:'
     ))  # fmt: skip
     plan = dr.compile((module, {"w": torch.randn(13, 5), "v": torch.randn(13, 5)}))
-    with pytest.raises(PlacementError, match=r"'w' lies as R, and its new value as S\[0"):
+    with pytest.raises(PlacementError, match=r"'w' is placed as R, and its new value as S\[0"):
         plan.bundle()

@@ -57,7 +57,7 @@ def _needs(task: Task, stages: int, rank_of: tuple[int, ...], times: Times) -> l
     s, m = task.stage, task.microbatch
 
     def sent(boundary: int) -> int:
-        return int(times.between(boundary, m)) if rank_of[boundary] != rank_of[boundary + 1] else 0
+        return int(times.send_time(boundary, m)) if rank_of[boundary] != rank_of[boundary + 1] else 0
 
     if task.kind == "F":
         return [(Task("F", s - 1, m), sent(s - 1))] if s else []

@@ -12,8 +12,8 @@ from fractions import Fraction
 
 from distir_relax.errors import DistIRError
 from distir_relax.schedules import (
-    Found,
     Memory,
+    OptimizedOrder,
     Shape,
     Times,
     best_order,
@@ -64,7 +64,7 @@ def best_known(shape: Shape, times: Times, memory: Memory | None) -> int | float
     return min(found, default=None)
 
 
-def check_case(seed: int) -> tuple[Found, float | None]:
+def check_case(seed: int) -> tuple[OptimizedOrder, float | None]:
     """What the scheduler finds is valid, fits, takes as long as it says, and is no worse than what is known.
 
     Gives that, and the part of the best known makespan that it takes.

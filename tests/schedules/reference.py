@@ -34,7 +34,7 @@ def edges(order: Order, times: Times) -> Iterator[Edge]:
 
 def sent(order: Order, times: Times, stage: int, microbatch: int) -> int | float | Fraction:
     """How long it takes over the boundary behind a stage."""
-    return times.between(stage, microbatch) if order.rank_of[stage] != order.rank_of[stage + 1] else 0
+    return times.send_time(stage, microbatch) if order.rank_of[stage] != order.rank_of[stage + 1] else 0
 
 
 def starts(order: Order, times: Times) -> dict[Task, int | float | Fraction] | None:

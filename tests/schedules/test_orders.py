@@ -20,7 +20,7 @@ from distir_relax.schedules import (
     schedule_names,
     timeline,
 )
-from distir_relax.schedules.registry import extended
+from distir_relax.schedules.registry import temporary_schedules
 from tests.schedules.reference import starts
 
 UNEQUAL = Times(forward=Fraction(3, 7), inputs=2, weights=Fraction(5, 3), send=Fraction(1, 11))
@@ -135,10 +135,10 @@ def test_an_inference_that_keeps_nothing() -> None:
 
 
 def test_a_schedule_of_ones_own_is_checked() -> None:
-    with extended():
+    with temporary_schedules():
 
         @schedule("one by one")
-        def one_by_one(shape: Shape) -> Order:
+        def order_microbatches(shape: Shape) -> Order:
             return Order(
                 tuple(
                     tuple(Task(kind, rank, m) for m in range(shape.microbatches) for kind in "FB")
@@ -155,6 +155,6 @@ def test_a_schedule_of_ones_own_is_checked() -> None:
 
         with pytest.raises(DistIRError, match=r"^schedule wrong, rank 0, position 0, task 0B0: needs 0F0"):
             order_of("wrong", 3, 1)
-        with pytest.raises(DistIRError, match="there is a schedule 'wrong' already"):
+        with pytest.raises(DistIRError, match="schedule 'wrong' already exists"):
             schedule("wrong")(wrong)
     assert "wrong" not in schedule_names()

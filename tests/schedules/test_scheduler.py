@@ -21,7 +21,7 @@ from distir_relax.schedules import (
     schedule,
     timeline,
 )
-from distir_relax.schedules.registry import extended
+from distir_relax.schedules.registry import temporary_schedules
 from distir_relax.schedules.search.bound import lower_bound
 from distir_relax.schedules.search.problem import Problem
 from tests.schedules.brute_force import shortest
@@ -107,7 +107,7 @@ def test_tasks_that_take_no_time() -> None:
 
 
 def test_memory_that_nothing_fits_into() -> None:
-    message = r"rank 1 may keep 0.9, a microbatch takes 1 there\n  hint: make microbatches smaller"
+    message = r"rank 1 may keep 0.9, a microbatch takes 1 there\n  hint: use smaller microbatches"
     with pytest.raises(DistIRError, match=message):
         best_order(Shape(3, 4, 2), memory=Memory((1, 0.9, 1)))
     with pytest.raises(DistIRError, match="rank 2 may keep 6, a microbatch takes 7 there"):
@@ -127,7 +127,7 @@ def test_memory_for_one_microbatch_is_enough_and_where_only_a_v_fits_it_is_one()
 def test_a_schedule_of_ones_own_is_among_what_is_known() -> None:
     """Also one that is not valid does no harm."""
     expected = best_order(Shape(3, 4))
-    with extended():
+    with temporary_schedules():
 
         @schedule("nothing")
         def nothing(shape: Shape) -> Order:

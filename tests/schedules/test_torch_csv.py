@@ -81,7 +81,7 @@ def test_what_is_said_of_weights_is_passed_over_and_overlapped_tasks_follow_each
         ),
         (
             "0F0\n0SEND_F0",
-            "^a.csv:2:1: expected an action.*'0SEND_F0'\n  hint: take the schedule as it was before torch",
+            "^a.csv:2:1: expected an action.*'0SEND_F0'\n  hint: use the schedule before torch",
         ),
         ("0F٣", "^a.csv:1:1: expected an action"),
         ("0F0\n1F0\n1B0", "^a.csv: stage 1 is on rank 1 and on rank 2"),
@@ -89,7 +89,7 @@ def test_what_is_said_of_weights_is_passed_over_and_overlapped_tasks_follow_each
         ("999999999F0", "^a.csv: there is no stage 0, and one 999999999"),
         ("0F999999999", "^a.csv: rank 0: there is no 0F0, of 1000000000 microbatches"),
         ("0F" + "1" * 5000, "^a.csv:1:1: expected an action"),
-        ("0F0,0B0,0B0", "^a.csv: rank 0, position 2, task 0B0: the task is there twice"),
+        ("0F0,0B0,0B0", "^a.csv: rank 0, position 2, task 0B0: duplicate task"),
         ("(0F0;0B0OVERLAP_F_B", "^a.csv:1:1: expected an action"),
     ],
 )

@@ -26,7 +26,7 @@ def order(*rows: str, rank_of: tuple[int, ...] | None = None) -> Order:
         (order("0X0"), "^rank 0, position 0, task 0X0: a task is F, B, I or W, found 'X'"),
         (order("1F0"), "^rank 0, position 0, task 1F0: expected stages from 0 to 0"),
         (order("0F0 1F0", ""), "^rank 0, position 1, task 1F0: stage 1 is on rank 1"),
-        (order("0F0 0B0 0F0"), "^rank 0, position 2, task 0F0: the task is there twice, first at rank 0, position 0"),
+        (order("0F0 0B0 0F0"), "^rank 0, position 2, task 0F0: duplicate task, first at rank 0, position 0"),
         (order("0F0 0B0 0I0 0W0"), "^rank 0, position 2, task 0I0: 0B0 at rank 0, position 1 is the whole backward"),
         (order("0F0 0F1 0B0"), "^rank 0: there is neither 0B1 nor 0I1, of 2 microbatches through 1 stages"),
         (order("0F0 0I0"), "^rank 0: there is no 0W0, of 1 microbatches"),

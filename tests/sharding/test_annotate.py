@@ -16,7 +16,7 @@ from distir_relax.frontends.imported_model import Imported
 from distir_relax.frontends.torch.importer import import_torch
 from distir_relax.ir import Module, verify
 from distir_relax.layout import Cut, DeviceMesh, R, Shard
-from distir_relax.layout.validate import fit_placements
+from distir_relax.layout.validate import validate_placements
 from distir_relax.ops import check
 from distir_relax.sharding.annotate import annotate_sharding
 from distir_relax.sharding.named_annotations import ApplyShardings
@@ -62,7 +62,7 @@ def test_it_vanishes_under_torch_compile() -> None:
     ],
 )
 def test_spellings(placement: object, mesh: DeviceMesh, expected: Any) -> None:
-    assert fit_placements(placement, mesh, (4, 6)) == expected
+    assert validate_placements(placement, mesh, (4, 6)) == expected
 
 
 @pytest.mark.parametrize(
@@ -75,7 +75,7 @@ def test_spellings(placement: object, mesh: DeviceMesh, expected: Any) -> None:
         ("S[0], R", MESH, "expected one placement for each of the 1 mesh axes (tp), found 2"),
         ("S[1: 3|4]", MESH, "the sizes of S[1: 3|4] add up to 7, but dim 1 of shape (4, 6) has 6"),
         ("S[1: 2|2|2]", MESH, "lists 3 sizes, but the mesh axis has 2 devices"),
-        ("S[1: 4|2], S[1: 2|2|2]", GRID, "of S[1: 2|2|2] do not divide each part of S[1: 4|2] by itself"),
+        ("S[1: 4|2], S[1: 2|2|2]", GRID, "of S[1: 2|2|2] do not divide each part of S[1: 4|2] separately"),
     ],
 )
 def test_illegal_placements_are_refused_at_the_call(placement: str, mesh: DeviceMesh, message: str) -> None:

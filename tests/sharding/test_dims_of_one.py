@@ -98,9 +98,9 @@ def test_both_axes_may_split_it() -> None:
 
 def test_a_stage_of_a_pipeline_is_no_mark() -> None:
     x = torch.randn(3, 5)
-    with pytest.raises(DistIRError, match=r"At\[0\] keeps a tensor on one stage of a pipeline, which a mark"):
+    with pytest.raises(DistIRError, match=r"At\[0\] keeps a tensor on one pipeline stage, which an annotation"):
         dr.compile(Model(lambda y: annotate_sharding(y, MESHES["3"], "At[0]") * 2), (x,))
-    with pytest.raises(DistIRError, match=r"weight: At\[0\] keeps a tensor on one stage"):
+    with pytest.raises(DistIRError, match=r"weight: At\[0\] keeps a tensor on one pipeline stage"):
         dr.compile(torch.nn.Linear(5, 7), (x,), mesh=3, shardings={"weight": "At[0]"})
     text = """module @global {
   mesh[0] = device_mesh((3,), ("tp",))
@@ -110,5 +110,5 @@ def test_a_stage_of_a_pipeline_is_no_mark() -> None:
   }
 }"""
     module: Any = parse(text)
-    with pytest.raises(DistIRError, match=r"model.py:7: At\[0\] keeps a tensor on one stage"):
+    with pytest.raises(DistIRError, match=r"model.py:7: At\[0\] keeps a tensor on one pipeline stage"):
         run_passes(module, compile_passes())

@@ -193,7 +193,7 @@ def test_what_needs_all_rows_says_so() -> None:
     summed = Op("cumsum", product.operands, product.results, {"axis": 0}, "model.py:7")
     ops = tuple(summed if op is product else op for op in module.main.ops)
     changed = Module("global", (Function("main", module.main.inputs, ops, module.main.outputs),))
-    with pytest.raises(AnnotationError, match="cumsum would need all rows") as caught:
+    with pytest.raises(AnnotationError, match="cumsum needs all rows") as caught:
         lowered(changed, (3,), "ragged")
     assert caught.value.where == "model.py:7"
     assert "hidden dim" in caught.value.hint
@@ -201,5 +201,5 @@ def test_what_needs_all_rows_says_so() -> None:
 
 def test_no_mark_asks_for_rows_at_their_experts() -> None:
     assert str(parse_placements("Routed[0], R")[0]) == "Routed[0]"
-    with pytest.raises(PlacementError, match="which a mark cannot ask for"):
+    with pytest.raises(PlacementError, match="an annotation cannot request Routed"):
         lowered(mixture("Routed[0]", "S[0]", "S[0]"), (3,), "ragged")

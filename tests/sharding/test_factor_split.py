@@ -8,7 +8,7 @@ import pytest
 
 from distir_relax.ir import Function, TensorType, Value
 from distir_relax.ops import Builder
-from distir_relax.sharding.factor_split import Carried, Joint, Rules, boundaries_of
+from distir_relax.sharding.factor_split import JoinedBoundaries, PropagatedBoundaries, Rules, find_boundaries
 
 
 def reshaped(seed: int) -> Function:
@@ -39,21 +39,21 @@ def reshaped(seed: int) -> Function:
 @pytest.mark.parametrize("seed", range(40))
 def test_both_ways_find_the_same_where_boundaries_nest(seed: int) -> None:
     rules = Rules.of(reshaped(seed))
-    joint, carried = Joint(rules), Carried(rules).run()
+    joint, carried = JoinedBoundaries(rules), PropagatedBoundaries(rules).run()
     nest = joint.run()
-    assert nest == (not any(carried.torn(number) for number in range(len(rules.rules))))
-    assert isinstance(boundaries_of(rules), Joint if nest else Carried)
+    assert nest == (not any(carried.conflicts(number) for number in range(len(rules.rules))))
+    assert isinstance(find_boundaries(rules), JoinedBoundaries if nest else PropagatedBoundaries)
     if not nest:
         return
-    assert joint.fine == carried.fine
+    assert joint.split_values == carried.split_values
     for name, shape in rules.shapes.items():
         for dim in range(len(shape)):
-            assert joint.of_dim(name, dim) == carried.of_dim(name, dim), name
+            assert joint.dim_boundaries(name, dim) == carried.dim_boundaries(name, dim), name
     for number, rule in enumerate(rules.rules):
         for factor in range(len(rule.factors)):
-            assert joint.of_factor(number, factor) == carried.of_factor(number, factor)
+            assert joint.factor_boundaries(number, factor) == carried.factor_boundaries(number, factor)
 
 
 def test_some_nest_and_some_do_not() -> None:
-    found = [Joint(Rules.of(reshaped(seed))).run() for seed in range(40)]
+    found = [JoinedBoundaries(Rules.of(reshaped(seed))).run() for seed in range(40)]
     assert 5 < sum(found) < 35

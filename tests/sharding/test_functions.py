@@ -27,7 +27,7 @@ from distir_relax.ir import (
 )
 from distir_relax.lowering import FuseLocal, Project, ToDistIR
 from distir_relax.ops import check
-from distir_relax.sharding import DelayReductions, Propagate, redistributions
+from distir_relax.sharding import DelayReductions, Propagate, list_reshards
 from tests.blocks import blocks_module
 from tests.programs import Program
 from tests.test_random_programs import MESHES, SETTINGS, programs, propagate
@@ -140,7 +140,7 @@ module @global {
     sharded = Propagate().run(module)
     assert [op.name for op in sharded.main.ops].count("redistribute") == 1
     assert lines(sharded) == lines(Propagate().run(inline(module)))
-    (moved,) = (m for m in redistributions(sharded) if m.bytes)
+    (moved,) = (m for m in list_reshards(sharded) if m.bytes)
     assert (moved.function, moved.times) == ("main", 1)
 
 
@@ -150,5 +150,5 @@ def test_reasons_are_those_of_the_first_call() -> None:
     assert {r.value for r in reasons} >= {"up", "down", "gelu"}
     assert {r.annotation for r in reasons} == {"blocks.0, model.py:7"}
     assert {r.source for r in reasons if r.value == "gelu"} == {"matmul"}
-    (moved,) = redistributions(sharded)
+    (moved,) = list_reshards(sharded)
     assert (moved.function, moved.result, moved.times) == ("feed_forward", "matmul_1", 3)

@@ -12,7 +12,7 @@ from distir_relax.errors import PlacementError
 from distir_relax.ir import Module
 from distir_relax.layout import DeviceMesh
 from distir_relax.sharding import Propagate, propagate
-from distir_relax.sharding.replicated import asks_for_nothing
+from distir_relax.sharding.replicated import is_fully_replicated
 from tests.blocks import blocks_module
 
 
@@ -52,9 +52,9 @@ def step(strategy: str) -> Module:
 def test_it_is_what_the_search_finds(strategy: str, monkeypatch: pytest.MonkeyPatch) -> None:
     module = step(strategy)
     mesh = module.meshes[0]
-    assert asks_for_nothing(module, mesh)
+    assert is_fully_replicated(module, mesh)
     found = Propagate(mesh).run(module)
-    monkeypatch.setattr(propagate, "asks_for_nothing", lambda module, mesh: False)
+    monkeypatch.setattr(propagate, "is_fully_replicated", lambda module, mesh: False)
     assert found == Propagate(mesh).run(module)
     assert len(found.functions) > 1 or strategy == "1/1/1/1"
 
@@ -62,16 +62,16 @@ def test_it_is_what_the_search_finds(strategy: str, monkeypatch: pytest.MonkeyPa
 def test_marks_for_the_whole_are_marks_for_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     module = blocks_module(3, "R")
     mesh = DeviceMesh((5,), ("tp",))
-    assert asks_for_nothing(module, mesh)
+    assert is_fully_replicated(module, mesh)
     found = Propagate(mesh).run(module)
-    monkeypatch.setattr(propagate, "asks_for_nothing", lambda module, mesh: False)
+    monkeypatch.setattr(propagate, "is_fully_replicated", lambda module, mesh: False)
     assert found == Propagate(mesh).run(module)
 
 
 def test_a_split_is_searched_for_and_what_does_not_fit_is_an_error() -> None:
     mesh = DeviceMesh((3,), ("tp",))
-    assert not asks_for_nothing(blocks_module(2, "S[1]"), mesh)
-    assert not asks_for_nothing(blocks_module(2, "I"), mesh)
+    assert not is_fully_replicated(blocks_module(2, "S[1]"), mesh)
+    assert not is_fully_replicated(blocks_module(2, "I"), mesh)
     with pytest.raises(PlacementError, match="dim"):
         Propagate(mesh).run(blocks_module(2, "S[2]"))
     with pytest.raises(PlacementError, match="one placement for each"):

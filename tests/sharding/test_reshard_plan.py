@@ -24,10 +24,10 @@ from distir_relax.ir import (
     verify,
 )
 from distir_relax.layout import Cut, DeviceMesh, Partial, Placement, R, Segment, Shard, print_placements
-from distir_relax.layout.partition import refined
+from distir_relax.layout.partition import refine_cut
 from distir_relax.lowering import Project, ToDistIR
 from distir_relax.ops import Trait, check, lookup
-from distir_relax.sharding import bytes_sent, cost, plan, transition_cost, transitions_bytes
+from distir_relax.sharding import bytes_sent, cost, plan, plan_bytes, transition_cost
 
 SHAPE = (7, 12, 5)
 SUM = Partial("sum")
@@ -81,7 +81,7 @@ def nested(codes: tuple[object, ...], shape: tuple[int, ...], mesh: tuple[int, .
     for code, n in zip(codes, mesh, strict=True):
         if isinstance(code, int):
             others = [p.cut for p in found if isinstance(p, Shard) and p.dim == code and p.cut]
-            found.append(Shard(code, refined(shape[code], others, n)))
+            found.append(Shard(code, refine_cut(shape[code], others, n)))
         else:
             found.append(R if code == "R" else SUM)
     return tuple(found)
@@ -188,7 +188,7 @@ def test_replicas_reduce_a_part_each() -> None:
     target = DTensorType((64, 64), "float32", (R, R))
     steps = plan(source, target, mesh)
     assert [step.axis for step in steps] == [0, 1, 0]
-    assert transitions_bytes(steps, source, mesh) == pytest.approx(source.tensor.bytes * (7 / 8 + 1 / 2))
+    assert plan_bytes(steps, source, mesh) == pytest.approx(source.tensor.bytes * (7 / 8 + 1 / 2))
 
 
 def test_what_is_too_small_to_split_is_reduced_whole() -> None:

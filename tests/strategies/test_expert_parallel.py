@@ -129,5 +129,5 @@ def test_parts_of_a_batch_do_not_meet_in_a_sort() -> None:
 
 
 def test_a_model_without_experts_says_so() -> None:
-    with pytest.raises(DistIRError, match="no experts that could be split by their number"):
+    with pytest.raises(DistIRError, match="no experts that can be split by number"):
         dr.compile(nn.Linear(3, 5), (torch.randn(4, 3),), strategy="2/1/1/1,experts=data")

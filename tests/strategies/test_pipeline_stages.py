@@ -98,10 +98,10 @@ def test_stages_begin_where_the_user_says() -> None:
     [
         (3, {"boundaries": ("layers.1", "layer.9")}, "no stage can begin with 'layer.9'"),
         (3, {"boundaries": ("layers.1",)}, "3 stages have 2 boundaries, found 1: layers.1"),
-        (3, {"boundaries": ("layers.3", "layers.1")}, "'layers.1' would be empty: it is not behind 'layers.3'"),
-        (2, {"boundaries": ("embed",)}, "would be empty: it is not behind the beginning of the model"),
+        (3, {"boundaries": ("layers.3", "layers.1")}, "'layers.1' would be empty: it does not follow 'layers.3'"),
+        (2, {"boundaries": ("embed",)}, "would be empty: it does not follow the beginning of the model"),
         (2, {"boundaries": ("layers.1.0",)}, "no stage can begin with 'layers.1.0'"),
-        (99, {}, "ops with weights that follow each other, which cannot be 99 stages"),
+        (99, {}, "consecutive ops with weights, too few for 99 stages"),
     ],
 )
 def test_what_cannot_be_cut_says_why(count: int, options: dict[str, Any], message: str) -> None:
@@ -125,7 +125,7 @@ class Normed(nn.Module):
 
 def test_where_samples_meet_no_stage_follows() -> None:
     model, x = Normed().train(), torch.randn(7, 6)
-    with pytest.raises(dr.DistIRError, match=r"ops with weights .*, before microbatches meet in ") as raised:
+    with pytest.raises(dr.DistIRError, match=r"ops with weights before .* joins the microbatches") as raised:
         dr.compile_training(model, optimizer=dr.SGD(lr=0.1), example_batch=x, strategy="1/1/9/3")
     assert "one microbatch" in (raised.value.hint or "")
     for strategy in ("1/1/2/1", "1/1/2/3"):

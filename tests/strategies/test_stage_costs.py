@@ -76,5 +76,5 @@ def test_sending_takes_what_a_microbatch_has() -> None:
     module = marked()
     given = next(op for op in module.main.ops if lookup(op.name).cost.product).results
     stages = StageCosts(machine(levels=link(0.5, 1.0)), Samples.of(module), 3, Fraction(1, 3), True)
-    assert stages.sending(given) == 0.5 + 3 * 13 * 4
-    assert stages.sending([]) == 0.0
+    assert stages.send_seconds(given) == 0.5 + 3 * 13 * 4
+    assert stages.send_seconds([]) == 0.0

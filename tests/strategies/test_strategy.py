@@ -33,13 +33,13 @@ def test_options_are_read_and_printed() -> None:
         ("2/2/1/1,sequence_parallel=maybe", "expected true or false for sequence_parallel"),
         (
             "2/2/1/1,speed=9",
-            "expected schedule, chunks, zero, checkpoint, sequence_parallel, experts, placements behind D/T/P/K",
+            "expected schedule, chunks, zero, checkpoint, sequence_parallel, experts, placements after D/T/P/K",
         ),
         ("2/2/1/1,", "expected schedule"),
         ("2/2/1/1,schedule=1b1f", "^strategy 2/2/1/1,schedule=1b1f: expected a schedule, one of gpipe, 1f1b, .*'1b1f'"),
         ("2/2/3/5,chunks=2", "the schedule 1f1b takes 1 chunk a rank, found 2\n  hint: chunks=1, or a schedule"),
         ("2/2/1/1,chunks=0", "degrees of a strategy are at least 1"),
-        ("9" * 99 + "/1/1/1", "numbers without end"),
+        ("9" * 99 + "/1/1/1", "numbers of too many digits"),
     ],
 )
 def test_other_texts_are_refused(text: str, message: str) -> None:
@@ -147,9 +147,9 @@ class Sequence(nn.Module):
     [
         (Perceptron(), torch.randn(5, 15), "7/1/1/1", "a batch of 5 has too few samples for 7 data-parallel ranks"),
         (Perceptron(), torch.randn(5, 15), "1/1/1/7", "a batch of 5 has too few samples for 7 microbatches"),
-        (Perceptron(), torch.randn(1, 15), "2/1/1/1", r"no batch that could be split: dim 0 of 'x' has size 1"),
-        (Sequence(), torch.randn(5, 1), "2/1/1/1", r"no batch .*: dim 0 of 'x' is a dim of parameters, too"),
-        (Perceptron(), torch.randn(5, 15), "1/1/9/1", "ops with weights that follow each other, which cannot be 9"),
+        (Perceptron(), torch.randn(1, 15), "2/1/1/1", r"no batch that can be split: dim 0 of 'x' has size 1"),
+        (Sequence(), torch.randn(5, 1), "2/1/1/1", r"no batch .*: dim 0 of 'x' is a dim of parameters as well"),
+        (Perceptron(), torch.randn(5, 15), "1/1/9/1", "consecutive ops with weights, too few for 9"),
         (Perceptron(), torch.randn(5, 15), "2/1/1/1,sequence_parallel", "no repeated blocks that pass on a sequence"),
     ],
 )

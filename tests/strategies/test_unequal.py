@@ -115,9 +115,9 @@ def test_what_one_axis_leaves_unlike_another_evens_out() -> None:
     found = Shares.of(unlike(1.0, 0.5, 1.0, 0.5), Strategy(2, 2, 1, 1))
     assert (found.data, found.tensor) == ((), (0.666667, 0.333333))
     found = Shares.of(unlike(1.0, 1.0, 0.5, 0.5), Strategy(1, 2, 2, 1))
-    assert (found.data, found.tensor, found.places) == ((), (), (1.0, 0.5))
+    assert (found.data, found.tensor, found.group_speeds) == ((), (), (1.0, 0.5))
     found = Shares.of(unlike(1.0, 0.5, 1.0), Strategy(1, 1, 3, 1))
-    assert found.places == (1.0, 0.5, 1.0)
+    assert found.group_speeds == (1.0, 0.5, 1.0)
     assert Shares.of(machine(4), Strategy(2, 2, 1, 1)) == Shares()
 
 
@@ -210,7 +210,7 @@ def test_means_weigh_each_sample_as_much(strategy: str) -> None:
 
 def each_alone(profile: Profile, devices: int) -> Profile:
     """The machine with devices that are all told apart, and as fast as before."""
-    kinds = profile.kinds(devices)
+    kinds = profile.device_specs(devices)
     return replace(profile, groups=tuple(Group(((d, d),), s, 1e12 + d) for d, (s, _) in enumerate(kinds)))
 
 
@@ -251,7 +251,7 @@ def test_programs_in_between_are_used_where_parts_are_in_proportion() -> None:
     strategy = Strategy(2, 1, 1, 2)
     candidates = [Candidate(strategy, 2 * n) for n in (6, 9, 10, 12)]
     evaluator = Evaluator(source, profile, candidates)
-    assert [evaluator._between(candidate) is not None for candidate in candidates] == [True, True, False, True]
+    assert [evaluator._interpolate(candidate) is not None for candidate in candidates] == [True, True, False, True]
     for candidate in candidates:
         alone = source.under(strategy).simulate(profile, candidate.samples)
         assert evaluator.outcome(candidate) == Outcome.of(candidate, alone)

@@ -16,8 +16,8 @@ from distir_relax.cost.profile import load_profile
 from distir_relax.errors import DistIRError
 from distir_relax.report.search import discarded
 from distir_relax.strategies.strategy import Strategy
-from distir_relax.strategy_search import Outcome, Search, search_by_steps
-from distir_relax.strategy_search.lower_bounds import TOO_FINE, TOO_LARGE, Least
+from distir_relax.strategy_search import Outcome, Search, search_locally
+from distir_relax.strategy_search.lower_bounds import TOO_FINE, TOO_LARGE, LowerBounds
 from tests import search_models
 
 MACHINE = load_profile("dgx2-v100")
@@ -36,14 +36,14 @@ def narrow() -> dr.Training:
 @pytest.mark.parametrize("made", [narrow, lambda: search_models.train(30)], ids=["bfloat16", "float32"])
 def test_no_strategy_needs_less_than_its_weights_and_what_belongs_to_them(made: object) -> None:
     source = made().read(CompileOptions(profile=MACHINE))  # type: ignore[operator]
-    least = Least(source, MACHINE)
+    least = LowerBounds(source, MACHINE)
     for text in STRATEGIES:
         strategy = Strategy.parse(text)
         needed, found = least.bytes(strategy), source.under(strategy).simulate(MACHINE)
         peak = float(found.peak_memory.max())
         assert 0.2 * peak < needed <= peak, text
         assert least.refusal(strategy) == ""
-        small = Least(source, replace(MACHINE, memory=0.99 * needed))
+        small = LowerBounds(source, replace(MACHINE, memory=0.99 * needed))
         assert small.refusal(strategy) == TOO_LARGE
 
 
@@ -55,7 +55,7 @@ def test_more_tensor_ranks_than_heads_are_refused() -> None:
     source = dr.Training(model, nn.functional.mse_loss, dr.SGD(), (torch.randn(5, 7, 12), torch.randn(5, 7, 12))).read(
         CompileOptions(profile=MACHINE)
     )
-    least = Least(source, MACHINE)
+    least = LowerBounds(source, MACHINE)
     assert [least.refusal(Strategy(1, t, 1, 1)) for t in (1, 3, 5)] == ["", "", TOO_FINE]
 
 
@@ -88,7 +88,7 @@ def test_some_of_the_candidates_lead_near_the_best_of_all(
     source = search_models.train(120).read(CompileOptions(profile=MACHINE))
     every = tried(devices)
     ops = len(source.imported.module.main.ops)
-    found = search_by_steps(source, MACHINE, every.space, workers=1, worth=ops * len(every.outcomes) // share)
+    found = search_locally(source, MACHINE, every.space, workers=1, op_budget=ops * len(every.outcomes) // share)
     known = {outcome.strategy: outcome for outcome in every.outcomes}
     assert found.untried > 0
     assert found.untried + len(found.outcomes) == len(every.outcomes)
@@ -103,5 +103,5 @@ def test_what_cannot_fit_is_not_compiled() -> None:
     found = dr.search(search_models.train(12), devices=3, profile=small, workers=1, by_steps=True)
     assert {outcome.refused for outcome in found.outcomes} == {TOO_LARGE}
     assert discarded(found) == [f"{len(found.outcomes)} were ruled out: {TOO_LARGE}"]
-    with pytest.raises(DistIRError, match="keeps no file"):
+    with pytest.raises(DistIRError, match="no results file"):
         dr.search(search_models.train(12), devices=3, profile=small, by_steps=True, resume="kept.jsonl")

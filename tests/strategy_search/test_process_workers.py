@@ -12,7 +12,7 @@ import pytest
 from distir_relax.errors import RunError
 from distir_relax.strategies.strategy import Strategy
 from distir_relax.strategy_search import Candidate, Outcome
-from distir_relax.strategy_search.process_workers import in_processes
+from distir_relax.strategy_search.process_workers import run_in_processes
 
 
 def groups(*sizes: tuple[int, ...]) -> list[list[list[Candidate]]]:
@@ -32,7 +32,7 @@ def by_this_process(candidate: Candidate) -> Outcome:
 )
 def test_each_is_done_once(sizes: tuple[tuple[int, ...], ...], workers: int) -> None:
     wanted = groups(*sizes)
-    found = list(in_processes(by_this_process, wanted, workers))
+    found = list(run_in_processes(by_this_process, wanted, workers))
     samples = sorted(candidate.samples for group in wanted for piece in group for candidate in piece)
     assert sorted(outcome.samples for outcome in found) == samples
     pieces = sum(map(len, sizes))
@@ -46,13 +46,13 @@ def test_a_process_that_is_ended_is_an_error() -> None:
             os.kill(os.getpid(), signal.SIGKILL)
         return by_this_process(candidate)
 
-    with pytest.raises(RunError, match="a process of the search was ended"):
-        list(in_processes(dies, groups((3, 3), (3, 3)), 2))
+    with pytest.raises(RunError, match="a process of the search died"):
+        list(run_in_processes(dies, groups((3, 3), (3, 3)), 2))
     assert not active_children()
 
 
 def test_none_outlives_a_search_that_is_left() -> None:
-    found = in_processes(by_this_process, groups((300,), (300,)), 2)
+    found = run_in_processes(by_this_process, groups((300,), (300,)), 2)
     next(found)
     found.close()
     assert not active_children()

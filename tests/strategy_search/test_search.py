@@ -20,7 +20,7 @@ from distir_relax.errors import DistIRError
 from distir_relax.report.search import csv_text, table
 from distir_relax.strategies.strategy import Strategy
 from distir_relax.strategy_search import Candidate, Evaluator, Outcome, Search, Space, search_grid
-from distir_relax.strategy_search.compact_timeline import strips
+from distir_relax.strategy_search.compact_timeline import compact_timeline
 from distir_relax.strategy_search.search_space import degrees_of
 from tests import search_models
 from tests.runtime.processes import mpirun
@@ -66,7 +66,7 @@ def test_what_is_found_is_what_each_strategy_simulates_alone() -> None:
     between = 0
     for candidate in candidates[::29]:
         alone = large.under(candidate.strategy).simulate(profile, candidate.samples)
-        between += evaluator._between(candidate) is not None
+        between += evaluator._interpolate(candidate) is not None
         assert evaluator.outcome(candidate) == Outcome.of(candidate, alone)
     assert between > 5
 
@@ -99,7 +99,7 @@ def test_a_program_in_between_is_the_one_that_is_compiled(strategy: str) -> None
     candidates = [Candidate(parsed, unit * n) for n in (2, 5, 7)]
     evaluator = Evaluator(source(unit * 14, profile), profile, candidates)
     for candidate in candidates:
-        found, compiled = evaluator._between(candidate), evaluator._compiled(candidate)
+        found, compiled = evaluator._interpolate(candidate), evaluator._compile(candidate)
         assert found is not None
         assert [str(op) for op in found.main.ops] == [str(op) for op in compiled.main.ops]
         for one, other in zip(found.functions, compiled.functions, strict=True):
@@ -142,17 +142,17 @@ def test_a_search_goes_on_from_what_was_kept(tmp_path: Path) -> None:
             raise Stopped
 
     with pytest.raises(Stopped):
-        search_grid(model, profile, space, workers=1, resume=kept, told=tell, draw=strips)
+        search_grid(model, profile, space, workers=1, resume=kept, on_outcome=tell, draw=compact_timeline)
     # The line that was being written when a machine went down is lost, and nothing else.
     kept.write_text(kept.read_text() + '{"strategy": "1/1')
     found = search_grid(model, profile, space, workers=1, resume=kept)
-    assert found.known == 5
+    assert found.resumed == 5
     assert [bool(outcome.lanes) for outcome in found.outcomes] == [outcome in seen for outcome in found.outcomes]
-    assert all(outcome.lanes == strips(found.simulate(outcome.candidate)) for outcome in seen)
+    assert all(outcome.lanes == compact_timeline(found.simulate(outcome.candidate)) for outcome in seen)
     assert found.outcomes == search_grid(model, profile, space, workers=1).outcomes
-    assert search_grid(model, profile, space, workers=1, resume=kept).known == len(found.outcomes)
+    assert search_grid(model, profile, space, workers=1, resume=kept).resumed == len(found.outcomes)
     other = search_models.train(34).read(CompileOptions(profile=profile))
-    with pytest.raises(DistIRError, match="another model"):
+    with pytest.raises(DistIRError, match="found those of another search"):
         search_grid(other, profile, space, workers=1, resume=kept)
     head = kept.read_text().splitlines()[0]
     row = '{"strategy": "1/1/1/1", "samples": 8, "seconds": 1.0, "memory": 7, "fits": 1, "bubble": 0.0}'
@@ -173,7 +173,7 @@ def test_a_search_goes_on_from_what_was_kept(tmp_path: Path) -> None:
     kept.write_bytes(b"\xff\xfe")
     with pytest.raises(DistIRError):
         search_grid(model, profile, space, workers=1, resume=kept)
-    with pytest.raises(DistIRError, match="cannot be kept here"):
+    with pytest.raises(DistIRError, match="cannot write the results"):
         search_grid(model, profile, space, workers=1, resume=tmp_path / "none" / "kept.jsonl")
 
 

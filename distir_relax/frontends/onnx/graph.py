@@ -21,7 +21,7 @@ from distir_relax.frontends.onnx.multi_device_metadata import OnnxSharding, node
 from distir_relax.frontends.onnx.tensors import as_array, as_torch, dtype_name, type_of
 from distir_relax.ir import TensorType, Value
 from distir_relax.layout import print_placements
-from distir_relax.layout.validate import fit_placements
+from distir_relax.layout.validate import validate_placements
 from distir_relax.ops import (
     DATA_DEPENDENT,
     DATA_DEPENDENT_HINT,
@@ -173,7 +173,7 @@ class OnnxGraph:
             return item
         if (item.name, text) not in self._marked:
             where = self.builder.location
-            fitted = print_placements(fit_placements(text, self._sharding.mesh, item.tensor.shape, where))
+            fitted = print_placements(validate_placements(text, self._sharding.mesh, item.tensor.shape, where))
             hint, self.builder.hint = self.builder.hint, f"{item.name}.sharded"
             marked: Value = self.builder.emit("annotate_sharding", item, placements=fitted)
             self.builder.hint = hint

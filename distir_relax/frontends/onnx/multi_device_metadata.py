@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     import onnx
 
 _IR_VERSION = 11
-MOST_DEVICES = 1 << 20
+MAX_DEVICES = 1 << 20
 """No configuration has more devices."""
 
 
@@ -47,9 +47,9 @@ def read_sharding(model: onnx.ModelProto, where: str = "model") -> OnnxSharding 
     if not model.configuration:
         return None
     configuration = model.configuration[0]
-    if not 0 <= configuration.num_devices <= MOST_DEVICES:
+    if not 0 <= configuration.num_devices <= MAX_DEVICES:
         raise AnnotationError(
-            f"expected a configuration of at most {MOST_DEVICES:,} devices, found {configuration.num_devices:,}", where
+            f"expected a configuration of at most {MAX_DEVICES:,} devices, found {configuration.num_devices:,}", where
         )
     mesh = DeviceMesh((max(1, configuration.num_devices),), ("tp",))
     specs: dict[str, dict[str, str]] = {}

@@ -15,7 +15,7 @@ from distir_relax.errors import AnnotationError, DistIRError, ImportModelError, 
 from distir_relax.frontends.imported_model import Frame
 from distir_relax.frontends.location import frames_of, location_in_stack, module_of
 from distir_relax.frontends.torch.functionalize import is_in_place
-from distir_relax.ir import TensorType, Value, place
+from distir_relax.ir import TensorType, Value, join_location
 from distir_relax.layout import DTYPES, DeviceMesh
 from distir_relax.ops import DATA_DEPENDENT, DATA_DEPENDENT_HINT, Builder, Complex, aten_of
 from distir_relax.sharding.annotate import is_mark
@@ -92,7 +92,7 @@ class GraphImporter:
             if node.op == "call_function":
                 self._line = location_in_stack(node.meta.get("stack_trace")) or self._line
                 self._module = module_of(node)
-                self.builder.location = place(self._module, self._line)
+                self.builder.location = join_location(self._module, self._line)
                 self.builder.hint = node.name
                 before = len(self.builder.ops)
                 self.bind(node, self._call(node), node.name)
@@ -158,7 +158,7 @@ class GraphImporter:
         return result
 
     def _annotate(self, x: Any, shape: Sequence[int], axes: Sequence[str], placements: str, line: str) -> Value:
-        location = place(self._module, line)
+        location = join_location(self._module, line)
         mesh = DeviceMesh(tuple(shape), tuple(axes))
         if self.meshes and self.meshes[0] != mesh:
             raise AnnotationError(

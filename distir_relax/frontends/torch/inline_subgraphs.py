@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from distir_relax.errors import UnsupportedOpError
 from distir_relax.frontends.location import location_in_stack, module_of
-from distir_relax.ir import place
+from distir_relax.ir import join_location
 
 if TYPE_CHECKING:
     from torch.export import ExportedProgram
@@ -65,7 +65,7 @@ def _write_out(graph: Graph, call: Node) -> None:
         first = next(node for node in called.graph.nodes if node.op == "call_function")
         raise UnsupportedOpError(
             f"the model runs under autocast to {call.args[1]}",
-            place(module_of(first), location_in_stack(first.meta.get("stack_trace"))),
+            join_location(module_of(first), location_in_stack(first.meta.get("stack_trace"))),
             "cast the model itself: model.to(dtype)",
         )
     _flatten(called)

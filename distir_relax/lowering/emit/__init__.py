@@ -1,1 +1,1 @@
-"""Programs of the ranked stage as code: torch modules, Relax functions, bundles."""
+"""Code generation from ranked programs: torch modules, Relax functions, bundles."""

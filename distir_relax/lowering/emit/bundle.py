@@ -1,4 +1,4 @@
-"""The bundle of a compiled plan: manifest, programs, texts and weights. The format is in ``docs/bundle.md``."""
+"""Build the bundle of a compiled plan: manifest, programs, texts and weights. The format is in ``docs/bundle.md``."""
 
 from __future__ import annotations
 
@@ -10,21 +10,21 @@ from typing import TYPE_CHECKING
 from distir_relax import bundle as format_
 from distir_relax.errors import DistIRError, PlacementError, VerificationError
 from distir_relax.ir import (
-    Divided,
     DTensorType,
     Function,
+    MicrobatchParts,
     Module,
     TensorType,
     Value,
     inline,
-    lay_out,
+    make_layout,
     print_module,
     print_records,
 )
-from distir_relax.layout import At, DeviceMesh, R, Shard, holders, print_placements
+from distir_relax.layout import At, DeviceMesh, R, Shard, print_placements, shard_devices
 from distir_relax.lowering.emit.torch import to_torch
 from distir_relax.ops import Trait, lookup
-from distir_relax.sharding import remarks
+from distir_relax.sharding import layout_comments
 
 if TYPE_CHECKING:
     import torch
@@ -40,18 +40,18 @@ def to_bundle(
     backends: tuple[str, ...] = format_.BACKENDS,
     fast_math: bool = False,
 ) -> format_.Bundle:
-    """A bundle in memory. `tensors` are the global weights, shared and not copied.
+    """Build a bundle in memory. `tensors` are the global weights, which are shared, not copied.
 
-    Without `backends` it holds the texts of the stages alone. `fast_math` is as for `to_relax`. Raises `DistIRError`
-    for an unknown backend, and for weights without data; and what the emission of a backend raises.
+    Without `backends` it has only the texts of the stages. `fast_math` is as for `to_relax`. Raises `DistIRError` for
+    an unknown backend and for weights without data, and the errors of the backends' code generation.
     """
     mesh = distributed.meshes[0]
-    texts = {"sharded.txt": print_module(sharded, remarks(sharded)), "distir.txt": print_module(distributed)}
+    texts = {"sharded.txt": print_module(sharded, layout_comments(sharded)), "distir.txt": print_module(distributed)}
     main = sharded.main
-    placed = zip(main.inputs, distributed.main.inputs, strict=True)
-    layouts = [(i.value.name, _at_place(i.value, there.value, mesh), i.role) for i, there in placed]
-    ends = zip(main.outputs, distributed.main.outputs, strict=True)
-    outputs = [(o.name, _at_place(o.value, there.value, mesh)) for o, there in ends]
+    pairs = zip(main.inputs, distributed.main.inputs, strict=True)
+    layouts = [(i.value.name, _layout_on(i.value, local.value, mesh), i.role) for i, local in pairs]
+    output_pairs = zip(main.outputs, distributed.main.outputs, strict=True)
+    outputs = [(o.name, _layout_on(o.value, local.value, mesh)) for o, local in output_pairs]
     if missing := [i.value.name for i in main.inputs if i.role != "input" and i.value.name not in tensors]:
         raise DistIRError(
             f"expected the data of the weights {', '.join(missing)}, found none",
@@ -59,22 +59,22 @@ def to_bundle(
         )
     updates: Mapping[str, str] = {}
     if any(lookup(op.name).code.in_place for function in sharded.functions for op in function.ops):
-        flat = inline(sharded).main
-        _check_updates(flat)
-        _check_state(flat)
-        updates = _updates(flat)
+        inlined = inline(sharded).main
+        _check_updates(inlined)
+        _check_state(inlined)
+        updates = _updates(inlined)
     return _bundle(name, mesh, ranked, texts, layouts, outputs, updates, tensors, tail, backends, fast_math)
 
 
-def _at_place(value: Value, local: Value, mesh: DeviceMesh) -> DTensorType:
-    """How a value lies on `mesh`, of which its own may be one place; `local` is on the devices of that place, or of
-    all."""
-    kind = value.dtensor
-    if len(kind.placements) == len(mesh.shape):
-        return kind
+def _layout_on(value: Value, local: Value, mesh: DeviceMesh) -> DTensorType:
+    """Return the layout of a value on `mesh`, whose first axis may be that of places; `local` is on the devices of its
+    place, or on all."""
+    layout = value.dtensor
+    if len(layout.placements) == len(mesh.shape):
+        return layout
     devices = local.placed.devices
-    where = R if len(devices) == mesh.size else At(devices[0] // (mesh.size // mesh.shape[0]))
-    return replace(kind, placements=(where, *kind.placements))
+    place = R if len(devices) == mesh.size else At(devices[0] // (mesh.size // mesh.shape[0]))
+    return replace(layout, placements=(place, *layout.placements))
 
 
 def program_to_bundle(
@@ -84,18 +84,18 @@ def program_to_bundle(
     tensors: Mapping[str, torch.Tensor],
     backends: tuple[str, ...] = ("torch",),
 ) -> format_.Bundle:
-    """A bundle of a program of the distributed stage that says itself how its inputs and outputs lie.
+    """Build a bundle of a distributed program that declares the layouts of its inputs and outputs.
 
-    `ranked` is what its ranks do. `tensors` are its parameters, constants and state by name. Raises `DistIRError` for
-    an input or output without a layout, for a tensor that is missing or unlike what the program takes, and as
-    `to_bundle` does.
+    `ranked` is its projection to ranks. `tensors` are its parameters, constants and state by name. Raises `DistIRError`
+    for an input or output without a layout, for a tensor that is missing or has another type, and the errors of
+    `to_bundle`.
     """
-    flat = inline(module)
-    main = flat.main
+    inlined = inline(module)
+    main = inlined.main
     _check_updates(main)
-    mesh = flat.meshes[0]
-    layouts = [(i.value.name, _declared("input", i.value.name, i.value, i.layout, mesh), i.role) for i in main.inputs]
-    outputs = [(o.name, _declared("output", o.name, o.value, o.layout, mesh)) for o in main.outputs]
+    mesh = inlined.meshes[0]
+    layouts = [(i.value.name, _resolve("input", i.value.name, i.value, i.layout, mesh), i.role) for i in main.inputs]
+    outputs = [(o.name, _resolve("output", o.name, o.value, o.layout, mesh)) for o in main.outputs]
     _check_tensors([(label, kind) for label, kind, role in layouts if role != "input"], tensors)
     texts = {"distir.txt": print_module(module)}
     return _bundle(name, mesh, ranked, texts, layouts, outputs, _updates(main), tensors, "ragged", backends)
@@ -104,20 +104,20 @@ def program_to_bundle(
 _EXAMPLE = 'input %x: f32[4,8] @ {0,1} as R.DTensor((8, 8), "float32", "mesh[0]", "S[0]")'
 
 
-def _declared(what: str, label: str, value: Value, layout: DTensorType | None, mesh: DeviceMesh) -> DTensorType:
-    """The layout of an input or output, with all its sizes; devices must hold just the pieces that it says."""
+def _resolve(what: str, label: str, value: Value, layout: DTensorType | None, mesh: DeviceMesh) -> DTensorType:
+    """Resolve the declared layout of an input or output, and check that the local type is consistent with it."""
     if layout is None:
         raise DistIRError(
-            f"the {what} {label!r} does not say how it lies", hint=f"write it: {_EXAMPLE}, or tensor(…) in a builder"
+            f"the {what} {label!r} does not declare its layout", hint=f"write it: {_EXAMPLE}, or tensor(…) in a builder"
         )
     where = f"{what} {label!r}"
     try:
-        settled, pieces = lay_out(layout.shape, layout.dtype, print_placements(layout.placements), mesh)
+        resolved, local = make_layout(layout.shape, layout.dtype, print_placements(layout.placements), mesh)
     except PlacementError as error:
         raise PlacementError(error.message, where, error.hint) from None
-    if pieces != value.placed:
-        raise VerificationError(f"{settled} is in pieces of {pieces}, the program says {value.type}", where)
-    return settled
+    if local != value.placed:
+        raise VerificationError(f"the local type of {resolved} is {local}, the program declares {value.type}", where)
+    return resolved
 
 
 def _bundle(
@@ -134,9 +134,7 @@ def _bundle(
     fast_math: bool = False,
 ) -> format_.Bundle:
     if unknown := set(backends) - set(format_.BACKENDS):
-        raise DistIRError(
-            f"bundles hold programs for {', '.join(format_.BACKENDS)}, found {', '.join(sorted(unknown))}"
-        )
+        raise DistIRError(f"expected backends among {', '.join(format_.BACKENDS)}, found {', '.join(sorted(unknown))}")
     _check_updates_in_place(mesh, inputs, dict(outputs), updates)
     files: dict[str, str] = {}
     entries = [f for f in ranked.functions if f.name in ranked.ranks]
@@ -168,16 +166,16 @@ def _bundle(
         outputs=tuple(_tensor(label, kind, mesh) for label, kind in outputs),
         weights=tuple(_tensor(label, kind, mesh) for label, kind, role in inputs if role != "input"),
         updates=updates,
-        divided_inputs=_divisions(ranked, "input"),
-        divided_outputs=_divisions(ranked, "output"),
+        divided_inputs=_batch_divisions(ranked, "input"),
+        divided_outputs=_batch_divisions(ranked, "output"),
     )
     texts = {**texts, "ranked.txt": print_module(ranked), format_.RECORDS_FILE: print_records(ranked.records)}
     return format_.Bundle(manifest, files, format_.TensorWeights(tensors), texts)
 
 
-def _divisions(module: Module, role: str) -> tuple[format_.Division, ...]:
-    found = (record for record in module.records if isinstance(record, Divided) and record.role == role)
-    return tuple(format_.Division(record.value, record.dim, record.names) for record in found)
+def _batch_divisions(module: Module, role: str) -> tuple[format_.Division, ...]:
+    records = (record for record in module.records if isinstance(record, MicrobatchParts) and record.role == role)
+    return tuple(format_.Division(record.value, record.dim, record.names) for record in records)
 
 
 def _check_updates_in_place(
@@ -186,9 +184,11 @@ def _check_updates_in_place(
     outputs: Mapping[str, DTensorType],
     updates: Mapping[str, str],
 ) -> None:
-    """The new value of a weight is computed by the ranks that hold the weight."""
+    """Check that the ranks that hold a weight are those that compute its new value."""
     for name, kind, _ in inputs:
-        if name in updates and holders(kind.placements, mesh) != holders(outputs[updates[name]].placements, mesh):
+        if name in updates and shard_devices(kind.placements, mesh) != shard_devices(
+            outputs[updates[name]].placements, mesh
+        ):
             new = outputs[updates[name]]
             raise VerificationError(
                 f"{name!r} is placed as {print_placements(kind.placements)}, and its new value, {updates[name]!r}, as "
@@ -206,7 +206,7 @@ def _check_tensors(expected: Sequence[tuple[str, DTensorType]], tensors: Mapping
 
 
 def _check_updates(main: Function) -> None:
-    """Nothing may use a tensor, or a view of it, after it was updated in place."""
+    """Check that no op uses a tensor, or a view of it, after it was updated in place."""
     storage = {i.value.name: i.value.name for i in main.inputs}
     updated: dict[str, str] = {}
     for op in main.ops:
@@ -223,7 +223,7 @@ def _check_updates(main: Function) -> None:
 
 
 def _check_state(main: Function) -> None:
-    """No weight or state is laid out anew before it is updated: what would be updated is the copy."""
+    """Check that no weight or state is resharded before its update: only the copy would be updated."""
     state = {item.value.name: item.role for item in main.inputs if item.role != "input"}
     copies = {
         op.results[0].name: op.operands[0]
@@ -232,25 +232,25 @@ def _check_state(main: Function) -> None:
     }
     for op in main.ops:
         if lookup(op.name).code.in_place and op.operands[0].name in copies:
-            own, new = copies[op.operands[0].name], op.results[0].dtensor
-            role = state[own.name]
+            source, updated = copies[op.operands[0].name], op.results[0].dtensor
+            role = state[source.name]
             raise PlacementError(
-                f"the {role} {own.name!r} lies as {print_placements(own.dtensor.placements)}, and its new value as "
-                f"{print_placements(new.placements)}",
+                f"the {role} {source.name!r} is placed as {print_placements(source.dtensor.placements)}, and its new "
+                f"value as {print_placements(updated.placements)}",
                 op.location,
-                f"annotate them alike, or leave the annotation of the {role} out",
+                f"annotate both alike, or remove the annotation of the {role}",
             )
 
 
 def _updates(main: Function) -> dict[str, str]:
-    """For each weight that an op updates in place, the output that is its new value."""
+    """Return for each weight that an op updates in place the output with its new value."""
     parameters = {i.value.name for i in main.inputs if i.role != "input"}
-    of = {
+    updated_weight = {
         op.results[0].name: op.operands[0].name
         for op in main.ops
         if lookup(op.name).code.in_place and op.operands[0].name in parameters
     }
-    return {of[o.value.name]: o.name for o in main.outputs if o.value.name in of}
+    return {updated_weight[o.value.name]: o.name for o in main.outputs if o.value.name in updated_weight}
 
 
 def _tensor(name: str, kind: DTensorType, mesh: DeviceMesh) -> format_.Tensor:
@@ -262,5 +262,5 @@ def _tensor(name: str, kind: DTensorType, mesh: DeviceMesh) -> format_.Tensor:
             shards.append(format_.Shard(axis, placement.dim, intervals))
     ranks = None
     if any(isinstance(p, At) for p in kind.placements):
-        ranks = holders(kind.placements, mesh)
+        ranks = shard_devices(kind.placements, mesh)
     return format_.Tensor(name, kind.dtype, kind.shape, print_placements(kind.placements), tuple(shards), ranks)

@@ -1,16 +1,16 @@
-"""Emission to TVM: each rank program becomes a Relax function.
+"""Relax code generation: each rank program becomes a Relax function.
 
-An op of the table becomes its `relax` expression. What a rank's communicator performs becomes a packed call in
-destination-passing style, which reads and writes the buffers of TVM's virtual machine::
+An op of the table becomes its `relax` expression. Ops that a rank's communicator performs become packed calls in
+destination-passing style, which read and write buffers of TVM's virtual machine::
 
     distir.<op>(operands..., token, step, attributes as JSON, result, next token)
 
-Relax takes such a call for pure: one whose result is not needed could be left out, two equal ones made one. So each
-takes the token that the one before has given, and the function returns the last: whatever passes run, the program
-order is a chain of data. Tokens hold nothing.
+Relax considers such a call pure: it could remove one whose result is unused, or merge two equal ones. So each takes the
+token returned by the preceding one, and the function returns the last: this chain of data dependences preserves program
+order under any passes. Tokens carry no data.
 
-TVM has no reshape or split to a tensor without elements, so a result without elements (the shard of a rank that holds
-no heads, say) is written as zeros of its shape.
+TVM has no reshape or split to a tensor without elements, so such a result (the shard of a rank without heads, for
+instance) is emitted as zeros of its shape.
 """
 
 from __future__ import annotations
@@ -36,14 +36,14 @@ FAST_MATH_ATTRIBUTE = "distir.fast_math"
 
 
 def to_relax(module: Module, fast_math: bool = False) -> tvm.IRModule:
-    """The ranked `module` as one IRModule: a Relax function per distinct rank program, its calls written out.
+    """Convert the ranked `module` to one IRModule, with a Relax function per distinct rank program, calls inlined.
 
-    Parameters are the function's inputs in order; the result is the tuple of its outputs, and of a token where it
+    Parameters are the function's inputs in order; the result is the tuple of its outputs, and of a token if it
     communicates. The module attribute ``distir.ranks`` lists the function of each rank; the function attribute
-    ``distir.schedule`` the calls of the communicator in their order, each as ``all_reduce 3``: the op and its step.
-    With `fast_math` functions have the attribute ``distir.fast_math``: the tvm backend may drop NaN in them.
+    ``distir.schedule`` lists communicator calls in order, each as ``all_reduce 3``: the op and its step. With
+    `fast_math`, functions have the attribute ``distir.fast_math``: the tvm backend need not preserve NaN in them.
 
-    Raises `VerificationError` when the module is not ranked, or TVM gives an op another type than the op table.
+    Raises `VerificationError` if the module is not ranked, or TVM infers another type for an op than the op table.
     """
     import tvm
 
@@ -53,9 +53,9 @@ def to_relax(module: Module, fast_math: bool = False) -> tvm.IRModule:
 
 
 def to_relax_programs(module: Module, fast_math: bool = False) -> dict[str, tvm.IRModule]:
-    """For each program of the ranked `module`, an IRModule that holds its function alone.
+    """Convert each program of the ranked `module` to an IRModule with its function only.
 
-    Raises what `to_relax` raises.
+    Raises the errors of `to_relax`.
     """
     import tvm
 
@@ -64,9 +64,9 @@ def to_relax_programs(module: Module, fast_math: bool = False) -> dict[str, tvm.
 
 
 def to_relax_json(module: Module, fast_math: bool = False) -> dict[str, str]:
-    """For each program of the ranked `module`, the JSON of an IRModule that holds its function alone.
+    """Convert each program of the ranked `module` to the JSON of an IRModule with its function only.
 
-    Raises what `to_relax` raises.
+    Raises the errors of `to_relax`.
     """
     import tvm
 
@@ -79,7 +79,7 @@ def _check_stage(module: Module) -> None:
 
 
 def _emit_functions(functions: Sequence[Function], fast_math: bool) -> dict[Any, Any]:
-    """The Relax functions, with those that they call."""
+    """Return the Relax functions, including those that they call."""
     from tvm import relax
 
     builder = relax.BlockBuilder()
@@ -119,12 +119,12 @@ def _emit_function(builder: Any, function: Function, fast_math: bool) -> None:
 
 
 def _steps(function: Function) -> dict[str, str | list[str]]:
-    """What each step is; where it stands in a function that was called several times, what it is each time."""
-    found: dict[str, list[str]] = {}
+    """Return the text of each step; a list of texts if the inlined function has it several times."""
+    texts_of: dict[str, list[str]] = {}
     for op in function.ops:
         if "step" in op.attrs:
-            found.setdefault(str(op.attrs["step"]), []).append(print_op(op))
-    return {step: texts[0] if len(texts) == 1 else texts for step, texts in found.items()}
+            texts_of.setdefault(str(op.attrs["step"]), []).append(print_op(op))
+    return {step: step_texts[0] if len(step_texts) == 1 else step_texts for step, step_texts in texts_of.items()}
 
 
 def _on_communicator(op: Op) -> bool:
@@ -132,41 +132,41 @@ def _on_communicator(op: Op) -> bool:
 
 
 def _step_of(op: Op) -> int:
-    """The op's place in the schedule; 0 for what sends nothing."""
+    """Return the op's index in the schedule; 0 for ops without communication."""
     return cast(int, op.attrs.get("step", 0))
 
 
 def _emit_communication(builder: Any, op: Op, values: dict[str, Any], token: Any) -> Any:
-    """Emit the call of a rank's communicator; the token that the next one takes."""
+    """Emit the call of a rank's communicator; return the next token."""
     import tvm
     from tvm import relax
 
     operands = [values[v.name] for v in op.operands]
     step = tvm.tirx.IntImm("int64", _step_of(op))
-    kinds = [*(_relax_type(value.tensor) for value in op.results), relax.TensorType((), "int32")]
-    call = relax.call_dps_packed(PACKED_PREFIX + op.name, [*operands, token, step, _attributes(op)], kinds)
-    *found, after = _items(builder, call, len(kinds), op)
-    _bind(builder, op, found, values)
-    return builder.emit(after, name_hint="token")
+    types = [*(_relax_type(value.tensor) for value in op.results), relax.TensorType((), "int32")]
+    call = relax.call_dps_packed(PACKED_PREFIX + op.name, [*operands, token, step, _attributes(op)], types)
+    *results, next_token = _items(builder, call, len(types), op)
+    _bind(builder, op, results, values)
+    return builder.emit(next_token, name_hint="token")
 
 
 def _emit_op(builder: Any, op: Op, values: dict[str, Any], scope: Mapping[str, Any]) -> None:
     from tvm import relax
 
-    results = [value.tensor for value in op.results]
+    types = [value.tensor for value in op.results]
     operands = [values[v.name] for v in op.operands]
-    if all(kind.elements == 0 for kind in results) or is_zero(op):
-        found: Any = [None] * len(results)
+    if all(type_.elements == 0 for type_ in types) or is_zero(op):
+        expressions: Any = [None] * len(types)
     else:
         names = [f"a{i}" for i in range(len(operands))]
-        found = eval(relax_expression(op, names), {**scope, **dict(zip(names, operands, strict=True))})
-        if not isinstance(found, tuple):
-            found = [found] if len(results) == 1 else _items(builder, found, len(results), op)
-    made = [
-        relax.op.zeros(kind.shape, kind.dtype) if expression is None or kind.elements == 0 else expression
-        for kind, expression in zip(results, found, strict=True)
+        expressions = eval(relax_expression(op, names), {**scope, **dict(zip(names, operands, strict=True))})
+        if not isinstance(expressions, tuple):
+            expressions = [expressions] if len(types) == 1 else _items(builder, expressions, len(types), op)
+    emitted = [
+        relax.op.zeros(type_.shape, type_.dtype) if expression is None or type_.elements == 0 else expression
+        for type_, expression in zip(types, expressions, strict=True)
     ]
-    _bind(builder, op, made, values)
+    _bind(builder, op, emitted, values)
 
 
 def _bind(builder: Any, op: Op, expressions: Sequence[Any], values: dict[str, Any]) -> None:
@@ -200,7 +200,7 @@ def _check_type(op: Op, value: Value, emitted: Any) -> None:
     shape = emitted.ty.shape
     found = TensorType(tuple(int(n) for n in shape), str(emitted.ty.dtype)) if shape is not None else None
     if found != expected:
-        raise VerificationError(f"TVM gives {value} the type {found or emitted.ty}, expected {expected}", op.location)
+        raise VerificationError(f"{value} has type {found or emitted.ty} in TVM, expected {expected}", op.location)
 
 
 def _relax_type(kind: TensorType) -> Any:

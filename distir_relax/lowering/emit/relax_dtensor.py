@@ -1,8 +1,8 @@
-"""The sharded stage as a Relax module of TVM's own distributed dialect: `R.DTensor` types, `R.dist.redistribute`.
+"""Conversion of the sharded stage to TVM's distributed Relax dialect: `R.DTensor` types, `R.dist.redistribute`.
 
-Relax's placements are ``R`` and ``S[dim]`` with equal contiguous shards, so a program fits only where it has nothing
-else: no pending sum, no uneven, interleaved or empty shard. TVM must also be able to type the ops on `R.DTensor`s,
-which it can for elementwise ops, `matmul`, reductions, `softmax`, `permute_dims` and `reshape`, for instance.
+Relax has the placements ``R`` and ``S[dim]`` with equal contiguous shards, so programs with partial sums or uneven,
+interleaved or empty shards cannot be converted. TVM must also be able to infer types of ops on `R.DTensor`s, as it can
+for elementwise ops, `matmul`, reductions, `softmax`, `permute_dims` and `reshape`, for instance.
 """
 
 from __future__ import annotations
@@ -21,17 +21,17 @@ if TYPE_CHECKING:
 
 
 def to_relax_dtensor(module: Module, pending: str = "") -> tvm.IRModule:
-    """The entry function of the sharded `module` in Relax, every value typed `R.DTensor` as it lies.
+    """Convert the entry function of the sharded `module` to Relax, with every value of type `R.DTensor`.
 
     Parameters keep their order; dots in names become underscores, and mesh axes lose their names. The mesh is the
     module's global info ``mesh[0]``. `frontends.relax` reads the module back.
 
-    With `pending="R"`, a pending sum has the type that TVM's propagation gives it, ``R``, and what reduces it is left
-    out: reading such a module back finds the reductions anew.
+    With `pending="R"`, a partial sum has the type that TVM's propagation gives it, ``R``, and its reduction is omitted:
+    reading such a module back restores the reductions.
 
     Raises ValueError for another `pending`, `PlacementError` for a value whose layout Relax cannot express,
-    `UnsupportedOpError` for an op that TVM cannot type on `R.DTensor`s or types otherwise than it lies, and
-    `VerificationError` when the module is not sharded.
+    `UnsupportedOpError` for an op that TVM cannot type on `R.DTensor`s or types differently, and `VerificationError` if
+    the module is not sharded.
     """
     import tvm
 
@@ -40,7 +40,7 @@ def to_relax_dtensor(module: Module, pending: str = "") -> tvm.IRModule:
     if module.stage != "sharded":
         raise VerificationError(f"expected a module of the sharded stage, found the {module.stage} stage")
     mesh = _relax_mesh(module.meshes[0])
-    function = _Writer(mesh, bool(pending)).function(module.main)
+    function = _FunctionBuilder(mesh, bool(pending)).function(module.main)
     return tvm.IRModule(
         {tvm.ir.GlobalVar(module.main.name): function},
         attrs=tvm.ir.make_node("ir.DictAttrs", device_num=module.meshes[0].size),
@@ -55,23 +55,23 @@ def _relax_mesh(mesh: DeviceMesh) -> Any:
     return RelaxMesh(mesh.shape, tvm.ir.Range(0, mesh.size))
 
 
-class _Writer:
-    """Writes a function's bindings with a `BlockBuilder`; `values` holds the Relax expression of each value.
+class _FunctionBuilder:
+    """Builds a function's bindings with a `BlockBuilder`; `values` has the Relax expression of each value.
 
-    `settled` says that a pending sum is typed ``R``.
+    With `sums_as_replicated` a partial sum has type ``R``.
     """
 
-    def __init__(self, mesh: Any, settled: bool) -> None:
+    def __init__(self, mesh: Any, sums_as_replicated: bool) -> None:
         from tvm import relax
 
         self.mesh = mesh
-        self.settled = settled
+        self.sums_as_replicated = sums_as_replicated
         self.builder = relax.BlockBuilder()
         self.scope: Mapping[str, Any] = relax_scope(exact=False)
         self.values: dict[str, Any] = {}
 
     def function(self, function: Function) -> Any:
-        """The Relax function; one output is returned bare, several as a tuple."""
+        """Return the Relax function; a single output is returned bare, several as a tuple."""
         from tvm import relax
 
         parameters = [self._variable(item.value, item.location) for item in function.inputs]
@@ -80,7 +80,7 @@ class _Writer:
                 for op in function.ops:
                     self._op(op)
             except DistIRError:
-                # A builder that is left inside a function complains on stderr.
+                # A builder that is left inside a function prints a complaint to stderr.
                 self.builder.emit_func_output(relax.Tuple([]))
                 raise
             outputs = [self.values[o.value.name] for o in function.outputs]
@@ -94,7 +94,7 @@ class _Writer:
         from tvm_ffi import structural_equal
 
         if len(op.results) != 1:
-            raise _no_type(op, "it has several results")
+            raise _type_error(op, "it has several results")
         [value] = op.results
         operands = [self.values[v.name] for v in op.operands]
         entry = lookup(op.name, op.location)
@@ -111,13 +111,13 @@ class _Writer:
             try:
                 call = self._expression(op, operands)
             except AttributeError:
-                raise _no_type(op, "TVM has no such op, and constants within an expression have no type") from None
+                raise _type_error(op, "TVM has no such op, and constants within an expression have no type") from None
         try:
             call = self.builder.normalize(call)
         except Exception as error:
-            raise _no_type(op, str(error).strip().splitlines()[-1]) from None
+            raise _type_error(op, str(error).strip().splitlines()[-1]) from None
         if not structural_equal(call.ty, variable.ty):
-            raise _no_type(op, f"expected {_layout(variable.ty)}, TVM's own rule gives {_layout(call.ty)}")
+            raise _type_error(op, f"expected {_layout(variable.ty)}, TVM's own rule gives {_layout(call.ty)}")
         self.builder.emit_normalized(relax.VarBinding(variable, call))
 
     def _expression(self, op: Op, operands: list[Any]) -> Any:
@@ -130,15 +130,15 @@ class _Writer:
         from tvm.relax.distributed import Placement as RelaxPlacement
 
         tensor = relax.TensorType(value.dtensor.shape, value.dtensor.dtype)
-        placement = RelaxPlacement.from_text(_placements(value, where, self.settled))
+        placement = RelaxPlacement.from_text(_placements(value, where, self.sums_as_replicated))
         variable = relax.Var(value.name.replace(".", "_"), RelaxDTensor(tensor, self.mesh, placement))
         self.values[value.name] = variable
         return variable
 
 
-def _placements(value: Value, where: str, settled: bool) -> str:
-    """The layout of a value as Relax writes it: ``S[0], R``; a pending sum is ``R`` if `settled`."""
-    placements = [R if settled and isinstance(p, Partial) else p for p in value.dtensor.placements]
+def _placements(value: Value, where: str, sums_as_replicated: bool) -> str:
+    """Print the layout of a value as in Relax: ``S[0], R``; a partial sum is ``R`` if `sums_as_replicated`."""
+    placements = [R if sums_as_replicated and isinstance(p, Partial) else p for p in value.dtensor.placements]
     for placement in placements:
         if problem := _inexpressible(placement):
             raise PlacementError(f"R.DTensor cannot express {placement} of {value}: {problem}", where, _hint(placement))
@@ -150,9 +150,9 @@ def _placements(value: Value, where: str, settled: bool) -> str:
 
 def _inexpressible(placement: Placement) -> str:
     if isinstance(placement, Partial):
-        return "Relax has no pending sums"
+        return "Relax has no partial sums"
     if isinstance(placement, Routed):
-        return "Relax sends no rows to their experts"
+        return "Relax has no routed rows"
     if isinstance(placement, Shard) and placement.cut is not None:
         if not placement.cut.is_block:
             return "Relax splits a dim into contiguous blocks"
@@ -165,7 +165,7 @@ def _layout(kind: Any) -> str:
     return str(getattr(kind, "placement", kind)).strip('"')
 
 
-def _no_type(op: Op, reason: str) -> UnsupportedOpError:
+def _type_error(op: Op, reason: str) -> UnsupportedOpError:
     return UnsupportedOpError(
         f"TVM cannot type {op.results[0]}, the {op.name}, as R.DTensor: {reason}", op.location, _HINT
     )
@@ -173,7 +173,7 @@ def _no_type(op: Op, reason: str) -> UnsupportedOpError:
 
 def _hint(placement: Placement) -> str:
     if isinstance(placement, Partial):
-        return 'to_relax_dtensor(pending="R") writes it as TVM does, the reduction left unsaid; ' + _HINT
+        return 'to_relax_dtensor(pending="R") types it R and omits the reduction, as TVM does; ' + _HINT
     return _HINT
 
 

@@ -1,21 +1,21 @@
-"""Relax ops that mean what the op table says, where TVM's own refuse a dtype, or round otherwise than torch does.
+"""Relax ops with the semantics of the op table, where TVM's own reject a dtype or round differently than torch.
 
 =========================  =====================================================================================
-op                         TVM's own
+op                         TVM's version
 =========================  =====================================================================================
-`power`                    refuses integers
-`floor_divide`             rounds ``floor(a / b)``: 10 for ``1.0 // 0.1``, where the exact quotient is below 10
-`floor_mod`                is ``a - b * floor(a / b)``, with that error; by zero it refuses or ends the process
-`divide`                   refuses a zero that is known when it compiles
-`equal`, `not_equal`       refuse truth values; NaN does not differ from NaN
-`layer_norm`, `rms_norm`   refuse float64 and bfloat16, or compute them in float32
-products, sums, softmax    add up float16 and bfloat16 as they are; torch does so in float32
-products, sums             write nothing where there is nothing to add up
-`permute_dims`             of nothing has, in a later pass, another shape
+`power`                    rejects integers
+`floor_divide`             rounds ``floor(a / b)``: 10 for ``1.0 // 0.1``, whose exact quotient is below 10
+`floor_mod`                is ``a - b * floor(a / b)``, with that error; by zero it raises or ends the process
+`divide`                   rejects a divisor that is zero at compile time
+`equal`, `not_equal`       reject booleans; NaN does not differ from NaN
+`layer_norm`, `rms_norm`   reject float64 and bfloat16, or compute them in float32
+products, sums, softmax    accumulate float16 and bfloat16 in that precision; torch does so in float32
+products, sums             leave the result unwritten if there are no terms
+`permute_dims`             of an empty tensor gets a wrong shape in a later pass
 `log1p`                    is missing
 =========================  =====================================================================================
 
-They are compositions of Relax ops, so that every pipeline of TVM's can compile them.
+They are compositions of Relax ops, so every TVM pipeline can compile them.
 """
 
 from __future__ import annotations
@@ -27,20 +27,20 @@ from typing import Any
 NARROW = ("float16", "bfloat16")
 
 SUMMED = ("matmul", "sum")
-"""Ops that are zero where an operand has no elements."""
+"""Ops whose result is zero if an operand has no elements."""
 
 WIDENED = ("mean", "prod", "cumsum", "variance", "std", "nn.softmax", "nn.log_softmax",
            "nn.group_norm", "nn.batch_norm", *(f"nn.conv{n}d{t}" for n in (1, 2, 3) for t in ("", "_transpose")),
            *(f"nn.{kind}avg_pool{n}d" for n in (1, 2, 3) for kind in ("", "adaptive_")))  # fmt: skip
-"""Ops that sum many numbers: those of narrow floats are summed in float32."""
+"""Ops that sum many numbers: those of narrow floats are accumulated in float32."""
 
 
 def exact_ops(ops: Mapping[str, Callable[..., Any]]) -> dict[str, Callable[..., Any]]:
-    """Of TVM's `ops` by name, those to be replaced, with what takes their place."""
+    """Return replacements for some of TVM's `ops`, by name."""
     return {
         **{name: _in_float32(ops[name]) for name in WIDENED if name in ops},
-        **{name: _zero_of_nothing(_in_float32(ops[name])) for name in SUMMED},
-        "permute_dims": _zero_of_nothing(ops["permute_dims"]),
+        **{name: _zeros_if_empty(_in_float32(ops[name])) for name in SUMMED},
+        "permute_dims": _zeros_if_empty(ops["permute_dims"]),
         "power": power,
         "log1p": log1p,
         "floor_divide": floor_divide,
@@ -54,7 +54,7 @@ def exact_ops(ops: Mapping[str, Callable[..., Any]]) -> dict[str, Callable[..., 
 
 
 def divide(a: Any, b: Any) -> Any:
-    """``a / b``; by zero it is an infinity, or NaN."""
+    """``a / b``; infinity or NaN by zero."""
     op, number = _op(), _known(b)
     if number == 0:
         return op.multiply(a, _number(math.copysign(math.inf, number), a))
@@ -76,40 +76,40 @@ def not_equal(a: Any, b: Any) -> Any:
 
 
 def floor_divide(a: Any, b: Any) -> Any:
-    """The quotient rounded downwards, as torch rounds it; integers by zero are 0, as in NumPy."""
+    """The quotient rounded down, as in torch; integers by zero are 0, as in NumPy."""
     op = _op()
     if not _is_float(a):
         if _known(b):
             return op.floor_divide(a, b)
         zero = _emit(op.equal(b, _number(0, b)))
         return op.where(zero, _number(0, a), _emit(op.floor_divide(a, _emit(op.where(zero, _number(1, b), b)))))
-    rest, differs = _remainder(a, b)
-    whole = _emit(op.divide(_emit(op.subtract(a, rest)), _or_nan(b)))
-    whole = _emit(op.where(differs, _emit(op.subtract(whole, _number(1, a))), whole))
-    floor = _emit(op.floor(whole))
-    above = _emit(op.greater(_emit(op.subtract(whole, floor)), _number(0.5, a)))
-    floor = _emit(op.where(above, _emit(op.add(floor, _number(1, a))), floor))
-    # What is between two numbers of one sign is a zero of that sign; by zero there is no rest.
+    remainder, differs = _remainder(a, b)
+    exact = _emit(op.divide(_emit(op.subtract(a, remainder)), _or_nan(b)))
+    exact = _emit(op.where(differs, _emit(op.subtract(exact, _number(1, a))), exact))
+    floor = _emit(op.floor(exact))
+    rounds_up = _emit(op.greater(_emit(op.subtract(exact, floor)), _number(0.5, a)))
+    floor = _emit(op.where(rounds_up, _emit(op.add(floor, _number(1, a))), floor))
+    # A quotient between zero and one number of its sign is a zero of that sign; by zero there is no remainder.
     quotient = _emit(divide(a, b))
-    small = _emit(op.multiply(quotient, _number(0, a)))
-    floor = _emit(op.where(_emit(op.equal(whole, _number(0, a))), small, floor))
+    signed_zero = _emit(op.multiply(quotient, _number(0, a)))
+    floor = _emit(op.where(_emit(op.equal(exact, _number(0, a))), signed_zero, floor))
     return op.where(_emit(op.equal(b, _number(0, b))), quotient, floor)
 
 
 def floor_mod(a: Any, b: Any) -> Any:
-    """The remainder with the sign of the divisor, as torch has it; integers by zero are 0, as in NumPy."""
+    """The remainder with the sign of the divisor, as in torch; integers by zero are 0, as in NumPy."""
     op = _op()
     if not _is_float(a):
         if _known(b):
             return op.floor_mod(a, b)
         zero = _emit(op.equal(b, _number(0, b)))
         return op.where(zero, _number(0, a), _emit(op.floor_mod(a, _emit(op.where(zero, _number(1, b), b)))))
-    rest, differs = _remainder(a, b)
-    return op.where(differs, _emit(op.add(rest, b)), rest)
+    remainder, differs = _remainder(a, b)
+    return op.where(differs, _emit(op.add(remainder, b)), remainder)
 
 
 def power(a: Any, b: Any) -> Any:
-    """``a ** b``; integers by squaring, and wrapping around, as torch has them."""
+    """``a ** b``; integers by squaring, with wraparound as in torch."""
     op = _op()
     if _is_float(a):
         return op.power(a, b)
@@ -119,32 +119,32 @@ def power(a: Any, b: Any) -> Any:
     for bit in range(bits):
         if number is None or number < 0:
             odd = op.bitwise_and(_emit(op.right_shift(b, _number(bit, b))), _number(1, b))
-            chosen = _emit(op.where(_emit(op.equal(_emit(odd), _number(1, b))), square, _number(1, a)))
+            factor = _emit(op.where(_emit(op.equal(_emit(odd), _number(1, b))), square, _number(1, a)))
         else:
-            chosen = square if int(number) >> bit & 1 else None
-        result = result if chosen is None else _emit(op.multiply(result, chosen))
+            factor = square if int(number) >> bit & 1 else None
+        result = result if factor is None else _emit(op.multiply(result, factor))
         square = _emit(op.multiply(square, square)) if bit + 1 < bits else square
     if number is not None and number >= 0:
         return result
-    # One over a whole number is whole for 1 and -1 alone; their powers are those of the exponent's bits.
+    # The inverse of an integer is an integer only for 1 and -1; for those, the bits of the negative exponent suffice.
     unit = _emit(op.equal(_emit(op.abs(a)), _number(1, a)))
-    none = _emit(op.logical_and(_emit(op.less(b, _number(0, b))), _emit(op.logical_not(unit))))
-    return op.where(none, _number(0, a), result)
+    is_zero = _emit(op.logical_and(_emit(op.less(b, _number(0, b))), _emit(op.logical_not(unit))))
+    return op.where(is_zero, _number(0, a), result)
 
 
 def log1p(x: Any) -> Any:
-    """``log(1 + x)``; what the sum loses of a small `x` is made good by a factor (Kahan; HP-15C handbook, 1982)."""
+    """``log(1 + x)``; a factor corrects the rounding error of the sum for small `x` (Kahan; HP-15C handbook, 1982)."""
     op = _op()
     x, one = _emitted((x,))[0], _number(1, x)
-    whole = _emit(op.add(x, one))
-    factor = _emit(op.divide(x, _emit(op.subtract(whole, one))))
-    log = _emit(op.log(whole))
-    lost = _emit(op.where(_emit(op.equal(whole, one)), x, _emit(op.multiply(log, factor))))
-    return op.where(_emit(op.greater(whole, _number(_EXACT, x))), log, lost)
+    shifted = _emit(op.add(x, one))
+    factor = _emit(op.divide(x, _emit(op.subtract(shifted, one))))
+    log = _emit(op.log(shifted))
+    corrected = _emit(op.where(_emit(op.equal(shifted, one)), x, _emit(op.multiply(log, factor))))
+    return op.where(_emit(op.greater(shifted, _number(_EXACT, x))), log, corrected)
 
 
 _EXACT = 1e3
-"""A number from which on one more is not lost in a logarithm; a factor of infinities would be NaN."""
+"""Above this, adding one loses nothing in a logarithm; the factor would be NaN for infinities."""
 
 
 def layer_norm(x: Any, gamma: Any, beta: Any, axes: Any, epsilon: float) -> Any:
@@ -171,24 +171,24 @@ def _normal(x: Any, axes: Any, epsilon: float) -> Any:
 
 
 def _remainder(a: Any, b: Any) -> tuple[Any, Any]:
-    """``fmod(a, b)``, and whether it has another sign than `b`."""
+    """Return ``fmod(a, b)``, and whether its sign differs from that of `b`."""
     op = _op()
-    rest = _emit(op.mod(a, _or_nan(b)))
+    remainder = _emit(op.mod(a, _or_nan(b)))
     zero = _number(0, a)
-    signs = _emit(op.logical_xor(_emit(op.less(b, _number(0, b))), _emit(op.less(rest, zero))))
-    return rest, _emit(op.logical_and(_emit(not_equal(rest, zero)), signs))
+    signs = _emit(op.logical_xor(_emit(op.less(b, _number(0, b))), _emit(op.less(remainder, zero))))
+    return remainder, _emit(op.logical_and(_emit(not_equal(remainder, zero)), signs))
 
 
 def _or_nan(b: Any) -> Any:
-    """`b`, or NaN where it is zero: TVM refuses a zero that it comes to know."""
+    """Return `b`, or NaN where it is zero: TVM rejects divisors that it can prove to be zero."""
     op, number = _op(), _known(b)
     if number is not None:
         return _number(number or math.nan, b)
     return _emit(op.where(_emit(op.equal(b, _number(0, b))), _number(math.nan, b), b))
 
 
-def _zero_of_nothing(op: Callable[..., Any]) -> Callable[..., Any]:
-    """`op`, which gives zeros where it has no elements to make its result of."""
+def _zeros_if_empty(op: Callable[..., Any]) -> Callable[..., Any]:
+    """Wrap `op` to return zeros if an operand has no elements."""
 
     def zero(*args: Any, **kwargs: Any) -> Any:
         from tvm import relax
@@ -204,27 +204,27 @@ def _zero_of_nothing(op: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def _in_float32(op: Callable[..., Any]) -> Callable[..., Any]:
-    """`op` with operands of narrow floats made float32, and its results made narrow again."""
+    """Wrap `op` to compute narrow floats in float32, and to cast its results back."""
 
     def wide(*args: Any, **kwargs: Any) -> Any:
         args = _emitted(args)
-        found = [_dtype(x) for x in args if _dtype(x) in NARROW]
-        if not found:
+        narrow = [_dtype(x) for x in args if _dtype(x) in NARROW]
+        if not narrow:
             return op(*args, **kwargs)
         cast = _op().astype
         result = _emit(op(*(_emit(cast(x, "float32")) if _dtype(x) in NARROW else x for x in args), **kwargs))
         fields = getattr(result.ty, "fields", None)
         if fields is None:
-            return cast(result, found[0])
-        return tuple(cast(_emit(_item(result, i)), found[0]) for i in range(len(fields)))
+            return cast(result, narrow[0])
+        return tuple(cast(_emit(_item(result, i)), narrow[0]) for i in range(len(fields)))
 
     return wide
 
 
-def _item(whole: Any, index: int) -> Any:
+def _item(tuple_: Any, index: int) -> Any:
     from tvm import relax
 
-    return relax.TupleGetItem(whole, index)
+    return relax.TupleGetItem(tuple_, index)
 
 
 def _op() -> Any:
@@ -234,14 +234,14 @@ def _op() -> Any:
 
 
 def _emit(call: Any) -> Any:
-    """A variable of the function being built that stands for `call`, and has a type."""
+    """Bind `call` to a variable of the function under construction, with its type inferred."""
     from tvm import relax
 
     return relax.BlockBuilder.current().emit(call)
 
 
 def _emitted(args: tuple[Any, ...]) -> tuple[Any, ...]:
-    """Arguments whose types are known: calls among them are bound to variables."""
+    """Bind calls among the arguments to variables, so that all have types."""
     from tvm import relax
 
     return tuple(_emit(x) if isinstance(x, relax.Call) else x for x in args)
@@ -254,7 +254,7 @@ def _number(value: float, like: Any) -> Any:
 
 
 def _known(x: Any) -> float | None:
-    """The number that a variable stands for, where it is a constant without dims."""
+    """Return the value of a constant scalar, None for other expressions."""
     from tvm import relax
     from tvm.ir import GenericConst
 

@@ -1,4 +1,4 @@
-"""What the op table's Relax expressions may name: the Relax ops, and what they lack."""
+"""Namespace for the op table's Relax expressions: the Relax ops, and compositions for missing ones."""
 
 from __future__ import annotations
 
@@ -19,15 +19,15 @@ CHECK_INDICES = "distir_indices.checked"
 """The packed function ``(indices, low, high, user, place, result)`` that the tvm backend registers."""
 CALL_KERNEL = "distir_kernels.call"
 """The packed function ``(module, function, options as JSON, number of operands, operands..., results...)`` that the tvm
-backend registers: a kernel of `distir_relax.kernels`, run by torch."""
+backend registers: it runs a kernel of `distir_relax.kernels` with torch."""
 OPAQUE = 8
-"""TVM's mark of kernels that are not fused with others (`OpPatternKind`)."""
+"""TVM's `OpPatternKind` of kernels that are not fused with others."""
 
 
 def relax_scope(exact: bool = True) -> dict[str, Any]:
-    """The Relax ops as ``R``, the runtime's `resample` written with them, and other compositions of theirs.
+    """Return the Relax ops as ``R``, and compositions of them such as the runtime's `resample`.
 
-    With `exact`, those of TVM's ops that mean something else than the table's are replaced (`relax_exact`).
+    With `exact`, TVM ops whose semantics differ from the table's are replaced (`relax_exact`).
     """
     from tvm import relax
 
@@ -62,56 +62,56 @@ def relax_scope(exact: bool = True) -> dict[str, Any]:
     }
 
 
-def torch_kernel(module: str, function: str, kinds: Sequence[Any], *operands: Any, **options: Any) -> Any:
-    """A kernel of `distir_relax.kernels` that is too much for TVM's ops: torch runs it. `kinds` are its results'."""
+def torch_kernel(module: str, function: str, types: Sequence[Any], *operands: Any, **options: Any) -> Any:
+    """Call a kernel of `distir_relax.kernels`, run by torch, without a Relax form; `result_types` are its results'."""
     import tvm
     from tvm import relax
 
     count = tvm.tirx.IntImm("int64", len(operands))
     texts = [tvm.ir.StringImm(text) for text in (module, function, json.dumps(options))]
-    return relax.call_dps_packed(CALL_KERNEL, [*texts, count, *operands], kinds[0] if len(kinds) == 1 else list(kinds))
+    return relax.call_dps_packed(CALL_KERNEL, [*texts, count, *operands], types[0] if len(types) == 1 else list(types))
 
 
 def _scan(name: str) -> Callable[..., Any]:
-    """As torch's function of that name: values along an axis, and of extremes their places."""
+    """Return torch's scan of that name: values along an axis, and for extremes their indices."""
 
     def scan(x: Any, axis: int) -> Any:
-        kinds = [x.ty] if name == "logcumsumexp" else [x.ty, _kinds([x.ty.shape], ["int64"])]
-        return torch_kernel("ordering", name, kinds, x, axis=axis)
+        types = [x.ty] if name == "logcumsumexp" else [x.ty, _kinds([x.ty.shape], ["int64"])]
+        return torch_kernel("ordering", name, types, x, axis=axis)
 
     return scan
 
 
 def _uniform(seed: Any, *places: Any, dtype: str) -> Any:
     """As `distir_relax.kernels.random.uniform`."""
-    kind = _kinds([[int(place.ty.shape[0]) for place in places]], [dtype])
-    return torch_kernel("random", "uniform", [kind], seed, *places, dtype=dtype)
+    type_ = _kinds([[int(place.ty.shape[0]) for place in places]], [dtype])
+    return torch_kernel("random", "uniform", [type_], seed, *places, dtype=dtype)
 
 
 def _recurrent_gradients(*operands: Any, wanted: Sequence[int], **options: Any) -> Any:
     """As `distir_relax.kernels.recurrent.gradients`."""
-    kinds = [operands[i].ty for i in wanted]
-    return torch_kernel("recurrent", "gradients", kinds, *operands, wanted=wanted, **options)
+    types = [operands[i].ty for i in wanted]
+    return torch_kernel("recurrent", "gradients", types, *operands, wanted=wanted, **options)
 
 
 def _call_tir(source: str, shapes: Sequence[Sequence[int]], dtypes: Sequence[str], *operands: Any) -> Any:
-    """As `distir_relax.kernels.tvm_extern.call_tir`; the `PrimFunc` becomes one of the module."""
+    """As `distir_relax.kernels.tvm_extern.call_tir`; the `PrimFunc` is added to the module."""
     from tvm import relax
 
     if not any(math.prod(shape) for shape in shapes):
-        nothing = [relax.op.zeros(tuple(shape), dtype) for shape, dtype in zip(shapes, dtypes, strict=True)]
-        return nothing[0] if len(nothing) == 1 else relax.Tuple(nothing)
-    given = [tuple(int(n) for n in x.ty.shape) for x in operands]
-    function = with_shapes(unpacked(source), [*given, *shapes])
+        zeros = [relax.op.zeros(tuple(shape), dtype) for shape, dtype in zip(shapes, dtypes, strict=True)]
+        return zeros[0] if len(zeros) == 1 else relax.Tuple(zeros)
+    operand_shapes = [tuple(int(n) for n in x.ty.shape) for x in operands]
+    function = with_shapes(unpacked(source), [*operand_shapes, *shapes])
     name = str(function.attrs["global_symbol"]) if "global_symbol" in (function.attrs or {}) else "kernel"
-    # Opaque: TVM's fusing takes two kernels apart whose sizes are numbers of unlike widths.
+    # Opaque: TVM's fusion fails on kernels whose sizes are integers of different widths.
     kernel = function.without_attr("global_symbol").with_attr("op_pattern", OPAQUE)
     variable = relax.BlockBuilder.current().add_func(kernel, name)
     return relax.call_tir(variable, list(operands), _kinds(shapes, dtypes))
 
 
 def _linear_weight_grad(a: Any, b: Any) -> Any:
-    """The product over all leading dims."""
+    """The product summed over all leading dims."""
     from tvm import relax
 
     rows = math.prod(int(n) for n in list(a.ty.shape)[:-1])
@@ -123,7 +123,7 @@ def _conv_weight_grad(
     conv: Any, x: Any, y: Any, kernel: Sequence[int], strides: Sequence[int], padding: Sequence[int],
     dilation: Sequence[int], channels: int,
 ) -> Any:  # fmt: skip
-    """A convolution by `conv` in which batch and channels have changed places, and strides and dilation too."""
+    """A convolution by `conv` with batch and channel dims swapped, and strides and dilation too."""
     from tvm import relax
 
     op = relax.op
@@ -133,10 +133,10 @@ def _conv_weight_grad(
     x = op.reshape(op.permute_dims(op.reshape(x, (n, groups, channels, *sizes)), (2, 1, 0, *rest)),
                    (channels, groups * n, *sizes))  # fmt: skip
     swapped = (1, 0, *range(2, 2 + len(sizes)))
-    found = op.permute_dims(conv(x, op.permute_dims(y, swapped), dilation, padding, strides, groups), swapped)
-    # Where strides leave a rest, there are windows behind the last of the kernel.
+    gradient = op.permute_dims(conv(x, op.permute_dims(y, swapped), dilation, padding, strides, groups), swapped)
+    # If strides do not divide the input evenly, there are extra windows after the kernel's.
     axes = list(range(2, 2 + len(sizes)))
-    return op.strided_slice(found, axes, [0] * len(sizes), list(kernel))
+    return op.strided_slice(gradient, axes, [0] * len(sizes), list(kernel))
 
 
 def _call_packed(name: str, shapes: Sequence[Sequence[int]], dtypes: Sequence[str], *operands: Any) -> Any:
@@ -147,7 +147,7 @@ def _call_packed(name: str, shapes: Sequence[Sequence[int]], dtypes: Sequence[st
 
 
 def _checked(ids: Any, low: int, high: int, user: str, where: str) -> Any:
-    """As `distir_relax.kernels.indices.checked`, as a packed function: what reads by the result comes after it."""
+    """As `distir_relax.kernels.indices.checked`, as a packed function: users of the result come after the check."""
     import tvm
     from tvm import relax
 
@@ -164,7 +164,7 @@ def _kinds(shapes: Sequence[Sequence[int]], dtypes: Sequence[str]) -> Any:
 
 
 def _causal_mask(query: Any, key: Any) -> Any:
-    """A boolean (s, t): row i may look at columns 0 to i."""
+    """A boolean (s, t) mask: row i attends to columns 0 to i."""
     from tvm import relax
 
     rows, columns = relax.op.arange(int(query.ty.shape[2])), relax.op.arange(int(key.ty.shape[2]))
@@ -172,16 +172,16 @@ def _causal_mask(query: Any, key: Any) -> Any:
 
 
 def _grouped_matmul(x: Any, weights: Any, starts: Any, ends: Any) -> Any:
-    """Each row times the matrix of its group; zero for a row of none."""
-    return _product_of_groups(x, weights, _rows_of_groups(x, starts, ends))
+    """Each row times the matrix of its group; zero for a row without a group."""
+    return _masked_matmul(x, weights, _row_mask_by_range(x, starts, ends))
 
 
 def _routed_matmul(x: Any, weights: Any, ids: Any, groups: Any) -> Any:
     """As `distir_relax.kernels.routing.matmul`."""
-    return _product_of_groups(x, weights, _rows_by_number(ids, groups))
+    return _masked_matmul(x, weights, _row_mask_by_id(ids, groups))
 
 
-def _product_of_groups(x: Any, weights: Any, rows: Any) -> Any:
+def _masked_matmul(x: Any, weights: Any, rows: Any) -> Any:
     from tvm import relax
 
     op = relax.op
@@ -190,21 +190,21 @@ def _product_of_groups(x: Any, weights: Any, rows: Any) -> Any:
 
 
 def _grouped_weight_grad(x: Any, y: Any, starts: Any, ends: Any) -> Any:
-    """For each group, the product over its rows."""
-    return _gradient_of_groups(x, y, _rows_of_groups(x, starts, ends))
+    """For each group, the weight gradient of its rows."""
+    return _masked_weight_grad(x, y, _row_mask_by_range(x, starts, ends))
 
 
 def _routed_weight_grad(x: Any, y: Any, ids: Any, groups: Any) -> Any:
     """As `distir_relax.kernels.routing.weight_grad`."""
-    return _gradient_of_groups(x, y, _rows_by_number(ids, groups))
+    return _masked_weight_grad(x, y, _row_mask_by_id(ids, groups))
 
 
-def _gradient_of_groups(x: Any, y: Any, rows: Any) -> Any:
+def _masked_weight_grad(x: Any, y: Any, rows: Any) -> Any:
     from tvm import relax
 
     op = relax.op
-    mine = op.where(rows, op.expand_dims(x, 0), relax.const(0, str(x.ty.dtype)))
-    return op.matmul(op.permute_dims(mine, (0, 2, 1)), op.expand_dims(y, 0))
+    masked = op.where(rows, op.expand_dims(x, 0), relax.const(0, str(x.ty.dtype)))
+    return op.matmul(op.permute_dims(masked, (0, 2, 1)), op.expand_dims(y, 0))
 
 
 def _selected(x: Any, ids: Any, groups: Any) -> Any:
@@ -212,22 +212,22 @@ def _selected(x: Any, ids: Any, groups: Any) -> Any:
     from tvm import relax
 
     op = relax.op
-    mine = op.max(op.astype(_rows_by_number(ids, groups), "int32"), 0)
+    selected = op.max(op.astype(_row_mask_by_id(ids, groups), "int32"), 0)
     shape = [int(n) for n in x.ty.shape]
-    mine = op.reshape(op.greater(mine, relax.const(0, "int32")), [shape[0], *[1] * (len(shape) - 1)])
-    return op.where(mine, x, relax.const(0, str(x.ty.dtype)))
+    selected = op.reshape(op.greater(selected, relax.const(0, "int32")), [shape[0], *[1] * (len(shape) - 1)])
+    return op.where(selected, x, relax.const(0, str(x.ty.dtype)))
 
 
-def _rows_by_number(ids: Any, groups: Any) -> Any:
-    """A boolean (group, row, 1): whether a row is one of the group."""
+def _row_mask_by_id(ids: Any, groups: Any) -> Any:
+    """A boolean (group, row, 1) mask of the rows of each group, by group id."""
     from tvm import relax
 
     op = relax.op
     return op.expand_dims(op.equal(op.expand_dims(ids, 0), op.expand_dims(groups, 1)), 2)
 
 
-def _rows_of_groups(x: Any, starts: Any, ends: Any) -> Any:
-    """A boolean (group, row, 1): whether a row of `x` is one of the group."""
+def _row_mask_by_range(x: Any, starts: Any, ends: Any) -> Any:
+    """A boolean (group, row, 1) mask of the rows of each group, by its range of rows."""
     from tvm import relax
 
     op = relax.op
@@ -242,12 +242,12 @@ def _weigh(x: Any, axis: int, sampling: Sampling, size: int, part: Part = ()) ->
 
     op, dtype = relax.op, str(x.ty.dtype)
     rows = rows_of(sampling, int(x.ty.shape[axis]), size, part, dtype == "float64")
-    opened = _opened(x, axis, rows.positions)
+    windows = _gather_windows(x, axis, rows.positions)
     if rows.weights is None:
-        return _bound(op.squeeze(opened, [axis + 1]))
+        return _bound(op.squeeze(windows, [axis + 1]))
     wide = dtype if dtype == "float64" else "float32"
     weights = relax.const(rows.weights.reshape(*rows.weights.shape, *_ones(x, axis)), wide)
-    total = op.sum(op.multiply(opened if dtype == wide else op.astype(opened, wide), weights), axis + 1)
+    total = op.sum(op.multiply(windows if dtype == wide else op.astype(windows, wide), weights), axis + 1)
     return _bound(total if dtype == wide else op.astype(total, dtype))
 
 
@@ -256,7 +256,7 @@ def _maximum(x: Any, axis: int, sampling: Sampling, size: int, part: Part = ()) 
     from tvm import relax
 
     rows = rows_of(sampling, int(x.ty.shape[axis]), size, part, False)
-    return _bound(relax.op.max(_opened(x, axis, rows.positions), axis + 1))
+    return _bound(relax.op.max(_gather_windows(x, axis, rows.positions), axis + 1))
 
 
 def _places(
@@ -272,25 +272,25 @@ def _places(
         rows = rows_of(samplings[axis - 2], int(x.ty.shape[axis]), sizes[axis - 2], part, False)
         position = (rows.positions + (part[1] if part else 0)) * strides[axis - 2]
         along = relax.const(position.reshape(*position.shape, *_ones(x, axis)), "int64")
-        opened = _opened(x, axis, rows.positions)
-        where = op.add(_opened(place, axis, rows.positions), along)
-        best = op.argmax(opened, axis + 1, keepdims=True)
+        windows = _gather_windows(x, axis, rows.positions)
+        where = op.add(_gather_windows(place, axis, rows.positions), along)
+        best = op.argmax(windows, axis + 1, keepdims=True)
         place = _bound(op.squeeze(op.gather_elements(where, best, axis + 1), [axis + 1]))
-        x = _bound(op.max(opened, axis + 1))
+        x = _bound(op.max(windows, axis + 1))
     return place
 
 
-def _opened(x: Any, axis: int, positions: Any) -> Any:
-    """`x` with dim `axis` made two: the elements of the result, and those that each is made from."""
+def _gather_windows(x: Any, axis: int, positions: Any) -> Any:
+    """Replace dim `axis` of `x` by two: the elements of the result, and the elements that each depends on."""
     from tvm import relax
 
     shape = [int(n) for n in x.ty.shape]
-    taken = relax.op.take(x, relax.const(positions.reshape(-1), "int64"), axis)
-    return _bound(relax.op.reshape(taken, (*shape[:axis], *positions.shape, *shape[axis + 1 :])))
+    elements = relax.op.take(x, relax.const(positions.reshape(-1), "int64"), axis)
+    return _bound(relax.op.reshape(elements, (*shape[:axis], *positions.shape, *shape[axis + 1 :])))
 
 
 def _bound(call: Any) -> Any:
-    """A variable of the function being built that stands for `call`, and has a type."""
+    """Bind `call` to a variable of the function under construction, with its type inferred."""
     from tvm import relax
 
     return relax.BlockBuilder.current().emit(call)

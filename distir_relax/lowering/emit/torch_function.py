@@ -1,4 +1,4 @@
-"""Emission to torch, function by function: what depends on weights alone is done once, the rest line by line."""
+"""Torch code generation for one function; values that depend only on weights are computed once, in `prepare`."""
 
 from __future__ import annotations
 
@@ -11,36 +11,36 @@ from dataclasses import dataclass, field
 from distir_relax.ir import TASK, Function, Op, Value, fresh_name, value_names
 from distir_relax.ops import Trait, lookup, torch_expression, torch_in_place
 
-# Values whose storage is larger than this are deleted after their last use; the line is not worth it for smaller ones.
+# Values with larger storage are deleted after their last use; for smaller ones the extra line is not worth it.
 _LARGE = 1 << 11
-# Of more arguments than this CPython makes a tuple, which holds them until the function returns: they come in a list.
-_MOST_ARGUMENTS = 30
+# CPython packs more arguments into a tuple, which keeps them alive until the function returns: pass a list instead.
+_MAX_ARGUMENTS = 30
 
 
 @dataclass(frozen=True, slots=True)
 class Callee:
-    """A function as its callers see it.
+    """A function's interface for its callers.
 
-    `name` and `prepare` are those of its Python functions (`prepare` is empty where it has none); `weights` leads from
-    the number of each input that comes with its weights to the name that it has there; `arguments` are the numbers of
-    the others, which are `listed` where they are many.
+    `name` and `prepare` are the names of its Python functions (`prepare` is empty if there is none); `weights` maps the
+    numbers of inputs that come with its weights to their names there; `arguments` are the numbers of the others, which
+    are passed `as_list` if there are many.
     """
 
     name: str
     prepare: str
     weights: Mapping[int, str]
     arguments: Sequence[int]
-    listed: bool
+    as_list: bool
 
     @property
     def takes_weights(self) -> bool:
-        """Whether it is called with weights: its own, or what it computes once from numbers alone."""
+        """Whether calls pass weights: its own, or values that it computes once from constants."""
         return bool(self.weights or self.prepare)
 
 
 @dataclass(slots=True)
 class TorchFunction:
-    """The text of one function. `stored` are those of its inputs that lie in its `weights`; `fixed` never change."""
+    """The text of one function. `stored` are the inputs that are in its `weights`; `fixed` values never change."""
 
     function: Function
     name: str
@@ -49,11 +49,11 @@ class TorchFunction:
     callees: Mapping[str, Callee]
     taken: set[str]
     keys: dict[str, str] = field(default_factory=dict)
-    """The name of the weights of each call, by the name of its first result; calls with the same weights have one."""
+    """The name of each call's weights, by the name of its first result; calls with equal weights share one."""
     names: dict[str, str] = field(default_factory=dict)
     numbers: dict[str, str] = field(default_factory=dict)
     packed: dict[str, str] = field(default_factory=dict)
-    """The op's packed weights, by the name of the op's result."""
+    """The name of an op's packed weights, by the name of the op's result."""
     prepare: str = ""
     body: list[str] = field(default_factory=list)
 
@@ -71,30 +71,30 @@ class TorchFunction:
 
     @property
     def prepare_name(self) -> str:
-        """The name of the function that prepares its weights."""
+        """The name of the function that prepares the weights."""
         return "prepare" if self.name == "main" else f"prepare_{self.name}"
 
     def text(self) -> str:
-        """Its Python functions: the one that prepares its weights, if it needs one, and itself."""
+        """Return the Python functions: the one that prepares the weights, if needed, and the function itself."""
         arguments = [self.names[i.value.name] for i in self.function.inputs if i.value.name not in self.stored]
         weights = ["weights"] if self.stored or self.prepare or self.name == "main" else []
         outputs = [self.names[o.value.name] for o in self.function.outputs]
-        given = (
+        result = (
             f"({', '.join(outputs)}{',' if len(outputs) == 1 else ''})" if self.name == "main" else ", ".join(outputs)
         )
-        taken = ""
-        if self.name != "main" and _are_listed(arguments):
-            taken, arguments = f"    {', '.join(arguments)} = emptied(given)\n", ["given"]
+        unpack = ""
+        if self.name != "main" and _needs_list(arguments):
+            unpack, arguments = f"    {', '.join(arguments)} = emptied(given)\n", ["given"]
         return (
             self.prepare
             + f"def {self.name}({', '.join(['comm', *weights, *arguments])}):\n"
-            + taken
+            + unpack
             + "".join(f"    {line}\n" for line in self.body)
-            + f"    return {given}\n"
+            + f"    return {result}\n"
         )
 
     def callee(self) -> Callee:
-        """The function as its callers see it."""
+        """Return the function's interface."""
         names = {number: item.value.name for number, item in enumerate(self.function.inputs)}
         arguments = [number for number, name in names.items() if name not in self.stored]
         return Callee(
@@ -102,34 +102,34 @@ class TorchFunction:
             self.prepare_name if self.prepare else "",
             {number: name for number, name in names.items() if name in self.stored},
             arguments,
-            _are_listed(arguments),
+            _needs_list(arguments),
         )
 
     def _prepare(self, fixed: set[str]) -> str:
-        """The function `prepare`, or nothing when every weight is used as it is."""
-        early = [op for op in self.function.ops if op.results[0].name in fixed and not self._is_number(op)]
-        late = [op for op in self.function.ops if op.results[0].name not in fixed]
-        self._note_numbers()
-        first = {self.keys[op.results[0].name]: op for op in reversed(late) if op.callee}
-        calls = [op for op in reversed(first.values()) if self.callees[op.callee].takes_weights]
-        if not early and not self.packed and not calls:
+        """Generate the function `prepare`; empty if every weight is used unchanged."""
+        hoisted = [op for op in self.function.ops if op.results[0].name in fixed and not self._is_number(op)]
+        remaining = [op for op in self.function.ops if op.results[0].name not in fixed]
+        self._collect_numbers()
+        first_call = {self.keys[op.results[0].name]: op for op in reversed(remaining) if op.callee}
+        calls = [op for op in reversed(first_call.values()) if self.callees[op.callee].takes_weights]
+        if not hoisted and not self.packed and not calls:
             return ""
         used = {o.value.name for o in self.function.outputs}
-        for op in late:
-            gone = self._packed_operands(op) if not op.callee else self.callees[op.callee].weights
-            used.update(v.name for i, v in enumerate(op.operands) if i not in gone)
-        for op in early:
+        for op in remaining:
+            unused = self._packed_operands(op) if not op.callee else self.callees[op.callee].weights
+            used.update(v.name for i, v in enumerate(op.operands) if i not in unused)
+        for op in hoisted:
             for value in op.results:
                 self.names[value.name] = f"weights[{json.dumps(value.name)}]"
-        lines = [line for op in early for line in self._lines(op)]
-        lines += dict.fromkeys(self._pack(op) for op in late if op.results[0].name in self.packed)
-        # The last call that takes a weight takes it out, so that what is packed lies in memory once.
+        lines = [line for op in hoisted for line in self._lines(op)]
+        lines += dict.fromkeys(self._pack(op) for op in remaining if op.results[0].name in self.packed)
+        # The last call that takes a weight pops it, so that a packed weight is in memory only once.
         last = {op.operands[i].name: (op.results[0], i) for op in calls for i in self.callees[op.callee].weights}
-        moved = {name: end for name, end in last.items() if name not in used and name in self.names}
-        lines += [line for op in calls for line in self._bundle(op, moved)]
+        popped = {name: end for name, end in last.items() if name not in used and name in self.names}
+        lines += [line for op in calls for line in self._bundle(op, popped)]
         weights = [i.value.name for i in self.function.inputs if i.value.name in self.stored]
-        made = [v.name for op in early for v in op.results]
-        lines += [f"del {self.names[name]}" for name in (*weights, *made) if name not in used and name not in moved]
+        outs = [v.name for op in hoisted for v in op.results]
+        lines += [f"del {self.names[name]}" for name in (*weights, *outs) if name not in used and name not in popped]
         return (
             f"def {self.prepare_name}(weights):\n"
             + "".join(f"    {line}\n" for line in lines)
@@ -137,73 +137,73 @@ class TorchFunction:
         )
 
     def _name_weights(self) -> None:
-        """The weights of a call are named after its place in the model."""
+        """Name the weights of calls after their locations in the model."""
         function = self.function
         taken = value_names(function)
-        known: dict[object, str] = {}
+        key_of: dict[object, str] = {}
         for op in function.ops:
             if op.callee:
-                same = (op.callee, *(op.operands[i] for i in self.callees[op.callee].weights))
-                if same not in known:
-                    known[same] = fresh_name(op.location or op.callee, taken)
-                self.keys[op.results[0].name] = known[same]
+                key = (op.callee, *(op.operands[i] for i in self.callees[op.callee].weights))
+                if key not in key_of:
+                    key_of[key] = fresh_name(op.location or op.callee, taken)
+                self.keys[op.results[0].name] = key_of[key]
 
-    def _bundle(self, op: Op, moved: Mapping[str, tuple[Value, int]]) -> list[str]:
-        """The weights of a call, under their names in the function.
+    def _bundle(self, op: Op, popped: Mapping[str, tuple[Value, int]]) -> list[str]:
+        """Generate the weights of a call, under their names in the callee.
 
-        Those of `moved` are taken out, by the call whose first result it says, as its operand of that number.
+        `popped` weights are removed from the caller's, by the call with that first result, as that operand.
         """
         callee = self.callees[op.callee]
         entries = []
         for number, name in callee.weights.items():
             operand = op.operands[number]
-            taken = moved.get(operand.name) == (op.results[0], number)
-            source = f"weights.pop({json.dumps(operand.name)})" if taken else self._use(operand)
+            is_popped = popped.get(operand.name) == (op.results[0], number)
+            source = f"weights.pop({json.dumps(operand.name)})" if is_popped else self._use(operand)
             entries.append(f"    {json.dumps(name)}: {source},")
         begin, end = (f"{callee.prepare}({{", "})") if callee.prepare else ("{", "}")
         return [f"weights[{json.dumps(self.keys[op.results[0].name])}] = {begin}", *entries, end]
 
     def _body(self, fixed: set[str]) -> list[str]:
-        late = [op for op in self.function.ops if op.results[0].name not in fixed]
-        last = {v.name: number for number, op in enumerate(late) for v in op.operands}
-        kept = {o.value.name for o in self.function.outputs}
-        kept |= set(self.stored)
+        ops = [op for op in self.function.ops if op.results[0].name not in fixed]
+        last = {v.name: number for number, op in enumerate(ops) for v in op.operands}
+        live = {o.value.name for o in self.function.outputs}
+        live |= set(self.stored)
         large = _large_storage(self.function)
         lines: list[str] = []
-        for number, op in enumerate(late):
-            gone = [
+        for number, op in enumerate(ops):
+            dead = [
                 v
                 for v in dict.fromkeys(op.operands)
-                if last[v.name] == number and v.name not in fixed and v.name not in kept and v.name in large
+                if last[v.name] == number and v.name not in fixed and v.name not in live and v.name in large
             ]
-            unused = [v for v in op.results if v.name not in last and v.name not in kept and v.name in large]
+            unused = [v for v in op.results if v.name not in last and v.name not in live and v.name in large]
             if op.callee:
                 stage, kind, microbatch = (op.attrs.get(key) for key in TASK)
                 lines += [f"comm.begin({stage}, {json.dumps(kind)}, {microbatch})"] if op.task else []
-                lines.append(self._call(op, gone))
+                lines.append(self._call(op, dead))
                 lines += ["comm.end()"] if op.task else []
-                gone = unused
+                dead = unused
             else:
                 lines += self._lines(op)
-                gone += unused
-            if gone:
-                lines.append(f"del {', '.join(self.names[v.name] for v in gone)}")
+                dead += unused
+            if dead:
+                lines.append(f"del {', '.join(self.names[v.name] for v in dead)}")
         return lines
 
-    def _call(self, op: Op, gone: Sequence[Value]) -> str:
-        """The line of a call, to which the values that are `gone` after it are left."""
+    def _call(self, op: Op, dead: Sequence[Value]) -> str:
+        """Generate the line of a call, which takes over the values that are `dead` after it."""
         callee = self.callees[op.callee]
         key = json.dumps(self.keys[op.results[0].name])
         arguments = [f"weights[{key}]"] if callee.takes_weights else []
-        left = set()
+        moved = set()
         for number in callee.arguments:
             value = op.operands[number]
             name = self._use(value)
-            if value in gone and value not in left:
-                left.add(value)
+            if value in dead and value not in moved:
+                moved.add(value)
                 name = f"moved({name}, {name} := None)"
             arguments.append(name)
-        if callee.listed:
+        if callee.as_list:
             first = len(arguments) - len(callee.arguments)
             arguments[first:] = [f"[{', '.join(arguments[first:])}]"]
         return self._line(op, f"{callee.name}({', '.join(['comm', *arguments])})")
@@ -229,8 +229,8 @@ class TorchFunction:
         return f"{targets} = {code}{place}"
 
     def _choose_packed(self, fixed: set[str]) -> None:
-        """Which ops use a packed form of their weights, and its name; see `Code.packed`."""
-        taken: dict[str, object] = {}
+        """Choose the ops that use a packed form of their weights, and its name; see `Code.packed`."""
+        packed_by_name: dict[str, object] = {}
         for op in self.function.ops:
             form = lookup(op.name).code.packed
             if (
@@ -242,9 +242,9 @@ class TorchFunction:
             if any(len(op.operands[i].tensor.shape) > 2 for i in form.weights):
                 continue
             base = f"{op.operands[form.weights[0]].name}.packed"
-            same = (form, tuple(op.operands[i] for i in form.weights), _rows(op))
+            key = (form, tuple(op.operands[i] for i in form.weights), _rows(op))
             name, count = base, 1
-            while taken.setdefault(name, same) != same:
+            while packed_by_name.setdefault(name, key) != key:
                 count += 1
                 name = f"{base}_{count}"
             self.packed[op.results[0].name] = name
@@ -265,7 +265,7 @@ class TorchFunction:
             return f"torch.tensor({self.numbers[value.name]}, dtype=torch.{kind.dtype})"
         return self.names[value.name]
 
-    def _note_numbers(self) -> None:
+    def _collect_numbers(self) -> None:
         for op in self.function.ops:
             if self._is_number(op):
                 number = op.attrs["value"]
@@ -277,7 +277,7 @@ class TorchFunction:
         return Trait.SCALAR in lookup(op.name).traits and op.results[0].name not in used
 
     def _name(self, value: Value) -> str:
-        """A Python identifier for a value, made from its name."""
+        """Make a Python identifier from a value's name."""
         base = re.sub(r"\W", "_", value.name)
         if keyword.iskeyword(base) or not base.isidentifier():
             base = f"v_{base}"
@@ -291,18 +291,18 @@ class TorchFunction:
 
 
 def fixed_values(function: Function, fixed: set[str]) -> set[str]:
-    """The values that depend on inputs alone that are `fixed`, these included: what is computed once."""
-    found = set(fixed)
+    """Return the values that depend only on `fixed` inputs, including those: they are computed once."""
+    constant = set(fixed)
     for op in function.ops:
-        late = op.callee or Trait.ON_COMMUNICATOR in lookup(op.name, op.location).traits
-        if not late and all(v.name in found for v in op.operands):
-            found.update(v.name for v in op.results)
-    return found
+        is_late = op.callee or Trait.ON_COMMUNICATOR in lookup(op.name, op.location).traits
+        if not is_late and all(v.name in constant for v in op.operands):
+            constant.update(v.name for v in op.results)
+    return constant
 
 
-def _are_listed(arguments: Sequence[object]) -> bool:
-    # Before them come the communicator and the weights.
-    return len(arguments) + 2 > _MOST_ARGUMENTS
+def _needs_list(arguments: Sequence[object]) -> bool:
+    # Communicator and weights come before them.
+    return len(arguments) + 2 > _MAX_ARGUMENTS
 
 
 def _rows(op: Op) -> int:
@@ -311,7 +311,7 @@ def _rows(op: Op) -> int:
 
 
 def _large_storage(function: Function) -> set[str]:
-    """The values whose storage is larger than `_LARGE`: a small view keeps all of what it is a view of."""
+    """Return the values with storage larger than `_LARGE`: a small view keeps its whole base alive."""
     large = {item.value.name for item in function.inputs if item.value.tensor.bytes > _LARGE}
     for op in function.ops:
         is_view = not op.callee and bool(op.operands) and lookup(op.name, op.location).shares_storage

@@ -1,1 +1,1 @@
-"""Passes over the programs of single ranks."""
+"""Passes over ranked programs."""

@@ -41,7 +41,7 @@ def _infer_slices(types: Types, attrs: Attrs) -> tuple[TensorType, ...]:
     return (resized(types[0], attrs["dim"], sum(b - a for a, b in attrs["intervals"])),)
 
 
-def _stretches(attrs: Attrs, form: str) -> list[str]:
+def _split_segments(attrs: Attrs, form: str) -> list[str]:
     return [form.format(a=a, b=b, dim=attrs["dim"]) for a, b in attrs["intervals"]]
 
 
@@ -51,7 +51,7 @@ define(
         infer=_infer_slices,
         torch=lambda attrs: (
             "torch.cat(["
-            + ", ".join(_stretches(attrs, "{{{{0}}}}[{p}{{a}}:{{b}}]".format(p=":, " * attrs["dim"])))
+            + ", ".join(_split_segments(attrs, "{{{{0}}}}[{p}{{a}}:{{b}}]".format(p=":, " * attrs["dim"])))
             + "], {dim})"
         ),
         in_turn=serialized.stretches,
@@ -60,7 +60,7 @@ define(
     code=Code(
         relax=lambda attrs: (
             "R.concat(["
-            + ", ".join(_stretches(attrs, "R.strided_slice({{0}}, ({dim},), ({a},), ({b},))"))
+            + ", ".join(_split_segments(attrs, "R.strided_slice({{0}}, ({dim},), ({a},), ({b},))"))
             + "], {dim})"
         )
     ),

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from distir_relax.errors import VerificationError
-from distir_relax.ir import Attribute, Kinds, PlacedType, TensorType, print_devices
+from distir_relax.ir import Attribute, DeviceEquivalence, PlacedType, TensorType, print_devices
 from distir_relax.ops.table.builder import infer
 from distir_relax.ops.table.entry import Trait
 from distir_relax.ops.table.table import lookup
@@ -43,7 +43,7 @@ def differs(operands: Sequence[PlacedType], attrs: Mapping[str, Any]) -> bool:
     return any(not isinstance(d, int) for k in operands for d in k.shape) or local_attrs(attrs, 0) != dict(attrs)
 
 
-def joined(types: Sequence[TensorType], kinds: Kinds, devices: tuple[int, ...]) -> PlacedType:
+def joined(types: Sequence[TensorType], kinds: DeviceEquivalence, devices: tuple[int, ...]) -> PlacedType:
     """The local types of the kinds of `devices` as one: sizes rank by rank where they differ."""
     sizes = tuple(kinds.spread(dim) for dim in zip(*(t.shape for t in types), strict=True))
     return PlacedType(sizes, types[0].dtype, devices)

@@ -7,8 +7,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from distir_relax.errors import VerificationError
 from distir_relax.ir import (
     Attribute,
+    DeviceEquivalence,
     DTensorType,
-    Kinds,
     Module,
     Op,
     PerRank,
@@ -16,7 +16,7 @@ from distir_relax.ir import (
     TensorType,
     Value,
     at_rank,
-    kinds_of,
+    classify_devices,
     print_devices,
 )
 from distir_relax.ops.table.builder import infer
@@ -83,7 +83,7 @@ def device_kinds(
     attrs: Mapping[str, Attribute],
     devices: tuple[int, ...],
     results: Sequence[PlacedType] = (),
-) -> Kinds:
+) -> DeviceEquivalence:
     """Which of an op's `devices` are alike: they have the same operands, of the same types, and the same attributes."""
     for key, value in attrs.items():
         if any(len(number.values) != len(devices) for number in numbers_by_device(value)):
@@ -98,7 +98,7 @@ def device_kinds(
         places = {device: index for index, device in enumerate(kind.devices)}
         columns.append(tuple([device in places for device in devices]))
         columns += [tuple([values[places[d]] if d in places else 0 for d in devices]) for values in sizes]
-    return kinds_of(tuple(columns), len(devices))
+    return classify_devices(tuple(columns), len(devices))
 
 
 def local_operands(

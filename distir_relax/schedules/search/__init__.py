@@ -1,5 +1,5 @@
-"""A scheduler of our own: orders for unequal stages and little memory, and how far from the best they can be."""
+"""Schedule search: orders for unequal stages and limited memory, with a proven bound."""
 
-from distir_relax.schedules.search.scheduler import Found, best_order
+from distir_relax.schedules.search.scheduler import OptimizedOrder, best_order
 
-__all__ = ["Found", "best_order"]
+__all__ = ["OptimizedOrder", "best_order"]

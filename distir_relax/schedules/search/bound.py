@@ -1,4 +1,4 @@
-"""How long a pipeline takes at least, whatever the order."""
+"""Lower bound of the makespan of a pipeline over all orders."""
 
 from __future__ import annotations
 
@@ -11,41 +11,42 @@ from distir_relax.schedules.task_times import Number
 
 
 def lower_bound(problem: Problem) -> Number:
-    """No order of this pipeline has a smaller makespan: in the problem's unit, for one with backwards split.
+    """Return a lower bound of the makespan of all orders, in the problem's unit; of orders with split backwards too.
 
-    The largest of these, for each rank; `head` is when its first forward can begin at the earliest, `first` when its
-    first input gradients can:
+    It is the largest of these, for each rank; `head` is the earliest start of its first forward, `first` that of its
+    first input gradients:
 
-    - *work*: a rank begins at `head`, and has all its tasks to do;
-    - *drain*: it has its forwards and input gradients to do, and behind the last of those gradients go on to stage 0,
-      which has its weights' to do then;
-    - *flow*: it has its forwards to do, all or those of one stage, and behind the last of them that microbatch goes on
-      to the last stage and back to stage 0; and likewise input gradients of one stage, from when the first can begin;
-    - *start*: before `first` it can do forwards alone, and of these no more than it may keep; all else comes behind;
-    - *hold*: a microbatch's activations are kept from the beginning of its forward to the end of its weight gradients,
-      which is no shorter than the way there and back; and all of them, one over the other, fit under the cap;
-    - *path*: a microbatch goes forward through all stages and back to a stage, where it has its weight gradients done.
+    - *work*: the rank starts at `head`, and runs all its tasks;
+    - *drain*: it runs its forwards and input gradients, and after the last one gradients travel to stage 0, which then
+      runs its weight gradients;
+    - *flow*: it runs its forwards, all or those of one stage, and after the last one that microbatch travels to the
+      last stage and back to stage 0; likewise for input gradients of one stage, from their earliest start;
+    - *start*: before `first` it can only run forwards, as many as fit in memory; everything else comes later;
+    - *hold*: a microbatch's activations are stored from the start of its forward to the end of its weight gradients,
+      at least for the round trip through later stages; the sum over microbatches of size times duration is at most the
+      cap times the makespan;
+    - *path*: a microbatch goes forward through all stages and back to a stage, which runs its weight gradients.
 
-    A whole backward is an ``I`` with its ``W`` right behind it: it cannot do better.
+    A whole backward is an ``I`` directly followed by its ``W``, so the bound holds for it too.
     """
     paths = [_path(problem, microbatch) for microbatch in range(problem.shape.microbatches)]
-    bounds: list[Number] = [*(_of_rank(problem, paths, rank) for rank in range(problem.shape.ranks))]
+    bounds: list[Number] = [*(_rank_bound(problem, paths, rank) for rank in range(problem.shape.ranks))]
     bounds += [end + weights for path in paths for end, weights in zip(path.back, path.weights, strict=True)]
-    # Where all times are whole, so is a makespan.
+    # With integer times, the makespan is an integer.
     return max(math.ceil(bound) if isinstance(bound, Fraction) else bound for bound in bounds)
 
 
 @dataclass(frozen=True, slots=True)
 class _Path:
-    """One microbatch that waits for no other: times by stage."""
+    """One microbatch without contention: times by stage."""
 
     forward: list[Number]
     inputs: list[Number]
     weights: list[Number]
     begins: list[Number]
-    """When its forwards begin."""
+    """The starts of its forwards."""
     back: list[Number]
-    """When its input gradients are there."""
+    """The ends of its input gradients."""
 
 
 def _path(problem: Problem, microbatch: int) -> _Path:
@@ -62,7 +63,7 @@ def _path(problem: Problem, microbatch: int) -> _Path:
     return _Path(forward, inputs, weights, begins, back[::-1])
 
 
-def _of_rank(problem: Problem, paths: list[_Path], rank: int) -> Number:
+def _rank_bound(problem: Problem, paths: list[_Path], rank: int) -> Number:
     stages = problem.stages_of(rank)
     lowest, highest = stages[0], stages[-1]
     forwards = total(path.forward[s] for path in paths for s in stages)
@@ -70,60 +71,60 @@ def _of_rank(problem: Problem, paths: list[_Path], rank: int) -> Number:
     weights = total(path.weights[s] for path in paths for s in stages)
     head = min(path.begins[lowest] for path in paths)
     first = min(path.back[highest] - path.inputs[highest] for path in paths)
-    behind = gradients + max(weights, _drain(paths, lowest))
-    cap = _usable(problem, rank)
-    early = _most_forwards([(path.forward[s], problem.sizes[s]) for path in paths for s in stages], cap)
-    onward = min(path.back[0] + path.weights[0] - path.begins[highest] - path.forward[highest] for path in paths)
+    after_forwards = gradients + max(weights, _drain(paths, lowest))
+    cap = _usable_memory(problem, rank)
+    initial_forwards = _max_forward_time([(path.forward[s], problem.sizes[s]) for path in paths for s in stages], cap)
+    round_trip = min(path.back[0] + path.weights[0] - path.begins[highest] - path.forward[highest] for path in paths)
     return max(
-        head + forwards + max(behind, onward),
-        first + forwards - early + behind,
-        head + _held(problem, paths, rank, cap),
-        *(_flow(paths, stage) for stage in stages),
+        head + forwards + max(after_forwards, round_trip),
+        first + forwards - initial_forwards + after_forwards,
+        head + _memory_bound(problem, paths, rank, cap),
+        *(_flow_bound(paths, stage) for stage in stages),
     )
 
 
-def _flow(paths: list[_Path], stage: int) -> Number:
-    """How long it takes at least because a stage does one forward, and one backward, after the other."""
+def _flow_bound(paths: list[_Path], stage: int) -> Number:
+    """Return the bound of a stage that runs one forward, and one backward, after the other."""
     head = min(path.begins[stage] for path in paths)
-    onward = min(path.back[0] + path.weights[0] - path.begins[stage] - path.forward[stage] for path in paths)
+    round_trip = min(path.back[0] + path.weights[0] - path.begins[stage] - path.forward[stage] for path in paths)
     first = min(path.back[stage] - path.inputs[stage] for path in paths)
     return max(
-        head + total(path.forward[stage] for path in paths) + onward,
+        head + total(path.forward[stage] for path in paths) + round_trip,
         first + total(path.inputs[stage] for path in paths) + _drain(paths, stage),
     )
 
 
-def _held(problem: Problem, paths: list[_Path], rank: int, cap: Number) -> Number:
-    """How long a rank takes at least because what it keeps fits under the cap."""
+def _memory_bound(problem: Problem, paths: list[_Path], rank: int, cap: Number) -> Number:
+    """Return the bound of a rank whose activations must fit under its cap."""
     stages, sizes = problem.stages_of(rank), problem.sizes
     lowest, highest = stages[0], stages[-1]
     bounds: list[Number] = []
-    # All that is kept, until weight gradients are done; or until those of inputs are, behind which there is more to do.
+    # All activations, until weight gradients end; or until input gradients end, which are followed by the drain.
     until_weights = total(
         sizes[s] * (path.back[s] + path.weights[s] - path.begins[s]) for path in paths for s in stages
     )
     until_inputs = total(sizes[s] * (path.back[s] - path.begins[s]) for path in paths for s in stages)
-    bounds += [_over(until_weights, cap), _over(until_inputs, cap) + _drain(paths, lowest)]
-    # A microbatch gives nothing back before it has all its stages: of those that have given nothing back one is the
-    # first to have all, and then there is room for the lowest stage of each, and for the rest of that one.
+    bounds += [_quotient(until_weights, cap), _quotient(until_inputs, cap) + _drain(paths, lowest)]
+    # A microbatch frees nothing before it has run all its stages here. Of those that have freed nothing, one is the
+    # first to have all; at that time the lowest stage of each and the rest of that one are stored.
     rest = total(sizes[s] for s in stages[1:])
-    beside = cap - rest
+    room = cap - rest
     if cap != math.inf and not isinstance(cap, float) and sizes[lowest]:
-        beside = beside // sizes[lowest] * sizes[lowest]
+        room = room // sizes[lowest] * sizes[lowest]
     until_weights = total(min(path.back[s] + path.weights[s] for s in stages) - path.begins[lowest] for path in paths)
     until_inputs = total(path.back[highest] - path.begins[lowest] for path in paths)
-    bounds.append(_over(until_weights * sizes[lowest], beside))
-    bounds.append(_over(until_inputs * sizes[lowest], beside) + _drain(paths, highest))
+    bounds.append(_quotient(until_weights * sizes[lowest], room))
+    bounds.append(_quotient(until_inputs * sizes[lowest], room) + _drain(paths, highest))
     return max(bounds)
 
 
 def _drain(paths: list[_Path], stage: int) -> Number:
-    """How long there is something to do at least behind a stage's last input gradients."""
+    """Return the least time from a stage's last input gradients to the end."""
     return min(path.back[0] - path.back[stage] + path.weights[0] for path in paths)
 
 
-def _usable(problem: Problem, rank: int) -> Number:
-    """What a rank can fill of its memory: where all its stages keep as much as each other, whole ones alone."""
+def _usable_memory(problem: Problem, rank: int) -> Number:
+    """Return the memory that a rank can fill: a multiple of the size if all its stages have equal ones."""
     sizes, cap = {problem.sizes[s] for s in problem.stages_of(rank)}, problem.caps[rank]
     (size, *others) = sizes
     if others or not size or cap == math.inf or isinstance(cap, float):
@@ -131,19 +132,19 @@ def _usable(problem: Problem, rank: int) -> Number:
     return cap // size * size
 
 
-def _most_forwards(items: list[tuple[Number, Number]], cap: Number) -> Number:
-    """The most time that forwards can take which are kept at once: of times and sizes, the last one in part."""
-    found: Number = 0
+def _max_forward_time(items: list[tuple[Number, Number]], cap: Number) -> Number:
+    """Return the longest total time of forwards stored at once, given times and sizes; fractional knapsack."""
+    result: Number = 0
     room = cap
-    for time, size in sorted(items, key=lambda item: _over(item[0], item[1]), reverse=True):
+    for time, size in sorted(items, key=lambda item: _quotient(item[0], item[1]), reverse=True):
         if size >= room:
-            return found + (_over(time * room, size) if size else time)
-        found, room = found + time, room - size
-    return found
+            return result + (_quotient(time * room, size) if size else time)
+        result, room = result + time, room - size
+    return result
 
 
-def _over(number: Number, divisor: Number) -> Number:
-    """The quotient, exact where both are."""
+def _quotient(number: Number, divisor: Number) -> Number:
+    """Return the quotient, exact if both are."""
     if not divisor or divisor == math.inf:
         return 0 if divisor or not number else math.inf
     if isinstance(number, float) or isinstance(divisor, float):

@@ -1,4 +1,4 @@
-"""How long rows of tasks take, and along which of them."""
+"""Evaluate rows of tasks: makespan and critical path."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from distir_relax.schedules.task_times import Number
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Run:
-    """Rows of tasks as they run: when each ends, and when the last does."""
+    """Rows of tasks with the end of each task, and the makespan."""
 
     rows: Rows
     ends: list[Number]
@@ -19,52 +19,52 @@ class Run:
 
 
 def run(problem: Problem, rows: Rows, delays: Sequence[Number] | None = None) -> Run | None:
-    """Each rank keeps its order and begins each task as soon as it can; None if some never can.
+    """Run each rank in its order, every task as early as possible; return None on deadlock.
 
-    `delays` may be others than those of the problem. Every task is to be in `rows` once.
+    `delays` replace those of the problem. `rows` must contain every task once.
     """
     durations, before = problem.durations, problem.before
     delays = delays or problem.delays
     ends: list[Number] = [-1] * problem.count
-    free: list[Number] = [0] * len(rows)
-    done = [0] * len(rows)
-    waiting: dict[int, int] = {}
+    available: list[Number] = [0] * len(rows)
+    progress = [0] * len(rows)
+    blocked: dict[int, int] = {}
     ready = list(range(len(rows)))
-    left = problem.count
+    remaining = problem.count
     while ready:
         rank = ready.pop()
-        row, position, time = rows[rank], done[rank], free[rank]
+        row, position, time = rows[rank], progress[rank], available[rank]
         size = len(row)
         while position < size:
             task = row[position]
-            needed = before[task]
-            if needed >= 0:
-                arrives = ends[needed]
-                if arrives < 0:
-                    waiting[needed] = rank
+            dependency = before[task]
+            if dependency >= 0:
+                ready_at = ends[dependency]
+                if ready_at < 0:
+                    blocked[dependency] = rank
                     break
-                arrives += delays[task]
-                if arrives > time:
-                    time = arrives
+                ready_at += delays[task]
+                if ready_at > time:
+                    time = ready_at
             time += durations[task]
             ends[task] = time
             position += 1
-            if task in waiting:
-                ready.append(waiting.pop(task))
-        left -= position - done[rank]
-        done[rank], free[rank] = position, time
-    return None if left else Run(rows, ends, max(free))
+            if task in blocked:
+                ready.append(blocked.pop(task))
+        remaining -= position - progress[rank]
+        progress[rank], available[rank] = position, time
+    return None if remaining else Run(rows, ends, max(available))
 
 
-def critical_blocks(problem: Problem, found: Run) -> list[tuple[int, int, int]]:
-    """A longest chain of tasks, as rank, first and last position of those that follow each other without a pause."""
-    where = {task: (rank, position) for rank, row in enumerate(found.rows) for position, task in enumerate(row)}
-    durations, ends = problem.durations, found.ends
-    task = max((row[-1] for row in found.rows), key=lambda last: ends[last])
+def critical_blocks(problem: Problem, result: Run) -> list[tuple[int, int, int]]:
+    """Return a critical path, as rank, first and last position of consecutive tasks without a pause."""
+    places = {task: (rank, position) for rank, row in enumerate(result.rows) for position, task in enumerate(row)}
+    durations, ends = problem.durations, result.ends
+    task = max((row[-1] for row in result.rows), key=lambda last: ends[last])
     blocks = []
     while task >= 0:
-        rank, last = where[task]
-        first, row = last, found.rows[rank]
+        rank, last = places[task]
+        first, row = last, result.rows[rank]
         while first and ends[row[first - 1]] == ends[row[first]] - durations[row[first]]:
             first -= 1
         blocks.append((rank, first, last))

@@ -1,4 +1,4 @@
-"""Orders made as time goes on: a rank that is free takes what comes first among the tasks that it can do."""
+"""List scheduling: a free rank runs the ready task of highest priority."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ from distir_relax.schedules.task_times import Number
 
 @dataclass(frozen=True, slots=True)
 class Policy:
-    """`keys` says for each task what it comes behind: the smallest key comes first.
+    """Task priorities: the smallest of `keys` comes first.
 
-    Where `patient`, a rank that has weight gradients alone to do waits if another task comes before they would be done.
+    If `patient`, a rank with only weight gradients ready waits for another task that arrives before they would end.
     """
 
     keys: Sequence[Number]
@@ -22,12 +22,11 @@ class Policy:
 
 
 def list_schedule(problem: Problem, policy: Policy) -> Rows:
-    """An order that fits into memory (`Problem.lack` says whether there is any), as rows of tasks.
+    """Return an order that fits in memory, as rows of tasks (`Problem.infeasibility` reports whether one exists).
 
-    A rank is never idle while it may do something, unless its policy is patient. It may do a forward where, besides,
-    there is room left for what is still to come forward of the microbatch that it has begun first: so it always gets to
-    an end. For of those that are not done everywhere the oldest has room on all ranks, goes on, and gives back what it
-    took, which is as much as the next one needs.
+    A rank is never idle if it may run a task, unless the policy is patient. It may run a forward if enough memory
+    remains for the remaining forwards of its oldest incomplete microbatch. This prevents deadlock: the oldest
+    microbatch that is not complete on all ranks always has room, finishes, and frees as much as the next one needs.
     """
     state = _State(problem, policy)
     ranks = range(problem.shape.ranks)
@@ -36,7 +35,7 @@ def list_schedule(problem: Problem, policy: Policy) -> Rows:
         state.release(microbatch, 0, events)
     while events:
         now, rank = heappop(events)
-        if state.free[rank] > now:
+        if state.available[rank] > now:
             continue
         chosen = state.choose(rank, now)
         if chosen >= 0:
@@ -45,98 +44,102 @@ def list_schedule(problem: Problem, policy: Policy) -> Rows:
 
 
 class _State:
-    """What ranks have done so far, what they can do, and what will come to them."""
+    """Progress of the ranks, their ready tasks, and those that will arrive."""
 
     def __init__(self, problem: Problem, policy: Policy) -> None:
         self.problem, self.policy = problem, policy
         self.stages, self.m = problem.shape.stages, problem.shape.microbatches
-        self.each = self.stages * self.m
+        self.kind_size = self.stages * self.m
         ranks = problem.shape.ranks
-        self.free: list[Number] = [0] * ranks
-        self.kept: list[Number] = [0] * ranks
+        self.available: list[Number] = [0] * ranks
+        self.allocated: list[Number] = [0] * ranks
         self.rows: Rows = [[] for _ in range(ranks)]
-        # Tasks that come to a rank later, by time; those that are there: forwards, and all others.
-        self.coming: list[list[tuple[Number, int]]] = [[] for _ in range(ranks)]
+        # By rank: tasks that arrive later, by time; ready forwards; other ready tasks.
+        self.arriving: list[list[tuple[Number, int]]] = [[] for _ in range(ranks)]
         self.forwards: list[list[tuple[Number, int]]] = [[] for _ in range(ranks)]
         self.others: list[list[tuple[Number, int]]] = [[] for _ in range(ranks)]
-        # Of each rank: the oldest microbatch whose forwards there are not all done; of all, the stages that they miss.
+        # By rank: the oldest microbatch with forwards left there; by microbatch, the stages left.
         self.oldest = [0] * ranks
         stages = [problem.stages_of(rank) for rank in range(ranks)]
-        self.missing = [[list(stages[rank]) for _ in range(self.m)] for rank in range(ranks)]
-        self.begun = [False] * self.each
+        self.remaining = [[list(stages[rank]) for _ in range(self.m)] for rank in range(ranks)]
+        self.started = [False] * self.kind_size
 
     def release(self, task: int, time: Number, events: list[tuple[Number, int]]) -> None:
-        """A task can be done from that time on."""
+        """Make a task ready from `time` on."""
         rank = self.problem.rank_of[task // self.m % self.stages]
-        heappush(self.coming[rank], (time, task))
+        heappush(self.arriving[rank], (time, task))
         heappush(events, (time, rank))
 
     def choose(self, rank: int, now: Number) -> int:
-        """The task that a rank does now, or -1."""
-        coming, keys = self.coming[rank], self.policy.keys
-        while coming and coming[0][0] <= now:
-            _, task = heappop(coming)
-            heappush((self.others if task >= self.each else self.forwards)[rank], (keys[task], task))
-        forward = self._forward(rank)
+        """Return the task that a rank runs now, or -1."""
+        arriving, keys = self.arriving[rank], self.policy.keys
+        while arriving and arriving[0][0] <= now:
+            _, task = heappop(arriving)
+            heappush((self.others if task >= self.kind_size else self.forwards)[rank], (keys[task], task))
+        forward = self._next_forward(rank)
         others = self.others[rank]
         if forward >= 0 and (not others or keys[forward] <= others[0][0]):
             return forward
         if not others:
             return -1
         task = others[0][1]
-        if self.policy.patient and task >= 2 * self.each and self._soon(rank, now + self.problem.durations[task]):
+        if (
+            self.policy.patient
+            and task >= 2 * self.kind_size
+            and self._arrives_before(rank, now + self.problem.durations[task])
+        ):
             return -1
         heappop(others)
         return task
 
     def run(self, rank: int, task: int, now: Number, events: list[tuple[Number, int]]) -> None:
-        """Do a task, and release what waits for it."""
-        problem, each, m = self.problem, self.each, self.m
+        """Run a task, and release its dependents."""
+        problem, kind_size, m = self.problem, self.kind_size, self.m
         self.rows[rank].append(task)
-        end = self.free[rank] = now + problem.durations[task]
+        end = self.available[rank] = now + problem.durations[task]
         heappush(events, (end, rank))
         stage = task // m % self.stages
-        if task < each:
-            self._take(rank, stage, task % m)
-            self.begun[task] = True
-            following = task + m if stage < self.stages - 1 else task + each
-            self.release(following, end + (problem.delays[following] if following < each else 0), events)
-        elif task < 2 * each:
+        if task < kind_size:
+            self._allocate(rank, stage, task % m)
+            self.started[task] = True
+            next_task = task + m if stage < self.stages - 1 else task + kind_size
+            self.release(next_task, end + (problem.delays[next_task] if next_task < kind_size else 0), events)
+        elif task < 2 * kind_size:
             if stage:
                 self.release(task - m, end + problem.delays[task - m], events)
             if problem.split:
-                self.release(task + each, end, events)
-        if task >= (2 * each if problem.split else each):
-            self.kept[rank] -= problem.sizes[stage]
+                self.release(task + kind_size, end, events)
+        if task >= (2 * kind_size if problem.split else kind_size):
+            self.allocated[rank] -= problem.sizes[stage]
 
-    def _forward(self, rank: int) -> int:
-        """The forward that comes first among those that fit into memory, or -1. Those that are done are dropped."""
-        waiting = self.forwards[rank]
-        while waiting and self.begun[waiting[0][1]]:
-            heappop(waiting)
-        if not waiting:
+    def _next_forward(self, rank: int) -> int:
+        """Return the first forward that fits in memory, or -1. Completed ones are dropped."""
+        ready = self.forwards[rank]
+        while ready and self.started[ready[0][1]]:
+            heappop(ready)
+        if not ready:
             return -1
-        task = waiting[0][1]
+        task = ready[0][1]
         if self._fits(rank, task):
             return task
-        oldest = [t for _, t in waiting if t % self.m == self.oldest[rank] and not self.begun[t]]
+        oldest = [t for _, t in ready if t % self.m == self.oldest[rank] and not self.started[t]]
         return next((t for t in oldest if self._fits(rank, t)), -1)
 
     def _fits(self, rank: int, task: int) -> bool:
-        """Whether there is room, and what is left is enough for the oldest microbatch."""
+        """Return whether a forward fits, with room left for the oldest microbatch."""
         oldest, size = self.oldest[rank], self.problem.sizes[task // self.m % self.stages]
         if task % self.m != oldest:
-            size += sum(self.problem.sizes[s] for s in self.missing[rank][oldest])
-        return self.kept[rank] + size <= self.problem.caps[rank]
+            size += sum(self.problem.sizes[s] for s in self.remaining[rank][oldest])
+        return self.allocated[rank] + size <= self.problem.caps[rank]
 
-    def _take(self, rank: int, stage: int, microbatch: int) -> None:
-        """A forward takes its stage's activations."""
-        self.kept[rank] += self.problem.sizes[stage]
-        missing = self.missing[rank]
-        missing[microbatch].remove(stage)
-        while self.oldest[rank] < self.m - 1 and not missing[self.oldest[rank]]:
+    def _allocate(self, rank: int, stage: int, microbatch: int) -> None:
+        """Allocate the activations of a forward."""
+        self.allocated[rank] += self.problem.sizes[stage]
+        remaining = self.remaining[rank]
+        remaining[microbatch].remove(stage)
+        while self.oldest[rank] < self.m - 1 and not remaining[self.oldest[rank]]:
             self.oldest[rank] += 1
 
-    def _soon(self, rank: int, end: Number) -> bool:
-        """Whether another task comes to the rank before `end`."""
-        return bool(self.coming[rank]) and self.coming[rank][0][0] < end
+    def _arrives_before(self, rank: int, end: Number) -> bool:
+        """Return whether another task arrives at the rank before `end`."""
+        return bool(self.arriving[rank]) and self.arriving[rank][0][0] < end

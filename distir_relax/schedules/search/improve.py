@@ -1,4 +1,4 @@
-"""Orders made better by small changes along what takes longest."""
+"""Local search over orders: move tasks along the critical path."""
 
 from __future__ import annotations
 
@@ -9,52 +9,52 @@ from distir_relax.schedules.search.problem import Problem, Rows
 from distir_relax.schedules.task_times import Number
 
 Move = tuple[int, int, int]
-"""In the row of a rank, the task at a position goes to another."""
+"""A rank, a position in its row, and the new position of that task."""
 
 
-def improved(problem: Problem, found: Run, enough: Number, effort: int) -> Run:
-    """The best of what is reached by moving one task after the other, with up to `effort` tries.
+def improve(problem: Problem, current: Run, target: Number, effort: int) -> Run:
+    """Return the best run reached by moving one task at a time, with up to `effort` evaluations.
 
-    A chain of tasks without slack makes an order as long as it is; nothing is gained but by taking a task out of one of
-    its blocks, or a new first or last into one (Nowicki and Smutnicki, A Fast Taboo Search Algorithm for the Job Shop
-    Problem, 1996). Of those moves the first that makes an order shorter is taken; where none does, the first that keeps
-    it as long and leads to an order that was not there yet. Ends at a makespan of `enough`.
+    A critical path determines the makespan; only moving a task out of one of its blocks, or a new first or last task
+    into one, can shorten it (Nowicki and Smutnicki, A Fast Taboo Search Algorithm for the Job Shop Problem, 1996). The
+    first such move that shortens the order is taken, else the first that keeps its length and leads to a new order.
+    Stops at a makespan of `target`.
     """
-    best = found
-    seen = {_print(found.rows)}
-    while effort > 0 and best.makespan > enough:
+    best = current
+    seen = {_fingerprint(current.rows)}
+    while effort > 0 and best.makespan > target:
         sideways: Run | None = None
-        better: Run | None = None
-        for move in _moves(problem, found):
-            if effort <= 0 or better:
+        shorter: Run | None = None
+        for move in _moves(problem, current):
+            if effort <= 0 or shorter:
                 break
-            rows = _moved(problem, found.rows, move)
-            if rows is None or _print(rows) in seen:
+            rows = _apply_move(problem, current.rows, move)
+            if rows is None or _fingerprint(rows) in seen:
                 continue
             effort -= 1
-            tried = run(problem, rows)
-            if tried is None:
+            candidate = run(problem, rows)
+            if candidate is None:
                 continue
-            if tried.makespan < found.makespan:
-                better = tried
-            elif tried.makespan == found.makespan and sideways is None:
-                sideways = tried
-        following = better or sideways
-        if following is None:
+            if candidate.makespan < current.makespan:
+                shorter = candidate
+            elif candidate.makespan == current.makespan and sideways is None:
+                sideways = candidate
+        successor = shorter or sideways
+        if successor is None:
             return best
-        found = following
-        seen.add(_print(found.rows))
-        if found.makespan < best.makespan:
-            best = found
+        current = successor
+        seen.add(_fingerprint(current.rows))
+        if current.makespan < best.makespan:
+            best = current
     return best
 
 
-def _moves(problem: Problem, found: Run) -> Iterator[Move]:
-    """Tasks of critical blocks to their ends: weight gradients out of them first, then what is next to an end."""
+def _moves(problem: Problem, current: Run) -> Iterator[Move]:
+    """Yield moves within critical blocks: weight gradients to the end, then swaps at both ends, then the rest."""
     weights = 2 * problem.shape.stages * problem.shape.microbatches
-    blocks = critical_blocks(problem, found)
+    blocks = critical_blocks(problem, current)
     for rank, first, last in blocks:
-        row = found.rows[rank]
+        row = current.rows[rank]
         for position in range(first, last):
             if row[position] >= weights:
                 yield rank, position, last
@@ -68,22 +68,22 @@ def _moves(problem: Problem, found: Run) -> Iterator[Move]:
             yield rank, first, position + 1
 
 
-def _moved(problem: Problem, rows: Rows, move: Move) -> Rows | None:
-    """Rows with one task moved; None if it passed what it needs on its rank, or needs it, or what is kept did not fit.
+def _apply_move(problem: Problem, rows: Rows, move: Move) -> Rows | None:
+    """Return rows with one task moved; None if it passes a task related on the rank, or exceeds the memory limit.
 
-    (Other tasks that wait for each other are seen when the rows are run.)
+    (Dependencies between other tasks are checked by `run`.)
     """
     rank, start, end = move
     row = list(rows[rank])
     task = row.pop(start)
-    each = problem.shape.stages * problem.shape.microbatches
-    passed, other = (row[start:end], task + each) if end > start else (row[end:start], task - each)
-    if other in passed:
+    kind_size = problem.shape.stages * problem.shape.microbatches
+    passed, related = (row[start:end], task + kind_size) if end > start else (row[end:start], task - kind_size)
+    if related in passed:
         return None
     row.insert(end, task)
-    return [*rows[:rank], row, *rows[rank + 1 :]] if problem.keeps(rank, row) else None
+    return [*rows[:rank], row, *rows[rank + 1 :]] if problem.fits_in_memory(rank, row) else None
 
 
-def _print(rows: Rows) -> int:
-    """What tells rows from others."""
+def _fingerprint(rows: Rows) -> int:
+    """Return a fingerprint of rows."""
     return hash(tuple(map(tuple, rows)))

@@ -1,4 +1,4 @@
-"""Halves of backwards made whole again, where that costs no time."""
+"""Merge split backwards that gain nothing from the split."""
 
 from __future__ import annotations
 
@@ -11,49 +11,49 @@ from distir_relax.schedules.search.problem import Problem
 from distir_relax.schedules.task import Order, Task
 
 
-def with_whole_backwards(problem: Problem, found: Run) -> Order:
-    """The order of a run in which as many backwards as can be are one task again, and which takes no longer.
+def merge_backwards(problem: Problem, schedule: Run) -> Order:
+    """Return the order of a run with as many merged backwards as possible at the same makespan.
 
-    Only halves that stand side by side are joined: gradients are sent on when both are done. A whole backward computes
-    at once what two tasks would compute apart, and keeps nothing in between.
+    Only adjacent halves are merged: gradients are sent when both are done. A whole backward computes both at once, and
+    stores nothing in between.
     """
-    each = problem.shape.stages * problem.shape.microbatches
+    kind_size = problem.shape.stages * problem.shape.microbatches
     pairs = [
         task
-        for row in found.rows
-        for task, following in pairwise(row)
-        if each <= task < 2 * each and following == task + each
+        for row in schedule.rows
+        for task, next_task in pairwise(row)
+        if kind_size <= task < 2 * kind_size and next_task == task + kind_size
     ]
-    joined = set(_joined(problem, found, [], pairs))
+    merged = set(_mergeable(problem, schedule, [], pairs))
     rows = []
-    for row in found.rows:
+    for row in schedule.rows:
         tasks: list[Task] = []
         for number in row:
             task = problem.task(number)
-            if number in joined:
+            if number in merged:
                 tasks.append(replace(task, kind="B"))
-            elif number - each not in joined:
+            elif number - kind_size not in merged:
                 tasks.append(task)
         rows.append(tuple(tasks))
     return Order(tuple(rows), problem.rank_of)
 
 
-def _joined(problem: Problem, found: Run, certain: Sequence[int], tried: Sequence[int]) -> list[int]:
-    """Of those that are tried a part that can be joined beside those that are certain: all, or of each half a part."""
-    if not tried or _keeps(problem, found, [*certain, *tried]):
-        return [*certain, *tried]
-    if len(tried) <= max(1, len(found.ends) // 24):
-        return list(certain)
-    half = len(tried) // 2
-    return _joined(problem, found, _joined(problem, found, certain, tried[:half]), tried[half:])
+def _mergeable(problem: Problem, schedule: Run, accepted: Sequence[int], candidates: Sequence[int]) -> list[int]:
+    """Return a subset of `candidates` that can be merged together with `accepted`, by bisection."""
+    if not candidates or _keeps_makespan(problem, schedule, [*accepted, *candidates]):
+        return [*accepted, *candidates]
+    if len(candidates) <= max(1, len(schedule.ends) // 24):
+        return list(accepted)
+    half = len(candidates) // 2
+    return _mergeable(problem, schedule, _mergeable(problem, schedule, accepted, candidates[:half]), candidates[half:])
 
 
-def _keeps(problem: Problem, found: Run, joined: Sequence[int]) -> bool:
-    """Whether the run is as short if the gradients of these tasks are sent on behind their weights' only."""
-    each, m = problem.shape.stages * problem.shape.microbatches, problem.shape.microbatches
+def _keeps_makespan(problem: Problem, schedule: Run, merged: Sequence[int]) -> bool:
+    """Return whether the makespan is kept if these tasks send gradients only after their weight gradients."""
+    kind_size, m = problem.shape.stages * problem.shape.microbatches, problem.shape.microbatches
     delays = list(problem.delays)
-    for task in joined:
-        if task >= each + m:
-            delays[task - m] += problem.durations[task + each]
-    tried = run(problem, found.rows, delays)
-    return tried is not None and tried.makespan <= found.makespan
+    for task in merged:
+        if task >= kind_size + m:
+            delays[task - m] += problem.durations[task + kind_size]
+    candidate = run(problem, schedule.rows, delays)
+    return candidate is not None and candidate.makespan <= schedule.makespan
