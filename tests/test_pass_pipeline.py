@@ -98,7 +98,7 @@ def test_compile_verifies_when_asked(monkeypatch: pytest.MonkeyPatch) -> None:
 
     model, x = torch.nn.Linear(7, 5), torch.randn(3, 7)
     broken = (*compile_passes(MESH), DropLastOp())
-    monkeypatch.setattr(source, "compile_passes", lambda *arguments: broken)
+    monkeypatch.setattr(source, "compile_passes", lambda *arguments, **_: broken)
     with pytest.raises(VerificationError, match="after drop-last-op"):
         dr.compile(model, (x,), mesh=MESH, verify=True)
     # In tests always: conftest.py sets the variable.

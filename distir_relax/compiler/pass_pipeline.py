@@ -64,6 +64,7 @@ def compile_passes(
     tail: str = "ragged",
     shardings: Mapping[str, str] | None = None,
     names: Mapping[str, str] | None = None,
+    *,
     scopes: Mapping[str, tuple[Frame, ...]] | None = None,
     outline: bool = False,
     unused: frozenset[str] = frozenset(),

@@ -110,7 +110,7 @@ class Evaluator:
 
     def _shares(self, strategy: Strategy) -> tuple[float, ...]:
         """In what proportions the batch goes to data-parallel ranks; empty where they are alike."""
-        given = self.source.options.profile
+        given = self.source.options["profile"]
         return Shares.of(None if given is None else as_profile(given), strategy).data
 
     def _parts(self, strategy: Strategy, microbatch: int) -> tuple[int, ...]:

@@ -232,7 +232,5 @@ def _groups(candidates: Iterable[Candidate]) -> list[list[list[Candidate]]]:
 
 def _key(source: Source, profile: Profile) -> str:
     """What results depend on besides their candidates."""
-    text = json.dumps(
-        [print_module(source.imported.module), asdict(profile), str(source.options.training)], default=str
-    )
+    text = json.dumps([print_module(source.imported.module), asdict(profile), str(source.training)], default=str)
     return hashlib.sha256(text.encode()).hexdigest()
