@@ -26,7 +26,7 @@ from distir_relax.autosharding.autoshard import graph_of
 from distir_relax.autosharding.optimize import cheapest, prices_of
 from distir_relax.autosharding.solver import NoRoom
 from distir_relax.compiler.options import CompileOptions
-from distir_relax.compiler.pass_pipeline import run_passes
+from distir_relax.compiler.pass_manager import run_passes
 from distir_relax.cost.profile import Profile, load_profile
 from distir_relax.frontends.import_model import import_model
 from distir_relax.frontends.outline_blocks import Outline

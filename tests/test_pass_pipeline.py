@@ -12,18 +12,11 @@ from typer.testing import CliRunner
 
 import distir_relax as dr
 from distir_relax.cli import app
-from distir_relax.compiler.pass_pipeline import (
-    AS_RANKS_RUN,
-    RANK_PASSES,
-    Dump,
-    Observer,
-    Stages,
-    Verify,
-    compile_passes,
-    run_passes,
-)
+from distir_relax.compiler.pass_manager import Dump, Observer, Stages, Verify, run_passes
+from distir_relax.compiler.pass_pipeline import AS_RANKS_RUN, RANK_PASSES, compile_passes
+from distir_relax.compiler.pass_text import print_pass
 from distir_relax.errors import DistIRError, VerificationError
-from distir_relax.ir import STAGES, Module, Pass, name_of, parse, print_pass
+from distir_relax.ir import STAGES, Module, Pass, name_of, parse
 from distir_relax.lowering import Project, ToDistIR
 from tests.rfc import rfc_module
 
@@ -89,8 +82,8 @@ def test_each_pass_says_truly_what_it_takes_and_gives() -> None:
 
 
 def test_a_pass_prints_its_options() -> None:
-    assert print_pass(ToDistIR("pad")) == "to-dist-ir{tail=pad}"
-    assert print_pass(ToDistIR()) == "to-dist-ir"
+    assert print_pass(ToDistIR("pad")) == "to-distir{tail=pad}"
+    assert print_pass(ToDistIR()) == "to-distir"
 
 
 def test_compile_verifies_when_asked(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -66,7 +66,7 @@ def _compile(target: Target, output: Path, backends: tuple[str, ...], times: boo
 
     from distir_relax.cli.compile_target import compile_target
     from distir_relax.cli.progress import Progress
-    from distir_relax.compiler.pass_pipeline import Stages
+    from distir_relax.compiler.pass_manager import Stages
     from distir_relax.ir import Searched
 
     stages, start = Stages(), time.perf_counter()

@@ -13,7 +13,7 @@ from distir_relax.bundle import write_bundle
 from distir_relax.cli.options import flag_of
 from distir_relax.compiler.compile import Plan, program_bundle
 from distir_relax.compiler.inputs import Model, Program, Saved, call_target, is_onnx
-from distir_relax.compiler.pass_pipeline import Observer
+from distir_relax.compiler.pass_manager import Observer
 from distir_relax.compiler.training import Training
 from distir_relax.errors import ImportModelError, PlacementError
 from distir_relax.frontends.pretrained import is_pretrained, read_pretrained

@@ -16,7 +16,8 @@ from distir_relax.autosharding import PlaceBySearch
 from distir_relax.autosharding.serialize import print_search
 from distir_relax.bundle import BACKENDS, Bundle, CallManifest, write_bundle
 from distir_relax.compiler.options import CompileOptions, ImportOptions, complete, documents
-from distir_relax.compiler.pass_pipeline import RANK_PASSES, Dump, Observer, Stages, run_passes
+from distir_relax.compiler.pass_manager import Dump, Observer, Stages, run_passes
+from distir_relax.compiler.pass_pipeline import RANK_PASSES
 from distir_relax.compiler.plan_summary import Overview
 from distir_relax.compiler.source import Source
 from distir_relax.errors import DistIRError

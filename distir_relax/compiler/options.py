@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal, TypedDict, TypeVar, c
 from distir_relax.errors import ImportModelError, PlacementError
 
 if TYPE_CHECKING:
-    from distir_relax.compiler.pass_pipeline import Observer
+    from distir_relax.compiler.pass_manager import Observer
     from distir_relax.cost.profile import Profile
     from distir_relax.ir import Pass
     from distir_relax.layout import DeviceMesh

@@ -10,15 +10,8 @@ from itertools import takewhile
 from distir_relax.analysis.simulation import Simulation
 from distir_relax.analysis.simulator import simulate_module
 from distir_relax.compiler.options import CompileOptions
-from distir_relax.compiler.pass_pipeline import (
-    AS_RANKS_RUN,
-    Observer,
-    StepOfTraining,
-    Verify,
-    compile_passes,
-    run_passes,
-    verifies_by_default,
-)
+from distir_relax.compiler.pass_manager import Observer, Verify, run_passes, verifies_by_default
+from distir_relax.compiler.pass_pipeline import AS_RANKS_RUN, StepOfTraining, compile_passes
 from distir_relax.cost.profile import Profile, as_profile
 from distir_relax.errors import AnnotationError, DistIRError, VerificationError
 from distir_relax.frontends.imported_model import Imported

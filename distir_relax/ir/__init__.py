@@ -18,7 +18,7 @@ from distir_relax.ir.inline import (
 from distir_relax.ir.location import inside, place, within
 from distir_relax.ir.memoize import lately
 from distir_relax.ir.parser import parse
-from distir_relax.ir.passes import Pass, name_of, print_pass
+from distir_relax.ir.passes import Pass, name_of
 from distir_relax.ir.printer import print_attribute, print_function, print_module, print_op
 from distir_relax.ir.program import (
     CALL,
@@ -120,7 +120,6 @@ __all__ = [
     "print_function",
     "print_module",
     "print_op",
-    "print_pass",
     "print_records",
     "uncollected",
     "value_names",

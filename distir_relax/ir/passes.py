@@ -7,7 +7,6 @@ gives one. What it finds besides goes with the module, as records (`ir.records`)
 from __future__ import annotations
 
 import re
-from dataclasses import fields, is_dataclass
 from typing import ClassVar, Protocol
 
 from distir_relax.ir.program import Module
@@ -27,15 +26,7 @@ class Pass(Protocol):
         ...
 
 
-def name_of(step: Pass) -> str:
-    """The name of a pass, after its class: ``delay-reductions``."""
-    return re.sub(r"(?<=[a-z])(?=[A-Z])", "-", type(step).__name__).lower()
-
-
-def print_pass(step: Pass) -> str:
-    """A pass with those of its options that are not as by default: ``to-dist-ir{tail=pad}``."""
-    if not is_dataclass(step):
-        return name_of(step)
-    given = (f for f in fields(step) if f.repr and getattr(step, f.name) != f.default)
-    options = ",".join(f"{f.name}={getattr(step, f.name)}" for f in given)
-    return f"{name_of(step)}{{{options}}}" if options else name_of(step)
+def name_of(step: Pass | type[Pass]) -> str:
+    """Return the name of a pass, after its class: ``delay-reductions``."""
+    kind = step if isinstance(step, type) else type(step)
+    return re.sub(r"(?<=[a-z])(?=[A-Z][a-z])", "-", kind.__name__).lower()

@@ -13,7 +13,7 @@ from dataclasses import dataclass, replace
 from distir_relax.analysis.simulation import Simulation
 from distir_relax.analysis.simulation_plan import Structure
 from distir_relax.analysis.simulator import simulate_module
-from distir_relax.compiler.pass_pipeline import run_passes
+from distir_relax.compiler.pass_manager import run_passes
 from distir_relax.compiler.source import Source
 from distir_relax.cost.profile import Profile, as_profile
 from distir_relax.errors import DistIRError, VerificationError
