@@ -31,6 +31,7 @@ from distir_relax.lowering.emit.bundle import program_to_bundle, to_bundle
 from distir_relax.optimizers import with_state
 from distir_relax.runtime.session_cache import Sessions
 from distir_relax.sharding import remarks
+from distir_relax.support.torch_compat import tree_leaves
 
 if TYPE_CHECKING:
     import torch
@@ -257,7 +258,6 @@ def _data_of_buffers(model: Any, inputs: Any, checkpoint: str | Path | None) -> 
     if checkpoint is None or not any(kind.__module__.startswith("torch.") for kind in type(model).__mro__):
         return nullcontext()
     import torch
-    from torch.utils._pytree import tree_leaves
 
     from distir_relax.frontends.torch.meta_buffers import buffers_with_data
 

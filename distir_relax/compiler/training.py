@@ -22,6 +22,7 @@ from distir_relax.frontends.torch.loss_module import Loss, call_of, with_loss
 from distir_relax.optimizers import RATE, AdamW, Optimizer
 from distir_relax.strategies.strategy import Strategy
 from distir_relax.support.learning_rate import as_schedule
+from distir_relax.support.torch_compat import tree_map
 
 if TYPE_CHECKING:
     import torch
@@ -235,7 +236,6 @@ def _batch(batch: Any, has_loss: bool) -> tuple[Any, Any]:
 def _narrowed(tree: Any) -> Any:
     """A batch with bfloat16 in the place of wider floats."""
     import torch
-    from torch.utils._pytree import tree_map
 
     def narrow(leaf: Any) -> Any:
         wide = isinstance(leaf, torch.Tensor) and leaf.is_floating_point()
