@@ -6,7 +6,9 @@ READY  := $(VENV)/.ready
 # Tests run in as many processes; those that start ranks run one after the other.
 PYTEST := $(BIN)/python -m pytest -n 2 --dist loadgroup --no-loadscope-reorder
 
-.PHONY: demo train test quick lint fuzz validate schedules bench paper regret browser coverage clean
+# make docs   builds the site in build/site
+
+.PHONY: demo train test quick lint docs fuzz validate schedules bench paper regret browser coverage clean
 
 demo: $(READY)
 	$(BIN)/python examples/minilm.py
@@ -26,6 +28,11 @@ lint: $(READY)
 	$(BIN)/mypy
 	$(BIN)/lint-imports
 	$(BIN)/python scripts/layers.py --check
+	$(BIN)/python scripts/prose.py
+
+docs: $(READY)
+	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable '.[docs]'
+	NO_MKDOCS_2_WARNING=1 $(BIN)/python scripts/site.py
 
 fuzz: $(READY)
 	$(BIN)/python -m tests.fuzz 5000

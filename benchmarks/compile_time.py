@@ -21,7 +21,8 @@ from typing import Any
 
 import torch
 
-from distir_relax.compiler.pass_pipeline import Stages, compile_passes, run_passes
+from distir_relax.compiler.pass_manager import Stages, run_passes
+from distir_relax.compiler.pass_pipeline import compile_passes
 from distir_relax.frontends.imported_model import Imported
 from distir_relax.frontends.torch import importer as frontend
 from distir_relax.layout import DeviceMesh

@@ -25,8 +25,8 @@ from distir_relax.autosharding.apply_solution import apply_solution
 from distir_relax.autosharding.autoshard import build_graph
 from distir_relax.autosharding.optimize import cost_table_of, optimize
 from distir_relax.autosharding.solver import InsufficientMemory
-from distir_relax.compiler.pass_pipeline import run_passes
-from distir_relax.compiler.source import CompileOptions
+from distir_relax.compiler.options import CompileOptions
+from distir_relax.compiler.pass_manager import run_passes
 from distir_relax.cost.profile import Profile, load_profile
 from distir_relax.frontends.import_model import import_model
 from distir_relax.frontends.outline_blocks import Outline

@@ -5,7 +5,8 @@ from __future__ import annotations
 import torch
 
 from distir_relax.bundle import Bundle
-from distir_relax.compiler.pass_pipeline import Stages, compile_passes, run_passes
+from distir_relax.compiler.pass_manager import Stages, run_passes
+from distir_relax.compiler.pass_pipeline import compile_passes
 from distir_relax.frontends.imported_model import Frame
 from distir_relax.frontends.outline_blocks import Outline
 from distir_relax.ir import Module, TensorType

@@ -31,7 +31,7 @@ from distir_relax.analysis.type_propagation import infer_types
 from distir_relax.autosharding import PlaceBySearch
 from distir_relax.autosharding.serialize import parse_search, print_search
 from distir_relax.bundle import FileWeights, Manifest, Tensor, local_shape
-from distir_relax.compiler.pass_pipeline import run_passes
+from distir_relax.compiler.pass_manager import run_passes
 from distir_relax.cost.profile import load_profile, read_profile
 from distir_relax.cost.profile_writer import print_profile
 from distir_relax.errors import BundleError, DistIRError

@@ -49,7 +49,18 @@ def test_the_documents_are_all_there() -> None:
     assert expected | {
         f"docs/{page}.md"
         for page in (
-            *("bundle", "coverage", "ir", "models", "placements", "runtime", "simulator", "transformers", "tvm"),
+            *(
+                "benchmarks",
+                "bundle",
+                "coverage",
+                "getting-started",
+                "glossary",
+                "index",
+                "ir",
+                "limitations",
+                "models",
+            ),
+            *("passes", "placements", "runtime", "simulator", "transformers", "troubleshooting", "tvm"),
         )
     } <= set(NAMES)
 
@@ -163,7 +174,8 @@ def test_the_table_of_collectives_is_that_of_the_op_table() -> None:
         op, attribute, meaning = (cell.strip().strip("`") for cell in re.split(r"(?<!\\)\|", row)[1:-1])
         shown.append((op or shown[-1][0], attribute, meaning.replace("\\|", "|")))
     written = [entry for entry in entries() if entry.semantics.attributes and Trait.ON_COMMUNICATOR in entry.traits]
-    assert shown == [(e.name, key, what) for e in written for key, what in e.semantics.attributes.items()]
+    attributes = [(e.name, key, what) for e in written for key, what in e.semantics.attributes.items()]
+    assert sorted(shown) == sorted(attributes)
 
 
 def test_the_table_of_pending_sums_is_that_of_the_op_table() -> None:
@@ -185,3 +197,19 @@ def test_the_table_of_pending_sums_is_that_of_the_op_table() -> None:
         name = entry.name.removeprefix("nn.")
         shown = re.search(rf"\b{name}\b", passes) is not None
         assert shown == bool(entry.semantics.linear), f"docs/placements.md and the op table differ on {entry.name}"
+
+
+def test_messages_of_troubleshooting_are_those_of_the_package() -> None:
+    sources = "".join(path.read_text(encoding="utf-8") for path in (ROOT / "distir_relax").rglob("*.py"))
+    messages = re.findall(r"^\| `([^`]+)`", text_of("docs/troubleshooting.md"), re.MULTILINE)
+    assert len(messages) > 15
+    assert [message for message in messages if message not in sources] == []
+
+
+def test_the_index_links_every_page() -> None:
+    linked = set(re.findall(r"\]\(([\w-]+\.md)", text_of("docs/index.md")))
+    assert {path.name for path in (ROOT / "docs").glob("*.md")} - linked == {"index.md"}
+
+
+def test_the_readme_has_two_pages() -> None:
+    assert len(text_of("README.md")) < 10_000

@@ -10,7 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from distir_relax.compiler.pass_pipeline import Observer, Verify, compile_passes, run_passes
+from distir_relax.compiler.pass_manager import Observer, Verify, run_passes
+from distir_relax.compiler.pass_pipeline import compile_passes
 from distir_relax.ir import Module, Pass, parse, print_module
 from distir_relax.layout import DeviceMesh
 from distir_relax.lowering.emit.torch import to_torch

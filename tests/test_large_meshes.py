@@ -9,7 +9,8 @@ from typing import Any
 
 import pytest
 
-from distir_relax.compiler.pass_pipeline import compile_passes, run_passes
+from distir_relax.compiler.pass_manager import run_passes
+from distir_relax.compiler.pass_pipeline import compile_passes
 from distir_relax.frontends.imported_model import Imported
 from distir_relax.frontends.torch import import_torch
 from distir_relax.ir import Module, print_module

@@ -10,7 +10,7 @@ from torch.nn import functional as F
 from benchmarks.paper import models
 from distir_relax import Strategy, load_profile
 from distir_relax.compiler.inputs import what_is
-from distir_relax.compiler.source import CompileOptions
+from distir_relax.compiler.options import CompileOptions
 
 
 def test_a_block_is_attention_and_a_feed_forward_net_behind_norms() -> None:

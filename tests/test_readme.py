@@ -1,4 +1,4 @@
-"""Code of the README, and of pages that show programs, is run; what it prints is what they say."""
+"""Run the programs and commands of the README and of the pages that show some; their outputs are those shown."""
 
 from __future__ import annotations
 
@@ -16,6 +16,7 @@ from tests.runtime.processes import command, interpreter
 
 ROOT = Path(__file__).parent.parent
 README = (ROOT / "README.md").read_text(encoding="utf-8")
+STARTED = (ROOT / "docs" / "getting-started.md").read_text(encoding="utf-8")
 MODELS = (ROOT / "docs" / "models.md").read_text(encoding="utf-8")
 TRANSFORMERS = (ROOT / "docs" / "transformers.md").read_text(encoding="utf-8")
 _BLOCK = re.compile(
@@ -61,9 +62,12 @@ def call(arguments: list[str], folder: Path, *commands: Path) -> subprocess.Comp
     )
 
 
-@pytest.mark.parametrize("name", programs())
+PROGRAMS = programs() | programs(STARTED)
+
+
+@pytest.mark.parametrize("name", PROGRAMS)
 def test_a_program_prints_what_is_shown(name: str, tmp_path: Path) -> None:
-    text, shown = programs()[name]
+    text, shown = PROGRAMS[name]
     (tmp_path / name).write_text(text, encoding="utf-8")
     done = call([*interpreter(fresh=name == "model.py"), name], tmp_path)
     assert done.returncode == 0, done.stderr
@@ -74,14 +78,14 @@ def test_a_program_prints_what_is_shown(name: str, tmp_path: Path) -> None:
 @pytest.mark.mpirun
 def test_the_commands_of_the_shell(tmp_path: Path) -> None:
     for name in ("model.py", "outside.py", "train.py"):
-        (tmp_path / name).write_text(programs()[name][0], encoding="utf-8")
+        (tmp_path / name).write_text(PROGRAMS[name][0], encoding="utf-8")
     for folder in ("benchmarks", "examples"):
         (tmp_path / folder).symlink_to(ROOT / folder)
     assert call([*interpreter(), "model.py"], tmp_path).returncode == 0
     quick = command(tmp_path / "quick" / "distir", "-m", "distir_relax").parent
-    lines, seen = shell_lines(), set()
+    lines, seen = list(dict.fromkeys(shell_lines() + shell_lines(STARTED))), set()
     assert {line.split()[1] for line in lines if line.startswith("distir")} == {
-        "compile", "show", "run", "launch", "explain", "diff", "rules", "doctor", "simulate", "train",
+        "compile", "show", "run", "launch", "explain", "diff", "rules", "doctor", "simulate", "search", "train",
     }  # fmt: skip
     for line in lines:
         (tmp_path / "y.npz").unlink(missing_ok=True)
@@ -94,7 +98,9 @@ def test_the_commands_of_the_shell(tmp_path: Path) -> None:
     assert "S[0: 4|3|3]" in (tmp_path / "outside.dist" / "sharded.txt").read_text(encoding="utf-8")
     for written in ("report.json", "trace.json", "report.html"):
         assert (tmp_path / written).exists()
-    commands = [(label, text) for label, text in blocks("text") if label.startswith("distir ")]
+    commands = [
+        (label, text) for label, text in blocks("text") + blocks("text", STARTED) if label.startswith("distir ")
+    ]
     assert len(commands) == 2
     for text, shown in commands:
         done = call(text.split(), tmp_path, quick)

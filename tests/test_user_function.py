@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import builtins
 import importlib
 import json
 import sys
@@ -37,3 +38,18 @@ def test_a_file_finds_its_neighbours(tmp_path: Path) -> None:
     file.write_text("import some_neighbour\n\n\ndef build():\n    return some_neighbour.NUMBER\n", encoding="utf-8")
     assert find_function(f"{file}:build")() == 127
     assert find_function(f"{file}:build").__module__ == "main_file"
+
+
+def test_a_file_is_imported_once_until_it_changes(tmp_path: Path) -> None:
+    file = tmp_path / "counted_imports.py"
+    file.write_text("import builtins\nbuiltins.times = getattr(builtins, 'times', 0) + 1\ndef f(): return times\n")
+    paths = len(sys.path)
+    try:
+        assert [find_function(f"{file}:f")() for _ in range(3)] == [1, 1, 1]
+        assert len(sys.path) == paths + 1
+        file.write_text(file.read_text() + "# changed\n")
+        assert find_function(f"{file}:f")() == 2
+        assert len(sys.path) == paths + 1
+    finally:
+        del builtins.times  # type: ignore[attr-defined]
+        sys.path.remove(str(tmp_path))

@@ -10,7 +10,7 @@ from typing import Any
 
 import torch
 
-from distir_relax.compiler.pass_pipeline import Verify
+from distir_relax.compiler.pass_manager import Verify
 from distir_relax.ir import Input, Module, TensorType
 from distir_relax.kernels.sampling import CROP, Resizing
 from distir_relax.layout import DeviceMesh

@@ -31,7 +31,8 @@ from typing import Any
 from models import mlp
 
 from distir_relax import Strategy
-from distir_relax.compiler.source import CompileOptions, Source
+from distir_relax.compiler.options import CompileOptions
+from distir_relax.compiler.source import Source
 from distir_relax.cost.profile import Level, Line, Matrix, Profile
 
 FLOPS, LINK = 9.7e13, 1.25e10

@@ -14,7 +14,8 @@ from typing import Any
 
 from distir_relax import Strategy, load_profile
 from distir_relax.compiler.inputs import what_is
-from distir_relax.compiler.source import CompileOptions, Source
+from distir_relax.compiler.options import CompileOptions
+from distir_relax.compiler.source import Source
 from distir_relax.strategy_search import Outcome, Search, Space, search_grid
 
 from . import models

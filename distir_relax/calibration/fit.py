@@ -12,6 +12,7 @@ from dataclasses import replace
 from statistics import median
 
 import numpy as np
+from scipy import optimize
 
 from distir_relax.calibration.measure import CollectiveSample
 from distir_relax.calibration.microbenchmarks import OpSample
@@ -132,30 +133,19 @@ def least_squares(
 ) -> tuple[Parameters, float]:
     """Parameters, all positive, where the sum of squared residuals is least, and that sum.
 
-    By Levenberg and Marquardt, over the logarithms of the parameters: it evaluates `residuals` much less often than
-    `minimise` does, which counts where each takes long.
+    A trust-region fit over the logarithms of the parameters: it evaluates `residuals` much less often than `minimise`
+    does, which counts where each takes long.
     """
-    keys, step = list(start), 0.02
-    x, values = dict(start), np.array(residuals(dict(start)))
-    damping = 1e-2
-    for _ in range(rounds):
-        moved = [residuals({**x, key: x[key] * math.exp(step)}) for key in keys]
-        slopes = (np.array(moved) - values).T / step
-        normal, downhill = slopes.T @ slopes, slopes.T @ values
-        before = float(values @ values)
-        while damping < 1e6:
-            damped = normal + damping * np.diag(np.maximum(normal.diagonal(), 1e-6))
-            # No parameter changes by more than a factor of five at a time: the slopes hold nearby.
-            change = np.clip(np.linalg.solve(damped, -downhill), -1.6, 1.6)
-            tried = {key: x[key] * math.exp(float(d)) for key, d in zip(keys, change, strict=True)}
-            found = np.array(residuals(tried))
-            if float(found @ found) < before:
-                x, values, damping = tried, found, damping / 5
-                break
-            damping *= 5
-        if float(values @ values) > before * (1 - 1e-4):
-            break
-    return x, float(values @ values)
+    keys = list(start)
+
+    def at(logarithms: Sequence[float]) -> Parameters:
+        return {key: start[key] * math.exp(x - 1) for key, x in zip(keys, logarithms, strict=True)}
+
+    # Counted from 1, where relative steps of 2 % are 2 % of a parameter.
+    result = optimize.least_squares(
+        lambda x: np.array(residuals(at(x))), np.ones(len(keys)), diff_step=0.02, ftol=1e-4, max_nfev=rounds
+    )
+    return at(result.x), 2 * float(result.cost)
 
 
 def _with(start: Profile, dtype: str, x: Parameters) -> Profile:

@@ -21,22 +21,8 @@ def mean_absolute_percentage_error(predicted: Sequence[float], measured: Sequenc
 
 def spearman(first: Sequence[float], second: Sequence[float]) -> float:
     """Spearman's rank correlation; ties share their mean rank. 0.0 where one of them does not vary."""
-    a, b = _ranks(first), _ranks(second)
-    mean_a, mean_b = sum(a) / len(a), sum(b) / len(b)
-    top = sum((x - mean_a) * (y - mean_b) for x, y in zip(a, b, strict=True))
-    below = (sum((x - mean_a) ** 2 for x in a) * sum((y - mean_b) ** 2 for y in b)) ** 0.5
-    return top / below if below else 0.0
+    from scipy import stats
 
-
-def _ranks(values: Sequence[float]) -> list[float]:
-    order = sorted(range(len(values)), key=values.__getitem__)
-    ranks = [0.0] * len(values)
-    start = 0
-    while start < len(order):
-        stop = start
-        while stop + 1 < len(order) and values[order[stop + 1]] == values[order[start]]:
-            stop += 1
-        for i in order[start : stop + 1]:
-            ranks[i] = (start + stop) / 2
-        start = stop + 1
-    return ranks
+    if len(set(first)) < 2 or len(set(second)) < 2:
+        return 0.0
+    return float(stats.spearmanr(first, second).statistic)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import warnings
 
 # Each file adds its commands when it is imported, in the order in which `distir --help` lists them.
-from distir_relax.cli import compile, inspect, run, search, simulate, train  # noqa: F401
+from distir_relax.cli import compile, inspect, opt, run, search, simulate, train  # noqa: F401
 from distir_relax.cli.app import app, complain, warn
 from distir_relax.cli.signals import Interrupted, end, raise_on_signals
 from distir_relax.errors import DistIRError

@@ -1,12 +1,16 @@
-"""Options that several commands have."""
+"""Options that several commands have, and those derived from the declarations in `distir_relax.compiler.options`."""
 
 from __future__ import annotations
 
+import inspect
+from collections.abc import Callable, Sequence
 from enum import StrEnum
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any, Literal
 
 import typer
+
+from distir_relax.compiler.options import Option, declared, read_mesh
 
 
 class Backend(StrEnum):
@@ -14,13 +18,6 @@ class Backend(StrEnum):
 
     torch = "torch"
     tvm = "tvm"
-
-
-class Tail(StrEnum):
-    """How ranks with smaller shards are treated."""
-
-    ragged = "ragged"
-    pad = "pad"
 
 
 class Stage(StrEnum):
@@ -62,24 +59,7 @@ TraceOption = Annotated[
     Path | None, typer.Option(help="Draw the tasks of a pipeline, predicted and measured, to this .svg.")
 ]
 JsonOption = Annotated[bool, typer.Option("--json", help="Print the result as JSON.")]
-ShardOption = Annotated[
-    list[str] | None, typer.Option(metavar="PATTERN=PLACEMENT", help="Shard parameters of a model.")
-]
-AutoOption = Annotated[bool, typer.Option("--auto", help="Look for the placements that take least time on --mesh.")]
-MemoryOption = Annotated[
-    float | None, typer.Option(min=0, metavar="BYTES", help="With --auto: what a device may need at most, as 16e9.")
-]
-ProfileOption = Annotated[
-    str | None, typer.Option(help="By whose costs stages and placements are chosen: a name or a .toml.")
-]
-CheckpointOption = Annotated[
-    Path | None, typer.Option(help="Safetensors file, or folder of them, with the weights of a model without data.")
-]
-MeshOption = Annotated[str | None, typer.Option(metavar="2x3", help="The mesh's shape, for a model.")]
-AxesOption = Annotated[str | None, typer.Option(metavar="dp,tp", help="The names of the mesh's axes.")]
-ShapeOption = Annotated[
-    list[str] | None, typer.Option(metavar="NAME=1,3,224,224", help="The shape of an input of FILE.onnx.")
-]
+AutoOption = Annotated[bool, typer.Option("--auto", help="Choose placements on --mesh by optimization.")]
 TaskOption = Annotated[
     str | None,
     typer.Option(metavar="NAME", help="Task of a DIR: causal-lm, feature-extraction, ...; by default the saved class."),
@@ -88,16 +68,67 @@ BatchOption = Annotated[int | None, typer.Option(min=1, help="Samples of a call 
 SequenceOption = Annotated[
     int | None, typer.Option(min=1, help="Tokens of each sample; 128, or as many as the model takes.")
 ]
-StrategyOption = Annotated[
-    str | None,
-    typer.Option(metavar="D/T/P/K", help="Data, tensor, pipeline degrees, microbatches, options: 2/4/1/8,zero=1."),
-]
-StagesOption = Annotated[
-    str | None,
-    typer.Option(metavar="PATH,PATH", help="Where stages of a pipeline begin but the first: modules, or ONNX nodes."),
-]
 
 
-def read_stages(text: str | None) -> tuple[str, ...] | None:
-    """The boundaries of stages from ``model.layers.3,model.layers.9``; None where nothing is given."""
-    return None if text is None else tuple(part.strip() for part in text.split(",") if part.strip())
+def with_options(*groups: type, only: Sequence[str] = ()) -> Callable[[Callable[..., None]], Callable[..., None]]:
+    """Give a command the options that `groups` declare, or `only` some of them.
+
+    The command takes them as its parameter `options`: a dict of their values, without options that are not given.
+    ``--axes`` comes with ``--mesh``.
+    """
+    options = {name: option for group in groups for name, option in declared(group).items() if option.cli}
+    options = {name: option for name, option in options.items() if not only or name in only}
+
+    def decorate(command: Callable[..., None]) -> Callable[..., None]:
+        own = inspect.signature(command, eval_str=True).parameters.values()
+        derived = [_parameter(name, option) for name, option in options.items()]
+        if "mesh" in options:
+            axes = Option(None, "Names of the mesh's axes.", str, metavar="dp,tp")
+            place = next(i for i, parameter in enumerate(derived) if parameter.name == "mesh")
+            derived.insert(place + 1, _parameter("axes", axes))
+        keyword = inspect.Parameter.KEYWORD_ONLY
+        parameters = [*(p.replace(kind=keyword) for p in own if p.name != "options"), *derived]
+
+        def run(**values: Any) -> None:
+            command(options=_collect(options, values), **values)
+
+        run.__name__, run.__doc__ = command.__name__, command.__doc__
+        run.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
+        run.__annotations__ = {parameter.name: parameter.annotation for parameter in parameters}
+        return run
+
+    return decorate
+
+
+def flag_of(name: str) -> str:
+    """Return the flag of an option or parameter: ``--input-shape`` of `input_shapes`."""
+    return {"shardings": "--shard", "input_shapes": "--input-shape"}.get(name, f"--{name.replace('_', '-')}")
+
+
+def _parameter(name: str, option: Option) -> inspect.Parameter:
+    flag = option.flag or f"--{name.replace('_', '-')}"
+    is_flag = option.cli is bool
+    info = typer.Option(
+        f"{flag}/--no{flag[1:]}" if is_flag and option.default else flag,
+        metavar=option.metavar,
+        help=option.help,
+        min=option.minimum,
+    )
+    value = Literal[option.choices] if option.choices else option.cli
+    kind: Any = bool if is_flag else value | None
+    default = bool(option.default) if is_flag else None
+    return inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=default, annotation=Annotated[kind, info])
+
+
+def _collect(options: dict[str, Option], values: dict[str, Any]) -> dict[str, Any]:
+    """Remove the values of `options` from those of a command, and parse them."""
+    collected = {}
+    axes = values.pop("axes", None)
+    for name, option in options.items():
+        value = values.pop(name)
+        if name == "mesh":
+            value = read_mesh(value, axes)
+        is_default = value == bool(option.default) if option.cli is bool else value is None or value == []
+        if not is_default:
+            collected[name] = option.read(value) if option.read else value
+    return collected

@@ -5,8 +5,9 @@ from __future__ import annotations
 import threading
 from typing import Any
 
-from distir_relax.compiler.pass_pipeline import Observer
-from distir_relax.ir import Module, Pass, print_pass
+from distir_relax.compiler.pass_manager import Observer
+from distir_relax.compiler.pass_text import print_pass
+from distir_relax.ir import Module, Pass
 
 PATIENCE = 1.0
 """Seconds after which a person wants to know what is going on."""

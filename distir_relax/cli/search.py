@@ -11,8 +11,9 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from distir_relax.cli.app import app
-from distir_relax.cli.options import JsonOption, StagesOption, read_stages
+from distir_relax.cli.options import JsonOption, with_options
 from distir_relax.cli.signals import Interrupted
+from distir_relax.compiler.options import LayoutOptions
 from distir_relax.errors import DistIRError
 from distir_relax.support.units import rate
 
@@ -21,10 +22,12 @@ if TYPE_CHECKING:
 
 
 @app.command()
+@with_options(LayoutOptions, only=("stages",))
 def search(
     model: Annotated[str, typer.Argument(metavar="MODEL", help="FILE.py:FUNCTION or FILE.onnx.")],
     devices: Annotated[int, typer.Option(min=1, help="Strategies for so many devices.")],
     profile: Annotated[str, typer.Option(help="The machine: a name (NAME:NODES for several nodes) or a .toml file.")],
+    options: dict[str, Any],
     global_batch: Annotated[
         str | None, typer.Option(metavar="N", help="Samples of a step: 4096, or 64,96, or 128-4096 by powers of two.")
     ] = None,
@@ -45,7 +48,6 @@ def search(
     by_steps: Annotated[
         bool, typer.Option("--by-steps", help="Try each D x T x P once, and other options around the best alone.")
     ] = False,
-    stages: StagesOption = None,
     workers: Annotated[
         int | None, typer.Option(min=1, help="Processes, as many as there are cores by default.")
     ] = None,
@@ -63,11 +65,11 @@ def search(
 
     Under mpirun all ranks but the first simulate, and the first tells what they find.
     """
-    options: dict[str, Any] = {
+    options |= {
         "devices": devices, "profile": profile, "global_batch": read_batches(global_batch),
         "schedules": _words(schedules), "chunks": _numbers(chunks, "--chunks"), "zero": _numbers(zero, "--zero"),
         "checkpoint": _words(checkpoint), "sequence_parallel": read_switches(sequence_parallel, "--sequence-parallel"),
-        "placements": _words(placements), "by_steps": by_steps, "stages": read_stages(stages) or (),
+        "placements": _words(placements), "by_steps": by_steps,
         "workers": workers, "resume": resume, "time_lines": html is not None,
         **({"microbatches": _numbers(microbatches, "--microbatches")} if microbatches else {}),
     }  # fmt: skip

@@ -4,40 +4,31 @@ from __future__ import annotations
 
 from json import dumps
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
 from distir_relax.cli.app import app
 from distir_relax.cli.options import (
-    AxesOption,
     Device,
     DeviceOption,
     JsonOption,
-    MeshOption,
     PassesOption,
-    ShapeOption,
-    ShardOption,
-    StagesOption,
-    StrategyOption,
-    read_stages,
+    with_options,
 )
+from distir_relax.compiler.options import ImportOptions, LayoutOptions
 from distir_relax.errors import DistIRError
 
 
 @app.command()
+@with_options(LayoutOptions, ImportOptions, only=("shardings", "mesh", "strategy", "stages", "input_shapes"))
 def simulate(
     model: Annotated[
         str, typer.Argument(metavar="MODEL", help="A bundle, a program's text, FILE.py:FUNCTION or FILE.onnx.")
     ],
     profile: Annotated[str, typer.Option(help="The machine: a name (NAME:NODES for several nodes) or a .toml file.")],
-    strategy: StrategyOption = None,
-    stages: StagesOption = None,
+    options: dict[str, Any],
     global_batch: Annotated[int | None, typer.Option(min=1, help="Passed to the function; for the throughput.")] = None,
-    input_shape: ShapeOption = None,
-    shard: ShardOption = None,
-    mesh: MeshOption = None,
-    axes: AxesOption = None,
     import_: Annotated[
         list[Path] | None, typer.Option("--import", metavar="FILE.py", help="Import it first: it registers ops.")
     ] = None,
@@ -46,23 +37,13 @@ def simulate(
     json: JsonOption = False,
 ) -> None:
     """Predict time and memory of a program on a machine, without running it."""
-    from distir_relax.cli.compile_target import read_mesh, read_shapes, read_shardings
     from distir_relax.compiler.simulate import simulate as predict
     from distir_relax.report.trace import write_trace
     from distir_relax.support.user_function import import_file
 
     for file in import_ or ():
         import_file(file)
-    found = predict(
-        model,
-        profile=profile,
-        strategy=strategy,
-        stages=read_stages(stages) or (),
-        global_batch=global_batch,
-        input_shapes=read_shapes(input_shape or ()),
-        shardings=read_shardings(shard or ()),
-        mesh=read_mesh(mesh, axes),
-    )
+    found = predict(model, profile=profile, global_batch=global_batch, **options)
     if trace is not None:
         write_trace(found, trace)
     if html is not None:

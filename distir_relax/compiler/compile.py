@@ -4,21 +4,22 @@ from __future__ import annotations
 
 import re
 import warnings
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field, replace
 from itertools import takewhile
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, Unpack
 
 from distir_relax.analysis.footprint import Footprint, footprint
 from distir_relax.autosharding import PlaceBySearch
 from distir_relax.autosharding.serialize import print_search
 from distir_relax.bundle import BACKENDS, Bundle, CallManifest, write_bundle
-from distir_relax.compiler.pass_pipeline import RANK_PASSES, Dump, Observer, Stages, run_passes
+from distir_relax.compiler.options import CompileOptions, ImportOptions, complete, documents
+from distir_relax.compiler.pass_manager import Dump, Observer, Stages, run_passes
+from distir_relax.compiler.pass_pipeline import RANK_PASSES
 from distir_relax.compiler.plan_summary import Overview
-from distir_relax.compiler.source import CompileOptions, Source
-from distir_relax.cost.profile import Profile
+from distir_relax.compiler.source import Source
 from distir_relax.errors import DistIRError
 from distir_relax.frontends.checkpoint import with_checkpoint
 from distir_relax.frontends.import_model import import_model
@@ -30,7 +31,7 @@ from distir_relax.lowering.emit.bundle import program_to_bundle, to_bundle
 from distir_relax.optimizers import with_state
 from distir_relax.runtime.session_cache import Sessions
 from distir_relax.sharding import layout_comments
-from distir_relax.strategies.strategy import Strategy
+from distir_relax.support.torch_compat import tree_leaves
 
 if TYPE_CHECKING:
     import torch
@@ -59,7 +60,7 @@ class Plan:
     tail: str
     seconds: Mapping[str, float] = field(default_factory=dict)
     _passes: Sequence[Pass] = ()
-    _options: CompileOptions = field(default_factory=CompileOptions)
+    _source: Source | None = None
     _sessions: Sessions = field(init=False)
 
     def __post_init__(self) -> None:
@@ -95,7 +96,8 @@ class Plan:
     @property
     def source(self) -> Source:
         """The model that was read in, to be compiled again in another way."""
-        return Source(self.imported, self._options)
+        assert self._source is not None, "a plan is compiled from a source"
+        return replace(self._source, imported=self.imported)
 
     def bundle(self, backends: Sequence[str] = BACKENDS) -> Bundle:
         """All that ranks need, in memory, the weights as they were when the model was compiled."""
@@ -107,7 +109,7 @@ class Plan:
             self.imported.tensors,
             self.tail,
             tuple(backends),
-            self._options.fast_math,
+            self.source.options["fast_math"],
         )
         if self.imported.arguments:
             made = made.called(CallManifest.of(self.imported.arguments, self.imported.constants))
@@ -182,7 +184,7 @@ class Plan:
         """
         from distir_relax.lowering.emit.relax import to_relax_programs
 
-        programs = to_relax_programs(self.modules["ranked"], self._options.fast_math)
+        programs = to_relax_programs(self.modules["ranked"], self.source.options["fast_math"])
         return programs, self.modules["ranked"].ranks
 
     def to_relax_dtensor(self, pending: str = "") -> tvm.IRModule:
@@ -204,6 +206,7 @@ class Plan:
         return run_passes(self.imported.module, [step for step in before if not isinstance(step, Outline)])
 
 
+@documents(ImportOptions, CompileOptions)
 def compile(
     model: Any,
     example_inputs: Sequence[Any] = (),
@@ -212,58 +215,27 @@ def compile(
     input_shapes: Mapping[str, Sequence[int]] | None = None,
     params: Mapping[str, Any] | Sequence[Any] | None = None,
     checkpoint: str | Path | None = None,
-    shardings: Mapping[str, str] | Literal["auto"] | None = None,
-    mesh: DeviceMesh | int | Sequence[int] | None = None,
-    memory: float | None = None,
-    strategy: Strategy | str | None = None,
-    stages: Sequence[str] = (),
-    profile: Profile | str | Path | None = None,
-    tail: str = "ragged",
-    name: str | None = None,
-    gather_threshold: int = 1 << 20,
-    outline: bool = True,
     check_import: bool = True,
-    verify: bool | None = None,
-    dump: str | Path | None = None,
-    observers: Sequence[Observer] = (),
-    passes: Callable[[Sequence[Pass]], Sequence[Pass]] | None = None,
-    fast_math: bool = False,
+    **options: Unpack[CompileOptions],
 ) -> Plan:
     """Compile `model` for the devices of a mesh.
 
-    `model` is a `torch.nn.Module` with the example call that its shapes are taken from, a TVM `IRModule`, or an ONNX
-    model (a path or an `onnx.ModelProto`), or (program, tensors): a program of the global stage, and its parameters and
-    constants by name. ONNX models and `IRModule`s take `input_shapes` for inputs whose dims they leave open; `params`
-    is the data of an `IRModule`'s weights, by name or in order (`frontends.relax.import_relax`). Annotations stand in
-    the model (`annotate_sharding`), or are given as `shardings`: glob patterns over names of parameters and inputs,
-    each with its placement, together with `mesh`: a `DeviceMesh`, its shape, or a number of devices. A `mesh` given
-    here takes the place of the one that annotations in the model name: the same model for another number of devices.
-    With ``shardings="auto"`` they are those that take least time on the machine of `profile`, with at most `memory`
-    bytes on a device, by default what it has (``docs/placements.md``). A `strategy`, such as ``"2/4/1/1"``, marks what
-    annotations leave open: the batch, and weights, found from the program itself (``docs/strategies.md``). The stages
-    of its pipeline are cut where their cost on the machine of `profile` balances, or begin with the modules, or ONNX
-    nodes, that `stages` names. `tail` says what ranks with a short shard do: ``ragged`` (own shapes) or ``pad`` (filled
-    up to the largest shard).
+    `model` is a `torch.nn.Module` with an example call that determines its shapes, a TVM `IRModule`, an ONNX model (a
+    path or an `onnx.ModelProto`), or (program, tensors): a program of the global stage, with its parameters and
+    constants by name. Annotations stand in the model (`annotate_sharding`), or are passed as `shardings` together with
+    a `mesh`: a `DeviceMesh`, its shape, or a number of devices. With ``shardings="auto"`` an optimization chooses the
+    placements that take the least time on the machine of `profile` (``docs/placements.md``). A `strategy`, such as
+    ``"2/4/1/1"``, shards the batch and the weights that annotations leave open (``docs/strategies.md``).
 
-    The plan has a copy of the weights as they are now. A model on the meta device compiles and simulates; `checkpoint`,
-    a safetensors file or a folder of them, has its weights under the model's names, and is read when they are needed.
+    The plan holds a copy of the weights as they are now. A model on the meta device can be compiled and simulated;
+    with `checkpoint` its weights are read when they are needed.
 
-    Repeated blocks of the model become functions, which are compiled once and called; `outline=False` writes them all
-    out. A torch model is compared with the program read in from it, on the example call; `check_import=False` leaves
-    that out. `verify` checks the program after each pass (by default if the variable DISTIR_VERIFY is 1); `dump` is a
-    folder for its text after each; other `observers` see it too. `passes` is given those of the pipeline, and returns
-    those to run. With `fast_math` the tvm backend may drop NaN in maxima, orders, comparisons (``docs/runtime.md``).
-
-    Raises a `DistIRError`: `ImportModelError` and `UnsupportedOpError` for what cannot be read, `AnnotationError` and
-    `PlacementError` for annotations that cannot hold. Warns `SurpriseGather` where a split tensor of `gather_threshold`
-    bytes or more is gathered unasked, and `NothingSplit` where nothing says what is split over the mesh.
+    Raises a `DistIRError`: `ImportModelError` and `UnsupportedOpError` for a model that cannot be imported,
+    `AnnotationError` and `PlacementError` for annotations that cannot hold. Warns `SurpriseGather` where a sharded
+    tensor is gathered without a request, and `NothingSplit` where nothing is sharded over the mesh.
     """
-    read = read_model(model, example_inputs, example_kwargs, input_shapes, params, checkpoint, check_import)
-    options = CompileOptions(
-        shardings, mesh, strategy, tail, name or default_name(model), gather_threshold, outline, verify, dump,
-        observers, passes, stages=stages, profile=profile, memory=memory, fast_math=fast_math,
-    )  # fmt: skip
-    return plan_of(Source(read, options))
+    imported = read_model(model, example_inputs, example_kwargs, input_shapes, params, checkpoint, check_import)
+    return plan_of(Source(imported, complete(options, default_name(model))))
 
 
 def read_model(
@@ -286,7 +258,6 @@ def _data_of_buffers(model: Any, inputs: Any, checkpoint: str | Path | None) -> 
     if checkpoint is None or not any(kind.__module__.startswith("torch.") for kind in type(model).__mro__):
         return nullcontext()
     import torch
-    from torch.utils._pytree import tree_leaves
 
     from distir_relax.frontends.torch.meta_buffers import buffers_with_data
 
@@ -300,11 +271,11 @@ def plan_of(source: Source) -> Plan:
     imported, options = source.imported, source.options
     chosen = source.passes()
     # What is not valid is on disk before the verification says so.
-    dumps = [] if options.dump is None else [Dump(options.dump)]
-    looking: list[Observer] = [stages := Stages(), *options.observers, *dumps, *source.checks]
-    _warn_of_gathers(run_passes(imported.module, chosen, looking), options.gather_threshold)
-    complete = replace(imported, tensors=with_state(stages.modules["global"], imported.tensors))
-    return Plan(options.name, complete, stages.modules, options.tail, stages.seconds, chosen, options)
+    dumps = [] if options["dump"] is None else [Dump(options["dump"])]
+    observers: list[Observer] = [stages := Stages(), *options["observers"], *dumps, *source.checks]
+    _warn_of_gathers(run_passes(imported.module, chosen, observers), options["gather_threshold"])
+    with_weights = replace(imported, tensors=with_state(stages.modules["global"], imported.tensors))
+    return Plan(str(options["name"]), with_weights, stages.modules, options["tail"], stages.seconds, chosen, source)
 
 
 def program_bundle(

@@ -12,13 +12,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from distir_relax.analysis.type_propagation import infer_types
 from distir_relax.compiler.compile import Plan, compile, default_name, read_model
-from distir_relax.compiler.source import CompileOptions, Source
+from distir_relax.compiler.options import CompileOptions, complete
+from distir_relax.compiler.source import Source
 from distir_relax.compiler.training import Training, TrainingStep
 from distir_relax.errors import ImportModelError
 from distir_relax.ir import Module, parse, verify
@@ -42,7 +43,7 @@ class Model:
     def read(self, options: CompileOptions, input_shapes: Mapping[str, Sequence[int]] | None = None) -> Source:
         """The model, read in, to be compiled with these options; raises what `distir_relax.compile` does."""
         imported = read_model(self.model, self.args, self.kwargs or None, input_shapes)
-        return Source(imported, replace(options, name=options.name or default_name(self.model)))
+        return Source(imported, complete(options, default_name(self.model)))
 
 
 @dataclass(frozen=True)

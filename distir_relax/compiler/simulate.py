@@ -6,20 +6,21 @@ import inspect
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Unpack
 
 from distir_relax.analysis.simulation import Alternative, Simulation
 from distir_relax.analysis.simulator import simulate_module
 from distir_relax.bundle import read_bundle
 from distir_relax.compiler.compile import Plan
 from distir_relax.compiler.inputs import Given, Model, Program, Saved, call_target, read_target, what_is
+from distir_relax.compiler.options import CompileOptions, LayoutOptions
 from distir_relax.compiler.pass_pipeline import as_ranks_run
-from distir_relax.compiler.source import CompileOptions, Source, samples_of
+from distir_relax.compiler.source import Source, samples_of
 from distir_relax.compiler.training import Training, TrainingStep
 from distir_relax.cost.profile import Profile, as_profile
 from distir_relax.errors import DistIRError, ImportModelError
 from distir_relax.ir import Module
-from distir_relax.layout import DeviceMesh, as_mesh
+from distir_relax.layout import DeviceMesh
 from distir_relax.runtime.verification import read_stage
 from distir_relax.strategies.memory_fit import nearest_fit
 from distir_relax.strategies.strategy import Strategy, as_strategy
@@ -30,12 +31,9 @@ def simulate(
     model: Any,
     *,
     profile: Profile | str | Path,
-    strategy: Strategy | str | None = None,
-    stages: Sequence[str] = (),
     global_batch: int | None = None,
     input_shapes: Mapping[str, Sequence[int]] | None = None,
-    shardings: Mapping[str, str] | None = None,
-    mesh: DeviceMesh | int | Sequence[int] | None = None,
+    **options: Unpack[LayoutOptions],
 ) -> Simulation:
     """Predict the run of a model on a machine: its makespan, throughput, memory, time line.
 
@@ -45,17 +43,15 @@ def simulate(
     `global_batch` where it has parameters of these names; a model or a training that is still to be compiled is
     distributed by `strategy`; where it does not fit into the memory of a device, the result's `alternative` is the
     nearest strategy with which it would. `profile` is the name of a profile, the path of one, or a `Profile`.
-    `stages`, `shardings` and `mesh` are for models that are still to be compiled, as `compile` takes them, and
-    `input_shapes` for ONNX files.
+    The other options are for models that are still to be compiled, and `input_shapes` for ONNX files; see `compile`.
 
     Raises a `DistIRError`: `ProfileError` for the profile, and what reading or compiling the model raises.
     """
     machine = as_profile(profile)
-    given = {"strategy": strategy, "global_batch": global_batch}
-    options = CompileOptions(
-        shardings=shardings, mesh=None if mesh is None else as_mesh(mesh), stages=tuple(stages), profile=machine
-    )
-    loaded = _load(model, given, options, input_shapes)
+    strategy = options.pop("strategy", None)
+    parameters = {"strategy": strategy, "global_batch": global_batch}
+    layout: CompileOptions = {**options, "profile": machine}  # type: ignore[typeddict-item]
+    loaded = _load(model, parameters, layout, input_shapes)
     if isinstance(loaded.given, Source):
         found = loaded.given.simulate(machine)
     else:
@@ -111,10 +107,10 @@ def _load(
                 f"a strategy was given for {_NAMES[type(found)]}, which takes none",
                 hint="strategies are for models that are still to be compiled, and functions that take one",
             )
-        options = replace(options, strategy=as_strategy(strategy))
-    elif isinstance(found, Model):
-        # A model that nobody splits runs on one device.
-        options = replace(options, mesh=options.mesh or DeviceMesh((1,), ("device",)))
+        options = {**options, "strategy": as_strategy(strategy)}
+    elif isinstance(found, Model) and options.get("mesh") is None:
+        # A model that nobody shards runs on one device.
+        options = {**options, "mesh": DeviceMesh((1,), ("device",))}
     return _distributed(found, options, input_shapes, str(model) if isinstance(model, (str, Path)) else "")
 
 
@@ -122,23 +118,23 @@ _NAMES = {Plan: "a plan", Program: "a program", Saved: "a bundle", Model: "a mod
 
 
 def _from_function(
-    target: str, wanted: Mapping[str, Any], how: CompileOptions, input_shapes: Mapping[str, Sequence[int]] | None
+    target: str, wanted: Mapping[str, Any], options: CompileOptions, input_shapes: Mapping[str, Sequence[int]] | None
 ) -> _Loaded:
-    options = dict(wanted)
-    if "strategy" in options:
-        options["strategy"] = as_strategy(options["strategy"])
+    arguments = dict(wanted)
+    if "strategy" in arguments:
+        arguments["strategy"] = as_strategy(arguments["strategy"])
     parameters = inspect.signature(find_function(target)).parameters
-    if "strategy" in options and "strategy" not in parameters:
-        how = replace(how, strategy=options.pop("strategy"))
-    found, _ = call_target(target, options)
-    if how.strategy is not None and not isinstance(found, (Model, Training)):
+    if "strategy" in arguments and "strategy" not in parameters:
+        options = {**options, "strategy": arguments.pop("strategy")}
+    found, _ = call_target(target, arguments)
+    if options.get("strategy") is not None and not isinstance(found, (Model, Training)):
         raise DistIRError(
             f"a strategy was given, and the function returns {_NAMES[type(found)]}, which takes none",
             target,
             "take it as a parameter, strategy, or return a model that is still to be compiled",
         )
     default = parameters.get("global_batch")
-    loaded = _distributed(found, how, input_shapes, target)
+    loaded = _distributed(found, options, input_shapes, target)
     known = default is not None and isinstance(default.default, int)
     return replace(loaded, samples=default.default) if default is not None and known else loaded
 
@@ -154,9 +150,9 @@ def _distributed(
     if isinstance(given, Model):
         return _Loaded(given.read(options, input_shapes))
     if isinstance(given, Training):
-        return _Loaded(given.read(replace(options, strategy=options.strategy or Strategy())))
-    asked = {"input_shapes": input_shapes, **{name: getattr(options, name) for name in ("shardings", "stages", "mesh")}}
-    if names := [name for name, value in asked.items() if value]:
+        return _Loaded(given.read({**options, "strategy": options.get("strategy") or Strategy()}))
+    layout = {"input_shapes": input_shapes, **{name: options.get(name) for name in ("shardings", "stages", "mesh")}}
+    if names := [name for name, value in layout.items() if value]:
         raise ImportModelError(
             f"{' and '.join(names)} cannot be applied to {_NAMES[type(given)]}, which is laid out already",
             where,

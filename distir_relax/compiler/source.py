@@ -3,22 +3,15 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import takewhile
-from pathlib import Path
 
 from distir_relax.analysis.simulation import Simulation
 from distir_relax.analysis.simulator import simulate_module
-from distir_relax.compiler.pass_pipeline import (
-    AS_RANKS_RUN,
-    Observer,
-    StepOfTraining,
-    Verify,
-    compile_passes,
-    run_passes,
-    verifies_by_default,
-)
+from distir_relax.compiler.options import CompileOptions
+from distir_relax.compiler.pass_manager import Observer, Verify, run_passes, verifies_by_default
+from distir_relax.compiler.pass_pipeline import AS_RANKS_RUN, StepOfTraining, compile_passes
 from distir_relax.cost.profile import Profile, as_profile
 from distir_relax.errors import AnnotationError, DistIRError, VerificationError
 from distir_relax.frontends.imported_model import Imported
@@ -35,53 +28,32 @@ class NothingSplit(UserWarning):
     """A mesh was given, and nothing says what is split over it: every rank computes everything."""
 
 
-@dataclass(frozen=True)
-class CompileOptions:
-    """How a model that was read in is compiled; see `compile`. `training` makes of its loss a step."""
-
-    shardings: Mapping[str, str] | str | None = None
-    mesh: DeviceMesh | int | Sequence[int] | None = None
-    strategy: Strategy | str | None = None
-    tail: str = "ragged"
-    name: str = "model"
-    gather_threshold: int = 1 << 20
-    outline: bool = True
-    verify: bool | None = None
-    dump: str | Path | None = None
-    observers: Sequence[Observer] = ()
-    passes: Callable[[Sequence[Pass]], Sequence[Pass]] | None = None
-    training: StepOfTraining | None = None
-    stages: Sequence[str] = ()
-    profile: Profile | str | Path | None = None
-    memory: float | None = None
-    fast_math: bool = False
-
-
 @dataclass(frozen=True, repr=False)
 class Source:
-    """A model that was read in, and the options of `compile` for it."""
+    """An imported model, and the options to compile it with, complete. `training` makes a step of its loss."""
 
     imported: Imported
     options: CompileOptions
+    training: StepOfTraining | None = None
 
     def __repr__(self) -> str:
-        return f"<source: {self.imported!r}, strategy {self.options.strategy}>"
+        return f"<source: {self.imported!r}, strategy {self.options['strategy']}>"
 
     @property
     def strategy(self) -> Strategy | None:
         """How it is to be distributed, where that is by a strategy."""
-        given = self.options.strategy
+        given = self.options["strategy"]
         return None if given is None else as_strategy(given)
 
     @property
     def is_training(self) -> bool:
         """Whether it is a step of training."""
-        return self.options.training is not None
+        return self.training is not None
 
     @property
     def checks(self) -> list[Observer]:
         """What looks at the program between passes."""
-        wanted = self.options.verify
+        wanted = self.options["verify"]
         return [Verify()] if (verifies_by_default() if wanted is None else wanted) else []
 
     @property
@@ -94,7 +66,7 @@ class Source:
 
     def under(self, strategy: Strategy) -> Source:
         """The same model, to be distributed by another strategy."""
-        return replace(self, options=replace(self.options, strategy=strategy, mesh=None))
+        return replace(self, options={**self.options, "strategy": strategy, "mesh": None})
 
     def passes(self, repeated: bool = False, samples: int | None = None) -> tuple[Pass, ...]:
         """The passes of `compile`; `repeated` and `samples` are as for `compile_passes`.
@@ -103,32 +75,34 @@ class Source:
         asked for together with ``shardings="auto"``; warns of a mesh over which nothing is split.
         """
         options, imported, strategy = self.options, self.imported, self.strategy
-        given = _given_mesh(options.mesh, strategy)
-        named = None if isinstance(options.shardings, str) else options.shardings
+        given = _given_mesh(options["mesh"], strategy)
+        shardings, profile = options["shardings"], options["profile"]
+        named = None if isinstance(shardings, str) else shardings
         searched = _is_searched(options, strategy, imported)
         target = _target(given, named, imported.module, strategy is not None or searched)
         if searched and target is None:
             raise AnnotationError('shardings="auto" was given without a mesh', hint="pass mesh=2, for two devices")
         chosen = compile_passes(
             target if named or searched else given,
-            options.tail,
+            options["tail"],
             named,
             imported.names,
-            imported.scopes,
-            options.outline,
-            imported.unused,
-            imported.places,
-            find_nonfinite(imported.module, imported.tensors),
-            strategy,
-            options.training,
-            tuple(options.stages),
-            None if options.profile is None else as_profile(options.profile),
-            repeated,
-            samples,
-            searched,
-            options.memory,
+            scopes=imported.scopes,
+            outline=options["outline"],
+            unused=imported.unused,
+            places=imported.places,
+            hazards=find_nonfinite(imported.module, imported.tensors),
+            strategy=strategy,
+            training=self.training,
+            stages=tuple(options["stages"]),
+            profile=None if profile is None else as_profile(profile),
+            repeated=repeated,
+            samples=samples,
+            searched=searched,
+            memory=options["memory"],
         )
-        return chosen if options.passes is None else tuple(options.passes(chosen))
+        select = options["passes"]
+        return chosen if select is None else tuple(select(chosen))
 
     def distributed(self, repeated: bool = False, samples: int | None = None) -> Module:
         """The program of the distributed stage, as its ranks run it. Raises as `compile` does, and warns of nothing."""
@@ -164,12 +138,13 @@ def samples_of(module: Module) -> int | None:
 def _is_searched(options: CompileOptions, strategy: Strategy | None, imported: Imported) -> bool:
     """Whether placements are looked for. Raises `AnnotationError` where they cannot be."""
     by_strategy = strategy is not None and strategy.placements == "auto"
-    if not isinstance(options.shardings, str):
-        if options.memory is not None and not by_strategy:
+    shardings = options["shardings"]
+    if not isinstance(shardings, str):
+        if options["memory"] is not None and not by_strategy:
             raise AnnotationError("memory is a limit for placements that are looked for", hint='give shardings="auto"')
         return by_strategy
-    if options.shardings != "auto":
-        raise AnnotationError(f'expected shardings by name, or "auto", found {options.shardings!r}')
+    if shardings != "auto":
+        raise AnnotationError(f'expected shardings by name, or "auto", found {shardings!r}')
     if strategy is not None or imported.places > 1:
         found = "a program of several places" if strategy is None else f"the strategy {strategy}"
         raise AnnotationError(

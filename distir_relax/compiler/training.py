@@ -5,25 +5,24 @@ from __future__ import annotations
 import copy
 import re
 import threading
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, Unpack
 
 from distir_relax.bundle import BACKENDS, Bundle, TrainingManifest, write_bundle
 from distir_relax.compiler.compile import Plan, plan_of
-from distir_relax.compiler.pass_pipeline import Observer, StepOfTraining
-from distir_relax.compiler.source import CompileOptions, Source
-from distir_relax.cost.profile import Profile
+from distir_relax.compiler.options import CompileOptions, complete, documents
+from distir_relax.compiler.pass_pipeline import StepOfTraining
+from distir_relax.compiler.source import Source
 from distir_relax.errors import DistIRError, ImportModelError
 from distir_relax.frontends.imported_model import Imported, snapshot
 from distir_relax.frontends.torch.importer import EXPORT_LOCK, import_torch
 from distir_relax.frontends.torch.loss_module import Loss, call_of, with_loss
-from distir_relax.ir import Pass
-from distir_relax.layout import DeviceMesh
 from distir_relax.optimizers import RATE, AdamW, Optimizer
 from distir_relax.strategies.strategy import Strategy
 from distir_relax.support.learning_rate import as_schedule
+from distir_relax.support.torch_compat import tree_map
 
 if TYPE_CHECKING:
     import torch
@@ -127,20 +126,21 @@ class Training:
         loss = "" if self.loss is None else f", loss {getattr(self.loss, '__name__', type(self.loss).__name__)}"
         return f"<training of {type(self.model).__name__}{loss}, {type(self.optimizer).__name__}>"
 
-    def read(self, options: CompileOptions = CompileOptions()) -> Source:  # noqa: B008 (it is frozen)
-        """The model with its loss, read in, to be compiled with these options; raises what `compile_training` does.
+    def read(self, options: CompileOptions | None = None) -> Source:
+        """Import the model with its loss, to be compiled with these options; raises what `compile_training` does.
 
-        Where nothing says how it is split it is for one device.
+        Where nothing says how it is sharded it is for one device.
         """
         _check_optimizer(self.optimizer)
         if self.precision not in PRECISIONS:
             raise DistIRError(f"precision is bfloat16, or left out, found {self.precision!r}")
         imported, trained = _import(self.model, self.loss, self.example_batch, self.precision)
-        nothing_said = options.strategy is None and options.mesh is None and options.shardings != "auto"
-        if nothing_said and not imported.module.meshes:
-            options = replace(options, strategy=Strategy())
+        complete_options = complete(options or {}, _name(self.model))
+        strategy, mesh, shardings = (complete_options[key] for key in ("strategy", "mesh", "shardings"))
+        if strategy is None and mesh is None and shardings != "auto" and not imported.module.meshes:
+            complete_options["strategy"] = Strategy()
         step = StepOfTraining(self.optimizer, trained, self.clip_norm, masters=bool(self.precision))
-        return Source(imported, replace(options, name=options.name or _name(self.model), training=step))
+        return Source(imported, complete_options, step)
 
     def compile(self, **options: Any) -> TrainingStep:
         """The step of training, with other options of `compile_training`; raises what that raises."""
@@ -148,50 +148,33 @@ class Training:
         return compile_training(own.pop("model"), own.pop("loss"), **own, **options)
 
 
+@documents(CompileOptions)
 def compile_training(
     model: torch.nn.Module,
     loss: Loss | None = None,
     *,
     optimizer: Optimizer,
     example_batch: Any,
-    strategy: Strategy | str | None = None,
-    stages: Sequence[str] = (),
-    profile: Profile | str | Path | None = None,
     clip_norm: float | None = None,
     precision: str = "",
     seed: int = 0,
-    shardings: Mapping[str, str] | Literal["auto"] | None = None,
-    memory: float | None = None,
-    mesh: DeviceMesh | int | Sequence[int] | None = None,
-    tail: str = "ragged",
-    name: str | None = None,
-    gather_threshold: int = 1 << 20,
-    outline: bool = True,
-    verify: bool | None = None,
-    dump: str | Path | None = None,
-    observers: Sequence[Observer] = (),
-    passes: Callable[[Sequence[Pass]], Sequence[Pass]] | None = None,
-    fast_math: bool = False,
+    **options: Unpack[CompileOptions],
 ) -> TrainingStep:
     """Compile a step of training of `model`, in the mode that it is in, for the devices of a strategy.
 
     `loss(output, targets)` is torch code that gives a number; the parameters of one that is a module are trained with
-    the model's. Without it the model returns its loss, as transformers
-    models do that are called with labels. `example_batch` is ``(inputs, targets)``, or ``inputs`` alone where there is
-    no `loss`: `inputs` a tensor, a tuple, or a dict of keyword arguments. All parameters that require gradients are
-    trained. `clip_norm` clips their gradients, together, to a norm. With ``precision="bfloat16"`` the model computes in
-    bfloat16, and weights are kept and updated in float32. `seed` is that of dropout. The others are as for `compile`;
-    where nothing says how the model is split it runs on one device.
+    the model's. Without it the model returns its loss, as transformers models do that are called with labels.
+    `example_batch` is ``(inputs, targets)``, or ``inputs`` alone where there is no `loss`: `inputs` a tensor, a tuple,
+    or a dict of keyword arguments. All parameters that require gradients are trained. `clip_norm` clips their
+    gradients, together, to a norm. With ``precision="bfloat16"`` the model computes in bfloat16, and weights are kept
+    and updated in float32. `seed` is that of dropout. The other options are those of `compile`; where nothing says how
+    the model is sharded it runs on one device.
 
     Raises a `DistIRError`: as `compile` does, for an optimizer that is none of this package's, for gradient hooks, and
     for a loss that is no number or that a trained parameter does not reach.
     """
-    options = CompileOptions(
-        shardings, mesh, strategy, tail, name or "", gather_threshold, outline, verify, dump, observers, passes,
-        stages=stages, profile=profile, memory=memory, fast_math=fast_math,
-    )  # fmt: skip
-    given = Training(model, loss, optimizer, example_batch, clip_norm, precision, seed)
-    plan = plan_of(given.read(options))
+    training = Training(model, loss, optimizer, example_batch, clip_norm, precision, seed)
+    plan = plan_of(training.read(options))
     own = model.named_parameters(remove_duplicate=False)
     unused = {name: p.detach().clone() for name, p in own if name in plan.imported.unused}
     return TrainingStep(plan, optimizer, loss is not None, bool(precision), seed, unused)
@@ -253,7 +236,6 @@ def _batch(batch: Any, has_loss: bool) -> tuple[Any, Any]:
 def _narrowed(tree: Any) -> Any:
     """A batch with bfloat16 in the place of wider floats."""
     import torch
-    from torch.utils._pytree import tree_map
 
     def narrow(leaf: Any) -> Any:
         wide = isinstance(leaf, torch.Tensor) and leaf.is_floating_point()

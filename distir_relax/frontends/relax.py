@@ -304,7 +304,7 @@ class _Importer:
         return UnsupportedOpError(
             f"the op table has no Relax spelling for {name}",
             self.builder.location,
-            "CONTRIBUTING.md shows how to add one",
+            "help(distir_relax.define_op) shows how to add one",
         )
 
 

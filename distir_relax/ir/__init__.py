@@ -25,7 +25,7 @@ from distir_relax.ir.inline import (
 from distir_relax.ir.location import absolute_location, join_location, relative_location
 from distir_relax.ir.memoize import memoize
 from distir_relax.ir.parser import parse
-from distir_relax.ir.passes import Pass, pass_name, print_pass
+from distir_relax.ir.passes import Pass, pass_name
 from distir_relax.ir.printer import print_attribute, print_function, print_module, print_op
 from distir_relax.ir.program import (
     CALL,
@@ -128,7 +128,6 @@ __all__ = [
     "print_function",
     "print_module",
     "print_op",
-    "print_pass",
     "print_records",
     "producers",
     "relative_location",

@@ -7,7 +7,6 @@ Other findings are attached to the module as records (`ir.records`).
 from __future__ import annotations
 
 import re
-from dataclasses import fields, is_dataclass
 from typing import ClassVar, Protocol
 
 from distir_relax.ir.program import Module
@@ -27,15 +26,7 @@ class Pass(Protocol):
         ...
 
 
-def pass_name(compiler_pass: Pass) -> str:
-    """Return the name of a pass, from its class: ``delay-reductions``."""
-    return re.sub(r"(?<=[a-z])(?=[A-Z])", "-", type(compiler_pass).__name__).lower()
-
-
-def print_pass(compiler_pass: Pass) -> str:
-    """Print a pass with its non-default options: ``to-dist-ir{tail=pad}``."""
-    if not is_dataclass(compiler_pass):
-        return pass_name(compiler_pass)
-    changed = (f for f in fields(compiler_pass) if f.repr and getattr(compiler_pass, f.name) != f.default)
-    options = ",".join(f"{f.name}={getattr(compiler_pass, f.name)}" for f in changed)
-    return f"{pass_name(compiler_pass)}{{{options}}}" if options else pass_name(compiler_pass)
+def pass_name(step: Pass | type[Pass]) -> str:
+    """Return the name of a pass, after its class: ``delay-reductions``."""
+    kind = step if isinstance(step, type) else type(step)
+    return re.sub(r"(?<=[a-z])(?=[A-Z][a-z])", "-", kind.__name__).lower()

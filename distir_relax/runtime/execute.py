@@ -3,26 +3,22 @@
 from __future__ import annotations
 
 import json
-import sys
-import traceback
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from distir_relax.bundle import Bundle, read_bundle
-from distir_relax.errors import DistIRError
-from distir_relax.runtime.handshake import Agreed, agreed, shake_hands
+from distir_relax.runtime.handshake import agreed
 from distir_relax.runtime.inputs import atomic_file, check_writable, write_npz
-from distir_relax.runtime.machine import keep_memory, limit_threads
+from distir_relax.runtime.launched import ending_launch, load_rank
 from distir_relax.runtime.microbatch_io import in_parts
 from distir_relax.runtime.npz import read_npz
 from distir_relax.runtime.progress import Traffic
-from distir_relax.runtime.rank_session import RankSession
 from distir_relax.runtime.report import RunReport, make_report
 from distir_relax.runtime.session import Session
 from distir_relax.runtime.watchdog import DEFAULT_TIMEOUT
-from distir_relax.runtime.world import World, check_size
+from distir_relax.runtime.world import World
 
 if TYPE_CHECKING:
     import torch
@@ -75,36 +71,19 @@ def run_threads(options: RunOptions) -> RunReport:
 def run_rank(world: World, options: RunOptions) -> RunReport | None:
     """`distir run` as one rank of a launch; the report on rank 0, None elsewhere.
 
-    First all ranks agree that each can read the bundle and the inputs, that their number is the mesh's, and
-    that they have the same schedule: a DistIRError there is raised on all ranks alike. An error of one
-    rank after that is printed and ends the launch: code 2 for the user's errors, 1 with a traceback for others.
+    A `DistIRError` in reading the bundle and the inputs is raised on all ranks alike (`load_rank`). An error of one
+    rank after that is printed and ends the launch (`ending_launch`).
     """
-    try:
+    with ending_launch(world):
         return _run_rank(world, options)
-    except Agreed as agreed:
-        raise agreed.error from None
-    except DistIRError as error:
-        _tell("".join(f"{line}\n" for line in (f"error on rank {world.rank}: {error}", *world.ended())))
-        world.abort(2)
-    except Exception:
-        _tell(f"rank {world.rank} failed:\n{traceback.format_exc()}")
-        world.abort(1)
     return None
 
 
 def _run_rank(world: World, options: RunOptions) -> RunReport | None:
-    limit_threads(world.local_size)
-    keep_memory()
-    with agreed(world):
-        # One rank of a node hashes the weights; the others check their header and size.
-        bundle = read_bundle(options.bundle, verify_weights=world.local_rank == 0)
-        check_size(bundle.manifest.mesh, world.size)
-        inputs = _prepare(options, bundle)
-    manifest = bundle.manifest
-    shake_hands(world, bundle, inputs)
-    with agreed(world):
-        session = RankSession(world, bundle, options.backend, options.device)
-        session.load()
+    session, inputs = load_rank(
+        world, options.bundle, options.backend, options.device, lambda bundle: _prepare(options, bundle)
+    )
+    manifest = session.bundle.manifest
     seconds: list[float] = []
     for warm in _rounds(options.repeat):
         outputs = session(inputs)
@@ -124,11 +103,6 @@ def _run_rank(world: World, options: RunOptions) -> RunReport | None:
         if world.rank == 0:
             _write(options, outputs, report)
     return report if world.rank == 0 else None
-
-
-def _tell(message: str) -> None:
-    sys.stderr.write(message)
-    sys.stderr.flush()
 
 
 def _prepare(options: RunOptions, bundle: Bundle) -> dict[str, Any]:

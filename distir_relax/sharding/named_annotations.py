@@ -35,7 +35,8 @@ class ApplyShardings:
     """Pass: annotate inputs and parameters of the entry function; global stage in and out.
 
     `shardings` maps patterns (``"encoder.layer.*.dense.weight"``, with the wildcards of `fnmatch`) to placements on
-    `mesh`; `names` maps names that a user may use to value names. `unused` are the names of the model's parameters that
+    `mesh`; `names` maps names that a user may use to value names, by
+    default those of the entry function's inputs. `unused` are the names of the model's parameters that
     the program does not need: patterns with wildcards may match them.
     """
 
@@ -43,7 +44,7 @@ class ApplyShardings:
     gives: ClassVar[str] = "global"
     shardings: Mapping[str, str]
     mesh: DeviceMesh
-    names: Mapping[str, str] = field(repr=False)
+    names: Mapping[str, str] = field(default_factory=dict, repr=False)
     unused: frozenset[str] = field(default=frozenset(), repr=False)
 
     def run(self, module: Module) -> Module:
@@ -58,7 +59,8 @@ class ApplyShardings:
                 f"expected one mesh for all annotations: shardings are for {self.mesh}, the model's own annotations "
                 f"for {module.meshes[0]}"
             )
-        matches = self._match({item.value.name: item.value.tensor.shape for item in module.main.inputs})
+        named = self if self.names else replace(self, names={i.value.name: i.value.name for i in module.main.inputs})
+        matches = named._match({item.value.name: item.value.tensor.shape for item in module.main.inputs})
         marks = {value: Mark(f'shardings["{pattern}"]', text) for value, (pattern, text) in matches.items()}
         return replace(module, functions=(mark_inputs(module.main, marks), *module.functions[1:]), meshes=(self.mesh,))
 

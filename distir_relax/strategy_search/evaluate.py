@@ -14,7 +14,7 @@ from dataclasses import dataclass, replace
 from distir_relax.analysis.simulation import Simulation
 from distir_relax.analysis.simulation_plan import SimulationPlan
 from distir_relax.analysis.simulator import simulate_module
-from distir_relax.compiler.pass_pipeline import run_passes
+from distir_relax.compiler.pass_manager import run_passes
 from distir_relax.compiler.source import Source
 from distir_relax.cost.profile import Profile, as_profile
 from distir_relax.errors import DistIRError, VerificationError
@@ -116,7 +116,7 @@ class Evaluator:
 
     def _shares(self, strategy: Strategy) -> tuple[float, ...]:
         """Return the batch shares of data-parallel ranks; empty if equal."""
-        profile = self.source.options.profile
+        profile = self.source.options["profile"]
         return Shares.of(None if profile is None else as_profile(profile), strategy).data
 
     def _parts(self, strategy: Strategy, microbatch: int) -> tuple[int, ...]:

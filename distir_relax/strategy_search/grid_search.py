@@ -232,7 +232,5 @@ def _group_candidates(candidates: Iterable[Candidate]) -> list[list[list[Candida
 
 def _key(source: Source, profile: Profile) -> str:
     """Return a hash of everything that results depend on, except for candidates."""
-    text = json.dumps(
-        [print_module(source.imported.module), asdict(profile), str(source.options.training)], default=str
-    )
+    text = json.dumps([print_module(source.imported.module), asdict(profile), str(source.training)], default=str)
     return hashlib.sha256(text.encode()).hexdigest()

@@ -28,7 +28,7 @@ class LowerBounds:
     _min_units: dict[int, int] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        module, training = self.source.imported.module, self.source.options.training
+        module, training = self.source.imported.module, self.source.training
         self._classes = classes_of(module)
         weights = {i.value.name: i.value.tensor for i in module.main.inputs if i.role == "parameter"}
         names = set() if training is None else set(weights if training.trained is None else training.trained)
@@ -47,7 +47,7 @@ class LowerBounds:
         It counts weights, or their shards with ZeRO; with several microbatches the gathered weights in use, and
         accumulated gradients, both of two bytes if weights have float32 master copies; the optimizer's state.
         """
-        training, part = self.source.options.training, 1.0 / strategy.data
+        training, part = self.source.training, 1.0 / strategy.data
         total = self._weights * (part if strategy.zero else 1.0)
         if strategy.zero in (1, 2) and strategy.microbatches > 1 and strategy.data > 1:
             total += self._weights * (0.5 if training is not None and training.masters else 1.0 - part)

@@ -12,7 +12,8 @@ from distir_relax.calibration.comparison import Validation
 from distir_relax.calibration.validate import validate
 from distir_relax.compiler.compile import Plan
 from distir_relax.compiler.inputs import Model, call_target, read_target, what_is
-from distir_relax.compiler.source import CompileOptions, Source
+from distir_relax.compiler.options import CompileOptions
+from distir_relax.compiler.source import Source
 from distir_relax.compiler.training import Training
 from distir_relax.cost.profile import Profile, as_profile
 from distir_relax.errors import DistIRError

@@ -15,6 +15,9 @@ from typing import Any
 
 from distir_relax.errors import DistIRError, ImportModelError
 
+_IMPORTED: dict[Path, tuple[tuple[int, int], ModuleType]] = {}
+"""The files imported, each with its modification time and size."""
+
 
 def find_function(target: str) -> Callable[..., Any]:
     """The function that ``FILE.py:FUNCTION`` names.
@@ -60,19 +63,28 @@ def call_function(
 
 
 def import_file(file: Path) -> ModuleType:
-    """Import a user's file, as a script would find it. Raises `ImportModelError` when it is missing or raises."""
+    """Import a user's file, as a script would find it; a file that has not changed since is not imported again.
+
+    Raises `ImportModelError` when it is missing or raises.
+    """
     if not file.is_file():
         raise ImportModelError("there is no such file", str(file))
+    resolved = file.resolve()
+    stamp = (resolved.stat().st_mtime_ns, resolved.stat().st_size)
+    if resolved in _IMPORTED and _IMPORTED[resolved][0] == stamp:
+        return _IMPORTED[resolved][1]
     name = _module_name(file)
     spec = importlib.util.spec_from_file_location(name, file)
     if spec is None or spec.loader is None:
         raise ImportModelError("expected a Python file (.py)", str(file))
     module = importlib.util.module_from_spec(spec)
     # As for a script: the file's neighbours can be imported, and its classes know their module.
-    sys.path.insert(_after_standard_library(), str(file.resolve().parent))
+    if str(resolved.parent) not in sys.path:
+        sys.path.insert(_after_standard_library(), str(resolved.parent))
     sys.modules[name] = module
     loader = spec.loader
     users_code(lambda: loader.exec_module(module), str(file), "was imported")
+    _IMPORTED[resolved] = stamp, module
     return module
 
 
@@ -124,6 +136,6 @@ def users_code(action: Callable[[], Any], file: str, moment: str) -> Any:
 
 
 def _is_users(filename: str) -> bool:
-    ours = str(Path(__file__).parent)
+    ours = str(Path(__file__).parent.parent)
     outside = ("site-packages", "dist-packages", f"{sys.base_prefix}/lib", "<frozen")
     return not filename.startswith(ours) and not any(part in filename for part in outside)

@@ -15,12 +15,14 @@ from typing import ClassVar
 import torch
 
 import distir_relax as dr
-from distir_relax.compiler.pass_pipeline import Observer
+from distir_relax.compiler.pass_manager import Observer
+from distir_relax.compiler.pass_text import register_pass
 from distir_relax.ir import Function, Module, Op, Pass, Value, fresh_name
 from distir_relax.layout import Collective
 from distir_relax.ops import lookup
 
 
+@register_pass  # distir opt --import add_pass.py --passes join-reductions
 @dataclass(frozen=True)
 class JoinReductions:
     """The pass: distributed stage in and out. All-reduces of up to `largest` bytes wait for another to go with."""

@@ -20,7 +20,8 @@ from distir_relax.analysis.pipeline_tasks import task_times
 from distir_relax.analysis.simulation import Simulation
 from distir_relax.analysis.simulator import simulate_module
 from distir_relax.compiler.inputs import Model
-from distir_relax.compiler.source import CompileOptions, Source
+from distir_relax.compiler.options import CompileOptions
+from distir_relax.compiler.source import Source
 from distir_relax.compiler.training import Training
 from distir_relax.cost.profile import Profile, load_profile
 from distir_relax.errors import VerificationError

@@ -19,7 +19,7 @@ from distir_relax.autosharding.integer_program import solution_seconds
 from distir_relax.autosharding.optimize import compute_costs
 from distir_relax.autosharding.solver import solve
 from distir_relax.bundle import read_bundle
-from distir_relax.compiler.source import CompileOptions
+from distir_relax.compiler.options import CompileOptions
 from distir_relax.compiler.training import Training, TrainingStep
 from distir_relax.errors import DistIRError
 from distir_relax.ir import Function, Input, Module, Op, Output, TensorType, Value

@@ -15,7 +15,8 @@ import pytest
 
 from distir_relax.calibration.statistics import mean_absolute_percentage_error, spearman
 from distir_relax.compiler.inputs import Training, call_target
-from distir_relax.compiler.source import CompileOptions, Source
+from distir_relax.compiler.options import CompileOptions
+from distir_relax.compiler.source import Source
 from distir_relax.cost.profile import load_profile
 from distir_relax.strategies.strategy import Strategy
 

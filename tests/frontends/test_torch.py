@@ -220,7 +220,7 @@ def test_an_op_without_an_entry_is_named_with_its_place() -> None:
         import_torch(Call(forward), (torch.ones(3, 4),))
     assert "linalg_inv" in raised.value.message
     assert raised.value.where == line_of("unknown")
-    assert "CONTRIBUTING.md" in raised.value.hint
+    assert "define_op" in raised.value.hint
 
 
 @pytest.mark.parametrize(

@@ -7,7 +7,7 @@ import torch
 from torch import nn
 
 import distir_relax as dr
-from distir_relax.compiler.pass_pipeline import Observer
+from distir_relax.compiler.pass_manager import Observer
 from distir_relax.errors import PlacementError
 from distir_relax.ir import Module
 from distir_relax.layout import DeviceMesh

@@ -10,7 +10,7 @@ import torch
 from torch import nn
 
 import distir_relax as dr
-from distir_relax.compiler.source import CompileOptions
+from distir_relax.compiler.options import CompileOptions
 from distir_relax.cost.profile import Profile
 from distir_relax.ir import Module
 from distir_relax.ops import lookup

@@ -16,7 +16,7 @@ from torch import nn
 import distir_relax as dr
 from distir_relax.analysis.simulation import Simulation
 from distir_relax.analysis.simulator import simulate_module
-from distir_relax.compiler.source import CompileOptions
+from distir_relax.compiler.options import CompileOptions
 from distir_relax.cost.heterogeneous import Group
 from distir_relax.cost.profile import Profile
 from distir_relax.strategies.chain_partition import SLACK, balanced_cuts

@@ -9,7 +9,7 @@ import pytest
 from typer.testing import CliRunner
 
 from distir_relax.cli import app
-from distir_relax.compiler.source import CompileOptions
+from distir_relax.compiler.options import CompileOptions
 from distir_relax.cost.profile import load_profile
 from distir_relax.errors import DistIRError
 from distir_relax.ir import Module

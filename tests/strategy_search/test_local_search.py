@@ -11,7 +11,7 @@ import torch
 from torch import nn
 
 import distir_relax as dr
-from distir_relax.compiler.source import CompileOptions
+from distir_relax.compiler.options import CompileOptions
 from distir_relax.cost.profile import load_profile
 from distir_relax.errors import DistIRError
 from distir_relax.report.search import discarded

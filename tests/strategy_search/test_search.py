@@ -14,7 +14,8 @@ from typer.testing import CliRunner
 import distir_relax as dr
 from distir_relax.cli import app
 from distir_relax.compiler.inputs import what_is
-from distir_relax.compiler.source import CompileOptions, Source
+from distir_relax.compiler.options import CompileOptions
+from distir_relax.compiler.source import Source
 from distir_relax.cost.profile import Profile, load_profile
 from distir_relax.errors import DistIRError
 from distir_relax.report.search import csv_text, table

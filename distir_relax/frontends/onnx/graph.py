@@ -257,7 +257,7 @@ class OnnxGraph:
         return UnsupportedOpError(
             f"{found}: {reason}" if reason else found,
             self.builder.location,
-            hint or f'CONTRIBUTING.md shows how to add a spelling: @onnx_spelling("{full}")',
+            hint or f'add a spelling: @onnx_spelling("{full}")',
         )
 
 

@@ -10,6 +10,7 @@ from collections.abc import Collection, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from distir_relax.errors import RunError
+from distir_relax.support.torch_compat import tree_map
 
 if TYPE_CHECKING:
     import torch
@@ -19,8 +20,6 @@ def distinct(
     model: torch.nn.Module, args: Sequence[Any], kwargs: Mapping[str, Any]
 ) -> tuple[tuple[Any, ...], dict[str, Any]]:
     """The example call with a copy of each tensor that lies in the memory of one before it, or of the model's own."""
-    from torch.utils._pytree import tree_map
-
     taken = {_storage(t) for t in (*model.parameters(), *model.buffers())}
 
     def apart(leaf: Any) -> Any:

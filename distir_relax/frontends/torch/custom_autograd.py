@@ -8,6 +8,7 @@ differently than under torch.
 from __future__ import annotations
 
 import sys
+import threading
 import traceback
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext
@@ -15,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 from distir_relax.errors import ImportModelError
 from distir_relax.frontends.location import location_in_stack
+from distir_relax.support.torch_compat import private, tree_leaves
 
 if TYPE_CHECKING:
     import torch
@@ -60,25 +62,27 @@ def _refuse_registered_hooks(model: torch.nn.Module) -> None:
 
 @contextmanager
 def _refusing_functions() -> Iterator[None]:
-    from torch.autograd.function import _SingleLevelFunction
+    base = private("torch.autograd.function._SingleLevelFunction")
+    importer = threading.get_ident()
 
     def apply(cls: Any, *args: Any, **kwargs: Any) -> Any:
-        # torch's own, such as that of checkpoints, have the true gradients of their results.
-        if not cls.__module__.startswith("torch."):
+        # torch's own, such as that of checkpoints, have the true gradients of their results. Other threads may run
+        # models meanwhile.
+        if threading.get_ident() == importer and not cls.__module__.startswith("torch."):
             raise ImportModelError(
                 f"the model has gradients of its own: {cls.__name__}, a torch.autograd.Function",
                 location_in_stack("".join(traceback.format_stack())),
                 "a program is differentiated as its ops are; for a straight-through estimator write "
                 "x + (f(x) - x).detach()",
             )
-        return super(_SingleLevelFunction, cls).apply(*args, **kwargs)
+        return super(base, cls).apply(*args, **kwargs)
 
     # All calls come through here, those by an `apply` that was kept somewhere too.
-    _SingleLevelFunction.apply = classmethod(apply)  # type: ignore[attr-defined]
+    base.apply = classmethod(apply)
     try:
         yield
     finally:
-        del _SingleLevelFunction.apply  # type: ignore[attr-defined]
+        del base.apply
 
 
 @contextmanager
@@ -86,11 +90,13 @@ def _refusing_tensor_hooks() -> Iterator[None]:
     import torch
 
     originals = {name: getattr(torch.Tensor, name) for name in _TENSOR_HOOKS}
+    importer = threading.get_ident()
 
     def refusing(name: str, original: Callable[..., Any]) -> Callable[..., Any]:
         def register(tensor: Any, hook: Any) -> Any:
-            # torch's own hooks, such as those of its exporter, are no part of the model.
-            if str(sys._getframe(1).f_globals.get("__name__", "")).startswith("torch."):
+            # torch's own hooks, such as those of its exporter, are no part of the model; nor are other threads'.
+            is_torch = str(sys._getframe(1).f_globals.get("__name__", "")).startswith("torch.")
+            if is_torch or threading.get_ident() != importer:
                 return original(tensor, hook)
             raise ImportModelError(
                 f"the model hooks the gradient of a tensor ({name}), which a program does not call",
@@ -112,16 +118,15 @@ def _refusing_tensor_hooks() -> Iterator[None]:
 def _foreign_parameters(model: torch.nn.Module) -> Any:
     """A context in which the use of a tensor that is trained elsewhere raises: the program would hold it constant."""
     import torch
-    from torch._subclasses import FakeTensor
     from torch.overrides import TorchFunctionMode
-    from torch.utils._pytree import tree_leaves
 
     own = {id(parameter) for parameter in model.parameters()}
+    fake = private("torch._subclasses.FakeTensor")
 
     class Refusing(TorchFunctionMode):
         def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
             for leaf in tree_leaves((args, kwargs)):
-                real = isinstance(leaf, torch.nn.Parameter) and not isinstance(leaf, FakeTensor)
+                real = isinstance(leaf, torch.nn.Parameter) and not isinstance(leaf, fake)
                 if real and leaf.requires_grad and id(leaf) not in own:
                     raise ImportModelError(
                         f"a parameter of shape {tuple(leaf.shape)} is used that belongs to no module of the model or "

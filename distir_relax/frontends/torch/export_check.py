@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 from distir_relax.errors import ImportModelError
 from distir_relax.frontends.location import frames_of
 from distir_relax.frontends.torch.module_state import Attributes, depends_on, kept
+from distir_relax.support.torch_compat import tree_leaves, tree_map
 
 if TYPE_CHECKING:
     import torch
@@ -36,7 +37,6 @@ def check_import(
     than rounding. On the meta device there is nothing to compare.
     """
     import torch
-    from torch.utils._pytree import tree_leaves
 
     given = [leaf for leaf in tree_leaves((list(args), dict(kwargs))) if isinstance(leaf, torch.Tensor)]
     if any(t.is_meta for t in (*given, *model.parameters(), *model.buffers())):
@@ -66,7 +66,6 @@ def _call(model: torch.nn.Module, run: Any, args: Sequence[Any], kwargs: Mapping
     Raises `ImportModelError` where another call would give something else.
     """
     import torch
-    from torch.utils._pytree import tree_leaves
 
     def tensors(item: Any) -> list[torch.Tensor]:
         return [x.detach().clone() for x in tree_leaves(item) if isinstance(x, torch.Tensor)]
@@ -130,7 +129,6 @@ def _values_in_modules(
     import torch
     from torch.export.graph_signature import InputKind
     from torch.fx import Interpreter, Node
-    from torch.utils._pytree import tree_leaves
 
     inside: dict[_Call, list[torch.Tensor]] = {}
 
@@ -155,7 +153,6 @@ def _results_of_modules(
     model: torch.nn.Module, args: Sequence[Any], kwargs: Mapping[str, Any]
 ) -> list[tuple[_Call, list[torch.Tensor]]]:
     import torch
-    from torch.utils._pytree import tree_leaves
 
     found: list[tuple[_Call, list[torch.Tensor]]] = []
     count: Counter[str] = Counter()
@@ -180,6 +177,5 @@ def _results_of_modules(
 
 def _copied(item: Any) -> Any:
     import torch
-    from torch.utils._pytree import tree_map
 
     return tree_map(lambda x: x.detach().clone() if isinstance(x, torch.Tensor) else x, item)

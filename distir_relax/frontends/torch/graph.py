@@ -311,7 +311,7 @@ def _unsupported(name: str, location: str) -> UnsupportedOpError:
     return UnsupportedOpError(
         f"the model uses {full}, which has no entry in the op table",
         location,
-        "CONTRIBUTING.md shows how to add one",
+        "help(distir_relax.define_op) shows how to add one",
     )
 
 

@@ -22,6 +22,7 @@ from distir_relax.frontends.torch.module_state import AttributesReplaced, kept, 
 from distir_relax.frontends.torch.object_state import adopt_written_constants
 from distir_relax.frontends.torch.pytree_names import CallSignature, ResultStructure, leaf_names, result_names
 from distir_relax.ir import Module, Value
+from distir_relax.support.torch_compat import private
 
 if TYPE_CHECKING:
     import torch
@@ -108,8 +109,8 @@ def _dropped(module: torch.nn.Module) -> float:
     """The share of elements that a module drops when it is trained."""
     import torch
 
-    if isinstance(module, torch.nn.modules.dropout._DropoutNd):
-        return module.p
+    if isinstance(module, private("torch.nn.modules.dropout._DropoutNd")):
+        return float(module.p)
     # A recurrent layer has dropout of its own between its layers.
     return float(module.dropout) if isinstance(module, torch.nn.RNNBase) and module.num_layers > 1 else 0.0
 

@@ -11,6 +11,8 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
+from distir_relax.support.torch_compat import tree_leaves
+
 if TYPE_CHECKING:
     import torch
 
@@ -19,7 +21,6 @@ if TYPE_CHECKING:
 def exportable(model: torch.nn.Module, inputs: Any) -> Iterator[None]:
     """While it is open, `model` can be exported on `inputs`; afterwards it is what it was."""
     import torch
-    from torch.utils._pytree import tree_leaves
 
     given = [leaf for leaf in tree_leaves(inputs) if isinstance(leaf, torch.Tensor)]
     places: list[tuple[dict[str, Any], str, torch.Tensor]] = [

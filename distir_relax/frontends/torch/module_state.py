@@ -12,6 +12,7 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 from distir_relax.errors import ImportModelError
+from distir_relax.support.torch_compat import tree_leaves
 
 if TYPE_CHECKING:
     import torch
@@ -104,7 +105,6 @@ def _writing_back(model: torch.nn.Module, buffers: Sequence[tuple[torch.nn.Modul
 def results_of(model: torch.nn.Module, args: Sequence[Any], kwargs: Mapping[str, Any]) -> list[torch.Tensor]:
     """The tensors that a call of `model` returns; the model is left unchanged. Empty without data."""
     import torch
-    from torch.utils._pytree import tree_leaves
 
     if any(t.is_meta for t in (*model.parameters(), *model.buffers())):
         return []

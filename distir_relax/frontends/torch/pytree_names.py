@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from distir_relax.errors import RunError
 from distir_relax.frontends.torch.arguments import as_tensor
+from distir_relax.support.torch_compat import tree_flatten, tree_unflatten
 
 if TYPE_CHECKING:
     import torch
@@ -96,8 +97,6 @@ class CallSignature:
         return self._leaves_of(self._signature.bind(*args, **kwargs).arguments)
 
     def _leaves_of(self, bound: Mapping[str, Any]) -> dict[str, Any]:
-        from torch.utils._pytree import tree_flatten
-
         leaves: dict[str, Any] = {}
         for name, value in bound.items():
             variadic = self._signature.parameters[name].kind is inspect.Parameter.VAR_KEYWORD
@@ -126,8 +125,6 @@ class ResultStructure:
 
     def rebuild(self, tensors: Mapping[str, torch.Tensor]) -> Any:
         """Tensors by output name, in the structure that the model returns."""
-        from torch.utils._pytree import tree_unflatten
-
         return tree_unflatten([self._fixed[n] if n in self._fixed else tensors[n] for n in self.names], self._spec)
 
 

@@ -60,10 +60,25 @@ class Table:
         gradient: Gradient | None = None,
         traits: Collection[Trait] = (),
     ) -> OpDef:
-        """Add an entry: what the op gives, how it runs in parts, and the facets of `OpDef` where it needs them.
+        """Define an op: its result types and torch code, its factor rule, and further facets of `OpDef` if needed.
 
-        An op of programs that are split already, such as a collective, says nothing of how it is split. Raises
-        ValueError when the name is taken.
+        For example, the outer product of two vectors, and its spelling in torch's exported programs::
+
+            define_op(
+                "outer",
+                Semantics(
+                    infer=lambda types, attrs: (TensorType((*types[0].shape, *types[1].shape), types[0].dtype),),
+                    torch="torch.outer({0}, {1})",
+                ),
+                Split("m, n -> m n"),
+            )
+
+            @aten("outer.default")
+            def outer(g, a, b):
+                return g.emit("outer", a, b)
+
+        The names are those of `distir_relax.ops` and `distir_relax.ir`. An op of programs that are sharded already,
+        such as a collective, has no rule. Raises ValueError if the name is taken.
         """
         if name in self._ops:
             raise ValueError(f"op {name!r} is defined twice")
@@ -89,7 +104,7 @@ class Table:
         raise UnsupportedOpError(
             f"there is no op {name!r} in the op table",
             where,
-            hint + "CONTRIBUTING.md shows how to add one entry for it",
+            hint + "help(distir_relax.define_op) shows how to add an entry",
         )
 
     def entries(self) -> tuple[OpDef, ...]:

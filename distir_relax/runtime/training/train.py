@@ -2,23 +2,19 @@
 
 from __future__ import annotations
 
-import sys
-import traceback
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
-from distir_relax.bundle import Manifest, read_bundle
-from distir_relax.errors import DistIRError
-from distir_relax.runtime.handshake import Agreed, agreed, shake_hands
-from distir_relax.runtime.machine import keep_memory, limit_threads
-from distir_relax.runtime.rank_session import RankSession
+from distir_relax.bundle import Bundle, Manifest, read_bundle
+from distir_relax.runtime.launched import ending_launch, load_rank
 from distir_relax.runtime.session import Session
 from distir_relax.runtime.training.batches import Data, training_of
 from distir_relax.runtime.training.executor import Crew, Launched, Threads
 from distir_relax.runtime.training.training_loop import Ended, Listener, Training, TrainOptions
 from distir_relax.runtime.watchdog import DEFAULT_TIMEOUT
-from distir_relax.runtime.world import World, check_size
+from distir_relax.runtime.world import World
 
 DataOf = Callable[[Manifest, int], Data]
 """The data of a run, for a program, and in an order that follows from a seed."""
@@ -57,35 +53,12 @@ def train_rank(world: World, run: Run) -> Ended:
     Raises what `Training.run` raises where all ranks raise it. An error of one rank alone is printed and ends the
     launch: with code 2 for the user's errors, 1 with a traceback for others.
     """
-    try:
-        return _train_rank(world, run)
-    except Agreed as all_have:
-        raise all_have.error from None
-    except DistIRError as error:
-        _tell("".join(f"{line}\n" for line in (f"error on rank {world.rank}: {error}", *world.ended())))
-        world.abort(2)
-        raise
-    except Exception:
-        _tell(f"rank {world.rank} failed:\n{traceback.format_exc()}")
-        world.abort(1)
-        raise
+    with ending_launch(world):
+        session, _ = load_rank(world, run.bundle, run.backend, run.device, _check)
+        return run.of(Launched(world, session)).run()
 
 
-def _train_rank(world: World, run: Run) -> Ended:
-    limit_threads(world.local_size)
-    keep_memory()
-    with agreed(world):
-        # One rank of a node hashes the weights; the others check their header and size.
-        bundle = read_bundle(run.bundle, verify_weights=world.local_rank == 0)
-        training_of(bundle.manifest)
-        check_size(bundle.manifest.mesh, world.size)
-    shake_hands(world, bundle, {})
-    with agreed(world):
-        session = RankSession(world, bundle, run.backend, run.device)
-        session.load()
-    return run.of(Launched(world, session)).run()
-
-
-def _tell(message: str) -> None:
-    sys.stderr.write(message)
-    sys.stderr.flush()
+def _check(bundle: Bundle) -> dict[str, Any]:
+    """Raise `DistIRError` unless the bundle is a step of training; it has no inputs before the first step."""
+    training_of(bundle.manifest)
+    return {}

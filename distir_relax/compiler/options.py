@@ -1,0 +1,219 @@
+"""Compilation options: each is declared once, with its type, default, help text and command-line syntax.
+
+`CompileOptions` are the keyword arguments of `compile` and `compile_training`; those of `LayoutOptions` are taken by
+`simulate`, too, and those of `ImportOptions` by `compile` alone. `distir_relax.cli.options` derives the options of the
+commands from them.
+"""
+
+from __future__ import annotations
+
+import builtins
+from collections import defaultdict
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, Literal, TypedDict, TypeVar, cast, get_type_hints
+
+from distir_relax.errors import ImportModelError, PlacementError
+
+if TYPE_CHECKING:
+    from distir_relax.compiler.pass_manager import Observer
+    from distir_relax.cost.profile import Profile
+    from distir_relax.ir import Pass
+    from distir_relax.layout import DeviceMesh
+    from distir_relax.strategies.strategy import Strategy
+
+_Function = TypeVar("_Function", bound=Callable[..., Any])
+
+
+@dataclass(frozen=True)
+class Option:
+    """Declaration of an option: its default, its help, and how it is spelled on the command line.
+
+    Without `cli`, the type of its value there, the command line does not have it. A bool is a flag, with a ``--no-``
+    form if it is on by default. `read` makes the option's value of the command line's.
+    """
+
+    default: Any
+    help: str
+    cli: Any = None
+    flag: str = ""
+    metavar: str | None = None
+    choices: tuple[str, ...] = ()
+    minimum: float | None = None
+    read: Callable[[Any], Any] | None = None
+
+
+def read_shapes(texts: Sequence[str]) -> dict[str, tuple[int, ...]]:
+    """Parse shapes of inputs by name: ``x=1,3,224,224``. Raises `ImportModelError` for other texts."""
+    return dict(map(_read_shape, texts))
+
+
+def read_shardings(texts: Sequence[str]) -> dict[str, str]:
+    """Parse placements by pattern: ``layer.*.weight=S[0]``. Raises `PlacementError` for other texts."""
+    return dict(map(_read_sharding, texts))
+
+
+def read_stages(text: str) -> tuple[str, ...]:
+    """Parse the names at which stages begin: ``model.layers.3,model.layers.9``."""
+    return tuple(part.strip() for part in text.split(",") if part.strip())
+
+
+class LayoutOptions(TypedDict, total=False):
+    """How a model is distributed."""
+
+    shardings: Annotated[
+        Mapping[str, str] | Literal["auto"] | None,
+        Option(
+            None, "Placements of parameters and inputs by glob pattern over their names.", list[str], "--shard",
+            "PATTERN=PLACEMENT", read=read_shardings,
+        ),
+    ]  # fmt: skip
+    mesh: Annotated[
+        DeviceMesh | int | Sequence[int] | None,
+        Option(None, "Shape of the device mesh; replaces the mesh of annotations in the model.", str, metavar="2x3"),
+    ]
+    strategy: Annotated[
+        Strategy | str | None,
+        Option(
+            None, "Data, tensor, pipeline degrees, microbatches, options: 2/4/1/8,zero=1. Distributes whatever "
+            "annotations leave open.", str, metavar="D/T/P/K",
+        ),
+    ]  # fmt: skip
+    stages: Annotated[
+        Sequence[str],
+        Option(
+            (), "Modules, or ONNX nodes, at which the pipeline stages after the first begin; by default stages have "
+            "balanced costs.", str, metavar="PATH,PATH", read=read_stages,
+        ),
+    ]  # fmt: skip
+
+
+class CompileOptions(LayoutOptions, total=False):
+    """How a model is compiled."""
+
+    profile: Annotated[
+        Profile | str | Path | None,
+        Option(None, "Machine whose costs stages and placements are chosen by: a name or a .toml file.", str),
+    ]
+    memory: Annotated[
+        float | None,
+        Option(
+            None, "Memory limit of a device for placements chosen by optimization, as 16e9.", float, metavar="BYTES",
+            minimum=0,
+        ),
+    ]  # fmt: skip
+    tail: Annotated[
+        str,
+        Option("ragged", "Uneven shards: own shapes per rank, or padded.", str, choices=("ragged", "pad")),
+    ]
+    name: Annotated[str | None, Option(None, "Name of the program in the bundle.", str)]
+    gather_threshold: Annotated[
+        int, Option(1 << 20, "Size in bytes from which an unrequested gather of a sharded tensor is a warning.")
+    ]
+    outline: Annotated[bool, Option(True, "Outline repeated blocks of the model into functions.", bool)]
+    verify: Annotated[
+        bool | None,
+        Option(None, "Check the program after each pass; by default if the variable DISTIR_VERIFY is 1.", bool),
+    ]
+    dump: Annotated[str | Path | None, Option(None, "Write the program's text after each pass to this folder.", Path)]
+    observers: Annotated[Sequence[Observer], Option((), "Observers of the program between passes.")]
+    passes: Annotated[
+        Callable[[Sequence[Pass]], Sequence[Pass]] | None,
+        Option(None, "Function from the passes of the pipeline to those that run."),
+    ]
+    fast_math: Annotated[bool, Option(False, "Let maxima, sorts and comparisons drop NaN on the tvm backend.", bool)]
+
+
+class ImportOptions(TypedDict, total=False):
+    """How a model is imported."""
+
+    input_shapes: Annotated[
+        Mapping[str, Sequence[int]] | None,
+        Option(
+            None, "Shapes of inputs with open dims, of an ONNX model or an IRModule.", list[str], "--input-shape",
+            "NAME=1,3,224,224", read=read_shapes,
+        ),
+    ]  # fmt: skip
+    params: Annotated[
+        Mapping[str, Any] | Sequence[Any] | None, Option(None, "Weights of an IRModule, by name or in order.")
+    ]
+    checkpoint: Annotated[
+        str | Path | None,
+        Option(None, "Safetensors file, or a folder of them, with the weights of a model without data.", Path),
+    ]
+    check_import: Annotated[
+        bool, Option(True, "Compare the imported program with the torch model on the example call.", bool)
+    ]
+
+
+def declared(group: type) -> dict[str, Option]:
+    """Return the options that a group declares, by name."""
+    return _declared(group)
+
+
+@cache
+def _declared(group: type) -> dict[str, Option]:
+    # The command line must start quickly: types that it does not need are not imported.
+    names = defaultdict(lambda: Any, {**vars(builtins), **globals()})
+    hints = get_type_hints(group, names, names, include_extras=True)
+    return {name: next(m for m in hint.__metadata__ if isinstance(m, Option)) for name, hint in hints.items()}
+
+
+def complete(options: CompileOptions, name: str) -> CompileOptions:
+    """Fill in the defaults of missing options, and `name` where none is set. Raises TypeError for unknown options."""
+    options_by_name = declared(CompileOptions)
+    for option in options:
+        if option not in options_by_name:
+            raise TypeError(f"there is no option {option!r}; expected one of {', '.join(options_by_name)}")
+    defaults = {option: declaration.default for option, declaration in options_by_name.items()}
+    return cast(CompileOptions, defaults | options | {"name": options.get("name") or name})
+
+
+def documents(*groups: type) -> Callable[[_Function], _Function]:
+    """Append the help of the options of `groups` to a function's docstring."""
+
+    def decorate(function: _Function) -> _Function:
+        lines = [f"    {name}: {option.help}" for group in groups for name, option in declared(group).items()]
+        function.__doc__ = f"{(function.__doc__ or '').rstrip()}\n\n    Options:\n\n" + "\n".join(lines) + "\n    "
+        return function
+
+    return decorate
+
+
+def read_mesh(shape: str | None, axes: str | None) -> DeviceMesh | None:
+    """Parse a mesh: ``2x3`` with axes ``dp,tp``, None where neither is given. Raises `PlacementError` if malformed."""
+    from distir_relax.layout import DeviceMesh
+
+    if shape is None and axes is None:
+        return None
+    sizes = (shape or "").lower().split("x")
+    if not all(size.isdecimal() and int(size) > 0 for size in sizes):
+        raise PlacementError(
+            f"expected sizes such as 2 or 2x3, found {shape!r}", "--mesh", "--axes names the axes of --mesh"
+        )
+    default = ["tp"] if len(sizes) == 1 else [f"axis{i}" for i in range(len(sizes))]
+    names = axes.split(",") if axes else default
+    if len(names) != len(sizes) or len(set(names)) != len(names) or not all(names):
+        raise PlacementError(f"expected {len(sizes)} distinct names, found {axes!r}", "--axes")
+    return DeviceMesh(tuple(map(int, sizes)), tuple(names))
+
+
+def _read_shape(text: str) -> tuple[str, tuple[int, ...]]:
+    name, equals, shape = text.rpartition("=")
+    sizes = shape.split(",") if shape else []
+    if not name or not equals or not all(size.strip().isdecimal() for size in sizes):
+        raise ImportModelError(
+            "expected NAME=SIZES", f"--input-shape {text}", "for example: --input-shape x=1,3,224,224"
+        )
+    return name, tuple(map(int, sizes))
+
+
+def _read_sharding(text: str) -> tuple[str, str]:
+    pattern, equals, placement = text.partition("=")
+    if not pattern or not equals or not placement:
+        raise PlacementError(
+            "expected PATTERN=PLACEMENT", f"--shard {text}", "for example: --shard 'layer.*.weight=S[0]'"
+        )
+    return pattern, placement

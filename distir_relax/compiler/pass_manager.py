@@ -1,0 +1,111 @@
+"""Run passes, with observers of the program between them: verification, times, progress, dumps."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+
+from distir_relax.compiler.pass_text import print_pass
+from distir_relax.errors import DistIRError, VerificationError
+from distir_relax.ir import Module, Pass, gc_disabled, pass_name, print_module, verify
+from distir_relax.ops import check
+from distir_relax.sharding import layout_comments
+
+
+class Observer:
+    """Looks on while a pipeline runs. Number 0 is the program that it starts with, which no pass has made."""
+
+    def begin(self, number: int, step: Pass) -> None:
+        """Pass number `number` is about to run."""
+
+    def end(self, number: int, step: Pass | None, module: Module, seconds: float) -> None:
+        """What a pass gave, and how long it took. Raises `DistIRError` to stop the pipeline."""
+
+
+def run_passes(module: Module, passes: Sequence[Pass], observers: Iterable[Observer] = ()) -> Module:
+    """Run passes one after the other. Raises what they and the observers raise.
+
+    Raises `VerificationError` where a pass does not take the stage that the program is at.
+    """
+    looking = tuple(observers)
+    for observer in looking:
+        observer.end(0, None, module, 0.0)
+    with gc_disabled():
+        return _run(module, passes, looking)
+
+
+def _run(module: Module, passes: Sequence[Pass], looking: tuple[Observer, ...]) -> Module:
+    for number, step in enumerate(passes, 1):
+        if module.stage not in step.takes:
+            takes = " or ".join(step.takes)
+            raise VerificationError(
+                f"{pass_name(step)} takes a program of the {takes} stage, found the {module.stage} stage"
+            )
+        for observer in looking:
+            observer.begin(number, step)
+        start = time.perf_counter()
+        module = step.run(module)
+        seconds = time.perf_counter() - start
+        for observer in looking:
+            observer.end(number, step, module, seconds)
+    return module
+
+
+class Verify(Observer):
+    """Checks the program after each pass: the rules of its stage, the op table's, and that its ranks fit each other."""
+
+    def end(self, number: int, step: Pass | None, module: Module, seconds: float) -> None:
+        """Raise `VerificationError`, which names the pass, unless the program is valid."""
+        try:
+            verify(module, check)
+        except VerificationError as wrong:
+            by = f"after {pass_name(step)}: " if step else "as imported: "
+            raise VerificationError(by + wrong.message, wrong.where, wrong.hint) from None
+
+
+def verifies_by_default() -> bool:
+    """Whether programs are verified between passes where nobody says: if the variable DISTIR_VERIFY is 1."""
+    return os.environ.get("DISTIR_VERIFY", "0") == "1"
+
+
+class Stages(Observer):
+    """Keeps the last program of each stage, and the times of the passes in seconds, by name."""
+
+    def __init__(self) -> None:
+        self.modules: dict[str, Module] = {}
+        self.seconds: dict[str, float] = {}
+
+    def end(self, number: int, step: Pass | None, module: Module, seconds: float) -> None:
+        """Keep the program."""
+        self.modules[module.stage] = module
+        if step is not None:
+            self.seconds[pass_name(step)] = self.seconds.get(pass_name(step), 0.0) + seconds
+
+
+class Dump(Observer):
+    """Writes the program after each pass to a numbered text file in `folder`, which is made where it is missing.
+
+    ``00-imported.txt``, ``01-propagate.txt``, …; the first line of each says the pass with its options. Files of an
+    earlier dump are replaced, and no other is touched. Raises `DistIRError` when the folder cannot be written.
+    """
+
+    def __init__(self, folder: str | Path) -> None:
+        self.folder = Path(folder)
+        try:
+            self.folder.mkdir(parents=True, exist_ok=True)
+            for old in self.folder.glob("[0-9][0-9]-*.txt"):
+                old.unlink()
+        except OSError as wrong:
+            raise DistIRError(f"cannot write here: {wrong.strerror}", str(folder)) from None
+
+    def end(self, number: int, step: Pass | None, module: Module, seconds: float) -> None:
+        """Write the program."""
+        head = f"# {print_pass(step)}\n" if step else ""
+        note = layout_comments(module) if module.stage == "sharded" else None
+        file = self.folder / f"{number:02}-{pass_name(step) if step else 'imported'}.txt"
+        try:
+            file.write_text(head + print_module(module, note), encoding="utf-8")
+        except OSError as wrong:
+            raise DistIRError(f"cannot write here: {wrong.strerror}", str(file)) from None

@@ -1,0 +1,66 @@
+"""A rank of a launch: load its session together with the others, and end the launch when it fails alone."""
+
+from __future__ import annotations
+
+import sys
+import traceback
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, TypeVar
+
+from distir_relax.bundle import Bundle, read_bundle
+from distir_relax.errors import DistIRError
+from distir_relax.runtime.handshake import Agreed, agreed, shake_hands
+from distir_relax.runtime.machine import keep_memory, limit_threads
+from distir_relax.runtime.rank_session import RankSession
+from distir_relax.runtime.world import World, check_size
+
+_Inputs = TypeVar("_Inputs", bound=dict[str, Any])
+
+
+@contextmanager
+def ending_launch(world: World) -> Iterator[None]:
+    """Handle errors of a rank: one that all ranks raise is raised, one of this rank alone ends the launch.
+
+    It is printed, and the exit code is 2 for a user's error, 1 with a traceback for others.
+    """
+    try:
+        yield
+    except Agreed as everywhere:
+        raise everywhere.error from None
+    except DistIRError as error:
+        _print("".join(f"{line}\n" for line in (f"error on rank {world.rank}: {error}", *world.ended())))
+        world.abort(2)
+        raise
+    except Exception:
+        _print(f"rank {world.rank} failed:\n{traceback.format_exc()}")
+        world.abort(1)
+        raise
+
+
+def load_rank(
+    world: World, path: Path, backend: str, device: str, inputs: Callable[[Bundle], _Inputs]
+) -> tuple[RankSession, _Inputs]:
+    """Load a bundle on one rank of a launch, and what `inputs` makes of it; every rank calls this.
+
+    All ranks agree that each can read the bundle and its inputs, that their number is the mesh's, and that they hold
+    the same programs. Raises `Agreed` for an error of any of them.
+    """
+    limit_threads(world.local_size)
+    keep_memory()
+    with agreed(world):
+        # One rank of a node hashes the weights; the others check their header and size.
+        bundle = read_bundle(path, verify_weights=world.local_rank == 0)
+        check_size(bundle.manifest.mesh, world.size)
+        prepared = inputs(bundle)
+    shake_hands(world, bundle, prepared)
+    with agreed(world):
+        session = RankSession(world, bundle, backend, device)
+        session.load()
+    return session, prepared
+
+
+def _print(message: str) -> None:
+    sys.stderr.write(message)
+    sys.stderr.flush()

@@ -1,0 +1,69 @@
+"""Private APIs of torch, in one place: what each is used for, and functions that give access to them.
+
+`PRIVATE` lists all of them; `tests/support/test_torch_compat.py` resolves each, and finds uses elsewhere. When torch
+moves one, change it here.
+"""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Callable
+from typing import Any
+
+from distir_relax.errors import DistIRError
+
+PRIVATE = {
+    "torch.utils._pytree.tree_flatten": "names for the leaves of a model's arguments and results",
+    "torch.utils._pytree.tree_leaves": "the tensors in a model's arguments",
+    "torch.utils._pytree.tree_map": "copies of a model's arguments with other tensors",
+    "torch.utils._pytree.tree_unflatten": "a model's results from named tensors",
+    "torch.autograd.function._SingleLevelFunction": "refusal of custom autograd functions while a model is exported",
+    "torch._subclasses.FakeTensor": "recognition of the tensors that torch.export traces with",
+    "torch.nn.modules.dropout._DropoutNd": "dropout modules, whose masks a program draws itself",
+    "torch.ops.mkldnn._linear_pointwise": "products with a weight packed by oneDNN",
+    "torch.ops.mkldnn._reorder_linear_weight": "packing of such a weight",
+}
+"""The private APIs by path, with the purpose of each."""
+
+
+def private(path: str) -> Any:
+    """Return the object at a path of `PRIVATE`. Raises `DistIRError` if this torch does not have it."""
+    module = path
+    names: list[str] = []
+    while module:
+        try:
+            found: Any = importlib.import_module(module)
+            for name in names:
+                found = getattr(found, name)
+            return found
+        except (ImportError, AttributeError):
+            module, _, name = module.rpartition(".")
+            names.insert(0, name)
+    import torch
+
+    raise DistIRError(
+        f"torch {torch.__version__} has no {path}, used for {PRIVATE[path]}",
+        hint="install the version of torch that constraints.txt names",
+    )
+
+
+def tree_leaves(tree: Any) -> list[Any]:
+    """Return the leaves of nested lists, tuples, dicts and registered containers."""
+    leaves: list[Any] = private("torch.utils._pytree.tree_leaves")(tree)
+    return leaves
+
+
+def tree_map(function: Callable[[Any], Any], tree: Any) -> Any:
+    """Return the nested container with `function` of each leaf."""
+    return private("torch.utils._pytree.tree_map")(function, tree)
+
+
+def tree_flatten(tree: Any) -> tuple[list[Any], Any]:
+    """Return the leaves of a nested container, and its structure."""
+    leaves, structure = private("torch.utils._pytree.tree_flatten")(tree)
+    return leaves, structure
+
+
+def tree_unflatten(leaves: list[Any], structure: Any) -> Any:
+    """Return the nested container of a structure with these leaves."""
+    return private("torch.utils._pytree.tree_unflatten")(leaves, structure)
