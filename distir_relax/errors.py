@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 @dataclass(eq=False)
 class DistIRError(Exception):
-    """Base of all errors that a user can cause and mend.
+    """Base of all errors that a user can cause and fix.
 
     `message` says what was expected and what was found; `where` is a place in the user's model or
     file (`model.py:12`, a parameter's name, a path); `hint` says what to do next.

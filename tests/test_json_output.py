@@ -131,10 +131,10 @@ def test_doctor(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(doctor, "_CHECKS", (doctor._python, doctor._launcher))
     found = said("doctor")
     assert found["ok"]
-    assert [(check["name"], check["ok"], check["mend"]) for check in found["checks"]] == [
+    assert [(check["name"], check["ok"], check["fix"]) for check in found["checks"]] == [
         ("Python", True, ""), ("launcher", True, "")
     ]  # fmt: skip
     monkeypatch.setenv("SLURM_PROCID", "1")
     found = said("doctor", code=1)
     assert not found["ok"]
-    assert found["checks"][1]["mend"].startswith("srun --mpi=pmix -n 2")
+    assert found["checks"][1]["fix"].startswith("srun --mpi=pmix -n 2")

@@ -15,7 +15,7 @@ from distir_relax.errors import BundleError
 RECORDS_FILE = "records.json"
 STAGE_FILES = {"sharded": "sharded.txt", "distributed": "distir.txt", "ranked": "ranked.txt"}
 SEARCH_FILES = ("global.txt", "machine.toml", "search.json")
-"""Where placements were looked for: the program that was laid out, for which machine, and what was asked."""
+"""With autosharding: the program before it, the machine, and the query."""
 TEXT_FILES = (*STAGE_FILES.values(), RECORDS_FILE, *SEARCH_FILES)
 
 

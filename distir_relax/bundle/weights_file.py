@@ -47,7 +47,7 @@ class _Entry:
 class FileWeights:
     """Weights in a safetensors file, of which only the bytes asked for are read.
 
-    The file stays open, so that another one in its place is not seen. A piece that is asked for again while it is in
+    The file stays open, so that another one in its place is not seen. A piece that is requested again while it is in
     use is given again: ranks of one process share it. Raises BundleError when the file is missing or truncated, does
     not hold the tensors of the manifest, or is written to after it was opened.
     """

@@ -27,7 +27,7 @@ def write_bundle(bundle: Bundle, path: str | Path, overwrite: bool = False) -> P
 
     Raises BundleError when `path` exists and `overwrite` is off, when it exists and is not a bundle
     (which is never deleted), or when it cannot be written. Nothing is left behind on failure. Of several that write to
-    one place at a time each leaves a whole bundle, the last one's staying, or is told that there is one.
+    one place at a time each leaves a whole bundle, the last one's staying, or an error that there is one.
     """
     target = Path(path)
     _check_target(target, overwrite)

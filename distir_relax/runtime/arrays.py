@@ -117,7 +117,7 @@ def with_sizes(shape: Sequence[int], sizes: Mapping[int, int]) -> tuple[int, ...
 
 
 def flatten(pieces: Sequence[torch.Tensor], whole: torch.Tensor, dim: int) -> torch.Tensor:
-    """The `pieces` of `whole` one after the other, flat; `whole` itself where it lies so."""
+    """Return the `pieces` of `whole` one after the other, flat; `whole` itself if it has that order."""
     if whole.is_contiguous() and math.prod(whole.shape[:dim]) == 1:
         return whole.view(-1)
     flat, start = whole.new_empty(whole.numel()), 0

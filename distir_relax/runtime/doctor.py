@@ -1,4 +1,4 @@
-"""What works on this machine, and how to mend what does not."""
+"""Checks of this machine, with fixes for what does not work."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ class Finding:
     name: str
     ok: bool
     detail: str
-    mend: str = ""
+    fix: str = ""
     essential: bool = True
 
 
@@ -96,7 +96,7 @@ def _mpirun() -> Finding:
 
 def _all_reduce() -> Finding:
     name = "all-reduce on 2 ranks"
-    mend = "mpi4py and mpirun must be of the same MPI: pip install 'distir-relax[mpi]'"
+    fix = "mpi4py and mpirun must be of the same MPI: pip install 'distir-relax[mpi]'"
     try:
         program = [sys.executable, "-P", "-c", "from distir_relax.runtime.doctor import two_ranks; two_ranks()"]
         command = mpirun_command(find_mpirun(), 2, program, "1")
@@ -106,30 +106,30 @@ def _all_reduce() -> Finding:
     except DistIRError as wrong:
         return Finding(name, False, wrong.message, wrong.hint, essential=False)
     except subprocess.TimeoutExpired:
-        return Finding(name, False, "no answer within 60 s", mend, essential=False)
+        return Finding(name, False, "no answer within 60 s", fix, essential=False)
     detail = "right" if done.returncode == 0 else _last_line(done.stderr, done.returncode)
-    return Finding(name, done.returncode == 0, detail, mend, essential=False)
+    return Finding(name, done.returncode == 0, detail, fix, essential=False)
 
 
 def _tvm() -> Finding:
-    mend = f"pip install apache-tvm 'apache-tvm-ffi=={FFI_PIN}'"
+    fix = f"pip install apache-tvm 'apache-tvm-ffi=={FFI_PIN}'"
     found = _version("apache-tvm")
     if found is None:
-        return Finding("TVM", False, "missing: only the torch backend works", mend, essential=False)
+        return Finding("TVM", False, "missing: only the torch backend works", fix, essential=False)
     try:
         done = subprocess.run(
             [sys.executable, "-P", "-c", "import tvm"], capture_output=True, text=True, timeout=120, check=False
         )
     except subprocess.TimeoutExpired:
-        return Finding("TVM", False, "cannot be imported within 120 s", mend, essential=False)
+        return Finding("TVM", False, "cannot be imported within 120 s", fix, essential=False)
     detail = found if done.returncode == 0 else _last_line(done.stderr, done.returncode)
-    return Finding("TVM", done.returncode == 0, detail, mend, essential=False)
+    return Finding("TVM", done.returncode == 0, detail, fix, essential=False)
 
 
 def _tvm_ffi() -> Finding:
     found = _version("apache-tvm-ffi")
-    mend = f"pip install 'apache-tvm-ffi=={FFI_PIN}': newer ones crash when a module is saved"
-    return Finding("TVM's ffi", found == FFI_PIN, found or "missing", mend, essential=False)
+    fix = f"pip install 'apache-tvm-ffi=={FFI_PIN}': newer ones crash when a module is saved"
+    return Finding("TVM's ffi", found == FFI_PIN, found or "missing", fix, essential=False)
 
 
 def _compiler() -> Finding:

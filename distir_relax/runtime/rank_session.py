@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 class RankSession:
     """One rank of a launch: its program loaded, its weights in place. Every rank of `world` makes one and calls it.
 
-    What it waits for is told to `world`, whose roll call ends a launch that hangs.
+    It reports its waiting to `world`, whose stall detection ends a launch that hangs.
     """
 
     def __init__(self, world: World, bundle: Bundle, backend: str = "torch", device: str = "cpu") -> None:

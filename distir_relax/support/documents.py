@@ -79,7 +79,7 @@ def parse_toml(text: str, error: type[DistIRError], where: str = "") -> dict[str
         raise error(f"not TOML: {wrong}", where) from None
 
 
-# In a string, to its end or that of the text; taken whole, so that what is never closed is looked at once.
+# In a string, to its end or that of the text; taken whole, so that an unclosed one is scanned once.
 _JSON_MARK = re.compile(r'"(?:[^"\\]|\\.?)*+"?|[\[{]|[\]}]', re.DOTALL)
 _TOML_MARK = re.compile(
     r"""\#[^\n]*+|\"{3}(?:[^"\\]|\\.?|"{1,2}(?!"))*+"{0,5}|'{3}(?:[^']|'{1,2}(?!'))*+'{0,5}"""

@@ -134,4 +134,4 @@ def test_doctor_reports_tasks_without_a_connection(monkeypatch: pytest.MonkeyPat
     found = doctor._launcher()
     assert (found.ok, found.essential) == (False, True)
     assert "srun started 3 tasks" in found.detail
-    assert "srun --mpi=pmix -n 3" in found.mend
+    assert "srun --mpi=pmix -n 3" in found.fix

@@ -45,8 +45,8 @@ def test_one_of_torchs_orders_for_1f1b_is_refused(p: int, m: int, tmp_path: Path
     with pytest.raises(DistIRError, match=f"rank {p - 1}: there is no {p - 1}F0, of {m + 1} microbatches"):
         from_csv(text)
     *rows, last = text.splitlines()
-    mended = [*rows, ",".join(f"{p - 1}F{int(a[2:]) - 1}" if a[1] == "F" else a for a in last.split(","))]
-    assert from_csv("\n".join(mended)) == order_of("1f1b", p, m)
+    moved = [*rows, ",".join(f"{p - 1}F{int(a[2:]) - 1}" if a[1] == "F" else a for a in last.split(","))]
+    assert from_csv("\n".join(moved)) == order_of("1f1b", p, m)
 
 
 @pytest.mark.parametrize("name", [name for name in schedule_names() if name not in ("auto", "streaming")])

@@ -10,7 +10,7 @@ from distir_relax.ops.table import Attrs, Builder, Code, Rule, Semantics, Split,
 
 
 class ComputedWhole(UserWarning):
-    """The program calls a function of which nobody knows how it could be split: every device computes all of it."""
+    """The program calls a function with unknown sharding rules: every device computes it on whole tensors."""
 
 
 def _infer(types: Types, attrs: Attrs) -> tuple[TensorType, ...]:

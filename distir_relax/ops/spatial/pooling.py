@@ -255,7 +255,7 @@ def _avg_pool(count: int) -> Any:
 
 
 def even_average(count: int) -> Any:
-    """The conversion of an average over equal windows, as many as are asked for along each dim."""
+    """The conversion of an average over equal windows, of the requested number along each dim."""
 
     def convert(g: Builder, x: Value, size: Any) -> Any:
         wanted, axes = per_dim(size, count), tuple(range(len(x.tensor.shape) - count, len(x.tensor.shape)))

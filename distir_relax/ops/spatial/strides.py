@@ -64,7 +64,7 @@ def batched(g: Builder, x: Value, count: int, convert: Any) -> Any:
 
 
 def row_major(sizes: Sequence[int]) -> tuple[int, ...]:
-    """How far apart elements of a plane of `sizes` lie along each dim, the last one running fastest."""
+    """Return the strides of a plane of `sizes` in elements, the last dim fastest."""
     return tuple(math.prod(sizes[i + 1 :]) for i in range(len(sizes)))
 
 

@@ -84,7 +84,7 @@ class Trait(Enum):
     ZERO_IF_EMPTY = "zero if empty"
     """Its result is zero where an operand has no elements, and its implementations may refuse that."""
 
-    # Traits are asked for of every op that is simulated, and `Enum` hashes by name.
+    # Traits are read for every op that is simulated, and `Enum` hashes by name.
     __hash__ = object.__hash__
 
 
@@ -94,7 +94,7 @@ for _trait in Trait:
 
 
 class Routing(Enum):
-    """What an op does with rows that lie with their groups (`Routed`), on the devices along an axis that have them.
+    """Handling of rows that are placed with their groups (`Routed`), on the devices along an axis that have them.
 
     Its last two operands are the numbers of the rows' groups, and those of the groups that a device has.
     """
@@ -181,7 +181,7 @@ class Split:
     indices: Container[int] = ()
     """The operands that say which elements are read or written: what fills their short shards must be valid."""
     routing: Routing | None = None
-    """What the op does with rows that lie with their groups."""
+    """Handling of rows that are placed with their groups."""
     order: Order | None = None
     """What it has to do with the order of rows."""
     divisors: Container[int] = ()

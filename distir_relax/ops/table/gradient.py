@@ -32,7 +32,7 @@ class Backward:
     """The backward step of `op`, whose ops are written with `g`.
 
     `grads` are the gradients of its results, at least one; None for a result that nothing depends on. `wanted` says of
-    which operands gradients are asked for.
+    which operands gradients are requested.
     """
 
     g: Builder

@@ -45,20 +45,20 @@ def differs(operands: Sequence[PlacedType], attrs: Mapping[str, Any]) -> bool:
 
 def joined(types: Sequence[TensorType], kinds: DeviceEquivalence, devices: tuple[int, ...]) -> PlacedType:
     """The local types of the kinds of `devices` as one: sizes rank by rank where they differ."""
-    sizes = tuple(kinds.spread(dim) for dim in zip(*(t.shape for t in types), strict=True))
+    sizes = tuple(kinds.expand(dim) for dim in zip(*(t.shape for t in types), strict=True))
     return PlacedType(sizes, types[0].dtype, devices)
 
 
 def result_devices(name: str, operands: Sequence[PlacedType], location: str = "") -> tuple[int, ...]:
     """The devices that an op runs on: those of its operands. Raises `VerificationError` naming them when they differ.
 
-    A `transfer` has to be told where it goes.
+    A `transfer` names its devices.
     """
     if not operands or Trait.TRANSFER in lookup(name, location).traits:
-        raise VerificationError(f"{name} must be told its devices", location, "write them: %y @ {1} = " + f"{name}(…)")
+        raise VerificationError(f"{name} must name its devices", location, "write them: %y @ {1} = " + f"{name}(…)")
     if len({k.devices for k in operands}) > 1:
         where = ", ".join(print_devices(k.devices) for k in operands)
         raise VerificationError(
-            f"the operands of {name} lie on different devices: {where}", location, "send them to one place first"
+            f"the operands of {name} are on different devices: {where}", location, "send them to one place first"
         )
     return operands[0].devices

@@ -35,7 +35,7 @@ class TableCheck:
         In the distributed stage this holds on each device.
         """
         right = TABLE.derived(_right_before)
-        # Numbers that are equal, such as 1 and True, are told apart by how they are written.
+        # Equal numbers of different types, such as 1 and True, are distinguished by their text.
         attrs = repr(sorted(op.attrs.items())) if op.attrs else ""
         key = (op.name, stage, tuple([v.type for v in op.operands]), attrs, tuple([v.type for v in op.results]))
         if key not in right:
@@ -58,7 +58,7 @@ class TableCheck:
             raise VerificationError(f"{op.name} gives nothing, expected at least one result", op.location)
         devices = results[0].devices
         if any(kind.devices != devices for kind in results):
-            raise VerificationError(f"the results of {op.name} lie on different devices", op.location)
+            raise VerificationError(f"the results of {op.name} are on different devices", op.location)
         _check_ends(op, [k.devices for k in operands], devices)
         for index in device_kinds(op.name, operands, op.attrs, devices, results).firsts:
             types = local_operands(op.name, operands, devices, index)
@@ -72,7 +72,7 @@ check = TableCheck()
 def _right_before(table: Table) -> set[object]:
     """The instances of ops that were found right, while the table stays as it is: blocks repeat, and passes keep most.
 
-    Of one that is wrong all is looked at again: the error says where it is.
+    If it is wrong, everything is checked again for an error with its place.
     """
     return set()
 

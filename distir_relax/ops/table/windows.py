@@ -73,7 +73,7 @@ class Window(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class StridedWindow:
-    """A `Window` whose place follows a stride; `kind` is ``gather`` or ``scatter``. A part is told by its padding."""
+    """Return a strided `Window`; `kind` is ``gather`` or ``scatter``. Its parts are described by their padding."""
 
     index: int
     operand: int
@@ -151,7 +151,7 @@ class StridedWindow:
 
 @dataclass(frozen=True, slots=True)
 class SampledWindow:
-    """A `Window` whose elements are those that `sampling` says for data of `dtype`. A part is told by where it lies."""
+    """Return a `Window` with the elements of `sampling` for `dtype`. Its parts are described by their position."""
 
     index: int
     operand: int

@@ -1,4 +1,4 @@
-"""Backends: what turns a bundle's program into something a rank can call. Each is imported when it is asked for."""
+"""Backends: load a bundle's program into something that a rank calls. Each is imported on first use."""
 
 from __future__ import annotations
 

@@ -63,7 +63,7 @@ def training_of(manifest: Manifest) -> TrainingManifest:
 class Stream(Data):
     """Batches one after the other, from iterables that `begin(step)` gives, the first batch being that of a step.
 
-    Where an iterable ends the next one is asked for; one that is empty ends the data.
+    After the end of an iterable the next one is requested; an empty one ends the data.
     """
 
     streams = True

@@ -80,7 +80,7 @@ class Ended:
 class Training:
     """A run of a crew. `data(seed)` gives the batches; `stop()` is the signal that this process was sent, or 0.
 
-    Nothing is asked of one rank alone between two steps: each learns there what has befallen any of them.
+    Between two steps the ranks exchange errors, signals and the end of data: all act alike.
     """
 
     crew: Crew

@@ -194,7 +194,7 @@ def _start() -> Any:
     """mpi4py's MPI, initialised. Raises RunError where there is none.
 
     mpi4py initialises MPI with Python's lock held: while it waits for the other ranks, no thread could say that they do
-    not come. A foreign call lets go of the lock.
+    not come. A ctypes call releases the GIL.
     """
     try:
         import mpi4py
