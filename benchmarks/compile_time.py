@@ -118,7 +118,7 @@ def passes(imported: Imported, shape: tuple[int, ...], outline: bool) -> Times:
     scopes = imported.scopes if outline else None
     run_passes(
         imported.module,
-        compile_passes(mesh, "ragged", shardings, imported.names, scopes, scopes is not None),
+        compile_passes(mesh, "ragged", shardings, imported.names, scopes=scopes, outline=scopes is not None),
         (stages,),
     )
     return stages.seconds

@@ -23,7 +23,7 @@ import distir_relax as dr
 from benchmarks.memory_programs import TUNED, UNSEEN, Program
 from distir_relax.bundle import read_bundle
 from distir_relax.calibration.memory_peak import step_peak
-from distir_relax.frontends.torch.loss_module import call_of
+from distir_relax.frontends.torch.loss_module import call_arguments
 from distir_relax.runtime.join import joined_world
 from distir_relax.runtime.machine import limit_threads
 from distir_relax.runtime.rank_session import RankSession
@@ -81,7 +81,7 @@ def _write(program: Program, folder: Path) -> list[int]:
         )
         step.save(folder / "program.dist", ("torch",))
         plan = step.plan
-        inputs = plan.imported.flatten(*call_of(*args, True))
+        inputs = plan.imported.flatten(*call_arguments(*args, True))
         outputs = [plan.modules["global"].main.outputs[0].name]
     torch.save((inputs, outputs), folder / "inputs.pt")
     machine = dr.load_profile("cpu-local").with_devices(program.ranks)

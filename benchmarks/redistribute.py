@@ -116,7 +116,7 @@ def _ours(source: tuple[Any, ...], target: tuple[Any, ...], mesh: tuple[int, ...
     kinds = [DTensorType(SHAPE, "int8", _placements(codes, mesh)) for codes in (source, target)]
     devices = DeviceMesh(mesh)
     ours._plan.cache_clear()
-    ours._choose.cache_clear()
+    ours._choose_routes.cache_clear()
     steps = _timed(lambda: ours.plan(kinds[0], kinds[1], devices), totals)
     totals.sent.append(ours.plan_bytes(steps, kinds[0], devices) / kinds[0].tensor.bytes)
 

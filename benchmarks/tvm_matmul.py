@@ -17,8 +17,8 @@ from typing import Any
 import torch
 import tvm
 
+from distir_relax.runtime.backends.tvm import kernels
 from distir_relax.runtime.backends.tvm.compile import machine
-from distir_relax.runtime.backends.tvm.program import kernels
 
 SHAPES = [(128, 768, 3072), (128, 3072, 768), (128, 768, 1536), (127, 63, 127), (1, 768, 3072), (128, 768, 25129)]
 CACHE_BYTES = 96 << 20

@@ -18,7 +18,7 @@ import torch.nn.functional as F
 
 from distir_relax import DeviceMesh, annotate_sharding, compile
 from distir_relax.errors import DistIRError
-from distir_relax.frontends.torch.graph import MISTAKEN
+from distir_relax.frontends.torch.graph import REPORT_HINT
 
 SIZES = (0, 1, 3, 7)
 FLOATS = (torch.float32, torch.float16, torch.bfloat16, torch.float64)
@@ -145,7 +145,7 @@ def check(model: Model) -> str:
             plan = compile(module, model.inputs, model.numbers, mesh=model.ranks, tail=model.tail)
             found = plan(*_copies(model.inputs), **model.numbers)
         except DistIRError as error:
-            if "read the model wrongly" in error.message or error.hint == MISTAKEN:
+            if "exported the model incorrectly" in error.message or error.hint == REPORT_HINT:
                 raise AssertionError(str(error)) from error
             return type(error).__name__
         for a, b in zip(found, expected, strict=True):

@@ -196,7 +196,7 @@ def test_a_warning_is_one_line(tmp_path: Path) -> None:
     )
     assert done.returncode == 0, done.stderr
     (line,) = [line for line in done.stderr.splitlines() if "every rank will compute everything" in line]
-    assert line.startswith("warning: device_mesh((3,),")
+    assert line.startswith("warning: nothing is sharded over device_mesh((3,),")
     assert ".py:" not in line
 
 

@@ -92,7 +92,7 @@ def test_a_search_is_not_made_twice_and_goes_on(found: list[Found], tmp_path: Pa
     (tmp_path / "mlp-1b.jsonl").write_text("".join(lines[:4]))
     (tmp_path / "mlp-1b.json").write_text(json.dumps({"seconds": 100.0}))
     again = run(GRID, tmp_path, samples=3)
-    assert again.search.known == 3
+    assert again.search.resumed == 3
     assert again.search.outcomes == found[0].search.outcomes
     assert 100.0 < again.seconds < 400.0
 

@@ -9,7 +9,7 @@ from torch.nn import functional as F
 
 from benchmarks.paper import models
 from distir_relax import Strategy, load_profile
-from distir_relax.compiler.inputs import what_is
+from distir_relax.compiler.inputs import classify_input
 from distir_relax.compiler.options import CompileOptions
 
 
@@ -31,8 +31,8 @@ def test_a_block_is_attention_and_a_feed_forward_net_behind_norms() -> None:
 
 def test_a_block_runs_op_by_op() -> None:
     profile = load_profile("dgx2-v100")
-    source = what_is(models.gpt2(3, 3, 33, 7)).read(CompileOptions(profile=profile))
-    program = source.under(Strategy(tensor=3)).distributed()
+    source = classify_input(models.gpt2(3, 3, 33, 7)).read(CompileOptions(profile=profile))
+    program = source.with_strategy(Strategy(tensor=3)).distributed()
     (block,) = [function for function in program.functions if function.name != "main"]
     ops = Counter(op.name for op in block.ops)
     # Two norms of nine ops, a GELU of eight, four products with weights, two of attention, with a softmax.

@@ -13,7 +13,7 @@ from typer.testing import CliRunner
 import distir_relax as dr
 from distir_relax.cli import app
 from distir_relax.compiler.pass_manager import Dump, Observer, Stages, Verify, run_passes
-from distir_relax.compiler.pass_pipeline import AS_RANKS_RUN, RANK_PASSES, compile_passes
+from distir_relax.compiler.pass_pipeline import FUSE_PASSES, RANK_PASSES, compile_passes
 from distir_relax.compiler.pass_text import print_pass
 from distir_relax.errors import DistIRError, VerificationError
 from distir_relax.ir import STAGES, Module, Pass, parse, pass_name
@@ -78,7 +78,7 @@ def test_each_pass_says_truly_what_it_takes_and_gives() -> None:
         assert module.stage == (step.gives or before.stage)
     distributed = stages.modules["distributed"]
     assert run_passes(distributed, RANK_PASSES).stage == "ranked"
-    assert run_passes(distributed, AS_RANKS_RUN).stage == "distributed"
+    assert run_passes(distributed, FUSE_PASSES).stage == "distributed"
 
 
 def test_a_pass_prints_its_options() -> None:

@@ -44,7 +44,7 @@ def test_the_chain_of_reasons_leads_back_to_the_annotation() -> None:
         "  %linear is split as %up.weight is, through linear n",
         '  %up.weight is split from the annotation at shardings["up.weight"]',
     ]
-    assert said[-3] == "nothing is sent to make it or to bring it where it is used"
+    assert said[-3] == "no communication produces it or reshards it for its uses"
 
 
 def test_what_is_sent_and_what_another_layout_would_send() -> None:
@@ -55,8 +55,8 @@ def test_what_is_sent_and_what_another_layout_would_send() -> None:
     said = explain(plan.bundle(("torch",)), name)
     assert "I[sum] to R: sends 96 bytes: all_reduce along tp" in said
     # All of 4 x 6 floats after the sum; split by rows, each device would hold half of them.
-    assert "as it lies, each device sends 96 bytes for it and holds 96 bytes" in said
-    assert "in the other layout that sends least, S[0: 2|2], it sends 96 bytes for it and holds 48 bytes" in said
+    assert "with this layout, each device sends 96 bytes for it and holds 96 bytes" in said
+    assert "with the other layout that sends least, S[0: 2|2], it sends 96 bytes for it and holds 48 bytes" in said
 
 
 def test_memory_of_uneven_shards_is_that_of_the_largest() -> None:
@@ -94,7 +94,7 @@ def test_a_diff_lists_what_changed() -> None:
         ("S[1]", "R", ("%down.weight",), 216),
     ]
     assert not any("a step on" in line for line in said), "no machine is known"
-    assert "all values that both have lie alike" in str(diff(first.bundle(("torch",)), first.bundle(("torch",))))
+    assert "all common values have equal layouts" in str(diff(first.bundle(("torch",)), first.bundle(("torch",))))
 
 
 def cells(lines: list[str], title: str) -> list[str]:
@@ -187,7 +187,7 @@ def test_a_value_of_a_function_is_explained_as_in_its_first_call() -> None:
         "  %gelu is split as %matmul is, through nn.gelu dim -1",
         "  %matmul is split as %up is, through matmul n",
         "  %up is split from the annotation at blocks.0, model.py:7",
-        "nothing is sent to make it or to bring it where it is used",
+        "no communication produces it or reshards it for its uses",
     ]
     assert "all_reduce along tp, 3 times  # model.py:8" in explain(bundle, "%matmul_1")
 

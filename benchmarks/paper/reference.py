@@ -78,7 +78,7 @@ def ours(case: Case) -> Found:
     """Distribute and simulate with distir-relax."""
     source = read(case.layers, case.width, case.batch)
     start = time.perf_counter()
-    found = source.under(Strategy.parse(case.strategy)).simulate(PROFILE)
+    found = source.with_strategy(Strategy.parse(case.strategy)).simulate(PROFILE)
     seconds = time.perf_counter() - start
     return Found(found.makespan, float(found.peak_memory.max()), found.device_ops, seconds)
 

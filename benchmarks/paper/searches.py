@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from distir_relax import Strategy, load_profile
-from distir_relax.compiler.inputs import what_is
+from distir_relax.compiler.inputs import classify_input
 from distir_relax.compiler.options import CompileOptions
 from distir_relax.compiler.source import Source
 from distir_relax.strategy_search import Outcome, Search, Space, search_grid
@@ -53,7 +53,7 @@ class Grid:
     def read(self) -> Source:
         """The model, with a batch larger than any that is asked for."""
         options = CompileOptions(profile=load_profile(MACHINE))
-        return what_is(self.build(2 * max(self.batches))).read(options)
+        return classify_input(self.build(2 * max(self.batches))).read(options)
 
 
 GRIDS = (
@@ -149,7 +149,7 @@ def _searched(
         seconds = before + time.perf_counter() - start
         notes.write_text(json.dumps({"seconds": seconds}))
     weights = [i.value.tensor for i in source.imported.module.main.inputs if i.role == "parameter"]
-    alone = source.under(Strategy()).simulate(search.profile, min(grid.batches))
+    alone = source.with_strategy(Strategy()).simulate(search.profile, min(grid.batches))
     known = {
         "seconds": seconds, "cores": os.cpu_count(), "ops": alone.device_ops,
         "parameters": sum(math.prod(t.shape) for t in weights),
@@ -166,7 +166,7 @@ def _timed(source: Source, search: Search, samples: int) -> list[Timed]:
     found = []
     for outcome in chosen:
         start = time.perf_counter()
-        simulation = source.under(outcome.candidate.strategy).simulate(search.profile, outcome.samples)
+        simulation = source.with_strategy(outcome.candidate.strategy).simulate(search.profile, outcome.samples)
         seconds = time.perf_counter() - start
         found.append(Timed(outcome.strategy, outcome.samples, simulation.device_ops, seconds))
     return found

@@ -132,7 +132,7 @@ class Simulation:
         return "\n".join(
             [
                 f"on {self.profile.name}{strategy}: {seconds(self.makespan)} on {count(self.devices, 'device')}{speed}",
-                *([f"devices   {unlike}"] if (unlike := self.unlike) else []),
+                *([f"devices   {heterogeneity}"] if (heterogeneity := self.heterogeneity) else []),
                 f"time      compute {self.computing:.1%}, "
                 f"communication {self.communication:.1%}, idle {self.bubble:.1%}",
                 *([f"          beside it, {streamed}"] if self.overlapped.any() else []),
@@ -223,7 +223,7 @@ class Simulation:
         return int((self.peak_memory / self.memory).argmax())
 
     @property
-    def unlike(self) -> str:
+    def heterogeneity(self) -> str:
         """The number of devices of each speed and memory, if these differ: ``1 of speed 1, 1 of 0.5``."""
         if not self.profile.groups:
             return ""

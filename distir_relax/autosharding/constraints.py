@@ -1,4 +1,4 @@
-"""Solve the integer program with memory constraints, by HiGHS through scipy.
+"""Solve the integer program with memory constraints, by HiGHS.
 
 Memory rows are added lazily, as cutting planes: after each solve, the ops whose memory is a local peak above the limit
 get a row, until a solution has none.
@@ -17,11 +17,10 @@ import numpy.typing as npt
 
 from distir_relax.autosharding.integer_program import IntegerProgram
 from distir_relax.autosharding.memory import MemoryModel, OpMemory, Path
-from distir_relax.autosharding.silence_stdout import silence_stdout
 
 Array = npt.NDArray[Any]
 
-_OPTIMAL, _INFEASIBLE = 0, 2
+_OPTIMAL, _STOPPED, _INFEASIBLE = 0, 1, 2
 _MAX_NEW_ROWS = 20
 """Maximum number of memory rows added per solve, the largest first."""
 _MIN_TIME = 1.0
@@ -182,56 +181,79 @@ class MemoryConstrainedProgram:
         return np.concatenate([np.ones(len(self.costs)), [np.inf, np.inf if self.peak_cost else 1.0]])
 
     def _solve_relaxation(self) -> SolverResult:
-        # Imported late: it is slow, and few callers need it.
-        from scipy.optimize import linprog
-        from scipy.sparse import vstack
-
         matrix, lower, upper = self._matrix()
-        equal = lower == upper
-        above, below = np.isfinite(lower) & ~equal, np.isfinite(upper) & ~equal
-        rows = vstack([matrix[below], -matrix[above]]) if np.any(above | below) else None
         highest = self._upper_bounds()
         # The rows of the program imply that its variables are at most 1.
         highest[:-2] = np.inf
-        with silence_stdout():
-            result = linprog(
-                self._all_costs(),
-                rows,
-                np.concatenate([upper[below], -lower[above]]) if rows is not None else None,
-                matrix[equal],
-                lower[equal],
-                np.stack([np.zeros(len(highest)), highest], axis=1),
-                method="highs-ds",
-                options={"time_limit": self._seconds_left()},
-            )
-        if result.status != 0:
-            return _no_solution(result)
-        usage = tuple(self.model.by_op(result.x))
-        tight = tuple(path for path, dual in zip(self.paths, result.ineqlin.marginals, strict=False) if dual)
-        return SolverResult(result.x, result.fun, result.fun, 0, result.message, usage, result.lower.marginals, tight)
+        solver = _load(self._all_costs(), matrix, lower, upper, highest)
+        status, message = _run(solver, self._seconds_left(), solver="simplex")
+        if status != _OPTIMAL:
+            return _no_solution(status, message)
+        solution, value = solver.getSolution(), solver.getInfo().objective_function_value
+        x = np.array(solution.col_value)
+        duals = solution.row_dual[len(lower) - len(self.paths) :]
+        tight = tuple(path for path, dual in zip(self.paths, duals, strict=True) if dual)
+        reduced_costs = np.maximum(np.array(solution.col_dual), 0.0)
+        return SolverResult(x, value, value, _OPTIMAL, message, tuple(self.model.by_op(x)), reduced_costs, tight)
 
     def _solve_integer(self, gap: float, allowed: Array | None) -> SolverResult:
-        from scipy.optimize import Bounds, LinearConstraint, milp
-
         matrix, lower, upper = self._matrix()
         # Remove unused variables: otherwise most of the time goes into passing them to the solver.
         is_allowed = allowed[:-2] if allowed is not None else np.ones(len(self.costs), dtype=bool)
         used = np.flatnonzero(np.append(is_allowed, (True, True)))
-        with silence_stdout():
-            result = milp(
-                self._all_costs()[used],
-                integrality=np.concatenate([self.program.integrality, [0, 0]])[used],
-                bounds=Bounds(0, self._upper_bounds()[used]),
-                constraints=LinearConstraint(matrix[:, used], lower, upper),
-                options={"time_limit": self._seconds_left(), "mip_rel_gap": gap},
-            )
-        if result.x is None:
-            return _no_solution(result)
+        integrality = np.concatenate([self.program.integrality, [0, 0]])[used]
+        solver = _load(self._all_costs()[used], matrix[:, used], lower, upper, self._upper_bounds()[used], integrality)
+        status, message = _run(solver, self._seconds_left(), mip_rel_gap=gap)
+        info = solver.getInfo()
+        if status == _INFEASIBLE or not math.isfinite(info.objective_function_value):
+            return _no_solution(status, message)
         x = np.zeros(matrix.shape[1])
-        x[used] = result.x
-        bound = result.fun if result.mip_dual_bound is None else result.mip_dual_bound
-        return SolverResult(x, result.fun, bound, result.status, result.message, tuple(self.model.by_op(x)))
+        x[used] = solver.getSolution().col_value
+        usage = tuple(self.model.by_op(x))
+        return SolverResult(x, info.objective_function_value, info.mip_dual_bound, status, message, usage)
 
 
-def _no_solution(res: Any) -> SolverResult:
-    return SolverResult(None, np.inf, np.inf if res.status == _INFEASIBLE else -np.inf, res.status, res.message)
+def _load(
+    costs: Array, matrix: Any, lower: Array, upper: Array, highest: Array, integrality: Array | None = None
+) -> Any:
+    """Load a program with variables from 0 to `highest` into a solver."""
+    # Imported late: it is slow, and few callers need it.
+    import highspy
+
+    columns = matrix.tocsc()
+    program = highspy.HighsLp()
+    program.num_col_, program.num_row_ = len(costs), len(lower)
+    program.col_cost_, program.col_lower_, program.col_upper_ = costs, np.zeros(len(costs)), highest
+    program.row_lower_, program.row_upper_ = lower, upper
+    program.a_matrix_.format_ = highspy.MatrixFormat.kColwise
+    program.a_matrix_.start_, program.a_matrix_.index_ = columns.indptr, columns.indices
+    program.a_matrix_.value_ = columns.data
+    if integrality is not None:
+        kinds = (highspy.HighsVarType.kContinuous, highspy.HighsVarType.kInteger)
+        program.integrality_ = [kinds[int(i)] for i in integrality]
+    # The public class `Highs` prints a banner to standard output when it is made.
+    solver = highspy._Highs()  # type: ignore[attr-defined]
+    solver.setOptionValue("output_flag", False)
+    solver.passModel(program)
+    return solver
+
+
+def _run(highs: Any, seconds: float, **options: Any) -> tuple[int, str]:
+    """Solve within a time limit; return the status and its name."""
+    import highspy
+
+    highs.setOptionValue("time_limit", seconds)
+    for name, value in options.items():
+        highs.setOptionValue(name, value)
+    highs.run()
+    status = highs.getModelStatus()
+    known = {
+        highspy.HighsModelStatus.kOptimal: _OPTIMAL,
+        highspy.HighsModelStatus.kInfeasible: _INFEASIBLE,
+        highspy.HighsModelStatus.kUnboundedOrInfeasible: _INFEASIBLE,
+    }
+    return known.get(status, _STOPPED), highs.modelStatusToString(status)
+
+
+def _no_solution(status: int, message: str) -> SolverResult:
+    return SolverResult(None, np.inf, np.inf if status == _INFEASIBLE else -np.inf, status, message)

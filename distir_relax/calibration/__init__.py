@@ -1,1 +1,1 @@
-"""Measuring a machine: microbenchmarks of ops and collectives, the profile fitted to them, predictions against runs."""
+"""Calibration of a machine: microbenchmarks, the profile fitted to them, and validation of predictions."""

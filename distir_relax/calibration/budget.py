@@ -11,12 +11,12 @@ from distir_relax.runtime.world import World
 
 T = TypeVar("T")
 
-# A pass that takes longer than the one before it still ends in time.
+# Margin for a pass that takes longer than the one before it.
 _SLACK = 1.15
 
 
 class Budget:
-    """A deadline `seconds` from now, or none where they are 0. `clock` gives the time.
+    """A deadline `seconds` from now, or none if they are 0. `clock` returns the time.
 
     Ranks of a launch decide together, by the clock of rank 0.
     """
@@ -28,32 +28,32 @@ class Budget:
 
     @property
     def left(self) -> float:
-        """The seconds that are left, 0 where there are none."""
+        """The remaining seconds, at least 0."""
         return max(0.0, self._end - self._clock())
 
     def share(self, count: float) -> float:
-        """The seconds that each of `count` measurements may take. All ranks call this together."""
+        """Return the seconds that each of `count` measurements may take. Collective: all ranks call this together."""
         return self._agreed(self.left / max(count, 1.0))
 
-    def passes(self, most: int, one: Callable[[], T]) -> list[T]:
-        """The results of `one` in 1 to `most` passes: as many as fit, each as long as the longest so far.
+    def passes(self, limit: int, one: Callable[[], T]) -> list[T]:
+        """Return the results of `one` in 1 to `limit` passes: as many as fit, assuming the longest pass so far.
 
-        All ranks call this together.
+        Collective: all ranks call this together.
         """
-        found: list[T] = []
+        results: list[T] = []
         longest = 0.0
-        for number in range(most):
+        for number in range(limit):
             if number and self._agreed(self.left) < _SLACK * longest:
                 break
             begin = self._clock()
-            found.append(one())
+            results.append(one())
             longest = max(longest, self._agreed(self._clock() - begin))
-        return found
+        return results
 
     def _agreed(self, seconds: float) -> float:
-        """The value of rank 0."""
+        """Return the value of rank 0."""
         if self._world is None or self._world.size == 1:
             return seconds
         # JSON has no infinity.
-        found = self._world.exchange(None if math.isinf(seconds) else seconds)[0]
-        return math.inf if found is None else float(found)
+        agreed = self._world.exchange(None if math.isinf(seconds) else seconds)[0]
+        return math.inf if agreed is None else float(agreed)

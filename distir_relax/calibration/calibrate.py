@@ -1,4 +1,4 @@
-"""`distir calibrate`: measure this machine, fit a profile, report how well it fits."""
+"""Calibration: measure this machine, fit a profile, and report its errors."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from pathlib import Path
 
 from distir_relax.calibration.budget import Budget
 from distir_relax.calibration.fit import fit_device, fit_links
-from distir_relax.calibration.measurements import Measurements, joined, take
+from distir_relax.calibration.measurements import Measurements, measure_pass, merge_passes
 from distir_relax.calibration.microbenchmarks import dtypes_of, op_samples, scale_of
 from distir_relax.calibration.program_overhead import fit_programs
 from distir_relax.calibration.programs import programs, write_programs
@@ -25,19 +25,19 @@ from distir_relax.runtime.machine import keep_memory, limit_threads
 from distir_relax.runtime.world import World
 
 PASSES = 7
-"""How often everything is measured, where there is time: a machine is not equally fast at all times."""
+"""Maximum number of measurement passes; a machine's speed varies over time."""
 
 BUDGET = 120.0
-"""The seconds of a calibration."""
+"""Default time limit of a calibration in seconds."""
 
-WORST = 0.5
-"""The median error of a group of measurements from which on a fit is refused.
+MAX_ERROR = 0.5
+"""Median error of a group of measurements above which a fit is rejected.
 
-On an idle machine groups are 6 to 27 % off (`distir_relax/cost/profiles/cpu-local.toml`). Strategies worth a choice
-differ by tens of percent: a profile that is half off in the median cannot order them.
+On an idle machine groups are 6 to 27 % off (`distir_relax/cost/profiles/cpu-local.toml`). Good strategies differ by
+tens of percent: a profile with a median error of 50 % cannot order them.
 """
 
-# Seconds to keep for the fit, and for starting the ranks.
+# Seconds reserved for the fit, and for starting the ranks.
 _FIT = 15.0
 
 
@@ -49,21 +49,21 @@ class Calibration:
     errors: Mapping[str, float]
     machine: str
 
-    def check(self, worst: float = WORST) -> None:
-        """Raise RunError where the median error of a group is above `worst`: the profile would predict nothing."""
-        off = {group: error for group, error in self.errors.items() if not error <= worst}
-        if off:
-            named = ", ".join(f"{group} {error:.0%}" for group, error in off.items())
-            others = ", ".join(f"{group} {error:.0%}" for group, error in self.errors.items() if group not in off)
+    def check(self, worst: float = MAX_ERROR) -> None:
+        """Raise RunError if the median error of a group is above `worst`."""
+        rejected = {group: error for group, error in self.errors.items() if not error <= worst}
+        if rejected:
+            rejected_text = ", ".join(f"{group} {error:.0%}" for group, error in rejected.items())
+            accepted_text = ", ".join(f"{group} {e:.0%}" for group, e in self.errors.items() if group not in rejected)
             raise RunError(
-                f"the fit is not usable: the median error is above {worst:.0%} for {named}"
-                + (f" (within it: {others})" if others else ""),
-                hint="the machine was busy, or too slow for the time: stop other work, give each rank a core of its "
-                "own, or more time with --budget; --max-error accepts more",
+                f"the fit is not usable: the median error is above {worst:.0%} for {rejected_text}"
+                + (f" (within it: {accepted_text})" if accepted_text else ""),
+                hint="the machine was busy, or too slow for the time limit: stop other work, give each rank a core of "
+                "its own, or more time with --budget; --max-error accepts larger errors",
             )
 
     def write(self, output: Path) -> None:
-        """Write the profile as TOML, with its errors in a comment. Raises RunError when it cannot be written."""
+        """Write the profile as TOML, with its errors in a comment. Raise RunError if it cannot be written."""
         lines = [
             f"Fitted by `distir calibrate` to {self.machine}.",
             "Median errors of the fit: "
@@ -76,33 +76,33 @@ class Calibration:
 
 def calibrate(
     output: Path, ranks: int, device: str, name: str = "", links: str | None = None, passes: int = PASSES,
-    budget: float = BUDGET, worst: float = WORST,
+    budget: float = BUDGET, worst: float = MAX_ERROR,
 ) -> Calibration:  # fmt: skip
     """Measure `ranks` devices of this machine with mpirun, fit a profile and write it to `output`.
 
-    It takes about `budget` seconds (0: as long as the passes take). With one rank there are no collectives to measure:
-    the links are those of the profile `links`, if given. Raises RunError when ranks cannot be started or fail, `output`
-    cannot be written, or a group's median error is above `worst`: nothing is written then.
+    It takes about `budget` seconds (0: no limit). One rank cannot measure collectives: its links are those of the
+    profile `links`, if given. Raises RunError if ranks cannot be started or fail, `output` cannot be written, or a
+    group's median error is above `worst`; nothing is written then.
     """
     check_writable(output)
-    found = fit(measure_ranks(ranks, device, passes, budget), name, links)
-    found.check(worst)
-    found.write(output)
-    return found
+    calibration = fit(measure_ranks(ranks, device, passes, budget), name, links)
+    calibration.check(worst)
+    calibration.write(output)
+    return calibration
 
 
 def measure_ranks(ranks: int, device: str, passes: int, budget: float = 0.0) -> Measurements:
-    """What `ranks` devices of this machine take, measured with mpirun. Raises RunError as `calibrate` does.
+    """Measure `ranks` devices of this machine with mpirun. Raises RunError as `calibrate` does.
 
-    Of the `budget`, in seconds, what a fit takes is left; 0 is no limit.
+    Of the `budget`, in seconds, the time of a fit is reserved; 0 is no limit.
     """
-    whole = Budget(budget)
+    deadline = Budget(budget)
     with tempfile.TemporaryDirectory() as folder:
         file = Path(folder) / "measured.json"
         for dtype in dtypes_of(device):
             write_programs(Path(folder), dtype, scale_of(device), ranks)
-        # What there is to measure takes some time, be there too little or not.
-        seconds = max(1.0, whole.left - _FIT) if budget else 0.0
+        # Measure for at least one second, even if the budget is spent.
+        seconds = max(1.0, deadline.left - _FIT) if budget else 0.0
         options = ["--device", device, "--passes", str(passes), "--seconds", f"{seconds:g}"]
         if ranks == 1:
             measure(file, device, passes, Path(folder), None, seconds)
@@ -113,21 +113,21 @@ def measure_ranks(ranks: int, device: str, passes: int, budget: float = 0.0) -> 
 
 def measure(output: Path, device: str, passes: int, folder: Path, world: World | None, seconds: float = 0.0) -> None:
     """Run the microbenchmarks, and the programs in `folder`, as one rank of a launch, or alone; rank 0 writes the times
-    to `output` as JSON. There is one pass, and others up to `passes` while `seconds` last (0: all of them)."""
+    to `output` as JSON. At least one pass, and up to `passes` within `seconds` (0: all of them)."""
     budget = Budget(seconds, world)
     limit_threads(world.local_size if world else 1)
     keep_memory()
-    found = joined(budget.passes(passes, lambda: take(device, folder, world, budget)))
+    measurements = merge_passes(budget.passes(passes, lambda: measure_pass(device, folder, world, budget)))
     if world is None or world.rank == 0:
-        output.write_text(json.dumps(found.plain()))
+        output.write_text(json.dumps(measurements.plain()))
 
 
 def fit(measured: Measurements, name: str = "", links: str | None = None) -> Calibration:
-    """The profile that explains measurements; `name` is by default that of this host and the kind of device."""
+    """Fit a profile to measurements; `name` is by default that of this host and the kind of device."""
     ranks, machine = measured.ranks, measured.machine
     level = Level("this machine", max(2, ranks), 1e-6, 1e10)
     levels = load_profile(links).levels if links else (level,)
-    # The ranks of a host share its memory and its last cache.
+    # The ranks of a host share its memory and its last-level cache.
     share = ranks if measured.device == "cpu" else 1
     memory, cache = machine.memory / share, machine.cache / share
     name = name or f"{platform.node()}-{measured.device}"
@@ -135,21 +135,21 @@ def fit(measured: Measurements, name: str = "", links: str | None = None) -> Cal
     profile = Profile(name, max(ranks, levels[-1].size), memory, 1.0, 0.0, {}, {}, levels, cache=cache, kind=kind)
     errors: dict[str, float] = {}
 
-    def note(found: Mapping[str, float], dtype: str) -> None:
+    def add_errors(group_errors: Mapping[str, float], dtype: str) -> None:
         suffix = "" if len(measured.ops) == 1 else f" {dtype}"
-        errors.update({f"{group}{suffix}": error for group, error in found.items()})
+        errors.update({f"{group}{suffix}": error for group, error in group_errors.items()})
 
     for dtype, times in measured.ops.items():
         seconds = [undisturbed(row) for row in times]
-        profile, found = fit_device(profile, dtype, op_samples(dtype, measured.scale), seconds)
-        note(found, dtype)
+        profile, group_errors = fit_device(profile, dtype, op_samples(dtype, measured.scale), seconds)
+        add_errors(group_errors, dtype)
     if measured.collectives:
         rows = zip(measured.collectives, measured.collective_times, strict=True)
-        profile, found = fit_links(profile, [(kind, undisturbed(times)) for kind, times in rows])
-        errors.update(found)
+        profile, group_errors = fit_links(profile, [(kind, undisturbed(times)) for kind, times in rows])
+        errors.update(group_errors)
     profile = replace(profile, bandwidth_alone=profile.bandwidth * measured.bandwidth_ratio())
     for dtype, times in measured.programs.items():
         seconds = [undisturbed(row) for row in times]
-        profile, found = fit_programs(profile, programs(dtype, measured.scale, ranks), seconds)
-        note(found, dtype)
+        profile, group_errors = fit_programs(profile, programs(dtype, measured.scale, ranks), seconds)
+        add_errors(group_errors, dtype)
     return Calibration(profile, errors, f"{measured.device} on {machine.name}, {ranks} ranks, torch {machine.torch}")

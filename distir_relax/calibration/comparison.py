@@ -1,4 +1,4 @@
-"""What was predicted of configurations beside what was measured: times, peaks of memory, and which of two is faster."""
+"""Comparison of predicted and measured configurations: times, memory peaks, and the order of pairs."""
 
 from __future__ import annotations
 
@@ -10,16 +10,16 @@ from typing import Any
 from distir_relax.calibration.calibrate import Calibration
 from distir_relax.calibration.statistics import mean_absolute_percentage_error, spearman
 
-APART = 0.05
-"""Two configurations have an order where the slower one takes longer by more than this share."""
+MIN_GAP = 0.05
+"""Relative difference in measured time above which the order of two configurations counts."""
 
 
 @dataclass(frozen=True)
 class Outcome:
     """One configuration: the seconds of a step, predicted and measured (undisturbed, of several steps), and the bytes
-    of the peak of memory on each rank.
+    of the memory peak on each rank.
 
-    Configurations of one `group` are alike but for what is compared; "" is in none.
+    Configurations of one `group` differ only in the compared fields; "" is no group.
     """
 
     name: str
@@ -32,32 +32,32 @@ class Outcome:
 
     @property
     def error(self) -> float:
-        """How far off the prediction is: 0.1 is a tenth too long."""
+        """Relative error of the prediction: 0.1 is 10 % too long."""
         return self.predicted / self.measured - 1
 
     @property
     def peak_error(self) -> float:
-        """How far off the peak is on the rank where that is most: 0.1 is a tenth too much."""
+        """Relative error of the peak on the rank with the largest error: 0.1 is 10 % too much."""
         pairs = zip(self.predicted_peaks, self.measured_peaks, strict=True)
         return max((p / m - 1 for p, m in pairs), key=abs)
 
 
 @dataclass(frozen=True)
 class Pair:
-    """Two configurations of a group, `slower` and `faster` as measured, and whether that was predicted."""
+    """Two configurations of a group, `slower` and `faster` as measured."""
 
     slower: Outcome
     faster: Outcome
 
     @property
-    def is_foreseen(self) -> bool:
-        """Whether they are in this order by their predictions too."""
+    def is_predicted(self) -> bool:
+        """Whether the predictions have the same order."""
         return self.slower.predicted > self.faster.predicted
 
 
 @dataclass(frozen=True)
 class Validation:
-    """All outcomes, and how well they agree; and the calibration that was made for them, if one was.
+    """All outcomes and their agreement, and the calibration that was measured with them, if any.
 
     `compared` names the fields of strategies in which the configurations of a group may differ.
     """
@@ -68,28 +68,28 @@ class Validation:
 
     @property
     def mape(self) -> float:
-        """The mean absolute percentage error of times."""
+        """Mean absolute percentage error of times."""
         return mean_absolute_percentage_error(*self._columns())
 
     @property
     def spearman(self) -> float:
-        """The rank correlation of predicted and measured times."""
+        """Rank correlation of predicted and measured times."""
         return spearman(*self._columns())
 
     @property
     def peak_error(self) -> float:
-        """How far off the peak of memory is on the rank and in the configuration where that is most."""
+        """Largest relative error of a memory peak, over ranks and configurations."""
         return max((o.peak_error for o in self.outcomes), key=abs)
 
     @property
     def pairs(self) -> tuple[Pair, ...]:
-        """All two configurations of a group that are `APART`."""
-        return tuple(pair for group in self._groups() for pair in _apart(group))
+        """Pairs of a group whose measured times differ by more than `MIN_GAP`."""
+        return tuple(pair for group in self._groups() for pair in _ordered_pairs(group))
 
     def as_json(self) -> dict[str, Any]:
-        """For machines."""
+        """Return the results as JSON."""
         pairs = [
-            {"slower": pair.slower.name, "faster": pair.faster.name, "foreseen": pair.is_foreseen}
+            {"slower": pair.slower.name, "faster": pair.faster.name, "foreseen": pair.is_predicted}
             for pair in self.pairs
         ]
         return {
@@ -112,10 +112,10 @@ class Validation:
         return [o.predicted for o in self.outcomes], [o.measured for o in self.outcomes]
 
 
-def _apart(group: Sequence[Outcome]) -> list[Pair]:
-    found = []
-    for two in combinations(group, 2):
-        faster, slower = sorted(two, key=lambda o: o.measured)
-        if slower.measured > (1 + APART) * faster.measured:
-            found.append(Pair(slower, faster))
-    return found
+def _ordered_pairs(group: Sequence[Outcome]) -> list[Pair]:
+    pairs = []
+    for pair in combinations(group, 2):
+        faster, slower = sorted(pair, key=lambda o: o.measured)
+        if slower.measured > (1 + MIN_GAP) * faster.measured:
+            pairs.append(Pair(slower, faster))
+    return pairs

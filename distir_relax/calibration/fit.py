@@ -1,7 +1,7 @@
-"""A profile fitted to measurements: the cost model itself is evaluated, and its parameters changed until it agrees.
+"""Fit of a profile to measurements: minimize the error of the cost model over its parameters.
 
-The loss is the mean of squared logarithms of predicted over measured, so that small and large ops count alike; each
-parameter is moved up and down by a factor that shrinks (a coordinate search: no gradient, no tuning).
+The loss is the mean squared logarithm of predicted over measured times, so that small and large ops have equal weight.
+The search is a coordinate search: each parameter is scaled up and down by a factor that shrinks, without gradients.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from distir_relax.ops import Trait, lookup
 
 Parameters = dict[str, float]
 
-# How many times more or less than at the start a parameter may become.
+# Maximum factor between a parameter and its start value.
 _REACH = 1e5
 # The fields of `Matrix`, in order.
 _PRODUCT = ("flops", "half_rows", "half_columns", "half_inner", "thin", "read")
@@ -31,8 +31,8 @@ _PRODUCT = ("flops", "half_rows", "half_columns", "half_inner", "thin", "read")
 def fit_device(
     start: Profile, dtype: str, samples: Sequence[OpSample], seconds: Sequence[float]
 ) -> tuple[Profile, dict[str, float]]:
-    """`start`, whose cache is known, with the device that explains these times best, and the median error of each
-    group of ops."""
+    """Fit the device of `start`, whose cache is known, to these times; return it with the median error of each group of
+    ops."""
     begin: Parameters = {
         "overhead": max(1e-7, 0.8 * min(seconds)),
         "bandwidth": 2e10,
@@ -46,13 +46,13 @@ def fit_device(
         "overlap": 3.0,
         "view": 1e-6,
     }
-    own = sorted(
+    ops_with_rates = sorted(
         {s.op for s in samples if not s.group.startswith("products") and Trait.VIEW not in lookup(s.op).traits}
     )
-    begin.update((f"op {name}", 5e9) for name in own)
+    begin.update((f"op {name}", 5e9) for name in ops_with_rates)
     begin.update({f"packed {key}": begin[key] for key in _PRODUCT})
     prepared = [
-        ((lookup(s.op), s.operands, s.attrs, s.results, s.fixed, s.far), t)
+        ((lookup(s.op), s.operands, s.attrs, s.results, s.fixed, s.uncached), t)
         for s, t in zip(samples, seconds, strict=True)
     ]
 
@@ -60,16 +60,16 @@ def fit_device(
         profile = _with(start, dtype, x)
         return sum(math.log(op_seconds(profile, *op) / t) ** 2 for op, t in prepared) / len(prepared)
 
-    found, _ = minimise(loss, begin)
-    profile = _with(start, dtype, found)
+    best, _ = coordinate_search(loss, begin)
+    profile = _with(start, dtype, best)
     errors: dict[str, list[float]] = {}
     for sample, (op, t) in zip(samples, prepared, strict=True):
         errors.setdefault(sample.group, []).append(abs(op_seconds(profile, *op) / t - 1))
-    return profile, {group: median(found) for group, found in errors.items()}
+    return profile, {group: median(values) for group, values in errors.items()}
 
 
 def fit_links(start: Profile, times: Sequence[tuple[CollectiveSample, float]]) -> tuple[Profile, dict[str, float]]:
-    """`start` with what each collective takes on each number of ranks, and how far off a mere line would be.
+    """Add the times of each collective on each number of ranks to `start`; return it with the median errors of lines.
 
     `times` are seconds. The innermost level gets the latency and bandwidth of a send.
     """
@@ -79,46 +79,46 @@ def fit_links(start: Profile, times: Sequence[tuple[CollectiveSample, float]]) -
     for collective, ranks in sorted({(kind.collective, kind.ranks) for kind, _ in times}):
         points = tuple(sorted((float(k.bytes), t) for k, t in times if (k.collective, k.ranks) == (collective, ranks)))
         latency, slope = fit_line([size for size, _ in points], [t for _, t in points])
-        # Beyond what was measured the line goes on from the last point.
-        beyond = max(0.0, points[-1][1] - points[-1][0] * slope)
-        lines.append(Line(collective, ranks, beyond, slope, points))
-        off = median(abs((latency + size * slope) / t - 1) for size, t in points)
+        # Beyond the measurements, extrapolate from the last point.
+        intercept = max(0.0, points[-1][1] - points[-1][0] * slope)
+        lines.append(Line(collective, ranks, intercept, slope, points))
+        error = median(abs((latency + size * slope) / t - 1) for size, t in points)
         if collective == "send":
             levels[0] = Level(levels[0].name, levels[0].size, latency, 1.0 / slope)
-        errors[collective] = max(off, errors.get(collective, 0.0))
+        errors[collective] = max(error, errors.get(collective, 0.0))
     return replace(start, lines=tuple(lines), levels=tuple(levels)), errors
 
 
 def fit_line(sizes: Sequence[float], seconds: Sequence[float]) -> tuple[float, float]:
-    """The line ``a + b * size`` of least relative error; both are positive."""
+    """Fit the line ``a + b * size`` with the least relative error; both are positive."""
 
     def loss(x: Parameters) -> float:
         return sum(math.log((x["a"] + x["b"] * n) / t) ** 2 for n, t in zip(sizes, seconds, strict=True))
 
     begin = {"a": min(seconds), "b": seconds[-1] / max(1.0, sizes[-1])}
-    found, _ = minimise(loss, begin)
-    return found["a"], found["b"]
+    best, _ = coordinate_search(loss, begin)
+    return best["a"], best["b"]
 
 
-def minimise(
+def coordinate_search(
     loss: Callable[[Parameters], float], start: Mapping[str, float], step: float = 0.7, rounds: int = 200
 ) -> tuple[Parameters, float]:
-    """Parameters, all positive, at a minimum of `loss`, and its value there.
+    """Return positive parameters at a minimum of `loss`, and its value there.
 
-    A parameter that hardly matters stays within `_REACH` times of where it starts.
+    A parameter with little influence stays within `_REACH` times its start value.
     """
     x, best = dict(start), loss(dict(start))
     steps = dict.fromkeys(x, step)
     for _ in range(rounds):
         for key in x:
             for sign in (1.0, -1.0):
-                moved = x[key] * math.exp(sign * steps[key])
-                if not start[key] / _REACH <= moved <= start[key] * _REACH:
+                candidate = x[key] * math.exp(sign * steps[key])
+                if not start[key] / _REACH <= candidate <= start[key] * _REACH:
                     continue
-                tried = {**x, key: moved}
-                value = loss(tried)
+                trial = {**x, key: candidate}
+                value = loss(trial)
                 if value < best:
-                    x, best = tried, value
+                    x, best = trial, value
                     steps[key] *= 1.5
                     break
             else:
@@ -131,21 +131,21 @@ def minimise(
 def least_squares(
     residuals: Callable[[Parameters], Sequence[float]], start: Mapping[str, float], rounds: int = 20
 ) -> tuple[Parameters, float]:
-    """Parameters, all positive, where the sum of squared residuals is least, and that sum.
+    """Return positive parameters with the least sum of squared residuals, and that sum.
 
-    A trust-region fit over the logarithms of the parameters: it evaluates `residuals` much less often than `minimise`
-    does, which counts where each takes long.
+    A trust-region fit over the logarithms of the parameters: it needs far fewer evaluations of `residuals` than
+    `coordinate_search`, for residuals that are expensive.
     """
     keys = list(start)
 
-    def at(logarithms: Sequence[float]) -> Parameters:
+    def parameters_at(logarithms: Sequence[float]) -> Parameters:
         return {key: start[key] * math.exp(x - 1) for key, x in zip(keys, logarithms, strict=True)}
 
-    # Counted from 1, where relative steps of 2 % are 2 % of a parameter.
+    # The variables start at 1, so that a relative step of 2 % changes a parameter by 2 %.
     result = optimize.least_squares(
-        lambda x: np.array(residuals(at(x))), np.ones(len(keys)), diff_step=0.02, ftol=1e-4, max_nfev=rounds
+        lambda x: np.array(residuals(parameters_at(x))), np.ones(len(keys)), diff_step=0.02, ftol=1e-4, max_nfev=rounds
     )
-    return at(result.x), 2 * float(result.cost)
+    return parameters_at(result.x), 2 * float(result.cost)
 
 
 def _with(start: Profile, dtype: str, x: Parameters) -> Profile:

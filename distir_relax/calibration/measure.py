@@ -1,8 +1,7 @@
-"""Running microbenchmarks: ops on this device, collectives between the ranks of a launch.
+"""Microbenchmarks: ops on this device, collectives between the ranks of a launch.
 
-All ranks of a launch run the same op at the same time, as they do in a program, so that what they share (memory,
-caches) is shared here too. What is returned are the times of single runs: those of several passes are joined before
-they are fitted.
+All ranks of a launch run the same op at the same time, as in a program, so that they share memory and caches as there.
+The results are times of single runs; those of several passes are merged before the fit.
 """
 
 from __future__ import annotations
@@ -31,21 +30,21 @@ if TYPE_CHECKING:
 
     from distir_relax.runtime.communicator import Communicator
 
-# What a benchmark takes at least, in seconds: less would be the clock's own noise.
-_ENOUGH = 4e-3
+# Minimum time of a benchmark in seconds, well above the resolution of the clock.
+_MIN_SECONDS = 4e-3
 _ROUNDS = 2
 WARM_UP = 2
-"""Steps of a program that run before those that count."""
-# Operands that a program reads once are taken in turn from so many bytes, more than caches hold.
-_COLD = 96e6
-_MOST_COPIES = 800
-# Elements of the tensor that ranks go over between two communications.
+"""Untimed steps before the timed ones of a program."""
+# Operands that a program reads once are cycled through this many bytes, more than caches hold.
+_COLD_BYTES = 96e6
+_MAX_COPIES = 800
+# Elements of the tensor that ranks update between two communications.
 _BETWEEN = 1 << 20
 
 
 @dataclass(frozen=True)
 class CollectiveSample:
-    """A communication of `bytes` over `ranks` devices. `bytes` is what `network.collective_seconds` counts."""
+    """A communication of `bytes` over `ranks` devices; `bytes` as in `network.collective_seconds`."""
 
     collective: str
     ranks: int
@@ -53,9 +52,9 @@ class CollectiveSample:
 
 
 def time_op(sample: OpSample, device: str, wait: Callable[[], None], limit: float = math.inf) -> list[float]:
-    """The seconds that one op takes, in a row of many as in a program, a few times. `wait` is called before each.
+    """Return the seconds of one op, run back to back as in a program, several times. Call `wait` before each.
 
-    What counts are a few rounds of runs that take `limit` seconds together, or of one run each.
+    The timed runs take `limit` seconds together, or one run each.
     """
     import torch
     import torch.nn.functional as F
@@ -63,11 +62,11 @@ def time_op(sample: OpSample, device: str, wait: Callable[[], None], limit: floa
     generator = torch.Generator(device=device).manual_seed(0)
     variants = [[_draw(kind, device, generator) for kind in sample.operands]]
     if sample.cold:
-        far = [i for i, is_far in enumerate(sample.far[: len(sample.operands)]) if is_far]
-        copies = int(_COLD / max(1, sum(sample.operands[i].bytes for i in far)))
-        for _ in range(max(1, min(_MOST_COPIES, copies)) - 1):
+        uncached = [i for i, is_uncached in enumerate(sample.uncached[: len(sample.operands)]) if is_uncached]
+        copies = int(_COLD_BYTES / max(1, sum(sample.operands[i].bytes for i in uncached)))
+        for _ in range(max(1, min(_MAX_COPIES, copies)) - 1):
             variants.append(list(variants[0]))
-            for i in far:
+            for i in uncached:
                 variants[-1][i] = variants[0][i].clone()
     names = [f"a{i}" for i in range(len(sample.operands))]
     scope: dict[str, Any] = {"torch": torch, "F": F, "pack_linear": pack_linear, "updates": updates}
@@ -84,63 +83,63 @@ def time_op(sample: OpSample, device: str, wait: Callable[[], None], limit: floa
         code = torch_in_place(op, names) or torch_expression(op, names)
     exec(f"def run({', '.join(names)}):\n    return {code}\n", scope)
     run = scope["run"]
-    turns = cycle(variants)
+    inputs_cycle = cycle(variants)
 
     def repeat(times: int) -> float:
-        _settle(device)
+        _synchronize(device)
         wait()
         start = time.perf_counter()
         for _ in range(times):
-            run(*next(turns))
-        _settle(device)
+            run(*next(inputs_cycle))
+        _synchronize(device)
         return (time.perf_counter() - start) / times
 
     with torch.inference_mode():
         repeat(2)
         once = max(1e-7, repeat(2))
-        times = steps_within(limit / _ROUNDS, once, max(2, min(4000, int(_ENOUGH / once))))
+        times = steps_within(limit / _ROUNDS, once, max(2, min(4000, int(_MIN_SECONDS / once))))
         return [repeat(times) for _ in range(_ROUNDS)]
 
 
 def time_ops(
     samples: Sequence[OpSample], device: str, world: World | None, limit: float = math.inf
 ) -> list[list[float]]:
-    """The seconds of each op, measured a few times, on this rank. Every rank calls this at the same time.
+    """Return the seconds of each op, measured several times, on this rank. Collective: all ranks call this together.
 
-    `limit` is what an op may take, in seconds.
+    `limit` is the maximum time of an op in seconds.
     """
-    wait = (lambda: None) if world is None else (lambda: _meet(world))
+    wait = (lambda: None) if world is None else (lambda: _barrier(world))
     return [time_op(sample, device, wait, limit) for sample in samples]
 
 
 def time_collectives(
     world: World, device: str, scale: int, limit: float = math.inf
 ) -> list[tuple[CollectiveSample, list[float]]]:
-    """All collectives over all ranks of a launch, and over parts of it, each timed several times.
+    """Time all collectives over all ranks of a launch, and over parts of it, several times each.
 
-    Every rank calls this, with the same `limit`, the seconds for one of them.
+    Collective: all ranks call this together, with the same `limit`, the seconds for one of them.
     """
-    found = []
+    results = []
     for count in (n for n in range(2, world.size + 1) if world.size % n == 0):
         comm = world.communicator(DeviceMesh((world.size // count, count), ("apart", "together")), device)
         for elements in payloads(scale):
-            for collective, held, messages, run in _collectives(comm, count, elements, device):
+            for collective, payload, messages, run in _collectives(comm, count, elements, device):
                 seconds = [t / messages for t in _time_together(world, run, device, limit)]
-                found.append((CollectiveSample(collective, count, held), seconds))
-    return found
+                results.append((CollectiveSample(collective, count, payload), seconds))
+    return results
 
 
 def time_steps(world: World, session: RankSession, steps: int, limit: float = math.inf) -> list[float]:
-    """The seconds of steps on random inputs, each as long as it is on the slowest rank. Every rank calls this.
+    """Return the seconds of steps on random inputs, each as on the slowest rank. All ranks call this together.
 
-    There are `steps`, or as many as fit in `limit` seconds, one at least.
+    Runs `steps` steps, or as many as fit in `limit` seconds, at least one.
     """
     inputs = random_inputs(session.bundle.manifest)
     seconds: list[float] = []
 
     def run(times: int) -> None:
         for _ in range(times):
-            # The collection of outputs on rank 0 is not timed, and would leave it behind the others.
+            # Gathering outputs on rank 0 is not timed, and would delay it against the others.
             session(inputs, outputs=())
             seconds.append(session.seconds)
 
@@ -150,38 +149,38 @@ def time_steps(world: World, session: RankSession, steps: int, limit: float = ma
 
 
 def steps_within(limit: float, seconds: float, most: int) -> int:
-    """How many steps of so many seconds fit in a limit: `most` at most, one at least."""
+    """Return the number of steps of `seconds` seconds within a limit: at most `most`, at least one."""
     return most if seconds * most <= limit else max(1, int(limit / seconds))
 
 
 def random_inputs(manifest: Manifest) -> dict[str, torch.Tensor]:
-    """Numbers for each input: small ones where they may be indices, and of a step of training its own rate and seed."""
+    """Return random inputs: small integers that are valid indices; for a training step its learning rate and seed."""
     import torch
 
     generator = torch.Generator().manual_seed(0)
-    found = {}
+    inputs = {}
     for tensor in manifest.inputs:
         dtype = getattr(torch, tensor.dtype)
         if dtype.is_floating_point:
-            found[tensor.name] = torch.randn(tensor.shape, generator=generator).to(dtype)
+            inputs[tensor.name] = torch.randn(tensor.shape, generator=generator).to(dtype)
         else:
-            found[tensor.name] = torch.randint(0, 2, tensor.shape, generator=generator).to(dtype)
-    return found if manifest.training is None else {**found, **numbers(manifest, 0)}
+            inputs[tensor.name] = torch.randint(0, 2, tensor.shape, generator=generator).to(dtype)
+    return inputs if manifest.training is None else {**inputs, **numbers(manifest, 0)}
 
 
 def _collectives(
     comm: Communicator, count: int, elements: int, device: str
 ) -> Iterator[tuple[str, int, int, Callable[[], object]]]:
-    """Each collective, the bytes that count for it, how many messages one run of it is, and the run itself."""
+    """Return each collective, its bytes, its messages per run, and the run itself."""
     import torch
 
     sizes = [elements // count + (i < elements % count) for i in range(count)]
     index = comm.mesh.coordinates(comm.rank)[1]
     x = torch.ones(elements, dtype=torch.float32, device=device)
-    part = x[: sizes[index]].contiguous()
+    local = x[: sizes[index]].contiguous()
     peer = comm.rank ^ 1
     yield "all_reduce", 4 * elements, 1, lambda: comm.all_reduce(x, "together", "sum")
-    yield "all_gather", 4 * elements, 1, lambda: comm.all_gather(part, "together", 0, sizes)
+    yield "all_gather", 4 * elements, 1, lambda: comm.all_gather(local, "together", 0, sizes)
     yield "reduce_scatter", 4 * elements, 1, lambda: comm.reduce_scatter(x, "together", 0, sizes, "sum")
     square = x[: elements - elements % count].view(count, -1)
     columns = square.shape[1]
@@ -189,7 +188,7 @@ def _collectives(
     yield "all_to_all", square.numel() * 4, 1, lambda: comm.all_to_all(square, "together", 1, split, 0, [count] * count)
     if count == 2:
 
-        def there_and_back() -> None:
+        def round_trip() -> None:
             if comm.rank < peer:
                 comm.send(x, peer)
                 comm.recv((elements,), "float32", peer)
@@ -197,40 +196,40 @@ def _collectives(
                 comm.recv((elements,), "float32", peer)
                 comm.send(x, peer)
 
-        yield "send", 4 * elements, 2, there_and_back
+        yield "send", 4 * elements, 2, round_trip
 
 
 def _time_together(world: World, run: Callable[[], object], device: str, limit: float) -> list[float]:
-    """The seconds of a communication as it is in a program: after work that takes ranks unlike times and leaves other
-    data in the caches. Each is the mean over ranks, one of which waits for the other.
+    """Time a communication under the conditions of a program: after work of different length on each rank, which
+    replaces the caches' contents. Each time is the mean over ranks, one of which waits for the other.
     """
     import torch
 
-    between = torch.ones(_BETWEEN, device=device)
+    scratch = torch.ones(_BETWEEN, device=device)
 
     def repeat(times: int) -> list[float]:
-        _meet(world)
-        taken = []
+        _barrier(world)
+        seconds = []
         for _ in range(times):
-            between.add_(1.0)
-            _settle(device)
+            scratch.add_(1.0)
+            _synchronize(device)
             start = time.perf_counter()
             run()
-            _settle(device)
-            taken.append(time.perf_counter() - start)
-        return taken
+            _synchronize(device)
+            seconds.append(time.perf_counter() - start)
+        return seconds
 
     repeat(3)
     once = max(1e-7, *world.exchange(mean(repeat(5))))
-    times = steps_within(limit, once, max(8, min(200, int(4 * _ENOUGH / once))))
+    times = steps_within(limit, once, max(8, min(200, int(4 * _MIN_SECONDS / once))))
     return [mean(column) for column in zip(*world.exchange(repeat(times)), strict=True)]
 
 
-def _meet(world: World) -> None:
+def _barrier(world: World) -> None:
     world.exchange(0)
 
 
-def _settle(device: str) -> None:
+def _synchronize(device: str) -> None:
     if device != "cpu":
         import torch
 
@@ -241,5 +240,5 @@ def _draw(kind: Any, device: str, generator: torch.Generator) -> torch.Tensor:
     import torch
 
     dtype = getattr(torch, kind.dtype)
-    # Roots and logarithms of what is below 0 may take a slow way.
+    # Roots and logarithms of negative numbers may take a slow path.
     return torch.randn(kind.shape, generator=generator, device=device).abs().to(dtype)

@@ -1,6 +1,6 @@
-"""What a calibration measures, as lists of times: passes taken at different moments are joined before they are fitted.
+"""Measurements of a calibration as lists of times; passes taken at different moments are merged before the fit.
 
-A machine that is shared is not equally fast at all times, and only ever slower than it can be: see
+A shared machine varies in speed, and interference only slows it down: see
 `distir_relax.calibration.statistics.undisturbed`.
 """
 
@@ -22,17 +22,17 @@ from distir_relax.calibration.programs import time_programs
 from distir_relax.calibration.statistics import undisturbed
 from distir_relax.runtime.world import World
 
-# The shares of a collective and of a program in the time of a pass, where that of an op is 1; and how many collectives
-# there are, about.
+# The shares of a collective and of a program in the time of a pass, relative to an op; and the approximate number of
+# collectives.
 _COLLECTIVE, _PROGRAM, _COLLECTIVES = 3, 10, 50
 
 Times = list[list[float]]
-"""Several times, in seconds, of each of several things."""
+"""Several times, in seconds, of each item."""
 
 
 @dataclass(frozen=True)
 class Machine:
-    """What is read off a machine: bytes of a device's memory and of its last cache, and what it is called."""
+    """Properties of a machine: its name, and the bytes of a device's memory and last-level cache."""
 
     name: str
     torch: str
@@ -44,8 +44,7 @@ class Machine:
 class Measurements:
     """Times of ops, of programs (by dtype, in the order of `op_samples` and `programs`) and of collectives.
 
-    `alone` are the ops of `cold_samples`, on one rank while the others wait. `scale` is what multiplied the larger
-    sizes.
+    `alone` are the ops of `cold_samples`, on one rank while the others wait. `scale` is the factor of larger sizes.
     """
 
     ranks: int
@@ -59,29 +58,29 @@ class Measurements:
     collective_times: Times
 
     def plain(self) -> dict[str, Any]:
-        """The fields, for JSON."""
+        """Return the fields, for JSON."""
         return asdict(self)
 
     @classmethod
     def of(cls, plain: Mapping[str, Any]) -> Measurements:
-        """What `plain` gave."""
-        found = dict(plain)
-        found["machine"] = Machine(**plain["machine"])
-        found["collectives"] = [CollectiveSample(**row) for row in plain["collectives"]]
-        return cls(**found)
+        """Restore the measurements from `plain`."""
+        fields = dict(plain)
+        fields["machine"] = Machine(**plain["machine"])
+        fields["collectives"] = [CollectiveSample(**row) for row in plain["collectives"]]
+        return cls(**fields)
 
     def bandwidth_ratio(self) -> float:
-        """How much faster a device reads weights from memory while the others do nothing."""
+        """Return how much faster a device reads weights from memory while the others are idle."""
         if not self.alone:
             return 1.0
-        together = [self.ops["float32"][i] for i in cold_samples(self.scale)]
-        return max(1.0, median(undisturbed(a) / undisturbed(b) for a, b in zip(together, self.alone, strict=True)))
+        concurrent = [self.ops["float32"][i] for i in cold_samples(self.scale)]
+        return max(1.0, median(undisturbed(a) / undisturbed(b) for a, b in zip(concurrent, self.alone, strict=True)))
 
 
-def take(device: str, programs: Path, world: World | None, budget: Budget | None = None) -> Measurements:
-    """One pass over everything, as one rank of a launch or alone. Every rank calls this; rank 0 has what counts.
+def measure_pass(device: str, programs: Path, world: World | None, budget: Budget | None = None) -> Measurements:
+    """Measure everything once, as one rank of a launch or alone. All ranks call this together; rank 0 has the result.
 
-    `programs` is a folder that `write_programs` filled. A measurement takes no more than its share of the `budget`.
+    `programs` is a folder that `write_programs` filled. A measurement takes at most its share of the `budget`.
     """
     scale, dtypes = scale_of(device), dtypes_of(device)
     cold = cold_samples(scale)
@@ -90,13 +89,13 @@ def take(device: str, programs: Path, world: World | None, budget: Budget | None
         count = len(cold) + len(dtypes) * len(op_samples("float32", scale)) + _COLLECTIVE * _COLLECTIVES
         unit = budget.share(count + _PROGRAM * len([*programs.glob("*.dist")]))
     alone: Times = []
-    several = world if world is not None and world.size > 1 else None
-    if several:
-        if several.rank == 0:
+    launch = world if world is not None and world.size > 1 else None
+    if launch:
+        if launch.rank == 0:
             samples = op_samples("float32", scale)
             alone = time_ops([samples[i] for i in cold], device, None, unit)
-        several.exchange(0)
-    collectives = time_collectives(several, device, scale, _COLLECTIVE * unit) if several else []
+        launch.exchange(0)
+    collectives = time_collectives(launch, device, scale, _COLLECTIVE * unit) if launch else []
     return Measurements(
         ranks=world.size if world else 1,
         device=device,
@@ -110,10 +109,10 @@ def take(device: str, programs: Path, world: World | None, budget: Budget | None
     )
 
 
-def joined(passes: Sequence[Measurements]) -> Measurements:
-    """All passes of one machine as one."""
+def merge_passes(passes: Sequence[Measurements]) -> Measurements:
+    """Merge passes on one machine."""
 
-    def together(parts: Sequence[Times]) -> Times:
+    def merge(parts: Sequence[Times]) -> Times:
         return [[t for times in row for t in times] for row in zip(*parts, strict=True)]
 
     first = passes[0]
@@ -122,21 +121,21 @@ def joined(passes: Sequence[Measurements]) -> Measurements:
         device=first.device,
         scale=first.scale,
         machine=first.machine,
-        ops={dtype: together([p.ops[dtype] for p in passes]) for dtype in first.ops},
-        programs={dtype: together([p.programs[dtype] for p in passes]) for dtype in first.programs},
-        alone=together([p.alone for p in passes]),
+        ops={dtype: merge([p.ops[dtype] for p in passes]) for dtype in first.ops},
+        programs={dtype: merge([p.programs[dtype] for p in passes]) for dtype in first.programs},
+        alone=merge([p.alone for p in passes]),
         collectives=first.collectives,
-        collective_times=together([p.collective_times for p in passes]),
+        collective_times=merge([p.collective_times for p in passes]),
     )
 
 
 def cold_samples(scale: int) -> list[int]:
-    """The numbers of the ops whose weights come from memory."""
+    """Return the indices of the ops whose weights are read from memory."""
     return [i for i, sample in enumerate(op_samples("float32", scale)) if sample.cold]
 
 
 def _over_ranks(times: Times, world: World | None) -> Times:
-    """The median over ranks of each time: they measured at the same moment."""
+    """Return the median over ranks of each time; ranks measure at the same moment."""
     if world is None or world.size == 1:
         return times
     return [[median(at) for at in zip(*column, strict=True)] for column in zip(*world.exchange(times), strict=True)]
@@ -156,7 +155,7 @@ def _host_memory() -> int:
 
 
 def _host_cache() -> int:
-    """The bytes of the last cache that all cores share; 32 MB where the system does not say."""
+    """Return the bytes of the last-level cache; 32 MB if the system does not report it."""
     sizes = []
     for file in Path("/sys/devices/system/cpu/cpu0/cache").glob("index*/size"):
         digits = file.read_text().strip().rstrip("K")

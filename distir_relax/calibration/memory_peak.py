@@ -1,4 +1,4 @@
-"""The most memory that a rank's tensors take in a step, as torch's allocator has it."""
+"""Memory peak of a rank's tensors in a step, from torch's allocator."""
 
 from __future__ import annotations
 
@@ -15,24 +15,24 @@ if TYPE_CHECKING:
 
 
 def step_peak(session: RankSession, inputs: Mapping[str, torch.Tensor], outputs: Collection[str] | None = None) -> int:
-    """The bytes of this rank's weights, state and inputs, and the most that a step on the CPU allocates above them.
+    """Return the bytes of this rank's weights, state and inputs plus the peak of a CPU step's allocations.
 
-    Every rank calls this, with the same global `inputs`; `outputs` are brought together as in a call of the session.
+    All ranks call this together, with the same global `inputs`; `outputs` are gathered as in a call of the session.
     """
     from torch.profiler import ProfilerActivity, profile
 
     manifest, comm = session.bundle.manifest, session.communicator
     local = local_inputs(manifest, in_parts(manifest, inputs), comm.rank, comm.device)
-    held = sum(local_bytes(tensor, manifest.mesh, comm.rank) for tensor in manifest.weights)
-    held += sum(t.numel() * t.element_size() for t in local)
+    resident = sum(local_bytes(tensor, manifest.mesh, comm.rank) for tensor in manifest.weights)
+    resident += sum(t.numel() * t.element_size() for t in local)
     session.run_local(local, outputs)
-    with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as seen:
+    with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as profiler:
         session.run_local(local, outputs)
-    assert seen.profiler is not None
-    events = sorted(seen.profiler.kineto_results.events(), key=lambda event: event.start_ns())
-    above = most = 0
+    assert profiler.profiler is not None
+    events = sorted(profiler.profiler.kineto_results.events(), key=lambda event: event.start_ns())
+    allocated = peak = 0
     for event in events:
         if event.name() == "[memory]":
-            above += event.nbytes()
-            most = max(most, above)
-    return held + most
+            allocated += event.nbytes()
+            peak = max(peak, allocated)
+    return resident + peak

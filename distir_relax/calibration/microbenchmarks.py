@@ -1,7 +1,7 @@
-"""What calibration runs: ops of each kind over a range of sizes, and collectives over a range of payloads.
+"""Microbenchmarks of a calibration: ops of each kind over a range of sizes, and collectives over a range of payloads.
 
-The sizes are not round, and not those of the models that a profile is validated with: a fit is worth something only
-away from what it was fitted to.
+The sizes are not round, and differ from those of the models that validate a profile: a fit must hold away from its
+data.
 """
 
 from __future__ import annotations
@@ -16,11 +16,11 @@ from distir_relax.ops import infer, lookup
 
 @dataclass(frozen=True)
 class OpSample:
-    """One op on operands of given types. `group` is what it tells about: ``products``, ``elementwise``,
-    ``views``, ``rows``, ``attention``.
+    """One op on operands of given types. `group` is one of ``products``, ``elementwise``, ``views``, ``rows``,
+    ``attention``.
 
-    `weight` is the operand that is a weight, if one is. It is `fixed` where the backend may lay it out once. Where the
-    sample is `cold` the weight, or all operands where there is none, do not come from a cache.
+    `weight` is the index of the weight operand, if any. It is `fixed` if the backend may pack it once. If `cold`, the
+    weight, or all operands without a weight, are not in a cache.
     """
 
     group: str
@@ -32,16 +32,16 @@ class OpSample:
     cold: bool = False
 
     @property
-    def far(self) -> tuple[bool, ...]:
-        """Which operands, and results behind them, are in no cache, as `op_seconds` takes it."""
+    def uncached(self) -> tuple[bool, ...]:
+        """Which operands, followed by results, are in no cache, for `op_seconds`."""
         if not self.cold:
             return ()
-        is_written = self.weight is None and bool(lookup(self.op).code.in_place)
-        return (*(self.weight in (None, i) for i in range(len(self.operands))), *(is_written for _ in self.results))
+        is_in_place = self.weight is None and bool(lookup(self.op).code.in_place)
+        return (*(self.weight in (None, i) for i in range(len(self.operands))), *(is_in_place for _ in self.results))
 
     @property
     def results(self) -> tuple[TensorType, ...]:
-        """The types of its results."""
+        """The result types."""
         return infer(self.op, self.operands, self.attrs)
 
     def __str__(self) -> str:
@@ -49,22 +49,22 @@ class OpSample:
 
 
 def dtypes_of(device: str) -> tuple[str, ...]:
-    """The dtypes that are measured on a kind of device."""
+    """Return the dtypes that are measured on a kind of device."""
     return ("float32",) if device == "cpu" else ("float32", "float16", "bfloat16")
 
 
 def scale_of(device: str) -> int:
-    """What multiplies the larger sizes on a kind of device."""
+    """Return the factor of larger sizes for a kind of device."""
     return 1 if device == "cpu" else 6
 
 
 def op_samples(dtype: str, scale: int) -> list[OpSample]:
-    """The ops to run. `scale` multiplies the larger sizes."""
+    """Return the ops to measure. `scale` multiplies the larger sizes."""
     return [*_products(dtype, scale), *_elementwise(dtype, scale), *_rows(dtype, scale)]
 
 
 def payloads(scale: int) -> tuple[int, ...]:
-    """The sizes of tensors, in elements, with which collectives are measured."""
+    """Return the sizes of tensors, in elements, with which collectives are measured."""
     counts = (3, 190, 3_100, 24_000, 49_000, 97_000, 195_000, 390_000, 780_000, 1_550_000)
     return tuple(int(n * (scale if n > 10_000 else 1)) for n in counts)
 
@@ -85,7 +85,7 @@ def _products(dtype: str, scale: int) -> Iterator[OpSample]:
             if rows in (7, 29, 115, 460):
                 yield OpSample("products, cold", "linear", (x, weight), weight=1, cold=True)
                 yield OpSample("products, cold", "matmul", (x, second), weight=1, cold=True)
-    # As a weight's gradient is made: the batch is what is summed over.
+    # As in a weight's gradient: the sum is over the batch.
     for inner, columns in scaled[2:]:
         for rows in (3, 14, 58, 230):
             yield OpSample("products", "matmul", (TensorType((inner, rows), dtype), TensorType((rows, columns), dtype)))
@@ -110,7 +110,7 @@ def _elementwise(dtype: str, scale: int) -> Iterator[OpSample]:
 
 
 def _updates(x: TensorType) -> Iterator[OpSample]:
-    """Sums of gradients and steps of optimizers: they go over what nobody has used since the last step."""
+    """Return gradient sums and optimizer steps: their operands were last used in the previous step."""
     number = TensorType((), x.dtype)
     yield OpSample("updates", "add", (x, x), cold=True)
     yield OpSample("updates", "sgd_step", (x, x, number), {"decay": 0.0}, cold=True)

@@ -1,4 +1,4 @@
-"""The torch models that calibration runs; their sizes are not those of any model that a profile is validated with."""
+"""Torch models of a calibration; their sizes differ from those of the models that validate a profile."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ HEADS = 5
 
 
 def feed_forward_model(layers: int, width: int, dtype: str) -> nn.Module:
-    """Linear layers of `width` x `width`, each with a ReLU behind it."""
+    """Return linear layers of `width` x `width`, each followed by a ReLU."""
     import torch
     from torch import nn
 
@@ -23,7 +23,7 @@ def feed_forward_model(layers: int, width: int, dtype: str) -> nn.Module:
 
 
 def attention_model(blocks: int, width: int, dtype: str) -> nn.Module:
-    """Blocks of attention with `HEADS` heads and a feed-forward, each behind a norm: rows x length x `width`."""
+    """Return blocks of attention with `HEADS` heads and a feed-forward, each after a norm: rows x length x `width`."""
     import torch
     import torch.nn.functional as F
     from torch import nn
@@ -49,7 +49,7 @@ def attention_model(blocks: int, width: int, dtype: str) -> nn.Module:
 
 
 def example(shape: tuple[int, ...], dtype: str) -> torch.Tensor:
-    """Numbers of a normal distribution, always the same."""
+    """Return normally distributed numbers from a fixed seed."""
     import torch
 
     return torch.randn(shape, generator=torch.Generator().manual_seed(1)).to(getattr(torch, dtype))

@@ -1,7 +1,8 @@
-"""Ops in a program are slower than the same op again and again: their data lies further away, and a Python line stands
-between two. Communications are too: ranks come to them at unlike times, with tensors that were just made.
+"""Overhead of ops and communications in whole programs.
 
-So a factor and an overhead of each of the two are fitted to the times of whole programs.
+Ops in a program are slower than in a microbenchmark: their data is in more distant caches, and Python code runs between
+them. Communications are slower too: ranks arrive at different times, with tensors that were just computed. So a factor
+and an overhead for each of the two are fitted to the times of whole programs.
 """
 
 from __future__ import annotations
@@ -20,20 +21,20 @@ from distir_relax.cost.profile import Level, Line, Matrix, Profile
 def fit_programs(
     profile: Profile, samples: Sequence[ProgramSample], seconds: Sequence[float]
 ) -> tuple[Profile, dict[str, float]]:
-    """`profile` with ops and communications as slow as they are in programs, and the median errors of programs of one
-    device and of several. What fits a cache lies in a nearer one when an op runs again and again, so the bandwidth of
-    the cache is that of programs."""
+    """Fit the slowdown of ops and communications in programs; return the profile with it, and the median errors of
+    programs of one device and of several. The cache bandwidth is that of programs, as a repeated op has its operands
+    in a nearer cache."""
     several = any(sample.devices > 1 for sample in samples)
 
     def machine(x: Mapping[str, float]) -> Profile:
-        found = slowed(profile, x["factor"], x["overhead"])
+        slow = scale_ops(profile, x["factor"], x["overhead"])
         if profile.cache:
-            found = replace(found, cache_bandwidth=x["cache_bandwidth"])
-        return delayed(found, x["communication factor"], x["communication overhead"]) if several else found
+            slow = replace(slow, cache_bandwidth=x["cache_bandwidth"])
+        return scale_communication(slow, x["communication factor"], x["communication overhead"]) if several else slow
 
     def errors(x: Mapping[str, float]) -> list[float]:
-        found = machine(x)
-        return [simulate_module(s.module, found).makespan / t for s, t in zip(samples, seconds, strict=True)]
+        fitted = machine(x)
+        return [simulate_module(s.module, fitted).makespan / t for s, t in zip(samples, seconds, strict=True)]
 
     start = {"factor": 1.1, "overhead": 1e-6}
     if profile.cache:
@@ -41,15 +42,15 @@ def fit_programs(
     if several:
         start.update({"communication factor": 1.1, "communication overhead": 1e-6})
     x, _ = least_squares(lambda x: [math.log(ratio) for ratio in errors(x)], start)
-    off: dict[str, list[float]] = {}
+    group_errors: dict[str, list[float]] = {}
     for sample, ratio in zip(samples, errors(x), strict=True):
         group = "programs" if sample.devices == 1 else "programs of all ranks"
-        off.setdefault(group, []).append(abs(ratio - 1))
-    return machine(x), {group: median(found) for group, found in off.items()}
+        group_errors.setdefault(group, []).append(abs(ratio - 1))
+    return machine(x), {group: median(values) for group, values in group_errors.items()}
 
 
-def slowed(profile: Profile, factor: float, overhead: float) -> Profile:
-    """A machine whose ops take `factor` times as long, and `overhead` seconds more."""
+def scale_ops(profile: Profile, factor: float, overhead: float) -> Profile:
+    """Return a machine whose ops take `factor` times as long, plus `overhead` seconds."""
 
     def products(table: dict[str, Matrix]) -> dict[str, Matrix]:
         return {
@@ -68,8 +69,8 @@ def slowed(profile: Profile, factor: float, overhead: float) -> Profile:
     )
 
 
-def delayed(profile: Profile, factor: float, overhead: float) -> Profile:
-    """A machine whose communications take `factor` times as long, and `overhead` seconds more."""
+def scale_communication(profile: Profile, factor: float, overhead: float) -> Profile:
+    """Return a machine whose communications take `factor` times as long, plus `overhead` seconds."""
 
     def level(row: Level) -> Level:
         return replace(row, latency=row.latency * factor + overhead, bandwidth=row.bandwidth / factor)

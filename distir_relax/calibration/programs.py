@@ -1,7 +1,7 @@
-"""Whole programs that calibration runs: torch models of sizes of its own, trained and run, on one device and over all.
+"""Whole programs of a calibration: torch models, trained and run, on one device and over all.
 
-They are compiled as users' models are, so they compute and send as those do. What runs them reads bundles: they are
-compiled once, however many ranks and passes there are.
+They are compiled as users' models are, so their computation and communication are typical. The measuring ranks read
+bundles, so that each program is compiled once for all ranks and passes.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from distir_relax.bundle import Bundle, read_bundle, write_bundle
 from distir_relax.calibration.measure import WARM_UP, random_inputs, steps_within, time_steps
 from distir_relax.calibration.models import attention_model, example, feed_forward_model
 from distir_relax.compiler.compile import Plan, compile
-from distir_relax.compiler.pass_pipeline import as_ranks_run
+from distir_relax.compiler.pass_pipeline import fuse_for_ranks
 from distir_relax.compiler.training import compile_training
 from distir_relax.ir import Module
 from distir_relax.optimizers import SGD, AdamW
@@ -30,17 +30,17 @@ if TYPE_CHECKING:
     from distir_relax.runtime.world import World
 
 _STEPS = 6
-# Layers, width, rows of a batch for one device, microbatches, and the schedule of pipelines.
+# Layers, width, rows of a batch per device, microbatches, and the pipeline schedule.
 _FEED_FORWARD = (
     (3, 250, 10, 1, "1f1b"), (3, 250, 42, 3, "zb-h1"), (3, 500, 10, 3, "gpipe"), (5, 900, 42, 1, "1f1b"),
 )  # fmt: skip
-# Blocks, width, samples of a batch for one device, microbatches, and the schedule of pipelines.
+# Blocks, width, samples of a batch per device, microbatches, and the pipeline schedule.
 _ATTENTION = ((2, 120, 5, 1, "1f1b"), (1, 280, 10, 5, "1f1b"))
 
 
 @dataclass(frozen=True)
 class ProgramSample:
-    """A program of the distributed stage, as its ranks run it, and the bundle that they run."""
+    """A program of the distributed stage, as its ranks run it, and its bundle."""
 
     name: str
     module: Module
@@ -48,29 +48,29 @@ class ProgramSample:
 
     @property
     def devices(self) -> int:
-        """How many devices it is for."""
+        """Number of devices."""
         return self.bundle.manifest.mesh.size
 
 
 @cache
 def programs(dtype: str, scale: int, ranks: int) -> tuple[ProgramSample, ...]:
-    """Programs of one device and, where there are several, of all `ranks`. `scale` multiplies the widths."""
-    found = [
+    """Return programs of one device and, if there are several, of all `ranks`. `scale` multiplies the widths."""
+    samples = [
         _inference(layers, width * scale, rows, dtype)
         for layers, width, rows in ((5, 350, 5), (5, 350, 42), (3, 1250, 5), (3, 1250, 42))
     ]
     for count in dict.fromkeys((1, ranks)):
         for layers, width, rows, microbatches, schedule in _FEED_FORWARD:
             for strategy in _strategies(count, microbatches, schedule):
-                found.append(_feed_forward(layers * strategy.pipeline, width * scale, strategy, rows * count, dtype))
+                samples.append(_feed_forward(layers * strategy.pipeline, width * scale, strategy, rows * count, dtype))
         for layers, width, rows, microbatches, schedule in _ATTENTION:
             for strategy in _strategies(count, microbatches, schedule):
-                found.append(_attention(layers * strategy.pipeline, width * scale, strategy, rows * count, dtype))
-    return tuple(found)
+                samples.append(_attention(layers * strategy.pipeline, width * scale, strategy, rows * count, dtype))
+    return tuple(samples)
 
 
 def write_programs(folder: Path, dtype: str, scale: int, ranks: int) -> None:
-    """Write the bundles of `programs`, for `time_programs` to run."""
+    """Write the bundles of `programs`, for `time_programs`."""
     for number, sample in enumerate(programs(dtype, scale, ranks)):
         write_bundle(sample.bundle, folder / f"{dtype}-{number:03}.dist")
 
@@ -78,19 +78,19 @@ def write_programs(folder: Path, dtype: str, scale: int, ranks: int) -> None:
 def time_programs(
     folder: Path, dtype: str, device: str, world: World | None, limit: float = math.inf
 ) -> list[list[float]]:
-    """The seconds of steps of each program; all ranks of a launch run those of one device at the same time.
+    """Return the seconds of steps of each program; ranks of a launch run single-device programs at the same time.
 
-    Every rank calls this, with the same `limit`, the seconds for the steps of a program.
+    All ranks call this together, with the same `limit`, the seconds for the steps of a program.
     """
-    found = []
+    times = []
     for path in sorted(folder.glob(f"{dtype}-*.dist")):
         bundle = read_bundle(path, verify_weights=False)
         if bundle.manifest.mesh.size == 1:
-            found.append(_time_alone(bundle, device, world, limit))
+            times.append(_time_alone(bundle, device, world, limit))
         else:
             assert world is not None
-            found.append(time_steps(world, RankSession(world, bundle, device=device), _STEPS, limit))
-    return found
+            times.append(time_steps(world, RankSession(world, bundle, device=device), _STEPS, limit))
+    return times
 
 
 def _time_alone(bundle: Bundle, device: str, world: World | None, limit: float) -> list[float]:
@@ -98,8 +98,8 @@ def _time_alone(bundle: Bundle, device: str, world: World | None, limit: float) 
 
     comm = ThreadWorld(bundle.manifest.mesh).communicator(0, device)
     program = load_program("torch", bundle, 0, comm, device)
-    given = random_inputs(bundle.manifest)
-    inputs = [given[tensor.name].to(device) for tensor in bundle.manifest.inputs]
+    tensors = random_inputs(bundle.manifest)
+    inputs = [tensors[entry.name].to(device) for entry in bundle.manifest.inputs]
     if world is not None:
         world.exchange(0)
 
@@ -117,7 +117,7 @@ def _time_alone(bundle: Bundle, device: str, world: World | None, limit: float) 
 
 
 def _strategies(ranks: int, microbatches: int, schedule: str) -> list[Strategy]:
-    """Over all ranks: by data, by tensor, and as a pipeline."""
+    """Return strategies over all ranks: data, tensor, and pipeline parallel."""
     if ranks == 1:
         return [Strategy(microbatches=microbatches)]
     return [
@@ -128,7 +128,7 @@ def _strategies(ranks: int, microbatches: int, schedule: str) -> list[Strategy]:
 
 
 def _sample(plan: Plan, bundle: Bundle) -> ProgramSample:
-    return ProgramSample(plan.name, as_ranks_run(plan.modules["distributed"]), bundle)
+    return ProgramSample(plan.name, fuse_for_ranks(plan.modules["distributed"]), bundle)
 
 
 def _trained(name: str, model: Any, loss: Any, optimizer: Any, batch: Any, strategy: Strategy) -> ProgramSample:

@@ -1,4 +1,4 @@
-"""`distir validate`: run configurations for real; compare their times and memory with what the simulator predicts."""
+"""Validation: run configurations, and compare their times and memory with the simulator's predictions."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from distir_relax.calibration.calibrate import PASSES, fit, measure_ranks
 from distir_relax.calibration.comparison import Outcome, Validation
 from distir_relax.calibration.configurations import Configuration, read_configurations
 from distir_relax.calibration.measure import random_inputs, time_steps
-from distir_relax.calibration.measurements import joined
+from distir_relax.calibration.measurements import merge_passes
 from distir_relax.calibration.memory_peak import step_peak
 from distir_relax.calibration.statistics import undisturbed
 from distir_relax.cost.profile import Profile
@@ -26,7 +26,7 @@ from distir_relax.runtime.rank_session import RankSession
 from distir_relax.runtime.world import World
 
 COMPARED = ("schedule", "chunks")
-"""Configurations that differ in these fields of their strategies alone are looked at for which is faster."""
+"""Default fields of strategies; configurations that differ only in these are compared for their order."""
 
 
 def validate(
@@ -39,14 +39,14 @@ def validate(
 ) -> Validation:
     """Run configurations with mpirun in several passes, each rank with `threads` threads; compare them with `profile`.
 
-    A target is a bundle, or ``FILE.py:FUNCTION`` of a function that returns configurations by name: plans, steps of
-    training, or pairs of a distributed program and its tensors. Inputs are drawn at random. Without a profile one is
-    fitted to measurements taken in turn with the configurations, on as many ranks as the largest of them has.
-    `compared` are fields of strategies. Raises RunError when a launch fails, and what `read_configurations` raises.
+    A target is a bundle, or ``FILE.py:FUNCTION`` of a function that returns configurations by name: plans, training
+    steps, or pairs of a distributed program and its tensors. Inputs are random. Without a profile one is fitted to
+    measurements taken in turn with the configurations, on as many ranks as the largest configuration. `compared` are
+    fields of strategies. Raises RunError if a launch fails, and what `read_configurations` raises.
     """
     configurations = read_configurations(targets, compared)
-    found = [_Runs(c) for c in configurations]
-    ranks = [runs.ranks for runs in found]
+    runs_by_configuration = [_Runs(c) for c in configurations]
+    ranks = [runs.ranks for runs in runs_by_configuration]
     measured = []
     with tempfile.TemporaryDirectory() as folder:
         paths = [
@@ -59,17 +59,17 @@ def validate(
                 chosen = [i for i, n in enumerate(ranks) if n == count]
                 request = {"bundles": [str(paths[i]) for i in chosen], "steps": steps, "peaks": number == 0}
                 for i, answer in zip(chosen, _run_on(count, request, threads, Path(folder)), strict=True):
-                    found[i].take(answer)
-    calibration = fit(joined(measured)) if measured else None
+                    runs_by_configuration[i].take(answer)
+    calibration = fit(merge_passes(measured)) if measured else None
     machine = calibration.profile if calibration else profile
     assert machine is not None
-    outcomes = tuple(runs.outcome(machine) for runs in found)
+    outcomes = tuple(runs.outcome(machine) for runs in runs_by_configuration)
     return Validation(outcomes, calibration, tuple(compared))
 
 
 @dataclass
 class _Runs:
-    """What the ranks of a configuration have measured."""
+    """Measurements of a configuration."""
 
     configuration: Configuration
     seconds: list[float] = field(default_factory=list)
@@ -91,27 +91,27 @@ class _Runs:
 
 
 def _run_on(ranks: int, request: dict[str, Any], threads: int, folder: Path) -> list[dict[str, Any]]:
-    """What `time_bundles` says of each bundle, one launch for all."""
-    asked, answer = folder / "request.json", folder / "answer.json"
-    asked.write_text(json.dumps(request))
-    if launch(ranks, ["time-bundles", str(asked), str(answer)], threads) != 0:
+    """Run `time_bundles` in one launch; return its result for each bundle."""
+    request_file, answer = folder / "request.json", folder / "answer.json"
+    request_file.write_text(json.dumps(request))
+    if launch(ranks, ["time-bundles", str(request_file), str(answer)], threads) != 0:
         raise RunError(f"a configuration failed on {ranks} ranks", hint="its message is above")
-    found: list[dict[str, Any]] = json.loads(answer.read_text())
-    return found
+    results: list[dict[str, Any]] = json.loads(answer.read_text())
+    return results
 
 
 def time_bundles(request: Path, answer: Path, world: World) -> None:
-    """As one rank of a launch, run the bundles that `request` lists; rank 0 writes of each the seconds of its steps, as
-    long as they are on the slowest rank, and the peak of memory on each rank where that is asked for."""
+    """As one rank of a launch, time the bundles that `request` lists; rank 0 writes the seconds of steps of each, as on
+    the slowest rank, and the memory peak on each rank if requested."""
     limit_threads(world.local_size)
     keep_memory()
-    asked = json.loads(request.read_text())
-    found = []
-    for path in asked["bundles"]:
+    options = json.loads(request.read_text())
+    results = []
+    for path in options["bundles"]:
         session = RankSession(world, read_bundle(Path(path), verify_weights=False))
-        seconds = time_steps(world, session, asked["steps"])
+        seconds = time_steps(world, session, options["steps"])
         inputs = random_inputs(session.bundle.manifest)
-        peaks = world.exchange(step_peak(session, inputs, outputs=())) if asked["peaks"] else []
-        found.append({"seconds": seconds, "peaks": peaks})
+        peaks = world.exchange(step_peak(session, inputs, outputs=())) if options["peaks"] else []
+        results.append({"seconds": seconds, "peaks": peaks})
     if world.rank == 0:
-        answer.write_text(json.dumps(found))
+        answer.write_text(json.dumps(results))

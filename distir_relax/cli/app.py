@@ -1,4 +1,4 @@
-"""The application that commands are added to, and how it tells a user's errors."""
+"""The Typer application, and printing of errors and warnings."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ app = typer.Typer(
 )  # fmt: skip
 
 
-def _version(asked: bool) -> None:
-    if asked:
+def _version(value: bool) -> None:
+    if value:
         from distir_relax import __version__
 
         typer.echo(f"distir {__version__}")
@@ -28,10 +28,10 @@ def common(
         bool, typer.Option("--version", callback=_version, is_eager=True, help="Print the version and exit.")
     ] = False,
 ) -> None:
-    """Compile a sharded model to one program per rank, look at it, and run it."""
+    """Compile a sharded model to one program per rank, inspect it, and run it."""
 
 
-def complain(error: DistIRError) -> None:
+def print_error(error: DistIRError) -> None:
     """Print a user's error to stderr."""
     print(f"error: {error}", file=sys.stderr, flush=True)
 
@@ -44,5 +44,5 @@ def warn(
     file: TextIO | None = None,
     line: str | None = None,
 ) -> None:
-    """Print a warning to stderr: a `warnings.showwarning`. Where in this package it was raised is no user's concern."""
+    """Print a warning to stderr (a `warnings.showwarning`), without its position in this package."""
     print(f"warning: {message}", file=sys.stderr, flush=True)

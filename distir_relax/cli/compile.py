@@ -1,4 +1,4 @@
-"""The command that compiles."""
+"""The `distir compile` command."""
 
 from __future__ import annotations
 
@@ -37,21 +37,21 @@ def compile_command(
     ],
     output: Annotated[Path, typer.Option("--output", "-o", help="The bundle to write.")],
     options: dict[str, Any],
-    backend: Annotated[list[Backend] | None, typer.Option(help="Write programs for it; may be repeated.")] = None,
+    backend: Annotated[list[Backend] | None, typer.Option(help="Backend to emit programs for; repeatable.")] = None,
     auto: AutoOption = False,
-    train: Annotated[bool, typer.Option("--train", help="Compile a step of dr.Training.")] = False,
-    ranks: Annotated[int | None, typer.Option(min=1, help="Passed to the function as its parameter ranks.")] = None,
+    train: Annotated[bool, typer.Option("--train", help="Compile a training step from a dr.Training.")] = False,
+    ranks: Annotated[int | None, typer.Option(min=1, help="Value of the function's parameter ranks.")] = None,
     task: TaskOption = None,
     batch: BatchOption = None,
     sequence: SequenceOption = None,
-    times: Annotated[bool, typer.Option("--times", help="Print how long each pass took.")] = False,
+    times: Annotated[bool, typer.Option("--times", help="Print the time of each pass.")] = False,
     json: JsonOption = False,
 ) -> None:
     """Compile a model to a bundle.
 
-    FUNCTION returns a Plan, (model, example_inputs), or with --train what to train. It is given --ranks, --tail,
-    --name and --strategy where it has such parameters. An ONNX file needs --input-shape for inputs with open dims.
-    A folder has safetensors weights; --task, --batch and --sequence say what of it is compiled, for which shapes.
+    FUNCTION returns a Plan, (model, example_inputs), or with --train a dr.Training. It receives --ranks, --tail,
+    --name and --strategy if it has parameters of these names. An ONNX file with open dims needs --input-shape.
+    For a folder with safetensors weights, --task, --batch and --sequence select the model class and the input shapes.
     """
     from distir_relax.cli.compile_target import Target
 
@@ -75,8 +75,8 @@ def _compile(target: Target, output: Path, backends: tuple[str, ...], times: boo
     if as_json:
         from distir_relax.report.json_output import compiled_json
 
-        made = compiled_json(footprint, stages.modules, stages.seconds)
-        typer.echo(json_.dumps({"output": str(output), "seconds": time.perf_counter() - start, **made}))
+        summary = compiled_json(footprint, stages.modules, stages.seconds)
+        typer.echo(json_.dumps({"output": str(output), "seconds": time.perf_counter() - start, **summary}))
         return
     if times:
         for name, seconds in stages.seconds.items():

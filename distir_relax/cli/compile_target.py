@@ -12,7 +12,7 @@ from distir_relax.analysis.footprint import Footprint, footprint
 from distir_relax.bundle import write_bundle
 from distir_relax.cli.options import flag_of
 from distir_relax.compiler.compile import Plan, program_bundle
-from distir_relax.compiler.inputs import Model, Program, Saved, call_target, is_onnx
+from distir_relax.compiler.inputs import Model, Program, SavedBundle, call_target, is_onnx
 from distir_relax.compiler.pass_manager import Observer
 from distir_relax.compiler.training import Training
 from distir_relax.errors import ImportModelError, PlacementError
@@ -23,9 +23,9 @@ from distir_relax.strategies.strategy import as_strategy
 
 @dataclass(frozen=True)
 class Target:
-    """What to compile, and how: `options` are those of `compile` that are given, by name.
+    """Target of `distir compile` and its options: `options` are the keyword arguments of `compile` that were passed.
 
-    `auto`, `train` and `ranks` are command-line options of their own, `pretrained` those for a folder of a model.
+    `auto`, `train` and `ranks` are command-line options; `pretrained` are the options for a folder of a model.
     """
 
     name: str
@@ -36,7 +36,7 @@ class Target:
     pretrained: Mapping[str, Any] = field(default_factory=dict)
 
     def flags(self, names: Collection[str]) -> list[str]:
-        """Return the flags of those of the named options that are given."""
+        """Return the flags of the named options that were passed."""
         values = {
             **self.options, "auto": self.auto or None, "train": self.train or None, "ranks": self.ranks,
             **self.pretrained,
@@ -44,21 +44,19 @@ class Target:
         return [flag_of(name) for name in names if values.get(name) is not None]
 
     def keywords(self) -> dict[str, Any]:
-        """Return the keyword arguments of `compile`. Raises `PlacementError` for options that exclude each other."""
+        """Return the keyword arguments of `compile`. Raise `PlacementError` for mutually exclusive options."""
         if self.auto and "shardings" in self.options:
-            raise PlacementError(
-                "expected either --auto or --shard", hint="marks in the model stay as they are with --auto"
-            )
+            raise PlacementError("expected either --auto or --shard", hint="--auto keeps the annotations in the model")
         return {**self.options, **({"shardings": "auto"} if self.auto else {})}
 
 
 def compile_target(
     target: Target, output: Path, backends: Sequence[str], observers: Sequence[Observer] = ()
 ) -> Footprint:
-    """Compile and write the bundle; return the footprint of each rank. `observers` see the program after each pass.
+    """Compile, write the bundle, and return the footprint of each rank. `observers` see the program after each pass.
 
-    Raises `ImportModelError` if the file or the function is missing, raises, or returns something else, and as
-    compiling and writing do.
+    Raises `ImportModelError` if the file or the function is missing, the function raises or returns something else,
+    and the errors of compiling and writing.
     """
     if is_onnx(target.name):
         model = _onnx(target)
@@ -76,7 +74,7 @@ def compile_target(
             return _compile_training(returned, target, output, backends, observers)
         if target.train and not isinstance(returned, Plan):
             raise ImportModelError(
-                f"expected what is to be trained, found {_NAMES[type(returned)]}", target.name,
+                f"expected a training, found {_NAMES[type(returned)]}", target.name,
                 "return dr.Training(model, loss, optimizer=..., example_batch=(inputs, targets))")  # fmt: skip
         if isinstance(returned, Plan):
             _reject(
@@ -85,24 +83,24 @@ def compile_target(
             return _save(returned, output, backends)
         if not isinstance(returned, Model):
             raise ImportModelError(
-                "expected a program with its tensors, found a program alone", target.name, "return module, tensors"
+                "expected a program with its tensors, found only a program", target.name, "return module, tensors"
             )
         model = returned
     return _save(model.compile(**target.keywords(), observers=observers), output, backends)
 
 
-_NAMES = {Model: "a model", Program: "a program", Saved: "a bundle"}
+_NAMES = {Model: "a model", Program: "a program", SavedBundle: "a bundle"}
 
 
 def _call(target: Target) -> tuple[Any, Callable[..., Any]]:
     """Call the function of ``FILE.py:FUNCTION``; return its result and the function."""
     if Path(target.name).is_dir():
         raise ImportModelError(
-            "the folder has no config.json of a model", target.name, "give FILE.py:FUNCTION, FILE.onnx, or a folder "
-            "that save_pretrained wrote; a bundle is compiled already: distir run",
+            "expected config.json of a model in the folder, found none", target.name, "give FILE.py:FUNCTION, FILE.onnx"
+            " or a folder written by save_pretrained; run a compiled bundle with distir run",
         )  # fmt: skip
     if unused := target.flags(target.pretrained):
-        raise ImportModelError(f"{unused[0]} is for a folder that save_pretrained wrote", target.name)
+        raise ImportModelError(f"{unused[0]} is only for folders written by save_pretrained", target.name)
     if "input_shapes" in target.options:
         raise ImportModelError("--input-shape is for ONNX files", target.name, "the function's example has the shapes")
     strategy = target.options.get("strategy")
@@ -116,7 +114,7 @@ def _call(target: Target) -> tuple[Any, Callable[..., Any]]:
 
 
 def _reject(target: Target, kind: str, names: Collection[str]) -> None:
-    """Raise `ImportModelError` when options are given that cannot be applied to the function's result."""
+    """Raise `ImportModelError` for options that cannot be applied to the function's result."""
     if unused := target.flags([name for name in (*target.options, "auto") if name in names]):
         raise ImportModelError(
             f"the function returns {kind}, to which {', '.join(unused)} cannot be applied", target.name,
@@ -127,7 +125,7 @@ def _pretrained(target: Target) -> Model:
     if unused := target.flags(("ranks", "input_shapes", "train")):
         raise ImportModelError(
             f"{unused[0]} cannot be applied to a folder of a model", target.name,
-            "--batch and --sequence say its shapes; to train it, write a function that returns dr.Training(...)",
+            "--batch and --sequence set its shapes; to train it, write a function that returns dr.Training(...)",
         )  # fmt: skip
     pretrained = read_pretrained(target.name, *(target.pretrained.get(key) for key in ("task", "batch", "sequence")))
     return Model(pretrained.model, (), pretrained.inputs)
@@ -136,7 +134,7 @@ def _pretrained(target: Target) -> Model:
 def _onnx(target: Target) -> Model:
     if target.ranks is not None:
         raise ImportModelError(
-            f"--ranks {target.ranks} is for functions", target.name, f"give --mesh {target.ranks} and --shard"
+            f"--ranks {target.ranks} is only for functions", target.name, f"give --mesh {target.ranks} and --shard"
         )
     return Model(target.name)
 

@@ -1,4 +1,4 @@
-"""The commands that show what a bundle, or the op table, says."""
+"""The commands `distir show`, `explain`, `diff` and `rules`."""
 
 from __future__ import annotations
 
@@ -16,10 +16,10 @@ from distir_relax.cli.options import BundleArgument, JsonOption, Stage
 @app.command()
 def show(
     bundle: BundleArgument,
-    stage: Annotated[Stage, typer.Option(help="Which stage of the program.")] = Stage.distributed,
+    stage: Annotated[Stage, typer.Option(help="Stage of the program.")] = Stage.distributed,
     json: JsonOption = False,
 ) -> None:
-    """Print a bundle's program, highlighted on a terminal; the distributed stage of a pipeline with its schedule."""
+    """Print a bundle's program, highlighted on a terminal; for a pipeline's distributed stage also the schedule."""
     from distir_relax.bundle import read_bundle
     from distir_relax.ir import parse
     from distir_relax.report.highlight import print_program
@@ -27,11 +27,11 @@ def show(
     from distir_relax.report.pipeline_tasks import schedule_text
     from distir_relax.runtime.verification import read_stage
 
-    found = read_bundle(bundle, verify_weights=False)
+    opened = read_bundle(bundle, verify_weights=False)
     if json:
-        typer.echo(json_.dumps({"name": found.manifest.name, **program_json(read_stage(found, stage.value))}))
+        typer.echo(json_.dumps({"name": opened.manifest.name, **program_json(read_stage(opened, stage.value))}))
         return
-    text = found.stage(stage.value)
+    text = opened.stage(stage.value)
     if stage is Stage.distributed and "microbatch=" in text:
         text = schedule_text(parse(text)) + text
     print_program(text)
@@ -41,49 +41,49 @@ def show(
 def explain(
     bundle: BundleArgument,
     value: Annotated[str, typer.Argument(metavar="%VALUE", help="A value of the sharded stage.")],
-    limit: Annotated[float, typer.Option(min=0, help="Look for other placements no longer than this (seconds).")] = 30,
+    limit: Annotated[float, typer.Option(min=0, help="Time limit for costing other layouts (seconds).")] = 30,
     json: JsonOption = False,
 ) -> None:
-    """Say why a value lies as it does, what is sent for it, and what another layout would send.
+    """Explain the layout of a value: its cause, the communication it needs, and that of other layouts.
 
-    Of a bundle compiled with --auto: what all of a step would have taken with each other layout of it.
+    For a bundle compiled with --auto: the cost of a whole step under each other layout of the value.
     """
     from distir_relax.bundle import read_bundle
     from distir_relax.report.explain import explain as explanation
     from distir_relax.report.explain import explain_json
 
-    found = read_bundle(bundle, verify_weights=False)
-    typer.echo(json_.dumps(explain_json(found, value, limit)) if json else explanation(found, value, limit))
+    opened = read_bundle(bundle, verify_weights=False)
+    typer.echo(json_.dumps(explain_json(opened, value, limit)) if json else explanation(opened, value, limit))
 
 
 @app.command()
 def diff(
     first: BundleArgument,
-    second: Annotated[Path, typer.Argument(metavar="BUNDLE", help="Another one, of the same model.")],
+    second: Annotated[Path, typer.Argument(metavar="BUNDLE", help="Another bundle of the same model.")],
     profile: Annotated[
-        str | None, typer.Option(help="The machine that times are for; by default that of --auto, if one had it.")
+        str | None, typer.Option(help="Machine to predict times for; by default the one used by --auto, if any.")
     ] = None,
     json: JsonOption = False,
 ) -> None:
-    """Print what differs between two bundles: times, memory, bytes sent and held, and the values that lie otherwise."""
+    """Print the differences between two bundles: times, memory, bytes sent and stored, and layouts of values."""
     from distir_relax.bundle import read_bundle
     from distir_relax.cost.profile import load_profile
-    from distir_relax.report import diff as difference
+    from distir_relax.report import diff as compare
 
     machine = None if profile is None else load_profile(profile)
     one, other = (read_bundle(path, verify_weights=False) for path in (first, second))
-    found = difference(one, other, machine)
-    typer.echo(found.as_json() if json else str(found))
+    difference = compare(one, other, machine)
+    typer.echo(difference.as_json() if json else str(difference))
 
 
 @app.command()
 def rules(
-    op: Annotated[str | None, typer.Argument(metavar="OP", help="An op to explain; all ops, if not given.")] = None,
+    op: Annotated[str | None, typer.Argument(metavar="OP", help="Op to explain; all ops if omitted.")] = None,
     operands: Annotated[list[str] | None, typer.Argument(metavar="TYPE", help="Operands such as f32[4,5].")] = None,
-    attr: Annotated[list[str] | None, typer.Option(metavar="KEY=VALUE", help="An attribute; may be repeated.")] = None,
+    attr: Annotated[list[str] | None, typer.Option(metavar="KEY=VALUE", help="An attribute; repeatable.")] = None,
     json: JsonOption = False,
 ) -> None:
-    """Print how each op may be split, or explain one op, on operands of given types."""
+    """Print the sharding rule of each op, or explain one op, on operands of given types."""
     from rich.console import Console
     from rich.table import Table
 
@@ -96,9 +96,9 @@ def rules(
     if json:
         typer.echo(json_.dumps([dict(zip(("op", "rule", "linear", "torch"), row, strict=True)) for row in table()]))
         return
-    shown = Table(box=None, pad_edge=False, header_style="")
-    for title in ("op", "rule", "a pending sum passes", "torch"):
-        shown.add_column(title)
+    grid = Table(box=None, pad_edge=False, header_style="")
+    for title in ("op", "rule", "a partial sum passes", "torch"):
+        grid.add_column(title)
     for row in table():
-        shown.add_row(*(text.replace("[", "\\[") for text in row))
-    Console(width=None if sys.stdout.isatty() else 200, highlight=False).print(shown)
+        grid.add_row(*(text.replace("[", "\\[") for text in row))
+    Console(width=None if sys.stdout.isatty() else 200, highlight=False).print(grid)

@@ -1,4 +1,4 @@
-"""The command that runs passes on program text."""
+"""The `distir opt` command: run passes on program text."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def opt(
     ] = False,
     list_: Annotated[bool, typer.Option("--list", help="List the passes and their options.")] = False,
     import_: Annotated[
-        list[Path] | None, typer.Option("--import", metavar="FILE.py", help="Import it first: it registers passes.")
+        list[Path] | None, typer.Option("--import", metavar="FILE.py", help="Import a file first, to register passes.")
     ] = None,
     json: JsonOption = False,
 ) -> None:
@@ -48,9 +48,7 @@ def opt(
         _list(json)
         return
     if program is None:
-        raise DistIRError(
-            "expected the file of a program", hint="distir opt FILE.txt --passes ...; - reads from a pipe"
-        )
+        raise DistIRError("expected a program file", hint="distir opt FILE.txt --passes ...; - reads from a pipe")
     text = _run(program, passes, verify, print_after_all)
     if output is None:
         typer.echo(text, nl=False)
@@ -68,7 +66,7 @@ def _run(program: str, passes: str, verify: bool, print_after_all: bool) -> str:
     from distir_relax.support import read_text
 
     class Printer(Observer):
-        """Prints the program after each pass."""
+        """Print the program after each pass."""
 
         def end(self, number: int, step: Pass | None, module: Module, seconds: float) -> None:
             """Print the program."""
@@ -88,7 +86,7 @@ def _list(as_json: bool) -> None:
     from distir_relax.compiler.pass_text import PASSES, pass_options
 
     if as_json:
-        listed = [
+        entries = [
             {
                 "name": name,
                 "takes": list(kind.takes),
@@ -98,7 +96,7 @@ def _list(as_json: bool) -> None:
             }
             for name, kind in PASSES.items()
         ]
-        typer.echo(json_.dumps(listed))
+        typer.echo(json_.dumps(entries))
         return
     for name, kind in PASSES.items():
         typer.echo(f"{name}: {' or '.join(kind.takes)} -> {kind.gives or 'the same stage'}")

@@ -1,4 +1,4 @@
-"""Options that several commands have, and those derived from the declarations in `distir_relax.compiler.options`."""
+"""Options shared by several commands, and options derived from the declarations in `distir_relax.compiler.options`."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from distir_relax.compiler.options import Option, declared, read_mesh
 
 
 class Backend(StrEnum):
-    """What runs a rank's program."""
+    """Backend that runs a rank's program."""
 
     torch = "torch"
     tvm = "tvm"
@@ -29,14 +29,14 @@ class Stage(StrEnum):
 
 
 class Device(StrEnum):
-    """Where a rank computes."""
+    """Device type of a rank."""
 
     cpu = "cpu"
     cuda = "cuda"
 
 
-class Starter(StrEnum):
-    """What starts the ranks of a launch."""
+class Launcher(StrEnum):
+    """Command that starts the ranks of a launch."""
 
     mpirun = "mpirun"
     torchrun = "torchrun"
@@ -45,49 +45,47 @@ class Starter(StrEnum):
 BundleArgument = Annotated[Path, typer.Argument(metavar="BUNDLE", help="A folder that distir compile wrote.")]
 InputOption = Annotated[Path | None, typer.Option("--input", "-i", help="The inputs: an .npz of global arrays.")]
 OutputOption = Annotated[Path | None, typer.Option("--output", "-o", help="Write the global outputs to this .npz.")]
-BackendOption = Annotated[Backend, typer.Option(help="What runs the ranks' programs.")]
-DeviceOption = Annotated[Device, typer.Option(help="Where the ranks compute.")]
+BackendOption = Annotated[Backend, typer.Option(help="Backend that runs the ranks' programs.")]
+DeviceOption = Annotated[Device, typer.Option(help="Device type of the ranks.")]
 TimeoutOption = Annotated[
-    float, typer.Option(min=0, help="End when a rank waits longer than this (seconds; 0: never).")
+    float, typer.Option(min=0, help="Abort if a rank waits longer than this (seconds; 0: never).")
 ]
 PassesOption = Annotated[
-    int, typer.Option(min=1, help="How often all is measured: speeds change from minute to minute.")
+    int, typer.Option(min=1, help="Number of times to repeat all measurements; speeds vary over minutes.")
 ]
-RepeatOption = Annotated[int, typer.Option(min=1, help="Run so many timed steps, after one to warm up.")]
+RepeatOption = Annotated[int, typer.Option(min=1, help="Number of timed steps, after one warm-up step.")]
 ReportOption = Annotated[Path | None, typer.Option(help="Write times, bytes sent and weight bytes to this .json.")]
-TraceOption = Annotated[
-    Path | None, typer.Option(help="Draw the tasks of a pipeline, predicted and measured, to this .svg.")
-]
+TraceOption = Annotated[Path | None, typer.Option(help="Draw predicted and measured pipeline tasks to this .svg.")]
 JsonOption = Annotated[bool, typer.Option("--json", help="Print the result as JSON.")]
 AutoOption = Annotated[bool, typer.Option("--auto", help="Choose placements on --mesh by optimization.")]
 TaskOption = Annotated[
     str | None,
     typer.Option(metavar="NAME", help="Task of a DIR: causal-lm, feature-extraction, ...; by default the saved class."),
 ]
-BatchOption = Annotated[int | None, typer.Option(min=1, help="Samples of a call of a DIR's model; 1 unless given.")]
+BatchOption = Annotated[int | None, typer.Option(min=1, help="Batch size for the model of a DIR; 1 by default.")]
 SequenceOption = Annotated[
-    int | None, typer.Option(min=1, help="Tokens of each sample; 128, or as many as the model takes.")
+    int | None, typer.Option(min=1, help="Tokens per sample; by default 128, or the model's maximum if smaller.")
 ]
 
 
 def with_options(*groups: type, only: Sequence[str] = ()) -> Callable[[Callable[..., None]], Callable[..., None]]:
-    """Give a command the options that `groups` declare, or `only` some of them.
+    """Add the options that `groups` declare to a command, or `only` some of them.
 
-    The command takes them as its parameter `options`: a dict of their values, without options that are not given.
-    ``--axes`` comes with ``--mesh``.
+    The command receives them as its parameter `options`: a dict of the values that were passed. ``--axes`` comes with
+    ``--mesh``.
     """
     options = {name: option for group in groups for name, option in declared(group).items() if option.cli}
     options = {name: option for name, option in options.items() if not only or name in only}
 
     def decorate(command: Callable[..., None]) -> Callable[..., None]:
-        own = inspect.signature(command, eval_str=True).parameters.values()
+        explicit = inspect.signature(command, eval_str=True).parameters.values()
         derived = [_parameter(name, option) for name, option in options.items()]
         if "mesh" in options:
             axes = Option(None, "Names of the mesh's axes.", str, metavar="dp,tp")
-            place = next(i for i, parameter in enumerate(derived) if parameter.name == "mesh")
-            derived.insert(place + 1, _parameter("axes", axes))
+            index = next(i for i, parameter in enumerate(derived) if parameter.name == "mesh")
+            derived.insert(index + 1, _parameter("axes", axes))
         keyword = inspect.Parameter.KEYWORD_ONLY
-        parameters = [*(p.replace(kind=keyword) for p in own if p.name != "options"), *derived]
+        parameters = [*(p.replace(kind=keyword) for p in explicit if p.name != "options"), *derived]
 
         def run(**values: Any) -> None:
             command(options=_collect(options, values), **values)
@@ -101,7 +99,7 @@ def with_options(*groups: type, only: Sequence[str] = ()) -> Callable[[Callable[
 
 
 def flag_of(name: str) -> str:
-    """Return the flag of an option or parameter: ``--input-shape`` of `input_shapes`."""
+    """Return the flag of an option or parameter: ``--input-shape`` for `input_shapes`."""
     return {"shardings": "--shard", "input_shapes": "--input-shape"}.get(name, f"--{name.replace('_', '-')}")
 
 
@@ -121,7 +119,7 @@ def _parameter(name: str, option: Option) -> inspect.Parameter:
 
 
 def _collect(options: dict[str, Option], values: dict[str, Any]) -> dict[str, Any]:
-    """Remove the values of `options` from those of a command, and parse them."""
+    """Pop the values of `options` from those of a command, and parse them."""
     collected = {}
     axes = values.pop("axes", None)
     for name, option in options.items():

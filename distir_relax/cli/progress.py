@@ -1,4 +1,4 @@
-"""What is running, told while it takes long."""
+"""Progress display of long-running commands."""
 
 from __future__ import annotations
 
@@ -10,14 +10,14 @@ from distir_relax.compiler.pass_text import print_pass
 from distir_relax.ir import Module, Pass
 
 PATIENCE = 1.0
-"""Seconds after which a person wants to know what is going on."""
+"""Seconds before anything is shown."""
 
 
 class Progress(Observer):
-    """Shows what is running on a `rich` console, from one second on: ``with Progress(console, "first") as progress``.
+    """Show the running pass on a `rich` console after one second: ``with Progress(console, "first") as progress``.
 
-    On a terminal it is a line that changes, and is gone in the end. Elsewhere it is a line for each thing that is still
-    running after a second.
+    On a terminal this is a status line that is removed at the end, elsewhere one line for each pass that runs for more
+    than a second.
     """
 
     def __init__(self, console: Any, first: str, patience: float = PATIENCE) -> None:
@@ -38,11 +38,11 @@ class Progress(Observer):
         self._leave()
 
     def begin(self, number: int, step: Pass) -> None:
-        """Say what is running."""
+        """Show the pass that starts."""
         self._enter(print_pass(step))
 
     def end(self, number: int, step: Pass | None, module: Module, seconds: float) -> None:
-        """After the last pass of a pipeline, programs are written."""
+        """After the last pass of a pipeline, show that programs are written."""
         if module.stage == "ranked":
             self._enter("writing programs and weights")
 

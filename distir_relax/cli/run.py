@@ -1,4 +1,4 @@
-"""The commands that run a bundle, and say what can be run here."""
+"""The commands `distir run`, `launch` and `doctor`."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated, NoReturn
 
 import typer
 
-from distir_relax.cli.app import app, complain
+from distir_relax.cli.app import app, print_error
 from distir_relax.cli.options import (
     Backend,
     BackendOption,
@@ -20,10 +20,10 @@ from distir_relax.cli.options import (
     DeviceOption,
     InputOption,
     JsonOption,
+    Launcher,
     OutputOption,
     RepeatOption,
     ReportOption,
-    Starter,
     TimeoutOption,
     TraceOption,
 )
@@ -46,7 +46,7 @@ def run(
     report: ReportOption = None,
     trace: TraceOption = None,
     profile: Annotated[
-        str, typer.Option(help="The machine that --trace predicts for: a name or a .toml.")
+        str, typer.Option(help="Machine for the predictions of --trace: a name or a .toml file.")
     ] = "cpu-local",
     json: JsonOption = False,
 ) -> None:
@@ -56,21 +56,21 @@ def run(
 
     options = RunOptions(bundle, input, output, backend.value, device.value, timeout, repeat, report)
     with joined_world(timeout) as world:
-        # What cannot be drawn is said before anything runs, by all ranks alike.
+        # All ranks report an unusable --trace before anything runs.
         if world is None:
-            draw = _drawing(bundle, backend, profile, trace, json)
+            draw = _trace_writer(bundle, backend, profile, trace, json)
             result: RunReport | None = run_threads(options)
         else:
             try:
-                draw = _drawing(bundle, backend, profile, trace, json)
+                draw = _trace_writer(bundle, backend, profile, trace, json)
                 result = run_rank(world, options)
             except DistIRError as error:
-                _leave(world, error)
+                _exit_all(world, error)
         if result is not None:
             if json:
                 typer.echo(json_.dumps({**result.to_json(), "output": None if output is None else str(output)}))
             else:
-                _summarise(result, output, report is not None)
+                _print_summary(result, output, report is not None)
             draw(result)
         if world is not None:
             world.close()
@@ -79,7 +79,7 @@ def run(
 @app.command()
 def launch(
     bundle: BundleArgument,
-    n: Annotated[int | None, typer.Option("-n", min=1, help="Ranks; as many as the bundle has, if not given.")] = None,
+    n: Annotated[int | None, typer.Option("-n", min=1, help="Number of ranks; by default that of the bundle.")] = None,
     input: InputOption = None,
     output: OutputOption = None,
     backend: BackendOption = Backend.torch,
@@ -88,14 +88,14 @@ def launch(
     repeat: RepeatOption = 1,
     report: ReportOption = None,
     host: Annotated[
-        str | None, typer.Option(metavar="HOST:RANKS,...", help="Hosts and their ranks; this machine, if not given.")
+        str | None, typer.Option(metavar="HOST:RANKS,...", help="Hosts and their ranks; by default this machine.")
     ] = None,
-    launcher: Annotated[Starter, typer.Option("--with", help="What starts the ranks.")] = Starter.mpirun,
-    rsh: Annotated[str, typer.Option(help="The remote shell that starts ranks on other hosts; ssh unless given.")] = "",
+    launcher: Annotated[Launcher, typer.Option("--with", help="Command that starts the ranks.")] = Launcher.mpirun,
+    rsh: Annotated[str, typer.Option(help="Remote shell that starts ranks on other hosts; ssh by default.")] = "",
 ) -> None:
-    """Run a bundle with mpirun or torchrun, on this machine or on several hosts, printing the command.
+    """Run a bundle with mpirun or torchrun, on this machine or on several hosts, and print the launch command.
 
-    Hosts have the bundle, this Python and the working directory under the same paths.
+    All hosts need the bundle, this Python and the working directory under the same paths.
     """
     from distir_relax.bundle import read_bundle
     from distir_relax.runtime.hosts import read_hosts
@@ -105,7 +105,7 @@ def launch(
     from distir_relax.runtime.world import check_size
 
     check_alone()
-    # What is wrong already is said once and here, without mpirun's own words around it.
+    # Report errors that are known before the launch once, without mpirun's own output around them.
     mesh = read_bundle(bundle, verify_weights=False).manifest.mesh
     check_size(mesh, n or mesh.size)
     arguments = ["run", str(bundle)]
@@ -115,44 +115,44 @@ def launch(
     arguments += ["--backend", backend.value, "--device", device.value]
     arguments += ["--timeout", f"{timeout:g}", "--repeat", str(repeat)]
     hosts = () if host is None else read_hosts(host, mesh.size)
-    if launcher is Starter.torchrun:
+    if launcher is Launcher.torchrun:
         raise typer.Exit(launch_with_torchrun(mesh.size, arguments, hosts, rsh))
     raise typer.Exit(start(mesh.size, arguments, hosts=hosts, rsh=rsh))
 
 
 @app.command()
 def doctor(json: JsonOption = False) -> None:
-    """Check what works on this machine, and say how to mend what does not."""
+    """Check this machine's setup, and print how to fix failures."""
     from rich.console import Console
 
     from distir_relax.runtime.doctor import examine
 
     if json:
-        checks = [asdict(finding) | ({"mend": ""} if finding.ok else {}) for finding in examine()]
-        well = all(check["ok"] or not check["essential"] for check in checks)
-        typer.echo(json_.dumps({"ok": well, "checks": checks}))
-        raise typer.Exit(0 if well else 1)
+        checks = [asdict(finding) | ({"fix": ""} if finding.ok else {}) for finding in examine()]
+        is_ok = all(check["ok"] or not check["essential"] for check in checks)
+        typer.echo(json_.dumps({"ok": is_ok, "checks": checks}))
+        raise typer.Exit(0 if is_ok else 1)
     console = Console(highlight=False)
-    well = True
+    is_ok = True
     for finding in examine():
         mark = "[green]ok  [/]" if finding.ok else "[red]FAIL[/]" if finding.essential else "[yellow]lack[/]"
         console.print(f"{mark} {finding.name:22}", end=" ")
         console.print(finding.detail, markup=False, soft_wrap=True)
         if not finding.ok:
-            well = well and not finding.essential
-            console.print(f"     to mend: {finding.mend}", markup=False, soft_wrap=True)
-    raise typer.Exit(0 if well else 1)
+            is_ok = is_ok and not finding.essential
+            console.print(f"     to fix: {finding.fix}", markup=False, soft_wrap=True)
+    raise typer.Exit(0 if is_ok else 1)
 
 
-def _leave(world: World, error: DistIRError) -> NoReturn:
-    """End this rank after an error that all ranks have: the first one prints it, before any of them is gone."""
+def _exit_all(world: World, error: DistIRError) -> NoReturn:
+    """End this rank after an error that all ranks have; the first rank prints it before any of them exits."""
     if world.rank == 0:
-        complain(error)
+        print_error(error)
     world.close()
     raise SystemExit(2)
 
 
-def _summarise(report: RunReport, output: Path | None, table: bool) -> None:
+def _print_summary(report: RunReport, output: Path | None, table: bool) -> None:
     if table:
         _print_table(report)
     wrote = f"; wrote {output}" if output is not None else ""
@@ -163,17 +163,17 @@ def _summarise(report: RunReport, output: Path | None, table: bool) -> None:
     )
 
 
-def _drawing(
+def _trace_writer(
     bundle: Path, backend: Backend, profile: str, path: Path | None, quiet: bool
 ) -> Callable[[RunReport], None]:
-    """The listener that draws the tasks of the last step of a run below the predicted ones; no drawing without `path`.
+    """Return a listener that draws the tasks of a run's last step below the predicted ones; a no-op without `path`.
 
-    A `quiet` one leaves stdout to others.
+    With `quiet` it prints to stderr.
     """
     if path is None:
         return lambda report: None
     if backend is not Backend.torch:
-        raise DistIRError("only the torch backend says when it does its tasks", hint="leave --trace or --backend out")
+        raise DistIRError("only the torch backend records task times", hint="remove --trace or --backend")
     from distir_relax.bundle import read_bundle
     from distir_relax.compiler.simulate import simulate
     from distir_relax.cost.profile import load_profile
@@ -184,7 +184,7 @@ def _drawing(
     devices = read_bundle(bundle, verify_weights=False).manifest.mesh.size
     predicted = predicted_rows(simulate(bundle, profile=load_profile(profile).with_devices(devices)))
     if not predicted:
-        raise DistIRError("the program is no pipeline: it has no tasks to draw", str(bundle), "leave --trace out")
+        raise DistIRError("the program is not a pipeline: it has no tasks to draw", str(bundle), "remove --trace")
 
     def draw(report: RunReport) -> None:
         measured = [Row(f"rank {rank}", tasks) for rank, tasks in enumerate(report.tasks)]

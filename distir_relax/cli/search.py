@@ -1,4 +1,4 @@
-"""The command that searches for the best strategy."""
+"""The `distir search` command: search for the fastest strategy."""
 
 from __future__ import annotations
 
@@ -25,45 +25,45 @@ if TYPE_CHECKING:
 @with_options(LayoutOptions, only=("stages",))
 def search(
     model: Annotated[str, typer.Argument(metavar="MODEL", help="FILE.py:FUNCTION or FILE.onnx.")],
-    devices: Annotated[int, typer.Option(min=1, help="Strategies for so many devices.")],
+    devices: Annotated[int, typer.Option(min=1, help="Number of devices.")],
     profile: Annotated[str, typer.Option(help="The machine: a name (NAME:NODES for several nodes) or a .toml file.")],
     options: dict[str, Any],
     global_batch: Annotated[
-        str | None, typer.Option(metavar="N", help="Samples of a step: 4096, or 64,96, or 128-4096 by powers of two.")
+        str | None, typer.Option(metavar="N", help="Samples per step: 4096, or 64,96, or 128-4096 by powers of two.")
     ] = None,
-    top: Annotated[int, typer.Option(min=1, help="Show so many.")] = 10,
+    top: Annotated[int, typer.Option(min=1, help="Number of results to print.")] = 10,
     microbatches: Annotated[
-        str | None, typer.Option(metavar="1,2,4", help="Instead of the powers of 2 to 128.")
+        str | None, typer.Option(metavar="1,2,4", help="Numbers of microbatches; by default powers of 2 up to 128.")
     ] = None,
-    schedules: Annotated[str, typer.Option(metavar="1f1b,zb-h1", help="Schedules of pipelines.")] = "1f1b",
-    chunks: Annotated[str, typer.Option(metavar="1,2", help="Stages of a pipeline on each device.")] = "1",
-    zero: Annotated[str, typer.Option(metavar="0,1,2", help="Stages of ZeRO.")] = "0",
-    checkpoint: Annotated[str, typer.Option(metavar="none,block", help="What is computed again.")] = "none",
+    schedules: Annotated[str, typer.Option(metavar="1f1b,zb-h1", help="Pipeline schedules.")] = "1f1b",
+    chunks: Annotated[str, typer.Option(metavar="1,2", help="Pipeline stages per device.")] = "1",
+    zero: Annotated[str, typer.Option(metavar="0,1,2", help="ZeRO stages.")] = "0",
+    checkpoint: Annotated[str, typer.Option(metavar="none,block", help="Activation checkpointing.")] = "none",
     sequence_parallel: Annotated[
-        str, typer.Option(metavar="off,on", help="Sequences split between tensor ranks where nothing else is.")
+        str, typer.Option(metavar="off,on", help="Shard sequences over tensor ranks where nothing else is sharded.")
     ] = "off",
     placements: Annotated[
-        str, typer.Option(metavar="rules,auto", help="How stages are laid out: by rules, or by optimisation.")
+        str, typer.Option(metavar="rules,auto", help="Placements within stages: by rules, or by optimization.")
     ] = "rules",
     by_steps: Annotated[
-        bool, typer.Option("--by-steps", help="Try each D x T x P once, and other options around the best alone.")
+        bool, typer.Option("--by-steps", help="Local search: each D x T x P once, other options around the best only.")
     ] = False,
     workers: Annotated[
-        int | None, typer.Option(min=1, help="Processes, as many as there are cores by default.")
+        int | None, typer.Option(min=1, help="Number of worker processes; by default one per core.")
     ] = None,
     resume: Annotated[
-        Path | None, typer.Option(metavar="FILE.jsonl", help="Keep what is done here, and go on from it.")
+        Path | None, typer.Option(metavar="FILE.jsonl", help="Record results in this file, and resume from it.")
     ] = None,
     execute: Annotated[int, typer.Option(min=0, metavar="N", help="Run the N best on this machine's ranks.")] = 0,
     csv: Annotated[Path | None, typer.Option(help="Write all configurations to this .csv.")] = None,
     html: Annotated[
-        Path | None, typer.Option(help="Write a page with table, charts and time lines to this .html.")
+        Path | None, typer.Option(help="Write a page with table, charts and timelines to this .html.")
     ] = None,
     json: JsonOption = False,
 ) -> None:
-    """Find the fastest strategy that fits into memory, by simulating all of them.
+    """Search for the fastest strategy that fits into memory, by simulating all candidates.
 
-    Under mpirun all ranks but the first simulate, and the first tells what they find.
+    Under mpirun all ranks except the first simulate, and the first prints the results.
     """
     options |= {
         "devices": devices, "profile": profile, "global_batch": read_batches(global_batch),
@@ -73,15 +73,15 @@ def search(
         "workers": workers, "resume": resume, "time_lines": html is not None,
         **({"microbatches": _numbers(microbatches, "--microbatches")} if microbatches else {}),
     }  # fmt: skip
-    found = _found(model, options, top)
+    result = _search(model, options, top)
     if not is_first_rank():
         return
-    _write(model, profile, found, csv, html)
-    _tell(model, found, top, execute, json)
+    _write(model, profile, result, csv, html)
+    _print_result(model, result, top, execute, json)
 
 
-def _found(model: str, options: dict[str, Any], top: int) -> Search:
-    """The search, with a bar; where it is interrupted the best so far is told."""
+def _search(model: str, options: dict[str, Any], top: int) -> Search:
+    """Search with a progress bar; when interrupted, print the best results so far."""
     from distir_relax.report.search import outcomes_table
     from distir_relax.runtime.launcher_detection import check_connected
     from distir_relax.strategy_search.search import search as find
@@ -89,7 +89,7 @@ def _found(model: str, options: dict[str, Any], top: int) -> Search:
     check_connected()
     with SearchProgress() as progress:
         try:
-            return find(model, on_outcome=progress.tell, **options)
+            return find(model, on_outcome=progress.update, **options)
         except Interrupted:
             progress.stop()
             if progress.seen:
@@ -97,37 +97,37 @@ def _found(model: str, options: dict[str, Any], top: int) -> Search:
             raise
 
 
-def _write(model: str, profile: str, found: Search, csv: Path | None, html: Path | None) -> None:
-    """Write the files that are asked for."""
+def _write(model: str, profile: str, result: Search, csv: Path | None, html: Path | None) -> None:
+    """Write the requested files."""
     from distir_relax.report.search import csv_text
     from distir_relax.report.search_page import write_search_page
     from distir_relax.support.files import write_text
 
     if csv is not None:
-        write_text(csv, csv_text(found))
+        write_text(csv, csv_text(result))
     if html is not None:
-        write_search_page(found, html, model, profile)
+        write_search_page(result, html, model, profile)
 
 
-def _tell(model: str, found: Search, top: int, execute: int, as_json: bool) -> None:
-    """Print what was found, and what the best take when they are run."""
+def _print_result(model: str, result: Search, top: int, execute: int, as_json: bool) -> None:
+    """Print the result, and the measured times of the best strategies if they are run."""
     from distir_relax.report.search import table
     from distir_relax.report.validation import table as measured_table
     from distir_relax.strategy_search.search import execute as run_best
 
-    best = found.ranked[:execute]
-    measured = run_best(model, best, found.profile) if best else None
+    best = result.ranked[:execute]
+    measured = run_best(model, best, result.profile) if best else None
     if as_json:
         executed = {} if measured is None else {"executed": measured.as_json()}
-        typer.echo(json_.dumps(found.as_json(top) | executed))
+        typer.echo(json_.dumps(result.as_json(top) | executed))
         return
-    typer.echo(table(found, top))
+    typer.echo(table(result, top))
     if measured is not None:
         typer.echo(f"\n{measured_table(measured)}")
 
 
 class SearchProgress:
-    """A bar on a terminal: how many configurations are done, and the fastest so far; `seen` are all of them."""
+    """Progress bar on a terminal: number of outcomes, and the fastest so far; `seen` has all of them."""
 
     def __init__(self) -> None:
         self.seen: list[Outcome] = []
@@ -147,8 +147,8 @@ class SearchProgress:
     def __exit__(self, *error: object) -> None:
         self.stop()
 
-    def tell(self, outcome: Outcome, total: int) -> None:
-        """Another one is done, of `total`."""
+    def update(self, outcome: Outcome, total: int) -> None:
+        """Record another outcome, of `total`."""
         self.seen.append(outcome)
         if self._bar is not None:
             best = max((o for o in self.seen if o.fits), key=lambda o: o.throughput, default=None)
@@ -156,14 +156,14 @@ class SearchProgress:
             self._bar.update(self._task, total=total, completed=len(self.seen), description=text)
 
     def stop(self) -> None:
-        """Leave the terminal as it is to stay."""
+        """Remove the bar from the terminal."""
         if self._bar is not None:
             self._bar.stop()
             self._bar = None
 
 
 def is_first_rank() -> bool:
-    """Whether this process is the first of a launch, or none of any."""
+    """Return whether this process is rank 0 of a launch, or not part of a launch."""
     from distir_relax.runtime.launcher_detection import detect
     from distir_relax.runtime.local_ranks import rank_in
 
@@ -171,21 +171,21 @@ def is_first_rank() -> bool:
 
 
 def read_batches(text: str | None) -> tuple[int, ...] | None:
-    """Numbers of samples: ``4096``, ``64,96``, or ``128-4096``, by powers of two. Raises `DistIRError` for others."""
+    """Parse batch sizes: ``4096``, ``64,96``, or ``128-4096`` by powers of two. Raise `DistIRError` if malformed."""
     if text is None:
         return None
     if between := re.fullmatch(r"([0-9]{1,9})-([0-9]{1,9})", text.strip()):
         low, high = map(int, between.groups())
-        found = tuple(low << n for n in range(32) if low and low << n <= high)
-        if found:
-            return found
+        sizes = tuple(low << n for n in range(32) if low and low << n <= high)
+        if sizes:
+            return sizes
     elif re.fullmatch(r"[0-9]{1,9}(,[0-9]{1,9})*", text.replace(" ", "")):
         return _numbers(text, "--global-batch")
     raise DistIRError(f"expected 4096, or 64,96, or 128-4096, found {text!r}", "--global-batch")
 
 
 def read_switches(text: str, option: str) -> tuple[bool, ...]:
-    """Whether something is off, on, or tried both ways: ``off``, ``on`` or ``off,on``. Raises `DistIRError` else."""
+    """Parse ``off``, ``on`` or ``off,on`` (try both). Raise `DistIRError` if malformed."""
     words = _words(text)
     if not words or not set(words) <= {"off", "on"}:
         raise DistIRError(f"expected off, on, or off,on, found {text!r}", option)
@@ -195,7 +195,7 @@ def read_switches(text: str, option: str) -> tuple[bool, ...]:
 def _numbers(text: str, option: str) -> tuple[int, ...]:
     words = _words(text)
     if not words or not all(re.fullmatch(r"[0-9]{1,9}", word) for word in words):
-        raise DistIRError(f"expected numbers, 1,2,4, found {text!r}", option)
+        raise DistIRError(f"expected numbers such as 1,2,4, found {text!r}", option)
     return tuple(map(int, words))
 
 

@@ -1,4 +1,4 @@
-"""What the command line does when it is told to end."""
+"""Termination signals of the command line."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from distir_relax.runtime.launcher_detection import detect
 
 
 class Interrupted(BaseException):
-    """The process was sent `signal`. No subclass of KeyboardInterrupt, which the parser of the arguments keeps."""
+    """The process received a signal. Not a KeyboardInterrupt, which the argument parser catches."""
 
     def __init__(self, number: int) -> None:
         super().__init__(signal.Signals(number).name)
@@ -20,23 +20,23 @@ class Interrupted(BaseException):
 
 
 def raise_on_signals() -> None:
-    """Let SIGINT, SIGTERM and SIGHUP raise `Interrupted` in the main thread.
+    """Make SIGINT, SIGTERM and SIGHUP raise `Interrupted` in the main thread.
 
-    A rank of a launch is left as it is: its launcher ends it, also while it waits in a library.
+    Ranks of a launch keep the default handlers: their launcher ends them, even while they wait in a library.
     """
     if detect() is not None:
         return
     signal.signal(signal.SIGINT, _raise)
     signal.signal(signal.SIGTERM, _raise)
-    # What was started with nohup goes on.
+    # A process started with nohup keeps running.
     if signal.getsignal(signal.SIGHUP) is not signal.SIG_IGN:
         signal.signal(signal.SIGHUP, _raise)
 
 
-def end(interrupted: Interrupted) -> NoReturn:
-    """Leave the process at once, when all that was open is closed.
+def exit_interrupted(interrupted: Interrupted) -> NoReturn:
+    """Exit at once, after all cleanup has run.
 
-    Threads of ranks may still compute. Python would end them in the midst of it, which C++ does not survive.
+    Rank threads may still compute; a regular interpreter exit would kill them in the middle of C++ code and crash.
     """
     sys.stdout.flush()
     sys.stderr.write(f"interrupted ({interrupted})\n")

@@ -1,4 +1,4 @@
-"""The commands that predict and measure: simulate, calibrate, validate."""
+"""The commands `distir simulate`, `calibrate` and `validate`."""
 
 from __future__ import annotations
 
@@ -28,11 +28,11 @@ def simulate(
     ],
     profile: Annotated[str, typer.Option(help="The machine: a name (NAME:NODES for several nodes) or a .toml file.")],
     options: dict[str, Any],
-    global_batch: Annotated[int | None, typer.Option(min=1, help="Passed to the function; for the throughput.")] = None,
+    global_batch: Annotated[int | None, typer.Option(min=1, help="Passed to the function; for throughput.")] = None,
     import_: Annotated[
-        list[Path] | None, typer.Option("--import", metavar="FILE.py", help="Import it first: it registers ops.")
+        list[Path] | None, typer.Option("--import", metavar="FILE.py", help="Import a file first, to register ops.")
     ] = None,
-    trace: Annotated[Path | None, typer.Option(help="Write the time line to this .json, for Perfetto.")] = None,
+    trace: Annotated[Path | None, typer.Option(help="Write the timeline to this .json, for Perfetto.")] = None,
     html: Annotated[Path | None, typer.Option(help="Write a report page to this .html.")] = None,
     json: JsonOption = False,
 ) -> None:
@@ -43,37 +43,37 @@ def simulate(
 
     for file in import_ or ():
         import_file(file)
-    found = predict(model, profile=profile, global_batch=global_batch, **options)
+    simulation = predict(model, profile=profile, global_batch=global_batch, **options)
     if trace is not None:
-        write_trace(found, trace)
+        write_trace(simulation, trace)
     if html is not None:
         from distir_relax.report.page import write_page
 
-        write_page(found, html, title=f"{model} on {found.profile.name}")
-    typer.echo(dumps(found.as_json()) if json else str(found))
+        write_page(simulation, html, title=f"{model} on {simulation.profile.name}")
+    typer.echo(dumps(simulation.as_json()) if json else str(simulation))
 
 
 @app.command()
 def calibrate(
     output: Annotated[Path, typer.Option("--output", "-o", help="The profile to write, a .toml file.")],
-    n: Annotated[int, typer.Option("-n", min=1, help="Ranks, measured together with mpirun.")] = 2,
+    n: Annotated[int, typer.Option("-n", min=1, help="Number of ranks, measured together with mpirun.")] = 2,
     device: DeviceOption = Device.cpu,
     name: Annotated[str, typer.Option(help="The profile's name.")] = "",
     links: Annotated[str | None, typer.Option(help="Take the links from this profile (with -n 1).")] = None,
     passes: PassesOption = 7,
-    budget: Annotated[float, typer.Option(min=0, help="Seconds for all of it, about; 0: as long as it takes.")] = 120.0,
+    budget: Annotated[float, typer.Option(min=0, help="Approximate time limit in seconds; 0: no limit.")] = 120.0,
     max_error: Annotated[
-        float, typer.Option(min=0, help="Refuse a fit where the median error of a group is larger: 0.5 is 50 %.")
+        float, typer.Option(min=0, help="Reject a fit if the median error of a group is larger; 0.5 is 50 %.")
     ] = 0.5,
 ) -> None:
-    """Measure this machine's ops and collectives, and write the profile that explains them.
+    """Measure ops and collectives on this machine, and fit a profile to them.
 
-    Passes are left out where the budget has no time for them. A fit that is too far off is not written.
+    Passes that exceed the budget are skipped. A fit with too large errors is not written.
     """
     from distir_relax.calibration.calibrate import calibrate as measure_and_fit
 
-    found = measure_and_fit(output, n, device.value, name, links, passes, budget, max_error)
-    for group, error in found.errors.items():
+    calibration = measure_and_fit(output, n, device.value, name, links, passes, budget, max_error)
+    for group, error in calibration.errors.items():
         typer.echo(f"{group:16} median error of the fit {error:.1%}")
     typer.echo(f"wrote {output}")
 
@@ -82,7 +82,7 @@ def calibrate(
 def measure(
     output: Path, programs: Path, device: DeviceOption = Device.cpu, passes: int = 1, seconds: float = 0.0
 ) -> None:
-    """One rank of `distir calibrate`."""
+    """Run one rank of `distir calibrate`."""
     from distir_relax.calibration.calibrate import measure as run_benchmarks
     from distir_relax.runtime.join import joined_world
 
@@ -102,18 +102,18 @@ def validate(
     ] = None,
     calibrate: Annotated[
         Path | None,
-        typer.Option(help="Instead of --profile: fit one in turn with the runs, and write it to this .toml."),
+        typer.Option(help="Instead of --profile: fit a profile, measured in turn with the runs, and write it here."),
     ] = None,
-    steps: Annotated[int, typer.Option(min=1, help="Timed steps of each configuration, in each pass.")] = 4,
+    steps: Annotated[int, typer.Option(min=1, help="Timed steps per configuration and pass.")] = 4,
     passes: PassesOption = 7,
-    threads: Annotated[int, typer.Option(min=1, help="Threads of a rank, as when the profile was calibrated.")] = 1,
+    threads: Annotated[int, typer.Option(min=1, help="Threads per rank, as in the calibration of the profile.")] = 1,
     compare: Annotated[
-        str, typer.Option(metavar="FIELD,...", help="Which is faster of those whose strategies differ in these alone.")
+        str, typer.Option(metavar="FIELD,...", help="Compare the order of strategies that differ only in these fields.")
     ] = "schedule,chunks",
     plot: Annotated[Path | None, typer.Option(help="Write a scatter plot to this .svg.")] = None,
     json: JsonOption = False,
 ) -> None:
-    """Run configurations for real and compare their times and memory with the simulator's."""
+    """Run configurations and compare their measured times and memory with the simulator's predictions."""
     from distir_relax.calibration.validate import validate as run_and_compare
     from distir_relax.cost.profile import load_profile
     from distir_relax.report.scatter_plot import write_plot
@@ -127,17 +127,17 @@ def validate(
     if calibrate is not None:
         check_writable(calibrate)
     compared = [name.strip() for name in compare.split(",") if name.strip()]
-    found = run_and_compare(targets, load_profile(profile) if profile else None, steps, threads, passes, compared)
-    if calibrate is not None and found.calibration is not None:
-        found.calibration.write(calibrate)
+    validation = run_and_compare(targets, load_profile(profile) if profile else None, steps, threads, passes, compared)
+    if calibrate is not None and validation.calibration is not None:
+        validation.calibration.write(calibrate)
     if plot is not None:
-        write_plot(found, plot)
-    typer.echo(json_text(found) if json else table(found))
+        write_plot(validation, plot)
+    typer.echo(json_text(validation) if json else table(validation))
 
 
 @app.command(hidden=True)
 def time_bundles(request: Path, answer: Path) -> None:
-    """One rank of `distir validate`."""
+    """Run one rank of `distir validate`."""
     from distir_relax.calibration.validate import time_bundles as run_all
     from distir_relax.runtime.join import joined_world
 

@@ -1,4 +1,4 @@
-"""The data of `distir train`: a user's function, found by name, that gives batches or a data set."""
+"""Training data of `distir train`: a user's function that returns batches or a data set."""
 
 from __future__ import annotations
 
@@ -13,40 +13,40 @@ from distir_relax.runtime.training.batches import Data, DataSet, Samples, Stream
 from distir_relax.support.user_function import call_function, find_function, users_code
 
 
-def data_of(target: str) -> Callable[[Manifest, int], Data]:
-    """The data that ``FILE.py:FUNCTION`` gives, for a program and a seed.
+def load_data(target: str) -> Callable[[Manifest, int], Data]:
+    """Return a function from a program's manifest and a seed to the data of ``FILE.py:FUNCTION``.
 
-    FUNCTION returns a data set (``__len__`` and ``__getitem__`` of one sample), or an iterable of batches; where it has
-    the parameters `start` and `seed` it is given the number of the first step, and the seed. Raises `ImportModelError`
-    where it is missing, raises, or returns something else.
+    FUNCTION returns a data set (``__len__`` and ``__getitem__`` of one sample), or an iterable of batches. If it has
+    the parameters `start` and `seed`, it receives the number of the first step, and the seed. Raises `ImportModelError`
+    if it is missing, raises, or returns something else.
     """
     function = find_function(target)
     takes_start = "start" in inspect.signature(function).parameters
 
-    def given(manifest: Manifest, seed: int) -> Data:
+    def open_data(manifest: Manifest, seed: int) -> Data:
         if takes_start:
             return Stream(manifest, lambda step: _iterable(_call(function, target, seed, step), target))
-        found = _call(function, target, seed)
-        if hasattr(found, "__len__") and hasattr(found, "__getitem__") and not isinstance(found, (list, tuple, dict)):
-            return Samples(manifest, _Guarded(found, target), seed)
-        return Stream(manifest, _Again(found, lambda: _call(function, target, seed), target).begin)
+        data = _call(function, target, seed)
+        if hasattr(data, "__len__") and hasattr(data, "__getitem__") and not isinstance(data, (list, tuple, dict)):
+            return Samples(manifest, _UserDataSet(data, target), seed)
+        return Stream(manifest, _Epochs(data, lambda: _call(function, target, seed), target).begin)
 
-    return given
+    return open_data
 
 
 def _call(function: Callable[..., Any], target: str, seed: int, start: int | None = None) -> Any:
     return call_function(function, target, {"seed": seed, "start": start})
 
 
-class _Again:
-    """The batches of a function that knows no `start`: called anew for each epoch, those before the first left out."""
+class _Epochs:
+    """Batches of a function without `start`: called once per epoch; batches before the first step are skipped."""
 
     def __init__(self, first: Any, call: Callable[[], Any], target: str) -> None:
         self._first, self._call, self._target = first, call, target
         self._begun = False
 
     def begin(self, step: int) -> Iterable[Any]:
-        """The batches from a step on, or those of the next epoch."""
+        """Return the batches from a step on, or those of the next epoch."""
         if self._begun:
             return _iterable(self._call(), self._target)
         self._begun = True
@@ -56,15 +56,15 @@ class _Again:
         source = self._first
         while True:
             items = _iterable(source, self._target)
-            passed = sum(1 for _ in islice(items, count))
-            count -= passed
-            if not count or not passed:
+            skipped = sum(1 for _ in islice(items, count))
+            count -= skipped
+            if not count or not skipped:
                 return items
             source = self._call()
 
 
-class _Guarded:
-    """A data set whose errors are told with the user's own frames."""
+class _UserDataSet:
+    """A data set whose errors show the user's own frames."""
 
     def __init__(self, samples: DataSet, target: str) -> None:
         self._samples, self._file = samples, target.rpartition(":")[0]
@@ -79,16 +79,16 @@ class _Guarded:
 _END = object()
 
 
-def _iterable(found: Any, target: str) -> Iterator[Any]:
-    """The items of an iterable, whose errors are told with the user's own frames."""
+def _iterable(result: Any, target: str) -> Iterator[Any]:
+    """Return an iterator whose errors show the user's own frames."""
     file = target.rpartition(":")[0]
-    if not hasattr(found, "__iter__") or isinstance(found, dict):
+    if not hasattr(result, "__iter__") or isinstance(result, dict):
         raise ImportModelError(
-            f"expected batches or a data set, found {type(found).__name__}", target,
+            f"expected batches or a data set, found {type(result).__name__}", target,
             "return an iterable of (inputs, targets), or a data set of single samples")  # fmt: skip
 
     def items() -> Iterator[Any]:
-        source = users_code(lambda: iter(found), file, "was iterated over")
+        source = users_code(lambda: iter(result), file, "was iterated over")
         while True:
             item = users_code(lambda: next(source, _END), file, "was asked for a batch")
             if item is _END:

@@ -1,4 +1,4 @@
-"""How a training run is doing: a bar on a terminal, now and then a line elsewhere."""
+"""Progress of a training run: a bar on a terminal, occasional lines elsewhere."""
 
 from __future__ import annotations
 
@@ -11,17 +11,17 @@ import typer
 from distir_relax.runtime.training.training_loop import Done, TrainOptions
 
 LINES = 20
-"""So many lines tell of a run that has no terminal, unless its steps are slow."""
+"""Number of lines printed without a terminal, unless steps are slow."""
 PATIENCE = 30.0
-"""Seconds without a line."""
-_MEMORY = 0.9
-"""What is left of the average time of a step when the next one is known."""
+"""Maximum seconds between two lines."""
+_DECAY = 0.9
+"""Decay of the moving average of step times."""
 
 
 class TrainingProgress:
-    """A `Listener` that shows step, loss, samples or tokens per second, and the time left.
+    """A `Listener` that shows step, loss, samples or tokens per second, and the remaining time.
 
-    It writes step, loss and seconds of each step to the file `log`, behind what a run that is resumed wrote there.
+    It writes step, loss and seconds of each step to the file `log`; a resumed run appends to it.
     """
 
     def __init__(self, log: Path | None = None) -> None:
@@ -31,7 +31,7 @@ class TrainingProgress:
         self._task: Any = None
         self._steps, self._per_step, self._unit = 0, 0, ""
         self._average = 0.0
-        self._told = 0.0
+        self._last_line = 0.0
 
     def __enter__(self) -> TrainingProgress:
         return self
@@ -40,7 +40,7 @@ class TrainingProgress:
         self.stop()
 
     def stop(self) -> None:
-        """Leave the terminal as it is to stay."""
+        """Remove the bar from the terminal, and close the log."""
         if self._bar is not None:
             self._bar.stop()
             self._bar = None
@@ -51,11 +51,11 @@ class TrainingProgress:
     def begun(self, step: int, options: TrainOptions, per_step: int, unit: str) -> None:
         """See `Listener`."""
         self._steps, self._per_step, self._unit = options.steps, per_step, unit
-        self._told = time.perf_counter()
+        self._last_line = time.perf_counter()
         if self._log is not None:
-            goes_on = step > 0 and self._log.exists()
-            self._lines = self._log.open("a" if goes_on else "w", encoding="utf-8", buffering=1)
-            self._lines.write("" if goes_on else "step,loss,seconds\n")
+            resumes = step > 0 and self._log.exists()
+            self._lines = self._log.open("a" if resumes else "w", encoding="utf-8", buffering=1)
+            self._lines.write("" if resumes else "step,loss,seconds\n")
         if step:
             typer.echo(f"resumed from step {step}")
         from rich.console import Console
@@ -68,15 +68,15 @@ class TrainingProgress:
         """See `Listener`."""
         if self._lines is not None:
             self._lines.write(f"{done.step},{done.loss!r},{done.seconds:.6f}\n")
-        # The first step of all is slower than any other.
-        self._average = self._average * _MEMORY + done.seconds * (1 - _MEMORY) if self._average else done.seconds
+        # The first step is slower than any other.
+        self._average = self._average * _DECAY + done.seconds * (1 - _DECAY) if self._average else done.seconds
         if self._bar is not None:
             self._bar.update(self._task, completed=done.step, loss=f"{done.loss:.4g}", speed=self._speed())
             return
         now = time.perf_counter()
-        if done.step % max(1, self._steps // LINES) and done.step < self._steps and now - self._told < PATIENCE:
+        if done.step % max(1, self._steps // LINES) and done.step < self._steps and now - self._last_line < PATIENCE:
             return
-        self._told = now
+        self._last_line = now
         left = (self._steps - done.step) * self._average
         typer.echo(f"step {done.step}/{self._steps}  loss {done.loss:.6g}  {self._speed()}  {_time(left)} left")
 

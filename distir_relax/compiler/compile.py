@@ -1,4 +1,4 @@
-"""The whole pipeline in one call: a model and its annotations in, a plan for every rank out."""
+"""Compilation of a model to a plan with one program per distinct rank."""
 
 from __future__ import annotations
 
@@ -42,16 +42,16 @@ if TYPE_CHECKING:
 
 
 class SurpriseGather(UserWarning):
-    """The program gathers a split tensor where nobody asked for it."""
+    """A sharded tensor is gathered without a request."""
 
 
 @dataclass(repr=False)
 class Plan:
-    """A compiled model: one program per distinct rank, with everything on the way there.
+    """A compiled model: one program per distinct rank, and the program at each stage.
 
-    `modules` holds the program at each stage (``global``, ``sharded``, ``distributed``, ``ranked``), each with what
-    passes found on the way (`Module.records`); `seconds` is how long each pass took. `plan(x)` runs it here, ranks as
-    threads, and returns what the model returns.
+    `modules` holds the program at each stage (``global``, ``sharded``, ``distributed``, ``ranked``), with the records
+    of the passes (`Module.records`); `seconds` is the time of each pass. `plan(x)` runs it with ranks as threads of
+    this process, and returns the model's results.
     """
 
     name: str
@@ -72,7 +72,7 @@ class Plan:
         return str(self._overview)
 
     def _repr_html_(self) -> str:
-        """What notebooks show."""
+        """HTML representation for notebooks."""
         return self._overview.html()
 
     @property
@@ -81,27 +81,27 @@ class Plan:
 
     @property
     def footprint(self) -> Footprint:
-        """How many programs there are, the weights that each rank holds, and the bytes that it sends in a run."""
+        """Number of programs, weights of each rank, and bytes that each rank sends in a run."""
         return footprint(self.modules["distributed"], self.modules["ranked"])
 
     @property
     def mesh(self) -> DeviceMesh:
-        """The devices that the plan is for."""
+        """The device mesh of the plan."""
         return self.modules["distributed"].meshes[0]
 
     def text(self, stage: str) -> str:
-        """The program at a stage, as text. The sharded stage carries the reason for each placement."""
+        """Return the text of the program at a stage; the sharded stage has the reason for each placement."""
         return print_module(self.modules[stage], layout_comments(self.modules[stage]) if stage == "sharded" else None)
 
     @property
     def source(self) -> Source:
-        """The model that was read in, to be compiled again in another way."""
+        """The imported model, to be compiled again with other options."""
         assert self._source is not None, "a plan is compiled from a source"
         return replace(self._source, imported=self.imported)
 
     def bundle(self, backends: Sequence[str] = BACKENDS) -> Bundle:
-        """All that ranks need, in memory, the weights as they were when the model was compiled."""
-        made = to_bundle(
+        """Return the bundle in memory, with the weights as they were when the model was compiled."""
+        bundle = to_bundle(
             self.name,
             self.modules["sharded"],
             self.modules["distributed"],
@@ -112,20 +112,20 @@ class Plan:
             self.source.options["fast_math"],
         )
         if self.imported.arguments:
-            made = made.called(CallManifest.of(self.imported.arguments, self.imported.constants))
+            bundle = bundle.called(CallManifest.of(self.imported.arguments, self.imported.constants))
         search = self._search
-        return made if search is None else made.with_texts(print_search(search, self.modules["global"]))
+        return bundle if search is None else bundle.with_texts(print_search(search, self.modules["global"]))
 
     @property
     def alternatives(self) -> Alternatives:
-        """What other layouts would have cost, by function and value: ``plan.alternatives.best("main", "w", layout)``.
+        """Costs of other layouts, by function and value: ``plan.alternatives.best("main", "w", layout)``.
 
-        Raises `DistIRError` for a plan whose placements were not looked for.
+        Raises `DistIRError` for a plan without a search for placements.
         """
         from distir_relax.autosharding.alternatives import Alternatives
 
         if self._search is None:
-            raise DistIRError("the placements of this plan were not looked for", hint='compile with shardings="auto"')
+            raise DistIRError("this plan's placements were not searched", hint='compile with shardings="auto"')
         return Alternatives(self._search, self.modules["global"])
 
     @property
@@ -133,39 +133,39 @@ class Plan:
         return next((step for step in self._passes if isinstance(step, PlaceBySearch)), None)
 
     def save(self, path: str | Path, backends: Sequence[str] = BACKENDS, overwrite: bool = True) -> Path:
-        """Write the bundle folder at `path`, whole or not at all; see ``docs/bundle.md``.
+        """Write the bundle folder at `path` atomically; see ``docs/bundle.md``.
 
-        A bundle that is there already is replaced unless `overwrite` is false; anything else is never touched.
-        Raises `BundleError` when `path` cannot be written.
+        An existing bundle is replaced unless `overwrite` is false; anything else is never overwritten. Raises
+        `BundleError` if `path` cannot be written.
         """
         write_bundle(self.bundle(backends), Path(path), overwrite=overwrite)
         return Path(path)
 
     def __call__(self, *args: Any, backend: str = "torch", timeout: float | None = None, **kwargs: Any) -> Any:
-        """Run the plan on the model's own arguments, ranks as threads of this process; returns what the model does.
+        """Run the plan on the model's own arguments, with ranks as threads of this process; return the model's result.
 
-        The first call of a backend loads it. A call from another thread waits for the one before it. Raises `RunError`
-        for arguments unlike the example's, for a backend that there is not, and when a rank waits for others for more
-        than `timeout` seconds (120 unless given; 0: never).
+        The first call of a backend loads it. Calls from several threads run one after the other. Raises `RunError` for
+        arguments that do not match the example's, for an unknown backend, and if a rank waits for others for
+        more than `timeout` seconds (120 by default; 0: never).
         """
         inputs = self.imported.flatten(args, kwargs)
         # New values of state stay on their ranks.
         results = self.imported.results
-        wanted = [*results, *self.imported.written] if results else None
-        outputs = self._sessions.run(inputs, backend, timeout, wanted)
+        outputs_needed = [*results, *self.imported.written] if results else None
+        outputs = self._sessions.run(inputs, backend, timeout, outputs_needed)
         for output, name in self.imported.written.items():
             inputs[name].copy_(outputs[output])
         return self.imported.rebuild(outputs)
 
     def session(self, backend: str = "torch") -> Session:
-        """The plan loaded on a backend, ranks as threads of this process, as calls of the plan use it.
+        """Return the session that calls of the plan use: loaded on a backend, with ranks as threads of this process.
 
-        Raises `RunError` for a backend that there is not, and where a run that failed has lost the state.
+        Raises `RunError` for an unknown backend, and if a failed run has lost the state.
         """
         return self._sessions.of(backend)
 
     def to_onnx_sharding(self, model: Any) -> Any:
-        """A copy of an ONNX model with this plan's layouts as its multi-device metadata (IR version 11).
+        """Return a copy of an ONNX model with this plan's layouts as multi-device metadata (IR version 11).
 
         `model` is the path or the `onnx.ModelProto` that the plan was compiled from. Raises `PlacementError` for a
         mesh of several axes, and for sizes that the metadata cannot express.
@@ -173,14 +173,14 @@ class Plan:
         from distir_relax.frontends.onnx.multi_device_metadata import write_sharding
         from distir_relax.frontends.onnx.tensors import load_model
 
-        return write_sharding(load_model(model), self._written_out(), self.imported.values)
+        return write_sharding(load_model(model), self._inline_sharded(), self.imported.values)
 
     def to_relax(self) -> tuple[dict[str, tvm.IRModule], tuple[str, ...]]:
-        """The programs of the ranks as plain Relax, by name, and the name of each rank's program.
+        """Return the programs of the ranks as plain Relax, by name, and the name of each rank's program.
 
-        Each module holds one function, whose parameters are this rank's shards, and whose communication is packed
-        calls: ``docs/tvm.md`` says how it is built, and run. Raises `VerificationError` where TVM gives an op another
-        type than the op table.
+        Each module holds one function, whose parameters are the rank's shards, and whose communication is packed calls;
+        ``docs/tvm.md`` describes how to build and run it. Raises `VerificationError` if TVM infers another type for an
+        op than the op table.
         """
         from distir_relax.lowering.emit.relax import to_relax_programs
 
@@ -188,18 +188,18 @@ class Plan:
         return programs, self.modules["ranked"].ranks
 
     def to_relax_dtensor(self, pending: str = "") -> tvm.IRModule:
-        """The sharded program in TVM's own terms, `R.DTensor` types and `R.dist.redistribute`: see ``docs/tvm.md``.
+        """Return the sharded program with TVM's `R.DTensor` types and `R.dist.redistribute`; see ``docs/tvm.md``.
 
-        Relax has no pending sums. With `pending="R"` they are typed as TVM's own propagation types them, ``R``, and the
-        reduction is left unsaid; without, they are refused. Raises `PlacementError` for a layout, and
-        `UnsupportedOpError` for an op, that these cannot express; ValueError for another `pending`.
+        Relax has no partial sums. With `pending="R"` they are typed ``R``, as by TVM's own propagation, and the
+        reduction is implicit; by default they raise. Raises `PlacementError` for a layout, and `UnsupportedOpError` for
+        an op, that Relax cannot express; ValueError for another `pending`.
         """
         from distir_relax.lowering.emit.relax_dtensor import to_relax_dtensor
 
-        return to_relax_dtensor(self._written_out(), pending)
+        return to_relax_dtensor(self._inline_sharded(), pending)
 
-    def _written_out(self) -> Module:
-        """The sharded program without functions, its values named as in the model."""
+    def _inline_sharded(self) -> Module:
+        """Return the sharded program without functions; its values have the model's names."""
         if len(self.modules["sharded"].functions) == 1:
             return self.modules["sharded"]
         before = takewhile(lambda step: step.gives != "distributed", self._passes)
@@ -235,7 +235,7 @@ def compile(
     tensor is gathered without a request, and `NothingSplit` where nothing is sharded over the mesh.
     """
     imported = read_model(model, example_inputs, example_kwargs, input_shapes, params, checkpoint, check_import)
-    return plan_of(Source(imported, complete(options, default_name(model))))
+    return compile_source(Source(imported, complete(options, default_name(model))))
 
 
 def read_model(
@@ -247,44 +247,44 @@ def read_model(
     checkpoint: str | Path | None = None,
     check_import: bool = True,
 ) -> Imported:
-    """The program and the weights of a model as `compile` takes it, as they are now. Raises what that raises."""
+    """Import the program and the weights of a model, as `compile` does. Raises what `compile` raises."""
     with _data_of_buffers(model, (example_inputs, example_kwargs), checkpoint):
         imported = snapshot(import_model(model, example_inputs, example_kwargs, input_shapes, params, check_import))
     return imported if checkpoint is None else with_checkpoint(imported, checkpoint)
 
 
 def _data_of_buffers(model: Any, inputs: Any, checkpoint: str | Path | None) -> AbstractContextManager[None]:
-    """A context in which buffers of a torch model on the meta device have data, where a checkpoint has the weights."""
+    """Return a context in which meta-device buffers of a torch model have data, if a checkpoint has the weights."""
     if checkpoint is None or not any(kind.__module__.startswith("torch.") for kind in type(model).__mro__):
         return nullcontext()
     import torch
 
     from distir_relax.frontends.torch.meta_buffers import buffers_with_data
 
-    # A call without data gives constants without data.
-    given = (leaf for leaf in tree_leaves(inputs) if isinstance(leaf, torch.Tensor))
-    return nullcontext() if any(t.is_meta for t in given) else buffers_with_data(model, Path(checkpoint))
+    # An example without data gives constants without data.
+    tensors = (leaf for leaf in tree_leaves(inputs) if isinstance(leaf, torch.Tensor))
+    return nullcontext() if any(t.is_meta for t in tensors) else buffers_with_data(model, Path(checkpoint))
 
 
-def plan_of(source: Source) -> Plan:
-    """The plan of a model that was read in. Raises and warns as `compile` does."""
+def compile_source(source: Source) -> Plan:
+    """Compile an imported model. Raises and warns as `compile` does."""
     imported, options = source.imported, source.options
-    chosen = source.passes()
-    # What is not valid is on disk before the verification says so.
+    passes = source.passes()
+    # Dumps come before the checks, so that an invalid program is written before its verification fails.
     dumps = [] if options["dump"] is None else [Dump(options["dump"])]
     observers: list[Observer] = [stages := Stages(), *options["observers"], *dumps, *source.checks]
-    _warn_of_gathers(run_passes(imported.module, chosen, observers), options["gather_threshold"])
+    _warn_of_gathers(run_passes(imported.module, passes, observers), options["gather_threshold"])
     with_weights = replace(imported, tensors=with_state(stages.modules["global"], imported.tensors))
-    return Plan(str(options["name"]), with_weights, stages.modules, options["tail"], stages.seconds, chosen, source)
+    return Plan(str(options["name"]), with_weights, stages.modules, options["tail"], stages.seconds, passes, source)
 
 
 def program_bundle(
     name: str, module: Module, tensors: Mapping[str, torch.Tensor], backends: tuple[str, ...] = ("torch",)
 ) -> Bundle:
-    """A bundle of a program of the distributed stage that says itself how its inputs and outputs lie.
+    """Return a bundle of a distributed program whose inputs and outputs declare their layouts.
 
     `tensors` are its parameters, constants and state by name. Raises `DistIRError` for an input or output without a
-    layout, for a tensor that is missing or unlike what the program takes, and as `to_bundle` does.
+    layout, for a tensor that is missing or of another type, and as `to_bundle` does.
     """
     return program_to_bundle(name, module, run_passes(module, RANK_PASSES), tensors, backends)
 
@@ -296,7 +296,7 @@ def _warn_of_gathers(module: Module, threshold: int) -> None:
 
 
 def default_name(model: Any) -> str:
-    """What a model is called where nobody says."""
+    """Return the default name of a model."""
     if isinstance(model, tuple):
         return str(model[0].main.name)
     path = isinstance(model, (str, Path))

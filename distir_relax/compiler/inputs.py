@@ -1,11 +1,11 @@
-"""What a user gave: a plan, a model to compile, a program, or a saved bundle. Told apart here, for every command.
+"""Classification of user inputs: a plan, a model to compile, a program, or a saved bundle.
 
 =============================  =========================================================================
 `Plan`                         compiled already
-`Model`                        a model with its example call, or an ONNX file; still to be compiled
-`Training`                     a model with its loss and an optimizer, to be compiled to a step of training
-`Program`                      a program of the distributed stage, with tensors for it where there are any
-`Saved`                        the folder of a bundle
+`Model`                        a model with its example call, or an ONNX file; to be compiled
+`Training`                     a model with its loss and an optimizer, to be compiled to a training step
+`Program`                      a program of the distributed stage, possibly with its tensors
+`SavedBundle`                  the folder of a bundle
 =============================  =========================================================================
 """
 
@@ -30,47 +30,47 @@ from distir_relax.support.user_function import call_function, find_function
 
 @dataclass(frozen=True)
 class Model:
-    """A model as `compile` takes it, with its example call."""
+    """A model with its example call, as `compile` takes it."""
 
     model: Any
     args: tuple[Any, ...] = ()
     kwargs: Mapping[str, Any] = field(default_factory=dict)
 
     def compile(self, **options: Any) -> Plan:
-        """`distir_relax.compile` with these options; raises what that raises."""
+        """Compile with these options; raises what `compile` raises."""
         return compile(self.model, self.args, self.kwargs or None, **options)
 
     def read(self, options: CompileOptions, input_shapes: Mapping[str, Sequence[int]] | None = None) -> Source:
-        """The model, read in, to be compiled with these options; raises what `distir_relax.compile` does."""
+        """Import the model, to be compiled with these options; raises what `compile` raises."""
         imported = read_model(self.model, self.args, self.kwargs or None, input_shapes)
         return Source(imported, complete(options, default_name(self.model)))
 
 
 @dataclass(frozen=True)
 class Program:
-    """A program of the distributed stage with all its types; `tensors` are its weights by name, None if not given."""
+    """A fully typed program of the distributed stage; `tensors` are its weights by name, None if not given."""
 
     module: Module
     tensors: Mapping[str, Any] | None = None
 
 
 @dataclass(frozen=True)
-class Saved:
-    """A bundle's folder."""
+class SavedBundle:
+    """The folder of a bundle."""
 
     path: Path
 
 
-Given = Plan | Model | Training | Program | Saved
+Input = Plan | Model | Training | Program | SavedBundle
 
 
 def is_onnx(target: object) -> bool:
-    """Whether what a user named is an ONNX file."""
+    """Return whether a user's argument is an ONNX file."""
     return isinstance(target, (str, Path)) and str(target).endswith(".onnx")
 
 
-def what_is(value: Any, where: str = "") -> Given:
-    """What a value is that a user's function returned, or that a user passed.
+def classify_input(value: Any, where: str = "") -> Input:
+    """Classify a value that a user passed, or that a user's function returned.
 
     A tuple is ``(program, tensors)``, of the global or the distributed stage, ``(model, example_inputs)`` or ``(model,
     example_inputs, example_kwargs)``. Raises `ImportModelError` for anything else, and what typing a program raises.
@@ -94,29 +94,29 @@ def what_is(value: Any, where: str = "") -> Given:
 
 
 def call_target(
-    target: str, offered: Mapping[str, Any], required: Sequence[str] = ()
-) -> tuple[Given, Callable[..., Any]]:
-    """What the function that ``FILE.py:FUNCTION`` names returns, and the function; see `call_function`."""
+    target: str, arguments: Mapping[str, Any], required: Sequence[str] = ()
+) -> tuple[Input, Callable[..., Any]]:
+    """Call the function ``FILE.py:FUNCTION``; return its classified result, and the function; see `call_function`."""
     function = find_function(target)
-    return what_is(call_function(function, target, offered, required), target), function
+    return classify_input(call_function(function, target, arguments, required), target), function
 
 
-def read_target(target: str | Path) -> Given:
-    """What a path leads to: an ONNX file, a bundle, or the text of a program, which is verified.
+def read_target(target: str | Path) -> Input:
+    """Read a path: an ONNX file, a bundle, or the text of a program, which is verified.
 
-    Raises `ImportModelError` when there is no such file or it cannot be read, and what reading a program raises.
+    Raises `ImportModelError` if there is no such file or it cannot be read, and what reading a program raises.
     """
     if is_onnx(target):
         return Model(str(target))
     path = Path(target)
     if path.is_dir():
-        return Saved(path)
+        return SavedBundle(path)
     try:
         source = read_text(path, ImportModelError)
     except ImportModelError as error:
         hint = "give a bundle, a program's text, an .onnx file, or file.py:function"
         raise ImportModelError(error.message, error.where, hint) from None
     module = infer_types(parse(source, str(target), places=True))
-    # A person may have written it.
+    # The text may be hand-written.
     verify(module, check)
     return Program(module)

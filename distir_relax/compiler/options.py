@@ -29,10 +29,10 @@ _Function = TypeVar("_Function", bound=Callable[..., Any])
 
 @dataclass(frozen=True)
 class Option:
-    """Declaration of an option: its default, its help, and how it is spelled on the command line.
+    """Declaration of an option: its default, its help, and its command-line syntax.
 
-    Without `cli`, the type of its value there, the command line does not have it. A bool is a flag, with a ``--no-``
-    form if it is on by default. `read` makes the option's value of the command line's.
+    `cli` is the type of its command-line value; without it the command line does not have the option. A bool is a flag,
+    with a ``--no-`` form if it is on by default. `read` converts the command-line value.
     """
 
     default: Any
@@ -56,12 +56,12 @@ def read_shardings(texts: Sequence[str]) -> dict[str, str]:
 
 
 def read_stages(text: str) -> tuple[str, ...]:
-    """Parse the names at which stages begin: ``model.layers.3,model.layers.9``."""
+    """Parse the module names at which stages begin: ``model.layers.3,model.layers.9``."""
     return tuple(part.strip() for part in text.split(",") if part.strip())
 
 
 class LayoutOptions(TypedDict, total=False):
-    """How a model is distributed."""
+    """Options for the distribution of a model."""
 
     shardings: Annotated[
         Mapping[str, str] | Literal["auto"] | None,
@@ -91,7 +91,7 @@ class LayoutOptions(TypedDict, total=False):
 
 
 class CompileOptions(LayoutOptions, total=False):
-    """How a model is compiled."""
+    """Options for compilation."""
 
     profile: Annotated[
         Profile | str | Path | None,
@@ -127,7 +127,7 @@ class CompileOptions(LayoutOptions, total=False):
 
 
 class ImportOptions(TypedDict, total=False):
-    """How a model is imported."""
+    """Options for import."""
 
     input_shapes: Annotated[
         Mapping[str, Sequence[int]] | None,
@@ -155,7 +155,7 @@ def declared(group: type) -> dict[str, Option]:
 
 @cache
 def _declared(group: type) -> dict[str, Option]:
-    # The command line must start quickly: types that it does not need are not imported.
+    # Startup time of the command line: types that it does not need are not imported.
     names = defaultdict(lambda: Any, {**vars(builtins), **globals()})
     hints = get_type_hints(group, names, names, include_extras=True)
     return {name: next(m for m in hint.__metadata__ if isinstance(m, Option)) for name, hint in hints.items()}

@@ -1,4 +1,4 @@
-"""Run passes, with observers of the program between them: verification, times, progress, dumps."""
+"""Pass manager: run passes, with observers of the program between them (verification, times, progress, dumps)."""
 
 from __future__ import annotations
 
@@ -15,80 +15,80 @@ from distir_relax.sharding import layout_comments
 
 
 class Observer:
-    """Looks on while a pipeline runs. Number 0 is the program that it starts with, which no pass has made."""
+    """Observer of a pipeline. Number 0 is the input program, before any pass."""
 
     def begin(self, number: int, step: Pass) -> None:
-        """Pass number `number` is about to run."""
+        """Called before pass number `number` runs."""
 
     def end(self, number: int, step: Pass | None, module: Module, seconds: float) -> None:
-        """What a pass gave, and how long it took. Raises `DistIRError` to stop the pipeline."""
+        """Called with a pass's result and its run time. May raise `DistIRError` to stop the pipeline."""
 
 
 def run_passes(module: Module, passes: Sequence[Pass], observers: Iterable[Observer] = ()) -> Module:
-    """Run passes one after the other. Raises what they and the observers raise.
+    """Run passes in order. Raises the errors of passes and observers.
 
-    Raises `VerificationError` where a pass does not take the stage that the program is at.
+    Raises `VerificationError` if a pass does not take the program's stage.
     """
-    looking = tuple(observers)
-    for observer in looking:
+    observer_list = tuple(observers)
+    for observer in observer_list:
         observer.end(0, None, module, 0.0)
     with gc_disabled():
-        return _run(module, passes, looking)
+        return _run(module, passes, observer_list)
 
 
-def _run(module: Module, passes: Sequence[Pass], looking: tuple[Observer, ...]) -> Module:
+def _run(module: Module, passes: Sequence[Pass], observer_list: tuple[Observer, ...]) -> Module:
     for number, step in enumerate(passes, 1):
         if module.stage not in step.takes:
             takes = " or ".join(step.takes)
             raise VerificationError(
                 f"{pass_name(step)} takes a program of the {takes} stage, found the {module.stage} stage"
             )
-        for observer in looking:
+        for observer in observer_list:
             observer.begin(number, step)
         start = time.perf_counter()
         module = step.run(module)
         seconds = time.perf_counter() - start
-        for observer in looking:
+        for observer in observer_list:
             observer.end(number, step, module, seconds)
     return module
 
 
 class Verify(Observer):
-    """Checks the program after each pass: the rules of its stage, the op table's, and that its ranks fit each other."""
+    """Verify the program after each pass: the rules of its stage and of the op table, and that its ranks match."""
 
     def end(self, number: int, step: Pass | None, module: Module, seconds: float) -> None:
-        """Raise `VerificationError`, which names the pass, unless the program is valid."""
+        """Raise `VerificationError`, which names the pass, if the program is invalid."""
         try:
             verify(module, check)
-        except VerificationError as wrong:
+        except VerificationError as error:
             by = f"after {pass_name(step)}: " if step else "as imported: "
-            raise VerificationError(by + wrong.message, wrong.where, wrong.hint) from None
+            raise VerificationError(by + error.message, error.where, error.hint) from None
 
 
 def verifies_by_default() -> bool:
-    """Whether programs are verified between passes where nobody says: if the variable DISTIR_VERIFY is 1."""
+    """Return whether programs are verified by default: if the variable DISTIR_VERIFY is 1."""
     return os.environ.get("DISTIR_VERIFY", "0") == "1"
 
 
 class Stages(Observer):
-    """Keeps the last program of each stage, and the times of the passes in seconds, by name."""
+    """Record the last program of each stage, and the times of the passes in seconds, by name."""
 
     def __init__(self) -> None:
         self.modules: dict[str, Module] = {}
         self.seconds: dict[str, float] = {}
 
     def end(self, number: int, step: Pass | None, module: Module, seconds: float) -> None:
-        """Keep the program."""
+        """Record the program and the time of the pass."""
         self.modules[module.stage] = module
         if step is not None:
             self.seconds[pass_name(step)] = self.seconds.get(pass_name(step), 0.0) + seconds
 
 
 class Dump(Observer):
-    """Writes the program after each pass to a numbered text file in `folder`, which is made where it is missing.
+    """Write the program after each pass to a numbered text file in `folder`, which is created if missing.
 
-    ``00-imported.txt``, ``01-propagate.txt``, …; the first line of each says the pass with its options. Files of an
-    earlier dump are replaced, and no other is touched. Raises `DistIRError` when the folder cannot be written.
+    ``00-imported.txt``, ``01-propagate.txt``, …; the first line of each is the pass with its options. Files of an
+    earlier dump are replaced, others are not touched. Raises `DistIRError` if the folder cannot be written.
     """
 
     def __init__(self, folder: str | Path) -> None:
@@ -97,8 +97,8 @@ class Dump(Observer):
             self.folder.mkdir(parents=True, exist_ok=True)
             for old in self.folder.glob("[0-9][0-9]-*.txt"):
                 old.unlink()
-        except OSError as wrong:
-            raise DistIRError(f"cannot write here: {wrong.strerror}", str(folder)) from None
+        except OSError as error:
+            raise DistIRError(f"cannot write here: {error.strerror}", str(folder)) from None
 
     def end(self, number: int, step: Pass | None, module: Module, seconds: float) -> None:
         """Write the program."""
@@ -107,5 +107,5 @@ class Dump(Observer):
         file = self.folder / f"{number:02}-{pass_name(step) if step else 'imported'}.txt"
         try:
             file.write_text(head + print_module(module, note), encoding="utf-8")
-        except OSError as wrong:
-            raise DistIRError(f"cannot write here: {wrong.strerror}", str(file)) from None
+        except OSError as error:
+            raise DistIRError(f"cannot write here: {error.strerror}", str(file)) from None

@@ -1,9 +1,9 @@
 """Pass pipelines of the compiler, as data.
 
 =====================  =========================  ============================================================
-`compile_passes`       global to ranked           a model, annotated, to a program for each distinct rank
-`RANK_PASSES`          distributed to ranked      a schedule that exists already, to programs of ranks
-`AS_RANKS_RUN`         distributed, in and out    a schedule as its ranks will run it, to be simulated
+`compile_passes`       global to ranked           an annotated model to a program for each distinct rank
+`RANK_PASSES`          distributed to ranked      a distributed program to programs of ranks
+`FUSE_PASSES`          distributed, in and out    a distributed program as its ranks run it, for simulation
 =====================  =========================  ============================================================
 """
 
@@ -36,15 +36,15 @@ from distir_relax.strategies.zero import GatherParameters, ShardGradients
 
 RANK_PASSES: tuple[Pass, ...] = (Inline(), Project(), FuseLocal())
 DEFAULT_PROFILE = "cpu-local"
-"""The machine whose costs stages and schedules are balanced by where none is named."""
-AS_RANKS_RUN: tuple[Pass, ...] = (FuseLocal(),)
+"""Default machine whose costs balance stages and schedules."""
+FUSE_PASSES: tuple[Pass, ...] = (FuseLocal(),)
 
 
 @dataclass(frozen=True, slots=True)
-class StepOfTraining:
-    """A step of training: the `optimizer`, and the parameters that are `trained`, by the names of their values.
+class TrainingConfig:
+    """Configuration of a training step: the `optimizer`, and the names of the values of `trained` parameters.
 
-    Gradients are clipped to the norm `clip_norm`. With `masters` weights of less than float32 are kept in float32.
+    Gradients are clipped to the norm `clip_norm`. With `masters`, weights below float32 have float32 master copies.
     """
 
     optimizer: Optimizer
@@ -65,7 +65,7 @@ def compile_passes(
     places: int = 1,
     hazards: NonfiniteValues = NonfiniteValues(),  # noqa: B008 (it is frozen)
     strategy: Strategy | None = None,
-    training: StepOfTraining | None = None,
+    training: TrainingConfig | None = None,
     stages: tuple[str, ...] = (),
     profile: Profile | None = None,
     repeated: bool = False,
@@ -73,28 +73,28 @@ def compile_passes(
     searched: bool = False,
     memory: float | None = None,
 ) -> tuple[Pass, ...]:
-    """The passes of `compile`: from an imported model to a program for each distinct rank.
+    """Return the passes of `compile`: from an imported model to a program for each distinct rank.
 
-    `shardings` mark inputs and parameters by name, `names` leads from those names to values, `unused` are names that
-    the program has no value for; `mesh` is needed for them, and takes the place of the model's own. `tail` is
-    ``ragged`` or ``pad``. With `outline` repeated blocks become functions; `scopes` says which module each value is
-    made in. Of a program of several `places`, the mesh is that of one. `hazards` is what is known of the program's
-    constants. A `strategy` marks what `shardings` and the model leave open. With `training` the model's first output is
-    a loss, and the program a step that makes it smaller. `stages` name where the stages of a pipeline begin, by
-    `scopes`; without, they are cut where their cost on the machine of `profile` balances. For a simulation alone,
-    `repeated` writes out only the microbatches that do unlike things, and `samples` takes fewer than the batch has.
-    Where placements are `searched` they are those that take least time on `profile` with `memory` bytes a device.
+    `shardings` annotate inputs and parameters by name; `names` maps those names to values; `unused` are names without a
+    value in the program. `shardings` need a `mesh`, which replaces the model's own. `tail` is ``ragged`` or ``pad``.
+    With `outline` repeated blocks become functions; `scopes` maps each value to the modules that compute it. For a
+    program of several `places`, `mesh` is the mesh of one. `hazards` describes nonfinite constants of the program. A
+    `strategy` annotates whatever `shardings` and the model leave open. With `training` the model's first output is a
+    loss, and the program a training step. `stages` are the scopes at which pipeline stages begin; by default stages
+    have balanced costs on the machine of `profile`. For simulation only: with `repeated` only distinct microbatches are
+    expanded, and `samples` reduces the batch. With `searched`, placements minimize the time on `profile` with `memory`
+    bytes per device.
     """
     passes: list[Pass] = [Outline(scopes or {})] if outline else []
     if training is not None and training.masters:
         passes.append(MasterWeights())
     if shardings:
-        assert mesh is not None, "shardings are for a mesh"
+        assert mesh is not None, "shardings need a mesh"
         passes.append(ApplyShardings(shardings, mesh, names or {}, unused))
     cut: tuple[Pass, ...] = ()
-    placed: tuple[Pass, ...] = (ToPlaces(places),) if places > 1 else ()
+    schedule_passes: tuple[Pass, ...] = (ToPlaces(places),) if places > 1 else ()
     if strategy is not None and strategy.microbatches > 1:
-        placed = (AccumulateInCalls(), *placed)
+        schedule_passes = (AccumulateInCalls(), *schedule_passes)
     if strategy is not None and strategy.pipeline > 1:
         machine = (profile or load_profile(DEFAULT_PROFILE)).with_devices(strategy.devices)
         count = strategy.pipeline * strategy.chunks
@@ -102,23 +102,23 @@ def compile_passes(
         shape = (strategy.schedule, strategy.pipeline, strategy.microbatches, strategy.chunks)
         limits = _limits(strategy, machine, training)
         cut = (CutStages(count, machine, stages, *degrees, training is not None, samples, scopes or {}, *limits),)
-        placed = (Pipeline(*shape, machine),)
+        schedule_passes = (Pipeline(*shape, machine),)
     parts = None
     if strategy is not None and (strategy.microbatches > 1 or samples is not None):
         parts = Microbatches(strategy.microbatches, hazards, repeated, samples, training is not None)
     passes += _strategy_passes(strategy, training, cut, parts, profile)
-    laying: tuple[Pass, ...] = (Propagate(mesh), DelayReductions(hazards))
+    placement_passes: tuple[Pass, ...] = (Propagate(mesh), DelayReductions(hazards))
     if searched:
-        laying = (_by_search(mesh, tail, hazards, strategy, profile, memory),)
-    return (*passes, *laying, ToDistIR(tail), *placed, Project(), FuseLocal())
+        placement_passes = (_by_search(mesh, tail, hazards, strategy, profile, memory),)
+    return (*passes, *placement_passes, ToDistIR(tail), *schedule_passes, Project(), FuseLocal())
 
 
 def _by_search(
     mesh: DeviceMesh | None, tail: str, hazards: NonfiniteValues, strategy: Strategy | None, profile: Profile | None,
     memory: float | None,
 ) -> PlaceBySearch:  # fmt: skip
-    """The pass that looks for placements; a program of several stages has the memory of all of them."""
-    assert mesh is not None, "placements are looked for on a mesh"
+    """Return the pass that searches placements; for a program of several stages it has the memory of all of them."""
+    assert mesh is not None, "a search for placements needs a mesh"
     places = 1 if strategy is None else strategy.pipeline
     machine = merge_stage_devices(profile or load_profile(DEFAULT_PROFILE), places, mesh.size)
     return PlaceBySearch(mesh, machine, tail, None if memory is None else memory * places, hazards)
@@ -126,18 +126,18 @@ def _by_search(
 
 def _strategy_passes(
     strategy: Strategy | None,
-    training: StepOfTraining | None,
+    training: TrainingConfig | None,
     cut: Sequence[Pass],
     parts: Microbatches | None,
     profile: Profile | None,
 ) -> list[Pass]:
-    """What a strategy marks, and the step of training that it is for; a model is `cut` into stages in between, and its
-    batch into microbatches, `parts`."""
+    """Return the passes of a strategy and a training step; `cut` splits the model into pipeline stages in between, and
+    `parts` its batch into microbatches."""
     passes: list[Pass] = []
     chosen = strategy or Strategy()
     if strategy is not None:
-        kept = kept_of(strategy, training)
-        passes.append(ApplyStrategy(strategy, training is not None, parts is not None, profile, kept))
+        memory = weight_memory(strategy, training)
+        passes.append(ApplyStrategy(strategy, training is not None, parts is not None, profile, memory))
         if strategy.sequence_parallel:
             passes.append(SplitSequence(strategy))
         passes += [HoistPositions()] if parts is not None else []
@@ -149,7 +149,7 @@ def _strategy_passes(
     if parts is not None:
         pipeline = (chosen.schedule, chosen.pipeline, chosen.microbatches, chosen.chunks)
         passes.append(parts)
-        # Where placements are looked for, sums over microbatches may stay pending between calls.
+        # A search for placements may leave sums over microbatches partial between calls.
         if chosen.placements == "rules" or chosen.mesh.size == 1:
             passes.append(AccumulateInCalls(*(pipeline if chosen.pipeline > 1 else ())))
     if training is not None and chosen.zero == 1:
@@ -161,27 +161,27 @@ def _strategy_passes(
     return passes
 
 
-def kept_of(strategy: Strategy, training: StepOfTraining | None) -> WeightMemory:
-    """What a device keeps of the weights that it works with."""
+def weight_memory(strategy: Strategy, training: TrainingConfig | None) -> WeightMemory:
+    """Return the memory that a device needs for its weights under a strategy."""
     return WeightMemory.of(strategy, None if training is None else len(training.optimizer.keeps))
 
 
 def _limits(
-    strategy: Strategy, machine: Profile, training: StepOfTraining | None
+    strategy: Strategy, machine: Profile, training: TrainingConfig | None
 ) -> tuple[tuple[float, ...], tuple[float, ...]]:
-    """The speed of each stage, and for how many bytes of weights its devices have memory; nothing where all are alike.
+    """Return the speed of each stage, and the weight bytes that fit into its devices; empty for identical devices.
 
-    A device has its part of a stage's weights, as if all were split over the tensor axis.
+    A device holds its part of a stage's weights, as if all were sharded over the tensor axis.
     """
     shares = Shares.of(machine, strategy)
     if not shares.group_speeds:
         return (), ()
     order = order_of(strategy.schedule, strategy.pipeline, strategy.microbatches, strategy.chunks)
-    speeds, rooms = shares.stages(order.rank_of)
-    kept = kept_of(strategy, training).total
-    return speeds, tuple(room * strategy.tensor / kept for room in rooms)
+    speeds, capacities = shares.stages(order.rank_of)
+    bytes_per_weight = weight_memory(strategy, training).total
+    return speeds, tuple(capacity * strategy.tensor / bytes_per_weight for capacity in capacities)
 
 
-def as_ranks_run(module: Module) -> Module:
-    """A program of the distributed stage with ops fused, as its ranks will run it."""
-    return run_passes(module, AS_RANKS_RUN)
+def fuse_for_ranks(module: Module) -> Module:
+    """Fuse the ops of a program of the distributed stage, as its ranks run it."""
+    return run_passes(module, FUSE_PASSES)

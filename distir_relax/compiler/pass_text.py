@@ -1,7 +1,7 @@
 """Passes as text: ``propagate{mesh=2},delay-reductions,to-distir{tail=pad}``, parsed and printed.
 
 A pass is a frozen dataclass; its fields are its options. Fields of types without a text form (data of an imported
-model, such as its scopes) keep their defaults. A value with commas or brackets stands in double quotes.
+model, such as its scopes) keep their defaults. A value with commas or brackets is in double quotes.
 
     passes  = pass {"," pass}
     pass    = name ["{" [option {"," option}] "}"]
@@ -41,9 +41,9 @@ _OPTIMIZERS: dict[str, type[Optimizer]] = {"sgd": SGD, "adam": Adam, "adamw": Ad
 
 
 def register_pass(kind: type[Pass]) -> type[Pass]:
-    """Make a pass known by the name of its class: ``JoinReductions`` is ``join-reductions``; a class decorator.
+    """Register a pass under the name of its class: ``JoinReductions`` is ``join-reductions``; a class decorator.
 
-    Raises ValueError for a class that is no dataclass, and for a name that another pass has.
+    Raises ValueError for a class that is not a dataclass, and for a name that another pass has.
     """
     name = pass_name(kind)
     if not is_dataclass(kind):
@@ -73,12 +73,12 @@ def print_passes(passes: Sequence[Pass]) -> str:
 
 def print_pass(step: Pass) -> str:
     """Print one pass; see `print_passes`."""
-    shown = []
+    options = []
     for declared, kind in _options(type(step)):
         value = getattr(step, declared.name)
         if value != _default(declared):
-            shown.append(f"{declared.name}={_print(value, kind)}")
-    return f"{pass_name(step)}{{{','.join(shown)}}}" if shown else pass_name(step)
+            options.append(f"{declared.name}={_print(value, kind)}")
+    return f"{pass_name(step)}{{{','.join(options)}}}" if options else pass_name(step)
 
 
 @dataclass(frozen=True)
@@ -92,11 +92,11 @@ class PassOption:
 
 def pass_options(kind: type[Pass]) -> list[PassOption]:
     """Return the options of a pass that have a text form."""
-    found = []
-    for declared, hint in _options(kind):
-        default = _default(declared)
-        found.append(PassOption(declared.name, _type_name(hint), None if default is MISSING else _print(default, hint)))
-    return found
+    options = []
+    for spec, hint in _options(kind):
+        default = _default(spec)
+        options.append(PassOption(spec.name, _type_name(hint), None if default is MISSING else _print(default, hint)))
+    return options
 
 
 def _parse_pass(text: str) -> Pass:
@@ -115,13 +115,13 @@ def _parse_pass(text: str) -> Pass:
 
 
 def _build(name: str, kind: type[Any], text: str) -> Any:
-    """Make an object of a dataclass of the options in `text`."""
+    """Construct a dataclass instance from the options in `text`."""
     options = {declared.name: (declared, hint) for declared, hint in _options(kind)}
     values = {}
     for key, value in _pairs(text, name):
         if key not in options:
-            known = f"has the options {', '.join(options)}" if options else "has no options"
-            raise DistIRError(f"the pass {name} has no option {key!r}", hint=f"it {known}")
+            available = f"has the options {', '.join(options)}" if options else "has no options"
+            raise DistIRError(f"the pass {name} has no option {key!r}", hint=f"it {available}")
         values[key] = _read(value, options[key][1], f"{name}{{{key}=...}}")
     missing = [key for key, (declared, _) in options.items() if key not in values and _default(declared) is MISSING]
     if missing:
@@ -130,7 +130,7 @@ def _build(name: str, kind: type[Any], text: str) -> Any:
 
 
 def _options(kind: type[Any]) -> Iterator[tuple[Field[Any], Any]]:
-    """The fields that have a text form, with their types."""
+    """Return the fields that have a text form, with their types."""
     hints = get_type_hints(kind)
     for declared in fields(kind):
         if _has_text(hints[declared.name]):
@@ -183,12 +183,12 @@ def _print(value: Any, hint: Any) -> str:
     if isinstance(value, Profile):
         return _quoted(value.name)
     if isinstance(value, Optimizer):
-        shown = [
+        options = [
             f"{declared.name}={_print(getattr(value, declared.name), kind)}"
             for declared, kind in _options(type(value))
             if getattr(value, declared.name) != _default(declared)
         ]
-        return f"{type(value).__name__.lower()}{{{','.join(shown)}}}"
+        return f"{type(value).__name__.lower()}{{{','.join(options)}}}"
     return _quoted(str(value))
 
 
@@ -240,42 +240,42 @@ def _type_name(hint: Any) -> str:
 def _pairs(text: str, where: str) -> Iterator[tuple[str, str]]:
     for part in _split(text):
         if part.strip():
-            key, equals, value = _cut(part)
+            key, equals, value = _partition(part)
             if not equals:
                 raise DistIRError(f"expected OPTION=VALUE, found {part.strip()!r}", where)
             yield _unquoted(key.strip()), _unquoted(value.strip())
 
 
-def _cut(text: str) -> tuple[str, str, str]:
-    """Cut at the first equals sign outside of quotes."""
+def _partition(text: str) -> tuple[str, str, str]:
+    """Split at the first equals sign outside of quotes."""
     quoted = False
-    for place, letter in enumerate(text):
-        quoted ^= letter == '"'
-        if letter == "=" and not quoted:
-            return text[:place], "=", text[place + 1 :]
+    for index, char in enumerate(text):
+        quoted ^= char == '"'
+        if char == "=" and not quoted:
+            return text[:index], "=", text[index + 1 :]
     return text, "", ""
 
 
 def _split(text: str) -> list[str]:
-    """Split at commas outside of brackets and quotes. Raises `DistIRError` where they do not match."""
+    """Split at commas outside of brackets and quotes. Raise `DistIRError` for unbalanced ones."""
     parts, depth, quoted = [""], 0, False
-    for letter in text:
-        quoted ^= letter == '"'
+    for char in text:
+        quoted ^= char == '"'
         if not quoted:
-            depth += (letter in "{[(") - (letter in "}])")
+            depth += (char in "{[(") - (char in "}])")
         if depth < 0:
             break
-        if letter == "," and not depth and not quoted:
+        if char == "," and not depth and not quoted:
             parts.append("")
         else:
-            parts[-1] += letter
+            parts[-1] += char
     if depth or quoted:
         raise DistIRError(f"expected matching brackets and quotes, found {text!r}")
     return parts
 
 
 def _quoted(text: str) -> str:
-    return f'"{text}"' if not text or any(letter in ',{}[]()=" ' for letter in text) else text
+    return f'"{text}"' if not text or any(char in ',{}[]()=" ' for char in text) else text
 
 
 def _unquoted(text: str) -> str:

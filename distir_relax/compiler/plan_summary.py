@@ -1,4 +1,4 @@
-"""Overview of a compiled model: the text that a plan prints as, and its HTML in notebooks."""
+"""Summary of a compiled model: the text form of a plan, and its HTML in notebooks."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ _STYLE = """
 
 @dataclass(frozen=True)
 class TensorRow:
-    """An input or output as the user knows it; `placements` are those of each microbatch, of which it has `parts`."""
+    """An input or output of the model; `placements` are those of each of its `parts` microbatches."""
 
     role: str
     name: str
@@ -40,7 +40,7 @@ class TensorRow:
 
 @dataclass(frozen=True)
 class RankRow:
-    """Ranks that run one program, with the bytes of weights that each holds, and sends in a run (None: unknown)."""
+    """Ranks that run one program, with the weight bytes of each, and the bytes it sends in a run (None: unknown)."""
 
     ranks: tuple[int, ...]
     program: str
@@ -63,15 +63,15 @@ class Overview:
 
     @classmethod
     def of(cls, name: str, modules: Mapping[str, Module], tail: str, seconds: float) -> Overview:
-        """The overview of the programs at the stages ``sharded``, ``distributed`` and ``ranked``."""
+        """Summarize the programs at the stages ``sharded``, ``distributed`` and ``ranked``."""
         sharded, distributed, ranked = (modules[stage] for stage in ("sharded", "distributed", "ranked"))
-        found = footprint(distributed, ranked)
+        usage = footprint(distributed, ranked)
         groups: dict[tuple[str, int, int | None], list[int]] = {}
         for rank, program in enumerate(ranked.ranks):
-            sent = None if found.sent is None else found.sent[rank]
-            groups.setdefault((program, found.weights[rank], sent), []).append(rank)
+            sent = None if usage.sent is None else usage.sent[rank]
+            groups.setdefault((program, usage.weights[rank], sent), []).append(rank)
         return cls(
-            name, distributed.meshes[0], str(found), tuple(_tensors(sharded)),
+            name, distributed.meshes[0], str(usage), tuple(_tensors(sharded)),
             tuple(RankRow(tuple(ranks), *key) for key, ranks in groups.items()), tail, seconds,
             sharded.main.outputs[0].value.name,
         )  # fmt: skip
@@ -91,7 +91,7 @@ class Overview:
         )
 
     def html(self) -> str:
-        """The same as a part of an HTML page, with tables of tensors and ranks, in the colours around it."""
+        """Return the summary as an HTML fragment with tables of tensors and ranks, in the surrounding colours."""
         axes = " x ".join(f"{axis} {extent}" for axis, extent in zip(self.mesh.axes, self.mesh.shape, strict=True))
         tensors = [(row.role, row.name, row.type, row.placements, str(row.parts)) for row in self.tensors]
         ranks = [
@@ -100,32 +100,32 @@ class Overview:
             )
             for row in self.ranks
         ]  # fmt: skip
-        explained = escape(f"distir explain {self.name}.dist %{self.value}")
+        command = escape(f"distir explain {self.name}.dist %{self.value}")
         return (
             f'<div class="distir">{_STYLE}'
             f"<strong>{escape(self.name)}</strong>: {escape(self.headline)}<br>"
             f"mesh: {escape(axes)}; tail: {escape(self.tail)}; passes: {self.seconds * 1e3:.3g} ms"
             + _table(("", "tensor", "type", "placements", "microbatches"), tensors, (4,))
             + _table(("ranks", "program", "weights of each", "sent by each"), ranks, (2, 3))
-            + f"<code>plan.save({escape(repr(self.name + '.dist'))})</code>, then <code>{explained}</code>, says why a "
-            'value is placed as it is; <code>print(plan.text("sharded"))</code> shows them all.</div>'
+            + f"<code>plan.save({escape(repr(self.name + '.dist'))})</code>, then <code>{command}</code>, explains the "
+            'layout of a value; <code>print(plan.text("sharded"))</code> shows all layouts.</div>'
         )
 
 
 def _tensors(sharded: Module) -> list[TensorRow]:
     main = sharded.main
-    divided = {
+    microbatched = {
         part: record for record in sharded.records if isinstance(record, MicrobatchParts) for part in record.names
     }  # fmt: skip
-    found: dict[tuple[str, str], TensorRow] = {}
-    for role, name, kind in _ends(main):
-        record = divided.get(name)
-        row = _row(role, name, kind) if record is None else _divided(role, record, kind, main)
-        found.setdefault((role, row.name), row)
-    return list(found.values())
+    rows: dict[tuple[str, str], TensorRow] = {}
+    for role, name, kind in _inputs_and_outputs(main):
+        record = microbatched.get(name)
+        row = _row(role, name, kind) if record is None else _microbatched_row(role, record, kind, main)
+        rows.setdefault((role, row.name), row)
+    return list(rows.values())
 
 
-def _ends(main: Function) -> list[tuple[str, str, object]]:
+def _inputs_and_outputs(main: Function) -> list[tuple[str, str, object]]:
     inputs = [("input", i.value.name, i.value.type) for i in main.inputs if i.role == "input"]
     return [*inputs, *(("output", o.name, o.value.type) for o in main.outputs)]
 
@@ -136,15 +136,15 @@ def _row(role: str, name: str, kind: object) -> TensorRow:
     return TensorRow(role, name, str(kind), "")
 
 
-def _divided(role: str, record: MicrobatchParts, kind: object, main: Function) -> TensorRow:
-    kinds = {name: kind for where, name, kind in _ends(main) if where == role}
+def _microbatched_row(role: str, record: MicrobatchParts, kind: object, main: Function) -> TensorRow:
+    kinds = {name: kind for where, name, kind in _inputs_and_outputs(main) if where == role}
     parts = [part for name in record.names if isinstance(part := kinds.get(name), DTensorType)]
     if not isinstance(kind, DTensorType) or len(parts) != len(record.names):
         return _row(role, record.value, kind)
     shape = list(kind.shape)
     shape[record.dim] = sum(part.shape[record.dim] for part in parts)
-    whole = TensorType(tuple(shape), kind.dtype)
-    return TensorRow(role, record.value, str(whole), print_placements(kind.placements), len(parts))
+    global_type = TensorType(tuple(shape), kind.dtype)
+    return TensorRow(role, record.value, str(global_type), print_placements(kind.placements), len(parts))
 
 
 def _table(head: Sequence[str], rows: Sequence[Sequence[str]], numbers: Sequence[int]) -> str:
@@ -160,7 +160,7 @@ def _table(head: Sequence[str], rows: Sequence[Sequence[str]], numbers: Sequence
 
 
 def _ranges(ranks: Sequence[int]) -> str:
-    """``0 to 3, 7``: ranks in ascending order."""
+    """Format ascending ranks: ``0 to 3, 7``."""
     runs: list[list[int]] = []
     for rank in ranks:
         if runs and runs[-1][-1] == rank - 1:

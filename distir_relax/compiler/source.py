@@ -1,4 +1,4 @@
-"""A model that was read in: compiled or simulated, under one strategy after the other."""
+"""Imported models, to be compiled or simulated under several strategies."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from distir_relax.analysis.simulation import Simulation
 from distir_relax.analysis.simulator import simulate_module
 from distir_relax.compiler.options import CompileOptions
 from distir_relax.compiler.pass_manager import Observer, Verify, run_passes, verifies_by_default
-from distir_relax.compiler.pass_pipeline import AS_RANKS_RUN, StepOfTraining, compile_passes
+from distir_relax.compiler.pass_pipeline import FUSE_PASSES, TrainingConfig, compile_passes
 from distir_relax.cost.profile import Profile, as_profile
 from distir_relax.errors import AnnotationError, DistIRError, VerificationError
 from distir_relax.frontends.imported_model import Imported
@@ -25,65 +25,65 @@ from distir_relax.strategies.strategy import Strategy, as_strategy
 
 
 class NothingSplit(UserWarning):
-    """A mesh was given, and nothing says what is split over it: every rank computes everything."""
+    """A mesh was given, but nothing is sharded over it: every rank computes everything."""
 
 
 @dataclass(frozen=True, repr=False)
 class Source:
-    """An imported model, and the options to compile it with, complete. `training` makes a step of its loss."""
+    """An imported model with complete compilation options. With `training` it is a training step."""
 
     imported: Imported
     options: CompileOptions
-    training: StepOfTraining | None = None
+    training: TrainingConfig | None = None
 
     def __repr__(self) -> str:
         return f"<source: {self.imported!r}, strategy {self.options['strategy']}>"
 
     @property
     def strategy(self) -> Strategy | None:
-        """How it is to be distributed, where that is by a strategy."""
-        given = self.options["strategy"]
-        return None if given is None else as_strategy(given)
+        """The strategy that distributes the model, if any."""
+        strategy = self.options["strategy"]
+        return None if strategy is None else as_strategy(strategy)
 
     @property
     def is_training(self) -> bool:
-        """Whether it is a step of training."""
+        """Whether it is a training step."""
         return self.training is not None
 
     @property
     def checks(self) -> list[Observer]:
-        """What looks at the program between passes."""
-        wanted = self.options["verify"]
-        return [Verify()] if (verifies_by_default() if wanted is None else wanted) else []
+        """The observers that verify the program between passes."""
+        verify = self.options["verify"]
+        return [Verify()] if (verifies_by_default() if verify is None else verify) else []
 
     @property
     def batch(self) -> int | None:
-        """How many samples the model was read in with; None where it has no batch."""
+        """The batch size of the example; None without a batch dim."""
         try:
             return find_batch(classes_of(self.imported.module)).size
         except DistIRError:
             return None
 
-    def under(self, strategy: Strategy) -> Source:
-        """The same model, to be distributed by another strategy."""
+    def with_strategy(self, strategy: Strategy) -> Source:
+        """Return the same model, to be distributed by another strategy."""
         return replace(self, options={**self.options, "strategy": strategy, "mesh": None})
 
     def passes(self, repeated: bool = False, samples: int | None = None) -> tuple[Pass, ...]:
-        """The passes of `compile`; `repeated` and `samples` are as for `compile_passes`.
+        """Return the passes of `compile`; `repeated` and `samples` are as for `compile_passes`.
 
-        Raises `AnnotationError` for a mesh that is not the strategy's, shardings without a mesh, and for what cannot be
-        asked for together with ``shardings="auto"``; warns of a mesh over which nothing is split.
+        Raises `AnnotationError` for a mesh that is not the strategy's, shardings without a mesh, and options that
+        exclude ``shardings="auto"``; warns if nothing is sharded over the mesh.
         """
         options, imported, strategy = self.options, self.imported, self.strategy
-        given = _given_mesh(options["mesh"], strategy)
+        explicit_mesh = _explicit_mesh(options["mesh"], strategy)
         shardings, profile = options["shardings"], options["profile"]
         named = None if isinstance(shardings, str) else shardings
         searched = _is_searched(options, strategy, imported)
-        target = _target(given, named, imported.module, strategy is not None or searched)
+        target = _target(explicit_mesh, named, imported.module, strategy is not None or searched)
         if searched and target is None:
-            raise AnnotationError('shardings="auto" was given without a mesh', hint="pass mesh=2, for two devices")
-        chosen = compile_passes(
-            target if named or searched else given,
+            raise AnnotationError('expected a mesh with shardings="auto", found none', hint="pass mesh=2 for 2 devices")
+        passes = compile_passes(
+            target if named or searched else explicit_mesh,
             options["tail"],
             named,
             imported.names,
@@ -102,80 +102,80 @@ class Source:
             memory=options["memory"],
         )
         select = options["passes"]
-        return chosen if select is None else tuple(select(chosen))
+        return passes if select is None else tuple(select(passes))
 
     def distributed(self, repeated: bool = False, samples: int | None = None) -> Module:
-        """The program of the distributed stage, as its ranks run it. Raises as `compile` does, and warns of nothing."""
-        return run_passes(self.imported.module, self.passes_of_all_ranks(repeated, samples), self.checks)
+        """Return the distributed program as its ranks run it. Raises as `compile` does; warns only of the mesh."""
+        return run_passes(self.imported.module, self.distributed_passes(repeated, samples), self.checks)
 
-    def passes_of_all_ranks(self, repeated: bool = False, samples: int | None = None) -> tuple[Pass, ...]:
-        """The passes of `distributed`. Raises and warns as `passes` does."""
+    def distributed_passes(self, repeated: bool = False, samples: int | None = None) -> tuple[Pass, ...]:
+        """Return the passes of `distributed`. Raises and warns as `passes` does."""
         steps = takewhile(lambda step: step.gives != "ranked", self.passes(repeated, samples))
-        return (*steps, *AS_RANKS_RUN)
+        return (*steps, *FUSE_PASSES)
 
     def simulate(self, profile: Profile, samples: int | None = None) -> Simulation:
-        """The run of the program on a machine, microbatches that do the same written out once.
+        """Simulate the program on a machine; equal microbatches are expanded once.
 
-        With `samples`, as if the batch had only so many. Raises as `compile` and `simulate_module` do.
+        `samples` reduces the batch to this size. Raises as `compile` and `simulate_module` do.
         """
         repeated = self.strategy is not None and self.strategy.microbatches > 1
         try:
-            found = simulate_module(self.distributed(repeated, samples), profile)
+            result = simulate_module(self.distributed(repeated, samples), profile)
         except VerificationError:
             if not repeated:
                 raise
-            # Microbatches of this model do not all do the same.
-            found = simulate_module(self.distributed(False, samples), profile)
-        found.samples = samples or samples_of(found.module)
-        return found
+            # The microbatches of this model differ.
+            result = simulate_module(self.distributed(False, samples), profile)
+        result.samples = samples or batch_size(result.module)
+        return result
 
 
-def samples_of(module: Module) -> int | None:
-    """How many samples the batch has that a strategy found."""
+def batch_size(module: Module) -> int | None:
+    """Return the batch size that a strategy recorded, if any."""
     return next((record.size for record in module.records if isinstance(record, BatchDim)), None)
 
 
 def _is_searched(options: CompileOptions, strategy: Strategy | None, imported: Imported) -> bool:
-    """Whether placements are looked for. Raises `AnnotationError` where they cannot be."""
+    """Return whether placements are searched. Raises `AnnotationError` if they cannot be."""
     by_strategy = strategy is not None and strategy.placements == "auto"
     shardings = options["shardings"]
     if not isinstance(shardings, str):
         if options["memory"] is not None and not by_strategy:
-            raise AnnotationError("memory is a limit for placements that are looked for", hint='give shardings="auto"')
+            raise AnnotationError("memory limits a search for placements, found none", hint='give shardings="auto"')
         return by_strategy
     if shardings != "auto":
         raise AnnotationError(f'expected shardings by name, or "auto", found {shardings!r}')
     if strategy is not None or imported.places > 1:
-        found = "a program of several places" if strategy is None else f"the strategy {strategy}"
+        conflict = "a program of several places" if strategy is None else f"the strategy {strategy}"
         raise AnnotationError(
-            f'shardings="auto" looks for placements on one mesh, found {found} too',
-            hint="leave one of them out" if strategy is None else f'leave it out, or give "{strategy},placements=auto"',
+            f'shardings="auto" searches placements on one mesh, found also {conflict}',
+            hint="remove one of them" if strategy is None else f'remove it, or give "{strategy},placements=auto"',
         )
     return True
 
 
-def _given_mesh(mesh: DeviceMesh | int | Sequence[int] | None, strategy: Strategy | None) -> DeviceMesh | None:
-    """The mesh that is given, by itself or by a strategy."""
-    given = None if mesh is None else as_mesh(mesh)
+def _explicit_mesh(mesh: DeviceMesh | int | Sequence[int] | None, strategy: Strategy | None) -> DeviceMesh | None:
+    """Return the mesh given by the user or by a strategy."""
+    explicit = None if mesh is None else as_mesh(mesh)
     if strategy is None:
-        return given
-    if given is not None and given.shape != strategy.mesh.shape:
+        return explicit
+    if explicit is not None and explicit.shape != strategy.mesh.shape:
         raise AnnotationError(
-            f"the strategy {strategy} is for {strategy.mesh}, found mesh={given}", hint="leave the mesh out"
+            f"the strategy {strategy} is for {strategy.mesh}, found mesh={explicit}", hint="remove the mesh"
         )
     return strategy.mesh
 
 
 def _target(
-    given: DeviceMesh | None, shardings: Mapping[str, str] | None, module: Module, split: bool
+    explicit: DeviceMesh | None, shardings: Mapping[str, str] | None, module: Module, split: bool
 ) -> DeviceMesh | None:
-    """The mesh that a model is compiled for: what was given, or what its annotations name."""
-    target = given or next(iter(module.meshes), None)
+    """Return the mesh to compile for: the given one, or that of the annotations."""
+    target = explicit or next(iter(module.meshes), None)
     if shardings and target is None:
-        raise AnnotationError("shardings were given without a mesh", hint="pass mesh=2, for two devices")
-    if given is not None and given.size > 1 and not split and not shardings and not _annotated(module):
+        raise AnnotationError("expected a mesh with shardings, found none", hint="pass mesh=2 for 2 devices")
+    if explicit is not None and explicit.size > 1 and not split and not shardings and not _annotated(module):
         warnings.warn(
-            f"{given} was given, and nothing says what is split over it: every rank will compute everything. Give "
+            f"nothing is sharded over {explicit}: every rank will compute everything. Give "
             'shardings={"PATTERN": "S[0]"} with names of parameters or inputs, or mark tensors with annotate_sharding',
             NothingSplit,
             stacklevel=6,

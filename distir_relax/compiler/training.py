@@ -1,4 +1,4 @@
-"""Training in one call: a model, its loss and an optimizer in, a step that updates the model on all ranks out."""
+"""Compilation of a model, its loss and an optimizer to a distributed training step."""
 
 from __future__ import annotations
 
@@ -11,14 +11,14 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Unpack
 
 from distir_relax.bundle import BACKENDS, Bundle, TrainingManifest, write_bundle
-from distir_relax.compiler.compile import Plan, plan_of
+from distir_relax.compiler.compile import Plan, compile_source
 from distir_relax.compiler.options import CompileOptions, complete, documents
-from distir_relax.compiler.pass_pipeline import StepOfTraining
+from distir_relax.compiler.pass_pipeline import TrainingConfig
 from distir_relax.compiler.source import Source
 from distir_relax.errors import DistIRError, ImportModelError
 from distir_relax.frontends.imported_model import Imported, snapshot
 from distir_relax.frontends.torch.importer import EXPORT_LOCK, import_torch
-from distir_relax.frontends.torch.loss_module import Loss, call_of, with_loss
+from distir_relax.frontends.torch.loss_module import Loss, call_arguments, with_loss
 from distir_relax.optimizers import RATE, AdamW, Optimizer
 from distir_relax.strategies.strategy import Strategy
 from distir_relax.support.learning_rate import as_schedule
@@ -31,9 +31,9 @@ PRECISIONS = ("", "bfloat16")
 
 
 class TrainingStep:
-    """A step of training, made by `compile_training`: ``step(inputs, targets)`` updates the model, and gives the loss.
+    """A training step compiled by `compile_training`: ``step(inputs, targets)`` updates the model, returns the loss.
 
-    `plan` is the compiled program, `steps` how many steps were made. The model that it was made from does not change.
+    `plan` is the compiled program, `steps` the number of steps so far. The original model does not change.
     """
 
     def __init__(
@@ -55,61 +55,61 @@ class TrainingStep:
     def __call__(
         self, inputs: Any, targets: Any = None, *, backend: str = "torch", timeout: float | None = None
     ) -> float:
-        """Make a step on a batch, ranks as threads of this process: the loss of the batch before it.
+        """Run a step on a batch, with ranks as threads of this process; return the batch's loss before the update.
 
-        `inputs` and `targets` are as the example was. Raises `RunError` for a batch unlike the example, and as a plan
-        does when it is called.
+        `inputs` and `targets` have the structure of the example. Raises `RunError` for a batch that differs from the
+        example, and as calling a plan does.
         """
         if self._narrow:
-            inputs, targets = _narrowed((inputs, targets))
-        tensors = self.plan.imported.flatten(*call_of(inputs, targets, self._has_loss))
+            inputs, targets = _to_bfloat16((inputs, targets))
+        tensors = self.plan.imported.flatten(*call_arguments(inputs, targets, self._has_loss))
         with self._exclusive:
             outputs = self.plan.session(backend)(self.numbers(tensors), timeout, outputs=(self._loss,))
             self.steps += 1
         return float(outputs[self._loss])
 
     def numbers(self, tensors: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
-        """A batch by input names with what the host adds to it: the learning rate of this step, and its seed."""
+        """Return a batch by input names, with the learning rate and the seed of this step."""
         import torch
 
-        found = {**tensors, RATE: torch.tensor(as_schedule(self.optimizer.lr)(self.steps), dtype=torch.float64)}
+        inputs = {**tensors, RATE: torch.tensor(as_schedule(self.optimizer.lr)(self.steps), dtype=torch.float64)}
         if any(i.value.name == "seed" for i in self.plan.modules["global"].main.inputs):
-            found["seed"] = torch.tensor(self._seed + self.steps, dtype=torch.int64)
-        return found
+            inputs["seed"] = torch.tensor(self._seed + self.steps, dtype=torch.int64)
+        return inputs
 
     @property
     def _loss(self) -> str:
         return self.plan.modules["global"].main.outputs[0].name
 
     def parameters(self, backend: str = "torch") -> dict[str, torch.Tensor]:
-        """All parameters as they are now, by the model's names: global tensors of the caller's own.
+        """Return all parameters at present, by the model's names: global tensors that the caller owns.
 
-        Those that the loss does not depend on are as they were.
+        Parameters that the loss does not depend on have their initial values.
         """
         tensors = {**self.plan.imported.tensors, **self.plan.session(backend).state()}
-        kept = {i.value.name for i in self.plan.modules["global"].main.inputs if i.role == "parameter"}
-        used = {name: tensors[value] for name, value in self.plan.imported.names.items() if value in kept}
+        parameters = {i.value.name for i in self.plan.modules["global"].main.inputs if i.role == "parameter"}
+        used = {name: tensors[value] for name, value in self.plan.imported.names.items() if value in parameters}
         return {**used, **{name: value.clone() for name, value in self._unused.items()}}
 
     def save(self, path: str | Path, backends: Sequence[str] = BACKENDS, overwrite: bool = True) -> Path:
-        """Write the bundle, with parameters and state as they are now; see `Plan.save`."""
+        """Write the bundle, with the current parameters and state; see `Plan.save`."""
         return write_bundle(self.bundle(backends), Path(path), overwrite)
 
     def bundle(self, backends: Sequence[str] = BACKENDS) -> Bundle:
-        """All that ranks need, in memory, with parameters and state as they are now."""
+        """Return the bundle in memory, with the current parameters and state."""
         state = self.plan.session().state()
         current = replace(self.plan.imported, tensors={**self.plan.imported.tensors, **state})
         return replace(self.plan, imported=current).bundle(backends).for_training(self._manifest())
 
     def _manifest(self) -> TrainingManifest:
-        """What `distir train` is to know."""
+        """Return the part of the manifest for `distir train`."""
         seed = "seed" if any(i.value.name == "seed" for i in self.plan.modules["global"].main.inputs) else None
         return TrainingManifest(self._loss, as_schedule(self.optimizer.lr), RATE, seed, self._seed, self.steps)
 
 
 @dataclass(frozen=True, repr=False)
 class Training:
-    """What is to be trained, and how: the arguments of `compile_training` that say it, for a function in a user's file.
+    """A training to compile: arguments of `compile_training`, for a function in a user's file.
 
     ``distir compile FILE.py:FUNCTION --train`` and ``distir simulate`` take a function that returns one.
     """
@@ -129,23 +129,23 @@ class Training:
     def read(self, options: CompileOptions | None = None) -> Source:
         """Import the model with its loss, to be compiled with these options; raises what `compile_training` does.
 
-        Where nothing says how it is sharded it is for one device.
+        Without any sharding it is for one device.
         """
         _check_optimizer(self.optimizer)
         if self.precision not in PRECISIONS:
-            raise DistIRError(f"precision is bfloat16, or left out, found {self.precision!r}")
+            raise DistIRError(f"expected precision bfloat16 or none, found {self.precision!r}")
         imported, trained = _import(self.model, self.loss, self.example_batch, self.precision)
         complete_options = complete(options or {}, _name(self.model))
         strategy, mesh, shardings = (complete_options[key] for key in ("strategy", "mesh", "shardings"))
         if strategy is None and mesh is None and shardings != "auto" and not imported.module.meshes:
             complete_options["strategy"] = Strategy()
-        step = StepOfTraining(self.optimizer, trained, self.clip_norm, masters=bool(self.precision))
+        step = TrainingConfig(self.optimizer, trained, self.clip_norm, masters=bool(self.precision))
         return Source(imported, complete_options, step)
 
     def compile(self, **options: Any) -> TrainingStep:
-        """The step of training, with other options of `compile_training`; raises what that raises."""
-        own = {f.name: getattr(self, f.name) for f in fields(self)}
-        return compile_training(own.pop("model"), own.pop("loss"), **own, **options)
+        """Compile the training step, with more options of `compile_training`; raises what that raises."""
+        arguments = {f.name: getattr(self, f.name) for f in fields(self)}
+        return compile_training(arguments.pop("model"), arguments.pop("loss"), **arguments, **options)
 
 
 @documents(CompileOptions)
@@ -160,28 +160,27 @@ def compile_training(
     seed: int = 0,
     **options: Unpack[CompileOptions],
 ) -> TrainingStep:
-    """Compile a step of training of `model`, in the mode that it is in, for the devices of a strategy.
+    """Compile a training step of `model`, in its current mode, for the devices of a strategy.
 
-    `loss(output, targets)` is torch code that gives a number; the parameters of one that is a module are trained with
-    the model's. Without it the model returns its loss, as transformers models do that are called with labels.
-    `example_batch` is ``(inputs, targets)``, or ``inputs`` alone where there is no `loss`: `inputs` a tensor, a tuple,
-    or a dict of keyword arguments. All parameters that require gradients are trained. `clip_norm` clips their
-    gradients, together, to a norm. With ``precision="bfloat16"`` the model computes in bfloat16, and weights are kept
-    and updated in float32. `seed` is that of dropout. The other options are those of `compile`; where nothing says how
-    the model is sharded it runs on one device.
+    `loss(output, targets)` is torch code that returns a scalar; if it is a module, its parameters are trained too.
+    Without it the model returns its loss, as transformers models called with labels do. `example_batch` is ``(inputs,
+    targets)``, or ``inputs`` alone without a `loss`: `inputs` is a tensor, a tuple, or a dict of keyword arguments. All
+    parameters that require gradients are trained. `clip_norm` clips their global gradient norm. With
+    ``precision="bfloat16"`` the model computes in bfloat16, and weights are stored and updated in float32. `seed` is
+    that of dropout. The other options are those of `compile`; without any sharding the model runs on one device.
 
-    Raises a `DistIRError`: as `compile` does, for an optimizer that is none of this package's, for gradient hooks, and
-    for a loss that is no number or that a trained parameter does not reach.
+    Raises a `DistIRError`: as `compile` does, for an optimizer not of this package, for gradient hooks, and for a loss
+    that is not a scalar or does not depend on a trained parameter.
     """
     training = Training(model, loss, optimizer, example_batch, clip_norm, precision, seed)
-    plan = plan_of(training.read(options))
-    own = model.named_parameters(remove_duplicate=False)
-    unused = {name: p.detach().clone() for name, p in own if name in plan.imported.unused}
+    plan = compile_source(training.read(options))
+    named_parameters = model.named_parameters(remove_duplicate=False)
+    unused = {name: p.detach().clone() for name, p in named_parameters if name in plan.imported.unused}
     return TrainingStep(plan, optimizer, loss is not None, bool(precision), seed, unused)
 
 
 def _import(model: torch.nn.Module, loss: Loss | None, batch: Any, precision: str) -> tuple[Imported, tuple[str, ...]]:
-    """The model with its loss, and the values of the parameters that require gradients."""
+    """Import the model with its loss; return it with the values of the parameters that require gradients."""
     inputs, targets = _batch(batch, loss is not None)
     computed, narrow_loss = model, loss
     if precision:
@@ -190,23 +189,23 @@ def _import(model: torch.nn.Module, loss: Loss | None, batch: Any, precision: st
         computed = copy.deepcopy(model).to(torch.bfloat16)
         if isinstance(loss, torch.nn.Module):
             narrow_loss = copy.deepcopy(loss).to(torch.bfloat16)
-        inputs, targets = _narrowed((inputs, targets))
-    args, kwargs = call_of(inputs, targets, loss is not None)
-    # The call of the model is changed for as long as it is read.
+        inputs, targets = _to_bfloat16((inputs, targets))
+    args, kwargs = call_arguments(inputs, targets, loss is not None)
+    # Import temporarily replaces the model's forward.
     with EXPORT_LOCK:
         with with_loss(computed, narrow_loss):
             imported = snapshot(import_torch(computed, args, kwargs, training=True))
         with with_loss(model, loss):
-            own = dict(model.named_parameters(remove_duplicate=False))
-    wide = {imported.names[n]: p.detach().clone() for n, p in own.items() if precision and n in imported.names}
-    trained = dict.fromkeys(imported.names[n] for n, p in own.items() if p.requires_grad and n in imported.names)
+            parameters = dict(model.named_parameters(remove_duplicate=False))
+    wide = {imported.names[n]: p.detach().clone() for n, p in parameters.items() if precision and n in imported.names}
+    trained = dict.fromkeys(imported.names[n] for n, p in parameters.items() if p.requires_grad and n in imported.names)
     if not trained:
         raise DistIRError("the model has no parameter that requires gradients", hint="requires_grad_(True)")
     return replace(imported, tensors={**imported.tensors, **wide}), tuple(trained)
 
 
 def _check_optimizer(optimizer: Any) -> None:
-    """Raise `DistIRError` for anything but an optimizer of this package."""
+    """Raise `DistIRError` unless `optimizer` is an optimizer of this package."""
     if isinstance(optimizer, Optimizer):
         return
     kind = optimizer if isinstance(optimizer, type) else type(optimizer)
@@ -214,9 +213,9 @@ def _check_optimizer(optimizer: Any) -> None:
     if isinstance(optimizer, type) and issubclass(optimizer, Optimizer):
         raise DistIRError(f"expected an optimizer, found the class {name}", hint=f"call it: {kind.__name__}(lr=1e-3)")
     ours = kind.__name__ if kind.__name__ in ("SGD", "Adam", "AdamW") else "AdamW"
-    found = f"the class {name}" if isinstance(optimizer, type) else f"an object of type {name}"
+    description = f"the class {name}" if isinstance(optimizer, type) else f"an object of type {name}"
     raise DistIRError(
-        f"expected an optimizer of distir_relax, found {found}",
+        f"expected an optimizer of distir_relax, found {description}",
         hint=f"pass dr.{ours}(lr=...), which has torch's options, or a dr.Optimizer of your own",
     )
 
@@ -233,8 +232,8 @@ def _batch(batch: Any, has_loss: bool) -> tuple[Any, Any]:
     return batch[0], batch[1]
 
 
-def _narrowed(tree: Any) -> Any:
-    """A batch with bfloat16 in the place of wider floats."""
+def _to_bfloat16(tree: Any) -> Any:
+    """Cast wider floats of a batch to bfloat16."""
     import torch
 
     def narrow(leaf: Any) -> Any:

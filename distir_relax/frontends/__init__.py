@@ -1,1 +1,1 @@
-"""Models in: torch modules, ONNX files, Relax modules; each gives an `Imported`."""
+"""Import of torch modules, ONNX files and Relax modules; each frontend returns an `Imported`."""

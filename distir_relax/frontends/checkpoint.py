@@ -1,6 +1,6 @@
-"""Weights of a model that was built without them, from a checkpoint of safetensors files.
+"""Lazy loading of a meta-device model's weights from a checkpoint of safetensors files.
 
-They are read when a bundle is written or a plan first runs, one at a time.
+Tensors are read one at a time, when a bundle is written or a plan first runs.
 """
 
 from __future__ import annotations
@@ -21,63 +21,63 @@ if TYPE_CHECKING:
 
 
 def with_checkpoint(imported: Imported, path: str | Path) -> Imported:
-    """The model read in, whose tensors on the meta device have the data that a checkpoint holds under their names.
+    """Return the imported model with the data of its meta-device tensors from a checkpoint.
 
-    `path` is a ``.safetensors`` file, or a folder of them. A tensor is found by any of the model's names for it, and is
-    cast to the model's dtype. Raises `ImportModelError` for a checkpoint that cannot be read, that lacks one of the
-    tensors, or holds one of another shape.
+    `path` is a ``.safetensors`` file, or a folder of them. A tensor is looked up by each of the model's names for it,
+    and is cast to the model's dtype. Raises `ImportModelError` for a checkpoint that cannot be read, that lacks one of
+    the tensors, or holds one of another shape.
     """
-    held = _tensors_in(Path(path))
+    entries = _tensors_in(Path(path))
     names: dict[str, list[str]] = {}
     for name, value in imported.names.items():
         names.setdefault(value, []).append(name)
-    found: dict[str, tuple[Path, str]] = {}
+    sources: dict[str, tuple[Path, str]] = {}
     missing = []
     for value, tensor in imported.tensors.items():
         if not tensor.is_meta:
             continue
-        known = next((n for n in (*names.get(value, ()), value) if n in held), None)
-        if known is None:
+        key = next((n for n in (*names.get(value, ()), value) if n in entries), None)
+        if key is None:
             missing.append(value)
             continue
-        file, shape = held[known]
+        file, shape = entries[key]
         if shape != tuple(tensor.shape):
-            raise ImportModelError(f"expected {tuple(tensor.shape)} for {known!r}, found {shape}", str(file))
-        found[value] = file, known
+            raise ImportModelError(f"expected {tuple(tensor.shape)} for {key!r}, found {shape}", str(file))
+        sources[value] = file, key
     if missing:
         raise ImportModelError(
             f"the checkpoint has no data for {listed(missing, 3)}",
             str(path),
-            f"it holds names such as {', '.join(list(held)[:3])}; what is no weight must have data in the model "
-            "itself: make the model inside `with distir_relax.empty_weights():`, which leaves buffers in memory",
+            f"it holds names such as {', '.join(list(entries)[:3])}; tensors that are not weights must have data in "
+            "the model: create it inside `with distir_relax.empty_weights():`, which leaves buffers in memory",
         )
-    return replace(imported, tensors=_Checkpointed(imported.tensors, found))
+    return replace(imported, tensors=_LazyTensors(imported.tensors, sources))
 
 
 def read_tensors(path: Path, names: Collection[str]) -> dict[str, torch.Tensor]:
-    """Those of the named tensors that a checkpoint holds. Raises `ImportModelError` for one that cannot be read."""
-    held = _tensors_in(path)
-    found: dict[str, torch.Tensor] = {}
+    """Read those of the named tensors that a checkpoint holds. Raise `ImportModelError` if it cannot be read."""
+    entries = _tensors_in(path)
+    tensors: dict[str, torch.Tensor] = {}
     for name in names:
-        if name in held:
-            with _opened(held[name][0]) as file:
-                found[name] = file.get_tensor(name).clone()
-    return found
+        if name in entries:
+            with _open(entries[name][0]) as file:
+                tensors[name] = file.get_tensor(name).clone()
+    return tensors
 
 
-class _Checkpointed(Mapping[str, "torch.Tensor"]):
-    """Tensors by name, of which some are read from files each time they are asked for."""
+class _LazyTensors(Mapping[str, "torch.Tensor"]):
+    """Tensors by name, some of which are read from files on each access."""
 
-    def __init__(self, tensors: Mapping[str, torch.Tensor], found: Mapping[str, tuple[Path, str]]) -> None:
-        self._tensors, self._found = tensors, found
+    def __init__(self, tensors: Mapping[str, torch.Tensor], sources: Mapping[str, tuple[Path, str]]) -> None:
+        self._tensors, self._sources = tensors, sources
 
     def __getitem__(self, name: str) -> torch.Tensor:
-        if name not in self._found:
+        if name not in self._sources:
             return self._tensors[name]
-        path, known = self._found[name]
-        with _opened(path) as file:
-            data: torch.Tensor = file.get_tensor(known)
-        # A copy: the file is mapped, and may be truncated while a plan runs.
+        path, key = self._sources[name]
+        with _open(path) as file:
+            data: torch.Tensor = file.get_tensor(key)
+        # Copy: the file is memory-mapped, and may be truncated while a plan runs.
         return data.to(self._tensors[name].dtype, copy=True)
 
     def __iter__(self) -> Iterator[str]:
@@ -88,24 +88,24 @@ class _Checkpointed(Mapping[str, "torch.Tensor"]):
 
 
 def _tensors_in(path: Path) -> dict[str, tuple[Path, tuple[int, ...]]]:
-    """The file and the shape of each tensor of a checkpoint."""
+    """Return the file and the shape of each tensor of a checkpoint."""
     try:
         files = sorted(path.glob("*.safetensors")) if path.is_dir() else [path]
     except OSError as error:
         raise ImportModelError(f"cannot be read: {error.strerror}", str(path)) from None
     if not files:
         raise ImportModelError("expected safetensors files in the checkpoint's folder, found none", str(path))
-    held: dict[str, tuple[Path, tuple[int, ...]]] = {}
+    entries: dict[str, tuple[Path, tuple[int, ...]]] = {}
     for file in files:
-        with _opened(file) as opened:
+        with _open(file) as opened:
             for name in opened.keys():  # noqa: SIM118 - it is no mapping
-                held[name] = file, tuple(opened.get_slice(name).get_shape())
-    return held
+                entries[name] = file, tuple(opened.get_slice(name).get_shape())
+    return entries
 
 
 @contextmanager
-def _opened(path: Path) -> Iterator[Any]:
-    """The file, open; what it raises while it is used is an `ImportModelError` too."""
+def _open(path: Path) -> Iterator[Any]:
+    """Open a file; its errors, also during use, become `ImportModelError`."""
     from safetensors import SafetensorError, safe_open
 
     check_regular(path, ImportModelError, "there is no such checkpoint")

@@ -1,8 +1,8 @@
-"""What is computed from numbers of which there are few: the groups of rows, and how many rows each group has.
+"""Analysis of group indices and of the number of rows in each group, by enumeration.
 
-Proofs by trying all there is. A row's group is one of a few numbers: an op that makes each element from one element is
-known when it is known for each of them (a *table*). A sum over all rows then depends on nothing but how many rows each
-group has, and what is linear in these *tallies* is known when it is known for one row of each group alone.
+A row's group is one of a few indices: a pointwise op on group indices is known once it is evaluated for each index (a
+*table*). A sum over all rows then depends only on the number of rows in each group, and a value that is linear in these
+*counts* is known once it is evaluated for a single row of each group.
 """
 
 from __future__ import annotations
@@ -20,17 +20,17 @@ if TYPE_CHECKING:
     import torch
 
 MOST_NUMBERS = 1 << 16
-"""Of larger tensors it is not asked what they hold."""
+"""Maximum number of elements of tensors that are evaluated."""
 
 
 @dataclass
-class Tallies:
-    """What is known of values of a program: `made` leads from names to ops, `constants` to data.
+class GroupCounts:
+    """Analysis of a program's values: `producers` maps names to ops, `constants` names to data.
 
-    `ids` are the groups of `rows` rows, numbers from 0 to `count` - 1.
+    `ids` are the groups of `rows` rows, integers from 0 to `count` - 1.
     """
 
-    made: Mapping[str, Op]
+    producers: Mapping[str, Op]
     constants: Mapping[str, torch.Tensor]
     ids: str
     count: int
@@ -38,95 +38,95 @@ class Tallies:
     _numbers: dict[str, torch.Tensor | None] = field(default_factory=dict)
 
     def numbers(self, name: str) -> torch.Tensor | None:
-        """What a value holds in every run; None where that is not known."""
+        """Return a value's data if it is the same in every run, else None."""
         if name not in self._numbers:
-            self._numbers[name] = self._fixed(name)
+            self._numbers[name] = self._evaluate(name)
         return self._numbers[name]
 
     def table(self, name: str) -> torch.Tensor | None:
-        """What an element of a value is for each group that its row may be of; None where it depends on more."""
+        """Return a value's element for each group of its row; None if it depends on more than the group."""
         import torch
 
         if name == self.ids:
             return torch.arange(self.count)
-        op = self.made.get(name)
+        op = self.producers.get(name)
         if op is None or not op.operands or len(op.results) > 1 or op.callee:
             return None
-        given = [self.table(v.name) if v.tensor.shape else self.numbers(v.name) for v in op.operands]
-        inside = [i for i, v in enumerate(op.operands) if v.tensor.shape]
-        if any(x is None for x in given) or not is_rowwise(op, inside):
+        operands = [self.table(v.name) if v.tensor.shape else self.numbers(v.name) for v in op.operands]
+        row_operands = [i for i, v in enumerate(op.operands) if v.tensor.shape]
+        if any(x is None for x in operands) or not is_rowwise(op, row_operands):
             return None
-        return run(op, [x for x in given if x is not None])
+        return run(op, [x for x in operands if x is not None])
 
     def tally(self, name: str) -> torch.Tensor | None:
-        """What a value is for one row of each group alone, (groups, its dims), where it is linear in the tallies."""
+        """Return a value for one row of each group, (groups, its dims), if it is linear in the counts, else None."""
         fixed = self.numbers(name)
         if fixed is not None:
             return None if bool(fixed.any()) else fixed.new_zeros((self.count, *fixed.shape))
-        op = self.made.get(name)
+        op = self.producers.get(name)
         if op is None or not op.operands or len(op.results) > 1 or op.callee:
             return None
         summed = self._summed(op)
         if summed is not None:
             return summed
-        found = {i: tally for i, v in enumerate(op.operands) if (tally := self.tally(v.name)) is not None}
-        others = {i: x for i, v in enumerate(op.operands) if i not in found and (x := self.numbers(v.name)) is not None}
-        if not found or len(found) + len(others) < len(op.operands):
+        linear = {i: tally for i, v in enumerate(op.operands) if (tally := self.tally(v.name)) is not None}
+        rest = {i: x for i, v in enumerate(op.operands) if i not in linear and (x := self.numbers(v.name)) is not None}
+        if not linear or len(linear) + len(rest) < len(op.operands):
             return None
         sets = lookup(op.name).linear_sets(len(op.operands), op.attrs)
-        if not any(found.keys() <= linear for linear in sets) and not self._keeps_whole(op, found):
+        if not any(linear.keys() <= allowed for allowed in sets) and not self._preserves_counts(op, linear):
             return None
-        each = [
-            run(op, [found[i][e] if i in found else others[i] for i in range(len(op.operands))])
+        per_group = [
+            run(op, [linear[i][e] if i in linear else rest[i] for i in range(len(op.operands))])
             for e in range(self.count)
         ]
-        return _stacked(each)
+        return _stacked(per_group)
 
-    def _fixed(self, name: str) -> torch.Tensor | None:
+    def _evaluate(self, name: str) -> torch.Tensor | None:
         if name in self.constants:
-            known = self.constants[name]
-            return None if known.is_meta or known.numel() > MOST_NUMBERS else known
-        op = self.made.get(name)
+            data = self.constants[name]
+            return None if data.is_meta or data.numel() > MOST_NUMBERS else data
+        op = self.producers.get(name)
         if op is None or len(op.results) > 1 or op.callee or op.results[0].tensor.elements > MOST_NUMBERS:
             return None
-        given = [self.numbers(v.name) for v in op.operands]
-        if any(x is None for x in given) or not lookup(op.name).computes:
+        operands = [self.numbers(v.name) for v in op.operands]
+        if any(x is None for x in operands) or not lookup(op.name).computes:
             return None
-        return run(op, [x for x in given if x is not None])
+        return run(op, [x for x in operands if x is not None])
 
     def _summed(self, op: Op) -> torch.Tensor | None:
-        """A sum over rows, each of which is what its group makes it."""
+        """Return a sum over rows whose elements depend only on their groups."""
         tables = [self.table(v.name) for v in op.operands]
-        given = [t for t in tables if t is not None]
+        operands = [t for t in tables if t is not None]
         rule = rule_of(op)
-        if len(given) < len(tables) or len({rule.operands[i] for i in range(len(tables))}) > 1:
+        if len(operands) < len(tables) or len({rule.operands[i] for i in range(len(tables))}) > 1:
             return None
         dims, expanded = rule.operands[0], lookup(op.name, op.location).split.expand
         if len(dims) != 1 or len(dims[0]) != 1 or rule.factors[dims[0][0]].kind != "sum":
             return None
-        # What is run in parts by other ops, such as a mean, is more than the sum of its parts.
+        # Ops that run in parts by other ops, such as a mean, are not plain sums of their parts.
         if "*" in expanded or rule.factors[dims[0][0]].name in expanded:
             return None
-        return _stacked([run(op, [t[e : e + 1] for t in given]) for e in range(self.count)])
+        return _stacked([run(op, [t[e : e + 1] for t in operands]) for e in range(self.count)])
 
-    def _keeps_whole(self, op: Op, found: Mapping[int, torch.Tensor]) -> bool:
-        """Whether an op leaves whole numbers as they are, as many as there can be: a cast of counts."""
+    def _preserves_counts(self, op: Op, by_operand: Mapping[int, torch.Tensor]) -> bool:
+        """Return whether an op, such as a cast of counts, preserves all integers that occur."""
         import torch
 
         if len(op.operands) != 1 or Trait.POINTWISE not in lookup(op.name).traits:
             return False
-        (tally,) = found.values()
+        (tally,) = by_operand.values()
         if bool((tally < 0).any()) or bool((tally != tally.to(torch.int64)).any()):
             return False
         counts = torch.arange(self.rows * int(tally.max() if tally.numel() else 0) + 1)
-        kept = run(op, [counts.to(tally.dtype)])
-        return kept is not None and kept.shape == counts.shape and bool((kept == counts).all())
+        result = run(op, [counts.to(tally.dtype)])
+        return result is not None and result.shape == counts.shape and bool((result == counts).all())
 
 
 def run(op: Op, tensors: Sequence[torch.Tensor]) -> torch.Tensor | None:
-    """The result of an op of one result on these tensors, which may be of other sizes than its operands.
+    """Run an op with one result on these tensors, whose sizes may differ from those of its operands.
 
-    None where it cannot run on them: its attributes may be for others.
+    Returns None if its attributes do not fit the sizes.
     """
     values = tuple(Value(f"x{i}", type_of(x)) for i, x in enumerate(tensors))
     try:
@@ -135,31 +135,31 @@ def run(op: Op, tensors: Sequence[torch.Tensor]) -> torch.Tensor | None:
         return None
 
 
-def _stacked(each: Sequence[torch.Tensor | None]) -> torch.Tensor | None:
+def _stacked(tensors: Sequence[torch.Tensor | None]) -> torch.Tensor | None:
     import torch
 
-    found = [x for x in each if x is not None]
-    return torch.stack(found) if found and len(found) == len(each) else None
+    results = [x for x in tensors if x is not None]
+    return torch.stack(results) if results and len(results) == len(tensors) else None
 
 
 def rule_of(op: Op) -> Rule:
-    """The factor rule of an op of the global stage."""
+    """Return the factor rule of an op of the global stage."""
     kinds = [v.tensor for v in op.operands], [v.tensor for v in op.results]
     return lookup(op.name, op.location).rule_for(kinds[0], op.attrs, kinds[1])
 
 
-def is_rowwise(op: Op, inside: Sequence[int]) -> bool:
-    """Whether each row of the results is made of the rows at its place of the operands `inside`, wherever it stands.
+def is_rowwise(op: Op, row_operands: Sequence[int]) -> bool:
+    """Return whether each row of the results depends only on the same row of the `row_operands`, at any position.
 
-    That is what a parallel factor says that is not told by position: it may be cut anywhere.
+    This is the meaning of a parallel factor that is not positional: it may be cut anywhere.
     """
     split, rule = lookup(op.name, op.location).split, rule_of(op)
-    rows = {rule.operands[i][0] for i in inside}
+    rows = {rule.operands[i][0] for i in row_operands}
     if len(rows) != 1 or len(row := next(iter(rows))) != 1:
         return False
     factor = rule.factors[row[0]]
-    told = split.positional | split.expand.keys()
-    others = [dims for i, dims in enumerate(rule.operands) if i not in inside]
+    positional = split.positional | split.expand.keys()
+    others = [dims for i, dims in enumerate(rule.operands) if i not in row_operands]
     elsewhere = any(row[0] in dim for dims in others for dim in dims)
     whole = all(dims and dims[0] == row for dims in rule.results)
-    return factor.kind == PARALLEL and factor.name not in told and whole and not elsewhere and not rule.windows
+    return factor.kind == PARALLEL and factor.name not in positional and whole and not elsewhere and not rule.windows

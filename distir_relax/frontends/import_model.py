@@ -1,4 +1,4 @@
-"""Models of any kind in: which frontend reads what a user gave."""
+"""Import of models of any kind: dispatch to the frontend."""
 
 from __future__ import annotations
 
@@ -20,9 +20,9 @@ def import_model(
     params: Mapping[str, Any] | Sequence[Any] | None,
     check: bool,
 ) -> Imported:
-    """Read in a model as `compile` takes it, by the frontend that is for its kind.
+    """Import a model as `compile` takes it, by the frontend of its kind.
 
-    Raises `ImportModelError` for anything else, for arguments that are for another kind, and what the frontend raises.
+    Raises `ImportModelError` for other objects, for arguments of another kind of model, and what the frontend raises.
     """
     kinds = {f"{kind.__module__.split('.')[0]}.{kind.__name__}" for kind in type(model).__mro__}
     if params is not None and "tvm.IRModule" not in kinds:

@@ -1,4 +1,4 @@
-"""A model read in: its program, its data, and the way between the model's own call and named tensors."""
+"""Imported models: program, data, and conversion between the model's call and named tensors."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ Rebuild = Callable[["Mapping[str, torch.Tensor]"], Any]
 
 @dataclass(frozen=True, slots=True)
 class Frame:
-    """A module of the model during one call of it: its path, its class where that is known, and which call it is."""
+    """A module of the model during one call: its path, its class if known, and the number of the call."""
 
     path: str
     kind: str = ""
@@ -27,20 +27,19 @@ class Frame:
 
 @dataclass(frozen=True, repr=False)
 class Imported:
-    """What a frontend gives.
+    """Result of a frontend.
 
-    `module` is a global-stage module with one function, ``main``; its meshes are those that annotations name.
-    `tensors` holds the data of each parameter and constant input, by value name; parameters are the model's own
-    storage until `snapshot`. `names` leads from every name a user may use for an input or parameter to its value
-    name; tied parameters lead to one value. `unused` are the names of parameters that no result depends on.
-    `flatten(args, kwargs)` gives a call's tensors by input name and raises `RunError` where the call is unlike the
-    example; `rebuild(outputs)` gives tensors by output name back in the structure that the model returns. `values`
-    leads from the model's own names of its tensors to value names, for a model that names them (ONNX). `written`
-    leads from an output that is the new value of an input, which the model changes in place, to that input.
-    `scopes` says for values in the calls of which modules they are made, outermost first. `places` is how many
-    meshes the model names, all of one shape: the places of one. `arguments` are those of a model's call that may be
-    given by position, in order, and `constants` the values of those that are no tensors, by name. `results` are the
-    outputs that `rebuild` takes, where these are not all.
+    `module` is a global-stage module with one function, ``main``; its meshes are those of the annotations. `tensors`
+    holds the data of each parameter and constant input, by value name; parameters are the model's own storage until
+    `snapshot`. `names` maps every user-visible name of an input or parameter to its value name; tied parameters share a
+    value. `unused` are the names of parameters without influence on a result. `flatten(args, kwargs)` returns a call's
+    tensors by input name and raises `RunError` if the call differs from the example; `rebuild(outputs)` restores the
+    structure of the model's result from tensors by output name. `values` maps the model's own tensor names to value
+    names, for a model that has them (ONNX). `written` maps an output that is the new value of an input, which the model
+    mutates, to that input. `scopes` maps values to the modules in whose calls they are computed, outermost first.
+    `places` is the number of equal meshes that the model uses. `arguments` are the positional arguments of a model's
+    call, in order, and `constants` the values of non-tensor arguments, by name. `results` are the outputs that
+    `rebuild` takes, if not all.
     """
 
     module: Module
@@ -62,7 +61,7 @@ class Imported:
 
 
 def snapshot(imported: Imported) -> Imported:
-    """The same model with tensors of its own, where they have data: constants were computed from them as they are."""
+    """Return the same model with copies of its tensors, except of those on the meta device."""
     import torch
 
     tensors = {
@@ -72,9 +71,9 @@ def snapshot(imported: Imported) -> Imported:
     return replace(imported, tensors=tensors)
 
 
-def live(function: Function) -> Function:
-    """The function without ops and inputs that reach no output; the user's inputs all stay."""
-    found = replace(function, ops=live_ops(function))
-    used = count_uses(found)
+def eliminate_dead_ops(function: Function) -> Function:
+    """Remove ops and inputs that reach no output; the user's inputs stay."""
+    pruned = replace(function, ops=live_ops(function))
+    used = count_uses(pruned)
     inputs = tuple(item for item in function.inputs if item.role == "input" or item.value.name in used)
-    return replace(found, inputs=inputs)
+    return replace(pruned, inputs=inputs)

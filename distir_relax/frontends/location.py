@@ -1,4 +1,4 @@
-"""Places in the user's model, as short as a person would say them: ``layers.1.mlp, model.py:12``."""
+"""Locations in the user's model: ``layers.1.mlp, model.py:12``."""
 
 from __future__ import annotations
 
@@ -19,28 +19,28 @@ _OURS = str(Path(__file__).resolve().parent.parent) + os.sep
 
 
 def short_location(file: str, line: int) -> str:
-    """``model.py:12``; an ``__init__.py`` is told apart by its folder."""
+    """Return ``model.py:12``; an ``__init__.py`` includes its folder."""
     path = Path(file)
     name = f"{path.parent.name}/{path.name}" if path.name == "__init__.py" else path.name
     return f"{name}:{line}"
 
 
 def location_in_stack(stack: str | None) -> str:
-    """The innermost frame of a printed stack that is in neither torch nor this package; "" when there is none.
+    """Return the innermost frame of a printed stack that is in neither torch nor this package; "" without any.
 
-    `torch.export` records the frames of functions called ``forward`` only: an op of a helper has its caller's line.
+    `torch.export` records only frames of functions called ``forward``: an op of a helper has its caller's line.
     """
     return _innermost((m["file"], int(m["line"])) for m in _FRAME.finditer(stack or ""))
 
 
 def module_of(node: Node) -> str:
-    """The path of the module whose call an exported node belongs to: ``layers.1.mlp``; "" for the outermost."""
+    """Return the path of the module whose call an exported node belongs to: ``layers.1.mlp``; "" for the outermost."""
     frames = frames_of(node)
     return frames[-1].path if frames else ""
 
 
 def frames_of(node: Node) -> tuple[Frame, ...]:
-    """The modules in whose calls an exported node was recorded, outermost first."""
+    """Return the modules in whose calls an exported node was recorded, outermost first."""
     stack = node.meta.get("nn_module_stack") or {}
     return tuple(
         Frame(path, str(kind).rsplit(".", 1)[-1], int(key.rpartition("@")[2]) if "@" in key else 0)
@@ -49,7 +49,7 @@ def frames_of(node: Node) -> tuple[Frame, ...]:
 
 
 def location_of_error(traceback: TracebackType | None) -> str:
-    """The innermost frame of the user's model in a traceback; "" when there is none."""
+    """Return the innermost frame of the user's model in a traceback; "" without any."""
     frames = []
     while traceback:
         frames.append((traceback.tb_frame.f_code.co_filename, traceback.tb_lineno))
@@ -61,8 +61,8 @@ def _innermost(frames: Iterable[tuple[str, int]]) -> str:
     import torch
 
     libraries = (os.path.dirname(torch.__file__) + os.sep, _OURS)
-    found = ""
+    location = ""
     for file, line in frames:
         if not file.startswith((*libraries, "<")):
-            found = short_location(file, line)
-    return found
+            location = short_location(file, line)
+    return location

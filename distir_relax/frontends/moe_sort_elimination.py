@@ -1,16 +1,16 @@
-"""Rows that a model sorts, works on and puts back: worked on as they stand, where their order is a means alone.
+"""Elimination of the token sort of mixture-of-experts models.
 
-A mixture of experts sorts its tokens by expert, so that each expert's stand one behind the other::
+A mixture of experts sorts its tokens by expert, so that the tokens of each expert are contiguous::
 
-    p = argsort(ids)       x[p] -> product of groups -> row by row -> product of groups -> y      y[inverse of p]
+    p = argsort(ids)       x[p] -> grouped product -> row-wise ops -> grouped product -> y      y[inverse of p]
 
-What is row by row does the same in any order, and a product of groups needs but to know each row's group: the same is
-computed of `x`, without `p` (`routed_matmul` for `grouped_matmul`). Then tokens of different devices, or microbatches,
-no longer meet in a sort, and each device may send its rows to the devices that have their experts.
+Row-wise ops commute with the permutation, and a grouped product only needs the group of each row: the same result is
+computed from `x`, without `p` (`routed_matmul` for `grouped_matmul`). Then tokens of different devices, or
+microbatches, do not meet in a sort, and each device may send its rows to the devices that have their experts.
 
-No op is known by name. Row by row is what has a parallel factor there (`tallies.is_rowwise`); what sorts, looks up and
-writes by position an entry says in its `Order`; and that bounds of groups are those of the sorted `ids` is proved, by
-trying all there is (`tallies`). Where anything else is done with a sorted value, the program stays as it is.
+No op is matched by name. Row-wise ops have a parallel factor (`group_counts.is_rowwise`); an entry declares sorts,
+lookups and writes by position in its `Order`; and `group_counts` proves by enumeration that group bounds are those of
+the sorted `ids`. If a sorted value has any other use, the program is unchanged.
 """
 
 from __future__ import annotations
@@ -19,8 +19,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
-from distir_relax.frontends.group_counts import Tallies, is_rowwise, rule_of, run
-from distir_relax.frontends.imported_model import Imported, live
+from distir_relax.frontends.group_counts import GroupCounts, is_rowwise, rule_of, run
+from distir_relax.frontends.imported_model import Imported, eliminate_dead_ops
 from distir_relax.ir import Attribute, Function, Op, TensorType, Value, fresh_name, value_names
 from distir_relax.ops import Trait, lookup
 from distir_relax.ops.table import Order
@@ -29,31 +29,31 @@ if TYPE_CHECKING:
     import torch
 
 
-def unsorted(imported: Imported) -> Imported:
-    """The model without the sorts whose order is a means alone."""
+def eliminate_moe_sorts(imported: Imported) -> Imported:
+    """Return the model without sorts whose order does not affect the results."""
     main, scopes = imported.module.main, dict(imported.scopes)
     for name in [op.results[0].name for op in main.ops if _sorts(op)]:
         sort = next(op for op in main.ops if op.results[0].name == name)
-        attempt = _Attempt(main, sort, imported.tensors)
-        found = attempt.run()
-        if found is not None:
-            main = found
-            scopes |= {name: scopes[like] for name, like in attempt.like.items() if like in scopes}
+        elimination = _SortElimination(main, sort, imported.tensors)
+        rewritten = elimination.run()
+        if rewritten is not None:
+            main = rewritten
+            scopes |= {name: scopes[like] for name, like in elimination.like.items() if like in scopes}
     if main is imported.module.main:
         return imported
-    main = live(main)
-    kept = {item.value.name for item in main.inputs}
-    tensors = {name: tensor for name, tensor in imported.tensors.items() if name in kept}
+    main = eliminate_dead_ops(main)
+    inputs = {item.value.name for item in main.inputs}
+    tensors = {name: tensor for name, tensor in imported.tensors.items() if name in inputs}
     return replace(imported, module=replace(imported.module, functions=(main,)), tensors=tensors, scopes=scopes)
 
 
-class _NeededSorted(Exception):
-    """Something is done with a sorted value that depends on the order."""
+class _OrderMatters(Exception):
+    """A use of a sorted value depends on the order."""
 
 
 @dataclass(slots=True)
-class _Rows:
-    """What a sorted value is before it is sorted: `plain`, or between products of groups `routed`, or `known`."""
+class _SortedValue:
+    """A sorted value before the sort: `plain`, `routed` (between grouped products), or its data, if `known`."""
 
     plain: Value | None = None
     routed: Value | None = None
@@ -61,28 +61,28 @@ class _Rows:
 
 
 @dataclass(slots=True)
-class _Attempt:
-    """Writes the program without one sort."""
+class _SortElimination:
+    """Rewriting of the program without one sort."""
 
     main: Function
     sort: Op
     constants: Mapping[str, torch.Tensor]
     ops: list[Op] = field(default_factory=list)
-    made: dict[str, Op] = field(default_factory=dict)
+    producers: dict[str, Op] = field(default_factory=dict)
     names: set[str] = field(default_factory=set)
     like: dict[str, str] = field(default_factory=dict)
-    """For new values, the value of the model where they stand."""
+    """The model's value at the position of each new value."""
     now: dict[str, Value] = field(default_factory=dict)
-    """The value that stands for one that has been put back, or depends on no order."""
-    rows: dict[str, _Rows] = field(default_factory=dict)
+    """Replacements of values that are unsorted again, or do not depend on the order."""
+    rows: dict[str, _SortedValue] = field(default_factory=dict)
     """The sorted values: ``v = rows[v][p]``."""
     back: dict[str, torch.Tensor] = field(default_factory=dict)
-    """Values made of the inverse of p: ``v = back[v][inverse of p]``."""
+    """Values computed from the inverse of p: ``v = back[v][inverse of p]``."""
     groups: Value | None = None
-    tallies: Tallies = field(init=False)
+    group_counts: GroupCounts = field(init=False)
 
     def run(self) -> Function | None:
-        """The function without the sort; None where something needs it."""
+        """Return the function without the sort; None if the order matters."""
         import torch
 
         count = _groups_of(self.main, self.sort.operands[0])
@@ -92,16 +92,16 @@ class _Attempt:
         self.names = value_names(self.main)
         constants = {i.value.name for i in self.main.inputs if i.role == "constant"}
         known = {name: tensor for name, tensor in self.constants.items() if name in constants}
-        self.tallies = Tallies(self.made, known, self.sort.operands[0].name, count, kind.elements)
+        self.group_counts = GroupCounts(self.producers, known, self.sort.operands[0].name, count, kind.elements)
         try:
             for op in self.main.ops:
                 if op is self.sort:
-                    self.rows[op.results[0].name] = _Rows(known=torch.arange(kind.elements))
+                    self.rows[op.results[0].name] = _SortedValue(known=torch.arange(kind.elements))
                 else:
                     self._op(op)
             if any(o.value.name in self.rows or o.value.name in self.back for o in self.main.outputs):
                 return None
-        except _NeededSorted:
+        except _OrderMatters:
             return None
         outputs = tuple(replace(o, value=self.now.get(o.value.name, o.value)) for o in self.main.outputs)
         return replace(self.main, ops=tuple(self.ops), outputs=outputs)
@@ -129,101 +129,101 @@ class _Attempt:
             self._sum(op, inside)
 
     def _through_back(self, op: Op, inside: list[int], back: list[int], looks_up: bool) -> None:
-        """What is looked up at the inverse of p is put back; all else that is made of it, row by row, is known."""
+        """Unsort a lookup at the inverse of p; other row-wise results of the inverse are known."""
         import torch
 
         if looks_up and inside == [0] and back == [1]:
             places = self.back[op.operands[1].name]
             if not torch.equal(places, torch.arange(len(places))):
-                raise _NeededSorted
+                raise _OrderMatters
             self.now[op.results[0].name] = self._plain(op.operands[0].name, op)
             return
-        given = [self.back.get(v.name, self.tallies.numbers(self._current(v).name)) for v in op.operands]
-        if inside or len(op.results) > 1 or any(x is None for x in given) or not is_rowwise(op, back):
-            raise _NeededSorted
-        found = run(op, [x for x in given if x is not None])
-        if found is None:
-            raise _NeededSorted
-        self.back[op.results[0].name] = found
+        operands = [self.back.get(v.name, self.group_counts.numbers(self._current(v).name)) for v in op.operands]
+        if inside or len(op.results) > 1 or any(x is None for x in operands) or not is_rowwise(op, back):
+            raise _OrderMatters
+        result = run(op, [x for x in operands if x is not None])
+        if result is None:
+            raise _OrderMatters
+        self.back[op.results[0].name] = result
 
     def _invert(self, op: Op) -> None:
-        """Numbers written to the places that p says: what is known stands there by the inverse of p."""
+        """Write known data to the positions p: the result is the data at the inverse of p."""
         import torch
 
         places, data = self.rows[op.operands[1].name].known, op.operands[0].tensor
-        written = self.tallies.numbers(self._current(op.operands[2]).name)
+        written = self.group_counts.numbers(self._current(op.operands[2]).name)
         if places is None or written is None or data.shape != written.shape or data.shape != places.shape:
-            raise _NeededSorted
+            raise _OrderMatters
         if not torch.equal(places, torch.arange(len(places))):
-            raise _NeededSorted
+            raise _OrderMatters
         self.back[op.results[0].name] = written
 
     def _look_up(self, op: Op) -> None:
-        """Rows looked up one behind the other, each once or several times over."""
+        """Look up consecutive rows, each once or several times."""
         import torch
 
         source, places = self._current(op.operands[0]), self.rows[op.operands[1].name].known
         size, name = source.tensor.shape[0], op.results[0].name
         if places is None or not size or len(places) % size or places.dim() != 1 or op.attrs.keys() != {"axis"}:
-            raise _NeededSorted
+            raise _OrderMatters
         times = len(places) // size
         if not torch.equal(places, torch.arange(len(places)) // times):
-            raise _NeededSorted
+            raise _OrderMatters
         if times == 1:
-            self.rows[name] = _Rows(plain=source, known=self.tallies.numbers(source.name))
+            self.rows[name] = _SortedValue(plain=source, known=self.group_counts.numbers(source.name))
             return
         rest = source.tensor.shape[1:]
         one = self._emit(op, "reshape", (source,), (size, 1, *rest), {"shape": (size, 1, *rest)})
         many = self._emit(op, "broadcast_to", (one,), (size, times, *rest), {"shape": (size, times, *rest)})
         flat = self._emit(op, "reshape", (many,), (size * times, *rest), {"shape": (size * times, *rest)})
-        self.rows[name] = _Rows(plain=flat)
+        self.rows[name] = _SortedValue(plain=flat)
 
     def _product(self, op: Op, by_number: str) -> None:
-        """A product of groups, whose bounds are those of the sorted rows."""
+        """Rewrite a grouped product whose bounds are those of the sorted rows."""
         import torch
 
-        count = self.tallies.count
-        starts, ends = (self.tallies.tally(self._current(v).name) for v in op.operands[-2:])
-        below = torch.ones((count, count)).triu()
-        if starts is None or ends is None or starts.shape != below.shape or ends.shape != below.shape:
-            raise _NeededSorted
-        if not torch.equal(ends.to(below.dtype), below) or not torch.equal(starts.to(below.dtype), below.triu(1)):
-            raise _NeededSorted
+        count = self.group_counts.count
+        starts, ends = (self.group_counts.tally(self._current(v).name) for v in op.operands[-2:])
+        prefix = torch.ones((count, count)).triu()
+        if starts is None or ends is None or starts.shape != prefix.shape or ends.shape != prefix.shape:
+            raise _OrderMatters
+        if not torch.equal(ends.to(prefix.dtype), prefix) or not torch.equal(starts.to(prefix.dtype), prefix.triu(1)):
+            raise _OrderMatters
         x, others = self._routed(op.operands[0].name, op), map(self._current, op.operands[1:-2])
         operands = (x, *others, self._ids(), self._groups(op))
         kind = op.results[0].tensor
-        found = self._emit(op, by_number, operands, kind.shape, {"count": count}, op.results[0].name)
-        self.rows[op.results[0].name] = _Rows(routed=found)
+        routed = self._emit(op, by_number, operands, kind.shape, {"count": count}, op.results[0].name)
+        self.rows[op.results[0].name] = _SortedValue(routed=routed)
 
     def _row_by_row(self, op: Op, inside: list[int]) -> None:
-        mine = [self.rows[op.operands[i].name] for i in inside]
-        if all(rows.known is not None for rows in mine) and len(op.results) == 1:
+        sorted_values = [self.rows[op.operands[i].name] for i in inside]
+        if all(rows.known is not None for rows in sorted_values) and len(op.results) == 1:
             known = [self.rows[v.name].known if i in inside else self._numbers(v) for i, v in enumerate(op.operands)]
-            found = run(op, [x for x in known if x is not None]) if all(x is not None for x in known) else None
-            if found is not None:
-                self.rows[op.results[0].name] = _Rows(known=found)
+            result = run(op, [x for x in known if x is not None]) if all(x is not None for x in known) else None
+            if result is not None:
+                self.rows[op.results[0].name] = _SortedValue(known=result)
                 return
         others = [v for i, v in enumerate(op.operands) if i not in inside]
-        # Beside rows there are numbers alone: so no gradient is a sum over rows, of which a device has its own.
-        routed = all(rows.routed is not None for rows in mine) and not any(v.tensor.shape for v in others)
-        routed = routed and any(rows.plain is None for rows in mine)
-        bring = self._routed if routed else self._plain
-        operands = tuple(bring(v.name, op) if i in inside else self._current(v) for i, v in enumerate(op.operands))
+        # Only scalars besides rows, so that no gradient is a sum over rows, which are distributed over devices.
+        routed = all(rows.routed is not None for rows in sorted_values) and not any(v.tensor.shape for v in others)
+        routed = routed and any(rows.plain is None for rows in sorted_values)
+        unsort = self._routed if routed else self._plain
+        operands = tuple(unsort(v.name, op) if i in inside else self._current(v) for i, v in enumerate(op.operands))
         self._keep(replace(op, operands=operands))
         for value in op.results:
-            self.rows[value.name] = _Rows(routed=value) if routed else _Rows(plain=value)
+            self.rows[value.name] = _SortedValue(routed=value) if routed else _SortedValue(plain=value)
 
     def _sum(self, op: Op, inside: list[int]) -> None:
-        """A sum over all rows is the same in any order."""
+        """Rewrite a sum over all rows, which does not depend on their order."""
         rule = rule_of(op)
         rows = {rule.operands[i][0] for i in inside}
         if len(rows) != 1 or len(row := next(iter(rows))) != 1:
-            raise _NeededSorted
+            raise _OrderMatters
         if rule.factors[row[0]].kind not in ("sum", "max", "min"):
-            raise _NeededSorted
+            raise _OrderMatters
         for i, dims in enumerate(rule.operands):
             if i not in inside and any(row[0] in dim for dim in dims):
-                raise _NeededSorted
+                raise _OrderMatters
         operands = (self._plain(v.name, op) if i in inside else self._current(v) for i, v in enumerate(op.operands))
         self._keep(replace(op, operands=tuple(operands)))
 
@@ -231,36 +231,36 @@ class _Attempt:
         return self.now.get(value.name, value)
 
     def _numbers(self, value: Value) -> torch.Tensor | None:
-        return self.tallies.numbers(self._current(value).name)
+        return self.group_counts.numbers(self._current(value).name)
 
     def _ids(self) -> Value:
         return self._current(self.sort.operands[0])
 
     def _groups(self, op: Op) -> Value:
         if self.groups is None:
-            count = self.tallies.count
+            count = self.group_counts.count
             self.groups = self._emit(op, "group_numbers", (), (count,), {"count": count}, dtype="int64")
         return self.groups
 
     def _plain(self, name: str, op: Op) -> Value:
-        """A sorted value as it stands before."""
+        """Return a sorted value in the original order."""
         rows = self.rows[name]
         if rows.plain is None:
             if rows.routed is None:
-                raise _NeededSorted
-            rows.plain = self._sent("combine_rows", rows.routed, op)
+                raise _OrderMatters
+            rows.plain = self._dispatch("combine_rows", rows.routed, op)
         return rows.plain
 
     def _routed(self, name: str, op: Op) -> Value:
-        """A sorted value where the groups are."""
+        """Return a sorted value dispatched to the groups."""
         rows = self.rows[name]
         if rows.routed is None:
-            rows.routed = self._sent("dispatch_rows", self._plain(name, op), op)
+            rows.routed = self._dispatch("dispatch_rows", self._plain(name, op), op)
         return rows.routed
 
-    def _sent(self, how: str, value: Value, op: Op) -> Value:
+    def _dispatch(self, name: str, value: Value, op: Op) -> Value:
         operands = (value, self._ids(), self._groups(op))
-        return self._emit(op, how, operands, value.tensor.shape, {}, dtype=value.tensor.dtype)
+        return self._emit(op, name, operands, value.tensor.shape, {}, dtype=value.tensor.dtype)
 
     def _emit(
         self,
@@ -272,16 +272,16 @@ class _Attempt:
         result: str = "",
         dtype: str = "",
     ) -> Value:
-        """An op at the place of `op`."""
-        found = result or fresh_name(f"{op.results[0].name}.{name.partition('_')[0]}", self.names)
-        value = Value(found, TensorType(shape, dtype or op.results[0].tensor.dtype))
-        self.like[found] = op.results[0].name
+        """Emit an op with the location of `op`."""
+        label = result or fresh_name(f"{op.results[0].name}.{name.partition('_')[0]}", self.names)
+        value = Value(label, TensorType(shape, dtype or op.results[0].tensor.dtype))
+        self.like[label] = op.results[0].name
         self._keep(Op(name, tuple(operands), (value,), attrs, op.location))
         return value
 
     def _keep(self, op: Op) -> None:
         self.ops.append(op)
-        self.made.update((v.name, op) for v in op.results)
+        self.producers.update((v.name, op) for v in op.results)
 
 
 def _sorts(op: Op) -> bool:
@@ -290,11 +290,11 @@ def _sorts(op: Op) -> bool:
 
 
 def _groups_of(main: Function, ids: Value) -> int | None:
-    """How many numbers `ids` may have: they are positions in a dim of so many elements. None where they are others."""
-    made = {v.name: (op, i) for op in main.ops for i, v in enumerate(op.results)}
+    """Return the number of groups, if `ids` are positions in a dim of that size; otherwise None."""
+    producers = {v.name: (op, i) for op in main.ops for i, v in enumerate(op.results)}
     name = ids.name
-    while name in made:
-        op, number = made[name]
+    while name in producers:
+        op, number = producers[name]
         entry = lookup(op.name, op.location)
         axis = op.attrs.get("axis")
         if entry.split.order and entry.split.order.positions == number and isinstance(axis, int):

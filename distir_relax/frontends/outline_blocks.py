@@ -1,13 +1,12 @@
-"""Repeated blocks of a model become one function, called with the weights of each.
+"""Outlining of a model's repeated blocks into functions, called with the weights of each.
 
-Which ops are a block is told by the modules of the model (torch), by the names of nodes (ONNX), or by the ops alone
-(see `repeats`). Blocks are one function when they are equal: the same ops in the same order with the same attributes
-and types, on operands that are the same to them. Sizes, dtypes and annotations are part of that, so a layer that is cut
-otherwise than its neighbours stays apart. A block is never left and entered again: what it computes depends on nothing
-outside that depends on it.
+Blocks are identified by the modules of the model (torch), by the names of nodes (ONNX), or by the ops alone (see
+`repeated_blocks`). Equal blocks share a function: they have the same ops in the same order with the same attributes and
+types, and corresponding operands. Sizes, dtypes and annotations count, so a layer with another sharding is not merged.
+A block is convex: no op outside of it both depends on it and is used by it.
 
-The places of its ops are told from its own: ``mlp, model.py:7`` in the block ``layers.1``. Where blocks have no names,
-they are the places of the first.
+Locations of its ops are relative to the block: ``mlp, model.py:7`` in the block ``layers.1``. For blocks without names,
+they are those of the first block.
 """
 
 from __future__ import annotations
@@ -19,34 +18,34 @@ from dataclasses import dataclass, field, replace
 from typing import ClassVar
 
 from distir_relax.frontends.imported_model import Frame
-from distir_relax.frontends.repeated_blocks import repeats
+from distir_relax.frontends.repeated_blocks import find_repeats
 from distir_relax.ir import Function, Module
 from distir_relax.ir.outline import Region, op_users, outline_regions, region_key
 
-LEAST_OPS = 4
-"""Blocks of fewer ops stay where they are."""
+MIN_OPS = 4
+"""Blocks with fewer ops are not outlined."""
 
 
 @dataclass(frozen=True, slots=True)
 class Outline:
-    """The pass: global stage in and out, repeated blocks as functions. `scopes` are those of the imported model."""
+    """Outline repeated blocks; global stage in and out. `scopes` are those of the imported model."""
 
     takes: ClassVar[tuple[str, ...]] = ("global",)
     gives: ClassVar[str] = "global"
     scopes: Mapping[str, tuple[Frame, ...]] = field(default_factory=dict, repr=False)
 
     def run(self, module: Module) -> Module:
-        """The module with its repeated blocks as functions; itself where it has none, or has functions already."""
+        """Return the module with its repeated blocks as functions; unchanged without any, or if it has functions."""
         main = module.main
         if len(module.functions) > 1:
             return module
-        found = _named(main, self.scopes) if self.scopes else _unnamed(main)
-        taken_out = outline_regions(main, found, {main.name}) if found else None
-        return module if taken_out is None else replace(module, functions=(taken_out[0], *taken_out[1]))
+        groups = _blocks_by_scope(main, self.scopes) if self.scopes else _blocks_by_ops(main)
+        outlined = outline_regions(main, groups, {main.name}) if groups else None
+        return module if outlined is None else replace(module, functions=(outlined[0], *outlined[1]))
 
 
-def _named(main: Function, scopes: Mapping[str, tuple[Frame, ...]]) -> list[list[Region]]:
-    """The groups of equal blocks among the modules whose paths differ in numbers, outermost first."""
+def _blocks_by_scope(main: Function, scopes: Mapping[str, tuple[Frame, ...]]) -> list[list[Region]]:
+    """Return the groups of equal blocks among modules whose paths differ in numbers, outermost first."""
     frames = [scopes.get(op.results[0].name, ()) for op in main.ops]
     users = op_users(main)
     free = set(range(len(main.ops)))
@@ -59,7 +58,7 @@ def _named(main: Function, scopes: Mapping[str, tuple[Frame, ...]]) -> list[list
                 families[_NUMBER.sub("*", frame.path), frame.kind][frame].append(number)
         for instances in families.values():
             blocks = [Region(tuple(ns), frame.path, frame.kind) for frame, ns in instances.items()]
-            for group in _equal(main, users, blocks):
+            for group in _group_equal(main, users, blocks):
                 groups.append(group)
                 free.difference_update(n for block in group for n in block.numbers)
     return groups
@@ -68,31 +67,31 @@ def _named(main: Function, scopes: Mapping[str, tuple[Frame, ...]]) -> list[list
 _NUMBER = re.compile(r"(?<![^./])\d+(?![^./])")
 
 
-def _unnamed(main: Function) -> list[list[Region]]:
+def _blocks_by_ops(main: Function) -> list[list[Region]]:
     users = op_users(main)
-    runs = [[Region(tuple(numbers), kind="block") for numbers in run] for run in repeats(main, LEAST_OPS)]
-    return [group for run in runs for group in _equal(main, users, run)]
+    runs = [[Region(tuple(numbers), kind="block") for numbers in run] for run in find_repeats(main, MIN_OPS)]
+    return [group for run in runs for group in _group_equal(main, users, run)]
 
 
-def _equal(main: Function, users: Mapping[str, list[int]], blocks: Sequence[Region]) -> list[list[Region]]:
-    """The groups of at least two blocks that are equal."""
+def _group_equal(main: Function, users: Mapping[str, list[int]], blocks: Sequence[Region]) -> list[list[Region]]:
+    """Return the groups of at least two equal blocks."""
     if len(blocks) < 2:
         return []
     groups: dict[object, list[Region]] = defaultdict(list)
     for block in blocks:
-        if len(block.numbers) >= LEAST_OPS and _is_whole(main, users, block):
+        if len(block.numbers) >= MIN_OPS and _is_convex(main, users, block):
             groups[region_key(main, block)].append(block)
     return [group for group in groups.values() if len(group) > 1]
 
 
-def _is_whole(main: Function, users: Mapping[str, list[int]], block: Region) -> bool:
-    """Whether nothing between the block's ops both depends on them and is used by them."""
-    mine = set(block.numbers)
-    behind: set[int] = set()
+def _is_convex(main: Function, users: Mapping[str, list[int]], block: Region) -> bool:
+    """Return whether no path leaves the block and reenters it."""
+    members = set(block.numbers)
+    dependents: set[int] = set()
     for number in range(block.numbers[0], block.numbers[-1] + 1):
-        if number in mine and number in behind:
+        if number in members and number in dependents:
             return False
-        if number in mine or number in behind:
-            after = {u for v in main.ops[number].results for u in users.get(v.name, ())}
-            behind |= after if number in behind else after - mine
+        if number in members or number in dependents:
+            users_of_op = {u for v in main.ops[number].results for u in users.get(v.name, ())}
+            dependents |= users_of_op if number in dependents else users_of_op - members
     return True

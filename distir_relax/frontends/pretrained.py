@@ -1,4 +1,4 @@
-"""Pretrained models: a folder that `save_pretrained` of transformers wrote, as a model with example inputs."""
+"""Import of pretrained models from folders written by `save_pretrained` of transformers."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ TASKS = {
     "image-classification": "AutoModelForImageClassification",
     "feature-extraction": "AutoModel",
 }
-"""The class of transformers that reads a model for a task."""
+"""The transformers class for each task."""
 
 _CONFIG = "config.json"
 _SEQUENCE = 128
@@ -37,21 +37,21 @@ class Pretrained:
 
 
 def is_pretrained(target: str | Path) -> bool:
-    """Whether a path is a folder with the configuration of a model."""
+    """Return whether a path is a folder with a model's configuration."""
     return (Path(target) / _CONFIG).is_file()
 
 
 def read_pretrained(
     folder: str | Path, task: str | None = None, batch: int | None = None, sequence: int | None = None
 ) -> Pretrained:
-    """The model of a folder for a task, in evaluation mode, and its inputs: `batch` samples of `sequence` tokens.
+    """Load the model of a folder for a task, in evaluation mode, with inputs of `batch` samples of `sequence` tokens.
 
-    Without a task the model is of the class that ``architectures`` of its configuration names. `batch` is 1, `sequence`
-    128, or less where the model takes fewer positions. Weights are read from safetensors files alone, and no code of
-    the folder is run.
+    Without a task the class is the first of ``architectures`` in the configuration. By default `batch` is 1, and
+    `sequence` 128, or the model's maximum if smaller. Weights are read only from safetensors files, and no code of the
+    folder runs.
 
-    Raises ImportModelError where transformers is not installed, the folder is damaged, the task is not known, or the
-    folder lacks weights of it.
+    Raises ImportModelError if transformers is not installed, the folder is damaged, the task is unknown, or the folder
+    lacks weights of the model.
     """
     path = Path(folder)
     config = _read_config(path)
@@ -63,21 +63,21 @@ def read_pretrained(
         )
     try:
         with _quiet(library):
-            model, found = kind.from_pretrained(
+            model, info = kind.from_pretrained(
                 path, local_files_only=True, trust_remote_code=False, use_safetensors=True, output_loading_info=True,
                 ignore_mismatched_sizes=True,
             )  # fmt: skip
-    except Exception as wrong:
-        reason = str(wrong).strip().partition("\n")[0]
+    except Exception as error:
+        reason = str(error).strip().partition("\n")[0]
         raise ImportModelError(f"transformers cannot read the model: {reason}", str(path)) from None
-    if missing := sorted(found["missing_keys"]):
+    if missing := sorted(info["missing_keys"]):
         raise ImportModelError(
             f"the folder has no weights for {listed(missing, 3)} of {type(model).__name__}", str(path),
             f"it was saved as {', '.join(config.texts('architectures', []) or ['another class'])}: choose its --task",
         )  # fmt: skip
-    for key, held, wanted in sorted(found["mismatched_keys"]):
+    for key, shape, expected in sorted(info["mismatched_keys"]):
         raise ImportModelError(
-            f"expected {tuple(wanted)} for {key}, found {tuple(held)}", str(path),
+            f"expected {tuple(expected)} for {key}, found {tuple(shape)}", str(path),
             "config.json and the weights are of different models",
         )  # fmt: skip
     return Pretrained(model.eval(), _inputs(model, path, batch, sequence))
@@ -95,7 +95,7 @@ def _transformers() -> Any:
         import transformers
     except ImportError as missing:
         raise ImportModelError(
-            f"a folder with config.json is read by the transformers library, which cannot be imported: {missing}",
+            f"transformers, which reads a folder with config.json, cannot be imported: {missing}",
             hint="pip install transformers",
         ) from None
     return transformers
@@ -111,18 +111,18 @@ def _class_of(library: Any, config: Fields, path: Path, task: str | None) -> Any
         raise ImportModelError(
             "the configuration names no architecture", str(path / _CONFIG), f"give --task: {', '.join(TASKS)}"
         )
-    found = getattr(library, names[0], None) if names[0].isidentifier() else None
-    if found is None or not hasattr(found, "from_pretrained"):
+    model_class = getattr(library, names[0], None) if names[0].isidentifier() else None
+    if model_class is None or not hasattr(model_class, "from_pretrained"):
         raise ImportModelError(
             f"this transformers ({library.__version__}) has no model {names[0]!r}", str(path / _CONFIG),
-            "code that comes with a model is not run: write a function that returns (model, (), inputs)",
+            "code in a model's folder does not run: write a function that returns (model, (), inputs)",
         )  # fmt: skip
-    return found
+    return model_class
 
 
 @contextmanager
 def _quiet(library: Any) -> Iterator[None]:
-    """Switch progress bars and remarks about weights off: missing weights are an error."""
+    """Disable progress bars and warnings about weights: missing weights are an error."""
     logging = library.utils.logging
     verbosity, bars = logging.get_verbosity(), logging.is_progress_bar_enabled()
     logging.set_verbosity_error()
@@ -136,7 +136,7 @@ def _quiet(library: Any) -> Iterator[None]:
 
 
 def _inputs(model: Any, path: Path, batch: int | None, sequence: int | None) -> dict[str, Any]:
-    """An example call of a model that takes tokens, or images."""
+    """Return an example call of a model that takes tokens, or images."""
     import torch
 
     config, rows = model.config, batch or 1
@@ -151,16 +151,16 @@ def _inputs(model: Any, path: Path, batch: int | None, sequence: int | None) -> 
             f"expected a model of tokens or images, found one that takes {main}", str(path),
             "write a function that returns (model, (), inputs)",
         )  # fmt: skip
-    most = getattr(config.get_text_config(), "max_position_embeddings", None) or _SEQUENCE
-    length = sequence or min(_SEQUENCE, most)
-    if length > most and sequence is not None:
-        raise ImportModelError(f"the model takes at most {most} positions, found --sequence {sequence}", str(path))
+    limit = getattr(config.get_text_config(), "max_position_embeddings", None) or _SEQUENCE
+    length = sequence or min(_SEQUENCE, limit)
+    if length > limit and sequence is not None:
+        raise ImportModelError(f"the model takes at most {limit} positions, found --sequence {sequence}", str(path))
     ids = torch.zeros(rows, length, dtype=torch.int64)
     if getattr(config, "is_encoder_decoder", False):
         return {"input_ids": ids, "decoder_input_ids": ids.clone(), "use_cache": False}
     if model.can_generate():
         return {"input_ids": ids, "use_cache": False}
-    # A model that could keep a cache keeps none here.
+    # Disable the cache of models that have one.
     cache = {"use_cache": False} if hasattr(config, "use_cache") else {}
     return {"input_ids": ids, "attention_mask": torch.ones_like(ids), **cache}
 

@@ -1,9 +1,9 @@
-"""TVM Relax modules in: one function, read binding by binding in the op table's terms.
+"""Import of TVM Relax modules: one function, binding by binding.
 
-The op table's vocabulary is Relax's, so that most ops keep name and operands; the others' spellings stand beside
-their entries (`ops.relax`). `R.dist.annotate_sharding` and `R.dist.redistribute` become our
-annotations, and so do the `R.DTensor` types of parameters and results. Those of the values between are what a
-propagation found before: they are found anew.
+The op table uses Relax's vocabulary, so most ops keep name and operands; other spellings are next to their entries
+(`ops.relax`). `R.dist.annotate_sharding` and `R.dist.redistribute` become annotations, and so do the `R.DTensor` types
+of parameters and results. `R.DTensor` types of intermediate values are results of an earlier propagation, and are
+ignored.
 """
 
 from __future__ import annotations
@@ -42,26 +42,26 @@ def import_relax(
     params: Mapping[str, Any] | Sequence[Any] | None = None,
     input_shapes: Mapping[str, Sequence[int]] | None = None,
 ) -> Imported:
-    """Read in a function of `mod`: the one named, else ``main``, else the only public one.
+    """Import a function of `mod`: the named one, else ``main``, else the only public one.
 
-    What the attribute ``num_input`` counts are inputs, the parameters behind them weights; a function without it has
-    only inputs. `params` gives the data of weights: by name, also of such as the attribute does not tell, or in order
-    that of the last parameters. `input_shapes` gives the sizes of dims that parameters leave open. Constants of the
-    module become constants of the program; calls of other Relax functions are inlined.
+    The first ``num_input`` parameters (an attribute) are inputs, the others weights; without the attribute all are
+    inputs. `params` has the data of weights: by name, also of parameters that the attribute does not cover, or in order
+    for the last parameters. `input_shapes` has the sizes of symbolic dims of parameters. Constants of the module become
+    constants of the program; calls of other Relax functions are inlined.
 
-    Raises `ImportModelError` for a module that is no straight-line program of known shapes, `UnsupportedOpError` for
-    an op without an entry in the op table, `AnnotationError` and `PlacementError` for annotations that do not fit.
+    Raises `ImportModelError` for a module that is not a straight-line program of static shapes, `UnsupportedOpError`
+    for an op without an entry in the op table, `AnnotationError` and `PlacementError` for invalid annotations.
     """
-    name, chosen = _choose(mod, function)
+    name, entry = _choose(mod, function)
     mod = bind_shapes(mod, name, input_shapes or {})
-    chosen = mod[name]
+    entry = mod[name]
     importer = _Importer(mod, name)
-    first = int((chosen.attrs or {}).get("num_input", len(chosen.params)))
-    for number, (parameter, data) in enumerate(zip(chosen.params, _data(chosen, name, params), strict=True)):
+    first = int((entry.attrs or {}).get("num_input", len(entry.params)))
+    for number, (parameter, data) in enumerate(zip(entry.params, _data(entry, name, params), strict=True)):
         importer.declare(parameter, data, weight=number >= first or data is not None)
-    result = importer.body(chosen.body)
+    result = importer.body(entry.body)
     names = {item.value.name: item.value.name for item in importer.builder.inputs if item.role != "constant"}
-    outputs = list(importer.outputs(result, chosen.ret_ty))
+    outputs = list(importer.outputs(result, entry.ret_ty))
     program = importer.builder.function("main", outputs)
     inputs = [item.value.name for item in program.inputs if item.role == "input"]
     return Imported(
@@ -90,7 +90,7 @@ def _choose(mod: Any, name: str | None) -> tuple[str, Any]:
 
 
 def _data(function: Any, name: str, params: Mapping[str, Any] | Sequence[Any] | None) -> list[Any]:
-    """The data of each parameter, None for inputs."""
+    """Return the data of each parameter, None for inputs."""
     parameters = [p.name for p in function.params]
     if params is None:
         return [None] * len(parameters)
@@ -107,7 +107,7 @@ def _data(function: Any, name: str, params: Mapping[str, Any] | Sequence[Any] | 
 
 
 class _Importer:
-    """Reads bindings into a `Builder`. A Relax value is one of ours, a list of them (a tuple), or a Python constant."""
+    """Import of bindings into a `Builder`. A Relax value maps to a value, a list (a tuple), or a Python constant."""
 
     def __init__(self, mod: Any, name: str) -> None:
         self.builder = Builder()
@@ -116,20 +116,20 @@ class _Importer:
         self._module = mod
         self._function = name
         self._values: dict[Any, Any] = {}
-        self._open: list[str] = [name]
+        self._active: list[str] = [name]
 
     def declare(self, parameter: Any, data: Any, weight: bool) -> None:
-        """Make a parameter of the function an input, or a weight, with its layout where its type has one."""
+        """Declare a parameter of the function as an input or a weight, annotated if its type has a layout."""
         self.builder.location = f"@{self._function}, {parameter.name}"
         kind = self._type(parameter.ty)
         role = "parameter" if weight else "input"
         value = self.builder.input(parameter.name, kind, role, self.builder.location)
         if data is not None:
             self.tensors[value.name] = self._checked(data, kind, parameter.name)
-        self._values[parameter] = self._laid_out(value, parameter.ty, parameter.name)
+        self._values[parameter] = self._apply_layout(value, parameter.ty, parameter.name)
 
     def body(self, body: Any) -> Any:
-        """Read the blocks of a function; what it returns."""
+        """Import the blocks of a function; return its result."""
         from tvm import relax
 
         if not isinstance(body, relax.SeqExpr):
@@ -138,21 +138,24 @@ class _Importer:
             for binding in block.bindings:
                 self.builder.location = f"@{self._function}, {binding.var.name}"
                 self.builder.hint = binding.var.name
-                self._values[binding.var] = self._bound(binding)
+                self._values[binding.var] = self._convert_binding(binding)
         return self.value(body.body)
 
     def outputs(self, result: Any, kind: Any) -> Iterator[tuple[str, Value]]:
-        """The values of a result with the names they had in Relax, made distinct, as the function's type lays them."""
-        seen: dict[str, int] = {}
+        """Return the values of a result with distinct names, annotated according to the function's type."""
+        counts: dict[str, int] = {}
         for value, declared in _leaves(result, kind):
             if not isinstance(value, Value):
                 raise ImportModelError(f"expected tensors as results, found {value!r}", f"@{self._function}")
-            count = seen[value.name] = seen.get(value.name, 0) + 1
+            count = counts[value.name] = counts.get(value.name, 0) + 1
             self.builder.location = f"@{self._function}, result {value.name}"
-            yield (value.name if count == 1 else f"{value.name}_{count}", self._laid_out(value, declared, value.name))
+            yield (
+                value.name if count == 1 else f"{value.name}_{count}",
+                self._apply_layout(value, declared, value.name),
+            )
 
     def value(self, expression: Any) -> Any:
-        """What an argument of a call stands for."""
+        """Convert an expression: a value, a list of values, or a constant."""
         import tvm
         from tvm import relax
 
@@ -177,13 +180,13 @@ class _Importer:
             return self._call(expression)
         return self._number(expression)
 
-    def _bound(self, binding: Any) -> Any:
+    def _convert_binding(self, binding: Any) -> Any:
         from tvm import relax
 
         value = getattr(binding, "value", None)
         if isinstance(binding, relax.MatchCast) or isinstance(value, relax.If) or value is None:
             raise ImportModelError(
-                f"expected a straight-line program of known shapes, found {type(value).__name__}",
+                f"expected a straight-line program of static shapes, found {type(value).__name__}",
                 self.builder.location,
                 "bind symbolic shapes and conditions before compiling",
             )
@@ -229,22 +232,22 @@ class _Importer:
             raise UnsupportedOpError(f"{name}: {error}", self.builder.location) from None
 
     def _inline(self, name: str, function: Any, arguments: Any) -> Any:
-        if name in self._open:
+        if name in self._active:
             raise ImportModelError(f"@{name} calls itself", self.builder.location)
         values = [self.value(item) for item in arguments]
         outer, location, hint = self._function, self.builder.location, self.builder.hint
         self._function = name
-        self._open.append(name)
-        # The parameters' names are bound afresh by each call.
+        self._active.append(name)
+        # Each call binds the parameters' names again.
         for parameter, value in zip(function.params, values, strict=True):
             self._values[parameter] = value
         result = self.body(function.body)
-        self._open.pop()
+        self._active.pop()
         self._function, self.builder.location, self.builder.hint = outer, location, hint
         return result
 
-    def _laid_out(self, value: Value, kind: Any, hint: str) -> Value:
-        """The value, annotated where its Relax type has a layout."""
+    def _apply_layout(self, value: Value, kind: Any, hint: str) -> Value:
+        """Annotate the value if its Relax type has a layout."""
         mesh = getattr(kind, "device_mesh", None)
         return value if mesh is None else self._annotate(value, mesh, str(kind.placement), hint)
 
@@ -252,14 +255,14 @@ class _Importer:
         where = self.builder.location
         mesh, place = _mesh(relax_mesh, where)
         if self.meshes and self.meshes[0] != mesh:
-            raise _unlike(mesh, self.meshes[0], where)
+            raise _mesh_mismatch(mesh, self.meshes[0], where)
         self.meshes, self.places = (mesh,), max(self.places, place + 1)
         if self.places > 1:
             value = self.builder.emit("to_place", value, place=place)
         placements = print_placements(validate_placements(text.strip('"'), mesh, value.tensor.shape, where))
         self.builder.hint = hint if hint != value.name else f"{value.name}.sharded"
-        marked: Value = self.builder.emit("annotate_sharding", value, placements=placements)
-        return marked
+        annotated: Value = self.builder.emit("annotate_sharding", value, placements=placements)
+        return annotated
 
     def _constant(self, expression: Any) -> Value:
         from torch.utils.dlpack import from_dlpack
@@ -277,7 +280,7 @@ class _Importer:
         shape = getattr(kind, "shape", None)
         dtype = str(getattr(kind, "dtype", ""))
         if shape is None or dtype not in DTYPES:
-            raise ImportModelError(f"expected a tensor of known shape, found {kind}", self.builder.location)
+            raise ImportModelError(f"expected a tensor of static shape, found {kind}", self.builder.location)
         return TensorType(tuple(self._number(n) for n in shape), dtype)
 
     def _number(self, expression: Any) -> Any:
@@ -286,16 +289,16 @@ class _Importer:
         value = getattr(expression, "value", None)
         if not isinstance(value, (int, float)):
             raise ImportModelError(
-                f"expected a number known now, found {expression}", self.builder.location,
+                f"expected a static number, found {expression}", self.builder.location,
                 "give the shapes of inputs: input_shapes={name: (1, ...)}",
             )  # fmt: skip
         return value
 
     def _checked(self, data: Any, kind: TensorType, name: str) -> torch.Tensor:
         tensor = as_tensor(data)
-        found = TensorType(tuple(tensor.shape), str(tensor.dtype).removeprefix("torch."))
-        if found != kind:
-            raise ImportModelError(f"expected {kind} as the data of {name}, found {found}", self.builder.location)
+        actual = TensorType(tuple(tensor.shape), str(tensor.dtype).removeprefix("torch."))
+        if actual != kind:
+            raise ImportModelError(f"expected {kind} as the data of {name}, found {actual}", self.builder.location)
         return tensor
 
     def _unsupported(self, name: str) -> UnsupportedOpError:
@@ -309,14 +312,14 @@ class _Importer:
 
 
 def _flat(kinds: Any) -> Iterator[Any]:
-    """The types in types of tuples."""
+    """Flatten the types of tuples."""
     for kind in kinds or ():
         fields = getattr(kind, "fields", None)
         yield from [kind] if fields is None else _flat(fields)
 
 
 def _attributes(call: Any) -> dict[str, Any]:
-    """The attributes of a Relax call as plain Python; ``op`` is the call's own name."""
+    """Return the attributes of a Relax call as plain Python; ``op`` is the call's own name."""
     fields = type(call.attrs).__tvm_ffi_type_info__.fields if call.attrs is not None else ()
     return {"op": str(call.op.name), **{f.name: _plain(getattr(call.attrs, f.name)) for f in fields}}
 
@@ -332,34 +335,34 @@ def _plain(value: Any) -> Any:
 
 
 def _mesh(relax_mesh: Any, where: str) -> tuple[DeviceMesh, int]:
-    """A mesh, and which of the groups of as many devices it is."""
+    """Return a mesh, and its index among the groups of as many devices."""
     shape = tuple(int(n) for n in relax_mesh.shape)
     ids, size = [int(i) for i in relax_mesh.device_ids], math.prod(shape)
     first = ids[0] if ids else 0
     if ids != list(range(first, first + size)) or first % size:
         raise AnnotationError(
-            f"expected {size} devices in order, from a multiple of {size} on, found {ids}", where,
+            f"expected {size} devices in order, starting at a multiple of {size}, found {ids}", where,
             "the meshes of a module are equal groups of devices: 0 to 1, 2 to 3",
         )  # fmt: skip
     return DeviceMesh(shape), first // size
 
 
-def _unlike(mesh: DeviceMesh, other: DeviceMesh, where: str) -> AnnotationError:
+def _mesh_mismatch(mesh: DeviceMesh, other: DeviceMesh, where: str) -> AnnotationError:
     return AnnotationError(f"expected meshes of one shape, found {other} and {mesh}", where)
 
 
 def _declared_meshes(mod: Any) -> tuple[tuple[DeviceMesh, ...], int]:
-    """The mesh of the module's global infos, and how many of its shape they are."""
+    """Return the mesh of the module's global infos, and the number of meshes with its shape."""
     declared = dict(mod.global_infos).get("mesh", ()) if mod.global_infos else ()
-    found = [_mesh(info, "module_global_infos") for info in declared]
-    for mesh, _ in found:
-        if mesh != found[0][0]:
-            raise _unlike(mesh, found[0][0], "module_global_infos")
-    return tuple(mesh for mesh, _ in found[:1]), max((place + 1 for _, place in found), default=1)
+    meshes = [_mesh(info, "module_global_infos") for info in declared]
+    for mesh, _ in meshes:
+        if mesh != meshes[0][0]:
+            raise _mesh_mismatch(mesh, meshes[0][0], "module_global_infos")
+    return tuple(mesh for mesh, _ in meshes[:1]), max((place + 1 for _, place in meshes), default=1)
 
 
 def _leaves(result: Any, kind: Any) -> Iterator[tuple[Any, Any]]:
-    """The values in a result, each with its type where the result's type goes that far."""
+    """Return the values in a result, each with its declared type if there is one."""
     if isinstance(result, list):
         fields = list(getattr(kind, "fields", None) or [None] * len(result))
         for item, field in zip(result, fields, strict=True):

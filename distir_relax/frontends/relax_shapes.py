@@ -1,4 +1,4 @@
-"""Dims that a Relax function leaves open, given their sizes: TVM binds the symbols, and folds what is made of them."""
+"""Binding of symbolic dims of a Relax function: TVM substitutes the symbols, and folds computed dims."""
 
 from __future__ import annotations
 
@@ -9,10 +9,10 @@ from distir_relax.errors import ImportModelError
 
 
 def bind_shapes(mod: Any, name: str, shapes: Mapping[str, Sequence[int]]) -> Any:
-    """`mod` with the symbolic dims of function `name` bound, so that its parameters have the given `shapes`.
+    """Bind the symbolic dims of function `name`, so that its parameters have the given `shapes`.
 
-    A symbol is bound once, for all parameters. Raises `ImportModelError` for a parameter that there is not, a shape
-    that does not fit its type, two sizes of one symbol, and symbols that no given shape binds.
+    A symbol has one value for all parameters. Raises `ImportModelError` for an unknown parameter, a shape that does not
+    match its type, two sizes of one symbol, and unbound symbols.
     """
     from tvm import relax
 
@@ -43,7 +43,7 @@ def _bind(where: str, kind: Any, shape: tuple[int, ...], sizes: dict[str, int]) 
 
 
 def _dims(kind: Any) -> list[int | str | None] | None:
-    """The dims of a tensor type: sizes, names of symbols, None for what is computed from symbols."""
+    """Return the dims of a tensor type: sizes, names of symbols, None for dims computed from symbols."""
     from tvm import tirx
 
     if getattr(kind, "shape", None) is None:

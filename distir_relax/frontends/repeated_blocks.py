@@ -1,4 +1,4 @@
-"""Blocks found by the ops alone: a sequence of ops that comes again and again, one time right after the other."""
+"""Repeated sequences of ops, as candidates for outlining of models without module names."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ _MOST_RUNS = 8
 _MOST_PERIODS = 8
 
 
-def repeats(function: Function, least: int) -> list[list[range]]:
-    """Runs of blocks of at least `least` ops that follow each other: for each block the numbers of its ops.
+def find_repeats(function: Function, min_ops: int) -> list[list[range]]:
+    """Return runs of consecutive repeated blocks of at least `min_ops` ops: for each block the numbers of its ops.
 
-    Ops are compared by name, attributes and types; that the blocks' operands agree is for the caller to see. Blocks
-    begin where the fewest values pass from one to the next.
+    Ops are compared by name, attributes and types; the caller checks the blocks' operands. Blocks begin where the
+    fewest values are live.
     """
     numbers: dict[object, int] = {}
     tokens = [
@@ -31,51 +31,51 @@ def repeats(function: Function, least: int) -> list[list[range]]:
         )
         for op in function.ops
     ]
-    passing = _passing(function)
+    live = _live_values(function)
     runs = []
     for _ in range(_MOST_RUNS):
-        found = _longest(tokens)
-        if found is None:
+        repeat = _longest(tokens)
+        if repeat is None:
             break
-        period, start, length = found
-        if period >= least:
-            offset = min(range(length - period + 1), key=lambda o: (passing[start + o], o))
+        period, start, length = repeat
+        if period >= min_ops:
+            offset = min(range(length - period + 1), key=lambda o: (live[start + o], o))
             offset %= period
             begin = start + offset
             runs.append([range(b, b + period) for b in range(begin, start + length - period + 1, period)])
         for i in range(start, start + length):
-            tokens[i] = -1 - i  # Unlike any other.
+            tokens[i] = -1 - i  # Distinct from all tokens.
     return runs
 
 
-def _passing(function: Function) -> list[int]:
-    """How many values made by ops before each op are used by it or by later ones."""
-    made: dict[str, int] = {}
+def _live_values(function: Function) -> list[int]:
+    """Return for each op the number of earlier results that it or a later op uses."""
+    defined: dict[str, int] = {}
     last: dict[str, int] = {}
     for number, op in enumerate(function.ops):
         last.update((v.name, number) for v in op.operands)
-        made.update((v.name, number) for v in op.results)
+        defined.update((v.name, number) for v in op.results)
     last.update((o.value.name, len(function.ops)) for o in function.outputs)
     change = [0] * (len(function.ops) + 2)
-    for name, number in made.items():
+    for name, number in defined.items():
         if name in last:
             change[number + 1] += 1
             change[last[name] + 1] -= 1
-    passing, count = [], 0
+    live, count = [], 0
     for delta in change:
         count += delta
-        passing.append(count)
-    return passing
+        live.append(count)
+    return live
 
 
 def _longest(tokens: Sequence[int]) -> tuple[int, int, int] | None:
-    """The period, the start and the length of the longest stretch that repeats itself at least once."""
-    seen: dict[int, int] = {}
+    """Return period, start and length of the longest interval that repeats at least once."""
+    last_position: dict[int, int] = {}
     distances: Counter[int] = Counter()
     for i, token in enumerate(tokens):
-        if token in seen:
-            distances[i - seen[token]] += 1
-        seen[token] = i
+        if token in last_position:
+            distances[i - last_position[token]] += 1
+        last_position[token] = i
     best: tuple[int, int, int] | None = None
     for period, _ in distances.most_common(_MOST_PERIODS):
         start = 0

@@ -24,7 +24,7 @@ class DeviceEquivalence:
     firsts: tuple[int, ...]
     of: tuple[int, ...]
 
-    def spread(self, values: Sequence[int]) -> Size:
+    def expand(self, values: Sequence[int]) -> Size:
         """Expand one number per class to one per device; a single number if all are equal."""
         if len(set(values)) == 1:
             return values[0]
@@ -54,7 +54,7 @@ def local_size(placements: tuple[Placement, ...], dim: int, size: int, mesh: Dev
     """Return the number of elements of a dim of `size` on each device of the mesh."""
     classes = mesh_classes(mesh, tuple(i for i, p in enumerate(placements) if isinstance(p, Shard) and p.dim == dim))
     pieces = (local_intervals(placements, dim, size, mesh.coordinates(first)) for first in classes.firsts)
-    return classes.spread([sum(stop - start for start, stop in local) for local in pieces])
+    return classes.expand([sum(stop - start for start, stop in local) for local in pieces])
 
 
 def local_type(layout: DTensorType, mesh: DeviceMesh) -> PlacedType:

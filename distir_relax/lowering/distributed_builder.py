@@ -91,7 +91,7 @@ class SpmdBuilder:
 
     def expand_by_index(self, axis: int, sizes: tuple[int, ...]) -> Size:
         """Convert one number per index along a mesh axis to one per device."""
-        return mesh_classes(self.mesh, (axis,)).spread(sizes)
+        return mesh_classes(self.mesh, (axis,)).expand(sizes)
 
 
 def merge_attrs(rows: list[dict[str, Attribute]], classes: DeviceEquivalence) -> dict[str, Attribute]:
@@ -105,4 +105,4 @@ def _merge(values: list[Attribute], classes: DeviceEquivalence) -> Attribute:
         return values[0]
     if all(isinstance(v, tuple) for v in values):
         return tuple(_merge(list(items), classes) for items in zip(*values, strict=True))
-    return classes.spread([v for v in values if isinstance(v, int)])
+    return classes.expand([v for v in values if isinstance(v, int)])

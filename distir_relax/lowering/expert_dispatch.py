@@ -96,8 +96,8 @@ def _exchange(
     """Emit an exchange; `rows` is the layout of rows with their tokens, `groups` of groups, both split along `axis`."""
     mesh, (value, ids), shard = builder.mesh, operands, rows.placements[axis]
     assert isinstance(shard, Shard)
-    move, step = ReshardState(builder, rows.shape, list(rows.placements)), Transition(axis, shard, R)
-    ids = move.to_device_order(ids, step, shard)
+    state, step = ReshardState(builder, rows.shape, list(rows.placements)), Transition(axis, shard, R)
+    ids = state.to_device_order(ids, step, shard)
     split_axes = tuple(a for a, pair in enumerate(zip(rows.placements, groups.placements, strict=True)) if _cuts(pair))
     classes = mesh_classes(mesh, split_axes)
     attrs_of_class: list[dict[str, Attribute]] = []
@@ -112,8 +112,8 @@ def _exchange(
         attrs_of_class.append(attrs)
     attrs = {"axis": mesh.axes[axis], **merge_attrs(attrs_of_class, classes), **more}
     if name == "rows_from_groups":
-        return builder.one(name, move.to_device_order(value, step, shard), ids, **attrs)
-    return move.from_device_order(builder.one(name, value, ids, **attrs), step, shard)
+        return builder.one(name, state.to_device_order(value, step, shard), ids, **attrs)
+    return state.from_device_order(builder.one(name, value, ids, **attrs), step, shard)
 
 
 def _cuts(both: tuple[object, object]) -> bool:

@@ -336,7 +336,7 @@ class _Lowering:
             indices = range(self.mesh.shape[axes[-1]])
             intervals = (local_intervals(placements, dim, kind.shape[dim], [*before, i]) for i in indices)
             rows.append([sum(stop - start for start, stop in pieces) for pieces in intervals])
-        return tuple(classes.spread(column) for column in zip(*rows, strict=True))
+        return tuple(classes.expand(column) for column in zip(*rows, strict=True))
 
     def _local_attrs(
         self, op: Op, operands: list[Value], results: list[PlacedType], windows: list[SplitWindow]

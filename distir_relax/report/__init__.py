@@ -1,4 +1,4 @@
-"""What a bundle says about itself, for people: why values lie as they do, and how two bundles differ."""
+"""Text, JSON and HTML reports of bundles, simulations and searches."""
 
 from distir_relax.report.diff import diff
 from distir_relax.report.explain import explain

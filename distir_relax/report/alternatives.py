@@ -1,4 +1,4 @@
-"""What other layouts of a value would have cost, where placements were looked for: of the whole program, as a table."""
+"""Costs of other layouts of a value, for plans with searched placements, as a table."""
 
 from __future__ import annotations
 
@@ -8,84 +8,92 @@ from dataclasses import replace
 
 from distir_relax.autosharding.alternatives import Alternative, Alternatives, Outcome
 from distir_relax.ir import DTensorType
-from distir_relax.report.layout_text import named, short
-from distir_relax.report.text_table import aligned
+from distir_relax.report.layout_text import short_layout, summarize_names
+from distir_relax.report.text_table import align_columns
 from distir_relax.sharding.factor_selection import Placed
 from distir_relax.support.units import change, seconds, size
 
 _HEAD = ("", "a step", "ops", "sending", "memory", "sent", "collectives")
 
 
-def alternatives_text(asked: Alternatives, function: str, name: str, kind: DTensorType, limit: float) -> list[str]:
-    """What each layout of a value would have cost, and what the user's marks on it cost; `kind` is how it lies.
+def alternatives_text(
+    alternatives: Alternatives, function: str, name: str, kind: DTensorType, limit: float
+) -> list[str]:
+    """Return the table of costs of a value's layouts, with the cost of its annotations; `kind` is its type.
 
-    Those most like it come first; none is begun after `limit` seconds.
+    The layouts most similar to the chosen one come first; after `limit` seconds no other is evaluated.
     """
-    mesh = asked.search.mesh
-    ends = time.monotonic() + limit
-    layouts = _by_likeness(asked.layouts(function, name), kind.placements)
-    found: list[Alternative] = []
+    mesh = alternatives.search.mesh
+    deadline = time.monotonic() + limit
+    layouts = _by_similarity(alternatives.layouts(function, name), kind.placements)
+    tried: list[Alternative] = []
     for layout in layouts:
-        if found and time.monotonic() > ends:
+        if tried and time.monotonic() > deadline:
             break
-        found.append(asked.best(function, name, layout))
-    chosen = found[0].outcome
-    lines = [*_why(asked, function, name, found, len(layouts))]
+        tried.append(alternatives.best(function, name, layout))
+    chosen = tried[0].outcome
+    lines = [*_explanation(alternatives, function, name, tried, len(layouts))]
     if chosen is None:
-        return [*lines, f"as it lies: {found[0].refused}"]
-    rows = [_row(short(replace(kind, placements=a.layout), mesh), a.outcome, chosen) for a in found if a.outcome]
-    # The layout as it is comes first, the others by what they cost.
-    times = [a.outcome.seconds for a in found if a.outcome]
+        return [*lines, f"the chosen layout: {tried[0].refused}"]
+    rows = [_row(short_layout(replace(kind, placements=r.layout), mesh), r.outcome, chosen) for r in tried if r.outcome]
+    # The chosen layout comes first, the others by increasing time.
+    times = [a.outcome.seconds for a in tried if a.outcome]
     order = [0, *sorted(range(1, len(rows)), key=times.__getitem__)]
-    lines += aligned([_HEAD, *(rows[i] for i in order)], left=(0, len(_HEAD) - 1))
-    lines += [f"{short(replace(kind, placements=a.layout), mesh)}: {a.refused}" for a in found if a.outcome is None]
-    if rest := len(layouts) - len(found):
-        lines.append(f"{rest} more layouts were not looked at in {limit:g} s: --limit gives it longer")
+    lines += align_columns([_HEAD, *(rows[i] for i in order)], left=(0, len(_HEAD) - 1))
+    lines += [
+        f"{short_layout(replace(kind, placements=a.layout), mesh)}: {a.refused}" for a in tried if a.outcome is None
+    ]
+    if rest := len(layouts) - len(tried):
+        lines.append(f"{rest} more layouts were not evaluated in {limit:g} s: raise --limit")
     return lines
 
 
-def _why(asked: Alternatives, function: str, name: str, found: Sequence[Alternative], count: int) -> Iterator[str]:
-    """Why a value lies as it does: by a mark, for lack of others, or because it is cheapest so."""
-    search = asked.search
-    alike = [other for other in asked.same(function, name) if other != name]
-    if alike:
-        yield f"it lies as what is alike does: {named([name, *alike])}"
-    for mark in asked.annotations(function, name):
-        free = asked.without(mark)
-        gain = found[0].outcome.seconds - free.seconds if found[0].outcome else 0.0
+def _explanation(
+    alternatives: Alternatives, function: str, name: str, results: Sequence[Alternative], count: int
+) -> Iterator[str]:
+    """Explain a value's layout: symmetry, annotations, a single valid layout, or the least cost."""
+    search = alternatives.search
+    equals = [other for other in alternatives.same(function, name) if other != name]
+    if equals:
+        yield f"it has the layout of all equal values: {summarize_names([name, *equals])}"
+    for mark in alternatives.annotations(function, name):
+        free = alternatives.without(mark)
+        gain = results[0].outcome.seconds - free.seconds if results[0].outcome else 0.0
         cost = (
-            f"without it a step would take {seconds(gain)} less" if gain > 0 else "without it nothing would be faster"
+            f"without it a step would take {seconds(gain)} less" if gain > 0 else "without it no step would be faster"
         )
-        yield f"marked {mark.attrs['placements']} at {mark.location or 'an unknown place'}: {cost}"
+        yield f"annotated {mark.attrs['placements']} at {mark.location or 'an unknown place'}: {cost}"
     if count == 1:
-        yield "there is no other layout for it"
+        yield "it has no other valid layout"
     else:
         yield (
-            f"of {count} layouts, what a step takes at least on {search.profile.name} with {size(search.memory_limit)} "
-            "a device, all else laid out as suits it best:"
+            f"minimum time of a step for {count} layouts on {search.profile.name} with {size(search.memory_limit)} per "
+            "device, all other layouts being optimal for it:"
         )
 
 
-def _by_likeness(layouts: Sequence[Placed], chosen: Placed) -> list[Placed]:
-    """The chosen layout, then those that differ from it along one axis, then along two."""
+def _by_similarity(layouts: Sequence[Placed], chosen: Placed) -> list[Placed]:
+    """Sort layouts: the chosen one, then those that differ from it along one axis, then along two."""
     return sorted(layouts, key=lambda layout: sum(a != b for a, b in zip(layout, chosen, strict=True)))
 
 
-def _row(layout: str, found: Outcome, chosen: Outcome) -> tuple[str, ...]:
-    if found is chosen:
-        moved = _collectives(found.collectives)
-        figures = (seconds(found.op_seconds), seconds(found.reshard_seconds), size(found.memory), size(found.sent))
-        return f"{layout} (as it lies)", seconds(found.seconds), *figures, moved or "none"
-    more = found.seconds - chosen.seconds
-    share = f" ({more / chosen.seconds:+.2%})" if change(found.seconds, chosen.seconds, seconds) != "0" else ""
+def _row(layout: str, outcome: Outcome, chosen: Outcome) -> tuple[str, ...]:
+    if outcome is chosen:
+        collectives = _collectives(outcome.collectives)
+        figures = (
+            seconds(outcome.op_seconds), seconds(outcome.reshard_seconds), size(outcome.memory), size(outcome.sent),
+        )  # fmt: skip
+        return f"{layout} (chosen)", seconds(outcome.seconds), *figures, collectives or "none"
+    more = outcome.seconds - chosen.seconds
+    share = f" ({more / chosen.seconds:+.2%})" if change(outcome.seconds, chosen.seconds, seconds) != "0" else ""
     return (
         layout,
-        f"{change(found.seconds, chosen.seconds, seconds)}{share}",
-        change(found.op_seconds, chosen.op_seconds, seconds),
-        change(found.reshard_seconds, chosen.reshard_seconds, seconds),
-        change(found.memory, chosen.memory, size),
-        change(found.sent, chosen.sent, size),
-        _change(found.collectives, chosen.collectives),
+        f"{change(outcome.seconds, chosen.seconds, seconds)}{share}",
+        change(outcome.op_seconds, chosen.op_seconds, seconds),
+        change(outcome.reshard_seconds, chosen.reshard_seconds, seconds),
+        change(outcome.memory, chosen.memory, size),
+        change(outcome.sent, chosen.sent, size),
+        _change(outcome.collectives, chosen.collectives),
     )
 
 
@@ -94,6 +102,6 @@ def _collectives(counts: Mapping[tuple[str, str], int]) -> str:
 
 
 def _change(new: Mapping[tuple[str, str], int], old: Mapping[tuple[str, str], int]) -> str:
-    """What collectives there are more, and less."""
+    """Format the differences of the numbers of collectives."""
     more = {key: new.get(key, 0) - old.get(key, 0) for key in sorted({**old, **new})}
     return ", ".join(f"{times:+} {name} along {axis}" for (name, axis), times in more.items() if times) or "the same"

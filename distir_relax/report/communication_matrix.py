@@ -1,4 +1,4 @@
-"""The communication matrix as the report page draws it: bytes between devices, or between blocks of many."""
+"""Communication matrix of the report page: bytes between devices, or between blocks of devices."""
 
 from __future__ import annotations
 
@@ -10,25 +10,25 @@ from distir_relax.analysis.communication_matrix import bytes_between
 from distir_relax.analysis.simulation import Simulation
 
 CELLS = 32
-"""How many rows and columns a matrix has at most."""
+"""Maximum number of rows and columns."""
 
 
 def matrix(simulation: Simulation) -> dict[str, Any]:
-    """Names of the rows (senders) and columns, their bytes row by row, and how many devices are in a row.
+    """Return names of the rows (senders) and columns, their bytes row by row, and the number of devices per row.
 
-    A block of devices is a whole number of the profile's innermost units where there are that many devices.
+    A block of devices is a whole number of the profile's innermost units, if there are that many devices.
     """
     devices = simulation.devices
     block = block_size(devices, simulation.profile.levels[0].size)
     sent = bytes_between(simulation.module)
-    found = sent.between(np.arange(devices) // block)
+    block_bytes = sent.between(np.arange(devices) // block)
     firsts = range(0, devices, block)
     names = [str(d) if block == 1 else f"{d}-{min(d + block, devices) - 1}" for d in firsts]
-    return {"names": names, "bytes": found.tolist(), "block": block, "total": float(sent.bytes.sum())}
+    return {"names": names, "bytes": block_bytes.tolist(), "block": block, "total": float(sent.bytes.sum())}
 
 
 def block_size(devices: int, unit: int) -> int:
-    """How many devices share a row: 1, or as many units of `unit` devices as it takes, or less than a unit."""
+    """Return the devices per row: 1, or a multiple of `unit` devices, or a divisor of `unit`."""
     if devices <= CELLS:
         return 1
     least = -(-devices // CELLS)

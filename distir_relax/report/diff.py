@@ -1,4 +1,4 @@
-"""How two bundles of one model differ: what takes longer, needs more, is sent; which values lie otherwise."""
+"""Differences between two bundles of one model: times, memory, communication, and layouts of values."""
 
 from __future__ import annotations
 
@@ -11,26 +11,26 @@ from dataclasses import asdict, dataclass
 
 from distir_relax.analysis.simulator import simulate_module
 from distir_relax.bundle import Bundle, local_bytes
-from distir_relax.compiler.pass_pipeline import as_ranks_run
+from distir_relax.compiler.pass_pipeline import fuse_for_ranks
 from distir_relax.cost.profile import Profile
 from distir_relax.ir import DTensorType, Function, Module
 from distir_relax.ops import Trait, lookup
-from distir_relax.report.explain import search_of
-from distir_relax.report.layout_text import by_pattern, named, short
-from distir_relax.report.text_table import aligned
+from distir_relax.report.explain import read_alternatives
+from distir_relax.report.layout_text import by_pattern, short_layout, summarize_names
+from distir_relax.report.text_table import align_columns
 from distir_relax.runtime.verification import read_stage
 from distir_relax.sharding import call_counts, list_reshards
 from distir_relax.support.units import change, count, seconds, size
 
 _MOST_GROUPS, _MOST_NAMES = 10, 12
-"""How many ways in which values lie otherwise are told, and how many names of each."""
+"""Number of groups of changed layouts that are printed, and names per group."""
 
 
 @dataclass(frozen=True)
 class Predicted:
-    """What a simulation finds of a bundle: seconds of a step, and the bytes of memory that a device needs at most.
+    """Results of a simulation: seconds of a step, and the peak memory of a device in bytes.
 
-    Devices compute, communicate and wait for so long in the mean, which adds up to a step.
+    Devices compute, communicate and wait for these times on average, which add up to a step.
     """
 
     seconds: float
@@ -42,10 +42,10 @@ class Predicted:
 
 @dataclass(frozen=True)
 class Figures:
-    """What a bundle takes. `sent` are the bytes that each device sends in a step, with ring algorithms and shards of
-    equal size, `weights` the bytes that each rank holds of them; `collectives` are counted by name and mesh axis.
+    """Costs of a bundle. `sent` are the bytes that each device sends in a step, with ring algorithms and shards of
+    equal size, `weights` the weight bytes of each rank; `collectives` are counted by name and mesh axis.
 
-    `predicted` is None where no machine is known.
+    `predicted` is None without a machine.
     """
 
     sent: float
@@ -55,10 +55,10 @@ class Figures:
 
 
 @dataclass(frozen=True)
-class Moved:
-    """Values that lie as `first` in the one bundle and as `second` in the other, of so many `bytes` in all.
+class LayoutChange:
+    """Values with the layout `first` in one bundle and `second` in the other, of `bytes` bytes in total.
 
-    They are inputs, weights and state, which are `given`, or what ops make.
+    If `given`, they are inputs, weights and state, otherwise results of ops.
     """
 
     first: str
@@ -70,36 +70,36 @@ class Moved:
 
 @dataclass(frozen=True)
 class Difference:
-    """Two bundles compared: `titles` name them, `remarks` say what else is unlike; `machine` is what times are for.
+    """Comparison of two bundles: `titles` are their names, `remarks` other differences, `machine` that of the times.
 
-    `moved` has the values that lie otherwise, by how; the largest first.
+    `moved` has the values with different layouts, grouped by change, largest first.
     """
 
     titles: tuple[str, str]
     figures: tuple[Figures, Figures]
     machine: str
-    moved: tuple[Moved, ...]
+    moved: tuple[LayoutChange, ...]
     remarks: tuple[str, ...] = ()
 
     def __str__(self) -> str:
         return "\n".join([*self.remarks, *_table(self), "", *_values(self)])
 
     def as_json(self) -> str:
-        """All of it as JSON text, values by their names."""
+        """Return all of it as JSON text, values by their names."""
         return json.dumps(asdict(self))
 
 
 def diff(first: Bundle, second: Bundle, profile: Profile | None = None) -> Difference:
-    """What differs from `first` to `second`; values are matched by name.
+    """Compare two bundles; values are matched by name.
 
-    Times and memory are those of the machine of `profile`, without one of that which placements of `first`, or of
-    `second`, were looked for on; where there is none they are left out. Raises `BundleError` when a bundle has no text
-    of its sharded or its distributed stage.
+    Times and memory are predicted for the machine of `profile`, by default the one that placements of `first`, or of
+    `second`, were searched for; without any they are omitted. Raises `BundleError` if a bundle lacks the text of its
+    sharded or its distributed stage.
     """
     bundles = (first, second)
     old, new = (read_stage(bundle, "sharded") for bundle in bundles)
-    searches = (search_of(bundle, module) for bundle, module in zip(bundles, (old, new), strict=True))
-    machine = profile or next((asked.search.profile for asked in searches if asked is not None), None)
+    searches = (read_alternatives(bundle, module) for bundle, module in zip(bundles, (old, new), strict=True))
+    machine = profile or next((s.search.profile for s in searches if s is not None), None)
     names = [bundle.path.name if bundle.path else bundle.manifest.name for bundle in bundles]
     titles = ("first", "second") if names[0] == names[1] else (names[0], names[1])
     remarks = []
@@ -108,82 +108,84 @@ def diff(first: Bundle, second: Bundle, profile: Profile | None = None) -> Diffe
     if first.manifest.tail != second.manifest.tail:
         remarks.append(f"tail: {first.manifest.tail} -> {second.manifest.tail}")
     before, after = _layouts(old), _layouts(new)
-    for whose, alone in ((titles[0], before.keys() - after.keys()), (titles[1], after.keys() - before.keys())):
-        if alone:
-            remarks.append(f"{named(sorted(alone)) if len(alone) == 1 else f'{len(alone)} values'} in {whose} alone")
+    for title, only in ((titles[0], before.keys() - after.keys()), (titles[1], after.keys() - before.keys())):
+        if only:
+            remarks.append(
+                f"{summarize_names(sorted(only)) if len(only) == 1 else f'{len(only)} values'} in {title} only"
+            )
     figures = _figures(first, old, machine), _figures(second, new, machine)
     return Difference(titles, figures, machine.name if machine else "", _moved(before, after), tuple(remarks))
 
 
 @dataclass(frozen=True)
-class _Lies:
+class _ValueLayout:
     layout: str
     bytes: int
     given: bool
 
 
-def _layouts(module: Module) -> dict[str, _Lies]:
-    """How each value of a program lies, by its name: inputs of the entry, and results of ops with their sums made."""
+def _layouts(module: Module) -> dict[str, _ValueLayout]:
+    """Return the layout of each value, by name: inputs of the entry, and results of ops with partial sums reduced."""
     times, mesh = call_counts(module), module.meshes[0]
     inputs = ((f"%{i.value.name}", i.value.dtensor, 1, True) for i in module.main.inputs)
-    made = (
+    results = (
         (f"%{name}" if function is module.main else f"@{function.name}.{name}", kind, times[function.name], False)
         for function in module.functions
-        for name, kind in _made_in(function)
+        for name, kind in _op_results(function)
     )
     return {
-        name: _Lies(short(kind, mesh), kind.tensor.bytes * count, given)
-        for name, kind, count, given in itertools.chain(inputs, made)
+        name: _ValueLayout(short_layout(kind, mesh), kind.tensor.bytes * count, given)
+        for name, kind, count, given in itertools.chain(inputs, results)
     }
 
 
-def _made_in(function: Function) -> Iterator[tuple[str, DTensorType]]:
-    """What ops make, but for what they update where it is."""
+def _op_results(function: Function) -> Iterator[tuple[str, DTensorType]]:
+    """Return the results of ops, except of in-place updates."""
     for op in function.ops:
         entry = lookup(op.name, op.location)
-        moves = Trait.REDISTRIBUTION in entry.traits
+        is_reshard = Trait.REDISTRIBUTION in entry.traits
         for value in op.results if not entry.code.in_place else ():
-            # A sum that is made has the value's name, and what it is made of a name with an end of its own.
-            whole = moves and op.operands[0].name.startswith(f"{value.name}.partial")
-            if isinstance(value.type, DTensorType) and (whole or not (moves or ".partial" in value.name)):
+            # A reduced partial sum has the value's name; its operand has the suffix ".partial".
+            reduced = is_reshard and op.operands[0].name.startswith(f"{value.name}.partial")
+            if isinstance(value.type, DTensorType) and (reduced or not (is_reshard or ".partial" in value.name)):
                 yield value.name, value.type
 
 
-def _moved(before: Mapping[str, _Lies], after: Mapping[str, _Lies]) -> tuple[Moved, ...]:
+def _moved(before: Mapping[str, _ValueLayout], after: Mapping[str, _ValueLayout]) -> tuple[LayoutChange, ...]:
     groups: dict[tuple[str, str, bool], list[str]] = {}
     for name, old in before.items():
         if name in after and old.layout != after[name].layout:
             groups.setdefault((old.layout, after[name].layout, old.given), []).append(name)
-    found = [Moved(*key, tuple(names), sum(before[name].bytes for name in names)) for key, names in groups.items()]
-    return tuple(sorted(found, key=lambda moved: (not moved.given, -moved.bytes)))
+    changes = [LayoutChange(*key, tuple(names), sum(before[n].bytes for n in names)) for key, names in groups.items()]
+    return tuple(sorted(changes, key=lambda change: (not change.given, -change.bytes)))
 
 
 def _figures(bundle: Bundle, module: Module, machine: Profile | None) -> Figures:
     counts: Counter[str] = Counter()
     sent = 0.0
-    for moved in list_reshards(module):
-        sent += moved.bytes * moved.times
-        for name, axis in moved.collectives:
-            counts[f"{name} along {axis}"] += moved.times
+    for reshard in list_reshards(module):
+        sent += reshard.bytes * reshard.times
+        for name, axis in reshard.collectives:
+            counts[f"{name} along {axis}"] += reshard.times
     mesh = bundle.manifest.mesh
-    held = tuple(sum(local_bytes(t, mesh, rank) for t in bundle.manifest.weights) for rank in range(mesh.size))
-    return Figures(sent, held, dict(counts), None if machine is None else _predicted(bundle, machine))
+    weights = tuple(sum(local_bytes(t, mesh, rank) for t in bundle.manifest.weights) for rank in range(mesh.size))
+    return Figures(sent, weights, dict(counts), None if machine is None else _predicted(bundle, machine))
 
 
 def _predicted(bundle: Bundle, machine: Profile) -> Predicted:
-    module = as_ranks_run(read_stage(bundle, "distributed"))
-    found = simulate_module(module, machine.with_devices(bundle.manifest.mesh.size))
-    computing, communicating, waiting = (float(t.mean()) for t in (found.compute, found.communicate, found.idle))
-    return Predicted(found.makespan, computing, communicating, waiting, float(found.peak_memory.max()))
+    module = fuse_for_ranks(read_stage(bundle, "distributed"))
+    result = simulate_module(module, machine.with_devices(bundle.manifest.mesh.size))
+    computing, communicating, waiting = (float(t.mean()) for t in (result.compute, result.communicate, result.idle))
+    return Predicted(result.makespan, computing, communicating, waiting, float(result.peak_memory.max()))
 
 
-def _table(found: Difference) -> list[str]:
-    """The figures of both, and by how much those of the second are more."""
-    a, b = found.figures
-    rows = [("", *found.titles, "")]
+def _table(difference: Difference) -> list[str]:
+    """Return a table of the costs of both, and the differences."""
+    a, b = difference.figures
+    rows = [("", *difference.titles, "")]
     if a.predicted and b.predicted:
         old, new = a.predicted, b.predicted
-        rows.append(_row(f"a step on {found.machine}", old.seconds, new.seconds, seconds))
+        rows.append(_row(f"a step on {difference.machine}", old.seconds, new.seconds, seconds))
         rows.append(_row("  computing", old.computing, new.computing, seconds))
         rows.append(_row("  communicating", old.communicating, new.communicating, seconds))
         rows.append(_row("  waiting", old.waiting, new.waiting, seconds))
@@ -192,7 +194,7 @@ def _table(found: Difference) -> list[str]:
     rows.append(_row("sent by a device in a step", a.sent, b.sent, size))
     for name in sorted(a.collectives.keys() | b.collectives.keys()):
         rows.append(_row(name, a.collectives.get(name, 0), b.collectives.get(name, 0), lambda n: f"{n:.0f}"))
-    return aligned(rows)
+    return align_columns(rows)
 
 
 def _row(title: str, old: float, new: float, unit: Callable[[float], str]) -> tuple[str, str, str, str]:
@@ -201,14 +203,14 @@ def _row(title: str, old: float, new: float, unit: Callable[[float], str]) -> tu
     return title, unit(old), unit(new), more + share
 
 
-def _values(found: Difference) -> list[str]:
-    """What lies otherwise, by how it does; values of repeated names, and of repeated blocks, once."""
-    if not found.moved:
-        return ["all values that both have lie alike"]
+def _values(difference: Difference) -> list[str]:
+    """List the values with different layouts, by change; values of repeated names and blocks once."""
+    if not difference.moved:
+        return ["all common values have equal layouts"]
     lines = []
-    for given, what in ((True, "inputs, weights and state"), (False, "what ops make")):
-        if groups := [moved for moved in found.moved if moved.given == given]:
-            lines.append(f"{what}, {found.titles[0]} -> {found.titles[1]}:")
+    for given, title in ((True, "inputs, weights and state"), (False, "results of ops")):
+        if groups := [moved for moved in difference.moved if moved.given == given]:
+            lines.append(f"{title}, {difference.titles[0]} -> {difference.titles[1]}:")
             for moved in groups[:_MOST_GROUPS]:
                 lines += _group(moved)
             if rest := groups[_MOST_GROUPS:]:
@@ -217,9 +219,9 @@ def _values(found: Difference) -> list[str]:
     return lines
 
 
-def _group(moved: Moved) -> list[str]:
-    names = [named(names) for names in by_pattern(moved.values).values()]
+def _group(moved: LayoutChange) -> list[str]:
+    names = [summarize_names(names) for names in by_pattern(moved.values).values()]
     more = len(names) - _MOST_NAMES
-    told = ", ".join(names[:_MOST_NAMES]) + (f" and {more} more names" if more > 0 else "")
+    text = ", ".join(names[:_MOST_NAMES]) + (f" and {more} more names" if more > 0 else "")
     head = f"  {moved.first} -> {moved.second}  ({count(len(moved.values), 'value')}, {size(moved.bytes)})"
-    return [head, *textwrap.wrap(told, 116, initial_indent="    ", subsequent_indent="    ")]
+    return [head, *textwrap.wrap(text, 116, initial_indent="    ", subsequent_indent="    ")]

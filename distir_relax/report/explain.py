@@ -1,4 +1,4 @@
-"""Why a value lies as it does, what that sends, and what another layout would send."""
+"""Explanation of a value's layout: its cause, its communication, and that of other layouts."""
 
 from __future__ import annotations
 
@@ -23,39 +23,39 @@ from distir_relax.sharding.reshard_cost import Reshard
 
 
 def explain(bundle: Bundle, name: str, limit: float = 30.0) -> str:
-    """The layout of the value `name` (with or without ``%``) of a bundle, in words.
+    """Explain the layout of the value `name` (with or without ``%``) of a bundle, as text.
 
-    Its chain of reasons back to the annotation, the bytes that each device sends to make it and to bring it where it is
-    used, and those that it holds of it; and the layout that would send least instead, with both. Where placements were
-    looked for, a table of what all of the program would have taken in each other layout, as far as that is found within
-    `limit` seconds. A value of a function may be named with it, as ``@layer.linear``; it is explained as in the first
-    call. Raises `DistIRError` when there is no such value, or when several functions have one.
+    Lists the chain of reasons back to the annotation, the bytes that each device sends to produce it and to reshard it
+    for its uses, and those that it holds of it; and the layout with the least communication, with both. If placements
+    were searched, a table has the costs of the whole program under each other layout that is evaluated within `limit`
+    seconds. A value of a function may be qualified, as ``@layer.linear``; it is explained as in the first call. Raises
+    `DistIRError` if there is no such value, or if several functions have one.
     """
     module = read_stage(bundle, "sharded")
     reasons = [r for r in parse_records(bundle.records, "records.json") if isinstance(r, Reason)]
     function, name = _find(module, name.removeprefix("%"))
     kind = _kinds(function)[name]
-    # What a function takes comes from the entry function: a chain may go on there.
-    known = [r for f in dict.fromkeys((function.name, module.main.name)) for r in reasons if r.function == f]
-    whose = "" if function is module.main else f" of @{function.name}"
-    asked = search_of(bundle, module)
-    lines = [f"%{name}{whose}: {kind}", *(_chains(function.name, name, known) if asked is None else ())]
+    # Operands of a function come from the entry function: a chain may continue there.
+    relevant = [r for f in dict.fromkeys((function.name, module.main.name)) for r in reasons if r.function == f]
+    owner = "" if function is module.main else f" of @{function.name}"
+    alternatives = read_alternatives(bundle, module)
+    lines = [f"%{name}{owner}: {kind}", *(_chains(function.name, name, relevant) if alternatives is None else ())]
     moves = [*_moves(module, function, name)]
-    lines += moves or ["nothing is sent to make it or to bring it where it is used"]
-    if asked is None:
+    lines += moves or ["no communication produces it or reshards it for its uses"]
+    if alternatives is None:
         lines += _alternative(module, function, name, kind)
-    elif (laid_out := _laid_out(asked, function, name)) == name:
-        lines += alternatives_text(asked, function.name, name, kind, limit)
+    elif (searched := _searched_value(alternatives, function, name)) == name:
+        lines += alternatives_text(alternatives, function.name, name, kind, limit)
     else:
-        lines.append(f"%{laid_out} is what lies in one layout or another: distir explain of it says what others cost")
+        lines.append(f"its layout follows from %{searched}: distir explain of that value lists the other costs")
     return "\n".join(lines)
 
 
 def explain_json(bundle: Bundle, name: str, limit: float = 30.0) -> dict[str, Any]:
-    """The layout of a value as JSON, with the whole of `explain` as lines in `text`.
+    """Return the layout of a value as JSON, with the lines of `explain` in `text`.
 
-    `reasons` are those of this value, `list_reshards` those that make it or bring it to its uses, with the bytes that
-    each device sends, `held_bytes` the most that a device holds of it.
+    `reasons` are those of this value, `redistributions` those that produce it or reshard it for its uses, with the
+    bytes that each device sends, `held_bytes` the largest shard of a device.
     """
     text = explain(bundle, name, limit).splitlines()
     module = read_stage(bundle, "sharded")
@@ -67,52 +67,52 @@ def explain_json(bundle: Bundle, name: str, limit: float = 30.0) -> dict[str, An
         "function": function.name,
         "type": str(kind),
         "placements": print_placements(kind.placements),
-        "held_bytes": _most(kind, module.meshes[0]),
+        "held_bytes": _max_bytes(kind, module.meshes[0]),
         "reasons": [asdict(reason) for reason in reasons if (reason.function, reason.value) == (function.name, name)],
         "redistributions": [
             {
                 "operand": op.operands[0].name,
-                "result": moved.result,
+                "result": reshard.result,
                 "from": print_placements(op.operands[0].dtensor.placements),
                 "to": print_placements(op.results[0].dtensor.placements),
-                "bytes": moved.bytes,
-                "times": moved.times,
-                "collectives": [{"name": kind, "axis": axis} for kind, axis in moved.collectives],
+                "bytes": reshard.bytes,
+                "times": reshard.times,
+                "collectives": [{"name": kind, "axis": axis} for kind, axis in reshard.collectives],
                 "location": op.location,
             }
-            for op, moved in _moved(module, function, name)
+            for op, reshard in _reshards(module, function, name)
         ],
         "text": text,
     }
 
 
-def search_of(bundle: Bundle, sharded: Module) -> Alternatives | None:
-    """The search by which the placements of a bundle were found; None where they follow from marks by rules.
+def read_alternatives(bundle: Bundle, sharded: Module) -> Alternatives | None:
+    """Return the alternatives of a bundle whose placements were searched; None if they follow from annotations.
 
-    Raises `BundleError` where it cannot be read.
+    Raises `BundleError` if the search cannot be read.
     """
-    found = parse_search(bundle.texts, sharded.meshes[0], str(bundle.path or bundle.manifest.name))
-    return None if found is None else Alternatives(*found)
+    search = parse_search(bundle.texts, sharded.meshes[0], str(bundle.path or bundle.manifest.name))
+    return None if search is None else Alternatives(*search)
 
 
-def _laid_out(asked: Alternatives, function: Function, name: str) -> str:
-    """The value of the program that was laid out which a value is, before its sum is made or in another layout."""
-    own = value_names(asked.module.function(function.name))
-    ends = {op.results[0].name: op.operands[0].name for op in function.ops if _is_redistribution(op)}
-    if name in own:
+def _searched_value(alternatives: Alternatives, function: Function, name: str) -> str:
+    """Return the value of the searched program that `name` belongs to, before its reduction or resharding."""
+    names = value_names(alternatives.module.function(function.name))
+    operands = {op.results[0].name: op.operands[0].name for op in function.ops if _is_redistribution(op)}
+    if name in names:
         return name
-    made = {source: result for result, source in ends.items() if result in own}
-    return made.get(name) or ends[name]
+    sources = {source: result for result, source in operands.items() if result in names}
+    return sources.get(name) or operands[name]
 
 
 def _find(module: Module, name: str) -> tuple[Function, str]:
-    """The function and the value that a user names."""
-    found = [(f, value) for f in module.functions for value in _kinds(f) if name in (value, f"@{f.name}.{value}")]
-    if found and (len(found) == 1 or found[0][0] is module.main):
-        return found[0]
-    if found:
-        names = " or ".join(f"@{function.name}.{value}" for function, value in found)
-        raise DistIRError(f"several functions have a value %{name}", "", f"say which: {names}")
+    """Return the function and the value that a user names."""
+    matches = [(f, value) for f in module.functions for value in _kinds(f) if name in (value, f"@{f.name}.{value}")]
+    if matches and (len(matches) == 1 or matches[0][0] is module.main):
+        return matches[0]
+    if matches:
+        names = " or ".join(f"@{function.name}.{value}" for function, value in matches)
+        raise DistIRError(f"several functions have a value %{name}", "", f"choose one: {names}")
     near = difflib.get_close_matches(name, [value for f in module.functions for value in _kinds(f)], n=3)
     hint = f"did you mean %{' or %'.join(near)}?" if near else "distir show --stage sharded lists them"
     raise DistIRError(f"the program has no value %{name}", "", hint)
@@ -124,52 +124,52 @@ def _kinds(function: Function) -> dict[str, DTensorType]:
 
 
 def _chains(function: str, name: str, reasons: Sequence[Reason]) -> list[str]:
-    mine = [reason for reason in reasons if (reason.function, reason.value) == (function, name)]
-    if not mine:
-        return ["no annotation reaches it: its layout follows from its operands"]
-    return [line for reason in mine for line in _chain(reason, reasons)]
+    own_reasons = [reason for reason in reasons if (reason.function, reason.value) == (function, name)]
+    if not own_reasons:
+        return ["no annotation affects it: its layout follows from its operands"]
+    return [line for reason in own_reasons for line in _chain(reason, reasons)]
 
 
 def _chain(reason: Reason, reasons: Sequence[Reason]) -> list[str]:
-    """From a value back to the annotation that decides how it is split along an axis."""
-    lines, seen = [], {reason.value}
+    """Follow the reasons of a value back to the annotation that determines its sharding along an axis."""
+    lines, visited = [], {reason.value}
     name, at = reason.value, reason
-    while at.source and at.source not in seen:
+    while at.source and at.source not in visited:
         lines.append(f"  %{name} is split as %{at.source} is, through {at.op} {at.factor}")
         name = at.source
-        seen.add(name)
-        before = next((r for r in reasons if (r.value, r.axis, r.annotation) == (name, at.axis, at.annotation)), None)
-        if before is None:
+        visited.add(name)
+        previous = next((r for r in reasons if (r.value, r.axis, r.annotation) == (name, at.axis, at.annotation)), None)
+        if previous is None:
             break
-        at = before
+        at = previous
     return [*lines, f"  %{name} is split {reason.root}"]
 
 
 def _moves(module: Module, function: Function, name: str) -> Iterator[str]:
-    for op, moved in _moved(module, function, name):
-        have, want = (op.operands[0].dtensor, op.results[0].dtensor)
+    for op, reshard in _reshards(module, function, name):
+        source, target = (op.operands[0].dtensor, op.results[0].dtensor)
         yield (
             f"%{op.results[0].name} = redistribute(%{op.operands[0].name}), "
-            f"{print_placements(have.placements)} to {print_placements(want.placements)}: "
-            f"{moved}{f', {moved.times} times' if moved.times > 1 else ''}"
+            f"{print_placements(source.placements)} to {print_placements(target.placements)}: "
+            f"{reshard}{f', {reshard.times} times' if reshard.times > 1 else ''}"
             f"{f'  # {op.location}' if op.location else ''}"
         )
 
 
-def _moved(module: Module, function: Function, name: str) -> Iterator[tuple[Op, Reshard]]:
-    """The redistributions that make a value, or bring it to its uses."""
-    by_result = {moved.result: moved for moved in list_reshards(module) if moved.function == function.name}
+def _reshards(module: Module, function: Function, name: str) -> Iterator[tuple[Op, Reshard]]:
+    """Return the reshards that produce a value, or that prepare it for its uses."""
+    by_result = {reshard.result: reshard for reshard in list_reshards(module) if reshard.function == function.name}
     for op in function.ops:
-        moved = by_result.get(op.results[0].name) if op.results else None
-        if moved and name in (op.operands[0].name, op.results[0].name):
-            yield op, moved
+        reshard = by_result.get(op.results[0].name) if op.results else None
+        if reshard and name in (op.operands[0].name, op.results[0].name):
+            yield op, reshard
 
 
 def _alternative(module: Module, function: Function, name: str, kind: DTensorType) -> list[str]:
-    """The other layout of the value that would send least, its producer and its uses being as they are."""
+    """Return the other layout with the least communication, for the given producer and uses."""
     mesh = module.meshes[0]
-    maker = next((op for op in function.ops if name in {v.name for v in op.results}), None)
-    source = maker.operands[0].dtensor if maker is not None and _is_redistribution(maker) else kind
+    producer = next((op for op in function.ops if name in {v.name for v in op.results}), None)
+    source = producer.operands[0].dtensor if producer is not None and _is_redistribution(producer) else kind
     needs = [
         op.results[0].dtensor if _is_redistribution(op) else kind
         for op in function.ops
@@ -178,32 +178,32 @@ def _alternative(module: Module, function: Function, name: str, kind: DTensorTyp
 
     def sent(layout: tuple[Placement, ...]) -> float:
         middle = replace(kind, placements=layout)
-        made = bytes_sent(source, middle, mesh) if maker is not None else 0.0
-        return made + sum(bytes_sent(middle, need, mesh) for need in {n.placements: n for n in needs}.values())
+        produced = bytes_sent(source, middle, mesh) if producer is not None else 0.0
+        return produced + sum(bytes_sent(middle, need, mesh) for need in {n.placements: n for n in needs}.values())
 
     def costs(layout: tuple[Placement, ...]) -> str:
         return f"sends {sent(layout):,.0f} bytes for it and holds {_held(replace(kind, placements=layout), mesh)}"
 
     if any(isinstance(p, (Partial, Routed)) for p in kind.placements):
         return [f"each device holds {_held(kind, mesh)} of it"]
-    lines = [f"as it lies, each device {costs(kind.placements)}"]
+    lines = [f"with this layout, each device {costs(kind.placements)}"]
     if others := [layout for layout in _layouts(kind, mesh) if layout != kind.placements]:
-        best = min(others, key=lambda layout: (sent(layout), _most(replace(kind, placements=layout), mesh)))
-        lines.append(f"in the other layout that sends least, {print_placements(best)}, it {costs(best)}")
+        best = min(others, key=lambda layout: (sent(layout), _max_bytes(replace(kind, placements=layout), mesh)))
+        lines.append(f"with the other layout that sends least, {print_placements(best)}, it {costs(best)}")
     return lines
 
 
 def _held(kind: DTensorType, mesh: DeviceMesh) -> str:
-    """The bytes that a device holds of a value."""
-    most = _most(kind, mesh)
-    held = local_type(kind, mesh)
-    same = not any(isinstance(size, PerRank) for size in held.shape)
-    return f"{most:,} bytes" if same else f"up to {most:,} bytes"
+    """Format the bytes that a device holds of a value."""
+    most = _max_bytes(kind, mesh)
+    local = local_type(kind, mesh)
+    is_even = not any(isinstance(size, PerRank) for size in local.shape)
+    return f"{most:,} bytes" if is_even else f"up to {most:,} bytes"
 
 
-def _most(kind: DTensorType, mesh: DeviceMesh) -> int:
-    held = local_type(kind, mesh)
-    return max(held.local(index).bytes for index in range(len(held.devices)))
+def _max_bytes(kind: DTensorType, mesh: DeviceMesh) -> int:
+    local = local_type(kind, mesh)
+    return max(local.local(index).bytes for index in range(len(local.devices)))
 
 
 def _layouts(kind: DTensorType, mesh: DeviceMesh) -> Iterator[tuple[Placement, ...]]:

@@ -1,4 +1,4 @@
-"""Program text on a terminal: names, ops, types, device sets and source places in their own colours."""
+"""Syntax highlighting of program text on a terminal."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import sys
 
 
 def print_program(text: str) -> None:
-    """Print `text` to stdout, highlighted when that is a terminal, unchanged otherwise."""
+    """Print `text` to stdout, highlighted if that is a terminal."""
     if not text.endswith("\n"):
         text += "\n"
     if not sys.stdout.isatty():

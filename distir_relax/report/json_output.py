@@ -1,4 +1,4 @@
-"""JSON for programs: what `--json` of `distir show`, `explain`, `rules` and `compile` prints."""
+"""JSON output of `distir show`, `explain`, `rules` and `compile`."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ from distir_relax.layout import DeviceMesh
 
 
 def program_json(module: Module) -> dict[str, Any]:
-    """A program: its stage, meshes, the function of each rank (ranked stage), and functions with inputs, ops, outputs.
+    """Return a program: stage, meshes, the function of each rank (ranked stage), functions with inputs, ops, outputs.
 
-    Types, and attributes that JSON lacks, are as in the program's text.
+    Types, and attributes without a JSON form, are printed as in the program's text.
     """
     return {
         "stage": module.stage,
@@ -26,21 +26,21 @@ def program_json(module: Module) -> dict[str, Any]:
 
 
 def mesh_json(mesh: DeviceMesh) -> dict[str, int]:
-    """The size of each axis, by name."""
+    """Return the size of each axis, by name."""
     return dict(zip(mesh.axes, mesh.shape, strict=True))
 
 
-def compiled_json(found: Footprint, modules: Mapping[str, Module], passes: Mapping[str, float]) -> dict[str, Any]:
-    """A compilation: ranks, programs, bytes by rank (`sent_bytes` is null where unknown), seconds of each pass.
+def compiled_json(usage: Footprint, modules: Mapping[str, Module], passes: Mapping[str, float]) -> dict[str, Any]:
+    """Return a compilation: ranks, programs, bytes by rank (`sent_bytes` is null if unknown), seconds of each pass.
 
-    `search` has the result of a search for placements, in words, where there was one.
+    `search` has the results of searches for placements, as text.
     """
     records = modules["sharded"].records if "sharded" in modules else ()
     return {
-        "ranks": found.ranks,
-        "programs": found.programs,
-        "weight_bytes": list(found.weights),
-        "sent_bytes": None if found.sent is None else list(found.sent),
+        "ranks": usage.ranks,
+        "programs": usage.programs,
+        "weight_bytes": list(usage.weights),
+        "sent_bytes": None if usage.sent is None else list(usage.sent),
         "passes": dict(passes),
         "search": [str(record) for record in records if isinstance(record, Autosharding)],
     }
@@ -70,6 +70,6 @@ def _op(op: Op) -> dict[str, Any]:
 
 def _plain(value: Attribute) -> Any:
     if isinstance(value, tuple):
-        return [_plain(one) for one in value]
+        return [_plain(item) for item in value]
     infinite = isinstance(value, float) and not math.isfinite(value)
     return str(value) if isinstance(value, PerRank) or infinite else value

@@ -1,4 +1,4 @@
-"""Layouts and names of values as tables show them: short, and what is alike once."""
+"""Short forms of layouts and value names for tables."""
 
 from __future__ import annotations
 
@@ -12,27 +12,27 @@ from distir_relax.layout.partition import refine_cut
 _MOST_SIZES = 8
 
 
-def short(kind: DTensorType, mesh: DeviceMesh) -> str:
-    """Placements of a tensor; sizes are told where they are not those of an even split, and the first of many."""
+def short_layout(kind: DTensorType, mesh: DeviceMesh) -> str:
+    """Print the placements of a tensor; sizes are omitted for even splits, and abbreviated for many shards."""
     return ", ".join(_placement(kind, axis, mesh) for axis in range(len(kind.placements)))
 
 
 def pattern(name: str) -> str:
-    """A name with a star for each number that stands by itself in it: ``layers.*.up.weight``, ``add_*``."""
+    """Replace the separate numbers in a name by stars: ``layers.*.up.weight``, ``add_*``."""
     return re.sub(r"(?<![^%._])\d+(?![^._])", "*", name)
 
 
-def named(names: Sequence[str]) -> str:
-    """Names as one: itself, or their pattern and how many there are."""
+def summarize_names(names: Sequence[str]) -> str:
+    """Print names as one: the only name, or their pattern and number."""
     return names[0] if len(names) == 1 else f"{pattern(names[0])} x{len(names)}"
 
 
 def by_pattern(names: Iterable[str]) -> dict[str, list[str]]:
-    """Names by their patterns."""
-    found: dict[str, list[str]] = {}
+    """Group names by their patterns."""
+    groups: dict[str, list[str]] = {}
     for name in names:
-        found.setdefault(pattern(name), []).append(name)
-    return found
+        groups.setdefault(pattern(name), []).append(name)
+    return groups
 
 
 def _placement(kind: DTensorType, axis: int, mesh: DeviceMesh) -> str:
@@ -48,11 +48,11 @@ def _placement(kind: DTensorType, axis: int, mesh: DeviceMesh) -> str:
 
 
 def _even(kind: DTensorType, axis: int, mesh: DeviceMesh) -> Cut:
-    """How ``S[dim]`` cuts a dim along an axis, within the parts that other axes before it make."""
-    dim, others = kind.placements[axis], list[Cut]()
-    assert isinstance(dim, Shard)
-    before: Sequence[Placement] = kind.placements[:axis]
-    for p in before:
-        if isinstance(p, Shard) and p.dim == dim.dim and p.cut is not None:
-            others.append(p.cut)
-    return refine_cut(kind.shape[dim.dim], others, mesh.shape[axis])
+    """Return the cut of ``S[dim]`` along an axis, within the cuts of the axes before it."""
+    shard, cuts = kind.placements[axis], list[Cut]()
+    assert isinstance(shard, Shard)
+    previous: Sequence[Placement] = kind.placements[:axis]
+    for p in previous:
+        if isinstance(p, Shard) and p.dim == shard.dim and p.cut is not None:
+            cuts.append(p.cut)
+    return refine_cut(kind.shape[shard.dim], cuts, mesh.shape[axis])

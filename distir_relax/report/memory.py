@@ -1,4 +1,4 @@
-"""The live-memory curves as the report page draws them: for each class of devices, by category, with the peak."""
+"""Memory curves of the report page: live bytes of each device class, by category, with the peak."""
 
 from __future__ import annotations
 
@@ -10,14 +10,14 @@ from distir_relax.analysis.simulation import MemoryCurve, Peak, Simulation
 from distir_relax.support.units import size
 
 CHARTS = 8
-"""How many classes of devices have a chart."""
+"""Maximum number of device classes with a chart."""
 
 POINTS = 600
-"""How many points a curve has at most."""
+"""Maximum number of points per curve."""
 
 
 def memory_charts(simulation: Simulation) -> list[dict[str, Any]]:
-    """What the page's script draws for each class shown: points (seconds, bytes by category) and the peak."""
+    """Return the data of the page's script for each class shown: points (seconds, bytes by category) and the peak."""
     curves = simulation.memory_curves()
     return [
         {
@@ -28,24 +28,24 @@ def memory_charts(simulation: Simulation) -> list[dict[str, Any]]:
     ]
 
 
-def thinned(curve: MemoryCurve, end: float, limit: int = POINTS) -> MemoryCurve:
-    """A curve of no more than `limit` points: of equal stretches of time, the highest point and the last one."""
+def downsample(curve: MemoryCurve, end: float, limit: int = POINTS) -> MemoryCurve:
+    """Reduce a curve to at most `limit` points: the highest and the last one of equal intervals of time."""
     if len(curve) <= limit:
         return curve
-    stretches: dict[int, tuple[int, int]] = {}
+    intervals: dict[int, tuple[int, int]] = {}
     count = limit // 2
     for i, (time, split) in enumerate(curve):
-        place = min(int(time / end * count), count - 1) if end else 0
-        highest = stretches.get(place, (i, i))[0]
-        stretches[place] = (i if sum(split) > sum(curve[highest][1]) else highest, i)
-    return [curve[i] for pair in stretches.values() for i in sorted(set(pair))]
+        index = min(int(time / end * count), count - 1) if end else 0
+        highest = intervals.get(index, (i, i))[0]
+        intervals[index] = (i if sum(split) > sum(curve[highest][1]) else highest, i)
+    return [curve[i] for pair in intervals.values() for i in sorted(set(pair))]
 
 
 def peak_time(curve: MemoryCurve, peak: Peak) -> float:
-    """When a curve is at its peak, in seconds. Workspace is part of a peak and not of the curve."""
-    held = [n for i, n in enumerate(peak.split) if i != WORKSPACE]
+    """Return the time of a curve's peak, in seconds. Workspace is part of a peak but not of the curve."""
+    without_workspace = [n for i, n in enumerate(peak.split) if i != WORKSPACE]
     for time, split in curve:
-        if [n for i, n in enumerate(split) if i != WORKSPACE] == held:
+        if [n for i, n in enumerate(split) if i != WORKSPACE] == without_workspace:
             return time
     return max(curve, key=lambda point: sum(point[1]), default=(0.0, ()))[0]
 
@@ -54,7 +54,7 @@ def _chart(name: str, curve: MemoryCurve, peak: Peak, end: float) -> dict[str, A
     parts = ", ".join(f"{kind} {size(n)}" for kind, n in zip(CATEGORIES, peak.split, strict=True) if n)
     return {
         "name": name,
-        "points": [[time, *split[:WORKSPACE]] for time, split in thinned(curve, end)],
+        "points": [[time, *split[:WORKSPACE]] for time, split in downsample(curve, end)],
         "peak": [peak_time(curve, peak), peak.bytes],
         "text": f"peak {size(peak.bytes)} at {peak}" + (f": {parts}" if parts else ""),
     }

@@ -1,4 +1,4 @@
-"""The report page: one HTML file that needs nothing else, with time line, memory, top ops and communication."""
+"""Report page of a simulation: one self-contained HTML file with timeline, memory, top ops and communication."""
 
 from __future__ import annotations
 
@@ -24,24 +24,24 @@ from distir_relax.support.files import write_text
 from distir_relax.support.units import count, seconds, size
 
 ROWS = 15
-"""How many ops the table of top ops has."""
+"""Number of ops in the table of top ops."""
 
 MOST_TASKS = 4_000
-"""How many tasks of a pipeline a page draws."""
+"""Maximum number of pipeline tasks that are drawn."""
 
 SCRIPTS = ("common.js", "timeline.js", "memory.js", "matrix.js")
 
 LONG = 20
-"""A figure of more characters is drawn smaller, and over two columns."""
+"""Values with more characters are drawn smaller, and over two columns."""
 
 
 def write_page(simulation: Simulation, path: Path, title: str) -> None:
-    """Write `page` to a file. Raises `DistIRError` when it cannot be written."""
+    """Write `page` to a file. Raise `DistIRError` if it cannot be written."""
     write_text(path, page(simulation, title))
 
 
 def page(simulation: Simulation, title: str) -> str:
-    """The report as the text of an HTML file."""
+    """Return the report as the text of an HTML file."""
     line = timeline(simulation)
     makespan = max(simulation.clocks)
     traffic = matrix(simulation)
@@ -63,14 +63,14 @@ def page(simulation: Simulation, title: str) -> str:
         ops="".join(_row(row) for row in top_ops(simulation)[:ROWS]),
         ops_note=escape(_ops_note(len(top_ops(simulation)))),
         matrix_note=escape(_matrix_note(traffic["block"], traffic["total"])),
-        # A script ends at "</script" wherever that stands, so no "<" may be in its data.
+        # "</script" would end the script, so its data must not contain "<".
         data=json.dumps(data, separators=(",", ":")).replace("<", "\\u003c"),
         script="\n".join((folder / name).read_text() for name in SCRIPTS),
     )
 
 
 def figure(name: str, value: str, note: str, bad: bool = False) -> str:
-    """A figure of a page's head, as HTML; a strategy too long for its line breaks behind a comma."""
+    """Return a key figure of a page as HTML; a long strategy may break after a comma."""
     shown = escape(value).replace(",", ",<wbr>")
     kinds = "figure" + " bad" * bad + " long" * (len(value) > LONG)
     return f'<div class="{kinds}"><dt>{escape(name)}</dt><dd>{shown}</dd><small>{escape(note)}</small></div>'
@@ -78,7 +78,7 @@ def figure(name: str, value: str, note: str, bad: bool = False) -> str:
 
 @dataclass(frozen=True)
 class OpTime:
-    """An op of the program's vocabulary: on how many devices it ran, all together, for how many seconds in sum."""
+    """Total time of an op: number of executions and seconds, summed over devices, and share of all devices' time."""
 
     name: str
     communicates: bool
@@ -88,9 +88,9 @@ class OpTime:
 
 
 def top_ops(simulation: Simulation) -> list[OpTime]:
-    """The ops by the time that they take of all devices together; the share is of all devices' time.
+    """Return the ops by decreasing total time over all devices.
 
-    What is on a stream counts by what it keeps devices from their own order.
+    Ops on streams are not counted, only the time for which they block the devices' own order.
     """
     counts: dict[tuple[str, bool], int] = {}
     totals: dict[tuple[str, bool], int] = {}
@@ -102,10 +102,10 @@ def top_ops(simulation: Simulation) -> list[OpTime]:
         devices = sum(members[c] for c in event.classes)
         counts[key] = counts.get(key, 0) + devices
         totals[key] = totals.get(key, 0) + event.duration * devices
-    whole = simulation.makespan * simulation.devices
+    total_time = simulation.makespan * simulation.devices
     rows = [
-        OpTime(*key, counts[key], taken / FEMTOSECONDS, taken / FEMTOSECONDS / whole if whole else 0.0)
-        for key, taken in totals.items()
+        OpTime(*key, counts[key], total / FEMTOSECONDS, total / FEMTOSECONDS / total_time if total_time else 0.0)
+        for key, total in totals.items()
     ]
     return sorted(rows, key=lambda row: (-row.total, row.name))
 
@@ -116,21 +116,21 @@ def _headline(s: Simulation) -> Iterable[tuple[str, str, str, bool]]:
     yield "makespan", seconds(s.makespan), f"on {count(s.devices, 'device')} of {s.profile.name}", False
     if s.strategy is not None:
         yield "strategy", s.strategy, "D/T/P/K: data, tensor, pipeline, microbatches", False
-    if s.unlike:
-        yield "devices", f"{s.speed.max():g} to {s.speed.min():g}", f"speed, {s.unlike}", False
+    if s.heterogeneity:
+        yield "devices", f"{s.speed.max():g} to {s.speed.min():g}", f"speed, {s.heterogeneity}", False
     if s.throughput is not None:
         yield "throughput", f"{_digits(s.throughput)}/s", f"samples, of {s.samples:,} in all", False
     note = f"of {size(s.memory[device])}, {class_name(s, int(s.class_of[device]))}"
     yield "peak memory", size(peak.bytes), note if s.fits else f"does not fit: {note}", not s.fits
     yield "compute", f"{s.computing:.1%}", "of all devices' time", False
-    beside = s.overlapped.any()
-    note = f"and {seconds(float(s.overlapped.mean()))} a device beside computing" if beside else "of all devices' time"
+    overlapped = s.overlapped.any()
+    note = f"and {seconds(float(s.overlapped.mean()))} a device overlapped" if overlapped else "of all devices' time"
     yield "communication", f"{s.communication:.1%}", note, False
     yield "bubble", f"{s.bubble:.1%}", "waiting, of all devices' time", False
 
 
 def _digits(value: float) -> str:
-    """A number to four digits, without an exponent."""
+    """Format a number with four digits, without an exponent."""
     places = 3 - math.floor(math.log10(value))
     return f"{round(value, places):,.{max(places, 0)}f}"
 
@@ -145,31 +145,31 @@ def _row(row: OpTime) -> str:
 
 
 def _tasks(simulation: Simulation) -> str:
-    """The schedule of a pipeline as a section, its picture with styles of its own; nothing for other programs."""
+    """Return the pipeline schedule as a section with a picture; empty for other programs."""
     rows = predicted_rows(simulation)
     if not rows:
         return ""
     count = sum(len(row.tasks) for row in rows)
     if count > MOST_TASKS:
         return f'<section><h2>Schedule</h2><p class="note">{count:,} tasks are too many to draw.</p></section>'
-    picture = base64.b64encode(chart(rows).encode()).decode()
+    image = base64.b64encode(chart(rows).encode()).decode()
     return (
         '<section><h2>Schedule</h2><p class="note">Each task with its stage, its kind (F forward, I gradients of '
-        "inputs, W gradients of weights) and its microbatch; one device stands for those that do the same.</p>"
+        "inputs, W gradients of weights) and its microbatch; one device represents all of its class.</p>"
         '<div class="scrolls"><img class="schedule" alt="The tasks of each stage along time" '
-        f'src="data:image/svg+xml;base64,{picture}"></div></section>'
+        f'src="data:image/svg+xml;base64,{image}"></div></section>'
     )
 
 
 def _timeline_note(simulation: Simulation, line: Timeline) -> str:
-    parts = ["Devices that do the same at the same times share a lane."]
+    parts = ["Devices that run the same program at the same times share a lane."]
     classes = len(simulation.members)
     if classes > LANES:
         parts.append(_shown(LANES, classes))
     if line.joined:
         parts.append(
-            f"{line.joined:,} ops shorter than {seconds(line.threshold / FEMTOSECONDS)} are drawn together "
-            "with their neighbours: the bar shows how much of its time is compute, communication and idle."
+            f"{line.joined:,} ops shorter than {seconds(line.threshold / FEMTOSECONDS)} are merged with their "
+            "neighbours: the bar shows its shares of compute, communication and idle time."
         )
     return " ".join(parts)
 
@@ -179,7 +179,7 @@ def _memory_note(charts: int, classes: int) -> str:
 
 
 def _shown(shown: int, classes: int) -> str:
-    return "" if shown == classes else f"{shown} of {classes:,} classes of devices are shown."
+    return "" if shown == classes else f"{shown} of {classes:,} device classes are shown."
 
 
 def _ops_note(ops: int) -> str:
@@ -189,8 +189,6 @@ def _ops_note(ops: int) -> str:
 
 def _matrix_note(block: int, total: float) -> str:
     if not total:
-        return "The devices send each other nothing."
-    rows = (
-        f"A row is a block of {block} devices; the diagonal is what they send among themselves. " if block > 1 else ""
-    )
+        return "There is no communication between devices."
+    rows = f"A row is a block of {block} devices; the diagonal is communication within a block. " if block > 1 else ""
     return f"{rows}{size(total)} in all. Collectives are counted as rings."

@@ -1,4 +1,4 @@
-"""The tasks of a pipeline: the order that a program has, as text, and time lines of them, predicted and measured."""
+"""Pipeline tasks: the task order of a program as text, and charts of predicted and measured tasks."""
 
 from __future__ import annotations
 
@@ -25,14 +25,14 @@ _STYLE = (
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """A line of a chart: what it is of, and its tasks, each with when it begins and ends, in seconds."""
+    """A row of a chart: its name, and its tasks with start and end in seconds."""
 
     name: str
     tasks: Sequence[tuple[str, float, float]]
 
 
 def program_order(module: Module) -> Order | None:
-    """The order in which the places of a distributed program do their tasks; None where it has none."""
+    """Return the task order of each pipeline rank of a distributed program; None without tasks."""
     mesh, calls = module.meshes[0], [op for op in module.main.ops if op.task and op.devices]
     if not calls:
         return None
@@ -48,22 +48,22 @@ def program_order(module: Module) -> Order | None:
 
 
 def schedule_text(module: Module) -> str:
-    """The schedule of a pipeline as comments of a program's text, each task as long as another; or nothing."""
+    """Return the schedule of a pipeline as comments of a program's text, with tasks of equal length; or ""."""
     order = program_order(module)
     return "" if order is None else "".join(f"# {line}\n" for line in grid(order, width=160).splitlines())
 
 
 def predicted_rows(simulation: Simulation) -> list[Row]:
-    """A line for each class of devices that has tasks, by its first device."""
-    found: dict[int, list[tuple[str, float, float]]] = {}
+    """Return a row for each device class with tasks, named after its first device."""
+    tasks: dict[int, list[tuple[str, float, float]]] = {}
     for task in task_times(simulation):
-        found.setdefault(task.device_class, []).append((task.name, task.start, task.end))
-    first = {c: int(simulation.members[c][0]) for c in found}
-    return [Row(f"rank {first[c]}", found[c]) for c in sorted(found, key=first.__getitem__)]
+        tasks.setdefault(task.device_class, []).append((task.name, task.start, task.end))
+    first = {c: int(simulation.members[c][0]) for c in tasks}
+    return [Row(f"rank {first[c]}", tasks[c]) for c in sorted(tasks, key=first.__getitem__)]
 
 
 def chart(rows: Sequence[Row]) -> str:
-    """The lines one above the other, in one scale of time, as SVG."""
+    """Draw the rows on a common time axis, as SVG."""
     end = max((task[2] for row in rows for task in row.tasks), default=0.0) or 1.0
     scale = (_WIDTH - _MARGIN - 10) / end
     height = len(rows) * (_HEIGHT + _GAP) + 24
@@ -76,22 +76,21 @@ def chart(rows: Sequence[Row]) -> str:
         top = number * (_HEIGHT + _GAP)
         parts.append(f'<text x="0" y="{top + 15}">{escape(row.name)}</text>')
         parts += [_box(task, start, stop, scale, top) for task, start, stop in row.tasks]
-    below = len(rows) * (_HEIGHT + _GAP) + 4
+    axis_top = len(rows) * (_HEIGHT + _GAP) + 4
     for part in range(6):
         x = _MARGIN + part * end / 5 * scale
-        parts.append(f'<line class="t" x1="{x:.1f}" y1="{below - 4}" x2="{x:.1f}" y2="{below}"/>')
-        # The first and the last label would be cut at the edges, the last with its unit.
+        parts.append(f'<line class="t" x1="{x:.1f}" y1="{axis_top - 4}" x2="{x:.1f}" y2="{axis_top}"/>')
+        # Centred labels at the edges would be cut off.
         anchor = "start" if part == 0 else "end" if part == 5 else "middle"
-        place = f'x="{x:.1f}" y="{below + 14}" style="text-anchor:{anchor}"'
+        place = f'x="{x:.1f}" y="{axis_top + 14}" style="text-anchor:{anchor}"'
         parts.append(f"<text {place}>{escape(seconds(part * end / 5) if part else '0')}</text>")
     return "\n".join([*parts, "</svg>"]) + "\n"
 
 
 def write_chart(predicted: Sequence[Row], measured: Sequence[Row], path: Path) -> None:
-    """Write what was measured on ranks, each below what was predicted of it, to an SVG file.
+    """Write measured task times, each below its prediction, to an SVG file.
 
-    Of a rank that does as another does, which stands for both, nothing is predicted. Raises `DistIRError` when it
-    cannot be written.
+    Only the first rank of a device class has a prediction. Raises `DistIRError` if the file cannot be written.
     """
     expected = {row.name: row for row in predicted}
     rows: list[Row] = []
@@ -104,10 +103,10 @@ def write_chart(predicted: Sequence[Row], measured: Sequence[Row], path: Path) -
 
 def _box(task: str, start: float, stop: float, scale: float, top: int) -> str:
     kind = next((letter for letter in "FIW" if letter in task), "F")
-    left, wide = _MARGIN + start * scale, max((stop - start) * scale - 0.5, 0.5)
-    says = f"{task}: {seconds(stop - start)}, from {seconds(start)} on"
-    box = f'<rect class="{kind}" x="{left:.1f}" y="{top}" width="{wide:.1f}" height="{_HEIGHT}" rx="2">'
-    found = f"{box}<title>{escape(says)}</title></rect>"
-    if wide > 7 * len(task):
-        found += f'<text class="n" x="{left + wide / 2:.1f}" y="{top + 14}">{task}</text>'
-    return found
+    left, width = _MARGIN + start * scale, max((stop - start) * scale - 0.5, 0.5)
+    tooltip = f"{task}: {seconds(stop - start)}, from {seconds(start)} on"
+    box = f'<rect class="{kind}" x="{left:.1f}" y="{top}" width="{width:.1f}" height="{_HEIGHT}" rx="2">'
+    svg = f"{box}<title>{escape(tooltip)}</title></rect>"
+    if width > 7 * len(task):
+        svg += f'<text class="n" x="{left + width / 2:.1f}" y="{top + 14}">{task}</text>'
+    return svg

@@ -1,4 +1,4 @@
-"""The op table in words: what may be split, what is then still to be reduced, what must stay whole."""
+"""The op table as text: dims that may be sharded, reductions that remain, and dims that must not be sharded."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from distir_relax.ops import BLOCKED, PARALLEL, Factor, OpDef, Rule, Trait, all_
 
 
 def table() -> list[tuple[str, str, str, str]]:
-    """For each op that a model may contain: its name, rule, the operands that let a pending sum pass, torch code.
+    """Return for each op of a model: its name, rule, the operands through which a partial sum passes, torch code.
 
     A rule that depends on shapes or attributes is ``by shape``; `explain_rule` shows it for an instance.
     """
@@ -22,32 +22,33 @@ def table() -> list[tuple[str, str, str, str]]:
 
 
 def explain_rule(name: str, operands: Sequence[str] = (), attrs: Mapping[str, Any] | None = None) -> str:
-    """An op's rule in words, for an instance with `operands` (types as in program text: ``f32[4,5]``) and `attrs`.
+    """Explain an op's rule, for an instance with `operands` (types as in program text: ``f32[4,5]``) and `attrs`.
 
-    Without operands an instance is made up from the rule. Of an op that communicates, its attributes in words. Raises
+    Without operands an instance is generated from the rule. For an op that communicates, explain its attributes. Raises
     `UnsupportedOpError` for an op that is not in the table, and `DistIRError` for operands that the op does not take,
-    or that have to be given.
+    or that cannot be generated.
     """
     entry = lookup(name)
     if entry.semantics.attributes and not entry.computes:
-        named = entry.semantics.attributes.items()
-        return "\n".join([f"{name}: for programs that are split already", *(f"  {key}: {what}" for key, what in named)])
+        attributes = entry.semantics.attributes.items()
+        return "\n".join([f"{name}: for distributed programs", *(f"  {key}: {text}" for key, text in attributes)])
     types, results, rule = _instance(entry, operands, attrs)
-    given = f" with {', '.join(f'{k}={v}' for k, v in attrs.items())}" if attrs else ""
+    attributes_text = f" with {', '.join(f'{k}={v}' for k, v in attrs.items())}" if attrs else ""
     lines = [f"{name}: {_rule_text(entry)}"]
-    lines.append(f"{', '.join(map(str, types))} -> {', '.join(map(str, results))}{given}")
+    lines.append(f"{', '.join(map(str, types))} -> {', '.join(map(str, results))}{attributes_text}")
     lines += [f"  {line}" for line in _factors(rule, entry)]
     sets = entry.linear_sets(len(types), attrs or {})
-    lines += [f"  a pending sum may pass: {_groups(sets)}"] if sets else ["  no pending sum may pass"]
+    lines += [f"  a partial sum may pass: {_groups(sets)}"] if sets else ["  no partial sum may pass"]
     lines.append(f"  torch: {_torch(entry)}")
     return "\n".join(lines)
 
 
 def rule_json(name: str, operands: Sequence[str] = (), attrs: Mapping[str, Any] | None = None) -> dict[str, Any]:
-    """`explain_rule` as JSON: operand and result types, factors with their dims, operand sets that pass a pending sum.
+    """Return `explain_rule` as JSON: operand and result types, factors with their dims, operand sets that pass a
+    partial sum.
 
-    A factor's `kind` is ``parallel``, ``blocked``, or the reduction over it; `operands` and `results` give, for each of
-    them, the dims that it is in. Of an op that communicates, its attributes.
+    A factor's `kind` is ``parallel``, ``blocked``, or its reduction; `operands` and `results` list, for each tensor,
+    the dims of the factor. For an op that communicates, its attributes.
     """
     entry = lookup(name)
     if entry.semantics.attributes and not entry.computes:
@@ -55,7 +56,7 @@ def rule_json(name: str, operands: Sequence[str] = (), attrs: Mapping[str, Any] 
     types, results, rule = _instance(entry, operands, attrs)
 
     def dims(tensors: Sequence[Sequence[Sequence[int]]], index: int) -> list[list[int]]:
-        return [[dim for dim, inside in enumerate(tensor) if index in inside] for tensor in tensors]
+        return [[dim for dim, factors in enumerate(tensor) if index in factors] for tensor in tensors]
 
     return {
         "op": name,
@@ -77,60 +78,58 @@ def rule_json(name: str, operands: Sequence[str] = (), attrs: Mapping[str, Any] 
 def _instance(
     entry: OpDef, operands: Sequence[str], attrs: Mapping[str, Any] | None
 ) -> tuple[list[TensorType], Sequence[TensorType], Rule]:
-    """The operand and result types of an instance of an op, and its rule there."""
+    """Return the operand and result types of an instance of an op, and its rule."""
     name = entry.name
-    types = [_parse_type(text) for text in operands] or _made_up(entry)
+    types = [_parse_type(text) for text in operands] or _generated_types(entry)
     try:
         results = infer(name, types, attrs or {})
         return types, results, entry.rule_for(types, attrs or {}, results)
     except NotImplementedError:
-        raise UnsupportedOpError(f"{name} is an op of the compiler's own, which has no rule") from None
+        raise UnsupportedOpError(f"{name} is an internal op of the compiler, which has no rule") from None
     except DistIRError as error:
-        hint = f"distir rules {name} 'f32[4,6]' ... --attr axis=1, with the operands and attributes of a real one"
+        hint = f"distir rules {name} 'f32[4,6]' ... --attr axis=1, with valid operands and attributes"
         raise DistIRError(error.message, "", hint) from None
     except (ValueError, IndexError, KeyError, TypeError) as error:
         raise DistIRError(f"{name} has no instance with ({', '.join(map(str, types))}): {error}") from None
 
 
 def parse_attrs(texts: Sequence[str]) -> dict[str, Any]:
-    """Attributes from ``key=value`` texts, values as Python literals. Raises `DistIRError` for other texts."""
-    found = {}
+    """Parse attributes ``key=value`` with Python literals as values. Raise `DistIRError` if malformed."""
+    attrs = {}
     for text in texts:
         key, equals, value = text.partition("=")
         try:
-            found[key] = ast.literal_eval(value)
+            attrs[key] = ast.literal_eval(value)
         except (ValueError, SyntaxError):
             raise DistIRError(f"expected key=value, such as axis=1 or shape=(4,6), found {text!r}") from None
         assert equals
-    return found
+    return attrs
 
 
 def _factors(rule: Rule, entry: OpDef) -> Iterator[str]:
     for index, factor in enumerate(rule.factors):
         places = [
-            f"dim {dim} of {what}"
-            for what, dims in (
+            f"dim {dim} of {tensor}"
+            for tensor, dims in (
                 *((f"operand {i}", d) for i, d in enumerate(rule.operands)),
                 *(("the result" if len(rule.results) == 1 else f"result {i}", d) for i, d in enumerate(rule.results)),
             )
-            for dim, inside in enumerate(dims)
-            if index in inside
+            for dim, factors in enumerate(dims)
+            if index in factors
         ]
         yield f"{factor.name} ({factor.size}): {', '.join(places)}: {_meaning(factor, entry)}"
     for window in rule.windows:
         yield (
             f"window {window.index} ({window}): "
             f"dim {window.operand_dim} of operand {window.operand}, dim {window.result_dim} of the result: "
-            "may be split; devices send each other what their parts overlap in"
+            "may be split; devices exchange halos"
         )
 
 
 def _meaning(factor: Factor, entry: OpDef) -> str:
     if factor.kind == BLOCKED:
         return "must be whole on one device"
-    parts = (
-        " (the devices run other ops then)" if factor.name in entry.split.expand or "*" in entry.split.expand else ""
-    )
+    parts = " (devices then run other ops)" if factor.name in entry.split.expand or "*" in entry.split.expand else ""
     if factor.kind == PARALLEL:
         return f"may be split; each device computes its part{parts}"
     if factor.kind in ("sum", "max", "min"):
@@ -168,8 +167,8 @@ def _parse_type(text: str) -> TensorType:
     return TensorType(tuple(int(n) for n in match[2].split(",") if n), dtypes[match[1]])
 
 
-def _made_up(entry: OpDef) -> list[TensorType]:
-    """Small operands of different sizes, one for each name in the rule; matrices for an op that takes any shape."""
+def _generated_types(entry: OpDef) -> list[TensorType]:
+    """Generate small operands of different sizes, one per operand of the rule; matrices for a pointwise op."""
     if not isinstance(entry.split.rule, str):
         for count in range(1, 4):
             types = [TensorType((2, 3), "float32")] * count
@@ -183,7 +182,7 @@ def _made_up(entry: OpDef) -> list[TensorType]:
             hint=f"give an instance: distir rules {entry.name} 'f32[4,6]' ... --attr axis=1",
         )
     sizes: dict[str, int] = {}
-    found = []
+    types = []
     for operand in entry.split.rule.split("->")[0].split(","):
         shape = []
         for token in re.findall(r"\.\.\.|\([^)]*\)|[^\s()]+", operand):
@@ -191,5 +190,5 @@ def _made_up(entry: OpDef) -> list[TensorType]:
             for name in ["4"] if token == "..." else token.strip("()").split():
                 size *= 1 if name == "1" else sizes.setdefault(name, len(sizes) + 2)
             shape.append(size)
-        found.append(TensorType(tuple(shape), "float32"))
-    return found
+        types.append(TensorType(tuple(shape), "float32"))
+    return types

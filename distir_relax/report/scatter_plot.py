@@ -1,4 +1,4 @@
-"""Predictions against measurements as a scatter plot: times of steps, and peaks of memory."""
+"""Scatter plots of predicted against measured step times and memory peaks."""
 
 from __future__ import annotations
 
@@ -23,41 +23,41 @@ _STYLE = (
 
 @dataclass(frozen=True)
 class _Dot:
-    """Something measured and predicted, in one unit."""
+    """A measured and a predicted value, in one unit."""
 
     name: str
-    alone: bool
+    is_single_rank: bool
     measured: float
     predicted: float
 
 
 @dataclass(frozen=True)
 class _Panel:
-    """One plot: its title, what its axes count, how that is written, and how wide its band is."""
+    """One plot: title, name and format of its axes, relative width of its band, and points."""
 
     title: str
-    what: str
-    written: Callable[[float], str]
+    quantity: str
+    to_text: Callable[[float], str]
     band: float
     dots: Sequence[_Dot]
 
 
 def write_plot(validation: Validation, path: Path) -> None:
-    """Write the plots as SVG. Raises `DistIRError` when it cannot be written."""
+    """Write the plots as SVG. Raise `DistIRError` if the file cannot be written."""
     write_text(path, plot(validation))
 
 
 def plot(validation: Validation) -> str:
-    """Measured against predicted, all axes logarithmic: times of steps, with a band of 15 %, and peaks of memory on all
-    ranks, with one of 5 %. The lines are where both agree."""
+    """Plot measured against predicted values on logarithmic axes: step times, with a band of 15 %, and memory peaks of
+    all ranks, with one of 5 %. The lines are the diagonals."""
     outcomes = validation.outcomes
-    number = count(len(outcomes), "configuration")
+    configurations = count(len(outcomes), "configuration")
     times = [_Dot(o.name, o.ranks == 1, o.measured, o.predicted) for o in outcomes]
-    agreement = f"{number}, Spearman {validation.spearman:.3f}, MAPE {validation.mape:.1%}"
+    agreement = f"{configurations}, Spearman {validation.spearman:.3f}, MAPE {validation.mape:.1%}"
     panels = [
         _Panel(agreement, "time of a step", seconds, 0.15, times),
         _Panel(
-            f"peaks at most {abs(validation.peak_error):.1%} off", "peak of memory", size, 0.05,
+            f"largest error {abs(validation.peak_error):.1%}", "memory peak", size, 0.05,
             [dot for o in outcomes for dot in _peaks(o)],
         ),
     ]  # fmt: skip
@@ -68,8 +68,8 @@ def plot(validation: Validation) -> str:
         f"<style>{_STYLE}</style>",
         f'<rect class="ground" width="{width:.0f}" height="510"/>',
     ]
-    for place, panel in enumerate(panels):
-        parts += [f'<g transform="translate({place * _APART:.0f} 0)">', *_drawn(panel), "</g>"]
+    for index, panel in enumerate(panels):
+        parts += [f'<g transform="translate({index * _APART:.0f} 0)">', *_draw(panel), "</g>"]
     return "\n".join([*parts, "</svg>"]) + "\n"
 
 
@@ -78,7 +78,7 @@ def _peaks(o: Outcome) -> list[_Dot]:
     return [_Dot(f"{o.name}, rank {rank}", o.ranks == 1, float(m), float(p)) for rank, (m, p) in enumerate(pairs)]
 
 
-def _drawn(panel: _Panel) -> list[str]:
+def _draw(panel: _Panel) -> list[str]:
     values = [v for dot in panel.dots for v in (dot.measured, dot.predicted)]
     low, high = math.floor(2 * math.log10(min(values))) / 2, math.ceil(2 * math.log10(max(values))) / 2
     high = max(high, low + 0.5)
@@ -89,16 +89,16 @@ def _drawn(panel: _Panel) -> list[str]:
     def y(value: float) -> float:
         return _TOP + _SIZE - (math.log10(value) - low) / (high - low) * _SIZE
 
-    a, b, wide = 10**low, 10**high, 1 + panel.band
-    band = [(a, a * wide), (b / wide, b), (b, b), (b, b / wide), (a * wide, a), (a, a)]
+    a, b, factor = 10**low, 10**high, 1 + panel.band
+    band = [(a, a * factor), (b / factor, b), (b, b), (b, b / factor), (a * factor, a), (a, a)]
     parts = [
         f'<polygon class="band" points="{" ".join(f"{x(p):.1f},{y(q):.1f}" for p, q in band)}"/>',
         f'<line class="line" x1="{x(a):.1f}" y1="{y(a):.1f}" x2="{x(b):.1f}" y2="{y(b):.1f}"/>',
-        *_grid(range(math.ceil(low), math.floor(high) + 1), x, y, panel.written),
+        *_grid(range(math.ceil(low), math.floor(high) + 1), x, y, panel.to_text),
     ]
     for dot in panel.dots:
-        kind = "one" if dot.alone else "two"
-        label = f"{dot.name}: measured {panel.written(dot.measured)}, predicted {panel.written(dot.predicted)}"
+        kind = "one" if dot.is_single_rank else "two"
+        label = f"{dot.name}: measured {panel.to_text(dot.measured)}, predicted {panel.to_text(dot.predicted)}"
         parts.append(
             f'<circle class="{kind}" cx="{x(dot.measured):.1f}" cy="{y(dot.predicted):.1f}" r="3.5" opacity="0.75">'
             f"<title>{escape(label)}</title></circle>"
@@ -108,11 +108,11 @@ def _drawn(panel: _Panel) -> list[str]:
 
 def _grid(
     exponents: Sequence[int], x: Callable[[float], float], y: Callable[[float], float],
-    written: Callable[[float], str],
+    to_text: Callable[[float], str],
 ) -> list[str]:  # fmt: skip
     parts = []
     for at in (10.0**exponent for exponent in exponents):
-        text = written(at)
+        text = to_text(at)
         parts += [
             f'<line class="grid" x1="{x(at):.1f}" y1="{_TOP}" x2="{x(at):.1f}" y2="{_TOP + _SIZE}"/>',
             f'<line class="grid" x1="{_LEFT}" y1="{y(at):.1f}" x2="{_LEFT + _SIZE}" y2="{y(at):.1f}"/>',
@@ -127,7 +127,7 @@ def _frame(panel: _Panel) -> list[str]:
     return [
         f'<rect class="frame" x="{_LEFT}" y="{_TOP}" width="{_SIZE}" height="{_SIZE}"/>',
         f'<text x="{_LEFT}" y="24" font-size="14">{panel.title}</text>',
-        f'<text x="{_LEFT + _SIZE / 2}" y="{_TOP + _SIZE + 38}" text-anchor="middle">measured {panel.what}</text>',
+        f'<text x="{_LEFT + _SIZE / 2}" y="{_TOP + _SIZE + 38}" text-anchor="middle">measured {panel.quantity}</text>',
         f'<text transform="translate(18 {middle}) rotate(-90)" text-anchor="middle">predicted</text>',
         f'<circle class="one" cx="{_LEFT + 14}" cy="{_TOP + 16}" r="3.5"/>'
         f'<text x="{_LEFT + 24}" y="{_TOP + 20}">1 rank</text>',

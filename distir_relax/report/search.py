@@ -1,4 +1,4 @@
-"""What a search found: a table for people, and one for other programs."""
+"""Results of a strategy search, as a table and as CSV."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import io
 from collections import Counter
 from collections.abc import Sequence
 
-from distir_relax.report.text_table import aligned
+from distir_relax.report.text_table import align_columns
 from distir_relax.strategy_search import RULED_OUT, Outcome, Search
 from distir_relax.support.units import count, rate, seconds, size
 
@@ -15,7 +15,7 @@ COLUMNS = ("strategy", "samples", "throughput", "step", "memory", "bubble", "com
 
 
 def table(search: Search, top: int = 10) -> str:
-    """The best of a search, and what became of the others."""
+    """Return the best results of a search as a table, and the numbers of discarded ones."""
     ranked = search.ranked
     lines = [headline(search), ""]
     if ranked:
@@ -25,19 +25,19 @@ def table(search: Search, top: int = 10) -> str:
         least = search.too_large[0]
         lines.append(
             f"nothing fits: {least.strategy} with {count(least.samples, 'sample')} needs least, "
-            f"{size(least.memory)} of {room(search)}"
+            f"{size(least.memory)} of {memory_text(search)}"
         )
     return "\n".join(lines)
 
 
 def outcomes_table(outcomes: Sequence[Outcome], top: int) -> str:
-    """The fastest of outcomes that fit."""
+    """Return a table of the fastest outcomes that fit."""
     best = sorted((o for o in outcomes if o.fits), key=lambda o: -o.throughput)[:top]
-    return "\n".join(aligned([COLUMNS, *map(cells, best)]))
+    return "\n".join(align_columns([COLUMNS, *map(cells, best)]))
 
 
 def csv_text(search: Search) -> str:
-    """All outcomes, one a line, the fastest that fit first."""
+    """Return all outcomes as CSV, those that fit first, by decreasing throughput."""
     text = io.StringIO()
     names = ("strategy", "samples", "seconds", "throughput", "memory", "fits", "bubble", "communication", "refused")
     writer = csv.DictWriter(text, names)
@@ -48,7 +48,7 @@ def csv_text(search: Search) -> str:
 
 
 def headline(search: Search) -> str:
-    """What was searched, and how long it took."""
+    """Summarize the search space and the search time."""
     space = search.space
     batches = f"{space.batches[0]} samples" if len(space.batches) == 1 else f"{len(space.batches)} batches"
     resumed = f", {search.resumed} of them resumed" if search.resumed else ""
@@ -59,25 +59,25 @@ def headline(search: Search) -> str:
 
 
 def cells(outcome: Outcome) -> tuple[str, ...]:
-    """An outcome as a row of the table, under `COLUMNS`."""
+    """Return an outcome as a row of the table, under `COLUMNS`."""
     return (
         outcome.strategy, f"{outcome.samples:,}", rate(outcome.throughput), seconds(outcome.seconds),
         size(outcome.memory), f"{outcome.bubble:.1%}", f"{outcome.communication:.1%}",
     )  # fmt: skip
 
 
-def room(search: Search) -> str:
-    """What a device of the search has, ``80 GB``; from the least to the most where they are unlike."""
-    found = sorted({memory for _, memory in search.profile.device_specs(search.space.devices)})
-    return size(found[0]) + (f" to {size(found[-1])}" if len(found) > 1 else "")
+def memory_text(search: Search) -> str:
+    """Print the memory of a device, ``80 GB``, as a range for heterogeneous devices."""
+    sizes = sorted({memory for _, memory in search.profile.device_specs(search.space.devices)})
+    return size(sizes[0]) + (f" to {size(sizes[-1])}" if len(sizes) > 1 else "")
 
 
 def discarded(search: Search) -> list[str]:
-    """How many do not fit, were ruled out or cannot be compiled, and why; how many were not tried."""
+    """Summarize strategies that do not fit, are ruled out, cannot be compiled, or were not tried, with reasons."""
     lines = []
     if large := search.too_large:
         need = f"{size(large[0].memory)} to {size(large[-1].memory)}" if len(large) > 1 else size(large[0].memory)
-        lines.append(f"{len(large):,} do not fit into {room(search)}: they need {need}")
+        lines.append(f"{len(large):,} do not fit into {memory_text(search)}: they need {need}")
     for reason, number in _reasons(search.refused):
         lines.append(f"{number:,} {'were ruled out' if reason in RULED_OUT else 'cannot be compiled'}: {reason}")
     if search.untried:

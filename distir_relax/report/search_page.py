@@ -1,4 +1,4 @@
-"""What a search found, as one HTML file that needs nothing else: table, charts, and the time lines of the best."""
+"""Search page: one self-contained HTML file with table, charts, and timelines of the best strategies."""
 
 from __future__ import annotations
 
@@ -10,32 +10,32 @@ from string import Template
 from typing import Any
 
 from distir_relax.report.page import figure
-from distir_relax.report.search import COLUMNS, cells, discarded, headline, room
+from distir_relax.report.search import COLUMNS, cells, discarded, headline, memory_text
 from distir_relax.strategy_search import Outcome, Search
 from distir_relax.strategy_search.compact_timeline import compact_timeline
 from distir_relax.strategy_search.outcome import Lanes
 from distir_relax.support.files import write_text
 from distir_relax.support.units import rate, seconds, size
 
-# What the second chart has along its axis: the field of a point, and its name.
+# Horizontal axis of the second chart: the field of a point, and its label.
 _AXES = {"samples": ("samples", "samples of a step"), "microbatches": ("microbatches", "microbatches of a step")}
 
 TIME_LINES = 40
-"""How many of the best have a time line where the search has none: they are simulated once more for it."""
+"""Number of strategies with a timeline that is simulated again, if the search did not record it."""
 
 
 def write_search_page(search: Search, path: Path, model: str, machine: str) -> None:
-    """Write `search_page` to a file. Raises `DistIRError` when it cannot be written."""
+    """Write `search_page` to a file. Raise `DistIRError` if it cannot be written."""
     write_text(path, search_page(search, model, machine))
 
 
 def search_page(search: Search, model: str, machine: str, top: int = 20) -> str:
-    """The page's text. `model` and `machine` are how the command line names the model and the profile."""
+    """Return the page's text. `model` and `machine` are the model and the profile as named on the command line."""
     folder = resources.files("distir_relax.report") / "templates"
-    drawn = {o: compact_timeline(search.simulate(o.candidate)) for o in _best(search) if not o.lanes}
-    # Where all steps have one number of samples, a chart of it would be a column.
+    timelines = {o: compact_timeline(search.simulate(o.candidate)) for o in _best(search) if not o.lanes}
+    # With a single batch size, its chart would be one column.
     by = "samples" if len({o.samples for o in search.outcomes}) != 1 else "microbatches"
-    points = [_point(o, o.lanes or drawn.get(o, ())) for o in search.outcomes if o.seconds]
+    points = [_point(o, o.lanes or timelines.get(o, ())) for o in search.outcomes if o.seconds]
     least = min(memory for _, memory in search.profile.device_specs(search.space.devices))
     data = {
         "points": points, "memory": least, "model": model, "profile": machine,
@@ -51,14 +51,14 @@ def search_page(search: Search, model: str, machine: str, top: int = 20) -> str:
         note=escape("; ".join((headline(search), *discarded(search)))),
         columns="".join(f"<th>{name}</th>" for name in COLUMNS),
         rows=rows,
-        # A script ends at "</script" wherever that stands, so no "<" may be in its data.
+        # "</script" would end the script, so its data must not contain "<".
         data=json.dumps(data, separators=(",", ":")).replace("<", "\\u003c"),
         script="\n".join((folder / name).read_text() for name in ("common.js", "search.js")),
     )
 
 
 def _best(search: Search) -> list[Outcome]:
-    """The best of all, of each batch, and of each D/T/P."""
+    """Return the best outcomes overall, of each batch size, and of each D/T/P."""
     ranked = search.ranked or search.too_large
     by_degrees: dict[object, Outcome] = {}
     for outcome in ranked:
@@ -71,14 +71,14 @@ def _best(search: Search) -> list[Outcome]:
 def _point(outcome: Outcome, lanes: Lanes) -> dict[str, Any]:
     s = outcome.candidate.strategy
     degrees = {"D": s.data, "T": s.tensor, "P": s.pipeline}
-    most = max(degrees, key=lambda name: degrees[name])
-    found: dict[str, Any] = {
+    axis = max(degrees, key=lambda name: degrees[name])
+    point: dict[str, Any] = {
         "strategy": outcome.strategy, "samples": outcome.samples, "seconds": outcome.seconds,
         "microbatches": s.microbatches, "throughput": outcome.throughput, "memory": outcome.memory,
         "fits": outcome.fits,
-        "bubble": round(outcome.bubble, 5), "communication": round(outcome.communication, 5), "kind": "DTP".index(most),
+        "bubble": round(outcome.bubble, 5), "communication": round(outcome.communication, 5), "kind": "DTP".index(axis),
     }  # fmt: skip
-    return {**found, "lanes": lanes} if lanes else found
+    return {**point, "lanes": lanes} if lanes else point
 
 
 def _figures(search: Search) -> list[tuple[str, str, str]]:
@@ -91,7 +91,7 @@ def _figures(search: Search) -> list[tuple[str, str, str]]:
             f"{best.samples:,} samples a step" if best else "",
         ),
         ("throughput", rate(best.throughput) if best else "-", seconds(best.seconds) if best else ""),
-        ("memory", size(best.memory) if best else "-", f"of {room(search)}"),
+        ("memory", size(best.memory) if best else "-", f"of {memory_text(search)}"),
         ("configurations", f"{len(search.outcomes):,}", f"{len(fitting):,} fit"),
         ("searched in", seconds(search.seconds), f"{search.resumed:,} resumed" if search.resumed else ""),
     ]

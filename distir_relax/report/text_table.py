@@ -1,12 +1,12 @@
-"""Rows of cells as lines of aligned columns."""
+"""Plain-text tables with aligned columns."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 
 
-def aligned(rows: Sequence[Sequence[str]], left: Sequence[int] = (0,)) -> list[str]:
-    """A line for each row, all with as many cells: the columns `left` flush left, the others right."""
+def align_columns(rows: Sequence[Sequence[str]], left: Sequence[int] = (0,)) -> list[str]:
+    """Return a line for each row, all of equal length: the columns `left` flush left, the others flush right."""
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
 
     def line(row: Sequence[str]) -> str:

@@ -1,7 +1,7 @@
-"""The time line as the report page draws it: a lane of bars for each class of devices and each of its streams.
+"""Timeline of the report page: a lane of bars for each device class and each of its streams.
 
-A page must stay small whatever the program, so bars that would be narrower than a pixel are joined with their
-neighbours; a joined bar knows how many ops it has and how much of its time they compute and communicate.
+To bound the size of a page, bars that would be narrower than a pixel are merged with their neighbours; a merged bar has
+the number of its ops and their compute and communication times.
 """
 
 from __future__ import annotations
@@ -16,14 +16,14 @@ from distir_relax.ir import Op
 from distir_relax.report.trace import stream_name
 
 LANES = 32
-"""How many classes of devices are drawn."""
+"""Maximum number of device classes that are drawn."""
 
 BARS = 40_000
-"""How many bars a page has at most: some 2 MB. Full lanes still have more of them than a screen has pixels."""
+"""Maximum number of bars of a page: about 2 MB. Full lanes still have more of them than a screen has pixels."""
 
 
 class Bar(NamedTuple):
-    """One op, or neighbours drawn as one, of which `op` takes the longest; times in femtoseconds."""
+    """One op, or merged neighbours of which `op` takes the longest; times in femtoseconds."""
 
     start: int
     end: int
@@ -37,7 +37,7 @@ class Bar(NamedTuple):
 
 @dataclass
 class Timeline:
-    """Lanes of bars. `ops` and `calls` are what the bars refer to; `joined` ops shorter than `threshold` share bars."""
+    """Lanes of bars that refer to `ops` and `calls`; `joined` ops shorter than `threshold` share bars."""
 
     lanes: list[tuple[str, list[Bar]]]
     ops: list[Op]
@@ -47,54 +47,54 @@ class Timeline:
 
 
 def timeline(simulation: Simulation, limit: int = BARS) -> Timeline:
-    """The lanes of a simulation, of no more than `limit` bars together, and one in each lane."""
+    """Return the lanes of a simulation, with at most `limit` bars in total, but one in each lane."""
     shown = shown_classes(simulation, LANES)
-    collected = _Collected(set(shown))
+    collector = _BarCollector(set(shown))
     for event, start, calls in simulation.events_in_calls():
         if event.duration:
-            collected.add(event.classes, event.stream, start, start + event.duration, event.kind, event.op, calls)
-            collected.streams.setdefault(event.stream, stream_name(event))
-    lanes = collected.lanes
+            collector.add(event.classes, event.stream, start, start + event.duration, event.kind, event.op, calls)
+            collector.streams.setdefault(event.stream, stream_name(event))
+    lanes = collector.lanes
     threshold = 0
     while sum(map(len, lanes.values())) > max(limit, len(lanes)):
         threshold = 2 * threshold or max(max(simulation.clocks) >> 20, 1)
         lanes = {key: _join(bars, threshold) for key, bars in lanes.items()}
-    found = []
+    named_lanes = []
     for c in shown:
         for stream in sorted(s for k, s in lanes if k == c):
-            name = class_name(simulation, c) + (f", {collected.streams[stream]}" if stream else "")
-            found.append((name, lanes[c, stream]))
+            name = class_name(simulation, c) + (f", {collector.streams[stream]}" if stream else "")
+            named_lanes.append((name, lanes[c, stream]))
     joined = sum(bar.ops for bars in lanes.values() for bar in bars if bar.ops > 1)
-    return Timeline(found, collected.ops, collected.calls, threshold, joined)
+    return Timeline(named_lanes, collector.ops, collector.calls, threshold, joined)
 
 
 def as_data(line: Timeline, makespan: int) -> dict[str, Any]:
-    """A time line as the page's script takes it: numbers count `unit` seconds, starts from the end before."""
+    """Return a timeline as data of the page's script: times in multiples of `unit` seconds, starts as gaps."""
     unit = max(makespan // 10**9, 1)
-    texts = _Numbered()
+    texts = _TextTable()
     lanes = []
     for name, bars in line.lanes:
         columns: dict[str, list[Any]] = {"gap": [], "length": [], "kind": [], "op": [], "call": [], "joined": []}
-        before = 0
+        previous_end = 0
         for bar in bars:
             start, end = bar.start // unit, bar.end // unit
-            columns["gap"].append(start - before)
+            columns["gap"].append(start - previous_end)
             columns["length"].append(end - start)
             columns["kind"].append(2 if bar.ops > 1 else 0 if bar.compute else 1)
             columns["op"].append(texts.of("op", bar.op, _op_text(line.ops[bar.op])))
             columns["call"].append(texts.of("call", bar.call, _call_text(line.calls[bar.call])))
             if bar.ops > 1:
                 columns["joined"].append([bar.ops, bar.compute // unit, bar.communicate // unit])
-            before = end
+            previous_end = end
         lanes.append({"name": name, **columns})
     return {"unit": unit / FEMTOSECONDS, "span": max(makespan // unit, 1), "lanes": lanes, "texts": texts.texts}
 
 
 @dataclass
-class _Collected:
-    """The bars of the classes `wanted`, one an op, by class and stream."""
+class _BarCollector:
+    """Bars of the classes `classes_shown`, one per op, by class and stream."""
 
-    wanted: set[int]
+    classes_shown: set[int]
     lanes: dict[tuple[int, int], list[Bar]] = field(default_factory=dict)
     streams: dict[int, str] = field(default_factory=dict)
     ops: list[Op] = field(default_factory=list)
@@ -111,33 +111,33 @@ class _Collected:
         path = self._call_numbers.setdefault(tuple(map(id, calls)), len(self.calls))
         if path == len(self.calls):
             self.calls.append(calls)
-        taken = end - start
-        split = (taken, 0) if kind == COMPUTE else (0, taken)
-        bar = Bar(start, end, number, path, taken, *split)
+        duration = end - start
+        split = (duration, 0) if kind == COMPUTE else (0, duration)
+        bar = Bar(start, end, number, path, duration, *split)
         for c in classes:
-            if c in self.wanted:
+            if c in self.classes_shown:
                 self.lanes.setdefault((c, stream), []).append(bar)
 
 
 @dataclass
-class _Numbered:
-    """Texts, each once."""
+class _TextTable:
+    """Table of distinct texts."""
 
     texts: list[str] = field(default_factory=list)
     _numbers: dict[tuple[str, int], int] = field(default_factory=dict)
 
     def of(self, kind: str, number: int, text: str) -> int:
-        found = self._numbers.setdefault((kind, number), len(self.texts))
-        if found == len(self.texts):
+        index = self._numbers.setdefault((kind, number), len(self.texts))
+        if index == len(self.texts):
             self.texts.append(text)
-        return found
+        return index
 
 
 def _join(bars: list[Bar], threshold: int) -> list[Bar]:
-    """Join neighbours that are shorter than `threshold`, and nearer to each other, until a bar is as long as that."""
-    found: list[Bar] = []
+    """Merge neighbours shorter than `threshold`, with gaps below it, until a bar reaches `threshold`."""
+    merged: list[Bar] = []
     for bar in bars:
-        last = found[-1] if found else None
+        last = merged[-1] if merged else None
         if (
             last is not None
             and last.end - last.start < threshold
@@ -145,13 +145,13 @@ def _join(bars: list[Bar], threshold: int) -> list[Bar]:
             and bar.start - last.end < threshold
         ):
             longest = last if last.longest >= bar.longest else bar
-            found[-1] = Bar(
+            merged[-1] = Bar(
                 last.start, bar.end, longest.op, longest.call, longest.longest,
                 last.compute + bar.compute, last.communicate + bar.communicate, last.ops + bar.ops,
             )  # fmt: skip
         else:
-            found.append(bar)
-    return found
+            merged.append(bar)
+    return merged
 
 
 def _op_text(op: Op) -> str:

@@ -1,8 +1,8 @@
-"""The time line of a simulation as trace events, which https://ui.perfetto.dev opens.
+"""Timeline of a simulation as trace events, for https://ui.perfetto.dev.
 
-The format is the JSON of the Trace Event Format. Perfetto reads it with two habits of its own, which are met here: a
-track is known by its ``tid`` alone, so that no two processes may share one; times are microseconds of which whatever
-is below a nanosecond is cut off, so that ends are rounded as starts are and neighbours never overlap.
+The format is the JSON Trace Event Format. Two properties of Perfetto matter here: it identifies a track by its ``tid``
+alone, so ``tid`` must be unique across processes; and it truncates times to nanoseconds, so ends are rounded as starts
+are, and neighbours never overlap.
 """
 
 from __future__ import annotations
@@ -22,17 +22,17 @@ FEMTOSECONDS_PER_NANOSECOND = 10**6
 
 
 def write_trace(simulation: Simulation, path: Path) -> None:
-    """Write `trace` as JSON. Raises `DistIRError` when the file cannot be written."""
+    """Write `trace` as JSON. Raise `DistIRError` if the file cannot be written."""
     write_text(path, json.dumps(trace(simulation), separators=(",", ":")))
 
 
 def trace(simulation: Simulation) -> dict[str, Any]:
-    """The time line: a process for each class of devices, with a track for each of its streams and for its memory.
+    """Return the events: a process for each device class, with a track for each of its streams and for its memory.
 
-    One device stands for those that do the same; the process's name says which.
+    One device represents its class; the process's name lists them.
     """
     tracks: dict[tuple[int, int], int] = {}
-    found: list[dict[str, Any]] = []
+    events: list[dict[str, Any]] = []
     names: list[dict[str, Any]] = []
     for event, start in simulation.events():
         for c in event.classes:
@@ -40,21 +40,21 @@ def trace(simulation: Simulation) -> dict[str, Any]:
             if tid is None:
                 tid = tracks[c, event.stream] = len(tracks) + 1
                 names += [
-                    _named("thread_name", c, tid, name=stream_name(event)),
-                    _named("thread_sort_index", c, tid, sort_index=event.stream),
+                    _metadata("thread_name", c, tid, name=stream_name(event)),
+                    _metadata("thread_sort_index", c, tid, sort_index=event.stream),
                 ]
-            found.append(_slice(event, start, c, tid))
+            events.append(_slice(event, start, c, tid))
     for c, (members, curve) in enumerate(zip(simulation.members, simulation.memory_curves(), strict=True)):
         names += [
-            _named("process_name", c, 0, name=class_name(simulation, c)),
-            _named("process_sort_index", c, 0, sort_index=int(members[0])),
+            _metadata("process_name", c, 0, name=class_name(simulation, c)),
+            _metadata("process_sort_index", c, 0, sort_index=int(members[0])),
         ]
-        found += _memory(c, curve)
-    return {"traceEvents": names + found, "displayTimeUnit": "ns"}
+        events += _memory(c, curve)
+    return {"traceEvents": names + events, "displayTimeUnit": "ns"}
 
 
 def stream_name(event: Event) -> str:
-    """What to call the stream that an event lies on."""
+    """Return the name of the stream of an event."""
     return f"stream {event.op.attrs['stream']}" if event.stream else "ops in order"
 
 
@@ -76,7 +76,7 @@ def _slice(event: Event, start: int, device_class: int, tid: int) -> dict[str, A
 
 
 def _memory(device_class: int, curve: MemoryCurve) -> list[dict[str, Any]]:
-    kinds = CATEGORIES[:-1]  # Workspace lives only inside an op: the curve has none.
+    kinds = CATEGORIES[:-1]  # Workspace exists only within an op: the curve has none.
     return [
         {"name": "live memory", "ph": "C", "pid": device_class + 1, "ts": _microseconds(_nanoseconds(time * 1e15)),
          "args": dict(zip(kinds, split, strict=False)) | {"all": sum(split)}}
@@ -84,8 +84,8 @@ def _memory(device_class: int, curve: MemoryCurve) -> list[dict[str, Any]]:
     ]  # fmt: skip
 
 
-def _named(what: str, device_class: int, tid: int, **args: str | int) -> dict[str, Any]:
-    return {"name": what, "ph": "M", "pid": device_class + 1, "tid": tid, "args": args}
+def _metadata(event_name: str, device_class: int, tid: int, **args: str | int) -> dict[str, Any]:
+    return {"name": event_name, "ph": "M", "pid": device_class + 1, "tid": tid, "args": args}
 
 
 def _nanoseconds(femtoseconds: float) -> int:
@@ -93,6 +93,6 @@ def _nanoseconds(femtoseconds: float) -> int:
 
 
 def _microseconds(nanoseconds: int) -> float:
-    """Microseconds that are these nanoseconds once multiplied by 1000 and cut off."""
-    found = nanoseconds / 1000
-    return found if int(found * 1000.0) == nanoseconds else math.nextafter(found, math.inf)
+    """Convert to microseconds that truncate to the same nanoseconds."""
+    value = nanoseconds / 1000
+    return value if int(value * 1000.0) == nanoseconds else math.nextafter(value, math.inf)

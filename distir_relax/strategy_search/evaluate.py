@@ -95,7 +95,7 @@ class Evaluator:
                 simulation = simulate_module(module, self.profile, self._structure_of(candidate, module))
         except VerificationError:
             # The microbatches of this model are not all equal.
-            simulation = self.source.under(candidate.strategy).simulate(self.profile, candidate.samples)
+            simulation = self.source.with_strategy(candidate.strategy).simulate(self.profile, candidate.samples)
         simulation.samples, simulation.strategy = candidate.samples, str(candidate.strategy)
         return simulation
 
@@ -187,8 +187,8 @@ class Evaluator:
     def _compile(self, candidate: Candidate) -> Module:
         """Compile a candidate, reusing the cut into stages and the passes before it."""
         strategy = candidate.strategy
-        source = self.source.under(strategy)
-        steps = source.passes_of_all_ranks(repeated=True, samples=candidate.samples)
+        source = self.source.with_strategy(strategy)
+        steps = source.distributed_passes(repeated=True, samples=candidate.samples)
         first, parts = next((i, step) for i, step in enumerate(steps) if isinstance(step, Microbatches))
         # The cut does not depend on the schedule and the number of microbatches, except if there is one.
         schedule = "1f1b" if strategy.chunks == 1 else strategy.schedule

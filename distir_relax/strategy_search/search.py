@@ -11,7 +11,7 @@ from typing import Any
 from distir_relax.calibration.comparison import Validation
 from distir_relax.calibration.validate import validate
 from distir_relax.compiler.compile import Plan
-from distir_relax.compiler.inputs import Model, call_target, read_target, what_is
+from distir_relax.compiler.inputs import Model, call_target, classify_input, read_target
 from distir_relax.compiler.options import CompileOptions
 from distir_relax.compiler.source import Source
 from distir_relax.compiler.training import Training
@@ -131,7 +131,7 @@ def _read(
     elif isinstance(model, (str, Path)):
         target = _check_target(read_target(model))
     else:
-        target = _check_target(model if isinstance(model, Training) else what_is(model))
+        target = _check_target(model if isinstance(model, Training) else classify_input(model))
     source = target.read(CompileOptions(stages=stages, profile=machine))
     batch = source.batch
     if batch is None:

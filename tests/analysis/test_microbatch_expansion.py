@@ -82,7 +82,7 @@ def run(rows: int, strategy: str, profile: Profile) -> Source:
 
 
 def under(strategy: str, profile: Profile, source: Source) -> Source:
-    return replace(source, options=replace(source.options, strategy=strategy, profile=profile))
+    return replace(source, options={**source.options, "strategy": strategy, "profile": profile})
 
 
 @cache

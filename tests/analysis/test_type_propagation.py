@@ -131,9 +131,9 @@ module @distributed {
         ("matmul(%w, %x)  # a.py:1", "a.py:1: matmul cannot take (f64[6,5], f64[4,6])"),
         (
             "add(%x, %z)  # a.py:2",
-            "a.py:2: the operands of add lie on different devices: {0}, {1}\n  hint: send them to one place",
+            "a.py:2: the operands of add are on different devices: {0}, {1}\n  hint: send them to one place",
         ),
-        ("send(%x)  # a.py:3", "a.py:3: send must be told its devices\n  hint: write them: %y @ {1} = send"),
+        ("send(%x)  # a.py:3", "a.py:3: send must name its devices\n  hint: write them: %y @ {1} = send"),
         ("call @f(%x, %z) on {0}", "@f is called on {0} with an operand on {1}"),
         ("call @f(%z, %z) on {1}", "layers.py:7: matmul cannot take (f64[4,6], f64[4,6])"),
         ("call @g(%z, %z) on {1}", "a call names a function of its module, found @g"),

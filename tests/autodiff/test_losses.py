@@ -158,7 +158,7 @@ class StraightThrough(nn.Module):
 
 def test_gradients_of_a_model_s_own_are_refused_and_straight_through_is_read() -> None:
     x = torch.randn(5)
-    with pytest.raises(ImportModelError, match="gradients of its own: Rounded") as raised:
+    with pytest.raises(ImportModelError, match="custom gradient: Rounded") as raised:
         import_torch(StraightThrough(own=True), (x,), training=True)
     assert raised.value.where.startswith("test_losses.py:")
     # What is not trained is read as it computes.

@@ -85,7 +85,7 @@ def test_a_bundle_tells_what_the_plan_took() -> None:
     of_plan = plan.alternatives.best("main", weight.name, weight.dtensor.placements).outcome
     assert of_plan is not None
     assert of_plan.seconds == pytest.approx(record.time * 1e-12, rel=1e-9)
-    with pytest.raises(DistIRError, match="were not looked for"):
+    with pytest.raises(DistIRError, match="were not searched"):
         dr.compile(model, (x,), strategy="3/1/1/1").alternatives  # noqa: B018
 
 
@@ -100,8 +100,8 @@ def test_explain_tells_the_best_first_and_the_others_by_their_cost() -> None:
     plan = dr.compile(model, (x,), mesh=(2, 3), shardings="auto", profile=FAST)
     said = explained(plan.bundle(("torch",)), "up.weight").splitlines()
     head = next(number for number, line in enumerate(said) if "collectives" in line)
-    assert re.match(r"of \d layouts, what a step takes at least on by hand with ", said[head - 1])
-    assert "(as it lies)" in said[head + 1]
+    assert re.match(r"minimum time of a step for \d layouts on by hand with ", said[head - 1])
+    assert "(chosen)" in said[head + 1]
     more = [float(found[1]) for line in said[head + 2 :] if (found := re.search(r"\(\+(\S+)%\)", line))]
     assert len(more) >= 2
     assert max(more) > 0
@@ -145,7 +145,7 @@ def test_a_mark_tells_what_it_costs() -> None:
     assert kept is not None
     assert free.seconds < kept.seconds
     said = explain(plan.bundle(("torch",)), "%linear_1")
-    assert re.search(r"marked S\[1: 100\|20\|7\] at .*: without it a step would take \S+ us less", said)
+    assert re.search(r"annotated S\[1: 100\|20\|7\] at .*: without it a step would take \S+ us less", said)
 
 
 def test_what_contradicts_a_mark_is_refused() -> None:
@@ -164,10 +164,10 @@ def test_a_step_of_training_is_explained_from_its_folder(tmp_path: Path) -> None
     step.save(tmp_path / "t.dist", ("torch",))
     done = python("-m", "distir_relax", "explain", tmp_path / "t.dist", "%0.up.weight")
     assert done.returncode == 0, done.stderr
-    assert "it lies as what is alike does: *.up.weight x2" in done.stdout
-    assert "(as it lies)" in done.stdout
+    assert "it has the layout of all equal values: *.up.weight x2" in done.stdout
+    assert "(chosen)" in done.stdout
     short = python("-m", "distir_relax", "explain", tmp_path / "t.dist", "%0.up.weight", "--limit", "0")
-    assert "more layouts were not looked at in 0 s" in short.stdout
+    assert "more layouts were not evaluated in 0 s" in short.stdout
 
 
 def test_a_value_in_another_layout_leads_to_the_value() -> None:
@@ -175,7 +175,7 @@ def test_a_value_in_another_layout_leads_to_the_value() -> None:
     bundle = given.compile(mesh=3, shardings="auto", profile=FAST).bundle(("torch",))
     pending = re.search(r"%(\S+)\.partial: ", bundle.stage("sharded"))
     assert pending is not None, "a gradient is summed over devices"
-    assert f"%{pending[1]} is what lies in one layout or another" in explain(bundle, f"{pending[1]}.partial")
+    assert f"its layout follows from %{pending[1]}: distir explain" in explain(bundle, f"{pending[1]}.partial")
 
 
 def test_what_is_missing_or_damaged_is_said() -> None:

@@ -136,13 +136,13 @@ def test_what_does_not_fit_says_what_would() -> None:
 
 def test_what_it_cannot_be_asked_for() -> None:
     model, x = model_and_input(1)
-    with pytest.raises(AnnotationError, match="without a mesh"):
+    with pytest.raises(AnnotationError, match="expected a mesh"):
         dr.compile(model, (x,), shardings="auto")
-    with pytest.raises(AnnotationError, match="the strategy 1/2/1/1 too"):
+    with pytest.raises(AnnotationError, match="found also the strategy 1/2/1/1"):
         dr.compile(model, (x,), shardings="auto", strategy="1/2/1/1")
     with pytest.raises(AnnotationError, match="found 'best'"):
         dr.compile(model, (x,), shardings="best", mesh=2)  # type: ignore[arg-type]
-    with pytest.raises(AnnotationError, match="memory is a limit"):
+    with pytest.raises(AnnotationError, match="memory limits a search"):
         dr.compile(model, (x,), memory=1e9, mesh=1)
 
 

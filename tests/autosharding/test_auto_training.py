@@ -106,7 +106,7 @@ def test_what_is_simulated_is_what_is_compiled() -> None:
     """With many microbatches, of which a simulation has three written out."""
     source = training(2, 14).read(CompileOptions(profile=FAST))
     for text in ("2/1/1/7,placements=auto", "1/2/2/7,placements=auto"):
-        mine = source.under(dr.Strategy.parse(text))
+        mine = source.with_strategy(dr.Strategy.parse(text))
         whole = simulate_module(mine.distributed(), FAST)
         # Of equally good solutions it may be another one.
         assert mine.simulate(FAST).makespan == pytest.approx(whole.makespan, rel=1e-3)

@@ -114,11 +114,11 @@ def test_steps_of_a_program_end_in_time(limit: float, steps: int) -> None:
 def test_measuring_ends_in_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, seconds: float, expected: int) -> None:
     shares: list[float] = []
 
-    def take(device: str, folder: Path, world: World | None, budget: Budget) -> Measurements:
+    def measure_pass(device: str, folder: Path, world: World | None, budget: Budget) -> Measurements:
         shares.append(budget.share(1))
         return FIRST
 
-    monkeypatch.setattr(calibrate, "take", take)
+    monkeypatch.setattr(calibrate, "measure_pass", measure_pass)
     monkeypatch.setattr(calibrate, "keep_memory", lambda: None)
     calibrate.measure(tmp_path / "m.json", "cpu", 5, tmp_path, None, seconds)
     found = Measurements.of(json.loads((tmp_path / "m.json").read_text()))
@@ -141,12 +141,12 @@ def test_each_kind_of_measurement_has_its_share(tmp_path: Path, monkeypatch: pyt
     monkeypatch.setattr(measurements, "time_ops", ops)
     monkeypatch.setattr(measurements, "time_programs", of_programs)
     (tmp_path / "float32-000.dist").mkdir()
-    measurements.take("cpu", tmp_path, None, Budget(100, clock=Clock()))
+    measurements.measure_pass("cpu", tmp_path, None, Budget(100, clock=Clock()))
     count = len(op_samples("float32", 1))
     assert 0 < limits["ops"] < 100 / count
     assert limits["programs"] == 10 * limits["ops"]
     assert limits["ops"] * count + limits["programs"] < 100
-    measurements.take("cpu", tmp_path, None)
+    measurements.measure_pass("cpu", tmp_path, None)
     assert math.isinf(limits["ops"])
 
 

@@ -25,13 +25,14 @@ FOUND = Validation(FOUR, None, ("schedule", "chunks"))
 
 def test_pairs_are_of_one_group_and_apart() -> None:
     # a and b differ by 4 %; a and c by 20 %, predicted the other way round; b and c by 15 %.
-    assert [(p.faster.name, p.slower.name, p.is_foreseen) for p in FOUND.pairs] == [("a", "c", False), ("b", "c", True)]
+    pairs = [(p.faster.name, p.slower.name, p.is_predicted) for p in FOUND.pairs]
+    assert pairs == [("a", "c", False), ("b", "c", True)]
     assert not Validation(tuple(replace(o, group="") for o in FOUR)).pairs
 
 
 def test_equal_predictions_foresee_nothing() -> None:
     same = tuple(replace(o, predicted=0.1) for o in FOUR)
-    assert [p.is_foreseen for p in Validation(same).pairs] == [False, False]
+    assert [p.is_predicted for p in Validation(same).pairs] == [False, False]
 
 
 def test_the_peak_that_counts_is_the_one_furthest_off() -> None:
@@ -43,11 +44,11 @@ def test_the_peak_that_counts_is_the_one_furthest_off() -> None:
 def test_the_table_says_how_many_pairs_were_right() -> None:
     text = table(FOUND)
     assert "4 configurations: Spearman" in text
-    assert "peaks of memory at most 5.0% off" in text
-    assert "alike but for schedule, chunks, more than 5% apart: 1 of 2 predicted right" in text
-    assert "not: a takes 100.00 ms, predicted 110.00 ms; c 120.00 ms, 105.00 ms" in text
+    assert "largest error of a memory peak 5.0%" in text
+    assert "differ only in schedule, chunks, by more than 5%: 1 of 2 predicted right" in text
+    assert "wrong: a takes 100.00 ms, predicted 110.00 ms; c 120.00 ms, 105.00 ms" in text
     assert re.search(r"^a +2 +100\.00 ms +110\.00 ms +\+10\.0% +100 B +95 B +-5\.0%$", text, re.MULTILINE)
-    assert "alike but" not in table(Validation(FOUR[:1]))
+    assert "differ only" not in table(Validation(FOUR[:1]))
 
 
 def test_json_is_in_seconds_and_bytes() -> None:

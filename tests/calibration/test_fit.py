@@ -9,10 +9,10 @@ from dataclasses import replace
 import pytest
 
 from distir_relax.analysis.simulator import simulate_module
-from distir_relax.calibration.fit import fit_device, fit_line, fit_links, least_squares, minimise
+from distir_relax.calibration.fit import coordinate_search, fit_device, fit_line, fit_links, least_squares
 from distir_relax.calibration.measure import CollectiveSample
 from distir_relax.calibration.microbenchmarks import OpSample, op_samples, payloads
-from distir_relax.calibration.program_overhead import delayed, fit_programs, slowed
+from distir_relax.calibration.program_overhead import fit_programs, scale_communication, scale_ops
 from distir_relax.calibration.programs import ProgramSample, programs
 from distir_relax.cost.network import collective_seconds
 from distir_relax.cost.profile import Line, Matrix, Profile
@@ -38,7 +38,7 @@ START = replace(machine(8), cache=TRUE.cache)
 
 def seconds(profile: Profile, sample: OpSample) -> float:
     entry = lookup(sample.op)
-    return op_seconds(profile, entry, sample.operands, sample.attrs, sample.results, sample.fixed, sample.far)
+    return op_seconds(profile, entry, sample.operands, sample.attrs, sample.results, sample.fixed, sample.uncached)
 
 
 @pytest.fixture(scope="module")
@@ -89,8 +89,8 @@ def test_programs_tell_how_much_slower_a_machine_is_in_them(ranks: int) -> None:
             Line(name, ranks, 1e-5, 2e-10, ((4e3, 1e-5), (4e6, 9e-4))) for name in ("all_reduce", "all_gather", "send")
         ),
     )
-    true = replace(slowed(start, 1.2, 2e-6), cache_bandwidth=3e10)
-    true = delayed(true, 1.5, 3e-5) if ranks > 1 else true
+    true = replace(scale_ops(start, 1.2, 2e-6), cache_bandwidth=3e10)
+    true = scale_communication(true, 1.5, 3e-5) if ranks > 1 else true
     samples = some_programs("float32", 1, ranks)
     times = [simulate_module(sample.module, true).makespan for sample in samples]
     found, errors = fit_programs(start, samples, times)
@@ -144,7 +144,7 @@ def test_minimise_finds_a_minimum() -> None:
     def loss(x: dict[str, float]) -> float:
         return math.log(x["a"] / 3e4) ** 2 + 5 * math.log(x["a"] * x["b"] / 7.0) ** 2
 
-    found, value = minimise(loss, {"a": 1.0, "b": 1.0})
+    found, value = coordinate_search(loss, {"a": 1.0, "b": 1.0})
     assert found["a"] == pytest.approx(3e4, rel=0.01)
     assert found["b"] == pytest.approx(7 / 3e4, rel=0.01)
     assert value == loss(found) < 1e-4

@@ -14,11 +14,11 @@ from distir_relax.analysis.simulator import simulate_module
 from distir_relax.bundle import read_bundle, write_bundle
 from distir_relax.calibration import calibrate, validate
 from distir_relax.calibration.measure import CollectiveSample
-from distir_relax.calibration.measurements import Machine, Measurements, cold_samples, joined
+from distir_relax.calibration.measurements import Machine, Measurements, cold_samples, merge_passes
 from distir_relax.calibration.microbenchmarks import op_samples, payloads
 from distir_relax.calibration.programs import programs
 from distir_relax.calibration.statistics import undisturbed
-from distir_relax.compiler.pass_pipeline import as_ranks_run
+from distir_relax.compiler.pass_pipeline import fuse_for_ranks
 from distir_relax.cost.network import collective_seconds
 from distir_relax.cost.profile import load_profile
 from distir_relax.ir import parse
@@ -42,7 +42,7 @@ FIRST = Measurements(
 
 def test_passes_are_joined() -> None:
     second = replace(FIRST, programs={"float32": [[4.0, 6.0]]}, collective_times=[[9.0]])
-    found = joined([FIRST, second])
+    found = merge_passes([FIRST, second])
     assert found.programs == {"float32": [[5.0, 4.0, 6.0]]}
     assert found.collective_times == [[7.0, 8.0, 9.0]]
     assert found.ops["float32"][5] == [3.0, 7.0, 3.0, 7.0]
@@ -109,7 +109,7 @@ def test_validate_calibrates_in_turn_with_the_runs(
     assert found.calibration is not None
     (outcome,) = found.outcomes
     assert outcome.ranks == 2
-    module = as_ranks_run(parse(read_bundle(bundle).stage("distributed"), ""))
+    module = fuse_for_ranks(parse(read_bundle(bundle).stage("distributed"), ""))
     assert outcome.predicted == simulate_module(module, found.calibration.profile).makespan
     assert outcome.predicted == pytest.approx(simulate_module(module, TRUE).makespan, rel=0.15)
     assert outcome.measured > 1e-5

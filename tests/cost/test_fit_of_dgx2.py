@@ -40,7 +40,7 @@ def rates() -> dict[tuple[str, int], tuple[float, float]]:
         for row in csv.DictReader(file):
             strategy = "/".join(row[key] for key in ("data", "tensor", "pipeline", "microbatches"))
             batch = int(row["global_batch"])
-            simulated = source(batch).under(Strategy.parse(strategy)).simulate(load_profile("dgx2-v100"))
+            simulated = source(batch).with_strategy(Strategy.parse(strategy)).simulate(load_profile("dgx2-v100"))
             found[strategy, batch] = (batch / simulated.makespan, float(row["samples_per_second"]))
     return found
 

@@ -319,7 +319,7 @@ def test_a_write_that_torch_cannot_follow_is_refused() -> None:
         y += 1
         return wide * 2
 
-    with pytest.raises(ImportModelError, match="writes into memory in a way that torch cannot follow") as raised:
+    with pytest.raises(ImportModelError, match="writes to memory in a way that torch cannot functionalize") as raised:
         compile(Call(forward), (torch.randn(5),))
     assert "annotate a copy" in raised.value.hint
     assert raised.value.where.startswith("test_aliases.py:")

@@ -59,7 +59,9 @@ SHARDINGS = {"blocks.*.linear.weight": "S[0]"}
 def test_the_first_module_that_was_read_wrongly_is_named() -> None:
     torch.manual_seed(0)
     model, x = Model(), torch.randn(7, 5)
-    with pytest.raises(ImportModelError, match=r"torch.export has read the model wrongly.* differ by") as raised:
+    with pytest.raises(
+        ImportModelError, match=r"torch.export has exported the model incorrectly.* differ by"
+    ) as raised:
         compile(model, (x,), shardings=SHARDINGS, mesh=MESH)
     assert raised.value.where.startswith("blocks.1.scale, the first module")
     assert "check_import=False" in raised.value.hint

@@ -162,7 +162,7 @@ def test_a_loop_of_no_step() -> None:
 def test_what_depends_on_data_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(control_flow, "MOST_STEPS", 70)
     for model, message in [
-        (looped(3, known=False), "Loop.*how often it runs depends on data"),
+        (looped(3, known=False), "Loop.*the number of iterations depends on data"),
         (looped(None), "Loop.*more than 70 times"),
     ]:
         with pytest.raises(UnsupportedOpError, match=message) as caught:

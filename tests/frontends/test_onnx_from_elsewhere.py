@@ -80,19 +80,19 @@ Change = Callable[[onnx.ModelProto], object]
         (lambda m: weight(m, "w").dims.__setitem__(0, 2**62), "m.onnx, w: no tensor has the dims"),
         (
             lambda m: m.graph.input[0].type.tensor_type.shape.dim[0].__setattr__("dim_value", 2**62),
-            "m.onnx:conv: the node is no valid Conv",
+            "m.onnx:conv: the node is not a valid Conv",
         ),
         (lambda m: setattr(m.graph.input[0].type.tensor_type, "elem_type", 77), "there is no element type 77"),
-        (lambda m: m.graph.input[0].ClearField("type"), "m.onnx: the input 'x' is no tensor"),
+        (lambda m: m.graph.input[0].ClearField("type"), "m.onnx: the input 'x' is not a tensor"),
         (lambda m: m.graph.input.append(m.graph.input[0]), "m.onnx: the input 'x' is given twice"),
         (lambda m: m.graph.output.append(m.graph.output[0]), "m.onnx: the output 'y' is given twice"),
-        (lambda m: setattr(m.graph.output[0], "name", "z"), "'z' is used before any node gives it"),
-        (lambda m: node(m, "conv").input.__setitem__(0, "z"), "m.onnx:conv: 'z' is used before any node gives it"),
+        (lambda m: setattr(m.graph.output[0], "name", "z"), "'z' is used before its definition"),
+        (lambda m: node(m, "conv").input.__setitem__(0, "z"), "m.onnx:conv: 'z' is used before its definition"),
         (lambda m: node(m, "conv").ClearField("input"), "m.onnx:conv"),
         (lambda m: node(m, "conv").input.__delitem__(1), "m.onnx:conv"),
         (lambda m: node(m, "reshape").input.__setitem__(1, ""), "m.onnx:reshape"),
         (lambda m: node(m, "reshape").input.__setitem__(1, "w"), "m.onnx:reshape"),
-        (lambda m: without(m, "pool", "kernel_shape"), "m.onnx:pool: the node is no valid MaxPool: KeyError"),
+        (lambda m: without(m, "pool", "kernel_shape"), "m.onnx:pool: the node is not a valid MaxPool: KeyError"),
         (
             lambda m: without(m, "cast", "to"),
             "m.onnx:cast: the model uses the ONNX op Cast, which the op table cannot express",
@@ -157,7 +157,5 @@ def test_no_memory_is_taken_for_numbers_made_up() -> None:
     ):
         one = numpy_helper.from_array(np.ones((1,), np.int64), "one")
         graph = helper.make_graph([op, helper.make_node("Add", ["a", "one"], ["y"])], "g", [], [y], [shape, one])
-        with pytest.raises(
-            DistIRError, match="is computed when the model is read, and has more than 2,147,483,648 bytes"
-        ):
+        with pytest.raises(DistIRError, match="is computed during import, and has more than 2,147,483,648 bytes"):
             import_onnx(helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)]))

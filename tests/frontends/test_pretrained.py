@@ -150,8 +150,8 @@ def test_without_transformers_the_error_says_what_to_install(models: Path, monke
         ("llama", ("--ranks", 3), "--ranks cannot be applied to a folder of a model"),
         ("llama", ("--train",), "--train cannot be applied to a folder of a model"),
         ("llama", ("--input-shape", "x=3"), "--input-shape cannot be applied to a folder of a model"),
-        ("", (), "the folder has no config.json of a model"),
-        ("model.py:build", ("--task", "causal-lm"), "--task is for a folder that save_pretrained wrote"),
+        ("", (), "expected config.json of a model in the folder, found none"),
+        ("model.py:build", ("--task", "causal-lm"), "--task is only for folders written by save_pretrained"),
     ],
 )
 def test_options_that_do_not_fit(models: Path, tmp_path: Path, target: str, option: Any, message: str) -> None:

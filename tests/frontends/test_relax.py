@@ -222,7 +222,7 @@ BAD: list[tuple[str, type[DistIRError], str]] = [
     (RFC.replace("R.nn.gelu(lv0)", "R.mod(lv0, lv0)"), UnsupportedOpError,
      "@foo, Y: relax.mod: a remainder with the sign"),
     (RFC.replace("S[1]", "S[7]"), PlacementError, "@foo, A_1"),
-    (RFC.replace("foo(", "foo(s: R.Shape([3]), "), ImportModelError, "expected a tensor of known shape"),
+    (RFC.replace("foo(", "foo(s: R.Shape([3]), "), ImportModelError, "expected a tensor of static shape"),
     (RFC.replace("128, 1)", '"n", 1)'), ImportModelError, "the dims n of C are left open"),
     (RFC.replace("R.multiply(Z, C)", "R.nonzero(Z)"), UnsupportedOpError, "@foo, O: relax.nonzero: how many elements"),
     (RFC + RFC.replace("foo", "bar"), ImportModelError,

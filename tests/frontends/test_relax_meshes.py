@@ -98,7 +98,9 @@ ANNOTATED = '        v1 = R.dist.annotate_sharding(v, device_mesh="mesh[1]", pla
 @pytest.mark.parametrize("other", ["R.device_mesh((4,), I.Range(0, 4))", "R.device_mesh((2,), I.Range(1, 3))"])
 def test_meshes_are_equal_groups(other: str) -> None:
     text = HEAD.replace("I.Range(0, 2))]", f"I.Range(0, 2)), {other}]")
-    with pytest.raises(AnnotationError, match=r"meshes of one shape|in order, from a multiple of 2 on, found \[1, 2\]"):
+    with pytest.raises(
+        AnnotationError, match=r"meshes of one shape|in order, starting at a multiple of 2, found \[1, 2\]"
+    ):
         dr.compile(script(STAGES, text))
 
 

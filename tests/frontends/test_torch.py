@@ -118,7 +118,7 @@ def test_a_call_unlike_the_example_is_refused() -> None:
         imported.flatten((torch.ones(2, 4), pair), {"flag": False})
     with pytest.raises(RunError, match=r"'scale.by' was not given"):
         imported.flatten((torch.ones(2, 4), pair), {"flag": True, "scale": {"by": torch.ones(4)}})
-    with pytest.raises(RunError, match="do not fit the model's forward: missing a required argument: 'pair'"):
+    with pytest.raises(RunError, match="do not match the model's forward: missing a required argument: 'pair'"):
         imported.flatten((torch.ones(2, 4),), {})
     by_name = imported.flatten((), {"pair": pair, "input": torch.ones(2, 4), "scale": None, "flag": True})
     assert list(by_name) == ["input", "pair_0"]

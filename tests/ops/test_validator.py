@@ -91,7 +91,7 @@ def test_pieces_find_a_wrong_move_that_the_op_hides(monkeypatch: pytest.MonkeyPa
     """Terms of a sum of which the largest is taken are as little a NaN as the sum is."""
     monkeypatch.setitem(
         redistribute._STEPS, (Partial, Replicate),
-        lambda move, value, step: move.emitter.one("all_reduce", value, axis=move.axis(step), op="max"),
+        lambda move, value, step: move.builder.one("all_reduce", value, axis=move.axis(step), op="max"),
     )  # fmt: skip
     assert not validate("isnan", 0, GRID)[0]
     assert (("I[sum]", "R"),) in wrong_by_pieces("isnan", 0)

@@ -20,7 +20,7 @@ from distir_relax.compiler.simulate import simulate
 from distir_relax.errors import DistIRError
 from distir_relax.layout import DeviceMesh
 from distir_relax.report.communication_matrix import CELLS, block_size, matrix
-from distir_relax.report.memory import memory_charts, peak_time, thinned
+from distir_relax.report.memory import downsample, memory_charts, peak_time
 from distir_relax.report.page import page, top_ops, write_page
 from distir_relax.report.timeline import LANES, as_data, timeline
 from distir_relax.strategies.builder import ProgramBuilder
@@ -146,7 +146,7 @@ def test_a_large_program_is_a_small_page_that_says_what_it_leaves_out() -> None:
 def test_the_page_tells_of_joined_ops(monkeypatch: pytest.MonkeyPatch) -> None:
     simulation = training()
     short = timeline(simulation, 40)
-    assert "drawn together with" not in page(simulation, "")
+    assert "are merged with" not in page(simulation, "")
     monkeypatch.setattr("distir_relax.report.page.timeline", lambda _: short)
     assert f"{short.joined:,} ops shorter than" in page(simulation, "")
 
@@ -166,7 +166,7 @@ def test_memory_charts_have_the_curve_and_its_peak() -> None:
 def test_a_thinned_curve_keeps_its_peak_its_end_and_its_order() -> None:
     simulation = training("1/1/2/17", 6, 63, 51)
     curve = simulation.memory_curve(0)
-    thin = thinned(curve, simulation.makespan, 50)
+    thin = downsample(curve, simulation.makespan, 50)
     assert len(thin) <= 50 < len(curve)
     assert max(sum(s) for _, s in thin) == max(sum(s) for _, s in curve)
     assert thin[-1] == curve[-1]
@@ -204,7 +204,7 @@ def test_many_classes_are_shown_in_part_with_the_highest_peak() -> None:
     assert simulation.class_of[97] in shown
     firsts = [int(simulation.members[c][0]) for c in shown]
     assert firsts == sorted(firsts)
-    assert f"{LANES} of {len(simulation.members)} classes" in page(simulation, "many")
+    assert f"{LANES} of {len(simulation.members)} device classes" in page(simulation, "many")
 
 
 @pytest.mark.parametrize(
@@ -231,7 +231,7 @@ def test_a_program_without_time_or_traffic_is_a_page_too() -> None:
     main = built.function("main")
     main.output("y", main.input("v", (3, 5), "float32"))
     text = page(simulate(built.build(), profile=PROFILE), "nothing")
-    assert "The devices send each other nothing." in text
+    assert "There is no communication between devices." in text
     assert embedded(text)["memory"]["charts"][0]["peak"][1] == 60
     assert tuple(embedded(text)["memory"]["categories"]) == CATEGORIES[:-1]
 

@@ -25,7 +25,7 @@ def test_a_product_explained() -> None:
     assert "f32[4,5], f32[5,6] -> f32[4,6]" in said
     assert re.search(r"m \(4\): dim 0 of operand 0, dim 0 of the result: may be split; each device", said)
     assert re.search(r"k \(5\): dim 1 of operand 0, dim 0 of operand 1: may be split; the result is I\[sum\]", said)
-    assert "a pending sum may pass: operand 0 or 1" in said
+    assert "a partial sum may pass: operand 0 or 1" in said
 
 
 def test_what_must_be_whole_is_said() -> None:

@@ -162,7 +162,7 @@ def test_marks_for_another_mesh_are_refused() -> None:
     x = torch.randn(5, 15)
     with pytest.raises(AnnotationError, match="which is not the mesh of the strategy 2/3/1/1"):
         dr.compile(Perceptron("S[0]", dr.DeviceMesh((5,), ("tp",))), (x,), strategy="2/3/1/1")
-    with pytest.raises(AnnotationError, match="leave the mesh out"):
+    with pytest.raises(AnnotationError, match="remove the mesh"):
         dr.compile(Perceptron(), (x,), strategy="2/3/1/1", mesh=6)
 
 

@@ -240,7 +240,7 @@ def test_a_search_finds_what_each_strategy_simulates_alone() -> None:
     source = search_models.train(120).read(CompileOptions(profile=profile))
     evaluator = Evaluator(source, profile, space.candidates())
     for candidate in space.candidates()[::7]:
-        alone = source.under(candidate.strategy).simulate(profile, candidate.samples)
+        alone = source.with_strategy(candidate.strategy).simulate(profile, candidate.samples)
         assert evaluator.outcome(candidate) == Outcome.of(candidate, alone)
 
 
@@ -253,5 +253,5 @@ def test_programs_in_between_are_used_where_parts_are_in_proportion() -> None:
     evaluator = Evaluator(source, profile, candidates)
     assert [evaluator._interpolate(candidate) is not None for candidate in candidates] == [True, True, False, True]
     for candidate in candidates:
-        alone = source.under(strategy).simulate(profile, candidate.samples)
+        alone = source.with_strategy(strategy).simulate(profile, candidate.samples)
         assert evaluator.outcome(candidate) == Outcome.of(candidate, alone)

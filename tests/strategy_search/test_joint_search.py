@@ -44,7 +44,7 @@ def test_the_best_is_at_least_as_good_as_by_rules() -> None:
     assert not [outcome.refused for outcome in searched if outcome.refused]
     for outcome in searched[::7]:
         candidate = outcome.candidate
-        alone = source.under(candidate.strategy).simulate(profile, candidate.samples)
+        alone = source.with_strategy(candidate.strategy).simulate(profile, candidate.samples)
         assert outcome == Outcome.of(candidate, alone)
 
 
@@ -67,7 +67,7 @@ def test_what_is_laid_out_is_written_out_once_for_all_meshes(monkeypatch: pytest
     sizes = {(c.strategy.pipeline, c.strategy.microbatches, c.samples) for c in found}
     assert len(written) == len(sizes) < len(found)
     for candidate in candidates[::3]:
-        alone = source.under(candidate.strategy).simulate(profile, candidate.samples)
+        alone = source.with_strategy(candidate.strategy).simulate(profile, candidate.samples)
         assert found[candidate] == Outcome.of(candidate, alone)
 
 

@@ -39,7 +39,7 @@ def test_no_strategy_needs_less_than_its_weights_and_what_belongs_to_them(made: 
     least = LowerBounds(source, MACHINE)
     for text in STRATEGIES:
         strategy = Strategy.parse(text)
-        needed, found = least.bytes(strategy), source.under(strategy).simulate(MACHINE)
+        needed, found = least.bytes(strategy), source.with_strategy(strategy).simulate(MACHINE)
         peak = float(found.peak_memory.max())
         assert 0.2 * peak < needed <= peak, text
         assert least.refusal(strategy) == ""
@@ -95,7 +95,7 @@ def test_some_of_the_candidates_lead_near_the_best_of_all(
     assert all(outcome == known[outcome.strategy] for outcome in found.outcomes if not outcome.refused)
     assert found.ranked[0].throughput >= least * every.ranked[0].throughput
     best = found.ranked[0].candidate
-    assert Outcome.of(best, source.under(best.strategy).simulate(MACHINE, 60)) == found.ranked[0]
+    assert Outcome.of(best, source.with_strategy(best.strategy).simulate(MACHINE, 60)) == found.ranked[0]
 
 
 def test_what_cannot_fit_is_not_compiled() -> None:

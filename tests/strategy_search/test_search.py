@@ -13,7 +13,7 @@ from typer.testing import CliRunner
 
 import distir_relax as dr
 from distir_relax.cli import app
-from distir_relax.compiler.inputs import what_is
+from distir_relax.compiler.inputs import classify_input
 from distir_relax.compiler.options import CompileOptions
 from distir_relax.compiler.source import Source
 from distir_relax.cost.profile import Profile, load_profile
@@ -66,7 +66,7 @@ def test_what_is_found_is_what_each_strategy_simulates_alone() -> None:
     evaluator = Evaluator(large, profile, candidates)
     between = 0
     for candidate in candidates[::29]:
-        alone = large.under(candidate.strategy).simulate(profile, candidate.samples)
+        alone = large.with_strategy(candidate.strategy).simulate(profile, candidate.samples)
         between += evaluator._interpolate(candidate) is not None
         assert evaluator.outcome(candidate) == Outcome.of(candidate, alone)
     assert between > 5
@@ -80,10 +80,10 @@ def test_what_is_found_of_a_batch_is_what_a_model_of_that_batch_simulates(make: 
     space = Space(3, (35,), make is search_models.train, (1, 5))
     candidates = [c for c in space.candidates() if c.strategy.pipeline == 1]
     assert "1/3/1/1" in {str(c.strategy) for c in candidates}
-    own, larger = (what_is(make(samples)).read(CompileOptions(profile=profile)) for samples in (35, 97))
+    own, larger = (classify_input(make(samples)).read(CompileOptions(profile=profile)) for samples in (35, 97))
     evaluator = Evaluator(larger, profile, candidates)
     for candidate in candidates:
-        alone = own.under(candidate.strategy).simulate(profile)
+        alone = own.with_strategy(candidate.strategy).simulate(profile)
         found = evaluator.simulate(candidate)
         assert found.peak_memory.tolist() == alone.peak_memory.tolist()
         # The mean over a part of all samples is a sum and a product.

@@ -15,7 +15,7 @@ from typer.testing import CliRunner
 from distir_relax.bundle import read_bundle
 from distir_relax.checkpoints import saved_steps
 from distir_relax.cli import app
-from distir_relax.cli.training_data import data_of
+from distir_relax.cli.training_data import load_data
 from distir_relax.errors import CheckpointError, DistIRError, ImportModelError, RunError
 from distir_relax.runtime.inputs import local_inputs
 from distir_relax.runtime.microbatch_io import in_parts
@@ -60,7 +60,7 @@ def train(bundle: Path, name: str, steps: int, stop_behind: int = 0, **options: 
     """Train here; a run that is told to stop behind a step does."""
     heard = Heard()
     stop = lambda: len(heard.losses) + 1 == stop_behind  # noqa: E731
-    run = Run(bundle, data_of(f"{DATA}:{name}"), TrainOptions(steps, **options), heard, stop=stop)  # type: ignore[arg-type]
+    run = Run(bundle, load_data(f"{DATA}:{name}"), TrainOptions(steps, **options), heard, stop=stop)  # type: ignore[arg-type]
     return heard, train_threads(run)
 
 
@@ -270,7 +270,7 @@ def test_a_run_that_is_sent_sigterm_writes_its_step(
     assert process.returncode == 143, err
     step = saved_steps(folder)[-1]
     assert step >= 3
-    assert f"terminated after step {step}: go on from step {step} with the same command and --resume" in err
+    assert f"terminated after step {step}: resume from step {step} with the same command and --resume" in err
     assert f"wrote {folder / f'step-{step:08}'}" in out
     assert "Traceback" not in err
     whole, _ = train(bundles[3], "slow", step + 1)
@@ -282,7 +282,7 @@ def test_a_run_that_is_sent_sigterm_writes_its_step(
 def test_a_signal_before_the_first_step_ends_the_run_there(bundles: dict[int, Path], tmp_path: Path) -> None:
     heard = Heard()
     options = TrainOptions(3, tmp_path / "ck")
-    run = Run(bundles[3], data_of(f"{DATA}:batches"), options, heard, stop=lambda: signal.SIGTERM)
+    run = Run(bundles[3], load_data(f"{DATA}:batches"), options, heard, stop=lambda: signal.SIGTERM)
     ended = train_threads(run)
     assert (ended.step, ended.reason, ended.signal, ended.saved) == (0, "terminated", signal.SIGTERM, None)
     assert heard.losses == {}

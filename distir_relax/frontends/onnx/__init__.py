@@ -1,4 +1,4 @@
-"""ONNX models in."""
+"""Import of ONNX models."""
 
 from distir_relax.frontends.onnx.importer import import_onnx
 

@@ -1,4 +1,4 @@
-"""The results of ONNX nodes whose operands are all known."""
+"""Constant folding of ONNX nodes."""
 
 from __future__ import annotations
 
@@ -13,16 +13,16 @@ from distir_relax.ir import Value
 from distir_relax.ops import Builder, OnnxOperands
 
 MOST_FOLDED = 1 << 31
-"""No number that follows from others alone has more bytes: a model whose weights do is given them."""
+"""Maximum size in bytes of folded tensors; larger ones must be weights or inputs."""
 
 
-def evaluate_known(
+def fold_by_table(
     convert: Callable[..., Any], operands: list[Any], attrs: Mapping[str, Any], where: str
 ) -> Sequence[Any]:
-    """The results of a conversion on known operands: a program of its own, run at once, as numpy arrays.
+    """Run the conversion of a node on constant operands as a program of its own; return the results as numpy arrays.
 
-    So a node means the same whether it is folded or not. Raises NotImplementedError and `UnsupportedOpError` where
-    the op table cannot express the node.
+    So folding does not change a node's meaning. Raises NotImplementedError and `UnsupportedOpError` if the op table
+    cannot express the node.
     """
     builder = Builder()
     builder.location = where
@@ -34,18 +34,18 @@ def evaluate_known(
 
     result = convert(builder, OnnxOperands(operands, place, builder.known), attrs)
     results = list(result) if isinstance(result, (tuple, list)) else [result]
-    wanted = [(str(i), item) for i, item in enumerate(results) if isinstance(item, Value)]
+    outputs = [(str(i), item) for i, item in enumerate(results) if isinstance(item, Value)]
     for value in (value for op in builder.ops for value in op.results):
         _check_bytes(value.tensor.bytes, str(value.type), where)
-    found = interpret(builder.function("main", wanted), builder.tensors)
-    return [as_numpy(found[str(i)]) if str(i) in found else item for i, item in enumerate(results)]
+    values = interpret(builder.function("main", outputs), builder.tensors)
+    return [as_numpy(values[str(i)]) if str(i) in values else item for i, item in enumerate(results)]
 
 
-def evaluate_reference(node: Any, operands: list[Any], opsets: Mapping[str, int], where: str) -> Sequence[Any]:
-    """The results of a node by ONNX's reference evaluator, as numpy arrays.
+def fold_by_onnx(node: Any, operands: list[Any], opsets: Mapping[str, int], where: str) -> Sequence[Any]:
+    """Run a node by ONNX's reference evaluator; return the results as numpy arrays.
 
-    Raises `UnsupportedOpError` when it does not know the op, or cannot run it on these operands; `ImportModelError`
-    where a result would be larger than `MOST_FOLDED`.
+    Raises `UnsupportedOpError` if the evaluator does not support the op, or cannot run it on these operands;
+    `ImportModelError` for a result larger than `MOST_FOLDED`.
     """
     import numpy as np
     from onnx.reference import ReferenceEvaluator
@@ -55,39 +55,39 @@ def evaluate_reference(node: Any, operands: list[Any], opsets: Mapping[str, int]
     try:
         with np.errstate(all="ignore"):
             results = ReferenceEvaluator(node, opsets=dict(opsets)).run(None, names)
-    except Exception as error:  # the evaluator raises whatever numpy does
+    except Exception as error:  # the evaluator raises any error of numpy
         problem = f"cannot be computed at import: {type(error).__name__}: {error}"
         raise UnsupportedOpError(f"the ONNX op {node.op_type} {problem}", where) from error
     return [np.asarray(x) if x is not None else None for x in results]
 
 
 def _check_size(node: Any, operands: list[Any], opsets: Mapping[str, int], where: str) -> None:
-    """Raise `ImportModelError` where a result is huge, as ONNX's inference of shapes says, which knows the operands."""
+    """Raise `ImportModelError` for a huge result, according to ONNX's shape inference with the operands' values."""
     import onnx
 
-    given = [(name, x) for name, x in zip(node.input, operands, strict=True) if x is not None]
+    present = [(name, x) for name, x in zip(node.input, operands, strict=True) if x is not None]
     try:
         schema = onnx.defs.get_schema(node.op_type, opsets.get(node.domain, 1), node.domain)
         types = {n: onnx.helper.make_tensor_type_proto(onnx.helper.np_dtype_to_tensor_dtype(x.dtype), x.shape)
-                 for n, x in given}  # fmt: skip
-        small = {n: onnx.numpy_helper.from_array(x, n) for n, x in given if x.nbytes < _FEW_BYTES}
+                 for n, x in present}  # fmt: skip
+        small = {n: onnx.numpy_helper.from_array(x, n) for n, x in present if x.nbytes < _FEW_BYTES}
         imports = [onnx.helper.make_opsetid(domain, version) for domain, version in opsets.items()]
-        found = onnx.shape_inference.infer_node_outputs(schema, node, types, small, opset_imports=imports)
-    except Exception:  # it knows no such op, or refuses it: the evaluator says why
+        inferred = onnx.shape_inference.infer_node_outputs(schema, node, types, small, opset_imports=imports)
+    except Exception:  # unknown or invalid op: the evaluator reports it
         return
-    for kind in found.values():
+    for kind in inferred.values():
         dims = [dim.dim_value for dim in kind.tensor_type.shape.dim]
         _check_bytes(math.prod(dims), f"a tensor of {dims}", where)
 
 
 _FEW_BYTES = 4096
-"""Operands that say shapes are no larger."""
+"""Maximum size in bytes of operands that may determine shapes."""
 
 
-def _check_bytes(size: int, what: str, where: str) -> None:
+def _check_bytes(size: int, description: str, where: str) -> None:
     if size > MOST_FOLDED:
         raise ImportModelError(
-            f"{what} is computed when the model is read, and has more than {MOST_FOLDED:,} bytes",
+            f"{description} is computed during import, and has more than {MOST_FOLDED:,} bytes",
             where,
             "make it an input of the model",
         )

@@ -1,8 +1,8 @@
-"""ONNX nodes that run graphs: If, Loop and Scan. A program has one course, so they are written out when it is read.
+"""Expansion of ONNX control flow: If, Loop and Scan are unrolled during import.
 
-Which branch runs, and how often a loop does, must be known then: from constants, shapes and numbers computed from them.
-The steps of a loop are blocks of a name that ends in their number. Where they are equal they become one function, as
-any repeated blocks do (`frontends.outline`).
+Branch conditions and trip counts must be constant: from constants, shapes and numbers computed from them. The
+iterations of a loop are blocks with numbered names; equal ones become one function, as all repeated blocks do
+(`frontends.outline_blocks`).
 """
 
 from __future__ import annotations
@@ -16,37 +16,37 @@ from distir_relax.ir import Value
 from distir_relax.ops import Builder
 
 MOST_STEPS = 10_000
-"""Loops of more steps, those in them counted, are taken for some that never end."""
+"""Maximum number of iterations, including nested loops; loops with more are assumed to be infinite."""
 
 GRAPH_OPS = ("If", "Loop", "Scan")
-"""The ops of this module."""
+"""The ops with subgraphs that can be expanded."""
 
 
 class Reader(Protocol):
-    """What reads the nodes of a graph."""
+    """Importer of the nodes of a graph."""
 
     builder: Builder
 
     def run(self, nodes: Sequence[Any], scope: dict[str, Any], opsets: Mapping[str, int]) -> None:
-        """Read nodes; `scope` leads from names to what they stand for, and takes the results."""
+        """Import nodes; `scope` maps names to values and constants, and receives the results."""
 
     steps: int
-    """How many steps of loops were read."""
+    """Number of loop iterations so far."""
 
     def step(self, name: str, read: Callable[[], None]) -> None:
-        """Call `read`, which reads the nodes of one step of a loop, as those of the block `name`."""
+        """Import one iteration of a loop by `read`, as the block `name`."""
 
     def resolve(self, name: str, scope: Mapping[str, Any]) -> Any:
-        """What a name stands for."""
+        """Return the value or constant of a name."""
 
     def place(self, item: Any, hint: str = "") -> Value:
-        """What a name stands for, as a value."""
+        """Convert a constant to a value."""
 
 
 @dataclass(frozen=True)
 class GraphNode:
-    """A node that runs graphs, with its operands, and the names that its graphs may use. Raises NotImplementedError,
-    with the reason, where its course is not known.
+    """A node with subgraphs, its operands, and the outer names of its subgraphs. Raises NotImplementedError, with the
+    reason, for control flow that depends on data.
     """
 
     reader: Reader
@@ -56,14 +56,14 @@ class GraphNode:
     opsets: Mapping[str, int]
 
     def results(self) -> Sequence[Any]:
-        """The results of the node."""
+        """Return the results of the node."""
         return {"If": self._branch, "Loop": self._loop, "Scan": self._scan}[self.node.op_type]()
 
     def _branch(self) -> Sequence[Any]:
         if isinstance(self.operands[0], Value):
-            raise NotImplementedError("which branch runs depends on data: a program has one course")
-        taken = "then_branch" if bool(self.operands[0].reshape(-1)[0]) else "else_branch"
-        return self._body(self._attribute(taken).g, {})
+            raise NotImplementedError("which branch runs depends on data: a program has no control flow")
+        branch = "then_branch" if bool(self.operands[0].reshape(-1)[0]) else "else_branch"
+        return self._body(self._attribute(branch).g, {})
 
     def _loop(self) -> Sequence[Any]:
         import numpy as np
@@ -71,20 +71,20 @@ class GraphNode:
         body = self._attribute("body").g
         trips, condition = (x if x is None or isinstance(x, Value) else x.reshape(-1)[0] for x in self.operands[:2])
         if isinstance(trips, Value) or isinstance(condition, Value):
-            raise NotImplementedError("how often it runs depends on data: a program has one course")
+            raise NotImplementedError("the number of iterations depends on data: a program has no control flow")
         carried, rows = list(self.operands[2:]), []
         number = 0
         while (trips is None or number < trips) and (condition is None or condition):
-            given = [np.array(number, np.int64), np.array(True), *carried]
-            condition, *found = self._step(number, body, given)
+            arguments = [np.array(number, np.int64), np.array(True), *carried]
+            condition, *results = self._step(number, body, arguments)
             if isinstance(condition, Value):
-                raise NotImplementedError("whether it goes on depends on data: a program has one course")
+                raise NotImplementedError("the exit condition depends on data: a program has no control flow")
             condition = bool(condition.reshape(-1)[0])
-            carried, row = found[: len(carried)], found[len(carried) :]
+            carried, row = results[: len(carried)], results[len(carried) :]
             rows.append(row)
             number += 1
         infos = body.output[1 + len(carried) :]
-        return [*carried, *(self._stacked([row[i] for row in rows], 0, info) for i, info in enumerate(infos))]
+        return [*carried, *(self._stack([row[i] for row in rows], 0, info) for i, info in enumerate(infos))]
 
     def _scan(self) -> Sequence[Any]:
         if self.opsets.get("", 1) < 9:
@@ -98,25 +98,25 @@ class GraphNode:
         ]
         rows = []
         for number, slices in enumerate(zip(*sequences, strict=True)):
-            found = self._step(number, body, [*states, *slices])
-            states, row = found[: len(states)], found[len(states) :]
+            results = self._step(number, body, [*states, *slices])
+            states, row = results[: len(states)], results[len(states) :]
             rows.append(row)
         infos = body.output[len(states) :]
         outputs = []
         for i, info in enumerate(infos):
             axis, backwards = (self._numbers(f"scan_output_{key}", len(infos))[i] for key in ("axes", "directions"))
             parts = [row[i] for row in rows]
-            outputs.append(self._stacked(parts[::-1] if backwards else parts, axis, info))
+            outputs.append(self._stack(parts[::-1] if backwards else parts, axis, info))
         return [*states, *outputs]
 
-    def _step(self, number: int, body: Any, given: Sequence[Any]) -> list[Any]:
+    def _step(self, number: int, body: Any, arguments: Sequence[Any]) -> list[Any]:
         if self.reader.steps >= MOST_STEPS:
             raise NotImplementedError(f"the model's loops run more than {MOST_STEPS:,} times")
-        found: list[Any] = []
-        bound = dict(zip((item.name for item in body.input), given, strict=True))
+        results: list[Any] = []
+        bound = dict(zip((item.name for item in body.input), arguments, strict=True))
         name = self.node.name or next(filter(None, self.node.output), self.node.op_type)
-        self.reader.step(f"{name}.{number}", lambda: found.extend(self._body(body, bound)))
-        return found
+        self.reader.step(f"{name}.{number}", lambda: results.extend(self._body(body, bound)))
+        return results
 
     def _body(self, graph: Any, bound: Mapping[str, Any]) -> list[Any]:
         inner = {**self.scope, **bound}
@@ -126,41 +126,41 @@ class GraphNode:
         return [self.reader.resolve(output.name, inner) for output in graph.output]
 
     def _slices(self, x: Any, axis: int, backwards: bool) -> list[Any]:
-        """The elements of dim `axis` of a scan input, in the order in which steps take them."""
+        """Return the elements of dim `axis` of a scan input, in iteration order."""
         g = self.reader.builder
         if not isinstance(x, Value):
-            found = [part.squeeze(axis) for part in _numpy().split(x, x.shape[axis], axis)]
+            slices = [part.squeeze(axis) for part in _numpy().split(x, x.shape[axis], axis)]
         else:
             shape = x.tensor.shape
             axis %= len(shape)
-            # One op outside the blocks: what differs from step to step would keep them apart.
+            # One op outside the blocks: per-iteration differences would prevent merging them.
             parts = g.emit("split", x, sizes=(1,) * shape[axis], axis=axis) if shape[axis] > 1 else (x,)
-            found = [g.emit("reshape", part, shape=(*shape[:axis], *shape[axis + 1 :])) for part in parts]
-        return found[::-1] if backwards else found
+            slices = [g.emit("reshape", part, shape=(*shape[:axis], *shape[axis + 1 :])) for part in parts]
+        return slices[::-1] if backwards else slices
 
-    def _stacked(self, parts: Sequence[Any], axis: int, info: Any) -> Any:
-        """`parts` along a new dim `axis`."""
+    def _stack(self, parts: Sequence[Any], axis: int, info: Any) -> Any:
+        """Stack `parts` along a new dim `axis`."""
         np, g = _numpy(), self.reader.builder
         if not parts:
             kind = declared_type(info)
             if kind is None:
-                raise NotImplementedError(f"it runs no step, and the model leaves the type of {info.name!r} open")
+                raise NotImplementedError(f"it has no iterations, and the model leaves the type of {info.name!r} open")
             return np.zeros((0, *kind.shape), kind.dtype)
         if not any(isinstance(part, Value) for part in parts):
             return np.stack(parts, axis)
         values = [self.reader.place(part, info.name) for part in parts]
         if len({value.tensor for value in values}) > 1:
-            raise NotImplementedError(f"{info.name!r} has another type from step to step")
+            raise NotImplementedError(f"the type of {info.name!r} differs between iterations")
         shape = values[0].tensor.shape
         at = axis % (len(shape) + 1)
-        opened = [g.emit("reshape", value, shape=(*shape[:at], 1, *shape[at:])) for value in values]
-        return opened[0] if len(opened) == 1 else g.emit("concat", *opened, axis=at)
+        expanded = [g.emit("reshape", value, shape=(*shape[:at], 1, *shape[at:])) for value in values]
+        return expanded[0] if len(expanded) == 1 else g.emit("concat", *expanded, axis=at)
 
     def _attribute(self, name: str) -> Any:
-        found = next((a for a in self.node.attribute if a.name == name), None)
-        if found is None:
+        attribute = next((a for a in self.node.attribute if a.name == name), None)
+        if attribute is None:
             raise ValueError(f"it has no attribute {name!r}")
-        return found
+        return attribute
 
     def _numbers(self, name: str, count: int) -> list[int]:
         return next((list(a.ints) for a in self.node.attribute if a.name == name), [0] * count)

@@ -1,4 +1,4 @@
-"""ONNX ops that ONNX itself defines by a function of other ops: the nodes that one stands for."""
+"""Expansion of ONNX ops that ONNX defines as functions of other ops."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from distir_relax.ir import Value
 
 
 def function_of(node: Any, operands: list[Any], domain: str, version: int) -> Any:
-    """The function that defines the node's op at this version of the operator set; None where there is none."""
+    """Return the function that defines the node's op at this operator set version; None without any."""
     import onnx
 
     try:
@@ -19,29 +19,29 @@ def function_of(node: Any, operands: list[Any], domain: str, version: int) -> An
         return None
     plain = [v for v in schema.function_opset_versions if v <= version]
     if plain:
-        return _parsed(schema.get_function_with_opset_version(max(plain)))
+        return _parse_function(schema.get_function_with_opset_version(max(plain)))
     typed = [v for v in schema.context_dependent_function_opset_versions if v <= version]
     if not typed:
         return None
     types = [_type_proto(x).SerializeToString() for x in operands]
     text = schema.get_context_dependent_function_with_opset_version(max(typed), node.SerializeToString(), types)
-    return _parsed(text) if text else None
+    return _parse_function(text) if text else None
 
 
 def function_nodes(function: Any, node: Any) -> Iterator[Any]:
-    """The nodes of a function's body with the attributes of the call put in."""
-    given = {a.name: a for a in [*function.attribute_proto, *node.attribute]}
+    """Return the nodes of a function's body with the attributes of the call substituted."""
+    attributes = {a.name: a for a in [*function.attribute_proto, *node.attribute]}
     for inner in function.node:
-        yield _bound(inner, given)
+        yield _substitute(inner, attributes)
 
 
-def _parsed(function: Any) -> Any:
+def _parse_function(function: Any) -> Any:
     import onnx
 
     return onnx.FunctionProto.FromString(function) if isinstance(function, bytes) else function
 
 
-def _bound(node: Any, given: Mapping[str, Any]) -> Any:
+def _substitute(node: Any, attributes: Mapping[str, Any]) -> Any:
     import onnx
 
     bound = onnx.NodeProto()
@@ -50,9 +50,9 @@ def _bound(node: Any, given: Mapping[str, Any]) -> Any:
     for attribute in node.attribute:
         if not attribute.ref_attr_name:
             bound.attribute.append(attribute)
-        elif attribute.ref_attr_name in given:
+        elif attribute.ref_attr_name in attributes:
             value = onnx.AttributeProto()
-            value.CopyFrom(given[attribute.ref_attr_name])
+            value.CopyFrom(attributes[attribute.ref_attr_name])
             value.name = attribute.name
             bound.attribute.append(value)
     return bound

@@ -1,8 +1,8 @@
-"""The nodes of an ONNX graph, read by mixed interpretation.
+"""Import of the nodes of an ONNX graph by partial evaluation.
 
-A name stands for a value of the program, or for a numpy array whose data is known. A node whose operands are all
-known is computed on the spot; `Shape` of a value is known, because shapes are. So chains of Shape, Gather, Concat and
-Reshape fold away, as in figure 4 of the DistIR paper (arXiv 2111.05426).
+A name maps to a value of the program, or to a numpy array whose data is constant. A node with constant operands is
+folded; `Shape` of a value is constant, because shapes are static. So chains of Shape, Gather, Concat and Reshape fold
+away, as in figure 4 of the DistIR paper (arXiv 2111.05426).
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 from distir_relax.errors import DistIRError, ImportModelError, RunError, UnsupportedOpError, VerificationError
 from distir_relax.frontends.imported_model import Frame
-from distir_relax.frontends.onnx.constant_folding import evaluate_known, evaluate_reference
+from distir_relax.frontends.onnx.constant_folding import fold_by_onnx, fold_by_table
 from distir_relax.frontends.onnx.control_flow import GRAPH_OPS, GraphNode
 from distir_relax.frontends.onnx.function_expansion import function_nodes, function_of
 from distir_relax.frontends.onnx.multi_device_metadata import OnnxSharding, node_key
@@ -36,22 +36,22 @@ if TYPE_CHECKING:
     import onnx
     import torch
 
-_COURSE = "what decides the course of a program must be constant, or follow from shapes"
+_CONTROL_FLOW = "conditions and trip counts must be constant, or follow from shapes"
 _RANDOM = ("RandomNormal", "RandomNormalLike", "RandomUniform", "RandomUniformLike", "Bernoulli", "Multinomial")
 
 
-class Computed:
-    """A result that no conversion gives; an error once a node needs it."""
+class UnconvertedResult:
+    """A result without a conversion; an error if a node uses it."""
 
     def __init__(self, op_type: str, index: int) -> None:
-        self.what = f"result {index} of {op_type}"
+        self.description = f"result {index} of {op_type}"
 
 
 class OnnxGraph:
-    """Writes nodes as ops of the op table. `file` names the model in places.
+    """Conversion of nodes to ops of the op table. `file` is the model's name in locations.
 
-    `builder` holds the ops, `tensors` the data of parameters and constants by value name, `scopes` the modules that the
-    names of nodes tell. The layouts that `sharding` gives for operands and results become annotations.
+    `builder` holds the ops, `tensors` the data of parameters and constants by value name, `scopes` the modules in the
+    names of nodes. The layouts that `sharding` has for operands and results become annotations.
     """
 
     def __init__(self, file: str, sharding: OnnxSharding | None = None) -> None:
@@ -60,45 +60,45 @@ class OnnxGraph:
         self.scopes: dict[str, tuple[Frame, ...]] = {}
         self._file = file
         self._sharding = sharding
-        self._marked: dict[tuple[str, str], Value] = {}
+        self._annotated: dict[tuple[str, str], Value] = {}
         self._hints: dict[int, str] = {}
-        self._kept: list[Any] = []
+        self._arrays: list[Any] = []
         self._constants: dict[tuple[TensorType, bytes], Value] = {}
-        # The steps of loops, outermost first, that the nodes being read are in.
-        self._within: tuple[Frame, ...] = ()
+        # Scopes of the loop iterations being imported, outermost first.
+        self._loop_scopes: tuple[Frame, ...] = ()
         self.steps = 0
 
     def parameter(self, name: str, array: np.ndarray[Any, Any]) -> Value:
-        """Declare an initialiser that is a parameter."""
+        """Declare an initializer that is a parameter."""
         data = as_torch(array, f"{self._file}, {name}")
         value = self.builder.input(_hint(name), type_of(array), "parameter", f"{self._file}:{_place(name)}")
         self.tensors[value.name] = self.builder.known[value.name] = data
         return value
 
     def run(self, nodes: Sequence[onnx.NodeProto], scope: dict[str, Any], opsets: Mapping[str, int]) -> None:
-        """Read nodes in order; `scope` leads from names to what they stand for, and takes the results."""
+        """Import nodes in order; `scope` maps names to values and constants, and receives the results."""
         for node in nodes:
             self.builder.location = self.where(node)
             self.builder.hint = _hint(next(filter(None, node.output), node.op_type))
             before = len(self.builder.ops)
-            operands = [self._mark(node, name, self.resolve(name, scope)) if name else None for name in node.input]
+            operands = [self._annotate(node, name, self.resolve(name, scope)) if name else None for name in node.input]
             for name, result in zip(node.output, self.node(node, operands, scope, opsets), strict=False):
                 if name:
-                    scope[name] = self._mark(node, name, result)
+                    scope[name] = self._annotate(node, name, result)
                     self.hint(name, result)
             for op in self.builder.ops[before:]:
-                self.scopes.setdefault(op.results[0].name, (*self._within, *_frames(node.name)))
+                self.scopes.setdefault(op.results[0].name, (*self._loop_scopes, *_frames(node.name)))
 
     def step(self, name: str, read: Callable[[], None]) -> None:
-        """Call `read`, which reads the nodes of one step of a loop, as those of the block `name`."""
+        """Import one iteration of a loop by `read`, as the block `name`."""
         self.steps += 1
-        before, place, hint = self._within, self.builder.location, self.builder.hint
-        self._within = (*before, *_frames(name), Frame(name))
+        before, place, hint = self._loop_scopes, self.builder.location, self.builder.hint
+        self._loop_scopes = (*before, *_frames(name), Frame(name))
         read()
-        self._within, self.builder.location, self.builder.hint = before, place, hint
+        self._loop_scopes, self.builder.location, self.builder.hint = before, place, hint
 
     def node(self, node: Any, operands: list[Any], scope: dict[str, Any], opsets: Mapping[str, int]) -> Sequence[Any]:
-        """The results of one node. Raises `ImportModelError` for one that is not as its op says."""
+        """Return the results of one node. Raise `ImportModelError` for an invalid node."""
         try:
             return self._results(node, operands, scope, opsets)
         except VerificationError as error:
@@ -106,11 +106,11 @@ class OnnxGraph:
             reason = error.message
         except DistIRError:
             raise
-        # The one place where conversions meet operands and attributes that a file made up.
+        # Conversions fail in any way on invalid operands and attributes of a file.
         except Exception as error:
             problem, reason = error, f"{type(error).__name__}: {error}"
         raise ImportModelError(
-            f"the node is no valid {node.op_type}: {reason}",
+            f"the node is not a valid {node.op_type}: {reason}",
             self.builder.location,
             "does onnx.checker.check_model accept the model?",
         ) from problem
@@ -132,20 +132,20 @@ class OnnxGraph:
         convert = lookup_onnx(f"{domain}::{node.op_type}" if domain else node.op_type)
         if convert is None:
             return self._expand(node, operands, domain, opsets)
-        given = OnnxOperands(operands, self.place, self.builder.known)
+        wrapped_operands = OnnxOperands(operands, self.place, self.builder.known)
         try:
-            result = convert(self.builder, given, self._attributes(node, domain, opsets))
+            result = convert(self.builder, wrapped_operands, self._attributes(node, domain, opsets))
         except NotImplementedError as error:
             return self._expand(node, operands, domain, opsets, str(error))
         results = list(result) if isinstance(result, (tuple, list)) else [result]
-        return results + [Computed(node.op_type, i) for i in range(len(results), len(node.output))]
+        return results + [UnconvertedResult(node.op_type, i) for i in range(len(results), len(node.output))]
 
     def where(self, node: Any) -> str:
-        """The place of a node: the file, and its name or that of its first result."""
+        """Return the location of a node: the file, and its name or that of its first result."""
         return f"{self._file}:{_place(node.name or next(filter(None, node.output), node.op_type))}"
 
     def place(self, item: Any, hint: str = "") -> Value:
-        """What a name stands for, as a value: known data becomes a `constant`, or a constant input of the program."""
+        """Convert a constant to a value: a `constant` op for a scalar, otherwise a constant input of the program."""
         if isinstance(item, Value):
             return item
         tensor = as_torch(item, self.builder.location)
@@ -160,37 +160,37 @@ class OnnxGraph:
         return self._constants[key]
 
     def hint(self, name: str, item: Any) -> None:
-        """Let the constant made of a known array be called after the model's name for it."""
-        if not isinstance(item, (Value, Computed)):
+        """Name the constant for a known array after the model's name for it."""
+        if not isinstance(item, (Value, UnconvertedResult)):
             self._hints.setdefault(id(item), _hint(name))
-            # An id names one array only as long as the array lives.
-            self._kept.append(item)
+            # Keep the array alive: an id is unique only among live objects.
+            self._arrays.append(item)
 
-    def _mark(self, node: Any, name: str, item: Any) -> Any:
-        """`item`, the operand or result `name` of a node, laid out as the model's metadata says."""
+    def _annotate(self, node: Any, name: str, item: Any) -> Any:
+        """Annotate `item`, the operand or result `name` of a node, according to the model's metadata."""
         text = self._sharding.specs.get(node_key(node), {}).get(name) if self._sharding else None
         if self._sharding is None or text is None or not isinstance(item, Value):
             return item
-        if (item.name, text) not in self._marked:
+        if (item.name, text) not in self._annotated:
             where = self.builder.location
-            fitted = print_placements(validate_placements(text, self._sharding.mesh, item.tensor.shape, where))
+            placements = print_placements(validate_placements(text, self._sharding.mesh, item.tensor.shape, where))
             hint, self.builder.hint = self.builder.hint, f"{item.name}.sharded"
-            marked: Value = self.builder.emit("annotate_sharding", item, placements=fitted)
+            annotated: Value = self.builder.emit("annotate_sharding", item, placements=placements)
             self.builder.hint = hint
-            # A value that lies so already needs no second mark.
-            self._marked[(item.name, text)] = self._marked[(marked.name, text)] = marked
-        return self._marked[(item.name, text)]
+            # An annotated value needs no second annotation.
+            self._annotated[(item.name, text)] = self._annotated[(annotated.name, text)] = annotated
+        return self._annotated[(item.name, text)]
 
     def resolve(self, name: str, scope: Mapping[str, Any]) -> Any:
-        """What a name stands for. Raises `ImportModelError` where no node gives it, `UnsupportedOpError` where no
-        conversion does.
+        """Return the value or constant of a name. Raise `ImportModelError` for an undefined name, `UnsupportedOpError`
+        for a result without a conversion.
         """
         if name not in scope:
-            raise ImportModelError(f"{name!r} is used before any node gives it", self.builder.location)
+            raise ImportModelError(f"{name!r} is used before its definition", self.builder.location)
         item = scope[name]
-        if isinstance(item, Computed):
+        if isinstance(item, UnconvertedResult):
             raise UnsupportedOpError(
-                f"{item.what}, {name!r}, is used, which no conversion gives", self.builder.location
+                f"{item.description}, {name!r}, is used, which no conversion gives", self.builder.location
             )
         return item
 
@@ -211,33 +211,33 @@ class OnnxGraph:
         return list(value) if attribute.type in (attribute.INTS, attribute.FLOATS) else value
 
     def _fold(self, node: Any, operands: list[Any], domain: str, opsets: Mapping[str, int]) -> Sequence[Any]:
-        """The results of a node whose operands are known: by the op table, or by ONNX's evaluator where it cannot."""
+        """Fold a node with constant operands by the op table, or by ONNX's evaluator if that cannot express it."""
         convert = lookup_onnx(f"{domain}::{node.op_type}" if domain else node.op_type)
         if convert is not None:
-            # What the table cannot express, such as a dtype that programs lack, the evaluator may.
+            # The evaluator supports more, such as dtypes that programs lack.
             with contextlib.suppress(NotImplementedError, UnsupportedOpError, RunError):
-                return evaluate_known(convert, operands, self._attributes(node, domain, opsets), self.builder.location)
-        return evaluate_reference(node, operands, opsets, self.builder.location)
+                return fold_by_table(convert, operands, self._attributes(node, domain, opsets), self.builder.location)
+        return fold_by_onnx(node, operands, opsets, self.builder.location)
 
     def _run_graphs(
         self, node: Any, operands: list[Any], domain: str, scope: dict[str, Any], opsets: Mapping[str, int]
     ) -> Sequence[Any]:
-        """The results of a node that runs graphs of its own."""
+        """Return the results of a node with subgraphs."""
         if domain or node.op_type not in GRAPH_OPS:
-            raise self._unsupported(node, domain, reason="it runs graphs")
+            raise self._unsupported(node, domain, reason="it has subgraphs")
         place, hint = self.builder.location, self.builder.hint
         try:
             results = GraphNode(self, node, operands, scope, opsets).results()
         except NotImplementedError as error:
             self.builder.location = place
-            raise self._unsupported(node, domain, _COURSE, str(error)) from None
+            raise self._unsupported(node, domain, _CONTROL_FLOW, str(error)) from None
         self.builder.location, self.builder.hint = place, hint
         return results
 
     def _expand(
         self, node: Any, operands: list[Any], domain: str, opsets: Mapping[str, int], reason: str = ""
     ) -> Sequence[Any]:
-        """An op without a conversion, or that its conversion refuses, by the function that ONNX defines it by."""
+        """Expand an op without a conversion, or rejected by its conversion, by its ONNX function."""
         function = function_of(node, operands, domain, opsets.get(domain, 1))
         if function is None:
             raise self._unsupported(node, domain, reason=reason)
@@ -253,22 +253,22 @@ class OnnxGraph:
 
     def _unsupported(self, node: Any, domain: str, hint: str = "", reason: str = "") -> UnsupportedOpError:
         full = f"{domain}::{node.op_type}" if domain else node.op_type
-        found = f"the model uses the ONNX op {full}, which the op table cannot express"
+        problem = f"the model uses the ONNX op {full}, which the op table cannot express"
         return UnsupportedOpError(
-            f"{found}: {reason}" if reason else found,
+            f"{problem}: {reason}" if reason else problem,
             self.builder.location,
             hint or f'add a spelling: @onnx_spelling("{full}")',
         )
 
 
 def _frames(node: str) -> tuple[Frame, ...]:
-    """The modules in a node's name: ``/layers.1/mlp/Mul`` is in ``/layers.1`` and in ``/layers.1/mlp``."""
+    """Return the modules in a node's name: ``/layers.1/mlp/Mul`` is in ``/layers.1`` and in ``/layers.1/mlp``."""
     modules = node.split("/")[1:-1]
     return tuple(Frame("/" + "/".join(modules[: i + 1])) for i in range(len(modules)))
 
 
 def _hint(name: str) -> str:
-    """A value's name after the model's: without the slash before and the words after that exporters add."""
+    """Return a value name for the model's name: without the leading slash and suffixes of exporters."""
     return re.sub(r"[^\w.]+", ".", re.sub(r"_output_0$", "", name)).strip(".")
 
 

@@ -1,4 +1,4 @@
-"""ONNX models in: straight to the op table's terms, node by node, with what shapes alone decide folded."""
+"""Import of ONNX models: node by node into the op table's vocabulary, with constant folding of shapes."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from distir_relax.errors import ImportModelError
-from distir_relax.frontends.imported_model import Imported, live
+from distir_relax.frontends.imported_model import Imported, eliminate_dead_ops
 from distir_relax.frontends.onnx.graph import OnnxGraph
 from distir_relax.frontends.onnx.multi_device_metadata import read_sharding
 from distir_relax.frontends.onnx.tensors import as_array, input_types, load_model, model_name
@@ -23,17 +23,16 @@ if TYPE_CHECKING:
 def import_onnx(
     path_or_model: str | Path | onnx.ModelProto, input_shapes: Mapping[str, Sequence[int]] | None = None
 ) -> Imported:
-    """Read in a model, from a path (with its files of external data) or as an `onnx.ModelProto`.
+    """Import a model from a path (with its files of external data) or an `onnx.ModelProto`.
 
-    `input_shapes` gives the shape of each input whose dims the model leaves open. Initialisers of floating or 8-bit
-    dtype with at least one dim become parameters, under their own name and as ``NODE.OPERAND`` of the first node that
-    takes them (``/fc/MatMul.B``, as exporters rename what they transpose); other initialisers are known numbers, which
-    fold. Sharding metadata of the model (see `read_sharding`) becomes annotations. The result of a call is the output,
-    or a dict of the outputs by name where there are several.
+    `input_shapes` has the shape of each input with open dims. Initializers of floating or 8-bit dtype with at least one
+    dim become parameters, under their own name and as ``NODE.OPERAND`` of the first node that takes them
+    (``/fc/MatMul.B``, as exporters rename transposed weights); other initializers are constants, which fold. Sharding
+    metadata of the model (see `read_sharding`) becomes annotations. A call returns the output, or a dict of several
+    outputs by name.
 
-    Raises `ImportModelError` for a file that is no model, for open dims and for shapes unlike the model's;
-    `UnsupportedOpError` for a node that the op table cannot express; `AnnotationError` for metadata that cannot be
-    read.
+    Raises `ImportModelError` for an invalid file, for open dims and for shapes that differ from the model's;
+    `UnsupportedOpError` for a node that the op table cannot express; `AnnotationError` for invalid metadata.
     """
     model, file = load_model(path_or_model), model_name(path_or_model)
     data = {tensor.name: tensor for tensor in model.graph.initializer}
@@ -58,14 +57,14 @@ def import_onnx(
     parameters = {name: names[name] for name in data if name in names}
     graph.run(model.graph.node, scope, opsets)
     outputs = _outputs(graph, model, scope, file)
-    main = live(graph.builder.function("main", outputs))
-    kept = {item.value.name for item in main.inputs}
+    main = eliminate_dead_ops(graph.builder.function("main", outputs))
+    used = {item.value.name for item in main.inputs}
     for alias, value in _operand_names(model.graph.node, parameters, opsets).items():
         names.setdefault(alias, value)
     return Imported(
         module=Module("global", (main,), (sharding.mesh,) if sharding else ()),
-        tensors={name: tensor for name, tensor in graph.tensors.items() if name in kept},
-        names={name: value for name, value in names.items() if value in kept},
+        tensors={name: tensor for name, tensor in graph.tensors.items() if name in used},
+        names={name: value for name, value in names.items() if value in used},
         flatten=lambda args, kwargs: _flatten(file, {n: names[n] for n in types}, args, kwargs),
         rebuild=lambda tensors: next(iter(tensors.values())) if len(outputs) == 1 else dict(tensors),
         values={name: item.name for name, item in scope.items() if isinstance(item, Value)},
@@ -74,8 +73,8 @@ def import_onnx(
 
 
 def _reject_repeated(what: str, items: Sequence[Any], file: str) -> None:
-    if twice := [name for name, count in Counter(item.name for item in items).items() if count > 1]:
-        raise ImportModelError(f"the {what} {twice[0]!r} is given twice", file)
+    if duplicates := [name for name, count in Counter(item.name for item in items).items() if count > 1]:
+        raise ImportModelError(f"the {what} {duplicates[0]!r} is given twice", file)
 
 
 def _is_parameter(array: Any) -> bool:
@@ -88,10 +87,10 @@ def _outputs(graph: OnnxGraph, model: Any, scope: Mapping[str, Any], file: str) 
 
 
 def _operand_names(nodes: Any, parameters: Mapping[str, str], opsets: Mapping[str, int]) -> dict[str, str]:
-    """For each parameter, the name ``NODE.OPERAND`` of the first named node that takes it."""
+    """Return the name ``NODE.OPERAND`` of the first named node that takes each parameter."""
     import onnx
 
-    found: dict[str, str] = {}
+    aliases: dict[str, str] = {}
     seen: set[str] = set()
     for node in nodes:
         for position, name in enumerate(node.input):
@@ -100,15 +99,15 @@ def _operand_names(nodes: Any, parameters: Mapping[str, str], opsets: Mapping[st
             seen.add(name)
             domain = "" if node.domain == "ai.onnx" else node.domain
             try:
-                formal = onnx.defs.get_schema(node.op_type, opsets.get(domain, 1), domain).inputs
+                operand_schema = onnx.defs.get_schema(node.op_type, opsets.get(domain, 1), domain).inputs
             except onnx.defs.SchemaError:
                 continue
-            found[f"{node.name}.{formal[min(position, len(formal) - 1)].name}"] = parameters[name]
-    return found
+            aliases[f"{node.name}.{operand_schema[min(position, len(operand_schema) - 1)].name}"] = parameters[name]
+    return aliases
 
 
 def _flatten(
     model: str, inputs: Mapping[str, str], args: tuple[Any, ...], kwargs: Mapping[str, Any]
 ) -> dict[str, torch.Tensor]:
-    given = named_arguments(model, list(inputs), args, kwargs)
-    return {inputs[name]: tensor for name, tensor in given.items()}
+    tensors = named_arguments(model, list(inputs), args, kwargs)
+    return {inputs[name]: tensor for name, tensor in tensors.items()}

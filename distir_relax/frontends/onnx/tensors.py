@@ -1,4 +1,4 @@
-"""ONNX files, tensors and types: into numpy, torch and the types of a program."""
+"""Conversion of ONNX files, tensors and types to numpy, torch and types of a program."""
 
 from __future__ import annotations
 
@@ -19,10 +19,10 @@ if TYPE_CHECKING:
 
 
 def load_model(path_or_model: Any) -> onnx.ModelProto:
-    """The model, read from its file with its external data, functions of its own written out.
+    """Load a model with its external data, and inline its local functions.
 
-    Raises `ImportModelError` for a file that is missing, is no ONNX model, or lacks a data file beside it; where a name
-    is not UTF-8, and where an operator set has no version that can be.
+    Raises `ImportModelError` for a file that is missing, is not an ONNX model, or lacks a data file; for a name that is
+    not UTF-8, and for an invalid operator set version.
     """
     import onnx
     import onnx.inliner
@@ -38,7 +38,7 @@ def load_model(path_or_model: Any) -> onnx.ModelProto:
         except DecodeError:
             raise ImportModelError("not an ONNX model", str(path_or_model)) from None
         except (OSError, ValueError, OverflowError, onnx.checker.ValidationError) as error:
-            hint = "the files of external data belong beside the model"
+            hint = "the files of external data belong in the model's folder"
             raise ImportModelError(f"the model's data cannot be read: {error}", str(path_or_model), hint) from None
     elif not isinstance(model, onnx.ModelProto):
         raise ImportModelError(f"expected a path or an onnx.ModelProto, found {type(model).__name__}")
@@ -54,16 +54,16 @@ def load_model(path_or_model: Any) -> onnx.ModelProto:
     try:
         return onnx.inliner.inline_local_functions(model)
     except (RuntimeError, ValueError, TypeError) as error:
-        raise ImportModelError(f"the model's own functions cannot be written out: {error}", where) from None
+        raise ImportModelError(f"the model's local functions cannot be inlined: {error}", where) from None
 
 
 def check_text(message: Any, where: str, path: str = "") -> None:
-    """Raise `ImportModelError`, with the path of the field, unless every text of a protobuf message is UTF-8."""
+    """Raise `ImportModelError`, with the path of the field, if a string of a protobuf message is not UTF-8."""
     for field, value in message.ListFields():
         inside = f"{path}.{field.name}" if path else str(field.name)
         items = list(enumerate(value)) if field.is_repeated else [(None, value)]
         if field.type == field.TYPE_STRING:
-            # protobuf gives bytes where they are no text.
+            # protobuf returns bytes for invalid UTF-8.
             if wrong := next((item for _, item in items if isinstance(item, bytes)), None):
                 raise ImportModelError(f"a name is not UTF-8: {shown(wrong)}", f"{where} ({inside})")
         elif field.type == field.TYPE_MESSAGE:
@@ -72,7 +72,7 @@ def check_text(message: Any, where: str, path: str = "") -> None:
 
 
 def model_name(path_or_model: Any) -> str:
-    """What places in the model are told by: the file's name, else the graph's."""
+    """Return the model's name in locations: the file's name, else the graph's."""
     if isinstance(path_or_model, (str, Path)):
         return Path(path_or_model).name
     graph = getattr(path_or_model, "graph", None)
@@ -80,7 +80,7 @@ def model_name(path_or_model: Any) -> str:
 
 
 def dtype_name(elem_type: int, where: str) -> str:
-    """The dtype of an ONNX element type. Raises `UnsupportedOpError` for one that programs do not have."""
+    """Return the dtype of an ONNX element type. Raise `UnsupportedOpError` for one that programs do not have."""
     import onnx
 
     if elem_type not in onnx.TensorProto.DataType.values():
@@ -93,10 +93,10 @@ def dtype_name(elem_type: int, where: str) -> str:
 
 
 def as_array(tensor: onnx.TensorProto, where: str) -> np.ndarray[Any, Any]:
-    """The data of an ONNX tensor.
+    """Return the data of an ONNX tensor.
 
-    Raises `ImportModelError` where it is in a file that was not read, or is not what dims and dtype say;
-    `UnsupportedOpError` for a dtype that ONNX does not have.
+    Raises `ImportModelError` if it is in a file that was not read, or does not match dims and dtype;
+    `UnsupportedOpError` for an unknown dtype.
     """
     import onnx
 
@@ -107,7 +107,7 @@ def as_array(tensor: onnx.TensorProto, where: str) -> np.ndarray[Any, Any]:
         raise UnsupportedOpError(f"there is no element type {tensor.data_type} in ONNX", place)
     if onnx.external_data_helper.uses_external_data(tensor):
         raise ImportModelError(
-            f"the data of {tensor.name!r} is in a file of its own", where, "give the model's path: its data is read too"
+            f"the data of {tensor.name!r} is in a separate file", where, "give the model's path: its data is read too"
         )
     try:
         array: np.ndarray[Any, Any] = onnx.numpy_helper.to_array(tensor)
@@ -118,7 +118,7 @@ def as_array(tensor: onnx.TensorProto, where: str) -> np.ndarray[Any, Any]:
 
 
 def as_torch(array: np.ndarray[Any, Any], where: str) -> torch.Tensor:
-    """The data of an array as a tensor. Raises `UnsupportedOpError` for a dtype that programs do not have."""
+    """Convert an array to a tensor. Raise `UnsupportedOpError` for a dtype that programs do not have."""
     import numpy as np
     import torch
 
@@ -131,7 +131,7 @@ def as_torch(array: np.ndarray[Any, Any], where: str) -> torch.Tensor:
 
 
 def as_numpy(tensor: torch.Tensor) -> np.ndarray[Any, Any]:
-    """The inverse of `as_torch`."""
+    """Convert a tensor to an array, the inverse of `as_torch`."""
     import ml_dtypes
     import torch
 
@@ -142,35 +142,35 @@ def as_numpy(tensor: torch.Tensor) -> np.ndarray[Any, Any]:
 
 
 def type_of(array: np.ndarray[Any, Any]) -> TensorType:
-    """The type of an array's data."""
+    """Return the type of an array."""
     return TensorType(tuple(array.shape), array.dtype.name)
 
 
 def input_types(
-    inputs: Sequence[onnx.ValueInfoProto], given: Mapping[str, Sequence[int]], where: str
+    inputs: Sequence[onnx.ValueInfoProto], shapes: Mapping[str, Sequence[int]], where: str
 ) -> dict[str, TensorType]:
-    """The types of a graph's inputs by name, with the dims that the model leaves open taken from `given`.
+    """Return the types of a graph's inputs by name, with open dims taken from `shapes`.
 
-    A name of an open dim that several inputs share is bound by the first shape that has it; what says nothing (``?``,
-    ``unk``), and a name that stands twice in one shape, is of each dim its own. Raises `ImportModelError` that lists
-    the inputs still open, and for a shape that is unlike the model's.
+    A symbolic dim that several inputs share is bound by the first shape with it; placeholders (``?``, ``unk``), and a
+    symbol that is twice in one shape, stand for a separate size each. Raises `ImportModelError` that lists the inputs
+    still open, and for a shape that differs from the model's.
     """
-    if unknown := set(given) - {item.name for item in inputs}:
+    if unknown := set(shapes) - {item.name for item in inputs}:
         names = ", ".join(item.name for item in inputs)
         raise ImportModelError(f"there is no input {', '.join(sorted(unknown))}", where, f"the inputs are {names}")
     symbols: dict[str, int] = {}
     for item in inputs:
-        if item.name in given:
-            _bind(item, tuple(given[item.name]), symbols, where)
+        if item.name in shapes:
+            _bind(item, tuple(shapes[item.name]), symbols, where)
     types: dict[str, TensorType] = {}
     open_inputs: list[str] = []
     for item in inputs:
         if not item.type.HasField("tensor_type"):
-            raise ImportModelError(f"the input {item.name!r} is no tensor", where)
+            raise ImportModelError(f"the input {item.name!r} is not a tensor", where)
         tensor = item.type.tensor_type
-        shape = tuple(given[item.name]) if item.name in given else _own_shape(tensor, symbols)
+        shape = tuple(shapes[item.name]) if item.name in shapes else _static_shape(tensor, symbols)
         if shape is None:
-            open_inputs.append(f"{item.name}: {_shown(tensor)}")
+            open_inputs.append(f"{item.name}: {_print_shape(tensor)}")
         else:
             types[item.name] = TensorType(shape, dtype_name(tensor.elem_type, f"{where}, input {item.name}"))
     if open_inputs:
@@ -184,12 +184,12 @@ def input_types(
 
 
 def declared_type(info: onnx.ValueInfoProto) -> TensorType | None:
-    """The type that a graph declares for a value; None where it leaves a dim open, or declares none.
+    """Return the type that a graph declares for a value; None for an open dim, or without a declaration.
 
     Raises `UnsupportedOpError` for a dtype that programs do not have.
     """
     tensor = info.type.tensor_type
-    shape = _own_shape(tensor, {})
+    shape = _static_shape(tensor, {})
     return None if shape is None else TensorType(shape, dtype_name(tensor.elem_type, info.name))
 
 
@@ -200,41 +200,41 @@ def _bind(item: Any, shape: tuple[int, ...], symbols: dict[str, int], where: str
     for dim, size in zip(dims, shape, strict=False):
         if dim is not None and _is_known(dim):
             fits = fits and dim.dim_value == size
-        elif dim is not None and _names(dim, dims) and symbols.setdefault(dim.dim_param, size) != size:
+        elif dim is not None and _is_symbol(dim, dims) and symbols.setdefault(dim.dim_param, size) != size:
             raise ImportModelError(
                 f"the dim {dim.dim_param!r} of input {item.name!r} is {size}, and {symbols[dim.dim_param]} elsewhere",
                 where,
             )
     if not fits:
-        raise ImportModelError(f"the input {item.name!r} is {_shown(tensor)}, found the shape {shape}", where)
+        raise ImportModelError(f"the input {item.name!r} is {_print_shape(tensor)}, found the shape {shape}", where)
 
 
 def _is_known(dim: Any) -> bool:
-    """Whether a dim has a size. Some exporters write a negative one for an open dim."""
+    """Return whether a dim has a size. Some exporters write a negative one for an open dim."""
     return bool(dim.HasField("dim_value") and dim.dim_value >= 0)
 
 
 _NAMELESS = {"", "?", "unk", "unknown", "none"}
 
 
-def _names(dim: Any, dims: Sequence[Any]) -> bool:
-    """Whether the name of an open dim tells it from others; `dims` are those of its shape.
+def _is_symbol(dim: Any, dims: Sequence[Any]) -> bool:
+    """Return whether the symbol of an open dim is unique; `dims` are those of its shape.
 
-    Exporters write one word for all that they do not know.
+    Exporters use one placeholder for all unknown dims.
     """
     same = [other for other in dims if other.dim_param == dim.dim_param]
     return dim.dim_param.strip().lower() not in _NAMELESS and len(same) == 1
 
 
-def _own_shape(tensor: Any, symbols: Mapping[str, int]) -> tuple[int, ...] | None:
+def _static_shape(tensor: Any, symbols: Mapping[str, int]) -> tuple[int, ...] | None:
     if not tensor.HasField("shape"):
         return None
     dims = list(tensor.shape.dim)
-    sizes = [d.dim_value if _is_known(d) else symbols.get(d.dim_param, -1) if _names(d, dims) else -1 for d in dims]
+    sizes = [d.dim_value if _is_known(d) else symbols.get(d.dim_param, -1) if _is_symbol(d, dims) else -1 for d in dims]
     return None if any(n < 0 for n in sizes) else tuple(sizes)
 
 
-def _shown(tensor: Any) -> str:
+def _print_shape(tensor: Any) -> str:
     if not tensor.HasField("shape"):
         return "of any rank"
     sizes = [str(d.dim_value) if _is_known(d) else d.dim_param or "?" for d in tensor.shape.dim]

@@ -1,4 +1,4 @@
-"""PyTorch models in."""
+"""Import of PyTorch models."""
 
 from distir_relax.frontends.torch.importer import import_torch
 

@@ -1,7 +1,7 @@
-"""Tensors of a call that lie in one memory.
+"""Aliased tensors in the arguments of a call.
 
-`torch.export` takes a tensor that is given twice, and tensors in one memory, for one: a program would read the first
-of them wherever the model reads any.
+`torch.export` treats aliased tensors as one tensor: the program would read the first of them wherever the model reads
+any.
 """
 
 from __future__ import annotations
@@ -16,27 +16,27 @@ if TYPE_CHECKING:
     import torch
 
 
-def distinct(
+def copy_aliases(
     model: torch.nn.Module, args: Sequence[Any], kwargs: Mapping[str, Any]
 ) -> tuple[tuple[Any, ...], dict[str, Any]]:
-    """The example call with a copy of each tensor that lies in the memory of one before it, or of the model's own."""
-    taken = {_storage(t) for t in (*model.parameters(), *model.buffers())}
+    """Copy each tensor of the example call that shares storage with an earlier one, or with the model's tensors."""
+    seen = {_storage(t) for t in (*model.parameters(), *model.buffers())}
 
-    def apart(leaf: Any) -> Any:
-        found = _storage(leaf)
-        if found is None:
+    def copy_if_aliased(leaf: Any) -> Any:
+        storage = _storage(leaf)
+        if storage is None:
             return leaf
-        leaf = leaf.detach().clone() if found in taken else leaf
-        taken.add(found)
+        leaf = leaf.detach().clone() if storage in seen else leaf
+        seen.add(storage)
         return leaf
 
-    return tree_map(apart, tuple(args)), tree_map(apart, dict(kwargs))
+    return tree_map(copy_if_aliased, tuple(args)), tree_map(copy_if_aliased, dict(kwargs))
 
 
-def check_distinct(inputs: Mapping[str, torch.Tensor], written: Collection[str]) -> None:
-    """Raise `RunError` where an input among `written` lies in the memory of another.
+def check_no_mutated_alias(inputs: Mapping[str, torch.Tensor], written: Collection[str]) -> None:
+    """Raise `RunError` if an input among `written` shares memory with another.
 
-    The model writes to it, and would see that in the other, which the program does not.
+    The model's write would be visible in the other input, the program's is not.
     """
     for name in written:
         start, end = _extent(inputs[name])
@@ -50,7 +50,7 @@ def check_distinct(inputs: Mapping[str, torch.Tensor], written: Collection[str])
 
 
 def _storage(leaf: Any) -> int | None:
-    """What tells the storage of a tensor from others; None for what has none."""
+    """Return an identifier of a tensor's storage; None without a storage."""
     import torch
 
     if not isinstance(leaf, torch.Tensor):
@@ -62,7 +62,7 @@ def _storage(leaf: Any) -> int | None:
 
 
 def _extent(tensor: torch.Tensor) -> tuple[int, int]:
-    """The addresses between which the elements of a tensor lie; an array of numpy has a new storage each time."""
+    """Return the address range of a tensor's elements; storages of numpy arrays are new for each tensor."""
     if not tensor.numel():
         return 0, 0
     last = sum((n - 1) * step for n, step in zip(tensor.shape, tensor.stride(), strict=True))

@@ -1,4 +1,4 @@
-"""The arguments of a call by input name, for models whose inputs have names and no structure."""
+"""Arguments of a call by input name, for models whose inputs are plain named tensors."""
 
 from __future__ import annotations
 
@@ -14,19 +14,19 @@ if TYPE_CHECKING:
 def named_arguments(
     model: str, order: Sequence[str], args: tuple[Any, ...], kwargs: Mapping[str, Any]
 ) -> dict[str, torch.Tensor]:
-    """The tensors of a call of `model` by input name, for the inputs `order`; they may be given by position or name.
+    """Return the tensors of a call of `model` by input name, for the inputs `order`, passed by position or name.
 
-    Raises `RunError` where an input is missing, given twice, or unknown.
+    Raises `RunError` for a missing, duplicate, or unknown input.
     """
-    given = {**dict(zip(order, args, strict=False)), **kwargs}
-    if len(args) > len(order) or set(given) != set(order) or set(order[: len(args)]) & set(kwargs):
-        found = [*(["?"] * len(args)), *kwargs]
-        raise RunError(f"{model} takes the inputs {', '.join(order)}; found {len(found)}: {', '.join(found)}")
-    return {label: as_tensor(given[label]) for label in order}
+    arguments = {**dict(zip(order, args, strict=False)), **kwargs}
+    if len(args) > len(order) or set(arguments) != set(order) or set(order[: len(args)]) & set(kwargs):
+        positions = [*(["?"] * len(args)), *kwargs]
+        raise RunError(f"{model} takes the inputs {', '.join(order)}; found {len(positions)}: {', '.join(positions)}")
+    return {label: as_tensor(arguments[label]) for label in order}
 
 
 def as_tensor(data: Any) -> torch.Tensor:
-    """A torch tensor from one of torch, numpy or TVM, without a copy where that is possible.
+    """Convert a tensor of torch, numpy or TVM to torch, without a copy if possible.
 
     Raises `RunError` for anything else.
     """
@@ -37,10 +37,10 @@ def as_tensor(data: Any) -> torch.Tensor:
     if isinstance(data, torch.Tensor):
         return data.detach()
     if isinstance(data, np.ndarray):
-        plain = data if data.flags.writeable and all(n >= 0 for n in data.strides) else data.copy()
+        array = data if data.flags.writeable and all(n >= 0 for n in data.strides) else data.copy()
         if data.dtype.name == "bfloat16":
-            return torch.from_numpy(plain.view(np.uint16)).view(torch.bfloat16)
-        return torch.from_numpy(plain)
+            return torch.from_numpy(array.view(np.uint16)).view(torch.bfloat16)
+        return torch.from_numpy(array)
     if hasattr(data, "__dlpack__"):
         return from_dlpack(data)
     raise RunError(f"expected a tensor of torch, numpy or TVM, found {type(data).__name__}")

@@ -1,8 +1,8 @@
-"""Custom autograd behaviour that a program cannot have: refused where a model is imported for training.
+"""Rejection of custom autograd behaviour in models that are imported for training.
 
-`torch.export` records the forward computation alone. A `torch.autograd.Function` with its own backward, a gradient
-hook, and a parameter that belongs to no module of the model would be dropped silently: the model would train
-differently than under torch.
+`torch.export` records only the forward computation. A `torch.autograd.Function` with its own backward, a gradient hook,
+and a parameter outside of the model's modules would be dropped silently: the model would train differently than under
+torch.
 """
 
 from __future__ import annotations
@@ -23,27 +23,27 @@ if TYPE_CHECKING:
 
 _TENSOR_HOOKS = ("register_hook", "register_post_accumulate_grad_hook")
 _MODULE_HOOKS = ("_backward_hooks", "_backward_pre_hooks")
-_HINT = "a program is differentiated as its ops are; to change a gradient, change the loss or write an optimizer"
+_HINT = "gradients of a program are those of its ops; to change a gradient, change the loss or write an optimizer"
 
 
-def refusing_custom_autograd(model: torch.nn.Module, training: bool) -> Any:
-    """A context for the export of `model`, which does nothing unless it is imported for `training`.
+def reject_custom_autograd(model: torch.nn.Module, training: bool) -> Any:
+    """Return a context for the export of `model`, without effect unless it is imported for `training`.
 
-    Raises `ImportModelError` for gradient hooks of the model's modules and parameters, and inside for a call of a
-    `torch.autograd.Function` of the user's, for a hook that is registered on a tensor, and for the use of a tensor that
-    requires a gradient and is no parameter of the model.
+    Raises `ImportModelError` for gradient hooks of the model's modules and parameters, and inside the context for a
+    call of a user's `torch.autograd.Function`, for registration of a hook on a tensor, and for use of a tensor that
+    requires a gradient but is not a parameter of the model.
     """
-    return _refusing(model) if training else nullcontext()
+    return _reject(model) if training else nullcontext()
 
 
 @contextmanager
-def _refusing(model: torch.nn.Module) -> Iterator[None]:
-    _refuse_registered_hooks(model)
-    with _refusing_functions(), _refusing_tensor_hooks(), _foreign_parameters(model):
+def _reject(model: torch.nn.Module) -> Iterator[None]:
+    _reject_registered_hooks(model)
+    with _reject_functions(), _reject_tensor_hooks(), _reject_foreign_parameters(model):
         yield
 
 
-def _refuse_registered_hooks(model: torch.nn.Module) -> None:
+def _reject_registered_hooks(model: torch.nn.Module) -> None:
     for name, module in model.named_modules():
         if any(getattr(module, hooks, None) for hooks in _MODULE_HOOKS):
             raise ImportModelError(
@@ -61,23 +61,23 @@ def _refuse_registered_hooks(model: torch.nn.Module) -> None:
 
 
 @contextmanager
-def _refusing_functions() -> Iterator[None]:
+def _reject_functions() -> Iterator[None]:
     base = private("torch.autograd.function._SingleLevelFunction")
     importer = threading.get_ident()
 
     def apply(cls: Any, *args: Any, **kwargs: Any) -> Any:
-        # torch's own, such as that of checkpoints, have the true gradients of their results. Other threads may run
-        # models meanwhile.
+        # torch's own functions, such as those of activation checkpointing, have correct gradients. Other threads may
+        # run models meanwhile.
         if threading.get_ident() == importer and not cls.__module__.startswith("torch."):
             raise ImportModelError(
-                f"the model has gradients of its own: {cls.__name__}, a torch.autograd.Function",
+                f"the model has a custom gradient: {cls.__name__}, a torch.autograd.Function",
                 location_in_stack("".join(traceback.format_stack())),
-                "a program is differentiated as its ops are; for a straight-through estimator write "
+                "gradients of a program are those of its ops; for a straight-through estimator write "
                 "x + (f(x) - x).detach()",
             )
         return super(base, cls).apply(*args, **kwargs)
 
-    # All calls come through here, those by an `apply` that was kept somewhere too.
+    # All calls pass through this method, including those by a saved `apply`.
     base.apply = classmethod(apply)
     try:
         yield
@@ -86,15 +86,15 @@ def _refusing_functions() -> Iterator[None]:
 
 
 @contextmanager
-def _refusing_tensor_hooks() -> Iterator[None]:
+def _reject_tensor_hooks() -> Iterator[None]:
     import torch
 
     originals = {name: getattr(torch.Tensor, name) for name in _TENSOR_HOOKS}
     importer = threading.get_ident()
 
-    def refusing(name: str, original: Callable[..., Any]) -> Callable[..., Any]:
+    def rejecting(name: str, original: Callable[..., Any]) -> Callable[..., Any]:
         def register(tensor: Any, hook: Any) -> Any:
-            # torch's own hooks, such as those of its exporter, are no part of the model; nor are other threads'.
+            # torch's own hooks, such as those of its exporter, and other threads' are not part of the model.
             is_torch = str(sys._getframe(1).f_globals.get("__name__", "")).startswith("torch.")
             if is_torch or threading.get_ident() != importer:
                 return original(tensor, hook)
@@ -107,7 +107,7 @@ def _refusing_tensor_hooks() -> Iterator[None]:
         return register
 
     for name, original in originals.items():
-        setattr(torch.Tensor, name, refusing(name, original))
+        setattr(torch.Tensor, name, rejecting(name, original))
     try:
         yield
     finally:
@@ -115,19 +115,19 @@ def _refusing_tensor_hooks() -> Iterator[None]:
             setattr(torch.Tensor, name, original)
 
 
-def _foreign_parameters(model: torch.nn.Module) -> Any:
-    """A context in which the use of a tensor that is trained elsewhere raises: the program would hold it constant."""
+def _reject_foreign_parameters(model: torch.nn.Module) -> Any:
+    """Return a context in which use of a foreign trainable parameter raises: the program would treat it as constant."""
     import torch
     from torch.overrides import TorchFunctionMode
 
-    own = {id(parameter) for parameter in model.parameters()}
+    parameter_ids = {id(parameter) for parameter in model.parameters()}
     fake = private("torch._subclasses.FakeTensor")
 
-    class Refusing(TorchFunctionMode):
+    class ForeignParameterCheck(TorchFunctionMode):
         def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
             for leaf in tree_leaves((args, kwargs)):
                 real = isinstance(leaf, torch.nn.Parameter) and not isinstance(leaf, fake)
-                if real and leaf.requires_grad and id(leaf) not in own:
+                if real and leaf.requires_grad and id(leaf) not in parameter_ids:
                     raise ImportModelError(
                         f"a parameter of shape {tuple(leaf.shape)} is used that belongs to no module of the model or "
                         "of its loss, so it would not be trained",
@@ -137,4 +137,4 @@ def _foreign_parameters(model: torch.nn.Module) -> Any:
                     )
             return func(*args, **(kwargs or {}))
 
-    return Refusing()
+    return ForeignParameterCheck()

@@ -1,7 +1,7 @@
-"""A model and its exported program, compared on the example call.
+"""Comparison of a model with its exported program on the example call.
 
-`torch.export` has read models wrongly, without a word. The program is run by torch, op for op as the model is, so that
-not even a choice between nearly equal values differs where it is right.
+`torch.export` has exported models incorrectly without an error. torch runs the program op by op as it runs the model,
+so that even a choice between nearly equal values agrees for a correct program.
 """
 
 from __future__ import annotations
@@ -13,14 +13,14 @@ from typing import TYPE_CHECKING, Any
 
 from distir_relax.errors import ImportModelError
 from distir_relax.frontends.location import frames_of
-from distir_relax.frontends.torch.module_state import Attributes, depends_on, kept
+from distir_relax.frontends.torch.module_state import ModuleSnapshot, preserve_attributes, stateful_call_error
 from distir_relax.support.torch_compat import tree_leaves, tree_map
 
 if TYPE_CHECKING:
     import torch
     from torch.export import ExportedProgram
 
-# Of each dtype, the difference that another order of summation may make, relative to the largest value (at least 1).
+# Tolerance by dtype for another order of summation, relative to the largest value (at least 1).
 _TOLERANCE = {"float64": 1e-8, "float32": 2e-3, "float16": 5e-2, "bfloat16": 2e-1}
 
 _Call = tuple[str, int]
@@ -29,66 +29,66 @@ _Call = tuple[str, int]
 def check_import(
     model: torch.nn.Module, args: Sequence[Any], kwargs: Mapping[str, Any], program: ExportedProgram
 ) -> None:
-    """Run `model` and `program` on the example call, and compare results, buffers, and arguments that are written to.
+    """Run `model` and `program` on the example call, and compare results, buffers, and mutated arguments.
 
-    The model is left as it was.
+    The model is left unchanged.
 
-    Raises `ImportModelError`, with the first module whose result the program does not have, where they differ by more
-    than rounding. On the meta device there is nothing to compare.
+    Raises `ImportModelError`, with the first module whose result is missing in the program, for differences beyond
+    rounding. On the meta device there is nothing to compare.
     """
     import torch
 
-    given = [leaf for leaf in tree_leaves((list(args), dict(kwargs))) if isinstance(leaf, torch.Tensor)]
-    if any(t.is_meta for t in (*given, *model.parameters(), *model.buffers())):
+    tensors = [leaf for leaf in tree_leaves((list(args), dict(kwargs))) if isinstance(leaf, torch.Tensor)]
+    if any(t.is_meta for t in (*tensors, *model.parameters(), *model.buffers())):
         return
     with warnings.catch_warnings():
         # State in plain objects is a buffer of the program.
         warnings.filterwarnings("ignore", "A model attribute .* requires gradient")
         run = program.module()
-    expected, found = _call(model, model, args, kwargs), _call(model, run, args, kwargs)
-    apart = [_difference(a, b) for a, b in zip(expected, found, strict=True)]
-    worst = max(apart, key=lambda found: found[0], default=(0.0, 0.0))
+    expected, actual = _call(model, model, args, kwargs), _call(model, run, args, kwargs)
+    differences = [_difference(a, b) for a, b in zip(expected, actual, strict=True)]
+    worst = max(differences, key=lambda pair: pair[0], default=(0.0, 0.0))
     if worst[0] <= 1:
         return
     where = _first_difference(model, args, kwargs, program)
     raise ImportModelError(
-        f"torch.export has read the model wrongly: on the example call, its program's results differ by {worst[1]:.2g}",
+        f"torch.export has exported the model incorrectly: on the example call, the results differ by {worst[1]:.2g}",
         f"{where}, the first module whose result differs" if where else "",
-        "write this module in another way, or take the program as it is with check_import=False",
+        "write this module in another way, or skip the check with check_import=False",
     )
 
 
 def _call(model: torch.nn.Module, run: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> list[torch.Tensor]:
-    """What a call of `run`, the model or its program, gives, and what the arguments and the model's buffers are then.
+    """Call `run`, the model or its program; return results, arguments and the model's buffers after the call.
 
-    What is drawn at random is the same in each call: dropout of the model and of its program drop alike.
+    Random numbers are equal in each call: the model and its program have the same dropout.
 
-    Raises `ImportModelError` where another call would give something else.
+    Raises `ImportModelError` if a second call would return something else.
     """
     import torch
 
     def tensors(item: Any) -> list[torch.Tensor]:
         return [x.detach().clone() for x in tree_leaves(item) if isinstance(x, torch.Tensor)]
 
-    with torch.no_grad(), kept(model), torch.random.fork_rng(devices=()):
-        before = Attributes(model)
-        given = _copied((tuple(args), dict(kwargs)))
+    with torch.no_grad(), preserve_attributes(model), torch.random.fork_rng(devices=()):
+        before = ModuleSnapshot(model)
+        arguments = _copy((tuple(args), dict(kwargs)))
         torch.manual_seed(0)
-        results = tensors(run(*given[0], **given[1]))
+        results = tensors(run(*arguments[0], **arguments[1]))
         buffers = dict(run.named_buffers())
         state = [buffers.get(name, buffer) for name, buffer in model.named_buffers()]
-        after = tensors((given, state))
+        after = tensors((arguments, state))
         if run is model and (added := before.added()):
             before.restore_data()
             torch.manual_seed(0)
-            again = tensors(run(*_copied(tuple(args)), **_copied(dict(kwargs))))
+            again = tensors(run(*_copy(tuple(args)), **_copy(dict(kwargs))))
             if len(again) != len(results) or any(_difference(a, b)[0] > 1 for a, b in zip(results, again, strict=True)):
-                raise depends_on(added)
+                raise stateful_call_error(added)
         return results + after
 
 
 def _difference(a: torch.Tensor, b: torch.Tensor) -> tuple[float, float]:
-    """How far two results are apart, as a multiple of what is tolerated, and in itself."""
+    """Return the difference of two results, relative to the tolerance, and absolute."""
     import torch
 
     if a.shape != b.shape:
@@ -96,9 +96,9 @@ def _difference(a: torch.Tensor, b: torch.Tensor) -> tuple[float, float]:
     if not a.numel():
         return 0.0, 0.0
     if not a.is_floating_point():
-        # A number chosen by the largest of two equal values may be another.
-        wrong = float((a != b).double().mean())
-        return wrong / 0.01, wrong
+        # An index of the largest of two equal values may differ.
+        mismatches = float((a != b).double().mean())
+        return mismatches / 0.01, mismatches
     x, y = a.double(), b.double()
     finite = x.isfinite()
     if not torch.equal(finite, y.isfinite()) or not bool((x == y)[~finite & ~x.isnan()].all()):
@@ -106,17 +106,17 @@ def _difference(a: torch.Tensor, b: torch.Tensor) -> tuple[float, float]:
     x, y = x[finite], y[finite]
     if not x.numel():
         return 0.0, 0.0
-    apart = float((x - y).abs().max())
-    return apart / max(1.0, float(x.abs().max())) / _TOLERANCE[str(a.dtype).removeprefix("torch.")], apart
+    difference = float((x - y).abs().max())
+    return difference / max(1.0, float(x.abs().max())) / _TOLERANCE[str(a.dtype).removeprefix("torch.")], difference
 
 
 def _first_difference(
     model: torch.nn.Module, args: Sequence[Any], kwargs: Mapping[str, Any], program: ExportedProgram
 ) -> str:
-    """The path of the first module, in the order in which they end, none of whose results the program makes in it."""
-    inside = _values_in_modules(model, args, kwargs, program)
+    """Return the path of the first module, in order of completion, none of whose results is in the program."""
+    program_values = _values_in_modules(model, args, kwargs, program)
     for call, results in _results_of_modules(model, args, kwargs):
-        candidates = inside.get(call)
+        candidates = program_values.get(call)
         if candidates and not any(_difference(r, c)[0] <= 1 for r in results for c in candidates):
             return call[0]
     return ""
@@ -125,28 +125,28 @@ def _first_difference(
 def _values_in_modules(
     model: torch.nn.Module, args: Sequence[Any], kwargs: Mapping[str, Any], program: ExportedProgram
 ) -> dict[_Call, list[torch.Tensor]]:
-    """The tensors that a program makes in each call of each module."""
+    """Return the tensors that a program computes in each call of each module."""
     import torch
     from torch.export.graph_signature import InputKind
     from torch.fx import Interpreter, Node
 
-    inside: dict[_Call, list[torch.Tensor]] = {}
+    values: dict[_Call, list[torch.Tensor]] = {}
 
-    class Watching(Interpreter):
+    class Recorder(Interpreter):
         def run_node(self, n: Node) -> Any:
             result = super().run_node(n)
-            made = [t.clone() for t in tree_leaves(result) if isinstance(t, torch.Tensor)]
+            tensors_made = [t.clone() for t in tree_leaves(result) if isinstance(t, torch.Tensor)]
             for frame in frames_of(n) if n.op == "call_function" else ():
-                inside.setdefault((frame.path, frame.call), []).extend(made)
+                values.setdefault((frame.path, frame.call), []).extend(tensors_made)
             return result
 
     tensors = {**program.state_dict, **program.constants}
-    given = iter(tree_leaves(_copied((tuple(args), dict(kwargs)))))
+    arguments = iter(tree_leaves(_copy((tuple(args), dict(kwargs)))))
     specs = program.graph_signature.input_specs
-    inputs = [next(given) if s.kind is InputKind.USER_INPUT else tensors[str(s.target)] for s in specs]
-    with torch.no_grad(), kept(model):
-        Watching(program.graph_module).run(*inputs)
-    return inside
+    inputs = [next(arguments) if s.kind is InputKind.USER_INPUT else tensors[str(s.target)] for s in specs]
+    with torch.no_grad(), preserve_attributes(model):
+        Recorder(program.graph_module).run(*inputs)
+    return values
 
 
 def _results_of_modules(
@@ -154,28 +154,28 @@ def _results_of_modules(
 ) -> list[tuple[_Call, list[torch.Tensor]]]:
     import torch
 
-    found: list[tuple[_Call, list[torch.Tensor]]] = []
+    results: list[tuple[_Call, list[torch.Tensor]]] = []
     count: Counter[str] = Counter()
 
-    def remember(path: str) -> Any:
+    def record(path: str) -> Any:
         def hook(module: Any, inputs: Any, output: Any) -> None:
             tensors = [t.clone() for t in tree_leaves(output) if isinstance(t, torch.Tensor)]
-            found.append(((path, count[path]), tensors))
+            results.append(((path, count[path]), tensors))
             count[path] += 1
 
         return hook
 
-    hooks = [m.register_forward_hook(remember(path)) for path, m in model.named_modules() if path]
+    hooks = [m.register_forward_hook(record(path)) for path, m in model.named_modules() if path]
     try:
-        with torch.no_grad(), kept(model):
-            model(*_copied(list(args)), **_copied(dict(kwargs)))
+        with torch.no_grad(), preserve_attributes(model):
+            model(*_copy(list(args)), **_copy(dict(kwargs)))
     finally:
         for hook in hooks:
             hook.remove()
-    return found
+    return results
 
 
-def _copied(item: Any) -> Any:
+def _copy(item: Any) -> Any:
     import torch
 
     return tree_map(lambda x: x.detach().clone() if isinstance(x, torch.Tensor) else x, item)

@@ -1,7 +1,7 @@
-"""Writes an exported graph as ops of the op table, node by node.
+"""Conversion of an exported graph to ops of the op table, node by node.
 
-A node is a runtime value, or a constant: a tensor that depends on buffers and literals alone, computed on the spot by
-the ATen op itself, or a number, a dtype, a list. Only ops that see a runtime value need a conversion.
+A node is a runtime value, or a constant: a tensor that depends only on buffers and literals, which the ATen op itself
+computes during import, or a number, a dtype, a list. Only ops with runtime operands need a conversion.
 """
 
 from __future__ import annotations
@@ -24,9 +24,9 @@ if TYPE_CHECKING:
     import torch
     from torch.fx import GraphModule, Node
 
-# Keyword arguments that say where a result lives, not what it is.
+# Keyword arguments that determine where a result is stored, not its value.
 _PLACEMENT_ARGUMENTS = ("device", "layout", "pin_memory", "memory_format", "non_blocking")
-# Ops that make a number of a tensor. One that only assertions use is no concern of a program.
+# Ops that convert a tensor to a number. If only assertions use it, the program ignores it.
 _NUMBERS = ("item.default", "_local_scalar_dense.default")
 _EMPTY = (
     *("_assert", "_assert_scalar", "_assert_tensor_metadata", "_assert_async"),
@@ -34,23 +34,23 @@ _EMPTY = (
 )
 
 
-MISTAKEN = "this is a mistake in the op's entry in the op table: please report it with this line of the model"
-"""The hint of errors that are ours, not the model's."""
+REPORT_HINT = "this is a bug in the op's entry in the op table: please report it with this line of the model"
+"""Hint of errors caused by this package, not by the model."""
 
 
 @dataclass(frozen=True, slots=True)
 class _Unknown:
-    """A number that depends on data, and the op that gives it."""
+    """A number that depends on data, and the op that computes it."""
 
     source: str
 
 
 class GraphImporter:
-    """Converts one graph that calls no other.
+    """Conversion of one graph without subgraphs.
 
-    Every placeholder is first given by `declare` or `bind`; then `run` gives the graph's results. `builder` holds the
-    ops, `tensors` the data of parameters and constants by value name, `meshes` the mesh of the annotations, `scopes`
-    the modules that an op's first result is made in. With `training`, dropout drops.
+    `declare` or `bind` must first be called for every placeholder; then `run` returns the graph's results. `builder`
+    holds the ops, `tensors` the data of parameters and constants by value name, `meshes` the mesh of the annotations,
+    `scopes` the modules in which an op's first result is computed. With `training`, dropout is active.
     """
 
     def __init__(self, training: bool = False) -> None:
@@ -60,16 +60,16 @@ class GraphImporter:
         self.meshes: tuple[DeviceMesh, ...] = ()
         self.scopes: dict[str, tuple[Frame, ...]] = {}
         self._annotated_at = ""
-        # Of the node being converted: the line of its call, and the path of its module.
+        # Of the current node: the line of its call, and the path of its module.
         self._line = ""
         self._module = ""
-        # What each node stands for. It keeps all results alive, so that an id names one tensor in `_hints`.
+        # Results of nodes. It keeps all results alive, so that an id identifies one tensor in `_hints`.
         self._bound: dict[Node, Any] = {}
         self._hints: dict[int, str] = {}
         self._constants: dict[TensorType, list[tuple[torch.Tensor, Value]]] = {}
 
     def declare(self, node: Node, name: str, role: str, data: torch.Tensor | None = None) -> Value:
-        """Make placeholder `node` an input of the program; `data` is a parameter's tensor."""
+        """Declare placeholder `node` as an input of the program; `data` is a parameter's tensor."""
         value = self.builder.input(name, self._type(node.meta["val"], name), role)
         if data is not None:
             self.tensors[value.name] = data
@@ -77,17 +77,17 @@ class GraphImporter:
         return value
 
     def bind(self, node: Node, result: Any, hint: str = "") -> None:
-        """Let `node` stand for `result`: a value, a constant tensor, or any other constant."""
+        """Bind `node` to `result`: a value, a constant tensor, or another constant."""
         self._bound[node] = result
         if hint and self.is_tensor(result):
             self._hints.setdefault(id(result), hint)
 
     def result(self, node: Node) -> Any:
-        """What `node` stands for, once it was declared, bound or converted."""
+        """Return the result of `node`, once it was declared, bound or converted."""
         return self._bound[node]
 
     def run(self, module: GraphModule) -> Sequence[Any]:
-        """Convert the nodes of `module`, whose placeholders are bound; the graph's results."""
+        """Convert the nodes of `module`, whose placeholders are bound; return the graph's results."""
         for node in module.graph.nodes:
             if node.op == "call_function":
                 self._line = location_in_stack(node.meta.get("stack_trace")) or self._line
@@ -106,21 +106,21 @@ class GraphImporter:
         raise ImportModelError("expected a graph with an output, found none")
 
     def is_tensor(self, result: Any) -> bool:
-        """Whether a result is a runtime value or a constant tensor."""
+        """Return whether a result is a runtime value or a constant tensor."""
         import torch
 
         return isinstance(result, (Value, torch.Tensor))
 
     def value(self, result: Any, hint: str) -> Value:
-        """A result as a value: a constant tensor becomes an input of role constant; equal ones become one."""
+        """Convert a result to a value: a constant tensor becomes an input of role constant; equal ones share one."""
         import torch
 
         if isinstance(result, Value):
             return result
         name = self._hints.get(id(result), hint)
         same_type = self._constants.setdefault(self._type(result, name), [])
-        for known, value in same_type:
-            if known is result or (not (known.is_meta or result.is_meta) and torch.equal(known, result)):
+        for data, value in same_type:
+            if data is result or (not (data.is_meta or result.is_meta) and torch.equal(data, result)):
                 return value
         value = self.builder.input(name, self._type(result, name), "constant", self.builder.location)
         self.tensors[value.name] = result.contiguous()
@@ -169,8 +169,8 @@ class GraphImporter:
         value = self.value(x, self.builder.hint)
         self.builder.location = location
         self.builder.hint = f"{value.name}.sharded"
-        marked: Value = self.builder.emit("annotate_sharding", value, placements=placements)
-        return marked
+        annotated: Value = self.builder.emit("annotate_sharding", value, placements=placements)
+        return annotated
 
     def _fold(self, node: Node, name: str, args: Any, kwargs: Any) -> Any:
         import torch
@@ -179,21 +179,21 @@ class GraphImporter:
         if any(getattr(x, "is_meta", False) for x in _leaves((args, kwargs))):
             args, kwargs = _map(args, _without_data), _map(kwargs, _without_data)
         if is_in_place(target):
-            # What was read of a constant before it is changed stays as it was.
+            # Earlier reads of a constant must not see the write.
             args = (args[0].clone(), *args[1:])
         state = torch.get_rng_state()
         with torch.no_grad():
             result = target(*args, **kwargs)
-        # Dropout and attention may draw, and do not where there is no share to drop. On the meta device nothing tells.
-        hidden = kwargs.get("generator") is not None or any(getattr(x, "is_meta", False) for x in _leaves(result))
-        if (hidden and _may_draw(target)) or not torch.equal(state, torch.get_rng_state()):
+        # Ops with a random mode, such as dropout, do not always draw. On meta the generator state is unknown.
+        is_unknown = kwargs.get("generator") is not None or any(getattr(x, "is_meta", False) for x in _leaves(result))
+        if (is_unknown and _may_draw(target)) or not torch.equal(state, torch.get_rng_state()):
             torch.set_rng_state(state)
             if self.builder.training and aten_of(name, False):
                 return self._convert(node, name, args, kwargs)
-            raise self._drawn(name)
+            raise self._random_op_error(name)
         return result
 
-    def _drawn(self, name: str) -> UnsupportedOpError:
+    def _random_op_error(self, name: str) -> UnsupportedOpError:
         return UnsupportedOpError(
             f"aten.{name} draws random numbers, which a program cannot do",
             self.builder.location,
@@ -206,9 +206,9 @@ class GraphImporter:
         if is_in_place(node.target) and convert is None:
             convert = aten_of(name.replace("_.", ".", 1), takes_complex)
         if convert is None and _may_draw(node.target):
-            raise self._drawn(name)
+            raise self._random_op_error(name)
         if convert is None:
-            raise self._shaped_by_data(node, name) or _unsupported(name, self.builder.location)
+            raise self._data_dependent_shape_error(node, name) or _unsupported(name, self.builder.location)
         try:
             positional, named = _normalize(node.target, args, kwargs)
             shapes = [x for x in _leaves((args, kwargs)) if self.is_tensor(x) and not is_complex(x)]
@@ -218,23 +218,23 @@ class GraphImporter:
         except DistIRError:
             raise
         except NotImplementedError as error:
-            refused = UnsupportedOpError(f"aten.{name}: {error}", self.builder.location)
-            raise self._shaped_by_data(node, name) or refused from None
-        except Exception as error:  # a mistake of ours, which the user shall know the place of
-            raise _mistaken(name, f"{type(error).__name__}: {error}", self.builder.location) from error
+            rejected = UnsupportedOpError(f"aten.{name}: {error}", self.builder.location)
+            raise self._data_dependent_shape_error(node, name) or rejected from None
+        except Exception as error:  # a bug of this package; the user needs its location
+            raise _conversion_error(name, f"{type(error).__name__}: {error}", self.builder.location) from error
         if is_in_place(node.target) and not is_complex(result):
-            # What is written to keeps its shape and its dtype.
+            # The written tensor keeps its shape and dtype.
             result = self.builder.aten("copy.default", operands[0], result)
         self._check(node, name, result)
         return result
 
-    def _shaped_by_data(self, node: Node, name: str) -> UnsupportedOpError | None:
+    def _data_dependent_shape_error(self, node: Node, name: str) -> UnsupportedOpError | None:
         if not _is_shaped_by_data(node.meta.get("val")):
             return None
         return UnsupportedOpError(f"aten.{name}: {DATA_DEPENDENT}", self.builder.location, DATA_DEPENDENT_HINT)
 
     def _operand(self, x: Any, tensors: Sequence[Any], node: Node) -> Any:
-        """An argument of a conversion: constant tensors become values, scalars among them `constant` ops."""
+        """Convert an operand: a constant tensor becomes a value, a constant scalar a `constant` op."""
         import torch
 
         if not isinstance(x, torch.Tensor):
@@ -243,25 +243,25 @@ class GraphImporter:
             hint = self.builder.hint
             return Complex(*(self.value(part.contiguous(), hint) for part in (x.real, x.imag)))
         val = node.meta.get("val")
-        stretches = any(len(_shape(t)) >= x.dim() and t is not x for t in tensors)
+        broadcasts = any(len(_shape(t)) >= x.dim() and t is not x for t in tensors)
         same = all(_dtype(t) == _dtype(x) for t in tensors)
         pointwise = torch.Tag.pointwise in getattr(node.target, "tags", ()) and isinstance(val, torch.Tensor)
-        if not x.is_meta and (x.dim() == 0 or (x.numel() == 1 and pointwise and same and stretches)):
+        if not x.is_meta and (x.dim() == 0 or (x.numel() == 1 and pointwise and same and broadcasts)):
             if _dtype(x) not in DTYPES:
                 raise UnsupportedOpError(f"the model uses dtype {x.dtype}", self.builder.location)
             return self.builder.constant(x.item(), _dtype(x))
         return self.value(x, self.builder.hint)
 
     def _check(self, node: Node, name: str, result: Any) -> None:
-        """The op table and torch must agree about every converted value."""
+        """Check that the op table and torch agree on the type of every converted value."""
         expected = node.meta.get("val")
         pairs = zip(expected, result, strict=False) if isinstance(expected, (tuple, list)) else [(expected, result)]
         for val, value in pairs:
             if val is None or not isinstance(value, Value):
                 continue
             if not _is_like(val, value.tensor):
-                found = f"it is {value.type} here, and {tuple(val.shape)} of {val.dtype} in torch"
-                raise _mistaken(name, found, self.builder.location)
+                description = f"it is {value.type} here, and {tuple(val.shape)} of {val.dtype} in torch"
+                raise _conversion_error(name, description, self.builder.location)
 
     def _type(self, tensor: torch.Tensor, what: str) -> TensorType:
         import torch
@@ -283,14 +283,14 @@ class GraphImporter:
 
 
 def is_complex(x: Any) -> bool:
-    """Whether a result is a complex tensor, constant or not."""
+    """Return whether a result is a complex tensor, constant or not."""
     import torch
 
     return isinstance(x, Complex) or (isinstance(x, torch.Tensor) and x.is_complex())
 
 
 def _is_like(val: torch.Tensor, kind: TensorType) -> bool:
-    """Whether torch's result has this type, as far as torch knows: sizes that follow from constants it does not."""
+    """Return whether torch's result has this type; sizes that follow from constants are unknown to torch."""
     import torch
 
     if val.dim() != len(kind.shape) or _dtype(val) != kind.dtype:
@@ -299,7 +299,7 @@ def _is_like(val: torch.Tensor, kind: TensorType) -> bool:
 
 
 def _is_shaped_by_data(results: Any) -> bool:
-    """Whether a result of a node has a dim that is a symbol."""
+    """Return whether a node's result has a symbolic dim."""
     import torch
 
     items = results if isinstance(results, (tuple, list)) else [results]
@@ -315,8 +315,8 @@ def _unsupported(name: str, location: str) -> UnsupportedOpError:
     )
 
 
-def _mistaken(name: str, found: str, location: str) -> UnsupportedOpError:
-    return UnsupportedOpError(f"aten.{name} with these arguments is read wrongly: {found}", location, MISTAKEN)
+def _conversion_error(name: str, reason: str, location: str) -> UnsupportedOpError:
+    return UnsupportedOpError(f"aten.{name} is converted wrongly with these arguments: {reason}", location, REPORT_HINT)
 
 
 def _may_draw(target: Any) -> bool:
@@ -326,7 +326,7 @@ def _may_draw(target: Any) -> bool:
 
 
 def _spelling(target: Any) -> str:
-    """``linear.default`` for an ATen op, ``namespace.name.overload`` for another library's, else the plain name."""
+    """Return ``linear.default`` for an ATen op, ``namespace.name.overload`` for another library's, else the name."""
     schema = getattr(target, "_schema", None)
     if schema is None:
         return getattr(target, "__name__", str(target))
@@ -334,17 +334,17 @@ def _spelling(target: Any) -> str:
 
 
 def _normalize(target: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> tuple[list[Any], dict[str, Any]]:
-    """The arguments in the order of the op's schema, defaults filled in between; keyword-only ones by name."""
+    """Return arguments in the order of the op's schema with defaults filled in, and keyword-only arguments by name."""
     positional, named = list(args), dict(kwargs)
-    pending: list[Any] = []
+    defaults: list[Any] = []
     for argument in target._schema.arguments[len(args) :]:
         if argument.kwarg_only:
             break
         if argument.name in named:
-            positional += [*pending, named.pop(argument.name)]
-            pending = []
+            positional += [*defaults, named.pop(argument.name)]
+            defaults = []
         else:
-            pending.append(argument.default_value)
+            defaults.append(argument.default_value)
     return positional, {k: v for k, v in named.items() if k not in _PLACEMENT_ARGUMENTS}
 
 
@@ -359,16 +359,16 @@ def _map(item: Any, change: Callable[[Any], Any]) -> Any:
 
 
 def _without_data(x: Any) -> Any:
-    """A tensor or a device among the arguments of an op that has an operand on the meta device."""
+    """Move a tensor or device to meta, for an op with an operand on the meta device."""
     import torch
 
     return x.to("meta") if isinstance(x, torch.Tensor) else torch.device("meta") if isinstance(x, torch.device) else x
 
 
 def _leaves(item: Any) -> list[Any]:
-    found: list[Any] = []
-    _map(item, found.append)
-    return found
+    leaves: list[Any] = []
+    _map(item, leaves.append)
+    return leaves
 
 
 def _shape(x: Any) -> tuple[int, ...]:

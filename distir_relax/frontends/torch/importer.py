@@ -1,4 +1,4 @@
-"""PyTorch models in: exported un-decomposed by `torch.export`, and written node by node in the op table's terms."""
+"""Import of PyTorch models: export without decomposition by `torch.export`, conversion node by node."""
 
 from __future__ import annotations
 
@@ -8,18 +8,23 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from distir_relax.errors import DistIRError, ImportModelError
-from distir_relax.frontends.imported_model import Flatten, Imported, live
+from distir_relax.frontends.imported_model import Flatten, Imported, eliminate_dead_ops
 from distir_relax.frontends.location import location_of_error
-from distir_relax.frontends.moe_sort_elimination import unsorted
-from distir_relax.frontends.torch.alias_check import check_distinct, distinct
-from distir_relax.frontends.torch.custom_autograd import refusing_custom_autograd
+from distir_relax.frontends.moe_sort_elimination import eliminate_moe_sorts
+from distir_relax.frontends.torch.alias_check import check_no_mutated_alias, copy_aliases
+from distir_relax.frontends.torch.custom_autograd import reject_custom_autograd
 from distir_relax.frontends.torch.export_check import check_import
-from distir_relax.frontends.torch.functionalize import changed_buffers, functional
+from distir_relax.frontends.torch.functionalize import functionalize, mutated_buffers
 from distir_relax.frontends.torch.graph import GraphImporter, is_complex
-from distir_relax.frontends.torch.inline_subgraphs import flatten
-from distir_relax.frontends.torch.meta_params import exportable
-from distir_relax.frontends.torch.module_state import AttributesReplaced, kept, refusing_replaced, state_buffers
-from distir_relax.frontends.torch.object_state import adopt_written_constants
+from distir_relax.frontends.torch.inline_subgraphs import inline_subgraphs
+from distir_relax.frontends.torch.meta_params import placeholder_data
+from distir_relax.frontends.torch.module_state import (
+    AttributesReplaced,
+    preserve_attributes,
+    reject_replaced_attributes,
+    state_buffers,
+)
+from distir_relax.frontends.torch.object_state import promote_mutated_constants
 from distir_relax.frontends.torch.pytree_names import CallSignature, ResultStructure, leaf_names, result_names
 from distir_relax.ir import Module, Value
 from distir_relax.support.torch_compat import private
@@ -30,7 +35,7 @@ if TYPE_CHECKING:
 
 
 EXPORT_LOCK = threading.RLock()
-"""Held while a torch model is read: `torch.export` patches global state, and reading patches the model."""
+"""Held during import of a torch model: `torch.export` patches global state, and the import patches the model."""
 
 
 def import_torch(
@@ -40,21 +45,20 @@ def import_torch(
     check: bool = False,
     training: bool = False,
 ) -> Imported:
-    """Read in a model, as it runs on the example arguments: their shapes become the program's.
+    """Import a model as it runs on the example arguments, whose shapes become those of the program.
 
-    What depends on constants and buffers alone (masks, positions) is computed now, and has no data where a buffer
-    has none, on the meta device; what reaches no output is left out. Buffers that the model changes are inputs of role
-    ``state``, each with an output that is its new value.
+    Values that depend only on constants and buffers (masks, positions) are computed during import, and have no data if
+    a buffer is on the meta device; ops that reach no output are removed. Buffers that the model changes are inputs of
+    role ``state``, each with an output for its new value.
 
-    With `training` the program is one that is trained: where dropout is active it has an input ``seed``, an int64
-    scalar, that decides what is dropped. `Imported.flatten` leaves it to the caller, who gives another number in each
-    step: ``inputs = {**imported.flatten(args, kwargs), "seed": torch.tensor(step)}``.
+    With `training` active dropout adds an input ``seed``, an int64 scalar that determines the dropped elements.
+    `Imported.flatten` leaves it to the caller, who passes another number in each step:
+    ``inputs = {**imported.flatten(args, kwargs), "seed": torch.tensor(step)}``.
 
-    Raises `ImportModelError` when `torch.export` cannot capture the model, when it is in training mode with active
-    dropout and this is no import for training, when it changes its parameters, and as `refusing_custom_autograd` does;
-    `UnsupportedOpError` for an op without an entry in the op table; `PlacementError` and `AnnotationError` for
-    annotations that do not fit; with `check`, what `check_import` raises where the program does not compute what the
-    model does.
+    Raises `ImportModelError` if `torch.export` cannot capture the model, if it is in training mode with active dropout
+    without `training`, if it changes its parameters, and as `reject_custom_autograd` does; `UnsupportedOpError` for an
+    op without an entry in the op table; `PlacementError` and `AnnotationError` for invalid annotations; with `check`,
+    as `check_import` does if the program computes other results than the model.
     """
     with EXPORT_LOCK:
         return _import_torch(model, example_inputs, dict(example_kwargs or {}), check, training)
@@ -64,13 +68,13 @@ def _import_torch(
     model: torch.nn.Module, example_inputs: Sequence[Any], kwargs: dict[str, Any], check: bool, training: bool
 ) -> Imported:
     if not training:
-        _refuse_active_dropout(model)
+        _reject_active_dropout(model)
     try:
         return _read(model, example_inputs, kwargs, check, training)
-    except AttributesReplaced as refused:
-        if not refused.is_state:
+    except AttributesReplaced as error:
+        if not error.is_state:
             raise
-        with state_buffers(model, refused, example_inputs, kwargs):
+        with state_buffers(model, error, example_inputs, kwargs):
             return _read(model, example_inputs, kwargs, check, training)
 
 
@@ -78,49 +82,49 @@ def _read(
     model: torch.nn.Module, example_inputs: Sequence[Any], kwargs: dict[str, Any], check: bool, training: bool
 ) -> Imported:
     signature = _call_signature(model, example_inputs, kwargs)
-    with refusing_custom_autograd(model, training):
-        exported = _export(model, *distinct(model, tuple(example_inputs), kwargs))
-    flatten(exported)
-    adopt_written_constants(exported, model)
-    program = functional(exported)
-    _refuse_changed_parameters(program)
+    with reject_custom_autograd(model, training):
+        exported = _export(model, *copy_aliases(model, tuple(example_inputs), kwargs))
+    inline_subgraphs(exported)
+    promote_mutated_constants(exported, model)
+    program = functionalize(exported)
+    _reject_changed_parameters(program)
     importer = GraphImporter(training)
     names = _declare_inputs(importer, program, model, signature)
     results = importer.run(program.graph_module)
-    # What cannot be read says so itself: a model that draws random numbers differs from its own program.
+    # Only after conversion, which rejects random models: those differ from their own programs.
     if check:
         check_import(model, example_inputs, kwargs, program)
-    return unsorted(_finish(model, importer, program, signature, names, results))
+    return eliminate_moe_sorts(_finish(model, importer, program, signature, names, results))
 
 
-def _refuse_active_dropout(model: torch.nn.Module) -> None:
+def _reject_active_dropout(model: torch.nn.Module) -> None:
     if not model.training:
         return
     for name, module in model.named_modules():
-        if module.training and (share := _dropped(module)):
+        if module.training and (rate := _dropout_rate(module)):
             raise ImportModelError(
                 f"{type(model).__name__} is in training mode: its dropout {name or 'layer'!r} "
-                f"drops {share:.0%} at random",
+                f"drops {rate:.0%} at random",
                 hint="call model.eval() first",
             )
 
 
-def _dropped(module: torch.nn.Module) -> float:
-    """The share of elements that a module drops when it is trained."""
+def _dropout_rate(module: torch.nn.Module) -> float:
+    """Return the share of elements that a module drops in training."""
     import torch
 
     if isinstance(module, private("torch.nn.modules.dropout._DropoutNd")):
         return float(module.p)
-    # A recurrent layer has dropout of its own between its layers.
+    # A recurrent layer may have dropout between its layers.
     return float(module.dropout) if isinstance(module, torch.nn.RNNBase) and module.num_layers > 1 else 0.0
 
 
-def _refuse_changed_parameters(program: ExportedProgram) -> None:
+def _reject_changed_parameters(program: ExportedProgram) -> None:
     from torch.export.graph_signature import OutputKind
 
-    written = (OutputKind.USER_OUTPUT, OutputKind.BUFFER_MUTATION, OutputKind.USER_INPUT_MUTATION)
+    allowed = (OutputKind.USER_OUTPUT, OutputKind.BUFFER_MUTATION, OutputKind.USER_INPUT_MUTATION)
     for spec in program.graph_signature.output_specs:
-        if spec.kind not in written:
+        if spec.kind not in allowed:
             raise ImportModelError(
                 f"the model changes {spec.target!r}, a parameter, while it runs", hint="compile model.eval()"
             )
@@ -141,9 +145,9 @@ def _export(model: torch.nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any
 
     try:
         with warnings.catch_warnings():
-            # What becomes of attributes is looked at here.
+            # Attributes are checked by `reject_replaced_attributes`.
             warnings.filterwarnings("ignore", r"The tensor attributes? .* assigned during export")
-            with kept(model), exportable(model, (args, kwargs)), refusing_replaced(model):
+            with preserve_attributes(model), placeholder_data(model, (args, kwargs)), reject_replaced_attributes(model):
                 return torch.export.export(model, args, kwargs, strict=False)
     except DistIRError:
         raise
@@ -162,18 +166,18 @@ def _export(model: torch.nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any
 def _declare_inputs(
     importer: GraphImporter, program: ExportedProgram, model: torch.nn.Module, signature: CallSignature
 ) -> dict[str, str]:
-    """Give the importer every placeholder; the names that users may use, with their values' names."""
+    """Declare or bind every placeholder; return the user-visible names with their values' names."""
     from torch.export.graph_signature import ConstantArgument, InputKind
 
     nodes = [node for node in program.graph.nodes if node.op == "placeholder"]
     specs = program.graph_signature.input_specs
-    # What has no data was exported with a stand-in.
-    hollow = {name: b for name, b in model.named_buffers(remove_duplicate=False) if b.is_meta}
-    tensors = {**program.state_dict, **program.constants, **hollow}
-    changed = changed_buffers(program)
+    # Meta buffers were exported with placeholder data.
+    meta_buffers = {name: b for name, b in model.named_buffers(remove_duplicate=False) if b.is_meta}
+    tensors = {**program.state_dict, **program.constants, **meta_buffers}
+    mutated = mutated_buffers(program)
     names: dict[str, str] = {}
     user = iter(_input_names(program, signature))
-    # The user's inputs come first, so that they keep their names whatever the parameters are called.
+    # The user's inputs come first, so that their names do not change by conflicts with parameters.
     for node, spec in zip(nodes, specs, strict=True):
         if spec.kind is InputKind.USER_INPUT:
             name = next(user)
@@ -194,7 +198,7 @@ def _declare_inputs(
                 data = parameters.get(name, tensors[str(spec.target)])
                 values[name] = importer.declare(node, name, "parameter", data.detach())
             importer.bind(node, values[name])
-        elif spec.kind is InputKind.BUFFER and spec.target in changed:
+        elif spec.kind is InputKind.BUFFER and spec.target in mutated:
             state = importer.declare(node, str(spec.target), "state", tensors[str(spec.target)].detach())
             names[str(spec.target)] = state.name
         elif spec.kind in (InputKind.BUFFER, InputKind.CONSTANT_TENSOR):
@@ -246,13 +250,13 @@ def _finish(
             fixed[label] = result
     if not outputs:
         raise ImportModelError("expected a model that returns at least one tensor, found none")
-    changed, written = _changes(importer, program, names, results)
-    main = live(importer.builder.function("main", [*outputs, *changed]))
-    kept = {item.value.name for item in main.inputs}
-    used = {name for name, value in names.items() if value in kept}
+    mutations, written = _mutations(importer, program, names, results)
+    main = eliminate_dead_ops(importer.builder.function("main", [*outputs, *mutations]))
+    value_names = {item.value.name for item in main.inputs}
+    used = {name for name, value in names.items() if value in value_names}
     return Imported(
         module=Module("global", (main,), importer.meshes),
-        tensors={name: tensor for name, tensor in importer.tensors.items() if name in kept},
+        tensors={name: tensor for name, tensor in importer.tensors.items() if name in value_names},
         names={name: value for name, value in names.items() if name in used},
         flatten=_flatten(signature, written),
         rebuild=ResultStructure(program.call_spec.out_spec, fixed).rebuild,
@@ -266,20 +270,20 @@ def _finish(
 
 
 def _flatten(signature: CallSignature, written: Mapping[str, str]) -> Flatten:
-    """What gives a call's tensors by input name, where the model writes to the inputs that `written` leads to."""
+    """Return the function from a call to its tensors by input name; `written` maps outputs to mutated inputs."""
 
     def flatten(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> dict[str, torch.Tensor]:
         tensors = signature.flatten(args, kwargs)
-        check_distinct(tensors, written.values())
+        check_no_mutated_alias(tensors, written.values())
         return tensors
 
     return flatten
 
 
-def _changes(
+def _mutations(
     importer: GraphImporter, program: ExportedProgram, names: Mapping[str, str], results: Sequence[Any]
 ) -> tuple[list[tuple[str, Value]], dict[str, str]]:
-    """The outputs that are new values of buffers and inputs; of inputs, from the output's name to the input's."""
+    """Return the outputs that are new values of buffers and inputs, and a map from outputs to mutated inputs."""
     from torch.export.graph_signature import OutputKind
 
     specs = program.graph_signature.output_specs

@@ -1,4 +1,4 @@
-"""Exported programs as one graph: what runs with gradients or autocast off stands in graphs of its own in torch's."""
+"""Inlining of the subgraphs that `torch.export` creates for code under disabled gradients or autocast."""
 
 from __future__ import annotations
 
@@ -13,16 +13,17 @@ if TYPE_CHECKING:
     from torch.export import ExportedProgram
     from torch.fx import Graph, GraphModule, Node
 
-# How many arguments such a call has before the graph that it calls.
+# Number of arguments of such a call before the subgraph.
 _CALLS = {"wrap_with_set_grad_enabled": 1, "wrap_with_autocast": 4}
 
 
-def flatten(program: ExportedProgram) -> None:
-    """Write the graphs that `program` calls out into its own, which is changed.
+def inline_subgraphs(program: ExportedProgram) -> None:
+    """Inline the graphs that `program` calls, in place.
 
-    A write is then seen wherever the memory is used. Raises `UnsupportedOpError` for a part that runs under autocast.
+    A write is then visible wherever the memory is used. Raises `UnsupportedOpError` for a part that runs under
+    autocast.
     """
-    if not _flatten(program.graph_module):
+    if not _inline_calls(program.graph_module):
         return
     program.graph_module.recompile()
     # The signature names the nodes that are the program's outputs.
@@ -32,16 +33,16 @@ def flatten(program: ExportedProgram) -> None:
             spec.arg.name = node.name
 
 
-def _flatten(module: GraphModule) -> bool:
-    """Whether `module` called any graph."""
+def _inline_calls(module: GraphModule) -> bool:
+    """Inline all calls of `module`; return whether there were any."""
     calls = [node for node in module.graph.nodes if getattr(node.target, "__name__", "") in _CALLS]
     for node in calls:
-        _write_out(module.graph, node)
+        _inline_call(module.graph, node)
     return bool(calls)
 
 
 def _detach_results(graph: Graph) -> None:
-    """Let no gradient pass to what is computed without gradients."""
+    """Detach the results of code that runs without gradients."""
     import torch
 
     output: Any = graph.output_node()
@@ -55,29 +56,29 @@ def _detach_results(graph: Graph) -> None:
         output.replace_input_with(node, detached)
 
 
-def _write_out(graph: Graph, call: Node) -> None:
+def _inline_call(graph: Graph, call: Node) -> None:
     name = call.target.__name__  # type: ignore[union-attr]
     count = _CALLS[name]
-    where: Any = call.args[count]
-    called = operator.attrgetter(where.target)(graph.owning_module)
+    reference: Any = call.args[count]
+    subgraph = operator.attrgetter(reference.target)(graph.owning_module)
     if name == "wrap_with_autocast" and call.args[2]:
-        # The call itself has no line, what it calls has.
-        first = next(node for node in called.graph.nodes if node.op == "call_function")
+        # The call itself has no line; the ops of the subgraph have.
+        first = next(node for node in subgraph.graph.nodes if node.op == "call_function")
         raise UnsupportedOpError(
             f"the model runs under autocast to {call.args[1]}",
             join_location(module_of(first), location_in_stack(first.meta.get("stack_trace"))),
             "cast the model itself: model.to(dtype)",
         )
-    _flatten(called)
+    _inline_calls(subgraph)
     if name == "wrap_with_set_grad_enabled" and not call.args[0]:
-        _detach_results(called.graph)
-    inputs = [node for node in called.graph.nodes if node.op == "placeholder"]
+        _detach_results(subgraph.graph)
+    inputs = [node for node in subgraph.graph.nodes if node.op == "placeholder"]
     values: dict[Node, Any] = dict(zip(inputs, call.args[count + 1 :], strict=True))
     with graph.inserting_before(call):
-        results = graph.graph_copy(called.graph, values)
-    for node in called.graph.nodes:
+        results = graph.graph_copy(subgraph.graph, values)
+    for node in subgraph.graph.nodes:
         if node.op == "get_attr" and node in values:
-            values[node].target = f"{where.target}.{node.target}"
+            values[node].target = f"{reference.target}.{node.target}"
     if isinstance(results, (tuple, list)):
         for user in list(call.users):
             user.replace_all_uses_with(results[user.args[1]])  # type: ignore[index]
@@ -85,5 +86,5 @@ def _write_out(graph: Graph, call: Node) -> None:
     else:
         call.replace_all_uses_with(results)  # type: ignore[arg-type]
     graph.erase_node(call)
-    if not where.users:
-        graph.erase_node(where)
+    if not reference.users:
+        graph.erase_node(reference)

@@ -1,4 +1,4 @@
-"""A torch model together with its loss, read in as one program that gives a number."""
+"""A torch model combined with its loss, imported as one program that returns a scalar."""
 
 from __future__ import annotations
 
@@ -13,31 +13,31 @@ if TYPE_CHECKING:
     import torch
 
 TARGETS = "targets"
-"""The argument by which a call of a model with its loss takes the targets."""
+"""Keyword argument for the targets in a call of a model with its loss."""
 
 Loss = Callable[[Any, Any], Any]
 
 
 @contextmanager
 def with_loss(model: torch.nn.Module, loss: Loss | None) -> Iterator[None]:
-    """Inside, a call of `model` gives the loss of what it returns: ``loss(output, targets)``.
+    """Inside the context, a call of `model` returns the loss of its output: ``loss(output, targets)``.
 
-    The call takes what the model's does, and the targets by keyword. Without a `loss` the model gives its own: a
-    number, or what it returns has one under ``loss`` (transformers models, called with labels). A loss that is a
-    module with parameters is a submodule of the model inside, so that they are trained with the model's. Raises
-    `ImportModelError` where there is none.
+    The call takes the model's arguments, and the targets by keyword. Without a `loss` the model returns its own: a
+    scalar, or an output with one under ``loss`` (transformers models, called with labels). A loss that is a module with
+    parameters becomes a submodule of the model, so that its parameters are trained too. Raises `ImportModelError`
+    without any loss.
     """
-    original, own = model.forward, "forward" in vars(model)
+    original, has_own_forward = model.forward, "forward" in vars(model)
     parameters = list(inspect.signature(original).parameters.values())
     if loss is not None and any(p.name == TARGETS for p in parameters):
         raise ImportModelError(
             f"{type(model).__name__}.forward has a parameter {TARGETS!r} itself",
-            hint="give no loss, and let the model return it",
+            hint="pass no loss, and let the model return it",
         )
 
     def forward(*args: Any, **kwargs: Any) -> Any:
         if loss is None:
-            return _own_loss(model, original(*args, **kwargs))
+            return _model_loss(model, original(*args, **kwargs))
         targets = kwargs.pop(TARGETS)
         # A model may call all of its submodules, as `torch.nn.Sequential` does.
         model._modules.pop(attached, None)
@@ -60,14 +60,14 @@ def with_loss(model: torch.nn.Module, loss: Loss | None) -> Iterator[None]:
     finally:
         if attached:
             del model._modules[attached]
-        if own:
+        if has_own_forward:
             model.forward = original
         else:
             del model.forward
 
 
 def _attach(model: torch.nn.Module, loss: Loss | None) -> str:
-    """Make a loss with parameters a submodule of `model`: its name there, empty for one that has none or is one."""
+    """Make a loss with parameters a submodule of `model`; return its name, or "" without parameters or if it is one."""
     import torch
 
     if not isinstance(loss, torch.nn.Module) or not any(True for _ in loss.parameters()):
@@ -79,10 +79,10 @@ def _attach(model: torch.nn.Module, loss: Loss | None) -> str:
     return name
 
 
-def call_of(inputs: Any, targets: Any, has_loss: bool) -> tuple[tuple[Any, ...], dict[str, Any]]:
-    """The call of a model, with a loss or with its own, on a batch.
+def call_arguments(inputs: Any, targets: Any, has_loss: bool) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    """Return the arguments for a call of a model, with a loss or its own, on a batch.
 
-    `inputs` are a tensor, a tuple of them, or a dict of keyword arguments.
+    `inputs` is a tensor, a tuple, or a dict of keyword arguments.
     """
     if isinstance(inputs, Mapping):
         args, kwargs = (), dict(inputs)
@@ -91,12 +91,12 @@ def call_of(inputs: Any, targets: Any, has_loss: bool) -> tuple[tuple[Any, ...],
     return args, {**kwargs, TARGETS: targets} if has_loss else kwargs
 
 
-def _own_loss(model: torch.nn.Module, output: Any) -> Any:
-    found = output.get("loss") if isinstance(output, Mapping) else getattr(output, "loss", output)
-    if found is None or not hasattr(found, "dtype"):
+def _model_loss(model: torch.nn.Module, output: Any) -> Any:
+    loss = output.get("loss") if isinstance(output, Mapping) else getattr(output, "loss", output)
+    if loss is None or not hasattr(loss, "dtype"):
         raise ImportModelError(
             f"expected {type(model).__name__} to return its loss, found "
-            f"{'none' if found is None else type(found).__name__}",
-            hint="give loss=, or what the model computes it from: labels, for transformers models",
+            f"{'none' if loss is None else type(loss).__name__}",
+            hint="pass loss=, or the inputs for the model's loss: labels, for transformers models",
         )
-    return found
+    return loss

@@ -1,7 +1,7 @@
-"""Buffers of a model on the meta device, whose data a checkpoint holds or the model computes when it is made.
+"""Data of meta-device buffers, from a checkpoint or from the model's initialization.
 
-Constants of a program are computed from buffers while the model is read, so buffers need their data before. Parameters
-do not: they are read when a rank needs its part.
+Import folds constants computed from buffers, so buffers need data before. Parameters are read later, when a rank needs
+its shard.
 """
 
 from __future__ import annotations
@@ -19,10 +19,10 @@ if TYPE_CHECKING:
 
 @contextmanager
 def empty_weights() -> Iterator[None]:
-    """While it is open, modules that are made have their parameters on the meta device, and their buffers in memory.
+    """Inside the context, new modules have their parameters on the meta device, and their buffers in memory.
 
-    So a large model is made without memory for its weights, and buffers that its constructor computes (rotary
-    frequencies, positions) have their values: ``compile(model, …, checkpoint=PATH)`` then finds all that it needs.
+    A large model needs no memory for its weights, and buffers that its constructor computes (rotary frequencies,
+    positions) have their values, as ``compile(model, …, checkpoint=PATH)`` requires.
     """
     import torch
 
@@ -43,10 +43,10 @@ def empty_weights() -> Iterator[None]:
 
 @contextmanager
 def buffers_with_data(model: torch.nn.Module, checkpoint: Path) -> Iterator[None]:
-    """While it is open, buffers of `model` on the meta device have data, where there is a way to get it.
+    """Inside the context, meta-device buffers of `model` have data, if available.
 
-    Those that the checkpoint holds are read; of others a transformers model says itself how they are initialized
-    (``_init_weights``). Raises `ImportModelError` for a checkpoint that cannot be read.
+    Those in the checkpoint are read; a transformers model initializes others (``_init_weights``). Raises
+    `ImportModelError` for a checkpoint that cannot be read.
     """
     missing = [
         (module, name, f"{path}.{name}" if path else name)
@@ -54,44 +54,44 @@ def buffers_with_data(model: torch.nn.Module, checkpoint: Path) -> Iterator[None
         for name, buffer in module._buffers.items()
         if buffer is not None and buffer.is_meta
     ]
-    held = [(module, name, module._buffers[name]) for module, name, _ in missing]
+    originals = [(module, name, module._buffers[name]) for module, name, _ in missing]
     try:
-        read = read_tensors(checkpoint, [path for *_, path in missing]) if missing else {}
+        loaded = read_tensors(checkpoint, [path for *_, path in missing]) if missing else {}
         for module, name, path in missing:
-            if path in read:
-                module._buffers[name] = read[path]
-        _initialize(model, [(module, name) for module, name, path in missing if path not in read])
+            if path in loaded:
+                module._buffers[name] = loaded[path]
+        _initialize(model, [(module, name) for module, name, path in missing if path not in loaded])
         yield
     finally:
-        for module, name, buffer in held:
+        for module, name, buffer in originals:
             module._buffers[name] = buffer
 
 
 def _initialize(model: torch.nn.Module, buffers: Collection[tuple[torch.nn.Module, str]]) -> None:
-    """Let a transformers model compute buffers; those that it leaves alone stay as they are."""
+    """Initialize buffers by the transformers model; those that it does not initialize are unchanged."""
     import torch
 
     initialize = getattr(model, "_init_weights", None)
     if not callable(initialize):
         return
-    marked: list[tuple[torch.nn.Module, str, Any, torch.Tensor]] = []
+    candidates: list[tuple[torch.nn.Module, str, Any, torch.Tensor]] = []
     for module, name in buffers:
         before = module._buffers[name]
         assert before is not None
-        marks = torch.full(before.shape, _mark(before.dtype), dtype=before.dtype)
-        module._buffers[name] = marks.clone()
-        marked.append((module, name, before, marks))
+        sentinel = torch.full(before.shape, _sentinel(before.dtype), dtype=before.dtype)
+        module._buffers[name] = sentinel.clone()
+        candidates.append((module, name, before, sentinel))
     with torch.no_grad():
         for module in {id(module): module for module, _ in buffers}.values():
             initialize(module)
-    for module, name, before, marks in marked:
-        now = module._buffers[name]
-        if now is None or torch.equal(now.nan_to_num(nan=-1.0), marks.nan_to_num(nan=-1.0)):
+    for module, name, before, sentinel in candidates:
+        value = module._buffers[name]
+        if value is None or torch.equal(value.nan_to_num(nan=-1.0), sentinel.nan_to_num(nan=-1.0)):
             module._buffers[name] = before
 
 
-def _mark(dtype: torch.dtype) -> float | int | bool:
-    """A value that no initialization gives."""
+def _sentinel(dtype: torch.dtype) -> float | int | bool:
+    """Return a value that no initialization produces."""
     import torch
 
     if dtype.is_floating_point or dtype.is_complex:

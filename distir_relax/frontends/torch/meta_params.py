@@ -1,8 +1,8 @@
-"""Parameters and buffers without data, in a model whose inputs have theirs.
+"""Placeholder data for the export of models with meta-device parameters and inputs that have data.
 
-`torch.export` wants all on one device. What is on the meta device is exported as a tensor of the same shape whose data
-nobody looks at: parameters as a single number, expanded, which takes no memory; buffers, which a model may write to, as
-memory that is never touched.
+`torch.export` requires one device. Tensors on the meta device are exported as tensors of the same shape with arbitrary
+data: parameters as a single expanded number, which takes no memory; buffers, which a model may write to, as
+uninitialized memory.
 """
 
 from __future__ import annotations
@@ -18,32 +18,32 @@ if TYPE_CHECKING:
 
 
 @contextmanager
-def exportable(model: torch.nn.Module, inputs: Any) -> Iterator[None]:
-    """While it is open, `model` can be exported on `inputs`; afterwards it is what it was."""
+def placeholder_data(model: torch.nn.Module, inputs: Any) -> Iterator[None]:
+    """Inside the context, `model` can be exported on `inputs`; its tensors are restored afterwards."""
     import torch
 
-    given = [leaf for leaf in tree_leaves(inputs) if isinstance(leaf, torch.Tensor)]
-    places: list[tuple[dict[str, Any], str, torch.Tensor]] = [
-        (held, name, tensor)
+    tensors = [leaf for leaf in tree_leaves(inputs) if isinstance(leaf, torch.Tensor)]
+    meta_tensors: list[tuple[dict[str, Any], str, torch.Tensor]] = [
+        (container, name, tensor)
         for module in model.modules()
-        for held in (module._parameters, module._buffers)
-        for name, tensor in held.items()
+        for container in (module._parameters, module._buffers)
+        for name, tensor in container.items()
         if tensor is not None and tensor.is_meta
     ]
-    if any(t.is_meta for t in given):
+    if any(t.is_meta for t in tensors):
         yield
         return
-    stand_ins = {id(tensor): _stand_in(tensor) for _, _, tensor in places}
-    for held, name, tensor in places:
-        held[name] = stand_ins[id(tensor)]
+    placeholders = {id(tensor): _placeholder(tensor) for _, _, tensor in meta_tensors}
+    for container, name, tensor in meta_tensors:
+        container[name] = placeholders[id(tensor)]
     try:
         yield
     finally:
-        for held, name, tensor in places:
-            held[name] = tensor
+        for container, name, tensor in meta_tensors:
+            container[name] = tensor
 
 
-def _stand_in(tensor: torch.Tensor) -> torch.Tensor:
+def _placeholder(tensor: torch.Tensor) -> torch.Tensor:
     import torch
 
     if isinstance(tensor, torch.nn.Parameter):

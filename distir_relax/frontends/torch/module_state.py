@@ -1,8 +1,8 @@
-"""The attributes of a model's modules, which its forward may replace: a program has no place for them.
+"""Module attributes that a model's forward replaces, which a program cannot represent.
 
-`self.count += 1` is seen by the next call of the model; a program would have the example's value for ever. Buffers are
-state (`distir_relax.frontends.torch.functionalize`). Plain attributes that each call replaces by tensors of one shape,
-such as the states of recurrent layers, become buffers while the model is read.
+`self.count += 1` affects the next call of the model; a program would always have the example's value. Buffers are state
+(`distir_relax.frontends.torch.functionalize`). Plain attributes that each call replaces by tensors of one shape, such
+as the states of recurrent layers, become buffers during import.
 """
 
 from __future__ import annotations
@@ -17,20 +17,17 @@ from distir_relax.support.torch_compat import tree_leaves
 if TYPE_CHECKING:
     import torch
 
-_HINT = (
-    "keep what lasts from call to call in a buffer (self.register_buffer), or take it as an argument and return what "
-    "becomes of it"
-)
+_HINT = "keep persistent state in a buffer (self.register_buffer), or take it as an argument and return the new value"
 
 _DEPTH = 6
 """The depth to which plain objects are searched for tensors."""
 
-# A recurrent layer of torch collects its parameters anew, and those of an export are others.
+# torch's recurrent layers collect their parameters again, and those of an export differ.
 _COLLECTED = ("_flat_weights", "_flat_weight_refs")
 
 
 class AttributesReplaced(ImportModelError):
-    """A call of a model replaces attributes of its modules: `replaced` are their names, old and new values."""
+    """A call of a model replaces attributes of its modules; `replaced` has their names, old and new values."""
 
     def __init__(self, replaced: list[tuple[str, Any, Any]]) -> None:
         name, old, new = next((r for r in replaced if not _becomes_state(*r[1:])), replaced[0])
@@ -42,50 +39,50 @@ class AttributesReplaced(ImportModelError):
 
     @property
     def is_state(self) -> bool:
-        """Whether all are replaced by tensors of the same shape; at first there may be none."""
+        """Whether all are replaced by tensors of the same shape; the initial value may be None."""
         return all(_becomes_state(old, new) for _, old, new in self.replaced)
 
 
 @contextmanager
 def state_buffers(
-    model: torch.nn.Module, refused: AttributesReplaced, args: Sequence[Any], kwargs: Mapping[str, Any]
+    model: torch.nn.Module, error: AttributesReplaced, args: Sequence[Any], kwargs: Mapping[str, Any]
 ) -> Iterator[None]:
-    """While it is open, replaced attributes of `model` are buffers, whose new values a program returns.
+    """Inside the context, replaced attributes of `model` are buffers, whose new values a program returns.
 
-    An attribute that is None at first begins with zeros. Raises `refused` where the model computes something else
-    from zeros than without the tensor.
+    An attribute that is initially None starts with zeros. Raises `error` if the model computes other results from zeros
+    than from None.
     """
     import torch
 
-    missing = any(old is None for _, old, _ in refused.replaced)
-    before = results_of(model, args, kwargs) if missing else []
-    held: list[tuple[torch.nn.Module, str, Any]] = []
+    has_none = any(old is None for _, old, _ in error.replaced)
+    before = call_results(model, args, kwargs) if has_none else []
+    originals: list[tuple[torch.nn.Module, str, Any]] = []
     hooks: list[Any] = []
     try:
-        for path, old, new in refused.replaced:
+        for path, old, new in error.replaced:
             owner, _, name = path.rpartition(".")
             module = model.get_submodule(owner)
-            held.append((module, name, vars(module).pop(name)))
+            originals.append((module, name, vars(module).pop(name)))
             data = torch.zeros(new.shape, dtype=new.dtype) if old is None else old.detach()
             module.register_buffer(name, data, persistent=False)
-        hooks = _writing_back(model, [(module, name) for module, name, _ in held])
-        after = results_of(model, args, kwargs) if missing else []
+        hooks = _write_back_hooks(model, [(module, name) for module, name, _ in originals])
+        after = call_results(model, args, kwargs) if has_none else []
         if not all(torch.equal(a, b) for a, b in zip(before, after, strict=True)):
-            raise refused
+            raise error
         yield
     finally:
         for hook in hooks:
             hook.remove()
-        for module, name, value in held:
+        for module, name, value in originals:
             module._buffers.pop(name, None)
             module._non_persistent_buffers_set.discard(name)
             vars(module)[name] = value
 
 
-def _writing_back(model: torch.nn.Module, buffers: Sequence[tuple[torch.nn.Module, str]]) -> list[Any]:
-    """Hooks by which a call of `model` ends with new values of buffers written where the old ones were.
+def _write_back_hooks(model: torch.nn.Module, buffers: Sequence[tuple[torch.nn.Module, str]]) -> list[Any]:
+    """Register hooks that copy new values of buffers into the old tensors at the end of a call of `model`.
 
-    `torch.export` follows writes; of tensors that take a buffer's place it loses some.
+    `torch.export` captures writes, but loses some tensors that replace a buffer.
     """
     calls: list[list[Any]] = []
 
@@ -102,15 +99,15 @@ def _writing_back(model: torch.nn.Module, buffers: Sequence[tuple[torch.nn.Modul
     ]
 
 
-def results_of(model: torch.nn.Module, args: Sequence[Any], kwargs: Mapping[str, Any]) -> list[torch.Tensor]:
-    """The tensors that a call of `model` returns; the model is left unchanged. Empty without data."""
+def call_results(model: torch.nn.Module, args: Sequence[Any], kwargs: Mapping[str, Any]) -> list[torch.Tensor]:
+    """Call `model`, and return its result tensors; the model is left unchanged. Empty on the meta device."""
     import torch
 
     if any(t.is_meta for t in (*model.parameters(), *model.buffers())):
         return []
-    with torch.no_grad(), kept(model), torch.random.fork_rng(devices=()):
-        found = tree_leaves(model(*args, **kwargs))
-    return [x.detach().clone() for x in found if isinstance(x, torch.Tensor)]
+    with torch.no_grad(), preserve_attributes(model), torch.random.fork_rng(devices=()):
+        leaves = tree_leaves(model(*args, **kwargs))
+    return [x.detach().clone() for x in leaves if isinstance(x, torch.Tensor)]
 
 
 def _becomes_state(old: Any, new: Any) -> bool:
@@ -118,16 +115,16 @@ def _becomes_state(old: Any, new: Any) -> bool:
 
     if not isinstance(new, torch.Tensor):
         return False
-    alike = isinstance(old, torch.Tensor) and (old.shape, old.dtype) == (new.shape, new.dtype)
-    return old is None or (alike and not isinstance(old, torch.nn.Parameter))
+    is_same_type = isinstance(old, torch.Tensor) and (old.shape, old.dtype) == (new.shape, new.dtype)
+    return old is None or (is_same_type and not isinstance(old, torch.nn.Parameter))
 
 
-class Attributes:
-    """What the modules of a model hold, at the moment it is made."""
+class ModuleSnapshot:
+    """Snapshot of the attributes and buffer data of a model's modules."""
 
     def __init__(self, model: torch.nn.Module) -> None:
-        self._held = {
-            path: (module, {name: _copied(value) for name, value in vars(module).items()})
+        self._attributes = {
+            path: (module, {name: _copy_containers(value) for name, value in vars(module).items()})
             for path, module in model.named_modules()
         }
         tensors = [*model.buffers(), *(tensor for _, tensor in object_tensors(model))]
@@ -135,44 +132,44 @@ class Attributes:
 
     def restore(self) -> None:
         """Restore the attributes of all modules, and the data of buffers and of tensors in plain objects."""
-        for module, held in self._held.values():
-            for name in vars(module).keys() - held.keys():
+        for module, attributes in self._attributes.values():
+            for name in vars(module).keys() - attributes.keys():
                 del vars(module)[name]
-            for name, value in held.items():
+            for name, value in attributes.items():
                 _restore(vars(module), name, value)
         self.restore_data()
 
     def restore_data(self) -> None:
-        """Let buffers, and tensors in plain objects, have the data that they had."""
+        """Restore the data of buffers, and of tensors in plain objects."""
         for tensor, data in self._tensors:
             if tensor.shape == data.shape and not tensor.is_meta:
                 tensor.detach().copy_(data)
 
     def replaced(self) -> list[tuple[str, Any, Any]]:
-        """The attributes that hold other things now: their names, what they held and what they hold."""
+        """Return replaced attributes: names, old and new values."""
         return [
             (f"{path}.{name}" if path else name, value, vars(module)[name])
-            for path, (module, held) in self._held.items()
-            for name, value in held.items()
-            if name in vars(module) and _is_own(name) and not _same(value, vars(module)[name])
+            for path, (module, attributes) in self._attributes.items()
+            for name, value in attributes.items()
+            if name in vars(module) and _is_user_attribute(name) and not _same(value, vars(module)[name])
         ]
 
     def added(self) -> list[str]:
-        """The names of the attributes that there were none of."""
+        """Return the names of new attributes."""
         return [
             f"{path}.{name}" if path else name
-            for path, (module, held) in self._held.items()
+            for path, (module, attributes) in self._attributes.items()
             for name in vars(module)
-            if name not in held
+            if name not in attributes
         ]
 
 
 def object_tensors(model: torch.nn.Module) -> Iterator[tuple[str, torch.Tensor]]:
-    """The tensors that modules hold in plain objects, lists and dicts, such as a cache, each once, with their paths."""
+    """Yield the tensors in plain objects, lists and dicts of modules, such as a cache, each once, with their paths."""
     seen: set[int] = set()
     for path, module in model.named_modules():
         for name, value in vars(module).items():
-            if _is_own(name):
+            if _is_user_attribute(name):
                 yield from _tensors_in(value, f"{path}.{name}" if path else name, seen, 0)
 
 
@@ -183,9 +180,9 @@ def _tensors_in(value: Any, path: str, seen: set[int], depth: int) -> Iterator[t
         return
     seen.add(id(value))
     if isinstance(value, torch.Tensor):
-        # No op writes to a tensor whose elements share memory.
-        plain = value.layout is torch.strided
-        if plain and not any(stride == 0 and n > 1 for n, stride in zip(value.shape, value.stride(), strict=True)):
+        # Ops cannot write to a tensor whose elements share memory.
+        is_strided = value.layout is torch.strided
+        if is_strided and not any(stride == 0 and n > 1 for n, stride in zip(value.shape, value.stride(), strict=True)):
             yield path, value
         return
     parts: Iterable[tuple[Any, Any]] = ()
@@ -200,27 +197,27 @@ def _tensors_in(value: Any, path: str, seen: set[int], depth: int) -> Iterator[t
 
 
 @contextmanager
-def kept(model: torch.nn.Module) -> Iterator[None]:
-    """While it is open, calls of `model` may do what they like; afterwards its modules hold what they did before."""
-    before = Attributes(model)
+def preserve_attributes(model: torch.nn.Module) -> Iterator[None]:
+    """Restore the attributes of `model`'s modules when the context ends."""
+    snapshot = ModuleSnapshot(model)
     try:
         yield
     finally:
-        before.restore()
+        snapshot.restore()
 
 
 @contextmanager
-def refusing_replaced(model: torch.nn.Module) -> Iterator[None]:
-    """While it is open, a call of `model` that replaces attributes of its modules raises `AttributesReplaced`."""
-    calls: list[Attributes] = []
+def reject_replaced_attributes(model: torch.nn.Module) -> Iterator[None]:
+    """Inside the context, a call of `model` that replaces attributes of its modules raises `AttributesReplaced`."""
+    calls: list[ModuleSnapshot] = []
 
     def end(module: torch.nn.Module, args: Any, result: Any) -> None:
         if replaced := calls.pop().replaced():
             raise AttributesReplaced(replaced)
 
-    # torch.export itself puts attributes back when it is done: what happened is seen at the end of the call.
+    # torch.export restores attributes itself when it ends, so check at the end of the call.
     hooks = [
-        model.register_forward_pre_hook(lambda module, args: calls.append(Attributes(model))),
+        model.register_forward_pre_hook(lambda module, args: calls.append(ModuleSnapshot(model))),
         model.register_forward_hook(end),
     ]
     try:
@@ -230,37 +227,37 @@ def refusing_replaced(model: torch.nn.Module) -> Iterator[None]:
             hook.remove()
 
 
-def depends_on(added: list[str]) -> ImportModelError:
-    """The error for a model whose second call differs from its first, which has set these attributes."""
+def stateful_call_error(added: list[str]) -> ImportModelError:
+    """Return the error for a model whose second call differs from its first, which sets these attributes."""
     return ImportModelError(
         f"the model's second call gives other results than its first, which sets {', '.join(map(repr, added[:4]))}",
         hint=_HINT,
     )
 
 
-def _is_own(name: str) -> bool:
-    """Whether an attribute is one that the model's author made, not torch."""
+def _is_user_attribute(name: str) -> bool:
+    """Return whether an attribute was defined by the model's author, not by torch."""
     import torch
 
     return name == "training" or (name not in vars(torch.nn.Module()) and name not in _COLLECTED)
 
 
-def _copied(value: Any) -> Any:
+def _copy_containers(value: Any) -> Any:
     if type(value) is dict:
-        return {key: _copied(item) for key, item in value.items()}
-    return type(value)(map(_copied, value)) if type(value) in (list, tuple) else value
+        return {key: _copy_containers(item) for key, item in value.items()}
+    return type(value)(map(_copy_containers, value)) if type(value) in (list, tuple) else value
 
 
-def _restore(holder: dict[str, Any], name: str, value: Any) -> None:
-    """Put a value back; a container that is there still is filled again, as others may hold it too."""
-    now = holder.get(name)
-    if type(value) is dict and type(now) is dict:
-        now.clear()
-        now.update(value)
-    elif type(value) is list and type(now) is list:
-        now[:] = value
+def _restore(attributes: dict[str, Any], name: str, value: Any) -> None:
+    """Restore a value; an existing container is refilled, as other objects may reference it."""
+    current = attributes.get(name)
+    if type(value) is dict and type(current) is dict:
+        current.clear()
+        current.update(value)
+    elif type(value) is list and type(current) is list:
+        current[:] = value
     else:
-        holder[name] = value
+        attributes[name] = value
 
 
 def _same(a: Any, b: Any) -> bool:

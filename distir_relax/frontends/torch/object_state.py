@@ -1,15 +1,15 @@
-"""State in objects that are no modules: tensors that a model writes to and holds in plain objects, such as a cache.
+"""State in plain objects: tensors that a model writes to and stores outside of modules, such as a cache.
 
-`torch.export` lifts tensors of such objects as constants, and follows no writes to them. A constant that is written
-to becomes a buffer of the program here, named after its place in the model (``cache.layers.0.keys``); one that is the
-same tensor as a buffer becomes that buffer.
+`torch.export` lifts such tensors as constants, and does not capture writes to them. A mutated constant becomes a buffer
+of the program, named after its path in the model (``cache.layers.0.keys``); one that is the same tensor as a buffer
+becomes that buffer.
 """
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from distir_relax.frontends.torch.functionalize import written_inputs
+from distir_relax.frontends.torch.functionalize import mutated_inputs
 from distir_relax.frontends.torch.module_state import object_tensors
 
 if TYPE_CHECKING:
@@ -17,37 +17,37 @@ if TYPE_CHECKING:
     from torch.export import ExportedProgram
 
 
-def adopt_written_constants(program: ExportedProgram, model: torch.nn.Module) -> None:
-    """Make buffers of the constants that a flat `program` writes to."""
+def promote_mutated_constants(program: ExportedProgram, model: torch.nn.Module) -> None:
+    """Convert the constants that a flat `program` writes to into buffers."""
     from torch.export.graph_signature import InputKind
 
     specs = program.graph_signature.input_specs
     nodes = {node.name: node for node in program.graph.nodes if node.op == "placeholder"}
     tensors = {**program.state_dict, **program.constants}
     constants = [spec for spec in specs if spec.kind is InputKind.CONSTANT_TENSOR]
-    written = written_inputs(program)
-    memories = {_memory(tensors[str(s.target)]) for s in constants if s.arg.name in written}
+    mutated = mutated_inputs(program)
+    memories = {_memory(tensors[str(s.target)]) for s in constants if s.arg.name in mutated}
     if not memories:
         return
-    known = {
+    buffers = {
         _memory(tensors[str(spec.target)]): nodes[spec.arg.name] for spec in specs if spec.kind is InputKind.BUFFER
     }
-    taken = {str(spec.target) for spec in specs}
+    used_names = {str(spec.target) for spec in specs}
     for spec in constants:
         tensor = tensors[str(spec.target)]
         memory, node = _memory(tensor), nodes[spec.arg.name]
         if memory not in memories:
             continue
-        if memory in known:
-            node.replace_all_uses_with(known[memory])
+        if memory in buffers:
+            node.replace_all_uses_with(buffers[memory])
             program.graph.erase_node(node)
             specs.remove(spec)
             program.constants.pop(str(spec.target))
             continue
-        known[memory] = node
+        buffers[memory] = node
         name = _path(model, tensor) or str(spec.target)
-        if name not in taken:
-            taken.add(name)
+        if name not in used_names:
+            used_names.add(name)
             program.constants[name] = program.constants.pop(str(spec.target))
             spec.target = name
         spec.kind, spec.persistent = InputKind.BUFFER, False
@@ -59,6 +59,6 @@ def _memory(tensor: torch.Tensor) -> tuple[int, tuple[int, ...], tuple[int, ...]
 
 
 def _path(model: torch.nn.Module, tensor: torch.Tensor) -> str:
-    """Where an object of the model holds the tensor; empty where that is not found."""
-    wanted = tensor.device, _memory(tensor)
-    return next((path for path, held in object_tensors(model) if (held.device, _memory(held)) == wanted), "")
+    """Return the path of a tensor in an object of the model; "" if there is none."""
+    key = tensor.device, _memory(tensor)
+    return next((path for path, value in object_tensors(model) if (value.device, _memory(value)) == key), "")

@@ -1,8 +1,8 @@
-"""Names for the leaves of a model's arguments and results, and the way to and from a flat dict of tensors.
+"""Names of the leaves of a model's arguments and results, and conversion to and from a flat dict of tensors.
 
-A leaf is named after its path: argument ``x`` is ``x``, the second item of argument ``pair`` is ``pair_1``, the
-item ``"mask"`` of a dict ``options`` is ``options.mask``. A model that returns one tensor returns ``output``; a tuple
-gives ``output_0``, ``output_1``, …; a dict or a record gives the names of its fields.
+A leaf is named after its path: argument ``x`` is ``x``, the second item of argument ``pair`` is ``pair_1``, the item
+``"mask"`` of a dict ``options`` is ``options.mask``. A single result tensor is ``output``; items of a tuple are
+``output_0``, ``output_1``, …; items of a dict or a record have the names of its fields.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 
 class CallSignature:
-    """The arguments of an example call, by name: which leaves are tensors, and the fixed value of the others.
+    """The leaves of an example call by name: tensors, and fixed values of other arguments.
 
     `forward` is the model's function; `args` and `kwargs` are the example.
     """
@@ -31,45 +31,45 @@ class CallSignature:
         self._defaults = self._default_leaves(args, kwargs)
 
     def flatten(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> dict[str, torch.Tensor]:
-        """The tensors of a call by input name.
+        """Return the tensors of a call by input name.
 
-        Arguments may be given by position or by name, and arrays of numpy for tensors. Raises `RunError` for a missing
-        or surplus argument, and for an argument that is no tensor and differs from the example, whose value the program
-        has built in; one that is left out has its default.
+        Arguments may be passed by position or by name, and tensors as numpy arrays; omitted arguments have their
+        defaults. Raises `RunError` for a missing or surplus argument, and for a non-tensor argument that differs from
+        the example, whose value is compiled into the program.
         """
         import torch
 
         try:
-            given = {**self._default_leaves(args, kwargs), **self._named_leaves(args, kwargs)}
+            leaves = {**self._default_leaves(args, kwargs), **self._named_leaves(args, kwargs)}
         except TypeError as error:
-            raise RunError(f"these arguments do not fit the model's forward: {error}") from None
+            raise RunError(f"the arguments do not match the model's forward: {error}") from None
         tensors: dict[str, torch.Tensor] = {}
         for name, example in self.leaves.items():
             if isinstance(example, torch.Tensor):
-                if not hasattr(given.get(name), "__array__"):
-                    found = f"found {given[name]!r}" if name in given else "found none"
+                if not hasattr(leaves.get(name), "__array__"):
+                    found = f"found {leaves[name]!r}" if name in leaves else "found none"
                     raise RunError(
                         f"expected a tensor of torch or numpy for the input {name!r}, {found}",
                         hint=f"the model was compiled with {', '.join(self.leaves)}",
                     )
-                tensors[name] = as_tensor(given[name])
-            elif name not in given or not _equal(given[name], example):
-                found = repr(given[name]) if name in given else "none"
+                tensors[name] = as_tensor(leaves[name])
+            elif name not in leaves or not _equal(leaves[name], example):
+                found = repr(leaves[name]) if name in leaves else "none"
                 raise RunError(
                     f"the argument {name!r} was {example!r} when the model was compiled, found {found}",
                     hint="compile the model again with this argument in the example",
                 )
-        for name in given.keys() - self.leaves.keys():
-            if name not in self._defaults or not _equal(given[name], self._defaults[name]):
+        for name in leaves.keys() - self.leaves.keys():
+            if name not in self._defaults or not _equal(leaves[name], self._defaults[name]):
                 default = f", and was {self._defaults[name]!r} by default" if name in self._defaults else ""
                 raise RunError(
-                    f"the argument {name!r} was not given when the model was compiled{default}; found {given[name]!r}",
+                    f"the argument {name!r} was not given when the model was compiled{default}; found {leaves[name]!r}",
                     hint="compile the model again with this argument in the example",
                 )
         return tensors
 
     def positional(self, count: int) -> list[str]:
-        """The names of the first `count` arguments given by position."""
+        """Return the names of the first `count` positional arguments."""
         names: list[str] = []
         for name, parameter in self._signature.parameters.items():
             if parameter.kind is inspect.Parameter.VAR_POSITIONAL:
@@ -80,18 +80,18 @@ class CallSignature:
 
     @property
     def arguments(self) -> tuple[str, ...]:
-        """The names of the arguments that may be given by position, in order."""
-        inspected = inspect.Parameter
-        by_position = (inspected.POSITIONAL_ONLY, inspected.POSITIONAL_OR_KEYWORD)
+        """The names of the positional arguments, in order."""
+        kinds = inspect.Parameter
+        by_position = (kinds.POSITIONAL_ONLY, kinds.POSITIONAL_OR_KEYWORD)
         return tuple(name for name, p in self._signature.parameters.items() if p.kind in by_position)
 
     @property
     def constants(self) -> dict[str, Any]:
-        """The values of the arguments that are no tensors: the example's, and the defaults of the others."""
+        """The values of non-tensor arguments: the example's, and the defaults of omitted ones."""
         import torch
 
-        given = {**self._defaults, **self.leaves}
-        return {name: value for name, value in given.items() if not isinstance(value, torch.Tensor)}
+        leaves = {**self._defaults, **self.leaves}
+        return {name: value for name, value in leaves.items() if not isinstance(value, torch.Tensor)}
 
     def _named_leaves(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> dict[str, Any]:
         return self._leaves_of(self._signature.bind(*args, **kwargs).arguments)
@@ -106,16 +106,16 @@ class CallSignature:
         return leaves
 
     def _default_leaves(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> dict[str, Any]:
-        """The leaves of the arguments that a call leaves out, and that have a value all the same."""
+        """Return the leaves of omitted arguments that have defaults."""
         bound = self._signature.bind(*args, **kwargs).arguments
-        left_out = [p for p in self._signature.parameters.values() if p.name not in bound]
-        return self._leaves_of({p.name: p.default for p in left_out if p.default is not p.empty})
+        omitted = [p for p in self._signature.parameters.values() if p.name not in bound]
+        return self._leaves_of({p.name: p.default for p in omitted if p.default is not p.empty})
 
 
 class ResultStructure:
     """The structure of a model's results.
 
-    `spec` is its pytree; `fixed` holds, by leaf name, the leaves that are no tensors (numbers, None).
+    `spec` is its pytree; `fixed` holds the non-tensor leaves (numbers, None) by leaf name.
     """
 
     def __init__(self, spec: Any, fixed: Mapping[str, Any]) -> None:
@@ -124,32 +124,32 @@ class ResultStructure:
         self.names = result_names(spec)
 
     def rebuild(self, tensors: Mapping[str, torch.Tensor]) -> Any:
-        """Tensors by output name, in the structure that the model returns."""
+        """Restore the structure of the model's result from tensors by output name."""
         return tree_unflatten([self._fixed[n] if n in self._fixed else tensors[n] for n in self.names], self._spec)
 
 
 def result_names(spec: Any) -> list[str]:
-    """The names of the leaves of a result with pytree `spec`."""
+    """Return the names of the leaves of a result with pytree `spec`."""
     return leaf_names(spec, "output", root=True)
 
 
 def leaf_names(spec: Any, name: str, root: bool = False) -> list[str]:
-    """The names of the leaves of `spec`, in order, below `name`; the fields of a `root` go by their own names."""
+    """Return the names of the leaves of `spec`, in order, prefixed by `name`; fields of a `root` have no prefix."""
     if spec.is_leaf():
         return [name]
     children = spec.children()
     keys: Sequence[str | int] = spec.context if isinstance(spec.context, (list, tuple)) else ()
     if len(keys) != len(children) or not all(isinstance(key, str) for key in keys):
         keys = range(len(children))
-    found: list[str] = []
+    names: list[str] = []
     for key, child in zip(keys, children, strict=True):
-        below = f"{name}_{key}" if isinstance(key, int) else key if root else f"{name}.{key}"
-        found += leaf_names(child, below)
-    return found
+        child_name = f"{name}_{key}" if isinstance(key, int) else key if root else f"{name}.{key}"
+        names += leaf_names(child, child_name)
+    return names
 
 
 def _equal(a: Any, b: Any) -> bool:
-    """Whether two arguments that are no tensors are one and the same; a NaN is."""
+    """Return whether two non-tensor arguments are equal; NaN equals NaN."""
     import torch
 
     if type(a) is not type(b) or isinstance(a, torch.Tensor):

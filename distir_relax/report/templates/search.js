@@ -34,7 +34,7 @@ function logTicks(low, high) {
 // `places` are the values along the axis, where there are few; they have the labels then.
 function chart(id, shown, xOf, yOf, xText, yText, names, extras, places = []) {
   const svg = document.getElementById(id);
-  if (!shown.length) { svg.replaceWith(html("p", "note", svg.parentNode, "There is nothing to draw: no configuration fits.")); return () => {}; }
+  if (!shown.length) { svg.replaceWith(html("p", "note", svg.parentNode, "No configuration fits into memory.")); return () => {}; }
   const xs = shown.map((i) => xOf(points[i])), ys = shown.map((i) => yOf(points[i]));
   const x0 = Math.min(...xs) / 1.25, x1 = Math.max(...xs) * 1.25, y0 = Math.min(...ys) / 1.25, y1 = Math.max(...ys) * 1.25;
   const draw = redrawn(svg, () => {
@@ -56,7 +56,7 @@ function chart(id, shown, xOf, yOf, xText, yText, names, extras, places = []) {
     element("text", { class: "strong", x: width - RIGHT, y: HEIGHT - 4, "text-anchor": "end" }, svg, names[0]);
     element("text", { class: "strong", x: LEFT + 4, y: TOP + 10 }, svg, names[1]);
     extras(svg, x, y, width, x0, x1);
-    // Those with a time line last, so that they lie above the others.
+    // Draw points with a timeline last, above the others.
     const order = [...shown].sort((a, b) => (points[a].lanes ? 1 : 0) - (points[b].lanes ? 1 : 0));
     for (const i of order) {
       const point = points[i], colour = `var(${COLOURS[point.kind]})`;
@@ -105,7 +105,7 @@ function choose(i) {
   document.getElementById("chosen").hidden = false;
   document.getElementById("chosen-name").textContent = `${point.strategy}, ${point.samples.toLocaleString("en")} samples`;
   document.getElementById("chosen-note").textContent = summary(point).split("\n").slice(1).join(", ") +
-    (point.lanes ? "" : ". Its time line is not on this page, which has those of the best.");
+    (point.lanes ? "" : ". Its timeline is not on this page, which has only those of the best.");
   document.getElementById("chosen-command").textContent =
     `distir simulate ${data.model} --strategy ${point.strategy} --global-batch ${point.samples} --profile ${data.profile} --html report.html`;
   drawLanes();

@@ -179,7 +179,7 @@ function barText(lane, i) {
   const [count, compute, communicate] = lane.joined[lane.extra[i]];
   const share = (part) => percent(Math.min(part / Math.max(length, 1), 1));
   return [
-    `${count.toLocaleString("en")} ops drawn together, ${when}`,
+    `${count.toLocaleString("en")} ops merged, ${when}`,
     `compute ${share(compute)}, communication ${share(communicate)}, idle ${share(length - compute - communicate)}`,
     `the longest: ${op}`, ...where,
   ].join("\n");
