@@ -1,4 +1,4 @@
-"""Predicted against measured peaks of memory, on programs of many kinds: ``python benchmarks/peak_memory.py``.
+"""Predicted against measured peaks of memory, on programs of many kinds: ``python -m benchmarks.peak_memory``.
 
 Each program runs under mpirun on the ranks of its strategy; a rank's peak is what torch's allocator reports of a step,
 its outputs assembled on rank 0 as in a call. The formulas of workspaces were fitted to `TUNED`; `UNSEEN` was measured

@@ -54,7 +54,7 @@ __all__ = [
     "simulate",
 ]
 
-# A rank that runs a bundle imports this package too, and must not pay for the compiler.
+# Imported lazily: a rank that runs a bundle imports this package too, and must not load the compiler.
 _HOMES = {
     "SGD": "distir_relax.optimizers",
     "Adam": "distir_relax.optimizers",
@@ -83,7 +83,7 @@ _HOMES = {
     "simulate": "distir_relax.compiler.simulate",
     "Strategy": "distir_relax.strategies",
 }
-# Inside the op table the word "op" goes without saying.
+# Public names that differ from those in their modules.
 _NAMES = {"define_op": "define"}
 
 
@@ -94,5 +94,5 @@ def __getattr__(name: str) -> Any:
 
 
 def __dir__() -> list[str]:
-    # A function, since names that are looked up late do not stand in the module's own list.
+    # A function, since lazily imported names are not in the module's own list.
     return sorted([*__all__, "__doc__", "__file__", "__name__", "__path__", "__version__"])

@@ -1,7 +1,7 @@
-"""The errors a user can meet.
+"""Exceptions that a user can meet.
 
-Each says what was expected, what was found, where in the user's model, and what to do about it.
-The command line prints the message alone and exits with code 2; anything outside this tree is a bug of ours.
+Each message has the expectation, the finding, the place in the user's model, and a hint.
+The command line prints the message alone and exits with code 2; any other exception is a bug of ours.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from dataclasses import dataclass
 class DistIRError(Exception):
     """Base of all errors that a user can cause and fix.
 
-    `message` says what was expected and what was found; `where` is a place in the user's model or
+    `message` has the expectation and the finding; `where` is a place in the user's model or
     file (`model.py:12`, a parameter's name, a path); `hint` says what to do next.
     """
 
@@ -28,11 +28,11 @@ class DistIRError(Exception):
 
 
 class PlacementError(DistIRError):
-    """A placement that cannot be read, or does not fit the tensor or the mesh it is for."""
+    """A placement that cannot be read, or does not fit its tensor or mesh."""
 
 
 class AnnotationError(DistIRError):
-    """Annotations that name nothing, or that cannot hold together."""
+    """Annotations that name nothing, or that contradict each other."""
 
 
 class UnsupportedOpError(DistIRError):

@@ -1,4 +1,4 @@
-"""The folder between compiler and ranks: what one writes and the others read. The format is in docs/bundle.md."""
+"""Bundle folders, written by the compiler and read by the ranks. The format is in docs/bundle.md."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A bundle in memory: what the compiler makes, what a file holds, what a rank runs."""
+"""In-memory bundle: the compiler's result, the contents of the folder, and the input of the runtime."""
 
 from __future__ import annotations
 
@@ -15,17 +15,17 @@ from distir_relax.errors import BundleError
 RECORDS_FILE = "records.json"
 STAGE_FILES = {"sharded": "sharded.txt", "distributed": "distir.txt", "ranked": "ranked.txt"}
 SEARCH_FILES = ("global.txt", "machine.toml", "search.json")
-"""With autosharding: the program before it, the machine, and the query."""
+"""Files of an autosharded bundle: the program before autosharding, the machine, and the query."""
 TEXT_FILES = (*STAGE_FILES.values(), RECORDS_FILE, *SEARCH_FILES)
 
 
 @dataclass(frozen=True, repr=False)
 class Bundle:
-    """All that ranks need to run a plan.
+    """A compiled plan with everything that ranks need to run it.
 
-    `programs` maps the paths that the manifest names to their texts, `texts` the names of the stage files
-    (`distir.txt`, `sharded.txt`, `ranked.txt`) and of what passes found (`records.json`) to theirs. `path` is the
-    folder the bundle was read from, if any. Raises BundleError when a program of the manifest has no text.
+    `programs` maps the manifest's paths to program texts, `texts` file names to the texts of the stages
+    (`distir.txt`, `sharded.txt`, `ranked.txt`) and of pass results (`records.json`). `path` is the folder the bundle
+    was read from, if any. Raises BundleError when a program of the manifest has no text.
     """
 
     manifest: Manifest
@@ -44,26 +44,26 @@ class Bundle:
                     raise BundleError(f"the manifest names the program {path!r}, but the bundle does not hold it")
 
     def for_training(self, training: TrainingManifest) -> Bundle:
-        """The bundle as one of a step of training. Raises BundleError for names that the manifest does not have."""
+        """Return the bundle as a training step. Raises BundleError for names that the manifest does not have."""
         return replace(self, manifest=replace(self.manifest, training=training))
 
     def called(self, call: CallManifest) -> Bundle:
-        """The bundle as one of a model that is called so."""
+        """Return the bundle with the model's call signature."""
         return replace(self, manifest=replace(self.manifest, call=call))
 
     def with_texts(self, texts: Mapping[str, str]) -> Bundle:
-        """The bundle with further texts, by the names of their files."""
+        """Return the bundle with additional texts, by file name."""
         return replace(self, texts={**self.texts, **texts})
 
     def stage(self, name: str) -> str:
-        """The program text at stage `sharded`, `distributed` or `ranked`. Raises BundleError when there is none."""
+        """Return the program text of stage `sharded`, `distributed` or `ranked`. Raises BundleError without one."""
         if name not in STAGE_FILES:
             raise BundleError(f"unknown stage {name!r}", hint=f"stages: {', '.join(STAGE_FILES)}")
         return self._text(STAGE_FILES[name])
 
     @property
     def records(self) -> str:
-        """What passes found, as JSON: `ir.parse_records` reads it. Raises BundleError when there is none."""
+        """Return the pass results as JSON, for `ir.parse_records`. Raises BundleError when there is none."""
         return self._text(RECORDS_FILE)
 
     def _text(self, file: str) -> str:

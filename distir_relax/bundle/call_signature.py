@@ -1,4 +1,4 @@
-"""A model's call, as far as a bundle keeps it: the order of its arguments, and values that are built in."""
+"""Call signature of a model in a bundle: the order of arguments, and compiled-in values."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ Constant = bool | int | float | str | None
 class CallManifest:
     """The arguments of a model's call, by name.
 
-    `arguments` are those that may be given by position, in order. `constants` are arguments that are no tensors, whose
-    values the programs have built in: those of the example, and defaults of what the example left out.
+    `arguments` are those that may be passed by position, in order. `constants` are non-tensor arguments whose values
+    are compiled into the programs: those of the example, and defaults of arguments that the example left out.
     """
 
     arguments: tuple[str, ...]
@@ -25,16 +25,16 @@ class CallManifest:
 
     @staticmethod
     def of(arguments: tuple[str, ...], values: Mapping[str, Any]) -> CallManifest:
-        """The call with those of the `values` that JSON has."""
+        """Return the signature with those of the `values` that JSON can represent."""
         return CallManifest(arguments, {name: value for name, value in values.items() if is_constant(value)})
 
     def to_json(self) -> dict[str, Any]:
-        """Plain values; see docs/bundle.md."""
+        """Return plain values; see docs/bundle.md."""
         return {"arguments": list(self.arguments), "constants": dict(self.constants)}
 
     @classmethod
     def from_json(cls, table: Fields) -> CallManifest:
-        """What `to_json` gave. Raises the table's error for fields that are missing or do not fit."""
+        """Parse the result of `to_json`. Raises the table's error for fields that are missing or do not fit."""
         constants = table.fields("constants")
         found: dict[str, Any] = dict(constants.table)
         for name, value in found.items():
@@ -44,5 +44,5 @@ class CallManifest:
 
 
 def is_constant(value: Any) -> bool:
-    """Whether a bundle keeps the value of an argument."""
+    """Whether a bundle can store the value of an argument."""
     return value is None or isinstance(value, (bool, int, str)) or (isinstance(value, float) and math.isfinite(value))

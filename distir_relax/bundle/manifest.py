@@ -1,6 +1,6 @@
-"""What a bundle's manifest says: the mesh, the programs, and where every rank's piece of every tensor lies.
+"""Bundle manifest: the mesh, the programs, and the layout of every tensor.
 
-All classes are frozen and are checked when made, so a `Manifest` in hand is a consistent one.
+All classes are frozen and validated on construction, so every `Manifest` is consistent.
 """
 
 from __future__ import annotations
@@ -21,12 +21,12 @@ from distir_relax.support.units import count
 
 FORMAT = 3
 BACKENDS = ("torch", "tvm")
-"""The backends that a bundle can hold programs for."""
+"""The backends that a bundle can contain programs for."""
 
 
 @dataclass(frozen=True)
 class Shard:
-    """How one mesh axis splits one dim: `intervals[i]` are the `[start, stop)` pieces that index `i` along it holds."""
+    """Partition of a dim by a mesh axis: index `i` along the axis holds the `[start, stop)` pieces `intervals[i]`."""
 
     axis: int
     dim: int
@@ -35,9 +35,9 @@ class Shard:
 
 @dataclass(frozen=True)
 class Tensor:
-    """A global tensor and its layout. `placement` is for people; `shards` is what the runtime follows.
+    """A global tensor and its layout. `placement` is for display; the runtime uses `shards`.
 
-    `ranks` are those that hold some of it, where not all do: the tensors of a pipeline stage.
+    `ranks` are the holders if not all ranks hold some of it: the tensors of a pipeline stage.
     """
 
     name: str
@@ -86,7 +86,7 @@ class Tensor:
 
 @dataclass(frozen=True)
 class Program:
-    """One distinct rank program: the paths of its texts, and the order in which the Relax function takes arguments."""
+    """One distinct rank program: the paths of its texts, and the order of the Relax function's arguments."""
 
     name: str
     torch: str | None = None
@@ -95,13 +95,13 @@ class Program:
 
     @property
     def paths(self) -> tuple[str, ...]:
-        """The program's files, relative to the bundle."""
+        """Return the program's files, relative to the bundle."""
         return tuple(path for path in (self.torch, self.relax) if path is not None)
 
 
 @dataclass(frozen=True)
 class Division:
-    """What users know as one input or output: the programs take, or give, its `parts` along `dim`, by their names."""
+    """Division of a user's input or output along `dim` into `parts`, the names of program inputs or outputs."""
 
     name: str
     dim: int
@@ -112,9 +112,9 @@ class Division:
 class Manifest:
     """The table of contents of a bundle. Raises BundleError when its parts do not fit each other.
 
-    `updates` leads from each weight that the programs change to the output that is its new value. `divided_inputs` and
-    `divided_outputs` are those that come in parts, one a microbatch. `training` is there where the programs are a step
-    of training, `call` where they are a model's that is called with arguments by position and by name.
+    `updates` maps each weight that the programs update to the output with its new value. `divided_inputs` and
+    `divided_outputs` are those split into microbatches. `training` is set if the programs are a training step, `call`
+    if they are a model with arguments by position and by name.
     """
 
     name: str
@@ -175,18 +175,18 @@ class Manifest:
                 raise BundleError(f"the {what} of training is a number of {' or '.join(dtypes)}, {name!r} is none")
 
     def program_of(self, rank: int) -> Program:
-        """The program that `rank` runs."""
+        """Return the program that `rank` runs."""
         return self.programs[self.ranks[rank]]
 
     def to_json(self) -> dict[str, Any]:
-        """The manifest as plain dicts and lists, as in docs/bundle.md."""
+        """Return the manifest as plain dicts and lists, as in docs/bundle.md."""
         plain = _plain(self)
         assert isinstance(plain, dict)
         return {"format": plain.pop("format"), **plain}
 
     @classmethod
     def from_json(cls, data: object) -> Manifest:
-        """Read what `to_json` gives. Raises BundleError naming the field that is missing or of the wrong type."""
+        """Parse the result of `to_json`. Raises BundleError naming the field that is missing or of the wrong type."""
         top = Fields.of(data, BundleError)
         if (version := top.whole("format")) != FORMAT:
             raise BundleError(
@@ -225,7 +225,7 @@ def _division(row: Fields) -> Division:
 
 
 def _check_divisions(divisions: Sequence[Division], tensors: Sequence[Tensor]) -> None:
-    """Raise BundleError unless the parts of each are tensors alike but for the dim that divides them."""
+    """Raise BundleError unless the parts of each division differ in the divided dim only."""
     known = {tensor.name: tensor for tensor in tensors}
     for division in divisions:
         parts = [known[name] for name in division.parts if name in known]
@@ -236,9 +236,9 @@ def _check_divisions(divisions: Sequence[Division], tensors: Sequence[Tensor]) -
 
 
 def local_intervals(tensor: Tensor, mesh: DeviceMesh, rank: int) -> list[list[Interval]]:
-    """For each dim, the `[start, stop)` pieces that `rank` holds, in order; empty pieces are left out.
+    """Return the `[start, stop)` pieces of each dim that `rank` holds, in order, without empty pieces.
 
-    Two mesh axes that split the same dim give the intersection of what each holds.
+    Two mesh axes that split the same dim give the intersection of their intervals.
     """
     held: list[list[Interval]] = [[(0, size)] if size else [] for size in tensor.shape]
     coordinates = mesh.coordinates(rank)
@@ -248,12 +248,12 @@ def local_intervals(tensor: Tensor, mesh: DeviceMesh, rank: int) -> list[list[In
 
 
 def local_shape(tensor: Tensor, mesh: DeviceMesh, rank: int) -> tuple[int, ...]:
-    """The shape of what `rank` holds of `tensor`, which is on it."""
+    """Return the shape of the shard of `tensor` on `rank`, which must hold some of it."""
     return tuple(sum(stop - start for start, stop in pieces) for pieces in local_intervals(tensor, mesh, rank))
 
 
 def local_bytes(tensor: Tensor, mesh: DeviceMesh, rank: int) -> int:
-    """The bytes of what `rank` holds of `tensor`."""
+    """Return the bytes of the shard of `tensor` on `rank`."""
     return tensor.is_on(rank) * math.prod(local_shape(tensor, mesh, rank)) * DTYPES[tensor.dtype][1]
 
 
@@ -299,7 +299,7 @@ def _tensor(row: Fields) -> Tensor:
 
 
 def _intervals(shard: Fields, index: int) -> tuple[Interval, ...]:
-    """What index `index` along the axis holds."""
+    """Return the intervals of index `index` along the axis."""
     found: list[Interval] = []
     pieces = shard.items("intervals")[index]
     if not isinstance(pieces, list):

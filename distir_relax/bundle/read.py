@@ -1,4 +1,4 @@
-"""Reading a bundle, and noticing what is missing, damaged or of another version."""
+"""Reader of bundles: detects missing and damaged files and other format versions."""
 
 from __future__ import annotations
 
@@ -17,11 +17,10 @@ _AGAIN = "compile the model again, or copy the whole bundle again"
 
 
 def read_bundle(path: str | Path, verify_weights: bool = True) -> Bundle:
-    """Read the bundle at the folder `path`. Weights are opened, and read when a rank asks for its slices.
+    """Read the bundle at the folder `path`. Weights are opened, and read when a rank requests its slices.
 
-    The manifest and all texts are always checked against their checksums, and the weights against
-    their header and size; `verify_weights` also hashes the whole weights file (some 1 to 2 GB/s), which
-    one process per node does.
+    The checksums of the manifest and all texts are always checked, and the weights' header and size;
+    `verify_weights` also hashes the whole weights file (some 1 to 2 GB/s), which one process per node does.
     Raises BundleError when a file is missing, truncated, damaged, or of another format version.
     """
     folder = Path(path)

@@ -1,4 +1,4 @@
-"""What a bundle says of a program that is a step of training: which outputs and inputs a run has to do with."""
+"""Training section of the manifest: the loss output, and the inputs that are not data."""
 
 from __future__ import annotations
 
@@ -11,12 +11,11 @@ from distir_relax.support.learning_rate import Schedule, schedule_from_json, sch
 
 @dataclass(frozen=True)
 class TrainingManifest:
-    """A step of training: the output that is its loss, and the inputs that are no data.
+    """A training step: the output that is its loss, and the inputs that are not data.
 
-    `rate` is the input that is the learning rate, a float64 without dims; at each step it is what `schedule` gives.
-    `seed` is the input, if there is one, that tells the random numbers of a step from those of others, an int64: at the
-    first step `first_seed`, at each further one more. `done` are the steps that were made before the bundle was
-    written.
+    `rate` is the input for the learning rate, a float64 scalar, set from `schedule` at each step. `seed` is the input,
+    if any, for the step's random seed, an int64: `first_seed` plus the step number. `done` is the number of steps made
+    before the bundle was written.
     """
 
     loss: str
@@ -27,14 +26,14 @@ class TrainingManifest:
     done: int = 0
 
     def to_json(self) -> dict[str, Any]:
-        """Plain values; see docs/bundle.md."""
+        """Return plain values; see docs/bundle.md."""
         schedule = schedule_to_json(self.schedule)
         numbers = {"rate": self.rate, "seed": self.seed, "first_seed": self.first_seed, "done": self.done}
         return {"loss": self.loss, **numbers, "schedule": schedule}
 
     @classmethod
     def from_json(cls, table: Fields) -> TrainingManifest:
-        """What `to_json` gave. Raises the table's error for fields that are missing or do not fit."""
+        """Parse the result of `to_json`. Raises the table's error for fields that are missing or do not fit."""
         schedule = schedule_from_json(table.fields("schedule"))
         seed, first = table.text_or_none("seed"), table.whole("first_seed")
         return cls(table.text("loss"), schedule, table.text("rate"), seed, first, table.whole("done"))

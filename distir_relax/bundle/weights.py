@@ -1,4 +1,4 @@
-"""Where a bundle's weights come from, and how they are written."""
+"""Weight sources of a bundle, and writing of its weights."""
 
 from __future__ import annotations
 
@@ -17,10 +17,10 @@ WEIGHTS_FILE = "weights.safetensors"
 
 
 class WeightSource(Protocol):
-    """Reads pieces of global tensors."""
+    """Reader of pieces of global tensors."""
 
     def read(self, name: str, intervals: Sequence[Sequence[Interval]]) -> torch.Tensor:
-        """The piece of `name` at `intervals[dim]`, pieces of a dim concatenated in order; contiguous.
+        """Return the piece of `name` at `intervals[dim]`, pieces of a dim concatenated in order; contiguous.
 
         Raises BundleError when there is no such tensor.
         """
@@ -28,7 +28,7 @@ class WeightSource(Protocol):
 
 
 class TensorWeights:
-    """Weights held in memory as global tensors. A whole tensor is returned as it is, not copied."""
+    """Weights held in memory as global tensors. A whole tensor is returned without a copy."""
 
     def __init__(self, tensors: Mapping[str, torch.Tensor]) -> None:
         self._tensors = tensors
@@ -48,7 +48,7 @@ class TensorWeights:
 
 
 def save_weights(path: Path, tensors: Sequence[Tensor], source: WeightSource) -> None:
-    """Write the global tensors of `source` to a safetensors file. Raises BundleError on an unlike dtype or shape."""
+    """Write the global tensors of `source` to a safetensors file. Raises BundleError on another dtype or shape."""
     from safetensors.torch import save_file
 
     whole: dict[str, torch.Tensor] = {}
@@ -70,7 +70,7 @@ def save_weights(path: Path, tensors: Sequence[Tensor], source: WeightSource) ->
 
 
 def cut_out(value: torch.Tensor, intervals: Sequence[Sequence[Interval]]) -> torch.Tensor:
-    """The piece of a tensor at `intervals[dim]`, pieces of a dim one after the other: a view where that is possible."""
+    """Return the piece of a tensor at `intervals[dim]`, pieces of a dim concatenated: a view if possible."""
     import torch
 
     for dim, pieces in enumerate(intervals):

@@ -1,8 +1,8 @@
-"""Weights in a safetensors file, read into memory slice by slice.
+"""Slices of weights, read from a safetensors file into memory.
 
-The file is not mapped: what is read stays what it was when somebody changes or truncates the file, and nobody's memory
-disappears with it. The format: https://huggingface.co/docs/safetensors (eight bytes with the length of a JSON header,
-which gives each tensor's dtype, shape and bytes; then the bytes).
+The file is not mapped: data that were read stay valid when the file is changed or truncated. The format:
+https://huggingface.co/docs/safetensors (eight bytes with the length of a JSON header, which gives each tensor's dtype,
+shape and bytes; then the bytes).
 """
 
 from __future__ import annotations
@@ -31,8 +31,8 @@ SAFETENSORS_DTYPES = {
     "F64": "float64", "F32": "float32", "F16": "float16", "BF16": "bfloat16",
     "I64": "int64", "I32": "int32", "I16": "int16", "I8": "int8", "U8": "uint8", "BOOL": "bool",
 }  # fmt: skip
-"""The format's names of dtypes, and ours."""
-# Bytes of rows that are read at once where only a part of each row is wanted.
+"""Dtype names of the format, and ours."""
+# Bytes of rows that are read at once if only a part of each row is needed.
 _BLOCK = 1 << 24
 _MOST_HEADER = 100_000_000
 
@@ -45,17 +45,17 @@ class _Entry:
 
 
 class FileWeights:
-    """Weights in a safetensors file, of which only the bytes asked for are read.
+    """Weights in a safetensors file, of which only the requested bytes are read.
 
-    The file stays open, so that another one in its place is not seen. A piece that is requested again while it is in
-    use is given again: ranks of one process share it. Raises BundleError when the file is missing or truncated, does
-    not hold the tensors of the manifest, or is written to after it was opened.
+    The file stays open, so that a replacement at its path is not read. Ranks of one process share a piece while it is
+    in use. Raises BundleError when the file is missing or truncated, does not contain the tensors of the manifest, or
+    is written to after it was opened.
     """
 
     def __init__(self, path: Path, tensors: Sequence[Tensor]) -> None:
         self.path = path
         try:
-            # What was a file a moment ago may be a FIFO now: opening that without a writer does not wait.
+            # The path may be a FIFO by now: O_NONBLOCK does not wait for a writer.
             self._file = os.fdopen(os.open(path, os.O_RDONLY | os.O_NONBLOCK), "rb", buffering=0)
         except FileNotFoundError:
             raise self._error("the weights are missing") from None
@@ -78,24 +78,24 @@ class FileWeights:
 
     @property
     def identity(self) -> tuple[int, int, int, int]:
-        """Which file it is, and in which state: equal for two handles of one file that was not written to between."""
+        """Return the identity and state of the file, equal for two handles of one file without a write between them."""
         found = os.fstat(self._file.fileno())
         return found.st_dev, found.st_ino, found.st_size, found.st_mtime_ns
 
     @property
     def kinds(self) -> dict[str, tuple[str, tuple[int, ...]]]:
-        """The dtype and the shape of each tensor of the file, by name."""
+        """Return the dtype and shape of each tensor of the file, by name."""
         return {name: (entry.dtype, entry.shape) for name, entry in self._entries.items()}
 
     def checksum(self) -> str:
-        """The SHA-256 of the file, in hex. Raises BundleError when it was written to."""
+        """Return the SHA-256 of the file, in hex. Raises BundleError when it was written to."""
         self._file.seek(0)
         digest = hashlib.file_digest(self._file, "sha256")
         self._check_unchanged()
         return digest.hexdigest()
 
     def read(self, name: str, intervals: Sequence[Sequence[Interval]]) -> torch.Tensor:
-        """See `WeightSource.read`. Not to be written into."""
+        """See `WeightSource.read`. The result must not be written to."""
         if name not in self._entries:
             raise self._error(f"the weights file has no {name!r}")
         key = name, tuple(tuple(map(tuple, pieces)) for pieces in intervals)
@@ -106,7 +106,7 @@ class FileWeights:
         return known
 
     def _read(self, entry: _Entry, intervals: Sequence[Sequence[Interval]]) -> torch.Tensor:
-        """The bytes of the pieces of the first split dim; the rest is cut in memory."""
+        """Read the pieces of the first split dim; further dims are sliced in memory."""
         import torch
 
         shape = entry.shape

@@ -1,4 +1,4 @@
-"""Writing a bundle: to a temporary folder beside its target, renamed when complete."""
+"""Atomic writer of bundles: a temporary folder next to the target, renamed when complete."""
 
 from __future__ import annotations
 
@@ -26,8 +26,8 @@ def write_bundle(bundle: Bundle, path: str | Path, overwrite: bool = False) -> P
     """Write `bundle` to the folder `path` and return it.
 
     Raises BundleError when `path` exists and `overwrite` is off, when it exists and is not a bundle
-    (which is never deleted), or when it cannot be written. Nothing is left behind on failure. Of several that write to
-    one place at a time each leaves a whole bundle, the last one's staying, or an error that there is one.
+    (which is never deleted), or when it cannot be written. Nothing is left on failure. Each of several concurrent
+    writers either leaves a complete bundle, of which the last stays, or raises that one exists.
     """
     target = Path(path)
     _check_target(target, overwrite)
@@ -49,13 +49,13 @@ def write_bundle(bundle: Bundle, path: str | Path, overwrite: bool = False) -> P
 
 
 def file_checksum(path: Path) -> str:
-    """The SHA-256 of a file, in hex."""
+    """Return the SHA-256 of a file, in hex."""
     with path.open("rb") as file:
         return hashlib.file_digest(file, "sha256").hexdigest()
 
 
 def manifest_checksum(manifest: Manifest) -> str:
-    """The SHA-256 of the manifest as canonical JSON without its own checksum."""
+    """Return the SHA-256 of the manifest as canonical JSON without its own checksum."""
     others = {name: value for name, value in manifest.checksums.items() if name != MANIFEST_FILE}
     plain = replace(manifest, checksums=others).to_json()
     return hashlib.sha256(json.dumps(plain, sort_keys=True, separators=(",", ":")).encode()).hexdigest()
@@ -72,21 +72,21 @@ def _check_target(target: Path, overwrite: bool) -> None:
 
 
 def _is_bundle(target: Path) -> bool | None:
-    """Whether what has this name is a bundle; None where nothing has."""
+    """Whether the target is a bundle; None if nothing is there."""
     try:
-        # The folder is held, whatever takes its name meanwhile.
+        # Keep the folder open: another one may take its name meanwhile.
         folder = os.open(target, os.O_RDONLY | os.O_DIRECTORY)
     except FileNotFoundError:
         return False if target.is_symlink() else None
     except NotADirectoryError:
-        # Also where a folder above is none, of which making it says more.
+        # Also if a parent is not a folder, which creating the target reports better.
         return False if os.path.lexists(target) else None
     except (OSError, ValueError) as wrong:
         raise BundleError(f"cannot write here: {wrong}", shown_path(target)) from None
     try:
         return stat.S_ISREG(os.stat(MANIFEST_FILE, dir_fd=folder).st_mode)
     except OSError:
-        # It may have stepped aside and be going.
+        # It may have been renamed and be about to be deleted.
         held = os.fstat(folder)
     finally:
         os.close(folder)
@@ -106,8 +106,8 @@ def _fill(bundle: Bundle, folder: Path) -> None:
         checksums[name] = file_checksum(file)
     weights = folder / WEIGHTS_FILE
     save_weights(weights, bundle.manifest.weights, bundle.weights)
-    # safetensors makes the file private to its owner. The folder has what the umask leaves; to ask for the umask is to
-    # change it, which other threads would see.
+    # safetensors makes the file private to its owner. The folder's mode shows the umask; reading the umask means
+    # setting it, which other threads would see.
     weights.chmod(folder.stat().st_mode & 0o666)
     checksums[WEIGHTS_FILE] = file_checksum(weights)
     manifest = replace(bundle.manifest, checksums=checksums)
@@ -116,9 +116,9 @@ def _fill(bundle: Bundle, folder: Path) -> None:
 
 
 def _replace(made: Path, target: Path, overwrite: bool) -> None:
-    """Give `made` the name of `target`. What is there steps aside first: no folder can be renamed over a full one.
+    """Rename `made` to `target`. An existing folder is renamed first, since rename fails on a non-empty one.
 
-    Another process may do the same: then this one's old bundle is the other's new one.
+    Another process may do the same: then the old bundle of this one is the new bundle of the other.
     """
     for attempt in range(_MOST_ATTEMPTS):
         _check_target(target, overwrite)

@@ -1,4 +1,4 @@
-"""What a training run leaves on disk: global tensors, written and read by all ranks together, and how far it came."""
+"""Checkpoints of training runs: global tensors, written and read by all ranks together, and the position."""
 
 from distir_relax.checkpoints.folder import (
     STATE_FILE,

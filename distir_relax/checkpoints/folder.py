@@ -1,13 +1,13 @@
-"""The folder of a run's checkpoints: each whole or not there, the last ones kept, the newest named.
+"""Checkpoint folder of a run: atomic checkpoints, retention of the newest, and a pointer to the last.
 
 ::
 
     ck/latest                            step-00000300
-    ck/step-00000200/state.safetensors   all tensors that the program changes, global, by name
-    ck/step-00000200/position.json       how far the run had come
+    ck/step-00000200/state.safetensors   all tensors that the program updates, global, by name
+    ck/step-00000200/position.json       position of the run
     ck/step-00000300/...
 
-A checkpoint is written to a folder whose name begins with a dot, and is renamed when all of it is on the disk.
+A checkpoint is written to a folder whose name begins with a dot, which is renamed when all of it is on disk.
 """
 
 from __future__ import annotations
@@ -37,9 +37,9 @@ _AGAIN = "choose an older checkpoint of the folder, or begin anew"
 
 @dataclass(frozen=True)
 class Position:
-    """How far a run has come: steps done, samples seen, the seed of its random numbers, and of which program it is.
+    """Position of a run: steps done, samples seen, random seed, and the program's identity.
 
-    `schedule` is its learning rate as JSON, for people; what a run follows stands in its bundle.
+    `schedule` is its learning rate as JSON, for display; a run uses that of its bundle.
     """
 
     step: int
@@ -51,14 +51,14 @@ class Position:
 
 @dataclass(frozen=True)
 class Saved:
-    """A checkpoint on disk: its folder, its position, and its tensors, of which a rank reads its own pieces."""
+    """A checkpoint on disk: its folder, position, and tensors, of which a rank reads its own shards."""
 
     path: Path
     position: Position
     tensors: FileWeights
 
     def check_fits(self, expected: Sequence[Tensor]) -> None:
-        """Raise CheckpointError unless there is each tensor that a program changes, of its shape and dtype."""
+        """Raise CheckpointError unless it has each tensor that a program updates, of its shape and dtype."""
         held = self.tensors.kinds
         missing = [tensor.name for tensor in expected if tensor.name not in held]
         if missing:
@@ -77,9 +77,9 @@ class Saved:
 
 
 def begin(folder: Path, step: int) -> Path:
-    """A folder to write the checkpoint of a step to; what runs that were ended have left half-written is removed.
+    """Create a draft folder for the checkpoint of a step; drafts of interrupted runs are removed.
 
-    Raises CheckpointError where none can be made.
+    Raises CheckpointError if it cannot be created.
     """
     draft = folder / f".{_name(step)}.{secrets.token_hex(4)}"
     try:
@@ -95,9 +95,9 @@ def begin(folder: Path, step: int) -> Path:
 
 
 def finish(draft: Path, position: Position, keep: int) -> Path:
-    """Make a checkpoint of a folder that holds all tensors; of older ones only the last `keep - 1` stay.
+    """Publish a draft that contains all tensors; of older checkpoints only the newest `keep - 1` stay.
 
-    Raises CheckpointError where it cannot be written: the checkpoints that there were are whole then.
+    Raises CheckpointError if it cannot be written; existing checkpoints are intact then.
     """
     folder = draft.parent
     target = folder / _name(position.step)
@@ -106,7 +106,7 @@ def finish(draft: Path, position: Position, keep: int) -> Path:
         _write(draft / _POSITION_FILE, text)
         _sync(draft)
         if target.exists():
-            # A folder cannot be renamed over a full one: the old one of the same step steps aside.
+            # A folder cannot be renamed over a non-empty one: move the old checkpoint of the same step away.
             target.rename(draft.with_name(draft.name + ".old"))
         draft.rename(target)
         _sync(folder)
@@ -125,12 +125,12 @@ def finish(draft: Path, position: Position, keep: int) -> Path:
 
 
 def remove(path: Path) -> None:
-    """Remove a draft or a checkpoint, if it is there."""
+    """Remove a draft or a checkpoint, if it exists."""
     shutil.rmtree(path, ignore_errors=True)
 
 
 def saved_steps(folder: Path) -> list[int]:
-    """The steps of which a folder has checkpoints, in ascending order."""
+    """Return the steps of the checkpoints in a folder, in ascending order."""
     with contextlib.suppress(OSError):
         found = (_NAME.fullmatch(entry.name) for entry in folder.iterdir())
         return sorted(int(match.group(1)) for match in found if match)
@@ -138,12 +138,15 @@ def saved_steps(folder: Path) -> list[int]:
 
 
 def checkpoint_names(folder: Path) -> list[str]:
-    """The names of the checkpoints in a folder, the newest first."""
+    """Return the names of the checkpoints in a folder, the newest first."""
     return [_name(step) for step in reversed(saved_steps(folder))]
 
 
 def latest(folder: Path) -> Saved:
-    """The newest checkpoint of a folder, or the folder itself where it is one. Raises CheckpointError otherwise."""
+    """Return the newest checkpoint of a folder, or the folder itself if it is one.
+
+    Raises CheckpointError otherwise.
+    """
     if (folder / _POSITION_FILE).is_file():
         return _read(folder)
     if not folder.is_dir():
@@ -151,7 +154,7 @@ def latest(folder: Path) -> Saved:
     name = ""
     with contextlib.suppress(CheckpointError):
         name = read_bytes(folder / _LATEST_FILE, CheckpointError, 4096).decode("utf-8", "replace").strip()
-    # A run that ended between two renames has left the name of the one before, which may be gone.
+    # A run that ended between two renames has left the name of the previous checkpoint, which may be gone.
     if _NAME.fullmatch(name) and (folder / name).is_dir():
         return _read(folder / name)
     if not (steps := saved_steps(folder)):
@@ -188,7 +191,7 @@ def _write(path: Path, text: str) -> None:
 
 
 def _sync(folder: Path) -> None:
-    """What a folder lists is on the disk."""
+    """Flush the entries of a folder to disk."""
     handle = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
     try:
         os.fsync(handle)

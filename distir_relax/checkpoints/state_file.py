@@ -1,4 +1,4 @@
-"""One safetensors file of global tensors, of which each rank writes the pieces that it holds, where they belong.
+"""Shared safetensors file of global tensors, into which each rank writes its own shards.
 
 The format: https://huggingface.co/docs/safetensors (eight bytes with the length of a JSON header, which gives each
 tensor's dtype, shape and bytes; then the bytes).
@@ -23,9 +23,9 @@ _SHORT = {long: short for short, long in SAFETENSORS_DTYPES.items()}
 
 
 class StateFile:
-    """A file of `tensors`, made as large as it will be, or opened where another rank has made it.
+    """A file of `tensors`, created in its final size, or opened if another rank has created it.
 
-    ``with StateFile(path, tensors) as file: file.write(...)``; what was written is on the disk when the block ends.
+    ``with StateFile(path, tensors) as file: file.write(...)``; the data are on disk when the block ends.
     Raises CheckpointError when it cannot be written.
     """
 
@@ -40,7 +40,7 @@ class StateFile:
             raise self._error(wrong, shared) from None
         if make:
             try:
-                # A disk that is too small says so here, before anything is written.
+                # Fails early if the disk is too small.
                 os.posix_fallocate(self._file, 0, size)
                 self._put(memoryview(header), 0)
             except OSError as wrong:
@@ -60,7 +60,7 @@ class StateFile:
             os.close(self._file)
 
     def write(self, name: str, intervals: Sequence[Sequence[Interval]], part: torch.Tensor) -> None:
-        """Write the piece of a tensor whose dims are the joined `intervals` of the dims of the whole."""
+        """Write the piece of a tensor whose dims are the joined `intervals` of the dims of the global tensor."""
         import torch
 
         tensor = self._tensors[name]
@@ -83,12 +83,12 @@ class StateFile:
 
 
 def runs(shape: Sequence[int], intervals: Sequence[Sequence[Interval]], size: int) -> Iterator[tuple[int, int]]:
-    """Where the bytes of a piece lie in the whole, as (start, length), in the order in which the piece has them.
+    """Return the byte ranges of a piece in the global tensor, as (start, length), in the order of the piece.
 
     `size` is that of an element::
 
-        a piece of rows 1 and 3 of a 4x5 matrix, bytes of one:   (5, 5), (15, 5)
-        a piece of columns 1 and 2:                              (1, 2), (6, 2), (11, 2), (16, 2)
+        a piece of rows 1 and 3 of a 4x5 matrix, elements of one byte:   (5, 5), (15, 5)
+        a piece of columns 1 and 2:                                      (1, 2), (6, 2), (11, 2), (16, 2)
     """
     import numpy as np
 
@@ -113,11 +113,11 @@ def runs(shape: Sequence[int], intervals: Sequence[Sequence[Interval]], size: in
 
 
 def _header(tensors: Sequence[Tensor]) -> tuple[bytes, dict[str, int], int]:
-    """The header, where the bytes of each tensor begin in the file, and the size of the file."""
+    """Return the header, the offset of each tensor in the file, and the size of the file."""
     table: dict[str, object] = {"__metadata__": {"format": "pt"}}
     starts: dict[str, int] = {}
     position = 0
-    # The widest dtypes first: then each tensor is aligned.
+    # The widest dtypes first, so that each tensor is aligned.
     for tensor in sorted(tensors, key=lambda t: -DTYPES[t.dtype][1]):
         count = DTYPES[tensor.dtype][1]
         for n in tensor.shape:

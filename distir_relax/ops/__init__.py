@@ -1,6 +1,6 @@
-"""What each op means: the op table, one family a folder.
+"""Op semantics: the op table, with one folder per family of ops.
 
-`distir_relax.ops.table` is the machinery; what other packages use of it is named here too.
+`distir_relax.ops.table` is the machinery; its names that other packages use are exported here too.
 """
 
 # Each family enters its ops in the table when it is imported.

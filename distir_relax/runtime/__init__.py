@@ -1,1 +1,1 @@
-"""How a rank runs its program: communicators, backends, launcher, watchdog. Never imports the compiler."""
+"""Execution of rank programs. Communicators, backends, launcher, watchdog; never imports the compiler."""

@@ -1,4 +1,4 @@
-"""Torch tensors and numpy arrays as one kind inside the communicators, and back to what the caller gave."""
+"""Conversions between numpy arrays and torch tensors for the communicators."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 
 def as_torch(x: Array) -> torch.Tensor:
-    """`x` as a torch tensor of the same dtype, sharing memory wherever numpy's layout allows."""
+    """Return `x` as a torch tensor of the same dtype, sharing memory wherever numpy's layout allows."""
     import numpy as np
     import torch
 
@@ -31,7 +31,7 @@ def as_torch(x: Array) -> torch.Tensor:
 
 
 def like(result: torch.Tensor, x: Array) -> Any:
-    """`result` as the kind of array that `x` is: torch stays torch, numpy becomes numpy, without a copy."""
+    """Return `result` as the array type of `x` (torch or numpy), without a copy."""
     import torch
 
     if isinstance(x, torch.Tensor):
@@ -42,12 +42,12 @@ def like(result: torch.Tensor, x: Array) -> Any:
 
 
 def split(x: torch.Tensor, sizes: Sequence[int], dim: int = 0) -> list[torch.Tensor]:
-    """Views of consecutive parts of `x` along `dim`, of the given sizes."""
+    """Return views of consecutive parts of `x` along `dim`, of the given sizes."""
     return list(x.split_with_sizes(list(sizes), dim))
 
 
 def combine(parts: Sequence[torch.Tensor], op: str) -> torch.Tensor:
-    """The sum, min or max of equally shaped `parts`, taken in their order, in new memory."""
+    """Return the sum, min or max of equally shaped `parts`, reduced in order, in new memory."""
     import torch
 
     result = parts[0].clone()
@@ -62,9 +62,9 @@ def combine(parts: Sequence[torch.Tensor], op: str) -> torch.Tensor:
 
 
 def as_ordered(x: torch.Tensor, op: str) -> torch.Tensor:
-    """float32 or float64 numbers as integers in the same order, with NaN last for "max" and first for "min".
+    """Map float32 or float64 to integers of the same order, with NaN last for "max" and first for "min".
 
-    An integer maximum then keeps NaN; that of floats, in MPI and gloo, gives the other operand or not by its place.
+    An integer maximum then propagates NaN; float maxima in MPI and gloo propagate it or not, by operand order.
     """
     import torch
 
@@ -75,19 +75,19 @@ def as_ordered(x: torch.Tensor, op: str) -> torch.Tensor:
 
 
 def from_ordered(x: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
-    """The numbers of `dtype` that `as_ordered` has made integers of."""
+    """Invert `as_ordered`: map integers back to floats of `dtype`."""
     return _mirrored(x).view(dtype)
 
 
 def _mirrored(x: torch.Tensor) -> torch.Tensor:
-    """The bits of negative numbers but their sign flipped: larger magnitudes are then smaller integers."""
+    """Flip all bits but the sign of negative numbers, so that larger magnitudes are smaller integers."""
     import torch
 
     return torch.where(x < 0, x ^ torch.iinfo(x.dtype).max, x)
 
 
 def torch_dtype(name: str) -> torch.dtype:
-    """The torch dtype called `name` ("float32"). Raises RunError when there is none."""
+    """Return the torch dtype called `name` ("float32"). Raises RunError when there is none."""
     import torch
 
     dtype = getattr(torch, name, None)
@@ -97,27 +97,27 @@ def torch_dtype(name: str) -> torch.dtype:
 
 
 def dtype_name(dtype: torch.dtype) -> str:
-    """The name of a torch dtype: "float32" for `torch.float32`."""
+    """Return the name of a torch dtype: "float32" for `torch.float32`."""
     return str(dtype).removeprefix("torch.")
 
 
 def bytes_of(x: torch.Tensor) -> int:
-    """The bytes that the elements of `x` take."""
+    """Return the size of the elements of `x` in bytes."""
     return x.numel() * x.element_size()
 
 
 def row_bytes(x: torch.Tensor, dim: int) -> int:
-    """The bytes of `x` at one index along `dim`."""
+    """Return the bytes of `x` at one index along `dim`."""
     return math.prod(size for d, size in enumerate(x.shape) if d != dim) * x.element_size()
 
 
 def with_sizes(shape: Sequence[int], sizes: Mapping[int, int]) -> tuple[int, ...]:
-    """`shape` with other sizes at some dims."""
+    """Return `shape` with some dims replaced by `sizes`."""
     return tuple(sizes.get(dim, size) for dim, size in enumerate(shape))
 
 
 def flatten(pieces: Sequence[torch.Tensor], whole: torch.Tensor, dim: int) -> torch.Tensor:
-    """Return the `pieces` of `whole` one after the other, flat; `whole` itself if it has that order."""
+    """Return the `pieces` of `whole` concatenated and flat; `whole` itself if it already has that order."""
     if whole.is_contiguous() and math.prod(whole.shape[:dim]) == 1:
         return whole.view(-1)
     flat, start = whole.new_empty(whole.numel()), 0
@@ -128,7 +128,7 @@ def flatten(pieces: Sequence[torch.Tensor], whole: torch.Tensor, dim: int) -> to
 
 
 def flat_target(out: Array | None, dim: int, x: torch.Tensor, shape: tuple[int, ...]) -> torch.Tensor | None:
-    """`out` itself as a flat buffer where gathering straight into it gives the right order, else None."""
+    """Return `out` as a flat buffer if gathering straight into it gives the right order, else None."""
     if out is None or math.prod(shape[:dim]) != 1:
         return None
     target = as_torch(out)

@@ -1,4 +1,4 @@
-"""Arrivals: which ranks of a launch have come to its meeting, and which are missing."""
+"""Startup diagnostics: which ranks of a launch have reached the rendezvous, and which are missing."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ WAITS = "waits for the others"
 
 
 def arrivals() -> dict[int, str]:
-    """The state of each rank of this node that has a process: "waits for the others (process 1234)"."""
+    """Return the state of each rank of this node that has a process: "waits for the others (process 1234)"."""
     import psutil
 
     found: dict[int, str] = {}
@@ -27,16 +27,16 @@ def arrivals() -> dict[int, str]:
 
 
 def speaker(before: Mapping[int, str], now: Mapping[int, str]) -> int | None:
-    """The rank of this node that reports: the first that waited `before` and is not stopped `now`.
+    """Return the rank of this node that reports: the first that waited `before` and is not stopped `now`.
 
-    It is the same one for ranks that did not start together; and none takes the place of one that has ended.
+    All ranks agree on it even if they started at different times, and no rank replaces one that has exited.
     """
     waiting = [rank for rank, state in before.items() if state.startswith(WAITS)] or list(before)
     return min((rank for rank in waiting if "stopped" not in now.get(rank, "")), default=None)
 
 
 def report(found: Mapping[int, str]) -> list[str]:
-    """A line for each rank of the launch, ranks that are missing alike in one; `found` are those of this node."""
+    """Return a line for each rank of the launch, missing ranks grouped; `found` are those of this node."""
     size = launch_size() or max(found, default=-1) + 1
     alone = local_size() in (None, size)
     present: Collection[int] | None = None

@@ -1,6 +1,6 @@
-"""Whether the ranks that meet in a communication have all come to the same one.
+"""Check that the ranks of a communication execute the same one.
 
-Programs have no control flow that depends on data: ranks that met rightly in one run do so in each.
+Programs have no data-dependent control flow: ranks that matched in one run match in every run.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from distir_relax.errors import RunError
 from distir_relax.runtime.progress import Point
 
 NUMBERS = 3
-"""How many numbers `as_numbers` gives."""
+"""Length of the result of `as_numbers`."""
 _KINDS = (
     "all_reduce", "all_gather", "reduce_scatter", "all_to_all", "resplit", "send", "recv", "barrier", "rows_to_groups",
     "rows_from_groups",
@@ -20,13 +20,13 @@ _MET_BY = {_KINDS.index("recv"): _KINDS.index("send")}
 
 
 def as_numbers(point: Point) -> list[int]:
-    """A communication of a program's step, as numbers that ranks can exchange."""
+    """Encode a communication of a program's step as numbers that ranks can exchange."""
     assert isinstance(point.step, int)
     return [point.step, _KINDS.index(point.kind), point.time]
 
 
 def check_meeting(rank: int, mine: Sequence[int], peer: int, theirs: Sequence[int]) -> None:
-    """Raise RunError unless what `peer` does is what meets what `rank` does."""
+    """Raise RunError unless the communication of `peer` matches that of `rank`."""
     step, kind, time = mine
     if list(theirs) != [step, _MET_BY.get(kind, kind), time]:
         raise RunError(

@@ -1,4 +1,4 @@
-"""Collectives over the axes of a mesh: what a rank's program calls.
+"""Collectives over mesh axes, as called by rank programs.
 
 A collective along an axis runs in the group of ranks that differ from each other along that axis only. Sizes are per
 index along the axis; they may be uneven, and 0. Below, `[a|b]` is a on the first rank of the group and b on the second.
@@ -9,7 +9,7 @@ index along the axis; they may be uneven, and 0. Below, `[a|b]` is a on the firs
     all_to_all       [a0 a1 | b0 b1]  =>  [a0 b0 | a1 b1]
     shard            [ab | ab]        =>  [a | b]
 
-Subclasses move flat, contiguous torch tensors (the methods with an underscore); everything about dims is here.
+Subclasses move flat, contiguous torch tensors (the methods with an underscore); dims are handled here.
 """
 
 from __future__ import annotations
@@ -45,22 +45,22 @@ if TYPE_CHECKING:
 
 
 class Communicator(Messages):
-    """The ranks of a mesh, seen from one of them.
+    """Collectives of one rank of a mesh.
 
-    Arrays are torch tensors or numpy arrays, contiguous or not; a result is of the kind of `x`. `step` is the index
-    into the program's STEPS, for the watchdog, and for the check that those who meet have come to the same one. `out`,
-    where given, receives the result, and is returned; for
-    `all_reduce` it may be `x` itself. Methods raise RunError when sizes do not fit `x`, or a peer has failed.
+    Arrays are torch tensors or numpy arrays, contiguous or not; a result has the array type of `x`. `step` is the index
+    into the program's STEPS, for the watchdog and the check that peers execute the same communication. `out`, if not
+    None, receives the result and is returned; for `all_reduce` it may be `x` itself. Methods raise RunError when sizes
+    do not fit `x`, or a peer has failed.
     """
 
     drops_nan: ClassVar[bool] = True
-    """Whether the transport's own minima and maxima may give the other operand for NaN."""
+    """Whether the transport's own min and max may drop NaN."""
 
     def __init__(self, rank: int, mesh: DeviceMesh, device: str = "cpu") -> None:
         super().__init__(rank, mesh.size, device)
         self.mesh = mesh
         self.local_size = mesh.size
-        """The ranks that share this node's cores."""
+        """Number of ranks that share this node's cores."""
         self._coordinates = mesh.coordinates(rank)
         self._axes = {name: index for index, name in enumerate(mesh.axes)}
 
@@ -83,7 +83,7 @@ class Communicator(Messages):
     def all_gather(
         self, x: Array, axis: str, dim: int, sizes: Sequence[int], step: Step = None, out: Array | None = None
     ) -> Any:
-        """Join the shards of the group along `dim`, in rank order; `sizes[i]` is the size of shard i along `dim`."""
+        """Concatenate the shards of the group along `dim`, in rank order; shard i has size `sizes[i]` along `dim`."""
         index, n, me = self._place(axis)
         source = as_torch(x)
         self._check_sizes("all_gather", sizes, n, axis, source, dim, sizes[me] if me < len(sizes) else -1)
@@ -169,10 +169,10 @@ class Communicator(Messages):
         step: Step = None,
         out: Array | None = None,
     ) -> Any:
-        """From one cut of `dim` to another.
+        """Change the partition of `dim` from one to another.
 
-        Rank i sends its stretch j, of `pieces[i][j]` elements along `dim`, to rank j.
-        The stretches of a rank stand one after the other; it ends with what it receives, in the order of the ranks.
+        Rank i sends its interval j, of `pieces[i][j]` elements along `dim`, to rank j.
+        The intervals of a rank are contiguous and in order; the result is the received intervals in rank order.
         """
         index, n, me = self._place(axis)
         source = as_torch(x)
@@ -193,7 +193,7 @@ class Communicator(Messages):
     def shard(
         self, x: Array, axis: str, dim: int, sizes: Sequence[int], step: Step = None, out: Array | None = None
     ) -> Any:
-        """This rank's part of `x` along `dim`, contiguous; `sizes[i]` is that of rank i. Nothing is sent."""
+        """Return this rank's part of `x` along `dim`, contiguous; rank i has size `sizes[i]`. No communication."""
         _, n, me = self._place(axis)
         source = as_torch(x)
         self._check_sizes("shard", sizes, n, axis, source, dim, sum(sizes))
@@ -201,9 +201,9 @@ class Communicator(Messages):
         return self._give(part.contiguous(), x, out)
 
     def shard_start(self, axis: str, sizes: Sequence[int], dtype: str, out: Array | None = None) -> Any:
-        """Where this rank's part begins in a dim cut into `sizes` along `axis`: a tensor without dims.
+        """Return the offset of this rank's part in a dim partitioned into `sizes` along `axis`, as a scalar tensor.
 
-        Nothing is sent.
+        No communication.
         """
         import torch
 
@@ -212,7 +212,7 @@ class Communicator(Messages):
         return start if out is None else self._settle(start, out)
 
     def index(self, axis: str) -> int:
-        """This rank's place along a mesh axis: who it is in its group."""
+        """Return this rank's index along a mesh axis, which is its rank in its group."""
         return self._place(axis)[2]
 
     def barrier(self, step: Step = None) -> None:
@@ -287,19 +287,19 @@ class Communicator(Messages):
 
     @abstractmethod
     def _all_gather(self, x: torch.Tensor, counts: list[int], axis: int, out: torch.Tensor | None) -> torch.Tensor:
-        """The flat shards of the group one after the other, in `out` where given; `counts` are elements."""
+        """Return the concatenated flat shards of the group, in `out` unless it is None; `counts` are elements."""
 
     @abstractmethod
     def _reduce_scatter(self, x: torch.Tensor, counts: list[int], axis: int, op: str) -> torch.Tensor:
-        """This rank's part of the flat `x` (parts of `counts` elements), combined over the group."""
+        """Return this rank's part of the flat `x` (parts of `counts` elements), combined over the group."""
 
     @abstractmethod
     def _all_to_all(
         self, x: torch.Tensor, sent: list[int], received: list[int], axis: int, largest: int
     ) -> torch.Tensor:
-        """Part i of the flat `x` (of `sent[i]` elements) goes to rank i; returns what came, in rank order.
+        """Send part i of the flat `x` (of `sent[i]` elements) to rank i; return the received parts, in rank order.
 
-        No rank of the group sends or receives more than `largest` elements: what all of them can decide by.
+        No rank of the group sends or receives more than `largest` elements, so all choose the same algorithm by it.
         """
 
     @abstractmethod
@@ -311,10 +311,10 @@ _Method = TypeVar("_Method", bound=Callable[..., Any])
 
 
 def collective(method: _Method) -> _Method:
-    """Give every communicator one more method: a function of the communicator, of an op's operands and attributes.
+    """Register a function of the communicator, an op's operands and attributes as a method of every communicator.
 
-    It has the op's name, and is written with the methods that there are, so that every transport has it; they count
-    and watch what it does. Raises ValueError when communicators have that name already.
+    The method has the op's name and uses existing methods only, so it works on every transport and is counted and
+    watched through them. Raises ValueError when communicators have that name already.
     """
     if hasattr(Communicator, method.__name__):
         raise ValueError(f"communicators have {method.__name__!r} already")
@@ -332,7 +332,7 @@ def _check_reduction(op: str, x: torch.Tensor) -> None:
 
 
 def _accumulator(dtype: torch.dtype, op: str) -> torch.dtype:
-    """The dtype in which values of `dtype` are reduced: one that every transport has, wide enough for a sum."""
+    """Return the dtype in which values of `dtype` are reduced: supported by every transport, wide enough for a sum."""
     import torch
 
     if dtype in (torch.float16, torch.bfloat16):

@@ -1,4 +1,4 @@
-"""Checks of this machine, with fixes for what does not work."""
+"""Environment checks of `distir doctor`, with suggested fixes."""
 
 from __future__ import annotations
 
@@ -30,13 +30,13 @@ class Finding:
 
 
 def examine() -> Iterator[Finding]:
-    """Run all checks, giving each finding as it is made."""
+    """Run all checks, yielding each finding as it is made."""
     for check in _CHECKS:
         yield check()
 
 
 def two_ranks() -> None:
-    """One of the two ranks that the MPI check starts: a real all-reduce. Exits with an error when its sum is wrong."""
+    """Run a real all-reduce as one of the two ranks that the MPI check starts. Exits with an error on a wrong sum."""
     import torch
 
     from distir_relax.layout import DeviceMesh

@@ -1,4 +1,4 @@
-"""Running a bundle once: in memory, or from files to a file, under mpirun, torchrun or neither."""
+"""Single execution of a bundle: in memory, or from files to a file, with or without mpirun or torchrun."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class RunOptions:
-    """What `distir run` is asked: files to read and write, and how to run."""
+    """Options of `distir run`: files to read and write, and how to run."""
 
     bundle: Path
     input: Path | None = None
@@ -52,7 +52,7 @@ def run_bundle(
 
 
 def run_threads(options: RunOptions) -> RunReport:
-    """`distir run` by itself: ranks as threads. Raises DistIRError; the output is written whole or not at all."""
+    """Run `distir run` with ranks as threads. Raises DistIRError; the output is written completely or not at all."""
     bundle = read_bundle(options.bundle)
     inputs = _prepare(options, bundle)
     session = Session(bundle, options.backend, options.device, options.timeout)
@@ -69,10 +69,10 @@ def run_threads(options: RunOptions) -> RunReport:
 
 
 def run_rank(world: World, options: RunOptions) -> RunReport | None:
-    """`distir run` as one rank of a launch; the report on rank 0, None elsewhere.
+    """Run `distir run` as one rank of a launch; return the report on rank 0, None elsewhere.
 
-    A `DistIRError` in reading the bundle and the inputs is raised on all ranks alike (`load_rank`). An error of one
-    rank after that is printed and ends the launch (`ending_launch`).
+    A `DistIRError` in reading the bundle and the inputs is raised on all ranks alike (`load_rank`). A later error of
+    one rank is printed and ends the launch (`ending_launch`).
     """
     with ending_launch(world):
         return _run_rank(world, options)
@@ -106,7 +106,7 @@ def _run_rank(world: World, options: RunOptions) -> RunReport | None:
 
 
 def _prepare(options: RunOptions, bundle: Bundle) -> dict[str, Any]:
-    """The inputs, checked, once it is sure that the outputs can be written."""
+    """Check the inputs and return them, after checking that the outputs can be written."""
     inputs: dict[str, Any] = {} if options.input is None else dict(read_npz(options.input))
     inputs = in_parts(bundle.manifest, inputs)
     for target in (options.output, options.report):
@@ -116,7 +116,7 @@ def _prepare(options: RunOptions, bundle: Bundle) -> dict[str, Any]:
 
 
 def _rounds(repeat: int) -> list[bool]:
-    """One entry a call, True where its time does not count: the first of several warms up."""
+    """Return one entry per call, True if its time is not counted: the first of several calls is the warm-up."""
     return [False] if repeat <= 1 else [True] + [False] * repeat
 
 

@@ -1,4 +1,4 @@
-"""What the ranks of a launch agree on before they run: that each of them can, and that all have the same."""
+"""Startup agreement between the ranks of a launch: each can run, and all have the same bundle and inputs."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from distir_relax.runtime.world import World
 
 
 class Agreed(Exception):
-    """An `error` that every rank has, and that one of them is to print."""
+    """An `error` that was raised on every rank, and that one of them is to print."""
 
     def __init__(self, error: DistIRError) -> None:
         super().__init__(str(error))
@@ -26,7 +26,7 @@ class Agreed(Exception):
 
 @contextmanager
 def agreed(world: World) -> Iterator[None]:
-    """A DistIRError of any rank inside the block is raised, as `Agreed`, on every rank after it."""
+    """Raise a DistIRError of any rank inside the block, as `Agreed`, on every rank after it."""
     mine = None
     try:
         yield
@@ -41,7 +41,7 @@ def agreed(world: World) -> Iterator[None]:
 def shake_hands(world: World, bundle: Bundle, inputs: Mapping[str, Any]) -> None:
     """Raise `Agreed` on every rank unless all have the same bundle, with the same weights, and the same inputs.
 
-    The first rank of a node has hashed its weights; another does where its file is not that very one.
+    The first rank of a node has hashed its weights; the others only if they opened another file.
     """
     manifest = bundle.manifest
     rest = json.dumps([manifest.format, manifest.name, manifest.schedule_hash, manifest.checksums], sort_keys=True)

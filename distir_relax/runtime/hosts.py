@@ -1,4 +1,4 @@
-"""Hosts of a launch: `a:2,b:1` read, and the torchrun command of each."""
+"""Host lists such as `a:2,b:1`, and the torchrun command of each host."""
 
 from __future__ import annotations
 
@@ -25,14 +25,14 @@ class Host:
 
     @property
     def is_this(self) -> bool:
-        """Whether it is this machine, by a name that it has for itself."""
+        """Whether the host is this machine, by one of the machine's own names."""
         return self.name in ("localhost", "127.0.0.1", socket.gethostname(), socket.getfqdn())
 
 
 def read_hosts(text: str, ranks: int) -> tuple[Host, ...]:
-    """The hosts of ``a:2,b:1`` or ``a,b`` (one rank each), which must have `ranks` ranks together.
+    """Parse ``a:2,b:1`` or ``a,b`` (one rank each); the hosts must have `ranks` ranks in total.
 
-    Raises RunError for other texts and other numbers.
+    Raises RunError for invalid text and other numbers of ranks.
     """
     found = []
     for part in text.split(","):
@@ -51,16 +51,16 @@ def read_hosts(text: str, ranks: int) -> tuple[Host, ...]:
 
 
 def hosts_text(hosts: Sequence[Host]) -> str:
-    """``a:2,b:1``, as mpirun takes it."""
+    """Return ``a:2,b:1``, as mpirun takes it."""
     return ",".join(f"{host.name}:{host.slots}" for host in hosts)
 
 
 def torchrun_commands(
     hosts: Sequence[Host], program: Sequence[str], environment: Mapping[str, str], rsh: str, port: int
 ) -> list[list[str]]:
-    """The command that starts the ranks of each host: torchrun here, through the remote shell `rsh` elsewhere.
+    """Return the command that starts the ranks of each host: torchrun here, the remote shell `rsh` elsewhere.
 
-    The store is on the first host, at `port`. On other hosts this Python, and the folder, must have the same path.
+    The store is on the first host, at `port`. This Python and the folder must have the same path on all hosts.
     """
     commands = []
     for number, host in enumerate(hosts):
@@ -79,7 +79,7 @@ def torchrun_commands(
 
 
 def local_torchrun(ranks: int, program: Sequence[str]) -> list[str]:
-    """The torchrun command of a launch on this machine alone."""
+    """Return the torchrun command of a launch on this machine alone."""
     return [
         sys.executable, "-P", "-m", "torch.distributed.run", "--nproc-per-node", str(ranks), "--rdzv-backend", "c10d",
         "--rdzv-endpoint", "localhost:0", "--no-python", *program,

@@ -1,4 +1,4 @@
-"""A run's inputs and outputs: checked, sliced for a rank, and written to `.npz` files."""
+"""Inputs and outputs of a run: validation, slicing per rank, `.npz` output."""
 
 from __future__ import annotations
 
@@ -21,9 +21,9 @@ if TYPE_CHECKING:
 
 
 def check_inputs(tensors: Sequence[Tensor], inputs: Mapping[str, Array]) -> None:
-    """Raise RunError unless `inputs` are the global arrays that `tensors` ask for, in dtype and shape.
+    """Raise RunError unless `inputs` are global arrays with the dtypes and shapes of `tensors`.
 
-    numpy has no bfloat16: such an input is given in float32, and cast.
+    numpy has no bfloat16: such an input is passed as float32, and cast.
     """
     expected = {tensor.name: tensor for tensor in tensors}
     signature = ", ".join(f"{t.name}: {t.dtype} {t.shape}" for t in tensors) or "nothing"
@@ -51,13 +51,13 @@ def check_inputs(tensors: Sequence[Tensor], inputs: Mapping[str, Array]) -> None
 
 
 def local_inputs(manifest: Manifest, inputs: Mapping[str, Array], rank: int, device: str) -> list[torch.Tensor]:
-    """What `rank` holds of the inputs, contiguous, on `device`, in the manifest's order."""
+    """Return the shards of the inputs on `rank`, contiguous, on `device`, in the manifest's order."""
     held = [tensor for tensor in manifest.inputs if tensor.is_on(rank)]
     return [_local(tensor, manifest, inputs[tensor.name], rank).to(device) for tensor in held]
 
 
 def digest_of(inputs: Mapping[str, Array]) -> str:
-    """The SHA-256 of named arrays: their names, dtypes, shapes and bytes."""
+    """Return the SHA-256 of named arrays: their names, dtypes, shapes and bytes."""
     import numpy as np
 
     digest = hashlib.sha256()
@@ -68,7 +68,7 @@ def digest_of(inputs: Mapping[str, Array]) -> str:
 
 
 def check_writable(path: str | Path) -> None:
-    """Raise RunError unless a file can be made at `path`."""
+    """Raise RunError unless a file can be created at `path`."""
     target = Path(path)
     if target.is_dir():
         raise RunError("expected a file's name, found a folder", str(target))
@@ -79,7 +79,7 @@ def check_writable(path: str | Path) -> None:
 
 
 def write_npz(path: str | Path, arrays: Mapping[str, torch.Tensor]) -> None:
-    """Write named arrays to an `.npz` file, whole or not at all; bfloat16 is written as float32.
+    """Write named arrays to an `.npz` file atomically; bfloat16 is written as float32.
 
     Raises RunError when the file cannot be written.
     """
@@ -92,9 +92,9 @@ def write_npz(path: str | Path, arrays: Mapping[str, torch.Tensor]) -> None:
 
 
 class atomic_file:
-    """`with atomic_file(path) as temporary:` fill `temporary`, which becomes `path` when the block ends well.
+    """Context manager: fill a temporary file, which is renamed to `path` when the block succeeds.
 
-    Raises RunError when it cannot be written; nothing is left behind then.
+    Raises RunError when it cannot be written; the temporary file is then removed.
     """
 
     def __init__(self, path: str | Path) -> None:
@@ -103,7 +103,7 @@ class atomic_file:
     def __enter__(self) -> Path:
         self._temporary = self._target.with_name(f".{self._target.name}.{secrets.token_hex(6)}")
         try:
-            # With what the umask leaves, unlike a file of `tempfile`: to ask for it is to set it, for all threads.
+            # Created under the umask, unlike a file of `tempfile`: reading the umask means setting it, for all threads.
             os.close(os.open(self._temporary, os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o666))
         except OSError as wrong:
             raise RunError(f"cannot be written: {wrong.strerror}", str(self._target)) from None
@@ -126,7 +126,7 @@ def _cast(name: str, dtype: str) -> str:
 
 
 def _other_shape(tensor: Tensor, value: Array) -> str:
-    """A program has the shapes of the example that it was compiled with."""
+    """Describe a shape mismatch: a program accepts only the shapes of the example that it was compiled with."""
     shape = tuple(value.shape)
     if len(shape) != len(tensor.shape):
         return f"give an array of {len(tensor.shape)} dims, or compile the model again with an example of {shape}"

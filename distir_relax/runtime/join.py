@@ -1,4 +1,4 @@
-"""Joining the launch that this process is a rank of."""
+"""Connection of this process to its launch."""
 
 from __future__ import annotations
 
@@ -21,12 +21,11 @@ from distir_relax.runtime.world import World, check_size
 
 
 def join_world(timeout: float = DEFAULT_TIMEOUT) -> World | None:
-    """The launch this process is a rank of, or None when it was started alone.
+    """Return the launch that this process is a rank of, or None when it was started alone.
 
-    Raises RunError when the launcher's library cannot be loaded, the ranks cannot meet, or a launcher started several
-    tasks without a connection between them. When they have not met within
-    `timeout` seconds (0: never) this process names those that are missing and ends, with exit code 2, and with it the
-    launch.
+    Raises RunError when the launcher's library cannot be loaded, the ranks cannot connect, or a launcher started
+    several tasks without a connection between them. When they have not connected within `timeout` seconds (0: never),
+    this process prints the missing ranks and ends the launch, with exit code 2.
     """
     kind = detect()
     if kind is None:
@@ -44,8 +43,10 @@ def join_world(timeout: float = DEFAULT_TIMEOUT) -> World | None:
 
 @contextmanager
 def joined_world(timeout: float = DEFAULT_TIMEOUT) -> Iterator[World | None]:
-    """`join_world`; while it is open, a rank that waits longer than `timeout` seconds ends the launch (`RollCall`), and
-    a rank that is killed is named (`LostRanks`)."""
+    """`join_world` with monitoring of the ranks while the block runs.
+
+    A rank that waits longer than `timeout` seconds ends the launch (`RollCall`); a killed rank is named (`LostRanks`).
+    """
     world = join_world(timeout)
     if world is None:
         yield None
@@ -55,7 +56,7 @@ def joined_world(timeout: float = DEFAULT_TIMEOUT) -> Iterator[World | None]:
 
 
 def connect(mesh: DeviceMesh, device: str = "cpu") -> Communicator | None:
-    """This process's communicator over `mesh`, or None when it was started alone (use threads then).
+    """Return this process's communicator over `mesh`, or None when it was started alone (use threads then).
 
     Raises RunError when the number of ranks is not the mesh's.
     """
@@ -81,7 +82,7 @@ def _ending_after(seconds: float | None) -> Iterator[None]:
 
 
 def _end_unless(met: threading.Event, seconds: float) -> None:
-    """One rank of a node reports who is there; the others leave the time to it."""
+    """End the process after a time-out; one rank of a node reports the present ranks, the others wait for it."""
     show_meeting()
     if met.wait(seconds / 2):
         return
@@ -94,7 +95,7 @@ def _end_unless(met: threading.Event, seconds: float) -> None:
         sys.stderr.write(f"{text}\n")
         sys.stderr.flush()
     else:
-        # That one may have started as much later. The first to end takes the others with it.
+        # The reporting rank may have started that much later. The first process to exit ends the others.
         time.sleep(seconds / 2 + 2)
     os._exit(2)
 

@@ -1,4 +1,4 @@
-"""Starting the ranks of a bundle with mpirun or torchrun, on this machine or on several hosts."""
+"""Launch of the ranks of a bundle with mpirun or torchrun, on this machine or on several hosts."""
 
 from __future__ import annotations
 
@@ -20,17 +20,17 @@ from distir_relax.errors import RunError
 from distir_relax.runtime.hosts import Host, hosts_text, local_torchrun, torchrun_commands
 from distir_relax.runtime.launcher_detection import check_connected
 
-# Seconds that an mpirun has to end its ranks in its own order.
+# Seconds that mpirun has to end its ranks itself.
 _GRACE = 1.0
-# Seconds between two looks at several launchers.
+# Polling interval for several launchers, in seconds.
 _LOOK = 0.1
-# Variables that ranks on other hosts have too.
+# Variables that are also set for ranks on other hosts.
 _FORWARDED = ("PYTHONPATH", "GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME", "DISTIR_VERIFY")
 
 
 @dataclass(frozen=True)
 class Launcher:
-    """An mpirun: where it is, whose it is ("Open MPI" or "MPICH"), and how it names its version."""
+    """An mpirun: its path, implementation ("Open MPI" or "MPICH") and version text."""
 
     path: str
     family: str
@@ -41,13 +41,13 @@ def launch(
     n: int, arguments: Sequence[str], threads: int | None = None, graceful: bool = False, hosts: Sequence[Host] = (),
     rsh: str = "",
 ) -> int:  # fmt: skip
-    """Run `distir <arguments>` on `n` ranks with mpirun, having printed the command; the exit code of the launch.
+    """Run `distir <arguments>` on `n` ranks with mpirun, after printing the command; return the launch's exit code.
 
     The ranks are on `hosts`, or here; `rsh` is the remote shell, ssh by default.
 
-    A rank has `threads` threads, by default what OMP_NUM_THREADS says, or its share of the cores. When this process is
-    interrupted, the launch and its ranks are ended first. A `graceful` launch is sent SIGUSR1, which mpirun forwards to
-    the ranks, where this process is sent SIGTERM for the first time; the exit code is then SIGTERM's.
+    A rank has `threads` threads, by default OMP_NUM_THREADS or its share of the cores. When this process is
+    interrupted, it ends the launch and its ranks first. In a `graceful` launch the first SIGTERM of this process is
+    sent to mpirun as SIGUSR1, which it forwards to the ranks; the exit code is then SIGTERM's.
 
     Raises RunError when there is no mpirun, or a launcher started several tasks of this process.
     """
@@ -68,7 +68,7 @@ def launch(
 
 
 def launch_with_torchrun(n: int, arguments: Sequence[str], hosts: Sequence[Host] = (), rsh: str = "") -> int:
-    """`launch` with torchrun, one on each host; where one of them fails the others are ended."""
+    """`launch` with one torchrun per host; if one of them fails the others are ended."""
     check_connected()
     each = _threads(n, None, hosts)
     environment = {name: os.environ[name] for name in _FORWARDED if name in os.environ} | {"OMP_NUM_THREADS": each}
@@ -91,7 +91,7 @@ def launch_with_torchrun(n: int, arguments: Sequence[str], hosts: Sequence[Host]
 
 @contextmanager
 def _forwarding(process: subprocess.Popen[bytes]) -> Iterator[Sequence[int]]:
-    """While it is open, the first SIGTERM becomes a SIGUSR1 of `process`; gives those that came.
+    """Send the first SIGTERM to `process` as SIGUSR1 while the block runs; yield the signals received.
 
     mpirun kills its ranks a fraction of a second after a SIGTERM of its own.
     """
@@ -111,7 +111,7 @@ def _forwarding(process: subprocess.Popen[bytes]) -> Iterator[Sequence[int]]:
 
 
 def find_mpirun() -> Launcher:
-    """The mpirun beside this Python, else the first in PATH. Raises RunError when there is none or it does not run."""
+    """Return the mpirun next to this Python, else the first in PATH. Raises RunError if none runs."""
     beside = Path(sys.prefix) / "bin" / "mpirun"
     path = str(beside) if os.access(beside, os.X_OK) else shutil.which("mpirun") or shutil.which("mpiexec")
     if path is None:
@@ -136,7 +136,7 @@ def find_mpirun() -> Launcher:
 def mpirun_command(
     launcher: Launcher, n: int, program: Sequence[str], threads: str, hosts: Sequence[Host] = ()
 ) -> list[str]:
-    """The command that starts `program` on `n` ranks, unbound, each with `threads` threads; on `hosts`, or here."""
+    """Return the command for `program` on `n` unbound ranks, each with `threads` threads; on `hosts`, or here."""
     if launcher.family == "MPICH":
         where = ["-hosts", hosts_text(hosts)] if hosts else []
         return [launcher.path, *where, "-bind-to", "none", "-genv", "OMP_NUM_THREADS", threads, "-n", str(n), *program]
@@ -152,12 +152,12 @@ def mpirun_command(
 
 
 def launch_environment(threads: str) -> dict[str, str]:
-    """This process's environment with the number of threads per rank."""
+    """Return this process's environment with the number of threads per rank."""
     return {**os.environ, "OMP_NUM_THREADS": threads}
 
 
 def _end(launcher: subprocess.Popen[bytes]) -> None:
-    """End a launch and all of its ranks within a second, whatever they do."""
+    """Kill a launch and all of its ranks within a second."""
     import psutil
 
     if launcher.poll() is not None:
@@ -179,7 +179,7 @@ def _program(arguments: Sequence[str]) -> list[str]:
 
 
 def _threads(n: int, threads: int | None, hosts: Sequence[Host]) -> str:
-    """The threads of a rank; other hosts are taken to have as many cores as this one."""
+    """Return the threads per rank; other hosts are assumed to have as many cores as this one."""
     most = max((host.slots for host in hosts), default=n)
     return str(threads or os.environ.get("OMP_NUM_THREADS") or max(1, _cores() // most))
 

@@ -1,4 +1,4 @@
-"""A rank of a launch: load its session together with the others, and end the launch when it fails alone."""
+"""Loading of a rank's session together with the other ranks, and ending the launch on errors of one rank."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def ending_launch(world: World) -> Iterator[None]:
 def load_rank(
     world: World, path: Path, backend: str, device: str, inputs: Callable[[Bundle], _Inputs]
 ) -> tuple[RankSession, _Inputs]:
-    """Load a bundle on one rank of a launch, and what `inputs` makes of it; every rank calls this.
+    """Load a bundle on one rank of a launch, and the result of `inputs` for it; every rank calls this.
 
     All ranks agree that each can read the bundle and its inputs, that their number is the mesh's, and that they hold
     the same programs. Raises `Agreed` for an error of any of them.

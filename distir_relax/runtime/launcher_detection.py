@@ -14,14 +14,14 @@ _MPI = ("OMPI_COMM_WORLD_SIZE", "PMI_SIZE", "PMIX_RANK")
 _TORCH = ("RANK", "WORLD_SIZE", "MASTER_ADDR")
 _SIZES = ("OMPI_COMM_WORLD_SIZE", "PMI_SIZE", "SLURM_STEP_NUM_TASKS", "WORLD_SIZE")
 _LOCAL_SIZES = ("OMPI_COMM_WORLD_LOCAL_SIZE", "MPI_LOCALNRANKS", "PMI_LOCAL_SIZE", "LOCAL_WORLD_SIZE")
-# SLURM's ids of steps that are shells: the batch script, the interactive step of salloc, the external step.
+# SLURM ids of steps that are shells: the batch script, the interactive step of salloc, the external step.
 _SHELL_STEPS = {str(2**32 - n) for n in (4, 5, 6)}
-# Variables by which jobs on Kubernetes commonly pass their number of pods to containers.
+# Variables by which Kubernetes jobs commonly pass the number of pods to containers.
 _POD_COUNTS = ("WORLD_SIZE", "NNODES", "PET_NNODES", "JOB_PARALLELISM", "JOB_COMPLETIONS", "VC_WORKER_NUM")
 
 
 def detect(environment: Environment = os.environ) -> str | None:
-    """The kind of launcher: "mpi" (mpirun, srun with PMI), "torch" (torchrun), or None for neither."""
+    """Return the kind of launcher: "mpi" (mpirun, srun with PMI), "torch" (torchrun), or None for neither."""
     if any(name in environment for name in _MPI):
         return "mpi"
     if all(name in environment for name in _TORCH):
@@ -30,7 +30,7 @@ def detect(environment: Environment = os.environ) -> str | None:
 
 
 def check_connected(environment: Environment = os.environ) -> None:
-    """Raise RunError where a launcher started several tasks without a connection between them.
+    """Raise RunError if a launcher started several tasks without a connection between them.
 
     Each of them would run all ranks as threads, and write the same files.
     """
@@ -46,17 +46,17 @@ def check_connected(environment: Environment = os.environ) -> None:
 
 
 def launch_size(environment: Environment = os.environ) -> int | None:
-    """The number of ranks that the launcher says it started, None where it does not say."""
+    """Return the launcher's number of ranks, None if it is not set."""
     return _first_number(environment, _SIZES)
 
 
 def local_size(environment: Environment = os.environ) -> int | None:
-    """The number of ranks that the launcher says it started on this node, None where it does not say."""
+    """Return the launcher's number of ranks on this node, None if it is not set."""
     return _first_number(environment, _LOCAL_SIZES)
 
 
 def check_alone(environment: Environment = os.environ) -> None:
-    """Raise RunError in a process that is a rank, or a task, already: a command that starts ranks runs once."""
+    """Raise RunError in a process that is already a rank or a task: a command that starts ranks runs once."""
     if detect(environment) is not None:
         raise RunError(
             "this command starts the ranks itself, but this process is a rank of a launch already",
@@ -67,7 +67,7 @@ def check_alone(environment: Environment = os.environ) -> None:
 
 @dataclass(frozen=True)
 class _Unconnected:
-    """A launch whose tasks know nothing of each other."""
+    """A launch whose tasks are not connected."""
 
     name: str
     tasks: str
@@ -76,7 +76,7 @@ class _Unconnected:
 
 
 def _slurm(environment: Environment) -> _Unconnected | None:
-    """A step of several tasks. A batch script has a job and SLURM_PROCID=0, but no step of its own."""
+    """Detect a step of several tasks. A batch script has a job and SLURM_PROCID=0, but no step of its own."""
     rank = _number(environment, "SLURM_PROCID")
     step = environment.get("SLURM_STEP_ID", environment.get("SLURM_STEPID"))
     if rank is None or step in _SHELL_STEPS or (step is None and rank == 0 and "SLURM_JOB_ID" in environment):
@@ -92,7 +92,7 @@ def _slurm(environment: Environment) -> _Unconnected | None:
 
 
 def _pals(environment: Environment) -> _Unconnected | None:
-    """PALS names no number of ranks over all nodes: any rank of it is one of several."""
+    """Detect PALS tasks. It does not set the total number of ranks, so any rank is assumed to be one of several."""
     rank, here = _number(environment, "PALS_RANKID"), _number(environment, "PALS_LOCAL_SIZE")
     if rank is None:
         return None
@@ -140,7 +140,7 @@ def _torch_incomplete(environment: Environment) -> _Unconnected | None:
 
 
 def _kubernetes(environment: Environment) -> _Unconnected | None:
-    """Pods of an indexed job. An index alone may be that of independent work."""
+    """Detect pods of an indexed job. An index alone may be that of independent work."""
     index = _number(environment, "JOB_COMPLETION_INDEX")
     counts = {name: count for name in _POD_COUNTS if (count := _number(environment, name)) is not None and count > 1}
     if index is None or not counts:

@@ -1,4 +1,4 @@
-"""A saved bundle as something to call: `dr.load("model.dist")(x)`."""
+"""Callable saved bundles: `dr.load("model.dist")(x)`."""
 
 from __future__ import annotations
 
@@ -21,9 +21,9 @@ if TYPE_CHECKING:
 class Loaded:
     """A bundle that runs here, ranks as threads of this process.
 
-    It takes the call of the model: tensors of torch or numpy, by position or by name, in tuples and dicts where the
-    model takes these; other arguments must have the values that the model was compiled with. A program of one output
-    gives a torch tensor, one of several a dict by name: a bundle does not know the structure that the model returns.
+    It has the model's call signature: tensors of torch or numpy, by position or by name, in tuples and dicts like the
+    model's; other arguments must have the values that the model was compiled with. A program with one output returns a
+    torch tensor, one with several a dict by name: a bundle does not store the structure of the model's result.
     """
 
     def __init__(self, bundle: Bundle) -> None:
@@ -33,8 +33,8 @@ class Loaded:
     def __call__(self, *args: Any, backend: str = "torch", timeout: float | None = None, **kwargs: Any) -> Any:
         """Run once; the first call of a backend loads its programs. `timeout` is as in `Session`.
 
-        Raises `RunError` for inputs unlike those that the program takes, and for a backend that there is not;
-        `BundleError` where the bundle has no programs for it.
+        Raises `RunError` for inputs that do not match the program's, and for an unknown backend;
+        `BundleError` if the bundle has no programs for it.
         """
         manifest = self.bundle.manifest
         inputs = whole_inputs(manifest)
@@ -70,7 +70,7 @@ class Loaded:
 
 
 def load(path: str | Path) -> Loaded:
-    """A bundle that was saved with `plan.save` or `distir compile`, to be called.
+    """Load a bundle saved with `plan.save` or `distir compile` as a callable.
 
     Raises `BundleError` when there is none at `path`, or a damaged one.
     """
@@ -78,7 +78,7 @@ def load(path: str | Path) -> Loaded:
 
 
 def _leaves(name: str, value: Any) -> dict[str, Any]:
-    """The leaves of an argument by the names that inputs have: ``pair_1``, ``options.mask``."""
+    """Return the leaves of an argument by input name: ``pair_1``, ``options.mask``."""
     if isinstance(value, Mapping):
         parts = {f"{name}.{key}": item for key, item in value.items()}
     elif isinstance(value, (list, tuple)):
@@ -89,7 +89,7 @@ def _leaves(name: str, value: Any) -> dict[str, Any]:
 
 
 def _without_constants(leaves: Mapping[str, Any], call: CallManifest, inputs: Collection[str]) -> dict[str, Any]:
-    """The leaves that are inputs. Raises RunError for another value of an argument that is built in."""
+    """Return the leaves that are inputs. Raises RunError if an argument differs from its compiled-in value."""
     found = {}
     for name, value in leaves.items():
         if name in inputs or name not in call.constants:

@@ -1,4 +1,4 @@
-"""The ranks of this node, as its operating system sees them."""
+"""Processes of the ranks on this node, as seen by the operating system."""
 
 from __future__ import annotations
 
@@ -10,12 +10,12 @@ from pathlib import Path
 from typing import Any
 
 _RANK_VARIABLES = ("OMPI_COMM_WORLD_RANK", "PMIX_RANK", "PMI_RANK", "RANK")
-# The name of a thread, of at most 15 characters, that other processes can see.
+# Thread name, of at most 15 characters, that other processes can see.
 _MEETS = "distir-meets"
 
 
 def ranks_of_this_node() -> dict[int, str]:
-    """The state of each process of this launch on this node, by rank: "is stopped (process 1234)"."""
+    """Return the state of each process of this launch on this node, by rank: "is stopped (process 1234)"."""
     import psutil
 
     found: dict[int, str] = {}
@@ -26,9 +26,9 @@ def ranks_of_this_node() -> dict[int, str]:
 
 
 def processes_of_this_node() -> dict[int, Any]:
-    """The processes (psutil's) of this launch on this node, by rank.
+    """Return the processes (psutil's) of this launch on this node, by rank.
 
-    A launcher starts the ranks of a node as children of one process: they are this one's siblings.
+    A launcher starts the ranks of a node as children of one process: they are siblings of this one.
     """
     import psutil
 
@@ -43,14 +43,14 @@ def processes_of_this_node() -> dict[int, Any]:
 
 
 def is_stopped(process: Any) -> bool:
-    """Whether a process (psutil's) was stopped. Raises psutil's errors where it is gone."""
+    """Whether a process (psutil's) was stopped. Raises psutil's errors if it is gone."""
     import psutil
 
     return process.status() in (psutil.STATUS_STOPPED, psutil.STATUS_TRACING_STOP)
 
 
 def has_ended(process: Any) -> bool:
-    """Whether a process (psutil's) is gone, though its parent may not know yet."""
+    """Whether a process (psutil's) has exited, including unreaped zombies."""
     import psutil
 
     try:
@@ -60,7 +60,7 @@ def has_ended(process: Any) -> bool:
 
 
 def show_meeting() -> None:
-    """Show other processes of this node that this one has come to the meeting of the ranks, while this thread lives."""
+    """Show other processes of this node that this one has reached the rendezvous, while this thread lives."""
     with suppress(OSError):
         Path(f"/proc/self/task/{threading.get_native_id()}/comm").write_text(_MEETS, encoding="ascii")
 
@@ -75,6 +75,6 @@ def shows_meeting(process: Any) -> bool:
 
 
 def rank_in(environment: Mapping[str, str] = os.environ) -> int | None:
-    """The rank that a launcher's environment variables name, if they do."""
+    """Return the rank in a launcher's environment variables, else None."""
     value = next((environment[name] for name in _RANK_VARIABLES if name in environment), "")
     return int(value) if value.isdecimal() else None

@@ -1,7 +1,7 @@
-"""Lost ranks: name the rank that was killed when the launcher ends the others because of it.
+"""Lost ranks: name the killed rank when the launcher ends the others because of it.
 
 A launcher such as mpirun sends SIGTERM to the other ranks and, a fraction of a second later, SIGKILL. Their main
-threads wait in MPI, where no signal handler of Python runs, so the signal is read from a pipe by a thread.
+threads wait in MPI, where no signal handler of Python runs, so a thread reads the signal from a pipe.
 """
 
 from __future__ import annotations
@@ -19,14 +19,14 @@ from distir_relax.runtime.local_ranks import has_ended, processes_of_this_node
 from distir_relax.runtime.watchdog import describe
 from distir_relax.runtime.world import World
 
-# Seconds: for the end of a rank to be seen, and before this one ends, so that it does not look lost itself.
+# Seconds until the exit of a rank is visible, and before this one exits, so that it does not appear lost itself.
 _SEEN, _STAYS = 0.1, 1.0
 
 
 class LostRanks:
-    """While it is open, SIGTERM makes one rank of this node name those of its neighbours that have ended.
+    """On SIGTERM, make one rank of this node name the other ranks of the node that have exited.
 
-    A rank that ends the launch itself has printed why: it announces that to its neighbours by datagrams, and is not
+    A rank that ends the launch itself has printed the reason: it announces that to the others by datagrams, and is not
     named. In a thread other than the main one signals cannot be read, and nothing is named.
     """
 
@@ -53,11 +53,11 @@ class LostRanks:
         return self
 
     def ended(self) -> list[str]:
-        """A line for each rank of this node that has ended: "rank 1 has ended (process 1234)"."""
+        """Return a line for each rank of this node that has exited: "rank 1 has ended (process 1234)"."""
         return [self._line(rank) for rank, process in sorted(self._processes.items()) if has_ended(process)]
 
     def announce(self) -> None:
-        """Let the other ranks of this node know that this one ends the launch."""
+        """Tell the other ranks of this node that this one ends the launch."""
         for rank in set(self._processes) - {self._world.rank}:
             with suppress(OSError):
                 self._post.sendto(str(self._world.rank).encode(), _address(rank))
@@ -99,7 +99,7 @@ class LostRanks:
             time.sleep(0.01)
 
     def _announced(self) -> set[int]:
-        """The ranks that have announced the end of the launch."""
+        """Return the ranks that have announced the end of the launch."""
         found = set()
         with suppress(OSError, ValueError):
             while True:
@@ -121,9 +121,12 @@ class LostRanks:
 
 
 def _address(rank: int) -> str:
-    """The name of a rank's socket in Linux's abstract namespace: it leaves no file. One launcher has one parent."""
+    """Return the name of a rank's socket in Linux's abstract namespace, which leaves no file.
+
+    The launcher's process id makes it unique.
+    """
     return f"\0distir-{os.getppid()}-{rank}"
 
 
 def _ends_in_thread(number: int, frame: FrameType | None) -> None:
-    """Leave the end of the process to the thread, which ends it also where no handler runs."""
+    """Leave exiting to the thread, which also runs while the main thread cannot run handlers."""

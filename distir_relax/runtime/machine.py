@@ -1,4 +1,4 @@
-"""What a rank is given of the machine: its device, its share of the cores, memory that stays with it."""
+"""Resources of a rank: device, share of the cores, retained memory."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from distir_relax.errors import RunError
 
 
 def rank_device(device: str, local_rank: int) -> str:
-    """The device of a rank: "cuda" becomes "cuda:<n>", ranks of a node going round its GPUs.
+    """Return the device of a rank: "cuda" becomes "cuda:<n>", assigned round-robin on each node.
 
     Raises RunError for an unknown device, or when there is no GPU.
     """
@@ -25,7 +25,7 @@ def rank_device(device: str, local_rank: int) -> str:
 
 
 def limit_threads(local_size: int) -> None:
-    """Give this rank its share of the node's cores, unless OMP_NUM_THREADS says otherwise.
+    """Limit this rank to its share of the node's cores, unless OMP_NUM_THREADS is set.
 
     Two busy thread pools on the same cores are many times slower than one.
     """
@@ -36,10 +36,10 @@ def limit_threads(local_size: int) -> None:
 
 
 def keep_memory() -> None:
-    """Let this process keep the memory that tensors free, where the C library is glibc.
+    """Make glibc keep the memory that tensors free; no effect with other C libraries.
 
-    By default large blocks go back to the system and come again page by page, which costs a step with many of them more
-    than a third of its time.
+    By default large blocks return to the system and are faulted in again page by page, which costs a step with many of
+    them more than a third of its time.
     """
     try:
         mallopt = ctypes.CDLL(None).mallopt

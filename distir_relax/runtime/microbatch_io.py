@@ -1,4 +1,4 @@
-"""Inputs and outputs that a program has in parts, one a microbatch: a user gives, and gets, them whole."""
+"""Splitting of inputs into microbatches, and concatenation of the outputs of microbatches."""
 
 from __future__ import annotations
 
@@ -19,17 +19,17 @@ if TYPE_CHECKING:
 
 
 def whole_inputs(manifest: Manifest) -> list[Tensor]:
-    """The inputs as a user gives them: whole, in the manifest's order."""
+    """Return the undivided inputs, as users pass them, in the manifest's order."""
     return _whole(manifest.inputs, manifest.divided_inputs)
 
 
 def whole_outputs(manifest: Manifest) -> list[Tensor]:
-    """The outputs as a user gets them: whole, in the manifest's order."""
+    """Return the undivided outputs, as users get them, in the manifest's order."""
     return _whole(manifest.outputs, manifest.divided_outputs)
 
 
 def in_parts(manifest: Manifest, inputs: Mapping[str, Array]) -> dict[str, Array]:
-    """The inputs, checked whole, as the programs take them; inputs that are in parts already stay so.
+    """Check the whole inputs and split them for the programs; inputs that are already split stay so.
 
     Raises RunError for an input that is missing, unknown, no array, or of another dtype or shape.
     """
@@ -46,7 +46,7 @@ def in_parts(manifest: Manifest, inputs: Mapping[str, Array]) -> dict[str, Array
 
 
 def parts_of(manifest: Manifest, outputs: Collection[str] | None) -> list[str] | None:
-    """The outputs that the programs give for those that a user names; None is all. Raises RunError for unknown ones."""
+    """Return the program outputs of the user outputs; None is all. Raises RunError for unknown ones."""
     if outputs is None:
         return None
     known = {division.name: division.parts for division in manifest.divided_outputs}
@@ -61,7 +61,7 @@ def parts_of(manifest: Manifest, outputs: Collection[str] | None) -> list[str] |
 
 
 def joined(manifest: Manifest, outputs: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
-    """The outputs as the user knows them."""
+    """Concatenate the parts of divided outputs."""
     import torch
 
     for division in manifest.divided_outputs:

@@ -1,4 +1,4 @@
-"""Reads `.npz` files: whatever the file says of itself is held against its length before memory is taken for it.
+"""Reader of `.npz` files that checks all declared sizes against the file's length before it allocates memory.
 
 An `.npz` file is a zip archive (PKWARE's APPNOTE.TXT 6.3.10) of `.npy` files: a magic number, a header that is a Python
 literal with dtype and shape, and the data (NumPy enhancement proposal 1).
@@ -21,21 +21,21 @@ if TYPE_CHECKING:
     import numpy as np
 
 MOST_HEADER = 10_000
-"""No header of a `.npy` file is longer: numpy reads no more of one either."""
+"""Maximum length of a `.npy` header, as in numpy."""
 
 HOW_WRITTEN = "write one with numpy.savez('x.npz', name=array, ...)"
 _MOST_DEFLATED = 1032
-"""How many bytes one byte of deflate's can stand for at most (RFC 1951: 258 by two bits)."""
+"""Maximum expansion of one deflated byte (RFC 1951: 258 bytes by two bits)."""
 _ENCRYPTED = 1
 _DAMAGED = (zipfile.BadZipFile, NotImplementedError, ValueError, EOFError, zlib.error, struct.error)
-"""What the zip module raises for a directory that is damaged or of another kind, and for data that is none."""
+"""Exceptions of the zip module for a damaged or unsupported archive."""
 
 
 def read_npz(path: str | Path) -> dict[str, np.ndarray[Any, Any]]:
-    """The named arrays of an `.npz` file. Nothing is unpickled.
+    """Return the named arrays of an `.npz` file. Nothing is unpickled.
 
-    Raises RunError, with the name of the array, where the file is missing, is none, or is damaged; where it is
-    encrypted or compressed otherwise than by deflate; and where an array's shape does not fit the bytes that it has.
+    Raises RunError, with the name of the array, if the file is missing, is not an archive, or is damaged; if it is
+    encrypted or compressed otherwise than by deflate; and if an array's shape does not fit its bytes.
     """
     length = check_regular(path, RunError, "there is no such input file")
     place = shown_path(path)
@@ -43,7 +43,7 @@ def read_npz(path: str | Path) -> dict[str, np.ndarray[Any, Any]]:
         with zipfile.ZipFile(path) as archive:
             found: dict[str, np.ndarray[Any, Any]] = {}
             members = archive.infolist()
-            # Members that overlap would each be unpacked from the same bytes.
+            # Overlapping members would each be unpacked from the same bytes.
             if (packed := sum(member.compress_size for member in members)) > length:
                 raise RunError(f"the arrays are said to have {packed:,} bytes, the file has {length:,}", place)
             for member in members:
@@ -84,13 +84,13 @@ def _array(archive: zipfile.ZipFile, member: zipfile.ZipInfo, place: str) -> np.
                 raise RunError(f"expected {size:,} bytes for {dtype} {shape}, found {len(data):,}", place)
     except (*_DAMAGED, OSError) as wrong:
         raise RunError(f"not a readable array: {wrong}", place, HOW_WRITTEN) from None
-    # A copy, since what stands in bytes cannot be written to; in this machine's order of bytes.
+    # Copy, since the buffer is read-only; convert to native byte order.
     array = np.frombuffer(data, dtype).reshape(shape, order=order)
     return array.astype(dtype.newbyteorder("="), order="K")
 
 
 def _header(file: IO[bytes]) -> tuple[np.dtype[Any], tuple[int, ...], Literal["C", "F"]]:
-    """Dtype, shape and order of the `.npy` data that begins here; ValueError where there is none."""
+    """Return dtype, shape and order of the `.npy` data that begins here. Raises ValueError if there is none."""
     import numpy as np
 
     magic = file.read(8)
@@ -102,7 +102,7 @@ def _header(file: IO[bytes]) -> tuple[np.dtype[Any], tuple[int, ...], Literal["C
     if length > MOST_HEADER:
         raise ValueError(f"expected a header of at most {MOST_HEADER:,} bytes, found {length:,}")
     header = file.read(length).decode("latin-1")
-    # numpy evaluates it as Python, which recurses into whatever stands there.
+    # numpy evaluates it as Python, which recurses without limit.
     match = _HEADER.fullmatch(header)
     if match is None or len(header) != length:
         raise ValueError(f"expected the dtype of numbers and a shape, found {shown(header)}")

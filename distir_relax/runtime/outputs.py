@@ -1,4 +1,4 @@
-"""Bringing the shards of an output together on rank 0."""
+"""Gathering of output shards on rank 0."""
 
 from __future__ import annotations
 
@@ -18,11 +18,11 @@ if TYPE_CHECKING:
 
 
 def collect_output(comm: Communicator, tensor: Tensor, local: Array | None) -> torch.Tensor | None:
-    """The global value of an output on rank 0, None elsewhere; a torch tensor on the CPU. All ranks call this.
+    """Return the global value of an output on rank 0, None elsewhere; a torch tensor on the CPU. All ranks call this.
 
-    `local` is this rank's shard as `tensor` lays it out, None where it holds nothing of it. Replicas are taken from
-    the lowest rank. What this moves is not counted in `traffic`. Raises RunError when `local` has another shape or
-    dtype than `tensor` says.
+    `local` is this rank's shard in the layout of `tensor`, None if it holds none of it. Replicas are read from the
+    lowest rank. This communication is not counted in `traffic`. Raises RunError when `local` does not have the shape
+    and dtype of `tensor`.
     """
     comm.progress.enter(f"collecting output {tensor.name}", "gather")
     result = _collect(comm, tensor, None if local is None else as_torch(local))
@@ -64,7 +64,7 @@ def _collect(comm: Communicator, tensor: Tensor, local: torch.Tensor | None) -> 
 def _receive(
     comm: Communicator, rank: int, shape: tuple[int, ...], whole: torch.Tensor, intervals: list[list[tuple[int, int]]]
 ) -> None:
-    """Receive the part of a rank into its place, through a buffer where that is no stretch of memory."""
+    """Receive a rank's part into its place, through a buffer if that is not contiguous."""
     import torch
 
     room = _room(whole, intervals)
@@ -77,7 +77,7 @@ def _receive(
 
 
 def place(whole: torch.Tensor, part: torch.Tensor, intervals: list[list[tuple[int, int]]]) -> None:
-    """Write `part`, whose dims are the joined `intervals` of the dims of `whole`, to where it belongs."""
+    """Write `part`, whose dims are the joined `intervals` of the dims of `whole`, to its place in `whole`."""
     import torch
 
     room = _room(whole, intervals)
@@ -89,14 +89,14 @@ def place(whole: torch.Tensor, part: torch.Tensor, intervals: list[list[tuple[in
 
 
 def _room(whole: torch.Tensor, intervals: list[list[tuple[int, int]]]) -> torch.Tensor | None:
-    """A view of where a part belongs; None where that is no block."""
+    """Return a view of a part's place; None if it is not a block."""
     if any(len(pieces) != 1 for pieces in intervals):
         return None
     return whole[tuple(slice(pieces[0][0], pieces[0][1]) for pieces in intervals)]
 
 
 def owners(mesh: DeviceMesh, tensor: Tensor) -> list[int]:
-    """The lowest rank of those that hold the same piece, for each piece."""
+    """Return, for each distinct shard, the lowest rank that holds it."""
     found: dict[object, int] = {}
     for rank in range(mesh.size) if tensor.ranks is None else tensor.ranks:
         pieces = local_intervals(tensor, mesh, rank)

@@ -1,4 +1,4 @@
-"""Messages from one rank to another, and what a rank is doing: what communicators are made of."""
+"""Point-to-point messages and progress tracking, the base of communicators."""
 
 from __future__ import annotations
 
@@ -18,11 +18,11 @@ if TYPE_CHECKING:
     from distir_relax.runtime.arrays import Array
 
 Step = int | None
-"""The number of a step of a program; None for what is in none."""
+"""The number of a step of a program; None outside of the program."""
 
 
 class Messages(ABC):
-    """One of the `world_size` ranks, and what it sends to others and receives from them."""
+    """Point-to-point messages of one of the `world_size` ranks."""
 
     def __init__(self, rank: int, world_size: int, device: str = "cpu") -> None:
         self.rank = rank
@@ -31,19 +31,19 @@ class Messages(ABC):
         self.traffic = Traffic()
         self.progress = Progress()
         self.checks_steps = True
-        """Whether ranks compare what they are about to do before each communication: once is enough for a program."""
+        """Whether peers compare step numbers before each communication; the first run of a program is enough."""
         self.copies_sends = False
-        """Whether what a program sends may be overwritten as soon as it goes on."""
+        """Whether a program may overwrite a sent buffer as soon as the send returns."""
         self._leaves = False
-        """Whether something that was started to be sent may not have gone yet."""
+        """Whether a started send may be incomplete."""
         self._coming: dict[tuple[int, int], Callable[[], None]] = {}
 
     def begin(self, stage: int, kind: str, microbatch: int) -> None:
-        """The rank begins a task of a pipeline."""
+        """Record that the rank begins a task of a pipeline."""
         self.progress.begin(stage, kind, microbatch)
 
     def end(self) -> None:
-        """The rank has done the task that it began."""
+        """Record that the rank has finished its task."""
         self.progress.end()
 
     def send(self, x: Array, peer: int, step: Step = None) -> None:
@@ -56,7 +56,7 @@ class Messages(ABC):
             self._send(source.view(-1), peer)
 
     def recv(self, shape: Sequence[int], dtype: str, peer: int, step: Step = None, out: Array | None = None) -> Any:
-        """What the world rank `peer` sends: a torch tensor of `shape` and `dtype` ("float32"), or `out`."""
+        """Receive a torch tensor of `shape` and `dtype` ("float32") from the world rank `peer`, into `out` if given."""
         self._check_peer(peer)
         with self._step(step, "recv", 0):
             if self.checks_steps and step is not None:
@@ -66,7 +66,7 @@ class Messages(ABC):
             return target if out is None else self._settle(target, out)
 
     def start_send(self, x: Array, peer: int, copy: bool, step: int) -> None:
-        """Send `x` to the world rank `peer` and go on: it starts to receive it at the same step.
+        """Start to send `x` to the world rank `peer`, which starts to receive it at the same step.
 
         With `copy`, `x` may change as soon as this returns; else not before `finish_sends`.
         """
@@ -83,8 +83,10 @@ class Messages(ABC):
             self._start_send(source.view(-1), peer, step)
 
     def start_recv(self, shape: Sequence[int], dtype: str, peer: int, step: int, out: Array | None = None) -> Any:
-        """Where what `peer` sends at the same step is to lie, `out` or a new tensor: nothing is there before
-        `finish_recv`."""
+        """Start to receive from `peer`'s send of the same step; return the target, `out` or a new tensor.
+
+        The target is undefined before `finish_recv`.
+        """
         self._check_peer(peer)
         with self._step(step, "start_recv", 0):
             target = self._room(shape, dtype, out)
@@ -92,16 +94,16 @@ class Messages(ABC):
             return target if out is None else out
 
     def finish_recv(self, x: Array, peer: int, step: int, out: Array | None = None) -> Any:
-        """`x`, which `start_recv` gave, once all of it has come."""
+        """Return `x`, the result of `start_recv`, once it is complete."""
         with self._step(step, "finish_recv", 0):
             self._coming.pop((peer, step))()
-            # A peer that answers has mostly received what was sent to it before: free it now, not at the next send.
+            # A peer that answers has mostly received earlier messages: free their buffers now, not at the next send.
             if self._leaves:
                 self._release_completed_sends()
             return x if out is None else self._settle(as_torch(x), out)
 
     def finish_sends(self) -> None:
-        """Wait until all that was started to be sent has gone."""
+        """Wait until all started sends are complete."""
         if self._leaves:
             self.progress.enter("the end of what it sends", "finish_sends")
             self._finish_sends()
@@ -119,7 +121,7 @@ class Messages(ABC):
 
     @abstractmethod
     def _meet_group(self, axis: int) -> None:
-        """Raise RunError unless the ranks of the group along an axis have come to the same communication."""
+        """Raise RunError unless the ranks of the group along an axis execute the same communication."""
 
     def _meet_sender(self, peer: int) -> None:
         mine, theirs = self._point(), self._point()
@@ -137,7 +139,7 @@ class Messages(ABC):
             raise RunError(f"rank {self.rank} cannot exchange with rank {peer} of {self.world_size}")
 
     def _room(self, shape: Sequence[int], dtype: str, out: Array | None) -> torch.Tensor:
-        """Where a message can be received: `out`, where it is contiguous."""
+        """Return a receive buffer: `out` if it is contiguous, else a new tensor."""
         import torch
 
         if out is not None and (target := as_torch(out)).is_contiguous():
@@ -160,11 +162,11 @@ class Messages(ABC):
 
     @abstractmethod
     def _start_send(self, x: torch.Tensor, peer: int, step: int) -> None:
-        """Begin to send the flat `x`, which stays as it is until `_finish_sends`."""
+        """Start to send the flat `x`, which must not change until `_finish_sends`."""
 
     @abstractmethod
     def _start_recv(self, x: torch.Tensor, peer: int, step: int) -> Callable[[], None]:
-        """Begin to receive into the flat `x` what `peer` starts to send at this step; what waits for the end of it."""
+        """Start to receive into the flat `x` from `peer`'s send of this step; return a function that waits for it."""
 
     @abstractmethod
     def _release_completed_sends(self) -> None:
@@ -172,4 +174,4 @@ class Messages(ABC):
 
     @abstractmethod
     def _finish_sends(self) -> None:
-        """Wait for all that was started to be sent."""
+        """Wait for all started sends."""

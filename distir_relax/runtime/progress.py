@@ -1,4 +1,4 @@
-"""What a rank is doing and has sent: the record that the watchdog and the reports read."""
+"""Progress and traffic of a rank, as read by the watchdog and the reports."""
 
 from __future__ import annotations
 
@@ -10,9 +10,9 @@ from dataclasses import dataclass, field
 class Traffic:
     """Calls and bytes sent by one rank, per kind of communication.
 
-    Bytes are what the rank sends under a ring algorithm, for a group of n ranks: an all-reduce of B
-    bytes sends 2 (n-1) B / n; an all-gather every shard but the next rank's; a reduce-scatter all of its input but
-    its own part; an all-to-all every piece that is not its own; a send the whole message. A receive counts nothing.
+    Bytes are those that the rank sends under a ring algorithm, for a group of n ranks: an all-reduce of B bytes
+    sends 2 (n-1) B / n; an all-gather every shard but the next rank's; a reduce-scatter its whole input except its own
+    part; an all-to-all every piece except its own; a send the whole message. A receive counts nothing.
     """
 
     calls: dict[str, int] = field(default_factory=dict)
@@ -31,7 +31,7 @@ class Traffic:
 
 @dataclass(frozen=True, slots=True)
 class Point:
-    """A communication of `kind`: its `step`, an index or words where it has none, for the n-th `time` of the run."""
+    """The n-th execution (`time`) of a communication of `kind` in a run; `step` is an index, or words without one."""
 
     step: int | str
     kind: str
@@ -39,7 +39,7 @@ class Point:
 
 
 class Progress:
-    """Where a rank is in its program. Written by the rank's thread, read by the watchdog's."""
+    """Position of a rank in its program. Written by the rank's thread, read by the watchdog's."""
 
     def __init__(self) -> None:
         self.current: Point | None = None
@@ -47,42 +47,42 @@ class Progress:
         self.since = time.monotonic()
         self.finished = False
         self.task = ""
-        """The task of a pipeline that the rank does, or else did last: ``1F0`` is a forward of stage 1."""
+        """The current or last pipeline task of the rank: ``1F0`` is a forward of stage 1."""
         self.tasks: list[tuple[str, float, float]] = []
-        """The tasks that the rank has done, each with when it began and ended, in seconds from `start`."""
+        """The finished tasks of the rank, each with its begin and end, in seconds from `start`."""
         self._start = self._began = 0.0
         self._times: dict[int | str, int] = {}
 
     def enter(self, step: int | str, kind: str) -> None:
-        """The rank starts to wait in communication `kind` of `step` (an index, or words for what has no index)."""
+        """Record that the rank starts to wait in communication `kind` of `step` (an index, or words if it has none)."""
         self.since = time.monotonic()
         times = self._times[step] = self._times.get(step, -1) + 1
         self.current = Point(step, kind, times)
 
     def leave(self) -> None:
-        """The rank has done what it entered."""
+        """Record that the communication has finished."""
         self.last, self.current = self.current, None
 
     def start(self) -> None:
-        """The rank starts its program."""
+        """Record that the rank starts its program."""
         self._start = time.perf_counter()
 
     def begin(self, stage: int, kind: str, microbatch: int) -> None:
-        """The rank begins a task."""
+        """Record the begin of a task."""
         self.task = f"{stage}{kind}{microbatch}"
         self._began = time.perf_counter()
 
     def end(self) -> None:
-        """The rank has done its task."""
+        """Record the end of the task."""
         self.tasks.append((self.task, self._began - self._start, time.perf_counter() - self._start))
 
     @property
     def doing(self) -> str:
-        """In which task the rank is, or behind which; nothing where there are none."""
+        """Return the current or last task of the rank as text; empty if there are no tasks."""
         if not self.task:
             return ""
         return f"behind task {self.task}" if self.tasks and self.tasks[-1][0] == self.task else f"in task {self.task}"
 
     def waiting(self) -> float:
-        """Seconds that the rank has been waiting in its current communication; 0 when it is in none."""
+        """Return the seconds that the rank has waited in its current communication; 0 when it is in none."""
         return time.monotonic() - self.since if self.current is not None else 0.0

@@ -1,4 +1,4 @@
-"""A bundle loaded once and called many times by one rank of a launch."""
+"""Sessions in a launch: a bundle loaded once and run repeatedly by one rank."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 
 class RankSession:
-    """One rank of a launch: its program loaded, its weights in place. Every rank of `world` makes one and calls it.
+    """One rank of a launch, with its program and weights loaded. Every rank of `world` creates and calls one.
 
     It reports its waiting to `world`, whose stall detection ends a launch that hangs.
     """
@@ -43,13 +43,13 @@ class RankSession:
     def load(self) -> None:
         """Load the program and this rank's slices of the weights. Raises BundleError or RunError on this rank alone."""
         comm = self.communicator
-        # One rank of a node looks at the programs of all.
+        # One rank of a node verifies the programs of all ranks.
         if self.bundle.path is not None and self._world.local_rank == 0:
             verify_programs(self.bundle)
         self._program = load_program(self._backend, self.bundle, comm.rank, comm, comm.device)
 
     def __call__(self, inputs: Mapping[str, Array], outputs: Collection[str] | None = None) -> dict[str, torch.Tensor]:
-        """Run once on global arrays: the global outputs on rank 0, those named or all; nothing on the others."""
+        """Run once on global arrays; return the global outputs (those named, or all) on rank 0, nothing elsewhere."""
         manifest, comm = self.bundle.manifest, self.communicator
         local = local_inputs(manifest, in_parts(manifest, inputs), comm.rank, comm.device)
         return self.run_local(local, outputs)
@@ -64,13 +64,13 @@ class RankSession:
             self._wait_at("the start of the run")
             comm.progress.last = None
             self.seconds, found = run_step(self.bundle, comm, program, local, wanted)
-            # A rank that left early could not say, in a stall of the others, that it has finished.
+            # A rank that exited early could not report, in a stall of the others, that it has finished.
             self._wait_at("the end of the run")
         comm.checks_steps = False
         return joined(manifest, found)
 
     def state(self) -> dict[str, torch.Tensor]:
-        """The global tensors of all weights that the program changes, by name, on rank 0; nothing on the others."""
+        """Return the global tensors of all updated weights, by name, on rank 0; nothing on the others."""
         program, comm = self._loaded(), self.communicator
         comm.progress = Progress()
         found = {}
@@ -78,20 +78,20 @@ class RankSession:
             for tensor in changing(self.bundle.manifest):
                 whole = collect_output(comm, tensor, program.state.get(tensor.name))
                 if whole is not None:
-                    # What one rank holds alone is not copied on the way.
+                    # A tensor held by one rank only was not copied by the gather.
                     found[tensor.name] = whole.clone()
         return found
 
     def load_state(self, state: Mapping[str, Array] | WeightSource) -> None:
-        """Give the weights that the program changes new values; see `Session.load_state`.
+        """Overwrite the weights that the program updates; see `Session.load_state`.
 
-        Every rank is given all, and takes its pieces. Raises what is wrong on this rank alone.
+        Every rank gets all of them, and reads its shards. Raises errors on this rank alone.
         """
         source = checked_source(self.bundle.manifest, state)
         write_state(self.bundle.manifest, self._loaded(), self.communicator.rank, source)
 
     def save_pieces(self, file: StateFile) -> None:
-        """Write this rank's pieces into a file of the global tensors that the program changes."""
+        """Write this rank's shards into a file of the global tensors that the program updates."""
         save_pieces(self.bundle.manifest, self._loaded(), self.communicator.rank, file)
 
     def _loaded(self) -> RankProgram:

@@ -1,4 +1,4 @@
-"""What a run cost: time per step, bytes communicated and weight bytes held, rank by rank."""
+"""Run reports: time per step, bytes communicated and weight bytes of each rank."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ from distir_relax.bundle import Manifest, local_bytes
 from distir_relax.runtime.progress import Traffic
 
 TaskTime = tuple[str, float, float]
-"""A task of a pipeline, such as ``1F0``, with when it began and ended."""
+"""A task of a pipeline, such as ``1F0``, with its begin and end."""
 
 
 @dataclass(frozen=True)
 class RankReport:
-    """One rank's part: the bytes of its shards of the weights, and what one step sent, by kind of communication."""
+    """Report of one rank: the bytes of its weight shards, and the traffic of one step, by kind of communication."""
 
     rank: int
     program: str
@@ -27,10 +27,10 @@ class RankReport:
 
 @dataclass(frozen=True)
 class RunReport:
-    """A run of all ranks. A step is one call of the program; `step_seconds` is the median of the slowest rank's times.
+    """Report of all ranks. A step is one call of the program; `step_seconds` is the median of the slowest rank's times.
 
-    Bytes are counted as `Traffic` says, for one step. `tasks` are those that each rank did of a pipeline in the last
-    step, with when they began and ended, in seconds from the step's beginning.
+    Bytes are counted as in `Traffic`, for one step. `tasks` are each rank's pipeline tasks of the last step, with
+    their begin and end in seconds from the start of the step.
     """
 
     name: str
@@ -42,7 +42,7 @@ class RunReport:
     tasks: tuple[tuple[TaskTime, ...], ...] = ()
 
     def to_json(self) -> dict[str, Any]:
-        """The report as plain dicts and lists."""
+        """Return the report as plain dicts and lists."""
         return {
             "name": self.name,
             "backend": self.backend,
@@ -73,7 +73,7 @@ def make_report(
     traffic: Sequence[Traffic],
     tasks: Sequence[Sequence[TaskTime]] = (),
 ) -> RunReport:
-    """The report of a run: `seconds` per step (of the slowest rank), `traffic` and `tasks` of one step per rank."""
+    """Build a report from `seconds` per step (of the slowest rank), and `traffic` and `tasks` of one step per rank."""
     ranks = tuple(
         RankReport(
             rank,

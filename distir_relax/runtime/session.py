@@ -1,4 +1,4 @@
-"""A bundle loaded once and called many times, ranks as threads of this process."""
+"""Sessions in one process: a bundle loaded once and run repeatedly, ranks as threads."""
 
 from __future__ import annotations
 
@@ -26,33 +26,32 @@ if TYPE_CHECKING:
 
     from distir_relax.runtime.arrays import Array
 
-# Seconds that ranks have to come back once their run has failed, and once the user has interrupted it.
+# Seconds that ranks have to return after their run has failed, and after the user has interrupted it.
 _GRACE = 5.0
 _GRACE_INTERRUPTED = 1.0
 _TORN = "its last run failed, which has left its state between two steps"
 
 
 class SessionClosed(RunError):
-    """A call of a session that takes no more calls: an earlier run failed or did not end."""
+    """Raised by calls of a closed session: an earlier run failed or did not end."""
 
 
 class Session:
-    """All ranks of `bundle` as threads of this process; weights are loaded when it is made.
+    """All ranks of `bundle` as threads of this process; weights are loaded on construction.
 
-    `session(inputs)` maps names of inputs to global arrays, and gives names of outputs to global torch tensors
-    on the CPU, which are the caller's own. Calls are exclusive: one from another thread waits for the one before it. If
-    a rank raises, the others are released and the first error is raised again here, with the rank's number.
+    `session(inputs)` maps names of inputs to global arrays, and returns global torch tensors on the CPU by output name,
+    which the caller owns. Calls are exclusive: a call from another thread waits for the previous one. If a rank raises,
+    the others are released and the first error is raised again here, with the rank's number.
     Raises RunError when a rank waits longer than `timeout` seconds (0: never) for others.
 
-    After a call that failed or was interrupted the session goes on where it can. It is `closed` when a rank has not
-    come back, or when the program changes state, which ranks may then have changed or not: calls then raise
-    `SessionClosed`.
+    After a failed or interrupted call the session stays usable if possible. It is `closed` when a rank has not
+    returned, or when the program updates state, which may then be inconsistent: calls then raise `SessionClosed`.
     """
 
     def __init__(
         self, bundle: Bundle, backend: str = "torch", device: str = "cpu", timeout: float = DEFAULT_TIMEOUT
     ) -> None:
-        # What was read from files may be what somebody changed.
+        # Files may have been modified.
         if bundle.path is not None:
             verify_programs(bundle)
         self.bundle = bundle
@@ -68,16 +67,16 @@ class Session:
     @property
     def closed(self) -> str:
         """The reason why the session takes no more calls; empty while it does, and during a call."""
-        # During a call `_closed` holds the reason that an interrupt would leave behind.
+        # During a call `_closed` holds the reason that an interrupt would leave.
         return "" if self._exclusive.locked() else self._closed
 
     def __call__(
         self, inputs: Mapping[str, Array], timeout: float | None = None, outputs: Collection[str] | None = None
     ) -> dict[str, torch.Tensor]:
-        """Run once, with the session's time-out unless another is given; the `outputs` named, by default all.
+        """Run once, with the session's time-out unless another is passed; return the `outputs` named, by default all.
 
-        What is not named is not brought together. `seconds` is then how long the slowest rank's program took, without
-        slicing and assembling.
+        Other outputs are not gathered. `seconds` is then the time of the slowest rank's program, without slicing and
+        gathering.
         """
         with self._exclusive:
             self._check_open()
@@ -86,16 +85,16 @@ class Session:
             return joined(manifest, self._run(parts, self._timeout if timeout is None else timeout, wanted))
 
     def state(self) -> dict[str, torch.Tensor]:
-        """The global tensors of all weights that the program changes, by name: the caller's own, on the CPU."""
+        """Return the global tensors of all updated weights, by name, on the CPU; the caller owns them."""
         with self._exclusive:
             self._check_open()
             return joined_state(self.bundle.manifest, self._programs)
 
     def load_state(self, state: Mapping[str, Array] | WeightSource) -> None:
-        """Give all weights that the program changes new values: global arrays by name, or what reads pieces of them.
+        """Overwrite all weights that the program updates, from global arrays by name or a source of shards.
 
-        A session whose last run failed goes on from there. Raises RunError for arrays that are missing, unknown, or of
-        another shape or dtype, before anything is changed.
+        Reopens a session whose last run failed. Raises RunError for arrays that are missing, unknown, or of another
+        shape or dtype, before anything is changed.
         """
         with self._exclusive:
             if self._closed != _TORN:
@@ -107,7 +106,7 @@ class Session:
             self._closed = ""
 
     def save_pieces(self, file: StateFile) -> None:
-        """Write the pieces of all ranks into a file of the global tensors that the program changes."""
+        """Write the shards of all ranks into a file of the global tensors that the program updates."""
         with self._exclusive:
             self._check_open()
             for rank, program in enumerate(self._programs):
@@ -139,7 +138,7 @@ class Session:
             self._world.abort(error)
             ended = ranks.wait(_GRACE_INTERRUPTED)
         if not ended:
-            # Python would end the threads in the midst of a computation, which C++ does not survive.
+            # Python would kill the threads during a computation, which C++ does not survive.
             atexit.register(ranks.wait, _GRACE)
         failure = self._world.error
         if ended:
@@ -154,7 +153,7 @@ class Session:
         return outputs
 
     def _wait(self, ranks: RankThreads) -> bool:
-        """Wait for all ranks, and once one has failed only for so long; whether all have ended."""
+        """Wait for all ranks, for a limited time after one has failed; return whether all have ended."""
         while not ranks.wait(0.2):
             if self._world.error is not None:
                 return ranks.wait(_GRACE)
@@ -164,7 +163,7 @@ class Session:
         self, rank: int, inputs: Mapping[str, Array], wanted: Collection[str] | None, threads: int,
         outputs: dict[str, torch.Tensor], seconds: list[float],
     ) -> Callable[[], None]:  # fmt: skip
-        """What the thread of a rank does in one run."""
+        """Return the function that a rank's thread runs in one run."""
 
         def work() -> None:
             import torch
@@ -195,7 +194,7 @@ class Session:
 
 
 def _of_rank(error: BaseException, rank: int, size: int) -> BaseException:
-    """`error` with the rank that it was raised on."""
+    """Return `error` with the rank that it was raised on."""
     if size > 1:
         if isinstance(error, DistIRError):
             if f"rank {rank}" not in error.message:

@@ -1,4 +1,4 @@
-"""The sessions of a plan or a loaded bundle: one for each backend, made when it is first used."""
+"""Sessions of a plan or a loaded bundle, one per backend, created on first use."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 
 class Sessions:
-    """Sessions of the bundle that `bundle(backend)` gives. May be used from several threads."""
+    """Cache of the sessions of the bundle that `bundle(backend)` returns. Thread-safe."""
 
     def __init__(self, bundle: Callable[[str], Bundle]) -> None:
         self._bundle = bundle
@@ -34,7 +34,7 @@ class Sessions:
     ) -> dict[str, torch.Tensor]:
         """Run once on `backend`: see `Session.__call__`.
 
-        A session that a failed run has closed is made anew, unless it holds state. Raises what `Session` raises.
+        A session closed by a failed run is recreated, unless it holds state. Raises what `Session` raises.
         """
         while True:
             session = self.of(backend)
@@ -43,7 +43,7 @@ class Sessions:
                 return session(inputs, timeout, outputs)
 
     def of(self, backend: str) -> Session:
-        """The session of a backend. Raises RunError when its state was lost, and what `Session` raises."""
+        """Return the session of a backend. Raises RunError when its state was lost, and what `Session` raises."""
         with self._exclusive:
             known = self._made.get(backend)
             if known is not None and known.closed and known.bundle.manifest.updates:

@@ -1,4 +1,4 @@
-"""Ending a launch that hangs: who waits for whom, and who says nothing."""
+"""Stall detection in a launch: find out which ranks wait or do not answer, and end the launch."""
 
 from __future__ import annotations
 
@@ -11,16 +11,16 @@ from distir_relax.runtime.local_ranks import ranks_of_this_node
 from distir_relax.runtime.watchdog import describe, stall_error
 from distir_relax.runtime.world import World
 
-# Seconds that a rank has to answer: its watchdog looks twice a second, but a library may hold Python's lock.
+# Seconds that a rank has to answer: its watchdog polls twice a second, but a library may hold the GIL.
 _ANSWER = 4.0
 
 
 class RollCall:
-    """What a rank of a launch does, in the thread of its watchdog, so that no rank waits for ever.
+    """Stall detection of one rank, run by the thread of its watchdog.
 
-    A rank that has waited for more than `timeout` seconds asks all others where they are. If one does not answer, or if
-    any is running the program, or if all wait, then the launch ends: one rank prints where each of them is, and the
-    exit code is 2. While some rank still reads or loads what it needs, the others go on waiting.
+    A rank that has waited for more than `timeout` seconds asks all others for their position. If one does not answer,
+    if any is running the program, or if all wait, the launch ends: one rank prints the position of each, and the exit
+    code is 2. While some rank still reads or loads data, the others go on waiting.
     """
 
     def __init__(self, world: World, timeout: float) -> None:
@@ -31,7 +31,7 @@ class RollCall:
         self._answers: dict[int, dict[str, Any]] = {}
 
     def look(self) -> bool:
-        """Answer those who ask; ask, when this rank has waited for too long. Does not return where the launch ends."""
+        """Answer queries; query the others if this rank has waited too long. Does not return if the launch ends."""
         self._listen()
         if self._is_stalled():
             self._ask()
@@ -62,7 +62,7 @@ class RollCall:
                 self._answers[sender] = said
 
     def _ask(self) -> None:
-        """Ask all others, and wait for their answers, but not for those of whom it is known that they cannot."""
+        """Query all others, and wait for their answers, except from processes known to be stopped."""
         world = self._world
         self._round += 1
         self._answers = {world.rank: self._statement()}
@@ -87,14 +87,14 @@ class RollCall:
         world = self._world
         others = [(rank, said) for rank, said in self._answers.items() if rank != world.rank]
         if any(said["ends"] or (said["stalled"] and rank < world.rank) for rank, said in others):
-            # That one prints, and ends the launch.
+            # Another rank prints, and ends the launch.
             patience = time.monotonic() + 2 * _ANSWER
             while time.monotonic() < patience:
                 time.sleep(0.05)
                 self._listen()
         else:
             self._ending = True
-            # One write, so that it does not mix with what other ranks print.
+            # One write, so that it does not mix with the output of other ranks.
             sys.stderr.write(f"error: {stall_error(self._timeout, self._lines(), bool(self._silent()))}\n")
             sys.stderr.flush()
         world.abort(2)

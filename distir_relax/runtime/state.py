@@ -1,4 +1,4 @@
-"""The weights that a program changes, read and written as global tensors while it stays loaded."""
+"""State of a loaded program (the weights that it updates), read and written as global tensors."""
 
 from __future__ import annotations
 
@@ -20,12 +20,12 @@ if TYPE_CHECKING:
 
 
 def changing(manifest: Manifest) -> list[Tensor]:
-    """The weights that the programs change, in the manifest's order."""
+    """Return the weights that the programs update, in the manifest's order."""
     return [tensor for tensor in manifest.weights if tensor.name in manifest.updates]
 
 
 def joined_state(manifest: Manifest, programs: list[RankProgram]) -> dict[str, torch.Tensor]:
-    """The global tensors of the programs of all ranks, which are in this process; on the CPU, the caller's own."""
+    """Return the global tensors of the state of all ranks in this process; on the CPU, owned by the caller."""
     import torch
 
     found = {}
@@ -40,7 +40,7 @@ def joined_state(manifest: Manifest, programs: list[RankProgram]) -> dict[str, t
 
 
 def checked_source(manifest: Manifest, given: Mapping[str, Array] | WeightSource) -> WeightSource:
-    """What each rank reads its pieces from. Raises RunError unless arrays are those that the program changes."""
+    """Return the source of each rank's shards. Raises RunError unless the arrays match the program's state."""
     if not isinstance(given, Mapping):
         return given
     expected = {tensor.name: tensor for tensor in changing(manifest)}
@@ -57,14 +57,14 @@ def checked_source(manifest: Manifest, given: Mapping[str, Array] | WeightSource
 
 
 def write_state(manifest: Manifest, program: RankProgram, rank: int, source: WeightSource) -> None:
-    """Write this rank's pieces of what `source` holds into the state of its program."""
+    """Copy this rank's shards of `source` into the state of its program."""
     for tensor in changing(manifest):
         if tensor.is_on(rank):
             program.state[tensor.name].copy_(source.read(tensor.name, local_intervals(tensor, manifest.mesh, rank)))
 
 
 def save_pieces(manifest: Manifest, program: RankProgram, rank: int, file: StateFile) -> None:
-    """Write this rank's pieces of the state into a file of global tensors; of those that are held alike, the lowest."""
+    """Write this rank's shards of the state into a file of global tensors; of replicas, the lowest rank's."""
     for tensor in changing(manifest):
         if rank in owners(manifest.mesh, tensor):
             file.write(tensor.name, local_intervals(tensor, manifest.mesh, rank), program.state[tensor.name])

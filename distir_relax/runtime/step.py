@@ -1,4 +1,4 @@
-"""One run of one rank's program, and what it leaves: outputs on the first rank, state where it was."""
+"""Execution of one step of a rank's program: outputs are gathered on rank 0, state is updated in place."""
 
 from __future__ import annotations
 
@@ -21,10 +21,10 @@ def run_step(
     bundle: Bundle, comm: Communicator, program: RankProgram, local: list[torch.Tensor],
     outputs: Collection[str] | None = None,
 ) -> tuple[float, dict[str, torch.Tensor]]:  # fmt: skip
-    """Run `program` on this rank's shards of the inputs: its seconds, and the global outputs on rank 0.
+    """Run `program` on this rank's shards of the inputs; return its seconds, and the global outputs on rank 0.
 
-    Only the `outputs` named are brought together, by default all. Raises RunError where the results are not those that
-    the bundle names.
+    Only the `outputs` named are gathered, by default all. Raises RunError if the results are not those that the bundle
+    names.
     """
     comm.progress.start()
     start = time.perf_counter()
@@ -55,7 +55,7 @@ def run_step(
 
 
 def _keep_state(manifest: Manifest, program: RankProgram, found: Mapping[str, torch.Tensor]) -> None:
-    """Write the new value of each state where the old one is, if the program has made it elsewhere."""
+    """Copy the new value of each state over the old one, unless the program updated it in place."""
     for name, state in program.state.items():
         new = found[manifest.updates[name]]
         if memory([new]) != memory([state]):

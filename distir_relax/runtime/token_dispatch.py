@@ -1,7 +1,7 @@
-"""Rows sent to the ranks that have their groups, and back: collectives of as many rows as data say.
+"""Token dispatch: send rows to the ranks that hold their groups (experts), and back; row counts depend on data.
 
-Each rank knows the group of every row of its mesh group, `ids`, so all know who sends how many to whom, and nothing is
-asked before. `sizes[i]` rows are rank i's own, one rank's behind the other's; it has the groups `groups[i]`::
+Each rank knows the group of every row of its mesh group, `ids`, so all know the message sizes without communication.
+Rank i owns `sizes[i]` rows, in rank order, and holds the groups `groups[i]`::
 
     rows_to_groups      [a0 a1 | b1 b0]        =>  [a0 0 0 b0 | 0 a1 b1 0]       a1: a row of rank a, of group 1
     rows_from_groups    [a0 - - b0 | - a1 b1 -]  =>  [a0 a1 | b1 b0]
@@ -39,7 +39,7 @@ def rows_to_groups(
     step: Step = None,
     alone: bool = False,
 ) -> Any:
-    """The rows of all ranks of the group, zeros in those of groups that this rank has not; or its rows `alone`."""
+    """Return the rows of all ranks, zeros in those of groups not held by this rank; or only its rows, if `alone`."""
     import torch
 
     index, _, me = comm._place(axis)
@@ -60,9 +60,9 @@ def rows_to_groups(
 def rows_from_groups(
     comm: Communicator, x: Array, ids: Array, axis: str, sizes: Sequence[int], groups: Groups, step: Step = None
 ) -> Any:
-    """This rank's own rows, each from the rank that has its group; zero where none has it.
+    """Return the rows that this rank owns, each from the rank that holds its group; zero if none does.
 
-    `x` has the rows of all ranks, or those alone that are of this rank's groups.
+    `x` has the rows of all ranks, or only those of this rank's groups.
     """
     import torch
 
@@ -81,7 +81,7 @@ def rows_from_groups(
 
 
 def _places(owner: torch.Tensor, sizes: Sequence[int]) -> list[list[torch.Tensor]]:
-    """For each rank whose own they are, and each that has their group: where rows stand among all."""
+    """Return, for each owner of rows and each rank that holds their group, the indices of the rows."""
     import torch
 
     starts = [end - size for end, size in zip(accumulate(sizes), sizes, strict=True)]
@@ -101,7 +101,7 @@ def _exchange(
     most: int,
     step: Step,
 ) -> torch.Tensor:
-    """The rows `sent[i]` of `source` to rank i; what comes, `received[i]` rows from each."""
+    """Send the rows `sent[i]` of `source` to rank i; return the rows received, `received[i]` from each."""
     import torch
 
     row, me = math.prod(source.shape[1:]), comm._coordinates[index]

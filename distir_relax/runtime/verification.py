@@ -1,4 +1,4 @@
-"""Whether the programs of a bundle are what its text says, and fit each other."""
+"""Verification of a bundle's programs against its program text, its manifest and each other."""
 
 from __future__ import annotations
 
@@ -13,12 +13,10 @@ if TYPE_CHECKING:
 
 
 def verify_programs(bundle: Bundle) -> None:
-    """Raise BundleError unless the ranks' programs fit each other, as `ir.verify` says, and are those of the text.
+    """Raise BundleError unless the ranks' programs match each other (`ir.verify`), the text and the manifest.
 
-    They take and give what the manifest says that the ranks hold.
-
-    Each torch program is compared with what is written for the text of the ranked stage, so that nothing can run that
-    was not verified. A bundle made by hand, without that text, is taken as it is.
+    Each torch program is compared with the one emitted for the text of the ranked stage, so that nothing unverified
+    can run. A bundle made by hand, without that text, is not checked.
     """
     file = STAGE_FILES["ranked"]
     if file not in bundle.texts:
@@ -29,7 +27,7 @@ def verify_programs(bundle: Bundle) -> None:
     except BundleError as wrong:
         raise BundleError(f"the programs of the ranks do not fit each other: {wrong.message}", where) from None
     _check_manifest(bundle.manifest, ranked, str(bundle.path or bundle.manifest.name))
-    # A bundle for another backend has no torch programs: nothing is written only to be compared with nothing.
+    # A bundle for another backend has no torch programs to compare with.
     given = {program.name: program.torch for program in bundle.manifest.programs if program.torch is not None}
     if not given:
         return
@@ -46,7 +44,7 @@ def verify_programs(bundle: Bundle) -> None:
 
 
 def read_stage(bundle: Bundle, stage: str) -> Module:
-    """The program of a bundle at a stage, verified by itself: what was read from files may be what somebody changed.
+    """Return the program of a bundle at a stage, verified again, since files may have been modified.
 
     Raises BundleError when the bundle has no text of it, or one that is no valid program.
     """
@@ -66,7 +64,7 @@ def read_stage(bundle: Bundle, stage: str) -> Module:
 
 
 def _check_manifest(manifest: Manifest, ranked: Module, where: str) -> None:
-    """Raise BundleError unless the programs take and give what the manifest says that each rank holds."""
+    """Raise BundleError unless the programs' inputs and outputs are the manifest's shards of each rank."""
     from distir_relax.ir import TensorType
 
     if len(ranked.ranks) != manifest.mesh.size or ranked.meshes[:1] != (manifest.mesh,):

@@ -1,4 +1,4 @@
-"""Ending a run that hangs, with the step of the program in which each rank waits."""
+"""Watchdog: end a run that hangs, reporting the step in which each rank waits."""
 
 from __future__ import annotations
 
@@ -10,14 +10,14 @@ from distir_relax.errors import RunError
 from distir_relax.runtime.progress import Point, Progress
 
 Steps = Sequence[str] | Mapping[int, str | Sequence[str]]
-"""What each step of a program is; of a step in a function that is called several times, what it is each time."""
+"""Descriptions of the steps of a program; a step of a function that is called several times has one per call."""
 DEFAULT_TIMEOUT = 120.0
 
 
 class Watchdog:
-    """While its `with` block runs, calls `look` at least twice a second, in a thread of its own, until it gives True.
+    """Thread that calls `look` at least twice a second while the block runs, until it returns True.
 
-    A `timeout` (seconds) of 0 watches nothing.
+    A `timeout` (seconds) of 0 disables it.
     """
 
     def __init__(self, timeout: float, look: Callable[[], bool]) -> None:
@@ -45,9 +45,9 @@ class Watchdog:
 
 
 def describe(rank: int, progress: Progress, steps: Steps) -> str:
-    """Where a rank is: `rank 3 waits in step #127 %h = recv (model.py:42); it last finished step #126 ...`.
+    """Describe a rank's position: `rank 3 waits in step #127 %h = recv (model.py:42); it last finished step #126 ...`.
 
-    Of a pipeline, with its task: `rank 3 (in task 1F0) computes`, or the last that it did.
+    In a pipeline, with its current or last task: `rank 3 (in task 1F0) computes`.
     """
     current, last = progress.current, progress.last
     if current is not None:
@@ -62,9 +62,9 @@ def describe(rank: int, progress: Progress, steps: Steps) -> str:
 
 
 def stall_error(timeout: float, lines: Sequence[str], silent: bool = False) -> RunError:
-    """The error of a run in which a rank has waited for more than `timeout` seconds.
+    """Return the error of a run in which a rank has waited for more than `timeout` seconds.
 
-    `lines` say where each rank is; `silent` is whether one of them did not answer.
+    `lines` describe the ranks; `silent` is whether one of them did not answer.
     """
     message = "\n  ".join([f"a rank has waited for more than {timeout:g} s", *lines])
     if silent:

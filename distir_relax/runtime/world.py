@@ -1,4 +1,4 @@
-"""The processes of a launch, before and around the mesh: who is here, do we agree, how do we stop."""
+"""Processes of a launch, independent of the mesh: membership, agreement, termination."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from distir_relax.runtime.watchdog import Steps
 
 
 def check_size(mesh: DeviceMesh, size: int) -> None:
-    """Raise RunError when `size` ranks are not as many as `mesh` has."""
+    """Raise RunError unless `size` is the number of ranks of `mesh`."""
     if size == mesh.size:
         return
     grid = ", ".join(f"{axis}={extent}" for axis, extent in zip(mesh.axes, mesh.shape, strict=True))
@@ -30,9 +30,9 @@ def check_size(mesh: DeviceMesh, size: int) -> None:
 class World(ABC):
     """All processes of a launch, seen from one of them.
 
-    `progress` says what this rank waits for, `steps` what the steps of its program are, and `in_run` whether it is
-    running it. A roll call reads them, from a thread of its own. `ended` gives a line for each rank of this node
-    that has ended; `announce` lets them know that this one ends the launch, which `abort` calls.
+    `progress` is this rank's position, `steps` the descriptions of its program's steps, and `in_run` whether it is
+    running the program. Stall detection reads them from its own thread. `ended` returns a line for each rank of this
+    node that has exited; `announce` tells them that this one ends the launch, and is called by `abort`.
     """
 
     kind: str
@@ -50,31 +50,31 @@ class World(ABC):
 
     @contextmanager
     def waiting(self, what: str) -> Iterator[None]:
-        """While it is open, this rank waits for others: `what` says in what, outside of a program's steps."""
+        """Record that this rank waits for others, outside of a program's steps, while the block runs."""
         self.progress.enter(what, "agreement")
         yield
         self.progress.leave()
 
     @contextmanager
     def running(self, progress: Progress, steps: Steps) -> Iterator[None]:
-        """While it is open, this rank runs a program whose steps are `steps`, and `progress` says where it is."""
+        """Record that this rank runs a program with these `steps` while the block runs, at `progress`."""
         before = self.progress
         self.progress, self.steps, self.in_run = progress, steps, True
         yield
         self.progress, self.steps, self.in_run = before, (), False
 
     def exchange(self, value: Any, what: str = "an agreement of all ranks") -> list[Any]:
-        """Every rank's `value` (of JSON's types), in rank order; `what` says in what a rank waits here."""
+        """Return every rank's `value` (of JSON's types), in rank order; `what` describes the wait."""
         with self.waiting(what):
             return [json.loads(text) for text in self._exchange(json.dumps(value))]
 
     @abstractmethod
     def communicator(self, mesh: DeviceMesh, device: str = "cpu") -> Communicator:
-        """A communicator over `mesh`, whose world size must be `size`. All ranks call this together."""
+        """Return a communicator over `mesh`, whose world size must be `size`. All ranks call this together."""
 
     @abstractmethod
     def _exchange(self, text: str) -> list[str]:
-        """Every rank's `text`, in rank order."""
+        """Return every rank's `text`, in rank order."""
 
     @abstractmethod
     def abort(self, code: int) -> None:
@@ -82,15 +82,15 @@ class World(ABC):
 
     @abstractmethod
     def tell(self, peer: int, message: str) -> None:
-        """Leave a short message for another rank, without waiting for it. May be called from any thread."""
+        """Send a short message to another rank, without waiting for it. May be called from any thread."""
 
     @abstractmethod
     def heard(self) -> list[tuple[int, str]]:
-        """The messages that came since the last call, each with its sender. May be called from any thread."""
+        """Return the messages received since the last call, each with its sender. May be called from any thread."""
 
     @abstractmethod
     def close(self) -> None:
-        """Leave the launch in good order; every rank calls this."""
+        """Shut down in good order; every rank calls this."""
 
     def agree(self, error: DistIRError | None) -> None:
         """Raise the same error on every rank if any rank has one; return on every rank if none has."""
@@ -112,7 +112,7 @@ class World(ABC):
         raise kind(message, where, hint)
 
     def agree_equal(self, things: Mapping[str, str]) -> None:
-        """Raise RunError on every rank unless all have the same text for each thing: `{"the inputs": "3f2a..."}`."""
+        """Raise RunError on every rank unless all have the same text for each key: `{"the inputs": "3f2a..."}`."""
         everyone = self.exchange(dict(things), "the agreement on what is run")
         for what, mine in everyone[0].items():
             unlike = [rank for rank, theirs in enumerate(everyone) if theirs.get(what) != mine]

@@ -1,4 +1,4 @@
-"""What comes from elsewhere: regular files only, JSON and TOML of bounded depth, fields of the kinds expected."""
+"""Strict reading of files, JSON and TOML; units, learning rates, user functions."""
 
 from distir_relax.support.documents import parse_json, parse_json_string, parse_toml
 from distir_relax.support.fields import MOST, Fields, is_finite, shown

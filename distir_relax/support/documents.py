@@ -1,6 +1,6 @@
-"""JSON and TOML as plain values, whatever the text: nested so deep at most, with numbers and names that can be used.
+"""Strict parsing of JSON and TOML: bounded nesting, finite numbers, valid Unicode.
 
-Python's readers recurse into what they read, take ``NaN`` for a number and half of a character for a text.
+Python's parsers recurse without limit, and accept ``NaN`` and lone surrogates.
 """
 
 from __future__ import annotations
@@ -14,13 +14,13 @@ from distir_relax.errors import DistIRError
 from distir_relax.support.fields import shown
 
 MAX_DEPTH = 64
-"""How deep lists and tables may be nested. No format of this package needs ten."""
+"""Maximum nesting of lists and tables. No format of this package needs ten."""
 
 
 def parse_json(text: str | bytes, error: type[DistIRError], where: str = "") -> object:
-    """The value of a JSON text. Raises `error`, with line and column, for anything that is none or not UTF-8.
+    """Parse a JSON text. Raises `error`, with line and column, for text that is invalid or not UTF-8.
 
-    Refused besides: nesting deeper than `MAX_DEPTH`, ``NaN`` and infinities, a key given twice, and lone surrogates.
+    Also refused: nesting deeper than `MAX_DEPTH`, ``NaN`` and infinities, duplicate keys, and lone surrogates.
     """
     if isinstance(text, bytes):
         try:
@@ -44,20 +44,20 @@ def parse_json(text: str | bytes, error: type[DistIRError], where: str = "") -> 
         value = json.loads(text, parse_constant=refuse, object_pairs_hook=table)
     except json.JSONDecodeError as wrong:
         raise error(f"not JSON: {wrong.msg}", f"{where}:{wrong.lineno}:{wrong.colno}") from None
-    except ValueError as wrong:  # a number of more digits than Python reads
+    except ValueError as wrong:  # a number with more digits than Python reads
         raise error(f"not JSON: {wrong}", where) from None
-    # Only an escape can bring in half of a character.
+    # Only an escape can produce a lone surrogate.
     if _SURROGATE.search(text):
         _check_encodable(value, error, where)
     return value
 
 
 def parse_json_string(text: str, error: type[DistIRError], where: str = "") -> str:
-    """The text that a JSON string stands for. Raises `error` as `parse_json` does, and for another value."""
+    """Parse a JSON string. Raises `error` as `parse_json` does, and for another type of value."""
     try:
         value = parse_json(text, error)
     except DistIRError as wrong:
-        # A place within the string says nothing to who looks at the file.
+        # A position within the string does not help a reader of the file.
         raise error(wrong.message.replace("not JSON", "not a JSON string", 1), where) from None
     if not isinstance(value, str):
         raise error(f"expected a string, found {text[:20]!r}", where)
@@ -65,9 +65,9 @@ def parse_json_string(text: str, error: type[DistIRError], where: str = "") -> s
 
 
 def parse_toml(text: str, error: type[DistIRError], where: str = "") -> dict[str, object]:
-    """The table that a TOML text describes. Raises `error`, with line and column where Python tells, for another text.
+    """Parse a TOML text. Raises `error`, with line and column if Python reports them, for invalid text.
 
-    Refused besides: what is nested deeper than `MAX_DEPTH`, or named by a key of so many parts.
+    Also refused: nesting deeper than `MAX_DEPTH`, and keys of more parts.
     """
     _check_depth(text, _TOML_MARK, error, where)
     if match := _LONG_KEY.search(text):
@@ -75,11 +75,11 @@ def parse_toml(text: str, error: type[DistIRError], where: str = "") -> dict[str
         raise error(f"expected keys of at most {MAX_DEPTH} parts, found a longer one", f"{where}:{line}")
     try:
         return tomllib.loads(text)
-    except ValueError as wrong:  # `TOMLDecodeError`, and a number of more digits than Python reads
+    except ValueError as wrong:  # `TOMLDecodeError`, and a number with more digits than Python reads
         raise error(f"not TOML: {wrong}", where) from None
 
 
-# In a string, to its end or that of the text; taken whole, so that an unclosed one is scanned once.
+# Matches a string up to its end or that of the text, as a whole, so that an unclosed one is scanned once.
 _JSON_MARK = re.compile(r'"(?:[^"\\]|\\.?)*+"?|[\[{]|[\]}]', re.DOTALL)
 _TOML_MARK = re.compile(
     r"""\#[^\n]*+|\"{3}(?:[^"\\]|\\.?|"{1,2}(?!"))*+"{0,5}|'{3}(?:[^']|'{1,2}(?!'))*+'{0,5}"""

@@ -1,4 +1,4 @@
-"""Fields of JSON and TOML tables, taken by name and kind: what is missing or of another kind is named with its path."""
+"""Typed access to fields of JSON and TOML tables, with errors that name the field's path."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ from typing import NoReturn
 from distir_relax.errors import DistIRError
 
 MOST = 2**63 - 1
-"""The largest whole number that a field may hold: an int64."""
+"""The largest integer that a field may hold: an int64."""
 
 
 @dataclass(frozen=True, slots=True)
 class _Missing:
-    """What stands for a field that has no default."""
+    """Sentinel for a field without a default."""
 
 
 _MISSING = _Missing()
@@ -24,9 +24,9 @@ _MISSING = _Missing()
 
 @dataclass(frozen=True)
 class Fields:
-    """A table read from a file. `error` is what is raised, `where` the file, `path` the table's place in it.
+    """A table read from a file. `error` is the exception to raise, `where` the file, `path` the table's place in it.
 
-    Each method takes one field; all raise `error` where it is missing and there is no default, or of another kind.
+    Each method returns one field; all raise `error` if it has another type, or is missing without a default.
     """
 
     table: Mapping[str, object]
@@ -36,7 +36,7 @@ class Fields:
 
     @classmethod
     def of(cls, value: object, error: type[DistIRError], where: str = "", path: str = "") -> Fields:
-        """`value` as a table. Raises `error` where it is something else."""
+        """Return `value` as a table. Raises `error` if it is something else."""
         if not isinstance(value, dict) or not all(isinstance(key, str) for key in value):
             raise error(f"expected a table, found {shown(value)}", _place(where, path))
         return cls(value, error, where, path)
@@ -45,53 +45,53 @@ class Fields:
         return key in self.table
 
     def text(self, key: str, default: str | None = None) -> str:
-        """A text."""
+        """Return a string."""
         value = self._value(key, _MISSING if default is None else default)
         return value if isinstance(value, str) else self._refuse("text", key, value)
 
     def text_or_none(self, key: str) -> str | None:
-        """A text; None where it is null or missing."""
+        """Return a string; None if it is null or missing."""
         value = self._value(key, None)
         return value if value is None or isinstance(value, str) else self._refuse("text", key, value)
 
     def whole(self, key: str, least: int = 0) -> int:
-        """A whole number, `least` or more, that an int64 holds."""
+        """Return an int64 of at least `least`."""
         return self._whole(key, self._value(key, _MISSING), least)
 
     def items(self, key: str, default: list[object] | None = None) -> list[object]:
-        """A list, of anything."""
+        """Return a list with items of any type."""
         value = self._value(key, _MISSING if default is None else default)
         return value if isinstance(value, list) else self._refuse("a list", key, value)
 
     def texts(self, key: str, default: list[object] | None = None) -> tuple[str, ...]:
-        """A list of texts."""
+        """Return a list of strings."""
         found = []
         for number, value in enumerate(self.items(key, default)):
             found.append(value if isinstance(value, str) else self._refuse("text", f"{key}[{number}]", value))
         return tuple(found)
 
     def wholes(self, key: str) -> tuple[int, ...]:
-        """A list of whole numbers that an int64 holds, 0 or more."""
+        """Return a list of non-negative int64 numbers."""
         return tuple(self._whole(f"{key}[{i}]", value, 0) for i, value in enumerate(self.items(key)))
 
     def fields(self, key: str) -> Fields:
-        """A table in the table."""
+        """Return a nested table."""
         return Fields.of(self._value(key, _MISSING), self.error, self.where, self._join(key))
 
     def rows(self, key: str, default: list[object] | None = None) -> list[Fields]:
-        """A list of tables."""
+        """Return a list of tables."""
         return [
             Fields.of(value, self.error, self.where, f"{self._join(key)}[{i}]")
             for i, value in enumerate(self.items(key, default))
         ]
 
     def by_name(self, key: str) -> dict[str, str]:
-        """A table of texts; empty where it is missing."""
+        """Return a table of strings; empty if it is missing."""
         inner = Fields.of(self._value(key, {}), self.error, self.where, self._join(key))
         return {name: inner.text(name) for name in inner.table}
 
     def refuse(self, expected: str, key: str, found: object) -> DistIRError:
-        """The error to raise for a field that is not as expected."""
+        """Return the error to raise for an unexpected field."""
         return self.error(f"expected {expected} for {key!r}, found {shown(found)}", _place(self.where, self._join(key)))
 
     def _value(self, key: str, default: object) -> object:
@@ -113,7 +113,7 @@ class Fields:
 
 
 def is_finite(value: object) -> bool:
-    """Whether a value is a number, no truth value, that a float64 holds."""
+    """Whether a value is a number, not a bool, that a float64 holds."""
     if isinstance(value, bool) or not isinstance(value, (int, float)):
         return False
     try:
@@ -123,7 +123,7 @@ def is_finite(value: object) -> bool:
 
 
 def shown(value: object) -> str:
-    """A value as an error shows it: short, whatever it is."""
+    """Return a short representation of a value for an error."""
     return _SHORT.repr(value)
 
 
@@ -133,7 +133,7 @@ def _place(where: str, path: str) -> str:
 
 class _Short(reprlib.Repr):
     def repr_int(self, x: int, level: int) -> str:
-        # Python refuses to write a number of thousands of digits.
+        # Python refuses to format a number of thousands of digits.
         return super().repr_int(x, level) if x.bit_length() < 4096 else f"a number of {x.bit_length()} bits"
 
 

@@ -1,6 +1,6 @@
-"""Files that a user names, or that a bundle names: regular ones, of bounded size, in strict UTF-8.
+"""Safe access to files named by users or bundles: regular files, of bounded size, in strict UTF-8.
 
-A FIFO without a writer would wait for ever, and a device never ends: neither is opened.
+FIFOs, which may wait forever, and devices, which may never end, are not opened.
 """
 
 from __future__ import annotations
@@ -12,13 +12,13 @@ from pathlib import Path, PurePosixPath
 from distir_relax.errors import DistIRError
 
 MOST_TEXT = 1 << 30
-"""No text that this package reads has more bytes."""
+"""Maximum bytes of a text that this package reads."""
 
 
 def check_regular(path: str | Path, error: type[DistIRError], missing: str = "there is no such file") -> int:
-    """The size in bytes of the regular file at `path`, links followed; it is not opened.
+    """Return the size in bytes of the regular file at `path`, following links; it is not opened.
 
-    Raises `error` where there is none (saying `missing`), where something else is there, and for a name no file has.
+    Raises `error` (saying `missing`) if there is none, if something else is there, and for an impossible name.
     """
     try:
         found = os.stat(path)
@@ -36,12 +36,12 @@ def check_regular(path: str | Path, error: type[DistIRError], missing: str = "th
 def read_bytes(
     path: str | Path, error: type[DistIRError], most: int = MOST_TEXT, missing: str = "there is no such file"
 ) -> bytes:
-    """All of a regular file. Raises `error` as `check_regular` does, and for one of more than `most` bytes."""
+    """Return the content of a regular file. Raises `error` as `check_regular` does, and above `most` bytes."""
     size = check_regular(path, error, missing)
     if size > most:
         raise error(f"expected at most {most:,} bytes, found {size:,}", str(path))
     try:
-        # What was a file a moment ago may be a FIFO now: opening that without a writer does not wait.
+        # The path may be a FIFO by now: O_NONBLOCK does not wait for a writer.
         with os.fdopen(os.open(path, os.O_RDONLY | os.O_NONBLOCK), "rb") as file:
             return file.read(most)
     except OSError as wrong:
@@ -49,7 +49,7 @@ def read_bytes(
 
 
 def read_text(path: str | Path, error: type[DistIRError], most: int = MOST_TEXT) -> str:
-    """The text of a regular file. Raises `error` as `read_bytes` does, and where it is not UTF-8, with the place."""
+    """Return the text of a regular file. Raises `error` as `read_bytes` does, and with the line if it is not UTF-8."""
     content = read_bytes(path, error, most)
     try:
         return content.decode("utf-8")
@@ -58,14 +58,14 @@ def read_text(path: str | Path, error: type[DistIRError], most: int = MOST_TEXT)
 
 
 def line_of(content: bytes, offset: int) -> int:
-    """The number of the line, from 1, in which a byte stands."""
+    """Return the number of the line, from 1, that contains a byte."""
     return content.count(b"\n", 0, offset) + 1
 
 
 def check_name(name: str, error: type[DistIRError], where: str = "") -> None:
-    """Raise `error` unless `name` is the path of a file below a folder, as bundles write them: ``programs/main_0.py``.
+    """Raise `error` unless `name` is the path of a file below a folder, as in bundles: ``programs/main_0.py``.
 
-    Absolute paths, ``..``, ``.``, empty parts, backslashes and what no file system takes are refused.
+    Absolute paths, ``..``, ``.``, empty parts, backslashes and names that no file system accepts are refused.
     """
     parts = name.split("/")
     plain = name.isprintable() and "\\" not in name and not {"", ".", ".."} & set(parts)
@@ -78,16 +78,16 @@ def check_name(name: str, error: type[DistIRError], where: str = "") -> None:
 
 
 def file_within(folder: Path, name: str, error: type[DistIRError], missing: str = "there is no such file") -> Path:
-    """The regular file `name` of a folder.
+    """Return the regular file `name` of a folder.
 
-    Raises `error` as `check_name` and `check_regular` do, and where links lead out of the folder.
+    Raises `error` as `check_name` and `check_regular` do, and if links lead out of the folder.
     """
     check_name(name, error, shown_path(folder))
     file = folder / name
     check_regular(file, error, missing)
     try:
         inside = file.resolve(strict=True).is_relative_to(folder.resolve(strict=True))
-    except (OSError, RuntimeError) as wrong:  # RuntimeError: links in a circle
+    except (OSError, RuntimeError) as wrong:  # RuntimeError: circular links
         raise error(f"cannot be read: {wrong}", str(file)) from None
     if not inside:
         raise error("a link leads out of the folder", str(file))
@@ -95,7 +95,7 @@ def file_within(folder: Path, name: str, error: type[DistIRError], missing: str 
 
 
 def shown_path(path: str | Path) -> str:
-    """A path as it may be printed: on one line, in UTF-8."""
+    """Return a path for printing: on one line, in UTF-8."""
     text = str(path)
     return text if text.isprintable() else ascii(text)
 
@@ -110,7 +110,7 @@ _KINDS = {
 
 
 def write_text(path: Path, text: str) -> None:
-    """Write a file, whole or not at all. Raises `DistIRError` when it cannot be written."""
+    """Write a file atomically. Raises `DistIRError` when it cannot be written."""
     partial = path.with_name(f".{path.name}.partial")
     try:
         partial.write_text(text)

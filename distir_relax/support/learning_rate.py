@@ -1,4 +1,4 @@
-"""Learning rates by step, as data: what an optimizer is given, a bundle holds, and a run asks at each step."""
+"""Learning rate schedules as data, for optimizers, bundles and training runs."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ class Schedule(ABC):
 
     @abstractmethod
     def __call__(self, step: int) -> float:
-        """The rate of a step."""
+        """Return the rate of a step."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,16 +29,16 @@ class Constant(Schedule):
         _check_rate(self.lr)
 
     def __call__(self, step: int) -> float:
-        """The rate of a step."""
+        """Return the rate of a step."""
         return self.lr
 
 
 @dataclass(frozen=True, slots=True)
 class Cosine(Schedule):
-    """Half a cosine from `lr` down to `least` at step `steps`, behind a linear rise over the first `warmup` steps.
+    """Cosine decay from `lr` to `least` at step `steps`, after a linear warmup over the first `warmup` steps.
 
-    Loshchilov and Hutter, SGDR, 2016, without restarts. The last step of the rise has the rate `lr`. Raises
-    `DistIRError` for rates below 0, and where `steps` are not more than `warmup`.
+    Loshchilov and Hutter, SGDR, 2016, without restarts. The last warmup step has the rate `lr`. Raises
+    `DistIRError` for rates below 0, and if `steps` are not more than `warmup`.
     """
 
     lr: float
@@ -50,7 +50,7 @@ class Cosine(Schedule):
         _check_fall(self.lr, self.steps, self.warmup, self.least)
 
     def __call__(self, step: int) -> float:
-        """The rate of a step."""
+        """Return the rate of a step."""
         if step < self.warmup:
             return _risen(self.lr, step, self.warmup)
         left = (1 + math.cos(math.pi * _passed(step, self.steps, self.warmup))) / 2
@@ -59,7 +59,7 @@ class Cosine(Schedule):
 
 @dataclass(frozen=True, slots=True)
 class Linear(Schedule):
-    """A straight line from `lr` down to `least` at step `steps`, behind a linear rise over the first `warmup` steps.
+    """Linear decay from `lr` to `least` at step `steps`, after a linear warmup over the first `warmup` steps.
 
     Raises `DistIRError` as `Cosine` does.
     """
@@ -73,7 +73,7 @@ class Linear(Schedule):
         _check_fall(self.lr, self.steps, self.warmup, self.least)
 
     def __call__(self, step: int) -> float:
-        """The rate of a step."""
+        """Return the rate of a step."""
         if step < self.warmup:
             return _risen(self.lr, step, self.warmup)
         return self.lr + (self.least - self.lr) * _passed(step, self.steps, self.warmup)
@@ -94,12 +94,12 @@ class StepDecay(Schedule):
             raise DistIRError(f"expected a rate that falls after at least one step, found every={self.every}")
 
     def __call__(self, step: int) -> float:
-        """The rate of a step."""
+        """Return the rate of a step."""
         return self.lr * self.factor ** (step // self.every)
 
 
 def as_schedule(lr: float | Schedule) -> Schedule:
-    """A schedule as it is, and a number as a constant one. Raises `DistIRError` for a number below 0."""
+    """Return a schedule unchanged, and a number as a constant one. Raises `DistIRError` for a number below 0."""
     return lr if isinstance(lr, Schedule) else Constant(float(lr))
 
 
@@ -108,7 +108,7 @@ def _risen(lr: float, step: int, warmup: int) -> float:
 
 
 def _passed(step: int, steps: int, warmup: int) -> float:
-    """How much of the fall is over, from 0 to 1."""
+    """Return the completed fraction of the decay, from 0 to 1."""
     return min(1.0, (step - warmup) / (steps - warmup))
 
 
@@ -131,7 +131,7 @@ _KINDS: dict[str, type[Schedule]] = {kind.__name__: kind for kind in (Constant, 
 
 
 def schedule_to_json(schedule: Schedule) -> dict[str, Any]:
-    """A schedule as a table: its kind, and its fields. Raises `DistIRError` for one of a user's own class."""
+    """Return a schedule as a table of its kind and fields. Raises `DistIRError` for a user-defined class."""
     if _KINDS.get(type(schedule).__name__) is not type(schedule):
         raise DistIRError(
             f"a bundle holds a learning rate of {', '.join(_KINDS)}, found {type(schedule).__name__}",
@@ -142,7 +142,7 @@ def schedule_to_json(schedule: Schedule) -> dict[str, Any]:
 
 
 def schedule_from_json(table: Fields) -> Schedule:
-    """What `schedule_to_json` gave. Raises the table's error for an unknown kind, and for fields that do not fit."""
+    """Parse the result of `schedule_to_json`. Raises the table's error for an unknown kind and for invalid fields."""
     name = table.text("kind")
     if name not in _KINDS:
         raise table.refuse(f"one of {', '.join(_KINDS)}", "kind", name)

@@ -1,4 +1,4 @@
-"""Private APIs of torch, in one place: what each is used for, and functions that give access to them.
+"""Access to private APIs of torch, with the purpose of each.
 
 `PRIVATE` lists all of them; `tests/support/test_torch_compat.py` resolves each, and finds uses elsewhere. When torch
 moves one, change it here.
@@ -54,7 +54,7 @@ def tree_leaves(tree: Any) -> list[Any]:
 
 
 def tree_map(function: Callable[[Any], Any], tree: Any) -> Any:
-    """Return the nested container with `function` of each leaf."""
+    """Return the nested container with `function` applied to each leaf."""
     return private("torch.utils._pytree.tree_map")(function, tree)
 
 

@@ -1,4 +1,4 @@
-"""A user's function in a Python file: found by name, called with what it takes, its errors told with its own frames."""
+"""Import and call of a user's function in a Python file, with tracebacks limited to the user's frames."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ from typing import Any
 from distir_relax.errors import DistIRError, ImportModelError
 
 _IMPORTED: dict[Path, tuple[tuple[int, int], ModuleType]] = {}
-"""The files imported, each with its modification time and size."""
+"""Imported files, each with its modification time and size."""
 
 
 def find_function(target: str) -> Callable[..., Any]:
-    """The function that ``FILE.py:FUNCTION`` names.
+    """Return the function that ``FILE.py:FUNCTION`` names.
 
     Raises `ImportModelError` when the target is not of that form, the file or the function is missing, or importing
     the file raises.
@@ -36,7 +36,7 @@ def call_function(
 ) -> Any:
     """Call a user's function with those of the `offered` arguments that are not None and that it has parameters for.
 
-    Raises `ImportModelError` when a `required` argument is given and the function does not take it, when it needs
+    Raises `ImportModelError` when the function does not accept a `required` argument that is not None, when it needs
     others, and when it raises.
     """
     parameters = inspect.signature(function).parameters
@@ -63,7 +63,7 @@ def call_function(
 
 
 def import_file(file: Path) -> ModuleType:
-    """Import a user's file, as a script would find it; a file that has not changed since is not imported again.
+    """Import a user's file as if run as a script; an unchanged file is not imported again.
 
     Raises `ImportModelError` when it is missing or raises.
     """
@@ -78,7 +78,7 @@ def import_file(file: Path) -> ModuleType:
     if spec is None or spec.loader is None:
         raise ImportModelError("expected a Python file (.py)", str(file))
     module = importlib.util.module_from_spec(spec)
-    # As for a script: the file's neighbours can be imported, and its classes know their module.
+    # As for a script: modules in the same folder can be imported, and classes know their module.
     if str(resolved.parent) not in sys.path:
         sys.path.insert(_after_standard_library(), str(resolved.parent))
     sys.modules[name] = module
@@ -89,7 +89,7 @@ def import_file(file: Path) -> ModuleType:
 
 
 def _module_name(file: Path) -> str:
-    """The file's stem, or where a module of that name is installed or loaded (``json.py``), a name of its own."""
+    """Return the file's stem, or a unique name if a module of that name is installed or loaded (``json.py``)."""
     loaded = sys.modules.get(file.stem)
     if loaded is not None:
         taken = getattr(loaded, "__file__", None) != str(file)
@@ -99,7 +99,7 @@ def _module_name(file: Path) -> str:
 
 
 def _after_standard_library() -> int:
-    """The place in ``sys.path`` for a user's folder: a file there may not stand in for a standard module."""
+    """Return the position in ``sys.path`` for a user's folder: its files must not shadow standard modules."""
     standard = sysconfig.get_path("stdlib")
     return max(
         (n for n, entry in enumerate(sys.path, 1) if entry.startswith(standard) and "-packages" not in entry), default=0
@@ -117,9 +117,9 @@ def _find(module: ModuleType, file: str, name: str) -> Callable[..., Any]:
 
 
 def users_code(action: Callable[[], Any], file: str, moment: str) -> Any:
-    """Run the user's code, in a file, at a moment ("was called").
+    """Run the user's code of a file; `moment` ("was called") is for the error.
 
-    Raises `ImportModelError` for what it raises, told with the user's own frames only.
+    Raises `ImportModelError` for its exceptions, with the user's own frames only.
     """
     try:
         return action()

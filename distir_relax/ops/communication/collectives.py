@@ -1,4 +1,4 @@
-"""Collectives: ops in which all devices along a mesh axis take part."""
+"""Collectives: communication among all devices along a mesh axis."""
 
 from __future__ import annotations
 
@@ -23,34 +23,34 @@ from distir_relax.ops.table import (
 
 
 def _wide(kind: TensorType) -> float:
-    """How many times as many bytes a value takes in the dtype that it is reduced in; 1 for its own."""
+    """Return the ratio of the bytes of a value in its reduction dtype to those in its own dtype."""
     return 4.0 / DTYPES[kind.dtype][1] if kind.dtype in ("float16", "bfloat16") else 1.0
 
 
 def _is_leading(kind: TensorType, dim: int) -> bool:
-    """Whether parts along a dim are stretches of memory, which need not be laid out anew."""
+    """Return whether parts along a dim are contiguous in memory, so that no copy is needed."""
     return math.prod(kind.shape[:dim]) == 1
 
 
 def _reducing(types: Types, attrs: Attrs, results: Types) -> float:
-    """Narrow floats are reduced in float32."""
+    """Workspace of reductions: narrow floats are reduced in float32."""
     return _wide(results[0]) * results[0].bytes if _wide(results[0]) > 1 else 0.0
 
 
 def _gathering(types: Types, attrs: Attrs, results: Types) -> float:
-    """Parts come one after the other, and are joined along the dim."""
+    """Workspace of gathers: the received parts, before they are concatenated along the dim."""
     return 0.0 if _is_leading(results[0], attrs["dim"]) else float(results[0].bytes)
 
 
 def _scattering(types: Types, attrs: Attrs, results: Types) -> float:
-    """The operand with its parts one after the other, in the dtype that it is reduced in."""
+    """Workspace of reduce-scatter: the operand with its parts made contiguous, in the reduction dtype."""
     wide, leading = _wide(types[0]), _is_leading(types[0], attrs["dim"])
     flat = 0.0 if leading else float(types[0].bytes)
     return flat if wide == 1 else flat + wide * (types[0].bytes + results[0].bytes)
 
 
 def _exchanging(types: Types, attrs: Attrs, results: Types) -> float:
-    """Outgoing parts in one flat buffer, and incoming parts before they are joined."""
+    """Workspace of all-to-all: a flat buffer of outgoing parts, and the incoming parts before concatenation."""
     split_dim, concat_dim = attrs.get("split_dim", attrs.get("dim")), attrs.get("concat_dim", attrs.get("dim"))
     sent = 0.0 if _is_leading(types[0], split_dim) else float(types[0].bytes)
     return sent + (0.0 if _is_leading(results[0], concat_dim) else float(results[0].bytes))
@@ -88,7 +88,7 @@ define(
 
 
 def own_part(types: Types, attrs: Attrs) -> tuple[TensorType, ...]:
-    """The part of dim `dim` that a device keeps; raises ValueError unless `sizes` make up the dim."""
+    """Infer the part of dim `dim` that a device keeps; raise ValueError unless `sizes` add up to the dim."""
     if types[0].shape[attrs["dim"]] != sum(attrs["sizes"]):
         raise ValueError(f"sizes {attrs['sizes']} do not add up to dim {attrs['dim']} of {types[0].shape}")
     return (resized(types[0], attrs["dim"], attrs["size"]),)
@@ -175,7 +175,7 @@ def _reduced(parts: Sequence[Any], op: str) -> Any:
     if len({(p.shape, p.dtype) for p in parts}) > 1:
         raise ValueError(f"parts of shapes {', '.join(str(tuple(p.shape)) for p in parts)} cannot be joined")
     stacked = parts[0].new_empty((len(parts), *parts[0].shape))
-    # Of tensors without data, of which only types are asked, `torch.stack` and `torch.cat` would import its compiler.
+    # On meta tensors, which only serve type inference, `torch.stack` and `torch.cat` would import torch's compiler.
     for index, part in enumerate(parts):
         stacked[index].copy_(part)
     if op == "sum":

@@ -1,4 +1,4 @@
-"""What a device takes of what it holds, by its place along a mesh axis: nothing is sent."""
+"""Local shards of replicated data, selected by the device's index along a mesh axis. No communication."""
 
 from __future__ import annotations
 

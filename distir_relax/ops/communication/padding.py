@@ -1,4 +1,4 @@
-"""Short shards filled up to the largest, and the filling taken off again."""
+"""Padding of short shards to the size of the largest, and its removal."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def _relax_tail(attrs: Attrs, pad: bool) -> str:
     shape, dim, blocks = tuple(attrs["shape"]), attrs["dim"], attrs["blocks"]
     have, want = (attrs["size"], attrs["padded"]) if pad else (attrs["padded"], attrs["size"])
     if pad and (blocks == 1 or have == 0):
-        # R.reshape takes a dim of 0 for "as it was", so a shard without elements is padded as it is.
+        # R.reshape interprets a dim of 0 as "unchanged", so an empty shard is padded directly.
         widths = [0, 0] * dim + [0, blocks * (want - have)] + [0, 0] * (len(shape) - dim - 1)
         return f'R.nn.pad({{0}}, {widths!r}, "constant", {{value}})'
     opened = f"R.reshape({{0}}, {(*shape[:dim], blocks, have, *shape[dim + 1 :])!r})"

@@ -1,8 +1,8 @@
-"""From each device of a set to the one at the same place in another.
+"""Point-to-point transfers between two device sets: each device sends to the one at the same index.
 
-In a rank's program, ``send`` and ``recv`` wait for each other. What is sent on a stream does not hold up its sender:
-``start_send`` goes on at once, ``start_recv`` says where what comes is to lie, and ``finish_recv`` waits until it has
-come, right before its first use. They meet by their step, in whatever order a rank comes to them.
+In a rank's program, ``send`` and ``recv`` block until both are reached. Transfers on a stream are asynchronous:
+``start_send`` returns at once, ``start_recv`` posts the receive buffer, and ``finish_recv`` waits for the data right
+before its first use. They are matched by step, in any order.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from distir_relax.ops.table import Attrs, Cost, Semantics, Trait, Types, define,
 
 
 def _infer_send(types: Types, attrs: Attrs) -> tuple[TensorType, ...]:
-    # A rank that has sent holds nothing of the result; an op has a result all the same.
+    # On the sending rank the result is empty; every op has a result.
     return (TensorType((0,), types[0].dtype) if "peer" in attrs else types[0],)
 
 

@@ -1,4 +1,4 @@
-"""The same global tensor in another layout: the user's marks, and what moves data to follow them."""
+"""Redistribution: layout annotations of the user, and the ops that change a tensor's layout."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def _identity_rule(types: Types, attrs: Attrs, results: Types) -> Rule:
 
 
 def _same_mark(b: Backward) -> Value:
-    """A mark that holds for `both` ways is one on the gradient, too; other gradients lie as is best."""
+    """Annotate the gradient too if the annotation is for `both` directions; otherwise leave its layout free."""
     grad: Value = b.emit("annotate_sharding", b.grad, **b.attrs) if b.attrs.get("both") else b.grad
     return grad
 
@@ -47,7 +47,7 @@ for _name, _trait in (("annotate_sharding", Trait.ANNOTATION), ("redistribute", 
     )
 
 define(
-    # A mark that waits while a program is divided otherwise.
+    # An annotation that is inactive until a program is partitioned in another way.
     "mark_aside",
     Semantics(infer=same_type, torch="{0}", linear=(operands(0),)),
     Split(_identity_rule),
@@ -67,7 +67,7 @@ define(
 )
 
 define(
-    # On some of the devices that hold a value, what they hold.
+    # Restricts a value to some of the devices that hold it.
     "restrict",
     Semantics(infer=same_type, torch="{0}"),
     cost=FREE,

@@ -1,7 +1,7 @@
-"""Collectives among parts that one device works through, one after the other: written with ops of the table.
+"""Serialized collectives: emulation with ops of the table where one device computes all parts in turn.
 
-Each takes what every index along the axis has of the operand (nothing, for an op without operands), and the attributes
-of each, and gives the result of each.
+Each function takes the operand of every index along the axis (none for an op without operands) and the attributes of
+each, and returns the result of each.
 """
 
 from __future__ import annotations
@@ -19,50 +19,50 @@ _JOINED_BY = {"sum": "add", "mean": "add", "max": "maximum", "min": "minimum"}
 
 
 def reduced(g: Builder, parts: Sequence[Value], rows: Rows) -> list[Value]:
-    """An ``all_reduce``: term by term, so that no more than one of them is kept."""
+    """Serialize ``all_reduce``: term by term, so that only one term is live at a time."""
     return [_sum(g, parts, rows[0]["op"])] * len(rows)
 
 
 def gathered(g: Builder, parts: Sequence[Value], rows: Rows) -> list[Value]:
-    """An ``all_gather``."""
+    """Serialize ``all_gather``."""
     return [_joined(g, parts, rows[0]["dim"])] * len(rows)
 
 
 def reduced_in_parts(g: Builder, parts: Sequence[Value], rows: Rows) -> list[Value]:
-    """A ``reduce_scatter``."""
+    """Serialize ``reduce_scatter``."""
     whole = _sum(g, parts, rows[0]["op"])
     return _taken(g, whole, rows[0]["dim"], rows[0]["sizes"])
 
 
 def own_parts(g: Builder, parts: Sequence[Value], rows: Rows) -> list[Value]:
-    """A ``shard``: each index takes its own part."""
+    """Serialize ``shard``: each index takes its own part."""
     dim, sizes = rows[0]["dim"], rows[0]["sizes"]
     ends = list(accumulate(sizes))
     return [_slice(g, x, dim, end - n, end) for x, n, end in zip(parts, sizes, ends, strict=True)]
 
 
 def starts(g: Builder, parts: Sequence[Value], rows: Rows) -> list[Value]:
-    """A ``shard_start``."""
+    """Serialize ``shard_start``."""
     sizes = rows[0]["sizes"]
     return [g.constant(end - n, rows[0]["dtype"]) for n, end in zip(sizes, accumulate(sizes), strict=True)]
 
 
 def exchanged(g: Builder, parts: Sequence[Value], rows: Rows) -> list[Value]:
-    """An ``all_to_all``."""
+    """Serialize ``all_to_all``."""
     attrs = rows[0]
     taken = [_taken(g, x, attrs["split_dim"], attrs["split_sizes"]) for x in parts]
     return [_joined(g, [row[i] for row in taken], attrs["concat_dim"]) for i in range(len(rows))]
 
 
 def resplit(g: Builder, parts: Sequence[Value], rows: Rows) -> list[Value]:
-    """A ``resplit``."""
+    """Serialize ``resplit``."""
     dim = rows[0]["dim"]
     taken = [_taken(g, x, dim, sizes) for x, sizes in zip(parts, rows[0]["pieces"], strict=True)]
     return [_joined(g, [row[i] for row in taken], dim) for i in range(len(rows))]
 
 
 def stretches(g: Builder, parts: Sequence[Value], rows: Rows) -> list[Value]:
-    """A ``slices``."""
+    """Serialize ``slices``."""
     return [
         _joined(g, [_slice(g, x, row["dim"], a, b) for a, b in row["intervals"]], row["dim"])
         for x, row in zip(parts, rows, strict=True)

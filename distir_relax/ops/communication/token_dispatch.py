@@ -1,4 +1,4 @@
-"""Rows sent along a mesh axis to the devices that have their groups, and back: as many as data say."""
+"""Token dispatch: rows sent along a mesh axis to the devices that own their groups, and back. Counts depend on data."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def _infer_from(types: Types, attrs: Attrs) -> tuple[TensorType, ...]:
 
 
 def _sent(parts: Sequence[Any], attrs: Attrs) -> list[Any]:
-    """Each row to the device that has its group; on all others zeros."""
+    """Send each row to the device that owns its group; zeros on all others."""
     import torch
 
     whole = torch.cat([rows for rows, _ in parts])
@@ -45,7 +45,7 @@ def _sent(parts: Sequence[Any], attrs: Attrs) -> list[Any]:
 
 
 def _returned(parts: Sequence[Any], attrs: Attrs) -> list[Any]:
-    """Each row from the device that has its group; zeros for one that none has."""
+    """Return each row from the device that owns its group; zeros for a row that no device owns."""
     whole = parts[0][0].new_zeros(parts[0][0].shape)
     if not whole.is_meta:
         for i, (rows, ids) in enumerate(parts):
@@ -55,12 +55,12 @@ def _returned(parts: Sequence[Any], attrs: Attrs) -> list[Any]:
 
 
 def _expected(attrs: Attrs, index: int) -> list[int]:
-    """Where the rows of a device go that are routed evenly: as many to each as it has groups."""
+    """Return the number of rows sent to each device under uniform routing: proportional to its groups."""
     return [stop - start for start, stop in attrs["groups"]]
 
 
 def _expected_back(attrs: Attrs, index: int) -> list[int]:
-    """Of the rows that there are, those of a device's own groups go back; the others are not its to send."""
+    """Return the number of rows sent back: only rows of a device's own groups."""
     counts = _expected(attrs, index)
     moved = [rows * counts[index] for rows in attrs["sizes"]]
     moved[index] += sum(attrs["sizes"]) * (max(1, sum(counts)) - counts[index])
@@ -71,7 +71,7 @@ define(
     "rows_to_groups",
     Semantics(
         infer=_infer_to,
-        # A rank of torch may keep fewer rows than the type says: those of its groups.
+        # A torch rank may hold fewer rows than the type: only those of its groups.
         torch="comm.rows_to_groups({0}, {1}, {axis}, {sizes}, {groups}, step={step}, alone={packed})",
         attributes={
             "axis": AXIS,

@@ -1,4 +1,4 @@
-"""Scaled dot-product attention, kept whole: it splits by batch and by heads, and by rows of the query."""
+"""Fused scaled dot-product attention; it splits by batch, heads, and query rows."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def _infer(types: Types, attrs: Attrs) -> tuple[TensorType, ...]:
 
 
 def _rule(types: Types, attrs: Attrs, results: Types) -> Rule:
-    # A causal mask counts rows from the first, so the rows of a causal query stay together.
+    # A causal mask counts rows from the first, so the rows of a causal query must be whole.
     row = "[s]" if attrs["causal"] else "s"
     text = f"b h {row} [d], b h [t] [d], b h [t] e"
     if len(types) == 4:
@@ -66,13 +66,13 @@ def _relax(attrs: Attrs) -> str:
 
 
 def _products(types: Types, attrs: Attrs, results: Types) -> tuple[int, int, int, int]:
-    """Scores, and values weighted by them: as one product over the widths of both."""
+    """Return the combined matrix product of scores and of weighted values, with the widths of both."""
     (b, h, s, d), (_, _, t, e) = types[0].shape, types[2].shape
     return b * h, s, t, d + e
 
 
 def _back(b: Backward) -> tuple[Value | None, ...]:
-    """The shares are computed anew from query and key, rather than kept: they are larger than all operands."""
+    """Recompute the attention probabilities from query and key: saved, they would be larger than all operands."""
     (q, k, v), g = b.op.operands[:3], b.g
     mask = b.x(3) if b.attrs["masked"] else None
     shares = _shares(g, q, k, mask, b.attrs["causal"], b.attrs["scale"])
@@ -87,7 +87,7 @@ def _back(b: Backward) -> tuple[Value | None, ...]:
 
 
 def _shares(g: Builder, q: Value, k: Value, mask: Value | None, causal: bool, scale: float) -> Any:
-    """What part each key has in each row of the query, (b, h, s, t)."""
+    """Return the attention probabilities, (b, h, s, t)."""
     dtype = q.tensor.dtype
     scores = g.emit("multiply", g.emit("matmul", q, transposed(g, k)), g.constant(scale, dtype))
     boolean = mask is not None and mask.tensor.dtype == "bool"
@@ -97,12 +97,12 @@ def _shares(g: Builder, q: Value, k: Value, mask: Value | None, causal: bool, sc
     if open_to is None:
         return g.emit("nn.softmax", scores, axis=3)
     shares = g.emit("nn.softmax", g.emit("where", open_to, scores, g.constant(_CLOSED, dtype)), axis=3)
-    # A row that is closed to all has no shares.
+    # A fully masked row has zero probabilities.
     return g.emit("where", open_to, shares, g.constant(0.0, dtype))
 
 
 def _open_to(g: Builder, q: Value, k: Value, mask: Value | None, causal: bool) -> Value | None:
-    """Which keys each row of the query sees, where that is not all."""
+    """Return a mask of the keys that each query row attends to; None if all."""
     if not causal:
         return mask
     rows, columns = q.tensor.shape[2], k.tensor.shape[2]
@@ -113,12 +113,12 @@ def _open_to(g: Builder, q: Value, k: Value, mask: Value | None, causal: bool) -
 
 
 def _workspace(types: Types, attrs: Attrs, results: Types) -> float:
-    """A mask of truth values is added to scores as numbers."""
+    """Workspace: a boolean mask is converted to an additive one."""
     mask = types[3] if len(types) > 3 else None
     return mask.elements * (types[0].bytes / max(types[0].elements, 1)) if mask and mask.dtype == "bool" else 0.0
 
 
-# Of scores that count for nothing; finite, so that a row of them is not NaN.
+# Score of masked keys; finite, so that a fully masked row is not NaN.
 _CLOSED = -1e30
 
 define(
@@ -162,7 +162,7 @@ def _attention(
         mask = _in_four_dims(g, mask, *(((1,) * len(leading), (1, 1)) if one_for_all else (leading, wide)))
     mask, scale = _of_dtype(g, mask, q), _default_scale(q.tensor.shape[-1]) if scale is None else float(scale)
     if dropout:
-        # Shares are dropped, so they are written out.
+        # Dropout applies to the probabilities, so attention is decomposed.
         shares = _shares(g, q, k, mask, causal, scale)
         y = g.emit("matmul", g.aten("dropout.default", shares, dropout, True), v)
     else:
@@ -171,7 +171,7 @@ def _attention(
 
 
 def _in_four_dims(g: Builder, x: Value, leading: tuple[int, ...], wide: tuple[int, int]) -> Any:
-    """`x` with its dims but the last two broadcast to `leading`, and these joined into the two of `wide`."""
+    """Broadcast the leading dims of `x` to `leading`, and collapse them into the two of `wide`."""
     return reshape_to(g, broadcast_to(g, x, (*leading, *x.tensor.shape[-2:])), (*wide, *x.tensor.shape[-2:]))
 
 
@@ -205,7 +205,7 @@ def _repeat_heads(g: Builder, x: Value, times: int) -> Any:
 
 @relax("relax.nn.attention", "relax.nn.attention_bias")
 def _relax_attention(g: Builder, args: Any, attrs: Attrs) -> Any:
-    """Relax has (batch, row, head, dim), and may start the causal mask at the bottom right."""
+    """Relax has (batch, row, head, dim), and may align the causal mask at the bottom right."""
     q, k, v = (g.emit("permute_dims", x, axes=(0, 2, 1, 3)) for x in args[:3])
     if attrs["window_size"] is not None:
         raise NotImplementedError("attention with a window")
@@ -222,7 +222,7 @@ def _relax_attention(g: Builder, args: Any, attrs: Attrs) -> Any:
 
 @onnx("Attention")
 def _onnx_attention(g: Builder, x: OnnxOperands, attrs: Attrs) -> Any:
-    """The 4-D form, (batch, head, row, dim), and the 3-D form with heads and dims in one."""
+    """The 4-D form, (batch, head, row, dim), and the 3-D form with heads and dims combined."""
     plain = {"q_num_heads", "kv_num_heads", "is_causal", "scale", "opset", "outputs"}
     if any(x.has(i) for i in range(4, len(x))) or set(attrs) - plain or attrs["outputs"] > 1:
         raise NotImplementedError("attention with a cache, or other than a softmax of the scores")

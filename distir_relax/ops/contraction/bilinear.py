@@ -12,7 +12,7 @@ from distir_relax.ops.table import Builder, aten, reshape_to
 
 @aten("bilinear.default")
 def _bilinear(g: Builder, a: Value, b: Value, weight: Value, bias: Value | None = None) -> Any:
-    """``y[k] = a W[k] b``, as a linear layer of the products of all pairs of elements."""
+    """Emit ``y[k] = a W[k] b`` as a linear layer on the products of all pairs of elements."""
     *lead, n = a.tensor.shape
     out, _, m = weight.tensor.shape
     a, b = reshape_to(g, a, (*lead, n, 1)), reshape_to(g, b, (*lead, 1, m))

@@ -1,4 +1,4 @@
-"""Sums of products over named dims, written as matrix products."""
+"""Einsum, decomposed into matrix products."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from distir_relax.ops.table import Attrs, Builder, OnnxOperands, aten, broadcast
 
 @aten("einsum.default")
 def _einsum(g: Builder, equation: str, tensors: list[Any], *, path: Any = None) -> Any:
-    """The operands are contracted two by two, from the left; letters in one operand alone are summed before."""
+    """Contract the operands pairwise from the left; letters of a single operand are summed before."""
     terms, right = _einsum_terms(equation, [len(t.tensor.shape) for t in tensors])
     if any(len(set(t)) != len(t) for t in (*terms, right)):
         raise NotImplementedError(f"einsum {equation!r}: a letter twice in one operand")
@@ -33,7 +33,7 @@ def _einsum(g: Builder, equation: str, tensors: list[Any], *, path: Any = None) 
 
 
 def _of_one_size(g: Builder, terms: Sequence[str], values: Sequence[Any]) -> list[Any]:
-    """The operands, in which each letter has one size: a dim of one element stands for as many as others have."""
+    """Return the operands with one size per letter: a dim of size 1 is broadcast."""
     sizes: dict[str, int] = {}
     for term, value in zip(terms, values, strict=True):
         for letter, size in zip(term, value.tensor.shape, strict=True):
@@ -42,7 +42,7 @@ def _of_one_size(g: Builder, terms: Sequence[str], values: Sequence[Any]) -> lis
 
 
 def _einsum_terms(equation: str, ranks: Sequence[int]) -> tuple[list[str], str]:
-    """The letters of each operand and of the result; an ellipsis becomes capital letters that the equation lacks."""
+    """Return the letters of each operand and of the result; an ellipsis becomes unused capital letters."""
     left, arrow, right = equation.replace(" ", "").partition("->")
     terms = left.split(",")
     spare = [letter for letter in "ZYXWVUTSRQPONMLKJIHGFEDCBA" if letter not in equation]
@@ -58,7 +58,7 @@ def _einsum_terms(equation: str, ranks: Sequence[int]) -> tuple[list[str], str]:
 
 
 def _contract(g: Builder, a: str, b: str, right: str, x: Value, y: Value) -> Any:
-    """Two operands are brought to (shared, own, summed) and multiplied as matrices."""
+    """Reshape two operands to (batch, free, summed) dims and multiply them as matrices."""
     batch = [c for c in a if c in b and c in right]
     summed = [c for c in a if c in b and c not in right]
     rows, columns = [c for c in a if c not in b], [c for c in b if c not in a]

@@ -1,8 +1,8 @@
-"""Products of rows that are sorted by group, each group with a matrix of its own: the experts of a mixture.
+"""Grouped matrix products of rows sorted by group (mixture of experts), with one matrix per group.
 
-``result[r] = x[r] @ w[g]`` for ``starts[g] <= r < ends[g]``, and zero for a row of no group. Where the groups are
-split, a device has those of its own, and zeros in all other rows: the result is ``I[sum]``. Where the rows are split,
-the bounds move by what stands before the device's first row.
+``result[r] = x[r] @ w[g]`` for ``starts[g] <= r < ends[g]``, and zero for a row of no group. If the groups are split, a
+device computes the rows of its own groups and zeros for all others: the result is ``I[sum]``. If the rows are split,
+the bounds are shifted by the position of the device's first row.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ def _infer(types: Types, attrs: Attrs) -> tuple[TensorType, ...]:
 
 
 def _split_rows(name: str) -> Callable[[Expansion], tuple[Value, ...]]:
-    """Of op `name`, whose last two operands are the bounds of the groups."""
+    """Split the rows of op `name`, whose last two operands are the bounds of the groups."""
 
     def expand(x: Expansion) -> tuple[Value, ...]:
         data, other, *bounds = x.operands
@@ -69,7 +69,7 @@ define(
         order=Order(by_number="routed_matmul"),
     ),
     cost=Cost(flops=lambda types, attrs, results: 2.0 * types[0].elements * types[1].shape[2]),
-    code=Code(  # No op of Relax takes as many rows as data say: every group multiplies all rows, and keeps its own.
+    code=Code(  # Relax has no op with data-dependent row counts: every group multiplies all rows and selects its own.
         relax="grouped_matmul({0}, {1}, {2}, {3})"
     ),
     gradient=gradient_of(

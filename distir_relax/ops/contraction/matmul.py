@@ -1,4 +1,4 @@
-"""Products that sum over a shared dim: matmul and linear. Both are linear in each operand, the other held fixed."""
+"""Matrix products: matmul and linear. Both are linear in each operand, the other held fixed."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ def _infer_matmul(types: Types, attrs: Attrs) -> tuple[TensorType, ...]:
 
 
 def transposed(g: Builder, x: Value) -> Value:
-    """`x` with its last two dims exchanged."""
+    """Return `x` with its last two dims swapped."""
     axes = tuple(range(len(x.tensor.shape)))
     found: Value = g.emit("permute_dims", x, axes=(*axes[:-2], axes[-1], axes[-2]))
     return found
@@ -60,7 +60,7 @@ def transposed(g: Builder, x: Value) -> Value:
 
 def _of_second(b: Backward) -> Value:
     if len(b.x(1).tensor.shape) == 2:
-        # One product that sums over all rows, where many small ones would be summed afterwards.
+        # One product that sums over all rows, instead of many small ones that are summed afterwards.
         return b.emit("linear_weight_grad", b.x(), b.grad)  # type: ignore[no-any-return]
     return b.emit("matmul", transposed(b.g, b.x()), b.grad)  # type: ignore[no-any-return]
 
@@ -119,7 +119,7 @@ def _weight_grad_product(types: Types, attrs: Attrs, results: Types) -> tuple[in
     return 1, rows, columns, math.prod(types[0].shape[:-1])
 
 
-# The gradient of a weight: a product over all leading dims at once, with no result for each of them.
+# The gradient of a weight: a product over all leading dims at once, without a result for each of them.
 define(
     "linear_weight_grad",
     Semantics(
@@ -150,8 +150,8 @@ def _infer_biased(infer: Any) -> Any:
     return infer_biased
 
 
-# A product with its bias added: made by the local fusion of a rank's program, where nothing is split any more.
-# Their rules keep the summed dim whole, since each device would add the bias to its own partial sum.
+# A product with its bias added, created by local fusion in a rank's program, where nothing is split any more. Its rule
+# keeps the summed dim whole, since each device would add the bias to its own partial sum.
 define(
     "linear_bias",
     Semantics(infer=_infer_biased(_infer_linear), torch="F.linear({0}, {1}, {2})"),
@@ -182,7 +182,7 @@ define(
 @aten("linear.default")
 def _linear(g: Builder, x: Value, weight: Value, bias: Value | None = None) -> Any:
     y = g.emit("linear", x, weight) if len(weight.tensor.shape) == 2 and x.tensor.shape else _matmul(g, x, weight)
-    # The bias is an op of its own: where the summed dim is split it must be added once, after the reduction.
+    # The bias is a separate op: if the summed dim is split it must be added once, after the reduction.
     return y if bias is None else g.emit("add", y, bias)
 
 
@@ -221,7 +221,7 @@ def _addr(g: Builder, bias: Any, a: Value, b: Value, beta: float = 1, alpha: flo
 
 
 def _blend(g: Builder, bias: Value, y: Value, beta: float, alpha: float) -> Any:
-    """``beta * bias + alpha * y``; a bias that counts for nothing is not looked at, NaN or not, as torch has it."""
+    """Emit ``beta * bias + alpha * y``; with `beta` 0 the bias is ignored even if NaN, as in torch."""
     if alpha != 1:
         y = g.emit("multiply", y, g.constant(alpha, y.tensor.dtype))
     if beta == 0:

@@ -1,14 +1,14 @@
-"""Products of rows in any order, each with the matrix of its group: the experts of a mixture, without a sort.
+"""Routed matrix products of unsorted rows (mixture of experts), each with the matrix of its group.
 
-``result[r] = x[r] @ w[g]`` where ``groups[g] == ids[r]``, and zero for a row of no group. `ids` numbers the group of
-each row, `groups` numbers the matrices (`group_numbers`): a device that has some of them knows which. So rows are split
-freely, each device with those of its own tokens, and where groups are split a device gives zeros for the rows of
-others: the result is ``I[sum]``.
+``result[r] = x[r] @ w[g]`` where ``groups[g] == ids[r]``, and zero for a row of no group. `ids` gives the group of
+each row, `groups` the group of each matrix (`group_numbers`), so a device knows the groups of its matrices. So rows are
+split freely, each device with its own tokens; if groups are split, a device computes zeros for rows of other groups:
+the result is ``I[sum]``.
 
-Where rows and groups are split along one mesh axis, each row is sent to the device that has its group, and its result
-comes back: `dispatch_rows` and `combine_rows` stand before and behind what is computed there. Both give the rows of the
-groups that a device has, and zeros for others: of all groups together, the rows as they are. Each is the other's
-gradient. Between them rows lie as ``Routed[0]`` (`distir_relax.layout.placement`), which is a matter of layouts alone.
+If rows and groups are split along one mesh axis, each row is sent to the device that owns its group, and its result is
+sent back: `dispatch_rows` and `combine_rows` enclose the computation. Both return the rows of the groups that a device
+owns, and zeros for others; on all groups they are the identity. Each is the other's gradient. Between them rows are
+placed as ``Routed[0]`` (`distir_relax.layout.placement`), which only affects layouts.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ from distir_relax.ops.table import (
     parse_rule,
 )
 
-# group_numbers: 0, 1, … as far as there are groups; a device has the numbers of its own
+# group_numbers: 0, 1, … for all groups; a device has the numbers of its own groups
 
 
 def _infer_numbers(types: Types, attrs: Attrs) -> tuple[TensorType, ...]:
@@ -82,7 +82,7 @@ def _infer_matmul(types: Types, attrs: Attrs) -> tuple[TensorType, ...]:
 
 
 def _flops(types: Types, attrs: Attrs, results: Types) -> float:
-    """Of rows that are routed evenly: a device works on those of its groups."""
+    """Flops under uniform routing: a device computes the rows of its groups."""
     groups = types[3].shape[0]
     columns = (results[0] if len(types[1].shape) == 3 else types[1]).shape[-1]
     share = groups / max(1, int(attrs["count"]))
@@ -99,7 +99,7 @@ define(
     ),
     Split("row k, group k n, row, group -> row n", routing=Routing.WITHIN),
     cost=Cost(flops=_flops),
-    # No op of Relax takes as many rows as data say: every group multiplies all rows, and keeps its own.
+    # Relax has no op with data-dependent row counts: every group multiplies all rows and selects its own.
     code=Code(relax="routing.matmul({0}, {1}, {2}, {3})"),
     gradient=gradient_of(
         lambda b: b.emit("routed_matmul", b.grad, transposed(b.g, b.x(1)), b.x(2), b.x(3), **b.attrs),
@@ -139,7 +139,7 @@ define(
 )
 
 
-# dispatch_rows, combine_rows: the rows of the groups that there are, zeros in the others
+# dispatch_rows, combine_rows: the rows of the owned groups, zeros elsewhere
 
 
 def _infer_rows(types: Types, attrs: Attrs) -> tuple[TensorType, ...]:

@@ -1,4 +1,4 @@
-"""The numbers start, start + step, and so on."""
+"""Ranges: start, start + step, and so on."""
 
 from __future__ import annotations
 

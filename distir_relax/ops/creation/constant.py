@@ -1,4 +1,4 @@
-"""A scalar whose number the program names."""
+"""Scalar constants."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Tensors filled with one number: a scalar, broadcast."""
+"""Filled tensors: a broadcast scalar."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ def _full_like(g: Builder, x: Value, value: Any, *, dtype: Any = None) -> Any:
     return filled(g, x.tensor.shape, value, dtype_name(dtype or x.tensor.dtype))
 
 
-# What an empty tensor holds is anyone's guess.
+# The contents of an empty tensor are undefined.
 @aten("zeros_like.default", "empty_like.default")
 def _zeros_like(g: Builder, x: Value, *, dtype: Any = None) -> Any:
     return filled(g, x.tensor.shape, 0, dtype_name(dtype or x.tensor.dtype))

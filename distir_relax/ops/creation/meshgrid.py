@@ -1,4 +1,4 @@
-"""Vectors spread over a grid that has a dim for each."""
+"""Coordinate grids from vectors, with one dim per vector."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from distir_relax.ops.table import Attrs, Builder, aten, broadcast_to, relax, re
 
 @aten("meshgrid.default", "meshgrid.indexing")
 def _meshgrid(g: Builder, tensors: list[Any], *, indexing: str = "ij") -> Any:
-    """With ``xy`` the first two dims of the results change places."""
+    """With ``xy`` the first two dims of the results are swapped."""
     count = len(tensors)
     homes = list(range(count))
     if indexing == "xy" and count > 1:

@@ -1,4 +1,4 @@
-"""Numbers drawn uniformly from 0 up to 1, by a seed and by position, as dropout draws; and what is made of them."""
+"""Uniform random numbers in [0, 1), by seed and position as in dropout, and distributions derived from them."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ from distir_relax.ops.table import (
 
 
 def _drawn(g: Builder, shape: Sequence[int], dtype: str) -> Any:
-    """Numbers of a floating dtype; raises NotImplementedError unless the program is one that is trained."""
+    """Return uniform numbers of a floating dtype; raise NotImplementedError unless the program is for training."""
     if 0 in shape:
         return filled(g, shape, 0.0, dtype)
     if not g.training:
@@ -38,7 +38,7 @@ def _drawn(g: Builder, shape: Sequence[int], dtype: str) -> Any:
 
 
 def _normal(g: Builder, shape: Sequence[int], dtype: str) -> Any:
-    """Normal numbers of mean 0 and variance 1: of two uniform ones each (Box and Muller, 1958)."""
+    """Return standard normal numbers, each from two uniform ones (Box and Muller, 1958)."""
     wide = "float64" if dtype == "float64" else "float32"
     squared = g.emit("multiply", _exponential(g, shape, wide), g.constant(2.0, wide))
     angle = g.emit("multiply", _drawn(g, shape, wide), g.constant(2 * math.pi, wide))
@@ -46,7 +46,7 @@ def _normal(g: Builder, shape: Sequence[int], dtype: str) -> Any:
 
 
 def _exponential(g: Builder, shape: Sequence[int], dtype: str) -> Any:
-    """Exponential numbers of mean 1; no logarithm is of zero."""
+    """Return exponential numbers of mean 1, without a logarithm of zero."""
     rest = g.emit("subtract", g.constant(1.0, dtype), _drawn(g, shape, dtype))
     return g.emit("negative", g.emit("log", rest))
 
@@ -115,7 +115,7 @@ def _exponential_of(g: Builder, x: Value, rate: float = 1.0, *, generator: Any =
 
 
 def _stretched(g: Builder, x: Value, draw: Any, start: float, scale: float, generator: Any) -> Any:
-    """Numbers in the shape and the dtype of `x`, times `scale`, from `start` on."""
+    """Return random numbers in the shape and dtype of `x`, times `scale`, plus `start`."""
     _refuse(generator)
     found, dtype = draw(g, x.tensor.shape, x.tensor.dtype), x.tensor.dtype
     return g.emit("add", g.emit("multiply", found, g.constant(scale, dtype)), g.constant(start, dtype))
@@ -128,7 +128,7 @@ def _refuse(generator: Any) -> None:
 
 @aten("bernoulli.p", "bernoulli_.float")
 def _bernoulli(g: Builder, x: Value, p: float = 0.5, *, generator: Any = None) -> Any:
-    """Ones at the rate `p`, as stochastic depth draws them."""
+    """Return ones with probability `p`, as in stochastic depth."""
     _refuse(generator)
     if p in (0, 1):
         return filled(g, x.tensor.shape, p, x.tensor.dtype)

@@ -1,4 +1,4 @@
-"""Ops that work element by element, operands broadcast: arithmetic, functions, comparisons, activations, casts."""
+"""Elementwise ops with broadcasting: arithmetic, functions, comparisons, activations, casts."""
 
 # A module enters its ops and their spellings in the table when it is imported.
 from distir_relax.ops.elementwise import (  # noqa: F401

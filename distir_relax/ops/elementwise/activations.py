@@ -1,4 +1,4 @@
-"""Activations: entries for those that torch and Relax have whole, the others written out."""
+"""Activations: entries for those that torch and Relax provide, decompositions for the others."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ define_unary(
     "nn.gelu_tanh",
     'F.gelu({0}, approximate="tanh")',
     flops=lambda types, attrs, results: 12.0 * results[0].elements,
-    # As models spell it out: 0.5 x (1 + tanh(sqrt(2 / pi) (x + 0.044715 x^3))).
+    # As models decompose it: 0.5 x (1 + tanh(sqrt(2 / pi) (x + 0.044715 x^3))).
     pattern="multiply(multiply(0, 0.5), add(tanh(multiply("
     "add(0, multiply(power(0, 3.0), 0.044715)), 0.7978845608028654)), 1.0))",
     gradient=f"multiply(g, add(multiply(0.5, add(1.0, {_TANH})), "
@@ -80,7 +80,7 @@ def _leaky_relu(g: Builder, x: Value, slope: float = 0.01) -> Any:
 def _elu(g: Builder, x: Value, alpha: float = 1.0, scale: float = 1.0, input_scale: float = 1.0) -> Any:
     zero, factor = (g.constant(n, x.tensor.dtype) for n in (0, alpha * scale))
     above = g.emit("greater", x, zero)
-    # Zero in the branch that is not taken, so that it stays finite; at 0 the gradient is that of the exponential.
+    # Zero in the branch that is not selected, to keep it finite; at 0 the gradient is that of the exponential.
     capped = g.emit("where", above, zero, x if input_scale == 1 else g.emit("multiply", x, like(g, x, input_scale)))
     below = g.emit("multiply", g.emit("expm1", capped), factor)
     return g.emit("where", above, x if scale == 1 else g.emit("multiply", x, like(g, x, scale)), below)
@@ -91,7 +91,7 @@ def _softplus(g: Builder, x: Value, beta: float = 1.0, threshold: float = 20.0) 
     dtype = x.tensor.dtype
     scaled = x if beta == 1 else g.emit("multiply", x, g.constant(beta, dtype))
     above = g.emit("greater", scaled, g.constant(threshold, dtype))
-    # Capped, so that the branch that is not taken stays finite.
+    # Capped, so that the branch that is not selected stays finite.
     capped = g.emit("where", above, g.constant(threshold, dtype), scaled)
     soft = g.emit("log1p", g.emit("exp", capped))
     soft = soft if beta == 1 else g.emit("divide", soft, g.constant(beta, dtype))
@@ -124,7 +124,7 @@ def _mish(g: Builder, x: Value) -> Any:
 
 @aten("selu.default")
 def _selu(g: Builder, x: Value) -> Any:
-    """With the constants of Klambauer et al., Self-Normalizing Neural Networks, 2017."""
+    """Constants of Klambauer et al., Self-Normalizing Neural Networks, 2017."""
     alpha, scale = 1.6732632423543772, 1.0507009873554805
     return _elu(g, x, alpha, scale)
 
@@ -136,7 +136,7 @@ def _celu(g: Builder, x: Value, alpha: float = 1.0) -> Any:
 
 @aten("log_sigmoid.default")
 def _log_sigmoid(g: Builder, x: Value) -> Any:
-    """``min(x, 0) - log(1 + exp(-|x|))``, in which no exponential overflows."""
+    """Emit ``min(x, 0) - log(1 + exp(-|x|))`` without overflow of the exponential."""
     tail = g.emit("exp", g.emit("negative", g.emit("abs", x)))
     return g.emit("subtract", g.emit("minimum", x, like(g, x, 0)), g.emit("log1p", tail))
 

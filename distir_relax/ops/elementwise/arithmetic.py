@@ -1,4 +1,4 @@
-"""Sums, products, quotients, remainders and powers; the larger and the smaller of two; limits."""
+"""Arithmetic: sums, products, quotients, remainders, powers, minimum and maximum, clipping."""
 
 from __future__ import annotations
 
@@ -36,13 +36,13 @@ _NOUGHT = "logical_and(equal(0, 0.0), greater_equal(1, 0.0))"
 define_binary(
     "power", "{0} ** {1}",
     gradients=(
-        # Where the exponent is 0 the power is a constant, at a base of 0 too.
+        # With exponent 0 the power is constant, at base 0 too.
         "where(equal(1, 0.0), 0.0, multiply(g, multiply(1, power(0, subtract(1, 1.0)))))",
-        # 0 ** 2 does not change with the exponent, nor has its logarithm to be finite.
+        # 0 ** 2 does not depend on the exponent, and the logarithm must stay finite.
         f"where({_NOUGHT}, 0.0, multiply(g, multiply(y, log(where({_NOUGHT}, 1.0, 0)))))",
     ),
 )  # fmt: skip
-# At the origin, where the angle has no slope, the gradient is 0.
+# At the origin, where the angle is not differentiable, the gradient is 0.
 _RADIUS = "where(equal(add(square(0), square(1)), 0.0), 1.0, add(square(0), square(1)))"
 define_binary(
     "atan2", "torch.atan2({0}, {1})",
@@ -51,7 +51,7 @@ define_binary(
         f"multiply(g, divide(negative(0), {_RADIUS}))",
     ),
 )  # fmt: skip
-# Of equal elements each has half, as torch has it.
+# Equal elements get half each, as in torch.
 _LARGER = "where(greater({0}, {1}), g, where(equal({0}, {1}), multiply(g, 0.5), 0.0))"
 define_binary("maximum", "torch.maximum({0}, {1})", gradients=(_LARGER.format(0, 1), _LARGER.format(1, 0)))
 define_binary("minimum", "torch.minimum({0}, {1})", gradients=(_LARGER.format(1, 0), _LARGER.format(0, 1)))
@@ -131,19 +131,19 @@ def _div_mode(g: Builder, a: Any, b: Any, *, rounding_mode: str | None = None) -
 
 
 def _towards_zero(g: Builder, a: Value, b: Value) -> Any:
-    """Integers divided towards zero; `floor_divide` goes downwards: they agree where both are positive."""
+    """Divide integers towards zero; `floor_divide` rounds down: they agree if both operands are positive."""
     sign = g.emit("multiply", g.emit("sign", a), g.emit("sign", b))
     return g.emit("multiply", sign, g.emit("floor_divide", g.emit("abs", a), g.emit("abs", b)))
 
 
 @aten("fmod.Tensor", "fmod.Scalar")
 def _fmod(g: Builder, a: Any, b: Any) -> Any:
-    """A remainder with the sign of the dividend."""
+    """Return the remainder with the sign of the dividend."""
     a, b = promote(g, a, b)
     rest = g.emit("multiply", g.emit("sign", a), g.emit("mod", g.emit("abs", a), g.emit("abs", b)))
     if "float" not in a.tensor.dtype:
         return rest
-    # The absolute value has no slope at 0, the remainder has that of the dividend.
+    # The absolute value has slope 0 at 0, but the remainder has that of the dividend.
     exact = g.emit("logical_and", g.emit("equal", a, like(g, a, 0)), g.emit("not_equal", b, like(g, b, 0)))
     return g.emit("where", exact, a, rest)
 
@@ -161,7 +161,7 @@ def _float_power(g: Builder, x: Value, exponent: Any) -> Any:
 
 @aten("logaddexp.default")
 def _logaddexp(g: Builder, a: Value, b: Value) -> Any:
-    """``log(exp(a) + exp(b))``, in which no exponential overflows; two equal infinities are not subtracted."""
+    """Emit ``log(exp(a) + exp(b))`` without overflow and without subtracting equal infinities."""
     least, most = g.emit("minimum", a, b), g.emit("maximum", a, b)
     apart = g.emit("where", g.emit("equal", least, most), like(g, most, 0), g.emit("subtract", least, most))
     return g.emit("add", most, g.emit("log1p", g.emit("exp", apart)))
@@ -169,7 +169,7 @@ def _logaddexp(g: Builder, a: Value, b: Value) -> Any:
 
 @aten("xlogy.Tensor")
 def _xlogy(g: Builder, a: Value, b: Value) -> Any:
-    """``a log(b)``, which is zero where `a` is, whatever `b` but NaN."""
+    """Emit ``a log(b)``, which is zero where `a` is, unless `b` is NaN."""
     zero = like(g, a, 0)
     no_log = g.emit("logical_or", g.emit("less_equal", b, like(g, b, 0)), g.emit("equal", b, like(g, b, math.inf)))
     none = g.emit("logical_and", g.emit("equal", a, zero), no_log)
@@ -226,7 +226,7 @@ def _clamp_max_tensor(g: Builder, x: Value, high: Any) -> Any:
 
 @aten("clamp.Tensor", "clip.Tensor")
 def _clamp_tensor(g: Builder, x: Any, low: Any = None, high: Any = None) -> Any:
-    """`x` within bounds; at a bound the gradient is that of `x`."""
+    """Clamp `x`; at a bound the gradient is that of `x`."""
     for name, bound in (("less", low), ("greater", high)):
         if bound is not None:
             x, bound = promote(g, x, bound)

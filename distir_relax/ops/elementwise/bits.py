@@ -1,4 +1,4 @@
-"""Integers bit by bit; of truth values these are the logical ops."""
+"""Bitwise ops on integers; on booleans they are the logical ops."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Casts between dtypes, and quantised weights made floats."""
+"""Casts between dtypes, and dequantization of weights."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
-"""Dropout: elements set to zero at random while a model is trained.
+"""Dropout in training.
 
-Which ones depends on a seed and on their positions in the whole tensor: a device that holds a part of it takes the
-positions of its part, one vector for each dim, split as the dim is. The backward step draws the same anew.
+The mask depends on a seed and on the positions of elements in the whole tensor: a device that holds a shard takes the
+positions of its shard, one vector per dim, split as the dim is. The backward step regenerates the mask.
 """
 
 from __future__ import annotations
@@ -34,9 +34,9 @@ from distir_relax.ops.table import (
 
 
 def dropped(g: Builder, x: Value, rate: float) -> Any:
-    """`x` after dropout of `rate`, by the next seed.
+    """Return `x` after dropout with `rate`, using the next seed.
 
-    Raises NotImplementedError unless the program is one that is trained (`Builder.training`).
+    Raises NotImplementedError unless the program is for training (`Builder.training`).
     """
     if not rate or not x.tensor.elements:
         return x
@@ -88,7 +88,7 @@ def _dropout(g: Builder, x: Value, p: float, train: bool) -> Any:
 
 @aten("feature_dropout.default", "feature_dropout_.default")
 def _feature_dropout(g: Builder, x: Value, p: float, train: bool) -> Any:
-    """Whole channels at once."""
+    """Drop whole channels."""
     if not train or not p:
         return x
     channels = (*x.tensor.shape[:2], *(1 for _ in x.tensor.shape[2:]))
@@ -97,7 +97,7 @@ def _feature_dropout(g: Builder, x: Value, p: float, train: bool) -> Any:
 
 @aten("native_dropout.default")
 def _native_dropout(g: Builder, x: Value, p: float, train: bool | None) -> Any:
-    """The result, and which elements are kept."""
+    """Return the result and the mask of retained elements."""
     if train is False or not p:
         return x, filled(g, x.tensor.shape, True, "bool")
     factors = dropped(g, filled(g, x.tensor.shape, 1.0, x.tensor.dtype), p)

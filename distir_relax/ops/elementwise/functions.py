@@ -1,4 +1,4 @@
-"""Functions of one operand: exponentials, logarithms, roots, angles, rounding."""
+"""Unary functions: exponentials, logarithms, roots, trigonometric functions, rounding."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ define_unary(
     "log", "torch.log({0})", flops=lambda types, attrs, results: 8.0 * results[0].elements, gradient="divide(g, 0)"
 )
 define_unary("sqrt", "torch.sqrt({0})", gradient="divide(multiply(g, 0.5), y)")
-# The square root in norms and standard deviations: torch's gradient of those at 0 is 0.
+# The square root in norms and standard deviations, with torch's gradient of 0 at 0.
 define_unary(
     "safe_sqrt", "torch.sqrt({0})", "R.sqrt({0})", gradient="where(equal(y, 0.0), 0.0, divide(multiply(g, 0.5), y))"
 )

@@ -1,6 +1,6 @@
-"""Backward steps that work element by element.
+"""Backward steps of elementwise ops.
 
-Each entry takes what the forward step kept and the gradient of its result.
+Each entry takes the saved tensors of the forward step and the gradient of its result.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ define(
     Semantics(infer=same_types, torch="torch.ops.aten.gelu_backward({1}, {0})", linear=(operands(1),)),
     Split(pointwise_rule),
     cost=Cost(flops=lambda types, attrs, results: 16.0 * results[0].elements),
-    # The normal distribution, and x times its density.
+    # The normal distribution function, and x times its density.
     code=Code(
         relax="R.multiply({1}, R.add(R.multiply(R.const(0.5, {0}.ty.dtype), R.add(R.const(1.0, {0}.ty.dtype), "
         "R.erf(R.multiply({0}, R.const(0.7071067811865476, {0}.ty.dtype))))), "

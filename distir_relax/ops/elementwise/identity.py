@@ -1,4 +1,4 @@
-"""Ops that leave values as they are: copies, views of the same shape, what gradients stop at."""
+"""Identity ops: copies, views of the same shape, gradient stops."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Comparisons, truth values, and choices by them."""
+"""Comparisons, logical ops, and selection by masks."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the ops have in common that work element by element: types, rule, entries and spellings in the plain case."""
+"""Shared parts of elementwise ops: type inference, factor rule, entries and spellings of the plain case."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ from distir_relax.ops.table.entry import OperandGradient
 
 
 def same_dtype(types: Types) -> str:
-    """The dtype that all operands have; raises ValueError when they differ."""
+    """Return the common dtype of all operands; raise ValueError if they differ."""
     if len({t.dtype for t in types}) != 1:
         raise ValueError(f"operands have dtypes {[t.dtype for t in types]}, expected one")
     return types[0].dtype
@@ -41,13 +41,13 @@ def _infer(types: Types, attrs: Attrs) -> tuple[TensorType, ...]:
 
 
 def infer_bool(types: Types, attrs: Attrs) -> tuple[TensorType, ...]:
-    """Truth values of the shape that the operands, of one dtype, broadcast to."""
+    """Infer booleans of the shape that the operands, of one dtype, broadcast to."""
     same_dtype(types)
     return (TensorType(broadcast_shape(types), "bool"),)
 
 
 def pointwise_rule(types: Types, attrs: Attrs, results: Types) -> Rule:
-    """The rule of ops whose result has each element from the elements at its place."""
+    """Return the rule of ops in which each result element depends on the elements at its position."""
     return parse_rule(", ".join(["..."] * len(types)) + " -> ...", [t.shape for t in types], [results[0].shape])
 
 
@@ -62,7 +62,7 @@ def define_unary(
     gradient: OperandGradient = None,
     steps: bool = False,
 ) -> None:
-    """Enter an op of one operand, and of its type; one of `steps` does not change with small changes of it."""
+    """Define an op of one operand with the operand's type; with `steps` it is piecewise constant."""
     define(
         name,
         Semantics(infer=_infer, torch=torch, linear=(operands(0),) if linear else ()),
@@ -84,9 +84,9 @@ def define_binary(
     gradients: tuple[OperandGradient, ...] = (),
     steps: bool = False,
 ) -> None:
-    """Enter an op of two operands of one dtype, which broadcast; one that `divides` may not have 0 as its second.
+    """Define a broadcasting op of two operands of one dtype; if it `divides`, the second must not be 0.
 
-    One of `steps` does not change with small changes of them.
+    With `steps` it is piecewise constant.
     """
     define(
         name,
@@ -99,7 +99,7 @@ def define_binary(
 
 
 def aten_binary(name: str, *spellings: str, floating: bool = False) -> None:
-    """Enter ATen ops that are op `name` of two operands, tensors or numbers, made of one dtype."""
+    """Register ATen ops that are op `name` of two operands, tensors or numbers, promoted to one dtype."""
 
     def convert(g: Builder, a: Any, b: Any) -> Any:
         return g.emit(name, *promote(g, a, b, floating=floating))
@@ -108,7 +108,7 @@ def aten_binary(name: str, *spellings: str, floating: bool = False) -> None:
 
 
 def aten_unary(name: str, *spellings: str, floating: bool = False) -> None:
-    """Enter ATen ops that are op `name` of one operand."""
+    """Register ATen ops that are op `name` of one operand."""
 
     def convert(g: Builder, x: Any) -> Any:
         return g.emit(name, promote(g, x, floating=True)[0] if floating else x)
@@ -117,7 +117,7 @@ def aten_unary(name: str, *spellings: str, floating: bool = False) -> None:
 
 
 def onnx_pointwise(op_type: str, name: str) -> None:
-    """Enter an ONNX op that is op `name` of its operands, which broadcast."""
+    """Register an ONNX op that is op `name` of its broadcasting operands."""
 
     def convert(g: Builder, x: Any, attrs: Any) -> Any:
         return g.emit(name, *x.pointwise())
@@ -126,7 +126,7 @@ def onnx_pointwise(op_type: str, name: str) -> None:
 
 
 def onnx_folded(op_type: str, name: str) -> None:
-    """Enter an ONNX op of any number of operands: op `name`, applied to two at a time."""
+    """Register a variadic ONNX op: a left fold of op `name`."""
 
     def convert(g: Builder, x: Any, attrs: Any) -> Any:
         total, *rest = x.pointwise()
@@ -138,7 +138,7 @@ def onnx_folded(op_type: str, name: str) -> None:
 
 
 def onnx_as_aten(op_type: str, spelling: str, *attributes: tuple[str, Any]) -> None:
-    """Enter an ONNX op that is an ATen op of its first operand, with attributes in order as further arguments."""
+    """Register an ONNX op that is an ATen op of its first operand, with attributes in order as further arguments."""
 
     def convert(g: Builder, x: Any, attrs: Any) -> Any:
         return g.aten(spelling, x[0], *[attrs.get(name, default) for name, default in attributes])

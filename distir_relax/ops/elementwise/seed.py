@@ -1,6 +1,6 @@
-"""Seeds of what a program draws at random: each op that draws takes one, and the next is derived from it.
+"""Seeds of random ops: each takes one, and the next is derived from it.
 
-The first is the program's input ``seed``. So blocks that a model repeats stay equal: each takes a seed and gives one.
+The first is the program's input ``seed``. Since each block takes a seed and returns one, repeated blocks stay equal.
 """
 
 from __future__ import annotations
@@ -17,9 +17,9 @@ SEED = "seed"
 
 
 def fresh_seed(g: Builder) -> Value:
-    """The seed of the next op that draws, an int64 scalar; the first declares the program's input ``seed``.
+    """Return the seed of the next random op, an int64 scalar; the first declares the program's input ``seed``.
 
-    Raises `ImportModelError` where the model has an input or a weight of that name.
+    Raises `ImportModelError` if the model has an input or a weight of that name.
     """
     if g.seed is None:
         g.seed = g.input(SEED, TensorType((), "int64"))
@@ -35,9 +35,9 @@ def fresh_seed(g: Builder) -> Value:
 
 
 def places_of(g: Builder, shape: Sequence[int]) -> list[Value]:
-    """For each dim of a tensor of `shape`, what its elements add to the position in the tensor, int64.
+    """Return for each dim of a tensor of `shape` the position offsets of its elements, int64.
 
-    Split as the dim is, they tell a device where the elements lie that it holds.
+    Split like the dim, they give a device the global positions of its elements.
     """
     hint, g.hint = g.hint, "places"
     places = []
@@ -49,7 +49,7 @@ def places_of(g: Builder, shape: Sequence[int]) -> list[Value]:
 
 
 def check_places(seed: TensorType, places: Sequence[TensorType], shape: Sequence[int]) -> None:
-    """Raise ValueError unless these are the types of a seed and of the places of a tensor of `shape`."""
+    """Raise ValueError unless these are the types of a seed and of the positions of a tensor of `shape`."""
     if seed != TensorType((), "int64") or list(places) != [TensorType((n,), "int64") for n in shape]:
         raise ValueError("a seed, an int64 scalar, and for each dim a vector of places, int64")
 

@@ -1,4 +1,4 @@
-"""Ops that read, write or order elements by position: look-ups, scatters, points, sorting, triangles."""
+"""Indexing ops: lookups, gathers, scatters, sorting, triangular masks."""
 
 # A module enters its ops and their spellings in the table when it is imported.
 from distir_relax.ops.indexing import (  # noqa: F401

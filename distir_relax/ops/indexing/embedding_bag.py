@@ -1,4 +1,4 @@
-"""Sums, means and maxima of bags of looked-up rows."""
+"""Embedding bags: sums, means and maxima of bags of embedding rows."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ _SUM, _MEAN, _MAX = 0, 1, 2
 
 
 def _length_of_bags(g: Builder, offsets: Value, bags: int, count: int) -> int:
-    """The number of rows in each bag where they are known to have equally many; 0 where they are not."""
+    """Return the length of the bags if it is constant and equal for all; otherwise 0."""
     data = g.known.get(offsets.name)
     if data is None or not bags or not count or count % bags:
         return 0
@@ -24,7 +24,7 @@ def _length_of_bags(g: Builder, offsets: Value, bags: int, count: int) -> int:
 def _bags_of_one_length(
     g: Builder, table: Value, ids: Value, weights: Value | None, kept: Value | None, mode: int
 ) -> Any:
-    """Bags as rows of `ids`: their look-ups are reduced as a dim."""
+    """Reduce the lookups of equally long bags, the rows of `ids`, over one dim."""
     rows = g.emit("take", table, ids, axis=0)
     wide = (*ids.tensor.shape, 1)
     if weights is not None:
@@ -44,13 +44,13 @@ def _ragged_bags(
     g: Builder, table: Value, ids: Value, offsets: Value, bags: int, weights: Value | None, kept: Value | None,
     mode: int,
 ) -> Any:  # fmt: skip
-    """Bags as runs of `ids`: each row is added to, or compared in, the bag with its number."""
+    """Reduce bags that are ranges of `ids`: accumulate each row into the bag with its number."""
     rows, count = g.emit("take", table, ids, axis=0), ids.tensor.elements
     dtype = rows.tensor.dtype
     places = g.emit("arange", start=0, end=count, step=1, dtype=offsets.tensor.dtype)
     begun = g.aten("bucketize.Tensor", places, offsets, right=True)
     numbers = g.emit("subtract", begun, like(g, begun, 1))
-    # With the last offset given there is one more, for rows that come after it.
+    # With the last offset included, one more segment collects the rows after it.
     segments = offsets.tensor.elements
     if weights is not None:
         rows = g.emit("multiply", rows, reshape_to(g, weights, (count, 1)))
@@ -72,7 +72,7 @@ def _ragged_bags(
 
 
 def _first(g: Builder, rows: Value, numbers: Value, largest: Value) -> Any:
-    """The largest of each bag, read from the first row that has it: its gradient goes there."""
+    """Return the maximum of each bag, read from its first row that attains it, which gets the gradient."""
     count, width = rows.tensor.shape
     places = g.emit("arange", start=0, end=count, step=1, dtype="int64")
     end = g.constant(count, "int64")
@@ -85,7 +85,7 @@ def _first(g: Builder, rows: Value, numbers: Value, largest: Value) -> Any:
 
 
 def _divided_or_zero(g: Builder, y: Value, count: Value | None, mode: int) -> Any:
-    """Divided by how many rows there are, for a mean; zero where there are none."""
+    """Divide a mean by the number of rows; return zero for empty bags."""
     if count is None or mode == _SUM:
         return y
     if mode == _MAX:
@@ -101,9 +101,9 @@ def _embedding_bag(
     g: Builder, table: Value, ids: Value, offsets: Value, scale_by_count: bool = False, mode: int = _SUM,
     sparse: bool = False, weights: Value | None = None, include_last: bool = False, padding: int | None = None,
 ) -> Any:  # fmt: skip
-    """Bag `i` begins at ``offsets[i]``, and ends where the next begins. Row `padding` is in none.
+    """Bag `i` begins at ``offsets[i]``, and ends at the next offset. Row `padding` is excluded.
 
-    Further results of torch's, which only its own backward reads, are left out.
+    Further results of torch's op, which only its own backward step reads, are omitted.
     """
     if scale_by_count and g.training:
         raise NotImplementedError("gradients that are scaled by how often a row is looked up")

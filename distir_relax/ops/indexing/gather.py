@@ -1,4 +1,4 @@
-"""Elements picked by an index for each (`gather_elements`), or by several indices at once (`index_tensor`)."""
+"""Gathers by one index per element (`gather_elements`) or by several index tensors (`index_tensor`)."""
 
 from __future__ import annotations
 
@@ -53,24 +53,24 @@ def _infer_gather(types: Types, attrs: Attrs) -> tuple[TensorType, ...]:
 
 def _gather_rule(types: Types, attrs: Attrs, results: Types) -> Rule:
     data, index = types
-    # There is no sum of truth values to be made of what the devices find.
+    # Booleans cannot be summed over devices.
     looked = "[axis]" if data.dtype == "bool" else "axis"
     left, middle = [], []
     for d, (n, m) in enumerate(zip(data.shape, index.shape, strict=True)):
         shared = d != attrs["axis"] and n == m
         left.append(looked if d == attrs["axis"] else f"d{d}" if shared else f"[x{d}]")
-        # Where the index covers the beginning of a dim only, a device's part of it would need another's data.
+        # If the index covers only the beginning of a dim, a device's part of it would need another device's data.
         middle.append(f"d{d}" if shared or d == attrs["axis"] else f"[i{d}]")
     text = f"{' '.join(left)}, {' '.join(middle)} -> {' '.join(middle)}"
     return parse_rule(text, [data.shape, index.shape], [results[0].shape])
 
 
 def _split_gather(x: Expansion) -> tuple[Value, ...]:
-    """Of a split dim: each device picks the elements it holds, and gives zeros for the others, as `take` does."""
+    """Split the looked-up dim: each device gathers the elements it holds, with zeros for the others, as in `take`."""
     data, index = x.operands
     axis, rank = x.attrs["axis"], len(x.types[0].shape)
     if x.may_be_empty(data, axis):
-        # A device without elements still picks something, and masks it.
+        # A device without elements still needs one to look up; it is masked.
         data = x.emit("pad", data, low=(0,) * rank, high=tuple(int(d == axis) for d in range(rank)), value=0)
     row, mine = x.local_rows(index, x.types[1].dtype)
     zero = x.emit("constant", value=0, dtype=x.types[1].dtype)
@@ -80,11 +80,11 @@ def _split_gather(x: Expansion) -> tuple[Value, ...]:
 
 
 def _elements_back(b: Backward) -> Value:
-    """Each element's gradient is the sum of those of its look-ups."""
+    """Return for each element the sum of the gradients of its lookups."""
     shape, axis, index, grad = b.x().tensor.shape, b.attrs["axis"], b.x(1), b.grad
     missing = tuple(0 if d == axis else n - m for d, (n, m) in enumerate(zip(shape, index.tensor.shape, strict=True)))
     if any(missing):
-        # Rows that nothing is read of: zeros are added to their first element.
+        # Rows without lookups: zeros are added to their first element.
         none = (0,) * len(shape)
         index = b.emit("pad", index, low=none, high=missing, value=0)
         grad = b.emit("pad", grad, low=none, high=missing, value=0.0)
@@ -126,7 +126,7 @@ def _index_rule(types: Types, attrs: Attrs, results: Types) -> Rule:
 
 
 def _points_back(b: Backward) -> Value:
-    """The indexed dims as one, and each point's indices as one number: each point's sum is by its number."""
+    """Flatten the indexed dims, combine the indices of each point into one, and compute a segment sum."""
     shape, indices = b.x().tensor.shape, b.op.operands[1:]
     sizes, rest = shape[: len(indices)], shape[len(indices) :]
     picked = broadcast_shape([ids.tensor for ids in indices])
@@ -145,7 +145,7 @@ define(
         linear=(operands(0),),
     ),
     Split(
-        _index_rule,  # All operands but the data, however many there are.
+        _index_rule,  # All operands except the data, in any number.
         indices=range(1, sys.maxsize),
     ),
     cost=FREE,
@@ -173,11 +173,11 @@ def _gather(g: Builder, x: Value, dim: int, index: Value, *, sparse_grad: bool =
 
 @aten("take_along_dim.default")
 def _take_along(g: Builder, x: Value, ids: Value, dim: int | None = None) -> Any:
-    """As `gather`, where the index and the data broadcast to each other but along the dim."""
+    """As `gather`, with index and data broadcast to each other except along the dim."""
     if dim is None:
         x, ids, dim = _flat(g, x), _flat(g, ids), 0
     axis = axis_of(dim, len(x.tensor.shape))
-    # torch takes these numbers modulo the size of the dim, where other look-ups refuse those that leave it.
+    # torch takes these indices modulo the size of the dim, where other lookups reject indices out of range.
     if x.tensor.shape[axis]:
         ids = g.emit("mod", ids, g.constant(x.tensor.shape[axis], ids.tensor.dtype))
     both = [max(n, m) for n, m in zip(x.tensor.shape, ids.tensor.shape, strict=True)]

@@ -1,7 +1,7 @@
-"""Elements named by several indices at once: reading and writing points of the first dims of a tensor.
+"""Multi-index gathers and scatters (GatherND, ScatterND) over the first dims of a tensor.
 
-The indexed dims are made one and each point's indices one number, so that the ops of one dim do: a look-up, a scatter
-of rows, a sum by number. The outermost indexed dim may then be split.
+The indexed dims are flattened, and the indices of each point are combined into one. So the ops over a single dim apply:
+lookup, scatter of rows, segment sum. The outermost indexed dim may then be split.
 """
 
 from __future__ import annotations
@@ -17,14 +17,14 @@ from distir_relax.ops.table import Attrs, Builder, OnnxOperands, aten, broadcast
 
 
 def _columns(g: Builder, ids: Value) -> list[Any]:
-    """The indices that stand side by side in the last dim of `ids`, each by itself."""
+    """Return the columns of `ids`: the indices in its last dim, one by one."""
     *shape, count = ids.tensor.shape
     parts = [ids] if count == 1 else g.emit("split", ids, sizes=(1,) * count, axis=len(shape))
     return [reshape_to(g, part, tuple(shape)) for part in parts]
 
 
 def _fronted(g: Builder, indices: Sequence[Any], sizes: Sequence[int], user: str) -> list[Any]:
-    """The indices that `user` takes of dims of `sizes`, counted from the front; there may be more dims."""
+    """Return the indices that `user` takes into dims of `sizes`, as nonnegative indices; there may be more dims."""
     return [from_front(g, ids, size, user) for ids, size in zip(indices, sizes, strict=False)]
 
 
@@ -34,7 +34,7 @@ def _scatter_nd(g: Builder, x: Value, ids: Value, updates: Value, reduction: str
 
 
 def _gather_nd(g: Builder, x: Value, ids: Value, batch: int) -> Any:
-    """``result[b, i] = x[b, ids[b, i]]``: the first `batch` dims of both are one and the same."""
+    """Emit ``result[b, i] = x[b, ids[b, i]]``, where `x` and `ids` share the first `batch` dims."""
     shape, count = x.tensor.shape, ids.tensor.shape[-1]
     sizes, rest = shape[batch : batch + count], shape[batch + count :]
     columns = _fronted(g, _columns(g, ids), sizes, "gather_nd")
@@ -64,7 +64,7 @@ def _index_put(g: Builder, x: Value, indices: list[Any], values: Value, accumula
 
 
 def _put_masked(g: Builder, x: Value, indices: list[Any], values: Value, accumulate: bool) -> Any:
-    """One mask over the first dims, and one number to put where it holds."""
+    """Write a scalar where a mask over the first dims is true."""
     (mask, *others), rank = indices, len(x.tensor.shape)
     if others or values.tensor.elements != 1:
         raise NotImplementedError(

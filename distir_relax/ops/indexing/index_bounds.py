@@ -1,4 +1,4 @@
-"""Indices that must lie in a dim: `check_indices` gives them as they are, or ends the run with one that does not."""
+"""Bounds checks of indices: `check_indices` returns them unchanged, or aborts the run if one is out of range."""
 
 from __future__ import annotations
 
@@ -47,9 +47,9 @@ define(
 
 
 def in_range(g: Builder, ids: Value, size: int, user: str, from_end: bool = False) -> Any:
-    """`ids`, which `user` takes to name elements of a dim of `size`, counted `from_end` where they are negative.
+    """Return `ids`, checked as indices of `user` into a dim of `size`; negative ones are valid if `from_end`.
 
-    Raises `ImportModelError` where they are known, and one is out of range.
+    Raises `ImportModelError` if they are constant and one is out of range.
     """
     data = g.known.get(ids.name)
     if data is None:
@@ -62,7 +62,7 @@ def in_range(g: Builder, ids: Value, size: int, user: str, from_end: bool = Fals
 
 
 def check_known(g: Builder, numbers: Sequence[int], size: int, user: str, from_end: bool = False) -> None:
-    """Raise `ImportModelError` where one of these indices is out of range, as `in_range` says."""
+    """Raise `ImportModelError` if one of these indices is out of range; see `in_range`."""
     low = -size if from_end else 0
     for index in numbers:
         if not low <= index < size:

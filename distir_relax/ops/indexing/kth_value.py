@@ -1,4 +1,4 @@
-"""Elements by rank: the k-th smallest, and medians."""
+"""Order statistics: the k-th smallest element, and medians."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from distir_relax.ops.table import Builder, aten, axis_in, cast, like, reshape_t
 
 
 def _picked(g: Builder, x: Value, axis: int, places: Value, keepdim: bool) -> Any:
-    """The elements at `places`, one along dim `axis`, and these."""
+    """Return the elements at `places`, one along dim `axis`, and the places."""
     found = g.aten("gather.default", x, axis, places), places
     if keepdim:
         return found
@@ -19,13 +19,13 @@ def _picked(g: Builder, x: Value, axis: int, places: Value, keepdim: bool) -> An
 
 
 def _at_rank(g: Builder, x: Value, axis: int, rank: int) -> Any:
-    """The places of the elements of one rank along dim `axis`, counted from 0; NaN are the last."""
+    """Return the indices of the elements of one rank along dim `axis`, counted from 0; NaNs are last."""
     order = g.emit("argsort", x, axis=axis, descending=False)
     return g.emit("strided_slice", order, axes=(axis,), begin=(rank,), end=(rank + 1,), strides=(1,))
 
 
 def _of_all(g: Builder, x: Value, along: Callable[[Builder, Value, int], Any]) -> Any:
-    """The element that `along` picks from all of `x`; those that are equal to it share its gradient."""
+    """Return the element that `along` selects from all of `x`; equal elements share its gradient."""
     x = reshape_to(g, x, (x.tensor.elements,))
     y, _ = along(g, x, 0)
     if not g.training or "float" not in x.tensor.dtype:
@@ -33,7 +33,7 @@ def _of_all(g: Builder, x: Value, along: Callable[[Builder, Value, int], Any]) -
     y = g.emit("stop_gradient", y)
     mine = g.emit("equal", x, y)
     count = g.aten("sum.default", cast(g, mine, x.tensor.dtype))
-    # A sum of zeros, through which the gradient passes.
+    # A sum of zeros that routes the gradient.
     none = g.aten("sum.default", g.emit("where", mine, g.emit("subtract", x, y), like(g, x, 0)))
     return g.emit("add", y, g.emit("divide", none, count))
 
@@ -53,7 +53,7 @@ def _kthvalue(g: Builder, x: Value, k: int, dim: int = -1, keepdim: bool = False
 
 @aten("median.dim")
 def _median_dim(g: Builder, x: Value, dim: int, keepdim: bool = False) -> Any:
-    """The lower of two medians; NaN, and the place of the first, where there is one."""
+    """Return the lower median and its index; NaN and the index of the first NaN, if there is one."""
     if not x.tensor.shape:
         return x, g.constant(0, "int64")
     axis = axis_in(x, dim)
@@ -72,7 +72,7 @@ def _median(g: Builder, x: Value) -> Any:
 
 @aten("nanmedian.dim")
 def _nanmedian_dim(g: Builder, x: Value, dim: int, keepdim: bool = False) -> Any:
-    """The median of the elements other than NaN; NaN if there are no others."""
+    """Return the median of the elements other than NaN; NaN if there are none."""
     if not x.tensor.shape:
         return x, g.constant(0, "int64")
     axis = axis_in(x, dim)

@@ -1,4 +1,4 @@
-"""One-hot codes: classes, compared with the numbers from 0."""
+"""One-hot encodings, computed by comparing class indices with 0, 1, …."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from distir_relax.ops.table import Attrs, Builder, OnnxOperands, aten, axis_of, 
 
 
 def one_hot(g: Builder, ids: Value, depth: int, axis: int, on: Value, off: Value) -> Any:
-    """`on` where the new dim `axis` of `depth` elements has the number in `ids`, `off` elsewhere."""
+    """Return `on` where the new dim `axis` of `depth` elements has the index in `ids`, `off` elsewhere."""
     shape, axis = ids.tensor.shape, axis_of(axis, len(ids.tensor.shape) + 1)
     classes = g.emit("arange", start=0, end=depth, step=1, dtype=ids.tensor.dtype)
     classes = reshape_to(g, classes, tuple(depth if d == axis else 1 for d in range(len(shape) + 1)))
@@ -35,7 +35,7 @@ def _one_hot(g: Builder, ids: Value, depth: int = -1) -> Any:
 @relax("relax.one_hot")
 def _relax_one_hot(g: Builder, args: Any, attrs: Attrs) -> Any:
     ids, *numbers = args
-    # What Relax makes of Python numbers.
+    # Relax's dtypes for Python numbers.
     dtype = "float64" if any(isinstance(n, float) for n in numbers) else "int64"
     on, off = (g.constant(n, dtype) for n in numbers)
     return one_hot(g, ids, attrs["depth"], attrs["axis"], on, off)

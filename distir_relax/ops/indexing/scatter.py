@@ -1,8 +1,8 @@
-"""Writing elements to positions that data give: scattering, histograms.
+"""Scatters and histograms: writes to data-dependent positions.
 
-Where the dim that is written to is split, each device writes what falls into its part; what falls elsewhere goes to a
-row of its own that is then cut off. An accumulating scatter of whole rows is a sum by number
-(`distir_relax.ops.indexing.segment_sum`), added to the data.
+If the dim that is written to is split, each device writes the elements of its own part; all others go to an extra row
+that is then cut off. An accumulating scatter of whole rows is a segment sum (`distir_relax.ops.indexing.segment_sum`)
+that is added to the data.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ from distir_relax.ops.table import (
     reshape_to,
 )
 
-# Our names (Relax's) for how a written element joins what was there, and torch's.
+# Reductions that combine written elements with existing ones: our names (Relax's) and torch's.
 REDUCTIONS = {"update": "", "add": "sum", "mul": "prod", "max": "amax", "min": "amin"}
 
 
@@ -91,7 +91,7 @@ def _torch_scatter(attrs: Attrs) -> str:
 
 
 def _back(b: Backward) -> tuple[Value | None, ...]:
-    """The gradient of what stays to the data, that of what was written to the updates."""
+    """Return the gradients of the data elements that remain, and of the written updates."""
     _, index, updates = b.op.operands
     axis, how = b.attrs["axis"], b.attrs["reduction"]
     if how in ("max", "min"):
@@ -105,7 +105,7 @@ def _back(b: Backward) -> tuple[Value | None, ...]:
 
 
 def _of_extremes(b: Backward) -> tuple[Value, None, Value]:
-    """Equal shares for all that are the extreme, as torch gives them."""
+    """Distribute the gradient equally among all elements that equal the extreme, as torch does."""
     data, index, updates = b.op.operands
     axis, dtype = b.attrs["axis"], data.tensor.dtype
     here = cast(b.g, b.emit("equal", data, b.y()), dtype)
@@ -117,7 +117,7 @@ def _of_extremes(b: Backward) -> tuple[Value, None, Value]:
 
 
 def _of_products(b: Backward) -> tuple[Value, None, Value]:
-    """The product of all other factors: where one alone is zero, its gradient is that of the others that are not."""
+    """Return the product of all other factors; if exactly one is zero, its gradient is the product of the others."""
     data, index, updates = b.op.operands
     axis, zero, one = b.attrs["axis"], b.number(0.0), b.number(1.0)
     nought = [b.emit("equal", x, zero) for x in (data, updates)]
@@ -158,12 +158,12 @@ define(
 
 
 def write_rows(g: Builder, x: Value, axis: int, ids: Value, rows: Value, reduction: str) -> Any:
-    """`x` with `rows` written to, or joined with, those of its dim `axis` that `ids` names, a vector or a number."""
+    """Write `rows` to dim `axis` of `x` at `ids`, a vector or a number, or combine them with the rows there."""
     shape, count = x.tensor.shape, ids.tensor.elements
     if not shape:
         return reshape_to(g, write_rows(g, reshape_to(g, x, (1,)), 0, ids, rows, reduction), ())
     if reduction == "add" and x.tensor.dtype == "bool":
-        # Devices add up numbers, not truth values.
+        # Devices sum integers, not booleans.
         total = write_rows(g, cast(g, x, "int32"), axis, ids, cast(g, rows, "int32"), reduction)
         return g.emit("not_equal", total, g.constant(0, "int32"))
     rank, ids = len(shape), reshape_to(g, ids, (count,))
@@ -178,10 +178,10 @@ def write_rows(g: Builder, x: Value, axis: int, ids: Value, rows: Value, reducti
 def write_points(
     g: Builder, x: Value, dims: Sequence[int], indices: Sequence[Any], values: Value, reduction: str
 ) -> Any:
-    """`x` with `values` written to, or joined with, the points that `indices` name in its dims `dims`.
+    """Write `values` to the points of `x` with `indices` into its dims `dims`, or combine them with the elements there.
 
-    The indices broadcast to one shape, and count from the front. In `values`, which broadcast too, it stands where the
-    first indexed dim was when the dims are neighbours, and first otherwise.
+    The indices broadcast to one shape and are nonnegative. In `values`, which broadcast too, that shape replaces the
+    indexed dims if they are adjacent, and comes first otherwise.
     """
     rest = [d for d in range(len(x.tensor.shape)) if d not in dims]
     sizes, others = [x.tensor.shape[d] for d in dims], tuple(x.tensor.shape[d] for d in rest)
@@ -208,7 +208,7 @@ def _adjacent(dims: Sequence[int]) -> bool:
 
 
 def one_number(g: Builder, indices: Sequence[Any], sizes: Sequence[int]) -> Any:
-    """The indices, counted from the front, of dims of `sizes` as those of one dim that holds them all."""
+    """Combine nonnegative indices into dims of `sizes` into one index into the flattened dim."""
     flat = indices[0]
     for ids, size in zip(indices[1:], sizes[1:], strict=True):
         scaled = g.emit("multiply", flat, g.constant(size, flat.tensor.dtype))
@@ -217,9 +217,9 @@ def one_number(g: Builder, indices: Sequence[Any], sizes: Sequence[int]) -> Any:
 
 
 def write_elements(g: Builder, x: Value, axis: int, ids: Value, updates: Value, reduction: str) -> Any:
-    """``x[ids[i][j]][j] = updates[i][j]`` for axis 0, or joined with what is there.
+    """Emit ``x[ids[i][j]][j] = updates[i][j]`` for axis 0, or combine with the elements there.
 
-    An index that covers but the beginning of the other dims names points of all of them.
+    An index that covers only the beginning of the other dims is expanded to points with indices into all dims.
     """
     sizes, shape = x.tensor.shape, ids.tensor.shape
     if not ids.tensor.elements:
@@ -239,7 +239,7 @@ def write_elements(g: Builder, x: Value, axis: int, ids: Value, updates: Value, 
 
 
 def _covered(g: Builder, source: Value, index: Value) -> Any:
-    """The part of `source` that an index of this shape reads: its beginning along each dim; a number is for all."""
+    """Return the beginning of each dim of `source`, as an index of this shape reads it; a number is broadcast."""
     if not index.tensor.elements:
         return filled(g, index.tensor.shape, 0, source.tensor.dtype)
     if not source.tensor.shape:
@@ -268,12 +268,12 @@ def _scatter_add(g: Builder, x: Value, dim: int, index: Value, source: Value) ->
 
 
 def _within(g: Builder, x: Value, dim: int, index: Value, user: str) -> Any:
-    """An index of `user`, along dim `dim` of `x`, that is in range."""
+    """Return the index of `user` along dim `dim` of `x`, with bounds checked."""
     return in_range(g, index, x.tensor.shape[dim] if x.tensor.shape else 1, user)
 
 
 def _joined(g: Builder, x: Value, dim: int, index: Value, source: Any, reduction: str) -> Any:
-    """What `source` has for each element of the index, a number or a tensor, written to `x` or joined with it."""
+    """Write `source`, a number or a tensor with an element per index, to `x`, or combine it with the elements there."""
     updates = _covered(g, like(g, x, source), index)
     return write_elements(g, x, axis_of(dim, max(1, len(x.tensor.shape))), index, updates, reduction)
 
@@ -312,7 +312,7 @@ def _index_copy(g: Builder, x: Value, dim: int, ids: Value, source: Value) -> An
 
 @aten("index_fill.int_Scalar", "index_fill.int_Tensor", "index_fill_.int_Scalar", "index_fill_.int_Tensor")
 def _index_fill(g: Builder, x: Value, dim: int, ids: Value, value: Any) -> Any:
-    """A mask of the indices, so that an index that is named twice counts once in the gradient of `value`."""
+    """Fill by a mask of the indices, so that a repeated index counts once in the gradient of `value`."""
     axis, rank = axis_in(x, dim), len(x.tensor.shape)
     size = x.tensor.shape[axis] if rank else 1
     ids = from_front(g, reshape_to(g, ids, (ids.tensor.elements,)), size, "index_fill")
@@ -324,7 +324,7 @@ def _index_fill(g: Builder, x: Value, dim: int, ids: Value, value: Any) -> Any:
 
 @aten("histc.default")
 def _histc(g: Builder, x: Value, bins: int = 100, low: float = 0, high: float = 0) -> Any:
-    """The elements between `low` and `high`, counted in `bins` intervals of one width, the last one closed."""
+    """Count the elements between `low` and `high` in `bins` intervals of equal width, the last one closed."""
     if low >= high:
         raise NotImplementedError("a histogram between the least and the largest element, a range that depends on data")
     x = reshape_to(g, x, (x.tensor.elements,))
@@ -356,7 +356,7 @@ _ONNX_REDUCTIONS = {"none": "update", "add": "add", "mul": "mul", "max": "max", 
 
 
 def onnx_reduction(attrs: Attrs) -> str:
-    """How an ONNX scatter joins what it writes with what is there."""
+    """Return the reduction of an ONNX scatter."""
     return _ONNX_REDUCTIONS[attrs.get("reduction", "none")]
 
 

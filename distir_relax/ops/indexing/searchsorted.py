@@ -1,4 +1,4 @@
-"""Places in sorted numbers and in masks, written out: each number is compared with all of them."""
+"""Search in sorted tensors, and masked scatters, decomposed: each number is compared with all bounds."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ from distir_relax.ops.table import Builder, aten, broadcast_to, cast, like, prom
 
 @aten("masked_scatter.default", "masked_scatter_.default")
 def _masked_scatter(g: Builder, x: Value, mask: Value, source: Value) -> Any:
-    """Where the mask is true, the elements of `source` in their order: each looks up how many came before it."""
+    """Replace elements where the mask is true by those of `source`, at the number of true ones before."""
     shape, flat = x.tensor.shape, (x.tensor.elements,)
     mask = broadcast_to(g, mask, shape)
     count = g.emit("cumsum", cast(g, reshape_to(g, mask, flat), "int64"), axis=0)
     place = g.emit("maximum", g.emit("subtract", count, like(g, count, 1)), like(g, count, 0))
-    # Behind the last true element nothing is looked up that counts.
+    # After the last true element the lookup is masked.
     place = g.emit("minimum", place, like(g, count, max(0, source.tensor.elements - 1)))
     found = g.emit("take", reshape_to(g, source, (source.tensor.elements,)), place, axis=0)
     return g.emit("where", mask, like(g, x, reshape_to(g, found, shape)), x)
@@ -25,7 +25,7 @@ def _masked_scatter(g: Builder, x: Value, mask: Value, source: Value) -> Any:
 
 @aten("bucketize.Tensor")
 def _bucketize(g: Builder, x: Value, bounds: Value, *, out_int32: bool = False, right: bool = False) -> Any:
-    """How many of the sorted bounds are less than each number, or with `right` not greater; NaN is beyond all."""
+    """Count the sorted bounds that are less than each number, or with `right` not greater; NaN is above all."""
     wide = reshape_to(g, x, (*x.tensor.shape, 1))
     below = g.emit("logical_not", g.emit("greater" if right else "greater_equal", *promote(g, bounds, wide)))
     total = g.emit("sum", cast(g, below, "int64"), axis=(len(x.tensor.shape),), keepdims=False)
@@ -40,7 +40,7 @@ def _search_sorted(
     if sorter is not None:
         raise NotImplementedError("a search in numbers that a sorter sorts")
     if len(bounds.tensor.shape) > 1:
-        # Each row has bounds of its own.
+        # Each row has its own bounds.
         bounds = reshape_to(g, bounds, (*bounds.tensor.shape[:-1], 1, bounds.tensor.shape[-1]))
     return _bucketize(g, x, bounds, out_int32=out_int32, right=right or side == "right")
 

@@ -1,7 +1,7 @@
-"""Sums by number: ``result[n]`` is the sum of the rows of data whose number is n.
+"""Segment sums: ``result[n]`` is the sum of the rows of data whose index is n.
 
-Where the rows are split, each device sums its own: the result is ``I[sum]``. Where the result is split, each device
-sums what falls into its part; what falls elsewhere goes to a row of its own that is then cut off.
+If the rows are split, each device sums its own rows: the result is ``I[sum]``. If the result is split, each device
+sums the rows of its own part; all others go to an extra row that is then cut off.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from distir_relax.ops.table import (
 
 
 def sums_by_number(g: Builder, rows: Value, axis: int, ids: Value, count: int) -> Value:
-    """`rows` with dim `axis` of `count` elements: each the sum of those along it that have its number in `ids`."""
+    """Return `rows` with dim `axis` of `count` elements, each the sum of the rows along it with that index in `ids`."""
     rank = len(rows.tensor.shape)
     order = (axis, *(d for d in range(rank) if d != axis))
     rows = rows if axis == 0 else g.emit("permute_dims", rows, axes=order)
@@ -35,13 +35,13 @@ def sums_by_number(g: Builder, rows: Value, axis: int, ids: Value, count: int) -
 
 
 def cut_off(x: Expansion, value: Value, axis: int) -> Value:
-    """`value` without the row that took what is not the device's."""
+    """Return `value` without the extra row of elements that belong to other devices."""
     cut: Value = x.emit("strided_slice", value, axes=(axis,), begin=(0,), end=(x.held,), strides=(1,))
     return cut
 
 
 def my_rows(x: Expansion, ids: Value, dtype: str) -> Value:
-    """Numbers within the part that a device holds; all others become the number of the row behind it."""
+    """Return indices relative to the device's part; all others are the index of the extra row after it."""
     row, mine = x.local_rows(ids, dtype)
     end = x.emit("constant", value=x.held, dtype=dtype)
     rows: Value = x.emit("where", mine, row, end)

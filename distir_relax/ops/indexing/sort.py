@@ -1,6 +1,6 @@
-"""Ops that order elements along a dim: arg-reductions, top-k, sorting.
+"""Sorting ops along a dim: argmax, argmin, top-k, sort.
 
-The dim they look along must be whole on a device; all others split freely.
+The sorted dim must be whole on a device; all others may be split.
 """
 
 from __future__ import annotations
@@ -70,7 +70,7 @@ def _infer_topk(types: Types, attrs: Attrs) -> tuple[TensorType, ...]:
 
 
 def _put_back(b: Backward) -> Value:
-    """The gradient at the places that were picked, zeros elsewhere."""
+    """Scatter the gradient to the selected positions, with zeros elsewhere."""
     zeros, axis = b.zeros(b.x()), b.attrs["axis"]
     return b.emit("scatter_elements", zeros, b.y(1), b.grad, axis=axis, reduction="update")  # type: ignore[no-any-return]
 
@@ -105,7 +105,7 @@ define(
 
 def _arg_reduce(name: str) -> Any:
     def convert(g: Builder, x: Value, dim: int | None = None, keepdim: bool = False) -> Any:
-        # torch finds the largest of truth values, but not its place.
+        # torch computes the maximum of booleans, but not its index.
         x = cast(g, x, "uint8") if x.tensor.dtype == "bool" else x
         if dim is None:
             flat = g.emit(name, reshape_to(g, x, (x.tensor.elements,)), axis=0, keepdims=False)
@@ -217,7 +217,7 @@ _onnx_arg("ArgMin", "argmin")
 
 @onnx("TopK")
 def _onnx_topk(g: Builder, x: OnnxOperands, attrs: Attrs) -> Any:
-    """Of equal elements the first comes first, which only a stable sort promises."""
+    """Equal elements are in order of index, which only a stable sort guarantees."""
     axis, k = axis_in(x[0], attrs.get("axis", -1)), x.number(1, attrs.get("k"))
     order = g.emit("argsort", x[0], axis=axis, descending=bool(attrs.get("largest", 1)))
     picked = g.emit("strided_slice", order, axes=(axis,), begin=(0,), end=(k,), strides=(1,))

@@ -1,4 +1,4 @@
-"""Looking up rows by number: take (embedding) and open-mesh indexing."""
+"""Row lookups: take (embedding) and open-mesh indexing."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def _infer_take(types: Types, attrs: Attrs) -> tuple[TensorType, ...]:
 
 
 def _take_rule(types: Types, attrs: Attrs, results: Types) -> Rule:
-    # There is no sum of truth values to be made of what the devices find.
+    # Booleans cannot be summed over devices.
     looked = "[axis]" if types[0].dtype == "bool" else "axis"
     rows = [looked if i == attrs["axis"] else f"d{i}" for i in range(len(types[0].shape))]
     ids = [f"i{i}" for i in range(len(types[1].shape))]
@@ -58,15 +58,15 @@ def _torch_take(attrs: Attrs) -> str:
 
 
 def _split_take(x: Expansion) -> tuple[Value, ...]:
-    """Rows of a split table: each device looks up the rows it holds, and gives zeros for the others.
+    """Split a table by rows: each device looks up the rows it holds, with zeros for the others.
 
-    Summed over the devices this is the whole look-up: the result is ``I[sum]``.
+    The result is ``I[sum]``: summed over the devices it is the whole lookup.
     """
     table, ids = x.operands
     axis, rows = x.attrs["axis"], x.types[0].dtype
     rank = len(x.types[0].shape)
     if x.may_be_empty(table, axis):
-        # A device without rows still looks something up, and masks it.
+        # A device without rows still needs one to look up; it is masked.
         table = x.emit("pad", table, low=(0,) * rank, high=tuple(int(d == axis) for d in range(rank)), value=0)
     row, mine = x.local_rows(ids, x.types[1].dtype)
     zero = x.emit("constant", value=0, dtype=x.types[1].dtype)
@@ -78,7 +78,7 @@ def _split_take(x: Expansion) -> tuple[Value, ...]:
 
 
 def _rows_back(b: Backward) -> Value:
-    """Each row's gradient is the sum of those of its look-ups; row `padding`, where one is named, has none."""
+    """Return for each row the sum of the gradients of its lookups; row `padding`, if given, has none."""
     table = b.x().tensor.shape
     axis, count = b.attrs["axis"], b.x(1).tensor.elements
     grad, ids = reshape_to(b.g, b.grad, (*table[:axis], count, *table[axis + 1 :])), reshape_to(b.g, b.x(1), (count,))
@@ -112,7 +112,7 @@ define(
 def _embedding(
     g: Builder, table: Value, ids: Value, padding: int = -1, scale_by_count: bool = False, sparse: bool = False
 ) -> Any:
-    """Row `padding`, if any, is read like others; it gets no gradient. That of a program is never `sparse`."""
+    """Row `padding`, if any, is read like others, without a gradient. Gradients in a program are never `sparse`."""
     if scale_by_count and g.training:
         raise NotImplementedError("gradients that are scaled by how often a row is looked up")
     ids = in_range(g, ids, table.tensor.shape[0], "embedding")
@@ -130,10 +130,10 @@ def _index_select(g: Builder, x: Value, dim: int, ids: Value) -> Any:
 
 @aten("index.Tensor")
 def index(g: Builder, x: Value, indices: list[Any]) -> Any:
-    """Indexing by tensors that broadcast together.
+    """Index by tensors that broadcast together.
 
-    Masks built by broadcasting ask for an open mesh: each index varies along one dim of the result, in the order of the
-    dims it indexes. Each is then a `take` of its own, which splits further than the general op.
+    Broadcasted masks use an open mesh: each index varies along one dim of the result, in the order of the dims it
+    indexes. Each is then a separate `take`, which splits in more ways than the general op.
     """
     indices = [part for ids in indices for part in _places_of(g, ids)]
     used = [(dim, ids) for dim, ids in enumerate(indices) if ids is not None]
@@ -142,7 +142,7 @@ def index(g: Builder, x: Value, indices: list[Any]) -> Any:
 
 
 def _places_of(g: Builder, index: Value | None) -> list[Any]:
-    """An index as integers, one for each dim that it indexes: a mask that is known as the places where it is true."""
+    """Return an index as integer tensors, one per indexed dim: a constant mask becomes its positions."""
     if index is None or index.tensor.dtype != "bool":
         return [index]
     mask = g.known.get(index.name)
@@ -152,15 +152,15 @@ def _places_of(g: Builder, index: Value | None) -> list[Any]:
 
 
 def from_front(g: Builder, index: Value, size: int, user: str) -> Any:
-    """Indices of `user` into a dim of `size`, those counted from its end counted from the front.
+    """Return indices of `user` into a dim of `size` as nonnegative indices.
 
-    A split dim is looked up by position, where a number below zero would be nobody's.
+    A split dim is looked up by position, so a negative index would belong to no device.
     """
     return wrapped(g, in_range(g, index, size, user, from_end=True), size)
 
 
 def wrapped(g: Builder, index: Value, size: int) -> Any:
-    """Numbers below zero with `size` added to them."""
+    """Add `size` to negative indices."""
     data = g.known.get(index.name)
     if data is not None and (not data.numel() or int(data.min()) >= 0):
         return index
@@ -201,7 +201,7 @@ def _take_mesh(g: Builder, x: Value, used: list[tuple[int, Any]]) -> Any:
 
 
 def _counts_up(g: Builder, index: Value, size: int) -> bool:
-    """Whether a constant index is 0, 1, …, size - 1, which takes all as it is."""
+    """Return whether a constant index is 0, 1, …, size - 1, so that the lookup is the identity."""
     data = g.known.get(index.name)
     return data is not None and data.flatten().tolist() == list(range(size))
 
@@ -213,7 +213,7 @@ def _take_points(g: Builder, x: Value, used: list[tuple[int, Any]]) -> Any:
     if order != tuple(range(len(order))):
         x = g.emit("permute_dims", x, axes=order)
     y = g.emit("index_tensor", x, *[index for _, index in used], count=len(used))
-    # The picked dims stand where the first index was when all are neighbours, and first otherwise.
+    # The indexed dims replace the first one if all are adjacent, and come first otherwise.
     rank = len(y.tensor.shape) - len(rest)
     home = dims[0] if dims == list(range(dims[0], dims[-1] + 1)) else 0
     back = (*range(rank, rank + home), *range(rank), *range(rank + home, rank + len(rest)))
@@ -241,7 +241,7 @@ def _relax_take(g: Builder, args: Any, attrs: Attrs) -> Any:
 
 
 def counted_from_front(g: Builder, x: Any, index: int, size: int, user: str) -> Any:
-    """The indices of `user`, operand `index` of an ONNX node, into a dim of `size`: they may count from its end."""
+    """Return the indices of `user`, operand `index` of an ONNX node, into a dim of `size`, as nonnegative indices."""
     numbers = x.known_numbers(index)
     if numbers is not None:
         check_known(g, numbers, size, user, from_end=True)
@@ -261,7 +261,7 @@ def _onnx_gather(g: Builder, x: OnnxOperands, attrs: Attrs) -> Any:
         first = numbers[0] % shape[axis]
         run = list(range(first, first + len(numbers)))
         if data.ndim <= 1 and [n % shape[axis] for n in numbers] == run:
-            # Neighbours are a slice, which needs no look-up.
+            # Adjacent rows are a slice, which needs no lookup.
             y = x[0]
             if len(run) < shape[axis]:
                 y = g.emit("strided_slice", y, axes=(axis,), begin=(first,), end=(run[-1] + 1,), strides=(1,))

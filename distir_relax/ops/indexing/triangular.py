@@ -1,4 +1,4 @@
-"""The elements on one side of a diagonal, zeros on the other."""
+"""Triangular parts of matrices, with zeros elsewhere."""
 
 from __future__ import annotations
 

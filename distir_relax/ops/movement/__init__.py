@@ -1,4 +1,4 @@
-"""Ops that move elements and compute nothing: shapes, orders, parts, padding, repetition."""
+"""Data movement without computation: reshapes, permutations, slices, padding, repetition."""
 
 # A module enters its ops and their spellings in the table when it is imported.
 from distir_relax.ops.movement import (  # noqa: F401

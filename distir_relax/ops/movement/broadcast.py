@@ -1,4 +1,4 @@
-"""A tensor repeated along dims of size 1, or along new ones in front, without a copy."""
+"""Broadcasts along dims of size 1, or along new leading dims, without a copy."""
 
 from __future__ import annotations
 
@@ -95,7 +95,7 @@ def _relax_broadcast(g: Builder, args: Any, attrs: Attrs) -> Any:
 
 @onnx("Expand")
 def _onnx_expand(g: Builder, x: OnnxOperands, attrs: Attrs) -> Any:
-    """The wanted shape and the tensor's own broadcast to each other."""
+    """The requested shape and the tensor's shape broadcast to each other."""
     own, asked = list(x[0].tensor.shape), x.numbers(1)
     rank = max(len(own), len(asked))
     own, asked = [1] * (rank - len(own)) + own, [1] * (rank - len(asked)) + asked

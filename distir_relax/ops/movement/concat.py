@@ -1,4 +1,4 @@
-"""Tensors put together along a dim, and taken apart."""
+"""Concatenation and splitting along a dim."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def _infer_concat(types: Types, attrs: Attrs) -> tuple[TensorType, ...]:
 
 
 def _concat_rule(types: Types, attrs: Attrs, results: Types) -> Rule:
-    """Parts of one size are split alike, as the dim that they are stretches of; others must be whole."""
+    """Equal parts are split like the dim they are concatenated to; if they differ, the dim must be whole."""
     axis = attrs["axis"]
     names = dim_names(len(results[0].shape))
     sizes = {t.shape[axis] for t in types}
@@ -104,7 +104,7 @@ def _relax_split(attrs: Attrs) -> str:
     ends = [sum(attrs["sizes"][: i + 1]) for i in range(len(attrs["sizes"]))]
     if 0 not in attrs["sizes"]:
         return f"R.split({{0}}, {ends[:-1]!r}, {{axis}})"
-    # R.split makes no part without elements.
+    # R.split creates no empty parts.
     cuts = zip([0, *ends], ends, strict=False)
     return "(" + ", ".join(f"R.strided_slice({{0}}, ({{axis}},), ({a},), ({b},))" for a, b in cuts) + ",)"
 
@@ -162,7 +162,7 @@ def _tensor_split(g: Builder, x: Value, indices: Sequence[int], dim: int = 0) ->
 
 @aten("tensor_split.sections")
 def _tensor_sections(g: Builder, x: Value, sections: int, dim: int = 0) -> Any:
-    """Parts as equal as can be, the larger ones first."""
+    """Parts as equal as possible, the larger ones first."""
     size, more = divmod(x.tensor.shape[dim], sections)
     return split_with_sizes(g, x, [size + (i < more) for i in range(sections)], dim)
 
@@ -178,7 +178,7 @@ def _split(g: Builder, x: Value, size: int, dim: int = 0) -> Any:
 
 @aten("split_with_sizes.default", "split.sizes")
 def split_with_sizes(g: Builder, x: Value, sizes: list[int], dim: int = 0) -> Any:
-    """A tuple of values, also when there is one part only."""
+    """Return a tuple of values, even for a single part."""
     if len(sizes) == 1:
         return (x,)
     return g.emit("split", x, sizes=tuple(sizes), axis=axis_of(dim, len(x.tensor.shape)))

@@ -1,4 +1,4 @@
-"""Diagonals: read from a matrix as a strided slice, or written into one of zeros."""
+"""Diagonals: read from a matrix as a strided slice, or written into a zero matrix."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from distir_relax.ops.table import Builder, aten, axis_of, like, reshape_to
 
 @aten("diagonal.default", "diagonal_copy.default")
 def _diagonal(g: Builder, x: Value, offset: int = 0, dim1: int = 0, dim2: int = 1) -> Any:
-    """Elements ``[i - min(offset, 0), i + max(offset, 0)]`` of two dims, as a last one."""
+    """Read elements ``[i - min(offset, 0), i + max(offset, 0)]`` of two dims into a new last dim."""
     rank = len(x.tensor.shape)
     first, second = axis_of(dim1, rank), axis_of(dim2, rank)
     rest = [d for d in range(rank) if d not in (first, second)]
@@ -33,7 +33,7 @@ def _last_diagonal(g: Builder, x: Value, *, offset: int = 0, dim1: int = -2, dim
 
 @aten("diag_embed.default")
 def _diag_embed(g: Builder, x: Value, offset: int = 0, dim1: int = -2, dim2: int = -1) -> Any:
-    """A matrix of zeros with `x` on a diagonal, for each element of the leading dims."""
+    """Write `x` to a diagonal of a zero matrix, for each element of the leading dims."""
     *lead, count = x.tensor.shape
     size, rank = count + abs(offset), len(lead) + 2
     above = max(-offset, 0)

@@ -1,4 +1,4 @@
-"""Dims in reverse, and dims rolled. The dim must be whole on a device."""
+"""Reversed and rolled dims. The dim must be whole on a device."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
-"""Padding at the beginning and the end of each dim: with a number, or with what the tensor itself holds.
+"""Padding at both ends of each dim: constant, replicated, reflected, circular.
 
-The latter (its edge, its reflection, its other end) is a look-up by known positions.
+All but constant padding are lookups with constant indices.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ def _infer_pad(types: Types, attrs: Attrs) -> tuple[TensorType, ...]:
 
 
 def _pad_rule(types: Types, attrs: Attrs, results: Types) -> Rule:
-    """A padded dim is a window of one element: a device pads its part by what the padding is in it."""
+    """A padded dim is a window of one element: a device pads its part by its share of the padding."""
     x, windows = types[0], []
     names = dim_names(len(x.shape))
     for d, (low, high) in enumerate(zip(attrs["low"], attrs["high"], strict=True)):
@@ -73,7 +73,7 @@ def _relax_pad(attrs: Attrs) -> str:
 
 
 def _inside(b: Backward) -> Value:
-    """What lies between the filling; negative padding cut away what has no gradient."""
+    """Crop the gradient to the operand; elements removed by negative padding get zeros."""
     shape, low, high = b.grad.tensor.shape, b.attrs["low"], b.attrs["high"]
     axes = tuple(range(len(shape)))
     kept: Value = b.emit(
@@ -95,7 +95,7 @@ define(
 )
 
 
-# From positions outside a dim of n elements to those inside that are taken instead.
+# Maps positions outside a dim of n elements to the positions inside that are copied.
 _INSIDE: dict[str, Callable[[int, int], int]] = {
     "edge": lambda at, n: min(max(at, 0), n - 1),
     "reflect": lambda at, n: n - 1 - abs(at % (2 * n - 2) - (n - 1)) if n > 1 else 0,
@@ -105,7 +105,7 @@ _TORCH = {"replicate": "edge", "reflect": "reflect", "circular": "wrap"}
 
 
 def pad_by(g: Builder, x: Value, low: Sequence[int], high: Sequence[int], mode: str) -> Any:
-    """`x` with `low` and `high` elements more (fewer, when negative) at the ends of each dim.
+    """Extend `x` by `low` and `high` elements (or crop it, if negative) at the ends of each dim.
 
     `mode` is ONNX's or torch's name. Raises NotImplementedError for another.
     """
@@ -175,7 +175,7 @@ def _onnx_pad(g: Builder, x: OnnxOperands, attrs: Attrs) -> Any:
     if mode != "constant":
         return pad_by(g, y, low, high, mode)
     for axis in range(rank):
-        # Negative padding takes elements away.
+        # Negative padding crops.
         y = slice_dim(g, y, axis, max(0, -low[axis]), y.tensor.shape[axis] - max(0, -high[axis]))
     low, high = [max(0, n) for n in low], [max(0, n) for n in high]
     if not any(low + high):

@@ -1,4 +1,4 @@
-"""Dims in another order."""
+"""Permutation of dims."""
 
 from __future__ import annotations
 

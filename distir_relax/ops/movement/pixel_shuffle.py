@@ -1,4 +1,4 @@
-"""Channels that become places of the plane, and places that become channels."""
+"""Pixel shuffle and unshuffle: channels to spatial positions, and back."""
 
 from __future__ import annotations
 

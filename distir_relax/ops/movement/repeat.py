@@ -1,4 +1,4 @@
-"""Tensors repeated along their dims: as a whole (tile), or element by element."""
+"""Repetition along dims: of the whole tensor (tile) or of each element."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The same elements in another shape. A dim of size 1 put in or taken out is such a reshape."""
+"""Reshapes, including the insertion and removal of dims of size 1."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ from distir_relax.ops.table import (
 
 
 def result_shape(attrs: Attrs, types: Types, results: Types) -> dict[str, Any]:
-    """The attributes of a shard whose `shape` is that of its result."""
+    """Return the attributes of a shard whose `shape` is that of its result."""
     return {**attrs, "shape": results[0].shape}
 
 
@@ -48,11 +48,11 @@ def _infer_reshape(types: Types, attrs: Attrs) -> tuple[TensorType, ...]:
 
 
 def reshape_rule(types: Types, attrs: Attrs, results: Types) -> Rule:
-    """Dims that hold the same elements on both sides share factors: ``b s (h d) -> b s h d``.
+    """Relate dims with the same elements on both sides by common factors: ``b s (h d) -> b s h d``.
 
     The two shapes are matched from the left in the smallest groups of equal product; within a group the factors are
-    the stretches between all dim boundaries. Where a boundary of one side falls inside no whole factor of the other
-    (``6 4 -> 8 3``) the group cannot be split, and nothing of a tensor without elements can.
+    the intervals between all dim boundaries. If a boundary of one side is inside a factor of the other
+    (``6 4 -> 8 3``) the group cannot be split. A tensor without elements cannot be split.
     """
     before, after = types[0].shape, results[0].shape
     factors: list[Factor] = []
@@ -135,14 +135,14 @@ def _view(g: Builder, x: Value, shape: list[int]) -> Any:
 
 @aten("unsqueeze.default")
 def unsqueeze(g: Builder, x: Value, dim: int) -> Any:
-    """`x` with a dim of size 1 before `dim`."""
+    """Insert a dim of size 1 before `dim`."""
     dim = axis_of(dim, len(x.tensor.shape) + 1)
     return reshape_to(g, x, (*x.tensor.shape[:dim], 1, *x.tensor.shape[dim:]))
 
 
 @aten("squeeze.default", "squeeze.dim", "squeeze.dims")
 def squeeze(g: Builder, x: Value, dim: Any = None) -> Any:
-    """`x` without those of the dims `dim` (all, when None) that have size 1."""
+    """Remove those of the dims `dim` (all, if None) that have size 1."""
     shape = x.tensor.shape
     dims = range(len(shape)) if dim is None else [dim] if isinstance(dim, int) else dim
     drop = {axis_of(d, len(shape)) for d in dims}

@@ -1,4 +1,4 @@
-"""Parts of dims, read and replaced."""
+"""Slices: reads and writes of ranges of dims."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ def _torch_slice(attrs: Attrs) -> str:
 
 
 def _set_back(b: Backward) -> Value:
-    """The gradient at the places that were read, zeros around and between them."""
+    """Scatter the gradient to the positions that were read, with zeros elsewhere."""
     shape = b.x().tensor.shape
     low, high = [0] * len(shape), [0] * len(shape)
     grad = b.grad
@@ -65,7 +65,7 @@ def _set_back(b: Backward) -> Value:
         size = grad.tensor.shape[axis]
         if step > 1 and size:
             grad = _spread(b, grad, axis, step)
-        # Behind the last place that was read there may be more, or less, than the zeros that follow it.
+        # The positions after the last one that was read may be more, or fewer, than the zeros inserted after it.
         behind = shape[axis] - begin - grad.tensor.shape[axis]
         if behind < 0:
             grad = slice_dim(b.g, grad, axis, 0, behind)
@@ -76,7 +76,7 @@ def _set_back(b: Backward) -> Value:
 
 
 def _spread(b: Backward, x: Value, axis: int, step: int) -> Value:
-    """`x` with ``step - 1`` zeros behind each element along `axis`."""
+    """Insert ``step - 1`` zeros after each element of `x` along `axis`."""
     shape = x.tensor.shape
     x = reshape_to(b.g, x, (*shape[: axis + 1], 1, *shape[axis + 1 :]))
     none = [0] * (len(shape) + 1)
@@ -103,7 +103,7 @@ define(
 def slice_dim(
     g: Builder, x: Value, dim: int = 0, start: int | None = None, end: int | None = None, step: int = 1
 ) -> Any:
-    """Every `step`-th element of `x` from `start` to before `end` along `dim`, counted as Python does."""
+    """Return every `step`-th element of `x` in [start, end) along `dim`, with Python's conventions."""
     axis = axis_of(dim, len(x.tensor.shape))
     first, last, _ = slice(start, end, step).indices(x.tensor.shape[axis])
     if (first, last, step) == (0, x.tensor.shape[axis], 1):
@@ -127,7 +127,7 @@ def _narrow(g: Builder, x: Value, dim: int, start: int, length: int) -> Any:
 def _slice_scatter(
     g: Builder, x: Value, source: Value, dim: int = 0, start: int | None = None, end: int | None = None, step: int = 1
 ) -> Any:
-    """The part of `x` that a slice reads, replaced: elements before it, the source, elements behind it."""
+    """Replace the part of `x` that a slice reads: elements before it, the source, elements after it."""
     axis = axis_of(dim, len(x.tensor.shape))
     size = x.tensor.shape[axis]
     first, last, _ = slice(start, end, step).indices(size)
@@ -147,7 +147,7 @@ def _select_scatter(g: Builder, x: Value, source: Value, dim: int, index: int) -
 
 @aten("unfold.default")
 def _unfold(g: Builder, x: Value, dim: int, size: int, step: int) -> Any:
-    """Overlapping stretches of a dim, in a new last dim: a look-up by known positions."""
+    """Return overlapping windows of a dim, in a new last dim: a lookup with constant indices."""
     import torch
 
     axis, rank = axis_of(dim, len(x.tensor.shape)), len(x.tensor.shape)
@@ -184,7 +184,7 @@ def _onnx_slice(g: Builder, x: OnnxOperands, attrs: Attrs) -> Any:
         if step > 0:
             y = slice_dim(g, y, axis, begin, end, step)
             continue
-        # Backwards: the same elements forwards, then reversed.
+        # A negative step: slice forwards, then reverse.
         size = y.tensor.shape[axis]
         first, last = max(-size - 1, min(begin, size - 1)), max(-size - 1, min(end, size))
         picked = range(size)[slice(first, None if last == -size - 1 else last, step)]

@@ -1,7 +1,7 @@
-"""Strides of views: how far apart in memory the neighbours along each dim of a view are, in elements.
+"""Strides of views, in elements.
 
 Each function takes the shape and the strides of an operand, the attributes of the op and the shape of its result, and
-gives the strides of the result. They say which reshapes copy.
+returns the strides of the result. They determine which reshapes copy.
 """
 
 from __future__ import annotations
@@ -15,10 +15,10 @@ Sizes = Sequence[int]
 
 
 def reshaped(shape: Sizes, strides: Sizes, attrs: Attrs, new: Sizes) -> tuple[int, ...] | None:
-    """The strides after a reshape; None where no strides fit, so that torch copies.
+    """Return the strides after a reshape; None if no strides fit, so that torch copies.
 
-    Adjacent dims that follow each other in memory are one stretch. The new dims must divide stretches, and none may
-    reach over two of them (``computeStride`` in ``aten/src/ATen/TensorUtils.cpp``).
+    Adjacent dims that are contiguous in memory form one block. The new dims must divide blocks, and none may span two
+    of them (``computeStride`` in ``aten/src/ATen/TensorUtils.cpp``).
     """
     if 0 in shape:
         return contiguous(new)
@@ -42,28 +42,28 @@ def reshaped(shape: Sizes, strides: Sizes, attrs: Attrs, new: Sizes) -> tuple[in
 
 
 def permuted(shape: Sizes, strides: Sizes, attrs: Attrs, new: Sizes) -> tuple[int, ...]:
-    """The strides of the dims in another order."""
+    """Return the permuted strides."""
     return tuple(strides[axis] for axis in attrs["axes"])
 
 
 def expanded(shape: Sizes, strides: Sizes, attrs: Attrs, new: Sizes) -> tuple[int, ...]:
-    """Along a dim that was broadcast all elements are one."""
+    """Return the strides with 0 for each dim that was broadcast."""
     added = len(new) - len(shape)
     own = (0 if n != size else stride for n, size, stride in zip(shape, new[added:], strides, strict=True))
     return (*(0,) * added, *own)
 
 
 def sliced(shape: Sizes, strides: Sizes, attrs: Attrs, new: Sizes) -> tuple[int, ...]:
-    """Steps over elements are longer strides."""
+    """Return the strides times the steps of the slice."""
     steps = dict(zip(attrs["axes"], attrs["strides"], strict=True))
     return tuple(stride * abs(steps.get(dim, 1)) for dim, stride in enumerate(strides))
 
 
 def split(shape: Sizes, strides: Sizes, attrs: Attrs, new: Sizes) -> tuple[int, ...]:
-    """Parts have the strides of the whole."""
+    """Return the strides of the operand, which the parts share."""
     return tuple(strides)
 
 
 def contiguous(shape: Sizes) -> tuple[int, ...]:
-    """The strides of a tensor whose elements follow each other row by row."""
+    """Return the strides of a row-major contiguous tensor."""
     return tuple(math.prod(max(n, 1) for n in shape[dim + 1 :]) for dim in range(len(shape)))

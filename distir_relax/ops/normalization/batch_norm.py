@@ -1,4 +1,4 @@
-"""Batch norm: an entry for statistics that are known; over those of the batch it is written out."""
+"""Batch norm: an entry for given statistics; a decomposition for statistics of the batch."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def _rule(types: Types, attrs: Attrs, results: Types) -> Rule:
 
 
 def _back(b: Backward) -> tuple[Value | None, ...]:
-    """The statistics are taken as known: no gradient passes to them, as in torch."""
+    """The statistics are constants: no gradient passes to them, as in torch."""
     x, weight, _, mean, variance = b.op.operands
     others = tuple(d for d in range(len(x.tensor.shape)) if d != 1)
     wide = (x.tensor.shape[1], *[1] * (len(others) - 1))
@@ -84,7 +84,7 @@ def batch_norm(
     eps: float,
     cudnn: bool,
 ) -> Any:
-    """Emit a batch norm of `x`, with the statistics given or, in training mode and without any, with the batch's."""
+    """Emit a batch norm of `x`, with the given statistics, or in training mode and without any, with the batch's."""
     if training or mean is None or var is None:
         return batch_statistics(g, x, weight, bias, eps)[0]
     weight = filled(g, x.tensor.shape[1:2], 1.0, x.tensor.dtype) if weight is None else weight
@@ -96,7 +96,7 @@ def batch_norm(
 def _functional(
     g: Builder, x: Value, weight: Any, bias: Any, mean: Value, var: Value, training: bool, momentum: float, eps: float
 ) -> Any:
-    """As `torch.export` writes a batch norm in training mode: with the batch's statistics, and new running ones."""
+    """As `torch.export` writes batch norm in training mode: with the batch's statistics, and new running ones."""
     if not training:
         y = batch_norm(g, x, weight, bias, mean, var, False, momentum, eps, False)
         return y, None, None, mean, var
@@ -117,7 +117,7 @@ def _known_statistics(
 
 
 def batch_statistics(g: Builder, x: Value, weight: Any, bias: Any, eps: float) -> tuple[Value, Value, Value]:
-    """`x` normalised by each channel's mean and variance over all else, and these two (biased) of ``(channels,)``."""
+    """Return `x` normalized per channel, with the mean and the biased variance over all other dims, ``(channels,)``."""
     others = [i for i in range(len(x.tensor.shape)) if i != 1]
     wide = (x.tensor.shape[1], *[1] * (len(x.tensor.shape) - 2))
     variance, mean = g.aten("var_mean.correction", x, others, correction=0, keepdim=True)

@@ -1,6 +1,6 @@
-"""Group and instance norms, written as means.
+"""Group and instance norms, decomposed into means.
 
-These may be over split dims, and then a few numbers are sent for each group.
+The dims they reduce may be split; a few numbers per group are then communicated.
 """
 
 from __future__ import annotations
@@ -75,7 +75,7 @@ for _name in ("group_norm", "instance_norm"):
 @onnx("GroupNormalization")
 def _onnx_group_norm(g: Builder, x: OnnxOperands, attrs: Attrs) -> Any:
     groups, channels = attrs["num_groups"], x[0].tensor.shape[1]
-    # Before opset 21 scale and bias have one number for each group.
+    # Before opset 21, scale and bias have one number per group.
     scale, bias = (_repeated(g, x[i], channels) for i in (1, 2))
     return _group_norm(g, x[0], groups, scale, bias, attrs.get("epsilon", 1e-5))
 

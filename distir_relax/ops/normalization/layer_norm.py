@@ -1,4 +1,4 @@
-"""Layer norm and RMS norm: the dims they normalise must be whole."""
+"""Layer norm and RMS norm; the normalized dims must be whole."""
 
 from __future__ import annotations
 
@@ -161,7 +161,7 @@ def _onnx_rms_norm(g: Builder, x: OnnxOperands, attrs: Attrs) -> Any:
 
 
 def _fitted(g: Builder, x: Any, index: int, shape: list[int]) -> Any:
-    """The scale or bias of a norm, which ONNX broadcasts to the normalised dims."""
+    """Return the scale or bias of a norm, which ONNX broadcasts to the normalized dims."""
     if not x.has(index) or list(x[index].tensor.shape) == shape:
         return x[index] if x.has(index) else None
     return g.emit("broadcast_to", x[index], shape=tuple(shape))

@@ -1,4 +1,4 @@
-"""Softmax and its logarithm: the dim they see must be whole."""
+"""Softmax and log-softmax; the reduced dim must be whole."""
 
 from __future__ import annotations
 
@@ -81,7 +81,7 @@ def _onnx_softmax(op_type: str, name: str) -> None:
     def convert(g: Builder, x: Any, attrs: Any) -> Any:
         if attrs["opset"] >= 13:
             return g.emit(name, x[0], axis=axes_of(x[0], attrs.get("axis", -1))[0])
-        # Before opset 13 all dims from the axis on are one.
+        # Before opset 13, all dims from the axis on are flattened.
         shape = x[0].tensor.shape
         axis = attrs.get("axis", 1) % len(shape)
         flat = reshape_to(g, x[0], (*shape[:axis], math.prod(shape[axis:])))

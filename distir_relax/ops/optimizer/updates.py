@@ -1,7 +1,7 @@
-"""New values of weights and state, which may be written where the old ones are.
+"""Updates of weights and optimizer state, which may be done in place.
 
-Numbers that change from step to step (a learning rate, a correction for the first steps) are operands without dims;
-those of an optimizer's options are attributes.
+Numbers that change from step to step (learning rate, bias corrections) are scalar operands; the options of an
+optimizer are attributes.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from distir_relax.ops.table.entry import Expression, Sets, Work
 
 
 def _infer(types: Types, attrs: Attrs) -> tuple[TensorType, ...]:
-    """The type of the first operand, which those behind it have too; the last ones may be numbers."""
+    """Infer the type of the first operand, which the others share; the last ones may be scalars."""
     same_dtype(types)
     if unlike := [t for t in types if t.shape not in (types[0].shape, ())]:
         raise ValueError(f"expected operands as {types[0]} or numbers, found {unlike[0]}")
@@ -37,7 +37,7 @@ def _define(
     workspace: Work | None = None,
     attributes: Sequence[tuple[str, str]] = (),
 ) -> None:
-    """Enter an op that works element by element; `gradient` is the operand that is the gradient of a weight."""
+    """Define an elementwise op; `gradient` is the operand that is a weight gradient."""
     define(
         name,
         Semantics(infer=_infer, torch=torch, linear=linear, attributes=dict(attributes)),
@@ -48,7 +48,7 @@ def _define(
     )
 
 
-# A step down the gradient by a rate that never changes: that of the DistIR paper's programs.
+# A gradient step with a constant learning rate, as in the programs of the DistIR paper.
 _define(
     "sgd",
     "torch.sub({0}, {1}, alpha={rate})",
@@ -69,7 +69,7 @@ define(
 
 
 def _averaged(attrs: Attrs) -> str:
-    """One pass over memory where the weights add up to 1, or the new value has the weight 1."""
+    """A single pass over memory if the weights add up to 1, or the new value has weight 1."""
     if attrs["weight"] == 1 - attrs["decay"]:
         return "{0}.lerp_({1}, {weight})"
     if attrs["weight"] == 1:
@@ -78,7 +78,7 @@ def _averaged(attrs: Attrs) -> str:
 
 
 _BLOCK = 1 << 16
-"""How many elements `kernels.updates` works on at a time."""
+"""Number of elements that `kernels.updates` processes at a time."""
 
 _DECAY = ("decay", "what is left of the old value")
 
@@ -106,7 +106,7 @@ _define(
     attributes=[_DECAY],
 )
 
-# x + alpha y: a gradient with what a penalty on the weights adds to it, or with a momentum.
+# x + alpha y: a gradient with weight decay, or with momentum.
 _define(
     "add_scaled",
     "torch.add({0}, {1}, alpha={alpha})",
@@ -120,7 +120,7 @@ _define(
 
 
 def _kept(rate: int, in_place: bool = False) -> Callable[[Attrs], str]:
-    """The code of a weight multiplied by ``1 - rate decay``: decay that is no part of the gradient."""
+    """Return the code of a weight times ``1 - rate decay``: decoupled weight decay."""
 
     def code(attrs: Attrs) -> str:
         if not attrs["decay"]:

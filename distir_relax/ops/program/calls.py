@@ -1,4 +1,4 @@
-"""Function calls, and waiting for a stream."""
+"""Function calls and stream synchronization."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Shapes that are numbers of the program itself."""
+"""Dynamic shapes: shapes as values of the program."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Functions of TVM's: a `PrimFunc` is split as its blocks allow, others are computed whole by every device."""
+"""TVM functions: a `PrimFunc` is split as its blocks allow; any other function is computed replicated."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from distir_relax.ops.table import Attrs, Builder, Code, Rule, Semantics, Split,
 
 
 class ComputedWhole(UserWarning):
-    """The program calls a function with unknown sharding rules: every device computes it on whole tensors."""
+    """A called function has no sharding rule: every device computes it on whole tensors."""
 
 
 def _infer(types: Types, attrs: Attrs) -> tuple[TensorType, ...]:
@@ -27,7 +27,7 @@ def _whole(types: Types, attrs: Attrs, results: Types) -> Rule:
 
 
 def _tir_rule(types: Types, attrs: Attrs, results: Types) -> Rule:
-    """As attribute `rule` says, which the frontend reads off the function's blocks; without it nothing may be split."""
+    """Return the rule in attribute `rule`, which the frontend derives from the function's blocks; else split none."""
     text = attrs.get("rule")
     if text is None:
         return _whole(types, attrs, results)

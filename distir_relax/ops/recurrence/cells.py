@@ -1,8 +1,8 @@
-"""The entries ``nn.lstm``, ``nn.gru`` and ``nn.rnn``: one direction of one layer, over a sequence's steps.
+"""The entries ``nn.lstm``, ``nn.gru`` and ``nn.rnn``: one direction of one layer, over all time steps.
 
-What the input adds to the gates is computed before, for all steps at once, by an ordinary product whose factors split.
-See `distir_relax.kernels.recurrent` for operands and attributes. Operands that may be left out follow the others, and
-attribute ``extras`` names them. The batch splits; steps depend on each other, and each of them on all hidden units.
+The contribution of the input to the gates is computed beforehand, for all steps at once, by an ordinary product whose
+factors split. See `distir_relax.kernels.recurrent` for operands and attributes. Optional operands follow the others,
+and attribute ``extras`` names them. The batch splits; each step depends on the previous one and on all hidden units.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from distir_relax.ops.table import Attrs, Code, Cost, Rule, Semantics, Split, Ty
 
 
 def _enter(name: str, gates: int, states: int, extras: Sequence[str], options: Sequence[str]) -> None:
-    """An entry for a cell with so many gates and states; `options` are the attributes that its kernel takes."""
+    """Define a cell with this number of gates and states; `options` are the attributes that its kernel takes."""
     cell = name.removeprefix("nn.")
     fixed = 2 + states
 
@@ -70,7 +70,7 @@ def _rule(states: int) -> Callable[[Types, Attrs, Types], Rule]:
 
 
 def _workspace(types: Types, attrs: Attrs, results: Types) -> float:
-    """The outputs of the steps, but the last, before they are joined."""
+    """Workspace: the outputs of all steps except the last, before concatenation."""
     return float(max(results[0].bytes - results[1].bytes, 0))
 
 

@@ -1,7 +1,7 @@
-"""Backward steps of recurrences, through time: of what each sequence has of its own, and of weights.
+"""Backward steps of recurrences through time (BPTT), for per-sequence operands and for weights.
 
-They are two ops, since the batch stays split in the first and is summed over in the second; and since weights'
-gradients may come later. Both compute the recurrence anew, and take its operands and the gradients of its results.
+They are two ops: the batch stays split in the first and is summed over in the second, and weight gradients may be
+computed later. Both recompute the recurrence, and take its operands and the gradients of its results.
 """
 
 from __future__ import annotations
@@ -25,26 +25,26 @@ from distir_relax.ops.table import (
 )
 
 STATES = {"lstm": 2, "gru": 1, "rnn": 1}
-"""How many states each cell has."""
+"""Number of states of each cell."""
 
 _DIMS = {"peepholes": "[k]", "lengths": "n", "projection": "[p] [h]", "bias": "[g]"}
-"""The factors of the operands that may be left out."""
+"""The factors of the optional operands."""
 
 _Wanted = Callable[[Attrs], tuple[int, ...]]
 
 
 def state_dims(states: int, attrs: Attrs) -> list[str]:
-    """The factors of a cell's states."""
+    """Return the factors of a cell's states."""
     return ["n [p]", "n [h]" if "projection" in attrs["extras"] else "n [p]"][:states]
 
 
 def operand_dims(states: int, attrs: Attrs) -> list[str]:
-    """The factors of a cell's operands."""
+    """Return the factors of a cell's operands."""
     return ["[t] n [g]", "[g] [p]", *state_dims(states, attrs), *(_DIMS[extra] for extra in attrs["extras"])]
 
 
 def cell_gradient(cell: str) -> Gradient:
-    """How the cell is differentiated."""
+    """Return the gradient facet of the cell."""
 
     def back(b: Backward) -> Sequence[Value | None]:
         grads = [b.zeros(y) if g is None else g for y, g in zip(b.op.results, b.grads, strict=True)]
@@ -64,7 +64,7 @@ def cell_gradient(cell: str) -> Gradient:
 
 
 def _of_sequences(attrs: Attrs) -> tuple[int, ...]:
-    """The operands that each sequence has of its own: gates and states."""
+    """Return the per-sequence operands: gates and states."""
     return (0, *range(2, 2 + STATES[attrs["cell"]]))
 
 
@@ -74,17 +74,17 @@ def _of_weights(attrs: Attrs) -> tuple[int, ...]:
 
 
 _SAVED = {"lstm": (5, 8), "gru": (6, 9), "rnn": (2, 2)}
-"""For each cell, how many tensors of all steps torch keeps to differentiate it by states, and by weights (measured)."""
+"""For each cell, the number of saved tensors per step in torch's backward by states, and by weights (measured)."""
 
 
 def _workspace(types: Types, attrs: Attrs, of_weights: bool) -> float:
-    """Copies of the operands, what the steps keep, and gradients of the weight that are added up."""
+    """Workspace: copies of the operands, saved tensors of the steps, and accumulated weight gradients."""
     steps = types[0].shape[0] * float(types[2].bytes)
     return sum(t.bytes for t in types) + _SAVED[attrs["cell"]][of_weights] * steps + 1.75 * of_weights * types[1].bytes
 
 
 def _enter(name: str, wanted: _Wanted, of_weights: bool) -> None:
-    """An entry that gives the gradients of the operands `wanted`, by their number."""
+    """Define an op that returns the gradients of the operands `wanted`, by index."""
 
     def infer(types: Types, attrs: Attrs) -> tuple[TensorType, ...]:
         states = STATES[attrs["cell"]]

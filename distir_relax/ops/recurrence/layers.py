@@ -1,4 +1,4 @@
-"""Recurrent layers as torch spells them: several layers, each forwards or both ways; and single cells."""
+"""torch's recurrent layers: several layers, uni- or bidirectional; and single cells."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ class Cell(NamedTuple):
 
 
 def torch_cell(name: str) -> Cell:
-    """The cell that torch calls `name`: ``lstm``, ``gru``, ``rnn_tanh`` or ``rnn_relu``."""
+    """Return the cell of torch's `name`: ``lstm``, ``gru``, ``rnn_tanh`` or ``rnn_relu``."""
     if name == "lstm":
         return Cell("nn.lstm", {"order": "ifco", "activations": ("sigmoid", "tanh", "tanh")})
     if name == "gru":
@@ -37,15 +37,15 @@ def direction(
     clip: float = math.inf,
     **extras: Any,
 ) -> Any:
-    """One direction of one layer: outputs (t, n, p), then the last states (n, p) or (n, h).
+    """Emit one direction of one layer: outputs (t, n, p), then the final states (n, p) or (n, h).
 
     `x` is (t, n, i); `weights` are those of the input (G h, i) and of the state (G h, p), and their biases (G h) or
-    None. `extras` are the operands that may be left out, by name, None for those that are.
+    None. `extras` are the optional operands by name, None if omitted.
     """
     of_input, of_state, input_bias, state_bias = weights
     gates = g.emit("linear", x, of_input)
     if cell.attrs.get("reset_after"):
-        # The reset gate weighs what the state adds to the new one, its bias included.
+        # The reset gate scales the state's contribution to the new state, including its bias.
         extras["bias"], state_bias = state_bias, None
     biases = [bias for bias in (input_bias, state_bias) if bias is not None]
     if biases:
@@ -58,12 +58,12 @@ def direction(
 
 
 def join(g: Builder, parts: Sequence[Any], axis: int) -> Any:
-    """`parts` one behind the other along `axis`."""
+    """Concatenate `parts` along `axis`."""
     return parts[0] if len(parts) == 1 else g.emit("concat", *parts, axis=axis)
 
 
 def stacked(g: Builder, parts: Sequence[Any]) -> Any:
-    """`parts` along a new first dim."""
+    """Stack `parts` along a new first dim."""
     return join(g, [reshape_to(g, part, (1, *part.tensor.shape)) for part in parts], 0)
 
 

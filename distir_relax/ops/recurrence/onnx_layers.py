@@ -1,4 +1,4 @@
-"""Recurrent layers as ONNX spells them: one layer, forwards, backwards or both ways (operators LSTM, GRU, RNN)."""
+"""ONNX's recurrent layers: one layer, forward, reverse or bidirectional (operators LSTM, GRU, RNN)."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ def _layer(g: Builder, cell: Cell, usual: tuple[str, ...], x: OnnxOperands, attr
 
 
 def _joined(g: Builder, parts: Sequence[Sequence[Value]], batch_first: bool) -> Any:
-    """(d, t, n, h) and (d, n, h) in the order of dims that ONNX has: (t, d, n, h) and (d, n, h), or n in front."""
+    """Return (d, t, n, h) and (d, n, h) in ONNX's order of dims: (t, d, n, h) and (d, n, h), or n first."""
     whole, *last = (stacked(g, values) for values in parts)
     if batch_first:
         return (
@@ -81,12 +81,12 @@ def _state(g: Builder, x: OnnxOperands, index: int, way: int, batch_first: bool,
 
 
 def _activations(attrs: Attrs, usual: tuple[str, ...]) -> tuple[str, ...]:
-    """The activations of all directions. Raises NotImplementedError for one that cells lack."""
+    """Return the activations of all directions. Raises NotImplementedError for one that cells do not support."""
     named = [name.decode() for name in attrs.get("activations", ())]
     spelled = {name.replace("_", ""): name for name in ACTIVATIONS}
     if lacking := [name for name in named if name.lower() not in spelled]:
         raise NotImplementedError(f"the activation {lacking[0]}")
-    # Both lists are of those activations alone that have such a parameter.
+    # Both lists only cover the activations that have such a parameter.
     for key, expected in (("activation_alpha", 0.2), ("activation_beta", 0.5)):
         if other := [number for number in attrs.get(key, ()) if not math.isclose(number, expected, rel_tol=1e-6)]:
             raise NotImplementedError(f"{key} of {other[0]:g}, expected {expected}")

@@ -1,4 +1,4 @@
-"""Ops that make one number of many: sums, means, extremes, variances, norms, cumulative sums."""
+"""Reductions: sums, means, extremes, variances, norms, losses, cumulative sums."""
 
 # A module enters its ops and their spellings in the table when it is imported.
 from distir_relax.ops.reduction import (  # noqa: F401

@@ -1,8 +1,8 @@
-"""Cross entropy: how unlikely a row of numbers makes its label, from logits or from logarithms of probabilities.
+"""Cross entropy of logits or log-probabilities.
 
-The logarithm of a softmax is written out, so that the dim of the classes may be split (vocabulary parallelism, Shoeybi
-et al., Megatron-LM, 2019): its largest element and its sum of exponentials are reductions, and the label's element is
-found by the device that holds it. So logits are never gathered; what is sent is three numbers a row.
+The log-softmax is decomposed, so that the class dim may be split (vocabulary parallelism, Shoeybi et al., Megatron-LM,
+2019): its maximum and its sum of exponentials are reductions, and the label's logit is read by the device that holds
+it. So logits are never gathered; three numbers per row are communicated.
 """
 
 from __future__ import annotations
@@ -26,9 +26,9 @@ def _cross_entropy(
     ignore_index: int = -100,
     smoothing: float = 0.0,
 ) -> Any:
-    """Of logits `x` (n, c, ...) and labels (n, ...), or probabilities of the shape of `x`.
+    """Loss of logits `x` (n, c, ...) with labels (n, ...), or probabilities of the shape of `x`.
 
-    Narrow floats are computed with as float32, as torch does: a sum of them does not tell 256 labels from 257.
+    Narrow floats are computed in float32, as in torch: their sums cannot count beyond 256 labels.
     """
     if x.tensor.dtype in _NARROW:
         weight = None if weight is None else cast(g, weight, "float32")
@@ -67,7 +67,7 @@ def _nll_loss(
 def nll_loss(
     g: Builder, x: Value, target: Value, weight: Value | None = None, reduction: int = 1, ignore_index: int = -100
 ) -> tuple[Any, Any]:
-    """Of logarithms of probabilities `x` (n, c, ...): the loss, and the labels' total weight, 0 without reduction."""
+    """Return the loss of log-probabilities `x` (n, c, ...), and the total weight of the labels, 0 without reduction."""
     if x.tensor.dtype in _NARROW:
         weight = None if weight is None else cast(g, weight, "float32")
         both = nll_loss(g, cast(g, x, "float32"), target, weight, reduction, ignore_index)
@@ -82,33 +82,33 @@ _NARROW = ("float16", "bfloat16")
 
 
 class _Labels:
-    """Labels of rows of classes: those that count, and what each weighs."""
+    """Class labels of rows: a mask of those that are not ignored, and their weights."""
 
     def __init__(self, g: Builder, x: Value, target: Value, weight: Value | None, ignore_index: int) -> None:
         self._g, self._axis, self._x = g, _class_dim(x), x
         labels = cast(g, target, "int64")
         self._counts = g.emit("not_equal", labels, g.constant(ignore_index, "int64"))
-        # A label that is left out names the first class, so that it can be looked up like others.
+        # An ignored label is replaced by the first class, so that it can be looked up.
         self._numbers = g.emit("where", self._counts, labels, g.constant(0, "int64"))
         self._weights = None if weight is None else self.kept(g.aten("embedding.default", weight, self._numbers))
 
     def picked(self, x: Value) -> Any:
-        """The element of `x` at each label."""
+        """Return the element of `x` at each label."""
         shape = self._numbers.tensor.shape
         column = reshape_to(self._g, self._numbers, (*shape[: self._axis], 1, *shape[self._axis :]))
         return reshape_to(self._g, self._g.aten("gather.default", x, self._axis, column), shape)
 
     def kept(self, rows: Value) -> Any:
-        """`rows`, zero where their label is left out."""
+        """Return `rows`, with zero where the label is ignored."""
         return self._g.emit("where", self._counts, rows, like(self._g, rows, 0))
 
     def weighed(self, rows: Value) -> Any:
-        """`rows`, by the weight of their class; zero where their label is left out."""
+        """Return `rows` times the weight of their class; zero where the label is ignored."""
         rows = self.kept(rows)
         return rows if self._weights is None else self._g.emit("multiply", rows, self._weights)
 
     def total(self) -> Any:
-        """What all labels weigh together: how many count, where classes have no weights."""
+        """Return the total weight of all labels: their number, if classes have no weights."""
         weights = cast(self._g, self._counts, self._x.tensor.dtype) if self._weights is None else self._weights
         return self._g.aten("sum.default", weights)
 
@@ -118,8 +118,8 @@ def _class_dim(x: Value) -> int:
 
 
 def _log_softmax_parts(g: Builder, x: Value, axis: int) -> tuple[Any, Any]:
-    """`x` without the largest of its row, and the logarithm of what the exponentials of that sum up to."""
-    # Whatever is taken out, the loss is the same: no gradient passes to the largest.
+    """Return `x` minus the maximum of its row, and the logarithm of the sum of the exponentials of that."""
+    # The loss does not depend on the subtracted value, so the maximum needs no gradient.
     largest = g.emit("stop_gradient", g.emit("max", x, axis=(axis,), keepdims=True))
     shifted = g.emit("subtract", x, largest)
     total = g.emit("sum", g.emit("exp", shifted), axis=(axis,), keepdims=False)
@@ -127,7 +127,7 @@ def _log_softmax_parts(g: Builder, x: Value, axis: int) -> tuple[Any, Any]:
 
 
 def _along(g: Builder, weight: Value | None, x: Value, axis: int, target: Value | None = None) -> Any:
-    """What each class weighs in each row: its weight, its target's probability, their product."""
+    """Return the weight of each class in each row: its class weight, its target probability, or their product."""
     if weight is None:
         return target
     shape = tuple(n if d == axis else 1 for d, n in enumerate(x.tensor.shape))
@@ -136,7 +136,7 @@ def _along(g: Builder, weight: Value | None, x: Value, axis: int, target: Value 
 
 
 def _weighed(g: Builder, shifted: Value, normalizer: Value, weights: Value | None, axis: int) -> Any:
-    """The losses of all classes, added up by what each weighs, or each by 1."""
+    """Return the sum of the losses of all classes, weighted, or with weight 1."""
     if weights is None:
         of_all = g.emit("multiply", normalizer, like(g, normalizer, shifted.tensor.shape[axis]))
         return g.emit("subtract", of_all, g.emit("sum", shifted, axis=(axis,), keepdims=False))
@@ -147,5 +147,5 @@ def _weighed(g: Builder, shifted: Value, normalizer: Value, weights: Value | Non
 
 
 def _over(g: Builder, rows: Value, count: Value, reduction: int) -> Any:
-    """The rows themselves (0), their sum over `count` (1), or their sum (2)."""
+    """Reduce rows: none (0), their sum over `count` (1), or their sum (2)."""
     return g.emit("divide", reduced(g, rows, 2), count) if reduction == 1 else reduced(g, rows, reduction)

@@ -25,7 +25,7 @@ from distir_relax.ops.table import (
 
 
 def sums_from_behind(b: Backward, x: Value) -> Value:
-    """For each element of `x`, the sum of it and of those that come after it along the op's axis."""
+    """Return the reversed cumulative sum of `x` along the op's axis."""
     axis = b.attrs["axis"]
     total: Value = b.emit("flip", b.emit("cumsum", b.emit("flip", x, axis=axis), axis=axis), axis=axis)
     return total
@@ -69,7 +69,7 @@ def _relax_cumsum(g: Builder, args: Any, attrs: Attrs) -> Any:
 def _onnx_cumsum(g: Builder, x: OnnxOperands, attrs: Attrs) -> Any:
     axis = axes_of(x[0], x.number(1))[0]
     y = g.emit("flip", x[0], axis=axis) if attrs.get("reverse", 0) else x[0]
-    # Integers are summed in 64 bits, as torch does.
+    # Integers are summed in 64 bits, as in torch.
     total = cast(g, g.emit("cumsum", converted(g, y, None, True), axis=axis), y.tensor.dtype)
     total = g.emit("subtract", total, y) if attrs.get("exclusive", 0) else total
     return g.emit("flip", total, axis=axis) if attrs.get("reverse", 0) else total

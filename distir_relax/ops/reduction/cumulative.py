@@ -1,4 +1,4 @@
-"""Cumulative extremes, and cumulative logarithms of sums of exponentials."""
+"""Cumulative maxima and minima, and cumulative log-sum-exp."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def _rule(types: Types, attrs: Attrs, results: Types) -> Rule:
 
 
 def _to_places(b: Backward) -> Value:
-    """To the element that each extreme is."""
+    """Add the gradient of each extreme to its element."""
     zeros, axis = b.zeros(b.x()), b.attrs["axis"]
     return b.emit("scatter_elements", zeros, b.y(1), b.grad, axis=axis, reduction="add")  # type: ignore[no-any-return]
 
@@ -51,7 +51,7 @@ for _name in ("cummax", "cummin"):
 
 
 def _log_sums_back(b: Backward) -> Value:
-    """``sum(g[i] exp(x[j] - y[i]) for i >= j)``, by logarithms, of positive and of negative gradients by themselves."""
+    """Emit ``sum(g[i] exp(x[j] - y[i]) for i >= j)`` by logarithms, separately for positive and negative gradients."""
     import torch
 
     axis, dtype = b.attrs["axis"], b.grad.tensor.dtype

@@ -1,4 +1,4 @@
-"""Distances between vectors: row by row, and of each row of one matrix to each of another."""
+"""Pairwise distances: row by row, or between all rows of two matrices."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from distir_relax.ir import Value
 from distir_relax.ops.table import Builder, aten, like, promote, reshape_to
 
 _LARGE = 25
-"""The number of rows from which on torch takes Euclidean distances by a matrix product."""
+"""torch computes Euclidean distances by a matrix product above this number of rows."""
 
 # ATen spellings
 
@@ -43,16 +43,16 @@ def _cdist(g: Builder, a: Value, b: Value, order: float = 2, mode: int | None = 
 
 
 def _largest(g: Builder, x: Value) -> Any:
-    """The largest along the last dim; each of several has the whole gradient, as in torch's distances."""
+    """Return the maximum along the last dim; equal maxima each get the whole gradient, as in torch's distances."""
     top = g.emit("stop_gradient", g.aten("amax.default", x, [-1], True))
-    # A sum of zeros, through which the gradient passes.
+    # A sum of zeros that routes the gradient.
     none = g.emit("where", g.emit("equal", x, top), g.emit("subtract", x, top), like(g, x, 0))
     return g.emit("add", g.aten("sum.dim_IntList", none, [-1]), reshape_to(g, top, x.tensor.shape[:-1]))
 
 
 @aten("_euclidean_dist.default")
 def _euclidean_dist(g: Builder, a: Value, b: Value) -> Any:
-    """``|a|^2 + |b|^2 - 2 a b``, from a matrix product; rounding may leave a number below zero."""
+    """Emit ``|a|^2 + |b|^2 - 2 a b`` with a matrix product; rounding may give a negative number."""
     squares = [g.aten("sum.dim_IntList", g.emit("square", x), [-1], True) for x in (a, b)]
     products = g.aten("matmul.default", a, g.aten("transpose.int", b, -1, -2))
     sums = g.emit("add", squares[0], g.aten("transpose.int", squares[1], -1, -2))

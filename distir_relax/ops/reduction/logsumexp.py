@@ -1,4 +1,4 @@
-"""Logarithms of sums of exponentials."""
+"""Log-sum-exp."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from distir_relax.ops.table import Attrs, Builder, OnnxOperands, aten, filled, l
 
 @aten("logsumexp.default")
 def _logsumexp(g: Builder, x: Value, dim: list[int], keepdim: bool = False) -> Any:
-    """The largest element is taken out first, so that no exponential overflows; where it is infinite, it is the sum."""
+    """Subtract the maximum first, so that no exponential overflows; an infinite maximum is the result."""
     (x,) = promote(g, x, floating=True)
     if has_none(x, dim):
         return filled(g, reduced_shape(x, dim, keepdim), -math.inf, x.tensor.dtype)
@@ -30,7 +30,7 @@ def _logsumexp(g: Builder, x: Value, dim: list[int], keepdim: bool = False) -> A
 
 @onnx("ReduceLogSumExp")
 def _onnx_log_sum_exp(g: Builder, x: OnnxOperands, attrs: Attrs) -> Any:
-    """The largest element is taken out first, so that no exponential overflows."""
+    """Subtract the maximum first, so that no exponential overflows."""
     axes, keep = x.numbers(1, attrs.get("axes")), bool(attrs.get("keepdims", 1))
     if not x[0].tensor.elements:
         raise NotImplementedError("the largest of no elements")

@@ -1,4 +1,4 @@
-"""Losses that are sums and means of functions of each element and its target."""
+"""Elementwise losses with a sum or mean reduction."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ define(
 
 
 def reduced(g: Builder, x: Value, reduction: int) -> Any:
-    """`x` itself (0), its mean (1), or its sum (2), as torch numbers them."""
+    """Return `x` itself (0), its mean (1), or its sum (2), by torch's numbers for reductions."""
     name = _REDUCTIONS[reduction]
     return g.aten(name, x) if name else x
 
@@ -71,7 +71,7 @@ def _l1_loss(g: Builder, x: Value, target: Value, reduction: int = 1) -> Any:
 
 @aten("smooth_l1_loss.default")
 def _smooth_l1_loss(g: Builder, x: Value, target: Value, reduction: int = 1, beta: float = 1.0) -> Any:
-    """Squares below `beta`, over twice of it; absolute differences from there on."""
+    """Squared differences below `beta`, over twice `beta`; absolute differences above it."""
     if not beta:
         return _l1_loss(g, x, target, reduction)
     return reduced(g, _squares_below(g, x, target, beta, 1 / beta), reduction)
@@ -83,10 +83,10 @@ def _huber_loss(g: Builder, x: Value, target: Value, reduction: int = 1, delta: 
 
 
 def _squares_below(g: Builder, x: Value, target: Value, bound: float, scale: float) -> Any:
-    """``scale d^2 / 2`` of differences below `bound`, and the line that goes on from there."""
+    """Emit ``scale d^2 / 2`` of differences below `bound`, continued linearly above it."""
     apart = g.emit("abs", g.emit("subtract", *promote(g, x, target)))
     near = g.emit("less", apart, like(g, apart, bound))
-    # Finite where it is not taken, for its gradient.
+    # Finite in the branch that is not selected, for its gradient.
     small = g.emit("where", near, apart, like(g, apart, 0))
     square = g.emit("multiply", g.emit("square", small), like(g, apart, scale / 2))
     line = g.emit("multiply", g.emit("subtract", apart, like(g, apart, bound / 2)), like(g, apart, scale * bound))
@@ -95,14 +95,14 @@ def _squares_below(g: Builder, x: Value, target: Value, bound: float, scale: flo
 
 @aten("soft_margin_loss.default")
 def _soft_margin_loss(g: Builder, x: Value, target: Value, reduction: int = 1) -> Any:
-    """``log(1 + exp(-t x))``, in which no exponential overflows."""
+    """Emit ``log(1 + exp(-t x))`` without overflow of the exponential."""
     agreed = g.emit("multiply", *promote(g, x, target))
     return reduced(g, g.emit("negative", g.aten("log_sigmoid.default", agreed)), reduction)
 
 
 @aten("margin_ranking_loss.default")
 def _margin_ranking_loss(g: Builder, a: Value, b: Value, target: Value, margin: float = 0.0, reduction: int = 1) -> Any:
-    """What ``t (a - b)`` lacks of the margin."""
+    """Emit ``max(0, margin - t (a - b))``."""
     ahead = g.emit("multiply", *promote(g, g.emit("subtract", a, b), target))
     return reduced(g, _lacking(g, ahead, margin), reduction)
 
@@ -112,7 +112,7 @@ def _triplet_margin_loss(
     g: Builder, anchor: Value, positive: Value, negative: Value, margin: float = 1.0, order: float = 2,
     epsilon: float = 1e-6, swap: bool = False, reduction: int = 1,
 ) -> Any:  # fmt: skip
-    """The margin and the distance to the positive, less that to the negative, or with `swap` between the two."""
+    """Hinge of margin + d(anchor, positive) - d(anchor, negative); `swap` uses min with d(positive, negative)."""
     pairs = [(anchor, positive), (anchor, negative), *[(positive, negative)] * swap]
     near, *far = (g.aten("pairwise_distance.default", a, b, order, epsilon) for a, b in pairs)
     away = g.emit("minimum", *far) if swap else far[0]
@@ -124,7 +124,7 @@ def _triplet_margin_loss(
 def _cosine_embedding_loss(
     g: Builder, a: Value, b: Value, target: Value, margin: float = 0.0, reduction: int = 1
 ) -> Any:
-    """``1 - cos`` of the rows' angle where the target is 1, what the cosine exceeds the margin by where it is -1."""
+    """``1 - cos`` of the rows' angle where the target is 1, the excess of the cosine over the margin where it is -1."""
     small = like(g, a, 1e-12)
 
     def along(x: Value, y: Value) -> Any:
@@ -141,7 +141,7 @@ def _cosine_embedding_loss(
 
 @aten("hinge_embedding_loss.default")
 def _hinge_embedding_loss(g: Builder, x: Value, target: Value, margin: float = 1.0, reduction: int = 1) -> Any:
-    """`x` itself where the target is 1, what it lacks of the margin where it is -1."""
+    """`x` where the target is 1, ``max(0, margin - x)`` where it is -1."""
     not_near, not_far = (g.emit("not_equal", target, like(g, target, sign)) for sign in (1, -1))
     zero = like(g, x, 0)
     sides = g.emit("where", not_near, _lacking(g, x, margin), zero), g.emit("where", not_far, x, zero)
@@ -153,7 +153,7 @@ def _lacking(g: Builder, x: Value, margin: float) -> Any:
 
 
 def _positive(g: Builder, x: Value) -> Any:
-    """`x` where it is positive, else 0; at 0 its gradient passes, as through torch's clamp_min."""
+    """Return ``max(x, 0)``; at 0 the gradient passes, as in torch's clamp_min."""
     return g.emit("clip", x, min=0.0, max=math.inf)
 
 
@@ -161,7 +161,7 @@ def _positive(g: Builder, x: Value) -> Any:
 def _poisson_loss(
     g: Builder, x: Value, target: Value, of_logarithm: bool, full: bool, epsilon: float, reduction: int
 ) -> Any:
-    """``exp(x) - t x``, or ``x - t log x``; in `full` with Stirling's formula for the factorial of `t` above 1."""
+    """``exp(x) - t x``, or ``x - t log x``; if `full`, plus Stirling's formula for the factorial of `t` above 1."""
     x, target = promote(g, x, target)
     rate = g.emit("exp", x) if of_logarithm else x
     log = x if of_logarithm else g.emit("log", g.emit("add", x, like(g, x, epsilon)))
@@ -178,7 +178,7 @@ def _poisson_loss(
 
 @aten("kl_div.default")
 def _kl_div(g: Builder, x: Value, target: Value, reduction: int = 1, *, log_target: bool = False) -> Any:
-    """``t (log t - x)`` of logarithms `x`, where 0 log 0 is 0; of logarithms `t`, ``exp(t) (t - x)``."""
+    """``t (log t - x)`` of log-probabilities `x`, where 0 log 0 is 0; with a log target ``exp(t) (t - x)``."""
     x, target = promote(g, x, target)
     if log_target:
         return reduced(g, g.emit("multiply", g.emit("exp", target), g.emit("subtract", target, x)), reduction)
@@ -190,7 +190,7 @@ def _kl_div(g: Builder, x: Value, target: Value, reduction: int = 1, *, log_targ
 
 @aten("binary_cross_entropy.default")
 def _binary_cross_entropy(g: Builder, x: Value, target: Value, weight: Value | None = None, reduction: int = 1) -> Any:
-    """``-(y log x + (1 - y) log(1 - x))``, whose logarithms torch holds at -100 or above."""
+    """``-(y log x + (1 - y) log(1 - x))``, with logarithms clamped at -100 as in torch."""
     loss = g.emit("nn.binary_cross_entropy", *promote(g, x, target))
     return reduced(g, loss if weight is None else g.emit("multiply", *promote(g, loss, weight)), reduction)
 
@@ -199,7 +199,7 @@ def _binary_cross_entropy(g: Builder, x: Value, target: Value, weight: Value | N
 def _binary_cross_entropy_with_logits(
     g: Builder, x: Value, target: Value, weight: Value | None = None, positive: Value | None = None, reduction: int = 1
 ) -> Any:
-    """``-(y log s(x) + (1 - y) log(1 - s(x)))``, in which no logarithm is of zero."""
+    """``-(y log s(x) + (1 - y) log(1 - s(x)))``, without logarithms of zero."""
     after = g.aten("log_sigmoid.default", x)
     before = g.emit("subtract", after, x)
     if positive is not None:

@@ -1,4 +1,4 @@
-"""Norms of vectors, and what is divided by them."""
+"""Vector norms and normalization by them."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def _vector_norm(
 
 
 def _powers(g: Builder, x: Value, order: float) -> Any:
-    """``|x| ** order``; below order 1 the slope at 0 is infinite, and the gradient there is 0."""
+    """Emit ``|x| ** order``; below order 1 the slope at 0 is infinite, and the gradient there is set to 0."""
     size = g.emit("abs", x)
     if order >= 1:
         return g.emit("power", size, like(g, x, order))
@@ -83,7 +83,7 @@ def _linalg_norm(
 
 @aten("_weight_norm.default")
 def _weight_norm(g: Builder, direction: Value, length: Value, dim: int = 0) -> Any:
-    """Each slice along `dim` of a given length (Salimans and Kingma, Weight Normalization, 2016)."""
+    """Scale each slice along `dim` to a given length (Salimans and Kingma, Weight Normalization, 2016)."""
     others = [i for i in range(len(direction.tensor.shape)) if i != axis_of(dim, len(direction.tensor.shape))]
     norm = _vector_norm(g, direction, 2, others, True)
     return g.emit("multiply", direction, g.emit("divide", length, norm))
@@ -100,7 +100,7 @@ def _cosine_similarity(g: Builder, a: Value, b: Value, dim: int = 1, epsilon: fl
 
 
 def _at_least(g: Builder, x: Value, bound: float) -> Any:
-    """`x` raised to the bound without changing its gradient, as torch raises norms with gradients switched off."""
+    """Clamp `x` from below without changing its gradient, as torch clamps norms under no_grad."""
     missing = g.emit("nn.relu", g.emit("subtract", like(g, x, bound), x))
     return g.emit("add", x, g.emit("stop_gradient", missing))
 

@@ -1,4 +1,4 @@
-"""Products over a dim, whole and cumulative. No pending reduction stands for them: the dim stays on one device."""
+"""Products and cumulative products over a dim. No placement is a partial product: the dim stays whole."""
 
 from __future__ import annotations
 
@@ -44,13 +44,13 @@ def _rule(types: Types, attrs: Attrs, results: Types) -> Rule:
 
 
 def _zeros_and_factors(b: Backward) -> tuple[Value, Value]:
-    """Where the operand is zero, and the operand with ones there."""
+    """Return a mask of zeros in the operand, and the operand with ones there."""
     nought = b.emit("equal", b.x(), b.number(0.0))
     return nought, b.emit("where", nought, b.number(1.0), b.x())
 
 
 def _product_back(b: Backward) -> Value:
-    """The product of all other elements: where one alone is zero, its gradient is that of those that are not."""
+    """Return the product of all other elements; if exactly one is zero, its gradient is the product of the others."""
     axis, shape, dtype = b.attrs["axis"], b.x().tensor.shape, b.grad.tensor.dtype
     nought, factors = _zeros_and_factors(b)
     own = cast(b.g, nought, dtype)
@@ -62,7 +62,7 @@ def _product_back(b: Backward) -> Value:
 
 
 def _products_back(b: Backward) -> Value:
-    """Each element's gradient is from the products behind it: up to the first zero, or from it up to the second."""
+    """Return each element's gradient from the products after it: up to the first zero, or from it up to the second."""
     axis, dtype = b.attrs["axis"], b.grad.tensor.dtype
     nought, factors = _zeros_and_factors(b)
     count = b.emit("cumsum", cast(b.g, nought, dtype), axis=axis)

@@ -1,4 +1,4 @@
-"""Sums, means, maxima and minima over dims, and what is made of them element by element."""
+"""Sums, means, maxima and minima over dims, and reductions composed of them."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ def _reduce_rule(how: str) -> Any:
 
 
 def _torch_axes(name: str, more: str = "") -> Any:
-    """An empty tuple of axes reduces nothing, here and in Relax; torch reads it as all of them."""
+    """An empty tuple of axes reduces nothing, here and in Relax; torch reads it as all axes."""
 
     def expression(attrs: Attrs) -> str:
         return f"torch.{name}({{0}}, dim={{axis}}, keepdim={{keepdims}}{more})" if attrs["axis"] else "{0}.clone()"
@@ -69,7 +69,7 @@ def _relax_axes(name: str) -> str:
 
 
 def _spread(b: Backward, value: Value) -> Value:
-    """A reduced value for each element that was reduced."""
+    """Broadcast a reduced value to the shape of the operand."""
     return b.keepdims(value, b.attrs["axis"], b.x().tensor.shape)
 
 
@@ -79,7 +79,7 @@ def _share(b: Backward) -> float:
 
 
 def _to_extremes(b: Backward) -> Value:
-    """To the elements that are the extreme: equal parts as in torch's amax, or all to the first as in its max.dim."""
+    """Pass the gradient to the extremes: in equal shares as in torch's amax, or to the first as in its max.dim."""
     if "ties" in b.attrs:
         return _to_first(b)
     mine = cast(b.g, b.emit("equal", b.x(), _spread(b, b.y())), b.grad.tensor.dtype)
@@ -115,7 +115,7 @@ define(
 
 def _extreme_of_none(name: str, lowest: float) -> Expand:
     def expand(x: Expansion) -> tuple[Value, ...]:
-        """A device without elements has no extreme: it takes that of the value neutral to the reduction."""
+        """A device without elements uses the neutral value of the reduction as its extreme."""
         value, rank = x.operands[0], len(x.types[0].shape)
         empty = tuple(int(d in x.attrs["axis"] and x.may_be_empty(value, d)) for d in range(rank))
         if any(empty):
@@ -138,7 +138,7 @@ for _name, _lowest in (("max", -math.inf), ("min", math.inf)):
 
 
 def _split_mean(x: Expansion) -> tuple[Value, ...]:
-    """The mean of a split dim: each device sums its own part and divides by the size of the whole."""
+    """Split a mean: each device sums its own part and divides by the size of the whole dim."""
     count = math.prod(x.types[0].shape[a] for a in x.attrs["axis"])
     total = x.emit("sum", x.operands[0], axis=x.attrs["axis"], keepdims=x.attrs["keepdims"])
     scale = x.emit("constant", value=1.0 / count if count else math.inf, dtype=x.types[0].dtype)
@@ -195,7 +195,7 @@ def _aminmax(g: Builder, x: Value, *, dim: int | None = None, keepdim: bool = Fa
 
 def _truth_reduce(name: str, of_none: bool) -> Any:
     def convert(g: Builder, x: Value, dim: Any = None, keepdim: bool = False) -> Any:
-        # torch has one dtype in which truth is a number.
+        # uint8 is torch's only numeric dtype of logical results.
         dtype = "uint8" if x.tensor.dtype == "uint8" else "bool"
         if has_none(x, dim):
             return filled(g, reduced_shape(x, dim, keepdim), of_none, dtype)
@@ -234,7 +234,7 @@ for _name in ("sum", "mean", "max", "min"):
 
 
 def _onnx_axes(x: Any, attrs: Any) -> tuple[int, ...]:
-    """The dims that a reduction is over: an attribute in old models, an operand in new ones; all when there is none."""
+    """Return the axes of a reduction: an attribute in old models, an operand in new ones; all axes if omitted."""
     axes = x.numbers(1, attrs.get("axes"))
     return () if not axes and attrs.get("noop_with_empty_axes", 0) else axes_of(x[0], axes or None)
 

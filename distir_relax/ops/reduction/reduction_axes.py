@@ -1,4 +1,4 @@
-"""The dims that an op sees whole, and the dtype that it adds up in."""
+"""Reduction axes and accumulation dtypes."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from distir_relax.ops.table import Attrs, Builder, Rule, Types, cast, dtype_name
 
 
 def infer_along_axis(types: Types, attrs: Attrs) -> tuple[TensorType, ...]:
-    """The operand's own type; raises ValueError unless attribute `axis` is one of its dims."""
+    """Infer the operand's type; raise ValueError unless attribute `axis` is one of its dims."""
     axis = attrs.get("axis", 0)
     if not 0 <= axis < max(1, len(types[0].shape)):
         raise ValueError(f"axis {axis} of a tensor of {len(types[0].shape)} dims")
@@ -17,38 +17,38 @@ def infer_along_axis(types: Types, attrs: Attrs) -> tuple[TensorType, ...]:
 
 
 def whole_axis_rule(types: Types, attrs: Attrs, results: Types) -> Rule:
-    """The rule of ops that see all of dim `axis` at once, and all others element by element."""
+    """Return the rule of ops that need dim `axis` whole and are elementwise in all others."""
     text = " ".join(f"[d{i}]" if i == attrs["axis"] else f"d{i}" for i in range(len(types[0].shape)))
     return parse_rule(f"{text} -> {text}", [types[0].shape], [results[0].shape])
 
 
 def axes_of(x: Value, dim: Any) -> tuple[int, ...]:
-    """The dims that `dim` (a number, several, or none for all) names, counted from the front, in order."""
+    """Return the dims in `dim` (a number, several, or none for all) as sorted nonnegative indices."""
     rank = len(x.tensor.shape)
     dims = range(rank) if dim is None or dim == [] else [dim] if isinstance(dim, int) else dim
-    # A scalar has no dims, and torch lets it have one.
+    # torch accepts a dim for a scalar.
     return tuple(sorted(d + rank if d < 0 else d for d in dims)) if rank else ()
 
 
 def relax_axes(x: Value, axis: Any) -> tuple[int, ...]:
-    """The dims that Relax's `axis` names; unlike torch's, an empty list names none."""
+    """Return the dims of Relax's `axis`; unlike in torch, an empty list means none."""
     return axes_of(x, axis if axis is None or isinstance(axis, int) else tuple(axis))
 
 
 def has_none(x: Value, dim: Any) -> bool:
-    """Whether a reduction over `dim` is one of no elements."""
+    """Return whether a reduction over `dim` has no elements."""
     return any(x.tensor.shape[axis] == 0 for axis in axes_of(x, dim))
 
 
 def reduced_shape(x: Value, dim: Any, keepdim: bool) -> tuple[int, ...]:
-    """The shape of a reduction of `x` over `dim`."""
+    """Return the shape of a reduction of `x` over `dim`."""
     axes = axes_of(x, dim)
     kept = [1 if d in axes else n for d, n in enumerate(x.tensor.shape) if keepdim or d not in axes]
     return tuple(kept)
 
 
 def converted(g: Builder, x: Value, dtype: Any, summing: bool = False) -> Any:
-    """`x` in the dtype asked for; where none is, integers that are summed are so in 64 bits."""
+    """Cast `x` to `dtype`; without one, integers are summed in 64 bits."""
     if dtype is not None:
         return cast(g, x, dtype_name(dtype))
     return cast(g, x, "int64") if summing and "float" not in x.tensor.dtype else x

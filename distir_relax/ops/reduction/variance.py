@@ -1,4 +1,4 @@
-"""Variances and standard deviations, written as means."""
+"""Variances and standard deviations, decomposed into means."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def _var(g: Builder, x: Value, dim: Any = None, *, correction: float | None = No
     bessel = 1 if correction is None else correction
     if bessel == 0:
         return variance
-    # Of no more elements than the correction, the squares are divided by zero.
+    # With no more elements than the correction, the squares are divided by zero.
     scale = count / (count - bessel) if count > bessel else math.inf
     return g.emit("multiply", variance, g.constant(scale, x.tensor.dtype))
 

@@ -1,25 +1,26 @@
-"""Ops over the spatial dims of ``N C spatial`` data. Their windows make halos.
+"""Ops over the spatial dims of ``N C spatial`` data. Their windows cause halo exchanges.
 
-=======================  ==========================================================================
-`convolution`            sums over windows with strides, plain and transposed
-`convolution_gradients`  how both are differentiated, and what sums the gradient of weights
-`pooling`                maxima and averages of windows with strides
-`pooling_gradients`      how these are differentiated
-`adaptive_pooling`       maxima and averages of windows that follow from the sizes
-`max_pool_places`        where those maxima stand
-`upsample`               each element repeated a whole number of times
-`resize`                 to any size, in the forms that torch and Relax have: ``image.resize2d``
-`resample`               one dim to any size, in all forms that ONNX has
-`onnx_resize`            ONNX's Resize, which chooses among the three
-`interpolate`            torch's interpolation, which does so too
-`grid_sample`            an image read at given positions
-`separable`              how resizing and averages of any windows are differentiated
-`grid_sample_gradient`   how it is differentiated
-`patches`                patches as columns, and back
-=======================  ==========================================================================
+=========================  ==========================================================================
+`convolution`              convolutions, plain and transposed
+`convolution_gradients`    gradients of both, and the weight gradient op
+`convolution_workspace`    workspace of torch's CPU kernels
+`pooling`                  max and average pooling with strides
+`pooling_gradients`        gradients of pooling
+`adaptive_pooling`         adaptive max and average pooling
+`max_pool_indices`         indices of the maxima
+`upsample`                 nearest upsampling by integer factors
+`resize`                   resizing to any size, in the forms of torch and Relax: ``image.resize2d``
+`resample`                 resizing of one dim to any size, in all forms of ONNX
+`onnx_resize`              ONNX's Resize, lowered to one of these three
+`interpolate`              torch's interpolation, lowered in the same way
+`separable_gradients`      gradients of resizing and of average pooling with any windows
+`grid_sample`              sampling of an image at given positions
+`grid_sample_gradient`     its gradient
+`im2col`                   patches as columns, and back
+=========================  ==========================================================================
 
-What their entries have in common is in `windowed`. The attributes of windows with strides are in `strides`, those of
-windows that follow a formula in `parts`.
+Shared parts of their entries are in `window_ops`. The attributes of windows with strides are in `strides`, those of
+windows that follow a formula in `computed_windows`.
 """
 
 # A module enters its ops and their spellings in the table when it is imported.

@@ -1,7 +1,7 @@
-"""Adaptive pooling, whose windows follow from the sizes: averages and maxima.
+"""Adaptive average and max pooling, with windows derived from the operand and result sizes.
 
 Of `n` elements pooled to `m`, window `i` begins at ``floor(i n / m)`` and ends before ``ceil((i + 1) n / m)``. Windows
-of one size are ordinary pooling (`distir_relax.ops.spatial.pooling`). All are split with halos (`SampledWindow`).
+of equal size are ordinary pooling (`distir_relax.ops.spatial.pooling`). All are split with halos (`SampledWindow`).
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ def _windows(types: Types, attrs: Attrs) -> tuple[SampledWindow, ...]:
 
 
 def _over_parts(function: str, whole: str) -> Callable[[Attrs], str]:
-    """The expression `whole` over what the parts that a device has of some dims are made."""
+    """Return an expression that computes partial dims with `resample`, and the rest with `whole`."""
 
     def expression(attrs: Attrs) -> str:
         made, is_all = over_parts(attrs, function, "resample.Adaptive()", attrs["output_size"])
@@ -50,7 +50,7 @@ def _over_parts(function: str, whole: str) -> Callable[[Attrs], str]:
 
 
 def _largest(attrs: Attrs) -> str:
-    """All dims made by the kernels of `resample`."""
+    """Return an expression that reduces all dims with the kernels of `resample`."""
     text = "{0}"
     parts = attrs.get("part", ((),) * len(attrs["output_size"]))
     for i, (size, part) in enumerate(zip(attrs["output_size"], parts, strict=True)):
@@ -97,7 +97,7 @@ for _n in (1, 2, 3):
 
 
 def _reduced(x: Value, wanted: tuple[int, ...]) -> tuple[int, ...]:
-    """The dims that become one element, if not all do: reduced first, they need no gather where they are split."""
+    """Return the dims reduced to one element, unless all are: reduced first, they need no gather if they are split."""
     first = len(x.tensor.shape) - len(wanted)
     axes = tuple(first + i for i, n in enumerate(wanted) if n == 1 and x.tensor.shape[first + i] > 1)
     return axes if any(n > 1 for n in wanted) else ()
@@ -119,8 +119,8 @@ def _adaptive_max(count: int) -> Any:
     def convert(g: Builder, x: Value, size: Any) -> Any:
         wanted = per_dim(size, count)
         places = batched(g, x, count, lambda data: adaptive_places(g, data, wanted))
-        # From the innermost dim outwards, which leaves the gradient to the first of equal elements. A dim with a window
-        # inside of it is an exception: reduced first, it would name the first along the window.
+        # From the innermost dim outwards, so that the first of equal elements gets the gradient. A dim with a window
+        # inside of it is an exception: reduced first, it would select the first along the window.
         rank = len(x.tensor.shape)
         for axis in reversed(_reduced(x, wanted)):
             if not g.training or all(n == 1 for n in wanted[axis - rank :]):

@@ -1,9 +1,8 @@
-"""Windows that follow a formula: resizing to any size, pooling to any size, and where maxima stand.
+"""Windows that follow a formula: resizing, adaptive pooling, and indices of maxima.
 
-An op with such windows (`SampledWindow`) has attribute `part` where a device works on a piece of a spatial dim. For
-each spatial dim it is ``(size of the whole operand's dim, first element held, size of the whole result's dim, first
-element of the result)``, or ``()`` where the dim is whole. `distir_relax.kernels.resample` computes from it what the
-device has to.
+An op with such windows (`SampledWindow`) has attribute `part` where a device computes a part of a spatial dim. For each
+spatial dim it is ``(size of the whole operand's dim, first local element, size of the whole result's dim, first element
+of the result)``, or ``()`` where the dim is whole. `distir_relax.kernels.resample` computes the local result from it.
 """
 
 from __future__ import annotations
@@ -20,9 +19,9 @@ def sampled_windows(
     x: TensorType, attrs: Attrs, axes: Sequence[int], sizes: Sequence[int], samplings: Sequence[Sampling],
     plain: Sequence[bool],
 ) -> tuple[SampledWindow, ...]:  # fmt: skip
-    """The windows of an op along dims `axes` of `x`, which it makes `sizes` elements; those `plain` are no windows.
+    """Return the windows of an op that resizes dims `axes` of `x` to `sizes`; `plain` marks dims without a window.
 
-    Raises ValueError when a part that the attributes name does not hold just what it needs.
+    Raises ValueError if a part in the attributes does not have exactly the elements it needs.
     """
     if not len(axes) == len(sizes) == len(samplings):
         raise ValueError(f"a size for each of {len(axes)} dims")
@@ -40,13 +39,13 @@ def sampled_windows(
 
 
 def parts_of(attrs: Attrs, dims: int) -> tuple[tuple[int, ...], ...]:
-    """The part of each of `dims` dims that a device works on; ``()`` for a dim that is whole."""
+    """Return the device's part of each of `dims` dims; ``()`` for a dim that is whole."""
     found: tuple[tuple[int, ...], ...] = attrs.get("part", ((),) * dims)
     return found
 
 
 def set_part(dims: int) -> Any:
-    """The `Split.windowed` of an op with `dims` windows."""
+    """Return the `Split.windowed` of an op with `dims` windows."""
 
     def windowed(attrs: Attrs, parts: Mapping[int, tuple[int, ...]]) -> dict[str, Attribute]:
         found = list(parts_of(attrs, dims))
@@ -58,13 +57,12 @@ def set_part(dims: int) -> Any:
 
 
 def local_size(key: str) -> Any:
-    """A `localize` that sets attribute `key` to the sizes of the result's spatial dims."""
+    """Return a `localize` that sets attribute `key` to the sizes of the result's spatial dims."""
     return lambda attrs, types, results: {**attrs, key: results[0].shape[2:]}
 
 
 def over_parts(attrs: Attrs, function: str, sampling: str, sizes: Sequence[int]) -> tuple[str, bool]:
-    """The operand with each spatial dim that a device has a part of made by `function` of `resample`, and whether
-    those are all."""
+    """Return the expression with partial dims computed by `function` of `resample`, and whether all are partial."""
     text, parts = "{0}", parts_of(attrs, len(sizes))
     for i, part in enumerate(parts):
         if part:
@@ -73,5 +71,5 @@ def over_parts(attrs: Attrs, function: str, sampling: str, sizes: Sequence[int])
 
 
 def keeps(types: Types, sizes: Sequence[int]) -> list[bool]:
-    """For each spatial dim, whether it keeps its size."""
+    """Return for each spatial dim whether it keeps its size."""
     return [have == want for have, want in zip(types[0].shape[2:], sizes, strict=False)]

@@ -2,10 +2,10 @@
 
 Layouts are torch's: data ``N C spatial``, weights ``O I spatial`` (``I O spatial`` for transposed ones). The
 attributes: `strides` and `dilation` per spatial dim, `groups`, and `padding`: the low ends of all spatial dims, then
-the high ends. A transposed convolution's padding is what is taken off its result; torch's `output_padding` makes the
+the high ends. The padding of a transposed convolution is cropped from its result; torch's `output_padding` makes the
 high ends smaller.
-A spatial dim is split with halos (`StridedWindow`); channels in are summed, channels out and groups are free.
-The bias is an op of its own: where channels in are split it must be added once, after the reduction.
+A spatial dim is split with halos (`StridedWindow`); input channels are summed, output channels and groups split freely.
+The bias is a separate op: if input channels are split it must be added once, after the reduction.
 """
 
 from __future__ import annotations
@@ -80,7 +80,7 @@ def _conv_rule(types: Types, attrs: Attrs, results: Types) -> Rule:
 
 
 def _local_conv(attrs: Attrs, types: Types, results: Types) -> dict[str, Any]:
-    # Where a device has no channels of any group, it does not matter how many groups there are.
+    # If a device has no channels of any group, the number of groups is irrelevant.
     inner = types[1].shape[1]
     return {**attrs, "groups": types[0].shape[1] // inner if inner else 1}
 
@@ -288,7 +288,7 @@ def _onnx_conv(g: Builder, x: OnnxOperands, attrs: Attrs) -> Any:
 
 @onnx("com.microsoft::NhwcConv")
 def _nhwc_conv(g: Builder, x: OnnxOperands, attrs: Attrs) -> Any:
-    """Data (n, d..., c) and weight (m, k..., c), as ONNX Runtime's transformer of layouts writes them."""
+    """Data (n, d..., c) and weight (m, k..., c), as written by ONNX Runtime's layout transformer."""
     rank = len(x[0].tensor.shape)
     inner, last = (0, rank - 1, *range(1, rank - 1)), (0, *range(2, rank), 1)
     data, weight = (g.emit("permute_dims", part, axes=inner) for part in (x[0], x[1]))

@@ -1,10 +1,10 @@
-"""How convolutions are differentiated: each of the two kinds is the other's gradient, and both share that of weights.
+"""Gradients of convolutions: each of the two kinds is the other's data gradient; the weight gradient op is shared.
 
-``nn.conv2d_weight_grad`` and its family sum products of two tensors over the batch and all spatial places: `x`, as a
-plain convolution reads it, and `y`, of its result's shape. `strides`, `padding` and `dilation` are those of the
-convolution; `kernel` is the weight's spatial shape, and `channels` its second dim, which tells how many groups there
-are. A spatial dim is whole on a device: along it both operands would need each other's neighbours. The batch may be
-split, and gives a pending sum.
+``nn.conv2d_weight_grad`` and its family sum products of two tensors over the batch and all spatial positions: `x`, as
+read by a plain convolution, and `y`, of its result's shape. `strides`, `padding` and `dilation` are those of the
+convolution; `kernel` is the weight's spatial shape, and `channels` its second dim, which determines the number of
+groups. A spatial dim is whole on a device, since both operands would need halos along it. The batch may be split, and
+gives a partial sum.
 """
 
 from __future__ import annotations
@@ -36,14 +36,14 @@ from distir_relax.ops.table import (
 
 
 def convolution_gradient(count: int) -> Gradient:
-    """The facet of a convolution over `count` spatial dims."""
+    """Return the gradient facet of a convolution over `count` spatial dims."""
     return gradient_of(
         lambda b: _spread(b, b.grad, b.x(1), b.x(0)), lambda b: _of_weight(b, count, b.x(0), b.grad, b.x(1), b.attrs)
     )
 
 
 def transposed_gradient(count: int) -> Gradient:
-    """The facet of a transposed convolution over `count` spatial dims, whose padding may be negative."""
+    """Return the gradient facet of a transposed convolution over `count` spatial dims; padding may be negative."""
 
     def of_data(b: Backward) -> Value:
         grad, attrs = _cropped(b)
@@ -57,7 +57,7 @@ def transposed_gradient(count: int) -> Gradient:
 
 
 def _spread(b: Backward, grad: Value, weight: Value, like: Value) -> Value:
-    """The transposed convolution of `grad` that has the shape of `like`, whatever rest the strides have left."""
+    """Emit the transposed convolution of `grad` with the shape of `like`, for any remainder of the strides."""
     count, low = spatial_rank(b.attrs), ends(b.attrs)[0]
     groups = like.tensor.shape[1] // max(weight.tensor.shape[1], 1)
     whole = strided_windows(grad.tensor, {**b.attrs, "padding": (0,) * 2 * count}, weight.tensor.shape[2:], SCATTER)
@@ -77,7 +77,7 @@ def _geometry(attrs: Any) -> dict[str, Any]:
 
 
 def _cropped(b: Backward) -> tuple[Value, dict[str, Any]]:
-    """The gradient without what negative padding has put on, and the attributes without that padding."""
+    """Return the gradient and attributes without negative padding: the elements it added are cropped."""
     padding, grad = b.attrs["padding"], b.grad
     if min(padding) < 0:
         low, high = ends({"padding": tuple(min(n, 0) for n in padding)})

@@ -1,11 +1,11 @@
-"""The memory that torch's CPU kernels of convolutions need while they run.
+"""Workspace of torch's CPU convolution kernels.
 
-torch hands most convolutions of float32 to oneDNN, which computes on layouts with the channels in blocks of 16 (of the
+torch runs most float32 convolutions with oneDNN, which computes on layouts with the channels in blocks of 16 (of the
 widest vectors of float32). Data, weights and results are copied into such layouts and back, so three blocked copies are
 live at once, and later the blocked and the plain result. Data of fewer than 16 channels is read as it is. Other
-convolutions, and all of float64, are products of the weights with an unfolded copy of the data: one column for each
-result, one row for each weight of a channel out. Which go where is decided by ``ConvParams::use_mkldnn`` in
-``aten/src/ATen/native/Convolution.cpp``. Measured with torch 2.13 by `benchmarks/peak_memory.py`.
+convolutions, and all in float64, are products of the weights with an im2col copy of the data: one column per result
+position, one row per weight of an output channel. ``ConvParams::use_mkldnn`` in
+``aten/src/ATen/native/Convolution.cpp`` chooses the kernel. Measured with torch 2.13 by `benchmarks/peak_memory.py`.
 """
 
 from __future__ import annotations
@@ -19,13 +19,13 @@ from distir_relax.ops.table import Attrs, Types
 
 _BLOCK = 16
 _SMALL = 20480
-"""Elements of a single sample up to which torch does not call oneDNN."""
+"""torch does not use oneDNN for a single sample of up to this number of elements."""
 _MANY = 16
-"""Samples from which on torch calls oneDNN for kernels of one element."""
+"""torch uses oneDNN for kernels of one element from this number of samples on."""
 
 
 def convolution(types: Types, attrs: Attrs, results: Types) -> float:
-    """Bytes for ``nn.conv2d`` and its family."""
+    """Return the bytes for ``nn.conv2d`` and its family."""
     (x, w), (y,) = types, results
     padded = _padded(x, attrs)
     read = x if padded is None else padded
@@ -39,7 +39,7 @@ def convolution(types: Types, attrs: Attrs, results: Types) -> float:
 
 
 def transposed_convolution(types: Types, attrs: Attrs, results: Types) -> float:
-    """Bytes for ``nn.conv2d_transpose`` and its family."""
+    """Return the bytes for ``nn.conv2d_transpose`` and its family."""
     (x, w), (y,) = types, results
     low, high = ends(attrs)
     whole = y
@@ -47,16 +47,16 @@ def transposed_convolution(types: Types, attrs: Attrs, results: Types) -> float:
         sizes = [n + max(a, 0) + max(b, 0) for n, a, b in zip(y.shape[2:], low, high, strict=True)]
         whole = TensorType((*y.shape[:2], *sizes), y.dtype)
     extra = _extra_of_transposed(x, w, whole, attrs)
-    # The cropped result is made when the whole one is done.
+    # The cropped result is allocated after the whole one is computed.
     return extra if whole is y else max(extra + whole.bytes - y.bytes, float(whole.bytes))
 
 
 def weight_gradient(types: Types, attrs: Attrs, results: Types) -> float:
-    """Bytes for ``nn.conv2d_weight_grad`` and its family."""
+    """Return the bytes for ``nn.conv2d_weight_grad`` and its family."""
     (x, y), (w,) = types, results
     padded = _padded(x, attrs)
     read = x if padded is None else padded
-    # A tensor of the weight's shape says for which weight it is.
+    # The weight is passed as a tensor of its shape.
     extra = w.bytes + (0.0 if padded is None else float(padded.bytes))
     groups = read.shape[1] // max(w.shape[1], 1)
     if _by_product(read, w, attrs, groups):
@@ -67,19 +67,19 @@ def weight_gradient(types: Types, attrs: Attrs, results: Types) -> float:
 
 
 def _extra_of_transposed(x: TensorType, w: TensorType, y: TensorType, attrs: Attrs) -> float:
-    """Bytes for a transposed convolution with the result `y`, before it is cropped."""
+    """Return the bytes for a transposed convolution with the result `y` before cropping."""
     groups = y.shape[1] // max(w.shape[1], 1)
     if _by_product(x, w, attrs, groups):
         return _columns(w.shape[1:], x)
     if any(stride > 1 for stride in attrs["strides"]):
-        # The gradient of a strided convolution is accumulated in a plain copy.
+        # The gradient of a strided convolution is accumulated in an unblocked copy.
         return max(_blocked(x, groups), float(y.bytes)) + y.bytes
     data, result = _blocked(x, groups), _blocked(y, groups)
     return max(data + _blocked_weights(w, groups, _BLOCK) + result - y.bytes, result)
 
 
 def _padded(x: TensorType, attrs: Attrs) -> TensorType | None:
-    """The padded copy of the data, which is made where both ends are not padded alike."""
+    """Return the padded copy of the data, needed if the padding is asymmetric."""
     low, high = ends(attrs)
     if low == high and min(low, default=0) >= 0:
         return None
@@ -88,7 +88,7 @@ def _padded(x: TensorType, attrs: Attrs) -> TensorType | None:
 
 
 def _by_product(x: TensorType, w: TensorType, attrs: Attrs, groups: int) -> bool:
-    """Whether torch computes the convolution itself, as a product."""
+    """Return whether torch computes the convolution itself, as a matrix product."""
     if x.dtype != "float32":
         return x.dtype == "float64"
     kernel = w.shape[2:]
@@ -96,30 +96,30 @@ def _by_product(x: TensorType, w: TensorType, attrs: Attrs, groups: int) -> bool
     if not strided and x.shape[0] < _MANY and all(k == 1 for k in kernel[-2:]):
         return True
     large = len(kernel) > 1 and min(kernel[-2:]) > 3
-    # Of data with three spatial dims torch looks at the first two.
+    # For data with three spatial dims torch checks the first two.
     return groups == 1 and not large and x.shape[0] == 1 and math.prod(x.shape[:4]) <= _SMALL
 
 
 def _is_pointwise(w: TensorType, attrs: Attrs) -> bool:
-    """Whether the data itself is the unfolded copy."""
+    """Return whether the data itself is its im2col matrix."""
     plain = all(s == 1 for s in attrs["strides"]) and not any(attrs["padding"])
     return plain and all(k == 1 for k in w.shape[2:])
 
 
 def _columns(weights: Sequence[int], result: TensorType) -> float:
-    """The unfolded data of all samples."""
+    """Return the bytes of the im2col matrices of all samples."""
     element = result.bytes / max(result.elements, 1)
     return float(result.shape[0] * math.prod(weights) * math.prod(result.shape[2:]) * element)
 
 
 def _blocked(x: TensorType, groups: int) -> float:
-    """The bytes of a tensor whose channels, of each group, are filled up to whole blocks."""
+    """Return the bytes of a tensor with the channels of each group padded to whole blocks."""
     channels = x.shape[1]
     return x.bytes * _whole_blocks(channels, groups) / channels if channels else 0.0
 
 
 def _blocked_weights(w: TensorType, groups: int, block_in: int) -> float:
-    """The bytes of weights in blocks of channels out, and of `block_in` channels in."""
+    """Return the bytes of weights in blocks of output channels, and of `block_in` input channels."""
     if groups > 1 or not w.elements:
         return float(w.bytes)
     inner = -(-w.shape[1] // block_in) * block_in

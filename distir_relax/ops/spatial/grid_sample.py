@@ -1,4 +1,4 @@
-"""An image read at given positions: ``image.grid_sample``. Where it is read is data, so every device needs it whole."""
+"""Grid sampling: ``image.grid_sample``. Positions depend on data, so every device needs the whole image."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ define(
     ),
     Split(_rule),
     cost=Cost(flops=lambda types, attrs, results: 8.0 * results[0].elements),
-    # Relax has the two numbers of a position as channels.
+    # Relax has the two coordinates of a position as channels.
     code=Code(
         relax="R.image.grid_sample({0}, R.permute_dims({1}, (0, 3, 1, 2)), {method}, 'NCHW', {padding_mode}, "
         "{align_corners})"

@@ -1,7 +1,7 @@
-"""How reading an image at given positions is differentiated, to the nearest element and between four.
+"""Gradient of grid sampling, nearest and bilinear.
 
-Written out with ops of the table: each of the elements that a position is made from has a weight, by which the image's
-gradient is summed and whose slope makes that of the position. Bicubic reading has no gradient here.
+Decomposed into ops of the table: each element that a position reads has a weight. The image's gradient is a sum by
+these weights, and their slopes give the gradient of the position. Bicubic sampling has no gradient here.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from distir_relax.ops.table import Backward, broadcast_to, cast, reshape_to
 
 @dataclass(frozen=True)
 class _Tap:
-    """One of the elements along a dim: its number within the dim, its weight, and the slope of that."""
+    """One of the elements that a position reads along a dim: its index, its weight, and the slope of the weight."""
 
     index: Value
     weight: Value
@@ -24,7 +24,7 @@ class _Tap:
 
 
 def grid_sample_back(b: Backward) -> tuple[Value, Value]:
-    """The gradients of the image and of the grid. Raises `UnsupportedOpError` for bicubic reading."""
+    """Return the gradients of the image and of the grid. Raises `UnsupportedOpError` for bicubic sampling."""
     if b.attrs["method"] not in ("bilinear", "nearest"):
         raise UnsupportedOpError(
             f"{b.op.name} by {b.attrs['method']!r} has no gradient; expected 'bilinear' or 'nearest'",
@@ -59,7 +59,7 @@ def _total(b: Backward, parts: list[Value]) -> Value:
 
 
 def _taps(b: Backward, which: int, size: int) -> list[_Tap]:
-    """The elements of a dim of `size` that number `which` of each position is made from, each (n, positions)."""
+    """Return the elements of a dim of `size` that coordinate `which` of each position reads, each (n, positions)."""
     n, rows, columns, _ = b.x(1).tensor.shape
     given = b.emit("strided_slice", b.x(1), axes=(3,), begin=(which,), end=(which + 1,), strides=(1,))
     place, slope = _placed(b, reshape_to(b.g, given, (n, rows * columns)), size)
@@ -75,7 +75,7 @@ def _taps(b: Backward, which: int, size: int) -> list[_Tap]:
 
 
 def _inside(b: Backward, place: Value, weight: Value, slope: Value, size: int) -> _Tap:
-    """The element at a place; outside the image it has no weight."""
+    """Return the tap at an index; outside the image its weight is zero."""
     nearest = b.emit("clip", place, min=0.0, max=float(size - 1))
     inside = cast(b.g, b.emit("equal", place, nearest), weight.tensor.dtype)
     weight, slope = (b.emit("multiply", x, inside) for x in (weight, slope))
@@ -83,7 +83,7 @@ def _inside(b: Backward, place: Value, weight: Value, slope: Value, size: int) -
 
 
 def _placed(b: Backward, given: Value, size: int) -> tuple[Value, Value]:
-    """Positions from -1 to 1 as places in a dim of `size`, and their slope (ATen's `grid_sampler_compute_source`)."""
+    """Map [-1, 1] to indices into a dim of `size`, with the slope (ATen's `grid_sampler_compute_source`)."""
     aligned, how = b.attrs["align_corners"], b.attrs["padding_mode"]
     half = (size - 1 if aligned else size) / 2
     place = b.emit("add", b.emit("multiply", given, b.number(half)), b.number((size - 1) / 2))
@@ -101,7 +101,7 @@ def _placed(b: Backward, given: Value, size: int) -> tuple[Value, Value]:
 
 
 def _reflected(b: Backward, place: Value, slope: Value, low: float, high: float) -> tuple[Value, Value]:
-    """Places beyond `low` and `high` mirrored there, as often as is needed."""
+    """Reflect indices at `low` and `high`, as often as necessary."""
     if low == high:
         nothing = b.emit("multiply", place, b.number(0.0))
         return nothing, nothing

@@ -1,6 +1,6 @@
-"""Patches of an image as columns, and columns put back: convolutions with kernels of a single one.
+"""im2col and col2im, as convolutions with one-hot kernels.
 
-So patches split in space with halos, as convolutions do, at the price of as many products as a kernel has elements.
+So patches split in space with halos, as convolutions do, at the price of as many products as the kernel has elements.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from distir_relax.ops.table import Builder, aten, reshape_to
 def _im2col(
     g: Builder, x: Value, kernel: Sequence[int], dilation: Sequence[int], padding: Sequence[int], stride: Sequence[int]
 ) -> Any:
-    """``(n, c, h, w)`` to ``(n, c kh kw, patches)``, as `torch.nn.Unfold`; a batch dim may be missing."""
+    """``(n, c, h, w)`` to ``(n, c kh kw, patches)``, as `torch.nn.Unfold`; the batch dim is optional."""
     if len(x.tensor.shape) == 3:
         y = _im2col(g, reshape_to(g, x, (1, *x.tensor.shape)), kernel, dilation, padding, stride)
         return reshape_to(g, y, y.tensor.shape[1:])
@@ -33,7 +33,7 @@ def _col2im(
     g: Builder, x: Value, size: Sequence[int], kernel: Sequence[int], dilation: Sequence[int], padding: Sequence[int],
     stride: Sequence[int],
 ) -> Any:  # fmt: skip
-    """``(n, c kh kw, patches)`` to ``(n, c, h, w)``, overlapping elements summed, as `torch.nn.Fold`."""
+    """``(n, c kh kw, patches)`` to ``(n, c, h, w)``, with overlaps summed, as `torch.nn.Fold`."""
     if len(x.tensor.shape) == 2:
         y = _col2im(g, reshape_to(g, x, (1, *x.tensor.shape)), size, kernel, dilation, padding, stride)
         return reshape_to(g, y, y.tensor.shape[1:])
@@ -49,7 +49,7 @@ def _col2im(
 
 
 def _ones(g: Builder, channels: int, kernel: Sequence[int], dtype: str) -> Value:
-    """For each channel, and each place of the kernel, a kernel that is one there and zero elsewhere."""
+    """Return one-hot kernels: one for each channel and kernel position."""
     import torch
 
     places = kernel[0] * kernel[1]

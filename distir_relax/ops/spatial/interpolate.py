@@ -1,5 +1,4 @@
-"""torch's interpolation. By sizes it is what torch and Relax have whole; by factors that give no whole sizes, and with
-antialiasing, it goes dim by dim (`distir_relax.ops.spatial.resample`)."""
+"""torch's interpolation, by torch's and Relax's ops; for fractional sizes and antialiasing dim by dim (`resample`)."""
 
 from __future__ import annotations
 
@@ -32,7 +31,7 @@ def _antialiased(method: str) -> Any:
         pairs = list(zip(x.tensor.shape[2:], sizes, strict=True))
         factors = exact or [m / n for n, m in pairs]
         if align:
-            # torch aligns no corners here: it takes the factor of corners that are, and half-pixel positions.
+            # torch ignores `align_corners` here: it uses the factor of aligned corners with half-pixel positions.
             if any(1 in pair for pair in pairs):
                 raise NotImplementedError("aligned corners of a dim of one element, with antialiasing")
             factors = [(m - 1) / (n - 1) for n, m in pairs]
@@ -64,7 +63,7 @@ def _nearest_exact(g: Builder, x: Value, size: Any = None, scales: Any = None) -
 
 
 def _sizes(x: Value, size: Any, scales: Any) -> tuple[tuple[int, ...], list[float] | None]:
-    """The sizes asked for; the factors too, where those give no whole sizes and so say more."""
+    """Return the requested sizes, and the factors if they give fractional sizes."""
     if size is not None:
         return tuple(size), None
     products = [n * s for n, s in zip(x.tensor.shape[2:], scales, strict=True)]

@@ -1,7 +1,7 @@
-"""Where in the plane the largest element of each window stands, of pooling and of adaptive pooling.
+"""Indices of the maxima of max pooling and adaptive max pooling.
 
-A place is a number: the element's position along each spatial dim times `plane`, summed. Of equal elements it is the
-first in the plane. Positions count through the whole plane, so a device must know where its part of each dim lies
+An index is the sum of the element's position along each spatial dim times `plane`. Of equal elements it is the first
+in the plane. Positions count through the whole plane, so a device must know the offset of its part of each dim
 (`distir_relax.ops.spatial.computed_windows`); it fetches the same halos as the pooling itself.
 """
 
@@ -43,7 +43,7 @@ def _pooling(attrs: Attrs) -> list[Pooling]:
 
 
 def _windows_of(types: Types, attrs: Attrs, samplings: Sequence[Sampling]) -> tuple[SampledWindow, ...]:
-    # Even where a window is one element, a device must know where in the plane it stands.
+    # Even where a window is one element, a device must know its offset in the plane.
     axes = range(2, len(types[0].shape))
     return sampled_windows(types[0], attrs, axes, attrs["output_size"], samplings, [False] * len(samplings))
 
@@ -59,7 +59,7 @@ def _pooled_windows(types: Types, attrs: Attrs) -> tuple[SampledWindow, ...]:
 
 
 def _reject_empty(windows: Sequence[StridedWindow], attrs: Attrs) -> None:
-    """Raise ValueError where a window is padding alone."""
+    """Raise ValueError if a window contains only padding."""
     for window, sampling, part in zip(windows, _pooling(attrs), parts_of(attrs, len(windows)), strict=True):
         if not part:
             taps_of(sampling, window.size, window.result_size, False)
@@ -83,7 +83,7 @@ def _adaptive_expression(attrs: Attrs) -> str:
 
 
 def _maxima(types: Types, attrs: Attrs, results: Types) -> float:
-    """The maxima, which torch finds with their places."""
+    """Workspace: the maxima, which torch computes along with their indices."""
     return results[0].elements * (types[0].bytes / max(types[0].elements, 1))
 
 
@@ -117,7 +117,7 @@ for _n in (1, 2, 3):
 
 
 def adaptive_places(g: Builder, x: Value, size: tuple[int, ...]) -> Any:
-    """Where the maxima of adaptive pooling of `x`, ``N C spatial``, to `size` stand, row by row."""
+    """Return the row-major indices of the maxima of adaptive pooling of `x`, ``N C spatial``, to `size`."""
     return g.emit(f"nn.adaptive_max_pool{len(size)}d_places", x, output_size=size, plane=row_major(x.tensor.shape[2:]))
 
 
@@ -151,7 +151,7 @@ def _max_with_indices(count: int) -> Any:
 
 def _max_unpool(count: int) -> Any:
     def convert(g: Builder, x: Value, indices: Value, size: Any, *geometry: Any) -> Any:
-        """Each element goes to its place in a plane of zeros."""
+        """Scatter the elements to their indices in a plane of zeros."""
         lead, plane = x.tensor.shape[:-count], tuple(size[-count:])
         flat = (*lead, math.prod(x.tensor.shape[-count:]))
         zeros = broadcast_to(g, g.constant(0, x.tensor.dtype), (*lead, math.prod(plane)))
@@ -175,7 +175,7 @@ for _n in (2, 3):
 
 @onnx("MaxPool")
 def _onnx_max_pool(g: Builder, x: OnnxOperands, attrs: Attrs) -> Any:
-    """The places count through batch and channels too; by `storage_order` 1 the plane's first dim runs fastest."""
+    """Indices count through batch and channels too; with `storage_order` 1 the plane's first dim is the fastest."""
     import torch
 
     kernel = tuple(attrs["kernel_shape"])

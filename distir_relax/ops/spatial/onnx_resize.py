@@ -1,6 +1,6 @@
 """ONNX's Resize in all its forms.
 
-What torch resizes too keeps the op that torch has for it. Everything else is resized dim by dim
+Forms that torch supports are lowered to torch's op. All others are resized dim by dim
 (`distir_relax.ops.spatial.resample`).
 
 The positions and weights are those of the ONNX standard, operator Resize, version 19.
@@ -20,19 +20,19 @@ from distir_relax.ops.spatial.resize import resize
 from distir_relax.ops.spatial.upsample import upsample_nearest
 from distir_relax.ops.table import Attrs, Builder, OnnxOperands, onnx
 
-# How a result's position is taken back to the operand's, with the rounding: those that repeat each element in turn.
+# Coordinate mappings with their rounding that repeat each element equally often.
 _REPEATS = {
     *((place, f"round_prefer_{way}") for place in ("half_pixel", "pytorch_half_pixel") for way in ("floor", "ceil")),
     ("asymmetric", "floor"),
 }
 
 PLACES = {HALF_PIXEL, ALIGN_CORNERS, CROP, "asymmetric", "pytorch_half_pixel", "half_pixel_symmetric"}
-"""ONNX's ways from a position in the result back to one in the operand."""
+"""ONNX's mappings from positions in the result to positions in the operand."""
 
 
 @dataclass(frozen=True)
 class _Dim:
-    """One dim to resize: its sizes before and after, the scale asked for, the part of it (`roi`) that is resized."""
+    """One dim to resize: its sizes before and after, the requested scale, and the part of it (`roi`) to resize."""
 
     axis: int
     have: int
@@ -68,7 +68,7 @@ def _onnx_resize(g: Builder, x: OnnxOperands, attrs: Attrs) -> Any:
 
 
 def _dims(x: OnnxOperands, attrs: Mapping[str, Any], place: str) -> list[_Dim]:
-    """The dims to resize, those that keep their size left out where that changes nothing."""
+    """Return the dims to resize, without those whose resizing is the identity."""
     have, rank = x[0].tensor.shape, len(x[0].tensor.shape)
     old = attrs["opset"] < 11
     axes = [a % rank for a in attrs.get("axes", range(rank))]
@@ -94,7 +94,7 @@ def _dims(x: OnnxOperands, attrs: Mapping[str, Any], place: str) -> list[_Dim]:
 def _as_torch_has_it(
     g: Builder, x: Value, dims: Sequence[_Dim], mode: str, place: str, rounding: str, attrs: Mapping[str, Any]
 ) -> Any:
-    """The resizing of spatial dims as an op of torch's; None where there is no such op."""
+    """Resize spatial dims by an op of torch; return None if there is none."""
     wanted = list(x.tensor.shape)
     for dim in dims:
         wanted[dim.axis] = dim.want
@@ -118,7 +118,7 @@ def _as_torch_has_it(
 def _extrapolated(
     g: Builder, x: OnnxOperands, y: Value, dims: Sequence[_Dim], samplings: Sequence[Resizing], value: float
 ) -> Any:
-    """`y`, with `value` where an element lies outside the operand."""
+    """Return `y`, with `value` where an element lies outside the operand."""
     import numpy as np
 
     outside: Any = np.zeros([1] * len(y.tensor.shape), dtype=bool)

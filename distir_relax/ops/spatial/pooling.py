@@ -1,8 +1,8 @@
-"""Pooling over one to three spatial dims: maxima and averages of windows.
+"""Max and average pooling over one to three spatial dims.
 
 The attributes are those of convolutions (`distir_relax.ops.spatial.convolution`), with `pool_size` for the kernel; an
-average has no dilation. A `ceil_mode` is written as more padding at the high ends. A maximum's padding is minus
-infinity. Of an average's padding, `counted` (low ends, then high ends) is what its divisor counts in.
+average has no dilation. A `ceil_mode` is written as more padding at the high ends. Max pooling pads with minus
+infinity. Of an average's padding, `counted` (low ends, then high ends) is included in its divisor.
 """
 
 from __future__ import annotations
@@ -52,26 +52,26 @@ def _flops(types: Types, attrs: Attrs, results: Types) -> float:
 
 
 def _pads_itself(attrs: Attrs) -> bool:
-    """Whether torch's maxima have this padding as an option."""
+    """Return whether torch's max pooling supports this padding."""
     low, high = ends(attrs)
     return low == high and all(0 <= 2 * n <= k for n, k in zip(low, attrs["pool_size"], strict=True))
 
 
 def _padded_bytes(x: TensorType, attrs: Attrs) -> float:
-    """The bytes of the data with its padding."""
+    """Return the bytes of the data with its padding."""
     low, high = ends(attrs)
     sizes = (n + a + b for n, a, b in zip(x.shape[2:], low, high, strict=True))
     return math.prod((*x.shape[:2], *sizes)) * (x.bytes / max(x.elements, 1))
 
 
 def _max_workspace(types: Types, attrs: Attrs, results: Types) -> float:
-    """A padded copy, and the places that torch finds with maxima of more than one dim."""
+    """Workspace: a padded copy, and the indices that torch computes with maxima over more than one dim."""
     padded = 0.0 if _pads_itself(attrs) else _padded_bytes(types[0], attrs)
     return padded + (8.0 * results[0].elements if spatial_rank(attrs) > 1 else 0.0)
 
 
 def _average_workspace(types: Types, attrs: Attrs, results: Types) -> float:
-    """A padded copy; and the sum, where the divisor is a tensor."""
+    """Workspace: a padded copy, and the sum if the divisor is a tensor."""
     if not any(attrs["padding"]):
         return 0.0
     return _padded_bytes(types[0], attrs) + (0.0 if _all_counted(attrs) else float(results[0].bytes))
@@ -175,7 +175,7 @@ for _n in (1, 2, 3):
 
 
 def _ceil_more(x: Value, attrs: Mapping[str, Any]) -> tuple[int, ...]:
-    """The padding at each high end that a `ceil_mode` stands for: the last window must begin before it."""
+    """Return the padding at the high ends that stands for `ceil_mode`: the last window must begin before it."""
     more = []
     for w in strided_windows(x.tensor, attrs, attrs["pool_size"]):
         span = w.size + w.low + w.high - w.extent
@@ -187,13 +187,13 @@ def _ceil_more(x: Value, attrs: Mapping[str, Any]) -> tuple[int, ...]:
 
 
 def pooled(g: Builder, name: str, x: Value, ceil: bool, attrs: dict[str, Any], seen: Seen | None = None) -> Any:
-    """A pooling of `x`, whose batch dim may be missing; a `ceil_mode` becomes padding.
+    """Emit a pooling of `x`, whose batch dim is optional; `ceil_mode` becomes padding.
 
-    `seen` is called with the data and the attributes that the op is written with.
+    `seen` is called with the data and the attributes of the emitted op.
     """
     count = spatial_rank(attrs)
     if "float" not in x.tensor.dtype:
-        # Every 8-bit integer is a float32; wider integers are not.
+        # float32 represents every 8-bit integer, but not wider ones.
         if x.tensor.dtype not in ("uint8", "int8") or name != "max_pool":
             raise NotImplementedError(f"a pooling of {x.tensor.dtype}")
         return cast(g, pooled(g, name, cast(g, x, "float32"), ceil, attrs, seen), x.tensor.dtype)
@@ -202,7 +202,7 @@ def pooled(g: Builder, name: str, x: Value, ceil: bool, attrs: dict[str, Any], s
         low, high = ends(attrs)
         full = dict(attrs)
         if ceil:
-            # A kernel larger than the data, which only this mode allows, counts nothing beyond it.
+            # A kernel may exceed the data in this mode only; the elements beyond are not counted.
             whole = [n + a + b for n, a, b in zip(data.tensor.shape[2:], low, high, strict=True)]
             full["pool_size"] = tuple(min(k, n) for k, n in zip(attrs["pool_size"], whole, strict=True))
             high = tuple(a + b for a, b in zip(high, _ceil_more(data, full), strict=True))
@@ -215,7 +215,7 @@ def pooled(g: Builder, name: str, x: Value, ceil: bool, attrs: dict[str, Any], s
 
 
 def max_pool(count: int, seen: Seen | None = None) -> Any:
-    """The conversion of a maximum of windows over `count` spatial dims; `seen` is as in `pooled`."""
+    """Return the conversion of max pooling over `count` spatial dims; `seen` is as in `pooled`."""
 
     def convert(
         g: Builder, x: Value, size: Any, stride: Any = (), padding: Any = 0, dilation: Any = 1, ceil: bool = False
@@ -255,7 +255,7 @@ def _avg_pool(count: int) -> Any:
 
 
 def even_average(count: int) -> Any:
-    """The conversion of an average over equal windows, of the requested number along each dim."""
+    """Return the conversion of average pooling with equal windows to a given number of them along each dim."""
 
     def convert(g: Builder, x: Value, size: Any) -> Any:
         wanted, axes = per_dim(size, count), tuple(range(len(x.tensor.shape) - count, len(x.tensor.shape)))

@@ -1,4 +1,4 @@
-"""How pooling is differentiated: an average spreads its gradient, a maximum gives it to the element that it took."""
+"""Gradients of pooling: an average distributes its gradient, a maximum passes it to the selected element."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from distir_relax.ops.table import SCATTER, Backward, broadcast_to, reshape_to
 
 
 def of_average(b: Backward) -> Value:
-    """Each element's gradient is the sum of the shares that windows with it give."""
+    """Sum the shares of each element over the windows that contain it."""
     count, pool = spatial_rank(b.attrs), b.attrs["pool_size"]
     share = b.emit("multiply", _counted_all(b), b.number(1.0 / math.prod(pool)))
     low, sizes = ends(b.attrs)[0], b.x().tensor.shape[2:]
@@ -20,7 +20,7 @@ def of_average(b: Backward) -> Value:
     whole = window_sizes(strided_windows(share.tensor, geometry, pool, SCATTER))
     high = tuple(n - first - size for n, first, size in zip(whole, low, sizes, strict=True))
     if pool == b.attrs["strides"]:
-        # Every element is in one window; behind the last there may be elements that are in none.
+        # Windows do not overlap; elements after the last window are in none.
         cut = tuple(max(n, 0) for n in high)
         y: Value = b.emit("nn.upsample_nearest", share, strides=pool, padding=(*low, *cut))
         rest = tuple(max(-n, 0) for n in high)
@@ -33,7 +33,7 @@ def of_average(b: Backward) -> Value:
 
 
 def _counted_all(b: Backward) -> Value:
-    """The gradient as if the divisor had counted all of each window, padding and all."""
+    """Rescale the gradient as if the divisor counted all of each window, including padding."""
     attrs = b.attrs
     if attrs["counted"] == attrs["padding"]:
         return b.grad
@@ -46,7 +46,7 @@ def _counted_all(b: Backward) -> Value:
 
 
 def of_maximum(b: Backward) -> Value:
-    """Of equal elements, the first in the plane is the one that was taken, as in torch."""
+    """Of equal elements, the first in the plane is selected, as in torch."""
     sizes = b.x().tensor.shape[2:]
     return _to_places(b, {**b.attrs, "output_size": b.y().tensor.shape[2:], "plane": row_major(sizes)})
 
@@ -57,7 +57,7 @@ def of_adaptive_maximum(b: Backward) -> Value:
 
 
 def _to_places(b: Backward, attrs: dict[str, Any]) -> Value:
-    """The gradient at the places that an op with these attributes finds, summed, in a plane of zeros."""
+    """Add the gradient at the indices of an op with these attributes, in a plane of zeros."""
     n, c, *sizes = b.x().tensor.shape
     plane, flat = (n, c, math.prod(sizes)), (n, c, math.prod(b.grad.tensor.shape[2:]))
     zeros = broadcast_to(b.g, b.number(0.0), plane)

@@ -1,8 +1,8 @@
-"""Resizing of one dim, in all the forms that ONNX's Resize has: ``resample``.
+"""Resizing of one dim, in all the forms of ONNX's Resize: ``resample``.
 
-Attributes: the `axis` and the `size` it is given; `method` and `coordinate_transformation_mode` as in
-``image.resize2d`` and beyond it; `scale`, result to operand; `roi`, the part of the dim that is resized;
-`rounding_method` of the nearest element; `cubic_alpha`, `cubic_exclude` (no weight beyond the edges) and `antialias`.
+Attributes: the `axis` and its new `size`; `method` and `coordinate_transformation_mode` as in ``image.resize2d``, and
+further ones; `scale`, result to operand; `roi`, the part of the dim that is resized; `rounding_method` of the nearest
+element; `cubic_alpha`, `cubic_exclude` (no weight beyond the edges) and `antialias`.
 See `distir_relax.kernels.sampling.Resizing`.
 """
 
@@ -35,7 +35,7 @@ from distir_relax.ops.table import (
 
 
 def sampling_attrs(sampling: Resizing) -> dict[str, Any]:
-    """The attributes that stand for a sampling."""
+    """Return the attributes of a sampling."""
     return {
         "method": sampling.method,
         "coordinate_transformation_mode": sampling.place,

@@ -1,10 +1,10 @@
 """Resizing to any size: ``image.resize2d`` and ``image.resize3d``, nearest, linear and cubic.
 
-The attributes are Relax's: `size` per spatial dim, `method`, and how a result's position is taken back to the
-operand's, `coordinate_transformation_mode`: ``half_pixel`` (torch's ``align_corners=False``) or ``align_corners`` for
+The attributes are Relax's: `size` per spatial dim, `method`, and the mapping of result positions to operand positions,
+`coordinate_transformation_mode`: ``half_pixel`` (torch's ``align_corners=False``) or ``align_corners`` for
 ``linear`` and ``cubic``, ``asymmetric`` for ``nearest_neighbor``. The data is ``N C spatial``.
 
-A spatial dim that changes its size is split with halos (`SampledWindow`); batch and channels are free.
+A spatial dim that changes its size is split with halos (`SampledWindow`); batch and channels split freely.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ _MODES = {
 
 
 def resize(g: Builder, x: Value, size: tuple[int, ...], method: str, place: str) -> Any:
-    """Emit the resizing of the spatial dims of `x` to `size`; one spatial dim is made two for the time."""
+    """Emit the resizing of the spatial dims of `x` to `size`; a second dim is inserted temporarily if there is one."""
     if len(size) == 1:
         y = resize(g, reshape_to(g, x, (*x.tensor.shape[:2], 1, x.tensor.shape[2])), (1, *size), method, place)
         return reshape_to(g, y, (*x.tensor.shape[:2], *size))
@@ -68,7 +68,7 @@ def _relax_resize(attrs: Attrs) -> str:
         return made
     place, size = attrs["coordinate_transformation_mode"], list(attrs["size"])
     one = [i for i, n in enumerate(size) if n == 1] if place == ALIGN_CORNERS else []
-    # TVM divides by the size less one: of two elements, aligned at the corners, the first is the one wanted.
+    # TVM divides by size - 1, so size 1 is computed as the first of two elements, with aligned corners.
     asked = tuple(2 if i in one else n for i, n in enumerate(size))
     text = (
         f"R.image.resize{len(size)}d({made}, {asked!r}, layout={'NCDHW' if len(size) == 3 else 'NCHW'!r}, "

@@ -1,6 +1,6 @@
-"""How ops are differentiated that are one matrix along each dim: resizing, and pooling to any size by averages.
+"""Gradients of separable linear ops, one matrix per dim: resizing, and adaptive average pooling.
 
-The matrix is found by the op itself, from unit vectors. Its transpose is then a product with the gradient, dim by dim.
+The op itself computes the matrix from unit vectors. The gradient is a product with its transpose, dim by dim.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from distir_relax.ops.table import Backward, Gradient, cast, gradient_of, reshap
 
 
 def separable_gradient(key: str) -> Gradient:
-    """The facet of an op over ``N C spatial`` data, whose attribute `key` has the result's spatial sizes."""
+    """Return the gradient facet of an op on ``N C spatial`` data; attribute `key` has the result's spatial sizes."""
 
     def back(b: Backward) -> Value:
         sizes, wanted, grad = b.x().tensor.shape[2:], b.attrs[key], b.grad
@@ -27,9 +27,9 @@ def separable_gradient(key: str) -> Gradient:
 
 
 def through_units(b: Backward, grad: Value, axis: int, have: int, attrs: Any, shape: tuple[int, ...]) -> Value:
-    """`grad` with dim `axis` taken back to `have` elements.
+    """Map dim `axis` of `grad` back to `have` elements, by the transpose of the op's matrix.
 
-    The op with `attrs` resizes one dim of what is laid out as `shape`: `have` unit vectors of as many elements.
+    The op with `attrs`, applied to the `have` unit vectors arranged as `shape`, gives the matrix.
     """
     rank, want = len(grad.tensor.shape), grad.tensor.shape[axis]
     at = b.emit("arange", start=0, end=have, step=1, dtype="int64")

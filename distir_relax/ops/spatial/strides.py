@@ -1,4 +1,4 @@
-"""The numbers that windows with strides have, as attributes and as frameworks give them: padding, strides, dilation."""
+"""Attributes of windows with strides (padding, strides, dilation), and their conversion from frameworks."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from distir_relax.ops.table import GATHER, Attrs, Builder, StridedWindow, reshap
 def strided_windows(
     x: TensorType, attrs: Attrs, kernel: Sequence[int], kind: str = GATHER
 ) -> tuple[StridedWindow, ...]:
-    """The window along each spatial dim of `x`, dims 2 and up; `attrs` may lack a dilation."""
+    """Return the window along each spatial dim of `x`, dims 2 and up; `attrs` may lack a dilation."""
     count = spatial_rank(attrs)
     dilation = attrs.get("dilation", (1,) * count)
     return tuple(
@@ -26,7 +26,7 @@ def strided_windows(
 
 
 def set_padding(attrs: Attrs, ends: Mapping[int, Sequence[int]]) -> dict[str, Attribute]:
-    """The attributes with other padding at both ends of some spatial dims: `Split.windowed` of these ops."""
+    """Return the attributes with other padding of some spatial dims: the `Split.windowed` of these ops."""
     padding, count = list(attrs["padding"]), spatial_rank(attrs)
     for i, (low, high) in ends.items():
         padding[i], padding[i + count] = low, high
@@ -34,29 +34,29 @@ def set_padding(attrs: Attrs, ends: Mapping[int, Sequence[int]]) -> dict[str, At
 
 
 def torch_widths(low: Sequence[int], high: Sequence[int]) -> tuple[int, ...]:
-    """The argument of `F.pad` for the last dims: the last dim first."""
+    """Return the argument of `F.pad` for the last dims: the last dim first."""
     return tuple(n for pair in reversed(list(zip(low, high, strict=True))) for n in pair)
 
 
 def ends(attrs: Attrs) -> tuple[tuple[int, ...], tuple[int, ...]]:
-    """The padding at the low ends and at the high ends."""
+    """Return the padding at the low ends and at the high ends."""
     count = spatial_rank(attrs)
     return tuple(attrs["padding"][:count]), tuple(attrs["padding"][count:])
 
 
 def spatial_rank(attrs: Attrs) -> int:
-    """How many spatial dims the op has, by its padding."""
+    """Return the number of spatial dims of the op, by its padding."""
     return len(attrs["padding"]) // 2
 
 
 def per_dim(value: Any, count: int) -> tuple[int, ...]:
-    """A number for each of `count` spatial dims, given as one for all or one for each."""
+    """Return a number for each of `count` spatial dims, from one for all or one for each."""
     found = [value] if isinstance(value, int) else list(value)
     return tuple(int(n) for n in (found * count if len(found) == 1 else found))
 
 
 def batched(g: Builder, x: Value, count: int, convert: Any) -> Any:
-    """`convert(x)` where x has a batch dim; an `x` without one is given one for the time."""
+    """Return `convert(x)`, with a temporary batch dim if `x` has none."""
     if len(x.tensor.shape) == count + 2:
         return convert(x)
     y = convert(reshape_to(g, x, (1, *x.tensor.shape)))
@@ -64,20 +64,20 @@ def batched(g: Builder, x: Value, count: int, convert: Any) -> Any:
 
 
 def row_major(sizes: Sequence[int]) -> tuple[int, ...]:
-    """Return the strides of a plane of `sizes` in elements, the last dim fastest."""
+    """Return the row-major strides of a plane of `sizes`, in elements."""
     return tuple(math.prod(sizes[i + 1 :]) for i in range(len(sizes)))
 
 
 def relax_padding(padding: Any, count: int) -> tuple[int, ...]:
-    """Relax's padding, which may name one number, one for each dim, or one for each end."""
+    """Return Relax's padding, given as one number, one for each dim, or one for each end."""
     found = per_dim(padding, count)
     return found if len(found) == 2 * count else (*found, *found)
 
 
 def arranged(g: Builder, x: Value, layout: str | None, wanted: str) -> Value:
-    """`x`, whose dims are named by the letters of `layout` (``NHWC``), with its dims in the order `wanted` (``NCHW``).
+    """Permute `x` from the dims named by `layout` (``NHWC``) to those of `wanted` (``NCHW``).
 
-    Raises NotImplementedError for a layout with other letters: one in blocks (``NCHW4c``), for instance.
+    Raises NotImplementedError for a layout with other letters, such as a blocked one (``NCHW4c``).
     """
     layout = layout or wanted
     if sorted(layout) != sorted(wanted):
@@ -87,7 +87,7 @@ def arranged(g: Builder, x: Value, layout: str | None, wanted: str) -> Value:
 
 
 def onnx_windows(x: Value, kernel: Sequence[int], attrs: Attrs) -> dict[str, tuple[int, ...]]:
-    """The strides, dilation and padding of an ONNX op with windows over `x`."""
+    """Return the strides, dilation and padding of an ONNX op with windows over `x`."""
     count = len(kernel)
     strides, dilation = (tuple(attrs.get(key, (1,) * count)) for key in ("strides", "dilations"))
     padding, how = tuple(attrs.get("pads", (0,) * 2 * count)), attrs.get("auto_pad", "NOTSET")
@@ -99,6 +99,6 @@ def onnx_windows(x: Value, kernel: Sequence[int], attrs: Attrs) -> dict[str, tup
 
 
 def dealt_out(total: Sequence[int], how: str) -> tuple[int, ...]:
-    """Padding for both ends of each dim; the odd element goes to the high end where `how` says upper."""
+    """Distribute padding to both ends of each dim; the odd element goes to the high end if `how` is upper."""
     less, more = tuple(n // 2 for n in total), tuple(n - n // 2 for n in total)
     return (*less, *more) if how == "SAME_UPPER" else (*more, *less)

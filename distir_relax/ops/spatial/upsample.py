@@ -1,4 +1,4 @@
-"""Upsampling by whole factors, each element repeated: a transposed window whose kernel is its stride."""
+"""Nearest upsampling by integer factors: a scattering window whose kernel is its stride."""
 
 from __future__ import annotations
 
@@ -46,13 +46,13 @@ def _relax_upsample(attrs: Attrs) -> str:
     low, high = ends(attrs)
     for i, (first, last) in enumerate(zip(low, high, strict=True)):
         if first or last:
-            # An end counted from the back, as a slice of Relax may have it.
+            # Relax slices accept a negative end, counted from the back.
             text = f"R.strided_slice({text}, ({i + 2},), ({first},), ({-last if last else 2**31 - 1},))"
     return text
 
 
 def upsample_nearest(g: Builder, x: Value, wanted: tuple[int, ...]) -> Any:
-    """The spatial dims of `x` resized to the nearest element: repeated by whole factors where that is possible."""
+    """Resize the spatial dims of `x` to the nearest element: by integer factors where possible."""
     have = x.tensor.shape[2:]
     if any(not n or m % n for n, m in zip(have, wanted, strict=True)):
         return resize(g, x, wanted, "nearest_neighbor", ASYMMETRIC)
@@ -61,7 +61,7 @@ def upsample_nearest(g: Builder, x: Value, wanted: tuple[int, ...]) -> Any:
 
 
 def _sums(b: Backward) -> Value:
-    """Each element's gradient is the sum of those of its repetitions that were left."""
+    """Sum the gradients of the repetitions of each element that were not cropped."""
     (low, high), (n, c, *sizes), times = ends(b.attrs), b.x().tensor.shape, b.attrs["strides"]
     grad = b.grad
     if any(b.attrs["padding"]):

@@ -1,4 +1,4 @@
-"""What ops with windows over the spatial dims of ``N C spatial`` data have in common: rule, sizes, entry."""
+"""Shared parts of ops with windows over the spatial dims of ``N C spatial`` data: rule, sizes, entry."""
 
 from __future__ import annotations
 
@@ -31,17 +31,17 @@ Windows = Callable[[Types, Attrs], Sequence[Window]]
 
 
 def window_sizes(windows: Sequence[Window]) -> tuple[int, ...]:
-    """The sizes of the result's spatial dims; ValueError when a window does not fit its operand."""
+    """Return the sizes of the result's spatial dims; raise ValueError if a window does not fit its operand."""
     return tuple(window.result_size for window in windows)
 
 
 def spatial_names(windows: Sequence[Window]) -> str:
-    """The spatial dims in a rule's text: a factor for those that are no window at all, nothing for the others."""
+    """Return the spatial dims of a rule's text: a factor for plain windows, none for the others."""
     return " ".join(f"s{w.index}" if w.is_plain else "()" for w in windows)
 
 
 def with_windows(rule: Rule, windows: Sequence[Window]) -> Rule:
-    """The rule, with the windows that its text leaves out."""
+    """Return the rule with the windows that its text omits."""
     return replace(rule, windows=tuple(w for w in windows if not w.is_plain))
 
 
@@ -61,10 +61,10 @@ def define_spatial(
     gradient: Gradient | None = None,
     workspace: Work | None = None,
 ) -> OpDef:
-    """Enter an op of one operand, ``N C spatial``, whose result's spatial dims follow from `windows`.
+    """Define an op of one operand, ``N C spatial``, whose result's spatial dims follow from `windows`.
 
-    There are `dims` spatial dims, any number for None. The result is of `dtype`, by default the operand's; `floats` are
-    asked for by default. The other arguments are fields of the entry's facets (`OpDef`).
+    There are `dims` spatial dims, or any number if None. The result is of `dtype`, by default the operand's; by default
+    the operand must be floating (`floats`). The other arguments are fields of the entry's facets (`OpDef`).
     """
 
     def infer(types: Types, attrs: Attrs) -> tuple[TensorType, ...]:

@@ -1,4 +1,4 @@
-"""Complex tensors made, taken apart and computed with."""
+"""Complex arithmetic, construction and decomposition."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ def _exp(g: Builder, x: Complex) -> Complex:
 
 
 def _bilinear(spelling: str) -> Any:
-    """The conversion of an op that is linear in each of two operands, of which one may be real."""
+    """Register the conversion of an op that is linear in each of two operands, of which one may be real."""
 
     def convert(g: Builder, a: Any, b: Any) -> Complex:
         if not isinstance(a, Complex):
@@ -101,7 +101,7 @@ def _as_complex(g: Builder, x: Any, other: Any) -> Complex:
 
 
 def _part_by_part(*spellings: str) -> None:
-    """Ops that only move elements, or add them up: of the real and of the imaginary parts alike."""
+    """Register ops that apply to real and imaginary parts separately, such as data movement and sums."""
 
     def converter(spelling: str) -> Any:
         def convert(g: Builder, *args: Any, **kwargs: Any) -> Any:

@@ -1,7 +1,7 @@
-"""Discrete Fourier transforms, as products with the matrix of the transform.
+"""Discrete Fourier transforms, as products with the DFT matrix.
 
-That takes n^2 operations where a fast transform takes n log n, but it splits like any product: over batch dims at no
-cost, over the dim itself as a pending sum.
+This takes n^2 operations instead of n log n, but it splits like any product: over batch dims at no cost, over the dim
+itself as a partial sum.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ _Signal = Value | Complex
 
 
 def _transformed(g: Builder, x: _Signal, axis: int, size: int | None, norm: str | None, inverse: bool) -> Complex:
-    """The transform along `axis` of `x`, cut off or filled with zeros to `size`."""
+    """Return the transform of `x` along `axis`, cropped or zero-padded to `size`."""
     import torch
 
     real = x.real if isinstance(x, Complex) else x
@@ -34,14 +34,14 @@ def _transformed(g: Builder, x: _Signal, axis: int, size: int | None, norm: str 
 
 
 def _real_signal(g: Builder, x: Complex, axis: int, size: int | None, norm: str | None) -> Any:
-    """The real signal of `size` elements whose transform is `x`, of which the first half is given."""
+    """Return the real signal of `size` elements with transform `x`, which is its first half."""
     import torch
 
     n = size or 2 * (x.real.tensor.shape[axis] - 1)
     half = n // 2 + 1
     angles = torch.outer(torch.arange(half, dtype=torch.float64), torch.arange(n, dtype=torch.float64))
     angles = angles % n * (2 * torch.pi / n)
-    # Each element but the first, and the middle one of an even number, stands for its mirror image too.
+    # By symmetry, each element counts twice, except the first, and the middle one of an even number.
     weights = torch.full((half, 1), 2.0, dtype=torch.float64)
     weights[0] = 1
     if n % 2 == 0:
@@ -91,7 +91,7 @@ def _whole(g: Builder, x: _Signal, axes: Sequence[tuple[int, int | None]], norm:
 
 
 def _first_half(g: Builder, x: Value, axes: Sequence[tuple[int, int | None]], norm: str | None) -> Any:
-    """The transform of a real signal: of the last of the dims, the first half."""
+    """Return the transform of a real signal; along the last of the axes, only the first half."""
     axis = axes[-1][0]
     found = _transformed(g, x, *axes[-1], norm, False)
     half = (found.real.tensor.shape[axis]) // 2 + 1

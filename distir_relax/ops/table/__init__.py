@@ -1,4 +1,4 @@
-"""The machinery of the op table: what an entry is, how it is entered and found, and what can be done with one."""
+"""Op table: definition, registration and lookup of entries, and analyses of an entry."""
 
 from distir_relax.ops.table.builder import Builder, infer
 from distir_relax.ops.table.complex_pairs import Complex, aten_of, complex_aten

@@ -1,4 +1,4 @@
-"""Writes global programs op by op; types come from the op table."""
+"""Builder of global-stage programs; result types come from the op table."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _NOT_OF_A_NAME = re.compile(r"[^\w.]")
 class Builder:
     """Builds one function of the global stage.
 
-    Set `location` before emitting to say which place of the user's model the next ops come from.
+    Set `location` before emitting, to record the place in the user's model that the next ops come from.
     """
 
     def __init__(self) -> None:
@@ -26,13 +26,13 @@ class Builder:
         self.ops: list[Op] = []
         self.location = ""
         self.hint = ""
-        # Whether the program is one that is trained: what drops elements at random then does so.
+        # Whether the program is for training: dropout and its like are then random.
         self.training = False
-        # Of the last op that draws at random: the next derives its own from it.
+        # The seed of the last random op, from which the next one derives its own.
         self.seed: Value | None = None
         # Data of parameters and constants by value name.
         self.tensors: dict[str, Any] = {}
-        # Of these, what the frontend knows never to change: a conversion may be simpler for it.
+        # Of these, the ones that never change, as the frontend guarantees: a conversion may rely on their values.
         self.known: dict[str, Any] = {}
         self._arrays: list[tuple[Value, Any]] = []
         self._taken: set[str] = set()
@@ -40,7 +40,7 @@ class Builder:
 
     @classmethod
     def of(cls, function: Function) -> Builder:
-        """A builder that goes on where a function ends."""
+        """Return a builder that continues a function."""
         builder = cls()
         builder.inputs, builder.ops = list(function.inputs), list(function.ops)
         builder._taken = value_names(function)
@@ -53,9 +53,9 @@ class Builder:
         return value
 
     def emit(self, name: str, *operands: Value, **attrs: Attribute) -> Any:
-        """Add an op; its value, or the tuple of its values when it has several.
+        """Add an op and return its value, or the tuple of its values if it has several results.
 
-        Raises `VerificationError` when the operands do not fit the op, `UnsupportedOpError` when there is no such op.
+        Raises `VerificationError` if the operands do not fit the op, `UnsupportedOpError` if there is no such op.
         """
         types = infer(name, [v.tensor for v in operands], attrs, self.location)
         hint = self.hint or name.rsplit(".", 1)[-1]
@@ -64,19 +64,19 @@ class Builder:
         return results[0] if len(results) == 1 else results
 
     def again(self, op: Op, *operands: Value) -> Value:
-        """Like `emit` of an op of one result that is there already, on other operands of the same types."""
+        """Emit a copy of an existing op of one result on other operands of the same types."""
         result = Value(self.fresh(self.hint or op.name.rsplit(".", 1)[-1]), op.results[0].type)
         self.ops.append(Op(op.name, operands, (result,), op.attrs, self.location))
         return result
 
     def aten(self, spelling: str, *args: Any, **kwargs: Any) -> Any:
-        """What an ATen op gives for these arguments, as its conversion writes it: ``g.aten("relu.default", x)``."""
+        """Emit an ATen op by its conversion: ``g.aten("relu.default", x)``. Return its results."""
         convert = lookup_aten(spelling)
         assert convert is not None, spelling
         return convert(self, *args, **kwargs)
 
     def constant(self, value: float | int | bool, dtype: str) -> Value:
-        """A scalar."""
+        """Add a scalar constant."""
         number = bool(value) if dtype == "bool" else float(value) if "float" in dtype else _wrapped(int(value), dtype)
         hint, self.hint = self.hint, ""
         result: Value = self.emit("constant", value=number, dtype=dtype)
@@ -84,7 +84,7 @@ class Builder:
         return result
 
     def array(self, data: Any, hint: str) -> Value:
-        """A constant with the data of a torch tensor; equal ones are one."""
+        """Add a constant with the data of a torch tensor. Equal constants are deduplicated."""
         kind = TensorType(tuple(data.shape), str(data.dtype).removeprefix("torch."))
         for value, known in self._arrays:
             if value.type == kind and bool((known == data).all()):
@@ -95,17 +95,17 @@ class Builder:
         return value
 
     def function(self, name: str, outputs: Sequence[tuple[str, Value]]) -> Function:
-        """The function built so far, with these outputs."""
+        """Return the function built so far, with these outputs."""
         return Function(name, tuple(self.inputs), tuple(self.ops), tuple(Output(n, v) for n, v in outputs))
 
     def reserve(self, names: Iterable[str]) -> None:
-        """Give these names to no value."""
+        """Reserve names: no value is given one of them."""
         self._taken.update(names)
 
     def fresh(self, hint: str) -> str:
-        """A name made from `hint` that no value has yet."""
+        """Return an unused value name made from `hint`."""
         name = _NOT_OF_A_NAME.sub("_", hint) or "v"
-        # A loop that is written out asks for one name thousands of times: counting goes on where it was.
+        # An unrolled loop requests one name thousands of times, so counting resumes from the last number.
         count = self._counts.get(name, 0)
         while (candidate := f"{name}_{count}" if count else name) in self._taken:
             count += 1
@@ -115,14 +115,14 @@ class Builder:
 
 
 def _wrapped(value: int, dtype: str) -> int:
-    """An integer as torch has it in a dtype that it does not fit: what is left of its bits."""
+    """Return an integer wrapped to the bits of a dtype that cannot hold it, as torch does."""
     bits = 8 * DTYPES[dtype][1]
     least = 0 if dtype == "uint8" else -(1 << (bits - 1))
     return (value - least) % (1 << bits) + least
 
 
 def infer(name: str, types: Sequence[TensorType], attrs: Any, location: str = "") -> tuple[TensorType, ...]:
-    """The result types of op `name`; raises `VerificationError` when operands or attributes do not fit it."""
+    """Return the result types of op `name`; raise `VerificationError` if operands or attributes do not fit it."""
     semantics = lookup(name, location).semantics
     for attribute, meaning in semantics.attributes.items():
         if attribute not in attrs:
@@ -133,7 +133,7 @@ def infer(name: str, types: Sequence[TensorType], attrs: Any, location: str = ""
         found = semantics.infer(types, attrs)
     except DistIRError:
         raise
-    # The one place where an entry meets operands and attributes that a person, or a file, may have made up.
+    # The only place where an entry meets unchecked operands and attributes of a user or a file.
     except Exception as error:
         raise _unfit(name, types, attrs, f"{type(error).__name__}: {error}", location) from None
     for kind in found:

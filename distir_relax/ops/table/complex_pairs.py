@@ -1,4 +1,4 @@
-"""Complex tensors, for which there is no dtype: in a conversion they are pairs of real ones."""
+"""Complex tensors in conversions, represented as pairs of real values. There is no complex dtype."""
 
 from __future__ import annotations
 
@@ -21,13 +21,13 @@ class Complex:
 
 
 def complex_aten(*spellings: str) -> Callable[[Any], Any]:
-    """Declare how ATen ops are written that take a complex tensor: as `aten`, some arguments being `Complex`.
+    """Register a conversion of ATen ops on complex tensors, as `aten` does; some arguments are `Complex`.
 
-    The conversion gives a `Complex` or a value: ``@complex_aten("mul.Tensor")``.
+    The conversion returns a `Complex` or a value: ``@complex_aten("mul.Tensor")``.
     """
     return TABLE.aten(*(PREFIX + spelling for spelling in spellings))
 
 
 def aten_of(spelling: str, takes_complex: bool) -> Callable[..., Any] | None:
-    """The conversion of an ATen op, of real or of complex tensors; None where there is none."""
+    """Return the conversion of an ATen op on real or complex tensors, or None."""
     return TABLE.lookup_aten(PREFIX + spelling if takes_complex else spelling)

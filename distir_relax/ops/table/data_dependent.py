@@ -1,7 +1,7 @@
-"""Ops whose results have shapes that depend on data: how many elements are not zero, which numbers are distinct.
+"""Ops with data-dependent result shapes, such as the indices of nonzero elements or the distinct values.
 
-A program has one shape for every value, known before it runs, so that every rank's part of it is known. These ops have
-no entry; a frontend says why.
+Every value of a program has a static shape, so that each rank's part of it is static. These ops therefore have no
+entry; frontends report the reason.
 """
 
 from __future__ import annotations
@@ -19,8 +19,8 @@ _NAMES = frozenset(
 
 
 def is_data_dependent(name: str) -> bool:
-    """Whether an op of ONNX (``onnx.NonZero``) or Relax (``relax.nonzero``) has results that data shape.
+    """Return whether an op of ONNX (``onnx.NonZero``) or Relax (``relax.nonzero``) has data-dependent result shapes.
 
-    A graph of torch says so itself: a dim of such a result is a symbol.
+    torch graphs need no list: a dim of such a result is a symbol.
     """
     return name in _NAMES

@@ -1,10 +1,10 @@
-"""Which implementation of an op runs: the most precise one that its operands allow.
+"""Dispatch of an op to the most precise implementation that its operands allow.
 
-Operands are numbers (torch tensors) where they are known, and types (`TensorType`) where they are not:
+Operands are tensors (`torch.Tensor`) where their values are constant, and types (`TensorType`) otherwise:
 
-1. all known: the reference semantics, if the op has some on one device;
-2. some known: the entry's `mixed` implementation, if it has one that needs no more;
-3. otherwise the types alone.
+1. all values constant: the reference semantics, if the op has one on a single device;
+2. some values constant: the entry's `mixed` implementation, if it accepts this combination;
+3. otherwise: type inference alone.
 """
 
 from __future__ import annotations
@@ -23,13 +23,13 @@ if TYPE_CHECKING:
     import torch
 
 Known = Union[TensorType, "torch.Tensor"]
-"""What is known of a local tensor: its type, or its numbers."""
+"""A local tensor at compile time: its type, or its value if constant."""
 
 
 def dispatch(op: Op, operands: Sequence[Known]) -> tuple[Known, ...]:
-    """The results of a local op (its attributes those of one device) on operands of which some are known.
+    """Return the results of a local op (with the attributes of one device) on operands of which some are constant.
 
-    Raises `VerificationError` when the operands do not fit the op, or it cannot do with so little known.
+    Raises `VerificationError` if the operands do not fit the op, or if it needs the values of more operands.
     """
     entry = lookup(op.name, op.location)
     if Trait.ON_COMMUNICATOR not in entry.traits and all(not isinstance(x, TensorType) for x in operands):
@@ -48,7 +48,7 @@ def dispatch(op: Op, operands: Sequence[Known]) -> tuple[Known, ...]:
 
 
 def type_of(known: Known) -> TensorType:
-    """The type of what is known of a tensor."""
+    """Return the type of a tensor, or the type itself."""
     if isinstance(known, TensorType):
         return known
     return TensorType(tuple(known.shape), str(known.dtype).removeprefix("torch."))

@@ -1,4 +1,4 @@
-"""What numbers a dtype has."""
+"""Numeric limits of dtypes."""
 
 from __future__ import annotations
 
@@ -8,9 +8,9 @@ from distir_relax.layout import DTYPES
 
 
 def number_range(dtype: str) -> tuple[float, float]:
-    """The least and the largest number of a dtype that padding can fill in: infinities for floats.
+    """Return the smallest and largest padding value of a dtype: infinities for floats.
 
-    torch passes a filling as a float64, which has not every large int64: of those the largest is 2**63 - 1024.
+    torch passes the padding value as a float64, which cannot represent every large int64: the largest is 2**63 - 1024.
     """
     if "float" in dtype:
         return -math.inf, math.inf

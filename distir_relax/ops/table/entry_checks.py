@@ -1,7 +1,7 @@
-"""Whether the facets of an entry can be read for one instance of its op: before passes do, which take it for granted.
+"""Validate the facets of an entry for one op instance, so that passes can rely on them.
 
-Operands and attributes may be made up by a person, or by a file. An entry says how many operands its op takes by its
-torch expression, and what attributes must be by whatever it does with them.
+Operands and attributes may come from a user or from a file. The torch expression of an entry determines the number of
+operands; the functions of the entry determine which attributes are valid.
 """
 
 from __future__ import annotations
@@ -19,10 +19,10 @@ from distir_relax.support.units import count
 
 
 def check_operands(name: str, operands: Sequence[TensorType], attrs: Mapping[str, Any], location: str = "") -> None:
-    """Raise `VerificationError` unless op `name` takes so many operands."""
+    """Raise `VerificationError` unless op `name` takes this number of operands."""
     try:
         expected = operand_count(name, attrs)
-    except Exception:  # attributes that its expression cannot be written with: `check_facets` and `infer` say more
+    except Exception:  # attributes that do not fit the expression: `check_facets` and `infer` say more
         return
     if expected is not None and expected != len(operands):
         raise VerificationError(f"{name} takes {count(expected, 'operand')}, found {len(operands)}", location)
@@ -36,9 +36,9 @@ def check_facets(
     location: str = "",
     split: bool = False,
 ) -> None:
-    """Raise `VerificationError` unless the facets of op `name` can be read for these types and attributes.
+    """Raise `VerificationError` unless the facets of op `name` can be evaluated for these types and attributes.
 
-    With `split`, its factor rule too: in programs that are still to be split.
+    With `split`, evaluate its factor rule too, for programs that are not partitioned yet.
     """
     if problem := _problem(lookup(name, location), operands, attrs, results, split):
         given = ", ".join(map(str, operands))

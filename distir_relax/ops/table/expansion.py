@@ -1,4 +1,4 @@
-"""What an entry sees of an op that is split, where devices run other ops instead."""
+"""The interface of `Split.expand`: an op with a split factor, to be replaced by other ops on each device."""
 
 from __future__ import annotations
 
@@ -10,10 +10,10 @@ from distir_relax.ir import Attribute, PerRank, Size, TensorType, Value
 
 
 class Emitter(Protocol):
-    """What a `Split.expand` writes ops with: see `Expansion`."""
+    """Interface for emitting ops in a `Split.expand`: see `Expansion`."""
 
     def emit(self, name: str, *operands: Value, **attrs: Attribute) -> Any:
-        """Add an op on all devices of the mesh; its value, or the tuple of its values."""
+        """Add an op on all devices of the mesh; return its value, or the tuple of its values."""
 
 
 @dataclass(frozen=True)
@@ -21,16 +21,16 @@ class Expansion:
     """An op whose factor is split along one or several mesh axes; `Split.expand` names the factor."""
 
     emitter: Emitter
-    """What local ops are added with."""
+    """Adds local ops."""
     operands: tuple[Value, ...]
     """The op's local operands."""
     attrs: Mapping[str, Any]
     """The op's attributes."""
     parts: tuple[tuple[str, tuple[Size, ...]], ...]
-    """How the dim is split, axis by axis: the name of the axis, and how many elements each index along it holds of what
-    the axes before it leave."""
+    """How the dim is split, axis by axis: the name of the axis, and the number of elements that each index along it
+    holds of the parts of the preceding axes."""
     held: Size
-    """What a device works on of the split dim: its size, and what fills it up to the largest shard."""
+    """The device's local size of the split dim, including padding to the largest shard."""
     types: tuple[TensorType, ...]
     """The global types of the operands."""
     result_types: tuple[TensorType, ...]
@@ -41,7 +41,7 @@ class Expansion:
         return self.emitter.emit(name, *operands, **attrs)
 
     def start(self, dtype: str) -> Value:
-        """The position in the whole dim of the first element that a device holds, a scalar of `dtype`."""
+        """Return the position in the whole dim of a device's first element, a scalar of `dtype`."""
         starts = [self.emit("shard_start", axis=axis, sizes=sizes, dtype=dtype) for axis, sizes in self.parts]
         total: Value = starts[0]
         for start in starts[1:]:
@@ -49,7 +49,7 @@ class Expansion:
         return total
 
     def local_rows(self, ids: Value, dtype: str) -> tuple[Value, Value]:
-        """Numbers of elements of the split dim, counted from the first that a device holds; and which it holds."""
+        """Return indices into the split dim, relative to the device's first element, and a mask of local ones."""
         row = self.emit("subtract", ids, self.start(dtype))
         zero = self.emit("constant", value=0, dtype=dtype)
         end = self.emit("constant", value=self.held, dtype=dtype)
@@ -57,10 +57,10 @@ class Expansion:
 
     @staticmethod
     def shape(value: Value) -> tuple[Size, ...]:
-        """The local shape of a value, device by device where it differs."""
+        """Return the local shape of a value, per device where it differs."""
         return value.placed.shape
 
     def may_be_empty(self, value: Value, dim: int) -> bool:
-        """Whether some device holds nothing of `value` along `dim`."""
+        """Return whether some device has no elements of `value` along `dim`."""
         size = self.shape(value)[dim]
         return 0 in size.values if isinstance(size, PerRank) else size == 0

@@ -1,4 +1,4 @@
-"""An op as an expression: the one text that is both its reference semantics and the code of a backend."""
+"""Op expressions: one text that is both the reference semantics of an op and its backend code."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 
 def torch_expression(op: Op, operands: Sequence[str]) -> str:
-    """The torch code of `op` applied to the given operand expressions."""
+    """Return the torch code of `op` applied to the given operand expressions."""
     entry = lookup(op.name, op.location)
     if is_zero(op):
         (result,) = infer(op.name, [v.tensor for v in op.operands], op.attrs, op.location)
@@ -31,12 +31,12 @@ def torch_expression(op: Op, operands: Sequence[str]) -> str:
 
 
 def torch_in_place(op: Op, operands: Sequence[str]) -> str:
-    """The torch code that writes the result of `op` where its operand 0 is, and gives that back; "" if it has none."""
+    """Return the torch code that computes `op` in place of operand 0 and returns it; "" if it has no such form."""
     return _fill(lookup(op.name, op.location).code.in_place, op.attrs, operands, op.location)
 
 
 def is_zero(op: Op) -> bool:
-    """Whether the result of a local op is zero because it is made from nothing, or has no elements itself."""
+    """Return whether the result of a local op is zero since an operand is empty, or is empty itself."""
     if Trait.ZERO_IF_EMPTY not in lookup(op.name, op.location).traits:
         return False
     types = [v.tensor for v in op.operands]
@@ -44,7 +44,7 @@ def is_zero(op: Op) -> bool:
 
 
 def relax_expression(op: Op, operands: Sequence[str]) -> str:
-    """The Relax code of `op`, with the namespace of Relax ops as `R`."""
+    """Return the Relax code of `op`, with the namespace of Relax ops as `R`."""
     entry = lookup(op.name, op.location)
     if entry.code.relax:
         return _fill(entry.code.relax, op.attrs, operands, op.location)
@@ -53,7 +53,7 @@ def relax_expression(op: Op, operands: Sequence[str]) -> str:
 
 
 def operand_count(name: str, attrs: Mapping[str, Any]) -> int | None:
-    """How many operands op `name` takes, as its torch expression says; None where it takes any number."""
+    """Return the number of operands of op `name` by its torch expression; None if it is variadic."""
     template = _template(lookup(name).semantics.torch, attrs)
     if "{*}" in template:
         return None
@@ -61,15 +61,15 @@ def operand_count(name: str, attrs: Mapping[str, Any]) -> int | None:
 
 
 def check_expression(name: str, attrs: Mapping[str, Any], operands: int) -> None:
-    """Raise ValueError, KeyError or what an entry raises unless op `name` can be written with these attributes."""
-    # A rank's program says the place in the schedule, and whom it exchanges with.
+    """Raise ValueError, KeyError or an error of the entry unless op `name` has an expression for these attributes."""
+    # A rank's program also sets the schedule step and the peer.
     _fill(lookup(name).semantics.torch, {"step": 0, "peer": 0, **attrs}, ["x"] * operands)
 
 
 def evaluate(op: Op, operands: Sequence[torch.Tensor], comm: Any = None) -> tuple[torch.Tensor, ...]:
-    """Run `op` on tensors: its reference semantics. An op of the communicator runs on `comm`, a rank's own.
+    """Run `op` on tensors by its reference semantics. An op of the communicator runs on `comm`, a rank's own.
 
-    Raises `RunError` where torch refuses, with the op's place.
+    Raises `RunError` with the op's location if torch rejects the operands.
     """
     import torch
     import torch.nn.functional as F
@@ -99,7 +99,7 @@ def evaluate(op: Op, operands: Sequence[torch.Tensor], comm: Any = None) -> tupl
 _TORCH_REFUSES = (RuntimeError, ValueError, IndexError, TypeError, ArithmeticError, MemoryError)
 _NO_CODE = (KeyError, AttributeError, NameError, SyntaxError)
 _REFUSED = (*_TORCH_REFUSES, *_NO_CODE)
-"""What torch raises for operands and attributes that it cannot take, and Python for an expression that is none."""
+"""The errors of torch for invalid operands and attributes, and of Python for invalid expressions."""
 
 
 @lru_cache(maxsize=65536)
@@ -113,7 +113,7 @@ _PLAIN = re.compile(r"[\w .,;:+\-<>|/=*\[\]]*")
 
 
 class _Attribute:
-    """An attribute in a template: ``{shape}`` is a literal, ``{dtype!s}`` the bare text."""
+    """An attribute in a template: ``{shape}`` formats as a literal, ``{dtype!s}`` as bare text."""
 
     def __init__(self, value: object) -> None:
         self.value = value
@@ -138,7 +138,7 @@ def _fill(template: Expression, attrs: Mapping[str, Any], operands: Sequence[str
 def _template(template: Expression, attrs: Mapping[str, Any]) -> str:
     if isinstance(template, str):
         return template
-    # Such a function may write an attribute as it stands; what could be code is none of an op's words.
+    # Such a function may insert an attribute as bare text, so reject text that could be code.
     for key, value in attrs.items():
         _check_plain(key, value)
     return template(attrs)

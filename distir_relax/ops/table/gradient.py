@@ -1,16 +1,16 @@
-"""How an op is differentiated: its backward step, as ops of the table.
+"""Backward steps of ops, written as ops of the table.
 
-A step takes the op's operands and results and the gradients of its results, and gives the gradients of its operands
-(reverse-mode differentiation, with as little of the forward step kept as the formula names). What is written with the
-table's ops has their factor rules: a backward program is split, placed and checked like any other.
+A step takes the operands and results of an op and the gradients of its results, and gives the gradients of its operands
+(reverse-mode differentiation). Only the forward values that the formula names are saved. Since it is written with ops
+of the table, factor rules apply: a backward program is partitioned, scheduled and checked like any other.
 
 The gradient of one operand is a text or a function:
 
 - ``multiply(g, subtract(1.0, square(y)))``: `g` is the gradient of the op's result, `y` the result, ``0`` and ``1`` are
-  operands, numbers with a point are constants of the gradient's dtype;
-- a function of the `Backward` step gives a value.
+  operands, numbers with a decimal point are constants of the gradient's dtype;
+- a function of the `Backward` step that returns a value.
 
-None is an operand that no gradient passes to: indices, masks.
+None stands for an operand without gradient, such as indices and masks.
 """
 
 from __future__ import annotations
@@ -29,10 +29,10 @@ from distir_relax.ops.table.helpers import broadcast_to, filled, reshape_to
 
 @dataclass(frozen=True)
 class Backward:
-    """The backward step of `op`, whose ops are written with `g`.
+    """The backward step of `op`, with `g` to emit its ops.
 
-    `grads` are the gradients of its results, at least one; None for a result that nothing depends on. `wanted` says of
-    which operands gradients are requested.
+    `grads` are the gradients of its results, at least one; None for a result without users. `wanted` are the operands
+    whose gradients are requested.
     """
 
     g: Builder
@@ -54,11 +54,11 @@ class Backward:
         return self.op.attrs
 
     def x(self, index: int = 0) -> Value:
-        """An operand of the op."""
+        """Return an operand of the op."""
         return self.op.operands[index]
 
     def y(self, index: int = 0) -> Value:
-        """A result of the op."""
+        """Return a result of the op."""
         return self.op.results[index]
 
     def emit(self, name: str, *operands: Value, **attrs: Attribute) -> Any:
@@ -66,20 +66,20 @@ class Backward:
         return self.g.emit(name, *operands, **attrs)
 
     def number(self, value: float, like: Value | None = None) -> Value:
-        """A constant in the dtype of a value, of the gradient unless another is given."""
+        """Return a constant in the dtype of `like`, by default of the gradient."""
         return self.g.constant(value, (like or self.grad).tensor.dtype)
 
     def write(self, text: str) -> Value:
-        """The value that a gradient's text describes."""
+        """Emit the ops of a gradient's text and return its value."""
         found: Value = self._write(_parsed(text))
         return found
 
     def zeros(self, like: Value) -> Value:
-        """Zeros of the type of a value."""
+        """Return zeros of the type of a value."""
         return filled(self.g, like.tensor.shape, 0.0, like.tensor.dtype)  # type: ignore[no-any-return]
 
     def keepdims(self, value: Value, axes: Sequence[int], shape: Sequence[int]) -> Value:
-        """`value`, reduced over `axes` of a tensor of `shape`, with these dims as ones again, broadcast to `shape`."""
+        """Broadcast `value`, reduced over `axes` of a tensor of `shape`, back to `shape` with these dims."""
         ones = tuple(1 if d in axes else n for d, n in enumerate(shape))
         return broadcast_to(self.g, reshape_to(self.g, value, ones), tuple(shape))  # type: ignore[no-any-return]
 
@@ -105,7 +105,7 @@ class Backward:
 
 
 def backward_step(gradient: Gradient, backward: Backward) -> tuple[Value | None, ...]:
-    """Write the backward step: the gradient of each operand, None where none passes or none is wanted."""
+    """Emit the backward step and return the gradient of each operand, None if there is none or it is not requested."""
     op, wanted = backward.op, backward.wanted
     if gradient.all is not None:
         found = tuple(gradient.all(backward))
@@ -125,7 +125,7 @@ def _of_operand(backward: Backward, gradient: OperandGradient) -> Value | None:
 
 
 def _summed_to(g: Builder, value: Value, shape: tuple[int, ...]) -> Value:
-    """`value` summed over the dims along which an operand of `shape` has been broadcast to it."""
+    """Sum `value` over the dims along which an operand of `shape` was broadcast to it."""
     have = value.tensor.shape
     if have == shape:
         return value

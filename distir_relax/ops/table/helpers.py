@@ -1,6 +1,6 @@
-"""What conversions write programs with: values of one dtype, of a shape, filled with a number.
+"""Helpers for conversions: casts, reshapes, broadcasts and filled tensors.
 
-Each gives its operand back where nothing needs to be done.
+Each returns its operand unchanged if there is nothing to do.
 """
 
 from __future__ import annotations
@@ -13,22 +13,22 @@ from distir_relax.ops.table.builder import Builder
 
 
 def axis_of(axis: int, rank: int) -> int:
-    """A dim counted from the front, of a tensor of `rank` dims."""
+    """Return a dim as a nonnegative index, for a tensor of `rank` dims."""
     return axis + rank if axis < 0 else axis
 
 
 def axis_in(x: Value, dim: int) -> int:
-    """A dim of `x` counted from the front; 0 for one of a scalar."""
+    """Return a dim of `x` as a nonnegative index; 0 for a scalar."""
     return dim % max(1, len(x.tensor.shape))
 
 
 def reshape_to(g: Builder, x: Value, shape: tuple[int, ...]) -> Any:
-    """`x` reshaped; itself when it has that shape already."""
+    """Reshape `x`, if it has another shape."""
     return x if x.tensor.shape == tuple(shape) else g.emit("reshape", x, shape=tuple(shape))
 
 
 def broadcast_to(g: Builder, x: Value, shape: tuple[int, ...]) -> Any:
-    """`x` broadcast to `shape`; itself when it has that shape already."""
+    """Broadcast `x` to `shape`, if it has another shape."""
     return x if x.tensor.shape == tuple(shape) else g.emit("broadcast_to", x, shape=tuple(shape))
 
 
@@ -36,14 +36,14 @@ _PROMOTION = ("bool", "uint8", "int8", "int16", "int32", "int64", "float16", "bf
 
 
 def promote(g: Builder, *items: Any, floating: bool = False) -> list[Any]:
-    """The items as values of one dtype, by torch's rules: a Python number never widens a tensor within its kind.
+    """Return the items as values of one dtype by torch's promotion: a Python number never widens a tensor of its kind.
 
-    `floating` asks for a floating dtype, as torch's true division and transcendental functions do.
+    `floating` requires a floating dtype, as torch's true division and transcendental functions do.
     """
     tensors = [item.tensor for item in items if isinstance(item, Value)]
     dtype = joined([t.dtype for t in tensors if t.shape] or [t.dtype for t in tensors])
     scalar = joined([t.dtype for t in tensors])
-    # A scalar tensor counts where it is of another kind: a float among integers, a number among truth values.
+    # A scalar tensor counts only if it is of a higher kind: a float among integers, a number among booleans.
     if _kind(scalar) > _kind(dtype):
         dtype = joined([t.dtype for t in tensors if not t.shape])
     for item in items:
@@ -57,7 +57,7 @@ def promote(g: Builder, *items: Any, floating: bool = False) -> list[Any]:
 
 
 def joined(dtypes: Sequence[str]) -> str:
-    """The least dtype that has the numbers of all of these."""
+    """Return the smallest dtype that can represent all of these."""
     dtype = max(dtypes, key=_PROMOTION.index)
     if dtype == "bfloat16" and "float16" in dtypes:
         return "float32"
@@ -69,17 +69,17 @@ def _kind(dtype: str) -> int:
 
 
 def cast(g: Builder, value: Value, dtype: str) -> Any:
-    """`value` as `dtype`; itself when it is that already."""
+    """Cast `value` to `dtype`, if it has another."""
     return value if value.tensor.dtype == dtype else g.emit("astype", value, dtype=dtype)
 
 
 def like(g: Builder, x: Value, value: Any) -> Any:
-    """A number, or a tensor, in the dtype of `x`."""
+    """Return a number or a tensor in the dtype of `x`."""
     return _as_dtype(g, value, x.tensor.dtype)
 
 
 def filled(g: Builder, shape: Sequence[int], value: Any, dtype: str) -> Any:
-    """A tensor of `shape` that holds `value`, a number or a scalar, everywhere."""
+    """Return a tensor of `shape` filled with `value`, a number or a scalar."""
     return broadcast_to(g, _as_dtype(g, value, dtype), tuple(shape))
 
 
@@ -88,5 +88,5 @@ def _as_dtype(g: Builder, value: Any, dtype: str) -> Any:
 
 
 def dtype_name(dtype: Any) -> str:
-    """The name of a dtype of torch, or a name as it is."""
+    """Return the name of a torch dtype; a name is returned as it is."""
     return str(dtype).removeprefix("torch.")

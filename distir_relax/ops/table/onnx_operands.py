@@ -1,4 +1,4 @@
-"""The operands of an ONNX node, as its conversion sees them: values, or numbers that are known at import."""
+"""Operands of an ONNX node as seen by its conversion: values, or arrays that are constant at import."""
 
 from __future__ import annotations
 
@@ -11,8 +11,9 @@ from distir_relax.ir import TensorType, Value
 class OnnxOperands:
     """The operands of one node, by position.
 
-    `items` holds, for each, a value, a numpy array whose data is known, or None where it is left out. `place` makes a
-    value of an array; `known` gives the data of values that are parameters, by value name.
+    `items` holds, for each, a value, a numpy array if its data is constant, or None if it is omitted. `place` converts
+    an
+    array to a value; `known` gives the data of values that are parameters, by value name.
     """
 
     def __init__(self, items: list[Any], place: Callable[[Any], Value], known: Mapping[str, Any]) -> None:
@@ -21,24 +22,24 @@ class OnnxOperands:
         self._known = known
 
     def __len__(self) -> int:
-        """How many operands the node lists, left-out ones included."""
+        """The number of operands of the node, including omitted ones."""
         return len(self._items)
 
     def has(self, index: int) -> bool:
-        """Whether the operand is given."""
+        """Return whether the operand is present."""
         return index < len(self._items) and self._items[index] is not None
 
     def __getitem__(self, index: int) -> Any:
-        """The operand as a value; raises NotImplementedError where it is left out."""
+        """Return the operand as a value; raise NotImplementedError if it is omitted."""
         if not self.has(index):
             raise NotImplementedError(f"operand {index} is left out")
         item = self._items[index]
         return item if isinstance(item, Value) else self._place(item)
 
     def array(self, index: int) -> Any:
-        """The data of an operand that must be known at import, as a numpy array; None where it is left out.
+        """Return the data of an operand that must be constant at import, as a numpy array; None if it is omitted.
 
-        Raises NotImplementedError for one that is computed at run time.
+        Raises NotImplementedError if it is computed at run time.
         """
         if not self.has(index):
             return None
@@ -50,25 +51,25 @@ class OnnxOperands:
         return self._known[item.name].numpy()
 
     def numbers(self, index: int, otherwise: Any = None) -> Any:
-        """The numbers of a known operand as a list; `otherwise` where it is left out."""
+        """Return the numbers of a constant operand as a list; `otherwise` if it is omitted."""
         data = self.array(index)
         return otherwise if data is None else data.reshape(-1).tolist()
 
     def number(self, index: int, otherwise: Any = None) -> Any:
-        """The single number of a known operand; `otherwise` where it is left out."""
+        """Return the single number of a constant operand; `otherwise` if it is omitted."""
         data = self.array(index)
         return otherwise if data is None else data.reshape(-1)[0].item()
 
     def known_numbers(self, index: int) -> Any:
-        """As `numbers`, but None for an operand that is computed at run time."""
+        """Like `numbers`, but return None for an operand that is computed at run time."""
         return None if isinstance(self._items[index], Value) else self.numbers(index)
 
     def constant(self, array: Any) -> Value:
-        """A value with the data of a numpy array."""
+        """Return a value with the data of a numpy array."""
         return self._place(array)
 
     def pointwise(self) -> list[Any]:
-        """All operands as values, for an op that broadcasts them.
+        """Return all operands as values, for a broadcasting op.
 
         An array of one element that widens no other operand becomes a scalar.
         """

@@ -1,7 +1,7 @@
-"""What fused ops stand for: the patterns of the table, read and matched.
+"""Patterns of fused ops: parsing and matching.
 
 ``add(linear(0, 1), 2)`` is an `add` of a `linear` of the fused op's operands 0 and 1, and of its operand 2. A number
-with a point matches a scalar constant close to it.
+with a decimal point matches a scalar constant close to it.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ class Match:
 
 
 def fusions() -> tuple[tuple[str, Pattern], ...]:
-    """Every fused op of the table with its pattern, the largest pattern first."""
+    """Return every fused op of the table with its pattern, largest pattern first."""
     return TABLE.derived(_fusions)
 
 
@@ -47,9 +47,9 @@ def _fusions(table: Table) -> tuple[tuple[str, Pattern], ...]:
 
 
 def match(pattern: Pattern, op: Op, producers: Mapping[str, Op], single: Mapping[str, bool]) -> Match | None:
-    """Match `pattern` with `op` as its last op; None when it does not fit.
+    """Match `pattern` with `op` as its last op; return None if it does not match.
 
-    `producers` gives the op that defines a value; `single` whether a value is used once, so that it may vanish.
+    `producers` maps a value to the op that defines it; `single` tells whether a value has one use and can be removed.
     """
     for bound, inner in _matches(pattern, op, producers, single):
         if all(len(values) == 1 for values in bound.values()) and set(bound) == set(range(len(bound))):

@@ -1,19 +1,19 @@
-"""Whether the programs of ranks fit each other: what one sends another receives, and none waits for ever.
+"""Check that the programs of all ranks match: collectives agree, each send has its receive, and none deadlocks.
 
-Communications are meetings: a collective of the ranks of a group along a mesh axis, a transfer of two ranks. Each rank
-comes to its meetings in its program's order, and a meeting is over when all are there::
+Communications are rendezvous: a collective of the ranks of a group along a mesh axis, or a transfer between two ranks.
+Each rank reaches its rendezvous in program order, and one completes when all members have reached it::
 
-    rank 0   all_reduce 4   all_reduce 7        they meet: 4 with 4, then 7 with 7
+    rank 0   all_reduce 4   all_reduce 7        valid: 4 meets 4, then 7 meets 7
     rank 1   all_reduce 4   all_reduce 7
 
-    rank 0   all_reduce 4   all_reduce 7        refused: 4 would meet 7
+    rank 0   all_reduce 4   all_reduce 7        rejected: 4 would meet 7
     rank 1   all_reduce 7   all_reduce 4
 
-    rank 0   recv from 1    send to 1           refused: each waits for the other
+    rank 0   recv from 1    send to 1           rejected: deadlock
     rank 1   recv from 0    send to 0
 
-A send counts as waiting for its receiver, as it does for large tensors. One that goes on before it has come is there
-for its receiver to find, by its step.
+A `send` blocks until its receiver is there, as it does for large tensors. An asynchronous send is posted: the receiver
+matches it by step.
 """
 
 from __future__ import annotations
@@ -28,21 +28,21 @@ from distir_relax.ops.table.entry import Trait
 from distir_relax.ops.table.table import lookup
 
 Members = tuple[int, ...]
-"""The ranks of a meeting: a group along an axis in its order, or sender and receiver."""
+"""The ranks of a rendezvous: a group along an axis in its order, or sender and receiver."""
 
 
 def check_ranks(module: Module) -> None:
-    """Raise `VerificationError` unless the programs of a ranked module's ranks fit each other.
+    """Raise `VerificationError` unless the programs of the ranks of a ranked module match.
 
-    Along every group all ranks do the same communications in the same order, of fitting kinds, sizes and dtypes; every
-    send has its receive; no rank waits for ever.
+    Along every group, all ranks have the same communications in the same order, with matching kinds, sizes and dtypes;
+    every send has its receive; no rank deadlocks.
     """
     sequences = {name: tuple(_communications(module, name)) for name in dict.fromkeys(module.ranks)}
     _Meetings(module, [sequences[name] for name in module.ranks]).run()
 
 
 def _communications(module: Module, name: str) -> Iterator[Op]:
-    """The ops of a function that need other ranks, those of the functions it calls included, in order."""
+    """Iterate over the communication ops of a function in order, including those of functions it calls."""
     for op in module.function(name).ops:
         if op.callee:
             yield from _communications(module, op.callee)
@@ -52,19 +52,19 @@ def _communications(module: Module, name: str) -> Iterator[Op]:
 
 @dataclass(slots=True)
 class _Meetings:
-    """Lets each rank go on from meeting to meeting until all have ended, or none can."""
+    """Advances each rank from rendezvous to rendezvous until all have ended, or none can continue."""
 
     module: Module
     sequences: Sequence[tuple[Op, ...]]
     heads: list[int] = field(init=False)
     come: dict[tuple[str, Members], dict[int, Op]] = field(default_factory=dict)
-    """Who has come to a meeting that is not over, and for which op."""
+    """The ranks that have reached a pending rendezvous, and the op of each."""
     posted: dict[tuple[int, int, Attribute], deque[Op]] = field(default_factory=dict)
-    """Messages on their way, by sender, receiver and step."""
+    """Messages in flight, by sender, receiver and step."""
     awaited: dict[tuple[int, int, Attribute], tuple[int, Op]] = field(default_factory=dict)
-    """The messages for which some rank waits, and which op of its."""
+    """The messages that ranks are blocked on, with the rank and its op."""
     known: set[tuple[int, ...]] = field(default_factory=set)
-    """The ops, by identity, that were found to fit each other."""
+    """The ops, by identity, that were found to match."""
 
     def run(self) -> None:
         self.heads = [0] * len(self.sequences)
@@ -99,7 +99,7 @@ class _Meetings:
             )
 
     def _post(self, rank: int, op: Op) -> Iterator[int]:
-        """A rank comes to a message that does not hold up its sender; the ranks that can go on then."""
+        """Post an asynchronous message; iterate over the ranks that can continue."""
         peer = self._peer(rank, op)
         starts = Trait.STARTS in lookup(op.name).traits
         sends = bool(op.operands) and starts
@@ -131,7 +131,7 @@ class _Meetings:
         return peer
 
     def _meeting(self, rank: int, op: Op) -> tuple[str, Members]:
-        """Where a rank goes for `op`: the mesh axis, and who takes part."""
+        """Return the rendezvous of a rank for `op`: mesh axis and members."""
         if "peer" in op.attrs:
             peer = self._peer(rank, op)
             sends = Trait.TRANSFER in lookup(op.name).traits
@@ -159,7 +159,7 @@ class _Meetings:
         self.known.add(key)
 
     def _waiting(self) -> Iterator[str]:
-        """Ranks each of which waits for the next, from one that waits to one that has ended or was named before."""
+        """Describe a cycle or chain of waiting ranks, up to one that has ended or was named before."""
         at: dict[int, tuple[Op, int]] = {receiver: (op, key[0]) for key, (receiver, op) in self.awaited.items()}
         for (_, members), there in self.come.items():
             missing = next(member for member in members if member not in there)
@@ -177,7 +177,7 @@ class _Meetings:
 
 
 def _is_posted(op: Op) -> bool:
-    """Whether an op is of a message that does not hold up its sender."""
+    """Return whether an op belongs to an asynchronous message."""
     return not lookup(op.name, op.location).traits.isdisjoint({Trait.STARTS, Trait.FINISHES})
 
 
@@ -187,7 +187,7 @@ def _brief(op: Op) -> str:
 
 
 def _misfit_of_transfer(send: Op, receive: Op) -> tuple[int, str] | None:
-    """What is wrong with a sender's and a receiver's ops, which two of them meet."""
+    """Return an error in a matched pair of send and receive, if any, and which op has it."""
     if (Trait.TRANSFER in lookup(send.name).traits) == (Trait.TRANSFER in lookup(receive.name).traits):
         return 1, "a send meets a send"
     if send.attrs.get("step") != receive.attrs.get("step"):
@@ -197,7 +197,7 @@ def _misfit_of_transfer(send: Op, receive: Op) -> tuple[int, str] | None:
 
 
 def _misfit(ops: Sequence[Op]) -> tuple[int, str] | None:
-    """What is wrong with the ops of a group that meet in a collective, and which of them shows it."""
+    """Return an error in the ops of a group that meet in a collective, if any, and which op has it."""
     first = ops[0]
     semantics = lookup(first.name).semantics
     for index, op in enumerate(ops):
@@ -218,7 +218,7 @@ def _misfit(ops: Sequence[Op]) -> tuple[int, str] | None:
 
 
 def _given(ops: Sequence[Op]) -> list[TensorType] | None:
-    """What a collective gives each rank, by its reference semantics; None where the operands do not fit each other."""
+    """Return each rank's result of a collective, by its reference semantics; None if the operands do not match."""
     import torch
 
     together = lookup(ops[0].name).semantics.together
@@ -231,7 +231,7 @@ def _given(ops: Sequence[Op]) -> list[TensorType] | None:
     parts = columns[0] if len(columns) == 1 else list(zip(*columns, strict=True))
     try:
         results = together(parts, ops[0].attrs)
-    except Exception:  # whatever torch and Python say of sizes and attributes that somebody made up
+    except Exception:  # any error of torch or Python for unchecked sizes and attributes
         return None
     if len(results) != len(ops):
         return None

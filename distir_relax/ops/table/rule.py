@@ -1,11 +1,10 @@
-"""Factor rules: how the dims of an op's operands and results relate, written once.
+"""Factor rules: the relation between the dims of an op's operands and results, in one notation.
 
-``matmul`` is ``"... m k, ... k n -> ... m n"``: `k` stands in no result, so it is reduced (by sum unless said
+``matmul`` is ``"... m k, ... k n -> ... m n"``: `k` is in no result, so it is reduced (by sum unless specified
 otherwise). ``(h d)`` is a dim made of two factors, outermost first. ``[c]`` must not be split: the op needs all of it
-on one device. ``...`` stands for leading dims that broadcast. A dim of size 1 or 0 has no factor: nothing of it can
-be split.
+on one device. ``...`` stands for leading dims that broadcast. A dim of size 1 or 0 has no factor and cannot be split.
 
-From a rule alone the compiler derives propagation, partial results, local shapes and what must be gathered.
+The compiler derives propagation, partial sums, local shapes and required gathers from the rule alone.
 The notation follows the sharding rules of Shardy (openxla/shardy, docs/propagation.md) and einops.
 """
 
@@ -27,7 +26,7 @@ Dims = tuple[tuple[int, ...], ...]
 
 @dataclass(frozen=True, slots=True)
 class Factor:
-    """`kind` is ``parallel``, ``blocked``, or the reduction (``sum``, ``max``, ``min``) that joins its parts."""
+    """`kind` is ``parallel``, ``blocked``, or the reduction (``sum``, ``max``, ``min``) that combines its parts."""
 
     name: str
     size: int
@@ -36,10 +35,10 @@ class Factor:
 
 @dataclass(frozen=True, slots=True)
 class Rule:
-    """The factors of one op instance, and where they stand in each operand and result.
+    """The factors of one op instance, and their positions in each operand and result.
 
-    `windows` ties dims that have no factor in common, since neighbouring elements of one read overlapping stretches of
-    the other: where the result dim is split, devices fetch from each other what they lack (see `lowering.halos`).
+    `windows` relate dims without a common factor, where neighbouring result elements read overlapping intervals of the
+    operand: if the result dim is split, devices exchange halos (see `lowering.halos`).
     """
 
     factors: tuple[Factor, ...]
@@ -48,7 +47,7 @@ class Rule:
     windows: tuple[Window, ...] = ()
 
     def index(self, name: str) -> int:
-        """The index of the factor called `name`; raises KeyError when it has size 1 or is not in the rule."""
+        """Return the index of the factor `name`; raise KeyError if it has size 1 or is not in the rule."""
         for i, factor in enumerate(self.factors):
             if factor.name == name:
                 return i
@@ -62,10 +61,10 @@ def parse_rule(
     sizes: Mapping[str, int] | None = None,
     reduce: str = "sum",
 ) -> Rule:
-    """The rule `text` for operands and results of the given shapes.
+    """Return the rule `text` for operands and results of the given shapes.
 
-    `sizes` gives factors that shapes alone do not determine (those grouped in one dim). `reduce` is the reduction
-    of factors that stand in no result. Raises ValueError when the text does not fit the shapes: a bug in an op's entry.
+    `sizes` gives factors that the shapes do not determine (those grouped in one dim). `reduce` is the reduction of
+    factors that are in no result. Raises ValueError if the text does not fit the shapes: a bug in an op's entry.
     """
     left, right = text.split("->")
     specs = [*_split_tensors(left), *_split_tensors(right)]
@@ -84,7 +83,7 @@ def parse_rule(
         dims: list[tuple[int, ...]] = []
         for dim, size in zip(tensor, shape, strict=True):
             if not size or math.prod(known[name] for name, _ in dim) != size:
-                dims.append(())  # this operand broadcasts along the dim, or has no elements
+                dims.append(())  # this operand broadcasts along the dim, or is empty
                 continue
             for name, _ in dim:
                 if known[name] > 1 and name not in order:
@@ -97,17 +96,17 @@ def parse_rule(
 
 
 def dim_names(count: int) -> list[str]:
-    """Factor names for `count` dims."""
+    """Return factor names for `count` dims."""
     return [f"d{i}" for i in range(count)]
 
 
 def names_with(count: int, axis: int, at_axis: str) -> str:
-    """A rule's text for a tensor of `count` dims, with `at_axis` for dim `axis`."""
+    """Return a rule's text for a tensor of `count` dims, with `at_axis` for dim `axis`."""
     return " ".join(at_axis if i == axis else f"d{i}" for i in range(count))
 
 
 def no_rule(types: Sequence[object], attrs: Mapping[str, object], results: Sequence[object]) -> Rule:
-    """The rule of entries that say nothing of how the op is split: raises NotImplementedError."""
+    """Raise NotImplementedError: the rule of entries that define none."""
     raise NotImplementedError("its entry has no factor rule; it is for programs that are split already")
 
 
@@ -116,12 +115,12 @@ _Spec = tuple[tuple[tuple[str, bool], ...], ...]
 
 @lru_cache(maxsize=4096)
 def _split_tensors(text: str) -> tuple[tuple[str, ...], ...]:
-    # Between two commas, or alone, nothing stands for a scalar.
+    # An empty item between two commas, or alone, is a scalar.
     return tuple(tuple(re.findall(r"\.\.\.|\([^)]*\)|[^\s()]+", tensor)) for tensor in text.split(","))
 
 
 def _spread(tokens: tuple[str, ...], shape: tuple[int, ...], rule: str) -> _Spec:
-    """The dims that `tokens` stand for, with ``...`` filled in by factors numbered from the right."""
+    """Return the factors of `tokens`, with ``...`` expanded to factors numbered from the right."""
     dims: list[tuple[tuple[str, bool], ...]] = []
     for token in tokens:
         if token == "...":

@@ -1,4 +1,4 @@
-"""Types of the distributed stage: what an op gives on each device of a set."""
+"""SPMD type inference: result types of an op on each device of a set (distributed stage)."""
 
 from __future__ import annotations
 
@@ -20,9 +20,9 @@ def infer_placed(
     devices: tuple[int, ...],
     location: str = "",
 ) -> tuple[PlacedType, ...]:
-    """The result types of op `name` on `devices`, each giving it the operands that it holds.
+    """Return the result types of op `name` on `devices`, each with the operands that it holds.
 
-    Raises `VerificationError` when the operands do not fit the op on some device.
+    Raises `VerificationError` if the operands do not fit the op on some device.
     """
     alike = Trait.TRANSFER in lookup(name, location).traits or all(k.devices == devices for k in operands)
     if alike and not differs(operands, attrs):
@@ -39,20 +39,20 @@ def infer_placed(
 
 
 def differs(operands: Sequence[PlacedType], attrs: Mapping[str, Any]) -> bool:
-    """Whether a size of the operands or an attribute is given rank by rank."""
+    """Return whether a size of the operands or an attribute differs by rank."""
     return any(not isinstance(d, int) for k in operands for d in k.shape) or local_attrs(attrs, 0) != dict(attrs)
 
 
 def joined(types: Sequence[TensorType], kinds: DeviceEquivalence, devices: tuple[int, ...]) -> PlacedType:
-    """The local types of the kinds of `devices` as one: sizes rank by rank where they differ."""
+    """Combine the local types of the classes of `devices` into one, with sizes per rank where they differ."""
     sizes = tuple(kinds.expand(dim) for dim in zip(*(t.shape for t in types), strict=True))
     return PlacedType(sizes, types[0].dtype, devices)
 
 
 def result_devices(name: str, operands: Sequence[PlacedType], location: str = "") -> tuple[int, ...]:
-    """The devices that an op runs on: those of its operands. Raises `VerificationError` naming them when they differ.
+    """Return the devices of an op: those of its operands. Raise `VerificationError` if they differ.
 
-    A `transfer` names its devices.
+    A `transfer` specifies its devices itself.
     """
     if not operands or Trait.TRANSFER in lookup(name, location).traits:
         raise VerificationError(f"{name} must name its devices", location, "write them: %y @ {1} = " + f"{name}(…)")

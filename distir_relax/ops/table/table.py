@@ -1,8 +1,8 @@
-"""The op table: one entry per op holds all that any pass needs to know about it.
+"""The op table: one entry per op with everything that passes need to know about it.
 
-Nothing else in the project may switch on an op's name. An entry is made by `define`, in the folder of its family; the
-spellings of other vocabularies stand beside it (`aten`, `relax`, `onnx`). A user's own module may add to the table at
-any time: what is computed from all entries is computed anew then (`Table.derived`).
+Nothing else in the project may switch on an op's name. `define` adds an entry, in the folder of its family; its
+spellings in other vocabularies are next to it (`aten`, `relax`, `onnx`). A user's module may extend the table at any
+time; results that are derived from all entries are then recomputed (`Table.derived`).
 """
 
 from __future__ import annotations
@@ -36,14 +36,14 @@ _Found = TypeVar("_Found")
 
 
 class Table:
-    """Entries by name, and how other vocabularies' ops are written with them."""
+    """Entries by name, and the conversions from other vocabularies."""
 
     def __init__(self) -> None:
         self._ops: dict[str, OpDef] = {}
         self._aten: dict[str, AtenConverter] = {}
         self._relax: dict[str, RelaxConverter] = {}
         self._onnx: dict[str, OnnxConverter] = {}
-        # Goes up with each change of the entries, and never down.
+        # Incremented by each change of the entries.
         self._revision = 0
         self._derived: dict[Callable[[Table], Any], tuple[int, Any]] = {}
 
@@ -85,7 +85,7 @@ class Table:
         return self._enter(OpDef(name, semantics, split, cost, code, gradient, frozenset(traits)))
 
     def replace(self, entry: OpDef) -> OpDef:
-        """Put another entry in the place of the one of its name. Raises `UnsupportedOpError` where there is none."""
+        """Replace the entry of the same name. Raises `UnsupportedOpError` if there is none."""
         self.lookup(entry.name)
         return self._enter(entry)
 
@@ -95,7 +95,7 @@ class Table:
         return entry
 
     def lookup(self, name: str, where: str = "") -> OpDef:
-        """The entry of op `name`. Raises `UnsupportedOpError` with near misses."""
+        """Return the entry of op `name`. Raises `UnsupportedOpError` with similar names."""
         entry = self._ops.get(name)
         if entry is not None:
             return entry
@@ -108,11 +108,11 @@ class Table:
         )
 
     def entries(self) -> tuple[OpDef, ...]:
-        """All entries, in the order of definition."""
+        """Return all entries, in the order of definition."""
         return tuple(self._ops.values())
 
     def derived(self, compute: Callable[[Table], _Found]) -> _Found:
-        """What `compute` makes of the table, computed anew only when an entry has come or gone since."""
+        """Return `compute` of the table, cached until the entries change."""
         revision, found = self._derived.get(compute, (-1, None))
         if revision != self._revision:
             found = compute(self)
@@ -121,7 +121,7 @@ class Table:
 
     @contextmanager
     def extended(self) -> Iterator[Table]:
-        """The table, which loses on leaving what was added or replaced since entering."""
+        """Yield the table; on exit, undo all additions and replacements made since entry."""
         before = dict(self._ops), dict(self._aten), dict(self._relax), dict(self._onnx)
         try:
             yield self
@@ -132,7 +132,7 @@ class Table:
     # Spellings
 
     def aten(self, *spellings: str) -> Callable[[_Converter], _Converter]:
-        """Declare how ATen ops are written with the entries of the table.
+        """Register the conversion of ATen ops to entries of the table.
 
         The decorated function takes the `Builder` and the ATen op's own arguments, tensors as values, and returns a
         value or a tuple of values: ``@aten("relu.default")``.
@@ -140,7 +140,7 @@ class Table:
         return _declare(self._aten, spellings, "aten.{}")
 
     def relax(self, *names: str) -> Callable[[_Converter], _Converter]:
-        """Declare how Relax ops that differ from their entry are written with the entries of the table.
+        """Register the conversion of Relax ops that differ from their entry.
 
         The decorated function takes the `Builder`, the call's arguments (tensors as values, tuples as lists, shapes as
         tuples of numbers) and its attributes by name, and returns a value or a tuple of values:
@@ -149,44 +149,44 @@ class Table:
         return _declare(self._relax, names, "{}")
 
     def onnx(self, *op_types: str) -> Callable[[_Converter], _Converter]:
-        """Declare how ONNX ops are written with the entries of the table.
+        """Register the conversion of ONNX ops to entries of the table.
 
         The decorated function takes the `Builder`, the node's `OnnxOperands` and its attributes by name (with
-        ``opset``, the version of the operator set), and returns a value, a numpy array that is known at import, or a
-        tuple of those: ``@onnx("Gemm")``. An op of another domain than ONNX's own is named ``domain::Op``. What cannot
-        be expressed raises NotImplementedError with the reason.
+        ``opset``, the version of the operator set), and returns a value, a numpy array that is constant at import, or a
+        tuple of those: ``@onnx("Gemm")``. An op of another domain than ONNX's own is named ``domain::Op``. Unsupported
+        cases raise NotImplementedError with the reason.
         """
         return _declare(self._onnx, op_types, "the ONNX op {}")
 
     def lookup_aten(self, spelling: str) -> AtenConverter | None:
-        """The conversion of an ATen op such as ``relu.default``, or None."""
+        """Return the conversion of an ATen op such as ``relu.default``, or None."""
         return self._aten.get(spelling)
 
     def lookup_relax(self, name: str) -> RelaxConverter | None:
-        """The conversion of a Relax op such as ``relax.take``, or None where it has none or needs none."""
+        """Return the conversion of a Relax op such as ``relax.take``, or None if it has or needs none."""
         return self._relax.get(name)
 
     def lookup_onnx(self, op_type: str) -> OnnxConverter | None:
-        """The conversion of an ONNX op such as ``Gemm`` or ``domain::Op``, or None."""
+        """Return the conversion of an ONNX op such as ``Gemm`` or ``domain::Op``, or None."""
         return self._onnx.get(op_type)
 
     def aten_spellings(self) -> tuple[str, ...]:
-        """All ATen ops that have a conversion."""
+        """Return all ATen ops that have a conversion."""
         return tuple(self._aten)
 
     def relax_spellings(self) -> tuple[str, ...]:
-        """All Relax ops that have a conversion."""
+        """Return all Relax ops that have a conversion."""
         return tuple(self._relax)
 
     def onnx_spellings(self) -> tuple[str, ...]:
-        """All ONNX ops that have a conversion."""
+        """Return all ONNX ops that have a conversion."""
         return tuple(self._onnx)
 
 
 def _declare(
     converters: dict[str, Callable[..., Any]], keys: tuple[str, ...], called: str
 ) -> Callable[[_Converter], _Converter]:
-    """A decorator that enters a converter under each of `keys`; ValueError when one is there already."""
+    """Return a decorator that registers a converter under each of `keys`; it raises ValueError for a duplicate."""
 
     def declare(convert: _Converter) -> _Converter:
         for key in keys:
@@ -199,9 +199,9 @@ def _declare(
 
 
 TABLE = Table()
-"""The table of this project, which all passes read."""
+"""The op table that all passes use."""
 
-# Said of that table, these go without its name.
+# Module-level shorthands for the methods of `TABLE`.
 define, lookup, entries = TABLE.define, TABLE.lookup, TABLE.entries
 aten, relax, onnx = TABLE.aten, TABLE.relax, TABLE.onnx
 lookup_aten, lookup_relax, lookup_onnx = TABLE.lookup_aten, TABLE.lookup_relax, TABLE.lookup_onnx

@@ -1,4 +1,4 @@
-"""The op table's part of verification: an op's results have the types that its entry infers."""
+"""Type checks of the verifier: the results of an op have the types that its entry infers."""
 
 from __future__ import annotations
 
@@ -27,12 +27,12 @@ from distir_relax.ops.table.table import TABLE, Table, lookup
 
 
 class TableCheck:
-    """What the op table knows of programs, for `ir.verify`."""
+    """The op table's checks for `ir.verify`."""
 
     def op(self, op: Op, stage: str) -> None:
         """Raise `VerificationError` unless the results of `op` follow from its operands.
 
-        In the distributed stage this holds on each device.
+        In the distributed stage they are checked on each device.
         """
         right = TABLE.derived(_right_before)
         # Equal numbers of different types, such as 1 and True, are distinguished by their text.
@@ -43,7 +43,7 @@ class TableCheck:
             right.add(key)
 
     def ranks(self, module: Module) -> None:
-        """Raise `VerificationError` unless the programs of the ranks fit each other: see `check_ranks`."""
+        """Raise `VerificationError` unless the programs of the ranks match: see `check_ranks`."""
         check_ranks(module)
 
     def _check(self, op: Op, stage: str) -> None:
@@ -70,9 +70,9 @@ check = TableCheck()
 
 
 def _right_before(table: Table) -> set[object]:
-    """The instances of ops that were found right, while the table stays as it is: blocks repeat, and passes keep most.
+    """Return the cache of op instances that passed: blocks repeat, and passes keep most ops.
 
-    If it is wrong, everything is checked again for an error with its place.
+    Failures are not cached, so that an error has the location of its op.
     """
     return set()
 
@@ -84,7 +84,7 @@ def device_kinds(
     devices: tuple[int, ...],
     results: Sequence[PlacedType] = (),
 ) -> DeviceEquivalence:
-    """Which of an op's `devices` are alike: they have the same operands, of the same types, and the same attributes."""
+    """Group an op's `devices` by equal local operands, operand types and attributes."""
     for key, value in attrs.items():
         if any(len(number.values) != len(devices) for number in numbers_by_device(value)):
             raise VerificationError(f"{name} is on {len(devices)} devices, the attribute {key} is not for so many")
@@ -104,9 +104,9 @@ def device_kinds(
 def local_operands(
     name: str, operands: Sequence[PlacedType], devices: tuple[int, ...], index: int
 ) -> tuple[TensorType, ...]:
-    """On the device at `index` in those of an op's results, the types of the operands that it has there.
+    """Return the types of the operands that the device at `index` of an op's result devices holds.
 
-    A `transfer` takes its operand from the device at the same place in the operand's set.
+    A `transfer` takes its operand from the device at the same index in the operand's set.
     """
     if Trait.TRANSFER in lookup(name).traits:
         return tuple(kind.local(index) for kind in operands)
@@ -115,7 +115,7 @@ def local_operands(
 
 
 def local_attrs(attrs: Mapping[str, Attribute], index: int) -> dict[str, Attribute]:
-    """The attributes that hold for the device at `index` of the op's device set."""
+    """Return the attributes for the device at `index` of the op's device set."""
     return {key: _local_attribute(value, index) for key, value in attrs.items()}
 
 
@@ -128,7 +128,7 @@ def _local_attribute(value: Attribute, index: int) -> Attribute:
 
 
 def numbers_by_device(value: Attribute) -> Iterator[PerRank]:
-    """The numbers in an attribute that differ by device."""
+    """Iterate over the per-device numbers in an attribute."""
     if isinstance(value, PerRank):
         yield value
     elif isinstance(value, tuple):
@@ -137,7 +137,7 @@ def numbers_by_device(value: Attribute) -> Iterator[PerRank]:
 
 
 def _check_ends(op: Op, sources: list[tuple[int, ...]], targets: tuple[int, ...]) -> None:
-    """A `transfer` has a target for each source, and no device waits for itself."""
+    """Raise `VerificationError` unless a `transfer` has one target per source and the two sets are disjoint."""
     if Trait.TRANSFER not in lookup(op.name).traits:
         return
     if len(sources[0]) != len(targets) or set(sources[0]) & set(targets):
@@ -149,7 +149,7 @@ def _check_ends(op: Op, sources: list[tuple[int, ...]], targets: tuple[int, ...]
 
 
 def _tensor(value: Value) -> TensorType:
-    """The global tensor of a value of the sharded stage, the tensor of one before and after it."""
+    """Return the tensor type of a value: in the sharded stage, the global one."""
     return value.dtensor.tensor if isinstance(value.type, DTensorType) else value.tensor
 
 

@@ -1,4 +1,4 @@
-"""Result types that entries of several families share, and the checks they make."""
+"""Result type inference and checks shared by several families of ops."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from distir_relax.ops.table.entry import Attrs, Types
 
 
 def broadcast_shape(types: Types) -> tuple[int, ...]:
-    """The shape that all operands broadcast to; raises ValueError when there is none."""
+    """Return the shape that all operands broadcast to; raise ValueError if there is none."""
     rank = max(len(t.shape) for t in types)
     shape = []
     for i in range(rank):
@@ -19,24 +19,24 @@ def broadcast_shape(types: Types) -> tuple[int, ...]:
 
 
 def same_type(types: Types, attrs: Attrs) -> tuple[TensorType, ...]:
-    """An op whose result is of the type of its first operand."""
+    """Infer the type of the first operand."""
     return (types[0],)
 
 
 def same_types(types: Types, attrs: Attrs) -> tuple[TensorType, ...]:
-    """An op whose operands and result are of one type."""
+    """Infer the common type of all operands; raise ValueError if they differ."""
     if any(t != types[0] for t in types):
         raise ValueError("all operands have one type")
     return (types[0],)
 
 
 def resized(kind: TensorType, dim: int, size: int) -> TensorType:
-    """The type with another size of one dim."""
+    """Return the type with another size of one dim."""
     return TensorType((*kind.shape[:dim], size, *kind.shape[dim + 1 :]), kind.dtype)
 
 
 def checked_axis(types: Types, attrs: Attrs) -> int:
-    """Attribute `axis`, a dim of the first operand; raises ValueError for another."""
+    """Return attribute `axis`; raise ValueError unless it is a dim of the first operand."""
     axis = int(attrs["axis"])
     if not 0 <= axis < len(types[0].shape):
         raise ValueError(f"axis {axis} of a tensor of {len(types[0].shape)} dims")

@@ -1,16 +1,19 @@
-"""Sliding windows: which elements of a dim each element of a result dim is made from. Exact interval arithmetic.
+"""Sliding windows: the dependence of a result dim on an operand dim, by exact interval arithmetic.
 
-Most windows follow a stride (`StridedWindow`); those of resizing and of pooling to any size follow a formula
-(`SampledWindow`). Of the first, a *gathering* window (convolution, pooling) reads, for result element `o`, the
-positions `o*stride - low + dilation*j` for `j` below `kernel`. A *scattering* one (transposed convolution, upsampling)
-writes, for operand element `i`, the positions `i*stride - low + dilation*j`. What lies outside the operand is padding;
-a scattering window's result is what is left when `low` and `high` elements are taken off its ends (or, when negative,
-put on).
+Most windows follow a stride (`StridedWindow`); those of resizing and of adaptive pooling follow a formula
+(`SampledWindow`). A strided *gathering* window (convolution, pooling) reads, for result element `o`, the positions
+`o*stride - low + dilation*j` for `j` in `range(kernel)`. A *scattering* one (transposed convolution, upsampling)
+writes, for operand element `i`, the positions `i*stride - low + dilation*j`. Positions outside the operand are padding;
+`low` and `high` elements are cropped from the ends of a scattering window's result (or added, when negative).
 
 The size of the result follows from the size of the operand and the padding at both ends::
 
     gathering   (n + low + high - extent) // stride + 1
     scattering  (n - 1) * stride + extent - low - high
+
+A device that computes the result elements [start, stop) fetches the interval `reads(start, stop)` of the operand as
+halo, and runs the same op on it with the padding of `part(start, stop)`: what remains of the original padding at the
+ends of the dim, and for a scattering window also the crop to its own result elements.
 """
 
 from __future__ import annotations
@@ -24,26 +27,23 @@ GATHER, SCATTER = "gather", "scatter"
 
 
 class Window(Protocol):
-    """How dim `operand_dim` (of size `size`) of operand number `operand` feeds dim `result_dim` of the first result.
-
-    This is all that the compiler asks of one.
-    """
+    """Interface of windows: dim `operand_dim` of operand `operand` feeds dim `result_dim` of result 0."""
 
     @property
     def index(self) -> int:
-        """The window's place among the op's spatial dims."""
+        """The window's index among the op's spatial dims."""
 
     @property
     def operand(self) -> int:
-        """The position of the operand that it reads."""
+        """The index of the operand that it reads."""
 
     @property
     def operand_dim(self) -> int:
-        """The dim that it slides over."""
+        """The operand dim that it slides over."""
 
     @property
     def result_dim(self) -> int:
-        """The dim of the first result that it makes."""
+        """The dim of the first result that it produces."""
 
     @property
     def size(self) -> int:
@@ -51,29 +51,29 @@ class Window(Protocol):
 
     @property
     def result_size(self) -> int:
-        """The size of the result dim. Raises ValueError when the operand is too small."""
+        """The size of the result dim. Raises ValueError if the operand is too small."""
 
     @property
     def reach(self) -> int:
-        """How many elements beside its own one of the result may need."""
+        """The number of further elements that one element of the result may need besides its own."""
 
     @property
     def is_plain(self) -> bool:
-        """Whether each element of the result is made from the one at its own place: no window at all."""
+        """Whether each result element depends only on the element at its position, so that no window is needed."""
 
     def reads(self, start: int, stop: int) -> tuple[int, int]:
-        """The interval of the operand that the result's elements [start, stop) are made from; (0, 0) for none."""
+        """Return the operand interval that the result elements [start, stop) depend on; (0, 0) if empty."""
 
     def part(self, start: int, stop: int) -> tuple[int, ...]:
-        """What the op must know to make the result's elements [start, stop) from `reads(start, stop)` alone.
+        """Return the op's parameters for computing result elements [start, stop) from `reads(start, stop)` alone.
 
-        It goes to the entry's `Split.windowed`.
+        They are passed to the entry's `Split.windowed`.
         """
 
 
 @dataclass(frozen=True, slots=True)
 class StridedWindow:
-    """Return a strided `Window`; `kind` is ``gather`` or ``scatter``. Its parts are described by their padding."""
+    """A window with a stride; `kind` is ``gather`` or ``scatter``. Its parts are parameterized by their padding."""
 
     index: int
     operand: int
@@ -94,7 +94,7 @@ class StridedWindow:
 
     @property
     def result_size(self) -> int:
-        """The size of the result dim. Raises ValueError for a window that is none, or larger than the operand."""
+        """The size of the result dim. Raises ValueError for an invalid window, or one larger than the operand."""
         if min(self.kernel, self.stride, self.dilation) < 1:
             raise ValueError(f"a window has kernel, stride and dilation of at least 1, found {self}")
         size = self.sized(self.size, self.low, self.high)
@@ -106,25 +106,25 @@ class StridedWindow:
 
     @property
     def reach(self) -> int:
-        """How many elements beside its own one of the result may need."""
+        """The number of further elements that one element of the result may need besides its own."""
         return self.extent - 1
 
     @property
     def is_plain(self) -> bool:
-        """Whether each element of the result is made from the one at its own place: no window at all."""
+        """Whether each result element depends only on the element at its position, so that no window is needed."""
         return (self.kernel, self.stride, self.low, self.high) == (1, 1, 0, 0)
 
     def __str__(self) -> str:
         return f"kernel {self.kernel}, stride {self.stride}, dilation {self.dilation}"
 
     def sized(self, size: int, low: int, high: int) -> int:
-        """The size of the result dim for an operand of `size` elements and the given padding."""
+        """Return the size of the result dim for an operand of `size` elements and the given padding."""
         if self.kind == SCATTER:
             return (size - 1) * self.stride + self.extent - low - high
         return (size + low + high - self.extent) // self.stride + 1
 
     def reads(self, start: int, stop: int) -> tuple[int, int]:
-        """The interval of the operand that the result's elements [start, stop) are made from; (0, 0) for none."""
+        """Return the operand interval that the result elements [start, stop) depend on; (0, 0) if empty."""
         if self.kind == SCATTER:
             first = -(-(start + self.low - self.extent + 1) // self.stride)
             last = (stop - 1 + self.low) // self.stride + 1
@@ -135,7 +135,7 @@ class StridedWindow:
         return (first, last) if start < stop and first < last else (0, 0)
 
     def part(self, start: int, stop: int) -> tuple[int, int]:
-        """The padding at both ends with which `reads(start, stop)` alone gives the result's elements [start, stop)."""
+        """Return the padding at both ends to compute result elements [start, stop) from `reads(start, stop)` alone."""
         first, last = self.reads(start, stop)
         count, held = stop - start, last - first
         if self.kind == SCATTER:
@@ -151,7 +151,7 @@ class StridedWindow:
 
 @dataclass(frozen=True, slots=True)
 class SampledWindow:
-    """Return a `Window` with the elements of `sampling` for `dtype`. Its parts are described by their position."""
+    """A window with the positions of `sampling` for `dtype`. Its parts are parameterized by their offsets."""
 
     index: int
     operand: int
@@ -165,7 +165,7 @@ class SampledWindow:
 
     @property
     def reach(self) -> int:
-        """How many elements beside its own one of the result may need."""
+        """The number of further elements that one element of the result may need besides its own."""
         positions = self._taps().positions
         return int((positions.max(axis=1) - positions.min(axis=1)).max(initial=0)) if self.size else 0
 
@@ -173,14 +173,14 @@ class SampledWindow:
         return f"{self.size} elements to {self.result_size}, {self.sampling}"
 
     def reads(self, start: int, stop: int) -> tuple[int, int]:
-        """The interval of the operand that the result's elements [start, stop) are made from; (0, 0) for none."""
+        """Return the operand interval that the result elements [start, stop) depend on; (0, 0) if empty."""
         if start >= stop or not self.size:
             return 0, 0
         positions = self._taps().positions[start:stop]
         return int(positions.min()), int(positions.max()) + 1
 
     def part(self, start: int, stop: int) -> tuple[int, ...]:
-        """Where the result's elements [start, stop) lie, and what they are made from."""
+        """Return operand size, first operand element, result size and first result element of [start, stop)."""
         return self.size, self.reads(start, stop)[0], self.result_size, start
 
     def _taps(self) -> Taps:

@@ -1,4 +1,4 @@
-"""Backends: load a bundle's program into something that a rank calls. Each is imported on first use."""
+"""Backends: load a bundle's program as a callable of one rank. Each backend is imported on first use."""
 
 from __future__ import annotations
 
@@ -19,32 +19,34 @@ if TYPE_CHECKING:
 
 
 class RankProgram(Protocol):
-    """A loaded program of one rank, its weights in place."""
+    """A loaded program of one rank, with its weights."""
 
     steps: Steps
-    """What each step number is, for the watchdog: `steps[2] == "%y = all_reduce(%h) (model.py:12)"`; may be empty."""
+    """Descriptions of the steps for the watchdog: `steps[2] == "%y = all_reduce(%h) (model.py:12)"`; may be empty."""
 
     state: Mapping[str, torch.Tensor]
-    """This rank's shards of the weights that the manifest's `updates` name, by name, on the device. They are what the
-    program reads when it is called: whoever writes into them changes what it computes next."""
+    """This rank's shards of the weights named by the manifest's `updates`, by name, on the device.
+
+    The program reads these tensors when it is called: writing into them changes its next results.
+    """
 
     held: Collection[int]
-    """The addresses of the memory that the program reads again, besides that of its state (`weights.memory`)."""
+    """Addresses of memory that the program reads again, other than that of its state (`weights.memory`)."""
 
     def __call__(self, *inputs: torch.Tensor) -> list[torch.Tensor]:
-        """This rank's shards of the outputs, from its shards of the inputs, both in the manifest's order.
+        """Return this rank's shards of the outputs from its shards of the inputs, both in the manifest's order.
 
-        Results may lie in the memory of inputs, of state, and of what is `held`. The new value of a state may lie where
-        the old one did; elsewhere, the caller writes it there.
+        Results may alias inputs, state and `held` memory. The new value of a state may alias the old one; otherwise the
+        caller copies it there.
         """
         ...
 
 
 class Load(Protocol):
-    """How a backend loads a rank's program."""
+    """Loader function of a backend."""
 
     def __call__(self, bundle: Bundle, rank: int, comm: Communicator, device: str) -> RankProgram:
-        """The program of `rank`, ready to be called again and again on `device` ("cpu", "cuda", "cuda:1").
+        """Load the program of `rank` for repeated calls on `device` ("cpu", "cuda", "cuda:1").
 
         Reads only this rank's slices of the weights. Raises BundleError when the bundle was not
         compiled for this backend, RunError when the backend cannot run here.
@@ -54,11 +56,11 @@ class Load(Protocol):
 
 @dataclass(frozen=True)
 class Backend:
-    """What runs a bundle's programs, and which ones."""
+    """A backend: its loader and the kinds of programs it needs."""
 
     load: Load
     programs: tuple[str, ...]
-    """The kinds of programs, of `BACKENDS`, that a bundle needs for it; none for one that reads the bundle's texts."""
+    """Kinds of programs in `BACKENDS` that a bundle must contain; empty if the backend reads the program text."""
 
 
 def _lazily(name: str) -> Load:
@@ -73,9 +75,9 @@ _backends = {name: Backend(_lazily(name), (name,)) for name in BACKENDS}
 
 
 def register_backend(name: str, load: Load, programs: Sequence[str] = ()) -> None:
-    """Add a backend, in this process; `programs` are the kinds of `BACKENDS` that a bundle must hold for it.
+    """Register a backend in this process; `programs` are the kinds of `BACKENDS` that a bundle must contain for it.
 
-    Raises ValueError when the name is taken, or for a kind of programs that there is not.
+    Raises ValueError when the name is taken, or for an unknown kind of programs.
     """
     if name in _backends:
         raise ValueError(f"there is a backend {name!r} already")
@@ -85,12 +87,12 @@ def register_backend(name: str, load: Load, programs: Sequence[str] = ()) -> Non
 
 
 def find_backend(name: str) -> Backend:
-    """The backend of that name. Raises RunError for an unknown one."""
+    """Return the backend of that name. Raises RunError for an unknown one."""
     if name not in _backends:
         raise RunError(f"unknown backend {name!r}", hint=f"backends: {', '.join(_backends)}")
     return _backends[name]
 
 
 def load_program(backend: str, bundle: Bundle, rank: int, comm: Communicator, device: str = "cpu") -> RankProgram:
-    """`Backend.load` of the backend called `backend`. Raises RunError for an unknown name."""
+    """Call `Backend.load` of the backend called `backend`. Raises RunError for an unknown name."""
     return find_backend(backend).load(bundle, rank, comm, device)

@@ -1,4 +1,4 @@
-"""The torch backend: a rank's program is a Python module, opened by name and stepped through like any other."""
+"""The torch backend: a rank's program is a Python module that can be opened and debugged by name."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def load(bundle: Bundle, rank: int, comm: Communicator, device: str = "cpu") -> 
 
 
 def _steps(module: types.ModuleType) -> Steps:
-    """What each step is: of one in a function, where it is in each call."""
+    """Return the description of each step; for a step in a function, one per call."""
     steps, calls = getattr(module, "STEPS", ()), getattr(module, "CALLS", {})
     if not isinstance(steps, dict):
         return steps
@@ -75,7 +75,7 @@ def _load_module(bundle: Bundle, rank: int) -> types.ModuleType:
     if bundle.path is not None:
         file = str((bundle.path / program.torch).resolve())
     else:
-        # Debuggers and tracebacks find the lines of a program that is in no file here.
+        # Lets debuggers and tracebacks show the source of a program that is not a file here.
         file = f"<{bundle.manifest.name}/{program.torch}>"
         linecache.cache[file] = (len(text), None, text.splitlines(keepends=True), file)
     module = types.ModuleType(program.name)

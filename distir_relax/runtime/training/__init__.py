@@ -1,1 +1,1 @@
-"""Training a bundle: the ranks, their data, their checkpoints, and the steps."""
+"""Training of a bundle: ranks, data, checkpoints, and the training loop."""

@@ -1,4 +1,4 @@
-"""The data of a training run, batch by batch: what a user's function streams, or samples drawn from a data set."""
+"""Batches of a training run: streamed by a user's function, or sampled from a data set."""
 
 from __future__ import annotations
 
@@ -31,27 +31,27 @@ class DataSet(Protocol):
 
 
 class Data(ABC):
-    """Where batches come from. Equal on all processes of a launch, of which each asks for the same steps in order."""
+    """Source of batches, equal on all processes of a launch, each of which requests the same steps in order."""
 
     streams: bool
-    """Whether each process is given whole batches, which are to be equal."""
+    """Whether each process gets whole batches, which must be equal."""
 
     @abstractmethod
     def batch(self, step: int) -> Batch | None:
-        """The batch of a step, counted from 0; None where the data has ended.
+        """Return the batch of a step, counted from 0; None at the end of the data.
 
-        Raises RunError for data unlike what the program takes.
+        Raises RunError for data that do not match the program's inputs.
         """
 
 
 def data_inputs(manifest: Manifest) -> list[Tensor]:
-    """The inputs that are data, whole, in the manifest's order: all but the learning rate and the seed."""
+    """Return the data inputs, whole, in the manifest's order: all but the learning rate and the seed."""
     training = training_of(manifest)
     return [tensor for tensor in whole_inputs(manifest) if tensor.name not in (training.rate, training.seed)]
 
 
 def training_of(manifest: Manifest) -> TrainingManifest:
-    """What the manifest says of training. Raises RunError for a bundle that is no step of training."""
+    """Return the manifest's training section. Raises RunError for a bundle that is not a training step."""
     if manifest.training is None:
         raise RunError(
             "the bundle is not a step of training", manifest.name,
@@ -61,9 +61,9 @@ def training_of(manifest: Manifest) -> TrainingManifest:
 
 
 class Stream(Data):
-    """Batches one after the other, from iterables that `begin(step)` gives, the first batch being that of a step.
+    """Consecutive batches from the iterables of `begin(step)`, whose first batch is that of the step.
 
-    After the end of an iterable the next one is requested; an empty one ends the data.
+    At the end of an iterable the next one is requested; an empty one ends the data.
     """
 
     streams = True
@@ -90,9 +90,9 @@ class Stream(Data):
 
 
 class Samples(Data):
-    """Batches drawn from a data set: all samples in another order each epoch, a rest that fills no batch left out.
+    """Batches drawn from a data set, shuffled each epoch; the last incomplete batch is dropped.
 
-    The order follows from `seed`, and is equal on all processes: each reads the rows that it holds. Raises RunError
+    The order follows from `seed`, and is equal on all processes: each reads the rows of its shards. Raises RunError
     for a set with fewer samples than a batch, and for a program whose inputs are not all batches of one size.
     """
 
@@ -125,7 +125,7 @@ class Samples(Data):
 
 
 def numbers(manifest: Manifest, step: int) -> dict[str, torch.Tensor]:
-    """What a step, counted from 0, takes besides data: its learning rate, and its seed."""
+    """Return the inputs of a step, counted from 0, that are not data: its learning rate, and its seed."""
     import torch
 
     training = training_of(manifest)
@@ -138,9 +138,9 @@ def numbers(manifest: Manifest, step: int) -> dict[str, torch.Tensor]:
 
 
 def named(item: Any, inputs: Sequence[Tensor]) -> dict[str, Any]:
-    """The leaves of a batch or sample by input name: those of dicts by their keys, others in the order of the inputs.
+    """Return the leaves of a batch or sample by input name: those of dicts by key, others in the order of the inputs.
 
-    Raises RunError where there are more or fewer leaves than inputs.
+    Raises RunError if there are more or fewer leaves than inputs.
     """
     found, rest = _leaves(item)
     names = [tensor.name for tensor in inputs]
@@ -170,7 +170,7 @@ def _leaves(item: Any) -> tuple[dict[str, Any], list[Any]]:
 
 @dataclass(frozen=True)
 class _Whole:
-    """A batch of which a process has all."""
+    """A batch held completely by this process."""
 
     manifest: Manifest
     inputs: dict[str, Array]
@@ -186,7 +186,7 @@ class _Whole:
 
 @dataclass(frozen=True)
 class _Rows:
-    """A batch of samples, which are read when a rank holds some of them."""
+    """A batch of samples, each read only if a rank holds some of its rows."""
 
     manifest: Manifest
     samples: DataSet
@@ -228,7 +228,7 @@ class _Rows:
         return data_inputs(self.manifest)
 
     def _first_rows(self) -> dict[str, tuple[str, int]]:
-        """For each input of the programs, which input of the user's it is, and the first row that it has of it."""
+        """Return, for each program input, the user's input that it is part of, and its first row there."""
         found = {tensor.name: (tensor.name, 0) for tensor in self._inputs}
         sizes = {tensor.name: tensor.shape for tensor in self.manifest.inputs}
         for division in self.manifest.divided_inputs:
@@ -244,7 +244,7 @@ class _Rows:
         return {row: self._sample(self.rows[row]) for row in rows}
 
     def _sample(self, index: int) -> dict[str, torch.Tensor]:
-        """A sample by input name, each leaf of the shape and dtype that the program takes."""
+        """Return a sample by input name, each leaf checked against the program's shape and dtype."""
         import torch
 
         leaves = named(self.samples[index], self._inputs)

@@ -1,4 +1,4 @@
-"""Checkpoints written and read by all ranks together, each its own pieces of the global tensors."""
+"""Collective checkpointing: each rank writes and reads its own shards of the global tensors."""
 
 from __future__ import annotations
 
@@ -22,10 +22,10 @@ from distir_relax.runtime.training.executor import Crew
 
 
 def save(crew: Crew, folder: Path, position: Position, keep: int) -> Path | None:
-    """Write a checkpoint, whole or not at all; its folder on the first process.
+    """Write a checkpoint atomically; return its folder on the first process.
 
-    All processes call it, and must see the folder. Of older checkpoints the last `keep - 1` stay. Raises
-    CheckpointError on all where one of them cannot write.
+    All processes call it, and must see the folder. The newest `keep - 1` older checkpoints stay. Raises
+    CheckpointError on all processes if one of them cannot write.
     """
     tensors = changing(crew.bundle.manifest)
     mine: list[Path] = []
@@ -49,10 +49,10 @@ def save(crew: Crew, folder: Path, position: Position, keep: int) -> Path | None
 
 
 def resume(crew: Crew, folder: Path, auto: bool = False) -> Saved | None:
-    """Give the ranks the newest checkpoint of a folder, whatever number of ranks has written it.
+    """Load the newest checkpoint of a folder into the ranks, whatever number of ranks has written it.
 
-    With `auto` it is the newest that is whole, and None where there is none. Raises CheckpointError on all processes
-    where it is missing, damaged, or does not fit the program.
+    With `auto` it is the newest complete one, and None if there is none. Raises CheckpointError on all processes
+    if it is missing, damaged, or does not fit the program.
     """
     if auto:
         chosen = crew.exchange(_newest_whole(folder) if crew.first else "")[0]
@@ -71,7 +71,7 @@ def resume(crew: Crew, folder: Path, auto: bool = False) -> Saved | None:
 
 
 def _newest_whole(folder: Path) -> str:
-    """The name of the newest checkpoint that can be read; those that cannot are left out with a warning."""
+    """Return the name of the newest readable checkpoint; warn about the others."""
     for name in checkpoint_names(folder):
         try:
             return latest(folder / name).path.name

@@ -1,4 +1,4 @@
-"""The ranks of a training run, whether they are threads of this process or one of them is it."""
+"""Executors of training steps: all ranks as threads of this process, or this process as one rank."""
 
 from __future__ import annotations
 
@@ -24,44 +24,44 @@ class Batch(Protocol):
     """The inputs of one step."""
 
     def whole(self) -> dict[str, Array]:
-        """The global arrays, by name."""
+        """Return the global arrays, by name."""
         ...
 
     def local(self, rank: int, device: str) -> list[torch.Tensor]:
-        """What a rank holds of them, in the manifest's order, on its device."""
+        """Return a rank's shards, in the manifest's order, on its device."""
         ...
 
 
 class Crew(ABC):
-    """What a training run asks of its ranks. Every process of a launch has one, and all call the same methods."""
+    """Interface of a training run to its ranks. Every process of a launch has one, and all call the same methods."""
 
     bundle: Bundle
     first: bool
-    """Whether this process writes and prints what one of them is to."""
+    """Whether this process is the one that writes files and prints."""
 
     @abstractmethod
     def step(self, batch: Batch, outputs: Collection[str]) -> dict[str, torch.Tensor]:
-        """Run once; the outputs named on the first process, nothing on the others."""
+        """Run once; return the outputs named on the first process, nothing on the others."""
 
     @abstractmethod
     def exchange(self, value: Any) -> list[Any]:
-        """The value, of JSON's types, of each process."""
+        """Return the value, of JSON's types, of each process."""
 
     @abstractmethod
     def agreed(self) -> Any:
-        """A context: an error of one process inside it is raised on all behind it."""
+        """Return a context that raises an error of one process inside of it on all processes."""
 
     @abstractmethod
     def save_pieces(self, file: StateFile) -> None:
-        """Write what the ranks of this process hold of the state."""
+        """Write the state shards of this process's ranks."""
 
     @abstractmethod
     def load_state(self, source: WeightSource) -> None:
-        """Have the ranks of this process read their pieces of the state."""
+        """Load the state shards of this process's ranks."""
 
 
 class Threads(Crew):
-    """All ranks are threads of this process."""
+    """All ranks as threads of this process."""
 
     def __init__(self, session: Session) -> None:
         self.bundle = session.bundle
@@ -91,7 +91,7 @@ class Threads(Crew):
 
 
 class Launched(Crew):
-    """This process is one rank of a launch."""
+    """This process as one rank of a launch."""
 
     def __init__(self, world: World, session: RankSession) -> None:
         self.bundle = session.bundle

@@ -1,4 +1,4 @@
-"""`distir train`: a bundle read, its ranks loaded, and trained; as one rank of a launch, or with all as threads."""
+"""Implementation of `distir train`, as one rank of a launch or with all ranks as threads."""
 
 from __future__ import annotations
 
@@ -17,13 +17,15 @@ from distir_relax.runtime.watchdog import DEFAULT_TIMEOUT
 from distir_relax.runtime.world import World
 
 DataOf = Callable[[Manifest, int], Data]
-"""The data of a run, for a program, and in an order that follows from a seed."""
+"""Constructor of a run's data, from the manifest and the seed of the order."""
 
 
 @dataclass(frozen=True)
 class Run:
-    """A training run: its bundle, data, options and listener. `data` is called once the bundle is read; `stop` is the
-    signal that this process was sent, or 0."""
+    """A training run: its bundle, data, options and listener.
+
+    `data` is called once the bundle is read; `stop` returns the signal that this process received, or 0.
+    """
 
     bundle: Path
     data: DataOf
@@ -35,7 +37,7 @@ class Run:
     stop: Callable[[], int] = lambda: 0
 
     def of(self, crew: Crew) -> Training:
-        """The run of a crew."""
+        """Return the training run of an executor."""
         manifest = crew.bundle.manifest
         return Training(crew, lambda seed: self.data(manifest, seed), self.options, self.listener, self.stop)
 
@@ -50,7 +52,7 @@ def train_threads(run: Run) -> Ended:
 def train_rank(world: World, run: Run) -> Ended:
     """Train as one rank of a launch.
 
-    Raises what `Training.run` raises where all ranks raise it. An error of one rank alone is printed and ends the
+    Raises what `Training.run` raises if all ranks raise it. An error of one rank alone is printed and ends the
     launch: with code 2 for the user's errors, 1 with a traceback for others.
     """
     with ending_launch(world):
@@ -59,6 +61,6 @@ def train_rank(world: World, run: Run) -> Ended:
 
 
 def _check(bundle: Bundle) -> dict[str, Any]:
-    """Raise `DistIRError` unless the bundle is a step of training; it has no inputs before the first step."""
+    """Raise `DistIRError` unless the bundle is a training step; return no inputs, as they come with each step."""
     training_of(bundle.manifest)
     return {}

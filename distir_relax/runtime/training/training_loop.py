@@ -1,4 +1,4 @@
-"""The steps of a training run: batches in, checkpoints now and then, and an end that all ranks come to together."""
+"""Training loop: steps, periodic checkpoints, and a termination on which all ranks agree."""
 
 from __future__ import annotations
 
@@ -20,16 +20,16 @@ from distir_relax.runtime.training.executor import Batch, Crew
 from distir_relax.support.learning_rate import schedule_to_json
 
 CHECKPOINT_SIGNALS = (signal.SIGTERM, signal.SIGUSR1)
-"""Signals behind whose step a run writes a checkpoint and ends. mpirun forwards SIGUSR1, and kills behind SIGTERM."""
+"""Signals after whose step a run writes a checkpoint and ends. mpirun forwards SIGUSR1, and kills after SIGTERM."""
 
 
 @dataclass(frozen=True)
 class TrainOptions:
-    """What a run is asked: how many steps in all, and where checkpoints are written, each `every` steps.
+    """Options of a training run: total steps, and the folder of checkpoints, written each `every` steps.
 
-    `resume` is "last" to go on from the newest checkpoint, which must be there and whole, "auto" to go on from the
-    newest whole one, or to begin where there is none, or empty. `seed` is that of the order of samples; None is 0, or
-    that of the run which is resumed.
+    `resume` is "last" to resume from the newest checkpoint, which must exist and be complete, "auto" to resume from the
+    newest complete one, or start if there is none, or empty. `seed` is that of the order of samples; None is 0, or
+    that of the resumed run.
     """
 
     steps: int
@@ -42,7 +42,7 @@ class TrainOptions:
 
 @dataclass(frozen=True)
 class Done:
-    """A step that was made: its number, counted from 1, the loss before it, and the seconds since the step before."""
+    """A finished step: its number, counted from 1, the loss before its update, the seconds since the previous one."""
 
     step: int
     loss: float
@@ -50,37 +50,36 @@ class Done:
 
 
 class Listener(Protocol):
-    """Hears on the first process what a run does."""
+    """Observer of a training run, called on the first process."""
 
     def begun(self, step: int, options: TrainOptions, per_step: int, unit: str) -> None:
-        """The run goes on behind `step`; each step is of so many samples or tokens."""
+        """Called when the run starts after `step`; each step processes `per_step` samples or tokens."""
 
     def done(self, done: Done) -> None:
-        """A step was made."""
+        """Called after each step."""
 
     def saved(self, path: Path, step: int) -> None:
-        """A checkpoint was written."""
+        """Called after a checkpoint was written."""
 
 
 @dataclass
 class Ended:
-    """How a run has ended: behind which step, with which loss on the first process, and why before its last step."""
+    """State in which a run ended: its last step, the loss on the first process, and why it ended early."""
 
     step: int
     loss: float = math.nan
     saved: int | None = None
     reason: str = ""
-    """Empty where all steps were made; ``interrupted``, ``terminated`` (by a signal that asks for a checkpoint), or
-    ``the data has ended``."""
+    """Empty if all steps were made, else ``interrupted``, ``terminated`` (by a signal) or ``the data has ended``."""
     signal: int = 0
     """The number of the signal that ended the run, if one did."""
 
 
 @dataclass
 class Training:
-    """A run of a crew. `data(seed)` gives the batches; `stop()` is the signal that this process was sent, or 0.
+    """A run of an executor. `data(seed)` returns the batches, `stop()` the signal that this process received, or 0.
 
-    Between two steps the ranks exchange errors, signals and the end of data: all act alike.
+    Between two steps the ranks exchange errors, signals and the end of data, so that all act alike.
     """
 
     crew: Crew
@@ -91,8 +90,9 @@ class Training:
     ended: Ended = field(init=False)
 
     def run(self) -> Ended:
-        """Make all steps. Raises what batches, steps and checkpoints raise, and RunError for a loss that is no number:
-        on all processes of a launch alike, but for what a rank's program raises.
+        """Run all steps. Raises errors of batches, steps and checkpoints, and RunError for a loss that is not finite.
+
+        All processes of a launch raise the same error, except for errors of a rank's program.
         """
         training_of(self.crew.bundle.manifest)
         position = self._begin()
@@ -148,7 +148,7 @@ class Training:
         return Position(0, 0, options.seed or 0, manifest.name)
 
     def _first(self, source: Data, step: int) -> Batch | None:
-        """The first batch, which must be the same on all processes."""
+        """Return the first batch, which must be the same on all processes."""
         with self.crew.agreed():
             batch = source.batch(step) if step < self.options.steps else None
         mine = _digest(batch.whole()) if batch is not None and source.streams else ""
@@ -172,7 +172,7 @@ class Training:
         return float(outputs[loss]) if loss in outputs else math.nan
 
     def _settle(self, step: int, loss: float, trouble: DistIRError | None) -> None:
-        """What all ranks learn between two steps."""
+        """Exchange errors, signals and the end of data between two steps."""
         number = math.isfinite(loss) or not self.crew.first
         everyone = self.crew.exchange([number, self.stop(), trouble is not None])
         self.ended.step, self.ended.loss = step + 1, loss
@@ -189,7 +189,7 @@ class Training:
         self._hear([theirs[1] for theirs in everyone])
 
     def _hear(self, signals: Sequence[int]) -> None:
-        """End the run if any process was sent a signal."""
+        """End the run if any process received a signal."""
         self.ended.signal = next((number for number in signals if number), 0)
         if self.ended.signal:
             self.ended.reason = "terminated" if self.ended.signal in CHECKPOINT_SIGNALS else "interrupted"
@@ -209,7 +209,7 @@ class Training:
 
 
 def per_step(crew: Crew) -> tuple[int, str]:
-    """How much a step works on: tokens where the first input is a table of integers, or else samples."""
+    """Return the work per step and its unit: tokens if the first input is an integer matrix, else samples."""
     rows, tokens = _rows(crew)
     return (tokens, "tokens") if tokens else (rows, "samples")
 

@@ -1,1 +1,1 @@
-"""How ranks reach each other: MPI, torch.distributed, threads of one process."""
+"""Transports between ranks: MPI, torch.distributed, threads of one process."""

@@ -1,4 +1,4 @@
-"""Ranks as processes of an MPI job. Buffers of the program are handed to MPI as they are, without a copy."""
+"""MPI transport: ranks are processes of an MPI job. The program's buffers are passed to MPI without a copy."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from distir_relax.runtime.world import World
 if TYPE_CHECKING:
     import torch
 
-# MPI counts and displacements are 32-bit: larger buffers go in pieces of this many elements.
+# MPI counts and displacements are 32-bit: larger buffers are sent in pieces of this many elements.
 MAX_COUNT = 2**30
 _ASIDE_TAG = 7
 _EXCHANGE_TAG = 8
@@ -77,7 +77,7 @@ class MPIWorld(World):
 
 
 class MPICommunicator(Communicator):
-    """One rank of a mesh whose world is `world`; one MPI communicator per mesh axis, made once."""
+    """One rank of a mesh whose world is `world`; one MPI communicator per mesh axis, created once."""
 
     def __init__(self, mpi: Any, world: Any, mesh: DeviceMesh, device: str = "cpu") -> None:
         super().__init__(world.Get_rank(), mesh, device)
@@ -191,10 +191,10 @@ class MPICommunicator(Communicator):
 
 
 def _start() -> Any:
-    """mpi4py's MPI, initialised. Raises RunError where there is none.
+    """Return mpi4py's MPI, initialized. Raises RunError if there is none.
 
-    mpi4py initialises MPI with Python's lock held: while it waits for the other ranks, no thread could say that they do
-    not come. A ctypes call releases the GIL.
+    mpi4py initializes MPI with the GIL held: while it waits for the other ranks, no thread could report that they are
+    missing. A ctypes call releases the GIL.
     """
     try:
         import mpi4py
@@ -213,7 +213,7 @@ def _start() -> Any:
 
 
 def _check_joined(mpi: Any, size: int) -> None:
-    """Raise RunError where each rank is alone: an MPI library that cannot use the launcher's PMI starts so."""
+    """Raise RunError if each rank is alone: an MPI library that cannot use the launcher's PMI starts so."""
     started = launch_size()
     if size > 1 or started is None or started < 2:
         return
@@ -227,7 +227,7 @@ def _check_joined(mpi: Any, size: int) -> None:
 
 
 def _buffer(x: torch.Tensor) -> Any:
-    """The memory of a flat CPU tensor as a numpy array of a dtype that MPI knows."""
+    """Return the memory of a flat CPU tensor as a numpy array of a dtype that MPI supports."""
     import torch
 
     return (x.view(torch.int16) if x.dtype in (torch.float16, torch.bfloat16) else x).numpy()

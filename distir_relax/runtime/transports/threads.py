@@ -1,4 +1,4 @@
-"""Ranks as threads of one process: the embedded default, for notebooks and tests."""
+"""Thread transport: ranks are threads of one process. The embedded default, for notebooks and tests."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ class RankReleased(Exception):
 
 
 class ThreadWorld:
-    """The meeting points of the ranks of one process. `abort` releases every rank that waits or comes to wait."""
+    """Rendezvous and mailboxes of the ranks of one process. `abort` releases every rank that waits or will wait."""
 
     def __init__(self, mesh: DeviceMesh) -> None:
         self.mesh = mesh
@@ -33,30 +33,30 @@ class ThreadWorld:
         self._left: dict[object, deque[Any]] = {}
 
     def communicator(self, rank: int, device: str = "cpu") -> ThreadCommunicator:
-        """The communicator of `rank`."""
+        """Return the communicator of `rank`."""
         return ThreadCommunicator(self, rank, device)
 
     def reset(self) -> None:
-        """Forget a failed run, so that the ranks can meet again; none may be running."""
+        """Reset after a failed run, so that the ranks can communicate again; none may be running."""
         self.error = None
         self._posted.clear()
         self._rounds.clear()
         self._left.clear()
 
     def abort(self, error: BaseException) -> None:
-        """Keep the first `error` and release all ranks."""
+        """Store the first `error` and release all ranks."""
         with self._changed:
             self.error = self.error or error
             self._changed.notify_all()
 
     def post(self, key: object, value: Any) -> None:
-        """Leave `value` for who takes it by the same key; of several, in this order."""
+        """Post `value` to the mailbox `key`, which is first in, first out."""
         with self._changed:
             self._left.setdefault(key, deque()).append(value)
             self._changed.notify_all()
 
     def take(self, key: object) -> Any:
-        """What was left by this key, once it is there."""
+        """Wait for the next value of the mailbox `key`, remove and return it."""
         with self._changed:
             while not self._left.get(key) and self.error is None:
                 self._changed.wait()
@@ -68,14 +68,14 @@ class ThreadWorld:
             return value
 
     def meet(self, group: tuple[int, ...], key: object, rank: int, value: Any) -> list[Any]:
-        """Every member's `value` in order of `group`, once all of them have come here for the same time."""
+        """Return every member's `value` in order of `group`, once all of them have made this call equally often."""
         with self._changed:
             turn = self._rounds.get((key, rank), 0)
             self._rounds[key, rank] = turn + 1
             posted = self._posted.setdefault((key, turn), {})
             posted[rank] = value
             if len(posted) == len(group):
-                # The last to come opens the door; each of the others still holds the dict it waits on.
+                # The last member to arrive releases the others; each of them still references the dict it waits on.
                 del self._posted[key, turn]
                 self._changed.notify_all()
             while len(posted) < len(group) and self.error is None:
@@ -86,7 +86,7 @@ class ThreadWorld:
 
 
 class ThreadCommunicator(Communicator):
-    """One rank of a `ThreadWorld`. Exchanges are synchronous, but for what is sent beside."""
+    """One rank of a `ThreadWorld`. Exchanges are synchronous, except for started sends."""
 
     drops_nan = False
 
@@ -102,7 +102,7 @@ class ThreadCommunicator(Communicator):
     def _all_reduce(self, x: torch.Tensor, axis: int, op: str) -> None:
         import torch
 
-        # Each rank combines its stretch of all inputs, in rank order, so that every rank gets the same bits.
+        # Each rank combines its part of all inputs, in rank order, so that every rank gets the same bits.
         n = self.mesh.shape[axis]
         me = self._coordinates[axis]
         sources = self._same_size(self._meet(axis, x))
@@ -169,10 +169,10 @@ class ThreadCommunicator(Communicator):
         return finish
 
     def _release_completed_sends(self) -> None:
-        """A message belongs to its receiver as soon as it is posted."""
+        """Do nothing: a message belongs to its receiver as soon as it is posted."""
 
     def _finish_sends(self) -> None:
-        """What is left for others is theirs; what a rank may change it sends as a copy."""
+        """Do nothing: posted messages belong to their receivers; buffers that may change are sent as copies."""
 
     def _barrier(self) -> None:
         self._world.meet(tuple(range(self.world_size)), "barrier", self.rank, None)
@@ -190,10 +190,10 @@ class ThreadCommunicator(Communicator):
 class RankThreads:
     """The ranks of one run, each a thread that runs its `work`.
 
-    Whether all have ended is counted by the threads themselves: an interrupted `Thread.start` leaves one that has not
-    begun, and yet will. Then they are joined: a thread frees its thread-local data after its function. torch releases
-    the interpreter lock while it frees a tensor, and Python ends a thread that asks for the lock back during the exit
-    of the process; C++ answers with std::terminate.
+    The threads themselves count whether all have ended: an interrupted `Thread.start` leaves one that has not begun,
+    but will. Then they are joined: a thread frees its thread-local data after its function. torch releases the GIL
+    while it frees a tensor, and Python ends a thread that requests the GIL during the exit of the process; C++ answers
+    with std::terminate.
     """
 
     def __init__(self, works: Sequence[Callable[[], None]]) -> None:
@@ -212,7 +212,7 @@ class RankThreads:
             thread.start()
 
     def wait(self, seconds: float | None = None) -> bool:
-        """Wait for the ranks that were started, for so long at most; whether all have ended."""
+        """Wait for the started ranks, for `seconds` at most; return whether all have ended."""
         until = None if seconds is None else time.monotonic() + seconds
         with self._changed:
             if not self._changed.wait_for(lambda: self._ended == self._begun, seconds):

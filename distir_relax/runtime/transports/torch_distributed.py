@@ -1,4 +1,4 @@
-"""Ranks as processes of a torchrun job: gloo on CPUs, NCCL on GPUs."""
+"""torch.distributed transport: ranks are processes of a torchrun job, with gloo on CPUs and NCCL on GPUs."""
 
 from __future__ import annotations
 
@@ -22,14 +22,14 @@ from distir_relax.runtime.world import World
 if TYPE_CHECKING:
     import torch
 
-# The watchdog's time-out is the one to act; torch's own must not come before it.
+# The watchdog's time-out must expire before torch's own.
 _NEVER = timedelta(days=7)
-# For a store to answer in, when it is asked who has come.
+# Time-out of a store that is queried for the present ranks.
 _ANSWER = timedelta(seconds=2)
 
 
 class TorchWorld(World):
-    """The default process group of torchrun's environment. Raises RunError when the ranks cannot meet."""
+    """The default process group of torchrun's environment. Raises RunError when the ranks cannot connect."""
 
     kind = "torch"
 
@@ -54,7 +54,7 @@ class TorchWorld(World):
         store: Any = dist.distributed_c10d._get_default_store()
         self._store = store
         self._exchanges = 0
-        # A store is locked while it waits for a key: messages beside the program need one of their own.
+        # A store is locked while it waits for a key: messages outside of the program need their own connection.
         self._aside = store.clone()
         self._sent = [0] * self.size
         self._received = [0] * self.size
@@ -103,10 +103,10 @@ class TorchWorld(World):
 
 
 def choose_interface() -> None:
-    """Have gloo use the network interface that routes to MASTER_ADDR, unless GLOO_SOCKET_IFNAME names one.
+    """Make gloo use the network interface that routes to MASTER_ADDR, unless GLOO_SOCKET_IFNAME is set.
 
-    By itself gloo takes the one that this host's name stands for, which is often the loopback. Where MASTER_ADDR is the
-    loopback for this host, but may not be for others, a warning says so. Ranks of one host need none of this.
+    By default gloo uses the one of this host's name, which is often the loopback. If MASTER_ADDR is the loopback for
+    this host, but may not be for others, a warning says so. Launches on one host need none of this.
     """
     if "GLOO_SOCKET_IFNAME" in os.environ or local_size() == launch_size():
         return
@@ -126,7 +126,7 @@ def choose_interface() -> None:
 
 
 def interface_to(host: str) -> tuple[str, str] | None:
-    """The network interface that routes to a host, and this machine's address on it; None where there is no route."""
+    """Return the network interface that routes to a host, and this machine's address on it; None without a route."""
     import psutil
 
     try:
@@ -141,14 +141,14 @@ def interface_to(host: str) -> tuple[str, str] | None:
 
 
 def store_address() -> str:
-    """Where the store is that the ranks meet at."""
+    """Return the address of the store that the ranks connect to."""
     return f"{os.environ['MASTER_ADDR']}:{_port()}"
 
 
 def present_ranks(size: int) -> set[int] | None:
-    """The ranks, of `size`, that have come to the store of the launch; None where it does not answer."""
+    """Return the ranks, of `size`, that have registered in the launch's store; None if it does not answer."""
     try:
-        # torch prints its own stack where nobody listens.
+        # torch prints its own stack if nobody listens.
         socket.create_connection((os.environ["MASTER_ADDR"], _port()), _ANSWER.total_seconds()).close()
         store = _client(_ANSWER)
         return {rank for rank in range(size) if store.check([_presence(rank)])}
@@ -162,7 +162,7 @@ def _announce(rank: int) -> None:
 
 
 def _client(timeout: timedelta) -> Any:
-    """Another connection to the store that torchrun, or else rank 0, keeps."""
+    """Open another connection to the store, which is served by torchrun or else by rank 0."""
     import torch.distributed
 
     library: Any = torch.distributed
@@ -193,7 +193,7 @@ class TorchCommunicator(Communicator):
         self._pending_sends: list[tuple[Any, torch.Tensor]] = []
         self._by_axis: list[Any] = []
         for axis in range(len(mesh.shape)):
-            # torch wants every rank to make every group, its own or not, in the same order.
+            # torch requires every rank to create every group, its own or not, in the same order.
             for group in sorted({mesh.group(r, axis) for r in range(mesh.size)}):
                 made = dist.new_group(list(group), backend=backend, timeout=_NEVER)
                 if rank in group:
@@ -214,7 +214,7 @@ class TorchCommunicator(Communicator):
         pieces = split(x, counts)
         received = [x.new_empty(counts[me]) for _ in counts]
         self._swap(pieces, received, axis)
-        # Combined in rank order, so that the result does not depend on who came first.
+        # Combined in rank order, so that the result does not depend on arrival order.
         return combine(received, op)
 
     def _all_to_all(
@@ -225,7 +225,7 @@ class TorchCommunicator(Communicator):
         return result
 
     def _swap(self, sent: list[torch.Tensor], received: list[torch.Tensor], axis: int) -> None:
-        """Every rank of the group gives piece i to rank i. gloo has no uneven collectives; messages serve both."""
+        """Send piece i to rank i of the group. gloo has no uneven collectives; point-to-point messages serve both."""
         dist = self._dist
         me = self._coordinates[axis]
         group = self.mesh.group(self.rank, axis)
@@ -287,7 +287,7 @@ class TorchCommunicator(Communicator):
 
 
 def _movable(x: torch.Tensor) -> torch.Tensor:
-    """`x` as bytes: transports differ in the dtypes they move."""
+    """Return `x` as bytes: transports differ in the dtypes they support."""
     import torch
 
     return x.view(torch.uint8)
@@ -298,6 +298,6 @@ def _peers_alive(doing: str) -> Iterator[None]:
     try:
         yield
     except RuntimeError as wrong:
-        # gloo's messages end in advice that is not ours to give.
+        # Drop the advice at the end of gloo's messages.
         reason = str(wrong).splitlines()[0].partition(". This is")[0]
         raise RunError(f"cannot {doing} the other ranks; one of them has ended: {reason}") from None

@@ -1,4 +1,4 @@
-"""The tvm backend: a rank's program runs on TVM's virtual machine."""
+"""The tvm backend: run a rank's program on TVM's virtual machine."""
 
 from distir_relax.runtime.backends.tvm.program import TvmProgram, load, rank_function
 

@@ -1,6 +1,7 @@
-"""From a rank program's Relax text to an executable of TVM's virtual machine.
+"""Compilation of a rank program's Relax text to an executable of TVM's virtual machine.
 
-First `split` sets apart what is computed once, and puts in our kernels; then TVM fuses and compiles the rest.
+`split_program` separates computation that depends on weights only and inserts our kernels; TVM fuses and compiles
+the rest.
 """
 
 from __future__ import annotations
@@ -26,8 +27,8 @@ PINNED_FFI = "apache-tvm-ffi==0.1.14.post1"
 class Compiled:
     """An executable with functions `prepare` and `main`.
 
-    `kept` are the positions, among the weights, of those that `main` takes as they are. `outputs` is how many of
-    main's results are the program's. `steps` says what each step number is; `calls` names the communicator's methods.
+    `kept` are the indices of the weights that `main` takes unchanged. `outputs` is how many of main's results are the
+    program's. `steps` describes each step number; `calls` names the communicator's methods.
     """
 
     executable: Any
@@ -40,7 +41,7 @@ class Compiled:
 def compile_program(text: str, inputs: Sequence[int], threads: int = 1) -> Compiled:
     """Compile a Relax program (JSON) whose parameters at the positions `inputs` are inputs, the others weights.
 
-    Ranks of one process that run the same program share the result. Raises BundleError when the text is no such
+    Ranks of one process that run the same program share the result. Raises BundleError when the text is not such a
     program, RunError when TVM cannot compile it here.
     """
     key = (text, tuple(inputs), threads)
@@ -53,11 +54,11 @@ def compile_program(text: str, inputs: Sequence[int], threads: int = 1) -> Compi
 
 _lock = threading.Lock()
 _compiled: weakref.WeakValueDictionary[tuple[str, tuple[int, ...], int], Compiled] = weakref.WeakValueDictionary()
-"""Programs that some rank of this process still holds."""
+"""Programs that some rank of this process still references."""
 
 
 def machine(threads: int) -> tuple[Any, kernels.Machine]:
-    """The target for this host's CPU, and what kernels are written for on it."""
+    """Return the target for this host's CPU, and the machine parameters of the kernels."""
     import tvm
     from tvm.target import codegen
 
@@ -100,8 +101,8 @@ def _compile(text: str, inputs: tuple[int, ...], threads: int) -> Compiled:
 def check_schedule(executable: Any, expected: Sequence[str]) -> None:
     """Compare the communicator's calls in the function `main` of an executable with the schedule, call by call.
 
-    Ranks that do not call the same collectives in the same order wait for ever, or take each other's numbers. Raises
-    RunError where the executable has another call than the schedule (``all_reduce 3``, the op and its step).
+    Ranks that do not call the same collectives in the same order deadlock or exchange wrong data. Raises RunError where
+    the executable has another call than the schedule (``all_reduce 3``, the op and its step).
     """
     found = calls_of(executable.as_text(), "main")
     for place, (here, there) in enumerate(zip_longest(expected, found, fillvalue="none"), 1):
@@ -113,17 +114,17 @@ def check_schedule(executable: Any, expected: Sequence[str]) -> None:
 
 
 def calls_of(text: str, function: str) -> list[str]:
-    """The communicator's calls in a function of an executable, given as text, in order: ``all_reduce 3``."""
+    """Return the communicator's calls in a function of an executable, given as text, in order: ``all_reduce 3``."""
     body = text.partition(f"@{function}:\n")[2].partition("\n\n")[0]
     return [f"{name} {step}" for name, step in _CALL.findall(body)]
 
 
 _CALL = re.compile(r"^ *call +distir\.(\w+) +in:.*?\bi(\d+),", re.MULTILINE)
-"""A call of the communicator as an executable writes it: its step is the only number among the arguments."""
+"""A call of the communicator in an executable's text: its step is the only number among the arguments."""
 
 
 def _without_dead_tuples(module: Any) -> Any:
-    """Without the tuples that nothing takes, which would keep their tensors until the program ends."""
+    """Remove dead tuples, which would keep their tensors alive until the program ends."""
     from tvm import relax
 
     for var, function in module.functions.items():

@@ -1,7 +1,7 @@
-"""Cuts a program in what runs once and what runs on every call, and puts kernels in place of the ops they are for.
+"""Hoisting of weight-only computation, and replacement of ops by kernels.
 
-What weights alone determine (packing them for the kernels, padding a tail block, masks) becomes ``prepare``, which
-runs when the weights are loaded; the rest is ``main``::
+Everything that depends on weights only (packing for the kernels, padding, masks) moves to ``prepare``, which runs
+once when the weights are loaded; the rest is ``main``::
 
     prepare(weights...)                           -> (prepared...)
     main(inputs..., kept weights..., prepared...) -> (outputs...)
@@ -23,8 +23,7 @@ PREFIX = "distir."
 class Split:
     """A module with the functions `prepare` and `main`.
 
-    `kept` are the positions, among the weights, of those that `main` takes as they are; `calls` are the methods of
-    the communicator that it calls.
+    `kept` are the indices of the weights that `main` takes unchanged; `calls` are the communicator methods it calls.
     """
 
     module: Any
@@ -38,7 +37,7 @@ def split_program(module: Any, inputs: Sequence[int], host: kernels.Machine) -> 
 
 
 def relax_function(module: Any) -> Any:
-    """The one Relax function of a module, which may hold kernels too. Raises ValueError unless it is one."""
+    """Return the only Relax function of a module, which may hold kernels too. Raises ValueError unless there is one."""
     from tvm import relax
 
     [function] = [f for f in module.functions.values() if isinstance(f, relax.Function)]
@@ -46,7 +45,7 @@ def relax_function(module: Any) -> Any:
 
 
 class _Splitter:
-    """Values are known by the variables of the original function; `early` are those that weights alone determine."""
+    """Builder of both functions. Values are keyed by the original variables; `early` are the weight-only ones."""
 
     def __init__(self, module: Any, inputs: Sequence[int], host: kernels.Machine) -> None:
         from tvm import relax
@@ -58,7 +57,7 @@ class _Splitter:
         self.weights = [p for i, p in enumerate(function.params) if i not in inputs]
         self.host = host
         bindings = [b for block in function.body.blocks for b in block.bindings]
-        # Constants are written where they are used.
+        # Constants are inlined at their uses.
         self.constants = {b.var: b.value for b in bindings if isinstance(b.value, GenericConst)}
         self.bindings = [b for b in bindings if b.var not in self.constants]
         self.result = function.body.body
@@ -74,7 +73,7 @@ class _Splitter:
         self.crossing = [b.var for b in self.bindings if b.var in self.early and b.var in used]
 
     def run(self) -> Split:
-        """Both functions, with their kernels."""
+        """Build both functions, with their kernels."""
         from tvm import relax
 
         builder = relax.BlockBuilder()
@@ -108,14 +107,14 @@ class _Splitter:
         early: set[Any] = set()
         known = {*self.weights, *self.constants}
         for b in self.bindings:
-            # Communication stays where the program has it: ranks load their weights each in its own time.
+            # Communication is never hoisted: ranks load their weights at different times.
             if _packed_call(b.value) is None and b.var != self.result and known.issuperset(_variables(b.value)):
                 known.add(b.var)
                 early.add(b.var)
         return early
 
     def _packable(self, call: Any) -> tuple[Any, bool] | None:
-        """For a product with a weight on its right: the weight, and whether it lies transposed."""
+        """For a product with a weight on its right: return the weight, and whether it is transposed."""
         if not (_is_op(call, "relax.matmul") and _suits(call)) or len(call.args[1].ty.shape) != 2:
             return None
         right = call.args[1]
@@ -186,7 +185,7 @@ def _layer_norm(builder: Any, call: Any, shape: tuple[int, ...], host: kernels.M
 
 
 def _rowwise(builder: Any, kernel: Any, name: str, operands: Any, rows: int, n: int) -> Any:
-    """A kernel over the rows of its first operand, whatever dims these are."""
+    """Call a kernel over the rows of the first operand, with its leading dims flattened."""
     from tvm import relax
 
     x = operands[0]
@@ -203,7 +202,7 @@ _KERNELS: dict[str, Callable[[Any, Any, tuple[int, ...], kernels.Machine], Any]]
 
 
 def _suits(call: Any) -> bool:
-    """Whether the kernels can take the operands: one floating dtype, and something in each."""
+    """Whether the kernels support the operands: one floating dtype, and no empty tensor."""
     dtypes = {_dtype(x) for x in call.args}
     return len(dtypes) == 1 and dtypes <= set(kernels.FLOATS) and all(math.prod(_shape(x)) for x in call.args)
 
@@ -213,7 +212,7 @@ def _is_op(call: Any, name: str) -> bool:
 
 
 def _packed_call(call: Any) -> str | None:
-    """The communicator's method that a packed call names; None for other functions."""
+    """Return the communicator's method that a packed call names; None for other functions."""
     if not _is_op(call, "relax.call_dps_packed") or not str(call.args[0].global_symbol).startswith(PREFIX):
         return None
     return str(call.args[0].global_symbol).removeprefix(PREFIX)

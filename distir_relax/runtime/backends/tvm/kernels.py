@@ -1,14 +1,14 @@
-"""Kernels that TVM's defaults are many times too slow for: products, softmax, layer norm; written as TIR text.
+"""TIR kernels for ops where TVM's defaults are many times slower: matmul, softmax, layer norm.
 
-A product is computed in blocks of some rows by one panel of columns, two vectors wide, which stay in registers
-while the summed dim runs::
+A matmul is blocked into a few rows by one panel of columns, two vectors wide, which stay in registers during the
+reduction::
 
     x (m, k)   w packed (panels, k, width)   y (m, n)        acc[r, :] += x[row r, k] * w[panel, k, :]
 
-Weights are packed once, when they are loaded; the last panel is filled up with zeros. Other right-hand sides are read
-where they lie: the last panel then overlaps the one before it, so that it needs no filling.
+Weights are packed once, when they are loaded; the last panel is padded with zeros. Other right-hand sides are read in
+place: the last panel then overlaps the one before it and needs no padding.
 
-Texts are cached, so that equal shapes share a kernel. Element types are float32 and float64.
+Kernel texts are cached, so that equal shapes share a kernel. Element types are float32 and float64.
 """
 
 from __future__ import annotations
@@ -25,30 +25,30 @@ FLOATS = {"float32": 4, "float64": 8}
 
 @dataclass(frozen=True)
 class Machine:
-    """What kernels are written for: bytes of a vector register, rows that fit the registers, threads of the rank."""
+    """Target parameters: bytes of a vector register, rows that fit the registers, threads of the rank."""
 
     vector_bytes: int = 64
     rows: int = 12
     threads: int = 1
 
     def lanes(self, dtype: str) -> int:
-        """Elements of one vector register."""
+        """Return the number of elements of one vector register."""
         return self.vector_bytes // FLOATS[dtype]
 
 
 def packed_shape(k: int, n: int, dtype: str, machine: Machine) -> tuple[int, int, int]:
-    """The shape of a packed (k, n) weight: (panels, k, width)."""
+    """Return the shape of a packed (k, n) weight: (panels, k, width)."""
     width = 2 * machine.lanes(dtype)
     return (-(-n // width), k, width)
 
 
 @cache
 def pack(k: int, n: int, dtype: str, transposed: bool, machine: Machine) -> Any:
-    """``w (k, n)``, or ``(n, k)`` when `transposed`, to its packed form."""
+    """Build the kernel that packs ``w (k, n)``, or ``(n, k)`` when `transposed`."""
     panels, _, width = packed_shape(k, n, dtype, machine)
     source = f"w[p * {width} + c, r]" if transposed else f"w[r, p * {width} + c]"
     shape = (n, k) if transposed else (k, n)
-    # Reads of a transposed weight run along its rows.
+    # Read a transposed weight along its rows.
     loops = f"for c, r in T.grid({width}, {k})" if transposed else f"for r, c in T.grid({k}, {width})"
     return _function(
         f"w: {_buffer(shape, dtype)}, y: {_buffer((panels, k, width), dtype)}",
@@ -65,7 +65,7 @@ for p in range({panels}):
 
 @cache
 def packed_product(m: int, k: int, n: int, dtype: str, machine: Machine) -> Any:
-    """``x (m, k), packed w -> y (m, n)``."""
+    """Build the kernel ``x (m, k), packed w -> y (m, n)``."""
     panels, _, width = packed_shape(k, n, dtype, machine)
     lanes, rest = width // 2, n % width
     vectors = [(start, lanes) for start in range(0, width, lanes)]
@@ -83,7 +83,7 @@ def packed_product(m: int, k: int, n: int, dtype: str, machine: Machine) -> Any:
                 for s, z in vectors]  # fmt: skip
 
     def partial(row: str, r: str) -> list[str]:
-        # Through memory of its own: cutting registers in the middle would keep all of them in memory.
+        # Through a separate buffer: slicing the registers would spill all of them to memory.
         moves = [f"edge[{_span(str(s), z)}] = acc[{_span(f'{r} * {width} + {s}', z)}]" for s, z in vectors]
         return [*moves, f"for c in range({rest}):", f"    y[{row}, p * {width} + c] = edge[c]"]
 
@@ -97,7 +97,7 @@ def packed_product(m: int, k: int, n: int, dtype: str, machine: Machine) -> Any:
 
 @cache
 def product(a: tuple[int, ...], b: tuple[int, ...], dtype: str, machine: Machine) -> Any:
-    """``a (..., m, k), b (..., k, n) -> y (..., m, n)``; leading dims broadcast."""
+    """Build the kernel ``a (..., m, k), b (..., k, n) -> y (..., m, n)``; leading dims broadcast."""
     m, k, n = a[-2], a[-1], b[-1]
     rank = max(len(a), len(b)) - 2
     batch = tuple(
@@ -134,7 +134,7 @@ def product(a: tuple[int, ...], b: tuple[int, ...], dtype: str, machine: Machine
 
 @cache
 def softmax(rows: int, n: int, dtype: str, machine: Machine) -> Any:
-    """Softmax over the last dim: ``x (rows, n) -> y (rows, n)``."""
+    """Build softmax over the last dim: ``x (rows, n) -> y (rows, n)``."""
     lanes = machine.lanes(dtype)
     text = f"""
 for i in {_outer(rows, machine.threads)}:
@@ -157,7 +157,7 @@ for i in {_outer(rows, machine.threads)}:
 
 @cache
 def layer_norm(rows: int, n: int, dtype: str, epsilon: float, machine: Machine) -> Any:
-    """Layer norm over the last dim: ``x (rows, n), scale (n), shift (n) -> y (rows, n)``."""
+    """Build layer norm over the last dim: ``x (rows, n), scale (n), shift (n) -> y (rows, n)``."""
     lanes = machine.lanes(dtype)
     text = f"""
 for i in {_outer(rows, machine.threads)}:
@@ -185,7 +185,7 @@ def _block(
     k: int, count: int, size: int, first: int, vectors: Sequence[tuple[int, int]], width: int, right: Sequence[str],
     dtype: str, left: str, store: Any,
 ) -> str:  # fmt: skip
-    """`count` blocks of `size` rows from row `first` on, by one panel of columns."""
+    """Write `count` blocks of `size` rows, starting at row `first`, by one panel of columns."""
     row = f"{first} + i * {size} + r"
     zero = [f"acc[{_span(f'r * {width} + {s}', z)}] = {_fill(f'T.{dtype}(0)', z)}" for s, z in vectors]
     add = []
@@ -204,7 +204,7 @@ def _block(
 
 
 def _row_blocks(m: int, most: int) -> list[tuple[int, int, int]]:
-    """Blocks of nearly equal height, at most `most`, that cover m rows: (how many, rows of each, first row)."""
+    """Cover m rows by blocks of nearly equal height, at most `most`: (number of blocks, rows of each, first row)."""
     count = -(-m // most)
     small, larger = divmod(m, count)
     blocks = [(larger, small + 1, 0), (count - larger, small, larger * (small + 1))]
@@ -212,7 +212,10 @@ def _row_blocks(m: int, most: int) -> list[tuple[int, int, int]]:
 
 
 def _columns(n: int, lanes: int) -> tuple[list[int], int]:
-    """The first columns of the vectors of an unpacked panel of at most n columns, and their lanes; they may overlap."""
+    """Return the first columns of the vectors of an unpacked panel of at most n columns, and their lanes.
+
+    The vectors may overlap.
+    """
     if n >= 2 * lanes:
         return [0, lanes], lanes
     size = min(lanes, 1 << (n.bit_length() - 1))
@@ -220,7 +223,7 @@ def _columns(n: int, lanes: int) -> tuple[list[int], int]:
 
 
 def _along(n: int, lanes: int, *statements: str) -> str:
-    """Statements for each column ``{c}`` of a row, lane ``{v}`` of a vector at a time."""
+    """Write statements for each column ``{c}`` of a row, one vector of lanes ``{v}`` at a time."""
     text = ""
     for extent, count, start in ((lanes, n // lanes, 0), (n % lanes, 1 if n % lanes else 0, n - n % lanes)):
         if not count:
@@ -255,7 +258,7 @@ def _function(arguments: str, body: str) -> Any:
     from tvm.script import from_source, tirx
 
     head = f"@T.prim_func(private=True, s_tir=True)\ndef kernel({arguments}):\n"
-    # The buffers of a call never overlap, and nothing in here may be fused into another kernel.
+    # The buffers of a call never alias, and nothing may be fused into this kernel.
     attrs = '    T.func_attr({"tirx.noalias": True, "op_pattern": 8})\n'
     # TVM's analyses expect a root block.
     block = f'    with T.sblock("root"):\n{_indent(_indent(body))}'

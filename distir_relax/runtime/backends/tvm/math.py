@@ -1,6 +1,6 @@
-"""float32 functions as polynomials, which LLVM turns into vector code; the C library's are called element by element.
+"""Polynomial float32 functions that LLVM vectorizes; the C library's are called element by element.
 
-The approximations are those of Cephes (exp) and Eigen (tanh, erf), good to some units in the last place.
+The approximations are those of Cephes (exp) and Eigen (tanh, erf), accurate to a few ulps.
 NaN stays NaN. Other element types keep TVM's own functions.
 """
 
@@ -21,7 +21,7 @@ _EXP = (1.9875691500e-4, 1.3981999507e-3, 8.3334519073e-3, 4.1665795894e-2, 1.66
 
 
 def exp(x: Any) -> Any:
-    """e^x of a TIR expression."""
+    """Return e^x of a TIR expression."""
     from tvm import tirx
 
     if str(x.ty.dtype) != "float32":
@@ -31,14 +31,14 @@ def exp(x: Any) -> Any:
     # log(2) in two parts, so that the difference is exact.
     rest = clamped - whole * _f32(0.693359375) - whole * _f32(-2.12194440e-4)
     mantissa = _horner(rest, _EXP) * rest * rest + rest + _f32(1.0)
-    # A power of two is its exponent's bits; in two factors, since 2^128 has none.
+    # A power of two is its exponent's bits; in two factors, since float32 cannot represent 2^128.
     power = tirx.reinterpret("float32", tirx.shift_left(whole.astype("int32") + _i32(126), _i32(23)))
     value = mantissa * power * _f32(2.0)
     return tirx.Select(x > _f32(88.72), x * _f32(math.inf), tirx.Select(x < _f32(-87.33), _f32(0.0), value))
 
 
 def tanh(x: Any) -> Any:
-    """The hyperbolic tangent of a TIR expression."""
+    """Return the hyperbolic tangent of a TIR expression."""
     from tvm import tirx
 
     if str(x.ty.dtype) != "float32":
@@ -48,7 +48,7 @@ def tanh(x: Any) -> Any:
 
 
 def erf(x: Any) -> Any:
-    """The error function of a TIR expression."""
+    """Return the error function of a TIR expression."""
     from tvm import tirx
 
     if str(x.ty.dtype) != "float32":
@@ -58,7 +58,7 @@ def erf(x: Any) -> Any:
 
 
 def legalizations() -> Mapping[str, Callable[[Any, Any], Any]]:
-    """For `relax.transform.LegalizeOps`: the Relax ops that are made of these functions."""
+    """Return the legalizations for `relax.transform.LegalizeOps` that use these functions."""
 
     def one(dtype: Any) -> Any:
         from tvm import tirx
@@ -99,7 +99,7 @@ def _elementwise(name: str, function: Callable[[Any], Any]) -> Callable[[Any, An
 def _clamp(x: Any, low: float, high: float) -> Any:
     from tvm import tirx
 
-    # Comparisons with NaN are false, so that NaN passes.
+    # Comparisons with NaN are false, so NaN propagates.
     return tirx.Select(x < _f32(low), _f32(low), tirx.Select(x > _f32(high), _f32(high), x))
 
 

@@ -1,8 +1,8 @@
-"""Maxima, minima, orders and comparisons with torch's NaN rules.
+"""Legalizations of maxima, minima, sorts and comparisons with torch's NaN semantics.
 
-TVM's own drop NaN: a float maximum is a comparison and a selection, which gives the other operand. Here NaN passes
-through elementwise extremes and counts as the greatest number (as the least, to a minimum) in reductions, pools,
-arg-reductions and orders. A selection by one comparison is as fast as the maximum; reductions compare twice.
+TVM's own drop NaN: a float maximum is a comparison and a select, which returns the other operand. Here NaN propagates
+through elementwise extremes and counts as the greatest number (for a minimum, the least) in reductions, pooling,
+arg-reductions and sorts. A select by one comparison is as fast as the maximum; reductions compare twice.
 """
 
 from __future__ import annotations
@@ -17,7 +17,10 @@ Legalize = Callable[[Any, Any], Any]
 
 
 def nan_legalizations() -> Mapping[str, Legalize]:
-    """For `relax.transform.LegalizeOps`: the Relax ops that would drop NaN. Integers keep TVM's own."""
+    """Return the legalizations for `relax.transform.LegalizeOps` of float ops that would drop NaN.
+
+    Integers keep TVM's own.
+    """
     found: dict[str, Legalize] = {
         "nn.relu": _relu, "clip": _clip, "maximum": _extreme_of_two(True), "minimum": _extreme_of_two(False),
         "max": _extreme(True), "min": _extreme(False), "argmax": _arg_extreme(True), "argmin": _arg_extreme(False),
@@ -52,7 +55,7 @@ def _clip(builder: Any, call: Any) -> Any:
 
 
 def _raised(x: Any, bound: float) -> Any:
-    """At least the bound. A comparison with NaN is false, so that NaN stays."""
+    """Clamp from below. A comparison with NaN is false, so that NaN stays."""
     from tvm import tirx
 
     least = tirx.const(bound, x.ty.dtype)
@@ -79,14 +82,14 @@ def _extreme_of_two(largest: bool) -> Legalize:
 
 
 def _selected(a: Any, b: Any, largest: bool) -> Any:
-    """The larger, or smaller, of two; NaN if one of them is."""
+    """Return the larger, or smaller, of two; NaN if one of them is."""
     from tvm import tirx
 
     return tirx.Select(tirx.any(b > a if largest else b < a, _is_nan(b)), b, a)
 
 
 def _equal(builder: Any, call: Any) -> Any:
-    """``x == x``, which TVM folds to true, is written as a test for NaN."""
+    """Write ``x == x``, which TVM folds to true, as a test for NaN."""
     from tvm import tirx
 
     a, b = call.args
@@ -96,7 +99,7 @@ def _equal(builder: Any, call: Any) -> Any:
 
 
 def _multiply(builder: Any, call: Any) -> Any:
-    """A product with a constant zero is folded to zero, also where the other number is not finite."""
+    """Keep a product with a constant zero, which TVM folds to zero even if the other operand is not finite."""
     from tvm import tirx
 
     def zero(x: Any) -> Any:
@@ -120,7 +123,7 @@ _WIDE = ("float32", "float64")
 
 
 def _number_of(x: Any) -> float | None:
-    """The number of an argument that is a constant without dims."""
+    """Return the value of an argument that is a scalar constant, else None."""
     from tvm.ir import GenericConst
 
     return float(x.value.numpy().item()) if isinstance(x, GenericConst) and not x.value.shape else None
@@ -141,7 +144,7 @@ def _pointwise(builder: Any, call: Any, args: Any, function: Callable[..., Any])
 
 
 def _aligned(x: Any, i: tuple[Any, ...]) -> Any:
-    """The element of an operand that is broadcast to the indices `i`."""
+    """Return the element of a broadcast operand at the indices `i`."""
     own = i[len(i) - len(x.shape) :]
     return x(*(0 if int(n) == 1 else index for n, index in zip(x.shape, own, strict=True)))
 
@@ -174,16 +177,16 @@ def _extreme(largest: bool) -> Legalize:
 
 
 def _widened(x: Any) -> Any:
-    """Narrow floats as float32, as an operation of its own: TVM cannot reduce bfloat16 to several results."""
+    """Cast narrow floats to float32 in a separate op: TVM cannot reduce bfloat16 to several results."""
     from tvm import te
 
     return x if x.dtype in _WIDE else te.compute(x.shape, lambda *i: x(*i).astype("float32"), name="wide")
 
 
 def _extremes(call: Any, element: Callable[..., Any], axes: Sequence[Any], largest: bool) -> Any:
-    """The extreme of ``element(*i)`` along the axes.
+    """Return the extreme of ``element(*i)`` along the axes.
 
-    NaN is counted beside the extreme, which then takes one comparison in each round as it does without.
+    NaNs are counted in a second result, so that the extreme still takes one comparison per iteration.
     """
     from tvm import te, tirx
 
@@ -208,7 +211,7 @@ def _extremes(call: Any, element: Callable[..., Any], axes: Sequence[Any], large
 
 
 def _with_axes(i: tuple[Any, ...], along: Mapping[int, Any], rank: int, kept: bool) -> list[Any]:
-    """The indices of an operand of `rank` dims, from those of the result and of the reduced axes."""
+    """Return the indices of an operand of `rank` dims from those of the result and of the reduced axes."""
     rest = iter(i[axis] for axis in range(rank) if axis not in along) if kept else iter(i)
     return [along[axis] if axis in along else next(rest) for axis in range(rank)]
 
@@ -239,7 +242,7 @@ def _arg_extreme(largest: bool) -> Legalize:
 
 
 def _arg_reducer(largest: bool) -> Any:
-    """Of triples of a place, its number, and the place again if that is NaN, else -1: the first extreme and NaN."""
+    """Return the reducer of (index, value, index if the value is NaN else -1): the first extreme and the first NaN."""
     from tvm import te, tirx
 
     def combine(a: Any, b: Any) -> Any:
@@ -248,7 +251,7 @@ def _arg_reducer(largest: bool) -> Any:
         return tirx.Select(ahead, b[0], a[0]), tirx.Select(ahead, b[1], a[1]), nan
 
     def identity(place: Any, number: Any, nan: Any) -> Any:
-        # The first of all, if none is beyond infinity.
+        # The first index, if no value is beyond infinity.
         least = tirx.const(-math.inf if largest else math.inf, number)
         return tirx.const(0, place), least, tirx.const(-1, nan)
 
@@ -264,7 +267,7 @@ def _max_pool(builder: Any, call: Any) -> Any:
     )
     count = len(pool)
     least = tirx.const(-math.inf, call.ty.dtype)
-    # Windows are short: a second result to keep takes longer than a second comparison.
+    # Windows are short: keeping a second result is slower than a second comparison.
     reduce = te.comm_reducer(lambda a, b: _selected(a, b, True), lambda _: least)
 
     def compute(x: Any) -> Any:
@@ -292,13 +295,13 @@ _KERNELS: Mapping[str, Callable[[Any], dict[str, Any] | None]] = {
         {"axis": int(attrs.axis), "reduction": str(attrs.reduction)} if str(attrs.reduction) in ("max", "min") else None
     ),
 }
-"""The options of the kernel of the same name in `distir_relax.kernels.ordering`, from a call's attributes."""
+"""Kernel options by op, from a call's attributes; the kernels are in `distir_relax.kernels.ordering`."""
 
 
 def order_by_torch(module: Any) -> Any:
-    """`module` with torch's sorts and scattered extremes of floats, to run before TVM dispatches its own.
+    """Replace sorts and scatter extremes of floats by torch's, before TVM dispatches its own.
 
-    TVM sorts by ``<`` alone, and an element that is not comparable leaves all others out of order.
+    TVM sorts by ``<`` alone, and an unordered element leaves all others out of order.
     """
     from tvm import relax
 

@@ -1,7 +1,7 @@
-"""The tvm backend: a rank's program runs on TVM's virtual machine.
+"""The tvm backend: run a rank's program on TVM's virtual machine.
 
-Communication is a packed function that reads and writes the machine's own buffers. Ranks may be threads of one
-process and share a program, so a packed function finds its rank's communicator through the thread that it runs on.
+Communication is a packed function that reads and writes the VM's own buffers. Ranks may be threads of one
+process and share a program, so a packed function gets its rank's communicator from thread-local storage.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ def load(bundle: Bundle, rank: int, comm: Communicator, device: str = "cpu") -> 
             "compile with --backend tvm, or run with --backend torch")  # fmt: skip
     names = [item.name for item in manifest.inputs if item.is_on(rank)]
     held = load_weights(bundle, rank, device)
-    # What a run changes is given anew to each.
+    # State changes between runs, so it is passed as an input.
     state = {name: held.pop(name) for name in manifest.updates if name in held}
     inputs = [i for i, name in enumerate(program.arguments) if name not in held]
     try:
@@ -58,10 +58,10 @@ def load(bundle: Bundle, rank: int, comm: Communicator, device: str = "cpu") -> 
 
 
 class TvmProgram:
-    """A `RankProgram` on a virtual machine of its own; the executable may be shared with other ranks.
+    """A `RankProgram` with its own virtual machine; the executable may be shared with other ranks.
 
-    `weights` are this rank's, in the order of the program's arguments. `sources` are the other arguments, in their
-    order: which of the inputs each is, or the name of a state.
+    `weights` are this rank's, in the order of the program's arguments. `sources` are the other arguments, in
+    their order: the index of an input, or the name of a state.
     """
 
     def __init__(
@@ -77,7 +77,7 @@ class TvmProgram:
         _register_check()
         self.steps = compiled.steps
         self._comm = comm
-        # TVM puts other values where one was that it has done with.
+        # TVM reuses the memory of dead values, so sends must be copied.
         comm.copies_sends = True
         self._compiled = compiled
         self._sources = sources
@@ -100,9 +100,9 @@ class TvmProgram:
 
 
 def rank_function(executable: Any, name: str, comm: Communicator) -> Callable[..., Any]:
-    """The function `name` of an executable that was built elsewhere, its communication being that of `comm`.
+    """Return the function `name` of an executable that was built elsewhere, communicating through `comm`.
 
-    It has a virtual machine of its own, and takes and gives TVM's tensors.
+    It has its own virtual machine, and takes and returns TVM tensors.
     """
     import tvm
     from tvm import relax
@@ -117,7 +117,7 @@ def rank_function(executable: Any, name: str, comm: Communicator) -> Callable[..
 
 
 _current = threading.local()
-"""On each thread: `comm`, the communicator of the program that runs, and `error`, what a communication raised."""
+"""Per thread: `comm`, the communicator of the running program, and `error`, the exception of a communication."""
 
 
 def _call(comm: Communicator, function: Any, arguments: Sequence[Any]) -> Any:
@@ -126,10 +126,10 @@ def _call(comm: Communicator, function: Any, arguments: Sequence[Any]) -> Any:
     try:
         return function(*arguments)
     except Exception as wrong:
-        # What a communicator raises passes through TVM as an error of another type.
+        # TVM changes the type of an exception that passes through it: raise the original.
         raise (_current.error or wrong) from None
     finally:
-        # An error holds the tensors of its frames.
+        # An exception keeps the tensors of its frames alive.
         _current.comm, _current.error = before, None
 
 
@@ -212,7 +212,7 @@ def _attributes(text: str) -> Mapping[str, Any]:
 
 
 def _to_tvm(x: torch.Tensor) -> Any:
-    """A copy in memory aligned as TVM's code expects it."""
+    """Return a copy in memory aligned as TVM's code expects."""
     import tvm
     from torch.utils.dlpack import from_dlpack
 
@@ -222,7 +222,7 @@ def _to_tvm(x: torch.Tensor) -> Any:
 
 
 def _threads(ranks: int) -> int:
-    """This rank's share of the node's cores, unless OMP_NUM_THREADS says otherwise; TVM's pool gets as many."""
+    """Return this rank's share of the node's cores, unless OMP_NUM_THREADS is set; TVM's pool gets as many."""
     given = os.environ.get("OMP_NUM_THREADS", "")
     count = int(given) if given.isdigit() and int(given) > 0 else max(1, len(os.sched_getaffinity(0)) // ranks)
     # TVM would use half the cores, and bind the threads of all ranks to the same ones.
