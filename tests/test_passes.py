@@ -22,7 +22,7 @@ GOLDENS = sorted(Path(__file__).with_name("passes").glob("*.txt"))
 
 
 def read(path: Path) -> tuple[str, str, str, str]:
-    """The passes, the program, what is expected of it (RESULT or ERROR), and the text expected."""
+    """Return the passes, the program, the expected kind (RESULT or ERROR), and the expected text."""
     text = path.read_text(encoding="utf-8")
     matched = re.fullmatch(r"# RUN: distir opt --passes '(.*?)'\n(.*?)# (RESULT|ERROR)\n(.*)", text, re.DOTALL)
     assert matched, f"{path.name} has no command line, or no result"

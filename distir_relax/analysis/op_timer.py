@@ -122,7 +122,7 @@ class OpTimer:
     ) -> OpEffect:
         """Return the effect of an op in a function that runs on `onto`, None for the entry function.
 
-        `stream_of` has the streams of values computed on one. `persistent` tells which operands, and then results, are
+        `stream_of` has the streams of values computed on one. `resident` tells which operands, and then results, are
         weights, their gradients, or an optimizer's state. `copies` are those of the function.
         """
         # Ops of equal types have equal effects, whatever task a sent value belongs to.

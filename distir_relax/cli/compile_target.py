@@ -77,9 +77,8 @@ def compile_target(
                 f"expected a training, found {_NAMES[type(returned)]}", target.name,
                 "return dr.Training(model, loss, optimizer=..., example_batch=(inputs, targets))")  # fmt: skip
         if isinstance(returned, Plan):
-            _reject(
-                target, "a finished Plan", {*target.options, "auto"} - inspect.signature(function).parameters.keys()
-            )
+            taken = inspect.signature(function).parameters.keys() - {"shardings"}
+            _reject(target, "a finished Plan", {*target.options, "auto"} - taken)
             return _save(returned, output, backends)
         if not isinstance(returned, Model):
             raise ImportModelError(

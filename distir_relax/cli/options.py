@@ -10,7 +10,7 @@ from typing import Annotated, Any, Literal
 
 import typer
 
-from distir_relax.compiler.options import Option, declared, read_mesh
+from distir_relax.compiler.options import CompileOptions, ImportOptions, Option, declared, read_mesh
 
 
 class Backend(StrEnum):
@@ -100,11 +100,12 @@ def with_options(*groups: type, only: Sequence[str] = ()) -> Callable[[Callable[
 
 def flag_of(name: str) -> str:
     """Return the flag of an option or parameter: ``--input-shape`` for `input_shapes`."""
-    return {"shardings": "--shard", "input_shapes": "--input-shape"}.get(name, f"--{name.replace('_', '-')}")
+    option = (declared(CompileOptions) | declared(ImportOptions)).get(name)
+    return option.flag if option is not None and option.flag else f"--{name.replace('_', '-')}"
 
 
 def _parameter(name: str, option: Option) -> inspect.Parameter:
-    flag = option.flag or f"--{name.replace('_', '-')}"
+    flag = flag_of(name)
     is_flag = option.cli is bool
     info = typer.Option(
         f"{flag}/--no{flag[1:]}" if is_flag and option.default else flag,

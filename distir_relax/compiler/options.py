@@ -148,13 +148,9 @@ class ImportOptions(TypedDict, total=False):
     ]
 
 
+@cache
 def declared(group: type) -> dict[str, Option]:
     """Return the options that a group declares, by name."""
-    return _declared(group)
-
-
-@cache
-def _declared(group: type) -> dict[str, Option]:
     # Startup time of the command line: types that it does not need are not imported.
     names = defaultdict(lambda: Any, {**vars(builtins), **globals()})
     hints = get_type_hints(group, names, names, include_extras=True)

@@ -73,12 +73,8 @@ def print_passes(passes: Sequence[Pass]) -> str:
 
 def print_pass(step: Pass) -> str:
     """Print one pass; see `print_passes`."""
-    options = []
-    for declared, kind in _options(type(step)):
-        value = getattr(step, declared.name)
-        if value != _default(declared):
-            options.append(f"{declared.name}={_print(value, kind)}")
-    return f"{pass_name(step)}{{{','.join(options)}}}" if options else pass_name(step)
+    options = _print_options(step)
+    return f"{pass_name(step)}{{{options}}}" if options else pass_name(step)
 
 
 @dataclass(frozen=True)
@@ -95,7 +91,7 @@ def pass_options(kind: type[Pass]) -> list[PassOption]:
     options = []
     for spec, hint in _options(kind):
         default = _default(spec)
-        options.append(PassOption(spec.name, _type_name(hint), None if default is MISSING else _print(default, hint)))
+        options.append(PassOption(spec.name, _type_name(hint), None if default is MISSING else _print(default)))
     return options
 
 
@@ -169,13 +165,19 @@ def _read(text: str, hint: Any, where: str) -> Any:
         raise DistIRError(f"expected a value of type {_type_name(hint)}, found {text!r}", where) from None
 
 
-def _print(value: Any, hint: Any) -> str:
+def _print_options(instance: Any) -> str:
+    """Print the options of a pass or an optimizer that differ from their defaults."""
+    values = [(declared, getattr(instance, declared.name)) for declared, _ in _options(type(instance))]
+    return ",".join(f"{declared.name}={_print(value)}" for declared, value in values if value != _default(declared))
+
+
+def _print(value: Any) -> str:
     if value is None:
         return "none"
     if isinstance(value, bool):
         return str(value).lower()
     if isinstance(value, tuple):
-        return f"[{','.join(_print(item, None) for item in value)}]"
+        return f"[{','.join(_print(item) for item in value)}]"
     if isinstance(value, Mapping):
         return "{" + ",".join(f"{_quoted(key)}={_quoted(item)}" for key, item in value.items()) + "}"
     if isinstance(value, DeviceMesh):
@@ -183,12 +185,7 @@ def _print(value: Any, hint: Any) -> str:
     if isinstance(value, Profile):
         return _quoted(value.name)
     if isinstance(value, Optimizer):
-        options = [
-            f"{declared.name}={_print(getattr(value, declared.name), kind)}"
-            for declared, kind in _options(type(value))
-            if getattr(value, declared.name) != _default(declared)
-        ]
-        return f"{type(value).__name__.lower()}{{{','.join(options)}}}"
+        return f"{type(value).__name__.lower()}{{{_print_options(value)}}}"
     return _quoted(str(value))
 
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import importlib
 from collections.abc import Callable
+from functools import cache
 from typing import Any
 
 from distir_relax.errors import DistIRError
@@ -26,6 +27,7 @@ PRIVATE = {
 """The private APIs by path, with the purpose of each."""
 
 
+@cache
 def private(path: str) -> Any:
     """Return the object at a path of `PRIVATE`. Raises `DistIRError` if this torch does not have it."""
     module = path
