@@ -15,11 +15,12 @@ if TYPE_CHECKING:
     from distir_relax.cost.profile import load_profile
     from distir_relax.frontends.torch.meta_buffers import empty_weights
     from distir_relax.layout import DeviceMesh
+    from distir_relax.lowering.program_builder import ProgramBuilder
     from distir_relax.ops import define as define_op
     from distir_relax.optimizers import SGD, Adam, AdamW, Optimizer
     from distir_relax.runtime.loaded_bundle import load
     from distir_relax.sharding.annotate import annotate_sharding
-    from distir_relax.strategies import ProgramBuilder, Strategy
+    from distir_relax.strategies import Strategy
     from distir_relax.strategy_search.search import search
     from distir_relax.support.learning_rate import Constant, Cosine, Linear, Schedule, StepDecay
 
@@ -78,7 +79,7 @@ _HOMES = {
     "empty_weights": "distir_relax.frontends.torch.meta_buffers",
     "load": "distir_relax.runtime.loaded_bundle",
     "load_profile": "distir_relax.cost.profile",
-    "ProgramBuilder": "distir_relax.strategies",
+    "ProgramBuilder": "distir_relax.lowering.program_builder",
     "search": "distir_relax.strategy_search.search",
     "simulate": "distir_relax.compiler.simulate",
     "Strategy": "distir_relax.strategies",

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, fields
+from dataclasses import dataclass
 from pathlib import Path
 
 from distir_relax.bundle import Bundle, read_bundle
@@ -35,7 +35,7 @@ def read_configurations(targets: Sequence[str], compared: Sequence[str]) -> list
     Raises `ImportModelError` if there is none, and what reading a target raises; `DistIRError` for a field that
     strategies do not have.
     """
-    field_names = [field.name for field in fields(Strategy)]
+    field_names = list(Strategy().values)
     for name in compared:
         if name not in field_names:
             raise DistIRError(f"strategies have no field {name!r}", hint=f"there are {', '.join(field_names)}")
@@ -79,6 +79,6 @@ def _group(plan: Plan, compared: Sequence[str]) -> str:
     strategy = plan.source.strategy
     if strategy is None or not compared:
         return ""
-    common = [f"{name}={value}" for name, value in asdict(strategy).items() if name not in compared]
+    common = [f"{name}={value}" for name, value in strategy.values.items() if name not in compared]
     inputs = [str(item.value.type) for item in plan.modules["global"].main.inputs if item.role == "input"]
     return " ".join([plan.name, *common, *inputs])

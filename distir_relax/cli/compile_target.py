@@ -19,6 +19,7 @@ from distir_relax.errors import ImportModelError, PlacementError
 from distir_relax.frontends.pretrained import is_pretrained, read_pretrained
 from distir_relax.ir import parse
 from distir_relax.strategies.strategy import as_strategy
+from distir_relax.support.user_function import find_function
 
 
 @dataclass(frozen=True)
@@ -102,6 +103,8 @@ def _call(target: Target) -> tuple[Any, Callable[..., Any]]:
         raise ImportModelError(f"{unused[0]} is only for folders written by save_pretrained", target.name)
     if "input_shapes" in target.options:
         raise ImportModelError("--input-shape is for ONNX files", target.name, "the function's example has the shapes")
+    # The file may register strategy options.
+    find_function(target.name)
     strategy = target.options.get("strategy")
     arguments = {
         "ranks": target.ranks,

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from enum import StrEnum
 from pathlib import Path
 from typing import Annotated, Any, Literal
@@ -68,14 +68,16 @@ SequenceOption = Annotated[
 ]
 
 
-def with_options(*groups: type, only: Sequence[str] = ()) -> Callable[[Callable[..., None]], Callable[..., None]]:
-    """Add the options that `groups` declare to a command, or `only` some of them.
+def with_options(
+    *groups: type, only: Sequence[str] = (), more: Mapping[str, Option] | None = None
+) -> Callable[[Callable[..., None]], Callable[..., None]]:
+    """Add the options that `groups` declare to a command, or `only` some of them, and `more`.
 
     The command receives them as its parameter `options`: a dict of the values that were passed. ``--axes`` comes with
     ``--mesh``.
     """
     options = {name: option for group in groups for name, option in declared(group).items() if option.cli}
-    options = {name: option for name, option in options.items() if not only or name in only}
+    options = {name: option for name, option in options.items() if not only or name in only} | dict(more or {})
 
     def decorate(command: Callable[..., None]) -> Callable[..., None]:
         explicit = inspect.signature(command, eval_str=True).parameters.values()
@@ -105,7 +107,7 @@ def flag_of(name: str) -> str:
 
 
 def _parameter(name: str, option: Option) -> inspect.Parameter:
-    flag = flag_of(name)
+    flag = option.flag or flag_of(name)
     is_flag = option.cli is bool
     info = typer.Option(
         f"{flag}/--no{flag[1:]}" if is_flag and option.default else flag,

@@ -13,16 +13,28 @@ import typer
 from distir_relax.cli.app import app
 from distir_relax.cli.options import JsonOption, with_options
 from distir_relax.cli.signals import Interrupted
-from distir_relax.compiler.options import LayoutOptions
+from distir_relax.compiler.options import LayoutOptions, Option
 from distir_relax.errors import DistIRError
+from distir_relax.strategies.strategy import OPTIONS, StrategyOption
 from distir_relax.support.units import rate
 
 if TYPE_CHECKING:
     from distir_relax.strategy_search import Outcome, Search
 
 
+def _search_options() -> dict[str, Option]:
+    """Return the declarations of the values to try of each strategy option."""
+
+    def declare(option: StrategyOption[Any]) -> Option:
+        flag = f"--{option.search_name.replace('_', '-')}"
+        text = f"{option.help.rstrip('.')}; by default {option.metavar.split(',')[0]}."
+        return Option(None, text, str, flag, option.metavar, read=lambda value: option.parse_list(value, flag))
+
+    return {option.search_name: declare(option) for option in OPTIONS.values()}
+
+
 @app.command()
-@with_options(LayoutOptions, only=("stages",))
+@with_options(LayoutOptions, only=("stages",), more=_search_options())
 def search(
     model: Annotated[str, typer.Argument(metavar="MODEL", help="FILE.py:FUNCTION or FILE.onnx.")],
     devices: Annotated[int, typer.Option(min=1, help="Number of devices.")],
@@ -35,16 +47,10 @@ def search(
     microbatches: Annotated[
         str | None, typer.Option(metavar="1,2,4", help="Numbers of microbatches; by default powers of 2 up to 128.")
     ] = None,
-    schedules: Annotated[str, typer.Option(metavar="1f1b,zb-h1", help="Pipeline schedules.")] = "1f1b",
-    chunks: Annotated[str, typer.Option(metavar="1,2", help="Pipeline stages per device.")] = "1",
-    zero: Annotated[str, typer.Option(metavar="0,1,2", help="ZeRO stages.")] = "0",
-    checkpoint: Annotated[str, typer.Option(metavar="none,block", help="Activation checkpointing.")] = "none",
-    sequence_parallel: Annotated[
-        str, typer.Option(metavar="off,on", help="Shard sequences over tensor ranks where nothing else is sharded.")
-    ] = "off",
-    placements: Annotated[
-        str, typer.Option(metavar="rules,auto", help="Placements within stages: by rules, or by optimization.")
-    ] = "rules",
+    try_: Annotated[
+        list[str] | None,
+        typer.Option("--try", metavar="NAME=1,2", help="Values of a strategy option that the model's file registers."),
+    ] = None,
     by_steps: Annotated[
         bool, typer.Option("--by-steps", help="Local search: each D x T x P once, other options around the best only.")
     ] = False,
@@ -67,10 +73,8 @@ def search(
     """
     options |= {
         "devices": devices, "profile": profile, "global_batch": read_batches(global_batch),
-        "schedules": _words(schedules), "chunks": _numbers(chunks, "--chunks"), "zero": _numbers(zero, "--zero"),
-        "checkpoint": _words(checkpoint), "sequence_parallel": read_switches(sequence_parallel, "--sequence-parallel"),
-        "placements": _words(placements), "by_steps": by_steps,
-        "workers": workers, "resume": resume, "time_lines": html is not None,
+        **dict(map(_read_values, try_ or ())), "by_steps": by_steps, "workers": workers,
+        "resume": resume, "time_lines": html is not None,
         **({"microbatches": _numbers(microbatches, "--microbatches")} if microbatches else {}),
     }  # fmt: skip
     result = _search(model, options, top)
@@ -184,20 +188,16 @@ def read_batches(text: str | None) -> tuple[int, ...] | None:
     raise DistIRError(f"expected 4096, or 64,96, or 128-4096, found {text!r}", "--global-batch")
 
 
-def read_switches(text: str, option: str) -> tuple[bool, ...]:
-    """Parse ``off``, ``on`` or ``off,on`` (try both). Raise `DistIRError` if malformed."""
-    words = _words(text)
-    if not words or not set(words) <= {"off", "on"}:
-        raise DistIRError(f"expected off, on, or off,on, found {text!r}", option)
-    return tuple(dict.fromkeys(word == "on" for word in words))
+def _read_values(text: str) -> tuple[str, str]:
+    """Parse the values of a registered option, ``NAME=1,2``; they are checked when the model's file has been read."""
+    name, _, values = (part.strip() for part in text.partition("="))
+    if not name.isidentifier() or not values:
+        raise DistIRError(f"expected NAME=VALUES such as zero=0,1, found {text!r}", "--try")
+    return name, values
 
 
 def _numbers(text: str, option: str) -> tuple[int, ...]:
-    words = _words(text)
+    words = [word.strip() for word in text.split(",") if word.strip()]
     if not words or not all(re.fullmatch(r"[0-9]{1,9}", word) for word in words):
         raise DistIRError(f"expected numbers such as 1,2,4, found {text!r}", option)
     return tuple(map(int, words))
-
-
-def _words(text: str) -> tuple[str, ...]:
-    return tuple(word.strip() for word in text.split(",") if word.strip())

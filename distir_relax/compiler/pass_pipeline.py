@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from itertools import chain
 
 from distir_relax.autodiff import Differentiate
 from distir_relax.autosharding import PlaceBySearch
@@ -29,10 +30,8 @@ from distir_relax.strategies.apply import ApplyStrategy
 from distir_relax.strategies.heterogeneous import Shares
 from distir_relax.strategies.hoist_positions import HoistPositions
 from distir_relax.strategies.pipeline_stages import CutStages
-from distir_relax.strategies.sequence_parallel import SplitSequence
-from distir_relax.strategies.strategy import Strategy
+from distir_relax.strategies.strategy import OPTIONS, PassPoint, Strategy
 from distir_relax.strategies.weight_memory import WeightMemory
-from distir_relax.strategies.zero import GatherParameters, ShardGradients
 
 RANK_PASSES: tuple[Pass, ...] = (Inline(), Project(), FuseLocal())
 DEFAULT_PROFILE = "cpu-local"
@@ -135,27 +134,27 @@ def _strategy_passes(
     `parts` its batch into microbatches."""
     passes: list[Pass] = []
     chosen = strategy or Strategy()
+
+    def of_options(point: PassPoint) -> list[Pass]:
+        inserted = (option.passes(chosen, point, training is not None) for option in OPTIONS.values())
+        return list(chain.from_iterable(inserted))
+
     if strategy is not None:
         memory = weight_memory(strategy, training)
         passes.append(ApplyStrategy(strategy, training is not None, parts is not None, profile, memory))
-        if strategy.sequence_parallel:
-            passes.append(SplitSequence(strategy))
+        passes += of_options(PassPoint.ANNOTATED)
         passes += [HoistPositions()] if parts is not None else []
         passes += cut
     if training is not None:
         passes.append(Differentiate(wrt=training.trained, checkpoint=chosen.checkpoint))
-        if chosen.zero > 1:
-            passes.append(ShardGradients(chosen))
+        passes += of_options(PassPoint.GRADIENTS)
     if parts is not None:
         pipeline = (chosen.schedule, chosen.pipeline, chosen.microbatches, chosen.chunks)
         passes.append(parts)
         # A search for placements may leave sums over microbatches partial between calls.
         if chosen.placements == "rules" or chosen.mesh.size == 1:
             passes.append(AccumulateInCalls(*(pipeline if chosen.pipeline > 1 else ())))
-    if training is not None and chosen.zero == 1:
-        passes.append(ShardGradients(chosen))
-    if chosen.zero:
-        passes.append(GatherParameters(chosen))
+    passes += of_options(PassPoint.STEP)
     if training is not None:
         passes.append(Optimize(training.optimizer, training.trained, training.clip_norm))
     return passes
@@ -163,7 +162,7 @@ def _strategy_passes(
 
 def weight_memory(strategy: Strategy, training: TrainingConfig | None) -> WeightMemory:
     """Return the memory that a device needs for its weights under a strategy."""
-    return WeightMemory.of(strategy, None if training is None else len(training.optimizer.keeps))
+    return strategy.weight_memory(None if training is None else len(training.optimizer.keeps))
 
 
 def _limits(

@@ -32,7 +32,7 @@ from distir_relax.strategies.hoist_positions import HoistPositions
 from distir_relax.strategies.pipeline_stages import CutStages
 from distir_relax.strategies.sequence_parallel import SplitSequence
 from distir_relax.strategies.strategy import Strategy, as_strategy
-from distir_relax.strategies.zero import GatherParameters, ShardGradients
+from distir_relax.strategies.zero import GatherParameters, ShardGradients, ShardParameters
 
 PASSES: dict[str, type[Pass]] = {}
 """The passes by name."""
@@ -54,9 +54,9 @@ def register_pass(kind: type[Pass]) -> type[Pass]:
 
 
 for _kind in (
-    Outline, MasterWeights, ApplyShardings, ApplyStrategy, SplitSequence, HoistPositions, CutStages, Differentiate,
-    ShardGradients, Microbatches, AccumulateInCalls, GatherParameters, Optimize, Propagate, DelayReductions,
-    PlaceBySearch, ToDistIR, ToPlaces, Pipeline, Project, Inline, FuseLocal,
+    Outline, MasterWeights, ApplyShardings, ApplyStrategy, ShardParameters, SplitSequence, HoistPositions, CutStages,
+    Differentiate, ShardGradients, Microbatches, AccumulateInCalls, GatherParameters, Optimize, Propagate,
+    DelayReductions, PlaceBySearch, ToDistIR, ToPlaces, Pipeline, Project, Inline, FuseLocal,
 ):  # fmt: skip
     register_pass(_kind)
 

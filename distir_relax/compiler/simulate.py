@@ -121,9 +121,10 @@ def _from_function(
     target: str, passed: Mapping[str, Any], options: CompileOptions, input_shapes: Mapping[str, Sequence[int]] | None
 ) -> _Loaded:
     arguments = dict(passed)
+    # The file may register strategy options.
+    parameters = inspect.signature(find_function(target)).parameters
     if "strategy" in arguments:
         arguments["strategy"] = as_strategy(arguments["strategy"])
-    parameters = inspect.signature(find_function(target)).parameters
     if "strategy" in arguments and "strategy" not in parameters:
         options = {**options, "strategy": arguments.pop("strategy")}
     result, _ = call_target(target, arguments)

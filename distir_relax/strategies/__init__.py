@@ -1,6 +1,6 @@
-"""Parallelism strategies, and the builder of distributed programs."""
+"""Parallelism strategies, and their registered options."""
 
-from distir_relax.strategies.builder import FunctionBuilder, ProgramBuilder
-from distir_relax.strategies.strategy import Strategy
+from distir_relax.strategies import options
+from distir_relax.strategies.strategy import Strategy, StrategyOption, register_option
 
-__all__ = ["FunctionBuilder", "ProgramBuilder", "Strategy"]
+__all__ = ["Strategy", "StrategyOption", "options", "register_option"]

@@ -22,10 +22,9 @@ from distir_relax.strategies.batch_dim import Batch, find_batch
 from distir_relax.strategies.expert_parallel import chosen_experts
 from distir_relax.strategies.factor_costs import Classes, classes_of
 from distir_relax.strategies.heterogeneous import Shares
-from distir_relax.strategies.strategy import Strategy
+from distir_relax.strategies.strategy import OPTIONS, Strategy
 from distir_relax.strategies.tensor_parallel import tensor_classes
 from distir_relax.strategies.weight_memory import WeightMemory
-from distir_relax.strategies.zero import zero_placement
 
 STRATEGY_ROUND = 1
 """The propagation round of a strategy's annotations on inputs and parameters: after the user's."""
@@ -60,7 +59,7 @@ class ApplyStrategy:
         """Return the module with annotations, on the mesh of the strategy."""
         strategy = self.strategy
         inlined, classes = inlined_main(module), classes_of(module)
-        needs_batch = strategy.data * strategy.microbatches > 1 or strategy.sequence_parallel
+        needs_batch = strategy.data * strategy.microbatches > 1 or _options_need_batch(strategy)
         samples = find_batch(classes) if needs_batch or self.in_part else None
         batch = samples if needs_batch else None
         for count, noun in ((strategy.data, "data-parallel ranks"), (strategy.microbatches, "microbatches")):
@@ -121,8 +120,7 @@ class _Split:
                 return (self._shard(name, expert_dim, self.shares.data), tensor)
             if expert_dim is not None:
                 dim, tensor = expert_dim, self._shard(name, expert_dim, self.shares.tensor, self.limits)
-            data = zero_placement(item.value.tensor, dim, self.strategy.data) if self.strategy.zero else R
-            return (data, tensor)
+            return (R, tensor)
         if self.batch is not None and name in self.batch.dims:
             dim = self.batch.dims[name]
             return (Shard(dim, shares=self.shares.data) if self.strategy.data > 1 else R, R)
@@ -160,6 +158,10 @@ class _Split:
             max(0.0, (min(m) * stages / self.bytes_per_weight - fixed) / split)
             for m in zip(*self.shares.memory, strict=True)
         ]
+
+
+def _options_need_batch(strategy: Strategy) -> bool:
+    return any(option.needs_batch(strategy[name]) for name, option in OPTIONS.items())
 
 
 def _remesh(

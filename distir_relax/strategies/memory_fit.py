@@ -1,7 +1,8 @@
 """Find the nearest strategy that fits in memory: the least change of a strategy that does not fit.
 
 Changes are tried in the order of their time cost. They come as ladders, along which memory falls: the last rung is
-tried first, and if it does not fit, the other rungs are skipped.
+tried first, and if it does not fit, the other rungs are skipped. Options declare their ladders (`StrategyOption`); with
+those of this package they are:
 
 =============  ========================================================================================
 ladder         rungs
@@ -27,13 +28,14 @@ from math import log
 
 from distir_relax.analysis.simulation import Alternative, Simulation
 from distir_relax.errors import DistIRError
-from distir_relax.strategies.strategy import Strategy
+from distir_relax.strategies.strategy import OPTIONS, Ladder, Strategy
 
 MOST = 12
 """Maximum number of strategies that are compiled and simulated."""
 
 _MICROBATCH_FACTORS = (2, 4, 8)
-_STRONGER = {"none": ("selective", "block"), "selective": ("block",), "block": ()}
+_MICROBATCH_COST = 1.0
+"""The cost of the ladder of microbatches, among those of options (`Ladder.cost`)."""
 
 
 def nearest_fit(
@@ -113,19 +115,13 @@ class _Changes:
     microbatches_help: bool = True
 
     def single(self, strategy: Strategy) -> list[list[Strategy]]:
-        """Return the ladders of one change each."""
-        modes = _STRONGER[strategy.checkpoint] if self.training else ()
-        return [
-            [self._with_zero(strategy, stage) for stage in (1, 2)] if self.training else [],
-            self.more_microbatches(strategy),
-            [replace(strategy, checkpoint=mode) for mode in modes],
-            [self._with_zero(strategy, 3)],
-        ]
+        """Return the ladders of one change each, those of least time cost first."""
+        return [[strategy.replace(**{name: value}) for value in ladder.values] for name, ladder in self._all(strategy)]
 
     def several(self, strategy: Strategy) -> list[list[Strategy]]:
         """Return the ladders of several changes, of other splits, and of more devices."""
         grown = [
-            [replace(strategy, data=strategy.data * n), replace(strategy, tensor=strategy.tensor * n)] for n in (2, 4)
+            [strategy.replace(data=strategy.data * n), strategy.replace(tensor=strategy.tensor * n)] for n in (2, 4)
         ]
         ladders = [[combined] for combined in self._combined(strategy)]
         ladders += [[split, self._strongest(split)] for split in _other_splits(strategy)]
@@ -135,23 +131,31 @@ class _Changes:
 
     def more_microbatches(self, strategy: Strategy) -> list[Strategy]:
         """Return strategies of more microbatches, up to the batch size."""
-        more = [replace(strategy, microbatches=strategy.microbatches * factor) for factor in _MICROBATCH_FACTORS]
+        more = [strategy.replace(microbatches=strategy.microbatches * factor) for factor in _MICROBATCH_FACTORS]
         return [strategy for strategy in more if self._has_samples(strategy)]
 
+    def _all(self, strategy: Strategy) -> list[tuple[str, Ladder]]:
+        """Return the ladders of the options, and that of microbatches, by cost."""
+        counts = tuple(s.microbatches for s in self.more_microbatches(strategy))
+        ladders = [("microbatches", Ladder(_MICROBATCH_COST, counts))]
+        ladders += [(n, ladder) for n, o in OPTIONS.items() for ladder in o.ladders(strategy, self.training)]
+        return sorted((pair for pair in ladders if pair[1].values), key=lambda pair: pair[1].cost)
+
     def _combined(self, strategy: Strategy) -> list[Strategy]:
-        """Return several changes at once, those of least time cost first."""
-        more = (self.more_microbatches(strategy) or [strategy])[-1] if self.microbatches_help else strategy
-        if not self.training:
-            return [self._with_zero(more, 3)]
-        block, both = replace(strategy, checkpoint="block"), replace(more, checkpoint="block")
-        return [self._with_zero(more, 2), self._with_zero(block, 2), self._with_zero(both, 2), self._with_zero(both, 3)]
+        """Return several changes at once, each to the last rung of its ladder.
+
+        First the cheapest with each other one, then all of them, then all of them with the expensive ones.
+        """
+        ladders = [pair for pair in self._all(strategy) if self.microbatches_help or pair[0] != "microbatches"]
+        changes = [(name, ladder.values[-1], ladder.cost >= Ladder.EXPENSIVE) for name, ladder in ladders]
+        cheap = [(name, value) for name, value, is_expensive in changes if not is_expensive]
+        expensive = [(name, value) for name, value, is_expensive in changes if is_expensive]
+        sets = [dict([cheap[0], other]) for other in cheap[1:]]
+        sets += [dict([*cheap, *expensive[:count]]) for count in range(len(expensive) + 1)]
+        return [strategy.replace(**chosen) for chosen in sets]
 
     def _strongest(self, strategy: Strategy) -> Strategy:
         return self._combined(strategy)[-1]
-
-    def _with_zero(self, strategy: Strategy, stage: int) -> Strategy:
-        """Return the strategy with ZeRO of at least this stage, if it has several data-parallel ranks."""
-        return replace(strategy, zero=max(strategy.zero, stage)) if strategy.data > 1 else strategy
 
     def _has_samples(self, strategy: Strategy) -> bool:
         """Return whether there is a sample for each microbatch of each data-parallel rank."""
@@ -163,7 +167,13 @@ def _other_splits(strategy: Strategy) -> list[Strategy]:
     ranks = strategy.data * strategy.tensor
     degrees = [t for t in range(1, ranks + 1) if ranks % t == 0 and t != strategy.tensor]
     nearest = sorted(degrees, key=lambda t: (abs(log(t / strategy.tensor)), -t))[:2]
-    return [replace(strategy, data=ranks // t, tensor=t, zero=strategy.zero if t < ranks else 0) for t in nearest]
+    return [_drop_idle_options(strategy.replace(data=ranks // t, tensor=t)) for t in nearest]
+
+
+def _drop_idle_options(strategy: Strategy) -> Strategy:
+    """Return the strategy without options that make no difference with its degrees."""
+    idle = [option for option in OPTIONS.values() if not option.makes_difference(strategy, is_trained=True)]
+    return strategy.replace(**{option.name: option.default for option in idle})
 
 
 def _memory_fraction(simulation: Simulation) -> float:

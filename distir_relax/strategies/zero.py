@@ -9,7 +9,7 @@ stage  along the data axis
 3      parameters too: they are gathered for each use, and again for the backward
 =====  ====================================================================================================
 
-Both passes only add annotations; propagation derives all-gathers and reduce-scatters from them.
+The passes only add and change annotations; propagation derives all-gathers and reduce-scatters from them.
 """
 
 from __future__ import annotations
@@ -26,6 +26,35 @@ from distir_relax.strategies.expert_parallel import experts_of
 from distir_relax.strategies.strategy import Strategy
 
 GRADIENT = ".grad"
+
+
+@dataclass(frozen=True, slots=True)
+class ShardParameters:
+    """Pass within the global stage: shard the annotated parameters that are replicated along the data axis.
+
+    It changes the annotations of `ApplyStrategy`; those of the user take precedence.
+    """
+
+    takes: ClassVar[tuple[str, ...]] = ("global",)
+    gives: ClassVar[str] = "global"
+    strategy: Strategy
+
+    def run(self, module: Module) -> Module:
+        """Return the module with the changed annotations."""
+        main = module.main
+        parameters = {item.value.name: item.value.tensor for item in main.inputs if item.role == "parameter"}
+        ops = []
+        for op in main.ops:
+            tensor = parameters.get(op.operands[0].name) if is_annotation(op) else None
+            if tensor is not None and op.location == f"strategy {self.strategy}":
+                data, tensor_axis = parse_placements(str(op.attrs["placements"]))
+                if data == R:
+                    other = tensor_axis.dim if isinstance(tensor_axis, Shard) else None
+                    data = _data_placement(tensor, other, self.strategy.data)
+                attrs = {**op.attrs, "placements": print_placements((data, tensor_axis))}
+                op = replace(op, attrs=attrs)
+            ops.append(op)
+        return replace(module, functions=(replace(main, ops=tuple(ops)), *module.functions[1:]))
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,7 +118,7 @@ class GatherParameters:
         return replace(module, functions=(replace(main, ops=tuple(ops)), *module.functions[1:]))
 
 
-def zero_placement(tensor: TensorType, other: int | None, ranks: int) -> Placement:
+def _data_placement(tensor: TensorType, other: int | None, ranks: int) -> Placement:
     """Return the split of a parameter over `ranks`: along its longest dim except `other`, which is split already."""
     dims = [d for d, n in enumerate(tensor.shape) if n > 1]
     candidates = [d for d in dims if d != other] or dims

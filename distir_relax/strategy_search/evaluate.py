@@ -112,7 +112,7 @@ class Evaluator:
             return None
         is_serialized = order is None or is_microbatch_order(order)
         distinct = len(representative_microbatches(samples, strategy.microbatches, self.source.is_training))
-        return _Form(replace(strategy, microbatches=1), distinct, is_serialized, parts if min(parts) == 1 else ())
+        return _Form(strategy.replace(microbatches=1), distinct, is_serialized, parts if min(parts) == 1 else ())
 
     def _shares(self, strategy: Strategy) -> tuple[float, ...]:
         """Return the batch shares of data-parallel ranks; empty if equal."""
@@ -192,7 +192,7 @@ class Evaluator:
         first, parts = next((i, step) for i, step in enumerate(steps) if isinstance(step, Microbatches))
         # The cut does not depend on the schedule and the number of microbatches, except if there is one.
         schedule = "1f1b" if strategy.chunks == 1 else strategy.schedule
-        key = replace(strategy, microbatches=min(strategy.microbatches, 2), schedule=schedule)
+        key = strategy.replace(microbatches=min(strategy.microbatches, 2), schedule=schedule)
         if key not in self._stage_cuts:
             # Keep cuts for other meshes: with placements=auto the following passes are the same for all.
             self._stage_cuts = {k: cut for k, cut in self._stage_cuts.items() if _on_any_mesh(k) == _on_any_mesh(key)}
@@ -225,4 +225,4 @@ class Evaluator:
 
 
 def _on_any_mesh(strategy: Strategy) -> Strategy:
-    return replace(strategy, data=1, tensor=1)
+    return strategy.replace(data=1, tensor=1)

@@ -217,7 +217,7 @@ def _group_candidates(candidates: Iterable[Candidate]) -> list[list[list[Candida
     groups: dict[object, list[Candidate]] = {}
     for candidate in candidates:
         s = candidate.strategy
-        options = s.pipeline, s.schedule, s.chunks, s.zero, s.checkpoint, s.sequence_parallel, s.placements
+        options = s.pipeline, s.options
         # Autosharding shares work across meshes.
         key = options if s.placements == "auto" else (s.data, s.tensor, *options)
         groups.setdefault(key, []).append(candidate)

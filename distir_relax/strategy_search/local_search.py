@@ -19,7 +19,7 @@ from dataclasses import dataclass, field
 
 from distir_relax.compiler.source import Source
 from distir_relax.cost.profile import Profile
-from distir_relax.strategies.strategy import Strategy
+from distir_relax.strategies.strategy import OPTIONS, Strategy
 from distir_relax.strategy_search.evaluate import Draw, Evaluator
 from distir_relax.strategy_search.grid_search import OutcomeCallback, Search, outcomes_of
 from distir_relax.strategy_search.lower_bounds import LowerBounds
@@ -120,17 +120,9 @@ class _LocalSearch:
     def rank(self, candidate: Candidate) -> tuple[int, ...]:
         """Return the sort key of the first candidate of a group."""
         s, space = candidate.strategy, self.space
-        order = space.schedules.index(s.schedule) if s.schedule in space.schedules else 0
         is_tight = self.lower_bounds.bytes(s) > COMFORTABLE * self.profile.memory
-        return (
-            is_tight,
-            -s.microbatches,
-            space.checkpoint.index(s.checkpoint),
-            order,
-            s.chunks,
-            s.zero,
-            -s.sequence_parallel,
-        )
+        ranks = (option.search_rank(s[name], space.values[name]) for name, option in OPTIONS.items())
+        return is_tight, -s.microbatches, *ranks
 
     def run(self, candidates: Sequence[Candidate]) -> None:
         """Simulate candidates."""
@@ -177,10 +169,9 @@ class _LocalSearch:
         """Return whether two strategies of the same degrees differ in one option, a number by one place in its list."""
         counts = sorted(self.space.microbatches)
         count_steps = abs(counts.index(other.microbatches) - counts.index(best.microbatches)) if other != best else 0
-        zero_steps = abs(other.zero - best.zero)
-        options = [(s.schedule, s.chunks) for s in (other, best)], [s.checkpoint for s in (other, best)]
-        changed = [a != b for a, b in (*options, (other.sequence_parallel, best.sequence_parallel))]
-        return count_steps < 2 and zero_steps < 2 and sum([count_steps > 0, zero_steps > 0, *changed]) == 1
+        changed = [option for name, option in OPTIONS.items() if other[name] != best[name]]
+        is_step = all(option.are_neighbors(other[option.name], best[option.name]) for option in changed)
+        return count_steps < 2 and is_step and (count_steps > 0) + len({option.group for option in changed}) == 1
 
     def _best(self, samples: int) -> list[tuple[Outcome, list[Candidate]]]:
         """Return the best outcome of each group of a batch, the best first."""
@@ -206,7 +197,7 @@ def _sort_key(outcome: Outcome) -> tuple[bool, bool, float, str]:
 def _bubble(candidate: Candidate) -> float:
     """Return the bubble of a pipeline as a fraction of its compute time, if all stages take equally long."""
     strategy = candidate.strategy
-    return (strategy.pipeline - 1) / (strategy.microbatches * strategy.chunks)
+    return (strategy.pipeline - 1) / float(strategy.microbatches * strategy.chunks)
 
 
 def _group(candidate: Candidate) -> object:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
+from distir_relax.compiler.pass_pipeline import weight_memory
 from distir_relax.compiler.source import Source
 from distir_relax.cost.profile import Profile
 from distir_relax.strategies.factor_costs import Classes, classes_of
@@ -47,15 +48,14 @@ class LowerBounds:
         It counts weights, or their shards with ZeRO; with several microbatches the gathered weights in use, and
         accumulated gradients, both of two bytes if weights have float32 master copies; the optimizer's state.
         """
-        training, part = self.source.training, 1.0 / strategy.data
-        total = self._weights * (part if strategy.zero else 1.0)
-        if strategy.zero in (1, 2) and strategy.microbatches > 1 and strategy.data > 1:
-            total += self._weights * (0.5 if training is not None and training.masters else 1.0 - part)
-        if training is not None:
-            total += self._trained * len(training.optimizer.keeps) * (part if strategy.zero else 1.0)
-            if strategy.microbatches > 1:
-                factor = 0.5 if training.masters else 1.0
-                total += self._trained * factor * (part if strategy.zero > 1 else 1.0)
+        training = self.source.training
+        memory = weight_memory(strategy, training)
+        total = self._weights * memory.stored + self._trained * memory.state
+        if strategy.microbatches > 1:
+            has_masters = training is not None and training.masters
+            if memory.gathered:
+                total += self._weights * (0.5 if has_masters else memory.gathered)
+            total += self._trained * memory.gradients * (0.5 if has_masters else 1.0)
         return total / (strategy.tensor * strategy.pipeline)
 
     def refusal(self, strategy: Strategy) -> str:

@@ -32,28 +32,22 @@ def search(
     profile: Profile | str | Path,
     global_batch: int | Sequence[int] | None = None,
     microbatches: Sequence[int] = POWERS,
-    schedules: Sequence[str] = ("1f1b",),
-    chunks: Sequence[int] = (1,),
-    zero: Sequence[int] = (0,),
-    checkpoint: Sequence[str] = ("none",),
-    sequence_parallel: Sequence[bool] = (False,),
-    placements: Sequence[str] = ("rules",),
     stages: Sequence[str] = (),
     workers: int | None = None,
     resume: str | Path | None = None,
     on_outcome: OutcomeCallback | None = None,
     by_steps: bool = False,
     time_lines: bool = False,
+    **options: Sequence[Any],
 ) -> Search:
     """Simulate a model under every strategy for `devices`, and find the fastest that fits in memory.
 
     `model` is (model, example_inputs), a `Training`, the path of an ONNX file, or ``file.py:function`` of a function
     that returns one of these; the function may have a parameter `global_batch`. `global_batch` is the number of samples
     of a step, or several for several searches in one: with such a function any, otherwise at most that of the example,
-    the default. All D x T x P of `devices` are tried, with the numbers of `microbatches`, and the `schedules`,
-    `chunks`, ZeRO stages, `checkpoint`s and `sequence_parallel`s where they make a difference; with
-    ``placements=("rules", "auto")`` stages are autosharded, too (`search_space.Space`). Stages are cut for the largest
-    batch, or at `stages`.
+    the default. All D x T x P of `devices` are tried, with the numbers of `microbatches`, and the values of `options`
+    where they make a difference: ``zero=(0, 1)``, ``schedules=("1f1b", "zb-h1")``; with ``placements=("rules",
+    "auto")`` stages are autosharded, too (`search_space.Space`). Stages are cut for the largest batch, or at `stages`.
 
     It uses `workers` processes (default: the number of cores); under mpirun, where all ranks call this, all ranks but
     the first, and all return the result. `resume` is a file of outcomes; a search with the same file resumes.
@@ -62,8 +56,9 @@ def search(
     With `by_steps` each D x T x P is tried once, and options around the best of these (`local_search`); strategies
     whose weights alone do not fit are ruled out. Use it for large spaces.
 
-    Raises a `DistIRError`: for a profile of fewer devices, a batch that is larger than the example, and as importing
-    the model does. A strategy that the model does not support is no error: its outcome is `refused`, with the reason.
+    Raises a `DistIRError`: for an option that is not registered, for a profile of fewer devices, a batch that is larger
+    than the example, and as importing the model does. A strategy that the model does not support is no error: its
+    outcome is `refused`, with the reason.
     """
     machine = as_profile(profile)
     if machine.devices < devices:
@@ -73,10 +68,7 @@ def search(
         )
     requested = (global_batch,) if isinstance(global_batch, int) else tuple(global_batch or ())
     source, batches = _read(model, requested, tuple(stages), machine)
-    space = Space(
-        devices, batches, source.is_training, tuple(microbatches), tuple(schedules), tuple(chunks), tuple(zero),
-        tuple(checkpoint), tuple(sequence_parallel), tuple(placements),
-    )  # fmt: skip
+    space = Space(devices, batches, source.is_training, microbatches, **options)
     draw = compact_timeline if time_lines else None
     if by_steps:
         _check_steps(resume)

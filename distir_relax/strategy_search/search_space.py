@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import chain, product
 from typing import Any
 
 from distir_relax.errors import DistIRError
-from distir_relax.schedules import schedule_named
-from distir_relax.strategies.strategy import Strategy
+from distir_relax.strategies.strategy import OPTIONS, Strategy, search_values
 
 POWERS = (1, 2, 4, 8, 16, 32, 64, 128)
 
@@ -27,44 +26,45 @@ class Candidate:
         return -(-self.samples // self.strategy.microbatches)
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, init=False)
 class Space:
     """All strategies on `devices` devices for steps of `batches` samples.
 
     D x T x P are all factorizations of `devices`. A pipeline has each number of `microbatches` except 1; without a
     pipeline there is one microbatch or, if the model is `trained`, each of these numbers. Every microbatch has at least
-    a sample for each data-parallel rank. `schedules`, `chunks`, `zero`, `checkpoint` and `sequence_parallel` are tried
-    where they make a difference. With ``auto`` in `placements` the stages are also sharded by optimization, on meshes
-    of D by T devices: then 1 by n is n by 1.
+    a sample for each data-parallel rank. The other arguments are lists of values by the search names of strategy
+    options (`StrategyOption`): they are tried where they make a difference. With ``auto`` in `placements` the stages
+    are also sharded by optimization, on meshes of D by T devices: then 1 by n is n by 1.
 
-    Raises `DistIRError` for numbers below 1, and for invalid values of a `Strategy`.
+    Raises `DistIRError` for a name that no option has, for numbers below 1, and for invalid values.
     """
 
     devices: int
     batches: tuple[int, ...]
-    trained: bool = False
-    microbatches: tuple[int, ...] = POWERS
-    schedules: tuple[str, ...] = ("1f1b",)
-    chunks: tuple[int, ...] = (1,)
-    zero: tuple[int, ...] = (0,)
-    checkpoint: tuple[str, ...] = ("none",)
-    sequence_parallel: tuple[bool, ...] = (False,)
-    placements: tuple[str, ...] = ("rules",)
+    trained: bool
+    microbatches: tuple[int, ...]
+    values: Mapping[str, tuple[Any, ...]]
+    """The values of each option, by its name."""
 
-    def __post_init__(self) -> None:
-        if min(self.devices, *self.batches, *self.microbatches, *self.chunks) < 1:
-            raise DistIRError("devices, batches, microbatches and chunks are at least 1")
-        for schedule in self.schedules:
-            schedule_named(schedule)
-        for placements in self.placements:
-            Strategy(placements=placements)
+    def __init__(
+        self,
+        devices: int,
+        batches: Sequence[int],
+        trained: bool = False,
+        microbatches: Sequence[int] = POWERS,
+        **values: Sequence[Any],
+    ) -> None:
+        for name, value in (("devices", devices), ("batches", tuple(batches)), ("trained", trained),
+                            ("microbatches", tuple(microbatches)), ("values", search_values(values))):  # fmt: skip
+            object.__setattr__(self, name, value)
+        if min(devices, *batches, *microbatches) < 1:
+            raise DistIRError("devices, batches and microbatches are at least 1")
 
     def candidates(self) -> list[Candidate]:
         """Return all candidates in a fixed order; those of similar programs are consecutive."""
         candidates: dict[Candidate, None] = {}
         for degrees in degrees_of(self.devices):
-            rules = self._options(*degrees) if "rules" in self.placements else ()
-            for options in chain(rules, self._auto_options(*degrees)):
+            for options in chain(self._rule_options(degrees), self._auto_options(degrees)):
                 for samples, count in product(self.batches, self._microbatch_counts(degrees[2])):
                     if samples // (degrees[0] * count) >= 1:
                         candidates[Candidate(Strategy(*degrees, count, **options), samples)] = None
@@ -75,27 +75,39 @@ class Space:
             return self.microbatches if self.trained else (1,)
         return tuple(count for count in self.microbatches if count > 1) or (1,)
 
-    def _auto_options(self, data: int, tensor: int, pipeline: int) -> Iterator[dict[str, Any]]:
-        """Yield the options of strategies with autosharded stages."""
-        by_rules = "rules" in self.placements
-        if "auto" not in self.placements or (tensor == 1 and (data > 1 or by_rules)):
-            return
-        for options in self._options(1, 1, pipeline):
-            yield {**options, "placements": "auto"}
+    def _rule_options(self, degrees: tuple[int, int, int]) -> Iterator[dict[str, Any]]:
+        """Yield the options of strategies with stages sharded by rules."""
+        if "rules" in self.values["placements"]:
+            yield from self._options(Strategy(*degrees))
 
-    def _options(self, data: int, tensor: int, pipeline: int) -> Iterator[dict[str, Any]]:
-        zero = self.zero if data > 1 and self.trained else (0,)
-        checkpoint = self.checkpoint if self.trained else ("none",)
-        sequence = self.sequence_parallel if tensor > 1 else (False,)
-        orders = product(self.schedules, self.chunks) if pipeline > 1 else [("1f1b", 1)]
-        for (schedule, chunks), stage, mode, split in product(list(orders), zero, checkpoint, sequence):
-            entry = schedule_named(schedule)
-            is_valid = entry.chunks in (None, chunks) and (entry.weights == "none") <= (not self.trained)
-            if is_valid:
-                yield {
-                    "schedule": schedule, "chunks": chunks, "zero": stage, "checkpoint": mode,
-                    "sequence_parallel": split,
-                }  # fmt: skip
+    def _auto_options(self, degrees: tuple[int, int, int]) -> Iterator[dict[str, Any]]:
+        """Yield the options of strategies with autosharded stages."""
+        data, tensor, pipeline = degrees
+        placements = self.values["placements"]
+        if "auto" in placements and (tensor > 1 or (data == 1 and "rules" not in placements)):
+            for options in self._options(Strategy(1, 1, pipeline)):
+                if all(OPTIONS[name].with_autosharding for name in options):
+                    yield {**options, "placements": "auto"}
+
+    def _options(self, degrees: Strategy) -> Iterator[dict[str, Any]]:
+        """Yield all combinations of the options that make a difference, without defaults."""
+        tried = {
+            name: self.values[name] if option.makes_difference(degrees, self.trained) else (option.default,)
+            for name, option in OPTIONS.items()
+            if name != "placements"
+        }
+        for values in product(*tried.values()):
+            options = {name: value for name, value in zip(tried, values, strict=True) if value != OPTIONS[name].default}
+            if self._is_valid(degrees, options):
+                yield options
+
+    def _is_valid(self, degrees: Strategy, options: Mapping[str, Any]) -> bool:
+        """Return whether options can be combined, and are worth trying with these degrees."""
+        try:
+            strategy = degrees.replace(**options)
+        except DistIRError:
+            return False
+        return all(OPTIONS[name].is_searched(strategy[name], strategy, self.trained) for name in OPTIONS)
 
 
 def degrees_of(devices: int) -> list[tuple[int, int, int]]:

@@ -6,8 +6,8 @@ from itertools import groupby
 
 from distir_relax.ir import Module, Value
 from distir_relax.layout import DeviceMesh
+from distir_relax.lowering.program_builder import ProgramBuilder
 from distir_relax.schedules import Task, order_of, timeline
-from distir_relax.strategies import ProgramBuilder
 
 ROWS, WIDTH = 3, 5
 ACTIVATION, WEIGHT = ROWS * WIDTH * 8, WIDTH * WIDTH * 8

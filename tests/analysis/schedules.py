@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 
 from distir_relax.ir import Module, PerRank, Value
 from distir_relax.layout import DeviceMesh
-from distir_relax.strategies import FunctionBuilder, ProgramBuilder
+from distir_relax.lowering.program_builder import FunctionBuilder, ProgramBuilder
 
 MESH = DeviceMesh((2, 3), ("a", "b"))
 WIDTH = 5

@@ -15,8 +15,8 @@ from distir_relax.ir import DTensorType, Function, Input, Module, Op, Output, Pe
 from distir_relax.layout import Cut, DeviceMesh, Partial, Placement, R, Shard, print_placements  # fmt: skip
 from distir_relax.layout.partition import balanced
 from distir_relax.lowering import ToDistIR
+from distir_relax.lowering.program_builder import ProgramBuilder
 from distir_relax.sharding import bytes_sent
-from distir_relax.strategies.builder import ProgramBuilder
 
 PIPELINE = Path(__file__).parents[2] / "examples" / "paper" / "pipeline.distir"
 

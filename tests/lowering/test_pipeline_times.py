@@ -45,7 +45,7 @@ def makespan(schedule: str, ranks: int, microbatches: int, chunks: int = 1) -> f
     profile = replace(machine(ranks, FREE, flops=PRODUCT), vector={"float32": math.inf})
     step = dr.compile_training(
         Equal(stages), optimizer=dr.SGD(lr=0.1), example_batch=torch.rand(ROWS * microbatches, WIDTH),
-        strategy=dr.Strategy(1, 1, ranks, microbatches, schedule, chunks), profile=profile,
+        strategy=dr.Strategy(1, 1, ranks, microbatches, schedule=schedule, chunks=chunks), profile=profile,
         stages=[f"layers.{i}" for i in range(1, stages)],
     )  # fmt: skip
     return dr.simulate(step.plan, profile=profile).makespan
@@ -85,7 +85,7 @@ def test_the_scheduler_is_told_what_tasks_take() -> None:
         profile = replace(machine(3, FREE, flops=PRODUCT), vector={"float32": math.inf})
         step = dr.compile_training(
             Equal(7), optimizer=dr.SGD(lr=0.1), example_batch=torch.rand(ROWS * 7, WIDTH),
-            strategy=dr.Strategy(1, 1, 3, 7, schedule), profile=profile, stages=["layers.1", "layers.3"],
+            strategy=dr.Strategy(1, 1, 3, 7, schedule=schedule), profile=profile, stages=["layers.1", "layers.3"],
         )  # fmt: skip
         found[schedule] = dr.simulate(step.plan, profile=profile)
     assert found["auto"].makespan <= min(f.makespan for f in found.values()) * (1 + 1e-9)

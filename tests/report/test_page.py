@@ -19,11 +19,11 @@ from distir_relax.analysis.simulator import simulate_module
 from distir_relax.compiler.simulate import simulate
 from distir_relax.errors import DistIRError
 from distir_relax.layout import DeviceMesh
+from distir_relax.lowering.program_builder import ProgramBuilder
 from distir_relax.report.communication_matrix import CELLS, block_size, matrix
 from distir_relax.report.memory import downsample, memory_charts, peak_time
 from distir_relax.report.page import page, top_ops, write_page
 from distir_relax.report.timeline import LANES, as_data, timeline
-from distir_relax.strategies.builder import ProgramBuilder
 from tests.report.simulations import PROFILE, streams, training, with_locations
 
 HOSTILE = '</script><script>alert("1")</script><img src=x onerror=alert(2)>&amp;'

@@ -108,7 +108,7 @@ def test_what_has_no_gradients_is_not_given_checkpoints_or_state_in_parts() -> N
 def test_microbatches_that_do_not_help_are_not_combined() -> None:
     def simulate(strategy: dr.Strategy) -> Simulation:
         seen.append(strategy)
-        return predicted(replace(strategy, microbatches=1), 100, 800)
+        return predicted(strategy.replace(microbatches=1), 100, 800)
 
     seen: list[dr.Strategy] = []
     given = dr.Strategy.parse("4/2/1/1")

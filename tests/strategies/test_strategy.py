@@ -30,7 +30,7 @@ def test_options_are_read_and_printed() -> None:
         ("2/2/1/1,zero=one", "expected a number for zero, found 'one'"),
         ("2/2/1/1,checkpoint=all", "checkpoint is none, block, selective, found 'all'"),
         ("2/2/1/1,experts=all", "experts is hidden, data, tensor, found 'all'"),
-        ("2/2/1/1,sequence_parallel=maybe", "expected true or false for sequence_parallel"),
+        ("2/2/1/1,sequence_parallel=maybe", "expected on or off for sequence_parallel"),
         (
             "2/2/1/1,speed=9",
             "expected schedule, chunks, zero, checkpoint, sequence_parallel, experts, placements after D/T/P/K",
@@ -38,7 +38,7 @@ def test_options_are_read_and_printed() -> None:
         ("2/2/1/1,", "expected schedule"),
         ("2/2/1/1,schedule=1b1f", "^strategy 2/2/1/1,schedule=1b1f: expected a schedule, one of gpipe, 1f1b, .*'1b1f'"),
         ("2/2/3/5,chunks=2", "the schedule 1f1b takes 1 chunk a rank, found 2\n  hint: chunks=1, or a schedule"),
-        ("2/2/1/1,chunks=0", "degrees of a strategy are at least 1"),
+        ("2/2/1/1,chunks=0", "chunks is at least 1"),
         ("9" * 99 + "/1/1/1", "numbers of too many digits"),
     ],
 )

@@ -35,7 +35,9 @@ def test_meshes_that_are_one_are_tried_once() -> None:
 def test_the_best_is_at_least_as_good_as_by_rules() -> None:
     profile = load_profile(MACHINE)
     source = search_models.train(60).read(CompileOptions(profile=profile))
-    space = Space(6, (15,), True, (1, 3), ("1f1b", "gpipe"), checkpoint=("none", "block"), placements=("rules", "auto"))
+    space = Space(
+        6, (15,), True, (1, 3), schedules=("1f1b", "gpipe"), checkpoint=("none", "block"), placements=("rules", "auto")
+    )
     found = search_grid(source, profile, space, workers=2)
     by_rules = [o for o in found.ranked if "auto" not in o.strategy]
     assert by_rules[0].throughput <= found.ranked[0].throughput

@@ -45,7 +45,10 @@ def test_the_papers_grid_is_tried() -> None:
     assert len(Space(16, tuple(1 << n for n in range(7, 21))).candidates()) == 1035
     alone = Space(1, (7,), trained=True, microbatches=(1, 3, 9)).candidates()
     assert [str(c.strategy) for c in alone] == ["1/1/1/1", "1/1/1/3"]
-    options = Space(3, (9,), True, (1, 3), ("1f1b", "zb-v"), (1, 2), (0, 1), ("none", "block"), (False, True))
+    options = Space(
+        3, (9,), True, (1, 3), schedules=("1f1b", "zb-v"), chunks=(1, 2), zero=(0, 1), checkpoint=("none", "block"),
+        sequence_parallel=(False, True),
+    )  # fmt: skip
     names = [str(c.strategy) for c in options.candidates()]
     assert "1/1/3/3,schedule=zb-v,chunks=2,checkpoint=block" in names
     assert "3/1/1/1,zero=1" in names
@@ -59,7 +62,13 @@ def test_what_is_found_is_what_each_strategy_simulates_alone() -> None:
     """Programs between two others, and of other numbers of microbatches, against each compiled by itself."""
     profile = load_profile(MACHINE)
     space = Space(
-        6, (12, 30, 36, 60, 61), True, (1, 2, 3, 5), ("1f1b", "gpipe"), zero=(0, 1), checkpoint=("none", "block")
+        6,
+        (12, 30, 36, 60, 61),
+        True,
+        (1, 2, 3, 5),
+        schedules=("1f1b", "gpipe"),
+        zero=(0, 1),
+        checkpoint=("none", "block"),
     )
     candidates = space.candidates()
     large = source(2 * 61, profile)
@@ -202,9 +211,9 @@ def test_the_command_tells_the_best_as_table_json_and_csv(tmp_path: Path) -> Non
         ([RUN, "--devices", "99", "--profile", MACHINE], "the profile dgx2-v100 has 16"),
         ([RUN, "--devices", "3", "--profile", MACHINE, "--global-batch", "9x"], "expected 4096"),
         ([RUN, "--devices", "3", "--profile", MACHINE, "--global-batch", "9-8"], "expected 4096"),
-        ([RUN, "--devices", "3", "--profile", MACHINE, "--sequence-parallel", "yes"], "expected off, on, or off,on"),
+        ([RUN, "--devices", "3", "--profile", MACHINE, "--sequence-parallel", "yes"], "expected on or off"),
         ([RUN, "--devices", "3", "--profile", MACHINE, "--schedules", "none"], "expected a schedule"),
-        ([RUN, "--devices", "3", "--profile", MACHINE, "--chunks", "a"], "expected numbers"),
+        ([RUN, "--devices", "3", "--profile", MACHINE, "--chunks", "a"], "expected a number"),
         ([RUN, "--devices", "3", "--profile", "no-machine"], "no-machine"),
     ],
 )
