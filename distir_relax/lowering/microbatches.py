@@ -47,10 +47,8 @@ from distir_relax.ops import Builder, Trait, lookup
 from distir_relax.ops.communication.serialized import stretches
 from distir_relax.ops.table.type_checks import local_attrs
 from distir_relax.sharding import DelayReductions, NonfiniteValues, Propagate
-from distir_relax.sharding.factors import FactoringCache, factoring_of
+from distir_relax.sharding.factors import FactoringCache, factoring_of, with_annotations
 from distir_relax.sharding.named_annotations import Mark, mark_inputs
-
-MARK, ASIDE = "annotate_sharding", "mark_aside"
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,7 +95,7 @@ class Microbatches:
         parts = (*sizes, rest) if rest else tuple(sizes)
         shapes = {i.value.name: i.value.tensor.shape for i in module.main.inputs}
         marks = {b.value: Mark("microbatches", _cut(b, shapes[b.value][b.dim] // b.size, parts)) for b in batch}
-        hidden = replace(module, functions=tuple(_with_op_renamed(f, MARK, ASIDE) for f in module.functions))
+        hidden = replace(module, functions=tuple(with_annotations(f, active=False) for f in module.functions))
         annotated = replace(hidden, functions=(mark_inputs(hidden.main, marks), *hidden.functions[1:]), meshes=(mesh,))
         annotated = replace(annotated, records=())
         factoring = factoring_of(annotated) if self.factored is None else self.factored.of(module, annotated)
@@ -107,7 +105,7 @@ class Microbatches:
         placed = ToDistIR(in_time=True).run(sharded)
         unroller = _Unroller(placed, len(sizes), summed)
         unrolled, records = unroller.run(sharded.main)
-        functions = tuple(_with_op_renamed(f, ASIDE, MARK) for f in unrolled)
+        functions = tuple(with_annotations(f, active=True) for f in unrolled)
         repetition = [unroller.repeated(self.count, firsts)] if self.repeated else []
         return replace(module, functions=functions, records=(*module.records, *records, *repetition))
 
@@ -126,11 +124,6 @@ def representative_microbatches(samples: int, count: int, summed: bool = True) -
 def _cut(record: BatchDim, times: int, parts: Sequence[int]) -> str:
     """Return the placement of an input with `times` elements per sample along its dim."""
     return f"S[{record.dim}: {'|'.join(str(size * times) for size in parts)}]"
-
-
-def _with_op_renamed(function: Function, old: str, new: str) -> Function:
-    ops = (replace(op, name=new) if op.name == old else op for op in function.ops)
-    return replace(function, ops=tuple(ops))
 
 
 @dataclass(frozen=True, slots=True)

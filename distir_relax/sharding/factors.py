@@ -11,7 +11,7 @@ from __future__ import annotations
 import math
 from bisect import bisect_right
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import pairwise
 
 from distir_relax.ir import Function, Module, Op, inlined_main, memoize
@@ -123,8 +123,20 @@ class Factoring:
 
 
 def is_annotation(op: Op) -> bool:
-    """Whether the op is a sharding annotation."""
-    return Trait.ANNOTATION in lookup(op.name, op.location).traits
+    """Whether the op is an active sharding annotation."""
+    return Trait.ANNOTATION in lookup(op.name, op.location).traits and not op.attrs.get("inactive")
+
+
+def with_annotations(function: Function, active: bool) -> Function:
+    """Return a function with its annotations active, or inactive: without effect, as if they were for another mesh."""
+
+    def switch(op: Op) -> Op:
+        attrs = {key: value for key, value in op.attrs.items() if key != "inactive"}
+        return replace(op, attrs=attrs if active else {**attrs, "inactive": True})
+
+    is_one = [Trait.ANNOTATION in lookup(op.name, op.location).traits for op in function.ops]
+    ops = (switch(op) if annotates else op for op, annotates in zip(function.ops, is_one, strict=True))
+    return replace(function, ops=tuple(ops)) if any(is_one) else function
 
 
 def factorize(function: Function) -> Factoring:

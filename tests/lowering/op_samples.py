@@ -39,7 +39,7 @@ def samples() -> list[Sample]:
 
 
 def _foreign() -> list[Sample]:
-    marks = [("mark_aside", [f32(3, 5)], {"placements": "S[0]"}), ("to_place", [f32(3, 5)], {"place": 1})]
+    marks = [("to_place", [f32(3, 5)], {"place": 1})]
     return [*marks, ("restrict", [f32(3, 5)], {}), ("call_tir", [f32(3, 5)], tir_attrs(3, 5, "float32")),
             ("call_dps_packed", [f32(3, 5)], packed_attrs(3, 5, "float32"))]  # fmt: skip
 

@@ -286,7 +286,6 @@ SAMPLES: dict[str, list[Sample]] = {
     "strided_slice": [of("f64[4,6,5]", axes=(1,), begin=(1,), end=(6,), strides=(2,))],
     "pad": [of("f64[4,6]", low=(0, 1), high=(0, 2), value=1.5), of("f64[4,5]", low=(2, -1), high=(1, 3), value=0.0)],
     "annotate_sharding": [of("f64[4,6]", placements="S[0]")],
-    "mark_aside": [of("f64[4,6]", placements="S[0]")],
     "redistribute": [of("f64[4,6]", placements="S[0]")],
     "to_place": [of("f64[4,6]", place=1)],
     "restrict": [of("f64[4,6]")],

@@ -47,17 +47,6 @@ for _name, _trait in (("annotate_sharding", Trait.ANNOTATION), ("redistribute", 
     )
 
 define(
-    # An annotation that is inactive until a program is partitioned in another way.
-    "mark_aside",
-    Semantics(infer=same_type, torch="{0}", linear=(operands(0),)),
-    Split(_identity_rule),
-    cost=FREE,
-    code=Code(relax="{0}"),
-    gradient=gradient_of("g"),
-    traits={Trait.VIEW},
-)
-
-define(
     "to_place",
     Semantics(infer=same_type, torch="{0}", linear=(operands(0),)),
     Split(_identity_rule),
