@@ -79,7 +79,7 @@ def _repeated(module: Module) -> RepeatedMicrobatches | None:
 
 def _apply_order(entry: ExpandedEntry, order: TaskOrder) -> ExpandedEntry:
     steps = entry.steps
-    numbers = order_ops(steps, order.names)
+    numbers = order_ops(steps, order.tasks)
 
     def sort(items: list[Any]) -> list[Any]:
         return [items[number] for number in numbers]
@@ -99,12 +99,12 @@ class _PartMap:
 
     def __init__(self, module: Module, repeated: RepeatedMicrobatches) -> None:
         self.main: Function = module.main
-        self.totals = frozenset(repeated.totals.split())
+        self.totals = frozenset(repeated.totals)
         self.families: dict[str, str] = {}
         """The input of which each is a part."""
         for record in module.records:
             if isinstance(record, MicrobatchParts) and record.role == "input":
-                self.families.update(dict.fromkeys(record.names, record.value))
+                self.families.update(dict.fromkeys(record.parts, record.value))
         recorded = repeated.part_of
         self.part_of = {item.value.name: recorded.get(item.value.name, -1) for item in self.main.inputs}
         self.ops: list[int] = []

@@ -143,7 +143,7 @@ class _Simulator(Domain[Handle]):
                 frame.change(((first_class, record.bytes),), ACTIVATIONS, 1)
                 frame.note_peak([(first_class, record.buffer)], None, ASSEMBLY_NOTE)
         for joined in joined_outputs(self.module):
-            frame.change(((first_class, sum(sizes.get(name, 0) for name in joined.names)),), ACTIVATIONS, 1)
+            frame.change(((first_class, sum(sizes.get(name, 0) for name in joined.parts)),), ACTIVATIONS, 1)
             frame.note_peak([(first_class, 0)], None, ASSEMBLY_NOTE)
 
     def _run_entry(self, frame: Frame, slots: list[Handle | None]) -> None:

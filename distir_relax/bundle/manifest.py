@@ -19,7 +19,7 @@ from distir_relax.layout import DTYPES, DeviceMesh, Interval, intersect
 from distir_relax.support import MOST, Fields, check_name
 from distir_relax.support.units import count
 
-FORMAT = 3
+FORMAT = 4
 BACKENDS = ("torch", "tvm")
 """The backends that a bundle can contain programs for."""
 

@@ -115,7 +115,7 @@ class Overview:
 def _tensors(sharded: Module) -> list[TensorRow]:
     main = sharded.main
     microbatched = {
-        part: record for record in sharded.records if isinstance(record, MicrobatchParts) for part in record.names
+        part: record for record in sharded.records if isinstance(record, MicrobatchParts) for part in record.parts
     }  # fmt: skip
     rows: dict[tuple[str, str], TensorRow] = {}
     for role, name, kind in _inputs_and_outputs(main):
@@ -138,8 +138,8 @@ def _row(role: str, name: str, kind: object) -> TensorRow:
 
 def _microbatched_row(role: str, record: MicrobatchParts, kind: object, main: Function) -> TensorRow:
     kinds = {name: kind for where, name, kind in _inputs_and_outputs(main) if where == role}
-    parts = [part for name in record.names if isinstance(part := kinds.get(name), DTensorType)]
-    if not isinstance(kind, DTensorType) or len(parts) != len(record.names):
+    parts = [part for name in record.parts if isinstance(part := kinds.get(name), DTensorType)]
+    if not isinstance(kind, DTensorType) or len(parts) != len(record.parts):
         return _row(role, record.value, kind)
     shape = list(kind.shape)
     shape[record.dim] = sum(part.shape[record.dim] for part in parts)

@@ -6,8 +6,9 @@ Records are structured data; `str` formats one for people. A bundle stores recor
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
-from dataclasses import MISSING, asdict, dataclass, fields, replace
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import MISSING, asdict, dataclass, field, fields, replace
+from typing import Any
 
 from distir_relax.errors import ParseError
 from distir_relax.support import Fields, parse_json, shown
@@ -81,15 +82,10 @@ class MicrobatchParts:
     role: str
     value: str
     dim: int
-    parts: str
-
-    @property
-    def names(self) -> tuple[str, ...]:
-        """The names of the parts, in order."""
-        return tuple(self.parts.split())
+    parts: tuple[str, ...]
 
     def __str__(self) -> str:
-        return f"the {self.role} {self.value} is {len(self.names)} parts along dim {self.dim}: {self.parts}"
+        return f"the {self.role} {self.value} is {len(self.parts)} parts along dim {self.dim}: {' '.join(self.parts)}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -112,52 +108,40 @@ class RepeatedMicrobatches:
     """The microbatches that a simulation expands, of `count` in all; each represents a range of equal microbatches.
 
     `firsts` are the numbers of the expanded ones; each represents those from it up to the next. The first represents
-    only itself, and so does the last if there are sums over microbatches (`summed`; 0 if not). `parts` maps values to
-    expanded microbatches, as ``name:part``; `totals` are values of the last one that depend on all of them.
+    only itself, and so does the last if there are sums over microbatches (`summed`). `part_of` maps values to expanded
+    microbatches, numbered from 0; `totals` are values of the last one that depend on all of them.
     """
 
     count: int
-    firsts: str
-    parts: str = ""
-    totals: str = ""
-    summed: int = 1
+    firsts: tuple[int, ...]
+    part_of: Mapping[str, int] = field(default_factory=dict)
+    totals: tuple[str, ...] = ()
+    summed: bool = True
 
     @property
     def ranges(self) -> tuple[range, ...]:
         """The range of microbatches that each expanded one represents."""
-        firsts = [int(number) for number in self.firsts.split()]
-        return tuple(range(a, b) for a, b in zip(firsts, (*firsts[1:], self.count), strict=True))
-
-    @property
-    def part_of(self) -> dict[str, int]:
-        """The index of the expanded microbatch that each value belongs to, by name."""
-        pairs = (item.rpartition(":") for item in self.parts.split())
-        return {name: int(part) for name, _, part in pairs}
+        return tuple(range(a, b) for a, b in zip(self.firsts, (*self.firsts[1:], self.count), strict=True))
 
     def renamed(self, names: Mapping[str, str]) -> RepeatedMicrobatches:
         """Add values to the parts of existing ones; `names` maps new names to old ones."""
-        part_of, totals = self.part_of, set(self.totals.split())
-        parts = [f"{new}:{part_of[old]}" for new, old in names.items() if old in part_of]
-        more = [new for new, old in names.items() if old in totals]
-        return replace(self, parts=" ".join((self.parts, *parts)), totals=" ".join((self.totals, *more)))
+        parts = {new: self.part_of[old] for new, old in names.items() if old in self.part_of}
+        totals = set(self.totals)
+        more = (new for new, old in names.items() if old in totals)
+        return replace(self, part_of={**self.part_of, **parts}, totals=(*self.totals, *more))
 
     def __str__(self) -> str:
-        return f"microbatches {self.firsts} stand for {self.count}"
+        return f"microbatches {' '.join(map(str, self.firsts))} stand for {self.count}"
 
 
 @dataclass(frozen=True, slots=True)
 class TaskOrder:
     """The tasks of a pipeline in scheduled order, as ``1F0`` and so on."""
 
-    tasks: str
-
-    @property
-    def names(self) -> tuple[str, ...]:
-        """The tasks, in order."""
-        return tuple(self.tasks.split())
+    tasks: tuple[str, ...]
 
     def __str__(self) -> str:
-        return f"the tasks in order: {self.tasks}"
+        return f"the tasks in order: {' '.join(self.tasks)}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -219,9 +203,20 @@ def _record(row: Fields) -> Record:
     kind_fields = {item.name: item for item in fields(kind)}
     if unknown := sorted(row.table.keys() - kind_fields.keys() - {"record"}):
         raise row.refuse(f"a field of a {name}", unknown[0], row.table[unknown[0]])
-    values = {
-        key: row.whole(key) if item.type == "int" else row.text(key)
+    values: dict[str, Any] = {
+        key: _READERS[str(item.type)](row, key)
         for key, item in kind_fields.items()
-        if key in row or item.default is MISSING
+        if key in row or (item.default is MISSING and item.default_factory is MISSING)
     }
-    return kind(**values)  # type: ignore[arg-type]
+    return kind(**values)
+
+
+_READERS: Mapping[str, Callable[[Fields, str], Any]] = {
+    "int": lambda row, key: row.whole(key),
+    "bool": lambda row, key: row.flag(key),
+    "str": lambda row, key: row.text(key),
+    "tuple[int, ...]": lambda row, key: row.wholes(key),
+    "tuple[str, ...]": lambda row, key: row.texts(key),
+    "Mapping[str, int]": lambda row, key: {name: row.fields(key).whole(name) for name in row.fields(key).table},
+}
+"""Readers of a record's fields, by their types."""

@@ -188,10 +188,8 @@ class _Unroller:
 
     def repeated(self, count: int, firsts: Sequence[int]) -> RepeatedMicrobatches:
         """Return the record of the emitted microbatches, numbers `firsts` of `count`."""
-        parts = (f"{name}:{part}" for name, part in self.parts.items() if part >= 0)
-        return RepeatedMicrobatches(
-            count, " ".join(map(str, firsts)), " ".join(parts), " ".join(self.totals), int(self.summed)
-        )
+        parts = {name: part for name, part in self.parts.items() if part >= 0}
+        return RepeatedMicrobatches(count, tuple(firsts), parts, tuple(self.totals), self.summed)
 
     def _input(self, item: Input, sharded: Value, records: list[MicrobatchParts]) -> _Versions:
         name, (placement,) = item.value.name, sharded.dtensor.placements
@@ -387,4 +385,4 @@ def _parts_of(kind: str, name: str, placement: Shard, names: Sequence[str], shap
             f"the samples of the {kind} {name!r} are not consecutive in its dim {placement.dim}",
             hint="make them its first dim, or use one microbatch",
         )
-    return MicrobatchParts(kind, name, placement.dim, " ".join(names))
+    return MicrobatchParts(kind, name, placement.dim, tuple(names))

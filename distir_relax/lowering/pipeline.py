@@ -55,7 +55,7 @@ class Pipeline:
         placed = place_stages(summed if is_microbatch_order(order) else module, order.rank_of)
         if repeated is None:
             return order_tasks(placed, order)
-        return replace(placed, records=(*placed.records, TaskOrder(" ".join(task_sequence(order)))))
+        return replace(placed, records=(*placed.records, TaskOrder(task_sequence(order))))
 
     def _order(self, module: Module, repeated: RepeatedMicrobatches | None) -> Order:
         shape = (self.schedule, self.ranks, self.microbatches, self.chunks)
@@ -78,8 +78,8 @@ class Pipeline:
     ) -> Times:
         """Return the durations of each stage's tasks and of sends to the next stage.
 
-        `place_of_stage` maps stages to devices, where those are heterogeneous; `representative` maps each microbatch to
-        the one in the program that represents it.
+        `place_of` maps stages to places, whose devices may differ; `part_of` maps each microbatch to the number of the
+        one in the program that represents it.
         """
         times: dict[tuple[int, str, int], float] = defaultdict(float)
         count, size = len(place_of), module.meshes[0].size

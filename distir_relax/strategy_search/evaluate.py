@@ -176,11 +176,11 @@ class Evaluator:
         records = []
         for record in module.records:
             if isinstance(record, RepeatedMicrobatches):
-                firsts = representative_microbatches(candidate.samples, strategy.microbatches, bool(record.summed))
-                record = replace(record, count=strategy.microbatches, firsts=" ".join(map(str, firsts)))
+                firsts = representative_microbatches(candidate.samples, strategy.microbatches, record.summed)
+                record = replace(record, count=strategy.microbatches, firsts=firsts)
             elif isinstance(record, TaskOrder):
                 assert order is not None
-                record = TaskOrder(" ".join(task_sequence(order)))
+                record = TaskOrder(task_sequence(order))
             records.append(record)
         return replace(module, records=tuple(records))
 

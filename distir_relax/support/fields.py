@@ -58,6 +58,11 @@ class Fields:
         """Return an int64 of at least `least`."""
         return self._whole(key, self._value(key, _MISSING), least)
 
+    def flag(self, key: str) -> bool:
+        """Return a truth value."""
+        value = self._value(key, _MISSING)
+        return value if isinstance(value, bool) else self._refuse("true or false", key, value)
+
     def items(self, key: str, default: list[object] | None = None) -> list[object]:
         """Return a list with items of any type."""
         value = self._value(key, _MISSING if default is None else default)

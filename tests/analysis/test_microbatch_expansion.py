@@ -201,7 +201,7 @@ def test_what_stands_for_all() -> None:
     assert representative_microbatches(7, 1) == (0,)
     assert representative_microbatches(100, 10, summed=False) == (0, 1)
     assert representative_microbatches(103, 10, summed=False) == (0, 1, 3)
-    repeated = RepeatedMicrobatches(10, "0 1 3 9", "mask.1:1", "count")
+    repeated = RepeatedMicrobatches(10, (0, 1, 3, 9), {"mask.1": 1}, ("count",))
     assert repeated.ranges == (range(1), range(1, 3), range(3, 9), range(9, 10))
     assert repeated.part_of == {"mask.1": 1}
     assert parse_records(print_records([repeated])) == (repeated,)
@@ -212,7 +212,7 @@ def test_a_program_of_which_a_part_was_lost_is_refused() -> None:
     profile = load_profile("dgx2-v100")
     module = trained(20, "1/1/1/8", profile).distributed(repeated=True)
     main = module.main
-    parts = next(record.names for record in module.records if isinstance(record, MicrobatchParts))
+    parts = next(record.parts for record in module.records if isinstance(record, MicrobatchParts))
     lost = next(op for op in main.ops if any(v.name == parts[1] for v in op.operands))
     twice = replace(main, ops=tuple(o for op in main.ops for o in ((op, _again(op)) if op is lost else (op,))))
     with pytest.raises(VerificationError, match="different ops"):

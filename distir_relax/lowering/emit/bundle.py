@@ -175,7 +175,7 @@ def _bundle(
 
 def _batch_divisions(module: Module, role: str) -> tuple[format_.Division, ...]:
     records = (record for record in module.records if isinstance(record, MicrobatchParts) and record.role == role)
-    return tuple(format_.Division(record.value, record.dim, record.names) for record in records)
+    return tuple(format_.Division(record.value, record.dim, record.parts) for record in records)
 
 
 def _check_updates_in_place(
