@@ -5,19 +5,25 @@ from __future__ import annotations
 import ast
 import json
 import re
+import shlex
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
+import torch
+import typer
+from torch import nn
 
 import distir_relax
 from distir_relax.bundle import FORMAT, Manifest, local_shape
+from distir_relax.cli import app
 from distir_relax.cost.profile import read_profile
 from distir_relax.ir import STAGES, parse, print_module
 from distir_relax.ir.program import ROLES
 from distir_relax.layout import DTYPES
 from distir_relax.ops import OF_PROGRAMS, Trait, entries
+from distir_relax.runtime.session import Session
 
 ROOT = Path(__file__).parent.parent
 DOCUMENTS = sorted([*ROOT.glob("*.md"), *(ROOT / "docs").glob("*.md")])
@@ -151,6 +157,70 @@ def test_the_code_on_the_simulator_runs(number: int, tmp_path: Path) -> None:
         [sys.executable, str(program)], cwd=ROOT, capture_output=True, text=True, timeout=60, check=False
     )
     assert done.returncode == 0, done.stderr
+
+
+class _Blocks(nn.Module):
+    """A model with the names that the pages' code uses: ``blocks.0.up``."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.blocks = nn.ModuleList(nn.ModuleDict({"up": nn.Linear(5, 7), "down": nn.Linear(7, 5)}) for _ in range(2))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        for block in self.blocks:
+            x = block["down"](nn.functional.gelu(block["up"](x)))
+        return x
+
+
+class _WithLoss(_Blocks):
+    def forward(self, x: torch.Tensor, target: torch.Tensor) -> torch.Tensor:  # type: ignore[override]
+        return nn.functional.mse_loss(super().forward(x), target)
+
+
+def _context(name: str) -> dict[str, object]:
+    """The names that a page's code takes from its reader."""
+    inputs, targets = torch.randn(9, 5), torch.randn(9, 5)
+    context: dict[str, object] = {"inputs": inputs, "targets": targets, "loss": nn.functional.mse_loss}
+    context["model"] = _WithLoss() if name == "gradients" else _Blocks()
+    if name == "runtime":
+        step = distir_relax.compile_training(
+            _WithLoss(), optimizer=distir_relax.SGD(lr=0.1), example_batch=(inputs, targets), strategy="3/1/1/1"
+        )
+        context |= {"plan": step.plan, "Session": Session}
+        context["inputs"] = step.numbers(step.plan.imported.flatten((inputs, targets), {}))
+    return context
+
+
+@pytest.mark.parametrize(
+    ("name", "number"),
+    [
+        ("gradients", 0), ("pipelines", 0), ("pipelines", 1), ("pipelines", 2), ("placements", 0), ("runtime", 0),
+        ("strategies", 0), ("training", 0), ("training", 1),
+    ],
+)  # fmt: skip
+def test_the_code_on_other_pages_runs(
+    name: str, number: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    torch.manual_seed(0)
+    exec(code_blocks(f"docs/{name}.md", "python")[number], _context(name))
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_commands_on_the_pages_have_these_options(name: str) -> None:
+    """Each `distir` command line is parsed as the command does, without running it."""
+    text = "".join(block for kind in ("sh", "bash", "console") for block in code_blocks(name, kind))
+    lines = re.sub(r"\\\n\s*", "", text).splitlines()
+    root = typer.main.get_command(app)
+    for line in lines:
+        words = shlex.split(line, comments=True)
+        if "distir" not in words:
+            continue
+        command, *arguments = words[words.index("distir") + 1 :]
+        arguments = arguments[: next((i for i, word in enumerate(arguments) if word in ("|", ">", "&&")), None)]
+        commands = root.commands  # type: ignore[attr-defined]
+        assert command in commands, f"{name}: there is no command distir {command}"
+        commands[command].make_context(command, arguments)
 
 
 def test_the_profile_on_the_simulators_page_can_be_read() -> None:
