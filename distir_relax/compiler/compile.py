@@ -15,7 +15,7 @@ from distir_relax.analysis.footprint import Footprint, footprint
 from distir_relax.autosharding import PlaceBySearch
 from distir_relax.autosharding.serialize import print_search
 from distir_relax.bundle import BACKENDS, Bundle, CallManifest, write_bundle
-from distir_relax.compiler.options import CompileOptions, ImportOptions, complete, documents
+from distir_relax.compiler.options import ImportOptions, ModelOptions, complete, documents, import_options
 from distir_relax.compiler.pass_manager import Dump, Observer, Stages, run_passes
 from distir_relax.compiler.pass_pipeline import RANK_PASSES
 from distir_relax.compiler.plan_summary import Overview
@@ -206,17 +206,12 @@ class Plan:
         return run_passes(self.imported.module, [step for step in before if not isinstance(step, Outline)])
 
 
-@documents(ImportOptions, CompileOptions)
+@documents(ModelOptions)
 def compile(
     model: Any,
     example_inputs: Sequence[Any] = (),
     example_kwargs: Mapping[str, Any] | None = None,
-    *,
-    input_shapes: Mapping[str, Sequence[int]] | None = None,
-    params: Mapping[str, Any] | Sequence[Any] | None = None,
-    checkpoint: str | Path | None = None,
-    check_import: bool = True,
-    **options: Unpack[CompileOptions],
+    **options: Unpack[ModelOptions],
 ) -> Plan:
     """Compile `model` for the devices of a mesh.
 
@@ -234,22 +229,22 @@ def compile(
     `AnnotationError` and `PlacementError` for annotations that cannot hold. Warns `SurpriseGather` where a sharded
     tensor is gathered without a request, and `NothingSplit` where nothing is sharded over the mesh.
     """
-    imported = read_model(model, example_inputs, example_kwargs, input_shapes, params, checkpoint, check_import)
-    return compile_source(Source(imported, complete(options, default_name(model))))
+    of_import, of_compilation = import_options(options)
+    imported = read_model(model, example_inputs, example_kwargs, **of_import)
+    return compile_source(Source(imported, complete(of_compilation, default_name(model))))
 
 
 def read_model(
     model: Any,
     example_inputs: Sequence[Any] = (),
     example_kwargs: Mapping[str, Any] | None = None,
-    input_shapes: Mapping[str, Sequence[int]] | None = None,
-    params: Mapping[str, Any] | Sequence[Any] | None = None,
-    checkpoint: str | Path | None = None,
-    check_import: bool = True,
+    **options: Unpack[ImportOptions],
 ) -> Imported:
     """Import the program and the weights of a model, as `compile` does. Raises what `compile` raises."""
+    checkpoint, shapes, params = options.get("checkpoint"), options.get("input_shapes"), options.get("params")
+    check = options.get("check_import", True)
     with _data_of_buffers(model, (example_inputs, example_kwargs), checkpoint):
-        imported = snapshot(import_model(model, example_inputs, example_kwargs, input_shapes, params, check_import))
+        imported = snapshot(import_model(model, example_inputs, example_kwargs, shapes, params, check))
     return imported if checkpoint is None else with_checkpoint(imported, checkpoint)
 
 

@@ -42,7 +42,7 @@ class Model:
 
     def read(self, options: CompileOptions, input_shapes: Mapping[str, Sequence[int]] | None = None) -> Source:
         """Import the model, to be compiled with these options; raises what `compile` raises."""
-        imported = read_model(self.model, self.args, self.kwargs or None, input_shapes)
+        imported = read_model(self.model, self.args, self.kwargs or None, input_shapes=input_shapes)
         return Source(imported, complete(options, default_name(self.model)))
 
 

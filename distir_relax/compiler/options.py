@@ -148,6 +148,10 @@ class ImportOptions(TypedDict, total=False):
     ]
 
 
+class ModelOptions(CompileOptions, ImportOptions, total=False):
+    """Options for import and compilation."""
+
+
 @cache
 def declared(group: type) -> dict[str, Option]:
     """Return the options that a group declares, by name."""
@@ -157,13 +161,27 @@ def declared(group: type) -> dict[str, Option]:
     return {name: next(m for m in hint.__metadata__ if isinstance(m, Option)) for name, hint in hints.items()}
 
 
+def import_options(options: ModelOptions) -> tuple[ImportOptions, CompileOptions]:
+    """Return the options for import, and those for compilation. Raises TypeError for unknown options."""
+    names = declared(ImportOptions)
+    check_names(options, ModelOptions)
+    of_import = {name: value for name, value in options.items() if name in names}
+    of_compilation = {name: value for name, value in options.items() if name not in names}
+    return cast(ImportOptions, of_import), cast(CompileOptions, of_compilation)
+
+
+def check_names(options: Mapping[str, Any], group: type) -> None:
+    """Raise TypeError for options that `group` does not declare."""
+    names = declared(group)
+    for option in options:
+        if option not in names:
+            raise TypeError(f"there is no option {option!r}; expected one of {', '.join(names)}")
+
+
 def complete(options: CompileOptions, name: str) -> CompileOptions:
     """Fill in the defaults of missing options, and `name` where none is set. Raises TypeError for unknown options."""
-    options_by_name = declared(CompileOptions)
-    for option in options:
-        if option not in options_by_name:
-            raise TypeError(f"there is no option {option!r}; expected one of {', '.join(options_by_name)}")
-    defaults = {option: declaration.default for option, declaration in options_by_name.items()}
+    check_names(options, CompileOptions)
+    defaults = {option: declaration.default for option, declaration in declared(CompileOptions).items()}
     return cast(CompileOptions, defaults | options | {"name": options.get("name") or name})
 
 
