@@ -30,7 +30,7 @@ from distir_relax.ir import (
     Value,
     callees_first,
     fresh_name,
-    needed_ops,
+    required_ops,
 )
 from distir_relax.ops import Builder, filled, lookup
 
@@ -66,7 +66,7 @@ class Functions:
     def __init__(self, module: Module, checkpoint: str = "none") -> None:
         self._checkpoint = checkpoint
         self._functions = {f.name: f for f in module.functions}
-        self._taken = set(self._functions)
+        self._names = set(self._functions)
         self._module = module
         self._stages = {op.callee for op in module.main.ops if op.task}
         self._wrt_inputs: dict[str, set[int]] = defaultdict(set)
@@ -104,8 +104,8 @@ class Functions:
         return tuple(new if op.task else op for op, new in zip(ops, forward_ops, strict=True))
 
     def _call_forwards(self, ops: Sequence[Op]) -> tuple[Op, ...]:
-        taken = {v.name for op in ops for v in (*op.operands, *op.results)}
-        return tuple(self._call_forward(op, taken) if op.callee in self._wrt_inputs else op for op in ops)
+        names = {v.name for op in ops for v in (*op.operands, *op.results)}
+        return tuple(self._call_forward(op, names) if op.callee in self._wrt_inputs else op for op in ops)
 
     def step(self, g: Builder) -> BackwardStep:
         """Return the backward step of calls, built with `g`."""
@@ -152,12 +152,12 @@ class Functions:
         first = next(iter(self._functions))
         return (*(f for name, f in self._functions.items() if name != first), *derived)
 
-    def _call_forward(self, op: Op, taken: set[str]) -> Op:
+    def _call_forward(self, op: Op, names: set[str]) -> Op:
         if op.callee not in self._vjps:
             vjp = self._differentiate(self._functions[op.callee])
             self._vjps[op.callee] = self._by_forward[vjp.forward.name] = vjp
         vjp = self._vjps[op.callee]
-        saved = tuple(Value(fresh_name(f"{op.results[0].name}.{v.name}", taken), v.type) for v in vjp.saved)
+        saved = tuple(Value(fresh_name(f"{op.results[0].name}.{v.name}", names), v.type) for v in vjp.saved)
         return replace(op, results=(*op.results, *saved), attrs={"callee": vjp.forward.name, **_task(op.task, "F")})
 
     def _differentiate(self, function: Function) -> _Vjp:
@@ -177,20 +177,22 @@ class Functions:
         roots = self._roots(function, ops, wrt)
         grads = gradients(g, ops, seed_of, [*wrt.values(), *roots], self.step(g))
         backward = tuple(g.ops[len(ops) :])
-        is_cheap = _is_cheap if self._checkpoint == "selective" else _is_free
-        backward = (*_recomputed_ops(ops, _names_used(backward), is_cheap), *backward)
+        should_recompute = _has_few_flops if self._checkpoint == "selective" else _is_free
+        backward = (*_recomputed_ops(ops, _names_used(backward), should_recompute), *backward)
         recomputed = {v.name for op in backward for v in op.results}
         grad_names = {i: grads[name].name for i, name in wrt.items() if name in grads}
         computed = [name for i, name in grad_names.items() if function.inputs[i].role == "input"]
-        input_ops = needed_ops(backward, [*computed, *(grads[name].name for name in roots if name in grads)])
+        input_ops = required_ops(backward, [*computed, *(grads[name].name for name in roots if name in grads)])
         first_results = {v.name for op in input_ops for v in op.results}
-        weight_ops = [op for op in needed_ops(backward, grad_names.values()) if op.results[0].name not in first_results]
+        weight_ops = [
+            op for op in required_ops(backward, grad_names.values()) if op.results[0].name not in first_results
+        ]
         used_later = {v.name for op in weight_ops for v in op.operands}
         values = {v.name: v for op in ops for v in op.results}
         used_names = dict.fromkeys(_names_used(input_ops, weight_ops))
         saved = tuple(values[name] for name in used_names if name in values and name not in recomputed)
         forward = Function(
-            fresh_name(f"{function.name}_forward", self._taken),
+            fresh_name(f"{function.name}_forward", self._names),
             function.inputs,
             ops,
             (*function.outputs, *(Output(v.name, v) for v in saved)),
@@ -230,7 +232,7 @@ class Functions:
         input_names = [n for n in dict.fromkeys(v.name for op in ops for v in op.operands) if n not in defined]
         inputs = tuple(input_of.get(n) or Input(values[n]) for n in input_names)
         outputs = tuple(Output(n, defined[n]) for n in output_names)
-        function = Function(fresh_name(name, self._taken), inputs, tuple(ops), outputs)
+        function = Function(fresh_name(name, self._names), inputs, tuple(ops), outputs)
         return _Slice(kind, function, tuple(input_names), tuple(output_names))
 
 
@@ -243,18 +245,18 @@ def _names_used(*parts: Iterable[Op]) -> list[str]:
     return [v.name for part in parts for op in part for v in op.operands]
 
 
-CHEAP = 32.0
+FLOPS_PER_ELEMENT = 32.0
 """Maximum operations per element of the results of an op that is recomputed rather than saved."""
 
 
-def _recomputed_ops(ops: Sequence[Op], names: Iterable[str], is_cheap: Callable[[Op], bool]) -> tuple[Op, ...]:
+def _recomputed_ops(ops: Sequence[Op], names: Iterable[str], should_recompute: Callable[[Op], bool]) -> tuple[Op, ...]:
     """Return the cheap ops that `names` depend on, up to results of other ops, in order: these are recomputed."""
     producer_of = {v.name: op for op in ops for v in op.results}
     recomputed: set[int] = set()
     worklist = [name for name in names if name in producer_of]
     while worklist:
         op = producer_of[worklist.pop()]
-        if id(op) not in recomputed and not op.callee and is_cheap(op):
+        if id(op) not in recomputed and not op.callee and should_recompute(op):
             recomputed.add(id(op))
             worklist += [v.name for v in op.operands if v.name in producer_of]
     return tuple(op for op in ops if id(op) in recomputed)
@@ -264,8 +266,8 @@ def _is_free(op: Op) -> bool:
     return not op.operands
 
 
-def _is_cheap(op: Op) -> bool:
+def _has_few_flops(op: Op) -> bool:
     entry = lookup(op.name, op.location)
     operands, results = [v.tensor for v in op.operands], [v.tensor for v in op.results]
     elements = max(sum(t.elements for t in results), sum(t.elements for t in operands))
-    return entry.cost.product is None and flops(entry, operands, op.attrs, results) <= CHEAP * elements
+    return entry.cost.product is None and flops(entry, operands, op.attrs, results) <= FLOPS_PER_ELEMENT * elements

@@ -1,7 +1,7 @@
 """Program representation: types, ops, functions, text form, and verifier."""
 
 from distir_relax.ir.dead_outputs import remove_unused_outputs
-from distir_relax.ir.def_use import count_uses, live_ops, needed_ops, producers, value_names
+from distir_relax.ir.def_use import count_uses, live_ops, producers, required_ops, value_names
 from distir_relax.ir.device_equivalence import (
     DeviceEquivalence,
     classify_devices,
@@ -118,7 +118,6 @@ __all__ = [
     "make_layout",
     "memoize",
     "mesh_classes",
-    "needed_ops",
     "parse",
     "parse_records",
     "pass_name",
@@ -133,6 +132,7 @@ __all__ = [
     "relative_location",
     "remap_devices",
     "remove_unused_outputs",
+    "required_ops",
     "value_names",
     "verify",
     "verify_no_recursion",

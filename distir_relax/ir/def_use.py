@@ -27,17 +27,17 @@ def producers(function: Function) -> dict[str, Op]:
 
 def live_ops(function: Function, keep: Callable[[Op], bool] = lambda op: False) -> tuple[Op, ...]:
     """Return the ops that an output or a `keep` op depends on, including those themselves, in order."""
-    return needed_ops(function.ops, (output.value.name for output in function.outputs), keep)
+    return required_ops(function.ops, (output.value.name for output in function.outputs), keep)
 
 
-def needed_ops(
+def required_ops(
     ops: Sequence[Op], names: Iterable[str], keep: Callable[[Op], bool] = lambda op: False
 ) -> tuple[Op, ...]:
     """Return the subset of `ops` that the values `names` or a `keep` op depend on, in order."""
-    needed = set(names)
+    required = set(names)
     live = []
     for op in reversed(ops):
-        if keep(op) or any(v.name in needed for v in op.results):
-            needed.update(v.name for v in op.operands)
+        if keep(op) or any(v.name in required for v in op.results):
+            required.update(v.name for v in op.operands)
             live.append(op)
     return tuple(reversed(live))

@@ -126,8 +126,8 @@ def inline_calls(module: Module, function: Function) -> InlinedFunction:
 
     Its values keep their names; those of a callee are prefixed with the call's first result: ``%h.linear_1``.
     """
-    taken = value_names(function)
-    writer = _Writer(module, taken, [])
+    names = value_names(function)
+    writer = _Writer(module, names, [])
     values = {i.value.name: i.value for i in function.inputs}
     instance = writer.write(function, values, None, None, "")
     outputs = tuple(replace(o, value=values[o.value.name]) for o in function.outputs)
@@ -147,7 +147,7 @@ def _calls(function: Function) -> bool:
 @dataclass(slots=True)
 class _Writer:
     module: Module
-    taken: set[str]
+    names: set[str]
     ops: list[Op]
 
     def write(
@@ -173,7 +173,7 @@ class _Writer:
             results = []
             for value in op.results:
                 kind = value.type if devices is None else remap_devices(value.placed, devices)
-                name = value.name if prefix is None else fresh_name(prefix + value.name, self.taken)
+                name = value.name if prefix is None else fresh_name(prefix + value.name, self.names)
                 results.append(Value(name, kind))
                 values[value.name] = results[-1]
             places.append(len(self.ops))

@@ -118,11 +118,11 @@ def _make_functions(
 def _build(main: Function, name: str, group: _Group, roles: Sequence[str]) -> Function:
     """Build the function of a group from its first region, with local names and locations."""
     region = group.regions[0]
-    taken: set[str] = set()
+    names: set[str] = set()
     values: dict[str, Value] = {}
 
     def local(value: Value, name: str = "") -> Value:
-        values[value.name] = Value(fresh_name(name or _local_name(value.name, region.path), taken), value.type)
+        values[value.name] = Value(fresh_name(name or _local_name(value.name, region.path), names), value.type)
         return values[value.name]
 
     inputs = tuple(

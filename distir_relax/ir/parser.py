@@ -349,8 +349,8 @@ class _Parser:
             self.fail(what, token.text)
         return token
 
-    def fail(self, expected: str, found: str) -> NoReturn:
-        raise ParseError(f"expected {expected}, found {found[:60]!r}", where=self.place())
+    def fail(self, expected: str, actual: str) -> NoReturn:
+        raise ParseError(f"expected {expected}, found {actual[:60]!r}", where=self.place())
 
     def place(self) -> str:
         """The line of the token just read."""

@@ -49,13 +49,13 @@ _SHOWN = 240
 Attribute = int | float | bool | str | None | PerRank | tuple["Attribute", ...]
 
 
-def fresh_name(name: str, taken: set[str]) -> str:
-    """Return `name`, or ``name_1``, ``name_2``, ... if it is taken; add the result to `taken`."""
+def fresh_name(name: str, names: set[str]) -> str:
+    """Return `name`, or ``name_1``, ``name_2``, ... if it is used; add the result to `names`."""
     candidate, number = name, 0
-    while candidate in taken:
+    while candidate in names:
         number += 1
         candidate = f"{name}_{number}"
-    taken.add(candidate)
+    names.add(candidate)
     return candidate
 
 

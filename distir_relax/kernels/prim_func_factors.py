@@ -188,10 +188,10 @@ class _Reader:
                 factors.block(variable)
 
     def _split_params(self) -> None:
-        written = {buffer for body in self.bodies for buffer, _ in body.stores}
-        first = sum(p not in written for p in self.params)
+        stored = {buffer for body in self.bodies for buffer, _ in body.stores}
+        first = sum(p not in stored for p in self.params)
         self.factors.operands, self.factors.results = self.params[:first], self.params[first:]
-        if written.intersection(self.factors.operands) or not self.factors.results:
+        if stored.intersection(self.factors.operands) or not self.factors.results:
             raise UnsupportedPrimFunc
 
     def _block_ambiguous(self) -> None:
@@ -223,5 +223,5 @@ class _Reader:
     def _is_last(self, body: Body) -> bool:
         """Whether the block alone computes the function's only result."""
         results, others = self.factors.results, (other for other in self.bodies if other is not body)
-        seen = {buffer for other in others for buffer, _ in (*other.accesses, *other.stores)}
-        return len(results) == 1 and results[0] not in seen and all(b.same_as(results[0]) for b, _ in body.stores)
+        buffers = {buffer for other in others for buffer, _ in (*other.accesses, *other.stores)}
+        return len(results) == 1 and results[0] not in buffers and all(b.same_as(results[0]) for b, _ in body.stores)

@@ -107,9 +107,12 @@ def _torch_places(
     return getattr(F, f"max_pool{count}d")(x, *numbers, return_indices=True)[1]  # type: ignore[no-any-return]
 
 
-def rows_of(sampling: Sampling, held: int, size: int, part: Part, precise: bool) -> Taps:
-    """Return the taps of a rank's piece: `size` elements of the result, positions relative to the first of `held`."""
-    operand_size, first, result_size, start = part or (held, 0, size, 0)
+def rows_of(sampling: Sampling, local_size: int, size: int, part: Part, precise: bool) -> Taps:
+    """Return the taps of a rank's piece: `size` elements of the result.
+
+    Positions are relative to the first of the `local_size` elements of the operand.
+    """
+    operand_size, first, result_size, start = part or (local_size, 0, size, 0)
     taps = taps_of(sampling, operand_size, result_size, precise)
     rows = slice(start, start + size)
     return Taps(taps.positions[rows] - first, taps.weights[rows] if taps.weights is not None else None)
@@ -123,19 +126,19 @@ def _pick(x: torch.Tensor, axis: int, column: torch.Tensor) -> torch.Tensor:
 
 
 def _columns(
-    sampling: Sampling, held: int, size: int, part: tuple[int, ...], x: torch.Tensor, axis: int
+    sampling: Sampling, local_size: int, size: int, part: tuple[int, ...], x: torch.Tensor, axis: int
 ) -> tuple[list[torch.Tensor], list[torch.Tensor]]:
-    return _tensors(sampling, held, size, part, _dtype(x), str(x.device), x.dim() - axis)
+    return _tensors(sampling, local_size, size, part, _dtype(x), str(x.device), x.dim() - axis)
 
 
 @lru_cache(maxsize=1024)
 def _tensors(
-    sampling: Sampling, held: int, size: int, part: tuple[int, ...], dtype: str, device: str, trailing: int
+    sampling: Sampling, local_size: int, size: int, part: tuple[int, ...], dtype: str, device: str, trailing: int
 ) -> tuple[list[torch.Tensor], list[torch.Tensor]]:
     """Return the positions of each tap, and weights for a tensor with `trailing` dims from the axis on."""
     import torch
 
-    rows = rows_of(sampling, held, size, part, dtype == "float64")
+    rows = rows_of(sampling, local_size, size, part, dtype == "float64")
     columns = [torch.from_numpy(np.ascontiguousarray(c)).to(device) for c in rows.positions.T]
     if rows.weights is None:
         return columns, []

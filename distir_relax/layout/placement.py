@@ -149,35 +149,35 @@ _SHARE = re.compile(r"[0-9]{1,9}(\.[0-9]{1,9})?(e[+-]?[0-9]{1,2})?")
 _SEGMENT = re.compile(r"(?:(?P<repeat>\d+)\s*\*\s*)?\(?\s*(?P<sizes>\d+(?:\s*\|\s*\d+)*)\s*\)?")
 
 
-def _parse_cut(text: str, whole: str) -> Cut:
+def _parse_cut(text: str, spec: str) -> Cut:
     segments = []
     for part in text.split("+"):
         match = _SEGMENT.fullmatch(part.strip())
         if not match:
             raise PlacementError(
-                f"{whole!r} is not a placement: cannot read the sizes {text!r}", hint="write S[1: 64|63]"
+                f"{spec!r} is not a placement: cannot read the sizes {text!r}", hint="write S[1: 64|63]"
             )
-        sizes = tuple(_number(n, whole) for n in match["sizes"].split("|"))
-        segments.append(Segment(_number(match["repeat"] or "1", whole), sizes))
+        sizes = tuple(_number(n, spec) for n in match["sizes"].split("|"))
+        segments.append(Segment(_number(match["repeat"] or "1", spec), sizes))
     if len({len(s.sizes) for s in segments}) > 1:
-        raise PlacementError(f"{whole!r}: every segment must list one size per device along the axis")
+        raise PlacementError(f"{spec!r}: every segment must list one size per device along the axis")
     if sum(s.repeat for s in segments) > MAX_INTERVALS:
-        raise PlacementError(f"{whole[:60]!r}: expected at most {MAX_INTERVALS:,} intervals of a dim")
+        raise PlacementError(f"{spec[:60]!r}: expected at most {MAX_INTERVALS:,} intervals of a dim")
     return Cut(tuple(segments))
 
 
-def _parse_shares(text: str, whole: str) -> tuple[float, ...]:
+def _parse_shares(text: str, spec: str) -> tuple[float, ...]:
     parts = [part.strip() for part in text.split(":")]
     shares = tuple(float(part) for part in parts if _SHARE.fullmatch(part))
     if len(shares) < len(parts) or not all(1e-6 <= share <= 1e6 for share in shares):
         raise PlacementError(
-            f"{whole[:60]!r} is not a placement: cannot read the shares {text[:30]!r}",
+            f"{spec[:60]!r} is not a placement: cannot read the shares {text[:30]!r}",
             hint="write S[0: 2:1], numbers between 1e-6 and 1e6",
         )
     return shares
 
 
-def _number(text: str, whole: str) -> int:
+def _number(text: str, spec: str) -> int:
     if len(text.strip()) > 18:
-        raise PlacementError(f"{whole[:60]!r} is not a placement: {text[:30]!r} is larger than any dim")
+        raise PlacementError(f"{spec[:60]!r} is not a placement: {text[:30]!r} is larger than any dim")
     return int(text)

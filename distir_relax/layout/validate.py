@@ -54,10 +54,10 @@ def validate_annotation(
 def find_problem(placements: Sequence[Placement], mesh: DeviceMesh, shape: tuple[int, ...]) -> tuple[str, str] | None:
     """Return the problem of placements for a tensor on a mesh, and a hint; None if they are valid."""
     if len(placements) != len(mesh.shape):
-        axes, found = ", ".join(mesh.axes), ", ".join(map(str, placements))
+        axes, listed = ", ".join(mesh.axes), ", ".join(map(str, placements))
         return (
             f"expected one placement for each of the {len(mesh.shape)} mesh axes ({axes}), "
-            f"found {len(placements)} in {found!r}",
+            f"found {len(placements)} in {listed!r}",
             'separate them by commas: "S[0], R"',
         )
     for placement, ranks, name in zip(placements, mesh.shape, mesh.axes, strict=True):
