@@ -128,7 +128,7 @@ class _Devices(Domain[LocalTensors]):
         return value.placed if onto is None else remap_devices(value.placed, onto)
 
     def _run_collective(self, op: Op, operands: Sequence[LocalTensors], devices: tuple[int, ...]) -> dict[int, Row]:
-        collective = lookup(op.name).semantics.together
+        collective = lookup(op.name).semantics.collective_semantics
         assert collective is not None
         axis = str(op.attrs["axis"])
         rows: dict[int, Row] = {}

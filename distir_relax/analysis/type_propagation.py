@@ -181,7 +181,7 @@ class _TypeDomain(Domain[AbstractValue]):
         if (
             not is_collective
             and not differs(types, op.attrs)
-            and (not operands or entry.semantics.mixed or _has_number(operands))
+            and (not operands or entry.semantics.partial_eval or _has_number(operands))
         ):
             local_values = [x.value if isinstance(x, Number) else x.local(0) for x in operands]
             if Trait.TRANSFER in entry.traits:

@@ -44,7 +44,7 @@ from distir_relax.lowering.microbatch_order import order_microbatches
 from distir_relax.lowering.project import classify_ranks, project
 from distir_relax.lowering.to_distir import ToDistIR
 from distir_relax.ops import Builder, Trait, lookup
-from distir_relax.ops.communication.serialized import stretches
+from distir_relax.ops.communication.serialized import slices
 from distir_relax.ops.table.type_checks import local_attrs
 from distir_relax.sharding import DelayReductions, NonfiniteValues, Propagate
 from distir_relax.sharding.factors import FactoringCache, factoring_of, with_annotations
@@ -220,7 +220,7 @@ class _Unroller:
         for index in range(self.count):
             pieces = local_intervals([placement], placement.dim, layout.shape[placement.dim], [index])
             rows = [{"dim": placement.dim, "intervals": tuple(pieces) or ((0, 0),)}]
-            values += stretches(self.g, [whole], rows)
+            values += slices(self.g, [whole], rows)
             if values[-1] is not whole:
                 self._record(self.g.ops[-1], index)
         return _Versions(tuple(values))
@@ -255,13 +255,13 @@ class _Unroller:
         semantics = entry.semantics
         self.g.location, self.g.hint = op.location, prefix + op.results[0].name
         rows = [local_attrs(op.attrs, index) for index in range(self.count)]
-        if semantics.in_turn is not None:
+        if semantics.serialized is not None:
             is_sum = self.summed and entry.cost.collective is Collective.ALL_REDUCE
             if self.module.meshes[0].size > self.count and not is_sum:
                 raise VerificationError(f"{op.name} needs all samples, but only some are expanded", op.location)
             first = len(self.g.ops)
             inputs = [operands[0].at(i) for i in range(self.count)] if operands else []
-            results = semantics.in_turn(self.g, inputs, rows)
+            results = semantics.serialized(self.g, inputs, rows)
             for new in self.g.ops[first:]:
                 index = max((self.parts[v.name] for v in new.operands if v.name not in self.totals), default=-1)
                 self._record(new, index, max((self.position_of.get(v.name, 0) for v in new.operands), default=0))
@@ -371,11 +371,11 @@ class _Unroller:
 
 def _is_coupling(op: Op) -> bool:
     entry = lookup(op.name, op.location)
-    if Trait.COMMUNICATES in entry.traits and entry.semantics.in_turn is None:
+    if Trait.COMMUNICATES in entry.traits and entry.semantics.serialized is None:
         raise DistIRError(
             f"microbatches cannot exchange the values that {op.name} sends", op.location, "use one microbatch"
         )
-    return entry.semantics.in_turn is not None
+    return entry.semantics.serialized is not None
 
 
 def _parts_of(kind: str, name: str, placement: Shard, names: Sequence[str], shape: tuple[int, ...]) -> MicrobatchParts:

@@ -27,8 +27,8 @@ dr.define_op(
     Semantics(
         infer=same_type,
         torch="comm.broadcast({0}, {axis}, {root}, step={step})",  # a method of the rank's communicator
-        # the reference: what each device along the axis gets, from what each of them holds
-        together=lambda parts, attrs: [parts[attrs["root"]].clone() for _ in parts],
+        # the reference: the result on each device along the axis, from the operands of all
+        collective_semantics=lambda parts, attrs: [parts[attrs["root"]].clone() for _ in parts],
         attributes={"axis": "the mesh axis, by name", "root": "the index along it that the others get it from"},
     ),
     # As many bytes, and as long, as an all-reduce: both are a reduce-scatter's and an all-gather's worth.

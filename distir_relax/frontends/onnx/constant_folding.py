@@ -29,10 +29,10 @@ def fold_by_table(
 
     def place(array: Any) -> Value:
         value = builder.input("known", type_of(array), "constant")
-        builder.tensors[value.name] = builder.known[value.name] = as_torch(array, where)
+        builder.tensors[value.name] = builder.constants[value.name] = as_torch(array, where)
         return value
 
-    result = convert(builder, OnnxOperands(operands, place, builder.known), attrs)
+    result = convert(builder, OnnxOperands(operands, place, builder.constants), attrs)
     results = list(result) if isinstance(result, (tuple, list)) else [result]
     outputs = [(str(i), item) for i, item in enumerate(results) if isinstance(item, Value)]
     for value in (value for op in builder.ops for value in op.results):

@@ -72,7 +72,7 @@ class OnnxGraph:
         """Declare an initializer that is a parameter."""
         data = as_torch(array, f"{self._file}, {name}")
         value = self.builder.input(_hint(name), type_of(array), "parameter", f"{self._file}:{_place(name)}")
-        self.tensors[value.name] = self.builder.known[value.name] = data
+        self.tensors[value.name] = self.builder.constants[value.name] = data
         return value
 
     def run(self, nodes: Sequence[onnx.NodeProto], scope: dict[str, Any], opsets: Mapping[str, int]) -> None:
@@ -132,7 +132,7 @@ class OnnxGraph:
         convert = lookup_onnx(f"{domain}::{node.op_type}" if domain else node.op_type)
         if convert is None:
             return self._expand(node, operands, domain, opsets)
-        wrapped_operands = OnnxOperands(operands, self.place, self.builder.known)
+        wrapped_operands = OnnxOperands(operands, self.place, self.builder.constants)
         try:
             result = convert(self.builder, wrapped_operands, self._attributes(node, domain, opsets))
         except NotImplementedError as error:
@@ -155,7 +155,7 @@ class OnnxGraph:
         if key not in self._constants:
             name = self._hints.get(id(item), hint or self.builder.hint)
             value = self.builder.input(name, key[0], "constant", self.builder.location)
-            self.tensors[value.name] = self.builder.known[value.name] = tensor
+            self.tensors[value.name] = self.builder.constants[value.name] = tensor
             self._constants[key] = value
         return self._constants[key]
 

@@ -125,7 +125,7 @@ class GraphImporter:
         value = self.builder.input(name, self._type(result, name), "constant", self.builder.location)
         self.tensors[value.name] = result.contiguous()
         if not result.is_meta:
-            self.builder.known[value.name] = self.tensors[value.name]
+            self.builder.constants[value.name] = self.tensors[value.name]
         same_type.append((result, value))
         return value
 

@@ -22,7 +22,7 @@ from distir_relax.ops.table import (
 )
 
 
-def _wide(kind: TensorType) -> float:
+def _widening(kind: TensorType) -> float:
     """Return the ratio of the bytes of a value in its reduction dtype to those in its own dtype."""
     return 4.0 / DTYPES[kind.dtype][1] if kind.dtype in ("float16", "bfloat16") else 1.0
 
@@ -32,24 +32,24 @@ def _is_leading(kind: TensorType, dim: int) -> bool:
     return math.prod(kind.shape[:dim]) == 1
 
 
-def _reducing(types: Types, attrs: Attrs, results: Types) -> float:
+def _reduce_workspace(types: Types, attrs: Attrs, results: Types) -> float:
     """Workspace of reductions: narrow floats are reduced in float32."""
-    return _wide(results[0]) * results[0].bytes if _wide(results[0]) > 1 else 0.0
+    return _widening(results[0]) * results[0].bytes if _widening(results[0]) > 1 else 0.0
 
 
-def _gathering(types: Types, attrs: Attrs, results: Types) -> float:
+def _gather_workspace(types: Types, attrs: Attrs, results: Types) -> float:
     """Workspace of gathers: the received parts, before they are concatenated along the dim."""
     return 0.0 if _is_leading(results[0], attrs["dim"]) else float(results[0].bytes)
 
 
-def _scattering(types: Types, attrs: Attrs, results: Types) -> float:
+def _scatter_workspace(types: Types, attrs: Attrs, results: Types) -> float:
     """Workspace of reduce-scatter: the operand with its parts made contiguous, in the reduction dtype."""
-    wide, leading = _wide(types[0]), _is_leading(types[0], attrs["dim"])
+    wide, leading = _widening(types[0]), _is_leading(types[0], attrs["dim"])
     flat = 0.0 if leading else float(types[0].bytes)
     return flat if wide == 1 else flat + wide * (types[0].bytes + results[0].bytes)
 
 
-def _exchanging(types: Types, attrs: Attrs, results: Types) -> float:
+def _exchange_workspace(types: Types, attrs: Attrs, results: Types) -> float:
     """Workspace of all-to-all: a flat buffer of outgoing parts, and the incoming parts before concatenation."""
     split_dim, concat_dim = attrs.get("split_dim", attrs.get("dim")), attrs.get("concat_dim", attrs.get("dim"))
     sent = 0.0 if _is_leading(types[0], split_dim) else float(types[0].bytes)
@@ -67,10 +67,10 @@ define(
         infer=same_type,
         torch="comm.all_reduce({0}, {axis}, {op}, step={step})",
         attributes={"axis": AXIS, "op": OP},
-        together=lambda parts, attrs: [_reduced(parts, attrs["op"]).clone() for _ in parts],
-        in_turn=serialized.reduced,
+        collective_semantics=lambda parts, attrs: [_reduce(parts, attrs["op"]).clone() for _ in parts],
+        serialized=serialized.all_reduce,
     ),
-    cost=Cost(workspace=_reducing, collective=Collective.ALL_REDUCE),
+    cost=Cost(workspace=_reduce_workspace, collective=Collective.ALL_REDUCE),
     traits={Trait.ON_COMMUNICATOR, Trait.COMMUNICATES},
 )
 define(
@@ -79,15 +79,15 @@ define(
         infer=lambda types, attrs: (resized(types[0], attrs["dim"], sum(attrs["sizes"])),),
         torch="comm.all_gather({0}, {axis}, {dim}, {sizes}, step={step})",
         attributes={"axis": AXIS, "dim": "the dim to make whole", "sizes": SIZES},
-        together=lambda parts, attrs: [_joined(parts, attrs["dim"]) for _ in parts],
-        in_turn=serialized.gathered,
+        collective_semantics=lambda parts, attrs: [_concat(parts, attrs["dim"]) for _ in parts],
+        serialized=serialized.all_gather,
     ),
-    cost=Cost(flops=no_flops, workspace=_gathering, collective=Collective.ALL_GATHER),
+    cost=Cost(flops=no_flops, workspace=_gather_workspace, collective=Collective.ALL_GATHER),
     traits={Trait.ON_COMMUNICATOR, Trait.COMMUNICATES},
 )
 
 
-def own_part(types: Types, attrs: Attrs) -> tuple[TensorType, ...]:
+def infer_shard(types: Types, attrs: Attrs) -> tuple[TensorType, ...]:
     """Infer the part of dim `dim` that a device keeps; raise ValueError unless `sizes` add up to the dim."""
     if types[0].shape[attrs["dim"]] != sum(attrs["sizes"]):
         raise ValueError(f"sizes {attrs['sizes']} do not add up to dim {attrs['dim']} of {types[0].shape}")
@@ -97,14 +97,14 @@ def own_part(types: Types, attrs: Attrs) -> tuple[TensorType, ...]:
 define(
     "reduce_scatter",
     Semantics(
-        infer=own_part,
+        infer=infer_shard,
         torch="comm.reduce_scatter({0}, {axis}, {dim}, {sizes}, {op}, step={step})",
         attributes={"axis": AXIS, "dim": "the dim to split", "sizes": SIZES, "size": SIZE, "op": OP},
-        together=lambda parts, attrs: list(_reduced(parts, attrs["op"]).split(attrs["sizes"], attrs["dim"])),
-        own=frozenset({"size"}),
-        in_turn=serialized.reduced_in_parts,
+        collective_semantics=lambda parts, attrs: list(_reduce(parts, attrs["op"]).split(attrs["sizes"], attrs["dim"])),
+        per_device_attrs=frozenset({"size"}),
+        serialized=serialized.reduce_scatter,
     ),
-    cost=Cost(workspace=_scattering, collective=Collective.REDUCE_SCATTER),
+    cost=Cost(workspace=_scatter_workspace, collective=Collective.REDUCE_SCATTER),
     traits={Trait.ON_COMMUNICATOR, Trait.COMMUNICATES},
 )
 
@@ -126,16 +126,16 @@ define(
             "concat_dim": "the dim to make whole",
             "concat_sizes": "the sizes of its parts before, index by index",
         },
-        together=lambda parts, attrs: [
-            _joined([x.split(attrs["split_sizes"], attrs["split_dim"])[i] for x in parts], attrs["concat_dim"])
+        collective_semantics=lambda parts, attrs: [
+            _concat([x.split(attrs["split_sizes"], attrs["split_dim"])[i] for x in parts], attrs["concat_dim"])
             for i in range(len(parts))
         ],
-        own=frozenset({"size"}),
-        in_turn=serialized.exchanged,
+        per_device_attrs=frozenset({"size"}),
+        serialized=serialized.all_to_all,
     ),
     cost=Cost(
         flops=no_flops,
-        workspace=_exchanging,
+        workspace=_exchange_workspace,
         collective=Collective.ALL_TO_ALL,
         pieces=lambda attrs, i: attrs["split_sizes"],
     ),
@@ -152,18 +152,18 @@ define(
             "pieces": "for each index that sends, how many elements go to each that receives",
             "size": SIZE,
         },
-        together=lambda parts, attrs: [
-            _joined(
+        collective_semantics=lambda parts, attrs: [
+            _concat(
                 [x.split(row, attrs["dim"])[i] for x, row in zip(parts, attrs["pieces"], strict=True)], attrs["dim"]
             )
             for i in range(len(parts))
         ],
-        own=frozenset({"size"}),
-        in_turn=serialized.resplit,
+        per_device_attrs=frozenset({"size"}),
+        serialized=serialized.resplit,
     ),
     cost=Cost(
         flops=no_flops,
-        workspace=_exchanging,
+        workspace=_exchange_workspace,
         collective=Collective.ALL_TO_ALL,
         pieces=lambda attrs, i: attrs["pieces"][i],
     ),
@@ -171,7 +171,7 @@ define(
 )
 
 
-def _reduced(parts: Sequence[Any], op: str) -> Any:
+def _reduce(parts: Sequence[Any], op: str) -> Any:
     if len({(p.shape, p.dtype) for p in parts}) > 1:
         raise ValueError(f"parts of shapes {', '.join(str(tuple(p.shape)) for p in parts)} cannot be joined")
     stacked = parts[0].new_empty((len(parts), *parts[0].shape))
@@ -183,14 +183,14 @@ def _reduced(parts: Sequence[Any], op: str) -> Any:
     return stacked.mean(0) if op == "mean" else stacked.amax(0) if op == "max" else stacked.amin(0)
 
 
-def _joined(parts: Sequence[Any], dim: int) -> Any:
+def _concat(parts: Sequence[Any], dim: int) -> Any:
     rest = {(p.dtype, *p.shape[:dim], *p.shape[dim + 1 :]) for p in parts}
     if len(rest) > 1:
         raise ValueError(f"parts of shapes {', '.join(str(tuple(p.shape)) for p in parts)} cannot be joined")
     shape = list(parts[0].shape)
     shape[dim] = sum(p.shape[dim] for p in parts)
-    whole, start = parts[0].new_empty(shape), 0
+    result, start = parts[0].new_empty(shape), 0
     for part in parts:
-        whole.narrow(dim, start, part.shape[dim]).copy_(part)
+        result.narrow(dim, start, part.shape[dim]).copy_(part)
         start += part.shape[dim]
-    return whole
+    return result

@@ -6,17 +6,19 @@ from typing import Any
 
 from distir_relax.ir import TensorType
 from distir_relax.ops.communication import serialized
-from distir_relax.ops.communication.collectives import AXIS, SIZE, SIZES, own_part
+from distir_relax.ops.communication.collectives import AXIS, SIZE, SIZES, infer_shard
 from distir_relax.ops.table import FREE, Attrs, Code, Semantics, Trait, Types, define, resized
 
 define(
     "shard",
     Semantics(
-        infer=own_part,
+        infer=infer_shard,
         attributes={"axis": AXIS, "dim": "the dim to split", "sizes": SIZES, "size": SIZE},
         torch="comm.shard({0}, {axis}, {dim}, {sizes})",
-        together=lambda parts, attrs: [x.split(attrs["sizes"], attrs["dim"])[i] for i, x in enumerate(parts)],
-        in_turn=serialized.own_parts,
+        collective_semantics=lambda parts, attrs: [
+            x.split(attrs["sizes"], attrs["dim"])[i] for i, x in enumerate(parts)
+        ],
+        serialized=serialized.shard,
     ),
     cost=FREE,
     traits={Trait.ON_COMMUNICATOR, Trait.VIEW},
@@ -29,8 +31,8 @@ define(
         infer=lambda types, attrs: (TensorType((), attrs["dtype"]),),
         attributes={"axis": AXIS, "sizes": SIZES, "dtype": "the dtype of the result"},
         torch="comm.shard_start({axis}, {sizes}, {dtype})",
-        together=lambda parts, attrs: _starts(attrs),
-        in_turn=serialized.starts,
+        collective_semantics=lambda parts, attrs: _starts(attrs),
+        serialized=serialized.shard_start,
     ),
     cost=FREE,
     traits={Trait.ON_COMMUNICATOR},
@@ -54,7 +56,7 @@ define(
             + ", ".join(_split_segments(attrs, "{{{{0}}}}[{p}{{a}}:{{b}}]".format(p=":, " * attrs["dim"])))
             + "], {dim})"
         ),
-        in_turn=serialized.stretches,
+        serialized=serialized.slices,
     ),
     cost=FREE,
     code=Code(

@@ -21,7 +21,7 @@ def _infer_recv(types: Types, attrs: Attrs) -> tuple[TensorType, ...]:
     return (TensorType(attrs["shape"], attrs["dtype"]),)
 
 
-_RECEIVED = {
+_RECV_ATTRIBUTES = {
     "shape": "the shape of what comes",
     "dtype": "its dtype, such as float32",
     "peer": "the rank that sends it",
@@ -37,7 +37,7 @@ define(
     "recv",
     Semantics(
         infer=_infer_recv,
-        attributes=_RECEIVED,
+        attributes=_RECV_ATTRIBUTES,
         torch="comm.recv({shape}, {dtype}, {peer}, step={step})",
     ),
     cost=Cost(flops=no_flops, collective=Collective.SEND),
@@ -60,7 +60,7 @@ define(
     "start_recv",
     Semantics(
         infer=_infer_recv,
-        attributes=_RECEIVED,
+        attributes=_RECV_ATTRIBUTES,
         torch="comm.start_recv({shape}, {dtype}, {peer}, step={step})",
     ),
     cost=Cost(flops=no_flops, collective=Collective.SEND),
@@ -70,7 +70,7 @@ define(
     "finish_recv",
     Semantics(
         infer=same_type,
-        attributes={"peer": _RECEIVED["peer"]},
+        attributes={"peer": _RECV_ATTRIBUTES["peer"]},
         torch="comm.finish_recv({0}, {peer}, step={step})",
     ),
     cost=Cost(flops=no_flops, collective=Collective.SEND),

@@ -15,56 +15,56 @@ from distir_relax.ops.table import Attrs, Builder
 
 Rows = Sequence[Attrs]
 
-_JOINED_BY = {"sum": "add", "mean": "add", "max": "maximum", "min": "minimum"}
+_REDUCTIONS = {"sum": "add", "mean": "add", "max": "maximum", "min": "minimum"}
 
 
-def reduced(g: Builder, parts: Sequence[Value], rows: Rows) -> list[Value]:
+def all_reduce(g: Builder, parts: Sequence[Value], rows: Rows) -> list[Value]:
     """Serialize ``all_reduce``: term by term, so that only one term is live at a time."""
     return [_sum(g, parts, rows[0]["op"])] * len(rows)
 
 
-def gathered(g: Builder, parts: Sequence[Value], rows: Rows) -> list[Value]:
+def all_gather(g: Builder, parts: Sequence[Value], rows: Rows) -> list[Value]:
     """Serialize ``all_gather``."""
-    return [_joined(g, parts, rows[0]["dim"])] * len(rows)
+    return [_concat(g, parts, rows[0]["dim"])] * len(rows)
 
 
-def reduced_in_parts(g: Builder, parts: Sequence[Value], rows: Rows) -> list[Value]:
+def reduce_scatter(g: Builder, parts: Sequence[Value], rows: Rows) -> list[Value]:
     """Serialize ``reduce_scatter``."""
-    whole = _sum(g, parts, rows[0]["op"])
-    return _taken(g, whole, rows[0]["dim"], rows[0]["sizes"])
+    total = _sum(g, parts, rows[0]["op"])
+    return _split(g, total, rows[0]["dim"], rows[0]["sizes"])
 
 
-def own_parts(g: Builder, parts: Sequence[Value], rows: Rows) -> list[Value]:
+def shard(g: Builder, parts: Sequence[Value], rows: Rows) -> list[Value]:
     """Serialize ``shard``: each index takes its own part."""
     dim, sizes = rows[0]["dim"], rows[0]["sizes"]
     ends = list(accumulate(sizes))
     return [_slice(g, x, dim, end - n, end) for x, n, end in zip(parts, sizes, ends, strict=True)]
 
 
-def starts(g: Builder, parts: Sequence[Value], rows: Rows) -> list[Value]:
+def shard_start(g: Builder, parts: Sequence[Value], rows: Rows) -> list[Value]:
     """Serialize ``shard_start``."""
     sizes = rows[0]["sizes"]
     return [g.constant(end - n, rows[0]["dtype"]) for n, end in zip(sizes, accumulate(sizes), strict=True)]
 
 
-def exchanged(g: Builder, parts: Sequence[Value], rows: Rows) -> list[Value]:
+def all_to_all(g: Builder, parts: Sequence[Value], rows: Rows) -> list[Value]:
     """Serialize ``all_to_all``."""
     attrs = rows[0]
-    taken = [_taken(g, x, attrs["split_dim"], attrs["split_sizes"]) for x in parts]
-    return [_joined(g, [row[i] for row in taken], attrs["concat_dim"]) for i in range(len(rows))]
+    pieces = [_split(g, x, attrs["split_dim"], attrs["split_sizes"]) for x in parts]
+    return [_concat(g, [row[i] for row in pieces], attrs["concat_dim"]) for i in range(len(rows))]
 
 
 def resplit(g: Builder, parts: Sequence[Value], rows: Rows) -> list[Value]:
     """Serialize ``resplit``."""
     dim = rows[0]["dim"]
-    taken = [_taken(g, x, dim, sizes) for x, sizes in zip(parts, rows[0]["pieces"], strict=True)]
-    return [_joined(g, [row[i] for row in taken], dim) for i in range(len(rows))]
+    pieces = [_split(g, x, dim, sizes) for x, sizes in zip(parts, rows[0]["pieces"], strict=True)]
+    return [_concat(g, [row[i] for row in pieces], dim) for i in range(len(rows))]
 
 
-def stretches(g: Builder, parts: Sequence[Value], rows: Rows) -> list[Value]:
+def slices(g: Builder, parts: Sequence[Value], rows: Rows) -> list[Value]:
     """Serialize ``slices``."""
     return [
-        _joined(g, [_slice(g, x, row["dim"], a, b) for a, b in row["intervals"]], row["dim"])
+        _concat(g, [_slice(g, x, row["dim"], a, b) for a, b in row["intervals"]], row["dim"])
         for x, row in zip(parts, rows, strict=True)
     ]
 
@@ -72,24 +72,24 @@ def stretches(g: Builder, parts: Sequence[Value], rows: Rows) -> list[Value]:
 def _sum(g: Builder, parts: Sequence[Value], op: str) -> Value:
     total = parts[0]
     for number, part in enumerate(parts[1:]):
-        total = g.again(g.ops[-1], total, part) if number else g.emit(_JOINED_BY[op], total, part)
+        total = g.again(g.ops[-1], total, part) if number else g.emit(_REDUCTIONS[op], total, part)
     if op == "mean":
         total = g.emit("divide", total, g.constant(float(len(parts)), total.tensor.dtype))
     return total
 
 
-def _joined(g: Builder, parts: Sequence[Value], dim: int) -> Value:
-    found: Any = [x for x in parts if x.tensor.shape[dim]] or parts[:1]
-    joined: Value = found[0] if len(found) == 1 else g.emit("concat", *found, axis=dim)
+def _concat(g: Builder, parts: Sequence[Value], dim: int) -> Value:
+    nonempty: Any = [x for x in parts if x.tensor.shape[dim]] or parts[:1]
+    joined: Value = nonempty[0] if len(nonempty) == 1 else g.emit("concat", *nonempty, axis=dim)
     return joined
 
 
-def _taken(g: Builder, whole: Value, dim: int, sizes: Sequence[int]) -> list[Value]:
-    return [_slice(g, whole, dim, end - n, end) for n, end in zip(sizes, accumulate(sizes), strict=True)]
+def _split(g: Builder, x: Value, dim: int, sizes: Sequence[int]) -> list[Value]:
+    return [_slice(g, x, dim, end - n, end) for n, end in zip(sizes, accumulate(sizes), strict=True)]
 
 
 def _slice(g: Builder, x: Value, dim: int, start: int, stop: int) -> Value:
     if (start, stop) == (0, x.tensor.shape[dim]):
         return x
-    found: Value = g.emit("strided_slice", x, axes=(dim,), begin=(start,), end=(stop,), strides=(1,))
-    return found
+    result: Value = g.emit("strided_slice", x, axes=(dim,), begin=(start,), end=(stop,), strides=(1,))
+    return result

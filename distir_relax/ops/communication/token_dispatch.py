@@ -32,36 +32,36 @@ def _infer_from(types: Types, attrs: Attrs) -> tuple[TensorType, ...]:
     return (resized(types[0], 0, attrs["size"]),)
 
 
-def _sent(parts: Sequence[Any], attrs: Attrs) -> list[Any]:
+def _dispatch(parts: Sequence[Any], attrs: Attrs) -> list[Any]:
     """Send each row to the device that owns its group; zeros on all others."""
     import torch
 
-    whole = torch.cat([rows for rows, _ in parts])
-    if whole.is_meta:
-        return [whole for _ in parts]
+    rows = torch.cat([part for part, _ in parts])
+    if rows.is_meta:
+        return [rows for _ in parts]
     owners = [routing.owners(ids, attrs["groups"]) for _, ids in parts]
-    kept = [(owner == i).view(-1, *(1,) * (whole.dim() - 1)) for i, owner in enumerate(owners)]
-    return [torch.where(keep, whole, whole.new_zeros(())) for keep in kept]
+    masks = [(owner == i).view(-1, *(1,) * (rows.dim() - 1)) for i, owner in enumerate(owners)]
+    return [torch.where(mask, rows, rows.new_zeros(())) for mask in masks]
 
 
-def _returned(parts: Sequence[Any], attrs: Attrs) -> list[Any]:
+def _combine(parts: Sequence[Any], attrs: Attrs) -> list[Any]:
     """Return each row from the device that owns its group; zeros for a row that no device owns."""
-    whole = parts[0][0].new_zeros(parts[0][0].shape)
-    if not whole.is_meta:
+    result = parts[0][0].new_zeros(parts[0][0].shape)
+    if not result.is_meta:
         for i, (rows, ids) in enumerate(parts):
             mine = routing.owners(ids, attrs["groups"]) == i
-            whole[mine] = rows[mine]
-    return list(whole.split(attrs["sizes"]))
+            result[mine] = rows[mine]
+    return list(result.split(attrs["sizes"]))
 
 
-def _expected(attrs: Attrs, index: int) -> list[int]:
+def _dispatch_pieces(attrs: Attrs, index: int) -> list[int]:
     """Return the number of rows sent to each device under uniform routing: proportional to its groups."""
     return [stop - start for start, stop in attrs["groups"]]
 
 
-def _expected_back(attrs: Attrs, index: int) -> list[int]:
+def _combine_pieces(attrs: Attrs, index: int) -> list[int]:
     """Return the number of rows sent back: only rows of a device's own groups."""
-    counts = _expected(attrs, index)
+    counts = _dispatch_pieces(attrs, index)
     moved = [rows * counts[index] for rows in attrs["sizes"]]
     moved[index] += sum(attrs["sizes"]) * (max(1, sum(counts)) - counts[index])
     return moved
@@ -79,9 +79,9 @@ define(
             "groups": _GROUPS,
             "packed": "whether a rank may keep the rows of its groups alone",
         },
-        together=_sent,
+        collective_semantics=_dispatch,
     ),
-    cost=Cost(flops=no_flops, collective=Collective.ALL_TO_ALL, pieces=_expected),
+    cost=Cost(flops=no_flops, collective=Collective.ALL_TO_ALL, pieces=_dispatch_pieces),
     traits={Trait.ON_COMMUNICATOR, Trait.COMMUNICATES},
 )
 define(
@@ -90,9 +90,9 @@ define(
         infer=_infer_from,
         torch="comm.rows_from_groups({0}, {1}, {axis}, {sizes}, {groups}, step={step})",
         attributes={"axis": AXIS, "sizes": _SIZES, "groups": _GROUPS, "size": SIZE},
-        together=_returned,
-        own=frozenset({"size"}),
+        collective_semantics=_combine,
+        per_device_attrs=frozenset({"size"}),
     ),
-    cost=Cost(flops=no_flops, collective=Collective.ALL_TO_ALL, pieces=_expected_back, brings_as_gets=True),
+    cost=Cost(flops=no_flops, collective=Collective.ALL_TO_ALL, pieces=_combine_pieces, brings_as_gets=True),
     traits={Trait.ON_COMMUNICATOR, Trait.COMMUNICATES},
 )

@@ -6,7 +6,7 @@ import math
 from typing import Any
 
 from distir_relax.ir import TensorType, Value
-from distir_relax.ops.contraction.matmul import transposed
+from distir_relax.ops.contraction.matmul import transpose
 from distir_relax.ops.table import (
     Attrs,
     Backward,
@@ -76,20 +76,20 @@ def _back(b: Backward) -> tuple[Value | None, ...]:
     (q, k, v), g = b.op.operands[:3], b.g
     mask = b.x(3) if b.attrs["masked"] else None
     shares = _shares(g, q, k, mask, b.attrs["causal"], b.attrs["scale"])
-    of_shares = b.emit("matmul", b.grad, transposed(g, v))
+    of_shares = b.emit("matmul", b.grad, transpose(g, v))
     mean = b.emit("sum", b.emit("multiply", of_shares, shares), axis=(3,), keepdims=True)
     of_scores = b.emit("multiply", shares, b.emit("subtract", of_shares, mean))
     scaled = b.emit("multiply", of_scores, b.number(b.attrs["scale"]))
     return (
-        b.emit("matmul", scaled, k), b.emit("matmul", transposed(g, scaled), q),
-        b.emit("matmul", transposed(g, shares), b.grad), of_scores,
+        b.emit("matmul", scaled, k), b.emit("matmul", transpose(g, scaled), q),
+        b.emit("matmul", transpose(g, shares), b.grad), of_scores,
     )[: len(b.op.operands)]  # fmt: skip
 
 
 def _shares(g: Builder, q: Value, k: Value, mask: Value | None, causal: bool, scale: float) -> Any:
     """Return the attention probabilities, (b, h, s, t)."""
     dtype = q.tensor.dtype
-    scores = g.emit("multiply", g.emit("matmul", q, transposed(g, k)), g.constant(scale, dtype))
+    scores = g.emit("multiply", g.emit("matmul", q, transpose(g, k)), g.constant(scale, dtype))
     boolean = mask is not None and mask.tensor.dtype == "bool"
     if mask is not None and not boolean:
         scores = g.emit("add", scores, mask)

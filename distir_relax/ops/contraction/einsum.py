@@ -26,9 +26,9 @@ def _einsum(g: Builder, equation: str, tensors: list[Any], *, path: Any = None) 
             terms[i] = "".join(letter for letter in term if letter in used)
     (a, *rest), (x, *others) = terms, values
     for i, (b, y) in enumerate(zip(rest, others, strict=True)):
-        needed = set(right).union(*rest[i + 1 :])
-        kept = "".join(dict.fromkeys(letter for letter in a + b if letter in needed))
-        x, a = _contract(g, a, b, kept, x, y), kept
+        used = set(right).union(*rest[i + 1 :])
+        common = "".join(dict.fromkeys(letter for letter in a + b if letter in used))
+        x, a = _contract(g, a, b, common, x, y), common
     return g.aten("permute.default", x, [a.index(c) for c in right])
 
 
@@ -43,8 +43,8 @@ def _of_one_size(g: Builder, terms: Sequence[str], values: Sequence[Any]) -> lis
 
 def _einsum_terms(equation: str, ranks: Sequence[int]) -> tuple[list[str], str]:
     """Return the letters of each operand and of the result; an ellipsis becomes unused capital letters."""
-    left, arrow, right = equation.replace(" ", "").partition("->")
-    terms = left.split(",")
+    operands, arrow, right = equation.replace(" ", "").partition("->")
+    terms = operands.split(",")
     spare = [letter for letter in "ZYXWVUTSRQPONMLKJIHGFEDCBA" if letter not in equation]
     widths = [rank - len(term) + 3 for term, rank in zip(terms, ranks, strict=True) if "..." in term]
     if len(set(widths)) > 1:

@@ -11,7 +11,7 @@ from collections.abc import Callable
 from typing import Any
 
 from distir_relax.ir import TensorType, Value
-from distir_relax.ops.contraction.matmul import transposed
+from distir_relax.ops.contraction.matmul import transpose
 from distir_relax.ops.table import (
     Attrs,
     Builder,
@@ -73,7 +73,7 @@ define(
         relax="grouped_matmul({0}, {1}, {2}, {3})"
     ),
     gradient=gradient_of(
-        lambda b: b.emit("grouped_matmul", b.grad, transposed(b.g, b.x(1)), b.x(2), b.x(3)),
+        lambda b: b.emit("grouped_matmul", b.grad, transpose(b.g, b.x(1)), b.x(2), b.x(3)),
         lambda b: b.emit("grouped_weight_grad", b.x(0), b.grad, b.x(2), b.x(3)),
     ),
     traits={Trait.ZERO_IF_EMPTY},
@@ -108,7 +108,7 @@ define(
     cost=Cost(flops=lambda types, attrs, results: 2.0 * types[0].elements * types[1].shape[1]),
     code=Code(relax="grouped_weight_grad({0}, {1}, {2}, {3})"),
     gradient=gradient_of(
-        lambda b: b.emit("grouped_matmul", b.x(1), transposed(b.g, b.grad), b.x(2), b.x(3)),
+        lambda b: b.emit("grouped_matmul", b.x(1), transpose(b.g, b.grad), b.x(2), b.x(3)),
         lambda b: b.emit("grouped_matmul", b.x(0), b.grad, b.x(2), b.x(3)),
     ),
     traits={Trait.ZERO_IF_EMPTY},

@@ -51,18 +51,18 @@ def _infer_matmul(types: Types, attrs: Attrs) -> tuple[TensorType, ...]:
     return (TensorType((*batch, a.shape[-2], b.shape[-1]), a.dtype),)
 
 
-def transposed(g: Builder, x: Value) -> Value:
+def transpose(g: Builder, x: Value) -> Value:
     """Return `x` with its last two dims swapped."""
     axes = tuple(range(len(x.tensor.shape)))
-    found: Value = g.emit("permute_dims", x, axes=(*axes[:-2], axes[-1], axes[-2]))
-    return found
+    result: Value = g.emit("permute_dims", x, axes=(*axes[:-2], axes[-1], axes[-2]))
+    return result
 
 
 def _of_second(b: Backward) -> Value:
     if len(b.x(1).tensor.shape) == 2:
         # One product that sums over all rows, instead of many small ones that are summed afterwards.
         return b.emit("linear_weight_grad", b.x(), b.grad)  # type: ignore[no-any-return]
-    return b.emit("matmul", transposed(b.g, b.x()), b.grad)  # type: ignore[no-any-return]
+    return b.emit("matmul", transpose(b.g, b.x()), b.grad)  # type: ignore[no-any-return]
 
 
 define(
@@ -71,7 +71,7 @@ define(
     Split("... m k, ... k n -> ... m n"),
     cost=Cost(flops=_flops, product=_product),
     code=Code(packed=Packed((1,), "pack_linear({1}.t(), rows={rows})", "{packed}({0})"), relax="R.matmul({0}, {1})"),
-    gradient=gradient_of(lambda b: b.emit("matmul", b.grad, transposed(b.g, b.x(1))), _of_second),
+    gradient=gradient_of(lambda b: b.emit("matmul", b.grad, transpose(b.g, b.x(1))), _of_second),
 )
 
 
@@ -99,7 +99,7 @@ define(
 
 
 def _row_product(b: Backward) -> Value:
-    return b.emit("linear", b.grad, transposed(b.g, b.x(1)))  # type: ignore[no-any-return]
+    return b.emit("linear", b.grad, transpose(b.g, b.x(1)))  # type: ignore[no-any-return]
 
 
 def _infer_weight_grad(types: Types, attrs: Attrs) -> tuple[TensorType, ...]:
@@ -135,7 +135,7 @@ define(
     ),
     code=Code(relax="linear_weight_grad({0}, {1})"),
     gradient=gradient_of(
-        lambda b: b.emit("linear", b.x(1), b.grad), lambda b: b.emit("linear", b.x(0), transposed(b.g, b.grad))
+        lambda b: b.emit("linear", b.x(1), b.grad), lambda b: b.emit("linear", b.x(0), transpose(b.g, b.grad))
     ),
 )
 
@@ -190,12 +190,12 @@ def _linear(g: Builder, x: Value, weight: Value, bias: Value | None = None) -> A
 def _matmul(g: Builder, a: Value, b: Value) -> Any:
     if a.tensor.dtype == "bool":
         raise NotImplementedError("a product of truth values")
-    left, right = a, b
+    matrix_a, matrix_b = a, b
     if len(a.tensor.shape) == 1:
-        left = reshape_to(g, a, (1, *a.tensor.shape))
+        matrix_a = reshape_to(g, a, (1, *a.tensor.shape))
     if len(b.tensor.shape) == 1:
-        right = reshape_to(g, b, (*b.tensor.shape, 1))
-    y = g.emit("matmul", left, right)
+        matrix_b = reshape_to(g, b, (*b.tensor.shape, 1))
+    y = g.emit("matmul", matrix_a, matrix_b)
     shape = y.tensor.shape
     if len(a.tensor.shape) == 1:
         shape = (*shape[:-2], shape[-1])

@@ -16,7 +16,7 @@ from __future__ import annotations
 from typing import Any
 
 from distir_relax.ir import TensorType, Value
-from distir_relax.ops.contraction.matmul import transposed
+from distir_relax.ops.contraction.matmul import transpose
 from distir_relax.ops.table import (
     FREE,
     PARALLEL,
@@ -51,7 +51,7 @@ def _numbers_rule(types: Types, attrs: Attrs, results: Types) -> Rule:
 
 
 def _own_numbers(x: Expansion) -> tuple[Value, ...]:
-    return (x.emit("add", x.emit("group_numbers", count=x.held), x.start("int64")),)
+    return (x.emit("add", x.emit("group_numbers", count=x.local_size), x.start("int64")),)
 
 
 define(
@@ -102,7 +102,7 @@ define(
     # Relax has no op with data-dependent row counts: every group multiplies all rows and selects its own.
     code=Code(relax="routing.matmul({0}, {1}, {2}, {3})"),
     gradient=gradient_of(
-        lambda b: b.emit("routed_matmul", b.grad, transposed(b.g, b.x(1)), b.x(2), b.x(3), **b.attrs),
+        lambda b: b.emit("routed_matmul", b.grad, transpose(b.g, b.x(1)), b.x(2), b.x(3), **b.attrs),
         lambda b: b.emit("routed_weight_grad", b.x(0), b.grad, b.x(2), b.x(3), **b.attrs),
     ),
     traits={Trait.ZERO_IF_EMPTY},
@@ -132,7 +132,7 @@ define(
     cost=Cost(flops=_flops),
     code=Code(relax="routing.weight_grad({0}, {1}, {2}, {3})"),
     gradient=gradient_of(
-        lambda b: b.emit("routed_matmul", b.x(1), transposed(b.g, b.grad), b.x(2), b.x(3), **b.attrs),
+        lambda b: b.emit("routed_matmul", b.x(1), transpose(b.g, b.grad), b.x(2), b.x(3), **b.attrs),
         lambda b: b.emit("routed_matmul", b.x(0), b.grad, b.x(2), b.x(3), **b.attrs),
     ),
     traits={Trait.ZERO_IF_EMPTY},

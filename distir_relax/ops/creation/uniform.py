@@ -82,7 +82,7 @@ define(
 # ATen spellings
 
 
-def _drawing(name: str, draw: Any) -> None:
+def _register_draw(name: str, draw: Any) -> None:
     def of_shape(g: Builder, shape: Sequence[int], *, dtype: Any = None) -> Any:
         import torch
 
@@ -95,33 +95,33 @@ def _drawing(name: str, draw: Any) -> None:
     aten(f"{name}_like.default")(like)
 
 
-_drawing("rand", _drawn)
-_drawing("randn", _normal)
+_register_draw("rand", _drawn)
+_register_draw("randn", _normal)
 
 
 @aten("uniform_.default")
 def _uniform(g: Builder, x: Value, low: float = 0.0, high: float = 1.0, *, generator: Any = None) -> Any:
-    return _stretched(g, x, _drawn, low, high - low, generator)
+    return _scaled_draw(g, x, _drawn, low, high - low, generator)
 
 
 @aten("normal_.default")
 def _normal_of(g: Builder, x: Value, mean: float = 0.0, std: float = 1.0, *, generator: Any = None) -> Any:
-    return _stretched(g, x, _normal, mean, std, generator)
+    return _scaled_draw(g, x, _normal, mean, std, generator)
 
 
 @aten("exponential_.default")
 def _exponential_of(g: Builder, x: Value, rate: float = 1.0, *, generator: Any = None) -> Any:
-    return _stretched(g, x, _exponential, 0.0, 1 / rate, generator)
+    return _scaled_draw(g, x, _exponential, 0.0, 1 / rate, generator)
 
 
-def _stretched(g: Builder, x: Value, draw: Any, start: float, scale: float, generator: Any) -> Any:
+def _scaled_draw(g: Builder, x: Value, draw: Any, start: float, scale: float, generator: Any) -> Any:
     """Return random numbers in the shape and dtype of `x`, times `scale`, plus `start`."""
-    _refuse(generator)
-    found, dtype = draw(g, x.tensor.shape, x.tensor.dtype), x.tensor.dtype
-    return g.emit("add", g.emit("multiply", found, g.constant(scale, dtype)), g.constant(start, dtype))
+    _reject_generator(generator)
+    numbers, dtype = draw(g, x.tensor.shape, x.tensor.dtype), x.tensor.dtype
+    return g.emit("add", g.emit("multiply", numbers, g.constant(scale, dtype)), g.constant(start, dtype))
 
 
-def _refuse(generator: Any) -> None:
+def _reject_generator(generator: Any) -> None:
     if generator is not None:
         raise NotImplementedError("it draws random numbers by a generator of the model's own")
 
@@ -129,7 +129,7 @@ def _refuse(generator: Any) -> None:
 @aten("bernoulli.p", "bernoulli_.float")
 def _bernoulli(g: Builder, x: Value, p: float = 0.5, *, generator: Any = None) -> Any:
     """Return ones with probability `p`, as in stochastic depth."""
-    _refuse(generator)
+    _reject_generator(generator)
     if p in (0, 1):
         return filled(g, x.tensor.shape, p, x.tensor.dtype)
     ones = g.emit("less", _drawn(g, x.tensor.shape, "float32"), g.constant(p, "float32"))

@@ -163,8 +163,8 @@ def _float_power(g: Builder, x: Value, exponent: Any) -> Any:
 def _logaddexp(g: Builder, a: Value, b: Value) -> Any:
     """Emit ``log(exp(a) + exp(b))`` without overflow and without subtracting equal infinities."""
     least, most = g.emit("minimum", a, b), g.emit("maximum", a, b)
-    apart = g.emit("where", g.emit("equal", least, most), like(g, most, 0), g.emit("subtract", least, most))
-    return g.emit("add", most, g.emit("log1p", g.emit("exp", apart)))
+    negated_distance = g.emit("where", g.emit("equal", least, most), like(g, most, 0), g.emit("subtract", least, most))
+    return g.emit("add", most, g.emit("log1p", g.emit("exp", negated_distance)))
 
 
 @aten("xlogy.Tensor")
@@ -190,9 +190,9 @@ def _hypot(g: Builder, a: Value, b: Value) -> Any:
 
 
 @aten("lerp.Scalar", "lerp.Tensor")
-def _lerp(g: Builder, a: Any, b: Any, share: Any) -> Any:
-    way = g.emit("subtract", *promote(g, b, a))
-    return g.emit("add", *promote(g, a, g.emit("multiply", *promote(g, way, share))))
+def _lerp(g: Builder, a: Any, b: Any, weight: Any) -> Any:
+    difference = g.emit("subtract", *promote(g, b, a))
+    return g.emit("add", *promote(g, a, g.emit("multiply", *promote(g, difference, weight))))
 
 
 @aten("clamp.default", "clamp_.default", "clip.default")
@@ -276,7 +276,7 @@ def _onnx_div(g: Builder, x: OnnxOperands, attrs: Attrs) -> Any:
 @onnx("Pow")
 def _onnx_pow(g: Builder, x: OnnxOperands, attrs: Attrs) -> Any:
     a, b = x.pointwise()
-    if x.known_numbers(1) == [2]:
+    if x.constant_numbers(1) == [2]:
         return g.emit("square", a)
     return g.emit("power", a, cast(g, b, a.tensor.dtype))
 

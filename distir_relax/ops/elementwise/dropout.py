@@ -57,8 +57,8 @@ def _infer(types: Types, attrs: Attrs) -> tuple[TensorType, ...]:
 
 def _rule(types: Types, attrs: Attrs, results: Types) -> Rule:
     names = dim_names(len(types[0].shape))
-    whole = " ".join(names)
-    return parse_rule(f"{', '.join([whole, '', *names])} -> {whole}", [t.shape for t in types], [types[0].shape])
+    dims = " ".join(names)
+    return parse_rule(f"{', '.join([dims, '', *names])} -> {dims}", [t.shape for t in types], [types[0].shape])
 
 
 define(

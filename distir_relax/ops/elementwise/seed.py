@@ -29,9 +29,9 @@ def fresh_seed(g: Builder) -> Value:
                 hint="give it another name",
             )
     hint, g.hint = g.hint, SEED
-    found: Value = g.emit("next_seed", g.seed)
-    g.seed, g.hint = found, hint
-    return found
+    seed: Value = g.emit("next_seed", g.seed)
+    g.seed, g.hint = seed, hint
+    return seed
 
 
 def places_of(g: Builder, shape: Sequence[int]) -> list[Value]:

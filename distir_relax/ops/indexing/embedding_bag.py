@@ -14,7 +14,7 @@ _SUM, _MEAN, _MAX = 0, 1, 2
 
 def _length_of_bags(g: Builder, offsets: Value, bags: int, count: int) -> int:
     """Return the length of the bags if it is constant and equal for all; otherwise 0."""
-    data = g.known.get(offsets.name)
+    data = g.constants.get(offsets.name)
     if data is None or not bags or not count or count % bags:
         return 0
     length = count // bags
@@ -22,26 +22,26 @@ def _length_of_bags(g: Builder, offsets: Value, bags: int, count: int) -> int:
 
 
 def _bags_of_one_length(
-    g: Builder, table: Value, ids: Value, weights: Value | None, kept: Value | None, mode: int
+    g: Builder, table: Value, ids: Value, weights: Value | None, mask: Value | None, mode: int
 ) -> Any:
     """Reduce the lookups of equally long bags, the rows of `ids`, over one dim."""
     rows = g.emit("take", table, ids, axis=0)
     wide = (*ids.tensor.shape, 1)
     if weights is not None:
         rows = g.emit("multiply", rows, reshape_to(g, weights, wide))
-    if kept is not None:
-        rows = g.emit("where", reshape_to(g, kept, wide), rows, like(g, rows, -math.inf if mode == _MAX else 0))
+    if mask is not None:
+        rows = g.emit("where", reshape_to(g, mask, wide), rows, like(g, rows, -math.inf if mode == _MAX else 0))
     if mode == _MAX:
         y = g.emit("max", rows, axis=(1,), keepdims=False, ties="first")
     else:
         y = g.emit("sum", rows, axis=(1,), keepdims=False)
-    numbers = filled(g, ids.tensor.shape, 1, y.tensor.dtype) if kept is None else cast(g, kept, y.tensor.dtype)
-    count = None if kept is None and mode != _MEAN else g.emit("sum", numbers, axis=(1,), keepdims=True)
+    numbers = filled(g, ids.tensor.shape, 1, y.tensor.dtype) if mask is None else cast(g, mask, y.tensor.dtype)
+    count = None if mask is None and mode != _MEAN else g.emit("sum", numbers, axis=(1,), keepdims=True)
     return _divided_or_zero(g, y, count, mode)
 
 
 def _ragged_bags(
-    g: Builder, table: Value, ids: Value, offsets: Value, bags: int, weights: Value | None, kept: Value | None,
+    g: Builder, table: Value, ids: Value, offsets: Value, bags: int, weights: Value | None, mask: Value | None,
     mode: int,
 ) -> Any:  # fmt: skip
     """Reduce bags that are ranges of `ids`: accumulate each row into the bag with its number."""
@@ -54,24 +54,24 @@ def _ragged_bags(
     segments = offsets.tensor.elements
     if weights is not None:
         rows = g.emit("multiply", rows, reshape_to(g, weights, (count, 1)))
-    if kept is not None:
-        rows = g.emit("where", reshape_to(g, kept, (count, 1)), rows, like(g, rows, -math.inf if mode == _MAX else 0))
+    if mask is not None:
+        rows = g.emit("where", reshape_to(g, mask, (count, 1)), rows, like(g, rows, -math.inf if mode == _MAX else 0))
     if mode == _MAX:
         width = table.tensor.shape[1]
         nothing = filled(g, (segments, width), -math.inf, dtype)
         wide = broadcast_to(g, reshape_to(g, numbers, (count, 1)), (count, width))
         y = g.emit("scatter_elements", nothing, wide, rows, axis=0, reduction="max")
         if g.training:
-            y = _first(g, rows, wide, y)
+            y = _first_maxima(g, rows, wide, y)
     else:
         y = g.emit("segment_sum", rows, numbers, num_segments=segments)
-    ones = filled(g, (count,), 1, dtype) if kept is None else cast(g, kept, dtype)
+    ones = filled(g, (count,), 1, dtype) if mask is None else cast(g, mask, dtype)
     total = None if mode == _SUM else g.emit("segment_sum", ones, numbers, num_segments=segments)
     y = _divided_or_zero(g, y, None if total is None else reshape_to(g, total, (segments, 1)), mode)
     return y if segments == bags else g.aten("slice.Tensor", y, 0, 0, bags)
 
 
-def _first(g: Builder, rows: Value, numbers: Value, largest: Value) -> Any:
+def _first_maxima(g: Builder, rows: Value, numbers: Value, largest: Value) -> Any:
     """Return the maximum of each bag, read from its first row that attains it, which gets the gradient."""
     count, width = rows.tensor.shape
     places = g.emit("arange", start=0, end=count, step=1, dtype="int64")
@@ -80,8 +80,8 @@ def _first(g: Builder, rows: Value, numbers: Value, largest: Value) -> Any:
     at = g.emit("where", mine, broadcast_to(g, reshape_to(g, places, (count, 1)), (count, width)), end)
     none = filled(g, largest.tensor.shape, count, "int64")
     first = g.emit("scatter_elements", none, numbers, at, axis=0, reduction="min")
-    found = g.emit("gather_elements", rows, g.emit("minimum", first, g.constant(count - 1, "int64")), axis=0)
-    return g.emit("where", g.emit("less", first, end), found, largest)
+    maxima = g.emit("gather_elements", rows, g.emit("minimum", first, g.constant(count - 1, "int64")), axis=0)
+    return g.emit("where", g.emit("less", first, end), maxima, largest)
 
 
 def _divided_or_zero(g: Builder, y: Value, count: Value | None, mode: int) -> Any:
@@ -112,15 +112,15 @@ def _embedding_bag(
     if not count or not bags:
         return filled(g, (bags, width), 0.0, table.tensor.dtype), None, None, None
     ids = in_range(g, ids, size, "embedding_bag")
-    kept = None
+    mask = None
     if padding is not None:
-        kept = g.emit("not_equal", ids, like(g, ids, padding % size))
+        mask = g.emit("not_equal", ids, like(g, ids, padding % size))
     if length := _length_of_bags(g, offsets, bags, count):
         shape = (bags, length)
-        weights, kept = (None if x is None else reshape_to(g, x, shape) for x in (weights, kept))
-        y = _bags_of_one_length(g, table, reshape_to(g, ids, shape), weights, kept, mode)
+        weights, mask = (None if x is None else reshape_to(g, x, shape) for x in (weights, mask))
+        y = _bags_of_one_length(g, table, reshape_to(g, ids, shape), weights, mask, mode)
     else:
-        y = _ragged_bags(g, table, ids, offsets, bags, weights, kept, mode)
+        y = _ragged_bags(g, table, ids, offsets, bags, weights, mask, mode)
     return y, None, None, None
 
 

@@ -55,13 +55,13 @@ def _gather_rule(types: Types, attrs: Attrs, results: Types) -> Rule:
     data, index = types
     # Booleans cannot be summed over devices.
     looked = "[axis]" if data.dtype == "bool" else "axis"
-    left, middle = [], []
+    data_dims, index_dims = [], []
     for d, (n, m) in enumerate(zip(data.shape, index.shape, strict=True)):
         shared = d != attrs["axis"] and n == m
-        left.append(looked if d == attrs["axis"] else f"d{d}" if shared else f"[x{d}]")
+        data_dims.append(looked if d == attrs["axis"] else f"d{d}" if shared else f"[x{d}]")
         # If the index covers only the beginning of a dim, a device's part of it would need another device's data.
-        middle.append(f"d{d}" if shared or d == attrs["axis"] else f"[i{d}]")
-    text = f"{' '.join(left)}, {' '.join(middle)} -> {' '.join(middle)}"
+        index_dims.append(f"d{d}" if shared or d == attrs["axis"] else f"[i{d}]")
+    text = f"{' '.join(data_dims)}, {' '.join(index_dims)} -> {' '.join(index_dims)}"
     return parse_rule(text, [data.shape, index.shape], [results[0].shape])
 
 
@@ -74,9 +74,9 @@ def _split_gather(x: Expansion) -> tuple[Value, ...]:
         data = x.emit("pad", data, low=(0,) * rank, high=tuple(int(d == axis) for d in range(rank)), value=0)
     row, mine = x.local_rows(index, x.types[1].dtype)
     zero = x.emit("constant", value=0, dtype=x.types[1].dtype)
-    found = x.emit("gather_elements", data, x.emit("where", mine, row, zero), axis=axis)
+    values = x.emit("gather_elements", data, x.emit("where", mine, row, zero), axis=axis)
     dtype = x.types[0].dtype
-    return (x.emit("where", mine, found, x.emit("constant", value=0.0 if "float" in dtype else 0, dtype=dtype)),)
+    return (x.emit("where", mine, values, x.emit("constant", value=0.0 if "float" in dtype else 0, dtype=dtype)),)
 
 
 def _elements_back(b: Backward) -> Value:

@@ -51,17 +51,17 @@ def in_range(g: Builder, ids: Value, size: int, user: str, from_end: bool = Fals
 
     Raises `ImportModelError` if they are constant and one is out of range.
     """
-    data = g.known.get(ids.name)
+    data = g.constants.get(ids.name)
     if data is None:
         hint, g.hint = g.hint, f"{ids.name}.checked"
         ids = g.emit("check_indices", ids, low=-size if from_end else 0, high=size, user=user)
         g.hint = hint
         return ids
-    check_known(g, data.flatten().tolist(), size, user, from_end)
+    check_constant(g, data.flatten().tolist(), size, user, from_end)
     return ids
 
 
-def check_known(g: Builder, numbers: Sequence[int], size: int, user: str, from_end: bool = False) -> None:
+def check_constant(g: Builder, numbers: Sequence[int], size: int, user: str, from_end: bool = False) -> None:
     """Raise `ImportModelError` if one of these indices is out of range; see `in_range`."""
     low = -size if from_end else 0
     for index in numbers:

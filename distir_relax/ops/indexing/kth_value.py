@@ -11,11 +11,11 @@ from distir_relax.ops.table import Builder, aten, axis_in, cast, like, reshape_t
 
 def _picked(g: Builder, x: Value, axis: int, places: Value, keepdim: bool) -> Any:
     """Return the elements at `places`, one along dim `axis`, and the places."""
-    found = g.aten("gather.default", x, axis, places), places
+    results = g.aten("gather.default", x, axis, places), places
     if keepdim:
-        return found
+        return results
     shape = places.tensor.shape
-    return tuple(reshape_to(g, y, (*shape[:axis], *shape[axis + 1 :])) for y in found)
+    return tuple(reshape_to(g, y, (*shape[:axis], *shape[axis + 1 :])) for y in results)
 
 
 def _at_rank(g: Builder, x: Value, axis: int, rank: int) -> Any:

@@ -69,9 +69,11 @@ def _infer_scatter(types: Types, attrs: Attrs) -> tuple[TensorType, ...]:
 
 def _scatter_rule(types: Types, attrs: Attrs, results: Types) -> Rule:
     count, axis = len(types[0].shape), attrs["axis"]
-    whole = " ".join("axis" if d == axis else f"d{d}" for d in range(count))
-    written = whole.replace("axis", "[written]")
-    return parse_rule(f"{whole}, {written}, {written} -> {whole}", [t.shape for t in types], [results[0].shape])
+    data_dims = " ".join("axis" if d == axis else f"d{d}" for d in range(count))
+    index_dims = data_dims.replace("axis", "[written]")
+    return parse_rule(
+        f"{data_dims}, {index_dims}, {index_dims} -> {data_dims}", [t.shape for t in types], [results[0].shape]
+    )
 
 
 def _split_scatter(x: Expansion) -> tuple[Value, ...]:
@@ -198,9 +200,9 @@ def write_points(
     moved = order != tuple(range(len(order)))
     y = g.emit("permute_dims", x, axes=order) if moved else x
     flat = reshape_to(g, broadcast_to(g, one_number(g, indices, sizes), picked), (count,))
-    written = write_rows(g, reshape_to(g, y, (math.prod(sizes), *others)), 0, flat, rows, reduction)
-    written = reshape_to(g, written, y.tensor.shape)
-    return g.emit("permute_dims", written, axes=tuple(map(order.index, range(len(order))))) if moved else written
+    result = write_rows(g, reshape_to(g, y, (math.prod(sizes), *others)), 0, flat, rows, reduction)
+    result = reshape_to(g, result, y.tensor.shape)
+    return g.emit("permute_dims", result, axes=tuple(map(order.index, range(len(order))))) if moved else result
 
 
 def _adjacent(dims: Sequence[int]) -> bool:

@@ -19,8 +19,8 @@ def _masked_scatter(g: Builder, x: Value, mask: Value, source: Value) -> Any:
     place = g.emit("maximum", g.emit("subtract", count, like(g, count, 1)), like(g, count, 0))
     # After the last true element the lookup is masked.
     place = g.emit("minimum", place, like(g, count, max(0, source.tensor.elements - 1)))
-    found = g.emit("take", reshape_to(g, source, (source.tensor.elements,)), place, axis=0)
-    return g.emit("where", mask, like(g, x, reshape_to(g, found, shape)), x)
+    values = g.emit("take", reshape_to(g, source, (source.tensor.elements,)), place, axis=0)
+    return g.emit("where", mask, like(g, x, reshape_to(g, values, shape)), x)
 
 
 @aten("bucketize.Tensor")
@@ -49,8 +49,8 @@ def _search_sorted(
 def _is_in(g: Builder, x: Value, items: Value, *, assume_unique: bool = False, invert: bool = False) -> Any:
     wide = reshape_to(g, x, (*x.tensor.shape, 1))
     same = g.emit("equal", *promote(g, wide, reshape_to(g, items, (items.tensor.elements,))))
-    found = g.aten("any.dim", same, len(x.tensor.shape))
-    return g.emit("logical_not", found) if invert else found
+    present = g.aten("any.dim", same, len(x.tensor.shape))
+    return g.emit("logical_not", present) if invert else present
 
 
 @aten("isin.Tensor_Scalar")

@@ -36,14 +36,14 @@ def sums_by_number(g: Builder, rows: Value, axis: int, ids: Value, count: int) -
 
 def cut_off(x: Expansion, value: Value, axis: int) -> Value:
     """Return `value` without the extra row of elements that belong to other devices."""
-    cut: Value = x.emit("strided_slice", value, axes=(axis,), begin=(0,), end=(x.held,), strides=(1,))
+    cut: Value = x.emit("strided_slice", value, axes=(axis,), begin=(0,), end=(x.local_size,), strides=(1,))
     return cut
 
 
 def my_rows(x: Expansion, ids: Value, dtype: str) -> Value:
     """Return indices relative to the device's part; all others are the index of the extra row after it."""
     row, mine = x.local_rows(ids, dtype)
-    end = x.emit("constant", value=x.held, dtype=dtype)
+    end = x.emit("constant", value=x.local_size, dtype=dtype)
     rows: Value = x.emit("where", mine, row, end)
     return rows
 
@@ -67,7 +67,7 @@ def _segment_rule(types: Types, attrs: Attrs, results: Types) -> Rule:
 def _split_segments(x: Expansion) -> tuple[Value, ...]:
     data, ids = x.operands
     rows = my_rows(x, ids, x.types[1].dtype)
-    return (cut_off(x, x.emit("segment_sum", data, rows, num_segments=_one_more(x.held)), 0),)
+    return (cut_off(x, x.emit("segment_sum", data, rows, num_segments=_one_more(x.local_size)), 0),)
 
 
 define(

@@ -36,25 +36,25 @@ from distir_relax.ops.table import (
 )
 
 
-def _whole_axis_rule(types: Types, attrs: Attrs, results: Types) -> Rule:
+def _sort_rule(types: Types, attrs: Attrs, results: Types) -> Rule:
     rank, axis = len(types[0].shape), attrs["axis"]
-    left = names_with(rank, axis, "[whole]")
-    kept = "[result]" if len(results[0].shape) == rank else ""
-    right = ", ".join([names_with(rank, axis, kept)] * len(results))
-    return parse_rule(f"{left} -> {right}", [types[0].shape], [t.shape for t in results])
+    operand = names_with(rank, axis, "[whole]")
+    reduced = "[result]" if len(results[0].shape) == rank else ""
+    outputs = ", ".join([names_with(rank, axis, reduced)] * len(results))
+    return parse_rule(f"{operand} -> {outputs}", [types[0].shape], [t.shape for t in results])
 
 
 def _infer_arg(types: Types, attrs: Attrs) -> tuple[TensorType, ...]:
     axis, shape = checked_axis(types, attrs), types[0].shape
-    kept = (1,) if attrs["keepdims"] else ()
-    return (TensorType((*shape[:axis], *kept, *shape[axis + 1 :]), "int64"),)
+    reduced = (1,) if attrs["keepdims"] else ()
+    return (TensorType((*shape[:axis], *reduced, *shape[axis + 1 :]), "int64"),)
 
 
 for _name in ("argmax", "argmin"):
     define(
         _name,
         Semantics(infer=_infer_arg, torch=f"torch.{_name}({{0}}, {{axis}}, {{keepdims}})"),
-        Split(_whole_axis_rule, order=Order(positions=0)),
+        Split(_sort_rule, order=Order(positions=0)),
         cost=Cost(flops=lambda types, attrs, results: float(types[0].elements)),
         code=Code(relax=f"R.{_name}({{0}}, {{axis}}, {{keepdims}})"),
         gradient=NO_GRADIENT,
@@ -78,7 +78,7 @@ def _put_back(b: Backward) -> Value:
 define(
     "topk",
     Semantics(infer=_infer_topk, torch="torch.topk({0}, {k}, {axis}, {largest})"),
-    Split(_whole_axis_rule, order=Order(positions=1)),
+    Split(_sort_rule, order=Order(positions=1)),
     cost=Cost(flops=lambda types, attrs, results: 8.0 * types[0].elements),
     code=Code(relax='R.topk({0}, {k}, {axis}, "both", {largest}, "int64")'),
     gradient=gradient_of(_put_back),
@@ -93,7 +93,7 @@ def _infer_argsort(types: Types, attrs: Attrs) -> tuple[TensorType, ...]:
 define(
     "argsort",
     Semantics(infer=_infer_argsort, torch="torch.argsort({0}, dim={axis}, descending={descending}, stable=True)"),
-    Split(_whole_axis_rule, order=Order(sorts=lambda attrs: not attrs["descending"], positions=0)),
+    Split(_sort_rule, order=Order(sorts=lambda attrs: not attrs["descending"], positions=0)),
     cost=Cost(flops=lambda types, attrs, results: 16.0 * types[0].elements),
     code=Code(relax='R.argsort({0}, {axis}, {descending}, "int64")'),
     gradient=NO_GRADIENT,

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 
 from distir_relax.ir import TensorType, Value
-from distir_relax.ops.indexing.index_bounds import check_known, in_range
+from distir_relax.ops.indexing.index_bounds import check_constant, in_range
 from distir_relax.ops.indexing.segment_sum import sums_by_number
 from distir_relax.ops.table import (
     FREE,
@@ -70,11 +70,11 @@ def _split_take(x: Expansion) -> tuple[Value, ...]:
         table = x.emit("pad", table, low=(0,) * rank, high=tuple(int(d == axis) for d in range(rank)), value=0)
     row, mine = x.local_rows(ids, x.types[1].dtype)
     zero = x.emit("constant", value=0, dtype=x.types[1].dtype)
-    found = x.emit("take", table, x.emit("where", mine, row, zero), axis=axis)
+    values = x.emit("take", table, x.emit("where", mine, row, zero), axis=axis)
     if rank - axis > 1:
         mine = x.emit("reshape", mine, shape=(*x.shape(mine), *(1,) * (rank - axis - 1)))
     blank = x.emit("constant", value=0.0 if "float" in rows else 0, dtype=rows)
-    return (x.emit("where", mine, found, blank),)
+    return (x.emit("where", mine, values, blank),)
 
 
 def _rows_back(b: Backward) -> Value:
@@ -124,8 +124,8 @@ def _index_select(g: Builder, x: Value, dim: int, ids: Value) -> Any:
     flat, shape = reshape_to(g, ids, (ids.tensor.elements,)), x.tensor.shape
     y = x if shape else reshape_to(g, x, (1,))
     axis = axis_of(dim, len(y.tensor.shape))
-    found = g.emit("take", y, in_range(g, flat, y.tensor.shape[axis], "index_select"), axis=axis)
-    return found if shape else reshape_to(g, found, ())
+    rows = g.emit("take", y, in_range(g, flat, y.tensor.shape[axis], "index_select"), axis=axis)
+    return rows if shape else reshape_to(g, rows, ())
 
 
 @aten("index.Tensor")
@@ -145,7 +145,7 @@ def _places_of(g: Builder, index: Value | None) -> list[Any]:
     """Return an index as integer tensors, one per indexed dim: a constant mask becomes its positions."""
     if index is None or index.tensor.dtype != "bool":
         return [index]
-    mask = g.known.get(index.name)
+    mask = g.constants.get(index.name)
     if mask is None:
         raise NotImplementedError("indexing by a mask, whose result has a shape that depends on data")
     return [g.array(places, "places") for places in mask.nonzero(as_tuple=True)]
@@ -161,7 +161,7 @@ def from_front(g: Builder, index: Value, size: int, user: str) -> Any:
 
 def wrapped(g: Builder, index: Value, size: int) -> Any:
     """Add `size` to negative indices."""
-    data = g.known.get(index.name)
+    data = g.constants.get(index.name)
     if data is not None and (not data.numel() or int(data.min()) >= 0):
         return index
     dtype = index.tensor.dtype
@@ -186,23 +186,23 @@ def _take_mesh(g: Builder, x: Value, used: list[tuple[int, Any]]) -> Any:
     first = used[0][0]
     rank = max(len(index.tensor.shape) for _, index in used)
     spread = [1] * rank
-    taken = 0
+    dims = 0
     for _, index in used:
         wide = _varying(index, rank)
-        axis = first + taken
+        axis = first + dims
         if _counts_up(g, index, x.tensor.shape[axis]):
             x = x if wide else reshape_to(g, x, (*x.tensor.shape[:axis], *x.tensor.shape[axis + 1 :]))
         else:
             x = g.emit("take", x, reshape_to(g, index, (index.tensor.elements,) if wide else ()), axis=axis)
         if wide:
             spread[wide[0]] = x.tensor.shape[axis]
-            taken += 1
-    return reshape_to(g, x, (*x.tensor.shape[:first], *spread, *x.tensor.shape[first + taken :]))
+            dims += 1
+    return reshape_to(g, x, (*x.tensor.shape[:first], *spread, *x.tensor.shape[first + dims :]))
 
 
 def _counts_up(g: Builder, index: Value, size: int) -> bool:
     """Return whether a constant index is 0, 1, …, size - 1, so that the lookup is the identity."""
-    data = g.known.get(index.name)
+    data = g.constants.get(index.name)
     return data is not None and data.flatten().tolist() == list(range(size))
 
 
@@ -242,9 +242,9 @@ def _relax_take(g: Builder, args: Any, attrs: Attrs) -> Any:
 
 def counted_from_front(g: Builder, x: Any, index: int, size: int, user: str) -> Any:
     """Return the indices of `user`, operand `index` of an ONNX node, into a dim of `size`, as nonnegative indices."""
-    numbers = x.known_numbers(index)
+    numbers = x.constant_numbers(index)
     if numbers is not None:
-        check_known(g, numbers, size, user, from_end=True)
+        check_constant(g, numbers, size, user, from_end=True)
         data = x.array(index)
         return x.constant(np.where(data < 0, data + size, data).astype(data.dtype))
     return from_front(g, x[index], size, user)
@@ -254,9 +254,9 @@ def counted_from_front(g: Builder, x: Any, index: int, size: int, user: str) -> 
 def _onnx_gather(g: Builder, x: OnnxOperands, attrs: Attrs) -> Any:
     shape = x[0].tensor.shape
     axis = attrs.get("axis", 0) % len(shape)
-    numbers = x.known_numbers(1)
+    numbers = x.constant_numbers(1)
     if numbers is not None and numbers:
-        check_known(g, numbers, shape[axis], "Gather", from_end=True)
+        check_constant(g, numbers, shape[axis], "Gather", from_end=True)
         data = x.array(1)
         first = numbers[0] % shape[axis]
         run = list(range(first, first + len(numbers)))

@@ -96,7 +96,7 @@ def _relax_broadcast(g: Builder, args: Any, attrs: Attrs) -> Any:
 @onnx("Expand")
 def _onnx_expand(g: Builder, x: OnnxOperands, attrs: Attrs) -> Any:
     """The requested shape and the tensor's shape broadcast to each other."""
-    own, asked = list(x[0].tensor.shape), x.numbers(1)
-    rank = max(len(own), len(asked))
-    own, asked = [1] * (rank - len(own)) + own, [1] * (rank - len(asked)) + asked
-    return _expand(g, x[0], [want if have == 1 else have for have, want in zip(own, asked, strict=True)])
+    shape, target = list(x[0].tensor.shape), x.numbers(1)
+    rank = max(len(shape), len(target))
+    shape, target = [1] * (rank - len(shape)) + shape, [1] * (rank - len(target)) + target
+    return _expand(g, x[0], [want if have == 1 else have for have, want in zip(shape, target, strict=True)])

@@ -53,14 +53,14 @@ def _concat_rule(types: Types, attrs: Attrs, results: Types) -> Rule:
     names = dim_names(len(results[0].shape))
     sizes = {t.shape[axis] for t in types}
     if len(types) > 1 and len(sizes) == 1:
-        left, right = [names_with(len(names), axis, names[axis])] * len(types), f"([parts] {names[axis]})"
+        operands, result = [names_with(len(names), axis, names[axis])] * len(types), f"([parts] {names[axis]})"
     else:
-        left, right = [names_with(len(names), axis, f"[{names[axis]}_{i}]") for i in range(len(types))], "[r]"
-    text = f"{', '.join(left)} -> {names_with(len(names), axis, right)}"
+        operands, result = [names_with(len(names), axis, f"[{names[axis]}_{i}]") for i in range(len(types))], "[r]"
+    text = f"{', '.join(operands)} -> {names_with(len(names), axis, result)}"
     return parse_rule(text, [t.shape for t in types], [results[0].shape], {"parts": len(types)})
 
 
-def _taken_apart(b: Backward) -> tuple[Value, ...]:
+def _split_gradient(b: Backward) -> tuple[Value, ...]:
     sizes = tuple(v.tensor.shape[b.attrs["axis"]] for v in b.op.operands)
     parts = b.emit("split", b.grad, sizes=sizes, axis=b.attrs["axis"])
     return parts if isinstance(parts, tuple) else (parts,)
@@ -72,7 +72,7 @@ define(
     Split(_concat_rule),
     cost=FREE,
     code=Code(relax="R.concat([{*}], {axis})"),
-    gradient=Gradient(all=_taken_apart),
+    gradient=Gradient(all=_split_gradient),
     traits={Trait.TRIVIAL},
 )
 
@@ -109,10 +109,10 @@ def _relax_split(attrs: Attrs) -> str:
     return "(" + ", ".join(f"R.strided_slice({{0}}, ({{axis}},), ({a},), ({b},))" for a, b in cuts) + ",)"
 
 
-def _put_together(b: Backward) -> Value:
-    parts = [grad or b.zeros(result) for grad, result in zip(b.grads, b.op.results, strict=True)]
-    whole: Value = b.emit("concat", *parts, axis=b.attrs["axis"])
-    return whole
+def _concat_gradients(b: Backward) -> Value:
+    parts = [part or b.zeros(result) for part, result in zip(b.grads, b.op.results, strict=True)]
+    grad: Value = b.emit("concat", *parts, axis=b.attrs["axis"])
+    return grad
 
 
 define(
@@ -121,7 +121,7 @@ define(
     Split(_split_rule, localize=_local_split),
     cost=FREE,
     code=Code(relax=_relax_split, strides=view_strides.split),
-    gradient=gradient_of(_put_together),
+    gradient=gradient_of(_concat_gradients),
     traits={Trait.VIEW},
 )
 
@@ -132,10 +132,10 @@ define(
 @aten("cat.default", "concat.default", "concatenate.default")
 def _cat(g: Builder, tensors: list[Any], dim: int = 0) -> Any:
     dtype = joined([t.tensor.dtype for t in tensors])
-    kept = [cast(g, t, dtype) for t in tensors if t.tensor.shape != (0,)] or [cast(g, tensors[0], dtype)]
-    if len(kept) == 1:
-        return kept[0]
-    return g.emit("concat", *kept, axis=axis_of(dim, len(kept[0].tensor.shape)))
+    parts = [cast(g, t, dtype) for t in tensors if t.tensor.shape != (0,)] or [cast(g, tensors[0], dtype)]
+    if len(parts) == 1:
+        return parts[0]
+    return g.emit("concat", *parts, axis=axis_of(dim, len(parts[0].tensor.shape)))
 
 
 @aten("stack.default")

@@ -54,10 +54,10 @@ def _pad_rule(types: Types, attrs: Attrs, results: Types) -> Rule:
 
 
 def _set_ends(attrs: Attrs, ends: Mapping[int, tuple[int, ...]]) -> dict[str, Attribute]:
-    found: dict[str, Attribute] = dict(attrs)
+    result: dict[str, Attribute] = dict(attrs)
     for i, key in enumerate(("low", "high")):
-        found[key] = tuple(ends[d][i] if d in ends else n for d, n in enumerate(attrs[key]))
-    return found
+        result[key] = tuple(ends[d][i] if d in ends else n for d, n in enumerate(attrs[key]))
+    return result
 
 
 def _torch_pad(attrs: Attrs) -> str:
@@ -76,13 +76,15 @@ def _inside(b: Backward) -> Value:
     """Crop the gradient to the operand; elements removed by negative padding get zeros."""
     shape, low, high = b.grad.tensor.shape, b.attrs["low"], b.attrs["high"]
     axes = tuple(range(len(shape)))
-    kept: Value = b.emit(
+    result: Value = b.emit(
         "strided_slice", b.grad, axes=axes, begin=tuple(max(0, a) for a in low),
         end=tuple(n - max(0, z) for n, z in zip(shape, high, strict=True)), strides=(1,) * len(axes),
     )  # fmt: skip
     if min(*low, *high) < 0:
-        kept = b.emit("pad", kept, low=tuple(max(0, -a) for a in low), high=tuple(max(0, -z) for z in high), value=0.0)
-    return kept
+        result = b.emit(
+            "pad", result, low=tuple(max(0, -a) for a in low), high=tuple(max(0, -z) for z in high), value=0.0
+        )
+    return result
 
 
 define(

@@ -129,8 +129,8 @@ define(
 
 @aten("view.default", "reshape.default", "_unsafe_view.default")
 def _view(g: Builder, x: Value, shape: list[int]) -> Any:
-    known = math.prod(n for n in shape if n != -1)
-    return reshape_to(g, x, tuple(x.tensor.elements // known if n == -1 else n for n in shape))
+    product = math.prod(n for n in shape if n != -1)
+    return reshape_to(g, x, tuple(x.tensor.elements // product if n == -1 else n for n in shape))
 
 
 @aten("unsqueeze.default")
@@ -217,10 +217,10 @@ def _onnx_size(g: Builder, x: OnnxOperands, attrs: Attrs) -> Any:
 
 @onnx("Reshape")
 def _onnx_reshape(g: Builder, x: OnnxOperands, attrs: Attrs) -> Any:
-    own, asked = x[0].tensor.shape, x.numbers(1, attrs.get("shape"))
+    shape, target = x[0].tensor.shape, x.numbers(1, attrs.get("shape"))
     if not attrs.get("allowzero", 0):
-        asked = [own[i] if n == 0 else n for i, n in enumerate(asked)]
-    return _view(g, x[0], asked)
+        target = [shape[i] if n == 0 else n for i, n in enumerate(target)]
+    return _view(g, x[0], target)
 
 
 @onnx("Flatten")

@@ -134,8 +134,8 @@ def _slice_scatter(
     if step != 1:
         raise NotImplementedError(f"writing to every {step}th element")
     parts = [g.aten("slice.Tensor", x, axis, 0, first), source, g.aten("slice.Tensor", x, axis, max(first, last))]
-    kept = [part for part in parts if part.tensor.shape[axis]]
-    return g.emit("concat", *promote(g, *kept), axis=axis) if len(kept) > 1 else kept[0]
+    nonempty = [part for part in parts if part.tensor.shape[axis]]
+    return g.emit("concat", *promote(g, *nonempty), axis=axis) if len(nonempty) > 1 else nonempty[0]
 
 
 @aten("select_scatter.default")

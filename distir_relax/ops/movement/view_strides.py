@@ -22,23 +22,23 @@ def reshaped(shape: Sizes, strides: Sizes, attrs: Attrs, new: Sizes) -> tuple[in
     """
     if 0 in shape:
         return contiguous(new)
-    found = [1] * len(new)
-    place, wanted, have = len(new) - 1, 1, 1
+    result = [1] * len(new)
+    place, new_count, old_count = len(new) - 1, 1, 1
     base = strides[-1] if strides else 1
     for dim in reversed(range(len(shape))):
-        have *= shape[dim]
-        if dim and (shape[dim - 1] == 1 or strides[dim - 1] == have * base):
+        old_count *= shape[dim]
+        if dim and (shape[dim - 1] == 1 or strides[dim - 1] == old_count * base):
             continue
-        while place >= 0 and (wanted < have or new[place] == 1):
-            found[place] = wanted * base
-            wanted *= new[place]
+        while place >= 0 and (new_count < old_count or new[place] == 1):
+            result[place] = new_count * base
+            new_count *= new[place]
             place -= 1
-        if wanted != have:
+        if new_count != old_count:
             return None
         if dim:
-            base, have, wanted = strides[dim - 1], 1, 1
-    found[: place + 1] = [base] * (place + 1)
-    return tuple(found)
+            base, old_count, new_count = strides[dim - 1], 1, 1
+    result[: place + 1] = [base] * (place + 1)
+    return tuple(result)
 
 
 def permuted(shape: Sizes, strides: Sizes, attrs: Attrs, new: Sizes) -> tuple[int, ...]:

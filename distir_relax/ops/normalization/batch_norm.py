@@ -109,7 +109,7 @@ def _functional(
 
 
 @aten("_native_batch_norm_legit_no_training.default")
-def _known_statistics(
+def _batch_norm_inference(
     g: Builder, x: Value, weight: Any, bias: Any, mean: Value, var: Value, momentum: float, eps: float
 ) -> Any:
     nothing = filled(g, (0,), 0.0, x.tensor.dtype)

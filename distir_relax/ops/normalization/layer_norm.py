@@ -52,8 +52,8 @@ def _norm_back(b: Backward) -> tuple[Value | None, ...]:
     inner = tuple(range(rank - normal, rank))
 
     def mean(value: Value) -> Value:
-        found: Value = b.emit("mean", value, axis=inner, keepdims=True)
-        return found
+        result: Value = b.emit("mean", value, axis=inner, keepdims=True)
+        return result
 
     centred = x if b.op.name == "nn.rms_norm" else b.emit("subtract", x, mean(x))
     epsilon = b.number(b.attrs["epsilon"])
@@ -65,7 +65,7 @@ def _norm_back(b: Backward) -> tuple[Value | None, ...]:
     if centred is not x:
         grad = b.emit("subtract", grad, mean(weighted))
     # Summed over the leading dims, along which the weights are broadcast.
-    of_weight = b.emit("multiply", b.grad, normed) if 1 in b.wanted else None
+    of_weight = b.emit("multiply", b.grad, normed) if 1 in b.wrt else None
     return b.emit("multiply", grad, scale), of_weight, *[b.grad] * (len(b.op.operands) - 2)
 
 

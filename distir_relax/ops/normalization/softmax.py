@@ -6,7 +6,7 @@ import math
 from typing import Any
 
 from distir_relax.ir import Value
-from distir_relax.ops.reduction.reduction_axes import axes_of, converted, infer_along_axis, whole_axis_rule
+from distir_relax.ops.reduction.reduction_axes import axes_of, converted, infer_along_axis, unsplit_axis_rule
 from distir_relax.ops.table import (
     Backward,
     Builder,
@@ -40,7 +40,7 @@ for _name, _back in (("softmax", _softmax_back), ("log_softmax", _log_softmax_ba
     define(
         f"nn.{_name}",
         Semantics(infer=infer_along_axis, torch=f"F.{_name}({{0}}, {{axis}})"),
-        Split(whole_axis_rule),
+        Split(unsplit_axis_rule),
         cost=Cost(flops=lambda types, attrs, results: 12.0 * results[0].elements),
         code=Code(relax=f"R.nn.{_name}({{0}}, {{axis}})"),
         gradient=gradient_of(_back),

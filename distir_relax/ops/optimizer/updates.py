@@ -17,8 +17,8 @@ from distir_relax.ops.table.entry import Expression, Sets, Work
 def _infer(types: Types, attrs: Attrs) -> tuple[TensorType, ...]:
     """Infer the type of the first operand, which the others share; the last ones may be scalars."""
     same_dtype(types)
-    if unlike := [t for t in types if t.shape not in (types[0].shape, ())]:
-        raise ValueError(f"expected operands as {types[0]} or numbers, found {unlike[0]}")
+    if mismatched := [t for t in types if t.shape not in (types[0].shape, ())]:
+        raise ValueError(f"expected operands as {types[0]} or numbers, found {mismatched[0]}")
     return (types[0],)
 
 
@@ -119,23 +119,23 @@ _define(
 )
 
 
-def _kept(rate: int, in_place: bool = False) -> Callable[[Attrs], str]:
+def _decay(rate: int, in_place: bool = False) -> Callable[[Attrs], str]:
     """Return the code of a weight times ``1 - rate decay``: decoupled weight decay."""
 
     def code(attrs: Attrs) -> str:
         if not attrs["decay"]:
             return "{0}"
-        kept = f"(1 - {{{rate}}} * {{decay}})"
-        return f"{{0}}.mul_{kept}" if in_place else f"({{0}} * {kept})"
+        factor = f"(1 - {{{rate}}} * {{decay}})"
+        return f"{{0}}.mul_{factor}" if in_place else f"({{0}} * {factor})"
 
     return code
 
 
-def _kept_relax(rate: int) -> Callable[[Attrs], str]:
+def _decay_relax(rate: int) -> Callable[[Attrs], str]:
     def code(attrs: Attrs) -> str:
         one, decay = "R.const(1.0, {0}.ty.dtype)", "R.const({decay}, {0}.ty.dtype)"
-        kept = f"R.subtract({one}, R.multiply({{{rate}}}, {decay}))"
-        return f"R.multiply({{0}}, {kept})" if attrs["decay"] else "{0}"
+        factor = f"R.subtract({one}, R.multiply({{{rate}}}, {decay}))"
+        return f"R.multiply({{0}}, {factor})" if attrs["decay"] else "{0}"
 
     return code
 
@@ -145,9 +145,9 @@ _SHRINKS = ("decay", "how fast weights shrink beside the gradient's step, in uni
 # Weight, gradient, rate: w (1 - rate decay) - rate g.
 _define(
     "sgd_step",
-    lambda attrs: f"torch.addcmul({_kept(2)(attrs)}, {{1}}, {{2}}, value=-1)",
-    lambda attrs: f"{_kept(2, True)(attrs)}.addcmul_({{1}}, {{2}}, value=-1)",
-    lambda attrs: f"R.subtract({_kept_relax(2)(attrs)}, R.multiply({{1}}, {{2}}))",
+    lambda attrs: f"torch.addcmul({_decay(2)(attrs)}, {{1}}, {{2}}, value=-1)",
+    lambda attrs: f"{_decay(2, True)(attrs)}.addcmul_({{1}}, {{2}}, value=-1)",
+    lambda attrs: f"R.subtract({_decay_relax(2)(attrs)}, R.multiply({{1}}, {{2}}))",
     flops=3,
     linear=(operands(0, 1),),
     gradient=1,
@@ -157,10 +157,10 @@ _define(
 # Weight, average, average of squares, rate, size, floor: w (1 - rate decay) - size m / (sqrt(v) + floor).
 _define(
     "adam_step",
-    lambda attrs: f"torch.addcmul({_kept(3)(attrs)}, {{1}} / ({{2}}.sqrt() + {{5}}), {{4}}, value=-1)",
+    lambda attrs: f"torch.addcmul({_decay(3)(attrs)}, {{1}} / ({{2}}.sqrt() + {{5}}), {{4}}, value=-1)",
     "updates.adam_step({0}, {1}, {2}, {3}, {4}, {5}, {decay})",
     lambda attrs: (
-        f"R.subtract({_kept_relax(3)(attrs)}, R.multiply(R.divide({{1}}, R.add(R.sqrt({{2}}), {{5}})), {{4}}))"
+        f"R.subtract({_decay_relax(3)(attrs)}, R.multiply(R.divide({{1}}, R.add(R.sqrt({{2}}), {{5}})), {{4}}))"
     ),
     flops=7,
     workspace=lambda types, attrs, results: 4.0 * min(results[0].elements, _BLOCK),

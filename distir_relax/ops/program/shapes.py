@@ -14,7 +14,7 @@ def _infer_shape_of(types: Types, attrs: Attrs) -> tuple[TensorType, ...]:
     return (TensorType((len(types[0].shape),), "int64"),)
 
 
-def _mixed_shape_of(operands: Sequence[Any], attrs: Attrs) -> tuple[Any, ...]:
+def _partial_eval_shape_of(operands: Sequence[Any], attrs: Attrs) -> tuple[Any, ...]:
     import torch
 
     return (torch.tensor(operands[0].shape, dtype=torch.int64),)
@@ -22,7 +22,9 @@ def _mixed_shape_of(operands: Sequence[Any], attrs: Attrs) -> tuple[Any, ...]:
 
 define(
     "shape_of",
-    Semantics(infer=_infer_shape_of, torch="torch.tensor({0}.shape, dtype=torch.int64)", mixed=_mixed_shape_of),
+    Semantics(
+        infer=_infer_shape_of, torch="torch.tensor({0}.shape, dtype=torch.int64)", partial_eval=_partial_eval_shape_of
+    ),
     cost=FREE,
     code=Code(relax="R.shape_to_tensor(R.shape_of({0}))"),
     traits={Trait.SHAPE},
@@ -33,20 +35,20 @@ def _infer_dynamic(types: Types, attrs: Attrs) -> tuple[TensorType, ...]:
     raise ValueError("the shape must be known numbers")
 
 
-def _mixed_dynamic(operands: Sequence[Any], attrs: Attrs) -> tuple[Any, ...] | None:
+def _partial_eval_reshape(operands: Sequence[Any], attrs: Attrs) -> tuple[Any, ...] | None:
     x, shape = operands
     if isinstance(shape, TensorType):
         return None
     sizes = [int(n) for n in shape]
-    known = math.prod(n for n in sizes if n >= 0)
-    if sizes.count(-1) > 1 or (known and x.elements % known) or (-1 not in sizes and known != x.elements):
+    product = math.prod(n for n in sizes if n >= 0)
+    if sizes.count(-1) > 1 or (product and x.elements % product) or (-1 not in sizes and product != x.elements):
         raise ValueError(f"{x} cannot take the shape {tuple(sizes)}")
-    return (TensorType(tuple(n if n >= 0 else x.elements // known for n in sizes), x.dtype),)
+    return (TensorType(tuple(n if n >= 0 else x.elements // product for n in sizes), x.dtype),)
 
 
 define(
     "dynamic_reshape",
-    Semantics(infer=_infer_dynamic, torch="{0}.reshape(tuple({1}.tolist()))", mixed=_mixed_dynamic),
+    Semantics(infer=_infer_dynamic, torch="{0}.reshape(tuple({1}.tolist()))", partial_eval=_partial_eval_reshape),
     cost=FREE,
     code=Code(relax="R.reshape({0}, R.tensor_to_shape({1}))"),
     traits={Trait.SHAPE, Trait.VIEW},

@@ -17,7 +17,7 @@ def _infer(types: Types, attrs: Attrs) -> tuple[TensorType, ...]:
     return tuple(TensorType(tuple(s), d) for s, d in zip(attrs["shapes"], attrs["dtypes"], strict=True))
 
 
-def _whole(types: Types, attrs: Attrs, results: Types) -> Rule:
+def _unsplit_rule(types: Types, attrs: Attrs, results: Types) -> Rule:
     """No dim of any operand or result may be split."""
     sides = []
     for letter, tensors in (("x", types), ("y", results)):
@@ -30,7 +30,7 @@ def _tir_rule(types: Types, attrs: Attrs, results: Types) -> Rule:
     """Return the rule in attribute `rule`, which the frontend derives from the function's blocks; else split none."""
     text = attrs.get("rule")
     if text is None:
-        return _whole(types, attrs, results)
+        return _unsplit_rule(types, attrs, results)
     return parse_rule(text, [t.shape for t in types], [t.shape for t in results], reduce=attrs["reduction"])
 
 
@@ -47,7 +47,7 @@ define(
 define(
     "call_dps_packed",
     Semantics(infer=_infer, torch="tvm_extern.call_packed({function}, {shapes}, {dtypes}, {*})"),
-    Split(_whole),
+    Split(_unsplit_rule),
     code=Code(relax="tvm_extern.call_packed({function}, {shapes}, {dtypes}, {*})"),
 )
 
@@ -84,5 +84,5 @@ def _called(g: Builder, name: str, operands: Any, attrs: Attrs, **more: str) -> 
     kinds = attrs["results"]
     values = operands if isinstance(operands, list) else [operands]
     shapes, dtypes = tuple(k.shape for k in kinds), tuple(k.dtype for k in kinds)
-    found = g.emit(name, *values, **more, shapes=shapes, dtypes=dtypes)
-    return list(found) if len(kinds) > 1 else found
+    results = g.emit(name, *values, **more, shapes=shapes, dtypes=dtypes)
+    return list(results) if len(kinds) > 1 else results

@@ -30,7 +30,7 @@ STATES = {"lstm": 2, "gru": 1, "rnn": 1}
 _DIMS = {"peepholes": "[k]", "lengths": "n", "projection": "[p] [h]", "bias": "[g]"}
 """The factors of the optional operands."""
 
-_Wanted = Callable[[Attrs], tuple[int, ...]]
+_Operands = Callable[[Attrs], tuple[int, ...]]
 
 
 def state_dims(states: int, attrs: Attrs) -> list[str]:
@@ -49,16 +49,16 @@ def cell_gradient(cell: str) -> Gradient:
     def back(b: Backward) -> Sequence[Value | None]:
         grads = [b.zeros(y) if g is None else g for y, g in zip(b.op.results, b.grads, strict=True)]
         attrs = {**b.attrs, "cell": cell}
-        found: list[Value | None] = [None] * len(b.op.operands)
-        for name, wanted in (
+        results: list[Value | None] = [None] * len(b.op.operands)
+        for name, indices in (
             ("nn.recurrence_grad", _of_sequences(attrs)),
             ("nn.recurrence_weight_grad", _of_weights(attrs)),
         ):
-            if b.wanted.intersection(wanted):
-                made = b.emit(name, *b.op.operands, *grads, **attrs)
-                for i, value in zip(wanted, made if isinstance(made, tuple) else (made,), strict=True):
-                    found[i] = value
-        return found
+            if b.wrt.intersection(indices):
+                values = b.emit(name, *b.op.operands, *grads, **attrs)
+                for i, value in zip(indices, values if isinstance(values, tuple) else (values,), strict=True):
+                    results[i] = value
+        return results
 
     return Gradient(all=back)
 
@@ -83,8 +83,8 @@ def _workspace(types: Types, attrs: Attrs, of_weights: bool) -> float:
     return sum(t.bytes for t in types) + _SAVED[attrs["cell"]][of_weights] * steps + 1.75 * of_weights * types[1].bytes
 
 
-def _enter(name: str, wanted: _Wanted, of_weights: bool) -> None:
-    """Define an op that returns the gradients of the operands `wanted`, by index."""
+def _enter(name: str, wrt: _Operands, of_weights: bool) -> None:
+    """Define an op that returns the gradients of the operands `wrt`, by index."""
 
     def infer(types: Types, attrs: Attrs) -> tuple[TensorType, ...]:
         states = STATES[attrs["cell"]]
@@ -95,19 +95,19 @@ def _enter(name: str, wanted: _Wanted, of_weights: bool) -> None:
         )
         if tuple(types[len(operands) :]) != results:
             raise ValueError(f"the operands of {attrs['cell']}, and gradients {', '.join(map(str, results))}")
-        return tuple(operands[i] for i in wanted(attrs))
+        return tuple(operands[i] for i in wrt(attrs))
 
     def rule(types: Types, attrs: Attrs, results: Types) -> Rule:
         states = STATES[attrs["cell"]]
-        left = operand_dims(states, attrs)
-        right = ", ".join(left[i] for i in wanted(attrs))
-        text = f"{', '.join([*left, '[t] n [p]', *state_dims(states, attrs)])} -> {right}"
+        operand_names = operand_dims(states, attrs)
+        result_names = ", ".join(operand_names[i] for i in wrt(attrs))
+        text = f"{', '.join([*operand_names, '[t] n [p]', *state_dims(states, attrs)])} -> {result_names}"
         return parse_rule(text, [t.shape for t in types], [t.shape for t in results])
 
     def expression(attrs: Attrs) -> str:
         named = [f"{key}={{{key}}}" for key in sorted(attrs) if key != "clip"]
         named += ["clip={clip}"] if attrs["clip"] != math.inf else []
-        return f"recurrent.gradients({{*}}, wanted={wanted(attrs)}, {', '.join(named)})"
+        return f"recurrent.gradients({{*}}, wanted={wrt(attrs)}, {', '.join(named)})"
 
     define(
         name,

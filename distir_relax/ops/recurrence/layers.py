@@ -50,10 +50,10 @@ def direction(
     biases = [bias for bias in (input_bias, state_bias) if bias is not None]
     if biases:
         gates = g.emit("add", gates, biases[0] if len(biases) == 1 else g.emit("add", *biases))
-    given = {name: value for name, value in extras.items() if value is not None}
+    present = {name: value for name, value in extras.items() if value is not None}
     return g.emit(
-        cell.op, gates, of_state, *states, *given.values(),
-        **cell.attrs, clip=clip, reverse=reverse, extras=tuple(given),
+        cell.op, gates, of_state, *states, *present.values(),
+        **cell.attrs, clip=clip, reverse=reverse, extras=tuple(present),
     )  # fmt: skip
 
 
@@ -69,25 +69,25 @@ def stacked(g: Builder, parts: Sequence[Any]) -> Any:
 
 def _layers(
     g: Builder, name: str, x: Value, states: Sequence[Any], params: Sequence[Any], biased: bool, layers: int,
-    dropout: float, train: bool, both_ways: bool, batch_first: bool,
+    dropout: float, train: bool, bidirectional: bool, batch_first: bool,
 ) -> Any:  # fmt: skip
-    cell, ways = torch_cell(name), 2 if both_ways else 1
-    each = len(params) // (layers * ways)
+    cell, directions = torch_cell(name), 2 if bidirectional else 1
+    each = len(params) // (layers * directions)
     if batch_first:
         x = g.emit("permute_dims", x, axes=(1, 0, 2))
     last: list[list[Any]] = [[] for _ in states]
     for layer in range(layers):
         outputs = []
-        for way in range(ways):
-            number = layer * ways + way
-            mine = list(params[number * each : (number + 1) * each])
-            extras = {"projection": mine.pop()} if each not in (2, 4) else {}
-            weights = mine if biased else [*mine, None, None]
+        for index in range(directions):
+            number = layer * directions + index
+            cell_params = list(params[number * each : (number + 1) * each])
+            extras = {"projection": cell_params.pop()} if each not in (2, 4) else {}
+            weights = cell_params if biased else [*cell_params, None, None]
             start = [g.aten("select.int", state, 0, number) for state in states]
-            found = direction(g, cell, x, weights, start, reverse=way == 1, **extras)
-            outputs.append(found[0])
-            for states_so_far, state in zip(last, found[1:], strict=True):
-                states_so_far.append(state)
+            results = direction(g, cell, x, weights, start, reverse=index == 1, **extras)
+            outputs.append(results[0])
+            for final_states, state in zip(last, results[1:], strict=True):
+                final_states.append(state)
         x = join(g, outputs, 2)
         if layer < layers - 1:
             x = g.aten("dropout.default", x, dropout, train)

@@ -33,8 +33,8 @@ def _onnx_rnn(g: Builder, x: OnnxOperands, attrs: Attrs) -> Any:
 
 
 def _layer(g: Builder, cell: Cell, usual: tuple[str, ...], x: OnnxOperands, attrs: Attrs) -> Any:
-    ways = _DIRECTIONS[attrs.get("direction", "forward")]
-    activations = _activations(attrs, usual * len(ways))
+    directions = _DIRECTIONS[attrs.get("direction", "forward")]
+    activations = _activations(attrs, usual * len(directions))
     batch_first = bool(attrs.get("layout", 0))
     sequence = g.emit("permute_dims", x[0], axes=(1, 0, 2)) if batch_first else x[0]
     hidden = x[2].tensor.shape[2]
@@ -42,42 +42,42 @@ def _layer(g: Builder, cell: Cell, usual: tuple[str, ...], x: OnnxOperands, attr
     # An LSTM has the states at 5 and 6, and peepholes at 7.
     states = 2 if cell.op == "nn.lstm" else 1
     outputs = []
-    for way, reverse in enumerate(ways):
-        mine = cell.attrs | {"activations": activations[way * len(usual) : (way + 1) * len(usual)]}
+    for index, reverse in enumerate(directions):
+        mine = cell.attrs | {"activations": activations[index * len(usual) : (index + 1) * len(usual)]}
         biases = (
-            g.emit("split", _pick(g, x[3], way), sizes=(x[3].tensor.shape[1] // 2,) * 2, axis=0) if x.has(3) else ()
+            g.emit("split", _pick(g, x[3], index), sizes=(x[3].tensor.shape[1] // 2,) * 2, axis=0) if x.has(3) else ()
         )
-        weights = [_pick(g, x[1], way), _pick(g, x[2], way), *(biases or (None, None))]
-        given = [_state(g, x, 5 + i, way, batch_first, start) for i in range(states)]
+        weights = [_pick(g, x[1], index), _pick(g, x[2], index), *(biases or (None, None))]
+        initial = [_state(g, x, 5 + i, index, batch_first, start) for i in range(states)]
         extras = {"lengths": x[4] if x.has(4) else None}
         if x.has(7):
-            extras = {"peepholes": _pick(g, x[7], way), **extras}
+            extras = {"peepholes": _pick(g, x[7], index), **extras}
         bound = attrs.get("clip", math.inf)
         outputs.append(
-            direction(g, Cell(cell.op, mine), sequence, weights, given, reverse=reverse, clip=bound, **extras)
+            direction(g, Cell(cell.op, mine), sequence, weights, initial, reverse=reverse, clip=bound, **extras)
         )
     return _joined(g, list(zip(*outputs, strict=True)), batch_first)
 
 
 def _joined(g: Builder, parts: Sequence[Sequence[Value]], batch_first: bool) -> Any:
     """Return (d, t, n, h) and (d, n, h) in ONNX's order of dims: (t, d, n, h) and (d, n, h), or n first."""
-    whole, *last = (stacked(g, values) for values in parts)
+    outputs, *last = (stacked(g, values) for values in parts)
     if batch_first:
         return (
-            g.emit("permute_dims", whole, axes=(2, 1, 0, 3)),
+            g.emit("permute_dims", outputs, axes=(2, 1, 0, 3)),
             *(g.emit("permute_dims", state, axes=(1, 0, 2)) for state in last),
         )
-    return (g.emit("permute_dims", whole, axes=(1, 0, 2, 3)), *last)
+    return (g.emit("permute_dims", outputs, axes=(1, 0, 2, 3)), *last)
 
 
-def _pick(g: Builder, x: Value, way: int) -> Any:
-    return g.aten("select.int", x, 0, way)
+def _pick(g: Builder, x: Value, index: int) -> Any:
+    return g.aten("select.int", x, 0, index)
 
 
-def _state(g: Builder, x: OnnxOperands, index: int, way: int, batch_first: bool, shape: tuple[int, int]) -> Any:
-    if not x.has(index):
+def _state(g: Builder, x: OnnxOperands, operand: int, index: int, batch_first: bool, shape: tuple[int, int]) -> Any:
+    if not x.has(operand):
         return filled(g, shape, 0.0, x[0].tensor.dtype)
-    return g.aten("select.int", x[index], 1 if batch_first else 0, way)
+    return g.aten("select.int", x[operand], 1 if batch_first else 0, index)
 
 
 def _activations(attrs: Attrs, usual: tuple[str, ...]) -> tuple[str, ...]:

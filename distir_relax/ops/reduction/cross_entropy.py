@@ -51,7 +51,7 @@ def _cross_entropy(
     classes = _weighed(g, shifted, normalizer, _along(g, weight, x, axis), axis)
     parts = (
         g.emit("multiply", losses, like(g, x, 1 - smoothing)),
-        g.emit("multiply", labels.kept(classes), like(g, x, smoothing / x.tensor.shape[axis])),
+        g.emit("multiply", labels.masked(classes), like(g, x, smoothing / x.tensor.shape[axis])),
     )
     return _over(g, g.emit("add", *parts), labels.total(), reduction)
 
@@ -90,7 +90,7 @@ class _Labels:
         self._counts = g.emit("not_equal", labels, g.constant(ignore_index, "int64"))
         # An ignored label is replaced by the first class, so that it can be looked up.
         self._numbers = g.emit("where", self._counts, labels, g.constant(0, "int64"))
-        self._weights = None if weight is None else self.kept(g.aten("embedding.default", weight, self._numbers))
+        self._weights = None if weight is None else self.masked(g.aten("embedding.default", weight, self._numbers))
 
     def picked(self, x: Value) -> Any:
         """Return the element of `x` at each label."""
@@ -98,13 +98,13 @@ class _Labels:
         column = reshape_to(self._g, self._numbers, (*shape[: self._axis], 1, *shape[self._axis :]))
         return reshape_to(self._g, self._g.aten("gather.default", x, self._axis, column), shape)
 
-    def kept(self, rows: Value) -> Any:
+    def masked(self, rows: Value) -> Any:
         """Return `rows`, with zero where the label is ignored."""
         return self._g.emit("where", self._counts, rows, like(self._g, rows, 0))
 
     def weighed(self, rows: Value) -> Any:
         """Return `rows` times the weight of their class; zero where the label is ignored."""
-        rows = self.kept(rows)
+        rows = self.masked(rows)
         return rows if self._weights is None else self._g.emit("multiply", rows, self._weights)
 
     def total(self) -> Any:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from distir_relax.ir import Value
-from distir_relax.ops.reduction.reduction_axes import axes_of, converted, infer_along_axis, whole_axis_rule
+from distir_relax.ops.reduction.reduction_axes import axes_of, converted, infer_along_axis, unsplit_axis_rule
 from distir_relax.ops.table import (
     Attrs,
     Backward,
@@ -34,7 +34,7 @@ def sums_from_behind(b: Backward, x: Value) -> Value:
 define(
     "cumsum",
     Semantics(infer=infer_along_axis, torch="torch.cumsum({0}, {axis}, dtype={0}.dtype)", linear=(operands(0),)),
-    Split(whole_axis_rule),
+    Split(unsplit_axis_rule),
     code=Code(relax="R.cumsum({0}, {axis})"),
     gradient=gradient_of(lambda b: sums_from_behind(b, b.grad)),
 )

@@ -18,8 +18,10 @@ _LARGE = 25
 def _pairwise_distance(
     g: Builder, a: Value, b: Value, order: float = 2, epsilon: float = 1e-6, keepdim: bool = False
 ) -> Any:
-    apart = g.emit("subtract", *promote(g, a, b))
-    return g.aten("linalg_vector_norm.default", g.emit("add", apart, like(g, apart, epsilon)), order, [-1], keepdim)
+    difference = g.emit("subtract", *promote(g, a, b))
+    return g.aten(
+        "linalg_vector_norm.default", g.emit("add", difference, like(g, difference, epsilon)), order, [-1], keepdim
+    )
 
 
 @aten("dist.default")
@@ -36,10 +38,10 @@ def _cdist(g: Builder, a: Value, b: Value, order: float = 2, mode: int | None = 
     lead = a.tensor.shape[:-2], b.tensor.shape[:-2]
     width = a.tensor.shape[-1]
     a, b = reshape_to(g, a, (*lead[0], rows, 1, width)), reshape_to(g, b, (*lead[1], 1, columns, width))
-    apart = g.emit("subtract", a, b)
+    difference = g.emit("subtract", a, b)
     if order == math.inf and g.training:
-        return _largest(g, g.emit("abs", apart))
-    return g.aten("linalg_vector_norm.default", apart, order, [-1])
+        return _largest(g, g.emit("abs", difference))
+    return g.aten("linalg_vector_norm.default", difference, order, [-1])
 
 
 def _largest(g: Builder, x: Value) -> Any:

@@ -84,12 +84,14 @@ def _huber_loss(g: Builder, x: Value, target: Value, reduction: int = 1, delta: 
 
 def _squares_below(g: Builder, x: Value, target: Value, bound: float, scale: float) -> Any:
     """Emit ``scale d^2 / 2`` of differences below `bound`, continued linearly above it."""
-    apart = g.emit("abs", g.emit("subtract", *promote(g, x, target)))
-    near = g.emit("less", apart, like(g, apart, bound))
+    distance = g.emit("abs", g.emit("subtract", *promote(g, x, target)))
+    near = g.emit("less", distance, like(g, distance, bound))
     # Finite in the branch that is not selected, for its gradient.
-    small = g.emit("where", near, apart, like(g, apart, 0))
-    square = g.emit("multiply", g.emit("square", small), like(g, apart, scale / 2))
-    line = g.emit("multiply", g.emit("subtract", apart, like(g, apart, bound / 2)), like(g, apart, scale * bound))
+    small = g.emit("where", near, distance, like(g, distance, 0))
+    square = g.emit("multiply", g.emit("square", small), like(g, distance, scale / 2))
+    line = g.emit(
+        "multiply", g.emit("subtract", distance, like(g, distance, bound / 2)), like(g, distance, scale * bound)
+    )
     return g.emit("where", near, square, line)
 
 
@@ -134,8 +136,8 @@ def _cosine_embedding_loss(
     cosine = g.emit("divide", along(a, b), g.emit("sqrt", sizes))
     near, far = (g.emit("equal", target, like(g, target, sign)) for sign in (1, -1))
     zero, one = like(g, cosine, 0), like(g, cosine, 1)
-    apart = _positive(g, g.emit("subtract", cosine, like(g, cosine, margin)))
-    sides = g.emit("where", near, g.emit("subtract", one, cosine), zero), g.emit("where", far, apart, zero)
+    excess = _positive(g, g.emit("subtract", cosine, like(g, cosine, margin)))
+    sides = g.emit("where", near, g.emit("subtract", one, cosine), zero), g.emit("where", far, excess, zero)
     return reduced(g, g.emit("add", *sides), reduction)
 
 

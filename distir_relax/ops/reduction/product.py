@@ -6,7 +6,13 @@ from typing import Any
 
 from distir_relax.ir import TensorType, Value
 from distir_relax.ops.reduction.cumsum import sums_from_behind
-from distir_relax.ops.reduction.reduction_axes import axes_of, converted, infer_along_axis, relax_axes, whole_axis_rule
+from distir_relax.ops.reduction.reduction_axes import (
+    axes_of,
+    converted,
+    infer_along_axis,
+    relax_axes,
+    unsplit_axis_rule,
+)
 from distir_relax.ops.table import (
     Attrs,
     Backward,
@@ -39,8 +45,8 @@ def _infer(types: Types, attrs: Attrs) -> tuple[TensorType, ...]:
 def _rule(types: Types, attrs: Attrs, results: Types) -> Rule:
     names = [f"[d{i}]" if i == attrs["axis"] else f"d{i}" for i in range(len(types[0].shape))]
     right = ["()" if i == attrs["axis"] else name for i, name in enumerate(names)]
-    kept = " ".join(name for name in right if attrs["keepdims"] or name != "()")
-    return parse_rule(f"{' '.join(names)} -> {kept}", [types[0].shape], [results[0].shape])
+    result_names = " ".join(name for name in right if attrs["keepdims"] or name != "()")
+    return parse_rule(f"{' '.join(names)} -> {result_names}", [types[0].shape], [results[0].shape])
 
 
 def _zeros_and_factors(b: Backward) -> tuple[Value, Value]:
@@ -69,8 +75,8 @@ def _products_back(b: Backward) -> Value:
     terms = b.emit("multiply", b.grad, b.emit("cumprod", factors, axis=axis))
 
     def behind(zeros: float) -> Value:
-        kept = b.emit("where", b.emit("equal", count, b.number(zeros)), terms, b.number(0.0))
-        return sums_from_behind(b, kept)
+        masked = b.emit("where", b.emit("equal", count, b.number(zeros)), terms, b.number(0.0))
+        return sums_from_behind(b, masked)
 
     return b.emit("where", nought, behind(1.0), b.emit("divide", behind(0.0), factors))  # type: ignore[no-any-return]
 
@@ -86,7 +92,7 @@ define(
 define(
     "cumprod",
     Semantics(infer=infer_along_axis, torch="torch.cumprod({0}, {axis}, dtype={0}.dtype)"),
-    Split(whole_axis_rule),
+    Split(unsplit_axis_rule),
     code=Code(relax="R.cumprod({0}, {axis})"),
     gradient=gradient_of(_products_back),
 )

@@ -48,8 +48,8 @@ def _infer_reduce(types: Types, attrs: Attrs) -> tuple[TensorType, ...]:
 def _reduce_rule(how: str) -> Any:
     def rule(types: Types, attrs: Attrs, results: Types) -> Rule:
         names = [f"d{i}" for i in range(len(types[0].shape))]
-        kept = ["()" if i in attrs["axis"] else n for i, n in enumerate(names)]
-        right = " ".join(k for k in kept if attrs["keepdims"] or k != "()")
+        reduced = ["()" if i in attrs["axis"] else n for i, n in enumerate(names)]
+        right = " ".join(k for k in reduced if attrs["keepdims"] or k != "()")
         return parse_rule(f"{' '.join(names)} -> {right}", [types[0].shape], [results[0].shape], reduce=how)
 
     return rule

@@ -16,7 +16,7 @@ def infer_along_axis(types: Types, attrs: Attrs) -> tuple[TensorType, ...]:
     return (TensorType(types[0].shape, types[0].dtype),)
 
 
-def whole_axis_rule(types: Types, attrs: Attrs, results: Types) -> Rule:
+def unsplit_axis_rule(types: Types, attrs: Attrs, results: Types) -> Rule:
     """Return the rule of ops that need dim `axis` whole and are elementwise in all others."""
     text = " ".join(f"[d{i}]" if i == attrs["axis"] else f"d{i}" for i in range(len(types[0].shape)))
     return parse_rule(f"{text} -> {text}", [types[0].shape], [results[0].shape])
@@ -43,8 +43,8 @@ def has_none(x: Value, dim: Any) -> bool:
 def reduced_shape(x: Value, dim: Any, keepdim: bool) -> tuple[int, ...]:
     """Return the shape of a reduction of `x` over `dim`."""
     axes = axes_of(x, dim)
-    kept = [1 if d in axes else n for d, n in enumerate(x.tensor.shape) if keepdim or d not in axes]
-    return tuple(kept)
+    shape = [1 if d in axes else n for d, n in enumerate(x.tensor.shape) if keepdim or d not in axes]
+    return tuple(shape)
 
 
 def converted(g: Builder, x: Value, dtype: Any, summing: bool = False) -> Any:

@@ -39,12 +39,12 @@ def _windows(types: Types, attrs: Attrs) -> tuple[SampledWindow, ...]:
     return sampled_windows(types[0], attrs, axes, size, [Adaptive()] * len(size), keeps(types, size))
 
 
-def _over_parts(function: str, whole: str) -> Callable[[Attrs], str]:
-    """Return an expression that computes partial dims with `resample`, and the rest with `whole`."""
+def _over_parts(function: str, full: str) -> Callable[[Attrs], str]:
+    """Return an expression that computes partial dims with `resample`, and the rest with `full`."""
 
     def expression(attrs: Attrs) -> str:
-        made, is_all = over_parts(attrs, function, "resample.Adaptive()", attrs["output_size"])
-        return made if is_all else whole.replace("{0}", made)
+        text, is_all = over_parts(attrs, function, "resample.Adaptive()", attrs["output_size"])
+        return text if is_all else full.replace("{0}", text)
 
     return expression
 
@@ -96,39 +96,39 @@ for _n in (1, 2, 3):
 # ATen spellings
 
 
-def _reduced(x: Value, wanted: tuple[int, ...]) -> tuple[int, ...]:
+def _reduced_dims(x: Value, sizes: tuple[int, ...]) -> tuple[int, ...]:
     """Return the dims reduced to one element, unless all are: reduced first, they need no gather if they are split."""
-    first = len(x.tensor.shape) - len(wanted)
-    axes = tuple(first + i for i, n in enumerate(wanted) if n == 1 and x.tensor.shape[first + i] > 1)
-    return axes if any(n > 1 for n in wanted) else ()
+    first = len(x.tensor.shape) - len(sizes)
+    axes = tuple(first + i for i, n in enumerate(sizes) if n == 1 and x.tensor.shape[first + i] > 1)
+    return axes if any(n > 1 for n in sizes) else ()
 
 
 def _adaptive_average(count: int) -> Any:
     def convert(g: Builder, x: Value, size: Any) -> Any:
-        wanted = per_dim(size, count)
-        if axes := _reduced(x, wanted):
+        sizes = per_dim(size, count)
+        if axes := _reduced_dims(x, sizes):
             x = g.emit("mean", x, axis=axes, keepdims=True)
-        if all(n % m == 0 for n, m in zip(x.tensor.shape[-count:], wanted, strict=True)):
-            return even_average(count)(g, x, wanted)
-        return batched(g, x, count, lambda data: g.emit(f"nn.adaptive_avg_pool{count}d", data, output_size=wanted))
+        if all(n % m == 0 for n, m in zip(x.tensor.shape[-count:], sizes, strict=True)):
+            return even_average(count)(g, x, sizes)
+        return batched(g, x, count, lambda data: g.emit(f"nn.adaptive_avg_pool{count}d", data, output_size=sizes))
 
     return convert
 
 
 def _adaptive_max(count: int) -> Any:
     def convert(g: Builder, x: Value, size: Any) -> Any:
-        wanted = per_dim(size, count)
-        places = batched(g, x, count, lambda data: adaptive_places(g, data, wanted))
+        sizes = per_dim(size, count)
+        places = batched(g, x, count, lambda data: adaptive_places(g, data, sizes))
         # From the innermost dim outwards, so that the first of equal elements gets the gradient. A dim with a window
         # inside of it is an exception: reduced first, it would select the first along the window.
         rank = len(x.tensor.shape)
-        for axis in reversed(_reduced(x, wanted)):
-            if not g.training or all(n == 1 for n in wanted[axis - rank :]):
+        for axis in reversed(_reduced_dims(x, sizes)):
+            if not g.training or all(n == 1 for n in sizes[axis - rank :]):
                 x = g.emit("max", x, axis=(axis,), keepdims=True, ties="first")
         have = x.tensor.shape[-count:]
-        if all(n % m == 0 for n, m in zip(have, wanted, strict=True)):
-            return max_pool(count)(g, x, [n // m for n, m in zip(have, wanted, strict=True)]), places
-        values = batched(g, x, count, lambda data: g.emit(f"nn.adaptive_max_pool{count}d", data, output_size=wanted))
+        if all(n % m == 0 for n, m in zip(have, sizes, strict=True)):
+            return max_pool(count)(g, x, [n // m for n, m in zip(have, sizes, strict=True)]), places
+        values = batched(g, x, count, lambda data: g.emit(f"nn.adaptive_max_pool{count}d", data, output_size=sizes))
         return values, places
 
     return convert
@@ -146,10 +146,10 @@ def _relax_adaptive(count: int) -> None:
     letters = "DHW"[3 - count :] if count > 1 else "W"
 
     def convert(g: Builder, args: Any, attrs: Any) -> Any:
-        order, lies, size = "NC" + letters, attrs["layout"], attrs["output_size"]
-        x = arranged(g, args[0], lies, order)
+        order, layout, size = "NC" + letters, attrs["layout"], attrs["output_size"]
+        x = arranged(g, args[0], layout, order)
         y = x if size is None else _adaptive_average(count)(g, x, size)
-        return arranged(g, y, order, attrs["out_layout"] or lies or order)
+        return arranged(g, y, order, attrs["out_layout"] or layout or order)
 
     relax(f"relax.nn.adaptive_avg_pool{count}d")(convert)
 

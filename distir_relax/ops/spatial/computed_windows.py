@@ -27,31 +27,31 @@ def sampled_windows(
         raise ValueError(f"a size for each of {len(axes)} dims")
     if min(sizes, default=0) < 0 or any(size and not x.shape[axis] for axis, size in zip(axes, sizes, strict=True)):
         raise ValueError(f"{tuple(sizes)} elements made from {tuple(x.shape[a] for a in axes)}")
-    found = []
+    windows = []
     for i, (axis, size) in enumerate(zip(axes, sizes, strict=True)):
         if part := parts_of(attrs, len(axes))[i]:
             have, first, want, start = part
             reads = SampledWindow(i, 0, axis, axis, have, want, samplings[i], x.dtype).reads(start, start + size)
             if reads != (first, first + x.shape[axis]):
                 raise ValueError(f"elements {start} to {start + size} of dim {axis} need {reads}, found {part}")
-        found.append(SampledWindow(i, 0, axis, axis, x.shape[axis], size, samplings[i], x.dtype, plain[i]))
-    return tuple(found)
+        windows.append(SampledWindow(i, 0, axis, axis, x.shape[axis], size, samplings[i], x.dtype, plain[i]))
+    return tuple(windows)
 
 
 def parts_of(attrs: Attrs, dims: int) -> tuple[tuple[int, ...], ...]:
     """Return the device's part of each of `dims` dims; ``()`` for a dim that is whole."""
-    found: tuple[tuple[int, ...], ...] = attrs.get("part", ((),) * dims)
-    return found
+    parts: tuple[tuple[int, ...], ...] = attrs.get("part", ((),) * dims)
+    return parts
 
 
 def set_part(dims: int) -> Any:
     """Return the `Split.windowed` of an op with `dims` windows."""
 
     def windowed(attrs: Attrs, parts: Mapping[int, tuple[int, ...]]) -> dict[str, Attribute]:
-        found = list(parts_of(attrs, dims))
+        result = list(parts_of(attrs, dims))
         for i, part in parts.items():
-            found[i] = part
-        return {**attrs, "part": tuple(found)}
+            result[i] = part
+        return {**attrs, "part": tuple(result)}
 
     return windowed
 

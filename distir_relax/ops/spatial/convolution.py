@@ -107,11 +107,10 @@ def _torch_conv(name: str) -> Any:
 def _torch_transposed(name: str) -> Any:
     def expression(attrs: Attrs) -> str:
         low, high = ends(attrs)
-        call = f"F.{name}({{0}}, {{1}}, None, {{strides}}, {{taken}}, 0, {{groups}}, {{dilation}})"
-        if low == high and min(low) >= 0:
-            return call.replace("{taken}", repr(low))
-        taken = torch_widths([-n for n in low], [-n for n in high])
-        return f"F.pad({call.replace('{taken}', '0')}, {taken!r})"
+        symmetric = low == high and min(low) >= 0
+        padding = repr(low) if symmetric else "0"
+        call = f"F.{name}({{0}}, {{1}}, None, {{strides}}, {padding}, 0, {{groups}}, {{dilation}})"
+        return call if symmetric else f"F.pad({call}, {torch_widths([-n for n in low], [-n for n in high])!r})"
 
     return expression
 
@@ -256,8 +255,8 @@ def _relax_conv(count: int, transposed: bool) -> None:
     letters = "DHW"[3 - count :] if count > 1 else "W"
 
     def convert(g: Builder, args: Any, attrs: Any) -> Any:
-        order, lies = "NC" + letters, attrs["data_layout"]
-        data = arranged(g, args[0], lies, order)
+        order, layout = "NC" + letters, attrs["data_layout"]
+        data = arranged(g, args[0], layout, order)
         weight = arranged(g, args[1], attrs["kernel_layout"], ("IO" if transposed else "OI") + letters)
         if attrs["out_dtype"] not in (None, "", "void", args[0].tensor.dtype):
             raise NotImplementedError(f"a convolution of {args[0].tensor.dtype} in {attrs['out_dtype']}")
@@ -268,7 +267,7 @@ def _relax_conv(count: int, transposed: bool) -> None:
         dilation, strides = per_dim(attrs["dilation"], count), per_dim(attrs["strides"], count)
         groups = int(attrs["groups"])
         y = g.emit(name, data, weight, strides=strides, padding=padding, dilation=dilation, groups=groups)
-        return arranged(g, y, order, attrs["out_layout"] or lies or order)
+        return arranged(g, y, order, attrs["out_layout"] or layout or order)
 
     relax(f"relax.{name}")(convert)
 
@@ -297,22 +296,22 @@ def _nhwc_conv(g: Builder, x: OnnxOperands, attrs: Attrs) -> Any:
 
 def _windowed(g: Builder, data: Value, weight: Value, bias: Value | None, attrs: Attrs) -> Any:
     kernel = weight.tensor.shape[2:]
-    found = onnx_windows(data, kernel, attrs)
-    return _add_bias(g, g.emit(f"nn.conv{len(kernel)}d", data, weight, **found, groups=attrs.get("group", 1)), bias)
+    windows = onnx_windows(data, kernel, attrs)
+    return _add_bias(g, g.emit(f"nn.conv{len(kernel)}d", data, weight, **windows, groups=attrs.get("group", 1)), bias)
 
 
 @onnx("ConvTranspose")
 def _onnx_conv_transpose(g: Builder, x: OnnxOperands, attrs: Attrs) -> Any:
     kernel = x[1].tensor.shape[2:]
     count, how = len(kernel), attrs.get("auto_pad", "NOTSET")
-    found = onnx_windows(x[0], kernel, {**attrs, "auto_pad": "NOTSET"})
+    windows = onnx_windows(x[0], kernel, {**attrs, "auto_pad": "NOTSET"})
     more = attrs.get("output_padding", (0,) * count)
-    sizes = list(zip(x[0].tensor.shape[2:], kernel, found["strides"], found["dilation"], strict=True))
-    wanted = attrs.get("output_shape", [n * s for n, _, s, _ in sizes] if how.startswith("SAME") else None)
-    if wanted is not None:
-        whole = [s * (n - 1) + (k - 1) * d + 1 + p for (n, k, s, d), p in zip(sizes, more, strict=True)]
-        found["padding"] = dealt_out([a - b for a, b in zip(whole, wanted[-count:], strict=True)], how)
-    low, high = found["padding"][:count], found["padding"][count:]
-    found["padding"] = (*low, *(a - b for a, b in zip(high, more, strict=True)))
-    y = g.emit(f"nn.conv{count}d_transpose", x[0], x[1], **found, groups=attrs.get("group", 1))
+    sizes = list(zip(x[0].tensor.shape[2:], kernel, windows["strides"], windows["dilation"], strict=True))
+    output_shape = attrs.get("output_shape", [n * s for n, _, s, _ in sizes] if how.startswith("SAME") else None)
+    if output_shape is not None:
+        full_sizes = [s * (n - 1) + (k - 1) * d + 1 + p for (n, k, s, d), p in zip(sizes, more, strict=True)]
+        windows["padding"] = dealt_out([a - b for a, b in zip(full_sizes, output_shape[-count:], strict=True)], how)
+    low, high = windows["padding"][:count], windows["padding"][count:]
+    windows["padding"] = (*low, *(a - b for a, b in zip(high, more, strict=True)))
+    y = g.emit(f"nn.conv{count}d_transpose", x[0], x[1], **windows, groups=attrs.get("group", 1))
     return _add_bias(g, y, x[2] if x.has(2) else None)

@@ -60,8 +60,10 @@ def _spread(b: Backward, grad: Value, weight: Value, like: Value) -> Value:
     """Emit the transposed convolution of `grad` with the shape of `like`, for any remainder of the strides."""
     count, low = spatial_rank(b.attrs), ends(b.attrs)[0]
     groups = like.tensor.shape[1] // max(weight.tensor.shape[1], 1)
-    whole = strided_windows(grad.tensor, {**b.attrs, "padding": (0,) * 2 * count}, weight.tensor.shape[2:], SCATTER)
-    high = tuple(w.result_size - low[i] - n for i, (w, n) in enumerate(zip(whole, like.tensor.shape[2:], strict=True)))
+    windows = strided_windows(grad.tensor, {**b.attrs, "padding": (0,) * 2 * count}, weight.tensor.shape[2:], SCATTER)
+    high = tuple(
+        w.result_size - low[i] - n for i, (w, n) in enumerate(zip(windows, like.tensor.shape[2:], strict=True))
+    )
     geometry = {**_geometry(b.attrs), "padding": (*low, *high)}
     return b.emit(f"nn.conv{count}d_transpose", grad, weight, **geometry, groups=groups)  # type: ignore[no-any-return]
 
@@ -102,9 +104,9 @@ def _groups(x: TensorType, attrs: Attrs) -> int:
 
 def _rule(types: Types, attrs: Attrs, results: Types) -> Rule:
     count, groups = spatial_rank(attrs), max(_groups(types[0], attrs), 1)
-    read, made, kernel = (" ".join(f"[{letter}{i}]" for i in range(count)) for letter in "rmk")
+    read, result, kernel = (" ".join(f"[{letter}{i}]" for i in range(count)) for letter in "rmk")
     sizes = {"g": groups, "i": types[0].shape[1] // groups, "o": types[1].shape[1] // groups}
-    text = f"n (g i) {read}, n (g o) {made} -> (g o) i {kernel}"
+    text = f"n (g i) {read}, n (g o) {result} -> (g o) i {kernel}"
     return parse_rule(text, [t.shape for t in types], [results[0].shape], sizes)
 
 

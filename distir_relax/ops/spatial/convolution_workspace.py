@@ -42,13 +42,13 @@ def transposed_convolution(types: Types, attrs: Attrs, results: Types) -> float:
     """Return the bytes for ``nn.conv2d_transpose`` and its family."""
     (x, w), (y,) = types, results
     low, high = ends(attrs)
-    whole = y
+    uncropped = y
     if low != high or min(low, default=0) < 0:
         sizes = [n + max(a, 0) + max(b, 0) for n, a, b in zip(y.shape[2:], low, high, strict=True)]
-        whole = TensorType((*y.shape[:2], *sizes), y.dtype)
-    extra = _extra_of_transposed(x, w, whole, attrs)
+        uncropped = TensorType((*y.shape[:2], *sizes), y.dtype)
+    extra = _extra_of_transposed(x, w, uncropped, attrs)
     # The cropped result is allocated after the whole one is computed.
-    return extra if whole is y else max(extra + whole.bytes - y.bytes, float(whole.bytes))
+    return extra if uncropped is y else max(extra + uncropped.bytes - y.bytes, float(uncropped.bytes))
 
 
 def weight_gradient(types: Types, attrs: Attrs, results: Types) -> float:
@@ -115,7 +115,7 @@ def _columns(weights: Sequence[int], result: TensorType) -> float:
 def _blocked(x: TensorType, groups: int) -> float:
     """Return the bytes of a tensor with the channels of each group padded to whole blocks."""
     channels = x.shape[1]
-    return x.bytes * _whole_blocks(channels, groups) / channels if channels else 0.0
+    return x.bytes * _round_to_blocks(channels, groups) / channels if channels else 0.0
 
 
 def _blocked_weights(w: TensorType, groups: int, block_in: int) -> float:
@@ -123,10 +123,10 @@ def _blocked_weights(w: TensorType, groups: int, block_in: int) -> float:
     if groups > 1 or not w.elements:
         return float(w.bytes)
     inner = -(-w.shape[1] // block_in) * block_in
-    return w.bytes * _whole_blocks(w.shape[0], 1) / w.shape[0] * inner / w.shape[1]
+    return w.bytes * _round_to_blocks(w.shape[0], 1) / w.shape[0] * inner / w.shape[1]
 
 
-def _whole_blocks(channels: int, groups: int) -> int:
+def _round_to_blocks(channels: int, groups: int) -> int:
     if 1 < groups < channels and channels % groups == 0 and (channels // groups) % _BLOCK:
         return groups * (-(-(channels // groups) // _BLOCK) * _BLOCK)
     return -(-channels // _BLOCK) * _BLOCK

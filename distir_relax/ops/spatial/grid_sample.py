@@ -36,9 +36,9 @@ def _infer(types: Types, attrs: Attrs) -> tuple[TensorType, ...]:
 
 
 def _rule(types: Types, attrs: Attrs, results: Types) -> Rule:
-    whole = " ".join(f"[s{i}]" for i in range(len(types[0].shape) - 2))
+    image = " ".join(f"[s{i}]" for i in range(len(types[0].shape) - 2))
     read = " ".join(f"r{i}" for i in range(len(types[0].shape) - 2))
-    text = f"n c {whole}, n {read} [xy] -> n c {read}"
+    text = f"n c {image}, n {read} [xy] -> n c {read}"
     return parse_rule(text, [t.shape for t in types], [results[0].shape])
 
 

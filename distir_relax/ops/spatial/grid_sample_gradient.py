@@ -43,8 +43,8 @@ def grid_sample_back(b: Backward) -> tuple[Value, Value]:
         weight = reshape_to(b.g, b.emit("multiply", i.weight, j.weight), (n, 1, count))
         share = b.emit("multiply", grad, weight)
         of_image = b.emit("scatter_elements", of_image, place, share, axis=2, reduction="add")
-        found = b.emit("multiply", grad, b.emit("gather_elements", image, place, axis=2))
-        along = b.emit("sum", found, axis=(1,), keepdims=False)
+        products = b.emit("multiply", grad, b.emit("gather_elements", image, place, axis=2))
+        along = b.emit("sum", products, axis=(1,), keepdims=False)
         slopes[0].append(b.emit("multiply", along, b.emit("multiply", i.slope, j.weight)))
         slopes[1].append(b.emit("multiply", along, b.emit("multiply", i.weight, j.slope)))
     of_grid = [reshape_to(b.g, _total(b, parts), (*b.x(1).tensor.shape[:-1], 1)) for parts in slopes]
@@ -61,8 +61,8 @@ def _total(b: Backward, parts: list[Value]) -> Value:
 def _taps(b: Backward, which: int, size: int) -> list[_Tap]:
     """Return the elements of a dim of `size` that coordinate `which` of each position reads, each (n, positions)."""
     n, rows, columns, _ = b.x(1).tensor.shape
-    given = b.emit("strided_slice", b.x(1), axes=(3,), begin=(which,), end=(which + 1,), strides=(1,))
-    place, slope = _placed(b, reshape_to(b.g, given, (n, rows * columns)), size)
+    coordinate = b.emit("strided_slice", b.x(1), axes=(3,), begin=(which,), end=(which + 1,), strides=(1,))
+    place, slope = _placed(b, reshape_to(b.g, coordinate, (n, rows * columns)), size)
     one, none = b.number(1.0), b.emit("multiply", place, b.number(0.0))
     if b.attrs["method"] == "nearest":
         return [_inside(b, b.emit("round", place), b.emit("add", none, one), none, size)]
@@ -82,12 +82,12 @@ def _inside(b: Backward, place: Value, weight: Value, slope: Value, size: int) -
     return _Tap(cast(b.g, nearest, "int64"), weight, slope)
 
 
-def _placed(b: Backward, given: Value, size: int) -> tuple[Value, Value]:
+def _placed(b: Backward, coordinate: Value, size: int) -> tuple[Value, Value]:
     """Map [-1, 1] to indices into a dim of `size`, with the slope (ATen's `grid_sampler_compute_source`)."""
     aligned, how = b.attrs["align_corners"], b.attrs["padding_mode"]
     half = (size - 1 if aligned else size) / 2
-    place = b.emit("add", b.emit("multiply", given, b.number(half)), b.number((size - 1) / 2))
-    slope = b.emit("add", b.emit("multiply", given, b.number(0.0)), b.number(half))
+    place = b.emit("add", b.emit("multiply", coordinate, b.number(half)), b.number((size - 1) / 2))
+    slope = b.emit("add", b.emit("multiply", coordinate, b.number(0.0)), b.number(half))
     if how == "reflection":
         low, high = (0.0, size - 1.0) if aligned else (-0.5, size - 0.5)
         place, slope = _reflected(b, place, slope, low, high)

@@ -67,8 +67,8 @@ def _sizes(x: Value, size: Any, scales: Any) -> tuple[tuple[int, ...], list[floa
     if size is not None:
         return tuple(size), None
     products = [n * s for n, s in zip(x.tensor.shape[2:], scales, strict=True)]
-    whole = all(n == int(n) for n in products)
-    return tuple(int(n) for n in products), None if whole else list(scales)
+    integral = all(n == int(n) for n in products)
+    return tuple(int(n) for n in products), None if integral else list(scales)
 
 
 def _by_dims(

@@ -49,13 +49,13 @@ def _windows_of(types: Types, attrs: Attrs, samplings: Sequence[Sampling]) -> tu
 
 
 def _pooled_windows(types: Types, attrs: Attrs) -> tuple[SampledWindow, ...]:
-    found = _windows_of(types, attrs, _pooling(attrs))
+    windows = _windows_of(types, attrs, _pooling(attrs))
     strided = strided_windows(types[0], attrs, attrs["pool_size"])
-    for window, other, part in zip(found, strided, parts_of(attrs, len(found)), strict=True):
+    for window, other, part in zip(windows, strided, parts_of(attrs, len(windows)), strict=True):
         if not part and window.result_size != other.result_size:
             raise ValueError(f"output_size {attrs['output_size']}, expected {other.result_size} along {window}")
     _reject_empty(strided, attrs)
-    return found
+    return windows
 
 
 def _reject_empty(windows: Sequence[StridedWindow], attrs: Attrs) -> None:
@@ -179,10 +179,10 @@ def _onnx_max_pool(g: Builder, x: OnnxOperands, attrs: Attrs) -> Any:
     import torch
 
     kernel = tuple(attrs["kernel_shape"])
-    found: dict[str, Any] = {"pool_size": kernel, **onnx_windows(x[0], kernel, attrs)}
+    options: dict[str, Any] = {"pool_size": kernel, **onnx_windows(x[0], kernel, attrs)}
     ceil, planes = bool(attrs.get("ceil_mode", 0)), x[0].tensor.shape[:2]
     if attrs["outputs"] < 2:
-        return pooled(g, "max_pool", x[0], ceil, found)
+        return pooled(g, "max_pool", x[0], ceil, options)
     places: list[Any] = []
     sizes = x[0].tensor.shape[2:]
     plane = row_major(sizes[::-1])[::-1] if attrs.get("storage_order", 0) else row_major(sizes)
@@ -190,6 +190,6 @@ def _onnx_max_pool(g: Builder, x: OnnxOperands, attrs: Attrs) -> Any:
     def find(data: Any, full: Attrs) -> None:
         places.append(_pooled_places(g, data, full, plane))
 
-    values = pooled(g, "max_pool", x[0], ceil, found, find)
+    values = pooled(g, "max_pool", x[0], ceil, options, find)
     first = torch.arange(0, math.prod(x[0].tensor.shape), math.prod(sizes)).reshape(*planes, *(1,) * len(sizes))
     return values, g.emit("add", places[0], g.array(first, "plane"))

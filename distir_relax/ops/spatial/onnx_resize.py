@@ -22,7 +22,11 @@ from distir_relax.ops.table import Attrs, Builder, OnnxOperands, onnx
 
 # Coordinate mappings with their rounding that repeat each element equally often.
 _REPEATS = {
-    *((place, f"round_prefer_{way}") for place in ("half_pixel", "pytorch_half_pixel") for way in ("floor", "ceil")),
+    *(
+        (place, f"round_prefer_{rounding}")
+        for place in ("half_pixel", "pytorch_half_pixel")
+        for rounding in ("floor", "ceil")
+    ),
     ("asymmetric", "floor"),
 }
 
@@ -50,9 +54,9 @@ def _onnx_resize(g: Builder, x: OnnxOperands, attrs: Attrs) -> Any:
     dims = _dims(x, attrs, place)
     if place != CROP and all(d.have == d.want and d.scale == 1 for d in dims):
         return x[0]
-    known = _as_torch_has_it(g, x[0], dims, mode, place, rounding, attrs)
-    if known is not None:
-        return known
+    result = _resize_by_torch(g, x[0], dims, mode, place, rounding, attrs)
+    if result is not None:
+        return result
     if place not in PLACES:
         raise NotImplementedError(f"resizing with coordinates {place!r}")
     if mode != "nearest" and "float" not in x[0].tensor.dtype:
@@ -84,23 +88,23 @@ def _dims(x: OnnxOperands, attrs: Mapping[str, Any], place: str) -> list[_Dim]:
         exact = attrs.get("scales") or x.numbers(1 if old else 2)
         sizes = [math.floor(have[a] * scale) for a, scale in zip(axes, exact, strict=True)]
     roi = x.numbers(1) if place == CROP else [0.0] * len(axes) + [1.0] * len(axes)
-    found = [
+    dims = [
         _Dim(axis, have[axis], int(sizes[i]), float(exact[i]), (float(roi[i]), float(roi[i + len(axes)])))
         for i, axis in enumerate(axes)
     ]
-    return [d for d in found if (d.have, d.scale, d.roi) != (d.want, 1.0, (0.0, 1.0))]
+    return [d for d in dims if (d.have, d.scale, d.roi) != (d.want, 1.0, (0.0, 1.0))]
 
 
-def _as_torch_has_it(
+def _resize_by_torch(
     g: Builder, x: Value, dims: Sequence[_Dim], mode: str, place: str, rounding: str, attrs: Mapping[str, Any]
 ) -> Any:
     """Resize spatial dims by an op of torch; return None if there is none."""
-    wanted = list(x.tensor.shape)
+    shape = list(x.tensor.shape)
     for dim in dims:
-        wanted[dim.axis] = dim.want
+        shape[dim.axis] = dim.want
         if dim.axis < 2 or dim.have * dim.scale != dim.want:
             return None
-    have, target = x.tensor.shape[2:], tuple(wanted[2:])
+    have, target = x.tensor.shape[2:], tuple(shape[2:])
     if mode == "nearest":
         repeats = (place, rounding) in _REPEATS and not any(m % n for n, m in zip(have, target, strict=True))
         return upsample_nearest(g, x, target) if repeats else None

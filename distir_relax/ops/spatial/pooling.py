@@ -40,7 +40,7 @@ from distir_relax.ops.table import (
     relax,
 )
 
-Seen = Callable[[Any, Attrs], None]
+OnEmit = Callable[[Any, Attrs], None]
 
 
 def _windows(types: Types, attrs: Attrs) -> tuple[StridedWindow, ...]:
@@ -186,36 +186,36 @@ def _ceil_more(x: Value, attrs: Mapping[str, Any]) -> tuple[int, ...]:
     return tuple(more)
 
 
-def pooled(g: Builder, name: str, x: Value, ceil: bool, attrs: dict[str, Any], seen: Seen | None = None) -> Any:
+def pooled(g: Builder, name: str, x: Value, ceil: bool, attrs: dict[str, Any], on_emit: OnEmit | None = None) -> Any:
     """Emit a pooling of `x`, whose batch dim is optional; `ceil_mode` becomes padding.
 
-    `seen` is called with the data and the attributes of the emitted op.
+    `on_emit` is called with the data and the attributes of the emitted op.
     """
     count = spatial_rank(attrs)
     if "float" not in x.tensor.dtype:
         # float32 represents every 8-bit integer, but not wider ones.
         if x.tensor.dtype not in ("uint8", "int8") or name != "max_pool":
             raise NotImplementedError(f"a pooling of {x.tensor.dtype}")
-        return cast(g, pooled(g, name, cast(g, x, "float32"), ceil, attrs, seen), x.tensor.dtype)
+        return cast(g, pooled(g, name, cast(g, x, "float32"), ceil, attrs, on_emit), x.tensor.dtype)
 
     def emit(data: Value) -> Any:
         low, high = ends(attrs)
         full = dict(attrs)
         if ceil:
             # A kernel may exceed the data in this mode only; the elements beyond are not counted.
-            whole = [n + a + b for n, a, b in zip(data.tensor.shape[2:], low, high, strict=True)]
-            full["pool_size"] = tuple(min(k, n) for k, n in zip(attrs["pool_size"], whole, strict=True))
+            sizes = [n + a + b for n, a, b in zip(data.tensor.shape[2:], low, high, strict=True)]
+            full["pool_size"] = tuple(min(k, n) for k, n in zip(attrs["pool_size"], sizes, strict=True))
             high = tuple(a + b for a, b in zip(high, _ceil_more(data, full), strict=True))
         full["padding"] = (*low, *high)
-        if seen is not None:
-            seen(data, full)
+        if on_emit is not None:
+            on_emit(data, full)
         return g.emit(f"nn.{name}{count}d", data, **full)
 
     return batched(g, x, count, emit)
 
 
-def max_pool(count: int, seen: Seen | None = None) -> Any:
-    """Return the conversion of max pooling over `count` spatial dims; `seen` is as in `pooled`."""
+def max_pool(count: int, on_emit: OnEmit | None = None) -> Any:
+    """Return the conversion of max pooling over `count` spatial dims; `on_emit` is as in `pooled`."""
 
     def convert(
         g: Builder, x: Value, size: Any, stride: Any = (), padding: Any = 0, dilation: Any = 1, ceil: bool = False
@@ -227,7 +227,7 @@ def max_pool(count: int, seen: Seen | None = None) -> Any:
             "padding": (*low, *low),
             "dilation": per_dim(dilation, count),
         }
-        return pooled(g, "max_pool", x, ceil, attrs, seen)
+        return pooled(g, "max_pool", x, ceil, attrs, on_emit)
 
     return convert
 
@@ -258,11 +258,11 @@ def even_average(count: int) -> Any:
     """Return the conversion of average pooling with equal windows to a given number of them along each dim."""
 
     def convert(g: Builder, x: Value, size: Any) -> Any:
-        wanted, axes = per_dim(size, count), tuple(range(len(x.tensor.shape) - count, len(x.tensor.shape)))
+        sizes, axes = per_dim(size, count), tuple(range(len(x.tensor.shape) - count, len(x.tensor.shape)))
         have = tuple(x.tensor.shape[a] for a in axes)
-        if all(n == 1 for n in wanted):
+        if all(n == 1 for n in sizes):
             return g.emit("mean", x, axis=axes, keepdims=True)
-        pool = tuple(n // m for n, m in zip(have, wanted, strict=True))
+        pool = tuple(n // m for n, m in zip(have, sizes, strict=True))
         return _avg_pool(count)(g, x, pool)
 
     return convert
@@ -280,24 +280,24 @@ def _relax_pool(name: str, count: int) -> None:
     letters = "DHW"[3 - count :] if count > 1 else "W"
 
     def convert(g: Builder, args: Any, attrs: Any) -> Any:
-        order, lies = "NC" + letters, attrs["layout"]
+        order, layout = "NC" + letters, attrs["layout"]
         padding = relax_padding(attrs["padding"], count)
-        found = {
+        options = {
             "pool_size": per_dim(attrs["pool_size"], count),
             "strides": per_dim(attrs["strides"], count),
             "padding": padding,
         }
         dilation = per_dim(attrs["dilation"], count)
         if name == "max_pool":
-            found["dilation"] = dilation
+            options["dilation"] = dilation
         else:
             if dilation != (1,) * count:
                 raise NotImplementedError(f"an average of windows with dilation {dilation}")
-            found["counted"] = padding if attrs["count_include_pad"] else (0,) * 2 * count
+            options["counted"] = padding if attrs["count_include_pad"] else (0,) * 2 * count
         if attrs["ceil_mode"]:
             raise NotImplementedError("a pooling with ceil_mode; give the padding at the high ends instead")
-        y = pooled(g, name, arranged(g, args[0], lies, order), False, found)
-        return arranged(g, y, order, attrs["out_layout"] or lies or order)
+        y = pooled(g, name, arranged(g, args[0], layout, order), False, options)
+        return arranged(g, y, order, attrs["out_layout"] or layout or order)
 
     relax(f"relax.nn.{name}{count}d")(convert)
 

@@ -17,8 +17,8 @@ def of_average(b: Backward) -> Value:
     share = b.emit("multiply", _counted_all(b), b.number(1.0 / math.prod(pool)))
     low, sizes = ends(b.attrs)[0], b.x().tensor.shape[2:]
     geometry = {"strides": b.attrs["strides"], "padding": (0,) * 2 * count}
-    whole = window_sizes(strided_windows(share.tensor, geometry, pool, SCATTER))
-    high = tuple(n - first - size for n, first, size in zip(whole, low, sizes, strict=True))
+    full = window_sizes(strided_windows(share.tensor, geometry, pool, SCATTER))
+    high = tuple(n - first - size for n, first, size in zip(full, low, sizes, strict=True))
     if pool == b.attrs["strides"]:
         # Windows do not overlap; elements after the last window are in none.
         cut = tuple(max(n, 0) for n in high)
@@ -63,5 +63,5 @@ def _to_places(b: Backward, attrs: dict[str, Any]) -> Value:
     zeros = broadcast_to(b.g, b.number(0.0), plane)
     places = reshape_to(b.g, b.emit(f"{b.op.name}_places", b.x(), **attrs), flat)
     grad = reshape_to(b.g, b.grad, flat)
-    found = b.emit("scatter_elements", zeros, places, grad, axis=2, reduction="add")
-    return reshape_to(b.g, found, (n, c, *sizes))  # type: ignore[no-any-return]
+    sums = b.emit("scatter_elements", zeros, places, grad, axis=2, reduction="add")
+    return reshape_to(b.g, sums, (n, c, *sizes))  # type: ignore[no-any-return]

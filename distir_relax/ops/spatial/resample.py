@@ -79,8 +79,8 @@ def _rule(types: Types, attrs: Attrs, results: Types) -> Rule:
 
 def _expression(attrs: Attrs) -> str:
     (part,) = parts_of(attrs, 1)
-    given, default = _sampling(attrs), Resizing("", "")
-    fields = [f"{key}={value!r}" for key, value in vars(given).items() if value != getattr(default, key)]
+    sampling, default = _sampling(attrs), Resizing("", "")
+    fields = [f"{key}={value!r}" for key, value in vars(sampling).items() if value != getattr(default, key)]
     tail = f", {part!r}" if part else ""
     return f"resample.weigh({{0}}, {attrs['axis']}, resample.Resizing({', '.join(fields)}), {attrs['size']}{tail})"
 

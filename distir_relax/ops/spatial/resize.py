@@ -54,24 +54,24 @@ def _over_parts(attrs: Attrs) -> tuple[str, bool]:
 
 
 def _torch_resize(attrs: Attrs) -> str:
-    made, is_all = _over_parts(attrs)
+    text, is_all = _over_parts(attrs)
     if is_all:
-        return made
+        return text
     aligned = f", align_corners={attrs['coordinate_transformation_mode'] == ALIGN_CORNERS}"
     mode = _MODES[_mode(attrs)]
-    return f'F.interpolate({made}, {{size}}, mode="{mode}"{aligned if mode != "nearest" else ""})'
+    return f'F.interpolate({text}, {{size}}, mode="{mode}"{aligned if mode != "nearest" else ""})'
 
 
 def _relax_resize(attrs: Attrs) -> str:
-    made, is_all = _over_parts(attrs)
+    text, is_all = _over_parts(attrs)
     if is_all:
-        return made
+        return text
     place, size = attrs["coordinate_transformation_mode"], list(attrs["size"])
     one = [i for i, n in enumerate(size) if n == 1] if place == ALIGN_CORNERS else []
     # TVM divides by size - 1, so size 1 is computed as the first of two elements, with aligned corners.
-    asked = tuple(2 if i in one else n for i, n in enumerate(size))
+    computed = tuple(2 if i in one else n for i, n in enumerate(size))
     text = (
-        f"R.image.resize{len(size)}d({made}, {asked!r}, layout={'NCDHW' if len(size) == 3 else 'NCHW'!r}, "
+        f"R.image.resize{len(size)}d({text}, {computed!r}, layout={'NCDHW' if len(size) == 3 else 'NCHW'!r}, "
         f'method={{method}}, coordinate_transformation_mode={place!r}, rounding_method="floor")'
     )
     for i in one:

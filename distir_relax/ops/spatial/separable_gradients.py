@@ -15,9 +15,9 @@ def separable_gradient(key: str) -> Gradient:
     """Return the gradient facet of an op on ``N C spatial`` data; attribute `key` has the result's spatial sizes."""
 
     def back(b: Backward) -> Value:
-        sizes, wanted, grad = b.x().tensor.shape[2:], b.attrs[key], b.grad
+        sizes, sizes_out, grad = b.x().tensor.shape[2:], b.attrs[key], b.grad
         ones = (1,) * len(sizes)
-        for i, (have, want) in enumerate(zip(sizes, wanted, strict=True)):
+        for i, (have, want) in enumerate(zip(sizes, sizes_out, strict=True)):
             if have != want:
                 along = {**b.attrs, key: (*ones[:i], want, *ones[i + 1 :])}
                 grad = through_units(b, grad, i + 2, have, along, (have, 1, *ones[:i], have, *ones[i + 1 :]))

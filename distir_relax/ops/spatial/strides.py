@@ -51,8 +51,8 @@ def spatial_rank(attrs: Attrs) -> int:
 
 def per_dim(value: Any, count: int) -> tuple[int, ...]:
     """Return a number for each of `count` spatial dims, from one for all or one for each."""
-    found = [value] if isinstance(value, int) else list(value)
-    return tuple(int(n) for n in (found * count if len(found) == 1 else found))
+    numbers = [value] if isinstance(value, int) else list(value)
+    return tuple(int(n) for n in (numbers * count if len(numbers) == 1 else numbers))
 
 
 def batched(g: Builder, x: Value, count: int, convert: Any) -> Any:
@@ -74,16 +74,16 @@ def relax_padding(padding: Any, count: int) -> tuple[int, ...]:
     return found if len(found) == 2 * count else (*found, *found)
 
 
-def arranged(g: Builder, x: Value, layout: str | None, wanted: str) -> Value:
-    """Permute `x` from the dims named by `layout` (``NHWC``) to those of `wanted` (``NCHW``).
+def arranged(g: Builder, x: Value, layout: str | None, order: str) -> Value:
+    """Permute `x` from the dims named by `layout` (``NHWC``) to those of `order` (``NCHW``).
 
     Raises NotImplementedError for a layout with other letters, such as a blocked one (``NCHW4c``).
     """
-    layout = layout or wanted
-    if sorted(layout) != sorted(wanted):
-        raise NotImplementedError(f"the layout {layout}; expected the letters of {wanted} in any order")
-    axes = tuple(layout.index(letter) for letter in wanted)
-    return x if layout == wanted else g.emit("permute_dims", x, axes=axes)
+    layout = layout or order
+    if sorted(layout) != sorted(order):
+        raise NotImplementedError(f"the layout {layout}; expected the letters of {order} in any order")
+    axes = tuple(layout.index(letter) for letter in order)
+    return x if layout == order else g.emit("permute_dims", x, axes=axes)
 
 
 def onnx_windows(x: Value, kernel: Sequence[int], attrs: Attrs) -> dict[str, tuple[int, ...]]:

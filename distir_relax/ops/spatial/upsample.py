@@ -51,12 +51,12 @@ def _relax_upsample(attrs: Attrs) -> str:
     return text
 
 
-def upsample_nearest(g: Builder, x: Value, wanted: tuple[int, ...]) -> Any:
+def upsample_nearest(g: Builder, x: Value, sizes: tuple[int, ...]) -> Any:
     """Resize the spatial dims of `x` to the nearest element: by integer factors where possible."""
     have = x.tensor.shape[2:]
-    if any(not n or m % n for n, m in zip(have, wanted, strict=True)):
-        return resize(g, x, wanted, "nearest_neighbor", ASYMMETRIC)
-    times = tuple(m // n for n, m in zip(have, wanted, strict=True))
+    if any(not n or m % n for n, m in zip(have, sizes, strict=True)):
+        return resize(g, x, sizes, "nearest_neighbor", ASYMMETRIC)
+    times = tuple(m // n for n, m in zip(have, sizes, strict=True))
     return g.emit("nn.upsample_nearest", x, strides=times, padding=(0,) * 2 * len(times))
 
 

@@ -74,9 +74,9 @@ def define_spatial(
         return (TensorType((*x.shape[:2], *window_sizes(windows(types, attrs))), dtype or x.dtype),)
 
     def rule(types: Types, attrs: Attrs, results: Types) -> Rule:
-        found = windows(types, attrs)
-        text = f"n c {spatial_names(found)}"
-        return with_windows(parse_rule(f"{text} -> {text}", [types[0].shape], [results[0].shape]), found)
+        op_windows = windows(types, attrs)
+        text = f"n c {spatial_names(op_windows)}"
+        return with_windows(parse_rule(f"{text} -> {text}", [types[0].shape], [results[0].shape]), op_windows)
 
     return define(
         name,

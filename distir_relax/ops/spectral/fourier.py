@@ -80,11 +80,13 @@ def _axes(x: _Signal, sizes: Any, dims: Any) -> list[tuple[int, int | None]]:
     rank = len((x.real if isinstance(x, Complex) else x).tensor.shape)
     if dims is None:
         dims = range(rank) if sizes is None else range(rank - len(sizes), rank)
-    found = [axis_of(d, rank) for d in dims]
-    return [(d, None if sizes is None or sizes[i] == -1 else sizes[i]) for i, d in enumerate(found)]
+    axes = [axis_of(d, rank) for d in dims]
+    return [(d, None if sizes is None or sizes[i] == -1 else sizes[i]) for i, d in enumerate(axes)]
 
 
-def _whole(g: Builder, x: _Signal, axes: Sequence[tuple[int, int | None]], norm: str | None, inverse: bool) -> Any:
+def _complex_transform(
+    g: Builder, x: _Signal, axes: Sequence[tuple[int, int | None]], norm: str | None, inverse: bool
+) -> Any:
     for axis, size in axes:
         x = _transformed(g, x, axis, size, norm, inverse)
     return x
@@ -96,29 +98,29 @@ def _first_half(g: Builder, x: Value, axes: Sequence[tuple[int, int | None]], no
     found = _transformed(g, x, *axes[-1], norm, False)
     half = (found.real.tensor.shape[axis]) // 2 + 1
     parts = [g.aten("slice.Tensor", part, axis, 0, half) for part in (found.real, found.imaginary)]
-    return _whole(g, Complex(*parts), axes[:-1], norm, False)
+    return _complex_transform(g, Complex(*parts), axes[:-1], norm, False)
 
 
 # ATen spellings
 
 
-def _spell_whole(name: str, inverse: bool) -> None:
+def _spell_complex(name: str, inverse: bool) -> None:
     def one(g: Builder, x: _Signal, n: int | None = None, dim: int = -1, norm: str | None = None) -> Any:
-        return _whole(g, x, _axes(x, None if n is None else [n], [dim]), norm, inverse)
+        return _complex_transform(g, x, _axes(x, None if n is None else [n], [dim]), norm, inverse)
 
     def two(g: Builder, x: _Signal, s: Any = None, dim: Any = (-2, -1), norm: str | None = None) -> Any:
-        return _whole(g, x, _axes(x, s, dim), norm, inverse)
+        return _complex_transform(g, x, _axes(x, s, dim), norm, inverse)
 
     def many(g: Builder, x: _Signal, s: Any = None, dim: Any = None, norm: str | None = None) -> Any:
-        return _whole(g, x, _axes(x, s, dim), norm, inverse)
+        return _complex_transform(g, x, _axes(x, s, dim), norm, inverse)
 
     for declare in (aten, complex_aten):
         for suffix, convert in (("", one), ("2", two), ("n", many)):
             declare(f"fft_{name}{suffix}.default")(convert)
 
 
-_spell_whole("fft", False)
-_spell_whole("ifft", True)
+_spell_complex("fft", False)
+_spell_complex("ifft", True)
 
 
 @aten("fft_rfft.default")
@@ -149,4 +151,4 @@ def _irfft2(g: Builder, x: Complex, s: Any = None, dim: Any = (-2, -1), norm: st
 @complex_aten("fft_irfftn.default")
 def _irfftn(g: Builder, x: Complex, s: Any = None, dim: Any = None, norm: str | None = None) -> Any:
     axes = _axes(x, s, dim)
-    return _real_signal(g, _whole(g, x, axes[:-1], norm, True), *axes[-1], norm)
+    return _real_signal(g, _complex_transform(g, x, axes[:-1], norm, True), *axes[-1], norm)

@@ -33,9 +33,9 @@ class Builder:
         # Data of parameters and constants by value name.
         self.tensors: dict[str, Any] = {}
         # Of these, the ones that never change, as the frontend guarantees: a conversion may rely on their values.
-        self.known: dict[str, Any] = {}
+        self.constants: dict[str, Any] = {}
         self._arrays: list[tuple[Value, Any]] = []
-        self._taken: set[str] = set()
+        self._names: set[str] = set()
         self._counts: dict[str, int] = {}
 
     @classmethod
@@ -43,7 +43,7 @@ class Builder:
         """Return a builder that continues a function."""
         builder = cls()
         builder.inputs, builder.ops = list(function.inputs), list(function.ops)
-        builder._taken = value_names(function)
+        builder._names = value_names(function)
         return builder
 
     def input(self, name: str, kind: TensorType, role: str = "input", location: str = "") -> Value:
@@ -86,11 +86,11 @@ class Builder:
     def array(self, data: Any, hint: str) -> Value:
         """Add a constant with the data of a torch tensor. Equal constants are deduplicated."""
         kind = TensorType(tuple(data.shape), str(data.dtype).removeprefix("torch."))
-        for value, known in self._arrays:
-            if value.type == kind and bool((known == data).all()):
+        for value, other in self._arrays:
+            if value.type == kind and bool((other == data).all()):
                 return value
         value = self.input(hint, kind, "constant", self.location)
-        self.tensors[value.name] = self.known[value.name] = data
+        self.tensors[value.name] = self.constants[value.name] = data
         self._arrays.append((value, data))
         return value
 
@@ -100,17 +100,17 @@ class Builder:
 
     def reserve(self, names: Iterable[str]) -> None:
         """Reserve names: no value is given one of them."""
-        self._taken.update(names)
+        self._names.update(names)
 
     def fresh(self, hint: str) -> str:
         """Return an unused value name made from `hint`."""
         name = _NOT_OF_A_NAME.sub("_", hint) or "v"
         # An unrolled loop requests one name thousands of times, so counting resumes from the last number.
         count = self._counts.get(name, 0)
-        while (candidate := f"{name}_{count}" if count else name) in self._taken:
+        while (candidate := f"{name}_{count}" if count else name) in self._names:
             count += 1
         self._counts[name] = count
-        self._taken.add(candidate)
+        self._names.add(candidate)
         return candidate
 
 
@@ -130,21 +130,21 @@ def infer(name: str, types: Sequence[TensorType], attrs: Any, location: str = ""
                 f"{name} needs the attribute {attribute}: {meaning}", location, f"distir rules {name} lists all of them"
             )
     try:
-        found = semantics.infer(types, attrs)
+        results = semantics.infer(types, attrs)
     except DistIRError:
         raise
     # The only place where an entry meets unchecked operands and attributes of a user or a file.
     except Exception as error:
         raise _unfit(name, types, attrs, f"{type(error).__name__}: {error}", location) from None
-    for kind in found:
+    for kind in results:
         if kind.dtype not in DTYPES or any(type(n) is not int or n < 0 for n in kind.shape):
             raise _unfit(name, types, attrs, f"it would give {kind.dtype} {shown(kind.shape)}", location)
         if kind.bytes > MOST:
             raise _unfit(name, types, attrs, f"no machine holds {kind}", location)
-    return found
+    return results
 
 
 def _unfit(name: str, types: Sequence[TensorType], attrs: Any, reason: str, location: str) -> VerificationError:
-    given = ", ".join(map(str, types))
+    operands = ", ".join(map(str, types))
     reason = reason.removeprefix("ValueError: ")
-    return VerificationError(f"{name} cannot take ({given}) with {shown(dict(attrs))}: {reason}", location)
+    return VerificationError(f"{name} cannot take ({operands}) with {shown(dict(attrs))}: {reason}", location)

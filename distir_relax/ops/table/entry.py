@@ -32,8 +32,8 @@ Infer = Callable[[Types, Attrs], tuple[TensorType, ...]]
 Sets = tuple[frozenset[int], ...]
 Linear = Sets | Callable[[int, Attrs], Sets]
 Expression = str | Callable[[Attrs], str]
-Mixed = Callable[[Sequence[Any], Attrs], tuple[Any, ...] | None]
-Together = Callable[[Sequence[Any], Attrs], list[Any]]
+PartialEval = Callable[[Sequence[Any], Attrs], tuple[Any, ...] | None]
+CollectiveSemantics = Callable[[Sequence[Any], Attrs], list[Any]]
 RuleOf = Callable[[Types, Attrs, Types], Rule]
 Localize = Callable[[Attrs, Types, Types], dict[str, Attribute]]
 Windowed = Callable[[Attrs, Mapping[int, tuple[int, ...]]], dict[str, Attribute]]
@@ -45,7 +45,7 @@ for a copy.
 Work = Callable[[Types, Attrs, Types], float]
 Product = Callable[[Types, Attrs, Types], tuple[int, int, int, int]]
 Pieces = Callable[[Attrs, int], Sequence[int]]
-InTurn = Callable[[Any, Sequence[Value], Sequence[Attrs]], list[Value]]
+Serialized = Callable[[Any, Sequence[Value], Sequence[Attrs]], list[Value]]
 
 
 class Trait(Enum):
@@ -147,19 +147,19 @@ class Semantics:
     """The sets of operands in which the op is jointly linear, the others held fixed: ``({0}, {1})`` for matmul,
     ``({0, 1},)`` for add; `all_operands` for concat; a function of the number of operands and the attributes if it
     depends on them. It determines which ops a partial sum may pass through."""
-    mixed: Mixed | None = None
+    partial_eval: PartialEval | None = None
     """Partial evaluation, if only some operands are constant: from a tensor for each of those and a `TensorType` for
     each other, the results in the same form; None if it needs more values. The result types of an op with this field
     may depend on values."""
-    together: Together | None = None
+    collective_semantics: CollectiveSemantics | None = None
     """Collective semantics, for an op of the communicator: from the operand of each device along the axis (none for an
     op without operands) and the attributes, the result on each."""
     attributes: Mapping[str, str] = field(default_factory=dict)
     """For an op that users may write: its required attributes, with a description of each."""
-    in_turn: InTurn | None = None
+    serialized: Serialized | None = None
     """Serialized form of an op of distributed programs, if one device computes all parts along the axis in turn: from a
     builder, the operand of each part (none for an op without operands) and its attributes, the result of each."""
-    own: frozenset[str] = frozenset()
+    per_device_attrs: frozenset[str] = frozenset()
     """The attributes of a communicator op that differ by device; all others agree on all participants."""
 
 

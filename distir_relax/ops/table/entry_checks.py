@@ -41,8 +41,8 @@ def check_facets(
     With `split`, evaluate its factor rule too, for programs that are not partitioned yet.
     """
     if problem := _problem(lookup(name, location), operands, attrs, results, split):
-        given = ", ".join(map(str, operands))
-        raise VerificationError(f"{name} cannot take ({given}) with {shown(dict(attrs))}: {problem}", location)
+        types = ", ".join(map(str, operands))
+        raise VerificationError(f"{name} cannot take ({types}) with {shown(dict(attrs))}: {problem}", location)
 
 
 def _problem(

@@ -29,7 +29,7 @@ class Expansion:
     parts: tuple[tuple[str, tuple[Size, ...]], ...]
     """How the dim is split, axis by axis: the name of the axis, and the number of elements that each index along it
     holds of the parts of the preceding axes."""
-    held: Size
+    local_size: Size
     """The device's local size of the split dim, including padding to the largest shard."""
     types: tuple[TensorType, ...]
     """The global types of the operands."""
@@ -52,7 +52,7 @@ class Expansion:
         """Return indices into the split dim, relative to the device's first element, and a mask of local ones."""
         row = self.emit("subtract", ids, self.start(dtype))
         zero = self.emit("constant", value=0, dtype=dtype)
-        end = self.emit("constant", value=self.held, dtype=dtype)
+        end = self.emit("constant", value=self.local_size, dtype=dtype)
         return row, self.emit("logical_and", self.emit("greater_equal", row, zero), self.emit("less", row, end))
 
     @staticmethod

@@ -90,9 +90,9 @@ def evaluate(op: Op, operands: Sequence[torch.Tensor], comm: Any = None) -> tupl
     try:
         result = eval(_compiled(torch_expression(op, names)), scope)
     except _REFUSED as error:
-        found = ", ".join(f"{x.dtype} {tuple(x.shape)}".removeprefix("torch.") for x in operands)
+        kinds = ", ".join(f"{x.dtype} {tuple(x.shape)}".removeprefix("torch.") for x in operands)
         reason = (str(error).strip() or type(error).__name__).splitlines()[0]
-        raise RunError(f"{op.name} cannot run on ({found}): {reason}", op.location) from error
+        raise RunError(f"{op.name} cannot run on ({kinds}): {reason}", op.location) from error
     return tuple(result) if isinstance(result, (tuple, list)) else (result,)
 
 

@@ -31,22 +31,22 @@ from distir_relax.ops.table.helpers import broadcast_to, filled, reshape_to
 class Backward:
     """The backward step of `op`, with `g` to emit its ops.
 
-    `grads` are the gradients of its results, at least one; None for a result without users. `wanted` are the operands
+    `grads` are the gradients of its results, at least one; None for a result without users. `wrt` are the operands
     whose gradients are requested.
     """
 
     g: Builder
     op: Op
     grads: tuple[Value | None, ...]
-    wanted: frozenset[int]
-    _written: dict[str, Value] = field(default_factory=dict)
+    wrt: frozenset[int]
+    _emitted: dict[str, Value] = field(default_factory=dict)
 
     @property
     def grad(self) -> Value:
         """The gradient of the first result."""
-        found = self.grads[0]
-        assert found is not None
-        return found
+        grad = self.grads[0]
+        assert grad is not None
+        return grad
 
     @property
     def attrs(self) -> Any:
@@ -71,8 +71,8 @@ class Backward:
 
     def write(self, text: str) -> Value:
         """Emit the ops of a gradient's text and return its value."""
-        found: Value = self._write(_parsed(text))
-        return found
+        result: Value = self._write(_parsed(text))
+        return result
 
     def zeros(self, like: Value) -> Value:
         """Return zeros of the type of a value."""
@@ -97,24 +97,24 @@ class Backward:
                 return self.y()
             case ast.Call():
                 text = ast.unparse(node)
-                if text not in self._written:
+                if text not in self._emitted:
                     operands = [self._write(argument) for argument in node.args]
-                    self._written[text] = self.emit(ast.unparse(node.func), *operands)
-                return self._written[text]
+                    self._emitted[text] = self.emit(ast.unparse(node.func), *operands)
+                return self._emitted[text]
         raise ValueError(f"not the text of a gradient: {ast.unparse(node)}")
 
 
 def backward_step(gradient: Gradient, backward: Backward) -> tuple[Value | None, ...]:
     """Emit the backward step and return the gradient of each operand, None if there is none or it is not requested."""
-    op, wanted = backward.op, backward.wanted
+    op, wrt = backward.op, backward.wrt
     if gradient.all is not None:
-        found = tuple(gradient.all(backward))
+        grads = tuple(gradient.all(backward))
     else:
-        given = (*gradient.operands, *[None] * (len(op.operands) - len(gradient.operands)))
-        found = tuple(_of_operand(backward, one) if i in wanted else None for i, one in enumerate(given))
+        formulas = (*gradient.operands, *[None] * (len(op.operands) - len(gradient.operands)))
+        grads = tuple(_of_operand(backward, one) if i in wrt else None for i, one in enumerate(formulas))
     return tuple(
-        None if value is None or i not in wanted else _summed_to(backward.g, value, op.operands[i].tensor.shape)
-        for i, value in enumerate(found)
+        None if value is None or i not in wrt else _summed_to(backward.g, value, op.operands[i].tensor.shape)
+        for i, value in enumerate(grads)
     )
 
 

@@ -12,14 +12,13 @@ class OnnxOperands:
     """The operands of one node, by position.
 
     `items` holds, for each, a value, a numpy array if its data is constant, or None if it is omitted. `place` converts
-    an
-    array to a value; `known` gives the data of values that are parameters, by value name.
+    an array to a value; `constants` gives the data of parameters by value name.
     """
 
-    def __init__(self, items: list[Any], place: Callable[[Any], Value], known: Mapping[str, Any]) -> None:
+    def __init__(self, items: list[Any], place: Callable[[Any], Value], constants: Mapping[str, Any]) -> None:
         self._items = items
         self._place = place
-        self._known = known
+        self._constants = constants
 
     def __len__(self) -> int:
         """The number of operands of the node, including omitted ones."""
@@ -46,9 +45,9 @@ class OnnxOperands:
         item = self._items[index]
         if not isinstance(item, Value):
             return item
-        if item.name not in self._known:
+        if item.name not in self._constants:
             raise NotImplementedError(f"operand {index} is computed at run time, expected one that is constant")
-        return self._known[item.name].numpy()
+        return self._constants[item.name].numpy()
 
     def numbers(self, index: int, otherwise: Any = None) -> Any:
         """Return the numbers of a constant operand as a list; `otherwise` if it is omitted."""
@@ -60,7 +59,7 @@ class OnnxOperands:
         data = self.array(index)
         return otherwise if data is None else data.reshape(-1)[0].item()
 
-    def known_numbers(self, index: int) -> Any:
+    def constant_numbers(self, index: int) -> Any:
         """Like `numbers`, but return None for an operand that is computed at run time."""
         return None if isinstance(self._items[index], Value) else self.numbers(index)
 

@@ -38,12 +38,12 @@ def fusions() -> tuple[tuple[str, Pattern], ...]:
 
 
 def _fusions(table: Table) -> tuple[tuple[str, Pattern], ...]:
-    found: list[tuple[str, Pattern]] = []
+    fusions: list[tuple[str, Pattern]] = []
     for entry in table.entries():
         pattern = _parse(ast.parse(entry.code.pattern, mode="eval").body) if entry.code.pattern else None
         if isinstance(pattern, Pattern):
-            found.append((entry.name, pattern))
-    return tuple(sorted(found, key=lambda item: -_size(item[1])))
+            fusions.append((entry.name, pattern))
+    return tuple(sorted(fusions, key=lambda item: -_size(item[1])))
 
 
 def match(pattern: Pattern, op: Op, producers: Mapping[str, Op], single: Mapping[str, bool]) -> Match | None:
@@ -68,14 +68,14 @@ def _matches(
     orders = [op.operands]
     if Trait.COMMUTATIVE in lookup(op.name).traits:
         orders.append(tuple(reversed(op.operands)))
-    found: list[tuple[_Bound, list[Op]]] = []
+    matches: list[tuple[_Bound, list[Op]]] = []
     for operands in orders:
         partial: list[tuple[_Bound, list[Op]]] = [({}, [])]
         for argument, value in zip(pattern.arguments, operands, strict=True):
             options = _match_value(argument, value, producers, single)
             partial = [(_join(b, c), [*i, *j]) for b, i in partial for c, j in options]
-        found += [(b, i) for b, i in partial if all(len(v) == 1 for v in b.values())]
-    return found
+        matches += [(b, i) for b, i in partial if all(len(v) == 1 for v in b.values())]
+    return matches
 
 
 def _match_value(

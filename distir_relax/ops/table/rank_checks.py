@@ -63,7 +63,7 @@ class _Meetings:
     """Messages in flight, by sender, receiver and step."""
     awaited: dict[tuple[int, int, Attribute], tuple[int, Op]] = field(default_factory=dict)
     """The messages that ranks are blocked on, with the rank and its op."""
-    known: set[tuple[int, ...]] = field(default_factory=set)
+    matched: set[tuple[int, ...]] = field(default_factory=set)
     """The ops, by identity, that were found to match."""
 
     def run(self) -> None:
@@ -92,10 +92,10 @@ class _Meetings:
                 hint="all ranks must be projected from one schedule",
             )
         if self.posted:
-            (sender, receiver, _), left = next(iter(self.posted.items()))
+            (sender, receiver, _), unmatched = next(iter(self.posted.items()))
             raise VerificationError(
-                f"rank {sender} sends to rank {receiver} what it does not receive: {print_op(left[0])}",
-                left[0].location,
+                f"rank {sender} sends to rank {receiver} what it does not receive: {print_op(unmatched[0])}",
+                unmatched[0].location,
             )
 
     def _post(self, rank: int, op: Op) -> Iterator[int]:
@@ -146,7 +146,7 @@ class _Meetings:
 
     def _compare(self, members: Members, ops: Sequence[Op]) -> None:
         key = tuple(map(id, ops))
-        if key in self.known:
+        if key in self.matched:
             return
         first = ops[0]
         problem = _misfit_of_transfer(*ops) if "peer" in first.attrs else _misfit(ops)
@@ -156,7 +156,7 @@ class _Meetings:
                 f"{text}: rank {members[0]} does {print_op(first)}, rank {members[index]} does {print_op(ops[index])}",
                 first.location,
             )
-        self.known.add(key)
+        self.matched.add(key)
 
     def _waiting(self) -> Iterator[str]:
         """Describe a cycle or chain of waiting ranks, up to one that has ended or was named before."""
@@ -165,9 +165,9 @@ class _Meetings:
             missing = next(member for member in members if member not in there)
             at.update((rank, (op, missing)) for rank, op in there.items())
         rank = min(at)
-        seen: set[int] = set()
-        while rank in at and rank not in seen:
-            seen.add(rank)
+        visited: set[int] = set()
+        while rank in at and rank not in visited:
+            visited.add(rank)
             op, missing = at[rank]
             place = f" at {op.location}" if op.location else ""
             yield f"rank {rank} waits for rank {missing} in {_brief(op)}{place}"
@@ -205,24 +205,24 @@ def _misfit(ops: Sequence[Op]) -> tuple[int, str] | None:
             return index, "two collectives meet that are unlike"
         if op.attrs.get("step") != first.attrs.get("step"):
             return index, "two ranks are at different places of the schedule"
-        keys = (op.attrs.keys() | first.attrs.keys()) - semantics.own
+        keys = (op.attrs.keys() | first.attrs.keys()) - semantics.per_device_attrs
         if any(op.attrs.get(key) != first.attrs.get(key) for key in keys):
             return index, "a collective's attributes differ"
         if op.operands[0].tensor.dtype != first.operands[0].tensor.dtype:
             return index, "a collective's dtypes differ"
-    found = _given(ops)
-    if found is None:
+    types = _infer_collective(ops)
+    if types is None:
         return len(ops) - 1, "a collective's sizes do not fit each other"
-    wrong = next((i for i, op in enumerate(ops) if op.results[0].type != found[i]), None)
-    return None if wrong is None else (wrong, f"a collective gives {found[wrong]}")
+    wrong = next((i for i, op in enumerate(ops) if op.results[0].type != types[i]), None)
+    return None if wrong is None else (wrong, f"a collective gives {types[wrong]}")
 
 
-def _given(ops: Sequence[Op]) -> list[TensorType] | None:
+def _infer_collective(ops: Sequence[Op]) -> list[TensorType] | None:
     """Return each rank's result of a collective, by its reference semantics; None if the operands do not match."""
     import torch
 
-    together = lookup(ops[0].name).semantics.together
-    assert together is not None
+    run = lookup(ops[0].name).semantics.collective_semantics
+    assert run is not None
     kinds = [op.operands[0].tensor for op in ops]
     columns = [
         [torch.empty(v.tensor.shape, dtype=getattr(torch, v.tensor.dtype), device="meta") for v in column]
@@ -230,7 +230,7 @@ def _given(ops: Sequence[Op]) -> list[TensorType] | None:
     ]
     parts = columns[0] if len(columns) == 1 else list(zip(*columns, strict=True))
     try:
-        results = together(parts, ops[0].attrs)
+        results = run(parts, ops[0].attrs)
     except Exception:  # any error of torch or Python for unchecked sizes and attributes
         return None
     if len(results) != len(ops):

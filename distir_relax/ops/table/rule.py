@@ -66,13 +66,13 @@ def parse_rule(
     `sizes` gives factors that the shapes do not determine (those grouped in one dim). `reduce` is the reduction of
     factors that are in no result. Raises ValueError if the text does not fit the shapes: a bug in an op's entry.
     """
-    left, right = text.split("->")
-    specs = [*_split_tensors(left), *_split_tensors(right)]
+    operand_text, result_text = text.split("->")
+    specs = [*_split_tensors(operand_text), *_split_tensors(result_text)]
     shapes = [*operands, *results]
     if len(specs) != len(shapes):
         raise ValueError(f"rule {text!r} has {len(specs)} tensors, the op has {len(shapes)}")
     spread = [_spread(spec, shape, text) for spec, shape in zip(specs, shapes, strict=True)]
-    known = _bind_sizes(spread, shapes, sizes or {}, text)
+    factor_sizes = _bind_sizes(spread, shapes, sizes or {}, text)
     blocked = {name for tensor in spread for dim in tensor for name, is_blocked in dim if is_blocked}
     in_results = {name for tensor in spread[len(operands) :] for dim in tensor for name, _ in dim}
 
@@ -82,15 +82,15 @@ def parse_rule(
     for tensor, shape in zip(spread, shapes, strict=True):
         dims: list[tuple[int, ...]] = []
         for dim, size in zip(tensor, shape, strict=True):
-            if not size or math.prod(known[name] for name, _ in dim) != size:
+            if not size or math.prod(factor_sizes[name] for name, _ in dim) != size:
                 dims.append(())  # this operand broadcasts along the dim, or is empty
                 continue
             for name, _ in dim:
-                if known[name] > 1 and name not in order:
+                if factor_sizes[name] > 1 and name not in order:
                     order[name] = len(factors)
                     kind = BLOCKED if name in blocked else PARALLEL if name in in_results else reduce
-                    factors.append(Factor(name, known[name], kind))
-            dims.append(tuple(order[name] for name, _ in dim if known[name] > 1))
+                    factors.append(Factor(name, factor_sizes[name], kind))
+            dims.append(tuple(order[name] for name, _ in dim if factor_sizes[name] > 1))
         placed.append(tuple(dims))
     return Rule(tuple(factors), tuple(placed[: len(operands)]), tuple(placed[len(operands) :]))
 
@@ -135,19 +135,19 @@ def _spread(tokens: tuple[str, ...], shape: tuple[int, ...], rule: str) -> _Spec
 
 
 def _bind_sizes(
-    spread: list[_Spec], shapes: Sequence[tuple[int, ...]], given: Mapping[str, int], rule: str
+    spread: list[_Spec], shapes: Sequence[tuple[int, ...]], sizes: Mapping[str, int], rule: str
 ) -> dict[str, int]:
-    known = dict(given)
+    bound = dict(sizes)
     for tensor, shape in zip(spread, shapes, strict=True):
         for dim, size in zip(tensor, shape, strict=True):
             if len(dim) == 1:
                 name = dim[0][0]
-                if known.get(name, 1) != 1 and size not in (1, known[name]):
-                    raise ValueError(f"rule {rule!r}: factor {name} is {known[name]} and {size}")
-                known[name] = max(known.get(name, 1), size) if size else 0
+                if bound.get(name, 1) != 1 and size not in (1, bound[name]):
+                    raise ValueError(f"rule {rule!r}: factor {name} is {bound[name]} and {size}")
+                bound[name] = max(bound.get(name, 1), size) if size else 0
     for tensor in spread:
         for dim in tensor:
             for name, _ in dim:
-                if name not in known:
+                if name not in bound:
                     raise ValueError(f"rule {rule!r}: the size of factor {name} is not given")
-    return known
+    return bound

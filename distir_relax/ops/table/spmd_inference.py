@@ -24,8 +24,8 @@ def infer_placed(
 
     Raises `VerificationError` if the operands do not fit the op on some device.
     """
-    alike = Trait.TRANSFER in lookup(name, location).traits or all(k.devices == devices for k in operands)
-    if alike and not differs(operands, attrs):
+    same_devices = Trait.TRANSFER in lookup(name, location).traits or all(k.devices == devices for k in operands)
+    if same_devices and not differs(operands, attrs):
         types = infer(name, [k.local(0) for k in operands], attrs, location)
         return tuple(PlacedType(t.shape, t.dtype, devices) for t in types)
     kinds = device_kinds(name, operands, attrs, devices)

@@ -32,7 +32,7 @@ RelaxConverter = Callable[[Any, Sequence[Any], Mapping[str, Any]], Any]
 OnnxConverter = Callable[[Any, OnnxOperands, Mapping[str, Any]], Any]
 
 _Converter = TypeVar("_Converter", bound=Callable[..., Any])
-_Found = TypeVar("_Found")
+_Derived = TypeVar("_Derived")
 
 
 class Table:
@@ -111,13 +111,13 @@ class Table:
         """Return all entries, in the order of definition."""
         return tuple(self._ops.values())
 
-    def derived(self, compute: Callable[[Table], _Found]) -> _Found:
+    def derived(self, compute: Callable[[Table], _Derived]) -> _Derived:
         """Return `compute` of the table, cached until the entries change."""
-        revision, found = self._derived.get(compute, (-1, None))
+        revision, result = self._derived.get(compute, (-1, None))
         if revision != self._revision:
-            found = compute(self)
-            self._derived[compute] = self._revision, found
-        return cast(_Found, found)
+            result = compute(self)
+            self._derived[compute] = self._revision, result
+        return cast(_Derived, result)
 
     @contextmanager
     def extended(self) -> Iterator[Table]:

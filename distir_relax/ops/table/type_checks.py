@@ -51,7 +51,7 @@ class TableCheck:
             split = stage in ("global", "sharded")
             _compare(op, [_tensor(v) for v in op.operands], [_tensor(v) for v in op.results], op.attrs, split)
             return
-        if lookup(op.name, op.location).semantics.mixed:
+        if lookup(op.name, op.location).semantics.partial_eval:
             return
         operands, results = [v.placed for v in op.operands], [v.placed for v in op.results]
         if not results:

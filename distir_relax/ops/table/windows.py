@@ -137,16 +137,16 @@ class StridedWindow:
     def part(self, start: int, stop: int) -> tuple[int, int]:
         """Return the padding at both ends to compute result elements [start, stop) from `reads(start, stop)` alone."""
         first, last = self.reads(start, stop)
-        count, held = stop - start, last - first
+        count, width = stop - start, last - first
         if self.kind == SCATTER:
-            low = start + self.low - first * self.stride if held else 0
-            return low, (held - 1) * self.stride + self.extent - low - count
+            low = start + self.low - first * self.stride if width else 0
+            return low, (width - 1) * self.stride + self.extent - low - count
         if not count:
             return self.extent - 1, 0
         begin = start * self.stride - self.low
         span = (count - 1) * self.stride + self.extent
-        low = first - begin if held else span
-        return low, span - low - held
+        low = first - begin if width else span
+        return low, span - low - width
 
 
 @dataclass(frozen=True, slots=True)
