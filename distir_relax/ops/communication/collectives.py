@@ -58,8 +58,8 @@ def _exchange_workspace(types: Types, attrs: Attrs, results: Types) -> float:
 
 AXIS = "the mesh axis along which devices take part, by name"
 OP = "how terms are joined: sum, mean, min or max"
-SIZES = "how many elements of the dim each index along the axis holds"
-SIZE = "how many of these a device gets itself: one number, or [a|b] by device"
+SIZES = "the number of elements of the dim at each index along the axis"
+SIZE = "the number of these on the device itself: one number, or [a|b] by device"
 
 define(
     "all_reduce",
@@ -78,7 +78,7 @@ define(
     Semantics(
         infer=lambda types, attrs: (resized(types[0], attrs["dim"], sum(attrs["sizes"])),),
         torch="comm.all_gather({0}, {axis}, {dim}, {sizes}, step={step})",
-        attributes={"axis": AXIS, "dim": "the dim to make whole", "sizes": SIZES},
+        attributes={"axis": AXIS, "dim": "the dim to gather", "sizes": SIZES},
         collective_semantics=lambda parts, attrs: [_concat(parts, attrs["dim"]) for _ in parts],
         serialized=serialized.all_gather,
     ),
@@ -123,7 +123,7 @@ define(
             "split_dim": "the dim to split",
             "split_sizes": "the sizes of its parts, index by index",
             "size": SIZE,
-            "concat_dim": "the dim to make whole",
+            "concat_dim": "the dim to gather",
             "concat_sizes": "the sizes of its parts before, index by index",
         },
         collective_semantics=lambda parts, attrs: [
@@ -148,8 +148,8 @@ define(
         torch="comm.resplit({0}, {axis}, {dim}, {pieces}, step={step})",
         attributes={
             "axis": AXIS,
-            "dim": "the dim that is split, before and after",
-            "pieces": "for each index that sends, how many elements go to each that receives",
+            "dim": "the split dim",
+            "pieces": "for each sending index, the number of elements for each receiving index",
             "size": SIZE,
         },
         collective_semantics=lambda parts, attrs: [
@@ -173,7 +173,7 @@ define(
 
 def _reduce(parts: Sequence[Any], op: str) -> Any:
     if len({(p.shape, p.dtype) for p in parts}) > 1:
-        raise ValueError(f"parts of shapes {', '.join(str(tuple(p.shape)) for p in parts)} cannot be joined")
+        raise ValueError(f"parts of shapes {', '.join(str(tuple(p.shape)) for p in parts)} do not match")
     stacked = parts[0].new_empty((len(parts), *parts[0].shape))
     # On meta tensors, which only serve type inference, `torch.stack` and `torch.cat` would import torch's compiler.
     for index, part in enumerate(parts):
@@ -186,7 +186,7 @@ def _reduce(parts: Sequence[Any], op: str) -> Any:
 def _concat(parts: Sequence[Any], dim: int) -> Any:
     rest = {(p.dtype, *p.shape[:dim], *p.shape[dim + 1 :]) for p in parts}
     if len(rest) > 1:
-        raise ValueError(f"parts of shapes {', '.join(str(tuple(p.shape)) for p in parts)} cannot be joined")
+        raise ValueError(f"parts of shapes {', '.join(str(tuple(p.shape)) for p in parts)} do not match")
     shape = list(parts[0].shape)
     shape[dim] = sum(p.shape[dim] for p in parts)
     result, start = parts[0].new_empty(shape), 0

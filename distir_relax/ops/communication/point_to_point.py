@@ -22,9 +22,9 @@ def _infer_recv(types: Types, attrs: Attrs) -> tuple[TensorType, ...]:
 
 
 _RECV_ATTRIBUTES = {
-    "shape": "the shape of what comes",
+    "shape": "the shape of the received tensor",
     "dtype": "its dtype, such as float32",
-    "peer": "the rank that sends it",
+    "peer": "the sending rank",
 }
 
 define(
@@ -48,8 +48,8 @@ define(
     Semantics(
         infer=lambda types, attrs: (TensorType((0,), types[0].dtype),),
         attributes={
-            "peer": "the rank that receives it",
-            "copy": "whether the program may change the operand while it is on its way",
+            "peer": "the receiving rank",
+            "copy": "whether the program may change the operand during the transfer",
         },
         torch="comm.start_send({0}, {peer}, {copy}, step={step})",
     ),

@@ -11,13 +11,15 @@ from distir_relax.layout import Collective
 from distir_relax.ops.communication.collectives import AXIS, SIZE
 from distir_relax.ops.table import Attrs, Cost, Semantics, Trait, Types, define, no_flops, resized
 
-_SIZES = "how many rows each index along the axis has of its own"
-_GROUPS = "which groups each index has: the first, and the one behind the last"
+_SIZES = "the number of rows of each index along the axis"
+_GROUPS = "the groups of each index: the first, and the one after the last"
 
 
 def _check(types: Types, attrs: Attrs) -> None:
     if types[1].shape != (sum(attrs["sizes"]),) or len(attrs["sizes"]) != len(attrs["groups"]):
-        raise ValueError(f"the group of each of {sum(attrs['sizes'])} rows, and which groups each of their devices has")
+        raise ValueError(
+            f"expected the group id of each of {sum(attrs['sizes'])} rows, and a range of groups for each device"
+        )
 
 
 def _infer_to(types: Types, attrs: Attrs) -> tuple[TensorType, ...]:
@@ -28,7 +30,7 @@ def _infer_to(types: Types, attrs: Attrs) -> tuple[TensorType, ...]:
 def _infer_from(types: Types, attrs: Attrs) -> tuple[TensorType, ...]:
     _check(types, attrs)
     if types[0].shape[0] != sum(attrs["sizes"]):
-        raise ValueError(f"{sum(attrs['sizes'])} rows, found {types[0]}")
+        raise ValueError(f"expected {sum(attrs['sizes'])} rows, found {types[0]}")
     return (resized(types[0], 0, attrs["size"]),)
 
 
@@ -77,7 +79,7 @@ define(
             "axis": AXIS,
             "sizes": _SIZES,
             "groups": _GROUPS,
-            "packed": "whether a rank may keep the rows of its groups alone",
+            "packed": "whether a rank may store only the rows of its groups",
         },
         collective_semantics=_dispatch,
     ),

@@ -33,9 +33,9 @@ from distir_relax.ops.table import (
 def _infer(types: Types, attrs: Attrs) -> tuple[TensorType, ...]:
     x, w, starts, ends = types
     if len(x.shape) != 2 or len(w.shape) != 3 or x.shape[1] != w.shape[1] or x.dtype != w.dtype:
-        raise ValueError("rows, and a matrix for each group, of one dtype and fitting sizes")
+        raise ValueError("expected rows, and a matrix for each group, of one dtype and fitting sizes")
     if not starts.shape == ends.shape == w.shape[:1] or "int" not in starts.dtype or starts.dtype != ends.dtype:
-        raise ValueError(f"integers, the first row of each of {w.shape[0]} groups and the one behind its last")
+        raise ValueError(f"expected integers, the first row of each of {w.shape[0]} groups and the one after its last")
     return (TensorType((x.shape[0], w.shape[2]), x.dtype),)
 
 
@@ -86,9 +86,9 @@ define(
 def _infer_weight_grad(types: Types, attrs: Attrs) -> tuple[TensorType, ...]:
     x, y, starts, ends = types
     if len(x.shape) != 2 or len(y.shape) != 2 or x.shape[0] != y.shape[0] or x.dtype != y.dtype:
-        raise ValueError("two operands with the same rows and one dtype")
+        raise ValueError("expected two operands with the same rows and one dtype")
     if len(starts.shape) != 1 or starts != ends or "int" not in starts.dtype:
-        raise ValueError("integers, the first row of each group and the one behind its last")
+        raise ValueError("expected integers, the first row of each group and the one after its last")
     return (TensorType((starts.shape[0], x.shape[1], y.shape[1]), x.dtype),)
 
 

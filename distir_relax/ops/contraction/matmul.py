@@ -46,7 +46,7 @@ def _product(types: Types, attrs: Attrs, results: Types) -> tuple[int, int, int,
 def _infer_matmul(types: Types, attrs: Attrs) -> tuple[TensorType, ...]:
     a, b = types
     if len(a.shape) < 2 or len(b.shape) < 2 or a.shape[-1] != b.shape[-2] or a.dtype != b.dtype:
-        raise ValueError("the last dim of the first operand meets the second last of the second")
+        raise ValueError("expected the last dim of the first operand to equal the second last of the second")
     batch = broadcast_shape([TensorType(a.shape[:-2], a.dtype), TensorType(b.shape[:-2], b.dtype)])
     return (TensorType((*batch, a.shape[-2], b.shape[-1]), a.dtype),)
 
@@ -78,7 +78,7 @@ define(
 def _infer_linear(types: Types, attrs: Attrs) -> tuple[TensorType, ...]:
     x, w = types[:2]
     if len(w.shape) != 2 or x.shape[-1] != w.shape[1] or x.dtype != w.dtype:
-        raise ValueError("the last dim of the input meets the last dim of the weight")
+        raise ValueError("expected the last dim of the input to equal the last dim of the weight")
     return (TensorType((*x.shape[:-1], w.shape[0]), x.dtype),)
 
 
@@ -105,7 +105,7 @@ def _row_product(b: Backward) -> Value:
 def _infer_weight_grad(types: Types, attrs: Attrs) -> tuple[TensorType, ...]:
     a, b = types
     if a.shape[:-1] != b.shape[:-1] or a.dtype != b.dtype or not a.shape or not b.shape:
-        raise ValueError("two operands with the same leading dims")
+        raise ValueError("expected two operands with the same leading dims")
     return (TensorType((a.shape[-1], b.shape[-1]), a.dtype),)
 
 
@@ -144,7 +144,7 @@ def _infer_biased(infer: Any) -> Any:
     def infer_biased(types: Types, attrs: Attrs) -> tuple[TensorType, ...]:
         (result,) = infer(types[:2], attrs)
         if types[2] != TensorType(result.shape[-1:], result.dtype):
-            raise ValueError(f"a bias {types[2]} for a result {result}")
+            raise ValueError(f"the bias {types[2]} does not fit the result {result}")
         return (result,)
 
     return infer_biased
@@ -189,7 +189,7 @@ def _linear(g: Builder, x: Value, weight: Value, bias: Value | None = None) -> A
 @aten("mm.default", "bmm.default", "matmul.default")
 def _matmul(g: Builder, a: Value, b: Value) -> Any:
     if a.tensor.dtype == "bool":
-        raise NotImplementedError("a product of truth values")
+        raise NotImplementedError("a product of booleans")
     matrix_a, matrix_b = a, b
     if len(a.tensor.shape) == 1:
         matrix_a = reshape_to(g, a, (1, *a.tensor.shape))

@@ -68,16 +68,16 @@ define(
 
 def _check_numbers(ids: TensorType, groups: TensorType, rows: int) -> None:
     if ids.shape != (rows,) or len(groups.shape) != 1 or ids.dtype != "int64" or groups.dtype != "int64":
-        raise ValueError(f"int64 numbers: of the group of each of {rows} rows, and of the groups")
+        raise ValueError(f"expected int64 ids of the group of each of {rows} rows, and of the groups")
 
 
 def _infer_matmul(types: Types, attrs: Attrs) -> tuple[TensorType, ...]:
     x, w, ids, groups = types
     if len(x.shape) != 2 or len(w.shape) != 3 or x.shape[1] != w.shape[1] or x.dtype != w.dtype:
-        raise ValueError("rows, and a matrix for each group, of one dtype and fitting sizes")
+        raise ValueError("expected rows, and a matrix for each group, of one dtype and fitting sizes")
     _check_numbers(ids, groups, x.shape[0])
     if groups.shape != w.shape[:1]:
-        raise ValueError(f"the number of each of {w.shape[0]} groups")
+        raise ValueError(f"expected the ids of {w.shape[0]} groups")
     return (TensorType((x.shape[0], w.shape[2]), x.dtype),)
 
 
@@ -95,7 +95,7 @@ define(
         infer=_infer_matmul,
         torch="routing.matmul({0}, {1}, {2}, {3})",
         linear=(operands(0), operands(1)),
-        attributes={"count": "how many groups there are on all devices"},
+        attributes={"count": "the number of groups on all devices"},
     ),
     Split("row k, group k n, row, group -> row n", routing=Routing.WITHIN),
     cost=Cost(flops=_flops),
@@ -115,7 +115,7 @@ define(
 def _infer_weight_grad(types: Types, attrs: Attrs) -> tuple[TensorType, ...]:
     x, y, ids, groups = types
     if len(x.shape) != 2 or len(y.shape) != 2 or x.shape[0] != y.shape[0] or x.dtype != y.dtype:
-        raise ValueError("two operands with the same rows and one dtype")
+        raise ValueError("expected two operands with the same rows and one dtype")
     _check_numbers(ids, groups, x.shape[0])
     return (TensorType((groups.shape[0], x.shape[1], y.shape[1]), x.dtype),)
 
@@ -126,7 +126,7 @@ define(
         infer=_infer_weight_grad,
         torch="routing.weight_grad({0}, {1}, {2}, {3})",
         linear=(operands(0), operands(1)),
-        attributes={"count": "how many groups there are on all devices"},
+        attributes={"count": "the number of groups on all devices"},
     ),
     Split("row k, row n, row, group -> group k n", routing=Routing.WITHIN),
     cost=Cost(flops=_flops),
@@ -145,7 +145,7 @@ define(
 def _infer_rows(types: Types, attrs: Attrs) -> tuple[TensorType, ...]:
     x, ids, groups = types
     if not x.shape:
-        raise ValueError("rows")
+        raise ValueError("expected rows, found a scalar")
     _check_numbers(ids, groups, x.shape[0])
     return (x,)
 

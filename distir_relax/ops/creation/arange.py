@@ -24,7 +24,7 @@ from distir_relax.ops.table import (
 
 def _infer_arange(types: Types, attrs: Attrs) -> tuple[TensorType, ...]:
     if not attrs["step"]:
-        raise ValueError("a step other than 0")
+        raise ValueError("expected a step other than 0")
     count = max(0, math.ceil((attrs["end"] - attrs["start"]) / attrs["step"]))
     return (TensorType((count,), attrs["dtype"]),)
 

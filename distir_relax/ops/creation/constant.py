@@ -8,7 +8,7 @@ from distir_relax.ops.table import FREE, Attrs, Code, Rule, Semantics, Split, Tr
 
 def _infer_constant(types: Types, attrs: Attrs) -> tuple[TensorType, ...]:
     if not isinstance(attrs["value"], (bool, int, float)):
-        raise ValueError("a constant's value is a number")
+        raise ValueError("expected a number as the value of a constant")
     return (TensorType((), attrs["dtype"]),)
 
 

@@ -33,7 +33,7 @@ def _drawn(g: Builder, shape: Sequence[int], dtype: str) -> Any:
     if 0 in shape:
         return filled(g, shape, 0.0, dtype)
     if not g.training:
-        raise NotImplementedError("it draws random numbers, which a program that is not trained cannot do")
+        raise NotImplementedError("it draws random numbers, which only programs for training may do")
     return g.emit("uniform", fresh_seed(g), *places_of(g, shape), dtype=dtype)
 
 
@@ -56,7 +56,7 @@ def _infer(types: Types, attrs: Attrs) -> tuple[TensorType, ...]:
     shape = tuple(place.shape[0] for place in places if place.shape)
     check_places(seed, places, shape)
     if "float" not in attrs["dtype"]:
-        raise ValueError("a dtype of floats")
+        raise ValueError("expected a dtype of floats")
     return (TensorType(shape, attrs["dtype"]),)
 
 
@@ -123,7 +123,7 @@ def _scaled_draw(g: Builder, x: Value, draw: Any, start: float, scale: float, ge
 
 def _reject_generator(generator: Any) -> None:
     if generator is not None:
-        raise NotImplementedError("it draws random numbers by a generator of the model's own")
+        raise NotImplementedError("it draws random numbers from a generator of the model")
 
 
 @aten("bernoulli.p", "bernoulli_.float")

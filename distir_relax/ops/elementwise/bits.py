@@ -25,7 +25,7 @@ from distir_relax.ops.table import (
 def _infer_integers(types: Types, attrs: Attrs) -> tuple[TensorType, ...]:
     dtype = same_dtype(types)
     if "int" not in dtype:
-        raise ValueError(f"integers, found {dtype}")
+        raise ValueError(f"expected integers, found {dtype}")
     return (TensorType(broadcast_shape(types), dtype),)
 
 

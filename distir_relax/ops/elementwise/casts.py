@@ -75,7 +75,7 @@ def _onnx_cast(g: Builder, x: OnnxOperands, attrs: Attrs) -> Any:
 @onnx("DequantizeLinear")
 def _onnx_dequantize(g: Builder, x: OnnxOperands, attrs: Attrs) -> Any:
     if attrs.get("block_size", 0):
-        raise NotImplementedError("scales of blocks")
+        raise NotImplementedError("block-wise scales")
     scale = x[1]
     rank, axis = len(x[0].tensor.shape), attrs.get("axis", 1)
     sides = [cast(g, x[0], scale.tensor.dtype)]

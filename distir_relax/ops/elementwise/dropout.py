@@ -48,10 +48,10 @@ def dropped(g: Builder, x: Value, rate: float) -> Any:
 def _infer(types: Types, attrs: Attrs) -> tuple[TensorType, ...]:
     x, seed, *places = types
     if "float" not in x.dtype:
-        raise ValueError("a tensor of floats")
+        raise ValueError("expected a tensor of floats")
     check_places(seed, places, x.shape)
     if not 0 <= attrs["rate"] <= 1:
-        raise ValueError("a rate from 0 to 1")
+        raise ValueError("expected a rate from 0 to 1")
     return (x,)
 
 
@@ -67,7 +67,7 @@ define(
         infer=_infer,
         torch="random.dropout({*}, rate={rate})",
         linear=(operands(0),),
-        attributes={"rate": "the share of elements that become zero"},
+        attributes={"rate": "the fraction of elements set to zero"},
     ),
     Split(_rule),
     cost=Cost(flops=lambda types, attrs, results: 12.0 * results[0].elements),

@@ -25,7 +25,7 @@ def fresh_seed(g: Builder) -> Value:
         g.seed = g.input(SEED, TensorType((), "int64"))
         if g.seed.name != SEED:
             raise ImportModelError(
-                f"the model has an input or a weight called {SEED!r}, as the program calls what its dropout draws by",
+                f"the model has an input or a weight called {SEED!r}, the name of the input that seeds dropout",
                 hint="give it another name",
             )
     hint, g.hint = g.hint, SEED
@@ -51,12 +51,12 @@ def places_of(g: Builder, shape: Sequence[int]) -> list[Value]:
 def check_places(seed: TensorType, places: Sequence[TensorType], shape: Sequence[int]) -> None:
     """Raise ValueError unless these are the types of a seed and of the positions of a tensor of `shape`."""
     if seed != TensorType((), "int64") or list(places) != [TensorType((n,), "int64") for n in shape]:
-        raise ValueError("a seed, an int64 scalar, and for each dim a vector of places, int64")
+        raise ValueError("expected a seed, an int64 scalar, and an int64 vector of positions for each dim")
 
 
 def _infer(types: Types, attrs: Attrs) -> tuple[TensorType, ...]:
     if types[0] != TensorType((), "int64"):
-        raise ValueError("a seed, an int64 scalar")
+        raise ValueError("expected a seed, an int64 scalar")
     return (types[0],)
 
 

@@ -45,7 +45,7 @@ def _infer_gather(types: Types, attrs: Attrs) -> tuple[TensorType, ...]:
     data, index = types
     axis = checked_axis(types, attrs)
     if len(index.shape) != len(data.shape) or "int" not in index.dtype:
-        raise ValueError(f"an integer index of {len(data.shape)} dims")
+        raise ValueError(f"expected an integer index of {len(data.shape)} dims")
     if any(m > n for d, (n, m) in enumerate(zip(data.shape, index.shape, strict=True)) if d != axis):
         raise ValueError(f"index {index.shape} leaves {data.shape}")
     return (TensorType(index.shape, data.dtype),)
@@ -110,7 +110,7 @@ define(
 def _infer_index(types: Types, attrs: Attrs) -> tuple[TensorType, ...]:
     data, indices = types[0], types[1:]
     if not indices or len(indices) > len(data.shape) or any("int" not in t.dtype for t in indices):
-        raise ValueError(f"1 to {len(data.shape)} integer indices")
+        raise ValueError(f"expected 1 to {len(data.shape)} integer indices")
     return (TensorType((*broadcast_shape(indices), *data.shape[len(indices) :]), data.dtype),)
 
 

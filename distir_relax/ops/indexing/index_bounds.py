@@ -24,7 +24,7 @@ from distir_relax.ops.table import (
 
 def _infer(types: Types, attrs: Attrs) -> tuple[TensorType, ...]:
     if "int" not in types[0].dtype:
-        raise ValueError("integer indices")
+        raise ValueError("expected integer indices")
     return (types[0],)
 
 

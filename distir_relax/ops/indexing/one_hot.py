@@ -24,7 +24,7 @@ def one_hot(g: Builder, ids: Value, depth: int, axis: int, on: Value, off: Value
 @aten("one_hot.default")
 def _one_hot(g: Builder, ids: Value, depth: int = -1) -> Any:
     if depth < 0:
-        raise NotImplementedError("as many classes as the largest number asks for: the shape depends on data")
+        raise NotImplementedError("a number of classes derived from the largest index: the shape depends on data")
     ids = in_range(g, ids, depth, "one_hot")
     return one_hot(g, ids, depth, -1, g.constant(1, "int64"), g.constant(0, "int64"))
 

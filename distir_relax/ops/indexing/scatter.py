@@ -57,13 +57,15 @@ def _infer_scatter(types: Types, attrs: Attrs) -> tuple[TensorType, ...]:
     data, index, updates = types
     axis = attrs["axis"]
     if attrs["reduction"] not in REDUCTIONS:
-        raise ValueError(f"a reduction of {', '.join(REDUCTIONS)}")
+        raise ValueError(f"expected a reduction of {', '.join(REDUCTIONS)}")
     if not len(data.shape) == len(index.shape) > axis >= 0 or "int" not in index.dtype:
-        raise ValueError(f"an integer index of {len(data.shape)} dims, and an axis among them")
+        raise ValueError(f"expected an integer index of {len(data.shape)} dims, and an axis among them")
     if index.shape != updates.shape or updates.dtype != data.dtype:
-        raise ValueError(f"updates of the index's shape {index.shape} and the data's dtype {data.dtype}")
+        raise ValueError(f"expected updates of the index's shape {index.shape} and the data's dtype {data.dtype}")
     if any(n != m for d, (n, m) in enumerate(zip(data.shape, index.shape, strict=True)) if d != axis):
-        raise ValueError(f"an index of the data's shape {data.shape} but along dim {axis}, found {index.shape}")
+        raise ValueError(
+            f"expected an index of the data's shape {data.shape} but along dim {axis}, found {index.shape}"
+        )
     return (data,)
 
 
@@ -289,7 +291,7 @@ def _scatter_reduce(
 ) -> Any:
     how = {"sum": "add", "mean": "add", "prod": "mul", "amax": "max", "amin": "min"}[reduce]
     if "float" not in x.tensor.dtype and (reduce == "mean" or (not include_self and how in ("max", "min"))):
-        raise NotImplementedError(f"a scatter of {x.tensor.dtype} by {reduce!r} without the elements that are there")
+        raise NotImplementedError(f"a scatter of {x.tensor.dtype} by {reduce!r} without the existing elements")
     index = _within(g, x, dim, index, "scatter_reduce")
     y = x if include_self else _joined(g, x, dim, index, g.constant(_NEUTRAL[how], x.tensor.dtype), "update")
     y = _joined(g, y, dim, index, source, how)

@@ -38,7 +38,7 @@ def _search_sorted(
     sorter: Value | None = None,
 ) -> Any:  # fmt: skip
     if sorter is not None:
-        raise NotImplementedError("a search in numbers that a sorter sorts")
+        raise NotImplementedError("a search with a sorter")
     if len(bounds.tensor.shape) > 1:
         # Each row has its own bounds.
         bounds = reshape_to(g, bounds, (*bounds.tensor.shape[:-1], 1, bounds.tensor.shape[-1]))

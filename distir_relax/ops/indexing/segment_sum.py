@@ -55,7 +55,7 @@ def _one_more(size: Size) -> Size:
 def _infer_segments(types: Types, attrs: Attrs) -> tuple[TensorType, ...]:
     data, ids = types
     if not data.shape or ids.shape != data.shape[:1] or "int" not in ids.dtype:
-        raise ValueError(f"an integer number for each of the rows of {data.shape}")
+        raise ValueError(f"expected an integer id for each of the rows of {data.shape}")
     return (TensorType((attrs["num_segments"], *data.shape[1:]), data.dtype),)
 
 

@@ -229,7 +229,7 @@ def _relax_take(g: Builder, args: Any, attrs: Attrs) -> Any:
     axis, mode = (attrs["axis"] or 0) % len(x.tensor.shape), attrs["mode"]
     size = x.tensor.shape[axis]
     if mode == "nan":
-        raise NotImplementedError("a look-up that gives NaN for what is out of range")
+        raise NotImplementedError("a lookup that returns NaN for indices out of range")
     if mode == "clip":
         ids = g.aten("clamp.default", ids, 0, size - 1)
     elif mode == "wrap":

@@ -25,7 +25,7 @@ from distir_relax.ops.table import (
 
 def _infer_triangle(types: Types, attrs: Attrs) -> tuple[TensorType, ...]:
     if len(types[0].shape) < 2:
-        raise ValueError("a tensor of at least 2 dims")
+        raise ValueError("expected a tensor of at least 2 dims")
     return (types[0],)
 
 

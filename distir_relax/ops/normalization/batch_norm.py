@@ -32,7 +32,7 @@ from distir_relax.ops.table import (
 def _infer_batch_norm(types: Types, attrs: Attrs) -> tuple[TensorType, ...]:
     x = types[0]
     if len(x.shape) < 2 or any(t.shape != (x.shape[1],) for t in types[1:]) or len(types) != 5:
-        raise ValueError("data, and four vectors of as many elements as the data has channels")
+        raise ValueError("expected data, and four vectors of as many elements as the data has channels")
     return (x,)
 
 

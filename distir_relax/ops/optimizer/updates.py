@@ -80,7 +80,7 @@ def _averaged(attrs: Attrs) -> str:
 _BLOCK = 1 << 16
 """Number of elements that `kernels.updates` processes at a time."""
 
-_DECAY = ("decay", "what is left of the old value")
+_DECAY = ("decay", "the factor of the old value")
 
 # x decay + g weight: a momentum, an exponential moving average.
 _define(
@@ -91,7 +91,7 @@ _define(
     flops=3,
     linear=(operands(0, 1),),
     gradient=1,
-    attributes=[_DECAY, ("weight", "what the new value is multiplied by")],
+    attributes=[_DECAY, ("weight", "the factor of the new value")],
 )
 
 # x decay + g g (1 - decay): an exponential moving average of squares.
@@ -115,7 +115,7 @@ _define(
     flops=2,
     linear=(operands(0, 1),),
     gradient=0,
-    attributes=[("alpha", "what the second operand is multiplied by")],
+    attributes=[("alpha", "the factor of the second operand")],
 )
 
 

@@ -7,7 +7,7 @@ from distir_relax.ops.table import Attrs, Semantics, Trait, Types, define, same_
 
 
 def _infer_call(types: Types, attrs: Attrs) -> tuple[TensorType, ...]:
-    raise ValueError("what a call gives is decided by its function")
+    raise ValueError("the result types of a call are those of its function")
 
 
 define(

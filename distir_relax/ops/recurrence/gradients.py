@@ -94,7 +94,7 @@ def _enter(name: str, wrt: _Operands, of_weights: bool) -> None:
             *operands[2 : 2 + states],
         )
         if tuple(types[len(operands) :]) != results:
-            raise ValueError(f"the operands of {attrs['cell']}, and gradients {', '.join(map(str, results))}")
+            raise ValueError(f"expected the operands of {attrs['cell']}, and gradients {', '.join(map(str, results))}")
         return tuple(operands[i] for i in wrt(attrs))
 
     def rule(types: Types, attrs: Attrs, results: Types) -> Rule:
@@ -115,7 +115,7 @@ def _enter(name: str, wrt: _Operands, of_weights: bool) -> None:
             infer=infer,
             torch=expression,
             linear=lambda count, attrs: (frozenset(range(count - 1 - STATES[attrs["cell"]], count)),),
-            attributes={"cell": f"one of {', '.join(STATES)}", "extras": "the names of the operands behind the states"},
+            attributes={"cell": f"one of {', '.join(STATES)}", "extras": "the names of the operands after the states"},
         ),
         Split(rule),
         cost=Cost(

@@ -39,7 +39,7 @@ def _infer_reduce(types: Types, attrs: Attrs) -> tuple[TensorType, ...]:
     if any(not 0 <= a < len(shape) for a in attrs["axis"]):
         raise ValueError(f"axes {attrs['axis']} of a tensor of {len(shape)} dims")
     if "ties" in attrs and (attrs["ties"] != "first" or len(attrs["axis"]) != 1):
-        raise ValueError(f"the first of equal elements along one axis, not {attrs['ties']!r} along {attrs['axis']}")
+        raise ValueError(f"expected ties 'first' along one axis, found {attrs['ties']!r} along {attrs['axis']}")
     if attrs["keepdims"]:
         return (TensorType(tuple(1 if i in attrs["axis"] else n for i, n in enumerate(shape)), types[0].dtype),)
     return (TensorType(tuple(n for i, n in enumerate(shape) if i not in attrs["axis"]), types[0].dtype),)

@@ -24,7 +24,7 @@ def sampled_windows(
     Raises ValueError if a part in the attributes does not have exactly the elements it needs.
     """
     if not len(axes) == len(sizes) == len(samplings):
-        raise ValueError(f"a size for each of {len(axes)} dims")
+        raise ValueError(f"expected a size for each of {len(axes)} dims")
     if min(sizes, default=0) < 0 or any(size and not x.shape[axis] for axis, size in zip(axes, sizes, strict=True)):
         raise ValueError(f"{tuple(sizes)} elements made from {tuple(x.shape[a] for a in axes)}")
     windows = []

@@ -67,7 +67,7 @@ def _infer_conv(types: Types, attrs: Attrs) -> tuple[TensorType, ...]:
 
 def _check_shapes(x: TensorType, w: TensorType, attrs: Attrs) -> None:
     if not len(x.shape) == len(w.shape) == spatial_rank(attrs) + 2 or x.dtype != w.dtype:
-        raise ValueError(f"data and weights of {spatial_rank(attrs) + 2} dims and one dtype")
+        raise ValueError(f"expected data and weights of {spatial_rank(attrs) + 2} dims and one dtype")
 
 
 def _conv_rule(types: Types, attrs: Attrs, results: Types) -> Rule:

@@ -90,7 +90,7 @@ def _cropped(b: Backward) -> tuple[Value, dict[str, Any]]:
 def _infer(types: Types, attrs: Attrs) -> tuple[TensorType, ...]:
     x, y = types
     if not len(x.shape) == len(y.shape) == spatial_rank(attrs) + 2 or x.dtype != y.dtype or x.shape[0] != y.shape[0]:
-        raise ValueError(f"two tensors of {spatial_rank(attrs) + 2} dims, one batch and one dtype")
+        raise ValueError(f"expected two tensors of {spatial_rank(attrs) + 2} dims, one batch and one dtype")
     sizes = window_sizes(strided_windows(x, attrs, attrs["kernel"]))
     groups = _groups(x, attrs)
     if y.shape[2:] != sizes or (groups and (x.shape[1] % groups or y.shape[1] % groups)):

@@ -31,7 +31,7 @@ def _infer(types: Types, attrs: Attrs) -> tuple[TensorType, ...]:
     x, grid = types
     rank = len(x.shape)
     if rank != 4 or len(grid.shape) != rank or grid.shape[0] != x.shape[0] or grid.shape[-1] != rank - 2:
-        raise ValueError("data (n, c, h, w) and a grid (n, rows, columns, 2) of positions")
+        raise ValueError("expected data (n, c, h, w) and a grid (n, rows, columns, 2) of positions")
     return (TensorType((*x.shape[:2], *grid.shape[1:-1]), x.dtype),)
 
 

@@ -62,7 +62,7 @@ def _windows(types: Types, attrs: Attrs) -> tuple[SampledWindow, ...]:
 def _infer(types: Types, attrs: Attrs) -> tuple[TensorType, ...]:
     (x,) = types
     if attrs["method"] != NEAREST and "float" not in x.dtype:
-        raise ValueError(f"floats to interpolate between, found {x.dtype}")
+        raise ValueError(f"expected floats to interpolate between, found {x.dtype}")
     shape = list(x.shape)
     (window,) = _windows(types, attrs)
     shape[attrs["axis"]] = window.result_size

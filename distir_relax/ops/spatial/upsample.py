@@ -25,7 +25,7 @@ from distir_relax.ops.table import (
 
 def _windows(types: Types, attrs: Attrs) -> tuple[StridedWindow, ...]:
     if not len(attrs["strides"]) == spatial_rank(attrs) == len(types[0].shape) - 2:
-        raise ValueError(f"a tensor of {spatial_rank(attrs) + 2} dims, and a stride for each spatial dim")
+        raise ValueError(f"expected a tensor of {spatial_rank(attrs) + 2} dims, and a stride for each spatial dim")
     return strided_windows(types[0], attrs, attrs["strides"], SCATTER)
 
 

@@ -70,7 +70,9 @@ def define_spatial(
     def infer(types: Types, attrs: Attrs) -> tuple[TensorType, ...]:
         (x,) = types
         if (dims is not None and len(x.shape) != dims + 2) or (floats and "float" not in x.dtype):
-            raise ValueError(f"{'floats' if floats else 'a tensor'} of {dims + 2 if dims else 'any number of'} dims")
+            raise ValueError(
+                f"expected {'floats' if floats else 'a tensor'} of {dims + 2 if dims else 'any number of'} dims"
+            )
         return (TensorType((*x.shape[:2], *window_sizes(windows(types, attrs))), dtype or x.dtype),)
 
     def rule(types: Types, attrs: Attrs, results: Types) -> Rule:

@@ -31,7 +31,7 @@ class OnnxOperands:
     def __getitem__(self, index: int) -> Any:
         """Return the operand as a value; raise NotImplementedError if it is omitted."""
         if not self.has(index):
-            raise NotImplementedError(f"operand {index} is left out")
+            raise NotImplementedError(f"operand {index} is omitted")
         item = self._items[index]
         return item if isinstance(item, Value) else self._place(item)
 

@@ -88,13 +88,13 @@ class _Meetings:
                 ready.extend(members)
         if self.come or self.awaited:
             raise VerificationError(
-                f"the ranks wait for each other for ever: {'; '.join(self._waiting())}",
+                f"deadlock between ranks: {'; '.join(self._waiting())}",
                 hint="all ranks must be projected from one schedule",
             )
         if self.posted:
             (sender, receiver, _), unmatched = next(iter(self.posted.items()))
             raise VerificationError(
-                f"rank {sender} sends to rank {receiver} what it does not receive: {print_op(unmatched[0])}",
+                f"rank {sender} sends to rank {receiver} a message that it does not receive: {print_op(unmatched[0])}",
                 unmatched[0].location,
             )
 

@@ -26,7 +26,7 @@ def same_type(types: Types, attrs: Attrs) -> tuple[TensorType, ...]:
 def same_types(types: Types, attrs: Attrs) -> tuple[TensorType, ...]:
     """Infer the common type of all operands; raise ValueError if they differ."""
     if any(t != types[0] for t in types):
-        raise ValueError("all operands have one type")
+        raise ValueError("expected operands of one type")
     return (types[0],)
 
 
