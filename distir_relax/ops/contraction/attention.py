@@ -71,37 +71,37 @@ def _products(types: Types, attrs: Attrs, results: Types) -> tuple[int, int, int
     return b * h, s, t, d + e
 
 
-def _back(b: Backward) -> tuple[Value | None, ...]:
+def _attention_gradient(b: Backward) -> tuple[Value | None, ...]:
     """Recompute the attention probabilities from query and key: saved, they would be larger than all operands."""
     (q, k, v), g = b.op.operands[:3], b.g
     mask = b.x(3) if b.attrs["masked"] else None
-    shares = _shares(g, q, k, mask, b.attrs["causal"], b.attrs["scale"])
-    of_shares = b.emit("matmul", b.grad, transpose(g, v))
-    mean = b.emit("sum", b.emit("multiply", of_shares, shares), axis=(3,), keepdims=True)
-    of_scores = b.emit("multiply", shares, b.emit("subtract", of_shares, mean))
-    scaled = b.emit("multiply", of_scores, b.number(b.attrs["scale"]))
+    probabilities = _probabilities(g, q, k, mask, b.attrs["causal"], b.attrs["scale"])
+    grad_probabilities = b.emit("matmul", b.grad, transpose(g, v))
+    mean = b.emit("sum", b.emit("multiply", grad_probabilities, probabilities), axis=(3,), keepdims=True)
+    grad_scores = b.emit("multiply", probabilities, b.emit("subtract", grad_probabilities, mean))
+    scaled = b.emit("multiply", grad_scores, b.number(b.attrs["scale"]))
     return (
         b.emit("matmul", scaled, k), b.emit("matmul", transpose(g, scaled), q),
-        b.emit("matmul", transpose(g, shares), b.grad), of_scores,
+        b.emit("matmul", transpose(g, probabilities), b.grad), grad_scores,
     )[: len(b.op.operands)]  # fmt: skip
 
 
-def _shares(g: Builder, q: Value, k: Value, mask: Value | None, causal: bool, scale: float) -> Any:
+def _probabilities(g: Builder, q: Value, k: Value, mask: Value | None, causal: bool, scale: float) -> Any:
     """Return the attention probabilities, (b, h, s, t)."""
     dtype = q.tensor.dtype
     scores = g.emit("multiply", g.emit("matmul", q, transpose(g, k)), g.constant(scale, dtype))
     boolean = mask is not None and mask.tensor.dtype == "bool"
     if mask is not None and not boolean:
         scores = g.emit("add", scores, mask)
-    open_to = _open_to(g, q, k, mask if boolean else None, causal)
-    if open_to is None:
+    allowed = _attention_mask(g, q, k, mask if boolean else None, causal)
+    if allowed is None:
         return g.emit("nn.softmax", scores, axis=3)
-    shares = g.emit("nn.softmax", g.emit("where", open_to, scores, g.constant(_CLOSED, dtype)), axis=3)
+    probabilities = g.emit("nn.softmax", g.emit("where", allowed, scores, g.constant(_MASKED_SCORE, dtype)), axis=3)
     # A fully masked row has zero probabilities.
-    return g.emit("where", open_to, shares, g.constant(0.0, dtype))
+    return g.emit("where", allowed, probabilities, g.constant(0.0, dtype))
 
 
-def _open_to(g: Builder, q: Value, k: Value, mask: Value | None, causal: bool) -> Value | None:
+def _attention_mask(g: Builder, q: Value, k: Value, mask: Value | None, causal: bool) -> Value | None:
     """Return a mask of the keys that each query row attends to; None if all."""
     if not causal:
         return mask
@@ -119,7 +119,7 @@ def _workspace(types: Types, attrs: Attrs, results: Types) -> float:
 
 
 # Score of masked keys; finite, so that a fully masked row is not NaN.
-_CLOSED = -1e30
+_MASKED_SCORE = -1e30
 
 define(
     "nn.scaled_dot_product_attention",
@@ -131,7 +131,7 @@ define(
         workspace=_workspace,
     ),
     code=Code(relax=_relax),
-    gradient=Gradient(all=_back),
+    gradient=Gradient(all=_attention_gradient),
 )
 
 
@@ -156,21 +156,21 @@ def _attention(
         k, v = (_repeat_heads(g, x, q.tensor.shape[-3] // k.tensor.shape[-3]) for x in (k, v))
     leading = broadcast_shape([TensorType(x.tensor.shape[:-2], q.tensor.dtype) for x in (q, k, v)])
     wide = (math.prod(leading[:-1]), leading[-1]) if leading else (1, 1)
-    q, k, v = (_in_four_dims(g, x, leading, wide) for x in (q, k, v))
+    q, k, v = (_to_four_dims(g, x, leading, wide) for x in (q, k, v))
     if mask is not None and (len(leading) != 2 or len(mask.tensor.shape) > 4):
         one_for_all = all(n == 1 for n in mask.tensor.shape[:-2])
-        mask = _in_four_dims(g, mask, *(((1,) * len(leading), (1, 1)) if one_for_all else (leading, wide)))
-    mask, scale = _of_dtype(g, mask, q), _default_scale(q.tensor.shape[-1]) if scale is None else float(scale)
+        mask = _to_four_dims(g, mask, *(((1,) * len(leading), (1, 1)) if one_for_all else (leading, wide)))
+    mask, scale = _cast_mask(g, mask, q), _default_scale(q.tensor.shape[-1]) if scale is None else float(scale)
     if dropout:
         # Dropout applies to the probabilities, so attention is decomposed.
-        shares = _shares(g, q, k, mask, causal, scale)
-        y = g.emit("matmul", g.aten("dropout.default", shares, dropout, True), v)
+        probabilities = _probabilities(g, q, k, mask, causal, scale)
+        y = g.emit("matmul", g.aten("dropout.default", probabilities, dropout, True), v)
     else:
-        y = _four_dims(g, q, k, v, mask, causal, scale)
+        y = _emit_attention(g, q, k, v, mask, causal, scale)
     return reshape_to(g, y, (*leading, *y.tensor.shape[2:]))
 
 
-def _in_four_dims(g: Builder, x: Value, leading: tuple[int, ...], wide: tuple[int, int]) -> Any:
+def _to_four_dims(g: Builder, x: Value, leading: tuple[int, ...], wide: tuple[int, int]) -> Any:
     """Broadcast the leading dims of `x` to `leading`, and collapse them into the two of `wide`."""
     return reshape_to(g, broadcast_to(g, x, (*leading, *x.tensor.shape[-2:])), (*wide, *x.tensor.shape[-2:]))
 
@@ -179,11 +179,11 @@ def _default_scale(width: int) -> float:
     return 1.0 / math.sqrt(width) if width else math.inf
 
 
-def _of_dtype(g: Builder, mask: Any, q: Value) -> Any:
+def _cast_mask(g: Builder, mask: Any, q: Value) -> Any:
     return mask if mask is None or mask.tensor.dtype == "bool" else promote(g, mask, q)[0]
 
 
-def _four_dims(g: Builder, q: Any, k: Value, v: Any, mask: Any, causal: bool, scale: float) -> Any:
+def _emit_attention(g: Builder, q: Any, k: Value, v: Any, mask: Any, causal: bool, scale: float) -> Any:
     attrs = {
         "scale": scale,
         "causal": causal,

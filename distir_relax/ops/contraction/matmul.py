@@ -58,7 +58,7 @@ def transpose(g: Builder, x: Value) -> Value:
     return result
 
 
-def _of_second(b: Backward) -> Value:
+def _second_gradient(b: Backward) -> Value:
     if len(b.x(1).tensor.shape) == 2:
         # One product that sums over all rows, instead of many small ones that are summed afterwards.
         return b.emit("linear_weight_grad", b.x(), b.grad)  # type: ignore[no-any-return]
@@ -71,7 +71,7 @@ define(
     Split("... m k, ... k n -> ... m n"),
     cost=Cost(flops=_flops, product=_product),
     code=Code(packed=Packed((1,), "pack_linear({1}.t(), rows={rows})", "{packed}({0})"), relax="R.matmul({0}, {1})"),
-    gradient=gradient_of(lambda b: b.emit("matmul", b.grad, transpose(b.g, b.x(1))), _of_second),
+    gradient=gradient_of(lambda b: b.emit("matmul", b.grad, transpose(b.g, b.x(1))), _second_gradient),
 )
 
 
@@ -206,21 +206,21 @@ def _matmul(g: Builder, a: Value, b: Value) -> Any:
 
 @aten("addmm.default", "baddbmm.default", "addmv.default")
 def _addmm(g: Builder, bias: Any, a: Value, b: Value, beta: float = 1, alpha: float = 1) -> Any:
-    return _blend(g, bias, _matmul(g, a, b), beta, alpha)
+    return _scale_and_add(g, bias, _matmul(g, a, b), beta, alpha)
 
 
 @aten("addbmm.default")
 def _addbmm(g: Builder, bias: Any, a: Value, b: Value, beta: float = 1, alpha: float = 1) -> Any:
-    return _blend(g, bias, g.emit("sum", _matmul(g, a, b), axis=(0,), keepdims=False), beta, alpha)
+    return _scale_and_add(g, bias, g.emit("sum", _matmul(g, a, b), axis=(0,), keepdims=False), beta, alpha)
 
 
 @aten("addr.default")
 def _addr(g: Builder, bias: Any, a: Value, b: Value, beta: float = 1, alpha: float = 1) -> Any:
     outer = g.emit("multiply", reshape_to(g, a, (a.tensor.elements, 1)), b)
-    return _blend(g, bias, outer, beta, alpha)
+    return _scale_and_add(g, bias, outer, beta, alpha)
 
 
-def _blend(g: Builder, bias: Value, y: Value, beta: float, alpha: float) -> Any:
+def _scale_and_add(g: Builder, bias: Value, y: Value, beta: float, alpha: float) -> Any:
     """Emit ``beta * bias + alpha * y``; with `beta` 0 the bias is ignored even if NaN, as in torch."""
     if alpha != 1:
         y = g.emit("multiply", y, g.constant(alpha, y.tensor.dtype))
@@ -261,4 +261,4 @@ def _onnx_gemm(g: Builder, x: OnnxOperands, attrs: Attrs) -> Any:
         a = g.emit("permute_dims", a, axes=(1, 0))
     y = g.emit("linear" if attrs.get("transB", 0) else "matmul", a, b)
     alpha, beta = attrs.get("alpha", 1.0), attrs.get("beta", 1.0) if x.has(2) else 0
-    return _blend(g, x[2] if beta else y, y, beta, alpha)
+    return _scale_and_add(g, x[2] if beta else y, y, beta, alpha)

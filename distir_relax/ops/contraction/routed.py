@@ -50,14 +50,14 @@ def _numbers_rule(types: Types, attrs: Attrs, results: Types) -> Rule:
     return Rule((Factor("group", count, PARALLEL),), (), (((0,),),)) if count > 1 else Rule((), (), (((),),))
 
 
-def _own_numbers(x: Expansion) -> tuple[Value, ...]:
+def _split_numbers(x: Expansion) -> tuple[Value, ...]:
     return (x.emit("add", x.emit("group_numbers", count=x.local_size), x.start("int64")),)
 
 
 define(
     "group_numbers",
     Semantics(infer=_infer_numbers, torch="torch.arange(0, {count})"),
-    Split(_numbers_rule, expand={"group": _own_numbers}, positional=frozenset({"group"})),
+    Split(_numbers_rule, expand={"group": _split_numbers}, positional=frozenset({"group"})),
     cost=FREE,
     code=Code(relax="R.arange(0, {count}, 1, 'int64')"),
 )
@@ -155,7 +155,7 @@ def _rows_rule(types: Types, attrs: Attrs, results: Types) -> Rule:
     return parse_rule(f"row {rest}, row, group -> row {rest}", [t.shape for t in types], [results[0].shape])
 
 
-def _back(other: str) -> Any:
+def _adjoint(other: str) -> Any:
     def write(b: Backward) -> Value:
         sent: Value = b.emit(other, b.grad, b.x(1), b.x(2))
         return sent
@@ -173,5 +173,5 @@ for _name, _other, _routing in (
         Split(_rows_rule, routing=_routing),
         cost=FREE,
         code=Code(relax="routing.selected({0}, {1}, {2})"),
-        gradient=gradient_of(_back(_other)),
+        gradient=gradient_of(_adjoint(_other)),
     )

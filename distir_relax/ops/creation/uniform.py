@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from distir_relax.ir import TensorType, Value
-from distir_relax.ops.elementwise.seed import check_places, fresh_seed, places_of
+from distir_relax.ops.elementwise.seed import check_positions, element_positions, next_seed
 from distir_relax.ops.table import (
     NO_GRADIENT,
     Attrs,
@@ -28,33 +28,33 @@ from distir_relax.ops.table import (
 )
 
 
-def _drawn(g: Builder, shape: Sequence[int], dtype: str) -> Any:
+def _draw_uniform(g: Builder, shape: Sequence[int], dtype: str) -> Any:
     """Return uniform numbers of a floating dtype; raise NotImplementedError unless the program is for training."""
     if 0 in shape:
         return filled(g, shape, 0.0, dtype)
     if not g.training:
         raise NotImplementedError("it draws random numbers, which only programs for training may do")
-    return g.emit("uniform", fresh_seed(g), *places_of(g, shape), dtype=dtype)
+    return g.emit("uniform", next_seed(g), *element_positions(g, shape), dtype=dtype)
 
 
-def _normal(g: Builder, shape: Sequence[int], dtype: str) -> Any:
+def _draw_normal(g: Builder, shape: Sequence[int], dtype: str) -> Any:
     """Return standard normal numbers, each from two uniform ones (Box and Muller, 1958)."""
     wide = "float64" if dtype == "float64" else "float32"
-    squared = g.emit("multiply", _exponential(g, shape, wide), g.constant(2.0, wide))
-    angle = g.emit("multiply", _drawn(g, shape, wide), g.constant(2 * math.pi, wide))
+    squared = g.emit("multiply", _draw_exponential(g, shape, wide), g.constant(2.0, wide))
+    angle = g.emit("multiply", _draw_uniform(g, shape, wide), g.constant(2 * math.pi, wide))
     return cast(g, g.emit("multiply", g.emit("sqrt", squared), g.emit("cos", angle)), dtype)
 
 
-def _exponential(g: Builder, shape: Sequence[int], dtype: str) -> Any:
+def _draw_exponential(g: Builder, shape: Sequence[int], dtype: str) -> Any:
     """Return exponential numbers of mean 1, without a logarithm of zero."""
-    rest = g.emit("subtract", g.constant(1.0, dtype), _drawn(g, shape, dtype))
+    rest = g.emit("subtract", g.constant(1.0, dtype), _draw_uniform(g, shape, dtype))
     return g.emit("negative", g.emit("log", rest))
 
 
 def _infer(types: Types, attrs: Attrs) -> tuple[TensorType, ...]:
     seed, *places = types
     shape = tuple(place.shape[0] for place in places if place.shape)
-    check_places(seed, places, shape)
+    check_positions(seed, places, shape)
     if "float" not in attrs["dtype"]:
         raise ValueError("expected a dtype of floats")
     return (TensorType(shape, attrs["dtype"]),)
@@ -95,23 +95,23 @@ def _register_draw(name: str, draw: Any) -> None:
     aten(f"{name}_like.default")(like)
 
 
-_register_draw("rand", _drawn)
-_register_draw("randn", _normal)
+_register_draw("rand", _draw_uniform)
+_register_draw("randn", _draw_normal)
 
 
 @aten("uniform_.default")
 def _uniform(g: Builder, x: Value, low: float = 0.0, high: float = 1.0, *, generator: Any = None) -> Any:
-    return _scaled_draw(g, x, _drawn, low, high - low, generator)
+    return _scaled_draw(g, x, _draw_uniform, low, high - low, generator)
 
 
 @aten("normal_.default")
 def _normal_of(g: Builder, x: Value, mean: float = 0.0, std: float = 1.0, *, generator: Any = None) -> Any:
-    return _scaled_draw(g, x, _normal, mean, std, generator)
+    return _scaled_draw(g, x, _draw_normal, mean, std, generator)
 
 
 @aten("exponential_.default")
 def _exponential_of(g: Builder, x: Value, rate: float = 1.0, *, generator: Any = None) -> Any:
-    return _scaled_draw(g, x, _exponential, 0.0, 1 / rate, generator)
+    return _scaled_draw(g, x, _draw_exponential, 0.0, 1 / rate, generator)
 
 
 def _scaled_draw(g: Builder, x: Value, draw: Any, start: float, scale: float, generator: Any) -> Any:
@@ -132,5 +132,5 @@ def _bernoulli(g: Builder, x: Value, p: float = 0.5, *, generator: Any = None) -
     _reject_generator(generator)
     if p in (0, 1):
         return filled(g, x.tensor.shape, p, x.tensor.dtype)
-    ones = g.emit("less", _drawn(g, x.tensor.shape, "float32"), g.constant(p, "float32"))
+    ones = g.emit("less", _draw_uniform(g, x.tensor.shape, "float32"), g.constant(p, "float32"))
     return cast(g, ones, x.tensor.dtype)

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 
 from distir_relax.ir import TensorType, Value
-from distir_relax.ops.elementwise.seed import check_places, fresh_seed, places_of
+from distir_relax.ops.elementwise.seed import check_positions, element_positions, next_seed
 from distir_relax.ops.table import (
     Attrs,
     Builder,
@@ -33,7 +33,7 @@ from distir_relax.ops.table import (
 )
 
 
-def dropped(g: Builder, x: Value, rate: float) -> Any:
+def dropout(g: Builder, x: Value, rate: float) -> Any:
     """Return `x` after dropout with `rate`, using the next seed.
 
     Raises NotImplementedError unless the program is for training (`Builder.training`).
@@ -42,14 +42,14 @@ def dropped(g: Builder, x: Value, rate: float) -> Any:
         return x
     if not g.training:
         raise NotImplementedError("dropout is active: call model.eval() before compiling")
-    return g.emit("nn.dropout", x, fresh_seed(g), *places_of(g, x.tensor.shape), rate=float(rate))
+    return g.emit("nn.dropout", x, next_seed(g), *element_positions(g, x.tensor.shape), rate=float(rate))
 
 
 def _infer(types: Types, attrs: Attrs) -> tuple[TensorType, ...]:
     x, seed, *places = types
     if "float" not in x.dtype:
         raise ValueError("expected a tensor of floats")
-    check_places(seed, places, x.shape)
+    check_positions(seed, places, x.shape)
     if not 0 <= attrs["rate"] <= 1:
         raise ValueError("expected a rate from 0 to 1")
     return (x,)
@@ -83,7 +83,7 @@ define(
 
 @aten("dropout.default", "dropout_.default")
 def _dropout(g: Builder, x: Value, p: float, train: bool) -> Any:
-    return dropped(g, x, p) if train and p else x
+    return dropout(g, x, p) if train and p else x
 
 
 @aten("feature_dropout.default", "feature_dropout_.default")
@@ -92,7 +92,7 @@ def _feature_dropout(g: Builder, x: Value, p: float, train: bool) -> Any:
     if not train or not p:
         return x
     channels = (*x.tensor.shape[:2], *(1 for _ in x.tensor.shape[2:]))
-    return g.emit("multiply", x, dropped(g, filled(g, channels, 1.0, x.tensor.dtype), p))
+    return g.emit("multiply", x, dropout(g, filled(g, channels, 1.0, x.tensor.dtype), p))
 
 
 @aten("native_dropout.default")
@@ -100,7 +100,7 @@ def _native_dropout(g: Builder, x: Value, p: float, train: bool | None) -> Any:
     """Return the result and the mask of retained elements."""
     if train is False or not p:
         return x, filled(g, x.tensor.shape, True, "bool")
-    factors = dropped(g, filled(g, x.tensor.shape, 1.0, x.tensor.dtype), p)
+    factors = dropout(g, filled(g, x.tensor.shape, 1.0, x.tensor.dtype), p)
     return g.emit("multiply", x, factors), g.emit("not_equal", factors, g.constant(0, x.tensor.dtype))
 
 

@@ -16,7 +16,7 @@ SEED = "seed"
 """The name of the input."""
 
 
-def fresh_seed(g: Builder) -> Value:
+def next_seed(g: Builder) -> Value:
     """Return the seed of the next random op, an int64 scalar; the first declares the program's input ``seed``.
 
     Raises `ImportModelError` if the model has an input or a weight of that name.
@@ -34,7 +34,7 @@ def fresh_seed(g: Builder) -> Value:
     return seed
 
 
-def places_of(g: Builder, shape: Sequence[int]) -> list[Value]:
+def element_positions(g: Builder, shape: Sequence[int]) -> list[Value]:
     """Return for each dim of a tensor of `shape` the position offsets of its elements, int64.
 
     Split like the dim, they give a device the global positions of its elements.
@@ -48,7 +48,7 @@ def places_of(g: Builder, shape: Sequence[int]) -> list[Value]:
     return places
 
 
-def check_places(seed: TensorType, places: Sequence[TensorType], shape: Sequence[int]) -> None:
+def check_positions(seed: TensorType, places: Sequence[TensorType], shape: Sequence[int]) -> None:
     """Raise ValueError unless these are the types of a seed and of the positions of a tensor of `shape`."""
     if seed != TensorType((), "int64") or list(places) != [TensorType((n,), "int64") for n in shape]:
         raise ValueError("expected a seed, an int64 scalar, and an int64 vector of positions for each dim")

@@ -6,7 +6,7 @@ import math
 from typing import Any
 
 from distir_relax.ir import Value
-from distir_relax.ops.indexing.index_bounds import in_range
+from distir_relax.ops.indexing.index_bounds import check_range
 from distir_relax.ops.table import Builder, aten, broadcast_to, cast, filled, like, reshape_to
 
 _SUM, _MEAN, _MAX = 0, 1, 2
@@ -111,7 +111,7 @@ def _embedding_bag(
     bags, count = offsets.tensor.elements - include_last, ids.tensor.elements
     if not count or not bags:
         return filled(g, (bags, width), 0.0, table.tensor.dtype), None, None, None
-    ids = in_range(g, ids, size, "embedding_bag")
+    ids = check_range(g, ids, size, "embedding_bag")
     mask = None
     if padding is not None:
         mask = g.emit("not_equal", ids, like(g, ids, padding % size))

@@ -7,10 +7,10 @@ import sys
 from typing import Any
 
 from distir_relax.ir import TensorType, Value
-from distir_relax.ops.indexing.index_bounds import in_range
-from distir_relax.ops.indexing.scatter import one_number
-from distir_relax.ops.indexing.segment_sum import sums_by_number
-from distir_relax.ops.indexing.take import counted_from_front, from_front
+from distir_relax.ops.indexing.index_bounds import check_range
+from distir_relax.ops.indexing.scatter import flatten_indices
+from distir_relax.ops.indexing.segment_sum import sum_segments
+from distir_relax.ops.indexing.take import nonnegative_operand, to_nonnegative
 from distir_relax.ops.table import (
     FREE,
     Attrs,
@@ -79,7 +79,7 @@ def _split_gather(x: Expansion) -> tuple[Value, ...]:
     return (x.emit("where", mine, values, x.emit("constant", value=0.0 if "float" in dtype else 0, dtype=dtype)),)
 
 
-def _elements_back(b: Backward) -> Value:
+def _gather_gradient(b: Backward) -> Value:
     """Return for each element the sum of the gradients of its lookups."""
     shape, axis, index, grad = b.x().tensor.shape, b.attrs["axis"], b.x(1), b.grad
     missing = tuple(0 if d == axis else n - m for d, (n, m) in enumerate(zip(shape, index.tensor.shape, strict=True)))
@@ -103,7 +103,7 @@ define(
     ),
     cost=FREE,
     code=Code(relax="R.gather_elements({0}, {1}, {axis})"),
-    gradient=gradient_of(_elements_back),
+    gradient=gradient_of(_gather_gradient),
 )
 
 
@@ -125,15 +125,15 @@ def _index_rule(types: Types, attrs: Attrs, results: Types) -> Rule:
     return parse_rule(text, [t.shape for t in types], [results[0].shape])
 
 
-def _points_back(b: Backward) -> Value:
+def _index_gradient(b: Backward) -> Value:
     """Flatten the indexed dims, combine the indices of each point into one, and compute a segment sum."""
     shape, indices = b.x().tensor.shape, b.op.operands[1:]
     sizes, rest = shape[: len(indices)], shape[len(indices) :]
     picked = broadcast_shape([ids.tensor for ids in indices])
     count = math.prod(picked)
-    ids = broadcast_to(b.g, one_number(b.g, indices, sizes), picked)
+    ids = broadcast_to(b.g, flatten_indices(b.g, indices, sizes), picked)
     rows = reshape_to(b.g, b.grad, (count, *rest))
-    total = sums_by_number(b.g, rows, 0, reshape_to(b.g, ids, (count,)), math.prod(sizes))
+    total = sum_segments(b.g, rows, 0, reshape_to(b.g, ids, (count,)), math.prod(sizes))
     return reshape_to(b.g, total, shape)  # type: ignore[no-any-return]
 
 
@@ -152,7 +152,7 @@ define(
     code=Code(
         relax=lambda attrs: "R.index_tensor({0}, [" + ", ".join(f"{{{i + 1}}}" for i in range(attrs["count"])) + "])"
     ),
-    gradient=gradient_of(_points_back),
+    gradient=gradient_of(_index_gradient),
 )
 
 
@@ -167,7 +167,7 @@ def _gather(g: Builder, x: Value, dim: int, index: Value, *, sparse_grad: bool =
     if not x.tensor.shape or not shape:
         x, index = _flat(g, x), _flat(g, index)
     axis = axis_in(x, dim)
-    index = in_range(g, index, x.tensor.shape[axis], "gather")
+    index = check_range(g, index, x.tensor.shape[axis], "gather")
     return reshape_to(g, g.emit("gather_elements", x, index, axis=axis), shape)
 
 
@@ -198,7 +198,7 @@ def _flat(g: Builder, x: Value) -> Any:
 @relax("relax.gather_elements")
 def _relax_gather_elements(g: Builder, args: Any, attrs: Attrs) -> Any:
     axis = axis_in(args[0], attrs["axis"])
-    ids = from_front(g, args[1], args[0].tensor.shape[axis], "gather_elements")
+    ids = to_nonnegative(g, args[1], args[0].tensor.shape[axis], "gather_elements")
     return g.emit("gather_elements", args[0], ids, axis=axis)
 
 
@@ -208,5 +208,5 @@ def _relax_gather_elements(g: Builder, args: Any, attrs: Attrs) -> Any:
 @onnx("GatherElements")
 def _onnx_gather_elements(g: Builder, x: OnnxOperands, attrs: Attrs) -> Any:
     axis = axis_in(x[0], attrs.get("axis", 0))
-    ids = counted_from_front(g, x, 1, x[0].tensor.shape[axis], "GatherElements")
+    ids = nonnegative_operand(g, x, 1, x[0].tensor.shape[axis], "GatherElements")
     return g.emit("gather_elements", x[0], ids, axis=axis)

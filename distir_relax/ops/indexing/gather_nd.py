@@ -11,8 +11,8 @@ from collections.abc import Sequence
 from typing import Any
 
 from distir_relax.ir import Value
-from distir_relax.ops.indexing.scatter import one_number, onnx_reduction, write_points
-from distir_relax.ops.indexing.take import from_front, index
+from distir_relax.ops.indexing.scatter import flatten_indices, onnx_reduction, write_points
+from distir_relax.ops.indexing.take import index, to_nonnegative
 from distir_relax.ops.table import Attrs, Builder, OnnxOperands, aten, broadcast_to, cast, onnx, relax, reshape_to
 
 
@@ -25,7 +25,7 @@ def _columns(g: Builder, ids: Value) -> list[Any]:
 
 def _fronted(g: Builder, indices: Sequence[Any], sizes: Sequence[int], user: str) -> list[Any]:
     """Return the indices that `user` takes into dims of `sizes`, as nonnegative indices; there may be more dims."""
-    return [from_front(g, ids, size, user) for ids, size in zip(indices, sizes, strict=False)]
+    return [to_nonnegative(g, ids, size, user) for ids, size in zip(indices, sizes, strict=False)]
 
 
 def _scatter_nd(g: Builder, x: Value, ids: Value, updates: Value, reduction: str) -> Any:
@@ -40,7 +40,7 @@ def _gather_nd(g: Builder, x: Value, ids: Value, batch: int) -> Any:
     columns = _fronted(g, _columns(g, ids), sizes, "gather_nd")
     if not batch:
         return g.emit("index_tensor", x, *columns, count=count)
-    flat = one_number(g, columns, sizes)
+    flat = flatten_indices(g, columns, sizes)
     lead, picked = shape[:batch], flat.tensor.shape[batch:]
     count = math.prod(picked)
     x = reshape_to(g, x, (*lead, math.prod(sizes), *rest))

@@ -46,7 +46,7 @@ define(
 )
 
 
-def in_range(g: Builder, ids: Value, size: int, user: str, from_end: bool = False) -> Any:
+def check_range(g: Builder, ids: Value, size: int, user: str, from_end: bool = False) -> Any:
     """Return `ids`, checked as indices of `user` into a dim of `size`; negative ones are valid if `from_end`.
 
     Raises `ImportModelError` if they are constant and one is out of range.

@@ -9,7 +9,7 @@ from distir_relax.ir import Value
 from distir_relax.ops.table import Builder, aten, axis_in, cast, like, reshape_to
 
 
-def _picked(g: Builder, x: Value, axis: int, places: Value, keepdim: bool) -> Any:
+def _select(g: Builder, x: Value, axis: int, places: Value, keepdim: bool) -> Any:
     """Return the elements at `places`, one along dim `axis`, and the places."""
     results = g.aten("gather.default", x, axis, places), places
     if keepdim:
@@ -18,13 +18,13 @@ def _picked(g: Builder, x: Value, axis: int, places: Value, keepdim: bool) -> An
     return tuple(reshape_to(g, y, (*shape[:axis], *shape[axis + 1 :])) for y in results)
 
 
-def _at_rank(g: Builder, x: Value, axis: int, rank: int) -> Any:
+def _index_of_rank(g: Builder, x: Value, axis: int, rank: int) -> Any:
     """Return the indices of the elements of one rank along dim `axis`, counted from 0; NaNs are last."""
     order = g.emit("argsort", x, axis=axis, descending=False)
     return g.emit("strided_slice", order, axes=(axis,), begin=(rank,), end=(rank + 1,), strides=(1,))
 
 
-def _of_all(g: Builder, x: Value, along: Callable[[Builder, Value, int], Any]) -> Any:
+def _over_all(g: Builder, x: Value, along: Callable[[Builder, Value, int], Any]) -> Any:
     """Return the element that `along` selects from all of `x`; equal elements share its gradient."""
     x = reshape_to(g, x, (x.tensor.elements,))
     y, _ = along(g, x, 0)
@@ -48,7 +48,7 @@ def _kthvalue(g: Builder, x: Value, k: int, dim: int = -1, keepdim: bool = False
     axis = axis_in(x, dim)
     if not 0 < k <= x.tensor.shape[axis]:
         raise NotImplementedError(f"element {k} of {x.tensor.shape[axis]} by rank")
-    return _picked(g, x, axis, _at_rank(g, x, axis, k - 1), keepdim)
+    return _select(g, x, axis, _index_of_rank(g, x, axis, k - 1), keepdim)
 
 
 @aten("median.dim")
@@ -57,17 +57,17 @@ def _median_dim(g: Builder, x: Value, dim: int, keepdim: bool = False) -> Any:
     if not x.tensor.shape:
         return x, g.constant(0, "int64")
     axis = axis_in(x, dim)
-    places = _at_rank(g, x, axis, (x.tensor.shape[axis] - 1) // 2)
+    places = _index_of_rank(g, x, axis, (x.tensor.shape[axis] - 1) // 2)
     if "float" in x.tensor.dtype:
         greatest = g.emit("argmax", x, axis=axis, keepdims=True)
         nan = g.emit("isnan", g.aten("gather.default", x, axis, greatest))
         places = g.emit("where", nan, greatest, places)
-    return _picked(g, x, axis, places, keepdim)
+    return _select(g, x, axis, places, keepdim)
 
 
 @aten("median.default")
 def _median(g: Builder, x: Value) -> Any:
-    return _of_all(g, x, _median_dim)
+    return _over_all(g, x, _median_dim)
 
 
 @aten("nanmedian.dim")
@@ -83,9 +83,9 @@ def _nanmedian_dim(g: Builder, x: Value, dim: int, keepdim: bool = False) -> Any
     count = g.emit("sum", numbers, axis=(axis,), keepdims=True)
     below = g.emit("maximum", g.emit("subtract", count, g.constant(1, "int64")), g.constant(0, "int64"))
     places = g.aten("gather.default", order, axis, g.emit("floor_divide", below, g.constant(2, "int64")))
-    return _picked(g, x, axis, places, keepdim)
+    return _select(g, x, axis, places, keepdim)
 
 
 @aten("nanmedian.default")
 def _nanmedian(g: Builder, x: Value) -> Any:
-    return _of_all(g, x, _nanmedian_dim)
+    return _over_all(g, x, _nanmedian_dim)

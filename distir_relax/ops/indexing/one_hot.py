@@ -5,8 +5,8 @@ from __future__ import annotations
 from typing import Any
 
 from distir_relax.ir import Value
-from distir_relax.ops.indexing.index_bounds import in_range
-from distir_relax.ops.indexing.take import wrapped
+from distir_relax.ops.indexing.index_bounds import check_range
+from distir_relax.ops.indexing.take import wrap_negative
 from distir_relax.ops.table import Attrs, Builder, OnnxOperands, aten, axis_of, cast, onnx, relax, reshape_to
 
 
@@ -25,7 +25,7 @@ def one_hot(g: Builder, ids: Value, depth: int, axis: int, on: Value, off: Value
 def _one_hot(g: Builder, ids: Value, depth: int = -1) -> Any:
     if depth < 0:
         raise NotImplementedError("a number of classes derived from the largest index: the shape depends on data")
-    ids = in_range(g, ids, depth, "one_hot")
+    ids = check_range(g, ids, depth, "one_hot")
     return one_hot(g, ids, depth, -1, g.constant(1, "int64"), g.constant(0, "int64"))
 
 
@@ -47,6 +47,6 @@ def _relax_one_hot(g: Builder, args: Any, attrs: Attrs) -> Any:
 @onnx("OneHot")
 def _onnx_one_hot(g: Builder, x: OnnxOperands, attrs: Attrs) -> Any:
     depth, values = int(x.number(1)), x[2]
-    ids = cast(g, wrapped(g, x[0], depth), "int64")
+    ids = cast(g, wrap_negative(g, x[0], depth), "int64")
     off, on = (reshape_to(g, part, ()) for part in g.emit("split", values, sizes=(1, 1), axis=0))
     return one_hot(g, ids, depth, attrs.get("axis", -1), on, off)

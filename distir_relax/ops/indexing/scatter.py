@@ -12,9 +12,9 @@ from collections.abc import Sequence
 from typing import Any
 
 from distir_relax.ir import TensorType, Value
-from distir_relax.ops.indexing.index_bounds import in_range
-from distir_relax.ops.indexing.segment_sum import cut_off, my_rows, sums_by_number
-from distir_relax.ops.indexing.take import counted_from_front, from_front
+from distir_relax.ops.indexing.index_bounds import check_range
+from distir_relax.ops.indexing.segment_sum import drop_extra_row, local_row_ids, sum_segments
+from distir_relax.ops.indexing.take import nonnegative_operand, to_nonnegative
 from distir_relax.ops.table import (
     Attrs,
     Backward,
@@ -83,8 +83,8 @@ def _split_scatter(x: Expansion) -> tuple[Value, ...]:
     axis, rank = x.attrs["axis"], len(x.types[0].shape)
     more = tuple(int(d == axis) for d in range(rank))
     wide = x.emit("pad", data, low=(0,) * rank, high=more, value=0)
-    rows = my_rows(x, index, x.types[1].dtype)
-    return (cut_off(x, x.emit("scatter_elements", wide, rows, updates, **x.attrs), axis),)
+    rows = local_row_ids(x, index, x.types[1].dtype)
+    return (drop_extra_row(x, x.emit("scatter_elements", wide, rows, updates, **x.attrs), axis),)
 
 
 def _torch_scatter(attrs: Attrs) -> str:
@@ -94,21 +94,21 @@ def _torch_scatter(attrs: Attrs) -> str:
     return f'{{0}}.scatter_reduce({{axis}}, {{1}}.long(), {{2}}, "{how}")'
 
 
-def _back(b: Backward) -> tuple[Value | None, ...]:
+def _scatter_gradient(b: Backward) -> tuple[Value | None, ...]:
     """Return the gradients of the data elements that remain, and of the written updates."""
     _, index, updates = b.op.operands
     axis, how = b.attrs["axis"], b.attrs["reduction"]
     if how in ("max", "min"):
-        return _of_extremes(b)
+        return _extremes_gradient(b)
     if how == "mul":
-        return _of_products(b)
+        return _products_gradient(b)
     of_updates: Value = b.emit("gather_elements", b.grad, index, axis=axis)
     if how == "add":
         return b.grad, None, of_updates
     return b.emit("scatter_elements", b.grad, index, b.zeros(updates), axis=axis, reduction="update"), None, of_updates
 
 
-def _of_extremes(b: Backward) -> tuple[Value, None, Value]:
+def _extremes_gradient(b: Backward) -> tuple[Value, None, Value]:
     """Distribute the gradient equally among all elements that equal the extreme, as torch does."""
     data, index, updates = b.op.operands
     axis, dtype = b.attrs["axis"], data.tensor.dtype
@@ -120,7 +120,7 @@ def _of_extremes(b: Backward) -> tuple[Value, None, Value]:
     return b.emit("multiply", here, share), None, of_updates
 
 
-def _of_products(b: Backward) -> tuple[Value, None, Value]:
+def _products_gradient(b: Backward) -> tuple[Value, None, Value]:
     """Return the product of all other factors; if exactly one is zero, its gradient is the product of the others."""
     data, index, updates = b.op.operands
     axis, zero, one = b.attrs["axis"], b.number(0.0), b.number(1.0)
@@ -154,7 +154,7 @@ define(
     ),
     cost=Cost(flops=lambda types, attrs, results: float(types[2].elements)),
     code=Code(relax="R.scatter_elements({0}, {1}, {2}, {axis}, {reduction})"),
-    gradient=Gradient(all=_back),
+    gradient=Gradient(all=_scatter_gradient),
 )
 
 
@@ -173,7 +173,7 @@ def write_rows(g: Builder, x: Value, axis: int, ids: Value, rows: Value, reducti
     rank, ids = len(shape), reshape_to(g, ids, (count,))
     rows = reshape_to(g, rows, (*shape[:axis], count, *shape[axis + 1 :]))
     if reduction == "add":
-        return g.emit("add", x, sums_by_number(g, rows, axis, ids, shape[axis]))
+        return g.emit("add", x, sum_segments(g, rows, axis, ids, shape[axis]))
     ids = reshape_to(g, ids, tuple(ids.tensor.elements if d == axis else 1 for d in range(rank)))
     ids = broadcast_to(g, ids, rows.tensor.shape)
     return g.emit("scatter_elements", x, ids, rows, axis=axis, reduction=reduction)
@@ -201,7 +201,7 @@ def write_points(
     order = (*dims, *rest)
     moved = order != tuple(range(len(order)))
     y = g.emit("permute_dims", x, axes=order) if moved else x
-    flat = reshape_to(g, broadcast_to(g, one_number(g, indices, sizes), picked), (count,))
+    flat = reshape_to(g, broadcast_to(g, flatten_indices(g, indices, sizes), picked), (count,))
     result = write_rows(g, reshape_to(g, y, (math.prod(sizes), *others)), 0, flat, rows, reduction)
     result = reshape_to(g, result, y.tensor.shape)
     return g.emit("permute_dims", result, axes=tuple(map(order.index, range(len(order))))) if moved else result
@@ -211,7 +211,7 @@ def _adjacent(dims: Sequence[int]) -> bool:
     return list(dims) == list(range(dims[0], dims[-1] + 1))
 
 
-def one_number(g: Builder, indices: Sequence[Any], sizes: Sequence[int]) -> Any:
+def flatten_indices(g: Builder, indices: Sequence[Any], sizes: Sequence[int]) -> Any:
     """Combine nonnegative indices into dims of `sizes` into one index into the flattened dim."""
     flat = indices[0]
     for ids, size in zip(indices[1:], sizes[1:], strict=True):
@@ -242,7 +242,7 @@ def write_elements(g: Builder, x: Value, axis: int, ids: Value, updates: Value, 
     return write_points(g, x, range(len(sizes)), indices, updates, reduction)
 
 
-def _covered(g: Builder, source: Value, index: Value) -> Any:
+def _crop_to_index(g: Builder, source: Value, index: Value) -> Any:
     """Return the beginning of each dim of `source`, as an index of this shape reads it; a number is broadcast."""
     if not index.tensor.elements:
         return filled(g, index.tensor.shape, 0, source.tensor.dtype)
@@ -263,22 +263,22 @@ def _covered(g: Builder, source: Value, index: Value) -> Any:
 @aten("scatter.src", "scatter.value", "scatter_.src", "scatter_.value", "scatter.reduce", "scatter.value_reduce")
 def _scatter(g: Builder, x: Value, dim: int, index: Value, source: Any, *, reduce: str = "update") -> Any:
     how = {"multiply": "mul"}.get(reduce, reduce)
-    return _joined(g, x, dim, _within(g, x, dim, index, "scatter"), source, how)
+    return _combine(g, x, dim, _check_index(g, x, dim, index, "scatter"), source, how)
 
 
 @aten("scatter_add.default", "scatter_add_.default")
 def _scatter_add(g: Builder, x: Value, dim: int, index: Value, source: Value) -> Any:
-    return _joined(g, x, dim, _within(g, x, dim, index, "scatter_add"), source, "add")
+    return _combine(g, x, dim, _check_index(g, x, dim, index, "scatter_add"), source, "add")
 
 
-def _within(g: Builder, x: Value, dim: int, index: Value, user: str) -> Any:
+def _check_index(g: Builder, x: Value, dim: int, index: Value, user: str) -> Any:
     """Return the index of `user` along dim `dim` of `x`, with bounds checked."""
-    return in_range(g, index, x.tensor.shape[dim] if x.tensor.shape else 1, user)
+    return check_range(g, index, x.tensor.shape[dim] if x.tensor.shape else 1, user)
 
 
-def _joined(g: Builder, x: Value, dim: int, index: Value, source: Any, reduction: str) -> Any:
+def _combine(g: Builder, x: Value, dim: int, index: Value, source: Any, reduction: str) -> Any:
     """Write `source`, a number or a tensor with an element per index, to `x`, or combine it with the elements there."""
-    updates = _covered(g, like(g, x, source), index)
+    updates = _crop_to_index(g, like(g, x, source), index)
     return write_elements(g, x, axis_of(dim, max(1, len(x.tensor.shape))), index, updates, reduction)
 
 
@@ -292,26 +292,26 @@ def _scatter_reduce(
     how = {"sum": "add", "mean": "add", "prod": "mul", "amax": "max", "amin": "min"}[reduce]
     if "float" not in x.tensor.dtype and (reduce == "mean" or (not include_self and how in ("max", "min"))):
         raise NotImplementedError(f"a scatter of {x.tensor.dtype} by {reduce!r} without the existing elements")
-    index = _within(g, x, dim, index, "scatter_reduce")
-    y = x if include_self else _joined(g, x, dim, index, g.constant(_NEUTRAL[how], x.tensor.dtype), "update")
-    y = _joined(g, y, dim, index, source, how)
+    index = _check_index(g, x, dim, index, "scatter_reduce")
+    y = x if include_self else _combine(g, x, dim, index, g.constant(_NEUTRAL[how], x.tensor.dtype), "update")
+    y = _combine(g, y, dim, index, source, how)
     if reduce != "mean":
         return y
     one, zero = g.constant(1, x.tensor.dtype), g.constant(0, x.tensor.dtype)
     count = broadcast_to(g, one if include_self else zero, x.tensor.shape)
-    count = _joined(g, count, dim, index, one, "add")
+    count = _combine(g, count, dim, index, one, "add")
     return g.emit("divide", y, g.emit("maximum", count, one))
 
 
 @aten("index_add.default", "index_add_.default")
 def _index_add(g: Builder, x: Value, dim: int, ids: Value, source: Value, *, alpha: float = 1) -> Any:
     source = source if alpha == 1 else g.emit("multiply", source, g.constant(alpha, source.tensor.dtype))
-    return write_rows(g, x, axis_in(x, dim), _within(g, x, dim, ids, "index_add"), source, "add")
+    return write_rows(g, x, axis_in(x, dim), _check_index(g, x, dim, ids, "index_add"), source, "add")
 
 
 @aten("index_copy.default", "index_copy_.default")
 def _index_copy(g: Builder, x: Value, dim: int, ids: Value, source: Value) -> Any:
-    return write_rows(g, x, axis_in(x, dim), _within(g, x, dim, ids, "index_copy"), source, "update")
+    return write_rows(g, x, axis_in(x, dim), _check_index(g, x, dim, ids, "index_copy"), source, "update")
 
 
 @aten("index_fill.int_Scalar", "index_fill.int_Tensor", "index_fill_.int_Scalar", "index_fill_.int_Tensor")
@@ -319,7 +319,7 @@ def _index_fill(g: Builder, x: Value, dim: int, ids: Value, value: Any) -> Any:
     """Fill by a mask of the indices, so that a repeated index counts once in the gradient of `value`."""
     axis, rank = axis_in(x, dim), len(x.tensor.shape)
     size = x.tensor.shape[axis] if rank else 1
-    ids = from_front(g, reshape_to(g, ids, (ids.tensor.elements,)), size, "index_fill")
+    ids = to_nonnegative(g, reshape_to(g, ids, (ids.tensor.elements,)), size, "index_fill")
     marked = write_rows(g, filled(g, (size,), 0, "int32"), 0, ids, filled(g, ids.tensor.shape, 1, "int32"), "update")
     wide = tuple(size if d == axis else 1 for d in range(rank))
     mask = g.emit("not_equal", reshape_to(g, marked, wide), g.constant(0, "int32"))
@@ -349,7 +349,7 @@ def _relax_scatter(g: Builder, args: Any, attrs: Attrs) -> Any:
     axis = axis_of(attrs["axis"], len(args[0].tensor.shape))
     if attrs["reduction"] not in REDUCTIONS:
         raise NotImplementedError(f"a reduction by {attrs['reduction']!r}")
-    ids = from_front(g, args[1], args[0].tensor.shape[axis], "scatter_elements")
+    ids = to_nonnegative(g, args[1], args[0].tensor.shape[axis], "scatter_elements")
     return write_elements(g, args[0], axis, ids, args[2], attrs["reduction"])
 
 
@@ -367,5 +367,5 @@ def onnx_reduction(attrs: Attrs) -> str:
 @onnx("ScatterElements", "Scatter")
 def _onnx_scatter(g: Builder, x: OnnxOperands, attrs: Attrs) -> Any:
     axis = axis_of(attrs.get("axis", 0), len(x[0].tensor.shape))
-    ids = counted_from_front(g, x, 1, x[0].tensor.shape[axis], "ScatterElements")
+    ids = nonnegative_operand(g, x, 1, x[0].tensor.shape[axis], "ScatterElements")
     return write_elements(g, x[0], axis, ids, x[2], onnx_reduction(attrs))

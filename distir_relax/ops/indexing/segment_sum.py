@@ -25,7 +25,7 @@ from distir_relax.ops.table import (
 )
 
 
-def sums_by_number(g: Builder, rows: Value, axis: int, ids: Value, count: int) -> Value:
+def sum_segments(g: Builder, rows: Value, axis: int, ids: Value, count: int) -> Value:
     """Return `rows` with dim `axis` of `count` elements, each the sum of the rows along it with that index in `ids`."""
     rank = len(rows.tensor.shape)
     order = (axis, *(d for d in range(rank) if d != axis))
@@ -34,13 +34,13 @@ def sums_by_number(g: Builder, rows: Value, axis: int, ids: Value, count: int) -
     return total if axis == 0 else g.emit("permute_dims", total, axes=tuple(map(order.index, range(rank))))
 
 
-def cut_off(x: Expansion, value: Value, axis: int) -> Value:
+def drop_extra_row(x: Expansion, value: Value, axis: int) -> Value:
     """Return `value` without the extra row of elements that belong to other devices."""
     cut: Value = x.emit("strided_slice", value, axes=(axis,), begin=(0,), end=(x.local_size,), strides=(1,))
     return cut
 
 
-def my_rows(x: Expansion, ids: Value, dtype: str) -> Value:
+def local_row_ids(x: Expansion, ids: Value, dtype: str) -> Value:
     """Return indices relative to the device's part; all others are the index of the extra row after it."""
     row, mine = x.local_rows(ids, dtype)
     end = x.emit("constant", value=x.local_size, dtype=dtype)
@@ -66,8 +66,8 @@ def _segment_rule(types: Types, attrs: Attrs, results: Types) -> Rule:
 
 def _split_segments(x: Expansion) -> tuple[Value, ...]:
     data, ids = x.operands
-    rows = my_rows(x, ids, x.types[1].dtype)
-    return (cut_off(x, x.emit("segment_sum", data, rows, num_segments=_one_more(x.local_size)), 0),)
+    rows = local_row_ids(x, ids, x.types[1].dtype)
+    return (drop_extra_row(x, x.emit("segment_sum", data, rows, num_segments=_one_more(x.local_size)), 0),)
 
 
 define(

@@ -69,7 +69,7 @@ def _infer_topk(types: Types, attrs: Attrs) -> tuple[TensorType, ...]:
     return picked, TensorType(picked.shape, "int64")
 
 
-def _put_back(b: Backward) -> Value:
+def _topk_gradient(b: Backward) -> Value:
     """Scatter the gradient to the selected positions, with zeros elsewhere."""
     zeros, axis = b.zeros(b.x()), b.attrs["axis"]
     return b.emit("scatter_elements", zeros, b.y(1), b.grad, axis=axis, reduction="update")  # type: ignore[no-any-return]
@@ -81,7 +81,7 @@ define(
     Split(_sort_rule, order=Order(positions=1)),
     cost=Cost(flops=lambda types, attrs, results: 8.0 * types[0].elements),
     code=Code(relax='R.topk({0}, {k}, {axis}, "both", {largest}, "int64")'),
-    gradient=gradient_of(_put_back),
+    gradient=gradient_of(_topk_gradient),
 )
 
 

@@ -7,8 +7,8 @@ from typing import Any
 import numpy as np
 
 from distir_relax.ir import TensorType, Value
-from distir_relax.ops.indexing.index_bounds import check_constant, in_range
-from distir_relax.ops.indexing.segment_sum import sums_by_number
+from distir_relax.ops.indexing.index_bounds import check_constant, check_range
+from distir_relax.ops.indexing.segment_sum import sum_segments
 from distir_relax.ops.table import (
     FREE,
     Attrs,
@@ -77,7 +77,7 @@ def _split_take(x: Expansion) -> tuple[Value, ...]:
     return (x.emit("where", mine, values, blank),)
 
 
-def _rows_back(b: Backward) -> Value:
+def _take_gradient(b: Backward) -> Value:
     """Return for each row the sum of the gradients of its lookups; row `padding`, if given, has none."""
     table = b.x().tensor.shape
     axis, count = b.attrs["axis"], b.x(1).tensor.elements
@@ -86,7 +86,7 @@ def _rows_back(b: Backward) -> Value:
         padding = b.emit("equal", ids, b.g.constant(b.attrs["padding"], ids.tensor.dtype))
         padding = reshape_to(b.g, padding, (count, *(1,) * len(table[axis + 1 :])))
         grad = b.emit("where", padding, b.number(0.0), grad)
-    return sums_by_number(b.g, grad, axis, ids, table[axis])
+    return sum_segments(b.g, grad, axis, ids, table[axis])
 
 
 define(
@@ -101,7 +101,7 @@ define(
     ),
     cost=FREE,
     code=Code(relax='R.take({0}, {1}, {axis}, "clip")'),
-    gradient=gradient_of(_rows_back),
+    gradient=gradient_of(_take_gradient),
 )
 
 
@@ -115,7 +115,7 @@ def _embedding(
     """Row `padding`, if any, is read like others, without a gradient. Gradients in a program are never `sparse`."""
     if scale_by_count and g.training:
         raise NotImplementedError("gradients that are scaled by how often a row is looked up")
-    ids = in_range(g, ids, table.tensor.shape[0], "embedding")
+    ids = check_range(g, ids, table.tensor.shape[0], "embedding")
     return g.emit("take", table, ids, axis=0, **({"padding": padding} if padding >= 0 else {}))
 
 
@@ -124,7 +124,7 @@ def _index_select(g: Builder, x: Value, dim: int, ids: Value) -> Any:
     flat, shape = reshape_to(g, ids, (ids.tensor.elements,)), x.tensor.shape
     y = x if shape else reshape_to(g, x, (1,))
     axis = axis_of(dim, len(y.tensor.shape))
-    rows = g.emit("take", y, in_range(g, flat, y.tensor.shape[axis], "index_select"), axis=axis)
+    rows = g.emit("take", y, check_range(g, flat, y.tensor.shape[axis], "index_select"), axis=axis)
     return rows if shape else reshape_to(g, rows, ())
 
 
@@ -135,13 +135,13 @@ def index(g: Builder, x: Value, indices: list[Any]) -> Any:
     Broadcasted masks use an open mesh: each index varies along one dim of the result, in the order of the dims it
     indexes. Each is then a separate `take`, which splits in more ways than the general op.
     """
-    indices = [part for ids in indices for part in _places_of(g, ids)]
+    indices = [part for ids in indices for part in _index_tensors(g, ids)]
     used = [(dim, ids) for dim, ids in enumerate(indices) if ids is not None]
-    used = [(dim, from_front(g, ids, x.tensor.shape[dim], "index")) for dim, ids in used]
+    used = [(dim, to_nonnegative(g, ids, x.tensor.shape[dim], "index")) for dim, ids in used]
     return _take_mesh(g, x, used) if _is_open_mesh(used) else _take_points(g, x, used)
 
 
-def _places_of(g: Builder, index: Value | None) -> list[Any]:
+def _index_tensors(g: Builder, index: Value | None) -> list[Any]:
     """Return an index as integer tensors, one per indexed dim: a constant mask becomes its positions."""
     if index is None or index.tensor.dtype != "bool":
         return [index]
@@ -151,15 +151,15 @@ def _places_of(g: Builder, index: Value | None) -> list[Any]:
     return [g.array(places, "places") for places in mask.nonzero(as_tuple=True)]
 
 
-def from_front(g: Builder, index: Value, size: int, user: str) -> Any:
+def to_nonnegative(g: Builder, index: Value, size: int, user: str) -> Any:
     """Return indices of `user` into a dim of `size` as nonnegative indices.
 
     A split dim is looked up by position, so a negative index would belong to no device.
     """
-    return wrapped(g, in_range(g, index, size, user, from_end=True), size)
+    return wrap_negative(g, check_range(g, index, size, user, from_end=True), size)
 
 
-def wrapped(g: Builder, index: Value, size: int) -> Any:
+def wrap_negative(g: Builder, index: Value, size: int) -> Any:
     """Add `size` to negative indices."""
     data = g.constants.get(index.name)
     if data is not None and (not data.numel() or int(data.min()) >= 0):
@@ -234,20 +234,20 @@ def _relax_take(g: Builder, args: Any, attrs: Attrs) -> Any:
         ids = g.aten("clamp.default", ids, 0, size - 1)
     elif mode == "wrap":
         ids = g.emit("mod", ids, g.constant(size, ids.tensor.dtype))
-    return g.emit("take", x, ids if mode in ("clip", "wrap") else in_range(g, ids, size, "take"), axis=axis)
+    return g.emit("take", x, ids if mode in ("clip", "wrap") else check_range(g, ids, size, "take"), axis=axis)
 
 
 # ONNX spellings
 
 
-def counted_from_front(g: Builder, x: Any, index: int, size: int, user: str) -> Any:
+def nonnegative_operand(g: Builder, x: Any, index: int, size: int, user: str) -> Any:
     """Return the indices of `user`, operand `index` of an ONNX node, into a dim of `size`, as nonnegative indices."""
     numbers = x.constant_numbers(index)
     if numbers is not None:
         check_constant(g, numbers, size, user, from_end=True)
         data = x.array(index)
         return x.constant(np.where(data < 0, data + size, data).astype(data.dtype))
-    return from_front(g, x[index], size, user)
+    return to_nonnegative(g, x[index], size, user)
 
 
 @onnx("Gather")
@@ -266,4 +266,4 @@ def _onnx_gather(g: Builder, x: OnnxOperands, attrs: Attrs) -> Any:
             if len(run) < shape[axis]:
                 y = g.emit("strided_slice", y, axes=(axis,), begin=(first,), end=(run[-1] + 1,), strides=(1,))
             return y if data.ndim else reshape_to(g, y, (*shape[:axis], *shape[axis + 1 :]))
-    return g.emit("take", x[0], counted_from_front(g, x, 1, shape[axis], "Gather"), axis=axis)
+    return g.emit("take", x[0], nonnegative_operand(g, x, 1, shape[axis], "Gather"), axis=axis)

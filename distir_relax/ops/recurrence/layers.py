@@ -121,8 +121,8 @@ def _rnn_relu(g: Builder, x: Value, state: Any, params: Sequence[Any], *options:
 
 def _one_step(g: Builder, name: str, x: Value, states: Sequence[Any], weights: Sequence[Any]) -> Any:
     weights = [*weights, *[None] * (4 - len(weights))]
-    found = direction(g, torch_cell(name), reshape_to(g, x, (1, *x.tensor.shape)), weights, states)
-    return found[1:]
+    results = direction(g, torch_cell(name), reshape_to(g, x, (1, *x.tensor.shape)), weights, states)
+    return results[1:]
 
 
 @aten("lstm_cell.default")

@@ -24,7 +24,7 @@ from distir_relax.ops.table import (
 )
 
 
-def sums_from_behind(b: Backward, x: Value) -> Value:
+def reverse_cumsum(b: Backward, x: Value) -> Value:
     """Return the reversed cumulative sum of `x` along the op's axis."""
     axis = b.attrs["axis"]
     total: Value = b.emit("flip", b.emit("cumsum", b.emit("flip", x, axis=axis), axis=axis), axis=axis)
@@ -36,7 +36,7 @@ define(
     Semantics(infer=infer_along_axis, torch="torch.cumsum({0}, {axis}, dtype={0}.dtype)", linear=(operands(0),)),
     Split(unsplit_axis_rule),
     code=Code(relax="R.cumsum({0}, {axis})"),
-    gradient=gradient_of(lambda b: sums_from_behind(b, b.grad)),
+    gradient=gradient_of(lambda b: reverse_cumsum(b, b.grad)),
 )
 
 

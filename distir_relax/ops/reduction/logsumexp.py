@@ -6,7 +6,7 @@ import math
 from typing import Any
 
 from distir_relax.ir import Value
-from distir_relax.ops.reduction.reduction_axes import has_none, reduced_shape
+from distir_relax.ops.reduction.reduction_axes import reduced_shape, reduces_all
 from distir_relax.ops.table import Attrs, Builder, OnnxOperands, aten, filled, like, onnx, promote, reshape_to
 
 # ATen spellings
@@ -16,7 +16,7 @@ from distir_relax.ops.table import Attrs, Builder, OnnxOperands, aten, filled, l
 def _logsumexp(g: Builder, x: Value, dim: list[int], keepdim: bool = False) -> Any:
     """Subtract the maximum first, so that no exponential overflows; an infinite maximum is the result."""
     (x,) = promote(g, x, floating=True)
-    if has_none(x, dim):
+    if reduces_all(x, dim):
         return filled(g, reduced_shape(x, dim, keepdim), -math.inf, x.tensor.dtype)
     largest = g.aten("amax.default", x, dim, True)
     finite = g.emit("where", g.emit("isfinite", largest), largest, like(g, x, 0))

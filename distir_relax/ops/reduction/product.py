@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from distir_relax.ir import TensorType, Value
-from distir_relax.ops.reduction.cumsum import sums_from_behind
+from distir_relax.ops.reduction.cumsum import reverse_cumsum
 from distir_relax.ops.reduction.reduction_axes import (
     axes_of,
     converted,
@@ -76,7 +76,7 @@ def _products_back(b: Backward) -> Value:
 
     def behind(zeros: float) -> Value:
         masked = b.emit("where", b.emit("equal", count, b.number(zeros)), terms, b.number(0.0))
-        return sums_from_behind(b, masked)
+        return reverse_cumsum(b, masked)
 
     return b.emit("where", nought, behind(1.0), b.emit("divide", behind(0.0), factors))  # type: ignore[no-any-return]
 

@@ -6,7 +6,7 @@ import math
 from typing import Any
 
 from distir_relax.ir import TensorType, Value
-from distir_relax.ops.reduction.reduction_axes import axes_of, converted, has_none, reduced_shape, relax_axes
+from distir_relax.ops.reduction.reduction_axes import axes_of, converted, reduced_shape, reduces_all, relax_axes
 from distir_relax.ops.table import (
     Attrs,
     Backward,
@@ -197,7 +197,7 @@ def _truth_reduce(name: str, of_none: bool) -> Any:
     def convert(g: Builder, x: Value, dim: Any = None, keepdim: bool = False) -> Any:
         # uint8 is torch's only numeric dtype of logical results.
         dtype = "uint8" if x.tensor.dtype == "uint8" else "bool"
-        if has_none(x, dim):
+        if reduces_all(x, dim):
             return filled(g, reduced_shape(x, dim, keepdim), of_none, dtype)
         truth = x if x.tensor.dtype == "bool" else g.emit("not_equal", x, g.constant(0, x.tensor.dtype))
         extreme = g.aten(name, cast(g, truth, "int32"), dim, keepdim)

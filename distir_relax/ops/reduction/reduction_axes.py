@@ -35,7 +35,7 @@ def relax_axes(x: Value, axis: Any) -> tuple[int, ...]:
     return axes_of(x, axis if axis is None or isinstance(axis, int) else tuple(axis))
 
 
-def has_none(x: Value, dim: Any) -> bool:
+def reduces_all(x: Value, dim: Any) -> bool:
     """Return whether a reduction over `dim` has no elements."""
     return any(x.tensor.shape[axis] == 0 for axis in axes_of(x, dim))
 

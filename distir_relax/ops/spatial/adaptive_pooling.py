@@ -14,9 +14,9 @@ from distir_relax.kernels.sampling import Adaptive
 from distir_relax.ops.spatial.computed_windows import keeps, local_size, over_parts, sampled_windows, set_part
 from distir_relax.ops.spatial.max_pool_indices import adaptive_places
 from distir_relax.ops.spatial.pooling import even_average, max_pool
-from distir_relax.ops.spatial.pooling_gradients import of_adaptive_maximum
+from distir_relax.ops.spatial.pooling_gradients import adaptive_max_pool_gradient
 from distir_relax.ops.spatial.separable_gradients import separable_gradient
-from distir_relax.ops.spatial.strides import arranged, batched, per_dim
+from distir_relax.ops.spatial.strides import batched, per_dim, permute_layout
 from distir_relax.ops.spatial.window_ops import define_spatial
 from distir_relax.ops.table import (
     Attrs,
@@ -89,7 +89,7 @@ for _n in (1, 2, 3):
         _n,
         _over_parts("maximum", f"F.adaptive_max_pool{_n}d({{0}}, {{output_size}})"),
         _largest,
-        gradient_of(of_adaptive_maximum),
+        gradient_of(adaptive_max_pool_gradient),
     )
 
 
@@ -147,9 +147,9 @@ def _relax_adaptive(count: int) -> None:
 
     def convert(g: Builder, args: Any, attrs: Any) -> Any:
         order, layout, size = "NC" + letters, attrs["layout"], attrs["output_size"]
-        x = arranged(g, args[0], layout, order)
+        x = permute_layout(g, args[0], layout, order)
         y = x if size is None else _adaptive_average(count)(g, x, size)
-        return arranged(g, y, order, attrs["out_layout"] or layout or order)
+        return permute_layout(g, y, order, attrs["out_layout"] or layout or order)
 
     relax(f"relax.nn.adaptive_avg_pool{count}d")(convert)
 

@@ -17,12 +17,12 @@ from distir_relax.ir import TensorType, Value
 from distir_relax.ops.spatial import convolution_workspace
 from distir_relax.ops.spatial.convolution_gradients import convolution_gradient, transposed_gradient
 from distir_relax.ops.spatial.strides import (
-    arranged,
     batched,
-    dealt_out,
+    distribute_padding,
     ends,
     onnx_windows,
     per_dim,
+    permute_layout,
     relax_padding,
     set_padding,
     spatial_rank,
@@ -256,8 +256,8 @@ def _relax_conv(count: int, transposed: bool) -> None:
 
     def convert(g: Builder, args: Any, attrs: Any) -> Any:
         order, layout = "NC" + letters, attrs["data_layout"]
-        data = arranged(g, args[0], layout, order)
-        weight = arranged(g, args[1], attrs["kernel_layout"], ("IO" if transposed else "OI") + letters)
+        data = permute_layout(g, args[0], layout, order)
+        weight = permute_layout(g, args[1], attrs["kernel_layout"], ("IO" if transposed else "OI") + letters)
         if attrs["out_dtype"] not in (None, "", "void", args[0].tensor.dtype):
             raise NotImplementedError(f"a convolution of {args[0].tensor.dtype} in {attrs['out_dtype']}")
         padding = relax_padding(attrs["padding"], count)
@@ -267,7 +267,7 @@ def _relax_conv(count: int, transposed: bool) -> None:
         dilation, strides = per_dim(attrs["dilation"], count), per_dim(attrs["strides"], count)
         groups = int(attrs["groups"])
         y = g.emit(name, data, weight, strides=strides, padding=padding, dilation=dilation, groups=groups)
-        return arranged(g, y, order, attrs["out_layout"] or layout or order)
+        return permute_layout(g, y, order, attrs["out_layout"] or layout or order)
 
     relax(f"relax.{name}")(convert)
 
@@ -310,7 +310,9 @@ def _onnx_conv_transpose(g: Builder, x: OnnxOperands, attrs: Attrs) -> Any:
     output_shape = attrs.get("output_shape", [n * s for n, _, s, _ in sizes] if how.startswith("SAME") else None)
     if output_shape is not None:
         full_sizes = [s * (n - 1) + (k - 1) * d + 1 + p for (n, k, s, d), p in zip(sizes, more, strict=True)]
-        windows["padding"] = dealt_out([a - b for a, b in zip(full_sizes, output_shape[-count:], strict=True)], how)
+        windows["padding"] = distribute_padding(
+            [a - b for a, b in zip(full_sizes, output_shape[-count:], strict=True)], how
+        )
     low, high = windows["padding"][:count], windows["padding"][count:]
     windows["padding"] = (*low, *(a - b for a, b in zip(high, more, strict=True)))
     y = g.emit(f"nn.conv{count}d_transpose", x[0], x[1], **windows, groups=attrs.get("group", 1))

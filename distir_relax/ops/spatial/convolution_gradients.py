@@ -38,7 +38,8 @@ from distir_relax.ops.table import (
 def convolution_gradient(count: int) -> Gradient:
     """Return the gradient facet of a convolution over `count` spatial dims."""
     return gradient_of(
-        lambda b: _spread(b, b.grad, b.x(1), b.x(0)), lambda b: _of_weight(b, count, b.x(0), b.grad, b.x(1), b.attrs)
+        lambda b: _transposed_convolution(b, b.grad, b.x(1), b.x(0)),
+        lambda b: _of_weight(b, count, b.x(0), b.grad, b.x(1), b.attrs),
     )
 
 
@@ -56,7 +57,7 @@ def transposed_gradient(count: int) -> Gradient:
     return gradient_of(of_data, of_weight)
 
 
-def _spread(b: Backward, grad: Value, weight: Value, like: Value) -> Value:
+def _transposed_convolution(b: Backward, grad: Value, weight: Value, like: Value) -> Value:
     """Emit the transposed convolution of `grad` with the shape of `like`, for any remainder of the strides."""
     count, low = spatial_rank(b.attrs), ends(b.attrs)[0]
     groups = like.tensor.shape[1] // max(weight.tensor.shape[1], 1)
@@ -141,7 +142,7 @@ for _n in (1, 2, 3):
             "{channels})"
         ),
         gradient=gradient_of(
-            lambda b: _spread(b, b.x(1), b.grad, b.x(0)),
+            lambda b: _transposed_convolution(b, b.x(1), b.grad, b.x(0)),
             lambda b: b.emit(
                 b.op.name.removesuffix("_weight_grad"),
                 b.x(0),

@@ -12,13 +12,13 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from distir_relax.ir import Attribute, TensorType, Value
-from distir_relax.ops.spatial.pooling_gradients import of_average, of_maximum
+from distir_relax.ops.spatial.pooling_gradients import average_pool_gradient, max_pool_gradient
 from distir_relax.ops.spatial.strides import (
-    arranged,
     batched,
     ends,
     onnx_windows,
     per_dim,
+    permute_layout,
     relax_padding,
     set_padding,
     spatial_rank,
@@ -155,7 +155,7 @@ for _n in (1, 2, 3):
         windowed=set_padding,
         flops=_flops,
         workspace=_max_workspace,
-        gradient=gradient_of(of_maximum),
+        gradient=gradient_of(max_pool_gradient),
     )
     define_spatial(
         f"nn.avg_pool{_n}d",
@@ -167,7 +167,7 @@ for _n in (1, 2, 3):
         windowed=_padding_of_average,
         flops=_flops,
         workspace=_average_workspace,
-        gradient=gradient_of(of_average),
+        gradient=gradient_of(average_pool_gradient),
     )
 
 
@@ -296,8 +296,8 @@ def _relax_pool(name: str, count: int) -> None:
             options["counted"] = padding if attrs["count_include_pad"] else (0,) * 2 * count
         if attrs["ceil_mode"]:
             raise NotImplementedError("a pooling with ceil_mode; give the padding at the high ends instead")
-        y = pooled(g, name, arranged(g, args[0], layout, order), False, options)
-        return arranged(g, y, order, attrs["out_layout"] or layout or order)
+        y = pooled(g, name, permute_layout(g, args[0], layout, order), False, options)
+        return permute_layout(g, y, order, attrs["out_layout"] or layout or order)
 
     relax(f"relax.nn.{name}{count}d")(convert)
 
@@ -313,11 +313,11 @@ for _n in (1, 2, 3):
 @onnx("AveragePool")
 def _onnx_average(g: Builder, x: OnnxOperands, attrs: Attrs) -> Any:
     kernel = tuple(attrs["kernel_shape"])
-    found: dict[str, Any] = {"pool_size": kernel, **onnx_windows(x[0], kernel, attrs)}
-    if any(d != 1 for d in found.pop("dilation")):
+    options: dict[str, Any] = {"pool_size": kernel, **onnx_windows(x[0], kernel, attrs)}
+    if any(d != 1 for d in options.pop("dilation")):
         raise NotImplementedError("an average of windows with a dilation")
-    found["counted"] = found["padding"] if attrs.get("count_include_pad", 0) else (0,) * 2 * len(kernel)
-    return pooled(g, "avg_pool", x[0], bool(attrs.get("ceil_mode", 0)), found)
+    options["counted"] = options["padding"] if attrs.get("count_include_pad", 0) else (0,) * 2 * len(kernel)
+    return pooled(g, "avg_pool", x[0], bool(attrs.get("ceil_mode", 0)), options)
 
 
 def _onnx_global(op_type: str, name: str) -> None:

@@ -11,7 +11,7 @@ from distir_relax.ops.spatial.window_ops import window_sizes
 from distir_relax.ops.table import SCATTER, Backward, broadcast_to, reshape_to
 
 
-def of_average(b: Backward) -> Value:
+def average_pool_gradient(b: Backward) -> Value:
     """Sum the shares of each element over the windows that contain it."""
     count, pool = spatial_rank(b.attrs), b.attrs["pool_size"]
     share = b.emit("multiply", _counted_all(b), b.number(1.0 / math.prod(pool)))
@@ -45,13 +45,13 @@ def _counted_all(b: Backward) -> Value:
     return b.emit("divide", b.grad, b.emit(f"nn.avg_pool{count}d", ones, **geometry))  # type: ignore[no-any-return]
 
 
-def of_maximum(b: Backward) -> Value:
+def max_pool_gradient(b: Backward) -> Value:
     """Of equal elements, the first in the plane is selected, as in torch."""
     sizes = b.x().tensor.shape[2:]
     return _to_places(b, {**b.attrs, "output_size": b.y().tensor.shape[2:], "plane": row_major(sizes)})
 
 
-def of_adaptive_maximum(b: Backward) -> Value:
+def adaptive_max_pool_gradient(b: Backward) -> Value:
     """As `of_maximum`."""
     return _to_places(b, {"output_size": b.attrs["output_size"], "plane": row_major(b.x().tensor.shape[2:])})
 

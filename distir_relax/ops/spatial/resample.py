@@ -14,7 +14,7 @@ from typing import Any
 from distir_relax.ir import TensorType, Value
 from distir_relax.kernels.sampling import NEAREST, Resizing
 from distir_relax.ops.spatial.computed_windows import parts_of, sampled_windows, set_part
-from distir_relax.ops.spatial.separable_gradients import through_units
+from distir_relax.ops.spatial.separable_gradients import apply_transpose
 from distir_relax.ops.table import (
     Attrs,
     Backward,
@@ -92,7 +92,7 @@ def _flops(types: Types, attrs: Attrs, results: Types) -> float:
 def _back(b: Backward) -> Value:
     axis = b.attrs["axis"]
     have = b.x().tensor.shape[axis]
-    return through_units(b, b.grad, axis, have, {**b.attrs, "axis": 1}, (have, have))
+    return apply_transpose(b, b.grad, axis, have, {**b.attrs, "axis": 1}, (have, have))
 
 
 define(

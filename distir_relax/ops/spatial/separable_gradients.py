@@ -20,13 +20,13 @@ def separable_gradient(key: str) -> Gradient:
         for i, (have, want) in enumerate(zip(sizes, sizes_out, strict=True)):
             if have != want:
                 along = {**b.attrs, key: (*ones[:i], want, *ones[i + 1 :])}
-                grad = through_units(b, grad, i + 2, have, along, (have, 1, *ones[:i], have, *ones[i + 1 :]))
+                grad = apply_transpose(b, grad, i + 2, have, along, (have, 1, *ones[:i], have, *ones[i + 1 :]))
         return grad
 
     return gradient_of(back)
 
 
-def through_units(b: Backward, grad: Value, axis: int, have: int, attrs: Any, shape: tuple[int, ...]) -> Value:
+def apply_transpose(b: Backward, grad: Value, axis: int, have: int, attrs: Any, shape: tuple[int, ...]) -> Value:
     """Map dim `axis` of `grad` back to `have` elements, by the transpose of the op's matrix.
 
     The op with `attrs`, applied to the `have` unit vectors arranged as `shape`, gives the matrix.
@@ -37,7 +37,7 @@ def through_units(b: Backward, grad: Value, axis: int, have: int, attrs: Any, sh
     matrix = reshape_to(b.g, b.emit(b.op.name, reshape_to(b.g, units, shape), **attrs), (have, want))
     last = (*(d for d in range(rank) if d != axis), axis)
     back = tuple(map(last.index, range(rank)))
-    moved = axis != rank - 1
-    grad = b.emit("permute_dims", grad, axes=last) if moved else grad
+    permuted = axis != rank - 1
+    grad = b.emit("permute_dims", grad, axes=last) if permuted else grad
     grad = b.emit("linear", grad, matrix)
-    return b.emit("permute_dims", grad, axes=back) if moved else grad
+    return b.emit("permute_dims", grad, axes=back) if permuted else grad

@@ -70,11 +70,11 @@ def row_major(sizes: Sequence[int]) -> tuple[int, ...]:
 
 def relax_padding(padding: Any, count: int) -> tuple[int, ...]:
     """Return Relax's padding, given as one number, one for each dim, or one for each end."""
-    found = per_dim(padding, count)
-    return found if len(found) == 2 * count else (*found, *found)
+    numbers = per_dim(padding, count)
+    return numbers if len(numbers) == 2 * count else (*numbers, *numbers)
 
 
-def arranged(g: Builder, x: Value, layout: str | None, order: str) -> Value:
+def permute_layout(g: Builder, x: Value, layout: str | None, order: str) -> Value:
     """Permute `x` from the dims named by `layout` (``NHWC``) to those of `order` (``NCHW``).
 
     Raises NotImplementedError for a layout with other letters, such as a blocked one (``NCHW4c``).
@@ -94,11 +94,11 @@ def onnx_windows(x: Value, kernel: Sequence[int], attrs: Attrs) -> dict[str, tup
     if how.startswith("SAME"):
         sizes = zip(x.tensor.shape[2:], kernel, strides, dilation, strict=True)
         total = [max(0, (-(-n // s) - 1) * s + (k - 1) * d + 1 - n) for n, k, s, d in sizes]
-        padding = dealt_out(total, how)
+        padding = distribute_padding(total, how)
     return {"strides": strides, "dilation": dilation, "padding": padding}
 
 
-def dealt_out(total: Sequence[int], how: str) -> tuple[int, ...]:
+def distribute_padding(total: Sequence[int], how: str) -> tuple[int, ...]:
     """Distribute padding to both ends of each dim; the odd element goes to the high end if `how` is upper."""
     less, more = tuple(n // 2 for n in total), tuple(n - n // 2 for n in total)
     return (*less, *more) if how == "SAME_UPPER" else (*more, *less)

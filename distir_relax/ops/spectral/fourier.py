@@ -95,9 +95,9 @@ def _complex_transform(
 def _first_half(g: Builder, x: Value, axes: Sequence[tuple[int, int | None]], norm: str | None) -> Any:
     """Return the transform of a real signal; along the last of the axes, only the first half."""
     axis = axes[-1][0]
-    found = _transformed(g, x, *axes[-1], norm, False)
-    half = (found.real.tensor.shape[axis]) // 2 + 1
-    parts = [g.aten("slice.Tensor", part, axis, 0, half) for part in (found.real, found.imaginary)]
+    y = _transformed(g, x, *axes[-1], norm, False)
+    half = (y.real.tensor.shape[axis]) // 2 + 1
+    parts = [g.aten("slice.Tensor", part, axis, 0, half) for part in (y.real, y.imaginary)]
     return _complex_transform(g, Complex(*parts), axes[:-1], norm, False)
 
 

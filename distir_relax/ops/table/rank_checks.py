@@ -38,7 +38,7 @@ def check_ranks(module: Module) -> None:
     every send has its receive; no rank deadlocks.
     """
     sequences = {name: tuple(_communications(module, name)) for name in dict.fromkeys(module.ranks)}
-    _Meetings(module, [sequences[name] for name in module.ranks]).run()
+    _Rendezvous(module, [sequences[name] for name in module.ranks]).run()
 
 
 def _communications(module: Module, name: str) -> Iterator[Op]:
@@ -51,17 +51,17 @@ def _communications(module: Module, name: str) -> Iterator[Op]:
 
 
 @dataclass(slots=True)
-class _Meetings:
+class _Rendezvous:
     """Advances each rank from rendezvous to rendezvous until all have ended, or none can continue."""
 
     module: Module
     sequences: Sequence[tuple[Op, ...]]
     heads: list[int] = field(init=False)
-    come: dict[tuple[str, Members], dict[int, Op]] = field(default_factory=dict)
+    arrived: dict[tuple[str, Members], dict[int, Op]] = field(default_factory=dict)
     """The ranks that have reached a pending rendezvous, and the op of each."""
     posted: dict[tuple[int, int, Attribute], deque[Op]] = field(default_factory=dict)
     """Messages in flight, by sender, receiver and step."""
-    awaited: dict[tuple[int, int, Attribute], tuple[int, Op]] = field(default_factory=dict)
+    blocked: dict[tuple[int, int, Attribute], tuple[int, Op]] = field(default_factory=dict)
     """The messages that ranks are blocked on, with the rank and its op."""
     matched: set[tuple[int, ...]] = field(default_factory=set)
     """The ops, by identity, that were found to match."""
@@ -77,16 +77,16 @@ class _Meetings:
             if _is_posted(op):
                 ready.extend(self._post(rank, op))
                 continue
-            axis, members = self._meeting(rank, op)
-            there = self.come.setdefault((axis, members), {})
-            there[rank] = op
-            if len(there) == len(members):
-                del self.come[axis, members]
-                self._compare(members, [there[member] for member in members])
+            axis, members = self._rendezvous(rank, op)
+            ops_by_rank = self.arrived.setdefault((axis, members), {})
+            ops_by_rank[rank] = op
+            if len(ops_by_rank) == len(members):
+                del self.arrived[axis, members]
+                self._compare(members, [ops_by_rank[member] for member in members])
                 for member in members:
                     self.heads[member] += 1
                 ready.extend(members)
-        if self.come or self.awaited:
+        if self.arrived or self.blocked:
             raise VerificationError(
                 f"deadlock between ranks: {'; '.join(self._waiting())}",
                 hint="all ranks must be projected from one schedule",
@@ -105,14 +105,14 @@ class _Meetings:
         sends = bool(op.operands) and starts
         key = (rank, peer, op.attrs["step"]) if sends else (peer, rank, op.attrs["step"])
         if not starts and not self.posted.get(key):
-            self.awaited[key] = (rank, op)
+            self.blocked[key] = (rank, op)
             return
         self.heads[rank] += 1
         yield rank
         if sends:
             self.posted.setdefault(key, deque()).append(op)
-            if key in self.awaited:
-                yield self.awaited.pop(key)[0]
+            if key in self.blocked:
+                yield self.blocked.pop(key)[0]
         elif not starts:
             sent = self.posted[key].popleft()
             if not self.posted[key]:
@@ -130,7 +130,7 @@ class _Meetings:
             raise VerificationError(f"rank {rank} cannot exchange with rank {peer}: {print_op(op)}", op.location)
         return peer
 
-    def _meeting(self, rank: int, op: Op) -> tuple[str, Members]:
+    def _rendezvous(self, rank: int, op: Op) -> tuple[str, Members]:
         """Return the rendezvous of a rank for `op`: mesh axis and members."""
         if "peer" in op.attrs:
             peer = self._peer(rank, op)
@@ -160,10 +160,10 @@ class _Meetings:
 
     def _waiting(self) -> Iterator[str]:
         """Describe a cycle or chain of waiting ranks, up to one that has ended or was named before."""
-        at: dict[int, tuple[Op, int]] = {receiver: (op, key[0]) for key, (receiver, op) in self.awaited.items()}
-        for (_, members), there in self.come.items():
-            missing = next(member for member in members if member not in there)
-            at.update((rank, (op, missing)) for rank, op in there.items())
+        at: dict[int, tuple[Op, int]] = {receiver: (op, key[0]) for key, (receiver, op) in self.blocked.items()}
+        for (_, members), ops_by_rank in self.arrived.items():
+            missing = next(member for member in members if member not in ops_by_rank)
+            at.update((rank, (op, missing)) for rank, op in ops_by_rank.items())
         rank = min(at)
         visited: set[int] = set()
         while rank in at and rank not in visited:
