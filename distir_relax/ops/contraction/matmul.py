@@ -186,7 +186,7 @@ def _linear(g: Builder, x: Value, weight: Value, bias: Value | None = None) -> A
     return y if bias is None else g.emit("add", y, bias)
 
 
-@aten("mm.default", "bmm.default", "matmul.default")
+@aten("mm.default", "bmm.default", "mv.default", "dot.default", "matmul.default")
 def _matmul(g: Builder, a: Value, b: Value) -> Any:
     if a.tensor.dtype == "bool":
         raise NotImplementedError("a product of booleans")
@@ -229,11 +229,6 @@ def _scale_and_add(g: Builder, bias: Value, y: Value, beta: float, alpha: float)
     if beta != 1:
         bias = g.emit("multiply", bias, g.constant(beta, bias.tensor.dtype))
     return g.emit("add", *promote(g, y, bias))
-
-
-@aten("mv.default", "dot.default")
-def _dot(g: Builder, a: Value, b: Value) -> Any:
-    return g.aten("matmul.default", a, b)
 
 
 # Relax spellings

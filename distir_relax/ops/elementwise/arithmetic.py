@@ -195,7 +195,7 @@ def _lerp(g: Builder, a: Any, b: Any, weight: Any) -> Any:
     return g.emit("add", *promote(g, a, g.emit("multiply", *promote(g, difference, weight))))
 
 
-@aten("clamp.default", "clamp_.default", "clip.default")
+@aten("clamp.default", "clamp_.default", "clip.default", "clamp_min.default", "clamp_min_.default")
 def _clamp(g: Builder, x: Value, low: float | None = None, high: float | None = None) -> Any:
     x = promote(g, x, *(n for n in (low, high) if n is not None))[0]
     bits = 8 * DTYPES[x.tensor.dtype][1]
@@ -204,19 +204,9 @@ def _clamp(g: Builder, x: Value, low: float | None = None, high: float | None = 
     return g.emit("clip", x, min=lowest if low is None else low, max=highest if high is None else high)
 
 
-@aten("clamp_min.default", "clamp_min_.default")
-def _clamp_min(g: Builder, x: Value, low: float) -> Any:
-    return g.aten("clamp.default", x, low, None)
-
-
 @aten("clamp_max.default", "clamp_max_.default")
 def _clamp_max(g: Builder, x: Value, high: float) -> Any:
-    return g.aten("clamp.default", x, None, high)
-
-
-@aten("clamp_min.Tensor")
-def _clamp_min_tensor(g: Builder, x: Value, low: Any) -> Any:
-    return _clamp_tensor(g, x, low)
+    return _clamp(g, x, None, high)
 
 
 @aten("clamp_max.Tensor")
@@ -224,7 +214,7 @@ def _clamp_max_tensor(g: Builder, x: Value, high: Any) -> Any:
     return _clamp_tensor(g, x, None, high)
 
 
-@aten("clamp.Tensor", "clip.Tensor")
+@aten("clamp.Tensor", "clip.Tensor", "clamp_min.Tensor")
 def _clamp_tensor(g: Builder, x: Any, low: Any = None, high: Any = None) -> Any:
     """Clamp `x`; at a bound the gradient is that of `x`."""
     for name, bound in (("less", low), ("greater", high)):

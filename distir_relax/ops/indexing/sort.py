@@ -142,27 +142,17 @@ def _topk(g: Builder, x: Value, k: int, dim: int = -1, largest: bool = True, ord
     return g.emit("topk", x, k=k, axis=axis_in(x, dim), largest=largest)
 
 
-@aten("argsort.default")
-def _argsort(g: Builder, x: Value, dim: int = -1, descending: bool = False) -> Any:
+@aten("argsort.default", "argsort.stable")
+def _argsort(g: Builder, x: Value, dim: int = -1, descending: bool = False, *, stable: bool = True) -> Any:
     if not x.tensor.shape:
         return g.constant(0, "int64")
     return g.emit("argsort", x, axis=axis_in(x, dim), descending=descending)
 
 
-@aten("argsort.stable")
-def _argsort_stable(g: Builder, x: Value, dim: int = -1, descending: bool = False, *, stable: bool = True) -> Any:
-    return _argsort(g, x, dim, descending)
-
-
-@aten("sort.default")
-def _sort(g: Builder, x: Value, dim: int = -1, descending: bool = False) -> Any:
+@aten("sort.default", "sort.stable")
+def _sort(g: Builder, x: Value, dim: int = -1, descending: bool = False, *, stable: bool = True) -> Any:
     order = _argsort(g, x, dim, descending)
     return g.aten("gather.default", x, dim, order), order
-
-
-@aten("sort.stable")
-def _sort_stable(g: Builder, x: Value, *, stable: bool = True, dim: int = -1, descending: bool = False) -> Any:
-    return _sort(g, x, dim, descending)
 
 
 # Relax spellings
@@ -175,8 +165,8 @@ def _relax_arg_reduce(name: str) -> None:
     relax(f"relax.{name}")(convert)
 
 
-_relax_arg_reduce("argmax")
-_relax_arg_reduce("argmin")
+for _name in ("argmax", "argmin"):
+    _relax_arg_reduce(_name)
 
 
 @relax("relax.topk")

@@ -59,7 +59,7 @@ define(
 # ATen spellings
 
 
-@aten("expand.default")
+@aten("expand.default", "broadcast_to.default")
 def _expand(g: Builder, x: Value, sizes: list[int], implicit: bool = False) -> Any:
     own = (1,) * (len(sizes) - len(x.tensor.shape)) + x.tensor.shape
     shape = tuple(have if want == -1 else want for have, want in zip(own, sizes, strict=True))
@@ -68,12 +68,7 @@ def _expand(g: Builder, x: Value, sizes: list[int], implicit: bool = False) -> A
 
 @aten("expand_as.default")
 def _expand_as(g: Builder, x: Value, other: Value) -> Any:
-    return g.aten("expand.default", x, list(other.tensor.shape))
-
-
-@aten("broadcast_to.default")
-def _broadcast(g: Builder, x: Value, sizes: list[int]) -> Any:
-    return _expand(g, x, sizes)
+    return _expand(g, x, list(other.tensor.shape))
 
 
 @aten("broadcast_tensors.default")

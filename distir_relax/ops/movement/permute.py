@@ -68,7 +68,7 @@ def _permute(g: Builder, x: Value, dims: list[int]) -> Any:
     return x if axes == tuple(range(len(axes))) else g.emit("permute_dims", x, axes=axes)
 
 
-@aten("transpose.int")
+@aten("transpose.int", "swapaxes.default", "swapdims.default")
 def _transpose(g: Builder, x: Value, a: int, b: int) -> Any:
     axes = list(range(len(x.tensor.shape)))
     if axes:
@@ -81,25 +81,16 @@ def _t(g: Builder, x: Value) -> Any:
     return _permute(g, x, list(reversed(range(len(x.tensor.shape)))))
 
 
-@aten("swapaxes.default", "swapdims.default")
-def _swapaxes(g: Builder, x: Value, a: int, b: int) -> Any:
-    return g.aten("transpose.int", x, a, b)
-
-
 @aten("mT.default", "adjoint.default")
 def _matrix_transpose(g: Builder, x: Value) -> Any:
-    return g.aten("transpose.int", x, -1, -2)
+    return _transpose(g, x, -1, -2)
 
 
-@aten("movedim.int")
-def _movedim(g: Builder, x: Value, source: int, destination: int) -> Any:
-    return _movedims(g, x, [source], [destination])
-
-
-@aten("movedim.intlist")
-def _movedims(g: Builder, x: Value, source: list[int], destination: list[int]) -> Any:
+@aten("movedim.int", "movedim.intlist")
+def _movedim(g: Builder, x: Value, source: Any, destination: Any) -> Any:
     rank = len(x.tensor.shape)
-    home = {axis_of(d, max(1, rank)): axis_of(s, max(1, rank)) for s, d in zip(source, destination, strict=True)}
+    sources, destinations = ([dim] if isinstance(dim, int) else dim for dim in (source, destination))
+    home = {axis_of(d, max(1, rank)): axis_of(s, max(1, rank)) for s, d in zip(sources, destinations, strict=True)}
     rest = iter([i for i in range(rank) if i not in home.values()])
     return g.aten("permute.default", x, [home[i] if i in home else next(rest) for i in range(rank)])
 
@@ -109,8 +100,7 @@ def _movedims(g: Builder, x: Value, source: list[int], destination: list[int]) -
 
 @relax("relax.permute_dims")
 def _relax_permute(g: Builder, args: Any, attrs: Attrs) -> Any:
-    rank = len(args[0].tensor.shape)
-    return _permute(g, args[0], attrs["axes"] if attrs["axes"] is not None else list(reversed(range(rank))))
+    return _t(g, args[0]) if attrs["axes"] is None else _permute(g, args[0], attrs["axes"])
 
 
 # ONNX spellings
@@ -118,4 +108,4 @@ def _relax_permute(g: Builder, args: Any, attrs: Attrs) -> Any:
 
 @onnx("Transpose")
 def _onnx_transpose(g: Builder, x: OnnxOperands, attrs: Attrs) -> Any:
-    return _permute(g, x[0], attrs["perm"] if "perm" in attrs else list(reversed(range(len(x[0].tensor.shape)))))
+    return _permute(g, x[0], attrs["perm"]) if "perm" in attrs else _t(g, x[0])

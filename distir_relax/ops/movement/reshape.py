@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import math
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -160,15 +161,8 @@ def _flatten(g: Builder, x: Value, start: int = 0, end: int = -1) -> Any:
 def _unflatten(g: Builder, x: Value, dim: int, sizes: list[int]) -> Any:
     shape = x.tensor.shape
     dim = axis_of(dim, len(shape))
-    return _view(
-        g,
-        x,
-        [
-            *shape[:dim],
-            *[n if n != -1 else shape[dim] // math.prod(m for m in sizes if m != -1) for n in sizes],
-            *shape[dim + 1 :],
-        ],
-    )
+    rest = shape[dim] // math.prod(n for n in sizes if n != -1)
+    return reshape_to(g, x, (*shape[:dim], *(rest if n == -1 else n for n in sizes), *shape[dim + 1 :]))
 
 
 @aten("view_as.default", "reshape_as.default")
@@ -186,10 +180,15 @@ def _relax_reshape(g: Builder, args: Any, attrs: Attrs) -> Any:
 
 @relax("relax.expand_dims")
 def _relax_expand_dims(g: Builder, args: Any, attrs: Attrs) -> Any:
-    rank = len(args[0].tensor.shape) + len(attrs["axis"])
-    new = {axis_of(a, rank) for a in attrs["axis"]}
-    rest = iter(args[0].tensor.shape)
-    return reshape_to(g, args[0], tuple(1 if i in new else next(rest) for i in range(rank)))
+    return _insert_dims(g, args[0], attrs["axis"])
+
+
+def _insert_dims(g: Builder, x: Value, axes: Sequence[int]) -> Any:
+    """Insert dims of size 1 at `axes` of the result."""
+    rank = len(x.tensor.shape) + len(axes)
+    new = {axis_of(a, rank) for a in axes}
+    rest = iter(x.tensor.shape)
+    return reshape_to(g, x, tuple(1 if i in new else next(rest) for i in range(rank)))
 
 
 @relax("relax.squeeze")
@@ -232,11 +231,7 @@ def _onnx_flatten(g: Builder, x: OnnxOperands, attrs: Attrs) -> Any:
 
 @onnx("Unsqueeze")
 def _onnx_unsqueeze(g: Builder, x: OnnxOperands, attrs: Attrs) -> Any:
-    axes = x.numbers(1, attrs.get("axes"))
-    rank = len(x[0].tensor.shape) + len(axes)
-    new = {axis_of(a, rank) for a in axes}
-    rest = iter(x[0].tensor.shape)
-    return reshape_to(g, x[0], tuple(1 if i in new else next(rest) for i in range(rank)))
+    return _insert_dims(g, x[0], x.numbers(1, attrs.get("axes")))
 
 
 @onnx("Squeeze")

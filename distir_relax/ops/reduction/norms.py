@@ -22,10 +22,11 @@ from distir_relax.ops.table import (
 # ATen spellings
 
 
-@aten("linalg_vector_norm.default")
+@aten("linalg_vector_norm.default", "norm.Scalar", "norm.ScalarOpt_dim")
 def _vector_norm(
-    g: Builder, x: Value, order: float = 2, dim: Any = None, keepdim: bool = False, *, dtype: Any = None
+    g: Builder, x: Value, order: float | None = 2, dim: Any = None, keepdim: bool = False, *, dtype: Any = None
 ) -> Any:
+    order = 2 if order is None else order
     if order == 1:
         return g.aten("sum.dim_IntList", g.emit("abs", x), dim, keepdim, dtype=dtype)
     if order in (math.inf, -math.inf):
@@ -48,16 +49,6 @@ def _powers(g: Builder, x: Value, order: float) -> Any:
     return g.emit("where", none, at_zero, g.emit("power", some, like(g, x, order)))
 
 
-@aten("norm.ScalarOpt_dim")
-def _norm(g: Builder, x: Value, order: float | None, dim: Any, keepdim: bool = False) -> Any:
-    return _vector_norm(g, x, 2 if order is None else order, dim, keepdim)
-
-
-@aten("norm.Scalar")
-def _norm_all(g: Builder, x: Value, order: float = 2) -> Any:
-    return _vector_norm(g, x, order)
-
-
 @aten("frobenius_norm.dim")
 def _frobenius_norm(g: Builder, x: Value, dim: Any, keepdim: bool = False) -> Any:
     return _vector_norm(g, x, 2, dim, keepdim)
@@ -78,7 +69,7 @@ def _linalg_norm(
 ) -> Any:
     if order is not None and not (isinstance(dim, int) or len(dim or x.tensor.shape) == 1):
         raise NotImplementedError(f"a matrix norm of order {order}")
-    return _vector_norm(g, x, 2 if order is None else order, dim, keepdim, dtype=dtype)
+    return _vector_norm(g, x, order, dim, keepdim, dtype=dtype)
 
 
 @aten("_weight_norm.default")

@@ -168,29 +168,19 @@ def _mean(g: Builder, x: Value, dim: Any = None, keepdim: bool = False, dtype: A
     return g.emit("mean", converted(g, x, dtype), axis=axes_of(x, dim), keepdims=keepdim)
 
 
-@aten("amax.default")
+@aten("amax.default", "max.default")
 def _amax(g: Builder, x: Value, dim: Any = None, keepdim: bool = False) -> Any:
     return g.emit("max", x, axis=axes_of(x, dim), keepdims=keepdim)
 
 
-@aten("amin.default")
+@aten("amin.default", "min.default")
 def _amin(g: Builder, x: Value, dim: Any = None, keepdim: bool = False) -> Any:
     return g.emit("min", x, axis=axes_of(x, dim), keepdims=keepdim)
 
 
-@aten("max.default")
-def _max_all(g: Builder, x: Value) -> Any:
-    return g.aten("amax.default", x)
-
-
-@aten("min.default")
-def _min_all(g: Builder, x: Value) -> Any:
-    return g.aten("amin.default", x)
-
-
 @aten("aminmax.default")
 def _aminmax(g: Builder, x: Value, *, dim: int | None = None, keepdim: bool = False) -> Any:
-    return g.aten("amin.default", x, dim, keepdim), g.aten("amax.default", x, dim, keepdim)
+    return _amin(g, x, dim, keepdim), _amax(g, x, dim, keepdim)
 
 
 def _truth_reduce(name: str, of_none: bool) -> Any:
