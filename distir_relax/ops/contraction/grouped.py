@@ -1,8 +1,16 @@
-"""Grouped matrix products of rows sorted by group (mixture of experts), with one matrix per group.
+"""Grouped matrix products (mixture of experts): each row is multiplied by the matrix of its group.
 
-``result[r] = x[r] @ w[g]`` for ``starts[g] <= r < ends[g]``, and zero for a row of no group. If the groups are split, a
-device computes the rows of its own groups and zeros for all others: the result is ``I[sum]``. If the rows are split,
-the bounds are shifted by the position of the device's first row.
+``result[r] = x[r] @ w[g]`` where ``starts[g] <= r < ends[g]`` for rows sorted by group (``grouped_matmul``), and where
+``groups[g] == ids[r]`` for rows in any order (``routed_matmul``). A row of no group is zero. If the
+groups are split, a device computes the rows of its own groups and zeros for all others: the result is ``I[sum]``. If
+sorted rows are split, the bounds are shifted by the position of the device's first row. Rows in any order are split
+freely, each device with its own tokens: `ids` gives the group of each row, `groups` the group of each matrix
+(`group_numbers`), so a device knows the groups of its matrices.
+
+If rows and groups are split along one mesh axis, each row is sent to the device that owns its group, and its result is
+sent back: `dispatch_rows` and `combine_rows` enclose the computation. Both return the rows of the groups that a device
+owns, and zeros for others; on all groups they are the identity. Each is the other's gradient. Between them rows are
+placed as ``Routed[0]`` (`distir_relax.layout.placement`), which only affects layouts.
 """
 
 from __future__ import annotations
@@ -13,12 +21,19 @@ from typing import Any
 from distir_relax.ir import TensorType, Value
 from distir_relax.ops.contraction.matmul import transpose
 from distir_relax.ops.table import (
+    FREE,
+    PARALLEL,
     Attrs,
+    Backward,
     Builder,
     Code,
     Cost,
     Expansion,
+    Factor,
+    Gradient,
     Order,
+    Routing,
+    Rule,
     Semantics,
     Split,
     Trait,
@@ -27,16 +42,64 @@ from distir_relax.ops.table import (
     define,
     gradient_of,
     operands,
+    parse_rule,
 )
+from distir_relax.ops.table.entry import Infer
+
+Check = Callable[[int, int, TensorType, TensorType], None]
+"""Raises ValueError unless the last two operands describe groups, given the numbers of rows and of groups."""
 
 
-def _infer(types: Types, attrs: Attrs) -> tuple[TensorType, ...]:
-    x, w, starts, ends = types
-    if len(x.shape) != 2 or len(w.shape) != 3 or x.shape[1] != w.shape[1] or x.dtype != w.dtype:
-        raise ValueError("expected rows, and a matrix for each group, of one dtype and fitting sizes")
-    if not starts.shape == ends.shape == w.shape[:1] or "int" not in starts.dtype or starts.dtype != ends.dtype:
-        raise ValueError(f"expected integers, the first row of each of {w.shape[0]} groups and the one after its last")
-    return (TensorType((x.shape[0], w.shape[2]), x.dtype),)
+def _infer_matmul(check: Check) -> Infer:
+    def infer(types: Types, attrs: Attrs) -> tuple[TensorType, ...]:
+        x, w, *groups = types
+        if len(x.shape) != 2 or len(w.shape) != 3 or x.shape[1] != w.shape[1] or x.dtype != w.dtype:
+            raise ValueError("expected rows, and a matrix for each group, of one dtype and fitting sizes")
+        check(x.shape[0], w.shape[0], *groups)
+        return (TensorType((x.shape[0], w.shape[2]), x.dtype),)
+
+    return infer
+
+
+def _infer_weight_grad(check: Check) -> Infer:
+    def infer(types: Types, attrs: Attrs) -> tuple[TensorType, ...]:
+        x, y, *groups = types
+        if len(x.shape) != 2 or len(y.shape) != 2 or x.shape[0] != y.shape[0] or x.dtype != y.dtype:
+            raise ValueError("expected two operands with the same rows and one dtype")
+        count = groups[1].elements
+        check(x.shape[0], count, *groups)
+        return (TensorType((count, x.shape[1], y.shape[1]), x.dtype),)
+
+    return infer
+
+
+def _gradients(kind: str) -> tuple[Gradient, Gradient]:
+    """Return the gradients of ``{kind}_matmul`` and of ``{kind}_weight_grad``, which are products of the same kind."""
+
+    def product(b: Backward, op: str, left: Value, right: Value) -> Value:
+        return b.emit(f"{kind}_{op}", left, right, b.x(2), b.x(3), **b.attrs)  # type: ignore[no-any-return]
+
+    of_matmul = gradient_of(
+        lambda b: product(b, "matmul", b.grad, transpose(b.g, b.x(1))),
+        lambda b: product(b, "weight_grad", b.x(0), b.grad),
+    )
+    of_weight_grad = gradient_of(
+        lambda b: product(b, "matmul", b.x(1), transpose(b.g, b.grad)),
+        lambda b: product(b, "matmul", b.x(0), b.grad),
+    )
+    return of_matmul, of_weight_grad
+
+
+# grouped_matmul, grouped_weight_grad: rows sorted by group. result[g] = x[r].T @ y[r] over the rows r of group g
+
+
+def _check_bounds(rows: int, count: int, starts: TensorType, ends: TensorType) -> None:
+    if starts != ends or ends.shape != (count,) or "int" not in starts.dtype:
+        raise ValueError(f"expected integers, the first row of each of {count} groups and the one after its last")
+
+
+def _flops(types: Types, attrs: Attrs, results: Types) -> float:
+    return 2.0 * types[0].elements * types[1].shape[-1]
 
 
 def _split_rows(name: str) -> Callable[[Expansion], tuple[Value, ...]]:
@@ -45,18 +108,19 @@ def _split_rows(name: str) -> Callable[[Expansion], tuple[Value, ...]]:
     def expand(x: Expansion) -> tuple[Value, ...]:
         data, other, *bounds = x.operands
         first = x.start(x.types[2].dtype)
-        moved = [x.emit("subtract", bound, first) for bound in bounds]
-        return (x.emit(name, data, other, *moved),)
+        shifted = [x.emit("subtract", bound, first) for bound in bounds]
+        return (x.emit(name, data, other, *shifted),)
 
     return expand
 
 
 _SPANS = "zip({2}.clamp(0, {0}.shape[0]).tolist(), {3}.maximum({2}).clamp(0, {0}.shape[0]).tolist()"
+_of_matmul, _of_weight_grad = _gradients("grouped")
 
 define(
     "grouped_matmul",
     Semantics(
-        infer=_infer,
+        infer=_infer_matmul(_check_bounds),
         torch="{0}.new_zeros(({0}.shape[0], {1}.shape[2])).index_add_(0, "
         f"torch.cat([torch.arange(a, b, device={{0}}.device) for a, b in {_SPANS})]), "
         f"torch.cat([{{0}}[a:b] @ w for a, b, w in {_SPANS}, {{1}})]))",
@@ -68,34 +132,16 @@ define(
         positional=frozenset({"row"}),
         order=Order(by_number="routed_matmul"),
     ),
-    cost=Cost(flops=lambda types, attrs, results: 2.0 * types[0].elements * types[1].shape[2]),
-    code=Code(  # Relax has no op with data-dependent row counts: every group multiplies all rows and selects its own.
-        relax="grouped_matmul({0}, {1}, {2}, {3})"
-    ),
-    gradient=gradient_of(
-        lambda b: b.emit("grouped_matmul", b.grad, transpose(b.g, b.x(1)), b.x(2), b.x(3)),
-        lambda b: b.emit("grouped_weight_grad", b.x(0), b.grad, b.x(2), b.x(3)),
-    ),
+    cost=Cost(flops=_flops),
+    # Relax has no op with data-dependent row counts: every group multiplies all rows and selects its own.
+    code=Code(relax="grouped_matmul({0}, {1}, {2}, {3})"),
+    gradient=_of_matmul,
     traits={Trait.ZERO_IF_EMPTY},
 )
-
-
-# grouped_weight_grad: result[g] = x[r].T @ y[r] over the rows r of group g
-
-
-def _infer_weight_grad(types: Types, attrs: Attrs) -> tuple[TensorType, ...]:
-    x, y, starts, ends = types
-    if len(x.shape) != 2 or len(y.shape) != 2 or x.shape[0] != y.shape[0] or x.dtype != y.dtype:
-        raise ValueError("expected two operands with the same rows and one dtype")
-    if len(starts.shape) != 1 or starts != ends or "int" not in starts.dtype:
-        raise ValueError("expected integers, the first row of each group and the one after its last")
-    return (TensorType((starts.shape[0], x.shape[1], y.shape[1]), x.dtype),)
-
-
 define(
     "grouped_weight_grad",
     Semantics(
-        infer=_infer_weight_grad,
+        infer=_infer_weight_grad(_check_bounds),
         torch="torch.cat([{0}.new_zeros((0, {0}.shape[1], {1}.shape[1])), "
         f"*[({{0}}[a:b].t() @ {{1}}[a:b])[None] for a, b in {_SPANS})]])",
         linear=(operands(0), operands(1)),
@@ -105,14 +151,106 @@ define(
         expand={"row": _split_rows("grouped_weight_grad")},
         positional=frozenset({"row"}),
     ),
-    cost=Cost(flops=lambda types, attrs, results: 2.0 * types[0].elements * types[1].shape[1]),
+    cost=Cost(flops=_flops),
     code=Code(relax="grouped_weight_grad({0}, {1}, {2}, {3})"),
-    gradient=gradient_of(
-        lambda b: b.emit("grouped_matmul", b.x(1), transpose(b.g, b.grad), b.x(2), b.x(3)),
-        lambda b: b.emit("grouped_matmul", b.x(0), b.grad, b.x(2), b.x(3)),
-    ),
+    gradient=_of_weight_grad,
     traits={Trait.ZERO_IF_EMPTY},
 )
+
+
+# routed_matmul, routed_weight_grad: the same for rows in any order
+
+
+def _check_ids(rows: int, count: int, ids: TensorType, groups: TensorType) -> None:
+    if ids != TensorType((rows,), "int64") or groups != TensorType((count,), "int64"):
+        raise ValueError(f"expected int64 ids of the group of each of {rows} rows, and of {count} groups")
+
+
+def _routed_flops(types: Types, attrs: Attrs, results: Types) -> float:
+    """Flops under uniform routing: a device computes the rows of its groups."""
+    return _flops(types, attrs, results) * (types[3].shape[0] / max(1, int(attrs["count"])))
+
+
+for (_name, _infer, _code, _rule), _gradient in zip(
+    (
+        ("routed_matmul", _infer_matmul, "routing.matmul", "row k, group k n, row, group -> row n"),
+        ("routed_weight_grad", _infer_weight_grad, "routing.weight_grad", "row k, row n, row, group -> group k n"),
+    ),
+    _gradients("routed"),
+    strict=True,
+):
+    define(
+        _name,
+        Semantics(
+            infer=_infer(_check_ids),
+            torch=f"{_code}({{0}}, {{1}}, {{2}}, {{3}})",
+            linear=(operands(0), operands(1)),
+            attributes={"count": "the number of groups on all devices"},
+        ),
+        Split(_rule, routing=Routing.WITHIN),
+        cost=Cost(flops=_routed_flops),
+        code=Code(relax=f"{_code}({{0}}, {{1}}, {{2}}, {{3}})"),
+        gradient=_gradient,
+        traits={Trait.ZERO_IF_EMPTY},
+    )
+
+
+# group_numbers: 0, 1, … for all groups; a device has the numbers of its own groups
+
+
+def _numbers_rule(types: Types, attrs: Attrs, results: Types) -> Rule:
+    (count,) = results[0].shape
+    return Rule((Factor("group", count, PARALLEL),), (), (((0,),),)) if count > 1 else Rule((), (), (((),),))
+
+
+def _split_numbers(x: Expansion) -> tuple[Value, ...]:
+    return (x.emit("add", x.emit("group_numbers", count=x.local_size), x.start("int64")),)
+
+
+define(
+    "group_numbers",
+    Semantics(
+        infer=lambda types, attrs: (TensorType((attrs["count"],), "int64"),),
+        torch="torch.arange(0, {count})",
+    ),
+    Split(_numbers_rule, expand={"group": _split_numbers}, positional=frozenset({"group"})),
+    cost=FREE,
+    code=Code(relax="R.arange(0, {count}, 1, 'int64')"),
+)
+
+
+# dispatch_rows, combine_rows: the rows of the owned groups, zeros elsewhere
+
+
+def _infer_rows(types: Types, attrs: Attrs) -> tuple[TensorType, ...]:
+    x, ids, groups = types
+    if not x.shape:
+        raise ValueError("expected rows, found a scalar")
+    _check_ids(x.shape[0], groups.elements, ids, groups)
+    return (x,)
+
+
+def _rows_rule(types: Types, attrs: Attrs, results: Types) -> Rule:
+    rest = " ".join(f"d{i}" for i in range(1, len(types[0].shape)))
+    return parse_rule(f"row {rest}, row, group -> row {rest}", [t.shape for t in types], [results[0].shape])
+
+
+def _adjoint(other: str) -> Any:
+    return lambda b: b.emit(other, b.grad, b.x(1), b.x(2))
+
+
+for _name, _other, _routing in (
+    ("dispatch_rows", "combine_rows", Routing.DISPATCH),
+    ("combine_rows", "dispatch_rows", Routing.COMBINE),
+):
+    define(
+        _name,
+        Semantics(infer=_infer_rows, torch="routing.selected({0}, {1}, {2})", linear=(operands(0),)),
+        Split(_rows_rule, routing=_routing),
+        cost=FREE,
+        code=Code(relax="routing.selected({0}, {1}, {2})"),
+        gradient=gradient_of(_adjoint(_other)),
+    )
 
 
 # ATen spellings
