@@ -17,7 +17,6 @@ from distir_relax.ops.table import (
     Cost,
     OnnxOperands,
     Order,
-    Rule,
     Semantics,
     Split,
     Types,
@@ -27,21 +26,12 @@ from distir_relax.ops.table import (
     checked_axis,
     define,
     gradient_of,
-    names_with,
     onnx,
-    parse_rule,
     relax,
     reshape_to,
     resized,
+    unsplit_axis_rule,
 )
-
-
-def _sort_rule(types: Types, attrs: Attrs, results: Types) -> Rule:
-    rank, axis = len(types[0].shape), attrs["axis"]
-    operand = names_with(rank, axis, "[whole]")
-    reduced = "[result]" if len(results[0].shape) == rank else ""
-    outputs = ", ".join([names_with(rank, axis, reduced)] * len(results))
-    return parse_rule(f"{operand} -> {outputs}", [types[0].shape], [t.shape for t in results])
 
 
 def _infer_arg(types: Types, attrs: Attrs) -> tuple[TensorType, ...]:
@@ -54,7 +44,7 @@ for _name in ("argmax", "argmin"):
     define(
         _name,
         Semantics(infer=_infer_arg, torch=f"torch.{_name}({{0}}, {{axis}}, {{keepdims}})"),
-        Split(_sort_rule, order=Order(positions=0)),
+        Split(unsplit_axis_rule, order=Order(positions=0)),
         cost=Cost(flops=lambda types, attrs, results: float(types[0].elements)),
         code=Code(relax=f"R.{_name}({{0}}, {{axis}}, {{keepdims}})"),
         gradient=NO_GRADIENT,
@@ -78,7 +68,7 @@ def _topk_gradient(b: Backward) -> Value:
 define(
     "topk",
     Semantics(infer=_infer_topk, torch="torch.topk({0}, {k}, {axis}, {largest})"),
-    Split(_sort_rule, order=Order(positions=1)),
+    Split(unsplit_axis_rule, order=Order(positions=1)),
     cost=Cost(flops=lambda types, attrs, results: 8.0 * types[0].elements),
     code=Code(relax='R.topk({0}, {k}, {axis}, "both", {largest}, "int64")'),
     gradient=gradient_of(_topk_gradient),
@@ -93,7 +83,7 @@ def _infer_argsort(types: Types, attrs: Attrs) -> tuple[TensorType, ...]:
 define(
     "argsort",
     Semantics(infer=_infer_argsort, torch="torch.argsort({0}, dim={axis}, descending={descending}, stable=True)"),
-    Split(_sort_rule, order=Order(sorts=lambda attrs: not attrs["descending"], positions=0)),
+    Split(unsplit_axis_rule, order=Order(sorts=lambda attrs: not attrs["descending"], positions=0)),
     cost=Cost(flops=lambda types, attrs, results: 16.0 * types[0].elements),
     code=Code(relax='R.argsort({0}, {axis}, {descending}, "int64")'),
     gradient=NO_GRADIENT,

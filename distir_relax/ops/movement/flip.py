@@ -10,7 +10,6 @@ from distir_relax.ops.table import (
     Attrs,
     Builder,
     Code,
-    Rule,
     Semantics,
     Split,
     Types,
@@ -19,11 +18,10 @@ from distir_relax.ops.table import (
     checked_axis,
     define,
     gradient_of,
-    names_with,
     operands,
-    parse_rule,
     relax,
     reshape_to,
+    unsplit_axis_rule,
 )
 
 
@@ -32,15 +30,10 @@ def _infer_flip(types: Types, attrs: Attrs) -> tuple[TensorType, ...]:
     return (types[0],)
 
 
-def _flip_rule(types: Types, attrs: Attrs, results: Types) -> Rule:
-    text = names_with(len(types[0].shape), attrs["axis"], "[whole]")
-    return parse_rule(f"{text} -> {text}", [types[0].shape], [results[0].shape])
-
-
 define(
     "flip",
     Semantics(infer=_infer_flip, torch="torch.flip({0}, ({axis},))", linear=(operands(0),)),
-    Split(_flip_rule),
+    Split(unsplit_axis_rule),
     cost=FREE,
     code=Code(relax="R.flip({0}, {axis})"),
     gradient=gradient_of(lambda b: b.emit("flip", b.grad, axis=b.attrs["axis"])),

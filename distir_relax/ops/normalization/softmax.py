@@ -6,7 +6,7 @@ import math
 from typing import Any
 
 from distir_relax.ir import Value
-from distir_relax.ops.reduction.reduction_axes import axes_of, converted, infer_along_axis, unsplit_axis_rule
+from distir_relax.ops.reduction.reduction_axes import axes_of, converted, infer_along_axis
 from distir_relax.ops.table import (
     Backward,
     Builder,
@@ -21,6 +21,7 @@ from distir_relax.ops.table import (
     onnx,
     relax,
     reshape_to,
+    unsplit_axis_rule,
 )
 
 

@@ -3,13 +3,11 @@
 # A module enters its ops and their spellings in the table when it is imported.
 from distir_relax.ops.reduction import (  # noqa: F401
     cross_entropy,
-    cumsum,
     cumulative,
     distances,
     logsumexp,
     losses,
     norms,
-    product,
     reduce,
     reduction_axes,
     variance,

@@ -1,26 +1,106 @@
-"""Cumulative maxima and minima, and cumulative log-sum-exp."""
+"""Cumulative sums, products, extremes and log-sum-exp, and products over a dim.
+
+No placement is a partial product or a part of a cumulative op: the dim stays whole.
+"""
 
 from __future__ import annotations
 
 from typing import Any
 
 from distir_relax.ir import TensorType, Value
-from distir_relax.ops.reduction.reduction_axes import axes_of, infer_along_axis
+from distir_relax.ops.reduction.reduction_axes import axes_of, converted, infer_along_axis, relax_axes
 from distir_relax.ops.table import (
     Attrs,
     Backward,
     Builder,
     Code,
     Cost,
-    Rule,
+    OnnxOperands,
     Semantics,
     Split,
     Types,
     aten,
+    cast,
     define,
     gradient_of,
-    parse_rule,
+    onnx,
+    operands,
     promote,
+    relax,
+    reshape_to,
+    unsplit_axis_rule,
+)
+
+
+def _reverse_cumsum(b: Backward, x: Value) -> Value:
+    """Return the reversed cumulative sum of `x` along the op's axis."""
+    axis = b.attrs["axis"]
+    total: Value = b.emit("flip", b.emit("cumsum", b.emit("flip", x, axis=axis), axis=axis), axis=axis)
+    return total
+
+
+define(
+    "cumsum",
+    Semantics(infer=infer_along_axis, torch="torch.cumsum({0}, {axis}, dtype={0}.dtype)", linear=(operands(0),)),
+    Split(unsplit_axis_rule),
+    code=Code(relax="R.cumsum({0}, {axis})"),
+    gradient=gradient_of(lambda b: _reverse_cumsum(b, b.grad)),
+)
+
+
+def _infer_product(types: Types, attrs: Attrs) -> tuple[TensorType, ...]:
+    (kind,) = infer_along_axis(types, attrs)
+    shape = list(kind.shape)
+    shape[attrs["axis"] : attrs["axis"] + 1] = [1] if attrs["keepdims"] else []
+    return (TensorType(tuple(shape), kind.dtype),)
+
+
+def _zeros_and_factors(b: Backward) -> tuple[Value, Value]:
+    """Return a mask of zeros in the operand, and the operand with ones there."""
+    nought = b.emit("equal", b.x(), b.number(0.0))
+    return nought, b.emit("where", nought, b.number(1.0), b.x())
+
+
+def _product_gradient(b: Backward) -> Value:
+    """Return the product of all other elements; if exactly one is zero, its gradient is the product of the others."""
+    axis, shape, dtype = b.attrs["axis"], b.x().tensor.shape, b.grad.tensor.dtype
+    nought, factors = _zeros_and_factors(b)
+    own = cast(b.g, nought, dtype)
+    count = b.emit("sum", own, axis=(axis,), keepdims=True)
+    product = b.emit("prod", factors, axis=axis, keepdims=True)
+    grad = reshape_to(b.g, b.grad, tuple(1 if d == axis else n for d, n in enumerate(shape)))
+    others = b.emit("divide", b.emit("multiply", grad, product), factors)
+    return b.emit("where", b.emit("equal", count, own), others, b.number(0.0))  # type: ignore[no-any-return]
+
+
+def _cumprod_gradient(b: Backward) -> Value:
+    """Return each element's gradient from the products after it: up to the first zero, or from it up to the second."""
+    axis, dtype = b.attrs["axis"], b.grad.tensor.dtype
+    nought, factors = _zeros_and_factors(b)
+    count = b.emit("cumsum", cast(b.g, nought, dtype), axis=axis)
+    terms = b.emit("multiply", b.grad, b.emit("cumprod", factors, axis=axis))
+
+    def after(zeros: float) -> Value:
+        masked = b.emit("where", b.emit("equal", count, b.number(zeros)), terms, b.number(0.0))
+        return _reverse_cumsum(b, masked)
+
+    return b.emit("where", nought, after(1.0), b.emit("divide", after(0.0), factors))  # type: ignore[no-any-return]
+
+
+define(
+    "prod",
+    Semantics(infer=_infer_product, torch="torch.prod({0}, {axis}, {keepdims}, dtype={0}.dtype)"),
+    Split(unsplit_axis_rule),
+    cost=Cost(flops=lambda types, attrs, results: float(types[0].elements)),
+    code=Code(relax="R.prod({0}, {axis}, {keepdims})"),
+    gradient=gradient_of(_product_gradient),
+)
+define(
+    "cumprod",
+    Semantics(infer=infer_along_axis, torch="torch.cumprod({0}, {axis}, dtype={0}.dtype)"),
+    Split(unsplit_axis_rule),
+    code=Code(relax="R.cumprod({0}, {axis})"),
+    gradient=gradient_of(_cumprod_gradient),
 )
 
 
@@ -29,12 +109,7 @@ def _infer_extremes(types: Types, attrs: Attrs) -> tuple[TensorType, ...]:
     return kind, TensorType(kind.shape, "int64")
 
 
-def _rule(types: Types, attrs: Attrs, results: Types) -> Rule:
-    dims = " ".join(f"[d{i}]" if i == attrs["axis"] else f"d{i}" for i in range(len(types[0].shape)))
-    return parse_rule(f"{dims} -> {', '.join([dims] * len(results))}", [types[0].shape], [r.shape for r in results])
-
-
-def _to_places(b: Backward) -> Value:
+def _extremes_gradient(b: Backward) -> Value:
     """Add the gradient of each extreme to its element."""
     zeros, axis = b.zeros(b.x()), b.attrs["axis"]
     return b.emit("scatter_elements", zeros, b.y(1), b.grad, axis=axis, reduction="add")  # type: ignore[no-any-return]
@@ -44,13 +119,13 @@ for _name in ("cummax", "cummin"):
     define(
         _name,
         Semantics(infer=_infer_extremes, torch=f"torch.{_name}({{0}}, {{axis}})"),
-        Split(_rule),
+        Split(unsplit_axis_rule),
         code=Code(relax=f"scans.{_name}({{0}}, {{axis}})"),
-        gradient=gradient_of(_to_places),
+        gradient=gradient_of(_extremes_gradient),
     )
 
 
-def _log_sums_back(b: Backward) -> Value:
+def _log_sums_gradient(b: Backward) -> Value:
     """Emit ``sum(g[i] exp(x[j] - y[i]) for i >= j)`` by logarithms, separately for positive and negative gradients."""
     import torch
 
@@ -70,17 +145,25 @@ def _log_sums_back(b: Backward) -> Value:
 define(
     "logcumsumexp",
     Semantics(infer=infer_along_axis, torch="torch.logcumsumexp({0}, {axis})"),
-    Split(_rule),
+    Split(unsplit_axis_rule),
     cost=Cost(flops=lambda types, attrs, results: 16.0 * types[0].elements),
     code=Code(relax="scans.logcumsumexp({0}, {axis})"),
-    gradient=gradient_of(_log_sums_back),
+    gradient=gradient_of(_log_sums_gradient),
 )
 
 
 # ATen spellings
 
 
-def _extremes(name: str) -> Any:
+def _aten_sums(name: str) -> Any:
+    def convert(g: Builder, x: Value, dim: int, dtype: Any = None) -> Any:
+        y = converted(g, x, dtype, True)
+        return g.emit(name, y, axis=axes_of(x, dim)[0]) if x.tensor.shape else y
+
+    return convert
+
+
+def _aten_extremes(name: str) -> Any:
     def convert(g: Builder, x: Value, dim: int) -> Any:
         if not x.tensor.shape:
             return x, g.constant(0, "int64")
@@ -89,11 +172,69 @@ def _extremes(name: str) -> Any:
     return convert
 
 
-aten("cummax.default")(_extremes("cummax"))
-aten("cummin.default")(_extremes("cummin"))
+for _name in ("cumsum", "cumprod"):
+    aten(f"{_name}.default")(_aten_sums(_name))
+for _name in ("cummax", "cummin"):
+    aten(f"{_name}.default")(_aten_extremes(_name))
 
 
 @aten("logcumsumexp.default")
 def _logcumsumexp(g: Builder, x: Value, dim: int) -> Any:
     (x,) = promote(g, x, floating=True)
     return g.emit("logcumsumexp", x, axis=axes_of(x, dim)[0]) if x.tensor.shape else x
+
+
+@aten("prod.dim_int")
+def _prod(g: Builder, x: Value, dim: int, keepdim: bool = False, dtype: Any = None) -> Any:
+    y = converted(g, x, dtype, True)
+    return g.emit("prod", y, axis=axes_of(x, dim)[0], keepdims=keepdim) if x.tensor.shape else y
+
+
+@aten("prod.default")
+def _prod_all(g: Builder, x: Value, dtype: Any = None) -> Any:
+    return _prod(g, reshape_to(g, x, (x.tensor.elements,)), 0, dtype=dtype)
+
+
+def _prod_axes(g: Builder, x: Value, axes: tuple[int, ...], keepdims: bool) -> Any:
+    for axis in reversed(axes):
+        x = g.emit("prod", x, axis=axis, keepdims=keepdims)
+    return x
+
+
+# Relax spellings
+
+
+@relax("relax.cumsum")
+def _relax_cumsum(g: Builder, args: Any, attrs: Attrs) -> Any:
+    if attrs["exclusive"]:
+        raise NotImplementedError("an exclusive cumulative sum")
+    x = args[0] if attrs["dtype"] in (None, "", "void") else cast(g, args[0], attrs["dtype"])
+    if attrs["axis"] is None:
+        x = g.emit("reshape", x, shape=(x.tensor.elements,))
+    return g.emit("cumsum", x, axis=axes_of(x, attrs["axis"] or 0)[0])
+
+
+@relax("relax.prod")
+def _relax_prod(g: Builder, args: Any, attrs: Attrs) -> Any:
+    return _prod_axes(g, args[0], relax_axes(args[0], attrs["axis"]), attrs["keepdims"])
+
+
+# ONNX spellings
+
+
+@onnx("CumSum")
+def _onnx_cumsum(g: Builder, x: OnnxOperands, attrs: Attrs) -> Any:
+    axis = axes_of(x[0], x.number(1))[0]
+    y = g.emit("flip", x[0], axis=axis) if attrs.get("reverse", 0) else x[0]
+    # Integers are summed in 64 bits, as in torch.
+    total = cast(g, g.emit("cumsum", converted(g, y, None, True), axis=axis), y.tensor.dtype)
+    total = g.emit("subtract", total, y) if attrs.get("exclusive", 0) else total
+    return g.emit("flip", total, axis=axis) if attrs.get("reverse", 0) else total
+
+
+@onnx("ReduceProd")
+def _onnx_prod(g: Builder, x: OnnxOperands, attrs: Attrs) -> Any:
+    axes = x.numbers(1, attrs.get("axes"))
+    if not axes and attrs.get("noop_with_empty_axes", 0):
+        return x[0]
+    return _prod_axes(g, x[0], axes_of(x[0], axes or None), bool(attrs.get("keepdims", 1)))

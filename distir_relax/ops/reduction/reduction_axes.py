@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from distir_relax.ir import TensorType, Value
-from distir_relax.ops.table import Attrs, Builder, Rule, Types, cast, dtype_name, parse_rule
+from distir_relax.ops.table import Attrs, Builder, Types, cast, dtype_name
 
 
 def infer_along_axis(types: Types, attrs: Attrs) -> tuple[TensorType, ...]:
@@ -14,12 +14,6 @@ def infer_along_axis(types: Types, attrs: Attrs) -> tuple[TensorType, ...]:
     if not 0 <= axis < max(1, len(types[0].shape)):
         raise ValueError(f"axis {axis} of a tensor of {len(types[0].shape)} dims")
     return (TensorType(types[0].shape, types[0].dtype),)
-
-
-def unsplit_axis_rule(types: Types, attrs: Attrs, results: Types) -> Rule:
-    """Return the rule of ops that need dim `axis` whole and are elementwise in all others."""
-    text = " ".join(f"[d{i}]" if i == attrs["axis"] else f"d{i}" for i in range(len(types[0].shape)))
-    return parse_rule(f"{text} -> {text}", [types[0].shape], [results[0].shape])
 
 
 def axes_of(x: Value, dim: Any) -> tuple[int, ...]:

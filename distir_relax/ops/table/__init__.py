@@ -56,6 +56,7 @@ from distir_relax.ops.table.rule import (
     dim_names,
     names_with,
     parse_rule,
+    unsplit_axis_rule,
 )
 from distir_relax.ops.table.table import (
     TABLE,
@@ -163,4 +164,5 @@ __all__ = [
     "same_types",
     "torch_expression",
     "torch_in_place",
+    "unsplit_axis_rule",
 ]

@@ -15,7 +15,9 @@ import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
+from typing import Any
 
+from distir_relax.ir import TensorType
 from distir_relax.ops.table.windows import Window
 
 PARALLEL, BLOCKED, WINDOW = "parallel", "blocked", "window"
@@ -103,6 +105,23 @@ def dim_names(count: int) -> list[str]:
 def names_with(count: int, axis: int, at_axis: str) -> str:
     """Return a rule's text for a tensor of `count` dims, with `at_axis` for dim `axis`."""
     return " ".join(at_axis if i == axis else f"d{i}" for i in range(count))
+
+
+def unsplit_axis_rule(types: Sequence[TensorType], attrs: Mapping[str, Any], results: Sequence[TensorType]) -> Rule:
+    """Return the rule of ops that need dim `axis` whole and are elementwise in all others.
+
+    The results may have another size along it, or lack it.
+    """
+    shape, axis = types[0].shape, attrs["axis"]
+
+    def names(result: TensorType) -> str:
+        if len(result.shape) < len(shape):
+            return names_with(len(shape), axis, "")
+        same = result.shape[axis : axis + 1] == shape[axis : axis + 1]
+        return names_with(len(shape), axis, "[axis]" if same else "[result]")
+
+    text = f"{names_with(len(shape), axis, '[axis]')} -> {', '.join(map(names, results))}"
+    return parse_rule(text, [shape], [result.shape for result in results])
 
 
 def no_rule(types: Sequence[object], attrs: Mapping[str, object], results: Sequence[object]) -> Rule:
