@@ -1,12 +1,70 @@
-"""Filled tensors: a broadcast scalar."""
+"""Constants, filled tensors, ranges, and coordinate grids."""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from typing import Any
 
-from distir_relax.ir import Value
-from distir_relax.ops.table import Attrs, Builder, aten, dtype_name, filled, relax
+from distir_relax.ir import TensorType, Value
+from distir_relax.ops.table import (
+    BLOCKED,
+    FREE,
+    Attrs,
+    Builder,
+    Code,
+    Factor,
+    Rule,
+    Semantics,
+    Split,
+    Trait,
+    Types,
+    aten,
+    broadcast_to,
+    define,
+    dtype_name,
+    filled,
+    relax,
+    reshape_to,
+)
+
+
+def _infer_constant(types: Types, attrs: Attrs) -> tuple[TensorType, ...]:
+    if not isinstance(attrs["value"], (bool, int, float)):
+        raise ValueError("expected a number as the value of a constant")
+    return (TensorType((), attrs["dtype"]),)
+
+
+define(
+    "constant",
+    Semantics(infer=_infer_constant, torch="torch.tensor({value}, dtype=torch.{dtype!s})"),
+    Split(lambda types, attrs, results: Rule((), (), ((),))),
+    cost=FREE,
+    code=Code(relax="R.const({value}, {dtype})"),
+    traits={Trait.POINTWISE, Trait.SCALAR},
+)
+
+
+def _infer_arange(types: Types, attrs: Attrs) -> tuple[TensorType, ...]:
+    if not attrs["step"]:
+        raise ValueError("expected a step other than 0")
+    count = max(0, math.ceil((attrs["end"] - attrs["start"]) / attrs["step"]))
+    return (TensorType((count,), attrs["dtype"]),)
+
+
+def _arange_rule(types: Types, attrs: Attrs, results: Types) -> Rule:
+    (count,) = results[0].shape
+    return Rule((Factor("n", count, BLOCKED),), (), (((0,),),)) if count != 1 else Rule((), (), (((),),))
+
+
+define(
+    "arange",
+    Semantics(infer=_infer_arange, torch="torch.arange({start}, {end}, {step}, dtype=torch.{dtype!s})"),
+    Split(_arange_rule),
+    cost=FREE,
+    code=Code(relax="R.arange({start}, {end}, {step}, {dtype})"),
+)
+
 
 # ATen spellings
 
@@ -16,48 +74,55 @@ def _full_like(g: Builder, x: Value, value: Any, *, dtype: Any = None) -> Any:
     return filled(g, x.tensor.shape, value, dtype_name(dtype or x.tensor.dtype))
 
 
-# The contents of an empty tensor are undefined.
-@aten("zeros_like.default", "empty_like.default")
-def _zeros_like(g: Builder, x: Value, *, dtype: Any = None) -> Any:
-    return filled(g, x.tensor.shape, 0, dtype_name(dtype or x.tensor.dtype))
-
-
-@aten("ones_like.default")
-def _ones_like(g: Builder, x: Value, *, dtype: Any = None) -> Any:
-    return filled(g, x.tensor.shape, 1, dtype_name(dtype or x.tensor.dtype))
-
-
 @aten("new_full.default")
 def _new_full(g: Builder, x: Value, shape: Sequence[int], value: Any, *, dtype: Any = None) -> Any:
     return filled(g, shape, value, dtype_name(dtype or x.tensor.dtype))
 
 
-@aten("new_zeros.default", "new_empty.default")
-def _new_zeros(g: Builder, x: Value, shape: Sequence[int], *, dtype: Any = None) -> Any:
-    return filled(g, shape, 0, dtype_name(dtype or x.tensor.dtype))
+def _aten_filled(name: str, value: int) -> None:
+    @aten(f"{name}_like.default")
+    def of_operand(g: Builder, x: Value, *, dtype: Any = None) -> Any:
+        return _full_like(g, x, value, dtype=dtype)
+
+    @aten(f"new_{name}.default")
+    def of_shape(g: Builder, x: Value, shape: Sequence[int], *, dtype: Any = None) -> Any:
+        return _new_full(g, x, shape, value, dtype=dtype)
 
 
-@aten("new_ones.default")
-def _new_ones(g: Builder, x: Value, shape: Sequence[int], *, dtype: Any = None) -> Any:
-    return filled(g, shape, 1, dtype_name(dtype or x.tensor.dtype))
+# The contents of an empty tensor are undefined.
+for _name, _value in (("zeros", 0), ("empty", 0), ("ones", 1)):
+    _aten_filled(_name, _value)
 
 
-@aten("fill.Scalar", "fill.Tensor", "fill_.Scalar", "fill_.Tensor")
-def _fill(g: Builder, x: Value, value: Any) -> Any:
+@aten(
+    *(f"{name}.{kind}" for name in ("fill", "fill_") for kind in ("Scalar", "Tensor")),
+    *("copy.default", "copy_.default", "zero.default", "zero_.default"),
+)
+def _fill(g: Builder, x: Value, value: Any = 0, non_blocking: bool = False) -> Any:
     return filled(g, x.tensor.shape, value, x.tensor.dtype)
 
 
-@aten("zero.default", "zero_.default")
-def _zero(g: Builder, x: Value) -> Any:
-    return filled(g, x.tensor.shape, 0, x.tensor.dtype)
-
-
-@aten("copy.default", "copy_.default")
-def _copy(g: Builder, x: Value, source: Any, non_blocking: bool = False) -> Any:
-    return filled(g, x.tensor.shape, source, x.tensor.dtype)
+@aten("meshgrid.default", "meshgrid.indexing")
+def _meshgrid(g: Builder, tensors: list[Any], *, indexing: str = "ij") -> Any:
+    """With ``xy`` the first two dims of the results are swapped."""
+    count = len(tensors)
+    homes = list(range(count))
+    if indexing == "xy" and count > 1:
+        homes[:2] = [1, 0]
+    shape = tuple(tensors[homes.index(d)].tensor.elements for d in range(count))
+    return tuple(
+        broadcast_to(g, reshape_to(g, x, tuple(n if d == home else 1 for d, n in enumerate(shape))), shape)
+        for x, home in zip(tensors, homes, strict=True)
+    )
 
 
 # Relax spellings
+
+
+@relax("relax.arange")
+def _relax_arange(g: Builder, args: Any, attrs: Attrs) -> Any:
+    start, end, step = args
+    return g.emit("arange", start=start, end=end, step=step, dtype=attrs["dtype"])
 
 
 @relax("relax.full")
@@ -71,14 +136,12 @@ def _relax_filled(g: Builder, args: Any, attrs: Attrs) -> Any:
     return g.emit("broadcast_to", value, shape=args[0])
 
 
-@relax("relax.zeros_like", "relax.ones_like")
+@relax("relax.zeros_like", "relax.ones_like", "relax.full_like")
 def _relax_filled_like(g: Builder, args: Any, attrs: Attrs) -> Any:
     name = attrs["op"].removeprefix("relax.")
-    dtype = attrs["dtype"]
-    return g.aten(f"{name}.default", args[0], dtype=None if dtype in (None, "", "void") else dtype)
+    return g.aten(f"{name}.default", *args, dtype=None if attrs["dtype"] in ("", "void") else attrs["dtype"])
 
 
-@relax("relax.full_like")
-def _relax_full_like(g: Builder, args: Any, attrs: Attrs) -> Any:
-    dtype = attrs["dtype"]
-    return g.aten("full_like.default", *args, dtype=None if dtype in (None, "", "void") else dtype)
+@relax("relax.meshgrid")
+def _relax_meshgrid(g: Builder, args: Any, attrs: Attrs) -> Any:
+    return list(_meshgrid(g, args[0], indexing=attrs["indexing"] or "ij"))
