@@ -4,8 +4,6 @@
 from distir_relax.ops.reduction import (  # noqa: F401
     cross_entropy,
     cumulative,
-    distances,
-    logsumexp,
     losses,
     norms,
     reduce,

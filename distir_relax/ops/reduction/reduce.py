@@ -15,6 +15,7 @@ from distir_relax.ops.table import (
     Cost,
     Expand,
     Expansion,
+    OnnxOperands,
     Rule,
     Semantics,
     Split,
@@ -29,6 +30,7 @@ from distir_relax.ops.table import (
     onnx,
     operands,
     parse_rule,
+    promote,
     relax,
     reshape_to,
 )
@@ -206,6 +208,19 @@ def _count_nonzero(g: Builder, x: Value, dim: Any = None) -> Any:
     return g.aten("sum.dim_IntList", truth, dim)
 
 
+@aten("logsumexp.default")
+def _logsumexp(g: Builder, x: Value, dim: Any, keepdim: bool = False) -> Any:
+    """Subtract the maximum first, so that no exponential overflows; an infinite maximum is the result."""
+    (x,) = promote(g, x, floating=True)
+    shape = reduced_shape(x, dim, keepdim)
+    if reduces_all(x, dim):
+        return filled(g, shape, -math.inf, x.tensor.dtype)
+    largest = _amax(g, x, dim, True)
+    finite = g.emit("where", g.emit("isfinite", largest), largest, like(g, x, 0))
+    total = _sum(g, g.emit("exp", g.emit("subtract", x, finite)), dim, True)
+    return reshape_to(g, g.emit("add", g.emit("log", total), finite), shape)
+
+
 # Relax spellings
 
 
@@ -258,3 +273,8 @@ _onnx_sum_of("ReduceSumSquare", "square", "")
 _onnx_sum_of("ReduceL1", "abs", "")
 _onnx_sum_of("ReduceL2", "square", "safe_sqrt")
 _onnx_sum_of("ReduceLogSum", "", "log")
+
+
+@onnx("ReduceLogSumExp")
+def _onnx_log_sum_exp(g: Builder, x: OnnxOperands, attrs: Attrs) -> Any:
+    return _logsumexp(g, x[0], x.numbers(1, attrs.get("axes")), bool(attrs.get("keepdims", 1)))

@@ -6,7 +6,7 @@ import math
 from typing import Any
 
 from distir_relax.ir import Value
-from distir_relax.ops.reduction.power_roots import root
+from distir_relax.ops.reduction.norms import root
 from distir_relax.ops.reduction.reduction_axes import relax_axes
 from distir_relax.ops.table import Attrs, Builder, aten, relax
 
