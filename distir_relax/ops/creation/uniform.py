@@ -24,6 +24,7 @@ from distir_relax.ops.table import (
     dim_names,
     dtype_name,
     filled,
+    flops_per_result,
     parse_rule,
 )
 
@@ -73,7 +74,7 @@ define(
         attributes={"dtype": "the dtype of the numbers, floats"},
     ),
     Split(_rule),
-    cost=Cost(flops=lambda types, attrs, results: 12.0 * results[0].elements),
+    cost=Cost(flops=flops_per_result(12.0)),
     code=Code(relax="random.uniform({*}, dtype={dtype})"),
     gradient=NO_GRADIENT,
 )

@@ -4,7 +4,6 @@
 from distir_relax.ops.elementwise import (  # noqa: F401
     activations,
     arithmetic,
-    bits,
     casts,
     dropout,
     functions,

@@ -9,17 +9,12 @@ from distir_relax.ops.elementwise.pointwise import aten_unary, define_unary, onn
 from distir_relax.ops.table import Attrs, Builder, OnnxOperands, aten, like, onnx, relax, reshape_to
 
 define_unary("nn.relu", "F.relu({0})", gradient="relu_grad(y, g)")
-define_unary(
-    "nn.gelu",
-    "F.gelu({0})",
-    flops=lambda types, attrs, results: 12.0 * results[0].elements,
-    gradient="gelu_grad(0, g)",
-)
+define_unary("nn.gelu", "F.gelu({0})", flops=12.0, gradient="gelu_grad(0, g)")
 _TANH = "tanh(multiply(add(0, multiply(multiply(square(0), 0), 0.044715)), 0.7978845608028654))"
 define_unary(
     "nn.gelu_tanh",
     'F.gelu({0}, approximate="tanh")',
-    flops=lambda types, attrs, results: 12.0 * results[0].elements,
+    flops=12.0,
     # As models decompose it: 0.5 x (1 + tanh(sqrt(2 / pi) (x + 0.044715 x^3))).
     pattern="multiply(multiply(0, 0.5), add(tanh(multiply("
     "add(0, multiply(power(0, 3.0), 0.044715)), 0.7978845608028654)), 1.0))",
@@ -30,7 +25,7 @@ define_unary(
 define_unary(
     "nn.silu",
     "F.silu({0})",
-    flops=lambda types, attrs, results: 10.0 * results[0].elements,
+    flops=10.0,
     gradient="multiply(g, add(y, multiply(sigmoid(0), subtract(1.0, y))))",
 )
 # `clip` passes gradients at its bounds, torch's hardtanh does not.

@@ -26,6 +26,7 @@ from distir_relax.ops.table import (
     define,
     dim_names,
     filled,
+    flops_per_result,
     gradient_of,
     onnx,
     operands,
@@ -70,7 +71,7 @@ define(
         attributes={"rate": "the fraction of elements set to zero"},
     ),
     Split(_rule),
-    cost=Cost(flops=lambda types, attrs, results: 12.0 * results[0].elements),
+    cost=Cost(flops=flops_per_result(12.0)),
     code=Code(relax="random.dropout({*}, rate={rate})"),
     gradient=gradient_of(
         lambda b: b.emit("nn.dropout", b.grad, *b.op.operands[1:], rate=b.attrs["rate"]),

@@ -10,50 +10,26 @@ from distir_relax.ops.elementwise.pointwise import aten_unary, define_unary, onn
 from distir_relax.ops.table import Builder, aten, cast, like, promote
 
 define_unary("negative", "-{0}", linear=True, gradient="negative(g)")
-define_unary(
-    "exp", "torch.exp({0})", flops=lambda types, attrs, results: 8.0 * results[0].elements, gradient="multiply(g, y)"
-)
-define_unary(
-    "log", "torch.log({0})", flops=lambda types, attrs, results: 8.0 * results[0].elements, gradient="divide(g, 0)"
-)
-define_unary("sqrt", "torch.sqrt({0})", gradient="divide(multiply(g, 0.5), y)")
-# The square root in norms and standard deviations, with torch's gradient of 0 at 0.
-define_unary(
-    "safe_sqrt", "torch.sqrt({0})", "R.sqrt({0})", gradient="where(equal(y, 0.0), 0.0, divide(multiply(g, 0.5), y))"
-)
-define_unary("rsqrt", "torch.rsqrt({0})", gradient="multiply(multiply(g, -0.5), multiply(y, square(y)))")
-define_unary("abs", "torch.abs({0})", gradient="multiply(g, sign(0))")
-define_unary("square", "torch.square({0})", gradient="multiply(g, multiply(0, 2.0))")
-define_unary(
-    "tanh",
-    "torch.tanh({0})",
-    flops=lambda types, attrs, results: 8.0 * results[0].elements,
-    gradient="multiply(g, subtract(1.0, square(y)))",
-)
-define_unary(
-    "sigmoid",
-    "torch.sigmoid({0})",
-    flops=lambda types, attrs, results: 8.0 * results[0].elements,
-    gradient="multiply(g, multiply(y, subtract(1.0, y)))",
-)
-define_unary(
-    "erf",
-    "torch.erf({0})",
-    flops=lambda types, attrs, results: 8.0 * results[0].elements,
-    gradient="multiply(g, multiply(1.1283791670955126, exp(negative(square(0)))))",
-)
-define_unary("sin", "torch.sin({0})", gradient="multiply(g, cos(0))")
-define_unary("cos", "torch.cos({0})", gradient="negative(multiply(g, sin(0)))")
-define_unary("floor", "torch.floor({0})", steps=True)
-define_unary("ceil", "torch.ceil({0})", steps=True)
-define_unary("sign", "torch.sign({0})", steps=True)
-define_unary("round", "torch.round({0})", steps=True)
-define_unary("trunc", "torch.trunc({0})", steps=True)
-define_unary("tan", "torch.tan({0})", gradient="multiply(g, add(1.0, square(y)))")
-define_unary("atan", "torch.atan({0})", gradient="divide(g, add(1.0, square(0)))")
 for _name, _gradient in {
+    "exp": "multiply(g, y)",
+    "log": "divide(g, 0)",
+    "log1p": "divide(g, add(0, 1.0))",
+    "tanh": "multiply(g, subtract(1.0, square(y)))",
+    "sigmoid": "multiply(g, multiply(y, subtract(1.0, y)))",
+    "erf": "multiply(g, multiply(1.1283791670955126, exp(negative(square(0)))))",
+}.items():
+    define_unary(_name, f"torch.{_name}({{0}})", flops=8.0, gradient=_gradient)
+for _name, _gradient in {
+    "sqrt": "divide(multiply(g, 0.5), y)",
+    "rsqrt": "multiply(multiply(g, -0.5), multiply(y, square(y)))",
+    "abs": "multiply(g, sign(0))",
+    "square": "multiply(g, multiply(0, 2.0))",
+    "sin": "multiply(g, cos(0))",
+    "cos": "negative(multiply(g, sin(0)))",
+    "tan": "multiply(g, add(1.0, square(y)))",
     "asin": "divide(g, sqrt(subtract(1.0, square(0))))",
     "acos": "negative(divide(g, sqrt(subtract(1.0, square(0)))))",
+    "atan": "divide(g, add(1.0, square(0)))",
     "sinh": "multiply(g, cosh(0))",
     "cosh": "multiply(g, sinh(0))",
     "asinh": "divide(g, sqrt(add(square(0), 1.0)))",
@@ -61,31 +37,27 @@ for _name, _gradient in {
     "atanh": "divide(g, subtract(1.0, square(0)))",
 }.items():
     define_unary(_name, f"torch.{_name}({{0}})", gradient=_gradient)
+for _name in ("floor", "ceil", "sign", "round", "trunc"):
+    define_unary(_name, f"torch.{_name}({{0}})", steps=True)
+# The square root in norms and standard deviations, with torch's gradient of 0 at 0.
 define_unary(
-    "expm1", "torch.expm1({0})", "R.subtract(R.exp({0}), R.const(1, {0}.ty.dtype))", gradient="multiply(g, add(y, 1.0))"
+    "safe_sqrt", "torch.sqrt({0})", "R.sqrt({0})", gradient="where(equal(y, 0.0), 0.0, divide(multiply(g, 0.5), y))"
 )
 define_unary(
-    "log1p",
-    "torch.log1p({0})",
-    flops=lambda types, attrs, results: 8.0 * results[0].elements,
-    gradient="divide(g, add(0, 1.0))",
+    "expm1", "torch.expm1({0})", "R.subtract(R.exp({0}), R.const(1, {0}.ty.dtype))", gradient="multiply(g, add(y, 1.0))"
 )
 
 
 # ATen spellings
 
-for _name in ("exp", "log", "sqrt", "rsqrt", "tanh", "sigmoid", "erf", "sin", "cos"):
+for _name in (
+    *("exp", "log", "sqrt", "rsqrt", "tanh", "sigmoid", "erf", "expm1", "log1p"),
+    *("sin", "cos", "tan", "asin", "acos", "atan", "sinh", "cosh", "asinh", "acosh", "atanh"),
+):
     aten_unary(_name, f"{_name}.default", floating=True)
 aten_unary("negative", "neg.default")
-aten_unary("abs", "abs.default")
-aten_unary("floor", "floor.default")
-aten_unary("ceil", "ceil.default")
-aten_unary("sign", "sign.default")
-aten_unary("round", "round.default")
-aten_unary("trunc", "trunc.default")
-aten_unary("tan", "tan.default", floating=True)
-for _name in ("atan", "asin", "acos", "sinh", "cosh", "asinh", "acosh", "atanh", "expm1", "log1p"):
-    aten_unary(_name, f"{_name}.default", floating=True)
+for _name in ("abs", "floor", "ceil", "sign", "round", "trunc"):
+    aten_unary(_name, f"{_name}.default")
 
 
 @aten("square.default")

@@ -15,6 +15,7 @@ from distir_relax.ops.table import (
     Split,
     Trait,
     define,
+    flops_per_result,
     gradient_of,
     operands,
     same_types,
@@ -37,7 +38,7 @@ define(
     "gelu_grad",
     Semantics(infer=same_types, torch="torch.ops.aten.gelu_backward({1}, {0})", linear=(operands(1),)),
     Split(pointwise_rule),
-    cost=Cost(flops=lambda types, attrs, results: 16.0 * results[0].elements),
+    cost=Cost(flops=flops_per_result(16.0)),
     # The normal distribution function, and x times its density.
     code=Code(
         relax="R.multiply({1}, R.add(R.multiply(R.const(0.5, {0}.ty.dtype), R.add(R.const(1.0, {0}.ty.dtype), "

@@ -1,4 +1,4 @@
-"""Comparisons, logical ops, and selection by masks."""
+"""Comparisons, logical and bitwise ops, and selection by masks."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from distir_relax.ops.elementwise.pointwise import (
     aten_unary,
     define_binary,
     define_unary,
-    infer_bool,
+    infer_common,
     onnx_pointwise,
     pointwise_rule,
     same_dtype,
@@ -35,13 +35,23 @@ from distir_relax.ops.table import (
 )
 
 
+def _infer_bool(types: Types, attrs: Attrs) -> tuple[TensorType, ...]:
+    same_dtype(types)
+    return (TensorType(broadcast_shape(types), "bool"),)
+
+
+def _infer_integers(types: Types, attrs: Attrs) -> tuple[TensorType, ...]:
+    if "int" not in same_dtype(types):
+        raise ValueError(f"expected integers, found {types[0].dtype}")
+    return infer_common(types, attrs)
+
+
 def _infer_where(types: Types, attrs: Attrs) -> tuple[TensorType, ...]:
     return (TensorType(broadcast_shape(types), same_dtype(types[1:])),)
 
 
-define_binary("logical_and", "torch.logical_and({0}, {1})")
-define_binary("logical_or", "torch.logical_or({0}, {1})")
-define_binary("logical_xor", "torch.logical_xor({0}, {1})")
+for _name in ("and", "or", "xor"):
+    define_binary(f"logical_{_name}", f"torch.logical_{_name}({{0}}, {{1}})")
 define_unary("logical_not", "torch.logical_not({0})")
 
 for _name, _symbol in (
@@ -52,21 +62,20 @@ for _name, _symbol in (
     ("greater", ">"),
     ("greater_equal", ">="),
 ):
-    define(
-        _name,
-        Semantics(infer=infer_bool, torch=f"{{0}} {_symbol} {{1}}"),
-        Split(pointwise_rule),
-        code=Code(numbers=operands(0, 1)),
-        traits={Trait.POINTWISE},
-    )
+    define_binary(_name, f"{{0}} {_symbol} {{1}}", infer=_infer_bool)
 
 for _name in ("isnan", "isinf", "isfinite"):
-    define(
-        _name,
-        Semantics(infer=infer_bool, torch=f"torch.{_name}({{0}})"),
-        Split(pointwise_rule),
-        traits={Trait.POINTWISE},
-    )
+    define_unary(_name, f"torch.{_name}({{0}})", infer=_infer_bool)
+
+for _name, _symbol in (
+    ("bitwise_and", "&"),
+    ("bitwise_or", "|"),
+    ("bitwise_xor", "^"),
+    ("left_shift", "<<"),
+    ("right_shift", ">>"),
+):
+    define_binary(_name, f"{{0}} {_symbol} {{1}}", infer=_infer_integers, numbers=False)
+define_unary("bitwise_not", "~{0}", infer=_infer_integers)
 
 define(
     "where",
@@ -108,6 +117,28 @@ for _name in ("and", "or", "xor", "not"):
     _logical(f"logical_{_name}", f"logical_{_name}.default")
 
 
+def _bitwise(name: str, *spellings: str) -> None:
+    """Register bitwise ops, which are the logical ops on booleans."""
+
+    def convert(g: Builder, *items: Any) -> Any:
+        values = promote(g, *items)
+        kind = "logical" if values[0].tensor.dtype == "bool" else "bitwise"
+        return g.emit(f"{kind}_{name}", *values)
+
+    aten(*spellings)(convert)
+
+
+for _name in ("and", "or", "xor"):
+    _bitwise(_name, f"bitwise_{_name}.Tensor", f"bitwise_{_name}.Scalar", f"__{_name}__.Tensor", f"__{_name}__.Scalar")
+_bitwise("not", "bitwise_not.default")
+for _side in ("left", "right"):
+    aten_binary(
+        f"{_side}_shift",
+        *(f"bitwise_{_side}_shift.Tensor", f"bitwise_{_side}_shift.Tensor_Scalar"),
+        *(f"__{_side[0]}shift__.Tensor", f"__{_side[0]}shift__.Scalar"),
+    )
+
+
 @aten("where.self", "where.ScalarOther", "where.ScalarSelf", "where.Scalar")
 def _where(g: Builder, condition: Value, a: Any, b: Any) -> Any:
     values = [a, b]
@@ -127,6 +158,7 @@ for _onnx, _name in {
     **{"Not": "logical_not", "And": "logical_and", "Or": "logical_or", "Xor": "logical_xor", "IsNaN": "isnan"},
     **{n.title(): n for n in ("equal", "less", "greater", "where")},
     **{"LessOrEqual": "less_equal", "GreaterOrEqual": "greater_equal"},
+    **{f"Bitwise{n.title()}": f"bitwise_{n}" for n in ("and", "or", "xor", "not")},
 }.items():
     onnx_pointwise(_onnx, _name)
 
@@ -137,3 +169,8 @@ def _onnx_isinf(g: Builder, x: OnnxOperands, attrs: Attrs) -> Any:
         return g.emit("isinf", x[0])
     name = "less" if attrs.get("detect_negative", 1) else "greater"
     return g.emit("logical_and", g.emit("isinf", x[0]), g.emit(name, x[0], g.constant(0, x[0].tensor.dtype)))
+
+
+@onnx("BitShift")
+def _onnx_shift(g: Builder, x: OnnxOperands, attrs: Attrs) -> Any:
+    return g.emit(f"{attrs['direction'].lower()}_shift", *x.pointwise())

@@ -16,17 +16,17 @@ from distir_relax.ops.table import (
     Split,
     Trait,
     Types,
-    Work,
     aten,
     broadcast_shape,
     define,
+    flops_per_result,
     gradient_of,
     onnx,
     operands,
     parse_rule,
     promote,
 )
-from distir_relax.ops.table.entry import OperandGradient
+from distir_relax.ops.table.entry import Infer, OperandGradient
 
 
 def same_dtype(types: Types) -> str:
@@ -36,14 +36,9 @@ def same_dtype(types: Types) -> str:
     return types[0].dtype
 
 
-def _infer(types: Types, attrs: Attrs) -> tuple[TensorType, ...]:
+def infer_common(types: Types, attrs: Attrs) -> tuple[TensorType, ...]:
+    """Infer the common dtype of the operands, and the shape that they broadcast to."""
     return (TensorType(broadcast_shape(types), same_dtype(types)),)
-
-
-def infer_bool(types: Types, attrs: Attrs) -> tuple[TensorType, ...]:
-    """Infer booleans of the shape that the operands, of one dtype, broadcast to."""
-    same_dtype(types)
-    return (TensorType(broadcast_shape(types), "bool"),)
 
 
 def pointwise_rule(types: Types, attrs: Attrs, results: Types) -> Rule:
@@ -57,17 +52,21 @@ def define_unary(
     relax: str = "",
     *,
     linear: bool = False,
-    flops: Work | None = None,
+    flops: float = 1.0,
     pattern: str = "",
     gradient: OperandGradient = None,
     steps: bool = False,
+    infer: Infer = infer_common,
 ) -> None:
-    """Define an op of one operand with the operand's type; with `steps` it is piecewise constant."""
+    """Define an op of one operand, by default with its type, and with `flops` operations per element.
+
+    With `steps` it is piecewise constant.
+    """
     define(
         name,
-        Semantics(infer=_infer, torch=torch, linear=(operands(0),) if linear else ()),
+        Semantics(infer=infer, torch=torch, linear=(operands(0),) if linear else ()),
         Split(pointwise_rule),
-        cost=Cost(flops=flops),
+        cost=Cost(flops=flops_per_result(flops)),
         code=Code(relax=relax, pattern=pattern),
         gradient=NO_GRADIENT if steps else gradient_of(gradient) if gradient else None,
         traits={Trait.POINTWISE},
@@ -83,16 +82,20 @@ def define_binary(
     divides: bool = False,
     gradients: tuple[OperandGradient, ...] = (),
     steps: bool = False,
+    infer: Infer = infer_common,
+    numbers: bool = True,
 ) -> None:
     """Define a broadcasting op of two operands of one dtype; if it `divides`, the second must not be 0.
 
-    With `steps` it is piecewise constant.
+    With `steps` it is piecewise constant. Its torch code accepts Python numbers if it is an operator, unless `numbers`
+    is false.
     """
+    is_operator = not torch.startswith("torch.")
     define(
         name,
-        Semantics(infer=_infer, torch=torch, linear=linear),
+        Semantics(infer=infer, torch=torch, linear=linear),
         Split(pointwise_rule, divisors=operands(1) if divides else ()),
-        code=Code(relax=relax, numbers=operands() if torch.startswith("torch.") else operands(0, 1)),
+        code=Code(relax=relax, numbers=operands(0, 1) if numbers and is_operator else operands()),
         gradient=NO_GRADIENT if steps else gradient_of(*gradients) if gradients else None,
         traits={Trait.POINTWISE, Trait.COMMUTATIVE} if commutative else {Trait.POINTWISE},
     )

@@ -19,6 +19,7 @@ from distir_relax.ops.table import (
     Trait,
     Types,
     define,
+    flops_per_operand,
     gradient_of,
     operands,
     parse_rule,
@@ -78,7 +79,7 @@ define(
         linear=(operands(0),),
     ),
     Split(_segment_rule, expand={"segment": _split_segments}, positional=frozenset({"segment"}), indices=operands(1)),
-    cost=Cost(flops=lambda types, attrs, results: float(types[0].elements)),
+    cost=Cost(flops=flops_per_operand()),
     code=Code(
         relax="R.scatter_nd(R.zeros(({num_segments}, *list({0}.ty.shape)[1:]), {0}.ty.dtype), "
         'R.expand_dims({1}, 1), {0}, "add")'

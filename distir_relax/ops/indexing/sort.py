@@ -25,6 +25,7 @@ from distir_relax.ops.table import (
     cast,
     checked_axis,
     define,
+    flops_per_operand,
     gradient_of,
     onnx,
     relax,
@@ -45,7 +46,7 @@ for _name in ("argmax", "argmin"):
         _name,
         Semantics(infer=_infer_arg, torch=f"torch.{_name}({{0}}, {{axis}}, {{keepdims}})"),
         Split(unsplit_axis_rule, order=Order(positions=0)),
-        cost=Cost(flops=lambda types, attrs, results: float(types[0].elements)),
+        cost=Cost(flops=flops_per_operand()),
         code=Code(relax=f"R.{_name}({{0}}, {{axis}}, {{keepdims}})"),
         gradient=NO_GRADIENT,
     )
@@ -69,7 +70,7 @@ define(
     "topk",
     Semantics(infer=_infer_topk, torch="torch.topk({0}, {k}, {axis}, {largest})"),
     Split(unsplit_axis_rule, order=Order(positions=1)),
-    cost=Cost(flops=lambda types, attrs, results: 8.0 * types[0].elements),
+    cost=Cost(flops=flops_per_operand(8.0)),
     code=Code(relax='R.topk({0}, {k}, {axis}, "both", {largest}, "int64")'),
     gradient=gradient_of(_topk_gradient),
 )
@@ -84,7 +85,7 @@ define(
     "argsort",
     Semantics(infer=_infer_argsort, torch="torch.argsort({0}, dim={axis}, descending={descending}, stable=True)"),
     Split(unsplit_axis_rule, order=Order(sorts=lambda attrs: not attrs["descending"], positions=0)),
-    cost=Cost(flops=lambda types, attrs, results: 16.0 * types[0].elements),
+    cost=Cost(flops=flops_per_operand(16.0)),
     code=Code(relax='R.argsort({0}, {axis}, {descending}, "int64")'),
     gradient=NO_GRADIENT,
 )

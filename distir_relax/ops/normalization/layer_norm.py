@@ -21,6 +21,7 @@ from distir_relax.ops.table import (
     aten,
     define,
     filled,
+    flops_per_result,
     onnx,
     parse_rule,
     relax,
@@ -42,7 +43,7 @@ def _norm_rule(types: Types, attrs: Attrs, results: Types) -> Rule:
     return parse_rule(f"{outer} {inner}, {weights} -> {outer} {inner}", [t.shape for t in types], [results[0].shape])
 
 
-_NORM_COST = Cost(flops=lambda types, attrs, results: 8.0 * results[0].elements)
+_NORM_COST = Cost(flops=flops_per_result(8.0))
 
 
 def _norm_back(b: Backward) -> tuple[Value | None, ...]:

@@ -17,6 +17,7 @@ from distir_relax.ops.table import (
     aten,
     axis_in,
     define,
+    flops_per_result,
     gradient_of,
     onnx,
     relax,
@@ -42,7 +43,7 @@ for _name, _back in (("softmax", _softmax_back), ("log_softmax", _log_softmax_ba
         f"nn.{_name}",
         Semantics(infer=infer_along_axis, torch=f"F.{_name}({{0}}, {{axis}})"),
         Split(unsplit_axis_rule),
-        cost=Cost(flops=lambda types, attrs, results: 12.0 * results[0].elements),
+        cost=Cost(flops=flops_per_result(12.0)),
         code=Code(relax=f"R.nn.{_name}({{0}}, {{axis}})"),
         gradient=gradient_of(_back),
     )

@@ -10,7 +10,19 @@ from collections.abc import Callable, Sequence
 
 from distir_relax.ir import TensorType
 from distir_relax.ops.elementwise.pointwise import pointwise_rule, same_dtype
-from distir_relax.ops.table import Attrs, Code, Cost, Semantics, Split, Trait, Types, define, operands, same_types
+from distir_relax.ops.table import (
+    Attrs,
+    Code,
+    Cost,
+    Semantics,
+    Split,
+    Trait,
+    Types,
+    define,
+    flops_per_result,
+    operands,
+    same_types,
+)
 from distir_relax.ops.table.entry import Expression, Sets, Work
 
 
@@ -20,10 +32,6 @@ def _infer(types: Types, attrs: Attrs) -> tuple[TensorType, ...]:
     if mismatched := [t for t in types if t.shape not in (types[0].shape, ())]:
         raise ValueError(f"expected operands as {types[0]} or numbers, found {mismatched[0]}")
     return (types[0],)
-
-
-def _work(count: float) -> Callable[[Types, Attrs, Types], float]:
-    return lambda types, attrs, results: count * results[0].elements
 
 
 def _define(
@@ -42,7 +50,7 @@ def _define(
         name,
         Semantics(infer=_infer, torch=torch, linear=linear, attributes=dict(attributes)),
         Split(pointwise_rule),
-        cost=Cost(flops=_work(flops), workspace=workspace, weight_gradient=gradient),
+        cost=Cost(flops=flops_per_result(flops), workspace=workspace, weight_gradient=gradient),
         code=Code(relax=relax, in_place=in_place),
         traits={Trait.POINTWISE},
     )

@@ -22,6 +22,7 @@ from distir_relax.ops.table import (
     aten,
     cast,
     define,
+    flops_per_operand,
     gradient_of,
     onnx,
     operands,
@@ -91,7 +92,7 @@ define(
     "prod",
     Semantics(infer=_infer_product, torch="torch.prod({0}, {axis}, {keepdims}, dtype={0}.dtype)"),
     Split(unsplit_axis_rule),
-    cost=Cost(flops=lambda types, attrs, results: float(types[0].elements)),
+    cost=Cost(flops=flops_per_operand()),
     code=Code(relax="R.prod({0}, {axis}, {keepdims})"),
     gradient=gradient_of(_product_gradient),
 )
@@ -146,7 +147,7 @@ define(
     "logcumsumexp",
     Semantics(infer=infer_along_axis, torch="torch.logcumsumexp({0}, {axis})"),
     Split(unsplit_axis_rule),
-    cost=Cost(flops=lambda types, attrs, results: 16.0 * types[0].elements),
+    cost=Cost(flops=flops_per_operand(16.0)),
     code=Code(relax="scans.logcumsumexp({0}, {axis})"),
     gradient=gradient_of(_log_sums_gradient),
 )

@@ -16,6 +16,7 @@ from distir_relax.ops.table import (
     aten,
     broadcast_shape,
     define,
+    flops_per_result,
     gradient_of,
     like,
     promote,
@@ -35,7 +36,7 @@ define(
         torch="-({1} * torch.log({0}).clamp(min=-100.0) + (1 - {1}) * torch.log1p(-{0}).clamp(min=-100.0))",
     ),
     Split("..., ... -> ..."),
-    cost=Cost(flops=lambda types, attrs, results: 20.0 * results[0].elements),
+    cost=Cost(flops=flops_per_result(20.0)),
     code=Code(
         relax=f"R.negative(R.add(R.multiply({{1}}, {_bounded_log('{0}')}), "
         f"R.multiply(R.subtract(R.const(1.0, {{0}}.ty.dtype), {{1}}), "

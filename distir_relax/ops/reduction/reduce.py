@@ -24,6 +24,7 @@ from distir_relax.ops.table import (
     cast,
     define,
     filled,
+    flops_per_operand,
     gradient_of,
     like,
     number_range,
@@ -99,7 +100,7 @@ def _to_first(b: Backward) -> Value:
     return b.emit("scatter_elements", zeros, first, grad, axis=axis, reduction="update")  # type: ignore[no-any-return]
 
 
-_INPUT_COST = Cost(flops=lambda types, attrs, results: float(types[0].elements))
+_INPUT_COST = Cost(flops=flops_per_operand())
 
 define(
     "sum",

@@ -27,6 +27,7 @@ from distir_relax.ops.table import (
     SampledWindow,
     Types,
     aten,
+    flops_per_operand,
     gradient_of,
     operands,
     relax,
@@ -69,7 +70,7 @@ def _define(
         relax=relax,
         localize=local_size("output_size"),
         windowed=set_part(dims),
-        flops=lambda types, attrs, results: float(types[0].elements),
+        flops=flops_per_operand(),
         linear=linear,
         gradient=gradient,
     )

@@ -19,6 +19,7 @@ from distir_relax.ops.table import (
     Types,
     aten,
     define,
+    flops_per_result,
     onnx,
     operands,
     parse_rule,
@@ -50,7 +51,7 @@ define(
         linear=(operands(0),),
     ),
     Split(_rule),
-    cost=Cost(flops=lambda types, attrs, results: 8.0 * results[0].elements),
+    cost=Cost(flops=flops_per_result(8.0)),
     # Relax has the two coordinates of a position as channels.
     code=Code(
         relax="R.image.grid_sample({0}, R.permute_dims({1}, (0, 3, 1, 2)), {method}, 'NCHW', {padding_mode}, "

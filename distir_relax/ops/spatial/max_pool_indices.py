@@ -27,6 +27,7 @@ from distir_relax.ops.table import (
     Types,
     aten,
     broadcast_to,
+    flops_per_operand,
     onnx,
     reshape_to,
 )
@@ -111,7 +112,7 @@ for _n in (1, 2, 3):
         localize=local_size("output_size"),
         windowed=set_part(_n),
         gradient=NO_GRADIENT,
-        flops=lambda types, attrs, results: float(types[0].elements),
+        flops=flops_per_operand(),
         workspace=_maxima,
     )
 

@@ -17,7 +17,7 @@ from distir_relax.ops.spatial.computed_windows import keeps, local_size, over_pa
 from distir_relax.ops.spatial.separable_gradients import separable_gradient
 from distir_relax.ops.spatial.strides import per_dim, permute_layout
 from distir_relax.ops.spatial.window_ops import define_spatial
-from distir_relax.ops.table import Attrs, Builder, SampledWindow, Types, operands, relax, reshape_to
+from distir_relax.ops.table import Attrs, Builder, SampledWindow, Types, flops_per_result, operands, relax, reshape_to
 
 _MODES = {
     **{("nearest_neighbor", ASYMMETRIC, n): "nearest" for n in (2, 3)},
@@ -89,7 +89,7 @@ for _n in (2, 3):
         linear=(operands(0),),
         localize=local_size("size"),
         windowed=set_part(_n),
-        flops=lambda types, attrs, results: 8.0 * results[0].elements,
+        flops=flops_per_result(8.0),
         gradient=separable_gradient("size"),
     )
 

@@ -2,7 +2,6 @@
 
 from distir_relax.ops.table.builder import Builder, infer
 from distir_relax.ops.table.complex_pairs import Complex, aten_of, complex_aten
-from distir_relax.ops.table.dtype_limits import number_range
 from distir_relax.ops.table.entry import (
     FREE,
     NO_COMPUTATION,
@@ -27,6 +26,8 @@ from distir_relax.ops.table.entry import (
     Windowed,
     Work,
     all_operands,
+    flops_per_operand,
+    flops_per_result,
     gradient_of,
     no_flops,
     operands,
@@ -75,7 +76,14 @@ from distir_relax.ops.table.table import (
     relax_spellings,
 )
 from distir_relax.ops.table.type_checks import check
-from distir_relax.ops.table.type_inference import broadcast_shape, checked_axis, resized, same_type, same_types
+from distir_relax.ops.table.type_inference import (
+    broadcast_shape,
+    checked_axis,
+    number_range,
+    resized,
+    same_type,
+    same_types,
+)
 from distir_relax.ops.table.windows import GATHER, SCATTER, SampledWindow, StridedWindow, Window
 
 __all__ = [
@@ -138,6 +146,8 @@ __all__ = [
     "entries",
     "evaluate",
     "filled",
+    "flops_per_operand",
+    "flops_per_result",
     "gradient_of",
     "infer",
     "is_zero",

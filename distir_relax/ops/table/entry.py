@@ -225,6 +225,16 @@ def no_flops(types: Types, attrs: Attrs, results: Types) -> float:
     return 0.0
 
 
+def flops_per_result(count: float) -> Work:
+    """Return the flops of ops that take `count` operations per element of the first result."""
+    return lambda types, attrs, results: count * results[0].elements
+
+
+def flops_per_operand(count: float = 1.0) -> Work:
+    """Return the flops of ops that take `count` operations per element of the first operand."""
+    return lambda types, attrs, results: count * types[0].elements
+
+
 PLAIN_COST = Cost()
 """Cost of ops with one operation per element of the result."""
 FREE = Cost(flops=no_flops)

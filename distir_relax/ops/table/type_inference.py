@@ -1,8 +1,11 @@
-"""Result type inference and checks shared by several families of ops."""
+"""Result type inference, checks and dtype limits shared by several families of ops."""
 
 from __future__ import annotations
 
+import math
+
 from distir_relax.ir import TensorType
+from distir_relax.layout import DTYPES
 from distir_relax.ops.table.entry import Attrs, Types
 
 
@@ -41,3 +44,17 @@ def checked_axis(types: Types, attrs: Attrs) -> int:
     if not 0 <= axis < len(types[0].shape):
         raise ValueError(f"axis {axis} of a tensor of {len(types[0].shape)} dims")
     return axis
+
+
+def number_range(dtype: str) -> tuple[float, float]:
+    """Return the smallest and largest padding value of a dtype: infinities for floats.
+
+    torch passes the padding value as a float64, which cannot represent every large int64: the largest is 2**63 - 1024.
+    """
+    if "float" in dtype:
+        return -math.inf, math.inf
+    if dtype == "bool":
+        return 0, 1
+    bits = 8 * DTYPES[dtype][1]
+    least, most = (0, 2**bits - 1) if dtype == "uint8" else (-(2 ** (bits - 1)), 2 ** (bits - 1) - 1)
+    return least, most if bits < 64 else 2**63 - 1024
