@@ -10,6 +10,7 @@ from __future__ import annotations
 from distir_relax.ir import TensorType
 from distir_relax.layout import Collective
 from distir_relax.ops.table import Attrs, Cost, Semantics, Trait, Types, define, no_flops, same_type
+from distir_relax.ops.table.entry import Infer
 
 
 def _infer_send(types: Types, attrs: Attrs) -> tuple[TensorType, ...]:
@@ -27,52 +28,37 @@ _RECV_ATTRIBUTES = {
     "peer": "the sending rank",
 }
 
-define(
-    "send",
-    Semantics(infer=_infer_send, torch="comm.send({0}, {peer}, step={step})"),
-    cost=Cost(flops=no_flops, collective=Collective.SEND),
-    traits={Trait.TRANSFER, Trait.ON_COMMUNICATOR, Trait.COMMUNICATES},
-)
-define(
-    "recv",
-    Semantics(
-        infer=_infer_recv,
-        attributes=_RECV_ATTRIBUTES,
-        torch="comm.recv({shape}, {dtype}, {peer}, step={step})",
-    ),
-    cost=Cost(flops=no_flops, collective=Collective.SEND),
-    traits={Trait.ON_COMMUNICATOR, Trait.COMMUNICATES},
-)
-define(
+
+def _define(name: str, infer: Infer, torch: str, *traits: Trait, **attributes: str) -> None:
+    define(
+        name,
+        Semantics(infer=infer, torch=torch, attributes=attributes),
+        cost=Cost(flops=no_flops, collective=Collective.SEND),
+        traits={Trait.ON_COMMUNICATOR, Trait.COMMUNICATES, *traits},
+    )
+
+
+_define("send", _infer_send, "comm.send({0}, {peer}, step={step})", Trait.TRANSFER)
+_define("recv", _infer_recv, "comm.recv({shape}, {dtype}, {peer}, step={step})", **_RECV_ATTRIBUTES)
+_define(
     "start_send",
-    Semantics(
-        infer=lambda types, attrs: (TensorType((0,), types[0].dtype),),
-        attributes={
-            "peer": "the receiving rank",
-            "copy": "whether the program may change the operand during the transfer",
-        },
-        torch="comm.start_send({0}, {peer}, {copy}, step={step})",
-    ),
-    cost=Cost(flops=no_flops, collective=Collective.SEND),
-    traits={Trait.ON_COMMUNICATOR, Trait.COMMUNICATES, Trait.STARTS},
+    lambda types, attrs: (TensorType((0,), types[0].dtype),),
+    "comm.start_send({0}, {peer}, {copy}, step={step})",
+    Trait.STARTS,
+    peer="the receiving rank",
+    copy="whether the program may change the operand during the transfer",
 )
-define(
+_define(
     "start_recv",
-    Semantics(
-        infer=_infer_recv,
-        attributes=_RECV_ATTRIBUTES,
-        torch="comm.start_recv({shape}, {dtype}, {peer}, step={step})",
-    ),
-    cost=Cost(flops=no_flops, collective=Collective.SEND),
-    traits={Trait.ON_COMMUNICATOR, Trait.COMMUNICATES, Trait.STARTS},
+    _infer_recv,
+    "comm.start_recv({shape}, {dtype}, {peer}, step={step})",
+    Trait.STARTS,
+    **_RECV_ATTRIBUTES,
 )
-define(
+_define(
     "finish_recv",
-    Semantics(
-        infer=same_type,
-        attributes={"peer": _RECV_ATTRIBUTES["peer"]},
-        torch="comm.finish_recv({0}, {peer}, step={step})",
-    ),
-    cost=Cost(flops=no_flops, collective=Collective.SEND),
-    traits={Trait.ON_COMMUNICATOR, Trait.COMMUNICATES, Trait.FINISHES, Trait.VIEW},
+    same_type,
+    "comm.finish_recv({0}, {peer}, step={step})",
+    *(Trait.FINISHES, Trait.VIEW),
+    peer=_RECV_ATTRIBUTES["peer"],
 )
