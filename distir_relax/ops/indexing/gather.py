@@ -10,14 +10,13 @@ from distir_relax.ir import TensorType, Value
 from distir_relax.ops.indexing.index_bounds import check_range
 from distir_relax.ops.indexing.scatter import flatten_indices
 from distir_relax.ops.indexing.segment_sum import sum_segments
-from distir_relax.ops.indexing.take import nonnegative_operand, to_nonnegative
+from distir_relax.ops.indexing.take import nonnegative_operand, split_lookup, to_nonnegative
 from distir_relax.ops.table import (
     FREE,
     Attrs,
     Backward,
     Builder,
     Code,
-    Expansion,
     OnnxOperands,
     Order,
     Rule,
@@ -65,20 +64,6 @@ def _gather_rule(types: Types, attrs: Attrs, results: Types) -> Rule:
     return parse_rule(text, [data.shape, index.shape], [results[0].shape])
 
 
-def _split_gather(x: Expansion) -> tuple[Value, ...]:
-    """Split the looked-up dim: each device gathers the elements it holds, with zeros for the others, as in `take`."""
-    data, index = x.operands
-    axis, rank = x.attrs["axis"], len(x.types[0].shape)
-    if x.may_be_empty(data, axis):
-        # A device without elements still needs one to look up; it is masked.
-        data = x.emit("pad", data, low=(0,) * rank, high=tuple(int(d == axis) for d in range(rank)), value=0)
-    row, mine = x.local_rows(index, x.types[1].dtype)
-    zero = x.emit("constant", value=0, dtype=x.types[1].dtype)
-    values = x.emit("gather_elements", data, x.emit("where", mine, row, zero), axis=axis)
-    dtype = x.types[0].dtype
-    return (x.emit("where", mine, values, x.emit("constant", value=0.0 if "float" in dtype else 0, dtype=dtype)),)
-
-
 def _gather_gradient(b: Backward) -> Value:
     """Return for each element the sum of the gradients of its lookups."""
     shape, axis, index, grad = b.x().tensor.shape, b.attrs["axis"], b.x(1), b.grad
@@ -96,7 +81,7 @@ define(
     Semantics(infer=_infer_gather, torch="torch.gather({0}, {axis}, {1})", linear=(operands(0),)),
     Split(
         _gather_rule,
-        expand={"axis": _split_gather},
+        expand={"axis": split_lookup("gather_elements")},
         positional=frozenset({"axis"}),
         indices=operands(1),
         order=Order(looks_up=True),

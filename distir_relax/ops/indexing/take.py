@@ -15,6 +15,7 @@ from distir_relax.ops.table import (
     Backward,
     Builder,
     Code,
+    Expand,
     Expansion,
     OnnxOperands,
     Order,
@@ -57,24 +58,28 @@ def _torch_take(attrs: Attrs) -> str:
     return f"{{0}}[{':, ' * attrs['axis']}{{1}}]"
 
 
-def _split_take(x: Expansion) -> tuple[Value, ...]:
-    """Split a table by rows: each device looks up the rows it holds, with zeros for the others.
+def split_lookup(name: str) -> Expand:
+    """Return the split of the looked-up dim of op `name`: a device looks up its elements, with zeros for the others.
 
     The result is ``I[sum]``: summed over the devices it is the whole lookup.
     """
-    table, ids = x.operands
-    axis, rows = x.attrs["axis"], x.types[0].dtype
-    rank = len(x.types[0].shape)
-    if x.may_be_empty(table, axis):
-        # A device without rows still needs one to look up; it is masked.
-        table = x.emit("pad", table, low=(0,) * rank, high=tuple(int(d == axis) for d in range(rank)), value=0)
-    row, mine = x.local_rows(ids, x.types[1].dtype)
-    zero = x.emit("constant", value=0, dtype=x.types[1].dtype)
-    values = x.emit("take", table, x.emit("where", mine, row, zero), axis=axis)
-    if rank - axis > 1:
-        mine = x.emit("reshape", mine, shape=(*x.shape(mine), *(1,) * (rank - axis - 1)))
-    blank = x.emit("constant", value=0.0 if "float" in rows else 0, dtype=rows)
-    return (x.emit("where", mine, values, blank),)
+
+    def expand(x: Expansion) -> tuple[Value, ...]:
+        data, ids = x.operands
+        axis, dtype, ids_dtype = x.attrs["axis"], x.types[0].dtype, x.types[1].dtype
+        rank = len(x.types[0].shape)
+        if x.may_be_empty(data, axis):
+            # A device without elements still needs one to look up; it is masked.
+            data = x.emit("pad", data, low=(0,) * rank, high=tuple(int(d == axis) for d in range(rank)), value=0)
+        row, mine = x.local_rows(ids, ids_dtype)
+        zero = x.emit("constant", value=0, dtype=ids_dtype)
+        values = x.emit(name, data, x.emit("where", mine, row, zero), axis=axis)
+        if name == "take" and rank - axis > 1:
+            mine = x.emit("reshape", mine, shape=(*x.shape(mine), *(1,) * (rank - axis - 1)))
+        blank = x.emit("constant", value=0.0 if "float" in dtype else 0, dtype=dtype)
+        return (x.emit("where", mine, values, blank),)
+
+    return expand
 
 
 def _take_gradient(b: Backward) -> Value:
@@ -94,7 +99,7 @@ define(
     Semantics(infer=_infer_take, torch=_torch_take, linear=(operands(0),)),
     Split(
         _take_rule,
-        expand={"axis": _split_take},
+        expand={"axis": split_lookup("take")},
         positional=frozenset({"axis"}),
         indices=operands(1),
         order=Order(looks_up=True),
