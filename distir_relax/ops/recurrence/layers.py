@@ -99,47 +99,20 @@ def _layers(
 # ATen spellings
 
 
-@aten("lstm.input")
-def _lstm(g: Builder, x: Value, states: Sequence[Any], params: Sequence[Any], *options: Any) -> Any:
-    return _layers(g, "lstm", x, states, params, *options)
+def _register(name: str) -> None:
+    """Register the layers and the cell of a kind. Only an LSTM has two states, as a sequence."""
+
+    @aten(f"{name}.input")
+    def layers(g: Builder, x: Value, state: Any, params: Sequence[Any], *options: Any) -> Any:
+        return _layers(g, name, x, state if name == "lstm" else [state], params, *options)
+
+    @aten(f"{name}_cell.default")
+    def cell(g: Builder, x: Value, state: Any, *weights: Any) -> Any:
+        states, missing = state if name == "lstm" else [state], [None] * (4 - len(weights))
+        sequence = reshape_to(g, x, (1, *x.tensor.shape))
+        _, *results = direction(g, torch_cell(name), sequence, [*weights, *missing], states)
+        return tuple(results) if name == "lstm" else results[0]
 
 
-@aten("gru.input")
-def _gru(g: Builder, x: Value, state: Any, params: Sequence[Any], *options: Any) -> Any:
-    return _layers(g, "gru", x, [state], params, *options)
-
-
-@aten("rnn_tanh.input")
-def _rnn_tanh(g: Builder, x: Value, state: Any, params: Sequence[Any], *options: Any) -> Any:
-    return _layers(g, "rnn_tanh", x, [state], params, *options)
-
-
-@aten("rnn_relu.input")
-def _rnn_relu(g: Builder, x: Value, state: Any, params: Sequence[Any], *options: Any) -> Any:
-    return _layers(g, "rnn_relu", x, [state], params, *options)
-
-
-def _one_step(g: Builder, name: str, x: Value, states: Sequence[Any], weights: Sequence[Any]) -> Any:
-    weights = [*weights, *[None] * (4 - len(weights))]
-    results = direction(g, torch_cell(name), reshape_to(g, x, (1, *x.tensor.shape)), weights, states)
-    return results[1:]
-
-
-@aten("lstm_cell.default")
-def _lstm_cell(g: Builder, x: Value, states: Sequence[Any], *weights: Any) -> Any:
-    return _one_step(g, "lstm", x, states, weights)
-
-
-@aten("gru_cell.default")
-def _gru_cell(g: Builder, x: Value, state: Any, *weights: Any) -> Any:
-    return _one_step(g, "gru", x, [state], weights)[0]
-
-
-@aten("rnn_tanh_cell.default")
-def _rnn_tanh_cell(g: Builder, x: Value, state: Any, *weights: Any) -> Any:
-    return _one_step(g, "rnn_tanh", x, [state], weights)[0]
-
-
-@aten("rnn_relu_cell.default")
-def _rnn_relu_cell(g: Builder, x: Value, state: Any, *weights: Any) -> Any:
-    return _one_step(g, "rnn_relu", x, [state], weights)[0]
+for _name in ("lstm", "gru", "rnn_tanh", "rnn_relu"):
+    _register(_name)
