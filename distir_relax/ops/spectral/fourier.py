@@ -7,6 +7,7 @@ itself as a partial sum.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import partial
 from typing import Any
 
 from distir_relax.ir import Value
@@ -101,54 +102,32 @@ def _first_half(g: Builder, x: Value, axes: Sequence[tuple[int, int | None]], no
     return _complex_transform(g, Complex(*parts), axes[:-1], norm, False)
 
 
+def _real_inverse(g: Builder, x: Complex, axes: Sequence[tuple[int, int | None]], norm: str | None) -> Any:
+    """Return the real signal whose transform has `x` as its first half along the last of the axes."""
+    return _real_signal(g, _complex_transform(g, x, axes[:-1], norm, True), *axes[-1], norm)
+
+
 # ATen spellings
 
 
-def _spell_complex(name: str, inverse: bool) -> None:
+def _register(name: str, transform: Any, *declare: Any) -> None:
+    """Register a transform of one dim, of the last two by default, and of any number."""
+
     def one(g: Builder, x: _Signal, n: int | None = None, dim: int = -1, norm: str | None = None) -> Any:
-        return _complex_transform(g, x, _axes(x, None if n is None else [n], [dim]), norm, inverse)
+        return transform(g, x, _axes(x, None if n is None else [n], [dim]), norm)
 
     def two(g: Builder, x: _Signal, s: Any = None, dim: Any = (-2, -1), norm: str | None = None) -> Any:
-        return _complex_transform(g, x, _axes(x, s, dim), norm, inverse)
+        return transform(g, x, _axes(x, s, dim), norm)
 
     def many(g: Builder, x: _Signal, s: Any = None, dim: Any = None, norm: str | None = None) -> Any:
-        return _complex_transform(g, x, _axes(x, s, dim), norm, inverse)
+        return transform(g, x, _axes(x, s, dim), norm)
 
-    for declare in (aten, complex_aten):
-        for suffix, convert in (("", one), ("2", two), ("n", many)):
-            declare(f"fft_{name}{suffix}.default")(convert)
-
-
-_spell_complex("fft", False)
-_spell_complex("ifft", True)
+    for suffix, convert in (("", one), ("2", two), ("n", many)):
+        for register in declare:
+            register(f"fft_{name}{suffix}.default")(convert)
 
 
-@aten("fft_rfft.default")
-def _rfft(g: Builder, x: Value, n: int | None = None, dim: int = -1, norm: str | None = None) -> Any:
-    return _first_half(g, x, _axes(x, None if n is None else [n], [dim]), norm)
-
-
-@aten("fft_rfft2.default")
-def _rfft2(g: Builder, x: Value, s: Any = None, dim: Any = (-2, -1), norm: str | None = None) -> Any:
-    return _first_half(g, x, _axes(x, s, dim), norm)
-
-
-@aten("fft_rfftn.default")
-def _rfftn(g: Builder, x: Value, s: Any = None, dim: Any = None, norm: str | None = None) -> Any:
-    return _first_half(g, x, _axes(x, s, dim), norm)
-
-
-@complex_aten("fft_irfft.default")
-def _irfft(g: Builder, x: Complex, n: int | None = None, dim: int = -1, norm: str | None = None) -> Any:
-    return _real_signal(g, x, *_axes(x, None if n is None else [n], [dim])[0], norm)
-
-
-@complex_aten("fft_irfft2.default")
-def _irfft2(g: Builder, x: Complex, s: Any = None, dim: Any = (-2, -1), norm: str | None = None) -> Any:
-    return _irfftn(g, x, s, dim, norm)
-
-
-@complex_aten("fft_irfftn.default")
-def _irfftn(g: Builder, x: Complex, s: Any = None, dim: Any = None, norm: str | None = None) -> Any:
-    axes = _axes(x, s, dim)
-    return _real_signal(g, _complex_transform(g, x, axes[:-1], norm, True), *axes[-1], norm)
+_register("fft", partial(_complex_transform, inverse=False), aten, complex_aten)
+_register("ifft", partial(_complex_transform, inverse=True), aten, complex_aten)
+_register("rfft", _first_half, aten)
+_register("irfft", _real_inverse, complex_aten)
