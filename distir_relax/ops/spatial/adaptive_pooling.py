@@ -16,7 +16,7 @@ from distir_relax.ops.spatial.max_pool_indices import adaptive_places
 from distir_relax.ops.spatial.pooling import even_average, max_pool
 from distir_relax.ops.spatial.pooling_gradients import adaptive_max_pool_gradient
 from distir_relax.ops.spatial.separable_gradients import separable_gradient
-from distir_relax.ops.spatial.strides import batched, per_dim, permute_layout
+from distir_relax.ops.spatial.strides import batched, channels_first, per_dim
 from distir_relax.ops.spatial.window_ops import define_spatial
 from distir_relax.ops.table import (
     Attrs,
@@ -144,13 +144,11 @@ for _n in (1, 2, 3):
 
 
 def _relax_adaptive(count: int) -> None:
-    letters = "DHW"[3 - count :] if count > 1 else "W"
-
     def convert(g: Builder, args: Any, attrs: Any) -> Any:
-        order, layout, size = "NC" + letters, attrs["layout"], attrs["output_size"]
-        x = permute_layout(g, args[0], layout, order)
-        y = x if size is None else _adaptive_average(count)(g, x, size)
-        return permute_layout(g, y, order, attrs["out_layout"] or layout or order)
+        def pool(x: Value) -> Any:
+            return x if attrs["output_size"] is None else _adaptive_average(count)(g, x, attrs["output_size"])
+
+        return channels_first(g, args[0], attrs["layout"], attrs["out_layout"], count, pool)
 
     relax(f"relax.nn.adaptive_avg_pool{count}d")(convert)
 

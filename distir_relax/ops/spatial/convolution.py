@@ -18,6 +18,7 @@ from distir_relax.ops.spatial import convolution_workspace
 from distir_relax.ops.spatial.convolution_gradients import convolution_gradient, transposed_gradient
 from distir_relax.ops.spatial.strides import (
     batched,
+    channels_first,
     distribute_padding,
     ends,
     onnx_windows,
@@ -206,11 +207,10 @@ def _conv(
         padding = 0
     if padding == "same":
         total = [d * (k - 1) for d, k in zip(dilation, weight.tensor.shape[2:], strict=True)]
-        low = tuple(n // 2 for n in total)
-        high = tuple(n - n // 2 for n in total)
+        widths = distribute_padding(total, "SAME_UPPER")
     else:
-        low = high = per_dim(padding, count)
-    attrs = {"strides": stride, "padding": (*low, *high), "dilation": dilation, "groups": groups}
+        widths = per_dim(padding, count) * 2
+    attrs = {"strides": stride, "padding": widths, "dilation": dilation, "groups": groups}
     return batched(
         g, x, count, lambda data: _add_bias(g, g.emit(f"nn.conv{count}d", data, weight, **attrs), bias)
     )  # fmt: skip
@@ -252,22 +252,24 @@ def _convolution(
 
 def _relax_conv(count: int, transposed: bool) -> None:
     name = f"nn.conv{count}d{'_transpose' if transposed else ''}"
-    letters = "DHW"[3 - count :] if count > 1 else "W"
+    order = ("IO" if transposed else "OI") + "DHW"[3 - count :]
 
     def convert(g: Builder, args: Any, attrs: Any) -> Any:
-        order, layout = "NC" + letters, attrs["data_layout"]
-        data = permute_layout(g, args[0], layout, order)
-        weight = permute_layout(g, args[1], attrs["kernel_layout"], ("IO" if transposed else "OI") + letters)
+        weight = permute_layout(g, args[1], attrs["kernel_layout"], order)
         if attrs["out_dtype"] not in (None, "", "void", args[0].tensor.dtype):
             raise NotImplementedError(f"a convolution of {args[0].tensor.dtype} in {attrs['out_dtype']}")
         padding = relax_padding(attrs["padding"], count)
         if transposed:
             more = per_dim(attrs["output_padding"], count)
             padding = (*padding[:count], *(a - b for a, b in zip(padding[count:], more, strict=True)))
-        dilation, strides = per_dim(attrs["dilation"], count), per_dim(attrs["strides"], count)
-        groups = int(attrs["groups"])
-        y = g.emit(name, data, weight, strides=strides, padding=padding, dilation=dilation, groups=groups)
-        return permute_layout(g, y, order, attrs["out_layout"] or layout or order)
+        options: dict[str, Any] = {
+            "strides": per_dim(attrs["strides"], count),
+            "padding": padding,
+            "dilation": per_dim(attrs["dilation"], count),
+            "groups": int(attrs["groups"]),
+        }
+        layouts = attrs["data_layout"], attrs["out_layout"]
+        return channels_first(g, args[0], *layouts, count, lambda data: g.emit(name, data, weight, **options))
 
     relax(f"relax.{name}")(convert)
 

@@ -7,6 +7,7 @@ in the plane. Positions count through the whole plane, so a device must know the
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Sequence
 from typing import Any
@@ -88,31 +89,28 @@ def _maxima(types: Types, attrs: Attrs, results: Types) -> float:
     return results[0].elements * (types[0].bytes / max(types[0].elements, 1))
 
 
-for _n in (1, 2, 3):
+def _flops(types: Types, attrs: Attrs, results: Types) -> float:
+    return float(results[0].elements * math.prod(attrs["pool_size"]))
+
+
+for _n, (_name, _windows, _code, _work) in itertools.product(
+    (1, 2, 3),
+    (
+        ("max_pool", _pooled_windows, _pooling_expression, _flops),
+        ("adaptive_max_pool", _adaptive_windows, _adaptive_expression, flops_per_operand()),
+    ),
+):
     define_spatial(
-        f"nn.max_pool{_n}d_places",
+        f"nn.{_name}{_n}d_places",
         _n,
-        _pooled_windows,
+        _windows,
         dtype="int64",
-        torch=_pooling_expression,
-        relax=_pooling_expression,
+        torch=_code,
+        relax=_code,
         localize=local_size("output_size"),
         windowed=set_part(_n),
         gradient=NO_GRADIENT,
-        flops=lambda types, attrs, results: float(results[0].elements * math.prod(attrs["pool_size"])),
-        workspace=_maxima,
-    )
-    define_spatial(
-        f"nn.adaptive_max_pool{_n}d_places",
-        _n,
-        _adaptive_windows,
-        dtype="int64",
-        torch=_adaptive_expression,
-        relax=_adaptive_expression,
-        localize=local_size("output_size"),
-        windowed=set_part(_n),
-        gradient=NO_GRADIENT,
-        flops=flops_per_operand(),
+        flops=_work,
         workspace=_maxima,
     )
 

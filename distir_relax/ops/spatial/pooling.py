@@ -15,10 +15,10 @@ from distir_relax.ir import Attribute, TensorType, Value
 from distir_relax.ops.spatial.pooling_gradients import average_pool_gradient, max_pool_gradient
 from distir_relax.ops.spatial.strides import (
     batched,
+    channels_first,
     ends,
     onnx_windows,
     per_dim,
-    permute_layout,
     relax_padding,
     set_padding,
     spatial_rank,
@@ -277,10 +277,7 @@ for _n in (1, 2, 3):
 
 
 def _relax_pool(name: str, count: int) -> None:
-    letters = "DHW"[3 - count :] if count > 1 else "W"
-
     def convert(g: Builder, args: Any, attrs: Any) -> Any:
-        order, layout = "NC" + letters, attrs["layout"]
         padding = relax_padding(attrs["padding"], count)
         options = {
             "pool_size": per_dim(attrs["pool_size"], count),
@@ -296,8 +293,8 @@ def _relax_pool(name: str, count: int) -> None:
             options["counted"] = padding if attrs["count_include_pad"] else (0,) * 2 * count
         if attrs["ceil_mode"]:
             raise NotImplementedError("a pooling with ceil_mode; give the padding at the high ends instead")
-        y = pooled(g, name, permute_layout(g, args[0], layout, order), False, options)
-        return permute_layout(g, y, order, attrs["out_layout"] or layout or order)
+        layouts = attrs["layout"], attrs["out_layout"]
+        return channels_first(g, args[0], *layouts, count, lambda data: pooled(g, name, data, False, options))
 
     relax(f"relax.nn.{name}{count}d")(convert)
 

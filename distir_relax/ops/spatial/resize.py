@@ -15,7 +15,7 @@ from distir_relax.ir import Value
 from distir_relax.kernels.sampling import ALIGN_CORNERS, ASYMMETRIC, HALF_PIXEL, Resizing
 from distir_relax.ops.spatial.computed_windows import keeps, local_size, over_parts, sampled_windows, set_part
 from distir_relax.ops.spatial.separable_gradients import separable_gradient
-from distir_relax.ops.spatial.strides import per_dim, permute_layout
+from distir_relax.ops.spatial.strides import channels_first, per_dim
 from distir_relax.ops.spatial.window_ops import define_spatial
 from distir_relax.ops.table import Attrs, Builder, SampledWindow, Types, flops_per_result, operands, relax, reshape_to
 
@@ -101,8 +101,6 @@ def _relax_resize_of(count: int) -> None:
     def convert(g: Builder, args: Any, attrs: Any) -> Any:
         if attrs["out_dtype"] not in (None, "", "void", args[0].tensor.dtype):
             raise NotImplementedError(f"resizing {args[0].tensor.dtype} to {attrs['out_dtype']}")
-        order = "NCDHW" if count == 3 else "NCHW"
-        x = permute_layout(g, args[0], attrs["layout"], order)
         method, place = attrs["method"], attrs["coordinate_transformation_mode"]
         if method == "nearest_neighbor" and attrs["rounding_method"] != "floor":
             raise NotImplementedError(f"resizing to the nearest element, rounded by {attrs['rounding_method']!r}")
@@ -110,8 +108,8 @@ def _relax_resize_of(count: int) -> None:
             raise NotImplementedError("cubic resizing with other than -0.75 as coefficient, or without the edges")
         if (method, place, count) not in _MODES:
             raise NotImplementedError(f"resizing by {method!r}, {place!r}")
-        y = resize(g, x, per_dim(args[1], count), method, place)
-        return permute_layout(g, y, order, attrs["layout"] or order)
+        size = per_dim(args[1], count)
+        return channels_first(g, args[0], attrs["layout"], None, count, lambda x: resize(g, x, size, method, place))
 
     relax(f"relax.image.resize{count}d")(convert)
 

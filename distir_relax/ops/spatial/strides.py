@@ -86,6 +86,12 @@ def permute_layout(g: Builder, x: Value, layout: str | None, order: str) -> Valu
     return x if layout == order else g.emit("permute_dims", x, axes=axes)
 
 
+def channels_first(g: Builder, x: Value, layout: str | None, out_layout: str | None, count: int, convert: Any) -> Any:
+    """Return `convert(x)` with `x` of this Relax layout permuted to ``NC`` first, and the result to `out_layout`."""
+    order = "NC" + "DHW"[3 - count :]
+    return permute_layout(g, convert(permute_layout(g, x, layout, order)), order, out_layout or layout or order)
+
+
 def onnx_windows(x: Value, kernel: Sequence[int], attrs: Attrs) -> dict[str, tuple[int, ...]]:
     """Return the strides, dilation and padding of an ONNX op with windows over `x`."""
     count = len(kernel)
