@@ -24,6 +24,7 @@ from distir_relax.ops.table import (
     dim_names,
     gradient_of,
     onnx,
+    onnx_as_aten,
     operands,
     parse_rule,
     promote,
@@ -243,10 +244,7 @@ def _relax_matmul(g: Builder, args: Any, attrs: Attrs) -> Any:
 
 # ONNX spellings
 
-
-@onnx("MatMul")
-def _onnx_matmul(g: Builder, x: OnnxOperands, attrs: Attrs) -> Any:
-    return _matmul(g, x[0], x[1])
+onnx_as_aten("MatMul", "matmul.default")
 
 
 @onnx("Gemm")

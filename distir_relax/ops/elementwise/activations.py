@@ -5,8 +5,18 @@ from __future__ import annotations
 from typing import Any
 
 from distir_relax.ir import Value
-from distir_relax.ops.elementwise.pointwise import aten_unary, define_unary, onnx_as_aten, onnx_pointwise
-from distir_relax.ops.table import Attrs, Builder, OnnxOperands, aten, like, onnx, relax, reshape_to
+from distir_relax.ops.elementwise.pointwise import aten_unary, define_unary, onnx_pointwise
+from distir_relax.ops.table import (
+    Attrs,
+    Builder,
+    OnnxOperands,
+    aten,
+    like,
+    onnx,
+    onnx_as_aten,
+    relax_as_aten,
+    reshape_to,
+)
 
 define_unary("nn.relu", "F.relu({0})", gradient="relu_grad(y, g)")
 define_unary("nn.gelu", "F.gelu({0})", flops=12.0, gradient="gelu_grad(0, g)")
@@ -152,10 +162,7 @@ def _threshold(g: Builder, x: Value, limit: float, value: float) -> Any:
 
 # Relax spellings
 
-
-@relax("relax.nn.leakyrelu")
-def _relax_leaky_relu(g: Builder, args: Any, attrs: Attrs) -> Any:
-    return g.aten("leaky_relu.default", args[0], attrs["alpha"])
+relax_as_aten("relax.nn.leakyrelu", "leaky_relu.default", "alpha")
 
 
 # ONNX spellings
@@ -163,6 +170,7 @@ def _relax_leaky_relu(g: Builder, args: Any, attrs: Attrs) -> Any:
 onnx_pointwise("Relu", "nn.relu")
 onnx_as_aten("LeakyRelu", "leaky_relu.default", ("alpha", 0.01))
 onnx_as_aten("Elu", "elu.default", ("alpha", 1.0))
+onnx_as_aten("Gelu", "gelu.default", ("approximate", "none"))
 onnx_as_aten("Softplus", "softplus.default")
 onnx_as_aten("HardSwish", "hardswish.default")
 
@@ -185,8 +193,3 @@ def _onnx_swish(g: Builder, x: OnnxOperands, attrs: Attrs) -> Any:
     if alpha == 1:
         return g.emit("nn.silu", x[0])
     return g.emit("multiply", x[0], g.emit("sigmoid", g.emit("multiply", x[0], g.constant(alpha, x[0].tensor.dtype))))
-
-
-@onnx("Gelu")
-def _onnx_gelu(g: Builder, x: OnnxOperands, attrs: Attrs) -> Any:
-    return _gelu(g, x[0], attrs.get("approximate", "none"))

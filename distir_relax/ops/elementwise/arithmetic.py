@@ -11,11 +11,23 @@ from distir_relax.ops.elementwise.pointwise import (
     aten_binary,
     define_binary,
     define_unary,
-    onnx_as_aten,
     onnx_folded,
     onnx_pointwise,
 )
-from distir_relax.ops.table import Attrs, Builder, OnnxOperands, aten, cast, like, onnx, operands, promote, relax
+from distir_relax.ops.table import (
+    Attrs,
+    Builder,
+    OnnxOperands,
+    aten,
+    cast,
+    like,
+    onnx,
+    onnx_as_aten,
+    operands,
+    promote,
+    relax,
+    relax_as_aten,
+)
 
 define_binary("add", "{0} + {1}", operands(0, 1), commutative=True, gradients=("g", "g"))
 define_binary("subtract", "{0} - {1}", operands(0, 1), gradients=("g", "negative(g)"))
@@ -236,9 +248,7 @@ def _relax_clip(g: Builder, args: Any, attrs: Attrs) -> Any:
     return g.emit("clip", args[0], min=kind(args[1]), max=kind(args[2]))
 
 
-@relax("relax.floor_mod")
-def _relax_floor_mod(g: Builder, args: Any, attrs: Attrs) -> Any:
-    return g.emit("mod", *args)
+relax_as_aten("relax.floor_mod", "remainder.Tensor")
 
 
 @relax("relax.mod")

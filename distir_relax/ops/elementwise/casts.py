@@ -22,7 +22,7 @@ from distir_relax.ops.table import (
     dtype_name,
     gradient_of,
     onnx,
-    relax,
+    relax_as_aten,
     reshape_to,
 )
 
@@ -58,10 +58,7 @@ def _to(g: Builder, x: Value, dtype: Any = None, *options: Any, **more: Any) -> 
 
 # Relax spellings
 
-
-@relax("relax.astype")
-def _relax_astype(g: Builder, args: Any, attrs: Attrs) -> Any:
-    return cast(g, args[0], attrs["dtype"])
+relax_as_aten("relax.astype", "to.dtype", "dtype")
 
 
 # ONNX spellings

@@ -138,12 +138,3 @@ def onnx_folded(op_type: str, name: str) -> None:
         return total
 
     onnx(op_type)(convert)
-
-
-def onnx_as_aten(op_type: str, spelling: str, *attributes: tuple[str, Any]) -> None:
-    """Register an ONNX op that is an ATen op of its first operand, with attributes in order as further arguments."""
-
-    def convert(g: Builder, x: Any, attrs: Any) -> Any:
-        return g.aten(spelling, x[0], *[attrs.get(name, default) for name, default in attributes])
-
-    onnx(op_type)(convert)

@@ -29,6 +29,7 @@ from distir_relax.ops.table import (
     gradient_of,
     onnx,
     relax,
+    relax_as_aten,
     reshape_to,
     resized,
     unsplit_axis_rule,
@@ -148,16 +149,8 @@ def _sort(g: Builder, x: Value, dim: int = -1, descending: bool = False, *, stab
 
 # Relax spellings
 
-
-def _relax_arg_reduce(name: str) -> None:
-    def convert(g: Builder, args: Any, attrs: Any) -> Any:
-        return g.aten(f"{name}.default", args[0], attrs["axis"], attrs["keepdims"])
-
-    relax(f"relax.{name}")(convert)
-
-
 for _name in ("argmax", "argmin"):
-    _relax_arg_reduce(_name)
+    relax_as_aten(f"relax.{_name}", f"{_name}.default", "axis", "keepdims")
 
 
 @relax("relax.topk")

@@ -27,7 +27,7 @@ from distir_relax.ops.table import (
     onnx,
     operands,
     parse_rule,
-    relax,
+    relax_as_aten,
 )
 
 
@@ -79,10 +79,7 @@ def _broadcast_tensors(g: Builder, tensors: list[Value]) -> Any:
 
 # Relax spellings
 
-
-@relax("relax.broadcast_to")
-def _relax_broadcast(g: Builder, args: Any, attrs: Attrs) -> Any:
-    return args[0] if args[0].tensor.shape == args[1] else g.emit("broadcast_to", args[0], shape=args[1])
+relax_as_aten("relax.broadcast_to", "expand.default")
 
 
 # ONNX spellings

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from distir_relax.ir import Value
-from distir_relax.ops.table import Attrs, Builder, OnnxOperands, aten, onnx, relax, reshape_to
+from distir_relax.ops.table import Attrs, Builder, OnnxOperands, aten, onnx, relax_as_aten, reshape_to
 
 # ATen spellings
 
@@ -37,15 +37,8 @@ def _tile(g: Builder, x: Value, times: list[int]) -> Any:
 
 # Relax spellings
 
-
-@relax("relax.tile")
-def _relax_tile(g: Builder, args: Any, attrs: Attrs) -> Any:
-    return g.aten("tile.default", args[0], attrs["repeats"])
-
-
-@relax("relax.repeat")
-def _relax_repeat(g: Builder, args: Any, attrs: Attrs) -> Any:
-    return g.aten("repeat_interleave.self_int", args[0], attrs["repeats"], attrs["axis"])
+relax_as_aten("relax.tile", "tile.default", "repeats")
+relax_as_aten("relax.repeat", "repeat_interleave.self_int", "repeats", "axis")
 
 
 # ONNX spellings

@@ -31,6 +31,7 @@ from distir_relax.ops.table import (
     onnx,
     operands,
     relax,
+    relax_as_aten,
     reshape_to,
 )
 
@@ -172,10 +173,8 @@ def _view_as(g: Builder, x: Value, other: Value) -> Any:
 
 # Relax spellings
 
-
-@relax("relax.reshape")
-def _relax_reshape(g: Builder, args: Any, attrs: Attrs) -> Any:
-    return reshape_to(g, args[0], args[1])
+relax_as_aten("relax.reshape", "reshape.default")
+relax_as_aten("relax.squeeze", "squeeze.dims", "axis")
 
 
 @relax("relax.expand_dims")
@@ -189,11 +188,6 @@ def _insert_dims(g: Builder, x: Value, axes: Sequence[int]) -> Any:
     new = {axis_of(a, rank) for a in axes}
     rest = iter(x.tensor.shape)
     return reshape_to(g, x, tuple(1 if i in new else next(rest) for i in range(rank)))
-
-
-@relax("relax.squeeze")
-def _relax_squeeze(g: Builder, args: Any, attrs: Attrs) -> Any:
-    return squeeze(g, args[0], attrs["axis"])
 
 
 @relax("relax.flatten")

@@ -44,7 +44,9 @@ from distir_relax.ops.table.helpers import (
     filled,
     joined,
     like,
+    onnx_as_aten,
     promote,
+    relax_as_aten,
     reshape_to,
 )
 from distir_relax.ops.table.onnx_operands import OnnxOperands
@@ -161,11 +163,13 @@ __all__ = [
     "no_flops",
     "number_range",
     "onnx",
+    "onnx_as_aten",
     "onnx_spellings",
     "operands",
     "parse_rule",
     "promote",
     "relax",
+    "relax_as_aten",
     "relax_expression",
     "relax_spellings",
     "reshape_to",

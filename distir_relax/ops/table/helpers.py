@@ -1,6 +1,6 @@
-"""Helpers for conversions: casts, reshapes, broadcasts and filled tensors.
+"""Helpers for conversions: casts, reshapes, broadcasts and filled tensors; spellings that are ATen ops.
 
-Each returns its operand unchanged if there is nothing to do.
+A cast, reshape or broadcast returns its operand unchanged if there is nothing to do.
 """
 
 from __future__ import annotations
@@ -10,6 +10,7 @@ from typing import Any
 
 from distir_relax.ir import Value
 from distir_relax.ops.table.builder import Builder
+from distir_relax.ops.table.table import onnx, relax
 
 
 def axis_of(axis: int, rank: int) -> int:
@@ -90,3 +91,22 @@ def _as_dtype(g: Builder, value: Any, dtype: str) -> Any:
 def dtype_name(dtype: Any) -> str:
     """Return the name of a torch dtype; a name is returned as it is."""
     return str(dtype).removeprefix("torch.")
+
+
+def relax_as_aten(name: str, spelling: str, *attributes: str) -> None:
+    """Register a Relax op that is an ATen op of the same arguments, followed by these attributes."""
+
+    def convert(g: Builder, args: Any, attrs: Any) -> Any:
+        return g.aten(spelling, *args, *(attrs[key] for key in attributes))
+
+    relax(name)(convert)
+
+
+def onnx_as_aten(op_type: str, spelling: str, *attributes: tuple[str, Any]) -> None:
+    """Register an ONNX op that is an ATen op of the same operands, followed by these attributes with their defaults."""
+
+    def convert(g: Builder, x: Any, attrs: Any) -> Any:
+        operands = [x[i] for i in range(len(x))]
+        return g.aten(spelling, *operands, *(attrs.get(key, default) for key, default in attributes))
+
+    onnx(op_type)(convert)
