@@ -5,17 +5,27 @@ from __future__ import annotations
 from typing import Any
 
 from distir_relax.ir import Value
-from distir_relax.ops.elementwise.pointwise import aten_unary, define_unary, onnx_pointwise
+from distir_relax.ops.elementwise.pointwise import aten_unary, define_unary, onnx_pointwise, pointwise_rule
 from distir_relax.ops.table import (
     Attrs,
     Builder,
+    Code,
+    Cost,
     OnnxOperands,
+    Semantics,
+    Split,
+    Trait,
     aten,
+    define,
+    flops_per_result,
+    gradient_of,
     like,
     onnx,
     onnx_as_aten,
+    operands,
     relax_as_aten,
     reshape_to,
+    same_types,
 )
 
 define_unary("nn.relu", "F.relu({0})", gradient="relu_grad(y, g)")
@@ -49,6 +59,41 @@ define_unary(
         b.number(0.0),
         b.grad,
     ),
+)
+
+
+# Gradients, of the saved tensor of the forward step and the gradient of its result
+
+define(
+    "relu_grad",
+    Semantics(infer=same_types, torch="torch.ops.aten.threshold_backward({1}, {0}, 0)", linear=(operands(1),)),
+    Split(pointwise_rule),
+    code=Code(relax="R.where(R.greater({0}, R.zeros_like({0})), {1}, R.zeros_like({1}))"),
+    gradient=gradient_of(None, "relu_grad(0, g)"),
+    traits={Trait.POINTWISE},
+)
+
+_DENSITY = (
+    "R.multiply(R.const(0.3989422804014327, {0}.ty.dtype), "
+    "R.exp(R.multiply(R.const(-0.5, {0}.ty.dtype), R.square({0}))))"
+)
+define(
+    "gelu_grad",
+    Semantics(infer=same_types, torch="torch.ops.aten.gelu_backward({1}, {0})", linear=(operands(1),)),
+    Split(pointwise_rule),
+    cost=Cost(flops=flops_per_result(16.0)),
+    # The normal distribution function, and x times its density.
+    code=Code(
+        relax="R.multiply({1}, R.add(R.multiply(R.const(0.5, {0}.ty.dtype), R.add(R.const(1.0, {0}.ty.dtype), "
+        "R.erf(R.multiply({0}, R.const(0.7071067811865476, {0}.ty.dtype))))), "
+        f"R.multiply({{0}}, {_DENSITY})))"
+    ),
+    gradient=gradient_of(
+        "multiply(multiply(g, 1), multiply(multiply(0.3989422804014327, exp(multiply(-0.5, square(0)))), "
+        "subtract(2.0, square(0))))",
+        "gelu_grad(0, g)",
+    ),
+    traits={Trait.POINTWISE},
 )
 
 

@@ -7,6 +7,7 @@ from typing import Any
 
 from distir_relax.ir import TensorType, Value
 from distir_relax.ops.table import (
+    Backward,
     Builder,
     Code,
     Cost,
@@ -19,7 +20,9 @@ from distir_relax.ops.table import (
     flops_per_result,
     gradient_of,
     like,
+    operands,
     promote,
+    same_types,
 )
 
 _REDUCTIONS = {0: "", 1: "mean.default", 2: "sum.default"}
@@ -47,6 +50,20 @@ define(
         "divide(multiply(g, subtract(0, 1)), maximum(multiply(subtract(1.0, 0), 0), 1e-12))",
         "multiply(g, subtract(log(subtract(1.0, 0)), log(0)))",
     ),
+    traits={Trait.POINTWISE},
+)
+
+
+def _scaled_gradient(b: Backward) -> Value:
+    return b.emit("multiply", b.grad, b.number(b.attrs["scale"]))  # type: ignore[no-any-return]
+
+
+define(
+    "squared_error_grad",
+    Semantics(infer=same_types, torch="({0} - {1}) * {scale}", linear=(operands(0, 1),)),
+    Split("..., ... -> ..."),
+    code=Code(relax="R.multiply(R.subtract({0}, {1}), R.const({scale}, {0}.ty.dtype))"),
+    gradient=gradient_of(_scaled_gradient, lambda b: b.emit("negative", _scaled_gradient(b))),
     traits={Trait.POINTWISE},
 )
 
