@@ -1,4 +1,4 @@
-"""Broadcasts along dims of size 1, or along new leading dims, without a copy."""
+"""Broadcasts along dims of size 1 or new leading dims, without a copy; repetition of tensors and of elements."""
 
 from __future__ import annotations
 
@@ -28,6 +28,7 @@ from distir_relax.ops.table import (
     operands,
     parse_rule,
     relax_as_aten,
+    reshape_to,
 )
 
 
@@ -61,8 +62,8 @@ define(
 
 @aten("expand.default", "broadcast_to.default")
 def _expand(g: Builder, x: Value, sizes: list[int], implicit: bool = False) -> Any:
-    own = (1,) * (len(sizes) - len(x.tensor.shape)) + x.tensor.shape
-    shape = tuple(have if want == -1 else want for have, want in zip(own, sizes, strict=True))
+    shape = (1,) * (len(sizes) - len(x.tensor.shape)) + x.tensor.shape
+    shape = tuple(have if want == -1 else want for have, want in zip(shape, sizes, strict=True))
     return x if shape == x.tensor.shape else g.emit("broadcast_to", x, shape=shape)
 
 
@@ -77,9 +78,36 @@ def _broadcast_tensors(g: Builder, tensors: list[Value]) -> Any:
     return tuple(broadcast_to(g, t, shape) for t in tensors)
 
 
+@aten("repeat.default")
+def _repeat(g: Builder, x: Value, times: list[int]) -> Any:
+    sizes = (1,) * (len(times) - len(x.tensor.shape)) + x.tensor.shape
+    opened = [n for size in sizes for n in (1, size)]
+    spread = tuple(n for count, size in zip(times, sizes, strict=True) for n in (count, size))
+    wide = _expand(g, reshape_to(g, x, tuple(opened)), list(spread))
+    return reshape_to(g, wide, tuple(count * size for count, size in zip(times, sizes, strict=True)))
+
+
+@aten("repeat_interleave.self_int")
+def _repeat_interleave(g: Builder, x: Value, times: int, dim: int | None = None, *, output_size: Any = None) -> Any:
+    if dim is None:
+        x, dim = reshape_to(g, x, (x.tensor.elements,)), 0
+    shape = x.tensor.shape
+    axis = dim % len(shape)
+    opened = reshape_to(g, x, (*shape[: axis + 1], 1, *shape[axis + 1 :]))
+    wide = _expand(g, opened, [*shape[: axis + 1], times, *shape[axis + 1 :]])
+    return reshape_to(g, wide, (*shape[:axis], shape[axis] * times, *shape[axis + 1 :]))
+
+
+@aten("tile.default")
+def _tile(g: Builder, x: Value, times: list[int]) -> Any:
+    return _repeat(g, x, [1] * (len(x.tensor.shape) - len(times)) + list(times))
+
+
 # Relax spellings
 
 relax_as_aten("relax.broadcast_to", "expand.default")
+relax_as_aten("relax.tile", "tile.default", "repeats")
+relax_as_aten("relax.repeat", "repeat_interleave.self_int", "repeats", "axis")
 
 
 # ONNX spellings
@@ -92,3 +120,8 @@ def _onnx_expand(g: Builder, x: OnnxOperands, attrs: Attrs) -> Any:
     rank = max(len(shape), len(target))
     shape, target = [1] * (rank - len(shape)) + shape, [1] * (rank - len(target)) + target
     return _expand(g, x[0], [want if have == 1 else have for have, want in zip(shape, target, strict=True)])
+
+
+@onnx("Tile")
+def _onnx_tile(g: Builder, x: OnnxOperands, attrs: Attrs) -> Any:
+    return _repeat(g, x[0], x.numbers(1))

@@ -8,11 +8,10 @@
 `pooling_gradients`        gradients of pooling
 `adaptive_pooling`         adaptive max and average pooling
 `max_pool_indices`         indices of the maxima
-`upsample`                 nearest upsampling by integer factors
 `resize`                   resizing to any size, in the forms of torch and Relax: ``image.resize2d``
 `resample`                 resizing of one dim to any size, in all forms of ONNX
 `onnx_resize`              ONNX's Resize, lowered to one of these three
-`interpolate`              torch's interpolation, lowered in the same way
+`interpolate`              nearest upsampling by integer factors, and torch's interpolation
 `separable_gradients`      gradients of resizing and of average pooling with any windows
 `grid_sample`              sampling of an image at given positions
 `grid_sample_gradient`     its gradient
@@ -41,6 +40,5 @@ from distir_relax.ops.spatial import (  # noqa: F401
     resize,
     separable_gradients,
     strides,
-    upsample,
     window_ops,
 )

@@ -15,9 +15,9 @@ from typing import Any
 
 from distir_relax.ir import Value
 from distir_relax.kernels.sampling import ALIGN_CORNERS, CROP, HALF_PIXEL, NEAREST, Resizing
+from distir_relax.ops.spatial.interpolate import upsample_nearest
 from distir_relax.ops.spatial.resample import sampling_attrs
 from distir_relax.ops.spatial.resize import resize
-from distir_relax.ops.spatial.upsample import upsample_nearest
 from distir_relax.ops.table import Attrs, Builder, OnnxOperands, onnx
 
 # Coordinate mappings with their rounding that repeat each element equally often.
