@@ -7,7 +7,7 @@ from typing import Any
 from distir_relax.ir import TensorType
 from distir_relax.ops.communication import serialized
 from distir_relax.ops.communication.collectives import AXIS, SIZE, SIZES, infer_shard
-from distir_relax.ops.table import FREE, Attrs, Code, Semantics, Trait, Types, define, resized
+from distir_relax.ops.table import FREE, Attrs, Code, Semantics, Trait, define, resized
 
 define(
     "shard",
@@ -39,10 +39,6 @@ define(
 )
 
 
-def _infer_slices(types: Types, attrs: Attrs) -> tuple[TensorType, ...]:
-    return (resized(types[0], attrs["dim"], sum(b - a for a, b in attrs["intervals"])),)
-
-
 def _split_segments(attrs: Attrs, form: str) -> list[str]:
     return [form.format(a=a, b=b, dim=attrs["dim"]) for a, b in attrs["intervals"]]
 
@@ -50,7 +46,7 @@ def _split_segments(attrs: Attrs, form: str) -> list[str]:
 define(
     "slices",
     Semantics(
-        infer=_infer_slices,
+        infer=lambda types, attrs: (resized(types[0], attrs["dim"], sum(b - a for a, b in attrs["intervals"])),),
         torch=lambda attrs: (
             "torch.cat(["
             + ", ".join(_split_segments(attrs, "{{{{0}}}}[{p}{{a}}:{{b}}]".format(p=":, " * attrs["dim"])))

@@ -160,7 +160,9 @@ def _attention(
     if mask is not None and (len(leading) != 2 or len(mask.tensor.shape) > 4):
         one_for_all = all(n == 1 for n in mask.tensor.shape[:-2])
         mask = _to_four_dims(g, mask, *(((1,) * len(leading), (1, 1)) if one_for_all else (leading, wide)))
-    mask, scale = _cast_mask(g, mask, q), _default_scale(q.tensor.shape[-1]) if scale is None else float(scale)
+    if mask is not None and mask.tensor.dtype != "bool":
+        mask = promote(g, mask, q)[0]
+    scale = _default_scale(q.tensor.shape[-1]) if scale is None else float(scale)
     if dropout:
         # Dropout applies to the probabilities, so attention is decomposed.
         probabilities = _probabilities(g, q, k, mask, causal, scale)
@@ -177,10 +179,6 @@ def _to_four_dims(g: Builder, x: Value, leading: tuple[int, ...], wide: tuple[in
 
 def _default_scale(width: int) -> float:
     return 1.0 / math.sqrt(width) if width else math.inf
-
-
-def _cast_mask(g: Builder, mask: Any, q: Value) -> Any:
-    return mask if mask is None or mask.tensor.dtype == "bool" else promote(g, mask, q)[0]
 
 
 def _emit_attention(g: Builder, q: Any, k: Value, v: Any, mask: Any, causal: bool, scale: float) -> Any:

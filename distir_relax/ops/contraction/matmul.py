@@ -93,14 +93,14 @@ define(
         relax="R.matmul({0}, R.permute_dims({1}))",
     ),
     gradient=gradient_of(
-        lambda b: b.emit("matmul", b.grad, b.x(1)) if len(b.grad.tensor.shape) > 1 else _row_product(b),
+        lambda b: (
+            b.emit("matmul", b.grad, b.x(1))
+            if len(b.grad.tensor.shape) > 1
+            else b.emit("linear", b.grad, transpose(b.g, b.x(1)))
+        ),
         lambda b: b.emit("linear_weight_grad", b.grad, b.x()),
     ),
 )
-
-
-def _row_product(b: Backward) -> Value:
-    return b.emit("linear", b.grad, transpose(b.g, b.x(1)))  # type: ignore[no-any-return]
 
 
 def _infer_weight_grad(types: Types, attrs: Attrs) -> tuple[TensorType, ...]:

@@ -14,7 +14,6 @@ from distir_relax.ops.table import (
     Semantics,
     Split,
     Trait,
-    Types,
     aten,
     axis_of,
     cast,
@@ -26,14 +25,11 @@ from distir_relax.ops.table import (
     reshape_to,
 )
 
-
-def _infer_astype(types: Types, attrs: Attrs) -> tuple[TensorType, ...]:
-    return (TensorType(types[0].shape, attrs["dtype"]),)
-
-
 define(
     "astype",
-    Semantics(infer=_infer_astype, torch="{0}.to(torch.{dtype!s})"),
+    Semantics(
+        infer=lambda types, attrs: (TensorType(types[0].shape, attrs["dtype"]),), torch="{0}.to(torch.{dtype!s})"
+    ),
     Split(pointwise_rule),
     code=Code(relax="R.astype({0}, {dtype})"),
     gradient=gradient_of(lambda b: cast(b.g, b.grad, b.x().tensor.dtype)),

@@ -190,7 +190,8 @@ def write_points(
     rest = [d for d in range(len(x.tensor.shape)) if d not in dims]
     sizes, others = [x.tensor.shape[d] for d in dims], tuple(x.tensor.shape[d] for d in rest)
     picked = broadcast_shape([ids.tensor for ids in indices])
-    count, home = math.prod(picked), dims[0] if _adjacent(dims) else 0
+    adjacent = list(dims) == list(range(dims[0], dims[-1] + 1))
+    count, home = math.prod(picked), dims[0] if adjacent else 0
     values = broadcast_to(g, values, (*others[:home], *picked, *others[home:]))
     if home and picked:
         lead = range(home, home + len(picked))
@@ -205,10 +206,6 @@ def write_points(
     result = write_rows(g, reshape_to(g, y, (math.prod(sizes), *others)), 0, flat, rows, reduction)
     result = reshape_to(g, result, y.tensor.shape)
     return g.emit("permute_dims", result, axes=tuple(map(order.index, range(len(order))))) if moved else result
-
-
-def _adjacent(dims: Sequence[int]) -> bool:
-    return list(dims) == list(range(dims[0], dims[-1] + 1))
 
 
 def flatten_indices(g: Builder, indices: Sequence[Any], sizes: Sequence[int]) -> Any:

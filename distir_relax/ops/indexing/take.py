@@ -54,10 +54,6 @@ def _take_rule(types: Types, attrs: Attrs, results: Types) -> Rule:
     return parse_rule(text, [t.shape for t in types], [results[0].shape])
 
 
-def _torch_take(attrs: Attrs) -> str:
-    return f"{{0}}[{':, ' * attrs['axis']}{{1}}]"
-
-
 def split_lookup(name: str) -> Expand:
     """Return the split of the looked-up dim of op `name`: a device looks up its elements, with zeros for the others.
 
@@ -96,7 +92,7 @@ def _take_gradient(b: Backward) -> Value:
 
 define(
     "take",
-    Semantics(infer=_infer_take, torch=_torch_take, linear=(operands(0),)),
+    Semantics(infer=_infer_take, torch=lambda attrs: f"{{0}}[{':, ' * attrs['axis']}{{1}}]", linear=(operands(0),)),
     Split(
         _take_rule,
         expand={"axis": split_lookup("take")},

@@ -96,10 +96,6 @@ def _split_rule(types: Types, attrs: Attrs, results: Types) -> Rule:
     return parse_rule(f"{tail[0]} [whole] {tail[1]} -> {parts}", *shapes)
 
 
-def _local_split(attrs: Attrs, types: Types, results: Types) -> dict[str, Any]:
-    return {**attrs, "sizes": tuple(t.shape[attrs["axis"]] for t in results)}
-
-
 def _relax_split(attrs: Attrs) -> str:
     ends = [sum(attrs["sizes"][: i + 1]) for i in range(len(attrs["sizes"]))]
     if 0 not in attrs["sizes"]:
@@ -118,7 +114,10 @@ def _concat_gradients(b: Backward) -> Value:
 define(
     "split",
     Semantics(infer=_infer_split, torch="{0}.split({sizes}, {axis})", linear=(operands(0),)),
-    Split(_split_rule, localize=_local_split),
+    Split(
+        _split_rule,
+        localize=lambda attrs, types, results: {**attrs, "sizes": tuple(t.shape[attrs["axis"]] for t in results)},
+    ),
     cost=FREE,
     code=Code(relax=_relax_split, strides=view_strides.split),
     gradient=gradient_of(_concat_gradients),

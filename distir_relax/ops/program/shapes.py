@@ -10,10 +10,6 @@ from distir_relax.ir import TensorType
 from distir_relax.ops.table import FREE, Attrs, Code, Semantics, Trait, Types, define
 
 
-def _infer_shape_of(types: Types, attrs: Attrs) -> tuple[TensorType, ...]:
-    return (TensorType((len(types[0].shape),), "int64"),)
-
-
 def _partial_eval_shape_of(operands: Sequence[Any], attrs: Attrs) -> tuple[Any, ...]:
     import torch
 
@@ -23,7 +19,9 @@ def _partial_eval_shape_of(operands: Sequence[Any], attrs: Attrs) -> tuple[Any, 
 define(
     "shape_of",
     Semantics(
-        infer=_infer_shape_of, torch="torch.tensor({0}.shape, dtype=torch.int64)", partial_eval=_partial_eval_shape_of
+        infer=lambda types, attrs: (TensorType((len(types[0].shape),), "int64"),),
+        torch="torch.tensor({0}.shape, dtype=torch.int64)",
+        partial_eval=_partial_eval_shape_of,
     ),
     cost=FREE,
     code=Code(relax="R.shape_to_tensor(R.shape_of({0}))"),

@@ -5,7 +5,7 @@ from __future__ import annotations
 import warnings
 from typing import Any
 
-from distir_relax.ir import Attribute, TensorType
+from distir_relax.ir import TensorType
 from distir_relax.ops.table import Attrs, Builder, Code, Rule, Semantics, Split, Types, define, parse_rule, relax
 
 
@@ -34,14 +34,13 @@ def _tir_rule(types: Types, attrs: Attrs, results: Types) -> Rule:
     return parse_rule(text, [t.shape for t in types], [t.shape for t in results], reduce=attrs["reduction"])
 
 
-def _local_shapes(attrs: Attrs, types: Types, results: Types) -> dict[str, Attribute]:
-    return {**attrs, "shapes": tuple(t.shape for t in results)}
-
-
 define(
     "call_tir",
     Semantics(infer=_infer, torch="tvm_extern.call_tir({source}, {shapes}, {dtypes}, {*})"),
-    Split(_tir_rule, localize=_local_shapes),
+    Split(
+        _tir_rule,
+        localize=lambda attrs, types, results: {**attrs, "shapes": tuple(t.shape for t in results)},
+    ),
     code=Code(relax="tvm_extern.call_tir({source}, {shapes}, {dtypes}, {*})"),
 )
 define(

@@ -111,10 +111,6 @@ def _rule(types: Types, attrs: Attrs, results: Types) -> Rule:
     return parse_rule(text, [t.shape for t in types], [results[0].shape], sizes)
 
 
-def _local(attrs: Attrs, types: Types, results: Types) -> dict[str, Any]:
-    return {**attrs, "channels": results[0].shape[1]}
-
-
 def _torch(attrs: Attrs) -> str:
     low, high = ends(attrs)
     even, zeros = low == high and min(low) >= 0, (0,) * len(low)
@@ -135,7 +131,7 @@ for _n in (1, 2, 3):
     define(
         f"nn.conv{_n}d_weight_grad",
         Semantics(infer=_infer, torch=_torch, linear=(operands(0), operands(1))),
-        Split(_rule, localize=_local),
+        Split(_rule, localize=lambda attrs, types, results: {**attrs, "channels": results[0].shape[1]}),
         cost=Cost(flops=_flops, cpu_workspace=convolution_workspace.weight_gradient, contiguous=(0, 1)),
         code=Code(
             relax=f"conv_weight_grad(R.nn.conv{_n}d, {{0}}, {{1}}, {{kernel}}, {{strides}}, {{padding}}, {{dilation}}, "
