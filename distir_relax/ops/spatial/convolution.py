@@ -32,11 +32,15 @@ from distir_relax.ops.spatial.strides import (
 )
 from distir_relax.ops.spatial.window_ops import spatial_names, window_sizes, with_windows
 from distir_relax.ops.table import (
+    GATHER,
     SCATTER,
     Attrs,
     Builder,
     Code,
     Cost,
+    Expression,
+    Gradient,
+    Localize,
     OnnxOperands,
     Rule,
     Semantics,
@@ -44,6 +48,7 @@ from distir_relax.ops.table import (
     StridedWindow,
     Trait,
     Types,
+    Work,
     aten,
     define,
     onnx,
@@ -52,46 +57,57 @@ from distir_relax.ops.table import (
     relax,
     reshape_to,
 )
+from distir_relax.ops.table.entry import Infer, RuleOf
 
 
-def _conv_windows(types: Types, attrs: Attrs) -> tuple[StridedWindow, ...]:
-    return strided_windows(types[0], attrs, types[1].shape[2:])
+def _windows(types: Types, attrs: Attrs, transposed: bool) -> tuple[StridedWindow, ...]:
+    return strided_windows(types[0], attrs, types[1].shape[2:], SCATTER if transposed else GATHER)
 
 
-def _infer_conv(types: Types, attrs: Attrs) -> tuple[TensorType, ...]:
-    x, w = types
-    _check_shapes(x, w, attrs)
-    if x.shape[1] != w.shape[1] * attrs["groups"] or (attrs["groups"] and w.shape[0] % attrs["groups"]):
-        raise ValueError(f"{x.shape[1]} channels in, weights {w.shape} and {attrs['groups']} groups do not fit")
-    return (TensorType((x.shape[0], w.shape[0], *window_sizes(_conv_windows(types, attrs))), x.dtype),)
+def _infer(transposed: bool) -> Infer:
+    def infer(types: Types, attrs: Attrs) -> tuple[TensorType, ...]:
+        (x, w), groups = types, attrs["groups"]
+        if not len(x.shape) == len(w.shape) == spatial_rank(attrs) + 2 or x.dtype != w.dtype:
+            raise ValueError(f"expected data and weights of {spatial_rank(attrs) + 2} dims and one dtype")
+        channels, results = w.shape[1] * groups, w.shape[0]
+        if transposed:
+            channels, results = results, channels
+        if x.shape[1] != channels or (groups and w.shape[0] % groups):
+            raise ValueError(f"{x.shape[1]} channels in, weights {w.shape} and {groups} groups do not fit")
+        sizes = window_sizes(_windows(types, attrs, transposed))
+        return (TensorType((x.shape[0], results, *sizes), x.dtype),)
+
+    return infer
 
 
-def _check_shapes(x: TensorType, w: TensorType, attrs: Attrs) -> None:
-    if not len(x.shape) == len(w.shape) == spatial_rank(attrs) + 2 or x.dtype != w.dtype:
-        raise ValueError(f"expected data and weights of {spatial_rank(attrs) + 2} dims and one dtype")
+def _rule(transposed: bool) -> RuleOf:
+    """Return the rule. The first dim of the weights has the output channels by group; if transposed, the input's."""
+    first, second = "io" if transposed else "oi"
+
+    def rule(types: Types, attrs: Attrs, results: Types) -> Rule:
+        windows, groups = _windows(types, attrs, transposed), attrs["groups"]
+        names = spatial_names(windows)
+        kernel = " ".join(f"[k{w.index}]" for w in windows)
+        sizes = {"g": groups, first: types[1].shape[0] // groups, second: types[1].shape[1]}
+        text = f"n (g i) {names}, (g {first}) {second} {kernel} -> n (g o) {names}"
+        return with_windows(parse_rule(text, [t.shape for t in types], [results[0].shape], sizes), windows)
+
+    return rule
 
 
-def _conv_rule(types: Types, attrs: Attrs, results: Types) -> Rule:
-    windows, groups = _conv_windows(types, attrs), attrs["groups"]
-    names = spatial_names(windows)
-    kernel = " ".join(f"[k{w.index}]" for w in windows)
-    sizes = {"g": groups, "o": types[1].shape[0] // groups}
-    text = f"n (g i) {names}, (g o) i {kernel} -> n (g o) {names}"
-    return with_windows(parse_rule(text, [t.shape for t in types], [results[0].shape], sizes), windows)
+def _localize(transposed: bool) -> Localize:
+    def localize(attrs: Attrs, types: Types, results: Types) -> dict[str, Any]:
+        # If a device has no channels of any group, the number of groups is irrelevant.
+        channels, inner = (results if transposed else types)[0].shape[1], types[1].shape[1]
+        return {**attrs, "groups": channels // inner if inner else 1}
+
+    return localize
 
 
-def _local_conv(attrs: Attrs, types: Types, results: Types) -> dict[str, Any]:
-    # If a device has no channels of any group, the number of groups is irrelevant.
-    inner = types[1].shape[1]
-    return {**attrs, "groups": types[0].shape[1] // inner if inner else 1}
-
-
-def _flops(types: Types, attrs: Attrs, results: Types) -> float:
-    return 2.0 * results[0].elements * math.prod(types[1].shape[1:])
-
-
-def _transposed_flops(types: Types, attrs: Attrs, results: Types) -> float:
-    return 2.0 * types[0].elements * math.prod(types[1].shape[1:])
+def _flops(transposed: bool) -> Work:
+    return lambda types, attrs, results: (
+        2.0 * (types if transposed else results)[0].elements * math.prod(types[1].shape[1:])
+    )
 
 
 def _torch_conv(name: str) -> Any:
@@ -130,55 +146,36 @@ def _relax_transposed(name: str) -> Any:
     return expression
 
 
-def _transposed_windows(types: Types, attrs: Attrs) -> tuple[StridedWindow, ...]:
-    return strided_windows(types[0], attrs, types[1].shape[2:], SCATTER)
-
-
-def _infer_transposed(types: Types, attrs: Attrs) -> tuple[TensorType, ...]:
-    x, w = types
-    _check_shapes(x, w, attrs)
-    if x.shape[1] != w.shape[0] or (attrs["groups"] and w.shape[0] % attrs["groups"]):
-        raise ValueError(f"{x.shape[1]} channels in, weights {w.shape} and {attrs['groups']} groups do not fit")
-    sizes = window_sizes(_transposed_windows(types, attrs))
-    return (TensorType((x.shape[0], w.shape[1] * attrs["groups"], *sizes), x.dtype),)
-
-
-def _transposed_rule(types: Types, attrs: Attrs, results: Types) -> Rule:
-    windows, groups = _transposed_windows(types, attrs), attrs["groups"]
-    names = spatial_names(windows)
-    kernel = " ".join(f"[k{w.index}]" for w in windows)
-    sizes = {"g": groups, "i": types[1].shape[0] // groups, "o": types[1].shape[1]}
-    text = f"n (g i) {names}, (g i) o {kernel} -> n (g o) {names}"
-    return with_windows(parse_rule(text, [t.shape for t in types], [results[0].shape], sizes), windows)
-
-
-def _local_transposed(attrs: Attrs, types: Types, results: Types) -> dict[str, Any]:
-    inner = types[1].shape[1]
-    return {**attrs, "groups": results[0].shape[1] // inner if inner else 1}
+def _define(
+    name: str, transposed: bool, torch: Expression, relax: Expression, cpu_workspace: Work, gradient: Gradient
+) -> None:
+    define(
+        name,
+        Semantics(infer=_infer(transposed), torch=torch, linear=(operands(0), operands(1))),
+        Split(_rule(transposed), localize=_localize(transposed), windowed=set_padding),
+        cost=Cost(flops=_flops(transposed), cpu_workspace=cpu_workspace, contiguous=(0, 1)),
+        code=Code(relax=relax),
+        gradient=gradient,
+        traits={Trait.ZERO_IF_EMPTY},
+    )
 
 
 for _n in (1, 2, 3):
-    define(
+    _define(
         f"nn.conv{_n}d",
-        Semantics(infer=_infer_conv, torch=_torch_conv(f"conv{_n}d"), linear=(operands(0), operands(1))),
-        Split(_conv_rule, localize=_local_conv, windowed=set_padding),
-        cost=Cost(flops=_flops, cpu_workspace=convolution_workspace.convolution, contiguous=(0, 1)),
-        code=Code(relax=f"R.nn.conv{_n}d({{0}}, {{1}}, {{strides}}, {{padding}}, {{dilation}}, {{groups}})"),
-        gradient=convolution_gradient(_n),
-        traits={Trait.ZERO_IF_EMPTY},
+        False,
+        _torch_conv(f"conv{_n}d"),
+        f"R.nn.conv{_n}d({{0}}, {{1}}, {{strides}}, {{padding}}, {{dilation}}, {{groups}})",
+        convolution_workspace.convolution,
+        convolution_gradient(_n),
     )
-    define(
+    _define(
         f"nn.conv{_n}d_transpose",
-        Semantics(
-            infer=_infer_transposed, torch=_torch_transposed(f"conv_transpose{_n}d"), linear=(operands(0), operands(1))
-        ),
-        Split(_transposed_rule, localize=_local_transposed, windowed=set_padding),
-        cost=Cost(
-            flops=_transposed_flops, cpu_workspace=convolution_workspace.transposed_convolution, contiguous=(0, 1)
-        ),
-        code=Code(relax=_relax_transposed(f"conv{_n}d_transpose")),
-        gradient=transposed_gradient(_n),
-        traits={Trait.ZERO_IF_EMPTY},
+        True,
+        _torch_transposed(f"conv_transpose{_n}d"),
+        _relax_transposed(f"conv{_n}d_transpose"),
+        convolution_workspace.transposed_convolution,
+        transposed_gradient(_n),
     )
 
 
