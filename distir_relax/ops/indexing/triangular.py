@@ -43,14 +43,14 @@ for _name in ("tril", "triu"):
 # ATen spellings
 
 
-@aten("tril.default")
-def _tril(g: Builder, x: Value, diagonal: int = 0) -> Any:
-    return g.emit("tril", x, k=diagonal)
+def _aten_triangle(name: str) -> None:
+    @aten(f"{name}.default")
+    def convert(g: Builder, x: Value, diagonal: int = 0) -> Any:
+        return g.emit(name, x, k=diagonal)
 
 
-@aten("triu.default")
-def _triu(g: Builder, x: Value, diagonal: int = 0) -> Any:
-    return g.emit("triu", x, k=diagonal)
+for _name in ("tril", "triu"):
+    _aten_triangle(_name)
 
 
 # Relax spellings

@@ -43,9 +43,6 @@ def _norm_rule(types: Types, attrs: Attrs, results: Types) -> Rule:
     return parse_rule(f"{outer} {inner}, {weights} -> {outer} {inner}", [t.shape for t in types], [results[0].shape])
 
 
-_NORM_COST = Cost(flops=flops_per_result(8.0))
-
-
 def _norm_back(b: Backward) -> tuple[Value | None, ...]:
     """Ba et al., Layer Normalization, 2016; Zhang and Sennrich, Root Mean Square Layer Normalization, 2019."""
     x, weight = b.op.operands[:2]
@@ -70,22 +67,15 @@ def _norm_back(b: Backward) -> tuple[Value | None, ...]:
     return b.emit("multiply", grad, scale), of_weight, *[b.grad] * (len(b.op.operands) - 2)
 
 
-define(
-    "nn.layer_norm",
-    Semantics(infer=_infer_norm, torch="F.layer_norm({0}, {1}.shape, {1}, {2}, {epsilon})"),
-    Split(_norm_rule),
-    cost=_NORM_COST,
-    code=Code(relax="R.nn.layer_norm({0}, {1}, {2}, {axes}, {epsilon})"),
-    gradient=Gradient(all=_norm_back),
-)
-define(
-    "nn.rms_norm",
-    Semantics(infer=_infer_norm, torch="F.rms_norm({0}, {1}.shape, {1}, {epsilon})"),
-    Split(_norm_rule),
-    cost=_NORM_COST,
-    code=Code(relax="R.nn.rms_norm({0}, {1}, {axes}, {epsilon})"),
-    gradient=Gradient(all=_norm_back),
-)
+for _name, _weights in (("layer_norm", "{1}, {2}"), ("rms_norm", "{1}")):
+    define(
+        f"nn.{_name}",
+        Semantics(infer=_infer_norm, torch=f"F.{_name}({{0}}, {{1}}.shape, {_weights}, {{epsilon}})"),
+        Split(_norm_rule),
+        cost=Cost(flops=flops_per_result(8.0)),
+        code=Code(relax=f"R.nn.{_name}({{0}}, {_weights}, {{axes}}, {{epsilon}})"),
+        gradient=Gradient(all=_norm_back),
+    )
 
 
 # ATen spellings

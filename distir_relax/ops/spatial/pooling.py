@@ -104,20 +104,21 @@ def _counted_ends(attrs: Attrs) -> tuple[tuple[int, ...], tuple[int, ...]]:
 
 
 def _torch_average(name: str) -> Any:
+    def pool(data: str) -> str:
+        return f"F.{name}({data}, {{pool_size}}, {{strides}})"
+
     def expression(attrs: Attrs) -> str:
         (low, high), (first, last) = ends(attrs), _counted_ends(attrs)
-        pool = f"F.{name}({{}}, {{{{pool_size}}}}, {{{{strides}}}})"
         if not any((*low, *high)):
-            return pool.format("{0}").replace("{{", "{").replace("}}", "}")
-        total = pool.format(f"F.pad({{0}}, {torch_widths(low, high)!r})").replace("{{", "{").replace("}}", "}")
+            return pool("{0}")
+        total = pool(f"F.pad({{0}}, {torch_widths(low, high)!r})")
         if _all_counted(attrs):
             return total
         ones = f"F.pad(torch.ones_like({{0}}[:1, :1]), {torch_widths(first, last)!r}, value=1.0)"
         rest = torch_widths(
             [a - b for a, b in zip(low, first, strict=True)], [a - b for a, b in zip(high, last, strict=True)]
         )
-        share = pool.format(f"F.pad({ones}, {rest!r})").replace("{{", "{").replace("}}", "}")
-        return f"{total} / {share}"
+        return f"{total} / {pool(f'F.pad({ones}, {rest!r})')}"
 
     return expression
 
