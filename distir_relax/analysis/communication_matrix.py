@@ -20,7 +20,7 @@ from distir_relax.errors import ProfileError
 from distir_relax.ir import Function, Module, Op, PlacedType
 from distir_relax.layout import Collective
 from distir_relax.ops import OpDef, Trait, lookup
-from distir_relax.ops.table.type_checks import local_attrs
+from distir_relax.ops.table.spmd_inference import local_attrs
 
 Array = npt.NDArray[Any]
 

@@ -17,7 +17,7 @@ from distir_relax.errors import RunError, VerificationError
 from distir_relax.ir import DTensorType, Function, Module, Op, PlacedType, Value, remap_devices
 from distir_relax.ops import Trait, evaluate, lookup
 from distir_relax.ops.table.dispatch import type_of
-from distir_relax.ops.table.type_checks import local_attrs
+from distir_relax.ops.table.spmd_inference import local_attrs
 
 if TYPE_CHECKING:
     import torch

@@ -14,7 +14,7 @@ from distir_relax.cost.profile import Profile
 from distir_relax.cost.roofline import op_seconds
 from distir_relax.ir import Op, PlacedType, TensorType, Value
 from distir_relax.ops import OpDef, Trait, lookup
-from distir_relax.ops.table.type_checks import local_attrs
+from distir_relax.ops.table.spmd_inference import local_attrs
 
 FEMTOSECONDS = 1e15
 """Times are integers in femtoseconds, so that equal states compare equal."""

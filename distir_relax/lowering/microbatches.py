@@ -45,7 +45,7 @@ from distir_relax.lowering.project import classify_ranks, project
 from distir_relax.lowering.to_distir import ToDistIR
 from distir_relax.ops import Builder, Trait, lookup
 from distir_relax.ops.communication.serialized import slices
-from distir_relax.ops.table.type_checks import local_attrs
+from distir_relax.ops.table.spmd_inference import local_attrs
 from distir_relax.sharding import DelayReductions, NonfiniteValues, Propagate
 from distir_relax.sharding.factors import FactoringCache, factoring_of, with_annotations
 from distir_relax.sharding.named_annotations import Mark, mark_inputs

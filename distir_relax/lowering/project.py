@@ -28,7 +28,7 @@ from distir_relax.ir import (
     inline,
 )
 from distir_relax.ops import Trait, infer, lookup
-from distir_relax.ops.table.type_checks import local_attrs, numbers_by_device
+from distir_relax.ops.table.spmd_inference import local_attrs, numbers_by_device
 
 
 @dataclass(frozen=True, slots=True)

@@ -135,16 +135,17 @@ def infer(name: str, types: Sequence[TensorType], attrs: Any, location: str = ""
         raise
     # The only place where an entry meets unchecked operands and attributes of a user or a file.
     except Exception as error:
-        raise _unfit(name, types, attrs, f"{type(error).__name__}: {error}", location) from None
+        raise operand_error(name, types, attrs, f"{type(error).__name__}: {error}", location) from None
     for kind in results:
         if kind.dtype not in DTYPES or any(type(n) is not int or n < 0 for n in kind.shape):
-            raise _unfit(name, types, attrs, f"it would give {kind.dtype} {shown(kind.shape)}", location)
+            raise operand_error(name, types, attrs, f"it would give {kind.dtype} {shown(kind.shape)}", location)
         if kind.bytes > MOST:
-            raise _unfit(name, types, attrs, f"no machine holds {kind}", location)
+            raise operand_error(name, types, attrs, f"no machine holds {kind}", location)
     return results
 
 
-def _unfit(name: str, types: Sequence[TensorType], attrs: Any, reason: str, location: str) -> VerificationError:
+def operand_error(name: str, types: Sequence[TensorType], attrs: Any, reason: str, location: str) -> VerificationError:
+    """Return the error for operands and attributes that op `name` does not accept."""
     operands = ", ".join(map(str, types))
     reason = reason.removeprefix("ValueError: ")
     return VerificationError(f"{name} cannot take ({operands}) with {shown(dict(attrs))}: {reason}", location)

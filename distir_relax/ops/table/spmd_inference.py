@@ -1,16 +1,24 @@
-"""SPMD type inference: result types of an op on each device of a set (distributed stage)."""
+"""SPMD type inference: local operands, attributes and result types of an op on each device (distributed stage)."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from distir_relax.errors import VerificationError
-from distir_relax.ir import Attribute, DeviceEquivalence, PlacedType, TensorType, print_devices
+from distir_relax.ir import (
+    Attribute,
+    DeviceEquivalence,
+    PerRank,
+    PlacedType,
+    TensorType,
+    at_rank,
+    classify_devices,
+    print_devices,
+)
 from distir_relax.ops.table.builder import infer
 from distir_relax.ops.table.entry import Trait
 from distir_relax.ops.table.table import lookup
-from distir_relax.ops.table.type_checks import device_kinds, local_attrs, local_operands
 
 
 def infer_placed(
@@ -62,3 +70,62 @@ def result_devices(name: str, operands: Sequence[PlacedType], location: str = ""
             f"the operands of {name} are on different devices: {where}", location, "send them to one place first"
         )
     return operands[0].devices
+
+
+def device_kinds(
+    name: str,
+    operands: Sequence[PlacedType],
+    attrs: Mapping[str, Attribute],
+    devices: tuple[int, ...],
+    results: Sequence[PlacedType] = (),
+) -> DeviceEquivalence:
+    """Group an op's `devices` by equal local operands, operand types and attributes."""
+    for key, value in attrs.items():
+        if any(len(number.values) != len(devices) for number in numbers_by_device(value)):
+            raise VerificationError(f"{name} is on {len(devices)} devices, the attribute {key} is not for so many")
+    columns = [d.values for kind in results for d in kind.shape if isinstance(d, PerRank)]
+    columns += [number.values for value in attrs.values() for number in numbers_by_device(value)]
+    for kind in operands:
+        sizes = [d.values for d in kind.shape if isinstance(d, PerRank)]
+        if kind.devices == devices or Trait.TRANSFER in lookup(name).traits:
+            columns += sizes
+            continue
+        places = {device: index for index, device in enumerate(kind.devices)}
+        columns.append(tuple([device in places for device in devices]))
+        columns += [tuple([values[places[d]] if d in places else 0 for d in devices]) for values in sizes]
+    return classify_devices(tuple(columns), len(devices))
+
+
+def local_operands(
+    name: str, operands: Sequence[PlacedType], devices: tuple[int, ...], index: int
+) -> tuple[TensorType, ...]:
+    """Return the types of the operands that the device at `index` of an op's result devices holds.
+
+    A `transfer` takes its operand from the device at the same index in the operand's set.
+    """
+    if Trait.TRANSFER in lookup(name).traits:
+        return tuple(kind.local(index) for kind in operands)
+    device = devices[index]
+    return tuple(kind.local(kind.devices.index(device)) for kind in operands if device in kind.devices)
+
+
+def local_attrs(attrs: Mapping[str, Attribute], index: int) -> dict[str, Attribute]:
+    """Return the attributes for the device at `index` of the op's device set."""
+    return {key: _local_attribute(value, index) for key, value in attrs.items()}
+
+
+def _local_attribute(value: Attribute, index: int) -> Attribute:
+    if isinstance(value, PerRank):
+        return at_rank(value, index)
+    if isinstance(value, tuple):
+        return tuple(_local_attribute(item, index) for item in value)
+    return value
+
+
+def numbers_by_device(value: Attribute) -> Iterator[PerRank]:
+    """Iterate over the per-device numbers in an attribute."""
+    if isinstance(value, PerRank):
+        yield value
+    elif isinstance(value, tuple):
+        for item in value:
+            yield from numbers_by_device(item)

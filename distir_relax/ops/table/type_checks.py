@@ -1,29 +1,30 @@
-"""Type checks of the verifier: the results of an op have the types that its entry infers."""
+"""The verifier's checks of an op: its results have the types that its entry infers, and the entry's facets apply.
+
+Operands and attributes may come from a user or from a file. The torch expression of an entry determines the number of
+operands; the functions of the entry determine which attributes are valid.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping
 
 from distir_relax.errors import VerificationError
 from distir_relax.ir import (
     Attribute,
-    DeviceEquivalence,
     DTensorType,
     Module,
     Op,
-    PerRank,
-    PlacedType,
     TensorType,
     Value,
-    at_rank,
-    classify_devices,
     print_devices,
 )
-from distir_relax.ops.table.builder import infer
+from distir_relax.ops.table.builder import infer, operand_error
 from distir_relax.ops.table.entry import Trait
-from distir_relax.ops.table.entry_checks import check_facets, check_operands
+from distir_relax.ops.table.expression import check_expression, operand_count
 from distir_relax.ops.table.rank_checks import check_ranks
+from distir_relax.ops.table.spmd_inference import device_kinds, local_attrs, local_operands
 from distir_relax.ops.table.table import TABLE, Table, lookup
+from distir_relax.support.units import count
 
 
 class TableCheck:
@@ -77,65 +78,6 @@ def _right_before(table: Table) -> set[object]:
     return set()
 
 
-def device_kinds(
-    name: str,
-    operands: Sequence[PlacedType],
-    attrs: Mapping[str, Attribute],
-    devices: tuple[int, ...],
-    results: Sequence[PlacedType] = (),
-) -> DeviceEquivalence:
-    """Group an op's `devices` by equal local operands, operand types and attributes."""
-    for key, value in attrs.items():
-        if any(len(number.values) != len(devices) for number in numbers_by_device(value)):
-            raise VerificationError(f"{name} is on {len(devices)} devices, the attribute {key} is not for so many")
-    columns = [d.values for kind in results for d in kind.shape if isinstance(d, PerRank)]
-    columns += [number.values for value in attrs.values() for number in numbers_by_device(value)]
-    for kind in operands:
-        sizes = [d.values for d in kind.shape if isinstance(d, PerRank)]
-        if kind.devices == devices or Trait.TRANSFER in lookup(name).traits:
-            columns += sizes
-            continue
-        places = {device: index for index, device in enumerate(kind.devices)}
-        columns.append(tuple([device in places for device in devices]))
-        columns += [tuple([values[places[d]] if d in places else 0 for d in devices]) for values in sizes]
-    return classify_devices(tuple(columns), len(devices))
-
-
-def local_operands(
-    name: str, operands: Sequence[PlacedType], devices: tuple[int, ...], index: int
-) -> tuple[TensorType, ...]:
-    """Return the types of the operands that the device at `index` of an op's result devices holds.
-
-    A `transfer` takes its operand from the device at the same index in the operand's set.
-    """
-    if Trait.TRANSFER in lookup(name).traits:
-        return tuple(kind.local(index) for kind in operands)
-    device = devices[index]
-    return tuple(kind.local(kind.devices.index(device)) for kind in operands if device in kind.devices)
-
-
-def local_attrs(attrs: Mapping[str, Attribute], index: int) -> dict[str, Attribute]:
-    """Return the attributes for the device at `index` of the op's device set."""
-    return {key: _local_attribute(value, index) for key, value in attrs.items()}
-
-
-def _local_attribute(value: Attribute, index: int) -> Attribute:
-    if isinstance(value, PerRank):
-        return at_rank(value, index)
-    if isinstance(value, tuple):
-        return tuple(_local_attribute(item, index) for item in value)
-    return value
-
-
-def numbers_by_device(value: Attribute) -> Iterator[PerRank]:
-    """Iterate over the per-device numbers in an attribute."""
-    if isinstance(value, PerRank):
-        yield value
-    elif isinstance(value, tuple):
-        for item in value:
-            yield from numbers_by_device(item)
-
-
 def _check_ends(op: Op, sources: list[tuple[int, ...]], targets: tuple[int, ...]) -> None:
     """Raise `VerificationError` unless a `transfer` has one target per source and the two sets are disjoint."""
     if Trait.TRANSFER not in lookup(op.name).traits:
@@ -160,7 +102,11 @@ def _compare(
     attrs: Mapping[str, Attribute],
     split: bool = False,
 ) -> None:
-    check_operands(op.name, operands, attrs, op.location)
+    """Raise `VerificationError` unless the op has these results and its entry can be evaluated for these types.
+
+    With `split`, evaluate its factor rule too, for programs that are not partitioned yet.
+    """
+    _check_count(op, operands, attrs)
     expected = infer(op.name, operands, attrs, op.location)
     if tuple(results) != expected:
         names = ", ".join(str(v) for v in op.results)
@@ -168,4 +114,24 @@ def _compare(
             f"{op.name} gives ({', '.join(map(str, expected))}), but {names} is ({', '.join(map(str, results))})",
             op.location,
         )
-    check_facets(op.name, operands, attrs, results, op.location, split)
+    try:
+        check_expression(op.name, attrs, len(operands))
+        entry = lookup(op.name, op.location)
+        if split:
+            entry.rule_for(operands, attrs, results)
+        cost = entry.cost
+        for facet in (cost.flops, cost.moved, cost.product, cost.workspace, cost.cpu_workspace):
+            if facet is not None:
+                facet(operands, attrs, results)
+    except Exception as error:
+        raise operand_error(op.name, operands, attrs, f"{type(error).__name__}: {error}", op.location) from None
+
+
+def _check_count(op: Op, operands: list[TensorType], attrs: Mapping[str, Attribute]) -> None:
+    """Raise `VerificationError` unless the op takes this number of operands."""
+    try:
+        expected = operand_count(op.name, attrs)
+    except Exception:  # attributes that do not fit the expression: `infer` and the facets say more
+        return
+    if expected is not None and expected != len(operands):
+        raise VerificationError(f"{op.name} takes {count(expected, 'operand')}, found {len(operands)}", op.location)
