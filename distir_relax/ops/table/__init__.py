@@ -2,6 +2,7 @@
 
 from distir_relax.ops.table.builder import Builder, infer
 from distir_relax.ops.table.complex_pairs import Complex, aten_of, complex_aten
+from distir_relax.ops.table.data_dependent import DATA_DEPENDENT, DATA_DEPENDENT_HINT, is_data_dependent
 from distir_relax.ops.table.entry import (
     FREE,
     NO_COMPUTATION,
@@ -90,6 +91,8 @@ from distir_relax.ops.table.windows import GATHER, SCATTER, SampledWindow, Strid
 
 __all__ = [
     "BLOCKED",
+    "DATA_DEPENDENT",
+    "DATA_DEPENDENT_HINT",
     "FREE",
     "GATHER",
     "NO_COMPUTATION",
@@ -152,6 +155,7 @@ __all__ = [
     "flops_per_result",
     "gradient_of",
     "infer",
+    "is_data_dependent",
     "is_zero",
     "joined",
     "like",

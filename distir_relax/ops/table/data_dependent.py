@@ -6,8 +6,12 @@ entry; frontends report the reason.
 
 from __future__ import annotations
 
-REASON = "how many elements its result has depends on data, and the shapes of a program are fixed before it runs"
-HINT = "keep a fixed number of elements instead: where(mask, x, 0) for a selection, topk(x, k) for the first k"
+DATA_DEPENDENT = (
+    "how many elements its result has depends on data, and the shapes of a program are fixed before it runs"
+)
+DATA_DEPENDENT_HINT = (
+    "keep a fixed number of elements instead: where(mask, x, 0) for a selection, topk(x, k) for the first k"
+)
 
 _NAMES = frozenset(
     {
