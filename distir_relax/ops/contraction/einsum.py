@@ -1,4 +1,4 @@
-"""Einsum, decomposed into matrix products."""
+"""Einsum and bilinear forms, decomposed into matrix products."""
 
 from __future__ import annotations
 
@@ -72,6 +72,16 @@ def _contract(g: Builder, a: str, b: str, right: str, x: Value, y: Value) -> Any
     z = reshape_to(g, g.aten("matmul.default", x, y), tuple(size[c] for c in (*batch, *rows, *columns)))
     order = [*batch, *rows, *columns]
     return g.aten("permute.default", z, [order.index(c) for c in right])
+
+
+@aten("bilinear.default")
+def _bilinear(g: Builder, a: Value, b: Value, weight: Value, bias: Value | None = None) -> Any:
+    """Emit ``y[k] = a W[k] b`` as a linear layer on the products of all pairs of elements."""
+    *lead, n = a.tensor.shape
+    out, _, m = weight.tensor.shape
+    a, b = reshape_to(g, a, (*lead, n, 1)), reshape_to(g, b, (*lead, 1, m))
+    pairs = reshape_to(g, g.emit("multiply", a, b), (*lead, n * m))
+    return g.aten("linear.default", pairs, reshape_to(g, weight, (out, n * m)), bias)
 
 
 # Relax spellings

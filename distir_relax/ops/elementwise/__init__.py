@@ -7,7 +7,6 @@ from distir_relax.ops.elementwise import (  # noqa: F401
     casts,
     dropout,
     functions,
-    identity,
     logic,
     pointwise,
     seed,

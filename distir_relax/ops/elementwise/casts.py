@@ -1,4 +1,4 @@
-"""Casts between dtypes, and dequantization of weights."""
+"""Casts between dtypes, dequantization of weights, copies, and gradient stops."""
 
 from __future__ import annotations
 
@@ -7,6 +7,8 @@ from typing import Any
 from distir_relax.ir import TensorType, Value
 from distir_relax.ops.elementwise.pointwise import pointwise_rule
 from distir_relax.ops.table import (
+    FREE,
+    NO_GRADIENT,
     Attrs,
     Builder,
     Code,
@@ -21,8 +23,10 @@ from distir_relax.ops.table import (
     dtype_name,
     gradient_of,
     onnx,
+    operands,
     relax_as_aten,
     reshape_to,
+    same_type,
 )
 
 define(
@@ -34,6 +38,16 @@ define(
     code=Code(relax="R.astype({0}, {dtype})"),
     gradient=gradient_of(lambda b: cast(b.g, b.grad, b.x().tensor.dtype)),
     traits={Trait.POINTWISE},
+)
+
+define(
+    "stop_gradient",
+    Semantics(infer=same_type, torch="{0}", linear=(operands(0),)),
+    Split("... -> ..."),
+    cost=FREE,
+    code=Code(relax="{0}"),
+    gradient=NO_GRADIENT,
+    traits={Trait.POINTWISE, Trait.TRIVIAL, Trait.VIEW},
 )
 
 
@@ -50,6 +64,24 @@ def _to(g: Builder, x: Value, dtype: Any = None, *options: Any, **more: Any) -> 
     if isinstance(dtype, Value):
         return cast(g, x, dtype.tensor.dtype)
     return x if dtype is None else cast(g, x, dtype_name(dtype))
+
+
+@aten(
+    "alias.default",
+    "clone.default",
+    "contiguous.default",
+    "lift_fresh_copy.default",
+    "positive.default",
+    "resolve_conj.default",
+    "resolve_neg.default",
+)
+def _identity(g: Builder, x: Value, *options: Any, **more: Any) -> Any:
+    return x
+
+
+@aten("detach.default", "detach_.default")
+def _detach(g: Builder, x: Value) -> Any:
+    return g.emit("stop_gradient", x) if "float" in x.tensor.dtype else x
 
 
 # Relax spellings
@@ -81,3 +113,8 @@ def _onnx_dequantize(g: Builder, x: OnnxOperands, attrs: Attrs) -> Any:
             sides.append(reshape_to(g, side, tuple(wide)) if side.tensor.shape else side)
     y = g.emit("subtract", sides[0], sides[2]) if len(sides) > 2 else sides[0]
     return g.emit("multiply", y, sides[1])
+
+
+@onnx("Identity")
+def _onnx_identity(g: Builder, x: OnnxOperands, attrs: Attrs) -> Any:
+    return x[0]
