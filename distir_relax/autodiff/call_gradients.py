@@ -245,7 +245,7 @@ def _names_used(*parts: Iterable[Op]) -> list[str]:
     return [v.name for part in parts for op in part for v in op.operands]
 
 
-FLOPS_PER_ELEMENT = 32.0
+MAX_RECOMPUTE_FLOPS = 32.0
 """Maximum operations per element of the results of an op that is recomputed rather than saved."""
 
 
@@ -270,4 +270,4 @@ def _has_few_flops(op: Op) -> bool:
     entry = lookup(op.name, op.location)
     operands, results = [v.tensor for v in op.operands], [v.tensor for v in op.results]
     elements = max(sum(t.elements for t in results), sum(t.elements for t in operands))
-    return entry.cost.product is None and flops(entry, operands, op.attrs, results) <= FLOPS_PER_ELEMENT * elements
+    return entry.cost.product is None and flops(entry, operands, op.attrs, results) <= MAX_RECOMPUTE_FLOPS * elements

@@ -71,7 +71,7 @@ class Backward:
 
     def write(self, text: str) -> Value:
         """Emit the ops of a gradient's text and return its value."""
-        result: Value = self._write(_parsed(text))
+        result: Value = self._write(_parse(text))
         return result
 
     def zeros(self, like: Value) -> Value:
@@ -111,20 +111,20 @@ def backward_step(gradient: Gradient, backward: Backward) -> tuple[Value | None,
         grads = tuple(gradient.all(backward))
     else:
         formulas = (*gradient.operands, *[None] * (len(op.operands) - len(gradient.operands)))
-        grads = tuple(_of_operand(backward, one) if i in wrt else None for i, one in enumerate(formulas))
+        grads = tuple(_operand_gradient(backward, one) if i in wrt else None for i, one in enumerate(formulas))
     return tuple(
-        None if value is None or i not in wrt else _summed_to(backward.g, value, op.operands[i].tensor.shape)
+        None if value is None or i not in wrt else _sum_to(backward.g, value, op.operands[i].tensor.shape)
         for i, value in enumerate(grads)
     )
 
 
-def _of_operand(backward: Backward, gradient: OperandGradient) -> Value | None:
+def _operand_gradient(backward: Backward, gradient: OperandGradient) -> Value | None:
     if gradient is None:
         return None
     return backward.write(gradient) if isinstance(gradient, str) else gradient(backward)
 
 
-def _summed_to(g: Builder, value: Value, shape: tuple[int, ...]) -> Value:
+def _sum_to(g: Builder, value: Value, shape: tuple[int, ...]) -> Value:
     """Sum `value` over the dims along which an operand of `shape` was broadcast to it."""
     have = value.tensor.shape
     if have == shape:
@@ -137,5 +137,5 @@ def _summed_to(g: Builder, value: Value, shape: tuple[int, ...]) -> Value:
 
 
 @cache
-def _parsed(text: str) -> ast.expr:
+def _parse(text: str) -> ast.expr:
     return ast.parse(text, mode="eval").body

@@ -35,13 +35,13 @@ class TableCheck:
 
         In the distributed stage they are checked on each device.
         """
-        right = TABLE.derived(_right_before)
+        verified = TABLE.derived(_verified_instances)
         # Equal numbers of different types, such as 1 and True, are distinguished by their text.
         attrs = repr(sorted(op.attrs.items())) if op.attrs else ""
         key = (op.name, stage, tuple([v.type for v in op.operands]), attrs, tuple([v.type for v in op.results]))
-        if key not in right:
+        if key not in verified:
             self._check(op, stage)
-            right.add(key)
+            verified.add(key)
 
     def ranks(self, module: Module) -> None:
         """Raise `VerificationError` unless the programs of the ranks match: see `check_ranks`."""
@@ -60,7 +60,7 @@ class TableCheck:
         devices = results[0].devices
         if any(kind.devices != devices for kind in results):
             raise VerificationError(f"the results of {op.name} are on different devices", op.location)
-        _check_ends(op, [k.devices for k in operands], devices)
+        _check_transfer(op, [k.devices for k in operands], devices)
         for index in device_kinds(op.name, operands, op.attrs, devices, results).firsts:
             types = local_operands(op.name, operands, devices, index)
             _compare(op, list(types), [r.local(index) for r in results], local_attrs(op.attrs, index))
@@ -70,7 +70,7 @@ check = TableCheck()
 """The op table's part of verification."""
 
 
-def _right_before(table: Table) -> set[object]:
+def _verified_instances(table: Table) -> set[object]:
     """Return the cache of op instances that passed: blocks repeat, and passes keep most ops.
 
     Failures are not cached, so that an error has the location of its op.
@@ -78,7 +78,7 @@ def _right_before(table: Table) -> set[object]:
     return set()
 
 
-def _check_ends(op: Op, sources: list[tuple[int, ...]], targets: tuple[int, ...]) -> None:
+def _check_transfer(op: Op, sources: list[tuple[int, ...]], targets: tuple[int, ...]) -> None:
     """Raise `VerificationError` unless a `transfer` has one target per source and the two sets are disjoint."""
     if Trait.TRANSFER not in lookup(op.name).traits:
         return
