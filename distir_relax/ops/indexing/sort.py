@@ -5,6 +5,7 @@ The sorted dim must be whole on a device; all others may be split.
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any
 
 from distir_relax.ir import TensorType, Value
@@ -35,6 +36,9 @@ from distir_relax.ops.table import (
     unsplit_axis_rule,
 )
 
+# Positions along the axis differ between operand and result, so the two dims are not of one class.
+_rule = partial(unsplit_axis_rule, same="[result]")
+
 
 def _infer_arg(types: Types, attrs: Attrs) -> tuple[TensorType, ...]:
     axis, shape = checked_axis(types, attrs), types[0].shape
@@ -46,7 +50,7 @@ for _name in ("argmax", "argmin"):
     define(
         _name,
         Semantics(infer=_infer_arg, torch=f"torch.{_name}({{0}}, {{axis}}, {{keepdims}})"),
-        Split(unsplit_axis_rule, order=Order(positions=0)),
+        Split(_rule, order=Order(positions=0)),
         cost=Cost(flops=flops_per_operand()),
         code=Code(relax=f"R.{_name}({{0}}, {{axis}}, {{keepdims}})"),
         gradient=NO_GRADIENT,
@@ -70,7 +74,7 @@ def _topk_gradient(b: Backward) -> Value:
 define(
     "topk",
     Semantics(infer=_infer_topk, torch="torch.topk({0}, {k}, {axis}, {largest})"),
-    Split(unsplit_axis_rule, order=Order(positions=1)),
+    Split(_rule, order=Order(positions=1)),
     cost=Cost(flops=flops_per_operand(8.0)),
     code=Code(relax='R.topk({0}, {k}, {axis}, "both", {largest}, "int64")'),
     gradient=gradient_of(_topk_gradient),
@@ -85,7 +89,7 @@ def _infer_argsort(types: Types, attrs: Attrs) -> tuple[TensorType, ...]:
 define(
     "argsort",
     Semantics(infer=_infer_argsort, torch="torch.argsort({0}, dim={axis}, descending={descending}, stable=True)"),
-    Split(unsplit_axis_rule, order=Order(sorts=lambda attrs: not attrs["descending"], positions=0)),
+    Split(_rule, order=Order(sorts=lambda attrs: not attrs["descending"], positions=0)),
     cost=Cost(flops=flops_per_operand(16.0)),
     code=Code(relax='R.argsort({0}, {axis}, {descending}, "int64")'),
     gradient=NO_GRADIENT,

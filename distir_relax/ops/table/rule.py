@@ -107,18 +107,20 @@ def names_with(count: int, axis: int, at_axis: str) -> str:
     return " ".join(at_axis if i == axis else f"d{i}" for i in range(count))
 
 
-def unsplit_axis_rule(types: Sequence[TensorType], attrs: Mapping[str, Any], results: Sequence[TensorType]) -> Rule:
+def unsplit_axis_rule(
+    types: Sequence[TensorType], attrs: Mapping[str, Any], results: Sequence[TensorType], same: str = "[axis]"
+) -> Rule:
     """Return the rule of ops that need dim `axis` whole and are elementwise in all others.
 
-    The results may have another size along it, or lack it.
+    The results may have another size along it, or lack it. If they have the same size, `same` is their factor: by
+    default the operand's, so that both dims are of one class.
     """
     shape, axis = types[0].shape, attrs["axis"]
 
     def names(result: TensorType) -> str:
         if len(result.shape) < len(shape):
             return names_with(len(shape), axis, "")
-        same = result.shape[axis : axis + 1] == shape[axis : axis + 1]
-        return names_with(len(shape), axis, "[axis]" if same else "[result]")
+        return names_with(len(shape), axis, same if result.shape == shape else "[result]")
 
     text = f"{names_with(len(shape), axis, '[axis]')} -> {', '.join(map(names, results))}"
     return parse_rule(text, [shape], [result.shape for result in results])
