@@ -44,14 +44,14 @@ define_binary(
     "mod", "{0} % {1}", relax="R.floor_mod({0}, {1})", divides=True,
     gradients=("g", "negative(multiply(g, floor_divide(0, 1)))"),
 )  # fmt: skip
-_NOUGHT = "logical_and(equal(0, 0.0), greater_equal(1, 0.0))"
+_ZERO_TO_POSITIVE = "logical_and(equal(0, 0.0), greater_equal(1, 0.0))"
 define_binary(
     "power", "{0} ** {1}",
     gradients=(
         # With exponent 0 the power is constant, at base 0 too.
         "where(equal(1, 0.0), 0.0, multiply(g, multiply(1, power(0, subtract(1, 1.0)))))",
         # 0 ** 2 does not depend on the exponent, and the logarithm must stay finite.
-        f"where({_NOUGHT}, 0.0, multiply(g, multiply(y, log(where({_NOUGHT}, 1.0, 0)))))",
+        f"where({_ZERO_TO_POSITIVE}, 0.0, multiply(g, multiply(y, log(where({_ZERO_TO_POSITIVE}, 1.0, 0)))))",
     ),
 )  # fmt: skip
 # At the origin, where the angle is not differentiable, the gradient is 0.

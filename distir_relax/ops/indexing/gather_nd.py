@@ -23,13 +23,13 @@ def _columns(g: Builder, ids: Value) -> list[Any]:
     return [reshape_to(g, part, tuple(shape)) for part in parts]
 
 
-def _fronted(g: Builder, indices: Sequence[Any], sizes: Sequence[int], user: str) -> list[Any]:
+def _nonnegative_indices(g: Builder, indices: Sequence[Any], sizes: Sequence[int], user: str) -> list[Any]:
     """Return the indices that `user` takes into dims of `sizes`, as nonnegative indices; there may be more dims."""
     return [to_nonnegative(g, ids, size, user) for ids, size in zip(indices, sizes, strict=False)]
 
 
 def _scatter_nd(g: Builder, x: Value, ids: Value, updates: Value, reduction: str) -> Any:
-    columns = _fronted(g, _columns(g, ids), x.tensor.shape, "scatter_nd")
+    columns = _nonnegative_indices(g, _columns(g, ids), x.tensor.shape, "scatter_nd")
     return write_points(g, x, range(len(columns)), columns, updates, reduction)
 
 
@@ -37,7 +37,7 @@ def _gather_nd(g: Builder, x: Value, ids: Value, batch: int) -> Any:
     """Emit ``result[b, i] = x[b, ids[b, i]]``, where `x` and `ids` share the first `batch` dims."""
     shape, count = x.tensor.shape, ids.tensor.shape[-1]
     sizes, rest = shape[batch : batch + count], shape[batch + count :]
-    columns = _fronted(g, _columns(g, ids), sizes, "gather_nd")
+    columns = _nonnegative_indices(g, _columns(g, ids), sizes, "gather_nd")
     if not batch:
         return g.emit("index_tensor", x, *columns, count=count)
     flat = flatten_indices(g, columns, sizes)
@@ -57,13 +57,13 @@ def _index_put(g: Builder, x: Value, indices: list[Any], values: Value, accumula
     used = [(dim, index) for dim, index in enumerate(indices) if index is not None]
     values = cast(g, values, x.tensor.dtype)
     if any(index.tensor.dtype == "bool" for _, index in used):
-        return _put_masked(g, x, indices, values, accumulate)
+        return _masked_put(g, x, indices, values, accumulate)
     dims = [dim for dim, _ in used]
-    places = _fronted(g, [index for _, index in used], [x.tensor.shape[dim] for dim in dims], "index_put")
+    places = _nonnegative_indices(g, [index for _, index in used], [x.tensor.shape[dim] for dim in dims], "index_put")
     return write_points(g, x, dims, places, values, "add" if accumulate else "update")
 
 
-def _put_masked(g: Builder, x: Value, indices: list[Any], values: Value, accumulate: bool) -> Any:
+def _masked_put(g: Builder, x: Value, indices: list[Any], values: Value, accumulate: bool) -> Any:
     """Write a scalar where a mask over the first dims is true."""
     (mask, *others), rank = indices, len(x.tensor.shape)
     if others or values.tensor.elements != 1:

@@ -62,7 +62,7 @@ def check_range(g: Builder, ids: Value, size: int, user: str, from_end: bool = F
 
 
 def check_constant(g: Builder, numbers: Sequence[int], size: int, user: str, from_end: bool = False) -> None:
-    """Raise `ImportModelError` if one of these indices is out of range; see `in_range`."""
+    """Raise `ImportModelError` if one of these indices is out of range; see `check_range`."""
     low = -size if from_end else 0
     for index in numbers:
         if not low <= index < size:

@@ -124,9 +124,9 @@ def _products_gradient(b: Backward) -> tuple[Value, None, Value]:
     """Return the product of all other factors; if exactly one is zero, its gradient is the product of the others."""
     data, index, updates = b.op.operands
     axis, zero, one = b.attrs["axis"], b.number(0.0), b.number(1.0)
-    nought = [b.emit("equal", x, zero) for x in (data, updates)]
-    factors = [b.emit("where", none, one, x) for none, x in zip(nought, (data, updates), strict=True)]
-    zeros = [cast(b.g, none, data.tensor.dtype) for none in nought]
+    zero_masks = [b.emit("equal", x, zero) for x in (data, updates)]
+    factors = [b.emit("where", none, one, x) for none, x in zip(zero_masks, (data, updates), strict=True)]
+    zeros = [cast(b.g, none, data.tensor.dtype) for none in zero_masks]
     count = b.emit("scatter_elements", zeros[0], index, zeros[1], axis=axis, reduction="add")
     product = b.emit("scatter_elements", factors[0], index, factors[1], axis=axis, reduction="mul")
     product = b.emit("multiply", b.grad, product)

@@ -53,7 +53,7 @@ def _pad_rule(types: Types, attrs: Attrs, results: Types) -> Rule:
     return replace(parse_rule(f"{text} -> {text}", [x.shape], [results[0].shape]), windows=tuple(windows))
 
 
-def _set_ends(attrs: Attrs, ends: Mapping[int, tuple[int, ...]]) -> dict[str, Attribute]:
+def _localize_widths(attrs: Attrs, ends: Mapping[int, tuple[int, ...]]) -> dict[str, Attribute]:
     result: dict[str, Attribute] = dict(attrs)
     for i, key in enumerate(("low", "high")):
         result[key] = tuple(ends[d][i] if d in ends else n for d, n in enumerate(attrs[key]))
@@ -72,7 +72,7 @@ def _relax_pad(attrs: Attrs) -> str:
     return f'R.nn.pad({{0}}, {widths!r}, "constant", {{value}})'
 
 
-def _inside(b: Backward) -> Value:
+def _pad_gradient(b: Backward) -> Value:
     """Crop the gradient to the operand; elements removed by negative padding get zeros."""
     shape, low, high = b.grad.tensor.shape, b.attrs["low"], b.attrs["high"]
     axes = tuple(range(len(shape)))
@@ -90,15 +90,15 @@ def _inside(b: Backward) -> Value:
 define(
     "pad",
     Semantics(infer=_infer_pad, torch=_torch_pad, linear=lambda count, attrs: () if attrs["value"] else (operands(0),)),
-    Split(_pad_rule, windowed=_set_ends),
+    Split(_pad_rule, windowed=_localize_widths),
     cost=FREE,
     code=Code(relax=_relax_pad),
-    gradient=gradient_of(_inside),
+    gradient=gradient_of(_pad_gradient),
 )
 
 
 # Maps positions outside a dim of n elements to the positions inside that are copied.
-_INSIDE: dict[str, Callable[[int, int], int]] = {
+_SOURCE_POSITION: dict[str, Callable[[int, int], int]] = {
     "edge": lambda at, n: min(max(at, 0), n - 1),
     "reflect": lambda at, n: n - 1 - abs(at % (2 * n - 2) - (n - 1)) if n > 1 else 0,
     "wrap": lambda at, n: at % n,
@@ -113,13 +113,13 @@ def pad_by(g: Builder, x: Value, low: Sequence[int], high: Sequence[int], mode: 
     """
     import torch
 
-    inside = _INSIDE.get(_TORCH.get(mode, mode))
-    if inside is None:
+    source = _SOURCE_POSITION.get(_TORCH.get(mode, mode))
+    if source is None:
         raise NotImplementedError(f"padding of mode {mode!r}")
     for axis, (first, last) in enumerate(zip(low, high, strict=True)):
         size = x.tensor.shape[axis]
         if first or last:
-            places = torch.tensor([inside(at, size) for at in range(-first, size + last)])
+            places = torch.tensor([source(at, size) for at in range(-first, size + last)])
             x = g.emit("take", x, g.array(places, "positions"), axis=axis)
     return x
 

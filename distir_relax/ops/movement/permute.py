@@ -42,7 +42,7 @@ def _permute_rule(types: Types, attrs: Attrs, results: Types) -> Rule:
     return parse_rule(text, [types[0].shape], [results[0].shape])
 
 
-def _permuted_back(b: Backward) -> Value:
+def _permute_gradient(b: Backward) -> Value:
     axes = b.attrs["axes"]
     back: Value = b.emit("permute_dims", b.grad, axes=tuple(axes.index(d) for d in range(len(axes))))
     return back
@@ -54,7 +54,7 @@ define(
     Split(_permute_rule),
     cost=FREE,
     code=Code(relax="R.permute_dims({0}, {axes})", strides=view_strides.permuted),
-    gradient=gradient_of(_permuted_back),
+    gradient=gradient_of(_permute_gradient),
     traits={Trait.VIEW},
 )
 

@@ -56,7 +56,7 @@ def _torch_slice(attrs: Attrs) -> str:
     return f"{{0}}[{', '.join(parts)}]"
 
 
-def _set_back(b: Backward) -> Value:
+def _slice_gradient(b: Backward) -> Value:
     """Scatter the gradient to the positions that were read, with zeros elsewhere."""
     shape = b.x().tensor.shape
     low, high = [0] * len(shape), [0] * len(shape)
@@ -64,18 +64,18 @@ def _set_back(b: Backward) -> Value:
     for axis, begin, step in zip(b.attrs["axes"], b.attrs["begin"], b.attrs["strides"], strict=True):
         size = grad.tensor.shape[axis]
         if step > 1 and size:
-            grad = _spread(b, grad, axis, step)
+            grad = _insert_zeros(b, grad, axis, step)
         # The positions after the last one that was read may be more, or fewer, than the zeros inserted after it.
-        behind = shape[axis] - begin - grad.tensor.shape[axis]
-        if behind < 0:
-            grad = slice_dim(b.g, grad, axis, 0, behind)
-        low[axis], high[axis] = begin, max(behind, 0)
+        remaining = shape[axis] - begin - grad.tensor.shape[axis]
+        if remaining < 0:
+            grad = slice_dim(b.g, grad, axis, 0, remaining)
+        low[axis], high[axis] = begin, max(remaining, 0)
     if any(low) or any(high):
         grad = b.emit("pad", grad, low=tuple(low), high=tuple(high), value=0.0)
     return grad
 
 
-def _spread(b: Backward, x: Value, axis: int, step: int) -> Value:
+def _insert_zeros(b: Backward, x: Value, axis: int, step: int) -> Value:
     """Insert ``step - 1`` zeros after each element of `x` along `axis`."""
     shape = x.tensor.shape
     x = reshape_to(b.g, x, (*shape[: axis + 1], 1, *shape[axis + 1 :]))
@@ -91,7 +91,7 @@ define(
     Split(_slice_rule),
     cost=FREE,
     code=Code(relax="R.strided_slice({0}, {axes}, {begin}, {end}, {strides})", strides=view_strides.sliced),
-    gradient=gradient_of(_set_back),
+    gradient=gradient_of(_slice_gradient),
     traits={Trait.TRIVIAL, Trait.VIEW},
 )
 

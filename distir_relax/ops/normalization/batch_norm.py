@@ -42,7 +42,7 @@ def _rule(types: Types, attrs: Attrs, results: Types) -> Rule:
     return parse_rule(f"{dims}, c, c, c, c -> {dims}", [t.shape for t in types], [results[0].shape])
 
 
-def _back(b: Backward) -> tuple[Value | None, ...]:
+def _gradient(b: Backward) -> tuple[Value | None, ...]:
     """The statistics are constants: no gradient passes to them, as in torch."""
     x, weight, _, mean, variance = b.op.operands
     others = tuple(d for d in range(len(x.tensor.shape)) if d != 1)
@@ -64,7 +64,7 @@ define(
     Split(_rule),
     cost=Cost(flops=flops_per_result(2.0)),
     code=Code(relax="R.nn.batch_norm({0}, {1}, {2}, {3}, {4}, 1, {epsilon}, training=False)[0]"),
-    gradient=Gradient(all=_back),
+    gradient=Gradient(all=_gradient),
     traits={Trait.ZERO_IF_EMPTY},
 )
 
@@ -94,7 +94,7 @@ def batch_norm(
 
 
 @aten("_native_batch_norm_legit_functional.default")
-def _functional(
+def _batch_norm_training(
     g: Builder, x: Value, weight: Any, bias: Any, mean: Value, var: Value, training: bool, momentum: float, eps: float
 ) -> Any:
     """As `torch.export` writes batch norm in training mode: with the batch's statistics, and new running ones."""

@@ -76,11 +76,11 @@ for _name in ("group_norm", "instance_norm"):
 def _onnx_group_norm(g: Builder, x: OnnxOperands, attrs: Attrs) -> Any:
     groups, channels = attrs["num_groups"], x[0].tensor.shape[1]
     # Before opset 21, scale and bias have one number per group.
-    scale, bias = (_repeated(g, x[i], channels) for i in (1, 2))
+    scale, bias = (_expand_to_channels(g, x[i], channels) for i in (1, 2))
     return _group_norm(g, x[0], groups, scale, bias, attrs.get("epsilon", 1e-5))
 
 
-def _repeated(g: Builder, vector: Value, channels: int) -> Any:
+def _expand_to_channels(g: Builder, vector: Value, channels: int) -> Any:
     (size,) = vector.tensor.shape
     if size == channels:
         return vector

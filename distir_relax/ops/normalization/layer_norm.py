@@ -43,7 +43,7 @@ def _norm_rule(types: Types, attrs: Attrs, results: Types) -> Rule:
     return parse_rule(f"{outer} {inner}, {weights} -> {outer} {inner}", [t.shape for t in types], [results[0].shape])
 
 
-def _norm_back(b: Backward) -> tuple[Value | None, ...]:
+def _norm_gradient(b: Backward) -> tuple[Value | None, ...]:
     """Ba et al., Layer Normalization, 2016; Zhang and Sennrich, Root Mean Square Layer Normalization, 2019."""
     x, weight = b.op.operands[:2]
     rank, normal = len(x.tensor.shape), len(weight.tensor.shape)
@@ -74,7 +74,7 @@ for _name, _weights in (("layer_norm", "{1}, {2}"), ("rms_norm", "{1}")):
         Split(_norm_rule),
         cost=Cost(flops=flops_per_result(8.0)),
         code=Code(relax=f"R.nn.{_name}({{0}}, {_weights}, {{axes}}, {{epsilon}})"),
-        gradient=Gradient(all=_norm_back),
+        gradient=Gradient(all=_norm_gradient),
     )
 
 
@@ -134,7 +134,7 @@ def _last_axes(x: Value, attrs: Any) -> tuple[int, ...]:
 @onnx("LayerNormalization")
 def _onnx_layer_norm(g: Builder, x: OnnxOperands, attrs: Attrs) -> Any:
     shape = list(x[0].tensor.shape[attrs.get("axis", -1) :])
-    weight, bias = (_fitted(g, x, i, shape) for i in (1, 2))
+    weight, bias = (_broadcast_weight(g, x, i, shape) for i in (1, 2))
     y = _layer_norm(g, x[0], shape, weight, bias, attrs.get("epsilon", 1e-5))
     if attrs["outputs"] == 1:
         return y
@@ -148,10 +148,10 @@ def _onnx_layer_norm(g: Builder, x: OnnxOperands, attrs: Attrs) -> Any:
 @onnx("RMSNormalization")
 def _onnx_rms_norm(g: Builder, x: OnnxOperands, attrs: Attrs) -> Any:
     shape = list(x[0].tensor.shape[attrs.get("axis", -1) :])
-    return _rms_norm(g, x[0], shape, _fitted(g, x, 1, shape), attrs.get("epsilon", 1e-5))
+    return _rms_norm(g, x[0], shape, _broadcast_weight(g, x, 1, shape), attrs.get("epsilon", 1e-5))
 
 
-def _fitted(g: Builder, x: Any, index: int, shape: list[int]) -> Any:
+def _broadcast_weight(g: Builder, x: Any, index: int, shape: list[int]) -> Any:
     """Return the scale or bias of a norm, which ONNX broadcasts to the normalized dims."""
     if not x.has(index) or list(x[index].tensor.shape) == shape:
         return x[index] if x.has(index) else None

@@ -6,7 +6,7 @@ import math
 from typing import Any
 
 from distir_relax.ir import Value
-from distir_relax.ops.reduction.reduction_axes import axes_of, converted, infer_along_axis
+from distir_relax.ops.reduction.reduction_axes import axes_of, cast_for_reduction, infer_along_axis
 from distir_relax.ops.table import (
     Backward,
     Builder,
@@ -26,26 +26,26 @@ from distir_relax.ops.table import (
 )
 
 
-def _softmax_back(b: Backward) -> Value:
+def _softmax_gradient(b: Backward) -> Value:
     mean = b.emit("sum", b.emit("multiply", b.grad, b.y()), axis=(b.attrs["axis"],), keepdims=True)
     grad: Value = b.emit("multiply", b.y(), b.emit("subtract", b.grad, mean))
     return grad
 
 
-def _log_softmax_back(b: Backward) -> Value:
+def _log_softmax_gradient(b: Backward) -> Value:
     total = b.emit("sum", b.grad, axis=(b.attrs["axis"],), keepdims=True)
     grad: Value = b.emit("subtract", b.grad, b.emit("multiply", b.emit("exp", b.y()), total))
     return grad
 
 
-for _name, _back in (("softmax", _softmax_back), ("log_softmax", _log_softmax_back)):
+for _name, _gradient in (("softmax", _softmax_gradient), ("log_softmax", _log_softmax_gradient)):
     define(
         f"nn.{_name}",
         Semantics(infer=infer_along_axis, torch=f"F.{_name}({{0}}, {{axis}})"),
         Split(unsplit_axis_rule),
         cost=Cost(flops=flops_per_result(12.0)),
         code=Code(relax=f"R.nn.{_name}({{0}}, {{axis}})"),
-        gradient=gradient_of(_back),
+        gradient=gradient_of(_gradient),
     )
 
 
@@ -54,12 +54,12 @@ for _name, _back in (("softmax", _softmax_back), ("log_softmax", _log_softmax_ba
 
 @aten("softmax.int", "_softmax.default")
 def _softmax(g: Builder, x: Value, dim: int, dtype: Any = None) -> Any:
-    return g.emit("nn.softmax", converted(g, x, dtype or None), axis=axis_in(x, dim))
+    return g.emit("nn.softmax", cast_for_reduction(g, x, dtype or None), axis=axis_in(x, dim))
 
 
 @aten("log_softmax.int", "_log_softmax.default")
 def _log_softmax(g: Builder, x: Value, dim: int, dtype: Any = None) -> Any:
-    return g.emit("nn.log_softmax", converted(g, x, dtype or None), axis=axis_in(x, dim))
+    return g.emit("nn.log_softmax", cast_for_reduction(g, x, dtype or None), axis=axis_in(x, dim))
 
 
 # Relax spellings

@@ -15,7 +15,7 @@ from distir_relax.ops.recurrence.gradients import cell_gradient, operand_dims, s
 from distir_relax.ops.table import Attrs, Code, Cost, Rule, Semantics, Split, Types, define, parse_rule
 
 
-def _enter(name: str, gates: int, states: int, extras: Sequence[str], options: Sequence[str]) -> None:
+def _define(name: str, gates: int, states: int, extras: Sequence[str], options: Sequence[str]) -> None:
     """Define a cell with this number of gates and states; `options` are the attributes that its kernel takes."""
     cell = name.removeprefix("nn.")
     fixed = 2 + states
@@ -83,6 +83,6 @@ def _product(types: Types, attrs: Attrs, results: Types) -> tuple[int, int, int,
     return steps, batch, width, types[1].shape[1]
 
 
-_enter("nn.lstm", 4, 2, ("peepholes", "lengths", "projection"), ("order",))
-_enter("nn.gru", 3, 1, ("bias", "lengths"), ("order", "reset_after"))
-_enter("nn.rnn", 1, 1, ("lengths",), ())
+_define("nn.lstm", 4, 2, ("peepholes", "lengths", "projection"), ("order",))
+_define("nn.gru", 3, 1, ("bias", "lengths"), ("order", "reset_after"))
+_define("nn.rnn", 1, 1, ("lengths",), ())

@@ -83,7 +83,7 @@ def _workspace(types: Types, attrs: Attrs, of_weights: bool) -> float:
     return sum(t.bytes for t in types) + _SAVED[attrs["cell"]][of_weights] * steps + 1.75 * of_weights * types[1].bytes
 
 
-def _enter(name: str, wrt: _Operands, of_weights: bool) -> None:
+def _define(name: str, wrt: _Operands, of_weights: bool) -> None:
     """Define an op that returns the gradients of the operands `wrt`, by index."""
 
     def infer(types: Types, attrs: Attrs) -> tuple[TensorType, ...]:
@@ -126,5 +126,5 @@ def _enter(name: str, wrt: _Operands, of_weights: bool) -> None:
     )
 
 
-_enter("nn.recurrence_grad", _of_sequences, False)
-_enter("nn.recurrence_weight_grad", _of_weights, True)
+_define("nn.recurrence_grad", _of_sequences, False)
+_define("nn.recurrence_weight_grad", _of_weights, True)

@@ -62,7 +62,7 @@ def join(g: Builder, parts: Sequence[Any], axis: int) -> Any:
     return parts[0] if len(parts) == 1 else g.emit("concat", *parts, axis=axis)
 
 
-def stacked(g: Builder, parts: Sequence[Any]) -> Any:
+def stack_directions(g: Builder, parts: Sequence[Any]) -> Any:
     """Stack `parts` along a new first dim."""
     return join(g, [reshape_to(g, part, (1, *part.tensor.shape)) for part in parts], 0)
 
@@ -93,7 +93,7 @@ def _layers(
             x = g.aten("dropout.default", x, dropout, train)
     if batch_first:
         x = g.emit("permute_dims", x, axes=(1, 0, 2))
-    return (x, *(stacked(g, parts) for parts in last))
+    return (x, *(stack_directions(g, parts) for parts in last))
 
 
 # ATen spellings

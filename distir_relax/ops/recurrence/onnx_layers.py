@@ -8,7 +8,7 @@ from typing import Any
 
 from distir_relax.ir import Value
 from distir_relax.kernels.recurrent import ACTIVATIONS
-from distir_relax.ops.recurrence.layers import Cell, direction, stacked
+from distir_relax.ops.recurrence.layers import Cell, direction, stack_directions
 from distir_relax.ops.table import Attrs, Builder, OnnxOperands, filled, onnx
 
 _DIRECTIONS = {"forward": (False,), "reverse": (True,), "bidirectional": (False, True)}
@@ -61,7 +61,7 @@ def _layer(g: Builder, cell: Cell, usual: tuple[str, ...], x: OnnxOperands, attr
 
 def _joined(g: Builder, parts: Sequence[Sequence[Value]], batch_first: bool) -> Any:
     """Return (d, t, n, h) and (d, n, h) in ONNX's order of dims: (t, d, n, h) and (d, n, h), or n first."""
-    outputs, *last = (stacked(g, values) for values in parts)
+    outputs, *last = (stack_directions(g, values) for values in parts)
     if batch_first:
         return (
             g.emit("permute_dims", outputs, axes=(2, 1, 0, 3)),

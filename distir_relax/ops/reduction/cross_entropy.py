@@ -10,7 +10,7 @@ from __future__ import annotations
 from typing import Any
 
 from distir_relax.ir import Value
-from distir_relax.ops.reduction.losses import reduced
+from distir_relax.ops.reduction.losses import reduce_loss
 from distir_relax.ops.table import Builder, aten, broadcast_to, cast, like, promote, reshape_to
 
 # ATen spellings
@@ -41,19 +41,19 @@ def _cross_entropy(
         if smoothing:
             scaled = g.emit("multiply", target, like(g, x, 1 - smoothing))
             target = g.emit("add", scaled, like(g, x, smoothing / x.tensor.shape[axis]))
-        rows = _weighed(g, shifted, normalizer, _along(g, weight, x, axis, target), axis)
+        rows = _weighted_sum(g, shifted, normalizer, _class_weights(g, weight, x, axis, target), axis)
         count = like(g, x, x.tensor.elements // max(1, x.tensor.shape[axis]))
-        return _over(g, rows, count, reduction)
+        return _normalize(g, rows, count, reduction)
     labels = _Labels(g, x, target, weight, ignore_index)
-    losses = labels.weighed(g.emit("subtract", normalizer, labels.picked(shifted)))
+    losses = labels.weighted(g.emit("subtract", normalizer, labels.select(shifted)))
     if not smoothing:
-        return _over(g, losses, labels.total(), reduction)
-    classes = _weighed(g, shifted, normalizer, _along(g, weight, x, axis), axis)
+        return _normalize(g, losses, labels.total(), reduction)
+    classes = _weighted_sum(g, shifted, normalizer, _class_weights(g, weight, x, axis), axis)
     parts = (
         g.emit("multiply", losses, like(g, x, 1 - smoothing)),
         g.emit("multiply", labels.masked(classes), like(g, x, smoothing / x.tensor.shape[axis])),
     )
-    return _over(g, g.emit("add", *parts), labels.total(), reduction)
+    return _normalize(g, g.emit("add", *parts), labels.total(), reduction)
 
 
 @aten("nll_loss_nd.default", "nll_loss.default", "nll_loss2d.default")
@@ -74,7 +74,7 @@ def nll_loss(
         return tuple(cast(g, value, x.tensor.dtype) for value in both)
     labels = _Labels(g, x, target, weight, ignore_index)
     total = labels.total()
-    loss = _over(g, labels.weighed(g.emit("negative", labels.picked(x))), total, reduction)
+    loss = _normalize(g, labels.weighted(g.emit("negative", labels.select(x))), total, reduction)
     return loss, total if reduction else like(g, x, 0)
 
 
@@ -92,7 +92,7 @@ class _Labels:
         self._numbers = g.emit("where", self._counts, labels, g.constant(0, "int64"))
         self._weights = None if weight is None else self.masked(g.aten("embedding.default", weight, self._numbers))
 
-    def picked(self, x: Value) -> Any:
+    def select(self, x: Value) -> Any:
         """Return the element of `x` at each label."""
         shape = self._numbers.tensor.shape
         column = reshape_to(self._g, self._numbers, (*shape[: self._axis], 1, *shape[self._axis :]))
@@ -102,7 +102,7 @@ class _Labels:
         """Return `rows`, with zero where the label is ignored."""
         return self._g.emit("where", self._counts, rows, like(self._g, rows, 0))
 
-    def weighed(self, rows: Value) -> Any:
+    def weighted(self, rows: Value) -> Any:
         """Return `rows` times the weight of their class; zero where the label is ignored."""
         rows = self.masked(rows)
         return rows if self._weights is None else self._g.emit("multiply", rows, self._weights)
@@ -126,7 +126,7 @@ def _log_softmax_parts(g: Builder, x: Value, axis: int) -> tuple[Any, Any]:
     return shifted, g.emit("log", total)
 
 
-def _along(g: Builder, weight: Value | None, x: Value, axis: int, target: Value | None = None) -> Any:
+def _class_weights(g: Builder, weight: Value | None, x: Value, axis: int, target: Value | None = None) -> Any:
     """Return the weight of each class in each row: its class weight, its target probability, or their product."""
     if weight is None:
         return target
@@ -135,7 +135,7 @@ def _along(g: Builder, weight: Value | None, x: Value, axis: int, target: Value 
     return weight if target is None else g.emit("multiply", target, weight)
 
 
-def _weighed(g: Builder, shifted: Value, normalizer: Value, weights: Value | None, axis: int) -> Any:
+def _weighted_sum(g: Builder, shifted: Value, normalizer: Value, weights: Value | None, axis: int) -> Any:
     """Return the sum of the losses of all classes, weighted, or with weight 1."""
     if weights is None:
         of_all = g.emit("multiply", normalizer, like(g, normalizer, shifted.tensor.shape[axis]))
@@ -146,6 +146,6 @@ def _weighed(g: Builder, shifted: Value, normalizer: Value, weights: Value | Non
     return g.emit("subtract", g.emit("multiply", normalizer, total), lost)
 
 
-def _over(g: Builder, rows: Value, count: Value, reduction: int) -> Any:
+def _normalize(g: Builder, rows: Value, count: Value, reduction: int) -> Any:
     """Reduce rows: none (0), their sum over `count` (1), or their sum (2)."""
-    return g.emit("divide", reduced(g, rows, 2), count) if reduction == 1 else reduced(g, rows, reduction)
+    return g.emit("divide", reduce_loss(g, rows, 2), count) if reduction == 1 else reduce_loss(g, rows, reduction)

@@ -8,7 +8,7 @@ from __future__ import annotations
 from typing import Any
 
 from distir_relax.ir import TensorType, Value
-from distir_relax.ops.reduction.reduction_axes import axes_of, converted, infer_along_axis, relax_axes
+from distir_relax.ops.reduction.reduction_axes import axes_of, cast_for_reduction, infer_along_axis, relax_axes
 from distir_relax.ops.table import (
     Attrs,
     Backward,
@@ -58,15 +58,15 @@ def _infer_product(types: Types, attrs: Attrs) -> tuple[TensorType, ...]:
 
 def _zeros_and_factors(b: Backward) -> tuple[Value, Value]:
     """Return a mask of zeros in the operand, and the operand with ones there."""
-    nought = b.emit("equal", b.x(), b.number(0.0))
-    return nought, b.emit("where", nought, b.number(1.0), b.x())
+    zero_mask = b.emit("equal", b.x(), b.number(0.0))
+    return zero_mask, b.emit("where", zero_mask, b.number(1.0), b.x())
 
 
 def _product_gradient(b: Backward) -> Value:
     """Return the product of all other elements; if exactly one is zero, its gradient is the product of the others."""
     axis, shape, dtype = b.attrs["axis"], b.x().tensor.shape, b.grad.tensor.dtype
-    nought, factors = _zeros_and_factors(b)
-    own = cast(b.g, nought, dtype)
+    zero_mask, factors = _zeros_and_factors(b)
+    own = cast(b.g, zero_mask, dtype)
     count = b.emit("sum", own, axis=(axis,), keepdims=True)
     product = b.emit("prod", factors, axis=axis, keepdims=True)
     grad = reshape_to(b.g, b.grad, tuple(1 if d == axis else n for d, n in enumerate(shape)))
@@ -77,15 +77,15 @@ def _product_gradient(b: Backward) -> Value:
 def _cumprod_gradient(b: Backward) -> Value:
     """Return each element's gradient from the products after it: up to the first zero, or from it up to the second."""
     axis, dtype = b.attrs["axis"], b.grad.tensor.dtype
-    nought, factors = _zeros_and_factors(b)
-    count = b.emit("cumsum", cast(b.g, nought, dtype), axis=axis)
+    zero_mask, factors = _zeros_and_factors(b)
+    count = b.emit("cumsum", cast(b.g, zero_mask, dtype), axis=axis)
     terms = b.emit("multiply", b.grad, b.emit("cumprod", factors, axis=axis))
 
     def after(zeros: float) -> Value:
         masked = b.emit("where", b.emit("equal", count, b.number(zeros)), terms, b.number(0.0))
         return _reverse_cumsum(b, masked)
 
-    return b.emit("where", nought, after(1.0), b.emit("divide", after(0.0), factors))  # type: ignore[no-any-return]
+    return b.emit("where", zero_mask, after(1.0), b.emit("divide", after(0.0), factors))  # type: ignore[no-any-return]
 
 
 define(
@@ -158,7 +158,7 @@ define(
 
 def _aten_sums(name: str) -> Any:
     def convert(g: Builder, x: Value, dim: int, dtype: Any = None) -> Any:
-        y = converted(g, x, dtype, True)
+        y = cast_for_reduction(g, x, dtype, True)
         return g.emit(name, y, axis=axes_of(x, dim)[0]) if x.tensor.shape else y
 
     return convert
@@ -187,7 +187,7 @@ def _logcumsumexp(g: Builder, x: Value, dim: int) -> Any:
 
 @aten("prod.dim_int")
 def _prod(g: Builder, x: Value, dim: int, keepdim: bool = False, dtype: Any = None) -> Any:
-    y = converted(g, x, dtype, True)
+    y = cast_for_reduction(g, x, dtype, True)
     return g.emit("prod", y, axis=axes_of(x, dim)[0], keepdims=keepdim) if x.tensor.shape else y
 
 
@@ -228,7 +228,7 @@ def _onnx_cumsum(g: Builder, x: OnnxOperands, attrs: Attrs) -> Any:
     axis = axes_of(x[0], x.number(1))[0]
     y = g.emit("flip", x[0], axis=axis) if attrs.get("reverse", 0) else x[0]
     # Integers are summed in 64 bits, as in torch.
-    total = cast(g, g.emit("cumsum", converted(g, y, None, True), axis=axis), y.tensor.dtype)
+    total = cast(g, g.emit("cumsum", cast_for_reduction(g, y, None, True), axis=axis), y.tensor.dtype)
     total = g.emit("subtract", total, y) if attrs.get("exclusive", 0) else total
     return g.emit("flip", total, axis=axis) if attrs.get("reverse", 0) else total
 

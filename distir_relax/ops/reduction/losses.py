@@ -68,7 +68,7 @@ define(
 )
 
 
-def reduced(g: Builder, x: Value, reduction: int) -> Any:
+def reduce_loss(g: Builder, x: Value, reduction: int) -> Any:
     """Return `x` itself (0), its mean (1), or its sum (2), by torch's numbers for reductions."""
     name = _REDUCTIONS[reduction]
     return g.aten(name, x) if name else x
@@ -79,12 +79,12 @@ def reduced(g: Builder, x: Value, reduction: int) -> Any:
 
 @aten("mse_loss.default")
 def _mse_loss(g: Builder, x: Value, target: Value, reduction: int = 1) -> Any:
-    return reduced(g, g.emit("square", g.emit("subtract", *promote(g, x, target))), reduction)
+    return reduce_loss(g, g.emit("square", g.emit("subtract", *promote(g, x, target))), reduction)
 
 
 @aten("l1_loss.default")
 def _l1_loss(g: Builder, x: Value, target: Value, reduction: int = 1) -> Any:
-    return reduced(g, g.emit("abs", g.emit("subtract", *promote(g, x, target))), reduction)
+    return reduce_loss(g, g.emit("abs", g.emit("subtract", *promote(g, x, target))), reduction)
 
 
 @aten("smooth_l1_loss.default")
@@ -92,15 +92,15 @@ def _smooth_l1_loss(g: Builder, x: Value, target: Value, reduction: int = 1, bet
     """Squared differences below `beta`, over twice `beta`; absolute differences above it."""
     if not beta:
         return _l1_loss(g, x, target, reduction)
-    return reduced(g, _squares_below(g, x, target, beta, 1 / beta), reduction)
+    return reduce_loss(g, _huber(g, x, target, beta, 1 / beta), reduction)
 
 
 @aten("huber_loss.default")
 def _huber_loss(g: Builder, x: Value, target: Value, reduction: int = 1, delta: float = 1.0) -> Any:
-    return reduced(g, _squares_below(g, x, target, delta, 1.0), reduction)
+    return reduce_loss(g, _huber(g, x, target, delta, 1.0), reduction)
 
 
-def _squares_below(g: Builder, x: Value, target: Value, bound: float, scale: float) -> Any:
+def _huber(g: Builder, x: Value, target: Value, bound: float, scale: float) -> Any:
     """Emit ``scale d^2 / 2`` of differences below `bound`, continued linearly above it."""
     distance = g.emit("abs", g.emit("subtract", *promote(g, x, target)))
     near = g.emit("less", distance, like(g, distance, bound))
@@ -117,14 +117,14 @@ def _squares_below(g: Builder, x: Value, target: Value, bound: float, scale: flo
 def _soft_margin_loss(g: Builder, x: Value, target: Value, reduction: int = 1) -> Any:
     """Emit ``log(1 + exp(-t x))`` without overflow of the exponential."""
     agreed = g.emit("multiply", *promote(g, x, target))
-    return reduced(g, g.emit("negative", g.aten("log_sigmoid.default", agreed)), reduction)
+    return reduce_loss(g, g.emit("negative", g.aten("log_sigmoid.default", agreed)), reduction)
 
 
 @aten("margin_ranking_loss.default")
 def _margin_ranking_loss(g: Builder, a: Value, b: Value, target: Value, margin: float = 0.0, reduction: int = 1) -> Any:
     """Emit ``max(0, margin - t (a - b))``."""
     ahead = g.emit("multiply", *promote(g, g.emit("subtract", a, b), target))
-    return reduced(g, _lacking(g, ahead, margin), reduction)
+    return reduce_loss(g, _hinge(g, ahead, margin), reduction)
 
 
 @aten("triplet_margin_loss.default")
@@ -137,7 +137,7 @@ def _triplet_margin_loss(
     near, *far = (g.aten("pairwise_distance.default", a, b, order, epsilon) for a, b in pairs)
     away = g.emit("minimum", *far) if swap else far[0]
     lacking = g.emit("subtract", g.emit("add", near, like(g, near, margin)), away)
-    return reduced(g, _positive(g, lacking), reduction)
+    return reduce_loss(g, _clamp_at_zero(g, lacking), reduction)
 
 
 @aten("cosine_embedding_loss.default")
@@ -154,9 +154,9 @@ def _cosine_embedding_loss(
     cosine = g.emit("divide", along(a, b), g.emit("sqrt", sizes))
     near, far = (g.emit("equal", target, like(g, target, sign)) for sign in (1, -1))
     zero, one = like(g, cosine, 0), like(g, cosine, 1)
-    excess = _positive(g, g.emit("subtract", cosine, like(g, cosine, margin)))
+    excess = _clamp_at_zero(g, g.emit("subtract", cosine, like(g, cosine, margin)))
     sides = g.emit("where", near, g.emit("subtract", one, cosine), zero), g.emit("where", far, excess, zero)
-    return reduced(g, g.emit("add", *sides), reduction)
+    return reduce_loss(g, g.emit("add", *sides), reduction)
 
 
 @aten("hinge_embedding_loss.default")
@@ -164,15 +164,15 @@ def _hinge_embedding_loss(g: Builder, x: Value, target: Value, margin: float = 1
     """`x` where the target is 1, ``max(0, margin - x)`` where it is -1."""
     not_near, not_far = (g.emit("not_equal", target, like(g, target, sign)) for sign in (1, -1))
     zero = like(g, x, 0)
-    sides = g.emit("where", not_near, _lacking(g, x, margin), zero), g.emit("where", not_far, x, zero)
-    return reduced(g, g.emit("add", *sides), reduction)
+    sides = g.emit("where", not_near, _hinge(g, x, margin), zero), g.emit("where", not_far, x, zero)
+    return reduce_loss(g, g.emit("add", *sides), reduction)
 
 
-def _lacking(g: Builder, x: Value, margin: float) -> Any:
-    return _positive(g, g.emit("subtract", like(g, x, margin), x))
+def _hinge(g: Builder, x: Value, margin: float) -> Any:
+    return _clamp_at_zero(g, g.emit("subtract", like(g, x, margin), x))
 
 
-def _positive(g: Builder, x: Value) -> Any:
+def _clamp_at_zero(g: Builder, x: Value) -> Any:
     """Return ``max(x, 0)``; at 0 the gradient passes, as in torch's clamp_min."""
     return g.emit("clip", x, min=0.0, max=math.inf)
 
@@ -193,7 +193,7 @@ def _poisson_loss(
         half = g.emit("multiply", g.emit("add", log, like(g, x, math.log(2 * math.pi))), like(g, x, 0.5))
         terms = g.emit("add", g.emit("subtract", g.emit("multiply", some, log), some), half)
         loss = g.emit("add", loss, g.emit("where", large, terms, like(g, x, 0)))
-    return reduced(g, loss, reduction)
+    return reduce_loss(g, loss, reduction)
 
 
 @aten("kl_div.default")
@@ -201,18 +201,18 @@ def _kl_div(g: Builder, x: Value, target: Value, reduction: int = 1, *, log_targ
     """``t (log t - x)`` of log-probabilities `x`, where 0 log 0 is 0; with a log target ``exp(t) (t - x)``."""
     x, target = promote(g, x, target)
     if log_target:
-        return reduced(g, g.emit("multiply", g.emit("exp", target), g.emit("subtract", target, x)), reduction)
+        return reduce_loss(g, g.emit("multiply", g.emit("exp", target), g.emit("subtract", target, x)), reduction)
     zero = like(g, target, 0)
     none = g.emit("equal", target, zero)
     log = g.emit("log", g.emit("where", none, like(g, target, 1), target))
-    return reduced(g, g.emit("multiply", target, g.emit("subtract", log, x)), reduction)
+    return reduce_loss(g, g.emit("multiply", target, g.emit("subtract", log, x)), reduction)
 
 
 @aten("binary_cross_entropy.default")
 def _binary_cross_entropy(g: Builder, x: Value, target: Value, weight: Value | None = None, reduction: int = 1) -> Any:
     """``-(y log x + (1 - y) log(1 - x))``, with logarithms clamped at -100 as in torch."""
     loss = g.emit("nn.binary_cross_entropy", *promote(g, x, target))
-    return reduced(g, loss if weight is None else g.emit("multiply", *promote(g, loss, weight)), reduction)
+    return reduce_loss(g, loss if weight is None else g.emit("multiply", *promote(g, loss, weight)), reduction)
 
 
 @aten("binary_cross_entropy_with_logits.default")
@@ -227,4 +227,4 @@ def _binary_cross_entropy_with_logits(
     other = g.aten("rsub.Scalar", target, 1)
     sides = [g.emit("multiply", target, after), g.emit("multiply", other, before)]
     loss = g.emit("negative", g.emit("add", *sides))
-    return reduced(g, loss if weight is None else g.emit("multiply", loss, weight), reduction)
+    return reduce_loss(g, loss if weight is None else g.emit("multiply", loss, weight), reduction)

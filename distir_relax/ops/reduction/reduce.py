@@ -6,7 +6,13 @@ import math
 from typing import Any
 
 from distir_relax.ir import TensorType, Value
-from distir_relax.ops.reduction.reduction_axes import axes_of, converted, reduced_shape, reduces_all, relax_axes
+from distir_relax.ops.reduction.reduction_axes import (
+    axes_of,
+    cast_for_reduction,
+    reduced_shape,
+    reduces_all,
+    relax_axes,
+)
 from distir_relax.ops.table import (
     Attrs,
     Backward,
@@ -71,27 +77,27 @@ def _relax_axes(name: str) -> str:
     return f"R.{name}({{0}}, {{axis}}, {{keepdims}})"
 
 
-def _spread(b: Backward, value: Value) -> Value:
+def _broadcast_reduced(b: Backward, value: Value) -> Value:
     """Broadcast a reduced value to the shape of the operand."""
     return b.keepdims(value, b.attrs["axis"], b.x().tensor.shape)
 
 
-def _share(b: Backward) -> float:
+def _mean_weight(b: Backward) -> float:
     axes: tuple[int, ...] = b.attrs["axis"]
     return 1 / max(1, math.prod(b.x().tensor.shape[a] for a in axes))
 
 
-def _to_extremes(b: Backward) -> Value:
+def _extreme_gradient(b: Backward) -> Value:
     """Pass the gradient to the extremes: in equal shares as in torch's amax, or to the first as in its max.dim."""
     if "ties" in b.attrs:
-        return _to_first(b)
-    mine = cast(b.g, b.emit("equal", b.x(), _spread(b, b.y())), b.grad.tensor.dtype)
+        return _first_extreme_gradient(b)
+    mine = cast(b.g, b.emit("equal", b.x(), _broadcast_reduced(b, b.y())), b.grad.tensor.dtype)
     count = b.emit("sum", mine, axis=b.attrs["axis"], keepdims=b.attrs["keepdims"])
-    grad: Value = b.emit("multiply", mine, _spread(b, b.emit("divide", b.grad, count)))
+    grad: Value = b.emit("multiply", mine, _broadcast_reduced(b, b.emit("divide", b.grad, count)))
     return grad
 
 
-def _to_first(b: Backward) -> Value:
+def _first_extreme_gradient(b: Backward) -> Value:
     (axis,) = b.attrs["axis"]
     shape = b.x().tensor.shape
     first = b.emit(f"arg{b.op.name}", b.x(), axis=axis, keepdims=True)
@@ -112,11 +118,11 @@ define(
     Split(_reduce_rule("sum")),
     cost=_INPUT_COST,
     code=Code(relax=_relax_axes("sum")),
-    gradient=gradient_of(lambda b: _spread(b, b.grad)),
+    gradient=gradient_of(lambda b: _broadcast_reduced(b, b.grad)),
 )
 
 
-def _extreme_of_none(name: str, lowest: float) -> Expand:
+def _split_extreme(name: str, lowest: float) -> Expand:
     def expand(x: Expansion) -> tuple[Value, ...]:
         """A device without elements uses the neutral value of the reduction as its extreme."""
         value, rank = x.operands[0], len(x.types[0].shape)
@@ -133,10 +139,10 @@ for _name, _lowest in (("max", -math.inf), ("min", math.inf)):
     define(
         _name,
         Semantics(infer=_infer_reduce, torch=_torch_axes(f"a{_name}")),
-        Split(_reduce_rule(_name), expand={"*": _extreme_of_none(_name, _lowest)}),
+        Split(_reduce_rule(_name), expand={"*": _split_extreme(_name, _lowest)}),
         cost=_INPUT_COST,
         code=Code(relax=_relax_axes(_name)),
-        gradient=gradient_of(_to_extremes),
+        gradient=gradient_of(_extreme_gradient),
     )
 
 
@@ -154,7 +160,7 @@ define(
     Split(_reduce_rule("sum"), expand={"*": _split_mean}),
     cost=_INPUT_COST,
     code=Code(relax=_relax_axes("mean")),
-    gradient=gradient_of(lambda b: _spread(b, b.emit("multiply", b.grad, b.number(_share(b))))),
+    gradient=gradient_of(lambda b: _broadcast_reduced(b, b.emit("multiply", b.grad, b.number(_mean_weight(b))))),
 )
 
 
@@ -163,12 +169,12 @@ define(
 
 @aten("sum.dim_IntList", "sum.default")
 def _sum(g: Builder, x: Value, dim: Any = None, keepdim: bool = False, dtype: Any = None) -> Any:
-    return g.emit("sum", converted(g, x, dtype, True), axis=axes_of(x, dim), keepdims=keepdim)
+    return g.emit("sum", cast_for_reduction(g, x, dtype, True), axis=axes_of(x, dim), keepdims=keepdim)
 
 
 @aten("mean.dim", "mean.default")
 def _mean(g: Builder, x: Value, dim: Any = None, keepdim: bool = False, dtype: Any = None) -> Any:
-    return g.emit("mean", converted(g, x, dtype), axis=axes_of(x, dim), keepdims=keepdim)
+    return g.emit("mean", cast_for_reduction(g, x, dtype), axis=axes_of(x, dim), keepdims=keepdim)
 
 
 @aten("amax.default", "max.default")
@@ -186,27 +192,27 @@ def _aminmax(g: Builder, x: Value, *, dim: int | None = None, keepdim: bool = Fa
     return _amin(g, x, dim, keepdim), _amax(g, x, dim, keepdim)
 
 
-def _truth_reduce(name: str, of_none: bool) -> Any:
+def _aten_logical_reduction(name: str, identity: bool) -> Any:
     def convert(g: Builder, x: Value, dim: Any = None, keepdim: bool = False) -> Any:
         # uint8 is torch's only numeric dtype of logical results.
         dtype = "uint8" if x.tensor.dtype == "uint8" else "bool"
         if reduces_all(x, dim):
-            return filled(g, reduced_shape(x, dim, keepdim), of_none, dtype)
-        truth = x if x.tensor.dtype == "bool" else g.emit("not_equal", x, g.constant(0, x.tensor.dtype))
-        extreme = g.aten(name, cast(g, truth, "int32"), dim, keepdim)
+            return filled(g, reduced_shape(x, dim, keepdim), identity, dtype)
+        booleans = x if x.tensor.dtype == "bool" else g.emit("not_equal", x, g.constant(0, x.tensor.dtype))
+        extreme = g.aten(name, cast(g, booleans, "int32"), dim, keepdim)
         return cast(g, g.emit("not_equal", extreme, g.constant(0, "int32")), dtype)
 
     return convert
 
 
-aten("any.default", "any.dim", "any.dims")(_truth_reduce("amax.default", of_none=False))
-aten("all.default", "all.dim", "all.dims")(_truth_reduce("amin.default", of_none=True))
+aten("any.default", "any.dim", "any.dims")(_aten_logical_reduction("amax.default", identity=False))
+aten("all.default", "all.dim", "all.dims")(_aten_logical_reduction("amin.default", identity=True))
 
 
 @aten("count_nonzero.default", "count_nonzero.dim_IntList")
 def _count_nonzero(g: Builder, x: Value, dim: Any = None) -> Any:
-    truth = x if x.tensor.dtype == "bool" else g.emit("not_equal", x, like(g, x, 0))
-    return g.aten("sum.dim_IntList", truth, dim)
+    booleans = x if x.tensor.dtype == "bool" else g.emit("not_equal", x, like(g, x, 0))
+    return g.aten("sum.dim_IntList", booleans, dim)
 
 
 @aten("logsumexp.default")

@@ -41,7 +41,7 @@ def reduced_shape(x: Value, dim: Any, keepdim: bool) -> tuple[int, ...]:
     return tuple(shape)
 
 
-def converted(g: Builder, x: Value, dtype: Any, summing: bool = False) -> Any:
+def cast_for_reduction(g: Builder, x: Value, dtype: Any, summing: bool = False) -> Any:
     """Cast `x` to `dtype`; without one, integers are summed in 64 bits."""
     if dtype is not None:
         return cast(g, x, dtype_name(dtype))

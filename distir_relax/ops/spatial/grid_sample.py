@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from distir_relax.ir import TensorType, Value
-from distir_relax.ops.spatial.grid_sample_gradient import grid_sample_back
+from distir_relax.ops.spatial.grid_sample_gradient import differentiate_grid_sample
 from distir_relax.ops.table import (
     Attrs,
     Builder,
@@ -57,7 +57,7 @@ define(
         relax="R.image.grid_sample({0}, R.permute_dims({1}, (0, 3, 1, 2)), {method}, 'NCHW', {padding_mode}, "
         "{align_corners})"
     ),
-    gradient=Gradient(all=grid_sample_back),
+    gradient=Gradient(all=differentiate_grid_sample),
 )
 
 

@@ -23,7 +23,7 @@ class _Tap:
     slope: Value
 
 
-def grid_sample_back(b: Backward) -> tuple[Value, Value]:
+def differentiate_grid_sample(b: Backward) -> tuple[Value, Value]:
     """Return the gradients of the image and of the grid. Raises `UnsupportedOpError` for bicubic sampling."""
     if b.attrs["method"] not in ("bilinear", "nearest"):
         raise UnsupportedOpError(
@@ -62,7 +62,7 @@ def _taps(b: Backward, which: int, size: int) -> list[_Tap]:
     """Return the elements of a dim of `size` that coordinate `which` of each position reads, each (n, positions)."""
     n, rows, columns, _ = b.x(1).tensor.shape
     coordinate = b.emit("strided_slice", b.x(1), axes=(3,), begin=(which,), end=(which + 1,), strides=(1,))
-    place, slope = _placed(b, reshape_to(b.g, coordinate, (n, rows * columns)), size)
+    place, slope = _pixel_position(b, reshape_to(b.g, coordinate, (n, rows * columns)), size)
     one, none = b.number(1.0), b.emit("multiply", place, b.number(0.0))
     if b.attrs["method"] == "nearest":
         return [_inside(b, b.emit("round", place), b.emit("add", none, one), none, size)]
@@ -82,7 +82,7 @@ def _inside(b: Backward, place: Value, weight: Value, slope: Value, size: int) -
     return _Tap(cast(b.g, nearest, "int64"), weight, slope)
 
 
-def _placed(b: Backward, coordinate: Value, size: int) -> tuple[Value, Value]:
+def _pixel_position(b: Backward, coordinate: Value, size: int) -> tuple[Value, Value]:
     """Map [-1, 1] to indices into a dim of `size`, with the slope (ATen's `grid_sampler_compute_source`)."""
     aligned, how = b.attrs["align_corners"], b.attrs["padding_mode"]
     half = (size - 1 if aligned else size) / 2
@@ -90,7 +90,7 @@ def _placed(b: Backward, coordinate: Value, size: int) -> tuple[Value, Value]:
     slope = b.emit("add", b.emit("multiply", coordinate, b.number(0.0)), b.number(half))
     if how == "reflection":
         low, high = (0.0, size - 1.0) if aligned else (-0.5, size - 0.5)
-        place, slope = _reflected(b, place, slope, low, high)
+        place, slope = _reflect(b, place, slope, low, high)
     if how != "zeros":
         inside = b.emit(
             "logical_and", b.emit("greater", place, b.number(0.0)), b.emit("less", place, b.number(size - 1.0))
@@ -100,7 +100,7 @@ def _placed(b: Backward, coordinate: Value, size: int) -> tuple[Value, Value]:
     return place, slope
 
 
-def _reflected(b: Backward, place: Value, slope: Value, low: float, high: float) -> tuple[Value, Value]:
+def _reflect(b: Backward, place: Value, slope: Value, low: float, high: float) -> tuple[Value, Value]:
     """Reflect indices at `low` and `high`, as often as necessary."""
     if low == high:
         nothing = b.emit("multiply", place, b.number(0.0))

@@ -66,7 +66,7 @@ def upsample_nearest(g: Builder, x: Value, sizes: tuple[int, ...]) -> Any:
     return g.emit("nn.upsample_nearest", x, strides=times, padding=(0,) * 2 * len(times))
 
 
-def _sums(b: Backward) -> Value:
+def _upsample_gradient(b: Backward) -> Value:
     """Sum the gradients of the repetitions of each element that were not cropped."""
     (low, high), (n, c, *sizes), times = ends(b.attrs), b.x().tensor.shape, b.attrs["strides"]
     grad = b.grad
@@ -87,7 +87,7 @@ define_spatial(
     linear=(operands(0),),
     windowed=set_padding,
     flops=no_flops,
-    gradient=gradient_of(_sums),
+    gradient=gradient_of(_upsample_gradient),
 )
 
 
@@ -98,7 +98,7 @@ def _smooth(method: str) -> Any:
     def convert(g: Builder, x: Value, size: Any, align: bool, scales: Any = None) -> Any:
         sizes, exact = _sizes(x, size, scales)
         if exact and not align:
-            return _by_dims(g, x, sizes, exact, method, HALF_PIXEL)
+            return _resample_dims(g, x, sizes, exact, method, HALF_PIXEL)
         return resize(g, x, sizes, method, ALIGN_CORNERS if align else HALF_PIXEL)
 
     return convert
@@ -115,7 +115,7 @@ def _antialiased(method: str) -> Any:
                 raise NotImplementedError("aligned corners of a dim of one element, with antialiasing")
             factors = [(m - 1) / (n - 1) for n, m in pairs]
         how = {"antialias": True, "exclude_outside": True, "cubic_coefficient": -0.5}
-        return _by_dims(g, x, sizes, factors, method, HALF_PIXEL, **how)
+        return _resample_dims(g, x, sizes, factors, method, HALF_PIXEL, **how)
 
     return convert
 
@@ -130,7 +130,7 @@ aten("_upsample_bicubic2d_aa.vec")(_antialiased("cubic"))
 def _nearest(g: Builder, x: Value, size: Any = None, scales: Any = None) -> Any:
     sizes, exact = _sizes(x, size, scales)
     if exact:
-        return _by_dims(g, x, sizes, exact, NEAREST, ASYMMETRIC)
+        return _resample_dims(g, x, sizes, exact, NEAREST, ASYMMETRIC)
     return upsample_nearest(g, x, sizes)
 
 
@@ -138,7 +138,7 @@ def _nearest(g: Builder, x: Value, size: Any = None, scales: Any = None) -> Any:
 def _nearest_exact(g: Builder, x: Value, size: Any = None, scales: Any = None) -> Any:
     sizes, exact = _sizes(x, size, scales)
     factors = exact or [m / n for n, m in zip(x.tensor.shape[2:], sizes, strict=True)]
-    return _by_dims(g, x, sizes, factors, NEAREST, HALF_PIXEL, rounding="round_prefer_ceil")
+    return _resample_dims(g, x, sizes, factors, NEAREST, HALF_PIXEL, rounding="round_prefer_ceil")
 
 
 def _sizes(x: Value, size: Any, scales: Any) -> tuple[tuple[int, ...], list[float] | None]:
@@ -150,7 +150,7 @@ def _sizes(x: Value, size: Any, scales: Any) -> tuple[tuple[int, ...], list[floa
     return tuple(int(n) for n in products), None if integral else list(scales)
 
 
-def _by_dims(
+def _resample_dims(
     g: Builder, x: Value, sizes: Sequence[int], scales: Sequence[float], method: str, place: str, **how: Any
 ) -> Any:
     for axis, (want, scale) in enumerate(zip(sizes, scales, strict=True), start=2):

@@ -15,7 +15,7 @@ from typing import Any
 from distir_relax.ir import Value
 from distir_relax.kernels.sampling import Adaptive, Pooling, Sampling, taps_of
 from distir_relax.ops.spatial.computed_windows import local_size, parts_of, sampled_windows, set_part
-from distir_relax.ops.spatial.pooling import max_pool, pooled
+from distir_relax.ops.spatial.pooling import emit_pooling, max_pool
 from distir_relax.ops.spatial.strides import onnx_windows, row_major, strided_windows
 from distir_relax.ops.spatial.window_ops import define_spatial
 from distir_relax.ops.table import (
@@ -181,7 +181,7 @@ def _onnx_max_pool(g: Builder, x: OnnxOperands, attrs: Attrs) -> Any:
     options: dict[str, Any] = {"pool_size": kernel, **onnx_windows(x[0], kernel, attrs)}
     ceil, planes = bool(attrs.get("ceil_mode", 0)), x[0].tensor.shape[:2]
     if attrs["outputs"] < 2:
-        return pooled(g, "max_pool", x[0], ceil, options)
+        return emit_pooling(g, "max_pool", x[0], ceil, options)
     places: list[Any] = []
     sizes = x[0].tensor.shape[2:]
     plane = row_major(sizes[::-1])[::-1] if attrs.get("storage_order", 0) else row_major(sizes)
@@ -189,6 +189,6 @@ def _onnx_max_pool(g: Builder, x: OnnxOperands, attrs: Attrs) -> Any:
     def find(data: Any, full: Attrs) -> None:
         places.append(_pooled_places(g, data, full, plane))
 
-    values = pooled(g, "max_pool", x[0], ceil, options, find)
+    values = emit_pooling(g, "max_pool", x[0], ceil, options, find)
     first = torch.arange(0, math.prod(x[0].tensor.shape), math.prod(sizes)).reshape(*planes, *(1,) * len(sizes))
     return values, g.emit("add", places[0], g.array(first, "plane"))

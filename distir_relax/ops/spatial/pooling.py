@@ -51,7 +51,7 @@ def _flops(types: Types, attrs: Attrs, results: Types) -> float:
     return float(results[0].elements * math.prod(attrs["pool_size"]))
 
 
-def _pads_itself(attrs: Attrs) -> bool:
+def _has_torch_padding(attrs: Attrs) -> bool:
     """Return whether torch's max pooling supports this padding."""
     low, high = ends(attrs)
     return low == high and all(0 <= 2 * n <= k for n, k in zip(low, attrs["pool_size"], strict=True))
@@ -66,7 +66,7 @@ def _padded_bytes(x: TensorType, attrs: Attrs) -> float:
 
 def _max_workspace(types: Types, attrs: Attrs, results: Types) -> float:
     """Workspace: a padded copy, and the indices that torch computes with maxima over more than one dim."""
-    padded = 0.0 if _pads_itself(attrs) else _padded_bytes(types[0], attrs)
+    padded = 0.0 if _has_torch_padding(attrs) else _padded_bytes(types[0], attrs)
     return padded + (8.0 * results[0].elements if spatial_rank(attrs) > 1 else 0.0)
 
 
@@ -80,7 +80,7 @@ def _average_workspace(types: Types, attrs: Attrs, results: Types) -> float:
 def _torch_max(name: str) -> Any:
     def expression(attrs: Attrs) -> str:
         low, high = ends(attrs)
-        if _pads_itself(attrs):
+        if _has_torch_padding(attrs):
             return f"F.{name}({{0}}, {{pool_size}}, {{strides}}, {low!r}, {{dilation}})"
         padded = "{0}" if not any((*low, *high)) else f'F.pad({{0}}, {torch_widths(low, high)!r}, value=float("-inf"))'
         return f"F.{name}({padded}, {{pool_size}}, {{strides}}, 0, {{dilation}})"
@@ -88,7 +88,7 @@ def _torch_max(name: str) -> Any:
     return expression
 
 
-def _padding_of_average(attrs: Attrs, new: Mapping[int, Sequence[int]]) -> dict[str, Attribute]:
+def _localize_average(attrs: Attrs, new: Mapping[int, Sequence[int]]) -> dict[str, Attribute]:
     counted, count = list(attrs["counted"]), spatial_rank(attrs)
     for i, (low, high) in new.items():
         counted[i], counted[i + count] = min(low, counted[i]), min(high, counted[i + count])
@@ -165,7 +165,7 @@ for _n in (1, 2, 3):
         torch=_torch_average(f"avg_pool{_n}d"),
         relax=_relax_average(f"avg_pool{_n}d"),
         linear=(operands(0),),
-        windowed=_padding_of_average,
+        windowed=_localize_average,
         flops=_flops,
         workspace=_average_workspace,
         gradient=gradient_of(average_pool_gradient),
@@ -175,7 +175,7 @@ for _n in (1, 2, 3):
 # ATen spellings
 
 
-def _ceil_more(x: Value, attrs: Mapping[str, Any]) -> tuple[int, ...]:
+def _ceil_padding(x: Value, attrs: Mapping[str, Any]) -> tuple[int, ...]:
     """Return the padding at the high ends that stands for `ceil_mode`: the last window must begin before it."""
     more = []
     for w in strided_windows(x.tensor, attrs, attrs["pool_size"]):
@@ -187,7 +187,9 @@ def _ceil_more(x: Value, attrs: Mapping[str, Any]) -> tuple[int, ...]:
     return tuple(more)
 
 
-def pooled(g: Builder, name: str, x: Value, ceil: bool, attrs: dict[str, Any], on_emit: OnEmit | None = None) -> Any:
+def emit_pooling(
+    g: Builder, name: str, x: Value, ceil: bool, attrs: dict[str, Any], on_emit: OnEmit | None = None
+) -> Any:
     """Emit a pooling of `x`, whose batch dim is optional; `ceil_mode` becomes padding.
 
     `on_emit` is called with the data and the attributes of the emitted op.
@@ -197,7 +199,7 @@ def pooled(g: Builder, name: str, x: Value, ceil: bool, attrs: dict[str, Any], o
         # float32 represents every 8-bit integer, but not wider ones.
         if x.tensor.dtype not in ("uint8", "int8") or name != "max_pool":
             raise NotImplementedError(f"a pooling of {x.tensor.dtype}")
-        return cast(g, pooled(g, name, cast(g, x, "float32"), ceil, attrs, on_emit), x.tensor.dtype)
+        return cast(g, emit_pooling(g, name, cast(g, x, "float32"), ceil, attrs, on_emit), x.tensor.dtype)
 
     def emit(data: Value) -> Any:
         low, high = ends(attrs)
@@ -206,7 +208,7 @@ def pooled(g: Builder, name: str, x: Value, ceil: bool, attrs: dict[str, Any], o
             # A kernel may exceed the data in this mode only; the elements beyond are not counted.
             sizes = [n + a + b for n, a, b in zip(data.tensor.shape[2:], low, high, strict=True)]
             full["pool_size"] = tuple(min(k, n) for k, n in zip(attrs["pool_size"], sizes, strict=True))
-            high = tuple(a + b for a, b in zip(high, _ceil_more(data, full), strict=True))
+            high = tuple(a + b for a, b in zip(high, _ceil_padding(data, full), strict=True))
         full["padding"] = (*low, *high)
         if on_emit is not None:
             on_emit(data, full)
@@ -216,7 +218,7 @@ def pooled(g: Builder, name: str, x: Value, ceil: bool, attrs: dict[str, Any], o
 
 
 def max_pool(count: int, on_emit: OnEmit | None = None) -> Any:
-    """Return the conversion of max pooling over `count` spatial dims; `on_emit` is as in `pooled`."""
+    """Return the conversion of max pooling over `count` spatial dims; `on_emit` is as in `emit_pooling`."""
 
     def convert(
         g: Builder, x: Value, size: Any, stride: Any = (), padding: Any = 0, dilation: Any = 1, ceil: bool = False
@@ -228,7 +230,7 @@ def max_pool(count: int, on_emit: OnEmit | None = None) -> Any:
             "padding": (*low, *low),
             "dilation": per_dim(dilation, count),
         }
-        return pooled(g, "max_pool", x, ceil, attrs, on_emit)
+        return emit_pooling(g, "max_pool", x, ceil, attrs, on_emit)
 
     return convert
 
@@ -246,10 +248,10 @@ def _avg_pool(count: int) -> Any:
             "counted": (*low, *low) if include else (0,) * 2 * count,
         }
         if divisor is None:
-            return pooled(g, "avg_pool", x, ceil, attrs)
+            return emit_pooling(g, "avg_pool", x, ceil, attrs)
         if ceil:
             raise NotImplementedError("an average of windows with both ceil_mode and a divisor of its own")
-        y = pooled(g, "avg_pool", x, False, {**attrs, "counted": attrs["padding"]})
+        y = emit_pooling(g, "avg_pool", x, False, {**attrs, "counted": attrs["padding"]})
         return g.emit("multiply", y, g.constant(math.prod(pool) / divisor, y.tensor.dtype))
 
     return convert
@@ -295,7 +297,7 @@ def _relax_pool(name: str, count: int) -> None:
         if attrs["ceil_mode"]:
             raise NotImplementedError("a pooling with ceil_mode; give the padding at the high ends instead")
         layouts = attrs["layout"], attrs["out_layout"]
-        return channels_first(g, args[0], *layouts, count, lambda data: pooled(g, name, data, False, options))
+        return channels_first(g, args[0], *layouts, count, lambda data: emit_pooling(g, name, data, False, options))
 
     relax(f"relax.nn.{name}{count}d")(convert)
 
@@ -315,7 +317,7 @@ def _onnx_average(g: Builder, x: OnnxOperands, attrs: Attrs) -> Any:
     if any(d != 1 for d in options.pop("dilation")):
         raise NotImplementedError("an average of windows with a dilation")
     options["counted"] = options["padding"] if attrs.get("count_include_pad", 0) else (0,) * 2 * len(kernel)
-    return pooled(g, "avg_pool", x[0], bool(attrs.get("ceil_mode", 0)), options)
+    return emit_pooling(g, "avg_pool", x[0], bool(attrs.get("ceil_mode", 0)), options)
 
 
 def _onnx_global(op_type: str, name: str) -> None:

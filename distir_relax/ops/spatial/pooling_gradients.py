@@ -14,7 +14,7 @@ from distir_relax.ops.table import SCATTER, Backward, broadcast_to, reshape_to
 def average_pool_gradient(b: Backward) -> Value:
     """Sum the shares of each element over the windows that contain it."""
     count, pool = spatial_rank(b.attrs), b.attrs["pool_size"]
-    share = b.emit("multiply", _counted_all(b), b.number(1.0 / math.prod(pool)))
+    share = b.emit("multiply", _rescale_to_full_windows(b), b.number(1.0 / math.prod(pool)))
     low, sizes = ends(b.attrs)[0], b.x().tensor.shape[2:]
     geometry = {"strides": b.attrs["strides"], "padding": (0,) * 2 * count}
     full = window_sizes(strided_windows(share.tensor, geometry, pool, SCATTER))
@@ -32,7 +32,7 @@ def average_pool_gradient(b: Backward) -> Value:
     return b.emit(f"nn.conv{count}d_transpose", share, ones, groups=channels, **geometry)  # type: ignore[no-any-return]
 
 
-def _counted_all(b: Backward) -> Value:
+def _rescale_to_full_windows(b: Backward) -> Value:
     """Rescale the gradient as if the divisor counted all of each window, including padding."""
     attrs = b.attrs
     if attrs["counted"] == attrs["padding"]:
@@ -48,15 +48,15 @@ def _counted_all(b: Backward) -> Value:
 def max_pool_gradient(b: Backward) -> Value:
     """Of equal elements, the first in the plane is selected, as in torch."""
     sizes = b.x().tensor.shape[2:]
-    return _to_places(b, {**b.attrs, "output_size": b.y().tensor.shape[2:], "plane": row_major(sizes)})
+    return _scatter_to_maxima(b, {**b.attrs, "output_size": b.y().tensor.shape[2:], "plane": row_major(sizes)})
 
 
 def adaptive_max_pool_gradient(b: Backward) -> Value:
-    """As `of_maximum`."""
-    return _to_places(b, {"output_size": b.attrs["output_size"], "plane": row_major(b.x().tensor.shape[2:])})
+    """As `max_pool_gradient`."""
+    return _scatter_to_maxima(b, {"output_size": b.attrs["output_size"], "plane": row_major(b.x().tensor.shape[2:])})
 
 
-def _to_places(b: Backward, attrs: dict[str, Any]) -> Value:
+def _scatter_to_maxima(b: Backward, attrs: dict[str, Any]) -> Value:
     """Add the gradient at the indices of an op with these attributes, in a plane of zeros."""
     n, c, *sizes = b.x().tensor.shape
     plane, flat = (n, c, math.prod(sizes)), (n, c, math.prod(b.grad.tensor.shape[2:]))

@@ -89,7 +89,7 @@ def _flops(types: Types, attrs: Attrs, results: Types) -> float:
     return 0.0 if attrs["method"] == NEAREST else 8.0 * results[0].elements
 
 
-def _back(b: Backward) -> Value:
+def _gradient(b: Backward) -> Value:
     axis = b.attrs["axis"]
     have = b.x().tensor.shape[axis]
     return apply_transpose(b, b.grad, axis, have, {**b.attrs, "axis": 1}, (have, have))
@@ -105,6 +105,6 @@ define(
     ),
     cost=Cost(flops=_flops),
     code=Code(relax=_expression),
-    gradient=gradient_of(_back),
+    gradient=gradient_of(_gradient),
     traits={Trait.ZERO_IF_EMPTY},
 )

@@ -84,7 +84,7 @@ def _divide(g: Builder, a: Any, b: Any) -> Complex:
     return Complex(g.emit("divide", product.real, size), g.emit("divide", product.imaginary, size))
 
 
-def _sums(name: str, *spellings: str) -> None:
+def _register_sum(name: str, *spellings: str) -> None:
     def convert(g: Builder, a: Any, b: Any, *, alpha: float = 1) -> Complex:
         first, second = _as_complex(g, a, b), _as_complex(g, b, a)
         parts = ((first.real, second.real), (first.imaginary, second.imaginary))
@@ -100,7 +100,7 @@ def _as_complex(g: Builder, x: Any, other: Any) -> Complex:
     return Complex(real, like(g, real, 0))
 
 
-def _part_by_part(*spellings: str) -> None:
+def _register_per_part(*spellings: str) -> None:
     """Register ops that apply to real and imaginary parts separately, such as data movement and sums."""
 
     def converter(spelling: str) -> Any:
@@ -124,9 +124,9 @@ def _part(item: Any, name: str) -> Any:
 
 for _spelling in ("mul.Tensor", "matmul.default", "bmm.default", "mm.default"):
     complex_aten(_spelling)(_bilinear(_spelling))
-_sums("add", "add.Tensor", "add.Scalar")
-_sums("sub", "sub.Tensor", "sub.Scalar")
-_part_by_part(
+_register_sum("add", "add.Tensor", "add.Scalar")
+_register_sum("sub", "sub.Tensor", "sub.Scalar")
+_register_per_part(
     *("view.default", "reshape.default", "_unsafe_view.default", "flatten.using_ints", "unflatten.int"),
     *("unsqueeze.default", "squeeze.default", "squeeze.dim", "squeeze.dims", "permute.default", "transpose.int"),
     *("expand.default", "slice.Tensor", "select.int", "index.Tensor", "index_select.default", "roll.default"),

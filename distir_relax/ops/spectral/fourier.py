@@ -16,7 +16,7 @@ from distir_relax.ops.table import Builder, Complex, aten, axis_of, complex_aten
 _Signal = Value | Complex
 
 
-def _transformed(g: Builder, x: _Signal, axis: int, size: int | None, norm: str | None, inverse: bool) -> Complex:
+def _dft(g: Builder, x: _Signal, axis: int, size: int | None, norm: str | None, inverse: bool) -> Complex:
     """Return the transform of `x` along `axis`, cropped or zero-padded to `size`."""
     import torch
 
@@ -26,7 +26,7 @@ def _transformed(g: Builder, x: _Signal, axis: int, size: int | None, norm: str 
     angles = torch.outer(at, at) % n * (2 * torch.pi / n)
     scale = _scale(n, norm, inverse)
     cosines, sines = angles.cos() * scale, angles.sin() * (scale if inverse else -scale)
-    parts = [_resized(g, part, axis, n) for part in ((x.real, x.imaginary) if isinstance(x, Complex) else (x,))]
+    parts = [_fit_length(g, part, axis, n) for part in ((x.real, x.imaginary) if isinstance(x, Complex) else (x,))]
     of_real = [_product(g, parts[0], axis, matrix) for matrix in (cosines, sines)]
     if len(parts) == 1:
         return Complex(*of_real)
@@ -34,7 +34,7 @@ def _transformed(g: Builder, x: _Signal, axis: int, size: int | None, norm: str 
     return Complex(g.emit("subtract", of_real[0], of_imaginary[0]), g.emit("add", of_real[1], of_imaginary[1]))
 
 
-def _real_signal(g: Builder, x: Complex, axis: int, size: int | None, norm: str | None) -> Any:
+def _inverse_real_dft(g: Builder, x: Complex, axis: int, size: int | None, norm: str | None) -> Any:
     """Return the real signal of `size` elements with transform `x`, which is its first half."""
     import torch
 
@@ -48,7 +48,7 @@ def _real_signal(g: Builder, x: Complex, axis: int, size: int | None, norm: str 
     if n % 2 == 0:
         weights[-1] = 1
     weights = weights * _scale(n, norm, True)
-    real, imaginary = (_resized(g, part, axis, half) for part in (x.real, x.imaginary))
+    real, imaginary = (_fit_length(g, part, axis, half) for part in (x.real, x.imaginary))
     first = _product(g, real, axis, angles.cos() * weights)
     return g.emit("subtract", first, _product(g, imaginary, axis, angles.sin() * weights))
 
@@ -59,7 +59,7 @@ def _scale(n: int, norm: str | None, inverse: bool) -> float:
     return 1 / n if (norm == "forward") != inverse else 1.0
 
 
-def _resized(g: Builder, x: Value, axis: int, size: int) -> Any:
+def _fit_length(g: Builder, x: Value, axis: int, size: int) -> Any:
     have = x.tensor.shape[axis]
     if have >= size:
         return g.aten("slice.Tensor", x, axis, 0, size)
@@ -85,26 +85,24 @@ def _axes(x: _Signal, sizes: Any, dims: Any) -> list[tuple[int, int | None]]:
     return [(d, None if sizes is None or sizes[i] == -1 else sizes[i]) for i, d in enumerate(axes)]
 
 
-def _complex_transform(
-    g: Builder, x: _Signal, axes: Sequence[tuple[int, int | None]], norm: str | None, inverse: bool
-) -> Any:
+def _multi_dft(g: Builder, x: _Signal, axes: Sequence[tuple[int, int | None]], norm: str | None, inverse: bool) -> Any:
     for axis, size in axes:
-        x = _transformed(g, x, axis, size, norm, inverse)
+        x = _dft(g, x, axis, size, norm, inverse)
     return x
 
 
-def _first_half(g: Builder, x: Value, axes: Sequence[tuple[int, int | None]], norm: str | None) -> Any:
+def _real_dft(g: Builder, x: Value, axes: Sequence[tuple[int, int | None]], norm: str | None) -> Any:
     """Return the transform of a real signal; along the last of the axes, only the first half."""
     axis = axes[-1][0]
-    y = _transformed(g, x, *axes[-1], norm, False)
+    y = _dft(g, x, *axes[-1], norm, False)
     half = (y.real.tensor.shape[axis]) // 2 + 1
     parts = [g.aten("slice.Tensor", part, axis, 0, half) for part in (y.real, y.imaginary)]
-    return _complex_transform(g, Complex(*parts), axes[:-1], norm, False)
+    return _multi_dft(g, Complex(*parts), axes[:-1], norm, False)
 
 
-def _real_inverse(g: Builder, x: Complex, axes: Sequence[tuple[int, int | None]], norm: str | None) -> Any:
+def _inverse_multi_real_dft(g: Builder, x: Complex, axes: Sequence[tuple[int, int | None]], norm: str | None) -> Any:
     """Return the real signal whose transform has `x` as its first half along the last of the axes."""
-    return _real_signal(g, _complex_transform(g, x, axes[:-1], norm, True), *axes[-1], norm)
+    return _inverse_real_dft(g, _multi_dft(g, x, axes[:-1], norm, True), *axes[-1], norm)
 
 
 # ATen spellings
@@ -127,7 +125,7 @@ def _register(name: str, transform: Any, *declare: Any) -> None:
             register(f"fft_{name}{suffix}.default")(convert)
 
 
-_register("fft", partial(_complex_transform, inverse=False), aten, complex_aten)
-_register("ifft", partial(_complex_transform, inverse=True), aten, complex_aten)
-_register("rfft", _first_half, aten)
-_register("irfft", _real_inverse, complex_aten)
+_register("fft", partial(_multi_dft, inverse=False), aten, complex_aten)
+_register("ifft", partial(_multi_dft, inverse=True), aten, complex_aten)
+_register("rfft", _real_dft, aten)
+_register("irfft", _inverse_multi_real_dft, complex_aten)
