@@ -19,67 +19,30 @@ ends of the dim, and for a scattering window also the crop to its own result ele
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Protocol
 
 from distir_relax.kernels.sampling import Sampling, Taps, taps_of
 
 GATHER, SCATTER = "gather", "scatter"
 
 
-class Window(Protocol):
-    """Interface of windows: dim `operand_dim` of operand `operand` feeds dim `result_dim` of result 0."""
-
-    @property
-    def index(self) -> int:
-        """The window's index among the op's spatial dims."""
-
-    @property
-    def operand(self) -> int:
-        """The index of the operand that it reads."""
-
-    @property
-    def operand_dim(self) -> int:
-        """The operand dim that it slides over."""
-
-    @property
-    def result_dim(self) -> int:
-        """The dim of the first result that it produces."""
-
-    @property
-    def size(self) -> int:
-        """The size of the operand's dim."""
-
-    @property
-    def result_size(self) -> int:
-        """The size of the result dim. Raises ValueError if the operand is too small."""
-
-    @property
-    def reach(self) -> int:
-        """The number of further elements that one element of the result may need besides its own."""
-
-    @property
-    def is_plain(self) -> bool:
-        """Whether each result element depends only on the element at its position, so that no window is needed."""
-
-    def reads(self, start: int, stop: int) -> tuple[int, int]:
-        """Return the operand interval that the result elements [start, stop) depend on; (0, 0) if empty."""
-
-    def part(self, start: int, stop: int) -> tuple[int, ...]:
-        """Return the op's parameters for computing result elements [start, stop) from `reads(start, stop)` alone.
-
-        They are passed to the entry's `Split.windowed`.
-        """
-
-
 @dataclass(frozen=True, slots=True)
-class StridedWindow:
-    """A window with a stride; `kind` is ``gather`` or ``scatter``. Its parts are parameterized by their padding."""
+class _Dims:
+    """Dim `operand_dim`, of `size` elements, of operand number `operand` feeds dim `result_dim` of result 0.
+
+    `index` is the window's index among the op's spatial dims.
+    """
 
     index: int
     operand: int
     operand_dim: int
     result_dim: int
     size: int
+
+
+@dataclass(frozen=True, slots=True)
+class StridedWindow(_Dims):
+    """A window with a stride; `kind` is ``gather`` or ``scatter``. Its parts are parameterized by their padding."""
+
     kernel: int
     stride: int = 1
     dilation: int = 1
@@ -150,14 +113,9 @@ class StridedWindow:
 
 
 @dataclass(frozen=True, slots=True)
-class SampledWindow:
+class SampledWindow(_Dims):
     """A window with the positions of `sampling` for `dtype`. Its parts are parameterized by their offsets."""
 
-    index: int
-    operand: int
-    operand_dim: int
-    result_dim: int
-    size: int
     result_size: int
     sampling: Sampling
     dtype: str
@@ -185,3 +143,7 @@ class SampledWindow:
 
     def _taps(self) -> Taps:
         return taps_of(self.sampling, self.size, self.result_size, self.dtype == "float64")
+
+
+Window = StridedWindow | SampledWindow
+"""`reads` and `part` are the interface of halo exchange; `Split.windowed` turns `part` into attributes of the op."""
