@@ -91,18 +91,21 @@ def _layer_norm(
     eps: float = 1e-5,
     cudnn: bool = True,
 ) -> Any:
-    axes = tuple(range(len(x.tensor.shape) - len(shape), len(x.tensor.shape)))
     weight = filled(g, tuple(shape), 1.0, x.tensor.dtype) if weight is None else weight
     bias = filled(g, tuple(shape), 0.0, x.tensor.dtype) if bias is None else bias
-    return g.emit("nn.layer_norm", x, weight, bias, axes=axes, epsilon=eps)
+    return g.emit("nn.layer_norm", x, weight, bias, axes=_trailing_axes(x, shape), epsilon=eps)
 
 
 @aten("rms_norm.default")
 def _rms_norm(g: Builder, x: Value, shape: list[int], weight: Value | None = None, eps: float | None = None) -> Any:
-    axes = tuple(range(len(x.tensor.shape) - len(shape), len(x.tensor.shape)))
     weight = filled(g, tuple(shape), 1.0, x.tensor.dtype) if weight is None else weight
     smallest = {"float64": 2.0**-52, "float16": 2.0**-10, "bfloat16": 2.0**-7}.get(x.tensor.dtype, 2.0**-23)
-    return g.emit("nn.rms_norm", x, weight, axes=axes, epsilon=smallest if eps is None else eps)
+    epsilon = smallest if eps is None else eps
+    return g.emit("nn.rms_norm", x, weight, axes=_trailing_axes(x, shape), epsilon=epsilon)
+
+
+def _trailing_axes(x: Value, shape: list[int]) -> tuple[int, ...]:
+    return tuple(range(len(x.tensor.shape) - len(shape), len(x.tensor.shape)))
 
 
 # Relax spellings
@@ -138,7 +141,7 @@ def _onnx_layer_norm(g: Builder, x: OnnxOperands, attrs: Attrs) -> Any:
     y = _layer_norm(g, x[0], shape, weight, bias, attrs.get("epsilon", 1e-5))
     if attrs["outputs"] == 1:
         return y
-    axes = tuple(range(len(x[0].tensor.shape) - len(shape), len(x[0].tensor.shape)))
+    axes = _trailing_axes(x[0], shape)
     mean = g.emit("mean", x[0], axis=axes, keepdims=True)
     variance = g.emit("mean", g.emit("square", g.emit("subtract", x[0], mean)), axis=axes, keepdims=True)
     epsilon = g.constant(attrs.get("epsilon", 1e-5), x[0].tensor.dtype)
