@@ -77,28 +77,25 @@ def evaluate(op: Op, operands: Sequence[torch.Tensor], comm: Any = None) -> tupl
     from distir_relax.kernels import indices, random, recurrent, resample, routing, tvm_extern
 
     names = [f"a{i}" for i in range(len(operands))]
-    scope: dict[str, Any] = {"torch": torch, "F": F, "comm": comm}
-    scope |= {
-        "tvm_extern": tvm_extern,
-        "indices": indices,
-        "random": random,
-        "recurrent": recurrent,
-        "resample": resample,
+    scope: dict[str, Any] = {
+        **{"torch": torch, "F": F, "comm": comm},
+        **{"tvm_extern": tvm_extern, "indices": indices, "random": random},
+        **{"recurrent": recurrent, "resample": resample, "routing": routing},
+        **dict(zip(names, operands, strict=True)),
     }
-    scope["routing"] = routing
-    scope |= zip(names, operands, strict=True)
     try:
         result = eval(_compiled(torch_expression(op, names)), scope)
-    except _REFUSED as error:
+    except _EXPRESSION_ERRORS as error:
         kinds = ", ".join(f"{x.dtype} {tuple(x.shape)}".removeprefix("torch.") for x in operands)
         reason = (str(error).strip() or type(error).__name__).splitlines()[0]
         raise RunError(f"{op.name} cannot run on ({kinds}): {reason}", op.location) from error
     return tuple(result) if isinstance(result, (tuple, list)) else (result,)
 
 
-_TORCH_REFUSES = (RuntimeError, ValueError, IndexError, TypeError, ArithmeticError, MemoryError)
-_NO_CODE = (KeyError, AttributeError, NameError, SyntaxError)
-_REFUSED = (*_TORCH_REFUSES, *_NO_CODE)
+_EXPRESSION_ERRORS = (
+    *(RuntimeError, ValueError, IndexError, TypeError, ArithmeticError, MemoryError),
+    *(KeyError, AttributeError, NameError, SyntaxError),
+)
 """The errors of torch for invalid operands and attributes, and of Python for invalid expressions."""
 
 
