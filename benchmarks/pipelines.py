@@ -76,14 +76,14 @@ def run_ours(path: Path) -> None:
     """One rank: the seconds of steps, and of tasks, to a file beside the bundle."""
     from distir_relax.bundle import read_bundle
     from distir_relax.runtime.join import joined_world
-    from distir_relax.runtime.machine import keep_memory, limit_threads
+    from distir_relax.runtime.machine import limit_threads, retain_freed_memory
     from distir_relax.runtime.rank_session import RankSession
     from distir_relax.runtime.training.batches import numbers, training_of
 
     with joined_world() as world:
         assert world is not None
         limit_threads(2)
-        keep_memory()
+        retain_freed_memory()
         bundle = read_bundle(path)
         session, name = RankSession(world, bundle), training_of(bundle.manifest).loss
         session.load()

@@ -21,7 +21,7 @@ from distir_relax.cost.profile_writer import print_profile
 from distir_relax.errors import RunError
 from distir_relax.runtime.inputs import atomic_file, check_writable
 from distir_relax.runtime.launch import launch
-from distir_relax.runtime.machine import keep_memory, limit_threads
+from distir_relax.runtime.machine import limit_threads, retain_freed_memory
 from distir_relax.runtime.world import World
 
 PASSES = 7
@@ -116,7 +116,7 @@ def measure(output: Path, device: str, passes: int, folder: Path, world: World |
     to `output` as JSON. At least one pass, and up to `passes` within `seconds` (0: all of them)."""
     budget = Budget(seconds, world)
     limit_threads(world.local_size if world else 1)
-    keep_memory()
+    retain_freed_memory()
     measurements = merge_passes(budget.passes(passes, lambda: measure_pass(device, folder, world, budget)))
     if world is None or world.rank == 0:
         output.write_text(json.dumps(measurements.plain()))

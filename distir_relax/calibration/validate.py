@@ -21,7 +21,7 @@ from distir_relax.calibration.statistics import undisturbed
 from distir_relax.cost.profile import Profile
 from distir_relax.errors import RunError
 from distir_relax.runtime.launch import launch
-from distir_relax.runtime.machine import keep_memory, limit_threads
+from distir_relax.runtime.machine import limit_threads, retain_freed_memory
 from distir_relax.runtime.rank_session import RankSession
 from distir_relax.runtime.world import World
 
@@ -104,7 +104,7 @@ def time_bundles(request: Path, answer: Path, world: World) -> None:
     """As one rank of a launch, time the bundles that `request` lists; rank 0 writes the seconds of steps of each, as on
     the slowest rank, and the memory peak on each rank if requested."""
     limit_threads(world.local_size)
-    keep_memory()
+    retain_freed_memory()
     options = json.loads(request.read_text())
     results = []
     for path in options["bundles"]:

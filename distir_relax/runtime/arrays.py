@@ -116,11 +116,11 @@ def with_sizes(shape: Sequence[int], sizes: Mapping[int, int]) -> tuple[int, ...
     return tuple(sizes.get(dim, size) for dim, size in enumerate(shape))
 
 
-def flatten(pieces: Sequence[torch.Tensor], whole: torch.Tensor, dim: int) -> torch.Tensor:
-    """Return the `pieces` of `whole` concatenated and flat; `whole` itself if it already has that order."""
-    if whole.is_contiguous() and math.prod(whole.shape[:dim]) == 1:
-        return whole.view(-1)
-    flat, start = whole.new_empty(whole.numel()), 0
+def flatten(pieces: Sequence[torch.Tensor], x: torch.Tensor, dim: int) -> torch.Tensor:
+    """Return the `pieces` of `x` concatenated and flat; a view of `x` if it already has that order."""
+    if x.is_contiguous() and math.prod(x.shape[:dim]) == 1:
+        return x.view(-1)
+    flat, start = x.new_empty(x.numel()), 0
     for piece in pieces:
         flat[start : start + piece.numel()].view(piece.shape).copy_(piece)
         start += piece.numel()

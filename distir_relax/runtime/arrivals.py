@@ -7,7 +7,7 @@ from contextlib import suppress
 from itertools import groupby
 
 from distir_relax.runtime.launcher_detection import detect, launch_size, local_size
-from distir_relax.runtime.local_ranks import is_stopped, processes_of_this_node, shows_meeting
+from distir_relax.runtime.local_ranks import has_reached_rendezvous, is_stopped, processes_of_this_node
 
 WAITS = "waits for the others"
 
@@ -16,14 +16,14 @@ def arrivals() -> dict[int, str]:
     """Return the state of each rank of this node that has a process: "waits for the others (process 1234)"."""
     import psutil
 
-    found: dict[int, str] = {}
+    states: dict[int, str] = {}
     for rank, process in processes_of_this_node().items():
         with suppress(psutil.Error):
             state = "is stopped" if is_stopped(process) else WAITS
-            if state == WAITS and not shows_meeting(process):
+            if state == WAITS and not has_reached_rendezvous(process):
                 state = "has started, but has not come to the meeting"
-            found[rank] = f"{state} (process {process.pid})"
-    return found
+            states[rank] = f"{state} (process {process.pid})"
+    return states
 
 
 def speaker(before: Mapping[int, str], now: Mapping[int, str]) -> int | None:
@@ -35,13 +35,13 @@ def speaker(before: Mapping[int, str], now: Mapping[int, str]) -> int | None:
     return min((rank for rank in waiting if "stopped" not in now.get(rank, "")), default=None)
 
 
-def report(found: Mapping[int, str]) -> list[str]:
-    """Return a line for each rank of the launch, missing ranks grouped; `found` are those of this node."""
-    size = launch_size() or max(found, default=-1) + 1
+def report(states: Mapping[int, str]) -> list[str]:
+    """Return a line for each rank of the launch, missing ranks grouped; `states` are those of this node."""
+    size = launch_size() or max(states, default=-1) + 1
     alone = local_size() in (None, size)
     present: Collection[int] | None = None
     absent = "missing: not started, or ended already" if alone else "not on this node, or missing"
-    if detect() == "torch" and len(found) < size:
+    if detect() == "torch" and len(states) < size:
         from distir_relax.runtime.transports.torch_distributed import present_ranks, store_address
 
         present = present_ranks(size)
@@ -51,8 +51,8 @@ def report(found: Mapping[int, str]) -> list[str]:
             absent = f"missing: not started, or unable to reach {store_address()}"
 
     def state(rank: int) -> tuple[bool, str]:
-        if rank in found:
-            return True, f"rank {rank} {found[rank]}"
+        if rank in states:
+            return True, f"rank {rank} {states[rank]}"
         return False, "waiting for the others, elsewhere" if present and rank in present else absent
 
     lines = []

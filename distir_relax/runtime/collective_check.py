@@ -16,7 +16,7 @@ _KINDS = (
     "all_reduce", "all_gather", "reduce_scatter", "all_to_all", "resplit", "send", "recv", "barrier", "rows_to_groups",
     "rows_from_groups",
 )  # fmt: skip
-_MET_BY = {_KINDS.index("recv"): _KINDS.index("send")}
+_PEER_KIND = {_KINDS.index("recv"): _KINDS.index("send")}
 
 
 def as_numbers(point: Point) -> list[int]:
@@ -25,10 +25,10 @@ def as_numbers(point: Point) -> list[int]:
     return [point.step, _KINDS.index(point.kind), point.time]
 
 
-def check_meeting(rank: int, mine: Sequence[int], peer: int, theirs: Sequence[int]) -> None:
+def check_peer_step(rank: int, mine: Sequence[int], peer: int, theirs: Sequence[int]) -> None:
     """Raise RunError unless the communication of `peer` matches that of `rank`."""
     step, kind, time = mine
-    if list(theirs) != [step, _MET_BY.get(kind, kind), time]:
+    if list(theirs) != [step, _PEER_KIND.get(kind, kind), time]:
         raise RunError(
             f"the ranks' programs do not fit each other: rank {rank} has come to {_text(*mine)}, rank {peer} to "
             f"{_text(*theirs)}",

@@ -35,7 +35,7 @@ from distir_relax.runtime.arrays import (
     torch_dtype,
     with_sizes,
 )
-from distir_relax.runtime.collective_check import NUMBERS, check_meeting
+from distir_relax.runtime.collective_check import NUMBERS, check_peer_step
 from distir_relax.runtime.point_to_point import Messages, Step
 
 if TYPE_CHECKING:
@@ -78,7 +78,7 @@ class Communicator(Messages):
                 target.copy_(source)
             if n > 1 and source.numel():
                 self._reduce_into(target, index, op)
-            return like(target, x) if out is None else self._settle(target, out)
+            return like(target, x) if out is None else self._write_to(target, out)
 
     def all_gather(
         self, x: Array, axis: str, dim: int, sizes: Sequence[int], step: Step = None, out: Array | None = None
@@ -118,7 +118,7 @@ class Communicator(Messages):
         ):
             shape = with_sizes(source.shape, {dim: sizes[me]})
             if n == 1 or not source.numel():
-                return self._give(source.reshape(shape).clone(), x, out)
+                return self._finish_result(source.reshape(shape).clone(), x, out)
             pieces = split(source, sizes, dim)
             wide = _accumulator(source.dtype, op)
             flat = flatten(pieces, source, dim).to(wide)
@@ -130,7 +130,7 @@ class Communicator(Messages):
                 part = from_ordered(part, wide)
             elif op == "mean":
                 part = part / n
-            return self._give(part.to(source.dtype).view(shape), x, out)
+            return self._finish_result(part.to(source.dtype).view(shape), x, out)
 
     def all_to_all(
         self, x: Array, axis: str, split_dim: int, split_sizes: Sequence[int], concat_dim: int,
@@ -198,7 +198,7 @@ class Communicator(Messages):
         source = as_torch(x)
         self._check_sizes("shard", sizes, n, axis, source, dim, sum(sizes))
         part = source.narrow(dim, sum(sizes[:me]), sizes[me])
-        return self._give(part.contiguous(), x, out)
+        return self._finish_result(part.contiguous(), x, out)
 
     def shard_start(self, axis: str, sizes: Sequence[int], dtype: str, out: Array | None = None) -> Any:
         """Return the offset of this rank's part in a dim partitioned into `sizes` along `axis`, as a scalar tensor.
@@ -209,7 +209,7 @@ class Communicator(Messages):
 
         _, _, me = self._place(axis)
         start = torch.tensor(sum(sizes[:me]), dtype=torch_dtype(dtype), device=self.device)
-        return start if out is None else self._settle(start, out)
+        return start if out is None else self._write_to(start, out)
 
     def index(self, axis: str) -> int:
         """Return this rank's index along a mesh axis, which is its rank in its group."""
@@ -220,13 +220,13 @@ class Communicator(Messages):
         with self._step(step, "barrier", 0):
             self._barrier()
 
-    def _meet_group(self, axis: int) -> None:
+    def _check_group_step(self, axis: int) -> None:
         if self.mesh.shape[axis] == 1:
             return
         mine = self._point()
         points = self._all_gather(mine, [NUMBERS] * self.mesh.shape[axis], axis, None).view(-1, NUMBERS)
         for peer, theirs in zip(self.mesh.group(self.rank, axis), points.tolist(), strict=True):
-            check_meeting(self.rank, mine.tolist(), peer, theirs)
+            check_peer_step(self.rank, mine.tolist(), peer, theirs)
 
     def _place(self, axis: str) -> tuple[int, int, int]:
         index = self._axes.get(axis)
@@ -274,12 +274,12 @@ class Communicator(Messages):
 
         total = with_sizes(shapes[0], {dim: sum(shape[dim] for shape in shapes)})
         if math.prod(total[:dim]) == 1:
-            return self._give(flat.view(total), x, out)
+            return self._finish_result(flat.view(total), x, out)
         parts = [part.view(shape) for part, shape in zip(split(flat, counts), shapes, strict=True)]
-        return self._give(torch.cat(parts, dim), x, out)
+        return self._finish_result(torch.cat(parts, dim), x, out)
 
-    def _give(self, result: torch.Tensor, x: Array, out: Array | None) -> Any:
-        return like(result, x) if out is None else self._settle(result, out)
+    def _finish_result(self, result: torch.Tensor, x: Array, out: Array | None) -> Any:
+        return like(result, x) if out is None else self._write_to(result, out)
 
     @abstractmethod
     def _all_reduce(self, x: torch.Tensor, axis: int, op: str) -> None:

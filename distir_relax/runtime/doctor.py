@@ -51,8 +51,8 @@ def two_ranks() -> None:
 
 
 def _python() -> Finding:
-    found = platform.python_version()
-    return Finding("Python", sys.version_info >= (3, 11), found, "install Python 3.11 or newer")
+    installed = platform.python_version()
+    return Finding("Python", sys.version_info >= (3, 11), installed, "install Python 3.11 or newer")
 
 
 def _packages() -> Finding:
@@ -82,8 +82,8 @@ def _threads() -> Finding:
 
 
 def _mpi4py() -> Finding:
-    found = _version("mpi4py")
-    return Finding("mpi4py", found is not None, found or "missing", "pip install mpi4py", essential=False)
+    installed = _version("mpi4py")
+    return Finding("mpi4py", installed is not None, installed or "missing", "pip install mpi4py", essential=False)
 
 
 def _mpirun() -> Finding:
@@ -113,8 +113,8 @@ def _all_reduce() -> Finding:
 
 def _tvm() -> Finding:
     fix = f"pip install apache-tvm 'apache-tvm-ffi=={FFI_PIN}'"
-    found = _version("apache-tvm")
-    if found is None:
+    installed = _version("apache-tvm")
+    if installed is None:
         return Finding("TVM", False, "missing: only the torch backend works", fix, essential=False)
     try:
         done = subprocess.run(
@@ -122,20 +122,20 @@ def _tvm() -> Finding:
         )
     except subprocess.TimeoutExpired:
         return Finding("TVM", False, "cannot be imported within 120 s", fix, essential=False)
-    detail = found if done.returncode == 0 else _last_line(done.stderr, done.returncode)
+    detail = installed if done.returncode == 0 else _last_line(done.stderr, done.returncode)
     return Finding("TVM", done.returncode == 0, detail, fix, essential=False)
 
 
 def _tvm_ffi() -> Finding:
-    found = _version("apache-tvm-ffi")
+    installed = _version("apache-tvm-ffi")
     fix = f"pip install 'apache-tvm-ffi=={FFI_PIN}': newer ones crash when a module is saved"
-    return Finding("TVM's ffi", found == FFI_PIN, found or "missing", fix, essential=False)
+    return Finding("TVM's ffi", installed == FFI_PIN, installed or "missing", fix, essential=False)
 
 
 def _compiler() -> Finding:
-    found = next((path for name in ("gcc", "clang", "cc") if (path := shutil.which(name))), None)
-    detail = found or "none: TVM programs are compiled when they are loaded, every time"
-    return Finding("C compiler for TVM", found is not None, detail, "install gcc or clang", essential=False)
+    compiler = next((path for name in ("gcc", "clang", "cc") if (path := shutil.which(name))), None)
+    detail = compiler or "none: TVM programs are compiled when they are loaded, every time"
+    return Finding("C compiler for TVM", compiler is not None, detail, "install gcc or clang", essential=False)
 
 
 def _version(package: str) -> str | None:

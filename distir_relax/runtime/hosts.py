@@ -34,20 +34,20 @@ def read_hosts(text: str, ranks: int) -> tuple[Host, ...]:
 
     Raises RunError for invalid text and other numbers of ranks.
     """
-    found = []
+    hosts = []
     for part in text.split(","):
         name, colon, slots = part.strip().partition(":")
         counts = slots.isascii() and slots.isdecimal() and 0 < int(slots) < _MOST
         if not _NAME.fullmatch(name) or (colon and not counts):
             raise RunError(f"expected HOST or HOST:RANKS, found {part.strip()!r}", "--host", "for example a:2,b:1")
-        found.append(Host(name, int(slots) if colon else 1))
-    names = [host.name for host in found]
+        hosts.append(Host(name, int(slots) if colon else 1))
+    names = [host.name for host in hosts]
     if twice := next((name for name in names if names.count(name) > 1), None):
         raise RunError(f"{twice!r} stands there twice", "--host", f"add its ranks up: {twice}:2")
-    total = sum(host.slots for host in found)
+    total = sum(host.slots for host in hosts)
     if total != ranks:
         raise RunError(f"expected hosts with {ranks} ranks together, found {total}", "--host", "give each as HOST:N")
-    return tuple(found)
+    return tuple(hosts)
 
 
 def hosts_text(hosts: Sequence[Host]) -> str:

@@ -35,13 +35,13 @@ def check_inputs(tensors: Sequence[Tensor], inputs: Mapping[str, Array]) -> None
         value = inputs[name]
         if not hasattr(value, "dtype"):
             raise RunError(f"expected an array, {tensor.dtype} {tensor.shape}, found {value!r}", f"input {name!r}")
-        found = str(value.dtype).removeprefix("torch.")
+        dtype = str(value.dtype).removeprefix("torch.")
         accepted = (tensor.dtype, "float32") if tensor.dtype == "bfloat16" else (tensor.dtype,)
-        if found not in accepted or tuple(value.shape) != tensor.shape:
+        if dtype not in accepted or tuple(value.shape) != tensor.shape:
             raise RunError(
-                f"expected {tensor.dtype} {tensor.shape}, found {found} {tuple(value.shape)}",
+                f"expected {tensor.dtype} {tensor.shape}, found {dtype} {tuple(value.shape)}",
                 f"input {name!r}",
-                _cast(name, accepted[-1]) if found not in accepted else _other_shape(tensor, value),
+                _cast(name, accepted[-1]) if dtype not in accepted else _other_shape(tensor, value),
             )
     for name in inputs:
         if name not in expected:
@@ -52,8 +52,8 @@ def check_inputs(tensors: Sequence[Tensor], inputs: Mapping[str, Array]) -> None
 
 def local_inputs(manifest: Manifest, inputs: Mapping[str, Array], rank: int, device: str) -> list[torch.Tensor]:
     """Return the shards of the inputs on `rank`, contiguous, on `device`, in the manifest's order."""
-    held = [tensor for tensor in manifest.inputs if tensor.is_on(rank)]
-    return [_local(tensor, manifest, inputs[tensor.name], rank).to(device) for tensor in held]
+    tensors = [tensor for tensor in manifest.inputs if tensor.is_on(rank)]
+    return [_local(tensor, manifest, inputs[tensor.name], rank).to(device) for tensor in tensors]
 
 
 def digest_of(inputs: Mapping[str, Array]) -> str:
@@ -146,5 +146,5 @@ def _local(tensor: Tensor, manifest: Manifest, value: Array, rank: int) -> torch
             part = torch.cat([part.narrow(dim, start, stop - start) for start, stop in pieces], dim)
         else:
             part = part.narrow(dim, 0, 0)
-    wanted = torch_dtype(tensor.dtype)
-    return (part if dtype_name(part.dtype) == tensor.dtype else part.to(wanted)).contiguous()
+    dtype = torch_dtype(tensor.dtype)
+    return (part if dtype_name(part.dtype) == tensor.dtype else part.to(dtype)).contiguous()

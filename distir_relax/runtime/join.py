@@ -13,9 +13,9 @@ from distir_relax.layout import DeviceMesh
 from distir_relax.runtime.arrivals import arrivals, report, speaker
 from distir_relax.runtime.communicator import Communicator
 from distir_relax.runtime.launcher_detection import check_connected, detect
-from distir_relax.runtime.local_ranks import rank_in, show_meeting
+from distir_relax.runtime.local_ranks import mark_rendezvous, rank_in
 from distir_relax.runtime.lost_ranks import LostRanks
-from distir_relax.runtime.stall_detection import RollCall
+from distir_relax.runtime.stall_detection import StallDetector
 from distir_relax.runtime.watchdog import DEFAULT_TIMEOUT, Watchdog
 from distir_relax.runtime.world import World, check_size
 
@@ -45,13 +45,13 @@ def join_world(timeout: float = DEFAULT_TIMEOUT) -> World | None:
 def joined_world(timeout: float = DEFAULT_TIMEOUT) -> Iterator[World | None]:
     """`join_world` with monitoring of the ranks while the block runs.
 
-    A rank that waits longer than `timeout` seconds ends the launch (`RollCall`); a killed rank is named (`LostRanks`).
+    A rank that waits longer than `timeout` seconds ends the launch (`StallDetector`). `LostRanks` reports killed ranks.
     """
     world = join_world(timeout)
     if world is None:
         yield None
         return
-    with Watchdog(timeout, RollCall(world, timeout).look), LostRanks(world):
+    with Watchdog(timeout, StallDetector(world, timeout).poll), LostRanks(world):
         yield world
 
 
@@ -73,25 +73,25 @@ def _ending_after(seconds: float | None) -> Iterator[None]:
     if seconds is None:
         yield
         return
-    met = threading.Event()
-    threading.Thread(target=_end_unless, args=(met, seconds), daemon=True).start()
+    connected = threading.Event()
+    threading.Thread(target=_end_unless, args=(connected, seconds), daemon=True).start()
     try:
         yield
     finally:
-        met.set()
+        connected.set()
 
 
-def _end_unless(met: threading.Event, seconds: float) -> None:
+def _end_unless(connected: threading.Event, seconds: float) -> None:
     """End the process after a time-out; one rank of a node reports the present ranks, the others wait for it."""
-    show_meeting()
-    if met.wait(seconds / 2):
+    mark_rendezvous()
+    if connected.wait(seconds / 2):
         return
-    there = arrivals()
-    if met.wait(seconds / 2):
+    before = arrivals()
+    if connected.wait(seconds / 2):
         return
-    found = arrivals()
-    if rank_in() == speaker(there, found):
-        text = "\n  ".join([f"error: the ranks have not met within {seconds:g} s", *report(found), _HINT])
+    after = arrivals()
+    if rank_in() == speaker(before, after):
+        text = "\n  ".join([f"error: the ranks have not met within {seconds:g} s", *report(after), _HINT])
         sys.stderr.write(f"{text}\n")
         sys.stderr.flush()
     else:

@@ -112,8 +112,8 @@ def _forwarding(process: subprocess.Popen[bytes]) -> Iterator[Sequence[int]]:
 
 def find_mpirun() -> Launcher:
     """Return the mpirun next to this Python, else the first in PATH. Raises RunError if none runs."""
-    beside = Path(sys.prefix) / "bin" / "mpirun"
-    path = str(beside) if os.access(beside, os.X_OK) else shutil.which("mpirun") or shutil.which("mpiexec")
+    own = Path(sys.prefix) / "bin" / "mpirun"
+    path = str(own) if os.access(own, os.X_OK) else shutil.which("mpirun") or shutil.which("mpiexec")
     if path is None:
         raise RunError(
             "there is no mpirun here",
@@ -185,9 +185,9 @@ def _threads(n: int, threads: int | None, hosts: Sequence[Host]) -> str:
 
 
 def _free_port() -> int:
-    with socket.socket() as taken:
-        taken.bind(("", 0))
-        port: int = taken.getsockname()[1]
+    with socket.socket() as server:
+        server.bind(("", 0))
+        port: int = server.getsockname()[1]
     return port
 
 

@@ -12,7 +12,7 @@ from typing import Any, TypeVar
 from distir_relax.bundle import Bundle, read_bundle
 from distir_relax.errors import DistIRError
 from distir_relax.runtime.handshake import Agreed, agreed, shake_hands
-from distir_relax.runtime.machine import keep_memory, limit_threads
+from distir_relax.runtime.machine import limit_threads, retain_freed_memory
 from distir_relax.runtime.rank_session import RankSession
 from distir_relax.runtime.world import World, check_size
 
@@ -48,7 +48,7 @@ def load_rank(
     the same programs. Raises `Agreed` for an error of any of them.
     """
     limit_threads(world.local_size)
-    keep_memory()
+    retain_freed_memory()
     with agreed(world):
         # One rank of a node hashes the weights; the others check their header and size.
         bundle = read_bundle(path, verify_weights=world.local_rank == 0)

@@ -37,11 +37,11 @@ def check_connected(environment: Environment = os.environ) -> None:
     if detect(environment) is not None:
         return
     for launcher in _LAUNCHERS:
-        found = launcher(environment)
-        if found is not None:
+        launch = launcher(environment)
+        if launch is not None:
             raise RunError(
-                f"{found.name} started {found.tasks} without a connection between them: each would run all ranks",
-                found.variables, found.remedy,
+                f"{launch.name} started {launch.tasks} without a connection between them: each would run all ranks",
+                launch.variables, launch.remedy,
             )  # fmt: skip
 
 

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from distir_relax.bundle import Bundle, CallManifest, read_bundle
 from distir_relax.errors import RunError
-from distir_relax.runtime.microbatch_io import whole_inputs, whole_outputs
+from distir_relax.runtime.microbatch_io import user_inputs, user_outputs
 from distir_relax.runtime.session_cache import Sessions
 from distir_relax.support.units import count, listed
 
@@ -37,7 +37,7 @@ class Loaded:
         `BundleError` if the bundle has no programs for it.
         """
         manifest = self.bundle.manifest
-        inputs = whole_inputs(manifest)
+        inputs = user_inputs(manifest)
         call = manifest.call or CallManifest(tuple(tensor.name for tensor in inputs))
         if len(args) > len(call.arguments) or set(call.arguments[: len(args)]) & set(kwargs):
             raise RunError(
@@ -48,12 +48,12 @@ class Loaded:
         for name, value in {**dict(zip(call.arguments, args, strict=False)), **kwargs}.items():
             leaves.update(_leaves(name, value))
         tensors = _without_constants(leaves, call, {tensor.name for tensor in inputs})
-        wanted = [tensor.name for tensor in whole_outputs(manifest)]
+        names = [tensor.name for tensor in user_outputs(manifest)]
         if manifest.call is not None:
             # New values of the model's state stay on their ranks.
-            wanted = [name for name in wanted if name not in manifest.updates.values()]
-        outputs = self._sessions.run(tensors, backend, timeout, wanted)
-        return next(iter(outputs.values())) if len(wanted) == 1 else outputs
+            names = [name for name in names if name not in manifest.updates.values()]
+        outputs = self._sessions.run(tensors, backend, timeout, names)
+        return next(iter(outputs.values())) if len(names) == 1 else outputs
 
     def __repr__(self) -> str:
         manifest = self.bundle.manifest
@@ -62,8 +62,8 @@ class Loaded:
             [
                 f"{manifest.name}: {count(manifest.mesh.size, 'rank')} on {manifest.mesh}, {programs}",
                 f"  from     {self.bundle.path}",
-                f"  inputs   {_listed(whole_inputs(manifest))}",
-                f"  outputs  {_listed(whole_outputs(manifest))}",
+                f"  inputs   {_listed(user_inputs(manifest))}",
+                f"  outputs  {_listed(user_outputs(manifest))}",
                 f"  weights  {count(len(manifest.weights), 'tensor')}",
             ]
         )
@@ -90,16 +90,16 @@ def _leaves(name: str, value: Any) -> dict[str, Any]:
 
 def _without_constants(leaves: Mapping[str, Any], call: CallManifest, inputs: Collection[str]) -> dict[str, Any]:
     """Return the leaves that are inputs. Raises RunError if an argument differs from its compiled-in value."""
-    found = {}
+    tensors = {}
     for name, value in leaves.items():
         if name in inputs or name not in call.constants:
-            found[name] = value
+            tensors[name] = value
         elif type(value) is not type(call.constants[name]) or value != call.constants[name]:
             raise RunError(
                 f"the argument {name!r} was {call.constants[name]!r} when the model was compiled, found {value!r}",
                 hint="compile the model again with this argument in the example",
             )
-    return found
+    return tensors
 
 
 def _listed(tensors: Sequence[Tensor]) -> str:

@@ -11,18 +11,18 @@ from typing import Any
 
 _RANK_VARIABLES = ("OMPI_COMM_WORLD_RANK", "PMIX_RANK", "PMI_RANK", "RANK")
 # Thread name, of at most 15 characters, that other processes can see.
-_MEETS = "distir-meets"
+_THREAD_NAME = "distir-meets"
 
 
 def ranks_of_this_node() -> dict[int, str]:
     """Return the state of each process of this launch on this node, by rank: "is stopped (process 1234)"."""
     import psutil
 
-    found: dict[int, str] = {}
+    states: dict[int, str] = {}
     for rank, process in processes_of_this_node().items():
         with suppress(psutil.Error):
-            found[rank] = f"{'is stopped' if is_stopped(process) else 'is there'} (process {process.pid})"
-    return found
+            states[rank] = f"{'is stopped' if is_stopped(process) else 'is there'} (process {process.pid})"
+    return states
 
 
 def processes_of_this_node() -> dict[int, Any]:
@@ -33,13 +33,13 @@ def processes_of_this_node() -> dict[int, Any]:
     import psutil
 
     parent = psutil.Process().parent()
-    found: dict[int, Any] = {}
+    processes: dict[int, Any] = {}
     for sibling in parent.children() if parent is not None else []:
         with suppress(psutil.Error):
             rank = rank_in(sibling.environ())
             if rank is not None:
-                found[rank] = sibling
-    return found
+                processes[rank] = sibling
+    return processes
 
 
 def is_stopped(process: Any) -> bool:
@@ -59,17 +59,17 @@ def has_ended(process: Any) -> bool:
         return True
 
 
-def show_meeting() -> None:
+def mark_rendezvous() -> None:
     """Show other processes of this node that this one has reached the rendezvous, while this thread lives."""
     with suppress(OSError):
-        Path(f"/proc/self/task/{threading.get_native_id()}/comm").write_text(_MEETS, encoding="ascii")
+        Path(f"/proc/self/task/{threading.get_native_id()}/comm").write_text(_THREAD_NAME, encoding="ascii")
 
 
-def shows_meeting(process: Any) -> bool:
-    """Whether a process (psutil's) of this node has a thread that called `show_meeting`."""
+def has_reached_rendezvous(process: Any) -> bool:
+    """Whether a process (psutil's) of this node has a thread that called `mark_rendezvous`."""
     for name in Path(f"/proc/{process.pid}/task").glob("*/comm"):
         with suppress(OSError):
-            if name.read_text(encoding="utf-8", errors="replace").strip() == _MEETS:
+            if name.read_text(encoding="utf-8", errors="replace").strip() == _THREAD_NAME:
                 return True
     return False
 

@@ -20,7 +20,7 @@ from distir_relax.runtime.watchdog import describe
 from distir_relax.runtime.world import World
 
 # Seconds until the exit of a rank is visible, and before this one exits, so that it does not appear lost itself.
-_SEEN, _STAYS = 0.1, 1.0
+_EXIT_VISIBLE, _EXIT_DELAY = 0.1, 1.0
 
 
 class LostRanks:
@@ -87,11 +87,11 @@ class LostRanks:
                 sys.stderr.flush()
         elif signal.getsignal(signal.SIGTERM) is not _ends_in_thread:
             return
-        time.sleep(_STAYS)
+        time.sleep(_EXIT_DELAY)
         os._exit(128 + signal.SIGTERM)
 
     def _lost(self) -> list[int]:
-        until = time.monotonic() + _SEEN
+        until = time.monotonic() + _EXIT_VISIBLE
         while True:
             lost = [rank for rank, process in self._processes.items() if has_ended(process)]
             if lost or time.monotonic() > until:
@@ -100,11 +100,11 @@ class LostRanks:
 
     def _announced(self) -> set[int]:
         """Return the ranks that have announced the end of the launch."""
-        found = set()
+        ranks = set()
         with suppress(OSError, ValueError):
             while True:
-                found.add(int(self._post.recv(32)))
-        return found
+                ranks.add(int(self._post.recv(32)))
+        return ranks
 
     def _report(self, lost: list[int]) -> str:
         world = self._world

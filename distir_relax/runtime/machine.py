@@ -35,7 +35,7 @@ def limit_threads(local_size: int) -> None:
         torch.set_num_threads(max(1, len(os.sched_getaffinity(0)) // local_size))
 
 
-def keep_memory() -> None:
+def retain_freed_memory() -> None:
     """Make glibc keep the memory that tensors free; no effect with other C libraries.
 
     By default large blocks return to the system and are faulted in again page by page, which costs a step with many of

@@ -20,11 +20,11 @@ from distir_relax.support import check_regular, shown, shown_path
 if TYPE_CHECKING:
     import numpy as np
 
-MOST_HEADER = 10_000
+MAX_HEADER = 10_000
 """Maximum length of a `.npy` header, as in numpy."""
 
-HOW_WRITTEN = "write one with numpy.savez('x.npz', name=array, ...)"
-_MOST_DEFLATED = 1032
+WRITE_HINT = "write one with numpy.savez('x.npz', name=array, ...)"
+_MAX_EXPANSION = 1032
 """Maximum expansion of one deflated byte (RFC 1951: 258 bytes by two bits)."""
 _ENCRYPTED = 1
 _DAMAGED = (zipfile.BadZipFile, NotImplementedError, ValueError, EOFError, zlib.error, struct.error)
@@ -41,36 +41,36 @@ def read_npz(path: str | Path) -> dict[str, np.ndarray[Any, Any]]:
     place = shown_path(path)
     try:
         with zipfile.ZipFile(path) as archive:
-            found: dict[str, np.ndarray[Any, Any]] = {}
+            arrays: dict[str, np.ndarray[Any, Any]] = {}
             members = archive.infolist()
             # Overlapping members would each be unpacked from the same bytes.
             if (packed := sum(member.compress_size for member in members)) > length:
                 raise RunError(f"the arrays are said to have {packed:,} bytes, the file has {length:,}", place)
             for member in members:
                 name = member.filename.removesuffix(".npy")
-                if name in found:
+                if name in arrays:
                     raise RunError(f"the array {shown(name)} is given twice", place)
-                found[name] = _array(archive, member, f"{place} ({shown(name)})")
-            return found
+                arrays[name] = _array(archive, member, f"{place} ({shown(name)})")
+            return arrays
     except OSError as wrong:
-        raise RunError(f"cannot be read: {wrong.strerror or wrong}", place, HOW_WRITTEN) from None
+        raise RunError(f"cannot be read: {wrong.strerror or wrong}", place, WRITE_HINT) from None
     except _DAMAGED as wrong:
-        raise RunError(f"not an .npz file, or a truncated one: {wrong}", place, HOW_WRITTEN) from None
+        raise RunError(f"not an .npz file, or a truncated one: {wrong}", place, WRITE_HINT) from None
 
 
 def _array(archive: zipfile.ZipFile, member: zipfile.ZipInfo, place: str) -> np.ndarray[Any, Any]:
     import numpy as np
 
     if member.flag_bits & _ENCRYPTED:
-        raise RunError("the array is encrypted", place, HOW_WRITTEN)
+        raise RunError("the array is encrypted", place, WRITE_HINT)
     if member.compress_type not in (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED):
-        raise RunError(f"the array is compressed by an unknown method, {member.compress_type}", place, HOW_WRITTEN)
-    stands_for = 1 if member.compress_type == zipfile.ZIP_STORED else _MOST_DEFLATED
-    if member.file_size > stands_for * member.compress_size:
+        raise RunError(f"the array is compressed by an unknown method, {member.compress_type}", place, WRITE_HINT)
+    expansion = 1 if member.compress_type == zipfile.ZIP_STORED else _MAX_EXPANSION
+    if member.file_size > expansion * member.compress_size:
         raise RunError(
             f"the array is said to have {member.file_size:,} bytes, more than it can have been packed from",
             place,
-            HOW_WRITTEN,
+            WRITE_HINT,
         )
     try:
         with archive.open(member) as file:
@@ -83,7 +83,7 @@ def _array(archive: zipfile.ZipFile, member: zipfile.ZipInfo, place: str) -> np.
             if len(data) != size:
                 raise RunError(f"expected {size:,} bytes for {dtype} {shape}, found {len(data):,}", place)
     except (*_DAMAGED, OSError) as wrong:
-        raise RunError(f"not a readable array: {wrong}", place, HOW_WRITTEN) from None
+        raise RunError(f"not a readable array: {wrong}", place, WRITE_HINT) from None
     # Copy, since the buffer is read-only; convert to native byte order.
     array = np.frombuffer(data, dtype).reshape(shape, order=order)
     return array.astype(dtype.newbyteorder("="), order="K")
@@ -99,8 +99,8 @@ def _header(file: IO[bytes]) -> tuple[np.dtype[Any], tuple[int, ...], Literal["C
     if width is None:
         raise ValueError(f"expected version 1.0 or 2.0 of the .npy format, found {magic!r}")
     length = int.from_bytes(file.read(width), "little")
-    if length > MOST_HEADER:
-        raise ValueError(f"expected a header of at most {MOST_HEADER:,} bytes, found {length:,}")
+    if length > MAX_HEADER:
+        raise ValueError(f"expected a header of at most {MAX_HEADER:,} bytes, found {length:,}")
     header = file.read(length).decode("latin-1")
     # numpy evaluates it as Python, which recurses without limit.
     match = _HEADER.fullmatch(header)

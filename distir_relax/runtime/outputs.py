@@ -35,10 +35,10 @@ def _collect(comm: Communicator, tensor: Tensor, local: torch.Tensor | None) -> 
 
     if local is not None:
         expected = (local_shape(tensor, comm.mesh, comm.rank), tensor.dtype)
-        found = (tuple(local.shape), dtype_name(local.dtype))
-        if found != expected:
+        actual = (tuple(local.shape), dtype_name(local.dtype))
+        if actual != expected:
             raise RunError(
-                f"rank {comm.rank} computed {found[1]} {found[0]}, the bundle promises {expected[1]} {expected[0]}",
+                f"rank {comm.rank} computed {actual[1]} {actual[0]}, the bundle promises {expected[1]} {expected[0]}",
                 f"output {tensor.name}",
             )
     senders = owners(comm.mesh, tensor)
@@ -48,57 +48,57 @@ def _collect(comm: Communicator, tensor: Tensor, local: torch.Tensor | None) -> 
         return None
     if senders == [0] and local is not None:
         return local.cpu()
-    whole = torch.empty(tensor.shape, dtype=torch_dtype(tensor.dtype))
+    result = torch.empty(tensor.shape, dtype=torch_dtype(tensor.dtype))
     for rank in senders:
         shape = local_shape(tensor, comm.mesh, rank)
         if not math.prod(shape):
             continue
         intervals = local_intervals(tensor, comm.mesh, rank)
         if rank == 0 and local is not None:
-            place(whole, local.cpu(), intervals)
+            place(result, local.cpu(), intervals)
         else:
-            _receive(comm, rank, shape, whole, intervals)
-    return whole
+            _receive(comm, rank, shape, result, intervals)
+    return result
 
 
 def _receive(
-    comm: Communicator, rank: int, shape: tuple[int, ...], whole: torch.Tensor, intervals: list[list[tuple[int, int]]]
+    comm: Communicator, rank: int, shape: tuple[int, ...], target: torch.Tensor, intervals: list[list[tuple[int, int]]]
 ) -> None:
     """Receive a rank's part into its place, through a buffer if that is not contiguous."""
     import torch
 
-    room = _room(whole, intervals)
-    if room is not None and room.is_contiguous() and comm.device == "cpu":
-        comm._recv(room.view(-1), rank)
+    view = _block_view(target, intervals)
+    if view is not None and view.is_contiguous() and comm.device == "cpu":
+        comm._recv(view.view(-1), rank)
         return
-    received = torch.empty(shape, dtype=whole.dtype, device=comm.device)
+    received = torch.empty(shape, dtype=target.dtype, device=comm.device)
     comm._recv(received.view(-1), rank)
-    place(whole, received.cpu(), intervals)
+    place(target, received.cpu(), intervals)
 
 
-def place(whole: torch.Tensor, part: torch.Tensor, intervals: list[list[tuple[int, int]]]) -> None:
-    """Write `part`, whose dims are the joined `intervals` of the dims of `whole`, to its place in `whole`."""
+def place(target: torch.Tensor, part: torch.Tensor, intervals: list[list[tuple[int, int]]]) -> None:
+    """Write `part`, whose dims are the joined `intervals` of the dims of `target`, to its place in `target`."""
     import torch
 
-    room = _room(whole, intervals)
-    if room is None:
+    view = _block_view(target, intervals)
+    if view is None:
         index = [torch.cat([torch.arange(a, b) for a, b in pieces]) for pieces in intervals]
-        whole[torch.meshgrid(*index, indexing="ij")] = part
+        target[torch.meshgrid(*index, indexing="ij")] = part
     else:
-        room.copy_(part)
+        view.copy_(part)
 
 
-def _room(whole: torch.Tensor, intervals: list[list[tuple[int, int]]]) -> torch.Tensor | None:
+def _block_view(target: torch.Tensor, intervals: list[list[tuple[int, int]]]) -> torch.Tensor | None:
     """Return a view of a part's place; None if it is not a block."""
     if any(len(pieces) != 1 for pieces in intervals):
         return None
-    return whole[tuple(slice(pieces[0][0], pieces[0][1]) for pieces in intervals)]
+    return target[tuple(slice(pieces[0][0], pieces[0][1]) for pieces in intervals)]
 
 
 def owners(mesh: DeviceMesh, tensor: Tensor) -> list[int]:
     """Return, for each distinct shard, the lowest rank that holds it."""
-    found: dict[object, int] = {}
+    ranks: dict[object, int] = {}
     for rank in range(mesh.size) if tensor.ranks is None else tensor.ranks:
         pieces = local_intervals(tensor, mesh, rank)
-        found.setdefault(tuple(map(tuple, pieces)), rank)
-    return list(found.values())
+        ranks.setdefault(tuple(map(tuple, pieces)), rank)
+    return list(ranks.values())

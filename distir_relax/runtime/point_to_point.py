@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from distir_relax.errors import RunError
 from distir_relax.runtime.arrays import as_torch, bytes_of, torch_dtype
-from distir_relax.runtime.collective_check import as_numbers, check_meeting
+from distir_relax.runtime.collective_check import as_numbers, check_peer_step
 from distir_relax.runtime.progress import Progress, Traffic
 
 if TYPE_CHECKING:
@@ -34,9 +34,9 @@ class Messages(ABC):
         """Whether peers compare step numbers before each communication; the first run of a program is enough."""
         self.copies_sends = False
         """Whether a program may overwrite a sent buffer as soon as the send returns."""
-        self._leaves = False
+        self._has_pending_sends = False
         """Whether a started send may be incomplete."""
-        self._coming: dict[tuple[int, int], Callable[[], None]] = {}
+        self._pending_receives: dict[tuple[int, int], Callable[[], None]] = {}
 
     def begin(self, stage: int, kind: str, microbatch: int) -> None:
         """Record that the rank begins a task of a pipeline."""
@@ -60,10 +60,10 @@ class Messages(ABC):
         self._check_peer(peer)
         with self._step(step, "recv", 0):
             if self.checks_steps and step is not None:
-                self._meet_sender(peer)
-            target = self._room(shape, dtype, out)
+                self._check_sender_step(peer)
+            target = self._receive_buffer(shape, dtype, out)
             self._recv(target.view(-1), peer)
-            return target if out is None else self._settle(target, out)
+            return target if out is None else self._write_to(target, out)
 
     def start_send(self, x: Array, peer: int, copy: bool, step: int) -> None:
         """Start to send `x` to the world rank `peer`, which starts to receive it at the same step.
@@ -79,7 +79,7 @@ class Messages(ABC):
             source = source.clone(memory_format=torch.contiguous_format)
         source = source.contiguous()
         with self._step(step, "start_send", bytes_of(source)):
-            self._leaves = True
+            self._has_pending_sends = True
             self._start_send(source.view(-1), peer, step)
 
     def start_recv(self, shape: Sequence[int], dtype: str, peer: int, step: int, out: Array | None = None) -> Any:
@@ -89,44 +89,44 @@ class Messages(ABC):
         """
         self._check_peer(peer)
         with self._step(step, "start_recv", 0):
-            target = self._room(shape, dtype, out)
-            self._coming[peer, step] = self._start_recv(target.view(-1), peer, step)
+            target = self._receive_buffer(shape, dtype, out)
+            self._pending_receives[peer, step] = self._start_recv(target.view(-1), peer, step)
             return target if out is None else out
 
     def finish_recv(self, x: Array, peer: int, step: int, out: Array | None = None) -> Any:
         """Return `x`, the result of `start_recv`, once it is complete."""
         with self._step(step, "finish_recv", 0):
-            self._coming.pop((peer, step))()
+            self._pending_receives.pop((peer, step))()
             # A peer that answers has mostly received earlier messages: free their buffers now, not at the next send.
-            if self._leaves:
+            if self._has_pending_sends:
                 self._release_completed_sends()
-            return x if out is None else self._settle(as_torch(x), out)
+            return x if out is None else self._write_to(as_torch(x), out)
 
     def finish_sends(self) -> None:
         """Wait until all started sends are complete."""
-        if self._leaves:
+        if self._has_pending_sends:
             self.progress.enter("the end of what it sends", "finish_sends")
             self._finish_sends()
             self.progress.leave()
-            self._leaves = False
+            self._has_pending_sends = False
 
     @contextmanager
     def _step(self, step: Step, kind: str, sent: int, axis: int | None = None) -> Iterator[None]:
         self.progress.enter(kind if step is None else step, kind)
         if self.checks_steps and step is not None and axis is not None:
-            self._meet_group(axis)
+            self._check_group_step(axis)
         yield
         self.progress.leave()
         self.traffic.add(kind, sent)
 
     @abstractmethod
-    def _meet_group(self, axis: int) -> None:
+    def _check_group_step(self, axis: int) -> None:
         """Raise RunError unless the ranks of the group along an axis execute the same communication."""
 
-    def _meet_sender(self, peer: int) -> None:
+    def _check_sender_step(self, peer: int) -> None:
         mine, theirs = self._point(), self._point()
         self._recv(theirs, peer)
-        check_meeting(self.rank, mine.tolist(), peer, theirs.tolist())
+        check_peer_step(self.rank, mine.tolist(), peer, theirs.tolist())
 
     def _point(self) -> torch.Tensor:
         import torch
@@ -138,7 +138,7 @@ class Messages(ABC):
         if not 0 <= peer < self.world_size or peer == self.rank:
             raise RunError(f"rank {self.rank} cannot exchange with rank {peer} of {self.world_size}")
 
-    def _room(self, shape: Sequence[int], dtype: str, out: Array | None) -> torch.Tensor:
+    def _receive_buffer(self, shape: Sequence[int], dtype: str, out: Array | None) -> torch.Tensor:
         """Return a receive buffer: `out` if it is contiguous, else a new tensor."""
         import torch
 
@@ -146,7 +146,7 @@ class Messages(ABC):
             return target
         return torch.empty(tuple(shape), dtype=torch_dtype(dtype), device=self.device)
 
-    def _settle(self, result: torch.Tensor, out: Array) -> Array:
+    def _write_to(self, result: torch.Tensor, out: Array) -> Array:
         target = as_torch(out)
         if target.data_ptr() != result.data_ptr() or target.stride() != result.stride():
             target.copy_(result)

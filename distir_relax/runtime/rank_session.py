@@ -57,30 +57,30 @@ class RankSession:
     def run_local(self, local: list[torch.Tensor], outputs: Collection[str] | None = None) -> dict[str, torch.Tensor]:
         """Run once on this rank's shards of the inputs, in the manifest's order; see `__call__`."""
         manifest = self.bundle.manifest
-        wanted = parts_of(manifest, outputs)
+        parts = parts_of(manifest, outputs)
         program, comm = self._loaded(), self.communicator
         comm.progress, comm.traffic = Progress(), Traffic()
         with self._world.running(comm.progress, program.steps):
             self._wait_at("the start of the run")
             comm.progress.last = None
-            self.seconds, found = run_step(self.bundle, comm, program, local, wanted)
+            self.seconds, results = run_step(self.bundle, comm, program, local, parts)
             # A rank that exited early could not report, in a stall of the others, that it has finished.
             self._wait_at("the end of the run")
         comm.checks_steps = False
-        return joined(manifest, found)
+        return joined(manifest, results)
 
     def state(self) -> dict[str, torch.Tensor]:
         """Return the global tensors of all updated weights, by name, on rank 0; nothing on the others."""
         program, comm = self._loaded(), self.communicator
         comm.progress = Progress()
-        found = {}
+        tensors = {}
         with self._world.running(comm.progress, ()):
             for tensor in changing(self.bundle.manifest):
-                whole = collect_output(comm, tensor, program.state.get(tensor.name))
-                if whole is not None:
-                    # A tensor held by one rank only was not copied by the gather.
-                    found[tensor.name] = whole.clone()
-        return found
+                result = collect_output(comm, tensor, program.state.get(tensor.name))
+                if result is not None:
+                    # The gather does not copy a tensor that only one rank has.
+                    tensors[tensor.name] = result.clone()
+        return tensors
 
     def load_state(self, state: Mapping[str, Array] | WeightSource) -> None:
         """Overwrite the weights that the program updates; see `Session.load_state`.

@@ -81,8 +81,8 @@ class Session:
         with self._exclusive:
             self._check_open()
             manifest = self.bundle.manifest
-            parts, wanted = in_parts(manifest, inputs), parts_of(manifest, outputs)
-            return joined(manifest, self._run(parts, self._timeout if timeout is None else timeout, wanted))
+            split_inputs, parts = in_parts(manifest, inputs), parts_of(manifest, outputs)
+            return joined(manifest, self._run(split_inputs, self._timeout if timeout is None else timeout, parts))
 
     def state(self) -> dict[str, torch.Tensor]:
         """Return the global tensors of all updated weights, by name, on the CPU; the caller owns them."""
@@ -117,7 +117,7 @@ class Session:
             raise SessionClosed(f"this session is closed: {self._closed}", hint="make a new session")
 
     def _run(
-        self, inputs: Mapping[str, Array], timeout: float, wanted: Collection[str] | None
+        self, inputs: Mapping[str, Array], timeout: float, parts: Collection[str] | None
     ) -> dict[str, torch.Tensor]:
         import torch
 
@@ -126,12 +126,12 @@ class Session:
         self._world.reset()
         before = torch.get_num_threads()
         share = max(1, before // len(self.communicators))
-        works = [self._work(rank, inputs, wanted, share, outputs, seconds) for rank in range(len(seconds))]
+        works = [self._work(rank, inputs, parts, share, outputs, seconds) for rank in range(len(seconds))]
         ranks = RankThreads(works)
-        # Until all ranks are known to have ended: an interrupt may come anywhere from here.
+        # Valid until all ranks have ended, since an interrupt may occur at any point from here on.
         self._closed = "a rank did not come back from the run before"
         try:
-            with Watchdog(timeout, lambda: self._look(timeout)):
+            with Watchdog(timeout, lambda: self._detect_stall(timeout)):
                 ranks.start()
                 ended = self._wait(ranks)
         except BaseException as error:
@@ -160,7 +160,7 @@ class Session:
         return True
 
     def _work(
-        self, rank: int, inputs: Mapping[str, Array], wanted: Collection[str] | None, threads: int,
+        self, rank: int, inputs: Mapping[str, Array], parts: Collection[str] | None, threads: int,
         outputs: dict[str, torch.Tensor], seconds: list[float],
     ) -> Callable[[], None]:  # fmt: skip
         """Return the function that a rank's thread runs in one run."""
@@ -173,8 +173,8 @@ class Session:
                 torch.set_num_threads(threads)
                 comm.progress, comm.traffic = Progress(), Traffic()
                 local = local_inputs(self.bundle.manifest, inputs, rank, comm.device)
-                seconds[rank], found = run_step(self.bundle, comm, self._programs[rank], local, wanted)
-                outputs.update(found)
+                seconds[rank], results = run_step(self.bundle, comm, self._programs[rank], local, parts)
+                outputs.update(results)
             except RankReleased:
                 pass
             except BaseException as error:
@@ -182,7 +182,7 @@ class Session:
 
         return work
 
-    def _look(self, timeout: float) -> bool:
+    def _detect_stall(self, timeout: float) -> bool:
         if all(comm.progress.waiting() <= timeout for comm in self.communicators):
             return False
         lines = [

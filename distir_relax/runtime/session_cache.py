@@ -22,7 +22,7 @@ class Sessions:
 
     def __init__(self, bundle: Callable[[str], Bundle]) -> None:
         self._bundle = bundle
-        self._made: dict[str, Session] = {}
+        self._sessions: dict[str, Session] = {}
         self._exclusive = threading.Lock()
 
     def run(
@@ -45,9 +45,9 @@ class Sessions:
     def of(self, backend: str) -> Session:
         """Return the session of a backend. Raises RunError when its state was lost, and what `Session` raises."""
         with self._exclusive:
-            known = self._made.get(backend)
-            if known is not None and known.closed and known.bundle.manifest.updates:
-                raise RunError(f"the state is lost: {known.closed}", hint="compile, or load, the model again")
-            if known is None or known.closed:
-                self._made[backend] = known = Session(self._bundle(backend), backend)
-            return known
+            session = self._sessions.get(backend)
+            if session is not None and session.closed and session.bundle.manifest.updates:
+                raise RunError(f"the state is lost: {session.closed}", hint="compile, or load, the model again")
+            if session is None or session.closed:
+                self._sessions[backend] = session = Session(self._bundle(backend), backend)
+            return session

@@ -1,4 +1,4 @@
-"""Stall detection in a launch: find out which ranks wait or do not answer, and end the launch."""
+"""Stall detection in a launch: query the state of all ranks, report those that wait or do not answer, and abort."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ from distir_relax.runtime.watchdog import describe, stall_error
 from distir_relax.runtime.world import World
 
 # Seconds that a rank has to answer: its watchdog polls twice a second, but a library may hold the GIL.
-_ANSWER = 4.0
+_ANSWER_SECONDS = 4.0
 
 
-class RollCall:
+class StallDetector:
     """Stall detection of one rank, run by the thread of its watchdog.
 
     A rank that has waited for more than `timeout` seconds asks all others for their position. If one does not answer,
@@ -30,12 +30,12 @@ class RollCall:
         self._ending = False
         self._answers: dict[int, dict[str, Any]] = {}
 
-    def look(self) -> bool:
+    def poll(self) -> bool:
         """Answer queries; query the others if this rank has waited too long. Does not return if the launch ends."""
-        self._listen()
+        self._receive()
         if self._is_stalled():
-            self._ask()
-            if self._is_over():
+            self._query()
+            if self._must_end():
                 self._end()
             self._world.progress.since = time.monotonic()
         return False
@@ -43,7 +43,7 @@ class RollCall:
     def _is_stalled(self) -> bool:
         return self._world.progress.waiting() > self._timeout
 
-    def _statement(self) -> dict[str, Any]:
+    def _status(self) -> dict[str, Any]:
         world = self._world
         return {
             "text": describe(world.rank, world.progress, world.steps),
@@ -53,45 +53,49 @@ class RollCall:
             "ends": self._ending,
         }
 
-    def _listen(self) -> None:
-        for sender, message in self._world.heard():
-            said = json.loads(message)
-            if "asks" in said:
-                self._world.tell(sender, json.dumps({"answers": said["asks"], **self._statement()}))
-            elif said["answers"] == self._round:
-                self._answers[sender] = said
+    def _receive(self) -> None:
+        for sender, message in self._world.received_messages():
+            answer = json.loads(message)
+            if "asks" in answer:
+                self._world.send_message(sender, json.dumps({"answers": answer["asks"], **self._status()}))
+            elif answer["answers"] == self._round:
+                self._answers[sender] = answer
 
-    def _ask(self) -> None:
+    def _query(self) -> None:
         """Query all others, and wait for their answers, except from processes known to be stopped."""
         world = self._world
         self._round += 1
-        self._answers = {world.rank: self._statement()}
+        self._answers = {world.rank: self._status()}
         for peer in range(world.size):
             if peer != world.rank:
-                world.tell(peer, json.dumps({"asks": self._round}))
+                world.send_message(peer, json.dumps({"asks": self._round}))
         start = time.monotonic()
-        while (silent := self._silent()) and time.monotonic() - start < _ANSWER:
+        while (silent := self._silent()) and time.monotonic() - start < _ANSWER_SECONDS:
             time.sleep(0.05)
-            self._listen()
+            self._receive()
             if time.monotonic() - start > 1.0 and all("stopped" in ranks_of_this_node().get(r, "") for r in silent):
                 break
 
     def _silent(self) -> list[int]:
         return [rank for rank in range(self._world.size) if rank not in self._answers]
 
-    def _is_over(self) -> bool:
-        said = self._answers.values()
-        return bool(self._silent()) or any(one["runs"] for one in said) or all(one["waits"] for one in said)
+    def _must_end(self) -> bool:
+        answers = self._answers.values()
+        return (
+            bool(self._silent())
+            or any(answer["runs"] for answer in answers)
+            or all(answer["waits"] for answer in answers)
+        )
 
     def _end(self) -> None:
         world = self._world
-        others = [(rank, said) for rank, said in self._answers.items() if rank != world.rank]
-        if any(said["ends"] or (said["stalled"] and rank < world.rank) for rank, said in others):
+        others = [(rank, answer) for rank, answer in self._answers.items() if rank != world.rank]
+        if any(answer["ends"] or (answer["stalled"] and rank < world.rank) for rank, answer in others):
             # Another rank prints, and ends the launch.
-            patience = time.monotonic() + 2 * _ANSWER
-            while time.monotonic() < patience:
+            deadline = time.monotonic() + 2 * _ANSWER_SECONDS
+            while time.monotonic() < deadline:
                 time.sleep(0.05)
-                self._listen()
+                self._receive()
         else:
             self._ending = True
             # One write, so that it does not mix with the output of other ranks.
@@ -100,10 +104,10 @@ class RollCall:
         world.abort(2)
 
     def _lines(self) -> list[str]:
-        here = ranks_of_this_node()
+        local = ranks_of_this_node()
         return [
             self._answers[rank]["text"]
             if rank in self._answers
-            else f"rank {rank} says nothing: it {here.get(rank, 'has ended, or its node cannot be reached')}"
+            else f"rank {rank} says nothing: it {local.get(rank, 'has ended, or its node cannot be reached')}"
             for rank in range(self._world.size)
         ]

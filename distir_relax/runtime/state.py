@@ -28,32 +28,32 @@ def joined_state(manifest: Manifest, programs: list[RankProgram]) -> dict[str, t
     """Return the global tensors of the state of all ranks in this process; on the CPU, owned by the caller."""
     import torch
 
-    found = {}
+    tensors = {}
     for tensor in changing(manifest):
-        whole = torch.empty(tensor.shape, dtype=torch_dtype(tensor.dtype))
+        target = torch.empty(tensor.shape, dtype=torch_dtype(tensor.dtype))
         for rank in owners(manifest.mesh, tensor):
             part = programs[rank].state[tensor.name]
             if part.numel():
-                place(whole, part.cpu(), local_intervals(tensor, manifest.mesh, rank))
-        found[tensor.name] = whole
-    return found
+                place(target, part.cpu(), local_intervals(tensor, manifest.mesh, rank))
+        tensors[tensor.name] = target
+    return tensors
 
 
-def checked_source(manifest: Manifest, given: Mapping[str, Array] | WeightSource) -> WeightSource:
+def checked_source(manifest: Manifest, state: Mapping[str, Array] | WeightSource) -> WeightSource:
     """Return the source of each rank's shards. Raises RunError unless the arrays match the program's state."""
-    if not isinstance(given, Mapping):
-        return given
+    if not isinstance(state, Mapping):
+        return state
     expected = {tensor.name: tensor for tensor in changing(manifest)}
     for name, tensor in expected.items():
-        if name not in given:
+        if name not in state:
             raise RunError("the state is missing", name, f"the program changes {_listed(expected)}")
-        found = (dtype_name(as_torch(given[name]).dtype), tuple(given[name].shape))
-        if found != (tensor.dtype, tensor.shape):
-            raise RunError(f"expected {tensor.dtype} {tensor.shape}, found {found[0]} {found[1]}", name)
-    for name in given:
+        actual = (dtype_name(as_torch(state[name]).dtype), tuple(state[name].shape))
+        if actual != (tensor.dtype, tensor.shape):
+            raise RunError(f"expected {tensor.dtype} {tensor.shape}, found {actual[0]} {actual[1]}", name)
+    for name in state:
         if name not in expected:
             raise RunError("the program changes no such weight", name, f"it changes {_listed(expected)}")
-    return TensorWeights({name: as_torch(value) for name, value in given.items()})
+    return TensorWeights({name: as_torch(value) for name, value in state.items()})
 
 
 def write_state(manifest: Manifest, program: RankProgram, rank: int, source: WeightSource) -> None:

@@ -40,23 +40,23 @@ def run_step(
         raise RunError(
             f"the program of rank {comm.rank} gives {len(results)} outputs, the bundle names {len(expected)}"
         )
-    found = {tensor.name: result for tensor, result in zip(expected, results, strict=True)}
-    _keep_state(bundle.manifest, program, found)
-    wanted = [tensor for tensor in bundle.manifest.outputs if outputs is None or tensor.name in outputs]
-    mine = [tensor.name for tensor in wanted if tensor.name in found]
-    own = own_memory([found[name] for name in mine], [*local, *program.state.values()], program.held)
-    whole = {}
-    for tensor in wanted:
+    by_name = {tensor.name: result for tensor, result in zip(expected, results, strict=True)}
+    _keep_state(bundle.manifest, program, by_name)
+    gathered = [tensor for tensor in bundle.manifest.outputs if outputs is None or tensor.name in outputs]
+    mine = [tensor.name for tensor in gathered if tensor.name in by_name]
+    own = own_memory([by_name[name] for name in mine], [*local, *program.state.values()], program.held)
+    global_outputs = {}
+    for tensor in gathered:
         result = collect_output(comm, tensor, dict(zip(mine, own, strict=True)).get(tensor.name))
         if result is not None:
-            whole[tensor.name] = result
+            global_outputs[tensor.name] = result
     comm.progress.finished = True
-    return seconds, whole
+    return seconds, global_outputs
 
 
-def _keep_state(manifest: Manifest, program: RankProgram, found: Mapping[str, torch.Tensor]) -> None:
+def _keep_state(manifest: Manifest, program: RankProgram, results: Mapping[str, torch.Tensor]) -> None:
     """Copy the new value of each state over the old one, unless the program updated it in place."""
     for name, state in program.state.items():
-        new = found[manifest.updates[name]]
+        new = results[manifest.updates[name]]
         if memory([new]) != memory([state]):
             state.copy_(new)

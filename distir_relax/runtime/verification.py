@@ -28,14 +28,14 @@ def verify_programs(bundle: Bundle) -> None:
         raise BundleError(f"the programs of the ranks do not fit each other: {wrong.message}", where) from None
     _check_manifest(bundle.manifest, ranked, str(bundle.path or bundle.manifest.name))
     # A bundle for another backend has no torch programs to compare with.
-    given = {program.name: program.torch for program in bundle.manifest.programs if program.torch is not None}
-    if not given:
+    files = {program.name: program.torch for program in bundle.manifest.programs if program.torch is not None}
+    if not files:
         return
     from distir_relax.lowering.emit.torch import to_torch
 
-    written = to_torch(ranked, bundle.manifest.name)
-    for name, path in given.items():
-        if bundle.programs[path] != written.get(name):
+    emitted = to_torch(ranked, bundle.manifest.name)
+    for name, path in files.items():
+        if bundle.programs[path] != emitted.get(name):
             raise BundleError(
                 f"the program {path} is not what {file} says",
                 str(bundle.path or bundle.manifest.name),
@@ -83,23 +83,23 @@ def _check_manifest(manifest: Manifest, ranked: Module, where: str) -> None:
                 f"the manifest has rank {rank} run {manifest.program_of(rank).name!r}, not {name!r}", where
             )
         function = ranked.function(name)
-        for role, held in (("input", inputs), ("weight", weights)):
-            taken = {i.value.name: i.value.tensor for i in function.inputs if (i.role == "input") == (role == "input")}
-            _compare(role, "takes", taken, dict(held), rank, where)
+        for role, expected in (("input", inputs), ("weight", weights)):
+            types = {i.value.name: i.value.tensor for i in function.inputs if (i.role == "input") == (role == "input")}
+            _compare(role, "takes", types, dict(expected), rank, where)
         _compare("output", "gives", {o.name: o.value.tensor for o in function.outputs}, dict(outputs), rank, where)
 
 
 def _compare(
-    role: str, does: str, program: Mapping[str, TensorType], held: Mapping[str, TensorType], rank: int, where: str
+    role: str, does: str, program: Mapping[str, TensorType], expected: Mapping[str, TensorType], rank: int, where: str
 ) -> None:
-    if list(program) != list(held):
+    if list(program) != list(expected):
         names = ", ".join(program) or "nothing"
         raise BundleError(
-            f"the manifest has the {role}s {', '.join(held) or 'none'}, rank {rank} {does} {names}", where
+            f"the manifest has the {role}s {', '.join(expected) or 'none'}, rank {rank} {does} {names}", where
         )
     for name, kind in program.items():
-        if held[name] != kind:
+        if expected[name] != kind:
             raise BundleError(
-                f"the manifest does not fit the programs: rank {rank} {does} {kind}, the manifest has {held[name]}",
+                f"the manifest does not fit the programs: rank {rank} {does} {kind}, the manifest has {expected[name]}",
                 f"{where} ({role} {name!r})",
             )

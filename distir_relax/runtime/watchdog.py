@@ -15,14 +15,14 @@ DEFAULT_TIMEOUT = 120.0
 
 
 class Watchdog:
-    """Thread that calls `look` at least twice a second while the block runs, until it returns True.
+    """Thread that calls `poll` at least twice a second while the block runs, until it returns True.
 
     A `timeout` (seconds) of 0 disables it.
     """
 
-    def __init__(self, timeout: float, look: Callable[[], bool]) -> None:
+    def __init__(self, timeout: float, poll: Callable[[], bool]) -> None:
         self._timeout = timeout
-        self._look = look
+        self._poll = poll
         self._over = threading.Event()
         self._thread = threading.Thread(target=self._watch, name="distir-watchdog", daemon=True)
 
@@ -40,7 +40,7 @@ class Watchdog:
 
     def _watch(self) -> None:
         while not self._over.wait(min(0.5, self._timeout / 8)):
-            if self._look():
+            if self._poll():
                 return
 
 
@@ -78,6 +78,6 @@ def _name(point: Point, steps: Steps) -> str:
     step = point.step
     if isinstance(step, str):
         return step
-    known = step in steps if isinstance(steps, Mapping) else step < len(steps)
-    what = steps[step] if known else point.kind
+    described = step in steps if isinstance(steps, Mapping) else step < len(steps)
+    what = steps[step] if described else point.kind
     return f"step #{step} {what if isinstance(what, str) else what[point.time % len(what)]}"

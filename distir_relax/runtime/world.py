@@ -70,7 +70,7 @@ class World(ABC):
 
     @abstractmethod
     def communicator(self, mesh: DeviceMesh, device: str = "cpu") -> Communicator:
-        """Return a communicator over `mesh`, whose world size must be `size`. All ranks call this together."""
+        """Return a communicator over `mesh`, whose world size must be `size`. Collective: all ranks call it."""
 
     @abstractmethod
     def _exchange(self, text: str) -> list[str]:
@@ -81,11 +81,11 @@ class World(ABC):
         """End every rank of the launch now, with exit code `code`. Does not return."""
 
     @abstractmethod
-    def tell(self, peer: int, message: str) -> None:
+    def send_message(self, peer: int, message: str) -> None:
         """Send a short message to another rank, without waiting for it. May be called from any thread."""
 
     @abstractmethod
-    def heard(self) -> list[tuple[int, str]]:
+    def received_messages(self) -> list[tuple[int, str]]:
         """Return the messages received since the last call, each with its sender. May be called from any thread."""
 
     @abstractmethod
@@ -97,29 +97,29 @@ class World(ABC):
         mine = None
         if error is not None:
             mine = {"type": type(error).__name__, "fields": [error.message, error.where, error.hint]}
-        found = {
+        failures = {
             rank: theirs
             for rank, theirs in enumerate(self.exchange(mine, "the agreement to go on"))
             if theirs is not None
         }
-        if not found:
+        if not failures:
             return
-        first = min(found)
-        kind = getattr(errors, found[first]["type"], RunError)
-        message, where, hint = found[first]["fields"]
-        if len(found) < self.size and self.size > 1:
-            message += f" (on {_ranks(list(found))} of {self.size})"
+        first = min(failures)
+        kind = getattr(errors, failures[first]["type"], RunError)
+        message, where, hint = failures[first]["fields"]
+        if len(failures) < self.size and self.size > 1:
+            message += f" (on {_ranks(list(failures))} of {self.size})"
         raise kind(message, where, hint)
 
     def agree_equal(self, things: Mapping[str, str]) -> None:
         """Raise RunError on every rank unless all have the same text for each key: `{"the inputs": "3f2a..."}`."""
         everyone = self.exchange(dict(things), "the agreement on what is run")
         for what, mine in everyone[0].items():
-            unlike = [rank for rank, theirs in enumerate(everyone) if theirs.get(what) != mine]
-            if unlike:
-                theirs = everyone[unlike[0]].get(what)
+            different = [rank for rank, theirs in enumerate(everyone) if theirs.get(what) != mine]
+            if different:
+                theirs = everyone[different[0]].get(what)
                 raise RunError(
-                    f"the ranks disagree on {what}: rank 0 has {mine}, {_ranks(unlike)} {theirs}",
+                    f"the ranks disagree on {what}: rank 0 has {mine}, {_ranks(different)} {theirs}",
                     hint="every rank must be given the same bundle and inputs, and run the same version",
                 )
 

@@ -119,7 +119,7 @@ def test_measuring_ends_in_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch,
         return FIRST
 
     monkeypatch.setattr(calibrate, "measure_pass", measure_pass)
-    monkeypatch.setattr(calibrate, "keep_memory", lambda: None)
+    monkeypatch.setattr(calibrate, "retain_freed_memory", lambda: None)
     calibrate.measure(tmp_path / "m.json", "cpu", 5, tmp_path, None, seconds)
     found = Measurements.of(json.loads((tmp_path / "m.json").read_text()))
     assert len(found.collective_times[0]) == expected * len(FIRST.collective_times[0])

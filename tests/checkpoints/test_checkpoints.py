@@ -19,7 +19,7 @@ from distir_relax.errors import CheckpointError
 from distir_relax.optimizers import RATE, Optimize
 from distir_relax.runtime.session import Session
 from distir_relax.runtime.training.checkpointing import resume, save
-from distir_relax.runtime.training.executor import Threads
+from distir_relax.runtime.training.executor import ThreadExecutor
 from tests.optimizers.steps import Perceptron, batches, training_plan
 
 
@@ -67,13 +67,13 @@ def test_a_file_of_every_dtype_is_read_by_safetensors(tmp_path: Path) -> None:
         torch.testing.assert_close(found[name], value, rtol=0, atol=0)
 
 
-def crew_of(ranks: int, shardings: dict[str, str], optimizer: object = None) -> tuple[Threads, Session]:
+def executor_of(ranks: int, shardings: dict[str, str], optimizer: object = None) -> tuple[ThreadExecutor, Session]:
     """A model in training on so many ranks."""
     torch.manual_seed(5)
     step = Optimize(optimizer or dr.AdamW(2.0**-5))
     plan = training_plan(Perceptron(), batches(1)[0], step, shardings=shardings, mesh=ranks)
     session = Session(plan.bundle(("torch",)))
-    return Threads(session), session
+    return ThreadExecutor(session), session
 
 
 def losses(session: Session, first: int, last: int) -> list[float]:
@@ -91,16 +91,16 @@ def position(step: int) -> Position:
 
 
 def test_a_run_goes_on_under_another_strategy_on_other_ranks(tmp_path: Path) -> None:
-    crew, session = crew_of(3, {"up.weight": "S[0]", "down.weight": "S[1]"})
-    assert crew.bundle.manifest.weights
+    executor, session = executor_of(3, {"up.weight": "S[0]", "down.weight": "S[1]"})
+    assert executor.bundle.manifest.weights
     before = losses(session, 0, 3)
-    path = save(crew, tmp_path / "ck", position(3), keep=2)
+    path = save(executor, tmp_path / "ck", position(3), keep=2)
     assert path == tmp_path / "ck" / "step-00000003"
     written = load_file(path / STATE_FILE)
     for name, value in session.state().items():
         torch.testing.assert_close(written[name], value, rtol=0, atol=0)
     after = losses(session, 3, 6)
-    other, elsewhere = crew_of(5, {"x": "S[0]", "target": "S[0]"})
+    other, elsewhere = executor_of(5, {"x": "S[0]", "target": "S[0]"})
     saved = resume(other, tmp_path / "ck")
     assert saved.position == position(3)
     assert losses(elsewhere, 3, 6) == pytest.approx(after, rel=1e-12)
@@ -108,9 +108,9 @@ def test_a_run_goes_on_under_another_strategy_on_other_ranks(tmp_path: Path) -> 
 
 
 def test_the_last_ones_are_kept_and_a_folder_of_one_can_be_named(tmp_path: Path) -> None:
-    crew, _ = crew_of(2, {"up.weight": "S[0]"})
+    executor, _ = executor_of(2, {"up.weight": "S[0]"})
     for step in (1, 2, 30, 30):
-        save(crew, tmp_path, position(step), keep=2)
+        save(executor, tmp_path, position(step), keep=2)
     assert saved_steps(tmp_path) == [2, 30]
     assert sorted(p.name for p in tmp_path.iterdir()) == ["latest", "step-00000002", "step-00000030"]
     assert latest(tmp_path).position.step == 30
@@ -121,8 +121,8 @@ def test_the_last_ones_are_kept_and_a_folder_of_one_can_be_named(tmp_path: Path)
 
 @pytest.mark.parametrize("call", ["pwrite", "posix_fallocate", "fsync"])
 def test_a_checkpoint_is_whole_or_not_there(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, call: str) -> None:
-    crew, _ = crew_of(3, {"up.weight": "S[0]"})
-    save(crew, tmp_path, position(1), keep=2)
+    executor, _ = executor_of(3, {"up.weight": "S[0]"})
+    save(executor, tmp_path, position(1), keep=2)
     real, calls = getattr(os, call), []
 
     def full(*args: object) -> object:
@@ -134,21 +134,21 @@ def test_a_checkpoint_is_whole_or_not_there(tmp_path: Path, monkeypatch: pytest.
     with monkeypatch.context() as patch:
         patch.setattr(os, call, full)
         with pytest.raises(CheckpointError, match="cannot be written: No space left on device"):
-            save(crew, tmp_path, position(2), keep=2)
+            save(executor, tmp_path, position(2), keep=2)
     assert sorted(p.name for p in tmp_path.iterdir()) == ["latest", "step-00000001"]
-    resume(crew, tmp_path)
+    resume(executor, tmp_path)
     # What a run that was killed has left half-written is removed by the next.
     (tmp_path / ".step-00000002.abcd").mkdir()
     (tmp_path / ".latest.abcd").write_text("step-00000002\n")
-    save(crew, tmp_path, position(2), keep=2)
+    save(executor, tmp_path, position(2), keep=2)
     assert saved_steps(tmp_path) == [1, 2]
     assert not list(tmp_path.glob(".*"))
 
 
 def test_what_does_not_fit_is_named(tmp_path: Path) -> None:
-    crew, _ = crew_of(2, {"up.weight": "S[0]"}, dr.SGD())
-    save(crew, tmp_path, position(4), keep=1)
-    other, session = crew_of(2, {"up.weight": "S[0]"})
+    executor, _ = executor_of(2, {"up.weight": "S[0]"}, dr.SGD())
+    save(executor, tmp_path, position(4), keep=1)
+    other, session = executor_of(2, {"up.weight": "S[0]"})
     begin = session.state()
     with pytest.raises(CheckpointError, match=r"lacks optimizer\.step, up\.weight\.exp_avg, .* and \d+ more") as caught:
         resume(other, tmp_path)
@@ -163,13 +163,13 @@ def test_what_does_not_fit_is_named(tmp_path: Path) -> None:
 
 
 def test_a_damaged_checkpoint_is_refused(tmp_path: Path) -> None:
-    crew, _ = crew_of(2, {"up.weight": "S[0]"}, dr.SGD())
-    path = save(crew, tmp_path, position(4), keep=1)
+    executor, _ = executor_of(2, {"up.weight": "S[0]"}, dr.SGD())
+    path = save(executor, tmp_path, position(4), keep=1)
     assert path is not None
     content = (path / STATE_FILE).read_bytes()
     (path / STATE_FILE).write_bytes(content[:-3])
     with pytest.raises(CheckpointError, match="damaged or half-written"):
-        resume(crew, tmp_path)
+        resume(executor, tmp_path)
     (path / "position.json").write_text('{"format": 2}')
     with pytest.raises(CheckpointError, match="format 2"):
-        resume(crew, tmp_path)
+        resume(executor, tmp_path)

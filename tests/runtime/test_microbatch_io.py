@@ -13,7 +13,7 @@ from typer.testing import CliRunner
 import distir_relax as dr
 from distir_relax.cli import app
 from distir_relax.errors import RunError
-from distir_relax.runtime.microbatch_io import in_parts, whole_inputs, whole_outputs
+from distir_relax.runtime.microbatch_io import in_parts, user_inputs, user_outputs
 from distir_relax.runtime.session import Session
 
 
@@ -42,8 +42,8 @@ SIGNATURE = r"the program takes x: float32 \(12, 5\), scale: float32 \(3,\)"
 def test_the_tensors_of_a_user_are_whole(plan: dr.Plan) -> None:
     manifest = plan.bundle().manifest
     assert len(manifest.inputs) > 2
-    assert [(t.name, t.shape) for t in whole_inputs(manifest)] == [("x", (12, 5)), ("scale", (3,))]
-    assert [t.shape for t in whole_outputs(manifest)] == [(12, 3)]
+    assert [(t.name, t.shape) for t in user_inputs(manifest)] == [("x", (12, 5)), ("scale", (3,))]
+    assert [t.shape for t in user_outputs(manifest)] == [(12, 3)]
 
 
 @pytest.mark.parametrize(
@@ -70,7 +70,7 @@ def test_a_plan_names_them_too(plan: dr.Plan) -> None:
 
 
 def test_an_output_that_is_unknown(plan: dr.Plan) -> None:
-    name = whole_outputs(plan.bundle().manifest)[0].name
+    name = user_outputs(plan.bundle().manifest)[0].name
     with pytest.raises(RunError, match=rf"output 'no': the program has no such output\n  hint: it gives {name}$"):
         Session(plan.bundle())({"x": X, "scale": SCALE}, outputs=("no",))
 

@@ -21,7 +21,7 @@ from distir_relax.runtime.inputs import local_inputs
 from distir_relax.runtime.microbatch_io import in_parts
 from distir_relax.runtime.session import Session
 from distir_relax.runtime.training.batches import Samples, Stream, data_inputs
-from distir_relax.runtime.training.executor import Threads
+from distir_relax.runtime.training.executor import ThreadExecutor
 from distir_relax.runtime.training.train import Run, train_threads
 from distir_relax.runtime.training.training_loop import Done, Ended, Training, TrainOptions
 from tests.runtime.processes import environment, mpirun, python
@@ -136,7 +136,7 @@ def test_batches_unlike_the_example_are_named(bundles: dict[int, Path]) -> None:
     for step in range(2):
         batch = good.batch(step)
         assert batch is not None
-        assert batch.whole()[names[1]] is target
+        assert batch.global_arrays()[names[1]] is target
     for wrong, words in (
         ((x,), "expected data for"),
         ((x, target, x), "3 without a name"),
@@ -151,7 +151,7 @@ def test_batches_unlike_the_example_are_named(bundles: dict[int, Path]) -> None:
         ([(x[0], target[0].long())] * 11, r"expected float32 \(3,\), found int64"),
     ):
         with pytest.raises(RunError, match=words):
-            Samples(manifest, samples, 0).batch(0).whole()
+            Samples(manifest, samples, 0).batch(0).global_arrays()
 
 
 @pytest.mark.parametrize("strategy", ["3/1/1/1", "2/1/1/3"])
@@ -161,7 +161,7 @@ def test_each_rank_reads_its_own_rows(strategy: str, tmp_path: Path) -> None:
     source = Samples(manifest, table, 7)
     seen: list[int] = []
     for step in (0, 1, 2, 3):
-        whole = source.batch(step).whole()
+        whole = source.batch(step).global_arrays()
         rows, table.read = table.read, []
         assert len(set(rows)) == data.ROWS
         for rank in range(manifest.mesh.size):
@@ -180,8 +180,8 @@ def test_each_rank_reads_its_own_rows(strategy: str, tmp_path: Path) -> None:
     assert rows != seen[:11]
 
 
-class Unlike(Threads):
-    """A crew one of whose processes has other values than this one."""
+class DivergingExecutor(ThreadExecutor):
+    """An executor in which another process has other values."""
 
     def exchange(self, value: Any) -> list[Any]:
         return [value, f"{value} elsewhere" if isinstance(value, str) else value]
@@ -190,7 +190,7 @@ class Unlike(Threads):
 def test_other_batches_on_other_ranks_are_refused(bundles: dict[int, Path]) -> None:
     bundle = read_bundle(bundles[3])
     source = Stream(bundle.manifest, data.batches)
-    training = Training(Unlike(Session(bundle)), lambda seed: source, TrainOptions(2), Heard())
+    training = Training(DivergingExecutor(Session(bundle)), lambda seed: source, TrainOptions(2), Heard())
     with pytest.raises(RunError, match="the ranks are given different batches"):
         training.run()
 

@@ -33,11 +33,11 @@ def memory(tensors: Iterable[torch.Tensor]) -> frozenset[int]:
 
 
 def own_memory(
-    results: Sequence[torch.Tensor], inputs: Iterable[torch.Tensor], held: Collection[int]
+    results: Sequence[torch.Tensor], inputs: Iterable[torch.Tensor], reserved: Collection[int]
 ) -> list[torch.Tensor]:
-    """Return `results`, copying those that alias the `inputs` or one of the addresses `held`.
+    """Return `results`, copying those that alias the `inputs` or one of the addresses `reserved`.
 
     A program may return a weight, a state or an input unchanged; its caller may write into the results.
     """
-    taken = memory(inputs).union(held)
-    return [result.clone() if memory([result]) & taken else result for result in results]
+    shared = memory(inputs).union(reserved)
+    return [result.clone() if memory([result]) & shared else result for result in results]

@@ -13,7 +13,7 @@ from distir_relax.bundle.weights import cut_out
 from distir_relax.errors import RunError
 from distir_relax.runtime.arrays import as_torch, dtype_name, torch_dtype
 from distir_relax.runtime.inputs import local_inputs
-from distir_relax.runtime.microbatch_io import in_parts, whole_inputs
+from distir_relax.runtime.microbatch_io import in_parts, user_inputs
 from distir_relax.runtime.training.executor import Batch
 
 if TYPE_CHECKING:
@@ -34,7 +34,7 @@ class Data(ABC):
     """Source of batches, equal on all processes of a launch, each of which requests the same steps in order."""
 
     streams: bool
-    """Whether each process gets whole batches, which must be equal."""
+    """Whether each process gets global batches, which must be equal."""
 
     @abstractmethod
     def batch(self, step: int) -> Batch | None:
@@ -45,9 +45,9 @@ class Data(ABC):
 
 
 def data_inputs(manifest: Manifest) -> list[Tensor]:
-    """Return the data inputs, whole, in the manifest's order: all but the learning rate and the seed."""
+    """Return the user's data inputs, in the manifest's order: all but the learning rate and the seed."""
     training = training_of(manifest)
-    return [tensor for tensor in whole_inputs(manifest) if tensor.name not in (training.rate, training.seed)]
+    return [tensor for tensor in user_inputs(manifest) if tensor.name not in (training.rate, training.seed)]
 
 
 def training_of(manifest: Manifest) -> TrainingManifest:
@@ -77,16 +77,16 @@ class Stream(Data):
         """See `Data`."""
         if self._items is not None:
             for item in self._items:
-                return self._made(item, step)
+                return self._to_batch(item, step)
         self._items = iter(self._begin(step))
         for item in self._items:
-            return self._made(item, step)
+            return self._to_batch(item, step)
         return None
 
-    def _made(self, item: Any, step: int) -> Batch:
+    def _to_batch(self, item: Any, step: int) -> Batch:
         inputs = {**named(item, data_inputs(self._manifest)), **numbers(self._manifest, step)}
         in_parts(self._manifest, inputs)
-        return _Whole(self._manifest, inputs)
+        return _GlobalBatch(self._manifest, inputs)
 
 
 class Samples(Data):
@@ -121,7 +121,7 @@ class Samples(Data):
             self._order = torch.randperm(len(self._samples), generator=generator).tolist()
             self._epoch = epoch
         rows = self._order[place * self._rows : (place + 1) * self._rows]
-        return _Rows(self._manifest, self._samples, rows, numbers(self._manifest, step))
+        return _SampledBatch(self._manifest, self._samples, rows, numbers(self._manifest, step))
 
 
 def numbers(manifest: Manifest, step: int) -> dict[str, torch.Tensor]:
@@ -131,10 +131,10 @@ def numbers(manifest: Manifest, step: int) -> dict[str, torch.Tensor]:
     training = training_of(manifest)
     step += training.done
     dtype = next(tensor.dtype for tensor in manifest.inputs if tensor.name == training.rate)
-    found = {training.rate: torch.tensor(training.schedule(step), dtype=torch_dtype(dtype))}
+    inputs = {training.rate: torch.tensor(training.schedule(step), dtype=torch_dtype(dtype))}
     if training.seed is not None:
-        found[training.seed] = torch.tensor(training.first_seed + step, dtype=torch.int64)
-    return found
+        inputs[training.seed] = torch.tensor(training.first_seed + step, dtype=torch.int64)
+    return inputs
 
 
 def named(item: Any, inputs: Sequence[Tensor]) -> dict[str, Any]:
@@ -142,16 +142,16 @@ def named(item: Any, inputs: Sequence[Tensor]) -> dict[str, Any]:
 
     Raises RunError if there are more or fewer leaves than inputs.
     """
-    found, rest = _leaves(item)
+    by_name, rest = _leaves(item)
     names = [tensor.name for tensor in inputs]
-    free = [name for name in names if name not in found]
-    if len(rest) != len(free) or not set(found) <= set(names):
-        given = ", ".join([*map(repr, found), *[f"{len(rest)} without a name"] * bool(rest)]) or "nothing"
+    free = [name for name in names if name not in by_name]
+    if len(rest) != len(free) or not set(by_name) <= set(names):
+        text = ", ".join([*map(repr, by_name), *[f"{len(rest)} without a name"] * bool(rest)]) or "nothing"
         raise RunError(
-            f"expected data for {', '.join(map(repr, names))}, found {given}", "the data",
+            f"expected data for {', '.join(map(repr, names))}, found {text}", "the data",
             "a batch is (inputs, targets) in the order of the program's inputs, or a dict by their names",
         )  # fmt: skip
-    return {**found, **dict(zip(free, rest, strict=True))}
+    return {**by_name, **dict(zip(free, rest, strict=True))}
 
 
 def _leaves(item: Any) -> tuple[dict[str, Any], list[Any]]:
@@ -169,13 +169,13 @@ def _leaves(item: Any) -> tuple[dict[str, Any], list[Any]]:
 
 
 @dataclass(frozen=True)
-class _Whole:
-    """A batch held completely by this process."""
+class _GlobalBatch:
+    """A batch of global arrays in this process."""
 
     manifest: Manifest
     inputs: dict[str, Array]
 
-    def whole(self) -> dict[str, Array]:
+    def global_arrays(self) -> dict[str, Array]:
         """See `Batch`."""
         return self.inputs
 
@@ -185,7 +185,7 @@ class _Whole:
 
 
 @dataclass(frozen=True)
-class _Rows:
+class _SampledBatch:
     """A batch of samples, each read only if a rank holds some of its rows."""
 
     manifest: Manifest
@@ -193,35 +193,35 @@ class _Rows:
     rows: Sequence[int]
     numbers: Mapping[str, torch.Tensor]
 
-    def whole(self) -> dict[str, Array]:
+    def global_arrays(self) -> dict[str, Array]:
         """See `Batch`."""
         everything = range(len(self.rows))
         read = self._read(everything)
-        found: dict[str, Array] = {
+        stacked: dict[str, Array] = {
             tensor.name: _stacked([read[row][tensor.name] for row in everything], tensor) for tensor in self._inputs
         }
-        return {**found, **self.numbers}
+        return {**stacked, **self.numbers}
 
     def local(self, rank: int, device: str) -> list[torch.Tensor]:
         """See `Batch`."""
-        held = [tensor for tensor in self.manifest.inputs if tensor.is_on(rank)]
+        tensors = [tensor for tensor in self.manifest.inputs if tensor.is_on(rank)]
         first = self._first_rows()
-        wanted: dict[str, list[int]] = {}
-        for tensor in held:
+        rows_of: dict[str, list[int]] = {}
+        for tensor in tensors:
             if tensor.name not in self.numbers:
                 pieces = local_intervals(tensor, self.manifest.mesh, rank)[0]
-                wanted[tensor.name] = [first[tensor.name][1] + row for a, b in pieces for row in range(a, b)]
-        read = self._read(sorted({row for rows in wanted.values() for row in rows}))
-        found = []
-        for tensor in held:
+                rows_of[tensor.name] = [first[tensor.name][1] + row for a, b in pieces for row in range(a, b)]
+        read = self._read(sorted({row for rows in rows_of.values() for row in rows}))
+        shards = []
+        for tensor in tensors:
             if tensor.name in self.numbers:
-                found.append(self.numbers[tensor.name].to(device))
+                shards.append(self.numbers[tensor.name].to(device))
                 continue
-            rows = [read[row][first[tensor.name][0]] for row in wanted[tensor.name]]
+            rows = [read[row][first[tensor.name][0]] for row in rows_of[tensor.name]]
             intervals = local_intervals(tensor, self.manifest.mesh, rank)
-            whole = _stacked(rows, tensor)
-            found.append(cut_out(whole, [[(0, len(rows))], *intervals[1:]]).contiguous().to(device))
-        return found
+            stacked = _stacked(rows, tensor)
+            shards.append(cut_out(stacked, [[(0, len(rows))], *intervals[1:]]).contiguous().to(device))
+        return shards
 
     @cached_property
     def _inputs(self) -> list[Tensor]:
@@ -229,16 +229,16 @@ class _Rows:
 
     def _first_rows(self) -> dict[str, tuple[str, int]]:
         """Return, for each program input, the user's input that it is part of, and its first row there."""
-        found = {tensor.name: (tensor.name, 0) for tensor in self._inputs}
+        first = {tensor.name: (tensor.name, 0) for tensor in self._inputs}
         sizes = {tensor.name: tensor.shape for tensor in self.manifest.inputs}
         for division in self.manifest.divided_inputs:
             if division.dim != 0:
                 raise RunError("samples make batches along the first dim", division.name)
             start = 0
             for part in division.parts:
-                found[part] = division.name, start
+                first[part] = division.name, start
                 start += sizes[part][0]
-        return found
+        return first
 
     def _read(self, rows: Iterable[int]) -> dict[int, dict[str, torch.Tensor]]:
         return {row: self._sample(self.rows[row]) for row in rows}
@@ -248,7 +248,7 @@ class _Rows:
         import torch
 
         leaves = named(self.samples[index], self._inputs)
-        found = {}
+        sample = {}
         for tensor in self._inputs:
             value = leaves[tensor.name]
             dtype = torch_dtype(tensor.dtype)
@@ -259,8 +259,8 @@ class _Rows:
                     f"expected {tensor.dtype} {tensor.shape[1:]}, found {dtype_name(leaf.dtype)} {tuple(leaf.shape)}",
                     f"sample {index}, input {tensor.name!r}",
                 )
-            found[tensor.name] = leaf.to(dtype)
-        return found
+            sample[tensor.name] = leaf.to(dtype)
+        return sample
 
 
 def _stacked(rows: Sequence[torch.Tensor], tensor: Tensor) -> torch.Tensor:

@@ -18,59 +18,59 @@ from distir_relax.checkpoints import (
 )
 from distir_relax.errors import CheckpointError
 from distir_relax.runtime.state import changing
-from distir_relax.runtime.training.executor import Crew
+from distir_relax.runtime.training.executor import Executor
 
 
-def save(crew: Crew, folder: Path, position: Position, keep: int) -> Path | None:
+def save(executor: Executor, folder: Path, position: Position, keep: int) -> Path | None:
     """Write a checkpoint atomically; return its folder on the first process.
 
     All processes call it, and must see the folder. The newest `keep - 1` older checkpoints stay. Raises
     CheckpointError on all processes if one of them cannot write.
     """
-    tensors = changing(crew.bundle.manifest)
+    tensors = changing(executor.bundle.manifest)
     mine: list[Path] = []
     try:
-        with crew.agreed():
-            if crew.first:
+        with executor.agreed():
+            if executor.first:
                 mine.append(begin(folder, position.step))
                 with StateFile(mine[0] / STATE_FILE, tensors, make=True) as file:
-                    crew.save_pieces(file)
-        draft = Path(crew.exchange(str(mine[0].resolve()) if crew.first else "")[0])
-        with crew.agreed():
-            if not crew.first:
+                    executor.save_pieces(file)
+        draft = Path(executor.exchange(str(mine[0].resolve()) if executor.first else "")[0])
+        with executor.agreed():
+            if not executor.first:
                 with StateFile(draft / STATE_FILE, tensors) as file:
-                    crew.save_pieces(file)
-        with crew.agreed():
-            return folder / finish(draft, position, keep).name if crew.first else None
+                    executor.save_pieces(file)
+        with executor.agreed():
+            return folder / finish(draft, position, keep).name if executor.first else None
     except BaseException:
         for path in mine:
             remove(path)
         raise
 
 
-def resume(crew: Crew, folder: Path, auto: bool = False) -> Saved | None:
+def resume(executor: Executor, folder: Path, auto: bool = False) -> Saved | None:
     """Load the newest checkpoint of a folder into the ranks, whatever number of ranks has written it.
 
     With `auto` it is the newest complete one, and None if there is none. Raises CheckpointError on all processes
     if it is missing, damaged, or does not fit the program.
     """
     if auto:
-        chosen = crew.exchange(_newest_whole(folder) if crew.first else "")[0]
+        chosen = executor.exchange(_newest_complete(folder) if executor.first else "")[0]
         if not chosen:
             return None
         folder = folder / chosen
-    with crew.agreed():
+    with executor.agreed():
         saved = latest(folder)
-        saved.check_fits(changing(crew.bundle.manifest))
-    found = crew.exchange([saved.path.name, *saved.tensors.identity[2:]])
-    with crew.agreed():
-        if any(theirs != found[0] for theirs in found):
+        saved.check_fits(changing(executor.bundle.manifest))
+    identities = executor.exchange([saved.path.name, *saved.tensors.identity[2:]])
+    with executor.agreed():
+        if any(theirs != identities[0] for theirs in identities):
             raise CheckpointError("the ranks see different checkpoints", str(folder), "put it on a shared file system")
-        crew.load_state(saved.tensors)
+        executor.load_state(saved.tensors)
     return saved
 
 
-def _newest_whole(folder: Path) -> str:
+def _newest_complete(folder: Path) -> str:
     """Return the name of the newest readable checkpoint; warn about the others."""
     for name in checkpoint_names(folder):
         try:

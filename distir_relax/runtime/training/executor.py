@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 class Batch(Protocol):
     """The inputs of one step."""
 
-    def whole(self) -> dict[str, Array]:
+    def global_arrays(self) -> dict[str, Array]:
         """Return the global arrays, by name."""
         ...
 
@@ -32,8 +32,8 @@ class Batch(Protocol):
         ...
 
 
-class Crew(ABC):
-    """Interface of a training run to its ranks. Every process of a launch has one, and all call the same methods."""
+class Executor(ABC):
+    """Interface of a training run to its ranks. Each process of a launch has an executor; all call the same methods."""
 
     bundle: Bundle
     first: bool
@@ -60,7 +60,7 @@ class Crew(ABC):
         """Load the state shards of this process's ranks."""
 
 
-class Threads(Crew):
+class ThreadExecutor(Executor):
     """All ranks as threads of this process."""
 
     def __init__(self, session: Session) -> None:
@@ -69,28 +69,28 @@ class Threads(Crew):
         self._session = session
 
     def step(self, batch: Batch, outputs: Collection[str]) -> dict[str, torch.Tensor]:
-        """See `Crew`."""
-        return self._session(batch.whole(), outputs=outputs)
+        """See `Executor`."""
+        return self._session(batch.global_arrays(), outputs=outputs)
 
     def exchange(self, value: Any) -> list[Any]:
-        """See `Crew`."""
+        """See `Executor`."""
         return [value]
 
     @contextmanager
     def agreed(self) -> Iterator[None]:
-        """See `Crew`."""
+        """See `Executor`."""
         yield
 
     def save_pieces(self, file: StateFile) -> None:
-        """See `Crew`."""
+        """See `Executor`."""
         self._session.save_pieces(file)
 
     def load_state(self, source: WeightSource) -> None:
-        """See `Crew`."""
+        """See `Executor`."""
         self._session.load_state(source)
 
 
-class Launched(Crew):
+class RankExecutor(Executor):
     """This process as one rank of a launch."""
 
     def __init__(self, world: World, session: RankSession) -> None:
@@ -99,22 +99,22 @@ class Launched(Crew):
         self._world, self._session = world, session
 
     def step(self, batch: Batch, outputs: Collection[str]) -> dict[str, torch.Tensor]:
-        """See `Crew`."""
+        """See `Executor`."""
         local = batch.local(self._world.rank, self._session.communicator.device)
         return self._session.run_local(local, outputs)
 
     def exchange(self, value: Any) -> list[Any]:
-        """See `Crew`."""
+        """See `Executor`."""
         return self._world.exchange(value, "the agreement between two steps")
 
     def agreed(self) -> Any:
-        """See `Crew`."""
+        """See `Executor`."""
         return agreed(self._world)
 
     def save_pieces(self, file: StateFile) -> None:
-        """See `Crew`."""
+        """See `Executor`."""
         self._session.save_pieces(file)
 
     def load_state(self, source: WeightSource) -> None:
-        """See `Crew`."""
+        """See `Executor`."""
         self._session.load_state(source)

@@ -11,7 +11,7 @@ from distir_relax.bundle import Bundle, Manifest, read_bundle
 from distir_relax.runtime.launched import ending_launch, load_rank
 from distir_relax.runtime.session import Session
 from distir_relax.runtime.training.batches import Data, training_of
-from distir_relax.runtime.training.executor import Crew, Launched, Threads
+from distir_relax.runtime.training.executor import Executor, RankExecutor, ThreadExecutor
 from distir_relax.runtime.training.training_loop import Ended, Listener, Training, TrainOptions
 from distir_relax.runtime.watchdog import DEFAULT_TIMEOUT
 from distir_relax.runtime.world import World
@@ -36,17 +36,17 @@ class Run:
     timeout: float = DEFAULT_TIMEOUT
     stop: Callable[[], int] = lambda: 0
 
-    def of(self, crew: Crew) -> Training:
+    def of(self, executor: Executor) -> Training:
         """Return the training run of an executor."""
-        manifest = crew.bundle.manifest
-        return Training(crew, lambda seed: self.data(manifest, seed), self.options, self.listener, self.stop)
+        manifest = executor.bundle.manifest
+        return Training(executor, lambda seed: self.data(manifest, seed), self.options, self.listener, self.stop)
 
 
 def train_threads(run: Run) -> Ended:
     """Train with ranks as threads of this process. Raises what `Training.run` raises."""
     bundle = read_bundle(run.bundle)
     training_of(bundle.manifest)
-    return run.of(Threads(Session(bundle, run.backend, run.device, run.timeout))).run()
+    return run.of(ThreadExecutor(Session(bundle, run.backend, run.device, run.timeout))).run()
 
 
 def train_rank(world: World, run: Run) -> Ended:
@@ -57,7 +57,7 @@ def train_rank(world: World, run: Run) -> Ended:
     """
     with ending_launch(world):
         session, _ = load_rank(world, run.bundle, run.backend, run.device, _check)
-        return run.of(Launched(world, session)).run()
+        return run.of(RankExecutor(world, session)).run()
 
 
 def _check(bundle: Bundle) -> dict[str, Any]:

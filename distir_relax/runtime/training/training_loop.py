@@ -16,7 +16,7 @@ from distir_relax.errors import CheckpointError, DistIRError, RunError
 from distir_relax.runtime.arrays import as_torch
 from distir_relax.runtime.training.batches import Data, data_inputs, training_of
 from distir_relax.runtime.training.checkpointing import resume, save
-from distir_relax.runtime.training.executor import Batch, Crew
+from distir_relax.runtime.training.executor import Batch, Executor
 from distir_relax.support.learning_rate import schedule_to_json
 
 CHECKPOINT_SIGNALS = (signal.SIGTERM, signal.SIGUSR1)
@@ -79,10 +79,10 @@ class Ended:
 class Training:
     """A run of an executor. `data(seed)` returns the batches, `stop()` the signal that this process received, or 0.
 
-    Between two steps the ranks exchange errors, signals and the end of data, so that all act alike.
+    Between two steps the ranks exchange errors, signals and the end of data, so that all take the same action.
     """
 
-    crew: Crew
+    executor: Executor
     data: Callable[[int], Data]
     options: TrainOptions
     listener: Listener
@@ -94,26 +94,26 @@ class Training:
 
         All processes of a launch raise the same error, except for errors of a rank's program.
         """
-        training_of(self.crew.bundle.manifest)
+        training_of(self.executor.bundle.manifest)
         position = self._begin()
         source = self.data(position.seed)
         self.ended = Ended(position.step, saved=position.step or None)
-        self._hear(self.crew.exchange(self.stop()))
+        self._apply_signals(self.executor.exchange(self.stop()))
         if self.ended.reason:
             return self.ended
         batch = self._first(source, position.step)
-        if self.crew.first:
-            self.listener.begun(position.step, self.options, *per_step(self.crew))
+        if self.executor.first:
+            self.listener.begun(position.step, self.options, *per_step(self.executor))
         last = time.perf_counter()
         for step in range(position.step, self.options.steps):
             if batch is None:
                 self.ended.reason = "the data has ended"
                 break
             loss = self._step(batch)
-            batch, trouble = self._next(source, step + 1)
-            self._settle(step, loss, trouble)
+            batch, error = self._next(source, step + 1)
+            self._synchronize(step, loss, error)
             now = time.perf_counter()
-            if self.crew.first:
+            if self.executor.first:
                 self.listener.done(Done(step + 1, loss, now - last))
             last = now
             if self.options.checkpoints is not None and (
@@ -127,11 +127,11 @@ class Training:
         return self.ended
 
     def _begin(self) -> Position:
-        options, manifest = self.options, self.crew.bundle.manifest
+        options, manifest = self.options, self.executor.bundle.manifest
         assert manifest.training is not None, "it was asked for"
         saved = None
         if options.resume and options.checkpoints is not None:
-            saved = resume(self.crew, options.checkpoints, options.resume == "auto")
+            saved = resume(self.executor, options.checkpoints, options.resume == "auto")
         if saved is not None:
             if options.seed not in (None, saved.position.seed):
                 raise CheckpointError(
@@ -139,7 +139,7 @@ class Training:
                     str(saved.path), "leave --seed out",
                 )  # fmt: skip
             return saved.position
-        with self.crew.agreed():
+        with self.executor.agreed():
             if not options.resume and options.checkpoints is not None and (steps := saved_steps(options.checkpoints)):
                 raise CheckpointError(
                     f"there are checkpoints here already, the last of step {steps[-1]}", str(options.checkpoints),
@@ -149,11 +149,11 @@ class Training:
 
     def _first(self, source: Data, step: int) -> Batch | None:
         """Return the first batch, which must be the same on all processes."""
-        with self.crew.agreed():
+        with self.executor.agreed():
             batch = source.batch(step) if step < self.options.steps else None
-        mine = _digest(batch.whole()) if batch is not None and source.streams else ""
-        if len(set(self.crew.exchange(mine))) > 1:
-            with self.crew.agreed():
+        mine = _digest(batch.global_arrays()) if batch is not None and source.streams else ""
+        if len(set(self.executor.exchange(mine))) > 1:
+            with self.executor.agreed():
                 raise RunError(
                     "the ranks are given different batches", "the data",
                     "seed the function's random numbers: every rank takes its rows of the same batch",
@@ -163,32 +163,32 @@ class Training:
     def _next(self, source: Data, step: int) -> tuple[Batch | None, DistIRError | None]:
         try:
             return (source.batch(step) if step < self.options.steps else None), None
-        except DistIRError as error:
-            return None, error
+        except DistIRError as failure:
+            return None, failure
 
     def _step(self, batch: Batch) -> float:
-        loss = training_of(self.crew.bundle.manifest).loss
-        outputs = self.crew.step(batch, (loss,))
+        loss = training_of(self.executor.bundle.manifest).loss
+        outputs = self.executor.step(batch, (loss,))
         return float(outputs[loss]) if loss in outputs else math.nan
 
-    def _settle(self, step: int, loss: float, trouble: DistIRError | None) -> None:
+    def _synchronize(self, step: int, loss: float, error: DistIRError | None) -> None:
         """Exchange errors, signals and the end of data between two steps."""
-        number = math.isfinite(loss) or not self.crew.first
-        everyone = self.crew.exchange([number, self.stop(), trouble is not None])
+        number = math.isfinite(loss) or not self.executor.first
+        everyone = self.executor.exchange([number, self.stop(), error is not None])
         self.ended.step, self.ended.loss = step + 1, loss
         if not all(theirs[0] for theirs in everyone):
-            shown = self.crew.exchange(str(loss))[0]
-            with self.crew.agreed():
+            shown = self.executor.exchange(str(loss))[0]
+            with self.executor.agreed():
                 raise RunError(
-                    f"the loss of step {step + 1} is {shown}", self.crew.bundle.manifest.name, self._after_nan()
+                    f"the loss of step {step + 1} is {shown}", self.executor.bundle.manifest.name, self._after_nan()
                 )
         if any(theirs[2] for theirs in everyone):
-            with self.crew.agreed():
-                if trouble is not None:
-                    raise trouble
-        self._hear([theirs[1] for theirs in everyone])
+            with self.executor.agreed():
+                if error is not None:
+                    raise error
+        self._apply_signals([theirs[1] for theirs in everyone])
 
-    def _hear(self, signals: Sequence[int]) -> None:
+    def _apply_signals(self, signals: Sequence[int]) -> None:
         """End the run if any process received a signal."""
         self.ended.signal = next((number for number in signals if number), 0)
         if self.ended.signal:
@@ -199,23 +199,25 @@ class Training:
         return f"{hint}; the last checkpoint is of step {self.ended.saved}" if self.ended.saved else hint
 
     def _save(self, folder: Path, step: int, seed: int) -> None:
-        manifest = self.crew.bundle.manifest
-        rows, _ = _rows(self.crew)
+        manifest = self.executor.bundle.manifest
+        rows, _ = _rows(self.executor)
         schedule = schedule_to_json(training_of(manifest).schedule)
-        path = save(self.crew, folder, Position(step, step * rows, seed, manifest.name, schedule), self.options.keep)
+        path = save(
+            self.executor, folder, Position(step, step * rows, seed, manifest.name, schedule), self.options.keep
+        )
         self.ended.saved = step
         if path is not None:
             self.listener.saved(path, step)
 
 
-def per_step(crew: Crew) -> tuple[int, str]:
+def per_step(executor: Executor) -> tuple[int, str]:
     """Return the work per step and its unit: tokens if the first input is an integer matrix, else samples."""
-    rows, tokens = _rows(crew)
+    rows, tokens = _rows(executor)
     return (tokens, "tokens") if tokens else (rows, "samples")
 
 
-def _rows(crew: Crew) -> tuple[int, int]:
-    inputs = data_inputs(crew.bundle.manifest)
+def _rows(executor: Executor) -> tuple[int, int]:
+    inputs = data_inputs(executor.bundle.manifest)
     if not inputs or not inputs[0].shape:
         return 1, 0
     shape = inputs[0].shape

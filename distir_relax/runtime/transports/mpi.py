@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 # MPI counts and displacements are 32-bit: larger buffers are sent in pieces of this many elements.
 MAX_COUNT = 2**30
-_ASIDE_TAG = 7
+_CONTROL_TAG = 7
 _EXCHANGE_TAG = 8
 
 
@@ -39,8 +39,8 @@ class MPIWorld(World):
         self.local_rank = node.Get_rank()
         self.local_size = node.Get_size()
         node.Free()
-        self._aside = self._world.Dup()
-        self._told: list[Any] = []
+        self._control = self._world.Dup()
+        self._unfinished: list[Any] = []
 
     def communicator(self, mesh: DeviceMesh, device: str = "cpu") -> MPICommunicator:
         """See `World.communicator`."""
@@ -55,20 +55,20 @@ class MPIWorld(World):
         self._world.Abort(code)
         raise AssertionError("MPI_Abort returned")
 
-    def tell(self, peer: int, message: str) -> None:
-        """See `World.tell`."""
-        self._told = [request for request in self._told if not request.Test()]
-        self._told.append(self._aside.Isend(message.encode(), peer, _ASIDE_TAG))
+    def send_message(self, peer: int, message: str) -> None:
+        """See `World.send_message`."""
+        self._unfinished = [request for request in self._unfinished if not request.Test()]
+        self._unfinished.append(self._control.Isend(message.encode(), peer, _CONTROL_TAG))
 
-    def heard(self) -> list[tuple[int, str]]:
-        """See `World.heard`."""
-        found = []
+    def received_messages(self) -> list[tuple[int, str]]:
+        """See `World.received_messages`."""
+        messages = []
         status = self._mpi.Status()
-        while self._aside.Iprobe(self._mpi.ANY_SOURCE, _ASIDE_TAG, status):
+        while self._control.Iprobe(self._mpi.ANY_SOURCE, _CONTROL_TAG, status):
             message = bytearray(status.Get_count(self._mpi.BYTE))
-            self._aside.Recv(message, status.Get_source(), _ASIDE_TAG)
-            found.append((status.Get_source(), message.decode()))
-        return found
+            self._control.Recv(message, status.Get_source(), _CONTROL_TAG)
+            messages.append((status.Get_source(), message.decode()))
+        return messages
 
     def close(self) -> None:
         """See `World.close`."""
@@ -84,7 +84,7 @@ class MPICommunicator(Communicator):
         self._mpi = mpi
         self._ops = {"sum": mpi.SUM, "min": mpi.MIN, "max": mpi.MAX}
         self._world = world.Dup()
-        self._beside = world.Dup()
+        self._async_world = world.Dup()
         self._tags = world.Get_attr(mpi.TAG_UB) or 32767
         self._pending_sends: list[tuple[Any, torch.Tensor]] = []
         self._by_axis = []
@@ -112,11 +112,11 @@ class MPICommunicator(Communicator):
         host = _host(x)
         me = self._coordinates[axis]
         if sum(counts) > MAX_COUNT:
-            whole = host.clone()
-            for piece in _pieces(_buffer(whole)):
+            reduced = host.clone()
+            for piece in _pieces(_buffer(reduced)):
                 self._by_axis[axis].Allreduce(self._mpi.IN_PLACE, piece, self._ops[op])
             start = sum(counts[:me])
-            return whole[start : start + counts[me]].clone().to(x.device)
+            return reduced[start : start + counts[me]].clone().to(x.device)
         result = _empty(host, counts[me])
         self._by_axis[axis].Reduce_scatter(_buffer(host), _buffer(result), counts, self._ops[op])
         return result.to(x.device)
@@ -147,12 +147,12 @@ class MPICommunicator(Communicator):
     def _start_send(self, x: torch.Tensor, peer: int, step: int) -> None:
         self._release_completed_sends()
         host = _host(x)
-        requests = [self._beside.Isend(piece, peer, step % self._tags) for piece in _pieces(_buffer(host))]
+        requests = [self._async_world.Isend(piece, peer, step % self._tags) for piece in _pieces(_buffer(host))]
         self._pending_sends += [(request, host) for request in requests]
 
     def _start_recv(self, x: torch.Tensor, peer: int, step: int) -> Callable[[], None]:
         host = x if x.is_cpu else _empty(x, x.numel())
-        requests = [self._beside.Irecv(piece, peer, step % self._tags) for piece in _pieces(_buffer(host))]
+        requests = [self._async_world.Irecv(piece, peer, step % self._tags) for piece in _pieces(_buffer(host))]
 
         def finish() -> None:
             self._mpi.Request.Waitall(requests)
@@ -171,11 +171,11 @@ class MPICommunicator(Communicator):
         status = self._mpi.Status()
         try:
             self._world.Recv(piece, peer, status=status)
-            found = status.Get_count(self._mpi.BYTE)
+            received = status.Get_count(self._mpi.BYTE)
         except self._mpi.Exception as wrong:
             raise RunError(f"rank {self.rank} could not receive from rank {peer}: {wrong}") from None
-        if found != piece.nbytes:
-            raise RunError(f"rank {self.rank} expects {piece.nbytes} bytes from rank {peer}, which sends {found}")
+        if received != piece.nbytes:
+            raise RunError(f"rank {self.rank} expects {piece.nbytes} bytes from rank {peer}, which sends {received}")
 
     def _barrier(self) -> None:
         self._world.Barrier()

@@ -30,7 +30,7 @@ class ThreadWorld:
         self._changed = threading.Condition()
         self._posted: dict[tuple[object, int], dict[int, Any]] = {}
         self._rounds: dict[tuple[object, int], int] = {}
-        self._left: dict[object, deque[Any]] = {}
+        self._mailboxes: dict[object, deque[Any]] = {}
 
     def communicator(self, rank: int, device: str = "cpu") -> ThreadCommunicator:
         """Return the communicator of `rank`."""
@@ -41,7 +41,7 @@ class ThreadWorld:
         self.error = None
         self._posted.clear()
         self._rounds.clear()
-        self._left.clear()
+        self._mailboxes.clear()
 
     def abort(self, error: BaseException) -> None:
         """Store the first `error` and release all ranks."""
@@ -52,19 +52,19 @@ class ThreadWorld:
     def post(self, key: object, value: Any) -> None:
         """Post `value` to the mailbox `key`, which is first in, first out."""
         with self._changed:
-            self._left.setdefault(key, deque()).append(value)
+            self._mailboxes.setdefault(key, deque()).append(value)
             self._changed.notify_all()
 
     def take(self, key: object) -> Any:
         """Wait for the next value of the mailbox `key`, remove and return it."""
         with self._changed:
-            while not self._left.get(key) and self.error is None:
+            while not self._mailboxes.get(key) and self.error is None:
                 self._changed.wait()
             if self.error is not None:
                 raise RankReleased
-            value = self._left[key].popleft()
-            if not self._left[key]:
-                del self._left[key]
+            value = self._mailboxes[key].popleft()
+            if not self._mailboxes[key]:
+                del self._mailboxes[key]
             return value
 
     def meet(self, group: tuple[int, ...], key: object, rank: int, value: Any) -> list[Any]:
@@ -182,9 +182,9 @@ class ThreadCommunicator(Communicator):
             self._check(sources[0].numel(), source.numel(), "a reduction")
         return sources
 
-    def _check(self, expected: int, found: int, kind: str) -> None:
-        if expected != found:
-            raise RunError(f"{kind} on rank {self.rank} expects {expected} elements, its group gives {found}")
+    def _check(self, expected: int, actual: int, kind: str) -> None:
+        if expected != actual:
+            raise RunError(f"{kind} on rank {self.rank} expects {expected} elements, its group gives {actual}")
 
 
 class RankThreads:

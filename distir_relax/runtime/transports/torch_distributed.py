@@ -55,7 +55,7 @@ class TorchWorld(World):
         self._store = store
         self._exchanges = 0
         # A store is locked while it waits for a key: messages outside of the program need their own connection.
-        self._aside = store.clone()
+        self._control = store.clone()
         self._sent = [0] * self.size
         self._received = [0] * self.size
 
@@ -77,21 +77,21 @@ class TorchWorld(World):
         sys.stderr.flush()
         os._exit(code)
 
-    def tell(self, peer: int, message: str) -> None:
-        """See `World.tell`."""
+    def send_message(self, peer: int, message: str) -> None:
+        """See `World.send_message`."""
         with contextlib.suppress(RuntimeError):
-            self._aside.set(f"distir/aside/{self.rank}/{peer}/{self._sent[peer]}", message)
+            self._control.set(f"distir/control/{self.rank}/{peer}/{self._sent[peer]}", message)
             self._sent[peer] += 1
 
-    def heard(self) -> list[tuple[int, str]]:
-        """See `World.heard`."""
-        found = []
+    def received_messages(self) -> list[tuple[int, str]]:
+        """See `World.received_messages`."""
+        messages = []
         with contextlib.suppress(RuntimeError):
             for peer in range(self.size):
-                while self._aside.check([key := f"distir/aside/{peer}/{self.rank}/{self._received[peer]}"]):
-                    found.append((peer, self._aside.get(key).decode()))
+                while self._control.check([key := f"distir/control/{peer}/{self.rank}/{self._received[peer]}"]):
+                    messages.append((peer, self._control.get(key).decode()))
                     self._received[peer] += 1
-        return found
+        return messages
 
     def close(self) -> None:
         """See `World.close`."""
@@ -110,10 +110,10 @@ def choose_interface() -> None:
     """
     if "GLOO_SOCKET_IFNAME" in os.environ or local_size() == launch_size():
         return
-    found = interface_to(os.environ["MASTER_ADDR"])
-    if found is None:
+    route = interface_to(os.environ["MASTER_ADDR"])
+    if route is None:
         return
-    name, address = found
+    name, address = route
     master = os.environ["MASTER_ADDR"]
     if address.startswith("127.") and master != "localhost" and not master.startswith("127."):
         warnings.warn(
@@ -189,15 +189,15 @@ class TorchCommunicator(Communicator):
         self._ops: dict[str, Any] = {"sum": dist.ReduceOp.SUM, "min": dist.ReduceOp.MIN, "max": dist.ReduceOp.MAX}
         backend = "nccl" if device.startswith("cuda") else "gloo"
         self._world: Any = dist.new_group(backend=backend, timeout=_NEVER)
-        self._beside: Any = dist.new_group(backend=backend, timeout=_NEVER)
+        self._async_group: Any = dist.new_group(backend=backend, timeout=_NEVER)
         self._pending_sends: list[tuple[Any, torch.Tensor]] = []
         self._by_axis: list[Any] = []
         for axis in range(len(mesh.shape)):
             # torch requires every rank to create every group, its own or not, in the same order.
             for group in sorted({mesh.group(r, axis) for r in range(mesh.size)}):
-                made = dist.new_group(list(group), backend=backend, timeout=_NEVER)
+                group_handle = dist.new_group(list(group), backend=backend, timeout=_NEVER)
                 if rank in group:
-                    self._by_axis.append(made)
+                    self._by_axis.append(group_handle)
 
     def _all_reduce(self, x: torch.Tensor, axis: int, op: str) -> None:
         with _peers_alive("reduce with"):
@@ -256,7 +256,7 @@ class TorchCommunicator(Communicator):
     def _start_send(self, x: torch.Tensor, peer: int, step: int) -> None:
         if x.numel():
             with _peers_alive("send to"):
-                work = self._dist.isend(_movable(x), peer, group=self._beside, tag=step)
+                work = self._dist.isend(_movable(x), peer, group=self._async_group, tag=step)
             self._release_completed_sends()
             self._pending_sends.append((work, x))
 
@@ -264,7 +264,7 @@ class TorchCommunicator(Communicator):
         if not x.numel():
             return lambda: None
         with _peers_alive("receive from"):
-            work: Any = self._dist.irecv(_movable(x), peer, group=self._beside, tag=step)
+            work: Any = self._dist.irecv(_movable(x), peer, group=self._async_group, tag=step)
 
         def finish() -> None:
             with _peers_alive("receive from"):

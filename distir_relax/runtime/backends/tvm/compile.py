@@ -27,12 +27,12 @@ PINNED_FFI = "apache-tvm-ffi==0.1.14.post1"
 class Compiled:
     """An executable with functions `prepare` and `main`.
 
-    `kept` are the indices of the weights that `main` takes unchanged. `outputs` is how many of main's results are the
-    program's. `steps` describes each step number; `calls` names the communicator's methods.
+    `main_weights` are the indices of the weights that `main` takes unchanged; the first `outputs` results of `main` are
+    the program's. `steps` describes each step number; `calls` names the communicator's methods.
     """
 
     executable: Any
-    kept: tuple[int, ...]
+    main_weights: tuple[int, ...]
     outputs: int
     steps: dict[int, str | list[str]]
     calls: frozenset[str]
@@ -88,7 +88,7 @@ def _compile(text: str, inputs: tuple[int, ...], threads: int) -> Compiled:
         raise RunError(f"TVM cannot compile the program: {last}", hint="--backend torch runs it without TVM") from wrong
     return Compiled(
         executable=executable,
-        kept=split.kept,
+        main_weights=split.main_weights,
         outputs=int(function.attrs["distir.outputs"]),
         steps={
             int(step): str(what) if isinstance(what, str) else [str(text) for text in what]
@@ -104,11 +104,11 @@ def check_schedule(executable: Any, expected: Sequence[str]) -> None:
     Ranks that do not call the same collectives in the same order deadlock or exchange wrong data. Raises RunError where
     the executable has another call than the schedule (``all_reduce 3``, the op and its step).
     """
-    found = calls_of(executable.as_text(), "main")
-    for place, (here, there) in enumerate(zip_longest(expected, found, fillvalue="none"), 1):
-        if here != there:
+    actual = calls_of(executable.as_text(), "main")
+    for place, (call, other) in enumerate(zip_longest(expected, actual, fillvalue="none"), 1):
+        if call != other:
             raise RunError(
-                f"TVM has changed the order of communication: as call {place} expected {here}, found {there}",
+                f"TVM has changed the order of communication: as call {place} expected {call}, found {other}",
                 hint="--backend torch runs the program without TVM; please report this with the bundle",
             )
 
@@ -133,12 +133,12 @@ def _without_dead_tuples(module: Any) -> Any:
         used = set(relax.analysis.all_vars(function.body.body))
         blocks = []
         for block in reversed(function.body.blocks):
-            kept = []
+            live = []
             for binding in reversed(block.bindings):
                 if binding.var in used or not isinstance(binding.value, relax.Tuple):
                     used.update(relax.analysis.all_vars(binding.value))
-                    kept.append(binding)
-            blocks.append(relax.BindingBlock(kept[::-1]))
+                    live.append(binding)
+            blocks.append(relax.BindingBlock(live[::-1]))
         body = relax.SeqExpr(blocks[::-1], function.body.body)
         module[var] = relax.Function(function.params, body, function.ret_ty, function.is_pure, function.attrs)
     return module

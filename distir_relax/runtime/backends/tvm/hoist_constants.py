@@ -4,7 +4,7 @@ Everything that depends on weights only (packing for the kernels, padding, masks
 once when the weights are loaded; the rest is ``main``::
 
     prepare(weights...)                           -> (prepared...)
-    main(inputs..., kept weights..., prepared...) -> (outputs...)
+    main(inputs..., main weights..., prepared...) -> (outputs...)
 """
 
 from __future__ import annotations
@@ -23,11 +23,12 @@ PREFIX = "distir."
 class Split:
     """A module with the functions `prepare` and `main`.
 
-    `kept` are the indices of the weights that `main` takes unchanged; `calls` are the communicator methods it calls.
+    `main_weights` are the indices of the weights that `main` takes unchanged; `calls` are the communicator methods that
+    it calls.
     """
 
     module: Any
-    kept: tuple[int, ...]
+    main_weights: tuple[int, ...]
     calls: frozenset[str]
 
 
@@ -69,7 +70,7 @@ class _Splitter:
         used = set(_variables(self.result))
         for b in late:
             used.update(_variables(b.value)[:1] if b.var in self.packs else _variables(b.value))
-        self.kept = [i for i, w in enumerate(self.weights) if w in used]
+        self.main_weights = [i for i, w in enumerate(self.weights) if w in used]
         self.crossing = [b.var for b in self.bindings if b.var in self.early and b.var in used]
 
     def run(self) -> Split:
@@ -86,10 +87,10 @@ class _Splitter:
                 self._emit(builder, early=True)
                 keys = list(dict.fromkeys(self.packs.values()))
                 panels = [self._pack(builder, *key) for key in keys]
-                whole = builder.emit_output(relax.Tuple([self.values[v] for v in self.crossing] + panels))
-            builder.emit_func_output(whole)
+                results = builder.emit_output(relax.Tuple([self.values[v] for v in self.crossing] + panels))
+            builder.emit_func_output(results)
 
-        order = [*self.inputs, *(self.weights[i] for i in self.kept), *self.crossing]
+        order = [*self.inputs, *(self.weights[i] for i in self.main_weights), *self.crossing]
         parameters = {v: relax.Var(v.name, v.ty) for v in order}
         self.values = {**self.constants, **parameters}
         packed = {key: relax.Var(f"{key[0].name}_packed", panel.ty) for key, panel in zip(keys, panels, strict=True)}
@@ -98,18 +99,18 @@ class _Splitter:
                 for var, key in self.packs.items():
                     self.values[var] = packed[key]
                 self._emit(builder, early=False)
-                whole = builder.emit_output(_substitute(self.definitions[self.result], self.values))
-            builder.emit_func_output(whole)
+                results = builder.emit_output(_substitute(self.definitions[self.result], self.values))
+            builder.emit_func_output(results)
         calls = {name for b in self.bindings if (name := _packed_call(b.value)) is not None}
-        return Split(builder.get(), tuple(self.kept), frozenset(calls))
+        return Split(builder.get(), tuple(self.main_weights), frozenset(calls))
 
     def _find_early(self) -> set[Any]:
         early: set[Any] = set()
-        known = {*self.weights, *self.constants}
+        available = {*self.weights, *self.constants}
         for b in self.bindings:
             # Communication is never hoisted: ranks load their weights at different times.
-            if _packed_call(b.value) is None and b.var != self.result and known.issuperset(_variables(b.value)):
-                known.add(b.var)
+            if _packed_call(b.value) is None and b.var != self.result and available.issuperset(_variables(b.value)):
+                available.add(b.var)
                 early.add(b.var)
         return early
 
@@ -162,10 +163,10 @@ def _product(builder: Any, call: Any, shape: tuple[int, ...], host: kernels.Mach
     from tvm import relax
 
     a, b = call.args
-    left, right, dtype = _shape(a), _shape(b), _dtype(a)
-    if len(left) < 2 or len(right) < 2:
+    a_shape, b_shape, dtype = _shape(a), _shape(b), _dtype(a)
+    if len(a_shape) < 2 or len(b_shape) < 2:
         return call
-    kernel = kernels.product(left, right, dtype, host)
+    kernel = kernels.product(a_shape, b_shape, dtype, host)
     return relax.call_tir(builder.add_func(kernel, "product"), [a, b], relax.TensorType(shape, dtype))
 
 

@@ -78,7 +78,7 @@ def packed_product(m: int, k: int, n: int, dtype: str, machine: Machine) -> Any:
             for count, size, first in blocks
         )
 
-    def whole(row: str, r: str) -> list[str]:
+    def full(row: str, r: str) -> list[str]:
         return [f"y[{row}, {_span(f'p * {width} + {s}', z)}] = acc[{_span(f'{r} * {width} + {s}', z)}]"
                 for s, z in vectors]  # fmt: skip
 
@@ -87,7 +87,7 @@ def packed_product(m: int, k: int, n: int, dtype: str, machine: Machine) -> Any:
         moves = [f"edge[{_span(str(s), z)}] = acc[{_span(f'{r} * {width} + {s}', z)}]" for s, z in vectors]
         return [*moves, f"for c in range({rest}):", f"    y[{row}, p * {width} + c] = edge[c]"]
 
-    text = f"for p in {_outer(n // width, machine.threads)}:\n{_indent(body(whole))}" if n // width else ""
+    text = f"for p in {_outer(n // width, machine.threads)}:\n{_indent(body(full))}" if n // width else ""
     if rest:
         text += f"for p in range({n // width}, {panels}):\n"
         text += f'    edge = T.sblock_alloc_buffer(({width},), "{dtype}", scope="local")\n{_indent(body(partial))}'

@@ -27,12 +27,12 @@ def exp(x: Any) -> Any:
     if str(x.ty.dtype) != "float32":
         return tirx.exp(x)
     clamped = _clamp(x, -87.33, 88.72)
-    whole = tirx.floor(clamped * _f32(1.0 / math.log(2.0)) + _f32(0.5))
+    exponent = tirx.floor(clamped * _f32(1.0 / math.log(2.0)) + _f32(0.5))
     # log(2) in two parts, so that the difference is exact.
-    rest = clamped - whole * _f32(0.693359375) - whole * _f32(-2.12194440e-4)
+    rest = clamped - exponent * _f32(0.693359375) - exponent * _f32(-2.12194440e-4)
     mantissa = _horner(rest, _EXP) * rest * rest + rest + _f32(1.0)
     # A power of two is its exponent's bits; in two factors, since float32 cannot represent 2^128.
-    power = tirx.reinterpret("float32", tirx.shift_left(whole.astype("int32") + _i32(126), _i32(23)))
+    power = tirx.reinterpret("float32", tirx.shift_left(exponent.astype("int32") + _i32(126), _i32(23)))
     value = mantissa * power * _f32(2.0)
     return tirx.Select(x > _f32(88.72), x * _f32(math.inf), tirx.Select(x < _f32(-87.33), _f32(0.0), value))
 

@@ -21,13 +21,13 @@ def nan_legalizations() -> Mapping[str, Legalize]:
 
     Integers keep TVM's own.
     """
-    found: dict[str, Legalize] = {
+    legalizations: dict[str, Legalize] = {
         "nn.relu": _relu, "clip": _clip, "maximum": _extreme_of_two(True), "minimum": _extreme_of_two(False),
         "max": _extreme(True), "min": _extreme(False), "argmax": _arg_extreme(True), "argmin": _arg_extreme(False),
         "equal": _equal, "multiply": _multiply,
         **{f"nn.max_pool{n}d": _max_pool for n in (1, 2, 3)},
     }  # fmt: skip
-    return {f"relax.{name}": _of_floats(legalize) for name, legalize in found.items()}
+    return {f"relax.{name}": _of_floats(legalize) for name, legalize in legalizations.items()}
 
 
 def _of_floats(legalize: Legalize) -> Legalize:
@@ -161,14 +161,14 @@ def _extreme(largest: bool) -> Legalize:
         from tvm import te
 
         rank = len(call.args[0].ty.shape)
-        given = call.attrs.axis
-        axes = range(rank) if given is None else sorted(int(axis) % rank for axis in given)
-        kept = bool(call.attrs.keepdims)
+        reduced = call.attrs.axis
+        axes = range(rank) if reduced is None else sorted(int(axis) % rank for axis in reduced)
+        keep_dims = bool(call.attrs.keepdims)
 
         def compute(x: Any) -> Any:
             x = _widened(x)
             along = {axis: te.reduce_axis((0, x.shape[axis])) for axis in axes}
-            element = lambda *i: x(*_with_axes(i, along, rank, kept))  # noqa: E731
+            element = lambda *i: x(*_with_axes(i, along, rank, keep_dims))  # noqa: E731
             return _extremes(call, element, list(along.values()), largest)
 
         return builder.call_te(compute, call.args[0], primfunc_name_hint=_hint(call)) if axes else call.args[0]
@@ -210,9 +210,9 @@ def _extremes(call: Any, element: Callable[..., Any], axes: Sequence[Any], large
     return te.compute(shape, last, name="with_nan")
 
 
-def _with_axes(i: tuple[Any, ...], along: Mapping[int, Any], rank: int, kept: bool) -> list[Any]:
+def _with_axes(i: tuple[Any, ...], along: Mapping[int, Any], rank: int, keep_dims: bool) -> list[Any]:
     """Return the indices of an operand of `rank` dims from those of the result and of the reduced axes."""
-    rest = iter(i[axis] for axis in range(rank) if axis not in along) if kept else iter(i)
+    rest = iter(i[axis] for axis in range(rank) if axis not in along) if keep_dims else iter(i)
     return [along[axis] if axis in along else next(rest) for axis in range(rank)]
 
 
@@ -221,7 +221,7 @@ def _arg_extreme(largest: bool) -> Legalize:
         from tvm import te, tirx
 
         rank = len(call.args[0].ty.shape)
-        axis, kept, shape = int(call.attrs.axis) % rank, bool(call.attrs.keepdims), list(call.ty.shape)
+        axis, keep_dims, shape = int(call.attrs.axis) % rank, bool(call.attrs.keepdims), list(call.ty.shape)
         reduce = _arg_reducer(largest)
 
         def compute(x: Any) -> Any:
@@ -229,7 +229,7 @@ def _arg_extreme(largest: bool) -> Legalize:
             along = {axis: te.reduce_axis((0, x.shape[axis]))}
 
             def triple(*i: Any) -> Any:
-                place, number = along[axis].var.astype("int64"), x(*_with_axes(i, along, rank, kept))
+                place, number = along[axis].var.astype("int64"), x(*_with_axes(i, along, rank, keep_dims))
                 nan = tirx.Select(_is_nan(number), place, tirx.const(-1, "int64"))
                 return reduce((place, number, nan), axis=[along[axis]])
 
@@ -263,7 +263,7 @@ def _max_pool(builder: Any, call: Any) -> Any:
 
     attrs = call.attrs
     pool, strides, padding, dilation = (
-        [int(n) for n in given] for given in (attrs.pool_size, attrs.strides, attrs.padding, attrs.dilation)
+        [int(n) for n in values] for values in (attrs.pool_size, attrs.strides, attrs.padding, attrs.dilation)
     )
     count = len(pool)
     least = tirx.const(-math.inf, call.ty.dtype)

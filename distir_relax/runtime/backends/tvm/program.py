@@ -41,19 +41,19 @@ def load(bundle: Bundle, rank: int, comm: Communicator, device: str = "cpu") -> 
             "the bundle holds no Relax programs", str(bundle.path or manifest.name),
             "compile with --backend tvm, or run with --backend torch")  # fmt: skip
     names = [item.name for item in manifest.inputs if item.is_on(rank)]
-    held = load_weights(bundle, rank, device)
+    weights_by_name = load_weights(bundle, rank, device)
     # State changes between runs, so it is passed as an input.
-    state = {name: held.pop(name) for name in manifest.updates if name in held}
-    inputs = [i for i, name in enumerate(program.arguments) if name not in held]
+    state = {name: weights_by_name.pop(name) for name in manifest.updates if name in weights_by_name}
+    inputs = [i for i, name in enumerate(program.arguments) if name not in weights_by_name]
     try:
         from distir_relax.runtime.backends.tvm.compile import compile_program
 
         compiled = compile_program(bundle.programs[program.relax], inputs, _threads(comm.local_size))
     except ImportError as missing:
         raise RunError(f"TVM cannot be imported: {missing}", hint="pip install apache-tvm") from None
-    weights = [held[name] for name in program.arguments if name in held]
-    taken = [program.arguments[i] for i in inputs]
-    sources = [name if name in state else names.index(name) for name in taken]
+    weights = [weights_by_name[name] for name in program.arguments if name in weights_by_name]
+    remaining = [program.arguments[i] for i in inputs]
+    sources = [name if name in state else names.index(name) for name in remaining]
     return TvmProgram(compiled, comm, weights, sources, state)
 
 
@@ -86,7 +86,7 @@ class TvmProgram:
         self._machine = relax.VirtualMachine(compiled.executable, tvm.cpu())
         tensors = [_to_tvm(weight) for weight in weights]
         prepared = _call(comm, self._machine["prepare"], tensors)
-        self._weights = [*(tensors[i] for i in compiled.kept), *prepared]
+        self._weights = [*(tensors[i] for i in compiled.main_weights), *prepared]
         self._main = self._machine["main"]
         self.held = memory(map(from_dlpack, self._weights))
 
@@ -94,8 +94,8 @@ class TvmProgram:
         """See `RankProgram`."""
         from torch.utils.dlpack import from_dlpack
 
-        given = [_to_tvm(inputs[i]) if isinstance(i, int) else self._state[i] for i in self._sources]
-        results = _call(self._comm, self._main, [*given, *self._weights])
+        arguments = [_to_tvm(inputs[i]) if isinstance(i, int) else self._state[i] for i in self._sources]
+        results = _call(self._comm, self._main, [*arguments, *self._weights])
         return [from_dlpack(results[i]) for i in range(self._compiled.outputs)]
 
 
@@ -165,8 +165,8 @@ def _call_kernel(module: str, function: str, options: str, count: int, *tensors:
 
     kernel = getattr(import_module(f"distir_relax.kernels.{module}"), str(function))
     operands, targets = ([from_dlpack(x) for x in part] for part in (tensors[:count], tensors[count:]))
-    found = kernel(*operands, **json.loads(str(options)))
-    for target, result in zip(targets, found if isinstance(found, tuple) else (found,), strict=True):
+    results = kernel(*operands, **json.loads(str(options)))
+    for target, result in zip(targets, results if isinstance(results, tuple) else (results,), strict=True):
         target.copy_(result)
 
 
@@ -197,12 +197,12 @@ def _packed(name: str) -> Callable[..., None]:
 
 
 def _parameters(kind: type[Any], name: str) -> frozenset[str]:
-    if (kind, name) not in _known:
-        _known[kind, name] = frozenset(inspect.signature(getattr(kind, name)).parameters)
-    return _known[kind, name]
+    if (kind, name) not in _parameter_names:
+        _parameter_names[kind, name] = frozenset(inspect.signature(getattr(kind, name)).parameters)
+    return _parameter_names[kind, name]
 
 
-_known: dict[tuple[type[Any], str], frozenset[str]] = {}
+_parameter_names: dict[tuple[type[Any], str], frozenset[str]] = {}
 
 
 @cache
@@ -223,8 +223,8 @@ def _to_tvm(x: torch.Tensor) -> Any:
 
 def _threads(ranks: int) -> int:
     """Return this rank's share of the node's cores, unless OMP_NUM_THREADS is set; TVM's pool gets as many."""
-    given = os.environ.get("OMP_NUM_THREADS", "")
-    count = int(given) if given.isdigit() and int(given) > 0 else max(1, len(os.sched_getaffinity(0)) // ranks)
+    setting = os.environ.get("OMP_NUM_THREADS", "")
+    count = int(setting) if setting.isdigit() and int(setting) > 0 else max(1, len(os.sched_getaffinity(0)) // ranks)
     # TVM would use half the cores, and bind the threads of all ranks to the same ones.
     os.environ.setdefault("TVM_NUM_THREADS", str(count))
     os.environ.setdefault("TVM_BIND_THREADS", "0")
