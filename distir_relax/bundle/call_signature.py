@@ -36,11 +36,11 @@ class CallManifest:
     def from_json(cls, table: Fields) -> CallManifest:
         """Parse the result of `to_json`. Raises the table's error for fields that are missing or do not fit."""
         constants = table.fields("constants")
-        found: dict[str, Any] = dict(constants.table)
-        for name, value in found.items():
+        values: dict[str, Any] = dict(constants.table)
+        for name, value in values.items():
             if not is_constant(value):
                 raise constants.refuse("a number, a text, a truth value or null", name, value)
-        return cls(table.texts("arguments"), found)
+        return cls(table.texts("arguments"), values)
 
 
 def is_constant(value: Any) -> bool:

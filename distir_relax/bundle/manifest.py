@@ -61,15 +61,15 @@ class Tensor:
             raise BundleError(f"ranks {list(self.ranks)} are not all of the {mesh.size} there are", self.name)
         if self.ranks is not None and (not self.ranks or tuple(sorted(set(self.ranks))) != self.ranks):
             raise BundleError(f"expected ranks in ascending order, found {list(self.ranks)}", self.name)
-        seen = set()
+        axes = set()
         for shard in self.shards:
             if not 0 <= shard.axis < len(mesh.shape) or not 0 <= shard.dim < len(self.shape):
                 raise BundleError(
                     f"a shard of dim {shard.dim} along mesh axis {shard.axis} does not fit shape {self.shape} "
                     f"on a mesh of shape {mesh.shape}", self.name)  # fmt: skip
-            if shard.axis in seen:
+            if shard.axis in axes:
                 raise BundleError(f"mesh axis {shard.axis} splits the tensor twice", self.name)
-            seen.add(shard.axis)
+            axes.add(shard.axis)
             if len(shard.intervals) != mesh.shape[shard.axis]:
                 raise BundleError(
                     f"{len(shard.intervals)} interval lists along mesh axis {shard.axis} of size "
@@ -226,12 +226,12 @@ def _division(row: Fields) -> Division:
 
 def _check_divisions(divisions: Sequence[Division], tensors: Sequence[Tensor]) -> None:
     """Raise BundleError unless the parts of each division differ in the divided dim only."""
-    known = {tensor.name: tensor for tensor in tensors}
+    by_name = {tensor.name: tensor for tensor in tensors}
     for division in divisions:
-        parts = [known[name] for name in division.parts if name in known]
-        alike = {(t.dtype, t.shape[: division.dim], t.shape[division.dim + 1 :]) for t in parts}
+        parts = [by_name[name] for name in division.parts if name in by_name]
+        other_dims = {(t.dtype, t.shape[: division.dim], t.shape[division.dim + 1 :]) for t in parts}
         fits = parts and len(parts) == len(division.parts) and 0 <= division.dim < len(parts[0].shape)
-        if not fits or len(alike) != 1 or division.name in known:
+        if not fits or len(other_dims) != 1 or division.name in by_name:
             raise BundleError(f"{division.name!r} cannot be {', '.join(division.parts)} along dim {division.dim}")
 
 
@@ -240,11 +240,11 @@ def local_intervals(tensor: Tensor, mesh: DeviceMesh, rank: int) -> list[list[In
 
     Two mesh axes that split the same dim give the intersection of their intervals.
     """
-    held: list[list[Interval]] = [[(0, size)] if size else [] for size in tensor.shape]
+    local: list[list[Interval]] = [[(0, size)] if size else [] for size in tensor.shape]
     coordinates = mesh.coordinates(rank)
     for shard in tensor.shards:
-        held[shard.dim] = intersect(held[shard.dim], shard.intervals[coordinates[shard.axis]])
-    return held
+        local[shard.dim] = intersect(local[shard.dim], shard.intervals[coordinates[shard.axis]])
+    return local
 
 
 def local_shape(tensor: Tensor, mesh: DeviceMesh, rank: int) -> tuple[int, ...]:
@@ -300,12 +300,12 @@ def _tensor(row: Fields) -> Tensor:
 
 def _intervals(shard: Fields, index: int) -> tuple[Interval, ...]:
     """Return the intervals of index `index` along the axis."""
-    found: list[Interval] = []
+    intervals: list[Interval] = []
     pieces = shard.items("intervals")[index]
     if not isinstance(pieces, list):
         raise shard.refuse("a list of pieces [start, stop]", f"intervals[{index}]", pieces)
     for piece in pieces:
         if not isinstance(piece, list) or len(piece) != 2 or not all(type(n) is int and 0 <= n <= MOST for n in piece):
             raise shard.refuse("a piece [start, stop]", f"intervals[{index}]", piece)
-        found.append((piece[0], piece[1]))
-    return tuple(found)
+        intervals.append((piece[0], piece[1]))
+    return tuple(intervals)

@@ -51,22 +51,22 @@ def save_weights(path: Path, tensors: Sequence[Tensor], source: WeightSource) ->
     """Write the global tensors of `source` to a safetensors file. Raises BundleError on another dtype or shape."""
     from safetensors.torch import save_file
 
-    whole: dict[str, torch.Tensor] = {}
+    values: dict[str, torch.Tensor] = {}
     storages: set[int] = set()
     for tensor in tensors:
         value = source.read(tensor.name, [[(0, size)] for size in tensor.shape])
-        found = (str(value.dtype).removeprefix("torch."), tuple(value.shape))
-        if found != (tensor.dtype, tensor.shape):
+        actual = (str(value.dtype).removeprefix("torch."), tuple(value.shape))
+        if actual != (tensor.dtype, tensor.shape):
             raise BundleError(
-                f"the manifest says {tensor.dtype} {tensor.shape}, the value is {found[0]} {found[1]}", tensor.name
+                f"the manifest says {tensor.dtype} {tensor.shape}, the value is {actual[0]} {actual[1]}", tensor.name
             )
         # safetensors refuses tensors that share memory, and views that do not fill their storage.
         address = value.untyped_storage().data_ptr()
         if address in storages or value.untyped_storage().nbytes() != value.numel() * DTYPES[tensor.dtype][1]:
             value = value.clone()
         storages.add(address)
-        whole[tensor.name] = value
-    save_file(whole, str(path))
+        values[tensor.name] = value
+    save_file(values, str(path))
 
 
 def cut_out(value: torch.Tensor, intervals: Sequence[Sequence[Interval]]) -> torch.Tensor:

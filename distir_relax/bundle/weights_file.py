@@ -69,18 +69,18 @@ class FileWeights:
         for tensor in tensors:
             if tensor.name not in self._entries:
                 raise self._error(f"the weights file lacks {tensor.name!r}")
-            found = self._entries[tensor.name]
-            if (found.dtype, found.shape) != (tensor.dtype, tensor.shape):
+            entry = self._entries[tensor.name]
+            if (entry.dtype, entry.shape) != (tensor.dtype, tensor.shape):
                 raise self._error(
                     f"the manifest says {tensor.name!r} is {tensor.dtype} {tensor.shape}, the file has "
-                    f"{found.dtype} {found.shape}"
+                    f"{entry.dtype} {entry.shape}"
                 )
 
     @property
     def identity(self) -> tuple[int, int, int, int]:
         """Return the identity and state of the file, equal for two handles of one file without a write between them."""
-        found = os.fstat(self._file.fileno())
-        return found.st_dev, found.st_ino, found.st_size, found.st_mtime_ns
+        status = os.fstat(self._file.fileno())
+        return status.st_dev, status.st_ino, status.st_size, status.st_mtime_ns
 
     @property
     def kinds(self) -> dict[str, tuple[str, tuple[int, ...]]]:
@@ -99,11 +99,11 @@ class FileWeights:
         if name not in self._entries:
             raise self._error(f"the weights file has no {name!r}")
         key = name, tuple(tuple(map(tuple, pieces)) for pieces in intervals)
-        known = self._pieces.get(key)
-        if known is None:
-            known = self._pieces[key] = self._read(self._entries[name], intervals)
+        piece = self._pieces.get(key)
+        if piece is None:
+            piece = self._pieces[key] = self._read(self._entries[name], intervals)
             self._check_unchanged()
-        return known
+        return piece
 
     def _read(self, entry: _Entry, intervals: Sequence[Sequence[Interval]]) -> torch.Tensor:
         """Read the pieces of the first split dim; further dims are sliced in memory."""
@@ -114,26 +114,26 @@ class FileWeights:
         pieces = [(0, 1)] if split is None else [(a, b) for a, b in intervals[split] if a < b]
         outer = 1 if split is None else math.prod(shape[:split])
         size = 1 if split is None else shape[split]
-        kept = sum(b - a for a, b in pieces)
+        length = sum(b - a for a, b in pieces)
         dtype = getattr(torch, entry.dtype)
         inner = math.prod(shape if split is None else shape[split + 1 :]) * dtype.itemsize
-        found = torch.empty((outer, kept, inner), dtype=torch.uint8)
-        if found.numel() and outer == 1:
+        target = torch.empty((outer, length, inner), dtype=torch.uint8)
+        if target.numel() and outer == 1:
             position = 0
             for a, b in pieces:
-                self._fill(found[:, position : position + b - a], entry.start + a * inner)
+                self._fill(target[:, position : position + b - a], entry.start + a * inner)
                 position += b - a
-        elif found.numel():
+        elif target.numel():
             rows = max(1, _BLOCK // (size * inner))
             for first in range(0, outer, rows):
                 block = torch.empty((min(rows, outer - first), size, inner), dtype=torch.uint8)
                 self._fill(block, entry.start + first * size * inner)
-                torch.cat([block[:, a:b] for a, b in pieces], 1, out=found[first : first + rows])
-        whole = found.view(-1).view(dtype)
+                torch.cat([block[:, a:b] for a, b in pieces], 1, out=target[first : first + rows])
+        flat = target.view(-1).view(dtype)
         if split is None:
-            return whole.view(shape)
-        rest = [[(0, kept)] if d == split else list(pieces) for d, pieces in enumerate(intervals)]
-        return cut_out(whole.view(*shape[:split], kept, *shape[split + 1 :]), rest).contiguous()
+            return flat.view(shape)
+        rest = [[(0, length)] if d == split else list(pieces) for d, pieces in enumerate(intervals)]
+        return cut_out(flat.view(*shape[:split], length, *shape[split + 1 :]), rest).contiguous()
 
     def _fill(self, target: torch.Tensor, position: int) -> None:
         """Read the bytes of the file from `position` into a contiguous tensor."""

@@ -36,11 +36,11 @@ def write_bundle(bundle: Bundle, path: str | Path, overwrite: bool = False) -> P
         folder = Path(tempfile.mkdtemp(prefix=f".{target.name}.", dir=target.parent))
     except OSError as wrong:
         raise BundleError(f"cannot write here: {wrong.strerror}", str(target)) from None
-    made = folder / "new"
+    draft = folder / "new"
     try:
-        made.mkdir()
-        _fill(bundle, made)
-        _replace(made, target, overwrite)
+        draft.mkdir()
+        _fill(bundle, draft)
+        _replace(draft, target, overwrite)
     except OSError as wrong:
         raise BundleError(f"cannot write the bundle: {wrong}", str(target)) from None
     finally:
@@ -87,11 +87,11 @@ def _is_bundle(target: Path) -> bool | None:
         return stat.S_ISREG(os.stat(MANIFEST_FILE, dir_fd=folder).st_mode)
     except OSError:
         # It may have been renamed and be about to be deleted.
-        held = os.fstat(folder)
+        opened = os.fstat(folder)
     finally:
         os.close(folder)
     try:
-        return False if os.path.samestat(held, os.stat(target)) else _is_bundle(target)
+        return False if os.path.samestat(opened, os.stat(target)) else _is_bundle(target)
     except OSError:
         return _is_bundle(target)
 
@@ -115,19 +115,19 @@ def _fill(bundle: Bundle, folder: Path) -> None:
     (folder / MANIFEST_FILE).write_text(json.dumps(manifest.to_json(), indent=1), encoding="utf-8")
 
 
-def _replace(made: Path, target: Path, overwrite: bool) -> None:
-    """Rename `made` to `target`. An existing folder is renamed first, since rename fails on a non-empty one.
+def _replace(draft: Path, target: Path, overwrite: bool) -> None:
+    """Rename `draft` to `target`. An existing folder is renamed first, since rename fails on a non-empty one.
 
     Another process may do the same: then the old bundle of this one is the new bundle of the other.
     """
     for attempt in range(_MOST_ATTEMPTS):
         _check_target(target, overwrite)
-        old = made.parent / f"old{attempt}"
+        old = draft.parent / f"old{attempt}"
         if overwrite:
             with contextlib.suppress(FileNotFoundError):
                 target.rename(old)
         try:
-            made.rename(target)
+            draft.rename(target)
             return
         except OSError as wrong:
             if wrong.errno not in (errno.ENOTEMPTY, errno.EEXIST):

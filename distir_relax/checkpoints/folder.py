@@ -59,15 +59,15 @@ class Saved:
 
     def check_fits(self, expected: Sequence[Tensor]) -> None:
         """Raise CheckpointError unless it has each tensor that a program updates, of its shape and dtype."""
-        held = self.tensors.kinds
-        missing = [tensor.name for tensor in expected if tensor.name not in held]
+        stored = self.tensors.kinds
+        missing = [tensor.name for tensor in expected if tensor.name not in stored]
         if missing:
             raise CheckpointError(
                 f"the checkpoint lacks {listed(missing, 4)}", str(self.path),
                 f"it is of the program {self.position.program!r}; compile with the optimizer that it was trained with",
             )  # fmt: skip
         for tensor in expected:
-            dtype, shape = held[tensor.name]
+            dtype, shape = stored[tensor.name]
             if (dtype, shape) != (tensor.dtype, tensor.shape):
                 raise CheckpointError(
                     f"expected {tensor.dtype} {tensor.shape} for {tensor.name!r}, found {dtype} {shape}",
@@ -132,8 +132,8 @@ def remove(path: Path) -> None:
 def saved_steps(folder: Path) -> list[int]:
     """Return the steps of the checkpoints in a folder, in ascending order."""
     with contextlib.suppress(OSError):
-        found = (_NAME.fullmatch(entry.name) for entry in folder.iterdir())
-        return sorted(int(match.group(1)) for match in found if match)
+        matches = (_NAME.fullmatch(entry.name) for entry in folder.iterdir())
+        return sorted(int(match.group(1)) for match in matches if match)
     return []
 
 

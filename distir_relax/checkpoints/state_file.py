@@ -102,8 +102,8 @@ def runs(shape: Sequence[int], intervals: Sequence[Sequence[Interval]], size: in
         return
     offsets = np.zeros(1, dtype=np.int64)
     for d in range(split):
-        held = [np.arange(a, b, dtype=np.int64) for a, b in intervals[d]]
-        rows = np.concatenate(held) if held else np.zeros(0, dtype=np.int64)
+        indices = [np.arange(a, b, dtype=np.int64) for a, b in intervals[d]]
+        rows = np.concatenate(indices) if indices else np.zeros(0, dtype=np.int64)
         offsets = np.add.outer(offsets, rows * strides[d + 1]).reshape(-1)
     inner = strides[split + 1]
     pieces = [(a * inner, (b - a) * inner) for a, b in intervals[split] if a < b and inner]

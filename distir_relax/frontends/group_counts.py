@@ -161,5 +161,5 @@ def is_rowwise(op: Op, row_operands: Sequence[int]) -> bool:
     positional = split.positional | split.expand.keys()
     others = [dims for i, dims in enumerate(rule.operands) if i not in row_operands]
     elsewhere = any(row[0] in dim for dims in others for dim in dims)
-    whole = all(dims and dims[0] == row for dims in rule.results)
-    return factor.kind == PARALLEL and factor.name not in positional and whole and not elsewhere and not rule.windows
+    leading = all(dims and dims[0] == row for dims in rule.results)
+    return factor.kind == PARALLEL and factor.name not in positional and leading and not elsewhere and not rule.windows

@@ -53,11 +53,11 @@ class _OrderMatters(Exception):
 
 @dataclass(slots=True)
 class _SortedValue:
-    """A sorted value before the sort: `plain`, `routed` (between grouped products), or its data, if `known`."""
+    """A sorted value before the sort: `plain`, `routed` (between grouped products), or its constant `data`."""
 
     plain: Value | None = None
     routed: Value | None = None
-    known: torch.Tensor | None = None
+    data: torch.Tensor | None = None
 
 
 @dataclass(slots=True)
@@ -91,12 +91,12 @@ class _SortElimination:
             return None
         self.names = value_names(self.main)
         constants = {i.value.name for i in self.main.inputs if i.role == "constant"}
-        known = {name: tensor for name, tensor in self.constants.items() if name in constants}
-        self.group_counts = GroupCounts(self.producers, known, self.sort.operands[0].name, count, kind.elements)
+        constant_data = {name: tensor for name, tensor in self.constants.items() if name in constants}
+        self.group_counts = GroupCounts(self.producers, constant_data, self.sort.operands[0].name, count, kind.elements)
         try:
             for op in self.main.ops:
                 if op is self.sort:
-                    self.rows[op.results[0].name] = _SortedValue(known=torch.arange(kind.elements))
+                    self.rows[op.results[0].name] = _SortedValue(data=torch.arange(kind.elements))
                 else:
                     self._op(op)
             if any(o.value.name in self.rows or o.value.name in self.back for o in self.main.outputs):
@@ -119,7 +119,7 @@ class _SortElimination:
             self._through_back(op, inside, back, order.looks_up and at_front)
         elif order.writes and order.writes(op.attrs) and at_front and inside == [1]:
             self._invert(op)
-        elif order.looks_up and at_front and inside == [1] and self.rows[op.operands[1].name].known is not None:
+        elif order.looks_up and at_front and inside == [1] and self.rows[op.operands[1].name].data is not None:
             self._look_up(op)
         elif order.by_number and inside == [0]:
             self._product(op, order.by_number)
@@ -129,7 +129,7 @@ class _SortElimination:
             self._sum(op, inside)
 
     def _through_back(self, op: Op, inside: list[int], back: list[int], looks_up: bool) -> None:
-        """Unsort a lookup at the inverse of p; other row-wise results of the inverse are known."""
+        """Unsort a lookup at the inverse of p; compute other row-wise results of the inverse."""
         import torch
 
         if looks_up and inside == [0] and back == [1]:
@@ -147,22 +147,22 @@ class _SortElimination:
         self.back[op.results[0].name] = result
 
     def _invert(self, op: Op) -> None:
-        """Write known data to the positions p: the result is the data at the inverse of p."""
+        """Write constant data to the positions p: the result is the data at the inverse of p."""
         import torch
 
-        places, data = self.rows[op.operands[1].name].known, op.operands[0].tensor
-        written = self.group_counts.numbers(self._current(op.operands[2]).name)
-        if places is None or written is None or data.shape != written.shape or data.shape != places.shape:
+        places, data = self.rows[op.operands[1].name].data, op.operands[0].tensor
+        values = self.group_counts.numbers(self._current(op.operands[2]).name)
+        if places is None or values is None or data.shape != values.shape or data.shape != places.shape:
             raise _OrderMatters
         if not torch.equal(places, torch.arange(len(places))):
             raise _OrderMatters
-        self.back[op.results[0].name] = written
+        self.back[op.results[0].name] = values
 
     def _look_up(self, op: Op) -> None:
         """Look up consecutive rows, each once or several times."""
         import torch
 
-        source, places = self._current(op.operands[0]), self.rows[op.operands[1].name].known
+        source, places = self._current(op.operands[0]), self.rows[op.operands[1].name].data
         size, name = source.tensor.shape[0], op.results[0].name
         if places is None or not size or len(places) % size or places.dim() != 1 or op.attrs.keys() != {"axis"}:
             raise _OrderMatters
@@ -170,7 +170,7 @@ class _SortElimination:
         if not torch.equal(places, torch.arange(len(places)) // times):
             raise _OrderMatters
         if times == 1:
-            self.rows[name] = _SortedValue(plain=source, known=self.group_counts.numbers(source.name))
+            self.rows[name] = _SortedValue(plain=source, data=self.group_counts.numbers(source.name))
             return
         rest = source.tensor.shape[1:]
         one = self._emit(op, "reshape", (source,), (size, 1, *rest), {"shape": (size, 1, *rest)})
@@ -197,11 +197,11 @@ class _SortElimination:
 
     def _row_by_row(self, op: Op, inside: list[int]) -> None:
         sorted_values = [self.rows[op.operands[i].name] for i in inside]
-        if all(rows.known is not None for rows in sorted_values) and len(op.results) == 1:
-            known = [self.rows[v.name].known if i in inside else self._numbers(v) for i, v in enumerate(op.operands)]
-            result = run(op, [x for x in known if x is not None]) if all(x is not None for x in known) else None
+        if all(rows.data is not None for rows in sorted_values) and len(op.results) == 1:
+            arrays = [self.rows[v.name].data if i in inside else self._numbers(v) for i, v in enumerate(op.operands)]
+            result = run(op, [x for x in arrays if x is not None]) if all(x is not None for x in arrays) else None
             if result is not None:
-                self.rows[op.results[0].name] = _SortedValue(known=result)
+                self.rows[op.results[0].name] = _SortedValue(data=result)
                 return
         others = [v for i, v in enumerate(op.operands) if i not in inside]
         # Only scalars besides rows, so that no gradient is a sum over rows, which are distributed over devices.

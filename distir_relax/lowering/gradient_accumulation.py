@@ -204,13 +204,13 @@ class _Program:
 
 
 def _with_sums(function: Function, additions: Additions, name: str) -> Function:
-    taken, producer_of = value_names(function), producers(function)
+    used_names, producer_of = value_names(function), producers(function)
     additions_after: dict[int, list[Op]] = {}
     inputs, outputs = list(function.inputs), list(function.outputs)
     for number, op, sum_first in additions:
         term = function.outputs[number].value
-        accumulator = Value(fresh_name(f"{term.name}.so_far", taken), term.type)
-        total = Value(fresh_name(f"{term.name}.sum", taken), term.type)
+        accumulator = Value(fresh_name(f"{term.name}.so_far", used_names), term.type)
+        total = Value(fresh_name(f"{term.name}.sum", used_names), term.type)
         inputs.append(Input(accumulator))
         outputs[number] = Output(total.name, total)
         producer = producer_of.get(term.name)

@@ -32,12 +32,12 @@ class PlacementBuilder:
     """Builds a function on the devices of all places from that on the devices of one place.
 
     `place` has the place of each value that is computed at one place only; the others are computed at the places
-    `needed_at` of each.
+    `use_places` of each.
     """
 
     main: Function
     place: Mapping[str, int]
-    needed_at: Mapping[str, set[int]]
+    use_places: Mapping[str, set[int]]
     size: int
     """The number of devices of a place."""
     all_devices: tuple[int, ...]
@@ -69,7 +69,7 @@ class PlacementBuilder:
             if not op.callee and op.operands and op.operands[0].name in self.stored:
                 self.stored.update(v.name for v in op.results if lookup(op.name, op.location).shares_storage)
         self.producers = producers(main)
-        inputs = tuple(self._input(item, self.needed_at.get(item.value.name, set())) for item in main.inputs)
+        inputs = tuple(self._input(item, self.use_places.get(item.value.name, set())) for item in main.inputs)
         for op in main.ops:
             place = self.place.get(op.results[0].name)
             if place is not None:
@@ -80,11 +80,11 @@ class PlacementBuilder:
     def _last_task(self, op: Op) -> str:
         return next((self.tasks[v.name] for v in reversed(op.operands) if v.name in self.tasks), "")
 
-    def _input(self, item: Input, needed: set[int]) -> Input:
+    def _input(self, item: Input, places_of_use: set[int]) -> Input:
         """Return an input at its place; one that several places need is on all devices."""
         name = item.value.name
         self.used.add(name)
-        places = sorted(needed) or [self.place.get(name, 0)]
+        places = sorted(places_of_use) or [self.place.get(name, 0)]
         if len(places) > 1:
             value = Value(name, replace(item.value.placed, devices=self.all_devices))
             value = self._repeat_shape(value, item.value.placed)

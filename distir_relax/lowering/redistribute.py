@@ -83,8 +83,8 @@ class ReshardState:
         cut, dim = _cut(placement)
         key = (id(placement), self.group_key(step, dim, device))
         if key not in self._pieces:
-            whole = self.group_intervals(step, dim, device)
-            self._pieces[key] = [intersect(whole, cut.intervals(i)) for i in range(cut.ranks)]
+            group = self.group_intervals(step, dim, device)
+            self._pieces[key] = [intersect(group, cut.intervals(i)) for i in range(cut.ranks)]
         return self._pieces[key]
 
     def group_key(self, step: Transition, dim: int, device: int) -> tuple[int, ...]:
@@ -233,7 +233,7 @@ def _as_term(state: ReshardState, value: Value, step: Transition) -> Value:
     return state.from_device_order(value, step, source)
 
 
-def _as_whole_term(state: ReshardState, value: Value, step: Transition) -> Value:
+def _replicated_as_term(state: ReshardState, value: Value, step: Transition) -> Value:
     """Convert a replicated value to a term: itself for mean, max and min; for a sum, only on the first device."""
     if step.target != Partial("sum"):
         return value
@@ -252,7 +252,7 @@ _STEPS: dict[tuple[type, type], Callable[[ReshardState, Value, Transition], Valu
     (Partial, Shard): _reduce_scatter,
     (Shard, Shard): _exchange,
     (Shard, Partial): _as_term,
-    (Replicate, Partial): _as_whole_term,
+    (Replicate, Partial): _replicated_as_term,
 }
 
 

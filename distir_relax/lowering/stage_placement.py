@@ -35,7 +35,7 @@ def place_stages(module: Module, place_of: Sequence[int]) -> Module:
     mesh = module.meshes[0]
     full_mesh = DeviceMesh((max(place_of) + 1, *mesh.shape), (AXIS, *mesh.axes))
     placement = _StagePlacement(module.main, place_of)
-    builder = PlacementBuilder(module.main, placement.place, placement.needed_at(), mesh.size, full_mesh.devices)
+    builder = PlacementBuilder(module.main, placement.place, placement.use_places(), mesh.size, full_mesh.devices)
     main = builder.function()
     records = tuple(r.renamed(builder.copies) if isinstance(r, RepeatedMicrobatches) else r for r in module.records)
     return replace(module, functions=(main, *module.functions[1:]), meshes=(full_mesh,), records=records)
@@ -95,7 +95,7 @@ class _StagePlacement:
             if name in self.producers:
                 worklist += [v.name for v in (*self.producers[name].results, *self.producers[name].operands)]
 
-    def needed_at(self) -> dict[str, set[int]]:
+    def use_places(self) -> dict[str, set[int]]:
         """Return the places at which each value is computed that is computed wherever needed."""
         places: dict[str, set[int]] = {}
         ends = [(o.value.name, self.place.get(o.value.name, 0)) for o in self.main.outputs]

@@ -178,8 +178,8 @@ class _Lowering:
         return tuple(self.padding.pad_values.get((value.name, axis)) for axis in range(len(self.mesh.shape)))
 
     def _set_pad_values(self, value: Value, pad_values: PadValues) -> None:
-        known = ((axis, number) for axis, number in enumerate(pad_values) if number is not None)
-        self.padding.pad_values.update(((value.name, axis), number) for axis, number in known)
+        numbers = ((axis, number) for axis, number in enumerate(pad_values) if number is not None)
+        self.padding.pad_values.update(((value.name, axis), number) for axis, number in numbers)
 
     def _input(self, item: Input) -> Input:
         kind = item.value.dtensor
@@ -210,7 +210,7 @@ class _Lowering:
 
     def _op(self, op: Op) -> list[Value]:
         axes = range(len(self.mesh.shape))
-        ragged = _mixed_axes(op).union(group_axes(op))
+        ragged = _partly_padded_axes(op).union(group_axes(op))
         operands = [self._trim(v, ragged) for v in op.operands]
         if not self.program.in_time and (rows := lower_dispatch(self.builder, op, operands, self.program.packed)):
             return self._pad(op, [rows], ragged)
@@ -375,7 +375,7 @@ class _Lowering:
         return PlacedType(tuple(shape), kind.dtype, self.builder.devices)
 
 
-def _mixed_axes(op: Op) -> set[int]:
+def _partly_padded_axes(op: Op) -> set[int]:
     """Return the mesh axes along which short shards are padded in some of the op's values and not in others."""
     kinds = [v.dtensor for v in (*op.operands, *op.results)]
     return {

@@ -182,10 +182,10 @@ def _alternative(module: Module, function: Function, name: str, kind: DTensorTyp
         return produced + sum(bytes_sent(middle, need, mesh) for need in {n.placements: n for n in needs}.values())
 
     def costs(layout: tuple[Placement, ...]) -> str:
-        return f"sends {sent(layout):,.0f} bytes for it and holds {_held(replace(kind, placements=layout), mesh)}"
+        return f"sends {sent(layout):,.0f} bytes for it and holds {_local_size(replace(kind, placements=layout), mesh)}"
 
     if any(isinstance(p, (Partial, Routed)) for p in kind.placements):
-        return [f"each device holds {_held(kind, mesh)} of it"]
+        return [f"each device holds {_local_size(kind, mesh)} of it"]
     lines = [f"with this layout, each device {costs(kind.placements)}"]
     if others := [layout for layout in _layouts(kind, mesh) if layout != kind.placements]:
         best = min(others, key=lambda layout: (sent(layout), _max_bytes(replace(kind, placements=layout), mesh)))
@@ -193,7 +193,7 @@ def _alternative(module: Module, function: Function, name: str, kind: DTensorTyp
     return lines
 
 
-def _held(kind: DTensorType, mesh: DeviceMesh) -> str:
+def _local_size(kind: DTensorType, mesh: DeviceMesh) -> str:
     """Format the bytes that a device holds of a value."""
     most = _max_bytes(kind, mesh)
     local = local_type(kind, mesh)

@@ -103,10 +103,10 @@ def write_chart(predicted: Sequence[Row], measured: Sequence[Row], path: Path) -
 
 def _box(task: str, start: float, stop: float, scale: float, top: int) -> str:
     kind = next((letter for letter in "FIW" if letter in task), "F")
-    left, width = _MARGIN + start * scale, max((stop - start) * scale - 0.5, 0.5)
+    x, width = _MARGIN + start * scale, max((stop - start) * scale - 0.5, 0.5)
     tooltip = f"{task}: {seconds(stop - start)}, from {seconds(start)} on"
-    box = f'<rect class="{kind}" x="{left:.1f}" y="{top}" width="{width:.1f}" height="{_HEIGHT}" rx="2">'
+    box = f'<rect class="{kind}" x="{x:.1f}" y="{top}" width="{width:.1f}" height="{_HEIGHT}" rx="2">'
     svg = f"{box}<title>{escape(tooltip)}</title></rect>"
     if width > 7 * len(task):
-        svg += f'<text class="n" x="{left + width / 2:.1f}" y="{top + 14}">{task}</text>'
+        svg += f'<text class="n" x="{x + width / 2:.1f}" y="{top + 14}">{task}</text>'
     return svg

@@ -12,7 +12,7 @@ from distir_relax.calibration.comparison import Outcome, Validation
 from distir_relax.support.files import write_text
 from distir_relax.support.units import count, seconds, size
 
-_SIZE, _LEFT, _TOP, _APART = 400.0, 70.0, 40.0, 500.0
+_SIZE, _LEFT, _TOP, _PANEL_WIDTH = 400.0, 70.0, 40.0, 500.0
 _STYLE = (
     "text{fill:#222}.frame,.grid{stroke:#888;fill:none}.grid{opacity:.35}.band{fill:#888;opacity:.2}"
     ".one{fill:#0072b2}.two{fill:#d55e00}.line{stroke:#222}.ground{fill:#fff}"
@@ -61,7 +61,7 @@ def plot(validation: Validation) -> str:
             [dot for o in outcomes for dot in _peaks(o)],
         ),
     ]  # fmt: skip
-    width = _APART * len(panels)
+    width = _PANEL_WIDTH * len(panels)
     parts = [
         f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {width:.0f} 510" font-family="sans-serif" '
         'font-size="12">',
@@ -69,7 +69,7 @@ def plot(validation: Validation) -> str:
         f'<rect class="ground" width="{width:.0f}" height="510"/>',
     ]
     for index, panel in enumerate(panels):
-        parts += [f'<g transform="translate({index * _APART:.0f} 0)">', *_draw(panel), "</g>"]
+        parts += [f'<g transform="translate({index * _PANEL_WIDTH:.0f} 0)">', *_draw(panel), "</g>"]
     return "\n".join([*parts, "</svg>"]) + "\n"
 
 

@@ -33,12 +33,12 @@ def parse_json(text: str | bytes, error: type[DistIRError], where: str = "") -> 
         raise error(f"expected finite numbers, found {name}", where)
 
     def table(pairs: list[tuple[str, object]]) -> dict[str, object]:
-        found: dict[str, object] = {}
+        result: dict[str, object] = {}
         for name, value in pairs:
-            if name in found:
+            if name in result:
                 raise error(f"the key {shown(name)} is given twice", where)
-            found[name] = value
-        return found
+            result[name] = value
+        return result
 
     try:
         value = json.loads(text, parse_constant=refuse, object_pairs_hook=table)
@@ -95,10 +95,10 @@ def _check_depth(text: str, mark: re.Pattern[str], error: type[DistIRError], whe
         return
     depth = 0
     for match in mark.finditer(text):
-        found = match.group()
-        if found in ("[", "{"):
+        character = match.group()
+        if character in ("[", "{"):
             depth += 1
-        elif found in ("]", "}"):
+        elif character in ("]", "}"):
             depth -= 1
         if depth > MAX_DEPTH:
             line = text.count("\n", 0, match.start()) + 1

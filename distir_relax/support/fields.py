@@ -70,10 +70,10 @@ class Fields:
 
     def texts(self, key: str, default: list[object] | None = None) -> tuple[str, ...]:
         """Return a list of strings."""
-        found = []
+        texts = []
         for number, value in enumerate(self.items(key, default)):
-            found.append(value if isinstance(value, str) else self._refuse("text", f"{key}[{number}]", value))
-        return tuple(found)
+            texts.append(value if isinstance(value, str) else self._refuse("text", f"{key}[{number}]", value))
+        return tuple(texts)
 
     def wholes(self, key: str) -> tuple[int, ...]:
         """Return a list of non-negative int64 numbers."""

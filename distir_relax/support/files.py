@@ -21,16 +21,16 @@ def check_regular(path: str | Path, error: type[DistIRError], missing: str = "th
     Raises `error` (saying `missing`) if there is none, if something else is there, and for an impossible name.
     """
     try:
-        found = os.stat(path)
+        status = os.stat(path)
     except (FileNotFoundError, NotADirectoryError):
         raise error(missing, shown_path(path)) from None
     except OSError as wrong:
         raise error(f"cannot be read: {wrong.strerror}", shown_path(path)) from None
     except ValueError as wrong:  # a NUL in the name, or a lone surrogate
         raise error(f"not a file's name: {wrong}", shown_path(path)) from None
-    if not stat.S_ISREG(found.st_mode):
-        raise error(f"expected a file, found {_KINDS.get(stat.S_IFMT(found.st_mode), 'something else')}", str(path))
-    return found.st_size
+    if not stat.S_ISREG(status.st_mode):
+        raise error(f"expected a file, found {_KINDS.get(stat.S_IFMT(status.st_mode), 'something else')}", str(path))
+    return status.st_size
 
 
 def read_bytes(

@@ -53,8 +53,8 @@ class Cosine(Schedule):
         """Return the rate of a step."""
         if step < self.warmup:
             return _risen(self.lr, step, self.warmup)
-        left = (1 + math.cos(math.pi * _passed(step, self.steps, self.warmup))) / 2
-        return self.least + (self.lr - self.least) * left
+        factor = (1 + math.cos(math.pi * _passed(step, self.steps, self.warmup))) / 2
+        return self.least + (self.lr - self.least) * factor
 
 
 @dataclass(frozen=True, slots=True)
@@ -147,16 +147,16 @@ def schedule_from_json(table: Fields) -> Schedule:
     if name not in _KINDS:
         raise table.refuse(f"one of {', '.join(_KINDS)}", "kind", name)
     kind: Any = _KINDS[name]
-    found: dict[str, Any] = {}
+    values: dict[str, Any] = {}
     for item in fields(kind):
         if item.type == "int":
-            found[item.name] = table.whole(item.name)
+            values[item.name] = table.whole(item.name)
         elif is_finite(value := table.table.get(item.name)):
-            found[item.name] = value
+            values[item.name] = value
         else:
             raise table.refuse("a number", item.name, value)
     try:
-        schedule: Schedule = kind(**found)
+        schedule: Schedule = kind(**values)
     except DistIRError as wrong:
         raise table.error(wrong.message, table.where) from None
     return schedule

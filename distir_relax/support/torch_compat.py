@@ -34,10 +34,10 @@ def private(path: str) -> Any:
     names: list[str] = []
     while module:
         try:
-            found: Any = importlib.import_module(module)
+            value: Any = importlib.import_module(module)
             for name in names:
-                found = getattr(found, name)
-            return found
+                value = getattr(value, name)
+            return value
         except (ImportError, AttributeError):
             module, _, name = module.rpartition(".")
             names.insert(0, name)

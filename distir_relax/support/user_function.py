@@ -49,16 +49,16 @@ def call_function(
                 target,
                 f"write def {function.__name__}({name}=...): ...",
             )
-    needed = [
+    missing = [
         name
         for name, parameter in parameters.items()
         if parameter.default is parameter.empty
         and parameter.kind not in (parameter.VAR_POSITIONAL, parameter.VAR_KEYWORD)
         and name not in arguments
     ]
-    if needed:
-        hint = f"give --{needed[0].replace('_', '-')}" if needed[0] in offered else "give them default values"
-        raise ImportModelError(f"the function needs {', '.join(needed)}", target, hint)
+    if missing:
+        hint = f"give --{missing[0].replace('_', '-')}" if missing[0] in offered else "give them default values"
+        raise ImportModelError(f"the function needs {', '.join(missing)}", target, hint)
     return users_code(lambda: function(**arguments), file, "was called")
 
 
@@ -92,10 +92,10 @@ def _module_name(file: Path) -> str:
     """Return the file's stem, or a unique name if a module of that name is installed or loaded (``json.py``)."""
     loaded = sys.modules.get(file.stem)
     if loaded is not None:
-        taken = getattr(loaded, "__file__", None) != str(file)
+        conflicts = getattr(loaded, "__file__", None) != str(file)
     else:
-        taken = file.stem in sys.stdlib_module_names or importlib.util.find_spec(file.stem) is not None
-    return f"_user_file_{file.stem}" if taken else file.stem
+        conflicts = file.stem in sys.stdlib_module_names or importlib.util.find_spec(file.stem) is not None
+    return f"_user_file_{file.stem}" if conflicts else file.stem
 
 
 def _after_standard_library() -> int:

@@ -91,12 +91,12 @@ def _operand_names(nodes: Any, parameters: Mapping[str, str], opsets: Mapping[st
     import onnx
 
     aliases: dict[str, str] = {}
-    seen: set[str] = set()
+    named: set[str] = set()
     for node in nodes:
         for position, name in enumerate(node.input):
-            if name not in parameters or name in seen or not node.name:
+            if name not in parameters or name in named or not node.name:
                 continue
-            seen.add(name)
+            named.add(name)
             domain = "" if node.domain == "ai.onnx" else node.domain
             try:
                 operand_schema = onnx.defs.get_schema(node.op_type, opsets.get(domain, 1), domain).inputs

@@ -198,7 +198,7 @@ def _bind(item: Any, shape: tuple[int, ...], symbols: dict[str, int], where: str
     dims = list(tensor.shape.dim) if tensor.HasField("shape") else [None] * len(shape)
     fits = len(dims) == len(shape) and all(isinstance(n, int) and n >= 0 for n in shape)
     for dim, size in zip(dims, shape, strict=False):
-        if dim is not None and _is_known(dim):
+        if dim is not None and _has_size(dim):
             fits = fits and dim.dim_value == size
         elif dim is not None and _is_symbol(dim, dims) and symbols.setdefault(dim.dim_param, size) != size:
             raise ImportModelError(
@@ -209,7 +209,7 @@ def _bind(item: Any, shape: tuple[int, ...], symbols: dict[str, int], where: str
         raise ImportModelError(f"the input {item.name!r} is {_print_shape(tensor)}, found the shape {shape}", where)
 
 
-def _is_known(dim: Any) -> bool:
+def _has_size(dim: Any) -> bool:
     """Return whether a dim has a size. Some exporters write a negative one for an open dim."""
     return bool(dim.HasField("dim_value") and dim.dim_value >= 0)
 
@@ -230,12 +230,12 @@ def _static_shape(tensor: Any, symbols: Mapping[str, int]) -> tuple[int, ...] | 
     if not tensor.HasField("shape"):
         return None
     dims = list(tensor.shape.dim)
-    sizes = [d.dim_value if _is_known(d) else symbols.get(d.dim_param, -1) if _is_symbol(d, dims) else -1 for d in dims]
+    sizes = [d.dim_value if _has_size(d) else symbols.get(d.dim_param, -1) if _is_symbol(d, dims) else -1 for d in dims]
     return None if any(n < 0 for n in sizes) else tuple(sizes)
 
 
 def _print_shape(tensor: Any) -> str:
     if not tensor.HasField("shape"):
         return "of any rank"
-    sizes = [str(d.dim_value) if _is_known(d) else d.dim_param or "?" for d in tensor.shape.dim]
+    sizes = [str(d.dim_value) if _has_size(d) else d.dim_param or "?" for d in tensor.shape.dim]
     return f"({', '.join(sizes)})"

@@ -20,25 +20,25 @@ def copy_aliases(
     model: torch.nn.Module, args: Sequence[Any], kwargs: Mapping[str, Any]
 ) -> tuple[tuple[Any, ...], dict[str, Any]]:
     """Copy each tensor of the example call that shares storage with an earlier one, or with the model's tensors."""
-    seen = {_storage(t) for t in (*model.parameters(), *model.buffers())}
+    storages = {_storage(t) for t in (*model.parameters(), *model.buffers())}
 
     def copy_if_aliased(leaf: Any) -> Any:
         storage = _storage(leaf)
         if storage is None:
             return leaf
-        leaf = leaf.detach().clone() if storage in seen else leaf
-        seen.add(storage)
+        leaf = leaf.detach().clone() if storage in storages else leaf
+        storages.add(storage)
         return leaf
 
     return tree_map(copy_if_aliased, tuple(args)), tree_map(copy_if_aliased, dict(kwargs))
 
 
-def check_no_mutated_alias(inputs: Mapping[str, torch.Tensor], written: Collection[str]) -> None:
-    """Raise `RunError` if an input among `written` shares memory with another.
+def check_no_mutated_alias(inputs: Mapping[str, torch.Tensor], mutated: Collection[str]) -> None:
+    """Raise `RunError` if an input among `mutated` shares memory with another.
 
     The model's write would be visible in the other input, the program's is not.
     """
-    for name in written:
+    for name in mutated:
         start, end = _extent(inputs[name])
         for other, tensor in inputs.items():
             low, high = _extent(tensor)

@@ -135,9 +135,9 @@ def _values_in_modules(
     class Recorder(Interpreter):
         def run_node(self, n: Node) -> Any:
             result = super().run_node(n)
-            tensors_made = [t.clone() for t in tree_leaves(result) if isinstance(t, torch.Tensor)]
+            tensors = [t.clone() for t in tree_leaves(result) if isinstance(t, torch.Tensor)]
             for frame in frames_of(n) if n.op == "call_function" else ():
-                values.setdefault((frame.path, frame.call), []).extend(tensors_made)
+                values.setdefault((frame.path, frame.call), []).extend(tensors)
             return result
 
     tensors = {**program.state_dict, **program.constants}

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from torch.export import ExportedProgram
     from torch.fx import Graph, Node
 
-_WRITTEN_CONSTANT = re.compile(r"Constant (\S+) is mutated in the forward method")
+_MUTATED_CONSTANT = re.compile(r"Constant (\S+) is mutated in the forward method")
 
 
 def functionalize(program: ExportedProgram) -> ExportedProgram:
@@ -66,7 +66,7 @@ def mutated_inputs(program: ExportedProgram) -> set[str]:
     if not writes:
         return set()
     aliases = _Aliases(program.graph)
-    targets = [used for write in writes for used in _written_arguments(write)]
+    targets = [used for write in writes for used in _mutated_arguments(write)]
     inputs = (node for node in program.graph.nodes if node.op == "placeholder")
     return {node.name for node in inputs if any(aliases.may_alias(node, used) for used in targets)}
 
@@ -140,10 +140,10 @@ def _is_visible(write: Node, aliases: _Aliases, order: Mapping[Node, int], last_
 
 
 def _writes_only_first(node: Node) -> bool:
-    return _written_arguments(node) == [node.args[0]]
+    return _mutated_arguments(node) == [node.args[0]]
 
 
-def _written_arguments(node: Node) -> list[Any]:
+def _mutated_arguments(node: Node) -> list[Any]:
     """Return the arguments that an op writes to, with lists flattened."""
     arguments: list[Any] = []
     for i, argument in enumerate(node.target._schema.arguments):  # type: ignore[union-attr]
@@ -162,7 +162,7 @@ def _make_annotations_writes(graph: Graph, writes: list[Node], aliases: _Aliases
 
     marks: list[Any] = []
     for mark in [node for node in graph.nodes if is_mark(node.target)]:
-        if any(aliases.may_alias(mark, node) for write in writes for node in _written_arguments(write)):
+        if any(aliases.may_alias(mark, node) for write in writes for node in _mutated_arguments(write)):
             with graph.inserting_after(mark):
                 copy = graph.call_function(torch.ops.aten.copy_.default, (mark.args[0], mark))
             copy.meta = dict(mark.meta)
@@ -176,11 +176,11 @@ def _make_annotations_writes(graph: Graph, writes: list[Node], aliases: _Aliases
 def _unsupported_write(program: ExportedProgram, marks: list[Node], error: Exception) -> ImportModelError:
     """Return the user-level error for torch's error about an unsupported write."""
     cause = next((line for line in str(error).splitlines() if line.strip()), "no message")
-    written = _WRITTEN_CONSTANT.match(cause)
-    if written:
+    match = _MUTATED_CONSTANT.match(cause)
+    if match:
         return ImportModelError(
-            f"the model writes to its attribute {written[1]!r}, a tensor that is not a buffer",
-            _first_write(program, written[1]),
+            f"the model writes to its attribute {match[1]!r}, a tensor that is not a buffer",
+            _first_write(program, match[1]),
             "register it: self.register_buffer(name, tensor)",
         )
     return ImportModelError(
@@ -195,6 +195,6 @@ def _first_write(program: ExportedProgram, constant: str) -> str:
     names = {spec.arg.name for spec in program.graph_signature.input_specs if spec.target == constant}
     inputs = [node for node in program.graph.nodes if node.name in names]
     for write in _writes(program.graph):
-        if any(aliases.may_alias(node, used) for node in inputs for used in _written_arguments(write)):
+        if any(aliases.may_alias(node, used) for node in inputs for used in _mutated_arguments(write)):
             return location_in_stack(write.meta.get("stack_trace"))
     return ""

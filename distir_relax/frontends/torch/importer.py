@@ -269,12 +269,12 @@ def _finish(
     )
 
 
-def _flatten(signature: CallSignature, written: Mapping[str, str]) -> Flatten:
-    """Return the function from a call to its tensors by input name; `written` maps outputs to mutated inputs."""
+def _flatten(signature: CallSignature, mutated: Mapping[str, str]) -> Flatten:
+    """Return the function from a call to its tensors by input name; `mutated` maps outputs to mutated inputs."""
 
     def flatten(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> dict[str, torch.Tensor]:
         tensors = signature.flatten(args, kwargs)
-        check_no_mutated_alias(tensors, written.values())
+        check_no_mutated_alias(tensors, mutated.values())
         return tensors
 
     return flatten
@@ -291,7 +291,7 @@ def _mutations(
     placeholders = {node.name: node for node in program.graph.nodes if node.op == "placeholder"}
     importer.builder.location = ""
     outputs: list[tuple[str, Value]] = []
-    written: dict[str, str] = {}
+    mutated: dict[str, str] = {}
     for spec, result in zip(specs, results, strict=True):
         target = str(spec.target)
         if spec.kind is OutputKind.BUFFER_MUTATION:
@@ -301,5 +301,5 @@ def _mutations(
         elif spec.kind is OutputKind.USER_INPUT_MUTATION:
             name = importer.result(placeholders[target]).name
             outputs.append((f"{name}.new", importer.value(result, f"{name}.new")))
-            written[f"{name}.new"] = name
-    return outputs, written
+            mutated[f"{name}.new"] = name
+    return outputs, mutated

@@ -166,19 +166,19 @@ class ModuleSnapshot:
 
 def object_tensors(model: torch.nn.Module) -> Iterator[tuple[str, torch.Tensor]]:
     """Yield the tensors in plain objects, lists and dicts of modules, such as a cache, each once, with their paths."""
-    seen: set[int] = set()
+    visited: set[int] = set()
     for path, module in model.named_modules():
         for name, value in vars(module).items():
             if _is_user_attribute(name):
-                yield from _tensors_in(value, f"{path}.{name}" if path else name, seen, 0)
+                yield from _tensors_in(value, f"{path}.{name}" if path else name, visited, 0)
 
 
-def _tensors_in(value: Any, path: str, seen: set[int], depth: int) -> Iterator[tuple[str, torch.Tensor]]:
+def _tensors_in(value: Any, path: str, visited: set[int], depth: int) -> Iterator[tuple[str, torch.Tensor]]:
     import torch
 
-    if id(value) in seen or depth > _DEPTH or isinstance(value, (torch.nn.Module, type)):
+    if id(value) in visited or depth > _DEPTH or isinstance(value, (torch.nn.Module, type)):
         return
-    seen.add(id(value))
+    visited.add(id(value))
     if isinstance(value, torch.Tensor):
         # Ops cannot write to a tensor whose elements share memory.
         is_strided = value.layout is torch.strided
@@ -193,7 +193,7 @@ def _tensors_in(value: Any, path: str, seen: set[int], depth: int) -> Iterator[t
     elif hasattr(value, "__dict__"):
         parts = vars(value).items()
     for key, item in parts:
-        yield from _tensors_in(item, f"{path}.{key}", seen, depth + 1)
+        yield from _tensors_in(item, f"{path}.{key}", visited, depth + 1)
 
 
 @contextmanager

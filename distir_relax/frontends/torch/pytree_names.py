@@ -47,16 +47,16 @@ class CallSignature:
         for name, example in self.leaves.items():
             if isinstance(example, torch.Tensor):
                 if not hasattr(leaves.get(name), "__array__"):
-                    found = f"found {leaves[name]!r}" if name in leaves else "found none"
+                    actual = f"found {leaves[name]!r}" if name in leaves else "found none"
                     raise RunError(
-                        f"expected a tensor of torch or numpy for the input {name!r}, {found}",
+                        f"expected a tensor of torch or numpy for the input {name!r}, {actual}",
                         hint=f"the model was compiled with {', '.join(self.leaves)}",
                     )
                 tensors[name] = as_tensor(leaves[name])
             elif name not in leaves or not _equal(leaves[name], example):
-                found = repr(leaves[name]) if name in leaves else "none"
+                actual = repr(leaves[name]) if name in leaves else "none"
                 raise RunError(
-                    f"the argument {name!r} was {example!r} when the model was compiled, found {found}",
+                    f"the argument {name!r} was {example!r} when the model was compiled, found {actual}",
                     hint="compile the model again with this argument in the example",
                 )
         for name in leaves.keys() - self.leaves.keys():

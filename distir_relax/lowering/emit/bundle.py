@@ -200,9 +200,9 @@ def _check_tensors(expected: Sequence[tuple[str, DTensorType]], tensors: Mapping
     for name, kind in expected:
         if name not in tensors:
             raise DistIRError(f"expected a tensor for {name!r}, found none")
-        found = TensorType(tuple(tensors[name].shape), str(tensors[name].dtype).removeprefix("torch."))
-        if found != kind.tensor:
-            raise DistIRError(f"expected {kind.tensor} for {name!r}, found {found}")
+        actual = TensorType(tuple(tensors[name].shape), str(tensors[name].dtype).removeprefix("torch."))
+        if actual != kind.tensor:
+            raise DistIRError(f"expected {kind.tensor} for {name!r}, found {actual}")
 
 
 def _check_updates(main: Function) -> None:

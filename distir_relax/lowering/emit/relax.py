@@ -179,8 +179,8 @@ def _bind(builder: Any, op: Op, expressions: Sequence[Any], values: dict[str, An
 def _items(builder: Any, call: Any, count: int, op: Op) -> list[Any]:
     from tvm import relax
 
-    whole = builder.emit(call, name_hint=op.results[0].name)
-    return [relax.TupleGetItem(whole, i) for i in range(count)]
+    results = builder.emit(call, name_hint=op.results[0].name)
+    return [relax.TupleGetItem(results, i) for i in range(count)]
 
 
 def _attributes(op: Op) -> Any:
@@ -198,9 +198,9 @@ def _plain(value: object) -> object:
 def _check_type(op: Op, value: Value, emitted: Any) -> None:
     expected = value.tensor
     shape = emitted.ty.shape
-    found = TensorType(tuple(int(n) for n in shape), str(emitted.ty.dtype)) if shape is not None else None
-    if found != expected:
-        raise VerificationError(f"{value} has type {found or emitted.ty} in TVM, expected {expected}", op.location)
+    actual = TensorType(tuple(int(n) for n in shape), str(emitted.ty.dtype)) if shape is not None else None
+    if actual != expected:
+        raise VerificationError(f"{value} has type {actual or emitted.ty} in TVM, expected {expected}", op.location)
 
 
 def _relax_type(kind: TensorType) -> Any:

@@ -55,7 +55,7 @@ def exact_ops(ops: Mapping[str, Callable[..., Any]]) -> dict[str, Callable[..., 
 
 def divide(a: Any, b: Any) -> Any:
     """``a / b``; infinity or NaN by zero."""
-    op, number = _op(), _known(b)
+    op, number = _op(), _constant_value(b)
     if number == 0:
         return op.multiply(a, _number(math.copysign(math.inf, number), a))
     return op.divide(a, b)
@@ -79,7 +79,7 @@ def floor_divide(a: Any, b: Any) -> Any:
     """The quotient rounded down, as in torch; integers by zero are 0, as in NumPy."""
     op = _op()
     if not _is_float(a):
-        if _known(b):
+        if _constant_value(b):
             return op.floor_divide(a, b)
         zero = _emit(op.equal(b, _number(0, b)))
         return op.where(zero, _number(0, a), _emit(op.floor_divide(a, _emit(op.where(zero, _number(1, b), b)))))
@@ -100,7 +100,7 @@ def floor_mod(a: Any, b: Any) -> Any:
     """The remainder with the sign of the divisor, as in torch; integers by zero are 0, as in NumPy."""
     op = _op()
     if not _is_float(a):
-        if _known(b):
+        if _constant_value(b):
             return op.floor_mod(a, b)
         zero = _emit(op.equal(b, _number(0, b)))
         return op.where(zero, _number(0, a), _emit(op.floor_mod(a, _emit(op.where(zero, _number(1, b), b)))))
@@ -113,7 +113,7 @@ def power(a: Any, b: Any) -> Any:
     op = _op()
     if _is_float(a):
         return op.power(a, b)
-    number = _known(b)
+    number = _constant_value(b)
     bits = int(number).bit_length() if number is not None and number >= 0 else _bits(a) - 1
     result, square = _emit(op.ones_like(a)), a
     for bit in range(bits):
@@ -181,7 +181,7 @@ def _remainder(a: Any, b: Any) -> tuple[Any, Any]:
 
 def _or_nan(b: Any) -> Any:
     """Return `b`, or NaN where it is zero: TVM rejects divisors that it can prove to be zero."""
-    op, number = _op(), _known(b)
+    op, number = _op(), _constant_value(b)
     if number is not None:
         return _number(number or math.nan, b)
     return _emit(op.where(_emit(op.equal(b, _number(0, b))), _number(math.nan, b), b))
@@ -253,7 +253,7 @@ def _number(value: float, like: Any) -> Any:
     return relax.const(value, _dtype(like))
 
 
-def _known(x: Any) -> float | None:
+def _constant_value(x: Any) -> float | None:
     """Return the value of a constant scalar, None for other expressions."""
     from tvm import relax
     from tvm.ir import GenericConst

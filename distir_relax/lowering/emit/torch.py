@@ -62,17 +62,17 @@ class _Program:
         for function in callees_first(self.module):
             self.mutated[function.name] = self._mutated_values(function)
         inner = [f for f in callees_first(self.module) if f.name in self.names and f is not self.main]
-        taken = set(_RESERVED)
+        used_names = set(_RESERVED)
         for function in inner:
             # A rank has one variant of each function, so the number of the variant is redundant.
-            self.names[function.name] = fresh_name(re.sub(r"_\d+$", "", function.name), taken)
+            self.names[function.name] = fresh_name(re.sub(r"_\d+$", "", function.name), used_names)
         stored = self._stored(inner)
         callees: dict[str, Callee] = {}
         texts = []
         for function in (*inner, self.main):
             fixed = stored[function.name] - self.mutated[function.name]
             emitted = TorchFunction(
-                function, self.names[function.name], stored[function.name], fixed, callees, set(taken)
+                function, self.names[function.name], stored[function.name], fixed, callees, set(used_names)
             )
             callees[function.name] = emitted.callee()
             texts.append(emitted.text())

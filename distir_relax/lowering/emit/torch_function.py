@@ -139,13 +139,13 @@ class TorchFunction:
     def _name_weights(self) -> None:
         """Name the weights of calls after their locations in the model."""
         function = self.function
-        taken = value_names(function)
+        used_names = value_names(function)
         key_of: dict[object, str] = {}
         for op in function.ops:
             if op.callee:
                 key = (op.callee, *(op.operands[i] for i in self.callees[op.callee].weights))
                 if key not in key_of:
-                    key_of[key] = fresh_name(op.location or op.callee, taken)
+                    key_of[key] = fresh_name(op.location or op.callee, used_names)
                 self.keys[op.results[0].name] = key_of[key]
 
     def _bundle(self, op: Op, popped: Mapping[str, tuple[Value, int]]) -> list[str]:
