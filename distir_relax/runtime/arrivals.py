@@ -3,27 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping
-from contextlib import suppress
 from itertools import groupby
 
 from distir_relax.runtime.launcher_detection import detect, launch_size, local_size
-from distir_relax.runtime.local_ranks import has_reached_rendezvous, is_stopped, processes_of_this_node
+from distir_relax.runtime.local_ranks import has_reached_rendezvous, ranks_of_this_node
 
 WAITS = "waits for the others"
 
 
 def arrivals() -> dict[int, str]:
     """Return the state of each rank of this node that has a process: "waits for the others (process 1234)"."""
-    import psutil
-
-    states: dict[int, str] = {}
-    for rank, process in processes_of_this_node().items():
-        with suppress(psutil.Error):
-            state = "is stopped" if is_stopped(process) else WAITS
-            if state == WAITS and not has_reached_rendezvous(process):
-                state = "has started, but has not come to the meeting"
-            states[rank] = f"{state} (process {process.pid})"
-    return states
+    return ranks_of_this_node(
+        lambda process: WAITS if has_reached_rendezvous(process) else "has started, but has not come to the meeting"
+    )
 
 
 def speaker(before: Mapping[int, str], now: Mapping[int, str]) -> int | None:

@@ -15,6 +15,7 @@ from distir_relax.runtime.launched import ending_launch, load_rank
 from distir_relax.runtime.microbatch_io import in_parts
 from distir_relax.runtime.npz import read_npz
 from distir_relax.runtime.progress import Traffic
+from distir_relax.runtime.rank_session import RankSession
 from distir_relax.runtime.report import RunReport, make_report
 from distir_relax.runtime.session import Session
 from distir_relax.runtime.watchdog import DEFAULT_TIMEOUT
@@ -56,11 +57,7 @@ def run_threads(options: RunOptions) -> RunReport:
     bundle = read_bundle(options.bundle)
     inputs = _prepare(options, bundle)
     session = Session(bundle, options.backend, options.device, options.timeout)
-    seconds: list[float] = []
-    for warm in _rounds(options.repeat):
-        outputs = session(inputs)
-        if not warm:
-            seconds.append(session.seconds)
+    outputs, seconds = _timed_runs(session, inputs, options.repeat)
     traffic = [comm.traffic for comm in session.communicators]
     tasks = [comm.progress.tasks for comm in session.communicators]
     report = make_report(bundle.manifest, options.backend, "threads", seconds, traffic, tasks)
@@ -75,34 +72,27 @@ def run_rank(world: World, options: RunOptions) -> RunReport | None:
     one rank is printed and ends the launch (`ending_launch`).
     """
     with ending_launch(world):
-        return _run_rank(world, options)
-    return None
-
-
-def _run_rank(world: World, options: RunOptions) -> RunReport | None:
-    session, inputs = load_rank(
-        world, options.bundle, options.backend, options.device, lambda bundle: _prepare(options, bundle)
-    )
-    manifest = session.bundle.manifest
-    seconds: list[float] = []
-    for warm in _rounds(options.repeat):
-        outputs = session(inputs)
-        if not warm:
-            seconds.append(session.seconds)
-    traffic = session.communicator.traffic
-    everyone: list[Any] = world.exchange([seconds, traffic.calls, traffic.bytes, session.communicator.progress.tasks])
-    report = make_report(
-        manifest,
-        options.backend,
-        world.kind,
-        [max(times) for times in zip(*(theirs[0] for theirs in everyone), strict=True)],
-        [Traffic(calls, sent) for _, calls, sent, _ in everyone],
-        [tasks for *_, tasks in everyone],
-    )
-    with agreed(world):
-        if world.rank == 0:
-            _write(options, outputs, report)
-    return report if world.rank == 0 else None
+        session, inputs = load_rank(
+            world, options.bundle, options.backend, options.device, lambda bundle: _prepare(options, bundle)
+        )
+        manifest = session.bundle.manifest
+        outputs, seconds = _timed_runs(session, inputs, options.repeat)
+        traffic = session.communicator.traffic
+        everyone: list[Any] = world.exchange(
+            [seconds, traffic.calls, traffic.bytes, session.communicator.progress.tasks]
+        )
+        report = make_report(
+            manifest,
+            options.backend,
+            world.kind,
+            [max(times) for times in zip(*(theirs[0] for theirs in everyone), strict=True)],
+            [Traffic(calls, sent) for _, calls, sent, _ in everyone],
+            [tasks for *_, tasks in everyone],
+        )
+        with agreed(world):
+            if world.rank == 0:
+                _write(options, outputs, report)
+        return report if world.rank == 0 else None
 
 
 def _prepare(options: RunOptions, bundle: Bundle) -> dict[str, Any]:
@@ -115,9 +105,15 @@ def _prepare(options: RunOptions, bundle: Bundle) -> dict[str, Any]:
     return inputs
 
 
-def _rounds(repeat: int) -> list[bool]:
-    """Return one entry per call, True if its time is not counted: the first of several calls is the warm-up."""
-    return [False] if repeat <= 1 else [True] + [False] * repeat
+def _timed_runs(
+    session: Session | RankSession, inputs: Mapping[str, Array], repeat: int
+) -> tuple[dict[str, torch.Tensor], list[float]]:
+    """Run `repeat` times, with one more run as warm-up if there are several; return the last outputs and the times."""
+    seconds = []
+    for _ in range(repeat + 1 if repeat > 1 else 1):
+        outputs = session(inputs)
+        seconds.append(session.seconds)
+    return outputs, seconds[1:] if repeat > 1 else seconds
 
 
 def _write(options: RunOptions, outputs: Mapping[str, torch.Tensor], report: RunReport) -> None:

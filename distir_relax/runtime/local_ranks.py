@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import threading
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -14,14 +14,18 @@ _RANK_VARIABLES = ("OMPI_COMM_WORLD_RANK", "PMIX_RANK", "PMI_RANK", "RANK")
 _THREAD_NAME = "distir-meets"
 
 
-def ranks_of_this_node() -> dict[int, str]:
-    """Return the state of each process of this launch on this node, by rank: "is stopped (process 1234)"."""
+def ranks_of_this_node(state_of: Callable[[Any], str] = lambda process: "is there") -> dict[int, str]:
+    """Return the state of each process of this launch on this node, by rank: "is stopped (process 1234)".
+
+    `state_of` describes a process (psutil's) that is not stopped.
+    """
     import psutil
 
     states: dict[int, str] = {}
     for rank, process in processes_of_this_node().items():
         with suppress(psutil.Error):
-            states[rank] = f"{'is stopped' if is_stopped(process) else 'is there'} (process {process.pid})"
+            is_stopped = process.status() in (psutil.STATUS_STOPPED, psutil.STATUS_TRACING_STOP)
+            states[rank] = f"{'is stopped' if is_stopped else state_of(process)} (process {process.pid})"
     return states
 
 
@@ -40,13 +44,6 @@ def processes_of_this_node() -> dict[int, Any]:
             if rank is not None:
                 processes[rank] = sibling
     return processes
-
-
-def is_stopped(process: Any) -> bool:
-    """Whether a process (psutil's) was stopped. Raises psutil's errors if it is gone."""
-    import psutil
-
-    return process.status() in (psutil.STATUS_STOPPED, psutil.STATUS_TRACING_STOP)
 
 
 def has_ended(process: Any) -> bool:

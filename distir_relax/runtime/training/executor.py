@@ -7,7 +7,7 @@ from collections.abc import Collection, Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, Protocol
 
-from distir_relax.bundle import Bundle, WeightSource
+from distir_relax.bundle import WeightSource
 from distir_relax.checkpoints import StateFile
 from distir_relax.runtime.handshake import agreed
 from distir_relax.runtime.rank_session import RankSession
@@ -35,9 +35,13 @@ class Batch(Protocol):
 class Executor(ABC):
     """Interface of a training run to its ranks. Each process of a launch has an executor; all call the same methods."""
 
-    bundle: Bundle
-    first: bool
-    """Whether this process is the one that writes files and prints."""
+    _session: Session | RankSession
+
+    def __init__(self, session: Session | RankSession, first: bool = True) -> None:
+        self.bundle = session.bundle
+        self.first = first
+        """Whether this process is the one that writes files and prints."""
+        self._session = session
 
     @abstractmethod
     def step(self, batch: Batch, outputs: Collection[str]) -> dict[str, torch.Tensor]:
@@ -51,22 +55,19 @@ class Executor(ABC):
     def agreed(self) -> Any:
         """Return a context that raises an error of one process inside of it on all processes."""
 
-    @abstractmethod
     def save_pieces(self, file: StateFile) -> None:
         """Write the state shards of this process's ranks."""
+        self._session.save_pieces(file)
 
-    @abstractmethod
     def load_state(self, source: WeightSource) -> None:
         """Load the state shards of this process's ranks."""
+        self._session.load_state(source)
 
 
 class ThreadExecutor(Executor):
     """All ranks as threads of this process."""
 
-    def __init__(self, session: Session) -> None:
-        self.bundle = session.bundle
-        self.first = True
-        self._session = session
+    _session: Session
 
     def step(self, batch: Batch, outputs: Collection[str]) -> dict[str, torch.Tensor]:
         """See `Executor`."""
@@ -81,22 +82,15 @@ class ThreadExecutor(Executor):
         """See `Executor`."""
         yield
 
-    def save_pieces(self, file: StateFile) -> None:
-        """See `Executor`."""
-        self._session.save_pieces(file)
-
-    def load_state(self, source: WeightSource) -> None:
-        """See `Executor`."""
-        self._session.load_state(source)
-
 
 class RankExecutor(Executor):
     """This process as one rank of a launch."""
 
+    _session: RankSession
+
     def __init__(self, world: World, session: RankSession) -> None:
-        self.bundle = session.bundle
-        self.first = world.rank == 0
-        self._world, self._session = world, session
+        super().__init__(session, world.rank == 0)
+        self._world = world
 
     def step(self, batch: Batch, outputs: Collection[str]) -> dict[str, torch.Tensor]:
         """See `Executor`."""
@@ -110,11 +104,3 @@ class RankExecutor(Executor):
     def agreed(self) -> Any:
         """See `Executor`."""
         return agreed(self._world)
-
-    def save_pieces(self, file: StateFile) -> None:
-        """See `Executor`."""
-        self._session.save_pieces(file)
-
-    def load_state(self, source: WeightSource) -> None:
-        """See `Executor`."""
-        self._session.load_state(source)
