@@ -14,7 +14,7 @@ WAITS = "waits for the others"
 def arrivals() -> dict[int, str]:
     """Return the state of each rank of this node that has a process: "waits for the others (process 1234)"."""
     return ranks_of_this_node(
-        lambda process: WAITS if has_reached_rendezvous(process) else "has started, but has not come to the meeting"
+        lambda process: WAITS if has_reached_rendezvous(process) else "has started, but has not reached the rendezvous"
     )
 
 

@@ -91,7 +91,7 @@ def _end_unless(connected: threading.Event, seconds: float) -> None:
         return
     after = arrivals()
     if rank_in() == speaker(before, after):
-        text = "\n  ".join([f"error: the ranks have not met within {seconds:g} s", *report(after), _HINT])
+        text = "\n  ".join([f"error: the ranks have not connected within {seconds:g} s", *report(after), _HINT])
         sys.stderr.write(f"{text}\n")
         sys.stderr.flush()
     else:

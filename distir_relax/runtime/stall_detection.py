@@ -108,6 +108,6 @@ class StallDetector:
         return [
             self._answers[rank]["text"]
             if rank in self._answers
-            else f"rank {rank} says nothing: it {local.get(rank, 'has ended, or its node cannot be reached')}"
+            else f"rank {rank} does not answer: it {local.get(rank, 'has ended, or its node cannot be reached')}"
             for rank in range(self._world.size)
         ]

@@ -55,7 +55,7 @@ def describe(rank: int, progress: Progress, steps: Steps) -> str:
     elif progress.finished:
         doing = "has finished its program"
     else:
-        doing = "computes" if last is not None else "has not come to its first communication"
+        doing = "computes" if last is not None else "has not reached its first communication"
     done = f"; it last finished {_name(last, steps)}" if last is not None else ""
     task = f" ({progress.doing})" if progress.doing else ""
     return f"rank {rank}{task} {doing}{done}"
@@ -69,7 +69,7 @@ def stall_error(timeout: float, lines: Sequence[str], silent: bool = False) -> R
     message = "\n  ".join([f"a rank has waited for more than {timeout:g} s", *lines])
     if silent:
         return RunError(
-            message, hint="a rank that says nothing was stopped, or its node is gone: start the launch again"
+            message, hint="a rank that does not answer was stopped, or its node is gone: start the launch again"
         )
     return RunError(message, hint="the programs may be deadlocked; --timeout gives slow steps more time")
 

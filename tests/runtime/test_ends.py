@@ -93,13 +93,17 @@ def test_a_stopped_rank_ends_the_launch_and_is_named(files: Path, where: str, ra
     assert time.monotonic() - begin < 45
     assert done.stderr.count("error: ") == 1
     if where == "start":
-        assert re.search(rf"the ranks have not met within 4 s\n(.*\n)*  rank {rank} is stopped \(process", done.stderr)
+        assert re.search(
+            rf"the ranks have not connected within 4 s\n(.*\n)*  rank {rank} is stopped \(process", done.stderr
+        )
     elif where == "late":
-        late = rf"  rank {rank} has started, but has not come to the meeting \(process \d+\)\n  rank 1 waits for the "
-        assert re.search(rf"the ranks have not met within 4 s\n{late}", done.stderr)
+        late = (
+            rf"  rank {rank} has started, but has not reached the rendezvous \(process \d+\)\n  rank 1 waits for the "
+        )
+        assert re.search(rf"the ranks have not connected within 4 s\n{late}", done.stderr)
     else:
         assert "a rank has waited for more than 4 s" in done.stderr
-        assert f"rank {rank} says nothing: it is stopped (process" in done.stderr
+        assert f"rank {rank} does not answer: it is stopped (process" in done.stderr
         for other in {0, 1, 2} - {rank}:
             assert f"rank {other} waits in " in done.stderr
     assert not (files / "y.npz").exists()
@@ -121,7 +125,7 @@ def test_a_stage_that_is_stopped_is_named_with_its_task(files: Path) -> None:
     done = mpirun(3, program, *arguments(files, "run", "--timeout", "4")[3:], fresh=True)
     assert done.returncode == 2, done.stderr
     assert "a rank has waited for more than 4 s" in done.stderr
-    assert "rank 1 says nothing: it is stopped (process" in done.stderr
+    assert "rank 1 does not answer: it is stopped (process" in done.stderr
     waits = r"rank 2 \(behind task 2F1\) waits in step #\d+ .* = finish_recv\(.*\).*, of task 1F2 of rank 1"
     assert re.search(waits, done.stderr)
     assert re.search(r"rank 0 \(behind task 0F3\) waits in ", done.stderr)

@@ -41,7 +41,7 @@ def end_of(rank: int, half_way: dict[int, str], at_the_end: dict[int, str], monk
 
 
 THERE, STOPPED = "waits for the others (process 7)", "is stopped (process 8)"
-LATE = "has started, but has not come to the meeting (process 9)"
+LATE = "has started, but has not reached the rendezvous (process 9)"
 
 
 @pytest.mark.parametrize(
@@ -70,7 +70,7 @@ def test_one_rank_says_that_the_ranks_have_not_met(
     for rank in (0, 1, 2):
         end_of(rank, half_way, at_the_end, monkeypatch)
         said = capsys.readouterr().err
-        assert said.count("error: the ranks have not met within 0.02 s") == (rank == speaks)
+        assert said.count("error: the ranks have not connected within 0.02 s") == (rank == speaks)
         if rank == speaks:
             lines = [line.strip() for line in said.splitlines()[1:-1]]
             assert lines == report(at_the_end)

@@ -134,7 +134,7 @@ def test_a_deadlock_ends_within_the_time_out_and_says_where() -> None:
 def test_a_slow_rank_within_the_time_out_is_waited_for() -> None:
     text = SUM_COLUMNS.replace("    z =", "    import time; time.sleep(0.6 * comm.rank)\n    z =")
     run_bundle(mlp_bundle([1, 1], text), {"x": example_input()}, timeout=2)
-    with pytest.raises(RunError, match=r"rank 0 waits in step #2.*\n.*rank 1 has not come to its first"):
+    with pytest.raises(RunError, match=r"rank 0 waits in step #2.*\n.*rank 1 has not reached its first"):
         run_bundle(mlp_bundle([1, 1], text), {"x": example_input()}, timeout=0.2)
     run_bundle(mlp_bundle([1, 1], text), {"x": example_input()}, timeout=0)
 

@@ -174,9 +174,7 @@ def test_ranks_that_meet_in_different_steps_are_told() -> None:
     def other_step(comm: Communicator) -> None:
         comm.all_reduce(torch.ones(3), "tp", "sum", step=10 if comm.rank == 1 else 15)
 
-    with pytest.raises(
-        RunError, match=r"rank \d has come to step #1[05], all_reduce, rank \d to step #1[05], all_reduce"
-    ):
+    with pytest.raises(RunError, match=r"rank \d is at step #1[05], all_reduce, rank \d at step #1[05], all_reduce"):
         on_all_ranks(DeviceMesh((3,), ("tp",)), other_step)
 
     def other_kind(comm: Communicator) -> None:
@@ -185,7 +183,7 @@ def test_ranks_that_meet_in_different_steps_are_told() -> None:
         else:
             comm.all_reduce(torch.ones(3), "tp", "sum", step=4)
 
-    with pytest.raises(RunError, match=r"step #4, all_(reduce|gather), rank \d to step #4, all_"):
+    with pytest.raises(RunError, match=r"step #4, all_(reduce|gather), rank \d at step #4, all_"):
         on_all_ranks(DeviceMesh((3,), ("tp",)), other_kind)
 
     def other_message(comm: Communicator) -> None:
@@ -196,7 +194,7 @@ def test_ranks_that_meet_in_different_steps_are_told() -> None:
             comm.recv((3,), "float32", 0, step=6)
             comm.recv((3,), "float32", 0, step=7)
 
-    with pytest.raises(RunError, match="rank 2 has come to step #6, recv, rank 0 to step #7, send"):
+    with pytest.raises(RunError, match="rank 2 is at step #6, recv, rank 0 at step #7, send"):
         on_all_ranks(DeviceMesh((3,), ("tp",)), other_message)
 
     def other_time(comm: Communicator) -> None:
