@@ -58,7 +58,7 @@ class Tensor:
         if math.prod(self.shape) * DTYPES[self.dtype][1] > MOST:
             raise BundleError(f"no machine holds a tensor of shape {self.shape}", self.name)
         if self.ranks is not None and not all(0 <= rank < mesh.size for rank in self.ranks):
-            raise BundleError(f"ranks {list(self.ranks)} are not all of the {mesh.size} there are", self.name)
+            raise BundleError(f"expected ranks below {mesh.size}, found {list(self.ranks)}", self.name)
         if self.ranks is not None and (not self.ranks or tuple(sorted(set(self.ranks))) != self.ranks):
             raise BundleError(f"expected ranks in ascending order, found {list(self.ranks)}", self.name)
         axes = set()
@@ -145,14 +145,16 @@ class Manifest:
         if len(self.ranks) != world:
             raise BundleError(f"the mesh has {world} ranks, but programs are given for {len(self.ranks)}")
         if not all(0 <= index < len(self.programs) for index in self.ranks):
-            raise BundleError(f"ranks {list(self.ranks)} name programs beyond the {len(self.programs)} there are")
+            raise BundleError(
+                f"expected an index below {len(self.programs)} for each rank's program, found {list(self.ranks)}"
+            )
         for tensor in (*self.inputs, *self.outputs, *self.weights):
             tensor.check(self.mesh)
         for tensor in self.outputs:
             _check_covered(tensor)
         for tensors in (self.inputs, self.outputs, self.weights):
             if repeated := [name for name, count in Counter(t.name for t in tensors).items() if count > 1]:
-                raise BundleError(f"names are given twice: {', '.join(sorted(repeated))}")
+                raise BundleError(f"duplicate names: {', '.join(sorted(repeated))}")
         for name in (*self.checksums, *(path for program in self.programs for path in program.paths)):
             check_name(name, BundleError)
         for divisions, tensors in ((self.divided_inputs, self.inputs), (self.divided_outputs, self.outputs)):
@@ -160,7 +162,7 @@ class Manifest:
         weights, outputs = {t.name for t in self.weights}, {t.name for t in self.outputs}
         for weight, output in self.updates.items():
             if weight not in weights or output not in outputs:
-                raise BundleError(f"an update leads from a weight to an output, found {weight!r} to {output!r}")
+                raise BundleError(f"expected an update from a weight to an output, found {weight!r} to {output!r}")
         if self.training is not None:
             self._check_training(self.training)
 
@@ -172,7 +174,9 @@ class Manifest:
             ("seed", training.seed, ("int64",)),
         ):
             if name is not None and not any((name, dtype) in numbers for dtype in dtypes):
-                raise BundleError(f"the {what} of training is a number of {' or '.join(dtypes)}, {name!r} is none")
+                raise BundleError(
+                    f"expected a scalar of {' or '.join(dtypes)} as the {what} of training, found {name!r}"
+                )
 
     def program_of(self, rank: int) -> Program:
         """Return the program that `rank` runs."""
@@ -197,7 +201,7 @@ class Manifest:
         try:
             devices = DeviceMesh(mesh.wholes("shape"), mesh.texts("axes"))
         except PlacementError as wrong:
-            raise BundleError(f"the mesh cannot be: {wrong.message}") from None
+            raise BundleError(f"invalid mesh: {wrong.message}") from None
         return cls(
             name=top.text("name"),
             mesh=devices,
@@ -232,7 +236,9 @@ def _check_divisions(divisions: Sequence[Division], tensors: Sequence[Tensor]) -
         other_dims = {(t.dtype, t.shape[: division.dim], t.shape[division.dim + 1 :]) for t in parts}
         fits = parts and len(parts) == len(division.parts) and 0 <= division.dim < len(parts[0].shape)
         if not fits or len(other_dims) != 1 or division.name in by_name:
-            raise BundleError(f"{division.name!r} cannot be {', '.join(division.parts)} along dim {division.dim}")
+            raise BundleError(
+                f"{division.name!r} cannot be the concatenation of {', '.join(division.parts)} along dim {division.dim}"
+            )
 
 
 def local_intervals(tensor: Tensor, mesh: DeviceMesh, rank: int) -> list[list[Interval]]:

@@ -62,7 +62,7 @@ class FileWeights:
         except OSError as wrong:
             raise self._error(f"the weights cannot be read: {wrong.strerror}") from None
         if not stat.S_ISREG(os.fstat(self._file.fileno()).st_mode):
-            raise self._error("the weights are no file")
+            raise self._error("the weights are not a file")
         self._opened = self.identity
         self._entries = self._header()
         self._pieces: weakref.WeakValueDictionary[object, torch.Tensor] = weakref.WeakValueDictionary()
@@ -164,13 +164,13 @@ class FileWeights:
                 raise self._error(f"the weights are damaged: {name!r} has dtype {dtype!r} and bytes {offsets}")
             start, stop = offsets
             if stop - start != math.prod(shape) * DTYPES[dtype][1] or 8 + length + stop > size:
-                raise self._error(f"the weights are damaged or half-written: the bytes of {name!r} are not all there")
+                raise self._error(f"the weights are damaged or half-written: the bytes of {name!r} are incomplete")
             entries[name] = _Entry(dtype, shape, 8 + length + start)
         return entries
 
     def _check_unchanged(self) -> None:
         if self.identity != self._opened:
-            raise self._error("the weights were written to while they were read")
+            raise self._error("the weights were modified while they were read")
 
     def _error(self, message: str) -> BundleError:
         return BundleError(message, str(self.path), _AGAIN)

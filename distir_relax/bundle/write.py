@@ -66,7 +66,7 @@ def _check_target(target: Path, overwrite: bool) -> None:
     if is_bundle is None:
         return
     if not is_bundle:
-        raise BundleError("something that is not a bundle is in the way", str(target), "choose another name")
+        raise BundleError("the path exists and is not a bundle", str(target), "choose another name")
     if not overwrite:
         raise BundleError("a bundle of this name exists", str(target), "choose another name, or ask to overwrite it")
 
@@ -134,7 +134,7 @@ def _replace(draft: Path, target: Path, overwrite: bool) -> None:
                 if old.exists():
                     old.rename(target)
                 raise
-    raise BundleError("other processes write a bundle here all the time", str(target), "choose another name")
+    raise BundleError("other processes keep writing a bundle here", str(target), "choose another name")
 
 
 _MOST_ATTEMPTS = 100

@@ -38,7 +38,7 @@ def report(states: Mapping[int, str]) -> list[str]:
 
         present = present_ranks(size)
         if present is None:
-            absent = f"not seen: nothing answers at {store_address()}, where rank 0 keeps the store"
+            absent = f"not visible: no response from {store_address()}, the store on rank 0"
         else:
             absent = f"missing: not started, or unable to reach {store_address()}"
 

@@ -30,7 +30,7 @@ def check_peer_step(rank: int, mine: Sequence[int], peer: int, theirs: Sequence[
     step, kind, time = mine
     if list(theirs) != [step, _PEER_KIND.get(kind, kind), time]:
         raise RunError(
-            f"the ranks' programs do not fit each other: rank {rank} is at {_text(*mine)}, rank {peer} at "
+            f"the programs of the ranks do not match: rank {rank} is at {_text(*mine)}, rank {peer} at "
             f"{_text(*theirs)}",
             hint="compile the model again; distir show --stage ranked prints the programs",
         )

@@ -43,7 +43,7 @@ def read_hosts(text: str, ranks: int) -> tuple[Host, ...]:
         hosts.append(Host(name, int(slots) if colon else 1))
     names = [host.name for host in hosts]
     if twice := next((name for name in names if names.count(name) > 1), None):
-        raise RunError(f"{twice!r} stands there twice", "--host", f"add its ranks up: {twice}:2")
+        raise RunError(f"{twice!r} is listed twice", "--host", f"add its ranks up: {twice}:2")
     total = sum(host.slots for host in hosts)
     if total != ranks:
         raise RunError(f"expected hosts with {ranks} ranks together, found {total}", "--host", "give each as HOST:N")

@@ -45,11 +45,11 @@ def read_npz(path: str | Path) -> dict[str, np.ndarray[Any, Any]]:
             members = archive.infolist()
             # Overlapping members would each be unpacked from the same bytes.
             if (packed := sum(member.compress_size for member in members)) > length:
-                raise RunError(f"the arrays are said to have {packed:,} bytes, the file has {length:,}", place)
+                raise RunError(f"the arrays declare {packed:,} bytes, the file has {length:,}", place)
             for member in members:
                 name = member.filename.removesuffix(".npy")
                 if name in arrays:
-                    raise RunError(f"the array {shown(name)} is given twice", place)
+                    raise RunError(f"the array {shown(name)} occurs twice", place)
                 arrays[name] = _array(archive, member, f"{place} ({shown(name)})")
             return arrays
     except OSError as wrong:
@@ -68,7 +68,7 @@ def _array(archive: zipfile.ZipFile, member: zipfile.ZipInfo, place: str) -> np.
     expansion = 1 if member.compress_type == zipfile.ZIP_STORED else _MAX_EXPANSION
     if member.file_size > expansion * member.compress_size:
         raise RunError(
-            f"the array is said to have {member.file_size:,} bytes, more than it can have been packed from",
+            f"the array declares {member.file_size:,} bytes, more than its compressed bytes can hold",
             place,
             WRITE_HINT,
         )

@@ -38,7 +38,7 @@ def _collect(comm: Communicator, tensor: Tensor, local: torch.Tensor | None) -> 
         actual = (tuple(local.shape), dtype_name(local.dtype))
         if actual != expected:
             raise RunError(
-                f"rank {comm.rank} computed {actual[1]} {actual[0]}, the bundle promises {expected[1]} {expected[0]}",
+                f"rank {comm.rank} computed {actual[1]} {actual[0]}, the bundle declares {expected[1]} {expected[0]}",
                 f"output {tensor.name}",
             )
     senders = owners(comm.mesh, tensor)

@@ -105,7 +105,7 @@ class Messages(ABC):
     def finish_sends(self) -> None:
         """Wait until all started sends are complete."""
         if self._has_pending_sends:
-            self.progress.enter("the end of what it sends", "finish_sends")
+            self.progress.enter("the completion of its sends", "finish_sends")
             self._finish_sends()
             self.progress.leave()
             self._has_pending_sends = False

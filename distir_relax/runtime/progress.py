@@ -81,7 +81,7 @@ class Progress:
         """Return the current or last task of the rank as text; empty if there are no tasks."""
         if not self.task:
             return ""
-        return f"behind task {self.task}" if self.tasks and self.tasks[-1][0] == self.task else f"in task {self.task}"
+        return f"after task {self.task}" if self.tasks and self.tasks[-1][0] == self.task else f"in task {self.task}"
 
     def waiting(self) -> float:
         """Return the seconds that the rank has waited in its current communication; 0 when it is in none."""

@@ -33,7 +33,7 @@ class RankSession:
     def __init__(self, world: World, bundle: Bundle, backend: str = "torch", device: str = "cpu") -> None:
         self.bundle = bundle
         self._world = world
-        with world.waiting("meeting the other ranks"):
+        with world.waiting("connecting to the other ranks"):
             self.communicator = world.communicator(bundle.manifest.mesh, rank_device(device, world.local_rank))
         self.communicator.local_size = world.local_size
         self._program: RankProgram | None = None

@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 # Seconds that ranks have to return after their run has failed, and after the user has interrupted it.
 _GRACE = 5.0
 _GRACE_INTERRUPTED = 1.0
-_TORN = "its last run failed, which has left its state between two steps"
+_TORN = "its last run failed and left its state between two steps"
 
 
 class SessionClosed(RunError):
@@ -129,7 +129,7 @@ class Session:
         works = [self._work(rank, inputs, parts, share, outputs, seconds) for rank in range(len(seconds))]
         ranks = RankThreads(works)
         # Valid until all ranks have ended, since an interrupt may occur at any point from here on.
-        self._closed = "a rank did not come back from the run before"
+        self._closed = "a rank did not return from the previous run"
         try:
             with Watchdog(timeout, lambda: self._detect_stall(timeout)):
                 ranks.start()

@@ -25,7 +25,7 @@ def verify_programs(bundle: Bundle) -> None:
     try:
         ranked = read_stage(bundle, "ranked")
     except BundleError as wrong:
-        raise BundleError(f"the programs of the ranks do not fit each other: {wrong.message}", where) from None
+        raise BundleError(f"the programs of the ranks do not match: {wrong.message}", where) from None
     _check_manifest(bundle.manifest, ranked, str(bundle.path or bundle.manifest.name))
     # A bundle for another backend has no torch programs to compare with.
     files = {program.name: program.torch for program in bundle.manifest.programs if program.torch is not None}
@@ -37,7 +37,7 @@ def verify_programs(bundle: Bundle) -> None:
     for name, path in files.items():
         if bundle.programs[path] != emitted.get(name):
             raise BundleError(
-                f"the program {path} is not what {file} says",
+                f"the program {path} does not match {file}",
                 str(bundle.path or bundle.manifest.name),
                 "compile the model again; programs are for reading, not for editing",
             )

@@ -36,7 +36,7 @@ def parse_json(text: str | bytes, error: type[DistIRError], where: str = "") -> 
         result: dict[str, object] = {}
         for name, value in pairs:
             if name in result:
-                raise error(f"the key {shown(name)} is given twice", where)
+                raise error(f"duplicate key {shown(name)}", where)
             result[name] = value
         return result
 

@@ -126,9 +126,9 @@ def test_a_stage_that_is_stopped_is_named_with_its_task(files: Path) -> None:
     assert done.returncode == 2, done.stderr
     assert "a rank has waited for more than 4 s" in done.stderr
     assert "rank 1 does not answer: it is stopped (process" in done.stderr
-    waits = r"rank 2 \(behind task 2F1\) waits in step #\d+ .* = finish_recv\(.*\).*, of task 1F2 of rank 1"
+    waits = r"rank 2 \(after task 2F1\) waits in step #\d+ .* = finish_recv\(.*\).*, of task 1F2 of rank 1"
     assert re.search(waits, done.stderr)
-    assert re.search(r"rank 0 \(behind task 0F3\) waits in ", done.stderr)
+    assert re.search(r"rank 0 \(after task 0F3\) waits in ", done.stderr)
 
 
 def test_a_rank_that_is_killed_is_named_with_the_step_that_waits_for_it(files: Path) -> None:

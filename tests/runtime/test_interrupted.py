@@ -25,7 +25,7 @@ def test_interrupts_at_any_moment_leave_the_next_answers_right() -> None:
     done = python(Path(__file__).parent / "interrupted_main.py")
     assert done.returncode == 0, done.stderr
     assert "runs interrupted, every answer right" in done.stdout
-    assert "this session is closed: a rank did not come back from the run before" in done.stdout
+    assert "this session is closed: a rank did not return from the previous run" in done.stdout
 
 
 def test_calls_from_several_threads_take_turns() -> None:
@@ -68,7 +68,7 @@ def test_a_plan_goes_on_after_an_interrupt_and_takes_a_timeout() -> None:
 
 
 def _close(plan: dr.Plan) -> None:
-    plan._sessions.of("torch")._closed = "a rank did not come back from the run before"
+    plan._sessions.of("torch")._closed = "a rank did not return from the previous run"
 
 
 def test_a_time_out_for_one_call() -> None:

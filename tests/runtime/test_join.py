@@ -104,7 +104,7 @@ def test_under_torchrun_the_store_knows_who_is_missing(monkeypatch: pytest.Monke
         monkeypatch.setenv("MASTER_PORT", str(taken.getsockname()[1]))
         address = f"127.0.0.1:{taken.getsockname()[1]}"
         assert report({3: THERE})[0] == (
-            f"ranks 0 to 2 are not seen: nothing answers at {address}, where rank 0 keeps the store"
+            f"ranks 0 to 2 are not visible: no response from {address}, the store on rank 0"
         )
 
 

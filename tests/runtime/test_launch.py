@@ -100,7 +100,7 @@ def test_torchrun_for_several_hosts(monkeypatch: pytest.MonkeyPatch, tmp_path: P
     ("text", "message"),
     [
         ("a:2,b:2", "expected hosts with 3 ranks together, found 4"),
-        ("a:2,a:1", "'a' stands there twice"),
+        ("a:2,a:1", "'a' is listed twice"),
         ("a:0,b:3", "expected HOST or HOST:RANKS, found 'a:0'"),
         ("a:many", "expected HOST or HOST:RANKS"),
         ("", "expected HOST or HOST:RANKS"),

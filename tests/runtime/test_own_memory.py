@@ -113,7 +113,7 @@ def test_weights_that_change_between_the_check_and_the_reading_are_refused(tmp_p
             os.truncate(file, size - 40)
         else:
             file.write_bytes(content[:-8] + b"\0" * 8)
-        with pytest.raises(BundleError, match=r"truncated while they were read|written to while they were read"):
+        with pytest.raises(BundleError, match=r"truncated while they were read|modified while they were read"):
             Session(bundle)
         file.write_bytes(content)
     # Another file in its place is not seen: this one is open.

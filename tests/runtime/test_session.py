@@ -140,7 +140,7 @@ def test_a_slow_rank_within_the_time_out_is_waited_for() -> None:
 
 
 def test_results_unlike_the_manifest() -> None:
-    with pytest.raises(RunError, match=r"output h: rank . computed float32 \(4, 1\), the bundle promises"):
+    with pytest.raises(RunError, match=r"output h: rank . computed float32 \(4, 1\), the bundle declares"):
         run_bundle(mlp_bundle([2, 3], WRONG_SHAPE), {"x": example_input()})
     text = SUM_COLUMNS.replace("return (z, h)", "return (z,)")
     with pytest.raises(RunError, match="gives 1 outputs, the bundle names 2"):

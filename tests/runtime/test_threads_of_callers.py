@@ -105,7 +105,7 @@ def test_a_session_is_open_while_it_runs_and_after_a_failure_another_takes_its_p
     assert not session.closed
     kept = Sessions(lambda backend: mlp_bundle([1, 1]))
     first = kept.of("torch")
-    first._closed = "a rank did not come back from the run before"
+    first._closed = "a rank did not return from the previous run"
     assert kept.run({"x": example_input()}, "torch", None).keys() == {"z", "h"}
     assert kept.of("torch") is not first
 

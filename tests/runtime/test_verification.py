@@ -65,9 +65,9 @@ def with_moved(bundle: Bundle, text: bool, programs: bool) -> Bundle:
 @pytest.mark.parametrize(
     ("text", "programs", "message"),
     [
-        (True, True, "do not fit each other: .*different places of the schedule"),
-        (True, False, "do not fit each other"),
-        (False, True, r"programs/main_1\.py is not what ranked\.txt says"),
+        (True, True, "do not match: .*different places of the schedule"),
+        (True, False, "do not match"),
+        (False, True, r"programs/main_1\.py does not match ranked\.txt"),
     ],
 )
 def test_a_changed_bundle_is_refused(bundle: Bundle, tmp_path: Path, text: bool, programs: bool, message: str) -> None:
@@ -87,7 +87,7 @@ def test_the_bundle_as_it_was_runs(bundle: Bundle, tmp_path: Path) -> None:
 
 def test_a_text_that_cannot_be_read(bundle: Bundle, tmp_path: Path) -> None:
     path = write_bundle(replace(bundle, texts={**bundle.texts, "ranked.txt": "module"}), tmp_path / "cut.dist")
-    with pytest.raises(BundleError, match=r"do not fit each other: .*ranked\.txt"):
+    with pytest.raises(BundleError, match=r"do not match: .*ranked\.txt"):
         Session(read_bundle(path))
 
 
@@ -98,7 +98,7 @@ def test_a_launch_of_a_changed_bundle_ends_before_it_runs(bundle: Bundle, tmp_pa
     options = ["-m", "distir_relax", "run", str(path), "--input", str(tmp_path / "x.npz")]
     done = mpirun(3, *options, "--output", tmp_path / "y.npz")
     assert done.returncode == 2, done.stderr
-    assert done.stderr.count("do not fit each other") == 1
+    assert done.stderr.count("do not match") == 1
     assert not (tmp_path / "y.npz").exists()
 
 

@@ -191,7 +191,7 @@ def test_other_batches_on_other_ranks_are_refused(bundles: dict[int, Path]) -> N
     bundle = read_bundle(bundles[3])
     source = Stream(bundle.manifest, data.batches)
     training = Training(DivergingExecutor(Session(bundle)), lambda seed: source, TrainOptions(2), Heard())
-    with pytest.raises(RunError, match="the ranks are given different batches"):
+    with pytest.raises(RunError, match="the ranks get different batches"):
         training.run()
 
 
@@ -297,7 +297,7 @@ def test_auto_goes_on_from_the_newest_whole_checkpoint(bundles: dict[int, Path],
     newest.write_bytes(newest.read_bytes()[:-5])
     with pytest.raises(CheckpointError, match="step-00000003"):
         train(bundles[3], "batches", 4, checkpoints=folder, resume="last")
-    with pytest.warns(UserWarning, match=r"a checkpoint is left out: .*step-00000003"):
+    with pytest.warns(UserWarning, match=r"a checkpoint is skipped: .*step-00000003"):
         second, ended = train(bundles[2], "batches", 4, checkpoints=folder, every=1, resume="auto")
     assert list(second.losses) == [3, 4]
     assert second.losses[3] == pytest.approx(first.losses[3], rel=1e-4)
@@ -311,7 +311,7 @@ def test_auto_goes_on_from_the_newest_whole_checkpoint(bundles: dict[int, Path],
 def test_auto_begins_anew_where_no_checkpoint_is_whole(bundles: dict[int, Path], tmp_path: Path) -> None:
     train(bundles[3], "batches", 1, checkpoints=tmp_path)
     (tmp_path / "step-00000001" / "position.json").write_text("{")
-    with pytest.warns(UserWarning, match="a checkpoint is left out"):
+    with pytest.warns(UserWarning, match="a checkpoint is skipped"):
         heard, _ = train(bundles[3], "batches", 2, checkpoints=tmp_path, resume="auto")
     assert list(heard.losses) == [1, 2]
 

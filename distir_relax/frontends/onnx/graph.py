@@ -190,7 +190,7 @@ class OnnxGraph:
         item = scope[name]
         if isinstance(item, UnconvertedResult):
             raise UnsupportedOpError(
-                f"{item.description}, {name!r}, is used, which no conversion gives", self.builder.location
+                f"{item.description}, {name!r}, is used, but no conversion produces it", self.builder.location
             )
         return item
 

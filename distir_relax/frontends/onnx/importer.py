@@ -74,7 +74,7 @@ def import_onnx(
 
 def _reject_repeated(what: str, items: Sequence[Any], file: str) -> None:
     if duplicates := [name for name, count in Counter(item.name for item in items).items() if count > 1]:
-        raise ImportModelError(f"the {what} {duplicates[0]!r} is given twice", file)
+        raise ImportModelError(f"duplicate {what} {duplicates[0]!r}", file)
 
 
 def _is_parameter(array: Any) -> bool:

@@ -76,5 +76,5 @@ def _newest_complete(folder: Path) -> str:
         try:
             return latest(folder / name).path.name
         except CheckpointError as wrong:
-            warnings.warn(f"a checkpoint is left out: {wrong.where}: {wrong.message}", stacklevel=2)
+            warnings.warn(f"a checkpoint is skipped: {wrong.where}: {wrong.message}", stacklevel=2)
     return ""

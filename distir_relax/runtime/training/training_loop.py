@@ -136,7 +136,7 @@ class Training:
             if options.seed not in (None, saved.position.seed):
                 raise CheckpointError(
                     f"the run that is resumed has the seed {saved.position.seed}, found --seed {options.seed}",
-                    str(saved.path), "leave --seed out",
+                    str(saved.path), "omit --seed",
                 )  # fmt: skip
             return saved.position
         with self.executor.agreed():
@@ -155,7 +155,7 @@ class Training:
         if len(set(self.executor.exchange(mine))) > 1:
             with self.executor.agreed():
                 raise RunError(
-                    "the ranks are given different batches", "the data",
+                    "the ranks get different batches", "the data",
                     "seed the function's random numbers: every rank takes its rows of the same batch",
                 )  # fmt: skip
         return batch

@@ -48,7 +48,7 @@ class TorchWorld(World):
         except (RuntimeError, ValueError) as wrong:
             used = os.environ.get("GLOO_SOCKET_IFNAME", "that of this host's name")
             raise RunError(
-                f"the ranks cannot meet over torch.distributed: {wrong}",
+                f"the ranks cannot connect over torch.distributed: {wrong}",
                 hint=f"gloo uses the network interface {used}; GLOO_SOCKET_IFNAME chooses another",
             ) from None
         store: Any = dist.distributed_c10d._get_default_store()
