@@ -1,0 +1,538 @@
+"""Symbolic sizes: integer expressions over named symbols with bounds, such as ``batch`` and ``(sequence + 1) // 2``.
+
+An expression is a polynomial with integer coefficients. Its atoms are symbols, floor divisions, minima and maxima::
+
+    size  = product {("+" | "-") product}
+    product = unit {("*" | "//") unit}
+    unit  = number | symbol | "(" size ")" | ("min" | "max") "(" size {"," size} ")"
+
+Arithmetic normalizes: equal polynomials are equal objects, ``(4*n + 2) // 4`` is ``n``, nested divisions are joined,
+and a result without symbols is an `int`. So code that computes with sizes works for both.
+
+Comparisons are decided for all values within the bounds, or raise `UndecidedSize`. They are exact for sums of floor
+divisions of one symbol by constants: with ``n = L*q + r``, where L is a multiple of all divisors, every division is
+linear in ``q`` for each remainder ``r``, and a linear function has its bounds at those of ``q``. Elsewhere interval
+arithmetic decides, or nothing does.
+"""
+
+from __future__ import annotations
+
+import ast
+import math
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from functools import lru_cache
+from itertools import product
+from keyword import iskeyword
+from typing import Literal, TypeAlias
+
+from distir_relax.errors import DistIRError
+
+Size: TypeAlias = "int | SymbolicSize"
+"""A size: a number, or an expression."""
+
+_MAX_CASES = 5040
+"""Maximum number of combinations of remainders that a decision enumerates."""
+_MAX_LENGTH = 400
+"""Maximum number of characters of an expression."""
+
+
+class UndecidedSize(DistIRError):
+    """A comparison of sizes that holds for some values of the symbols only, or cannot be decided."""
+
+
+@dataclass(frozen=True, slots=True)
+class Symbol:
+    """A named size between `low` and `high`, inclusive; `high` is None if there is no bound."""
+
+    name: str
+    low: int = 0
+    high: int | None = None
+
+    def __post_init__(self) -> None:
+        if not self.name.isidentifier() or iskeyword(self.name) or self.name in ("min", "max"):
+            raise DistIRError(f"expected an identifier for the name of a size, found {self.name!r}")
+        if self.low < 0 or (self.high is not None and self.high < self.low):
+            raise DistIRError(f"expected bounds 0 <= low <= high of {self.name}, found {self.low} to {self.high}")
+
+    def __str__(self) -> str:
+        return self.name
+
+
+@dataclass(frozen=True, slots=True)
+class _Call:
+    """A floor division, a minimum or a maximum of normalized sizes."""
+
+    kind: Literal["//", "min", "max"]
+    arguments: tuple[Size, ...]
+
+    def __str__(self) -> str:
+        if self.kind == "//":
+            return " // ".join(_print_unit(argument) for argument in self.arguments)
+        return f"{self.kind}({', '.join(map(str, self.arguments))})"
+
+
+_Atom: TypeAlias = "Symbol | _Call"
+_Monomial: TypeAlias = tuple[_Atom, ...]
+"""A product of atoms, sorted by their texts; empty for a constant."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class SymbolicSize:
+    """An expression that depends on a symbol, as the terms of a polynomial: coefficients by product of atoms.
+
+    ``==`` compares normal forms, so that sizes can be keys; `are_equal` decides whether two sizes are equal for all
+    values. The order relations raise `UndecidedSize` if neither they nor their negation hold for all values.
+    """
+
+    terms: tuple[tuple[_Monomial, int], ...]
+
+    def __add__(self, other: Size) -> Size:
+        return _sum([(self, 1), (other, 1)])
+
+    def __radd__(self, other: int) -> Size:
+        return self + other
+
+    def __sub__(self, other: Size) -> Size:
+        return _sum([(self, 1), (other, -1)])
+
+    def __rsub__(self, other: int) -> Size:
+        return _sum([(other, 1), (self, -1)])
+
+    def __neg__(self) -> Size:
+        return _sum([(self, -1)])
+
+    def __mul__(self, other: Size) -> Size:
+        terms: dict[_Monomial, int] = {}
+        for (left, a), (right, b) in product(self.terms, _terms(other)):
+            monomial = tuple(sorted((*left, *right), key=str))
+            terms[monomial] = terms.get(monomial, 0) + a * b
+        return _normalize(terms)
+
+    def __rmul__(self, other: int) -> Size:
+        return self * other
+
+    def __floordiv__(self, other: Size) -> Size:
+        return floor_divide(self, other)
+
+    def __rfloordiv__(self, other: int) -> Size:
+        return floor_divide(other, self)
+
+    def __mod__(self, other: Size) -> Size:
+        return self - other * floor_divide(self, other)
+
+    def __rmod__(self, other: int) -> Size:
+        return other - self * floor_divide(other, self)
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, SymbolicSize) and self.terms == other.terms
+
+    def __hash__(self) -> int:
+        return hash(self.terms)
+
+    def __lt__(self, other: Size) -> bool:
+        return _decide(self, "<", other)
+
+    def __le__(self, other: Size) -> bool:
+        return not _decide(other, "<", self)
+
+    def __gt__(self, other: Size) -> bool:
+        return _decide(other, "<", self)
+
+    def __ge__(self, other: Size) -> bool:
+        return not _decide(self, "<", other)
+
+    def __bool__(self) -> bool:
+        return not are_equal(self, 0)
+
+    def __str__(self) -> str:
+        text = ""
+        for monomial, coefficient in self.terms:
+            sign = ("" if coefficient > 0 else "-") if not text else " + " if coefficient > 0 else " - "
+            is_unit = len(monomial) + (abs(coefficient) != 1) > 1 or sign == "-"
+            factors = [f"({atom})" if is_unit and _is_division(atom) else str(atom) for atom in monomial]
+            number = [str(abs(coefficient))] if abs(coefficient) != 1 or not factors else []
+            text += sign + "*".join([*number, *factors])
+        return text
+
+    __repr__ = __str__
+
+
+def size_of(symbol: Symbol) -> Size:
+    """Return a symbol as a size; a number if its bounds are equal."""
+    return symbol.low if symbol.low == symbol.high else SymbolicSize((((symbol,), 1),))
+
+
+def floor_divide(size: Size, divisor: Size) -> Size:
+    """Return ``size // divisor``. Raises `UndecidedSize` unless the divisor is positive for all values."""
+    if isinstance(size, int) and isinstance(divisor, int) and divisor > 0:
+        return size // divisor
+    if not isinstance(divisor, int) or divisor <= 0:
+        low, _ = bounds(divisor)
+        if low is None or low <= 0:
+            raise UndecidedSize(f"expected a divisor of at least 1, found {divisor}, {_print_bounds(divisor)}")
+        quotient = _exact_quotient(size, divisor)
+        return _atom(_Call("//", (size, divisor))) if quotient is None else quotient
+    quotient, rest = _split_multiple(size, divisor)
+    low, high = bounds(rest)
+    if low is not None and high is not None and low // divisor == high // divisor:
+        return quotient + low // divisor
+    if (nested := _nested_division(rest)) is not None:
+        numerator, inner, constant = nested
+        return quotient + floor_divide(numerator + inner * constant, inner * divisor)
+    # floor((g*x + c) / (g*d)) == floor((x + floor(c / g)) / d)
+    common = math.gcd(divisor, *(coefficient for monomial, coefficient in _terms(rest) if monomial))
+    if common > 1:
+        return quotient + floor_divide(_scale_down(rest, common), divisor // common)
+    return quotient + _atom(_Call("//", (rest, divisor)))
+
+
+def minimum(*sizes: Size) -> Size:
+    """Return the least of sizes."""
+    return _extremum("min", sizes)
+
+
+def maximum(*sizes: Size) -> Size:
+    """Return the largest of sizes."""
+    return _extremum("max", sizes)
+
+
+def balanced_part(size: Size, count: int, index: int) -> Size:
+    """Return the size of part `index` of `count` balanced parts; the first parts are the larger ones."""
+    return floor_divide(size + (count - 1 - index), count)
+
+
+def are_equal(first: Size, second: Size) -> bool:
+    """Return whether two sizes are equal. Raises `UndecidedSize` if they are for some values of the symbols only."""
+    return _decide(first, "==", second)
+
+
+def is_always(first: Size, relation: Literal["<", "<=", "=="], second: Size) -> bool | None:
+    """Return whether a relation holds for all values of the symbols, False if for none, None if that is undecided."""
+    difference = second - first
+    low, high = (difference, difference) if isinstance(difference, int) else _tight_bounds(difference)
+    if relation == "==":
+        if (low is not None and low > 0) or (high is not None and high < 0):
+            return False
+        return True if low == high == 0 else None
+    least = 1 if relation == "<" else 0
+    if low is not None and low >= least:
+        return True
+    return False if high is not None and high < least else None
+
+
+def symbols_of(size: Size) -> frozenset[Symbol]:
+    """Return the symbols of a size."""
+    atoms = frozenset(atom for monomial, _ in _terms(size) for atom in monomial)
+    inner = (symbols_of(a) for atom in atoms if isinstance(atom, _Call) for a in atom.arguments)
+    return frozenset(atom for atom in atoms if isinstance(atom, Symbol)).union(*inner)
+
+
+def evaluate_size(size: Size, values: Mapping[str, Size]) -> Size:
+    """Return a size with `values` of symbols by name; symbols without a value remain.
+
+    Raises `DistIRError` for a number outside of a symbol's bounds.
+    """
+    return size if isinstance(size, int) else _substitute(size, lambda symbol: _value(symbol, values))
+
+
+def bounds(size: Size) -> tuple[int | None, int | None]:
+    """Return numbers that a size is never below and never above, by interval arithmetic; None where there is none."""
+    if isinstance(size, int):
+        return size, size
+    low: int | None = 0
+    high: int | None = 0
+    for monomial, coefficient in size.terms:
+        term: tuple[int | None, int | None] = (coefficient, coefficient)
+        for atom in monomial:
+            term = _multiply(term, _atom_bounds(atom))
+        low, high = _plus(low, term[0]), _plus(high, term[1])
+    return low, high
+
+
+def parse_size(text: str, symbols: Mapping[str, Symbol]) -> Size:
+    """Parse a size over `symbols` by name. Raises `DistIRError` for other texts."""
+    if len(text) > _MAX_LENGTH:
+        raise DistIRError(f"expected a size of at most {_MAX_LENGTH} characters, found {len(text)}")
+    try:
+        tree = ast.parse(text.strip(), mode="eval")
+    except (SyntaxError, ValueError, RecursionError, MemoryError):
+        raise DistIRError(f"expected a size such as 2*batch + 1, found {text!r}") from None
+    return _parse(tree.body, text, symbols)
+
+
+def _terms(size: Size) -> tuple[tuple[_Monomial, int], ...]:
+    if isinstance(size, SymbolicSize):
+        return size.terms
+    return (((), size),) if size else ()
+
+
+def _normalize(terms: Mapping[_Monomial, int]) -> Size:
+    """Return the size of terms: those of symbols first, the constant last."""
+    kept = {monomial: coefficient for monomial, coefficient in terms.items() if coefficient}
+    if not kept.keys() - {()}:
+        return kept.get((), 0)
+    ordered = sorted(kept.items(), key=lambda item: (-len(item[0]), [str(atom) for atom in item[0]]))
+    return SymbolicSize(tuple(ordered))
+
+
+def _sum(parts: Iterable[tuple[Size, int]]) -> Size:
+    terms: dict[_Monomial, int] = {}
+    for part, sign in parts:
+        for monomial, coefficient in _terms(part):
+            terms[monomial] = terms.get(monomial, 0) + sign * coefficient
+    return _normalize(terms)
+
+
+def _atom(atom: _Atom) -> Size:
+    return SymbolicSize((((atom,), 1),))
+
+
+def _split_multiple(size: Size, divisor: int) -> tuple[Size, Size]:
+    """Return (q, r) with ``size == divisor * q + r``: r has the coefficients modulo the divisor."""
+    quotient, rest = {}, {}
+    for monomial, coefficient in _terms(size):
+        quotient[monomial], rest[monomial] = divmod(coefficient, divisor)
+    return _normalize(quotient), _normalize(rest)
+
+
+def _nested_division(size: Size) -> tuple[Size, int, int] | None:
+    """Return (a, b, c) of a size ``a // b + c`` with constants b and c."""
+    symbolic = [(monomial, coefficient) for monomial, coefficient in _terms(size) if monomial]
+    if len(symbolic) != 1 or symbolic[0][1] != 1 or len(symbolic[0][0]) != 1:
+        return None
+    call = symbolic[0][0][0]
+    if isinstance(call, _Call) and call.kind == "//" and isinstance(divisor := call.arguments[1], int):
+        return call.arguments[0], divisor, dict(_terms(size)).get((), 0)
+    return None
+
+
+def _scale_down(size: Size, divisor: int) -> Size:
+    return _normalize({monomial: coefficient // divisor for monomial, coefficient in _terms(size)})
+
+
+def _exact_quotient(size: Size, divisor: Size) -> Size | None:
+    """Return the quotient by a product of atoms that divides every term; None if it does not."""
+    terms = _terms(divisor)
+    if len(terms) != 1:
+        return 1 if size == divisor else None
+    ((factors, number),) = terms
+    quotient: dict[_Monomial, int] = {}
+    for monomial, coefficient in _terms(size):
+        rest = list(monomial)
+        for atom in factors:
+            if atom not in rest:
+                return None
+            rest.remove(atom)
+        if coefficient % number:
+            return None
+        quotient[tuple(rest)] = coefficient // number
+    return _normalize(quotient)
+
+
+def _extremum(kind: Literal["min", "max"], sizes: Iterable[Size]) -> Size:
+    """Return a minimum or maximum without the arguments that others dominate."""
+    flat: dict[Size, None] = {}
+    for size in sizes:
+        atom = size.terms[0][0][0] if isinstance(size, SymbolicSize) and _is_single(size) else None
+        nested = atom.arguments if isinstance(atom, _Call) and atom.kind == kind else (size,)
+        flat.update(dict.fromkeys(nested))
+    remaining = list(flat)
+    for candidate in list(flat):
+        others = [other for other in remaining if other != candidate]
+        pairs = ((other, candidate) if kind == "min" else (candidate, other) for other in others)
+        if any(is_always(a, "<=", b) for a, b in pairs):
+            remaining = others
+    if len(remaining) == 1:
+        return remaining[0]
+    return _atom(_Call(kind, tuple(sorted(remaining, key=str))))
+
+
+def _is_single(size: SymbolicSize) -> bool:
+    """Return whether a size is an atom alone."""
+    return len(size.terms) == 1 and len(size.terms[0][0]) == 1 and size.terms[0][1] == 1
+
+
+def _substitute(size: Size, value: Callable[[Symbol], Size]) -> Size:
+    result: Size = 0
+    for monomial, coefficient in _terms(size):
+        term: Size = coefficient
+        for atom in monomial:
+            term = term * (value(atom) if isinstance(atom, Symbol) else _apply(atom, value))
+        result = result + term
+    return result
+
+
+def _apply(call: _Call, value: Callable[[Symbol], Size]) -> Size:
+    arguments = [_substitute(argument, value) for argument in call.arguments]
+    return floor_divide(*arguments) if call.kind == "//" else _extremum(call.kind, arguments)
+
+
+def _value(symbol: Symbol, values: Mapping[str, Size]) -> Size:
+    value = values.get(symbol.name)
+    if value is None:
+        return size_of(symbol)
+    if isinstance(value, int) and (value < symbol.low or (symbol.high is not None and value > symbol.high)):
+        limit = "" if symbol.high is None else f" and at most {symbol.high}"
+        raise DistIRError(f"expected {symbol.name} of at least {symbol.low}{limit}, found {value}")
+    return value
+
+
+def _decide(first: Size, relation: Literal["<", "=="], second: Size) -> bool:
+    decided = is_always(first, relation, second)
+    if decided is None:
+        names = ", ".join(sorted({symbol.name for symbol in symbols_of(first) | symbols_of(second)}))
+        raise UndecidedSize(f"{first} {relation} {second} depends on the values of {names}")
+    return decided
+
+
+@lru_cache(maxsize=1 << 14)
+def _tight_bounds(size: SymbolicSize) -> tuple[int | None, int | None]:
+    """Return bounds as `bounds` does, but exact ones for linear floor divisions by constants, case by case."""
+    modulus = _moduli(size)
+    cases = math.prod(modulus.values())
+    if cases <= 1 or cases > _MAX_CASES:
+        return bounds(size)
+    lows: list[int | None] = []
+    highs: list[int | None] = []
+    for remainders in product(*map(range, modulus.values())):
+        case = dict(zip(modulus, zip(modulus.values(), remainders, strict=True), strict=True))
+        if (limits := _case_bounds(size, case)) is not None:
+            lows.append(limits[0])
+            highs.append(limits[1])
+    return _least(lows), _largest(highs)
+
+
+def _case_bounds(size: Size, parts: Mapping[Symbol, tuple[int, int]]) -> tuple[int | None, int | None] | None:
+    """Return bounds of a size where each symbol is ``modulus * q + remainder``; None if no value is."""
+    values: dict[Symbol, Size] = {}
+    for symbol, (modulus, remainder) in parts.items():
+        low = -((remainder - symbol.low) // modulus)
+        high = None if symbol.high is None else (symbol.high - remainder) // modulus
+        if high is not None and high < low:
+            return None
+        quotient = size_of(Symbol(symbol.name, max(0, low), high))
+        values[symbol] = modulus * quotient + remainder
+    return bounds(_substitute(size, lambda symbol: values.get(symbol, size_of(symbol))))
+
+
+def _moduli(size: Size) -> dict[Symbol, int]:
+    """Return for each symbol a multiple of all constants that divide an expression of it."""
+    moduli: dict[Symbol, int] = {}
+    for call in _calls(size):
+        if call.kind == "//" and isinstance(call.arguments[1], int):
+            for symbol in symbols_of(call.arguments[0]):
+                nested = _moduli(call.arguments[0]).get(symbol, 1)
+                moduli[symbol] = math.lcm(moduli.get(symbol, 1), call.arguments[1] * nested)
+    return moduli
+
+
+def _calls(size: Size) -> Iterator[_Call]:
+    for monomial, _ in _terms(size):
+        for atom in monomial:
+            if isinstance(atom, _Call):
+                yield atom
+                for argument in atom.arguments:
+                    yield from _calls(argument)
+
+
+def _atom_bounds(atom: _Atom) -> tuple[int | None, int | None]:
+    if isinstance(atom, Symbol):
+        return atom.low, atom.high
+    ranges = [bounds(argument) for argument in atom.arguments]
+    if atom.kind == "//":
+        (low, high), (least, most) = ranges
+        assert least is not None, "divisors are positive"
+        divisors = [least, most]
+        return _least(_quotient(low, d) for d in divisors), _largest(_quotient(high, d) for d in divisors)
+    lows, highs = [low for low, _ in ranges], [high for _, high in ranges]
+    if atom.kind == "min":
+        return _least(lows), min((high for high in highs if high is not None), default=None)
+    return max((low for low in lows if low is not None), default=None), _largest(highs)
+
+
+def _quotient(number: int | None, divisor: int | None) -> int | None:
+    """Return a bound of a quotient; a divisor of None is arbitrarily large."""
+    if number is None:
+        return None
+    return number // divisor if divisor is not None else (-1 if number < 0 else 0)
+
+
+def _multiply(first: tuple[int | None, int | None], second: tuple[int | None, int | None]) -> tuple[
+    int | None, int | None
+]:  # fmt: skip
+    """Return the product of two intervals."""
+    corners = []
+    for a, a_sign in zip(first, (-1, 1), strict=True):
+        for b, b_sign in zip(second, (-1, 1), strict=True):
+            corners.append(_corner(a, a_sign, b, b_sign))
+    low, high = min(corners), max(corners)
+    return (None if low == -math.inf else int(low)), (None if high == math.inf else int(high))
+
+
+def _corner(a: int | None, a_sign: int, b: int | None, b_sign: int) -> float | int:
+    """Return a product of ends of intervals; None is infinite, with the sign of its end."""
+    if a == 0 or b == 0:
+        return 0
+    if a is not None and b is not None:
+        return a * b
+    sign = (a_sign if a is None else (1 if a > 0 else -1)) * (b_sign if b is None else (1 if b > 0 else -1))
+    return sign * math.inf
+
+
+def _plus(a: int | None, b: int | None) -> int | None:
+    return None if a is None or b is None else a + b
+
+
+def _least(numbers: Iterable[int | None]) -> int | None:
+    found = list(numbers)
+    return None if any(n is None for n in found) else min(n for n in found if n is not None)
+
+
+def _largest(numbers: Iterable[int | None]) -> int | None:
+    found = list(numbers)
+    return None if any(n is None for n in found) else max(n for n in found if n is not None)
+
+
+def _print_bounds(size: Size) -> str:
+    low, high = bounds(size)
+    return f"which is {'at least ' + str(low) if low is not None else 'unbounded below'}" + (
+        f" and at most {high}" if high is not None else ""
+    )
+
+
+def _is_division(atom: _Atom) -> bool:
+    return isinstance(atom, _Call) and atom.kind == "//"
+
+
+def _print_unit(size: Size) -> str:
+    text = str(size)
+    return text if text.isidentifier() or text.isdecimal() else f"({text})"
+
+
+def _parse(node: ast.expr, text: str, symbols: Mapping[str, Symbol]) -> Size:
+    def inner(child: ast.expr) -> Size:
+        return _parse(child, text, symbols)
+
+    match node:
+        case ast.Constant(value=int() as value) if type(value) is int:
+            return value
+        case ast.Name(id=name):
+            if name not in symbols:
+                raise DistIRError(f"there is no size {name!r} in {text!r}", hint=f"sizes are {', '.join(symbols)}")
+            return size_of(symbols[name])
+        case ast.BinOp(left=left, op=ast.Add(), right=right):
+            return inner(left) + inner(right)
+        case ast.BinOp(left=left, op=ast.Sub(), right=right):
+            return inner(left) - inner(right)
+        case ast.BinOp(left=left, op=ast.Mult(), right=right):
+            return inner(left) * inner(right)
+        case ast.BinOp(left=left, op=ast.FloorDiv(), right=right):
+            return floor_divide(inner(left), inner(right))
+        case ast.UnaryOp(op=ast.USub(), operand=operand):
+            return -inner(operand)
+        case ast.Call(func=ast.Name(id="min"), args=[_, *_] as arguments, keywords=[]):
+            return minimum(*map(inner, arguments))
+        case ast.Call(func=ast.Name(id="max"), args=[_, *_] as arguments, keywords=[]):
+            return maximum(*map(inner, arguments))
+    raise DistIRError(f"expected a size such as 2*batch + 1, found {text!r}")
