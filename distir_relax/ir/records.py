@@ -217,6 +217,6 @@ _READERS: Mapping[str, Callable[[Fields, str], Any]] = {
     "str": lambda row, key: row.text(key),
     "tuple[int, ...]": lambda row, key: row.wholes(key),
     "tuple[str, ...]": lambda row, key: row.texts(key),
-    "Mapping[str, int]": lambda row, key: {name: row.fields(key).whole(name) for name in row.fields(key).table},
+    "Mapping[str, int]": lambda row, key: row.wholes_by_name(key),
 }
 """Readers of a record's fields, by their types."""

@@ -95,6 +95,11 @@ class Fields:
         inner = Fields.of(self._value(key, {}), self.error, self.where, self._join(key))
         return {name: inner.text(name) for name in inner.table}
 
+    def wholes_by_name(self, key: str) -> dict[str, int]:
+        """Return a table of non-negative int64 numbers."""
+        inner = self.fields(key)
+        return {name: inner.whole(name) for name in inner.table}
+
     def refuse(self, expected: str, key: str, found: object) -> DistIRError:
         """Return the error to raise for an unexpected field."""
         return self.error(f"expected {expected} for {key!r}, found {shown(found)}", _place(self.where, self._join(key)))
