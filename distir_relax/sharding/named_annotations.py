@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import difflib
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from fnmatch import fnmatchcase
 from typing import ClassVar
@@ -12,6 +12,7 @@ from distir_relax.errors import AnnotationError
 from distir_relax.ir import Attribute, Function, Module, Op, Value, fresh_name, value_names
 from distir_relax.layout import DeviceMesh, print_placements
 from distir_relax.layout.validate import validate_annotation
+from distir_relax.sharding.factors import is_annotation
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,6 +96,20 @@ class ApplyShardings:
             )
         if not any(fnmatchcase(name, pattern) for name in self.unused):
             raise _no_match(pattern, self.names)
+
+
+def change_annotations(function: Function, where: str, change: Callable[[Value, str], str]) -> Function:
+    """Return a function whose annotations with the source `where` have other placements.
+
+    `change` returns them as text, from the annotated value and its present placements.
+    """
+
+    def changed(op: Op) -> Op:
+        if not is_annotation(op) or op.location != where:
+            return op
+        return replace(op, attrs={**op.attrs, "placements": change(op.operands[0], str(op.attrs["placements"]))})
+
+    return replace(function, ops=tuple(map(changed, function.ops)))
 
 
 def mark_inputs(function: Function, marks: Mapping[str, Mark]) -> Function:

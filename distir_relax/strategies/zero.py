@@ -21,7 +21,7 @@ from distir_relax.ir import Module, Op, Output, TensorType, Value, fresh_name, v
 from distir_relax.layout import Placement, R, Shard, print_placements
 from distir_relax.layout.placement import parse_placements
 from distir_relax.sharding.factors import is_annotation
-from distir_relax.sharding.named_annotations import Mark
+from distir_relax.sharding.named_annotations import Mark, change_annotations
 from distir_relax.strategies.expert_parallel import experts_of
 from distir_relax.strategies.strategy import Strategy
 
@@ -41,20 +41,17 @@ class ShardParameters:
 
     def run(self, module: Module) -> Module:
         """Return the module with the changed annotations."""
-        main = module.main
-        parameters = {item.value.name: item.value.tensor for item in main.inputs if item.role == "parameter"}
-        ops = []
-        for op in main.ops:
-            tensor = parameters.get(op.operands[0].name) if is_annotation(op) else None
-            if tensor is not None and op.location == f"strategy {self.strategy}":
-                data, tensor_axis = parse_placements(str(op.attrs["placements"]))
-                if data == R:
-                    other = tensor_axis.dim if isinstance(tensor_axis, Shard) else None
-                    data = _data_placement(tensor, other, self.strategy.data)
-                attrs = {**op.attrs, "placements": print_placements((data, tensor_axis))}
-                op = replace(op, attrs=attrs)
-            ops.append(op)
-        return replace(module, functions=(replace(main, ops=tuple(ops)), *module.functions[1:]))
+        parameters = {item.value.name for item in module.main.inputs if item.role == "parameter"}
+
+        def shard(value: Value, text: str) -> str:
+            data, tensor = parse_placements(text)
+            if value.name not in parameters or data != R:
+                return text
+            other = tensor.dim if isinstance(tensor, Shard) else None
+            return print_placements((_data_placement(value.tensor, other, self.strategy.data), tensor))
+
+        main = change_annotations(module.main, f"strategy {self.strategy}", shard)
+        return replace(module, functions=(main, *module.functions[1:]))
 
 
 @dataclass(frozen=True, slots=True)

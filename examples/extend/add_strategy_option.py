@@ -19,9 +19,10 @@ import torch
 from torch import nn
 
 import distir_relax as dr
-from distir_relax.ir import Module, Pass, inlined_main
+from distir_relax.ir import Module, Pass, Value, inlined_main
 from distir_relax.ops import lookup
 from distir_relax.sharding.factors import is_annotation
+from distir_relax.sharding.named_annotations import change_annotations
 from distir_relax.strategies import Strategy, StrategyOption, register_option
 from distir_relax.strategies.strategy import Ladder, PassPoint
 from distir_relax.strategies.weight_memory import WeightMemory
@@ -37,20 +38,18 @@ class ShardTables:
 
     def run(self, module: Module) -> Module:
         """Return the module with changed annotations. A table is a parameter that an op looks up by indices."""
-        uses = inlined_main(module).function.ops
-        marks = {op.results[0].name: op for op in module.main.ops if is_annotation(op)}
+        annotated = {op.results[0].name: op.operands[0].name for op in module.main.ops if is_annotation(op)}
         tables = {
-            op.operands[0].name
-            for op in uses
-            if op.operands and op.operands[0].name in marks and 1 in lookup(op.name, op.location).split.indices
+            annotated[op.operands[0].name]
+            for op in inlined_main(module).function.ops
+            if op.operands and op.operands[0].name in annotated and 1 in lookup(op.name, op.location).split.indices
         }
-        ops = tuple(
-            replace(op, attrs={**op.attrs, "placements": "S[0], R"})
-            if op.results and op.results[0].name in tables and op.location == f"strategy {self.strategy}"
-            else op
-            for op in module.main.ops
-        )
-        return replace(module, functions=(replace(module.main, ops=ops), *module.functions[1:]))
+
+        def shard(value: Value, placements: str) -> str:
+            return "S[0], R" if value.name in tables else placements
+
+        main = change_annotations(module.main, f"strategy {self.strategy}", shard)
+        return replace(module, functions=(main, *module.functions[1:]))
 
 
 class Tables(StrategyOption[str]):
