@@ -44,7 +44,7 @@ class PlacementBuilder:
     values: dict[tuple[str, int], Value] = field(default_factory=dict)
     """The copies of each value, by place."""
     ops: list[Op] = field(default_factory=list)
-    producers: Mapping[str, Op] = field(default_factory=dict)
+    producers: Mapping[str, Op] = field(init=False)
     names: set[str] = field(default_factory=set)
     used: set[str] = field(default_factory=set)
     inputs: dict[str, Value] = field(default_factory=dict)
@@ -58,6 +58,9 @@ class PlacementBuilder:
     types: dict[tuple[int, int], tuple[PlacedType, PlacedType]] = field(default_factory=dict)
     """Cache of types by identity and place, with the original, which must stay alive."""
 
+    def __post_init__(self) -> None:
+        self.producers = producers(self.main)
+
     def function(self) -> Function:
         """Return the function; `copies` then has the original names of values."""
         main = self.main
@@ -68,7 +71,6 @@ class PlacementBuilder:
             self.tasks.update((v.name, task) for v in op.results if task)
             if not op.callee and op.operands and op.operands[0].name in self.stored:
                 self.stored.update(v.name for v in op.results if lookup(op.name, op.location).shares_storage)
-        self.producers = producers(main)
         inputs = tuple(self._input(item, self.use_places.get(item.value.name, set())) for item in main.inputs)
         for op in main.ops:
             place = self.place.get(op.results[0].name)
