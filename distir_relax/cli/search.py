@@ -27,7 +27,7 @@ def _search_options() -> dict[str, Option]:
 
     def declare(option: StrategyOption[Any]) -> Option:
         flag = f"--{option.search_name.replace('_', '-')}"
-        text = f"{option.help.rstrip('.')}; by default {option.metavar.split(',')[0]}."
+        text = f"{option.help.rstrip('.')}; by default {option.print(option.default)}."
         return Option(None, text, str, flag, option.metavar, read=lambda value: option.parse_list(value, flag))
 
     return {option.search_name: declare(option) for option in OPTIONS.values()}

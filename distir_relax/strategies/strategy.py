@@ -69,8 +69,9 @@ class Strategy:
         object.__setattr__(self, "options", present)
         if min(data, tensor, pipeline, microbatches) < 1:
             raise DistIRError(f"the degrees of a strategy are at least 1, found {self}")
+        where = f"strategy {self}"
         for name, option in OPTIONS.items():
-            option.check(self[name], f"strategy {self}")
+            option.check(self[name], where)
         for option in OPTIONS.values():
             option.check_combination(self)
 
@@ -199,6 +200,10 @@ class StrategyOption(Generic[T]):
         if value is None:
             raise DistIRError(f"expected {_EXPECTED[kind]} for {self.name}, found {text!r}", where)
         return value  # type: ignore[no-any-return]
+
+    def print(self, value: T) -> str:
+        """Print a value as `parse` reads it: ``on`` or ``off`` for bool."""
+        return ("on" if value else "off") if isinstance(value, bool) else str(value)
 
     def parse_list(self, text: str, where: str) -> tuple[T, ...]:
         """Parse values for a search, separated by commas. Raises as `parse` and `check` do, and for an empty list."""

@@ -75,6 +75,12 @@ def test_an_option_is_searched_where_it_makes_a_difference(precision: Precision)
         search_values({"bits": (16,)})
 
 
+def test_every_default_is_printed_as_it_is_parsed() -> None:
+    assert [option.parse(option.print(option.default), "") for option in OPTIONS.values()] == [
+        option.default for option in OPTIONS.values()
+    ]
+
+
 def test_options_compose_their_effects_on_memory(precision: Precision) -> None:
     memory = Strategy(4, zero=2, gradient_bits=16).weight_memory(2)
     assert (memory.stored, memory.gathered, memory.gradients, memory.state) == (0.25, 0.75, 0.125, 0.5)
