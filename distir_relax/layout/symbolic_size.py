@@ -12,24 +12,35 @@ and a result without symbols is an `int`. So code that computes with sizes works
 Comparisons are decided for all values within the bounds, or raise `UndecidedSize`. They are exact for sums of floor
 divisions of one symbol by constants: with ``n = L*q + r``, where L is a multiple of all divisors, every division is
 linear in ``q`` for each remainder ``r``, and a linear function has its bounds at those of ``q``. Elsewhere interval
-arithmetic decides, or nothing does.
+arithmetic decides, or nothing does. Within `guarding`, what nothing decides is assumed to hold as it does at example
+values, and recorded as a `Guard` to be checked when a program runs.
+
+To the type checker a `SymbolicSize` is an `int`, as torch's SymInt is: code that computes with sizes has one form.
 """
 
 from __future__ import annotations
 
 import ast
 import math
-from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import dataclass
+import zlib
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from contextvars import ContextVar
+from dataclasses import dataclass, field
 from functools import lru_cache
 from itertools import product
 from keyword import iskeyword
-from typing import Literal, TypeAlias
+from typing import TYPE_CHECKING, Literal, TypeAlias
 
 from distir_relax.errors import DistIRError
 
-Size: TypeAlias = "int | SymbolicSize"
-"""A size: a number, or an expression."""
+if TYPE_CHECKING:
+    Size: TypeAlias = int
+    _Int = int
+else:
+    Size = "int | SymbolicSize"
+    _Int = object
+Relation: TypeAlias = Literal["<", "<=", "=="]
 
 _MAX_CASES = 5040
 """Maximum number of combinations of remainders that a decision enumerates."""
@@ -39,6 +50,67 @@ _MAX_LENGTH = 400
 
 class UndecidedSize(DistIRError):
     """A comparison of sizes that holds for some values of the symbols only, or cannot be decided."""
+
+
+@dataclass(frozen=True, slots=True)
+class Guard:
+    """A comparison that is assumed to hold, or not to hold, at every call. `location` is its place in the model."""
+
+    first: Size
+    relation: Relation
+    second: Size
+    holds: bool
+    location: str = ""
+
+    def __str__(self) -> str:
+        return f"{self.first} {self.relation if self.holds else _NEGATED[self.relation]} {self.second}"
+
+    def is_met(self, values: Mapping[str, int]) -> bool:
+        """Return whether it holds for values of all symbols."""
+        first, second = evaluate_size(self.first, values), evaluate_size(self.second, values)
+        return is_always(first, self.relation, second) == self.holds
+
+
+_NEGATED = {"<": ">=", "<=": ">", "==": "!="}
+
+
+@dataclass(slots=True)
+class Guards:
+    """The guards found within `guarding`, by comparison at `hints`, values of the symbols by name.
+
+    `location` is the place in the model of what is being compared.
+    """
+
+    hints: Mapping[str, int]
+    found: dict[tuple[Size, Relation, Size], Guard] = field(default_factory=dict)
+    location: str = ""
+
+    def decide(self, first: Size, relation: Relation, second: Size) -> bool:
+        """Return whether a comparison holds at the hints, and record that as a guard."""
+        key = (first, relation, second)
+        if key not in self.found:
+            holds = Guard(*key, True).is_met(self.hints)
+            self.found[key] = Guard(*key, holds, self.location)
+        return self.found[key].holds
+
+
+_GUARDS: ContextVar[Guards | None] = ContextVar("guards", default=None)
+
+
+@contextmanager
+def guarding(guards: Guards) -> Iterator[Guards]:
+    """Record what cannot be decided in `guards`, instead of raising `UndecidedSize`."""
+    token = _GUARDS.set(guards)
+    try:
+        yield guards
+    finally:
+        _GUARDS.reset(token)
+
+
+def locate_guards(location: str) -> None:
+    """Set the place in the model of the next guards."""
+    if guards := _GUARDS.get():
+        guards.location = location
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,7 +150,7 @@ _Monomial: TypeAlias = tuple[_Atom, ...]
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class SymbolicSize:
+class SymbolicSize(_Int):
     """An expression that depends on a symbol, as the terms of a polynomial: coefficients by product of atoms.
 
     ``==`` compares normal forms, so that sizes can be keys; `are_equal` decides whether two sizes are equal for all
@@ -207,7 +279,7 @@ def are_equal(first: Size, second: Size) -> bool:
     return _decide(first, "==", second)
 
 
-def is_always(first: Size, relation: Literal["<", "<=", "=="], second: Size) -> bool | None:
+def is_always(first: Size, relation: Relation, second: Size) -> bool | None:
     """Return whether a relation holds for all values of the symbols, False if for none, None if that is undecided."""
     difference = second - first
     low, high = (difference, difference) if isinstance(difference, int) else _tight_bounds(difference)
@@ -250,6 +322,28 @@ def bounds(size: Size) -> tuple[int | None, int | None]:
     return low, high
 
 
+def is_symbolic(item: object) -> bool:
+    """Return whether a size, or one within nested tuples, depends on a symbol."""
+    return any(map(is_symbolic, item)) if isinstance(item, tuple) else isinstance(item, SymbolicSize)
+
+
+def generic_value(size: Size) -> int:
+    """Return the value of a size where each symbol is a large prime, whatever its bounds.
+
+    There sizes are distinct, and divisible, if their expressions are; analyses that order or divide sizes use it.
+    """
+    if not isinstance(size, SymbolicSize):
+        return size
+    return _substitute(size, lambda symbol: _prime(symbol.name))
+
+
+def print_sizes(sizes: Sequence[Size], separator: str) -> str:
+    """Print sizes with a separator, and with spaces around it if one is symbolic: ``8,4``, ``batch, 4``."""
+    if not is_symbolic(tuple(sizes)):
+        return separator.join(map(str, sizes))
+    return (f"{separator} " if separator == "," else f" {separator} ").join(map(str, sizes))
+
+
 def parse_size(text: str, symbols: Mapping[str, Symbol]) -> Size:
     """Parse a size over `symbols` by name. Raises `DistIRError` for other texts."""
     if len(text) > _MAX_LENGTH:
@@ -259,6 +353,15 @@ def parse_size(text: str, symbols: Mapping[str, Symbol]) -> Size:
     except (SyntaxError, ValueError, RecursionError, MemoryError):
         raise DistIRError(f"expected a size such as 2*batch + 1, found {text!r}") from None
     return _parse(tree.body, text, symbols)
+
+
+@lru_cache(maxsize=256)
+def _prime(name: str) -> int:
+    """Return a prime between 10,000 and 120,000 for a symbol."""
+    candidate = 10_001 + 2 * (zlib.crc32(name.encode()) % 50_000)
+    while any(candidate % divisor == 0 for divisor in range(3, math.isqrt(candidate) + 1, 2)):
+        candidate += 2
+    return candidate
 
 
 def _terms(size: Size) -> tuple[tuple[_Monomial, int], ...]:
@@ -378,8 +481,10 @@ def _value(symbol: Symbol, values: Mapping[str, Size]) -> Size:
     return value
 
 
-def _decide(first: Size, relation: Literal["<", "=="], second: Size) -> bool:
+def _decide(first: Size, relation: Relation, second: Size) -> bool:
     decided = is_always(first, relation, second)
+    if decided is None and (guards := _GUARDS.get()):
+        return guards.decide(first, relation, second)
     if decided is None:
         names = ", ".join(sorted({symbol.name for symbol in symbols_of(first) | symbols_of(second)}))
         raise UndecidedSize(f"{first} {relation} {second} depends on the values of {names}")
