@@ -13,6 +13,7 @@ if TYPE_CHECKING:
     from distir_relax.compiler.source import NothingSplit
     from distir_relax.compiler.training import Training, TrainingStep, compile_training
     from distir_relax.cost.profile import load_profile
+    from distir_relax.frontends.dynamic_shapes import Dim
     from distir_relax.frontends.torch.meta_buffers import empty_weights
     from distir_relax.layout import DeviceMesh
     from distir_relax.lowering.program_builder import ProgramBuilder
@@ -32,6 +33,7 @@ __all__ = [
     "Constant",
     "Cosine",
     "DeviceMesh",
+    "Dim",
     "DistIRError",
     "Linear",
     "NothingSplit",
@@ -67,6 +69,7 @@ _HOMES = {
     "Schedule": "distir_relax.support.learning_rate",
     "StepDecay": "distir_relax.support.learning_rate",
     "DeviceMesh": "distir_relax.layout",
+    "Dim": "distir_relax.frontends.dynamic_shapes",
     "NothingSplit": "distir_relax.compiler.source",
     "Plan": "distir_relax.compiler.compile",
     "SurpriseGather": "distir_relax.compiler.compile",

@@ -9,17 +9,31 @@ import itertools
 import math
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, fields, is_dataclass
+from copy import copy
+from dataclasses import dataclass, field, fields, is_dataclass, replace
 from typing import Any
 
 from distir_relax.bundle.call_signature import CallManifest
 from distir_relax.bundle.training_manifest import TrainingManifest
-from distir_relax.errors import BundleError, PlacementError
-from distir_relax.layout import DTYPES, DeviceMesh, Interval, intersect
+from distir_relax.errors import BundleError, DistIRError, PlacementError
+from distir_relax.layout import (
+    DTYPES,
+    DeviceMesh,
+    Guard,
+    Interval,
+    Symbol,
+    SymbolicSize,
+    evaluate_size,
+    intersect,
+    is_always,
+    is_symbolic,
+    parse_size,
+    typical_value,
+)
 from distir_relax.support import MOST, Fields, check_name
 from distir_relax.support.units import count
 
-FORMAT = 4
+FORMAT = 5
 BACKENDS = ("torch", "tvm")
 """The backends that a bundle can contain programs for."""
 
@@ -35,7 +49,7 @@ class Shard:
 
 @dataclass(frozen=True)
 class Tensor:
-    """A global tensor and its layout. `placement` is for display; the runtime uses `shards`.
+    """A global tensor and its layout. `placement` is for display; the runtime uses `shards`. Sizes may be symbolic.
 
     `ranks` are the holders if not all ranks hold some of it: the tensors of a pipeline stage.
     """
@@ -47,6 +61,15 @@ class Tensor:
     shards: tuple[Shard, ...] = ()
     ranks: tuple[int, ...] | None = None
 
+    def at(self, values: Mapping[str, int]) -> Tensor:
+        """Return the tensor with these values of all symbols."""
+
+        def evaluate(item: Any) -> Any:
+            return tuple(map(evaluate, item)) if isinstance(item, tuple) else evaluate_size(item, values)
+
+        shards = tuple(Shard(s.axis, s.dim, evaluate(s.intervals)) for s in self.shards)
+        return replace(self, shape=evaluate(self.shape), shards=shards)
+
     def is_on(self, rank: int) -> bool:
         """Whether `rank` holds some of the tensor."""
         return self.ranks is None or rank in self.ranks
@@ -55,7 +78,7 @@ class Tensor:
         """Raise BundleError unless dtype, dims, axes and intervals fit the tensor and `mesh`."""
         if self.dtype not in DTYPES:
             raise BundleError(f"unknown dtype {self.dtype!r}", self.name, f"known: {', '.join(DTYPES)}")
-        if math.prod(self.shape) * DTYPES[self.dtype][1] > MOST:
+        if math.prod(map(typical_value, self.shape)) * DTYPES[self.dtype][1] > MOST:
             raise BundleError(f"no machine holds a tensor of shape {self.shape}", self.name)
         if self.ranks is not None and not all(0 <= rank < mesh.size for rank in self.ranks):
             raise BundleError(f"expected ranks below {mesh.size}, found {list(self.ranks)}", self.name)
@@ -76,11 +99,12 @@ class Tensor:
                     f"{mesh.shape[shard.axis]}", self.name)  # fmt: skip
             size = self.shape[shard.dim]
             for start, stop in itertools.chain.from_iterable(shard.intervals):
-                if not 0 <= start <= stop <= size:
+                bounds = ((0, start), (start, stop), (stop, size))
+                if any(is_always(a, "<=", b) is False for a, b in bounds):
                     raise BundleError(f"interval [{start}, {stop}) leaves dim {shard.dim} of size {size}", self.name)
             for pieces in shard.intervals:
                 for (_, stop), (start, _) in itertools.pairwise(pieces):
-                    if start < stop:
+                    if is_always(start, "<", stop) is True:
                         raise BundleError(f"intervals that begin at {start} and end at {stop} overlap", self.name)
 
 
@@ -113,7 +137,8 @@ class Manifest:
     """The table of contents of a bundle. Raises BundleError when its parts do not fit each other.
 
     `updates` maps each weight that the programs update to the output with its new value. `divided_inputs` and
-    `divided_outputs` are those split into microbatches. `training` is set if the programs are a training step, `call`
+    `divided_outputs` are those split into microbatches. `symbols` are those of the sizes of inputs and outputs, and
+    `guards` the comparisons of them that every call must meet. `training` is set if the programs are a training step, `call`
     if they are a model with arguments by position and by name.
     """
 
@@ -129,6 +154,8 @@ class Manifest:
     updates: Mapping[str, str] = field(default_factory=dict)
     divided_inputs: tuple[Division, ...] = ()
     divided_outputs: tuple[Division, ...] = ()
+    symbols: tuple[Symbol, ...] = ()
+    guards: tuple[Guard, ...] = ()
     training: TrainingManifest | None = None
     call: CallManifest | None = None
     checksums: Mapping[str, str] = field(default_factory=dict)
@@ -178,6 +205,21 @@ class Manifest:
                     f"expected a scalar of {' or '.join(dtypes)} as the {what} of training, found {name!r}"
                 )
 
+    def at(self, values: Mapping[str, int]) -> Manifest:
+        """Return the manifest of a call with these values of all symbols, within their bounds.
+
+        Raises BundleError if its inputs and outputs do not fit the mesh.
+        """
+        result = copy(self)
+        inputs, outputs = (tuple(t.at(values) for t in tensors) for tensors in (self.inputs, self.outputs))
+        for tensor in (*inputs, *outputs):
+            tensor.check(self.mesh)
+        for tensor in outputs:
+            _check_covered(tensor)
+        for name, value in {"inputs": inputs, "outputs": outputs, "symbols": (), "guards": ()}.items():
+            object.__setattr__(result, name, value)
+        return result
+
     def program_of(self, rank: int) -> Program:
         """Return the program that `rank` runs."""
         return self.programs[self.ranks[rank]]
@@ -202,6 +244,7 @@ class Manifest:
             devices = DeviceMesh(mesh.wholes("shape"), mesh.texts("axes"))
         except PlacementError as wrong:
             raise BundleError(f"invalid mesh: {wrong.message}") from None
+        symbols = {symbol.name: symbol for symbol in map(_symbol, top.rows("symbols", []))}
         return cls(
             name=top.text("name"),
             mesh=devices,
@@ -212,12 +255,14 @@ class Manifest:
                 for p in top.rows("programs")
             ),
             ranks=top.wholes("ranks"),
-            inputs=tuple(map(_tensor, top.rows("inputs"))),
-            outputs=tuple(map(_tensor, top.rows("outputs"))),
-            weights=tuple(map(_tensor, top.rows("weights", []))),
+            inputs=tuple(_tensor(row, symbols) for row in top.rows("inputs")),
+            outputs=tuple(_tensor(row, symbols) for row in top.rows("outputs")),
+            weights=tuple(_tensor(row, {}) for row in top.rows("weights", [])),
             updates=top.by_name("updates"),
             divided_inputs=tuple(map(_division, top.rows("divided_inputs", []))),
             divided_outputs=tuple(map(_division, top.rows("divided_outputs", []))),
+            symbols=tuple(symbols.values()),
+            guards=tuple(_guard(row, symbols) for row in top.rows("guards", [])),
             training=_training(top),
             call=None if top.table.get("call") is None else CallManifest.from_json(top.fields("call")),
             checksums=top.by_name("checksums"),
@@ -246,7 +291,7 @@ def local_intervals(tensor: Tensor, mesh: DeviceMesh, rank: int) -> list[list[In
 
     Two mesh axes that split the same dim give the intersection of their intervals.
     """
-    local: list[list[Interval]] = [[(0, size)] if size else [] for size in tensor.shape]
+    local: list[list[Interval]] = [[(0, size)] if size != 0 else [] for size in tensor.shape]
     coordinates = mesh.coordinates(rank)
     for shard in tensor.shards:
         local[shard.dim] = intersect(local[shard.dim], shard.intervals[coordinates[shard.axis]])
@@ -264,8 +309,9 @@ def local_bytes(tensor: Tensor, mesh: DeviceMesh, rank: int) -> int:
 
 
 def _check_covered(tensor: Tensor) -> None:
+    """Raise BundleError for an output of which no rank holds some index; if it is symbolic, calls check it."""
     by_dim: dict[int, list[list[Interval]]] = {}
-    for shard in tensor.shards:
+    for shard in () if any(is_symbolic((tensor.shape[s.dim], s.intervals)) for s in tensor.shards) else tensor.shards:
         by_dim.setdefault(shard.dim, []).append([piece for pieces in shard.intervals for piece in pieces])
     for dim, splits in by_dim.items():
         for pieces in splits:
@@ -281,6 +327,8 @@ def _check_covered(tensor: Tensor) -> None:
 def _plain(value: object) -> object:
     if isinstance(value, (TrainingManifest, CallManifest)):
         return value.to_json()
+    if isinstance(value, SymbolicSize):
+        return str(value)
     if is_dataclass(value) and not isinstance(value, type):
         return {item.name: _plain(getattr(value, item.name)) for item in fields(value)}
     if isinstance(value, Mapping):
@@ -294,24 +342,56 @@ def _training(top: Fields) -> TrainingManifest | None:
     return None if top.table.get("training") is None else TrainingManifest.from_json(top.fields("training"))
 
 
-def _tensor(row: Fields) -> Tensor:
+def _symbol(row: Fields) -> Symbol:
+    high = None if row.table.get("high") is None else row.whole("high")
+    try:
+        return Symbol(row.text("name"), row.whole("low"), high, row.whole("typical"))
+    except DistIRError as wrong:
+        raise BundleError(wrong.message) from None
+
+
+def _guard(row: Fields, symbols: Mapping[str, Symbol]) -> Guard:
+    relation = row.text("relation")
+    if relation not in ("<", "<=", "=="):
+        raise row.refuse("<, <= or ==", "relation", relation)
+    first, second = (_size(row, key, row.table.get(key), symbols) for key in ("first", "second"))
+    return Guard(first, relation, second, row.flag("holds"), row.text("location", ""))  # type: ignore[arg-type]
+
+
+def _size(row: Fields, key: str, value: object, symbols: Mapping[str, Symbol]) -> int:
+    """Return a size: a whole number, or the text of a symbolic one."""
+    if type(value) is int and 0 <= value <= MOST:
+        return value
+    if not isinstance(value, str):
+        raise row.refuse("a size", key, value)
+    try:
+        return parse_size(value, symbols)
+    except DistIRError as wrong:
+        raise row.refuse(f"a size of {', '.join(symbols) or 'no symbols'} ({wrong.message})", key, value) from None
+
+
+def _tensor(row: Fields, symbols: Mapping[str, Symbol]) -> Tensor:
     shards = tuple(
-        Shard(s.whole("axis"), s.whole("dim"), tuple(_intervals(s, i) for i in range(len(s.items("intervals")))))
+        Shard(
+            s.whole("axis"), s.whole("dim"), tuple(_intervals(s, i, symbols) for i in range(len(s.items("intervals"))))
+        )
         for s in row.rows("shards", [])
     )
+    shape = tuple(_size(row, f"shape[{i}]", n, symbols) for i, n in enumerate(row.items("shape")))
     placement = row.text("placement", "R")
     ranks = row.wholes("ranks") if row.table.get("ranks") is not None else None
-    return Tensor(row.text("name"), row.text("dtype"), row.wholes("shape"), placement, shards, ranks)
+    return Tensor(row.text("name"), row.text("dtype"), shape, placement, shards, ranks)
 
 
-def _intervals(shard: Fields, index: int) -> tuple[Interval, ...]:
+def _intervals(shard: Fields, index: int, symbols: Mapping[str, Symbol]) -> tuple[Interval, ...]:
     """Return the intervals of index `index` along the axis."""
     intervals: list[Interval] = []
     pieces = shard.items("intervals")[index]
     if not isinstance(pieces, list):
         raise shard.refuse("a list of pieces [start, stop]", f"intervals[{index}]", pieces)
     for piece in pieces:
-        if not isinstance(piece, list) or len(piece) != 2 or not all(type(n) is int and 0 <= n <= MOST for n in piece):
+        if not isinstance(piece, list) or len(piece) != 2:
             raise shard.refuse("a piece [start, stop]", f"intervals[{index}]", piece)
-        intervals.append((piece[0], piece[1]))
+        start, stop = (_size(shard, f"intervals[{index}]", n, symbols) for n in piece)
+        intervals.append((start, stop))
     return tuple(intervals)

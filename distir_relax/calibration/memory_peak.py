@@ -22,12 +22,13 @@ def step_peak(session: RankSession, inputs: Mapping[str, torch.Tensor], outputs:
     from torch.profiler import ProfilerActivity, profile
 
     manifest, comm = session.bundle.manifest, session.communicator
-    local = local_inputs(manifest, in_parts(manifest, inputs), comm.rank, comm.device)
+    call = session.calls.of(inputs)
+    local = local_inputs(call.manifest, in_parts(call.manifest, inputs), comm.rank, comm.device)
     resident = sum(local_bytes(tensor, manifest.mesh, comm.rank) for tensor in manifest.weights)
     resident += sum(t.numel() * t.element_size() for t in local)
-    session.run_local(local, outputs)
+    session.run_local(call, local, outputs)
     with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as profiler:
-        session.run_local(local, outputs)
+        session.run_local(call, local, outputs)
     assert profiler.profiler is not None
     events = sorted(profiler.profiler.kineto_results.events(), key=lambda event: event.start_ns())
     allocated = peak = 0

@@ -244,7 +244,18 @@ def read_model(
     checkpoint, shapes, params = options.get("checkpoint"), options.get("input_shapes"), options.get("params")
     check = options.get("check_import", True)
     with _data_of_buffers(model, (example_inputs, example_kwargs), checkpoint):
-        imported = snapshot(import_model(model, example_inputs, example_kwargs, shapes, params, check))
+        imported = snapshot(
+            import_model(
+                model,
+                example_inputs,
+                example_kwargs,
+                shapes,
+                params,
+                check,
+                options.get("dynamic_shapes"),
+                options.get("dims"),
+            )
+        )
     return imported if checkpoint is None else with_checkpoint(imported, checkpoint)
 
 

@@ -16,10 +16,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal, TypedDict, TypeVar, cast, get_type_hints
 
 from distir_relax.errors import ImportModelError, PlacementError
+from distir_relax.frontends.dynamic_shapes import read_dims
 
 if TYPE_CHECKING:
     from distir_relax.compiler.pass_manager import Observer
     from distir_relax.cost.profile import Profile
+    from distir_relax.frontends.dynamic_shapes import DimSpec
     from distir_relax.ir import Pass
     from distir_relax.layout import DeviceMesh
     from distir_relax.strategies.strategy import Strategy
@@ -143,6 +145,18 @@ class ImportOptions(TypedDict, total=False):
         str | Path | None,
         Option(None, "Safetensors file, or a folder of them, with the weights of a model without data.", Path),
     ]
+    dynamic_shapes: Annotated[
+        DimSpec | None,
+        Option(
+            None, 'Dims that may differ from call to call, by input: {"x": {0: "batch", 1: Dim("length", max=512)}}.'
+        ),
+    ]  # fmt: skip
+    dims: Annotated[
+        Mapping[str, int | tuple[int, int | None]] | None,
+        Option(
+            None, "Bounds of dims by name, or a fixed size.", list[str], "--dim", "NAME=LOW:HIGH", read=read_dims,
+        ),
+    ]  # fmt: skip
     check_import: Annotated[
         bool, Option(True, "Compare the imported program with the torch model on the example call.", bool)
     ]

@@ -9,6 +9,7 @@ from typing import Any
 from distir_relax.cost.profile import Matrix, Profile
 from distir_relax.ir import TensorType
 from distir_relax.ops import OpDef, Trait
+from distir_relax.ops.table.entry import typical_costs
 
 FLOPS_PER_BYTE = 100.0
 """Operations in the time of sending a byte, for decisions without a machine: about 20 for two processes of a CPU,
@@ -33,6 +34,7 @@ def op_seconds(
     times those of the profile; host overhead per op is not scaled.
     """
     cost = entry.cost
+    operands, attrs, results = typical_costs(operands, attrs, results)
     if cost.seconds:
         return cost.seconds(operands, attrs, results) / speed
     if Trait.VIEW in entry.traits:
@@ -79,7 +81,8 @@ def _combine(compute: float, memory: float, overlap: float) -> float:
 def flops(
     entry: OpDef, operands: Sequence[TensorType], attrs: Mapping[str, Any], results: Sequence[TensorType]
 ) -> float:
-    """Return the floating-point operations of an op."""
+    """Return the floating-point operations of an op, for typical values of symbolic sizes."""
+    operands, attrs, results = typical_costs(operands, attrs, results)
     if entry.cost.flops:
         return entry.cost.flops(operands, attrs, results)
     return float(sum(t.elements for t in results))
@@ -88,7 +91,8 @@ def flops(
 def moved_bytes(
     entry: OpDef, operands: Sequence[TensorType], attrs: Mapping[str, Any], results: Sequence[TensorType]
 ) -> float:
-    """Return the bytes that an op reads and writes."""
+    """Return the bytes that an op reads and writes, for typical values of symbolic sizes."""
+    operands, attrs, results = typical_costs(operands, attrs, results)
     if entry.cost.moved:
         return entry.cost.moved(operands, attrs, results)
     return float(sum(t.bytes for t in operands) + sum(t.bytes for t in results))

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from distir_relax.errors import ImportModelError
+from distir_relax.frontends.dynamic_shapes import DimSpec
 from distir_relax.frontends.imported_model import Imported
 from distir_relax.frontends.program import import_program
 from distir_relax.ir import Module
@@ -19,6 +20,8 @@ def import_model(
     input_shapes: Mapping[str, Sequence[int]] | None,
     params: Mapping[str, Any] | Sequence[Any] | None,
     check: bool,
+    dynamic_shapes: DimSpec | None = None,
+    dims: Mapping[str, Any] | None = None,
 ) -> Imported:
     """Import a model as `compile` takes it, by the frontend of its kind.
 
@@ -46,7 +49,7 @@ def import_model(
     if "torch.Module" in kinds:
         from distir_relax.frontends.torch.importer import import_torch
 
-        return import_torch(model, tuple(args), kwargs, check)
+        return import_torch(model, tuple(args), kwargs, check, dynamic_shapes=dynamic_shapes, dims=dims)
     if isinstance(model, tuple) and model and isinstance(model[0], Module):
         return import_program(model[0], model[1] if len(model) > 1 else {})
     raise ImportModelError(

@@ -30,7 +30,7 @@ def location_in_stack(stack: str | None) -> str:
 
     `torch.export` records only frames of functions called ``forward``: an op of a helper has its caller's line.
     """
-    return _innermost((m["file"], int(m["line"])) for m in _FRAME.finditer(stack or ""))
+    return location_of_frames((m["file"], int(m["line"])) for m in _FRAME.finditer(stack or ""))
 
 
 def module_of(node: Node) -> str:
@@ -54,10 +54,11 @@ def location_of_error(traceback: TracebackType | None) -> str:
     while traceback:
         frames.append((traceback.tb_frame.f_code.co_filename, traceback.tb_lineno))
         traceback = traceback.tb_next
-    return _innermost(frames)
+    return location_of_frames(frames)
 
 
-def _innermost(frames: Iterable[tuple[str, int]]) -> str:
+def location_of_frames(frames: Iterable[tuple[str, int]]) -> str:
+    """Return the last of (file, line) pairs that is in neither torch nor this package; "" without any."""
     import torch
 
     libraries = (os.path.dirname(torch.__file__) + os.sep, _OURS)

@@ -8,12 +8,13 @@ from __future__ import annotations
 import math
 import re
 from dataclasses import dataclass, field
+from itertools import accumulate
 from typing import NoReturn
 
-from distir_relax.errors import ParseError, PlacementError
+from distir_relax.errors import DistIRError, ParseError, PlacementError
 from distir_relax.ir.program import CALL, ROLES, STAGES, TASK, Attribute, Function, Input, Module, Op, Output, Value
 from distir_relax.ir.types import DTensorType, PerRank, PlacedType, Size, TensorType, Type, Untyped
-from distir_relax.layout import DTYPES, DeviceMesh, parse_placements
+from distir_relax.layout import DTYPES, DeviceMesh, Symbol, is_symbolic, parse_placements, parse_size
 from distir_relax.support import parse_json_string
 
 
@@ -42,7 +43,7 @@ _TOKEN = re.compile(
     |(?P<string>"(?:[^"\\]|\\.)*")
     |(?P<number>-?(?:inf\b|nan\b|[0-9]+\.(?!\.)[0-9]*(?:[eE][+-]?[0-9]+)?|[0-9]+[eE][+-]?[0-9]+|[0-9]+))
     |(?P<value>%[\w.]+)|(?P<at>@[A-Za-z_][\w.]*)|(?P<word>[A-Za-z_][\w.]*)
-    |(?P<dots>\.\.)|(?P<mark>[()\[\]{}:,=|@*])""",
+    |(?P<dots>\.\.)|(?P<operator>//|[*+-])|(?P<mark>[()\[\]{}:,=|@])""",
     re.VERBOSE,
 )
 
@@ -55,6 +56,10 @@ class _Token:
     kind: str
     text: str
     line: int
+
+
+def _is_size(item: Attribute) -> bool:
+    return is_symbolic(item) or (type(item) is int and item >= 0)
 
 
 def _tokenize(text: str, source: str) -> list[_Token]:
@@ -80,6 +85,7 @@ class _Parser:
     places: bool = False
     position: int = 0
     values: dict[str, Value] = field(default_factory=dict)
+    symbols: dict[str, Symbol] = field(default_factory=dict)
 
     def module(self) -> Module:
         self.expect("module")
@@ -93,6 +99,8 @@ class _Parser:
         while not self.accept("}"):
             if self.accept("mesh"):
                 meshes.append(self.mesh())
+            elif self.accept("size"):
+                self.symbol()
             elif self.accept("ranks"):
                 self.expect("=")
                 self.expect("(")
@@ -106,6 +114,19 @@ class _Parser:
         if self.peek().kind != "end":
             self.fail("nothing after the module", self.next().text)
         return Module(stage, tuple(functions), tuple(meshes), ranks)
+
+    def symbol(self) -> None:
+        name = self.take("word", "the name of a size").text
+        self.expect("=")
+        low = self.number(0)
+        if self.next().kind != "dots":
+            self.fail("bounds such as 1..64", self.tokens[self.position - 1].text)
+        high = self.number(0) if self.peek().kind == "number" else None
+        typical = self.number(0) if self.accept("typically") else -1
+        try:
+            self.symbols[name] = Symbol(name, low, high, typical)
+        except DistIRError as error:
+            raise ParseError(error.message, where=self.place()) from None
 
     def mesh(self) -> DeviceMesh:
         for mark in ("[", None, "]", "=", "device_mesh", "("):
@@ -126,7 +147,7 @@ class _Parser:
 
     def shape(self, what: str) -> tuple[int, ...]:
         value = self.attribute()
-        sizes = [n for n in value if type(n) is int and n >= 0] if isinstance(value, tuple) else []
+        sizes = [n for n in value if _is_size(n)] if isinstance(value, tuple) else []
         if not isinstance(value, tuple) or len(sizes) != len(value):
             self.fail(what, str(value))
         return tuple(sizes)
@@ -229,7 +250,7 @@ class _Parser:
             sizes.append(self.size(0))
             self.accept(",")
         if not self.accept("@"):
-            if not all(isinstance(n, int) for n in sizes):
+            if any(isinstance(n, PerRank) for n in sizes):
                 self.fail("devices, such as @ {0,1}, after sizes by device", "none")
             return TensorType(tuple(sizes), _LONG_DTYPE[head])  # type: ignore[arg-type]
         return PlacedType(tuple(sizes), _LONG_DTYPE[head], self.devices())
@@ -245,7 +266,7 @@ class _Parser:
         if mesh is None:
             self.fail('a mesh such as "mesh[0]"', self.tokens[self.position - 1].text)
         self.expect(",")
-        placements = parse_placements(self.string("placements"))
+        placements = parse_placements(self.string("placements"), tuple(self.symbols.values()))
         self.expect(")")
         assert mesh is not None
         return DTensorType(shape, dtype, placements, int(mesh[1]))
@@ -265,16 +286,45 @@ class _Parser:
     def size(self, least: int = _LEAST_NUMBER) -> Size:
         values: list[int] = []
         while True:
-            value, count = self.number(least), 1
-            if self.accept("*"):
-                count = self.number(1)
+            value, count = self.size_and_count(least)
             if len(values) + count > MAX_DEVICES:
                 self.fail(f"at most {MAX_DEVICES:,} sizes by device", f"{value}*{count}")
             values += [value] * count
             if not self.accept("|"):
                 return values[0] if len(values) == 1 else PerRank(tuple(values))
 
+    def size_and_count(self, least: int) -> tuple[int, int]:
+        """Parse a size, and the number of devices that have it: ``4``, ``4*8``, ``(n // 2)*8``."""
+        end = self.expression_end()
+        has_count = end - self.position > 2 and self.tokens[end - 2].text == "*" and self.tokens[end - 1].kind == "number"
+        value = self.expression(end - 2 if has_count else end, least)
+        return value, (self.number(1) if has_count and self.accept("*") else 1)
+
+    def expression_end(self) -> int:
+        """Return the position after the size that begins here: that of the next separator outside of parentheses."""
+        self.peek()
+        position, depth = self.position, 0
+        while (token := self.tokens[position]).kind not in ("end", "comment", "string"):
+            if depth == 0 and token.text in (",", "|", "]", ")", "}"):
+                break
+            depth += (token.text == "(") - (token.text == ")")
+            position += 1
+        return position
+
+    def expression(self, end: int, least: int) -> int:
+        """Parse the size of the tokens before position `end`."""
+        if end - self.position <= 1 and self.peek().kind != "word":
+            return self.number(least)
+        text = " ".join(token.text for token in self.tokens[self.position : end])
+        self.position = end
+        try:
+            return parse_size(text, self.symbols)
+        except DistIRError as error:
+            raise ParseError(error.message, where=self.place(), hint=error.hint) from None
+
     def attribute(self, depth: int = 0) -> Attribute:
+        if self.symbols and self.is_expression():
+            return self.expression(self.expression_end(), _LEAST_NUMBER)
         token = self.next()
         if token.kind == "string":
             return parse_json_string(token.text, ParseError, self.place())
@@ -299,6 +349,20 @@ class _Parser:
             items.append(self.attribute(depth + 1))
             self.accept(",")
         return tuple(items)
+
+    def is_expression(self) -> bool:
+        """Whether a symbolic size begins here: names, numbers and operators, and not a tuple."""
+        first = self.peek()
+        if first.kind not in ("word", "number", "operator") and first.text != "(":
+            return False
+        end = self.expression_end()
+        tokens = self.tokens[self.position : end]
+        if first.text == "(":
+            depths = list(accumulate((t.text == "(") - (t.text == ")") for t in tokens))
+            commas = any(t.text == "," and depth == 1 for t, depth in zip(tokens, depths, strict=True))
+            is_tuple = commas or depths.index(0) == len(tokens) - 1
+            return not is_tuple
+        return first.text in self.symbols or len(tokens) > 1
 
     def remark(self) -> str:
         here = self.tokens[self.position]

@@ -11,7 +11,9 @@ from collections.abc import Callable, Mapping
 from functools import partial
 
 from distir_relax.ir.program import CALL, Attribute, Function, Module, Op, Value
+from distir_relax.ir.symbols import module_symbols
 from distir_relax.ir.types import DTensorType, PerRank, Untyped, print_devices
+from distir_relax.layout import Symbol
 
 Note = Callable[[str, Value], str]
 """Remark to print after a value, given its function's name and the value."""
@@ -21,6 +23,7 @@ def print_module(module: Module, note: Note | None = None) -> str:
     """Print a module. `note` may add a remark to each value's line, after the location; the parser skips it."""
     lines = [f"module @{module.stage} {{"]
     lines += [f"  mesh[{i}] = {mesh}" for i, mesh in enumerate(module.meshes)]
+    lines += [f"  {_symbol(symbol)}" for symbol in module_symbols(module).values()]
     if module.ranks:
         lines.append(f"  ranks = ({', '.join('@' + name for name in module.ranks)},)")
     for function in module.functions:
@@ -63,6 +66,10 @@ def print_attribute(value: Attribute) -> str:
     if isinstance(value, str):
         return json.dumps(value)
     return repr(value)
+
+
+def _symbol(symbol: Symbol) -> str:
+    return f"size {symbol} = {symbol.low}..{'' if symbol.high is None else symbol.high} typically {symbol.typical}"
 
 
 def _attributes(attrs: Mapping[str, Attribute]) -> str:

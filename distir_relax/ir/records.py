@@ -7,10 +7,12 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import MISSING, asdict, dataclass, field, fields, replace
+from dataclasses import MISSING, dataclass, field, fields, replace
 from typing import Any
 
-from distir_relax.errors import ParseError
+from distir_relax.errors import DistIRError, ParseError
+from distir_relax.layout import Guard, Symbol, parse_size
+from distir_relax.layout.symbolic_size import Size
 from distir_relax.support import Fields, parse_json, shown
 from distir_relax.support.units import seconds, size
 
@@ -51,7 +53,7 @@ class Gather:
     value: str
     source: str
     placements: str
-    bytes: int
+    bytes: Size
     op: str
     location: str = ""
     function: str = "main"
@@ -69,7 +71,7 @@ class BatchDim:
 
     value: str
     dim: int
-    size: int
+    size: Size
 
     def __str__(self) -> str:
         return f"%{self.value} has {self.size} samples along dim {self.dim}"
@@ -96,8 +98,8 @@ class OutputAssembly:
     """
 
     output: str
-    bytes: int
-    buffer: int
+    bytes: Size
+    buffer: Size
 
     def __str__(self) -> str:
         return f"rank 0 assembles the output {self.output}, {size(self.bytes)}"
@@ -166,7 +168,7 @@ class Autosharding:
         )
 
 
-Record = Reason | Gather | BatchDim | MicrobatchParts | OutputAssembly | RepeatedMicrobatches | TaskOrder | Autosharding
+Record = Reason | Gather | BatchDim | MicrobatchParts | OutputAssembly | RepeatedMicrobatches | TaskOrder | Autosharding | Guard
 
 _KINDS: dict[str, type[Record]] = {
     "reason": Reason,
@@ -177,25 +179,31 @@ _KINDS: dict[str, type[Record]] = {
     "repeated": RepeatedMicrobatches,
     "scheduled": TaskOrder,
     "searched": Autosharding,
+    "guard": Guard,
 }
 
 
 def print_records(records: Sequence[Record]) -> str:
     """Print records as JSON, one per line; the inverse of `parse_records`."""
     names = {kind: name for name, kind in _KINDS.items()}
-    lines = [json.dumps({"record": names[type(record)], **asdict(record)}) for record in records]
+    lines = [json.dumps({"record": names[type(r)], **_row(r)}, default=str) for r in records]
     return "[\n" + ",\n".join(lines) + "\n]\n"
 
 
-def parse_records(text: str, where: str = "") -> tuple[Record, ...]:
-    """Parse the output of `print_records`. Raises `ParseError` that names the record."""
+def parse_records(text: str, where: str = "", symbols: Mapping[str, Symbol] | None = None) -> tuple[Record, ...]:
+    """Parse the output of `print_records` for a program with `symbols`. Raises `ParseError` that names the record."""
     rows = parse_json(text, ParseError, where)
     if not isinstance(rows, list):
         raise ParseError(f"expected a list of records, found {shown(rows)}", where)
-    return tuple(_record(Fields.of(row, ParseError, where, f"[{i}]")) for i, row in enumerate(rows))
+    return tuple(_record(Fields.of(row, ParseError, where, f"[{i}]"), symbols or {}) for i, row in enumerate(rows))
 
 
-def _record(row: Fields) -> Record:
+def _row(record: Record) -> dict[str, Any]:
+    values = {item.name: getattr(record, item.name) for item in fields(record)}
+    return {name: dict(value) if isinstance(value, Mapping) else value for name, value in values.items()}
+
+
+def _record(row: Fields, symbols: Mapping[str, Symbol]) -> Record:
     name = row.text("record")
     if name not in _KINDS:
         raise row.refuse(f"one of {', '.join(_KINDS)}", "record", name)
@@ -204,17 +212,27 @@ def _record(row: Fields) -> Record:
     if unknown := sorted(row.table.keys() - kind_fields.keys() - {"record"}):
         raise row.refuse(f"a field of a {name}", unknown[0], row.table[unknown[0]])
     values: dict[str, Any] = {
-        key: _READERS[str(item.type)](row, key)
+        key: _size(row, key, symbols) if item.type == "Size" else _READERS[str(item.type)](row, key)
         for key, item in kind_fields.items()
         if key in row or (item.default is MISSING and item.default_factory is MISSING)
     }
     return kind(**values)
 
 
+def _size(row: Fields, key: str, symbols: Mapping[str, Symbol]) -> Size:
+    if not isinstance(row.table[key], str):
+        return row.whole(key)
+    try:
+        return parse_size(row.text(key), symbols)
+    except DistIRError as error:
+        raise row.refuse(error.message, key, row.table[key]) from None
+
+
 _READERS: Mapping[str, Callable[[Fields, str], Any]] = {
     "int": lambda row, key: row.whole(key),
     "bool": lambda row, key: row.flag(key),
     "str": lambda row, key: row.text(key),
+    "Relation": lambda row, key: row.text(key),
     "tuple[int, ...]": lambda row, key: row.wholes(key),
     "tuple[str, ...]": lambda row, key: row.texts(key),
     "Mapping[str, int]": lambda row, key: row.wholes_by_name(key),

@@ -1,4 +1,4 @@
-"""Types of values, by stage.
+"""Types of values, by stage. A size is a number, or symbolic (`layout.symbolic_size`).
 
 ``TensorType``   global and ranked stages: a tensor of one device
 ``DTensorType``  sharded stage: a global tensor with its placement along each mesh axis
@@ -10,12 +10,20 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
-from distir_relax.layout import DTYPES, Placement, print_placements
+from distir_relax.layout import (
+    DTYPES,
+    Placement,
+    generic_value,
+    is_symbolic,
+    print_placements,
+    print_sizes,
+    typical_value,
+)
 
 
 @dataclass(frozen=True, slots=True)
 class PerRank:
-    """A number per device: `values[i]` is for the i-th device of the op's device set."""
+    """A size per device: `values[i]` is for the i-th device of the op's device set."""
 
     values: tuple[int, ...]
 
@@ -27,7 +35,9 @@ class PerRank:
             else:
                 runs.append((value, 1))
         if len(self.values) <= 8 or len(runs) > len(self.values) // 2:
-            return "|".join(map(str, self.values))
+            return print_sizes(self.values, "|")
+        if is_symbolic(self.values):
+            return " | ".join(f"({value})*{count}" for value, count in runs)
         return "|".join(f"{value}*{count}" for value, count in runs)
 
 
@@ -58,11 +68,22 @@ class TensorType:
 
     @property
     def bytes(self) -> int:
-        """The size in bytes."""
-        return self.elements * DTYPES[self.dtype][1]
+        """The size in bytes: a number; that of the typical sizes, if some are symbolic."""
+        elements = self.elements
+        return (elements if type(elements) is int else self.typical.elements) * DTYPES[self.dtype][1]
+
+    @property
+    def typical(self) -> TensorType:
+        """The type with typical sizes instead of symbolic ones."""
+        return TensorType(tuple(map(typical_value, self.shape)), self.dtype) if is_symbolic(self.shape) else self
+
+    @property
+    def generic(self) -> TensorType:
+        """The type with large primes instead of symbols (`layout.symbolic_size.generic_value`)."""
+        return TensorType(tuple(map(generic_value, self.shape)), self.dtype) if is_symbolic(self.shape) else self
 
     def __str__(self) -> str:
-        return f"{DTYPES[self.dtype][0]}[{','.join(map(str, self.shape))}]"
+        return f"{DTYPES[self.dtype][0]}[{print_sizes(self.shape, ',')}]"
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,7 +119,9 @@ class PlacedType:
         return TensorType(shape, self.dtype)
 
     def __str__(self) -> str:
-        return f"{DTYPES[self.dtype][0]}[{','.join(map(str, self.shape))}] @ {print_devices(self.devices)}"
+        is_spaced = any(is_symbolic(n.values if isinstance(n, PerRank) else n) for n in self.shape)
+        shape = (", " if is_spaced else ",").join(map(str, self.shape))
+        return f"{DTYPES[self.dtype][0]}[{shape}] @ {print_devices(self.devices)}"
 
 
 @dataclass(frozen=True, slots=True)

@@ -11,7 +11,7 @@ from distir_relax.errors import VerificationError
 from distir_relax.ir.inline import remap_devices, verify_no_recursion
 from distir_relax.ir.program import KINDS, STAGES, WAIT, Function, Module, Op, Value
 from distir_relax.ir.types import DTensorType, PerRank, PlacedType, TensorType, Untyped, print_devices
-from distir_relax.layout import DTYPES, DeviceMesh, Shard
+from distir_relax.layout import DTYPES, DeviceMesh, Shard, is_always, is_symbolic, typical_value
 from distir_relax.layout.validate import find_problem
 
 MAX_BYTES = 2**63 - 1
@@ -208,8 +208,14 @@ def _verify_devices(module: Module, devices: tuple[int, ...], what: str, where: 
 
 
 def _verify_sizes(kind: TensorType | DTensorType | PlacedType, value: Value, where: str) -> None:
-    largest = [max(n.values, default=0) if isinstance(n, PerRank) else n for n in kind.shape]
-    smallest = [min(n.values, default=0) if isinstance(n, PerRank) else n for n in kind.shape]
+    sizes = [n.values if isinstance(n, PerRank) else (n,) for n in kind.shape]
+    symbolic = [n for n in set().union(*sizes) if is_symbolic(n)]
+    if symbolic:
+        if any(is_always(0, "<=", n) is False for n in symbolic):
+            raise VerificationError(f"{value} has a negative size: {kind}", where)
+        sizes = [tuple(map(typical_value, values)) for values in sizes]
+    largest = [max(values, default=0) for values in sizes]
+    smallest = [min(values, default=0) for values in sizes]
     if kind.dtype not in DTYPES or min(smallest, default=0) < 0:
         raise VerificationError(f"{value} has an invalid shape or dtype: {kind.dtype} {kind.shape}", where)
     if math.prod(largest) * DTYPES[kind.dtype][1] > MAX_BYTES:

@@ -35,7 +35,9 @@ class PackedLinear:
     def __call__(self, x: torch.Tensor) -> torch.Tensor:
         import torch
 
-        if self.packed and x.numel():
+        if self.packed:
+            if not x.numel():
+                return x.new_zeros((*x.shape[:-1], self.shape[0]))
             result: torch.Tensor = torch.ops.mkldnn._linear_pointwise(x, self.weight, self.bias, "none", [], "")
             return result
         return torch.nn.functional.linear(x, self.weight, self.bias)

@@ -9,6 +9,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache
+from itertools import product
+
+from distir_relax.layout.symbolic_size import SymbolicSize, UndecidedSize, is_always, is_symbolic, maximum, minimum
 
 Interval = tuple[int, int]
 """The elements [start, stop) of a dim."""
@@ -22,8 +25,8 @@ class Segment:
     sizes: tuple[int, ...]
 
     def __str__(self) -> str:
-        sizes = "|".join(map(str, self.sizes))
-        return sizes if self.repeat == 1 else f"{self.repeat}*({sizes})"
+        sizes = "|".join(map(_print_unit, self.sizes))
+        return sizes if self.repeat == 1 else f"{_print_unit(self.repeat)}*({sizes})"
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,7 +76,9 @@ class Cut:
 
 
 def intersect(first: Sequence[Interval], second: Sequence[Interval]) -> list[Interval]:
-    """Intersect two sorted lists of disjoint intervals."""
+    """Intersect two sorted lists of disjoint intervals. Symbolic ones may be empty for some values."""
+    if is_symbolic((*first, *second)):
+        return _intersect_symbolic(first, second)
     result: list[Interval] = []
     i = j = 0
     while i < len(first) and j < len(second):
@@ -87,6 +92,25 @@ def intersect(first: Sequence[Interval], second: Sequence[Interval]) -> list[Int
     return result
 
 
+def _intersect_symbolic(first: Sequence[Interval], second: Sequence[Interval]) -> list[Interval]:
+    result = []
+    for a, b in product(first, second):
+        if a == b:
+            result.append(a)
+            continue
+        start = maximum(a[0], b[0])
+        # No more than the end of the common part, and no less than its start.
+        stop = maximum(start, minimum(a[1], b[1]))
+        if is_always(stop, "<=", start) is not True:
+            result.append((start, stop))
+    return result
+
+
+def _print_unit(size: int) -> str:
+    """Print a size such that ``+``, ``|`` and ``*`` after it are not part of it."""
+    return f"({size})" if isinstance(size, SymbolicSize) and not str(size).isidentifier() else str(size)
+
+
 @lru_cache(maxsize=1024)
 def _local_sizes(cut: Cut) -> tuple[int, ...]:
     return tuple(sum(s.repeat * s.sizes[i] for s in cut.segments) for i in range(cut.ranks))
@@ -94,15 +118,17 @@ def _local_sizes(cut: Cut) -> tuple[int, ...]:
 
 @lru_cache(maxsize=1024)
 def _intervals(cut: Cut) -> tuple[tuple[Interval, ...], ...]:
-    """Return the intervals of every index of a cut."""
+    """Return the intervals of every index of a cut. Raises `UndecidedSize` for a symbolic number of them."""
+    if any(is_symbolic(segment.repeat) for segment in cut.segments):
+        raise UndecidedSize(f"the sizes {cut} interleave a number of parts that varies at run time")
     intervals: list[list[Interval]] = [[] for _ in range(cut.ranks)]
     start = 0
     for segment in cut.segments:
         for _ in range(segment.repeat):
             for interval_list, width in zip(intervals, segment.sizes, strict=True):
-                if width and interval_list and interval_list[-1][1] == start:
+                if width != 0 and interval_list and interval_list[-1][1] == start:
                     interval_list[-1] = (interval_list[-1][0], start + width)
-                elif width:
+                elif width != 0:
                     interval_list.append((start, start + width))
                 start += width
     return tuple(map(tuple, intervals))

@@ -16,11 +16,12 @@ def local_intervals(placements: Sequence[Placement], dim: int, size: int, coordi
 
     This is the intersection of its intervals along each mesh axis that cuts the dim. All cuts must be resolved.
     """
-    intervals = [(0, size)] if size else []
+    intervals = [(0, size)] if size != 0 else []
     for placement, index in zip(placements, coordinates, strict=True):
         if isinstance(placement, Shard) and placement.dim == dim:
             assert placement.cut is not None
-            intervals = intersect(intervals, placement.cut.intervals(index))
+            part = placement.cut.intervals(index)
+            intervals = part if intervals == [(0, size)] else intersect(intervals, part)
     return intervals
 
 
@@ -51,7 +52,8 @@ def block_bounds(placements: Sequence[Placement], dim: int, size: int, mesh: Seq
         intervals = [(0, size)]
         for (_, cut), index in zip(cuts, indices, strict=True):
             assert cut is not None
-            intervals = intersect(intervals, cut.intervals(index))
+            part = cut.intervals(index)
+            intervals = part if intervals == [(0, size)] else intersect(intervals, part)
         if len(intervals) > 1 or any(start != bounds[-1] for start, _ in intervals):
             return None
         bounds.append(intervals[0][1] if intervals else bounds[-1])

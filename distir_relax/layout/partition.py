@@ -8,6 +8,15 @@ from itertools import accumulate, pairwise
 
 from distir_relax.errors import PlacementError
 from distir_relax.layout import Cut, Placement, Segment, Shard
+from distir_relax.layout.symbolic_size import (
+    UndecidedSize,
+    balanced_part,
+    generic_value,
+    is_always,
+    is_symbolic,
+    maximum,
+    minimum,
+)
 
 Divide = Callable[[int, int], tuple[int, ...]]
 """Returns shard sizes, given the size of a dim and the number of shards: `balanced`, `chunked`."""
@@ -15,6 +24,8 @@ Divide = Callable[[int, int], tuple[int, ...]]
 
 def balanced(size: int, ranks: int) -> tuple[int, ...]:
     """Return sizes that differ by at most one, larger first: 12 heads on 5 devices are 3, 3, 2, 2, 2."""
+    if is_symbolic(size):
+        return tuple(balanced_part(size, ranks, i) for i in range(ranks))
     each, extra = divmod(size, ranks)
     return tuple(each + (i < extra) for i in range(ranks))
 
@@ -22,15 +33,17 @@ def balanced(size: int, ranks: int) -> tuple[int, ...]:
 def chunked(size: int, ranks: int) -> tuple[int, ...]:
     """Return blocks of ``ceil(size / ranks)``, as torch and TVM do: 12 on 5 are 3, 3, 3, 3, 0."""
     block = -(-size // ranks)
-    return tuple(max(0, min(block, size - i * block)) for i in range(ranks))
+    return tuple(maximum(0, minimum(block, size - i * block)) for i in range(ranks))
 
 
 def proportional(size: int, shares: Sequence[float], limits: Sequence[int] = ()) -> tuple[int, ...]:
     """Return sizes that minimize the largest ``size / share``: devices of these speeds finish at the same time.
 
     12 by shares of 2 and 1 are 8, 4. Each is at least one if there are enough, and at most `limits` if those leave
-    enough room; equal shares give the `balanced` sizes.
+    enough room; equal shares give the `balanced` sizes. A symbolic size is rounded at the ends of the shards.
     """
+    if is_symbolic(size):
+        return _proportional_symbolic(size, shares)
     if not limits and min(shares) == max(shares):
         return balanced(size, len(shares))
     min_size = int(size >= len(shares))
@@ -52,11 +65,23 @@ def proportional(size: int, shares: Sequence[float], limits: Sequence[int] = ())
     return tuple(sizes)
 
 
+def _proportional_symbolic(size: int, shares: Sequence[float]) -> tuple[int, ...]:
+    if min(shares) == max(shares):
+        return balanced(size, len(shares))
+    weights = [max(1, round(_SHARE_UNITS * share / sum(shares))) for share in shares]
+    ends = [size * end // sum(weights) for end in accumulate(weights, initial=0)]
+    return tuple(b - a for a, b in pairwise(ends))
+
+
 def partition_rule(placement: Shard) -> Divide:
     """Return the partition of a split without sizes: even, in blocks, or proportional to its shares."""
     if placement.shares:
         return lambda size, ranks: proportional(size, placement.shares)
     return chunked if placement.chunk else balanced
+
+
+_SHARE_UNITS = 60
+"""The number of units that the shares of a symbolic size are rounded to."""
 
 
 def scale_sizes(sizes: tuple[int, ...], size: int) -> tuple[int, ...]:
@@ -73,12 +98,12 @@ def cut_in_units(cut: Cut, outer: int, size: int, inner: int, where: str) -> Cut
     `PlacementError` if the sizes do not add up to the dim, or split a unit.
     """
     total = outer * size * inner
-    if cut.total != total:
+    if is_always(cut.total, "==", total) is False:
         raise PlacementError(f"the sizes {cut} add up to {cut.total}, the dim has {total}", where)
     parts = _split_segments(cut, size * inner)
     uniform = parts and all(s == parts[0] for s in parts)
     segments, unit_size = (parts[0], inner) if uniform else (list(cut.segments), outer * inner)
-    if any(n % unit_size for s in segments for n in s.sizes):
+    if any(n % unit_size != 0 for s in segments for n in s.sizes):
         raise PlacementError(
             f"the sizes {cut} split units of {unit_size} elements, which must stay whole",
             where,
@@ -100,7 +125,7 @@ def cut_in_elements(units: Cut, outer: int, inner: int) -> Cut:
 def refine_cut(size: int, others: Sequence[Cut], ranks: int, divide: Divide = balanced) -> Cut:
     """Return a cut of a dim of `size` elements that divides each shard of `others` separately."""
     bounds = {0, size}.union(*map(_bounds, others))
-    return merge_segments(Segment(1, divide(b - a, ranks)) for a, b in pairwise(sorted(bounds)))
+    return merge_segments(Segment(1, divide(b - a, ranks)) for a, b in pairwise(sorted(bounds, key=generic_value)))
 
 
 @lru_cache(maxsize=4096)
@@ -142,6 +167,8 @@ def _split_segments(cut: Cut, length: int) -> list[list[Segment]]:
     remaining = 0
     for segment in cut.segments:
         width = sum(segment.sizes)
+        if is_symbolic((width, segment.repeat, length)):
+            return []
         for _ in range(segment.repeat if width else 0):
             if not remaining:
                 parts.append([])
@@ -155,10 +182,16 @@ def _split_segments(cut: Cut, length: int) -> list[list[Segment]]:
 
 def _bounds(cut: Cut) -> set[int]:
     """Return the boundaries of the shards of a cut."""
-    return set(accumulate(n for s in cut.segments for _ in range(s.repeat) for n in s.sizes))
+    return set(accumulate(n for s in cut.segments for _ in range(_count(cut, s)) for n in s.sizes))
 
 
 def _divides(first: Cut, second: Cut) -> bool:
     """Whether no segment of `first` crosses shards of `second`."""
-    ends = {0, *accumulate(sum(s.sizes) for s in first.segments for _ in range(s.repeat))}
+    ends = {0, *accumulate(sum(s.sizes) for s in first.segments for _ in range(_count(first, s)))}
     return _bounds(second) <= ends
+
+
+def _count(cut: Cut, segment: Segment) -> int:
+    if is_symbolic(segment.repeat):
+        raise UndecidedSize(f"the sizes {cut} interleave a number of parts that varies at run time")
+    return segment.repeat

@@ -20,11 +20,14 @@ A cut may have several segments, each split by itself: ``S[1: 3*(384|384)]`` is 
 from __future__ import annotations
 
 import re
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache
+from itertools import accumulate
 
-from distir_relax.errors import PlacementError
+from distir_relax.errors import DistIRError, PlacementError
 from distir_relax.layout.cut import Cut, Segment
+from distir_relax.layout.symbolic_size import Symbol, parse_size
 
 MAX_INTERVALS = 1 << 20
 """Maximum number of intervals of a cut: they are listed explicitly."""
@@ -99,8 +102,8 @@ Placement = Replicate | Shard | Partial | Routed | At
 R = Replicate()
 
 
-def parse_placement(text: str) -> Placement:
-    """Parse one placement, in our spelling, the RFC's, or torch's.
+def parse_placement(text: str, symbols: Sequence[Symbol] = ()) -> Placement:
+    """Parse one placement, in our spelling, the RFC's, or torch's; `symbols` are those that its sizes may name.
 
     Raises `PlacementError` for any other text.
     """
@@ -115,7 +118,7 @@ def parse_placement(text: str) -> Placement:
             return Shard(dim, chunk=True)
         if ":" in how:
             return Shard(dim, shares=_parse_shares(how, text))
-        return Shard(dim, _parse_cut(how, text) if how else None)
+        return Shard(dim, _parse_cut(how, text, symbols) if how else None)
     if match := _AT.fullmatch(stripped):
         return At(_number(match["index"], text))
     if match := _ROUTED.fullmatch(stripped):
@@ -131,9 +134,9 @@ def parse_placement(text: str) -> Placement:
 
 
 @lru_cache(maxsize=4096)
-def parse_placements(text: str) -> tuple[Placement, ...]:
+def parse_placements(text: str, symbols: tuple[Symbol, ...] = ()) -> tuple[Placement, ...]:
     """Parse comma-separated placements, one per mesh axis: ``"S[0], R"``."""
-    return tuple(parse_placement(part) for part in re.split(r",(?![^(\[]*[)\]])", text))
+    return tuple(parse_placement(part, symbols) for part in re.split(r",(?![^(\[]*[)\]])", text))
 
 
 def print_placements(placements: tuple[Placement, ...]) -> str:
@@ -146,24 +149,54 @@ _AT = re.compile(r"At\[\s*(?P<index>\d+)\s*\]")
 _ROUTED = re.compile(r"Routed\[\s*(?P<dim>\d+)\s*\]")
 _PARTIAL = re.compile(r"I\[(?P<ours>\w+)\]|I_(?P<rfc>[a-zA-Z]+)|(?:P|Partial)\(['\"]?(?P<torch>\w+)['\"]?\)")
 _SHARE = re.compile(r"[0-9]{1,9}(\.[0-9]{1,9})?(e[+-]?[0-9]{1,2})?")
-_SEGMENT = re.compile(r"(?:(?P<repeat>\d+)\s*\*\s*)?\(?\s*(?P<sizes>\d+(?:\s*\|\s*\d+)*)\s*\)?")
+_REPEATED = re.compile(r"(?:(?P<repeat>[\w ]+|\(.*\))\s*\*\s*)?\((?P<sizes>.*)\)", re.ASCII)
 
 
-def _parse_cut(text: str, spec: str) -> Cut:
+def _parse_cut(text: str, spec: str, symbols: Sequence[Symbol]) -> Cut:
+    known = {symbol.name: symbol for symbol in symbols}
+
+    def size(part: str) -> int:
+        return _number(part, spec) if part.strip().isdecimal() else parse_size(part, known)
+
     segments = []
-    for part in text.split("+"):
-        match = _SEGMENT.fullmatch(part.strip())
-        if not match:
+    for part in _split(text, "+"):
+        match = _REPEATED.fullmatch(part.strip())
+        if match and (match["repeat"] is None or "|" not in match["repeat"]) and _is_balanced(match["sizes"]):
+            repeat, sizes = match["repeat"] or "1", match["sizes"]
+        else:
+            repeat, sizes = "1", part
+        try:
+            segments.append(Segment(size(repeat), tuple(map(size, _split(sizes, "|")))))
+        except PlacementError:
+            raise
+        except DistIRError as error:
+            hint = error.hint or "write S[1: 64|63]"
             raise PlacementError(
-                f"{spec!r} is not a placement: cannot read the sizes {text!r}", hint="write S[1: 64|63]"
-            )
-        sizes = tuple(_number(n, spec) for n in match["sizes"].split("|"))
-        segments.append(Segment(_number(match["repeat"] or "1", spec), sizes))
+                f"{spec[:60]!r} is not a placement: cannot read the sizes {text[:60]!r}", hint=hint
+            ) from None
     if len({len(s.sizes) for s in segments}) > 1:
         raise PlacementError(f"{spec!r}: every segment must list one size per device along the axis")
-    if sum(s.repeat for s in segments) > MAX_INTERVALS:
+    if sum(s.repeat for s in segments if isinstance(s.repeat, int)) > MAX_INTERVALS:
         raise PlacementError(f"{spec[:60]!r}: expected at most {MAX_INTERVALS:,} intervals of a dim")
     return Cut(tuple(segments))
+
+
+def _split(text: str, mark: str) -> list[str]:
+    """Split a text at a mark outside of parentheses."""
+    parts, depth = [""], 0
+    for letter in text:
+        depth += (letter == "(") - (letter == ")")
+        if letter == mark and depth == 0:
+            parts.append("")
+        else:
+            parts[-1] += letter
+    return parts
+
+
+def _is_balanced(text: str) -> bool:
+    """Whether every parenthesis that a text closes is opened in it."""
+    depths = list(accumulate((letter == "(") - (letter == ")") for letter in text))
+    return min(depths, default=0) >= 0
 
 
 def _parse_shares(text: str, spec: str) -> tuple[float, ...]:

@@ -7,7 +7,8 @@ An expression is a polynomial with integer coefficients. Its atoms are symbols, 
     unit  = number | symbol | "(" size ")" | ("min" | "max") "(" size {"," size} ")"
 
 Arithmetic normalizes: equal polynomials are equal objects, ``(4*n + 2) // 4`` is ``n``, nested divisions are joined,
-and a result without symbols is an `int`. So code that computes with sizes works for both.
+the balanced parts of ``n`` add up to ``n``, and a result without symbols is an `int`. So code that computes with sizes
+works for both.
 
 Comparisons are decided for all values within the bounds, or raise `UndecidedSize`. They are exact for sums of floor
 divisions of one symbol by constants: with ``n = L*q + r``, where L is a multiple of all divisors, every division is
@@ -23,6 +24,7 @@ from __future__ import annotations
 import ast
 import math
 import zlib
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
@@ -46,6 +48,10 @@ _MAX_CASES = 5040
 """Maximum number of combinations of remainders that a decision enumerates."""
 _MAX_LENGTH = 400
 """Maximum number of characters of an expression."""
+LEAST_GENERIC = 1_000_000_001
+"""The least generic value of a symbol: larger than the dims of a model."""
+_TYPICAL = 128
+"""The typical value of a symbol, unless given or out of its bounds."""
 
 
 class UndecidedSize(DistIRError):
@@ -65,6 +71,11 @@ class Guard:
     def __str__(self) -> str:
         return f"{self.first} {self.relation if self.holds else _NEGATED[self.relation]} {self.second}"
 
+    @property
+    def symbols(self) -> frozenset[Symbol]:
+        """The symbols that it depends on."""
+        return symbols_of(self.first) | symbols_of(self.second)
+
     def is_met(self, values: Mapping[str, int]) -> bool:
         """Return whether it holds for values of all symbols."""
         first, second = evaluate_size(self.first, values), evaluate_size(self.second, values)
@@ -76,21 +87,17 @@ _NEGATED = {"<": ">=", "<=": ">", "==": "!="}
 
 @dataclass(slots=True)
 class Guards:
-    """The guards found within `guarding`, by comparison at `hints`, values of the symbols by name.
+    """The guards found within `guarding`; `location` is the place in the model of what is being compared."""
 
-    `location` is the place in the model of what is being compared.
-    """
-
-    hints: Mapping[str, int]
     found: dict[tuple[Size, Relation, Size], Guard] = field(default_factory=dict)
     location: str = ""
 
     def decide(self, first: Size, relation: Relation, second: Size) -> bool:
-        """Return whether a comparison holds at the hints, and record that as a guard."""
+        """Return whether a comparison holds for the typical values, and record that as a guard."""
         key = (first, relation, second)
         if key not in self.found:
-            holds = Guard(*key, True).is_met(self.hints)
-            self.found[key] = Guard(*key, holds, self.location)
+            holds = is_always(typical_value(first), relation, typical_value(second))
+            self.found[key] = Guard(*key, bool(holds), self.location)
         return self.found[key].holds
 
 
@@ -115,17 +122,34 @@ def locate_guards(location: str) -> None:
 
 @dataclass(frozen=True, slots=True)
 class Symbol:
-    """A named size between `low` and `high`, inclusive; `high` is None if there is no bound."""
+    """A named size between `low` and `high`, inclusive; `high` is None if there is no bound.
+
+    Where costs decide, and where a comparison is only assumed, `typical` stands for all values.
+    """
 
     name: str
     low: int = 0
     high: int | None = None
+    typical: int = -1
 
     def __post_init__(self) -> None:
         if not self.name.isidentifier() or iskeyword(self.name) or self.name in ("min", "max"):
             raise DistIRError(f"expected an identifier for the name of a size, found {self.name!r}")
         if self.low < 0 or (self.high is not None and self.high < self.low):
             raise DistIRError(f"expected bounds 0 <= low <= high of {self.name}, found {self.low} to {self.high}")
+        if self.typical == -1:
+            object.__setattr__(self, "typical", max(self.low, _TYPICAL if self.high is None else min(_TYPICAL, self.high)))
+        if not self.contains(self.typical):
+            raise DistIRError(f"expected a typical size of {self.name} within {self.range}, found {self.typical}")
+
+    @property
+    def range(self) -> str:
+        """The bounds in words: ``at least 1 and at most 64``."""
+        return f"at least {self.low}" + ("" if self.high is None else f" and at most {self.high}")
+
+    def contains(self, value: int) -> bool:
+        """Whether a value is within the bounds."""
+        return value >= self.low and (self.high is None or value <= self.high)
 
     def __str__(self) -> str:
         return self.name
@@ -158,6 +182,11 @@ class SymbolicSize(_Int):
     """
 
     terms: tuple[tuple[_Monomial, int], ...]
+    # Cached: types with symbolic sizes are keys in hot loops.
+    _hash: int = field(init=False, repr=False, compare=False)
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "_hash", hash(self.terms))
 
     def __add__(self, other: Size) -> Size:
         return _sum([(self, 1), (other, 1)])
@@ -197,10 +226,10 @@ class SymbolicSize(_Int):
         return other - self * floor_divide(other, self)
 
     def __eq__(self, other: object) -> bool:
-        return isinstance(other, SymbolicSize) and self.terms == other.terms
+        return self is other or (isinstance(other, SymbolicSize) and self.terms == other.terms)
 
     def __hash__(self) -> int:
-        return hash(self.terms)
+        return self._hash
 
     def __lt__(self, other: Size) -> bool:
         return _decide(self, "<", other)
@@ -219,7 +248,8 @@ class SymbolicSize(_Int):
 
     def __str__(self) -> str:
         text = ""
-        for monomial, coefficient in self.terms:
+        first = next((term for term in self.terms if term[0] and term[1] > 0), self.terms[0])
+        for monomial, coefficient in (first, *(term for term in self.terms if term is not first)):
             sign = ("" if coefficient > 0 else "-") if not text else " + " if coefficient > 0 else " - "
             is_unit = len(monomial) + (abs(coefficient) != 1) > 1 or sign == "-"
             factors = [f"({atom})" if is_unit and _is_division(atom) else str(atom) for atom in monomial]
@@ -300,6 +330,13 @@ def symbols_of(size: Size) -> frozenset[Symbol]:
     return frozenset(atom for atom in atoms if isinstance(atom, Symbol)).union(*inner)
 
 
+def symbols_within(item: object) -> frozenset[Symbol]:
+    """Return the symbols of a size, or of those within nested tuples."""
+    if isinstance(item, tuple):
+        return frozenset().union(*map(symbols_within, item))
+    return symbols_of(item) if isinstance(item, SymbolicSize) else frozenset()
+
+
 def evaluate_size(size: Size, values: Mapping[str, Size]) -> Size:
     """Return a size with `values` of symbols by name; symbols without a value remain.
 
@@ -334,7 +371,12 @@ def generic_value(size: Size) -> int:
     """
     if not isinstance(size, SymbolicSize):
         return size
-    return _substitute(size, lambda symbol: _prime(symbol.name))
+    return _generic_value(size)
+
+
+def typical_value(size: Size) -> int:
+    """Return the value of a size for the typical values of its symbols."""
+    return _substitute(size, lambda symbol: symbol.typical) if isinstance(size, SymbolicSize) else size
 
 
 def print_sizes(sizes: Sequence[Size], separator: str) -> str:
@@ -342,6 +384,15 @@ def print_sizes(sizes: Sequence[Size], separator: str) -> str:
     if not is_symbolic(tuple(sizes)):
         return separator.join(map(str, sizes))
     return (f"{separator} " if separator == "," else f" {separator} ").join(map(str, sizes))
+
+
+def sample_values(symbols: Iterable[Symbol]) -> list[dict[str, int]]:
+    """Return values of symbols by name to try: the least, the typical and other ones; of no symbols, one empty choice."""
+    ordered = sorted(set(symbols), key=str)
+    if not ordered:
+        return [{}]
+    other = {s.name: s.low + 3 + i if s.contains(s.low + 3 + i) else s.typical for i, s in enumerate(ordered)}
+    return [{s.name: s.low for s in ordered}, {s.name: s.typical for s in ordered}, other]
 
 
 def parse_size(text: str, symbols: Mapping[str, Symbol]) -> Size:
@@ -355,10 +406,15 @@ def parse_size(text: str, symbols: Mapping[str, Symbol]) -> Size:
     return _parse(tree.body, text, symbols)
 
 
+@lru_cache(maxsize=4096)
+def _generic_value(size: SymbolicSize) -> int:
+    return _substitute(size, lambda symbol: _prime(symbol.name))
+
+
 @lru_cache(maxsize=256)
 def _prime(name: str) -> int:
-    """Return a prime between 10,000 and 120,000 for a symbol."""
-    candidate = 10_001 + 2 * (zlib.crc32(name.encode()) % 50_000)
+    """Return a prime above a billion, larger than any dim, for a symbol."""
+    candidate = LEAST_GENERIC + 2 * (zlib.crc32(name.encode()) % 500_000_000)
     while any(candidate % divisor == 0 for divisor in range(3, math.isqrt(candidate) + 1, 2)):
         candidate += 2
     return candidate
@@ -371,6 +427,11 @@ def _terms(size: Size) -> tuple[tuple[_Monomial, int], ...]:
 
 
 def _normalize(terms: Mapping[_Monomial, int]) -> Size:
+    """Return the size of terms in normal form."""
+    return _join_parts(_polynomial(terms))
+
+
+def _polynomial(terms: Mapping[_Monomial, int]) -> Size:
     """Return the size of terms: those of symbols first, the constant last."""
     kept = {monomial: coefficient for monomial, coefficient in terms.items() if coefficient}
     if not kept.keys() - {()}:
@@ -385,6 +446,56 @@ def _sum(parts: Iterable[tuple[Size, int]]) -> Size:
         for monomial, coefficient in _terms(part):
             terms[monomial] = terms.get(monomial, 0) + sign * coefficient
     return _normalize(terms)
+
+
+def _join_parts(size: Size) -> Size:
+    """Apply Hermite's identity: the sum of ``(n + d*j) // (d*k)`` over j below k is ``n // d``.
+
+    Of these k terms, the most common coefficient becomes 0, the least of several: ``n - (n + 1) // 2`` is ``n // 2``.
+    """
+    for monomial, numerator, divisor in _divisions(size):
+        for inner in range(1, divisor):
+            if divisor % inner == 0:
+                joined = _join_family(size, monomial, numerator, divisor, inner)
+                if joined is not None:
+                    return _join_parts(joined)
+    return size
+
+
+def _divisions(size: Size) -> Iterator[tuple[_Monomial, Size, int]]:
+    """Yield the other factors, the numerator and the divisor of floor divisions by constants in two terms or more."""
+    families: dict[tuple[_Monomial, Size, int], int] = {}
+    for monomial, coefficient in _terms(size):
+        for index, atom in enumerate(monomial):
+            if isinstance(atom, _Call) and atom.kind == "//" and isinstance(divisor := atom.arguments[1], int):
+                numerator = atom.arguments[0]
+                constant = dict(_terms(numerator)).get((), 0)
+                key = (monomial[:index] + monomial[index + 1 :], numerator - constant, divisor)
+                families[key] = families.get(key, 0) + (2 if divisor == 2 and coefficient < 0 else 1)
+    yield from (key for key, count in families.items() if count > 1)
+
+
+def _join_family(size: Size, others: _Monomial, numerator: Size, divisor: int, inner: int) -> Size | None:
+    """Apply the identity to the terms of one numerator and divisor, for d = `inner`; None if nothing changes."""
+    terms = dict(_terms(size))
+    for first in range(inner):
+        parts = [_product(others, numerator + constant, divisor) for constant in range(first, divisor, inner)]
+        counts = [terms.get(part, 0) for part in parts]
+        number = Counter(counts)
+        shift = min(count for count in number if number[count] == max(number.values()))
+        if shift == 0 or sum(count != 0 for count in counts) < sum(count != shift for count in counts):
+            continue
+        for part in parts:
+            terms[part] = terms.get(part, 0) - shift
+        factor: Size = SymbolicSize(((others, 1),)) if others else 1
+        for monomial, coefficient in _terms(factor * (shift * floor_divide(numerator + first, inner))):
+            terms[monomial] = terms.get(monomial, 0) + coefficient
+        return _polynomial(terms)
+    return None
+
+
+def _product(others: _Monomial, numerator: Size, divisor: int) -> _Monomial:
+    return tuple(sorted((*others, _Call("//", (numerator, divisor))), key=str))
 
 
 def _atom(atom: _Atom) -> Size:
@@ -475,9 +586,8 @@ def _value(symbol: Symbol, values: Mapping[str, Size]) -> Size:
     value = values.get(symbol.name)
     if value is None:
         return size_of(symbol)
-    if isinstance(value, int) and (value < symbol.low or (symbol.high is not None and value > symbol.high)):
-        limit = "" if symbol.high is None else f" and at most {symbol.high}"
-        raise DistIRError(f"expected {symbol.name} of at least {symbol.low}{limit}, found {value}")
+    if isinstance(value, int) and not symbol.contains(value):
+        raise DistIRError(f"expected {symbol.name} of {symbol.range}, found {value}")
     return value
 
 

@@ -10,6 +10,7 @@ from distir_relax.errors import PlacementError
 from distir_relax.layout.mesh import DeviceMesh
 from distir_relax.layout.partition import reject_crossing
 from distir_relax.layout.placement import At, Placement, Routed, Shard, parse_placements
+from distir_relax.layout.symbolic_size import Symbol, is_always, symbols_of
 
 
 def validate_placements(
@@ -23,6 +24,8 @@ def validate_placements(
     """
     items = placement if isinstance(placement, (list, tuple)) else [placement]
     try:
+        if symbols := frozenset().union(*map(symbols_of, shape)):
+            return _fit(", ".join(map(str, items)), mesh, shape, tuple(symbols))
         return _fit(", ".join(map(str, items)), mesh, shape)
     except PlacementError as error:
         raise PlacementError(error.message, where, error.hint) from None
@@ -79,15 +82,17 @@ def _shard_problem(shard: Shard, ranks: int, shape: tuple[int, ...]) -> str:
         return f"{shard} lists {cut.ranks} sizes, but the mesh axis has {ranks} devices"
     if shard.shares and len(shard.shares) != ranks:
         return f"{shard} lists {len(shard.shares)} shares, but the mesh axis has {ranks} devices"
-    if cut and cut.total != size:
+    if cut and is_always(cut.total, "==", size) is False:
         dim = shard.dim % len(shape)
         return f"the sizes of {shard} add up to {cut.total}, but dim {dim} of shape {shape} has {size}"
     return ""
 
 
 @lru_cache(maxsize=4096)
-def _fit(text: str, mesh: DeviceMesh, shape: tuple[int, ...]) -> tuple[Placement, ...]:
-    placements = parse_placements(text)
+def _fit(
+    text: str, mesh: DeviceMesh, shape: tuple[int, ...], symbols: tuple[Symbol, ...] = ()
+) -> tuple[Placement, ...]:
+    placements = parse_placements(text, symbols)
     if problem := find_problem(placements, mesh, shape):
         raise PlacementError(problem[0], hint=problem[1])
     fitted = tuple(replace(p, dim=p.dim % len(shape)) if isinstance(p, Shard) else p for p in placements)

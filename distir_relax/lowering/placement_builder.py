@@ -15,6 +15,7 @@ from distir_relax.ir import (
     Function,
     Input,
     Op,
+    PerRank,
     PlacedType,
     Value,
     fresh_name,
@@ -98,7 +99,7 @@ class PlacementBuilder:
     def _repeat_shape(self, value: Value, kind: PlacedType) -> Value:
         """Repeat the per-device sizes of one place for all places."""
         count = len(self.all_devices) // self.size
-        shape = tuple(d if isinstance(d, int) else replace(d, values=d.values * count) for d in kind.shape)
+        shape = tuple(replace(d, values=d.values * count) if isinstance(d, PerRank) else d for d in kind.shape)
         return Value(value.name, replace(value.placed, shape=shape))
 
     def _emit(self, op: Op, place: int) -> None:

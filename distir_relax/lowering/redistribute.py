@@ -12,7 +12,17 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 from distir_relax.ir import Attribute, DeviceEquivalence, DTensorType, Value, mesh_classes
-from distir_relax.layout import Cut, Interval, Partial, Placement, Replicate, Shard, intersect, local_intervals
+from distir_relax.layout import (
+    Cut,
+    Interval,
+    Partial,
+    Placement,
+    Replicate,
+    Shard,
+    generic_value,
+    intersect,
+    local_intervals,
+)
 from distir_relax.lowering.distributed_builder import SpmdBuilder, merge_attrs
 from distir_relax.lowering.padding import Padding
 from distir_relax.sharding import Transition, plan
@@ -267,7 +277,10 @@ def _sizes(pieces: Pieces) -> tuple[int, ...]:
 
 
 def _positions(pieces: Pieces, intervals: Sequence[Interval]) -> list[Interval]:
-    """Return the positions of `pieces`, in order, in a tensor that consists of `intervals`."""
+    """Return the positions of `pieces`, in order, in a tensor that consists of `intervals`.
+
+    Symbolic pieces are in the interval that they are in for generic values: cuts are nested for all values.
+    """
     starts: list[tuple[Interval, int]] = []
     position = 0
     for start, stop in intervals:
@@ -276,7 +289,8 @@ def _positions(pieces: Pieces, intervals: Sequence[Interval]) -> list[Interval]:
     positions = []
     for piece in pieces:
         for a, b in piece:
-            shift = next(shift for (start, stop), shift in starts if start <= a < stop)
+            at = generic_value(a)
+            shift = next(s for (start, stop), s in starts if generic_value(start) <= at < generic_value(stop))
             positions.append((a + shift, b + shift))
     return positions
 
@@ -289,7 +303,7 @@ def _sorted_positions(pieces: Pieces) -> list[Interval]:
         for start, stop in piece:
             positions.append((start, (position, position + stop - start)))
             position += stop - start
-    return [interval for _, interval in sorted(positions)]
+    return [interval for _, interval in sorted(positions, key=lambda item: generic_value(item[0]))]
 
 
 def _merge_adjacent(intervals: list[Interval]) -> tuple[Interval, ...]:

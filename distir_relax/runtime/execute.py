@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from distir_relax.bundle import Bundle, read_bundle
+from distir_relax.runtime.call_shapes import CallShapes
 from distir_relax.runtime.handshake import agreed
 from distir_relax.runtime.inputs import atomic_file, check_writable, write_npz
 from distir_relax.runtime.launched import ending_launch, load_rank
@@ -98,7 +99,7 @@ def run_rank(world: World, options: RunOptions) -> RunReport | None:
 def _prepare(options: RunOptions, bundle: Bundle) -> dict[str, Any]:
     """Check the inputs and return them, after checking that the outputs can be written."""
     inputs: dict[str, Any] = {} if options.input is None else dict(read_npz(options.input))
-    inputs = in_parts(bundle.manifest, inputs)
+    inputs = in_parts(CallShapes(bundle.manifest).of(inputs).manifest, inputs)
     for target in (options.output, options.report):
         if target is not None:
             check_writable(target)

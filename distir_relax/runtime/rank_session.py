@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 from distir_relax.bundle import Bundle, WeightSource
 from distir_relax.checkpoints import StateFile
 from distir_relax.runtime.backends import RankProgram, load_program
+from distir_relax.runtime.call_shapes import Call, CallShapes
 from distir_relax.runtime.inputs import local_inputs
 from distir_relax.runtime.machine import rank_device
 from distir_relax.runtime.microbatch_io import in_parts, joined, parts_of
@@ -32,6 +33,7 @@ class RankSession:
 
     def __init__(self, world: World, bundle: Bundle, backend: str = "torch", device: str = "cpu") -> None:
         self.bundle = bundle
+        self.calls = CallShapes(bundle.manifest)
         self._world = world
         with world.waiting("connecting to the other ranks"):
             self.communicator = world.communicator(bundle.manifest.mesh, rank_device(device, world.local_rank))
@@ -50,24 +52,25 @@ class RankSession:
 
     def __call__(self, inputs: Mapping[str, Array], outputs: Collection[str] | None = None) -> dict[str, torch.Tensor]:
         """Run once on global arrays; return the global outputs (those named, or all) on rank 0, nothing elsewhere."""
-        manifest, comm = self.bundle.manifest, self.communicator
-        local = local_inputs(manifest, in_parts(manifest, inputs), comm.rank, comm.device)
-        return self.run_local(local, outputs)
+        comm, call = self.communicator, self.calls.of(inputs)
+        local = local_inputs(call.manifest, in_parts(call.manifest, inputs), comm.rank, comm.device)
+        return self.run_local(call, local, outputs)
 
-    def run_local(self, local: list[torch.Tensor], outputs: Collection[str] | None = None) -> dict[str, torch.Tensor]:
-        """Run once on this rank's shards of the inputs, in the manifest's order; see `__call__`."""
-        manifest = self.bundle.manifest
-        parts = parts_of(manifest, outputs)
+    def run_local(
+        self, call: Call, local: list[torch.Tensor], outputs: Collection[str] | None = None
+    ) -> dict[str, torch.Tensor]:
+        """Run once on this rank's shards of the inputs of a call, in the manifest's order; see `__call__`."""
+        parts = parts_of(call.manifest, outputs)
         program, comm = self._loaded(), self.communicator
         comm.progress, comm.traffic = Progress(), Traffic()
         with self._world.running(comm.progress, program.steps):
             self._wait_at("the start of the run")
             comm.progress.last = None
-            self.seconds, results = run_step(self.bundle, comm, program, local, parts)
+            self.seconds, results = run_step(call, comm, program, local, parts)
             # A rank that exited early could not report, in a stall of the others, that it has finished.
             self._wait_at("the end of the run")
         comm.checks_steps = False
-        return joined(manifest, results)
+        return joined(call.manifest, results)
 
     def state(self) -> dict[str, torch.Tensor]:
         """Return the global tensors of all updated weights, by name, on rank 0; nothing on the others."""

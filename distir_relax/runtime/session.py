@@ -11,6 +11,7 @@ from distir_relax.bundle import Bundle, WeightSource
 from distir_relax.checkpoints import StateFile
 from distir_relax.errors import DistIRError, RunError
 from distir_relax.runtime.backends import load_program
+from distir_relax.runtime.call_shapes import Call, CallShapes
 from distir_relax.runtime.inputs import local_inputs
 from distir_relax.runtime.machine import rank_device
 from distir_relax.runtime.microbatch_io import in_parts, joined, parts_of
@@ -62,6 +63,7 @@ class Session:
         ranks = range(bundle.manifest.mesh.size)
         self.communicators = [self._world.communicator(rank, rank_device(device, rank)) for rank in ranks]
         self._programs = [load_program(backend, bundle, comm.rank, comm, comm.device) for comm in self.communicators]
+        self._calls = CallShapes(bundle.manifest)
         self._exclusive = threading.Lock()
 
     @property
@@ -80,9 +82,10 @@ class Session:
         """
         with self._exclusive:
             self._check_open()
-            manifest = self.bundle.manifest
-            split_inputs, parts = in_parts(manifest, inputs), parts_of(manifest, outputs)
-            return joined(manifest, self._run(split_inputs, self._timeout if timeout is None else timeout, parts))
+            call = self._calls.of(inputs)
+            split_inputs, parts = in_parts(call.manifest, inputs), parts_of(call.manifest, outputs)
+            results = self._run(call, split_inputs, self._timeout if timeout is None else timeout, parts)
+            return joined(call.manifest, results)
 
     def state(self) -> dict[str, torch.Tensor]:
         """Return the global tensors of all updated weights, by name, on the CPU; the caller owns them."""
@@ -117,7 +120,7 @@ class Session:
             raise SessionClosed(f"this session is closed: {self._closed}", hint="make a new session")
 
     def _run(
-        self, inputs: Mapping[str, Array], timeout: float, parts: Collection[str] | None
+        self, call: Call, inputs: Mapping[str, Array], timeout: float, parts: Collection[str] | None
     ) -> dict[str, torch.Tensor]:
         import torch
 
@@ -126,7 +129,7 @@ class Session:
         self._world.reset()
         before = torch.get_num_threads()
         share = max(1, before // len(self.communicators))
-        works = [self._work(rank, inputs, parts, share, outputs, seconds) for rank in range(len(seconds))]
+        works = [self._work(rank, call, inputs, parts, share, outputs, seconds) for rank in range(len(seconds))]
         ranks = RankThreads(works)
         # Valid until all ranks have ended, since an interrupt may occur at any point from here on.
         self._closed = "a rank did not return from the previous run"
@@ -160,7 +163,7 @@ class Session:
         return True
 
     def _work(
-        self, rank: int, inputs: Mapping[str, Array], parts: Collection[str] | None, threads: int,
+        self, rank: int, call: Call, inputs: Mapping[str, Array], parts: Collection[str] | None, threads: int,
         outputs: dict[str, torch.Tensor], seconds: list[float],
     ) -> Callable[[], None]:  # fmt: skip
         """Return the function that a rank's thread runs in one run."""
@@ -172,8 +175,8 @@ class Session:
             try:
                 torch.set_num_threads(threads)
                 comm.progress, comm.traffic = Progress(), Traffic()
-                local = local_inputs(self.bundle.manifest, inputs, rank, comm.device)
-                seconds[rank], results = run_step(self.bundle, comm, self._programs[rank], local, parts)
+                local = local_inputs(call.manifest, inputs, rank, comm.device)
+                seconds[rank], results = run_step(call, comm, self._programs[rank], local, parts)
                 outputs.update(results)
             except RankReleased:
                 pass

@@ -6,10 +6,11 @@ import time
 from collections.abc import Collection, Mapping
 from typing import TYPE_CHECKING
 
-from distir_relax.bundle import Bundle, Manifest
+from distir_relax.bundle import Manifest
 from distir_relax.errors import RunError
 from distir_relax.runtime.backends import RankProgram
 from distir_relax.runtime.backends.weights import memory, own_memory
+from distir_relax.runtime.call_shapes import Call
 from distir_relax.runtime.communicator import Communicator
 from distir_relax.runtime.outputs import collect_output
 
@@ -18,31 +19,31 @@ if TYPE_CHECKING:
 
 
 def run_step(
-    bundle: Bundle, comm: Communicator, program: RankProgram, local: list[torch.Tensor],
+    call: Call, comm: Communicator, program: RankProgram, local: list[torch.Tensor],
     outputs: Collection[str] | None = None,
 ) -> tuple[float, dict[str, torch.Tensor]]:  # fmt: skip
-    """Run `program` on this rank's shards of the inputs; return its seconds, and the global outputs on rank 0.
+    """Run `program` on this rank's shards of the inputs of a call; return its seconds, and the global outputs on rank 0.
 
     Only the `outputs` named are gathered, by default all. Raises RunError if the results are not those that the bundle
     names.
     """
     comm.progress.start()
     start = time.perf_counter()
-    results = program(*local)
+    results = program(*local, sizes=call.sizes)
     comm.finish_sends()
     if comm.device != "cpu":
         import torch
 
         torch.cuda.synchronize()
     seconds = time.perf_counter() - start
-    expected = [tensor for tensor in bundle.manifest.outputs if tensor.is_on(comm.rank)]
+    expected = [tensor for tensor in call.manifest.outputs if tensor.is_on(comm.rank)]
     if len(results) != len(expected):
         raise RunError(
             f"the program of rank {comm.rank} gives {len(results)} outputs, the bundle names {len(expected)}"
         )
     by_name = {tensor.name: result for tensor, result in zip(expected, results, strict=True)}
-    _keep_state(bundle.manifest, program, by_name)
-    gathered = [tensor for tensor in bundle.manifest.outputs if outputs is None or tensor.name in outputs]
+    _keep_state(call.manifest, program, by_name)
+    gathered = [tensor for tensor in call.manifest.outputs if outputs is None or tensor.name in outputs]
     mine = [tensor.name for tensor in gathered if tensor.name in by_name]
     own = own_memory([by_name[name] for name in mine], [*local, *program.state.values()], program.held)
     global_outputs = {}

@@ -21,7 +21,10 @@ NONE: frozenset[int] = frozenset()
 
 @dataclass(slots=True)
 class Rules:
-    """The ops of a function: operand and result names, rules, and positions of factors in the rules."""
+    """The ops of a function: operand and result names, rules, and positions of factors in the rules.
+
+    Sizes are generic values of symbolic ones.
+    """
 
     function: Function
     names: list[list[str]] = field(default_factory=list)
@@ -33,7 +36,7 @@ class Rules:
     def of(function: Function) -> Rules:
         """Look up the rule of each op."""
         result = Rules(function)
-        result.shapes.update((item.value.name, item.value.tensor.shape) for item in function.inputs)
+        result.shapes.update((item.value.name, item.value.tensor.generic.shape) for item in function.inputs)
         # Cached by types: a model repeats the same few ops in each layer and each call of a function.
         rules: dict[object, Rule] = {}
         rules_by_type: dict[object, Rule] = {}
@@ -51,7 +54,7 @@ class Rules:
             result.rules.append(rule)
             result.names.append([v.name for v in values])
             for value in op.results:
-                result.shapes[value.name] = value.tensor.shape
+                result.shapes[value.name] = value.tensor.generic.shape
         return result
 
 

@@ -15,6 +15,8 @@ from dataclasses import dataclass, field, replace
 from itertools import pairwise
 
 from distir_relax.ir import Function, Module, Op, inlined_main, memoize
+from distir_relax.layout import generic_value, is_symbolic
+from distir_relax.layout.symbolic_size import LEAST_GENERIC
 from distir_relax.ops import BLOCKED, PARALLEL, WINDOW, Trait, lookup
 from distir_relax.sharding.factor_split import JoinedBoundaries, PropagatedBoundaries, Rules, find_boundaries
 
@@ -93,29 +95,33 @@ def slot_index(dims: Dims, dim: int, index: int) -> int:
 
 @dataclass(frozen=True, slots=True)
 class Factoring:
-    """The slots, atoms and classes of one function."""
+    """The slots, atoms and classes of one function. Slots have generic values of symbolic sizes, the keys of `sizes`."""
 
     slots: dict[str, Dims]
     atoms: tuple[tuple[Atom, ...], ...]
     classes: SlotClasses
     blocked: frozenset[Slot]
+    sizes: Mapping[int, int] = field(default_factory=dict)
 
     def size(self, slot: Slot) -> int:
         """Return the number of units in a slot."""
         value, dim, index = slot
-        return self.slots[value][dim][index]
+        return self._size(self.slots[value][dim][index])
 
     def around(self, slot: Slot) -> tuple[int, int]:
         """Return the number of repetitions of the slot in its dim, and of elements per unit: (outer, inner)."""
-        sizes = self.slots[slot[0]][slot[1]]
+        sizes = list(map(self._size, self.slots[slot[0]][slot[1]]))
         return math.prod(sizes[: slot[2]]), math.prod(sizes[slot[2] + 1 :])
+
+    def _size(self, generic: int) -> int:
+        return self.sizes.get(generic, generic)
 
     def without_windows(self) -> Factoring:
         """Return the factoring without splits along the dims of sliding windows."""
         if not any(atom.kind == WINDOW for atoms in self.atoms for atom in atoms):
             return self
         atoms = tuple(tuple(atom for atom in atoms if atom.kind != WINDOW) for atoms in self.atoms)
-        return Factoring(self.slots, atoms, self.classes, self.blocked)
+        return replace(self, atoms=atoms)
 
     def is_blocked(self, slot: Slot) -> bool:
         """Whether some op of the program needs the slot's class unsplit."""
@@ -197,7 +203,8 @@ class _Factors:
                 join(first[tensor_names[t]] + slot, first[tensor_names[u]] + other_slot)
             blocked += [first[tensor_names[t]] + slot for t, slot in op_atoms.blocked]
             atoms.append(op_atoms.atoms)
-        return Factoring(slots, tuple(atoms), classes, frozenset(map(classes.representative, blocked)))
+        blocked_slots = frozenset(map(classes.representative, blocked))
+        return Factoring(slots, tuple(atoms), classes, blocked_slots, _symbolic_sizes(self.function, slots))
 
     def _cut(self) -> None:
         """Divide dims into slots at their boundaries."""
@@ -220,7 +227,7 @@ class _Factors:
         for op in filter(is_annotation, self.function.ops):
             for value in (*op.operands, *op.results):
                 # A dim of at most one element can be annotated, though no op can be split along it.
-                sizes = zip(slots[value.name], value.tensor.shape, strict=True)
+                sizes = zip(slots[value.name], self.rules.shapes[value.name], strict=True)
                 slots[value.name] = tuple(dims or (n,) for dims, n in sizes)
 
     def _bounds(self, name: str, dim: int) -> list[int]:
@@ -233,7 +240,8 @@ class _Factors:
         for window in self.rules.rules[number].windows:
             places: list[tuple[int, int] | None] = [None] * (len(op.operands) + len(op.results))
             source, target = op.operands[window.operand], op.results[0]
-            if min(source.tensor.shape[window.operand_dim], target.tensor.shape[window.result_dim]) > 1:
+            shapes = self.rules.shapes
+            if min(shapes[source.name][window.operand_dim], shapes[target.name][window.result_dim]) > 1:
                 places[window.operand] = (window.operand_dim, 0)
                 places[len(op.operands)] = (window.result_dim, 0)
                 name = f"window {window.index}"
@@ -295,5 +303,22 @@ class _Atoms:
 
 def _replicated_atoms(op: Op) -> list[Atom]:
     """Return atoms of the dims of an annotated value with at most one element, so that its layout is preserved."""
-    dims = enumerate(op.results[0].tensor.shape)
+    dims = enumerate(op.results[0].tensor.generic.shape)
     return [Atom(f"held {dim}", PARALLEL, size, ((dim, 0), (dim, 0))) for dim, size in dims if size <= 1]
+
+
+def _symbolic_sizes(function: Function, slots: Mapping[str, Dims]) -> dict[int, int]:
+    """Return the symbolic size of each generic one that a slot has.
+
+    A slot is a dim of some value, or the exact quotient of a dim and the other slots in it.
+    """
+    values = [item.value for item in function.inputs] + [v for op in function.ops for v in op.results]
+    dims = {(n, slots[v.name][i]) for v in values for i, n in enumerate(v.tensor.shape) if is_symbolic(n)}
+    sizes = {generic_value(n): n for n, _ in dims}
+    for size, parts in sorted(dims, key=lambda item: (len(item[1]), item[1])):
+        unknown = [part for part in parts if part not in sizes and part >= LEAST_GENERIC]
+        if len(unknown) == 1:
+            others = list(parts)
+            others.remove(unknown[0])
+            sizes[unknown[0]] = size // math.prod(sizes.get(part, part) for part in others)
+    return sizes

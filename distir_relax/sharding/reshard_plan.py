@@ -23,7 +23,7 @@ from dataclasses import dataclass
 from functools import lru_cache
 
 from distir_relax.ir import DTensorType
-from distir_relax.layout import Cut, DeviceMesh, Partial, Placement, R, Routed, Shard, collective_between
+from distir_relax.layout import Cut, DeviceMesh, Partial, Placement, R, Routed, Shard, collective_between, typical_value
 from distir_relax.layout.partition import refine_cut
 
 
@@ -191,8 +191,8 @@ def _letter(placement: Placement) -> str:
 def _remaining_parts(
     shape: tuple[int, ...], source: tuple[Placement, ...], target: tuple[Placement, ...], mesh: tuple[int, ...]
 ) -> list[int]:
-    """Return into how many parts each dim can still be cut, given the cuts at both ends."""
-    parts = list(shape)
+    """Return into how many parts each dim can still be cut, given the cuts at both ends; typically, if symbolic."""
+    parts = list(map(typical_value, shape))
     for source_placement, target_placement, n in zip(source, target, mesh, strict=True):
         for dim in {p.dim for p in (source_placement, target_placement) if isinstance(p, Shard)}:
             parts[dim] //= n

@@ -7,7 +7,8 @@ computes during import, or a number, a dtype, a list. Only ops with runtime oper
 from __future__ import annotations
 
 import operator
-from collections.abc import Callable, Sequence
+import re
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -16,7 +17,7 @@ from distir_relax.frontends.imported_model import Frame
 from distir_relax.frontends.location import frames_of, location_in_stack, module_of
 from distir_relax.frontends.torch.functionalize import is_in_place
 from distir_relax.ir import TensorType, Value, join_location
-from distir_relax.layout import DTYPES, DeviceMesh
+from distir_relax.layout import DTYPES, DeviceMesh, Symbol, floor_divide, is_symbolic, maximum, minimum, size_of
 from distir_relax.ops import DATA_DEPENDENT, DATA_DEPENDENT_HINT, Builder, Complex, aten_of
 from distir_relax.sharding.annotate import is_mark
 
@@ -33,6 +34,19 @@ _EMPTY = (
     *("sym_constrain_range", "sym_constrain_range_for_size"),
 )
 
+
+_SIZES: dict[str, Callable[..., Any]] = {
+    "add": operator.add,
+    "sub": operator.sub,
+    "mul": operator.mul,
+    "floordiv": floor_divide,
+    "mod": operator.mod,
+    "neg": operator.neg,
+    "sym_max": maximum,
+    "sym_min": minimum,
+}
+"""Functions that compute sizes from symbolic ones, by the name of torch's function."""
+_COMPARISONS = ("eq", "ne", "lt", "le", "gt", "ge", "sym_not", "and_", "or_")
 
 REPORT_HINT = "this is a bug in the op's entry in the op table: please report it with this line of the model"
 """Hint of errors caused by this package, not by the model."""
@@ -68,9 +82,20 @@ class GraphImporter:
         self._hints: dict[int, str] = {}
         self._constants: dict[TensorType, list[tuple[torch.Tensor, Value]]] = {}
 
-    def declare(self, node: Node, name: str, role: str, data: torch.Tensor | None = None) -> Value:
-        """Declare placeholder `node` as an input of the program; `data` is a parameter's tensor."""
-        value = self.builder.input(name, self._type(node.meta["val"], name), role)
+    def declare(
+        self,
+        node: Node,
+        name: str,
+        role: str,
+        data: torch.Tensor | None = None,
+        symbols: Mapping[int, Symbol] | None = None,
+    ) -> Value:
+        """Declare placeholder `node` as an input of the program, with these `symbols` by dim.
+
+        `data` is a parameter's tensor.
+        """
+        kind = self._type(node.meta["val"], name, symbols or {})
+        value = self.builder.input(name, kind, role)
         if data is not None:
             self.tensors[value.name] = data
         self._bound[node] = value
@@ -142,6 +167,9 @@ class GraphImporter:
         if is_mark(target):
             return self._annotate(*args)
         leaves = _leaves((args, kwargs))
+        is_sized = is_symbolic(tuple(leaves))
+        if is_sized and getattr(target, "_schema", None) is None:
+            return self._size(target, name, args)
         if name in _NUMBERS and isinstance(args[0], Value):
             return _Unknown(name)
         if unknown := next((x for x in leaves if isinstance(x, _Unknown)), None):
@@ -151,7 +179,7 @@ class GraphImporter:
                 f"aten.{name} takes a number that depends on data (aten.{unknown.source})",
                 self.builder.location, DATA_DEPENDENT_HINT,
             )  # fmt: skip
-        constant = not any(isinstance(x, (Value, Complex)) for x in leaves)
+        constant = not is_sized and not any(isinstance(x, (Value, Complex)) for x in leaves)
         result = self._fold(node, name, args, kwargs) if constant else self._convert(node, name, args, kwargs)
         if is_in_place(target):
             self._bound[node.args[0]] = result  # type: ignore[index]
@@ -171,6 +199,18 @@ class GraphImporter:
         self.builder.hint = f"{value.name}.sharded"
         annotated: Value = self.builder.emit("annotate_sharding", value, placements=placements)
         return annotated
+
+    def _size(self, target: Any, name: str, args: Sequence[Any]) -> Any:
+        """Compute a size, or a comparison of sizes, from symbolic ones."""
+        if name in _COMPARISONS:
+            # Only assertions of what torch has proved use it.
+            return _Unknown(f"comparison of {args[0]} and {args[1]}")
+        if name not in _SIZES:
+            raise UnsupportedOpError(
+                f"the model computes {name} of a size, {', '.join(map(str, args))}", self.builder.location,
+                f"sizes can be computed by {', '.join(_SIZES)}",
+            )  # fmt: skip
+        return _SIZES[name](*args)
 
     def _fold(self, node: Node, name: str, args: Any, kwargs: Any) -> Any:
         import torch
@@ -263,18 +303,20 @@ class GraphImporter:
                 description = f"it is {value.type} here, and {tuple(val.shape)} of {val.dtype} in torch"
                 raise _conversion_error(name, description, self.builder.location)
 
-    def _type(self, tensor: torch.Tensor, what: str) -> TensorType:
+    def _type(self, tensor: torch.Tensor, what: str, symbols: Mapping[int, Symbol] | None = None) -> TensorType:
         import torch
 
         if _dtype(tensor) not in DTYPES:
             raise UnsupportedOpError(
                 f"{what} has dtype {tensor.dtype}, expected one of {', '.join(DTYPES)}", self.builder.location
             )
-        if any(isinstance(n, torch.SymInt) for n in tensor.shape):
+        sizes = {dim: size_of(symbol) for dim, symbol in (symbols or {}).items()}
+        if any(isinstance(n, torch.SymInt) and dim not in sizes for dim, n in enumerate(tensor.shape)):
             raise UnsupportedOpError(
                 f"{what} has a shape that depends on data: {tuple(tensor.shape)}", self.builder.location
             )
-        return TensorType(tuple(int(n) for n in tensor.shape), _dtype(tensor))
+        shape = tuple(sizes[dim] if dim in sizes else int(n) for dim, n in enumerate(tensor.shape))
+        return TensorType(shape, _dtype(tensor))
 
     def _resolve(self, item: Any) -> Any:
         from torch.fx import Node
@@ -299,11 +341,12 @@ def _is_like(val: torch.Tensor, kind: TensorType) -> bool:
 
 
 def _is_shaped_by_data(results: Any) -> bool:
-    """Return whether a node's result has a symbolic dim."""
+    """Return whether a node's result has a dim that depends on data, which torch names ``u0`` and so on."""
     import torch
 
     items = results if isinstance(results, (tuple, list)) else [results]
-    return any(isinstance(n, torch.SymInt) for t in items if isinstance(t, torch.Tensor) for n in t.shape)
+    sizes = (n for t in items if isinstance(t, torch.Tensor) for n in t.shape if isinstance(n, torch.SymInt))
+    return any(re.search(r"\bu\d", str(n)) for n in sizes)
 
 
 def _unsupported(name: str, location: str) -> UnsupportedOpError:

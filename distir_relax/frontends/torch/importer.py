@@ -5,9 +5,12 @@ from __future__ import annotations
 import threading
 import warnings
 from collections.abc import Mapping, Sequence
+from contextlib import nullcontext
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from distir_relax.errors import DistIRError, ImportModelError
+from distir_relax.frontends.dynamic_shapes import DimSpec, Symbols, find_symbols
 from distir_relax.frontends.imported_model import Flatten, Imported, eliminate_dead_ops
 from distir_relax.frontends.location import location_of_error
 from distir_relax.frontends.moe_sort_elimination import eliminate_moe_sorts
@@ -26,7 +29,14 @@ from distir_relax.frontends.torch.module_state import (
 )
 from distir_relax.frontends.torch.object_state import promote_mutated_constants
 from distir_relax.frontends.torch.pytree_names import CallSignature, ResultStructure, leaf_names, result_names
+from distir_relax.frontends.torch.symbolic_export import (
+    recorded_specializations,
+    specialization_error,
+    torch_specification,
+    with_example_sizes,
+)
 from distir_relax.ir import Module, Value
+from distir_relax.layout import Guards, guarding
 from distir_relax.support.torch_compat import private
 
 if TYPE_CHECKING:
@@ -44,8 +54,13 @@ def import_torch(
     example_kwargs: Mapping[str, Any] | None = None,
     check: bool = False,
     training: bool = False,
+    dynamic_shapes: DimSpec | None = None,
+    dims: Mapping[str, Any] | None = None,
 ) -> Imported:
     """Import a model as it runs on the example arguments, whose shapes become those of the program.
+
+    `dynamic_shapes` names the dims that may differ from call to call, `dims` replaces bounds of them; see
+    `find_symbols`. The example's sizes of those must be at least 2.
 
     Values that depend only on constants and buffers (masks, positions) are computed during import, and have no data if
     a buffer is on the meta device; ops that reach no output are removed. Buffers that the model changes are inputs of
@@ -61,40 +76,69 @@ def import_torch(
     as `check_import` does if the program computes other results than the model.
     """
     with EXPORT_LOCK:
-        return _import_torch(model, example_inputs, dict(example_kwargs or {}), check, training)
+        if not training:
+            _reject_active_dropout(model)
+        call = _Call.of(model, example_inputs, dict(example_kwargs or {}), dynamic_shapes, dims or {})
+        try:
+            return _read(model, call, check, training)
+        except AttributesReplaced as error:
+            if not error.is_state:
+                raise
+            with state_buffers(model, error, call.args, call.kwargs):
+                return _read(model, call, check, training)
 
 
-def _import_torch(
-    model: torch.nn.Module, example_inputs: Sequence[Any], kwargs: dict[str, Any], check: bool, training: bool
-) -> Imported:
-    if not training:
-        _reject_active_dropout(model)
-    try:
-        return _read(model, example_inputs, kwargs, check, training)
-    except AttributesReplaced as error:
-        if not error.is_state:
-            raise
-        with state_buffers(model, error, example_inputs, kwargs):
-            return _read(model, example_inputs, kwargs, check, training)
+@dataclass(frozen=True, slots=True)
+class _Call:
+    """The example call, and the symbols of its inputs' dims."""
+
+    args: Sequence[Any]
+    kwargs: dict[str, Any]
+    signature: CallSignature
+    symbols: Symbols
+
+    @classmethod
+    def of(
+        cls,
+        model: torch.nn.Module,
+        args: Sequence[Any],
+        kwargs: dict[str, Any],
+        dynamic_shapes: DimSpec | None,
+        dims: Mapping[str, Any],
+    ) -> _Call:
+        import torch
+
+        signature = _call_signature(model, args, kwargs)
+        shapes = {n: x.shape for n, x in signature.leaves.items() if isinstance(x, torch.Tensor)}
+        symbols = find_symbols(dynamic_shapes, dims, shapes)
+        return cls(args, kwargs, signature, with_example_sizes(symbols, shapes))
+
+    def export(self, model: torch.nn.Module) -> ExportedProgram:
+        """Export the model. Raises `ImportModelError` if torch cannot."""
+        args, kwargs = copy_aliases(model, tuple(self.args), self.kwargs)
+        arguments = self.signature.bound(args, kwargs)
+        spec = torch_specification(arguments, self.signature.leaf_names(arguments), self.symbols)
+        return _export(model, args, kwargs, spec if self.symbols else None, self.symbols)
 
 
-def _read(
-    model: torch.nn.Module, example_inputs: Sequence[Any], kwargs: dict[str, Any], check: bool, training: bool
-) -> Imported:
-    signature = _call_signature(model, example_inputs, kwargs)
+def _read(model: torch.nn.Module, call: _Call, check: bool, training: bool) -> Imported:
+    example_inputs, kwargs, signature = call.args, call.kwargs, call.signature
     with reject_custom_autograd(model, training):
-        exported = _export(model, *copy_aliases(model, tuple(example_inputs), kwargs))
+        exported = call.export(model)
     inline_subgraphs(exported)
     promote_mutated_constants(exported, model)
     program = functionalize(exported)
     _reject_changed_parameters(program)
     importer = GraphImporter(training)
-    names = _declare_inputs(importer, program, model, signature)
-    results = importer.run(program.graph_module)
+    with guarding(Guards()) as guards:
+        names = _declare_inputs(importer, program, model, signature, call.symbols)
+        results = importer.run(program.graph_module)
     # Only after conversion, which rejects random models: those differ from their own programs.
     if check:
         check_import(model, example_inputs, kwargs, program)
-    return eliminate_moe_sorts(_finish(model, importer, program, signature, names, results))
+    imported = eliminate_moe_sorts(_finish(model, importer, program, signature, names, results))
+    module = replace(imported.module, records=tuple(guards.found.values()))
+    return replace(imported, module=module)
 
 
 def _reject_active_dropout(model: torch.nn.Module) -> None:
@@ -140,18 +184,29 @@ def _call_signature(model: torch.nn.Module, args: Sequence[Any], kwargs: Mapping
         ) from None
 
 
-def _export(model: torch.nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> ExportedProgram:
+def _export(
+    model: torch.nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], spec: Any, symbols: Symbols
+) -> ExportedProgram:
     import torch
 
+    places: dict[str, str] = {}
+    recorder = recorded_specializations() if spec else nullcontext(places)
     try:
         with warnings.catch_warnings():
             # Attributes are checked by `reject_replaced_attributes`.
             warnings.filterwarnings("ignore", r"The tensor attributes? .* assigned during export")
-            with preserve_attributes(model), placeholder_data(model, (args, kwargs)), reject_replaced_attributes(model):
-                return torch.export.export(model, args, kwargs, strict=False)
+            with (
+                recorder as places,
+                preserve_attributes(model),
+                placeholder_data(model, (args, kwargs)),
+                reject_replaced_attributes(model),
+            ):
+                return torch.export.export(model, args, kwargs, dynamic_shapes=spec, strict=False)
     except DistIRError:
         raise
     except Exception as error:  # torch.export raises whatever the model or the tracer raises
+        if rejected := specialization_error(error, places, symbols):
+            raise rejected from error
         cause = next((line for line in str(error).splitlines() if line.strip()), "no message")
         hint = "does the model run on these inputs? Control flow that depends on tensor values cannot be captured"
         if "Cache" in cause:
@@ -164,7 +219,11 @@ def _export(model: torch.nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any
 
 
 def _declare_inputs(
-    importer: GraphImporter, program: ExportedProgram, model: torch.nn.Module, signature: CallSignature
+    importer: GraphImporter,
+    program: ExportedProgram,
+    model: torch.nn.Module,
+    signature: CallSignature,
+    symbols: Symbols,
 ) -> dict[str, str]:
     """Declare or bind every placeholder; return the user-visible names with their values' names."""
     from torch.export.graph_signature import ConstantArgument, InputKind
@@ -184,7 +243,7 @@ def _declare_inputs(
             if isinstance(spec.arg, ConstantArgument):
                 importer.bind(node, spec.arg.value)
             else:
-                names[name] = importer.declare(node, name, "input").name
+                names[name] = importer.declare(node, name, "input", symbols=symbols.get(name, {})).name
     first: dict[int, str] = {}
     for name, parameter in model.named_parameters(remove_duplicate=False):
         first.setdefault(id(parameter), name)

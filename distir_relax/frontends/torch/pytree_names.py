@@ -78,6 +78,14 @@ class CallSignature:
                 names.append(name)
         return names[:count]
 
+    def bound(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> dict[str, Any]:
+        """Return the arguments of a call by parameter name, without defaults."""
+        return dict(self._signature.bind(*args, **kwargs).arguments)
+
+    def leaf_names(self, arguments: Mapping[str, Any]) -> dict[str, list[str]]:
+        """Return the names of the leaves of each of these arguments, in the order of their pytree."""
+        return {name: list(self._leaves_of({name: value})) for name, value in arguments.items()}
+
     @property
     def arguments(self) -> tuple[str, ...]:
         """The names of the positional arguments, in order."""

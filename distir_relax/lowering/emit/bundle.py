@@ -21,7 +21,19 @@ from distir_relax.ir import (
     print_module,
     print_records,
 )
-from distir_relax.layout import At, DeviceMesh, R, Shard, print_placements, shard_devices
+from distir_relax.ir.symbols import module_symbols
+from distir_relax.layout import (
+    At,
+    DeviceMesh,
+    Guard,
+    R,
+    Shard,
+    Symbol,
+    print_placements,
+    shard_devices,
+    size_of,
+    symbols_within,
+)
 from distir_relax.lowering.emit.torch import to_torch
 from distir_relax.ops import Trait, lookup
 from distir_relax.sharding import layout_comments
@@ -168,9 +180,28 @@ def _bundle(
         updates=updates,
         divided_inputs=_batch_divisions(ranked, "input"),
         divided_outputs=_batch_divisions(ranked, "output"),
+        symbols=_call_symbols(ranked, inputs),
+        guards=tuple(record for record in ranked.records if isinstance(record, Guard)),
     )
     texts = {**texts, "ranked.txt": print_module(ranked), format_.RECORDS_FILE: print_records(ranked.records)}
     return format_.Bundle(manifest, files, format_.TensorWeights(tensors), texts)
+
+
+def _call_symbols(ranked: Module, inputs: Sequence[tuple[str, DTensorType, str]]) -> tuple[Symbol, ...]:
+    """Return the symbols of a program, whose values a call determines by its inputs' sizes.
+
+    Raises `DistIRError` for a symbol that is not the size of an input.
+    """
+    symbols = set(module_symbols(ranked).values()).union(*(symbols_within(kind.shape) for _, kind, _ in inputs))
+    sized = {n for _, kind, role in inputs if role == "input" for n in kind.shape}
+    for record in ranked.records:
+        if isinstance(record, MicrobatchParts) and record.role == "input":
+            shapes = [kind.shape[record.dim] for name, kind, _ in inputs if name in record.parts]
+            sized.add(sum(shapes))
+    for symbol in symbols:
+        if size_of(symbol) not in sized:
+            raise DistIRError(f"expected an input with a dim of size {symbol}, found none", hint="name such a dim")
+    return tuple(sorted(symbols, key=str))
 
 
 def _batch_divisions(module: Module, role: str) -> tuple[format_.Division, ...]:

@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from distir_relax.ir import Function, Module, Op, absolute_location, callees_first, fresh_name, print_op
+from distir_relax.ir.symbols import module_symbols
 from distir_relax.lowering.emit.torch_function import Callee, TorchFunction, fixed_values
 from distir_relax.ops import Trait, lookup
 
@@ -15,7 +16,8 @@ from distir_relax.ops import Trait, lookup
 def to_torch(module: Module, name: str) -> dict[str, str]:
     """Return the text of a Python module for each program of the ranked `module`; the docstring has the model's `name`.
 
-    The module defines ``main(comm, weights, *inputs) -> tuple``, the outputs in order; ``prepare(weights)``, run once
+    The module defines ``main(comm, weights, *sizes, *inputs) -> tuple``, the outputs in order; ``SIZES``, the names of
+    the sizes, if it takes any; ``prepare(weights)``, run once
     when the program is loaded, if some values depend only on weights; ``STEPS``, the op of each step number; and
     ``CALLS``, the locations in the model of each function's calls, in order, if there are functions.
     """
@@ -25,7 +27,7 @@ def to_torch(module: Module, name: str) -> dict[str, str]:
     return {entry: _Program(module, module.function(entry), name, ranks).text() for entry, ranks in ranks_of.items()}
 
 
-_RESERVED = {"comm", "weights", "torch", "F", "STEPS", "CALLS", "main", "prepare"}
+_RESERVED = {"comm", "weights", "torch", "F", "SIZES", "STEPS", "CALLS", "main", "prepare"}
 _RESERVED |= {
     "tvm_extern",
     "indices",
@@ -68,11 +70,12 @@ class _Program:
             self.names[function.name] = fresh_name(re.sub(r"_\d+$", "", function.name), used_names)
         stored = self._stored(inner)
         callees: dict[str, Callee] = {}
+        symbols = set(module_symbols(self.module))
         texts = []
         for function in (*inner, self.main):
             fixed = stored[function.name] - self.mutated[function.name]
             emitted = TorchFunction(
-                function, self.names[function.name], stored[function.name], fixed, callees, set(used_names)
+                function, self.names[function.name], stored[function.name], fixed, callees, set(used_names) | symbols
             )
             callees[function.name] = emitted.callee()
             texts.append(emitted.text())
@@ -82,6 +85,7 @@ class _Program:
             f'{len(self.module.ranks)}. Written by distir-relax."""\n\n'
             "import torch\nimport torch.nn.functional as F\n\n"
             + _imports(texts)
+            + (f"SIZES = {_tuple(emitted.symbols)}\n\n" if emitted.symbols else "")
             + self._steps([self.main, *inner])
             + "\n\n".join(texts)
         )
@@ -139,6 +143,10 @@ class _Program:
             lines = "".join(f"        {json.dumps(place)},\n" for place in places)
             calls.append(f"    {json.dumps(self.names[name])}: (\n{lines}    ),\n")
         return f"{steps}\nCALLS = {{\n{''.join(calls)}}}\n\n\n"
+
+
+def _tuple(names: Sequence[str]) -> str:
+    return f"({', '.join(map(json.dumps, names))}{',' * (len(names) == 1)})"
 
 
 def _imports(texts: Sequence[str]) -> str:

@@ -9,6 +9,8 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from distir_relax.ir import TASK, Function, Op, Value, fresh_name, value_names
+from distir_relax.ir.symbols import op_symbols
+from distir_relax.layout import Symbol, symbols_within
 from distir_relax.ops import Trait, lookup, torch_expression, torch_in_place
 
 # Values with larger storage are deleted after their last use; for smaller ones the extra line is not worth it.
@@ -23,7 +25,7 @@ class Callee:
 
     `name` and `prepare` are the names of its Python functions (`prepare` is empty if there is none); `weights` maps the
     numbers of inputs that come with its weights to their names there; `arguments` are the numbers of the others, which
-    are passed `as_list` if there are many.
+    are passed `as_list` if there are many. Values of the `symbols` come before them.
     """
 
     name: str
@@ -31,6 +33,7 @@ class Callee:
     weights: Mapping[int, str]
     arguments: Sequence[int]
     as_list: bool
+    symbols: Sequence[str] = ()
 
     @property
     def takes_weights(self) -> bool:
@@ -54,6 +57,8 @@ class TorchFunction:
     numbers: dict[str, str] = field(default_factory=dict)
     packed: dict[str, str] = field(default_factory=dict)
     """The name of an op's packed weights, by the name of the op's result."""
+    symbols: Sequence[str] = ()
+    """The symbols of the function's sizes and those of its callees."""
     prepare: str = ""
     body: list[str] = field(default_factory=list)
 
@@ -63,6 +68,8 @@ class TorchFunction:
                 self.names[item.value.name] = f"weights[{json.dumps(item.value.name)}]"
             else:
                 self._name(item.value)
+        symbols = {symbol.name for op in self.function.ops for symbol in _symbols_in_code(op)}
+        self.symbols = sorted(symbols.union(*(c.symbols for c in self._called())))
         self.fixed = fixed_values(self.function, self.fixed)
         self._name_weights()
         self._choose_packed(self.fixed)
@@ -87,7 +94,7 @@ class TorchFunction:
             unpack, arguments = f"    {', '.join(arguments)} = emptied(given)\n", ["given"]
         return (
             self.prepare
-            + f"def {self.name}({', '.join(['comm', *weights, *arguments])}):\n"
+            + f"def {self.name}({', '.join(['comm', *weights, *self.symbols, *arguments])}):\n"
             + unpack
             + "".join(f"    {line}\n" for line in self.body)
             + f"    return {result}\n"
@@ -103,7 +110,11 @@ class TorchFunction:
             {number: name for number, name in names.items() if name in self.stored},
             arguments,
             _needs_list(arguments),
+            self.symbols,
         )
+
+    def _called(self) -> list[Callee]:
+        return [self.callees[op.callee] for op in self.function.ops if op.callee]
 
     def _prepare(self, fixed: set[str]) -> str:
         """Generate the function `prepare`; empty if every weight is used unchanged."""
@@ -194,7 +205,7 @@ class TorchFunction:
         """Generate the line of a call, which takes over the values that are `dead` after it."""
         callee = self.callees[op.callee]
         key = json.dumps(self.keys[op.results[0].name])
-        arguments = [f"weights[{key}]"] if callee.takes_weights else []
+        arguments = [*([f"weights[{key}]"] if callee.takes_weights else []), *callee.symbols]
         moved = set()
         for number in callee.arguments:
             value = op.operands[number]
@@ -294,7 +305,7 @@ def fixed_values(function: Function, fixed: set[str]) -> set[str]:
     """Return the values that depend only on `fixed` inputs, including those: they are computed once."""
     constant = set(fixed)
     for op in function.ops:
-        is_late = op.callee or Trait.ON_COMMUNICATOR in lookup(op.name, op.location).traits
+        is_late = op.callee or Trait.ON_COMMUNICATOR in lookup(op.name, op.location).traits or _symbols_in_code(op)
         if not is_late and all(v.name in constant for v in op.operands):
             constant.update(v.name for v in op.results)
     return constant
@@ -305,8 +316,16 @@ def _needs_list(arguments: Sequence[object]) -> bool:
     return len(arguments) + 2 > _MAX_ARGUMENTS
 
 
+def _symbols_in_code(op: Op) -> frozenset[Symbol]:
+    """Return the symbols that the code of an op reads: those of its attributes, and of types that may be empty."""
+    if not op.callee and Trait.ZERO_IF_EMPTY in lookup(op.name, op.location).traits:
+        return op_symbols(op)
+    return symbols_within(tuple(op.attrs.values()))
+
+
 def _rows(op: Op) -> int:
-    result = op.results[0].tensor
+    """Return the number of rows of an op's result, typically if it is symbolic."""
+    result = op.results[0].tensor.typical
     return result.elements // result.shape[-1] if result.elements else 0
 
 

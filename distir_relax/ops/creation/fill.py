@@ -7,13 +7,12 @@ from collections.abc import Sequence
 from typing import Any
 
 from distir_relax.ir import TensorType, Value
+from distir_relax.layout import floor_divide, is_symbolic, maximum
 from distir_relax.ops.table import (
-    BLOCKED,
     FREE,
     Attrs,
     Builder,
     Code,
-    Factor,
     Rule,
     Semantics,
     Split,
@@ -48,25 +47,54 @@ define(
 def _infer_arange(types: Types, attrs: Attrs) -> tuple[TensorType, ...]:
     if not attrs["step"]:
         raise ValueError("expected a step other than 0")
-    count = max(0, math.ceil((attrs["end"] - attrs["start"]) / attrs["step"]))
-    return (TensorType((count,), attrs["dtype"]),)
-
-
-def _arange_rule(types: Types, attrs: Attrs, results: Types) -> Rule:
-    (count,) = results[0].shape
-    return Rule((Factor("n", count, BLOCKED),), (), (((0,),),)) if count != 1 else Rule((), (), (((),),))
+    start, end, step = attrs["start"], attrs["end"], attrs["step"]
+    if is_symbolic((start, end, step)):
+        sign = 1 if step > 0 else -1
+        count = floor_divide(sign * (end - start) + sign * step - 1, sign * step)
+    else:
+        count = math.ceil((end - start) / step)
+    return (TensorType((maximum(0, count),), attrs["dtype"]),)
 
 
 define(
     "arange",
     Semantics(infer=_infer_arange, torch="torch.arange({start}, {end}, {step}, dtype=torch.{dtype!s})"),
-    Split(_arange_rule),
+    # Every device computes all of it: the elements depend on their positions.
+    Split(lambda types, attrs, results: Rule((), (), (((),),))),
     cost=FREE,
     code=Code(relax="R.arange({start}, {end}, {step}, {dtype})"),
 )
 
 
 # ATen spellings
+
+
+@aten("arange.default", "arange.start", "arange.start_step")
+def _arange(g: Builder, *bounds: Any, dtype: Any = None) -> Any:
+    start, end, step = (0, *bounds, 1) if len(bounds) == 1 else (*bounds, 1)[:3]
+    name = dtype_name(dtype) if dtype else "float32" if any(isinstance(n, float) for n in bounds) else "int64"
+    return g.emit("arange", start=start, end=end, step=step, dtype=name)
+
+
+@aten("full.default")
+def _full(g: Builder, shape: Sequence[int], value: Any, *, dtype: Any = None) -> Any:
+    kind = "bool" if isinstance(value, bool) else "int64" if isinstance(value, int) else "float32"
+    return filled(g, shape, value, dtype_name(dtype) if dtype else kind)
+
+
+@aten("zeros.default", "empty.memory_format")
+def _zeros(g: Builder, shape: Sequence[int], *, dtype: Any = None) -> Any:
+    return filled(g, shape, 0, dtype_name(dtype) if dtype else "float32")
+
+
+@aten("ones.default")
+def _ones(g: Builder, shape: Sequence[int], *, dtype: Any = None) -> Any:
+    return filled(g, shape, 1, dtype_name(dtype) if dtype else "float32")
+
+
+@aten("scalar_tensor.default")
+def _scalar_tensor(g: Builder, value: Any, *, dtype: Any = None) -> Any:
+    return g.constant(value, dtype_name(dtype) if dtype else "float32")
 
 
 @aten("full_like.default")

@@ -8,7 +8,7 @@ from typing import Any
 
 from distir_relax.errors import DistIRError, VerificationError
 from distir_relax.ir import Attribute, Function, Input, Op, Output, TensorType, Value, value_names
-from distir_relax.layout import DTYPES
+from distir_relax.layout import DTYPES, is_always, is_symbolic, locate_guards
 from distir_relax.ops.table.table import lookup, lookup_aten
 from distir_relax.support import MOST, shown
 
@@ -124,6 +124,7 @@ def _wrapped(value: int, dtype: str) -> int:
 def infer(name: str, types: Sequence[TensorType], attrs: Any, location: str = "") -> tuple[TensorType, ...]:
     """Return the result types of op `name`; raise `VerificationError` if operands or attributes do not fit it."""
     semantics = lookup(name, location).semantics
+    locate_guards(location)
     for attribute, meaning in semantics.attributes.items():
         if attribute not in attrs:
             raise VerificationError(
@@ -137,11 +138,15 @@ def infer(name: str, types: Sequence[TensorType], attrs: Any, location: str = ""
     except Exception as error:
         raise operand_error(name, types, attrs, f"{type(error).__name__}: {error}", location) from None
     for kind in results:
-        if kind.dtype not in DTYPES or any(type(n) is not int or n < 0 for n in kind.shape):
+        if kind.dtype not in DTYPES or not all(map(_is_size, kind.shape)):
             raise operand_error(name, types, attrs, f"it would give {kind.dtype} {shown(kind.shape)}", location)
-        if kind.bytes > MOST:
+        if is_always(kind.bytes, "<=", MOST) is False:
             raise operand_error(name, types, attrs, f"no machine holds {kind}", location)
     return results
+
+
+def _is_size(size: object) -> bool:
+    return (type(size) is int or is_symbolic(size)) and size >= 0  # type: ignore[operator]
 
 
 def operand_error(name: str, types: Sequence[TensorType], attrs: Any, reason: str, location: str) -> VerificationError:

@@ -21,7 +21,7 @@ from functools import cached_property
 from typing import Any
 
 from distir_relax.ir import Attribute, TensorType, Value
-from distir_relax.layout import Collective
+from distir_relax.layout import Collective, generic_value, is_symbolic, typical_value
 from distir_relax.ops.table.expansion import Expansion
 from distir_relax.ops.table.rule import Rule, no_rule, parse_rule
 
@@ -194,7 +194,10 @@ NO_SPLIT = Split(no_rule)
 
 @dataclass(frozen=True)
 class Cost:
-    """Cost of an op, independent of the device; a device profile converts it to seconds."""
+    """Cost of an op, independent of the device; a device profile converts it to seconds.
+
+    Its functions see numbers only: of symbolic sizes the typical values (`typical_costs`).
+    """
 
     flops: Work | None = None
     """Floating-point operations; by default one per element of the result."""
@@ -218,6 +221,24 @@ class Cost:
     """Whether a device sends as many bytes to a collective as it receives, from an operand with larger capacity."""
     weight_gradient: int | None = None
     """The operand, if any, that is a weight gradient: memory reports separate it from activations."""
+
+
+def typical_costs(types: Types, attrs: Attrs, results: Types) -> tuple[Types, Attrs, Types]:
+    """Return the arguments of the functions of a `Cost` with typical values of symbolic sizes."""
+    if not _is_symbolic(types, attrs, results):
+        return types, attrs, results
+    return [t.typical for t in types], _mapped(attrs, typical_value), [t.typical for t in results]
+
+
+def _is_symbolic(types: Types, attrs: Attrs, results: Types) -> bool:
+    return any(is_symbolic(t.shape) for t in (*types, *results)) or is_symbolic(tuple(attrs.values()))
+
+
+def _mapped(attrs: Attrs, change: Callable[[Any], Any]) -> Attrs:
+    def item(value: Any) -> Any:
+        return tuple(map(item, value)) if isinstance(value, tuple) else change(value)
+
+    return {key: item(value) for key, value in attrs.items()}
 
 
 def no_flops(types: Types, attrs: Attrs, results: Types) -> float:
@@ -330,8 +351,11 @@ class OpDef:
         return Trait.VIEW in self.traits or bool(self.code.in_place)
 
     def rule_for(self, operands: Types, attrs: Attrs, results: Types) -> Rule:
-        """Return the factor rule of an instance with these types."""
+        """Return the factor rule of an instance with these types; of symbolic ones, for their generic values."""
         rule = self.split.rule
+        if _is_symbolic(operands, attrs, results):
+            operands, results = [t.generic for t in operands], [t.generic for t in results]
+            attrs = _mapped(attrs, generic_value)
         if callable(rule):
             return rule(operands, attrs, results)
         return parse_rule(rule, [t.shape for t in operands], [t.shape for t in results])

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from distir_relax.errors import RunError
 from distir_relax.ir import Op
+from distir_relax.layout import is_always, is_symbolic
 from distir_relax.ops.table.builder import infer
 from distir_relax.ops.table.entry import Expression, Trait
 from distir_relax.ops.table.table import lookup
@@ -23,11 +24,14 @@ if TYPE_CHECKING:
 def torch_expression(op: Op, operands: Sequence[str]) -> str:
     """Return the torch code of `op` applied to the given operand expressions."""
     entry = lookup(op.name, op.location)
-    if is_zero(op):
-        (result,) = infer(op.name, [v.tensor for v in op.operands], op.attrs, op.location)
-        kind = "" if result.dtype == op.operands[0].tensor.dtype else f", dtype=torch.{result.dtype}"
-        return f"{operands[0]}.new_zeros({_literal(result.shape)}{kind})"
-    return _fill(entry.semantics.torch, op.attrs, operands, op.location)
+    if not (empty := _emptiness(op)):
+        return _fill(entry.semantics.torch, op.attrs, operands, op.location)
+    (result,) = infer(op.name, [v.tensor for v in op.operands], op.attrs, op.location)
+    kind = "" if result.dtype == op.operands[0].tensor.dtype else f", dtype=torch.{result.dtype}"
+    zeros = f"{operands[0]}.new_zeros({_literal(result.shape)}{kind})"
+    if empty == "True":
+        return zeros
+    return f"({zeros} if {empty} else {_fill(entry.semantics.torch, op.attrs, operands, op.location)})"
 
 
 def torch_in_place(op: Op, operands: Sequence[str]) -> str:
@@ -37,10 +41,18 @@ def torch_in_place(op: Op, operands: Sequence[str]) -> str:
 
 def is_zero(op: Op) -> bool:
     """Return whether the result of a local op is zero since an operand is empty, or is empty itself."""
+    return _emptiness(op) == "True"
+
+
+def _emptiness(op: Op) -> str:
+    """Return the condition, over sizes, that the result is zero (`is_zero`): ``True``, or "" if it never is."""
     if Trait.ZERO_IF_EMPTY not in lookup(op.name, op.location).traits:
-        return False
+        return ""
     types = [v.tensor for v in op.operands]
-    return any(t.elements == 0 for t in (*types, *infer(op.name, types, op.attrs, op.location)))
+    elements = {t.elements for t in (*types, *infer(op.name, types, op.attrs, op.location))}
+    if 0 in elements:
+        return "True"
+    return " or ".join(sorted(f"{n} == 0" for n in elements if is_symbolic(n) and is_always(0, "<", n) is not True))
 
 
 def relax_expression(op: Op, operands: Sequence[str]) -> str:

@@ -24,6 +24,8 @@ from dataclasses import dataclass, field
 
 from distir_relax.errors import VerificationError
 from distir_relax.ir import Attribute, Module, Op, TensorType, print_op
+from distir_relax.ir.symbols import op_symbols, specialize_op
+from distir_relax.layout import sample_values
 from distir_relax.ops.table.entry import Trait
 from distir_relax.ops.table.table import lookup
 
@@ -210,11 +212,16 @@ def _misfit(ops: Sequence[Op]) -> tuple[int, str] | None:
             return index, "a collective's attributes differ"
         if op.operands[0].tensor.dtype != first.operands[0].tensor.dtype:
             return index, "a collective's dtypes differ"
-    types = _infer_collective(ops)
-    if types is None:
-        return len(ops) - 1, "a collective's sizes do not fit each other"
-    wrong = next((i for i, op in enumerate(ops) if op.results[0].type != types[i]), None)
-    return None if wrong is None else (wrong, f"a collective gives {types[wrong]}")
+    for values in sample_values(frozenset().union(*map(op_symbols, ops))):
+        numbered = [specialize_op(op, values) for op in ops] if values else ops
+        types = _infer_collective(numbered)
+        if types is None:
+            return len(ops) - 1, "a collective's sizes do not fit each other"
+        wrong = next((i for i, op in enumerate(numbered) if op.results[0].type != types[i]), None)
+        if wrong is not None:
+            given = f" for {', '.join(f'{name} = {n}' for name, n in values.items())}" if values else ""
+            return wrong, f"a collective gives {types[wrong]}{given}"
+    return None
 
 
 def _infer_collective(ops: Sequence[Op]) -> list[TensorType] | None:

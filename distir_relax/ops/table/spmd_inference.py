@@ -48,7 +48,7 @@ def infer_placed(
 
 def differs(operands: Sequence[PlacedType], attrs: Mapping[str, Any]) -> bool:
     """Return whether a size of the operands or an attribute differs by rank."""
-    return any(not isinstance(d, int) for k in operands for d in k.shape) or local_attrs(attrs, 0) != dict(attrs)
+    return any(isinstance(d, PerRank) for k in operands for d in k.shape) or local_attrs(attrs, 0) != dict(attrs)
 
 
 def joined(types: Sequence[TensorType], kinds: DeviceEquivalence, devices: tuple[int, ...]) -> PlacedType:

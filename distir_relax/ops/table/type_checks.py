@@ -19,7 +19,7 @@ from distir_relax.ir import (
     print_devices,
 )
 from distir_relax.ops.table.builder import infer, operand_error
-from distir_relax.ops.table.entry import Trait
+from distir_relax.ops.table.entry import Trait, typical_costs
 from distir_relax.ops.table.expression import check_expression, operand_count
 from distir_relax.ops.table.rank_checks import check_ranks
 from distir_relax.ops.table.spmd_inference import device_kinds, local_attrs, local_operands
@@ -119,10 +119,10 @@ def _compare(
         entry = lookup(op.name, op.location)
         if split:
             entry.rule_for(operands, attrs, results)
-        cost = entry.cost
+        cost, arguments = entry.cost, typical_costs(operands, attrs, results)
         for facet in (cost.flops, cost.moved, cost.product, cost.workspace, cost.cpu_workspace):
             if facet is not None:
-                facet(operands, attrs, results)
+                facet(*arguments)
     except Exception as error:
         raise operand_error(op.name, operands, attrs, f"{type(error).__name__}: {error}", op.location) from None
 

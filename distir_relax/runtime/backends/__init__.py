@@ -33,8 +33,10 @@ class RankProgram(Protocol):
     held: Collection[int]
     """Addresses of memory that the program reads again, other than that of its state (`weights.memory`)."""
 
-    def __call__(self, *inputs: torch.Tensor) -> list[torch.Tensor]:
+    def __call__(self, *inputs: torch.Tensor, sizes: Mapping[str, int]) -> list[torch.Tensor]:
         """Return this rank's shards of the outputs from its shards of the inputs, both in the manifest's order.
+
+        `sizes` are the values of the manifest's symbols by name.
 
         Results may alias inputs, state and `held` memory. The new value of a state may alias the old one; otherwise the
         caller copies it there.

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import linecache
 import types
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from distir_relax.bundle import Bundle
@@ -29,7 +29,7 @@ def load(bundle: Bundle, rank: int, comm: Communicator, device: str = "cpu") -> 
 
         with torch.inference_mode():
             weights = prepare(weights)
-    return TorchProgram(module.main, comm, weights, _steps(module), state)
+    return TorchProgram(module.main, comm, weights, _steps(module), state, getattr(module, "SIZES", ()))
 
 
 def _steps(module: types.ModuleType) -> Steps:
@@ -44,11 +44,11 @@ def _steps(module: types.ModuleType) -> Steps:
 
 
 class TorchProgram:
-    """A `RankProgram` that calls the module's `main(comm, weights, *inputs)`."""
+    """A `RankProgram` that calls the module's `main(comm, weights, *sizes, *inputs)`, with the sizes called `sizes`."""
 
     def __init__(
         self, main: Callable[..., Any], comm: Communicator, weights: dict[str, torch.Tensor], steps: Steps,
-        state: Mapping[str, torch.Tensor],
+        state: Mapping[str, torch.Tensor], sizes: Sequence[str] = (),
     ) -> None:  # fmt: skip
         self._main = main
         self._comm = comm
@@ -56,13 +56,14 @@ class TorchProgram:
         self.held = memory(weights.values())
         self.steps = steps
         self.state = state
+        self._sizes = sizes
 
-    def __call__(self, *inputs: torch.Tensor) -> list[torch.Tensor]:
+    def __call__(self, *inputs: torch.Tensor, sizes: Mapping[str, int]) -> list[torch.Tensor]:
         """See `RankProgram`."""
         import torch
 
         with torch.inference_mode():
-            return list(self._main(self._comm, self._weights, *inputs))
+            return list(self._main(self._comm, self._weights, *(sizes[name] for name in self._sizes), *inputs))
 
 
 def _load_module(bundle: Bundle, rank: int) -> types.ModuleType:

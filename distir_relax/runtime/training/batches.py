@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -11,7 +12,9 @@ from typing import TYPE_CHECKING, Any, Protocol
 from distir_relax.bundle import Manifest, Tensor, TrainingManifest, local_intervals
 from distir_relax.bundle.weights import cut_out
 from distir_relax.errors import RunError
+from distir_relax.layout import is_symbolic, symbols_of, typical_value
 from distir_relax.runtime.arrays import as_torch, dtype_name, torch_dtype
+from distir_relax.runtime.call_shapes import Call, CallShapes
 from distir_relax.runtime.inputs import local_inputs
 from distir_relax.runtime.microbatch_io import in_parts, user_inputs
 from distir_relax.runtime.training.executor import Batch
@@ -70,6 +73,7 @@ class Stream(Data):
 
     def __init__(self, manifest: Manifest, begin: Callable[[int], Iterable[Any]]) -> None:
         self._manifest = manifest
+        self._calls = CallShapes(manifest)
         self._begin = begin
         self._items: Iterator[Any] | None = None
 
@@ -85,12 +89,16 @@ class Stream(Data):
 
     def _to_batch(self, item: Any, step: int) -> Batch:
         inputs = {**named(item, data_inputs(self._manifest)), **numbers(self._manifest, step)}
-        in_parts(self._manifest, inputs)
-        return _GlobalBatch(self._manifest, inputs)
+        call = self._calls.of(inputs)
+        in_parts(call.manifest, inputs)
+        return _GlobalBatch(call, inputs)
 
 
 class Samples(Data):
-    """Batches drawn from a data set, shuffled each epoch; the last incomplete batch is dropped.
+    """Batches drawn from a data set, shuffled each epoch.
+
+    The last batch of an epoch may be smaller if the program takes batches of any size, of which it then gets typical
+    ones; otherwise it is dropped.
 
     The order follows from `seed`, and is equal on all processes: each reads the rows of its shards. Raises RunError
     for a set with fewer samples than a batch, and for a program whose inputs are not all batches of one size.
@@ -105,7 +113,9 @@ class Samples(Data):
         if len(sizes) != 1 or sizes == {()}:
             shown = ", ".join(f"{t.name} {t.shape}" for t in inputs[:4])
             raise RunError(f"samples make batches of inputs with one first dim, found {shown}", manifest.name)
-        self._rows = inputs[0].shape[0]
+        self._size = inputs[0].shape[0]
+        self._rows = typical_value(self._size)
+        self._calls = CallShapes(manifest)
         if len(samples) < max(1, self._rows):
             raise RunError(f"expected samples for a batch of {self._rows}, found {len(samples)}", "the data set")
         self._epoch = -1
@@ -115,13 +125,19 @@ class Samples(Data):
         """See `Data`."""
         import torch
 
-        epoch, place = divmod(step, len(self._samples) // self._rows)
+        count = len(self._samples) / self._rows
+        epoch, place = divmod(step, math.ceil(count) if is_symbolic(self._size) else int(count))
         if epoch != self._epoch:
             generator = torch.Generator().manual_seed((self._seed * 1_000_003 + epoch) % 2**63)
             self._order = torch.randperm(len(self._samples), generator=generator).tolist()
             self._epoch = epoch
         rows = self._order[place * self._rows : (place + 1) * self._rows]
-        return _SampledBatch(self._manifest, self._samples, rows, numbers(self._manifest, step))
+        return _SampledBatch(self._call(len(rows)), self._samples, rows, numbers(self._manifest, step))
+
+
+    def _call(self, rows: int) -> Call:
+        sizes = {symbol.name: rows for symbol in symbols_of(self._size)}
+        return self._calls.at(sizes) if sizes else Call(self._manifest, {})
 
 
 def numbers(manifest: Manifest, step: int) -> dict[str, torch.Tensor]:
@@ -172,7 +188,7 @@ def _leaves(item: Any) -> tuple[dict[str, Any], list[Any]]:
 class _GlobalBatch:
     """A batch of global arrays in this process."""
 
-    manifest: Manifest
+    call: Call
     inputs: dict[str, Array]
 
     def global_arrays(self) -> dict[str, Array]:
@@ -181,14 +197,15 @@ class _GlobalBatch:
 
     def local(self, rank: int, device: str) -> list[torch.Tensor]:
         """See `Batch`."""
-        return local_inputs(self.manifest, in_parts(self.manifest, self.inputs), rank, device)
+        manifest = self.call.manifest
+        return local_inputs(manifest, in_parts(manifest, self.inputs), rank, device)
 
 
 @dataclass(frozen=True)
 class _SampledBatch:
     """A batch of samples, each read only if a rank holds some of its rows."""
 
-    manifest: Manifest
+    call: Call
     samples: DataSet
     rows: Sequence[int]
     numbers: Mapping[str, torch.Tensor]
@@ -222,6 +239,11 @@ class _SampledBatch:
             stacked = _stacked(rows, tensor)
             shards.append(cut_out(stacked, [[(0, len(rows))], *intervals[1:]]).contiguous().to(device))
         return shards
+
+    @property
+    def manifest(self) -> Manifest:
+        """The manifest, with the sizes of this batch."""
+        return self.call.manifest
 
     @cached_property
     def _inputs(self) -> list[Tensor]:

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 from distir_relax.bundle import WeightSource
 from distir_relax.checkpoints import StateFile
+from distir_relax.runtime.call_shapes import Call
 from distir_relax.runtime.handshake import agreed
 from distir_relax.runtime.rank_session import RankSession
 from distir_relax.runtime.session import Session
@@ -22,6 +23,11 @@ if TYPE_CHECKING:
 
 class Batch(Protocol):
     """The inputs of one step."""
+
+    @property
+    def call(self) -> Call:
+        """The sizes of the step."""
+        ...
 
     def global_arrays(self) -> dict[str, Array]:
         """Return the global arrays, by name."""
@@ -95,7 +101,7 @@ class RankExecutor(Executor):
     def step(self, batch: Batch, outputs: Collection[str]) -> dict[str, torch.Tensor]:
         """See `Executor`."""
         local = batch.local(self._world.rank, self._session.communicator.device)
-        return self._session.run_local(local, outputs)
+        return self._session.run_local(batch.call, local, outputs)
 
     def exchange(self, value: Any) -> list[Any]:
         """See `Executor`."""

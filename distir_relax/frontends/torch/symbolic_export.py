@@ -1,0 +1,129 @@
+"""Symbolic dims in `torch.export`: its specification, and the line of the model where it fixes a size."""
+
+from __future__ import annotations
+
+import logging
+import sys
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
+
+from distir_relax.errors import ImportModelError
+from distir_relax.frontends.dynamic_shapes import Symbols
+from distir_relax.frontends.location import location_of_frames
+from distir_relax.layout import Symbol
+from distir_relax.support.torch_compat import tree_flatten, tree_unflatten
+
+if TYPE_CHECKING:
+    pass
+
+_LOGGER = "torch.fx.experimental.symbolic_shapes"
+
+
+def torch_specification(
+    arguments: Mapping[str, Any], leaf_names: Mapping[str, Sequence[str]], symbols: Symbols
+) -> dict[str, Any]:
+    """Return the `dynamic_shapes` of `torch.export` for arguments by name, whose leaves have these names."""
+    import torch
+
+    dims: dict[Symbol, Any] = {}
+
+    def leaf(name: str) -> Any:
+        for symbol in symbols.get(name, {}).values():
+            if symbol not in dims:
+                dims[symbol] = torch.export.Dim(symbol.name, min=symbol.low, max=symbol.high)
+        return {dim: dims[symbol] for dim, symbol in symbols[name].items()} if name in symbols else None
+
+    result = {}
+    for argument, value in arguments.items():
+        _, structure = tree_flatten(value)
+        result[argument] = tree_unflatten(list(map(leaf, leaf_names[argument])), structure)
+    return result
+
+
+def with_example_sizes(symbols: Symbols, shapes: Mapping[str, Sequence[int]]) -> Symbols:
+    """Return the symbols with the example's sizes as typical ones, unless the user has given others.
+
+    Raises `ImportModelError` if two inputs of the example differ in one, if it is out of bounds, and if it is below 2,
+    where torch would compile for this size alone.
+    """
+    sizes: dict[str, int] = {}
+    for name, dims in symbols.items():
+        for dim, symbol in dims.items():
+            size = int(shapes[name][dim])
+            where = f"dim {dim} of the example's {name!r}"
+            if sizes.setdefault(symbol.name, size) != size:
+                raise ImportModelError(f"expected {sizes[symbol.name]} in {where}, the size of {symbol}, found {size}")
+            if not symbol.contains(size):
+                raise ImportModelError(f"expected {symbol} of {symbol.range} in {where}, found {size}")
+            if size < 2 and symbol.high != size:
+                raise ImportModelError(
+                    f"expected at least 2 in {where}, found {size}",
+                    hint=f"the example shows torch a general {symbol}: sizes of 0 and 1 are special to it",
+                )
+    default = {symbol.name: Symbol(symbol.name, symbol.low, symbol.high) for d in symbols.values() for symbol in d.values()}
+    return {
+        name: {
+            dim: replace(symbol, typical=sizes[symbol.name]) if symbol == default[symbol.name] else symbol
+            for dim, symbol in dims.items()
+        }
+        for name, dims in symbols.items()
+    }
+
+
+@contextmanager
+def recorded_specializations() -> Iterator[dict[str, str]]:
+    """Yield the places in the model where torch decides a comparison of sizes, by the comparison as torch prints it."""
+    places: dict[str, str] = {}
+    logger = logging.getLogger(_LOGGER)
+    handler = _Recorder(places)
+    level, propagate, handlers = logger.level, logger.propagate, logger.handlers
+    logger.handlers = [handler]
+    logger.setLevel(logging.INFO)
+    logger.propagate = False
+    try:
+        yield places
+    finally:
+        logger.handlers = handlers
+        logger.setLevel(level)
+        logger.propagate = propagate
+
+
+def specialization_error(error: Exception, places: Mapping[str, str], symbols: Symbols) -> ImportModelError | None:
+    """Return the error for a dim that the model does not leave open, with the line that fixes it; None for others."""
+    text = str(error)
+    names = {symbol.name for dims in symbols.values() for symbol in dims.values()}
+    fixed = [line for line in text.splitlines() if line.lstrip().startswith("- ")]
+    if "Constraints violated" not in text and "constraints" not in text.lower():
+        return None
+    cause = next((line.strip(" -") for line in fixed if any(name in line for name in names)), text.splitlines()[0])
+    symbol = next((name for name in sorted(names, key=len, reverse=True) if f" {name} " in f"{cause} "), "")
+    where = "; ".join(dict.fromkeys(place for place in places.values() if place))
+    if "specialized it to be a constant" in cause:
+        size = cause.rpartition("(")[2].partition(")")[0]
+        return ImportModelError(
+            f"the model works for {symbol} = {size} only",
+            where,
+            f"remove the comparison or the loop over {symbol} there, or leave {symbol} out of dynamic_shapes",
+        )
+    return ImportModelError(f"the model does not work for every {symbol or 'size'}: {cause}", where)
+
+
+class _Recorder(logging.Handler):
+    """Records the user's line of each guard that torch logs."""
+
+    def __init__(self, places: dict[str, str]) -> None:
+        super().__init__(logging.INFO)
+        self.places = places
+
+    def emit(self, record: logging.LogRecord) -> None:
+        message = record.getMessage()
+        if message.startswith("eval ") and "[guard added]" in message:
+            frame = sys._getframe()
+            frames = []
+            while frame is not None:
+                frames.append((frame.f_code.co_filename, frame.f_lineno))
+                frame = frame.f_back  # type: ignore[assignment]
+            comparison = message.removeprefix("eval ").partition(" [guard added]")[0]
+            self.places.setdefault(comparison, location_of_frames(reversed(frames)))

@@ -1,0 +1,94 @@
+"""Sizes of a call: values of a program's symbols, from the shapes of its inputs, and the manifest for these values."""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from distir_relax.bundle import Manifest
+from distir_relax.errors import RunError
+from distir_relax.layout import SymbolicSize, size_of
+from distir_relax.runtime.microbatch_io import user_inputs
+
+if TYPE_CHECKING:
+    from distir_relax.runtime.arrays import Array
+
+_MAX_CALLS = 256
+"""Maximum number of manifests that are kept."""
+
+
+@dataclass(frozen=True)
+class Call:
+    """The values of the symbols in one call by name, and the manifest, in which all sizes are numbers."""
+
+    manifest: Manifest
+    sizes: Mapping[str, int]
+
+
+class CallShapes:
+    """The calls of one program by their sizes; those of the last ones are kept."""
+
+    def __init__(self, manifest: Manifest) -> None:
+        self._manifest = manifest
+        self._calls: OrderedDict[tuple[int, ...], Call] = OrderedDict()
+        places = {size_of(symbol): symbol for symbol in manifest.symbols}
+        inputs = user_inputs(manifest) if places else []
+        parts = [*manifest.inputs, *inputs] if places else []
+        self._places = {
+            tensor.name: [(dim, places[n]) for dim, n in enumerate(tensor.shape) if n in places] for tensor in parts
+        }
+        self._ranks = {tensor.name: len(tensor.shape) for tensor in parts}
+        self._sums = {division.name: division for division in manifest.divided_inputs}
+
+    def of(self, inputs: Mapping[str, Array]) -> Call:
+        """Return the call of these inputs by name: the user's, or those of microbatches.
+
+        Raises RunError for a size out of the bounds of its symbol, for two sizes of one symbol, and if a guard of the
+        program does not hold. Missing inputs, and other dims, are for `check_inputs`.
+        """
+        if not self._manifest.symbols:
+            return Call(self._manifest, {})
+        return self.at(self._values(inputs))
+
+    def at(self, values: Mapping[str, int]) -> Call:
+        """Return the call of these values of all symbols. Raises RunError if a guard does not hold."""
+        key = tuple(values[symbol.name] for symbol in self._manifest.symbols)
+        if key not in self._calls:
+            for guard in self._manifest.guards:
+                if not guard.is_met(values):
+                    raise RunError(
+                        f"expected {guard}, found {', '.join(f'{s} = {values[s.name]}' for s in guard.symbols)}",
+                        guard.location,
+                        "the program was compiled for sizes of which this holds: compile with an example of these sizes",
+                    )
+            self._calls[key] = Call(self._manifest.at(values), values)
+            if len(self._calls) > _MAX_CALLS:
+                self._calls.popitem(last=False)
+        self._calls.move_to_end(key)
+        return self._calls[key]
+
+    def _values(self, inputs: Mapping[str, Array]) -> dict[str, int]:
+        values: dict[str, int] = {}
+        found_at: dict[str, str] = {}
+        for name, places in self._places.items():
+            shape = tuple(getattr(inputs.get(name), "shape", ()))
+            if len(shape) != self._ranks[name]:
+                continue
+            for dim, symbol in places:
+                size, where = int(shape[dim]), f"dim {dim} of input {name!r}"
+                if not symbol.contains(size):
+                    raise RunError(f"expected {symbol} of {symbol.range}, found {size}", where)
+                if values.setdefault(symbol.name, size) != size:
+                    first = found_at[symbol.name]
+                    raise RunError(f"{symbol} is {values[symbol.name]} in {first}, found {size}", where)
+                found_at.setdefault(symbol.name, where)
+        for symbol in self._manifest.symbols:
+            if symbol.name not in values:
+                sized = [name for name, places in self._places.items() if any(s == symbol for _, s in places)]
+                raise RunError(
+                    f"expected an input with {symbol}, such as {sized[0] if sized else 'none'!r}, found "
+                    f"{', '.join(f'{n} {tuple(x.shape)}' for n, x in inputs.items() if hasattr(x, 'shape')) or 'none'}"
+                )
+        return values
