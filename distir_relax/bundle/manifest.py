@@ -138,8 +138,8 @@ class Manifest:
 
     `updates` maps each weight that the programs update to the output with its new value. `divided_inputs` and
     `divided_outputs` are those split into microbatches. `symbols` are those of the sizes of inputs and outputs, and
-    `guards` the comparisons of them that every call must meet. `training` is set if the programs are a training step, `call`
-    if they are a model with arguments by position and by name.
+    `guards` the comparisons of them that every call must meet. `training` is set if the programs are a training step,
+    `call` if they are a model with arguments by position and by name.
     """
 
     name: str

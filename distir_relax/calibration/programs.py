@@ -107,7 +107,7 @@ def _time_alone(bundle: Bundle, device: str, world: World | None, limit: float) 
         seconds = []
         for _ in range(times):
             start = time.perf_counter()
-            program(*inputs)
+            program(*inputs, sizes={})
             if device != "cpu":
                 torch.cuda.synchronize()
             seconds.append(time.perf_counter() - start)

@@ -9,7 +9,7 @@ import math
 import re
 from dataclasses import dataclass, field
 from itertools import accumulate
-from typing import NoReturn
+from typing import NoReturn, TypeGuard
 
 from distir_relax.errors import DistIRError, ParseError, PlacementError
 from distir_relax.ir.program import CALL, ROLES, STAGES, TASK, Attribute, Function, Input, Module, Op, Output, Value
@@ -58,7 +58,7 @@ class _Token:
     line: int
 
 
-def _is_size(item: Attribute) -> bool:
+def _is_size(item: Attribute) -> TypeGuard[int]:
     return is_symbolic(item) or (type(item) is int and item >= 0)
 
 
@@ -296,7 +296,9 @@ class _Parser:
     def size_and_count(self, least: int) -> tuple[int, int]:
         """Parse a size, and the number of devices that have it: ``4``, ``4*8``, ``(n // 2)*8``."""
         end = self.expression_end()
-        has_count = end - self.position > 2 and self.tokens[end - 2].text == "*" and self.tokens[end - 1].kind == "number"
+        has_count = (
+            end - self.position > 2 and self.tokens[end - 2].text == "*" and self.tokens[end - 1].kind == "number"
+        )
         value = self.expression(end - 2 if has_count else end, least)
         return value, (self.number(1) if has_count and self.accept("*") else 1)
 

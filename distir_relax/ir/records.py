@@ -168,7 +168,17 @@ class Autosharding:
         )
 
 
-Record = Reason | Gather | BatchDim | MicrobatchParts | OutputAssembly | RepeatedMicrobatches | TaskOrder | Autosharding | Guard
+Record = (
+    Reason
+    | Gather
+    | BatchDim
+    | MicrobatchParts
+    | OutputAssembly
+    | RepeatedMicrobatches
+    | TaskOrder
+    | Autosharding
+    | Guard
+)
 
 _KINDS: dict[str, type[Record]] = {
     "reason": Reason,

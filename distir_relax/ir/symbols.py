@@ -98,7 +98,7 @@ class _Binding:
             if holds == changed.holds:
                 return None
             if holds is not None:
-                raise guard_error(record, self.values)
+                raise guard_error(changed, self.values)
         return changed
 
     def item(self, item: Any) -> Any:

@@ -138,7 +138,9 @@ class Symbol:
         if self.low < 0 or (self.high is not None and self.high < self.low):
             raise DistIRError(f"expected bounds 0 <= low <= high of {self.name}, found {self.low} to {self.high}")
         if self.typical == -1:
-            object.__setattr__(self, "typical", max(self.low, _TYPICAL if self.high is None else min(_TYPICAL, self.high)))
+            object.__setattr__(
+                self, "typical", max(self.low, _TYPICAL if self.high is None else min(_TYPICAL, self.high))
+            )
         if not self.contains(self.typical):
             raise DistIRError(f"expected a typical size of {self.name} within {self.range}, found {self.typical}")
 
@@ -311,6 +313,8 @@ def are_equal(first: Size, second: Size) -> bool:
 
 def is_always(first: Size, relation: Relation, second: Size) -> bool | None:
     """Return whether a relation holds for all values of the symbols, False if for none, None if that is undecided."""
+    if relation != "==" and (decided := _compare_extrema(first, relation, second)) is not None:
+        return decided
     difference = second - first
     low, high = (difference, difference) if isinstance(difference, int) else _tight_bounds(difference)
     if relation == "==":
@@ -387,7 +391,10 @@ def print_sizes(sizes: Sequence[Size], separator: str) -> str:
 
 
 def sample_values(symbols: Iterable[Symbol]) -> list[dict[str, int]]:
-    """Return values of symbols by name to try: the least, the typical and other ones; of no symbols, one empty choice."""
+    """Return values of symbols by name to try: the least, the typical, and other ones.
+
+    Of no symbols, this is one empty choice.
+    """
     ordered = sorted(set(symbols), key=str)
     if not ordered:
         return [{}]
@@ -471,7 +478,7 @@ def _divisions(size: Size) -> Iterator[tuple[_Monomial, Size, int]]:
                 numerator = atom.arguments[0]
                 constant = dict(_terms(numerator)).get((), 0)
                 key = (monomial[:index] + monomial[index + 1 :], numerator - constant, divisor)
-                families[key] = families.get(key, 0) + (2 if divisor == 2 and coefficient < 0 else 1)
+                families[key] = families.get(key, 0) + (2 if divisor % 2 == 0 and coefficient < 0 else 1)
     yield from (key for key, count in families.items() if count > 1)
 
 
@@ -589,6 +596,23 @@ def _value(symbol: Symbol, values: Mapping[str, Size]) -> Size:
     if isinstance(value, int) and not symbol.contains(value):
         raise DistIRError(f"expected {symbol.name} of {symbol.range}, found {value}")
     return value
+
+
+def _compare_extrema(first: Size, relation: Relation, second: Size) -> bool | None:
+    """Decide a comparison with a minimum or maximum alone on one side by its arguments; None if they do not."""
+    for size, is_first in ((first, True), (second, False)):
+        atom = size.terms[0][0][0] if isinstance(size, SymbolicSize) and _is_single(size) else None
+        if not isinstance(atom, _Call) or atom.kind == "//":
+            continue
+        pairs = [(part, second) if is_first else (first, part) for part in atom.arguments]
+        decided = {is_always(a, relation, b) for a, b in pairs}
+        # Of a minimum, one argument below a limit suffices, and all above it are needed.
+        sufficient = (atom.kind == "min") == is_first
+        if sufficient in decided:
+            return sufficient
+        if decided == {not sufficient}:
+            return not sufficient
+    return None
 
 
 def _decide(first: Size, relation: Relation, second: Size) -> bool:

@@ -15,7 +15,7 @@ from distir_relax.ir import (
     fresh_name,
     mesh_classes,
 )
-from distir_relax.layout import DeviceMesh, is_symbolic
+from distir_relax.layout import DeviceMesh, SymbolicSize
 from distir_relax.ops.table.spmd_inference import infer_placed
 
 
@@ -105,4 +105,4 @@ def _merge(values: list[Attribute], classes: DeviceEquivalence) -> Attribute:
         return values[0]
     if all(isinstance(v, tuple) for v in values):
         return tuple(_merge(list(items), classes) for items in zip(*values, strict=True))
-    return classes.expand([v for v in values if isinstance(v, int) or is_symbolic(v)])
+    return classes.expand([v for v in values if isinstance(v, (int, SymbolicSize))])

@@ -38,7 +38,7 @@ from distir_relax.ir import (
     fresh_name,
     live_ops,
 )
-from distir_relax.layout import Collective, DeviceMesh, Shard, local_intervals
+from distir_relax.layout import Collective, Cut, DeviceMesh, Shard, local_intervals
 from distir_relax.layout.partition import balanced
 from distir_relax.lowering.microbatch_order import order_microbatches
 from distir_relax.lowering.project import classify_ranks, project
@@ -89,10 +89,10 @@ class Microbatches:
         firsts = representative_microbatches(samples, self.count, summed) if self.repeated else tuple(range(self.count))
         sizes = [balanced(samples, self.count)[number] for number in firsts]
         rest = total - sum(sizes)
-        if self.count == 1 and not rest:
+        if self.count == 1 and rest == 0:
             return module
-        mesh = DeviceMesh((len(sizes) + (rest > 0),), ("microbatch",))
-        parts = (*sizes, rest) if rest else tuple(sizes)
+        mesh = DeviceMesh((len(sizes) + (rest != 0),), ("microbatch",))
+        parts = (*sizes, rest) if rest != 0 else tuple(sizes)
         shapes = {i.value.name: i.value.tensor.shape for i in module.main.inputs}
         marks = {b.value: Mark("microbatches", _cut(b, shapes[b.value][b.dim] // b.size, parts)) for b in batch}
         hidden = replace(module, functions=tuple(with_annotations(f, active=False) for f in module.functions))
@@ -123,7 +123,7 @@ def representative_microbatches(samples: int, count: int, summed: bool = True) -
 
 def _cut(record: BatchDim, times: int, parts: Sequence[int]) -> str:
     """Return the placement of an input with `times` elements per sample along its dim."""
-    return f"S[{record.dim}: {'|'.join(str(size * times) for size in parts)}]"
+    return str(Shard(record.dim, Cut.of(*(size * times for size in parts))))
 
 
 @dataclass(frozen=True, slots=True)

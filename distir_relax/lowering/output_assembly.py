@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 
 from distir_relax.ir import Function, OutputAssembly, Value, at_rank
-from distir_relax.layout import DeviceMesh, Shard
+from distir_relax.layout import DTYPES, DeviceMesh, Shard, maximum
 from distir_relax.ops import lookup
 
 
@@ -19,7 +19,8 @@ def assemble_outputs(sharded: Function, placed: Function, mesh: DeviceMesh) -> t
     for sharded_output, placed_output in zip(sharded.outputs, placed.outputs, strict=True):
         if sharded_output.value.name not in updated:
             buffer = 0 if _is_contiguous(sharded_output.value, mesh) else _largest_part(placed_output.value)
-            records.append(OutputAssembly(sharded_output.name, sharded_output.value.dtensor.tensor.bytes, buffer))
+            kind = sharded_output.value.dtensor
+            records.append(OutputAssembly(sharded_output.name, kind.tensor.elements * DTYPES[kind.dtype][1], buffer))
     return tuple(records)
 
 
@@ -38,6 +39,5 @@ def _is_contiguous(value: Value, mesh: DeviceMesh) -> bool:
 def _largest_part(value: Value) -> int:
     kind = value.placed
     count = len(kind.devices)
-    element = kind.local(0).bytes // max(kind.local(0).elements, 1)
-    parts = (math.prod(at_rank(size, i) for size in kind.shape) for i in range(count))
-    return max(parts, default=0) * element
+    parts = {math.prod(at_rank(size, i) for size in kind.shape) for i in range(count)}
+    return maximum(0, *parts) * DTYPES[kind.dtype][1]

@@ -31,7 +31,7 @@ from distir_relax.ir import (
     local_size,
     mesh_classes,
 )
-from distir_relax.layout import DeviceMesh, Partial, Shard, local_intervals
+from distir_relax.layout import DeviceMesh, Partial, Shard, is_symbolic, local_intervals
 from distir_relax.lowering.distributed_builder import SpmdBuilder, merge_attrs
 from distir_relax.lowering.expert_dispatch import can_pack, group_axes, lower_dispatch
 from distir_relax.lowering.halos import SplitWindow, fetch, parts, split_windows
@@ -237,7 +237,7 @@ class _Lowering:
             raise VerificationError(f"{op.name} gives {actual} on the devices, expected {expected}", op.location)
         results = [Value(self.builder.fresh(v.name), kind) for v, kind in zip(op.results, local_types, strict=True)]
         self.builder.ops.append(Op(op.name, tuple(operands), tuple(results), attrs, op.location))
-        if Trait.SCALAR in entry.traits:
+        if Trait.SCALAR in entry.traits and not is_symbolic(op.attrs["value"]):
             self.padding.set_constant(results[0], float(op.attrs["value"]), len(self.mesh.shape))  # type: ignore[arg-type]
         for axis in axes:
             self.padding.propagate(op, axis, operands, results)

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 from distir_relax.bundle import Manifest
 from distir_relax.errors import RunError
-from distir_relax.layout import SymbolicSize, size_of
+from distir_relax.layout import size_of
 from distir_relax.runtime.microbatch_io import user_inputs
 
 if TYPE_CHECKING:
@@ -61,7 +61,7 @@ class CallShapes:
                     raise RunError(
                         f"expected {guard}, found {', '.join(f'{s} = {values[s.name]}' for s in guard.symbols)}",
                         guard.location,
-                        "the program was compiled for sizes of which this holds: compile with an example of these sizes",
+                        "compile with an example of these sizes",
                     )
             self._calls[key] = Call(self._manifest.at(values), values)
             if len(self._calls) > _MAX_CALLS:

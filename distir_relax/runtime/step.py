@@ -22,7 +22,7 @@ def run_step(
     call: Call, comm: Communicator, program: RankProgram, local: list[torch.Tensor],
     outputs: Collection[str] | None = None,
 ) -> tuple[float, dict[str, torch.Tensor]]:  # fmt: skip
-    """Run `program` on this rank's shards of the inputs of a call; return its seconds, and the global outputs on rank 0.
+    """Run `program` on this rank's shards of a call's inputs; return its seconds, and the global outputs on rank 0.
 
     Only the `outputs` named are gathered, by default all. Raises RunError if the results are not those that the bundle
     names.

@@ -95,7 +95,10 @@ def slot_index(dims: Dims, dim: int, index: int) -> int:
 
 @dataclass(frozen=True, slots=True)
 class Factoring:
-    """The slots, atoms and classes of one function. Slots have generic values of symbolic sizes, the keys of `sizes`."""
+    """The slots, atoms and classes of one function.
+
+    Slots have the generic values of symbolic sizes; `sizes` maps these back.
+    """
 
     slots: dict[str, Dims]
     atoms: tuple[tuple[Atom, ...], ...]

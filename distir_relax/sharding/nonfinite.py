@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, cast
 
 from distir_relax.ir import Function, Module, Op
+from distir_relax.layout import typical_value
 from distir_relax.ops import Trait, lookup
 
 if TYPE_CHECKING:
@@ -80,7 +81,7 @@ def _propagate(function: Function, inputs: NonfiniteValues) -> NonfiniteValues:
     for op in function.ops:
         results = [v.name for v in op.results]
         if Trait.SCALAR in lookup(op.name, op.location).traits:
-            number = float(cast(float, op.attrs["value"]))
+            number = float(typical_value(cast(int, op.attrs["value"])))
             fixed.update(results)
             infinite.update(results if not math.isfinite(number) else ())
             zero.update(results if number == 0 else ())

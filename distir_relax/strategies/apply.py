@@ -13,7 +13,7 @@ from typing import ClassVar
 from distir_relax.cost.profile import Profile
 from distir_relax.errors import AnnotationError, DistIRError
 from distir_relax.ir import BatchDim, InlinedFunction, Input, Instance, Module, Op, inlined_main
-from distir_relax.layout import Cut, DeviceMesh, Placement, R, Shard, print_placements
+from distir_relax.layout import Cut, DeviceMesh, Placement, R, Shard, is_always, print_placements
 from distir_relax.layout.partition import balanced, proportional
 from distir_relax.layout.validate import validate_annotation
 from distir_relax.sharding.factors import Slot, is_annotation
@@ -63,7 +63,7 @@ class ApplyStrategy:
         samples = find_batch(classes) if needs_batch or self.in_part else None
         batch = samples if needs_batch else None
         for count, noun in ((strategy.data, "data-parallel ranks"), (strategy.microbatches, "microbatches")):
-            if batch is not None and batch.size < count:
+            if batch is not None and is_always(batch.size, "<", count):
                 raise DistIRError(
                     f"a batch of {batch.size} has too few samples for {count} {noun}",
                     f"strategy {strategy}",

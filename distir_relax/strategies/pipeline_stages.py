@@ -19,6 +19,7 @@ from distir_relax.errors import DistIRError
 from distir_relax.frontends.imported_model import Frame
 from distir_relax.ir import Function, Module, Op, Value
 from distir_relax.ir.outline import Region, outline_regions, region_key
+from distir_relax.layout import typical_value
 from distir_relax.ops import lookup
 from distir_relax.strategies.chain_partition import balanced_cuts
 from distir_relax.strategies.sample_dims import Samples
@@ -85,7 +86,8 @@ class CutStages:
 
     def _by_cost(self, main: Function, samples: Samples, body: Sequence[int]) -> list[int]:
         """Return the number in the body of the first op of each stage but the first, by cost."""
-        share = Fraction(self.samples or samples.size, samples.size * self.microbatches * self.data)
+        size = typical_value(samples.size)
+        share = Fraction(self.samples or size, size * self.microbatches * self.data)
         costs = StageCosts(self.profile, samples, self.microbatches, share, self.is_trained)
         # Ops after the stages run on the devices of the last one.
         in_body = set(body)

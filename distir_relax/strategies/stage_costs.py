@@ -101,5 +101,5 @@ class StageCosts:
     def _part(self, name: str, value: Value) -> TensorType:
         part = self._parts.get(name)
         if part is None:
-            part = self._parts[name] = self.samples.part(name, value.tensor, self.share)
+            part = self._parts[name] = self.samples.part(name, value.tensor.typical, self.share)
         return part

@@ -62,7 +62,9 @@ def with_example_sizes(symbols: Symbols, shapes: Mapping[str, Sequence[int]]) ->
                     f"expected at least 2 in {where}, found {size}",
                     hint=f"the example shows torch a general {symbol}: sizes of 0 and 1 are special to it",
                 )
-    default = {symbol.name: Symbol(symbol.name, symbol.low, symbol.high) for d in symbols.values() for symbol in d.values()}
+    default = {
+        symbol.name: Symbol(symbol.name, symbol.low, symbol.high) for d in symbols.values() for symbol in d.values()
+    }
     return {
         name: {
             dim: replace(symbol, typical=sizes[symbol.name]) if symbol == default[symbol.name] else symbol

@@ -175,7 +175,7 @@ class TorchFunction:
         return [f"weights[{json.dumps(self.keys[op.results[0].name])}] = {begin}", *entries, end]
 
     def _body(self, fixed: set[str]) -> list[str]:
-        ops = [op for op in self.function.ops if op.results[0].name not in fixed]
+        ops = [op for op in self.function.ops if op.results[0].name not in fixed and not self._is_number(op)]
         last = {v.name: number for number, op in enumerate(ops) for v in op.operands}
         live = {o.value.name for o in self.function.outputs}
         live |= set(self.stored)

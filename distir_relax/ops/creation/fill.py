@@ -29,7 +29,7 @@ from distir_relax.ops.table import (
 
 
 def _infer_constant(types: Types, attrs: Attrs) -> tuple[TensorType, ...]:
-    if not isinstance(attrs["value"], (bool, int, float)):
+    if not isinstance(attrs["value"], (bool, int, float)) and not is_symbolic(attrs["value"]):
         raise ValueError("expected a number as the value of a constant")
     return (TensorType((), attrs["dtype"]),)
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from distir_relax.ir import TensorType, Value
+from distir_relax.layout import is_always, maximum, minimum
 from distir_relax.ops.movement import view_strides
 from distir_relax.ops.movement.reshape import squeeze
 from distir_relax.ops.table import (
@@ -105,10 +106,25 @@ def slice_dim(
 ) -> Any:
     """Return every `step`-th element of `x` in [start, end) along `dim`, with Python's conventions."""
     axis = axis_of(dim, len(x.tensor.shape))
-    first, last, _ = slice(start, end, step).indices(x.tensor.shape[axis])
+    first, last = slice_bounds(start, end, x.tensor.shape[axis])
     if (first, last, step) == (0, x.tensor.shape[axis], 1):
         return x
-    return g.emit("strided_slice", x, axes=(axis,), begin=(first,), end=(max(first, last),), strides=(step,))
+    return g.emit("strided_slice", x, axes=(axis,), begin=(first,), end=(last,), strides=(step,))
+
+
+def slice_bounds(start: int | None, end: int | None, size: int) -> tuple[int, int]:
+    """Return the bounds [first, last) of a slice with a positive step, by Python's conventions; last is not smaller."""
+
+    def within(bound: int) -> int:
+        return maximum(0, bound + size if bound < 0 else minimum(bound, size))
+
+    first = 0 if start is None else within(start)
+    last = size if end is None or is_always(end, "<", _NO_END) is False else within(end)
+    return first, maximum(first, last)
+
+
+_NO_END = 1 << 62
+"""Least end that means the whole dim: exported programs have the largest int64."""
 
 
 @aten("select.int")
@@ -130,12 +146,25 @@ def _slice_scatter(
     """Replace the part of `x` that a slice reads: elements before it, the source, elements after it."""
     axis = axis_of(dim, len(x.tensor.shape))
     size = x.tensor.shape[axis]
-    first, last, _ = slice(start, end, step).indices(size)
+    first, last = slice_bounds(start, end, size)
     if step != 1:
         raise NotImplementedError(f"writing to every {step}th element")
-    parts = [g.aten("slice.Tensor", x, axis, 0, first), source, g.aten("slice.Tensor", x, axis, max(first, last))]
-    nonempty = [part for part in parts if part.tensor.shape[axis]]
+    parts = [g.aten("slice.Tensor", x, axis, 0, first), source, g.aten("slice.Tensor", x, axis, last)]
+    nonempty = [part for part in parts if part.tensor.shape[axis] != 0]
     return g.emit("concat", *promote(g, *nonempty), axis=axis) if len(nonempty) > 1 else nonempty[0]
+
+
+@aten("diff.default")
+def _diff(
+    g: Builder, x: Value, n: int = 1, dim: int = -1, prepend: Value | None = None, append: Value | None = None
+) -> Any:
+    axis = axis_of(dim, len(x.tensor.shape))
+    parts = [part for part in (prepend, x, append) if part is not None]
+    y = g.emit("concat", *promote(g, *parts), axis=axis) if len(parts) > 1 else x
+    for _ in range(n):
+        later, earlier = slice_dim(g, y, axis, 1), slice_dim(g, y, axis, 0, -1)
+        y = g.aten("ne.Tensor" if y.tensor.dtype == "bool" else "sub.Tensor", later, earlier)
+    return y
 
 
 @aten("select_scatter.default")

@@ -76,8 +76,12 @@ class Builder:
         return convert(self, *args, **kwargs)
 
     def constant(self, value: float | int | bool, dtype: str) -> Value:
-        """Add a scalar constant."""
-        number = bool(value) if dtype == "bool" else float(value) if "float" in dtype else _wrapped(int(value), dtype)
+        """Add a scalar constant, which may be a symbolic size."""
+        number = value
+        if not is_symbolic(value):
+            number = (
+                bool(value) if dtype == "bool" else float(value) if "float" in dtype else _wrapped(int(value), dtype)
+            )
         hint, self.hint = self.hint, ""
         result: Value = self.emit("constant", value=number, dtype=dtype)
         self.hint = hint

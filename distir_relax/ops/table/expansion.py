@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Any, Protocol
 
 from distir_relax.ir import Attribute, PerRank, Size, TensorType, Value
+from distir_relax.layout import is_always
 
 
 class Emitter(Protocol):
@@ -63,4 +64,5 @@ class Expansion:
     def may_be_empty(self, value: Value, dim: int) -> bool:
         """Return whether some device has no elements of `value` along `dim`."""
         size = self.shape(value)[dim]
-        return 0 in size.values if isinstance(size, PerRank) else size == 0
+        sizes = size.values if isinstance(size, PerRank) else (size,)
+        return any(is_always(0, "<", n) is not True for n in sizes)

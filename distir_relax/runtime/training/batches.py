@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from abc import ABC, abstractmethod
 import math
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -133,7 +133,6 @@ class Samples(Data):
             self._epoch = epoch
         rows = self._order[place * self._rows : (place + 1) * self._rows]
         return _SampledBatch(self._call(len(rows)), self._samples, rows, numbers(self._manifest, step))
-
 
     def _call(self, rows: int) -> Call:
         sizes = {symbol.name: rows for symbol in symbols_of(self._size)}
