@@ -48,8 +48,6 @@ _MAX_CASES = 5040
 """Maximum number of combinations of remainders that a decision enumerates."""
 _MAX_LENGTH = 400
 """Maximum number of characters of an expression."""
-LEAST_GENERIC = 1_000_000_001
-"""The least generic value of a symbol: larger than the dims of a model."""
 _TYPICAL = 128
 """The typical value of a symbol, unless given or out of its bounds."""
 
@@ -371,7 +369,8 @@ def is_symbolic(item: object) -> bool:
 def generic_value(size: Size) -> int:
     """Return the value of a size where each symbol is a large prime, whatever its bounds.
 
-    There sizes are distinct, and divisible, if their expressions are; analyses that order or divide sizes use it.
+    There products are divisible if their expressions are, and larger expressions are larger: analyses that factor and
+    order sizes use it. Parts such as ``n // 3`` and ``(n + 1) // 3`` may be equal.
     """
     if not isinstance(size, SymbolicSize):
         return size
@@ -421,7 +420,7 @@ def _generic_value(size: SymbolicSize) -> int:
 @lru_cache(maxsize=256)
 def _prime(name: str) -> int:
     """Return a prime above a billion, larger than any dim, for a symbol."""
-    candidate = LEAST_GENERIC + 2 * (zlib.crc32(name.encode()) % 500_000_000)
+    candidate = 1_000_000_001 + 2 * (zlib.crc32(name.encode()) % 500_000_000)
     while any(candidate % divisor == 0 for divisor in range(3, math.isqrt(candidate) + 1, 2)):
         candidate += 2
     return candidate

@@ -15,8 +15,7 @@ from dataclasses import dataclass, field, replace
 from itertools import pairwise
 
 from distir_relax.ir import Function, Module, Op, inlined_main, memoize
-from distir_relax.layout import generic_value, is_symbolic
-from distir_relax.layout.symbolic_size import LEAST_GENERIC
+from distir_relax.layout import is_symbolic
 from distir_relax.ops import BLOCKED, PARALLEL, WINDOW, Trait, lookup
 from distir_relax.sharding.factor_split import JoinedBoundaries, PropagatedBoundaries, Rules, find_boundaries
 
@@ -97,27 +96,28 @@ def slot_index(dims: Dims, dim: int, index: int) -> int:
 class Factoring:
     """The slots, atoms and classes of one function.
 
-    Slots have the generic values of symbolic sizes; `sizes` maps these back.
+    Slots have generic values of symbolic sizes; `sizes` has those sizes by the representative of the class.
     """
 
     slots: dict[str, Dims]
     atoms: tuple[tuple[Atom, ...], ...]
     classes: SlotClasses
     blocked: frozenset[Slot]
-    sizes: Mapping[int, int] = field(default_factory=dict)
+    sizes: Mapping[Slot, int] = field(default_factory=dict)
 
     def size(self, slot: Slot) -> int:
         """Return the number of units in a slot."""
         value, dim, index = slot
-        return self._size(self.slots[value][dim][index])
+        number = self.slots[value][dim][index]
+        return self.sizes.get(self.classes[slot], number) if self.sizes else number
 
     def around(self, slot: Slot) -> tuple[int, int]:
         """Return the number of repetitions of the slot in its dim, and of elements per unit: (outer, inner)."""
-        sizes = list(map(self._size, self.slots[slot[0]][slot[1]]))
-        return math.prod(sizes[: slot[2]]), math.prod(sizes[slot[2] + 1 :])
-
-    def _size(self, generic: int) -> int:
-        return self.sizes.get(generic, generic)
+        value, dim, index = slot
+        sizes: Sequence[int] = self.slots[value][dim]
+        if self.sizes:
+            sizes = [self.size((value, dim, i)) for i in range(len(sizes))]
+        return math.prod(sizes[:index]), math.prod(sizes[index + 1 :])
 
     def without_windows(self) -> Factoring:
         """Return the factoring without splits along the dims of sliding windows."""
@@ -207,7 +207,7 @@ class _Factors:
             blocked += [first[tensor_names[t]] + slot for t, slot in op_atoms.blocked]
             atoms.append(op_atoms.atoms)
         blocked_slots = frozenset(map(classes.representative, blocked))
-        return Factoring(slots, tuple(atoms), classes, blocked_slots, _symbolic_sizes(self.function, slots))
+        return Factoring(slots, tuple(atoms), classes, blocked_slots, _symbolic_sizes(self.function, slots, classes))
 
     def _cut(self) -> None:
         """Divide dims into slots at their boundaries."""
@@ -310,18 +310,27 @@ def _replicated_atoms(op: Op) -> list[Atom]:
     return [Atom(f"held {dim}", PARALLEL, size, ((dim, 0), (dim, 0))) for dim, size in dims if size <= 1]
 
 
-def _symbolic_sizes(function: Function, slots: Mapping[str, Dims]) -> dict[int, int]:
-    """Return the symbolic size of each generic one that a slot has.
+def _symbolic_sizes(function: Function, slots: Mapping[str, Dims], classes: SlotClasses) -> dict[Slot, int]:
+    """Return the symbolic sizes of classes, by their representatives.
 
-    A slot is a dim of some value, or the exact quotient of a dim and the other slots in it.
+    A class is a dim of some value, or the exact quotient of a dim and the other slots in it.
     """
     values = [item.value for item in function.inputs] + [v for op in function.ops for v in op.results]
-    dims = {(n, slots[v.name][i]) for v in values for i, n in enumerate(v.tensor.shape) if is_symbolic(n)}
-    sizes = {generic_value(n): n for n, _ in dims}
-    for size, parts in sorted(dims, key=lambda item: (len(item[1]), item[1])):
-        unknown = [part for part in parts if part not in sizes and part >= LEAST_GENERIC]
+    dims: dict[tuple[int, tuple[Slot, ...]], Sequence[int]] = {}
+    for value in values:
+        for dim, size in enumerate(value.tensor.shape):
+            if is_symbolic(size):
+                parts = slots[value.name][dim]
+                dims[size, tuple(classes[value.name, dim, i] for i in range(len(parts)))] = parts
+    sizes: dict[Slot, int] = {}
+    for (size, owners), parts in sorted(dims.items(), key=lambda item: len(item[1])):
+        unknown = [owner for owner, part in zip(owners, parts, strict=True) if owner not in sizes and part >= _LARGE]
         if len(unknown) == 1:
-            others = list(parts)
-            others.remove(unknown[0])
-            sizes[unknown[0]] = size // math.prod(sizes.get(part, part) for part in others)
+            others = zip(owners, parts, strict=True)
+            known = math.prod(sizes.get(owner, part) for owner, part in others if owner != unknown[0])
+            sizes[unknown[0]] = size // known
     return sizes
+
+
+_LARGE = 1 << 24
+"""Generic values of symbolic sizes are larger; the parts of other dims of a model are smaller."""

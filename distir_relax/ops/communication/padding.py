@@ -6,7 +6,7 @@ from distir_relax.ops.table import FREE, Attrs, Code, Semantics, Trait, define, 
 
 
 def _tail(attrs: Attrs, have: str) -> int:
-    return int(attrs["blocks"] * attrs[have])
+    return attrs["blocks"] * attrs[have]  # type: ignore[no-any-return]
 
 
 def _torch_pad(attrs: Attrs) -> str:
