@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 from distir_relax.errors import DistIRError
 
 if TYPE_CHECKING:
-    from distir_relax.compiler.compile import Plan, SurpriseGather, compile
+    from distir_relax.compiler.compile import Plan, SurpriseGather, bind, compile
     from distir_relax.compiler.simulate import simulate
     from distir_relax.compiler.source import NothingSplit
     from distir_relax.compiler.training import Training, TrainingStep, compile_training
@@ -47,6 +47,7 @@ __all__ = [
     "Training",
     "TrainingStep",
     "annotate_sharding",
+    "bind",
     "compile",
     "compile_training",
     "define_op",
@@ -74,6 +75,7 @@ _HOMES = {
     "Plan": "distir_relax.compiler.compile",
     "SurpriseGather": "distir_relax.compiler.compile",
     "annotate_sharding": "distir_relax.sharding.annotate",
+    "bind": "distir_relax.compiler.compile",
     "compile": "distir_relax.compiler.compile",
     "compile_training": "distir_relax.compiler.training",
     "Training": "distir_relax.compiler.training",

@@ -22,11 +22,13 @@ from distir_relax.compiler.plan_summary import Overview
 from distir_relax.compiler.source import Source
 from distir_relax.errors import DistIRError
 from distir_relax.frontends.checkpoint import with_checkpoint
+from distir_relax.frontends.dynamic_shapes import fix_dims
 from distir_relax.frontends.import_model import import_model
 from distir_relax.frontends.imported_model import Imported, snapshot
 from distir_relax.frontends.outline_blocks import Outline
 from distir_relax.ir import Gather, Module, Pass, print_module
-from distir_relax.layout import DeviceMesh
+from distir_relax.ir.symbols import check_symbols, module_symbols, specialize
+from distir_relax.layout import DeviceMesh, Symbol
 from distir_relax.lowering.emit.bundle import program_to_bundle, to_bundle
 from distir_relax.optimizers import with_state
 from distir_relax.runtime.session_cache import Sessions
@@ -92,6 +94,22 @@ class Plan:
     def text(self, stage: str) -> str:
         """Return the text of the program at a stage; the sharded stage has the reason for each placement."""
         return print_module(self.modules[stage], layout_comments(self.modules[stage]) if stage == "sharded" else None)
+
+    def at(self, **sizes: int) -> Plan:
+        """Return the plan for fixed values of some symbols: ``plan.at(sequence=512)``.
+
+        Its programs take inputs of these sizes only. Raises `DistIRError` for a name that is not one of its symbols, a
+        value out of bounds, and one that violates a guard.
+        """
+        check_symbols(sizes, self.symbols)
+        modules = {stage: specialize(module, sizes) for stage, module in self.modules.items()}
+        imported = replace(self.imported, module=specialize(self.imported.module, sizes))
+        return Plan(self.name, imported, modules, self.tail, self.seconds, self._passes, self._source)
+
+    @property
+    def symbols(self) -> dict[str, Symbol]:
+        """The symbols of its sizes, by name."""
+        return module_symbols(self.modules["distributed"])
 
     @property
     def source(self) -> Source:
@@ -206,6 +224,11 @@ class Plan:
         return run_passes(self.imported.module, [step for step in before if not isinstance(step, Outline)])
 
 
+def bind(plan: Plan, **sizes: int) -> Plan:
+    """Return a plan for fixed values of some symbols: ``dr.bind(plan, sequence=512)``. See `Plan.at`."""
+    return plan.at(**sizes)
+
+
 @documents(ModelOptions)
 def compile(
     model: Any,
@@ -244,18 +267,11 @@ def read_model(
     checkpoint, shapes, params = options.get("checkpoint"), options.get("input_shapes"), options.get("params")
     check = options.get("check_import", True)
     with _data_of_buffers(model, (example_inputs, example_kwargs), checkpoint):
-        imported = snapshot(
-            import_model(
-                model,
-                example_inputs,
-                example_kwargs,
-                shapes,
-                params,
-                check,
-                options.get("dynamic_shapes"),
-                options.get("dims"),
-            )
+        dims = options.get("dims") or {}
+        imported = import_model(
+            model, example_inputs, example_kwargs, shapes, params, check, options.get("dynamic_shapes"), dims
         )
+        imported = snapshot(fix_dims(imported, dims))
     return imported if checkpoint is None else with_checkpoint(imported, checkpoint)
 
 

@@ -22,6 +22,7 @@ from distir_relax.compiler.options import CompileOptions, complete
 from distir_relax.compiler.source import Source
 from distir_relax.compiler.training import Training, TrainingStep
 from distir_relax.errors import ImportModelError
+from distir_relax.frontends.dynamic_shapes import DimSpec
 from distir_relax.ir import Module, parse, verify
 from distir_relax.ops import check
 from distir_relax.support import read_text
@@ -35,14 +36,27 @@ class Model:
     model: Any
     args: tuple[Any, ...] = ()
     kwargs: Mapping[str, Any] = field(default_factory=dict)
+    dynamic_shapes: DimSpec | None = None
 
     def compile(self, **options: Any) -> Plan:
         """Compile with these options; raises what `compile` raises."""
-        return compile(self.model, self.args, self.kwargs or None, **options)
+        return compile(self.model, self.args, self.kwargs or None, **{"dynamic_shapes": self.dynamic_shapes, **options})
 
-    def read(self, options: CompileOptions, input_shapes: Mapping[str, Sequence[int]] | None = None) -> Source:
+    def read(
+        self,
+        options: CompileOptions,
+        input_shapes: Mapping[str, Sequence[int]] | None = None,
+        dims: Mapping[str, Any] | None = None,
+    ) -> Source:
         """Import the model, to be compiled with these options; raises what `compile` raises."""
-        imported = read_model(self.model, self.args, self.kwargs or None, input_shapes=input_shapes)
+        imported = read_model(
+            self.model,
+            self.args,
+            self.kwargs or None,
+            input_shapes=input_shapes,
+            dynamic_shapes=self.dynamic_shapes,
+            dims=dims,
+        )
         return Source(imported, complete(options, default_name(self.model)))
 
 
@@ -72,8 +86,8 @@ def is_onnx(target: object) -> bool:
 def classify_input(value: Any, where: str = "") -> Input:
     """Classify a value that a user passed, or that a user's function returned.
 
-    A tuple is ``(program, tensors)``, of the global or the distributed stage, ``(model, example_inputs)`` or ``(model,
-    example_inputs, example_kwargs)``. Raises `ImportModelError` for anything else, and what typing a program raises.
+    A tuple is ``(program, tensors)``, of the global or the distributed stage, ``(model, example_inputs)``, ``(model,
+    example_inputs, example_kwargs)``, or that with `dynamic_shapes` as a fourth element. Raises `ImportModelError` for anything else, and what typing a program raises.
     """
     if isinstance(value, (Plan, Training)):
         return value
@@ -85,9 +99,10 @@ def classify_input(value: Any, where: str = "") -> Input:
         if value[0].stage != "distributed":
             return Model(value)
         return Program(infer_types(value[0]), value[1] if len(value) == 2 else None)
-    if isinstance(value, tuple) and len(value) in (2, 3):
+    if isinstance(value, tuple) and len(value) in (2, 3, 4):
         inputs = value[1] if isinstance(value[1], (tuple, list)) else (value[1],)
-        return Model(value[0], tuple(inputs), dict(value[2]) if len(value) == 3 else {})
+        kwargs = dict(value[2] or {}) if len(value) > 2 else {}
+        return Model(value[0], tuple(inputs), kwargs, value[3] if len(value) == 4 else None)
     raise ImportModelError(
         f"expected a Plan, a program, or a tuple (model, example_inputs), found {type(value).__name__}", where,
         "end the function with: return model, (x,)")  # fmt: skip

@@ -20,6 +20,7 @@ from distir_relax.compiler.training import Training, TrainingStep
 from distir_relax.cost.profile import Profile, as_profile
 from distir_relax.errors import DistIRError, ImportModelError
 from distir_relax.ir import Module
+from distir_relax.ir.symbols import at_sizes
 from distir_relax.layout import DeviceMesh
 from distir_relax.runtime.verification import read_stage
 from distir_relax.strategies.memory_fit import nearest_fit
@@ -33,6 +34,7 @@ def simulate(
     profile: Profile | str | Path,
     global_batch: int | None = None,
     input_shapes: Mapping[str, Sequence[int]] | None = None,
+    dims: Mapping[str, int] | None = None,
     **options: Unpack[LayoutOptions],
 ) -> Simulation:
     """Predict the run of a model on a machine: makespan, throughput, memory, timeline.
@@ -43,7 +45,8 @@ def simulate(
     `global_batch` if it has parameters of these names. A model or training that is not compiled yet is distributed by
     `strategy`; if it exceeds the memory of a device, the result's `alternative` is the nearest strategy that fits.
     `profile` is the name or path of a profile, or a `Profile`. The other options are for models that are not compiled
-    yet, and `input_shapes` for ONNX files; see `compile`.
+    yet, and `input_shapes` for ONNX files; see `compile`. `dims` are values of symbolic sizes by name; others have
+    their typical values.
 
     Raises a `DistIRError`: `ProfileError` for the profile, and what reading or compiling the model raises.
     """
@@ -51,7 +54,7 @@ def simulate(
     strategy = options.pop("strategy", None)
     parameters = {"strategy": strategy, "global_batch": global_batch}
     layout: CompileOptions = {**options, "profile": machine}  # type: ignore[typeddict-item]
-    loaded = _load(model, parameters, layout, input_shapes)
+    loaded = _load(model, parameters, layout, input_shapes, dims or {})
     if isinstance(loaded.program, Source):
         result = loaded.program.simulate(machine)
     else:
@@ -88,15 +91,16 @@ def _load(
     parameters: Mapping[str, Any],
     options: CompileOptions,
     input_shapes: Mapping[str, Sequence[int]] | None,
+    dims: Mapping[str, int],
 ) -> _Loaded:
     """Load a model as `simulate` takes it.
 
     `parameters` are parameters of a user's function by name; those that are None are not passed. `options` are for a
-    model that is not compiled yet, and `input_shapes` for ONNX files.
+    model that is not compiled yet, `input_shapes` for ONNX files, and `dims` values of symbols.
     """
     arguments = {name: value for name, value in parameters.items() if value is not None}
     if isinstance(model, (str, Path)) and ".py:" in str(model):
-        return _from_function(str(model), arguments, options, input_shapes)
+        return _from_function(str(model), arguments, options, input_shapes, dims)
     if isinstance(model, (Plan, Module, tuple, Training, TrainingStep)):
         classified = classify_input(model)
     else:
@@ -111,14 +115,19 @@ def _load(
     elif isinstance(classified, Model) and options.get("mesh") is None:
         # A model without shardings runs on one device.
         options = {**options, "mesh": DeviceMesh((1,), ("device",))}
-    return _distributed(classified, options, input_shapes, str(model) if isinstance(model, (str, Path)) else "")
+    where = str(model) if isinstance(model, (str, Path)) else ""
+    return _distributed(classified, options, input_shapes, dims, where)
 
 
 _NAMES = {Plan: "a plan", Program: "a program", SavedBundle: "a bundle", Model: "a model", Training: "a training"}
 
 
 def _from_function(
-    target: str, passed: Mapping[str, Any], options: CompileOptions, input_shapes: Mapping[str, Sequence[int]] | None
+    target: str,
+    passed: Mapping[str, Any],
+    options: CompileOptions,
+    input_shapes: Mapping[str, Sequence[int]] | None,
+    dims: Mapping[str, int],
 ) -> _Loaded:
     arguments = dict(passed)
     # The file may register strategy options.
@@ -135,22 +144,27 @@ def _from_function(
             "take it as a parameter, strategy, or return a model that is not compiled yet",
         )
     default = parameters.get("global_batch")
-    loaded = _distributed(result, options, input_shapes, target)
+    loaded = _distributed(result, options, input_shapes, dims, target)
     is_int = default is not None and isinstance(default.default, int)
     return replace(loaded, samples=default.default) if default is not None and is_int else loaded
 
 
 def _distributed(
-    value: Input, options: CompileOptions, input_shapes: Mapping[str, Sequence[int]] | None, where: str
+    value: Input,
+    options: CompileOptions,
+    input_shapes: Mapping[str, Sequence[int]] | None,
+    dims: Mapping[str, int],
+    where: str,
 ) -> _Loaded:
     """Return an imported model, or the distributed program as its ranks run it; a `Program` is simulated as it is.
 
     Raises `ImportModelError` if `options` or `input_shapes` are passed for a program that is distributed already.
     """
     if isinstance(value, Model):
-        return _Loaded(value.read(options, input_shapes))
+        return _Loaded(value.read(options, input_shapes, dims))
     if isinstance(value, Training):
-        return _Loaded(value.read({**options, "strategy": options.get("strategy") or Strategy()}))
+        trained = replace(value, dims={**(value.dims or {}), **dims})
+        return _Loaded(trained.read({**options, "strategy": options.get("strategy") or Strategy()}))
     layout = {"input_shapes": input_shapes, **{name: options.get(name) for name in ("shardings", "stages", "mesh")}}
     if names := [name for name, setting in layout.items() if setting]:
         raise ImportModelError(
@@ -159,8 +173,9 @@ def _distributed(
             "give a model instead: a function that returns (model, example_inputs), or an ONNX file",
         )
     if isinstance(value, Program):
-        return _Loaded(value.module)
+        return _Loaded(at_sizes(value.module, dims))
     if isinstance(value, Plan):
-        module = value.modules["distributed"]
+        module = at_sizes(value.modules["distributed"], dims)
         return _Loaded(fuse_for_ranks(module), batch_size(module))
-    return _Loaded(fuse_for_ranks(read_stage(read_bundle(value.path, verify_weights=False), "distributed")))
+    module = read_stage(read_bundle(value.path, verify_weights=False), "distributed")
+    return _Loaded(fuse_for_ranks(at_sizes(module, dims)))

@@ -16,6 +16,7 @@ from distir_relax.cost.profile import Profile, as_profile
 from distir_relax.errors import AnnotationError, DistIRError, VerificationError
 from distir_relax.frontends.imported_model import Imported
 from distir_relax.ir import BatchDim, Module, Pass
+from distir_relax.ir.symbols import at_sizes, module_symbols
 from distir_relax.layout import DeviceMesh, as_mesh
 from distir_relax.ops import Trait, lookup
 from distir_relax.sharding import find_nonfinite
@@ -63,6 +64,10 @@ class Source:
             return find_batch(classes_of(self.imported.module)).size
         except DistIRError:
             return None
+
+    def typical(self) -> Source:
+        """Return the same model with the typical values of symbolic sizes."""
+        return replace(self, imported=replace(self.imported, module=at_sizes(self.imported.module, {})))
 
     def with_strategy(self, strategy: Strategy) -> Source:
         """Return the same model, to be distributed by another strategy."""
@@ -116,8 +121,11 @@ class Source:
     def simulate(self, profile: Profile, samples: int | None = None) -> Simulation:
         """Simulate the program on a machine; equal microbatches are expanded once.
 
-        `samples` reduces the batch to this size. Raises as `compile` and `simulate_module` do.
+        `samples` reduces the batch to this size. Symbolic sizes have their typical values. Raises as `compile` and
+        `simulate_module` do.
         """
+        if module_symbols(self.imported.module):
+            return self.typical().simulate(profile, samples)
         repeated = self.strategy is not None and self.strategy.microbatches > 1
         try:
             result = simulate_module(self.distributed(repeated, samples), profile)

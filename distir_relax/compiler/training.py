@@ -16,6 +16,7 @@ from distir_relax.compiler.options import CompileOptions, complete, documents
 from distir_relax.compiler.pass_pipeline import TrainingConfig
 from distir_relax.compiler.source import Source
 from distir_relax.errors import DistIRError, ImportModelError
+from distir_relax.frontends.dynamic_shapes import DimSpec, fix_dims
 from distir_relax.frontends.imported_model import Imported, snapshot
 from distir_relax.frontends.torch.importer import EXPORT_LOCK, import_torch
 from distir_relax.frontends.torch.loss_module import Loss, call_arguments, with_loss
@@ -121,6 +122,8 @@ class Training:
     clip_norm: float | None = None
     precision: str = ""
     seed: int = 0
+    dynamic_shapes: DimSpec | None = None
+    dims: Mapping[str, Any] | None = None
 
     def __repr__(self) -> str:
         loss = "" if self.loss is None else f", loss {getattr(self.loss, '__name__', type(self.loss).__name__)}"
@@ -134,13 +137,42 @@ class Training:
         _check_optimizer(self.optimizer)
         if self.precision not in PRECISIONS:
             raise DistIRError(f"expected precision bfloat16 or none, found {self.precision!r}")
-        imported, trained = _import(self.model, self.loss, self.example_batch, self.precision)
+        imported, trained = self._import()
         complete_options = complete(options or {}, _name(self.model))
         strategy, mesh, shardings = (complete_options[key] for key in ("strategy", "mesh", "shardings"))
         if strategy is None and mesh is None and shardings != "auto" and not imported.module.meshes:
             complete_options["strategy"] = Strategy()
         step = TrainingConfig(self.optimizer, trained, self.clip_norm, masters=bool(self.precision))
         return Source(imported, complete_options, step)
+
+    def _import(self) -> tuple[Imported, tuple[str, ...]]:
+        """Import the model with its loss; return it with the values of the parameters that require gradients."""
+        model, loss = self.model, self.loss
+        inputs, targets = _batch(self.example_batch, loss is not None)
+        computed, narrow_loss = model, loss
+        if self.precision:
+            import torch
+
+            computed = copy.deepcopy(model).to(torch.bfloat16)
+            if isinstance(loss, torch.nn.Module):
+                narrow_loss = copy.deepcopy(loss).to(torch.bfloat16)
+            inputs, targets = _to_bfloat16((inputs, targets))
+        args, kwargs = call_arguments(inputs, targets, loss is not None)
+        # Import temporarily replaces the model's forward.
+        with EXPORT_LOCK:
+            with with_loss(computed, narrow_loss):
+                imported = import_torch(
+                    computed, args, kwargs, training=True, dynamic_shapes=self.dynamic_shapes, dims=self.dims
+                )
+                imported = snapshot(fix_dims(imported, self.dims or {}))
+            with with_loss(model, loss):
+                parameters = dict(model.named_parameters(remove_duplicate=False))
+        names, is_wide = imported.names, bool(self.precision)
+        wide = {names[n]: p.detach().clone() for n, p in parameters.items() if is_wide and n in names}
+        trained = dict.fromkeys(names[n] for n, p in parameters.items() if p.requires_grad and n in names)
+        if not trained:
+            raise DistIRError("the model has no parameter that requires gradients", hint="requires_grad_(True)")
+        return replace(imported, tensors={**imported.tensors, **wide}), tuple(trained)
 
     def compile(self, **options: Any) -> TrainingStep:
         """Compile the training step, with more options of `compile_training`; raises what that raises."""
@@ -158,6 +190,8 @@ def compile_training(
     clip_norm: float | None = None,
     precision: str = "",
     seed: int = 0,
+    dynamic_shapes: DimSpec | None = None,
+    dims: Mapping[str, Any] | None = None,
     **options: Unpack[CompileOptions],
 ) -> TrainingStep:
     """Compile a training step of `model`, in its current mode, for the devices of a strategy.
@@ -167,41 +201,17 @@ def compile_training(
     targets)``, or ``inputs`` alone without a `loss`: `inputs` is a tensor, a tuple, or a dict of keyword arguments. All
     parameters that require gradients are trained. `clip_norm` clips their global gradient norm. With
     ``precision="bfloat16"`` the model computes in bfloat16, and weights are stored and updated in float32. `seed` is
-    that of dropout. The other options are those of `compile`; without any sharding the model runs on one device.
+    that of dropout. `dynamic_shapes` names dims of inputs and ``targets`` that differ from batch to batch, as for
+    `compile`, and `dims` gives bounds of them. The other options are those of `compile`; without any sharding the model runs on one device.
 
     Raises a `DistIRError`: as `compile` does, for an optimizer not of this package, for gradient hooks, and for a loss
     that is not a scalar or does not depend on a trained parameter.
     """
-    training = Training(model, loss, optimizer, example_batch, clip_norm, precision, seed)
+    training = Training(model, loss, optimizer, example_batch, clip_norm, precision, seed, dynamic_shapes, dims)
     plan = compile_source(training.read(options))
     named_parameters = model.named_parameters(remove_duplicate=False)
     unused = {name: p.detach().clone() for name, p in named_parameters if name in plan.imported.unused}
     return TrainingStep(plan, optimizer, loss is not None, bool(precision), seed, unused)
-
-
-def _import(model: torch.nn.Module, loss: Loss | None, batch: Any, precision: str) -> tuple[Imported, tuple[str, ...]]:
-    """Import the model with its loss; return it with the values of the parameters that require gradients."""
-    inputs, targets = _batch(batch, loss is not None)
-    computed, narrow_loss = model, loss
-    if precision:
-        import torch
-
-        computed = copy.deepcopy(model).to(torch.bfloat16)
-        if isinstance(loss, torch.nn.Module):
-            narrow_loss = copy.deepcopy(loss).to(torch.bfloat16)
-        inputs, targets = _to_bfloat16((inputs, targets))
-    args, kwargs = call_arguments(inputs, targets, loss is not None)
-    # Import temporarily replaces the model's forward.
-    with EXPORT_LOCK:
-        with with_loss(computed, narrow_loss):
-            imported = snapshot(import_torch(computed, args, kwargs, training=True))
-        with with_loss(model, loss):
-            parameters = dict(model.named_parameters(remove_duplicate=False))
-    wide = {imported.names[n]: p.detach().clone() for n, p in parameters.items() if precision and n in imported.names}
-    trained = dict.fromkeys(imported.names[n] for n, p in parameters.items() if p.requires_grad and n in imported.names)
-    if not trained:
-        raise DistIRError("the model has no parameter that requires gradients", hint="requires_grad_(True)")
-    return replace(imported, tensors={**imported.tensors, **wide}), tuple(trained)
 
 
 def _check_optimizer(optimizer: Any) -> None:

@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 from distir_relax.errors import ImportModelError
+from distir_relax.frontends.imported_model import Imported
+from distir_relax.ir.symbols import module_symbols, specialize
 from distir_relax.layout import Symbol
 
 DimSpec = Mapping[str, Any]
@@ -25,7 +28,14 @@ def Dim(name: str, *, min: int = 1, max: int | None = None, typical: int | None 
     return Symbol(name, min, max, -1 if typical is None else typical)
 
 
-def read_dims(texts: Sequence[str]) -> dict[str, tuple[int, int | None]]:
+def fix_dims(imported: Imported, dims: Mapping[str, Any]) -> Imported:
+    """Return an imported model whose symbols have the single numbers among `dims`. Raises as `specialize` does."""
+    symbols = module_symbols(imported.module)
+    sizes = {name: size for name, size in dims.items() if isinstance(size, int) and name in symbols}
+    return replace(imported, module=specialize(imported.module, sizes)) if sizes else imported
+
+
+def read_dims(texts: Sequence[str]) -> dict[str, int | tuple[int, int | None]]:
     """Parse bounds by name: ``batch=1:64``, ``batch=1:``, or ``batch=8`` for a fixed size.
 
     Raises `ImportModelError` for other texts.
@@ -35,6 +45,8 @@ def read_dims(texts: Sequence[str]) -> dict[str, tuple[int, int | None]]:
 
 def find_symbols(spec: DimSpec | None, dims: Mapping[str, Any], shapes: Mapping[str, Sequence[Any]]) -> Symbols:
     """Return the symbols of inputs of these `shapes` by `spec`; `dims` are bounds by name, which replace those of it.
+
+    A single number in `dims` is ignored: `fix_dims` sets it, once the model is imported.
 
     Keys of `spec` are names of inputs, or of arguments with nested specifications. Raises `ImportModelError` for names
     and dims that do not exist, and for two different ranges of one name.
@@ -88,7 +100,7 @@ def _symbol(item: Any, dims: Mapping[str, Any], where: str) -> Symbol:
         symbol = Symbol(item.__name__, int(item.min), maximum)
     else:
         raise ImportModelError(f"expected a name, a Dim, or None for {where}, found {item!r}")
-    if symbol.name in dims:
+    if not isinstance(dims.get(symbol.name, 0), int):
         low, high = bounds_of(dims[symbol.name], symbol.name)
         return Symbol(symbol.name, low, high)
     return symbol
@@ -111,9 +123,9 @@ def _range(symbol: Symbol) -> str:
     return f"{symbol.low} to {'any' if symbol.high is None else symbol.high}"
 
 
-def _read_dim(text: str) -> tuple[str, tuple[int, int | None]]:
+def _read_dim(text: str) -> tuple[str, int | tuple[int, int | None]]:
     name, equals, bounds = text.partition("=")
     low, colon, high = bounds.partition(":")
     if not name or not equals or not low.isdecimal() or (high and not high.isdecimal()):
         raise ImportModelError("expected NAME=LOW:HIGH", f"--dim {text}", "for example: --dim sequence=1:2048")
-    return name, (int(low), int(high) if high else None if colon else int(low))
+    return name, (int(low), int(high) if high else None) if colon else int(low)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import fields, replace
 from typing import Any
 
@@ -46,6 +46,24 @@ def specialize(module: Module, values: Mapping[str, int]) -> Module:
     binding = _Binding(values)
     records = tuple(r for record in module.records if (r := binding.record(record)) is not None)
     return replace(module, functions=tuple(map(binding.function, module.functions)), records=records)
+
+
+def at_sizes(module: Module, sizes: Mapping[str, int]) -> Module:
+    """Return a module with these values of symbols by name, and the typical values of all others.
+
+    Raises `DistIRError` for a name that is not one of its symbols, and as `specialize` does.
+    """
+    symbols = module_symbols(module)
+    check_symbols(sizes, symbols)
+    return specialize(module, {name: sizes.get(name, symbol.typical) for name, symbol in symbols.items()})
+
+
+def check_symbols(sizes: Iterable[str], symbols: Collection[str]) -> None:
+    """Raise `DistIRError` for a name that is not one of the symbols of a program."""
+    for name in sizes:
+        if name not in symbols:
+            known = f"its sizes are {', '.join(symbols)}" if symbols else "all of its sizes are fixed"
+            raise DistIRError(f"the program has no size {name!r}", hint=known)
 
 
 def specialize_op(op: Op, values: Mapping[str, int]) -> Op:
