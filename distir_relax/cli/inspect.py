@@ -10,7 +10,7 @@ from typing import Annotated
 import typer
 
 from distir_relax.cli.app import app
-from distir_relax.cli.options import BundleArgument, JsonOption, Stage
+from distir_relax.cli.options import BundleArgument, JsonOption, SizesOption, Stage, read_sizes
 
 
 @app.command()
@@ -42,6 +42,7 @@ def explain(
     bundle: BundleArgument,
     value: Annotated[str, typer.Argument(metavar="%VALUE", help="A value of the sharded stage.")],
     limit: Annotated[float, typer.Option(min=0, help="Time limit for costing other layouts (seconds).")] = 30,
+    dim: SizesOption = None,
     json: JsonOption = False,
 ) -> None:
     """Explain the layout of a value: its cause, the communication it needs, and that of other layouts.
@@ -53,7 +54,8 @@ def explain(
     from distir_relax.report.explain import explain_json
 
     opened = read_bundle(bundle, verify_weights=False)
-    typer.echo(json_.dumps(explain_json(opened, value, limit)) if json else explanation(opened, value, limit))
+    arguments = opened, value, limit, read_sizes(dim)
+    typer.echo(json_.dumps(explain_json(*arguments)) if json else explanation(*arguments))
 
 
 @app.command()
@@ -63,6 +65,7 @@ def diff(
     profile: Annotated[
         str | None, typer.Option(help="Machine to predict times for; by default the one used by --auto, if any.")
     ] = None,
+    dim: SizesOption = None,
     json: JsonOption = False,
 ) -> None:
     """Print the differences between two bundles: times, memory, bytes sent and stored, and layouts of values."""
@@ -72,7 +75,7 @@ def diff(
 
     machine = None if profile is None else load_profile(profile)
     one, other = (read_bundle(path, verify_weights=False) for path in (first, second))
-    difference = compare(one, other, machine)
+    difference = compare(one, other, machine, read_sizes(dim))
     typer.echo(difference.as_json() if json else str(difference))
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import re
 from collections.abc import Callable, Mapping, Sequence
 from enum import StrEnum
 from pathlib import Path
@@ -11,6 +12,7 @@ from typing import Annotated, Any, Literal
 import typer
 
 from distir_relax.compiler.options import CompileOptions, ImportOptions, Option, declared, read_mesh
+from distir_relax.errors import DistIRError
 
 
 class Backend(StrEnum):
@@ -57,6 +59,9 @@ RepeatOption = Annotated[int, typer.Option(min=1, help="Number of timed steps, a
 ReportOption = Annotated[Path | None, typer.Option(help="Write times, bytes sent and weight bytes to this .json.")]
 TraceOption = Annotated[Path | None, typer.Option(help="Draw predicted and measured pipeline tasks to this .svg.")]
 JsonOption = Annotated[bool, typer.Option("--json", help="Print the result as JSON.")]
+SizesOption = Annotated[
+    list[str] | None, typer.Option("--dim", metavar="NAME=SIZE", help="Value of a symbolic size; typical by default.")
+]
 AutoOption = Annotated[bool, typer.Option("--auto", help="Choose placements on --mesh by optimization.")]
 TaskOption = Annotated[
     str | None,
@@ -98,6 +103,47 @@ def with_options(
         return run
 
     return decorate
+
+
+def read_sizes(texts: Sequence[str] | None) -> dict[str, int]:
+    """Parse values of symbolic sizes: ``sequence=512``. Raises `DistIRError` for other texts."""
+    values = read_size_ranges(texts)
+    for name, sizes in values.items():
+        if len(sizes) > 1:
+            raise DistIRError("expected one size, found several", f"--dim {name}", f"--dim {name}={sizes[0]}")
+    return {name: sizes[0] for name, sizes in values.items()}
+
+
+def read_size_ranges(texts: Sequence[str] | None) -> dict[str, list[int]]:
+    """Parse values of symbolic sizes: ``sequence=512``, or several: ``sequence=128:4096:2x``, ``batch=8:64:8``.
+
+    A range has both ends; its step is added, or multiplied if it ends in ``x``. Raises `DistIRError` for other texts.
+    """
+    return dict(map(_read_sizes, texts or ()))
+
+
+def _read_sizes(text: str) -> tuple[str, list[int]]:
+    match = _SIZES.fullmatch(text)
+    if match is None:
+        raise DistIRError(
+            "expected NAME=SIZE or NAME=LOW:HIGH:STEP", f"--dim {text}", "for example: --dim sequence=128:4096:2x"
+        )
+    size, high, step = int(match["low"]), int(match["high"] or match["low"]), int(match["step"] or 1)
+    sizes = [size]
+    while (size := size * step if match["factor"] else size + step) <= high and len(sizes) <= _MAX_SIZES:
+        if size == sizes[-1]:
+            break
+        sizes.append(size)
+    if high < sizes[0] or len(sizes) > _MAX_SIZES:
+        raise DistIRError(f"expected 1 to {_MAX_SIZES} sizes", f"--dim {text}")
+    return match["name"], sizes
+
+
+_SIZES = re.compile(
+    r"(?P<name>[A-Za-z_]\w*)=(?P<low>[0-9]{1,12})(?::(?P<high>[0-9]{1,12}):(?P<step>[0-9]{1,12})(?P<factor>x?))?",
+    re.ASCII,
+)
+_MAX_SIZES = 256
 
 
 def flag_of(name: str) -> str:

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from distir_relax.cli.app import app
-from distir_relax.cli.options import JsonOption, with_options
+from distir_relax.cli.options import JsonOption, SizesOption, read_sizes, with_options
 from distir_relax.cli.signals import Interrupted
 from distir_relax.compiler.options import LayoutOptions, Option
 from distir_relax.errors import DistIRError
@@ -43,6 +43,7 @@ def search(
     global_batch: Annotated[
         str | None, typer.Option(metavar="N", help="Samples per step: 4096, or 64,96, or 128-4096 by powers of two.")
     ] = None,
+    dim: SizesOption = None,
     top: Annotated[int, typer.Option(min=1, help="Number of results to print.")] = 10,
     microbatches: Annotated[
         str | None, typer.Option(metavar="1,2,4", help="Numbers of microbatches; by default powers of 2 up to 128.")
@@ -72,7 +73,7 @@ def search(
     Under mpirun all ranks except the first simulate, and the first prints the results.
     """
     options |= {
-        "devices": devices, "profile": profile, "global_batch": read_batches(global_batch),
+        "devices": devices, "profile": profile, "global_batch": read_batches(global_batch), "dims": read_sizes(dim),
         **dict(map(_read_values, try_ or ())), "by_steps": by_steps, "workers": workers,
         "resume": resume, "time_lines": html is not None,
         **({"microbatches": _numbers(microbatches, "--microbatches")} if microbatches else {}),

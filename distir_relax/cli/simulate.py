@@ -14,6 +14,7 @@ from distir_relax.cli.options import (
     DeviceOption,
     JsonOption,
     PassesOption,
+    read_size_ranges,
     with_options,
 )
 from distir_relax.compiler.options import ImportOptions, LayoutOptions
@@ -32,18 +33,46 @@ def simulate(
     import_: Annotated[
         list[Path] | None, typer.Option("--import", metavar="FILE.py", help="Import a file first, to register ops.")
     ] = None,
+    dim: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="NAME=SIZE", help="Value of a symbolic size, typical by default; or several: sequence=128:4096:2x."
+        ),
+    ] = None,
+    plot: Annotated[
+        Path | None, typer.Option(help="Plot time and memory over --dim to this .svg.")
+    ] = None,
     trace: Annotated[Path | None, typer.Option(help="Write the timeline to this .json, for Perfetto.")] = None,
     html: Annotated[Path | None, typer.Option(help="Write a report page to this .html.")] = None,
     json: JsonOption = False,
 ) -> None:
     """Predict time and memory of a program on a machine, without running it."""
     from distir_relax.compiler.simulate import simulate as predict
+    from distir_relax.report.size_study import SizeStudy, write_size_plot
     from distir_relax.report.trace import write_trace
     from distir_relax.support.user_function import import_file
 
     for file in import_ or ():
         import_file(file)
-    simulation = predict(model, profile=profile, global_batch=global_batch, **options)
+    ranges = read_size_ranges(dim)
+    sizes = {name: values[0] for name, values in ranges.items()}
+    varied = [name for name, values in ranges.items() if len(values) > 1]
+    if len(varied) > 1 or (plot is not None and not varied) or (varied and (trace is not None or html is not None)):
+        raise DistIRError(
+            "expected one --dim with several sizes for a table or a plot, and none for a timeline or a page",
+            hint="for example: --dim sequence=128:4096:2x --plot plot.svg",
+        )
+    if varied:
+        results = [
+            predict(model, profile=profile, global_batch=global_batch, dims={**sizes, varied[0]: size}, **options)
+            for size in ranges[varied[0]]
+        ]
+        study = SizeStudy(varied[0], ranges[varied[0]], results)
+        if plot is not None:
+            write_size_plot(study, plot)
+        typer.echo(dumps(study.as_json()) if json else str(study))
+        return
+    simulation = predict(model, profile=profile, global_batch=global_batch, dims=sizes, **options)
     if trace is not None:
         write_trace(simulation, trace)
     if html is not None:

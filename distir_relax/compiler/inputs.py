@@ -12,9 +12,9 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from distir_relax.analysis.type_propagation import infer_types
 from distir_relax.compiler.compile import Plan, compile, default_name, read_model
@@ -37,17 +37,14 @@ class Model:
     args: tuple[Any, ...] = ()
     kwargs: Mapping[str, Any] = field(default_factory=dict)
     dynamic_shapes: DimSpec | None = None
+    dims: Mapping[str, Any] | None = None
 
     def compile(self, **options: Any) -> Plan:
         """Compile with these options; raises what `compile` raises."""
-        return compile(self.model, self.args, self.kwargs or None, **{"dynamic_shapes": self.dynamic_shapes, **options})
+        named = {"dynamic_shapes": self.dynamic_shapes, "dims": self.dims}
+        return compile(self.model, self.args, self.kwargs or None, **{**named, **options})
 
-    def read(
-        self,
-        options: CompileOptions,
-        input_shapes: Mapping[str, Sequence[int]] | None = None,
-        dims: Mapping[str, Any] | None = None,
-    ) -> Source:
+    def read(self, options: CompileOptions, input_shapes: Mapping[str, Sequence[int]] | None = None) -> Source:
         """Import the model, to be compiled with these options; raises what `compile` raises."""
         imported = read_model(
             self.model,
@@ -55,7 +52,7 @@ class Model:
             self.kwargs or None,
             input_shapes=input_shapes,
             dynamic_shapes=self.dynamic_shapes,
-            dims=dims,
+            dims=self.dims,
         )
         return Source(imported, complete(options, default_name(self.model)))
 
@@ -75,7 +72,13 @@ class SavedBundle:
     path: Path
 
 
+_Target = TypeVar("_Target", bound=Model | Training)
 Input = Plan | Model | Training | Program | SavedBundle
+
+
+def with_dims(target: _Target, dims: Mapping[str, int]) -> _Target:
+    """Return a model or a training with values of symbolic sizes."""
+    return replace(target, dims={**(target.dims or {}), **dims}) if dims else target
 
 
 def is_onnx(target: object) -> bool:
@@ -87,7 +90,8 @@ def classify_input(value: Any, where: str = "") -> Input:
     """Classify a value that a user passed, or that a user's function returned.
 
     A tuple is ``(program, tensors)``, of the global or the distributed stage, ``(model, example_inputs)``, ``(model,
-    example_inputs, example_kwargs)``, or that with `dynamic_shapes` as a fourth element. Raises `ImportModelError` for anything else, and what typing a program raises.
+    example_inputs, example_kwargs)``, or that with `dynamic_shapes` as a fourth element. Raises `ImportModelError` for
+    anything else, and what typing a program raises.
     """
     if isinstance(value, (Plan, Training)):
         return value

@@ -12,7 +12,16 @@ from distir_relax.analysis.simulation import Alternative, Simulation
 from distir_relax.analysis.simulator import simulate_module
 from distir_relax.bundle import read_bundle
 from distir_relax.compiler.compile import Plan
-from distir_relax.compiler.inputs import Input, Model, Program, SavedBundle, call_target, classify_input, read_target
+from distir_relax.compiler.inputs import (
+    Input,
+    Model,
+    Program,
+    SavedBundle,
+    call_target,
+    classify_input,
+    read_target,
+    with_dims,
+)
 from distir_relax.compiler.options import CompileOptions, LayoutOptions
 from distir_relax.compiler.pass_pipeline import fuse_for_ranks
 from distir_relax.compiler.source import Source, batch_size
@@ -161,10 +170,9 @@ def _distributed(
     Raises `ImportModelError` if `options` or `input_shapes` are passed for a program that is distributed already.
     """
     if isinstance(value, Model):
-        return _Loaded(value.read(options, input_shapes, dims))
+        return _Loaded(with_dims(value, dims).read(options, input_shapes))
     if isinstance(value, Training):
-        trained = replace(value, dims={**(value.dims or {}), **dims})
-        return _Loaded(trained.read({**options, "strategy": options.get("strategy") or Strategy()}))
+        return _Loaded(with_dims(value, dims).read({**options, "strategy": options.get("strategy") or Strategy()}))
     layout = {"input_shapes": input_shapes, **{name: options.get(name) for name in ("shardings", "stages", "mesh")}}
     if names := [name for name, setting in layout.items() if setting]:
         raise ImportModelError(

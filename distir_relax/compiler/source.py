@@ -65,9 +65,9 @@ class Source:
         except DistIRError:
             return None
 
-    def typical(self) -> Source:
-        """Return the same model with the typical values of symbolic sizes."""
-        return replace(self, imported=replace(self.imported, module=at_sizes(self.imported.module, {})))
+    def at(self, sizes: Mapping[str, int]) -> Source:
+        """Return the same model with these values of symbolic sizes by name, and the typical values of others."""
+        return replace(self, imported=replace(self.imported, module=at_sizes(self.imported.module, sizes)))
 
     def with_strategy(self, strategy: Strategy) -> Source:
         """Return the same model, to be distributed by another strategy."""
@@ -125,7 +125,7 @@ class Source:
         `simulate_module` do.
         """
         if module_symbols(self.imported.module):
-            return self.typical().simulate(profile, samples)
+            return self.at({}).simulate(profile, samples)
         repeated = self.strategy is not None and self.strategy.microbatches > 1
         try:
             result = simulate_module(self.distributed(repeated, samples), profile)

@@ -202,7 +202,8 @@ def compile_training(
     parameters that require gradients are trained. `clip_norm` clips their global gradient norm. With
     ``precision="bfloat16"`` the model computes in bfloat16, and weights are stored and updated in float32. `seed` is
     that of dropout. `dynamic_shapes` names dims of inputs and ``targets`` that differ from batch to batch, as for
-    `compile`, and `dims` gives bounds of them. The other options are those of `compile`; without any sharding the model runs on one device.
+    `compile`, and `dims` gives bounds of them. The other options are those of `compile`; without any sharding the model
+    runs on one device.
 
     Raises a `DistIRError`: as `compile` does, for an optimizer not of this package, for gradient hooks, and for a loss
     that is not a scalar or does not depend on a trained parameter.

@@ -273,8 +273,7 @@ def floor_divide(size: Size, divisor: Size) -> Size:
         low, _ = bounds(divisor)
         if low is None or low <= 0:
             raise UndecidedSize(f"expected a divisor of at least 1, found {divisor}, {_print_bounds(divisor)}")
-        quotient = _exact_quotient(size, divisor)
-        return _atom(_Call("//", (size, divisor))) if quotient is None else quotient
+        return _divide_by_symbolic(size, divisor)
     quotient, rest = _split_multiple(size, divisor)
     low, high = bounds(rest)
     if low is not None and high is not None and low // divisor == high // divisor:
@@ -531,23 +530,35 @@ def _scale_down(size: Size, divisor: int) -> Size:
     return _normalize({monomial: coefficient // divisor for monomial, coefficient in _terms(size)})
 
 
-def _exact_quotient(size: Size, divisor: Size) -> Size | None:
-    """Return the quotient by a product of atoms that divides every term; None if it does not."""
-    terms = _terms(divisor)
-    if len(terms) != 1:
-        return 1 if size == divisor else None
-    ((factors, number),) = terms
+def _divide_by_symbolic(size: Size, divisor: Size) -> Size:
+    """Return the quotient by a symbolic size: terms that it divides are divided, and a rest below it is 0 or -1."""
+    if size == divisor:
+        return 1
     quotient: dict[_Monomial, int] = {}
+    rest: dict[_Monomial, int] = {}
+    ((factors, number),) = _terms(divisor) if len(_terms(divisor)) == 1 else ((None, 1),)
     for monomial, coefficient in _terms(size):
-        rest = list(monomial)
-        for atom in factors:
-            if atom not in rest:
-                return None
-            rest.remove(atom)
-        if coefficient % number:
+        others = None if factors is None or coefficient % number else _without(monomial, factors)
+        if others is None:
+            rest[monomial] = coefficient
+        else:
+            quotient[others] = coefficient // number
+    whole, remainder = _normalize(quotient), _normalize(rest)
+    for result in (0, -1):
+        low, high = divisor * result, divisor * (result + 1)
+        if is_always(low, "<=", remainder) and is_always(remainder, "<", high):
+            return whole + result
+    return whole + _atom(_Call("//", (remainder, divisor)))
+
+
+def _without(monomial: _Monomial, factors: _Monomial) -> _Monomial | None:
+    """Return a product without some of its factors; None if it lacks one."""
+    rest = list(monomial)
+    for atom in factors:
+        if atom not in rest:
             return None
-        quotient[tuple(rest)] = coefficient // number
-    return _normalize(quotient)
+        rest.remove(atom)
+    return tuple(rest)
 
 
 def _extremum(kind: Literal["min", "max"], sizes: Iterable[Size]) -> Size:

@@ -14,6 +14,7 @@ from distir_relax.bundle import Bundle, local_bytes
 from distir_relax.compiler.pass_pipeline import fuse_for_ranks
 from distir_relax.cost.profile import Profile
 from distir_relax.ir import DTensorType, Function, Module
+from distir_relax.ir.symbols import at_sizes, check_symbols, module_symbols
 from distir_relax.ops import Trait, lookup
 from distir_relax.report.explain import read_alternatives
 from distir_relax.report.layout_text import by_pattern, short_layout, summarize_names
@@ -89,15 +90,21 @@ class Difference:
         return json.dumps(asdict(self))
 
 
-def diff(first: Bundle, second: Bundle, profile: Profile | None = None) -> Difference:
-    """Compare two bundles; values are matched by name.
+def diff(
+    first: Bundle, second: Bundle, profile: Profile | None = None, dims: Mapping[str, int] | None = None
+) -> Difference:
+    """Compare two bundles; values are matched by name. `dims` are values of symbolic sizes, others are typical.
 
     Times and memory are predicted for the machine of `profile`, by default the one that placements of `first`, or of
     `second`, were searched for; without any they are omitted. Raises `BundleError` if a bundle lacks the text of its
     sharded or its distributed stage.
     """
     bundles = (first, second)
-    old, new = (read_stage(bundle, "sharded") for bundle in bundles)
+    stages = [read_stage(bundle, "sharded") for bundle in bundles]
+    symbols = {name: symbol for module in stages for name, symbol in module_symbols(module).items()}
+    check_symbols(dims or {}, symbols)
+    sizes = [{n: size for n, size in (dims or {}).items() if n in module_symbols(module)} for module in stages]
+    old, new = (at_sizes(module, values) for module, values in zip(stages, sizes, strict=True))
     searches = (read_alternatives(bundle, module) for bundle, module in zip(bundles, (old, new), strict=True))
     machine = profile or next((s.search.profile for s in searches if s is not None), None)
     names = [bundle.path.name if bundle.path else bundle.manifest.name for bundle in bundles]
@@ -113,7 +120,7 @@ def diff(first: Bundle, second: Bundle, profile: Profile | None = None) -> Diffe
             remarks.append(
                 f"{summarize_names(sorted(only)) if len(only) == 1 else f'{len(only)} values'} in {title} only"
             )
-    figures = _figures(first, old, machine), _figures(second, new, machine)
+    figures = _figures(first, old, machine, sizes[0]), _figures(second, new, machine, sizes[1])
     return Difference(titles, figures, machine.name if machine else "", _moved(before, after), tuple(remarks))
 
 
@@ -160,7 +167,7 @@ def _moved(before: Mapping[str, _ValueLayout], after: Mapping[str, _ValueLayout]
     return tuple(sorted(changes, key=lambda change: (not change.given, -change.bytes)))
 
 
-def _figures(bundle: Bundle, module: Module, machine: Profile | None) -> Figures:
+def _figures(bundle: Bundle, module: Module, machine: Profile | None, sizes: Mapping[str, int]) -> Figures:
     counts: Counter[str] = Counter()
     sent = 0.0
     for reshard in list_reshards(module):
@@ -169,11 +176,11 @@ def _figures(bundle: Bundle, module: Module, machine: Profile | None) -> Figures
             counts[f"{name} along {axis}"] += reshard.times
     mesh = bundle.manifest.mesh
     weights = tuple(sum(local_bytes(t, mesh, rank) for t in bundle.manifest.weights) for rank in range(mesh.size))
-    return Figures(sent, weights, dict(counts), None if machine is None else _predicted(bundle, machine))
+    return Figures(sent, weights, dict(counts), None if machine is None else _predicted(bundle, machine, sizes))
 
 
-def _predicted(bundle: Bundle, machine: Profile) -> Predicted:
-    module = fuse_for_ranks(read_stage(bundle, "distributed"))
+def _predicted(bundle: Bundle, machine: Profile, sizes: Mapping[str, int]) -> Predicted:
+    module = fuse_for_ranks(at_sizes(read_stage(bundle, "distributed"), sizes))
     result = simulate_module(module, machine.with_devices(bundle.manifest.mesh.size))
     computing, communicating, waiting = (float(t.mean()) for t in (result.compute, result.communicate, result.idle))
     return Predicted(result.makespan, computing, communicating, waiting, float(result.peak_memory.max()))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import difflib
 import itertools
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, replace
 from typing import Any
 
@@ -13,7 +13,8 @@ from distir_relax.autosharding.serialize import parse_search
 from distir_relax.bundle import Bundle
 from distir_relax.errors import DistIRError
 from distir_relax.ir import DTensorType, Function, Module, Op, PerRank, Reason, local_type, parse_records, value_names
-from distir_relax.layout import DeviceMesh, Partial, Placement, R, Routed, Shard, print_placements
+from distir_relax.ir.symbols import at_sizes
+from distir_relax.layout import DeviceMesh, Partial, Placement, R, Routed, Shard, print_placements, symbols_within
 from distir_relax.layout.partition import refine_cut
 from distir_relax.ops import Trait, lookup
 from distir_relax.report.alternatives import alternatives_text
@@ -22,24 +23,30 @@ from distir_relax.sharding import bytes_sent, list_reshards
 from distir_relax.sharding.reshard_cost import Reshard
 
 
-def explain(bundle: Bundle, name: str, limit: float = 30.0) -> str:
+def explain(bundle: Bundle, name: str, limit: float = 30.0, dims: Mapping[str, int] | None = None) -> str:
     """Explain the layout of the value `name` (with or without ``%``) of a bundle, as text.
 
     Lists the chain of reasons back to the annotation, the bytes that each device sends to produce it and to reshard it
     for its uses, and those that it holds of it; and the layout with the least communication, with both. If placements
     were searched, a table has the costs of the whole program under each other layout that is evaluated within `limit`
-    seconds. A value of a function may be qualified, as ``@layer.linear``; it is explained as in the first call. Raises
+    seconds. With `dims`, values of symbolic sizes by name, all sizes are numbers; otherwise bytes are those of typical
+    sizes. A value of a function may be qualified, as ``@layer.linear``; it is explained as in the first call. Raises
     `DistIRError` if there is no such value, or if several functions have one.
     """
-    module = read_stage(bundle, "sharded")
-    reasons = [r for r in parse_records(bundle.records, "records.json") if isinstance(r, Reason)]
+    module = _read_sharded(bundle, dims)
+    reasons = _read_reasons(bundle)
     function, name = _find(module, name.removeprefix("%"))
     kind = _kinds(function)[name]
     # Operands of a function come from the entry function: a chain may continue there.
     relevant = [r for f in dict.fromkeys((function.name, module.main.name)) for r in reasons if r.function == f]
     owner = "" if function is module.main else f" of @{function.name}"
     alternatives = read_alternatives(bundle, module)
-    lines = [f"%{name}{owner}: {kind}", *(_chains(function.name, name, relevant) if alternatives is None else ())]
+    sizes = [f"for {s} = {s.typical}" for s in sorted(symbols_within(kind.shape), key=str)]
+    lines = [
+        f"%{name}{owner}: {kind}",
+        *sizes,
+        *(_chains(function.name, name, relevant) if alternatives is None else ()),
+    ]
     moves = [*_moves(module, function, name)]
     lines += moves or ["no communication produces it or reshards it for its uses"]
     if alternatives is None:
@@ -51,17 +58,19 @@ def explain(bundle: Bundle, name: str, limit: float = 30.0) -> str:
     return "\n".join(lines)
 
 
-def explain_json(bundle: Bundle, name: str, limit: float = 30.0) -> dict[str, Any]:
+def explain_json(
+    bundle: Bundle, name: str, limit: float = 30.0, dims: Mapping[str, int] | None = None
+) -> dict[str, Any]:
     """Return the layout of a value as JSON, with the lines of `explain` in `text`.
 
     `reasons` are those of this value, `redistributions` those that produce it or reshard it for its uses, with the
     bytes that each device sends, `held_bytes` the largest shard of a device.
     """
-    text = explain(bundle, name, limit).splitlines()
-    module = read_stage(bundle, "sharded")
+    text = explain(bundle, name, limit, dims).splitlines()
+    module = _read_sharded(bundle, dims)
     function, name = _find(module, name.removeprefix("%"))
     kind = _kinds(function)[name]
-    reasons = [r for r in parse_records(bundle.records, "records.json") if isinstance(r, Reason)]
+    reasons = _read_reasons(bundle)
     return {
         "value": name,
         "function": function.name,
@@ -84,6 +93,17 @@ def explain_json(bundle: Bundle, name: str, limit: float = 30.0) -> dict[str, An
         ],
         "text": text,
     }
+
+
+def _read_sharded(bundle: Bundle, dims: Mapping[str, int] | None) -> Module:
+    module = read_stage(bundle, "sharded")
+    return at_sizes(module, dims) if dims else module
+
+
+def _read_reasons(bundle: Bundle) -> list[Reason]:
+    symbols = {symbol.name: symbol for symbol in bundle.manifest.symbols}
+    records = parse_records(bundle.records, "records.json", symbols)
+    return [record for record in records if isinstance(record, Reason)]
 
 
 def read_alternatives(bundle: Bundle, sharded: Module) -> Alternatives | None:
@@ -207,7 +227,7 @@ def _max_bytes(kind: DTensorType, mesh: DeviceMesh) -> int:
 
 
 def _layouts(kind: DTensorType, mesh: DeviceMesh) -> Iterator[tuple[Placement, ...]]:
-    dims: list[int | None] = [None, *(dim for dim, size in enumerate(kind.shape) if size > 1)]
+    dims: list[int | None] = [None, *(dim for dim, size in enumerate(kind.shape) if size != 1)]
     for chosen in itertools.product(dims, repeat=len(mesh.shape)):
         layout: list[Placement] = []
         for dim, ranks in zip(chosen, mesh.shape, strict=True):

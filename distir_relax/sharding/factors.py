@@ -316,7 +316,7 @@ def _symbolic_sizes(function: Function, slots: Mapping[str, Dims], classes: Slot
     A class is a dim of some value, or the exact quotient of a dim and the other slots in it.
     """
     values = [item.value for item in function.inputs] + [v for op in function.ops for v in op.results]
-    dims: dict[tuple[int, tuple[Slot, ...]], Sequence[int]] = {}
+    dims: dict[tuple[int, tuple[Slot, ...]], tuple[int, ...]] = {}
     for value in values:
         for dim, size in enumerate(value.tensor.shape):
             if is_symbolic(size):

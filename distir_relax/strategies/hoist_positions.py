@@ -18,7 +18,6 @@ from typing import ClassVar
 
 from distir_relax.ir import Function, Input, Instance, Module, Op, Value, callees_first, fresh_name, value_names
 from distir_relax.ir.outline import print_attributes
-from distir_relax.ops import BLOCKED
 from distir_relax.strategies.sample_dims import Samples
 
 _Key = tuple[str, str, str]
@@ -57,8 +56,7 @@ def _positions(instance: Instance, samples: Samples) -> Iterator[tuple[str, str]
         for op, number in zip(call.function.ops, call.ops, strict=True):
             if isinstance(number, int) and not op.operands:
                 name, rank = op.results[0].name, len(op.results[0].tensor.shape)
-                blocked = any(atom.kind == BLOCKED for atom in samples.classes.factoring.atoms[number])
-                if blocked and samples.dims(call.names[name], rank):
+                if not samples.classes.factoring.atoms[number] and samples.dims(call.names[name], rank):
                     yield call.function.name, name
         yield from _positions(call, samples)
 

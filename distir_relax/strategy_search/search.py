@@ -4,19 +4,20 @@ from __future__ import annotations
 
 import inspect
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from distir_relax.calibration.comparison import Validation
 from distir_relax.calibration.validate import validate
 from distir_relax.compiler.compile import Plan
-from distir_relax.compiler.inputs import Model, call_target, classify_input, read_target
+from distir_relax.compiler.inputs import Model, call_target, classify_input, read_target, with_dims
 from distir_relax.compiler.options import CompileOptions
 from distir_relax.compiler.source import Source
 from distir_relax.compiler.training import Training
 from distir_relax.cost.profile import Profile, as_profile
 from distir_relax.errors import DistIRError
+from distir_relax.layout import symbols_of
 from distir_relax.runtime.launcher_detection import detect
 from distir_relax.strategy_search import Outcome, Search, Space, search_grid, search_locally, search_on_ranks
 from distir_relax.strategy_search.compact_timeline import compact_timeline
@@ -38,16 +39,18 @@ def search(
     on_outcome: OutcomeCallback | None = None,
     by_steps: bool = False,
     time_lines: bool = False,
+    dims: Mapping[str, int] | None = None,
     **options: Sequence[Any],
 ) -> Search:
     """Simulate a model under every strategy for `devices`, and find the fastest that fits in memory.
 
     `model` is (model, example_inputs), a `Training`, the path of an ONNX file, or ``file.py:function`` of a function
     that returns one of these; the function may have a parameter `global_batch`. `global_batch` is the number of samples
-    of a step, or several for several searches in one: with such a function any, otherwise at most that of the example,
-    the default. All D x T x P of `devices` are tried, with the numbers of `microbatches`, and the values of `options`
-    where they make a difference: ``zero=(0, 1)``, ``schedules=("1f1b", "zb-h1")``; with ``placements=("rules",
-    "auto")`` stages are autosharded, too (`search_space.Space`). Stages are cut for the largest batch, or at `stages`.
+    of a step, or several for several searches in one: with such a function, or a symbolic batch, any, otherwise at most
+    that of the example, the default. `dims` are values of other symbolic sizes, by default typical ones. All D x T x P
+    of `devices` are tried, with the numbers of `microbatches`, and the values of `options` where they make a
+    difference: ``zero=(0, 1)``, ``schedules=("1f1b", "zb-h1")``; with ``placements=("rules", "auto")`` stages are
+    autosharded, too (`search_space.Space`). Stages are cut for the largest batch, or at `stages`.
 
     It uses `workers` processes (default: the number of cores); under mpirun, where all ranks call this, all ranks but
     the first, and all return the result. `resume` is a file of outcomes; a search with the same file resumes.
@@ -67,7 +70,7 @@ def search(
             hint="give a profile of more devices or nodes: NAME:NODES",
         )
     requested = (global_batch,) if isinstance(global_batch, int) else tuple(global_batch or ())
-    source, batches = _read(model, requested, tuple(stages), machine)
+    source, batches = _read(model, requested, tuple(stages), machine, dims or {})
     space = Space(devices, batches, source.is_training, microbatches, **options)
     draw = compact_timeline if time_lines else None
     if by_steps:
@@ -112,7 +115,7 @@ def write_bundles(model: str, outcomes: Sequence[Outcome], profile: Profile, fol
 
 
 def _read(
-    model: Any, requested: tuple[int, ...], stages: tuple[str, ...], machine: Profile
+    model: Any, requested: tuple[int, ...], stages: tuple[str, ...], machine: Profile, dims: Mapping[str, int]
 ) -> tuple[Source, tuple[int, ...]]:
     """Return the model, imported with a batch larger than any requested one, and the batches."""
     any_batch = False
@@ -124,7 +127,7 @@ def _read(
         target = _check_target(read_target(model))
     else:
         target = _check_target(model if isinstance(model, Training) else classify_input(model))
-    source = target.read(CompileOptions(stages=stages, profile=machine))
+    source = _with_batch(with_dims(target, dims).read(CompileOptions(stages=stages, profile=machine)), requested)
     batch = source.batch
     if batch is None:
         raise DistIRError("the model has no batch that can be split", hint="give an example with several samples")
@@ -134,6 +137,15 @@ def _read(
             hint="give a larger example, or a function with a parameter global_batch",
         )
     return source, requested or (batch,)
+
+
+def _with_batch(source: Source, requested: Sequence[int]) -> Source:
+    """Return a model with numbers for symbolic sizes; a symbolic batch is larger than any requested one if possible."""
+    sizes = {}
+    for symbol in symbols_of(source.batch or 0) if requested else ():
+        largest = 2 * max(requested)
+        sizes[symbol.name] = largest if symbol.high is None else min(largest, symbol.high)
+    return source.at(sizes)
 
 
 def _call(target: str, batch: int | None) -> Model | Training:
