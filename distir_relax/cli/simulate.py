@@ -39,9 +39,7 @@ def simulate(
             metavar="NAME=SIZE", help="Value of a symbolic size, typical by default; or several: sequence=128:4096:2x."
         ),
     ] = None,
-    plot: Annotated[
-        Path | None, typer.Option(help="Plot time and memory over --dim to this .svg.")
-    ] = None,
+    plot: Annotated[Path | None, typer.Option(help="Plot time and memory over --dim to this .svg.")] = None,
     trace: Annotated[Path | None, typer.Option(help="Write the timeline to this .json, for Perfetto.")] = None,
     html: Annotated[Path | None, typer.Option(help="Write a report page to this .html.")] = None,
     json: JsonOption = False,

@@ -16,7 +16,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal, TypedDict, TypeVar, cast, get_type_hints
 
 from distir_relax.errors import ImportModelError, PlacementError
-from distir_relax.frontends.dynamic_shapes import read_dims
 
 if TYPE_CHECKING:
     from distir_relax.compiler.pass_manager import Observer
@@ -50,6 +49,14 @@ class Option:
 def read_shapes(texts: Sequence[str]) -> dict[str, tuple[int, ...]]:
     """Parse shapes of inputs by name: ``x=1,3,224,224``. Raises `ImportModelError` for other texts."""
     return dict(map(_read_shape, texts))
+
+
+def read_dims(texts: Sequence[str]) -> dict[str, int | tuple[int, int | None]]:
+    """Parse bounds by name: ``batch=1:64``, ``batch=1:``, or ``batch=8`` for a fixed size.
+
+    Raises `ImportModelError` for other texts.
+    """
+    return dict(map(_read_dim, texts))
 
 
 def read_shardings(texts: Sequence[str]) -> dict[str, str]:
@@ -236,6 +243,14 @@ def _read_shape(text: str) -> tuple[str, tuple[int, ...]]:
             "expected NAME=SIZES", f"--input-shape {text}", "for example: --input-shape x=1,3,224,224"
         )
     return name, tuple(map(int, sizes))
+
+
+def _read_dim(text: str) -> tuple[str, int | tuple[int, int | None]]:
+    name, equals, bounds = text.partition("=")
+    low, colon, high = bounds.partition(":")
+    if not name or not equals or not low.isdecimal() or (high and not high.isdecimal()):
+        raise ImportModelError("expected NAME=LOW:HIGH", f"--dim {text}", "for example: --dim sequence=1:2048")
+    return name, (int(low), int(high) if high else None) if colon else int(low)
 
 
 def _read_sharding(text: str) -> tuple[str, str]:

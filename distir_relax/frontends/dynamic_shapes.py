@@ -35,14 +35,6 @@ def fix_dims(imported: Imported, dims: Mapping[str, Any]) -> Imported:
     return replace(imported, module=specialize(imported.module, sizes)) if sizes else imported
 
 
-def read_dims(texts: Sequence[str]) -> dict[str, int | tuple[int, int | None]]:
-    """Parse bounds by name: ``batch=1:64``, ``batch=1:``, or ``batch=8`` for a fixed size.
-
-    Raises `ImportModelError` for other texts.
-    """
-    return dict(map(_read_dim, texts))
-
-
 def find_symbols(spec: DimSpec | None, dims: Mapping[str, Any], shapes: Mapping[str, Sequence[Any]]) -> Symbols:
     """Return the symbols of inputs of these `shapes` by `spec`; `dims` are bounds by name, which replace those of it.
 
@@ -121,11 +113,3 @@ def bounds_of(bounds: Any, name: str) -> tuple[int, int | None]:
 
 def _range(symbol: Symbol) -> str:
     return f"{symbol.low} to {'any' if symbol.high is None else symbol.high}"
-
-
-def _read_dim(text: str) -> tuple[str, int | tuple[int, int | None]]:
-    name, equals, bounds = text.partition("=")
-    low, colon, high = bounds.partition(":")
-    if not name or not equals or not low.isdecimal() or (high and not high.isdecimal()):
-        raise ImportModelError("expected NAME=LOW:HIGH", f"--dim {text}", "for example: --dim sequence=1:2048")
-    return name, (int(low), int(high) if high else None) if colon else int(low)

@@ -68,7 +68,7 @@ def check_symbols(sizes: Iterable[str], symbols: Collection[str]) -> None:
 
 def specialize_op(op: Op, values: Mapping[str, int]) -> Op:
     """Return an op with `values` of symbols by name."""
-    return _Binding(values).op(op)
+    return _Binding(values).op(op) if values else op
 
 
 def op_symbols(op: Op) -> frozenset[Symbol]:

@@ -9,6 +9,7 @@ and it can look anywhere: the environment variable SHOW is the name of a value t
 from __future__ import annotations
 
 import os
+from collections.abc import Mapping
 from typing import Any
 
 import torch
@@ -17,6 +18,7 @@ import distir_relax as dr
 from distir_relax.bundle import STAGE_FILES, Bundle
 from distir_relax.errors import RunError
 from distir_relax.ir import parse, print_op
+from distir_relax.ir.symbols import specialize_op
 from distir_relax.ops import evaluate
 from distir_relax.runtime.backends import register_backend
 from distir_relax.runtime.backends.weights import load_weights, memory
@@ -37,11 +39,12 @@ class Interpreted:
         # What the watchdog says of a rank that waits.
         self.steps: Any = {op.attrs["step"]: print_op(op) for op in self.function.ops if "step" in op.attrs}
 
-    def __call__(self, *inputs: torch.Tensor) -> list[torch.Tensor]:
-        """Run once. Communication goes through `comm`, which counts and watches it."""
+    def __call__(self, *inputs: torch.Tensor, sizes: Mapping[str, int]) -> list[torch.Tensor]:
+        """Run once, for these values of symbolic sizes. `comm` counts and watches the communication."""
         names = [item.value.name for item in self.function.inputs if item.role == "input"]
         values = {**self.weights, **dict(zip(names, inputs, strict=True))}
         for op in self.function.ops:
+            op = specialize_op(op, sizes)
             results = evaluate(op, [values[v.name] for v in op.operands], self.comm)
             values.update(zip((v.name for v in op.results), results, strict=True))
             if os.environ.get("SHOW") in {v.name for v in op.results}:

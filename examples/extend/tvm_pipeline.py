@@ -40,7 +40,7 @@ class Built:
         self.arguments, self.weights = program.arguments, load_weights(bundle, rank)
         self.function = rank_function(executable, program.name, comm)
 
-    def __call__(self, *inputs: torch.Tensor) -> list[torch.Tensor]:
+    def __call__(self, *inputs: torch.Tensor, sizes: Mapping[str, int]) -> list[torch.Tensor]:
         """Run once. TVM's code wants aligned memory, which a copy has."""
         values = {**self.weights, **dict(zip(self.names, inputs, strict=True))}
         results = self.function(*(tvm.runtime.tensor(values[name].numpy()) for name in self.arguments))

@@ -307,6 +307,7 @@ CALLS: dict[str, list[Call]] = {
         call("f32[9,5]", "f32[4,5,3]", torch.tensor([2, 2, 7, 9], dtype=torch.int32))
     ],
     "_grouped_mm.default": [call("bf16[9,8]", "bf16[3,8,16]", torch.tensor([2, 7, 9], dtype=torch.int32))],
+    "diff.default": [call(X), call(X, 2, 0), call("bool[3,4]"), call(X, 1, 1, "f32[3,2]", Y)],
     "meshgrid.default": [call(["f32[3]", "f32[4]"])],
     "meshgrid.indexing": [call(["f32[3]", "f32[4]", "f32[2]"], indexing=how) for how in ("ij", "xy")],
     "tile.default": [call(X, [2]), call(X, [2, 1, 3])],

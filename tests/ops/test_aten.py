@@ -14,8 +14,10 @@ from samples import draw
 from torch.utils._pytree import tree_leaves, tree_map
 
 from distir_relax.analysis.global_executor import interpret
+from distir_relax.frontends.dynamic_shapes import Dim
 from distir_relax.frontends.torch import graph, import_torch
 from distir_relax.ir import verify
+from distir_relax.ir.symbols import specialize
 from distir_relax.ops import aten_of, aten_spellings, check
 
 CASES = [(spelling, i) for spelling, calls in CALLS.items() for i in range(len(calls))]
@@ -25,8 +27,47 @@ DRAWN = {"rand.default", "randn.default"}
 """What has no operands, and is a number unless a program is trained: `tests/autodiff/test_dropout.py` draws."""
 
 
+SIZED: dict[str, list[Any]] = {
+    "arange.default": [lambda op, n: op(n), lambda op, n: op(2 * n + 1, dtype=torch.float32)],
+    "arange.start": [lambda op, n: op(2, n + 3), lambda op, n: op(n, 3 * n)],
+    "arange.start_step": [lambda op, n: op(0, 3 * n + 2, 3), lambda op, n: op(n + 1, -1, -1)],
+    "empty.memory_format": [lambda op, n: op([2, n]).shape[1] + torch.zeros(n)],
+    "full.default": [lambda op, n: op([n, 2], 7), lambda op, n: op([n], 0.5), lambda op, n: op([n], True)],
+    "ones.default": [lambda op, n: op([n, 3])],
+    "scalar_tensor.default": [lambda op, n: op(n, dtype=torch.int64), lambda op, n: op(2 * n, dtype=torch.float32)],
+    "zeros.default": [lambda op, n: op([n // 2 + 1]), lambda op, n: op([n], dtype=torch.int64)],
+}
+"""What has no tensor as operand, and is a constant unless a size is symbolic."""
+
+
+class OfSize(torch.nn.Module):
+    """Applies one ATen op to the size of its input."""
+
+    def __init__(self, spelling: str, number: int) -> None:
+        super().__init__()
+        self.op: Any = operator.attrgetter(f"aten.{spelling}")(torch.ops)
+        self.use = SIZED[spelling][number]
+
+    def forward(self, x: torch.Tensor) -> Any:
+        return self.use(self.op, x.shape[0])
+
+
+@pytest.mark.parametrize(("spelling", "number"), [(s, i) for s, uses in SIZED.items() for i in range(len(uses))])
+def test_it_takes_symbolic_sizes(spelling: str, number: int) -> None:
+    model = OfSize(spelling, number)
+    imported = import_torch(model, (torch.zeros(5),), dynamic_shapes={"x": {0: Dim("n", max=40)}})
+    verify(imported.module, check)
+    assert not imported.module.records, "no value is ruled out"
+    for n in (1, 2, 7, 40):
+        module = specialize(imported.module, {"n": n})
+        verify(module, check)
+        x = torch.zeros(n)
+        found = imported.rebuild(interpret(module.main, {**imported.tensors, **imported.flatten((x,), {})}))
+        torch.testing.assert_close(found, model(x))
+
+
 def test_every_spelling_has_a_call() -> None:
-    missing = set(aten_spellings()) - set(CALLS) - DRAWN
+    missing = set(aten_spellings()) - set(CALLS) - DRAWN - set(SIZED)
     assert not missing, f"add a row to tests/ops/aten_calls.py for {sorted(missing)}"
     assert not set(CALLS) - set(aten_spellings())
 

@@ -98,7 +98,7 @@ def test_state_that_a_failed_run_has_torn_is_not_used() -> None:
     plan = dr.compile(model, (x,))
     torch.testing.assert_close(plan(x), model(x))
     session: Any = plan._sessions.of("torch")
-    session._programs[2] = lambda *inputs: 1 / 0
+    session._programs[2] = lambda *inputs, sizes: 1 / 0
     with pytest.raises(ZeroDivisionError):
         plan(x)
     with pytest.raises(RunError, match="the state is lost: its last run failed"):

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import logging
+import os
+import re
 import sys
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -18,6 +20,7 @@ from distir_relax.support.torch_compat import tree_flatten, tree_unflatten
 if TYPE_CHECKING:
     pass
 
+_LOGGING = os.path.dirname(logging.__file__)
 _LOGGER = "torch.fx.experimental.symbolic_shapes"
 
 
@@ -94,7 +97,7 @@ def recorded_specializations() -> Iterator[dict[str, str]]:
 
 def specialization_error(error: Exception, places: Mapping[str, str], symbols: Symbols) -> ImportModelError | None:
     """Return the error for a dim that the model does not leave open, with the line that fixes it; None for others."""
-    text = str(error)
+    text = _with_names(str(error))
     names = {symbol.name for dims in symbols.values() for symbol in dims.values()}
     fixed = [line for line in text.splitlines() if line.lstrip().startswith("- ")]
     if "Constraints violated" not in text and "constraints" not in text.lower():
@@ -109,7 +112,17 @@ def specialization_error(error: Exception, places: Mapping[str, str], symbols: S
             where,
             f"remove the comparison or the loop over {symbol} there, or leave {symbol} out of dynamic_shapes",
         )
-    return ImportModelError(f"the model does not work for every {symbol or 'size'}: {cause}", where)
+    fix = re.search(rf"^ *{symbol} = (.+)$", text.partition("Suggested fixes")[2], re.MULTILINE) if symbol else None
+    hint = f"give it these bounds: {symbol} = {fix[1]}" if fix else "name the dims that vary, or give them bounds"
+    return ImportModelError(f"the model does not work for every {symbol or 'size'}: {cause}", where, hint)
+
+
+def _with_names(text: str) -> str:
+    """Replace torch's expressions for sizes, ``L['x'].size()[0]``, by the names of dims, where it gives them."""
+    sources = {source: name for name, source in re.findall(r"(\w+) = (L\[.+?\.size\(\)\[\d+\])", text)}
+    for source, name in sources.items():
+        text = text.replace(f"{name} = {source}", name).replace(source, name)
+    return text
 
 
 class _Recorder(logging.Handler):
@@ -125,7 +138,8 @@ class _Recorder(logging.Handler):
             frame = sys._getframe()
             frames = []
             while frame is not None:
-                frames.append((frame.f_code.co_filename, frame.f_lineno))
+                if not frame.f_code.co_filename.startswith(_LOGGING):
+                    frames.append((frame.f_code.co_filename, frame.f_lineno))
                 frame = frame.f_back  # type: ignore[assignment]
             comparison = message.removeprefix("eval ").partition(" [guard added]")[0]
             self.places.setdefault(comparison, location_of_frames(reversed(frames)))

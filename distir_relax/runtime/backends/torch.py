@@ -18,6 +18,9 @@ if TYPE_CHECKING:
     from distir_relax.runtime.communicator import Communicator
 
 
+_NO_SIZES: Mapping[str, int] = types.MappingProxyType({})
+
+
 def load(bundle: Bundle, rank: int, comm: Communicator, device: str = "cpu") -> TorchProgram:
     """See `Backend.load`."""
     module = _load_module(bundle, rank)
@@ -58,7 +61,7 @@ class TorchProgram:
         self.state = state
         self._sizes = sizes
 
-    def __call__(self, *inputs: torch.Tensor, sizes: Mapping[str, int]) -> list[torch.Tensor]:
+    def __call__(self, *inputs: torch.Tensor, sizes: Mapping[str, int] = _NO_SIZES) -> list[torch.Tensor]:
         """See `RankProgram`."""
         import torch
 

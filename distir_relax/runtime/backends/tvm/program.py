@@ -90,7 +90,7 @@ class TvmProgram:
         self._main = self._machine["main"]
         self.held = memory(map(from_dlpack, self._weights))
 
-    def __call__(self, *inputs: torch.Tensor, sizes: Mapping[str, int]) -> list[torch.Tensor]:
+    def __call__(self, *inputs: torch.Tensor, sizes: Mapping[str, int] = MappingProxyType({})) -> list[torch.Tensor]:
         """See `RankProgram`."""
         from torch.utils.dlpack import from_dlpack
 
