@@ -17,7 +17,8 @@ def to_torch(module: Module, name: str) -> dict[str, str]:
     """Return the text of a Python module for each program of the ranked `module`; the docstring has the model's `name`.
 
     The module defines ``main(comm, weights, *sizes, *inputs) -> tuple``, the outputs in order; ``SIZES``, the names of
-    the sizes, if it takes any; ``prepare(weights)``, run once
+    the sizes, if it takes any; ``prepare_sizes(comm, weights, *sizes)``, run once for each choice of sizes, whose result
+    ``main`` takes after the sizes, if some values depend only on them; ``prepare(weights)``, run once
     when the program is loaded, if some values depend only on weights; ``STEPS``, the op of each step number; and
     ``CALLS``, the locations in the model of each function's calls, in order, if there are functions.
     """
@@ -28,6 +29,7 @@ def to_torch(module: Module, name: str) -> dict[str, str]:
 
 
 _RESERVED = {"comm", "weights", "torch", "F", "SIZES", "STEPS", "CALLS", "main", "prepare"}
+_RESERVED |= {"prepare_sizes", "of_sizes"}
 _RESERVED |= {
     "tvm_extern",
     "indices",
@@ -75,7 +77,13 @@ class _Program:
         for function in (*inner, self.main):
             fixed = stored[function.name] - self.mutated[function.name]
             emitted = TorchFunction(
-                function, self.names[function.name], stored[function.name], fixed, callees, set(used_names) | symbols
+                function,
+                self.names[function.name],
+                stored[function.name],
+                fixed,
+                callees,
+                set(used_names) | symbols,
+                self.mutated[function.name],
             )
             callees[function.name] = emitted.callee()
             texts.append(emitted.text())

@@ -43,7 +43,11 @@ class Callee:
 
 @dataclass(slots=True)
 class TorchFunction:
-    """The text of one function. `stored` are the inputs that are in its `weights`; `fixed` values never change."""
+    """The text of one function. `stored` are the inputs that are in its `weights`; `fixed` values never change.
+
+    Values of the entry function that depend on sizes and fixed values only are computed once for each choice of sizes,
+    unless they are `mutated`.
+    """
 
     function: Function
     name: str
@@ -51,6 +55,7 @@ class TorchFunction:
     fixed: set[str]
     callees: Mapping[str, Callee]
     taken: set[str]
+    mutated: Collection[str] = ()
     keys: dict[str, str] = field(default_factory=dict)
     """The name of each call's weights, by the name of its first result; calls with equal weights share one."""
     names: dict[str, str] = field(default_factory=dict)
@@ -60,6 +65,9 @@ class TorchFunction:
     symbols: Sequence[str] = ()
     """The symbols of the function's sizes and those of its callees."""
     prepare: str = ""
+    prepare_sizes: str = ""
+    of_sizes: list[str] = field(default_factory=list)
+    """The names of what `prepare_sizes` returns."""
     body: list[str] = field(default_factory=list)
 
     def __post_init__(self) -> None:
@@ -74,7 +82,9 @@ class TorchFunction:
         self._name_weights()
         self._choose_packed(self.fixed)
         self.prepare = self._prepare(self.fixed)
-        self.body = self._body(self.fixed)
+        sized = self._sized_values() if self.name == "main" and self.symbols else set()
+        self.prepare_sizes = self._prepare_sizes(sized)
+        self.body = self._body(self.fixed | sized)
 
     @property
     def prepare_name(self) -> str:
@@ -82,7 +92,7 @@ class TorchFunction:
         return "prepare" if self.name == "main" else f"prepare_{self.name}"
 
     def text(self) -> str:
-        """Return the Python functions: the one that prepares the weights, if needed, and the function itself."""
+        """Return the Python functions: those that prepare weights and sizes, if needed, and the function itself."""
         arguments = [self.names[i.value.name] for i in self.function.inputs if i.value.name not in self.stored]
         weights = ["weights"] if self.stored or self.prepare or self.name == "main" else []
         outputs = [self.names[o.value.name] for o in self.function.outputs]
@@ -92,8 +102,12 @@ class TorchFunction:
         unpack = ""
         if self.name != "main" and _needs_list(arguments):
             unpack, arguments = f"    {', '.join(arguments)} = emptied(given)\n", ["given"]
+        if self.prepare_sizes:
+            arguments = ["of_sizes", *arguments]
+            unpack = f"    {', '.join(self.of_sizes)}{',' * (len(self.of_sizes) == 1)} = of_sizes\n"
         return (
             self.prepare
+            + self.prepare_sizes
             + f"def {self.name}({', '.join(['comm', *weights, *self.symbols, *arguments])}):\n"
             + unpack
             + "".join(f"    {line}\n" for line in self.body)
@@ -145,6 +159,33 @@ class TorchFunction:
             f"def {self.prepare_name}(weights):\n"
             + "".join(f"    {line}\n" for line in lines)
             + "    return weights\n\n\n"
+        )
+
+    def _sized_values(self) -> set[str]:
+        """Return the values that depend on sizes and fixed values only."""
+        sized: set[str] = set()
+        for op in self.function.ops:
+            names = {v.name for v in op.results}
+            if op.callee or names & self.fixed or names & set(self.mutated):
+                continue
+            is_local = Trait.COMMUNICATES not in lookup(op.name, op.location).traits
+            if is_local and all(v.name in self.fixed or v.name in sized for v in op.operands):
+                sized |= names
+        return sized
+
+    def _prepare_sizes(self, sized: set[str]) -> str:
+        """Generate the function `prepare_sizes`; empty if no value depends on sizes alone."""
+        ops = [op for op in self.function.ops if op.results[0].name in sized and not self._is_number(op)]
+        if not ops:
+            return ""
+        lines = [line for op in ops for line in self._lines(op)]
+        remaining = [op for op in self.function.ops if op.results[0].name not in sized]
+        used = {v.name for op in remaining for v in op.operands} | {o.value.name for o in self.function.outputs}
+        self.of_sizes = [self.names[v.name] for op in ops for v in op.results if v.name in used]
+        return (
+            f"def prepare_sizes({', '.join(['comm', 'weights', *self.symbols])}):\n"
+            + "".join(f"    {line}\n" for line in lines)
+            + f"    return [{', '.join(self.of_sizes)}]\n\n\n"
         )
 
     def _name_weights(self) -> None:

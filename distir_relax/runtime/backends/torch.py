@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import linecache
 import types
+from collections import OrderedDict
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -18,6 +19,8 @@ if TYPE_CHECKING:
     from distir_relax.runtime.communicator import Communicator
 
 
+_MAX_SIZES = 8
+"""Maximum number of choices of sizes whose prepared values are kept."""
 _NO_SIZES: Mapping[str, int] = types.MappingProxyType({})
 
 
@@ -32,7 +35,8 @@ def load(bundle: Bundle, rank: int, comm: Communicator, device: str = "cpu") -> 
 
         with torch.inference_mode():
             weights = prepare(weights)
-    return TorchProgram(module.main, comm, weights, _steps(module), state, getattr(module, "SIZES", ()))
+    prepare_sizes = getattr(module, "prepare_sizes", None)
+    return TorchProgram(module.main, comm, weights, _steps(module), state, getattr(module, "SIZES", ()), prepare_sizes)
 
 
 def _steps(module: types.ModuleType) -> Steps:
@@ -47,26 +51,45 @@ def _steps(module: types.ModuleType) -> Steps:
 
 
 class TorchProgram:
-    """A `RankProgram` that calls the module's `main(comm, weights, *sizes, *inputs)`, with the sizes called `sizes`."""
+    """A `RankProgram` that calls the module's `main(comm, weights, *sizes, *inputs)`, with the sizes called `sizes`.
+
+    `main` takes the result of `prepare_sizes`, if there is one, after the sizes; that of the last sizes is kept.
+    """
 
     def __init__(
         self, main: Callable[..., Any], comm: Communicator, weights: dict[str, torch.Tensor], steps: Steps,
         state: Mapping[str, torch.Tensor], sizes: Sequence[str] = (),
+        prepare_sizes: Callable[..., list[torch.Tensor]] | None = None,
     ) -> None:  # fmt: skip
         self._main = main
         self._comm = comm
         self._weights = weights
-        self.held = memory(weights.values())
+        self._held = memory(weights.values())
         self.steps = steps
         self.state = state
         self._sizes = sizes
+        self._prepare_sizes = prepare_sizes
+        self._of_sizes: OrderedDict[tuple[int, ...], list[torch.Tensor]] = OrderedDict()
+
+    @property
+    def held(self) -> frozenset[int]:
+        """See `RankProgram`."""
+        return self._held.union(*map(memory, self._of_sizes.values()))
 
     def __call__(self, *inputs: torch.Tensor, sizes: Mapping[str, int] = _NO_SIZES) -> list[torch.Tensor]:
         """See `RankProgram`."""
         import torch
 
+        values = tuple(sizes[name] for name in self._sizes)
         with torch.inference_mode():
-            return list(self._main(self._comm, self._weights, *(sizes[name] for name in self._sizes), *inputs))
+            if self._prepare_sizes is None:
+                return list(self._main(self._comm, self._weights, *values, *inputs))
+            if values not in self._of_sizes:
+                self._of_sizes[values] = self._prepare_sizes(self._comm, self._weights, *values)
+                if len(self._of_sizes) > _MAX_SIZES:
+                    self._of_sizes.popitem(last=False)
+            self._of_sizes.move_to_end(values)
+            return list(self._main(self._comm, self._weights, *values, self._of_sizes[values], *inputs))
 
 
 def _load_module(bundle: Bundle, rank: int) -> types.ModuleType:
