@@ -16,7 +16,7 @@ import torch
 from hypothesis import given, seed, settings
 
 from distir_relax.bundle import BACKENDS
-from tests import models, training_models
+from tests import models, symbolic_models, training_models
 from tests.programs import Program
 from tests.test_random_programs import MESHES, SETTINGS, TAILS, check_program, programs
 from tests.windows import check_case
@@ -44,9 +44,12 @@ def main(count: int, first: int = 10_000) -> int:
             failed += 1
             print(f"window {first + number}, tail {tail}:\n{traceback.format_exc(limit=-3)}", flush=True)
     failed += sum(_fails(models, number) for number in range(first, first + count))
+    failed += sum(_fails(symbolic_models, number) for number in range(first, first + count))
     failed += sum(_fails(training_models, number) for number in range(first, first + count // 10))
     ran = ", ".join(f"{share * len(cases)} programs on {by}" for by, share in shares.items())
-    print(f"{ran}, {count} windows, {count} models and {count // 10} trainings: {failed} failed")
+    print(
+        f"{ran}, {count} windows, {count} models, as many with symbolic dims, and {count // 10} trainings: {failed} failed"
+    )
     return 1 if failed else 0
 
 

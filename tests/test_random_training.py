@@ -28,6 +28,20 @@ def test_a_random_model_is_trained_as_torch_trains_it(first: int) -> None:
     assert found["right"] >= CHUNK - 2, found
 
 
+@pytest.mark.parametrize("first", range(1000, 1000 + COUNT, CHUNK))
+def test_a_random_model_is_trained_on_batches_of_changing_size(first: int) -> None:
+    """One compilation for batches of 7, 3, 1, 12 and 2 rows: fewer than devices, and than microbatches."""
+    found: Counter[str] = Counter()
+    for seed in range(first, first + CHUNK):
+        drawn = draw(seed)
+        try:
+            found[check(drawn, (7, 3, 1, 12, 2))] += 1
+        except Exception as wrong:
+            wrong.add_note(str(drawn))
+            raise
+    assert found["right"] >= CHUNK - 2, found
+
+
 def test_many_kinds_of_layers_are_drawn() -> None:
     assert len(KINDS) >= 60
     assert len({layer for seed in range(200) for layer in draw(seed).layers}) > 0.9 * len(KINDS)

@@ -10,6 +10,7 @@ from pathlib import Path
 from distir_relax.compiler.pass_text import print_pass
 from distir_relax.errors import DistIRError, VerificationError
 from distir_relax.ir import Module, Pass, gc_disabled, pass_name, print_module, verify
+from distir_relax.ir.symbols import with_guards
 from distir_relax.ops import check
 from distir_relax.sharding import layout_comments
 
@@ -29,14 +30,13 @@ def run_passes(module: Module, passes: Sequence[Pass], observers: Iterable[Obser
 
     Raises `VerificationError` if a pass does not take the program's stage.
     """
-    observer_list = tuple(observers)
-    for observer in observer_list:
-        observer.end(0, None, module, 0.0)
-    with gc_disabled():
-        return _run(module, passes, observer_list)
+    with gc_disabled(), with_guards(module):
+        return _run(module, passes, tuple(observers))
 
 
 def _run(module: Module, passes: Sequence[Pass], observer_list: tuple[Observer, ...]) -> Module:
+    for observer in observer_list:
+        observer.end(0, None, module, 0.0)
     for number, step in enumerate(passes, 1):
         if module.stage not in step.takes:
             takes = " or ".join(step.takes)

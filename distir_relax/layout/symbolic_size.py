@@ -85,15 +85,26 @@ _NEGATED = {"<": ">=", "<=": ">", "==": "!="}
 
 @dataclass(slots=True)
 class Guards:
-    """The guards found within `guarding`; `location` is the place in the model of what is being compared."""
+    """The guards found within `guarding`; `location` is the place in the model of what is being compared.
+
+    Once `is_complete`, only comparisons that were found are decided by them.
+    """
 
     found: dict[tuple[Size, Relation, Size], Guard] = field(default_factory=dict)
     location: str = ""
+    is_complete: bool = False
 
-    def decide(self, first: Size, relation: Relation, second: Size) -> bool:
-        """Return whether a comparison holds for the typical values, and record that as a guard."""
+    @classmethod
+    def known(cls, guards: Iterable[Guard]) -> Guards:
+        """Return guards that are complete."""
+        return cls({(g.first, g.relation, g.second): g for g in guards}, is_complete=True)
+
+    def decide(self, first: Size, relation: Relation, second: Size) -> bool | None:
+        """Return whether a comparison holds for the typical values, and record that as a guard; None if complete."""
         key = (first, relation, second)
         if key not in self.found:
+            if self.is_complete:
+                return None
             holds = is_always(typical_value(first), relation, typical_value(second))
             self.found[key] = Guard(*key, bool(holds), self.location)
         return self.found[key].holds
@@ -628,7 +639,7 @@ def _compare_extrema(first: Size, relation: Relation, second: Size) -> bool | No
 def _decide(first: Size, relation: Relation, second: Size) -> bool:
     decided = is_always(first, relation, second)
     if decided is None and (guards := _GUARDS.get()):
-        return guards.decide(first, relation, second)
+        decided = guards.decide(first, relation, second)
     if decided is None:
         names = ", ".join(sorted({symbol.name for symbol in symbols_of(first) | symbols_of(second)}))
         raise UndecidedSize(f"{first} {relation} {second} depends on the values of {names}")

@@ -7,7 +7,8 @@ number.
 
 from __future__ import annotations
 
-from collections.abc import Container, Mapping
+from collections.abc import Container, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from typing import ClassVar
 
@@ -31,7 +32,7 @@ from distir_relax.ir import (
     local_size,
     mesh_classes,
 )
-from distir_relax.layout import DeviceMesh, Partial, Shard, is_symbolic, local_intervals
+from distir_relax.layout import DeviceMesh, Partial, Shard, UndecidedSize, is_symbolic, local_intervals
 from distir_relax.lowering.distributed_builder import SpmdBuilder, merge_attrs
 from distir_relax.lowering.expert_dispatch import can_pack, group_axes, lower_dispatch
 from distir_relax.lowering.halos import SplitWindow, fetch, parts, split_windows
@@ -156,7 +157,9 @@ class _Lowering:
             if op.callee:
                 results = self._call(op)
             else:
-                results = self._redistribute(op) if Trait.REDISTRIBUTION in lookup(op.name).traits else self._op(op)
+                is_reshard = Trait.REDISTRIBUTION in lookup(op.name).traits
+                with _refusing(op):
+                    results = self._redistribute(op) if is_reshard else self._op(op)
             for value, local in zip(op.results, results, strict=True):
                 self.values[value.name] = local
         self.builder.location = ""
@@ -373,6 +376,25 @@ class _Lowering:
                 size = kind.shape[placement.dim]
                 shape[placement.dim] = local_size(kind.placements, placement.dim, size, self.mesh)
         return PlacedType(tuple(shape), kind.dtype, self.builder.devices)
+
+
+@contextmanager
+def _refusing(op: Op) -> Iterator[None]:
+    """Add to an undecided comparison the op that cannot be split, and its symbolic dims."""
+    try:
+        yield
+    except UndecidedSize as error:
+        splits = {
+            f"{value} along dim {p.dim} of size {value.dtensor.shape[p.dim]}"
+            for value in (*op.operands, *op.results)
+            for p in value.dtensor.placements
+            if isinstance(p, Shard) and is_symbolic(value.dtensor.shape[p.dim])
+        }
+        raise DistIRError(
+            f"{op.name} cannot be split for every size: {', '.join(sorted(splits))}; {error.message}",
+            op.location,
+            "annotate the value R there, or leave the size out of dynamic_shapes",
+        ) from None
 
 
 def _partly_padded_axes(op: Op) -> set[int]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from distir_relax.bundle import STAGE_FILES, Bundle, Manifest, local_shape
@@ -49,13 +50,15 @@ def read_stage(bundle: Bundle, stage: str) -> Module:
     Raises BundleError when the bundle has no text of it, or one that is no valid program.
     """
     from distir_relax.ir import parse, verify
+    from distir_relax.ir.symbols import with_guards
     from distir_relax.ops import check
 
     where = str(bundle.path / STAGE_FILES[stage]) if bundle.path else STAGE_FILES[stage]
     text = bundle.stage(stage)
     try:
-        module = parse(text, where)
-        verify(module, check)
+        module = replace(parse(text, where), records=bundle.manifest.guards)
+        with with_guards(module):
+            verify(module, check)
     except DistIRError as wrong:
         raise BundleError(f"not a program of the {stage} stage: {wrong}", where) from None
     if module.stage != stage:

@@ -11,7 +11,7 @@ from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from distir_relax.layout import DeviceMesh, as_mesh, print_placements
+from distir_relax.layout import DeviceMesh, Symbol, as_mesh, print_placements, size_of
 from distir_relax.layout.validate import validate_annotation
 
 if TYPE_CHECKING:
@@ -35,7 +35,9 @@ def annotate_sharding(x: torch.Tensor, mesh: DeviceMesh | int | Sequence[int], p
     caller = sys._getframe(1)
     where = f"{Path(caller.f_code.co_filename).name}:{caller.f_lineno}"
     device_mesh = as_mesh(mesh)
-    text = print_placements(validate_annotation(placement, device_mesh, tuple(x.shape), where))
+    # While a model is exported, symbolic dims have torch's own sizes, which stand for any number.
+    shape = tuple(n if isinstance(n, int) else size_of(Symbol(f"dim{i}")) for i, n in enumerate(x.shape))
+    text = print_placements(validate_annotation(placement, device_mesh, shape, where))
     if not torch.compiler.is_exporting():
         return x
     result: torch.Tensor = custom_op()(x, list(device_mesh.shape), list(device_mesh.axes), text, where)

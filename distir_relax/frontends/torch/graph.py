@@ -17,7 +17,17 @@ from distir_relax.frontends.imported_model import Frame
 from distir_relax.frontends.location import frames_of, location_in_stack, module_of
 from distir_relax.frontends.torch.functionalize import is_in_place
 from distir_relax.ir import TensorType, Value, join_location
-from distir_relax.layout import DTYPES, DeviceMesh, Symbol, floor_divide, is_symbolic, maximum, minimum, size_of
+from distir_relax.layout import (
+    DTYPES,
+    DeviceMesh,
+    Symbol,
+    floor_divide,
+    is_always,
+    is_symbolic,
+    maximum,
+    minimum,
+    size_of,
+)
 from distir_relax.ops import DATA_DEPENDENT, DATA_DEPENDENT_HINT, Builder, Complex, aten_of
 from distir_relax.sharding.annotate import is_mark
 
@@ -70,6 +80,7 @@ class GraphImporter:
     def __init__(self, training: bool = False) -> None:
         self.builder = Builder()
         self.builder.training = training
+        self.builder.guards_slices = True
         self.tensors: dict[str, torch.Tensor] = self.builder.tensors
         self.meshes: tuple[DeviceMesh, ...] = ()
         self.scopes: dict[str, tuple[Frame, ...]] = {}
@@ -265,8 +276,25 @@ class GraphImporter:
         if is_in_place(node.target) and not is_complex(result):
             # The written tensor keeps its shape and dtype.
             result = self.builder.aten("copy.default", operands[0], result)
+        result = self._with_fixed_sizes(node, result)
         self._check(node, name, result)
         return result
+
+    def _with_fixed_sizes(self, node: Node, result: Any) -> Any:
+        """Return results with the sizes that torch has fixed at the example's, guarded by equality with ours."""
+        val = node.meta.get("val")
+        if isinstance(result, (tuple, list)) and isinstance(val, (tuple, list)):
+            return type(result)(self._fixed(v, r) for v, r in zip(val, result, strict=False))
+        return self._fixed(val, result)
+
+    def _fixed(self, val: Any, result: Any) -> Any:
+        if not isinstance(result, Value) or len(getattr(val, "shape", ())) != len(result.tensor.shape):
+            return result
+        ours = result.tensor.shape
+        shape = tuple(n if is_symbolic(m) and isinstance(n, int) else m for n, m in zip(val.shape, ours, strict=True))
+        if shape == ours or any(is_always(a, "==", b) is False for a, b in zip(shape, ours, strict=True)):
+            return result
+        return self.builder.emit("reshape", result, shape=shape)
 
     def _data_dependent_shape_error(self, node: Node, name: str) -> UnsupportedOpError | None:
         if not _is_shaped_by_data(node.meta.get("val")):

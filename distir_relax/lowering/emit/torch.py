@@ -17,9 +17,9 @@ def to_torch(module: Module, name: str) -> dict[str, str]:
     """Return the text of a Python module for each program of the ranked `module`; the docstring has the model's `name`.
 
     The module defines ``main(comm, weights, *sizes, *inputs) -> tuple``, the outputs in order; ``SIZES``, the names of
-    the sizes, if it takes any; ``prepare_sizes(comm, weights, *sizes)``, run once for each choice of sizes, whose result
-    ``main`` takes after the sizes, if some values depend only on them; ``prepare(weights)``, run once
-    when the program is loaded, if some values depend only on weights; ``STEPS``, the op of each step number; and
+    the sizes, if it takes any; ``prepare_sizes(comm, weights, *sizes)``, run once for each choice of sizes, if some
+    values depend only on them: ``main`` takes its result after the sizes; ``prepare(weights)``, run once when the
+    program is loaded, if some values depend only on weights; ``STEPS``, the op of each step number; and
     ``CALLS``, the locations in the model of each function's calls, in order, if there are functions.
     """
     ranks_of: dict[str, list[int]] = {}

@@ -6,6 +6,7 @@ import math
 from typing import Any
 
 from distir_relax.ir import TensorType, Value
+from distir_relax.layout import is_symbolic
 from distir_relax.ops.contraction.matmul import transpose
 from distir_relax.ops.table import (
     Attrs,
@@ -178,6 +179,8 @@ def _to_four_dims(g: Builder, x: Value, leading: tuple[int, ...], wide: tuple[in
 
 
 def _default_scale(width: int) -> float:
+    if is_symbolic(width):
+        raise NotImplementedError(f"attention over vectors of a symbolic size, {width}")
     return 1.0 / math.sqrt(width) if width else math.inf
 
 

@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 
 from distir_relax.ir import TensorType, Value
+from distir_relax.layout import are_equal
 from distir_relax.ops.movement import view_strides
 from distir_relax.ops.table import (
     BLOCKED,
@@ -42,7 +43,7 @@ def result_shape(attrs: Attrs, types: Types, results: Types) -> dict[str, Any]:
 
 
 def _infer_reshape(types: Types, attrs: Attrs) -> tuple[TensorType, ...]:
-    if math.prod(attrs["shape"]) != types[0].elements:
+    if not are_equal(math.prod(attrs["shape"]), types[0].elements):
         raise ValueError(
             f"{types[0].shape} has {types[0].elements} elements, {attrs['shape']} {math.prod(attrs['shape'])}"
         )
@@ -148,7 +149,7 @@ def squeeze(g: Builder, x: Value, dim: Any = None) -> Any:
     shape = x.tensor.shape
     dims = range(len(shape)) if dim is None else [dim] if isinstance(dim, int) else dim
     drop = {axis_of(d, len(shape)) for d in dims}
-    return reshape_to(g, x, tuple(n for i, n in enumerate(shape) if not (i in drop and n == 1)))
+    return reshape_to(g, x, tuple(n for i, n in enumerate(shape) if not (i in drop and are_equal(n, 1))))
 
 
 @aten("flatten.using_ints")

@@ -106,21 +106,25 @@ def slice_dim(
 ) -> Any:
     """Return every `step`-th element of `x` in [start, end) along `dim`, with Python's conventions."""
     axis = axis_of(dim, len(x.tensor.shape))
-    first, last = slice_bounds(start, end, x.tensor.shape[axis])
+    first, last = slice_bounds(start, end, x.tensor.shape[axis], g.guards_slices)
     if (first, last, step) == (0, x.tensor.shape[axis], 1):
         return x
     return g.emit("strided_slice", x, axes=(axis,), begin=(first,), end=(last,), strides=(step,))
 
 
-def slice_bounds(start: int | None, end: int | None, size: int) -> tuple[int, int]:
-    """Return the bounds [first, last) of a slice with a positive step, by Python's conventions; last is not smaller."""
+def slice_bounds(start: int | None, end: int | None, size: int, guarded: bool = False) -> tuple[int, int]:
+    """Return the bounds [first, last) of a slice with a positive step, by Python's conventions; last is not smaller.
+
+    A bound of a symbolic size is a minimum or maximum; if `guarded`, it is the one that holds for typical sizes.
+    """
+    most, least = (max, min) if guarded else (maximum, minimum)
 
     def within(bound: int) -> int:
-        return maximum(0, bound + size if bound < 0 else minimum(bound, size))
+        return most(0, bound + size if bound < 0 else least(bound, size))
 
     first = 0 if start is None else within(start)
     last = size if end is None or is_always(end, "<", _NO_END) is False else within(end)
-    return first, maximum(first, last)
+    return first, most(first, last)
 
 
 _NO_END = 1 << 62
@@ -146,7 +150,7 @@ def _slice_scatter(
     """Replace the part of `x` that a slice reads: elements before it, the source, elements after it."""
     axis = axis_of(dim, len(x.tensor.shape))
     size = x.tensor.shape[axis]
-    first, last = slice_bounds(start, end, size)
+    first, last = slice_bounds(start, end, size, g.guards_slices)
     if step != 1:
         raise NotImplementedError(f"writing to every {step}th element")
     parts = [g.aten("slice.Tensor", x, axis, 0, first), source, g.aten("slice.Tensor", x, axis, last)]

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from distir_relax.ir import TensorType, Value
+from distir_relax.layout import maximum
 from distir_relax.ops.table import (
     Attrs,
     Backward,
@@ -25,6 +26,7 @@ from distir_relax.ops.table import (
     like,
     onnx,
     parse_rule,
+    ratio,
     relax,
     reshape_to,
 )
@@ -103,7 +105,7 @@ def _batch_norm_training(
         return y, None, None, mean, var
     y, batch_mean, batch_var = batch_statistics(g, x, weight, bias, eps)
     count = x.tensor.elements // x.tensor.shape[1]
-    unbiased = g.emit("multiply", batch_var, like(g, batch_var, count / max(1, count - 1)))
+    unbiased = g.emit("multiply", batch_var, ratio(g, count, maximum(1, count - 1), batch_var.tensor.dtype))
     running = [g.aten("lerp.Scalar", old, new, momentum) for old, new in ((mean, batch_mean), (var, unbiased))]
     deviation = g.emit("rsqrt", g.emit("add", batch_var, like(g, batch_var, eps)))
     return y, batch_mean, deviation, *running

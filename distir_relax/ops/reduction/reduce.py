@@ -6,6 +6,7 @@ import math
 from typing import Any
 
 from distir_relax.ir import TensorType, Value
+from distir_relax.layout import maximum
 from distir_relax.ops.reduction.reduction_axes import (
     axes_of,
     cast_for_reduction,
@@ -38,6 +39,7 @@ from distir_relax.ops.table import (
     operands,
     parse_rule,
     promote,
+    ratio,
     relax,
     reshape_to,
 )
@@ -82,9 +84,11 @@ def _broadcast_reduced(b: Backward, value: Value) -> Value:
     return b.keepdims(value, b.attrs["axis"], b.x().tensor.shape)
 
 
-def _mean_weight(b: Backward) -> float:
+def _mean_weight(b: Backward) -> Value:
     axes: tuple[int, ...] = b.attrs["axis"]
-    return 1 / max(1, math.prod(b.x().tensor.shape[a] for a in axes))
+    count = maximum(1, math.prod(b.x().tensor.shape[a] for a in axes))
+    weight: Value = ratio(b, 1, count, b.grad.tensor.dtype)
+    return weight
 
 
 def _extreme_gradient(b: Backward) -> Value:
@@ -150,8 +154,7 @@ def _split_mean(x: Expansion) -> tuple[Value, ...]:
     """Split a mean: each device sums its own part and divides by the size of the whole dim."""
     count = math.prod(x.types[0].shape[a] for a in x.attrs["axis"])
     total = x.emit("sum", x.operands[0], axis=x.attrs["axis"], keepdims=x.attrs["keepdims"])
-    scale = x.emit("constant", value=1.0 / count if count else math.inf, dtype=x.types[0].dtype)
-    return (x.emit("multiply", total, scale),)
+    return (x.emit("multiply", total, ratio(x, 1, count, x.types[0].dtype)),)
 
 
 define(
@@ -160,7 +163,7 @@ define(
     Split(_reduce_rule("sum"), expand={"*": _split_mean}),
     cost=_INPUT_COST,
     code=Code(relax=_relax_axes("mean")),
-    gradient=gradient_of(lambda b: _broadcast_reduced(b, b.emit("multiply", b.grad, b.number(_mean_weight(b))))),
+    gradient=gradient_of(lambda b: _broadcast_reduced(b, b.emit("multiply", b.grad, _mean_weight(b)))),
 )
 
 

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import math
 from typing import Any
 
 from distir_relax.ir import Value
+from distir_relax.layout import floor_divide, is_symbolic, maximum
 from distir_relax.ops.reduction.norms import root
 from distir_relax.ops.reduction.reduction_axes import relax_axes
-from distir_relax.ops.table import Attrs, Builder, aten, relax
+from distir_relax.ops.table import Attrs, Builder, aten, ratio, relax
 
 # ATen spellings
 
@@ -17,14 +17,14 @@ from distir_relax.ops.table import Attrs, Builder, aten, relax
 def _var(g: Builder, x: Value, dim: Any = None, *, correction: float | None = None, keepdim: bool = False) -> Any:
     mean = g.aten("mean.dim", x, dim, True)
     squares = g.emit("square", g.emit("subtract", x, mean))
-    count = x.tensor.elements / max(1, mean.tensor.elements)
+    count = floor_divide(x.tensor.elements, maximum(1, mean.tensor.elements))
     variance = g.aten("mean.dim", squares, dim, keepdim)
     bessel = 1 if correction is None else correction
     if bessel == 0:
         return variance
     # With no more elements than the correction, the squares are divided by zero.
-    scale = count / (count - bessel) if count > bessel else math.inf
-    return g.emit("multiply", variance, g.constant(scale, x.tensor.dtype))
+    divisor: Any = maximum(0, count - int(bessel)) if is_symbolic(count) else max(0, count - bessel)
+    return g.emit("multiply", variance, ratio(g, count, divisor, x.tensor.dtype))
 
 
 @aten("var.dim")

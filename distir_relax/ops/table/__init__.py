@@ -47,6 +47,7 @@ from distir_relax.ops.table.helpers import (
     like,
     onnx_as_aten,
     promote,
+    ratio,
     relax_as_aten,
     reshape_to,
 )
@@ -172,6 +173,7 @@ __all__ = [
     "operands",
     "parse_rule",
     "promote",
+    "ratio",
     "relax",
     "relax_as_aten",
     "relax_expression",

@@ -28,6 +28,8 @@ class Builder:
         self.hint = ""
         # Whether the program is for training: dropout and its like are then random.
         self.training = False
+        # Whether a slice of a symbolic dim is guarded to be as for its typical size, as torch.export does.
+        self.guards_slices = False
         # The seed of the last random op, from which the next one derives its own.
         self.seed: Value | None = None
         # Data of parameters and constants by value name.

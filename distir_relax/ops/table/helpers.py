@@ -5,11 +5,14 @@ A cast, reshape or broadcast returns its operand unchanged if there is nothing t
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from typing import Any
 
 from distir_relax.ir import Value
+from distir_relax.layout import is_symbolic
 from distir_relax.ops.table.builder import Builder
+from distir_relax.ops.table.expansion import Emitter
 from distir_relax.ops.table.table import onnx, relax
 
 
@@ -77,6 +80,16 @@ def cast(g: Builder, value: Value, dtype: str) -> Any:
 def like(g: Builder, x: Value, value: Any) -> Any:
     """Return a number or a tensor in the dtype of `x`."""
     return _as_dtype(g, value, x.tensor.dtype)
+
+
+def ratio(g: Emitter, numerator: int, denominator: int, dtype: str) -> Any:
+    """Return the quotient of two sizes as a scalar: infinite if the second is 0."""
+    if not is_symbolic((numerator, denominator)):
+        return g.emit("constant", value=numerator / denominator if denominator else math.inf, dtype=dtype)
+    # A narrow float cannot represent large sizes.
+    wide = "float64" if dtype == "float64" else "float32"
+    quotient = g.emit("divide", *(g.emit("constant", value=n, dtype=wide) for n in (numerator, denominator)))
+    return quotient if dtype == wide else g.emit("astype", quotient, dtype=dtype)
 
 
 def filled(g: Builder, shape: Sequence[int], value: Any, dtype: str) -> Any:
