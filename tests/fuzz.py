@@ -48,7 +48,7 @@ def main(count: int, first: int = 10_000) -> int:
     failed += sum(_fails(training_models, number) for number in range(first, first + count // 10))
     ran = ", ".join(f"{share * len(cases)} programs on {by}" for by, share in shares.items())
     print(
-        f"{ran}, {count} windows, {count} models, as many with symbolic dims, and {count // 10} trainings: {failed} failed"
+        f"{ran}, {count} windows, {count} models, as many with symbolic dims, {count // 10} trainings: {failed} failed"
     )
     return 1 if failed else 0
 
