@@ -13,6 +13,7 @@ from distir_relax.ops.table import (
     Attrs,
     Builder,
     Code,
+    OnnxOperands,
     Rule,
     Semantics,
     Split,
@@ -23,6 +24,7 @@ from distir_relax.ops.table import (
     define,
     dtype_name,
     filled,
+    onnx,
     relax,
     reshape_to,
 )
@@ -36,7 +38,11 @@ def _infer_constant(types: Types, attrs: Attrs) -> tuple[TensorType, ...]:
 
 define(
     "constant",
-    Semantics(infer=_infer_constant, torch="torch.tensor({value}, dtype=torch.{dtype!s})"),
+    Semantics(
+        infer=_infer_constant,
+        torch="torch.tensor({value}, dtype=torch.{dtype!s})",
+        sizes=lambda operands, attrs: attrs["value"],
+    ),
     Split(lambda types, attrs, results: Rule((), (), ((),))),
     cost=FREE,
     code=Code(relax="R.const({value}, {dtype})"),
@@ -173,3 +179,19 @@ def _relax_filled_like(g: Builder, args: Any, attrs: Attrs) -> Any:
 @relax("relax.meshgrid")
 def _relax_meshgrid(g: Builder, args: Any, attrs: Attrs) -> Any:
     return list(_meshgrid(g, args[0], indexing=attrs["indexing"] or "ij"))
+
+
+# ONNX spellings
+
+
+@onnx("ConstantOfShape")
+def _onnx_filled(g: Builder, x: OnnxOperands, attrs: Attrs) -> Any:
+    value = attrs.get("value")
+    kind, number = ("float32", 0.0) if value is None else (value.dtype.name, value.reshape(-1)[0].item())
+    return filled(g, x.numbers(0), number, kind)
+
+
+@onnx("Range")
+def _onnx_range(g: Builder, x: OnnxOperands, attrs: Attrs) -> Any:
+    start, end, step = (x.number(i) for i in range(3))
+    return g.emit("arange", start=start, end=end, step=step, dtype=x.dtype(0))

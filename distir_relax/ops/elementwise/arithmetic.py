@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import math
+import operator
 from typing import Any
 
 from distir_relax.ir import Value
-from distir_relax.layout import DTYPES
+from distir_relax.layout import DTYPES, floor_divide, maximum, minimum
 from distir_relax.ops.elementwise.pointwise import (
     aten_binary,
     define_binary,
@@ -29,20 +30,30 @@ from distir_relax.ops.table import (
     relax_as_aten,
 )
 
-define_binary("add", "{0} + {1}", operands(0, 1), commutative=True, gradients=("g", "g"))
-define_binary("subtract", "{0} - {1}", operands(0, 1), gradients=("g", "negative(g)"))
+
+def _exact_quotient(size: Any, divisor: Any) -> Any:
+    quotient = floor_divide(size, divisor)
+    if quotient * divisor != size:
+        raise NotImplementedError(f"a fraction: {size} / {divisor}")
+    return quotient
+
+
+define_binary(
+    "add", "{0} + {1}", operands(0, 1), commutative=True, gradients=("g", "g"), sizes=operator.add
+)  # fmt: skip
+define_binary("subtract", "{0} - {1}", operands(0, 1), gradients=("g", "negative(g)"), sizes=operator.sub)
 define_binary(
     "multiply", "{0} * {1}", operands(0), operands(1), commutative=True,
-    gradients=("multiply(g, 1)", "multiply(g, 0)"),
+    gradients=("multiply(g, 1)", "multiply(g, 0)"), sizes=operator.mul,
 )  # fmt: skip
 define_binary(
     "divide", "{0} / {1}", operands(0), divides=True,
-    gradients=("divide(g, 1)", "negative(divide(multiply(g, y), 1))"),
+    gradients=("divide(g, 1)", "negative(divide(multiply(g, y), 1))"), sizes=_exact_quotient,
 )  # fmt: skip
-define_binary("floor_divide", "{0} // {1}", divides=True, steps=True)
+define_binary("floor_divide", "{0} // {1}", divides=True, steps=True, sizes=floor_divide)
 define_binary(
     "mod", "{0} % {1}", relax="R.floor_mod({0}, {1})", divides=True,
-    gradients=("g", "negative(multiply(g, floor_divide(0, 1)))"),
+    gradients=("g", "negative(multiply(g, floor_divide(0, 1)))"), sizes=operator.mod,
 )  # fmt: skip
 _ZERO_TO_POSITIVE = "logical_and(equal(0, 0.0), greater_equal(1, 0.0))"
 define_binary(
@@ -65,8 +76,12 @@ define_binary(
 )  # fmt: skip
 # Equal elements get half each, as in torch.
 _LARGER = "where(greater({0}, {1}), g, where(equal({0}, {1}), multiply(g, 0.5), 0.0))"
-define_binary("maximum", "torch.maximum({0}, {1})", gradients=(_LARGER.format(0, 1), _LARGER.format(1, 0)))
-define_binary("minimum", "torch.minimum({0}, {1})", gradients=(_LARGER.format(1, 0), _LARGER.format(0, 1)))
+define_binary(
+    "maximum", "torch.maximum({0}, {1})", gradients=(_LARGER.format(0, 1), _LARGER.format(1, 0)), sizes=maximum
+)
+define_binary(
+    "minimum", "torch.minimum({0}, {1})", gradients=(_LARGER.format(1, 0), _LARGER.format(0, 1)), sizes=minimum
+)
 define_unary(
     "clip", "torch.clamp({0}, {min}, {max})", "R.clip({0}, {min}, {max})", gradient="where(equal(0, y), g, 0.0)"
 )

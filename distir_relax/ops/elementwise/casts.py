@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 from distir_relax.ir import TensorType, Value
@@ -24,15 +25,23 @@ from distir_relax.ops.table import (
     gradient_of,
     onnx,
     operands,
+    pointwise_sizes,
     relax_as_aten,
     reshape_to,
     same_type,
 )
 
+
+def _cast_sizes(operands: Sequence[Any], attrs: Attrs) -> Any:
+    return pointwise_sizes(bool)(operands, attrs) if attrs["dtype"] == "bool" else operands[0]
+
+
 define(
     "astype",
     Semantics(
-        infer=lambda types, attrs: (TensorType(types[0].shape, attrs["dtype"]),), torch="{0}.to(torch.{dtype!s})"
+        infer=lambda types, attrs: (TensorType(types[0].shape, attrs["dtype"]),),
+        torch="{0}.to(torch.{dtype!s})",
+        sizes=_cast_sizes,
     ),
     Split(pointwise_rule),
     code=Code(relax="R.astype({0}, {dtype})"),

@@ -3,13 +3,24 @@
 from __future__ import annotations
 
 import math
+import operator
+from collections.abc import Callable
 from typing import Any
 
 from distir_relax.ir import Value
+from distir_relax.layout import maximum, minimum
 from distir_relax.ops.elementwise.pointwise import aten_unary, define_unary, onnx_pointwise
 from distir_relax.ops.table import Builder, aten, cast, like, promote
 
-define_unary("negative", "-{0}", linear=True, gradient="negative(g)")
+_OF_SIZES: dict[str, Callable[[Any], Any]] = {
+    "abs": lambda n: maximum(n, -n),
+    "square": lambda n: n * n,
+    "sign": lambda n: maximum(-1, minimum(n, 1)),
+    **dict.fromkeys(("floor", "ceil", "round", "trunc"), lambda n: n),
+}
+"""Functions of elements that are sizes."""
+
+define_unary("negative", "-{0}", linear=True, gradient="negative(g)", sizes=operator.neg)
 for _name, _gradient in {
     "exp": "multiply(g, y)",
     "log": "divide(g, 0)",
@@ -36,9 +47,9 @@ for _name, _gradient in {
     "acosh": "divide(g, sqrt(subtract(square(0), 1.0)))",
     "atanh": "divide(g, subtract(1.0, square(0)))",
 }.items():
-    define_unary(_name, f"torch.{_name}({{0}})", gradient=_gradient)
+    define_unary(_name, f"torch.{_name}({{0}})", gradient=_gradient, sizes=_OF_SIZES.get(_name))
 for _name in ("floor", "ceil", "sign", "round", "trunc"):
-    define_unary(_name, f"torch.{_name}({{0}})", steps=True)
+    define_unary(_name, f"torch.{_name}({{0}})", steps=True, sizes=_OF_SIZES[_name])
 # The square root in norms and standard deviations, with torch's gradient of 0 at 0.
 define_unary(
     "safe_sqrt", "torch.sqrt({0})", "R.sqrt({0})", gradient="where(equal(y, 0.0), 0.0, divide(multiply(g, 0.5), y))"

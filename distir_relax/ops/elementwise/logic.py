@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import operator
 from typing import Any
 
 from distir_relax.ir import TensorType, Value
+from distir_relax.layout import are_equal
 from distir_relax.ops.elementwise.pointwise import (
     aten_binary,
     aten_unary,
@@ -31,6 +33,7 @@ from distir_relax.ops.table import (
     like,
     onnx,
     operands,
+    pointwise_sizes,
     promote,
 )
 
@@ -54,15 +57,15 @@ for _name in ("and", "or", "xor"):
     define_binary(f"logical_{_name}", f"torch.logical_{_name}({{0}}, {{1}})")
 define_unary("logical_not", "torch.logical_not({0})")
 
-for _name, _symbol in (
-    ("equal", "=="),
-    ("not_equal", "!="),
-    ("less", "<"),
-    ("less_equal", "<="),
-    ("greater", ">"),
-    ("greater_equal", ">="),
+for _name, _symbol, _compare in (
+    ("equal", "==", are_equal),
+    ("not_equal", "!=", lambda a, b: not are_equal(a, b)),
+    ("less", "<", operator.lt),
+    ("less_equal", "<=", operator.le),
+    ("greater", ">", operator.gt),
+    ("greater_equal", ">=", operator.ge),
 ):
-    define_binary(_name, f"{{0}} {_symbol} {{1}}", infer=_infer_bool)
+    define_binary(_name, f"{{0}} {_symbol} {{1}}", infer=_infer_bool, sizes=_compare)
 
 for _name in ("isnan", "isinf", "isfinite"):
     define_unary(_name, f"torch.{_name}({{0}})", infer=_infer_bool)
@@ -79,7 +82,12 @@ define_unary("bitwise_not", "~{0}", infer=_infer_integers)
 
 define(
     "where",
-    Semantics(infer=_infer_where, torch="torch.where({0}, {1}, {2})", linear=(operands(1, 2),)),
+    Semantics(
+        infer=_infer_where,
+        torch="torch.where({0}, {1}, {2})",
+        linear=(operands(1, 2),),
+        sizes=pointwise_sizes(lambda condition, a, b: a if condition else b),
+    ),
     Split(pointwise_rule),
     code=Code(numbers=operands(1, 2)),
     gradient=gradient_of(None, "where(0, g, 0.0)", "where(0, 0.0, g)"),

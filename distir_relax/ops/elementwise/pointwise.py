@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 from distir_relax.ir import TensorType
@@ -24,6 +25,7 @@ from distir_relax.ops.table import (
     onnx,
     operands,
     parse_rule,
+    pointwise_sizes,
     promote,
 )
 from distir_relax.ops.table.entry import Infer, OperandGradient
@@ -57,14 +59,17 @@ def define_unary(
     gradient: OperandGradient = None,
     steps: bool = False,
     infer: Infer = infer_common,
+    sizes: Callable[..., Any] | None = None,
 ) -> None:
     """Define an op of one operand, by default with its type, and with `flops` operations per element.
 
-    With `steps` it is piecewise constant.
+    With `steps` it is piecewise constant. `sizes` computes an element that is a size.
     """
     define(
         name,
-        Semantics(infer=infer, torch=torch, linear=(operands(0),) if linear else ()),
+        Semantics(
+            infer=infer, torch=torch, linear=(operands(0),) if linear else (), sizes=sizes and pointwise_sizes(sizes)
+        ),
         Split(pointwise_rule),
         cost=Cost(flops=flops_per_result(flops)),
         code=Code(relax=relax, pattern=pattern),
@@ -84,16 +89,17 @@ def define_binary(
     steps: bool = False,
     infer: Infer = infer_common,
     numbers: bool = True,
+    sizes: Callable[..., Any] | None = None,
 ) -> None:
     """Define a broadcasting op of two operands of one dtype; if it `divides`, the second must not be 0.
 
     With `steps` it is piecewise constant. Its torch code accepts Python numbers if it is an operator, unless `numbers`
-    is false.
+    is false. `sizes` computes an element from two sizes.
     """
     is_operator = not torch.startswith("torch.")
     define(
         name,
-        Semantics(infer=infer, torch=torch, linear=linear),
+        Semantics(infer=infer, torch=torch, linear=linear, sizes=sizes and pointwise_sizes(sizes)),
         Split(pointwise_rule, divisors=operands(1) if divides else ()),
         code=Code(relax=relax, numbers=operands(0, 1) if numbers and is_operator else operands()),
         gradient=NO_GRADIENT if steps else gradient_of(*gradients) if gradients else None,

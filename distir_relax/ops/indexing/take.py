@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 
 from distir_relax.ir import TensorType, Value
+from distir_relax.layout import is_always
 from distir_relax.ops.indexing.index_bounds import check_constant, check_range
 from distir_relax.ops.indexing.segment_sum import sum_segments
 from distir_relax.ops.table import (
@@ -22,6 +23,7 @@ from distir_relax.ops.table import (
     Rule,
     Semantics,
     Split,
+    Trait,
     Types,
     aten,
     axis_of,
@@ -32,6 +34,7 @@ from distir_relax.ops.table import (
     parse_rule,
     relax,
     reshape_to,
+    size_array,
 )
 
 
@@ -103,6 +106,7 @@ define(
     cost=FREE,
     code=Code(relax='R.take({0}, {1}, {axis}, "clip")'),
     gradient=gradient_of(_take_gradient),
+    traits={Trait.MOVES},
 )
 
 
@@ -247,7 +251,8 @@ def nonnegative_operand(g: Builder, x: Any, index: int, size: int, user: str) ->
     if numbers is not None:
         check_constant(g, numbers, size, user, from_end=True)
         data = x.array(index)
-        return x.constant(np.where(data < 0, data + size, data).astype(data.dtype))
+        positions = np.array([axis_of(n, size) for n in numbers], dtype=object).reshape(data.shape)
+        return x.constant(size_array(positions, x.dtype(index)))
     return to_nonnegative(g, x[index], size, user)
 
 
@@ -259,12 +264,13 @@ def _onnx_gather(g: Builder, x: OnnxOperands, attrs: Attrs) -> Any:
     if numbers is not None and numbers:
         check_constant(g, numbers, shape[axis], "Gather", from_end=True)
         data = x.array(1)
-        first = numbers[0] % shape[axis]
-        run = list(range(first, first + len(numbers)))
-        if data.ndim <= 1 and [n % shape[axis] for n in numbers] == run:
+        positions = [axis_of(n, shape[axis]) for n in numbers]
+        first = positions[0]
+        run = [first + i for i in range(len(numbers))]
+        if data.ndim <= 1 and positions == run and is_always(run[-1], "<", shape[axis]) is True:
             # Adjacent rows are a slice, which needs no lookup.
             y = x[0]
-            if len(run) < shape[axis]:
+            if len(run) != shape[axis]:
                 y = g.emit("strided_slice", y, axes=(axis,), begin=(first,), end=(run[-1] + 1,), strides=(1,))
             return y if data.ndim else reshape_to(g, y, (*shape[:axis], *shape[axis + 1 :]))
     return g.emit("take", x[0], nonnegative_operand(g, x, 1, shape[axis], "Gather"), axis=axis)

@@ -53,7 +53,7 @@ define(
     cost=FREE,
     code=Code(relax="R.broadcast_to({0}, {shape})", strides=view_strides.expanded),
     gradient=gradient_of("g"),
-    traits={Trait.VIEW},
+    traits={Trait.VIEW, Trait.MOVES},
 )
 
 
@@ -119,7 +119,14 @@ def _onnx_expand(g: Builder, x: OnnxOperands, attrs: Attrs) -> Any:
     shape, target = list(x[0].tensor.shape), x.numbers(1)
     rank = max(len(shape), len(target))
     shape, target = [1] * (rank - len(shape)) + shape, [1] * (rank - len(target)) + target
-    return _expand(g, x[0], [want if have == 1 else have for have, want in zip(shape, target, strict=True)])
+    return _expand(g, x[0], [_joined(have, want) for have, want in zip(shape, target, strict=True)])
+
+
+def _joined(have: int, want: int) -> int:
+    """Return the size of a dim that two sizes broadcast to."""
+    if want not in (1, have) and have != 1:
+        raise NotImplementedError(f"an expansion of {have} to {want}")
+    return want if have == 1 else have
 
 
 @onnx("Tile")

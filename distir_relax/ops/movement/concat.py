@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from distir_relax.ir import TensorType, Value
+from distir_relax.layout import floor_divide, maximum, minimum
 from distir_relax.ops.movement import view_strides
 from distir_relax.ops.movement.reshape import squeeze, unsqueeze
 from distir_relax.ops.movement.slice import slice_dim
@@ -73,7 +74,7 @@ define(
     cost=FREE,
     code=Code(relax="R.concat([{*}], {axis})"),
     gradient=Gradient(all=_split_gradient),
-    traits={Trait.TRIVIAL},
+    traits={Trait.TRIVIAL, Trait.MOVES},
 )
 
 
@@ -121,7 +122,7 @@ define(
     cost=FREE,
     code=Code(relax=_relax_split, strides=view_strides.split),
     gradient=gradient_of(_concat_gradients),
-    traits={Trait.VIEW},
+    traits={Trait.VIEW, Trait.MOVES},
 )
 
 
@@ -236,6 +237,6 @@ def _onnx_split(g: Builder, x: OnnxOperands, attrs: Attrs) -> Any:
     total, sizes = x[0].tensor.shape[axis], x.numbers(1, attrs.get("split"))
     if sizes is None:
         count = attrs.get("num_outputs", attrs["outputs"])
-        size = -(-total // count)
-        sizes = [max(0, min(size, total - i * size)) for i in range(count)]
+        size = -floor_divide(-total, count)
+        sizes = [maximum(0, minimum(size, total - i * size)) for i in range(count)]
     return split_with_sizes(g, x[0], sizes, axis)

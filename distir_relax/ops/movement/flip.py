@@ -12,6 +12,7 @@ from distir_relax.ops.table import (
     Code,
     Semantics,
     Split,
+    Trait,
     Types,
     aten,
     axis_in,
@@ -37,6 +38,7 @@ define(
     cost=FREE,
     code=Code(relax="R.flip({0}, {axis})"),
     gradient=gradient_of(lambda b: b.emit("flip", b.grad, axis=b.attrs["axis"])),
+    traits={Trait.MOVES},
 )
 
 

@@ -11,6 +11,7 @@ from dataclasses import replace
 from typing import Any
 
 from distir_relax.ir import Attribute, TensorType, Value
+from distir_relax.layout import is_always, is_symbolic, maximum
 from distir_relax.ops.movement.slice import slice_dim
 from distir_relax.ops.table import (
     FREE,
@@ -109,19 +110,47 @@ _TORCH = {"replicate": "edge", "reflect": "reflect", "circular": "wrap"}
 def pad_by(g: Builder, x: Value, low: Sequence[int], high: Sequence[int], mode: str) -> Any:
     """Extend `x` by `low` and `high` elements (or crop it, if negative) at the ends of each dim.
 
-    `mode` is ONNX's or torch's name. Raises NotImplementedError for another.
+    `mode` is ONNX's or torch's name. Raises NotImplementedError for another, for widths that are symbolic, and for a
+    symbolic size that may be too small for them.
     """
     import torch
 
-    source = _SOURCE_POSITION.get(_TORCH.get(mode, mode))
+    name = _TORCH.get(mode, mode)
+    source = _SOURCE_POSITION.get(name)
     if source is None:
         raise NotImplementedError(f"padding of mode {mode!r}")
+    if is_symbolic((*low, *high)):
+        raise NotImplementedError(f"padding of mode {mode!r} by a symbolic width")
     for axis, (first, last) in enumerate(zip(low, high, strict=True)):
         size = x.tensor.shape[axis]
-        if first or last:
+        if is_symbolic(size) and (first or last):
+            x = _pad_symbolic(g, x, axis, first, last, name)
+        elif first or last:
             places = torch.tensor([source(at, size) for at in range(-first, size + last)])
             x = g.emit("take", x, g.array(places, "positions"), axis=axis)
     return x
+
+
+def _pad_symbolic(g: Builder, x: Value, axis: int, first: int, last: int, mode: str) -> Any:
+    """Extend a dim of symbolic size: slices of its ends, in reverse order for ``reflect``, before and after it."""
+    x = slice_dim(g, x, axis, max(0, -first), x.tensor.shape[axis] - max(0, -last))
+    first, last, size = max(0, first), max(0, last), x.tensor.shape[axis]
+    least = 1 if mode == "edge" else max(first, last) + (mode == "reflect")
+    if is_always(least, "<=", size) is not True:
+        raise NotImplementedError(f"padding of mode {mode!r} needs at least {least} elements, and {size} may be less")
+
+    def end(begin: int, width: int) -> list[Any]:
+        if not width:
+            return []
+        part = slice_dim(g, x, axis, begin, begin + (1 if mode == "edge" else width))
+        if mode == "reflect":
+            return [g.emit("flip", part, axis=axis)]
+        return [part] * (width if mode == "edge" else 1)
+
+    before = {"edge": 0, "reflect": 1, "wrap": size - first}[mode]
+    after = {"edge": size - 1, "reflect": size - 1 - last, "wrap": 0}[mode]
+    parts = [*end(before, first), x, *end(after, last)]
+    return g.emit("concat", *parts, axis=axis) if len(parts) > 1 else x
 
 
 # ATen spellings
@@ -178,8 +207,8 @@ def _onnx_pad(g: Builder, x: OnnxOperands, attrs: Attrs) -> Any:
         return pad_by(g, y, low, high, mode)
     for axis in range(rank):
         # Negative padding crops.
-        y = slice_dim(g, y, axis, max(0, -low[axis]), y.tensor.shape[axis] - max(0, -high[axis]))
-    low, high = [max(0, n) for n in low], [max(0, n) for n in high]
-    if not any(low + high):
+        y = slice_dim(g, y, axis, maximum(0, -low[axis]), y.tensor.shape[axis] - maximum(0, -high[axis]))
+    low, high = [maximum(0, n) for n in low], [maximum(0, n) for n in high]
+    if all(n == 0 for n in low + high):
         return y
     return g.emit("pad", y, low=tuple(low), high=tuple(high), value=x.number(2, attrs.get("value", 0)))

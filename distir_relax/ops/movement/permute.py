@@ -55,7 +55,7 @@ define(
     cost=FREE,
     code=Code(relax="R.permute_dims({0}, {axes})", strides=view_strides.permuted),
     gradient=gradient_of(_permute_gradient),
-    traits={Trait.VIEW},
+    traits={Trait.VIEW, Trait.MOVES},
 )
 
 

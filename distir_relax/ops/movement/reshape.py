@@ -7,10 +7,8 @@ import math
 from collections.abc import Sequence
 from typing import Any
 
-import numpy as np
-
 from distir_relax.ir import TensorType, Value
-from distir_relax.layout import are_equal
+from distir_relax.layout import are_equal, floor_divide
 from distir_relax.ops.movement import view_strides
 from distir_relax.ops.table import (
     BLOCKED,
@@ -34,6 +32,7 @@ from distir_relax.ops.table import (
     relax,
     relax_as_aten,
     reshape_to,
+    size_array,
 )
 
 
@@ -123,7 +122,7 @@ define(
     cost=FREE,
     code=Code(relax="R.reshape({0}, {shape})", strides=view_strides.reshaped),
     gradient=gradient_of(lambda b: reshape_to(b.g, b.grad, b.x().tensor.shape)),
-    traits={Trait.VIEW},
+    traits={Trait.VIEW, Trait.MOVES},
 )
 
 
@@ -132,8 +131,17 @@ define(
 
 @aten("view.default", "reshape.default", "_unsafe_view.default")
 def _view(g: Builder, x: Value, shape: list[int]) -> Any:
-    product = math.prod(n for n in shape if n != -1)
-    return reshape_to(g, x, tuple(x.tensor.elements // product if n == -1 else n for n in shape))
+    # Equal sizes cancel: a quotient of sums, such as that of (past + sequence)*8 by past + sequence, need not be exact.
+    remaining, divisors = list(x.tensor.shape), []
+    for n in shape:
+        if n in remaining:
+            remaining.remove(n)
+        elif n != -1:
+            divisors.append(n)
+    if -1 not in shape:
+        return reshape_to(g, x, tuple(shape))
+    rest = floor_divide(math.prod(remaining), math.prod(divisors))
+    return reshape_to(g, x, tuple(rest if n == -1 else n for n in shape))
 
 
 @aten("unsqueeze.default")
@@ -201,12 +209,12 @@ def _relax_flatten(g: Builder, args: Any, attrs: Attrs) -> Any:
 
 @onnx("Shape")
 def _onnx_shape(g: Builder, x: OnnxOperands, attrs: Attrs) -> Any:
-    return np.array(x[0].tensor.shape[slice(attrs.get("start"), attrs.get("end"))], dtype=np.int64)
+    return size_array(x[0].tensor.shape[slice(attrs.get("start"), attrs.get("end"))], "int64")
 
 
 @onnx("Size")
 def _onnx_size(g: Builder, x: OnnxOperands, attrs: Attrs) -> Any:
-    return np.array(x[0].tensor.elements, dtype=np.int64)
+    return size_array(x[0].tensor.elements, "int64")
 
 
 @onnx("Reshape")

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from distir_relax.ir import TensorType, Value
-from distir_relax.layout import is_always, maximum, minimum
+from distir_relax.layout import is_always, is_symbolic, maximum, minimum
 from distir_relax.ops.movement import view_strides
 from distir_relax.ops.movement.reshape import squeeze
 from distir_relax.ops.table import (
@@ -93,7 +93,7 @@ define(
     cost=FREE,
     code=Code(relax="R.strided_slice({0}, {axes}, {begin}, {end}, {strides})", strides=view_strides.sliced),
     gradient=gradient_of(_slice_gradient),
-    traits={Trait.TRIVIAL, Trait.VIEW},
+    traits={Trait.TRIVIAL, Trait.VIEW, Trait.MOVES},
 )
 
 
@@ -219,6 +219,11 @@ def _onnx_slice(g: Builder, x: OnnxOperands, attrs: Attrs) -> Any:
             continue
         # A negative step: slice forwards, then reverse.
         size = y.tensor.shape[axis]
+        if is_symbolic((size, begin, end)):
+            if step != -1 or is_always(begin, "<", -1) is not False or is_always(end, "<", 1 - _NO_END) is not True:
+                raise NotImplementedError(f"the slice {begin}:{end}:{step} of a symbolic size")
+            y = g.emit("flip", y, axis=axis)
+            continue
         first, last = max(-size - 1, min(begin, size - 1)), max(-size - 1, min(end, size))
         picked = range(size)[slice(first, None if last == -size - 1 else last, step)]
         y = slice_dim(g, y, axis, picked[-1] if picked else 0, picked[0] + 1 if picked else 0, -step)

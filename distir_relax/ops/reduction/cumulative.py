@@ -5,6 +5,7 @@ No placement is a partial product or a part of a cumulative op: the dim stays wh
 
 from __future__ import annotations
 
+import operator
 from typing import Any
 
 from distir_relax.ir import TensorType, Value
@@ -27,6 +28,7 @@ from distir_relax.ops.table import (
     onnx,
     operands,
     promote,
+    reduced_sizes,
     relax,
     reshape_to,
     unsplit_axis_rule,
@@ -90,7 +92,11 @@ def _cumprod_gradient(b: Backward) -> Value:
 
 define(
     "prod",
-    Semantics(infer=_infer_product, torch="torch.prod({0}, {axis}, {keepdims}, dtype={0}.dtype)"),
+    Semantics(
+        infer=_infer_product,
+        torch="torch.prod({0}, {axis}, {keepdims}, dtype={0}.dtype)",
+        sizes=reduced_sizes(operator.mul),
+    ),
     Split(unsplit_axis_rule),
     cost=Cost(flops=flops_per_operand()),
     code=Code(relax="R.prod({0}, {axis}, {keepdims})"),

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import math
+import operator
 from typing import Any
 
 from distir_relax.ir import TensorType, Value
-from distir_relax.layout import maximum
+from distir_relax.layout import maximum, minimum
 from distir_relax.ops.reduction.reduction_axes import (
     axes_of,
     cast_for_reduction,
@@ -40,6 +41,7 @@ from distir_relax.ops.table import (
     parse_rule,
     promote,
     ratio,
+    reduced_sizes,
     relax,
     reshape_to,
 )
@@ -118,6 +120,7 @@ define(
         infer=_infer_reduce,
         torch=_torch_axes("sum", ", dtype={0}.dtype"),
         linear=(operands(0),),
+        sizes=reduced_sizes(operator.add),
     ),
     Split(_reduce_rule("sum")),
     cost=_INPUT_COST,
@@ -139,10 +142,10 @@ def _split_extreme(name: str, lowest: float) -> Expand:
     return expand
 
 
-for _name, _lowest in (("max", -math.inf), ("min", math.inf)):
+for _name, _lowest, _extremum in (("max", -math.inf, maximum), ("min", math.inf, minimum)):
     define(
         _name,
-        Semantics(infer=_infer_reduce, torch=_torch_axes(f"a{_name}")),
+        Semantics(infer=_infer_reduce, torch=_torch_axes(f"a{_name}"), sizes=reduced_sizes(_extremum)),
         Split(_reduce_rule(_name), expand={"*": _split_extreme(_name, _lowest)}),
         cost=_INPUT_COST,
         code=Code(relax=_relax_axes(_name)),

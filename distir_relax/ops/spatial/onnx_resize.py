@@ -15,6 +15,7 @@ from typing import Any
 
 from distir_relax.ir import Value
 from distir_relax.kernels.sampling import ALIGN_CORNERS, CROP, HALF_PIXEL, NEAREST, Resizing
+from distir_relax.layout import floor_divide, is_symbolic
 from distir_relax.ops.spatial.interpolate import upsample_nearest
 from distir_relax.ops.spatial.resample import sampling_attrs
 from distir_relax.ops.spatial.resize import resize
@@ -78,7 +79,7 @@ def _dims(x: OnnxOperands, attrs: Mapping[str, Any], place: str) -> list[_Dim]:
     axes = [a % rank for a in attrs.get("axes", range(rank))]
     sizes = None if old else x.numbers(3)
     if sizes:
-        exact = [size / have[a] for a, size in zip(axes, sizes, strict=True)]
+        exact = [_ratio(size, have[a]) for a, size in zip(axes, sizes, strict=True)]
         policy = attrs.get("keep_aspect_ratio_policy", "stretch")
         if policy != "stretch":
             one = (min if policy == "not_larger" else max)(exact)
@@ -86,13 +87,32 @@ def _dims(x: OnnxOperands, attrs: Mapping[str, Any], place: str) -> list[_Dim]:
             sizes = [math.floor(have[a] * one + 0.5) for a in axes]
     else:
         exact = attrs.get("scales") or x.numbers(1 if old else 2)
-        sizes = [math.floor(have[a] * scale) for a, scale in zip(axes, exact, strict=True)]
+        sizes = [_scaled(have[a], scale) for a, scale in zip(axes, exact, strict=True)]
     roi = x.numbers(1) if place == CROP else [0.0] * len(axes) + [1.0] * len(axes)
     dims = [
-        _Dim(axis, have[axis], int(sizes[i]), float(exact[i]), (float(roi[i]), float(roi[i + len(axes)])))
+        _Dim(axis, have[axis], sizes[i], float(exact[i]), (float(roi[i]), float(roi[i + len(axes)])))
         for i, axis in enumerate(axes)
     ]
     return [d for d in dims if (d.have, d.scale, d.roi) != (d.want, 1.0, (0.0, 1.0))]
+
+
+def _ratio(size: int, have: int) -> float:
+    """Return the scale from one size to another; of symbolic sizes one must be a multiple of the other."""
+    if not is_symbolic((size, have)):
+        return size / have
+    for first, second, is_inverse in ((size, have, False), (have, size, True)):
+        times = floor_divide(first, second)
+        if isinstance(times, int) and times * second == first:
+            return 1 / times if is_inverse else float(times)
+    raise NotImplementedError(f"a resize from {have} to {size}: expected a multiple")
+
+
+def _scaled(size: int, scale: float) -> int:
+    """Return ``floor(size * scale)``."""
+    if not is_symbolic(size):
+        return math.floor(size * scale)
+    numerator, denominator = scale.as_integer_ratio()
+    return floor_divide(size * numerator, denominator)
 
 
 def _resize_by_torch(
@@ -102,7 +122,8 @@ def _resize_by_torch(
     shape = list(x.tensor.shape)
     for dim in dims:
         shape[dim.axis] = dim.want
-        if dim.axis < 2 or dim.have * dim.scale != dim.want:
+        is_exact = dim.scale.is_integer() if is_symbolic(dim.have) else dim.have * dim.scale == dim.want
+        if dim.axis < 2 or not is_exact:
             return None
     have, target = x.tensor.shape[2:], tuple(shape[2:])
     if mode == "nearest":

@@ -46,6 +46,7 @@ from distir_relax.ops.table.helpers import (
     joined,
     like,
     onnx_as_aten,
+    place_sizes,
     promote,
     ratio,
     relax_as_aten,
@@ -63,6 +64,7 @@ from distir_relax.ops.table.rule import (
     parse_rule,
     unsplit_axis_rule,
 )
+from distir_relax.ops.table.size_array import SizeArray, pointwise_sizes, reduced_sizes, size_array
 from distir_relax.ops.table.table import (
     TABLE,
     Table,
@@ -125,6 +127,7 @@ __all__ = [
     "Rule",
     "SampledWindow",
     "Semantics",
+    "SizeArray",
     "Split",
     "StridedWindow",
     "Table",
@@ -172,8 +175,11 @@ __all__ = [
     "onnx_spellings",
     "operands",
     "parse_rule",
+    "place_sizes",
+    "pointwise_sizes",
     "promote",
     "ratio",
+    "reduced_sizes",
     "relax",
     "relax_as_aten",
     "relax_expression",
@@ -182,6 +188,7 @@ __all__ = [
     "resized",
     "same_type",
     "same_types",
+    "size_array",
     "torch_expression",
     "torch_in_place",
     "unsplit_axis_rule",

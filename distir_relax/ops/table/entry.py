@@ -24,6 +24,7 @@ from distir_relax.ir import Attribute, TensorType, Value
 from distir_relax.layout import Collective, generic_value, is_symbolic, typical_value
 from distir_relax.ops.table.expansion import Expansion
 from distir_relax.ops.table.rule import Rule, no_rule, parse_rule
+from distir_relax.ops.table.size_array import Sizes
 
 Types = Sequence[TensorType]
 Attrs = Mapping[str, Any]
@@ -83,6 +84,8 @@ class Trait(Enum):
     """The identity if it has one operand and does not change its type."""
     VIEW = "view"
     """The result shares the storage of operand 0: no copy, no memory."""
+    MOVES = "moves"
+    """Only moves elements: those of its results are elements of its operands, some repeated or left out."""
     ZERO_IF_EMPTY = "zero if empty"
     """Its result is zero if an operand has no elements, a case that its implementations may reject."""
 
@@ -151,6 +154,9 @@ class Semantics:
     """Partial evaluation, if only some operands are constant: from a tensor for each of those and a `TensorType` for
     each other, the results in the same form; None if it needs more values. The result types of an op with this field
     may depend on values."""
+    sizes: Sizes | None = None
+    """The elements of its result where those of its operands are sizes, some of them symbolic; None if it does not
+    compute sizes. An op with trait MOVES needs none."""
     collective_semantics: CollectiveSemantics | None = None
     """Collective semantics, for an op of the communicator: from the operand of each device along the axis (none for an
     op without operands) and the attributes, the result on each."""

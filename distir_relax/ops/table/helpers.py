@@ -13,6 +13,7 @@ from distir_relax.ir import Value
 from distir_relax.layout import is_symbolic
 from distir_relax.ops.table.builder import Builder
 from distir_relax.ops.table.expansion import Emitter
+from distir_relax.ops.table.size_array import SizeArray
 from distir_relax.ops.table.table import onnx, relax
 
 
@@ -123,3 +124,12 @@ def onnx_as_aten(op_type: str, spelling: str, *attributes: tuple[str, Any]) -> N
         return g.aten(spelling, *operands, *(attrs.get(key, default) for key, default in attributes))
 
     onnx(op_type)(convert)
+
+
+def place_sizes(g: Builder, array: SizeArray) -> Any:
+    """Compute a tensor of symbolic elements at run time, from their values in a call."""
+    numbers = [g.constant(n, array.dtype) for n in array.entries.reshape(-1).tolist()]
+    if not array.shape:
+        return numbers[0]
+    parts = [reshape_to(g, n, (1,)) for n in numbers]
+    return reshape_to(g, parts[0] if len(parts) == 1 else g.emit("concat", *parts, axis=0), array.shape)

@@ -1,4 +1,4 @@
-"""Operands of an ONNX node as seen by its conversion: values, or arrays that are constant at import."""
+"""Operands of an ONNX node as seen by its conversion: values, or arrays that are known at import."""
 
 from __future__ import annotations
 
@@ -6,13 +6,15 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from distir_relax.ir import TensorType, Value
+from distir_relax.ops.table.size_array import SizeArray
 
 
 class OnnxOperands:
     """The operands of one node, by position.
 
-    `items` holds, for each, a value, a numpy array if its data is constant, or None if it is omitted. `place` converts
-    an array to a value; `constants` gives the data of parameters by value name.
+    `items` holds, for each, a value, a numpy array if its data is constant, a `SizeArray` if it is known up to symbols,
+    or None if it is omitted. `place` converts an array to a value; `constants` gives the data of parameters by value
+    name.
     """
 
     def __init__(self, items: list[Any], place: Callable[[Any], Value], constants: Mapping[str, Any]) -> None:
@@ -35,14 +37,22 @@ class OnnxOperands:
         item = self._items[index]
         return item if isinstance(item, Value) else self._place(item)
 
-    def array(self, index: int) -> Any:
-        """Return the data of an operand that must be constant at import, as a numpy array; None if it is omitted.
+    def dtype(self, index: int) -> str:
+        """Return the dtype of an operand."""
+        item = self._items[index]
+        return item.tensor.dtype if isinstance(item, Value) else str(item.dtype)
 
-        Raises NotImplementedError if it is computed at run time.
+    def array(self, index: int) -> Any:
+        """Return the data of an operand that must be known at import, as a numpy array; None if it is omitted.
+
+        The array is one of objects if some elements are symbolic sizes. Raises NotImplementedError if the operand is
+        computed at run time.
         """
         if not self.has(index):
             return None
         item = self._items[index]
+        if isinstance(item, SizeArray):
+            return item.entries
         if not isinstance(item, Value):
             return item
         if item.name not in self._constants:
@@ -55,9 +65,9 @@ class OnnxOperands:
         return otherwise if data is None else data.reshape(-1).tolist()
 
     def number(self, index: int, otherwise: Any = None) -> Any:
-        """Return the single number of a constant operand; `otherwise` if it is omitted."""
+        """Return the first number of a constant operand; `otherwise` if it is omitted."""
         data = self.array(index)
-        return otherwise if data is None else data.reshape(-1)[0].item()
+        return otherwise if data is None else data.reshape(-1).tolist()[0]
 
     def constant_numbers(self, index: int) -> Any:
         """Like `numbers`, but return None for an operand that is computed at run time."""
