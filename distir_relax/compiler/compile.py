@@ -269,7 +269,15 @@ def read_model(
     with _data_of_buffers(model, (example_inputs, example_kwargs), checkpoint):
         dims = options.get("dims") or {}
         imported = import_model(
-            model, example_inputs, example_kwargs, shapes, params, check, options.get("dynamic_shapes"), dims
+            model,
+            example_inputs,
+            example_kwargs,
+            shapes,
+            params,
+            check,
+            options.get("dynamic_shapes"),
+            dims,
+            options.get("constants"),
         )
         imported = snapshot(fix_dims(imported, dims))
     return imported if checkpoint is None else with_checkpoint(imported, checkpoint)

@@ -51,12 +51,20 @@ def read_shapes(texts: Sequence[str]) -> dict[str, tuple[int, ...]]:
     return dict(map(_read_shape, texts))
 
 
-def read_dims(texts: Sequence[str]) -> dict[str, int | tuple[int, int | None]]:
-    """Parse bounds by name: ``batch=1:64``, ``batch=1:``, or ``batch=8`` for a fixed size.
+def read_dims(texts: Sequence[str]) -> dict[str, int | str | tuple[int, int | None]]:
+    """Parse bounds by name: ``batch=1:64``, ``batch=1:``, ``batch=8`` for a fixed size, ``b=batch`` for another dim.
 
     Raises `ImportModelError` for other texts.
     """
     return dict(map(_read_dim, texts))
+
+
+def read_constants(texts: Sequence[str]) -> dict[str, Any]:
+    """Parse values of inputs by name: ``sr=16000``, ``scale=0.5``, ``training=false``, ``sizes=1,2,3``.
+
+    Raises `ImportModelError` for other texts.
+    """
+    return dict(map(_read_constant, texts))
 
 
 def read_shardings(texts: Sequence[str]) -> dict[str, str]:
@@ -159,9 +167,17 @@ class ImportOptions(TypedDict, total=False):
         ),
     ]  # fmt: skip
     dims: Annotated[
-        Mapping[str, int | tuple[int, int | None]] | None,
+        Mapping[str, int | tuple[int, int | None] | str] | None,
         Option(
-            None, "Bounds of dims by name, or a fixed size.", list[str], "--dim", "NAME=LOW:HIGH", read=read_dims,
+            None, "Bounds of dims by name, a fixed size, or for ONNX models another dim of the same size.", list[str],
+            "--dim", "NAME=LOW:HIGH", read=read_dims,
+        ),
+    ]  # fmt: skip
+    constants: Annotated[
+        Mapping[str, Any] | None,
+        Option(
+            None, "Values of inputs that are fixed at compile time, by name: numbers, true or false, lists of numbers.",
+            list[str], "--constant", "NAME=VALUE", read=read_constants,
         ),
     ]  # fmt: skip
     check_import: Annotated[
@@ -245,12 +261,36 @@ def _read_shape(text: str) -> tuple[str, tuple[int, ...]]:
     return name, tuple(map(int, sizes))
 
 
-def _read_dim(text: str) -> tuple[str, int | tuple[int, int | None]]:
-    name, equals, bounds = text.partition("=")
+def _read_dim(text: str) -> tuple[str, int | str | tuple[int, int | None]]:
+    name, equals, bounds = text.rpartition("=")
     low, colon, high = bounds.partition(":")
+    if name and not colon and bounds and not bounds.isdecimal():
+        return name, bounds
     if not name or not equals or not low.isdecimal() or (high and not high.isdecimal()):
         raise ImportModelError("expected NAME=LOW:HIGH", f"--dim {text}", "for example: --dim sequence=1:2048")
     return name, (int(low), int(high) if high else None) if colon else int(low)
+
+
+def _read_constant(text: str) -> tuple[str, Any]:
+    name, equals, value = text.partition("=")
+    items = [_number(item.strip()) for item in value.split(",")]
+    if not name or not equals or any(item is None for item in items):
+        raise ImportModelError(
+            "expected NAME=NUMBER, true, false, or numbers separated by commas", f"--constant {text}",
+            "for example: --constant sr=16000",
+        )  # fmt: skip
+    return name, items if "," in value else items[0]
+
+
+def _number(text: str) -> bool | int | float | None:
+    if text in ("true", "false"):
+        return text == "true"
+    for kind in (int, float):
+        try:
+            return kind(text)
+        except ValueError:
+            continue
+    return None
 
 
 def _read_sharding(text: str) -> tuple[str, str]:

@@ -22,6 +22,7 @@ def import_model(
     check: bool,
     dynamic_shapes: DimSpec | None = None,
     dims: Mapping[str, Any] | None = None,
+    constants: Mapping[str, Any] | None = None,
 ) -> Imported:
     """Import a model as `compile` takes it, by the frontend of its kind.
 
@@ -32,6 +33,8 @@ def import_model(
         raise ImportModelError(
             f"params are for TVM modules, found {type(model).__name__}", hint="the model has its own"
         )
+    if constants and not kinds & {"torch.Module", "onnx.ModelProto", "builtins.str", "pathlib.Path"}:
+        raise ImportModelError(f"constants are for torch and ONNX models, found {type(model).__name__}")
     if "tvm.IRModule" in kinds:
         from distir_relax.frontends.relax import import_relax
 
@@ -41,7 +44,12 @@ def import_model(
 
         if args or kwargs:
             raise ImportModelError("an ONNX model takes input_shapes, not an example call")
-        return import_onnx(model, input_shapes)
+        if dynamic_shapes:
+            raise ImportModelError(
+                "dynamic_shapes are for torch models, found an ONNX model",
+                hint="its open dims are symbolic, and dims={name: (low, high)} bounds them",
+            )
+        return import_onnx(model, input_shapes, dims, constants)
     if input_shapes:
         raise ImportModelError(
             f"input_shapes are for ONNX and TVM models, found {type(model).__name__}", hint="give example_inputs"
@@ -49,7 +57,9 @@ def import_model(
     if "torch.Module" in kinds:
         from distir_relax.frontends.torch.importer import import_torch
 
-        return import_torch(model, tuple(args), kwargs, check, dynamic_shapes=dynamic_shapes, dims=dims)
+        return import_torch(
+            model, tuple(args), kwargs, check, dynamic_shapes=dynamic_shapes, dims=dims, constants=constants
+        )
     if isinstance(model, tuple) and model and isinstance(model[0], Module):
         return import_program(model[0], model[1] if len(model) > 1 else {})
     raise ImportModelError(

@@ -6,11 +6,12 @@ import math
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from distir_relax.analysis.global_executor import interpret
+from distir_relax.analysis.size_interpreter import interpret_sizes
 from distir_relax.errors import ImportModelError, UnsupportedOpError
 from distir_relax.frontends.onnx.tensors import as_numpy, as_torch, type_of
 from distir_relax.ir import Value
-from distir_relax.ops import Builder, OnnxOperands
+from distir_relax.layout import is_symbolic
+from distir_relax.ops import Builder, OnnxOperands, SizeArray
 
 MOST_FOLDED = 1 << 31
 """Maximum size in bytes of folded tensors; larger ones must be weights or inputs."""
@@ -19,26 +20,35 @@ MOST_FOLDED = 1 << 31
 def fold_by_table(
     convert: Callable[..., Any], operands: list[Any], attrs: Mapping[str, Any], where: str
 ) -> Sequence[Any]:
-    """Run the conversion of a node on constant operands as a program of its own; return the results as numpy arrays.
+    """Run the conversion of a node on known operands as a program of its own; return the results as numpy arrays.
 
-    So folding does not change a node's meaning. Raises NotImplementedError and `UnsupportedOpError` if the op table
-    cannot express the node.
+    Operands and results with symbolic elements are `SizeArray`. So folding does not change a node's meaning. Raises
+    NotImplementedError and `UnsupportedOpError` if the op table cannot express the node, if a result has a symbolic
+    shape, and if an element is neither a number nor a size.
     """
     builder = Builder()
     builder.location = where
+    known: dict[str, Any] = {}
 
     def place(array: Any) -> Value:
         value = builder.input("known", type_of(array), "constant")
-        builder.tensors[value.name] = builder.constants[value.name] = as_torch(array, where)
+        if isinstance(array, SizeArray):
+            known[value.name] = array
+        else:
+            known[value.name] = builder.constants[value.name] = as_torch(array, where)
         return value
 
     result = convert(builder, OnnxOperands(operands, place, builder.constants), attrs)
     results = list(result) if isinstance(result, (tuple, list)) else [result]
     outputs = [(str(i), item) for i, item in enumerate(results) if isinstance(item, Value)]
     for value in (value for op in builder.ops for value in op.results):
+        if is_symbolic(value.tensor.shape):
+            raise NotImplementedError(f"a tensor of symbolic shape: {value.type}")
         _check_bytes(value.tensor.bytes, str(value.type), where)
-    values = interpret(builder.function("main", outputs), builder.tensors)
-    return [as_numpy(values[str(i)]) if str(i) in values else item for i, item in enumerate(results)]
+    values = interpret_sizes(builder.function("main", outputs), {**builder.tensors, **known})
+    for number, item in values.items():
+        results[int(number)] = item if isinstance(item, SizeArray) else as_numpy(item)
+    return results
 
 
 def fold_by_onnx(node: Any, operands: list[Any], opsets: Mapping[str, int], where: str) -> Sequence[Any]:

@@ -11,9 +11,11 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
-from distir_relax.frontends.onnx.tensors import as_array, declared_type
+from distir_relax.frontends.onnx.input_types import declared_type
+from distir_relax.frontends.onnx.tensors import as_array
 from distir_relax.ir import Value
-from distir_relax.ops import Builder
+from distir_relax.layout import is_symbolic
+from distir_relax.ops import Builder, SizeArray
 
 MOST_STEPS = 10_000
 """Maximum number of iterations, including nested loops; loops with more are assumed to be infinite."""
@@ -69,9 +71,11 @@ class GraphNode:
         import numpy as np
 
         body = self._attribute("body").g
-        trips, condition = (x if x is None or isinstance(x, Value) else x.reshape(-1)[0] for x in self.operands[:2])
+        trips, condition = map(_number, self.operands[:2])
         if isinstance(trips, Value) or isinstance(condition, Value):
             raise NotImplementedError("the number of iterations depends on data: a program has no control flow")
+        if is_symbolic(trips):
+            raise NotImplementedError(f"the number of iterations, {trips}, may differ from call to call")
         carried, rows = list(self.operands[2:]), []
         number = 0
         while (trips is None or number < trips) and (condition is None or condition):
@@ -170,3 +174,10 @@ def _numpy() -> Any:
     import numpy
 
     return numpy
+
+
+def _number(item: Any) -> Any:
+    """Return the number of an operand that is known, else the operand."""
+    if item is None or isinstance(item, Value):
+        return item
+    return (item.entries if isinstance(item, SizeArray) else item).reshape(-1)[0]

@@ -7,6 +7,7 @@ from typing import Any
 
 from distir_relax.frontends.onnx.tensors import type_of
 from distir_relax.ir import Value
+from distir_relax.layout import is_symbolic
 
 
 def function_of(node: Any, operands: list[Any], domain: str, version: int) -> Any:
@@ -65,4 +66,5 @@ def _type_proto(item: Any) -> Any:
         return onnx.TypeProto()
     kind = item.tensor if isinstance(item, Value) else type_of(item)
     name = {"float32": "FLOAT", "float64": "DOUBLE"}.get(kind.dtype, kind.dtype.upper())
-    return onnx.helper.make_tensor_type_proto(onnx.TensorProto.DataType.Value(name), kind.shape)
+    shape = [str(n) if is_symbolic(n) else n for n in kind.shape]
+    return onnx.helper.make_tensor_type_proto(onnx.TensorProto.DataType.Value(name), shape)

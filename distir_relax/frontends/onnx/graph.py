@@ -1,8 +1,8 @@
 """Import of the nodes of an ONNX graph by partial evaluation.
 
 A name maps to a value of the program, or to a numpy array whose data is constant. A node with constant operands is
-folded; `Shape` of a value is constant, because shapes are static. So chains of Shape, Gather, Concat and Reshape fold
-away, as in figure 4 of the DistIR paper (arXiv 2111.05426).
+folded; `Shape` of a value is constant, up to symbolic sizes (`SizeArray`). So chains of Shape, Gather, Concat and
+Reshape fold away, as in figure 4 of the DistIR paper (arXiv 2111.05426).
 """
 
 from __future__ import annotations
@@ -20,15 +20,17 @@ from distir_relax.frontends.onnx.function_expansion import function_nodes, funct
 from distir_relax.frontends.onnx.multi_device_metadata import OnnxSharding, node_key
 from distir_relax.frontends.onnx.tensors import as_array, as_torch, dtype_name, type_of
 from distir_relax.ir import TensorType, Value
-from distir_relax.layout import print_placements
+from distir_relax.layout import Symbol, UndecidedSize, print_placements, symbols_within
 from distir_relax.layout.validate import validate_placements
 from distir_relax.ops import (
     DATA_DEPENDENT,
     DATA_DEPENDENT_HINT,
     Builder,
     OnnxOperands,
+    SizeArray,
     is_data_dependent,
     lookup_onnx,
+    place_sizes,
 )
 
 if TYPE_CHECKING:
@@ -101,7 +103,7 @@ class OnnxGraph:
         """Return the results of one node. Raise `ImportModelError` for an invalid node."""
         try:
             return self._results(node, operands, scope, opsets)
-        except VerificationError as error:
+        except (VerificationError, UndecidedSize) as error:
             problem: Exception = error
             reason = error.message
         except DistIRError:
@@ -109,6 +111,12 @@ class OnnxGraph:
         # Conversions fail in any way on invalid operands and attributes of a file.
         except Exception as error:
             problem, reason = error, f"{type(error).__name__}: {error}"
+        if names := _symbol_names(operands):
+            raise UnsupportedOpError(
+                f"the ONNX op {node.op_type} cannot be converted for every size of {', '.join(names)}: {reason}",
+                self.builder.location,
+                f"give bounds or a size: dims={{{names[0]!r}: 64}} or --dim {names[0]}=64",
+            ) from problem
         raise ImportModelError(
             f"the node is not a valid {node.op_type}: {reason}",
             self.builder.location,
@@ -123,7 +131,7 @@ class OnnxGraph:
             return self._run_graphs(node, operands, domain, scope, opsets)
         if node.op_type in _RANDOM and not domain:
             raise self._unsupported(node, domain, "draw random numbers outside and pass them in as an input")
-        if not any(isinstance(x, Value) for x in operands):
+        if not any(isinstance(x, (Value, SizeArray)) for x in operands):
             return self._fold(node, operands, domain, opsets)
         if is_data_dependent(f"onnx.{node.op_type}") and not domain:
             raise UnsupportedOpError(
@@ -132,9 +140,14 @@ class OnnxGraph:
         convert = lookup_onnx(f"{domain}::{node.op_type}" if domain else node.op_type)
         if convert is None:
             return self._expand(node, operands, domain, opsets)
+        attributes = self._attributes(node, domain, opsets)
+        if not any(isinstance(x, Value) for x in operands):
+            # What cannot be folded is computed at run time.
+            with contextlib.suppress(NotImplementedError, UnsupportedOpError):
+                return fold_by_table(convert, operands, attributes, self.builder.location)
         wrapped_operands = OnnxOperands(operands, self.place, self.builder.constants)
         try:
-            result = convert(self.builder, wrapped_operands, self._attributes(node, domain, opsets))
+            result = convert(self.builder, wrapped_operands, attributes)
         except NotImplementedError as error:
             return self._expand(node, operands, domain, opsets, str(error))
         results = list(result) if isinstance(result, (tuple, list)) else [result]
@@ -148,6 +161,9 @@ class OnnxGraph:
         """Convert a constant to a value: a `constant` op for a scalar, otherwise a constant input of the program."""
         if isinstance(item, Value):
             return item
+        if isinstance(item, SizeArray):
+            computed: Value = place_sizes(self.builder, item)
+            return computed
         tensor = as_torch(item, self.builder.location)
         if not item.shape:
             return self.builder.constant(tensor.item(), type_of(item).dtype)
@@ -259,6 +275,17 @@ class OnnxGraph:
             self.builder.location,
             hint or f'add a spelling: @onnx_spelling("{full}")',
         )
+
+
+def _symbol_names(operands: Sequence[Any]) -> list[str]:
+    """Return the names of the symbols in the shapes and elements of operands."""
+    symbols: set[Symbol] = set()
+    for x in operands:
+        if isinstance(x, Value):
+            symbols |= symbols_within(x.tensor.shape)
+        elif isinstance(x, SizeArray):
+            symbols |= symbols_within(tuple(x.entries.flat))
+    return sorted(map(str, symbols))
 
 
 def _frames(node: str) -> tuple[Frame, ...]:

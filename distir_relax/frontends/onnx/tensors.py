@@ -1,15 +1,15 @@
-"""Conversion of ONNX files, tensors and types to numpy, torch and types of a program."""
+"""Conversion of ONNX files, tensors and dtypes to numpy, torch and types of a program."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from distir_relax.errors import ImportModelError, UnsupportedOpError
 from distir_relax.ir import TensorType
 from distir_relax.layout import DTYPES
+from distir_relax.ops import SizeArray
 from distir_relax.support import MOST, check_regular, shown
 
 if TYPE_CHECKING:
@@ -141,101 +141,8 @@ def as_numpy(tensor: torch.Tensor) -> np.ndarray[Any, Any]:
     return array
 
 
-def type_of(array: np.ndarray[Any, Any]) -> TensorType:
+def type_of(array: np.ndarray[Any, Any] | SizeArray) -> TensorType:
     """Return the type of an array."""
+    if isinstance(array, SizeArray):
+        return array.type
     return TensorType(tuple(array.shape), array.dtype.name)
-
-
-def input_types(
-    inputs: Sequence[onnx.ValueInfoProto], shapes: Mapping[str, Sequence[int]], where: str
-) -> dict[str, TensorType]:
-    """Return the types of a graph's inputs by name, with open dims taken from `shapes`.
-
-    A symbolic dim that several inputs share is bound by the first shape with it; placeholders (``?``, ``unk``), and a
-    symbol that is twice in one shape, stand for a separate size each. Raises `ImportModelError` that lists the inputs
-    still open, and for a shape that differs from the model's.
-    """
-    if unknown := set(shapes) - {item.name for item in inputs}:
-        names = ", ".join(item.name for item in inputs)
-        raise ImportModelError(f"there is no input {', '.join(sorted(unknown))}", where, f"the inputs are {names}")
-    symbols: dict[str, int] = {}
-    for item in inputs:
-        if item.name in shapes:
-            _bind(item, tuple(shapes[item.name]), symbols, where)
-    types: dict[str, TensorType] = {}
-    open_inputs: list[str] = []
-    for item in inputs:
-        if not item.type.HasField("tensor_type"):
-            raise ImportModelError(f"the input {item.name!r} is not a tensor", where)
-        tensor = item.type.tensor_type
-        shape = tuple(shapes[item.name]) if item.name in shapes else _static_shape(tensor, symbols)
-        if shape is None:
-            open_inputs.append(f"{item.name}: {_print_shape(tensor)}")
-        else:
-            types[item.name] = TensorType(shape, dtype_name(tensor.elem_type, f"{where}, input {item.name}"))
-    if open_inputs:
-        first = open_inputs[0].split(":")[0]
-        raise ImportModelError(
-            f"the model leaves dims of its inputs open: {'; '.join(open_inputs)}",
-            where,
-            f'give their shapes: input_shapes={{"{first}": (1, ...)}} or --input-shape {first}=1,...',
-        )
-    return types
-
-
-def declared_type(info: onnx.ValueInfoProto) -> TensorType | None:
-    """Return the type that a graph declares for a value; None for an open dim, or without a declaration.
-
-    Raises `UnsupportedOpError` for a dtype that programs do not have.
-    """
-    tensor = info.type.tensor_type
-    shape = _static_shape(tensor, {})
-    return None if shape is None else TensorType(shape, dtype_name(tensor.elem_type, info.name))
-
-
-def _bind(item: Any, shape: tuple[int, ...], symbols: dict[str, int], where: str) -> None:
-    tensor = item.type.tensor_type
-    dims = list(tensor.shape.dim) if tensor.HasField("shape") else [None] * len(shape)
-    fits = len(dims) == len(shape) and all(isinstance(n, int) and n >= 0 for n in shape)
-    for dim, size in zip(dims, shape, strict=False):
-        if dim is not None and _has_size(dim):
-            fits = fits and dim.dim_value == size
-        elif dim is not None and _is_symbol(dim, dims) and symbols.setdefault(dim.dim_param, size) != size:
-            raise ImportModelError(
-                f"the dim {dim.dim_param!r} of input {item.name!r} is {size}, and {symbols[dim.dim_param]} elsewhere",
-                where,
-            )
-    if not fits:
-        raise ImportModelError(f"the input {item.name!r} is {_print_shape(tensor)}, found the shape {shape}", where)
-
-
-def _has_size(dim: Any) -> bool:
-    """Return whether a dim has a size. Some exporters write a negative one for an open dim."""
-    return bool(dim.HasField("dim_value") and dim.dim_value >= 0)
-
-
-_NAMELESS = {"", "?", "unk", "unknown", "none"}
-
-
-def _is_symbol(dim: Any, dims: Sequence[Any]) -> bool:
-    """Return whether the symbol of an open dim is unique; `dims` are those of its shape.
-
-    Exporters use one placeholder for all unknown dims.
-    """
-    same = [other for other in dims if other.dim_param == dim.dim_param]
-    return dim.dim_param.strip().lower() not in _NAMELESS and len(same) == 1
-
-
-def _static_shape(tensor: Any, symbols: Mapping[str, int]) -> tuple[int, ...] | None:
-    if not tensor.HasField("shape"):
-        return None
-    dims = list(tensor.shape.dim)
-    sizes = [d.dim_value if _has_size(d) else symbols.get(d.dim_param, -1) if _is_symbol(d, dims) else -1 for d in dims]
-    return None if any(n < 0 for n in sizes) else tuple(sizes)
-
-
-def _print_shape(tensor: Any) -> str:
-    if not tensor.HasField("shape"):
-        return "of any rank"
-    sizes = [str(d.dim_value) if _has_size(d) else d.dim_param or "?" for d in tensor.shape.dim]
-    return f"({', '.join(sizes)})"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import threading
 import warnings
 from collections.abc import Mapping, Sequence
@@ -11,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from distir_relax.errors import DistIRError, ImportModelError
 from distir_relax.frontends.dynamic_shapes import DimSpec, Symbols, find_symbols
+from distir_relax.frontends.fixed_inputs import FixedInputs
 from distir_relax.frontends.imported_model import Flatten, Imported, eliminate_dead_ops
 from distir_relax.frontends.location import location_of_error
 from distir_relax.frontends.moe_sort_elimination import eliminate_moe_sorts
@@ -56,8 +58,12 @@ def import_torch(
     training: bool = False,
     dynamic_shapes: DimSpec | None = None,
     dims: Mapping[str, Any] | None = None,
+    constants: Mapping[str, Any] | None = None,
 ) -> Imported:
     """Import a model as it runs on the example arguments, whose shapes become those of the program.
+
+    `constants` are values of arguments that the program then does not take; the example may omit them. A number fills
+    a tensor of the example.
 
     `dynamic_shapes` names the dims that may differ from call to call, `dims` replaces bounds of them; see
     `find_symbols`. The example's sizes of those must be at least 2.
@@ -78,7 +84,9 @@ def import_torch(
     with EXPORT_LOCK:
         if not training:
             _reject_active_dropout(model)
-        call = _Call.of(model, example_inputs, dict(example_kwargs or {}), dynamic_shapes, dims or {})
+        fixed = FixedInputs(constants or {}, type(model).__name__)
+        args, kwargs = _with_constants(model, fixed, example_inputs, dict(example_kwargs or {}))
+        call = _Call.of(model, args, kwargs, dynamic_shapes, dims or {}, fixed)
         try:
             return _read(model, call, check, training)
         except AttributesReplaced as error:
@@ -96,6 +104,7 @@ class _Call:
     kwargs: dict[str, Any]
     signature: CallSignature
     symbols: Symbols
+    fixed: FixedInputs
 
     @classmethod
     def of(
@@ -105,13 +114,14 @@ class _Call:
         kwargs: dict[str, Any],
         dynamic_shapes: DimSpec | None,
         dims: Mapping[str, Any],
+        fixed: FixedInputs,
     ) -> _Call:
         import torch
 
-        signature = _call_signature(model, args, kwargs)
+        signature = _call_signature(model, args, kwargs, fixed)
         shapes = {n: x.shape for n, x in signature.leaves.items() if isinstance(x, torch.Tensor)}
         symbols = find_symbols(dynamic_shapes, dims, shapes)
-        return cls(args, kwargs, signature, with_example_sizes(symbols, shapes))
+        return cls(args, kwargs, signature, with_example_sizes(symbols, shapes), fixed)
 
     def export(self, model: torch.nn.Module) -> ExportedProgram:
         """Export the model. Raises `ImportModelError` if torch cannot."""
@@ -131,7 +141,7 @@ def _read(model: torch.nn.Module, call: _Call, check: bool, training: bool) -> I
     _reject_changed_parameters(program)
     importer = GraphImporter(training)
     with guarding(Guards()) as guards:
-        names = _declare_inputs(importer, program, model, signature, call.symbols)
+        names = _declare_inputs(importer, program, model, signature, call)
         results = importer.run(program.graph_module)
     # Only after conversion, which rejects random models: those differ from their own programs.
     if check:
@@ -174,9 +184,35 @@ def _reject_changed_parameters(program: ExportedProgram) -> None:
             )
 
 
-def _call_signature(model: torch.nn.Module, args: Sequence[Any], kwargs: Mapping[str, Any]) -> CallSignature:
+def _with_constants(
+    model: torch.nn.Module, fixed: FixedInputs, args: Sequence[Any], kwargs: dict[str, Any]
+) -> tuple[Sequence[Any], dict[str, Any]]:
+    """Return the example with the values of fixed arguments, in the types of those that it has."""
+    import torch
+
+    if not fixed.values:
+        return args, kwargs
+    signature = inspect.signature(model.forward)
+    fixed.check_names(list(signature.parameters))
     try:
-        return CallSignature(model.forward, args, kwargs)
+        bound = signature.bind_partial(*args, **kwargs)
+    except TypeError:
+        return args, kwargs  # `_call_signature` reports it.
+    for name, value in fixed.values.items():
+        example = bound.arguments.get(name)
+        if isinstance(example, torch.Tensor):
+            value = fixed.tensor(name, str(example.dtype).removeprefix("torch."), tuple(example.shape))
+        bound.arguments[name] = value
+    # In the order of the parameters: a fixed argument may precede others.
+    bound.arguments = {name: bound.arguments[name] for name in signature.parameters if name in bound.arguments}
+    return bound.args, bound.kwargs
+
+
+def _call_signature(
+    model: torch.nn.Module, args: Sequence[Any], kwargs: Mapping[str, Any], fixed: FixedInputs
+) -> CallSignature:
+    try:
+        return CallSignature(model.forward, args, kwargs, fixed)
     except TypeError as error:
         raise ImportModelError(
             f"the example does not fit {type(model).__name__}.forward: {error}",
@@ -223,7 +259,7 @@ def _declare_inputs(
     program: ExportedProgram,
     model: torch.nn.Module,
     signature: CallSignature,
-    symbols: Symbols,
+    call: _Call,
 ) -> dict[str, str]:
     """Declare or bind every placeholder; return the user-visible names with their values' names."""
     from torch.export.graph_signature import ConstantArgument, InputKind
@@ -242,8 +278,10 @@ def _declare_inputs(
             name = next(user)
             if isinstance(spec.arg, ConstantArgument):
                 importer.bind(node, spec.arg.value)
+            elif name in call.fixed.values:
+                importer.bind(node, signature.leaves[name], hint=name)
             else:
-                names[name] = importer.declare(node, name, "input", symbols=symbols.get(name, {})).name
+                names[name] = importer.declare(node, name, "input", symbols=call.symbols.get(name, {})).name
     first: dict[int, str] = {}
     for name, parameter in model.named_parameters(remove_duplicate=False):
         first.setdefault(id(parameter), name)

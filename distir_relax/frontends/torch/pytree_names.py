@@ -12,6 +12,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from distir_relax.errors import RunError
+from distir_relax.frontends.fixed_inputs import NONE_FIXED, FixedInputs
 from distir_relax.frontends.torch.arguments import as_tensor
 from distir_relax.support.torch_compat import tree_flatten, tree_unflatten
 
@@ -22,11 +23,19 @@ if TYPE_CHECKING:
 class CallSignature:
     """The leaves of an example call by name: tensors, and fixed values of other arguments.
 
-    `forward` is the model's function; `args` and `kwargs` are the example.
+    `forward` is the model's function; `args` and `kwargs` are the example, in which the arguments `fixed` have their
+    values: a call may omit these.
     """
 
-    def __init__(self, forward: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any]) -> None:
+    def __init__(
+        self,
+        forward: Callable[..., Any],
+        args: Sequence[Any],
+        kwargs: Mapping[str, Any],
+        fixed: FixedInputs = NONE_FIXED,
+    ) -> None:
         self._signature = inspect.signature(forward)
+        self._fixed = fixed
         self.leaves = self._named_leaves(args, kwargs)
         self._defaults = self._default_leaves(args, kwargs)
 
@@ -40,12 +49,15 @@ class CallSignature:
         import torch
 
         try:
+            kwargs = self._with_fixed(args, kwargs)
             leaves = {**self._default_leaves(args, kwargs), **self._named_leaves(args, kwargs)}
         except TypeError as error:
             raise RunError(f"the arguments do not match the model's forward: {error}") from None
         tensors: dict[str, torch.Tensor] = {}
         for name, example in self.leaves.items():
-            if isinstance(example, torch.Tensor):
+            if name in self._fixed.values:
+                self._fixed.check(name, leaves.get(name))
+            elif isinstance(example, torch.Tensor):
                 if not hasattr(leaves.get(name), "__array__"):
                     actual = f"found {leaves[name]!r}" if name in leaves else "found none"
                     raise RunError(
@@ -67,6 +79,11 @@ class CallSignature:
                     hint="compile the model again with this argument in the example",
                 )
         return tensors
+
+    def _with_fixed(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> dict[str, Any]:
+        """Return the keyword arguments of a call with the fixed arguments that it omits."""
+        passed = self._signature.bind_partial(*args, **kwargs).arguments
+        return {**{name: value for name, value in self._fixed.values.items() if name not in passed}, **kwargs}
 
     def positional(self, count: int) -> list[str]:
         """Return the names of the first `count` positional arguments."""
@@ -98,7 +115,7 @@ class CallSignature:
         """The values of non-tensor arguments: the example's, and the defaults of omitted ones."""
         import torch
 
-        leaves = {**self._defaults, **self.leaves}
+        leaves = {**self._defaults, **self.leaves, **self._fixed.values}
         return {name: value for name, value in leaves.items() if not isinstance(value, torch.Tensor)}
 
     def _named_leaves(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> dict[str, Any]:
